@@ -1,0 +1,409 @@
+//! The bodies that every fabric must pass.
+//!
+//! A fabric joins with a [`Rig`], which makes two nodes that reach each other, and one line in a test file:
+//!
+//! ```
+//! use futures::future::BoxFuture;
+//! use rdmc_fabric::MemNetwork;
+//! use rdmc_fabric::conformance::{Node, Rig};
+//!
+//! struct MemRig;
+//!
+//! impl Rig for MemRig {
+//!     fn pair(&self) -> BoxFuture<'_, (Node, Node)> {
+//!         let network = MemNetwork::new();
+//!         Box::pin(async move {
+//!             (Node::listening(network.fabric(), "a:0").await, Node::listening(network.fabric(), "b:0").await)
+//!         })
+//!     }
+//! }
+//!
+//! rdmc_fabric::conformance_suite!(mem, MemRig);
+//! ```
+//!
+//! Each body becomes a test of its own in the module named first. Bodies take time and tasks from the fabric's
+//! [`Environment`] alone, so that a simulated fabric runs them in virtual time, and each is watched: one that does not
+//! end within [`WATCHDOG`] fails. What fabrics may differ in is left open on purpose: the bodies ask for no more than
+//! the documentation of [`Fabric`] and [`QueuePair`] promises.
+
+use std::fmt;
+use std::net::IpAddr;
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use futures::future::{BoxFuture, FutureExt, join};
+use tokio::sync::watch;
+
+use crate::completion::{CompletionMode, CompletionQueue, CompletionSource};
+use crate::environment::{ControlListener, Environment};
+use crate::fabric::{Fabric, Peer, QueuePairConfig, Role};
+use crate::memory::{Buffer, BufferMut, Lender, MemoryRegion};
+use crate::queue_pair::QueuePair;
+use crate::remote::{Expose, ExposedRegion, RemoteAccess};
+use crate::work::{Operation, WorkError};
+
+mod cancellation;
+mod completions;
+mod connections;
+mod exposures;
+mod failures;
+mod messages;
+
+/// Makes the nodes that the bodies run on.
+pub trait Rig: Send + Sync {
+    /// Makes two nodes that reach each other and nobody else.
+    fn pair(&self) -> BoxFuture<'_, (Node, Node)>;
+
+    /// Runs a body to its end: on a Tokio runtime of one thread, unless the fabric brings an executor of its own.
+    fn run(&self, body: BoxFuture<'static, ()>) {
+        tokio::runtime::Builder::new_current_thread()
+            .enable_all()
+            .build()
+            .expect("the operating system gives a test a runtime")
+            .block_on(body);
+    }
+}
+
+/// One node of a pair, which listens for as long as the value lives.
+pub struct Node {
+    /// The node's access to the network.
+    pub fabric: Arc<dyn Fabric>,
+    /// Where the control plane would reach the node, if it has an address.
+    pub address: Option<IpAddr>,
+    /// Kept for its drop alone; the lock lets nodes be shared.
+    _listener: Mutex<Box<dyn ControlListener>>,
+}
+
+impl Node {
+    /// Makes a node that listens at `address`, in the terms of the fabric's environment.
+    ///
+    /// # Panics
+    /// If it cannot listen there.
+    pub async fn listening(fabric: Arc<dyn Fabric>, address: &str) -> Self {
+        let environment = fabric.environment();
+        let listener = environment.listen(address).await.expect("the rig gives an address at which to listen");
+        let address = listener.local_address().rsplit_once(':').and_then(|(host, _)| host.parse().ok());
+        Self { fabric, address, _listener: Mutex::new(listener) }
+    }
+
+    /// Wraps the node's fabric in another one, to run the bodies on a decorator.
+    #[must_use]
+    pub fn map_fabric(self, wrap: impl FnOnce(Arc<dyn Fabric>) -> Arc<dyn Fabric>) -> Self {
+        Self { fabric: wrap(self.fabric), ..self }
+    }
+}
+
+impl fmt::Debug for Node {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let mut node = f.debug_struct("Node");
+        node.field("fabric", &self.fabric).field("address", &self.address).finish_non_exhaustive()
+    }
+}
+
+/// Lists the bodies once: from the list come the function that runs one and the macro that makes a test of each.
+macro_rules! bodies {
+    ($dollar:tt $($module:ident: $($body:ident),+;)+) => {
+        /// Runs one body on a fresh pair of nodes.
+        ///
+        /// # Panics
+        /// If the fabric does not conform, hangs, or there is no such body.
+        pub fn run(rig: Arc<dyn Rig>, body: &'static str) {
+            let nodes = rig.clone();
+            rig.run(Box::pin(async move {
+                let (a, b) = nodes.pair().await;
+                let harness = Harness { a: End::new(a), b: End::new(b) };
+                let environment = harness.a.environment();
+                let watched: BoxFuture<'_, ()> = match body {
+                    $($(stringify!($body) => Box::pin($module::$body(&harness)),)+)+
+                    _ => panic!("there is no body {body}"),
+                };
+                environment.timeout(WATCHDOG, watched).await.expect("the body must not hang");
+            }));
+        }
+
+        /// Makes a module with one test for each conformance body: `conformance_suite!(name, rig)`.
+        #[macro_export]
+        macro_rules! conformance_suite {
+            ($dollar name:ident, $dollar rig:expr) => {
+                mod $dollar name {
+                    #[allow(unused_imports, reason = "a rig given by a path needs nothing of its surroundings")]
+                    use super::*;
+
+                    $($(
+                        #[test]
+                        fn $body() {
+                            $dollar crate::conformance::run(::std::sync::Arc::new($dollar rig), stringify!($body));
+                        }
+                    )+)+
+                }
+            };
+        }
+    };
+}
+
+bodies! { $
+    messages:
+        a_send_brings_its_bytes_and_its_immediate,
+        messages_of_every_size_are_exact,
+        a_message_shorter_than_its_receive_leaves_the_rest_alone,
+        a_thousand_sends_arrive_in_order,
+        sends_and_writes_with_immediate_arrive_in_one_order,
+        both_directions_work_at_once,
+        a_send_waits_for_its_receive,
+        a_receive_is_posted_before_the_connection_is_made,
+        departure_is_no_later_than_completion;
+    exposures:
+        a_write_lands_and_wakes_nobody,
+        a_write_with_immediate_consumes_a_receive,
+        a_send_does_not_overtake_a_write,
+        a_read_brings_the_bytes,
+        a_read_sees_the_write_before_it,
+        offsets_reach_just_their_bytes,
+        large_writes_and_reads_are_exact,
+        the_owner_writes_what_peers_read,
+        frozen_memory_is_read_by_both,
+        the_owner_cannot_reach_outside_its_exposure,
+        keys_differ_between_exposures;
+    completions:
+        the_queue_reports_what_was_posted,
+        many_queue_pairs_share_one_queue,
+        every_mode_reports_completions,
+        an_event_queue_is_idle_without_completions,
+        a_full_queue_pair_refuses_and_goes_on,
+        a_completion_queue_admits_what_it_can_hold,
+        every_request_completes_once_whenever_the_queue_pair_closes,
+        operations_end_with_their_queue;
+    cancellation:
+        dropped_operations_are_carried_out_all_the_same,
+        dropped_operations_give_their_memory_back,
+        operations_may_be_dropped_at_any_moment,
+        closing_gives_all_memory_back;
+    connections:
+        garbage_is_not_an_endpoint,
+        a_stale_endpoint_leads_nowhere,
+        a_queue_pair_connects_once,
+        a_closed_queue_pair_does_not_connect,
+        closing_ends_a_connect,
+        a_peer_that_closes_before_it_connects_leaves_nobody_waiting,
+        a_third_party_does_not_get_in,
+        many_connections_are_made_at_once;
+    failures:
+        too_small_a_receive_breaks_both_ends,
+        a_wrong_key_is_refused,
+        access_out_of_bounds_is_refused,
+        access_that_was_not_allowed_is_refused,
+        a_revoked_key_is_refused,
+        lengths_that_differ_are_refused,
+        no_receive_in_time_is_an_error,
+        a_close_flushes_what_was_posted_here,
+        a_close_ends_what_the_peer_posted,
+        a_dropped_queue_pair_ends_what_the_peer_posted,
+        a_close_during_a_transfer_ends_both_sides,
+        work_posted_after_a_close_is_flushed,
+        a_broken_queue_pair_leaves_others_whole;
+}
+
+/// The two nodes a body runs on, `a` and `b`.
+struct Harness {
+    a: End,
+    b: End,
+}
+
+impl Harness {
+    /// Makes a connected pair of queue pairs with the default limits, except that nothing is given up as not ready.
+    async fn connected(&self) -> (QueuePair, QueuePair) {
+        self.connected_with(PATIENT).await
+    }
+
+    async fn connected_with(&self, config: QueuePairConfig) -> (QueuePair, QueuePair) {
+        let (a, b) = (self.a.queue_pair(config), self.b.queue_pair(config));
+        self.connect(&a, &b).await;
+        (a, b)
+    }
+
+    /// Connects a queue pair of node `a` with one of node `b`.
+    async fn connect(&self, a: &QueuePair, b: &QueuePair) {
+        let (of_a, of_b) =
+            join(a.connect(self.b.peer(b, Role::Active)), b.connect(self.a.peer(a, Role::Passive))).await;
+        of_a.expect("the active end connects");
+        of_b.expect("the passive end connects");
+    }
+
+    /// Lets other traffic between the nodes pass, so that whatever could happen by now has had its time.
+    async fn settle(&self) {
+        let (a, b) = self.connected().await;
+        for seed in 0..20 {
+            let there = b.receive(self.b.room(8));
+            let back = a.receive(self.a.room(8));
+            a.send(self.a.filled(8, seed), None).await.expect("the settling traffic flows");
+            there.await.expect("the settling traffic flows");
+            b.send(self.b.filled(8, seed), None).await.expect("the settling traffic flows");
+            back.await.expect("the settling traffic flows");
+        }
+    }
+}
+
+/// A node with one completion queue that is drained by a task.
+struct End {
+    node: Node,
+    completions: Arc<dyn CompletionSource>,
+}
+
+impl End {
+    fn new(node: Node) -> Self {
+        let (completions, queue) = completion_queue(&node, CompletionMode::Event);
+        node.fabric.environment().spawn(Box::pin(queue.drain()));
+        Self { node, completions }
+    }
+
+    fn environment(&self) -> Arc<dyn Environment> {
+        self.node.fabric.environment()
+    }
+
+    /// Makes a completion queue that the body drains itself.
+    fn completion_queue(&self, mode: CompletionMode) -> (Arc<dyn CompletionSource>, CompletionQueue) {
+        completion_queue(&self.node, mode)
+    }
+
+    fn queue_pair(&self, config: QueuePairConfig) -> QueuePair {
+        self.queue_pair_on(&self.completions, config)
+    }
+
+    fn queue_pair_on(&self, completions: &Arc<dyn CompletionSource>, config: QueuePairConfig) -> QueuePair {
+        self.node.fabric.create_queue_pair(completions, config).expect("the completion queue has room")
+    }
+
+    /// Says to the other node where `queue_pair`, of this node, is, and which role the other node has.
+    fn peer(&self, queue_pair: &QueuePair, role: Role) -> Peer {
+        Peer { endpoint: queue_pair.endpoint(), role, address: self.node.address }
+    }
+
+    fn region(&self, len: usize) -> MemoryRegion {
+        self.node.fabric.allocate(len).expect("memory can be allocated")
+    }
+
+    /// Returns memory to receive into, filled with a byte that tells it was not written.
+    fn room(&self, len: usize) -> BufferMut {
+        let mut room = self.region(len).into_mut().expect("allocated memory is writable");
+        room.fill(UNTOUCHED);
+        room
+    }
+
+    /// Returns memory of the [`pattern`].
+    fn filled_mut(&self, len: usize, seed: u64) -> BufferMut {
+        let mut buffer = self.region(len).into_mut().expect("allocated memory is writable");
+        buffer.copy_from_slice(&pattern(len, seed));
+        buffer
+    }
+
+    fn filled(&self, len: usize, seed: u64) -> Buffer {
+        self.filled_mut(len, seed).freeze()
+    }
+
+    /// Returns memory whose return `shelf` counts, of the [`pattern`].
+    fn lent(&self, shelf: &Arc<Shelf>, len: usize, seed: u64) -> BufferMut {
+        let mut buffer = self.region(len).lend(shelf.clone()).expect("allocated memory is writable");
+        buffer.copy_from_slice(&pattern(len, seed));
+        buffer
+    }
+
+    /// Exposes memory of the [`pattern`].
+    fn expose(&self, len: usize, seed: u64, access: RemoteAccess) -> ExposedRegion {
+        let memory = Expose::Mutable(self.filled_mut(len, seed), access);
+        self.node.fabric.expose(memory).expect("memory can be exposed")
+    }
+}
+
+fn completion_queue(node: &Node, mode: CompletionMode) -> (Arc<dyn CompletionSource>, CompletionQueue) {
+    let queue = node.fabric.create_completion_queue(COMPLETIONS_MAX, mode).expect("a completion queue can be made");
+    (queue.source(), queue)
+}
+
+/// A lender that counts what it gets back.
+struct Shelf {
+    returned: watch::Sender<usize>,
+}
+
+impl Shelf {
+    fn new() -> Arc<Self> {
+        Arc::new(Self { returned: watch::Sender::new(0) })
+    }
+
+    /// Waits until `count` regions are back.
+    async fn holds(&self, count: usize) {
+        let mut returned = self.returned.subscribe();
+        returned.wait_for(|&n| n >= count).await.expect("the shelf is borrowed, so its sender lives");
+    }
+}
+
+impl Lender for Shelf {
+    fn take_back(&self, _region: MemoryRegion) {
+        self.returned.send_modify(|count| *count += 1);
+    }
+}
+
+/// Returns `len` bytes that depend on their position and on `seed`.
+fn pattern(len: usize, seed: u64) -> Vec<u8> {
+    (seed..).take(len).map(pattern_byte).collect()
+}
+
+fn pattern_byte(position: u64) -> u8 {
+    position.wrapping_add(1).wrapping_mul(0x9e37_79b9_7f4a_7c15).to_be_bytes()[0]
+}
+
+/// Fails at the first byte that differs from the [`pattern`], without printing megabytes.
+#[track_caller]
+fn assert_pattern(bytes: &[u8], seed: u64) {
+    let wrong = (seed..).map(pattern_byte).zip(bytes).position(|(want, &got)| want != got);
+    assert_eq!(wrong, None, "a byte of {} is wrong, seed {seed}", bytes.len());
+}
+
+#[track_caller]
+fn assert_untouched(bytes: &[u8]) {
+    assert!(bytes.iter().all(|&byte| byte == UNTOUCHED), "bytes outside the transfer were written");
+}
+
+/// Returns the bytes of `len` at `offset` of an exposure.
+fn bytes_at(exposed: &ExposedRegion, offset: usize, len: usize) -> Vec<u8> {
+    let mut bytes = vec![0; len];
+    exposed.read_at(offset, &mut bytes).expect("the range lies inside");
+    bytes
+}
+
+/// Tells whether the operation has not ended.
+fn is_pending<T>(operation: &mut Operation<T>) -> bool {
+    operation.now_or_never().is_none()
+}
+
+/// Gives other tasks a turn.
+async fn turn() {
+    let mut first = true;
+    std::future::poll_fn(|cx| {
+        if std::mem::take(&mut first) {
+            cx.waker().wake_by_ref();
+            return std::task::Poll::Pending;
+        }
+        std::task::Poll::Ready(())
+    })
+    .await;
+}
+
+/// Checks that work ended because the queue pair is gone, not for a reason of its own.
+#[track_caller]
+fn assert_gone<T: fmt::Debug>(outcome: Result<T, WorkError>) {
+    let gone = matches!(outcome, Err(WorkError::Flushed | WorkError::ConnectionLost));
+    assert!(gone, "work on a broken queue pair ended with {outcome:?}");
+}
+
+/// The longest a body may take, in the environment's time.
+pub const WATCHDOG: Duration = Duration::from_secs(20);
+
+/// A limit on receives that no body reaches.
+const PATIENT: QueuePairConfig =
+    QueuePairConfig { send_depth: 128, receive_depth: 128, receiver_not_ready: Duration::from_secs(3600) };
+
+/// Entries of the completion queues.
+const COMPLETIONS_MAX: u32 = 16 << 10;
+
+/// What memory holds that nobody has written.
+const UNTOUCHED: u8 = 0xa5;

@@ -1,0 +1,145 @@
+//! Where the runtime gets time, tasks, randomness and control connections from.
+//!
+//! Code above the fabrics never asks the operating system or an executor directly: it asks the [`Environment`] its
+//! fabric brings. The software and hardware fabrics bring Tokio's; a simulated fabric brings virtual time.
+
+use std::fmt;
+use std::io;
+use std::net::IpAddr;
+use std::ops::{Add, Sub};
+use std::time::Duration;
+
+use futures::future::BoxFuture;
+use tokio::io::{AsyncRead, AsyncWrite};
+
+mod tokio_environment;
+
+pub(crate) use tokio_environment::DATA_MAGIC;
+pub use tokio_environment::{DataAcceptor, TokioEnvironment};
+
+/// A moment on an environment's monotonic clock, in nanoseconds since that clock's own start.
+///
+/// Moments of different environments do not compare.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Timestamp(u64);
+
+impl Timestamp {
+    /// The start of the clock.
+    pub const ZERO: Self = Self(0);
+
+    /// Makes a moment from nanoseconds since the clock's start.
+    pub const fn from_nanos(nanos: u64) -> Self {
+        Self(nanos)
+    }
+
+    /// Returns nanoseconds since the clock's start.
+    pub const fn as_nanos(self) -> u64 {
+        self.0
+    }
+
+    /// Returns the time from `earlier` until this moment, zero if `earlier` is later.
+    pub fn since(self, earlier: Self) -> Duration {
+        Duration::from_nanos(self.0.saturating_sub(earlier.0))
+    }
+}
+
+impl Add<Duration> for Timestamp {
+    type Output = Self;
+
+    /// Saturates at the end of the clock, some 584 years after its start.
+    fn add(self, rhs: Duration) -> Self {
+        Self(self.0.saturating_add(u64::try_from(rhs.as_nanos()).unwrap_or(u64::MAX)))
+    }
+}
+
+impl Sub for Timestamp {
+    type Output = Duration;
+
+    fn sub(self, rhs: Self) -> Duration {
+        self.since(rhs)
+    }
+}
+
+/// A reliable, ordered byte stream between two nodes' control planes.
+pub trait ControlStream: AsyncRead + AsyncWrite + Send + Unpin {
+    /// Returns the address of the other end, where it has one; data connections to the same node may use it.
+    fn peer_address(&self) -> Option<IpAddr>;
+}
+
+/// Accepts control connections.
+pub trait ControlListener: Send {
+    /// Waits for the next connection.
+    ///
+    /// # Cancel safety
+    /// A connection is never lost when the future is dropped.
+    ///
+    /// # Errors
+    /// The listener is gone for good; transient errors of single connections are not reported.
+    fn accept(&mut self) -> BoxFuture<'_, io::Result<Box<dyn ControlStream>>>;
+
+    /// Returns the address peers can connect to, with the port that was chosen for port 0.
+    fn local_address(&self) -> String;
+}
+
+/// Time, tasks, randomness and control connections.
+pub trait Environment: Send + Sync + fmt::Debug {
+    /// Returns the current moment of the monotonic clock.
+    fn now(&self) -> Timestamp;
+
+    /// Waits until `at`, not earlier.
+    fn sleep_until(&self, at: Timestamp) -> BoxFuture<'static, ()>;
+
+    /// Runs `task` in the background until it ends by itself.
+    fn spawn(&self, task: BoxFuture<'static, ()>);
+
+    /// Fills `bytes` with randomness fit for keys.
+    fn fill_random(&self, bytes: &mut [u8]);
+
+    /// Listens for control connections at `address`: `host:port`, with port 0 for any free one, on networks.
+    fn listen(&self, address: &str) -> BoxFuture<'_, io::Result<Box<dyn ControlListener>>>;
+
+    /// Opens a control connection to the node that listens at `address`.
+    fn connect(&self, address: &str) -> BoxFuture<'_, io::Result<Box<dyn ControlStream>>>;
+}
+
+impl dyn Environment + '_ {
+    /// Waits for `duration`.
+    pub fn sleep(&self, duration: Duration) -> BoxFuture<'static, ()> {
+        self.sleep_until(self.now() + duration)
+    }
+
+    /// Draws a random number fit for a key.
+    pub fn random_u64(&self) -> u64 {
+        let mut bytes = [0; 8];
+        self.fill_random(&mut bytes);
+        u64::from_le_bytes(bytes)
+    }
+
+    /// Draws a random number fit for a nonce.
+    pub fn random_u128(&self) -> u128 {
+        let mut bytes = [0; 16];
+        self.fill_random(&mut bytes);
+        u128::from_le_bytes(bytes)
+    }
+
+    /// Runs `future` for at most `limit`.
+    ///
+    /// # Errors
+    /// [`Elapsed`] if it did not finish in time; it is dropped then.
+    pub async fn timeout<T>(&self, limit: Duration, future: impl Future<Output = T>) -> Result<T, Elapsed> {
+        let sleep = self.sleep(limit);
+        futures::pin_mut!(future);
+        match futures::future::select(future, sleep).await {
+            futures::future::Either::Left((value, _)) => Ok(value),
+            futures::future::Either::Right(_) => Err(Elapsed { limit }),
+        }
+    }
+}
+
+/// A future did not finish within its limit.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("not finished within {limit:?}")]
+pub struct Elapsed {
+    /// The limit that was given.
+    pub limit: Duration,
+}

@@ -1,0 +1,264 @@
+//! A decorator that makes queue pairs fail or dawdle where a test wants it.
+
+use std::collections::{BTreeMap, VecDeque};
+use std::fmt;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::time::Duration;
+
+use futures::future::BoxFuture;
+
+use crate::completion::{CompletionMode, CompletionQueue, CompletionSource};
+use crate::environment::{Environment, Timestamp};
+use crate::fabric::{Capabilities, ConnectError, Endpoint, Fabric, FabricError, Peer, QueuePairConfig, RawQueuePair};
+use crate::memory::{Memory, MemoryRegion};
+use crate::queue_pair::QueuePair;
+use crate::remote::{Expose, ExposedRegion};
+use crate::work::{Opcode, QueuePairId, Work, WorkRequest};
+
+/// What happens to a work request that is about to be posted.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum Fault {
+    /// Nothing: it is posted.
+    None,
+    /// It is posted later, by the environment's clock; what is posted to the same queue after it waits behind it.
+    Delay(Duration),
+    /// The queue pair is closed first, so that the request is flushed with everything else.
+    Close,
+}
+
+/// A work request as the plan of a [`FaultFabric`] sees it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Posting {
+    /// The queue pair it is posted to.
+    pub queue_pair: QueuePairId,
+    /// How many queue pairs the fabric had made before this one.
+    pub queue_pair_index: u64,
+    /// What is asked.
+    pub opcode: Opcode,
+    /// How many requests of this opcode were posted to this queue pair before.
+    pub index: u64,
+    /// Length in bytes of the memory that goes with it.
+    pub len: usize,
+}
+
+/// A fabric with faults: wraps another one and asks a plan about everything that is posted.
+///
+/// # Examples
+/// The third send on every queue pair finds it closed:
+/// ```
+/// use rdmc_fabric::{Fault, FaultFabric, MemNetwork, Opcode};
+///
+/// let fabric = FaultFabric::new(MemNetwork::new().fabric(), |posting| {
+///     if (posting.opcode, posting.index) == (Opcode::Send, 2) { Fault::Close } else { Fault::None }
+/// });
+/// # drop(fabric);
+/// ```
+pub struct FaultFabric {
+    inner: Arc<dyn Fabric>,
+    plan: Arc<Plan>,
+    made: Mutex<Made>,
+}
+
+type Plan = dyn Fn(&Posting) -> Fault + Send + Sync;
+
+/// The queue pairs of one fabric.
+#[derive(Default)]
+struct Made {
+    count: u64,
+    alive: Vec<Weak<FaultQueuePair>>,
+}
+
+impl FaultFabric {
+    /// Wraps `inner`; `plan` says what becomes of each request, and is called by whoever posts.
+    pub fn new(inner: Arc<dyn Fabric>, plan: impl Fn(&Posting) -> Fault + Send + Sync + 'static) -> Arc<Self> {
+        Arc::new(Self { inner, plan: Arc::new(plan), made: Mutex::default() })
+    }
+
+    /// Closes every queue pair made so far, as the death of the node would.
+    pub fn close_all(&self) {
+        let alive = std::mem::take(&mut lock(&self.made).alive);
+        for queue_pair in alive.iter().filter_map(Weak::upgrade) {
+            queue_pair.close();
+        }
+    }
+}
+
+impl fmt::Debug for FaultFabric {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("FaultFabric").field("inner", &self.inner).finish_non_exhaustive()
+    }
+}
+
+impl Fabric for FaultFabric {
+    fn capabilities(&self) -> Capabilities {
+        self.inner.capabilities()
+    }
+
+    fn environment(&self) -> Arc<dyn Environment> {
+        self.inner.environment()
+    }
+
+    fn register(&self, memory: Memory) -> Result<MemoryRegion, FabricError> {
+        self.inner.register(memory)
+    }
+
+    fn allocate(&self, len: usize) -> Result<MemoryRegion, FabricError> {
+        self.inner.allocate(len)
+    }
+
+    fn expose(&self, memory: Expose) -> Result<ExposedRegion, FabricError> {
+        self.inner.expose(memory)
+    }
+
+    fn create_completion_queue(&self, capacity: u32, mode: CompletionMode) -> Result<CompletionQueue, FabricError> {
+        self.inner.create_completion_queue(capacity, mode)
+    }
+
+    fn create_queue_pair(
+        &self,
+        completions: &Arc<dyn CompletionSource>,
+        config: QueuePairConfig,
+    ) -> Result<QueuePair, FabricError> {
+        let queue_pair = self.inner.create_queue_pair(completions, config)?;
+        let mut made = lock(&self.made);
+        let index = made.count;
+        made.count += 1;
+        Ok(queue_pair.map_raw(|inner| {
+            let faulty = Arc::new_cyclic(|this| FaultQueuePair {
+                inner,
+                index,
+                plan: self.plan.clone(),
+                environment: self.inner.environment(),
+                state: Mutex::default(),
+                this: this.clone(),
+            });
+            made.alive.retain(|queue_pair| queue_pair.strong_count() > 0);
+            made.alive.push(Arc::downgrade(&faulty));
+            faulty
+        }))
+    }
+}
+
+struct FaultQueuePair {
+    inner: Arc<dyn RawQueuePair>,
+    index: u64,
+    plan: Arc<Plan>,
+    environment: Arc<dyn Environment>,
+    state: Mutex<FaultState>,
+    this: Weak<FaultQueuePair>,
+}
+
+#[derive(Default)]
+struct FaultState {
+    posted: BTreeMap<Opcode, u64>,
+    sends: Lane,
+    receives: Lane,
+}
+
+/// Requests that wait for their time, in order.
+#[derive(Default)]
+struct Lane {
+    waiting: VecDeque<(Timestamp, WorkRequest)>,
+    /// A task posts them; until it ends nobody may overtake.
+    running: bool,
+}
+
+impl FaultState {
+    fn lane(&mut self, receives: bool) -> &mut Lane {
+        if receives { &mut self.receives } else { &mut self.sends }
+    }
+}
+
+impl RawQueuePair for FaultQueuePair {
+    fn id(&self) -> QueuePairId {
+        self.inner.id()
+    }
+
+    fn endpoint(&self) -> Endpoint {
+        self.inner.endpoint()
+    }
+
+    fn connect(&self, peer: Peer) -> BoxFuture<'static, Result<(), ConnectError>> {
+        self.inner.connect(peer)
+    }
+
+    fn post(&self, request: WorkRequest) {
+        let delay = match (self.plan)(&self.posting(request.work())) {
+            Fault::None => Duration::ZERO,
+            Fault::Delay(delay) => delay,
+            Fault::Close => {
+                self.close();
+                Duration::ZERO
+            }
+        };
+        let receives = matches!(request.work(), Work::Receive { .. });
+        {
+            let mut state = lock(&self.state);
+            let lane = state.lane(receives);
+            if lane.running || !delay.is_zero() {
+                lane.waiting.push_back((self.environment.now() + delay, request));
+                if !std::mem::replace(&mut lane.running, true) {
+                    let this = self.this.upgrade().expect("somebody holds the queue pair they post to");
+                    self.environment.spawn(Box::pin(async move { this.post_waiting(receives).await }));
+                }
+                return;
+            }
+        }
+        self.inner.post(request);
+    }
+
+    fn close(&self) {
+        self.inner.close();
+        let waiting = {
+            let mut state = lock(&self.state);
+            let sends = std::mem::take(&mut state.sends.waiting);
+            sends.into_iter().chain(std::mem::take(&mut state.receives.waiting))
+        };
+        // To be flushed with the rest.
+        waiting.for_each(|(_, request)| self.inner.post(request));
+    }
+}
+
+impl FaultQueuePair {
+    /// Counts a request and describes it to the plan.
+    fn posting(&self, work: &Work) -> Posting {
+        let mut state = lock(&self.state);
+        let count = state.posted.entry(work.opcode()).or_default();
+        let index = *count;
+        *count += 1;
+        Posting {
+            queue_pair: self.inner.id(),
+            queue_pair_index: self.index,
+            opcode: work.opcode(),
+            index,
+            len: work.len(),
+        }
+    }
+
+    /// Posts the requests of one lane, each when its time has come, until none is left.
+    async fn post_waiting(&self, receives: bool) {
+        loop {
+            let due = {
+                let mut state = lock(&self.state);
+                let lane = state.lane(receives);
+                let Some((due, _)) = lane.waiting.front() else {
+                    lane.running = false;
+                    return;
+                };
+                *due
+            };
+            self.environment.sleep_until(due).await;
+            // None if the queue pair was closed meanwhile.
+            let next = lock(&self.state).lane(receives).waiting.pop_front();
+            if let Some((_, request)) = next {
+                self.inner.post(request);
+            }
+        }
+    }
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}

@@ -1,0 +1,404 @@
+//! The fabric `mem`: nodes of one process, joined by memory copies.
+//!
+//! For tests, examples and embedding. Each direction of a queue pair has a task that carries out its requests one by
+//! one; control connections are in-process pipes. A network is an object: two of them never meet.
+
+use std::collections::{BTreeMap, HashMap};
+use std::fmt;
+use std::io;
+use std::net::IpAddr;
+use std::pin::Pin;
+use std::sync::atomic::{AtomicU16, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
+use std::task::{Context, Poll};
+
+use futures::future::BoxFuture;
+use tokio::io::{AsyncRead, AsyncWrite, DuplexStream, ReadBuf};
+use tokio::sync::mpsc;
+
+use crate::completion::{CompletionMode, CompletionQueue, CompletionSource, SoftwareCompletions};
+use crate::environment::{ControlListener, ControlStream, Environment, Timestamp, TokioEnvironment};
+use crate::fabric::{Capabilities, ConnectError, Endpoint, Fabric, FabricError, Peer, QueuePairConfig, RawQueuePair};
+use crate::memory::{Memory, MemoryRegion};
+use crate::queue_pair::{QueuePair, next_queue_pair_id};
+use crate::remote::{Expose, ExposedRegion};
+use crate::software::{Exposures, PostedWork};
+use crate::work::{QueuePairId, Work, WorkError, WorkRequest};
+
+/// A network inside this process; each node of it has a [`MemFabric`].
+///
+/// # Examples
+/// ```
+/// let network = rdmc_fabric::MemNetwork::new();
+/// let (a, b) = (network.fabric(), network.fabric());
+/// # drop((a, b));
+/// ```
+#[derive(Clone, Default)]
+pub struct MemNetwork {
+    shared: Arc<NetworkShared>,
+}
+
+#[derive(Default)]
+struct NetworkShared {
+    listeners: Mutex<BTreeMap<String, mpsc::Sender<DuplexStream>>>,
+    queue_pairs: Mutex<HashMap<u128, Weak<MemQueuePair>>>,
+    next_port: AtomicU16,
+}
+
+impl MemNetwork {
+    /// Makes a network without nodes.
+    pub fn new() -> Self {
+        Self::default()
+    }
+
+    /// Makes a node's access to the network.
+    pub fn fabric(&self) -> Arc<MemFabric> {
+        let environment = MemEnvironment { tokio: TokioEnvironment::new(), network: self.shared.clone() };
+        Arc::new(MemFabric {
+            environment: Arc::new(environment),
+            network: self.shared.clone(),
+            exposures: Arc::default(),
+        })
+    }
+}
+
+impl fmt::Debug for MemNetwork {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("MemNetwork").finish_non_exhaustive()
+    }
+}
+
+/// One node's access to a [`MemNetwork`].
+pub struct MemFabric {
+    environment: Arc<MemEnvironment>,
+    network: Arc<NetworkShared>,
+    exposures: Arc<Exposures>,
+}
+
+impl fmt::Debug for MemFabric {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("MemFabric").finish_non_exhaustive()
+    }
+}
+
+impl Fabric for MemFabric {
+    fn capabilities(&self) -> Capabilities {
+        Capabilities::new("mem")
+    }
+
+    fn environment(&self) -> Arc<dyn Environment> {
+        self.environment.clone()
+    }
+
+    fn register(&self, memory: Memory) -> Result<MemoryRegion, FabricError> {
+        Ok(MemoryRegion::new(memory, Box::new(())))
+    }
+
+    fn expose(&self, memory: Expose) -> Result<ExposedRegion, FabricError> {
+        Ok(self.exposures.expose(&*self.environment, memory))
+    }
+
+    fn create_completion_queue(&self, capacity: u32, mode: CompletionMode) -> Result<CompletionQueue, FabricError> {
+        let source = Arc::new(SoftwareCompletions::new(capacity));
+        Ok(CompletionQueue::new(source, self.environment.clone(), mode))
+    }
+
+    fn create_queue_pair(
+        &self,
+        completions: &Arc<dyn CompletionSource>,
+        config: QueuePairConfig,
+    ) -> Result<QueuePair, FabricError> {
+        let reserved = config.send_depth.saturating_add(config.receive_depth);
+        let posted = PostedWork::new(next_queue_pair_id(), completions, reserved)?;
+        let environment: &dyn Environment = &*self.environment;
+        let shared = Arc::new_cyclic(|this| MemQueuePair {
+            posted,
+            nonce: environment.random_u128(),
+            config,
+            environment: self.environment.clone(),
+            network: self.network.clone(),
+            exposures: self.exposures.clone(),
+            peer: OnceLock::new(),
+            caller: OnceLock::new(),
+            this: this.clone(),
+        });
+        lock(&self.network.queue_pairs).insert(shared.nonce, Arc::downgrade(&shared));
+        Ok(QueuePair::new(shared, config))
+    }
+}
+
+struct MemQueuePair {
+    posted: PostedWork,
+    nonce: u128,
+    config: QueuePairConfig,
+    environment: Arc<MemEnvironment>,
+    network: Arc<NetworkShared>,
+    exposures: Arc<Exposures>,
+    /// The queue pair this end connected to.
+    peer: OnceLock<Weak<MemQueuePair>>,
+    /// The queue pair that connected to this end: the same one, once both have.
+    caller: OnceLock<Weak<MemQueuePair>>,
+    this: Weak<MemQueuePair>,
+}
+
+impl RawQueuePair for MemQueuePair {
+    fn id(&self) -> QueuePairId {
+        self.posted.id
+    }
+
+    fn endpoint(&self) -> Endpoint {
+        Endpoint::new(self.nonce.to_le_bytes().to_vec()).expect("16 bytes are within the limit")
+    }
+
+    fn connect(&self, peer: Peer) -> BoxFuture<'static, Result<(), ConnectError>> {
+        let connected = self.connect_now(&peer);
+        Box::pin(async move { connected })
+    }
+
+    fn post(&self, request: WorkRequest) {
+        self.posted.post(request);
+    }
+
+    fn close(&self) {
+        self.break_both(WorkError::Flushed);
+        lock(&self.network.queue_pairs).remove(&self.nonce);
+    }
+}
+
+impl MemQueuePair {
+    fn connect_now(&self, peer: &Peer) -> Result<(), ConnectError> {
+        let nonce = peer.endpoint.as_bytes().try_into().map_err(|_| ConnectError::BadEndpoint)?;
+        let nonce = u128::from_le_bytes(nonce);
+        let found = lock(&self.network.queue_pairs).get(&nonce).and_then(Weak::upgrade);
+        let found = found.ok_or(ConnectError::BadNonce)?;
+        if self.posted.is_broken() || self.peer.get().is_some() {
+            return Err(ConnectError::WrongState);
+        }
+        // A queue pair has one peer, and takes no other that knows its nonce.
+        let caller = found.caller.get_or_init(|| self.this.clone());
+        let expects_another = found.peer.get().is_some_and(|peer| !peer.ptr_eq(&self.this));
+        if !caller.ptr_eq(&self.this) || expects_another {
+            return Err(ConnectError::BadNonce);
+        }
+        if self.peer.set(Arc::downgrade(&found)).is_err() {
+            return Err(ConnectError::WrongState);
+        }
+        if found.posted.is_broken() {
+            // It closed in between, and may not have seen its caller.
+            self.break_both(WorkError::ConnectionLost);
+        }
+        let this = self.this.upgrade().expect("somebody holds the queue pair they connect");
+        self.environment.spawn(Box::pin(async move { this.carry_out_all().await }));
+        Ok(())
+    }
+
+    /// Carries out posted requests until the queue pair breaks.
+    async fn carry_out_all(&self) {
+        while !self.posted.is_broken() {
+            match self.posted.try_take_send() {
+                Some(request) => self.carry_out(request).await,
+                None => self.posted.sends_changed().await,
+            }
+        }
+    }
+
+    async fn carry_out(&self, mut request: WorkRequest) {
+        let Some(peer) = self.peer.get().and_then(Weak::upgrade) else {
+            self.posted.finish(request, Err(WorkError::ConnectionLost));
+            return self.break_both(WorkError::ConnectionLost);
+        };
+        let result = match request.work_mut() {
+            Work::Send { data, imm } => peer.take_in(Some(data), *imm).await,
+            Work::Write { data, to, imm } => match peer.exposures.open(*to, true) {
+                Ok(_) if to.len != data.len() as u64 => Err(WorkError::RemoteInvalidRequest),
+                Ok(grant) => {
+                    for at in (0..data.len()).step_by(COPY_CHUNK) {
+                        let chunk = &data[at..data.len().min(at + COPY_CHUNK)];
+                        let copy = |room: &mut [u8]| room.copy_from_slice(chunk);
+                        grant.exposed.with_bytes_mut(grant.offset + at, chunk.len(), copy);
+                        tokio::task::yield_now().await;
+                    }
+                    match imm {
+                        Some(_) => peer.take_in(None, *imm).await.map(|_| data.len()),
+                        None => Ok(data.len()),
+                    }
+                }
+                Err(error) => Err(error),
+            },
+            Work::Read { into, from } => match peer.exposures.open(*from, false) {
+                Ok(_) if from.len != into.len() as u64 => Err(WorkError::RemoteInvalidRequest),
+                Ok(grant) => {
+                    let len = into.len();
+                    for at in (0..len).step_by(COPY_CHUNK) {
+                        let room = &mut into[at..len.min(at + COPY_CHUNK)];
+                        let copy = |bytes: &[u8]| room.copy_from_slice(bytes);
+                        let (offset, count) = (grant.offset + at, len.min(at + COPY_CHUNK) - at);
+                        grant.exposed.with_bytes(offset, count, copy);
+                        tokio::task::yield_now().await;
+                    }
+                    Ok(len)
+                }
+                Err(error) => Err(error),
+            },
+            Work::Receive { .. } => unreachable!("receives are queued apart"),
+        };
+        let result = if self.posted.is_broken() { Err(WorkError::Flushed) } else { result };
+        self.posted.finish(request, result);
+        if result.is_err() {
+            self.break_both(WorkError::Flushed);
+        }
+    }
+
+    /// Takes a peer's send, or with no data the notice of its write with immediate. Returns the bytes taken or what
+    /// to tell the sender.
+    async fn take_in(&self, data: Option<&[u8]>, imm: Option<u32>) -> Result<usize, WorkError> {
+        let limit = self.config.receiver_not_ready;
+        let mut receive = match self.posted.take_receive(&*self.environment, limit).await {
+            Ok(receive) => receive,
+            Err(WorkError::Flushed) => return Err(WorkError::ConnectionLost),
+            Err(error) => return Err(error),
+        };
+        let data = data.unwrap_or(&[]);
+        let Work::Receive { into } = receive.work_mut() else { unreachable!("only receives are queued here") };
+        if data.len() > into.len() {
+            let error = WorkError::LocalLength { got: data.len() as u64, room: into.len() as u64 };
+            receive.finish(Err(error), None);
+            return Err(WorkError::RemoteInvalidRequest);
+        }
+        for (room, chunk) in into.chunks_mut(COPY_CHUNK).zip(data.chunks(COPY_CHUNK)) {
+            room[..chunk.len()].copy_from_slice(chunk);
+            tokio::task::yield_now().await;
+        }
+        let result = if self.posted.is_broken() { Err(WorkError::Flushed) } else { Ok(data.len()) };
+        receive.finish(result, imm);
+        result.map_err(|_| WorkError::ConnectionLost)
+    }
+
+    fn break_both(&self, cause: WorkError) {
+        if self.posted.break_with(cause) {
+            let others = [self.peer.get(), self.caller.get()];
+            for other in others.into_iter().flatten().filter_map(Weak::upgrade) {
+                other.posted.break_with(WorkError::ConnectionLost);
+            }
+        }
+    }
+}
+
+/// Tokio's clock and tasks, control connections inside the process.
+struct MemEnvironment {
+    tokio: TokioEnvironment,
+    network: Arc<NetworkShared>,
+}
+
+impl fmt::Debug for MemEnvironment {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("MemEnvironment").finish_non_exhaustive()
+    }
+}
+
+impl Environment for MemEnvironment {
+    fn now(&self) -> Timestamp {
+        self.tokio.now()
+    }
+
+    fn sleep_until(&self, at: Timestamp) -> BoxFuture<'static, ()> {
+        self.tokio.sleep_until(at)
+    }
+
+    fn spawn(&self, task: BoxFuture<'static, ()>) {
+        self.tokio.spawn(task);
+    }
+
+    fn fill_random(&self, bytes: &mut [u8]) {
+        self.tokio.fill_random(bytes);
+    }
+
+    fn listen(&self, address: &str) -> BoxFuture<'_, io::Result<Box<dyn ControlListener>>> {
+        let address = match address.strip_suffix(":0") {
+            Some(host) => format!("{host}:{}", self.network.next_port.fetch_add(1, Ordering::Relaxed) + 1),
+            None => address.to_owned(),
+        };
+        let (connected, incoming) = mpsc::channel(ACCEPTED_MAX);
+        let mut listeners = lock(&self.network.listeners);
+        let result = if listeners.get(&address).is_some_and(|listener| !listener.is_closed()) {
+            Err(io::Error::new(io::ErrorKind::AddrInUse, format!("a node of this network listens at {address}")))
+        } else {
+            listeners.insert(address.clone(), connected);
+            Ok(Box::new(MemControlListener { incoming, address }) as Box<dyn ControlListener>)
+        };
+        Box::pin(async move { result })
+    }
+
+    fn connect(&self, address: &str) -> BoxFuture<'_, io::Result<Box<dyn ControlStream>>> {
+        let listener = lock(&self.network.listeners).get(address).cloned();
+        let refused = io::Error::new(io::ErrorKind::ConnectionRefused, format!("no node listens at {address}"));
+        Box::pin(async move {
+            let (near, far) = tokio::io::duplex(CONTROL_BUFFER);
+            match listener {
+                Some(listener) if listener.send(far).await.is_ok() => {
+                    Ok(Box::new(MemControlStream(near)) as Box<dyn ControlStream>)
+                }
+                _ => Err(refused),
+            }
+        })
+    }
+}
+
+struct MemControlListener {
+    incoming: mpsc::Receiver<DuplexStream>,
+    address: String,
+}
+
+impl ControlListener for MemControlListener {
+    fn accept(&mut self) -> BoxFuture<'_, io::Result<Box<dyn ControlStream>>> {
+        Box::pin(async move {
+            match self.incoming.recv().await {
+                Some(stream) => Ok(Box::new(MemControlStream(stream)) as Box<dyn ControlStream>),
+                None => Err(io::Error::other("the network was dropped")),
+            }
+        })
+    }
+
+    fn local_address(&self) -> String {
+        self.address.clone()
+    }
+}
+
+struct MemControlStream(DuplexStream);
+
+impl ControlStream for MemControlStream {
+    fn peer_address(&self) -> Option<IpAddr> {
+        None
+    }
+}
+
+impl AsyncRead for MemControlStream {
+    fn poll_read(mut self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.0).poll_read(cx, buf)
+    }
+}
+
+impl AsyncWrite for MemControlStream {
+    fn poll_write(mut self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &[u8]) -> Poll<io::Result<usize>> {
+        Pin::new(&mut self.0).poll_write(cx, buf)
+    }
+
+    fn poll_flush(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.0).poll_flush(cx)
+    }
+
+    fn poll_shutdown(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.0).poll_shutdown(cx)
+    }
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// Bytes copied before other tasks of the thread get a turn.
+const COPY_CHUNK: usize = 256 << 10;
+/// Control connections that wait to be taken.
+const ACCEPTED_MAX: usize = 64;
+/// Bytes that a control connection holds in either direction.
+const CONTROL_BUFFER: usize = 64 << 10;

@@ -1,0 +1,539 @@
+//! Registered memory and who may touch it.
+//!
+//! A [`MemoryRegion`] owns memory that a fabric may read and write. It is lent out as a [`BufferMut`], an exclusively
+//! owned range that can be split into disjoint ranges, each of which moves into an operation and comes back with its
+//! completion. A filled range freezes into a [`Buffer`], which is shared and read only, so that a block that has
+//! arrived can be read by the application and sent on at the same time. When the last range of a lease is gone, the
+//! whole region returns to whoever lent it: nobody frees memory that a device still writes.
+//!
+//! The module holds raw pointers because ranges of one allocation are written by different owners at the same time.
+//! Soundness rests on one invariant: **at any time, every byte of a region belongs to at most one `BufferMut` or to
+//! any number of `Buffer`s, never to both.**
+
+use std::any::Any;
+use std::fmt;
+use std::fs::File;
+use std::io;
+use std::ops::{Bound, Deref, DerefMut, RangeBounds};
+use std::ptr::NonNull;
+use std::sync::{Arc, OnceLock};
+
+use bytes::Bytes;
+
+/// Memory that is not yet registered with a fabric.
+///
+/// Its address never changes while it lives, and nobody else writes it.
+pub struct Memory {
+    ptr: NonNull<u8>,
+    len: usize,
+    writable: bool,
+    /// Keeps the allocation alive; never touched otherwise.
+    _owner: Box<dyn Any + Send + Sync>,
+}
+
+// SAFETY: `Memory` owns its bytes (the owner is `Send`), and the pointer is only a view of them.
+unsafe impl Send for Memory {}
+// SAFETY: through `&Memory` no byte can be read or written; only the exclusive and shared ranges below hand them out.
+unsafe impl Sync for Memory {}
+
+impl Memory {
+    /// Maps `len` bytes of zeroed anonymous memory; pages are taken when first touched.
+    ///
+    /// # Errors
+    /// The operating system's refusal, for instance out of address space.
+    pub fn anonymous(len: usize) -> io::Result<Self> {
+        if len == 0 {
+            return Ok(Self::from(Vec::new()));
+        }
+        let map = memmap2::MmapOptions::new().len(len).map_anon()?;
+        Ok(Self::from_map(map))
+    }
+
+    /// Maps the first `len` bytes of `file` for writing; what is received there is in the file.
+    ///
+    /// The file must be at least `len` bytes long, and its blocks should be reserved in advance: a full disk shows as
+    /// a fault of the mapping, not as an error value. Nobody else may write or shorten the file meanwhile.
+    ///
+    /// # Errors
+    /// The file is too short or cannot be mapped for writing.
+    pub fn map_file_mut(file: &File, len: usize) -> io::Result<Self> {
+        if len == 0 {
+            return Ok(Self::from(Vec::new()));
+        }
+        require_len(file, len)?;
+        // SAFETY: the mapping is private to this process by the contract of this function (nobody else writes or
+        // shortens the file); its length was checked against the file above.
+        let map = unsafe { memmap2::MmapOptions::new().len(len).map_mut(file) }?;
+        Ok(Self::from_map(map))
+    }
+
+    /// Maps the first `len` bytes of `file` for reading, to be sent without a copy.
+    ///
+    /// Nobody may write or shorten the file while it is mapped. The software fabrics let the kernel read the mapping,
+    /// so a file shortened meanwhile fails the operation; code that touches the bytes itself would be killed.
+    ///
+    /// # Errors
+    /// The file is too short or cannot be mapped.
+    pub fn map_file(file: &File, len: usize) -> io::Result<Self> {
+        if len == 0 {
+            return Ok(Self::from(Vec::new()));
+        }
+        require_len(file, len)?;
+        // SAFETY: by the contract of this function nobody writes or shortens the file; its length was checked above.
+        let map = unsafe { memmap2::MmapOptions::new().len(len).map(file) }?;
+        let ptr = NonNull::from(&map[..]).cast();
+        Ok(Self { ptr, len, writable: false, _owner: Box::new(map) })
+    }
+
+    /// Takes memory that some other code owns, for fabrics that allocate in their own way.
+    ///
+    /// # Safety
+    /// For as long as `owner` lives, `ptr` must be valid for reads of `len` initialised bytes, and for writes if
+    /// `writable`; nobody else may write them, nor read them if `writable`.
+    pub unsafe fn from_raw(ptr: NonNull<u8>, len: usize, writable: bool, owner: Box<dyn Any + Send + Sync>) -> Self {
+        Self { ptr, len, writable, _owner: owner }
+    }
+
+    /// Returns the length in bytes.
+    pub fn len(&self) -> usize {
+        self.len
+    }
+
+    /// Tells whether there are no bytes at all.
+    pub fn is_empty(&self) -> bool {
+        self.len == 0
+    }
+
+    /// Tells whether the memory may be written.
+    pub fn is_writable(&self) -> bool {
+        self.writable
+    }
+
+    fn from_map(mut map: memmap2::MmapMut) -> Self {
+        let ptr = NonNull::from(&mut map[..]).cast();
+        Self { ptr, len: map.len(), writable: true, _owner: Box::new(map) }
+    }
+}
+
+impl From<Vec<u8>> for Memory {
+    fn from(vec: Vec<u8>) -> Self {
+        let len = vec.len();
+        let raw: *mut [u8] = Box::into_raw(vec.into_boxed_slice());
+        let ptr = NonNull::new(raw.cast::<u8>()).expect("a box is never null");
+        Self { ptr, len, writable: true, _owner: Box::new(RawBox(raw)) }
+    }
+}
+
+impl From<Bytes> for Memory {
+    fn from(bytes: Bytes) -> Self {
+        let ptr = NonNull::from(&bytes[..]).cast();
+        Self { ptr, len: bytes.len(), writable: false, _owner: Box::new(bytes) }
+    }
+}
+
+impl fmt::Debug for Memory {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Memory").field("len", &self.len).field("writable", &self.writable).finish_non_exhaustive()
+    }
+}
+
+/// A boxed slice held by pointer, so that moving the owner does not assert uniqueness over the bytes.
+struct RawBox(*mut [u8]);
+
+// SAFETY: the pointer is the only owner of a `Box<[u8]>`, which is `Send`.
+unsafe impl Send for RawBox {}
+// SAFETY: `&RawBox` gives access to nothing.
+unsafe impl Sync for RawBox {}
+
+impl Drop for RawBox {
+    fn drop(&mut self) {
+        // SAFETY: the pointer came from `Box::into_raw` and is given back exactly once, here.
+        drop(unsafe { Box::from_raw(self.0) });
+    }
+}
+
+fn require_len(file: &File, len: usize) -> io::Result<()> {
+    let have = file.metadata()?.len();
+    if have < len as u64 {
+        let text = format!("file has {have} bytes, {len} are to be mapped");
+        return Err(io::Error::new(io::ErrorKind::UnexpectedEof, text));
+    }
+    Ok(())
+}
+
+/// Memory registered with one fabric, owned as a whole.
+///
+/// Registration is what a device needs to reach the memory: a software fabric keeps nothing, a verbs fabric its
+/// memory region object. It ends when the region is dropped, before the memory itself is given back.
+pub struct MemoryRegion {
+    /// Dropped first: the device forgets the memory before it is freed.
+    registration: Box<dyn Any + Send + Sync>,
+    memory: Memory,
+}
+
+impl MemoryRegion {
+    /// Joins memory with what the fabric keeps about it; called by fabrics.
+    pub fn new(memory: Memory, registration: Box<dyn Any + Send + Sync>) -> Self {
+        Self { registration, memory }
+    }
+
+    /// Returns the length in bytes.
+    pub fn len(&self) -> usize {
+        self.memory.len
+    }
+
+    /// Tells whether the region has no bytes.
+    pub fn is_empty(&self) -> bool {
+        self.memory.len == 0
+    }
+
+    /// Tells whether a fabric may write into the region.
+    pub fn is_writable(&self) -> bool {
+        self.memory.writable
+    }
+
+    /// Returns what the fabric keeps about the region, if it is a `T`.
+    pub fn registration<T: Any>(&self) -> Option<&T> {
+        self.registration.downcast_ref()
+    }
+
+    /// Lends the whole region for writing; it is freed when the last range of the lease is gone.
+    ///
+    /// # Errors
+    /// Gives the region back if it is read only.
+    pub fn into_mut(self) -> Result<BufferMut, Self> {
+        if self.memory.writable { Ok(BufferMut::lease(self, None)) } else { Err(self) }
+    }
+
+    /// Shares the whole region for reading.
+    pub fn into_shared(self) -> Buffer {
+        BufferMut::lease(self, None).freeze()
+    }
+
+    /// Lends the whole region for writing; `lender` gets it back when the last range of the lease is gone.
+    ///
+    /// # Errors
+    /// Gives the region back if it is read only.
+    pub fn lend(self, lender: Arc<dyn Lender>) -> Result<BufferMut, Self> {
+        if self.memory.writable { Ok(BufferMut::lease(self, Some(lender))) } else { Err(self) }
+    }
+}
+
+impl fmt::Debug for MemoryRegion {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("MemoryRegion").field("memory", &self.memory).finish_non_exhaustive()
+    }
+}
+
+/// Who lent a region and wants it back, such as a pool.
+pub trait Lender: Send + Sync {
+    /// Takes the region back; nobody holds any range of it any more.
+    ///
+    /// Called from whichever task drops the last range: it must not block.
+    fn take_back(&self, region: MemoryRegion);
+}
+
+struct Lease {
+    region: Option<MemoryRegion>,
+    lender: Option<Arc<dyn Lender>>,
+}
+
+impl Lease {
+    fn region(&self) -> &MemoryRegion {
+        self.region.as_ref().expect("only drop takes the region out")
+    }
+}
+
+impl Drop for Lease {
+    fn drop(&mut self) {
+        if let (Some(lender), Some(region)) = (self.lender.take(), self.region.take()) {
+            lender.take_back(region);
+        }
+    }
+}
+
+/// An exclusively owned range of registered memory.
+///
+/// Splits into disjoint ranges like `BytesMut`; moves into the operation that fills it.
+pub struct BufferMut {
+    lease: Arc<Lease>,
+    start: usize,
+    len: usize,
+}
+
+impl BufferMut {
+    /// Returns the range of no bytes, which needs no registration.
+    pub fn empty() -> Self {
+        Self { lease: empty_lease(), start: 0, len: 0 }
+    }
+
+    /// Returns the length in bytes.
+    pub fn len(&self) -> usize {
+        self.len
+    }
+
+    /// Tells whether the range has no bytes.
+    pub fn is_empty(&self) -> bool {
+        self.len == 0
+    }
+
+    /// Splits off and returns the first `at` bytes; `self` keeps the rest.
+    ///
+    /// # Panics
+    /// If `at` is greater than the length.
+    #[must_use]
+    pub fn split_to(&mut self, at: usize) -> Self {
+        assert!(at <= self.len, "split at {at} of {} bytes", self.len);
+        let front = Self { lease: self.lease.clone(), start: self.start, len: at };
+        self.start += at;
+        self.len -= at;
+        front
+    }
+
+    /// Shortens the range to `len` bytes; the rest is unused until the lease ends. Does nothing if it is shorter.
+    pub fn truncate(&mut self, len: usize) {
+        self.len = self.len.min(len);
+    }
+
+    /// Makes the range shared and read only.
+    pub fn freeze(self) -> Buffer {
+        Buffer { lease: self.lease, start: self.start, len: self.len }
+    }
+
+    /// Returns what the fabric keeps about the region this range lies in.
+    pub fn registration<T: Any>(&self) -> Option<&T> {
+        self.lease.region().registration()
+    }
+
+    /// Returns the address of the first byte, for fabrics.
+    pub fn as_mut_ptr(&mut self) -> *mut u8 {
+        self.lease.region().memory.ptr.as_ptr().wrapping_add(self.start)
+    }
+
+    fn lease(region: MemoryRegion, lender: Option<Arc<dyn Lender>>) -> Self {
+        let len = region.len();
+        Self { lease: Arc::new(Lease { region: Some(region), lender }), start: 0, len }
+    }
+}
+
+impl Deref for BufferMut {
+    type Target = [u8];
+
+    fn deref(&self) -> &[u8] {
+        range_of(&self.lease, self.start, self.len)
+    }
+}
+
+impl DerefMut for BufferMut {
+    fn deref_mut(&mut self) -> &mut [u8] {
+        if self.len == 0 {
+            return &mut [];
+        }
+        let ptr = self.as_mut_ptr();
+        // SAFETY: `start + len <= region.len()` by construction, so the range lies in one live allocation, held by
+        // the lease; its bytes are initialised and, as only writable regions are lent as `BufferMut`, writable; the
+        // module's invariant makes this the only handle to these bytes, and `&mut self` the only borrow.
+        unsafe { std::slice::from_raw_parts_mut(ptr, self.len) }
+    }
+}
+
+impl fmt::Debug for BufferMut {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("BufferMut").field("start", &self.start).field("len", &self.len).finish_non_exhaustive()
+    }
+}
+
+/// A shared, read-only range of registered memory; cheap to clone and to slice.
+#[derive(Clone)]
+pub struct Buffer {
+    lease: Arc<Lease>,
+    start: usize,
+    len: usize,
+}
+
+impl Buffer {
+    /// Returns the range of no bytes, which needs no registration.
+    pub fn empty() -> Self {
+        BufferMut::empty().freeze()
+    }
+
+    /// Returns the length in bytes.
+    pub fn len(&self) -> usize {
+        self.len
+    }
+
+    /// Tells whether the range has no bytes.
+    pub fn is_empty(&self) -> bool {
+        self.len == 0
+    }
+
+    /// Returns a part of the range, without a copy.
+    ///
+    /// # Panics
+    /// If the bounds lie outside.
+    #[must_use]
+    pub fn slice(&self, range: impl RangeBounds<usize>) -> Self {
+        let from = match range.start_bound() {
+            Bound::Included(&n) => n,
+            Bound::Excluded(&n) => n + 1,
+            Bound::Unbounded => 0,
+        };
+        let to = match range.end_bound() {
+            Bound::Included(&n) => n + 1,
+            Bound::Excluded(&n) => n,
+            Bound::Unbounded => self.len,
+        };
+        assert!(from <= to && to <= self.len, "slice {from}..{to} of {} bytes", self.len);
+        Self { lease: self.lease.clone(), start: self.start + from, len: to - from }
+    }
+
+    /// Appends `next`, if it is the range that follows in the same lease.
+    ///
+    /// # Errors
+    /// Gives `next` back if it does not follow.
+    pub fn try_append(&mut self, next: Self) -> Result<(), Self> {
+        if !Arc::ptr_eq(&self.lease, &next.lease) || self.start + self.len != next.start {
+            return Err(next);
+        }
+        self.len += next.len;
+        Ok(())
+    }
+
+    /// Returns what the fabric keeps about the region this range lies in.
+    pub fn registration<T: Any>(&self) -> Option<&T> {
+        self.lease.region().registration()
+    }
+}
+
+impl Deref for Buffer {
+    type Target = [u8];
+
+    fn deref(&self) -> &[u8] {
+        range_of(&self.lease, self.start, self.len)
+    }
+}
+
+impl AsRef<[u8]> for Buffer {
+    fn as_ref(&self) -> &[u8] {
+        self
+    }
+}
+
+impl From<Buffer> for Bytes {
+    /// Shares the memory; nothing is copied.
+    fn from(buffer: Buffer) -> Self {
+        if buffer.is_empty() { Bytes::new() } else { Bytes::from_owner(buffer) }
+    }
+}
+
+impl fmt::Debug for Buffer {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Buffer").field("start", &self.start).field("len", &self.len).finish_non_exhaustive()
+    }
+}
+
+fn range_of(lease: &Lease, start: usize, len: usize) -> &[u8] {
+    if len == 0 {
+        return &[];
+    }
+    let ptr = lease.region().memory.ptr.as_ptr().wrapping_add(start);
+    // SAFETY: `start + len <= region.len()` by construction, so the range lies in one live allocation, which the
+    // lease holds; its bytes are initialised; the caller is the `BufferMut` that owns the range, borrowed, or one of
+    // its `Buffer`s, so by the module's invariant nobody writes it while the result lives.
+    unsafe { std::slice::from_raw_parts(ptr, len) }
+}
+
+fn empty_lease() -> Arc<Lease> {
+    static EMPTY: OnceLock<Arc<Lease>> = OnceLock::new();
+    EMPTY
+        .get_or_init(|| {
+            let region = MemoryRegion::new(Memory::from(Vec::new()), Box::new(()));
+            Arc::new(Lease { region: Some(region), lender: None })
+        })
+        .clone()
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Mutex;
+
+    use super::*;
+
+    fn region(len: usize) -> MemoryRegion {
+        MemoryRegion::new(Memory::from(vec![0; len]), Box::new(()))
+    }
+
+    #[derive(Default)]
+    struct Shelf(Mutex<Vec<MemoryRegion>>);
+
+    impl Lender for Shelf {
+        fn take_back(&self, region: MemoryRegion) {
+            self.0.lock().expect("no test panics while it holds the shelf").push(region);
+        }
+    }
+
+    #[test]
+    fn split_ranges_are_disjoint_and_join_again() {
+        let mut rest = region(10).into_mut().unwrap();
+        let mut front = rest.split_to(4);
+        front.fill(1);
+        rest.fill(2);
+        let mut whole = front.freeze();
+        whole.try_append(rest.freeze()).unwrap();
+        assert_eq!(whole[..], [1, 1, 1, 1, 2, 2, 2, 2, 2, 2]);
+        assert_eq!(whole.slice(3..5)[..], [1, 2]);
+    }
+
+    #[test]
+    fn ranges_of_different_leases_do_not_join() {
+        let mut a = region(2).into_shared();
+        let b = region(2).into_shared();
+        assert!(a.try_append(b).is_err());
+        assert_eq!(a.len(), 2);
+    }
+
+    #[test]
+    fn the_lender_gets_the_region_back_with_the_last_range() {
+        let shelf = Arc::new(Shelf::default());
+        let mut rest = region(8).lend(shelf.clone()).unwrap();
+        let front = rest.split_to(3).freeze();
+        let bytes = Bytes::from(front.clone());
+        drop((rest, front));
+        assert!(shelf.0.lock().unwrap().is_empty());
+        drop(bytes);
+        assert_eq!(shelf.0.lock().unwrap().len(), 1);
+    }
+
+    #[test]
+    fn read_only_memory_is_not_lent_for_writing() {
+        let region = MemoryRegion::new(Memory::from(Bytes::from_static(b"abc")), Box::new(()));
+        let region = region.into_mut().unwrap_err();
+        assert_eq!(region.into_shared()[..], *b"abc");
+    }
+
+    #[test]
+    fn ranges_are_written_from_two_threads_at_once() {
+        let mut rest = region(64).into_mut().unwrap();
+        let mut front = rest.split_to(32);
+        std::thread::scope(|scope| {
+            scope.spawn(|| front.fill(7));
+            scope.spawn(|| rest.fill(9));
+        });
+        assert!(front.iter().all(|&b| b == 7) && rest.iter().all(|&b| b == 9));
+    }
+
+    #[test]
+    #[cfg_attr(miri, ignore = "maps a file")]
+    fn a_mapped_file_holds_what_was_written() {
+        let mut file = tempfile::tempfile().unwrap();
+        assert!(Memory::map_file_mut(&file, 5).is_err());
+        file.set_len(5).unwrap();
+        let memory = Memory::map_file_mut(&file, 5).unwrap();
+        let mut buffer = MemoryRegion::new(memory, Box::new(())).into_mut().unwrap();
+        buffer.copy_from_slice(b"hello");
+        drop(buffer);
+        let mut text = String::new();
+        io::Read::read_to_string(&mut file, &mut text).unwrap();
+        assert_eq!(text, "hello");
+    }
+}

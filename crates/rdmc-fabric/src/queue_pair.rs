@@ -1,0 +1,119 @@
+//! The queue pair: posts work, returns futures.
+
+use std::fmt;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+
+use crate::fabric::{ConnectError, Endpoint, Peer, QueuePairConfig, RawQueuePair};
+use crate::memory::{Buffer, BufferMut};
+use crate::remote::RemoteMemory;
+use crate::work::{Operation, QueuePairId, Received, Slot, Work, WorkError, WorkRequest};
+
+/// A reliable connected queue pair.
+///
+/// Posting takes effect at the call; the returned [`Operation`] is the future of the completion. Requests are carried
+/// out in the order in which they were posted. Dropping the queue pair closes it.
+pub struct QueuePair {
+    raw: Arc<dyn RawQueuePair>,
+    config: QueuePairConfig,
+    sends: Arc<AtomicU32>,
+    receives: Arc<AtomicU32>,
+    closes_on_drop: bool,
+}
+
+impl QueuePair {
+    /// Wraps a fabric's queue pair; called by fabrics.
+    pub fn new(raw: Arc<dyn RawQueuePair>, config: QueuePairConfig) -> Self {
+        Self { raw, config, sends: Arc::default(), receives: Arc::default(), closes_on_drop: true }
+    }
+
+    /// Wraps this queue pair's implementation in another one; called by decorators.
+    #[must_use]
+    pub fn map_raw(mut self, wrap: impl FnOnce(Arc<dyn RawQueuePair>) -> Arc<dyn RawQueuePair>) -> Self {
+        // The inner pair lives on inside the wrapper; only the wrapper closes it.
+        self.closes_on_drop = false;
+        Self::new(wrap(self.raw.clone()), self.config)
+    }
+
+    /// Returns the number that tells it apart in completions and logs.
+    pub fn id(&self) -> QueuePairId {
+        self.raw.id()
+    }
+
+    /// Returns where the peer can reach this end; to be handed over by the control plane.
+    pub fn endpoint(&self) -> Endpoint {
+        self.raw.endpoint()
+    }
+
+    /// Connects to the peer; both ends do this.
+    ///
+    /// # Cancel safety
+    /// Dropping the future leaves the queue pair unusable; close it.
+    ///
+    /// # Errors
+    /// See [`ConnectError`].
+    pub async fn connect(&self, peer: Peer) -> Result<(), ConnectError> {
+        self.raw.connect(peer).await
+    }
+
+    /// Sends `data` into the peer's next receive; completes when the peer has taken it.
+    pub fn send(&self, data: Buffer, imm: Option<u32>) -> Operation<()> {
+        Operation::plain(self.post(Work::Send { data, imm }))
+    }
+
+    /// Posts `into` for the peer's next send or write with immediate. Allowed before the connection is made.
+    pub fn receive(&self, into: BufferMut) -> Operation<Received> {
+        Operation::receive(self.post(Work::Receive { into }))
+    }
+
+    /// Writes `data` into the peer's memory; with `imm` it also consumes and completes a receive of the peer.
+    ///
+    /// `to` must have the length of `data`.
+    pub fn write(&self, data: Buffer, to: RemoteMemory, imm: Option<u32>) -> Operation<()> {
+        Operation::plain(self.post(Work::Write { data, to, imm }))
+    }
+
+    /// Reads the peer's memory `from` into `into`, which has the same length.
+    pub fn read(&self, into: BufferMut, from: RemoteMemory) -> Operation<BufferMut> {
+        Operation::read(self.post(Work::Read { into, from }))
+    }
+
+    /// Breaks the connection: everything posted, here and at the peer, is flushed.
+    pub fn close(&self) {
+        self.raw.close();
+    }
+
+    fn post(&self, work: Work) -> Arc<Slot> {
+        let (outstanding, depth) = match work {
+            Work::Receive { .. } => (&self.receives, self.config.receive_depth),
+            _ => (&self.sends, self.config.send_depth),
+        };
+        let grow = |count: u32| (count < depth).then_some(count + 1);
+        if outstanding.fetch_update(Ordering::AcqRel, Ordering::Acquire, grow).is_err() {
+            return Slot::refused(WorkError::QueueFull { depth });
+        }
+        let (request, slot) = WorkRequest::new(work, self.raw.id(), outstanding.clone());
+        self.raw.post(request);
+        slot
+    }
+}
+
+impl Drop for QueuePair {
+    fn drop(&mut self) {
+        if self.closes_on_drop {
+            self.raw.close();
+        }
+    }
+}
+
+impl fmt::Debug for QueuePair {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("QueuePair").field("id", &self.id()).finish_non_exhaustive()
+    }
+}
+
+/// Draws the next queue pair number of this process.
+pub fn next_queue_pair_id() -> QueuePairId {
+    static NEXT: AtomicU64 = AtomicU64::new(1);
+    QueuePairId(NEXT.fetch_add(1, Ordering::Relaxed))
+}

@@ -1,0 +1,336 @@
+//! What the software fabrics share: posted work in queues, exposed memory behind keys.
+
+use std::collections::{HashMap, VecDeque};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock, Weak};
+use std::time::Duration;
+
+use futures::future::Either;
+use tokio::sync::Notify;
+
+use crate::completion::{CompletionSource, SoftwareCompletions};
+use crate::environment::{Environment, Timestamp};
+use crate::fabric::FabricError;
+use crate::memory::{Buffer, BufferMut};
+use crate::remote::{Expose, ExposedMemory, ExposedRegion, RemoteAccess, RemoteMemory};
+use crate::work::{QueuePairId, Work, WorkError, WorkRequest};
+
+/// The work posted to one queue pair, until the fabric's tasks take it.
+///
+/// Once broken, it stays so: everything in it and everything posted later is flushed.
+pub(crate) struct PostedWork {
+    pub(crate) id: QueuePairId,
+    completions: Arc<dyn CompletionSource>,
+    reserved: u32,
+    state: Mutex<PostedState>,
+    sends_posted: Notify,
+    receive_posted: Notify,
+}
+
+#[derive(Default)]
+struct PostedState {
+    broken: bool,
+    sends: VecDeque<WorkRequest>,
+    /// Sent, not yet acknowledged, in order.
+    unacknowledged: VecDeque<WorkRequest>,
+    receives: VecDeque<WorkRequest>,
+}
+
+impl PostedWork {
+    pub(crate) fn new(
+        id: QueuePairId,
+        completions: &Arc<dyn CompletionSource>,
+        reserved: u32,
+    ) -> Result<Self, FabricError> {
+        if software(completions).is_none() {
+            return Err(FabricError::ForeignCompletionQueue);
+        }
+        completions.reserve(reserved)?;
+        Ok(Self {
+            id,
+            completions: completions.clone(),
+            reserved,
+            state: Mutex::default(),
+            sends_posted: Notify::new(),
+            receive_posted: Notify::new(),
+        })
+    }
+
+    pub(crate) fn post(&self, request: WorkRequest) {
+        let receive = matches!(request.work(), Work::Receive { .. });
+        {
+            let mut state = self.lock();
+            if state.broken {
+                drop(state);
+                return self.finish(request, Err(WorkError::Flushed));
+            }
+            let queue = if receive { &mut state.receives } else { &mut state.sends };
+            queue.push_back(request);
+        }
+        if receive { self.receive_posted.notify_one() } else { self.sends_posted.notify_one() }
+    }
+
+    /// Takes the next send, write or read, if one is posted.
+    pub(crate) fn try_take_send(&self) -> Option<WorkRequest> {
+        self.lock().sends.pop_front()
+    }
+
+    /// Waits until a send, write or read may have been posted, or the queue pair broke. One waiter at a time.
+    pub(crate) async fn sends_changed(&self) {
+        self.sends_posted.notified().await;
+    }
+
+    /// Wakes the task that waits in [`sends_changed`](Self::sends_changed), for other work it has.
+    pub(crate) fn wake_sender(&self) {
+        self.sends_posted.notify_one();
+    }
+
+    /// Takes the oldest posted receive; waits for one for at most `limit`.
+    pub(crate) async fn take_receive(
+        &self,
+        environment: &dyn Environment,
+        limit: Duration,
+    ) -> Result<Taken<'_>, WorkError> {
+        let mut deadline: Option<Timestamp> = None;
+        let mut late = false;
+        loop {
+            {
+                let mut state = self.lock();
+                if state.broken {
+                    return Err(WorkError::Flushed);
+                }
+                if let Some(receive) = state.receives.pop_front() {
+                    return Ok(self.taken(receive));
+                }
+            }
+            if late {
+                return Err(WorkError::ReceiverNotReady);
+            }
+            let at = *deadline.get_or_insert_with(|| environment.now() + limit);
+            let posted = std::pin::pin!(self.receive_posted.notified());
+            let expired = environment.sleep_until(at);
+            // The receive may come with the deadline: one last look is taken in any case.
+            late = matches!(futures::future::select(posted, expired).await, Either::Right(_));
+        }
+    }
+
+    /// Keeps a request until the peer acknowledges it; flushes it if the queue pair broke meanwhile.
+    pub(crate) fn await_acknowledgement(&self, request: WorkRequest) {
+        let mut state = self.lock();
+        if state.broken {
+            drop(state);
+            return self.finish(request, Err(WorkError::Flushed));
+        }
+        state.unacknowledged.push_back(request);
+    }
+
+    /// Takes the oldest request that waits for an acknowledgement.
+    pub(crate) fn acknowledged(&self) -> Option<Taken<'_>> {
+        let request = self.lock().unacknowledged.pop_front()?;
+        Some(self.taken(request))
+    }
+
+    /// Ends a request that brought no immediate.
+    pub(crate) fn finish(&self, request: WorkRequest, result: Result<usize, WorkError>) {
+        self.finish_with_imm(request, result, None);
+    }
+
+    fn finish_with_imm(&self, request: WorkRequest, result: Result<usize, WorkError>, imm: Option<u32>) {
+        let completed = request.complete(result, imm);
+        let queue = software(&self.completions).expect("checked when the queue pair was made");
+        queue.push(completed);
+    }
+
+    /// Breaks the queue pair: the oldest outstanding send gets `cause`, all else is flushed. Tells whether it was
+    /// whole before.
+    pub(crate) fn break_with(&self, cause: WorkError) -> bool {
+        let (unacknowledged, sends, receives) = {
+            let mut state = self.lock();
+            if state.broken {
+                return false;
+            }
+            state.broken = true;
+            let state = &mut *state;
+            (
+                std::mem::take(&mut state.unacknowledged),
+                std::mem::take(&mut state.sends),
+                std::mem::take(&mut state.receives),
+            )
+        };
+        let mut error = cause;
+        for request in unacknowledged.into_iter().chain(sends) {
+            self.finish(request, Err(error));
+            error = WorkError::Flushed;
+        }
+        for request in receives {
+            self.finish(request, Err(WorkError::Flushed));
+        }
+        self.sends_posted.notify_one();
+        self.receive_posted.notify_one();
+        true
+    }
+
+    pub(crate) fn is_broken(&self) -> bool {
+        self.lock().broken
+    }
+
+    fn taken(&self, request: WorkRequest) -> Taken<'_> {
+        Taken { posted: self, request: Some(request) }
+    }
+
+    fn lock(&self) -> MutexGuard<'_, PostedState> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Drop for PostedWork {
+    fn drop(&mut self) {
+        self.completions.release(self.reserved);
+    }
+}
+
+/// A request that a task has taken out to fill it.
+///
+/// If the task ends on the way, the request is flushed, so that no completion is missing from the queue.
+pub(crate) struct Taken<'a> {
+    posted: &'a PostedWork,
+    request: Option<WorkRequest>,
+}
+
+impl Taken<'_> {
+    pub(crate) fn work_mut(&mut self) -> &mut Work {
+        self.request.as_mut().expect("only finishing takes the request out").work_mut()
+    }
+
+    pub(crate) fn finish(mut self, result: Result<usize, WorkError>, imm: Option<u32>) {
+        let request = self.request.take().expect("only finishing takes the request out");
+        self.posted.finish_with_imm(request, result, imm);
+    }
+}
+
+impl Drop for Taken<'_> {
+    fn drop(&mut self) {
+        if let Some(request) = self.request.take() {
+            self.posted.finish(request, Err(WorkError::Flushed));
+        }
+    }
+}
+
+fn software(source: &Arc<dyn CompletionSource>) -> Option<&SoftwareCompletions> {
+    let any: &dyn std::any::Any = &**source;
+    any.downcast_ref()
+}
+
+/// The memory that one node exposes, by key.
+#[derive(Default)]
+pub(crate) struct Exposures {
+    by_key: Mutex<HashMap<u64, Arc<Exposed>>>,
+}
+
+/// One exposed region. The lock stands for the device's arbitration between local and remote access.
+pub(crate) enum Exposed {
+    Mutable { memory: RwLock<BufferMut>, access: RemoteAccess },
+    Frozen(Buffer),
+}
+
+impl Exposed {
+    fn len(&self) -> usize {
+        match self {
+            Self::Mutable { memory, .. } => memory.read().unwrap_or_else(PoisonError::into_inner).len(),
+            Self::Frozen(buffer) => buffer.len(),
+        }
+    }
+
+    /// Runs `read` on bytes of a range that was checked.
+    pub(crate) fn with_bytes<T>(&self, offset: usize, len: usize, read: impl FnOnce(&[u8]) -> T) -> T {
+        match self {
+            Self::Mutable { memory, .. } => {
+                read(&memory.read().unwrap_or_else(PoisonError::into_inner)[offset..offset + len])
+            }
+            Self::Frozen(buffer) => read(&buffer[offset..offset + len]),
+        }
+    }
+
+    /// Runs `write` on bytes of a range that was checked; none if the region is frozen.
+    pub(crate) fn with_bytes_mut<T>(&self, offset: usize, len: usize, write: impl FnOnce(&mut [u8]) -> T) -> Option<T> {
+        match self {
+            Self::Mutable { memory, .. } => {
+                Some(write(&mut memory.write().unwrap_or_else(PoisonError::into_inner)[offset..offset + len]))
+            }
+            Self::Frozen(_) => None,
+        }
+    }
+}
+
+/// A range of exposed memory to which a peer has shown the key.
+pub(crate) struct Grant {
+    pub(crate) exposed: Arc<Exposed>,
+    pub(crate) offset: usize,
+    pub(crate) len: usize,
+}
+
+impl Exposures {
+    pub(crate) fn expose(self: &Arc<Self>, environment: &dyn Environment, memory: Expose) -> ExposedRegion {
+        let exposed = Arc::new(match memory {
+            Expose::Mutable(memory, access) => Exposed::Mutable { memory: RwLock::new(memory), access },
+            Expose::Frozen(buffer) => Exposed::Frozen(buffer),
+        });
+        let len = exposed.len() as u64;
+        let key = environment.random_u64();
+        self.lock().insert(key, exposed.clone());
+        let remote = RemoteMemory { key, address: 0, len };
+        ExposedRegion::new(Box::new(SoftwareExposed { exposures: Arc::downgrade(self), exposed, remote }))
+    }
+
+    /// Checks key, bounds and access of a peer's request.
+    pub(crate) fn open(&self, at: RemoteMemory, writes: bool) -> Result<Grant, WorkError> {
+        let exposed = self.lock().get(&at.key).cloned().ok_or(WorkError::RemoteAccess)?;
+        let allowed = match &*exposed {
+            Exposed::Mutable { access, .. } => {
+                if writes {
+                    access.write
+                } else {
+                    access.read
+                }
+            }
+            Exposed::Frozen(_) => !writes,
+        };
+        let end = at.address.checked_add(at.len).ok_or(WorkError::RemoteAccess)?;
+        if !allowed || end > exposed.len() as u64 {
+            return Err(WorkError::RemoteAccess);
+        }
+        let bounded = |n: u64| usize::try_from(n).map_err(|_| WorkError::RemoteAccess);
+        Ok(Grant { offset: bounded(at.address)?, len: bounded(at.len)?, exposed })
+    }
+
+    fn lock(&self) -> MutexGuard<'_, HashMap<u64, Arc<Exposed>>> {
+        self.by_key.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+struct SoftwareExposed {
+    exposures: Weak<Exposures>,
+    exposed: Arc<Exposed>,
+    remote: RemoteMemory,
+}
+
+impl ExposedMemory for SoftwareExposed {
+    fn remote(&self) -> RemoteMemory {
+        self.remote
+    }
+
+    fn read_at(&self, offset: usize, out: &mut [u8]) {
+        self.exposed.with_bytes(offset, out.len(), |bytes| out.copy_from_slice(bytes));
+    }
+
+    fn write_at(&self, offset: usize, bytes: &[u8]) -> bool {
+        self.exposed.with_bytes_mut(offset, bytes.len(), |room| room.copy_from_slice(bytes)).is_some()
+    }
+}
+
+impl Drop for SoftwareExposed {
+    fn drop(&mut self) {
+        if let Some(exposures) = self.exposures.upgrade() {
+            exposures.lock().remove(&self.remote.key);
+        }
+    }
+}

@@ -1,0 +1,144 @@
+//! The 32-byte header in front of everything on a data connection.
+//!
+//! ```text
+//! byte  0      kind: 1 send, 2 write, 3 read, 4 acknowledgement, 5 read response, 6 refusal
+//!       1      flags: bit 0 set if an immediate is given (send and write only)
+//!       2..4   0
+//!       4..8   immediate (send, write) | number of requests (acknowledgement) | reason (refusal)
+//!       8..16  length in bytes: of the payload (send, write, read response), to be read (read)
+//!      16..24  key (write, read)
+//!      24..32  address (write, read)
+//! ```
+//! Little endian; fields that a kind does not use are 0. The payload follows the header of a send, a write and a read
+//! response. Requests are answered in order.
+
+use crate::remote::RemoteMemory;
+use crate::work::WorkError;
+
+/// One header.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Frame {
+    Send { imm: Option<u32>, len: u64 },
+    Write { imm: Option<u32>, to: RemoteMemory },
+    Read { from: RemoteMemory },
+    Acknowledge { requests: u32 },
+    ReadResponse { len: u64 },
+    Refuse { reason: Refusal },
+}
+
+/// Why a request was refused.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Refusal {
+    InvalidRequest,
+    Access,
+    ReceiverNotReady,
+}
+
+impl Refusal {
+    pub(super) fn of(error: WorkError) -> Self {
+        match error {
+            WorkError::RemoteAccess => Self::Access,
+            WorkError::ReceiverNotReady => Self::ReceiverNotReady,
+            _ => Self::InvalidRequest,
+        }
+    }
+
+    pub(super) fn error(self) -> WorkError {
+        match self {
+            Self::InvalidRequest => WorkError::RemoteInvalidRequest,
+            Self::Access => WorkError::RemoteAccess,
+            Self::ReceiverNotReady => WorkError::ReceiverNotReady,
+        }
+    }
+}
+
+impl Frame {
+    pub(super) const LEN: usize = 32;
+
+    pub(super) fn encode(self) -> [u8; Self::LEN] {
+        let zero = RemoteMemory { key: 0, address: 0, len: 0 };
+        let (kind, imm, number, at) = match self {
+            Self::Send { imm, len } => (1, imm, 0, RemoteMemory { len, ..zero }),
+            Self::Write { imm, to } => (2, imm, 0, to),
+            Self::Read { from } => (3, None, 0, from),
+            Self::Acknowledge { requests } => (4, None, requests, zero),
+            Self::ReadResponse { len } => (5, None, 0, RemoteMemory { len, ..zero }),
+            Self::Refuse { reason } => (6, None, reason as u32 + 1, zero),
+        };
+        let mut out = [0; Self::LEN];
+        out[0] = kind;
+        out[1] = u8::from(imm.is_some());
+        out[4..8].copy_from_slice(&imm.unwrap_or(number).to_le_bytes());
+        out[8..16].copy_from_slice(&at.len.to_le_bytes());
+        out[16..24].copy_from_slice(&at.key.to_le_bytes());
+        out[24..].copy_from_slice(&at.address.to_le_bytes());
+        out
+    }
+
+    /// Decodes a header; none if it is not one that [`encode`](Self::encode) makes.
+    pub(super) fn decode(bytes: &[u8; Self::LEN]) -> Option<Self> {
+        let long = |at: usize| u64::from_le_bytes(std::array::from_fn(|i| bytes[at + i]));
+        let number = u32::from_le_bytes(std::array::from_fn(|i| bytes[4 + i]));
+        let imm = (bytes[1] == 1).then_some(number);
+        let at = RemoteMemory { len: long(8), key: long(16), address: long(24) };
+        let frame = match bytes[0] {
+            1 => Self::Send { imm, len: at.len },
+            2 => Self::Write { imm, to: at },
+            3 => Self::Read { from: at },
+            4 => Self::Acknowledge { requests: number },
+            5 => Self::ReadResponse { len: at.len },
+            6 => Self::Refuse {
+                reason: match number {
+                    1 => Refusal::InvalidRequest,
+                    2 => Refusal::Access,
+                    3 => Refusal::ReceiverNotReady,
+                    _ => return None,
+                },
+            },
+            _ => return None,
+        };
+        // Unused fields are 0: one header, one meaning.
+        (frame.encode() == *bytes).then_some(frame)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    fn frames() -> impl Strategy<Value = Frame> {
+        let remote = (any::<u64>(), any::<u64>(), any::<u64>()).prop_map(|(key, address, len)| RemoteMemory {
+            key,
+            address,
+            len,
+        });
+        prop_oneof![
+            (any::<Option<u32>>(), any::<u64>()).prop_map(|(imm, len)| Frame::Send { imm, len }),
+            (any::<Option<u32>>(), remote.clone()).prop_map(|(imm, to)| Frame::Write { imm, to }),
+            remote.prop_map(|from| Frame::Read { from }),
+            any::<u32>().prop_map(|requests| Frame::Acknowledge { requests }),
+            any::<u64>().prop_map(|len| Frame::ReadResponse { len }),
+            prop_oneof![Just(Refusal::InvalidRequest), Just(Refusal::Access), Just(Refusal::ReceiverNotReady)]
+                .prop_map(|reason| Frame::Refuse { reason }),
+        ]
+    }
+
+    proptest! {
+        #[test]
+        fn frames_survive_encoding(frame in frames()) {
+            prop_assert_eq!(Frame::decode(&frame.encode()), Some(frame));
+        }
+
+        #[test]
+        fn any_bytes_are_one_frame_or_none(mut bytes: [u8; Frame::LEN], kind in 0u8..8, flags in 0u8..2) {
+            bytes[0] = kind;
+            bytes[1] = flags;
+            bytes[2..4].fill(0);
+            if let Some(frame) = Frame::decode(&bytes) {
+                prop_assert_eq!(frame.encode(), bytes);
+            }
+        }
+    }
+}

@@ -1,0 +1,544 @@
+//! A queue pair over one TCP connection: a task that reads frames and one that writes them.
+
+use std::collections::VecDeque;
+use std::io::{self, IoSlice};
+use std::net::{IpAddr, SocketAddr};
+use std::sync::{Arc, Mutex, Weak};
+use std::time::Duration;
+
+use futures::future::BoxFuture;
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::TcpStream;
+use tokio::net::tcp::{OwnedReadHalf, OwnedWriteHalf};
+use tokio::sync::{oneshot, watch};
+
+use super::frame::{Frame, Refusal};
+use super::{Arrival, TcpEndpoint, TcpShared, lock, tune};
+use crate::completion::CompletionSource;
+use crate::environment::{Environment, TokioEnvironment};
+use crate::fabric::{ConnectError, Endpoint, FabricError, Peer, QueuePairConfig, RawQueuePair, Role};
+use crate::memory::Buffer;
+use crate::queue_pair::next_queue_pair_id;
+use crate::software::{Grant, PostedWork, Taken};
+use crate::work::{QueuePairId, Work, WorkError, WorkRequest};
+
+pub(super) struct TcpQueuePair {
+    posted: PostedWork,
+    nonce: u128,
+    config: QueuePairConfig,
+    shared: Arc<TcpShared>,
+    environment: Arc<TokioEnvironment>,
+    /// The peer's connection, if this end is the passive one; taken by `connect`.
+    arrival: Mutex<Option<oneshot::Receiver<Arrival>>>,
+    /// What the reader wants written, before any request.
+    responses: Mutex<VecDeque<Response>>,
+    closed: watch::Sender<bool>,
+    this: Weak<TcpQueuePair>,
+}
+
+/// An answer to a request of the peer.
+enum Response {
+    Acknowledge { requests: u32 },
+    Read(Grant),
+    Refuse(Refusal),
+}
+
+/// Why a connection's tasks end.
+#[derive(Debug)]
+enum Ending {
+    /// The queue pair was closed or broken by the other task.
+    Closed,
+    /// The socket failed or ended.
+    Lost(io::Error),
+    /// The peer refused a request, which has been completed with the reason.
+    Refused,
+    /// This end refused a request of the peer and has told it.
+    Refusing,
+    /// The peer sent what no peer sends.
+    Protocol(&'static str),
+}
+
+impl From<io::Error> for Ending {
+    fn from(error: io::Error) -> Self {
+        Self::Lost(error)
+    }
+}
+
+impl TcpQueuePair {
+    pub(super) fn create(
+        shared: Arc<TcpShared>,
+        environment: Arc<TokioEnvironment>,
+        completions: &Arc<dyn CompletionSource>,
+        config: QueuePairConfig,
+    ) -> Result<Arc<Self>, FabricError> {
+        let reserved = config.send_depth.saturating_add(config.receive_depth);
+        let posted = PostedWork::new(next_queue_pair_id(), completions, reserved)?;
+        let random: &dyn Environment = &*environment;
+        let nonce = random.random_u128();
+        let arrival = Mutex::new(Some(shared.expect(nonce)));
+        Ok(Arc::new_cyclic(|this| Self {
+            posted,
+            nonce,
+            config,
+            shared,
+            environment,
+            arrival,
+            responses: Mutex::default(),
+            closed: watch::Sender::new(false),
+            this: this.clone(),
+        }))
+    }
+}
+
+impl RawQueuePair for TcpQueuePair {
+    fn id(&self) -> QueuePairId {
+        self.posted.id
+    }
+
+    fn endpoint(&self) -> Endpoint {
+        TcpEndpoint { nonce: self.nonce, listening: *lock(&self.shared.listening) }.encode()
+    }
+
+    fn connect(&self, peer: Peer) -> BoxFuture<'static, Result<(), ConnectError>> {
+        let this = self.this.upgrade().expect("somebody holds the queue pair they connect");
+        Box::pin(async move {
+            let arrival = lock(&this.arrival).take().ok_or(ConnectError::WrongState)?;
+            let remote = TcpEndpoint::decode(&peer.endpoint)?;
+            let stream = match peer.role {
+                Role::Active => {
+                    this.shared.forget(this.nonce);
+                    this.open(remote, peer.address).await?
+                }
+                Role::Passive => this.await_arrival(arrival, remote).await?,
+            };
+            tune(&stream, this.shared.config).map_err(ConnectError::Unreachable)?;
+            let environment = this.environment.clone();
+            environment.spawn(Box::pin(this.run(stream)));
+            Ok(())
+        })
+    }
+
+    fn post(&self, request: WorkRequest) {
+        self.posted.post(request);
+    }
+
+    fn close(&self) {
+        self.end(WorkError::Flushed);
+        self.shared.forget(self.nonce);
+        // A peer whose connection has arrived waits for the proof, which does not come any more.
+        drop(lock(&self.arrival).take());
+    }
+}
+
+impl TcpQueuePair {
+    /// Opens the connection and waits for the peer's proof that it is the one expected.
+    async fn open(&self, remote: TcpEndpoint, address: Option<IpAddr>) -> Result<TcpStream, ConnectError> {
+        let mut at = remote.listening.ok_or(ConnectError::BadEndpoint)?;
+        if let (true, Some(ip)) = (at.ip().is_unspecified(), address) {
+            at = SocketAddr::new(ip, at.port());
+        }
+        let connect = async {
+            let mut stream = TcpStream::connect(at).await?;
+            let mut preface = crate::environment::DATA_MAGIC.to_vec();
+            preface.extend(remote.nonce.to_le_bytes());
+            preface.extend(self.nonce.to_le_bytes());
+            stream.write_all(&preface).await?;
+            let mut proof = [0; 16];
+            stream.read_exact(&mut proof).await?;
+            Ok((stream, u128::from_le_bytes(proof)))
+        };
+        let mut closed = self.closed.subscribe();
+        let (stream, proof) = tokio::select! {
+            biased;
+            _ = closed.wait_for(|&closed| closed) => return Err(ConnectError::WrongState),
+            opened = connect => opened.map_err(ConnectError::Unreachable)?,
+        };
+        if proof == self.nonce { Ok(stream) } else { Err(ConnectError::BadNonce) }
+    }
+
+    /// Waits for the peer's connection and answers with its own nonce.
+    async fn await_arrival(
+        &self,
+        arrival: oneshot::Receiver<Arrival>,
+        remote: TcpEndpoint,
+    ) -> Result<TcpStream, ConnectError> {
+        if lock(&self.shared.listening).is_none() {
+            return Err(ConnectError::NotListening);
+        }
+        let mut closed = self.closed.subscribe();
+        let mut arrival = tokio::select! {
+            biased;
+            _ = closed.wait_for(|&closed| closed) => return Err(ConnectError::WrongState),
+            arrival = arrival => arrival.map_err(|_| ConnectError::WrongState)?,
+        };
+        if arrival.from != remote.nonce {
+            return Err(ConnectError::BadNonce);
+        }
+        arrival.stream.write_all(&remote.nonce.to_le_bytes()).await.map_err(ConnectError::Unreachable)?;
+        Ok(arrival.stream)
+    }
+
+    /// Reads and writes until the queue pair is closed or breaks.
+    async fn run(self: Arc<Self>, stream: TcpStream) {
+        let peer = stream.peer_addr().ok();
+        let (mut from, mut to) = stream.into_split();
+        let ending = {
+            let reading = std::pin::pin!(self.read_frames(&mut from));
+            let writing = std::pin::pin!(self.write_frames(&mut to));
+            match futures::future::select(reading, writing).await {
+                futures::future::Either::Left((Err(ending), _)) | futures::future::Either::Right((Err(ending), _)) => {
+                    ending
+                }
+            }
+        };
+        let cause = match &ending {
+            Ending::Closed | Ending::Refused => WorkError::Flushed,
+            Ending::Lost(error) if error.raw_os_error() == Some(BAD_ADDRESS) => WorkError::LocalProtection,
+            Ending::Lost(_) | Ending::Refusing => WorkError::ConnectionLost,
+            Ending::Protocol(_) => WorkError::Protocol,
+        };
+        if let Ending::Protocol(what) = ending {
+            tracing::warn!(qp = %self.posted.id, ?peer, what, "the peer broke the protocol; connection closed");
+        } else {
+            tracing::debug!(qp = %self.posted.id, ?peer, ?ending, "connection ended");
+        }
+        self.end(cause);
+        if matches!(ending, Ending::Refusing) {
+            // The peer must read the refusal before a reset could overtake it: let it close first.
+            let _ = to.shutdown().await;
+            let mut rest = [0; 4096];
+            let drain = async { while matches!(from.read(&mut rest).await, Ok(n) if n > 0) {} };
+            let _ = tokio::time::timeout(REFUSAL_LINGER, drain).await;
+        }
+    }
+
+    fn end(&self, cause: WorkError) {
+        self.posted.break_with(cause);
+        lock(&self.responses).clear();
+        self.closed.send_replace(true);
+    }
+
+    // The reader.
+
+    async fn read_frames(&self, from: &mut OwnedReadHalf) -> Result<std::convert::Infallible, Ending> {
+        let mut closed = self.closed.subscribe();
+        let mut from = Reader { from, closed: &mut closed };
+        loop {
+            let mut header = [0; Frame::LEN];
+            from.fill(&mut header).await?;
+            let frame = Frame::decode(&header).ok_or(Ending::Protocol("unknown frame"))?;
+            let answered = match frame {
+                Frame::Send { imm, len } => self.take_send(&mut from, imm, len).await?,
+                Frame::Write { imm, to } => match self.shared.exposures.open(to, true) {
+                    Ok(grant) => self.take_write(&mut from, grant, imm).await?,
+                    Err(error) => Err(error),
+                },
+                Frame::Read { from } => match self.shared.exposures.open(from, false) {
+                    Ok(grant) => {
+                        self.respond(Response::Read(grant))?;
+                        continue;
+                    }
+                    Err(error) => Err(error),
+                },
+                Frame::Acknowledge { requests } => {
+                    self.take_acknowledgement(requests)?;
+                    continue;
+                }
+                Frame::ReadResponse { len } => {
+                    self.take_read_response(&mut from, len).await?;
+                    continue;
+                }
+                Frame::Refuse { reason } => {
+                    let refused = self.posted.acknowledged().ok_or(Ending::Protocol("nothing to refuse"))?;
+                    refused.finish(Err(reason.error()), None);
+                    return Err(Ending::Refused);
+                }
+            };
+            match answered {
+                Ok(()) => self.respond(Response::Acknowledge { requests: 1 })?,
+                Err(error) => {
+                    self.respond(Response::Refuse(Refusal::of(error)))?;
+                    // The writer ends the connection when the refusal is out.
+                    std::future::pending::<()>().await;
+                }
+            }
+        }
+    }
+
+    /// Reads a send's payload into the oldest receive.
+    async fn take_send(
+        &self,
+        from: &mut Reader<'_>,
+        imm: Option<u32>,
+        len: u64,
+    ) -> Result<Result<(), WorkError>, Ending> {
+        let mut receive = match self.take_receive().await? {
+            Ok(receive) => receive,
+            Err(error) => return Ok(Err(error)),
+        };
+        let Work::Receive { into } = receive.work_mut() else { unreachable!("only receives are queued here") };
+        let room = into.len();
+        let Some(taken) = usize::try_from(len).ok().filter(|&len| len <= room) else {
+            let error = WorkError::LocalLength { got: len, room: room as u64 };
+            receive.finish(Err(error), None);
+            return Ok(Err(WorkError::RemoteInvalidRequest));
+        };
+        if let Err(ending) = from.fill(&mut into[..taken]).await {
+            let error = if matches!(ending, Ending::Closed) { WorkError::Flushed } else { WorkError::ConnectionLost };
+            receive.finish(Err(error), None);
+            return Err(ending);
+        }
+        receive.finish(Ok(taken), imm);
+        Ok(Ok(()))
+    }
+
+    /// Reads a write's payload into exposed memory.
+    async fn take_write(
+        &self,
+        from: &mut Reader<'_>,
+        grant: Grant,
+        imm: Option<u32>,
+    ) -> Result<Result<(), WorkError>, Ending> {
+        let mut done = 0;
+        while done < grant.len {
+            let into = |room: &mut [u8]| from.from.try_read(room);
+            let read = grant.exposed.with_bytes_mut(grant.offset + done, grant.len - done, into);
+            match read.expect("write access was checked") {
+                Ok(0) => return Err(Ending::Lost(io::ErrorKind::UnexpectedEof.into())),
+                Ok(n) => done += n,
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => from.readable().await?,
+                Err(error) => return Err(error.into()),
+            }
+        }
+        if imm.is_none() {
+            return Ok(Ok(()));
+        }
+        match self.take_receive().await? {
+            Ok(receive) => {
+                receive.finish(Ok(0), imm);
+                Ok(Ok(()))
+            }
+            Err(error) => Ok(Err(error)),
+        }
+    }
+
+    async fn take_receive(&self) -> Result<Result<Taken<'_>, WorkError>, Ending> {
+        match self.posted.take_receive(&*self.environment, self.config.receiver_not_ready).await {
+            Err(WorkError::Flushed) => Err(Ending::Closed),
+            outcome => Ok(outcome),
+        }
+    }
+
+    fn take_acknowledgement(&self, requests: u32) -> Result<(), Ending> {
+        for _ in 0..requests {
+            let mut request = self.posted.acknowledged().ok_or(Ending::Protocol("nothing to acknowledge"))?;
+            if matches!(request.work_mut(), Work::Read { .. }) {
+                request.finish(Err(WorkError::Protocol), None);
+                return Err(Ending::Protocol("a read was acknowledged without its bytes"));
+            }
+            let len = request.work_mut().len();
+            request.finish(Ok(len), None);
+        }
+        Ok(())
+    }
+
+    async fn take_read_response(&self, from: &mut Reader<'_>, len: u64) -> Result<(), Ending> {
+        let mut request = self.posted.acknowledged().ok_or(Ending::Protocol("nothing was to be read"))?;
+        let outcome = match request.work_mut() {
+            Work::Read { into, .. } if into.len() as u64 == len => from.fill(into).await,
+            _ => Err(Ending::Protocol("a response does not fit its read")),
+        };
+        match outcome {
+            Ok(()) => {
+                request.finish(Ok(usize::try_from(len).expect("the length of a buffer")), None);
+                Ok(())
+            }
+            Err(ending) => {
+                request.finish(Err(WorkError::ConnectionLost), None);
+                Err(ending)
+            }
+        }
+    }
+
+    fn respond(&self, response: Response) -> Result<(), Ending> {
+        let mut responses = lock(&self.responses);
+        let full = responses.len() >= RESPONSES_MAX;
+        match (responses.back_mut(), &response) {
+            (Some(Response::Acknowledge { requests }), Response::Acknowledge { .. }) => *requests += 1,
+            _ if full => return Err(Ending::Protocol("too many requests at once")),
+            _ => responses.push_back(response),
+        }
+        drop(responses);
+        self.posted.wake_sender();
+        Ok(())
+    }
+
+    // The writer.
+
+    async fn write_frames(&self, to: &mut OwnedWriteHalf) -> Result<std::convert::Infallible, Ending> {
+        let mut closed = self.closed.subscribe();
+        let mut to = Writer { to, closed: &mut closed };
+        let mut headers = Vec::with_capacity(HEADERS_LEN);
+        loop {
+            headers.clear();
+            let mut departures = Vec::new();
+            let mut large: Option<Buffer> = None;
+            let mut reading: Option<Grant> = None;
+            let mut refused = false;
+            while headers.len() < HEADERS_LEN && large.is_none() && reading.is_none() && !refused {
+                let response = lock(&self.responses).pop_front();
+                match response {
+                    Some(Response::Acknowledge { requests }) => {
+                        headers.extend(Frame::Acknowledge { requests }.encode());
+                        continue;
+                    }
+                    Some(Response::Read(grant)) => {
+                        headers.extend(Frame::ReadResponse { len: grant.len as u64 }.encode());
+                        reading = Some(grant);
+                        continue;
+                    }
+                    Some(Response::Refuse(reason)) => {
+                        headers.extend(Frame::Refuse { reason }.encode());
+                        refused = true;
+                        continue;
+                    }
+                    None => {}
+                }
+                let Some(request) = self.posted.try_take_send() else { break };
+                let data = match request.work() {
+                    Work::Send { data, imm } => {
+                        headers.extend(Frame::Send { imm: *imm, len: data.len() as u64 }.encode());
+                        data.clone()
+                    }
+                    Work::Write { data, to, .. } if to.len != data.len() as u64 => {
+                        self.posted.finish(request, Err(WorkError::RemoteInvalidRequest));
+                        return Err(Ending::Refused);
+                    }
+                    Work::Write { data, to, imm } => {
+                        headers.extend(Frame::Write { imm: *imm, to: *to }.encode());
+                        data.clone()
+                    }
+                    Work::Read { into, from } if from.len != into.len() as u64 => {
+                        self.posted.finish(request, Err(WorkError::RemoteInvalidRequest));
+                        return Err(Ending::Refused);
+                    }
+                    Work::Read { from, .. } => {
+                        headers.extend(Frame::Read { from: *from }.encode());
+                        Buffer::empty()
+                    }
+                    Work::Receive { .. } => unreachable!("receives are queued apart"),
+                };
+                departures.push(request.departure());
+                // Before its bytes are out, since the answer may come before this task runs again.
+                self.posted.await_acknowledgement(request);
+                if data.len() <= SMALL_LEN {
+                    headers.extend_from_slice(&data);
+                } else {
+                    large = Some(data);
+                }
+            }
+            if headers.is_empty() {
+                if self.posted.is_broken() {
+                    return Err(Ending::Closed);
+                }
+                self.posted.sends_changed().await;
+                continue;
+            }
+            to.write_both(&headers, large.as_deref().unwrap_or(&[])).await?;
+            departures.into_iter().for_each(|departure| departure.mark());
+            if let Some(grant) = reading {
+                to.write_grant(&grant).await?;
+            }
+            if refused {
+                return Err(Ending::Refusing);
+            }
+        }
+    }
+}
+
+struct Reader<'a> {
+    from: &'a mut OwnedReadHalf,
+    closed: &'a mut watch::Receiver<bool>,
+}
+
+impl Reader<'_> {
+    async fn fill(&mut self, mut room: &mut [u8]) -> Result<(), Ending> {
+        while !room.is_empty() {
+            match self.from.try_read(room) {
+                Ok(0) => return Err(Ending::Lost(io::ErrorKind::UnexpectedEof.into())),
+                Ok(n) => room = &mut room[n..],
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => self.readable().await?,
+                Err(error) => return Err(error.into()),
+            }
+        }
+        Ok(())
+    }
+
+    async fn readable(&mut self) -> Result<(), Ending> {
+        tokio::select! {
+            biased;
+            ready = self.from.readable() => Ok(ready?),
+            _ = self.closed.wait_for(|&closed| closed) => Err(Ending::Closed),
+        }
+    }
+}
+
+struct Writer<'a> {
+    to: &'a mut OwnedWriteHalf,
+    closed: &'a mut watch::Receiver<bool>,
+}
+
+impl Writer<'_> {
+    async fn write_both(&mut self, mut head: &[u8], mut tail: &[u8]) -> Result<(), Ending> {
+        while !head.is_empty() || !tail.is_empty() {
+            let written = if head.is_empty() {
+                self.to.try_write(tail)
+            } else {
+                self.to.try_write_vectored(&[IoSlice::new(head), IoSlice::new(tail)])
+            };
+            match written {
+                Ok(n) => {
+                    let of_head = n.min(head.len());
+                    head = &head[of_head..];
+                    tail = &tail[n - of_head..];
+                }
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => self.writable().await?,
+                Err(error) => return Err(error.into()),
+            }
+        }
+        Ok(())
+    }
+
+    /// Writes exposed memory; its lock is held for one system call at a time.
+    async fn write_grant(&mut self, grant: &Grant) -> Result<(), Ending> {
+        let mut done = 0;
+        while done < grant.len {
+            let from = |bytes: &[u8]| self.to.try_write(bytes);
+            match grant.exposed.with_bytes(grant.offset + done, grant.len - done, from) {
+                Ok(n) => done += n,
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => self.writable().await?,
+                Err(error) => return Err(error.into()),
+            }
+        }
+        Ok(())
+    }
+
+    async fn writable(&mut self) -> Result<(), Ending> {
+        tokio::select! {
+            biased;
+            ready = self.to.writable() => Ok(ready?),
+            _ = self.closed.wait_for(|&closed| closed) => Err(Ending::Closed),
+        }
+    }
+}
+
+/// `EFAULT`: the kernel could not touch the memory, as when a mapped file was shortened.
+const BAD_ADDRESS: i32 = 14;
+/// Payloads up to this many bytes are copied behind their header; longer ones are written from where they lie.
+const SMALL_LEN: usize = 4 << 10;
+/// Headers and small payloads gathered for one write.
+const HEADERS_LEN: usize = 16 << 10;
+/// Answers that may wait to be written, above which the peer asks for too much at once.
+const RESPONSES_MAX: usize = 16 << 10;
+/// How long a connection that carries a refusal waits for the peer to close it.
+const REFUSAL_LINGER: Duration = Duration::from_secs(2);

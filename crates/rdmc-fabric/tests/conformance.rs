@@ -1,0 +1,70 @@
+//! Every fabric of this crate, and every decorator with nothing to do, passes the conformance suite.
+
+use std::sync::Arc;
+
+use futures::future::BoxFuture;
+use rdmc_fabric::conformance::{Node, Rig};
+use rdmc_fabric::{Fabric, Fault, FaultFabric, MemNetwork, TcpFabric, TraceFabric};
+
+struct Mem;
+
+impl Rig for Mem {
+    fn pair(&self) -> BoxFuture<'_, (Node, Node)> {
+        let network = MemNetwork::new();
+        Box::pin(async move {
+            (Node::listening(network.fabric(), "a:0").await, Node::listening(network.fabric(), "b:0").await)
+        })
+    }
+}
+
+struct Tcp;
+
+impl Rig for Tcp {
+    fn pair(&self) -> BoxFuture<'_, (Node, Node)> {
+        let listening = |fabric| Node::listening(fabric, "127.0.0.1:0");
+        Box::pin(async move { (listening(TcpFabric::new()).await, listening(TcpFabric::new()).await) })
+    }
+}
+
+/// Runs the bodies of another rig on a runtime of several threads, where tasks really meet.
+struct Threads<R>(R);
+
+impl<R: Rig> Rig for Threads<R> {
+    fn pair(&self) -> BoxFuture<'_, (Node, Node)> {
+        self.0.pair()
+    }
+
+    fn run(&self, body: BoxFuture<'static, ()>) {
+        let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build();
+        runtime.unwrap().block_on(async { tokio::spawn(body).await.unwrap() });
+    }
+}
+
+/// Wraps both fabrics of another rig.
+struct Wrapped<R>(R, fn(Arc<dyn Fabric>) -> Arc<dyn Fabric>);
+
+impl<R: Rig> Rig for Wrapped<R> {
+    fn pair(&self) -> BoxFuture<'_, (Node, Node)> {
+        Box::pin(async {
+            let (a, b) = self.0.pair().await;
+            (a.map_fabric(self.1), b.map_fabric(self.1))
+        })
+    }
+}
+
+fn fault(inner: Arc<dyn Fabric>) -> Arc<dyn Fabric> {
+    FaultFabric::new(inner, |_| Fault::None)
+}
+
+fn trace(inner: Arc<dyn Fabric>) -> Arc<dyn Fabric> {
+    TraceFabric::new(inner, |_| {})
+}
+
+rdmc_fabric::conformance_suite!(mem, crate::Mem);
+rdmc_fabric::conformance_suite!(mem_threads, crate::Threads(crate::Mem));
+rdmc_fabric::conformance_suite!(tcp, crate::Tcp);
+rdmc_fabric::conformance_suite!(tcp_threads, crate::Threads(crate::Tcp));
+rdmc_fabric::conformance_suite!(fault_mem, crate::Wrapped(crate::Mem, crate::fault));
+rdmc_fabric::conformance_suite!(fault_tcp, crate::Wrapped(crate::Tcp, crate::fault));
+rdmc_fabric::conformance_suite!(trace_mem, crate::Wrapped(crate::Mem, crate::trace));
+rdmc_fabric::conformance_suite!(trace_tcp, crate::Wrapped(crate::Tcp, crate::trace));

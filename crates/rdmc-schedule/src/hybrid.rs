@@ -1,0 +1,169 @@
+//! The hybrid: a spine among the leaders of the racks, and the binomial pipeline inside each rack (DSN §4.3).
+//!
+//! A rack runs the pipeline over *logical* blocks: logical block i is the i-th one that its leader gets. Step j of
+//! the rack runs as soon as the leader holds logical block j, and once the leader has them all, one step after the
+//! other. So a rack's steps keep their order, which is all that the pipeline asks for.
+
+use std::iter::Peekable;
+use std::sync::Arc;
+
+use crate::algorithm::{Hybrid, Spine};
+use crate::pipeline::{self, Cube};
+use crate::racks::Racks;
+use crate::simple;
+use crate::transfer::{BlockIndex, Rank, Step, Transfer};
+use crate::walk::{Hop, Side, Walk, capped};
+
+/// Lists what `rank` sends or receives on both levels.
+pub(crate) fn levels(hybrid: &Hybrid, blocks: u32, rank: u32, side: Side) -> Levels {
+    let racks = &hybrid.racks;
+    let rack = racks.rack_of(Rank(rank)).expect("ranks are checked where they come in");
+    let ranks = racks.ranks_of(rack);
+    let place = ranks.partition_point(|&other| other < rank);
+    let spine = match hybrid.spine {
+        _ if place > 0 => simple::idle(),
+        Spine::Chain => simple::chain(racks.count(), blocks, rack, side),
+        Spine::BinomialPipeline => pipeline::walk(racks.count(), blocks, rack, side),
+    };
+    let spine = SpineLevel { walk: spine, racks: Arc::clone(racks) };
+    let rack = RackLevel {
+        walk: pipeline::walk(count(ranks), blocks, count(&ranks[..place]), side),
+        clock: Clock::new(hybrid, blocks, rack),
+        racks: Arc::clone(racks),
+        rack,
+    };
+    Levels { spine: spine.peekable(), rack: rack.peekable() }
+}
+
+/// Returns the number of steps until the last rack, and the spine, have done their last one. O(racks).
+pub(crate) fn steps(hybrid: &Hybrid, blocks: u32) -> u64 {
+    let leaders = hybrid.racks.count();
+    let spine = match hybrid.spine {
+        Spine::Chain => simple::chain_steps(leaders, blocks),
+        Spine::BinomialPipeline => Cube::new(leaders, blocks).steps(),
+    };
+    (0..leaders)
+        .filter_map(|rack| {
+            let members = count(hybrid.racks.ranks_of(rack));
+            let last = Cube::new(members, blocks).steps().checked_sub(1)?;
+            Some(Clock::new(hybrid, blocks, rack).step(last) + 1)
+        })
+        .fold(spine, u64::max)
+}
+
+/// A member's transfers in step order, the spine's before the rack's in the same step.
+#[derive(Clone, Debug)]
+pub(crate) struct Levels {
+    spine: Peekable<SpineLevel>,
+    rack: Peekable<RackLevel>,
+}
+
+impl Iterator for Levels {
+    type Item = Transfer;
+
+    fn next(&mut self) -> Option<Transfer> {
+        let spine_first = match (self.spine.peek(), self.rack.peek()) {
+            (Some(spine), Some(rack)) => spine.step <= rack.step,
+            (spine, _) => spine.is_some(),
+        };
+        if spine_first { self.spine.next() } else { self.rack.next() }
+    }
+}
+
+/// A leader's transfers with other leaders, in step order.
+#[derive(Clone, Debug)]
+struct SpineLevel {
+    walk: Walk,
+    racks: Arc<Racks>,
+}
+
+impl Iterator for SpineLevel {
+    type Item = Transfer;
+
+    fn next(&mut self) -> Option<Transfer> {
+        let (step, Hop { peer, block }) = self.walk.next()?;
+        Some(Transfer {
+            step: Step(step),
+            peer: self.racks.leader(peer).expect("the spine joins racks that exist"),
+            block: BlockIndex(block),
+        })
+    }
+}
+
+/// A member's transfers with others in its rack, in step order.
+#[derive(Clone, Debug)]
+struct RackLevel {
+    walk: Walk,
+    clock: Clock,
+    racks: Arc<Racks>,
+    rack: u32,
+}
+
+impl Iterator for RackLevel {
+    type Item = Transfer;
+
+    fn next(&mut self) -> Option<Transfer> {
+        let (rack_step, Hop { peer, block }) = self.walk.next()?;
+        Some(Transfer {
+            step: Step(self.clock.step(rack_step)),
+            peer: Rank(self.racks.ranks_of(self.rack)[peer as usize]),
+            block: BlockIndex(self.clock.block(block)),
+        })
+    }
+}
+
+/// When a rack's steps run, and what its logical blocks are.
+#[derive(Clone, Debug)]
+struct Clock {
+    blocks: u32,
+    leader: Leader,
+}
+
+/// How the blocks come to the leader of a rack.
+#[derive(Clone, Debug)]
+enum Leader {
+    /// In order, one a step, the first of them held from step `first` on. This goes for the root too, which needs no
+    /// more than it would then hold.
+    InOrder { first: u64 },
+    /// As the pipeline on the spine brings them.
+    Pipeline { spine: Cube, place: u32 },
+}
+
+impl Clock {
+    fn new(hybrid: &Hybrid, blocks: u32, rack: u32) -> Clock {
+        let leader = match (rack, hybrid.spine) {
+            (0, _) => Leader::InOrder { first: 0 },
+            (_, Spine::Chain) => Leader::InOrder { first: u64::from(rack) },
+            (_, Spine::BinomialPipeline) => {
+                Leader::Pipeline { spine: Cube::new(hybrid.racks.count(), blocks), place: rack }
+            }
+        };
+        Clock { blocks, leader }
+    }
+
+    /// Returns the step of the whole schedule in which step `rack_step` of the rack runs; strictly increasing.
+    fn step(&self, rack_step: u64) -> u64 {
+        let newest = capped(rack_step, self.blocks);
+        let held = match &self.leader {
+            Leader::InOrder { first } => first + u64::from(newest),
+            Leader::Pipeline { spine, place } => spine.arrival(*place, newest) + 1,
+        };
+        held + (rack_step - u64::from(newest))
+    }
+
+    /// Returns the block of the message that is the rack's logical block `nth`.
+    fn block(&self, nth: u32) -> u32 {
+        match &self.leader {
+            Leader::InOrder { .. } => nth,
+            Leader::Pipeline { spine, place } => {
+                let arrival = spine.arrival(*place, nth);
+                let hop = spine.receive(*place, arrival);
+                hop.expect("a block arrives in the step of an arrival").block
+            }
+        }
+    }
+}
+
+fn count(ranks: &[u32]) -> u32 {
+    u32::try_from(ranks.len()).expect("groups are small")
+}

@@ -1,0 +1,163 @@
+//! Which member stands in which rack.
+
+use std::collections::HashMap;
+use std::error::Error;
+use std::fmt;
+use std::ops::Range;
+
+use crate::schedule::MEMBERS_MAX;
+use crate::transfer::Rank;
+
+/// The racks of a group: a partition of its members, each part with a leader (DSN §4.3).
+///
+/// Racks are numbered from 0 in the order of their leaders, and a rack's leader is its lowest rank; so rack 0 is the
+/// root's, and the root leads it. Two values are equal when they divide the members alike. Memory is O(n).
+///
+/// # Examples
+/// ```
+/// use rdmc_schedule::{Rank, Racks};
+///
+/// let racks = Racks::from_sizes(&[2, 3])?;
+/// assert_eq!(racks.members(), 5);
+/// assert_eq!(racks.rack_of(Rank(4)), Some(1));
+/// assert_eq!(racks.leader(1), Some(Rank(2)));
+/// assert!(racks.members_of(1).eq([Rank(2), Rank(3), Rank(4)]));
+/// assert_eq!(racks, Racks::from_assignment(&[7, 7, 3, 3, 3])?);
+/// # Ok::<(), rdmc_schedule::RacksError>(())
+/// ```
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Racks {
+    /// The rack of each rank.
+    rack_of: Vec<u32>,
+    /// The ranks, rack by rack.
+    ranks: Vec<u32>,
+    /// Where each rack begins in `ranks`, and at last the number of members.
+    starts: Vec<u32>,
+}
+
+impl Racks {
+    /// Fills racks of the given sizes with consecutive ranks.
+    ///
+    /// # Errors
+    /// When there is no member, a rack is empty, or there are more than [`MEMBERS_MAX`] members.
+    pub fn from_sizes(sizes: &[u32]) -> Result<Racks, RacksError> {
+        let mut assignment = Vec::new();
+        for (rack, &size) in sizes.iter().enumerate() {
+            if size == 0 {
+                return Err(RacksError::EmptyRack { rack });
+            }
+            let members = assignment.len() as u64 + u64::from(size);
+            if members > u64::from(MEMBERS_MAX) {
+                return Err(RacksError::TooManyMembers);
+            }
+            let rack = u32::try_from(rack).expect("there are no more racks than members");
+            assignment.extend(std::iter::repeat_n(rack, size as usize));
+        }
+        Racks::from_assignment(&assignment)
+    }
+
+    /// Puts each rank into the rack whose number stands at its place; any numbers will do, equal ones mean one rack.
+    ///
+    /// # Errors
+    /// When there is no member, or there are more than [`MEMBERS_MAX`].
+    pub fn from_assignment(assignment: &[u32]) -> Result<Racks, RacksError> {
+        if assignment.is_empty() {
+            return Err(RacksError::NoMembers);
+        }
+        let members = u32::try_from(assignment.len())
+            .ok()
+            .filter(|&members| members <= MEMBERS_MAX)
+            .ok_or(RacksError::TooManyMembers)?;
+
+        // Ranks are seen in order, so a rack is first seen through its leader.
+        let mut numbers = HashMap::new();
+        let mut sizes = Vec::new();
+        let mut rack_of = Vec::with_capacity(assignment.len());
+        for given in assignment {
+            let unused = numbers.len();
+            let rack = *numbers.entry(*given).or_insert(unused);
+            if rack == unused {
+                sizes.push(0_u32);
+            }
+            sizes[rack] += 1;
+            rack_of.push(u32::try_from(rack).expect("there are no more racks than members"));
+        }
+
+        let mut starts = vec![0];
+        for size in sizes {
+            starts.push(starts[starts.len() - 1] + size);
+        }
+        let mut ranks: Vec<u32> = (0..members).collect();
+        ranks.sort_by_key(|&rank| rack_of[rank as usize]);
+        Ok(Racks { rack_of, ranks, starts })
+    }
+
+    /// Returns the number of members in all racks together.
+    #[must_use]
+    pub fn members(&self) -> u32 {
+        self.starts[self.starts.len() - 1]
+    }
+
+    /// Returns the number of racks, at least 1.
+    #[must_use]
+    pub fn count(&self) -> u32 {
+        u32::try_from(self.starts.len() - 1).expect("there are no more racks than members")
+    }
+
+    /// Returns the rack in which `rank` stands, or `None` if it is no member.
+    #[must_use]
+    pub fn rack_of(&self, rank: Rank) -> Option<u32> {
+        self.rack_of.get(rank.index()).copied()
+    }
+
+    /// Returns the leader of `rack`, its lowest rank, or `None` if there is no such rack.
+    #[must_use]
+    pub fn leader(&self, rack: u32) -> Option<Rank> {
+        self.ranks_of(rack).first().copied().map(Rank)
+    }
+
+    /// Lists the members of `rack` in order, the leader first; nobody if there is no such rack.
+    pub fn members_of(&self, rack: u32) -> impl ExactSizeIterator<Item = Rank> + '_ {
+        self.ranks_of(rack).iter().copied().map(Rank)
+    }
+
+    /// Returns the ranks in `rack`, ascending.
+    pub(crate) fn ranks_of(&self, rack: u32) -> &[u32] {
+        &self.ranks[self.range(rack)]
+    }
+
+    fn range(&self, rack: u32) -> Range<usize> {
+        let rack = rack as usize;
+        match (self.starts.get(rack), self.starts.get(rack + 1)) {
+            (Some(&start), Some(&end)) => start as usize..end as usize,
+            _ => 0..0,
+        }
+    }
+}
+
+/// Why a list describes no racks; the caller must mend it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum RacksError {
+    /// The list names no member at all.
+    NoMembers,
+    /// A rack has no member, and so no leader.
+    EmptyRack {
+        /// The place of the rack in the list of sizes.
+        rack: usize,
+    },
+    /// There are more than [`MEMBERS_MAX`] members.
+    TooManyMembers,
+}
+
+impl fmt::Display for RacksError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            RacksError::NoMembers => write!(f, "racks without any member"),
+            RacksError::EmptyRack { rack } => write!(f, "rack {rack} has no member"),
+            RacksError::TooManyMembers => write!(f, "racks hold more than {MEMBERS_MAX} members"),
+        }
+    }
+}
+
+impl Error for RacksError {}

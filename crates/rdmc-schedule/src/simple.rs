@@ -1,0 +1,120 @@
+//! The three algorithms in which a member moves the message's blocks in order: sequential, chain and
+//! binomial tree (DSN §4.3).
+
+use std::ops::Range;
+
+use crate::walk::{Hop, Part, Side, Walk};
+
+/// The message's blocks in order, once for every peer, in consecutive steps.
+#[derive(Clone, Debug)]
+pub(crate) struct Run {
+    start: u64,
+    blocks: u32,
+    peers: Peers,
+}
+
+/// Who is at the other end of the message's lap-th crossing.
+#[derive(Clone, Copy, Debug)]
+enum Peers {
+    /// One member; there is one lap only.
+    One(u32),
+    /// Every rank from 1 on.
+    Everyone,
+    /// The ranks at distance 2^stage from `rank`, from `stage` on.
+    Doubling { rank: u32, stage: u64 },
+}
+
+impl Run {
+    /// Returns what moves in `step`, which must lie in the window of this run.
+    pub(crate) fn hop(&self, step: u64) -> Hop {
+        let lap = (step - self.start) / u64::from(self.blocks);
+        let block = (step - self.start) % u64::from(self.blocks);
+        let peer = match self.peers {
+            Peers::One(peer) => peer,
+            Peers::Everyone => 1 + small(lap),
+            Peers::Doubling { rank, stage } => rank + (1 << (stage + lap)),
+        };
+        Hop { peer, block: small(block) }
+    }
+}
+
+/// In step j the root gives block j mod k to member 1 + j div k.
+pub(crate) fn sequential(members: u32, blocks: u32, rank: u32, side: Side) -> Walk {
+    let k = u64::from(blocks);
+    match (side, rank) {
+        (Side::Send, 0) => run(Peers::Everyone, blocks, 0..sequential_steps(members, blocks)),
+        (Side::Receive, 1..) => {
+            let before = u64::from(rank - 1);
+            run(Peers::One(0), blocks, before * k..(before + 1) * k)
+        }
+        _ => idle(),
+    }
+}
+
+/// In step j member i gives block j − i to member i + 1.
+pub(crate) fn chain(members: u32, blocks: u32, rank: u32, side: Side) -> Walk {
+    let (peer, start) = match side {
+        Side::Send if rank + 1 < members => (rank + 1, rank),
+        Side::Receive if rank > 0 => (rank - 1, rank - 1),
+        _ => return idle(),
+    };
+    let start = u64::from(start);
+    run(Peers::One(peer), blocks, start..start + u64::from(blocks))
+}
+
+/// In stage s, which is k steps long, every member i < 2^s gives the whole message to i + 2^s.
+pub(crate) fn tree(members: u32, blocks: u32, rank: u32, side: Side) -> Walk {
+    let k = u64::from(blocks);
+    match side {
+        Side::Receive => match rank.checked_ilog2() {
+            None => idle(),
+            Some(stage) => {
+                let start = u64::from(stage) * k;
+                run(Peers::One(rank - (1 << stage)), blocks, start..start + k)
+            }
+        },
+        Side::Send => {
+            let stage = u64::from(rank.checked_ilog2().map_or(0, |stage| stage + 1));
+            let end = u64::from(stages(members - rank));
+            let peers = Peers::Doubling { rank, stage };
+            run(peers, blocks, stage * k..end.max(stage) * k)
+        }
+    }
+}
+
+pub(crate) fn sequential_steps(members: u32, blocks: u32) -> u64 {
+    u64::from(members - 1) * u64::from(blocks)
+}
+
+pub(crate) fn chain_steps(members: u32, blocks: u32) -> u64 {
+    match members {
+        1 => 0,
+        _ => u64::from(blocks) + u64::from(members) - 2,
+    }
+}
+
+pub(crate) fn tree_steps(members: u32, blocks: u32) -> u64 {
+    u64::from(stages(members)) * u64::from(blocks)
+}
+
+/// Returns ⌈log₂ reach⌉: how many powers of two, from 1 on, are below `reach`.
+pub(crate) fn stages(reach: u32) -> u32 {
+    match reach {
+        1 => 0,
+        _ => (reach - 1).ilog2() + 1,
+    }
+}
+
+fn run(peers: Peers, blocks: u32, window: Range<u64>) -> Walk {
+    let start = window.start;
+    Walk::new(Part::Run(Run { start, blocks, peers }), window)
+}
+
+/// Lists no transfers at all.
+pub(crate) fn idle() -> Walk {
+    run(Peers::One(0), 1, 0..0)
+}
+
+fn small(number: u64) -> u32 {
+    u32::try_from(number).expect("blocks and ranks are 32-bit numbers")
+}

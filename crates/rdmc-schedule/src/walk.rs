@@ -1,0 +1,69 @@
+//! One member's side of a flat schedule, and the walk along its steps.
+
+use std::ops::Range;
+
+use crate::circulant::Lanes;
+use crate::pipeline::Port;
+use crate::simple::Run;
+
+/// Which end of its transfers a member is asked about.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Side {
+    Send,
+    Receive,
+}
+
+/// What crosses the asked member's edge in one step.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Hop {
+    pub(crate) peer: u32,
+    pub(crate) block: u32,
+}
+
+/// The transfers of one member on one side, in step order.
+///
+/// Only the steps in `window` are looked at, and no more than O(log n) of them are idle in a row.
+#[derive(Clone, Debug)]
+pub(crate) struct Walk {
+    part: Part,
+    window: Range<u64>,
+}
+
+impl Walk {
+    pub(crate) fn new(part: Part, window: Range<u64>) -> Walk {
+        Walk { part, window }
+    }
+}
+
+impl Iterator for Walk {
+    type Item = (u64, Hop);
+
+    fn next(&mut self) -> Option<(u64, Hop)> {
+        let part = &self.part;
+        self.window.find_map(|step| part.hop(step).map(|hop| (step, hop)))
+    }
+}
+
+/// Random access to the steps of one member on one side.
+#[derive(Clone, Debug)]
+pub(crate) enum Part {
+    Run(Run),
+    Port(Port),
+    Lanes(Box<Lanes>),
+}
+
+impl Part {
+    fn hop(&self, step: u64) -> Option<Hop> {
+        match self {
+            Part::Run(run) => Some(run.hop(step)),
+            Part::Port(port) => port.hop(step),
+            Part::Lanes(lanes) => lanes.hop(step),
+        }
+    }
+}
+
+/// Returns block `due`, or the last one when the message ends before it.
+pub(crate) fn capped(due: u64, blocks: u32) -> u32 {
+    let last = blocks - 1;
+    u32::try_from(due).map_or(last, |due| due.min(last))
+}

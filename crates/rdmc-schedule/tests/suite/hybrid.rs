@@ -1,0 +1,122 @@
+//! A spine among the racks' leaders, and the binomial pipeline inside each rack.
+
+use rdmc_schedule::{Algorithm, Hybrid, Racks, Rank, Spine, first_source};
+
+use crate::neighbours::check_neighbours;
+use crate::timetable::{Timetable, crosses_racks};
+
+const SPINES: [Spine; 2] = [Spine::Chain, Spine::BinomialPipeline];
+
+/// A small generator of numbers that look random, the same ones in every run.
+struct Dice(u64);
+
+impl Dice {
+    fn below(&mut self, limit: u32) -> u32 {
+        self.0 = self.0.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
+        u32::try_from((self.0 >> 33) % u64::from(limit)).unwrap()
+    }
+}
+
+fn check(racks: &Racks, block_counts: impl IntoIterator<Item = u32>) {
+    for blocks in block_counts {
+        for spine in SPINES {
+            let algorithm = Algorithm::Hybrid(Hybrid::new(racks.clone(), spine));
+            let timetable = Timetable::checked(&algorithm, racks.members(), blocks);
+            let between = timetable.crossings.iter().filter(|crossing| crosses_racks(racks, crossing));
+            let mut count = 0;
+            for crossing in between {
+                let is_leader = |rank| racks.leader(racks.rack_of(Rank(rank)).unwrap()) == Some(Rank(rank));
+                assert!(is_leader(crossing.from) && is_leader(crossing.to), "{racks:?}: {crossing:?}");
+                count += 1;
+            }
+            assert_eq!(count, (racks.count() - 1) * blocks, "each block enters each rack once");
+        }
+    }
+}
+
+#[test]
+fn equal_racks_up_to_9_by_9_deliver_every_block_once() {
+    for racks in 1..=9 {
+        for size in 1..=9 {
+            check(&Racks::from_sizes(&vec![size; racks]).unwrap(), 1..=16);
+        }
+    }
+}
+
+#[test]
+fn random_assignments_deliver_every_block_once() {
+    let mut dice = Dice(1);
+    for members in 1..=70 {
+        for _ in 0..4 {
+            let racks = 1 + dice.below(members);
+            let assignment: Vec<u32> = (0..members).map(|_| dice.below(racks)).collect();
+            check(&Racks::from_assignment(&assignment).unwrap(), [1, 2, 3, 5, 8, 16, 40]);
+        }
+    }
+}
+
+#[test]
+fn large_racks_deliver_every_block_once() {
+    let sizes: Vec<u32> = (1..=32).chain([1, 100, 1, 371]).collect();
+    check(&Racks::from_sizes(&sizes).unwrap(), [1000]);
+}
+
+#[test]
+fn neighbours_and_first_sources_are_exact() {
+    let mut dice = Dice(2);
+    for members in 1..=40 {
+        let racks = 1 + dice.below(members);
+        let assignment: Vec<u32> = (0..members).map(|_| dice.below(racks)).collect();
+        for spine in SPINES {
+            let racks = Racks::from_assignment(&assignment).unwrap();
+            let algorithm = Algorithm::Hybrid(Hybrid::new(racks, spine));
+            let block_counts: Vec<u32> = (1..=26).chain([100]).collect();
+            check_neighbours(&algorithm, members, &block_counts);
+            for rank in 1..members {
+                assert_ne!(first_source(&algorithm, members, Rank(rank)), Ok(None));
+            }
+        }
+    }
+}
+
+#[test]
+fn one_rack_is_the_binomial_pipeline_and_racks_of_one_are_the_spine() {
+    for members in 1..=20 {
+        for blocks in 1..=16 {
+            let crossings = |algorithm: &Algorithm| Timetable::checked(algorithm, members, blocks).crossings;
+            let pipeline = crossings(&Algorithm::BinomialPipeline);
+            let hybrid = |sizes: &[u32], spine| {
+                let racks = Racks::from_sizes(sizes).unwrap();
+                crossings(&Algorithm::Hybrid(Hybrid::new(racks, spine)))
+            };
+            let alone = vec![1; members as usize];
+            assert_eq!(hybrid(&[members], Spine::Chain), pipeline);
+            assert_eq!(hybrid(&[members], Spine::BinomialPipeline), pipeline);
+            assert_eq!(hybrid(&alone, Spine::BinomialPipeline), pipeline);
+            assert_eq!(hybrid(&alone, Spine::Chain), crossings(&Algorithm::Chain));
+        }
+    }
+}
+
+#[test]
+fn the_roots_rack_does_not_wait_for_the_spine() {
+    let racks = Racks::from_sizes(&[4, 4]).unwrap();
+    let hybrid = Algorithm::Hybrid(Hybrid::new(racks.clone(), Spine::Chain));
+    let inside = |crossing: &&_| !crosses_racks(&racks, crossing);
+    let timetable = Timetable::checked(&hybrid, 8, 5);
+    let in_first_rack = timetable.crossings.iter().filter(inside).filter(|crossing| crossing.to < 4);
+    let alone = Timetable::checked(&Algorithm::BinomialPipeline, 4, 5);
+    assert!(in_first_rack.eq(&alone.crossings));
+    // The second rack runs one step behind the first.
+    assert_eq!(timetable.schedule.steps(), alone.schedule.steps() + 1);
+}
+
+#[test]
+fn leaders_send_on_the_spine_first() {
+    let racks = Racks::from_sizes(&[2, 2]).unwrap();
+    let hybrid = Algorithm::Hybrid(Hybrid::new(racks, Spine::Chain));
+    let timetable = Timetable::checked(&hybrid, 4, 2);
+    let sends = timetable.schedule.sends(Rank::ROOT);
+    let seen: Vec<_> = sends.map(|send| (send.step.0, send.peer.0, send.block.0)).collect();
+    assert_eq!(seen, [(0, 2, 0), (0, 1, 0), (1, 2, 1), (1, 1, 1)]);
+}

@@ -1,0 +1,75 @@
+//! Who meets whom, and where the first block comes from, over all numbers of blocks.
+
+use std::collections::BTreeSet;
+
+use rdmc_schedule::{Algorithm, Rank, first_source, neighbours};
+
+use crate::timetable::Timetable;
+
+/// Compares what is said of all numbers of blocks with what schedules of many numbers do.
+pub(crate) fn check_neighbours(algorithm: &Algorithm, members: u32, block_counts: &[u32]) {
+    let mut sends_to = vec![BTreeSet::new(); members as usize];
+    let mut receives_from = sends_to.clone();
+    let mut first_sources = sends_to.clone();
+    for &blocks in block_counts {
+        let mut first = vec![None; members as usize];
+        for crossing in Timetable::checked(algorithm, members, blocks).crossings {
+            sends_to[crossing.from as usize].insert(Rank(crossing.to));
+            receives_from[crossing.to as usize].insert(Rank(crossing.from));
+            first[crossing.to as usize].get_or_insert(Rank(crossing.from));
+        }
+        for (sources, first) in first_sources.iter_mut().zip(first) {
+            sources.extend(first);
+        }
+    }
+    for rank in (0..members).map(Rank) {
+        let what = || format!("{algorithm}, n = {members}, rank {rank}");
+        let neighbours = neighbours(algorithm, members, rank).unwrap();
+        assert!(neighbours.sends_to.iter().eq(&sends_to[rank.index()]), "{}", what());
+        assert!(neighbours.receives_from.iter().eq(&receives_from[rank.index()]), "{}", what());
+
+        let sources = &first_sources[rank.index()];
+        let only = sources.first().copied().filter(|_| sources.len() == 1);
+        assert_eq!(first_source(algorithm, members, rank).unwrap(), only, "{}: {sources:?}", what());
+    }
+}
+
+#[test]
+fn neighbours_and_first_sources_are_exact() {
+    for algorithm in Algorithm::ALL_FLAT {
+        let block_counts: Vec<u32> = match algorithm {
+            Algorithm::BinomialPipeline | Algorithm::Circulant => (1..=34).chain([100]).collect(),
+            _ => (1..=4).collect(),
+        };
+        for members in 1..=70 {
+            check_neighbours(&algorithm, members, &block_counts);
+        }
+    }
+}
+
+#[test]
+fn every_receiver_but_the_circulants_has_a_fixed_first_source() {
+    for algorithm in Algorithm::ALL_FLAT {
+        for members in 2..=200_u32 {
+            assert_eq!(first_source(&algorithm, members, Rank::ROOT), Ok(None));
+            let fixed = (1..members).filter(|&rank| first_source(&algorithm, members, Rank(rank)).unwrap().is_some());
+            let expected = match algorithm {
+                Algorithm::Circulant => members.next_power_of_two().ilog2(),
+                _ => members - 1,
+            };
+            assert_eq!(fixed.count(), expected as usize, "{algorithm}, n = {members}");
+        }
+    }
+}
+
+#[test]
+fn the_binomial_pipeline_has_at_most_twice_as_many_neighbours_as_dimensions_and_the_twin() {
+    for members in [2, 3, 5, 64, 100, 1000, 65_535, 65_536] {
+        for rank in (0..members).step_by(1 + members as usize / 100) {
+            let found = neighbours(&Algorithm::BinomialPipeline, members, Rank(rank)).unwrap();
+            let all: BTreeSet<Rank> = found.sends_to.into_iter().chain(found.receives_from).collect();
+            let limit = if members.is_power_of_two() { members.ilog2() } else { 2 * members.ilog2() + 1 };
+            assert!(all.len() <= limit as usize, "n = {members}, rank {rank}: {all:?}");
+        }
+    }
+}

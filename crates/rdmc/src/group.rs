@@ -1,0 +1,642 @@
+//! A group: an ordered, static list of members, the first of which sends to all others (DSN §3).
+
+use std::collections::{BTreeMap, VecDeque};
+use std::fmt;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::Duration;
+
+use futures::future::{BoxFuture, FutureExt};
+use futures::stream::{FuturesUnordered, StreamExt};
+use rdmc_fabric::{ConnectError, Operation, Received, Timestamp, WorkError};
+use rdmc_schedule::{Algorithm, BlockCount, MEMBERS_MAX, Rank, Schedule, first_source, neighbours};
+use serde::{Deserialize, Serialize};
+use tokio::sync::{mpsc, watch};
+
+use crate::failure::{FailureCause, GroupError, GroupFailure};
+use crate::mesh::frame::GroupFrame;
+use crate::mesh::{GroupEvent, Inbox};
+use crate::node::{NodeId, NodeShared};
+use crate::stats::{Counters, GroupStats};
+use crate::transfer::Trouble;
+
+mod neighbour;
+pub(crate) mod receiver;
+pub(crate) mod sender;
+
+use neighbour::Neighbour;
+
+/// A group's number, the same on all members. Each number is used once.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+pub struct GroupId(pub u64);
+
+impl fmt::Display for GroupId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.0.fmt(f)
+    }
+}
+
+/// What all members of a group must agree on.
+///
+/// # Examples
+/// ```
+/// use rdmc::{Algorithm, GroupSpec, NodeId};
+///
+/// let spec = GroupSpec::new(7, [NodeId(0), NodeId(2), NodeId(1)]) // node 0 is the root
+///     .algorithm(Algorithm::BinomialPipeline)
+///     .block_size(256 << 10);
+/// assert_eq!(spec.members().len(), 3);
+/// ```
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct GroupSpec {
+    id: GroupId,
+    members: Vec<NodeId>,
+    algorithm: Algorithm,
+    block_size: u32,
+    formation_limit: Duration,
+}
+
+impl GroupSpec {
+    /// Largest block size in bytes: 1 GiB.
+    pub const BLOCK_SIZE_MAX: u32 = 1 << 30;
+
+    /// Specifies a group of these members, the first of which is the root; binomial pipeline, blocks of 1 MiB.
+    pub fn new(id: u64, members: impl IntoIterator<Item = NodeId>) -> Self {
+        Self {
+            id: GroupId(id),
+            members: members.into_iter().collect(),
+            algorithm: Algorithm::BinomialPipeline,
+            block_size: 1 << 20,
+            formation_limit: Duration::from_secs(30),
+        }
+    }
+
+    /// Sets the algorithm; all members need the same.
+    #[must_use]
+    pub fn algorithm(mut self, algorithm: Algorithm) -> Self {
+        self.algorithm = algorithm;
+        self
+    }
+
+    /// Sets the block size in bytes, 1 to [`BLOCK_SIZE_MAX`](Self::BLOCK_SIZE_MAX); all members need the same.
+    ///
+    /// Large blocks cost fewer operations, small ones start the relays sooner: a message takes about
+    /// (blocks − 1 + log₂ members) block times. 64 KiB to 4 MiB suit most networks.
+    #[must_use]
+    pub fn block_size(mut self, bytes: u32) -> Self {
+        self.block_size = bytes;
+        self
+    }
+
+    /// Sets how long forming the group may take before the members that have not joined are given up; default 30 s.
+    #[must_use]
+    pub fn formation_limit(mut self, limit: Duration) -> Self {
+        self.formation_limit = limit;
+        self
+    }
+
+    /// Returns the group's number.
+    pub fn id(&self) -> GroupId {
+        self.id
+    }
+
+    /// Returns the members in rank order.
+    pub fn members(&self) -> &[NodeId] {
+        &self.members
+    }
+
+    /// Returns the rank of `me`, if everything is as it must be.
+    fn check(&self, node: &NodeShared) -> Result<Rank, GroupError> {
+        if self.block_size == 0 || self.block_size > Self::BLOCK_SIZE_MAX {
+            let max = u64::from(Self::BLOCK_SIZE_MAX);
+            return Err(GroupError::BlockSize { bytes: u64::from(self.block_size), max });
+        }
+        let mut seen = std::collections::BTreeSet::new();
+        for &member in &self.members {
+            if !node.mesh.knows(member) {
+                return Err(GroupError::UnknownNode { node: member });
+            }
+            if !seen.insert(member) {
+                return Err(GroupError::DuplicateMember { node: member });
+            }
+        }
+        let me = node.mesh.me();
+        let position = self.members.iter().position(|&member| member == me);
+        let rank = position.ok_or(GroupError::NotMember { node: me })?;
+        Ok(Rank(u32::try_from(rank).unwrap_or(MEMBERS_MAX)))
+    }
+
+    fn count(&self) -> u32 {
+        u32::try_from(self.members.len()).unwrap_or(u32::MAX)
+    }
+
+    /// Hashes all that members must agree on.
+    fn digest(&self) -> [u8; 32] {
+        let mut hash = blake3::Hasher::new();
+        hash.update(&self.id.0.to_le_bytes());
+        hash.update(&self.block_size.to_le_bytes());
+        hash.update(self.algorithm.to_string().as_bytes());
+        for (&member, rank) in self.members.iter().zip(0..) {
+            hash.update(&member.0.to_le_bytes());
+            if let Algorithm::Hybrid(hybrid) = &self.algorithm {
+                hash.update(&hybrid.racks.rack_of(Rank(rank)).unwrap_or(u32::MAX).to_le_bytes());
+            }
+        }
+        hash.finalize().into()
+    }
+}
+
+/// One member's side of a group.
+pub(crate) struct Group {
+    id: GroupId,
+    rank: Rank,
+    members: Vec<NodeId>,
+    algorithm: Algorithm,
+    block_size: u32,
+    first_source: Option<Rank>,
+    /// At the root: the members that cannot learn a message's size from their first block.
+    unfed: Vec<NodeId>,
+    node: Arc<NodeShared>,
+    neighbours: BTreeMap<Rank, Neighbour>,
+    counters: Counters,
+    /// Why the group has failed, if it has.
+    verdict: watch::Sender<Option<GroupFailure>>,
+    barrier: watch::Sender<Barrier>,
+    span: tracing::Span,
+}
+
+/// How far the close of the group has come (DSN §4.6).
+#[derive(Clone, Debug, Default)]
+struct Barrier {
+    /// All messages of the group, once the root closes it.
+    messages: Option<u64>,
+    /// Members that have confirmed, as far as the root knows.
+    confirmed: std::collections::BTreeSet<Rank>,
+    /// This member has confirmed that it has everything.
+    sent_confirm: bool,
+    /// Everybody has everything.
+    closed: bool,
+}
+
+/// A group as it is handed to its engine.
+pub(crate) struct Formed {
+    pub(crate) group: Arc<Group>,
+    pub(crate) events: Events,
+    pub(crate) grants: Grants,
+}
+
+/// The receives that grants consume, by neighbour.
+pub(crate) type Grants = Vec<(Rank, VecDeque<Operation<Received>>)>;
+
+/// The group's side of the mesh.
+pub(crate) struct Events {
+    inbox: Inbox,
+    /// What was said while the group was formed.
+    deferred: VecDeque<(NodeId, GroupFrame)>,
+    announced: mpsc::Sender<(u64, u64)>,
+    pub(crate) announcements: Option<mpsc::Receiver<(u64, u64)>>,
+}
+
+/// Forms a group: exchanges queue pairs with all neighbours and connects them.
+pub(crate) async fn form(node: Arc<NodeShared>, spec: GroupSpec, root: bool) -> Result<Formed, GroupError> {
+    let rank = spec.check(&node)?;
+    if rank.is_root() != root {
+        return Err(GroupError::WrongRole { rank });
+    }
+    let count = spec.count();
+    let around = neighbours(&spec.algorithm, count, rank)?;
+    let first = first_source(&spec.algorithm, count, rank)?;
+    let mut peers = BTreeMap::new();
+    for &peer in around.sends_to.iter().chain(&around.receives_from) {
+        let learns_size_here = first_source(&spec.algorithm, count, peer)? == Some(rank);
+        let id = spec.members[peer.index()];
+        peers.insert(peer, Neighbour::new(&node, peer, id, learns_size_here)?);
+    }
+    let mut unfed = Vec::new();
+    for member in (1..count).filter(|_| root) {
+        if first_source(&spec.algorithm, count, Rank(member))?.is_none() {
+            unfed.push(spec.members[Rank(member).index()]);
+        }
+    }
+    let inbox = node.mesh.open_group(spec.id, &spec.members).ok_or(GroupError::GroupIdUsed { group: spec.id })?;
+    let digest = spec.digest();
+    let span = tracing::info_span!("group", group = spec.id.0, rank = rank.0);
+    let group = Arc::new(Group {
+        id: spec.id,
+        rank,
+        members: spec.members,
+        algorithm: spec.algorithm,
+        block_size: spec.block_size,
+        first_source: first,
+        unfed,
+        node,
+        neighbours: peers,
+        counters: Counters::default(),
+        verdict: watch::Sender::new(None),
+        barrier: watch::Sender::default(),
+        span,
+    });
+    let (announced, announcements) = mpsc::channel(ANNOUNCEMENTS_MAX);
+    let events = Events { inbox, deferred: VecDeque::new(), announced, announcements: Some(announcements) };
+    let abandon = AbandonOnDrop(Some(group.clone()));
+    let grants = around.sends_to.iter().map(|&to| (to, group.neighbour(to).expect_grants())).collect();
+    let events = group.connect(events, digest, spec.formation_limit).await?;
+    abandon.disarm();
+    group.node.counters.groups_formed.fetch_add(1, Ordering::Relaxed);
+    tracing::info!(parent: &group.span, members = count, algorithm = %group.algorithm, "group formed");
+    Ok(Formed { group, events, grants })
+}
+
+/// Tells the others that this member has left, unless it is disarmed.
+pub(crate) struct AbandonOnDrop(Option<Arc<Group>>);
+
+impl AbandonOnDrop {
+    pub(crate) fn new(group: Arc<Group>) -> Self {
+        Self(Some(group))
+    }
+
+    pub(crate) fn disarm(mut self) {
+        self.0 = None;
+    }
+}
+
+impl Drop for AbandonOnDrop {
+    fn drop(&mut self) {
+        if let Some(group) = self.0.take() {
+            group.fail(group.rank, FailureCause::Abandoned);
+        }
+    }
+}
+
+impl Group {
+    pub(crate) fn rank(&self) -> Rank {
+        self.rank
+    }
+
+    pub(crate) fn first_source(&self) -> Option<Rank> {
+        self.first_source
+    }
+
+    pub(crate) fn block_size(&self) -> u32 {
+        self.block_size
+    }
+
+    pub(crate) fn node(&self) -> &NodeShared {
+        &self.node
+    }
+
+    pub(crate) fn now(&self) -> Timestamp {
+        self.node.environment.now()
+    }
+
+    /// Returns the schedule of a message of `blocks` blocks.
+    pub(crate) fn schedule(&self, blocks: BlockCount) -> Schedule {
+        let members = u32::try_from(self.members.len()).expect("checked when the group was formed");
+        Schedule::new(&self.algorithm, members, blocks).expect("checked when the group was formed")
+    }
+
+    /// Returns a member that the schedule names as a peer of this one.
+    pub(crate) fn neighbour(&self, rank: Rank) -> &Neighbour {
+        self.neighbours.get(&rank).expect("the neighbours are all peers of every schedule")
+    }
+
+    /// At the root: tells the size of a message to those who cannot learn it from their first block.
+    pub(crate) async fn announce(&self, message: u64, size: u64) {
+        for &to in &self.unfed {
+            self.node.mesh.send(to, self.id, GroupFrame::Announce { message, size }).await;
+        }
+    }
+
+    pub(crate) fn stats(&self) -> GroupStats {
+        self.counters.group_stats()
+    }
+
+    pub(crate) fn count_received(&self, bytes: usize) {
+        self.counters.received(bytes);
+        self.node.counters.received(bytes);
+    }
+
+    pub(crate) fn count_sent(&self, bytes: usize, waiting_since: Timestamp) {
+        self.counters.sent(bytes);
+        self.counters.waited(self.now().since(waiting_since));
+        self.node.counters.sent(bytes);
+    }
+
+    pub(crate) fn message_completed(&self, number: u64, size: u64) {
+        self.counters.completed();
+        self.node.counters.completed();
+        tracing::debug!(parent: &self.span, message = number, size, "transfer completed");
+    }
+
+    // Forming.
+
+    async fn connect(&self, mut events: Events, spec: [u8; 32], limit: Duration) -> Result<Events, GroupError> {
+        let offers = self.neighbours.values().map(|neighbour| async move {
+            self.node.mesh.send(neighbour.node, self.id, neighbour.offer(spec)).await;
+        });
+        futures::future::join_all(offers).await;
+        let mut unheard: Vec<Rank> = self.neighbours.keys().copied().collect();
+        let mut connecting = FuturesUnordered::new();
+        let mut late = self.node.environment.sleep(limit).fuse();
+        let mut verdict = self.verdict.subscribe();
+        while !unheard.is_empty() || !connecting.is_empty() {
+            if let Some(failure) = verdict.borrow_and_update().clone() {
+                return Err(failure.into());
+            }
+            futures::select_biased! {
+                event = events.inbox.next().fuse() => match event {
+                    Some(GroupEvent::Frame(from, GroupFrame::Offer { spec: theirs, data, ready, cells })) => {
+                        let Some(rank) = self.rank_of(from).filter(|rank| unheard.contains(rank)) else {
+                            self.blame(from, "offered queue pairs to a member that is not its neighbour, or twice");
+                            continue;
+                        };
+                        if theirs != spec {
+                            self.fail(rank, FailureCause::SpecMismatch);
+                            continue;
+                        }
+                        unheard.retain(|other| *other != rank);
+                        let connect = self.neighbour(rank).connect(&self.node, data, ready, cells);
+                        connecting.push(connect.map(move |connected| (rank, connected)));
+                    }
+                    Some(GroupEvent::Frame(from, frame @ GroupFrame::Failed { .. })) => {
+                        self.take_frame(from, frame, &events.announced);
+                    }
+                    Some(GroupEvent::Frame(from, frame)) => events.deferred.push_back((from, frame)),
+                    Some(GroupEvent::Lost(node)) => self.lost(node),
+                    None => self.fail(self.rank, FailureCause::ConnectionLost),
+                },
+                connected = connecting.select_next_some() => {
+                    let (member, outcome): (Rank, Result<(), ConnectError>) = connected;
+                    if let Err(source) = outcome {
+                        // The connection may have failed because the group has.
+                        let (mesh_says, _) = (self.settle().await, self.fail(member, FailureCause::ConnectionLost));
+                        return Err(match mesh_says {
+                            Some(failure) => failure.into(),
+                            None => GroupError::Connect { member, source },
+                        });
+                    }
+                }
+                () = late => {
+                    let absent = unheard.first().copied().unwrap_or(Rank::ROOT);
+                    self.fail(absent, FailureCause::NotJoined);
+                }
+            }
+        }
+        Ok(events)
+    }
+
+    // Failing.
+
+    /// Ends the group, if it has not ended, and tells all members.
+    pub(crate) fn fail(&self, member: Rank, cause: FailureCause) {
+        let node = self.members.get(member.index()).copied().unwrap_or(self.node.mesh.me());
+        self.adopt(GroupFailure { group: self.id, member, node, cause });
+    }
+
+    fn adopt(&self, failure: GroupFailure) {
+        if self.barrier.borrow().closed {
+            return;
+        }
+        let first = self.verdict.send_if_modified(|verdict| {
+            let first = verdict.is_none();
+            verdict.get_or_insert_with(|| failure.clone());
+            first
+        });
+        if !first {
+            return;
+        }
+        tracing::error!(parent: &self.span, %failure, "group failed");
+        self.node.counters.groups_failed.fetch_add(1, Ordering::Relaxed);
+        let node = self.node.clone();
+        let group = self.id;
+        let others: Vec<NodeId> = self.members.iter().copied().filter(|&to| to != node.mesh.me()).collect();
+        let environment = node.environment.clone();
+        environment.spawn(Box::pin(async move {
+            let tell = others.into_iter().map(|to| {
+                let frame = GroupFrame::Failed { failure: failure.clone() };
+                let node = &node;
+                async move { node.mesh.send(to, group, frame).await }
+            });
+            // A member that takes nothing any more must not keep this task, nor the node, for ever.
+            let _ = node.environment.timeout(RELAY_LIMIT, futures::future::join_all(tell)).await;
+        }));
+    }
+
+    /// Returns why the group failed, if it has.
+    pub(crate) fn failure(&self) -> Option<GroupFailure> {
+        self.verdict.borrow().clone()
+    }
+
+    /// Waits until the group fails.
+    pub(crate) async fn failed(&self) -> GroupFailure {
+        let mut verdict = self.verdict.subscribe();
+        let failure = verdict.wait_for(Option::is_some).await.expect("the sender lives in self");
+        failure.clone().expect("waited for one")
+    }
+
+    /// Waits until the group fails, or is closed: none then.
+    pub(crate) async fn ended(&self) -> Option<GroupFailure> {
+        let mut barrier = self.barrier.subscribe();
+        let closed = std::pin::pin!(barrier.wait_for(|barrier| barrier.closed));
+        let failed = std::pin::pin!(self.failed());
+        match futures::future::select(failed, closed).await {
+            futures::future::Either::Left((failure, _)) => Some(failure),
+            futures::future::Either::Right(_) => None,
+        }
+    }
+
+    /// Gives the mesh a moment to tell why a connection broke; returns what it says.
+    ///
+    /// A neighbour that has learnt of a failure breaks its connections: it must not be taken for the one that failed.
+    async fn settle(&self) -> Option<GroupFailure> {
+        self.node.environment.timeout(SETTLE_LIMIT, self.failed()).await.ok()
+    }
+
+    /// Ends the group because of what this member has run into.
+    async fn end(&self, trouble: Trouble) {
+        match trouble {
+            Trouble::Own(cause) => self.fail(self.rank, cause),
+            Trouble::Protocol { by, what } => self.fail(by, FailureCause::Protocol { what }),
+            Trouble::Work { with, error } => {
+                if self.settle().await.is_none() {
+                    let cause = match error {
+                        WorkError::Flushed | WorkError::ConnectionLost => FailureCause::ConnectionLost,
+                        WorkError::LocalProtection => {
+                            let what = "the memory of a block could not be read or written".to_owned();
+                            return self.fail(self.rank, FailureCause::Resources { what });
+                        }
+                        error => FailureCause::Protocol { what: error.to_string() },
+                    };
+                    self.fail(with, cause);
+                }
+            }
+        }
+    }
+
+    // The mesh.
+
+    /// Takes what the mesh says until the node is gone.
+    async fn listen(&self, mut events: Events) {
+        while let Some((from, frame)) = events.deferred.pop_front() {
+            self.take_frame(from, frame, &events.announced);
+        }
+        while let Some(event) = events.inbox.next().await {
+            match event {
+                GroupEvent::Frame(from, frame) => self.take_frame(from, frame, &events.announced),
+                GroupEvent::Lost(node) => self.lost(node),
+            }
+        }
+    }
+
+    fn take_frame(&self, from: NodeId, frame: GroupFrame, announced: &mpsc::Sender<(u64, u64)>) {
+        let Some(rank) = self.rank_of(from) else {
+            tracing::warn!(parent: &self.span, node = %from, "a node that is no member talks to the group");
+            return;
+        };
+        let from_root = rank.is_root();
+        match frame {
+            GroupFrame::Failed { failure } if failure.group == self.id => self.adopt(failure),
+            GroupFrame::Closing { messages } if from_root => {
+                self.barrier.send_modify(|barrier| barrier.messages = Some(messages));
+            }
+            GroupFrame::Closed if from_root && self.barrier.borrow().sent_confirm => {
+                self.barrier.send_modify(|barrier| barrier.closed = true);
+            }
+            GroupFrame::Confirm { messages } if self.barrier.borrow().messages == Some(messages) => {
+                self.barrier.send_modify(|barrier| {
+                    barrier.confirmed.insert(rank);
+                });
+            }
+            GroupFrame::Announce { message, size } if from_root => {
+                if announced.try_send((message, size)).is_err() {
+                    self.blame(from, "announced more messages than it may");
+                }
+            }
+            _ => self.blame(from, "sent a frame that is not due"),
+        }
+    }
+
+    fn lost(&self, node: NodeId) {
+        let Some(rank) = self.rank_of(node) else { return };
+        let barrier = self.barrier.borrow();
+        // A member that has been told of the close may leave before the others have been told.
+        let may_leave = barrier.closed || (barrier.sent_confirm && !rank.is_root());
+        drop(barrier);
+        if !may_leave {
+            self.fail(rank, FailureCause::ConnectionLost);
+        }
+    }
+
+    fn blame(&self, node: NodeId, what: &str) {
+        if let Some(rank) = self.rank_of(node) {
+            self.fail(rank, FailureCause::Protocol { what: what.to_owned() });
+        }
+    }
+
+    fn rank_of(&self, node: NodeId) -> Option<Rank> {
+        let position = self.members.iter().position(|&member| member == node)?;
+        u32::try_from(position).ok().map(Rank)
+    }
+
+    // Closing.
+
+    /// At the root: waits until every member has confirmed that it has everything, then lets them go.
+    async fn close_as_root(&self, messages: u64) {
+        self.barrier.send_modify(|barrier| barrier.messages = Some(messages));
+        for &to in &self.members[1..] {
+            self.node.mesh.send(to, self.id, GroupFrame::Closing { messages }).await;
+        }
+        let mut barrier = self.barrier.subscribe();
+        let all = self.members.len() - 1;
+        // Fails only if the group is gone, with nobody left to tell.
+        let _ = barrier.wait_for(|barrier| barrier.confirmed.len() == all).await;
+        self.barrier.send_modify(|barrier| barrier.closed = true);
+        let tell = self.members[1..].iter().map(|&to| self.node.mesh.send_written(to, self.id, GroupFrame::Closed));
+        let _ = self.node.environment.timeout(RELAY_LIMIT, futures::future::join_all(tell)).await;
+    }
+
+    /// At a member: confirms that it has everything and waits until everybody has.
+    async fn close_as_member(&self, messages: u64) {
+        self.barrier.send_modify(|barrier| barrier.sent_confirm = true);
+        self.node.mesh.send(self.members[0], self.id, GroupFrame::Confirm { messages }).await;
+        let mut barrier = self.barrier.subscribe();
+        let _ = barrier.wait_for(|barrier| barrier.closed).await;
+    }
+
+    /// At a member: waits until the root closes the group; returns the number of messages.
+    async fn closing(&self) -> u64 {
+        let mut barrier = self.barrier.subscribe();
+        let barrier = barrier.wait_for(|barrier| barrier.messages.is_some()).await.expect("the sender lives in self");
+        barrier.messages.expect("waited for it")
+    }
+}
+
+impl Drop for Group {
+    fn drop(&mut self) {
+        self.node.mesh.close_group(self.id);
+    }
+}
+
+/// Runs a member's engine beside its side of the mesh until it ends or the group fails, and ends the group's
+/// connections.
+pub(crate) fn start(
+    group: Arc<Group>,
+    events: Events,
+    engine: impl Future<Output = Result<(), Trouble>> + Send + 'static,
+) {
+    let environment = group.node.environment.clone();
+    let span = group.span.clone();
+    let task = async move {
+        {
+            let mut engine = std::pin::pin!(engine.fuse());
+            let mut failed = std::pin::pin!(group.failed().fuse());
+            let mut listening = std::pin::pin!(group.listen(events).fuse());
+            loop {
+                futures::select_biased! {
+                    _ = failed => break,
+                    () = listening => group.fail(group.rank, FailureCause::ConnectionLost),
+                    outcome = engine => match outcome {
+                        Ok(()) => break,
+                        Err(trouble) => {
+                            let mut ending = std::pin::pin!(group.end(trouble).fuse());
+                            futures::select_biased! {
+                                () = ending => {}
+                                () = listening => {}
+                            }
+                            break;
+                        }
+                    },
+                }
+            }
+        }
+        for neighbour in group.neighbours.values() {
+            neighbour.close();
+        }
+        if group.failure().is_none() {
+            tracing::info!(parent: &group.span, "group closed");
+        }
+    };
+    environment.spawn(Box::pin(tracing::Instrument::instrument(task, span)));
+}
+
+/// Takes the grants of all neighbours, until one breaks.
+pub(crate) fn take_grants(group: &Arc<Group>, grants: Grants) -> FuturesUnordered<BoxFuture<'static, Trouble>> {
+    grants
+        .into_iter()
+        .map(|(rank, posted)| {
+            let group = group.clone();
+            async move { group.neighbour(rank).take_grants(posted).await }.boxed()
+        })
+        .collect()
+}
+
+/// A future that owns everything it needs.
+pub(crate) type Running<T> = Pin<Box<dyn Future<Output = T> + Send>>;
+
+/// How long a broken connection waits for the mesh to tell why.
+const SETTLE_LIMIT: Duration = Duration::from_secs(1);
+/// How long the last frames of a group may take to be written.
+const RELAY_LIMIT: Duration = Duration::from_secs(5);
+/// Announced sizes that wait for their message.
+const ANNOUNCEMENTS_MAX: usize = 4096;

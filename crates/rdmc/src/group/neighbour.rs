@@ -1,0 +1,216 @@
+//! A member that this one exchanges blocks with: queue pairs, grants and windows.
+
+use std::collections::VecDeque;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, OnceLock};
+
+use rdmc_fabric::{
+    Buffer, BufferMut, ConnectError, Endpoint, Expose, ExposedRegion, Fabric, FabricError, Memory, Operation, Peer,
+    QueuePair, QueuePairConfig, Received, RemoteAccess, RemoteMemory, Role,
+};
+use rdmc_schedule::{BlockIndex, Rank};
+use tokio::sync::{OwnedSemaphorePermit, Semaphore, watch};
+
+use crate::mesh::frame::GroupFrame;
+use crate::node::{NodeId, NodeShared};
+use crate::transfer::{Arriving, Trouble};
+
+/// A neighbour in a group's schedule.
+///
+/// Blocks travel on one queue pair, grants on another, so that a grant never consumes the receive of a block. A grant
+/// is the *ready_for_block* of the paper: a one-sided write of the number of blocks granted so far into a cell at the
+/// sender, with an immediate that wakes it.
+pub(crate) struct Neighbour {
+    pub(crate) rank: Rank,
+    pub(crate) node: NodeId,
+    /// Whether this member is the one from which the neighbour gets the first block of every message.
+    pub(crate) learns_size_here: bool,
+    fabric: Arc<dyn Fabric>,
+    data: QueuePair,
+    ready: QueuePair,
+    /// What the neighbour writes here.
+    cells: ExposedRegion,
+    /// Where this member writes at the neighbour.
+    remote_cells: OnceLock<RemoteMemory>,
+    /// Room for grants towards the neighbour.
+    window: Arc<Semaphore>,
+    /// Blocks granted to the neighbour so far.
+    given: AtomicU64,
+    /// Blocks the neighbour has granted so far.
+    granted: watch::Sender<u64>,
+    /// Blocks sent to the neighbour so far.
+    used: AtomicU64,
+}
+
+impl Neighbour {
+    pub(crate) fn new(node: &NodeShared, rank: Rank, id: NodeId, learns_size_here: bool) -> Result<Self, FabricError> {
+        let fabric = node.fabric.clone();
+        let queue_pair = || {
+            let config = QueuePairConfig { send_depth: QUEUE_DEPTH, receive_depth: QUEUE_DEPTH, ..Default::default() };
+            fabric.create_queue_pair(&node.completions, config)
+        };
+        let (data, ready) = (queue_pair()?, queue_pair()?);
+        let cells = fabric.allocate(CELLS_LEN)?.into_mut().expect("a fabric allocates writable memory");
+        let cells = fabric.expose(Expose::Mutable(cells, RemoteAccess::WRITE))?;
+        Ok(Self {
+            rank,
+            node: id,
+            learns_size_here,
+            fabric,
+            data,
+            ready,
+            cells,
+            remote_cells: OnceLock::new(),
+            window: Arc::new(Semaphore::new(GRANTS_AHEAD)),
+            given: AtomicU64::new(0),
+            granted: watch::Sender::new(0),
+            used: AtomicU64::new(0),
+        })
+    }
+
+    /// Returns what the neighbour needs to connect.
+    pub(crate) fn offer(&self, spec: [u8; 32]) -> GroupFrame {
+        GroupFrame::Offer {
+            spec,
+            data: self.data.endpoint().as_bytes().to_vec(),
+            ready: self.ready.endpoint().as_bytes().to_vec(),
+            cells: self.cells.remote().encode(),
+        }
+    }
+
+    /// Connects both queue pairs to what the neighbour offered.
+    pub(crate) async fn connect(
+        &self,
+        node: &NodeShared,
+        data: Vec<u8>,
+        ready: Vec<u8>,
+        cells: [u8; 24],
+    ) -> Result<(), ConnectError> {
+        let role = if node.mesh.me() < self.node { Role::Active } else { Role::Passive };
+        let address = node.mesh.address(self.node);
+        let peer = |endpoint: Vec<u8>| Ok(Peer { endpoint: Endpoint::new(endpoint)?, role, address });
+        self.remote_cells.set(RemoteMemory::decode(cells)).map_err(|_| ConnectError::WrongState)?;
+        let (data, ready) = (peer(data)?, peer(ready)?);
+        futures::try_join!(self.data.connect(data), self.ready.connect(ready))?;
+        Ok(())
+    }
+
+    /// Breaks both connections.
+    pub(crate) fn close(&self) {
+        self.data.close();
+        self.ready.close();
+    }
+
+    // Receiving blocks.
+
+    /// Waits until one more block may be granted.
+    pub(crate) async fn room_to_grant(&self) -> OwnedSemaphorePermit {
+        self.window.clone().acquire_owned().await.expect("the window is never closed")
+    }
+
+    /// Posts the place of the next block from this neighbour and tells it that it may send.
+    pub(crate) fn grant(&self, place: BufferMut) -> Arriving {
+        let arriving = self.data.receive(place);
+        let count = self.given.fetch_add(1, Ordering::Relaxed) + 1;
+        match self.small(&count.to_le_bytes()) {
+            Ok(count_bytes) => {
+                #[expect(clippy::cast_possible_truncation, reason = "the immediate is the count's low half")]
+                let imm = count as u32;
+                // A lost write breaks the queue pair, which the neighbour notices.
+                drop(self.ready.write(count_bytes, self.cell(GRANTS_CELL), Some(imm)));
+            }
+            // Without memory for eight bytes the neighbour would wait for ever: let it know.
+            Err(_) => self.ready.close(),
+        }
+        arriving
+    }
+
+    /// Reads the size that stands behind the immediate of a first block.
+    pub(crate) fn message_size(&self, imm: u32) -> u64 {
+        if imm & SIZE_IN_CELL == 0 {
+            u64::from(imm)
+        } else {
+            self.cells.read_u64(SIZE_CELL).expect("the cell lies in the region")
+        }
+    }
+
+    // Sending blocks.
+
+    /// Waits for the neighbour's next *ready_for_block* and uses it up.
+    pub(crate) async fn ready_for_block(&self) {
+        let used = self.used.fetch_add(1, Ordering::AcqRel);
+        let mut granted = self.granted.subscribe();
+        granted.wait_for(|&granted| granted > used).await.expect("the sender lives in self");
+    }
+
+    /// Sends a block with its index.
+    pub(crate) fn send_block(&self, bytes: Buffer, block: BlockIndex) -> Operation<()> {
+        self.data.send(bytes, Some(block.0))
+    }
+
+    /// Sends the first block that the neighbour gets of a message, with the message's size.
+    pub(crate) fn send_first_block(&self, bytes: Buffer, size: u64) -> Operation<()> {
+        let imm = match u32::try_from(size) {
+            Ok(size) if size & SIZE_IN_CELL == 0 => size,
+            _ => {
+                if let Ok(size_bytes) = self.small(&size.to_le_bytes()) {
+                    // First in, first out: the size is in place before the block arrives.
+                    drop(self.data.write(size_bytes, self.cell(SIZE_CELL), None));
+                } else {
+                    self.data.close();
+                }
+                SIZE_IN_CELL
+            }
+        };
+        self.data.send(bytes, Some(imm))
+    }
+
+    /// Posts the receives that the neighbour's grants consume. Before the connection is made.
+    pub(crate) fn expect_grants(&self) -> VecDeque<Operation<Received>> {
+        (0..GRANTS_AHEAD + 2).map(|_| self.ready.receive(BufferMut::empty())).collect()
+    }
+
+    /// Takes the neighbour's grants until its connection breaks.
+    pub(crate) async fn take_grants(&self, mut posted: VecDeque<Operation<Received>>) -> Trouble {
+        while let Some(next) = posted.pop_front() {
+            if let Err(error) = next.await {
+                return Trouble::Work { with: self.rank, error };
+            }
+            posted.push_back(self.ready.receive(BufferMut::empty()));
+            let granted = self.cells.read_u64(GRANTS_CELL).expect("the cell lies in the region");
+            if granted > self.used.load(Ordering::Acquire) + GRANTS_AHEAD as u64 {
+                let what = format!("granted {granted} blocks, more than it may");
+                return Trouble::Protocol { by: self.rank, what };
+            }
+            self.granted.send_if_modified(|known| {
+                let more = granted > *known;
+                *known = granted.max(*known);
+                more
+            });
+        }
+        unreachable!("each receive that is taken is posted again");
+    }
+
+    fn cell(&self, at: usize) -> RemoteMemory {
+        self.remote_cells.get().expect("blocks travel after the connection is made").slice(at as u64, CELL_LEN as u64)
+    }
+
+    fn small(&self, bytes: &[u8]) -> Result<Buffer, FabricError> {
+        Ok(self.fabric.register(Memory::from(bytes.to_vec()))?.into_shared())
+    }
+}
+
+/// Blocks that one neighbour may send ahead: two hide the latency of the grant, four add nothing.
+pub(crate) const GRANTS_AHEAD: usize = 2;
+/// Work requests of one queue pair: grants and blocks ahead, sizes, and what is not yet acknowledged.
+const QUEUE_DEPTH: u32 = 32;
+/// Bytes of one cell.
+const CELL_LEN: usize = 8;
+/// Where the neighbour writes how many blocks it has granted.
+const GRANTS_CELL: usize = 0;
+/// Where the neighbour writes a message's size before its first block.
+const SIZE_CELL: usize = CELL_LEN;
+/// Bytes of all cells.
+const CELLS_LEN: usize = 2 * CELL_LEN;
+/// In the immediate of a first block: the size does not fit and stands in the cell.
+const SIZE_IN_CELL: u32 = 1 << 31;

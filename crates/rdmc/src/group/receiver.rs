@@ -1,0 +1,562 @@
+//! A receiving member's side of a group.
+
+use std::fmt;
+use std::ops::Deref;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::task::{Context, Poll};
+
+use bytes::Bytes;
+use futures::future::FutureExt;
+use futures::stream::{FuturesUnordered, Stream, StreamExt};
+use rdmc_fabric::{Buffer, BufferMut};
+use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc, oneshot};
+
+use super::{Events, Formed, Grants, Group, GroupSpec, Running, form, start, take_grants};
+use crate::failure::{FailureCause, GroupError, GroupFailure};
+use crate::node::{NodeId, NodeShared};
+use crate::stats::GroupStats;
+use crate::transfer::{Blocks, FirstBlock, Shape, Transfer, Trouble, Turn, Turnstile};
+
+/// A message as it was received: read only, without a copy.
+///
+/// Its memory goes back to the pool, or to the application that supplied it, when it and everything made from it are
+/// dropped.
+#[derive(Clone)]
+pub struct Message {
+    number: u64,
+    buffer: Buffer,
+}
+
+impl Message {
+    pub(crate) fn new(number: u64, buffer: Buffer) -> Self {
+        Self { number, buffer }
+    }
+
+    /// Returns the message's place in the group's order, from 0.
+    pub fn number(&self) -> u64 {
+        self.number
+    }
+
+    /// Returns the bytes as shared memory of the fabric, which can be sent on without a copy.
+    pub fn into_buffer(self) -> Buffer {
+        self.buffer
+    }
+
+    /// Returns the bytes, without a copy.
+    pub fn into_bytes(self) -> Bytes {
+        self.buffer.into()
+    }
+}
+
+impl Deref for Message {
+    type Target = [u8];
+
+    fn deref(&self) -> &[u8] {
+        &self.buffer
+    }
+}
+
+impl AsRef<[u8]> for Message {
+    fn as_ref(&self) -> &[u8] {
+        self
+    }
+}
+
+impl From<Message> for Bytes {
+    fn from(message: Message) -> Self {
+        message.into_bytes()
+    }
+}
+
+impl fmt::Debug for Message {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Message").field("number", &self.number).field("len", &self.len()).finish()
+    }
+}
+
+/// A member's handle of a group: a stream of messages in the root's order, in memory of the pool.
+///
+/// The stream ends with `None` when the root has closed the group and every message was taken, or with the group's
+/// failure. A few messages are received ahead; while they are not taken, the root and the other members wait.
+///
+/// Dropping it without [`close`](Self::close) abandons the group: the others learn that this member has left.
+pub struct Receiver {
+    offers: OfferReceiver,
+    current: Option<Delivery>,
+}
+
+/// A member's handle of a group that supplies the memory for each message.
+///
+/// Dropping it without [`close`](Self::close) abandons the group: the others learn that this member has left.
+pub struct OfferReceiver {
+    group: Arc<Group>,
+    offers: mpsc::Receiver<Offer>,
+    confirm: Option<oneshot::Sender<oneshot::Sender<()>>>,
+    /// Set when no offer is to come any more.
+    complete: Arc<AtomicBool>,
+    /// Waits for the verdict when the offers end without being complete.
+    failing: Option<Running<GroupFailure>>,
+    told_failure: bool,
+}
+
+/// A message that is about to be received: its size is known, its memory is not.
+///
+/// Nothing more is received in the group until it is accepted or refused; dropping it refuses it.
+pub struct Offer {
+    number: u64,
+    size: u64,
+    /// None if the memory is the pool's.
+    answer: Option<oneshot::Sender<Result<BufferMut, String>>>,
+    delivery: Delivery,
+}
+
+/// The arrival of a message, a future.
+///
+/// # Cancel safety
+/// Dropping it loses the message for the application; it is received and relayed all the same.
+pub struct Delivery {
+    group: Arc<Group>,
+    message: oneshot::Receiver<Message>,
+    /// Waits for the verdict when the message does not come.
+    failing: Option<Running<GroupFailure>>,
+    _ahead: OwnedSemaphorePermit,
+}
+
+impl Future for Delivery {
+    type Output = Result<Message, GroupFailure>;
+
+    fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
+        if self.failing.is_none() {
+            match self.message.poll_unpin(cx) {
+                Poll::Pending => return Poll::Pending,
+                Poll::Ready(Ok(message)) => return Poll::Ready(Ok(message)),
+                Poll::Ready(Err(_)) => self.failing = Some(failure_of(&self.group)),
+            }
+        }
+        let failing = self.failing.as_mut().expect("set above");
+        failing.poll_unpin(cx).map(Err)
+    }
+}
+
+impl Offer {
+    /// Returns the message's place in the group's order, from 0.
+    pub fn number(&self) -> u64 {
+        self.number
+    }
+
+    /// Returns the message's size in bytes.
+    pub fn size(&self) -> u64 {
+        self.size
+    }
+
+    /// Receives the message into `memory`, which must have exactly its size.
+    ///
+    /// # Panics
+    /// If the length differs.
+    pub fn accept(mut self, memory: BufferMut) -> Delivery {
+        assert_eq!(memory.len() as u64, self.size, "the memory must have the message's size");
+        if let Some(answer) = self.answer.take() {
+            // Fails only if the group has just failed, which the delivery tells.
+            let _ = answer.send(Ok(memory));
+        }
+        self.delivery
+    }
+
+    /// Refuses the message, which ends the group for all members.
+    pub fn refuse(mut self, reason: &str) {
+        if let Some(answer) = self.answer.take() {
+            let _ = answer.send(Err(reason.chars().take(REASON_MAX).collect()));
+        }
+    }
+}
+
+impl OfferReceiver {
+    /// Waits for the next message; none when the group is closed and every message was taken.
+    ///
+    /// # Cancel safety
+    /// No offer is lost.
+    ///
+    /// # Errors
+    /// The group's failure, once; then none.
+    pub async fn next_offer(&mut self) -> Option<Result<Offer, GroupFailure>> {
+        std::future::poll_fn(|cx| self.poll_offer(cx)).await
+    }
+
+    /// Agrees to the end of the group and waits until every member has every message.
+    ///
+    /// Messages not yet taken are refused if they were not begun; take all until `None` first.
+    ///
+    /// # Cancel safety
+    /// Dropped before it has agreed, the group is abandoned; later, it is closed all the same.
+    ///
+    /// # Errors
+    /// The group's failure.
+    pub async fn close(mut self) -> Result<(), GroupFailure> {
+        while let Some(offer) = self.next_offer().await {
+            drop(offer?);
+        }
+        self.agree().await
+    }
+
+    /// Waits until the group fails, which may be never.
+    ///
+    /// # Cancel safety
+    /// Nothing is lost.
+    pub async fn failed(&self) -> GroupFailure {
+        self.group.failed().await
+    }
+
+    /// Returns the members in rank order.
+    pub fn members(&self) -> &[NodeId] {
+        &self.group.members
+    }
+
+    /// Returns what happened so far.
+    pub fn stats(&self) -> GroupStats {
+        self.group.stats()
+    }
+
+    fn poll_offer(&mut self, cx: &mut Context<'_>) -> Poll<Option<Result<Offer, GroupFailure>>> {
+        match self.offers.poll_recv(cx) {
+            Poll::Pending => Poll::Pending,
+            Poll::Ready(Some(offer)) => Poll::Ready(Some(Ok(offer))),
+            Poll::Ready(None) if self.told_failure || self.complete.load(Ordering::Acquire) => Poll::Ready(None),
+            Poll::Ready(None) => {
+                let failing = self.failing.get_or_insert_with(|| failure_of(&self.group));
+                let Poll::Ready(failure) = failing.poll_unpin(cx) else { return Poll::Pending };
+                self.told_failure = true;
+                Poll::Ready(Some(Err(failure)))
+            }
+        }
+    }
+
+    async fn agree(mut self) -> Result<(), GroupFailure> {
+        let (done, closed) = oneshot::channel();
+        let confirm = self.confirm.take().expect("only agreeing takes it, once");
+        if confirm.send(done).is_err() || closed.await.is_err() {
+            return Err(self.group.failed().await);
+        }
+        Ok(())
+    }
+}
+
+impl Receiver {
+    /// Agrees to the end of the group and waits until every member has every message.
+    ///
+    /// Messages not yet taken are dropped.
+    ///
+    /// # Cancel safety
+    /// Dropped before it has agreed, the group is abandoned; later, it is closed all the same.
+    ///
+    /// # Errors
+    /// The group's failure.
+    pub async fn close(mut self) -> Result<(), GroupFailure> {
+        while let Some(message) = self.next().await {
+            drop(message?);
+        }
+        self.offers.agree().await
+    }
+
+    /// Waits until the group fails, which may be never.
+    ///
+    /// # Cancel safety
+    /// Nothing is lost.
+    pub async fn failed(&self) -> GroupFailure {
+        self.offers.failed().await
+    }
+
+    /// Returns the members in rank order.
+    pub fn members(&self) -> &[NodeId] {
+        self.offers.members()
+    }
+
+    /// Returns what happened so far.
+    pub fn stats(&self) -> GroupStats {
+        self.offers.stats()
+    }
+}
+
+impl Stream for Receiver {
+    type Item = Result<Message, GroupFailure>;
+
+    fn poll_next(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Self::Item>> {
+        loop {
+            if let Some(delivery) = &mut self.current {
+                let Poll::Ready(outcome) = delivery.poll_unpin(cx) else { return Poll::Pending };
+                self.current = None;
+                if outcome.is_err() {
+                    // The failure is told once.
+                    self.offers.told_failure = true;
+                    self.offers.offers.close();
+                    while self.offers.offers.try_recv().is_ok() {}
+                }
+                return Poll::Ready(Some(outcome));
+            }
+            match self.offers.poll_offer(cx) {
+                Poll::Pending => return Poll::Pending,
+                Poll::Ready(Some(Ok(offer))) => self.current = Some(offer.delivery),
+                Poll::Ready(Some(Err(failure))) => return Poll::Ready(Some(Err(failure))),
+                Poll::Ready(None) => return Poll::Ready(None),
+            }
+        }
+    }
+}
+
+impl fmt::Debug for Receiver {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Receiver").field("group", &self.offers.group.id).finish_non_exhaustive()
+    }
+}
+
+impl fmt::Debug for OfferReceiver {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("OfferReceiver").field("group", &self.group.id).finish_non_exhaustive()
+    }
+}
+
+impl fmt::Debug for Offer {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Offer").field("number", &self.number).field("size", &self.size).finish_non_exhaustive()
+    }
+}
+
+impl fmt::Debug for Delivery {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Delivery").finish_non_exhaustive()
+    }
+}
+
+pub(crate) async fn join(node: Arc<NodeShared>, spec: GroupSpec) -> Result<Receiver, GroupError> {
+    let offers = join_from(node, spec, MemoryFrom::Pool).await?;
+    Ok(Receiver { offers, current: None })
+}
+
+pub(crate) async fn join_with_offers(node: Arc<NodeShared>, spec: GroupSpec) -> Result<OfferReceiver, GroupError> {
+    join_from(node, spec, MemoryFrom::Application).await
+}
+
+async fn join_from(node: Arc<NodeShared>, spec: GroupSpec, memory: MemoryFrom) -> Result<OfferReceiver, GroupError> {
+    let Formed { group, mut events, grants } = form(node, spec, false).await?;
+    // One more than can be under way, so that the engine never waits for the application to take an offer.
+    let (offers, taken) = mpsc::channel(MESSAGES_AHEAD + 1);
+    let (confirm, confirmed) = oneshot::channel();
+    let intake = Intake::new(group.clone(), memory, &mut events, offers);
+    let complete = Arc::new(AtomicBool::new(false));
+    start(group.clone(), events, run(group.clone(), intake, grants, confirmed, complete.clone()));
+    Ok(OfferReceiver { group, offers: taken, confirm: Some(confirm), complete, failing: None, told_failure: false })
+}
+
+/// Waits for the group's failure, owning what it needs.
+fn failure_of(group: &Arc<Group>) -> Running<GroupFailure> {
+    let group = group.clone();
+    async move { group.failed().await }.boxed()
+}
+
+/// Where the memory of messages comes from.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum MemoryFrom {
+    Pool,
+    Application,
+}
+
+/// A member's engine: receives message after message until the root closes the group.
+async fn run(
+    group: Arc<Group>,
+    intake: Intake,
+    grants: Grants,
+    confirm: oneshot::Receiver<oneshot::Sender<()>>,
+    complete: Arc<AtomicBool>,
+) -> Result<(), Trouble> {
+    let abandoned = || Trouble::Own(FailureCause::Abandoned);
+    let mut grants = take_grants(&group, grants);
+    let mut confirm = confirm.fuse();
+    let mut running = FuturesUnordered::new();
+    let mut relay_turns = Turnstile::default();
+    let mut started = 0;
+    let mut starting: futures::future::Fuse<Running<_>> = intake.start(started).boxed().fuse();
+    let mut closing = std::pin::pin!(group.closing().fuse());
+    let mut messages = None;
+    let mut confirmed = None;
+    loop {
+        if messages == Some(started) && running.is_empty() {
+            break;
+        }
+        futures::select_biased! {
+            trouble = grants.select_next_some() => return Err(trouble),
+            outcome = running.select_next_some() => {
+                let outcome: Result<(), Trouble> = outcome;
+                outcome?;
+            }
+            begun = starting => {
+                let (intake, begun): (Intake, Begun) = begun?;
+                running.push(begun.transfer.run(begun.first, begun.turn, relay_turns.next()));
+                started += 1;
+                starting = intake.start(started).boxed().fuse();
+            }
+            all = closing => {
+                if all < started {
+                    let what = format!("closed the group after {all} messages, but sent {started}");
+                    return Err(Trouble::Protocol { by: rdmc_schedule::Rank::ROOT, what });
+                }
+                messages = Some(all);
+            }
+            agreed = confirm => confirmed = Some(agreed.map_err(|_| abandoned())?),
+        }
+    }
+    // The application sees the end of the stream, and agrees to the close when it has stored what it was given.
+    complete.store(true, Ordering::Release);
+    drop(starting);
+    let done = match confirmed {
+        Some(done) => done,
+        None => confirm.await.map_err(|_| abandoned())?,
+    };
+    group.close_as_member(started).await;
+    let _ = done.send(());
+    Ok(())
+}
+
+/// The beginning of messages: learns the size, gets the memory.
+struct Intake {
+    group: Arc<Group>,
+    memory: MemoryFrom,
+    offers: mpsc::Sender<Offer>,
+    ahead: Arc<Semaphore>,
+    receive_turns: Turnstile,
+    /// Sizes by message number, where first blocks do not tell them.
+    announcements: Option<mpsc::Receiver<(u64, u64)>>,
+}
+
+/// A message that has begun.
+struct Begun {
+    transfer: Transfer,
+    first: Option<FirstBlock>,
+    turn: Turn,
+}
+
+impl Intake {
+    fn new(group: Arc<Group>, memory: MemoryFrom, events: &mut Events, offers: mpsc::Sender<Offer>) -> Self {
+        let announcements = events.announcements.take().filter(|_| group.first_source().is_none());
+        let ahead = Arc::new(Semaphore::new(MESSAGES_AHEAD));
+        Self { group, memory, offers, ahead, receive_turns: Turnstile::default(), announcements }
+    }
+
+    /// Waits for message `number` to begin.
+    async fn start(mut self, number: u64) -> Result<(Self, Begun), Trouble> {
+        let ahead = self.ahead.clone().acquire_owned().await.expect("it is never closed");
+        let mut turn = self.receive_turns.next();
+        turn.wait().await;
+        let (size, staged) = match self.group.first_source() {
+            Some(_) => {
+                let (size, bytes) = self.first_block().await?;
+                (size, Some(bytes))
+            }
+            None => (self.announced_size(number).await?, None),
+        };
+        let shape = Shape::new(size, self.group.block_size())
+            .ok_or_else(|| self.malformed("a message with too many blocks"))?;
+        let first = staged.map(|bytes| self.check_first(shape, bytes)).transpose()?;
+        let (deliver, message) = oneshot::channel();
+        let delivery = Delivery { group: self.group.clone(), message, failing: None, _ahead: ahead };
+        let blocks = self.places(number, shape, first.as_ref(), delivery).await?;
+        let transfer = Transfer::new(self.group.clone(), number, shape, blocks, Some(deliver));
+        let first = first.map(|(_, bytes)| FirstBlock { bytes });
+        Ok((self, Begun { transfer, first, turn }))
+    }
+
+    /// Receives the block that comes before the message's size is known, into memory of its own.
+    async fn first_block(&self) -> Result<(u64, Buffer), Trouble> {
+        let source = self.group.first_source().expect("asked only where there is one");
+        let neighbour = self.group.neighbour(source);
+        let staging = self.pool(self.group.block_size() as usize).await?;
+        let room = neighbour.room_to_grant().await;
+        let received = neighbour.grant(staging).await.map_err(|error| Trouble::Work { with: source, error })?;
+        drop(room);
+        self.group.count_received(received.len);
+        let imm = received.imm.ok_or_else(|| self.malformed("a block without an immediate"))?;
+        let mut buffer = received.buffer;
+        buffer.truncate(received.len);
+        Ok((neighbour.message_size(imm), buffer.freeze()))
+    }
+
+    /// Checks the first block against the schedule; returns which one it is.
+    fn check_first(&self, shape: Shape, bytes: Buffer) -> Result<(rdmc_schedule::BlockIndex, Buffer), Trouble> {
+        let schedule = self.group.schedule(shape.count);
+        let first = schedule.receives(self.group.rank()).next().expect("a member receives every block");
+        if bytes.len() == shape.len(first.block) {
+            return Ok((first.block, bytes));
+        }
+        let what = format!("{} bytes as the first block of a message of {}", bytes.len(), shape.size);
+        Err(self.malformed(&what))
+    }
+
+    async fn announced_size(&mut self, number: u64) -> Result<u64, Trouble> {
+        let announcements = self.announcements.as_mut().expect("kept where there is no first source");
+        match announcements.recv().await {
+            Some((announced, size)) if announced == number => Ok(size),
+            Some((announced, _)) => {
+                let what = format!("announced message {announced} where {number} was due");
+                Err(Trouble::Protocol { by: rdmc_schedule::Rank::ROOT, what })
+            }
+            None => std::future::pending().await,
+        }
+    }
+
+    /// Gets the memory for a message, from the pool or the application, and offers it.
+    async fn places(
+        &self,
+        number: u64,
+        shape: Shape,
+        first: Option<&(rdmc_schedule::BlockIndex, Buffer)>,
+        delivery: Delivery,
+    ) -> Result<Blocks, Trouble> {
+        let size =
+            usize::try_from(shape.size).map_err(|_| self.out_of_memory("a message longer than the address space"))?;
+        match self.memory {
+            MemoryFrom::Pool => {
+                let blocks = match first {
+                    // The only block is the message: no copy.
+                    Some((_, bytes)) if shape.count.0 == 1 => Blocks::whole_message(shape, bytes.clone()),
+                    _ => Blocks::to_receive(shape, self.pool(size).await?, first.cloned()),
+                };
+                self.offer(Offer { number, size: shape.size, answer: None, delivery }).await?;
+                Ok(blocks)
+            }
+            MemoryFrom::Application => {
+                let (answer, answered) = oneshot::channel();
+                self.offer(Offer { number, size: shape.size, answer: Some(answer), delivery }).await?;
+                match answered.await {
+                    Ok(Ok(memory)) => Ok(Blocks::to_receive(shape, memory, first.cloned())),
+                    Ok(Err(reason)) => Err(Trouble::Own(FailureCause::Refused { reason })),
+                    Err(_) => {
+                        let reason = "the application dropped the offer".to_owned();
+                        Err(Trouble::Own(FailureCause::Refused { reason }))
+                    }
+                }
+            }
+        }
+    }
+
+    async fn offer(&self, offer: Offer) -> Result<(), Trouble> {
+        self.offers.send(offer).await.map_err(|_| Trouble::Own(FailureCause::Abandoned))
+    }
+
+    async fn pool(&self, len: usize) -> Result<BufferMut, Trouble> {
+        self.group.node().pool.lend(len).await.map_err(|error| self.out_of_memory(&error.to_string()))
+    }
+
+    fn out_of_memory(&self, what: &str) -> Trouble {
+        Trouble::Own(FailureCause::Resources { what: what.to_owned() })
+    }
+
+    fn malformed(&self, what: &str) -> Trouble {
+        let by = self.group.first_source().unwrap_or(rdmc_schedule::Rank::ROOT);
+        Trouble::Protocol { by, what: format!("sent {what}") }
+    }
+}
+
+/// Messages begun and not yet taken by the application.
+const MESSAGES_AHEAD: usize = 4;
+/// Longest reason for a refusal, in characters.
+const REASON_MAX: usize = 1000;

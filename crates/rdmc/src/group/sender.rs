@@ -1,0 +1,247 @@
+//! The root's side of a group.
+
+use std::fmt;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::task::{Context, Poll};
+
+use bytes::Bytes;
+use futures::future::{BoxFuture, FutureExt};
+use futures::stream::{FuturesOrdered, StreamExt};
+use rdmc_fabric::{Buffer, BufferMut, Memory};
+use tokio::sync::{mpsc, oneshot};
+
+use super::{AbandonOnDrop, Formed, Grants, Group, GroupSpec, form, start, take_grants};
+use crate::failure::{GroupError, GroupFailure, SendError};
+use crate::node::{NodeId, NodeShared};
+use crate::stats::GroupStats;
+use crate::transfer::{Blocks, Shape, Transfer, Trouble, Turnstile};
+
+/// The root's handle of a group: sends messages to all members.
+///
+/// Dropping it without [`close`](Self::close) abandons the group: messages that were begun are completed here, then
+/// the members learn that the root has left.
+pub struct Sender {
+    group: Arc<Group>,
+    requests: mpsc::Sender<Request>,
+}
+
+/// What can be sent: pool memory, `Bytes` or a mapped file, all without a copy on fabrics that register cheaply.
+#[derive(Debug)]
+#[non_exhaustive]
+pub enum Payload {
+    /// Registered memory.
+    Buffer(Buffer),
+    /// Memory still to be registered, such as a mapped file.
+    Memory(Memory),
+}
+
+impl From<Buffer> for Payload {
+    fn from(buffer: Buffer) -> Self {
+        Self::Buffer(buffer)
+    }
+}
+
+impl From<BufferMut> for Payload {
+    fn from(buffer: BufferMut) -> Self {
+        Self::Buffer(buffer.freeze())
+    }
+}
+
+impl From<Memory> for Payload {
+    fn from(memory: Memory) -> Self {
+        Self::Memory(memory)
+    }
+}
+
+impl From<Bytes> for Payload {
+    fn from(bytes: Bytes) -> Self {
+        Self::Memory(bytes.into())
+    }
+}
+
+impl From<Vec<u8>> for Payload {
+    fn from(bytes: Vec<u8>) -> Self {
+        Self::Memory(bytes.into())
+    }
+}
+
+impl From<&'static [u8]> for Payload {
+    fn from(bytes: &'static [u8]) -> Self {
+        Bytes::from_static(bytes).into()
+    }
+}
+
+impl From<&'static str> for Payload {
+    fn from(text: &'static str) -> Self {
+        text.as_bytes().into()
+    }
+}
+
+enum Request {
+    Send { message: Buffer, shape: Shape, done: oneshot::Sender<()> },
+    Close { done: oneshot::Sender<()> },
+}
+
+pub(crate) async fn create(node: Arc<NodeShared>, spec: GroupSpec) -> Result<Sender, GroupError> {
+    let Formed { group, events, grants } = form(node, spec, true).await?;
+    let (requests, queue) = mpsc::channel(REQUESTS_MAX);
+    start(group.clone(), events, run(group.clone(), queue, grants));
+    Ok(Sender { group, requests })
+}
+
+impl Sender {
+    /// Sends a message to every member; the future is that of its transfer.
+    ///
+    /// It completes when the memory is no longer needed here, although some members may still receive from others
+    /// (DSN §4.6); [`close`](Self::close) tells when everybody has everything. Several may be under way; they are
+    /// carried out and completed in the order in which the futures were first polled. Few wait in a queue, so
+    /// that sending faster than the network waits here.
+    ///
+    /// # Cancel safety
+    /// Dropped before it is polled or before its turn comes, nothing is sent. Dropped later, the message is
+    /// sent all the same.
+    ///
+    /// # Errors
+    /// [`SendError::Failed`] if the group fails, before or meanwhile.
+    pub fn send(&self, payload: impl Into<Payload>) -> Multicast {
+        let payload = payload.into();
+        let (group, requests) = (self.group.clone(), self.requests.clone());
+        Multicast(
+            async move {
+                let message = match payload {
+                    Payload::Buffer(buffer) => buffer,
+                    Payload::Memory(memory) => group.node().fabric.register(memory)?.into_shared(),
+                };
+                let size = message.len() as u64;
+                let block_size = group.block_size();
+                let shape =
+                    Shape::new(size, block_size).ok_or(SendError::TooManyBlocks { size, block_size, max: u32::MAX })?;
+                let (done, completed) = oneshot::channel();
+                let request = Request::Send { message, shape, done };
+                if requests.send(request).await.is_err() || completed.await.is_err() {
+                    return Err(group.ended().await.map_or(SendError::Closed, SendError::Failed));
+                }
+                Ok(())
+            }
+            .boxed(),
+        )
+    }
+
+    /// Closes the group: `Ok` if and only if every message reached every member and every member agrees to the end.
+    ///
+    /// # Cancel safety
+    /// Dropped before it is polled, the group is abandoned; later, it is closed all the same.
+    ///
+    /// # Errors
+    /// The group's failure, if it failed before everybody had everything.
+    pub async fn close(self) -> Result<(), GroupFailure> {
+        let (done, closed) = oneshot::channel();
+        if self.requests.send(Request::Close { done }).await.is_err() || closed.await.is_err() {
+            return Err(self.group.failed().await);
+        }
+        Ok(())
+    }
+
+    /// Waits until the group fails, which may be never.
+    ///
+    /// # Cancel safety
+    /// Nothing is lost.
+    pub async fn failed(&self) -> GroupFailure {
+        self.group.failed().await
+    }
+
+    /// Returns the members in rank order; the first is this node.
+    pub fn members(&self) -> &[NodeId] {
+        &self.group.members
+    }
+
+    /// Returns what happened so far.
+    pub fn stats(&self) -> GroupStats {
+        self.group.stats()
+    }
+}
+
+impl fmt::Debug for Sender {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Sender").field("group", &self.group.id).finish_non_exhaustive()
+    }
+}
+
+/// The future of one multicast, made by [`Sender::send`].
+#[must_use = "nothing is sent unless it is polled"]
+pub struct Multicast(BoxFuture<'static, Result<(), SendError>>);
+
+impl Future for Multicast {
+    type Output = Result<(), SendError>;
+
+    fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
+        self.0.poll_unpin(cx)
+    }
+}
+
+impl fmt::Debug for Multicast {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Multicast").finish_non_exhaustive()
+    }
+}
+
+/// The root's engine: carries out requests in order until the group is closed.
+async fn run(group: Arc<Group>, mut queue: mpsc::Receiver<Request>, grants: Grants) -> Result<(), Trouble> {
+    let mut grants = take_grants(&group, grants);
+    let mut running = FuturesOrdered::new();
+    let mut relay_turns = Turnstile::default();
+    let mut receive_turns = Turnstile::default();
+    let mut messages = 0;
+    let close = loop {
+        let room = running.len() < TRANSFERS_MAX;
+        futures::select_biased! {
+            trouble = grants.select_next_some() => return Err(trouble),
+            outcome = running.select_next_some() => complete(outcome)?,
+            request = next_request(&mut queue, room).fuse() => match request {
+                Some(Request::Send { done, .. }) if done.is_closed() => {}
+                Some(Request::Send { message, shape, done }) => {
+                    let blocks = Blocks::whole_message(shape, message);
+                    let transfer = Transfer::new(group.clone(), messages, shape, blocks, None);
+                    let (receive_turn, relay_turn) = (receive_turns.next(), relay_turns.next());
+                    running.push_back(async move {
+                        transfer.run(None, receive_turn, relay_turn).await?;
+                        Ok(done)
+                    });
+                    messages += 1;
+                }
+                Some(Request::Close { done }) => break Some(done),
+                None => break None,
+            },
+        }
+    };
+    while !running.is_empty() {
+        futures::select_biased! {
+            trouble = grants.select_next_some() => return Err(trouble),
+            outcome = running.select_next_some() => complete(outcome)?,
+        }
+    }
+    let Some(done) = close else {
+        drop(AbandonOnDrop::new(group));
+        return Ok(());
+    };
+    group.close_as_root(messages).await;
+    let _ = done.send(());
+    Ok(())
+}
+
+/// Tells whoever waits that a message is sent.
+fn complete(outcome: Result<oneshot::Sender<()>, Trouble>) -> Result<(), Trouble> {
+    // Nobody may wait any more.
+    let _ = outcome?.send(());
+    Ok(())
+}
+
+async fn next_request(queue: &mut mpsc::Receiver<Request>, room: bool) -> Option<Request> {
+    if room { queue.recv().await } else { std::future::pending().await }
+}
+
+/// Requests that wait for their turn.
+const REQUESTS_MAX: usize = 16;
+/// Messages under way at once.
+const TRANSFERS_MAX: usize = 4;

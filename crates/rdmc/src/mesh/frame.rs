@@ -1,0 +1,192 @@
+//! What nodes say to each other on control connections.
+//!
+//! A frame is its length in bytes (u32, little endian, at most [`FRAME_LEN_MAX`]) and a value of [`Frame`] in the
+//! postcard encoding. The first frame of a connection is a `Hello` or an `Invite`.
+
+use std::io;
+
+use serde::{Deserialize, Serialize};
+use tokio::io::{AsyncRead, AsyncReadExt};
+
+use crate::failure::GroupFailure;
+use crate::group::GroupId;
+use crate::node::NodeId;
+
+/// Changes whenever frames change their meaning; nodes of different versions do not talk.
+pub(crate) const PROTOCOL_VERSION: u16 = 1;
+/// Longest frame in bytes.
+pub(crate) const FRAME_LEN_MAX: usize = 4 << 20;
+
+/// One frame.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) enum Frame {
+    /// Opens a node's connection to another of the same cluster.
+    Hello { version: u16, cluster: u128, from: NodeId, to: NodeId },
+    /// Accepts a `Hello`.
+    Welcome,
+    /// Refuses a `Hello` or an `Invite`.
+    Reject { reason: Reject },
+    /// Asks a listener to become a member of a new cluster.
+    Invite { version: u16, cluster: u128, you: NodeId, members: Vec<(NodeId, String)>, payload: Vec<u8> },
+    /// Accepts an `Invite`.
+    Accept,
+    /// Everybody has accepted: start.
+    Go,
+    /// Concerns one group.
+    Group { group: GroupId, frame: GroupFrame },
+    /// Ends the connection in good order.
+    Goodbye,
+}
+
+/// Why a connection is refused.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, thiserror::Error)]
+pub(crate) enum Reject {
+    #[error("it speaks version {ours} of the protocol")]
+    Version { ours: u16 },
+    #[error("it is not (or not yet) a node of this cluster")]
+    Cluster,
+    #[error("it is not the node that was meant, or does not know this one")]
+    Identity,
+    #[error("it takes no invitations")]
+    NoInvitations,
+    #[error("{reason}")]
+    Declined { reason: String },
+}
+
+/// What members of a group say to each other.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) enum GroupFrame {
+    /// To a neighbour: where this member's two queue pairs are, and the cells the neighbour may write.
+    Offer { spec: [u8; 32], data: Vec<u8>, ready: Vec<u8>, cells: [u8; 24] },
+    /// From the root, where members cannot learn it from the first block: the size of a message.
+    Announce { message: u64, size: u64 },
+    /// From the root: these are all messages.
+    Closing { messages: u64 },
+    /// To the root: this member has them all.
+    Confirm { messages: u64 },
+    /// From the root: everybody has them all.
+    Closed,
+    /// The group has failed.
+    Failed { failure: GroupFailure },
+}
+
+/// Encodes a frame with its length.
+pub(crate) fn encode(frame: &Frame) -> Vec<u8> {
+    let mut out = postcard::to_extend(frame, vec![0; 4]).expect("frames have no unsized parts");
+    let len = u32::try_from(out.len() - 4).expect("no frame comes near 4 GiB");
+    out[..4].copy_from_slice(&len.to_le_bytes());
+    out
+}
+
+/// Decodes the value of a frame.
+pub(crate) fn decode(bytes: &[u8]) -> io::Result<Frame> {
+    match postcard::take_from_bytes(bytes) {
+        Ok((frame, [])) => Ok(frame),
+        Ok(_) => Err(malformed("a frame has bytes left over")),
+        Err(error) => Err(malformed(&format!("not a frame: {error}"))),
+    }
+}
+
+/// Reads one frame; memory is taken only as bytes arrive. None if the stream ended between frames.
+pub(crate) async fn read(stream: &mut (impl AsyncRead + Unpin)) -> io::Result<Option<Frame>> {
+    let mut prefix = [0; 4];
+    let first = stream.read(&mut prefix).await?;
+    if first == 0 {
+        return Ok(None);
+    }
+    stream.read_exact(&mut prefix[first..]).await?;
+    let len = u32::from_le_bytes(prefix);
+    if len as usize > FRAME_LEN_MAX {
+        return Err(malformed(&format!("a frame of {len} bytes exceeds {FRAME_LEN_MAX}")));
+    }
+    let mut bytes = Vec::new();
+    let got = (&mut *stream).take(u64::from(len)).read_to_end(&mut bytes).await?;
+    if got < len as usize {
+        return Err(io::ErrorKind::UnexpectedEof.into());
+    }
+    decode(&bytes).map(Some)
+}
+
+fn malformed(text: &str) -> io::Error {
+    io::Error::new(io::ErrorKind::InvalidData, text)
+}
+
+#[cfg(test)]
+mod tests {
+    use futures::FutureExt;
+    use proptest::prelude::*;
+    use rdmc_schedule::Rank;
+
+    use super::*;
+    use crate::failure::FailureCause;
+
+    fn frames() -> impl Strategy<Value = Frame> {
+        let text = "[a-z0-9.:]{0,20}";
+        let bytes = || proptest::collection::vec(any::<u8>(), 0..80);
+        let member = (any::<u32>().prop_map(NodeId), text);
+        let cause = prop_oneof![
+            Just(FailureCause::ConnectionLost),
+            Just(FailureCause::Abandoned),
+            text.prop_map(|reason| FailureCause::Refused { reason }),
+        ];
+        let failure = (any::<u64>(), any::<u32>(), any::<u32>(), cause).prop_map(|(group, rank, node, cause)| {
+            GroupFailure { group: GroupId(group), member: Rank(rank), node: NodeId(node), cause }
+        });
+        let group_frame = prop_oneof![
+            (any::<[u8; 32]>(), bytes(), bytes(), any::<[u8; 24]>())
+                .prop_map(|(spec, data, ready, cells)| GroupFrame::Offer { spec, data, ready, cells }),
+            (any::<u64>(), any::<u64>()).prop_map(|(message, size)| GroupFrame::Announce { message, size }),
+            any::<u64>().prop_map(|messages| GroupFrame::Closing { messages }),
+            any::<u64>().prop_map(|messages| GroupFrame::Confirm { messages }),
+            Just(GroupFrame::Closed),
+            failure.prop_map(|failure| GroupFrame::Failed { failure }),
+        ];
+        prop_oneof![
+            (any::<u16>(), any::<u128>(), any::<u32>(), any::<u32>()).prop_map(|(version, cluster, from, to)| {
+                Frame::Hello { version, cluster, from: NodeId(from), to: NodeId(to) }
+            }),
+            Just(Frame::Welcome),
+            text.prop_map(|reason| Frame::Reject { reason: Reject::Declined { reason } }),
+            (any::<u128>(), proptest::collection::vec(member, 0..5), bytes()).prop_map(
+                |(cluster, members, payload)| {
+                    Frame::Invite { version: 1, cluster, you: NodeId(3), members, payload }
+                }
+            ),
+            Just(Frame::Accept),
+            Just(Frame::Go),
+            (any::<u64>(), group_frame).prop_map(|(group, frame)| Frame::Group { group: GroupId(group), frame }),
+            Just(Frame::Goodbye),
+        ]
+    }
+
+    fn read_now(mut bytes: &[u8]) -> io::Result<Option<Frame>> {
+        read(&mut bytes).now_or_never().expect("a slice never waits")
+    }
+
+    proptest! {
+        #[test]
+        fn frames_survive_the_wire(frame in frames()) {
+            prop_assert_eq!(read_now(&encode(&frame)).unwrap(), Some(frame));
+        }
+
+        #[test]
+        fn a_cut_frame_is_an_error(frame in frames(), cut in 0.0f64..1.0) {
+            let whole = encode(&frame);
+            #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "a share of a short length")]
+            let at = 1 + ((whole.len() - 1) as f64 * cut) as usize;
+            prop_assert!(at >= whole.len() || read_now(&whole[..at]).is_err());
+        }
+
+        #[test]
+        fn any_bytes_are_a_frame_or_an_error(bytes in proptest::collection::vec(any::<u8>(), 0..300)) {
+            let _ = decode(&bytes);
+            let _ = read_now(&bytes);
+        }
+
+        #[test]
+        fn a_length_beyond_the_limit_is_refused_before_memory_is_taken(len in FRAME_LEN_MAX as u32 + 1..) {
+            let error = read_now(&len.to_le_bytes()).unwrap_err();
+            prop_assert_eq!(error.kind(), io::ErrorKind::InvalidData);
+        }
+    }
+}

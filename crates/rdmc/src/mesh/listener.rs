@@ -1,0 +1,175 @@
+//! Where nodes and invitations arrive.
+
+use std::collections::BTreeMap;
+use std::fmt;
+use std::io;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+use rdmc_fabric::{ControlListener, ControlStream, Environment, Fabric};
+use tokio::io::AsyncWriteExt;
+use tokio::sync::mpsc;
+
+use super::frame::{self, Frame, PROTOCOL_VERSION, Reject};
+use super::invite::Invitation;
+use crate::node::NodeId;
+use crate::scope::Scope;
+
+/// Listens at one address for the nodes of any number of clusters, and for invitations to new ones.
+///
+/// A node of a fixed cluster makes its own; a service that is invited ([`invite`](crate::invite)) binds one and takes
+/// the invitations from it. It stops listening when it and every node that uses it are dropped.
+#[derive(Clone)]
+pub struct Listener {
+    shared: Arc<ListenerShared>,
+    fabric: Arc<dyn Fabric>,
+    invitations: Arc<tokio::sync::Mutex<mpsc::Receiver<Invitation>>>,
+    _scope: Arc<Scope>,
+}
+
+struct ListenerShared {
+    address: String,
+    nodes: Mutex<BTreeMap<(u128, NodeId), mpsc::Sender<Arrived>>>,
+    invited: mpsc::Sender<Invitation>,
+    takes_invitations: bool,
+    environment: Arc<dyn Environment>,
+}
+
+/// A connection that another node opened, with its `Hello` read.
+pub(crate) struct Arrived {
+    pub(crate) stream: Box<dyn ControlStream>,
+    pub(crate) from: NodeId,
+}
+
+impl Listener {
+    /// Listens at `address` (`host:port`, port 0 for any free one) and takes invitations.
+    ///
+    /// # Errors
+    /// The operating system's refusal to listen there.
+    pub async fn bind(fabric: Arc<dyn Fabric>, address: &str) -> io::Result<Self> {
+        Self::bind_with(fabric, address, true).await
+    }
+
+    pub(crate) async fn bind_with(fabric: Arc<dyn Fabric>, address: &str, takes_invitations: bool) -> io::Result<Self> {
+        let environment = fabric.environment();
+        let listener = environment.listen(address).await?;
+        let (invited, invitations) = mpsc::channel(INVITATIONS_MAX);
+        let shared = Arc::new(ListenerShared {
+            address: listener.local_address(),
+            nodes: Mutex::default(),
+            invited,
+            takes_invitations,
+            environment: environment.clone(),
+        });
+        let scope = Arc::new(Scope::new(environment));
+        let accepting = accept(listener, shared.clone(), scope.spawner());
+        scope.spawn(accepting);
+        let invitations = Arc::new(tokio::sync::Mutex::new(invitations));
+        Ok(Self { shared, fabric, invitations, _scope: scope })
+    }
+
+    /// Returns the address that others connect to, with the port that was chosen for port 0.
+    pub fn local_address(&self) -> &str {
+        &self.shared.address
+    }
+
+    /// Waits for the next invitation.
+    ///
+    /// # Cancel safety
+    /// No invitation is lost.
+    pub async fn next_invitation(&self) -> Invitation {
+        let mut invitations = self.invitations.lock().await;
+        let mut invitation = invitations.recv().await.expect("the sender lives in self");
+        invitation.arrived_at(self.clone());
+        invitation
+    }
+
+    pub(crate) fn fabric(&self) -> Arc<dyn Fabric> {
+        self.fabric.clone()
+    }
+
+    /// Lets connections to a node of a cluster arrive. They stop when the receiver is dropped.
+    pub(crate) fn register(&self, cluster: u128, node: NodeId) -> mpsc::Receiver<Arrived> {
+        let (arrived, arrivals) = mpsc::channel(ARRIVALS_MAX);
+        let mut nodes = self.shared.nodes.lock().unwrap_or_else(PoisonError::into_inner);
+        nodes.retain(|_, arrived| !arrived.is_closed());
+        nodes.insert((cluster, node), arrived);
+        arrivals
+    }
+}
+
+impl fmt::Debug for Listener {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Listener").field("address", &self.shared.address).finish_non_exhaustive()
+    }
+}
+
+async fn accept(mut listener: Box<dyn ControlListener>, shared: Arc<ListenerShared>, spawner: crate::scope::Spawner) {
+    loop {
+        let stream = match listener.accept().await {
+            Ok(stream) => stream,
+            Err(error) => {
+                tracing::error!(%error, address = shared.address, "no longer listening");
+                return;
+            }
+        };
+        let shared = shared.clone();
+        spawner.spawn(Box::pin(async move {
+            let environment = shared.environment.clone();
+            let from = stream.peer_address();
+            match environment.timeout(GREETING_LIMIT, shared.greet(stream)).await {
+                Ok(Ok(())) => {}
+                Ok(Err(error)) => tracing::warn!(?from, %error, "control connection refused"),
+                Err(elapsed) => tracing::warn!(?from, %elapsed, "control connection refused"),
+            }
+        }));
+    }
+}
+
+impl ListenerShared {
+    /// Reads a connection's first frame and hands it to whom it concerns.
+    async fn greet(&self, mut stream: Box<dyn ControlStream>) -> io::Result<()> {
+        let reason = match frame::read(&mut stream).await? {
+            Some(Frame::Hello { version, .. } | Frame::Invite { version, .. }) if version != PROTOCOL_VERSION => {
+                Reject::Version { ours: PROTOCOL_VERSION }
+            }
+            Some(Frame::Hello { cluster, from, to, .. }) => {
+                let node = self.nodes.lock().unwrap_or_else(PoisonError::into_inner).get(&(cluster, to)).cloned();
+                match node {
+                    Some(node) if !node.is_closed() => {
+                        let _ = node.send(Arrived { stream, from }).await;
+                        return Ok(());
+                    }
+                    _ => Reject::Cluster,
+                }
+            }
+            Some(Frame::Invite { cluster, you, members, payload, .. }) if self.takes_invitations => {
+                let environment = self.environment.clone();
+                match Invitation::new(environment, stream, cluster, you, members, payload) {
+                    Ok(invitation) => {
+                        let _ = self.invited.send(invitation).await;
+                        return Ok(());
+                    }
+                    Err(mut refused) => return refuse(&mut refused, Reject::Identity).await,
+                }
+            }
+            Some(Frame::Invite { .. }) => Reject::NoInvitations,
+            Some(_) => return Err(io::Error::other("the first frame was neither a hello nor an invitation")),
+            None => return Ok(()),
+        };
+        refuse(&mut stream, reason).await
+    }
+}
+
+/// Tells the other end why it is refused.
+pub(crate) async fn refuse(stream: &mut Box<dyn ControlStream>, reason: Reject) -> io::Result<()> {
+    stream.write_all(&frame::encode(&Frame::Reject { reason })).await?;
+    stream.flush().await
+}
+
+/// How long a connection may take to say what it wants.
+const GREETING_LIMIT: Duration = Duration::from_secs(10);
+/// Connections of one node that wait to be taken.
+const ARRIVALS_MAX: usize = 64;
+/// Invitations that wait to be taken.
+const INVITATIONS_MAX: usize = 16;

@@ -1,0 +1,340 @@
+//! A node: one process's membership in a cluster.
+
+use std::collections::BTreeMap;
+use std::fmt;
+use std::sync::Arc;
+use std::time::Duration;
+
+use rdmc_fabric::{
+    BufferMut, CompletionMode, CompletionSource, Environment, Fabric, FabricError, Memory, MemoryRegion,
+};
+use serde::{Deserialize, Serialize};
+use tokio::sync::mpsc;
+
+use crate::failure::{GroupError, StartError};
+use crate::group::receiver::{OfferReceiver, Receiver};
+use crate::group::sender::Sender;
+use crate::group::{self, GroupSpec};
+use crate::mesh::Mesh;
+use crate::mesh::listener::{Arrived, Listener};
+use crate::pool::{Pool, PoolError};
+use crate::scope::Scope;
+use crate::stats::{Counters, NodeStats};
+
+/// A node's number in its cluster.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+pub struct NodeId(pub u32);
+
+impl fmt::Display for NodeId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.0.fmt(f)
+    }
+}
+
+/// The nodes that know each other, with the addresses of their control planes.
+///
+/// All nodes of a cluster are given the same list.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Cluster {
+    key: u128,
+    nodes: BTreeMap<NodeId, String>,
+}
+
+impl Cluster {
+    /// Makes a cluster of nodes listening at `host:port` addresses.
+    ///
+    /// # Examples
+    /// ```
+    /// let cluster = rdmc::Cluster::new([(0, "10.0.0.1:7400"), (1, "10.0.0.2:7400")]);
+    /// assert_eq!(cluster.len(), 2);
+    /// ```
+    pub fn new<A: Into<String>>(nodes: impl IntoIterator<Item = (u32, A)>) -> Self {
+        let nodes = nodes.into_iter().map(|(id, address)| (NodeId(id), address.into())).collect();
+        Self { key: 0, nodes }
+    }
+
+    /// Sets the key that connections must show: clusters that share machines but not keys do not mix.
+    ///
+    /// The key is a safeguard against mistakes; it crosses the network unencrypted.
+    #[must_use]
+    pub fn key(mut self, key: u128) -> Self {
+        self.key = key;
+        self
+    }
+
+    /// Returns how many nodes there are.
+    pub fn len(&self) -> usize {
+        self.nodes.len()
+    }
+
+    /// Tells whether there is no node.
+    pub fn is_empty(&self) -> bool {
+        self.nodes.is_empty()
+    }
+
+    /// Returns the nodes' numbers in ascending order.
+    pub fn nodes(&self) -> Vec<NodeId> {
+        self.nodes.keys().copied().collect()
+    }
+
+    pub(crate) fn from_parts(key: u128, nodes: BTreeMap<NodeId, String>) -> Self {
+        Self { key, nodes }
+    }
+}
+
+/// Prepares a node; made by [`Node::builder`], [`invite`](crate::invite) or an accepted invitation.
+pub struct NodeBuilder {
+    me: NodeId,
+    cluster: Cluster,
+    fabric: Option<Arc<dyn Fabric>>,
+    listener: Option<Listener>,
+    arrivals: Option<mpsc::Receiver<Arrived>>,
+    completion_mode: Option<CompletionMode>,
+    completion_capacity: u32,
+    pool_bytes_max: u64,
+    preallocate: (usize, usize),
+    connect_limit: Duration,
+}
+
+impl NodeBuilder {
+    pub(crate) fn new(me: NodeId, cluster: Cluster) -> Self {
+        Self {
+            me,
+            cluster,
+            fabric: None,
+            listener: None,
+            arrivals: None,
+            completion_mode: None,
+            completion_capacity: 1 << 20,
+            pool_bytes_max: 4 << 30,
+            preallocate: (0, 0),
+            connect_limit: Duration::from_secs(30),
+        }
+    }
+
+    /// Sets the fabric that moves the bytes. Required, unless the builder came from an invitation.
+    #[must_use]
+    pub fn fabric(mut self, fabric: Arc<dyn Fabric>) -> Self {
+        self.fabric = Some(fabric);
+        self
+    }
+
+    /// Uses a listener that exists, instead of one at the node's own address of the cluster.
+    #[must_use]
+    pub fn listener(mut self, listener: Listener) -> Self {
+        self.arrivals = Some(listener.register(self.cluster.key, self.me));
+        self.listener = Some(listener);
+        self
+    }
+
+    /// Sets how completions are waited for; by default as the fabric prefers.
+    #[must_use]
+    pub fn completion_mode(mut self, mode: CompletionMode) -> Self {
+        self.completion_mode = Some(mode);
+        self
+    }
+
+    /// Sets the most bytes the pool may hold, lent and kept; default 4 GiB. Messages longer than this cannot be
+    /// received into pool memory.
+    #[must_use]
+    pub fn pool_bytes_max(mut self, bytes: u64) -> Self {
+        self.pool_bytes_max = bytes;
+        self
+    }
+
+    /// Allocates and registers `count` regions of `len` bytes at the start, so that the first messages do not wait
+    /// for it (DSN §4.2); default none.
+    #[must_use]
+    pub fn preallocate(mut self, len: usize, count: usize) -> Self {
+        self.preallocate = (len, count);
+        self
+    }
+
+    /// Sets how long [`start`](Self::start) waits for the other nodes; default 30 s.
+    #[must_use]
+    pub fn connect_limit(mut self, limit: Duration) -> Self {
+        self.connect_limit = limit;
+        self
+    }
+
+    /// Sets the completions that all queue pairs of the node can have outstanding; default 1,048,576.
+    #[must_use]
+    pub fn completion_capacity(mut self, entries: u32) -> Self {
+        self.completion_capacity = entries;
+        self
+    }
+
+    pub(crate) fn arrivals(mut self, listener: Listener, arrivals: mpsc::Receiver<Arrived>) -> Self {
+        self.listener = Some(listener);
+        self.arrivals = Some(arrivals);
+        self
+    }
+
+    /// Starts the node: pool, completion queue, and the mesh of connections to all other nodes.
+    ///
+    /// # Cancel safety
+    /// Dropping the future stops what was started.
+    ///
+    /// # Errors
+    /// [`StartError::Unreachable`] names the nodes that did not connect in time.
+    ///
+    /// # Panics
+    /// If no fabric was set.
+    pub async fn start(self) -> Result<Node, StartError> {
+        let fabric = self.fabric.expect("a node needs a fabric: call NodeBuilder::fabric");
+        let environment = fabric.environment();
+        let own_address = self.cluster.nodes.get(&self.me).ok_or(StartError::NotInCluster { node: self.me })?;
+        // The highest node opens no connection, the lowest accepts none: it need not listen.
+        let accepts = self.cluster.nodes.keys().any(|&node| node < self.me);
+        let (listener, arrivals) = match (self.listener, self.arrivals) {
+            (Some(listener), Some(arrivals)) => (Some(listener), Some(arrivals)),
+            _ if accepts => {
+                let bound = Listener::bind_with(fabric.clone(), own_address, false).await;
+                let listener = bound.map_err(|source| StartError::Listen { address: own_address.clone(), source })?;
+                let arrivals = listener.register(self.cluster.key, self.me);
+                (Some(listener), Some(arrivals))
+            }
+            _ => (None, None),
+        };
+        let pool = Pool::new(fabric.clone(), self.pool_bytes_max);
+        let (len, count) = self.preallocate;
+        match pool.preallocate(len, count) {
+            Ok(()) => {}
+            Err(PoolError::Fabric(error)) => return Err(error.into()),
+            Err(PoolError::TooLong { .. }) => unreachable!("preallocation stops at the limit"),
+        }
+        let mode = self.completion_mode.unwrap_or(fabric.capabilities().completion_mode);
+        let queue = fabric.create_completion_queue(self.completion_capacity, mode)?;
+        let completions = queue.source();
+        let scope = Scope::new(environment.clone());
+        scope.spawn(queue.drain());
+        let mesh = Mesh::new(self.me, self.cluster.key, self.cluster.nodes, environment.clone());
+        if let Some(arrivals) = arrivals {
+            scope.spawn(mesh.clone().welcome(arrivals, scope.spawner()));
+        }
+        for peer in mesh.dialled() {
+            scope.spawn(mesh.clone().dial(peer));
+        }
+        if environment.timeout(self.connect_limit, mesh.complete()).await.is_err() {
+            return Err(StartError::Unreachable { missing: mesh.missing(), problem: mesh.problem() });
+        }
+        tracing::info!(node = %self.me, fabric = fabric.capabilities().name, "node started");
+        let counters = Arc::default();
+        let shared =
+            NodeShared { mesh, fabric, environment, completions, pool, counters, _listener: listener, _scope: scope };
+        Ok(Node(Arc::new(shared)))
+    }
+}
+
+impl fmt::Debug for NodeBuilder {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("NodeBuilder").field("me", &self.me).field("cluster", &self.cluster).finish_non_exhaustive()
+    }
+}
+
+/// One process's membership in a cluster; cheap to clone.
+///
+/// It lives until the last clone and the last handle of a group of it are dropped.
+#[derive(Clone)]
+pub struct Node(pub(crate) Arc<NodeShared>);
+
+pub(crate) struct NodeShared {
+    pub(crate) mesh: Mesh,
+    pub(crate) fabric: Arc<dyn Fabric>,
+    pub(crate) environment: Arc<dyn Environment>,
+    pub(crate) completions: Arc<dyn CompletionSource>,
+    pub(crate) pool: Pool,
+    pub(crate) counters: Arc<Counters>,
+    _listener: Option<Listener>,
+    _scope: Scope,
+}
+
+impl Node {
+    /// Prepares node `me` of `cluster`.
+    pub fn builder(me: NodeId, cluster: Cluster) -> NodeBuilder {
+        NodeBuilder::new(me, cluster)
+    }
+
+    /// Returns this node's number.
+    pub fn id(&self) -> NodeId {
+        self.0.mesh.me()
+    }
+
+    /// Creates a group of which this node is the root, the only sender (DSN §3).
+    ///
+    /// All members call [`create_group`](Self::create_group) or [`join_group`](Self::join_group) with the same
+    /// specification, in any order and concurrently with any other groups; each waits for its neighbours only.
+    ///
+    /// # Cancel safety
+    /// Dropping the future abandons the group: the others learn that this member has left.
+    ///
+    /// # Errors
+    /// See [`GroupError`].
+    pub async fn create_group(&self, spec: GroupSpec) -> Result<Sender, GroupError> {
+        group::sender::create(self.0.clone(), spec).await
+    }
+
+    /// Joins a group as a receiver whose messages arrive in memory of the pool.
+    ///
+    /// # Cancel safety
+    /// Dropping the future abandons the group: the others learn that this member has left.
+    ///
+    /// # Errors
+    /// See [`GroupError`].
+    pub async fn join_group(&self, spec: GroupSpec) -> Result<Receiver, GroupError> {
+        group::receiver::join(self.0.clone(), spec).await
+    }
+
+    /// Joins a group as a receiver that supplies the memory for each message, or refuses it.
+    ///
+    /// # Cancel safety
+    /// Dropping the future abandons the group: the others learn that this member has left.
+    ///
+    /// # Errors
+    /// See [`GroupError`].
+    pub async fn join_group_with_offers(&self, spec: GroupSpec) -> Result<OfferReceiver, GroupError> {
+        group::receiver::join_with_offers(self.0.clone(), spec).await
+    }
+
+    /// Lends `len` bytes of registered memory of unspecified content, to be filled and sent without a copy.
+    ///
+    /// Waits while too much of the pool is lent.
+    ///
+    /// # Cancel safety
+    /// Nothing is lent if the future is dropped.
+    ///
+    /// # Errors
+    /// More than the pool's limit is asked for, or the fabric refuses.
+    pub async fn allocate(&self, len: usize) -> Result<BufferMut, PoolError> {
+        self.0.pool.lend(len).await
+    }
+
+    /// Registers memory of the application's with the fabric, such as a mapped file to receive into.
+    ///
+    /// # Errors
+    /// The fabric refuses.
+    pub fn register(&self, memory: Memory) -> Result<MemoryRegion, FabricError> {
+        self.0.fabric.register(memory)
+    }
+
+    /// Returns what happened so far.
+    pub fn stats(&self) -> NodeStats {
+        self.0.counters.node_stats(self.0.pool.lent_bytes())
+    }
+
+    /// Takes leave of the other nodes. Groups that are not closed fail on them, with this node as the cause.
+    ///
+    /// Dropping the last handle does the same without waiting until the others have been told.
+    ///
+    /// # Cancel safety
+    /// Some nodes may not have been told.
+    pub async fn shutdown(self) {
+        self.0.mesh.leave().await;
+    }
+}
+
+impl fmt::Debug for Node {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Node").field("id", &self.id()).finish_non_exhaustive()
+    }
+}

@@ -1,0 +1,215 @@
+//! The pool: registered memory, bounded, reused.
+
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+
+use rdmc_fabric::{BufferMut, Fabric, FabricError, Lender, MemoryRegion};
+use tokio::sync::{OwnedSemaphorePermit, Semaphore};
+
+/// Registered memory that is lent and comes back when the last holder of a range drops it.
+///
+/// Memory that came back is kept for the next lease of a similar length: it is registered and its pages are warm.
+/// Lent and kept memory together never exceed the limit.
+#[derive(Clone)]
+pub(crate) struct Pool(Arc<PoolShared>);
+
+struct PoolShared {
+    fabric: Arc<dyn Fabric>,
+    /// One permit per page that may be lent; fair, so that a large lease is not starved by small ones.
+    pages_free: Arc<Semaphore>,
+    pages_max: u64,
+    kept: Mutex<Kept>,
+    lent_bytes: AtomicU64,
+}
+
+#[derive(Default)]
+struct Kept {
+    regions: Vec<MemoryRegion>,
+    pages: u64,
+}
+
+/// Why a lease was refused.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum PoolError {
+    /// The lease is longer than the whole pool may be.
+    #[error("{len} bytes exceed the pool's limit of {max} bytes")]
+    TooLong {
+        /// Bytes asked for.
+        len: u64,
+        /// The pool's limit in bytes.
+        max: u64,
+    },
+    /// The fabric could not allocate.
+    #[error(transparent)]
+    Fabric(#[from] FabricError),
+}
+
+impl Pool {
+    pub(crate) fn new(fabric: Arc<dyn Fabric>, bytes_max: u64) -> Self {
+        let pages_max = (bytes_max / PAGE).clamp(1, Semaphore::MAX_PERMITS as u64);
+        let permits = usize::try_from(pages_max).unwrap_or(Semaphore::MAX_PERMITS);
+        Self(Arc::new(PoolShared {
+            fabric,
+            pages_free: Arc::new(Semaphore::new(permits)),
+            pages_max,
+            kept: Mutex::default(),
+            lent_bytes: AtomicU64::new(0),
+        }))
+    }
+
+    /// Lends `len` bytes of unspecified content; waits while too much is lent.
+    ///
+    /// # Cancel safety
+    /// Nothing is lent if the future is dropped.
+    pub(crate) async fn lend(&self, len: usize) -> Result<BufferMut, PoolError> {
+        if len == 0 {
+            return Ok(BufferMut::empty());
+        }
+        let shared = &self.0;
+        let pages = (len as u64).div_ceil(PAGE);
+        let too_long = PoolError::TooLong { len: len as u64, max: shared.pages_max * PAGE };
+        let Some(permits) = u32::try_from(pages).ok().filter(|_| pages <= shared.pages_max) else {
+            return Err(too_long);
+        };
+        let permit = shared.pages_free.clone().acquire_many_owned(permits).await.expect("the pool never closes it");
+        let region = shared.region(len, pages)?;
+        shared.lent_bytes.fetch_add(pages * PAGE, Ordering::Relaxed);
+        let loan = Loan { pool: Arc::downgrade(shared), permit: Mutex::new(Some(permit)), bytes: pages * PAGE };
+        let mut buffer = region.lend(Arc::new(loan)).expect("a fabric allocates writable memory");
+        buffer.truncate(len);
+        Ok(buffer)
+    }
+
+    /// Allocates `count` regions of `len` bytes in advance, as far as the limit allows.
+    pub(crate) fn preallocate(&self, len: usize, count: usize) -> Result<(), PoolError> {
+        for _ in 0..count {
+            let pages = (len as u64).div_ceil(PAGE);
+            if self.0.kept().pages + pages > self.0.pages_max {
+                break;
+            }
+            let bytes = usize::try_from(pages * PAGE).expect("a length rounded to pages");
+            let region = self.0.fabric.allocate(bytes)?;
+            self.0.keep(region);
+        }
+        Ok(())
+    }
+
+    /// Returns the bytes that are lent now.
+    pub(crate) fn lent_bytes(&self) -> u64 {
+        self.0.lent_bytes.load(Ordering::Relaxed)
+    }
+}
+
+impl PoolShared {
+    /// Takes a kept region that fits, or allocates one within the limit.
+    fn region(&self, len: usize, pages: u64) -> Result<MemoryRegion, FabricError> {
+        let mut kept = self.kept();
+        let fits = |region: &MemoryRegion| region.len() >= len && region.len() as u64 <= 2 * pages * PAGE;
+        let best = (0..kept.regions.len())
+            .filter(|&at| fits(&kept.regions[at]))
+            .min_by_key(|&at| (kept.regions[at].len(), std::cmp::Reverse(at)));
+        if let Some(at) = best {
+            return Ok(kept.take(at));
+        }
+        // The permit guarantees room next to what is lent; what is kept may have to go.
+        let lent = self.lent_bytes.load(Ordering::Relaxed) / PAGE;
+        while kept.pages > 0 && lent + kept.pages + pages > self.pages_max {
+            drop(kept.take(0));
+        }
+        drop(kept);
+        self.fabric.allocate(usize::try_from(pages * PAGE).expect("a length rounded to pages"))
+    }
+
+    fn keep(&self, region: MemoryRegion) {
+        let mut kept = self.kept();
+        kept.pages += region.len() as u64 / PAGE;
+        kept.regions.push(region);
+        while kept.pages > self.pages_max || kept.regions.len() > KEPT_MAX {
+            drop(kept.take(0));
+        }
+    }
+
+    fn kept(&self) -> MutexGuard<'_, Kept> {
+        self.kept.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Kept {
+    fn take(&mut self, at: usize) -> MemoryRegion {
+        let region = self.regions.remove(at);
+        self.pages -= region.len() as u64 / PAGE;
+        region
+    }
+}
+
+/// One lease: gives region and permit back.
+struct Loan {
+    pool: Weak<PoolShared>,
+    permit: Mutex<Option<OwnedSemaphorePermit>>,
+    bytes: u64,
+}
+
+impl Lender for Loan {
+    fn take_back(&self, region: MemoryRegion) {
+        if let Some(pool) = self.pool.upgrade() {
+            pool.lent_bytes.fetch_sub(self.bytes, Ordering::Relaxed);
+            pool.keep(region);
+        }
+        // After the region is back, so that whoever waits finds it.
+        drop(self.permit.lock().unwrap_or_else(PoisonError::into_inner).take());
+    }
+}
+
+/// The pool's unit, in bytes.
+const PAGE: u64 = 4 << 10;
+/// Most regions kept for reuse.
+const KEPT_MAX: usize = 1024;
+
+#[cfg(test)]
+mod tests {
+    use futures::FutureExt;
+    use rdmc_fabric::MemNetwork;
+
+    use super::*;
+
+    fn pool(bytes_max: u64) -> Pool {
+        Pool::new(MemNetwork::new().fabric(), bytes_max)
+    }
+
+    #[test]
+    fn a_returned_region_is_lent_again() {
+        let pool = pool(1 << 20);
+        let mut first = pool.lend(5000).now_or_never().unwrap().unwrap();
+        let address = first.as_mut_ptr();
+        assert_eq!(pool.lent_bytes(), 8192);
+        drop(first);
+        assert_eq!(pool.lent_bytes(), 0);
+        let mut second = pool.lend(6000).now_or_never().unwrap().unwrap();
+        assert_eq!((second.as_mut_ptr(), second.len()), (address, 6000));
+    }
+
+    #[test]
+    fn a_lease_beyond_the_limit_waits_until_memory_comes_back() {
+        let pool = pool(16 << 10);
+        let held = pool.lend(12 << 10).now_or_never().unwrap().unwrap();
+        let mut waiting = Box::pin(pool.lend(8 << 10));
+        assert!(waiting.as_mut().now_or_never().is_none());
+        drop(held);
+        assert!(waiting.now_or_never().unwrap().is_ok());
+    }
+
+    #[test]
+    fn a_lease_longer_than_the_pool_is_refused_at_once() {
+        let refused = pool(16 << 10).lend(20 << 10).now_or_never().unwrap();
+        assert!(matches!(refused, Err(PoolError::TooLong { len: 20480, max: 16384 })));
+    }
+
+    #[test]
+    fn kept_memory_makes_room_for_other_lengths() {
+        let pool = pool(64 << 10);
+        drop(pool.lend(60 << 10).now_or_never().unwrap().unwrap());
+        assert!(pool.lend(4 << 10).now_or_never().unwrap().is_ok());
+        assert!(pool.0.kept().pages <= 15);
+    }
+}

@@ -1,0 +1,49 @@
+//! Background tasks that end with their owner.
+
+use std::sync::Arc;
+
+use futures::future::{BoxFuture, Either, select};
+use rdmc_fabric::Environment;
+use tokio::sync::watch;
+
+/// Spawns tasks that are ended when the scope is dropped, at their next await.
+#[derive(Debug)]
+pub(crate) struct Scope {
+    environment: Arc<dyn Environment>,
+    alive: watch::Sender<()>,
+}
+
+impl Scope {
+    pub(crate) fn new(environment: Arc<dyn Environment>) -> Self {
+        Self { environment, alive: watch::Sender::new(()) }
+    }
+
+    pub(crate) fn spawn(&self, task: impl Future<Output = ()> + Send + 'static) {
+        self.spawner().spawn(Box::pin(task));
+    }
+
+    /// Returns a way to spawn into the scope that does not keep it alive.
+    pub(crate) fn spawner(&self) -> Spawner {
+        Spawner { environment: self.environment.clone(), alive: self.alive.subscribe() }
+    }
+}
+
+/// Spawns into a [`Scope`] from inside one of its tasks.
+#[derive(Clone, Debug)]
+pub(crate) struct Spawner {
+    environment: Arc<dyn Environment>,
+    alive: watch::Receiver<()>,
+}
+
+impl Spawner {
+    pub(crate) fn spawn(&self, task: BoxFuture<'static, ()>) {
+        let mut alive = self.alive.clone();
+        self.environment.spawn(Box::pin(async move {
+            // Nothing is ever sent: the wait ends when the scope is gone.
+            let gone = std::pin::pin!(async { while alive.changed().await.is_ok() {} });
+            match select(task, gone).await {
+                Either::Left(_) | Either::Right(_) => {}
+            }
+        }));
+    }
+}

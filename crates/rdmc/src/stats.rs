@@ -1,0 +1,98 @@
+//! Counters, as plain structs.
+
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
+
+/// What a node has done since it started.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct NodeStats {
+    /// Groups created or joined.
+    pub groups_formed: u64,
+    /// Groups that failed.
+    pub groups_failed: u64,
+    /// Messages completed here, sent as root or received.
+    pub messages: u64,
+    /// Bytes of blocks sent, relayed ones included.
+    pub bytes_sent: u64,
+    /// Bytes of blocks received.
+    pub bytes_received: u64,
+    /// Pool memory that is lent now.
+    pub pool_bytes_lent: u64,
+}
+
+/// What one member of a group has done since the group was formed.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct GroupStats {
+    /// Messages completed here, sent as root or received.
+    pub messages: u64,
+    /// Blocks sent, relayed ones included.
+    pub blocks_sent: u64,
+    /// Bytes of blocks sent, relayed ones included.
+    pub bytes_sent: u64,
+    /// Blocks received.
+    pub blocks_received: u64,
+    /// Bytes of blocks received.
+    pub bytes_received: u64,
+    /// Time spent with a block in hand, waiting for the next member's ready_for_block.
+    pub waited_for_ready: Duration,
+}
+
+/// Live counters of a group or of a whole node.
+#[derive(Debug, Default)]
+pub(crate) struct Counters {
+    pub(crate) groups_formed: AtomicU64,
+    pub(crate) groups_failed: AtomicU64,
+    messages: AtomicU64,
+    blocks_sent: AtomicU64,
+    bytes_sent: AtomicU64,
+    blocks_received: AtomicU64,
+    bytes_received: AtomicU64,
+    waited_for_ready_ns: AtomicU64,
+}
+
+impl Counters {
+    pub(crate) fn sent(&self, bytes: usize) {
+        self.blocks_sent.fetch_add(1, Ordering::Relaxed);
+        self.bytes_sent.fetch_add(bytes as u64, Ordering::Relaxed);
+    }
+
+    pub(crate) fn received(&self, bytes: usize) {
+        self.blocks_received.fetch_add(1, Ordering::Relaxed);
+        self.bytes_received.fetch_add(bytes as u64, Ordering::Relaxed);
+    }
+
+    pub(crate) fn completed(&self) {
+        self.messages.fetch_add(1, Ordering::Relaxed);
+    }
+
+    pub(crate) fn waited(&self, time: Duration) {
+        let nanos = u64::try_from(time.as_nanos()).unwrap_or(u64::MAX);
+        self.waited_for_ready_ns.fetch_add(nanos, Ordering::Relaxed);
+    }
+
+    pub(crate) fn group_stats(&self) -> GroupStats {
+        let read = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
+        GroupStats {
+            messages: read(&self.messages),
+            blocks_sent: read(&self.blocks_sent),
+            bytes_sent: read(&self.bytes_sent),
+            blocks_received: read(&self.blocks_received),
+            bytes_received: read(&self.bytes_received),
+            waited_for_ready: Duration::from_nanos(read(&self.waited_for_ready_ns)),
+        }
+    }
+
+    pub(crate) fn node_stats(&self, pool_bytes_lent: u64) -> NodeStats {
+        let read = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
+        NodeStats {
+            groups_formed: read(&self.groups_formed),
+            groups_failed: read(&self.groups_failed),
+            messages: read(&self.messages),
+            bytes_sent: read(&self.bytes_sent),
+            bytes_received: read(&self.bytes_received),
+            pool_bytes_lent,
+        }
+    }
+}

@@ -1,0 +1,248 @@
+//! One member's part in one multicast: the heart (DSN §4.2, §4.4).
+//!
+//! A [`Transfer`] receives the blocks that the schedule names for this member, in the schedule's order, and sends the
+//! ones it names, in the schedule's order. A block is sent on when it is held and when the next member has said
+//! *ready_for_block*; nothing else is waited for, so that members need no common clock.
+
+use std::sync::Arc;
+use std::task::Poll;
+
+use futures::future::{Either, select};
+use futures::stream::FuturesUnordered;
+use futures::{FutureExt, StreamExt, try_join};
+use rdmc_fabric::{Operation, Received, WorkError};
+use rdmc_schedule::{BlockCount, BlockIndex, Rank, Schedule};
+use tokio::sync::oneshot;
+
+use crate::group::Group;
+use crate::group::receiver::Message;
+
+mod blocks;
+mod turn;
+
+pub(crate) use blocks::Blocks;
+pub(crate) use turn::{Turn, Turnstile};
+
+/// How a message falls into blocks.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Shape {
+    pub(crate) size: u64,
+    pub(crate) block_size: u32,
+    pub(crate) count: BlockCount,
+}
+
+impl Shape {
+    /// Cuts a message of `size` bytes; none if there are more blocks than can be counted. No bytes are one block.
+    pub(crate) fn new(size: u64, block_size: u32) -> Option<Self> {
+        let count = u32::try_from(size.div_ceil(u64::from(block_size)).max(1)).ok()?;
+        Some(Self { size, block_size, count: BlockCount(count) })
+    }
+
+    /// Returns the length of a block in bytes; the last one may be shorter.
+    pub(crate) fn len(&self, block: BlockIndex) -> usize {
+        let rest = self.size - self.offset(block);
+        usize::try_from(rest.min(u64::from(self.block_size))).expect("a block's length is a u32")
+    }
+
+    /// Returns the place of a block's first byte in the message.
+    pub(crate) fn offset(&self, block: BlockIndex) -> u64 {
+        u64::from(block.0) * u64::from(self.block_size)
+    }
+}
+
+/// The first block of a message, which arrived before its place was known.
+#[derive(Debug)]
+pub(crate) struct FirstBlock {
+    pub(crate) bytes: rdmc_fabric::Buffer,
+}
+
+/// Why a member cannot go on.
+#[derive(Debug)]
+pub(crate) enum Trouble {
+    /// Work towards a neighbour failed.
+    Work { with: Rank, error: WorkError },
+    /// A member sent what no member sends.
+    Protocol { by: Rank, what: String },
+    /// This member itself cannot, or will not.
+    Own(crate::failure::FailureCause),
+}
+
+/// One member's part in one multicast.
+pub(crate) struct Transfer {
+    group: Arc<Group>,
+    number: u64,
+    shape: Shape,
+    schedule: Schedule,
+    blocks: Blocks,
+    /// What the application of a receiving member waits for.
+    deliver: Option<oneshot::Sender<Message>>,
+}
+
+impl Transfer {
+    pub(crate) fn new(
+        group: Arc<Group>,
+        number: u64,
+        shape: Shape,
+        blocks: Blocks,
+        deliver: Option<oneshot::Sender<Message>>,
+    ) -> Self {
+        let schedule = group.schedule(shape.count);
+        Self { group, number, shape, schedule, blocks, deliver }
+    }
+
+    /// Takes part until this member holds everything and has sent all it is to send.
+    ///
+    /// The turns keep messages in order: the next one is received when all receives of this one are posted, and sent
+    /// on when all sends of this one have left.
+    pub(crate) async fn run(
+        mut self,
+        first: Option<FirstBlock>,
+        receive_turn: Turn,
+        relay_turn: Turn,
+    ) -> Result<(), Trouble> {
+        let deliver = self.deliver.take();
+        let received = async {
+            try_join!(self.receive_blocks(first.is_some(), receive_turn), self.place_first_block(first))?;
+            if let Some(deliver) = deliver {
+                // Nobody may wait any more; the block is relayed all the same.
+                let _ = deliver.send(Message::new(self.number, self.blocks.whole()));
+            }
+            Ok(())
+        };
+        try_join!(received, self.relay_blocks(relay_turn))?;
+        self.group.message_completed(self.number, self.shape.size);
+        Ok(())
+    }
+
+    /// Posts the receives of the schedule, each at its block's place, as far ahead as the senders may be.
+    async fn receive_blocks(&self, first_is_here: bool, turn: Turn) -> Result<(), Trouble> {
+        let mut arriving = FuturesUnordered::new();
+        for receive in self.schedule.receives(self.group.rank()).skip(usize::from(first_is_here)) {
+            let neighbour = self.group.neighbour(receive.peer);
+            let room = unless_failing(neighbour.room_to_grant(), &mut arriving, |done| self.arrived(done)).await?;
+            let operation = neighbour.grant(self.blocks.place(receive.block));
+            arriving.push(operation.map(move |outcome| {
+                drop(room);
+                (receive, outcome)
+            }));
+        }
+        drop(turn);
+        while let Some(done) = arriving.next().await {
+            self.arrived(done)?;
+        }
+        Ok(())
+    }
+
+    /// Checks a block that has arrived and lets the relay have it.
+    fn arrived(&self, done: (rdmc_schedule::Transfer, Result<Received, WorkError>)) -> Result<(), Trouble> {
+        let (receive, outcome) = done;
+        let received = outcome.map_err(|error| Trouble::Work { with: receive.peer, error })?;
+        if received.imm != Some(receive.block.0) && !self.is_first_from_source(receive) {
+            let what = format!("sent block {:?} where block {} was due", received.imm, receive.block);
+            return Err(Trouble::Protocol { by: receive.peer, what });
+        }
+        if received.len != self.shape.len(receive.block) {
+            let what = format!(
+                "sent {} bytes as block {} of {} bytes",
+                received.len,
+                receive.block,
+                self.shape.len(receive.block)
+            );
+            return Err(Trouble::Protocol { by: receive.peer, what });
+        }
+        tracing::trace!(step = receive.step.0, from = %receive.peer, block = receive.block.0, "block received");
+        self.group.count_received(received.len);
+        self.blocks.hold(receive.block, received.buffer.freeze());
+        Ok(())
+    }
+
+    /// Tells whether the immediate of this block is the message's size, which the sender puts into the first block it
+    /// sends to a member whose first source it is.
+    fn is_first_from_source(&self, receive: rdmc_schedule::Transfer) -> bool {
+        self.group.first_source() == Some(receive.peer)
+            && self.schedule.receives(self.group.rank()).next() == Some(receive)
+    }
+
+    /// Copies the block that came before its place was known, while the others arrive.
+    ///
+    /// Until then it is relayed from where it is.
+    async fn place_first_block(&self, first: Option<FirstBlock>) -> Result<(), Trouble> {
+        let Some(FirstBlock { bytes }) = first else { return Ok(()) };
+        // Receives and the first relay are posted before the copy begins.
+        give_way().await;
+        self.blocks.place_staged(&bytes, give_way).await;
+        Ok(())
+    }
+
+    /// Sends the blocks that the schedule names, each when it is held and the receiver is ready for it.
+    async fn relay_blocks(&self, mut turn: Turn) -> Result<(), Trouble> {
+        turn.wait().await;
+        self.group.announce(self.number, self.shape.size).await;
+        let mut leaving = FuturesUnordered::new();
+        let left =
+            |(to, outcome): (Rank, Result<(), WorkError>)| outcome.map_err(|error| Trouble::Work { with: to, error });
+        let mut sizes_told = std::collections::BTreeSet::new();
+        for send in self.schedule.sends(self.group.rank()) {
+            let neighbour = self.group.neighbour(send.peer);
+            let block = unless_failing(self.blocks.held(send.block), &mut leaving, left).await?;
+            let waiting_since = self.group.now();
+            unless_failing(neighbour.ready_for_block(), &mut leaving, left).await?;
+            self.group.count_sent(block.len(), waiting_since);
+            let tells_size = neighbour.learns_size_here && sizes_told.insert(send.peer);
+            let mut operation = if tells_size {
+                neighbour.send_first_block(block, self.shape.size)
+            } else {
+                neighbour.send_block(block, send.block)
+            };
+            unless_failing(operation.departed(), &mut leaving, left).await?;
+            tracing::trace!(step = send.step.0, to = %send.peer, block = send.block.0, "block sent");
+            leaving.push(operation.map(move |outcome| (send.peer, outcome)));
+        }
+        drop(turn);
+        while let Some(done) = leaving.next().await {
+            left(done)?;
+        }
+        Ok(())
+    }
+}
+
+/// Waits for `wanted` while taking the outcomes of operations under way; ends early if one has failed.
+async fn unless_failing<T, F, D>(
+    wanted: impl Future<Output = T>,
+    under_way: &mut FuturesUnordered<F>,
+    mut take: impl FnMut(D) -> Result<(), Trouble>,
+) -> Result<T, Trouble>
+where
+    F: Future<Output = D>,
+{
+    let mut wanted = std::pin::pin!(wanted);
+    loop {
+        if under_way.is_empty() {
+            return Ok(wanted.await);
+        }
+        match select(&mut wanted, under_way.next()).await {
+            Either::Left((value, _)) => return Ok(value),
+            Either::Right((done, _)) => {
+                if let Some(done) = done {
+                    take(done)?;
+                }
+            }
+        }
+    }
+}
+
+/// Lets the other futures of the task have a turn.
+async fn give_way() {
+    let mut gave = false;
+    std::future::poll_fn(|cx| {
+        if std::mem::replace(&mut gave, true) {
+            return Poll::Ready(());
+        }
+        cx.waker().wake_by_ref();
+        Poll::Pending
+    })
+    .await;
+}
+
+/// The type of operation that brings a block.
+pub(crate) type Arriving = Operation<Received>;

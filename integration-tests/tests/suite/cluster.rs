@@ -1,0 +1,110 @@
+//! Clusters of nodes inside the test process, on any software fabric.
+
+use std::fmt;
+use std::sync::Arc;
+use std::time::Duration;
+
+use futures::StreamExt;
+use rdmc::{Algorithm, Cluster, Fabric, GroupSpec, MemNetwork, Message, Node, NodeId, Receiver, Sender, TcpFabric};
+
+/// The fabrics that need nothing but this machine.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Kind {
+    Mem,
+    Tcp,
+}
+
+impl Kind {
+    pub(crate) const ALL: [Kind; 2] = [Kind::Mem, Kind::Tcp];
+}
+
+impl fmt::Display for Kind {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Kind::Mem => "mem",
+            Kind::Tcp => "tcp",
+        })
+    }
+}
+
+/// Makes the fabrics of `count` nodes that reach each other.
+pub(crate) fn fabrics(kind: Kind, count: usize) -> Vec<Arc<dyn Fabric>> {
+    let network = MemNetwork::new();
+    (0..count)
+        .map(|_| match kind {
+            Kind::Mem => network.fabric() as Arc<dyn Fabric>,
+            Kind::Tcp => TcpFabric::new() as Arc<dyn Fabric>,
+        })
+        .collect()
+}
+
+/// Starts a cluster of `count` nodes.
+pub(crate) async fn start(kind: Kind, count: u32) -> Vec<Node> {
+    start_on(fabrics(kind, count as usize), kind).await
+}
+
+/// Starts a cluster of one node for each fabric.
+pub(crate) async fn start_on(fabrics: Vec<Arc<dyn Fabric>>, kind: Kind) -> Vec<Node> {
+    let addresses: Vec<String> = match kind {
+        Kind::Mem => (0..fabrics.len()).map(|i| format!("node{i}")).collect(),
+        Kind::Tcp => free_addresses(fabrics.len()),
+    };
+    let cluster = Cluster::new((0u32..).zip(addresses)).key(0x5eed);
+    let starts = (0u32..).zip(fabrics).map(|(id, fabric)| {
+        let builder = Node::builder(NodeId(id), cluster.clone()).fabric(fabric);
+        builder.connect_limit(Duration::from_secs(20)).start()
+    });
+    futures::future::try_join_all(starts).await.expect("all nodes start")
+}
+
+/// Finds free loopback addresses. Another program may take one before it is used; the start would fail then.
+pub(crate) fn free_addresses(count: usize) -> Vec<String> {
+    let bound: Vec<_> = (0..count).map(|_| std::net::TcpListener::bind("127.0.0.1:0").unwrap()).collect();
+    bound.iter().map(|listener| listener.local_addr().unwrap().to_string()).collect()
+}
+
+/// Specifies a group of all the nodes in order.
+pub(crate) fn spec_of_all(id: u64, nodes: &[Node], algorithm: Algorithm, block_size: u32) -> GroupSpec {
+    GroupSpec::new(id, nodes.iter().map(Node::id)).algorithm(algorithm).block_size(block_size)
+}
+
+/// Forms a group: the root's handle and the others'.
+pub(crate) async fn form(nodes: &[Node], spec: &GroupSpec) -> (Sender, Vec<Receiver>) {
+    let member = |id: &NodeId| nodes.iter().find(|node| node.id() == *id).expect("the spec names these nodes");
+    let root = member(&spec.members()[0]);
+    let joins = spec.members()[1..].iter().map(|id| member(id).join_group(spec.clone()));
+    let (sender, receivers) =
+        futures::future::try_join(root.create_group(spec.clone()), futures::future::try_join_all(joins))
+            .await
+            .expect("the group forms");
+    (sender, receivers)
+}
+
+/// Takes all messages until the root closes the group, then agrees to the close.
+pub(crate) async fn take_all(mut receiver: Receiver) -> Vec<Message> {
+    let mut messages = Vec::new();
+    while let Some(message) = receiver.next().await {
+        messages.push(message.expect("the group does not fail"));
+    }
+    receiver.close().await.expect("the group closes");
+    messages
+}
+
+/// Bytes that depend on every position and on the seed.
+pub(crate) fn pattern(len: usize, seed: u64) -> Vec<u8> {
+    let mut state = seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1;
+    let mut bytes = Vec::with_capacity(len + 8);
+    while bytes.len() < len {
+        state ^= state << 13;
+        state ^= state >> 7;
+        state ^= state << 17;
+        bytes.extend_from_slice(&state.to_le_bytes());
+    }
+    bytes.truncate(len);
+    bytes
+}
+
+/// Fails the test, rather than hang, if `test` does not finish.
+pub(crate) async fn watched<T>(test: impl Future<Output = T>) -> T {
+    tokio::time::timeout(Duration::from_secs(120), test).await.expect("the test hangs")
+}

@@ -1,0 +1,4 @@
+//! One binary of tests that cross crates and processes: linked once.
+
+mod cluster;
+mod multicast;
