@@ -1,1 +1,27 @@
-//! See benches/.
+//! What the measurements share.
+
+use std::time::Duration;
+
+/// Returns the machine's monotonic clock: one clock for all processes and network namespaces of a host.
+pub fn monotonic() -> Duration {
+    let now = rustix::time::clock_gettime(rustix::time::ClockId::Monotonic);
+    let seconds = u64::try_from(now.tv_sec).expect("the monotonic clock starts at zero");
+    Duration::new(seconds, u32::try_from(now.tv_nsec).expect("less than a second"))
+}
+
+/// Returns the processor time this process has used.
+pub fn processor_time() -> Duration {
+    let used = rustix::time::clock_gettime(rustix::time::ClockId::ProcessCPUTime);
+    let seconds = u64::try_from(used.tv_sec).expect("processor time starts at zero");
+    Duration::new(seconds, u32::try_from(used.tv_nsec).expect("less than a second"))
+}
+
+/// Returns the median; the upper one of an even number.
+///
+/// # Panics
+/// If there are no values.
+pub fn median(values: &[f64]) -> f64 {
+    let mut sorted = values.to_vec();
+    sorted.sort_by(f64::total_cmp);
+    sorted[sorted.len() / 2]
+}

@@ -151,7 +151,7 @@ bodies! { $
         both_directions_work_at_once,
         a_send_waits_for_its_receive,
         a_receive_is_posted_before_the_connection_is_made,
-        departure_is_no_later_than_completion;
+        nearly_done_is_no_later_than_completion;
     exposures:
         a_write_lands_and_wakes_nobody,
         a_write_with_immediate_consumes_a_receive,

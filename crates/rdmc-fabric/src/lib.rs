@@ -45,5 +45,6 @@ pub use remote::{Expose, ExposedMemory, ExposedRegion, RemoteAccess, RemoteMemor
 pub use tcp::{TcpConfig, TcpFabric};
 pub use trace::{TraceEvent, TraceFabric, TraceKind};
 pub use work::{
-    Completed, Departure, Opcode, Operation, QueuePairId, Received, Work, WorkCompletion, WorkError, WorkRequest,
+    Completed, Nearing, NearlyDone, Opcode, Operation, QueuePairId, Received, Work, WorkCompletion, WorkError,
+    WorkRequest,
 };

@@ -210,7 +210,6 @@ impl MemQueuePair {
         let result = match request.work_mut() {
             Work::Send { data, imm } => peer.take_in(Some(data), *imm).await,
             Work::Write { data, to, imm } => match peer.exposures.open(*to, true) {
-                Ok(_) if to.len != data.len() as u64 => Err(WorkError::RemoteInvalidRequest),
                 Ok(grant) => {
                     for at in (0..data.len()).step_by(COPY_CHUNK) {
                         let chunk = &data[at..data.len().min(at + COPY_CHUNK)];
@@ -226,7 +225,6 @@ impl MemQueuePair {
                 Err(error) => Err(error),
             },
             Work::Read { into, from } => match peer.exposures.open(*from, false) {
-                Ok(_) if from.len != into.len() as u64 => Err(WorkError::RemoteInvalidRequest),
                 Ok(grant) => {
                     let len = into.len();
                     for at in (0..len).step_by(COPY_CHUNK) {

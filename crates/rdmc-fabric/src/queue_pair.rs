@@ -68,13 +68,15 @@ impl QueuePair {
 
     /// Writes `data` into the peer's memory; with `imm` it also consumes and completes a receive of the peer.
     ///
-    /// `to` must have the length of `data`.
+    /// The length written is that of `data`, wherever in the peer's region `to` begins; the peer checks the bounds.
     pub fn write(&self, data: Buffer, to: RemoteMemory, imm: Option<u32>) -> Operation<()> {
+        let to = RemoteMemory { len: data.len() as u64, ..to };
         Operation::plain(self.post(Work::Write { data, to, imm }))
     }
 
-    /// Reads the peer's memory `from` into `into`, which has the same length.
+    /// Reads the peer's memory at `from` into `into`, as many bytes as that has; the peer checks the bounds.
     pub fn read(&self, into: BufferMut, from: RemoteMemory) -> Operation<BufferMut> {
+        let from = RemoteMemory { len: into.len() as u64, ..from };
         Operation::read(self.post(Work::Read { into, from }))
     }
 

@@ -12,7 +12,7 @@ use crate::environment::{Environment, Timestamp};
 use crate::fabric::FabricError;
 use crate::memory::{Buffer, BufferMut};
 use crate::remote::{Expose, ExposedMemory, ExposedRegion, RemoteAccess, RemoteMemory};
-use crate::work::{QueuePairId, Work, WorkError, WorkRequest};
+use crate::work::{Nearing, QueuePairId, Work, WorkError, WorkRequest};
 
 /// The work posted to one queue pair, until the fabric's tasks take it.
 ///
@@ -129,6 +129,14 @@ impl PostedWork {
         Some(self.taken(request))
     }
 
+    /// Notes that the oldest request that waits for an acknowledgement is nearly done; false if there is none.
+    pub(crate) fn nearly_acknowledged(&self) -> bool {
+        let state = self.lock();
+        let nearing = state.unacknowledged.front().map(WorkRequest::nearing);
+        drop(state);
+        nearing.map(Nearing::mark).is_some()
+    }
+
     /// Ends a request that brought no immediate.
     pub(crate) fn finish(&self, request: WorkRequest, result: Result<usize, WorkError>) {
         self.finish_with_imm(request, result, None);
@@ -199,6 +207,10 @@ pub(crate) struct Taken<'a> {
 impl Taken<'_> {
     pub(crate) fn work_mut(&mut self) -> &mut Work {
         self.request.as_mut().expect("only finishing takes the request out").work_mut()
+    }
+
+    pub(crate) fn nearly_done(&self) {
+        self.request.as_ref().expect("only finishing takes the request out").nearly_done();
     }
 
     pub(crate) fn finish(mut self, result: Result<usize, WorkError>, imm: Option<u32>) {

@@ -39,11 +39,15 @@ pub struct TcpConfig {
     /// Bounds how far a block that has left the queue pair overlaps the next one to another neighbour: small keeps
     /// the members in step, too small starves the port between wake-ups. Default 128 KiB.
     pub unsent_bytes_max: u32,
+    /// How many bytes before the end of a block the next one may begin elsewhere. Default 32 KiB.
+    ///
+    /// Large enough to hide the latency of telling the next sender, small enough that blocks hardly share a port.
+    pub near_bytes: u32,
 }
 
 impl Default for TcpConfig {
     fn default() -> Self {
-        Self { unsent_bytes_max: 128 << 10 }
+        Self { unsent_bytes_max: 128 << 10, near_bytes: 32 << 10 }
     }
 }
 

@@ -184,9 +184,14 @@ impl WorkRequest {
         self.work.as_mut().expect("only completion takes the work out")
     }
 
-    /// Returns a handle that tells the operation when its last byte has left, usable after the request was put away.
-    pub fn departure(&self) -> Departure {
-        Departure(self.slot.clone())
+    /// Notes that the work is nearly done: a fabric that knows calls it when few bytes are still to come.
+    pub fn nearly_done(&self) {
+        self.slot.near();
+    }
+
+    /// Returns a handle that does the same after the request was put away.
+    pub fn nearing(&self) -> Nearing {
+        Nearing(self.slot.clone())
     }
 
     /// Ends the request: what the completion queue will report, and resolve the future with.
@@ -207,14 +212,14 @@ impl Drop for WorkRequest {
     }
 }
 
-/// Tells an operation that its last byte has left towards the peer.
+/// Tells an operation that it is nearly done.
 #[derive(Debug)]
-pub struct Departure(Arc<Slot>);
+pub struct Nearing(Arc<Slot>);
 
-impl Departure {
-    /// Notes the departure: the next request, to somebody else, may start.
+impl Nearing {
+    /// Notes that few bytes are still to come.
     pub fn mark(self) {
-        self.0.update(|state| state.departed = true);
+        self.0.near();
     }
 }
 
@@ -257,10 +262,12 @@ pub(crate) struct Slot {
 
 #[derive(Debug, Default)]
 struct SlotState {
-    departed: bool,
+    /// Few bytes are still to come, or none.
+    near: bool,
     outcome: Option<Outcome>,
     abandoned: bool,
     waker: Option<Waker>,
+    near_waker: Option<Waker>,
 }
 
 #[derive(Debug)]
@@ -274,7 +281,7 @@ impl Slot {
     /// Makes the slot of a request that was never posted.
     pub(crate) fn refused(error: WorkError) -> Arc<Self> {
         let outcome = Some(Outcome { result: Err(error), imm: None, memory: None });
-        Arc::new(Self { state: Mutex::new(SlotState { departed: true, outcome, ..Default::default() }), depth: None })
+        Arc::new(Self { state: Mutex::new(SlotState { near: true, outcome, ..Default::default() }), depth: None })
     }
 
     fn resolve(&self, result: Result<usize, WorkError>, imm: Option<u32>, work: Work) {
@@ -285,19 +292,25 @@ impl Slot {
             Work::Receive { into } | Work::Read { into, .. } if result.is_ok() => Some(into),
             _ => None,
         };
-        self.update(move |state| {
-            state.departed = true;
-            if !state.abandoned {
-                state.outcome = Some(Outcome { result, imm, memory });
-            }
-        });
+        let outcome = Outcome { result, imm, memory };
+        let (abandoned, waker) = {
+            let mut state = self.lock();
+            // Memory that nobody waits for goes out of the lock before it goes back to its lender.
+            let abandoned = if state.abandoned { Some(outcome) } else { state.outcome.replace(outcome) };
+            (abandoned, state.waker.take())
+        };
+        drop(abandoned);
+        self.near();
+        if let Some(waker) = waker {
+            waker.wake();
+        }
     }
 
-    fn update(&self, change: impl FnOnce(&mut SlotState)) {
+    fn near(&self) {
         let waker = {
             let mut state = self.lock();
-            change(&mut state);
-            state.waker.take()
+            state.near = true;
+            state.near_waker.take()
         };
         if let Some(waker) = waker {
             waker.wake();
@@ -335,23 +348,35 @@ pub struct Operation<T> {
 }
 
 impl<T> Operation<T> {
-    /// Waits until the last byte has left towards the peer, or the operation has ended.
+    /// Waits until the operation is nearly done, or has ended.
     ///
-    /// From then on the port is free for the next block, although this one is not yet acknowledged. Fabrics that
-    /// cannot tell report it with the completion.
+    /// For a send, few of its bytes are still to be taken by the peer: the port is about to be free for a send to
+    /// somebody else. For a receive, few are still to come: the next sender may be told to begin. What is still under
+    /// way by then hides the latency of telling. Fabrics that cannot tell report it with the completion. Of several
+    /// such futures of one operation the last one polled is woken.
     ///
     /// # Cancel safety
     /// Nothing is lost.
-    pub async fn departed(&mut self) {
-        std::future::poll_fn(|cx| {
-            let mut state = self.slot.lock();
-            if state.departed {
-                return Poll::Ready(());
-            }
-            state.waker = Some(cx.waker().clone());
-            Poll::Pending
-        })
-        .await;
+    pub fn nearly_done(&self) -> NearlyDone {
+        NearlyDone(self.slot.clone())
+    }
+}
+
+/// The moment at which an operation is nearly done, made by [`Operation::nearly_done`].
+#[derive(Debug)]
+#[must_use = "a future does nothing unless it is polled"]
+pub struct NearlyDone(Arc<Slot>);
+
+impl Future for NearlyDone {
+    type Output = ();
+
+    fn poll(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<()> {
+        let mut state = self.0.lock();
+        if state.near {
+            return Poll::Ready(());
+        }
+        state.near_waker = Some(cx.waker().clone());
+        Poll::Pending
     }
 }
 
@@ -377,7 +402,7 @@ impl<T> Drop for Operation<T> {
 
 impl<T> fmt::Debug for Operation<T> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Operation").field("departed", &self.slot.lock().departed).finish_non_exhaustive()
+        f.debug_struct("Operation").field("nearly_done", &self.slot.lock().near).finish_non_exhaustive()
     }
 }
 

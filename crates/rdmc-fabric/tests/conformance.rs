@@ -36,7 +36,8 @@ impl<R: Rig> Rig for Threads<R> {
 
     fn run(&self, body: BoxFuture<'static, ()>) {
         let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build();
-        runtime.unwrap().block_on(async { tokio::spawn(body).await.unwrap() });
+        let runtime = runtime.expect("the operating system gives a test a runtime");
+        runtime.block_on(async { tokio::spawn(body).await.expect("the body passes") });
     }
 }
 

@@ -19,7 +19,7 @@ use crate::mesh::frame::GroupFrame;
 use crate::mesh::{GroupEvent, Inbox};
 use crate::node::{NodeId, NodeShared};
 use crate::stats::{Counters, GroupStats};
-use crate::transfer::Trouble;
+use crate::transfer::{Port, Trouble};
 
 mod neighbour;
 pub(crate) mod receiver;
@@ -159,6 +159,8 @@ pub(crate) struct Group {
     unfed: Vec<NodeId>,
     node: Arc<NodeShared>,
     neighbours: BTreeMap<Rank, Neighbour>,
+    ingress: Port,
+    egress: Port,
     counters: Counters,
     /// Why the group has failed, if it has.
     verdict: watch::Sender<Option<GroupFailure>>,
@@ -232,6 +234,8 @@ pub(crate) async fn form(node: Arc<NodeShared>, spec: GroupSpec, root: bool) -> 
         unfed,
         node,
         neighbours: peers,
+        ingress: Port::default(),
+        egress: Port::default(),
         counters: Counters::default(),
         verdict: watch::Sender::new(None),
         barrier: watch::Sender::default(),
@@ -308,6 +312,16 @@ impl Group {
         }
     }
 
+    /// Returns the port by which blocks come in.
+    pub(crate) fn ingress(&self) -> &Port {
+        &self.ingress
+    }
+
+    /// Returns the port by which blocks go out.
+    pub(crate) fn egress(&self) -> &Port {
+        &self.egress
+    }
+
     pub(crate) fn stats(&self) -> GroupStats {
         self.counters.group_stats()
     }
@@ -317,9 +331,9 @@ impl Group {
         self.node.counters.received(bytes);
     }
 
-    pub(crate) fn count_sent(&self, bytes: usize, waiting_since: Timestamp) {
+    pub(crate) fn count_sent(&self, bytes: usize, waited_for_ready: Duration) {
         self.counters.sent(bytes);
-        self.counters.waited(self.now().since(waiting_since));
+        self.counters.waited(waited_for_ready);
         self.node.counters.sent(bytes);
     }
 
@@ -410,10 +424,16 @@ impl Group {
         self.node.counters.groups_failed.fetch_add(1, Ordering::Relaxed);
         let node = self.node.clone();
         let group = self.id;
-        let others: Vec<NodeId> = self.members.iter().copied().filter(|&to| to != node.mesh.me()).collect();
+        // Queued here and now: a node that leaves because of the failure must not say so before it has told the failure.
+        let told = |to| node.mesh.try_send(to, group, GroupFrame::Failed { failure: failure.clone() });
+        let others = self.members.iter().copied().filter(|&to| to != node.mesh.me());
+        let untold: Vec<NodeId> = others.filter(|&to| !told(to)).collect();
+        if untold.is_empty() {
+            return;
+        }
         let environment = node.environment.clone();
         environment.spawn(Box::pin(async move {
-            let tell = others.into_iter().map(|to| {
+            let tell = untold.into_iter().map(|to| {
                 let frame = GroupFrame::Failed { failure: failure.clone() };
                 let node = &node;
                 async move { node.mesh.send(to, group, frame).await }

@@ -316,6 +316,17 @@ impl Mesh {
         self.queue(to, &Frame::Group { group, frame }, None).await;
     }
 
+    /// Queues a frame of a group at once, before anything that is queued later; returns whether there was room.
+    pub(crate) fn try_send(&self, to: NodeId, group: GroupId, frame: GroupFrame) -> bool {
+        let outgoing = self.lock().links.get(&to).map(|link| link.outgoing.clone());
+        let bytes = frame::encode(&Frame::Group { group, frame });
+        // A node that is not connected has left: nothing is to be queued for it.
+        outgoing.is_none_or(|outgoing| {
+            let queued = outgoing.try_send(Outgoing { bytes, written: None });
+            !matches!(queued, Err(mpsc::error::TrySendError::Full(_)))
+        })
+    }
+
     /// Sends a frame of a group and waits until the operating system has it.
     pub(crate) async fn send_written(&self, to: NodeId, group: GroupId, frame: GroupFrame) {
         let (written, wait) = oneshot::channel();

@@ -1,8 +1,9 @@
 //! One member's part in one multicast: the heart (DSN §4.2, §4.4).
 //!
 //! A [`Transfer`] receives the blocks that the schedule names for this member, in the schedule's order, and sends the
-//! ones it names, in the schedule's order. A block is sent on when it is held and when the next member has said
-//! *ready_for_block*; nothing else is waited for, so that members need no common clock.
+//! ones it names, in the schedule's order. A block is sent on when it is held, when the next member has said
+//! *ready_for_block* and when the port is about to be free; nothing else is waited for, so that members need no common
+//! clock.
 
 use std::sync::Arc;
 use std::task::Poll;
@@ -18,9 +19,11 @@ use crate::group::Group;
 use crate::group::receiver::Message;
 
 mod blocks;
+mod port;
 mod turn;
 
 pub(crate) use blocks::Blocks;
+pub(crate) use port::Port;
 pub(crate) use turn::{Turn, Turnstile};
 
 /// How a message falls into blocks.
@@ -119,8 +122,13 @@ impl Transfer {
         let mut arriving = FuturesUnordered::new();
         for receive in self.schedule.receives(self.group.rank()).skip(usize::from(first_is_here)) {
             let neighbour = self.group.neighbour(receive.peer);
-            let room = unless_failing(neighbour.room_to_grant(), &mut arriving, |done| self.arrived(done)).await?;
+            let room = async {
+                self.group.ingress().free_for(receive.peer).await;
+                neighbour.room_to_grant().await
+            };
+            let room = unless_failing(room, &mut arriving, |done| self.arrived(done)).await?;
             let operation = neighbour.grant(self.blocks.place(receive.block));
+            self.group.ingress().occupy(receive.peer, operation.nearly_done());
             arriving.push(operation.map(move |outcome| {
                 drop(room);
                 (receive, outcome)
@@ -184,18 +192,32 @@ impl Transfer {
         let mut sizes_told = std::collections::BTreeSet::new();
         for send in self.schedule.sends(self.group.rank()) {
             let neighbour = self.group.neighbour(send.peer);
+            let began = self.group.now();
             let block = unless_failing(self.blocks.held(send.block), &mut leaving, left).await?;
-            let waiting_since = self.group.now();
+            let held = self.group.now();
             unless_failing(neighbour.ready_for_block(), &mut leaving, left).await?;
-            self.group.count_sent(block.len(), waiting_since);
+            let granted = self.group.now();
+            unless_failing(self.group.egress().free_for(send.peer), &mut leaving, left).await?;
+            let ready = self.group.now();
+            self.group.count_sent(block.len(), granted.since(held));
             let tells_size = neighbour.learns_size_here && sizes_told.insert(send.peer);
-            let mut operation = if tells_size {
+            let operation = if tells_size {
                 neighbour.send_first_block(block, self.shape.size)
             } else {
                 neighbour.send_block(block, send.block)
             };
-            unless_failing(operation.departed(), &mut leaving, left).await?;
-            tracing::trace!(step = send.step.0, to = %send.peer, block = send.block.0, "block sent");
+            self.group.egress().occupy(send.peer, operation.nearly_done());
+            let (waited_for_block, waited_for_ready) = (held.since(began), granted.since(held));
+            let waited_for_port = ready.since(granted);
+            tracing::trace!(
+                step = send.step.0,
+                to = %send.peer,
+                block = send.block.0,
+                ?waited_for_block,
+                ?waited_for_ready,
+                ?waited_for_port,
+                "sending block"
+            );
             leaving.push(operation.map(move |outcome| (send.peer, outcome)));
         }
         drop(turn);

@@ -48,8 +48,8 @@ pub(super) async fn operations_may_be_dropped_at_any_moment(harness: &Harness) {
         lent += 1;
         for _ in 0..turns {
             // Polled in between, so that a waker is registered when the operation is dropped.
-            if turns % 2 == 0 && receive.departed().now_or_never().is_none() {
-                let _ = send.departed().now_or_never();
+            if turns % 2 == 0 && receive.nearly_done().now_or_never().is_none() {
+                let _ = send.nearly_done().now_or_never();
             }
             turn().await;
         }

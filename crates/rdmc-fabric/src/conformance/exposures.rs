@@ -15,6 +15,18 @@ pub(super) async fn a_write_lands_and_wakes_nobody(harness: &Harness) {
     assert_eq!(receive.await.expect("the message arrives").len, 10);
 }
 
+pub(super) async fn the_length_is_that_of_the_local_memory(harness: &Harness) {
+    let (a, _b) = harness.connected().await;
+    let exposed = harness.b.expose(100, 1, RemoteAccess::READ_WRITE);
+    for len in [0, 7, 9] {
+        // As with real verbs, the remote side of a request is an address and a key.
+        let of_b = a.read(harness.a.room(8), exposed.remote().slice(0, len)).await.expect("the bytes arrive");
+        assert_pattern(&of_b, 1);
+        a.write(harness.a.filled(8, 1), exposed.remote().slice(0, len), None).await.expect("the write lands");
+    }
+    assert_pattern(&bytes_at(&exposed, 0, 100), 1);
+}
+
 pub(super) async fn a_write_with_immediate_consumes_a_receive(harness: &Harness) {
     let (a, b) = harness.connected().await;
     let exposed = harness.b.expose(100, 0, RemoteAccess::WRITE);

@@ -77,21 +77,6 @@ pub(super) async fn a_revoked_key_is_refused(harness: &Harness) {
     refuses_read(harness, revoked).await;
 }
 
-pub(super) async fn lengths_that_differ_are_refused(harness: &Harness) {
-    let exposed = harness.b.expose(100, 0, RemoteAccess::READ_WRITE);
-    for len in [0, 7, 9] {
-        let (a, b) = harness.connected().await;
-        let outcome = a.write(harness.a.filled(8, 1), exposed.remote().slice(0, len), None).await;
-        assert_eq!(outcome, Err(WorkError::RemoteInvalidRequest));
-        assert_broken(harness, &a, &b).await;
-        let (a, b) = harness.connected().await;
-        let outcome = a.read(harness.a.room(8), exposed.remote().slice(0, len)).await;
-        assert_eq!(outcome.expect_err("the lengths differ"), WorkError::RemoteInvalidRequest);
-        assert_broken(harness, &a, &b).await;
-    }
-    assert_pattern(&bytes_at(&exposed, 0, 100), 0);
-}
-
 pub(super) async fn no_receive_in_time_is_an_error(harness: &Harness) {
     let config = QueuePairConfig { receiver_not_ready: Duration::from_millis(30), ..PATIENT };
     let exposed = harness.b.expose(8, 0, RemoteAccess::WRITE);
@@ -151,7 +136,7 @@ pub(super) async fn a_close_during_a_transfer_ends_both_sides(harness: &Harness)
         let (a, b) = harness.connected().await;
         let receives: Vec<_> = (0..4).map(|_| b.receive(harness.b.room(4 << 20))).collect();
         let mut sends: Vec<_> = (0..4).map(|seed| a.send(harness.a.filled(4 << 20, seed), None)).collect();
-        sends[0].departed().await;
+        sends[0].nearly_done().await;
         if closes_b {
             b.close()
         } else {

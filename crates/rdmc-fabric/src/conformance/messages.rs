@@ -117,15 +117,15 @@ pub(super) async fn a_receive_is_posted_before_the_connection_is_made(harness: &
     assert_pattern(&at_a.await.expect("the message arrives").buffer, 2);
 }
 
-pub(super) async fn departure_is_no_later_than_completion(harness: &Harness) {
+pub(super) async fn nearly_done_is_no_later_than_completion(harness: &Harness) {
     let (a, b) = harness.connected_with(QueuePairConfig { send_depth: 3, ..PATIENT }).await;
     let mut sends: Vec<_> = (0..3).map(|seed| a.send(harness.a.filled(1 << 20, seed), None)).collect();
     let mut refused = a.send(harness.a.filled(1, 0), None);
-    refused.departed().await;
+    refused.nearly_done().await;
     assert_eq!(refused.await, Err(WorkError::QueueFull { depth: 3 }));
     let receives: Vec<_> = (0..3).map(|_| b.receive(harness.b.room(1 << 20))).collect();
     for send in &mut sends {
-        send.departed().await;
+        send.nearly_done().await;
     }
     for received in join_all(receives).await {
         received.expect("the message arrives");
@@ -133,16 +133,16 @@ pub(super) async fn departure_is_no_later_than_completion(harness: &Harness) {
     for outcome in join_all(sends).await {
         outcome.expect("the peer takes it");
     }
-    // One that completed while nobody looked has departed as well.
+    // One that completed while nobody looked is nearly done as well.
     let receive = b.receive(harness.b.room(8));
     let mut send = a.send(harness.a.filled(8, 0), None);
     receive.await.expect("the message arrives");
     harness.settle().await;
-    send.departed().await;
+    send.nearly_done().await;
     send.await.expect("the peer takes it");
     // So has one that was flushed.
     let mut send = a.send(harness.a.filled(8, 0), None);
     a.close();
-    send.departed().await;
+    send.nearly_done().await;
     send.await.expect_err("it was flushed");
 }

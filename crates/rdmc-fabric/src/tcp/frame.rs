@@ -1,7 +1,7 @@
 //! The 32-byte header in front of everything on a data connection.
 //!
 //! ```text
-//! byte  0      kind: 1 send, 2 write, 3 read, 4 acknowledgement, 5 read response, 6 refusal
+//! byte  0      kind: 1 send, 2 write, 3 read, 4 acknowledgement, 5 read response, 6 refusal, 7 nearly taken
 //!       1      flags: bit 0 set if an immediate is given (send and write only)
 //!       2..4   0
 //!       4..8   immediate (send, write) | number of requests (acknowledgement) | reason (refusal)
@@ -10,7 +10,7 @@
 //!      24..32  address (write, read)
 //! ```
 //! Little endian; fields that a kind does not use are 0. The payload follows the header of a send, a write and a read
-//! response. Requests are answered in order.
+//! response. Requests are answered in order; that a long send is nearly taken is said before its acknowledgement.
 
 use crate::remote::RemoteMemory;
 use crate::work::WorkError;
@@ -24,6 +24,7 @@ pub(super) enum Frame {
     Acknowledge { requests: u32 },
     ReadResponse { len: u64 },
     Refuse { reason: Refusal },
+    NearlyTaken,
 }
 
 /// Why a request was refused.
@@ -64,6 +65,7 @@ impl Frame {
             Self::Acknowledge { requests } => (4, None, requests, zero),
             Self::ReadResponse { len } => (5, None, 0, RemoteMemory { len, ..zero }),
             Self::Refuse { reason } => (6, None, reason as u32 + 1, zero),
+            Self::NearlyTaken => (7, None, 0, zero),
         };
         let mut out = [0; Self::LEN];
         out[0] = kind;
@@ -95,6 +97,7 @@ impl Frame {
                     _ => return None,
                 },
             },
+            7 => Self::NearlyTaken,
             _ => return None,
         };
         // Unused fields are 0: one header, one meaning.
@@ -122,6 +125,7 @@ mod tests {
             any::<u64>().prop_map(|len| Frame::ReadResponse { len }),
             prop_oneof![Just(Refusal::InvalidRequest), Just(Refusal::Access), Just(Refusal::ReceiverNotReady)]
                 .prop_map(|reason| Frame::Refuse { reason }),
+            Just(Frame::NearlyTaken),
         ]
     }
 

@@ -20,7 +20,7 @@ use crate::fabric::{ConnectError, Endpoint, FabricError, Peer, QueuePairConfig, 
 use crate::memory::Buffer;
 use crate::queue_pair::next_queue_pair_id;
 use crate::software::{Grant, PostedWork, Taken};
-use crate::work::{QueuePairId, Work, WorkError, WorkRequest};
+use crate::work::{Nearing, QueuePairId, Work, WorkError, WorkRequest};
 
 pub(super) struct TcpQueuePair {
     posted: PostedWork,
@@ -41,6 +41,7 @@ enum Response {
     Acknowledge { requests: u32 },
     Read(Grant),
     Refuse(Refusal),
+    NearlyTaken,
 }
 
 /// Why a connection's tasks end.
@@ -240,6 +241,12 @@ impl TcpQueuePair {
                     }
                     Err(error) => Err(error),
                 },
+                Frame::NearlyTaken => {
+                    if !self.posted.nearly_acknowledged() {
+                        return Err(Ending::Protocol("nothing to be nearly taken"));
+                    }
+                    continue;
+                }
                 Frame::Acknowledge { requests } => {
                     self.take_acknowledgement(requests)?;
                     continue;
@@ -255,7 +262,11 @@ impl TcpQueuePair {
                 }
             };
             match answered {
-                Ok(()) => self.respond(Response::Acknowledge { requests: 1 })?,
+                Ok(()) => {
+                    self.respond(Response::Acknowledge { requests: 1 })?;
+                    // A peer that sends without a pause must not keep the writer from its turn.
+                    tokio::task::yield_now().await;
+                }
                 Err(error) => {
                     self.respond(Response::Refuse(Refusal::of(error)))?;
                     // The writer ends the connection when the refusal is out.
@@ -283,7 +294,18 @@ impl TcpQueuePair {
             receive.finish(Err(error), None);
             return Ok(Err(WorkError::RemoteInvalidRequest));
         };
-        if let Err(ending) = from.fill(&mut into[..taken]).await {
+        // The next sender may be told, and this one go on to somebody else, while the last bytes come.
+        let early = taken.saturating_sub(self.shared.config.near_bytes as usize);
+        let mut filled = from.fill(&mut into[..early]).await;
+        if filled.is_ok() {
+            receive.nearly_done();
+            if early > 0 {
+                self.respond(Response::NearlyTaken)?;
+            }
+            let Work::Receive { into } = receive.work_mut() else { unreachable!("it was one above") };
+            filled = from.fill(&mut into[early..taken]).await;
+        }
+        if let Err(ending) = filled {
             let error = if matches!(ending, Ending::Closed) { WorkError::Flushed } else { WorkError::ConnectionLost };
             receive.finish(Err(error), None);
             return Err(ending);
@@ -354,7 +376,12 @@ impl TcpQueuePair {
                 Ok(())
             }
             Err(ending) => {
-                request.finish(Err(WorkError::ConnectionLost), None);
+                let error = match ending {
+                    Ending::Closed => WorkError::Flushed,
+                    Ending::Protocol(_) => WorkError::Protocol,
+                    _ => WorkError::ConnectionLost,
+                };
+                request.finish(Err(error), None);
                 Err(ending)
             }
         }
@@ -381,7 +408,7 @@ impl TcpQueuePair {
         let mut headers = Vec::with_capacity(HEADERS_LEN);
         loop {
             headers.clear();
-            let mut departures = Vec::new();
+            let mut departing = Vec::new();
             let mut large: Option<Buffer> = None;
             let mut reading: Option<Grant> = None;
             let mut refused = false;
@@ -397,6 +424,10 @@ impl TcpQueuePair {
                         reading = Some(grant);
                         continue;
                     }
+                    Some(Response::NearlyTaken) => {
+                        headers.extend(Frame::NearlyTaken.encode());
+                        continue;
+                    }
                     Some(Response::Refuse(reason)) => {
                         headers.extend(Frame::Refuse { reason }.encode());
                         refused = true;
@@ -410,17 +441,9 @@ impl TcpQueuePair {
                         headers.extend(Frame::Send { imm: *imm, len: data.len() as u64 }.encode());
                         data.clone()
                     }
-                    Work::Write { data, to, .. } if to.len != data.len() as u64 => {
-                        self.posted.finish(request, Err(WorkError::RemoteInvalidRequest));
-                        return Err(Ending::Refused);
-                    }
                     Work::Write { data, to, imm } => {
                         headers.extend(Frame::Write { imm: *imm, to: *to }.encode());
                         data.clone()
-                    }
-                    Work::Read { into, from } if from.len != into.len() as u64 => {
-                        self.posted.finish(request, Err(WorkError::RemoteInvalidRequest));
-                        return Err(Ending::Refused);
                     }
                     Work::Read { from, .. } => {
                         headers.extend(Frame::Read { from: *from }.encode());
@@ -428,7 +451,10 @@ impl TcpQueuePair {
                     }
                     Work::Receive { .. } => unreachable!("receives are queued apart"),
                 };
-                departures.push(request.departure());
+                // A short one is nearly done when it is written; of a long one the peer tells.
+                if data.len() <= self.shared.config.near_bytes as usize {
+                    departing.push(request.nearing());
+                }
                 // Before its bytes are out, since the answer may come before this task runs again.
                 self.posted.await_acknowledgement(request);
                 if data.len() <= SMALL_LEN {
@@ -445,7 +471,7 @@ impl TcpQueuePair {
                 continue;
             }
             to.write_both(&headers, large.as_deref().unwrap_or(&[])).await?;
-            departures.into_iter().for_each(|departure| departure.mark());
+            departing.into_iter().for_each(Nearing::mark);
             if let Some(grant) = reading {
                 to.write_grant(&grant).await?;
             }

@@ -470,8 +470,11 @@ impl Intake {
         let source = self.group.first_source().expect("asked only where there is one");
         let neighbour = self.group.neighbour(source);
         let staging = self.pool(self.group.block_size() as usize).await?;
+        self.group.ingress().free_for(source).await;
         let room = neighbour.room_to_grant().await;
-        let received = neighbour.grant(staging).await.map_err(|error| Trouble::Work { with: source, error })?;
+        let arriving = neighbour.grant(staging);
+        self.group.ingress().occupy(source, arriving.nearly_done());
+        let received = arriving.await.map_err(|error| Trouble::Work { with: source, error })?;
         drop(room);
         self.group.count_received(received.len);
         let imm = received.imm.ok_or_else(|| self.malformed("a block without an immediate"))?;

@@ -1,0 +1,357 @@
+//! Whole clusters of processes: `rdmc` over TCP against plain streams, in one run.
+//!
+//! `cargo bench -p rdmc-benches --bench cluster -- loopback` compares, on the loopback, one object to n − 1 receiving
+//! processes by `rdmc` with the same object written into n − 1 plain TCP streams at once (one stream for n = 2).
+//! `-- shaped --rate 200` compares with the ideal of a network whose ports have that rate in Mbit/s, inside namespaces
+//! made by `benches/shaped.sh`. Receivers keep their memory; the first round of each kind is not counted.
+
+use std::io::{BufRead, BufReader, Read, Write};
+use std::net::{TcpListener, TcpStream};
+use std::process::{Child, ChildStdin, Command, Stdio};
+use std::sync::mpsc;
+use std::time::Duration;
+
+use anyhow::{Context, Result, bail, ensure};
+use bytes::Bytes;
+use clap::{Parser, Subcommand};
+use futures::StreamExt;
+use rdmc::{Algorithm, GroupSpec, Listener, Node, NodeId, TcpConfig, TcpFabric};
+use rdmc_benches::{median, monotonic, processor_time};
+
+#[derive(Parser)]
+struct Arguments {
+    #[command(subcommand)]
+    what: What,
+    /// Given by cargo.
+    #[arg(long, hide = true, global = true)]
+    bench: bool,
+}
+
+#[derive(Subcommand)]
+enum What {
+    /// Processes on this host's loopback.
+    Loopback {
+        /// Members, the sender included.
+        #[arg(long, value_delimiter = ',', default_value = "2,8")]
+        nodes: Vec<usize>,
+        #[command(flatten)]
+        work: Work,
+    },
+    /// Processes in namespaces, one each; run inside the first one.
+    Shaped {
+        /// Members, the sender included.
+        #[arg(long, value_delimiter = ',', default_value = "2,3,5,8")]
+        nodes: Vec<usize>,
+        /// Rate of every port in Mbit/s, headers included.
+        #[arg(long, default_value_t = 200.0)]
+        rate: f64,
+        /// Namespace names without their number.
+        #[arg(long, default_value = "h")]
+        prefix: String,
+        /// Addresses without the last number, which is the namespace's plus one.
+        #[arg(long, default_value = "10.77.0")]
+        network: String,
+        #[command(flatten)]
+        work: Work,
+    },
+    /// One receiver.
+    #[command(hide = true)]
+    Receiver {
+        #[arg(long)]
+        listen: String,
+    },
+}
+
+#[derive(clap::Args, Clone)]
+struct Work {
+    /// Size of the object in MiB.
+    #[arg(long, default_value_t = 256)]
+    mib: usize,
+    /// Block size in KiB.
+    #[arg(long, default_value_t = 1024)]
+    block_kib: u32,
+    /// Counted rounds.
+    #[arg(long, default_value_t = 5)]
+    rounds: usize,
+    /// Algorithm.
+    #[arg(long, default_value = "binomial-pipeline")]
+    algorithm: Algorithm,
+}
+
+fn main() -> Result<()> {
+    tracing_subscriber::fmt()
+        .with_env_filter(tracing_subscriber::EnvFilter::from_env("RDMC_LOG"))
+        .with_writer(std::io::stderr)
+        .init();
+    match Arguments::parse().what {
+        What::Receiver { listen } => receiver(&listen),
+        What::Loopback { nodes, work } => {
+            println!("{} MiB, blocks of {} KiB, {}, tcp on loopback", work.mib, work.block_kib, work.algorithm);
+            println!("  n   rdmc s   plain s   plain/rdmc   rdmc MiB/s each   rdmc CPU s/GiB   plain CPU s/GiB");
+            for n in nodes {
+                let hosts = (1..n).map(|_| (vec![], "127.0.0.1".to_owned())).collect();
+                let [rdmc, plain] = measure(hosts, &work, true)?;
+                let copied = (work.mib * (n - 1)) as f64 / 1024.0;
+                println!(
+                    "{n:3} {:8.3} {:9.3} {:12.2} {:17.0} {:16.2} {:17.2}",
+                    rdmc.seconds,
+                    plain.seconds,
+                    plain.seconds / rdmc.seconds,
+                    work.mib as f64 / rdmc.seconds,
+                    rdmc.processor_seconds / copied,
+                    plain.processor_seconds / copied,
+                );
+            }
+            Ok(())
+        }
+        What::Shaped { nodes, rate, prefix, network, work } => {
+            // 1448 bytes of payload in a packet of 1514.
+            let payload_rate = rate * 1e6 / 8.0 * (1448.0 / 1514.0);
+            println!("{} MiB, blocks of {} KiB, {}, ports of {rate} Mbit/s", work.mib, work.block_kib, work.algorithm);
+            println!("  n   rdmc s   ideal s   ideal/rdmc   rdmc/(size/wire rate)");
+            for n in nodes {
+                let hosts = (1..n)
+                    .map(|i| {
+                        let enter = ["ip", "netns", "exec", &format!("{prefix}{i}")].map(str::to_owned);
+                        (enter.to_vec(), format!("{network}.{}", i + 1))
+                    })
+                    .collect();
+                let [rdmc, _] = measure(hosts, &work, false)?;
+                let size = (work.mib << 20) as f64;
+                let block = f64::from(work.block_kib) * 1024.0;
+                let steps = (size / block).ceil() - 1.0 + (n as f64).log2().ceil();
+                let ideal = steps * block / payload_rate;
+                let wire = size / (rate * 1e6 / 8.0);
+                println!(
+                    "{n:3} {:8.3} {ideal:9.3} {:12.3} {:14.3}",
+                    rdmc.seconds,
+                    ideal / rdmc.seconds,
+                    rdmc.seconds / wire
+                );
+            }
+            Ok(())
+        }
+    }
+}
+
+/// Makes the fabric; `RDMC_BENCH_NEAR_KIB` sets its `near_bytes`, here and in the receivers.
+fn fabric() -> std::sync::Arc<TcpFabric> {
+    let mut config = TcpConfig::default();
+    if let Some(kib) = std::env::var("RDMC_BENCH_NEAR_KIB").ok().and_then(|text| text.parse::<u32>().ok()) {
+        config.near_bytes = kib << 10;
+    }
+    TcpFabric::with_config(config)
+}
+
+#[derive(Clone, Copy)]
+struct Figure {
+    /// From the start at the sender to the last byte at the last receiver.
+    seconds: f64,
+    /// Of all processes.
+    processor_seconds: f64,
+}
+
+/// A receiving process.
+struct Remote {
+    child: Child,
+    commands: ChildStdin,
+    answers: mpsc::Receiver<String>,
+    rdmc: String,
+    plain: String,
+}
+
+impl Remote {
+    fn start(enter: &[String], ip: &str) -> Result<Self> {
+        let program = std::env::current_exe()?;
+        let words: Vec<&std::ffi::OsStr> =
+            enter.iter().map(AsRef::as_ref).chain([program.as_os_str(), "receiver".as_ref()]).collect();
+        let mut child = Command::new(words[0])
+            .args(&words[1..])
+            .args(["--listen", &format!("{ip}:0")])
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .spawn()?;
+        let commands = child.stdin.take().context("piped")?;
+        let lines = BufReader::new(child.stdout.take().context("piped")?).lines();
+        let (tell, answers) = mpsc::channel();
+        std::thread::spawn(move || lines.map_while(Result::ok).try_for_each(|line| tell.send(line)));
+        let mut remote = Self { child, commands, answers, rdmc: String::new(), plain: String::new() };
+        let hello = remote.answer()?;
+        let (rdmc, plain) = hello.split_once(' ').context("two addresses")?;
+        (remote.rdmc, remote.plain) = (rdmc.to_owned(), plain.to_owned());
+        Ok(remote)
+    }
+
+    fn tell(&mut self, command: &str) -> Result<()> {
+        writeln!(self.commands, "{command}")?;
+        Ok(self.commands.flush()?)
+    }
+
+    fn answer(&self) -> Result<String> {
+        self.answers.recv_timeout(Duration::from_secs(300)).context("a receiver does not answer")
+    }
+
+    /// Takes the moment of the last byte and the processor time used for the round.
+    fn done(&self) -> Result<(Duration, f64)> {
+        let answer = self.answer()?;
+        let (at, used) = answer.split_once(' ').context("two numbers")?;
+        Ok((Duration::from_nanos(at.parse()?), used.parse()?))
+    }
+}
+
+impl Drop for Remote {
+    fn drop(&mut self) {
+        // It ends with its standard input; a receiver that hangs is ended by its handle.
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+/// Measures both ways in turn and returns the medians.
+fn measure(hosts: Vec<(Vec<String>, String)>, work: &Work, with_plain: bool) -> Result<[Figure; 2]> {
+    let mut remotes = hosts.iter().map(|(enter, ip)| Remote::start(enter, ip)).collect::<Result<Vec<_>>>()?;
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
+    let addresses: Vec<String> = remotes.iter().map(|remote| remote.rdmc.clone()).collect();
+    let object = Bytes::from(
+        (0..(work.mib << 20) / 8)
+            .flat_map(|i| (i as u64).wrapping_mul(0x9e37_79b9_7f4a_7c15).to_le_bytes())
+            .collect::<Vec<_>>(),
+    );
+    for remote in &mut remotes {
+        remote.tell(&format!("join {} {} {}", object.len(), work.block_kib * 1024, work.algorithm))?;
+    }
+    let node = runtime.block_on(async {
+        let fabric = fabric();
+        rdmc::invite(fabric, &addresses, Bytes::new(), Duration::from_secs(10))
+            .await?
+            .start()
+            .await
+            .map_err(anyhow::Error::from)
+    })?;
+    let mut rounds: [Vec<Figure>; 2] = Default::default();
+    for round in 0..=work.rounds {
+        let figure = rdmc_round(&runtime, &node, &mut remotes, &object, work, round as u64 + 1)?;
+        rounds[0].extend((round > 0).then_some(figure));
+        if with_plain {
+            let figure = plain_round(&mut remotes, &object)?;
+            rounds[1].extend((round > 0).then_some(figure));
+        }
+    }
+    let of = |rounds: &[Figure], part: fn(&Figure) -> f64| match rounds {
+        [] => f64::NAN,
+        rounds => median(&rounds.iter().map(part).collect::<Vec<_>>()),
+    };
+    Ok(rounds.map(|rounds| Figure {
+        seconds: of(&rounds, |figure| figure.seconds),
+        processor_seconds: of(&rounds, |figure| figure.processor_seconds),
+    }))
+}
+
+fn rdmc_round(
+    runtime: &tokio::runtime::Runtime,
+    node: &Node,
+    remotes: &mut [Remote],
+    object: &Bytes,
+    work: &Work,
+    id: u64,
+) -> Result<Figure> {
+    for remote in remotes.iter_mut() {
+        remote.tell("rdmc")?;
+    }
+    let members = (0..=remotes.len()).map(|id| NodeId(id as u32));
+    let spec = GroupSpec::new(id, members).algorithm(work.algorithm.clone()).block_size(work.block_kib * 1024);
+    let (started, used) = runtime.block_on(async {
+        let sender = node.create_group(spec).await?;
+        // A message of no bytes: everybody has joined.
+        sender.send(Bytes::new()).await?;
+        tokio::time::sleep(Duration::from_millis(100)).await;
+        let (started, used) = (monotonic(), processor_time());
+        sender.send(object.clone()).await?;
+        sender.close().await?;
+        anyhow::Ok((started, processor_time() - used))
+    })?;
+    finish(remotes, started, used)
+}
+
+fn plain_round(remotes: &mut [Remote], object: &Bytes) -> Result<Figure> {
+    let mut streams = Vec::new();
+    for remote in remotes.iter_mut() {
+        remote.tell("plain")?;
+        streams.push(TcpStream::connect(&remote.plain)?);
+    }
+    for remote in remotes.iter() {
+        ensure!(remote.answer()? == "ready", "a receiver is out of step");
+    }
+    std::thread::sleep(Duration::from_millis(100));
+    let (started, used) = (monotonic(), processor_time());
+    std::thread::scope(|scope| {
+        let writers: Vec<_> = streams.iter_mut().map(|stream| scope.spawn(|| stream.write_all(object))).collect();
+        writers.into_iter().try_for_each(|writer| writer.join().expect("a writer does not panic"))
+    })?;
+    finish(remotes, started, processor_time() - used)
+}
+
+fn finish(remotes: &[Remote], started: Duration, used: Duration) -> Result<Figure> {
+    let mut last = started;
+    let mut processor_seconds = used.as_secs_f64();
+    for remote in remotes {
+        let (at, used) = remote.done()?;
+        last = last.max(at);
+        processor_seconds += used;
+    }
+    Ok(Figure { seconds: (last - started).as_secs_f64(), processor_seconds })
+}
+
+/// Serves rounds until standard input ends.
+fn receiver(listen: &str) -> Result<()> {
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
+    let listener = runtime.block_on(Listener::bind(fabric(), listen))?;
+    let plain = TcpListener::bind(listen)?;
+    println!("{} {}", listener.local_address(), plain.local_addr()?);
+    let mut node = None;
+    let mut memory = Vec::new();
+    let (mut block_size, mut algorithm) = (0, Algorithm::default());
+    let mut id = 0;
+    for line in std::io::stdin().lines() {
+        let line = line?;
+        let words: Vec<&str> = line.split(' ').collect();
+        match words[..] {
+            ["join", size, block, how] => {
+                memory = vec![1u8; size.parse()?];
+                (block_size, algorithm) = (block.parse()?, how.parse()?);
+                node = Some(runtime.block_on(async {
+                    let invitation = listener.next_invitation().await;
+                    let nodes = invitation.nodes();
+                    anyhow::Ok((invitation.accept().await?.start().await?, nodes))
+                })?);
+            }
+            ["plain"] => {
+                let (mut stream, _) = plain.accept()?;
+                println!("ready");
+                let used = processor_time();
+                stream.read_exact(&mut memory)?;
+                println!("{} {}", monotonic().as_nanos(), (processor_time() - used).as_secs_f64());
+            }
+            ["rdmc"] => {
+                let (node, nodes) = node.as_ref().context("joined")?;
+                id += 1;
+                let spec = GroupSpec::new(id, nodes.clone()).algorithm(algorithm.clone()).block_size(block_size);
+                let (at, used) = runtime.block_on(async {
+                    let mut receiver = node.join_group(spec).await?;
+                    receiver.next().await.context("the first message")??;
+                    let used = processor_time();
+                    let message = receiver.next().await.context("the object")??;
+                    let at = monotonic();
+                    let used = processor_time() - used;
+                    ensure!(message.len() == memory.len(), "the object has another size");
+                    drop(message);
+                    receiver.close().await?;
+                    anyhow::Ok((at, used))
+                })?;
+                println!("{} {}", at.as_nanos(), used.as_secs_f64());
+            }
+            _ => bail!("unknown command {line:?}"),
+        }
+    }
+    Ok(())
+}

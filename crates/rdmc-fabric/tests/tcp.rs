@@ -1,0 +1,154 @@
+//! What strangers and peers that break the protocol can do to a node over TCP: nothing.
+
+#![expect(clippy::unwrap_used, reason = "a test that cannot be set up has failed")]
+
+use std::time::Duration;
+
+use rdmc_fabric::{
+    CompletionMode, ControlListener, Endpoint, Fabric, Peer, QueuePair, QueuePairConfig, Role, TcpFabric, WorkError,
+};
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::TcpStream;
+
+const DATA_MAGIC: &[u8] = b"rdmcDAT1";
+const OWN_NONCE: [u8; 16] = [7; 16];
+const WATCHDOG: Duration = Duration::from_secs(20);
+
+async fn listening() -> (std::sync::Arc<TcpFabric>, Box<dyn ControlListener>) {
+    let fabric = TcpFabric::new();
+    let listener = fabric.environment().listen("127.0.0.1:0").await.unwrap();
+    (fabric, listener)
+}
+
+fn queue_pair(fabric: &TcpFabric) -> QueuePair {
+    let queue = fabric.create_completion_queue(1024, CompletionMode::Event).unwrap();
+    let queue_pair = fabric.create_queue_pair(&queue.source(), QueuePairConfig::default()).unwrap();
+    fabric.environment().spawn(Box::pin(queue.drain()));
+    queue_pair
+}
+
+/// Opens a data connection with the nonce `to`.
+async fn knock(listener: &dyn ControlListener, to: &[u8]) -> TcpStream {
+    let mut stream = TcpStream::connect(listener.local_address()).await.unwrap();
+    stream.write_all(&[DATA_MAGIC, to, &OWN_NONCE].concat()).await.unwrap();
+    stream
+}
+
+/// Returns the nonce in an endpoint, behind the tag of four bytes.
+fn nonce(endpoint: &Endpoint) -> &[u8] {
+    &endpoint.as_bytes()[4..20]
+}
+
+/// Says that this test is where `queue_pair` connects to: tag, nonce, no address.
+fn myself() -> Peer {
+    let endpoint = Endpoint::new([b"tcp1".as_slice(), &OWN_NONCE, &[0]].concat()).unwrap();
+    Peer { endpoint, role: Role::Passive, address: None }
+}
+
+async fn is_shut(mut stream: TcpStream) -> bool {
+    let read = tokio::time::timeout(WATCHDOG, stream.read(&mut [0; 1])).await;
+    matches!(read.expect("the node shuts the connection"), Ok(0) | Err(_))
+}
+
+#[tokio::test]
+async fn a_data_connection_without_a_nonce_is_refused() {
+    let (fabric, listener) = listening().await;
+    let _waiting = queue_pair(&fabric);
+    assert!(is_shut(knock(&*listener, &[0; 16]).await).await);
+    assert_eq!(fabric.refused_connections(), 1);
+}
+
+#[tokio::test]
+async fn a_nonce_lets_in_one_connection() {
+    let (fabric, listener) = listening().await;
+    let queue_pair = queue_pair(&fabric);
+    let endpoint = queue_pair.endpoint();
+    let mut first = knock(&*listener, nonce(&endpoint)).await;
+    queue_pair.connect(myself()).await.unwrap();
+    let mut proof = [0; 16];
+    first.read_exact(&mut proof).await.unwrap();
+    assert_eq!(proof, OWN_NONCE);
+    assert!(is_shut(knock(&*listener, nonce(&endpoint)).await).await);
+    assert_eq!(fabric.refused_connections(), 1);
+}
+
+#[tokio::test]
+async fn a_connection_from_another_than_expected_is_refused() {
+    let (fabric, listener) = listening().await;
+    let queue_pair = queue_pair(&fabric);
+    let stream = knock(&*listener, nonce(&queue_pair.endpoint())).await;
+    let other = Endpoint::new([b"tcp1".as_slice(), &[8; 16], &[0]].concat()).unwrap();
+    let refused = queue_pair.connect(Peer { endpoint: other, ..myself() }).await;
+    assert!(matches!(refused, Err(rdmc_fabric::ConnectError::BadNonce)), "{refused:?}");
+    assert!(is_shut(stream).await);
+}
+
+#[tokio::test]
+async fn a_stranger_who_talks_something_else_is_refused() {
+    let (_fabric, listener) = listening().await;
+    let mut stream = TcpStream::connect(listener.local_address()).await.unwrap();
+    stream.write_all(b"GET / HTTP/1.1\r\n\r\n").await.unwrap();
+    assert!(is_shut(stream).await);
+}
+
+#[tokio::test]
+async fn a_peer_that_breaks_the_protocol_breaks_its_queue_pair_alone() {
+    let header = |kind: u8, number: u32, len: u64| {
+        let mut frame = [0; 32];
+        frame[0] = kind;
+        frame[4..8].copy_from_slice(&number.to_le_bytes());
+        frame[8..16].copy_from_slice(&len.to_le_bytes());
+        frame
+    };
+    let unused_set = {
+        let mut frame = header(1, 0, 0);
+        frame[31] = 1;
+        frame
+    };
+    let violations = [
+        ([0xff; 32], Err(WorkError::Protocol), "garbage"),
+        ([0; 32], Err(WorkError::Protocol), "zeroes"),
+        (unused_set, Err(WorkError::Protocol), "a field that is not used"),
+        (header(4, 2, 0), Ok(()), "more acknowledgements than requests"),
+        (header(5, 0, 1), Err(WorkError::Protocol), "a read response to a send"),
+        (header(6, 9, 0), Err(WorkError::Protocol), "a refusal without a reason"),
+    ];
+    let (fabric, listener) = listening().await;
+    for (frame, outcome, what) in violations {
+        let queue_pair = queue_pair(&fabric);
+        let mut stream = knock(&*listener, nonce(&queue_pair.endpoint())).await;
+        queue_pair.connect(myself()).await.unwrap();
+        let room = || fabric.allocate(8).unwrap().into_mut().unwrap();
+        let receive = queue_pair.receive(room());
+        let mut send = queue_pair.send(room().freeze(), None);
+        send.nearly_done().await;
+        stream.write_all(&frame).await.unwrap();
+        let ended = async { (send.await, receive.await.map(drop)) };
+        let ended = tokio::time::timeout(WATCHDOG, ended).await.expect(what);
+        assert_eq!(ended, (outcome, Err(WorkError::Flushed)), "{what}");
+        assert!(ends(stream).await, "{what}");
+    }
+}
+
+/// Reads what the node still sends until it shuts the connection.
+async fn ends(mut stream: TcpStream) -> bool {
+    let mut rest = Vec::new();
+    tokio::time::timeout(WATCHDOG, stream.read_to_end(&mut rest)).await.is_ok()
+}
+
+#[tokio::test]
+async fn a_send_of_impossible_length_is_refused() {
+    let (fabric, listener) = listening().await;
+    let queue_pair = queue_pair(&fabric);
+    let mut stream = knock(&*listener, nonce(&queue_pair.endpoint())).await;
+    queue_pair.connect(myself()).await.unwrap();
+    let receive = queue_pair.receive(fabric.allocate(8).unwrap().into_mut().unwrap());
+    let mut frame = [0; 32];
+    frame[0] = 1;
+    frame[8..16].copy_from_slice(&u64::MAX.to_le_bytes());
+    stream.write_all(&frame).await.unwrap();
+    assert_eq!(receive.await.unwrap_err(), WorkError::LocalLength { got: u64::MAX, room: 8 });
+    let mut answer = [0; 16 + 32];
+    stream.read_exact(&mut answer).await.unwrap();
+    assert_eq!((answer[16], answer[20]), (6, 1), "the peer is told that its request is invalid");
+}

@@ -1,0 +1,36 @@
+//! One direction of a member's port: blocks of different neighbours follow each other instead of sharing it.
+//!
+//! The schedules let a member send one block and receive one block per step. If it did more, blocks would arrive late
+//! although none arrives less, their relays would be late in turn, and the members would fall out of step. So a block
+//! from or to another neighbour than the one before it waits until that one is nearly through; blocks of the same
+//! neighbour queue behind each other anyway.
+
+use std::sync::{Mutex, PoisonError};
+
+use rdmc_fabric::NearlyDone;
+use rdmc_schedule::Rank;
+
+/// One direction of a member's port.
+#[derive(Debug, Default)]
+pub(crate) struct Port {
+    /// The neighbour of the last block and when that is nearly through.
+    last: Mutex<Option<(Rank, NearlyDone)>>,
+}
+
+impl Port {
+    /// Waits until a block of `peer` may follow the last one.
+    pub(crate) async fn free_for(&self, peer: Rank) {
+        let other = {
+            let mut last = self.last.lock().unwrap_or_else(PoisonError::into_inner);
+            last.take_if(|(of, _)| *of != peer)
+        };
+        if let Some((_, nearly_done)) = other {
+            nearly_done.await;
+        }
+    }
+
+    /// Notes the block that has the port now.
+    pub(crate) fn occupy(&self, peer: Rank, nearly_done: NearlyDone) {
+        *self.last.lock().unwrap_or_else(PoisonError::into_inner) = Some((peer, nearly_done));
+    }
+}
