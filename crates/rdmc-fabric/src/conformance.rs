@@ -154,6 +154,7 @@ bodies! { $
         nearly_done_is_no_later_than_completion;
     exposures:
         a_write_lands_and_wakes_nobody,
+        the_length_is_that_of_the_local_memory,
         a_write_with_immediate_consumes_a_receive,
         a_send_does_not_overtake_a_write,
         a_read_brings_the_bytes,
@@ -193,7 +194,6 @@ bodies! { $
         access_out_of_bounds_is_refused,
         access_that_was_not_allowed_is_refused,
         a_revoked_key_is_refused,
-        lengths_that_differ_are_refused,
         no_receive_in_time_is_an_error,
         a_close_flushes_what_was_posted_here,
         a_close_ends_what_the_peer_posted,
