@@ -120,7 +120,7 @@ async fn a_peer_that_breaks_the_protocol_breaks_its_queue_pair_alone() {
         queue_pair.connect(myself()).await.unwrap();
         let room = || fabric.allocate(8).unwrap().into_mut().unwrap();
         let receive = queue_pair.receive(room());
-        let mut send = queue_pair.send(room().freeze(), None);
+        let send = queue_pair.send(room().freeze(), None);
         send.nearly_done().await;
         stream.write_all(&frame).await.unwrap();
         let ended = async { (send.await, receive.await.map(drop)) };

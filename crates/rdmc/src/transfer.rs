@@ -197,7 +197,11 @@ impl Transfer {
             let held = self.group.now();
             unless_failing(neighbour.ready_for_block(), &mut leaving, left).await?;
             let granted = self.group.now();
-            unless_failing(self.group.egress().free_for(send.peer), &mut leaving, left).await?;
+            let free = async {
+                self.group.egress().free_for(send.peer).await;
+                neighbour.room_to_send().await
+            };
+            let room = unless_failing(free, &mut leaving, left).await?;
             let ready = self.group.now();
             self.group.count_sent(block.len(), granted.since(held));
             let tells_size = neighbour.learns_size_here && sizes_told.insert(send.peer);
@@ -218,7 +222,10 @@ impl Transfer {
                 ?waited_for_port,
                 "sending block"
             );
-            leaving.push(operation.map(move |outcome| (send.peer, outcome)));
+            leaving.push(operation.map(move |outcome| {
+                drop(room);
+                (send.peer, outcome)
+            }));
         }
         drop(turn);
         while let Some(done) = leaving.next().await {

@@ -43,8 +43,8 @@ pub(super) async fn operations_may_be_dropped_at_any_moment(harness: &Harness) {
     let (at_a, at_b) = (Shelf::new(), Shelf::new());
     let mut lent = 0;
     for turns in 0..30 {
-        let mut receive = b.receive(harness.b.lent(&at_b, 300_000, 0));
-        let mut send = a.send(harness.a.lent(&at_a, 300_000, turns).freeze(), None);
+        let receive = b.receive(harness.b.lent(&at_b, 300_000, 0));
+        let send = a.send(harness.a.lent(&at_a, 300_000, turns).freeze(), None);
         lent += 1;
         for _ in 0..turns {
             // Polled in between, so that a waker is registered when the operation is dropped.

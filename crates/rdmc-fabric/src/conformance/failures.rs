@@ -135,7 +135,7 @@ pub(super) async fn a_close_during_a_transfer_ends_both_sides(harness: &Harness)
     for closes_b in [false, true] {
         let (a, b) = harness.connected().await;
         let receives: Vec<_> = (0..4).map(|_| b.receive(harness.b.room(4 << 20))).collect();
-        let mut sends: Vec<_> = (0..4).map(|seed| a.send(harness.a.filled(4 << 20, seed), None)).collect();
+        let sends: Vec<_> = (0..4).map(|seed| a.send(harness.a.filled(4 << 20, seed), None)).collect();
         sends[0].nearly_done().await;
         if closes_b {
             b.close()

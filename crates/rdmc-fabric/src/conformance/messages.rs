@@ -120,7 +120,7 @@ pub(super) async fn a_receive_is_posted_before_the_connection_is_made(harness: &
 pub(super) async fn nearly_done_is_no_later_than_completion(harness: &Harness) {
     let (a, b) = harness.connected_with(QueuePairConfig { send_depth: 3, ..PATIENT }).await;
     let mut sends: Vec<_> = (0..3).map(|seed| a.send(harness.a.filled(1 << 20, seed), None)).collect();
-    let mut refused = a.send(harness.a.filled(1, 0), None);
+    let refused = a.send(harness.a.filled(1, 0), None);
     refused.nearly_done().await;
     assert_eq!(refused.await, Err(WorkError::QueueFull { depth: 3 }));
     let receives: Vec<_> = (0..3).map(|_| b.receive(harness.b.room(1 << 20))).collect();
@@ -135,13 +135,13 @@ pub(super) async fn nearly_done_is_no_later_than_completion(harness: &Harness) {
     }
     // One that completed while nobody looked is nearly done as well.
     let receive = b.receive(harness.b.room(8));
-    let mut send = a.send(harness.a.filled(8, 0), None);
+    let send = a.send(harness.a.filled(8, 0), None);
     receive.await.expect("the message arrives");
     harness.settle().await;
     send.nearly_done().await;
     send.await.expect("the peer takes it");
     // So has one that was flushed.
-    let mut send = a.send(harness.a.filled(8, 0), None);
+    let send = a.send(harness.a.filled(8, 0), None);
     a.close();
     send.nearly_done().await;
     send.await.expect_err("it was flushed");

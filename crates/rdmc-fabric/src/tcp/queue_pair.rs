@@ -243,7 +243,7 @@ impl TcpQueuePair {
                 },
                 Frame::NearlyTaken => {
                     if !self.posted.nearly_acknowledged() {
-                        return Err(Ending::Protocol("nothing to be nearly taken"));
+                        return Err(self.nothing_outstanding("nothing to be nearly taken"));
                     }
                     continue;
                 }
@@ -256,7 +256,8 @@ impl TcpQueuePair {
                     continue;
                 }
                 Frame::Refuse { reason } => {
-                    let refused = self.posted.acknowledged().ok_or(Ending::Protocol("nothing to refuse"))?;
+                    let refused =
+                        self.posted.acknowledged().ok_or_else(|| self.nothing_outstanding("nothing to refuse"))?;
                     refused.finish(Err(reason.error()), None);
                     return Err(Ending::Refused);
                 }
@@ -353,7 +354,8 @@ impl TcpQueuePair {
 
     fn take_acknowledgement(&self, requests: u32) -> Result<(), Ending> {
         for _ in 0..requests {
-            let mut request = self.posted.acknowledged().ok_or(Ending::Protocol("nothing to acknowledge"))?;
+            let mut request =
+                self.posted.acknowledged().ok_or_else(|| self.nothing_outstanding("nothing to acknowledge"))?;
             if matches!(request.work_mut(), Work::Read { .. }) {
                 request.finish(Err(WorkError::Protocol), None);
                 return Err(Ending::Protocol("a read was acknowledged without its bytes"));
@@ -365,7 +367,8 @@ impl TcpQueuePair {
     }
 
     async fn take_read_response(&self, from: &mut Reader<'_>, len: u64) -> Result<(), Ending> {
-        let mut request = self.posted.acknowledged().ok_or(Ending::Protocol("nothing was to be read"))?;
+        let mut request =
+            self.posted.acknowledged().ok_or_else(|| self.nothing_outstanding("nothing was to be read"))?;
         let outcome = match request.work_mut() {
             Work::Read { into, .. } if into.len() as u64 == len => from.fill(into).await,
             _ => Err(Ending::Protocol("a response does not fit its read")),
@@ -385,6 +388,11 @@ impl TcpQueuePair {
                 Err(ending)
             }
         }
+    }
+
+    /// Tells an answer to nothing from one that came as the queue pair was closed.
+    fn nothing_outstanding(&self, what: &'static str) -> Ending {
+        if self.posted.is_broken() { Ending::Closed } else { Ending::Protocol(what) }
     }
 
     fn respond(&self, response: Response) -> Result<(), Ending> {

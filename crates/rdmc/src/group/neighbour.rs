@@ -2,7 +2,7 @@
 
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, OnceLock};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 
 use rdmc_fabric::{
     Buffer, BufferMut, ConnectError, Endpoint, Expose, ExposedRegion, Fabric, FabricError, Memory, Operation, Peer,
@@ -34,6 +34,10 @@ pub(crate) struct Neighbour {
     remote_cells: OnceLock<RemoteMemory>,
     /// Room for grants towards the neighbour.
     window: Arc<Semaphore>,
+    /// Room for sends that the neighbour has not acknowledged.
+    unacknowledged: Arc<Semaphore>,
+    /// Grants that the neighbour has not acknowledged, oldest first.
+    granting: Mutex<VecDeque<Operation<()>>>,
     /// Blocks granted to the neighbour so far.
     given: AtomicU64,
     /// Blocks the neighbour has granted so far.
@@ -62,6 +66,8 @@ impl Neighbour {
             cells,
             remote_cells: OnceLock::new(),
             window: Arc::new(Semaphore::new(GRANTS_AHEAD)),
+            unacknowledged: Arc::new(Semaphore::new(UNACKNOWLEDGED_MAX)),
+            granting: Mutex::default(),
             given: AtomicU64::new(0),
             granted: watch::Sender::new(0),
             used: AtomicU64::new(0),
@@ -105,7 +111,18 @@ impl Neighbour {
 
     /// Waits until one more block may be granted.
     pub(crate) async fn room_to_grant(&self) -> OwnedSemaphorePermit {
-        self.window.clone().acquire_owned().await.expect("the window is never closed")
+        let room = self.window.clone().acquire_owned().await.expect("the window is never closed");
+        // The neighbour acts on a grant before it acknowledges it: acknowledgements may be far behind.
+        while let Some(oldest) = self.oldest_grant_if_full() {
+            // A grant that is lost breaks the queue pair, which the neighbour notices.
+            let _ = oldest.await;
+        }
+        room
+    }
+
+    fn oldest_grant_if_full(&self) -> Option<Operation<()>> {
+        let mut granting = self.granting.lock().unwrap_or_else(PoisonError::into_inner);
+        if granting.len() < UNACKNOWLEDGED_MAX { None } else { granting.pop_front() }
     }
 
     /// Posts the place of the next block from this neighbour and tells it that it may send.
@@ -116,8 +133,8 @@ impl Neighbour {
             Ok(count_bytes) => {
                 #[expect(clippy::cast_possible_truncation, reason = "the immediate is the count's low half")]
                 let imm = count as u32;
-                // A lost write breaks the queue pair, which the neighbour notices.
-                drop(self.ready.write(count_bytes, self.cell(GRANTS_CELL), Some(imm)));
+                let grant = self.ready.write(count_bytes, self.cell(GRANTS_CELL), Some(imm));
+                self.granting.lock().unwrap_or_else(PoisonError::into_inner).push_back(grant);
             }
             // Without memory for eight bytes the neighbour would wait for ever: let it know.
             Err(_) => self.ready.close(),
@@ -135,6 +152,11 @@ impl Neighbour {
     }
 
     // Sending blocks.
+
+    /// Waits until one more send may be unacknowledged.
+    pub(crate) async fn room_to_send(&self) -> OwnedSemaphorePermit {
+        self.unacknowledged.clone().acquire_owned().await.expect("it is never closed")
+    }
 
     /// Waits for the neighbour's next *ready_for_block* and uses it up.
     pub(crate) async fn ready_for_block(&self) {
@@ -202,7 +224,9 @@ impl Neighbour {
 
 /// Blocks that one neighbour may send ahead: two hide the latency of the grant, four add nothing.
 pub(crate) const GRANTS_AHEAD: usize = 2;
-/// Work requests of one queue pair: grants and blocks ahead, sizes, and what is not yet acknowledged.
+/// Sends to one neighbour, and grants, that it need not have acknowledged.
+const UNACKNOWLEDGED_MAX: usize = 15;
+/// Work requests of one queue pair: what is unacknowledged, each with a size before it.
 const QUEUE_DEPTH: u32 = 32;
 /// Bytes of one cell.
 const CELL_LEN: usize = 8;

@@ -1,0 +1,114 @@
+//! What an invitation says about the transfer to come, by which a receiver judges it.
+
+use anyhow::{Context, bail, ensure};
+use rdmc::{Algorithm, GroupSpec, NodeId};
+use serde::{Deserialize, Serialize};
+
+use crate::choice::AlgorithmTold;
+use crate::manifest::{self, Manifest};
+
+/// The transfer in numbers, and how it will travel.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct Announcement {
+    pub(crate) algorithm: AlgorithmTold,
+    pub(crate) block_size: u32,
+    pub(crate) manifest_len: u64,
+    pub(crate) files: u64,
+    pub(crate) bytes: u64,
+    pub(crate) file_bytes_max: u64,
+}
+
+impl Announcement {
+    /// Describes the transfer of a manifest.
+    pub(crate) fn new(algorithm: &Algorithm, block_size: u32, manifest: &Manifest, manifest_len: u64) -> Self {
+        let (files, bytes) = manifest.totals();
+        let file_bytes_max = manifest.files().map(|(_, size)| size).max().unwrap_or(0);
+        Self { algorithm: algorithm.into(), block_size, manifest_len, files, bytes, file_bytes_max }
+    }
+
+    /// Encodes the announcement: its version, then the rest.
+    pub(crate) fn encode(&self) -> Vec<u8> {
+        let mut bytes = VERSION.to_le_bytes().to_vec();
+        bytes.extend(postcard::to_stdvec(self).expect("plain data in memory is always encoded"));
+        bytes
+    }
+
+    /// Decodes an announcement of this version.
+    pub(crate) fn decode(bytes: &[u8]) -> anyhow::Result<Self> {
+        let (version, rest) = bytes.split_first_chunk().context("the invitation is not one of rdmc send")?;
+        let version = u16::from_le_bytes(*version);
+        if version != VERSION {
+            bail!("version {VERSION} of the file transfer is spoken here, not {version}");
+        }
+        let told: Self = postcard::from_bytes(rest).context("the invitation is not one of rdmc send")?;
+        ensure!(
+            (1..=GroupSpec::BLOCK_SIZE_MAX).contains(&told.block_size),
+            "a block of {} bytes is not possible",
+            told.block_size
+        );
+        ensure!(told.manifest_len <= manifest::LEN_MAX, "the list of files is too long");
+        Ok(told)
+    }
+
+    /// Makes the groups that the transfer uses, which sender and receivers must agree on.
+    pub(crate) fn groups(&self, nodes: Vec<NodeId>) -> anyhow::Result<Groups> {
+        let algorithm = self.algorithm.resolve(nodes.len())?;
+        let spec = |id| GroupSpec::new(id, nodes.clone()).algorithm(algorithm.clone()).block_size(self.block_size);
+        Ok(Groups { manifest: spec(1), files: spec(2) })
+    }
+
+    /// Checks that a manifest is the one that was announced.
+    pub(crate) fn check(&self, manifest: &Manifest) -> anyhow::Result<()> {
+        let algorithm = self.algorithm.clone();
+        let (files, bytes) = manifest.totals();
+        let file_bytes_max = manifest.files().map(|(_, size)| size).max().unwrap_or(0);
+        let found = Self { algorithm, files, bytes, file_bytes_max, ..*self };
+        ensure!(found == *self, "the list of files is not what the invitation announced");
+        Ok(())
+    }
+}
+
+/// The groups of one transfer.
+///
+/// The manifest travels in a group of its own: its close tells the sender that every receiver agrees before the
+/// first byte of a file is sent. In both groups the last message is empty: a receiver that has found something wrong
+/// says so by refusing it.
+pub(crate) struct Groups {
+    pub(crate) manifest: GroupSpec,
+    pub(crate) files: GroupSpec,
+}
+
+/// Changes whenever the transfer changes its meaning.
+const VERSION: u16 = 1;
+
+/// Bytes of a file's digest, which follows the file as a message of its own.
+pub(crate) const DIGEST_LEN: usize = blake3::OUT_LEN;
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    #[test]
+    fn an_announcement_is_understood_by_the_same_version_only() {
+        let told = Announcement::new(&Algorithm::Chain, 1 << 20, &Manifest::default(), 1);
+        let mut bytes = told.encode();
+        assert_eq!(Announcement::decode(&bytes).unwrap(), told);
+        bytes[0] ^= 1;
+        let error = Announcement::decode(&bytes).unwrap_err().to_string();
+        assert!(error.contains("version 1"), "{error}");
+    }
+
+    proptest! {
+        #[test]
+        fn invitations_from_anywhere_never_panic(mut bytes in prop::collection::vec(any::<u8>(), 0..128)) {
+            if let [version, rest, ..] = bytes.as_mut_slice() {
+                (*version, *rest) = (1, 0);
+            }
+            if let Ok(told) = Announcement::decode(&bytes) {
+                let _ = told.groups(vec![NodeId(0), NodeId(1)]);
+            }
+        }
+    }
+}

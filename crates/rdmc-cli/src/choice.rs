@@ -1,0 +1,212 @@
+//! The choice of an algorithm: as it is typed, and as it is told to the receivers.
+
+use std::fmt;
+use std::str::FromStr;
+
+use anyhow::Context;
+use clap::ValueEnum;
+use rdmc::{Algorithm, Hybrid, Racks, Rank, Spine};
+use serde::{Deserialize, Serialize};
+
+use crate::exit::Exit;
+
+/// The options that choose an algorithm.
+#[derive(Clone, Debug, clap::Args)]
+pub(crate) struct AlgorithmOptions {
+    /// How blocks travel from the sender to all receivers
+    #[arg(long, short, env = "RDMC_ALGORITHM", default_value = "binomial-pipeline", value_name = "NAME")]
+    pub(crate) algorithm: AlgorithmName,
+    /// For hybrid, who shares a rack: sizes in order of rank (4,4), or the ranks of each rack (0,2/1,3); rank 0 is the
+    /// sender
+    #[arg(long, env = "RDMC_RACKS", value_name = "RACKS")]
+    pub(crate) racks: Option<RacksText>,
+    /// For hybrid, the schedule among the racks
+    #[arg(long, env = "RDMC_SPINE", default_value = "binomial-pipeline", value_name = "NAME")]
+    pub(crate) spine: SpineName,
+}
+
+/// The algorithms by the names under which they are typed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub(crate) enum AlgorithmName {
+    /// The sender gives everything to one receiver after the other
+    Sequential,
+    /// Each member passes every block to the next
+    Chain,
+    /// Members that have everything give it to as many others
+    BinomialTree,
+    /// Blocks spread along all dimensions of a hypercube at once: the fewest steps possible
+    BinomialPipeline,
+    /// As few steps on a circulant graph
+    Circulant,
+    /// One schedule among the racks, a binomial pipeline inside each; needs --racks
+    Hybrid,
+}
+
+/// The schedules among the leaders of racks.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub(crate) enum SpineName {
+    /// Rack to rack
+    Chain,
+    /// A binomial pipeline among the racks
+    BinomialPipeline,
+}
+
+impl From<SpineName> for Spine {
+    fn from(name: SpineName) -> Self {
+        match name {
+            SpineName::Chain => Spine::Chain,
+            SpineName::BinomialPipeline => Spine::BinomialPipeline,
+        }
+    }
+}
+
+impl AlgorithmOptions {
+    /// Makes the algorithm for a group of `members`, the sender included.
+    pub(crate) fn resolve(&self, members: u32) -> anyhow::Result<Algorithm> {
+        let flat = match self.algorithm {
+            AlgorithmName::Sequential => Algorithm::Sequential,
+            AlgorithmName::Chain => Algorithm::Chain,
+            AlgorithmName::BinomialTree => Algorithm::BinomialTree,
+            AlgorithmName::BinomialPipeline => Algorithm::BinomialPipeline,
+            AlgorithmName::Circulant => Algorithm::Circulant,
+            AlgorithmName::Hybrid => {
+                let Some(racks) = &self.racks else {
+                    return Err(Exit::Usage.error("--algorithm hybrid needs --racks, for instance --racks 4,4"));
+                };
+                let racks = racks.resolve(members).context(Exit::Usage)?;
+                return Ok(Hybrid::new(racks, self.spine.into()).into());
+            }
+        };
+        if self.racks.is_some() {
+            return Err(Exit::Usage.error("--racks goes with --algorithm hybrid only"));
+        }
+        Ok(flat)
+    }
+}
+
+/// Racks as they are typed, not yet checked against the members.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum RacksText {
+    /// The sizes of racks of consecutive ranks.
+    Sizes(Vec<u32>),
+    /// The ranks in each rack.
+    Ranks(Vec<Vec<u32>>),
+}
+
+impl FromStr for RacksText {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        let numbers = |part: &str| {
+            let number = |word: &str| word.trim().parse::<u32>().map_err(|_| format!("{word:?} is no number"));
+            part.split(',').map(number).collect::<Result<Vec<u32>, String>>()
+        };
+        if text.contains('/') {
+            text.split('/').map(numbers).collect::<Result<_, _>>().map(RacksText::Ranks)
+        } else {
+            numbers(text).map(RacksText::Sizes)
+        }
+    }
+}
+
+impl RacksText {
+    fn resolve(&self, members: u32) -> anyhow::Result<Racks> {
+        let racks = match self {
+            RacksText::Sizes(sizes) => Racks::from_sizes(sizes)?,
+            RacksText::Ranks(racks) => Racks::from_assignment(&assignment(racks, members)?)?,
+        };
+        let held = racks.members();
+        anyhow::ensure!(held == members, "the racks hold {held} members, but there are {members} with the sender");
+        Ok(racks)
+    }
+}
+
+fn assignment(racks: &[Vec<u32>], members: u32) -> anyhow::Result<Vec<u32>> {
+    let mut rack_of = vec![None; Rank(members).index()];
+    for (rack, ranks) in (0..).zip(racks) {
+        for &rank in ranks {
+            let Some(place) = rack_of.get_mut(Rank(rank).index()) else {
+                anyhow::bail!("there is no rank {rank}: the {members} members have the ranks 0 to {}", members - 1);
+            };
+            anyhow::ensure!(place.replace(rack).is_none(), "rank {rank} is in two racks");
+        }
+    }
+    let missing = rack_of.iter().position(Option::is_none);
+    rack_of.into_iter().collect::<Option<_>>().with_context(|| format!("rank {} is in no rack", missing.unwrap_or(0)))
+}
+
+/// An algorithm as it is told to receivers.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct AlgorithmTold {
+    name: String,
+    /// The rack of each rank; empty for the flat algorithms.
+    racks: Vec<u32>,
+}
+
+impl From<&Algorithm> for AlgorithmTold {
+    fn from(algorithm: &Algorithm) -> Self {
+        let racks = match algorithm {
+            Algorithm::Hybrid(Hybrid { racks, .. }) => {
+                (0..racks.members()).filter_map(|rank| racks.rack_of(Rank(rank))).collect()
+            }
+            _ => Vec::new(),
+        };
+        Self { name: algorithm.to_string(), racks }
+    }
+}
+
+impl AlgorithmTold {
+    /// Makes the algorithm for a group of `members`.
+    pub(crate) fn resolve(&self, members: usize) -> anyhow::Result<Algorithm> {
+        let spine = match self.name.as_str() {
+            "hybrid(chain)" => Spine::Chain,
+            "hybrid(binomial-pipeline)" => Spine::BinomialPipeline,
+            flat => return Ok(flat.parse()?),
+        };
+        anyhow::ensure!(self.racks.len() == members, "racks for {} members in a group of {members}", self.racks.len());
+        Ok(Hybrid::new(Racks::from_assignment(&self.racks)?, spine).into())
+    }
+}
+
+impl fmt::Display for AlgorithmTold {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.name)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn hybrid(racks: &str, members: u32) -> anyhow::Result<Algorithm> {
+        let racks = Some(racks.parse().map_err(anyhow::Error::msg)?);
+        AlgorithmOptions { algorithm: AlgorithmName::Hybrid, racks, spine: SpineName::Chain }.resolve(members)
+    }
+
+    #[test]
+    fn racks_are_given_by_size_or_by_rank() {
+        assert_eq!(hybrid("2,2", 4).unwrap(), hybrid("0,1/2,3", 4).unwrap());
+        assert_ne!(hybrid("2,2", 4).unwrap(), hybrid("0,2/1,3", 4).unwrap());
+        assert!(hybrid("1", 1).is_ok());
+    }
+
+    #[test]
+    fn racks_that_do_not_fit_the_members_are_a_usage_error() {
+        let wrong = ["4,4", "0,4", "", "a", "0,1/1,2,3", "0/1,2", "0,1/2,3,4294967295", "4294967295,4294967295", "/"];
+        for text in wrong {
+            assert!(hybrid(text, 4).is_err(), "{text:?}");
+        }
+        assert_eq!(Exit::code_of(&hybrid("4,4", 4).unwrap_err()), 2);
+    }
+
+    #[test]
+    fn an_algorithm_is_told_and_understood() {
+        for algorithm in Algorithm::ALL_FLAT.into_iter().chain([hybrid("0,2/1,3", 4).unwrap()]) {
+            let told = AlgorithmTold::from(&algorithm);
+            assert_eq!(told.resolve(4).unwrap(), algorithm);
+        }
+        let unknown = AlgorithmTold { name: "teleport".into(), racks: Vec::new() };
+        assert!(unknown.resolve(4).is_err());
+        assert!(AlgorithmTold::from(&hybrid("2,2", 4).unwrap()).resolve(5).is_err());
+    }
+}

@@ -1,0 +1,180 @@
+//! The command line, from which help, completions and manual pages are made.
+
+use std::path::PathBuf;
+
+use clap::builder::FalseyValueParser;
+use clap::{Args, Parser, Subcommand, ValueEnum};
+
+use crate::choice::AlgorithmOptions;
+use crate::{exit, size};
+
+/// Sends files and directories from one host to many at once, by reliable multicast
+///
+/// Receivers run `rdmc recv`, the sender runs `rdmc send FILE… --to HOST:PORT,…`. Every receiver passes blocks on to
+/// others, so that sending to many takes hardly longer than sending to one. `rdmc demo` shows it on this host.
+#[derive(Debug, Parser)]
+#[command(name = "rdmc", version, after_help = exit::HELP, propagate_version = true, disable_help_subcommand = true)]
+pub(crate) struct Cli {
+    #[command(subcommand)]
+    pub(crate) command: Command,
+}
+
+/// What to do.
+#[derive(Debug, Subcommand)]
+pub(crate) enum Command {
+    /// Multicast real data to processes on this host, and measure it
+    Demo(DemoOptions),
+    /// Send files and directories to receivers
+    Send(SendOptions),
+    /// Receive files and directories
+    Recv(RecvOptions),
+    /// Print who sends which block to whom in which step
+    Schedule(ScheduleOptions),
+    /// Tell what this host offers, and what to do about what is missing
+    Doctor(DoctorOptions),
+    /// Print a completion script for a shell
+    Completions {
+        /// The shell
+        shell: clap_complete::Shell,
+    },
+    /// Print the manual page, or write the pages of all subcommands to a directory
+    Man {
+        /// Where to write rdmc.1, rdmc-send.1, …
+        #[arg(long, value_name = "DIR")]
+        dir: Option<PathBuf>,
+    },
+    /// A receiver of the demo; started by it
+    #[command(hide = true, name = "demo-member")]
+    DemoMember,
+}
+
+/// How much to say, and how.
+#[derive(Clone, Copy, Debug, Args)]
+pub(crate) struct OutputOptions {
+    /// Print one JSON object per line, each with an "event", to stdout
+    #[arg(long, env = "RDMC_JSON", value_parser = FalseyValueParser::new())]
+    pub(crate) json: bool,
+    /// Print errors only
+    #[arg(long, short, env = "RDMC_QUIET", value_parser = FalseyValueParser::new(), conflicts_with = "json")]
+    pub(crate) quiet: bool,
+}
+
+/// Options of `rdmc send`.
+#[derive(Debug, Args)]
+#[command(after_help = exit::HELP)]
+pub(crate) struct SendOptions {
+    /// Files and directories; each arrives under its own name
+    #[arg(required = true, value_name = "FILE")]
+    pub(crate) files: Vec<PathBuf>,
+    /// The receivers; they must be able to reach each other under these addresses
+    #[arg(long, short, env = "RDMC_TO", required = true, value_delimiter = ',', value_name = "HOST:PORT,…")]
+    pub(crate) to: Vec<String>,
+    #[command(flatten)]
+    pub(crate) algorithm: AlgorithmOptions,
+    /// Bytes of a block, the unit that is relayed
+    #[arg(long, short, env = "RDMC_BLOCK_SIZE", default_value = "1MiB", value_name = "SIZE", value_parser = size::parse_block)]
+    pub(crate) block_size: u32,
+    /// Seconds to wait for the receivers to answer
+    #[arg(long, env = "RDMC_TIMEOUT", default_value_t = 10, value_name = "SECONDS", value_parser = clap::value_parser!(u64).range(1..=86_400))]
+    pub(crate) timeout: u64,
+    #[command(flatten)]
+    pub(crate) output: OutputOptions,
+}
+
+/// Options of `rdmc recv`.
+#[derive(Clone, Debug, Args)]
+#[command(after_help = exit::HELP)]
+pub(crate) struct RecvOptions {
+    /// Where to listen; the default is reachable from this host only, 0.0.0.0:7471 from anywhere; port 0 is any free one
+    #[arg(long, short, env = "RDMC_LISTEN", default_value = "127.0.0.1:7471", value_name = "ADDR")]
+    pub(crate) listen: String,
+    /// The directory that everything is put into
+    #[arg(long, short, env = "RDMC_DIR", default_value = ".", value_name = "DIR")]
+    pub(crate) dir: PathBuf,
+    /// End after the first transfer, with its outcome as exit code; offers that are declined do not count
+    #[arg(long, env = "RDMC_ONCE", value_parser = FalseyValueParser::new())]
+    pub(crate) once: bool,
+    /// Decline transfers of more bytes than this
+    #[arg(long, env = "RDMC_MAX_SIZE", value_name = "SIZE", value_parser = size::parse)]
+    pub(crate) max_size: Option<u64>,
+    /// Decline transfers that would replace a file
+    #[arg(long, env = "RDMC_NO_OVERWRITE", value_parser = FalseyValueParser::new())]
+    pub(crate) no_overwrite: bool,
+    /// Force every file to the disk before it takes its name
+    #[arg(long, env = "RDMC_FSYNC", value_parser = FalseyValueParser::new())]
+    pub(crate) fsync: bool,
+    #[command(flatten)]
+    pub(crate) output: OutputOptions,
+}
+
+/// Options of `rdmc demo`.
+#[derive(Clone, Debug, Args)]
+pub(crate) struct DemoOptions {
+    /// Members: one sender, all others receivers
+    #[arg(long, short, env = "RDMC_NODES", default_value_t = 8, value_name = "COUNT", value_parser = clap::value_parser!(u32).range(1..=256))]
+    pub(crate) nodes: u32,
+    /// Bytes of random data to send
+    #[arg(long, short, env = "RDMC_SIZE", default_value = "256MiB", value_name = "SIZE", value_parser = size::parse)]
+    pub(crate) size: u64,
+    /// A file to send instead
+    #[arg(long, value_name = "PATH", conflicts_with = "size")]
+    pub(crate) file: Option<PathBuf>,
+    /// What moves the bytes
+    #[arg(long, env = "RDMC_FABRIC", default_value = "tcp", value_name = "NAME")]
+    pub(crate) fabric: FabricName,
+    #[command(flatten)]
+    pub(crate) algorithm: AlgorithmOptions,
+    /// Bytes of a block, the unit that is relayed
+    #[arg(long, short, env = "RDMC_BLOCK_SIZE", default_value = "1MiB", value_name = "SIZE", value_parser = size::parse_block)]
+    pub(crate) block_size: u32,
+    #[command(flatten)]
+    pub(crate) output: OutputOptions,
+}
+
+/// The fabrics of the demo.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub(crate) enum FabricName {
+    /// Memory copies; the members are tasks of one process
+    Mem,
+    /// TCP on loopback; every receiver is a process
+    Tcp,
+}
+
+/// Options of `rdmc schedule`.
+#[derive(Debug, Args)]
+pub(crate) struct ScheduleOptions {
+    /// Members, the root included
+    #[arg(long, short, env = "RDMC_NODES", default_value_t = 8, value_name = "COUNT", value_parser = clap::value_parser!(u32).range(1..=i64::from(rdmc_schedule::MEMBERS_MAX)))]
+    pub(crate) nodes: u32,
+    /// Blocks of the message
+    #[arg(long, short = 'k', default_value_t = 3, value_name = "COUNT", value_parser = clap::value_parser!(u32).range(1..))]
+    pub(crate) blocks: u32,
+    #[command(flatten)]
+    pub(crate) algorithm: AlgorithmOptions,
+    /// Show what every member sends, instead of what it receives
+    #[arg(long, conflicts_with = "json")]
+    pub(crate) sends: bool,
+    /// Print a JSON object with all transfers
+    #[arg(long, env = "RDMC_JSON", value_parser = FalseyValueParser::new())]
+    pub(crate) json: bool,
+}
+
+/// Options of `rdmc doctor`.
+#[derive(Debug, Args)]
+pub(crate) struct DoctorOptions {
+    /// Print a JSON object
+    #[arg(long, env = "RDMC_JSON", value_parser = FalseyValueParser::new())]
+    pub(crate) json: bool,
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::CommandFactory;
+
+    use super::*;
+
+    #[test]
+    fn the_command_line_is_consistent() {
+        Cli::command().debug_assert();
+    }
+}

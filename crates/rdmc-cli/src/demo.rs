@@ -1,0 +1,290 @@
+//! `rdmc demo`: multicasts real data to processes on this host, and measures it.
+
+use std::fs::File;
+use std::process::Stdio;
+use std::time::Duration;
+
+use anyhow::{Context, ensure};
+use rdmc::{Algorithm, Buffer, Cluster, Fabric, MemNetwork, Memory, Node, NodeBuilder, NodeId, TcpFabric};
+use tokio::io::{AsyncBufReadExt, BufReader};
+use tokio::process::{Child, Command};
+use tokio::sync::mpsc;
+use tokio::task::JoinSet;
+
+use crate::cli::{DemoOptions, FabricName};
+use crate::exit::Exit;
+use crate::progress::{Bar, Reporter, print_json};
+use crate::size::Bytes;
+use member::{Plan, Told, cpu_ns, monotonic_ns, take_rounds};
+use table::{Measured, Setting};
+
+pub(crate) mod member;
+mod table;
+
+/// Runs the demo.
+pub(crate) async fn run(options: DemoOptions) -> anyhow::Result<()> {
+    let reporter = Reporter::new(options.output);
+    let algorithm = options.algorithm.resolve(options.nodes)?;
+    let file = options.file.as_ref().map(|path| open(path)).transpose()?;
+    let bytes = file.as_ref().map_or(options.size, |(_, bytes)| *bytes);
+    check_memory(&options, bytes)?;
+    let data = make_data(file.map(|(file, _)| file), bytes).await?;
+
+    // The first round is not measured: it takes the memory and the connections' first windows.
+    let mut algorithms = vec![algorithm.clone(), algorithm.clone()];
+    if algorithm != Algorithm::Sequential {
+        algorithms.push(Algorithm::Sequential);
+    }
+    let plan = Plan {
+        rounds: algorithms.iter().map(Into::into).collect(),
+        block_size: options.block_size,
+        bytes,
+        digest: *blake3::hash(&data).as_bytes(),
+        processes: options.fabric == FabricName::Tcp,
+        progress: !options.output.quiet,
+    };
+    let setting = Setting {
+        fabric: if plan.processes { "tcp" } else { "mem" },
+        members: options.nodes,
+        bytes,
+        block_size: options.block_size,
+        cores: std::thread::available_parallelism().map_or(1, usize::from),
+    };
+    let mut members = Members::start(&options, &plan).await?;
+    let mut measured = Vec::new();
+    for (round, algorithm) in algorithms.iter().enumerate() {
+        let label = if round == 0 { "warming up".to_owned() } else { algorithm.to_string() };
+        let found = members.round(&plan, round, &data, &reporter, &label).await?;
+        if round > 0 {
+            if reporter.is_json() {
+                print_json(&setting.event(&found, algorithm));
+            }
+            measured.push(found);
+        }
+    }
+    members.end().await?;
+    reporter.print(&format!("{}\n{}", setting.table(&measured), setting.remark(&algorithm)));
+    let receivers = rdmc::Rank(setting.receivers()).index();
+    let wrong = measured.iter().any(|round| round.digests_ok != receivers);
+    if wrong { Err(Exit::Integrity.error("a receiver's digest is wrong")) } else { Ok(()) }
+}
+
+fn open(path: &std::path::Path) -> anyhow::Result<(File, u64)> {
+    let file = File::open(path).with_context(|| format!("{}", path.display()))?;
+    let metadata = file.metadata()?;
+    ensure!(metadata.is_file(), "{} is not a file", path.display());
+    Ok((file, metadata.len()))
+}
+
+/// Refuses what would not fit: every receiver holds the whole object in memory.
+fn check_memory(options: &DemoOptions, bytes: u64) -> anyhow::Result<()> {
+    let needed = bytes.saturating_mul(options.nodes.into());
+    let available = std::fs::read_to_string("/proc/meminfo").ok().and_then(|text| {
+        let line = text.lines().find_map(|line| line.strip_prefix("MemAvailable:"))?;
+        line.split_whitespace().next()?.parse::<u64>().ok()?.checked_mul(1024)
+    });
+    match available {
+        Some(available) if needed > available => {
+            let (needed, available) = (Bytes(needed), Bytes(available));
+            let what = format!("{needed} are needed for all members, {available} are available: choose fewer or less");
+            Err(Exit::Usage.error(what))
+        }
+        _ => Ok(()),
+    }
+}
+
+/// Makes the object: the file, or bytes that nothing can compress.
+async fn make_data(file: Option<File>, bytes: u64) -> anyhow::Result<Buffer> {
+    let len = usize::try_from(bytes).context("longer than the address space")?;
+    let fabric = TcpFabric::new();
+    if let Some(file) = file {
+        return Ok(fabric.register(Memory::map_file(&file, len)?)?.into_shared());
+    }
+    let made = tokio::task::spawn_blocking(move || {
+        let mut buffer = fabric.register(Memory::anonymous(len)?)?.into_mut().expect("anonymous memory is writable");
+        let mut state = 0x0072_646d_6364_656d_u64;
+        for chunk in buffer.chunks_mut(8) {
+            // SplitMix64.
+            state = state.wrapping_add(0x9e37_79b9_7f4a_7c15);
+            let mixed = (state ^ (state >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+            let mixed = (mixed ^ (mixed >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+            chunk.copy_from_slice(&(mixed ^ (mixed >> 31)).to_le_bytes()[..chunk.len()]);
+        }
+        anyhow::Ok(buffer.freeze())
+    });
+    made.await?
+}
+
+/// The sender's node, and the receivers wherever they run.
+struct Members {
+    node: Node,
+    nodes: Vec<NodeId>,
+    told: News,
+    /// The receivers' processes.
+    children: Vec<Child>,
+}
+
+/// What the receivers, by their places, tell.
+struct News {
+    told: mpsc::UnboundedReceiver<(usize, Told)>,
+    /// The receivers' tasks, or those that read what the processes say.
+    tasks: JoinSet<anyhow::Result<()>>,
+}
+
+/// How a receiver has finished a round.
+struct Finished {
+    at_ns: u64,
+    cpu_ns: u64,
+    digest_ok: bool,
+}
+
+impl Members {
+    async fn start(options: &DemoOptions, plan: &Plan) -> anyhow::Result<Self> {
+        let nodes: Vec<NodeId> = (0..options.nodes).map(NodeId).collect();
+        let (tell, told) = mpsc::unbounded_channel();
+        let mut tasks = JoinSet::new();
+        let (builder, children) = match options.fabric {
+            FabricName::Tcp => start_processes(options.nodes, plan, &tell, &mut tasks).await?,
+            FabricName::Mem => (start_tasks(&nodes, plan, &tell, &mut tasks), Vec::new()),
+        };
+        let node = builder.pool_bytes_max(plan.pool_bytes()).start().await?;
+        Ok(Self { node, nodes, told: News { told, tasks }, children })
+    }
+
+    /// Sends the object once, and measures it.
+    async fn round(
+        &mut self,
+        plan: &Plan,
+        round: usize,
+        data: &Buffer,
+        reporter: &Reporter,
+        label: &str,
+    ) -> anyhow::Result<Measured> {
+        let receivers = self.nodes.len() - 1;
+        let bar = reporter.bar(label, plan.bytes.saturating_mul(receivers as u64));
+        let sender = self.node.create_group(plan.spec(round, &self.nodes)?).await?;
+        let (cpu_before, begun_ns) = (cpu_ns(), monotonic_ns());
+        let sending = async {
+            sender.send(data.clone()).await.context(Exit::Partial)?;
+            sender.close().await.context(Exit::Partial)?;
+            anyhow::Ok(cpu_ns() - cpu_before)
+        };
+        let (own_cpu_ns, finished) = tokio::try_join!(sending, self.told.collect(round, receivers, &bar))?;
+        let since_begun = |end: &Finished| seconds(end.at_ns.saturating_sub(begun_ns));
+        let seconds_of_receivers: Vec<f64> = finished.iter().map(since_begun).collect();
+        let last = seconds_of_receivers.iter().copied().fold(0.0, f64::max);
+        let first = seconds_of_receivers.iter().copied().fold(last, f64::min);
+        let cpu_seconds = seconds(own_cpu_ns + finished.iter().map(|end| end.cpu_ns).sum::<u64>());
+        let digests_ok = finished.iter().filter(|end| end.digest_ok).count();
+        let algorithm = plan.rounds[round].to_string();
+        Ok(Measured {
+            algorithm,
+            seconds: last,
+            seconds_of_receivers,
+            skew_seconds: last - first,
+            cpu_seconds,
+            digests_ok,
+        })
+    }
+
+    /// Waits until all receivers have ended.
+    async fn end(self) -> anyhow::Result<()> {
+        self.node.shutdown().await;
+        for mut child in self.children {
+            drop(child.stdin.take());
+            // What does not end by itself is killed when it is dropped.
+            let _ = tokio::time::timeout(END_LIMIT, child.wait()).await;
+        }
+        Ok(())
+    }
+}
+
+impl News {
+    /// Waits until all receivers have finished a round.
+    async fn collect(&mut self, round: usize, receivers: usize, bar: &Bar) -> anyhow::Result<Vec<Finished>> {
+        let mut finished = Vec::new();
+        let mut received = vec![0; receivers];
+        while finished.len() < receivers {
+            tokio::select! {
+                Some((place, news)) = self.told.recv() => match news {
+                    Told::Finished { round: of, at_ns, cpu_ns, digest_ok } if of == round => {
+                        finished.push(Finished { at_ns, cpu_ns, digest_ok });
+                    }
+                    Told::Progress { round: of, bytes } if of == round => {
+                        received[place] = bytes;
+                        bar.set(received.iter().sum());
+                    }
+                    _ => {}
+                },
+                Some(ended) = self.tasks.join_next() => ended?.context("a receiver has ended")?,
+                else => return Err(Exit::Partial.error("the receivers have ended too early")),
+            }
+        }
+        Ok(finished)
+    }
+}
+
+/// Starts a process for every receiver, and invites them all.
+async fn start_processes(
+    members: u32,
+    plan: &Plan,
+    tell: &mpsc::UnboundedSender<(usize, Told)>,
+    tasks: &mut JoinSet<anyhow::Result<()>>,
+) -> anyhow::Result<(NodeBuilder, Vec<Child>)> {
+    let program = std::env::current_exe().context("the program does not know where it is")?;
+    let (mut children, mut addresses) = (Vec::new(), Vec::new());
+    for place in 0..rdmc::Rank(members - 1).index() {
+        let mut command = Command::new(&program);
+        command.arg("demo-member").stdin(Stdio::piped()).stdout(Stdio::piped()).kill_on_drop(true);
+        let mut child = command.spawn().context("a receiver cannot be started")?;
+        let mut lines = BufReader::new(child.stdout.take().expect("it is piped")).lines();
+        let first = lines.next_line().await?.context("a receiver ended before it listened")?;
+        match serde_json::from_str(&first)? {
+            Told::Listening { address } => addresses.push(address),
+            other => anyhow::bail!("a receiver began with {other:?}"),
+        }
+        let tell = tell.clone();
+        tasks.spawn(async move {
+            while let Some(line) = lines.next_line().await? {
+                let _ = tell.send((place, serde_json::from_str(&line)?));
+            }
+            Ok(())
+        });
+        children.push(child);
+    }
+    let payload = postcard::to_stdvec(plan)?.into();
+    Ok((rdmc::invite(TcpFabric::new(), &addresses, payload, START_LIMIT).await?, children))
+}
+
+/// Starts a task for every receiver.
+fn start_tasks(
+    nodes: &[NodeId],
+    plan: &Plan,
+    tell: &mpsc::UnboundedSender<(usize, Told)>,
+    tasks: &mut JoinSet<anyhow::Result<()>>,
+) -> NodeBuilder {
+    let network = MemNetwork::new();
+    let cluster = Cluster::new(nodes.iter().map(|node| (node.0, format!("member {node}"))));
+    let builder = |node| Node::builder(node, cluster.clone()).fabric(network.fabric());
+    for (place, &me) in nodes[1..].iter().enumerate() {
+        let (builder, nodes, plan, tell) = (builder(me), nodes.to_vec(), plan.clone(), tell.clone());
+        tasks.spawn(async move {
+            let node = builder.pool_bytes_max(plan.pool_bytes()).start().await?;
+            // Nobody listens any more if the sender has failed, which says so.
+            take_rounds(&node, &nodes, &plan, |told| drop(tell.send((place, told)))).await?;
+            node.shutdown().await;
+            Ok(())
+        });
+    }
+    builder(nodes[0])
+}
+
+#[expect(clippy::cast_precision_loss, reason = "for display")]
+fn seconds(ns: u64) -> f64 {
+    ns as f64 / 1e9
+}
+
+/// How long the receivers' processes have to answer.
+const START_LIMIT: Duration = Duration::from_secs(60);
+/// How long they have to end.
+const END_LIMIT: Duration = Duration::from_secs(5);

@@ -1,0 +1,118 @@
+//! A receiver of the demo: a process of its own, or a task.
+
+use std::io::Read;
+use std::time::Duration;
+
+use anyhow::{Context, ensure};
+use futures::StreamExt;
+use rdmc::{GroupSpec, Listener, Node, NodeId, TcpFabric};
+use rustix::time::{ClockId, clock_gettime};
+use serde::{Deserialize, Serialize};
+
+use crate::choice::AlgorithmTold;
+use crate::progress::{TICK, print_json};
+
+/// What all members of the demo do, one group after the other.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub(crate) struct Plan {
+    pub(crate) rounds: Vec<AlgorithmTold>,
+    pub(crate) block_size: u32,
+    pub(crate) bytes: u64,
+    pub(crate) digest: [u8; 32],
+    /// Whether each member has a process, and so a processor time, of its own.
+    pub(crate) processes: bool,
+    /// Whether anybody wants to see the progress.
+    pub(crate) progress: bool,
+}
+
+impl Plan {
+    /// Makes the group of a round.
+    pub(crate) fn spec(&self, round: usize, nodes: &[NodeId]) -> anyhow::Result<GroupSpec> {
+        let algorithm = self.rounds.get(round).context("there is no such round")?.resolve(nodes.len())?;
+        let spec = GroupSpec::new(1 + round as u64, nodes.iter().copied());
+        Ok(spec.algorithm(algorithm).block_size(self.block_size).formation_limit(FORMATION_LIMIT))
+    }
+
+    /// Returns the memory that a node's pool needs: the object, and room for blocks.
+    pub(crate) fn pool_bytes(&self) -> u64 {
+        self.bytes.saturating_add(4 << 30)
+    }
+}
+
+/// What a member tells the sender's process.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(tag = "event", rename_all = "kebab-case")]
+pub(crate) enum Told {
+    /// It listens.
+    Listening { address: String },
+    /// It has so many bytes of the round's object.
+    Progress { round: usize, bytes: u64 },
+    /// It has finished a round.
+    Finished {
+        round: usize,
+        /// When it had the whole object, by the host's monotonic clock.
+        at_ns: u64,
+        /// The processor time that it took.
+        cpu_ns: u64,
+        digest_ok: bool,
+    },
+}
+
+/// Takes part as a process: says where it listens, is invited, receives, and ends with its standard input.
+pub(crate) async fn run() -> anyhow::Result<()> {
+    // The sender's process holds the other end: nobody is left behind when it dies.
+    std::thread::spawn(|| {
+        let _ = std::io::stdin().read_to_end(&mut Vec::new());
+        std::process::exit(0);
+    });
+    let listener = Listener::bind(TcpFabric::new(), "127.0.0.1:0").await?;
+    print_json(&Told::Listening { address: listener.local_address().to_owned() });
+    let invitation = listener.next_invitation().await;
+    let plan: Plan = postcard::from_bytes(invitation.payload())?;
+    let nodes = invitation.nodes();
+    let node = invitation.accept().await?.pool_bytes_max(plan.pool_bytes()).start().await?;
+    take_rounds(&node, &nodes, &plan, |told| print_json(&told)).await?;
+    node.shutdown().await;
+    Ok(())
+}
+
+/// Receives the object of every round, and checks it when nobody's time is measured.
+pub(crate) async fn take_rounds(node: &Node, nodes: &[NodeId], plan: &Plan, tell: impl Fn(Told)) -> anyhow::Result<()> {
+    for round in 0..plan.rounds.len() {
+        let mut group = node.join_group(plan.spec(round, nodes)?).await?;
+        let cpu_before = cpu_ns();
+        let mut tick = tokio::time::interval(TICK);
+        let message = loop {
+            tokio::select! {
+                message = group.next() => break message.context("the group was closed before the object was sent")??,
+                _ = tick.tick(), if plan.progress => tell(Told::Progress { round, bytes: group.stats().bytes_received }),
+            }
+        };
+        let at_ns = monotonic_ns();
+        group.close().await?;
+        let cpu_ns = if plan.processes { cpu_ns() - cpu_before } else { 0 };
+        ensure!(message.len() as u64 == plan.bytes, "the object has {} bytes", message.len());
+        let digest = tokio::task::spawn_blocking(move || *blake3::hash(&message).as_bytes()).await?;
+        tell(Told::Finished { round, at_ns, cpu_ns, digest_ok: digest == plan.digest });
+    }
+    Ok(())
+}
+
+/// Returns the host's monotonic clock: the same for all its processes.
+pub(crate) fn monotonic_ns() -> u64 {
+    clock_ns(ClockId::Monotonic)
+}
+
+/// Returns the processor time, user and system, that this process has used.
+pub(crate) fn cpu_ns() -> u64 {
+    clock_ns(ClockId::ProcessCPUTime)
+}
+
+fn clock_ns(clock: ClockId) -> u64 {
+    let now = clock_gettime(clock);
+    let part = |value: i64| u64::try_from(value).unwrap_or(0);
+    part(now.tv_sec).saturating_mul(1_000_000_000).saturating_add(part(now.tv_nsec))
+}
+
+/// How long the next round may take to begin: members check what they received first.
+const FORMATION_LIMIT: Duration = Duration::from_secs(600);

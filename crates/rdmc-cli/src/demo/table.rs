@@ -1,0 +1,202 @@
+//! What the demo found: a table for people, objects for programs.
+
+use std::fmt::Write;
+
+use rdmc::Algorithm;
+use rdmc_schedule::{BlockCount, Schedule};
+use serde::Serialize;
+
+use crate::size::{Bytes, Rate};
+
+/// The circumstances, the same for all rounds.
+#[derive(Clone, Debug, Serialize)]
+pub(crate) struct Setting {
+    pub(crate) fabric: &'static str,
+    pub(crate) members: u32,
+    pub(crate) bytes: u64,
+    pub(crate) block_size: u32,
+    pub(crate) cores: usize,
+}
+
+/// What was measured in one round.
+#[derive(Clone, Debug, Serialize)]
+pub(crate) struct Measured {
+    pub(crate) algorithm: String,
+    /// From the start of the send to the last receiver's last byte.
+    pub(crate) seconds: f64,
+    /// From the start of the send to each receiver's last byte.
+    pub(crate) seconds_of_receivers: Vec<f64>,
+    /// From the first receiver's last byte to the last one's.
+    pub(crate) skew_seconds: f64,
+    /// Processor time of all members together.
+    pub(crate) cpu_seconds: f64,
+    pub(crate) digests_ok: usize,
+}
+
+/// A round as programs read it.
+#[derive(Serialize)]
+#[serde(tag = "event", rename = "round")]
+pub(crate) struct RoundEvent<'a> {
+    #[serde(flatten)]
+    pub(crate) setting: &'a Setting,
+    #[serde(flatten)]
+    pub(crate) measured: &'a Measured,
+    /// The object's bytes over the mean of the receivers' times.
+    pub(crate) bytes_per_second_per_receiver: f64,
+    pub(crate) bytes_per_second_aggregate: f64,
+    /// Per GiB delivered to one receiver; none if nothing was.
+    pub(crate) cpu_seconds_per_gib: Option<f64>,
+    pub(crate) steps: u64,
+}
+
+impl Setting {
+    /// Returns the receivers.
+    pub(crate) fn receivers(&self) -> u32 {
+        self.members - 1
+    }
+
+    /// Returns the steps of a schedule for this object.
+    pub(crate) fn steps(&self, algorithm: &Algorithm) -> u64 {
+        let blocks = self.bytes.div_ceil(u64::from(self.block_size)).clamp(1, u64::from(u32::MAX));
+        let blocks = BlockCount(u32::try_from(blocks).unwrap_or(u32::MAX));
+        Schedule::new(algorithm, self.members, blocks).map_or(0, |schedule| schedule.steps())
+    }
+
+    /// Describes a round for programs.
+    pub(crate) fn event<'a>(&'a self, measured: &'a Measured, algorithm: &Algorithm) -> RoundEvent<'a> {
+        RoundEvent {
+            setting: self,
+            measured,
+            bytes_per_second_per_receiver: self.rate_per_receiver(measured).per_second(),
+            bytes_per_second_aggregate: self.aggregate(measured).per_second(),
+            cpu_seconds_per_gib: self.cpu_per_gib(measured),
+            steps: self.steps(algorithm),
+        }
+    }
+
+    /// Returns the object's bytes over the mean of the receivers' times.
+    fn rate_per_receiver(&self, measured: &Measured) -> Rate {
+        let mean = measured.seconds_of_receivers.iter().sum::<f64>() / f64::from(self.receivers().max(1));
+        Rate { bytes: self.bytes, seconds: mean }
+    }
+
+    fn aggregate(&self, measured: &Measured) -> Rate {
+        let delivered = self.bytes.saturating_mul(u64::from(self.receivers()));
+        Rate { bytes: delivered, seconds: measured.seconds }
+    }
+
+    #[expect(clippy::cast_precision_loss, reason = "a ratio to be displayed")]
+    fn cpu_per_gib(&self, measured: &Measured) -> Option<f64> {
+        let delivered = self.bytes.saturating_mul(u64::from(self.receivers()));
+        (delivered > 0).then(|| measured.cpu_seconds / (delivered as f64 / GIB))
+    }
+
+    /// Draws the table.
+    pub(crate) fn table(&self, rounds: &[Measured]) -> String {
+        let receivers = self.receivers();
+        let place = if self.fabric == "tcp" { "tcp on loopback" } else { "mem, inside one process" };
+        let mut text = format!(
+            "{} members (1 sender, {receivers} receiver{}), {}, {place}, blocks of {}\n",
+            self.members,
+            if receivers == 1 { "" } else { "s" },
+            Bytes(self.bytes),
+            Bytes(self.block_size.into()),
+        );
+        let width = rounds.iter().map(|round| round.algorithm.len()).max().unwrap_or(0);
+        let mut line = |cells: [&str; 7]| {
+            let [name, time, per, aggregate, skew, cpu, digests] = cells;
+            let _ = writeln!(
+                text,
+                "  {name:width$}  {time:>9}  {per:>12}  {aggregate:>11}  {skew:>9}  {cpu:>9}  {digests:>11}"
+            );
+        };
+        line(["", "time", "per receiver", "aggregate", "skew", "CPU s/GiB", "digests"]);
+        for round in rounds {
+            line([
+                &round.algorithm,
+                &seconds(round.seconds),
+                &self.rate_per_receiver(round).to_string(),
+                &self.aggregate(round).to_string(),
+                &seconds(round.skew_seconds),
+                &self.cpu_per_gib(round).map_or("-".to_owned(), |cpu| format!("{cpu:.2}")),
+                &format!("{} of {receivers} ok", round.digests_ok),
+            ]);
+        }
+        text
+    }
+
+    /// Says what the numbers mean, and what they do not.
+    #[expect(clippy::cast_precision_loss, reason = "a ratio to be displayed")]
+    pub(crate) fn remark(&self, algorithm: &Algorithm) -> String {
+        let (steps, sequential) = (self.steps(algorithm), self.steps(&Algorithm::Sequential));
+        let cores = match self.cores {
+            1 => "1 core".to_owned(),
+            cores => format!("{cores} cores"),
+        };
+        let here = format!("Here all members share {cores}, so that copying sets the time more than the schedule does");
+        if steps == 0 || *algorithm == Algorithm::Sequential {
+            return format!("{here}.");
+        }
+        let gain = sequential as f64 / steps as f64;
+        format!(
+            "{here}.\nOn a network, where each has a port of its own, {algorithm} takes {steps} steps of one block instead \
+             of {sequential}: ×{gain:.1}."
+        )
+    }
+}
+
+/// Seconds as people read them.
+fn seconds(seconds: f64) -> String {
+    if seconds < 0.0995 { format!("{:.1} ms", seconds * 1e3) } else { format!("{seconds:.2} s") }
+}
+
+const GIB: f64 = (1u64 << 30) as f64;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn setting(members: u32, bytes: u64) -> Setting {
+        Setting { fabric: "tcp", members, bytes, block_size: 1 << 20, cores: 2 }
+    }
+
+    #[test]
+    fn the_table_shows_time_rates_skew_and_processor_time() {
+        let measured = Measured {
+            algorithm: "binomial-pipeline".into(),
+            seconds: 0.5,
+            seconds_of_receivers: vec![0.5; 7],
+            skew_seconds: 0.012,
+            cpu_seconds: 1.75,
+            digests_ok: 7,
+        };
+        let expected = "\
+8 members (1 sender, 7 receivers), 256 MiB, tcp on loopback, blocks of 1 MiB
+                          time  per receiver    aggregate       skew  CPU s/GiB      digests
+  binomial-pipeline     0.50 s     512 MiB/s    3.5 GiB/s    12.0 ms       1.00    7 of 7 ok
+";
+        assert_eq!(setting(8, 256 << 20).table(&[measured]), expected);
+    }
+
+    #[test]
+    fn the_remark_names_the_gain_in_steps() {
+        let remark = setting(8, 256 << 20).remark(&Algorithm::BinomialPipeline);
+        assert!(remark.contains("258 steps of one block instead of 1792: ×6.9"), "{remark}");
+    }
+
+    #[test]
+    fn one_member_and_no_bytes_are_no_division_by_zero() {
+        let setting = setting(1, 0);
+        let measured = Measured {
+            algorithm: "chain".into(),
+            seconds: 0.0,
+            seconds_of_receivers: Vec::new(),
+            skew_seconds: 0.0,
+            cpu_seconds: 0.1,
+            digests_ok: 0,
+        };
+        assert!(setting.table(std::slice::from_ref(&measured)).contains("0 of 0 ok"));
+        assert!(setting.remark(&Algorithm::Chain).ends_with('.'));
+        assert!(setting.event(&measured, &Algorithm::Chain).cpu_seconds_per_gib.is_none());
+    }
+}

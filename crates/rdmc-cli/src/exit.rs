@@ -1,0 +1,120 @@
+//! How the program ends: the exit codes that scripts rely on.
+
+use std::fmt;
+use std::process::ExitCode;
+
+/// The kind of failure, which decides the exit code; attached to errors as their context.
+///
+/// Errors without one are local failures.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Exit {
+    /// The arguments make no sense.
+    Usage,
+    /// The transfer began, but not every receiver has everything.
+    Partial,
+    /// A peer refused or could not be reached; nothing was sent.
+    Refused,
+    /// The bytes that arrived, or that were read, are not those that were announced.
+    Integrity,
+    /// A signal ended the program.
+    Signal(Signal),
+}
+
+/// The signals that end the program in good order.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Signal {
+    Interrupt,
+    Terminate,
+}
+
+impl Exit {
+    /// Returns the code of an error: that of its kind, 1 if it has none.
+    pub(crate) fn code_of(error: &anyhow::Error) -> u8 {
+        error.downcast_ref::<Exit>().map_or(LOCAL, |exit| exit.code())
+    }
+
+    fn code(self) -> u8 {
+        match self {
+            Exit::Usage => 2,
+            Exit::Partial => 3,
+            Exit::Refused => 4,
+            Exit::Integrity => 5,
+            Exit::Signal(Signal::Interrupt) => 130,
+            Exit::Signal(Signal::Terminate) => 143,
+        }
+    }
+
+    /// Makes an error of this kind.
+    pub(crate) fn error(self, message: impl fmt::Display) -> anyhow::Error {
+        anyhow::anyhow!("{message}").context(self)
+    }
+}
+
+impl fmt::Display for Exit {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Exit::Usage => "usage",
+            Exit::Partial => "partial delivery",
+            Exit::Refused => "nothing was sent",
+            Exit::Integrity => INTEGRITY,
+            Exit::Signal(Signal::Interrupt) => "interrupted",
+            Exit::Signal(Signal::Terminate) => "terminated",
+        })
+    }
+}
+
+impl std::error::Error for Exit {}
+
+/// Turns the outcome into the code the shell sees.
+pub(crate) fn report(outcome: Result<(), anyhow::Error>) -> ExitCode {
+    match outcome {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) if is_broken_pipe(&error) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("rdmc: {error:#}");
+            ExitCode::from(Exit::code_of(&error))
+        }
+    }
+}
+
+/// Tells whether the reader of the output has gone, as `head` does.
+fn is_broken_pipe(error: &anyhow::Error) -> bool {
+    let io = error.downcast_ref::<std::io::Error>();
+    io.is_some_and(|error| error.kind() == std::io::ErrorKind::BrokenPipe)
+}
+
+/// The words with which a refusal because of wrong bytes begins, and by which the sender knows it.
+pub(crate) const INTEGRITY: &str = "integrity error";
+
+/// The code of failures that are of no other kind.
+const LOCAL: u8 = 1;
+
+/// What the help and the manual say about the codes.
+pub(crate) const HELP: &str = "\
+Exit codes:
+  0    done: every receiver has everything, and every digest is right
+  1    local failure: a file, the disk, the network interface, a defect
+  2    the arguments make no sense
+  3    partial delivery: the transfer began, but not every receiver has everything
+  4    a receiver refused or could not be reached; nothing was sent
+  5    integrity error: the bytes are not those that were announced
+  130  interrupted (SIGINT); 143: terminated (SIGTERM)
+
+Logging: RDMC_LOG=info (or debug, rdmc=trace, …) writes what happens to stderr; the default is warn.";
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_error_without_a_kind_is_a_local_failure() {
+        assert_eq!(Exit::code_of(&anyhow::anyhow!("disk")), 1);
+    }
+
+    #[test]
+    fn the_kind_survives_further_context() {
+        let error = Exit::Partial.error("10.0.0.2:7471 was lost").context("sending");
+        assert_eq!(Exit::code_of(&error), 3);
+        assert_eq!(format!("{error:#}"), "sending: partial delivery: 10.0.0.2:7471 was lost");
+    }
+}

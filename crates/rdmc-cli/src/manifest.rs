@@ -1,0 +1,310 @@
+//! What is about to be sent: the list of files and directories, and the checks that make it safe to write.
+//!
+//! A manifest comes from another host. Nothing in it is believed: [`Manifest::decode`] gives it back only if every
+//! path stays below the directory it is written to, whatever the file system folds or forbids.
+
+use std::collections::BTreeMap;
+use std::ffi::OsStr;
+use std::fmt;
+use std::os::unix::ffi::OsStrExt;
+use std::path::PathBuf;
+
+use serde::{Deserialize, Serialize};
+
+/// Everything that a transfer carries, parents before what is in them.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct Manifest {
+    pub(crate) entries: Vec<Entry>,
+}
+
+/// A file or a directory.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct Entry {
+    pub(crate) path: EntryPath,
+    pub(crate) kind: Kind,
+    /// Permission bits; only the lowest nine are applied.
+    pub(crate) mode: u32,
+    /// Seconds since 1970 of the last modification.
+    pub(crate) mtime_s: i64,
+    /// The nanoseconds beyond.
+    pub(crate) mtime_ns: u32,
+}
+
+/// What an entry is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) enum Kind {
+    Directory,
+    File { size: u64 },
+}
+
+/// A path below the destination, by its components.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+pub(crate) struct EntryPath(pub(crate) Vec<Vec<u8>>);
+
+impl EntryPath {
+    /// Returns the path for the operating system.
+    pub(crate) fn to_path(&self) -> PathBuf {
+        self.0.iter().map(|name| OsStr::from_bytes(name)).collect()
+    }
+
+    /// Splits off the last component.
+    pub(crate) fn split(&self) -> (PathBuf, &OsStr) {
+        let (name, parents) = self.0.split_last().expect("a checked path has a component");
+        (parents.iter().map(|name| OsStr::from_bytes(name)).collect(), OsStr::from_bytes(name))
+    }
+
+    fn check(&self) -> Result<(), Flaw> {
+        let flaw = |what| Err(Flaw { path: self.to_string(), what });
+        if self.0.is_empty() {
+            return flaw("it is empty");
+        }
+        if self.0.len() > DEPTH_MAX {
+            return flaw("it is too deep");
+        }
+        if self.0.iter().map(|name| name.len() + 1).sum::<usize>() > PATH_LEN_MAX {
+            return flaw("it is too long");
+        }
+        for name in &self.0 {
+            match name.as_slice() {
+                b"" => return flaw("a component is empty"),
+                b"." | b".." => return flaw("it points elsewhere"),
+                name if name.iter().any(|&byte| byte == b'/' || byte == 0) => {
+                    return flaw("a component has a slash or a NUL");
+                }
+                name if name.len() > NAME_LEN_MAX => return flaw("a component is too long"),
+                _ => {}
+            }
+        }
+        Ok(())
+    }
+
+    /// Returns what the path becomes where upper and lower case are one.
+    fn folded(&self) -> Vec<String> {
+        self.0.iter().map(|name| String::from_utf8_lossy(name).to_lowercase()).collect()
+    }
+}
+
+impl fmt::Display for EntryPath {
+    /// Shows control characters escaped: a name from another host must not steer this terminal.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let joined = self.0.join(&b'/');
+        f.write_str(&printable(&String::from_utf8_lossy(&joined)))
+    }
+}
+
+/// Escapes what a terminal would obey.
+pub(crate) fn printable(text: &str) -> String {
+    let mut shown = String::with_capacity(text.len());
+    for c in text.chars() {
+        if c.is_control() {
+            shown.extend(c.escape_default());
+        } else {
+            shown.push(c);
+        }
+    }
+    shown
+}
+
+impl Manifest {
+    /// Decodes and checks a manifest.
+    pub(crate) fn decode(bytes: &[u8]) -> anyhow::Result<Self> {
+        let manifest: Self = postcard::from_bytes(bytes)?;
+        manifest.check()?;
+        Ok(manifest)
+    }
+
+    /// Encodes the manifest.
+    pub(crate) fn encode(&self) -> Vec<u8> {
+        postcard::to_stdvec(self).expect("plain data in memory is always encoded")
+    }
+
+    /// Checks every path by itself and all against each other.
+    pub(crate) fn check(&self) -> Result<(), Flaw> {
+        let mut seen: BTreeMap<Vec<String>, &Entry> = BTreeMap::new();
+        let mut total = 0u64;
+        for entry in &self.entries {
+            entry.path.check()?;
+            let flaw = |what| Flaw { path: entry.path.to_string(), what };
+            let folded = entry.path.folded();
+            if let Some((_, parents)) = folded.split_last().filter(|(_, parents)| !parents.is_empty()) {
+                let parent = seen.get(parents).ok_or_else(|| flaw("its directory does not come before it"))?;
+                if parent.kind != Kind::Directory || !entry.path.0.starts_with(&parent.path.0) {
+                    return Err(flaw("it lies in what is no directory"));
+                }
+            }
+            if let Kind::File { size } = entry.kind {
+                total = total.checked_add(size).ok_or_else(|| flaw("the sizes add up to more than 2^64"))?;
+            }
+            if entry.mtime_ns >= 1_000_000_000 {
+                return Err(flaw("its time is malformed"));
+            }
+            if seen.insert(folded, entry).is_some() {
+                return Err(flaw("another one has the same name, but for upper and lower case"));
+            }
+        }
+        Ok(())
+    }
+
+    /// Returns the files in order, with their sizes.
+    pub(crate) fn files(&self) -> impl Iterator<Item = (&Entry, u64)> {
+        self.entries.iter().filter_map(|entry| match entry.kind {
+            Kind::File { size } => Some((entry, size)),
+            Kind::Directory => None,
+        })
+    }
+
+    /// Returns the directories in order.
+    pub(crate) fn directories(&self) -> impl DoubleEndedIterator<Item = &Entry> {
+        self.entries.iter().filter(|entry| entry.kind == Kind::Directory)
+    }
+
+    /// Returns the number of files and their bytes.
+    pub(crate) fn totals(&self) -> (u64, u64) {
+        self.files().fold((0, 0), |(files, bytes), (_, size)| (files + 1, bytes + size))
+    }
+}
+
+/// What makes a manifest unacceptable.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Flaw {
+    path: String,
+    what: &'static str,
+}
+
+impl fmt::Display for Flaw {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "the path {:?} is not acceptable: {}", self.path, self.what)
+    }
+}
+
+impl std::error::Error for Flaw {}
+
+/// Longest encoded manifest in bytes.
+pub(crate) const LEN_MAX: u64 = 256 << 20;
+/// Most components of a path.
+const DEPTH_MAX: usize = 128;
+/// Most bytes of a path, separators included.
+const PATH_LEN_MAX: usize = 3072;
+/// Most bytes of a component.
+const NAME_LEN_MAX: usize = 255;
+
+#[cfg(test)]
+mod tests {
+    use std::path::{Component, Path};
+
+    use proptest::prelude::*;
+
+    use super::*;
+
+    fn entry(path: &str, kind: Kind) -> Entry {
+        let names = path.split('|').map(|name| name.as_bytes().to_vec()).collect();
+        Entry { path: EntryPath(names), kind, mode: 0o644, mtime_s: 0, mtime_ns: 0 }
+    }
+
+    fn checked(entries: &[(&str, Kind)]) -> Result<(), Flaw> {
+        Manifest { entries: entries.iter().map(|&(path, kind)| entry(path, kind)).collect() }.check()
+    }
+
+    const FILE: Kind = Kind::File { size: 1 };
+
+    #[test]
+    fn a_tree_with_parents_first_is_accepted() {
+        checked(&[("a", Kind::Directory), ("a|b", FILE), ("a|c", Kind::Directory), ("a|c|...", FILE), ("x", FILE)])
+            .unwrap();
+    }
+
+    #[test]
+    fn paths_that_lead_elsewhere_are_refused() {
+        let long = "n".repeat(256);
+        for path in ["", ".", "..", "a|..", "a||b", "/etc", "a/b", "..|a", "nul\0", "a|.", long.as_str()] {
+            checked(&[("a", Kind::Directory), (path, FILE)]).expect_err(path);
+        }
+        let deep = Entry { path: EntryPath(vec![b"d".to_vec(); DEPTH_MAX + 1]), ..entry("a", FILE) };
+        assert!(Manifest { entries: vec![deep] }.check().is_err());
+        let empty = Entry { path: EntryPath(Vec::new()), ..entry("a", FILE) };
+        assert!(Manifest { entries: vec![empty] }.check().is_err());
+    }
+
+    #[test]
+    fn names_that_collide_are_refused() {
+        checked(&[("a", FILE), ("a", FILE)]).unwrap_err();
+        checked(&[("Makefile", FILE), ("makefile", FILE)]).unwrap_err();
+        checked(&[("a", Kind::Directory), ("A", Kind::Directory)]).unwrap_err();
+        checked(&[("a", Kind::Directory), ("A|x", FILE)]).unwrap_err();
+    }
+
+    #[test]
+    fn what_lies_in_no_listed_directory_is_refused() {
+        checked(&[("a|b", FILE)]).unwrap_err();
+        checked(&[("a|b", FILE), ("a", Kind::Directory)]).unwrap_err();
+        checked(&[("a", FILE), ("a|b", FILE)]).unwrap_err();
+    }
+
+    #[test]
+    fn sizes_that_overflow_are_refused() {
+        let huge = Kind::File { size: u64::MAX };
+        checked(&[("a", huge)]).unwrap();
+        checked(&[("a", huge), ("b", FILE)]).unwrap_err();
+    }
+
+    #[test]
+    fn control_characters_are_not_shown_raw() {
+        let path = entry("a\x1b[2J|b\n", FILE).path;
+        assert_eq!(path.to_string(), "a\\u{1b}[2J/b\\n");
+    }
+
+    fn names() -> impl Strategy<Value = Vec<u8>> {
+        let hostile = prop::sample::select(vec![
+            "",
+            ".",
+            "..",
+            "/",
+            "a/b",
+            "../x",
+            "/etc/passwd",
+            "\0",
+            "a\0b",
+            "a",
+            "A",
+            "b",
+            "dir",
+            "...",
+            "..\\",
+        ]);
+        prop_oneof![3 => hostile.prop_map(|name| name.as_bytes().to_vec()), 1 => prop::collection::vec(any::<u8>(), 0..300)]
+    }
+
+    fn entries() -> impl Strategy<Value = Entry> {
+        let kind = prop_oneof![Just(Kind::Directory), any::<u64>().prop_map(|size| Kind::File { size })];
+        let path = prop::collection::vec(names(), 0..5);
+        (path, kind, any::<u32>(), any::<i64>(), any::<u32>()).prop_map(|(path, kind, mode, mtime_s, mtime_ns)| Entry {
+            path: EntryPath(path),
+            kind,
+            mode,
+            mtime_s,
+            mtime_ns,
+        })
+    }
+
+    proptest! {
+        #[test]
+        fn whatever_is_accepted_stays_below_the_destination(entries in prop::collection::vec(entries(), 0..8)) {
+            let bytes = Manifest { entries }.encode();
+            if let Ok(manifest) = Manifest::decode(&bytes) {
+                let mut seen = std::collections::BTreeSet::new();
+                for entry in &manifest.entries {
+                    let path = entry.path.to_path();
+                    prop_assert!(path.components().all(|part| matches!(part, Component::Normal(_))));
+                    prop_assert_eq!(path.components().count(), entry.path.0.len());
+                    prop_assert!(Path::new("/d").join(&path).starts_with("/d"));
+                    prop_assert!(seen.insert(path.to_string_lossy().to_lowercase()));
+                }
+            }
+        }
+
+        #[test]
+        fn bytes_from_anywhere_never_panic(bytes in prop::collection::vec(any::<u8>(), 0..512)) {
+            let _ = Manifest::decode(&bytes);
+        }
+    }
+}

@@ -1,0 +1,224 @@
+//! What the program says while it runs: bars on a terminal, lines otherwise, JSON for programs, or nothing.
+
+use std::fmt;
+use std::io::{IsTerminal, Write};
+use std::sync::Mutex;
+use std::time::{Duration, Instant};
+
+use indicatif::{MultiProgress, ProgressBar, ProgressDrawTarget, ProgressStyle};
+use serde::Serialize;
+
+use crate::cli::OutputOptions;
+use crate::exit::Exit;
+use crate::manifest::printable;
+use crate::size::{Bytes, Rate};
+
+/// Something that happened, told once.
+#[derive(Clone, Debug, Serialize)]
+#[serde(tag = "event", rename_all = "kebab-case")]
+pub(crate) enum Event {
+    /// A receiver listens.
+    Listening { address: String, dir: String, loopback_only: bool },
+    /// A receiver declined an offer, or the offer was withdrawn.
+    Declined { from: String, reason: String },
+    /// A transfer begins.
+    Started { peer: String, receivers: usize, files: u64, bytes: u64 },
+    /// How far a transfer is.
+    Progress { bytes: u64, total: u64 },
+    /// A file was sent, or has arrived whole.
+    File { path: String, bytes: u64 },
+    /// Something that cannot be sent.
+    Skipped { path: String },
+    /// A transfer is done: every receiver has everything.
+    Done { receivers: usize, files: u64, bytes: u64, skipped: usize, seconds: f64 },
+    /// A transfer failed.
+    Failed { code: u8, message: String },
+}
+
+impl Event {
+    /// Describes an error.
+    fn failed(error: &anyhow::Error) -> Self {
+        Event::Failed { code: Exit::code_of(error), message: format!("{error:#}") }
+    }
+
+    /// Tells whether this belongs to stdout even where people read.
+    fn is_result(&self) -> bool {
+        matches!(self, Event::Done { .. })
+    }
+
+    /// Tells whether a bar shows it already.
+    fn is_shown_by_bars(&self) -> bool {
+        matches!(self, Event::File { .. } | Event::Progress { .. })
+    }
+}
+
+impl fmt::Display for Event {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Event::Listening { address, dir, loopback_only } => {
+                write!(f, "listening at {address}, receiving into {dir}")?;
+                if *loopback_only { f.write_str(" (this host only; --listen 0.0.0.0:7471 for all)") } else { Ok(()) }
+            }
+            Event::Declined { from, reason } => write!(f, "declined an offer from {from}: {}", printable(reason)),
+            Event::Started { peer, receivers, files, bytes } => {
+                write!(f, "{peer}: {} in {}, {}", Bytes(*bytes), count(*files, "file"), count(*receivers, "receiver"))
+            }
+            Event::Progress { bytes, total } => write!(f, "{} of {}", Bytes(*bytes), Bytes(*total)),
+            Event::File { path, bytes } => write!(f, "{path}  {}", Bytes(*bytes)),
+            Event::Skipped { path } => write!(f, "skipped {path}: a link or something special"),
+            Event::Done { receivers, files, bytes, skipped, seconds } => {
+                let rate = Rate { bytes: *bytes, seconds: *seconds };
+                let (files, receivers) = (count(*files, "file"), count(*receivers, "receiver"));
+                write!(f, "{files}, {} to {receivers} in {seconds:.2} s, {rate} each", Bytes(*bytes))?;
+                if *skipped > 0 { write!(f, "; {skipped} skipped") } else { Ok(()) }
+            }
+            Event::Failed { message, .. } => f.write_str(message),
+        }
+    }
+}
+
+/// Tells programs how a command has failed; people read it on stderr when the program ends.
+pub(crate) fn tell_outcome(options: OutputOptions, outcome: anyhow::Result<()>) -> anyhow::Result<()> {
+    if let (true, Err(error)) = (options.json, &outcome) {
+        print_json(&Event::failed(error));
+    }
+    outcome
+}
+
+/// Counts things in English.
+fn count(number: impl TryInto<u64>, noun: &str) -> String {
+    let number = number.try_into().unwrap_or(u64::MAX);
+    if number == 1 { format!("{number} {noun}") } else { format!("{number} {noun}s") }
+}
+
+/// Tells events, in the way that suits whoever listens.
+#[derive(Clone, Debug)]
+pub(crate) struct Reporter {
+    mode: Mode,
+    bars: MultiProgress,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Mode {
+    Bars,
+    Lines,
+    Json,
+    Quiet,
+}
+
+impl Reporter {
+    /// Chooses the way by the options and by what stderr is.
+    pub(crate) fn new(options: OutputOptions) -> Self {
+        let mode = match options {
+            OutputOptions { json: true, .. } => Mode::Json,
+            OutputOptions { quiet: true, .. } => Mode::Quiet,
+            _ if std::io::stderr().is_terminal() => Mode::Bars,
+            _ => Mode::Lines,
+        };
+        let target = if mode == Mode::Bars { ProgressDrawTarget::stderr() } else { ProgressDrawTarget::hidden() };
+        Self { mode, bars: MultiProgress::with_draw_target(target) }
+    }
+
+    /// Tells an event.
+    pub(crate) fn say(&self, event: &Event) {
+        match self.mode {
+            Mode::Quiet => {}
+            Mode::Json => print_json(event),
+            Mode::Bars if event.is_shown_by_bars() => {}
+            Mode::Bars | Mode::Lines if event.is_result() => self.print(&event.to_string()),
+            Mode::Bars => self.bars.suspend(|| eprintln!("{event}")),
+            Mode::Lines => eprintln!("{event}"),
+        }
+    }
+
+    /// Tells a failure that does not end the program.
+    pub(crate) fn say_failure(&self, error: &anyhow::Error) {
+        let event = Event::failed(error);
+        if self.mode == Mode::Quiet { eprintln!("rdmc: {event}") } else { self.say(&event) }
+    }
+
+    /// Prints a result for people.
+    pub(crate) fn print(&self, text: &str) {
+        if matches!(self.mode, Mode::Bars | Mode::Lines) {
+            // A reader that is gone wants no results.
+            self.bars.suspend(|| drop(writeln!(std::io::stdout(), "{text}")));
+        }
+    }
+
+    /// Tells whether programs read the output.
+    pub(crate) fn is_json(&self) -> bool {
+        self.mode == Mode::Json
+    }
+
+    /// Starts to show how far something of `total` bytes is.
+    pub(crate) fn bar(&self, label: &str, total: u64) -> Bar {
+        let face = match self.mode {
+            Mode::Bars => {
+                let style = ProgressStyle::with_template(BAR).expect("the template is constant");
+                let bar =
+                    ProgressBar::new(total).with_style(style.progress_chars("=> ")).with_message(label.to_owned());
+                Face::Bar(self.bars.add(bar))
+            }
+            Mode::Json => Face::Json { told: Mutex::new(Instant::now()), total },
+            Mode::Lines | Mode::Quiet => Face::None,
+        };
+        Bar(face)
+    }
+}
+
+/// How far something is. It disappears when dropped.
+#[derive(Debug)]
+pub(crate) struct Bar(Face);
+
+#[derive(Debug)]
+enum Face {
+    Bar(ProgressBar),
+    Json { told: Mutex<Instant>, total: u64 },
+    None,
+}
+
+impl Bar {
+    /// Shows that `bytes` of the total are done.
+    pub(crate) fn set(&self, bytes: u64) {
+        match &self.0 {
+            Face::Bar(bar) => bar.set_position(bytes.min(bar.length().unwrap_or(bytes))),
+            Face::Json { told, total } => {
+                let mut told = told.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
+                if told.elapsed() >= JSON_INTERVAL {
+                    *told = Instant::now();
+                    print_json(&Event::Progress { bytes: bytes.min(*total), total: *total });
+                }
+            }
+            Face::None => {}
+        }
+    }
+
+    /// Shows what is being done.
+    pub(crate) fn label(&self, label: &str) {
+        if let Face::Bar(bar) = &self.0 {
+            bar.set_message(label.to_owned());
+        }
+    }
+}
+
+impl Drop for Bar {
+    fn drop(&mut self) {
+        if let Face::Bar(bar) = &self.0 {
+            bar.finish_and_clear();
+        }
+    }
+}
+
+/// Prints one line of JSON; a reader that is gone wants no more of them.
+pub(crate) fn print_json(value: &impl Serialize) {
+    let line = serde_json::to_string(value).expect("events have string keys");
+    let mut stdout = std::io::stdout().lock();
+    let _ = writeln!(stdout, "{line}").and_then(|()| stdout.flush());
+}
+
+/// How often [`Bar::set`] is worth calling.
+pub(crate) const TICK: Duration = Duration::from_millis(100);
+/// How often programs are told how far it is.
+const JSON_INTERVAL: Duration = Duration::from_millis(500);
+/// How a bar looks.
+const BAR: &str = "{msg:18!} [{wide_bar}] {percent:>3}% {binary_bytes:>10} of {binary_total_bytes} {binary_bytes_per_sec:>12} {eta:>3}";

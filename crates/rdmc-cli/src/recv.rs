@@ -1,0 +1,234 @@
+//! `rdmc recv`: a receiver of files and directories, for any number of senders.
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use anyhow::Context;
+use rdmc::TcpFabric;
+use rdmc::{FailureCause, GroupError, GroupFailure, GroupSpec, Invitation, Listener, Node, Offer, OfferReceiver};
+use tokio::sync::{OwnedSemaphorePermit, Semaphore};
+use tokio::task::JoinSet;
+
+use crate::announcement::{Announcement, Groups};
+use crate::arrivals::take_files;
+use crate::cli::RecvOptions;
+use crate::exit::Exit;
+use crate::manifest::{Manifest, printable};
+use crate::progress::{Event, Reporter};
+use crate::size::Bytes;
+use crate::store::Store;
+
+/// Receives until a signal comes, or one transfer with `--once`.
+pub(crate) async fn run(options: RecvOptions) -> anyhow::Result<()> {
+    let reporter = Reporter::new(options.output);
+    let store = Store::open(&options.dir, options.no_overwrite, options.fsync)?;
+    let listener = Listener::bind(TcpFabric::new(), &options.listen).await.map_err(|error| {
+        let usage = error.kind() == std::io::ErrorKind::InvalidInput;
+        let error = anyhow::Error::new(error).context(format!("cannot listen at {}", options.listen));
+        if usage { error.context(Exit::Usage) } else { error }
+    })?;
+    reporter.say(&Event::Listening {
+        address: listener.local_address().to_owned(),
+        dir: options.dir.canonicalize().unwrap_or(options.dir.clone()).display().to_string(),
+        loopback_only: listener.local_address().parse().is_ok_and(|at: std::net::SocketAddr| at.ip().is_loopback()),
+    });
+    let host = Arc::new(Host { store, reporter, max_size: options.max_size, once: options.once });
+    let sessions = Arc::new(Semaphore::new(if options.once { 1 } else { SESSIONS_MAX }));
+    let mut running = JoinSet::new();
+    loop {
+        tokio::select! {
+            invitation = listener.next_invitation() => {
+                let permit = sessions.clone().try_acquire_owned().ok();
+                running.spawn(Box::pin(host.clone().receive(invitation, permit)));
+            }
+            Some(ended) = running.join_next() => {
+                if let (Some(outcome), true) = (ended?, options.once) {
+                    return outcome;
+                }
+            }
+        }
+    }
+}
+
+/// What all transfers to this receiver share.
+struct Host {
+    store: Store,
+    reporter: Reporter,
+    max_size: Option<u64>,
+    /// The outcome of the first transfer is that of the program.
+    once: bool,
+}
+
+impl Host {
+    /// Judges an invitation and receives what it announces; returns nothing if no transfer began.
+    async fn receive(
+        self: Arc<Self>,
+        invitation: Invitation,
+        permit: Option<OwnedSemaphorePermit>,
+    ) -> Option<anyhow::Result<()>> {
+        let from = invitation.peer_address().map_or("somebody".to_owned(), |address| address.to_string());
+        let declined = |reason| self.reporter.say(&Event::Declined { from: from.clone(), reason });
+        let judged = match permit {
+            Some(_) => self.judge(&invitation),
+            None => Err(anyhow::anyhow!("it is busy with other transfers")),
+        };
+        let (told, groups) = match judged {
+            Ok(judged) => judged,
+            Err(error) => {
+                let reason = format!("{error:#}");
+                // Whoever does not wait for the answer needs none.
+                let _ = tokio::time::timeout(LEAVE_LIMIT, invitation.decline(&reason)).await;
+                declined(reason);
+                return None;
+            }
+        };
+        let receivers = invitation.nodes().len() - 1;
+        let builder = match invitation.accept().await {
+            Ok(builder) => builder,
+            Err(error) => {
+                declined(error.to_string());
+                return None;
+            }
+        };
+        let outcome = self.session(builder, &told, groups, from, receivers).await;
+        if let (false, Err(error)) = (self.once, &outcome) {
+            self.reporter.say_failure(error);
+        }
+        Some(outcome)
+    }
+
+    fn judge(&self, invitation: &Invitation) -> anyhow::Result<(Announcement, Groups)> {
+        let told = Announcement::decode(invitation.payload())?;
+        let groups = told.groups(invitation.nodes())?;
+        if let Some(max) = self.max_size
+            && told.bytes > max
+        {
+            anyhow::bail!("{} are more than the {} allowed here", Bytes(told.bytes), Bytes(max));
+        }
+        let free = self.store.free_bytes().context("the free space is unknown")?;
+        anyhow::ensure!(told.bytes <= free, "{} do not fit into the {} free here", Bytes(told.bytes), Bytes(free));
+        Ok((told, groups))
+    }
+
+    async fn session(
+        &self,
+        builder: rdmc::NodeBuilder,
+        told: &Announcement,
+        groups: Groups,
+        peer: String,
+        receivers: usize,
+    ) -> anyhow::Result<()> {
+        let node = builder.start().await.map_err(|error| anyhow::Error::new(error).context(Exit::Refused))?;
+        let outcome = async {
+            let manifest = take_manifest(&node, groups.manifest, told, &self.store).await?;
+            let (files, bytes) = (told.files, told.bytes);
+            self.reporter.say(&Event::Started { peer: format!("receiving from {peer}"), receivers, files, bytes });
+            let begun = Instant::now();
+            let bar = self.reporter.bar("receiving", bytes);
+            take_files(&node, groups.files, manifest, &self.store, &self.reporter, &bar).await?;
+            drop(bar);
+            let seconds = begun.elapsed().as_secs_f64();
+            self.reporter.say(&Event::Done { receivers, files, bytes, skipped: 0, seconds });
+            Ok(())
+        };
+        let outcome = outcome.await;
+        // The others are told, whatever happened; they need not listen.
+        let _ = tokio::time::timeout(LEAVE_LIMIT, node.shutdown()).await;
+        outcome
+    }
+}
+
+/// Receives the list of files, and agrees to it or not.
+async fn take_manifest(
+    node: &Node,
+    spec: GroupSpec,
+    told: &Announcement,
+    store: &Store,
+) -> anyhow::Result<Arc<Manifest>> {
+    let mut group = node.join_group_with_offers(spec).await.map_err(|error| not_formed(error, Exit::Refused))?;
+    let failed = |failure: GroupFailure| Exit::Refused.error(explain(&failure));
+    let offer = next_offer(&mut group, Exit::Refused).await?;
+    if offer.size() != told.manifest_len {
+        return Err(refuse(group, offer, &Exit::Refused.error("the list of files is not as long as announced")).await);
+    }
+    let memory = node.allocate(usize::try_from(told.manifest_len)?).await?;
+    let message = offer.accept(memory).await.map_err(failed)?;
+    let (expected, place) = (told.clone(), store.clone());
+    let judged = tokio::task::spawn_blocking(move || {
+        let manifest = Manifest::decode(&message).context("the list of files is malformed")?;
+        expected.check(&manifest)?;
+        place.check(&manifest)?;
+        anyhow::Ok(manifest)
+    });
+    let judged = judged.await?;
+    let last = next_offer(&mut group, Exit::Refused).await?;
+    match judged {
+        Ok(manifest) => {
+            agree(group, last, Exit::Refused).await?;
+            Ok(Arc::new(manifest))
+        }
+        Err(error) => Err(refuse(group, last, &error.context(Exit::Refused)).await),
+    }
+}
+
+/// Waits for a message that must come; a failure is of the given kind.
+pub(crate) async fn next_offer(group: &mut OfferReceiver, exit: Exit) -> anyhow::Result<Offer> {
+    match group.next_offer().await {
+        Some(offer) => offer.map_err(|failure| exit.error(explain(&failure))),
+        None => Err(exit.error("the sender closed the group before everything was sent")),
+    }
+}
+
+/// Takes the last message, which says nothing, and waits until all have done so; a failure is of the given kind.
+pub(crate) async fn agree(group: OfferReceiver, last: Offer, exit: Exit) -> anyhow::Result<()> {
+    if last.size() != 0 {
+        return Err(refuse(group, last, &exit.error("the last message is not empty")).await);
+    }
+    let agreed = async {
+        last.accept(rdmc::BufferMut::empty()).await?;
+        group.close().await
+    };
+    agreed.await.map_err(|failure: GroupFailure| exit.error(explain(&failure)))
+}
+
+/// Refuses a message because of `error`, and waits until the group has failed by it.
+pub(crate) async fn refuse(mut group: OfferReceiver, offer: Offer, error: &anyhow::Error) -> anyhow::Error {
+    let kind = error.downcast_ref::<Exit>().copied();
+    let whole = format!("{error:#}");
+    // The others need not be told what the refusal means for this receiver's exit code, unless bytes are wrong.
+    let reason = match kind {
+        Some(kind) if kind != Exit::Integrity => whole.strip_prefix(&format!("{kind}: ")).unwrap_or(&whole),
+        _ => &whole,
+    };
+    offer.refuse(reason);
+    let _ = tokio::time::timeout(LEAVE_LIMIT, group.next_offer()).await;
+    match kind {
+        Some(kind) => kind.error(whole.strip_prefix(&format!("{kind}: ")).unwrap_or(&whole)),
+        None => anyhow::anyhow!("{whole}"),
+    }
+}
+
+/// Says what a failed group means here.
+pub(crate) fn explain(failure: &GroupFailure) -> String {
+    let name = match failure.node.0 {
+        0 => "the sender".to_owned(),
+        number => format!("receiver {number}"),
+    };
+    printable(&match &failure.cause {
+        FailureCause::Refused { reason } => format!("{name} refused: {reason}"),
+        cause => format!("{name} {cause}"),
+    })
+}
+
+/// Turns a group that was not formed into an error of the given kind.
+pub(crate) fn not_formed(error: GroupError, exit: Exit) -> anyhow::Error {
+    match error {
+        GroupError::Failed(failure) => exit.error(explain(&failure)),
+        other => anyhow::Error::new(other).context(exit),
+    }
+}
+
+/// Transfers at once; more are declined.
+const SESSIONS_MAX: usize = 8;
+/// How long to wait for others who are told that this node refuses or leaves.
+const LEAVE_LIMIT: Duration = Duration::from_secs(5);

@@ -1,0 +1,269 @@
+//! `rdmc send`: the sender of files and directories.
+
+use std::collections::VecDeque;
+use std::convert::Infallible;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use anyhow::Context;
+use bytes::Bytes;
+use rdmc::{Algorithm, FailureCause, GroupError, GroupFailure, InviteError, Memory, Multicast, Node, NodeId};
+use rdmc::{SendError, Sender, StartError, TcpFabric};
+use rdmc_schedule::{BlockCount, MEMBERS_MAX, Rank, Schedule};
+
+use crate::announcement::{Announcement, Groups};
+use crate::cli::SendOptions;
+use crate::exit::{Exit, INTEGRITY};
+use crate::manifest::{self, printable};
+use crate::progress::{Bar, Event, Reporter, TICK};
+use crate::source::{Source, SourceFile};
+
+/// Sends everything to everybody.
+pub(crate) async fn run(options: SendOptions) -> anyhow::Result<()> {
+    let reporter = Reporter::new(options.output);
+    let receivers = Receivers::new(options.to)?;
+    let algorithm = options.algorithm.resolve(receivers.members())?;
+    let files = options.files;
+    let source = Arc::new(tokio::task::spawn_blocking(move || Source::find(&files)).await??);
+    for path in &source.skipped {
+        reporter.say(&Event::Skipped { path: printable(&path.to_string_lossy()) });
+    }
+    let list = source.manifest.encode();
+    anyhow::ensure!(list.len() as u64 <= manifest::LEN_MAX, "there are too many files for one transfer");
+    let told = Announcement::new(&algorithm, options.block_size, &source.manifest, list.len() as u64);
+
+    let node = start(&receivers, &told, Duration::from_secs(options.timeout)).await?;
+    let nodes = (0..receivers.members()).map(NodeId).collect();
+    let groups = told.groups(nodes).context("the group cannot be formed")?;
+    let transfer = Transfer { node: &node, receivers: &receivers, reporter: &reporter, source: &source, told: &told };
+    let outcome = transfer.run(&algorithm, list, groups).await;
+    // The others are told, whatever happened; they need not listen.
+    let _ = tokio::time::timeout(LEAVE_LIMIT, node.shutdown()).await;
+    outcome
+}
+
+/// Forms the cluster: asks every receiver, and starts when all have agreed.
+async fn start(receivers: &Receivers, told: &Announcement, limit: Duration) -> anyhow::Result<Node> {
+    let invited = rdmc::invite(TcpFabric::new(), &receivers.0, Bytes::from(told.encode()), limit).await;
+    let builder = invited.map_err(|error| {
+        let InviteError { failures } = &error;
+        let told = failures.iter().map(|(address, failure)| printable(&format!("{address} {failure}")));
+        Exit::Refused.error(told.collect::<Vec<_>>().join("; "))
+    })?;
+    builder.connect_limit(limit.max(CONNECT_LIMIT_MIN)).start().await.map_err(|error| match error {
+        StartError::Unreachable { missing, problem } => {
+            let missing: Vec<_> = missing.into_iter().map(|node| receivers.name(node)).collect();
+            Exit::Refused.error(format!("no connection to {}: {}", missing.join(", "), printable(&problem)))
+        }
+        other => anyhow::Error::new(other).context(Exit::Refused),
+    })
+}
+
+/// The receivers by their addresses; they are the nodes 1, 2, ….
+struct Receivers(Vec<String>);
+
+impl Receivers {
+    fn new(addresses: Vec<String>) -> anyhow::Result<Self> {
+        let mut seen = std::collections::BTreeSet::new();
+        for address in &addresses {
+            let port = address.rsplit_once(':').filter(|(host, _)| !host.is_empty()).map(|(_, port)| port);
+            if !port.is_some_and(|port| port.parse::<u16>().is_ok_and(|port| port != 0)) {
+                return Err(Exit::Usage.error(format!("{address:?} is no HOST:PORT")));
+            }
+            if !seen.insert(address) {
+                return Err(Exit::Usage.error(format!("{address} is given twice")));
+            }
+        }
+        if addresses.len() >= Rank(MEMBERS_MAX).index() {
+            return Err(Exit::Usage.error(format!("more than {} receivers", MEMBERS_MAX - 1)));
+        }
+        Ok(Self(addresses))
+    }
+
+    /// Returns the members of the group, the sender included.
+    fn members(&self) -> u32 {
+        u32::try_from(self.0.len() + 1).expect("checked against the largest group")
+    }
+
+    fn name(&self, node: NodeId) -> String {
+        let index = Rank(node.0).index();
+        index.checked_sub(1).and_then(|index| self.0.get(index)).map_or("the sender".to_owned(), Clone::clone)
+    }
+
+    /// Says whose fault a failure is, and what happened.
+    fn explain(&self, failure: &GroupFailure) -> String {
+        let name = self.name(failure.node);
+        printable(&match &failure.cause {
+            FailureCause::Refused { reason } => format!("{name} refused: {reason}"),
+            cause => format!("{name} {cause}"),
+        })
+    }
+}
+
+/// One transfer under way.
+struct Transfer<'a> {
+    node: &'a Node,
+    receivers: &'a Receivers,
+    reporter: &'a Reporter,
+    source: &'a Source,
+    told: &'a Announcement,
+}
+
+impl Transfer<'_> {
+    async fn run(&self, algorithm: &Algorithm, list: Vec<u8>, groups: Groups) -> anyhow::Result<()> {
+        let not_sent = |failure: &GroupFailure| Exit::Refused.error(self.receivers.explain(failure));
+        let not_formed = |error: GroupError| match error {
+            GroupError::Failed(failure) => not_sent(&failure),
+            other => anyhow::Error::new(other).context(Exit::Refused),
+        };
+        let offer = self.node.create_group(groups.manifest).await.map_err(not_formed)?;
+        let offered = async {
+            offer.send(list).await?;
+            offer.send(Bytes::new()).await?;
+            offer.close().await?;
+            Ok(())
+        };
+        offered.await.map_err(|error: SendError| match error {
+            SendError::Failed(failure) => not_sent(&failure),
+            other => anyhow::Error::new(other).context(Exit::Refused),
+        })?;
+        let sender = self.node.create_group(groups.files).await.map_err(not_formed)?;
+
+        let (receivers, files, bytes) = (self.receivers.0.len(), self.told.files, self.told.bytes);
+        let (shown, more) = self.receivers.0.split_at(receivers.min(RECEIVERS_SHOWN_MAX));
+        let peer = format!("sending to {}{}", shown.join(", "), if more.is_empty() { "" } else { ", …" });
+        self.reporter.say(&Event::Started { peer, receivers, files, bytes });
+        let begun = Instant::now();
+        self.send_files(sender, algorithm).await?;
+        let (seconds, skipped) = (begun.elapsed().as_secs_f64(), self.source.skipped.len());
+        self.reporter.say(&Event::Done { receivers, files, bytes, skipped, seconds });
+        Ok(())
+    }
+
+    async fn send_files(&self, sender: Sender, algorithm: &Algorithm) -> anyhow::Result<()> {
+        let bar = self.reporter.bar("sending", self.told.bytes);
+        let share = self.root_share(algorithm);
+        let sent = tokio::select! {
+            sent = self.feed(&sender) => sent,
+            never = watch(&sender, &bar, share) => match never {},
+        };
+        sent?;
+        bar.set(self.told.bytes);
+        bar.label("confirming");
+        sender.close().await.map_err(|failure| self.failed(&failure))
+    }
+
+    /// Sends file after file, each followed by its digest.
+    ///
+    /// Few messages are under way at once, so that each is in the group's queue when it was polled once.
+    async fn feed(&self, sender: &Sender) -> anyhow::Result<()> {
+        let mut under_way = VecDeque::new();
+        for (path, entry, size) in self.source.files() {
+            let (at, entry) = (path.to_owned(), entry.clone());
+            let done = Event::File { path: entry.path.to_string(), bytes: size };
+            let file = tokio::task::spawn_blocking(move || SourceFile::open(&at, &entry, size)).await??;
+            let len = usize::try_from(size).context("the file is longer than the address space")?;
+            let memory = Memory::map_file(&file.file, len).with_context(|| format!("{}", path.display()))?;
+            let digest = tokio::task::spawn_blocking(move || file.digest());
+            self.enqueue(&mut under_way, sender.send(memory), Some(done)).await?;
+            let digest = digest.await??;
+            self.enqueue(&mut under_way, sender.send(digest.as_bytes().to_vec()), None).await?;
+        }
+        self.enqueue(&mut under_way, sender.send(Bytes::new()), None).await?;
+        while let Some(oldest) = under_way.pop_front() {
+            self.finish(oldest).await?;
+        }
+        Ok(())
+    }
+
+    async fn enqueue(
+        &self,
+        under_way: &mut VecDeque<(Multicast, Option<Event>)>,
+        mut multicast: Multicast,
+        done: Option<Event>,
+    ) -> anyhow::Result<()> {
+        while under_way.len() >= UNDER_WAY_MAX {
+            let oldest = under_way.pop_front().expect("it is not empty");
+            self.finish(oldest).await?;
+        }
+        match futures::poll!(&mut multicast) {
+            std::task::Poll::Pending => under_way.push_back((multicast, done)),
+            std::task::Poll::Ready(sent) => self.sent(sent, done)?,
+        }
+        Ok(())
+    }
+
+    async fn finish(&self, (multicast, done): (Multicast, Option<Event>)) -> anyhow::Result<()> {
+        self.sent(multicast.await, done)
+    }
+
+    fn sent(&self, outcome: Result<(), SendError>, done: Option<Event>) -> anyhow::Result<()> {
+        outcome.map_err(|error| match error {
+            SendError::Failed(failure) => self.failed(&failure),
+            other => anyhow::Error::new(other),
+        })?;
+        if let Some(done) = done {
+            self.reporter.say(&done);
+        }
+        Ok(())
+    }
+
+    fn failed(&self, failure: &GroupFailure) -> anyhow::Error {
+        let explained = self.receivers.explain(failure);
+        match &failure.cause {
+            FailureCause::Refused { reason } if reason.starts_with(INTEGRITY) => Exit::Integrity.error(explained),
+            _ => Exit::Partial.error(explained),
+        }
+    }
+
+    /// Returns how many bytes the sender itself sends for every byte of the files.
+    #[expect(clippy::cast_precision_loss, reason = "a ratio to be displayed")]
+    fn root_share(&self, algorithm: &Algorithm) -> f64 {
+        let copies = |size: u64| {
+            let blocks = size.div_ceil(u64::from(self.told.block_size)).clamp(1, BLOCKS_COUNTED_MAX);
+            let blocks = u32::try_from(blocks).expect("clamped");
+            let schedule = Schedule::new(algorithm, self.receivers.members(), BlockCount(blocks));
+            let sends = schedule.map_or(0, |schedule| schedule.sends(Rank::ROOT).count());
+            sends as f64 / f64::from(blocks)
+        };
+        let sent: f64 = self.source.files().map(|(_, _, size)| size as f64 * copies(size)).sum();
+        if self.told.bytes == 0 { 1.0 } else { sent / self.told.bytes as f64 }
+    }
+}
+
+/// Shows the progress for ever.
+#[expect(clippy::cast_precision_loss, clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "for display")]
+async fn watch(sender: &Sender, bar: &Bar, share: f64) -> Infallible {
+    loop {
+        tokio::time::sleep(TICK).await;
+        bar.set((sender.stats().bytes_sent as f64 / share.max(1e-9)) as u64);
+    }
+}
+
+/// Receivers named before a transfer.
+const RECEIVERS_SHOWN_MAX: usize = 4;
+/// Messages under way at once: below what a group queues.
+const UNDER_WAY_MAX: usize = 8;
+/// Blocks beyond which the sender's share hardly changes.
+const BLOCKS_COUNTED_MAX: u64 = 4096;
+/// How long receivers that have all agreed have to connect, at least.
+const CONNECT_LIMIT_MIN: Duration = Duration::from_secs(30);
+/// How long to wait for the others to be told that this node leaves.
+const LEAVE_LIMIT: Duration = Duration::from_secs(5);
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn addresses_that_are_none_are_a_usage_error() {
+        for wrong in [&["host"][..], &["host:"], &[":1"], &["host:0"], &["host:99999"], &["a:1", "a:1"], &[""]] {
+            let addresses = wrong.iter().map(ToString::to_string).collect();
+            let error = Receivers::new(addresses).err().expect("it is refused");
+            assert_eq!(Exit::code_of(&error), 2, "{wrong:?}");
+        }
+        let receivers = Receivers::new(vec!["[::1]:7471".into(), "host:7471".into()]).unwrap();
+        assert_eq!((receivers.members(), receivers.name(NodeId(2))), (3, "host:7471".into()));
+        assert_eq!(receivers.name(NodeId(0)), "the sender");
+    }
+}

@@ -1,0 +1,188 @@
+//! The sender's files: finds them, and reads them to make their digests.
+
+use std::fs::{File, Metadata};
+use std::io::Read;
+use std::os::unix::ffi::OsStrExt;
+use std::os::unix::fs::MetadataExt;
+use std::path::{Path, PathBuf};
+
+use anyhow::{Context, bail};
+
+use crate::exit::Exit;
+use crate::manifest::{Entry, EntryPath, Kind, Manifest};
+
+/// Everything that is to be sent, found by walking through the arguments.
+#[derive(Debug, Default)]
+pub(crate) struct Source {
+    pub(crate) manifest: Manifest,
+    /// Where each entry of the manifest is.
+    pub(crate) paths: Vec<PathBuf>,
+    /// What cannot be sent: symbolic links inside directories, sockets, devices.
+    pub(crate) skipped: Vec<PathBuf>,
+}
+
+impl Source {
+    /// Walks through files and directories, in the order of their names.
+    pub(crate) fn find(arguments: &[PathBuf]) -> anyhow::Result<Self> {
+        let mut source = Self::default();
+        for argument in arguments {
+            let metadata = std::fs::metadata(argument).with_context(|| format!("{}", argument.display()))?;
+            let name = match argument.file_name() {
+                Some(name) => name.to_owned(),
+                // `.` and `..` have a name of their own.
+                None => match argument.canonicalize()?.file_name() {
+                    Some(name) => name.to_owned(),
+                    None => {
+                        return Err(Exit::Usage.error(format!("{} has no name to arrive under", argument.display())));
+                    }
+                },
+            };
+            let path = EntryPath(vec![name.as_bytes().to_vec()]);
+            if source.manifest.entries.iter().any(|entry| entry.path == path) {
+                return Err(Exit::Usage.error(format!("two of the files are called {path}")));
+            }
+            source.add(argument.clone(), path, &metadata)?;
+        }
+        source.manifest.check().context(Exit::Usage)?;
+        Ok(source)
+    }
+
+    fn add(&mut self, at: PathBuf, path: EntryPath, metadata: &Metadata) -> anyhow::Result<()> {
+        let kind = if metadata.is_dir() {
+            Kind::Directory
+        } else if metadata.is_file() {
+            Kind::File { size: metadata.len() }
+        } else {
+            self.skipped.push(at);
+            return Ok(());
+        };
+        let mtime_ns = u32::try_from(metadata.mtime_nsec()).context("a time without nanoseconds")?;
+        let entry = Entry { path, kind, mode: metadata.mode() & 0o777, mtime_s: metadata.mtime(), mtime_ns };
+        let path = entry.path.clone();
+        self.manifest.entries.push(entry);
+        self.paths.push(at.clone());
+        if kind != Kind::Directory {
+            return Ok(());
+        }
+        let listed = std::fs::read_dir(&at).and_then(Iterator::collect::<Result<Vec<_>, _>>);
+        let mut listed = listed.with_context(|| format!("{}", at.display()))?;
+        listed.sort_by_key(std::fs::DirEntry::file_name);
+        for inner in listed {
+            let mut names = path.0.clone();
+            names.push(inner.file_name().as_bytes().to_vec());
+            // Does not follow links.
+            let metadata = inner.metadata().with_context(|| format!("{}", inner.path().display()))?;
+            self.add(inner.path(), EntryPath(names), &metadata)?;
+        }
+        Ok(())
+    }
+
+    /// Returns the files in the manifest's order: where they are, what they are.
+    pub(crate) fn files(&self) -> impl Iterator<Item = (&Path, &Entry, u64)> {
+        self.manifest.entries.iter().zip(&self.paths).filter_map(|(entry, path)| match entry.kind {
+            Kind::File { size } => Some((path.as_path(), entry, size)),
+            Kind::Directory => None,
+        })
+    }
+}
+
+/// A file that is open to be sent, and was not changed since it was found.
+#[derive(Debug)]
+pub(crate) struct SourceFile {
+    pub(crate) file: File,
+    path: PathBuf,
+    size: u64,
+    stamp: (i64, i64, u64),
+}
+
+impl SourceFile {
+    /// Opens a file.
+    pub(crate) fn open(path: &Path, entry: &Entry, size: u64) -> anyhow::Result<Self> {
+        let file = File::open(path).with_context(|| format!("{}", path.display()))?;
+        let found = Self { stamp: stamp(&file)?, path: path.to_owned(), file, size };
+        let metadata = found.file.metadata()?;
+        let mtime = (metadata.mtime(), metadata.mtime_nsec());
+        if metadata.len() != size || mtime != (entry.mtime_s, i64::from(entry.mtime_ns)) {
+            return Err(found.changed());
+        }
+        Ok(found)
+    }
+
+    /// Computes the digest by reading the file, which it must not be changed meanwhile.
+    pub(crate) fn digest(mut self) -> anyhow::Result<blake3::Hash> {
+        let mut hasher = blake3::Hasher::new();
+        let mut chunk = vec![0; READ_LEN];
+        let mut total = 0;
+        loop {
+            let len = self.file.read(&mut chunk).with_context(|| format!("{}", self.path.display()))?;
+            if len == 0 {
+                break;
+            }
+            hasher.update(&chunk[..len]);
+            total += len as u64;
+        }
+        if total != self.size || stamp(&self.file)? != self.stamp {
+            return Err(self.changed());
+        }
+        Ok(hasher.finalize())
+    }
+
+    fn changed(&self) -> anyhow::Error {
+        Exit::Integrity.error(format!("{} changed while it was being sent", self.path.display()))
+    }
+}
+
+/// What changes when a file is written: seconds and nanoseconds of its last change, its length.
+fn stamp(file: &File) -> anyhow::Result<(i64, i64, u64)> {
+    let metadata = file.metadata()?;
+    if !metadata.is_file() {
+        bail!("a file was replaced by something else");
+    }
+    Ok((metadata.ctime(), metadata.ctime_nsec(), metadata.len()))
+}
+
+/// Bytes read at once for a digest.
+const READ_LEN: usize = 1 << 20;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_tree_is_found_in_order_and_links_are_skipped() {
+        let dir = tempfile::tempdir().unwrap();
+        let root = dir.path().join("tree");
+        std::fs::create_dir_all(root.join("empty")).unwrap();
+        std::fs::write(root.join("b"), b"b").unwrap();
+        std::fs::write(root.join("a"), b"").unwrap();
+        std::os::unix::fs::symlink("/etc/passwd", root.join("link")).unwrap();
+        let source = Source::find(&[root]).unwrap();
+        let paths: Vec<_> = source.manifest.entries.iter().map(|entry| entry.path.to_string()).collect();
+        assert_eq!(paths, ["tree", "tree/a", "tree/b", "tree/empty"]);
+        assert_eq!(source.skipped.len(), 1);
+    }
+
+    #[test]
+    fn files_of_the_same_name_are_a_usage_error() {
+        let dir = tempfile::tempdir().unwrap();
+        let paths = ["x", "y"].map(|name| dir.path().join(name).join("same"));
+        for path in &paths {
+            std::fs::create_dir_all(path.parent().unwrap()).unwrap();
+            std::fs::write(path, b"").unwrap();
+        }
+        assert_eq!(Exit::code_of(&Source::find(&paths).unwrap_err()), 2);
+    }
+
+    #[test]
+    fn a_file_that_changed_is_an_integrity_error() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("file");
+        std::fs::write(&path, b"one").unwrap();
+        let source = Source::find(std::slice::from_ref(&path)).unwrap();
+        let (at, entry, size) = source.files().next().unwrap();
+        let open = SourceFile::open(at, entry, size).unwrap();
+        std::fs::write(&path, b"three").unwrap();
+        assert_eq!(Exit::code_of(&open.digest().unwrap_err()), 5);
+        assert_eq!(Exit::code_of(&SourceFile::open(at, entry, size).unwrap_err()), 5);
+    }
+}

@@ -1,0 +1,38 @@
+//! Four members in one process; the root says hello and everybody prints it.
+//!
+//! ```text
+//! cargo run -p rdmc-examples --example hello
+//! ```
+
+use std::sync::Arc;
+
+use anyhow::Result;
+use futures::StreamExt;
+use rdmc::{Cluster, Fabric, GroupSpec, MemNetwork, Node, NodeId};
+
+/// What every process of a real cluster would run; only the fabric differs.
+async fn member(me: NodeId, cluster: Cluster, fabric: Arc<dyn Fabric>) -> Result<()> {
+    let group = GroupSpec::new(1, cluster.nodes()); // the first node is the root, the only sender
+    let node = Node::builder(me, cluster).fabric(fabric).start().await?;
+    if me == group.members()[0] {
+        let root = node.create_group(group).await?;
+        root.send("hello, everybody").await?; // the memory is ours again
+        root.close().await?; // everybody has everything
+    } else {
+        let mut messages = node.join_group(group).await?;
+        while let Some(message) = messages.next().await {
+            println!("node {me}: {}", String::from_utf8_lossy(&message?));
+        }
+        messages.close().await?;
+    }
+    Ok(())
+}
+
+#[tokio::main]
+async fn main() -> Result<()> {
+    let network = MemNetwork::new(); // `TcpFabric::new()` and real addresses for nodes on different machines
+    let cluster = Cluster::new((0..4).map(|id| (id, format!("node{id}"))));
+    let members = cluster.nodes().into_iter().map(|me| member(me, cluster.clone(), network.fabric()));
+    futures::future::try_join_all(members).await?;
+    Ok(())
+}

@@ -1,0 +1,282 @@
+//! What survivors learn, and that dropped futures disturb nobody.
+
+use std::time::Duration;
+
+use futures::{FutureExt, StreamExt};
+use rdmc::{Algorithm, Cluster, FailureCause, GroupError, GroupSpec, Node, NodeId, Rank, SendError, TcpFabric};
+
+use crate::cluster::{Kind, form, free_addresses, pattern, spec_of_all, start, take_all, watched};
+
+#[test]
+fn a_member_that_dies_ends_the_group_with_one_verdict_for_all_survivors() {
+    for (algorithm, victim) in [(Algorithm::BinomialPipeline, 3), (Algorithm::Chain, 1), (Algorithm::Circulant, 4)] {
+        // The victim lives in a runtime of its own; ending that drops its tasks and sockets at whatever point they are.
+        let mortal = tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build().unwrap();
+        let alive = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build().unwrap();
+        let cluster = Cluster::new((0..).zip(free_addresses(5)));
+        let spec = GroupSpec::new(1, cluster.nodes()).algorithm(algorithm.clone()).block_size(1000);
+        let node = |id| Node::builder(NodeId(id), cluster.clone()).fabric(TcpFabric::new()).start();
+        let (half, reached_half) = tokio::sync::oneshot::channel();
+        let (victims_node, victims_spec) = (node(victim), spec.clone());
+        mortal.spawn(async move {
+            let node = victims_node.await.unwrap();
+            let mut receiver = node.join_group(victims_spec).await.unwrap();
+            for _ in 0..3 {
+                receiver.next().await.unwrap().unwrap();
+            }
+            half.send(()).unwrap();
+            // Holds its handles while others work on its tasks, as a process does until it is killed.
+            std::future::pending::<()>().await;
+            drop((node, receiver));
+        });
+        let verdicts = alive.block_on(watched(async {
+            let survivors = (1..5).filter(|&id| id != victim).map(|id| {
+                let (node, spec) = (node(id), spec.clone());
+                async move {
+                    let node = node.await.unwrap();
+                    let mut receiver = node.join_group(spec).await.unwrap();
+                    while let Some(Ok(_)) = receiver.next().await {}
+                    receiver.failed().await
+                }
+            });
+            let root = async {
+                let node = node(0).await.unwrap();
+                let sender = node.create_group(spec.clone()).await.unwrap();
+                let failure = loop {
+                    match sender.send(pattern(100_000, 1)).await {
+                        Ok(()) => {}
+                        Err(SendError::Failed(failure)) => break failure,
+                        Err(other) => panic!("{other}"),
+                    }
+                };
+                assert_eq!(sender.close().await.unwrap_err(), failure);
+                failure
+            };
+            let kill = async {
+                reached_half.await.unwrap();
+                mortal.shutdown_background();
+            };
+            let (mut verdicts, root, ()) = futures::join!(futures::future::join_all(survivors), root, kill);
+            verdicts.push(root);
+            verdicts
+        }));
+        for verdict in verdicts {
+            assert_eq!((verdict.member, verdict.node), (Rank(victim), NodeId(victim)), "{algorithm}");
+        }
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_receiver_that_is_dropped_is_named_by_all_others_and_other_groups_go_on() {
+    watched(async {
+        for kind in Kind::ALL {
+            let nodes = start(kind, 4).await;
+            let doomed = spec_of_all(1, &nodes, Algorithm::BinomialPipeline, 1000);
+            let healthy = spec_of_all(2, &nodes, Algorithm::BinomialPipeline, 1000);
+            let (sender, mut receivers) = form(&nodes, &doomed).await;
+            let (other_sender, other_receivers) = form(&nodes, &healthy).await;
+            drop(receivers.remove(1));
+            for receiver in &receivers {
+                let failure = receiver.failed().await;
+                assert_eq!((failure.member, failure.cause), (Rank(2), FailureCause::Abandoned), "{kind}");
+            }
+            assert_eq!(sender.failed().await.member, Rank(2));
+            assert!(matches!(sender.send("too late").await, Err(SendError::Failed(_))));
+            let taken = futures::future::join_all(other_receivers.into_iter().map(take_all));
+            let sent = async {
+                other_sender.send(pattern(10_000, 1)).await.unwrap();
+                other_sender.close().await.unwrap();
+            };
+            let (taken, ()) = futures::join!(taken, sent);
+            assert!(taken.iter().all(|messages| messages[0][..] == pattern(10_000, 1)));
+        }
+    })
+    .await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_root_that_is_dropped_ends_the_group() {
+    watched(async {
+        for kind in Kind::ALL {
+            let nodes = start(kind, 3).await;
+            let (sender, receivers) = form(&nodes, &spec_of_all(1, &nodes, Algorithm::Chain, 1000)).await;
+            sender.send(pattern(5000, 1)).await.unwrap();
+            drop(sender);
+            for mut receiver in receivers {
+                // What arrived before is still delivered.
+                let mut last = None;
+                while let Some(next) = receiver.next().await {
+                    last = Some(next);
+                }
+                let failure = last.unwrap().unwrap_err();
+                assert_eq!((failure.member, failure.cause), (Rank::ROOT, FailureCause::Abandoned), "{kind}");
+            }
+        }
+    })
+    .await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_refused_message_ends_the_group_with_the_reason() {
+    watched(async {
+        let nodes = start(Kind::Tcp, 3).await;
+        let spec = spec_of_all(1, &nodes, Algorithm::BinomialPipeline, 1000);
+        let (sender, picky, other) = futures::try_join!(
+            nodes[0].create_group(spec.clone()),
+            nodes[1].join_group_with_offers(spec.clone()),
+            nodes[2].join_group(spec)
+        )
+        .unwrap();
+        let mut picky = picky;
+        let refuse = async { picky.next_offer().await.unwrap().unwrap().refuse("no room") };
+        // The root may have completed its own part before the refusal is known.
+        let send = async { drop(sender.send(pattern(50_000, 1)).await) };
+        futures::join!(refuse, send);
+        let expected = FailureCause::Refused { reason: "no room".to_owned() };
+        assert_eq!(other.failed().await.cause, expected);
+        assert_eq!(sender.close().await.unwrap_err().cause, expected);
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn members_that_disagree_do_not_form_a_group() {
+    watched(async {
+        let nodes = start(Kind::Mem, 2).await;
+        let here = GroupSpec::new(1, [NodeId(0), NodeId(1)]).block_size(1000);
+        let there = here.clone().block_size(2000);
+        let (sender, receiver) = futures::join!(nodes[0].create_group(here), nodes[1].join_group(there));
+        for error in [sender.unwrap_err(), receiver.unwrap_err()] {
+            let GroupError::Failed(failure) = error else { panic!("{error}") };
+            assert_eq!(failure.cause, FailureCause::SpecMismatch);
+        }
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn a_member_that_does_not_join_is_given_up() {
+    watched(async {
+        let nodes = start(Kind::Mem, 2).await;
+        let spec = spec_of_all(1, &nodes, Algorithm::Chain, 10).formation_limit(Duration::from_millis(50));
+        let error = nodes[0].create_group(spec).await.unwrap_err();
+        let GroupError::Failed(failure) = error else { panic!("{error}") };
+        assert_eq!((failure.member, failure.cause), (Rank(1), FailureCause::NotJoined));
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn bad_specifications_are_refused_with_the_reason() {
+    let nodes = start(Kind::Mem, 2).await;
+    let all = [NodeId(0), NodeId(1)];
+    let refused = |spec| nodes[0].create_group(spec).map(Result::unwrap_err);
+    assert!(matches!(refused(GroupSpec::new(1, [])).await, GroupError::NotMember { .. }));
+    assert!(matches!(refused(GroupSpec::new(1, [NodeId(0); 2])).await, GroupError::DuplicateMember { .. }));
+    assert!(matches!(refused(GroupSpec::new(1, [NodeId(0), NodeId(7)])).await, GroupError::UnknownNode { .. }));
+    assert!(matches!(refused(GroupSpec::new(1, all).block_size(0)).await, GroupError::BlockSize { .. }));
+    assert!(matches!(nodes[0].join_group(GroupSpec::new(1, all)).await.unwrap_err(), GroupError::WrongRole { .. }));
+    let alone = || GroupSpec::new(9, [NodeId(0)]);
+    nodes[0].create_group(alone()).await.unwrap().close().await.unwrap();
+    assert!(matches!(refused(alone()).await, GroupError::GroupIdUsed { .. }));
+}
+
+/// Polls `future` a number of times, then drops it.
+async fn poll_and_drop<T>(future: impl Future<Output = T>, polls: usize) -> Option<T> {
+    let mut future = std::pin::pin!(future);
+    for _ in 0..polls {
+        if let Some(done) = future.as_mut().now_or_never() {
+            return Some(done);
+        }
+        tokio::task::yield_now().await;
+    }
+    None
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn sends_and_receives_dropped_at_any_poll_disturb_nobody() {
+    watched(async {
+        for kind in Kind::ALL {
+            let nodes = start(kind, 4).await;
+            let (sender, receivers) = form(&nodes, &spec_of_all(1, &nodes, Algorithm::BinomialPipeline, 500)).await;
+            let taken = receivers.into_iter().map(|mut receiver| async move {
+                let mut sizes = Vec::new();
+                let mut polls = 0;
+                // Each wait for a message is dropped after some polls; no message is lost by that.
+                loop {
+                    polls = (polls + 1) % 7;
+                    match poll_and_drop(receiver.next(), polls).await {
+                        Some(Some(message)) => {
+                            let message = message.unwrap();
+                            assert!(message[..] == pattern(message.len(), message.len() as u64), "{kind}");
+                            sizes.push(message.len());
+                        }
+                        Some(None) => break,
+                        None => {}
+                    }
+                }
+                receiver.close().await.unwrap();
+                sizes
+            });
+            let sent = async {
+                let mut certain = Vec::new();
+                for round in 0..60 {
+                    let size = 100 + round * 97;
+                    if poll_and_drop(sender.send(pattern(size, size as u64)), round % 9).await.is_some() {
+                        certain.push(size);
+                    }
+                }
+                sender.send(pattern(7, 7)).await.unwrap();
+                certain.push(7);
+                sender.close().await.unwrap();
+                certain
+            };
+            let (taken, certain) = futures::join!(futures::future::join_all(taken), sent);
+            for sizes in &taken {
+                assert_eq!(*sizes, taken[0], "{kind}: every member has the same messages");
+                // What was awaited to the end is there, in order; what was dropped may be.
+                let mut rest = sizes.iter();
+                assert!(certain.iter().all(|size| rest.any(|other| other == size)), "{kind}: {certain:?} in {sizes:?}");
+            }
+        }
+    })
+    .await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn forming_and_closing_dropped_at_any_poll_hang_nobody() {
+    watched(async {
+        for kind in Kind::ALL {
+            let nodes = start(kind, 3).await;
+            for polls in 0..40 {
+                let spec = spec_of_all(polls, &nodes, Algorithm::BinomialPipeline, 500);
+                let quick = spec.clone().formation_limit(Duration::from_millis(300));
+                let joined = nodes[1..].iter().map(|node| node.join_group(quick.clone()));
+                let created = poll_and_drop(nodes[0].create_group(spec.clone()), usize::try_from(polls).unwrap());
+                let (joined, created) = futures::join!(futures::future::join_all(joined), created);
+                let Some(Ok(sender)) = created else {
+                    // The root has left: whoever had joined by then learns it.
+                    for receiver in joined.into_iter().flatten() {
+                        receiver.failed().await;
+                    }
+                    continue;
+                };
+                let receivers = joined.into_iter().map(|receiver| receiver.unwrap());
+                let taken = receivers.map(|mut receiver| async move {
+                    while let Some(Ok(_)) = receiver.next().await {}
+                    receiver.close().await
+                });
+                let close = async {
+                    sender.send("all").await.unwrap();
+                    poll_and_drop(sender.close(), usize::try_from(polls % 5).unwrap()).await
+                };
+                // The close was carried out or the group abandoned; nobody waits for ever and nobody is lied to.
+                let (outcomes, closed) = futures::join!(futures::future::join_all(taken), close);
+                if let Some(outcome) = closed {
+                    assert!(outcomes.iter().all(|other| other.is_ok() == outcome.is_ok()), "{kind} {polls}");
+                }
+            }
+        }
+    })
+    .await;
+}

@@ -1,0 +1,559 @@
+//! The program `rdmc`, as a user runs it: real processes, real files, exit codes.
+
+#![expect(clippy::unwrap_used, reason = "the helpers belong to the tests, where nothing goes on after a failure")]
+
+use std::collections::BTreeMap;
+use std::ffi::OsStr;
+use std::io::{BufRead, BufReader};
+use std::os::unix::fs::{MetadataExt, PermissionsExt};
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Output, Stdio};
+use std::sync::OnceLock;
+use std::time::{Duration, Instant, SystemTime};
+
+use serde_json::Value;
+use tempfile::TempDir;
+
+use crate::cluster::pattern;
+
+#[test]
+fn files_of_every_size_arrive_by_every_algorithm_at_any_number_of_receivers() {
+    const BLOCK: usize = 4096;
+    let source = TempDir::new().unwrap();
+    let sizes = [0, 1, BLOCK - 1, BLOCK, BLOCK + 1, 10 * BLOCK + 1];
+    for (size, seed) in sizes.into_iter().zip(1..) {
+        let path = source.path().join(format!("{size}.bin"));
+        std::fs::write(&path, pattern(size, seed)).unwrap();
+        stamp(&path, 0o640 + u32::try_from(seed).unwrap(), 1_000_000_000 + seed);
+    }
+    let receivers: Vec<_> = (0..7).map(|_| Receiver::start(&[])).collect();
+    for count in [1, 2, 4, 7] {
+        let racks = format!("1,{count}");
+        let flat = ["sequential", "chain", "binomial-tree", "binomial-pipeline", "circulant"];
+        let choices = flat.map(|name| vec!["--algorithm", name]).into_iter();
+        for choice in choices.chain([vec!["--algorithm", "hybrid", "--racks", &racks, "--spine", "chain"]]) {
+            let sent = send(&files_in(source.path()), &receivers[..count], &choice, "4k");
+            assert_eq!(code(&sent), 0, "{choice:?} {count}: {sent:?}");
+            for receiver in &receivers[..count] {
+                assert_eq!(tree(receiver.dir.path()), tree(source.path()), "{choice:?} {count}");
+                empty(receiver.dir.path());
+            }
+        }
+    }
+    assert!(receivers.iter().all(|receiver| tree(receiver.dir.path()).is_empty()));
+}
+
+#[test]
+fn a_message_may_have_more_than_65535_blocks() {
+    let source = TempDir::new().unwrap();
+    let path = source.path().join("many");
+    std::fs::write(&path, pattern(16 * 66_000 + 5, 1)).unwrap();
+    let receivers = [Receiver::start(&["--once"]), Receiver::start(&["--once"])];
+    let sent = send(&[path], &receivers, &[], "16");
+    assert_eq!(code(&sent), 0, "{sent:?}");
+    for receiver in receivers {
+        let (exit, dir) = receiver.finish();
+        assert_eq!(exit, 0);
+        assert_eq!(tree(dir.path()), tree(source.path()));
+    }
+}
+
+#[test]
+fn a_directory_tree_arrives_with_its_modes_times_and_empty_directories() {
+    let source = TempDir::new().unwrap();
+    let root = source.path().join("tree");
+    std::fs::create_dir_all(root.join("empty")).unwrap();
+    std::fs::create_dir_all(root.join("a/b/c")).unwrap();
+    for (name, seed) in [("x", 1), ("a/y", 2), ("a/b/c/with space \u{e4}", 3), ("a/.hidden", 4)] {
+        std::fs::write(root.join(name), pattern(70_000, seed)).unwrap();
+        stamp(&root.join(name), 0o751, 1_234_567_890 + seed);
+    }
+    for (name, mode) in [("empty", 0o700), ("a/b/c", 0o711), ("a", 0o750)] {
+        stamp(&root.join(name), mode, 1_100_000_000);
+    }
+    stamp(&root, 0o755, 1_000_000_000);
+    let receivers = [Receiver::start(&["--once"]), Receiver::start(&["--once", "--fsync"])];
+    let sent = send(std::slice::from_ref(&root), &receivers, &[], "64k");
+    assert_eq!(code(&sent), 0, "{sent:?}");
+    for receiver in receivers {
+        let (exit, dir) = receiver.finish();
+        assert_eq!(exit, 0);
+        assert_eq!(tree(dir.path()), tree(source.path()));
+    }
+}
+
+#[test]
+fn links_are_skipped_and_counted() {
+    let source = TempDir::new().unwrap();
+    let root = source.path().join("tree");
+    std::fs::create_dir(&root).unwrap();
+    std::os::unix::fs::symlink("/etc/passwd", root.join("link")).unwrap();
+    let receiver = Receiver::start(&["--once"]);
+    let sent = send(&[root], std::slice::from_ref(&receiver), &["--json"], "1M");
+    assert_eq!(code(&sent), 0);
+    let events = events(&sent);
+    let done = events.iter().find(|event| event["event"] == "done").expect("it says that it is done");
+    assert_eq!(done["skipped"], 1);
+    assert!(events.iter().any(|event| event["event"] == "skipped"));
+    let (exit, dir) = receiver.finish();
+    assert_eq!((exit, tree(dir.path()).len()), (0, 1));
+}
+
+#[test]
+fn what_exists_is_replaced() {
+    let source = TempDir::new().unwrap();
+    let path = source.path().join("file");
+    std::fs::write(&path, b"new").unwrap();
+    let receiver = Receiver::start(&["--once"]);
+    std::fs::write(receiver.dir.path().join("file"), b"something old").unwrap();
+    assert_eq!(code(&send(&[path], std::slice::from_ref(&receiver), &["--quiet"], "1M")), 0);
+    let (exit, dir) = receiver.finish();
+    assert_eq!((exit, std::fs::read(dir.path().join("file")).unwrap()), (0, b"new".to_vec()));
+}
+
+#[test]
+fn wrong_arguments_end_with_2() {
+    let cases: [&[&str]; 16] = [
+        &[],
+        &["teleport"],
+        &["send"],
+        &["send", "Cargo.toml"],
+        &["send", "Cargo.toml", "--to", "nowhere"],
+        &["send", "Cargo.toml", "--to", "h:1,h:1"],
+        &["send", "Cargo.toml", "--to", "h:1", "--block-size", "0"],
+        &["send", "Cargo.toml", "--to", "h:1", "--block-size", "2GiB"],
+        &["send", "Cargo.toml", "--to", "h:1", "--algorithm", "magic"],
+        &["send", "Cargo.toml", "--to", "h:1", "--algorithm", "hybrid"],
+        &["send", "Cargo.toml", "--to", "h:1", "--algorithm", "hybrid", "--racks", "4,4"],
+        &["send", "/", "--to", "h:1"],
+        &["recv", "--max-size", "much"],
+        &["recv", "--listen", "no address"],
+        &["schedule", "--nodes", "0"],
+        &["demo", "--nodes", "3", "--algorithm", "chain", "--racks", "1,2"],
+    ];
+    for arguments in cases {
+        let output = rdmc(arguments);
+        assert_eq!(code(&output), 2, "{arguments:?}: {output:?}");
+        assert!(!output.stderr.is_empty() && output.stdout.is_empty(), "{arguments:?}");
+    }
+}
+
+#[test]
+fn a_file_that_is_not_there_ends_with_1() {
+    let output = rdmc(&["send", "/nonexistent/file", "--to", "127.0.0.1:1"]);
+    assert_eq!(code(&output), 1);
+    assert!(text(&output.stderr).contains("/nonexistent/file"));
+    assert_eq!(code(&rdmc(&["recv", "--dir", "/nonexistent"])), 1);
+}
+
+#[test]
+fn a_receiver_that_is_not_there_ends_with_4_and_nothing_is_sent() {
+    let source = TempDir::new().unwrap();
+    let path = source.path().join("file");
+    std::fs::write(&path, b"bytes").unwrap();
+    let receiver = Receiver::start(&["--once"]);
+    let free = crate::cluster::free_addresses(1).remove(0);
+    let to = format!("{},{free}", receiver.address);
+    let sent = rdmc(&[OsStr::new("send"), path.as_os_str(), OsStr::new("--to"), OsStr::new(&to)]);
+    assert_eq!(code(&sent), 4, "{sent:?}");
+    assert!(text(&sent.stderr).contains(&free), "{sent:?}");
+    assert!(tree(receiver.dir.path()).is_empty());
+    // A withdrawn offer is no transfer: the receiver goes on waiting for one.
+    assert_eq!(code(&send(&[path], std::slice::from_ref(&receiver), &[], "1M")), 0);
+    assert_eq!(receiver.finish().0, 0);
+}
+
+#[test]
+fn a_receiver_that_refuses_ends_with_4_and_nothing_is_sent() {
+    let source = TempDir::new().unwrap();
+    let path = source.path().join("file");
+    std::fs::write(&path, pattern(5000, 1)).unwrap();
+    for refusal in ["--max-size=4k", "--no-overwrite"] {
+        let receivers = [Receiver::start(&[]), Receiver::start(&[refusal])];
+        std::fs::write(receivers[1].dir.path().join("file"), b"old").unwrap();
+        let sent = send(std::slice::from_ref(&path), &receivers, &[], "1M");
+        assert_eq!(code(&sent), 4, "{sent:?}");
+        let said = text(&sent.stderr);
+        assert!(said.contains(&receivers[1].address) && said.contains("refused"), "{said}");
+        assert!(tree(receivers[0].dir.path()).is_empty());
+        assert_eq!(std::fs::read(receivers[1].dir.path().join("file")).unwrap(), b"old");
+    }
+}
+
+#[test]
+fn a_receiver_killed_in_the_middle_ends_with_3_and_the_others_clean_up() {
+    let source = TempDir::new().unwrap();
+    let path = slow_file(&source);
+    let mut receivers: Vec<_> = (0..3).map(|_| Receiver::start(&["--once"])).collect();
+    let sender = start_send(&path, &receivers);
+    let mut victim = receivers.remove(1);
+    wait_until("the file begins to arrive", || tree(victim.dir.path()).len() == 1);
+    victim.child.kill().unwrap();
+    let sent = finish(sender);
+    assert_eq!(code(&sent), 3, "{sent:?}");
+    assert!(text(&sent.stderr).contains(&victim.address), "{sent:?}");
+    for receiver in receivers {
+        let (exit, dir) = receiver.finish();
+        assert_eq!(exit, 3);
+        assert!(tree(dir.path()).is_empty(), "{:?}", tree(dir.path()));
+    }
+}
+
+#[test]
+fn a_signal_ends_a_receiver_in_good_order() {
+    let source = TempDir::new().unwrap();
+    let path = slow_file(&source);
+    for (name, expected) in [("TERM", 143), ("INT", 130)] {
+        let receiver = Receiver::start(&["--once"]);
+        let sender = start_send(&path, std::slice::from_ref(&receiver));
+        wait_until("the file begins to arrive", || tree(receiver.dir.path()).len() == 1);
+        signal(&receiver.child, name);
+        let (exit, dir) = receiver.finish();
+        assert_eq!(exit, expected);
+        assert!(tree(dir.path()).is_empty(), "{:?}", tree(dir.path()));
+        assert_eq!(code(&finish(sender)), 3);
+    }
+}
+
+#[test]
+fn a_signal_ends_a_sender_and_the_receivers_clean_up() {
+    let source = TempDir::new().unwrap();
+    let path = slow_file(&source);
+    let receivers = [Receiver::start(&["--once"]), Receiver::start(&["--once"])];
+    let sender = start_send(&path, &receivers);
+    wait_until("the file begins to arrive", || tree(receivers[0].dir.path()).len() == 1);
+    signal(&sender, "INT");
+    assert_eq!(code(&finish(sender)), 130);
+    for receiver in receivers {
+        let (exit, dir) = receiver.finish();
+        assert_eq!(exit, 3);
+        assert!(tree(dir.path()).is_empty());
+    }
+}
+
+#[test]
+fn a_file_changed_while_it_is_sent_is_an_integrity_error() {
+    use std::os::unix::fs::FileExt;
+    let source = TempDir::new().unwrap();
+    let path = slow_file(&source);
+    let receiver = Receiver::start(&["--once"]);
+    let sender = start_send(&path, std::slice::from_ref(&receiver));
+    wait_until("the file begins to arrive", || tree(receiver.dir.path()).len() == 1);
+    let file = std::fs::OpenOptions::new().write(true).open(&path).unwrap();
+    file.write_all_at(b"changed", file.metadata().unwrap().len() - 7).unwrap();
+    assert_eq!(code(&finish(sender)), 5);
+    let (exit, dir) = receiver.finish();
+    assert!([3, 5].contains(&exit), "{exit}");
+    assert!(tree(dir.path()).is_empty());
+}
+
+#[test]
+fn several_senders_are_served_at_once() {
+    let sources: Vec<_> = (0..3).map(|_| TempDir::new().unwrap()).collect();
+    let receivers = [Receiver::start(&[]), Receiver::start(&[])];
+    let senders: Vec<_> = (0..)
+        .zip(&sources)
+        .map(|(seed, source)| {
+            let path = source.path().join(format!("from {seed}"));
+            std::fs::write(&path, pattern(3_000_000, seed)).unwrap();
+            start_send(&path, &receivers)
+        })
+        .collect();
+    for sender in senders {
+        let sent = finish(sender);
+        assert_eq!(code(&sent), 0, "{sent:?}");
+    }
+    for receiver in &receivers {
+        let found = tree(receiver.dir.path());
+        assert!(sources.iter().all(|source| tree(source.path()).iter().all(|(name, node)| found[name] == *node)));
+    }
+}
+
+#[test]
+fn the_demo_measures_both_fabrics_and_checks_every_digest() {
+    for (fabric, nodes) in [("mem", "4"), ("tcp", "4"), ("mem", "1"), ("tcp", "1")] {
+        let output = rdmc(&["demo", "--fabric", fabric, "--nodes", nodes, "--size", "3MiB", "-b", "64k", "--json"]);
+        assert_eq!(code(&output), 0, "{output:?}");
+        let rounds: Vec<_> = events(&output).into_iter().filter(|event| event["event"] == "round").collect();
+        let names: Vec<_> = rounds.iter().map(|round| round["algorithm"].as_str().unwrap()).collect();
+        assert_eq!(names, ["binomial-pipeline", "sequential"]);
+        for round in &rounds {
+            assert_eq!(round["digests_ok"], nodes.parse::<u64>().unwrap() - 1, "{round}");
+            assert_eq!(round["fabric"], fabric);
+        }
+    }
+}
+
+#[test]
+fn the_demo_sends_a_file_and_draws_a_table() {
+    let source = TempDir::new().unwrap();
+    let path = source.path().join("file");
+    std::fs::write(&path, pattern(1_000_001, 9)).unwrap();
+    let output = rdmc(&[OsStr::new("demo"), "-n".as_ref(), "3".as_ref(), "--file".as_ref(), path.as_os_str()]);
+    assert_eq!(code(&output), 0, "{output:?}");
+    let table = text(&output.stdout);
+    assert!(table.contains("3 members (1 sender, 2 receivers)") && table.contains("2 of 2 ok"), "{table}");
+}
+
+#[test]
+fn no_receiver_of_the_demo_outlives_it() {
+    for how in ["KILL", "INT"] {
+        let mut demo = command(&["demo", "-n", "4", "--size", "64MiB", "-b", "512"]).spawn().unwrap();
+        let mut members = Vec::new();
+        wait_until("the receivers' processes run", || {
+            members = children_of(demo.id());
+            members.len() == 3
+        });
+        signal(&demo, how);
+        demo.wait().unwrap();
+        wait_until("the receivers' processes end", || members.iter().all(|&pid| !is_member(pid)));
+    }
+}
+
+#[test]
+fn the_schedule_is_printed_for_people_and_for_programs() {
+    let output = rdmc(&["schedule", "--nodes", "8", "--blocks", "3"]);
+    assert!(text(&output.stdout).contains("     3   .   0<1   .   1<2  2<1"), "{output:?}");
+    let output = rdmc(&["schedule", "--nodes", "8", "--blocks", "3", "--json"]);
+    let schedule = &events(&output)[0];
+    assert_eq!((schedule["steps"].as_u64(), schedule["members"].as_u64()), (Some(5), Some(8)));
+    assert_eq!(schedule["transfers"].as_array().unwrap().len(), 7 * 3);
+    let racks = ["schedule", "--algorithm", "hybrid", "--racks", "0,2/1,3", "--nodes", "4"];
+    assert_eq!(code(&rdmc(&racks)), 0);
+}
+
+#[test]
+fn help_completions_manual_and_doctor_are_printed() {
+    for shell in ["bash", "zsh", "fish", "elvish", "powershell"] {
+        assert!(text(&rdmc(&["completions", shell]).stdout).contains("rdmc"), "{shell}");
+    }
+    let help = text(&rdmc(&["send", "--help"]).stdout);
+    assert!(help.contains("partial delivery") && help.contains("RDMC_TO"), "{help}");
+    let pages = TempDir::new().unwrap();
+    let output = rdmc(&[OsStr::new("man"), "--dir".as_ref(), pages.path().as_os_str()]);
+    assert_eq!(code(&output), 0);
+    for page in ["rdmc.1", "rdmc-send.1", "rdmc-recv.1", "rdmc-demo.1", "rdmc-schedule.1", "rdmc-doctor.1"] {
+        assert!(pages.path().join(page).exists(), "{page}");
+    }
+    assert!(text(&rdmc(&["man"]).stdout).contains(".TH rdmc"));
+    assert!(text(&rdmc(&["doctor"]).stdout).contains("fabric tcp"));
+    assert!(events(&rdmc(&["doctor", "--json"]))[0]["findings"].is_array());
+}
+
+#[test]
+fn quiet_is_quiet_and_the_environment_is_heard() {
+    let source = TempDir::new().unwrap();
+    let path = source.path().join("file");
+    std::fs::write(&path, b"bytes").unwrap();
+    let receiver = Receiver::start(&["--once"]);
+    let environment = [("RDMC_TO", receiver.address.as_str()), ("RDMC_QUIET", "1"), ("RDMC_ALGORITHM", "chain")];
+    let child = command(&[OsStr::new("send"), path.as_os_str()]).envs(environment).spawn().unwrap();
+    let sent = finish(child);
+    assert_eq!(code(&sent), 0, "{sent:?}");
+    assert!(sent.stdout.is_empty() && sent.stderr.is_empty(), "{sent:?}");
+    assert_eq!(receiver.finish().0, 0);
+}
+
+/// A receiver's process, with a directory of its own.
+struct Receiver {
+    child: Child,
+    address: String,
+    dir: TempDir,
+}
+
+impl Receiver {
+    fn start(options: &[&str]) -> Self {
+        let dir = TempDir::new().unwrap();
+        let listen = ["recv", "--listen", "127.0.0.1:0", "--json", "--dir"].map(OsStr::new);
+        let arguments: Vec<_> =
+            listen.into_iter().chain([dir.path().as_os_str()]).chain(options.iter().map(OsStr::new)).collect();
+        let mut child = command(&arguments).stderr(Stdio::inherit()).spawn().unwrap();
+        let mut lines = BufReader::new(child.stdout.take().unwrap());
+        let mut first = String::new();
+        lines.read_line(&mut first).unwrap();
+        let listening: Value = serde_json::from_str(&first).expect("the first line is an event");
+        assert_eq!(listening["event"], "listening");
+        // Nobody reads on, and the receiver must not wait for that.
+        std::thread::spawn(move || std::io::copy(&mut lines, &mut std::io::sink()));
+        Self { child, address: listening["address"].as_str().unwrap().to_owned(), dir }
+    }
+
+    /// Waits for the end; returns the exit code and the directory.
+    fn finish(mut self) -> (i32, TempDir) {
+        let mut exit = None;
+        wait_until("the receiver ends", || {
+            exit = self.child.try_wait().unwrap();
+            exit.is_some()
+        });
+        let dir = std::mem::replace(&mut self.dir, TempDir::new().unwrap());
+        (exit.and_then(|status| status.code()).expect("it ends by itself"), dir)
+    }
+}
+
+impl Drop for Receiver {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+/// Builds the program once, and says where it is.
+fn program() -> &'static Path {
+    static PROGRAM: OnceLock<PathBuf> = OnceLock::new();
+    PROGRAM.get_or_init(|| {
+        let cargo = std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
+        // With the profile of the tests, whose dependencies are built already.
+        let built = Command::new(cargo)
+            .args(["build", "--quiet", "--profile", "test", "-p", "rdmc-cli", "--message-format", "json"])
+            .current_dir(Path::new(env!("CARGO_MANIFEST_DIR")).parent().unwrap())
+            .stderr(Stdio::inherit())
+            .output()
+            .expect("cargo runs");
+        assert!(built.status.success(), "the program is built");
+        let lines = text(&built.stdout);
+        let messages = lines.lines().filter_map(|line| serde_json::from_str::<Value>(line).ok());
+        let executables = messages.filter_map(|message| message["executable"].as_str().map(PathBuf::from));
+        executables.reduce(|_, later| later).expect("cargo says where the program is")
+    })
+}
+
+/// Prepares a run of the program without any of the caller's settings.
+fn command<S: AsRef<OsStr>>(arguments: &[S]) -> Command {
+    let mut command = Command::new(program());
+    for (name, _) in std::env::vars_os() {
+        if name.to_string_lossy().starts_with("RDMC_") {
+            command.env_remove(name);
+        }
+    }
+    command.args(arguments).stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
+    command
+}
+
+fn rdmc<S: AsRef<OsStr>>(arguments: &[S]) -> Output {
+    finish(command(arguments).spawn().unwrap())
+}
+
+/// Waits for a process that is not expected to say much.
+fn finish(mut child: Child) -> Output {
+    let (stdout, stderr) = (read_all(child.stdout.take().unwrap()), read_all(child.stderr.take().unwrap()));
+    let begun = Instant::now();
+    let status = loop {
+        if let Some(status) = child.try_wait().unwrap() {
+            break status;
+        }
+        if begun.elapsed() > WATCHDOG {
+            let _ = child.kill();
+            panic!("the program hangs");
+        }
+        std::thread::sleep(POLL);
+    };
+    Output { status, stdout: stdout.join().unwrap(), stderr: stderr.join().unwrap() }
+}
+
+fn read_all(mut from: impl std::io::Read + Send + 'static) -> std::thread::JoinHandle<Vec<u8>> {
+    std::thread::spawn(move || {
+        let mut bytes = Vec::new();
+        from.read_to_end(&mut bytes).unwrap();
+        bytes
+    })
+}
+
+fn send(files: &[PathBuf], receivers: &[Receiver], options: &[&str], block: &str) -> Output {
+    let to = receivers.iter().map(|receiver| receiver.address.as_str()).collect::<Vec<_>>().join(",");
+    let mut command = command(&["send", "--to", &to, "--block-size", block]);
+    finish(command.args(options).args(files).spawn().unwrap())
+}
+
+/// Starts to send, in blocks so small that it takes a while.
+fn start_send(path: &Path, receivers: &[Receiver]) -> Child {
+    let to = receivers.iter().map(|receiver| receiver.address.as_str()).collect::<Vec<_>>().join(",");
+    command(&["send", "--to", &to, "--block-size", "512"]).arg(path).spawn().unwrap()
+}
+
+fn slow_file(dir: &TempDir) -> PathBuf {
+    let path = dir.path().join("slow");
+    std::fs::write(&path, pattern(64 << 20, 5)).unwrap();
+    path
+}
+
+fn signal(child: &Child, name: &str) {
+    let sent = Command::new("kill").args(["-s", name, &child.id().to_string()]).status().unwrap();
+    assert!(sent.success());
+}
+
+fn wait_until(what: &str, mut done: impl FnMut() -> bool) {
+    let begun = Instant::now();
+    while !done() {
+        assert!(begun.elapsed() < WATCHDOG, "not within {WATCHDOG:?}: {what}");
+        std::thread::sleep(POLL);
+    }
+}
+
+/// Lists the processes whose parent is `parent`.
+fn children_of(parent: u32) -> Vec<u32> {
+    let numbers = std::fs::read_dir("/proc").unwrap().flatten();
+    let numbers = numbers.filter_map(|entry| entry.file_name().to_string_lossy().parse::<u32>().ok());
+    numbers.filter(|&pid| is_member(pid) && parent_of(pid) == Some(parent)).collect()
+}
+
+fn parent_of(pid: u32) -> Option<u32> {
+    let status = std::fs::read_to_string(format!("/proc/{pid}/status")).ok()?;
+    status.lines().find_map(|line| line.strip_prefix("PPid:"))?.trim().parse().ok()
+}
+
+/// Tells whether a process runs as a receiver of the demo; one that has ended has no command line.
+fn is_member(pid: u32) -> bool {
+    std::fs::read_to_string(format!("/proc/{pid}/cmdline")).is_ok_and(|line| line.contains("demo-member"))
+}
+
+/// What is below a directory: mode, modification time and digest by relative path.
+fn tree(root: &Path) -> BTreeMap<PathBuf, (u32, i64, i64, Option<blake3::Hash>)> {
+    let mut found = BTreeMap::new();
+    let mut unread = vec![root.to_owned()];
+    while let Some(dir) = unread.pop() {
+        for entry in std::fs::read_dir(dir).unwrap() {
+            let path = entry.unwrap().path();
+            // A temporary file may have gone meanwhile.
+            let Ok(metadata) = std::fs::symlink_metadata(&path) else { continue };
+            let temporary = path.extension().is_some_and(|extension| extension == "part");
+            let digest = (metadata.is_file() && !temporary).then(|| blake3::hash(&std::fs::read(&path).unwrap()));
+            if metadata.is_dir() {
+                unread.push(path.clone());
+            }
+            let name = path.strip_prefix(root).unwrap().to_owned();
+            found.insert(name, (metadata.mode() & 0o7777, metadata.mtime(), metadata.mtime_nsec(), digest));
+        }
+    }
+    found
+}
+
+fn files_in(dir: &Path) -> Vec<PathBuf> {
+    std::fs::read_dir(dir).unwrap().map(|entry| entry.unwrap().path()).collect()
+}
+
+fn empty(dir: &Path) {
+    files_in(dir).iter().for_each(|path| std::fs::remove_file(path).unwrap());
+}
+
+fn stamp(path: &Path, mode: u32, seconds: u64) {
+    let file = std::fs::File::open(path).unwrap();
+    file.set_modified(SystemTime::UNIX_EPOCH + Duration::new(seconds, 987_654_321)).unwrap();
+    file.set_permissions(std::fs::Permissions::from_mode(mode)).unwrap();
+}
+
+fn events(output: &Output) -> Vec<Value> {
+    text(&output.stdout).lines().map(|line| serde_json::from_str(line).expect("every line is an object")).collect()
+}
+
+fn text(bytes: &[u8]) -> String {
+    String::from_utf8_lossy(bytes).into_owned()
+}
+
+fn code(output: &Output) -> i32 {
+    output.status.code().expect("it ends by itself")
+}
+
+/// How long anything may take before it is called hanging.
+const WATCHDOG: Duration = Duration::from_secs(120);
+/// How often to look.
+const POLL: Duration = Duration::from_millis(2);

@@ -1,0 +1,45 @@
+//! The arrows between the crates: imports point down only.
+
+use std::collections::BTreeMap;
+use std::process::Command;
+
+/// What each room may use of the others.
+const ARROWS: [(&str, &[&str]); 7] = [
+    ("rdmc-schedule", &[]),
+    ("rdmc-fabric", &[]),
+    ("rdmc", &["rdmc-schedule", "rdmc-fabric"]),
+    ("rdmc-verbs", &["rdmc-fabric"]),
+    ("rdmc-sim", &["rdmc", "rdmc-fabric"]),
+    ("rdmc-cli", &["rdmc", "rdmc-schedule", "rdmc-fabric", "rdmc-verbs", "rdmc-sim"]),
+    ("rdmc-async-rdma", &["rdmc-fabric"]),
+];
+
+#[test]
+fn imports_between_crates_point_down_only() {
+    let cargo = std::env::var("CARGO").unwrap_or_else(|_| "cargo".to_owned());
+    let output = Command::new(cargo)
+        .args(["metadata", "--format-version=1", "--no-deps", "--offline"])
+        .current_dir(env!("CARGO_MANIFEST_DIR"))
+        .output()
+        .expect("cargo runs");
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    let metadata: serde_json::Value = serde_json::from_slice(&output.stdout).expect("cargo prints JSON");
+    let allowed: BTreeMap<&str, &[&str]> = ARROWS.into_iter().collect();
+    let mut seen = 0;
+    for package in metadata["packages"].as_array().expect("a list of packages") {
+        let name = package["name"].as_str().expect("a name");
+        if package["publish"].as_array().is_some_and(Vec::is_empty) {
+            continue; // Examples, tests and benches may use everything.
+        }
+        let allowed = allowed.get(name).unwrap_or_else(|| panic!("crate {name} has no room: add it to ARROWS"));
+        seen += 1;
+        for dependency in package["dependencies"].as_array().expect("a list of dependencies") {
+            let other = dependency["name"].as_str().expect("a name");
+            // A crate may use its own test support in its tests.
+            let own = other == name && dependency["kind"] == "dev";
+            let ours = other == "rdmc" || other.starts_with("rdmc-");
+            assert!(!ours || own || allowed.contains(&other), "{name} must not use {other}");
+        }
+    }
+    assert!(seen >= 4, "the workspace has at least its four first crates, {seen} were found");
+}
