@@ -134,11 +134,17 @@ fn main() -> Result<()> {
     }
 }
 
-/// Makes the fabric; `RDMC_BENCH_NEAR_KIB` sets its `near_bytes`, here and in the receivers.
+/// Makes the fabric; `RDMC_BENCH_NEAR_KIB` and `RDMC_BENCH_CONGESTION` (cubic, system) set its options, here and in
+/// the receivers.
 fn fabric() -> std::sync::Arc<TcpFabric> {
     let mut config = TcpConfig::default();
     if let Some(kib) = std::env::var("RDMC_BENCH_NEAR_KIB").ok().and_then(|text| text.parse::<u32>().ok()) {
         config.near_bytes = kib << 10;
+    }
+    match std::env::var("RDMC_BENCH_CONGESTION").as_deref() {
+        Ok("system") => config.congestion_control = None,
+        Ok("cubic") => config.congestion_control = Some("cubic"),
+        _ => {}
     }
     TcpFabric::with_config(config)
 }
@@ -258,7 +264,7 @@ fn rdmc_round(
     for remote in remotes.iter_mut() {
         remote.tell("rdmc")?;
     }
-    let members = (0..=remotes.len()).map(|id| NodeId(id as u32));
+    let members = (0..).take(remotes.len() + 1).map(NodeId);
     let spec = GroupSpec::new(id, members).algorithm(work.algorithm.clone()).block_size(work.block_kib * 1024);
     let (started, used) = runtime.block_on(async {
         let sender = node.create_group(spec).await?;

@@ -41,13 +41,21 @@ pub struct TcpConfig {
     pub unsent_bytes_max: u32,
     /// How many bytes before the end of a block the next one may begin elsewhere. Default 32 KiB.
     ///
-    /// Large enough to hide the latency of telling the next sender, small enough that blocks hardly share a port.
+    /// Large enough to hide the latency of telling the next sender, small enough that blocks hardly share a port. Between
+    /// processes of one host there is no port to share, and blocks need not follow each other.
     pub near_bytes: u32,
+    /// The congestion control of data connections (`TCP_CONGESTION`), where the system has it and allows it; the
+    /// system's own otherwise, and between processes of one host. Default `reno`.
+    ///
+    /// Blocks come in bursts with pauses between them, on paths of at most a millisecond. CUBIC leaves slow start at the
+    /// first sign of a queue and hardly grows during such bursts, BBR draws wrong conclusions from the pauses; Reno
+    /// fills the path at once and recovers within milliseconds. On paths of tens of milliseconds choose another.
+    pub congestion_control: Option<&'static str>,
 }
 
 impl Default for TcpConfig {
     fn default() -> Self {
-        Self { unsent_bytes_max: 128 << 10, near_bytes: 32 << 10 }
+        Self { unsent_bytes_max: 128 << 10, near_bytes: 32 << 10, congestion_control: Some("reno") }
     }
 }
 
@@ -239,14 +247,28 @@ fn nonce_at(bytes: &[u8; 32], at: usize) -> u128 {
     u128::from_le_bytes(nonce)
 }
 
+/// Tells whether both ends are on this host, where bytes pass through memory and not through a port.
+fn stays_on_host(stream: &TcpStream) -> io::Result<bool> {
+    Ok(stream.peer_addr()?.ip() == stream.local_addr()?.ip())
+}
+
 /// Sets the options of a data connection.
 fn tune(stream: &TcpStream, config: TcpConfig) -> io::Result<()> {
+    let on_host = stays_on_host(stream)?;
     // Acknowledgements and grants are small and urgent.
     stream.set_nodelay(true)?;
     #[cfg(any(target_os = "linux", target_os = "android"))]
-    socket2::SockRef::from(stream).set_tcp_notsent_lowat(config.unsent_bytes_max)?;
+    {
+        let socket = socket2::SockRef::from(stream);
+        socket.set_tcp_notsent_lowat(config.unsent_bytes_max)?;
+        if let Some(name) = config.congestion_control.filter(|_| !on_host)
+            && let Err(error) = socket.set_tcp_congestion(name.as_bytes())
+        {
+            tracing::debug!(name, %error, "congestion control is not available; the system's is used");
+        }
+    }
     #[cfg(not(any(target_os = "linux", target_os = "android")))]
-    let _ = config;
+    let _ = (config, on_host);
     Ok(())
 }
 

@@ -112,6 +112,11 @@ impl Mesh {
         self.0.me
     }
 
+    /// Returns all nodes of the cluster.
+    pub(crate) fn nodes(&self) -> Vec<NodeId> {
+        self.0.members.keys().copied().collect()
+    }
+
     /// Tells whether the node belongs to the cluster.
     pub(crate) fn knows(&self, node: NodeId) -> bool {
         self.0.members.contains_key(&node)
@@ -229,6 +234,8 @@ impl Mesh {
             let current = state.links.get(&peer).is_some_and(|link| link.serial == serial);
             if current {
                 state.links.remove(&peer);
+                // What it said of groups not yet joined is void: they will hear that it is lost.
+                state.early.retain(|(_, from, _)| *from != peer);
             }
             current
         };

@@ -260,6 +260,11 @@ impl Node {
         self.0.mesh.me()
     }
 
+    /// Returns the numbers of all nodes of the cluster in ascending order, this one included.
+    pub fn nodes(&self) -> Vec<NodeId> {
+        self.0.mesh.nodes()
+    }
+
     /// Creates a group of which this node is the root, the only sender (DSN §3).
     ///
     /// All members call [`create_group`](Self::create_group) or [`join_group`](Self::join_group) with the same

@@ -59,8 +59,9 @@ pub(crate) async fn start_on(fabrics: Vec<Arc<dyn Fabric>>, kind: Kind) -> Vec<N
 
 /// Finds free loopback addresses. Another program may take one before it is used; the start would fail then.
 pub(crate) fn free_addresses(count: usize) -> Vec<String> {
-    let bound: Vec<_> = (0..count).map(|_| std::net::TcpListener::bind("127.0.0.1:0").unwrap()).collect();
-    bound.iter().map(|listener| listener.local_addr().unwrap().to_string()).collect()
+    let bound: Vec<_> =
+        (0..count).map(|_| std::net::TcpListener::bind("127.0.0.1:0").expect("a loopback port is free")).collect();
+    bound.iter().map(|listener| listener.local_addr().expect("it is bound").to_string()).collect()
 }
 
 /// Specifies a group of all the nodes in order.

@@ -280,3 +280,17 @@ async fn forming_and_closing_dropped_at_any_poll_hang_nobody() {
     })
     .await;
 }
+
+#[test]
+fn handles_and_futures_are_send_and_handles_are_sync() {
+    fn sync<T: Send + Sync>() {}
+    fn send<T: Send>() {}
+    sync::<Node>();
+    sync::<rdmc::Sender>();
+    sync::<rdmc::Receiver>();
+    sync::<rdmc::OfferReceiver>();
+    sync::<rdmc::Message>();
+    send::<rdmc::Multicast>();
+    send::<rdmc::Delivery>();
+    send::<rdmc::Offer>();
+}

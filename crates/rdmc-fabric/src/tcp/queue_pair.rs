@@ -3,6 +3,7 @@
 use std::collections::VecDeque;
 use std::io::{self, IoSlice};
 use std::net::{IpAddr, SocketAddr};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, Weak};
 use std::time::Duration;
 
@@ -13,7 +14,7 @@ use tokio::net::tcp::{OwnedReadHalf, OwnedWriteHalf};
 use tokio::sync::{oneshot, watch};
 
 use super::frame::{Frame, Refusal};
-use super::{Arrival, TcpEndpoint, TcpShared, lock, tune};
+use super::{Arrival, TcpEndpoint, TcpShared, lock, stays_on_host, tune};
 use crate::completion::CompletionSource;
 use crate::environment::{Environment, TokioEnvironment};
 use crate::fabric::{ConnectError, Endpoint, FabricError, Peer, QueuePairConfig, RawQueuePair, Role};
@@ -33,6 +34,8 @@ pub(super) struct TcpQueuePair {
     /// What the reader wants written, before any request.
     responses: Mutex<VecDeque<Response>>,
     closed: watch::Sender<bool>,
+    /// The peer is on this host: no port is shared, so nothing has to wait for its turn at one.
+    on_host: AtomicBool,
     this: Weak<TcpQueuePair>,
 }
 
@@ -86,6 +89,7 @@ impl TcpQueuePair {
             arrival,
             responses: Mutex::default(),
             closed: watch::Sender::new(false),
+            on_host: AtomicBool::new(false),
             this: this.clone(),
         }))
     }
@@ -113,6 +117,7 @@ impl RawQueuePair for TcpQueuePair {
                 Role::Passive => this.await_arrival(arrival, remote).await?,
             };
             tune(&stream, this.shared.config).map_err(ConnectError::Unreachable)?;
+            this.on_host.store(stays_on_host(&stream).map_err(ConnectError::Unreachable)?, Ordering::Relaxed);
             let environment = this.environment.clone();
             environment.spawn(Box::pin(this.run(stream)));
             Ok(())
@@ -120,6 +125,9 @@ impl RawQueuePair for TcpQueuePair {
     }
 
     fn post(&self, request: WorkRequest) {
+        if self.on_host.load(Ordering::Relaxed) && matches!(request.work(), Work::Receive { .. }) {
+            request.nearly_done();
+        }
         self.posted.post(request);
     }
 
@@ -300,7 +308,7 @@ impl TcpQueuePair {
         let mut filled = from.fill(&mut into[..early]).await;
         if filled.is_ok() {
             receive.nearly_done();
-            if early > 0 {
+            if early > 0 && !self.on_host.load(Ordering::Relaxed) {
                 self.respond(Response::NearlyTaken)?;
             }
             let Work::Receive { into } = receive.work_mut() else { unreachable!("it was one above") };
@@ -459,8 +467,8 @@ impl TcpQueuePair {
                     }
                     Work::Receive { .. } => unreachable!("receives are queued apart"),
                 };
-                // A short one is nearly done when it is written; of a long one the peer tells.
-                if data.len() <= self.shared.config.near_bytes as usize {
+                // A short one, or one that stays on this host, is nearly done when it is written; of others the peer tells.
+                if data.len() <= self.shared.config.near_bytes as usize || self.on_host.load(Ordering::Relaxed) {
                     departing.push(request.nearing());
                 }
                 // Before its bytes are out, since the answer may come before this task runs again.

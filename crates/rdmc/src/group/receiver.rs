@@ -3,8 +3,8 @@
 use std::fmt;
 use std::ops::Deref;
 use std::pin::Pin;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::task::{Context, Poll};
 
 use bytes::Bytes;
@@ -45,6 +45,9 @@ impl Message {
     }
 
     /// Returns the bytes, without a copy.
+    ///
+    /// They keep the whole message's memory from its pool; a message of one block, however short, has that of a block.
+    /// What is to be kept for long is better copied, or received into memory of the application's.
     pub fn into_bytes(self) -> Bytes {
         self.buffer.into()
     }
@@ -81,7 +84,8 @@ impl fmt::Debug for Message {
 /// The stream ends with `None` when the root has closed the group and every message was taken, or with the group's
 /// failure. A few messages are received ahead; while they are not taken, the root and the other members wait.
 ///
-/// Dropping it without [`close`](Self::close) abandons the group: the others learn that this member has left.
+/// Dropping it without [`close`](Self::close) abandons the group: the others learn that this member has left. So
+/// combinators that drop a stream when it ends, such as `select_all`, should be given `&mut` of it.
 pub struct Receiver {
     offers: OfferReceiver,
     current: Option<Delivery>,
@@ -97,7 +101,7 @@ pub struct OfferReceiver {
     /// Set when no offer is to come any more.
     complete: Arc<AtomicBool>,
     /// Waits for the verdict when the offers end without being complete.
-    failing: Option<Running<GroupFailure>>,
+    failing: Exclusive<Option<Running<GroupFailure>>>,
     told_failure: bool,
 }
 
@@ -120,7 +124,7 @@ pub struct Delivery {
     group: Arc<Group>,
     message: oneshot::Receiver<Message>,
     /// Waits for the verdict when the message does not come.
-    failing: Option<Running<GroupFailure>>,
+    failing: Exclusive<Option<Running<GroupFailure>>>,
     _ahead: OwnedSemaphorePermit,
 }
 
@@ -128,14 +132,14 @@ impl Future for Delivery {
     type Output = Result<Message, GroupFailure>;
 
     fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
-        if self.failing.is_none() {
+        if self.failing.content().is_none() {
             match self.message.poll_unpin(cx) {
                 Poll::Pending => return Poll::Pending,
                 Poll::Ready(Ok(message)) => return Poll::Ready(Ok(message)),
-                Poll::Ready(Err(_)) => self.failing = Some(failure_of(&self.group)),
+                Poll::Ready(Err(_)) => *self.failing.content() = Some(failure_of(&self.group)),
             }
         }
-        let failing = self.failing.as_mut().expect("set above");
+        let failing = self.failing.content().as_mut().expect("set above");
         failing.poll_unpin(cx).map(Err)
     }
 }
@@ -200,6 +204,13 @@ impl OfferReceiver {
         self.agree().await
     }
 
+    /// Ends the group because this member cannot go on; the others learn the reason, of which at most 1000 characters
+    /// are passed on.
+    pub fn refuse(self, reason: &str) {
+        let reason = reason.chars().take(REASON_MAX).collect();
+        self.group.fail(self.group.rank, FailureCause::Refused { reason });
+    }
+
     /// Waits until the group fails, which may be never.
     ///
     /// # Cancel safety
@@ -224,7 +235,8 @@ impl OfferReceiver {
             Poll::Ready(Some(offer)) => Poll::Ready(Some(Ok(offer))),
             Poll::Ready(None) if self.told_failure || self.complete.load(Ordering::Acquire) => Poll::Ready(None),
             Poll::Ready(None) => {
-                let failing = self.failing.get_or_insert_with(|| failure_of(&self.group));
+                let group = &self.group;
+                let failing = self.failing.content().get_or_insert_with(|| failure_of(group));
                 let Poll::Ready(failure) = failing.poll_unpin(cx) else { return Poll::Pending };
                 self.told_failure = true;
                 Poll::Ready(Some(Err(failure)))
@@ -257,6 +269,12 @@ impl Receiver {
             drop(message?);
         }
         self.offers.agree().await
+    }
+
+    /// Ends the group because this member cannot go on; the others learn the reason, of which at most 1000 characters
+    /// are passed on.
+    pub fn refuse(self, reason: &str) {
+        self.offers.refuse(reason);
     }
 
     /// Waits until the group fails, which may be never.
@@ -345,7 +363,24 @@ async fn join_from(node: Arc<NodeShared>, spec: GroupSpec, memory: MemoryFrom) -
     let intake = Intake::new(group.clone(), memory, &mut events, offers);
     let complete = Arc::new(AtomicBool::new(false));
     start(group.clone(), events, run(group.clone(), intake, grants, confirmed, complete.clone()));
-    Ok(OfferReceiver { group, offers: taken, confirm: Some(confirm), complete, failing: None, told_failure: false })
+    Ok(OfferReceiver {
+        group,
+        offers: taken,
+        confirm: Some(confirm),
+        complete,
+        failing: Exclusive::default(),
+        told_failure: false,
+    })
+}
+
+/// Something that is only reached by `&mut`, so that a handle is `Sync` whatever it holds.
+#[derive(Default)]
+struct Exclusive<T>(Mutex<T>);
+
+impl<T> Exclusive<T> {
+    fn content(&mut self) -> &mut T {
+        self.0.get_mut().unwrap_or_else(PoisonError::into_inner)
+    }
 }
 
 /// Waits for the group's failure, owning what it needs.
@@ -458,7 +493,7 @@ impl Intake {
             .ok_or_else(|| self.malformed("a message with too many blocks"))?;
         let first = staged.map(|bytes| self.check_first(shape, bytes)).transpose()?;
         let (deliver, message) = oneshot::channel();
-        let delivery = Delivery { group: self.group.clone(), message, failing: None, _ahead: ahead };
+        let delivery = Delivery { group: self.group.clone(), message, failing: Exclusive::default(), _ahead: ahead };
         let blocks = self.places(number, shape, first.as_ref(), delivery).await?;
         let transfer = Transfer::new(self.group.clone(), number, shape, blocks, Some(deliver));
         let first = first.map(|(_, bytes)| FirstBlock { bytes });
