@@ -1,4 +1,43 @@
 //! Reliable multicast of large objects, at the speed of the network, from async Rust.
+//!
+//! One member of a group, the root, sends; all others receive, and every receiver passes on the blocks it has, so that
+//! the object reaches many members in hardly more time than one. This is RDMC (Behrens, Jha, Birman, Tremel, "RDMC: A
+//! Reliable RDMA Multicast for Large Objects", DSN 2018): multicast out of reliable unicast, by schedules that every
+//! member computes for itself.
+//!
+//! - A [`Node`] is a process's membership in a [`Cluster`] of nodes that know each other, over a [`Fabric`] that moves
+//!   the bytes: [`TcpFabric`] anywhere, [`MemFabric`] inside a process. Clusters are given as a list of addresses, or
+//!   formed on the fly by [`invite`] and a [`Listener`].
+//! - A group is described by a [`GroupSpec`] that all its members know. The root's handle is a [`Sender`], the others'
+//!   a [`Receiver`], a stream of [`Message`]s, or an [`OfferReceiver`], which supplies the memory for each message.
+//!   Groups form concurrently and overlap freely.
+//! - [`Sender::send`] is a future of its own transfer; it completes when the memory is free again at the root.
+//!   [`Sender::close`] succeeds if and only if every message reached every member.
+//! - Every failure is one typed value, [`GroupFailure`], that every survivor is told.
+//!
+//! # Examples
+//! Three members in one process; on several machines only the fabric and the addresses differ.
+//! ```
+//! use futures::StreamExt;
+//! use rdmc::{Cluster, GroupSpec, MemNetwork, Node, NodeId};
+//!
+//! # #[tokio::main(flavor = "current_thread")]
+//! # async fn main() -> Result<(), Box<dyn std::error::Error>> {
+//! let network = MemNetwork::new();
+//! let cluster = Cluster::new([(0, "a"), (1, "b"), (2, "c")]);
+//! let node = |id| Node::builder(NodeId(id), cluster.clone()).fabric(network.fabric()).start();
+//! let (a, b, c) = futures::try_join!(node(0), node(1), node(2))?;
+//!
+//! let spec = GroupSpec::new(1, cluster.nodes());
+//! let (root, mut at_b, mut at_c) =
+//!     futures::try_join!(a.create_group(spec.clone()), b.join_group(spec.clone()), c.join_group(spec))?;
+//! root.send(vec![7; 5_000_000]).await?;
+//! assert_eq!(at_b.next().await.expect("a message")?.len(), 5_000_000);
+//! assert_eq!(at_c.next().await.expect("a message")?[4_999_999], 7);
+//! futures::try_join!(root.close(), at_b.close(), at_c.close())?;
+//! # Ok(())
+//! # }
+//! ```
 
 #![forbid(unsafe_code)]
 
