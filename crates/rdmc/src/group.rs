@@ -349,16 +349,18 @@ impl Group {
         let offers = self.neighbours.values().map(|neighbour| async move {
             self.node.mesh.send(neighbour.node, self.id, neighbour.offer(spec)).await;
         });
-        futures::future::join_all(offers).await;
+        let mut offering = futures::future::join_all(offers).fuse();
+        let mut offered = self.neighbours.is_empty();
         let mut unheard: Vec<Rank> = self.neighbours.keys().copied().collect();
         let mut connecting = FuturesUnordered::new();
         let mut late = self.node.environment.sleep(limit).fuse();
         let mut verdict = self.verdict.subscribe();
-        while !unheard.is_empty() || !connecting.is_empty() {
+        while !offered || !unheard.is_empty() || !connecting.is_empty() {
             if let Some(failure) = verdict.borrow_and_update().clone() {
                 return Err(failure.into());
             }
             futures::select_biased! {
+                _ = offering => offered = true,
                 event = events.inbox.next().fuse() => match event {
                     Some(GroupEvent::Frame(from, GroupFrame::Offer { spec: theirs, data, ready, cells })) => {
                         let Some(rank) = self.rank_of(from).filter(|rank| unheard.contains(rank)) else {
@@ -376,7 +378,10 @@ impl Group {
                     Some(GroupEvent::Frame(from, frame @ GroupFrame::Failed { .. })) => {
                         self.take_frame(from, frame, &events.announced);
                     }
-                    Some(GroupEvent::Frame(from, frame)) => events.deferred.push_back((from, frame)),
+                    Some(GroupEvent::Frame(from, frame)) if events.deferred.len() < ANNOUNCEMENTS_MAX => {
+                        events.deferred.push_back((from, frame));
+                    }
+                    Some(GroupEvent::Frame(from, _)) => self.blame(from, "said too much before the group was formed"),
                     Some(GroupEvent::Lost(node)) => self.lost(node),
                     None => self.fail(self.rank, FailureCause::ConnectionLost),
                 },
@@ -384,7 +389,8 @@ impl Group {
                     let (member, outcome): (Rank, Result<(), ConnectError>) = connected;
                     if let Err(source) = outcome {
                         // The connection may have failed because the group has.
-                        let (mesh_says, _) = (self.settle().await, self.fail(member, FailureCause::ConnectionLost));
+                        let mesh_says = self.settle_listening(&mut events).await;
+                        self.fail(member, FailureCause::ConnectionLost);
                         return Err(match mesh_says {
                             Some(failure) => failure.into(),
                             None => GroupError::Connect { member, source },
@@ -471,6 +477,24 @@ impl Group {
     /// A neighbour that has learnt of a failure breaks its connections: it must not be taken for the one that failed.
     async fn settle(&self) -> Option<GroupFailure> {
         self.node.environment.timeout(SETTLE_LIMIT, self.failed()).await.ok()
+    }
+
+    /// Does the same while nobody else listens to the mesh.
+    async fn settle_listening(&self, events: &mut Events) -> Option<GroupFailure> {
+        let mut settled = std::pin::pin!(self.settle().fuse());
+        loop {
+            futures::select_biased! {
+                failure = settled => return failure,
+                event = events.inbox.next().fuse() => match event {
+                    Some(GroupEvent::Frame(from, frame @ GroupFrame::Failed { .. })) => {
+                        self.take_frame(from, frame, &events.announced);
+                    }
+                    Some(GroupEvent::Frame(..)) => {}
+                    Some(GroupEvent::Lost(node)) => self.lost(node),
+                    None => return None,
+                }
+            }
+        }
     }
 
     /// Ends the group because of what this member has run into.

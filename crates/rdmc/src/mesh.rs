@@ -249,7 +249,7 @@ impl Mesh {
     }
 
     async fn read_link(&self, from: &mut (impl tokio::io::AsyncRead + Unpin), peer: NodeId) -> io::Result<()> {
-        while let Some(frame) = frame::read(from).await? {
+        while let Some(frame) = frame::read_up_to(from, frame::LINK_FRAME_LEN_MAX).await? {
             match frame {
                 Frame::Group { group, frame } => self.deliver(peer, group, frame).await?,
                 Frame::Goodbye => break,
@@ -267,7 +267,7 @@ impl Mesh {
             }
             match state.groups.get(&group) {
                 Some(events) => events.clone(),
-                None if state.early.len() >= EARLY_MAX => {
+                None if state.early.iter().filter(|(_, from, _)| *from == peer).count() >= EARLY_MAX => {
                     return Err(io::Error::other("too many frames of groups that this node has not joined"));
                 }
                 None => {
@@ -392,7 +392,7 @@ const DIAL_PAUSE_MAX: Duration = Duration::from_secs(1);
 const OUTGOING_MAX: usize = 256;
 /// Events that wait to be taken by one group.
 const INBOX_MAX: usize = 256;
-/// Frames kept for groups not yet joined.
-const EARLY_MAX: usize = 16 << 10;
+/// Frames of one node kept for groups not yet joined.
+const EARLY_MAX: usize = 2 << 10;
 /// Ended groups that are remembered.
 const ENDED_MAX: usize = 4 << 10;

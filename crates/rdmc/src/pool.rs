@@ -68,23 +68,25 @@ impl Pool {
         }
         let shared = &self.0;
         let pages = (len as u64).div_ceil(PAGE);
+        let pages = if pages > shared.pages_max { pages } else { size_class(pages).min(shared.pages_max) };
         let too_long = PoolError::TooLong { len: len as u64, max: shared.pages_max * PAGE };
         let Some(permits) = u32::try_from(pages).ok().filter(|_| pages <= shared.pages_max) else {
             return Err(too_long);
         };
         let permit = shared.pages_free.clone().acquire_many_owned(permits).await.expect("the pool never closes it");
-        let region = shared.region(len, pages)?;
-        shared.lent_bytes.fetch_add(pages * PAGE, Ordering::Relaxed);
-        let loan = Loan { pool: Arc::downgrade(shared), permit: Mutex::new(Some(permit)), bytes: pages * PAGE };
-        let mut buffer = region.lend(Arc::new(loan)).expect("a fabric allocates writable memory");
-        buffer.truncate(len);
-        Ok(buffer)
+        Ok(shared.lease(len, pages, Some(permit))?)
+    }
+
+    /// Lends memory next to the limit, without waiting: for the one block per group that arrives before the size of its
+    /// message is known. If it counted, a message could wait for memory that its own first block holds.
+    pub(crate) fn lend_staging(&self, len: usize) -> Result<BufferMut, PoolError> {
+        Ok(self.0.lease(len, size_class((len as u64).div_ceil(PAGE)), None)?)
     }
 
     /// Allocates `count` regions of `len` bytes in advance, as far as the limit allows.
     pub(crate) fn preallocate(&self, len: usize, count: usize) -> Result<(), PoolError> {
         for _ in 0..count {
-            let pages = (len as u64).div_ceil(PAGE);
+            let pages = size_class((len as u64).div_ceil(PAGE));
             if self.0.kept().pages + pages > self.0.pages_max {
                 break;
             }
@@ -102,23 +104,39 @@ impl Pool {
 }
 
 impl PoolShared {
-    /// Takes a kept region that fits, or allocates one within the limit.
-    fn region(&self, len: usize, pages: u64) -> Result<MemoryRegion, FabricError> {
+    fn lease(
+        self: &Arc<Self>,
+        len: usize,
+        pages: u64,
+        permit: Option<OwnedSemaphorePermit>,
+    ) -> Result<BufferMut, FabricError> {
+        let bytes = pages * PAGE;
+        let region = match self.kept_region(pages) {
+            Some(region) => region,
+            None => {
+                self.fabric.allocate(usize::try_from(bytes).expect("a length rounded to pages")).inspect_err(|_| {
+                    self.lent_bytes.fetch_sub(bytes, Ordering::Relaxed);
+                })?
+            }
+        };
+        let loan = Loan { pool: Arc::downgrade(self), permit: Mutex::new(permit), bytes };
+        let mut buffer = region.lend(Arc::new(loan)).expect("a fabric allocates writable memory");
+        buffer.truncate(len);
+        Ok(buffer)
+    }
+
+    /// Counts a lease and takes the latest kept region of that many pages, or makes room to allocate one.
+    fn kept_region(&self, pages: u64) -> Option<MemoryRegion> {
         let mut kept = self.kept();
-        let fits = |region: &MemoryRegion| region.len() >= len && region.len() as u64 <= 2 * pages * PAGE;
-        let best = (0..kept.regions.len())
-            .filter(|&at| fits(&kept.regions[at]))
-            .min_by_key(|&at| (kept.regions[at].len(), std::cmp::Reverse(at)));
-        if let Some(at) = best {
-            return Ok(kept.take(at));
+        let lent = self.lent_bytes.fetch_add(pages * PAGE, Ordering::Relaxed) / PAGE;
+        let fits = |region: &MemoryRegion| region.len() as u64 == pages * PAGE;
+        if let Some(at) = kept.regions.iter().rposition(fits) {
+            return Some(kept.take(at));
         }
-        // The permit guarantees room next to what is lent; what is kept may have to go.
-        let lent = self.lent_bytes.load(Ordering::Relaxed) / PAGE;
         while kept.pages > 0 && lent + kept.pages + pages > self.pages_max {
             drop(kept.take(0));
         }
-        drop(kept);
-        self.fabric.allocate(usize::try_from(pages * PAGE).expect("a length rounded to pages"))
+        None
     }
 
     fn keep(&self, region: MemoryRegion) {
@@ -141,6 +159,12 @@ impl Kept {
         self.pages -= region.len() as u64 / PAGE;
         region
     }
+}
+
+/// Rounds a number of pages up, by an eighth at most, so that messages of similar length reuse each other's memory.
+fn size_class(pages: u64) -> u64 {
+    let granule = (pages.next_power_of_two() / 16).max(1);
+    pages.next_multiple_of(granule)
 }
 
 /// One lease: gives region and permit back.

@@ -134,7 +134,7 @@ impl Transfer {
                 (receive, outcome)
             }));
         }
-        drop(turn);
+        turn.end();
         while let Some(done) = arriving.next().await {
             self.arrived(done)?;
         }
@@ -227,7 +227,7 @@ impl Transfer {
                 (send.peer, outcome)
             }));
         }
-        drop(turn);
+        turn.end();
         while let Some(done) = leaving.next().await {
             left(done)?;
         }

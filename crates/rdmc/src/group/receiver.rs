@@ -504,7 +504,8 @@ impl Intake {
     async fn first_block(&self) -> Result<(u64, Buffer), Trouble> {
         let source = self.group.first_source().expect("asked only where there is one");
         let neighbour = self.group.neighbour(source);
-        let staging = self.pool(self.group.block_size() as usize).await?;
+        let staging = self.group.node().pool.lend_staging(self.group.block_size() as usize);
+        let staging = staging.map_err(|error| self.out_of_memory(&error.to_string()))?;
         self.group.ingress().free_for(source).await;
         let room = neighbour.room_to_grant().await;
         let arriving = neighbour.grant(staging);

@@ -1,5 +1,6 @@
 //! The root's side of a group.
 
+use std::collections::BTreeMap;
 use std::fmt;
 use std::pin::Pin;
 use std::sync::Arc;
@@ -7,7 +8,7 @@ use std::task::{Context, Poll};
 
 use bytes::Bytes;
 use futures::future::{BoxFuture, FutureExt};
-use futures::stream::{FuturesOrdered, StreamExt};
+use futures::stream::{FuturesUnordered, StreamExt};
 use rdmc_fabric::{Buffer, BufferMut, Memory};
 use tokio::sync::{mpsc, oneshot};
 
@@ -189,7 +190,8 @@ impl fmt::Debug for Multicast {
 /// The root's engine: carries out requests in order until the group is closed.
 async fn run(group: Arc<Group>, mut queue: mpsc::Receiver<Request>, grants: Grants) -> Result<(), Trouble> {
     let mut grants = take_grants(&group, grants);
-    let mut running = FuturesOrdered::new();
+    let mut running = FuturesUnordered::new();
+    let mut completed = InOrder::default();
     let mut relay_turns = Turnstile::default();
     let mut receive_turns = Turnstile::default();
     let mut messages = 0;
@@ -197,16 +199,17 @@ async fn run(group: Arc<Group>, mut queue: mpsc::Receiver<Request>, grants: Gran
         let room = running.len() < TRANSFERS_MAX;
         futures::select_biased! {
             trouble = grants.select_next_some() => return Err(trouble),
-            outcome = running.select_next_some() => complete(outcome)?,
+            outcome = running.select_next_some() => completed.add(outcome)?,
             request = next_request(&mut queue, room).fuse() => match request {
                 Some(Request::Send { done, .. }) if done.is_closed() => {}
                 Some(Request::Send { message, shape, done }) => {
                     let blocks = Blocks::whole_message(shape, message);
                     let transfer = Transfer::new(group.clone(), messages, shape, blocks, None);
                     let (receive_turn, relay_turn) = (receive_turns.next(), relay_turns.next());
-                    running.push_back(async move {
+                    let number = messages;
+                    running.push(async move {
                         transfer.run(None, receive_turn, relay_turn).await?;
-                        Ok(done)
+                        Ok((number, done))
                     });
                     messages += 1;
                 }
@@ -218,7 +221,7 @@ async fn run(group: Arc<Group>, mut queue: mpsc::Receiver<Request>, grants: Gran
     while !running.is_empty() {
         futures::select_biased! {
             trouble = grants.select_next_some() => return Err(trouble),
-            outcome = running.select_next_some() => complete(outcome)?,
+            outcome = running.select_next_some() => completed.add(outcome)?,
         }
     }
     let Some(done) = close else {
@@ -230,11 +233,24 @@ async fn run(group: Arc<Group>, mut queue: mpsc::Receiver<Request>, grants: Gran
     Ok(())
 }
 
-/// Tells whoever waits that a message is sent.
-fn complete(outcome: Result<oneshot::Sender<()>, Trouble>) -> Result<(), Trouble> {
-    // Nobody may wait any more.
-    let _ = outcome?.send(());
-    Ok(())
+/// Tells whoever waits that a message is sent, in the order of the messages.
+#[derive(Default)]
+struct InOrder {
+    next: u64,
+    early: BTreeMap<u64, oneshot::Sender<()>>,
+}
+
+impl InOrder {
+    fn add(&mut self, outcome: Result<(u64, oneshot::Sender<()>), Trouble>) -> Result<(), Trouble> {
+        let (number, done) = outcome?;
+        self.early.insert(number, done);
+        while let Some(done) = self.early.remove(&self.next) {
+            self.next += 1;
+            // Nobody may wait any more.
+            let _ = done.send(());
+        }
+        Ok(())
+    }
 }
 
 async fn next_request(queue: &mut mpsc::Receiver<Request>, room: bool) -> Option<Request> {

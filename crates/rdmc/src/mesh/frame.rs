@@ -14,8 +14,10 @@ use crate::node::NodeId;
 
 /// Changes whenever frames change their meaning; nodes of different versions do not talk.
 pub(crate) const PROTOCOL_VERSION: u16 = 1;
-/// Longest frame in bytes.
+/// Longest frame in bytes: an invitation.
 pub(crate) const FRAME_LEN_MAX: usize = 4 << 20;
+/// Longest frame in bytes between nodes that know each other.
+pub(crate) const LINK_FRAME_LEN_MAX: usize = 16 << 10;
 
 /// One frame.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -89,6 +91,11 @@ pub(crate) fn decode(bytes: &[u8]) -> io::Result<Frame> {
 
 /// Reads one frame; memory is taken only as bytes arrive. None if the stream ended between frames.
 pub(crate) async fn read(stream: &mut (impl AsyncRead + Unpin)) -> io::Result<Option<Frame>> {
+    read_up_to(stream, FRAME_LEN_MAX).await
+}
+
+/// Reads one frame of at most `len_max` bytes, as [`read`] does.
+pub(crate) async fn read_up_to(stream: &mut (impl AsyncRead + Unpin), len_max: usize) -> io::Result<Option<Frame>> {
     let mut prefix = [0; 4];
     let first = stream.read(&mut prefix).await?;
     if first == 0 {
@@ -96,8 +103,8 @@ pub(crate) async fn read(stream: &mut (impl AsyncRead + Unpin)) -> io::Result<Op
     }
     stream.read_exact(&mut prefix[first..]).await?;
     let len = u32::from_le_bytes(prefix);
-    if len as usize > FRAME_LEN_MAX {
-        return Err(malformed(&format!("a frame of {len} bytes exceeds {FRAME_LEN_MAX}")));
+    if len as usize > len_max {
+        return Err(malformed(&format!("a frame of {len} bytes exceeds {len_max}")));
     }
     let mut bytes = Vec::new();
     let got = (&mut *stream).take(u64::from(len)).read_to_end(&mut bytes).await?;

@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use rdmc_fabric::{ControlListener, ControlStream, Environment, Fabric};
 use tokio::io::AsyncWriteExt;
-use tokio::sync::mpsc;
+use tokio::sync::{Semaphore, mpsc};
 
 use super::frame::{self, Frame, PROTOCOL_VERSION, Reject};
 use super::invite::Invitation;
@@ -105,6 +105,7 @@ impl fmt::Debug for Listener {
 }
 
 async fn accept(mut listener: Box<dyn ControlListener>, shared: Arc<ListenerShared>, spawner: crate::scope::Spawner) {
+    let greetings = Arc::new(Semaphore::new(GREETINGS_MAX));
     loop {
         let stream = match listener.accept().await {
             Ok(stream) => stream,
@@ -113,8 +114,13 @@ async fn accept(mut listener: Box<dyn ControlListener>, shared: Arc<ListenerShar
                 return;
             }
         };
+        let Ok(permit) = greetings.clone().try_acquire_owned() else {
+            tracing::warn!(max = GREETINGS_MAX, "control connection refused: too many say what they want at once");
+            continue;
+        };
         let shared = shared.clone();
         spawner.spawn(Box::pin(async move {
+            let _permit = permit;
             let environment = shared.environment.clone();
             let from = stream.peer_address();
             match environment.timeout(GREETING_LIMIT, shared.greet(stream)).await {
@@ -169,6 +175,8 @@ pub(crate) async fn refuse(stream: &mut Box<dyn ControlStream>, reason: Reject) 
 
 /// How long a connection may take to say what it wants.
 const GREETING_LIMIT: Duration = Duration::from_secs(10);
+/// Connections that have not yet said what they want, at once.
+const GREETINGS_MAX: usize = 256;
 /// Connections of one node that wait to be taken.
 const ARRIVALS_MAX: usize = 64;
 /// Invitations that wait to be taken.

@@ -2,7 +2,7 @@
 
 use tokio::sync::oneshot;
 
-/// Hands out turns, each of which begins when the one before it is dropped.
+/// Hands out turns, each of which begins when the one before it has ended.
 #[derive(Debug, Default)]
 pub(crate) struct Turnstile {
     last: Option<oneshot::Receiver<()>>,
@@ -12,25 +12,32 @@ impl Turnstile {
     /// Takes the next turn.
     pub(crate) fn next(&mut self) -> Turn {
         let (ends, ended) = oneshot::channel();
-        Turn { before: self.last.replace(ended), _ends: ends }
+        Turn { before: self.last.replace(ended), ends }
     }
 }
 
-/// One turn; it ends when it is dropped.
+/// One turn. Dropped without having ended, as when its transfer failed, it lets nobody on.
 #[derive(Debug)]
 pub(crate) struct Turn {
     before: Option<oneshot::Receiver<()>>,
-    _ends: oneshot::Sender<()>,
+    ends: oneshot::Sender<()>,
 }
 
 impl Turn {
     /// Waits until the turn before this one has ended.
     pub(crate) async fn wait(&mut self) {
         if let Some(before) = &mut self.before {
-            // Nothing is ever sent: the wait ends when the other end is dropped.
-            let _ = before.await;
+            if before.await.is_err() {
+                std::future::pending::<()>().await;
+            }
             self.before = None;
         }
+    }
+
+    /// Lets the next turn begin.
+    pub(crate) fn end(self) {
+        // Fails only if there is no next turn.
+        let _ = self.ends.send(());
     }
 }
 
@@ -46,10 +53,11 @@ mod tests {
         let (mut first, mut second, mut third) = (turnstile.next(), turnstile.next(), turnstile.next());
         assert!(first.wait().now_or_never().is_some());
         assert!(second.wait().now_or_never().is_none());
-        drop(first);
+        first.end();
         assert!(second.wait().now_or_never().is_some());
         assert!(third.wait().now_or_never().is_none());
+        // It failed: whoever comes after it must not take its place.
         drop(second);
-        assert!(third.wait().now_or_never().is_some());
+        assert!(third.wait().now_or_never().is_none());
     }
 }
