@@ -1,6 +1,6 @@
 //! The program `rdmc`: files and directories from one host to many, by reliable multicast.
 
-#![forbid(unsafe_code)]
+#![deny(unsafe_code)]
 
 mod announcement;
 mod arrivals;

@@ -125,7 +125,10 @@ impl Arrival {
     /// Maps the file, for its bytes to be received into.
     pub(crate) fn memory(&self, size: u64) -> anyhow::Result<Memory> {
         let len = usize::try_from(size).context("the file is longer than the address space")?;
-        Ok(Memory::map_file_mut(&self.file, len)?)
+        // SAFETY: the file was made here, under a random name, and is read only when the mapping is gone.
+        #[expect(unsafe_code, reason = "the file is mapped, to be received into without a copy")]
+        let memory = unsafe { Memory::map_file_mut(&self.file, len) }?;
+        Ok(memory)
     }
 
     /// Gives the file its mode, its time and its name. Nothing may be written to the mapping any more.

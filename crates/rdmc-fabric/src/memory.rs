@@ -52,29 +52,35 @@ impl Memory {
     /// Maps the first `len` bytes of `file` for writing; what is received there is in the file.
     ///
     /// The file must be at least `len` bytes long, and its blocks should be reserved in advance: a full disk shows as
-    /// a fault of the mapping, not as an error value. Nobody else may write or shorten the file meanwhile.
+    /// a fault of the mapping, not as an error value.
     ///
     /// # Errors
     /// The file is too short or cannot be mapped for writing.
-    pub fn map_file_mut(file: &File, len: usize) -> io::Result<Self> {
+    ///
+    /// # Safety
+    /// While the memory lives, nobody else may read, write, map or shorten the file.
+    pub unsafe fn map_file_mut(file: &File, len: usize) -> io::Result<Self> {
         if len == 0 {
             return Ok(Self::from(Vec::new()));
         }
         require_len(file, len)?;
-        // SAFETY: the mapping is private to this process by the contract of this function (nobody else writes or
-        // shortens the file); its length was checked against the file above.
+        // SAFETY: by the contract of this function nobody else touches the file; its length was checked above.
         let map = unsafe { memmap2::MmapOptions::new().len(len).map_mut(file) }?;
         Ok(Self::from_map(map))
     }
 
     /// Maps the first `len` bytes of `file` for reading, to be sent without a copy.
     ///
-    /// Nobody may write or shorten the file while it is mapped. The software fabrics let the kernel read the mapping,
-    /// so a file shortened meanwhile fails the operation; code that touches the bytes itself would be killed.
+    /// The fabric `tcp` lets the kernel read the mapping, so a file shortened meanwhile fails the operation; code that
+    /// touches the bytes itself would be killed.
     ///
     /// # Errors
     /// The file is too short or cannot be mapped.
-    pub fn map_file(file: &File, len: usize) -> io::Result<Self> {
+    ///
+    /// # Safety
+    /// While the memory lives, nobody may write or shorten the file; or nobody may look at the bytes as a slice, here
+    /// or in what they are copied to, and rely on their staying the same.
+    pub unsafe fn map_file(file: &File, len: usize) -> io::Result<Self> {
         if len == 0 {
             return Ok(Self::from(Vec::new()));
         }
@@ -526,9 +532,11 @@ mod tests {
     #[cfg_attr(miri, ignore = "maps a file")]
     fn a_mapped_file_holds_what_was_written() {
         let mut file = tempfile::tempfile().unwrap();
-        assert!(Memory::map_file_mut(&file, 5).is_err());
+        // SAFETY: the file has no name; nobody else knows it.
+        assert!(unsafe { Memory::map_file_mut(&file, 5) }.is_err());
         file.set_len(5).unwrap();
-        let memory = Memory::map_file_mut(&file, 5).unwrap();
+        // SAFETY: as above, and the mapping is dropped before the file is read.
+        let memory = unsafe { Memory::map_file_mut(&file, 5) }.unwrap();
         let mut buffer = MemoryRegion::new(memory, Box::new(())).into_mut().unwrap();
         buffer.copy_from_slice(b"hello");
         drop(buffer);

@@ -184,7 +184,8 @@ async fn a_message_is_received_into_memory_of_the_application() {
                     assert_eq!(offer.size(), size as u64);
                     let file = tempfile::tempfile().unwrap();
                     file.set_len(offer.size()).unwrap();
-                    let memory = Memory::map_file_mut(&file, size).unwrap();
+                    // SAFETY: the file has no name, and is read only after the mapping is gone.
+                    let memory = unsafe { Memory::map_file_mut(&file, size) }.unwrap();
                     let memory = nodes[1].register(memory).unwrap().into_mut().unwrap();
                     drop(offer.accept(memory).await.unwrap());
                     receiver.close().await.unwrap();
