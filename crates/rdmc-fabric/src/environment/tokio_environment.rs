@@ -95,7 +95,7 @@ impl Environment for TokioEnvironment {
         let address = address.to_owned();
         Box::pin(async move {
             let mut stream = TcpStream::connect(&address).await?;
-            stream.set_nodelay(true)?;
+            tune_control(&stream)?;
             stream.write_all(&CONTROL_MAGIC).await?;
             let peer = stream.peer_addr()?;
             Ok(Box::new(TcpControlStream { stream, peer }) as Box<dyn ControlStream>)
@@ -151,7 +151,7 @@ async fn handshake(
         return;
     }
     if magic == CONTROL_MAGIC {
-        if stream.set_nodelay(true).is_ok() {
+        if tune_control(&stream).is_ok() {
             // Fails only if the listener is gone, which ends the connection too.
             let _ = accepted.send(TcpControlStream { stream, peer }).await;
         }
@@ -160,6 +160,18 @@ async fn handshake(
     } else {
         tracing::warn!(%peer, ?magic, "connection refused: not a protocol this node speaks");
     }
+}
+
+/// Sets the options of a control connection.
+///
+/// It is idle most of the time: the kernel's probes tell when the host at the other end has vanished, within
+/// half a minute.
+fn tune_control(stream: &TcpStream) -> io::Result<()> {
+    stream.set_nodelay(true)?;
+    let probes = socket2::TcpKeepalive::new().with_time(PROBE_AFTER).with_interval(PROBE_INTERVAL);
+    #[cfg(any(target_os = "linux", target_os = "android", target_vendor = "apple", target_os = "freebsd"))]
+    let probes = probes.with_retries(PROBES);
+    socket2::SockRef::from(stream).set_tcp_keepalive(&probes)
 }
 
 struct TcpControlListener {
@@ -223,5 +235,12 @@ const ACCEPTED_MAX: usize = 64;
 const HANDSHAKES_MAX: usize = 256;
 /// How long a connection may take to prove who it is.
 const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(10);
+/// Idle time after which a control connection is probed.
+const PROBE_AFTER: Duration = Duration::from_secs(10);
+/// Time between probes.
+const PROBE_INTERVAL: Duration = Duration::from_secs(5);
+/// Probes without an answer after which the other host is given up.
+#[cfg(any(target_os = "linux", target_os = "android", target_vendor = "apple", target_os = "freebsd"))]
+const PROBES: u32 = 4;
 /// Pause after a failed accept, so that a lack of descriptors does not spin.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(50);
