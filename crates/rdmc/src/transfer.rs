@@ -145,7 +145,8 @@ impl Transfer {
     fn arrived(&self, done: (rdmc_schedule::Transfer, Result<Received, WorkError>)) -> Result<(), Trouble> {
         let (receive, outcome) = done;
         let received = outcome.map_err(|error| Trouble::Work { with: receive.peer, error })?;
-        if received.imm != Some(receive.block.0) && !self.is_first_from_source(receive) {
+        // The one block whose immediate is the message's size has been taken before the transfer began.
+        if received.imm != Some(receive.block.0) {
             let what = format!("sent block {:?} where block {} was due", received.imm, receive.block);
             return Err(Trouble::Protocol { by: receive.peer, what });
         }
@@ -162,13 +163,6 @@ impl Transfer {
         self.group.count_received(received.len);
         self.blocks.hold(receive.block, received.buffer.freeze());
         Ok(())
-    }
-
-    /// Tells whether the immediate of this block is the message's size, which the sender puts into the first block it
-    /// sends to a member whose first source it is.
-    fn is_first_from_source(&self, receive: rdmc_schedule::Transfer) -> bool {
-        self.group.first_source() == Some(receive.peer)
-            && self.schedule.receives(self.group.rank()).next() == Some(receive)
     }
 
     /// Copies the block that came before its place was known, while the others arrive.

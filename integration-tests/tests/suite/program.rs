@@ -43,6 +43,15 @@ fn files_of_every_size_arrive_by_every_algorithm_at_any_number_of_receivers() {
     assert!(receivers.iter().all(|receiver| tree(receiver.dir.path()).is_empty()));
 }
 
+/// Each receiver ends well, with what is in `source` and nothing else.
+fn assert_all_have(receivers: impl IntoIterator<Item = Receiver>, source: &TempDir) {
+    for receiver in receivers {
+        let (exit, dir) = receiver.finish();
+        assert_eq!(exit, 0);
+        assert_eq!(tree(dir.path()), tree(source.path()));
+    }
+}
+
 #[test]
 fn a_message_may_have_more_than_65535_blocks() {
     let source = TempDir::new().unwrap();
@@ -51,11 +60,7 @@ fn a_message_may_have_more_than_65535_blocks() {
     let receivers = [Receiver::start(&["--once"]), Receiver::start(&["--once"])];
     let sent = send(&[path], &receivers, &[], "16");
     assert_eq!(code(&sent), 0, "{sent:?}");
-    for receiver in receivers {
-        let (exit, dir) = receiver.finish();
-        assert_eq!(exit, 0);
-        assert_eq!(tree(dir.path()), tree(source.path()));
-    }
+    assert_all_have(receivers, &source);
 }
 
 #[test]
@@ -75,11 +80,7 @@ fn a_directory_tree_arrives_with_its_modes_times_and_empty_directories() {
     let receivers = [Receiver::start(&["--once"]), Receiver::start(&["--once", "--fsync"])];
     let sent = send(std::slice::from_ref(&root), &receivers, &[], "64k");
     assert_eq!(code(&sent), 0, "{sent:?}");
-    for receiver in receivers {
-        let (exit, dir) = receiver.finish();
-        assert_eq!(exit, 0);
-        assert_eq!(tree(dir.path()), tree(source.path()));
-    }
+    assert_all_have(receivers, &source);
 }
 
 #[test]

@@ -120,7 +120,9 @@ impl Blocks {
     /// # Panics
     /// If a block is not in its place.
     pub(crate) fn whole(&self) -> Buffer {
-        let Content::Parts(_) = &self.content else { return self.if_whole() };
+        if let Content::Whole(message) = &self.content {
+            return message.clone();
+        }
         let parts = self.parts();
         let mut blocks = parts.iter().map(|part| match part {
             Part::Held(bytes) => bytes.clone(),
@@ -131,13 +133,6 @@ impl Blocks {
             whole.try_append(block).expect("the places were cut from one piece");
         }
         whole
-    }
-
-    fn if_whole(&self) -> Buffer {
-        match &self.content {
-            Content::Whole(message) => message.clone(),
-            Content::Parts(_) => unreachable!("only asked of whole messages"),
-        }
     }
 
     fn parts(&self) -> MutexGuard<'_, Vec<Part>> {
