@@ -75,12 +75,23 @@ pub struct Capabilities {
     pub completion_mode: CompletionMode,
     /// Whether sending `Bytes` or mapped files needs no registration worth mentioning.
     pub registers_cheaply: bool,
+    /// Whether mapped files can be received into: a device that writes by itself cannot tell a file system so.
+    pub receives_into_files: bool,
+    /// Most entries of a completion queue.
+    pub completions_max: u32,
 }
 
 impl Capabilities {
     /// Describes a fabric; called by fabrics.
     pub fn new(name: &'static str) -> Self {
-        Self { name, message_len_max: u64::MAX, completion_mode: CompletionMode::Event, registers_cheaply: true }
+        Self {
+            name,
+            message_len_max: u64::MAX,
+            completion_mode: CompletionMode::Event,
+            registers_cheaply: true,
+            receives_into_files: true,
+            completions_max: u32::MAX,
+        }
     }
 }
 
@@ -196,6 +207,24 @@ pub enum FabricError {
     /// The completion queue belongs to another fabric.
     #[error("the completion queue belongs to another fabric")]
     ForeignCompletionQueue,
+    /// More was asked for than the device offers; ask for less.
+    #[error("{wanted} {what} were asked for, the device offers {max}")]
+    Limit {
+        /// What there is too little of.
+        what: &'static str,
+        /// How much was asked for.
+        wanted: u64,
+        /// How much there is.
+        max: u64,
+    },
+    /// The device refused to make something.
+    #[error("the device refused to make {what}")]
+    Device {
+        /// What it was to make.
+        what: &'static str,
+        /// What it said.
+        source: io::Error,
+    },
 }
 
 /// A queue pair could not be connected.

@@ -25,6 +25,7 @@ mod mem;
 mod memory;
 mod queue_pair;
 mod remote;
+mod rendezvous;
 mod software;
 mod tcp;
 mod trace;
@@ -40,8 +41,9 @@ pub use fabric::{
 pub use fault::{Fault, FaultFabric, Posting};
 pub use mem::{MemFabric, MemNetwork};
 pub use memory::{Buffer, BufferMut, Lender, Memory, MemoryRegion};
-pub use queue_pair::{QueuePair, next_queue_pair_id};
+pub use queue_pair::{QueuePair, UNSIGNALED_MAX, next_queue_pair_id};
 pub use remote::{Expose, ExposedMemory, ExposedRegion, RemoteAccess, RemoteMemory};
+pub use rendezvous::{Meeting, MeetingPlace, Rendezvous};
 pub use tcp::{TcpConfig, TcpFabric};
 pub use trace::{TraceEvent, TraceFabric, TraceKind};
 pub use work::{

@@ -259,7 +259,7 @@ impl MemQueuePair {
         let data = data.unwrap_or(&[]);
         let Work::Receive { into } = receive.work_mut() else { unreachable!("only receives are queued here") };
         if data.len() > into.len() {
-            let error = WorkError::LocalLength { got: data.len() as u64, room: into.len() as u64 };
+            let error = WorkError::LocalLength { got: Some(data.len() as u64), room: into.len() as u64 };
             receive.finish(Err(error), None);
             return Err(WorkError::RemoteInvalidRequest);
         }

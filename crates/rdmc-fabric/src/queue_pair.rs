@@ -74,6 +74,16 @@ impl QueuePair {
         Operation::plain(self.post(Work::Write { data, to, imm }))
     }
 
+    /// Does what [`write`](Self::write) does, and saves the completion where the fabric can.
+    ///
+    /// The operation may end only with a later request: at the latest with the next signaled one, or when
+    /// [`UNSIGNALED_MAX`] more unsignaled ones were posted. Whoever awaits it earlier may wait for ever. For small
+    /// writes that come in numbers, whose fate shows in the queue pair's.
+    pub fn write_unsignaled(&self, data: Buffer, to: RemoteMemory, imm: Option<u32>) -> Operation<()> {
+        let to = RemoteMemory { len: data.len() as u64, ..to };
+        Operation::plain(self.post_with(Work::Write { data, to, imm }, true))
+    }
+
     /// Reads the peer's memory at `from` into `into`, as many bytes as that has; the peer checks the bounds.
     pub fn read(&self, into: BufferMut, from: RemoteMemory) -> Operation<BufferMut> {
         let from = RemoteMemory { len: into.len() as u64, ..from };
@@ -86,6 +96,10 @@ impl QueuePair {
     }
 
     fn post(&self, work: Work) -> Arc<Slot> {
+        self.post_with(work, false)
+    }
+
+    fn post_with(&self, work: Work, unsignaled: bool) -> Arc<Slot> {
         let (outstanding, depth) = match work {
             Work::Receive { .. } => (&self.receives, self.config.receive_depth),
             _ => (&self.sends, self.config.send_depth),
@@ -94,7 +108,7 @@ impl QueuePair {
         if outstanding.fetch_update(Ordering::AcqRel, Ordering::Acquire, grow).is_err() {
             return Slot::refused(WorkError::QueueFull { depth });
         }
-        let (request, slot) = WorkRequest::new(work, self.raw.id(), outstanding.clone());
+        let (request, slot) = WorkRequest::new(work, unsignaled, self.raw.id(), outstanding.clone());
         self.raw.post(request);
         slot
     }
@@ -119,3 +133,6 @@ pub fn next_queue_pair_id() -> QueuePairId {
     static NEXT: AtomicU64 = AtomicU64::new(1);
     QueuePairId(NEXT.fetch_add(1, Ordering::Relaxed))
 }
+
+/// Unsignaled requests in a row after which a fabric reports a completion all the same.
+pub const UNSIGNALED_MAX: u32 = 8;

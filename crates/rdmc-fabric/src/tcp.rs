@@ -5,24 +5,19 @@
 //! read, or a refusal. Connections are accepted at the port where the node listens for control connections, and only
 //! with the nonce of a queue pair that waits for one; the nonces travel through the control plane alone.
 
-use std::collections::HashMap;
 use std::fmt;
 use std::io;
-use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
-use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use futures::future::BoxFuture;
-use tokio::io::AsyncReadExt;
 use tokio::net::TcpStream;
-use tokio::sync::oneshot;
 
 use crate::completion::{CompletionMode, CompletionQueue, CompletionSource, SoftwareCompletions};
-use crate::environment::{DataAcceptor, Environment, TokioEnvironment};
+use crate::environment::{Environment, TokioEnvironment};
 use crate::fabric::{Capabilities, ConnectError, Endpoint, Fabric, FabricError, QueuePairConfig};
 use crate::memory::{Memory, MemoryRegion};
 use crate::queue_pair::QueuePair;
 use crate::remote::{Expose, ExposedRegion};
+use crate::rendezvous::{MeetingPlace, Rendezvous};
 use crate::software::Exposures;
 
 mod frame;
@@ -76,20 +71,15 @@ impl TcpFabric {
 
     /// Makes a fabric.
     pub fn with_config(config: TcpConfig) -> Arc<Self> {
-        let shared = Arc::new(TcpShared {
-            config,
-            expected: Mutex::default(),
-            listening: Mutex::default(),
-            exposures: Arc::default(),
-            refused: AtomicU64::new(0),
-        });
-        let environment = Arc::new(TokioEnvironment::with_data_acceptor(shared.clone()));
+        let rendezvous = Rendezvous::new();
+        let environment = Arc::new(TokioEnvironment::with_data_acceptor(rendezvous.clone()));
+        let shared = Arc::new(TcpShared { config, rendezvous, exposures: Arc::default() });
         Arc::new(Self { shared, environment })
     }
 
     /// Counts data connections that were refused because they knew no valid nonce.
     pub fn refused_connections(&self) -> u64 {
-        self.shared.refused.load(Ordering::Relaxed)
+        self.shared.rendezvous.refused_connections()
     }
 }
 
@@ -131,120 +121,23 @@ impl Fabric for TcpFabric {
     }
 }
 
-/// What a fabric, its queue pairs and its listener share.
+/// What a fabric and its queue pairs share.
 struct TcpShared {
     config: TcpConfig,
-    /// Queue pairs that wait for the peer's connection, by their nonce.
-    expected: Mutex<HashMap<u128, oneshot::Sender<Arrival>>>,
-    listening: Mutex<Option<SocketAddr>>,
+    rendezvous: Arc<Rendezvous>,
     exposures: Arc<Exposures>,
-    refused: AtomicU64,
 }
 
-/// A connection that knew a nonce.
-struct Arrival {
-    stream: TcpStream,
-    /// The nonce it gave as its own.
-    from: u128,
+fn encode(place: MeetingPlace) -> Endpoint {
+    let mut out = ENDPOINT_TAG.to_vec();
+    place.encode(&mut out);
+    Endpoint::new(out).expect("an endpoint takes at most 39 bytes")
 }
 
-impl TcpShared {
-    /// Makes a queue pair known to the listener.
-    fn expect(&self, nonce: u128) -> oneshot::Receiver<Arrival> {
-        let (arrived, arrival) = oneshot::channel();
-        lock(&self.expected).insert(nonce, arrived);
-        arrival
-    }
-
-    fn forget(&self, nonce: u128) {
-        lock(&self.expected).remove(&nonce);
-    }
-}
-
-impl DataAcceptor for TcpShared {
-    fn listening(&self, local: SocketAddr) {
-        *lock(&self.listening) = Some(local);
-    }
-
-    fn accept(self: Arc<Self>, mut stream: TcpStream, peer: SocketAddr) -> BoxFuture<'static, ()> {
-        Box::pin(async move {
-            let mut nonces = [0; 32];
-            if let Err(error) = stream.read_exact(&mut nonces).await {
-                tracing::debug!(%peer, %error, "data connection ended before it gave its nonces");
-                return;
-            }
-            let (to, from) = (nonce_at(&nonces, 0), nonce_at(&nonces, 16));
-            // Taken out, so that a nonce lets in one connection only.
-            let expected = lock(&self.expected).remove(&to);
-            let accepted = expected.map(|arrived| arrived.send(Arrival { stream, from }).is_ok());
-            if accepted != Some(true) {
-                self.refused.fetch_add(1, Ordering::Relaxed);
-                tracing::warn!(%peer, "data connection refused: no queue pair waits for its nonce");
-            }
-        })
-    }
-}
-
-/// What an endpoint says: the queue pair's nonce and where its node listens, if it does.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-struct TcpEndpoint {
-    nonce: u128,
-    listening: Option<SocketAddr>,
-}
-
-impl TcpEndpoint {
-    /// Encodes as tag, nonce, family (0, 4 or 6), address, port.
-    fn encode(self) -> Endpoint {
-        let mut out = ENDPOINT_TAG.to_vec();
-        out.extend(self.nonce.to_le_bytes());
-        match self.listening {
-            None => out.push(0),
-            Some(SocketAddr::V4(at)) => {
-                out.push(4);
-                out.extend(at.ip().octets());
-                out.extend(at.port().to_le_bytes());
-            }
-            Some(SocketAddr::V6(at)) => {
-                out.push(6);
-                out.extend(at.ip().octets());
-                out.extend(at.port().to_le_bytes());
-            }
-        }
-        Endpoint::new(out).expect("an endpoint takes at most 39 bytes")
-    }
-
-    fn decode(endpoint: &Endpoint) -> Result<Self, ConnectError> {
-        let mut rest = endpoint.as_bytes();
-        let mut take = |len: usize| {
-            let taken = rest.split_at_checked(len);
-            taken.map(|(head, tail)| {
-                rest = tail;
-                head
-            })
-        };
-        let mut parse = || {
-            if take(ENDPOINT_TAG.len())? != ENDPOINT_TAG {
-                return None;
-            }
-            let nonce = u128::from_le_bytes(take(16)?.try_into().ok()?);
-            let ip = match take(1)?[0] {
-                0 => return Some(Self { nonce, listening: None }),
-                4 => IpAddr::from(Ipv4Addr::from(<[u8; 4]>::try_from(take(4)?).ok()?)),
-                6 => IpAddr::from(Ipv6Addr::from(<[u8; 16]>::try_from(take(16)?).ok()?)),
-                _ => return None,
-            };
-            let port = u16::from_le_bytes(take(2)?.try_into().ok()?);
-            Some(Self { nonce, listening: Some(SocketAddr::new(ip, port)) })
-        };
-        let parsed = parse().ok_or(ConnectError::BadEndpoint)?;
-        if rest.is_empty() { Ok(parsed) } else { Err(ConnectError::BadEndpoint) }
-    }
-}
-
-fn nonce_at(bytes: &[u8; 32], at: usize) -> u128 {
-    let mut nonce = [0; 16];
-    nonce.copy_from_slice(&bytes[at..at + 16]);
-    u128::from_le_bytes(nonce)
+fn decode(endpoint: &Endpoint) -> Result<MeetingPlace, ConnectError> {
+    let mut rest = endpoint.as_bytes().strip_prefix(ENDPOINT_TAG).ok_or(ConnectError::BadEndpoint)?;
+    let place = MeetingPlace::decode(&mut rest).ok_or(ConnectError::BadEndpoint)?;
+    if rest.is_empty() { Ok(place) } else { Err(ConnectError::BadEndpoint) }
 }
 
 /// Tells whether both ends are on this host, where bytes pass through memory and not through a port.
@@ -281,26 +174,15 @@ const ENDPOINT_TAG: &[u8] = b"tcp1";
 
 #[cfg(test)]
 mod tests {
-    use proptest::prelude::*;
-
     use super::*;
 
     #[test]
-    fn endpoints_survive_encoding() {
-        for listening in [None, Some("1.2.3.4:5"), Some("[::1]:65535")] {
-            let listening = listening.map(|text| text.parse().unwrap());
-            let endpoint = TcpEndpoint { nonce: u128::MAX - 7, listening };
-            assert_eq!(TcpEndpoint::decode(&endpoint.encode()).unwrap(), endpoint);
-        }
-    }
-
-    proptest! {
-        #[test]
-        fn any_bytes_are_an_endpoint_or_an_error(bytes in proptest::collection::vec(any::<u8>(), 0..64), tag: bool) {
-            let bytes = if tag { [ENDPOINT_TAG, &bytes].concat() } else { bytes };
-            if let Ok(endpoint) = TcpEndpoint::decode(&Endpoint::new(bytes.clone()).unwrap()) {
-                prop_assert_eq!(endpoint.encode().as_bytes().to_vec(), bytes);
-            }
+    fn endpoints_of_others_and_longer_ones_are_refused() {
+        let environment = TokioEnvironment::new();
+        let endpoint = encode(Rendezvous::new().meeting(&environment).place());
+        assert!(decode(&endpoint).is_ok());
+        for bytes in [[endpoint.as_bytes(), &[0]].concat(), endpoint.as_bytes()[1..].to_vec(), b"tcp1".to_vec()] {
+            assert!(matches!(decode(&Endpoint::new(bytes).unwrap()), Err(ConnectError::BadEndpoint)));
         }
     }
 }

@@ -90,10 +90,10 @@ pub enum WorkError {
     #[error("flushed because the queue pair is broken or closed")]
     Flushed,
     /// The peer's send is longer than the memory posted for it.
-    #[error("the peer sent {got} bytes into a receive of {room}")]
+    #[error("the peer sent {} into a receive of {room}", told(*.got))]
     LocalLength {
-        /// Bytes the peer sent.
-        got: u64,
+        /// Bytes the peer sent, where the fabric knows.
+        got: Option<u64>,
         /// Bytes posted for them.
         room: u64,
     },
@@ -118,9 +118,22 @@ pub enum WorkError {
         /// The configured depth.
         depth: u32,
     },
-    /// The operating system could not move the bytes, for instance because a mapped file was shortened.
-    #[error("the operating system could not read or write the memory of the request")]
+    /// The memory of the request could not be read or written: a mapped file was shortened, or the memory is not
+    /// registered with this fabric.
+    #[error("the memory of the request could not be read or written")]
     LocalProtection,
+    /// A device failed the work for a reason of its own.
+    #[error("the device failed the request: {status} (vendor's code {vendor:#x})")]
+    Device {
+        /// The device's reason, in the words of the verbs.
+        status: &'static str,
+        /// What else its vendor says.
+        vendor: u32,
+    },
+}
+
+fn told(bytes: Option<u64>) -> String {
+    bytes.map_or_else(|| "more bytes than there is room for".into(), |bytes| format!("{bytes} bytes"))
 }
 
 /// What a successful receive brought.
@@ -164,14 +177,26 @@ impl fmt::Display for QueuePairId {
 #[derive(Debug)]
 pub struct WorkRequest {
     work: Option<Work>,
+    /// Nobody waits for this completion by itself.
+    unsignaled: bool,
     queue_pair: QueuePairId,
     slot: Arc<Slot>,
 }
 
 impl WorkRequest {
-    pub(crate) fn new(work: Work, queue_pair: QueuePairId, depth: Arc<AtomicU32>) -> (Self, Arc<Slot>) {
+    pub(crate) fn new(
+        work: Work,
+        unsignaled: bool,
+        queue_pair: QueuePairId,
+        depth: Arc<AtomicU32>,
+    ) -> (Self, Arc<Slot>) {
         let slot = Arc::new(Slot { state: Mutex::default(), depth: Some(depth) });
-        (Self { work: Some(work), queue_pair, slot: slot.clone() }, slot)
+        (Self { work: Some(work), unsignaled, queue_pair, slot: slot.clone() }, slot)
+    }
+
+    /// Tells whether the completion may wait for that of a later request.
+    pub fn is_unsignaled(&self) -> bool {
+        self.unsignaled
     }
 
     /// Returns what is asked.

@@ -147,7 +147,7 @@ async fn a_send_of_impossible_length_is_refused() {
     frame[0] = 1;
     frame[8..16].copy_from_slice(&u64::MAX.to_le_bytes());
     stream.write_all(&frame).await.unwrap();
-    assert_eq!(receive.await.unwrap_err(), WorkError::LocalLength { got: u64::MAX, room: 8 });
+    assert_eq!(receive.await.unwrap_err(), WorkError::LocalLength { got: Some(u64::MAX), room: 8 });
     let mut answer = [0; 16 + 32];
     stream.read_exact(&mut answer).await.unwrap();
     assert_eq!((answer[16], answer[20]), (6, 1), "the peer is told that its request is invalid");

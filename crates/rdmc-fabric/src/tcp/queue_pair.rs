@@ -2,7 +2,6 @@
 
 use std::collections::VecDeque;
 use std::io::{self, IoSlice};
-use std::net::{IpAddr, SocketAddr};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, Weak};
 use std::time::Duration;
@@ -11,29 +10,27 @@ use futures::future::BoxFuture;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
 use tokio::net::tcp::{OwnedReadHalf, OwnedWriteHalf};
-use tokio::sync::{oneshot, watch};
+use tokio::sync::watch;
 
 use super::frame::{Frame, Refusal};
-use super::{Arrival, TcpEndpoint, TcpShared, lock, stays_on_host, tune};
+use super::{TcpShared, lock, stays_on_host, tune};
 use crate::completion::CompletionSource;
 use crate::environment::{Environment, TokioEnvironment};
-use crate::fabric::{ConnectError, Endpoint, FabricError, Peer, QueuePairConfig, RawQueuePair, Role};
+use crate::fabric::{ConnectError, Endpoint, FabricError, Peer, QueuePairConfig, RawQueuePair};
 use crate::memory::Buffer;
 use crate::queue_pair::next_queue_pair_id;
+use crate::rendezvous::Meeting;
 use crate::software::{Grant, PostedWork, Taken};
 use crate::work::{Nearing, QueuePairId, Work, WorkError, WorkRequest};
 
 pub(super) struct TcpQueuePair {
     posted: PostedWork,
-    nonce: u128,
+    meeting: Meeting,
     config: QueuePairConfig,
     shared: Arc<TcpShared>,
     environment: Arc<TokioEnvironment>,
-    /// The peer's connection, if this end is the passive one; taken by `connect`.
-    arrival: Mutex<Option<oneshot::Receiver<Arrival>>>,
     /// What the reader wants written, before any request.
     responses: Mutex<VecDeque<Response>>,
-    closed: watch::Sender<bool>,
     /// The peer is on this host: no port is shared, so nothing has to wait for its turn at one.
     on_host: AtomicBool,
     this: Weak<TcpQueuePair>,
@@ -77,18 +74,14 @@ impl TcpQueuePair {
     ) -> Result<Arc<Self>, FabricError> {
         let reserved = config.send_depth.saturating_add(config.receive_depth);
         let posted = PostedWork::new(next_queue_pair_id(), completions, reserved)?;
-        let random: &dyn Environment = &*environment;
-        let nonce = random.random_u128();
-        let arrival = Mutex::new(Some(shared.expect(nonce)));
+        let meeting = shared.rendezvous.meeting(&*environment);
         Ok(Arc::new_cyclic(|this| Self {
             posted,
-            nonce,
+            meeting,
             config,
             shared,
             environment,
-            arrival,
             responses: Mutex::default(),
-            closed: watch::Sender::new(false),
             on_host: AtomicBool::new(false),
             this: this.clone(),
         }))
@@ -101,21 +94,14 @@ impl RawQueuePair for TcpQueuePair {
     }
 
     fn endpoint(&self) -> Endpoint {
-        TcpEndpoint { nonce: self.nonce, listening: *lock(&self.shared.listening) }.encode()
+        super::encode(self.meeting.place())
     }
 
     fn connect(&self, peer: Peer) -> BoxFuture<'static, Result<(), ConnectError>> {
         let this = self.this.upgrade().expect("somebody holds the queue pair they connect");
         Box::pin(async move {
-            let arrival = lock(&this.arrival).take().ok_or(ConnectError::WrongState)?;
-            let remote = TcpEndpoint::decode(&peer.endpoint)?;
-            let stream = match peer.role {
-                Role::Active => {
-                    this.shared.forget(this.nonce);
-                    this.open(remote, peer.address).await?
-                }
-                Role::Passive => this.await_arrival(arrival, remote).await?,
-            };
+            let remote = super::decode(&peer.endpoint)?;
+            let stream = this.meeting.meet(remote, peer.role, peer.address).await?;
             tune(&stream, this.shared.config).map_err(ConnectError::Unreachable)?;
             this.on_host.store(stays_on_host(&stream).map_err(ConnectError::Unreachable)?, Ordering::Relaxed);
             let environment = this.environment.clone();
@@ -133,60 +119,10 @@ impl RawQueuePair for TcpQueuePair {
 
     fn close(&self) {
         self.end(WorkError::Flushed);
-        self.shared.forget(self.nonce);
-        // A peer whose connection has arrived waits for the proof, which does not come any more.
-        drop(lock(&self.arrival).take());
     }
 }
 
 impl TcpQueuePair {
-    /// Opens the connection and waits for the peer's proof that it is the one expected.
-    async fn open(&self, remote: TcpEndpoint, address: Option<IpAddr>) -> Result<TcpStream, ConnectError> {
-        let mut at = remote.listening.ok_or(ConnectError::BadEndpoint)?;
-        if let (true, Some(ip)) = (at.ip().is_unspecified(), address) {
-            at = SocketAddr::new(ip, at.port());
-        }
-        let connect = async {
-            let mut stream = TcpStream::connect(at).await?;
-            let mut preface = crate::environment::DATA_MAGIC.to_vec();
-            preface.extend(remote.nonce.to_le_bytes());
-            preface.extend(self.nonce.to_le_bytes());
-            stream.write_all(&preface).await?;
-            let mut proof = [0; 16];
-            stream.read_exact(&mut proof).await?;
-            Ok((stream, u128::from_le_bytes(proof)))
-        };
-        let mut closed = self.closed.subscribe();
-        let (stream, proof) = tokio::select! {
-            biased;
-            _ = closed.wait_for(|&closed| closed) => return Err(ConnectError::WrongState),
-            opened = connect => opened.map_err(ConnectError::Unreachable)?,
-        };
-        if proof == self.nonce { Ok(stream) } else { Err(ConnectError::BadNonce) }
-    }
-
-    /// Waits for the peer's connection and answers with its own nonce.
-    async fn await_arrival(
-        &self,
-        arrival: oneshot::Receiver<Arrival>,
-        remote: TcpEndpoint,
-    ) -> Result<TcpStream, ConnectError> {
-        if lock(&self.shared.listening).is_none() {
-            return Err(ConnectError::NotListening);
-        }
-        let mut closed = self.closed.subscribe();
-        let mut arrival = tokio::select! {
-            biased;
-            _ = closed.wait_for(|&closed| closed) => return Err(ConnectError::WrongState),
-            arrival = arrival => arrival.map_err(|_| ConnectError::WrongState)?,
-        };
-        if arrival.from != remote.nonce {
-            return Err(ConnectError::BadNonce);
-        }
-        arrival.stream.write_all(&remote.nonce.to_le_bytes()).await.map_err(ConnectError::Unreachable)?;
-        Ok(arrival.stream)
-    }
-
     /// Reads and writes until the queue pair is closed or breaks.
     async fn run(self: Arc<Self>, stream: TcpStream) {
         let peer = stream.peer_addr().ok();
@@ -224,13 +160,13 @@ impl TcpQueuePair {
     fn end(&self, cause: WorkError) {
         self.posted.break_with(cause);
         lock(&self.responses).clear();
-        self.closed.send_replace(true);
+        self.meeting.close();
     }
 
     // The reader.
 
     async fn read_frames(&self, from: &mut OwnedReadHalf) -> Result<std::convert::Infallible, Ending> {
-        let mut closed = self.closed.subscribe();
+        let mut closed = self.meeting.closed();
         let mut from = Reader { from, closed: &mut closed };
         loop {
             let mut header = [0; Frame::LEN];
@@ -299,7 +235,7 @@ impl TcpQueuePair {
         let Work::Receive { into } = receive.work_mut() else { unreachable!("only receives are queued here") };
         let room = into.len();
         let Some(taken) = usize::try_from(len).ok().filter(|&len| len <= room) else {
-            let error = WorkError::LocalLength { got: len, room: room as u64 };
+            let error = WorkError::LocalLength { got: Some(len), room: room as u64 };
             receive.finish(Err(error), None);
             return Ok(Err(WorkError::RemoteInvalidRequest));
         };
@@ -419,7 +355,7 @@ impl TcpQueuePair {
     // The writer.
 
     async fn write_frames(&self, to: &mut OwnedWriteHalf) -> Result<std::convert::Infallible, Ending> {
-        let mut closed = self.closed.subscribe();
+        let mut closed = self.meeting.closed();
         let mut to = Writer { to, closed: &mut closed };
         let mut headers = Vec::with_capacity(HEADERS_LEN);
         loop {

@@ -1,0 +1,303 @@
+//! Where two queue pairs meet: a TCP connection of their own, which lets in only who knows a nonce.
+//!
+//! Connections arrive at the port where the node listens for control connections. Each queue pair draws a nonce, which
+//! travels through the control plane inside its endpoint; a connection that names a nonce nobody waits for is refused
+//! and counted. Of the two ends the active one opens the connection. On `tcp` the blocks pass through it; fabrics of
+//! devices agree over it that both ends are ready, and learn by its end that the peer is gone.
+
+use std::collections::HashMap;
+use std::fmt;
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use futures::future::BoxFuture;
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::TcpStream;
+use tokio::sync::{oneshot, watch};
+
+use crate::environment::{DATA_MAGIC, DataAcceptor, Environment};
+use crate::fabric::{ConnectError, Role};
+
+/// The connections that a node's queue pairs wait for.
+///
+/// Give it to [`TokioEnvironment::with_data_acceptor`](crate::TokioEnvironment::with_data_acceptor), so that it gets
+/// what arrives at the node's port.
+#[derive(Default)]
+pub struct Rendezvous {
+    /// Queue pairs that wait for the peer's connection, by their nonce.
+    expected: Mutex<HashMap<u128, oneshot::Sender<Arrival>>>,
+    listening: Mutex<Option<SocketAddr>>,
+    refused: AtomicU64,
+}
+
+/// A connection that knew a nonce.
+struct Arrival {
+    stream: TcpStream,
+    /// The nonce it gave as its own.
+    from: u128,
+}
+
+impl Rendezvous {
+    /// Makes a place where nobody waits yet.
+    pub fn new() -> Arc<Self> {
+        Arc::default()
+    }
+
+    /// Makes one queue pair's meeting, with a fresh nonce.
+    pub fn meeting(self: &Arc<Self>, environment: &dyn Environment) -> Meeting {
+        let nonce = environment.random_u128();
+        let (arrived, arrival) = oneshot::channel();
+        lock(&self.expected).insert(nonce, arrived);
+        Meeting {
+            rendezvous: self.clone(),
+            nonce,
+            arrival: Mutex::new(Some(arrival)),
+            closed: watch::Sender::new(false),
+        }
+    }
+
+    /// Counts data connections that were refused because they knew no valid nonce.
+    pub fn refused_connections(&self) -> u64 {
+        self.refused.load(Ordering::Relaxed)
+    }
+}
+
+impl fmt::Debug for Rendezvous {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Rendezvous").field("listening", &*lock(&self.listening)).finish_non_exhaustive()
+    }
+}
+
+impl DataAcceptor for Rendezvous {
+    fn listening(&self, local: SocketAddr) {
+        *lock(&self.listening) = Some(local);
+    }
+
+    fn accept(self: Arc<Self>, mut stream: TcpStream, peer: SocketAddr) -> BoxFuture<'static, ()> {
+        Box::pin(async move {
+            let mut nonces = [0; 32];
+            if let Err(error) = stream.read_exact(&mut nonces).await {
+                tracing::debug!(%peer, %error, "data connection ended before it gave its nonces");
+                return;
+            }
+            let (to, from) = (nonce_at(&nonces, 0), nonce_at(&nonces, 16));
+            // Taken out, so that a nonce lets in one connection only.
+            let expected = lock(&self.expected).remove(&to);
+            let accepted = expected.map(|arrived| arrived.send(Arrival { stream, from }).is_ok());
+            if accepted != Some(true) {
+                self.refused.fetch_add(1, Ordering::Relaxed);
+                tracing::warn!(%peer, "data connection refused: no queue pair waits for its nonce");
+            }
+        })
+    }
+}
+
+/// One queue pair's end of the connection to come.
+pub struct Meeting {
+    rendezvous: Arc<Rendezvous>,
+    nonce: u128,
+    /// The peer's connection, if this end is the passive one; taken by [`meet`](Self::meet).
+    arrival: Mutex<Option<oneshot::Receiver<Arrival>>>,
+    closed: watch::Sender<bool>,
+}
+
+impl Meeting {
+    /// Returns what the peer needs to come here.
+    pub fn place(&self) -> MeetingPlace {
+        MeetingPlace { nonce: self.nonce, listening: *lock(&self.rendezvous.listening) }
+    }
+
+    /// Meets the queue pair whose place is `remote`: opens the connection or waits for it, as the role says.
+    ///
+    /// `address` is where the control plane reaches the peer, for one that listens on all its addresses.
+    ///
+    /// # Cancel safety
+    /// The meeting is over if the future is dropped; there is one attempt.
+    ///
+    /// # Errors
+    /// [`ConnectError::WrongState`] at the second attempt or if closed, and what else [`ConnectError`] names.
+    pub async fn meet(
+        &self,
+        remote: MeetingPlace,
+        role: Role,
+        address: Option<IpAddr>,
+    ) -> Result<TcpStream, ConnectError> {
+        let arrival = lock(&self.arrival).take().ok_or(ConnectError::WrongState)?;
+        let met = async {
+            match role {
+                Role::Active => {
+                    self.forget();
+                    self.open(remote, address).await
+                }
+                Role::Passive => self.await_arrival(arrival, remote).await,
+            }
+        };
+        let mut closed = self.closed.subscribe();
+        tokio::select! {
+            biased;
+            _ = closed.wait_for(|&closed| closed) => Err(ConnectError::WrongState),
+            met = met => met,
+        }
+    }
+
+    /// Ends the meeting, whether it has taken place or not.
+    pub fn close(&self) {
+        self.closed.send_replace(true);
+        self.forget();
+        // A peer whose connection has arrived waits for the proof, which does not come any more.
+        drop(lock(&self.arrival).take());
+    }
+
+    /// Returns a view of whether the meeting was closed.
+    pub fn closed(&self) -> watch::Receiver<bool> {
+        self.closed.subscribe()
+    }
+
+    /// Opens the connection and waits for the peer's proof that it is the one expected.
+    async fn open(&self, remote: MeetingPlace, address: Option<IpAddr>) -> Result<TcpStream, ConnectError> {
+        let mut at = remote.listening.ok_or(ConnectError::BadEndpoint)?;
+        if let (true, Some(ip)) = (at.ip().is_unspecified(), address) {
+            at = SocketAddr::new(ip, at.port());
+        }
+        let connect = async {
+            let mut stream = TcpStream::connect(at).await?;
+            let mut preface = DATA_MAGIC.to_vec();
+            preface.extend(remote.nonce.to_le_bytes());
+            preface.extend(self.nonce.to_le_bytes());
+            stream.write_all(&preface).await?;
+            let mut proof = [0; 16];
+            stream.read_exact(&mut proof).await?;
+            Ok((stream, u128::from_le_bytes(proof)))
+        };
+        let (stream, proof) = connect.await.map_err(ConnectError::Unreachable)?;
+        if proof == self.nonce { Ok(stream) } else { Err(ConnectError::BadNonce) }
+    }
+
+    /// Waits for the peer's connection and answers with the peer's own nonce.
+    async fn await_arrival(
+        &self,
+        arrival: oneshot::Receiver<Arrival>,
+        remote: MeetingPlace,
+    ) -> Result<TcpStream, ConnectError> {
+        if lock(&self.rendezvous.listening).is_none() {
+            return Err(ConnectError::NotListening);
+        }
+        let mut arrival = arrival.await.map_err(|_| ConnectError::WrongState)?;
+        if arrival.from != remote.nonce {
+            return Err(ConnectError::BadNonce);
+        }
+        arrival.stream.write_all(&remote.nonce.to_le_bytes()).await.map_err(ConnectError::Unreachable)?;
+        Ok(arrival.stream)
+    }
+
+    fn forget(&self) {
+        lock(&self.rendezvous.expected).remove(&self.nonce);
+    }
+}
+
+impl fmt::Debug for Meeting {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Meeting").field("closed", &*self.closed.borrow()).finish_non_exhaustive()
+    }
+}
+
+impl Drop for Meeting {
+    fn drop(&mut self) {
+        self.forget();
+    }
+}
+
+/// Where and by which nonce a queue pair can be met; secret, since it lets in whoever knows it.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub struct MeetingPlace {
+    nonce: u128,
+    listening: Option<SocketAddr>,
+}
+
+impl MeetingPlace {
+    /// Appends the encoded form: nonce, family (0, 4 or 6), address, port; at most 35 bytes.
+    pub fn encode(&self, out: &mut Vec<u8>) {
+        out.extend(self.nonce.to_le_bytes());
+        match self.listening {
+            None => out.push(0),
+            Some(SocketAddr::V4(at)) => {
+                out.push(4);
+                out.extend(at.ip().octets());
+                out.extend(at.port().to_le_bytes());
+            }
+            Some(SocketAddr::V6(at)) => {
+                out.push(6);
+                out.extend(at.ip().octets());
+                out.extend(at.port().to_le_bytes());
+            }
+        }
+    }
+
+    /// Takes the encoded form off the front of `bytes`; none if it is not one.
+    pub fn decode(bytes: &mut &[u8]) -> Option<Self> {
+        let mut take = |len: usize| {
+            let (head, tail) = bytes.split_at_checked(len)?;
+            *bytes = tail;
+            Some(head)
+        };
+        let nonce = u128::from_le_bytes(take(16)?.try_into().ok()?);
+        let ip = match take(1)?[0] {
+            0 => return Some(Self { nonce, listening: None }),
+            4 => IpAddr::from(Ipv4Addr::from(<[u8; 4]>::try_from(take(4)?).ok()?)),
+            6 => IpAddr::from(Ipv6Addr::from(<[u8; 16]>::try_from(take(16)?).ok()?)),
+            _ => return None,
+        };
+        let port = u16::from_le_bytes(take(2)?.try_into().ok()?);
+        Some(Self { nonce, listening: Some(SocketAddr::new(ip, port)) })
+    }
+}
+
+impl fmt::Debug for MeetingPlace {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        // The nonce is a secret and stays out of logs.
+        f.debug_struct("MeetingPlace").field("listening", &self.listening).finish_non_exhaustive()
+    }
+}
+
+fn nonce_at(bytes: &[u8; 32], at: usize) -> u128 {
+    let mut nonce = [0; 16];
+    nonce.copy_from_slice(&bytes[at..at + 16]);
+    u128::from_le_bytes(nonce)
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    #[test]
+    fn places_survive_encoding() {
+        for listening in [None, Some("1.2.3.4:5"), Some("[::1]:65535")] {
+            let listening = listening.map(|text| text.parse().unwrap());
+            let place = MeetingPlace { nonce: u128::MAX - 7, listening };
+            let mut encoded = Vec::new();
+            place.encode(&mut encoded);
+            encoded.push(42);
+            let mut rest = &encoded[..];
+            assert_eq!((MeetingPlace::decode(&mut rest), rest), (Some(place), &[42][..]));
+        }
+    }
+
+    proptest! {
+        #[test]
+        fn any_bytes_are_a_place_or_none(bytes in proptest::collection::vec(any::<u8>(), 0..64)) {
+            let mut rest = &bytes[..];
+            if let Some(place) = MeetingPlace::decode(&mut rest) {
+                let mut encoded = Vec::new();
+                place.encode(&mut encoded);
+                prop_assert_eq!(&encoded[..], &bytes[..bytes.len() - rest.len()]);
+            }
+        }
+    }
+}
