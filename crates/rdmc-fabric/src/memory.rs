@@ -115,6 +115,11 @@ impl Memory {
         self.writable
     }
 
+    /// Returns the address of the first byte, for fabrics to register; dangling if there are no bytes.
+    pub fn as_ptr(&self) -> *const u8 {
+        self.ptr.as_ptr()
+    }
+
     fn from_map(mut map: memmap2::MmapMut) -> Self {
         let ptr = NonNull::from(&mut map[..]).cast();
         Self { ptr, len: map.len(), writable: true, _owner: Box::new(map) }

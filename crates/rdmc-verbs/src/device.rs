@@ -1,0 +1,230 @@
+//! An open device: its context and protection domain, what it offers, and its asynchronous events.
+
+use std::collections::HashMap;
+use std::ffi::{CStr, c_int};
+use std::io;
+use std::os::fd::{BorrowedFd, OwnedFd};
+use std::ptr::NonNull;
+use std::sync::{Arc, Mutex, PoisonError, Weak};
+
+use tokio::io::unix::AsyncFd;
+use tokio::sync::oneshot;
+
+use rdmc_fabric::WorkError;
+
+use crate::connection::Connection;
+use crate::devices::Choice;
+use crate::error::VerbsError;
+use crate::sys::{
+    self, Library, ibv_async_event, ibv_context, ibv_context_ops, ibv_device, ibv_device_attr, ibv_pd, ibv_port_attr,
+};
+
+/// An open device. Whatever is made on it keeps it open.
+pub(crate) struct Device {
+    pub(crate) library: &'static Library,
+    pub(crate) context: NonNull<ibv_context>,
+    pub(crate) pd: NonNull<ibv_pd>,
+    pub(crate) ops: ibv_context_ops,
+    pub(crate) choice: Choice,
+    pub(crate) attributes: ibv_device_attr,
+    pub(crate) port: ibv_port_attr,
+    /// The queue pairs that the device's events may name, by address.
+    connections: Mutex<HashMap<usize, Weak<Connection>>>,
+}
+
+// SAFETY: contexts and protection domains of libibverbs may be used from any thread, at the same time.
+unsafe impl Send for Device {}
+// SAFETY: as above.
+unsafe impl Sync for Device {}
+
+impl Device {
+    /// Opens the chosen device. `library` must be loaded, so that its absence is reported as such.
+    pub(crate) fn open(library: &'static Library, choice: Choice) -> Result<Arc<Self>, VerbsError> {
+        let failed = |action| {
+            let device = choice.device.clone();
+            move |source| VerbsError::Device { device, action, source }
+        };
+        allow_forks(library);
+        let context = open_context(library, &choice.device).map_err(failed("open the device"))?;
+        // SAFETY: the context is open.
+        let pd = unsafe { (library.ibv_alloc_pd)(context.as_ptr()) };
+        let Some(pd) = NonNull::new(pd) else {
+            let error = io::Error::last_os_error();
+            // SAFETY: the context is open and nothing was made on it.
+            unsafe { (library.ibv_close_device)(context.as_ptr()) };
+            return Err(failed("allocate a protection domain")(error));
+        };
+        // SAFETY: an open context is initialised up to the fields declared.
+        let ops = unsafe { context.as_ref() }.ops;
+        // SAFETY: all fields are numbers, for which zero is a value.
+        let attributes = unsafe { std::mem::zeroed() };
+        // SAFETY: as above.
+        let port = unsafe { std::mem::zeroed() };
+        let connections = Mutex::default();
+        let mut device = Self { library, context, pd, ops, choice, attributes, port, connections };
+        let failed = |action| {
+            let device = device.choice.device.clone();
+            move |source| VerbsError::Device { device, action, source }
+        };
+        let (no_attributes, no_port) = (failed("query the device"), failed("query the port"));
+        // SAFETY: the context is open, the struct has the library's layout.
+        let queried = unsafe { (library.ibv_query_device)(context.as_ptr(), &mut device.attributes) };
+        check(queried).map_err(no_attributes)?;
+        // SAFETY: as above.
+        let queried = unsafe { (library.ibv_query_port)(context.as_ptr(), device.choice.port, &mut device.port) };
+        check(queried).map_err(no_port)?;
+        Ok(Arc::new(device))
+    }
+
+    /// Lets the device's events reach a queue pair.
+    pub(crate) fn watch(&self, connection: &Arc<Connection>) {
+        self.connections().insert(connection.address(), Arc::downgrade(connection));
+    }
+
+    /// Forgets a queue pair that is about to be destroyed.
+    pub(crate) fn unwatch(&self, address: usize) {
+        self.connections().remove(&address);
+    }
+
+    /// Starts the task that takes the device's events; it ends when the result is dropped.
+    pub(crate) fn take_events(self: &Arc<Self>) -> io::Result<oneshot::Sender<()>> {
+        // SAFETY: an open context is initialised up to the fields declared.
+        let fd = unsafe { self.context.as_ref() }.async_fd;
+        let fd = await_on(fd)?;
+        let (end, mut ended) = oneshot::channel();
+        let device = Arc::downgrade(self);
+        tokio::spawn(async move {
+            loop {
+                let mut ready = tokio::select! {
+                    _ = &mut ended => return,
+                    ready = fd.readable() => match ready { Ok(ready) => ready, Err(_) => return },
+                };
+                let Some(device) = device.upgrade() else { return };
+                while let Some(event) = device.next_event() {
+                    device.handle(event);
+                }
+                ready.clear_ready();
+            }
+        });
+        Ok(end)
+    }
+
+    fn next_event(&self) -> Option<ibv_async_event> {
+        let mut event = ibv_async_event { element: std::ptr::null_mut(), event_type: 0 };
+        // SAFETY: the context is open, the struct has the library's layout; its descriptor does not block.
+        let taken = unsafe { (self.library.ibv_get_async_event)(self.context.as_ptr(), &mut event) };
+        (taken == 0).then_some(event)
+    }
+
+    fn handle(&self, mut event: ibv_async_event) {
+        let device = &self.choice.device;
+        let element = event.element as usize;
+        let broken = match event.event_type {
+            sys::IBV_EVENT_QP_FATAL | sys::IBV_EVENT_QP_REQ_ERR | sys::IBV_EVENT_QP_ACCESS_ERR => {
+                tracing::debug!(device, event = event.event_type, "the device broke a queue pair");
+                self.connections().get(&element).and_then(Weak::upgrade).into_iter().collect()
+            }
+            sys::IBV_EVENT_DEVICE_FATAL | sys::IBV_EVENT_CQ_ERR => {
+                tracing::error!(device, event = event.event_type, "the device failed; its queue pairs are broken");
+                self.connections().values().filter_map(Weak::upgrade).collect()
+            }
+            sys::IBV_EVENT_PORT_ERR => {
+                tracing::warn!(device, "a port went down; transfers wait until it is back or their retries end");
+                Vec::new()
+            }
+            sys::IBV_EVENT_PORT_ACTIVE => {
+                tracing::info!(device, "a port came up");
+                Vec::new()
+            }
+            other => {
+                tracing::debug!(device, event = other, "event of the device");
+                Vec::new()
+            }
+        };
+        // SAFETY: the event was taken from this library and is acknowledged once. Before anything may destroy its
+        // queue pair, since destroying waits for the acknowledgement.
+        unsafe { (self.library.ibv_ack_async_event)(&mut event) };
+        for connection in broken {
+            connection.break_with(WorkError::ConnectionLost);
+        }
+    }
+
+    fn connections(&self) -> std::sync::MutexGuard<'_, HashMap<usize, Weak<Connection>>> {
+        self.connections.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Drop for Device {
+    fn drop(&mut self) {
+        // SAFETY: whatever was made in the protection domain kept the device alive and is gone.
+        let deallocated = unsafe { (self.library.ibv_dealloc_pd)(self.pd.as_ptr()) };
+        // SAFETY: as above, for the context.
+        let closed = unsafe { (self.library.ibv_close_device)(self.context.as_ptr()) };
+        if deallocated != 0 || closed != 0 {
+            tracing::warn!(device = self.choice.device, deallocated, closed, "the device was not closed cleanly");
+        }
+    }
+}
+
+/// Keeps a fork, as of a child process to be started, from taking pages away that a device writes: older kernels and
+/// libraries must be told before the first registration.
+fn allow_forks(library: &Library) {
+    // SAFETY: takes nothing, may be called at any time.
+    let status = unsafe { (library.ibv_is_fork_initialized)() };
+    if status == sys::IBV_FORK_DISABLED {
+        // SAFETY: as above; too late if other code registered memory before, which it then reports.
+        let code = unsafe { (library.ibv_fork_init)() };
+        if code != 0 {
+            tracing::warn!(code, "libibverbs cannot protect registered memory in forks; do not start child processes");
+        }
+    }
+}
+
+fn open_context(library: &Library, name: &str) -> io::Result<NonNull<ibv_context>> {
+    let mut count: c_int = 0;
+    // SAFETY: `count` is written, the result is a list ended by null.
+    let list = unsafe { (library.ibv_get_device_list)(&mut count) };
+    let list = NonNull::new(list).ok_or_else(io::Error::last_os_error)?;
+    let mut opened = Err(io::Error::new(
+        io::ErrorKind::NotFound,
+        "libibverbs does not know the device; is its driver (Debian: ibverbs-providers) installed?",
+    ));
+    for at in 0..usize::try_from(count).unwrap_or(0) {
+        // SAFETY: the list has `count` entries.
+        let entry: *mut ibv_device = unsafe { list.as_ptr().wrapping_add(at).read() };
+        // SAFETY: the entry is a device of the list.
+        let found = unsafe { (library.ibv_get_device_name)(entry) };
+        // SAFETY: the name is a C string inside the device.
+        if unsafe { CStr::from_ptr(found) }.to_bytes() == name.as_bytes() {
+            // SAFETY: the entry is a device of the list.
+            let context = unsafe { (library.ibv_open_device)(entry) };
+            opened = NonNull::new(context).ok_or_else(io::Error::last_os_error);
+            break;
+        }
+    }
+    // SAFETY: the list came from the library; an open context does not need it.
+    unsafe { (library.ibv_free_device_list)(list.as_ptr()) };
+    opened
+}
+
+/// Lets a descriptor of the library's be awaited: by a duplicate, and not blocking, which goes for both.
+pub(crate) fn await_on(fd: c_int) -> io::Result<AsyncFd<OwnedFd>> {
+    // SAFETY: the caller gives a descriptor of an open device or channel, which stays open meanwhile.
+    let fd = unsafe { BorrowedFd::borrow_raw(fd) };
+    let flags = rustix::fs::fcntl_getfl(fd)?;
+    rustix::fs::fcntl_setfl(fd, flags | rustix::fs::OFlags::NONBLOCK)?;
+    let own = fd.try_clone_to_owned()?;
+    // SAFETY: an `OwnedFd` is always the same descriptor and closes it only when dropped.
+    let registered = unsafe { AsyncFd::register_with_interest(own, tokio::io::Interest::READABLE) };
+    Ok(registered?)
+}
+
+/// Makes an error of a function's result, which is an error number.
+pub(crate) fn check(code: c_int) -> io::Result<()> {
+    match code {
+        0 => Ok(()),
+        // Some functions of some versions return -1 and set the thread's error number.
+        -1 => Err(io::Error::last_os_error()),
+        code => Err(io::Error::from_raw_os_error(code.abs())),
+    }
+}

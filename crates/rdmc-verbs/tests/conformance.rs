@@ -1,0 +1,51 @@
+//! The conformance suite on real verbs: on the first two RDMA devices of the machine, or twice on the only one.
+//!
+//! Without a device each body is skipped and says so; `cargo xtask lab test conformance` runs them on Soft-RoCE.
+
+#![cfg(target_os = "linux")]
+
+use futures::future::BoxFuture;
+use rdmc_fabric::conformance::{Node, Rig};
+use rdmc_verbs::{VerbsConfig, VerbsFabric};
+
+struct VerbsRig {
+    workers: usize,
+}
+
+impl Rig for VerbsRig {
+    fn pair(&self) -> BoxFuture<'_, (Node, Node)> {
+        Box::pin(async move {
+            let devices: Vec<_> = usable_devices();
+            let open = |name: &String| {
+                let mut config = VerbsConfig::default();
+                config.device = Some(name.clone());
+                VerbsFabric::open(config).expect("a device with an active port can be opened")
+            };
+            let (first, last) = (open(&devices[0]), open(devices.get(1).unwrap_or(&devices[0])));
+            (Node::listening(first, "127.0.0.1:0").await, Node::listening(last, "127.0.0.1:0").await)
+        })
+    }
+
+    fn run(&self, body: BoxFuture<'static, ()>) {
+        if usable_devices().is_empty() {
+            println!("skipped: this machine has no RDMA device with an active port");
+            return;
+        }
+        let mut builder = match self.workers {
+            0 => tokio::runtime::Builder::new_current_thread(),
+            _ => tokio::runtime::Builder::new_multi_thread(),
+        };
+        let runtime = builder.worker_threads(self.workers.max(1)).enable_all().build();
+        let runtime = runtime.expect("the operating system gives a test a runtime");
+        if self.workers == 0 { runtime.block_on(body) } else { runtime.block_on(runtime.spawn(body)).expect("it ends") }
+    }
+}
+
+fn usable_devices() -> Vec<String> {
+    let devices = rdmc_verbs::devices().expect("the kernel lists its devices");
+    let usable = devices.into_iter().filter(|device| !device.iwarp && device.ports.iter().any(|port| port.is_active()));
+    usable.map(|device| device.name).collect()
+}
+
+rdmc_fabric::conformance_suite!(verbs, VerbsRig { workers: 0 });
+rdmc_fabric::conformance_suite!(verbs_on_two_threads, VerbsRig { workers: 2 });
