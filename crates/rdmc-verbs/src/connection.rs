@@ -16,6 +16,8 @@ use rdmc_fabric::{
     Buffer, Completed, Opcode, QueuePairConfig, QueuePairId, RemoteMemory, UNSIGNALED_MAX, Work, WorkError, WorkRequest,
 };
 
+use tokio::sync::watch;
+
 use crate::completion::{Completions, Cq};
 use crate::device::{Device, check};
 use crate::endpoint::Remote;
@@ -186,6 +188,7 @@ pub(crate) struct Connection {
     completions: Weak<Completions>,
     /// Entries of the completion queue set aside.
     entries: u32,
+    broken: watch::Sender<bool>,
 }
 
 struct Posted {
@@ -248,6 +251,7 @@ impl Connection {
             number: NEXT.fetch_add(1, Ordering::Relaxed),
             completions: Arc::downgrade(completions),
             entries: Self::entries(config),
+            broken: watch::Sender::new(false),
         });
         completions.attach(&connection);
         device.watch(&connection);
@@ -506,7 +510,13 @@ impl Connection {
             posted.held.drain(..).map(|request| request.complete(Err(WorkError::Flushed), None)).collect();
         drop(posted);
         self.push(flushed);
+        self.broken.send_replace(true);
         true
+    }
+
+    /// Waits until the connection is broken.
+    pub(crate) async fn broken(&self) {
+        let _ = self.broken.subscribe().wait_for(|&broken| broken).await;
     }
 
     /// Breaks the connection, which nobody holds any more, and lets it go when nothing is outstanding.

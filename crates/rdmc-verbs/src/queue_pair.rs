@@ -104,16 +104,15 @@ impl VerbsQueuePair {
     /// Holds the meeting's connection until either end closes: by its end the peer learns of a close here, and this
     /// end of the peer's close or death.
     async fn hold(self: Arc<Self>, mut stream: TcpStream) {
-        let mut closed = self.meeting.closed();
         let mut byte = [0; 1];
         tokio::select! {
             biased;
-            _ = closed.wait_for(|&closed| closed) => {}
+            () = self.connection.broken() => {}
             ended = stream.read(&mut byte) => {
                 tracing::debug!(qp = %self.connection.id, ?ended, "the peer closed the queue pair or is gone");
-                self.end(WorkError::ConnectionLost);
             }
         }
+        self.end(WorkError::ConnectionLost);
     }
 
     fn end(&self, cause: WorkError) {

@@ -7,12 +7,13 @@ pub(crate) fn work_error(status: i32, vendor: u32, opcode: Opcode, room: usize) 
     let known = usize::try_from(status).ok().and_then(|status| STATUSES.get(status));
     let Some(&(_, name)) = known else { return WorkError::Device { status: "unknown status", vendor } };
     match (status, opcode) {
-        // Soft-RoCE reports a message that does not fit to the receiver in the words that are meant for the sender.
-        (1, _) | (9, Opcode::Receive) => WorkError::LocalLength { got: None, room: room as u64 },
+        // Soft-RoCE tells the receiver of a message that does not fit in other words: in the sender's, or, if there is no
+        // room at all, that the receive was malformed, which the sender hears as a failed operation.
+        (1, _) | (2 | 9, Opcode::Receive) => WorkError::LocalLength { got: None, room: room as u64 },
         (4, _) | (8, _) => WorkError::LocalProtection,
         (5, _) => WorkError::Flushed,
         (7, _) => WorkError::Protocol,
-        (9, _) => WorkError::RemoteInvalidRequest,
+        (9 | 11, _) => WorkError::RemoteInvalidRequest,
         (10, _) => WorkError::RemoteAccess,
         (12, _) => WorkError::ConnectionLost,
         (13, _) => WorkError::ReceiverNotReady,
@@ -58,13 +59,17 @@ mod tests {
         assert_eq!(error(1), WorkError::LocalLength { got: None, room: 100 });
         assert_eq!(work_error(9, 0, Opcode::Receive, 8), WorkError::LocalLength { got: None, room: 8 });
         let own = [(4, WorkError::LocalProtection), (5, WorkError::Flushed), (7, WorkError::Protocol)];
-        let peers = [(9, WorkError::RemoteInvalidRequest), (10, WorkError::RemoteAccess)];
+        let peers = [
+            (9, WorkError::RemoteInvalidRequest),
+            (11, WorkError::RemoteInvalidRequest),
+            (10, WorkError::RemoteAccess),
+        ];
         let ways =
             [(12, WorkError::ConnectionLost), (13, WorkError::ReceiverNotReady), (8, WorkError::LocalProtection)];
         for (status, want) in own.into_iter().chain(peers).chain(ways) {
             assert_eq!(error(status), want, "{status}");
         }
-        for status in [2, 3, 6, 11, 14, 15, 16, 17, 18, 19, 20, 21, 22, 23] {
+        for status in [2, 3, 6, 14, 15, 16, 17, 18, 19, 20, 21, 22, 23] {
             let name = STATUSES[usize::try_from(status).unwrap()].1;
             assert_eq!(error(status), WorkError::Device { status: name, vendor: 7 });
         }
