@@ -71,7 +71,12 @@ impl TcpFabric {
 
     /// Makes a fabric.
     pub fn with_config(config: TcpConfig) -> Arc<Self> {
-        let rendezvous = Rendezvous::new();
+        Self::with_rendezvous(config, Rendezvous::new())
+    }
+
+    /// Makes a fabric whose connections arrive at a rendezvous that other fabrics of the node use as well: whoever of
+    /// them listens, listens for all.
+    pub fn with_rendezvous(config: TcpConfig, rendezvous: Arc<Rendezvous>) -> Arc<Self> {
         let environment = Arc::new(TokioEnvironment::with_data_acceptor(rendezvous.clone()));
         let shared = Arc::new(TcpShared { config, rendezvous, exposures: Arc::default() });
         Arc::new(Self { shared, environment })

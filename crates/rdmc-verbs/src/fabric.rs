@@ -91,6 +91,18 @@ impl VerbsFabric {
     /// # Panics
     /// Outside a Tokio runtime.
     pub fn open(config: VerbsConfig) -> Result<Arc<Self>, VerbsError> {
+        Self::open_with_rendezvous(config, Rendezvous::new())
+    }
+
+    /// Does what [`open`](Self::open) does, with a rendezvous that other fabrics of the node use as well: whoever of them
+    /// listens, listens for all.
+    ///
+    /// # Errors
+    /// As [`open`](Self::open).
+    ///
+    /// # Panics
+    /// Outside a Tokio runtime.
+    pub fn open_with_rendezvous(config: VerbsConfig, rendezvous: Arc<Rendezvous>) -> Result<Arc<Self>, VerbsError> {
         if config.retries > 7 {
             return Err(VerbsError::Setting { setting: "retries", bounds: "at most 7" });
         }
@@ -101,7 +113,6 @@ impl VerbsFabric {
         let choice = devices::choose(&devices::devices().map_err(VerbsError::System)?, &config)?;
         let device = Device::open(library, choice)?;
         let events = device.take_events().map_err(VerbsError::System)?;
-        let rendezvous = Rendezvous::new();
         let environment = Arc::new(TokioEnvironment::with_data_acceptor(rendezvous.clone()));
         let (choice, port) = (&device.choice, &device.port);
         tracing::info!(
