@@ -514,6 +514,11 @@ impl Connection {
         true
     }
 
+    /// Tells whether sends, writes or reads are outstanding.
+    pub(crate) fn has_sends(&self) -> bool {
+        !self.lock().sends.is_empty()
+    }
+
     /// Waits until the connection is broken.
     pub(crate) async fn broken(&self) {
         let _ = self.broken.subscribe().wait_for(|&broken| broken).await;

@@ -1,6 +1,7 @@
 //! A queue pair as the fabric's users hold it: a connection, and the meeting by which it is made and ended.
 
 use std::sync::{Arc, Weak};
+use std::time::Duration;
 
 use futures::future::BoxFuture;
 use rdmc_fabric::{
@@ -110,6 +111,10 @@ impl VerbsQueuePair {
             () = self.connection.broken() => {}
             ended = stream.read(&mut byte) => {
                 tracing::debug!(qp = %self.connection.id, ?ended, "the peer closed the queue pair or is gone");
+                if self.connection.has_sends() {
+                    // A peer that broke because of a request says so through the device, whose word is the better one.
+                    let _ = tokio::time::timeout(REFUSAL_GRACE, self.connection.broken()).await;
+                }
             }
         }
         self.end(WorkError::ConnectionLost);
@@ -173,6 +178,8 @@ impl Drop for VerbsQueuePair {
 
 /// What each end says when its queue pair is ready.
 const READY: u8 = 1;
+/// How long the device may take to say why the peer broke the connection, in which sends are under way.
+const REFUSAL_GRACE: Duration = Duration::from_millis(50);
 /// Packet sequence numbers have 24 bits.
 const PSN_MASK: u32 = 0xff_ffff;
 /// Reads of one queue pair under way at once.

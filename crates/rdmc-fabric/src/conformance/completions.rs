@@ -1,6 +1,6 @@
 //! Completion queues: what they report, how they wait, what they hold.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, VecDeque};
 use std::pin::Pin;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -9,9 +9,10 @@ use std::time::Duration;
 use futures::future::{FutureExt, join, join_all};
 use futures::stream::{Stream, StreamExt};
 
-use super::{Harness, PATIENT, assert_pattern, is_pending, turn};
+use super::{Harness, PATIENT, Shelf, assert_gone, assert_pattern, bytes_at, is_pending, turn};
 use crate::completion::{CompletionMode, CompletionQueue};
 use crate::fabric::{FabricError, QueuePairConfig};
+use crate::queue_pair::UNSIGNALED_MAX;
 use crate::remote::RemoteAccess;
 use crate::work::{Opcode, WorkCompletion, WorkError};
 
@@ -128,6 +129,65 @@ pub(super) async fn an_event_queue_is_idle_without_completions(harness: &Harness
     // At most one poll that finds nothing for each that finds a completion, and one at the start.
     let polls = polls.load(Ordering::Relaxed);
     assert!((10..=25).contains(&polls), "the queue was polled {polls} times for 10 completions");
+}
+
+pub(super) async fn unsignaled_writes_complete_with_later_requests(harness: &Harness) {
+    let config = QueuePairConfig { send_depth: 32, ..PATIENT };
+    let (a, b) = harness.connected_with(config).await;
+    let exposed = harness.b.expose(800, 0, RemoteAccess::WRITE);
+    let shelf = Shelf::new();
+    let write = |at: u64| {
+        let data = harness.a.lent(&shelf, 8, at).freeze();
+        a.write_unsignaled(data, exposed.remote().slice(8 * at, 8), None)
+    };
+    // A signaled request behind them ends them all.
+    let few: Vec<_> = (0..3).map(write).collect();
+    let receive = b.receive(harness.b.room(1));
+    a.send(harness.a.filled(1, 0), None).await.expect("the peer takes it");
+    receive.await.expect("the message arrives");
+    for outcome in join_all(few).await {
+        outcome.expect("the write lands");
+    }
+    // Without one, each ends when so many more were posted.
+    let behind = u64::from(UNSIGNALED_MAX);
+    let mut posted = VecDeque::new();
+    for at in 3..100 {
+        posted.push_back(write(at));
+        if posted.len() as u64 > behind {
+            posted.pop_front().expect("it is not empty").await.expect("the write lands");
+        }
+    }
+    a.write(harness.a.filled(0, 0), exposed.remote().slice(0, 0), None).await.expect("the write lands");
+    for outcome in join_all(posted).await {
+        outcome.expect("the write lands");
+    }
+    shelf.holds(100).await;
+    for at in 0..100 {
+        assert_pattern(&bytes_at(&exposed, 8 * at, 8), at as u64);
+    }
+}
+
+pub(super) async fn unsignaled_writes_end_with_the_queue_pair(harness: &Harness) {
+    for closes_b in [false, true] {
+        let (a, b) = harness.connected().await;
+        let exposed = harness.b.expose(8, 0, RemoteAccess::WRITE);
+        let shelf = Shelf::new();
+        let data = || harness.a.lent(&shelf, 8, 1).freeze();
+        let writes: Vec<_> = (0..3).map(|_| a.write_unsignaled(data(), exposed.remote(), None)).collect();
+        harness.settle().await;
+        if closes_b {
+            b.close()
+        } else {
+            a.close()
+        }
+        for outcome in join_all(writes).await {
+            // Whether it was done by then, nobody may know any more.
+            if outcome.is_err() {
+                assert_gone(outcome);
+            }
+        }
+        shelf.holds(3).await;
+    }
 }
 
 pub(super) async fn a_full_queue_pair_refuses_and_goes_on(harness: &Harness) {

@@ -6,7 +6,7 @@ use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 
 use rdmc_fabric::{
     Buffer, BufferMut, ConnectError, Endpoint, Expose, ExposedRegion, Fabric, FabricError, Memory, Operation, Peer,
-    QueuePair, QueuePairConfig, Received, RemoteAccess, RemoteMemory, Role,
+    QueuePair, QueuePairConfig, Received, RemoteAccess, RemoteMemory, Role, UNSIGNALED_MAX,
 };
 use rdmc_schedule::{BlockIndex, Rank};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, watch};
@@ -133,7 +133,8 @@ impl Neighbour {
             Ok(count_bytes) => {
                 #[expect(clippy::cast_possible_truncation, reason = "the immediate is the count's low half")]
                 let imm = count as u32;
-                let grant = self.ready.write(count_bytes, self.cell(GRANTS_CELL), Some(imm));
+                // Of fifteen grants the oldest is awaited, which by then is behind a signaled one.
+                let grant = self.ready.write_unsignaled(count_bytes, self.cell(GRANTS_CELL), Some(imm));
                 self.granting.lock().unwrap_or_else(PoisonError::into_inner).push_back(grant);
             }
             // Without memory for eight bytes the neighbour would wait for ever: let it know.
@@ -226,6 +227,7 @@ impl Neighbour {
 pub(crate) const GRANTS_AHEAD: usize = 2;
 /// Sends to one neighbour, and grants, that it need not have acknowledged.
 const UNACKNOWLEDGED_MAX: usize = 15;
+const _: () = assert!(UNACKNOWLEDGED_MAX > UNSIGNALED_MAX as usize, "a grant that is awaited must be able to complete");
 /// Work requests of one queue pair: what is unacknowledged, each with a size before it.
 const QUEUE_DEPTH: u32 = 32;
 /// Bytes of one cell.
