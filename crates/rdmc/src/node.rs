@@ -90,7 +90,7 @@ pub struct NodeBuilder {
     listener: Option<Listener>,
     arrivals: Option<mpsc::Receiver<Arrived>>,
     completion_mode: Option<CompletionMode>,
-    completion_capacity: u32,
+    completion_capacity: Option<u32>,
     pool_bytes_max: u64,
     preallocate: (usize, usize),
     connect_limit: Duration,
@@ -105,7 +105,7 @@ impl NodeBuilder {
             listener: None,
             arrivals: None,
             completion_mode: None,
-            completion_capacity: 1 << 20,
+            completion_capacity: None,
             pool_bytes_max: 4 << 30,
             preallocate: (0, 0),
             connect_limit: Duration::from_secs(30),
@@ -157,10 +157,11 @@ impl NodeBuilder {
         self
     }
 
-    /// Sets the completions that all queue pairs of the node can have outstanding; default 1,048,576.
+    /// Sets the completions that all queue pairs of the node can have outstanding; by default 1,048,576, or as many as
+    /// the fabric's device offers.
     #[must_use]
     pub fn completion_capacity(mut self, entries: u32) -> Self {
-        self.completion_capacity = entries;
+        self.completion_capacity = Some(entries);
         self
     }
 
@@ -203,8 +204,10 @@ impl NodeBuilder {
             Err(PoolError::Fabric(error)) => return Err(error.into()),
             Err(PoolError::TooLong { .. }) => unreachable!("preallocation stops at the limit"),
         }
-        let mode = self.completion_mode.unwrap_or(fabric.capabilities().completion_mode);
-        let queue = fabric.create_completion_queue(self.completion_capacity, mode)?;
+        let capabilities = fabric.capabilities();
+        let mode = self.completion_mode.unwrap_or(capabilities.completion_mode);
+        let capacity = self.completion_capacity.unwrap_or(COMPLETIONS_DEFAULT.min(capabilities.completions_max));
+        let queue = fabric.create_completion_queue(capacity, mode)?;
         let completions = queue.source();
         let scope = Scope::new(environment.clone());
         scope.spawn(queue.drain());
@@ -343,3 +346,6 @@ impl fmt::Debug for Node {
         f.debug_struct("Node").field("id", &self.id()).finish_non_exhaustive()
     }
 }
+
+/// Completions that a node can have outstanding, where nobody says otherwise.
+const COMPLETIONS_DEFAULT: u32 = 1 << 20;

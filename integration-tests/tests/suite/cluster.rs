@@ -1,4 +1,4 @@
-//! Clusters of nodes inside the test process, on any software fabric.
+//! Clusters of nodes inside the test process, on any fabric.
 
 use std::fmt;
 use std::sync::Arc;
@@ -6,16 +6,49 @@ use std::time::Duration;
 
 use futures::StreamExt;
 use rdmc::{Algorithm, Cluster, Fabric, GroupSpec, MemNetwork, Message, Node, NodeId, Receiver, Sender, TcpFabric};
+use rdmc_verbs::{VerbsConfig, VerbsFabric};
 
-/// The fabrics that need nothing but this machine.
+/// The fabrics.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Kind {
     Mem,
     Tcp,
+    /// Needs RDMA devices; nodes share them in turn.
+    Verbs,
 }
 
 impl Kind {
-    pub(crate) const ALL: [Kind; 2] = [Kind::Mem, Kind::Tcp];
+    /// Returns the fabrics that this machine has.
+    pub(crate) fn all() -> Vec<Kind> {
+        let mut kinds = vec![Kind::Mem, Kind::Tcp];
+        if verbs_devices().is_empty() {
+            println!("skipped on verbs: this machine has no RDMA device with an active port");
+        } else {
+            kinds.push(Kind::Verbs);
+        }
+        kinds
+    }
+
+    /// Makes the fabric of one node, in the runtime that the node is to run in.
+    pub(crate) fn fabric(self, network: &MemNetwork, number: usize) -> Arc<dyn Fabric> {
+        match self {
+            Kind::Mem => network.fabric(),
+            Kind::Tcp => TcpFabric::new(),
+            Kind::Verbs => {
+                let devices = verbs_devices();
+                let mut config = VerbsConfig::default();
+                config.device = Some(devices[number % devices.len()].clone());
+                VerbsFabric::open(config).expect("a device with an active port can be opened")
+            }
+        }
+    }
+}
+
+/// Lists the RDMA devices that can be used.
+pub(crate) fn verbs_devices() -> Vec<String> {
+    let devices = rdmc_verbs::devices().expect("the kernel lists its devices");
+    let usable = devices.into_iter().filter(|device| !device.iwarp && device.ports.iter().any(|port| port.is_active()));
+    usable.map(|device| device.name).collect()
 }
 
 impl fmt::Display for Kind {
@@ -23,6 +56,7 @@ impl fmt::Display for Kind {
         f.write_str(match self {
             Kind::Mem => "mem",
             Kind::Tcp => "tcp",
+            Kind::Verbs => "verbs",
         })
     }
 }
@@ -30,12 +64,7 @@ impl fmt::Display for Kind {
 /// Makes the fabrics of `count` nodes that reach each other.
 pub(crate) fn fabrics(kind: Kind, count: usize) -> Vec<Arc<dyn Fabric>> {
     let network = MemNetwork::new();
-    (0..count)
-        .map(|_| match kind {
-            Kind::Mem => network.fabric() as Arc<dyn Fabric>,
-            Kind::Tcp => TcpFabric::new() as Arc<dyn Fabric>,
-        })
-        .collect()
+    (0..count).map(|number| kind.fabric(&network, number)).collect()
 }
 
 /// Starts a cluster of `count` nodes.
@@ -47,7 +76,7 @@ pub(crate) async fn start(kind: Kind, count: u32) -> Vec<Node> {
 pub(crate) async fn start_on(fabrics: Vec<Arc<dyn Fabric>>, kind: Kind) -> Vec<Node> {
     let addresses: Vec<String> = match kind {
         Kind::Mem => (0..fabrics.len()).map(|i| format!("node{i}")).collect(),
-        Kind::Tcp => free_addresses(fabrics.len()),
+        Kind::Tcp | Kind::Verbs => free_addresses(fabrics.len()),
     };
     let cluster = Cluster::new((0u32..).zip(addresses)).key(0x5eed);
     let starts = (0u32..).zip(fabrics).map(|(id, fabric)| {

@@ -3,19 +3,25 @@
 use std::time::Duration;
 
 use futures::{FutureExt, StreamExt};
-use rdmc::{Algorithm, Cluster, FailureCause, GroupError, GroupSpec, Node, NodeId, Rank, SendError, TcpFabric};
+use rdmc::{Algorithm, Cluster, FailureCause, GroupError, GroupSpec, MemNetwork, Node, NodeId, Rank, SendError};
 
 use crate::cluster::{Kind, form, free_addresses, pattern, spec_of_all, start, take_all, watched};
 
 #[test]
 fn a_member_that_dies_ends_the_group_with_one_verdict_for_all_survivors() {
-    for (algorithm, victim) in [(Algorithm::BinomialPipeline, 3), (Algorithm::Chain, 1), (Algorithm::Circulant, 4)] {
+    let deaths = [(Algorithm::BinomialPipeline, 3), (Algorithm::Chain, 1), (Algorithm::Circulant, 4)];
+    let kinds = Kind::all().into_iter().filter(|&kind| kind != Kind::Mem);
+    for (kind, (algorithm, victim)) in kinds.flat_map(|kind| deaths.clone().map(|death| (kind, death))) {
         // The victim lives in a runtime of its own; ending that drops its tasks and sockets at whatever point they are.
         let mortal = tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build().unwrap();
         let alive = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build().unwrap();
         let cluster = Cluster::new((0..).zip(free_addresses(5)));
         let spec = GroupSpec::new(1, cluster.nodes()).algorithm(algorithm.clone()).block_size(1000);
-        let node = |id| Node::builder(NodeId(id), cluster.clone()).fabric(TcpFabric::new()).start();
+        let network = MemNetwork::new();
+        let node = |id: u32| {
+            let (builder, network) = (Node::builder(NodeId(id), cluster.clone()), network.clone());
+            async move { builder.fabric(kind.fabric(&network, id as usize)).start().await }
+        };
         let (half, reached_half) = tokio::sync::oneshot::channel();
         let (victims_node, victims_spec) = (node(victim), spec.clone());
         mortal.spawn(async move {
@@ -61,7 +67,7 @@ fn a_member_that_dies_ends_the_group_with_one_verdict_for_all_survivors() {
             verdicts
         }));
         for verdict in verdicts {
-            assert_eq!((verdict.member, verdict.node), (Rank(victim), NodeId(victim)), "{algorithm}");
+            assert_eq!((verdict.member, verdict.node), (Rank(victim), NodeId(victim)), "{kind} {algorithm}");
         }
     }
 }
@@ -69,7 +75,7 @@ fn a_member_that_dies_ends_the_group_with_one_verdict_for_all_survivors() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_receiver_that_is_dropped_is_named_by_all_others_and_other_groups_go_on() {
     watched(async {
-        for kind in Kind::ALL {
+        for kind in Kind::all() {
             let nodes = start(kind, 4).await;
             let doomed = spec_of_all(1, &nodes, Algorithm::BinomialPipeline, 1000);
             let healthy = spec_of_all(2, &nodes, Algorithm::BinomialPipeline, 1000);
@@ -97,7 +103,7 @@ async fn a_receiver_that_is_dropped_is_named_by_all_others_and_other_groups_go_o
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_root_that_is_dropped_ends_the_group() {
     watched(async {
-        for kind in Kind::ALL {
+        for kind in Kind::all() {
             let nodes = start(kind, 3).await;
             let (sender, receivers) = form(&nodes, &spec_of_all(1, &nodes, Algorithm::Chain, 1000)).await;
             sender.send(pattern(5000, 1)).await.unwrap();
@@ -196,7 +202,7 @@ async fn poll_and_drop<T>(future: impl Future<Output = T>, polls: usize) -> Opti
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn sends_and_receives_dropped_at_any_poll_disturb_nobody() {
     watched(async {
-        for kind in Kind::ALL {
+        for kind in Kind::all() {
             let nodes = start(kind, 4).await;
             let (sender, receivers) = form(&nodes, &spec_of_all(1, &nodes, Algorithm::BinomialPipeline, 500)).await;
             let taken = receivers.into_iter().map(|mut receiver| async move {
@@ -246,7 +252,7 @@ async fn sends_and_receives_dropped_at_any_poll_disturb_nobody() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn forming_and_closing_dropped_at_any_poll_hang_nobody() {
     watched(async {
-        for kind in Kind::ALL {
+        for kind in Kind::all() {
             let nodes = start(kind, 3).await;
             for polls in 0..40 {
                 let spec = spec_of_all(polls, &nodes, Algorithm::BinomialPipeline, 500);
