@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use anyhow::Context;
-use rdmc::{Delivery, GroupSpec, Memory, Node, Offer, OfferReceiver};
+use rdmc::{BufferMut, Delivery, GroupSpec, Memory, Node, Offer, OfferReceiver};
 use tokio::task::JoinSet;
 
 use crate::announcement::DIGEST_LEN;
@@ -85,17 +85,7 @@ impl Arrivals<'_> {
         if offer.size() != size {
             return Err((offer, Exit::Integrity.error(format!("{} is not as long as listed", entry.path))));
         }
-        let place = {
-            let (store, entry) = (self.store.clone(), entry.clone());
-            tokio::task::spawn_blocking(move || {
-                let arrival = store.begin(&entry, size)?;
-                let memory = arrival.memory(size)?;
-                anyhow::Ok((arrival, memory))
-            })
-        };
-        let placed = place.await.map_err(anyhow::Error::new).and_then(|outcome| outcome);
-        let placed = placed.and_then(|(arrival, memory)| Ok((arrival, self.register(memory)?)));
-        let (arrival, memory) = match placed {
+        let (place, memory) = match self.place(entry, size).await {
             Ok(placed) => placed,
             Err(error) => return Err((offer, error)),
         };
@@ -114,14 +104,30 @@ impl Arrivals<'_> {
         match self.register(Memory::from(vec![0; DIGEST_LEN])) {
             Ok(memory) => {
                 let digest = offer.accept(memory);
-                self.finishing.spawn(finish(arrival, delivery, digest, entry.clone(), size));
+                self.finishing.spawn(finish(place, delivery, digest, entry.clone(), size));
                 Ok(())
             }
             Err(error) => Err((offer, error)),
         }
     }
 
-    fn register(&self, memory: Memory) -> anyhow::Result<rdmc::BufferMut> {
+    /// Makes the temporary file, and the memory to receive its bytes: the file itself, mapped, if the fabric can.
+    async fn place(&self, entry: &Entry, size: u64) -> anyhow::Result<(Place, BufferMut)> {
+        let mapped = self.node.capabilities().receives_into_files;
+        let (store, entry) = (self.store.clone(), entry.clone());
+        let begun = tokio::task::spawn_blocking(move || {
+            let arrival = store.begin(&entry, size)?;
+            let memory = mapped.then(|| arrival.memory(size)).transpose()?;
+            anyhow::Ok((arrival, memory))
+        });
+        let (arrival, memory) = begun.await??;
+        match memory {
+            Some(memory) => Ok((Place::Mapped(arrival), self.register(memory)?)),
+            None => Ok((Place::ToWrite(arrival), self.node.allocate(usize::try_from(size)?).await?)),
+        }
+    }
+
+    fn register(&self, memory: Memory) -> anyhow::Result<BufferMut> {
         let region = self.node.register(memory).context("the memory cannot be registered")?;
         region.into_mut().map_err(|_| anyhow::anyhow!("the memory cannot be written"))
     }
@@ -146,6 +152,14 @@ impl Arrivals<'_> {
     }
 }
 
+/// Where the bytes of a file go.
+enum Place {
+    /// They arrive in the file.
+    Mapped(Arrival),
+    /// They arrive in memory.
+    ToWrite(Arrival),
+}
+
 /// Does something with the directories of a manifest.
 async fn blocking(
     store: &Store,
@@ -157,23 +171,23 @@ async fn blocking(
 }
 
 /// Waits for a file, compares it with its digest, and gives it its name.
-async fn finish(
-    arrival: Arrival,
-    delivery: Delivery,
-    digest: Delivery,
-    entry: Entry,
-    size: u64,
-) -> anyhow::Result<Event> {
+async fn finish(place: Place, delivery: Delivery, digest: Delivery, entry: Entry, size: u64) -> anyhow::Result<Event> {
     let partial = |failure| Exit::Partial.error(explain(&failure));
     let message = delivery.await.map_err(partial)?;
     let digest = digest.await.map_err(partial)?;
     tokio::task::spawn_blocking(move || {
-        let found = blake3::hash(&message);
-        // The mapping is not needed any more: nothing may change the file after it has got its time.
-        drop(message);
-        if digest[..] != *found.as_bytes() {
+        if digest[..] != *blake3::hash(&message).as_bytes() {
             return Err(Exit::Integrity.error(format!("{} arrived with a wrong digest", entry.path)));
         }
+        let arrival = match place {
+            Place::Mapped(arrival) => arrival,
+            Place::ToWrite(arrival) => {
+                arrival.write(&message).with_context(|| entry.path.to_string())?;
+                arrival
+            }
+        };
+        // The memory is not needed any more; if it is a mapping, nothing may change the file after it has got its time.
+        drop(message);
         arrival.keep(&entry).with_context(|| entry.path.to_string())?;
         Ok(Event::File { path: entry.path.to_string(), bytes: size })
     })
@@ -182,3 +196,65 @@ async fn finish(
 
 /// Files that have arrived and are not yet in place, at most.
 const FINISHING_MAX: usize = 8;
+
+#[cfg(test)]
+mod tests {
+    use bytes::Bytes;
+    use rdmc::NodeId;
+
+    use super::*;
+    use crate::cli::OutputOptions;
+    use crate::fabric::register_to_send;
+    use crate::fabric::strict::{POOL_BYTES, Strict};
+    use crate::manifest::{EntryPath, Kind};
+
+    #[tokio::test]
+    async fn files_arrive_by_memory_where_the_fabric_does_not_receive_into_files() {
+        let mut nodes = Strict::nodes(3).await;
+        let spec = GroupSpec::new(1, (0..3).map(NodeId)).block_size(64 << 10);
+        // Each takes more than half of the pool, so that one waits for the other.
+        let sizes = [0, 600_000, 700_001, 1, usize::try_from(POOL_BYTES).unwrap()];
+        let contents = sizes.map(|size| Bytes::from_iter((0..=250).cycle().take(size)));
+        let entries = contents.iter().zip(0..).map(|(bytes, at)| Entry {
+            path: EntryPath(vec![format!("file{at}").into_bytes()]),
+            kind: Kind::File { size: bytes.len() as u64 },
+            mode: 0o600,
+            mtime_s: 1,
+            mtime_ns: 2,
+        });
+        let manifest = Arc::new(Manifest { entries: entries.collect() });
+        let root = nodes.remove(0);
+        let receive = nodes.iter().map(|node| {
+            let (spec, manifest) = (spec.clone(), manifest.clone());
+            async move {
+                let dir = tempfile::tempdir()?;
+                let store = Store::open(dir.path(), false, false)?;
+                let reporter = Reporter::new(OutputOptions { json: false, quiet: true });
+                let bar = reporter.bar("receiving", manifest.totals().1);
+                take_files(node, spec, manifest, &store, &reporter, &bar).await?;
+                anyhow::Ok(dir)
+            }
+        });
+        let send = async {
+            let sender = root.create_group(spec.clone()).await?;
+            for bytes in &contents {
+                let copied = bytes.clone();
+                let copy = move |to: &mut [u8]| {
+                    to.copy_from_slice(&copied);
+                    Ok(())
+                };
+                sender.send(register_to_send(&root, Memory::from(bytes.clone()), copy).await?).await?;
+                sender.send(blake3::hash(bytes).as_bytes().to_vec()).await?;
+            }
+            sender.send(Bytes::new()).await?;
+            sender.close().await?;
+            anyhow::Ok(())
+        };
+        let ((), dirs) = futures::future::try_join(send, futures::future::try_join_all(receive)).await.unwrap();
+        for dir in dirs {
+            for (bytes, at) in contents.iter().zip(0..) {
+                assert_eq!(std::fs::read(dir.path().join(format!("file{at}"))).unwrap(), bytes[..]);
+            }
+        }
+    }
+}

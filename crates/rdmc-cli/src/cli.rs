@@ -6,6 +6,7 @@ use clap::builder::FalseyValueParser;
 use clap::{Args, Parser, Subcommand, ValueEnum};
 
 use crate::choice::AlgorithmOptions;
+use crate::fabric::FabricOptions;
 use crate::{exit, size};
 
 /// Sends files and directories from one host to many at once, by reliable multicast
@@ -45,7 +46,7 @@ pub(crate) enum Command {
     },
     /// A receiver of the demo; started by it
     #[command(hide = true, name = "demo-member")]
-    DemoMember,
+    DemoMember(DemoMemberOptions),
 }
 
 /// How much to say, and how.
@@ -74,6 +75,8 @@ pub(crate) struct SendOptions {
     /// Bytes of a block, the unit that is relayed
     #[arg(long, short, env = "RDMC_BLOCK_SIZE", default_value = "1MiB", value_name = "SIZE", value_parser = size::parse_block)]
     pub(crate) block_size: u32,
+    #[command(flatten)]
+    pub(crate) fabric: FabricOptions,
     /// Seconds to wait for the receivers to answer
     #[arg(long, env = "RDMC_TIMEOUT", default_value_t = 10, value_name = "SECONDS", value_parser = clap::value_parser!(u64).range(1..=86_400))]
     pub(crate) timeout: u64,
@@ -104,6 +107,11 @@ pub(crate) struct RecvOptions {
     #[arg(long, env = "RDMC_FSYNC", value_parser = FalseyValueParser::new())]
     pub(crate) fsync: bool,
     #[command(flatten)]
+    pub(crate) fabric: FabricOptions,
+    /// Registered memory of a transfer, at most; RDMA receives whole files into it, so longer ones need TCP or more
+    #[arg(long, env = "RDMC_POOL_SIZE", default_value = "4GiB", value_name = "SIZE", value_parser = size::parse_pool)]
+    pub(crate) pool_size: u64,
+    #[command(flatten)]
     pub(crate) output: OutputOptions,
 }
 
@@ -121,7 +129,10 @@ pub(crate) struct DemoOptions {
     pub(crate) file: Option<PathBuf>,
     /// What moves the bytes
     #[arg(long, env = "RDMC_FABRIC", default_value = "tcp", value_name = "NAME")]
-    pub(crate) fabric: FabricName,
+    pub(crate) fabric: DemoFabric,
+    /// For verbs, the RDMA device, or how the names of those begin that the members are to share
+    #[arg(long, value_name = "NAME")]
+    pub(crate) device: Option<String>,
     #[command(flatten)]
     pub(crate) algorithm: AlgorithmOptions,
     /// Bytes of a block, the unit that is relayed
@@ -133,11 +144,24 @@ pub(crate) struct DemoOptions {
 
 /// The fabrics of the demo.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-pub(crate) enum FabricName {
+pub(crate) enum DemoFabric {
     /// Memory copies; the members are tasks of one process
     Mem,
     /// TCP on loopback; every receiver is a process
     Tcp,
+    /// RDMA; every receiver is a process, and the members take the devices of this host in turn
+    Verbs,
+}
+
+/// Options of a receiver of the demo.
+#[derive(Clone, Debug, Args)]
+pub(crate) struct DemoMemberOptions {
+    /// Where to listen
+    #[arg(long)]
+    pub(crate) listen: std::net::SocketAddr,
+    /// The RDMA device; TCP without
+    #[arg(long)]
+    pub(crate) device: Option<String>,
 }
 
 /// Options of `rdmc schedule`.

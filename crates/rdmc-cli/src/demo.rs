@@ -1,20 +1,24 @@
 //! `rdmc demo`: multicasts real data to processes on this host, and measures it.
 
 use std::fs::File;
+use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::process::Stdio;
+use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::{Context, ensure};
+use bytes::Bytes;
 use rdmc::{Algorithm, Buffer, Cluster, Fabric, MemNetwork, Memory, Node, NodeBuilder, NodeId, TcpFabric};
 use tokio::io::{AsyncBufReadExt, BufReader};
 use tokio::process::{Child, Command};
 use tokio::sync::mpsc;
 use tokio::task::JoinSet;
 
-use crate::cli::{DemoOptions, FabricName};
+use crate::cli::{DemoFabric, DemoOptions};
 use crate::exit::Exit;
+use crate::fabric::{demo_devices, open_device, register_to_send};
 use crate::progress::{Bar, Reporter, print_json};
-use crate::size::Bytes;
+use crate::size;
 use member::{Plan, Told, cpu_ns, monotonic_ns, take_rounds};
 use table::{Measured, Setting};
 
@@ -27,6 +31,7 @@ pub(crate) async fn run(options: DemoOptions) -> anyhow::Result<()> {
     let algorithm = options.algorithm.resolve(options.nodes)?;
     let file = options.file.as_ref().map(|path| open(path)).transpose()?;
     let bytes = file.as_ref().map_or(options.size, |(_, bytes)| *bytes);
+    let places = Places::find(&options)?;
     check_memory(&options, bytes)?;
     let data = make_data(file.map(|(file, _)| file), bytes).await?;
 
@@ -40,17 +45,25 @@ pub(crate) async fn run(options: DemoOptions) -> anyhow::Result<()> {
         block_size: options.block_size,
         bytes,
         digest: *blake3::hash(&data).as_bytes(),
-        processes: options.fabric == FabricName::Tcp,
+        processes: !matches!(places, Places::Tasks),
         progress: !options.output.quiet,
     };
     let setting = Setting {
-        fabric: if plan.processes { "tcp" } else { "mem" },
+        fabric: places.fabric_name(),
+        devices: places.devices(options.nodes),
         members: options.nodes,
         bytes,
         block_size: options.block_size,
         cores: std::thread::available_parallelism().map_or(1, usize::from),
     };
-    let mut members = Members::start(&options, &plan).await?;
+    let mut members = Members::start(options.nodes, places, &plan).await?;
+    let bytes = Bytes::from(data);
+    let copied = bytes.clone();
+    let copy = move |to: &mut [u8]| {
+        to.copy_from_slice(&copied);
+        Ok(())
+    };
+    let data = register_to_send(&members.node, Memory::from(bytes), copy).await?;
     let mut measured = Vec::new();
     for (round, algorithm) in algorithms.iter().enumerate() {
         let label = if round == 0 { "warming up".to_owned() } else { algorithm.to_string() };
@@ -85,7 +98,7 @@ fn check_memory(options: &DemoOptions, bytes: u64) -> anyhow::Result<()> {
     });
     match available {
         Some(available) if needed > available => {
-            let (needed, available) = (Bytes(needed), Bytes(available));
+            let (needed, available) = (size::Bytes(needed), size::Bytes(available));
             let what = format!("{needed} are needed for all members, {available} are available: choose fewer or less");
             Err(Exit::Usage.error(what))
         }
@@ -118,6 +131,67 @@ async fn make_data(file: Option<File>, bytes: u64) -> anyhow::Result<Buffer> {
     made.await?
 }
 
+/// Where the members run, and what joins them.
+enum Places {
+    /// In this process.
+    Tasks,
+    /// In processes, by TCP on the loopback.
+    Loopback,
+    /// In processes that take turns with the RDMA devices; with the fabric of the first one, the sender's.
+    Devices(Vec<(String, Option<IpAddr>)>, Arc<dyn Fabric>),
+}
+
+impl Places {
+    fn find(options: &DemoOptions) -> anyhow::Result<Self> {
+        if options.device.is_some() && options.fabric != DemoFabric::Verbs {
+            return Err(Exit::Usage.error("--device goes with --fabric verbs only"));
+        }
+        Ok(match options.fabric {
+            DemoFabric::Mem => Places::Tasks,
+            DemoFabric::Tcp => Places::Loopback,
+            DemoFabric::Verbs => {
+                let devices = demo_devices(options.device.as_deref())?;
+                let (name, address) = devices.first().expect("there is one, or it is an error");
+                let fabric = open_device(name, *address)?;
+                Places::Devices(devices, fabric)
+            }
+        })
+    }
+
+    fn fabric_name(&self) -> &'static str {
+        match self {
+            Places::Tasks => "mem",
+            Places::Loopback => "tcp",
+            Places::Devices(_, fabric) => fabric.capabilities().name,
+        }
+    }
+
+    /// Returns the names of the devices that so many members use.
+    fn devices(&self, members: u32) -> Vec<String> {
+        match self {
+            Places::Tasks | Places::Loopback => Vec::new(),
+            Places::Devices(devices, _) => {
+                let used = devices.iter().take(rdmc::Rank(members).index());
+                used.map(|(name, _)| name.clone()).collect()
+            }
+        }
+    }
+
+    /// Returns the arguments of the process of member `rank`.
+    fn arguments(&self, rank: usize) -> Vec<String> {
+        let at = |ip: IpAddr| vec!["--listen".to_owned(), SocketAddr::new(ip, 0).to_string()];
+        match self {
+            Places::Tasks | Places::Loopback => at(Ipv4Addr::LOCALHOST.into()),
+            Places::Devices(devices, _) => {
+                let (name, address) = &devices[rank % devices.len()];
+                let mut arguments = at(address.unwrap_or(Ipv4Addr::LOCALHOST.into()));
+                arguments.extend(["--device".to_owned(), name.clone()]);
+                arguments
+            }
+        }
+    }
+}
+
 /// The sender's node, and the receivers wherever they run.
 struct Members {
     node: Node,
@@ -142,13 +216,13 @@ struct Finished {
 }
 
 impl Members {
-    async fn start(options: &DemoOptions, plan: &Plan) -> anyhow::Result<Self> {
-        let nodes: Vec<NodeId> = (0..options.nodes).map(NodeId).collect();
+    async fn start(members: u32, places: Places, plan: &Plan) -> anyhow::Result<Self> {
+        let nodes: Vec<NodeId> = (0..members).map(NodeId).collect();
         let (tell, told) = mpsc::unbounded_channel();
         let mut tasks = JoinSet::new();
-        let (builder, children) = match options.fabric {
-            FabricName::Tcp => start_processes(options.nodes, plan, &tell, &mut tasks).await?,
-            FabricName::Mem => (start_tasks(&nodes, plan, &tell, &mut tasks), Vec::new()),
+        let (builder, children) = match places {
+            Places::Tasks => (start_tasks(&nodes, plan, &tell, &mut tasks), Vec::new()),
+            places => start_processes(members, places, plan, &tell, &mut tasks).await?,
         };
         let node = builder.pool_bytes_max(plan.pool_bytes()).start().await?;
         Ok(Self { node, nodes, told: News { told, tasks }, children })
@@ -230,6 +304,7 @@ impl News {
 /// Starts a process for every receiver, and invites them all.
 async fn start_processes(
     members: u32,
+    places: Places,
     plan: &Plan,
     tell: &mpsc::UnboundedSender<(usize, Told)>,
     tasks: &mut JoinSet<anyhow::Result<()>>,
@@ -238,7 +313,12 @@ async fn start_processes(
     let (mut children, mut addresses) = (Vec::new(), Vec::new());
     for place in 0..rdmc::Rank(members - 1).index() {
         let mut command = Command::new(&program);
-        command.arg("demo-member").stdin(Stdio::piped()).stdout(Stdio::piped()).kill_on_drop(true);
+        command
+            .arg("demo-member")
+            .args(places.arguments(place + 1))
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .kill_on_drop(true);
         let mut child = command.spawn().context("a receiver cannot be started")?;
         let mut lines = BufReader::new(child.stdout.take().expect("it is piped")).lines();
         let first = lines.next_line().await?.context("a receiver ended before it listened")?;
@@ -256,7 +336,11 @@ async fn start_processes(
         children.push(child);
     }
     let payload = postcard::to_stdvec(plan)?.into();
-    Ok((rdmc::invite(TcpFabric::new(), &addresses, payload, START_LIMIT).await?, children))
+    let fabric = match places {
+        Places::Devices(_, fabric) => fabric,
+        Places::Tasks | Places::Loopback => TcpFabric::new(),
+    };
+    Ok((rdmc::invite(fabric, &addresses, payload, START_LIMIT).await?, children))
 }
 
 /// Starts a task for every receiver.

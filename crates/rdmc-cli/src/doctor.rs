@@ -3,7 +3,6 @@
 use std::fmt;
 use std::fs;
 use std::io::Write;
-use std::path::Path;
 
 use rustix::process::{Resource, getrlimit};
 use serde::Serialize;
@@ -13,7 +12,7 @@ use crate::progress::print_json;
 use crate::size::Bytes;
 
 /// Looks at everything, and prints what it found.
-pub(crate) fn run(options: &DoctorOptions) -> anyhow::Result<()> {
+pub(crate) async fn run(options: DoctorOptions) -> anyhow::Result<()> {
     let report = Report { findings: examine() };
     if options.json {
         print_json(&report);
@@ -31,11 +30,11 @@ struct Report {
 /// One thing that was looked at.
 #[derive(Debug, Serialize)]
 struct Finding {
-    topic: &'static str,
+    topic: String,
     state: State,
     found: String,
     /// What to do, if something is missing.
-    advice: Option<&'static str>,
+    advice: Option<String>,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
@@ -58,7 +57,7 @@ impl fmt::Display for Report {
                 State::Missing => "missing",
             };
             writeln!(f, "{:18} {mark:16} {}", finding.topic, finding.found)?;
-            if let Some(advice) = finding.advice {
+            if let Some(advice) = &finding.advice {
                 writeln!(f, "{:35} -> {advice}", "")?;
             }
         }
@@ -67,59 +66,19 @@ impl fmt::Display for Report {
 }
 
 fn examine() -> Vec<Finding> {
-    let devices = names_in("/sys/class/infiniband");
-    vec![
-        good("fabric mem", "between the members of one process"),
-        good("fabric tcp", "between any hosts"),
-        rdma_devices(&devices),
-        verbs_library(&devices),
-        locked_memory(&devices),
-        huge_pages(),
-        open_files(),
-        send_buffer(),
-        cores(),
-    ]
+    let mut findings =
+        vec![good("fabric mem", "between the members of one process"), good("fabric tcp", "between any hosts")];
+    findings.extend(rdma::examine());
+    findings.extend([huge_pages(), open_files(), send_buffer(), cores()]);
+    findings
 }
 
-fn good(topic: &'static str, found: impl Into<String>) -> Finding {
-    Finding { topic, state: State::Good, found: found.into(), advice: None }
+fn good(topic: impl Into<String>, found: impl Into<String>) -> Finding {
+    Finding { topic: topic.into(), state: State::Good, found: found.into(), advice: None }
 }
 
-fn weak(topic: &'static str, state: State, found: impl Into<String>, advice: &'static str) -> Finding {
-    Finding { topic, state, found: found.into(), advice: Some(advice) }
-}
-
-fn rdma_devices(devices: &[String]) -> Finding {
-    const TOPIC: &str = "RDMA devices";
-    if !devices.is_empty() {
-        return good(TOPIC, devices.join(", "));
-    }
-    let advice =
-        "tcp is used; for tests without hardware: modprobe rdma_rxe && rdma link add rxe0 type rxe netdev NAME";
-    weak(TOPIC, State::Missing, "none in /sys/class/infiniband", advice)
-}
-
-fn verbs_library(devices: &[String]) -> Finding {
-    const TOPIC: &str = "libibverbs";
-    let holds = |dir: &str| names_in(dir).iter().any(|name| name.starts_with("libibverbs.so.1"));
-    match LIBRARY_DIRS.into_iter().find(|dir| holds(dir)) {
-        Some(dir) => good(TOPIC, format!("in {dir}")),
-        None if devices.is_empty() => weak(TOPIC, State::Missing, "not installed", "not needed without an RDMA device"),
-        None => weak(TOPIC, State::Missing, "not installed", "install rdma-core (Debian: ibverbs-providers)"),
-    }
-}
-
-fn locked_memory(devices: &[String]) -> Finding {
-    const TOPIC: &str = "locked memory";
-    match getrlimit(Resource::Memlock).current {
-        None => good(TOPIC, "unlimited"),
-        Some(bytes) if bytes >= LOCKED_BYTES_MIN => good(TOPIC, Bytes(bytes).to_string()),
-        Some(bytes) if devices.is_empty() => good(TOPIC, format!("{}, enough without an RDMA device", Bytes(bytes))),
-        Some(bytes) => {
-            let advice = "registered memory is locked: set memlock to unlimited in /etc/security/limits.d, or LimitMEMLOCK=infinity";
-            weak(TOPIC, State::Weak, Bytes(bytes).to_string(), advice)
-        }
-    }
+fn weak(topic: impl Into<String>, state: State, found: impl Into<String>, advice: impl Into<String>) -> Finding {
+    Finding { topic: topic.into(), state, found: found.into(), advice: Some(advice.into()) }
 }
 
 fn huge_pages() -> Finding {
@@ -173,18 +132,18 @@ fn cores() -> Finding {
     good("cores", cores.to_string())
 }
 
-fn names_in(dir: impl AsRef<Path>) -> Vec<String> {
-    let Ok(entries) = fs::read_dir(dir) else { return Vec::new() };
-    let mut names: Vec<_> = entries.flatten().map(|entry| entry.file_name().to_string_lossy().into_owned()).collect();
-    names.sort();
-    names
+#[cfg(not(target_os = "linux"))]
+mod rdma {
+    use super::{Finding, State, weak};
+
+    pub(super) fn examine() -> Vec<Finding> {
+        vec![weak("fabric verbs", State::Missing, "needs Linux", "tcp is used")]
+    }
 }
 
-/// Where distributions put libraries.
-const LIBRARY_DIRS: [&str; 6] =
-    ["/usr/lib/x86_64-linux-gnu", "/usr/lib/aarch64-linux-gnu", "/usr/lib64", "/usr/lib", "/usr/local/lib", "/lib64"];
-/// Locked memory with which an RDMA device is of use.
-const LOCKED_BYTES_MIN: u64 = 1 << 30;
+#[cfg(target_os = "linux")]
+mod rdma;
+
 /// Open files that suffice for a hundred members.
 const OPEN_FILES_MIN: u64 = 1024;
 /// Largest TCP buffers that do not limit a fast local network.
@@ -194,8 +153,8 @@ const TCP_BUFFER_MIN: u64 = 4 << 20;
 mod tests {
     use super::*;
 
-    #[test]
-    fn whatever_is_missing_comes_with_advice() {
+    #[tokio::test]
+    async fn whatever_is_missing_comes_with_advice() {
         for finding in examine() {
             assert_eq!(finding.state != State::Good, finding.advice.is_some(), "{finding:?}");
         }

@@ -94,7 +94,7 @@ pub(crate) const HELP: &str = "\
 Exit codes:
   0    done: every receiver has everything, and every digest is right
   1    local failure: a file, the disk, the network interface, a defect
-  2    the arguments make no sense
+  2    the arguments make no sense, or ask for an RDMA device that cannot be used
   3    partial delivery: the transfer began, but not every receiver has everything
   4    a receiver refused or could not be reached; nothing was sent
   5    integrity error: the bytes are not those that were announced

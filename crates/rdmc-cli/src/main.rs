@@ -9,6 +9,7 @@ mod cli;
 mod demo;
 mod doctor;
 mod exit;
+mod fabric;
 mod manifest;
 mod manual;
 mod progress;
@@ -28,7 +29,7 @@ use tokio::runtime::Builder;
 use tokio::signal::unix::{SignalKind, signal};
 use tracing_subscriber::EnvFilter;
 
-use cli::{Cli, Command, FabricName};
+use cli::{Cli, Command, DemoFabric};
 use exit::{Exit, Signal};
 use progress::tell_outcome;
 
@@ -44,12 +45,12 @@ fn main() -> ExitCode {
         Command::Send(options) => tell_outcome(options.output, run(Threads::Many, send::run(options))),
         Command::Recv(options) => tell_outcome(options.output, run(Threads::Many, recv::run(options))),
         Command::Demo(options) => {
-            let threads = if options.fabric == FabricName::Mem { Threads::Many } else { Threads::One };
+            let threads = if options.fabric == DemoFabric::Mem { Threads::Many } else { Threads::One };
             tell_outcome(options.output, run(threads, demo::run(options)))
         }
-        Command::DemoMember => run(Threads::One, demo::member::run()),
+        Command::DemoMember(options) => run(Threads::One, demo::member::run(options)),
         Command::Schedule(options) => schedule::run(&options),
-        Command::Doctor(options) => doctor::run(&options),
+        Command::Doctor(options) => run(Threads::One, doctor::run(options)),
         Command::Completions { shell } => manual::completions(shell),
         Command::Man { dir } => manual::man(dir.as_deref()),
     })

@@ -10,6 +10,7 @@ use serde::Serialize;
 
 use crate::cli::OutputOptions;
 use crate::exit::Exit;
+use crate::fabric::Chosen;
 use crate::manifest::printable;
 use crate::size::{Bytes, Rate};
 
@@ -18,11 +19,18 @@ use crate::size::{Bytes, Rate};
 #[serde(tag = "event", rename_all = "kebab-case")]
 pub(crate) enum Event {
     /// A receiver listens.
-    Listening { address: String, dir: String, loopback_only: bool },
+    Listening { address: String, dir: String, loopback_only: bool, fabrics: Vec<&'static str>, device: Option<String> },
     /// A receiver declined an offer, or the offer was withdrawn.
     Declined { from: String, reason: String },
     /// A transfer begins.
-    Started { peer: String, receivers: usize, files: u64, bytes: u64 },
+    Started {
+        peer: String,
+        receivers: usize,
+        files: u64,
+        bytes: u64,
+        #[serde(flatten)]
+        over: Chosen,
+    },
     /// How far a transfer is.
     Progress { bytes: u64, total: u64 },
     /// A file was sent, or has arrived whole.
@@ -55,13 +63,18 @@ impl Event {
 impl fmt::Display for Event {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Event::Listening { address, dir, loopback_only } => {
+            Event::Listening { address, dir, loopback_only, fabrics, device } => {
                 write!(f, "listening at {address}, receiving into {dir}")?;
+                if let (Some(device), Some((first, others))) = (device, fabrics.split_first()) {
+                    write!(f, ", by {first} ({device})")?;
+                    others.iter().try_for_each(|other| write!(f, " or {other}"))?;
+                }
                 if *loopback_only { f.write_str(" (this host only; --listen 0.0.0.0:7471 for all)") } else { Ok(()) }
             }
             Event::Declined { from, reason } => write!(f, "declined an offer from {from}: {}", printable(reason)),
-            Event::Started { peer, receivers, files, bytes } => {
-                write!(f, "{peer}: {} in {}, {}", Bytes(*bytes), count(*files, "file"), count(*receivers, "receiver"))
+            Event::Started { peer, receivers, files, bytes, over } => {
+                let (files, receivers) = (count(*files, "file"), count(*receivers, "receiver"));
+                write!(f, "{peer}: {} in {files}, {receivers}, by {over}", Bytes(*bytes))
             }
             Event::Progress { bytes, total } => write!(f, "{} of {}", Bytes(*bytes), Bytes(*total)),
             Event::File { path, bytes } => write!(f, "{path}  {}", Bytes(*bytes)),

@@ -4,7 +4,6 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use anyhow::Context;
-use rdmc::TcpFabric;
 use rdmc::{FailureCause, GroupError, GroupFailure, GroupSpec, Invitation, Listener, Node, Offer, OfferReceiver};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use tokio::task::JoinSet;
@@ -13,6 +12,7 @@ use crate::announcement::{Announcement, Groups};
 use crate::arrivals::take_files;
 use crate::cli::RecvOptions;
 use crate::exit::Exit;
+use crate::fabric::{Chosen, Offered};
 use crate::manifest::{Manifest, printable};
 use crate::progress::{Event, Reporter};
 use crate::size::Bytes;
@@ -22,7 +22,8 @@ use crate::store::Store;
 pub(crate) async fn run(options: RecvOptions) -> anyhow::Result<()> {
     let reporter = Reporter::new(options.output);
     let store = Store::open(&options.dir, options.no_overwrite, options.fsync)?;
-    let listener = Listener::bind(TcpFabric::new(), &options.listen).await.map_err(|error| {
+    let offered = options.fabric.open_at(&options.listen).await?;
+    let listener = Listener::bind(offered.fabrics.clone(), &options.listen).await.map_err(|error| {
         let usage = error.kind() == std::io::ErrorKind::InvalidInput;
         let error = anyhow::Error::new(error).context(format!("cannot listen at {}", options.listen));
         if usage { error.context(Exit::Usage) } else { error }
@@ -31,9 +32,12 @@ pub(crate) async fn run(options: RecvOptions) -> anyhow::Result<()> {
         address: listener.local_address().to_owned(),
         dir: options.dir.canonicalize().unwrap_or(options.dir.clone()).display().to_string(),
         loopback_only: listener.local_address().parse().is_ok_and(|at: std::net::SocketAddr| at.ip().is_loopback()),
+        fabrics: offered.fabrics.names().collect(),
+        device: offered.device.clone(),
     });
-    let host = Arc::new(Host { store, reporter, max_size: options.max_size, once: options.once });
-    let sessions = Arc::new(Semaphore::new(if options.once { 1 } else { SESSIONS_MAX }));
+    let RecvOptions { max_size, pool_size, once, .. } = options;
+    let host = Arc::new(Host { store, reporter, offered, max_size, pool_size, once });
+    let sessions = Arc::new(Semaphore::new(if once { 1 } else { SESSIONS_MAX }));
     let mut running = JoinSet::new();
     loop {
         tokio::select! {
@@ -42,7 +46,7 @@ pub(crate) async fn run(options: RecvOptions) -> anyhow::Result<()> {
                 running.spawn(Box::pin(host.clone().receive(invitation, permit)));
             }
             Some(ended) = running.join_next() => {
-                if let (Some(outcome), true) = (ended?, options.once) {
+                if let (Some(outcome), true) = (ended?, once) {
                     return outcome;
                 }
             }
@@ -54,7 +58,10 @@ pub(crate) async fn run(options: RecvOptions) -> anyhow::Result<()> {
 struct Host {
     store: Store,
     reporter: Reporter,
+    offered: Offered,
     max_size: Option<u64>,
+    /// Registered memory of one transfer, at most.
+    pool_size: u64,
     /// The outcome of the first transfer is that of the program.
     once: bool,
 }
@@ -63,16 +70,16 @@ impl Host {
     /// Judges an invitation and receives what it announces; returns nothing if no transfer began.
     async fn receive(
         self: Arc<Self>,
-        invitation: Invitation,
+        mut invitation: Invitation,
         permit: Option<OwnedSemaphorePermit>,
     ) -> Option<anyhow::Result<()>> {
         let from = invitation.peer_address().map_or("somebody".to_owned(), |address| address.to_string());
         let declined = |reason| self.reporter.say(&Event::Declined { from: from.clone(), reason });
         let judged = match permit {
-            Some(_) => self.judge(&invitation),
+            Some(_) => self.judge(&mut invitation),
             None => Err(anyhow::anyhow!("it is busy with other transfers")),
         };
-        let (told, groups) = match judged {
+        let Judged { told, groups, withheld } = match judged {
             Ok(judged) => judged,
             Err(error) => {
                 let reason = format!("{error:#}");
@@ -90,14 +97,16 @@ impl Host {
                 return None;
             }
         };
-        let outcome = self.session(builder, &told, groups, from, receivers).await;
+        let over = builder.fabric_choice().map(|choice| self.offered.chosen(choice, withheld));
+        let over = over.expect("the builder comes from an invitation");
+        let outcome = self.session(builder, &told, groups, from, receivers, over).await;
         if let (false, Err(error)) = (self.once, &outcome) {
             self.reporter.say_failure(error);
         }
         Some(outcome)
     }
 
-    fn judge(&self, invitation: &Invitation) -> anyhow::Result<(Announcement, Groups)> {
+    fn judge(&self, invitation: &mut Invitation) -> anyhow::Result<Judged> {
         let told = Announcement::decode(invitation.payload())?;
         let groups = told.groups(invitation.nodes())?;
         if let Some(max) = self.max_size
@@ -107,7 +116,25 @@ impl Host {
         }
         let free = self.store.free_bytes().context("the free space is unknown")?;
         anyhow::ensure!(told.bytes <= free, "{} do not fit into the {} free here", Bytes(told.bytes), Bytes(free));
-        Ok((told, groups))
+        let pool = self.pool_size;
+        anyhow::ensure!(
+            told.manifest_len <= pool,
+            "the list of files is longer than the {} of --pool-size",
+            Bytes(pool)
+        );
+        // A device that writes files behind the file system's back needs memory for the whole file instead.
+        let mut withheld = None;
+        if told.file_bytes_max > pool && invitation.fabrics().iter().any(|fabric| !fabric.receives_into_files) {
+            let file = Bytes(told.file_bytes_max);
+            let reason = format!(
+                "a file of {file} does not fit into the {} of registered memory that RDMA receives into; \
+                 a larger --pool-size at the receiver would allow it",
+                Bytes(pool)
+            );
+            anyhow::ensure!(invitation.retain_fabrics(|fabric| fabric.receives_into_files), reason);
+            withheld = Some(reason);
+        }
+        Ok(Judged { told, groups, withheld })
     }
 
     async fn session(
@@ -117,12 +144,23 @@ impl Host {
         groups: Groups,
         peer: String,
         receivers: usize,
+        over: Chosen,
     ) -> anyhow::Result<()> {
-        let node = builder.start().await.map_err(|error| anyhow::Error::new(error).context(Exit::Refused))?;
+        let node = builder
+            .pool_bytes_max(self.pool_size)
+            .start()
+            .await
+            .map_err(|error| anyhow::Error::new(error).context(Exit::Refused))?;
         let outcome = async {
             let manifest = take_manifest(&node, groups.manifest, told, &self.store).await?;
             let (files, bytes) = (told.files, told.bytes);
-            self.reporter.say(&Event::Started { peer: format!("receiving from {peer}"), receivers, files, bytes });
+            self.reporter.say(&Event::Started {
+                peer: format!("receiving from {peer}"),
+                receivers,
+                files,
+                bytes,
+                over,
+            });
             let begun = Instant::now();
             let bar = self.reporter.bar("receiving", bytes);
             take_files(&node, groups.files, manifest, &self.store, &self.reporter, &bar).await?;
@@ -136,6 +174,14 @@ impl Host {
         let _ = tokio::time::timeout(LEAVE_LIMIT, node.shutdown()).await;
         outcome
     }
+}
+
+/// An offer that is accepted.
+struct Judged {
+    told: Announcement,
+    groups: Groups,
+    /// Why a fabric that could be used is not offered for this transfer.
+    withheld: Option<String>,
 }
 
 /// Receives the list of files, and agrees to it or not.

@@ -8,12 +8,13 @@ use std::time::{Duration, Instant};
 use anyhow::Context;
 use bytes::Bytes;
 use rdmc::{Algorithm, FailureCause, GroupError, GroupFailure, InviteError, Memory, Multicast, Node, NodeId};
-use rdmc::{SendError, Sender, StartError, TcpFabric};
+use rdmc::{SendError, Sender, StartError};
 use rdmc_schedule::{BlockCount, MEMBERS_MAX, Rank, Schedule};
 
 use crate::announcement::{Announcement, Groups};
 use crate::cli::SendOptions;
 use crate::exit::{Exit, INTEGRITY};
+use crate::fabric::{Chosen, Offered, register_to_send};
 use crate::manifest::{self, printable};
 use crate::progress::{Bar, Event, Reporter, TICK};
 use crate::source::{Source, SourceFile};
@@ -32,31 +33,41 @@ pub(crate) async fn run(options: SendOptions) -> anyhow::Result<()> {
     anyhow::ensure!(list.len() as u64 <= manifest::LEN_MAX, "there are too many files for one transfer");
     let told = Announcement::new(&algorithm, options.block_size, &source.manifest, list.len() as u64);
 
-    let node = start(&receivers, &told, Duration::from_secs(options.timeout)).await?;
+    let offered = options.fabric.open_towards(&receivers.0[0]).await?;
+    let (node, over) = start(&offered, &receivers, &told, Duration::from_secs(options.timeout)).await?;
     let nodes = (0..receivers.members()).map(NodeId).collect();
     let groups = told.groups(nodes).context("the group cannot be formed")?;
     let transfer = Transfer { node: &node, receivers: &receivers, reporter: &reporter, source: &source, told: &told };
-    let outcome = transfer.run(&algorithm, list, groups).await;
+    let outcome = transfer.run(&algorithm, list, groups, over).await;
     // The others are told, whatever happened; they need not listen.
     let _ = tokio::time::timeout(LEAVE_LIMIT, node.shutdown()).await;
     outcome
 }
 
 /// Forms the cluster: asks every receiver, and starts when all have agreed.
-async fn start(receivers: &Receivers, told: &Announcement, limit: Duration) -> anyhow::Result<Node> {
-    let invited = rdmc::invite(TcpFabric::new(), &receivers.0, Bytes::from(told.encode()), limit).await;
+async fn start(
+    offered: &Offered,
+    receivers: &Receivers,
+    told: &Announcement,
+    limit: Duration,
+) -> anyhow::Result<(Node, Chosen)> {
+    let invited = rdmc::invite(offered.fabrics.clone(), &receivers.0, Bytes::from(told.encode()), limit).await;
     let builder = invited.map_err(|error| {
         let InviteError { failures } = &error;
         let told = failures.iter().map(|(address, failure)| printable(&format!("{address} {failure}")));
         Exit::Refused.error(told.collect::<Vec<_>>().join("; "))
     })?;
-    builder.connect_limit(limit.max(CONNECT_LIMIT_MIN)).start().await.map_err(|error| match error {
+    let over = builder.fabric_choice().map(|choice| offered.chosen(choice, None));
+    let over = over.expect("the builder comes from an invitation");
+    let started = builder.connect_limit(limit.max(CONNECT_LIMIT_MIN)).start().await;
+    let node = started.map_err(|error| match error {
         StartError::Unreachable { missing, problem } => {
             let missing: Vec<_> = missing.into_iter().map(|node| receivers.name(node)).collect();
             Exit::Refused.error(format!("no connection to {}: {}", missing.join(", "), printable(&problem)))
         }
         other => anyhow::Error::new(other).context(Exit::Refused),
-    })
+    })?;
+    Ok((node, over))
 }
 
 /// The receivers by their addresses; they are the nodes 1, 2, ….
@@ -110,7 +121,7 @@ struct Transfer<'a> {
 }
 
 impl Transfer<'_> {
-    async fn run(&self, algorithm: &Algorithm, list: Vec<u8>, groups: Groups) -> anyhow::Result<()> {
+    async fn run(&self, algorithm: &Algorithm, list: Vec<u8>, groups: Groups, over: Chosen) -> anyhow::Result<()> {
         let not_sent = |failure: &GroupFailure| Exit::Refused.error(self.receivers.explain(failure));
         let not_formed = |error: GroupError| match error {
             GroupError::Failed(failure) => not_sent(&failure),
@@ -132,7 +143,7 @@ impl Transfer<'_> {
         let (receivers, files, bytes) = (self.receivers.0.len(), self.told.files, self.told.bytes);
         let (shown, more) = self.receivers.0.split_at(receivers.min(RECEIVERS_SHOWN_MAX));
         let peer = format!("sending to {}{}", shown.join(", "), if more.is_empty() { "" } else { ", …" });
-        self.reporter.say(&Event::Started { peer, receivers, files, bytes });
+        self.reporter.say(&Event::Started { peer, receivers, files, bytes, over });
         let begun = Instant::now();
         self.send_files(sender, algorithm).await?;
         let (seconds, skipped) = (begun.elapsed().as_secs_f64(), self.source.skipped.len());
@@ -168,8 +179,10 @@ impl Transfer<'_> {
             #[expect(unsafe_code, reason = "the file is mapped, to be sent without a copy")]
             let memory = unsafe { Memory::map_file(&file.file, len) };
             let memory = memory.with_context(|| format!("{}", path.display()))?;
+            let sent = register_to_send(self.node, memory, file.reader()?).await;
+            let sent = sent.with_context(|| format!("{}", path.display()))?;
             let digest = tokio::task::spawn_blocking(move || file.digest());
-            self.enqueue(&mut under_way, sender.send(memory), Some(done)).await?;
+            self.enqueue(&mut under_way, sender.send(sent), Some(done)).await?;
             let digest = digest.await??;
             self.enqueue(&mut under_way, sender.send(digest.as_bytes().to_vec()), None).await?;
         }

@@ -32,6 +32,13 @@ pub(crate) fn parse_block(text: &str) -> Result<u32, String> {
     allowed.ok_or_else(|| format!("a block of {} is not possible: 1 byte to 1 GiB", Bytes(bytes)))
 }
 
+/// Parses the size of a pool: 1 MiB or more, rounded up to whole pages.
+pub(crate) fn parse_pool(text: &str) -> Result<u64, String> {
+    let bytes = parse(text)?;
+    let pages = bytes.checked_next_multiple_of(PAGE).filter(|bytes| *bytes >= POOL_BYTES_MIN);
+    pages.ok_or_else(|| format!("a pool of {} is not possible: at least {}", Bytes(bytes), Bytes(POOL_BYTES_MIN)))
+}
+
 /// A number of bytes, displayed with a unit: `256 MiB`, `1.5 GiB`, `17 B`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Bytes(pub(crate) u64);
@@ -84,6 +91,10 @@ impl fmt::Display for Rate {
     }
 }
 
+/// The unit of registered memory in bytes.
+const PAGE: u64 = 4 << 10;
+/// Registered memory without which no transfer goes well.
+const POOL_BYTES_MIN: u64 = 1 << 20;
 const UNITS: [(&str, u64); 4] = [("KiB", 1 << 10), ("MiB", 1 << 20), ("GiB", 1 << 30), ("TiB", 1 << 40)];
 
 #[cfg(test)]
@@ -104,6 +115,7 @@ mod tests {
             let error = parse(text).expect_err(text);
             assert!(error.contains("k, M, G or T") || error.contains("2^64"), "{error}");
         }
+        assert!(parse_pool("1000k").is_err() && parse_pool("1048577") == Ok((1 << 20) + 4096));
         assert!(parse_block("0").is_err() && parse_block("2G").is_err() && parse_block("1GiB").is_ok());
     }
 

@@ -1,9 +1,9 @@
 //! The sender's files: finds them, and reads them to make their digests.
 
 use std::fs::{File, Metadata};
-use std::io::Read;
+use std::io::{self, Read};
 use std::os::unix::ffi::OsStrExt;
-use std::os::unix::fs::MetadataExt;
+use std::os::unix::fs::{FileExt, MetadataExt};
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, bail};
@@ -106,6 +106,12 @@ impl SourceFile {
             return Err(found.changed());
         }
         Ok(found)
+    }
+
+    /// Gives access to the bytes for whoever wants to copy them.
+    pub(crate) fn reader(&self) -> io::Result<impl FnOnce(&mut [u8]) -> io::Result<()> + Send + use<>> {
+        let file = self.file.try_clone()?;
+        Ok(move |to: &mut [u8]| file.read_exact_at(to, 0))
     }
 
     /// Computes the digest by reading the file, which it must not be changed meanwhile.

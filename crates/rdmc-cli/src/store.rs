@@ -5,7 +5,7 @@
 use std::ffi::OsString;
 use std::hash::{BuildHasher, Hasher, RandomState};
 use std::io::{self, Write};
-use std::os::unix::fs::PermissionsExt;
+use std::os::unix::fs::{FileExt, PermissionsExt};
 use std::path::Path;
 use std::sync::Arc;
 
@@ -129,6 +129,11 @@ impl Arrival {
         #[expect(unsafe_code, reason = "the file is mapped, to be received into without a copy")]
         let memory = unsafe { Memory::map_file_mut(&self.file, len) }?;
         Ok(memory)
+    }
+
+    /// Writes the whole file, where it was not received into a mapping.
+    pub(crate) fn write(&self, bytes: &[u8]) -> io::Result<()> {
+        self.file.write_all_at(bytes, 0)
     }
 
     /// Gives the file its mode, its time and its name. Nothing may be written to the mapping any more.

@@ -114,6 +114,16 @@ pub enum GroupError {
         /// Largest block size in bytes.
         max: u64,
     },
+    /// The block size is above what the fabric sends at once: choose a smaller one.
+    #[error("block size of {bytes} bytes is more than the {max} that the fabric {fabric} sends at once")]
+    BlockTooLong {
+        /// Bytes asked for.
+        bytes: u64,
+        /// The fabric's longest message in bytes.
+        max: u64,
+        /// The fabric.
+        fabric: &'static str,
+    },
     /// The number was used by a group of this node before; numbers are not used twice.
     #[error("group number {group} was used before")]
     GroupIdUsed {

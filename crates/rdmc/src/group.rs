@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use futures::future::{BoxFuture, FutureExt};
 use futures::stream::{FuturesUnordered, StreamExt};
-use rdmc_fabric::{ConnectError, Operation, Received, Timestamp, WorkError};
+use rdmc_fabric::{Capabilities, ConnectError, Operation, Received, Timestamp, WorkError};
 use rdmc_schedule::{Algorithm, BlockCount, MEMBERS_MAX, Rank, Schedule, first_source, neighbours};
 use serde::{Deserialize, Serialize};
 use tokio::sync::{mpsc, watch};
@@ -111,6 +111,10 @@ impl GroupSpec {
         if self.block_size == 0 || self.block_size > Self::BLOCK_SIZE_MAX {
             let max = u64::from(Self::BLOCK_SIZE_MAX);
             return Err(GroupError::BlockSize { bytes: u64::from(self.block_size), max });
+        }
+        let Capabilities { message_len_max: max, name: fabric, .. } = node.fabric.capabilities();
+        if u64::from(self.block_size) > max {
+            return Err(GroupError::BlockTooLong { bytes: u64::from(self.block_size), max, fabric });
         }
         let mut seen = std::collections::BTreeSet::new();
         for &member in &self.members {

@@ -6,8 +6,9 @@
 //! member computes for itself.
 //!
 //! - A [`Node`] is a process's membership in a [`Cluster`] of nodes that know each other, over a [`Fabric`] that moves
-//!   the bytes: [`TcpFabric`] anywhere, [`MemFabric`] inside a process. Clusters are given as a list of addresses, or
-//!   formed on the fly by [`invite`] and a [`Listener`].
+//!   the bytes: [`TcpFabric`] anywhere, [`MemFabric`] inside a process, and those of other crates. Clusters are given as
+//!   a list of addresses, or formed on the fly by [`invite`] and a [`Listener`], which also find the best of their
+//!   [`Fabrics`] that all of them have.
 //! - A group is described by a [`GroupSpec`] that all its members know. The root's handle is a [`Sender`], the others'
 //!   a [`Receiver`], a stream of [`Message`]s, or an [`OfferReceiver`], which supplies the memory for each message.
 //!   Groups form concurrently and overlap freely.
@@ -54,13 +55,14 @@ pub use failure::{FailureCause, GroupError, GroupFailure, SendError, StartError}
 pub use group::receiver::{Delivery, Message, Offer, OfferReceiver, Receiver};
 pub use group::sender::{Multicast, Payload, Sender};
 pub use group::{GroupId, GroupSpec};
+pub use mesh::fabrics::{FabricChoice, Fabrics, FabricsError, PassedOver};
 pub use mesh::invite::{Invitation, InviteError, InviteFailure, invite};
 pub use mesh::listener::Listener;
 pub use node::{Cluster, Node, NodeBuilder, NodeId};
 pub use pool::PoolError;
 pub use rdmc_fabric::{
-    Buffer, BufferMut, CompletionMode, Elapsed, Fabric, MemFabric, MemNetwork, Memory, MemoryRegion, TcpConfig,
-    TcpFabric,
+    Buffer, BufferMut, Capabilities, CompletionMode, Elapsed, Fabric, MemFabric, MemNetwork, Memory, MemoryRegion,
+    Rendezvous, TcpConfig, TcpFabric,
 };
 pub use rdmc_schedule::{Algorithm, Hybrid, Racks, RacksError, Rank, ScheduleError, Spine};
 pub use stats::{GroupStats, NodeStats};

@@ -17,6 +17,7 @@ use tokio::sync::{mpsc, oneshot, watch};
 use crate::group::GroupId;
 use crate::node::NodeId;
 
+pub(crate) mod fabrics;
 pub(crate) mod frame;
 pub(crate) mod invite;
 pub(crate) mod listener;

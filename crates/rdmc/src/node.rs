@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use rdmc_fabric::{
-    BufferMut, CompletionMode, CompletionSource, Environment, Fabric, FabricError, Memory, MemoryRegion,
+    BufferMut, Capabilities, CompletionMode, CompletionSource, Environment, Fabric, FabricError, Memory, MemoryRegion,
 };
 use serde::{Deserialize, Serialize};
 use tokio::sync::mpsc;
@@ -16,6 +16,7 @@ use crate::group::receiver::{OfferReceiver, Receiver};
 use crate::group::sender::Sender;
 use crate::group::{self, GroupSpec};
 use crate::mesh::Mesh;
+use crate::mesh::fabrics::FabricChoice;
 use crate::mesh::listener::{Arrived, Listener};
 use crate::pool::{Pool, PoolError};
 use crate::scope::Scope;
@@ -87,6 +88,7 @@ pub struct NodeBuilder {
     me: NodeId,
     cluster: Cluster,
     fabric: Option<Arc<dyn Fabric>>,
+    choice: Option<FabricChoice>,
     listener: Option<Listener>,
     arrivals: Option<mpsc::Receiver<Arrived>>,
     completion_mode: Option<CompletionMode>,
@@ -102,6 +104,7 @@ impl NodeBuilder {
             me,
             cluster,
             fabric: None,
+            choice: None,
             listener: None,
             arrivals: None,
             completion_mode: None,
@@ -116,7 +119,18 @@ impl NodeBuilder {
     #[must_use]
     pub fn fabric(mut self, fabric: Arc<dyn Fabric>) -> Self {
         self.fabric = Some(fabric);
+        self.choice = None;
         self
+    }
+
+    /// Returns the name of the fabric that moves the bytes; none if none was set yet.
+    pub fn fabric_name(&self) -> Option<&'static str> {
+        self.fabric.as_ref().map(|fabric| fabric.capabilities().name)
+    }
+
+    /// Returns which fabric was chosen and why, if the builder came from an invitation.
+    pub fn fabric_choice(&self) -> Option<&FabricChoice> {
+        self.choice.as_ref()
     }
 
     /// Uses a listener that exists, instead of one at the node's own address of the cluster.
@@ -165,6 +179,14 @@ impl NodeBuilder {
         self
     }
 
+    pub(crate) fn chosen(mut self, fabric: Arc<dyn Fabric>, choice: FabricChoice) -> Self {
+        let reason = choice.reason();
+        tracing::info!(node = %self.me, fabric = choice.fabric, ?reason, "fabric chosen");
+        self.fabric = Some(fabric);
+        self.choice = Some(choice);
+        self
+    }
+
     pub(crate) fn arrivals(mut self, listener: Listener, arrivals: mpsc::Receiver<Arrived>) -> Self {
         self.listener = Some(listener);
         self.arrivals = Some(arrivals);
@@ -190,7 +212,7 @@ impl NodeBuilder {
         let (listener, arrivals) = match (self.listener, self.arrivals) {
             (Some(listener), Some(arrivals)) => (Some(listener), Some(arrivals)),
             _ if accepts => {
-                let bound = Listener::bind_with(fabric.clone(), own_address, false).await;
+                let bound = Listener::bind_with(fabric.clone().into(), own_address, false).await;
                 let listener = bound.map_err(|source| StartError::Listen { address: own_address.clone(), source })?;
                 let arrivals = listener.register(self.cluster.key, self.me);
                 (Some(listener), Some(arrivals))
@@ -221,10 +243,19 @@ impl NodeBuilder {
         if environment.timeout(self.connect_limit, mesh.complete()).await.is_err() {
             return Err(StartError::Unreachable { missing: mesh.missing(), problem: mesh.problem() });
         }
-        tracing::info!(node = %self.me, fabric = fabric.capabilities().name, "node started");
+        tracing::info!(node = %self.me, fabric = capabilities.name, "node started");
         let counters = Arc::default();
-        let shared =
-            NodeShared { mesh, fabric, environment, completions, pool, counters, _listener: listener, _scope: scope };
+        let shared = NodeShared {
+            mesh,
+            fabric,
+            choice: self.choice,
+            environment,
+            completions,
+            pool,
+            counters,
+            _listener: listener,
+            _scope: scope,
+        };
         Ok(Node(Arc::new(shared)))
     }
 }
@@ -244,6 +275,7 @@ pub struct Node(pub(crate) Arc<NodeShared>);
 pub(crate) struct NodeShared {
     pub(crate) mesh: Mesh,
     pub(crate) fabric: Arc<dyn Fabric>,
+    choice: Option<FabricChoice>,
     pub(crate) environment: Arc<dyn Environment>,
     pub(crate) completions: Arc<dyn CompletionSource>,
     pub(crate) pool: Pool,
@@ -266,6 +298,21 @@ impl Node {
     /// Returns the numbers of all nodes of the cluster in ascending order, this one included.
     pub fn nodes(&self) -> Vec<NodeId> {
         self.0.mesh.nodes()
+    }
+
+    /// Returns the name of the fabric that moves the bytes.
+    pub fn fabric_name(&self) -> &'static str {
+        self.capabilities().name
+    }
+
+    /// Returns which fabric was chosen and why, if the cluster was formed by invitation.
+    pub fn fabric_choice(&self) -> Option<&FabricChoice> {
+        self.0.choice.as_ref()
+    }
+
+    /// Returns what the fabric can do.
+    pub fn capabilities(&self) -> Capabilities {
+        self.0.fabric.capabilities()
     }
 
     /// Creates a group of which this node is the root, the only sender (DSN §3).

@@ -1,15 +1,18 @@
 //! A receiver of the demo: a process of its own, or a task.
 
 use std::io::Read;
+use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::{Context, ensure};
 use futures::StreamExt;
-use rdmc::{GroupSpec, Listener, Node, NodeId, TcpFabric};
+use rdmc::{Fabric, GroupSpec, Listener, Node, NodeId, TcpFabric};
 use rustix::time::{ClockId, clock_gettime};
 use serde::{Deserialize, Serialize};
 
 use crate::choice::AlgorithmTold;
+use crate::cli::DemoMemberOptions;
+use crate::fabric::open_device;
 use crate::progress::{TICK, print_json};
 
 /// What all members of the demo do, one group after the other.
@@ -59,13 +62,18 @@ pub(crate) enum Told {
 }
 
 /// Takes part as a process: says where it listens, is invited, receives, and ends with its standard input.
-pub(crate) async fn run() -> anyhow::Result<()> {
+pub(crate) async fn run(options: DemoMemberOptions) -> anyhow::Result<()> {
     // The sender's process holds the other end: nobody is left behind when it dies.
     std::thread::spawn(|| {
         let _ = std::io::stdin().read_to_end(&mut Vec::new());
         std::process::exit(0);
     });
-    let listener = Listener::bind(TcpFabric::new(), "127.0.0.1:0").await?;
+    let address = Some(options.listen.ip()).filter(|ip| !ip.is_loopback());
+    let fabric: Arc<dyn Fabric> = match &options.device {
+        Some(device) => open_device(device, address)?,
+        None => TcpFabric::new(),
+    };
+    let listener = Listener::bind(fabric, &options.listen.to_string()).await?;
     print_json(&Told::Listening { address: listener.local_address().to_owned() });
     let invitation = listener.next_invitation().await;
     let plan: Plan = postcard::from_bytes(invitation.payload())?;

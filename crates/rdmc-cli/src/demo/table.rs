@@ -12,6 +12,8 @@ use crate::size::{Bytes, Rate};
 #[derive(Clone, Debug, Serialize)]
 pub(crate) struct Setting {
     pub(crate) fabric: &'static str,
+    /// The RDMA devices in use.
+    pub(crate) devices: Vec<String>,
     pub(crate) members: u32,
     pub(crate) bytes: u64,
     pub(crate) block_size: u32,
@@ -94,7 +96,11 @@ impl Setting {
     /// Draws the table.
     pub(crate) fn table(&self, rounds: &[Measured]) -> String {
         let receivers = self.receivers();
-        let place = if self.fabric == "tcp" { "tcp on loopback" } else { "mem, inside one process" };
+        let place = match self.fabric {
+            "mem" => "mem, inside one process".to_owned(),
+            "tcp" => "tcp on loopback".to_owned(),
+            other => format!("{other} by {}", self.devices.join(", ")),
+        };
         let mut text = format!(
             "{} members (1 sender, {receivers} receiver{}), {}, {place}, blocks of {}\n",
             self.members,
@@ -157,7 +163,7 @@ mod tests {
     use super::*;
 
     fn setting(members: u32, bytes: u64) -> Setting {
-        Setting { fabric: "tcp", members, bytes, block_size: 1 << 20, cores: 2 }
+        Setting { fabric: "tcp", devices: Vec::new(), members, bytes, block_size: 1 << 20, cores: 2 }
     }
 
     #[test]

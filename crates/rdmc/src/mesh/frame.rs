@@ -12,8 +12,10 @@ use crate::failure::GroupFailure;
 use crate::group::GroupId;
 use crate::node::NodeId;
 
+use super::fabrics::{FabricNames, Verdict};
+
 /// Changes whenever frames change their meaning; nodes of different versions do not talk.
-pub(crate) const PROTOCOL_VERSION: u16 = 1;
+pub(crate) const PROTOCOL_VERSION: u16 = 2;
 /// Longest frame in bytes: an invitation.
 pub(crate) const FRAME_LEN_MAX: usize = 4 << 20;
 /// Longest frame in bytes between nodes that know each other.
@@ -28,12 +30,19 @@ pub(crate) enum Frame {
     Welcome,
     /// Refuses a `Hello` or an `Invite`.
     Reject { reason: Reject },
-    /// Asks a listener to become a member of a new cluster.
-    Invite { version: u16, cluster: u128, you: NodeId, members: Vec<(NodeId, String)>, payload: Vec<u8> },
-    /// Accepts an `Invite`.
-    Accept,
-    /// Everybody has accepted: start.
-    Go,
+    /// Asks a listener to become a member of a new cluster, on one of these fabrics.
+    Invite {
+        version: u16,
+        cluster: u128,
+        you: NodeId,
+        members: Vec<(NodeId, String)>,
+        fabrics: FabricNames,
+        payload: Vec<u8>,
+    },
+    /// Accepts an `Invite`, on any of these of its fabrics.
+    Accept { fabrics: FabricNames },
+    /// Everybody has accepted: start, on this fabric.
+    Go(Verdict),
     /// Concerns one group.
     Group { group: GroupId, frame: GroupFrame },
     /// Ends the connection in good order.
@@ -51,6 +60,8 @@ pub(crate) enum Reject {
     Identity,
     #[error("it takes no invitations")]
     NoInvitations,
+    #[error("it offers {offers}, not {asked}")]
+    Fabrics { offers: FabricNames, asked: FabricNames },
     #[error("{reason}")]
     Declined { reason: String },
 }
@@ -127,6 +138,11 @@ mod tests {
     use super::*;
     use crate::failure::FailureCause;
 
+    fn fabrics() -> impl Strategy<Value = FabricNames> {
+        let names = proptest::collection::btree_set("[a-z0-9]{1,32}", 1..9);
+        names.prop_map(|names| names.into_iter().collect::<Vec<_>>().try_into().expect("few, all different"))
+    }
+
     fn frames() -> impl Strategy<Value = Frame> {
         let text = "[a-z0-9.:]{0,20}";
         let bytes = || proptest::collection::vec(any::<u8>(), 0..80);
@@ -154,13 +170,21 @@ mod tests {
             }),
             Just(Frame::Welcome),
             text.prop_map(|reason| Frame::Reject { reason: Reject::Declined { reason } }),
-            (any::<u128>(), proptest::collection::vec(member, 0..5), bytes()).prop_map(
-                |(cluster, members, payload)| {
-                    Frame::Invite { version: 1, cluster, you: NodeId(3), members, payload }
+            (any::<u128>(), proptest::collection::vec(member, 0..5), fabrics(), bytes()).prop_map(
+                |(cluster, members, fabrics, payload)| {
+                    Frame::Invite { version: 2, cluster, you: NodeId(3), members, fabrics, payload }
                 }
             ),
-            Just(Frame::Accept),
-            Just(Frame::Go),
+            (fabrics(), fabrics())
+                .prop_map(|(offers, asked)| { Frame::Reject { reason: Reject::Fabrics { offers, asked } } }),
+            fabrics().prop_map(|fabrics| Frame::Accept { fabrics }),
+            (fabrics(), proptest::collection::vec(any::<u32>().prop_map(NodeId), 0..5)).prop_map(
+                |(fabrics, lacking)| {
+                    let passed_over = fabrics.iter().map(|name| (name.clone(), lacking.clone())).collect();
+                    let fabric = fabrics.iter().next().expect("there is one").clone();
+                    Frame::Go(Verdict { fabric, passed_over })
+                }
+            ),
             (any::<u64>(), group_frame).prop_map(|(group, frame)| Frame::Group { group: GroupId(group), frame }),
             Just(Frame::Goodbye),
         ]

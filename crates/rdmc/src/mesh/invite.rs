@@ -8,9 +8,10 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::Bytes;
-use rdmc_fabric::{ControlStream, Elapsed, Environment, Fabric};
+use rdmc_fabric::{Capabilities, ControlStream, Elapsed, Environment};
 use tokio::io::AsyncWriteExt;
 
+use super::fabrics::{FabricChoice, FabricName, FabricNames, Fabrics, PassedOver, Verdict};
 use super::frame::{self, FRAME_LEN_MAX, Frame, PROTOCOL_VERSION, Reject};
 use super::listener::{Listener, refuse};
 use crate::node::{Cluster, Node, NodeBuilder, NodeId};
@@ -21,18 +22,23 @@ use crate::node::{Cluster, Node, NodeBuilder, NodeId};
 /// given here, so they must be such that the listeners can reach each other by them. `payload` is handed to the
 /// application of each. On success all of them start their nodes; the caller starts its own from the result.
 ///
+/// The nodes use the first of `fabrics` that all of them have; [`NodeBuilder::fabric_choice`] says which and why. The
+/// first of `fabrics` opens the connections to the listeners.
+///
 /// # Cancel safety
 /// Dropping the future withdraws the invitations.
 ///
 /// # Errors
-/// [`InviteError`] names every listener that could not be reached or refused; the others are told to forget it.
+/// [`InviteError`] names every listener that could not be reached, refused or lacks a fabric that would have done for
+/// the others; the rest are told to forget it.
 pub async fn invite(
-    fabric: Arc<dyn Fabric>,
+    fabrics: impl Into<Fabrics>,
     addresses: &[String],
     payload: Bytes,
     limit: Duration,
 ) -> Result<NodeBuilder, InviteError> {
-    let environment = fabric.environment();
+    let fabrics = fabrics.into();
+    let environment = fabrics.environment();
     let cluster = environment.random_u128();
     let members: Vec<(NodeId, String)> = std::iter::once((NodeId(0), String::new()))
         .chain((1u32..).map(NodeId).zip(addresses.iter().cloned()))
@@ -43,6 +49,7 @@ pub async fn invite(
             cluster,
             you: *you,
             members: members.clone(),
+            fabrics: fabrics.wire_names().clone(),
             payload: payload.to_vec(),
         };
         let environment = &environment;
@@ -52,37 +59,61 @@ pub async fn invite(
         }
     });
     let mut accepted = Vec::new();
+    let mut offers = Vec::new();
     let mut failures = Vec::new();
-    for (answer, address) in futures::future::join_all(ask).await.into_iter().zip(addresses) {
+    for (answer, (node, address)) in futures::future::join_all(ask).await.into_iter().zip(&members[1..]) {
         match answer {
-            Ok(stream) => accepted.push((stream, address)),
+            Ok((stream, names)) => {
+                accepted.push((stream, address));
+                offers.push((*node, names));
+            }
             Err(failure) => failures.push((address.clone(), failure)),
         }
     }
     if !failures.is_empty() {
         return Err(InviteError { failures });
     }
+    let members: BTreeMap<NodeId, String> = members.iter().cloned().collect();
+    let Some(verdict) = fabrics.wire_names().choose(&offers) else {
+        return Err(nothing_in_common(fabrics.wire_names(), &offers, &members));
+    };
+    let go = frame::encode(&Frame::Go(verdict.clone()));
     for (stream, address) in &mut accepted {
-        let go = async {
-            stream.write_all(&frame::encode(&Frame::Go)).await?;
+        let told = async {
+            stream.write_all(&go).await?;
             stream.flush().await
         };
-        if let Err(error) = go.await {
+        if let Err(error) = told.await {
             failures.push(((*address).clone(), InviteFailure::Unreachable(error)));
         }
     }
-    if failures.is_empty() {
-        Ok(NodeBuilder::new(NodeId(0), Cluster::from_parts(cluster, members.into_iter().collect())).fabric(fabric))
-    } else {
-        Err(InviteError { failures })
+    if !failures.is_empty() {
+        return Err(InviteError { failures });
     }
+    let choice = verdict.explained(|node| members.get(&node).cloned());
+    let fabric = fabrics.named(&verdict.fabric).expect("it was chosen among these");
+    Ok(NodeBuilder::new(NodeId(0), Cluster::from_parts(cluster, members)).chosen(fabric, choice))
+}
+
+/// Names everybody who lacks one of our fabrics: if they had it, it could be used.
+fn nothing_in_common(
+    ours: &FabricNames,
+    offers: &[(NodeId, FabricNames)],
+    members: &BTreeMap<NodeId, String>,
+) -> InviteError {
+    let failures = offers.iter().filter_map(|(node, names)| {
+        let lacks = ours.lacked_by(names);
+        let somebody = (!lacks.is_empty()).then(|| members[node].clone())?;
+        Some((somebody, InviteFailure::NotForAll { offers: names.to_strings(), lacks }))
+    });
+    InviteError { failures: failures.collect() }
 }
 
 async fn ask(
     environment: &dyn Environment,
     address: &str,
     invite: &Frame,
-) -> Result<Box<dyn ControlStream>, InviteFailure> {
+) -> Result<(Box<dyn ControlStream>, FabricNames), InviteFailure> {
     let bytes = frame::encode(invite);
     if bytes.len() > FRAME_LEN_MAX {
         let error = io::Error::new(io::ErrorKind::InvalidInput, "the invitation's payload is too long");
@@ -92,16 +123,19 @@ async fn ask(
     stream.write_all(&bytes).await.map_err(InviteFailure::Unreachable)?;
     stream.flush().await.map_err(InviteFailure::Unreachable)?;
     match frame::read(&mut stream).await.map_err(InviteFailure::Unreachable)? {
-        Some(Frame::Accept) => Ok(stream),
+        Some(Frame::Accept { fabrics }) => Ok((stream, fabrics)),
+        Some(Frame::Reject { reason: Reject::Fabrics { offers, asked } }) => {
+            Err(InviteFailure::OtherFabrics { offers: offers.to_strings(), asked: asked.to_strings() })
+        }
         Some(Frame::Reject { reason }) => Err(InviteFailure::Refused { reason: reason.to_string() }),
         Some(_) => Err(InviteFailure::Refused { reason: "it does not answer as a listener does".to_owned() }),
         None => Err(InviteFailure::Refused { reason: "it closed the connection".to_owned() }),
     }
 }
 
-/// Not everybody accepted an invitation.
+/// Not everybody can take part.
 #[derive(Debug, thiserror::Error)]
-#[error("{} of the invited did not accept: {}", failures.len(), failures.iter().map(|(address, failure)| format!("{address} {failure}")).collect::<Vec<_>>().join("; "))]
+#[error("{} of the invited cannot take part: {}", failures.len(), failures.iter().map(|(address, failure)| format!("{address} {failure}")).collect::<Vec<_>>().join("; "))]
 pub struct InviteError {
     /// Who did not, by address, and why.
     pub failures: Vec<(String, InviteFailure)>,
@@ -120,9 +154,44 @@ pub enum InviteFailure {
         /// What it said.
         reason: String,
     },
+    /// It has none of the inviting node's fabrics.
+    #[error("refused: it offers {}, not {}", offers.join(", "), asked.join(", "))]
+    OtherFabrics {
+        /// The fabrics it has.
+        offers: Vec<String>,
+        /// The inviting node's.
+        asked: Vec<String>,
+    },
+    /// It shares a fabric with the inviting node, but no fabric is shared by all.
+    #[error("offers {}, not {}, and no fabric is offered by all", offers.join(", "), lacks.join(", "))]
+    NotForAll {
+        /// The inviting node's fabrics that it has.
+        offers: Vec<String>,
+        /// Those that it lacks.
+        lacks: Vec<String>,
+    },
     /// It did not answer in time.
     #[error("did not answer: {0}")]
     Silent(Elapsed),
+}
+
+/// The members of a cluster to come, as an invitation tells them.
+pub(crate) struct Roster {
+    cluster: u128,
+    you: NodeId,
+    members: BTreeMap<NodeId, String>,
+}
+
+impl Roster {
+    /// Checks the list; none if it makes no sense.
+    pub(crate) fn new(cluster: u128, you: NodeId, members: Vec<(NodeId, String)>) -> Option<Self> {
+        let count = members.len();
+        let printable = |address: &String| address.len() <= ADDRESS_LEN_MAX && !address.contains(char::is_control);
+        let sound = members.iter().all(|(_, address)| printable(address));
+        let members: BTreeMap<_, _> = members.into_iter().collect();
+        let sound = sound && members.len() == count && members.contains_key(&you) && you != NodeId(0);
+        sound.then_some(Self { cluster, you, members })
+    }
 }
 
 /// An invitation to become a member of a new cluster.
@@ -131,29 +200,25 @@ pub enum InviteFailure {
 pub struct Invitation {
     environment: Arc<dyn Environment>,
     stream: Box<dyn ControlStream>,
-    cluster: u128,
-    you: NodeId,
-    members: BTreeMap<NodeId, String>,
+    roster: Roster,
+    /// The inviting node's fabrics.
+    asked: FabricNames,
+    /// Those of them that this node offers.
+    offered: FabricNames,
     payload: Bytes,
     listener: Option<Listener>,
 }
 
 impl Invitation {
-    /// Checks an invitation; gives the stream back if it makes no sense.
     pub(crate) fn new(
         environment: Arc<dyn Environment>,
         stream: Box<dyn ControlStream>,
-        cluster: u128,
-        you: NodeId,
-        members: Vec<(NodeId, String)>,
+        roster: Roster,
+        asked: FabricNames,
+        offered: FabricNames,
         payload: Vec<u8>,
-    ) -> Result<Self, Box<dyn ControlStream>> {
-        let count = members.len();
-        let members: BTreeMap<_, _> = members.into_iter().collect();
-        if members.len() != count || !members.contains_key(&you) || you == NodeId(0) {
-            return Err(stream);
-        }
-        Ok(Self { environment, stream, cluster, you, members, payload: payload.into(), listener: None })
+    ) -> Self {
+        Self { environment, stream, roster, asked, offered, payload: payload.into(), listener: None }
     }
 
     pub(crate) fn arrived_at(&mut self, listener: Listener) {
@@ -172,12 +237,29 @@ impl Invitation {
 
     /// Returns the numbers of all nodes, the inviting one (0) and this one included.
     pub fn nodes(&self) -> Vec<NodeId> {
-        self.members.keys().copied().collect()
+        self.roster.members.keys().copied().collect()
     }
 
     /// Returns the number this node would have.
     pub fn me(&self) -> NodeId {
-        self.you
+        self.roster.you
+    }
+
+    /// Returns the fabrics that this node and the inviting one have in common, of which one will be used.
+    pub fn fabrics(&self) -> Vec<Capabilities> {
+        let named = |name| self.listener().fabrics().named(name).expect("what is offered is had");
+        self.offered.iter().map(|name| named(name).capabilities()).collect()
+    }
+
+    /// Offers only those of [`fabrics`](Self::fabrics) for which `keep` is true; returns false, and changes nothing, if
+    /// there are none.
+    pub fn retain_fabrics(&mut self, keep: impl Fn(&Capabilities) -> bool) -> bool {
+        let fabrics = self.listener().fabrics();
+        let kept = |name: &FabricName| fabrics.named(name).is_some_and(|fabric| keep(&fabric.capabilities()));
+        let kept = self.offered.filtered(kept);
+        let some = kept.is_some();
+        self.offered = kept.unwrap_or(self.offered.clone());
+        some
     }
 
     /// Accepts, waits until all others have accepted too, and returns the node to be started.
@@ -188,21 +270,46 @@ impl Invitation {
     /// # Errors
     /// The invitation was withdrawn, for instance because somebody else refused.
     pub async fn accept(mut self) -> io::Result<NodeBuilder> {
-        let listener = self.listener.take().expect("invitations are handed out by their listener");
+        let listener = self.listener().clone();
+        let Roster { cluster, you, .. } = self.roster;
         // Registered before the answer: others connect as soon as everybody has answered.
-        let arrivals = listener.register(self.cluster, self.you);
-        self.stream.write_all(&frame::encode(&Frame::Accept)).await?;
+        let arrivals = listener.register(cluster, you);
+        let accept = Frame::Accept { fabrics: self.offered.clone() };
+        self.stream.write_all(&frame::encode(&accept)).await?;
         self.stream.flush().await?;
         let go = self.environment.timeout(GO_LIMIT, frame::read(&mut self.stream)).await;
-        match go {
-            Ok(Ok(Some(Frame::Go))) => {}
+        let verdict = match go {
+            Ok(Ok(Some(Frame::Go(verdict)))) => verdict,
             Ok(Err(error)) => return Err(error),
             Ok(Ok(_)) => return Err(io::Error::other("the invitation was withdrawn")),
             Err(elapsed) => return Err(io::Error::new(io::ErrorKind::TimedOut, elapsed)),
-        }
-        let cluster = Cluster::from_parts(self.cluster, std::mem::take(&mut self.members));
-        let fabric = listener.fabric();
-        Ok(Node::builder(self.you, cluster).fabric(fabric).arrivals(listener, arrivals))
+        };
+        let offered = listener.fabrics().named(&verdict.fabric).filter(|_| self.offered.has(&verdict.fabric));
+        let not_offered =
+            || io::Error::other(format!("the fabric {} was chosen, which was not offered", verdict.fabric));
+        let fabric = offered.ok_or_else(not_offered)?;
+        let choice = self.explained(&listener, &verdict);
+        let members = std::mem::take(&mut self.roster.members);
+        let builder = Node::builder(you, Cluster::from_parts(cluster, members));
+        Ok(builder.chosen(fabric, choice).arrivals(listener, arrivals))
+    }
+
+    /// Adds to what the inviting node says what it does not know: which better fabrics this node would have had.
+    fn explained(&self, listener: &Listener, verdict: &Verdict) -> FabricChoice {
+        let inviting = || self.peer_address().map_or("the inviting node".to_owned(), |address| address.to_string());
+        let mut choice = verdict.explained(|node| match node {
+            NodeId(0) => Some(inviting()),
+            node => self.roster.members.get(&node).cloned(),
+        });
+        let better = listener.fabrics().wire_names().preferred_to(&verdict.fabric);
+        let unknown = better.filter(|name| !self.asked.has(name));
+        let unknown = unknown.map(|name| PassedOver { fabric: name.to_string(), lacking: vec![inviting()] });
+        choice.passed_over.splice(0..0, unknown);
+        choice
+    }
+
+    fn listener(&self) -> &Listener {
+        self.listener.as_ref().expect("invitations are handed out by their listener")
     }
 
     /// Declines with a reason, of which at most 1000 characters are passed on.
@@ -217,9 +324,17 @@ impl Invitation {
 
 impl fmt::Debug for Invitation {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Invitation").field("me", &self.you).field("members", &self.members).finish_non_exhaustive()
+        f.debug_struct("Invitation")
+            .field("me", &self.roster.you)
+            .field("members", &self.roster.members)
+            .finish_non_exhaustive()
     }
 }
 
 /// How long one who accepted waits for the others to accept.
 const GO_LIMIT: Duration = Duration::from_secs(60);
+/// Longest address of a member in bytes: a host name and a port.
+const ADDRESS_LEN_MAX: usize = 300;
+
+#[cfg(test)]
+mod tests;

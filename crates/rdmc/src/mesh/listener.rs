@@ -6,12 +6,13 @@ use std::io;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
-use rdmc_fabric::{ControlListener, ControlStream, Environment, Fabric};
+use rdmc_fabric::{ControlListener, ControlStream, Environment};
 use tokio::io::AsyncWriteExt;
 use tokio::sync::{Semaphore, mpsc};
 
+use super::fabrics::Fabrics;
 use super::frame::{self, Frame, PROTOCOL_VERSION, Reject};
-use super::invite::Invitation;
+use super::invite::{Invitation, Roster};
 use crate::node::NodeId;
 use crate::scope::Scope;
 
@@ -22,7 +23,6 @@ use crate::scope::Scope;
 #[derive(Clone)]
 pub struct Listener {
     shared: Arc<ListenerShared>,
-    fabric: Arc<dyn Fabric>,
     invitations: Arc<tokio::sync::Mutex<mpsc::Receiver<Invitation>>>,
     _scope: Arc<Scope>,
 }
@@ -32,6 +32,7 @@ struct ListenerShared {
     nodes: Mutex<BTreeMap<(u128, NodeId), mpsc::Sender<Arrived>>>,
     invited: mpsc::Sender<Invitation>,
     takes_invitations: bool,
+    fabrics: Fabrics,
     environment: Arc<dyn Environment>,
 }
 
@@ -42,16 +43,21 @@ pub(crate) struct Arrived {
 }
 
 impl Listener {
-    /// Listens at `address` (`host:port`, port 0 for any free one) and takes invitations.
+    /// Listens at `address` (`host:port`, port 0 for any free one) and takes invitations to clusters on any of `fabrics`.
+    ///
+    /// The first of them listens for all.
+    ///
+    /// # Cancel safety
+    /// Dropping the future stops to listen.
     ///
     /// # Errors
     /// The operating system's refusal to listen there.
-    pub async fn bind(fabric: Arc<dyn Fabric>, address: &str) -> io::Result<Self> {
-        Self::bind_with(fabric, address, true).await
+    pub async fn bind(fabrics: impl Into<Fabrics>, address: &str) -> io::Result<Self> {
+        Self::bind_with(fabrics.into(), address, true).await
     }
 
-    pub(crate) async fn bind_with(fabric: Arc<dyn Fabric>, address: &str, takes_invitations: bool) -> io::Result<Self> {
-        let environment = fabric.environment();
+    pub(crate) async fn bind_with(fabrics: Fabrics, address: &str, takes_invitations: bool) -> io::Result<Self> {
+        let environment = fabrics.environment();
         let listener = environment.listen(address).await?;
         let (invited, invitations) = mpsc::channel(INVITATIONS_MAX);
         let shared = Arc::new(ListenerShared {
@@ -59,13 +65,14 @@ impl Listener {
             nodes: Mutex::default(),
             invited,
             takes_invitations,
+            fabrics,
             environment: environment.clone(),
         });
         let scope = Arc::new(Scope::new(environment));
         let accepting = accept(listener, shared.clone(), scope.spawner());
         scope.spawn(accepting);
         let invitations = Arc::new(tokio::sync::Mutex::new(invitations));
-        Ok(Self { shared, fabric, invitations, _scope: scope })
+        Ok(Self { shared, invitations, _scope: scope })
     }
 
     /// Returns the address that others connect to, with the port that was chosen for port 0.
@@ -84,8 +91,8 @@ impl Listener {
         invitation
     }
 
-    pub(crate) fn fabric(&self) -> Arc<dyn Fabric> {
-        self.fabric.clone()
+    pub(crate) fn fabrics(&self) -> &Fabrics {
+        &self.shared.fabrics
     }
 
     /// Lets connections to a node of a cluster arrive. They stop when the receiver is dropped.
@@ -149,20 +156,26 @@ impl ListenerShared {
                     _ => Reject::Cluster,
                 }
             }
-            Some(Frame::Invite { cluster, you, members, payload, .. }) if self.takes_invitations => {
-                let environment = self.environment.clone();
-                match Invitation::new(environment, stream, cluster, you, members, payload) {
-                    Ok(invitation) => {
+            Some(Frame::Invite { cluster, you, members, fabrics: asked, payload, .. }) if self.takes_invitations => {
+                let offers = self.fabrics.wire_names();
+                match (Roster::new(cluster, you, members), asked.in_common(offers)) {
+                    (None, _) => Reject::Identity,
+                    (_, None) => Reject::Fabrics { offers: offers.clone(), asked },
+                    (Some(roster), Some(common)) => {
+                        let environment = self.environment.clone();
+                        let invitation = Invitation::new(environment, stream, roster, asked, common, payload);
                         let _ = self.invited.send(invitation).await;
                         return Ok(());
                     }
-                    Err(mut refused) => return refuse(&mut refused, Reject::Identity).await,
                 }
             }
             Some(Frame::Invite { .. }) => Reject::NoInvitations,
             Some(_) => return Err(io::Error::other("the first frame was neither a hello nor an invitation")),
             None => return Ok(()),
         };
+        if let Reject::Fabrics { offers, asked } = &reason {
+            tracing::warn!(from = ?stream.peer_address(), %asked, %offers, "invitation refused: no fabric in common");
+        }
         refuse(&mut stream, reason).await
     }
 }

@@ -1,0 +1,408 @@
+//! The choice of a fabric: what this host can offer, and why it does not offer RDMA.
+
+use std::fmt;
+use std::net::{IpAddr, SocketAddr, UdpSocket};
+use std::sync::Arc;
+
+use anyhow::Context;
+use clap::ValueEnum;
+use rdmc::{Buffer, Fabric, FabricChoice, Fabrics, Memory, Node, Rendezvous, TcpConfig, TcpFabric};
+use rustix::process::{Resource, getrlimit};
+use serde::Serialize;
+
+use crate::exit::Exit;
+use crate::manifest::printable;
+use crate::size::Bytes;
+
+/// The options that choose a fabric.
+#[derive(Clone, Debug, clap::Args)]
+pub(crate) struct FabricOptions {
+    /// What moves the bytes
+    #[arg(long, env = "RDMC_FABRIC", default_value = "auto", value_name = "NAME")]
+    pub(crate) fabric: FabricName,
+    /// The RDMA device to use, such as mlx5_0; by default the one with the address that others reach, or the best
+    #[arg(long, env = "RDMC_DEVICE", value_name = "NAME")]
+    pub(crate) device: Option<String>,
+}
+
+/// The fabrics between hosts.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub(crate) enum FabricName {
+    /// RDMA if on every host a device has the address by which others reach it, TCP otherwise
+    Auto,
+    /// TCP
+    Tcp,
+    /// RDMA, or nothing
+    Verbs,
+}
+
+/// What a process offers to the others.
+#[derive(Clone, Debug)]
+pub(crate) struct Offered {
+    pub(crate) fabrics: Fabrics,
+    /// The RDMA device, if one is offered.
+    pub(crate) device: Option<String>,
+    /// Why none is.
+    tcp_because: Option<String>,
+}
+
+/// What was chosen for a transfer, and why.
+#[derive(Clone, Debug, Serialize)]
+pub(crate) struct Chosen {
+    pub(crate) fabric: String,
+    #[serde(rename = "fabric_reason")]
+    pub(crate) reason: String,
+}
+
+impl fmt::Display for Chosen {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} ({})", self.fabric, printable(&self.reason))
+    }
+}
+
+impl Offered {
+    /// Says what was chosen; `withheld` is why this side did not offer RDMA this time although it could.
+    pub(crate) fn chosen(&self, choice: &FabricChoice, withheld: Option<String>) -> Chosen {
+        let own = withheld.or_else(|| self.tcp_because.clone()).filter(|_| choice.fabric != VERBS);
+        Chosen { fabric: choice.fabric.clone(), reason: own.unwrap_or_else(|| choice.reason()) }
+    }
+
+    fn tcp(because: impl Into<String>) -> Self {
+        Self { fabrics: TcpFabric::new().into(), device: None, tcp_because: Some(because.into()) }
+    }
+}
+
+impl FabricOptions {
+    /// Opens the fabrics of a receiver that is to listen at `address`.
+    pub(crate) async fn open_at(&self, address: &str) -> anyhow::Result<Offered> {
+        // An address that is none will be told by the attempt to listen there.
+        let found = tokio::net::lookup_host(address).await.ok().and_then(|mut found| found.next());
+        self.open(found.map(|address| address.ip()))
+    }
+
+    /// Opens the fabrics of a sender to `receiver`.
+    pub(crate) async fn open_towards(&self, receiver: &str) -> anyhow::Result<Offered> {
+        // A receiver that is not found will be told by the attempt to reach it.
+        let found = tokio::net::lookup_host(receiver).await.ok().and_then(|mut found| found.next());
+        self.open(found.and_then(|receiver| route_to(receiver).ok()))
+    }
+
+    /// Opens the fabrics of a node that others reach at `address`, if that is known.
+    fn open(&self, address: Option<IpAddr>) -> anyhow::Result<Offered> {
+        if self.fabric == FabricName::Tcp && self.device.is_some() {
+            return Err(Exit::Usage.error("--device goes with --fabric verbs or auto only"));
+        }
+        match self.fabric {
+            FabricName::Tcp => Ok(Offered::tcp("--fabric tcp")),
+            FabricName::Verbs => {
+                let ports = verbs::ports().unwrap_or_default();
+                // On InfiniBand no device has an IP address: then the best one, or the one that was named.
+                let fits = |address: &IpAddr| fitting(&ports, *address, self.device.as_deref()).is_ok();
+                let address = address.filter(fits).filter(|address| !address.is_unspecified());
+                let opened = verbs::open(self.device.as_deref(), address, Rendezvous::new());
+                let (fabric, device) = opened.context(Exit::Usage)?;
+                Ok(Offered { fabrics: fabric.into(), device: Some(device), tcp_because: None })
+            }
+            FabricName::Auto => Ok(self.open_best(address).unwrap_or_else(Offered::tcp)),
+        }
+    }
+
+    /// Opens RDMA and TCP, or says why RDMA is not to be used.
+    fn open_best(&self, address: Option<IpAddr>) -> Result<Offered, String> {
+        let ports = verbs::ports().map_err(|error| format!("{error:#}"))?;
+        let address = address.ok_or("it is not known at which address this host is reached")?;
+        let device = fitting(&ports, address, self.device.as_deref())?;
+        let address = Some(address).filter(|address| !address.is_unspecified());
+        let rendezvous = Rendezvous::new();
+        let opened = verbs::open(Some(device), address, rendezvous.clone());
+        let (fabric, device) = opened.map_err(|error| format!("{error:#}"))?;
+        lockable(Some(&*fabric)).map_err(|found| format!("memory may be locked {found} only; see rdmc doctor"))?;
+        let tcp = TcpFabric::with_rendezvous(TcpConfig::default(), rendezvous);
+        let fabrics = Fabrics::new(vec![fabric, tcp]).expect("two names");
+        Ok(Offered { fabrics, device: Some(device), tcp_because: None })
+    }
+}
+
+/// Finds the RDMA devices for the demo: all that are usable and whose name is `name` or, if none is called so, begins so.
+/// With each comes the address where its member listens, if it has one.
+pub(crate) fn demo_devices(name: Option<&str>) -> anyhow::Result<Vec<(String, Option<IpAddr>)>> {
+    let ports = verbs::ports()?;
+    let usable = ports.iter().filter(|port| port.active && !port.addresses.is_empty());
+    let mut usable: Vec<_> = usable.map(|port| (port.device.clone(), port.routable())).collect();
+    usable.dedup_by(|later, first| later.0 == first.0);
+    if let Some(name) = name {
+        let exact = usable.iter().any(|(device, _)| device == name);
+        usable.retain(|(device, _)| if exact { device == name } else { device.starts_with(name) });
+    }
+    if usable.is_empty() {
+        // Says what is missing.
+        let (_, device) = verbs::open(name, None, Rendezvous::new()).context(Exit::Usage)?;
+        usable.push((device, None));
+    }
+    Ok(usable)
+}
+
+/// Opens the fabric of one RDMA device.
+pub(crate) fn open_device(device: &str, address: Option<IpAddr>) -> anyhow::Result<Arc<dyn Fabric>> {
+    let (fabric, _) = verbs::open(Some(device), address, Rendezvous::new()).context(Exit::Usage)?;
+    Ok(fabric)
+}
+
+/// Says how much memory may be locked, as an error if it is too little for RDMA: what is registered is locked.
+///
+/// The limit does not hold for privileged processes: `fabric` is asked for more.
+pub(crate) fn lockable(fabric: Option<&dyn Fabric>) -> Result<String, String> {
+    let Some(limit) = getrlimit(Resource::Memlock).current else { return Ok("without limit".to_owned()) };
+    let found = format!("up to {}", Bytes(limit));
+    if limit >= LOCKED_BYTES_MIN {
+        return Ok(found);
+    }
+    let beyond = usize::try_from(limit.saturating_add(1)).unwrap_or(usize::MAX);
+    match fabric.map(|fabric| fabric.allocate(beyond)) {
+        Some(Ok(_)) => Ok(format!("{found}, but by this user without limit")),
+        _ => Err(found),
+    }
+}
+
+/// Makes `memory` ready to be sent: registers it or, where the device refuses that, as some do for mapped files, lets
+/// `copy` fill registered memory of the same length.
+pub(crate) async fn register_to_send(
+    node: &Node,
+    memory: Memory,
+    copy: impl FnOnce(&mut [u8]) -> std::io::Result<()> + Send + 'static,
+) -> anyhow::Result<Buffer> {
+    let len = memory.len();
+    let registering = node.clone();
+    // A device wants all pages in memory: a file is read for it.
+    let registered = tokio::task::spawn_blocking(move || registering.register(memory)).await?;
+    let refusal = match registered {
+        Ok(region) => return Ok(region.into_shared()),
+        Err(refusal) => anyhow::Error::new(refusal),
+    };
+    tracing::debug!(refusal = format!("{refusal:#}"), len, "copied, since it cannot be registered");
+    let allocated = node.allocate(len).await;
+    let mut buffer = allocated.with_context(|| format!("it cannot be registered ({refusal:#}), nor be copied"))?;
+    let copied = tokio::task::spawn_blocking(move || {
+        copy(&mut buffer)?;
+        anyhow::Ok(buffer.freeze())
+    });
+    copied.await?
+}
+
+/// One port of an RDMA device.
+#[derive(Clone, Debug, PartialEq, Eq)]
+struct Port {
+    device: String,
+    number: u8,
+    state: String,
+    active: bool,
+    ethernet: bool,
+    addresses: Vec<IpAddr>,
+}
+
+impl Port {
+    /// Returns an address that other hosts can send to, IPv4 if there is one.
+    fn routable(&self) -> Option<IpAddr> {
+        let routable = self.addresses.iter().copied().filter(|address| match address {
+            IpAddr::V4(_) => true,
+            IpAddr::V6(address) => self.ethernet && !address.is_unicast_link_local(),
+        });
+        routable.min_by_key(IpAddr::is_ipv6)
+    }
+}
+
+/// Finds the device, among those called `name` if it is given, through which others reach `address`; or says why none.
+fn fitting<'a>(ports: &'a [Port], address: IpAddr, name: Option<&str>) -> Result<&'a str, String> {
+    if ports.is_empty() {
+        return Err("no RDMA device".to_owned());
+    }
+    if address.is_loopback() {
+        return Err(format!("{address} is the loopback"));
+    }
+    let named: Vec<_> = ports.iter().filter(|port| name.is_none_or(|name| port.device == name)).collect();
+    let nobody_has = match name {
+        Some(name) if named.is_empty() => return Err(format!("no RDMA device {name}")),
+        Some(name) => format!("{name} does not have"),
+        None => "no RDMA device has".to_owned(),
+    };
+    if address.is_unspecified() {
+        let fits = |port: &&&Port| port.active && (port.routable().is_some() || !port.ethernet);
+        let device = named.iter().find(fits).map(|port| port.device.as_str());
+        return device.ok_or(format!("{nobody_has} an active port with an address"));
+    }
+    let mut problem = format!("{nobody_has} the address {address}");
+    for Port { device, number, state, active, .. } in named.into_iter().filter(|port| port.addresses.contains(&address))
+    {
+        if *active {
+            return Ok(device);
+        }
+        problem = format!("port {number} of {device} is {state}");
+    }
+    Err(problem)
+}
+
+/// Returns this host's address towards another one. No packet is sent.
+fn route_to(other: SocketAddr) -> std::io::Result<IpAddr> {
+    let any: IpAddr = if other.is_ipv4() { [0; 4].into() } else { [0; 16].into() };
+    let socket = UdpSocket::bind((any, 0))?;
+    socket.connect(other)?;
+    Ok(socket.local_addr()?.ip())
+}
+
+#[cfg(target_os = "linux")]
+mod verbs {
+    use std::net::IpAddr;
+    use std::sync::Arc;
+
+    use anyhow::Context;
+    use rdmc::{Fabric, Rendezvous};
+    use rdmc_verbs::{VerbsConfig, VerbsFabric};
+
+    use super::Port;
+
+    /// Lists the ports that reliable connections can use.
+    pub(super) fn ports() -> anyhow::Result<Vec<Port>> {
+        let devices = rdmc_verbs::devices().context("RDMA devices cannot be listed")?;
+        let usable = devices.into_iter().filter(|device| !device.iwarp);
+        let ports = usable.flat_map(|device| {
+            device.ports.into_iter().map(move |port| Port {
+                device: device.name.clone(),
+                number: port.number,
+                active: port.is_active(),
+                ethernet: port.ethernet,
+                addresses: port.gids.iter().map(rdmc_verbs::GidInfo::address).collect(),
+                state: port.state,
+            })
+        });
+        Ok(ports.collect())
+    }
+
+    /// Opens a device: the named one, one with the address, or the best.
+    pub(super) fn open(
+        device: Option<&str>,
+        address: Option<IpAddr>,
+        rendezvous: Arc<Rendezvous>,
+    ) -> anyhow::Result<(Arc<dyn Fabric>, String)> {
+        let mut config = VerbsConfig::default();
+        config.device = device.map(str::to_owned);
+        config.address = address;
+        let fabric = VerbsFabric::open_with_rendezvous(config, rendezvous)?;
+        let device = fabric.device().to_owned();
+        Ok((fabric, device))
+    }
+}
+
+#[cfg(not(target_os = "linux"))]
+mod verbs {
+    use std::net::IpAddr;
+    use std::sync::Arc;
+
+    use rdmc::{Fabric, Rendezvous};
+
+    use super::Port;
+
+    pub(super) fn ports() -> anyhow::Result<Vec<Port>> {
+        Ok(Vec::new())
+    }
+
+    pub(super) fn open(
+        _: Option<&str>,
+        _: Option<IpAddr>,
+        _: Arc<Rendezvous>,
+    ) -> anyhow::Result<(Arc<dyn Fabric>, String)> {
+        anyhow::bail!("the fabric verbs is there on Linux only")
+    }
+}
+
+/// Locked memory with which RDMA is of use.
+const LOCKED_BYTES_MIN: u64 = 1 << 30;
+/// The name of the fabric of RDMA devices.
+const VERBS: &str = "verbs";
+
+#[cfg(test)]
+pub(crate) mod strict;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn port(device: &str, state: &str, ethernet: bool, addresses: &[&str]) -> Port {
+        let addresses = addresses.iter().map(|address| address.parse().unwrap()).collect();
+        let active = state == "ACTIVE";
+        Port { device: device.into(), number: 1, state: state.into(), active, ethernet, addresses }
+    }
+
+    fn machine() -> Vec<Port> {
+        vec![
+            port("bare", "ACTIVE", true, &["fe80::1"]),
+            port("down", "DOWN", true, &["10.0.0.3"]),
+            port("good", "ACTIVE", true, &["fe80::2", "2001:db8::2", "10.0.0.2"]),
+        ]
+    }
+
+    fn fits(ports: &[Port], address: &str, name: Option<&str>) -> Result<String, String> {
+        fitting(ports, address.parse().unwrap(), name).map(str::to_owned)
+    }
+
+    #[test]
+    fn the_device_with_the_address_is_used() {
+        let machine = machine();
+        assert_eq!(fits(&machine, "10.0.0.2", None), Ok("good".into()));
+        assert_eq!(fits(&machine, "2001:db8::2", Some("good")), Ok("good".into()));
+        assert_eq!(fits(&machine, "0.0.0.0", None), Ok("good".into()));
+        assert_eq!(fits(&machine, "::", Some("good")), Ok("good".into()));
+        let infiniband = [port("ib", "ACTIVE", false, &["fe80::3"])];
+        assert_eq!(fits(&infiniband, "0.0.0.0", None), Ok("ib".into()));
+    }
+
+    #[test]
+    fn it_is_said_why_no_device_is_used() {
+        let machine = machine();
+        let problem = |address, name| fits(&machine, address, name).unwrap_err();
+        assert_eq!(problem("127.0.0.1", None), "127.0.0.1 is the loopback");
+        assert_eq!(problem("10.0.0.9", None), "no RDMA device has the address 10.0.0.9");
+        assert_eq!(problem("10.0.0.9", Some("good")), "good does not have the address 10.0.0.9");
+        assert_eq!(problem("10.0.0.2", Some("bad")), "no RDMA device bad");
+        assert_eq!(problem("10.0.0.3", None), "port 1 of down is DOWN");
+        assert_eq!(problem("0.0.0.0", Some("bare")), "bare does not have an active port with an address");
+        assert_eq!(fits(&machine[..2], "::", None).unwrap_err(), "no RDMA device has an active port with an address");
+        assert_eq!(fits(&[], "10.0.0.2", None).unwrap_err(), "no RDMA device");
+    }
+
+    #[test]
+    fn the_route_to_this_host_is_its_own_address() {
+        assert_eq!(route_to(([127, 0, 0, 1], 9).into()).unwrap(), IpAddr::from([127, 0, 0, 1]));
+    }
+
+    #[tokio::test]
+    async fn the_loopback_is_never_taken_for_rdma() {
+        let options = FabricOptions { fabric: FabricName::Auto, device: None };
+        for offered in [options.open_at("127.0.0.1:0").await, options.open_towards("127.0.0.1:1").await] {
+            let offered = offered.unwrap();
+            assert_eq!((offered.fabrics.to_string(), offered.device), ("tcp".into(), None));
+            assert!(offered.tcp_because.is_some());
+        }
+    }
+
+    #[tokio::test]
+    async fn a_device_that_is_not_there_is_a_usage_error_if_it_must_be() {
+        let named = |fabric| FabricOptions { fabric, device: Some("no-such-device".into()) };
+        let error = named(FabricName::Verbs).open_at("0.0.0.0:0").await.unwrap_err();
+        assert_eq!(Exit::code_of(&error), 2);
+        assert_eq!(Exit::code_of(&named(FabricName::Tcp).open_at("0.0.0.0:0").await.unwrap_err()), 2);
+        let offered = named(FabricName::Auto).open_at("0.0.0.0:0").await.unwrap();
+        assert_eq!(offered.fabrics.to_string(), "tcp");
+    }
+
+    #[tokio::test]
+    async fn memory_that_cannot_be_registered_is_copied() {
+        let node = strict::Strict::nodes(1).await.remove(0);
+        let registered = register_to_send(&node, Memory::from(vec![7; 5000]), |_| panic!("it needs no copy"));
+        assert_eq!(registered.await.unwrap()[..], [7; 5000]);
+        let copied = register_to_send(&node, Memory::from(bytes::Bytes::from_static(b"bytes")), |to| {
+            to.copy_from_slice(b"bytes");
+            Ok(())
+        });
+        assert_eq!(copied.await.unwrap()[..], *b"bytes");
+    }
+}

@@ -1,0 +1,223 @@
+//! Which fabric invited nodes agree on: fabrics that carry their bytes by TCP under other names.
+
+use std::net::Ipv4Addr;
+
+use futures::StreamExt;
+use futures::future::Either;
+use rdmc_fabric::{
+    CompletionQueue, CompletionSource, Expose, ExposedRegion, Fabric, FabricError, Memory, MemoryRegion, QueuePair,
+    QueuePairConfig, Rendezvous, TcpConfig, TcpFabric,
+};
+
+use super::*;
+use crate::{CompletionMode, GroupError, GroupSpec};
+
+/// TCP under another name, and with bounds of its own.
+#[derive(Debug)]
+struct Renamed {
+    name: &'static str,
+    tcp: Arc<TcpFabric>,
+}
+
+impl Fabric for Renamed {
+    fn capabilities(&self) -> Capabilities {
+        let mut capabilities = Capabilities::new(self.name);
+        capabilities.message_len_max = MESSAGE_LEN_MAX;
+        capabilities.completions_max = 4096;
+        capabilities
+    }
+
+    fn environment(&self) -> Arc<dyn Environment> {
+        self.tcp.environment()
+    }
+
+    fn register(&self, memory: Memory) -> Result<MemoryRegion, FabricError> {
+        self.tcp.register(memory)
+    }
+
+    fn expose(&self, memory: Expose) -> Result<ExposedRegion, FabricError> {
+        self.tcp.expose(memory)
+    }
+
+    fn create_completion_queue(&self, capacity: u32, mode: CompletionMode) -> Result<CompletionQueue, FabricError> {
+        assert!(capacity <= self.capabilities().completions_max, "{capacity} is more than it has");
+        self.tcp.create_completion_queue(capacity, mode)
+    }
+
+    fn create_queue_pair(
+        &self,
+        completions: &Arc<dyn CompletionSource>,
+        config: QueuePairConfig,
+    ) -> Result<QueuePair, FabricError> {
+        self.tcp.create_queue_pair(completions, config)
+    }
+}
+
+/// Makes fabrics of these names that share a rendezvous.
+fn fabrics(names: &[&'static str]) -> Fabrics {
+    let rendezvous = Rendezvous::new();
+    let fabric = |&name: &&'static str| -> Arc<dyn Fabric> {
+        let tcp = TcpFabric::with_rendezvous(TcpConfig::default(), rendezvous.clone());
+        if name == "tcp" { tcp } else { Arc::new(Renamed { name, tcp }) }
+    };
+    Fabrics::new(names.iter().map(fabric).collect()).unwrap()
+}
+
+/// What one listener that accepts everything made of the invitation.
+type Outcome = io::Result<NodeBuilder>;
+
+/// Invites listeners with these fabrics; returns what the inviting node and each of the others made of it.
+async fn negotiate(ours: &[&'static str], theirs: &[&[&'static str]]) -> (Result<NodeBuilder, String>, Vec<Outcome>) {
+    let mut listeners = Vec::new();
+    for names in theirs {
+        listeners.push(Listener::bind(fabrics(names), "127.0.0.1:0").await.unwrap());
+    }
+    let addresses: Vec<_> = listeners.iter().map(|listener| listener.local_address().to_owned()).collect();
+    let (done, ended) = tokio::sync::watch::channel(());
+    let accepting = futures::future::join_all(listeners.iter().map(|listener| {
+        let mut ended = ended.clone();
+        async move {
+            let invited = std::pin::pin!(listener.next_invitation());
+            let over = std::pin::pin!(ended.changed());
+            match futures::future::select(invited, over).await {
+                Either::Left((invitation, _)) => invitation.accept().await,
+                Either::Right(_) => Err(io::Error::other("not invited")),
+            }
+        }
+    }));
+    let inviting = async move {
+        let invited = invite(fabrics(ours), &addresses, Bytes::new(), LIMIT).await;
+        drop(done);
+        // The ports are not the same every time.
+        let numbered = addresses.iter().enumerate();
+        invited.map_err(|error| {
+            numbered.fold(error.to_string(), |text, (at, address)| text.replace(address, &format!("#{}", at + 1)))
+        })
+    };
+    futures::join!(inviting, accepting)
+}
+
+fn reason(builder: &NodeBuilder) -> String {
+    let choice = builder.fabric_choice().expect("it comes from an invitation").to_string();
+    assert!(choice.starts_with(builder.fabric_name().expect("it has one")));
+    choice
+}
+
+#[tokio::test]
+async fn the_inviting_nodes_preference_is_used_if_everybody_has_it() {
+    let (ours, theirs) = negotiate(&["verbs", "tcp"], &[&["verbs", "tcp"], &["tcp", "verbs"]]).await;
+    assert_eq!(reason(&ours.unwrap()), "verbs: everybody has it");
+    for builder in theirs {
+        assert_eq!(reason(&builder.unwrap()), "verbs: everybody has it");
+    }
+}
+
+#[tokio::test]
+async fn both_sides_learn_who_lacks_what_would_be_better() {
+    let (ours, theirs) = negotiate(&["verbs", "tcp"], &[&["verbs", "tcp"], &["tcp"]]).await;
+    let said = reason(&ours.unwrap());
+    assert!(said.starts_with("tcp: 127.0.0.1:") && said.ends_with(" has no verbs"), "{said}");
+    for builder in theirs {
+        assert_eq!(reason(&builder.unwrap()), said);
+    }
+    let (ours, theirs) = negotiate(&["tcp"], &[&["verbs", "tcp"]]).await;
+    assert_eq!(reason(&ours.unwrap()), "tcp: everybody has it");
+    assert_eq!(reason(theirs[0].as_ref().unwrap()), format!("tcp: {} has no verbs", Ipv4Addr::LOCALHOST));
+}
+
+#[tokio::test]
+async fn a_listener_without_any_of_the_fabrics_refuses_and_names_both_lists() {
+    let (ours, theirs) = negotiate(&["verbs"], &[&["verbs", "tcp"], &["tcp", "other"]]).await;
+    let said = ours.unwrap_err();
+    assert_eq!(said, "1 of the invited cannot take part: #2 refused: it offers tcp, other, not verbs");
+    let said: Vec<_> = theirs.into_iter().map(|outcome| outcome.unwrap_err().to_string()).collect();
+    assert_eq!(said, ["the invitation was withdrawn", "not invited"]);
+}
+
+#[tokio::test]
+async fn without_a_fabric_for_all_everybody_who_lacks_one_is_named() {
+    let (ours, theirs) = negotiate(&["verbs", "tcp"], &[&["verbs"], &["tcp"], &["tcp", "verbs"]]).await;
+    let expected = "2 of the invited cannot take part: #1 offers verbs, not tcp, and no fabric is offered by all; \
+                    #2 offers tcp, not verbs, and no fabric is offered by all";
+    assert_eq!(ours.unwrap_err(), expected);
+    assert!(theirs.iter().all(Result::is_err));
+}
+
+#[tokio::test]
+async fn a_listener_may_offer_less_for_one_invitation() {
+    let listener = Listener::bind(fabrics(&["verbs", "tcp"]), "127.0.0.1:0").await.unwrap();
+    let address = listener.local_address().to_owned();
+    let accept = async {
+        let mut invitation = listener.next_invitation().await;
+        assert!(!invitation.retain_fabrics(|fabric| fabric.name == "other"));
+        assert_eq!(invitation.fabrics().len(), 2);
+        assert!(invitation.retain_fabrics(|fabric| fabric.message_len_max > MESSAGE_LEN_MAX));
+        invitation.accept().await.unwrap()
+    };
+    let addresses = [address.clone()];
+    let (theirs, ours) = futures::join!(accept, invite(fabrics(&["verbs", "tcp"]), &addresses, Bytes::new(), LIMIT));
+    let expected = format!("tcp: {address} has no verbs");
+    assert_eq!((reason(&theirs), reason(&ours.unwrap())), (expected.clone(), expected));
+}
+
+#[tokio::test]
+async fn the_chosen_fabric_carries_a_group_though_another_one_listens() {
+    let (ours, theirs) = negotiate(&["second", "tcp"], &[&["tcp", "second"], &["tcp", "second"]]).await;
+    let starts = std::iter::once(ours.unwrap()).chain(theirs.into_iter().map(Result::unwrap)).map(NodeBuilder::start);
+    let nodes = futures::future::try_join_all(starts).await.unwrap();
+    assert!(nodes.iter().all(|node| node.fabric_name() == "second" && node.fabric_choice().is_some()));
+    let spec = |id| GroupSpec::new(id, nodes.iter().map(Node::id));
+    let joins = nodes[1..].iter().map(|node| node.join_group(spec(1).block_size(1000)));
+    let root = nodes[0].create_group(spec(1).block_size(1000));
+    let (root, receivers) = futures::try_join!(root, futures::future::try_join_all(joins)).unwrap();
+    let receive = receivers.into_iter().map(|mut receiver| async move {
+        assert_eq!(receiver.next().await.unwrap().unwrap().len(), 12_345);
+        receiver.close().await
+    });
+    let send = async {
+        root.send(vec![1; 12_345]).await.unwrap();
+        root.close().await
+    };
+    futures::try_join!(send, futures::future::try_join_all(receive)).unwrap();
+
+    let too_long = nodes[0].create_group(spec(2)).await.unwrap_err();
+    assert!(matches!(too_long, GroupError::BlockTooLong { bytes: 1_048_576, max: MESSAGE_LEN_MAX, fabric: "second" }));
+}
+
+#[tokio::test]
+async fn what_is_no_list_of_fabrics_is_refused() {
+    let listener = Listener::bind(fabrics(&["tcp"]), "127.0.0.1:0").await.unwrap();
+    let invite = Frame::Invite {
+        version: PROTOCOL_VERSION,
+        cluster: 1,
+        you: NodeId(1),
+        members: vec![(NodeId(0), String::new()), (NodeId(1), "a:1".into())],
+        fabrics: vec!["tcp".to_owned()].try_into().unwrap(),
+        payload: Vec::new(),
+    };
+    let mut bytes = frame::encode(&invite);
+    let at = bytes.windows(3).position(|bytes| bytes == b"tcp").unwrap();
+    bytes[at] = b'\n';
+    let environment = TcpFabric::new().environment();
+    let mut stream = environment.connect(listener.local_address()).await.unwrap();
+    stream.write_all(&bytes).await.unwrap();
+    stream.flush().await.unwrap();
+    assert!(matches!(frame::read(&mut stream).await, Ok(None) | Err(_)));
+}
+
+#[test]
+fn a_list_of_members_must_make_sense() {
+    let roster = |you: u32, members: &[(u32, &str)]| {
+        let members = members.iter().map(|&(node, address)| (NodeId(node), address.to_owned())).collect();
+        Roster::new(1, NodeId(you), members).is_some()
+    };
+    assert!(roster(1, &[(0, ""), (1, "a:1")]));
+    assert!(!roster(0, &[(0, ""), (1, "a:1")]), "the inviting node itself");
+    assert!(!roster(2, &[(0, ""), (1, "a:1")]), "not in the list");
+    assert!(!roster(1, &[(0, ""), (1, "a:1"), (1, "b:1")]), "twice in the list");
+    assert!(!roster(1, &[(0, ""), (1, "a\u{1b}[2J:1")]), "not printable");
+    assert!(!roster(1, &[(0, ""), (1, &"a".repeat(301))]), "too long");
+}
+
+const LIMIT: Duration = Duration::from_secs(60);
+const MESSAGE_LEN_MAX: u64 = 64 << 10;
