@@ -125,8 +125,9 @@ impl fmt::Debug for CompletionQueue {
     }
 }
 
-/// The completion source of software fabrics: a queue in memory.
-pub(crate) struct SoftwareCompletions {
+/// The queue of fabrics made in software: they [`push`](Self::push) what they have completed.
+#[derive(Debug)]
+pub struct SoftwareCompletions {
     completed: Mutex<VecDeque<Completed>>,
     waker: AtomicWaker,
     reserved: AtomicU32,
@@ -134,11 +135,13 @@ pub(crate) struct SoftwareCompletions {
 }
 
 impl SoftwareCompletions {
-    pub(crate) fn new(capacity: u32) -> Self {
+    /// Makes an empty queue that admits reservations of `capacity` entries in all.
+    pub fn new(capacity: u32) -> Self {
         Self { completed: Mutex::default(), waker: AtomicWaker::new(), reserved: AtomicU32::new(0), capacity }
     }
 
-    pub(crate) fn push(&self, completed: Completed) {
+    /// Appends a completion and wakes whoever waits for one. It fits if room for it was reserved.
+    pub fn push(&self, completed: Completed) {
         self.completed.lock().unwrap_or_else(PoisonError::into_inner).push_back(completed);
         self.waker.wake();
     }

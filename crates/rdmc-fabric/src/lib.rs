@@ -31,7 +31,7 @@ mod tcp;
 mod trace;
 mod work;
 
-pub use completion::{CompletionMode, CompletionQueue, CompletionSource};
+pub use completion::{CompletionMode, CompletionQueue, CompletionSource, SoftwareCompletions};
 pub use environment::{
     ControlListener, ControlStream, DataAcceptor, Elapsed, Environment, Timestamp, TokioEnvironment,
 };

@@ -1,0 +1,54 @@
+//! The conformance suite over `async-rdma`: on the first two RDMA devices of the machine, or twice on the only one.
+//!
+//! Without a device each body is skipped and says so.
+
+#![cfg(target_os = "linux")]
+
+use async_rdma::device::DeviceList;
+use futures::future::BoxFuture;
+use rdmc_async_rdma::{AsyncRdmaConfig, AsyncRdmaFabric};
+use rdmc_fabric::conformance::{Node, Rig};
+
+struct AsyncRdmaRig {
+    workers: usize,
+}
+
+impl Rig for AsyncRdmaRig {
+    fn pair(&self) -> BoxFuture<'_, (Node, Node)> {
+        Box::pin(async move {
+            let devices = devices();
+            let (first, last) = (&devices[0], devices.get(1).unwrap_or(&devices[0]));
+            (node(first).await, node(last).await)
+        })
+    }
+
+    fn run(&self, body: BoxFuture<'static, ()>) {
+        if devices().is_empty() {
+            println!("skipped: this machine has no RDMA device");
+            return;
+        }
+        let mut builder = match self.workers {
+            0 => tokio::runtime::Builder::new_current_thread(),
+            _ => tokio::runtime::Builder::new_multi_thread(),
+        };
+        let runtime = builder.worker_threads(self.workers.max(1)).enable_all().build();
+        let runtime = runtime.expect("the operating system gives a test a runtime");
+        if self.workers == 0 { runtime.block_on(body) } else { runtime.block_on(runtime.spawn(body)).expect("it ends") }
+    }
+}
+
+async fn node(device: &str) -> Node {
+    let mut config = AsyncRdmaConfig::default();
+    config.device = Some(device.to_owned());
+    let fabric = AsyncRdmaFabric::open(config).await.expect("a device can be opened");
+    Node::listening(fabric, "127.0.0.1:0").await
+}
+
+/// Returns the names of the machine's devices; none if the kernel knows nothing of RDMA.
+fn devices() -> Vec<String> {
+    let list = DeviceList::available();
+    list.map(|list| list.iter().map(|device| device.name().to_owned()).collect()).unwrap_or_default()
+}
+
+rdmc_fabric::conformance_suite!(async_rdma_bodies, AsyncRdmaRig { workers: 0 });
+rdmc_fabric::conformance_suite!(async_rdma_on_two_threads, AsyncRdmaRig { workers: 2 });
