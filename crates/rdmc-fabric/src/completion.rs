@@ -109,6 +109,8 @@ impl Stream for CompletionQueue {
                 CompletionMode::Hybrid { window } => self.environment.now().since(self.last) < window,
             };
             if spin {
+                // Where cores are shared, whoever is to complete something needs this one.
+                std::thread::yield_now();
                 cx.waker().wake_by_ref();
                 return Poll::Pending;
             }

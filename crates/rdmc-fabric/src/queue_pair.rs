@@ -61,6 +61,13 @@ impl QueuePair {
         Operation::plain(self.post(Work::Send { data, imm }))
     }
 
+    /// Does what [`send`](Self::send) does, and saves the completion where the fabric can.
+    ///
+    /// The operation may end late, as with [`write_unsignaled`](Self::write_unsignaled).
+    pub fn send_unsignaled(&self, data: Buffer, imm: Option<u32>) -> Operation<()> {
+        Operation::plain(self.post_with(Work::Send { data, imm }, true))
+    }
+
     /// Posts `into` for the peer's next send or write with immediate. Allowed before the connection is made.
     pub fn receive(&self, into: BufferMut) -> Operation<Received> {
         Operation::receive(self.post(Work::Receive { into }))
