@@ -201,3 +201,14 @@ pub enum StartError {
     #[error("the fabric refused a resource")]
     Fabric(#[from] FabricError),
 }
+
+/// Tells an error with its causes, for those to whom only text can be passed on.
+pub(crate) fn with_sources(error: &dyn std::error::Error) -> String {
+    let mut text = error.to_string();
+    let mut source = error.source();
+    while let Some(cause) = source {
+        text += &format!(": {cause}");
+        source = cause.source();
+    }
+    text
+}

@@ -21,7 +21,7 @@ use crate::node::{NodeId, NodeShared};
 use crate::stats::{Counters, GroupStats};
 use crate::transfer::{Port, Trouble};
 
-mod neighbour;
+pub(crate) mod neighbour;
 pub(crate) mod receiver;
 pub(crate) mod sender;
 

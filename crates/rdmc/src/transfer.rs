@@ -7,6 +7,7 @@
 
 use std::sync::Arc;
 use std::task::Poll;
+use std::time::Duration;
 
 use futures::future::{Either, select};
 use futures::stream::FuturesUnordered;
@@ -16,6 +17,7 @@ use rdmc_schedule::{BlockCount, BlockIndex, Rank, Schedule};
 use tokio::sync::oneshot;
 
 use crate::group::Group;
+use crate::group::neighbour::Neighbour;
 use crate::group::receiver::Message;
 
 mod blocks;
@@ -120,20 +122,35 @@ impl Transfer {
     /// Posts the receives of the schedule, each at its block's place, as far ahead as the senders may be.
     async fn receive_blocks(&self, first_is_here: bool, turn: Turn) -> Result<(), Trouble> {
         let mut arriving = FuturesUnordered::new();
+        let mut untold: Option<&Neighbour> = None;
         for receive in self.schedule.receives(self.group.rank()).skip(usize::from(first_is_here)) {
             let neighbour = self.group.neighbour(receive.peer);
             let room = async {
                 self.group.ingress().free_for(receive.peer).await;
                 neighbour.room_to_grant().await
             };
-            let room = unless_failing(room, &mut arriving, |done| self.arrived(done)).await?;
-            let operation = neighbour.grant(self.blocks.place(receive.block));
+            let room = {
+                let mut room = std::pin::pin!(unless_failing(room, &mut arriving, |done| self.arrived(done)));
+                match (&mut room).now_or_never() {
+                    Some(room) => room?,
+                    None => {
+                        // One word for all grants that could be given at once.
+                        untold.take().inspect(|neighbour| neighbour.tell_if_due());
+                        room.await?
+                    }
+                }
+            };
+            let (operation, granted) = neighbour.grant(self.blocks.place(receive.block), room);
             self.group.ingress().occupy(receive.peer, operation.nearly_done());
+            if let Some(other) = untold.replace(neighbour).filter(|other| !std::ptr::eq(*other, neighbour)) {
+                other.tell_if_due();
+            }
             arriving.push(operation.map(move |outcome| {
-                drop(room);
+                drop(granted);
                 (receive, outcome)
             }));
         }
+        untold.inspect(|neighbour| neighbour.tell_if_due());
         turn.end();
         while let Some(done) = arriving.next().await {
             self.arrived(done)?;
@@ -184,29 +201,29 @@ impl Transfer {
         let left =
             |(to, outcome): (Rank, Result<(), WorkError>)| outcome.map_err(|error| Trouble::Work { with: to, error });
         let mut sizes_told = std::collections::BTreeSet::new();
-        for send in self.schedule.sends(self.group.rank()) {
+        let mut sends = self.schedule.sends(self.group.rank()).peekable();
+        while let Some(send) = sends.next() {
             let neighbour = self.group.neighbour(send.peer);
-            let began = self.group.now();
-            let block = unless_failing(self.blocks.held(send.block), &mut leaving, left).await?;
-            let held = self.group.now();
-            unless_failing(neighbour.ready_for_block(), &mut leaving, left).await?;
-            let granted = self.group.now();
+            let held = unless_failing(self.blocks.held(send.block), &mut leaving, left);
+            let (block, waited_for_block) = self.timed(held).await;
+            let block = block?;
+            let ready = unless_failing(neighbour.ready_for_block(), &mut leaving, left);
+            let (ready, waited_for_ready) = self.timed(ready).await;
+            ready?;
             let free = async {
                 self.group.egress().free_for(send.peer).await;
                 neighbour.room_to_send().await
             };
-            let room = unless_failing(free, &mut leaving, left).await?;
-            let ready = self.group.now();
-            self.group.count_sent(block.len(), granted.since(held));
+            let (room, waited_for_port) = self.timed(unless_failing(free, &mut leaving, left)).await;
+            let room = room?;
+            self.group.count_sent(block.len(), waited_for_ready);
             let tells_size = neighbour.learns_size_here && sizes_told.insert(send.peer);
             let operation = if tells_size {
                 neighbour.send_first_block(block, self.shape.size)
             } else {
-                neighbour.send_block(block, send.block)
+                neighbour.send_block(block, send.block, sends.peek().is_some_and(|next| next.peer == send.peer))
             };
             self.group.egress().occupy(send.peer, operation.nearly_done());
-            let (waited_for_block, waited_for_ready) = (held.since(began), granted.since(held));
-            let waited_for_port = ready.since(granted);
             tracing::trace!(
                 step = send.step.0,
                 to = %send.peer,
@@ -226,6 +243,17 @@ impl Transfer {
             left(done)?;
         }
         Ok(())
+    }
+
+    /// Awaits `wait` and measures it. What is over at once costs no look at the clock.
+    async fn timed<T>(&self, wait: impl Future<Output = T>) -> (T, Duration) {
+        let mut wait = std::pin::pin!(wait);
+        if let Some(value) = (&mut wait).now_or_never() {
+            return (value, Duration::ZERO);
+        }
+        let began = self.group.now();
+        let value = wait.await;
+        (value, self.group.now().since(began))
     }
 }
 

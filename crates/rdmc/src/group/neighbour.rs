@@ -38,8 +38,12 @@ pub(crate) struct Neighbour {
     unacknowledged: Arc<Semaphore>,
     /// Grants that the neighbour has not acknowledged, oldest first.
     granting: Mutex<VecDeque<Operation<()>>>,
-    /// Blocks granted to the neighbour so far.
+    /// Blocks granted to the neighbour so far: whose place is posted.
     given: AtomicU64,
+    /// Of these, the blocks that the neighbour has been told of.
+    told: AtomicU64,
+    /// Of these, the blocks that have arrived.
+    arrived: AtomicU64,
     /// Blocks the neighbour has granted so far.
     granted: watch::Sender<u64>,
     /// Blocks sent to the neighbour so far.
@@ -49,11 +53,13 @@ pub(crate) struct Neighbour {
 impl Neighbour {
     pub(crate) fn new(node: &NodeShared, rank: Rank, id: NodeId, learns_size_here: bool) -> Result<Self, FabricError> {
         let fabric = node.fabric.clone();
-        let queue_pair = || {
-            let config = QueuePairConfig { send_depth: QUEUE_DEPTH, receive_depth: QUEUE_DEPTH, ..Default::default() };
+        let queue_pair = |send_depth, receive_depth| {
+            let config = QueuePairConfig { send_depth, receive_depth, ..Default::default() };
             fabric.create_queue_pair(&node.completions, config)
         };
-        let (data, ready) = (queue_pair()?, queue_pair()?);
+        // Each send may have a size before it.
+        let data = queue_pair(2 * UNACKNOWLEDGED_MAX, GRANTS_AHEAD)?;
+        let ready = queue_pair(TELLINGS_MAX, GRANTS_AHEAD + 2)?;
         let cells = fabric.allocate(CELLS_LEN)?.into_mut().expect("a fabric allocates writable memory");
         let cells = fabric.expose(Expose::Mutable(cells, RemoteAccess::WRITE))?;
         Ok(Self {
@@ -65,10 +71,12 @@ impl Neighbour {
             ready,
             cells,
             remote_cells: OnceLock::new(),
-            window: Arc::new(Semaphore::new(GRANTS_AHEAD)),
-            unacknowledged: Arc::new(Semaphore::new(UNACKNOWLEDGED_MAX)),
+            window: Arc::new(Semaphore::new(GRANTS_AHEAD as usize)),
+            unacknowledged: Arc::new(Semaphore::new(UNACKNOWLEDGED_MAX as usize)),
             granting: Mutex::default(),
             given: AtomicU64::new(0),
+            told: AtomicU64::new(0),
+            arrived: AtomicU64::new(0),
             granted: watch::Sender::new(0),
             used: AtomicU64::new(0),
         })
@@ -122,25 +130,37 @@ impl Neighbour {
 
     fn oldest_grant_if_full(&self) -> Option<Operation<()>> {
         let mut granting = self.granting.lock().unwrap_or_else(PoisonError::into_inner);
-        if granting.len() < UNACKNOWLEDGED_MAX { None } else { granting.pop_front() }
+        if granting.len() < TELLINGS_MAX as usize { None } else { granting.pop_front() }
     }
 
-    /// Posts the place of the next block from this neighbour and tells it that it may send.
-    pub(crate) fn grant(&self, place: BufferMut) -> Arriving {
+    /// Posts the place of the next block from this neighbour, which is to be told of it.
+    pub(crate) fn grant(&self, place: BufferMut, room: OwnedSemaphorePermit) -> (Arriving, Granted<'_>) {
         let arriving = self.data.receive(place);
-        let count = self.given.fetch_add(1, Ordering::Relaxed) + 1;
-        match self.small(&count.to_le_bytes()) {
+        self.given.fetch_add(1, Ordering::Relaxed);
+        (arriving, Granted { neighbour: self, room: Some(room) })
+    }
+
+    /// Tells the neighbour of all grants, once half of those it knows of are used up.
+    ///
+    /// In a run of blocks from one neighbour a word tells of several grants, in time; of a single one it tells at once.
+    pub(crate) fn tell_if_due(&self) {
+        let (given, told) = (self.given.load(Ordering::Relaxed), self.told.load(Ordering::Relaxed));
+        let unused = told - self.arrived.load(Ordering::Relaxed);
+        if given == told || unused > u64::from(GRANTS_AHEAD / 2) {
+            return;
+        }
+        self.told.store(given, Ordering::Relaxed);
+        match self.small(&given.to_le_bytes()) {
             Ok(count_bytes) => {
                 #[expect(clippy::cast_possible_truncation, reason = "the immediate is the count's low half")]
-                let imm = count as u32;
-                // Of fifteen grants the oldest is awaited, which by then is behind a signaled one.
+                let imm = given as u32;
+                // Of fifteen such writes the oldest is awaited, which by then is behind a signaled one.
                 let grant = self.ready.write_unsignaled(count_bytes, self.cell(GRANTS_CELL), Some(imm));
                 self.granting.lock().unwrap_or_else(PoisonError::into_inner).push_back(grant);
             }
             // Without memory for eight bytes the neighbour would wait for ever: let it know.
             Err(_) => self.ready.close(),
         }
-        arriving
     }
 
     /// Reads the size that stands behind the immediate of a first block.
@@ -166,9 +186,12 @@ impl Neighbour {
         granted.wait_for(|&granted| granted > used).await.expect("the sender lives in self");
     }
 
-    /// Sends a block with its index.
-    pub(crate) fn send_block(&self, bytes: Buffer, block: BlockIndex) -> Operation<()> {
-        self.data.send(bytes, Some(block.0))
+    /// Sends a block with its index. With `in_a_run` more follow to this neighbour, and this one may complete with them.
+    pub(crate) fn send_block(&self, bytes: Buffer, block: BlockIndex, in_a_run: bool) -> Operation<()> {
+        match in_a_run {
+            true => self.data.send_unsignaled(bytes, Some(block.0)),
+            false => self.data.send(bytes, Some(block.0)),
+        }
     }
 
     /// Sends the first block that the neighbour gets of a message, with the message's size.
@@ -201,7 +224,7 @@ impl Neighbour {
             }
             posted.push_back(self.ready.receive(BufferMut::empty()));
             let granted = self.cells.read_u64(GRANTS_CELL).expect("the cell lies in the region");
-            if granted > self.used.load(Ordering::Acquire) + GRANTS_AHEAD as u64 {
+            if granted > self.used.load(Ordering::Acquire) + u64::from(GRANTS_AHEAD) {
                 let what = format!("granted {granted} blocks, more than it may");
                 return Trouble::Protocol { by: self.rank, what };
             }
@@ -223,13 +246,27 @@ impl Neighbour {
     }
 }
 
-/// Blocks that one neighbour may send ahead: two hide the latency of the grant, four add nothing.
-pub(crate) const GRANTS_AHEAD: usize = 2;
-/// Sends to one neighbour, and grants, that it need not have acknowledged.
-const UNACKNOWLEDGED_MAX: usize = 15;
-const _: () = assert!(UNACKNOWLEDGED_MAX > UNSIGNALED_MAX as usize, "a grant that is awaited must be able to complete");
-/// Work requests of one queue pair: what is unacknowledged, each with a size before it.
-const QUEUE_DEPTH: u32 = 32;
+/// A grant that is not used up; to be dropped when its block has arrived.
+pub(crate) struct Granted<'a> {
+    neighbour: &'a Neighbour,
+    room: Option<OwnedSemaphorePermit>,
+}
+
+impl Drop for Granted<'_> {
+    fn drop(&mut self) {
+        drop(self.room.take());
+        self.neighbour.arrived.fetch_add(1, Ordering::Relaxed);
+        self.neighbour.tell_if_due();
+    }
+}
+
+/// Blocks that one neighbour may send ahead. Two hide the latency of a grant; with sixteen, one word grants eight.
+pub(crate) const GRANTS_AHEAD: u32 = 16;
+/// Sends to one neighbour that it need not have acknowledged.
+const UNACKNOWLEDGED_MAX: u32 = 31;
+/// Words about grants that one neighbour need not have acknowledged.
+const TELLINGS_MAX: u32 = 15;
+const _: () = assert!(TELLINGS_MAX > UNSIGNALED_MAX, "a write that is awaited must be able to complete");
 /// Bytes of one cell.
 const CELL_LEN: usize = 8;
 /// Where the neighbour writes how many blocks it has granted.

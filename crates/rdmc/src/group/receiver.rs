@@ -14,7 +14,7 @@ use rdmc_fabric::{Buffer, BufferMut};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc, oneshot};
 
 use super::{Events, Formed, Grants, Group, GroupSpec, Running, form, start, take_grants};
-use crate::failure::{FailureCause, GroupError, GroupFailure};
+use crate::failure::{FailureCause, GroupError, GroupFailure, with_sources};
 use crate::node::{NodeId, NodeShared};
 use crate::stats::GroupStats;
 use crate::transfer::{Blocks, FirstBlock, Shape, Transfer, Trouble, Turn, Turnstile};
@@ -505,13 +505,14 @@ impl Intake {
         let source = self.group.first_source().expect("asked only where there is one");
         let neighbour = self.group.neighbour(source);
         let staging = self.group.node().pool.lend_staging(self.group.block_size() as usize);
-        let staging = staging.map_err(|error| self.out_of_memory(&error.to_string()))?;
+        let staging = staging.map_err(|error| self.out_of_memory(&with_sources(&error)))?;
         self.group.ingress().free_for(source).await;
         let room = neighbour.room_to_grant().await;
-        let arriving = neighbour.grant(staging);
+        let (arriving, granted) = neighbour.grant(staging, room);
+        neighbour.tell_if_due();
         self.group.ingress().occupy(source, arriving.nearly_done());
         let received = arriving.await.map_err(|error| Trouble::Work { with: source, error })?;
-        drop(room);
+        drop(granted);
         self.group.count_received(received.len);
         let imm = received.imm.ok_or_else(|| self.malformed("a block without an immediate"))?;
         let mut buffer = received.buffer;
@@ -582,7 +583,7 @@ impl Intake {
     }
 
     async fn pool(&self, len: usize) -> Result<BufferMut, Trouble> {
-        self.group.node().pool.lend(len).await.map_err(|error| self.out_of_memory(&error.to_string()))
+        self.group.node().pool.lend(len).await.map_err(|error| self.out_of_memory(&with_sources(&error)))
     }
 
     fn out_of_memory(&self, what: &str) -> Trouble {
