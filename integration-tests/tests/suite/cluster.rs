@@ -18,8 +18,12 @@ pub(crate) enum Kind {
 }
 
 impl Kind {
-    /// Returns the fabrics that this machine has.
+    /// Returns the fabrics that this machine has; with `RDMC_TEST_FABRICS=verbs`, only those of RDMA devices.
     pub(crate) fn all() -> Vec<Kind> {
+        if std::env::var("RDMC_TEST_FABRICS").is_ok_and(|only| only == "verbs") {
+            assert!(!verbs_devices().is_empty(), "this machine has no RDMA device with an active port");
+            return vec![Kind::Verbs];
+        }
         let mut kinds = vec![Kind::Mem, Kind::Tcp];
         if verbs_devices().is_empty() {
             println!("skipped on verbs: this machine has no RDMA device with an active port");

@@ -51,8 +51,8 @@ async fn every_algorithm_delivers_every_size_to_every_member() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn more_than_65535_blocks_arrive() {
     const BLOCKS: usize = 70_000;
-    watched(async {
-        for kind in Kind::all() {
+    for kind in Kind::all() {
+        watched(async {
             let nodes = start(kind, 3).await;
             let spec = spec_of_all(1, &nodes, Algorithm::BinomialPipeline, 16);
             let (sender, receivers) = form(&nodes, &spec).await;
@@ -64,9 +64,9 @@ async fn more_than_65535_blocks_arrive() {
             };
             let (taken, ()) = futures::join!(taken, sent);
             assert!(taken.iter().all(|messages| messages.len() == 1 && messages[0][..] == object), "{kind}");
-        }
-    })
-    .await;
+        })
+        .await;
+    }
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
