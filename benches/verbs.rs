@@ -1,0 +1,538 @@
+//! Real RDMA devices: `rdmc` against perftest's `ib_send_bw`, algorithms against each other, and where the time goes.
+//!
+//! Every member is a process on a device of its own. `cargo xtask lab bench` runs it on Soft-RoCE; on machines with
+//! hardware, `cargo bench -p rdmc-benches --bench verbs -- pair` compares within one host that has two ports.
+//! Rounds of what is compared alternate; figures are medians; the first round of each is not counted.
+
+use std::collections::{HashMap, VecDeque};
+use std::io::{BufRead, BufReader, Write};
+use std::process::{Child, ChildStdin, Command, Stdio};
+use std::sync::mpsc;
+use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, bail, ensure};
+use bytes::Bytes;
+use clap::{Parser, Subcommand};
+use futures::{StreamExt, TryStreamExt};
+use rdmc::{Algorithm, CompletionMode, Fabric, GroupSpec, Listener, Node, NodeId};
+use rdmc_benches::{median, monotonic, processor_time};
+use rdmc_fabric::{Opcode, QueuePairId, TraceEvent, TraceFabric, TraceKind};
+use rdmc_schedule::{BlockCount, Rank, Schedule};
+use rdmc_verbs::{VerbsConfig, VerbsFabric};
+
+#[derive(Parser)]
+struct Arguments {
+    #[command(subcommand)]
+    what: What,
+    /// Given by cargo.
+    #[arg(long, hide = true, global = true)]
+    bench: bool,
+}
+
+#[derive(Subcommand)]
+enum What {
+    /// Two nodes against `ib_send_bw` with the same message size and way of waiting.
+    Pair {
+        /// Block sizes in KiB.
+        #[arg(long, value_delimiter = ',', default_value = "64,1024")]
+        block_kib: Vec<u32>,
+        /// Ways of waiting for completions.
+        #[arg(long, value_delimiter = ',', default_value = "event,poll")]
+        modes: Vec<String>,
+        /// MiB of a round.
+        #[arg(long, default_value_t = 256)]
+        mib: usize,
+        /// MiB of a message; the same is sent again and again, as by `ib_send_bw`, whose memory stays in the cache.
+        #[arg(long, default_value_t = 4)]
+        message_mib: usize,
+        /// Counted rounds.
+        #[arg(long, default_value_t = 5)]
+        rounds: usize,
+    },
+    /// All algorithms among the same nodes.
+    Group {
+        /// Members, the sender included.
+        #[arg(long, default_value_t = 4)]
+        nodes: usize,
+        /// Block size in KiB.
+        #[arg(long, default_value_t = 1024)]
+        block_kib: u32,
+        /// Size of the object in MiB.
+        #[arg(long, default_value_t = 64)]
+        mib: usize,
+        /// Counted rounds.
+        #[arg(long, default_value_t = 5)]
+        rounds: usize,
+    },
+    /// Where the time of one transfer goes at the root and at a relayer (DSN, Table 1), from a trace.
+    Time {
+        /// Members, the sender included.
+        #[arg(long, default_value_t = 4)]
+        nodes: usize,
+        /// Block size in KiB.
+        #[arg(long, default_value_t = 1024)]
+        block_kib: u32,
+        /// Size of the object in MiB.
+        #[arg(long, default_value_t = 256)]
+        mib: usize,
+    },
+    /// One receiver.
+    #[command(hide = true)]
+    Receiver {
+        device: String,
+        #[arg(long)]
+        traced: bool,
+    },
+}
+
+fn main() -> Result<()> {
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
+    match Arguments::parse().what {
+        What::Receiver { device, traced } => receiver(&runtime, &device, traced),
+        What::Pair { block_kib, modes, mib, message_mib, rounds } => {
+            pair(&runtime, &block_kib, &modes, mib / message_mib, message_mib, rounds)
+        }
+        What::Group { nodes, block_kib, mib, rounds } => group(&runtime, nodes, block_kib, mib, rounds),
+        What::Time { nodes, block_kib, mib } => time(&runtime, nodes, block_kib, mib),
+    }
+}
+
+fn pair(
+    runtime: &tokio::runtime::Runtime,
+    block_kib: &[u32],
+    modes: &[String],
+    messages: usize,
+    message_mib: usize,
+    rounds: usize,
+) -> Result<()> {
+    let mib = messages * message_mib;
+    println!("two nodes, {messages} messages of {message_mib} MiB, against ib_send_bw; medians of {rounds} rounds");
+    println!("block KiB  mode   rdmc MiB/s  ib_send_bw MiB/s  ratio  rdmc CPU s/GiB");
+    let devices = devices(2)?;
+    for mode in modes {
+        let mut cluster = Cluster::start(runtime, &devices, mode, false)?;
+        for &kib in block_kib {
+            let object = object(message_mib);
+            let (mut ours, mut theirs, mut cpu) = (Vec::new(), Vec::new(), Vec::new());
+            for round in 0..=rounds {
+                let figure = cluster.round(runtime, &object, messages, kib << 10, &Algorithm::BinomialPipeline)?;
+                let rate = perftest(&devices, mode, kib, mib)?;
+                if round > 0 {
+                    ours.push(mib as f64 / figure.seconds);
+                    cpu.push(figure.processor_seconds * 1024.0 / mib as f64);
+                    theirs.push(rate);
+                }
+            }
+            let (ours, theirs, cpu) = (median(&ours), median(&theirs), median(&cpu));
+            println!("{kib:9}  {mode:5} {ours:11.0} {theirs:17.0} {:6.2} {cpu:15.2}", ours / theirs);
+        }
+    }
+    Ok(())
+}
+
+fn group(runtime: &tokio::runtime::Runtime, nodes: usize, kib: u32, mib: usize, rounds: usize) -> Result<()> {
+    println!("{nodes} nodes, {mib} MiB, blocks of {kib} KiB, events; medians of {rounds} rounds");
+    println!("algorithm           delivered MiB/s  of the pipeline's  CPU s/GiB delivered");
+    let mut cluster = Cluster::start(runtime, &devices(nodes)?, "event", false)?;
+    let object = object(mib);
+    let mut figures: Vec<Vec<Figure>> = vec![Vec::new(); Algorithm::ALL_FLAT.len()];
+    for round in 0..=rounds {
+        for (algorithm, figures) in Algorithm::ALL_FLAT.iter().zip(&mut figures) {
+            let figure = cluster.round(runtime, &object, 1, kib << 10, algorithm)?;
+            figures.extend((round > 0).then_some(figure));
+        }
+    }
+    let delivered = (mib * (nodes - 1)) as f64;
+    let rate =
+        |figures: &[Figure]| delivered / median(&figures.iter().map(|figure| figure.seconds).collect::<Vec<_>>());
+    let pipeline = Algorithm::ALL_FLAT.iter().position(|algorithm| *algorithm == Algorithm::BinomialPipeline);
+    let pipeline = rate(&figures[pipeline.context("the pipeline is an algorithm")?]);
+    for (algorithm, figures) in Algorithm::ALL_FLAT.iter().zip(&figures) {
+        let cpu = median(&figures.iter().map(|figure| figure.processor_seconds).collect::<Vec<_>>());
+        let rate = rate(figures);
+        println!("{:18} {rate:16.0} {:18.2} {:20.2}", algorithm.to_string(), rate / pipeline, cpu * 1024.0 / delivered);
+    }
+    Ok(())
+}
+
+fn time(runtime: &tokio::runtime::Runtime, nodes: usize, kib: u32, mib: usize) -> Result<()> {
+    ensure!(nodes > 2, "a relayer needs a third node");
+    let mut cluster = Cluster::start(runtime, &devices(nodes)?, "event", true)?;
+    let object = object(mib);
+    // The first round warms memory and connections.
+    cluster.round(runtime, &object, 1, kib << 10, &Algorithm::BinomialPipeline)?;
+    cluster.traces(runtime)?;
+    let figure = cluster.round(runtime, &object, 1, kib << 10, &Algorithm::BinomialPipeline)?;
+    let traces = cluster.traces(runtime)?;
+    let members = u32::try_from(nodes)?;
+    let blocks = BlockCount(u32::try_from(object.len().div_ceil((kib << 10) as usize))?);
+    let schedule = Schedule::new(&Algorithm::BinomialPipeline, members, blocks)?;
+
+    // Who sends to whom is the schedule's; when, the traces'.
+    let mut incoming: HashMap<u32, Vec<Interval>> = HashMap::new();
+    let mut outgoing: HashMap<u32, Vec<Interval>> = HashMap::new();
+    for (rank, trace) in (0..members).zip(&traces) {
+        let sends: Vec<_> = schedule.sends(Rank(rank)).collect();
+        ensure!(sends.len() == trace.len(), "rank {rank} sent {} blocks of {}", trace.len(), sends.len());
+        for (send, &interval) in sends.iter().zip(trace) {
+            outgoing.entry(rank).or_default().push(interval);
+            incoming.entry(send.peer.0).or_default().push(interval);
+        }
+    }
+    let start = nanos(figure.started);
+    let first = |intervals: &[Interval]| intervals.iter().map(|interval| interval.0).min();
+    let root_begins = first(&outgoing[&0]).context("the root sends")?;
+    println!("{nodes} nodes, {mib} MiB, blocks of {kib} KiB, binomial pipeline; microseconds (DSN, Table 1)");
+    println!("{:28} {:>12} {:>12}", "", "root", "relayer");
+    // The last member relays as much as any.
+    let relayer = members - 1;
+    let of_relayer: Vec<Interval> =
+        [incoming.get(&relayer), outgoing.get(&relayer)].into_iter().flatten().flatten().copied().collect();
+    let relayer_begins = first(&of_relayer).context("the relayer takes part")?;
+    let column = |begins: u64, intervals: &[Interval]| {
+        let end = intervals.iter().map(|interval| interval.1).max().unwrap_or(begins);
+        let busy = union(intervals);
+        (busy, end - begins - busy, end - start)
+    };
+    let (root, relay) = (column(root_begins, &outgoing[&0]), column(relayer_begins, &of_relayer));
+    let micros = |ns: u64| ns as f64 / 1e3;
+    let line = |name: &str, root: Option<u64>, relayer: u64| {
+        let root = root.map_or("-".into(), |ns| format!("{:.0}", micros(ns)));
+        println!("{name:28} {root:>12} {:12.0}", micros(relayer));
+    };
+    line("remote setup", None, root_begins - start);
+    line("remote block transfers", None, relayer_begins - root_begins);
+    line("local setup", Some(root_begins - start), 0);
+    line("block transfers", Some(root.0), relay.0);
+    line("waiting", Some(root.1), relay.1);
+    line("total", Some(root.2), relay.2);
+    let part = |(_, waiting, total): (u64, u64, u64)| 100.0 * waiting as f64 / total as f64;
+    println!("{:28} {:>11.2}% {:11.2}%", "waiting, of the total", part(root), part(relay));
+    println!("The copy of the first block runs beside the transfers of the others.");
+    Ok(())
+}
+
+/// From posting to completion, in nanoseconds of the monotonic clock.
+type Interval = (u64, u64);
+
+fn nanos(time: Duration) -> u64 {
+    u64::try_from(time.as_nanos()).expect("584 years are not over")
+}
+
+/// Returns the time in which at least one of the intervals lasts.
+fn union(intervals: &[Interval]) -> u64 {
+    let mut sorted = intervals.to_vec();
+    sorted.sort_unstable();
+    let (mut busy, mut until) = (0, 0);
+    for (from, to) in sorted {
+        busy += to.saturating_sub(from.max(until));
+        until = until.max(to);
+    }
+    busy
+}
+
+fn object(mib: usize) -> Bytes {
+    let words = (0..(mib << 20) / 8).flat_map(|i| (i as u64).wrapping_mul(0x9e37_79b9_7f4a_7c15).to_le_bytes());
+    Bytes::from(words.collect::<Vec<_>>())
+}
+
+/// Chooses the devices, the same more than once if there are too few.
+fn devices(count: usize) -> Result<Vec<String>> {
+    let devices = rdmc_verbs::devices()?.into_iter().filter(|device| !device.iwarp);
+    let active = devices.filter(|device| device.ports.iter().any(|port| port.is_active()));
+    let names: Vec<String> = active.map(|device| device.name).collect();
+    ensure!(!names.is_empty(), "this machine has no RDMA device with an active port");
+    Ok((0..count).map(|i| names[i % names.len()].clone()).collect())
+}
+
+/// Notes when each block was sent: from posting to completion.
+#[derive(Clone, Default)]
+struct BlockTrace(Arc<Mutex<Sends>>);
+
+#[derive(Default)]
+struct Sends {
+    done: Vec<Option<Interval>>,
+    under_way: HashMap<QueuePairId, VecDeque<Option<usize>>>,
+}
+
+impl BlockTrace {
+    fn note(&self, event: TraceEvent) {
+        let mut sends = self.0.lock().expect("no holder panics");
+        let at = nanos(monotonic());
+        match event.kind {
+            TraceKind::Posted { queue_pair, opcode, len, .. } if opcode != Opcode::Receive => {
+                let block = (opcode == Opcode::Send && len > 0).then(|| {
+                    sends.done.push(Some((at, at)));
+                    sends.done.len() - 1
+                });
+                sends.under_way.entry(queue_pair).or_default().push_back(block);
+            }
+            TraceKind::Completed(completion) if completion.opcode != Opcode::Receive => {
+                let oldest = sends.under_way.get_mut(&completion.queue_pair).and_then(VecDeque::pop_front);
+                if let Some(Some(Some(interval))) = oldest.map(|block| block.map(|block| &mut sends.done[block])) {
+                    interval.1 = at;
+                }
+            }
+            _ => {}
+        }
+    }
+
+    /// Takes what was noted, in the order of posting.
+    fn take(&self) -> Vec<Interval> {
+        std::mem::take(&mut self.0.lock().expect("no holder panics").done).into_iter().flatten().collect()
+    }
+}
+
+/// Opens a device, with a trace if asked.
+fn open(device: &str, trace: Option<BlockTrace>) -> Result<Arc<dyn Fabric>> {
+    let mut config = VerbsConfig::default();
+    config.device = Some(device.to_owned());
+    let fabric = VerbsFabric::open(config)?;
+    Ok(match trace {
+        Some(trace) => TraceFabric::new(fabric, move |event| trace.note(event)),
+        None => fabric,
+    })
+}
+
+fn mode(name: &str) -> Result<CompletionMode> {
+    match name {
+        "event" => Ok(CompletionMode::Event),
+        "poll" => Ok(CompletionMode::Poll),
+        "hybrid" => Ok(CompletionMode::HYBRID),
+        _ => bail!("{name} is no way of waiting: event, poll or hybrid"),
+    }
+}
+
+#[derive(Clone, Copy)]
+struct Figure {
+    started: Duration,
+    /// From the start at the sender to the last byte at the last receiver.
+    seconds: f64,
+    /// Of all processes; what the kernel does on its own account is not in it.
+    processor_seconds: f64,
+}
+
+/// The sender's node and the receivers' processes.
+struct Cluster {
+    node: Node,
+    receivers: Vec<Receiver>,
+    trace: BlockTrace,
+    groups: u64,
+}
+
+impl Cluster {
+    fn start(runtime: &tokio::runtime::Runtime, devices: &[String], waiting: &str, traced: bool) -> Result<Self> {
+        let mut receivers =
+            devices[1..].iter().map(|device| Receiver::start(device, traced)).collect::<Result<Vec<_>>>()?;
+        let addresses: Vec<String> = receivers.iter().map(|receiver| receiver.address.clone()).collect();
+        for receiver in &mut receivers {
+            receiver.tell(&format!("node {waiting}"))?;
+        }
+        let trace = BlockTrace::default();
+        let node = runtime.block_on(async {
+            let fabric = open(&devices[0], traced.then(|| trace.clone()))?;
+            let builder = rdmc::invite(fabric, &addresses, Bytes::new(), Duration::from_secs(20)).await?;
+            anyhow::Ok(builder.completion_mode(mode(waiting)?).start().await?)
+        })?;
+        Ok(Self { node, receivers, trace, groups: 0 })
+    }
+
+    fn round(
+        &mut self,
+        runtime: &tokio::runtime::Runtime,
+        object: &Bytes,
+        messages: usize,
+        block_size: u32,
+        algorithm: &Algorithm,
+    ) -> Result<Figure> {
+        self.groups += 1;
+        for receiver in &mut self.receivers {
+            receiver.tell(&format!("group {} {block_size} {algorithm}", self.groups))?;
+        }
+        let members = (0..).take(self.receivers.len() + 1).map(NodeId);
+        let spec = GroupSpec::new(self.groups, members).algorithm(algorithm.clone()).block_size(block_size);
+        let (started, used) = runtime.block_on(async {
+            // Registered before: the transfer is measured, not the registration.
+            let mut memory = self.node.allocate(object.len()).await?;
+            memory.copy_from_slice(object);
+            let sender = self.node.create_group(spec).await?;
+            // A message of no bytes: everybody has joined.
+            sender.send(Bytes::new()).await?;
+            tokio::time::sleep(Duration::from_millis(100)).await;
+            let (started, used) = (monotonic(), processor_time());
+            let memory = memory.freeze();
+            let sends = futures::stream::iter(0..messages).map(|_| sender.send(memory.clone()));
+            sends.buffered(MESSAGES_AHEAD).try_collect::<()>().await?;
+            sender.close().await?;
+            anyhow::Ok((started, processor_time() - used))
+        })?;
+        let mut last = started;
+        let mut processor_seconds = used.as_secs_f64();
+        for receiver in &self.receivers {
+            let answer = receiver.answer()?;
+            let (at, used) = answer.split_once(' ').context("two numbers")?;
+            last = last.max(Duration::from_nanos(at.parse()?));
+            processor_seconds += used.parse::<f64>()?;
+        }
+        Ok(Figure { started, seconds: (last - started).as_secs_f64(), processor_seconds })
+    }
+
+    /// Takes all members' traces, in rank order.
+    fn traces(&mut self, runtime: &tokio::runtime::Runtime) -> Result<Vec<Vec<Interval>>> {
+        // The last completions are taken when the runtime runs.
+        runtime.block_on(async { tokio::time::sleep(Duration::from_millis(100)).await });
+        let mut traces = vec![self.trace.take()];
+        for receiver in &mut self.receivers {
+            receiver.tell("trace")?;
+            let numbers = receiver.answer()?.split_whitespace().map(str::parse).collect::<Result<Vec<u64>, _>>()?;
+            traces.push(numbers.chunks_exact(2).map(|pair| (pair[0], pair[1])).collect());
+        }
+        Ok(traces)
+    }
+}
+
+/// A receiving process.
+struct Receiver {
+    child: Child,
+    commands: ChildStdin,
+    answers: mpsc::Receiver<String>,
+    address: String,
+}
+
+impl Receiver {
+    fn start(device: &str, traced: bool) -> Result<Self> {
+        let mut child = Command::new(std::env::current_exe()?)
+            .args(["receiver", device])
+            .args(traced.then_some("--traced"))
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .spawn()?;
+        let commands = child.stdin.take().context("piped")?;
+        let lines = BufReader::new(child.stdout.take().context("piped")?).lines();
+        let (tell, answers) = mpsc::channel();
+        std::thread::spawn(move || lines.map_while(Result::ok).try_for_each(|line| tell.send(line)));
+        let mut receiver = Self { child, commands, answers, address: String::new() };
+        receiver.address = receiver.answer()?;
+        Ok(receiver)
+    }
+
+    fn tell(&mut self, command: &str) -> Result<()> {
+        writeln!(self.commands, "{command}")?;
+        Ok(self.commands.flush()?)
+    }
+
+    fn answer(&self) -> Result<String> {
+        self.answers.recv_timeout(Duration::from_secs(120)).context("a receiver does not answer")
+    }
+}
+
+impl Drop for Receiver {
+    fn drop(&mut self) {
+        // It ends with its standard input; a receiver that hangs is ended by its handle.
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+/// Serves commands until standard input ends.
+fn receiver(runtime: &tokio::runtime::Runtime, device: &str, traced: bool) -> Result<()> {
+    let trace = BlockTrace::default();
+    let listener = runtime.block_on(async {
+        anyhow::Ok(Listener::bind(open(device, traced.then(|| trace.clone()))?, "127.0.0.1:0").await?)
+    })?;
+    println!("{}", listener.local_address());
+    let mut node = None;
+    for line in std::io::stdin().lines() {
+        let line = line?;
+        let words: Vec<&str> = line.split(' ').collect();
+        match words[..] {
+            ["node", waiting] => {
+                node = Some(runtime.block_on(async {
+                    let invitation = listener.next_invitation().await;
+                    let nodes = invitation.nodes();
+                    let builder = invitation.accept().await?.completion_mode(mode(waiting)?);
+                    anyhow::Ok((builder.start().await?, nodes))
+                })?);
+            }
+            ["group", id, block_size, algorithm] => {
+                let (node, nodes) = node.as_ref().context("a node")?;
+                let spec = GroupSpec::new(id.parse()?, nodes.clone());
+                let spec = spec.algorithm(algorithm.parse()?).block_size(block_size.parse()?);
+                let (at, used) = runtime.block_on(async {
+                    let mut group = node.join_group(spec).await?;
+                    group.next().await.context("the first message")??;
+                    let used = processor_time();
+                    let (mut message, mut at) = (None, monotonic());
+                    while let Some(next) = group.next().await {
+                        // Given back before the next one needs its place.
+                        drop(message.replace(next?));
+                        at = monotonic();
+                    }
+                    let used = processor_time() - used;
+                    let message = message.context("the object")?;
+                    let right = message
+                        .chunks_exact(8)
+                        .zip(0u64..)
+                        .step_by(997)
+                        .all(|(word, i)| word == i.wrapping_mul(0x9e37_79b9_7f4a_7c15).to_le_bytes());
+                    ensure!(right, "the object differs");
+                    drop(message);
+                    group.close().await?;
+                    anyhow::Ok((at, used))
+                })?;
+                println!("{} {}", at.as_nanos(), used.as_secs_f64());
+            }
+            ["trace"] => {
+                let numbers = trace.take().into_iter().flat_map(|(from, to)| [from, to]);
+                println!("{}", numbers.map(|number| number.to_string()).collect::<Vec<_>>().join(" "));
+            }
+            _ => bail!("unknown command {line:?}"),
+        }
+    }
+    Ok(())
+}
+
+/// Measures `ib_send_bw` in MiB/s: the time of a long run less that of a short one, since its own clock is not to be
+/// relied on where the processor's frequency is not known.
+fn perftest(devices: &[String], mode: &str, kib: u32, mib: usize) -> Result<f64> {
+    let messages = |mib: usize| (mib << 10) / kib as usize;
+    let (short, long) = (messages(mib / 8).max(10), messages(mib + mib / 8));
+    let seconds = perftest_run(devices, mode, kib, long)? - perftest_run(devices, mode, kib, short)?;
+    let moved = ((long - short) * kib as usize) as f64 / 1024.0;
+    Ok(moved / seconds.max(1e-3))
+}
+
+fn perftest_run(devices: &[String], mode: &str, kib: u32, messages: usize) -> Result<f64> {
+    let command = |device: &str| {
+        let mut command = Command::new("ib_send_bw");
+        command.args(["-F", "-x", "1", "-d", device, "-s", &(kib << 10).to_string(), "-n", &messages.to_string()]);
+        if mode == "event" {
+            command.arg("-e");
+        }
+        command.stdout(Stdio::null()).stderr(Stdio::null());
+        command
+    };
+    for _ in 0..PERFTEST_ATTEMPTS {
+        let mut server = command(&devices[1]).spawn().context("ib_send_bw (package perftest) cannot be started")?;
+        // The client tries once; the server says nothing when it listens.
+        std::thread::sleep(Duration::from_millis(500));
+        let started = Instant::now();
+        let client = command(&devices[0]).arg("127.0.0.1").status()?;
+        let seconds = started.elapsed().as_secs_f64();
+        if !client.success() {
+            let _ = server.kill();
+        }
+        let served = server.wait()?;
+        if client.success() && served.success() {
+            return Ok(seconds);
+        }
+        eprintln!("ib_send_bw failed ({client}, {served}); once more");
+    }
+    bail!("ib_send_bw failed {PERFTEST_ATTEMPTS} times")
+}
+
+/// Messages that wait for their turn at the sender.
+const MESSAGES_AHEAD: usize = 4;
+/// Runs of perftest before giving up: Soft-RoCE drops a connection now and then.
+const PERFTEST_ATTEMPTS: usize = 3;
