@@ -295,11 +295,9 @@ impl CompletionSource for Completions {
             if !side.armed {
                 // On a busy machine others run now, among them whoever brings the next completions: many share one
                 // sleep and one wake-up then. On an idle one it costs next to nothing.
-                for _ in 0..YIELDS {
-                    std::thread::yield_now();
-                    if self.poll_device(&mut side) {
-                        return Poll::Ready(());
-                    }
+                std::thread::yield_now();
+                if self.poll_device(&mut side) {
+                    return Poll::Ready(());
                 }
                 self.cq.arm();
                 side.armed = true;
@@ -348,7 +346,5 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 const ENTRIES_AT_FIRST: u32 = 1024;
 /// Completions taken from the device at once.
 const POLLED_MAX: usize = 32;
-/// Turns given to others before a sleep.
-const YIELDS: usize = 3;
 /// Events taken before they are acknowledged, which costs a lock each time.
 const EVENTS_UNACKNOWLEDGED_MAX: u32 = 64;
