@@ -145,7 +145,8 @@ impl Neighbour {
     /// In a run of blocks from one neighbour a word tells of several grants, in time; of a single one it tells at once.
     pub(crate) fn tell_if_due(&self) {
         let (given, told) = (self.given.load(Ordering::Relaxed), self.told.load(Ordering::Relaxed));
-        let unused = told - self.arrived.load(Ordering::Relaxed);
+        // Grants of a transfer that failed count as used up, told or not.
+        let unused = told.saturating_sub(self.arrived.load(Ordering::Relaxed));
         if given == told || unused > u64::from(GRANTS_AHEAD / 2) {
             return;
         }
