@@ -74,6 +74,7 @@ ulimit -n 65536
 if [ "$mode" = shell ]; then
   setsid -c chroot /mnt/root /bin/sh /run/lab-command <>/dev/tty1 >&0 2>&0
   echo $? >/mnt/run/status
+  echo >/mnt/run/complete
 else
   # Through pipes and cat, so that the command does not take its output for a terminal.
   mkfifo /mnt/stdout /mnt/stderr
@@ -84,7 +85,8 @@ else
   cat /mnt/stderr >/dev/tty2 &
   cat_stderr=$!
   chroot /mnt/root /bin/sh /run/lab-command </dev/null >/mnt/stdout 2>/mnt/stderr
-  status=$?
+  # At once, for now and then the machine breaks down when all is done.
+  echo $? >/mnt/run/status
   # What the command left running would keep the pipes open.
   for dir in /proc/[0-9]*; do
     pid=${dir#/proc/}
@@ -100,7 +102,7 @@ else
     kill "$cat_stdout" "$cat_stderr"
   ) &
   wait "$cat_stdout" "$cat_stderr"
-  echo "$status" >/mnt/run/status
+  echo >/mnt/run/complete
 fi
 sync
 poweroff -f

@@ -51,11 +51,17 @@ pub(crate) enum Command {
     },
     /// Build the test suites on the host and run them in the lab
     Test {
-        /// Run only the suites with this in their names
+        /// Run only the suites with this in their names; some run only so
         filter: Option<String>,
         /// Show the guest kernel's messages while they come
         #[arg(long, short)]
         verbose: bool,
+    },
+    /// Build the measurements of the fabric verbs on the host and run them in the lab
+    Bench {
+        /// Arguments for the program that measures [default: all of its parts in turn]
+        #[arg(trailing_var_arg = true, allow_hyphen_values = true, value_name = "ARGS")]
+        arguments: Vec<OsString>,
     },
     /// Remove what was built
     Clean,
@@ -133,6 +139,7 @@ fn execute_inside(command: &Command) -> Result<u8> {
         Command::Test { filter, verbose } => {
             trial::run_suites(&build::parts(&cache)?, filter.as_deref().unwrap_or_default(), *verbose)
         }
+        Command::Bench { arguments } => trial::run_bench(&build::parts(&cache)?, arguments),
         Command::Clean => cache.clean().map(|()| 0),
     }
 }

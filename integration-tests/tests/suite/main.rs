@@ -2,6 +2,8 @@
 
 mod cluster;
 mod failure;
+#[cfg(target_os = "linux")]
+mod lab;
 mod multicast;
 mod program;
 mod rooms;

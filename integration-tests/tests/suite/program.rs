@@ -9,6 +9,7 @@ use std::os::unix::fs::{MetadataExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Output, Stdio};
 use std::sync::OnceLock;
+use std::thread::JoinHandle;
 use std::time::{Duration, Instant, SystemTime};
 
 use serde_json::Value;
@@ -356,16 +357,22 @@ fn quiet_is_quiet_and_the_environment_is_heard() {
 }
 
 /// A receiver's process, with a directory of its own.
-struct Receiver {
-    child: Child,
-    address: String,
-    dir: TempDir,
+pub(crate) struct Receiver {
+    pub(crate) child: Child,
+    pub(crate) address: String,
+    pub(crate) dir: TempDir,
+    /// What it says after that it listens.
+    said: Option<JoinHandle<Vec<u8>>>,
 }
 
 impl Receiver {
     fn start(options: &[&str]) -> Self {
+        Self::start_at("127.0.0.1:0", options)
+    }
+
+    pub(crate) fn start_at(address: &str, options: &[&str]) -> Self {
         let dir = TempDir::new().unwrap();
-        let listen = ["recv", "--listen", "127.0.0.1:0", "--json", "--dir"].map(OsStr::new);
+        let listen = ["recv", "--listen", address, "--json", "--dir"].map(OsStr::new);
         let arguments: Vec<_> =
             listen.into_iter().chain([dir.path().as_os_str()]).chain(options.iter().map(OsStr::new)).collect();
         let mut child = command(&arguments).stderr(Stdio::inherit()).spawn().unwrap();
@@ -374,13 +381,20 @@ impl Receiver {
         lines.read_line(&mut first).unwrap();
         let listening: Value = serde_json::from_str(&first).expect("the first line is an event");
         assert_eq!(listening["event"], "listening");
-        // Nobody reads on, and the receiver must not wait for that.
-        std::thread::spawn(move || std::io::copy(&mut lines, &mut std::io::sink()));
-        Self { child, address: listening["address"].as_str().unwrap().to_owned(), dir }
+        // The receiver must not wait for somebody to read on.
+        let said = Some(read_all(lines));
+        Self { child, address: listening["address"].as_str().unwrap().to_owned(), dir, said }
+    }
+
+    /// Waits for the end; returns the exit code and what was said.
+    pub(crate) fn finish_telling(mut self) -> (i32, String) {
+        let said = self.said.take().unwrap();
+        let (exit, _) = self.finish();
+        (exit, text(&said.join().unwrap()))
     }
 
     /// Waits for the end; returns the exit code and the directory.
-    fn finish(mut self) -> (i32, TempDir) {
+    pub(crate) fn finish(mut self) -> (i32, TempDir) {
         let mut exit = None;
         wait_until("the receiver ends", || {
             exit = self.child.try_wait().unwrap();
@@ -398,10 +412,13 @@ impl Drop for Receiver {
     }
 }
 
-/// Builds the program once, and says where it is.
+/// Builds the program once, and says where it is. RDMC_TEST_PROGRAM names one that was built before.
 fn program() -> &'static Path {
     static PROGRAM: OnceLock<PathBuf> = OnceLock::new();
     PROGRAM.get_or_init(|| {
+        if let Some(program) = std::env::var_os("RDMC_TEST_PROGRAM") {
+            return program.into();
+        }
         let cargo = std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
         // With the profile of the tests, whose dependencies are built already.
         let built = Command::new(cargo)
@@ -419,7 +436,7 @@ fn program() -> &'static Path {
 }
 
 /// Prepares a run of the program without any of the caller's settings.
-fn command<S: AsRef<OsStr>>(arguments: &[S]) -> Command {
+pub(crate) fn command<S: AsRef<OsStr>>(arguments: &[S]) -> Command {
     let mut command = Command::new(program());
     for (name, _) in std::env::vars_os() {
         if name.to_string_lossy().starts_with("RDMC_") {
@@ -430,12 +447,12 @@ fn command<S: AsRef<OsStr>>(arguments: &[S]) -> Command {
     command
 }
 
-fn rdmc<S: AsRef<OsStr>>(arguments: &[S]) -> Output {
+pub(crate) fn rdmc<S: AsRef<OsStr>>(arguments: &[S]) -> Output {
     finish(command(arguments).spawn().unwrap())
 }
 
 /// Waits for a process that is not expected to say much.
-fn finish(mut child: Child) -> Output {
+pub(crate) fn finish(mut child: Child) -> Output {
     let (stdout, stderr) = (read_all(child.stdout.take().unwrap()), read_all(child.stderr.take().unwrap()));
     let begun = Instant::now();
     let status = loop {
@@ -451,7 +468,7 @@ fn finish(mut child: Child) -> Output {
     Output { status, stdout: stdout.join().unwrap(), stderr: stderr.join().unwrap() }
 }
 
-fn read_all(mut from: impl std::io::Read + Send + 'static) -> std::thread::JoinHandle<Vec<u8>> {
+fn read_all(mut from: impl std::io::Read + Send + 'static) -> JoinHandle<Vec<u8>> {
     std::thread::spawn(move || {
         let mut bytes = Vec::new();
         from.read_to_end(&mut bytes).unwrap();
@@ -477,12 +494,12 @@ fn slow_file(dir: &TempDir) -> PathBuf {
     path
 }
 
-fn signal(child: &Child, name: &str) {
+pub(crate) fn signal(child: &Child, name: &str) {
     let sent = Command::new("kill").args(["-s", name, &child.id().to_string()]).status().unwrap();
     assert!(sent.success());
 }
 
-fn wait_until(what: &str, mut done: impl FnMut() -> bool) {
+pub(crate) fn wait_until(what: &str, mut done: impl FnMut() -> bool) {
     let begun = Instant::now();
     while !done() {
         assert!(begun.elapsed() < WATCHDOG, "not within {WATCHDOG:?}: {what}");
@@ -508,7 +525,7 @@ fn is_member(pid: u32) -> bool {
 }
 
 /// What is below a directory: mode, modification time and digest by relative path.
-fn tree(root: &Path) -> BTreeMap<PathBuf, (u32, i64, i64, Option<blake3::Hash>)> {
+pub(crate) fn tree(root: &Path) -> BTreeMap<PathBuf, (u32, i64, i64, Option<blake3::Hash>)> {
     let mut found = BTreeMap::new();
     let mut unread = vec![root.to_owned()];
     while let Some(dir) = unread.pop() {
@@ -542,15 +559,15 @@ fn stamp(path: &Path, mode: u32, seconds: u64) {
     file.set_permissions(std::fs::Permissions::from_mode(mode)).unwrap();
 }
 
-fn events(output: &Output) -> Vec<Value> {
+pub(crate) fn events(output: &Output) -> Vec<Value> {
     text(&output.stdout).lines().map(|line| serde_json::from_str(line).expect("every line is an object")).collect()
 }
 
-fn text(bytes: &[u8]) -> String {
+pub(crate) fn text(bytes: &[u8]) -> String {
     String::from_utf8_lossy(bytes).into_owned()
 }
 
-fn code(output: &Output) -> i32 {
+pub(crate) fn code(output: &Output) -> i32 {
     output.status.code().expect("it ends by itself")
 }
 

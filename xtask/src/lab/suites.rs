@@ -3,10 +3,12 @@
 use super::Driver;
 
 /// Commands that run together in one machine and pass if they end with status 0.
-#[derive(Debug)]
+#[derive(Clone, Copy, Debug)]
 pub(crate) struct Suite {
     /// What the filter and the summary call it.
     pub(crate) name: &'static str,
+    /// Whether it runs when no filter is given.
+    pub(crate) by_default: bool,
     /// Number of nodes.
     pub(crate) nodes: u8,
     /// What their devices are.
@@ -31,20 +33,14 @@ pub(crate) const SUITES: &[Suite] = &[
     Suite {
         name: "devices",
         nodes: 3,
-        driver: Driver::Rxe,
-        memory_mib: 512,
         timeout_s: 60,
-        builds: &[],
         command: &["sh", "-c", r#"ibv_devinfo; test "$(ibv_devinfo | grep -c PORT_ACTIVE)" = "$RDMC_LAB_NODES""#],
+        ..RXE
     },
     // Messages of 64 KiB pass between two nodes, both sides waiting for events.
     Suite {
         name: "perftest",
-        nodes: 2,
-        driver: Driver::Rxe,
-        memory_mib: 512,
         timeout_s: 60,
-        builds: &[],
         command: &[
             "sh",
             "-ec",
@@ -54,5 +50,94 @@ pub(crate) const SUITES: &[Suite] = &[
              measure rxe2 127.0.0.1
              wait $server",
         ],
+        ..RXE
+    },
+    // The fabric's own tests, that of its layouts against the headers of libibverbs included.
+    Suite {
+        name: "verbs-lib",
+        builds: &[&["test", "--locked", "-p", "rdmc-verbs", "--lib"]],
+        command: &["{lib:rdmc_verbs}", "--test-threads", "1"],
+        ..RXE
+    },
+    Suite {
+        name: "verbs-conformance",
+        builds: &[&["test", "--locked", "-p", "rdmc-verbs", "--test", "conformance"]],
+        command: &["{test:conformance}", "--test-threads", "1"],
+        ..RXE
+    },
+    // What the fabric does when links and limits fail it.
+    Suite {
+        name: "verbs-lab",
+        nodes: 3,
+        builds: &[&["test", "--locked", "-p", "rdmc-verbs", "--test", "lab"]],
+        command: &["{test:lab}", "--test-threads", "1", "--nocapture"],
+        ..RXE
+    },
+    // Groups in one process.
+    Suite {
+        name: "groups",
+        nodes: 4,
+        memory_mib: 2048,
+        timeout_s: 600,
+        builds: &[&["test", "--locked", "-p", "rdmc-integration-tests", "--test", "suite"]],
+        command: &["env", "RDMC_TEST_FABRICS=verbs", "{test:suite}", "--test-threads", "1", "multicast::", "failure::"],
+        ..RXE
+    },
+    // Processes: the program on devices, and what goes wrong between them.
+    Suite {
+        name: "program",
+        nodes: 8,
+        memory_mib: 3072,
+        timeout_s: 600,
+        builds: &[
+            &["test", "--locked", "-p", "rdmc-integration-tests", "--test", "suite"],
+            &["build", "--locked", "--profile", "test", "-p", "rdmc-cli"],
+        ],
+        command: &["env", "RDMC_TEST_PROGRAM={bin:rdmc}", "{test:suite}", "--test-threads", "1", "--nocapture", "lab"],
+        ..RXE
+    },
+    Suite {
+        name: "async-rdma",
+        nodes: 4,
+        memory_mib: 2048,
+        timeout_s: 600,
+        builds: &[&["test", "--locked", "--manifest-path", "crates/rdmc-async-rdma/Cargo.toml", "--tests"]],
+        command: &[
+            "sh",
+            "-c",
+            "failed=
+             for test in {test:conformance} {test:multicast} {test:peers}; do $test --test-threads 1 || failed=1; done
+             test -z \"$failed\"",
+        ],
+        ..RXE
+    },
+    // What iWARP can do for us: be refused with the reason.
+    Suite {
+        name: "siw",
+        by_default: false,
+        driver: Driver::Siw,
+        timeout_s: 60,
+        builds: &[&["build", "--locked", "--profile", "test", "-p", "rdmc-cli"]],
+        command: &[
+            "sh",
+            "-c",
+            "ibv_devinfo | grep -E 'hca_id|transport'
+             said=$({bin:rdmc} demo --nodes 2 --size 1MiB --fabric verbs --device siw1 2>&1); status=$?
+             echo \"$said\"
+             test $status = 2 && case $said in *iWARP*) ;; *) exit 1 ;; esac",
+        ],
+        ..RXE
     },
 ];
+
+/// What most suites have in common.
+const RXE: Suite = Suite {
+    name: "",
+    by_default: true,
+    nodes: 2,
+    driver: Driver::Rxe,
+    memory_mib: 1024,
+    timeout_s: 300,
+    builds: &[],
+    command: &[],
+};

@@ -9,17 +9,18 @@ use std::time::Instant;
 use anyhow::{Context, Result, bail, ensure};
 use serde_json::Value;
 
-use super::Machine;
 use super::boot::{self, Guest, Outcome};
 use super::build::Parts;
 use super::suites::{SUITES, Suite};
+use super::{Driver, Machine};
 
 /// Paths of executables by `KIND:NAME`.
 type Executables = BTreeMap<String, PathBuf>;
 
-/// Runs the suites with `filter` in their names; returns the status to exit with.
+/// Runs the suites with `filter` in their names, or those of every day if it is empty; returns the status to exit with.
 pub(crate) fn run_suites(parts: &Parts, filter: &str, verbose: bool) -> Result<u8> {
-    let suites: Vec<&Suite> = SUITES.iter().filter(|suite| suite.name.contains(filter)).collect();
+    let chosen = |suite: &&Suite| if filter.is_empty() { suite.by_default } else { suite.name.contains(filter) };
+    let suites: Vec<&Suite> = SUITES.iter().filter(chosen).collect();
     ensure!(!suites.is_empty(), "no suite has {filter:?} in its name");
     std::env::set_current_dir(workspace()).context("the workspace is not where it was compiled")?;
     let mut summary = Vec::new();
@@ -40,6 +41,30 @@ pub(crate) fn run_suites(parts: &Parts, filter: &str, verbose: bool) -> Result<u
         eprintln!("lab: {name:<20} {:>6.1} s  {verdict}", elapsed.as_secs_f64());
     }
     Ok(u8::from(!summary.iter().all(|(_, passed, ..)| *passed)))
+}
+
+/// Runs the measurements of the fabric `verbs`: the part that `arguments` name, or all; returns the status to exit with.
+pub(crate) fn run_bench(parts: &Parts, arguments: &[OsString]) -> Result<u8> {
+    std::env::set_current_dir(workspace()).context("the workspace is not where it was compiled")?;
+    let mut executables = Executables::new();
+    build(&["bench", "-p", "rdmc-benches", "--bench", "verbs"], &mut executables)?;
+    let bench = substitute("{bench:verbs}", &executables)?;
+    let mut command = vec![bench.clone()];
+    command.extend_from_slice(arguments);
+    if arguments.is_empty() {
+        command = ["sh", "-ec", r#"for part in pair group time; do "$0" "$part"; done"#].map(OsString::from).into();
+        command.push(bench);
+    }
+    let machine = Machine {
+        nodes: 4,
+        driver: Driver::Rxe,
+        memory_mib: 6 << 10,
+        timeout_s: Some(BENCH_LIMIT_S),
+        writable: Vec::new(),
+        kernel_log: None,
+        verbose: false,
+    };
+    Ok(boot::boot(parts, &machine, &Guest::Run(&command))?.status())
 }
 
 fn run_suite(parts: &Parts, suite: &Suite, verbose: bool) -> Result<Outcome> {
@@ -64,7 +89,7 @@ fn run_suite(parts: &Parts, suite: &Suite, verbose: bool) -> Result<Outcome> {
 fn build(arguments: &[&str], executables: &mut Executables) -> Result<()> {
     let mut cargo = Command::new(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
     cargo.args(arguments).arg("--message-format=json-render-diagnostics");
-    if arguments.first() == Some(&"test") {
+    if matches!(arguments.first(), Some(&("test" | "bench"))) {
         cargo.arg("--no-run");
     }
     let output = cargo.stdin(Stdio::null()).stderr(Stdio::inherit()).output().context("cannot run cargo")?;
@@ -81,6 +106,7 @@ fn executable(message: &Value) -> Option<(String, PathBuf)> {
     let path = message["executable"].as_str()?;
     let kind = match (message["target"]["kind"][0].as_str()?, message["profile"]["test"].as_bool()?) {
         ("test", true) => "test",
+        ("bench", true) => "bench",
         // Of the kinds of libraries, such as rlib, only the tests are executables.
         (kind, true) if kind.ends_with("lib") || kind == "proc-macro" => "lib",
         ("bin", false) => "bin",
@@ -118,7 +144,8 @@ fn workspace() -> &'static Path {
     Path::new(env!("CARGO_MANIFEST_DIR")).parent().expect("xtask is a directory of the workspace")
 }
 
-const KINDS: [&str; 4] = ["test:", "lib:", "bin:", "example:"];
+const KINDS: [&str; 5] = ["test:", "bench:", "lib:", "bin:", "example:"];
+const BENCH_LIMIT_S: u32 = 3600;
 
 #[cfg(test)]
 mod tests {
@@ -139,6 +166,7 @@ mod tests {
     fn executables_are_told_apart_by_kind() {
         let key = |message| executable(&message).map(|(key, _)| key);
         assert_eq!(key(message("test", true, "suite")).as_deref(), Some("test:suite"));
+        assert_eq!(key(message("bench", true, "verbs")).as_deref(), Some("bench:verbs"));
         assert_eq!(key(message("lib", true, "rdmc")).as_deref(), Some("lib:rdmc"));
         assert_eq!(key(message("bin", false, "rdmc")).as_deref(), Some("bin:rdmc"));
         assert_eq!(key(message("bin", true, "rdmc")), None);
