@@ -19,7 +19,7 @@ use rdmc::{Algorithm, CompletionMode, Fabric, GroupSpec, Listener, Node, NodeId}
 use rdmc_benches::{median, monotonic, processor_time};
 use rdmc_fabric::{Opcode, QueuePairId, TraceEvent, TraceFabric, TraceKind};
 use rdmc_schedule::{BlockCount, Rank, Schedule};
-use rdmc_verbs::{VerbsConfig, VerbsFabric};
+use rdmc_verbs::{DeviceInfo, VerbsConfig, VerbsFabric};
 
 #[derive(Parser)]
 struct Arguments {
@@ -239,9 +239,8 @@ fn object(mib: usize) -> Bytes {
 
 /// Chooses the devices, the same more than once if there are too few.
 fn devices(count: usize) -> Result<Vec<String>> {
-    let devices = rdmc_verbs::devices()?.into_iter().filter(|device| !device.iwarp);
-    let active = devices.filter(|device| device.ports.iter().any(|port| port.is_active()));
-    let names: Vec<String> = active.map(|device| device.name).collect();
+    let devices = rdmc_verbs::devices()?.into_iter().filter(DeviceInfo::is_usable);
+    let names: Vec<String> = devices.map(|device| device.name).collect();
     ensure!(!names.is_empty(), "this machine has no RDMA device with an active port");
     Ok((0..count).map(|i| names[i % names.len()].clone()).collect())
 }

@@ -21,6 +21,13 @@ pub struct DeviceInfo {
     pub ports: Vec<PortInfo>,
 }
 
+impl DeviceInfo {
+    /// Tells whether reliable connections with immediates can be made now, through one of its ports at least.
+    pub fn is_usable(&self) -> bool {
+        !self.iwarp && self.ports.iter().any(PortInfo::is_active)
+    }
+}
+
 /// One port of a device.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]

@@ -6,7 +6,7 @@
 
 use futures::future::BoxFuture;
 use rdmc_fabric::conformance::{Node, Rig};
-use rdmc_verbs::{VerbsConfig, VerbsFabric};
+use rdmc_verbs::{DeviceInfo, VerbsConfig, VerbsFabric};
 
 struct VerbsRig {
     workers: usize,
@@ -43,8 +43,7 @@ impl Rig for VerbsRig {
 
 fn usable_devices() -> Vec<String> {
     let devices = rdmc_verbs::devices().expect("the kernel lists its devices");
-    let usable = devices.into_iter().filter(|device| !device.iwarp && device.ports.iter().any(|port| port.is_active()));
-    usable.map(|device| device.name).collect()
+    devices.into_iter().filter(DeviceInfo::is_usable).map(|device| device.name).collect()
 }
 
 rdmc_fabric::conformance_suite!(verbs, VerbsRig { workers: 0 });

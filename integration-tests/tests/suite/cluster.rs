@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use futures::StreamExt;
 use rdmc::{Algorithm, Cluster, Fabric, GroupSpec, MemNetwork, Message, Node, NodeId, Receiver, Sender, TcpFabric};
-use rdmc_verbs::{VerbsConfig, VerbsFabric};
+use rdmc_verbs::{DeviceInfo, VerbsConfig, VerbsFabric};
 
 /// The fabrics.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -51,8 +51,7 @@ impl Kind {
 /// Lists the RDMA devices that can be used.
 pub(crate) fn verbs_devices() -> Vec<String> {
     let devices = rdmc_verbs::devices().expect("the kernel lists its devices");
-    let usable = devices.into_iter().filter(|device| !device.iwarp && device.ports.iter().any(|port| port.is_active()));
-    usable.map(|device| device.name).collect()
+    devices.into_iter().filter(DeviceInfo::is_usable).map(|device| device.name).collect()
 }
 
 impl fmt::Display for Kind {
