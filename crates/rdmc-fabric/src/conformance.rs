@@ -56,12 +56,22 @@ pub trait Rig: Send + Sync {
 
     /// Runs a body to its end: on a Tokio runtime of one thread, unless the fabric brings an executor of its own.
     fn run(&self, body: BoxFuture<'static, ()>) {
-        tokio::runtime::Builder::new_current_thread()
-            .enable_all()
-            .build()
-            .expect("the operating system gives a test a runtime")
-            .block_on(body);
+        block_on(0, body);
     }
+}
+
+/// Runs a body to its end on a Tokio runtime of so many worker threads, or of the calling thread alone for none.
+///
+/// # Panics
+/// If the body does.
+pub fn block_on(workers: usize, body: BoxFuture<'static, ()>) {
+    let mut builder = match workers {
+        0 => tokio::runtime::Builder::new_current_thread(),
+        _ => tokio::runtime::Builder::new_multi_thread(),
+    };
+    let runtime = builder.worker_threads(workers.max(1)).enable_all().build();
+    let runtime = runtime.expect("the operating system gives a test a runtime");
+    if workers == 0 { runtime.block_on(body) } else { runtime.block_on(runtime.spawn(body)).expect("the body passes") }
 }
 
 /// One node of a pair, which listens for as long as the value lives.

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use futures::future::BoxFuture;
-use rdmc_fabric::conformance::{Node, Rig};
+use rdmc_fabric::conformance::{Node, Rig, block_on};
 use rdmc_fabric::{Fabric, Fault, FaultFabric, MemNetwork, TcpFabric, TraceFabric};
 
 struct Mem;
@@ -35,9 +35,7 @@ impl<R: Rig> Rig for Threads<R> {
     }
 
     fn run(&self, body: BoxFuture<'static, ()>) {
-        let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build();
-        let runtime = runtime.expect("the operating system gives a test a runtime");
-        runtime.block_on(async { tokio::spawn(body).await.expect("the body passes") });
+        block_on(2, body);
     }
 }
 

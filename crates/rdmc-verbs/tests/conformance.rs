@@ -5,7 +5,7 @@
 #![cfg(target_os = "linux")]
 
 use futures::future::BoxFuture;
-use rdmc_fabric::conformance::{Node, Rig};
+use rdmc_fabric::conformance::{Node, Rig, block_on};
 use rdmc_verbs::{DeviceInfo, VerbsConfig, VerbsFabric};
 
 struct VerbsRig {
@@ -31,13 +31,7 @@ impl Rig for VerbsRig {
             println!("skipped: this machine has no RDMA device with an active port");
             return;
         }
-        let mut builder = match self.workers {
-            0 => tokio::runtime::Builder::new_current_thread(),
-            _ => tokio::runtime::Builder::new_multi_thread(),
-        };
-        let runtime = builder.worker_threads(self.workers.max(1)).enable_all().build();
-        let runtime = runtime.expect("the operating system gives a test a runtime");
-        if self.workers == 0 { runtime.block_on(body) } else { runtime.block_on(runtime.spawn(body)).expect("it ends") }
+        block_on(self.workers, body);
     }
 }
 
