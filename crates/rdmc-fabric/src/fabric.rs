@@ -178,6 +178,9 @@ pub trait RawQueuePair: Send + Sync {
     /// pair is flushed.
     fn post(&self, request: WorkRequest);
 
+    /// Lets out requests that were held back because [more were to come](WorkRequest::has_more_behind).
+    fn flush(&self) {}
+
     /// Breaks the queue pair: everything posted is flushed, the peer learns of it.
     fn close(&self);
 }

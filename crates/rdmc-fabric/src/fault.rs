@@ -209,6 +209,10 @@ impl RawQueuePair for FaultQueuePair {
         self.inner.post(request);
     }
 
+    fn flush(&self) {
+        self.inner.flush();
+    }
+
     fn close(&self) {
         self.inner.close();
         let waiting = {
@@ -254,6 +258,8 @@ impl FaultQueuePair {
             let next = lock(&self.state).lane(receives).waiting.pop_front();
             if let Some((_, request)) = next {
                 self.inner.post(request);
+                // The flush that was to let it out may be over.
+                self.inner.flush();
             }
         }
     }

@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use crate::fabric::{ConnectError, Endpoint, Peer, QueuePairConfig, RawQueuePair};
 use crate::memory::{Buffer, BufferMut};
 use crate::remote::RemoteMemory;
-use crate::work::{Operation, QueuePairId, Received, Slot, Work, WorkError, WorkRequest};
+use crate::work::{Manner, Operation, QueuePairId, Received, Slot, Work, WorkError, WorkRequest};
 
 /// A reliable connected queue pair.
 ///
@@ -61,11 +61,18 @@ impl QueuePair {
         Operation::plain(self.post(Work::Send { data, imm }))
     }
 
-    /// Does what [`send`](Self::send) does, and saves the completion where the fabric can.
+    /// Does what [`send`](Self::send) does where more is posted behind it at once: saves the completion, and a call of
+    /// the device, where the fabric can.
     ///
-    /// The operation may end late, as with [`write_unsignaled`](Self::write_unsignaled).
-    pub fn send_unsignaled(&self, data: Buffer, imm: Option<u32>) -> Operation<()> {
-        Operation::plain(self.post_with(Work::Send { data, imm }, true))
+    /// It may not leave before a later send, write or read is posted or [`flush`](Self::flush) is called, and may end
+    /// late, as with [`write_unsignaled`](Self::write_unsignaled).
+    pub fn send_with_more(&self, data: Buffer, imm: Option<u32>) -> Operation<()> {
+        Operation::plain(self.post_with(Work::Send { data, imm }, Manner::MoreToCome))
+    }
+
+    /// Lets out what [`send_with_more`](Self::send_with_more) holds back.
+    pub fn flush(&self) {
+        self.raw.flush();
     }
 
     /// Posts `into` for the peer's next send or write with immediate. Allowed before the connection is made.
@@ -88,7 +95,7 @@ impl QueuePair {
     /// writes that come in numbers, whose fate shows in the queue pair's.
     pub fn write_unsignaled(&self, data: Buffer, to: RemoteMemory, imm: Option<u32>) -> Operation<()> {
         let to = RemoteMemory { len: data.len() as u64, ..to };
-        Operation::plain(self.post_with(Work::Write { data, to, imm }, true))
+        Operation::plain(self.post_with(Work::Write { data, to, imm }, Manner::Unsignaled))
     }
 
     /// Reads the peer's memory at `from` into `into`, as many bytes as that has; the peer checks the bounds.
@@ -103,10 +110,10 @@ impl QueuePair {
     }
 
     fn post(&self, work: Work) -> Arc<Slot> {
-        self.post_with(work, false)
+        self.post_with(work, Manner::Signaled)
     }
 
-    fn post_with(&self, work: Work, unsignaled: bool) -> Arc<Slot> {
+    fn post_with(&self, work: Work, manner: Manner) -> Arc<Slot> {
         let (outstanding, depth) = match work {
             Work::Receive { .. } => (&self.receives, self.config.receive_depth),
             _ => (&self.sends, self.config.send_depth),
@@ -115,7 +122,7 @@ impl QueuePair {
         if outstanding.fetch_update(Ordering::AcqRel, Ordering::Acquire, grow).is_err() {
             return Slot::refused(WorkError::QueueFull { depth });
         }
-        let (request, slot) = WorkRequest::new(work, unsignaled, self.raw.id(), outstanding.clone());
+        let (request, slot) = WorkRequest::new(work, manner, self.raw.id(), outstanding.clone());
         self.raw.post(request);
         slot
     }
@@ -142,4 +149,4 @@ pub fn next_queue_pair_id() -> QueuePairId {
 }
 
 /// Unsignaled requests in a row after which a fabric reports a completion all the same.
-pub const UNSIGNALED_MAX: u32 = 8;
+pub const UNSIGNALED_MAX: u32 = 16;

@@ -181,6 +181,10 @@ impl RawQueuePair for TraceQueuePair {
         self.inner.post(request);
     }
 
+    fn flush(&self) {
+        self.inner.flush();
+    }
+
     fn close(&self) {
         self.inner.close();
     }

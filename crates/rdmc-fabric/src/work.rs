@@ -177,26 +177,37 @@ impl fmt::Display for QueuePairId {
 #[derive(Debug)]
 pub struct WorkRequest {
     work: Option<Work>,
-    /// Nobody waits for this completion by itself.
-    unsignaled: bool,
+    manner: Manner,
     queue_pair: QueuePairId,
     slot: Arc<Slot>,
 }
 
+/// How a request is to be posted.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Manner {
+    /// Its completion is reported when it is done.
+    Signaled,
+    /// Nobody waits for its completion by itself.
+    Unsignaled,
+    /// As above, and more is posted at once.
+    MoreToCome,
+}
+
 impl WorkRequest {
-    pub(crate) fn new(
-        work: Work,
-        unsignaled: bool,
-        queue_pair: QueuePairId,
-        depth: Arc<AtomicU32>,
-    ) -> (Self, Arc<Slot>) {
+    pub(crate) fn new(work: Work, manner: Manner, queue_pair: QueuePairId, depth: Arc<AtomicU32>) -> (Self, Arc<Slot>) {
         let slot = Arc::new(Slot { state: Mutex::default(), depth: Some(depth) });
-        (Self { work: Some(work), unsignaled, queue_pair, slot: slot.clone() }, slot)
+        (Self { work: Some(work), manner, queue_pair, slot: slot.clone() }, slot)
     }
 
     /// Tells whether the completion may wait for that of a later request.
     pub fn is_unsignaled(&self) -> bool {
-        self.unsignaled
+        self.manner != Manner::Signaled
+    }
+
+    /// Tells whether it may be held back until a later request is posted or
+    /// [`flush`](crate::RawQueuePair::flush) is called, to save a doorbell.
+    pub fn has_more_behind(&self) -> bool {
+        self.manner == Manner::MoreToCome
     }
 
     /// Returns what is asked.

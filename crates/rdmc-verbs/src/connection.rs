@@ -8,7 +8,6 @@
 use std::collections::VecDeque;
 use std::ffi::c_int;
 use std::io;
-use std::ptr::NonNull;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
@@ -18,164 +17,14 @@ use rdmc_fabric::{
 
 use tokio::sync::watch;
 
-use crate::completion::{Completions, Cq};
-use crate::device::{Device, check};
+use crate::completion::Completions;
+use crate::device::Device;
 use crate::endpoint::Remote;
 use crate::fabric::VerbsConfig;
 use crate::memory::Registration;
+use crate::qp::{Own, Qp};
 use crate::status::work_error;
-use crate::sys::{self, ibv_qp, ibv_qp_attr, ibv_recv_wr, ibv_send_wr, ibv_sge, ibv_wc};
-
-/// A queue pair of the device; dropping it destroys it.
-struct Qp {
-    device: Arc<Device>,
-    /// Keeps the completion queue alive.
-    _cq: Arc<Cq>,
-    qp: NonNull<ibv_qp>,
-    inline_max: usize,
-}
-
-// SAFETY: queue pairs of libibverbs may be used from any thread, at the same time.
-unsafe impl Send for Qp {}
-// SAFETY: as above.
-unsafe impl Sync for Qp {}
-
-impl Qp {
-    fn create(device: &Arc<Device>, cq: &Arc<Cq>, config: QueuePairConfig, inline: u32) -> io::Result<Self> {
-        let mut wanted = sys::ibv_qp_init_attr {
-            qp_context: std::ptr::null_mut(),
-            send_cq: cq.as_ptr(),
-            recv_cq: cq.as_ptr(),
-            srq: std::ptr::null_mut(),
-            cap: sys::ibv_qp_cap {
-                // One more, for the mark behind the last.
-                max_send_wr: config.send_depth.saturating_add(1),
-                max_recv_wr: config.receive_depth.max(1),
-                max_send_sge: 1,
-                max_recv_sge: 1,
-                max_inline_data: inline,
-            },
-            qp_type: sys::IBV_QPT_RC,
-            sq_sig_all: 0,
-        };
-        let mut create = || {
-            // SAFETY: protection domain and completion queue live; the struct has the library's layout.
-            NonNull::new(unsafe { (device.library.ibv_create_qp)(device.pd.as_ptr(), &mut wanted) })
-                .ok_or_else(io::Error::last_os_error)
-        };
-        let (qp, inline_max) = match create() {
-            Ok(qp) => (qp, wanted.cap.max_inline_data.min(inline)),
-            Err(error) if inline == 0 => return Err(error),
-            // Some devices send nothing inline.
-            Err(_) => return Self::create(device, cq, config, 0),
-        };
-        let inline_max = inline_max as usize;
-        Ok(Self { device: device.clone(), _cq: cq.clone(), qp, inline_max })
-    }
-
-    fn number(&self) -> u32 {
-        // SAFETY: the object is initialised and lives until `self` is dropped.
-        unsafe { self.qp.as_ref() }.qp_num
-    }
-
-    fn modify(&self, state: c_int, mask: c_int, set: impl FnOnce(&mut ibv_qp_attr)) -> io::Result<()> {
-        // SAFETY: all fields are numbers, for which zero is a value.
-        let mut attributes: ibv_qp_attr = unsafe { std::mem::zeroed() };
-        attributes.qp_state = state;
-        set(&mut attributes);
-        let mask = mask | sys::IBV_QP_STATE;
-        // SAFETY: the queue pair lives, the struct has the library's layout.
-        check(unsafe { (self.device.library.ibv_modify_qp)(self.qp.as_ptr(), &mut attributes, mask) })
-    }
-
-    /// Lets receives be posted.
-    fn initialise(&self) -> io::Result<()> {
-        let mask = sys::IBV_QP_PKEY_INDEX | sys::IBV_QP_PORT | sys::IBV_QP_ACCESS_FLAGS;
-        self.modify(sys::IBV_QPS_INIT, mask, |attributes| {
-            attributes.port_num = self.device.choice.port;
-            let access = sys::IBV_ACCESS_REMOTE_READ | sys::IBV_ACCESS_REMOTE_WRITE;
-            attributes.qp_access_flags = access.cast_unsigned();
-        })
-    }
-
-    /// Makes it ready to receive from `remote` and to send to it. Blocks while the network finds the way.
-    fn connect(&self, remote: &Remote, own: &Own, config: &VerbsConfig) -> io::Result<()> {
-        let choice = &self.device.choice;
-        let mask = sys::IBV_QP_AV
-            | sys::IBV_QP_PATH_MTU
-            | sys::IBV_QP_DEST_QPN
-            | sys::IBV_QP_RQ_PSN
-            | sys::IBV_QP_MAX_DEST_RD_ATOMIC
-            | sys::IBV_QP_MIN_RNR_TIMER;
-        self.modify(sys::IBV_QPS_RTR, mask, |attributes| {
-            // The smaller of both: a longer packet would be lost without a word.
-            attributes.path_mtu = c_int::from(remote.mtu.min(own.mtu));
-            attributes.dest_qp_num = remote.qp_num;
-            attributes.rq_psn = remote.psn;
-            attributes.max_dest_rd_atomic = own.reads_max;
-            attributes.min_rnr_timer = own.receiver_not_ready_timer;
-            let way = &mut attributes.ah_attr;
-            way.port_num = choice.port;
-            way.sl = config.service_level;
-            // InfiniBand without a local identifier, and Ethernet always, is reached by the global one.
-            way.is_global = u8::from(choice.ethernet || remote.lid == 0);
-            way.dlid = remote.lid;
-            way.grh.dgid = [&remote.gid[..8], &remote.gid[8..]]
-                .map(|half| u64::from_ne_bytes(half.try_into().expect("half of sixteen bytes")));
-            way.grh.sgid_index = choice.gid.index;
-            way.grh.hop_limit = HOPS_MAX;
-            way.grh.traffic_class = config.traffic_class;
-        })?;
-        let mask = sys::IBV_QP_TIMEOUT
-            | sys::IBV_QP_RETRY_CNT
-            | sys::IBV_QP_RNR_RETRY
-            | sys::IBV_QP_SQ_PSN
-            | sys::IBV_QP_MAX_QP_RD_ATOMIC;
-        self.modify(sys::IBV_QPS_RTS, mask, |attributes| {
-            attributes.sq_psn = own.psn;
-            attributes.timeout = crate::endpoint::timeout_code(config.acknowledgement_timeout);
-            attributes.retry_cnt = config.retries;
-            attributes.rnr_retry = remote.receiver_not_ready_retries;
-            attributes.max_rd_atomic = remote.reads_max.min(own.reads_max);
-        })
-    }
-
-    fn post_send(&self, wr: &mut ibv_send_wr) -> io::Result<()> {
-        let post = self.device.ops.post_send.expect("every driver sends");
-        let mut bad = std::ptr::null_mut();
-        // SAFETY: the queue pair lives; request and list live during the call, which copies them; the memory they name
-        // is registered and owned by the request that the caller keeps until its completion, or copied if inline.
-        check(unsafe { post(self.qp.as_ptr(), wr, &mut bad) })
-    }
-
-    fn post_recv(&self, wr: &mut ibv_recv_wr) -> io::Result<()> {
-        let post = self.device.ops.post_recv.expect("every driver receives");
-        let mut bad = std::ptr::null_mut();
-        // SAFETY: as for sends.
-        check(unsafe { post(self.qp.as_ptr(), wr, &mut bad) })
-    }
-}
-
-impl Drop for Qp {
-    fn drop(&mut self) {
-        self.device.unwatch(self.qp.as_ptr() as usize);
-        // SAFETY: made by this library, destroyed once; afterwards the device touches no memory of its requests.
-        let code = unsafe { (self.device.library.ibv_destroy_qp)(self.qp.as_ptr()) };
-        if code != 0 {
-            tracing::error!(code, "a queue pair could not be destroyed");
-        }
-    }
-}
-
-/// What this end tells the other, and asks of itself.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Own {
-    pub(crate) psn: u32,
-    pub(crate) mtu: u8,
-    pub(crate) reads_max: u8,
-    pub(crate) receiver_not_ready_timer: u8,
-    pub(crate) receiver_not_ready_retries: u8,
-}
+use crate::sys::{self, ibv_recv_wr, ibv_send_wr, ibv_sge, ibv_wc};
 
 /// A queue pair and its outstanding work.
 ///
@@ -193,7 +42,7 @@ pub(crate) struct Connection {
 
 struct Posted {
     phase: Phase,
-    /// Sends posted before the connection was made.
+    /// Sends that the device has not seen: the connection is not made, or more are to come.
     held: VecDeque<WorkRequest>,
     sends: VecDeque<Sent>,
     receives: VecDeque<WorkRequest>,
@@ -278,7 +127,7 @@ impl Connection {
 
     /// Returns the address by which the device's events name the queue pair.
     pub(crate) fn address(&self) -> usize {
-        self.qp.qp.as_ptr() as usize
+        self.qp.address()
     }
 
     /// Makes the queue pair ready for the peer. Blocks; to be called off the runtime's workers.
@@ -293,9 +142,7 @@ impl Connection {
             return false;
         }
         posted.phase = Phase::Connected;
-        let held = std::mem::take(&mut posted.held);
-        let refused: Vec<_> =
-            held.into_iter().filter_map(|request| self.post_send(&mut posted, request).err()).collect();
+        let refused = self.post_held(&mut posted);
         drop(posted);
         self.refuse(refused);
         true
@@ -304,22 +151,33 @@ impl Connection {
     pub(crate) fn post(&self, request: WorkRequest) {
         let mut posted = self.lock();
         let refused = match (posted.phase, request.work().opcode()) {
-            (Phase::Broken, _) => Err((request, WorkError::Flushed)),
-            (_, Opcode::Receive) => self.post_receive(&mut posted, request),
-            (Phase::Connecting, _) => {
+            (Phase::Broken, _) => vec![(request, WorkError::Flushed)],
+            (_, Opcode::Receive) => self.post_receive(&mut posted, request).err().into_iter().collect(),
+            (phase, _) => {
+                let more = request.has_more_behind() && posted.held.len() + 1 < CHAIN_MAX;
                 posted.held.push_back(request);
-                Ok(())
+                if more || phase == Phase::Connecting { Vec::new() } else { self.post_held(&mut posted) }
             }
-            (Phase::Connected, _) => self.post_send(&mut posted, request),
         };
         drop(posted);
-        if let Err(refused) = refused {
-            self.refuse([refused]);
+        self.refuse(refused);
+    }
+
+    /// Hands the device what was held back because more was to come.
+    pub(crate) fn flush(&self) {
+        let mut posted = self.lock();
+        if posted.phase == Phase::Connected {
+            let refused = self.post_held(&mut posted);
+            drop(posted);
+            self.refuse(refused);
         }
     }
 
     /// Ends requests that the device never saw, and the connection with them unless it was broken before.
-    fn refuse(&self, refused: impl IntoIterator<Item = (WorkRequest, WorkError)>) {
+    fn refuse(&self, refused: Vec<(WorkRequest, WorkError)>) {
+        if refused.is_empty() {
+            return;
+        }
         let mut any = false;
         let ended: Vec<_> = refused
             .into_iter()
@@ -356,30 +214,61 @@ impl Connection {
         }
     }
 
-    fn post_send(&self, posted: &mut Posted, mut request: WorkRequest) -> Result<(), (WorkRequest, WorkError)> {
-        let unsignaled = request.is_unsignaled() && posted.unsignaled + 1 < UNSIGNALED_MAX;
-        let (mut wr, mut list) = match self.send_wr(&mut request) {
-            Ok(both) => both,
-            Err(error) => return Err((request, error)),
-        };
-        if let Some(sge) = &mut list {
-            wr.sg_list = sge;
-            wr.num_sge = 1;
-        }
-        let sequence = posted.sequence & !(RECEIVE | MARK);
-        wr.wr_id = self.wr_id(sequence);
-        if !unsignaled {
-            wr.send_flags |= sys::IBV_SEND_SIGNALED.cast_unsigned();
-        }
-        match self.qp.post_send(&mut wr) {
-            Ok(()) => {
-                posted.sequence = posted.sequence.wrapping_add(1);
-                posted.unsignaled = if unsignaled { posted.unsignaled + 1 } else { 0 };
-                posted.sends.push_back(Sent { request, sequence });
-                Ok(())
+    /// Posts all sends that were held; returns those that the device does not take, with the first one's reason.
+    fn post_held(&self, posted: &mut Posted) -> Vec<(WorkRequest, WorkError)> {
+        while !posted.held.is_empty() {
+            if let Err(error) = self.post_chain(posted) {
+                // What is behind the refused one goes down with the connection.
+                let reasons = std::iter::once(error).chain(std::iter::repeat(WorkError::Flushed));
+                return posted.held.drain(..).zip(reasons).collect();
             }
-            Err(error) => Err((request, posting_failed(&error))),
         }
+        Vec::new()
+    }
+
+    /// Posts the oldest sends that are held, as many as fit, by one call of the device. Those refused stay held.
+    fn post_chain(&self, posted: &mut Posted) -> Result<(), WorkError> {
+        let mut wrs = [empty_send(); CHAIN_MAX];
+        let mut lists = [EMPTY_LIST; CHAIN_MAX];
+        let mut unsignaled = posted.unsignaled;
+        let (mut len, mut outcome) = (0, Ok(()));
+        for ((request, wr), list) in posted.held.iter_mut().zip(&mut wrs).zip(&mut lists) {
+            let sge = match self.send_wr(request) {
+                Ok((translated, sge)) => {
+                    *wr = translated;
+                    sge
+                }
+                Err(error) => {
+                    outcome = Err(error);
+                    break;
+                }
+            };
+            if let Some(sge) = sge {
+                *list = sge;
+                wr.sg_list = list;
+                wr.num_sge = 1;
+            }
+            wr.wr_id = self.wr_id(sequence_after(posted.sequence, len));
+            unsignaled = if request.is_unsignaled() && unsignaled + 1 < UNSIGNALED_MAX { unsignaled + 1 } else { 0 };
+            if unsignaled == 0 {
+                wr.send_flags |= sys::IBV_SEND_SIGNALED.cast_unsigned();
+            }
+            len += 1;
+        }
+        if len > 0
+            && let Err((taken, error)) = self.qp.post_send(&mut wrs[..len])
+        {
+            (len, outcome) = (taken, Err(posting_failed(&error)));
+        }
+        for wr in &wrs[..len] {
+            let request = posted.held.pop_front().expect("it was held above");
+            let sequence = posted.sequence;
+            posted.sequence = sequence_after(sequence, 1);
+            let signaled = wr.send_flags & sys::IBV_SEND_SIGNALED.cast_unsigned() != 0;
+            posted.unsignaled = if signaled { 0 } else { posted.unsignaled + 1 };
+            posted.sends.push_back(Sent { request, sequence });
+        }
+        outcome
     }
 
     /// Translates a send, write or read.
@@ -487,29 +376,30 @@ impl Connection {
     /// Breaks the connection: everything posted is flushed, the first send with `cause`. Tells whether it was whole.
     pub(crate) fn break_with(&self, cause: WorkError) -> bool {
         let mut posted = self.lock();
-        if posted.phase == Phase::Broken {
+        let before = std::mem::replace(&mut posted.phase, Phase::Broken);
+        if before == Phase::Broken {
             return false;
         }
-        posted.phase = Phase::Broken;
         posted.cause = Some(cause);
         if let Err(error) = self.qp.modify(sys::IBV_QPS_ERR, 0, |_| {}) {
             tracing::error!(qp = %self.id, %error, "the device does not break a queue pair");
         }
+        // Behind others that the device flushes: it keeps the order.
+        let mut refused = if before == Phase::Connected { self.post_held(&mut posted) } else { Vec::new() };
+        refused.extend(posted.held.drain(..).map(|request| (request, WorkError::Flushed)));
         if posted.unsignaled > 0 && !posted.sends.is_empty() {
             // Unsignaled work that was done brings no completion; that of a mark behind it tells of it.
             let mut mark = empty_send();
             mark.wr_id = self.wr_id(MARK);
             mark.opcode = sys::IBV_WR_SEND;
             mark.send_flags = sys::IBV_SEND_SIGNALED.cast_unsigned();
-            match self.qp.post_send(&mut mark) {
+            match self.qp.post_send(std::slice::from_mut(&mut mark)) {
                 Ok(()) => posted.marked = true,
-                Err(error) => tracing::error!(qp = %self.id, %error, "a broken queue pair does not flush"),
+                Err((_, error)) => tracing::error!(qp = %self.id, %error, "a broken queue pair does not flush"),
             }
         }
-        let flushed: Vec<_> =
-            posted.held.drain(..).map(|request| request.complete(Err(WorkError::Flushed), None)).collect();
         drop(posted);
-        self.push(flushed);
+        self.push(refused.into_iter().map(|(request, error)| request.complete(Err(error), None)).collect());
         self.broken.send_replace(true);
         true
     }
@@ -598,6 +488,15 @@ fn posting_failed(error: &io::Error) -> WorkError {
     WorkError::Device { status: "posting failed", vendor }
 }
 
+/// Returns the number of the send `more` places behind the one of number `sequence`.
+fn sequence_after(sequence: u32, more: usize) -> u32 {
+    #[expect(clippy::cast_possible_truncation, reason = "the numbers wrap around")]
+    let sequence = sequence.wrapping_add(more as u32);
+    sequence & !(RECEIVE | MARK)
+}
+
+const EMPTY_LIST: ibv_sge = ibv_sge { addr: 0, length: 0, lkey: 0 };
+
 fn empty_send() -> ibv_send_wr {
     // SAFETY: all fields are numbers or raw pointers, for which zero is a value.
     unsafe { std::mem::zeroed() }
@@ -607,5 +506,5 @@ fn empty_send() -> ibv_send_wr {
 const RECEIVE: u32 = 1 << 31;
 /// In the low half of a work request id: the mark behind the last send.
 const MARK: u32 = 1 << 30;
-/// Routers on the way.
-const HOPS_MAX: u8 = 64;
+/// Requests posted with one doorbell.
+const CHAIN_MAX: usize = UNSIGNALED_MAX as usize;

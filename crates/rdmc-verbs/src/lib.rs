@@ -37,6 +37,7 @@ mod endpoint;
 mod error;
 mod fabric;
 mod memory;
+mod qp;
 mod queue_pair;
 mod status;
 mod sys;

@@ -12,9 +12,10 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
 
 use crate::completion::Completions;
-use crate::connection::{Connection, Own};
+use crate::connection::Connection;
 use crate::endpoint::{Remote, receiver_not_ready};
 use crate::fabric::Shared;
+use crate::qp::Own;
 
 pub(crate) struct VerbsQueuePair {
     connection: Arc<Connection>,
@@ -161,6 +162,10 @@ impl RawQueuePair for VerbsQueuePair {
 
     fn post(&self, request: WorkRequest) {
         self.connection.post(request);
+    }
+
+    fn flush(&self) {
+        self.connection.flush();
     }
 
     fn close(&self) {

@@ -204,17 +204,19 @@ impl Transfer {
         let mut sends = self.schedule.sends(self.group.rank()).peekable();
         while let Some(send) = sends.next() {
             let neighbour = self.group.neighbour(send.peer);
+            // What was sent to this one before leaves at the latest when this one has to wait.
+            let interrupt = || neighbour.flush();
             let held = unless_failing(self.blocks.held(send.block), &mut leaving, left);
-            let (block, waited_for_block) = self.timed(held).await;
+            let (block, waited_for_block) = self.timed(held, interrupt).await;
             let block = block?;
             let ready = unless_failing(neighbour.ready_for_block(), &mut leaving, left);
-            let (ready, waited_for_ready) = self.timed(ready).await;
+            let (ready, waited_for_ready) = self.timed(ready, interrupt).await;
             ready?;
             let free = async {
                 self.group.egress().free_for(send.peer).await;
                 neighbour.room_to_send().await
             };
-            let (room, waited_for_port) = self.timed(unless_failing(free, &mut leaving, left)).await;
+            let (room, waited_for_port) = self.timed(unless_failing(free, &mut leaving, left), interrupt).await;
             let room = room?;
             self.group.count_sent(block.len(), waited_for_ready);
             let tells_size = neighbour.learns_size_here && sizes_told.insert(send.peer);
@@ -245,12 +247,13 @@ impl Transfer {
         Ok(())
     }
 
-    /// Awaits `wait` and measures it. What is over at once costs no look at the clock.
-    async fn timed<T>(&self, wait: impl Future<Output = T>) -> (T, Duration) {
+    /// Awaits `wait` and measures it, after `interrupt`. What is over at once costs neither that nor a look at the clock.
+    async fn timed<T>(&self, wait: impl Future<Output = T>, interrupt: impl FnOnce()) -> (T, Duration) {
         let mut wait = std::pin::pin!(wait);
         if let Some(value) = (&mut wait).now_or_never() {
             return (value, Duration::ZERO);
         }
+        interrupt();
         let began = self.group.now();
         let value = wait.await;
         (value, self.group.now().since(began))

@@ -190,6 +190,60 @@ pub(super) async fn unsignaled_writes_end_with_the_queue_pair(harness: &Harness)
     }
 }
 
+pub(super) async fn sends_with_more_leave_in_order(harness: &Harness) {
+    let config = QueuePairConfig { send_depth: 64, receive_depth: 64, ..PATIENT };
+    let (a, b) = harness.connected_with(config).await;
+    let mut seed = 0;
+    // By a flush, by a request behind them, and by themselves where many are held.
+    for (count, flushes) in [(3, true), (3, false), (3 * UNSIGNALED_MAX, true), (0, true)] {
+        let receives: Vec<_> = (0..=count).map(|_| b.receive(harness.b.room(64))).collect();
+        let first = seed;
+        let mut next = || {
+            seed += 1;
+            harness.a.filled(64, seed)
+        };
+        let held: Vec<_> = (0..count).map(|at| a.send_with_more(next(), Some(at))).collect();
+        if flushes {
+            a.flush();
+            harness.settle().await;
+        }
+        let last = a.send(next(), Some(count));
+        for (at, receive) in (0..).zip(receives) {
+            let received = receive.await.expect("the message arrives");
+            assert_eq!(received.imm, Some(at));
+            assert_pattern(&received.buffer, first + u64::from(at) + 1);
+        }
+        last.await.expect("the peer takes it");
+        for outcome in join_all(held).await {
+            outcome.expect("the peer takes it");
+        }
+    }
+    // A flush alone lets the last one out.
+    let receive = b.receive(harness.b.room(64));
+    let last = a.send_with_more(harness.a.filled(64, 99), None);
+    a.flush();
+    assert_pattern(&receive.await.expect("the message arrives").buffer, 99);
+    drop(last);
+}
+
+pub(super) async fn sends_with_more_end_with_the_queue_pair(harness: &Harness) {
+    for closes_b in [false, true] {
+        let (a, b) = harness.connected().await;
+        let shelf = Shelf::new();
+        let held: Vec<_> =
+            (0..3).map(|seed| a.send_with_more(harness.a.lent(&shelf, 64, seed).freeze(), None)).collect();
+        if closes_b {
+            b.close()
+        } else {
+            a.close()
+        }
+        for outcome in join_all(held).await {
+            assert_gone(outcome);
+        }
+        shelf.holds(3).await;
+    }
+}
+
 pub(super) async fn a_full_queue_pair_refuses_and_goes_on(harness: &Harness) {
     let config = QueuePairConfig { send_depth: 4, receive_depth: 2, ..PATIENT };
     let (a, b) = harness.connected_with(config).await;

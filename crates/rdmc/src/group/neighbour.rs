@@ -183,16 +183,25 @@ impl Neighbour {
     /// Waits for the neighbour's next *ready_for_block* and uses it up.
     pub(crate) async fn ready_for_block(&self) {
         let used = self.used.fetch_add(1, Ordering::AcqRel);
+        if *self.granted.borrow() > used {
+            return;
+        }
         let mut granted = self.granted.subscribe();
         granted.wait_for(|&granted| granted > used).await.expect("the sender lives in self");
     }
 
-    /// Sends a block with its index. With `in_a_run` more follow to this neighbour, and this one may complete with them.
+    /// Sends a block with its index. With `in_a_run` more follow to this neighbour: this one may leave, and complete, with
+    /// them, or leave by a [`flush`](Self::flush).
     pub(crate) fn send_block(&self, bytes: Buffer, block: BlockIndex, in_a_run: bool) -> Operation<()> {
         match in_a_run {
-            true => self.data.send_unsignaled(bytes, Some(block.0)),
+            true => self.data.send_with_more(bytes, Some(block.0)),
             false => self.data.send(bytes, Some(block.0)),
         }
+    }
+
+    /// Lets out blocks of a run that is interrupted.
+    pub(crate) fn flush(&self) {
+        self.data.flush();
     }
 
     /// Sends the first block that the neighbour gets of a message, with the message's size.
@@ -262,11 +271,11 @@ impl Drop for Granted<'_> {
 }
 
 /// Blocks that one neighbour may send ahead. Two hide the latency of a grant; with sixteen, one word grants eight.
-pub(crate) const GRANTS_AHEAD: u32 = 16;
+pub(crate) const GRANTS_AHEAD: u32 = 32;
 /// Sends to one neighbour that it need not have acknowledged.
-const UNACKNOWLEDGED_MAX: u32 = 31;
+const UNACKNOWLEDGED_MAX: u32 = 63;
 /// Words about grants that one neighbour need not have acknowledged.
-const TELLINGS_MAX: u32 = 15;
+const TELLINGS_MAX: u32 = 31;
 const _: () = assert!(TELLINGS_MAX > UNSIGNALED_MAX, "a write that is awaited must be able to complete");
 /// Bytes of one cell.
 const CELL_LEN: usize = 8;

@@ -1,0 +1,182 @@
+//! A queue pair of the device itself: its states, and what is posted to it.
+
+use std::ffi::c_int;
+use std::io;
+use std::ptr::NonNull;
+use std::sync::Arc;
+
+use rdmc_fabric::QueuePairConfig;
+
+use crate::completion::Cq;
+use crate::device::{Device, check};
+use crate::endpoint::Remote;
+use crate::fabric::VerbsConfig;
+use crate::sys::{self, ibv_qp, ibv_qp_attr, ibv_recv_wr, ibv_send_wr};
+
+/// A queue pair of the device; dropping it destroys it.
+pub(crate) struct Qp {
+    pub(crate) device: Arc<Device>,
+    /// Keeps the completion queue alive.
+    _cq: Arc<Cq>,
+    qp: NonNull<ibv_qp>,
+    pub(crate) inline_max: usize,
+}
+
+// SAFETY: queue pairs of libibverbs may be used from any thread, at the same time.
+unsafe impl Send for Qp {}
+// SAFETY: as above.
+unsafe impl Sync for Qp {}
+
+impl Qp {
+    pub(crate) fn create(device: &Arc<Device>, cq: &Arc<Cq>, config: QueuePairConfig, inline: u32) -> io::Result<Self> {
+        let mut wanted = sys::ibv_qp_init_attr {
+            qp_context: std::ptr::null_mut(),
+            send_cq: cq.as_ptr(),
+            recv_cq: cq.as_ptr(),
+            srq: std::ptr::null_mut(),
+            cap: sys::ibv_qp_cap {
+                // One more, for the mark behind the last.
+                max_send_wr: config.send_depth.saturating_add(1),
+                max_recv_wr: config.receive_depth.max(1),
+                max_send_sge: 1,
+                max_recv_sge: 1,
+                max_inline_data: inline,
+            },
+            qp_type: sys::IBV_QPT_RC,
+            sq_sig_all: 0,
+        };
+        let mut create = || {
+            // SAFETY: protection domain and completion queue live; the struct has the library's layout.
+            NonNull::new(unsafe { (device.library.ibv_create_qp)(device.pd.as_ptr(), &mut wanted) })
+                .ok_or_else(io::Error::last_os_error)
+        };
+        let (qp, inline_max) = match create() {
+            Ok(qp) => (qp, wanted.cap.max_inline_data.min(inline)),
+            Err(error) if inline == 0 => return Err(error),
+            // Some devices send nothing inline.
+            Err(_) => return Self::create(device, cq, config, 0),
+        };
+        let inline_max = inline_max as usize;
+        Ok(Self { device: device.clone(), _cq: cq.clone(), qp, inline_max })
+    }
+
+    /// Returns the address by which the device's events name it.
+    pub(crate) fn address(&self) -> usize {
+        self.qp.as_ptr() as usize
+    }
+
+    pub(crate) fn number(&self) -> u32 {
+        // SAFETY: the object is initialised and lives until `self` is dropped.
+        unsafe { self.qp.as_ref() }.qp_num
+    }
+
+    pub(crate) fn modify(&self, state: c_int, mask: c_int, set: impl FnOnce(&mut ibv_qp_attr)) -> io::Result<()> {
+        // SAFETY: all fields are numbers, for which zero is a value.
+        let mut attributes: ibv_qp_attr = unsafe { std::mem::zeroed() };
+        attributes.qp_state = state;
+        set(&mut attributes);
+        let mask = mask | sys::IBV_QP_STATE;
+        // SAFETY: the queue pair lives, the struct has the library's layout.
+        check(unsafe { (self.device.library.ibv_modify_qp)(self.qp.as_ptr(), &mut attributes, mask) })
+    }
+
+    /// Lets receives be posted.
+    pub(crate) fn initialise(&self) -> io::Result<()> {
+        let mask = sys::IBV_QP_PKEY_INDEX | sys::IBV_QP_PORT | sys::IBV_QP_ACCESS_FLAGS;
+        self.modify(sys::IBV_QPS_INIT, mask, |attributes| {
+            attributes.port_num = self.device.choice.port;
+            let access = sys::IBV_ACCESS_REMOTE_READ | sys::IBV_ACCESS_REMOTE_WRITE;
+            attributes.qp_access_flags = access.cast_unsigned();
+        })
+    }
+
+    /// Makes it ready to receive from `remote` and to send to it. Blocks while the network finds the way.
+    pub(crate) fn connect(&self, remote: &Remote, own: &Own, config: &VerbsConfig) -> io::Result<()> {
+        let choice = &self.device.choice;
+        let mask = sys::IBV_QP_AV
+            | sys::IBV_QP_PATH_MTU
+            | sys::IBV_QP_DEST_QPN
+            | sys::IBV_QP_RQ_PSN
+            | sys::IBV_QP_MAX_DEST_RD_ATOMIC
+            | sys::IBV_QP_MIN_RNR_TIMER;
+        self.modify(sys::IBV_QPS_RTR, mask, |attributes| {
+            // The smaller of both: a longer packet would be lost without a word.
+            attributes.path_mtu = c_int::from(remote.mtu.min(own.mtu));
+            attributes.dest_qp_num = remote.qp_num;
+            attributes.rq_psn = remote.psn;
+            attributes.max_dest_rd_atomic = own.reads_max;
+            attributes.min_rnr_timer = own.receiver_not_ready_timer;
+            let way = &mut attributes.ah_attr;
+            way.port_num = choice.port;
+            way.sl = config.service_level;
+            // InfiniBand without a local identifier, and Ethernet always, is reached by the global one.
+            way.is_global = u8::from(choice.ethernet || remote.lid == 0);
+            way.dlid = remote.lid;
+            way.grh.dgid = [&remote.gid[..8], &remote.gid[8..]]
+                .map(|half| u64::from_ne_bytes(half.try_into().expect("half of sixteen bytes")));
+            way.grh.sgid_index = choice.gid.index;
+            way.grh.hop_limit = HOPS_MAX;
+            way.grh.traffic_class = config.traffic_class;
+        })?;
+        let mask = sys::IBV_QP_TIMEOUT
+            | sys::IBV_QP_RETRY_CNT
+            | sys::IBV_QP_RNR_RETRY
+            | sys::IBV_QP_SQ_PSN
+            | sys::IBV_QP_MAX_QP_RD_ATOMIC;
+        self.modify(sys::IBV_QPS_RTS, mask, |attributes| {
+            attributes.sq_psn = own.psn;
+            attributes.timeout = crate::endpoint::timeout_code(config.acknowledgement_timeout);
+            attributes.retry_cnt = config.retries;
+            attributes.rnr_retry = remote.receiver_not_ready_retries;
+            attributes.max_rd_atomic = remote.reads_max.min(own.reads_max);
+        })
+    }
+
+    /// Posts requests, one behind the other, with one doorbell; on failure tells how many the device has taken.
+    pub(crate) fn post_send(&self, wrs: &mut [ibv_send_wr]) -> Result<(), (usize, io::Error)> {
+        let post = self.device.ops.post_send.expect("every driver sends");
+        let mut first = std::ptr::null_mut();
+        for wr in wrs.iter_mut().rev() {
+            wr.next = first;
+            first = wr;
+        }
+        let mut bad = std::ptr::null_mut();
+        // SAFETY: the queue pair lives; requests and lists live during the call, which copies them; the memory they name
+        // is registered and owned by the requests that the caller keeps until their completion, or copied if inline.
+        check(unsafe { post(self.qp.as_ptr(), first, &mut bad) }).map_err(|error| {
+            let taken = wrs.iter().position(|wr| std::ptr::eq(wr, bad)).unwrap_or(0);
+            (taken, error)
+        })
+    }
+
+    pub(crate) fn post_recv(&self, wr: &mut ibv_recv_wr) -> io::Result<()> {
+        let post = self.device.ops.post_recv.expect("every driver receives");
+        let mut bad = std::ptr::null_mut();
+        // SAFETY: as for sends.
+        check(unsafe { post(self.qp.as_ptr(), wr, &mut bad) })
+    }
+}
+
+impl Drop for Qp {
+    fn drop(&mut self) {
+        self.device.unwatch(self.address());
+        // SAFETY: made by this library, destroyed once; afterwards the device touches no memory of its requests.
+        let code = unsafe { (self.device.library.ibv_destroy_qp)(self.qp.as_ptr()) };
+        if code != 0 {
+            tracing::error!(code, "a queue pair could not be destroyed");
+        }
+    }
+}
+
+/// What this end tells the other, and asks of itself.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Own {
+    pub(crate) psn: u32,
+    pub(crate) mtu: u8,
+    pub(crate) reads_max: u8,
+    pub(crate) receiver_not_ready_timer: u8,
+    pub(crate) receiver_not_ready_retries: u8,
+}
+
+/// Routers on the way.
+const HOPS_MAX: u8 = 64;
