@@ -1,7 +1,7 @@
 # The lab's first process. Run by busybox's sh, with the host's files as the root directory, read only.
 #
 # "settings", beside this file, sets: run (this directory), busybox, layer (the directory of the unpacked packages),
-# mode (run or shell), driver, nodes, mhz, and the positional parameters, which are the directories to be writable.
+# mode (run or shell), driver, nodes, port_rate_mbit (or nothing), mhz, and the positional parameters, which are the directories to be writable.
 # Applets are part of busybox: nothing of the host is run before the command itself, save from the layer.
 . "${0%/*}/settings"
 
@@ -64,6 +64,13 @@ tool() {
     echo "link set veth$i up"
   done
 } | tool ip -batch -
+if [ -n "$port_rate_mbit" ]; then
+  for i in $(seq "$nodes"); do
+    # What the node sends, and what the bridge sends to it. The limit is beyond what queue pairs have under way.
+    echo "qdisc add dev veth$i root tbf rate ${port_rate_mbit}mbit burst 128kb limit 64mb"
+    echo "qdisc add dev port$i root tbf rate ${port_rate_mbit}mbit burst 128kb limit 64mb"
+  done | tool tc -batch -
+fi
 for i in $(seq "$nodes"); do
   echo "link add $driver$i type $driver netdev veth$i"
 done | tool rdma -b /dev/stdin

@@ -58,7 +58,13 @@ pub(crate) enum Command {
         verbose: bool,
     },
     /// Build the measurements of the fabric verbs on the host and run them in the lab
+    ///
+    /// Without arguments: all of them, first with ports as fast as the processor goes, then with ports of 200 Mbit/s, where
+    /// the network is what limits, as in most places.
     Bench {
+        /// Rate of each node's port, in either direction, in Mbit/s
+        #[arg(long = "port-rate", value_name = "MBIT", value_parser = clap::value_parser!(u32).range(1..))]
+        port_rate_mbit: Option<u32>,
         /// Arguments for the program that measures [default: all of its parts in turn]
         #[arg(trailing_var_arg = true, allow_hyphen_values = true, value_name = "ARGS")]
         arguments: Vec<OsString>,
@@ -79,6 +85,11 @@ pub(crate) struct Machine {
     /// Memory of the machine, which also holds what the command writes
     #[arg(long = "memory", value_name = "MIB", default_value_t = 1024, value_parser = clap::value_parser!(u32).range(64..))]
     pub(crate) memory_mib: u32,
+    /// Rate of each node's port, in either direction, in Mbit/s [default: as fast as the processor goes]
+    ///
+    /// From 300 on the timers of the shaping itself take the processor.
+    #[arg(long = "port-rate", value_name = "MBIT", value_parser = clap::value_parser!(u32).range(1..))]
+    pub(crate) port_rate_mbit: Option<u32>,
     /// Time limit in seconds [default: 300, for a shell none]
     #[arg(long = "timeout", value_name = "SECS")]
     pub(crate) timeout_s: Option<u32>,
@@ -139,7 +150,9 @@ fn execute_inside(command: &Command) -> Result<u8> {
         Command::Test { filter, verbose } => {
             trial::run_suites(&build::parts(&cache)?, filter.as_deref().unwrap_or_default(), *verbose)
         }
-        Command::Bench { arguments } => trial::run_bench(&build::parts(&cache)?, arguments),
+        Command::Bench { port_rate_mbit, arguments } => {
+            trial::run_bench(&build::parts(&cache)?, *port_rate_mbit, arguments)
+        }
         Command::Clean => cache.clean().map(|()| 0),
     }
 }

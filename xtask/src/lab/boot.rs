@@ -113,6 +113,7 @@ fn run_directory(parts: &Parts, machine: &Machine, guest: &Guest<'_>) -> Result<
         .assign("mode", if matches!(guest, Guest::Shell) { "shell" } else { "run" })
         .assign("driver", machine.driver.to_string())
         .assign("nodes", machine.nodes.to_string())
+        .assign("port_rate_mbit", machine.port_rate_mbit.map(|mbit| mbit.to_string()).unwrap_or_default())
         .assign("mhz", host_mhz(&fs::read_to_string("/proc/cpuinfo").unwrap_or_default()))
         .assign_parameters(&writable);
     fs::write(run.path().join("settings"), settings.as_bytes())?;

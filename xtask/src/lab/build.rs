@@ -30,7 +30,7 @@ struct Edit {
 
 /// Finds the parts in the cache, or makes them.
 pub(crate) fn parts(cache: &Cache) -> Result<Parts> {
-    let mut inputs = vec![KERNEL_RECIPE, KERNEL_SOURCE, KERNEL_CONFIG];
+    let mut inputs = vec![KERNEL_RECIPE, KERNEL_SOURCE, KERNEL_CONFIG, KERNEL_CLOCK];
     inputs.extend(KERNEL_EDITS.iter().flat_map(|edit| [edit.file, edit.old, edit.new]));
     let kernel = cache.entry("kernel", &inputs);
     // The libraries must fit to those of the host.
@@ -76,6 +76,7 @@ fn build_kernel(cache: &Cache, lock: &CacheLock, result: &Path) -> Result<()> {
     let work = cache.build_directory(lock)?;
     let tree = unpack_kernel(work.path())?;
 
+    fs::write(tree.join(KERNEL_CLOCK_FILE), KERNEL_CLOCK)?;
     for edit in &KERNEL_EDITS {
         let file = tree.join(edit.file);
         let text = fs::read_to_string(&file).with_context(|| format!("no {} in the source", edit.file))?;
@@ -99,7 +100,8 @@ fn build_kernel(cache: &Cache, lock: &CacheLock, result: &Path) -> Result<()> {
 
     let stripped = work.path().join("linux");
     let mut strip = Command::new("strip");
-    strip.arg("-o").arg(&stripped).arg(tree.join("linux"));
+    // The names of functions stay: profilers on the host show them.
+    strip.args(["--strip-debug", "-o"]).arg(&stripped).arg(tree.join("linux"));
     pipeline(&mut [strip])?;
     fs::rename(&stripped, result)?;
     Ok(())
@@ -244,7 +246,7 @@ const KERNEL_RECIPE: &str = "1";
 const KERNEL_SOURCE: &str = "linux-source-6.12";
 const KERNEL_CONFIG: &str = include_str!("../../lab/kernel.config");
 /// What is no option of user-mode Linux and must be changed in its source.
-const KERNEL_EDITS: [Edit; 2] = [
+const KERNEL_EDITS: [Edit; 8] = [
     // The timer's frequency. Two processes that poll a completion queue in a loop share the one processor by its tick:
     // with 100 Hz a message between them takes 20 ms, with 1000 Hz 2 ms.
     Edit {
@@ -259,7 +261,47 @@ const KERNEL_EDITS: [Edit; 2] = [
         old: "DEFINE_LONGS(HOST_FP_SIZE, 2696);",
         new: "DEFINE_LONGS(HOST_FP_SIZE, 12288);",
     },
+    // The scheduler's clock, and so that of processor time, which otherwise advances by ticks only.
+    Edit {
+        file: "arch/um/kernel/time.c",
+        old: "void __init time_init(void)\n{",
+        new: "unsigned long long notrace sched_clock(void)\n{\n\treturn os_nsecs();\n}\n\nvoid __init time_init(void)\n{",
+    },
+    // The clock of processes: see KERNEL_CLOCK.
+    Edit {
+        file: "arch/um/kernel/time.c",
+        old: "\t(*timer_clockevent.event_handler)(&timer_clockevent);\n",
+        new: "\t(*timer_clockevent.event_handler)(&timer_clockevent);\n\tlab_clock_tick();\n",
+    },
+    Edit {
+        file: "arch/um/kernel/time.c",
+        old: "static irqreturn_t um_timer(",
+        new: "void lab_clock_tick(void);\n\nstatic irqreturn_t um_timer(",
+    },
+    Edit {
+        file: "arch/x86/um/vdso/vma.c",
+        old: "static int __init init_vdso(void)\n{",
+        new: "#include \"lab-clock.h\"\n\n\
+              void lab_clock_tick(void);\nvoid lab_clock_tick(void)\n{\n\
+              \tif (vdsop)\n\t\tlab_clock_write(page_address(*vdsop) + LAB_CLOCK_OFFSET);\n}\n\n\
+              static int __init init_vdso(void)\n{",
+    },
+    Edit {
+        file: "arch/x86/um/vdso/vma.c",
+        old: "\tBUG_ON(vdso_end - vdso_start > PAGE_SIZE);",
+        new: "\tBUG_ON(vdso_end - vdso_start > LAB_CLOCK_OFFSET);",
+    },
+    Edit {
+        file: "arch/x86/um/vdso/um_vdso.c",
+        old: "int __vdso_clock_gettime(clockid_t clock, struct __kernel_old_timespec *ts)\n{\n\tlong ret;\n",
+        new: "#define LAB_CLOCK_VDSO\n#include \"lab-clock.h\"\n\n\
+              int __vdso_clock_gettime(clockid_t clock, struct __kernel_old_timespec *ts)\n{\n\tlong ret;\n\n\
+              \tif (lab_clock_read(clock, ts))\n\t\treturn 0;\n",
+    },
 ];
+/// A clock that costs no system call, as processes have it on all other machines.
+const KERNEL_CLOCK: &str = include_str!("../../lab/lab-clock.h");
+const KERNEL_CLOCK_FILE: &str = "arch/x86/um/vdso/lab-clock.h";
 /// What is not unpacked, two thirds of the source. The files that make up the configuration's menus must stay.
 const KERNEL_SOURCE_UNUSED: [&str; 22] = [
     "*.dts",

@@ -43,28 +43,39 @@ pub(crate) fn run_suites(parts: &Parts, filter: &str, verbose: bool) -> Result<u
     Ok(u8::from(!summary.iter().all(|(_, passed, ..)| *passed)))
 }
 
-/// Runs the measurements of the fabric `verbs`: the part that `arguments` name, or all; returns the status to exit with.
-pub(crate) fn run_bench(parts: &Parts, arguments: &[OsString]) -> Result<u8> {
+/// Runs the measurements of the fabric `verbs`: what `arguments` say, or all; returns the status to exit with.
+pub(crate) fn run_bench(parts: &Parts, port_rate_mbit: Option<u32>, arguments: &[OsString]) -> Result<u8> {
     std::env::set_current_dir(workspace()).context("the workspace is not where it was compiled")?;
     let mut executables = Executables::new();
     build(&["bench", "-p", "rdmc-benches", "--bench", "verbs"], &mut executables)?;
     let bench = substitute("{bench:verbs}", &executables)?;
-    let mut command = vec![bench.clone()];
-    command.extend_from_slice(arguments);
-    if arguments.is_empty() {
-        command = ["sh", "-ec", r#"for part in pair group time; do "$0" "$part"; done"#].map(OsString::from).into();
-        command.push(bench);
-    }
-    let machine = Machine {
-        nodes: 4,
-        driver: Driver::Rxe,
-        memory_mib: 6 << 10,
-        timeout_s: Some(BENCH_LIMIT_S),
-        writable: Vec::new(),
-        kernel_log: None,
-        verbose: false,
+    let run = |port_rate_mbit: Option<u32>, command: &[OsString]| {
+        let machine = Machine {
+            nodes: 4,
+            driver: Driver::Rxe,
+            memory_mib: 6 << 10,
+            port_rate_mbit,
+            timeout_s: Some(BENCH_LIMIT_S),
+            writable: Vec::new(),
+            kernel_log: None,
+            verbose: false,
+        };
+        anyhow::Ok(boot::boot(parts, &machine, &Guest::Run(command))?.status())
     };
-    Ok(boot::boot(parts, &machine, &Guest::Run(&command))?.status())
+    if !arguments.is_empty() {
+        return run(port_rate_mbit, &[&[bench], arguments].concat());
+    }
+    let all =
+        |parts: &str| ["sh", "-ec", parts].map(OsString::from).into_iter().chain([bench.clone()]).collect::<Vec<_>>();
+    if port_rate_mbit.is_none() {
+        let status = run(None, &all(r#""$0" pair; "$0" group; "$0" time"#))?;
+        if status != 0 {
+            return Ok(status);
+        }
+    }
+    let mbit = port_rate_mbit.unwrap_or(BENCH_PORT_RATE_MBIT);
+    println!("\nports of {mbit} Mbit/s");
+    run(Some(mbit), &all(r#""$0" pair --mib 32; "$0" group --mib 32"#))
 }
 
 fn run_suite(parts: &Parts, suite: &Suite, verbose: bool) -> Result<Outcome> {
@@ -77,6 +88,7 @@ fn run_suite(parts: &Parts, suite: &Suite, verbose: bool) -> Result<Outcome> {
         nodes: suite.nodes,
         driver: suite.driver,
         memory_mib: suite.memory_mib,
+        port_rate_mbit: None,
         timeout_s: Some(suite.timeout_s),
         writable: Vec::new(),
         kernel_log: None,
@@ -146,6 +158,7 @@ fn workspace() -> &'static Path {
 
 const KINDS: [&str; 5] = ["test:", "bench:", "lib:", "bin:", "example:"];
 const BENCH_LIMIT_S: u32 = 3600;
+const BENCH_PORT_RATE_MBIT: u32 = 200;
 
 #[cfg(test)]
 mod tests {
