@@ -2,8 +2,10 @@
 
 use std::collections::HashMap;
 use std::ffi::{CStr, c_int};
+use std::fs;
 use std::io;
 use std::os::fd::{BorrowedFd, OwnedFd};
+use std::path::{Path, PathBuf};
 use std::ptr::NonNull;
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 
@@ -198,7 +200,10 @@ fn open_context(library: &Library, name: &str) -> io::Result<NonNull<ibv_context
         if unsafe { CStr::from_ptr(found) }.to_bytes() == name.as_bytes() {
             // SAFETY: the entry is a device of the list.
             let context = unsafe { (library.ibv_open_device)(entry) };
-            opened = NonNull::new(context).ok_or_else(io::Error::last_os_error);
+            opened = NonNull::new(context).ok_or_else(|| {
+                let error = io::Error::last_os_error();
+                why_closed(Path::new(SYSFS_VERBS), Path::new("/dev/infiniband"), name).unwrap_or(error)
+            });
             break;
         }
     }
@@ -206,6 +211,25 @@ fn open_context(library: &Library, name: &str) -> io::Result<NonNull<ibv_context
     unsafe { (library.ibv_free_device_list)(list.as_ptr()) };
     opened
 }
+
+/// Finds out why the file by which a device is opened cannot be; none if it can.
+///
+/// The library says "No such file or directory" in all cases.
+fn why_closed(classes: &Path, nodes: &Path, device: &str) -> Option<io::Error> {
+    let is_of_device = |class: &PathBuf| fs::read_to_string(class.join("ibdev")).is_ok_and(|of| of.trim() == device);
+    let classes = fs::read_dir(classes).ok()?.flatten().map(|class| class.path());
+    let node = classes.filter(|class| is_of_device(class)).find_map(|class| Some(nodes.join(class.file_name()?)))?;
+    let error = fs::File::options().read(true).write(true).open(&node).err()?;
+    let remedy = match error.kind() {
+        io::ErrorKind::PermissionDenied => "; give this user access to it, usually by a group",
+        io::ErrorKind::NotFound => "; load the module ib_uverbs, or pass the file into the container",
+        _ => "",
+    };
+    Some(io::Error::new(error.kind(), format!("{}: {error}{remedy}", node.display())))
+}
+
+/// Where the kernel lists the files by which devices are opened.
+const SYSFS_VERBS: &str = "/sys/class/infiniband_verbs";
 
 /// Lets a descriptor of the library's be awaited: by a duplicate, and not blocking, which goes for both.
 pub(crate) fn await_on(fd: c_int) -> io::Result<AsyncFd<OwnedFd>> {
@@ -226,5 +250,27 @@ pub(crate) fn check(code: c_int) -> io::Result<()> {
         // Some functions of some versions return -1 and set the thread's error number.
         -1 => Err(io::Error::last_os_error()),
         code => Err(io::Error::from_raw_os_error(code.abs())),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_device_whose_file_is_missing_is_told_from_others() {
+        let root = tempfile::tempdir().unwrap();
+        let [classes, nodes] = ["classes", "nodes"].map(|name| root.path().join(name));
+        for (class, device) in [("uverbs0", "rxe1"), ("uverbs1", "rxe2")] {
+            fs::create_dir_all(classes.join(class)).unwrap();
+            fs::write(classes.join(class).join("ibdev"), format!("{device}\n")).unwrap();
+        }
+        fs::create_dir(&nodes).unwrap();
+        fs::write(nodes.join("uverbs0"), "").unwrap();
+        assert!(why_closed(&classes, &nodes, "rxe1").is_none());
+        let missing = why_closed(&classes, &nodes, "rxe2").unwrap().to_string();
+        assert!(missing.contains("nodes/uverbs1: ") && missing.contains("load the module ib_uverbs"), "{missing}");
+        assert!(why_closed(&classes, &nodes, "rxe3").is_none());
+        assert!(why_closed(&root.path().join("none"), &nodes, "rxe1").is_none());
     }
 }

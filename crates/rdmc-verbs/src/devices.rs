@@ -188,10 +188,8 @@ pub(crate) fn choose(devices: &[DeviceInfo], config: &VerbsConfig) -> Result<Cho
         let have = devices.iter().map(|device| device.name.clone()).collect();
         return Err(VerbsError::UnknownDevice { name: config.device.clone().unwrap_or_default(), have });
     }
-    if let [only] = candidates[..]
-        && only.iwarp
-    {
-        return Err(VerbsError::Iwarp { device: only.name.clone() });
+    if candidates.iter().all(|device| device.iwarp) {
+        return Err(VerbsError::Iwarp { device: candidates[0].name.clone() });
     }
     let mut best: Option<Choice> = None;
     let mut problem = VerbsError::NoDevice;
@@ -300,6 +298,9 @@ mod tests {
         let elsewhere = VerbsConfig { address: Some("10.9.9.9".parse().unwrap()), ..on("b") };
         assert!(error(elsewhere).contains("10.0.0.2"));
         assert!(matches!(choose(&[], &config), Err(VerbsError::NoDevice)));
+        let iwarp = |name: &str| DeviceInfo { iwarp: true, ..device(name, &[]) };
+        let error = choose(&[iwarp("v"), iwarp("w")], &config);
+        assert!(matches!(error, Err(VerbsError::Iwarp { device }) if device == "v"));
     }
 
     #[test]
