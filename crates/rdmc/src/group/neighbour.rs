@@ -270,7 +270,7 @@ impl Drop for Granted<'_> {
     }
 }
 
-/// Blocks that one neighbour may send ahead. Two hide the latency of a grant; with sixteen, one word grants eight.
+/// Blocks that one neighbour may send ahead. Two hide the latency of a grant; with thirty-two, one word grants sixteen.
 pub(crate) const GRANTS_AHEAD: u32 = 32;
 /// Sends to one neighbour that it need not have acknowledged.
 const UNACKNOWLEDGED_MAX: u32 = 63;
