@@ -182,6 +182,7 @@ bodies! { $
         an_event_queue_is_idle_without_completions,
         unsignaled_writes_complete_with_later_requests,
         unsignaled_writes_end_with_the_queue_pair,
+        unsignaled_work_that_fills_the_queue_ends,
         sends_with_more_leave_in_order,
         sends_with_more_end_with_the_queue_pair,
         a_full_queue_pair_refuses_and_goes_on,

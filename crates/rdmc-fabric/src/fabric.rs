@@ -67,7 +67,7 @@ pub trait Fabric: Send + Sync + fmt::Debug {
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Capabilities {
-    /// The fabric's short name, such as `tcp`.
+    /// The fabric's short name, such as `tcp`: 1 to 32 graphic ASCII characters.
     pub name: &'static str,
     /// Longest single transfer in bytes.
     pub message_len_max: u64,

@@ -90,8 +90,9 @@ impl QueuePair {
 
     /// Does what [`write`](Self::write) does, and saves the completion where the fabric can.
     ///
-    /// The operation may end only with a later request: at the latest with the next signaled one, or when
-    /// [`UNSIGNALED_MAX`] more unsignaled ones were posted. Whoever awaits it earlier may wait for ever. For small
+    /// The operation may end only with a later request: at the latest with the next signaled one, when
+    /// [`UNSIGNALED_MAX`] more unsignaled ones were posted, or when the queue is full. Whoever awaits it earlier may wait
+    /// for ever. For small
     /// writes that come in numbers, whose fate shows in the queue pair's.
     pub fn write_unsignaled(&self, data: Buffer, to: RemoteMemory, imm: Option<u32>) -> Operation<()> {
         let to = RemoteMemory { len: data.len() as u64, ..to };
@@ -119,9 +120,11 @@ impl QueuePair {
             _ => (&self.sends, self.config.send_depth),
         };
         let grow = |count: u32| (count < depth).then_some(count + 1);
-        if outstanding.fetch_update(Ordering::AcqRel, Ordering::Acquire, grow).is_err() {
+        let Ok(before) = outstanding.fetch_update(Ordering::AcqRel, Ordering::Acquire, grow) else {
             return Slot::refused(WorkError::QueueFull { depth });
-        }
+        };
+        // Nothing could be posted behind it, on which its completion might wait.
+        let manner = if before + 1 == depth { Manner::Signaled } else { manner };
         let (request, slot) = WorkRequest::new(work, manner, self.raw.id(), outstanding.clone());
         self.raw.post(request);
         slot

@@ -190,6 +190,27 @@ pub(super) async fn unsignaled_writes_end_with_the_queue_pair(harness: &Harness)
     }
 }
 
+pub(super) async fn unsignaled_work_that_fills_the_queue_ends(harness: &Harness) {
+    let config = QueuePairConfig { send_depth: 4, ..PATIENT };
+    let (a, b) = harness.connected_with(config).await;
+    let exposed = harness.b.expose(8, 0, RemoteAccess::WRITE);
+    for _ in 0..3 {
+        let writes: Vec<_> =
+            (0..4).map(|seed| a.write_unsignaled(harness.a.filled(8, seed), exposed.remote(), None)).collect();
+        for outcome in join_all(writes).await {
+            outcome.expect("the write lands");
+        }
+        let receives: Vec<_> = (0..4).map(|_| b.receive(harness.b.room(8))).collect();
+        let sends: Vec<_> = (0..4).map(|seed| a.send_with_more(harness.a.filled(8, seed), None)).collect();
+        for outcome in join_all(sends).await {
+            outcome.expect("the peer takes it");
+        }
+        for receive in join_all(receives).await {
+            receive.expect("the message arrives");
+        }
+    }
+}
+
 pub(super) async fn sends_with_more_leave_in_order(harness: &Harness) {
     let config = QueuePairConfig { send_depth: 64, receive_depth: 64, ..PATIENT };
     let (a, b) = harness.connected_with(config).await;
