@@ -22,7 +22,7 @@ use crate::device::Device;
 use crate::endpoint::Remote;
 use crate::fabric::VerbsConfig;
 use crate::memory::Registration;
-use crate::qp::{Own, Qp};
+use crate::qp::{Own, Qp, empty_send};
 use crate::status::work_error;
 use crate::sys::{self, ibv_recv_wr, ibv_send_wr, ibv_sge, ibv_wc};
 
@@ -57,6 +57,9 @@ struct Posted {
     /// Nobody holds the queue pair any more.
     abandoned: bool,
 }
+
+/// A request that the device has not taken, and why.
+type Refused = (WorkRequest, WorkError);
 
 struct Sent {
     request: WorkRequest,
@@ -142,57 +145,46 @@ impl Connection {
             return false;
         }
         posted.phase = Phase::Connected;
-        let refused = self.post_held(&mut posted);
+        let outcome = self.post_held(&mut posted);
         drop(posted);
-        self.refuse(refused);
+        self.settle(outcome);
         true
     }
 
     pub(crate) fn post(&self, request: WorkRequest) {
         let mut posted = self.lock();
-        let refused = match (posted.phase, request.work().opcode()) {
-            (Phase::Broken, _) => vec![(request, WorkError::Flushed)],
-            (_, Opcode::Receive) => self.post_receive(&mut posted, request).err().into_iter().collect(),
+        let outcome = match (posted.phase, request.work().opcode()) {
+            (Phase::Broken, _) => Err(vec![(request, WorkError::Flushed)]),
+            (_, Opcode::Receive) => self.post_receive(&mut posted, request).map_err(|refused| vec![refused]),
             (phase, _) => {
                 let more = request.has_more_behind() && posted.held.len() + 1 < CHAIN_MAX;
                 posted.held.push_back(request);
-                if more || phase == Phase::Connecting { Vec::new() } else { self.post_held(&mut posted) }
+                if more || phase == Phase::Connecting { Ok(()) } else { self.post_held(&mut posted) }
             }
         };
         drop(posted);
-        self.refuse(refused);
+        self.settle(outcome);
     }
 
     /// Hands the device what was held back because more was to come.
     pub(crate) fn flush(&self) {
         let mut posted = self.lock();
         if posted.phase == Phase::Connected {
-            let refused = self.post_held(&mut posted);
+            let outcome = self.post_held(&mut posted);
             drop(posted);
-            self.refuse(refused);
+            self.settle(outcome);
         }
     }
 
-    /// Ends requests that the device never saw, and the connection with them unless it was broken before.
-    fn refuse(&self, refused: Vec<(WorkRequest, WorkError)>) {
-        if refused.is_empty() {
-            return;
-        }
-        let mut any = false;
-        let ended: Vec<_> = refused
-            .into_iter()
-            .map(|(request, error)| {
-                any |= error != WorkError::Flushed;
-                request.complete(Err(error), None)
-            })
-            .collect();
-        self.push(ended);
-        if any {
+    /// Ends requests that the device has refused, and the connection with them.
+    fn settle(&self, outcome: Result<(), Vec<Refused>>) {
+        if let Err(refused) = outcome {
+            self.push(refused.into_iter().map(|(request, error)| request.complete(Err(error), None)).collect());
             self.break_with(WorkError::Flushed);
         }
     }
 
-    fn post_receive(&self, posted: &mut Posted, mut request: WorkRequest) -> Result<(), (WorkRequest, WorkError)> {
+    fn post_receive(&self, posted: &mut Posted, mut request: WorkRequest) -> Result<(), Refused> {
         let Work::Receive { into } = request.work_mut() else { unreachable!("the caller asked") };
         let sge = match self.writable_range(into) {
             Ok(sge) => sge,
@@ -214,16 +206,16 @@ impl Connection {
         }
     }
 
-    /// Posts all sends that were held; returns those that the device does not take, with the first one's reason.
-    fn post_held(&self, posted: &mut Posted) -> Vec<(WorkRequest, WorkError)> {
+    /// Posts all sends that were held; on failure returns those that the device does not take, which may be none.
+    fn post_held(&self, posted: &mut Posted) -> Result<(), Vec<Refused>> {
         while !posted.held.is_empty() {
             if let Err(error) = self.post_chain(posted) {
                 // What is behind the refused one goes down with the connection.
                 let reasons = std::iter::once(error).chain(std::iter::repeat(WorkError::Flushed));
-                return posted.held.drain(..).zip(reasons).collect();
+                return Err(posted.held.drain(..).zip(reasons).collect());
             }
         }
-        Vec::new()
+        Ok(())
     }
 
     /// Posts the oldest sends that are held, as many as fit, by one call of the device. Those refused stay held.
@@ -303,6 +295,10 @@ impl Connection {
         if data.is_empty() {
             return Ok(None);
         }
+        let max = self.qp.device.port.max_msg_sz;
+        if data.len() as u64 > max.into() {
+            return Err(WorkError::Device { status: "longer than the device's longest message", vendor: 0 });
+        }
         let addr = data.as_ptr() as u64;
         if data.len() <= self.qp.inline_max {
             // Copied at posting: no registration is needed.
@@ -381,27 +377,37 @@ impl Connection {
             return false;
         }
         posted.cause = Some(cause);
-        if let Err(error) = self.qp.modify(sys::IBV_QPS_ERR, 0, |_| {}) {
-            tracing::error!(qp = %self.id, %error, "the device does not break a queue pair");
+        let mut ended = Vec::new();
+        if let Err(error) = self.flush_device(&mut posted, before == Phase::Connected) {
+            tracing::warn!(qp = %self.id, %error, "the device does not flush a queue pair, which is destroyed instead");
+            posted.end_all(self.qp.destroy(), &mut ended);
         }
-        // Behind others that the device flushes: it keeps the order.
-        let mut refused = if before == Phase::Connected { self.post_held(&mut posted) } else { Vec::new() };
-        refused.extend(posted.held.drain(..).map(|request| (request, WorkError::Flushed)));
+        ended.extend(posted.held.drain(..).map(|request| request.complete(Err(WorkError::Flushed), None)));
+        drop(posted);
+        self.push(ended);
+        self.broken.send_replace(true);
+        true
+    }
+
+    /// Has the device flush all that is posted, and what was held because more was to come.
+    fn flush_device(&self, posted: &mut Posted, connected: bool) -> io::Result<()> {
+        self.qp.modify(sys::IBV_QPS_ERR, 0, |_| {})?;
+        if connected {
+            // Behind the others, so that all end in order. Those that a driver refuses in this state end at once.
+            if let Err(refused) = self.post_held(posted) {
+                posted.held.extend(refused.into_iter().map(|(request, _)| request));
+            }
+        }
         if posted.unsignaled > 0 && !posted.sends.is_empty() {
             // Unsignaled work that was done brings no completion; that of a mark behind it tells of it.
             let mut mark = empty_send();
             mark.wr_id = self.wr_id(MARK);
             mark.opcode = sys::IBV_WR_SEND;
             mark.send_flags = sys::IBV_SEND_SIGNALED.cast_unsigned();
-            match self.qp.post_send(std::slice::from_mut(&mut mark)) {
-                Ok(()) => posted.marked = true,
-                Err((_, error)) => tracing::error!(qp = %self.id, %error, "a broken queue pair does not flush"),
-            }
+            self.qp.post_send(std::slice::from_mut(&mut mark)).map_err(|(_, error)| error)?;
+            posted.marked = true;
         }
-        drop(posted);
-        self.push(refused.into_iter().map(|(request, error)| request.complete(Err(error), None)).collect());
-        self.broken.send_replace(true);
-        true
+        Ok(())
     }
 
     /// Tells whether sends, writes or reads are outstanding.
@@ -449,6 +455,10 @@ impl Connection {
 
 impl Drop for Connection {
     fn drop(&mut self) {
+        let mut ended = Vec::new();
+        let released = self.qp.destroy();
+        self.posted.get_mut().unwrap_or_else(PoisonError::into_inner).end_all(released, &mut ended);
+        drop(ended);
         if let Some(completions) = self.completions.upgrade() {
             completions.shrink(self.entries);
         }
@@ -456,6 +466,21 @@ impl Drop for Connection {
 }
 
 impl Posted {
+    /// Ends all that was posted to a queue pair that is destroyed. Memory that the device may not have released is never
+    /// used again.
+    fn end_all(&mut self, released: bool, ended: &mut Vec<Completed>) {
+        let requests = self.sends.drain(..).map(|sent| sent.request).chain(self.receives.drain(..));
+        for mut request in requests {
+            if !released {
+                let nothing = Work::Send { data: Buffer::empty(), imm: None };
+                std::mem::forget(std::mem::replace(request.work_mut(), nothing));
+            }
+            let error = self.cause.take().unwrap_or(WorkError::Flushed);
+            ended.push(request.complete(Err(error), None));
+        }
+        self.marked = false;
+    }
+
     fn is_drained(&self) -> bool {
         self.sends.is_empty() && self.receives.is_empty() && !self.marked
     }
@@ -496,11 +521,6 @@ fn sequence_after(sequence: u32, more: usize) -> u32 {
 }
 
 const EMPTY_LIST: ibv_sge = ibv_sge { addr: 0, length: 0, lkey: 0 };
-
-fn empty_send() -> ibv_send_wr {
-    // SAFETY: all fields are numbers or raw pointers, for which zero is a value.
-    unsafe { std::mem::zeroed() }
-}
 
 /// In the low half of a work request id: a receive. They are told apart by their order alone.
 const RECEIVE: u32 = 1 << 31;

@@ -197,7 +197,8 @@ pub(crate) fn choose(devices: &[DeviceInfo], config: &VerbsConfig) -> Result<Cho
         let asked = |port: &&PortInfo| config.port.is_none_or(|number| number == port.number);
         let mut ports = device.ports.iter().filter(asked).peekable();
         if ports.peek().is_none() {
-            problem = VerbsError::UnknownPort { device: device.name.clone(), port: config.port.unwrap_or(1) };
+            let have = device.ports.iter().map(|port| port.number).collect();
+            problem = VerbsError::UnknownPort { device: device.name.clone(), port: config.port.unwrap_or(1), have };
         }
         for port in ports {
             if !port.is_active() {
@@ -292,7 +293,7 @@ mod tests {
         let error = |config: VerbsConfig| chosen(&config).unwrap_err();
         assert!(error(on("z")).contains("no RDMA device \"z\"; there are a, b, c, w"), "{}", error(on("z")));
         assert!(error(VerbsConfig { port: Some(2), ..on("a") }).contains("port 2 of a is DOWN"));
-        assert!(error(VerbsConfig { port: Some(7), ..on("a") }).contains("a has no port 7"));
+        assert!(error(VerbsConfig { port: Some(7), ..on("a") }).contains("a has no port 7; it has 1, 2"));
         assert!(error(on("c")).contains("no address"), "{}", error(on("c")));
         assert!(error(on("w")).contains("iWARP"));
         let elsewhere = VerbsConfig { address: Some("10.9.9.9".parse().unwrap()), ..on("b") };

@@ -32,12 +32,14 @@ pub enum VerbsError {
         have: Vec<String>,
     },
     /// The device has no port of that number.
-    #[error("{device} has no port {port}")]
+    #[error("{device} has no port {port}; it has {}", have.iter().map(u8::to_string).collect::<Vec<_>>().join(", "))]
     UnknownPort {
         /// The device.
         device: String,
         /// The port asked for.
         port: u8,
+        /// The ports there are.
+        have: Vec<u8>,
     },
     /// The port cannot be used now.
     #[error(
@@ -85,7 +87,7 @@ pub enum VerbsError {
         /// What it may be.
         bounds: &'static str,
     },
-    /// The kernel's list of devices could not be read, or a task could not be started.
+    /// The kernel's list of devices could not be read.
     #[error("the system's RDMA devices could not be listed")]
     System(#[source] io::Error),
 }

@@ -34,15 +34,17 @@ pub struct VerbsConfig {
     /// How long a packet may go unacknowledged before it is sent again; rounded up to 4.096 µs times a power of two.
     ///
     /// Default 250 ms, which is 268 ms then: longer than any pause of a busy host, so that a repetition means a loss. With
-    /// the default of `retries` a peer that vanished under a transfer is noticed in about two seconds.
+    /// the default of `retries` a peer that vanished under a transfer is noticed in about two seconds. At most 2.4 hours;
+    /// longer ones count as that.
     pub acknowledgement_timeout: Duration,
     /// How often an unacknowledged packet is sent again before the connection is lost, at most 7. Default 6, since
     /// Soft-RoCE takes 7 for no limit.
     pub retries: u8,
     /// Up to how many bytes are copied into the work request instead of being fetched by the device. Default 64, which
-    /// holds a grant; most devices offer more, at the price of longer queues.
+    /// holds a grant; most devices offer more, at the price of longer queues. A device that refuses so much sends nothing
+    /// inline, with a warning.
     pub inline_bytes: u32,
-    /// The service level on InfiniBand, the priority on Ethernet. Default 0.
+    /// The service level on InfiniBand, the priority on Ethernet, at most 15. Default 0.
     pub service_level: u8,
     /// The traffic class of global routes, for RoCE v2 the IP header's DSCP and ECN bits. Default 0.
     pub traffic_class: u8,
@@ -70,8 +72,6 @@ impl Default for VerbsConfig {
 /// which queue pairs are connected, run over TCP; blocks and grants go through the device.
 pub struct VerbsFabric {
     shared: Arc<Shared>,
-    /// Ends the task that takes the device's events.
-    _events: oneshot::Sender<()>,
 }
 
 /// What the fabric and its queue pairs share.
@@ -80,6 +80,8 @@ pub(crate) struct Shared {
     pub(crate) config: VerbsConfig,
     pub(crate) environment: Arc<TokioEnvironment>,
     pub(crate) rendezvous: Arc<Rendezvous>,
+    /// Ends the task that takes the device's events.
+    _events: oneshot::Sender<()>,
 }
 
 impl VerbsFabric {
@@ -112,7 +114,10 @@ impl VerbsFabric {
         let library = sys::library().map_err(|reason| VerbsError::Library { reason })?;
         let choice = devices::choose(&devices::devices().map_err(VerbsError::System)?, &config)?;
         let device = Device::open(library, choice)?;
-        let events = device.take_events().map_err(VerbsError::System)?;
+        let events = device.take_events().map_err(|source| {
+            let device = device.choice.device.clone();
+            VerbsError::Device { device, action: "await the device's events", source }
+        })?;
         let environment = Arc::new(TokioEnvironment::with_data_acceptor(rendezvous.clone()));
         let (choice, port) = (&device.choice, &device.port);
         tracing::info!(
@@ -123,8 +128,8 @@ impl VerbsFabric {
             mtu = 128u32 << port.active_mtu.clamp(1, 5),
             "RDMA device opened"
         );
-        let shared = Shared { device, config, environment, rendezvous };
-        Ok(Arc::new(Self { shared: Arc::new(shared), _events: events }))
+        let shared = Shared { device, config, environment, rendezvous, _events: events };
+        Ok(Arc::new(Self { shared: Arc::new(shared) }))
     }
 
     /// Returns the name of the device in use.

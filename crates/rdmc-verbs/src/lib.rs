@@ -25,7 +25,7 @@
 //! which the device itself tells nothing.
 //!
 //! All `unsafe` code of the crate calls libibverbs or touches memory that a device may write; it is in the modules
-//! `sys`, `device`, `memory`, `completion` and `connection`.
+//! `sys`, `device`, `memory`, `completion` and `qp`.
 
 #![cfg(target_os = "linux")]
 

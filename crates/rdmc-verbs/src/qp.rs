@@ -1,9 +1,11 @@
 //! A queue pair of the device itself: its states, and what is posted to it.
+//!
+//! Unsafe because all of it calls the device's driver, with pointers to requests and to the memory they name.
 
 use std::ffi::c_int;
 use std::io;
 use std::ptr::NonNull;
-use std::sync::Arc;
+use std::sync::{Arc, Once, OnceLock};
 
 use rdmc_fabric::QueuePairConfig;
 
@@ -13,13 +15,15 @@ use crate::endpoint::Remote;
 use crate::fabric::VerbsConfig;
 use crate::sys::{self, ibv_qp, ibv_qp_attr, ibv_recv_wr, ibv_send_wr};
 
-/// A queue pair of the device; dropping it destroys it.
+/// A queue pair of the device; dropping it destroys it, if that was not done before.
 pub(crate) struct Qp {
     pub(crate) device: Arc<Device>,
     /// Keeps the completion queue alive.
     _cq: Arc<Cq>,
     qp: NonNull<ibv_qp>,
+    number: u32,
     pub(crate) inline_max: usize,
+    destroyed: OnceLock<bool>,
 }
 
 // SAFETY: queue pairs of libibverbs may be used from any thread, at the same time.
@@ -53,11 +57,36 @@ impl Qp {
         let (qp, inline_max) = match create() {
             Ok(qp) => (qp, wanted.cap.max_inline_data.min(inline)),
             Err(error) if inline == 0 => return Err(error),
-            // Some devices send nothing inline.
-            Err(_) => return Self::create(device, cq, config, 0),
+            // Some devices send nothing inline, or not that much.
+            Err(error) => {
+                static SAID: Once = Once::new();
+                SAID.call_once(|| {
+                    tracing::warn!(
+                        inline_bytes = inline,
+                        %error,
+                        "the device refuses queue pairs that send so much inline: nothing is; each grant costs a registration"
+                    );
+                });
+                return Self::create(device, cq, config, 0);
+            }
         };
         let inline_max = inline_max as usize;
-        Ok(Self { device: device.clone(), _cq: cq.clone(), qp, inline_max })
+        // SAFETY: the object is initialised and was just made.
+        let number = unsafe { qp.as_ref() }.qp_num;
+        Ok(Self { device: device.clone(), _cq: cq.clone(), qp, number, inline_max, destroyed: OnceLock::new() })
+    }
+
+    /// Destroys it; afterwards nothing may be posted. Tells whether the device has let go of what was posted.
+    pub(crate) fn destroy(&self) -> bool {
+        *self.destroyed.get_or_init(|| {
+            self.device.unwatch(self.address());
+            // SAFETY: made by this library, destroyed once; afterwards the device touches no memory of its requests.
+            let code = unsafe { (self.device.library.ibv_destroy_qp)(self.qp.as_ptr()) };
+            if code != 0 {
+                tracing::error!(code, "a queue pair could not be destroyed");
+            }
+            code == 0
+        })
     }
 
     /// Returns the address by which the device's events name it.
@@ -66,8 +95,7 @@ impl Qp {
     }
 
     pub(crate) fn number(&self) -> u32 {
-        // SAFETY: the object is initialised and lives until `self` is dropped.
-        unsafe { self.qp.as_ref() }.qp_num
+        self.number
     }
 
     pub(crate) fn modify(&self, state: c_int, mask: c_int, set: impl FnOnce(&mut ibv_qp_attr)) -> io::Result<()> {
@@ -132,7 +160,7 @@ impl Qp {
         })
     }
 
-    /// Posts requests, one behind the other, with one doorbell; on failure tells how many the device has taken.
+    /// Posts requests, one behind the other, with one doorbell; on failure tells how many the device may have taken.
     pub(crate) fn post_send(&self, wrs: &mut [ibv_send_wr]) -> Result<(), (usize, io::Error)> {
         let post = self.device.ops.post_send.expect("every driver sends");
         let mut first = std::ptr::null_mut();
@@ -144,7 +172,8 @@ impl Qp {
         // SAFETY: the queue pair lives; requests and lists live during the call, which copies them; the memory they name
         // is registered and owned by the requests that the caller keeps until their completion, or copied if inline.
         check(unsafe { post(self.qp.as_ptr(), first, &mut bad) }).map_err(|error| {
-            let taken = wrs.iter().position(|wr| std::ptr::eq(wr, bad)).unwrap_or(0);
+            // Soft-RoCE's driver names none if all are in its queue and only the doorbell failed.
+            let taken = wrs.iter().position(|wr| std::ptr::eq(wr, bad)).unwrap_or(wrs.len());
             (taken, error)
         })
     }
@@ -159,12 +188,7 @@ impl Qp {
 
 impl Drop for Qp {
     fn drop(&mut self) {
-        self.device.unwatch(self.address());
-        // SAFETY: made by this library, destroyed once; afterwards the device touches no memory of its requests.
-        let code = unsafe { (self.device.library.ibv_destroy_qp)(self.qp.as_ptr()) };
-        if code != 0 {
-            tracing::error!(code, "a queue pair could not be destroyed");
-        }
+        self.destroy();
     }
 }
 
@@ -176,6 +200,12 @@ pub(crate) struct Own {
     pub(crate) reads_max: u8,
     pub(crate) receiver_not_ready_timer: u8,
     pub(crate) receiver_not_ready_retries: u8,
+}
+
+/// Makes a request to be filled in.
+pub(crate) fn empty_send() -> ibv_send_wr {
+    // SAFETY: all fields are numbers or raw pointers, for which zero is a value.
+    unsafe { std::mem::zeroed() }
 }
 
 /// Routers on the way.

@@ -9,7 +9,7 @@ pub(crate) fn work_error(status: i32, vendor: u32, opcode: Opcode, room: usize) 
     match (status, opcode) {
         // Soft-RoCE tells the receiver of a message that does not fit in other words: in the sender's, or, if there is no
         // room at all, that the receive was malformed, which the sender hears as a failed operation.
-        (1, _) | (2 | 9, Opcode::Receive) => WorkError::LocalLength { got: None, room: room as u64 },
+        (1 | 2 | 9, Opcode::Receive) => WorkError::LocalLength { got: None, room: room as u64 },
         (4, _) | (8, _) => WorkError::LocalProtection,
         (5, _) => WorkError::Flushed,
         (7, _) => WorkError::Protocol,
@@ -56,7 +56,8 @@ mod tests {
     #[test]
     fn every_status_is_a_typed_error() {
         let error = |status| work_error(status, 7, Opcode::Send, 100);
-        assert_eq!(error(1), WorkError::LocalLength { got: None, room: 100 });
+        assert_eq!(work_error(1, 0, Opcode::Receive, 100), WorkError::LocalLength { got: None, room: 100 });
+        assert_eq!(error(1), WorkError::Device { status: "local length error", vendor: 7 });
         assert_eq!(work_error(9, 0, Opcode::Receive, 8), WorkError::LocalLength { got: None, room: 8 });
         let own = [(4, WorkError::LocalProtection), (5, WorkError::Flushed), (7, WorkError::Protocol)];
         let peers = [

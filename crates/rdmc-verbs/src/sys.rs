@@ -1,6 +1,6 @@
 //! The part of libibverbs that is used: layouts, numbers, and the library, loaded at run time.
 //!
-//! Names are libibverbs' own. Its ABI has been stable since version 1.1; `tests/layout.rs` compares every size and
+//! Names are libibverbs' own. Its ABI has been stable since version 1.1; `sys/layout.rs` compares every size and
 //! offset that matters with the installed headers. Posting and polling are functions of the device's driver, found in
 //! a table inside the open context, as the inline functions of the headers find them.
 

@@ -37,7 +37,9 @@ impl Rig for VerbsRig {
 
 fn usable_devices() -> Vec<String> {
     let devices = rdmc_verbs::devices().expect("the kernel lists its devices");
-    devices.into_iter().filter(DeviceInfo::is_usable).map(|device| device.name).collect()
+    let names: Vec<String> = devices.into_iter().filter(DeviceInfo::is_usable).map(|device| device.name).collect();
+    assert!(!names.is_empty() || std::env::var_os("RDMC_LAB_NODES").is_none(), "the lab's devices are not found");
+    names
 }
 
 rdmc_fabric::conformance_suite!(verbs, VerbsRig { workers: 0 });
