@@ -514,6 +514,10 @@ impl Group {
                             let what = "the memory of a block could not be read or written".to_owned();
                             return self.fail(self.rank, FailureCause::Resources { what });
                         }
+                        WorkError::Device { .. } | WorkError::QueueFull { .. } => {
+                            let what = error.to_string();
+                            return self.fail(self.rank, FailureCause::Resources { what });
+                        }
                         error => FailureCause::Protocol { what: error.to_string() },
                     };
                     self.fail(with, cause);

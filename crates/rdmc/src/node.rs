@@ -202,7 +202,7 @@ impl NodeBuilder {
     /// [`StartError::Unreachable`] names the nodes that did not connect in time.
     ///
     /// # Panics
-    /// If no fabric was set.
+    /// If no fabric was set, or if its [name](rdmc_fabric::Capabilities::name) is none.
     pub async fn start(self) -> Result<Node, StartError> {
         let fabric = self.fabric.expect("a node needs a fabric: call NodeBuilder::fabric");
         let environment = fabric.environment();

@@ -155,7 +155,7 @@ impl Neighbour {
             Ok(count_bytes) => {
                 #[expect(clippy::cast_possible_truncation, reason = "the immediate is the count's low half")]
                 let imm = given as u32;
-                // Of fifteen such writes the oldest is awaited, which by then is behind a signaled one.
+                // Of TELLINGS_MAX such writes the oldest is awaited, which by then is behind a signaled one.
                 let grant = self.ready.write_unsignaled(count_bytes, self.cell(GRANTS_CELL), Some(imm));
                 self.granting.lock().unwrap_or_else(PoisonError::into_inner).push_back(grant);
             }
@@ -277,6 +277,7 @@ const UNACKNOWLEDGED_MAX: u32 = 63;
 /// Words about grants that one neighbour need not have acknowledged.
 const TELLINGS_MAX: u32 = 31;
 const _: () = assert!(TELLINGS_MAX > UNSIGNALED_MAX, "a write that is awaited must be able to complete");
+const _: () = assert!(UNACKNOWLEDGED_MAX > UNSIGNALED_MAX, "a send that is awaited must be able to complete");
 /// Bytes of one cell.
 const CELL_LEN: usize = 8;
 /// Where the neighbour writes how many blocks it has granted.

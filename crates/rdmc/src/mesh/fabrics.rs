@@ -252,7 +252,7 @@ impl FabricNames {
 
     /// Chooses the first one that all of `others` have, and says who lacks those before it; none if there is no such.
     pub(crate) fn choose(&self, others: &[(NodeId, FabricNames)]) -> Option<Verdict> {
-        let lacking = |name: &FabricName| -> Vec<NodeId> {
+        let lacking = |name: &FabricName| -> BTreeSet<NodeId> {
             others.iter().filter(|(_, names)| !names.has(name)).map(|(node, _)| *node).collect()
         };
         let mut passed_over = Vec::new();
@@ -272,7 +272,7 @@ impl FabricNames {
 pub(crate) struct Verdict {
     pub(crate) fabric: FabricName,
     /// What would have been preferred, and who lacks it.
-    pub(crate) passed_over: Vec<(FabricName, Vec<NodeId>)>,
+    pub(crate) passed_over: Vec<(FabricName, BTreeSet<NodeId>)>,
 }
 
 impl Verdict {

@@ -180,7 +180,8 @@ mod tests {
             fabrics().prop_map(|fabrics| Frame::Accept { fabrics }),
             (fabrics(), proptest::collection::vec(any::<u32>().prop_map(NodeId), 0..5)).prop_map(
                 |(fabrics, lacking)| {
-                    let passed_over = fabrics.iter().map(|name| (name.clone(), lacking.clone())).collect();
+                    let passed_over =
+                        fabrics.iter().map(|name| (name.clone(), lacking.iter().copied().collect())).collect();
                     let fabric = fabrics.iter().next().expect("there is one").clone();
                     Frame::Go(Verdict { fabric, passed_over })
                 }
