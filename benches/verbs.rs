@@ -43,7 +43,7 @@ enum What {
         /// MiB of a round.
         #[arg(long, default_value_t = 256)]
         mib: usize,
-        /// MiB of a message; the same is sent again and again, as by `ib_send_bw`, whose memory stays in the cache.
+        /// MiB of a message, which is sent again and again; `ib_send_bw` does so with a buffer of one block.
         #[arg(long, default_value_t = 4)]
         message_mib: usize,
         /// Counted rounds.
@@ -106,6 +106,7 @@ fn pair(
     message_mib: usize,
     rounds: usize,
 ) -> Result<()> {
+    ensure!(messages > 0, "a round is shorter than one message of {message_mib} MiB");
     let mib = messages * message_mib;
     println!("two nodes, {messages} messages of {message_mib} MiB, against ib_send_bw; medians of {rounds} rounds");
     println!("block KiB  mode   rdmc MiB/s  ib_send_bw MiB/s  ratio  rdmc CPU s/GiB");
@@ -497,9 +498,11 @@ fn receiver(runtime: &tokio::runtime::Runtime, device: &str, traced: bool) -> Re
 fn perftest(devices: &[String], mode: &str, kib: u32, mib: usize) -> Result<f64> {
     let messages = |mib: usize| (mib << 10) / kib as usize;
     let (short, long) = (messages(mib / 8).max(10), messages(mib + mib / 8));
+    ensure!(long >= 2 * short, "{mib} MiB are too few for blocks of {kib} KiB");
     let seconds = perftest_run(devices, mode, kib, long)? - perftest_run(devices, mode, kib, short)?;
+    ensure!(seconds > 0.0, "{mib} MiB are too few: a run of them takes no longer than a short one");
     let moved = ((long - short) * kib as usize) as f64 / 1024.0;
-    Ok(moved / seconds.max(1e-3))
+    Ok(moved / seconds)
 }
 
 fn perftest_run(devices: &[String], mode: &str, kib: u32, messages: usize) -> Result<f64> {

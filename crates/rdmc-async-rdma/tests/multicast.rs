@@ -57,18 +57,24 @@ async fn a_member_that_dies_ends_the_group() -> Result<()> {
         let cluster = cluster.clone();
         async move {
             let (node, spec) = start(me, cluster).await?;
-            if me == spec.members()[0] {
+            let failure = if me == spec.members()[0] {
                 let root = node.create_group(spec).await?;
                 while root.send(pattern(1 << 20, 0)).await.is_ok() {}
+                root.failed().await
             } else {
                 let mut messages = node.join_group(spec).await?;
-                while messages.next().await.context("the root does not close")?.is_ok() {}
-            }
+                loop {
+                    if let Err(failure) = messages.next().await.context("the root does not close")? {
+                        break failure;
+                    }
+                }
+            };
+            ensure!(failure.node == NodeId(2), "node {me}: {failure}");
             Ok(())
         }
     });
     watched(try_join_all(survivors)).await?;
-    third.wait().await?;
+    ensure!(third.wait().await?.code() == Some(DIED), "the third member failed before it was to die");
     Ok(())
 }
 
@@ -86,7 +92,7 @@ async fn one_process_that_dies() -> Result<()> {
     let (node, spec) = start(me, cluster).await?;
     let mut messages = node.join_group(spec).await?;
     messages.next().await.context("the root closed early")??;
-    std::process::exit(1);
+    std::process::exit(DIED);
 }
 
 fn process(test: &str, me: u32, addresses: &str) -> Result<Child> {
@@ -140,6 +146,7 @@ async fn fabric(me: NodeId) -> Result<Arc<dyn Fabric>> {
 
 fn devices() -> Vec<String> {
     let list = DeviceList::available();
+    assert!(list.is_ok() || std::env::var_os("RDMC_LAB_NODES").is_none(), "the lab's devices are not found");
     list.map(|list| list.iter().map(|device| device.name().to_owned()).collect()).unwrap_or_default()
 }
 
@@ -168,5 +175,7 @@ async fn watched<T>(test: impl Future<Output = Result<T>>) -> Result<T> {
 
 const SIZES: [usize; 4] = [0, 1, (1 << 20) + 7, 8 << 20];
 const BLOCK_LEN: u32 = 256 << 10;
+/// Exit status of the member that dies, which is none of a test's.
+const DIED: i32 = 42;
 const ME: &str = "RDMC_TEST_MEMBER";
 const ADDRESSES: &str = "RDMC_TEST_ADDRESSES";

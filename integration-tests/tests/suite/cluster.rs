@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use futures::StreamExt;
 use rdmc::{Algorithm, Cluster, Fabric, GroupSpec, MemNetwork, Message, Node, NodeId, Receiver, Sender, TcpFabric};
+#[cfg(target_os = "linux")]
 use rdmc_verbs::{DeviceInfo, VerbsConfig, VerbsFabric};
 
 /// The fabrics.

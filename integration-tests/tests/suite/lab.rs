@@ -69,7 +69,8 @@ fn a_receiver_killed_under_posted_work_ends_the_transfer_everywhere_and_is_named
     let Some(_lab) = Lab::enter(4) else { return };
     let source = TempDir::new().unwrap();
     let file = source.path().join("file");
-    std::fs::write(&file, pattern(32 << 20, 1)).unwrap();
+    // More than is sent before the first progress is told.
+    std::fs::write(&file, pattern(128 << 20, 1)).unwrap();
     for (algorithm, victim) in [("binomial-pipeline", 2), ("chain", 0), ("circulant", 1)] {
         let mut receivers = receivers(&[2, 3, 4], &["--once"]);
         let mut sender = send_command(&[&file], &receivers);

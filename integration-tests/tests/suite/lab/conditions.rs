@@ -2,6 +2,7 @@
 
 #![expect(clippy::unwrap_used, reason = "the helpers belong to the tests, where nothing goes on after a failure")]
 
+use std::net::IpAddr;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::Instant;
@@ -10,7 +11,7 @@ use tempfile::TempDir;
 
 use super::{Lab, Undo, counters, receivers, run, send, started};
 use crate::cluster::pattern;
-use crate::program::{Receiver, code, command, finish, rdmc, text, tree};
+use crate::program::{Receiver, code, command, finish, rdmc, text, tree, wait_until};
 
 #[test]
 fn lost_packets_are_sent_again() {
@@ -92,8 +93,18 @@ fn a_port_that_is_down_is_named() {
 #[test]
 fn a_port_without_an_address_is_named() {
     let Some(_lab) = Lab::enter(4) else { return };
-    let _undo = Undo(|| run("ip addr add 10.77.0.1/24 dev veth1"));
+    // The kernel follows in its own time.
+    let has_address = || {
+        let devices = rdmc_verbs::devices().unwrap();
+        let ports = devices.iter().filter(|device| device.name == "rxe1").flat_map(|device| &device.ports);
+        ports.flat_map(|port| &port.gids).any(|gid| gid.address() == IpAddr::from([10, 77, 0, 1]))
+    };
+    let _undo = Undo(|| {
+        run("ip addr add 10.77.0.1/24 dev veth1");
+        wait_until("the device has its address again", has_address);
+    });
     run("ip addr flush dev veth1");
+    wait_until("the device has lost its address", || !has_address());
     let mut config = rdmc_verbs::VerbsConfig::default();
     config.device = Some("rxe1".into());
     config.address = Some([10, 77, 0, 1].into());
