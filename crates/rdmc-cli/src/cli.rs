@@ -1,12 +1,14 @@
 //! The command line, from which help, completions and manual pages are made.
 
+use std::ffi::OsString;
 use std::path::PathBuf;
 
 use clap::builder::FalseyValueParser;
-use clap::{Args, Parser, Subcommand, ValueEnum};
+use clap::parser::ValueSource;
+use clap::{Args, CommandFactory, FromArgMatches, Parser, Subcommand, ValueEnum};
 
 use crate::choice::AlgorithmOptions;
-use crate::fabric::FabricOptions;
+use crate::fabric::{FabricName, FabricOptions};
 use crate::{exit, size};
 
 /// Sends files and directories from one host to many at once, by reliable multicast
@@ -18,6 +20,31 @@ use crate::{exit, size};
 pub(crate) struct Cli {
     #[command(subcommand)]
     pub(crate) command: Command,
+}
+
+impl Cli {
+    /// Reads the arguments of the program and its environment; ends it if they make no sense.
+    pub(crate) fn read() -> Self {
+        Self::read_from(Self::command(), std::env::args_os()).unwrap_or_else(|error| error.exit())
+    }
+
+    fn read_from(
+        mut command: clap::Command,
+        arguments: impl IntoIterator<Item = impl Into<OsString> + Clone>,
+    ) -> Result<Self, clap::Error> {
+        let matches = command.try_get_matches_from_mut(arguments)?;
+        let mut cli = Self::from_arg_matches(&matches).map_err(|error| error.format(&mut command))?;
+        let (Command::Send(SendOptions { fabric, .. }) | Command::Recv(RecvOptions { fabric, .. })) = &mut cli.command
+        else {
+            return Ok(cli);
+        };
+        // A variable holds for many commands, and says nothing to one that uses no device.
+        let source = matches.subcommand().and_then(|(_, options)| options.value_source("device"));
+        if fabric.fabric == FabricName::Tcp && source == Some(ValueSource::EnvVariable) {
+            fabric.device = None;
+        }
+        Ok(cli)
+    }
 }
 
 /// What to do.
@@ -128,7 +155,7 @@ pub(crate) struct DemoOptions {
     #[arg(long, value_name = "PATH", conflicts_with = "size")]
     pub(crate) file: Option<PathBuf>,
     /// What moves the bytes
-    #[arg(long, env = "RDMC_FABRIC", default_value = "tcp", value_name = "NAME")]
+    #[arg(long, default_value = "tcp", value_name = "NAME")]
     pub(crate) fabric: DemoFabric,
     /// For verbs, the RDMA device, or how the names of those begin that the members are to share
     #[arg(long, value_name = "NAME")]
@@ -193,12 +220,57 @@ pub(crate) struct DoctorOptions {
 
 #[cfg(test)]
 mod tests {
-    use clap::CommandFactory;
+    use std::collections::BTreeMap;
 
     use super::*;
+    use crate::size::POOL_BYTES_DEFAULT;
 
     #[test]
     fn the_command_line_is_consistent() {
         Cli::command().debug_assert();
+    }
+
+    #[test]
+    fn a_variable_has_the_same_values_for_all_subcommands() {
+        let mut meanings = BTreeMap::new();
+        for command in Cli::command().get_subcommands() {
+            for argument in command.get_arguments() {
+                let Some(variable) = argument.get_env() else { continue };
+                let values: Vec<_> = argument.get_possible_values().iter().map(|v| v.get_name().to_owned()).collect();
+                let meaning = (argument.get_id().clone(), argument.get_default_values().to_vec(), values);
+                let known = meanings.entry(variable.to_owned()).or_insert_with(|| meaning.clone());
+                assert_eq!(*known, meaning, "{variable:?} of {}", command.get_name());
+            }
+        }
+        assert!(meanings.contains_key(std::ffi::OsStr::new("RDMC_FABRIC")));
+    }
+
+    #[test]
+    fn a_device_from_the_environment_says_nothing_to_tcp() {
+        // A variable that is set wherever tests run takes the place of RDMC_DEVICE.
+        let exported = |command: clap::Command| command.mut_arg("device", |device| device.env("PATH"));
+        let device = |arguments: &[&str]| {
+            let command = Cli::command().mut_subcommand("send", exported).mut_subcommand("recv", exported);
+            match Cli::read_from(command, ["rdmc"].iter().chain(arguments)).unwrap().command {
+                Command::Send(SendOptions { fabric, .. }) | Command::Recv(RecvOptions { fabric, .. }) => fabric.device,
+                other => panic!("{other:?}"),
+            }
+        };
+        let path = std::env::var("PATH").ok();
+        for command in [&["recv"][..], &["send", "file", "--to", "host:1"]] {
+            let with = |options: &[&'static str]| device(&[command, options].concat());
+            assert_eq!(with(&["--fabric", "tcp"]), None);
+            assert_eq!(with(&["--fabric", "tcp", "--device", "rxe0"]).as_deref(), Some("rxe0"));
+            assert_eq!(with(&["--fabric", "verbs"]), path);
+            assert_eq!(with(&["--fabric", "auto"]), path);
+        }
+    }
+
+    #[test]
+    fn the_pool_is_as_long_as_it_is_said_to_be() {
+        let Command::Recv(options) = Cli::read_from(Cli::command(), ["rdmc", "recv"]).unwrap().command else {
+            panic!("recv was asked for");
+        };
+        assert_eq!(options.pool_size, POOL_BYTES_DEFAULT);
     }
 }

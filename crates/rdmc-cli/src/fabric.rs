@@ -7,12 +7,15 @@ use std::sync::Arc;
 use anyhow::Context;
 use clap::ValueEnum;
 use rdmc::{Buffer, Fabric, FabricChoice, Fabrics, Memory, Node, Rendezvous, TcpConfig, TcpFabric};
-use rustix::process::{Resource, getrlimit};
 use serde::Serialize;
 
 use crate::exit::Exit;
 use crate::manifest::printable;
-use crate::size::Bytes;
+use crate::size::POOL_BYTES_MIN;
+use lockable::LOCKED_BYTES_BESIDE;
+pub(crate) use lockable::Lockable;
+
+mod lockable;
 
 /// The options that choose a fabric.
 #[derive(Clone, Debug, clap::Args)]
@@ -20,7 +23,8 @@ pub(crate) struct FabricOptions {
     /// What moves the bytes
     #[arg(long, env = "RDMC_FABRIC", default_value = "auto", value_name = "NAME")]
     pub(crate) fabric: FabricName,
-    /// The RDMA device to use, such as mlx5_0; by default the one with the address that others reach, or the best
+    /// The RDMA device to use, such as mlx5_0; by default the one with the address that others reach, with --fabric verbs
+    /// also the best; with --fabric tcp the variable is ignored
     #[arg(long, env = "RDMC_DEVICE", value_name = "NAME")]
     pub(crate) device: Option<String>,
 }
@@ -42,7 +46,9 @@ pub(crate) struct Offered {
     pub(crate) fabrics: Fabrics,
     /// The RDMA device, if one is offered.
     pub(crate) device: Option<String>,
-    /// Why none is.
+    /// Memory that may be locked, if RDMA is offered.
+    pub(crate) lockable: Lockable,
+    /// Why RDMA is not offered.
     tcp_because: Option<String>,
 }
 
@@ -67,8 +73,15 @@ impl Offered {
         Chosen { fabric: choice.fabric.clone(), reason: own.unwrap_or_else(|| choice.reason()) }
     }
 
+    /// Returns the length of a pool that is to have `wanted` bytes and must not fail for the limit of locked memory, if
+    /// `beside` bytes are registered for something else.
+    pub(crate) fn pool_bytes(&self, over: &Chosen, wanted: u64, beside: u64) -> u64 {
+        if over.fabric == VERBS { wanted.min(self.lockable.room(beside)) } else { wanted }
+    }
+
     fn tcp(because: impl Into<String>) -> Self {
-        Self { fabrics: TcpFabric::new().into(), device: None, tcp_because: Some(because.into()) }
+        let lockable = Lockable::WITHOUT_LIMIT;
+        Self { fabrics: TcpFabric::new().into(), device: None, lockable, tcp_because: Some(because.into()) }
     }
 }
 
@@ -77,18 +90,19 @@ impl FabricOptions {
     pub(crate) async fn open_at(&self, address: &str) -> anyhow::Result<Offered> {
         // An address that is none will be told by the attempt to listen there.
         let found = tokio::net::lookup_host(address).await.ok().and_then(|mut found| found.next());
-        self.open(found.map(|address| address.ip()))
+        self.open(found.map(|address| address.ip()), POOL_BYTES_MIN)
     }
 
-    /// Opens the fabrics of a sender to `receiver`.
-    pub(crate) async fn open_towards(&self, receiver: &str) -> anyhow::Result<Offered> {
+    /// Opens the fabrics of a sender to `receiver` that registers `bytes` at once.
+    pub(crate) async fn open_towards(&self, receiver: &str, bytes: u64) -> anyhow::Result<Offered> {
         // A receiver that is not found will be told by the attempt to reach it.
         let found = tokio::net::lookup_host(receiver).await.ok().and_then(|mut found| found.next());
-        self.open(found.and_then(|receiver| route_to(receiver).ok()))
+        self.open(found.and_then(|receiver| route_to(receiver).ok()), bytes)
     }
 
-    /// Opens the fabrics of a node that others reach at `address`, if that is known.
-    fn open(&self, address: Option<IpAddr>) -> anyhow::Result<Offered> {
+    /// Opens the fabrics of a node that others reach at `address`, if that is known, and that cannot do without
+    /// `bytes` of registered memory.
+    fn open(&self, address: Option<IpAddr>, bytes: u64) -> anyhow::Result<Offered> {
         if self.fabric == FabricName::Tcp && self.device.is_some() {
             return Err(Exit::Usage.error("--device goes with --fabric verbs or auto only"));
         }
@@ -101,14 +115,16 @@ impl FabricOptions {
                 let address = address.filter(fits).filter(|address| !address.is_unspecified());
                 let opened = verbs::open(self.device.as_deref(), address, Rendezvous::new());
                 let (fabric, device) = opened.context(Exit::Usage)?;
-                Ok(Offered { fabrics: fabric.into(), device: Some(device), tcp_because: None })
+                let lockable = Lockable::find(Some(&*fabric));
+                lockable.check(bytes).map_err(|short| Exit::Usage.error(format!("{short}; {RAISE_THE_LIMIT}")))?;
+                Ok(Offered { fabrics: fabric.into(), device: Some(device), lockable, tcp_because: None })
             }
-            FabricName::Auto => Ok(self.open_best(address).unwrap_or_else(Offered::tcp)),
+            FabricName::Auto => Ok(self.open_best(address, bytes).unwrap_or_else(Offered::tcp)),
         }
     }
 
     /// Opens RDMA and TCP, or says why RDMA is not to be used.
-    fn open_best(&self, address: Option<IpAddr>) -> Result<Offered, String> {
+    fn open_best(&self, address: Option<IpAddr>, bytes: u64) -> Result<Offered, String> {
         let ports = verbs::ports().map_err(|error| format!("{error:#}"))?;
         let address = address.ok_or("it is not known at which address this host is reached")?;
         let device = fitting(&ports, address, self.device.as_deref())?;
@@ -116,10 +132,11 @@ impl FabricOptions {
         let rendezvous = Rendezvous::new();
         let opened = verbs::open(Some(device), address, rendezvous.clone());
         let (fabric, device) = opened.map_err(|error| format!("{error:#}"))?;
-        lockable(Some(&*fabric)).map_err(|found| format!("memory may be locked {found} only; see rdmc doctor"))?;
+        let lockable = Lockable::find(Some(&*fabric));
+        lockable.check(bytes.max(AUTO_BYTES_MIN)).map_err(|short| format!("{short}; see rdmc doctor"))?;
         let tcp = TcpFabric::with_rendezvous(TcpConfig::default(), rendezvous);
         let fabrics = Fabrics::new(vec![fabric, tcp]).expect("two names");
-        Ok(Offered { fabrics, device: Some(device), tcp_because: None })
+        Ok(Offered { fabrics, device: Some(device), lockable, tcp_because: None })
     }
 }
 
@@ -146,22 +163,6 @@ pub(crate) fn demo_devices(name: Option<&str>) -> anyhow::Result<Vec<(String, Op
 pub(crate) fn open_device(device: &str, address: Option<IpAddr>) -> anyhow::Result<Arc<dyn Fabric>> {
     let (fabric, _) = verbs::open(Some(device), address, Rendezvous::new()).context(Exit::Usage)?;
     Ok(fabric)
-}
-
-/// Says how much memory may be locked, as an error if it is too little for RDMA: what is registered is locked.
-///
-/// The limit does not hold for privileged processes: `fabric` is asked for more.
-pub(crate) fn lockable(fabric: Option<&dyn Fabric>) -> Result<String, String> {
-    let Some(limit) = getrlimit(Resource::Memlock).current else { return Ok("without limit".to_owned()) };
-    let found = format!("up to {}", Bytes(limit));
-    if limit >= LOCKED_BYTES_MIN {
-        return Ok(found);
-    }
-    let beyond = usize::try_from(limit.saturating_add(1)).unwrap_or(usize::MAX);
-    match fabric.map(|fabric| fabric.allocate(beyond)) {
-        Some(Ok(_)) => Ok(format!("{found}, but by this user without limit")),
-        _ => Err(found),
-    }
 }
 
 /// Makes `memory` ready to be sent: registers it or, where the device refuses that, as some do for mapped files, lets
@@ -226,9 +227,7 @@ fn fitting<'a>(ports: &'a [Port], address: IpAddr, name: Option<&str>) -> Result
         None => "no RDMA device has".to_owned(),
     };
     if address.is_unspecified() {
-        let fits = |port: &&&Port| port.active && (port.routable().is_some() || !port.ethernet);
-        let device = named.iter().find(fits).map(|port| port.device.as_str());
-        return device.ok_or(format!("{nobody_has} an active port with an address"));
+        return only(&named).unwrap_or_else(|| Err(format!("{nobody_has} an active port with an address")));
     }
     let mut problem = format!("{nobody_has} the address {address}");
     for Port { device, number, state, active, .. } in named.into_iter().filter(|port| port.addresses.contains(&address))
@@ -239,6 +238,24 @@ fn fitting<'a>(ports: &'a [Port], address: IpAddr, name: Option<&str>) -> Result
         problem = format!("port {number} of {device} is {state}");
     }
     Err(problem)
+}
+
+/// Finds the only device that others can mean who reach this host at whatever address; or says why none, if any is
+/// usable.
+///
+/// Which network the others are on is not known: among several ports a wrong one might be taken.
+fn only<'a>(ports: &[&'a Port]) -> Option<Result<&'a str, String>> {
+    let usable = |port: &&&Port| port.active && (port.routable().is_some() || !port.ethernet);
+    let usable: Vec<&Port> = ports.iter().filter(usable).copied().collect();
+    let Port { device, ethernet, .. } = usable.first()?;
+    Some(match usable.len() {
+        1 if *ethernet => Ok(device),
+        1 => Err(format!("{device} is InfiniBand, which is used by --fabric verbs only")),
+        _ if usable.iter().all(|port| port.device == *device) => {
+            Err(format!("several ports of {device} are active; listen at the address of one"))
+        }
+        _ => Err("several RDMA devices; name one by --device or listen at its address".to_owned()),
+    })
 }
 
 /// Returns this host's address towards another one. No packet is sent.
@@ -314,8 +331,11 @@ mod verbs {
     }
 }
 
-/// Locked memory with which RDMA is of use.
-const LOCKED_BYTES_MIN: u64 = 1 << 30;
+/// Registered memory with which RDMA is chosen by itself: with what is locked beside it, 1 GiB.
+const AUTO_BYTES_MIN: u64 = (1 << 30) - LOCKED_BYTES_BESIDE;
+/// What to do about too low a limit of locked memory.
+pub(crate) const RAISE_THE_LIMIT: &str =
+    "raise the limit with `ulimit -l`, in /etc/security/limits.d or by LimitMEMLOCK= of the service";
 /// The name of the fabric of RDMA devices.
 const VERBS: &str = "verbs";
 
@@ -351,8 +371,36 @@ mod tests {
         assert_eq!(fits(&machine, "2001:db8::2", Some("good")), Ok("good".into()));
         assert_eq!(fits(&machine, "0.0.0.0", None), Ok("good".into()));
         assert_eq!(fits(&machine, "::", Some("good")), Ok("good".into()));
-        let infiniband = [port("ib", "ACTIVE", false, &["fe80::3"])];
-        assert_eq!(fits(&infiniband, "0.0.0.0", None), Ok("ib".into()));
+    }
+
+    #[test]
+    fn at_all_addresses_only_the_one_ethernet_device_is_used() {
+        let ib = port("ib", "ACTIVE", false, &["fe80::3"]);
+        let (one, two) = (port("one", "ACTIVE", true, &["10.0.0.1"]), port("two", "ACTIVE", true, &["10.1.0.1"]));
+        let down = port("down", "DOWN", true, &["10.2.0.1"]);
+        let second = Port { number: 2, addresses: two.addresses.clone(), ..one.clone() };
+        let infiniband = "ib is InfiniBand, which is used by --fabric verbs only".to_owned();
+        let several = "several RDMA devices; name one by --device or listen at its address".to_owned();
+        let ports = "several ports of one are active; listen at the address of one".to_owned();
+        for any in ["0.0.0.0", "::"] {
+            assert_eq!(fits(&[one.clone(), down.clone()], any, None), Ok("one".into()));
+            assert_eq!(fits(std::slice::from_ref(&ib), any, None), Err(infiniband.clone()));
+            assert_eq!(fits(&[ib.clone(), one.clone()], any, None), Err(several.clone()));
+            assert_eq!(fits(&[one.clone(), two.clone()], any, None), Err(several.clone()));
+            assert_eq!(fits(&[ib.clone(), one.clone(), two.clone()], any, Some("two")), Ok("two".into()));
+            assert_eq!(fits(&[ib.clone(), one.clone()], any, Some("ib")), Err(infiniband.clone()));
+            assert_eq!(fits(&[one.clone(), second.clone()], any, None), Err(ports.clone()));
+        }
+        assert_eq!(fits(&[ib, one, two], "10.1.0.1", None), Ok("two".into()));
+    }
+
+    #[test]
+    fn a_pool_over_rdma_is_not_longer_than_what_may_be_locked() {
+        let offered = Offered { lockable: Lockable::up_to(2 << 30), ..Offered::tcp("a test") };
+        let over = |fabric: &str| Chosen { fabric: fabric.into(), reason: String::new() };
+        assert_eq!(offered.pool_bytes(&over("tcp"), 4 << 30, 0), 4 << 30);
+        assert_eq!(offered.pool_bytes(&over("verbs"), 4 << 30, 0), (2 << 30) - LOCKED_BYTES_BESIDE);
+        assert_eq!(offered.pool_bytes(&over("verbs"), 1 << 30, 1 << 20), 1 << 30);
     }
 
     #[test]
@@ -377,7 +425,7 @@ mod tests {
     #[tokio::test]
     async fn the_loopback_is_never_taken_for_rdma() {
         let options = FabricOptions { fabric: FabricName::Auto, device: None };
-        for offered in [options.open_at("127.0.0.1:0").await, options.open_towards("127.0.0.1:1").await] {
+        for offered in [options.open_at("127.0.0.1:0").await, options.open_towards("127.0.0.1:1", 0).await] {
             let offered = offered.unwrap();
             assert_eq!((offered.fabrics.to_string(), offered.device), ("tcp".into(), None));
             assert!(offered.tcp_because.is_some());

@@ -24,7 +24,6 @@ use std::io::IsTerminal;
 use std::process::ExitCode;
 use std::time::Duration;
 
-use clap::Parser;
 use tokio::runtime::Builder;
 use tokio::signal::unix::{SignalKind, signal};
 use tracing_subscriber::EnvFilter;
@@ -34,7 +33,7 @@ use exit::{Exit, Signal};
 use progress::tell_outcome;
 
 fn main() -> ExitCode {
-    let cli = Cli::parse();
+    let cli = Cli::read();
     let filter = EnvFilter::try_from_env("RDMC_LOG").unwrap_or_else(|_| EnvFilter::new(LOG_DEFAULT));
     tracing_subscriber::fmt()
         .with_env_filter(filter)

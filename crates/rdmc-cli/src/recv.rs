@@ -12,10 +12,10 @@ use crate::announcement::{Announcement, Groups};
 use crate::arrivals::take_files;
 use crate::cli::RecvOptions;
 use crate::exit::Exit;
-use crate::fabric::{Chosen, Offered};
+use crate::fabric::{Chosen, FabricName, Offered, RAISE_THE_LIMIT};
 use crate::manifest::{Manifest, printable};
 use crate::progress::{Event, Reporter};
-use crate::size::Bytes;
+use crate::size::{Bytes, PAGE};
 use crate::store::Store;
 
 /// Receives until a signal comes, or one transfer with `--once`.
@@ -23,6 +23,10 @@ pub(crate) async fn run(options: RecvOptions) -> anyhow::Result<()> {
     let reporter = Reporter::new(options.output);
     let store = Store::open(&options.dir, options.no_overwrite, options.fsync)?;
     let offered = options.fabric.open_at(&options.listen).await?;
+    // Where there is a choice, each transfer for which that is too little says so.
+    if let (FabricName::Verbs, Err(short)) = (options.fabric.fabric, offered.lockable.check(options.pool_size)) {
+        tracing::warn!("{short} for all of --pool-size: longer files are declined; {RAISE_THE_LIMIT}");
+    }
     let listener = Listener::bind(offered.fabrics.clone(), &options.listen).await.map_err(|error| {
         let usage = error.kind() == std::io::ErrorKind::InvalidInput;
         let error = anyhow::Error::new(error).context(format!("cannot listen at {}", options.listen));
@@ -122,15 +126,10 @@ impl Host {
             "the list of files is longer than the {} of --pool-size",
             Bytes(pool)
         );
-        // A device that writes files behind the file system's back needs memory for the whole file instead.
         let mut withheld = None;
-        if told.file_bytes_max > pool && invitation.fabrics().iter().any(|fabric| !fabric.receives_into_files) {
-            let file = Bytes(told.file_bytes_max);
-            let reason = format!(
-                "a file of {file} does not fit into the {} of registered memory that RDMA receives into; \
-                 a larger --pool-size at the receiver would allow it",
-                Bytes(pool)
-            );
+        if invitation.fabrics().iter().any(|fabric| !fabric.receives_into_files)
+            && let Some(reason) = too_long(&told, pool, self.offered.lockable.room(staging_bytes(&told)))
+        {
             anyhow::ensure!(invitation.retain_fabrics(|fabric| fabric.receives_into_files), reason);
             withheld = Some(reason);
         }
@@ -147,7 +146,7 @@ impl Host {
         over: Chosen,
     ) -> anyhow::Result<()> {
         let node = builder
-            .pool_bytes_max(self.pool_size)
+            .pool_bytes_max(self.offered.pool_bytes(&over, self.pool_size, staging_bytes(told)))
             .start()
             .await
             .map_err(|error| anyhow::Error::new(error).context(Exit::Refused))?;
@@ -182,6 +181,36 @@ struct Judged {
     groups: Groups,
     /// Why a fabric that could be used is not offered for this transfer.
     withheld: Option<String>,
+}
+
+/// Says why what is announced does not fit into a pool of `pool` bytes where `lockable` may be locked, if so: a device
+/// that writes files behind the file system's back needs memory for the whole file instead.
+fn too_long(told: &Announcement, pool: u64, lockable: u64) -> Option<String> {
+    let longest = told.file_bytes_max.max(told.manifest_len);
+    if longest <= pool.min(lockable) {
+        return None;
+    }
+    let what = if told.file_bytes_max < longest { "the list of files" } else { "a file" };
+    let longest = Bytes(longest);
+    Some(if pool <= lockable {
+        format!(
+            "{what} of {longest} does not fit into the {} of registered memory that RDMA receives into; \
+             a larger --pool-size at the receiver would allow it",
+            Bytes(pool)
+        )
+    } else {
+        format!(
+            "{what} of {longest} does not fit into the {} of memory that RDMA may lock at the receiver \
+             (RLIMIT_MEMLOCK); a higher limit there would allow it, see rdmc doctor",
+            Bytes(lockable)
+        )
+    })
+}
+
+/// Returns the memory that is registered beside the pool: the first block of a message waits there, rounded up, until the
+/// message's size is known.
+fn staging_bytes(told: &Announcement) -> u64 {
+    (u64::from(told.block_size) * 9 / 8).next_multiple_of(PAGE)
 }
 
 /// Receives the list of files, and agrees to it or not.
@@ -278,3 +307,35 @@ pub(crate) fn not_formed(error: GroupError, exit: Exit) -> anyhow::Error {
 const SESSIONS_MAX: usize = 8;
 /// How long to wait for others who are told that this node refuses or leaves.
 const LEAVE_LIMIT: Duration = Duration::from_secs(5);
+
+#[cfg(test)]
+mod tests {
+    use rdmc::Algorithm;
+
+    use super::*;
+
+    fn told(file_bytes_max: u64) -> Announcement {
+        let told = Announcement::new(&Algorithm::Chain, 1 << 20, &Manifest::default(), 100);
+        Announcement { file_bytes_max, ..told }
+    }
+
+    #[test]
+    fn a_file_must_fit_into_the_pool_and_into_what_may_be_locked() {
+        let (file, pool) = (told(3 << 30), 4 << 30);
+        assert_eq!(too_long(&file, pool, u64::MAX), None);
+        assert_eq!(too_long(&file, pool, 3 << 30), None);
+        let reason = |pool, lockable| too_long(&file, pool, lockable).unwrap();
+        assert!(reason(2 << 30, u64::MAX).contains("a file of 3 GiB does not fit into the 2 GiB of registered memory"));
+        assert!(reason(2 << 30, 2 << 30).contains("--pool-size"));
+        let locked = reason(pool, 2 << 30);
+        assert!(locked.contains("the 2 GiB of memory that RDMA may lock"), "{locked}");
+        assert!(locked.contains("RLIMIT_MEMLOCK"), "{locked}");
+    }
+
+    #[test]
+    fn the_list_of_files_must_fit_too() {
+        let list = Announcement { manifest_len: 2 << 20, ..told(0) };
+        assert!(too_long(&list, 4 << 30, 1 << 20).unwrap().starts_with("the list of files of 2 MiB does not fit"));
+        assert_eq!(too_long(&list, 4 << 30, 2 << 20), None);
+    }
+}

@@ -17,6 +17,7 @@ use crate::exit::{Exit, INTEGRITY};
 use crate::fabric::{Chosen, Offered, register_to_send};
 use crate::manifest::{self, printable};
 use crate::progress::{Bar, Event, Reporter, TICK};
+use crate::size::POOL_BYTES_DEFAULT;
 use crate::source::{Source, SourceFile};
 
 /// Sends everything to everybody.
@@ -33,7 +34,9 @@ pub(crate) async fn run(options: SendOptions) -> anyhow::Result<()> {
     anyhow::ensure!(list.len() as u64 <= manifest::LEN_MAX, "there are too many files for one transfer");
     let told = Announcement::new(&algorithm, options.block_size, &source.manifest, list.len() as u64);
 
-    let offered = options.fabric.open_towards(&receivers.0[0]).await?;
+    let sizes: Vec<u64> = source.files().map(|(_, _, size)| size).collect();
+    let registered = registered_bytes_max(&sizes).max(told.manifest_len);
+    let offered = options.fabric.open_towards(&receivers.0[0], registered).await?;
     let (node, over) = start(&offered, &receivers, &told, Duration::from_secs(options.timeout)).await?;
     let nodes = (0..receivers.members()).map(NodeId).collect();
     let groups = told.groups(nodes).context("the group cannot be formed")?;
@@ -59,6 +62,8 @@ async fn start(
     })?;
     let over = builder.fabric_choice().map(|choice| offered.chosen(choice, None));
     let over = over.expect("the builder comes from an invitation");
+    // Files that a device does not register where they are mapped are copied there.
+    let builder = builder.pool_bytes_max(offered.pool_bytes(&over, POOL_BYTES_DEFAULT, 0));
     let started = builder.connect_limit(limit.max(CONNECT_LIMIT_MIN)).start().await;
     let node = started.map_err(|error| match error {
         StartError::Unreachable { missing, problem } => {
@@ -248,6 +253,12 @@ impl Transfer<'_> {
     }
 }
 
+/// Returns the bytes that are registered at once, at most, when files of these sizes are sent one after the other.
+fn registered_bytes_max(sizes: &[u64]) -> u64 {
+    let at_once = sizes.windows(sizes.len().clamp(1, FILES_REGISTERED_MAX));
+    at_once.map(|files| files.iter().copied().fold(0, u64::saturating_add)).max().unwrap_or(0)
+}
+
 /// Shows the progress for ever.
 #[expect(clippy::cast_precision_loss, clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "for display")]
 async fn watch(sender: &Sender, bar: &Bar, share: f64) -> Infallible {
@@ -261,6 +272,8 @@ async fn watch(sender: &Sender, bar: &Bar, share: f64) -> Infallible {
 const RECEIVERS_SHOWN_MAX: usize = 4;
 /// Messages under way at once: below what a group queues.
 const UNDER_WAY_MAX: usize = 8;
+/// Files registered at once: those under way, each with its digest, and the next one.
+const FILES_REGISTERED_MAX: usize = UNDER_WAY_MAX / 2 + 1;
 /// Blocks beyond which the sender's share hardly changes.
 const BLOCKS_COUNTED_MAX: u64 = 4096;
 /// How long receivers that have all agreed have to connect, at least.
@@ -282,5 +295,15 @@ mod tests {
         let receivers = Receivers::new(vec!["[::1]:7471".into(), "host:7471".into()]).unwrap();
         assert_eq!((receivers.members(), receivers.name(NodeId(2))), (3, "host:7471".into()));
         assert_eq!(receivers.name(NodeId(0)), "the sender");
+    }
+
+    #[test]
+    fn files_that_are_under_way_together_are_registered_together() {
+        assert_eq!(
+            (registered_bytes_max(&[]), registered_bytes_max(&[7]), registered_bytes_max(&[1, 2, 3])),
+            (0, 7, 6)
+        );
+        assert_eq!(registered_bytes_max(&[9, 0, 0, 0, 0, 9, 1, 1, 1, 1, 2]), 13);
+        assert_eq!(registered_bytes_max(&[u64::MAX, 1]), u64::MAX);
     }
 }

@@ -92,9 +92,11 @@ impl fmt::Display for Rate {
 }
 
 /// The unit of registered memory in bytes.
-const PAGE: u64 = 4 << 10;
+pub(crate) const PAGE: u64 = 4 << 10;
 /// Registered memory without which no transfer goes well.
-const POOL_BYTES_MIN: u64 = 1 << 20;
+pub(crate) const POOL_BYTES_MIN: u64 = 1 << 20;
+/// Registered memory of a transfer, at most, unless told otherwise.
+pub(crate) const POOL_BYTES_DEFAULT: u64 = 4 << 30;
 const UNITS: [(&str, u64); 4] = [("KiB", 1 << 10), ("MiB", 1 << 20), ("GiB", 1 << 30), ("TiB", 1 << 40)];
 
 #[cfg(test)]

@@ -139,7 +139,15 @@ impl Setting {
             1 => "1 core".to_owned(),
             cores => format!("{cores} cores"),
         };
-        let here = format!("Here all members share {cores}, so that copying sets the time more than the schedule does");
+        let here = match self.devices.len() {
+            0 => format!("Here all members share {cores}, so that copying sets the time more than the schedule does"),
+            // What moves the bytes depends on the device: a processor or an adapter.
+            _ => {
+                "Here all members share the devices and the memory of this host, so that the times are not those of a \
+                  network"
+                    .to_owned()
+            }
+        };
         if steps == 0 || *algorithm == Algorithm::Sequential {
             return format!("{here}.");
         }
@@ -188,6 +196,17 @@ mod tests {
     fn the_remark_names_the_gain_in_steps() {
         let remark = setting(8, 256 << 20).remark(&Algorithm::BinomialPipeline);
         assert!(remark.contains("258 steps of one block instead of 1792: ×6.9"), "{remark}");
+    }
+
+    #[test]
+    fn the_remark_says_what_the_members_share() {
+        let copied = setting(8, 256 << 20);
+        let remark = |setting: &Setting| setting.remark(&Algorithm::BinomialPipeline);
+        assert!(remark(&copied).starts_with("Here all members share 2 cores, so that copying sets the time"));
+        let by_devices = Setting { fabric: "verbs", devices: vec!["rxe1".into()], ..copied };
+        let remark = remark(&by_devices);
+        assert!(remark.starts_with("Here all members share the devices and the memory of this host"), "{remark}");
+        assert!(!remark.contains("copying") && !remark.contains("cores"), "{remark}");
     }
 
     #[test]

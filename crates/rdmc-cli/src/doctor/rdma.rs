@@ -6,7 +6,8 @@ use rdmc::Fabric;
 use rdmc_verbs::{DeviceInfo, PortInfo, VerbsConfig, VerbsError, VerbsFabric};
 
 use super::{Finding, State, good, weak};
-use crate::fabric::lockable;
+use crate::fabric::Lockable;
+use crate::size::{Bytes, POOL_BYTES_DEFAULT};
 
 /// Looks at all devices, and opens the best one; called inside a Tokio runtime.
 pub(super) fn examine() -> Vec<Finding> {
@@ -21,7 +22,8 @@ pub(super) fn examine() -> Vec<Finding> {
     let mut findings = vec![fabric(&opened, devices.is_empty()), library(&opened, devices.is_empty())];
     findings.extend(devices.iter().flat_map(device));
     if !devices.is_empty() {
-        findings.push(locked_memory(opened.as_deref().ok().map(|fabric| fabric as &dyn Fabric)));
+        let fabric = opened.as_deref().ok().map(|fabric| fabric as &dyn Fabric);
+        findings.push(locked_memory(Lockable::find(fabric)));
     }
     findings
 }
@@ -74,28 +76,41 @@ fn port(device: &str, port: &PortInfo) -> Finding {
     let topic = format!("{device} port {}", port.number);
     let link = if port.ethernet { "Ethernet" } else { "InfiniBand" };
     let gids: Vec<_> = port.gids.iter().map(|gid| format!("{} ({})", gid.address(), gid.kind)).collect();
-    if gids.is_empty() {
-        let found = format!("{}, {link}, no address", port.state);
-        return weak(topic, State::Weak, found, "give its network interface an IP address: ip addr add … dev NAME");
-    }
-    let found = format!("{}, {link}: {}", port.state, gids.join(", "));
-    if port.is_active() {
-        good(topic, found)
-    } else {
-        weak(topic, State::Weak, found, "check its cable and its state: rdma link; ip link set NAME up")
+    let addresses = if gids.is_empty() { ", no address".to_owned() } else { format!(": {}", gids.join(", ")) };
+    let found = format!("{}, {link}{addresses}", port.state);
+    match remedy(&port.state, port.ethernet, !gids.is_empty()) {
+        None => good(topic, found),
+        Some(advice) => weak(topic, State::Weak, found, advice),
     }
 }
 
-fn locked_memory(fabric: Option<&dyn Fabric>) -> Finding {
-    const TOPIC: &str = "locked memory";
-    match lockable(fabric) {
-        Ok(found) => good(TOPIC, found),
-        Err(found) => {
-            let advice =
-                "registered memory is locked: raise memlock in /etc/security/limits.d, or set LimitMEMLOCK=infinity";
-            weak(TOPIC, State::Weak, found, advice)
+/// Says what to do about a port in this state, unless it can be used.
+fn remedy(state: &str, ethernet: bool, has_address: bool) -> Option<&'static str> {
+    match (state, ethernet) {
+        (_, true) if !has_address => Some("give its network interface an IP address: ip addr add … dev NAME"),
+        ("ACTIVE", _) if has_address => None,
+        (_, true) => Some("check its cable and its state: rdma link; ip link set NAME up"),
+        // The link is there; addresses and the last state come from the subnet manager.
+        ("INIT" | "ARMED" | "ACTIVE", false) => {
+            Some("its network has no subnet manager: start one, such as opensm, on a host or in a switch")
+        }
+        (_, false) => {
+            Some("check its cable and its state: rdma link; its network needs a subnet manager, such as opensm")
         }
     }
+}
+
+fn locked_memory(lockable: Lockable) -> Finding {
+    const TOPIC: &str = "locked memory";
+    if lockable.check(POOL_BYTES_DEFAULT).is_err() {
+        let advice = format!(
+            "registered memory is locked, in rdmc recv up to {} and a little more: raise memlock in \
+             /etc/security/limits.d, or set LimitMEMLOCK=infinity",
+            Bytes(POOL_BYTES_DEFAULT)
+        );
+        return weak(TOPIC, State::Weak, lockable.to_string(), advice);
+    }
+    good(TOPIC, lockable.to_string())
 }
 
 /// Says what went wrong, with its causes.
@@ -107,4 +122,35 @@ fn chain(error: &VerbsError) -> String {
         source = cause.source();
     }
     text
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_port_of_infiniband_that_is_not_set_up_lacks_a_subnet_manager() {
+        for state in ["INIT", "ARMED"] {
+            let advice = remedy(state, false, true).unwrap();
+            assert!(advice.contains("opensm") && !advice.contains("ip link"), "{advice}");
+            assert!(remedy(state, true, true).unwrap().contains("ip link set"));
+        }
+        let down = remedy("DOWN", false, true).unwrap();
+        assert!(down.contains("cable") && !down.contains("ip link"), "{down}");
+    }
+
+    #[test]
+    fn an_active_port_with_an_address_needs_nothing() {
+        assert_eq!((remedy("ACTIVE", true, true), remedy("ACTIVE", false, true)), (None, None));
+        assert!(remedy("ACTIVE", true, false).unwrap().contains("ip addr add"));
+        assert!(!remedy("ACTIVE", false, false).unwrap().contains("ip addr"));
+    }
+
+    #[test]
+    fn less_locked_memory_than_the_pool_could_be_better() {
+        let state = |lockable| locked_memory(lockable).state;
+        assert_eq!(state(Lockable::up_to(POOL_BYTES_DEFAULT - 1)), State::Weak);
+        assert_eq!(state(Lockable::up_to(POOL_BYTES_DEFAULT + (1 << 30))), State::Good);
+        assert_eq!(state(Lockable::WITHOUT_LIMIT), State::Good);
+    }
 }
