@@ -19,7 +19,7 @@ use rdmc::{Algorithm, CompletionMode, Fabric, GroupSpec, Listener, Node, NodeId}
 use rdmc_benches::{median, monotonic, processor_time};
 use rdmc_fabric::{Opcode, QueuePairId, TraceEvent, TraceFabric, TraceKind};
 use rdmc_schedule::{BlockCount, Rank, Schedule};
-use rdmc_verbs::{DeviceInfo, VerbsConfig, VerbsFabric};
+use rdmc_verbs::{VerbsConfig, VerbsFabric};
 
 #[derive(Parser)]
 struct Arguments {
@@ -240,8 +240,7 @@ fn object(mib: usize) -> Bytes {
 
 /// Chooses the devices, the same more than once if there are too few.
 fn devices(count: usize) -> Result<Vec<String>> {
-    let devices = rdmc_verbs::devices()?.into_iter().filter(DeviceInfo::is_usable);
-    let names: Vec<String> = devices.map(|device| device.name).collect();
+    let names = rdmc_verbs::usable_devices()?;
     ensure!(!names.is_empty(), "this machine has no RDMA device with an active port");
     Ok((0..count).map(|i| names[i % names.len()].clone()).collect())
 }

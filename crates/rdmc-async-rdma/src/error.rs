@@ -17,7 +17,10 @@ pub enum AsyncRdmaError {
         bounds: &'static str,
     },
     /// There is no such device, or it refused what the settings ask for.
-    #[error("the RDMA device {} could not be opened", device.as_deref().unwrap_or("(any)"))]
+    #[error(
+        "the RDMA device {} could not be opened; see `ibv_devinfo` for its name and ports, and whether this user may",
+        device.as_deref().unwrap_or("(any)")
+    )]
     Device {
         /// The device asked for, if one was.
         device: Option<String>,
@@ -25,7 +28,7 @@ pub enum AsyncRdmaError {
         source: io::Error,
     },
     /// The port has no address at the place given.
-    #[error("port {port} has no address at index {gid_index} of its table")]
+    #[error("port {port} has no address at index {gid_index} of its table; `ibv_devinfo -v` lists those it has")]
     NoGid {
         /// The port.
         port: u8,

@@ -109,7 +109,7 @@ impl AsyncRdmaQueuePair {
 
     /// Meets the peer and readies the device's queue pair.
     async fn establish(self: &Arc<Self>, peer: Peer) -> Result<Connection, ConnectError> {
-        let place = decode(&peer.endpoint)?;
+        let place = MeetingPlace::of_endpoint(&peer.endpoint, ENDPOINT_TAG)?;
         let stream = self.meeting.meet(place, peer.role, peer.address).await?;
         let mut closed = self.meeting.closed();
         tokio::select! {
@@ -159,9 +159,7 @@ impl RawQueuePair for AsyncRdmaQueuePair {
     }
 
     fn endpoint(&self) -> Endpoint {
-        let mut out = ENDPOINT_TAG.to_vec();
-        self.meeting.place().encode(&mut out);
-        Endpoint::new(out).expect("an endpoint takes at most 39 bytes")
+        self.meeting.place().to_endpoint(ENDPOINT_TAG)
     }
 
     fn connect(&self, peer: Peer) -> BoxFuture<'static, Result<(), ConnectError>> {
@@ -219,12 +217,6 @@ impl Drop for AsyncRdmaQueuePair {
 fn software(source: &Arc<dyn CompletionSource>) -> Option<&SoftwareCompletions> {
     let any: &dyn Any = &**source;
     any.downcast_ref()
-}
-
-fn decode(endpoint: &Endpoint) -> Result<MeetingPlace, ConnectError> {
-    let mut rest = endpoint.as_bytes().strip_prefix(ENDPOINT_TAG).ok_or(ConnectError::BadEndpoint)?;
-    let place = MeetingPlace::decode(&mut rest).ok_or(ConnectError::BadEndpoint)?;
-    if rest.is_empty() { Ok(place) } else { Err(ConnectError::BadEndpoint) }
 }
 
 /// First bytes of an encoded endpoint: fabric and version.

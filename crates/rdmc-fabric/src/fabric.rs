@@ -246,6 +246,9 @@ pub enum ConnectError {
     /// The queue pair is connected, closed or broken already.
     #[error("the queue pair is not in a state to be connected")]
     WrongState,
+    /// The peer was to be connected to, but its fabric listens nowhere.
+    #[error("the peer listens at no address; all fabrics of a node must share one rendezvous")]
+    PeerNotListening,
     /// This end was to be connected to, but listens nowhere.
     #[error("this node listens at no address, so nobody can connect to it")]
     NotListening,

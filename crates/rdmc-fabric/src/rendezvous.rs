@@ -17,7 +17,7 @@ use tokio::net::TcpStream;
 use tokio::sync::{oneshot, watch};
 
 use crate::environment::{DATA_MAGIC, DataAcceptor, Environment};
-use crate::fabric::{ConnectError, Role};
+use crate::fabric::{ConnectError, Endpoint, Role};
 
 /// The connections that a node's queue pairs wait for.
 ///
@@ -156,7 +156,7 @@ impl Meeting {
 
     /// Opens the connection and waits for the peer's proof that it is the one expected.
     async fn open(&self, remote: MeetingPlace, address: Option<IpAddr>) -> Result<TcpStream, ConnectError> {
-        let mut at = remote.listening.ok_or(ConnectError::BadEndpoint)?;
+        let mut at = remote.listening.ok_or(ConnectError::PeerNotListening)?;
         if let (true, Some(ip)) = (at.ip().is_unspecified(), address) {
             at = SocketAddr::new(ip, at.port());
         }
@@ -216,6 +216,27 @@ pub struct MeetingPlace {
 }
 
 impl MeetingPlace {
+    /// Makes the endpoint of a queue pair that needs no more than to be met: `tag`, which names fabric and version, and
+    /// the place.
+    ///
+    /// # Panics
+    /// If the tag is longer than 200 bytes.
+    pub fn to_endpoint(&self, tag: &[u8]) -> Endpoint {
+        let mut out = tag.to_vec();
+        self.encode(&mut out);
+        Endpoint::new(out).expect("a short tag and a place fit into an endpoint")
+    }
+
+    /// Takes the place out of what [`to_endpoint`](Self::to_endpoint) has made with the same tag.
+    ///
+    /// # Errors
+    /// [`ConnectError::BadEndpoint`] if it is anything else.
+    pub fn of_endpoint(endpoint: &Endpoint, tag: &[u8]) -> Result<Self, ConnectError> {
+        let mut rest = endpoint.as_bytes().strip_prefix(tag).ok_or(ConnectError::BadEndpoint)?;
+        let place = Self::decode(&mut rest).ok_or(ConnectError::BadEndpoint)?;
+        if rest.is_empty() { Ok(place) } else { Err(ConnectError::BadEndpoint) }
+    }
+
     /// Appends the encoded form: nonce, family (0, 4 or 6), address, port; at most 35 bytes.
     pub fn encode(&self, out: &mut Vec<u8>) {
         out.extend(self.nonce.to_le_bytes());
@@ -286,6 +307,23 @@ mod tests {
             encoded.push(42);
             let mut rest = &encoded[..];
             assert_eq!((MeetingPlace::decode(&mut rest), rest), (Some(place), &[42][..]));
+        }
+    }
+
+    #[test]
+    fn endpoints_of_others_and_longer_ones_are_refused() {
+        let place = MeetingPlace { nonce: 7, listening: Some("1.2.3.4:5".parse().unwrap()) };
+        let endpoint = place.to_endpoint(b"tag1");
+        assert_eq!(MeetingPlace::of_endpoint(&endpoint, b"tag1").unwrap(), place);
+        let bytes = endpoint.as_bytes();
+        for bytes in [
+            [bytes, &[0]].concat(),
+            bytes[1..].to_vec(),
+            b"tag1".to_vec(),
+            place.to_endpoint(b"tag2").as_bytes().to_vec(),
+        ] {
+            let refused = MeetingPlace::of_endpoint(&Endpoint::new(bytes).unwrap(), b"tag1");
+            assert!(matches!(refused, Err(ConnectError::BadEndpoint)));
         }
     }
 

@@ -13,11 +13,11 @@ use tokio::net::TcpStream;
 
 use crate::completion::{CompletionMode, CompletionQueue, CompletionSource, SoftwareCompletions};
 use crate::environment::{Environment, TokioEnvironment};
-use crate::fabric::{Capabilities, ConnectError, Endpoint, Fabric, FabricError, QueuePairConfig};
+use crate::fabric::{Capabilities, Fabric, FabricError, QueuePairConfig};
 use crate::memory::{Memory, MemoryRegion};
 use crate::queue_pair::QueuePair;
 use crate::remote::{Expose, ExposedRegion};
-use crate::rendezvous::{MeetingPlace, Rendezvous};
+use crate::rendezvous::Rendezvous;
 use crate::software::Exposures;
 
 mod frame;
@@ -133,18 +133,6 @@ struct TcpShared {
     exposures: Arc<Exposures>,
 }
 
-fn encode(place: MeetingPlace) -> Endpoint {
-    let mut out = ENDPOINT_TAG.to_vec();
-    place.encode(&mut out);
-    Endpoint::new(out).expect("an endpoint takes at most 39 bytes")
-}
-
-fn decode(endpoint: &Endpoint) -> Result<MeetingPlace, ConnectError> {
-    let mut rest = endpoint.as_bytes().strip_prefix(ENDPOINT_TAG).ok_or(ConnectError::BadEndpoint)?;
-    let place = MeetingPlace::decode(&mut rest).ok_or(ConnectError::BadEndpoint)?;
-    if rest.is_empty() { Ok(place) } else { Err(ConnectError::BadEndpoint) }
-}
-
 /// Tells whether both ends are on this host, where bytes pass through memory and not through a port.
 fn stays_on_host(stream: &TcpStream) -> io::Result<bool> {
     Ok(stream.peer_addr()?.ip() == stream.local_addr()?.ip())
@@ -172,22 +160,4 @@ fn tune(stream: &TcpStream, config: TcpConfig) -> io::Result<()> {
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
-}
-
-/// First bytes of an encoded endpoint: fabric and version.
-const ENDPOINT_TAG: &[u8] = b"tcp1";
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn endpoints_of_others_and_longer_ones_are_refused() {
-        let environment = TokioEnvironment::new();
-        let endpoint = encode(Rendezvous::new().meeting(&environment).place());
-        assert!(decode(&endpoint).is_ok());
-        for bytes in [[endpoint.as_bytes(), &[0]].concat(), endpoint.as_bytes()[1..].to_vec(), b"tcp1".to_vec()] {
-            assert!(matches!(decode(&Endpoint::new(bytes).unwrap()), Err(ConnectError::BadEndpoint)));
-        }
-    }
 }

@@ -168,6 +168,14 @@ fn read(path: &Path) -> String {
     fs::read_to_string(path).map(|text| text.trim().to_owned()).unwrap_or_default()
 }
 
+/// Returns the names of the devices with which a fabric can be opened, in their order.
+///
+/// # Errors
+/// The kernel's list cannot be read.
+pub fn usable_devices() -> io::Result<Vec<String>> {
+    Ok(devices()?.into_iter().filter(DeviceInfo::is_usable).map(|device| device.name).collect())
+}
+
 /// The port and address that a fabric uses.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Choice {

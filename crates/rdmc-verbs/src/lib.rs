@@ -42,6 +42,6 @@ mod queue_pair;
 mod status;
 mod sys;
 
-pub use devices::{DeviceInfo, GidInfo, GidKind, PortInfo, devices};
+pub use devices::{DeviceInfo, GidInfo, GidKind, PortInfo, devices, usable_devices};
 pub use error::{LockedMemoryLimit, VerbsError};
 pub use fabric::{VerbsConfig, VerbsFabric};

@@ -6,7 +6,7 @@
 
 use futures::future::BoxFuture;
 use rdmc_fabric::conformance::{Node, Rig, block_on};
-use rdmc_verbs::{DeviceInfo, VerbsConfig, VerbsFabric};
+use rdmc_verbs::{VerbsConfig, VerbsFabric};
 
 struct VerbsRig {
     workers: usize,
@@ -36,8 +36,7 @@ impl Rig for VerbsRig {
 }
 
 fn usable_devices() -> Vec<String> {
-    let devices = rdmc_verbs::devices().expect("the kernel lists its devices");
-    let names: Vec<String> = devices.into_iter().filter(DeviceInfo::is_usable).map(|device| device.name).collect();
+    let names = rdmc_verbs::usable_devices().expect("the kernel lists its devices");
     assert!(!names.is_empty() || std::env::var_os("RDMC_LAB_NODES").is_none(), "the lab's devices are not found");
     names
 }

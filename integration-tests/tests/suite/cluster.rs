@@ -7,7 +7,7 @@ use std::time::Duration;
 use futures::StreamExt;
 use rdmc::{Algorithm, Cluster, Fabric, GroupSpec, MemNetwork, Message, Node, NodeId, Receiver, Sender, TcpFabric};
 #[cfg(target_os = "linux")]
-use rdmc_verbs::{DeviceInfo, VerbsConfig, VerbsFabric};
+use rdmc_verbs::{VerbsConfig, VerbsFabric};
 
 /// The fabrics.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -51,8 +51,7 @@ impl Kind {
 
 /// Lists the RDMA devices that can be used.
 pub(crate) fn verbs_devices() -> Vec<String> {
-    let devices = rdmc_verbs::devices().expect("the kernel lists its devices");
-    devices.into_iter().filter(DeviceInfo::is_usable).map(|device| device.name).collect()
+    rdmc_verbs::usable_devices().expect("the kernel lists its devices")
 }
 
 impl fmt::Display for Kind {

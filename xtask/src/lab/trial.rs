@@ -50,16 +50,7 @@ pub(crate) fn run_bench(parts: &Parts, port_rate_mbit: Option<u32>, arguments: &
     build(&["bench", "-p", "rdmc-benches", "--bench", "verbs"], &mut executables)?;
     let bench = substitute("{bench:verbs}", &executables)?;
     let run = |port_rate_mbit: Option<u32>, command: &[OsString]| {
-        let machine = Machine {
-            nodes: 4,
-            driver: Driver::Rxe,
-            memory_mib: 6 << 10,
-            port_rate_mbit,
-            timeout_s: Some(BENCH_LIMIT_S),
-            writable: Vec::new(),
-            kernel_log: None,
-            verbose: false,
-        };
+        let machine = Machine { port_rate_mbit, ..machine(4, Driver::Rxe, 6 << 10, BENCH_LIMIT_S) };
         anyhow::Ok(boot::boot(parts, &machine, &Guest::Run(command))?.status())
     };
     if !arguments.is_empty() {
@@ -84,17 +75,21 @@ fn run_suite(parts: &Parts, suite: &Suite, verbose: bool) -> Result<Outcome> {
         build(arguments, &mut executables)?;
     }
     let command = suite.command.iter().map(|word| substitute(word, &executables)).collect::<Result<Vec<OsString>>>()?;
-    let machine = Machine {
-        nodes: suite.nodes,
-        driver: suite.driver,
-        memory_mib: suite.memory_mib,
+    let machine = Machine { verbose, ..machine(suite.nodes, suite.driver, suite.memory_mib, suite.timeout_s) };
+    boot::boot(parts, &machine, &Guest::Run(&command))
+}
+
+fn machine(nodes: u8, driver: Driver, memory_mib: u32, timeout_s: u32) -> Machine {
+    Machine {
+        nodes,
+        driver,
+        memory_mib,
         port_rate_mbit: None,
-        timeout_s: Some(suite.timeout_s),
+        timeout_s: Some(timeout_s),
         writable: Vec::new(),
         kernel_log: None,
-        verbose,
-    };
-    boot::boot(parts, &machine, &Guest::Run(&command))
+        verbose: false,
+    }
 }
 
 /// Runs cargo and adds the executables that it tells of.

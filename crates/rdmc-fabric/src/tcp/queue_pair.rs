@@ -19,7 +19,7 @@ use crate::environment::{Environment, TokioEnvironment};
 use crate::fabric::{ConnectError, Endpoint, FabricError, Peer, QueuePairConfig, RawQueuePair};
 use crate::memory::Buffer;
 use crate::queue_pair::next_queue_pair_id;
-use crate::rendezvous::Meeting;
+use crate::rendezvous::{Meeting, MeetingPlace};
 use crate::software::{Grant, PostedWork, Taken};
 use crate::work::{Nearing, QueuePairId, Work, WorkError, WorkRequest};
 
@@ -94,13 +94,13 @@ impl RawQueuePair for TcpQueuePair {
     }
 
     fn endpoint(&self) -> Endpoint {
-        super::encode(self.meeting.place())
+        self.meeting.place().to_endpoint(ENDPOINT_TAG)
     }
 
     fn connect(&self, peer: Peer) -> BoxFuture<'static, Result<(), ConnectError>> {
         let this = self.this.upgrade().expect("somebody holds the queue pair they connect");
         Box::pin(async move {
-            let remote = super::decode(&peer.endpoint)?;
+            let remote = MeetingPlace::of_endpoint(&peer.endpoint, ENDPOINT_TAG)?;
             let stream = this.meeting.meet(remote, peer.role, peer.address).await?;
             tune(&stream, this.shared.config).map_err(ConnectError::Unreachable)?;
             this.on_host.store(stays_on_host(&stream).map_err(ConnectError::Unreachable)?, Ordering::Relaxed);
@@ -510,6 +510,8 @@ impl Writer<'_> {
     }
 }
 
+/// First bytes of an encoded endpoint: fabric and version.
+const ENDPOINT_TAG: &[u8] = b"tcp1";
 /// `EFAULT`: the kernel could not touch the memory, as when a mapped file was shortened.
 const BAD_ADDRESS: i32 = 14;
 /// Payloads up to this many bytes are copied behind their header; longer ones are written from where they lie.
