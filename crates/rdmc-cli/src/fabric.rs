@@ -215,7 +215,7 @@ impl Port {
 /// Finds the device, among those called `name` if it is given, through which others reach `address`; or says why none.
 fn fitting<'a>(ports: &'a [Port], address: IpAddr, name: Option<&str>) -> Result<&'a str, String> {
     if ports.is_empty() {
-        return Err("no RDMA device".to_owned());
+        return Err(name.map_or("no RDMA device".to_owned(), |name| format!("no RDMA device {name}, nor any other")));
     }
     if address.is_loopback() {
         return Err(format!("{address} is the loopback"));
@@ -440,6 +440,7 @@ mod tests {
         assert_eq!(Exit::code_of(&named(FabricName::Tcp).open_at("0.0.0.0:0").await.unwrap_err()), 2);
         let offered = named(FabricName::Auto).open_at("0.0.0.0:0").await.unwrap();
         assert_eq!(offered.fabrics.to_string(), "tcp");
+        assert!(offered.tcp_because.is_some_and(|reason| reason.contains("no RDMA device no-such-device")));
     }
 
     #[tokio::test]

@@ -78,7 +78,7 @@ impl fmt::Display for Event {
             }
             Event::Progress { bytes, total } => write!(f, "{} of {}", Bytes(*bytes), Bytes(*total)),
             Event::File { path, bytes } => write!(f, "{path}  {}", Bytes(*bytes)),
-            Event::Skipped { path } => write!(f, "skipped {path}: a link or something special"),
+            Event::Skipped { path } => write!(f, "skipped {path}: a symbolic link, a device or the like"),
             Event::Done { receivers, files, bytes, skipped, seconds } => {
                 let rate = Rate { bytes: *bytes, seconds: *seconds };
                 let (files, receivers) = (count(*files, "file"), count(*receivers, "receiver"));

@@ -29,7 +29,8 @@ pub(crate) async fn run(options: RecvOptions) -> anyhow::Result<()> {
     }
     let listener = Listener::bind(offered.fabrics.clone(), &options.listen).await.map_err(|error| {
         let usage = error.kind() == std::io::ErrorKind::InvalidInput;
-        let error = anyhow::Error::new(error).context(format!("cannot listen at {}", options.listen));
+        let form = if usage { ", which is to be ADDRESS:PORT" } else { "" };
+        let error = anyhow::Error::new(error).context(format!("cannot listen at {}{form}", options.listen));
         if usage { error.context(Exit::Usage) } else { error }
     })?;
     reporter.say(&Event::Listening {

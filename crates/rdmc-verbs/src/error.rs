@@ -20,7 +20,8 @@ pub enum VerbsError {
     },
     /// The machine has no RDMA device.
     #[error(
-        "this machine has no RDMA device; without hardware, `rdma link add rxe0 type rxe netdev IFACE` makes one in software"
+        "this machine has no RDMA device; without hardware, `modprobe rdma_rxe` and `rdma link add rxe0 type rxe netdev IFACE` \
+         make one in software"
     )]
     NoDevice,
     /// There is no device of that name.
