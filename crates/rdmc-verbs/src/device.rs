@@ -7,6 +7,7 @@ use std::io;
 use std::os::fd::{BorrowedFd, OwnedFd};
 use std::path::{Path, PathBuf};
 use std::ptr::NonNull;
+use std::sync::atomic::AtomicU32;
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 
 use tokio::io::unix::AsyncFd;
@@ -30,6 +31,8 @@ pub(crate) struct Device {
     pub(crate) choice: Choice,
     pub(crate) attributes: ibv_device_attr,
     pub(crate) port: ibv_port_attr,
+    /// Memory regions registered.
+    pub(crate) regions: AtomicU32,
     /// The queue pairs that the device's events may name, by address.
     connections: Mutex<HashMap<usize, Weak<Connection>>>,
 }
@@ -63,7 +66,8 @@ impl Device {
         // SAFETY: as above.
         let port = unsafe { std::mem::zeroed() };
         let connections = Mutex::default();
-        let mut device = Self { library, context, pd, ops, choice, attributes, port, connections };
+        let regions = AtomicU32::new(0);
+        let mut device = Self { library, context, pd, ops, choice, attributes, port, regions, connections };
         let failed = |action| {
             let device = device.choice.device.clone();
             move |source| VerbsError::Device { device, action, source }

@@ -3,6 +3,7 @@
 use std::ffi::c_int;
 use std::io;
 use std::ptr::NonNull;
+use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 
 use rdmc_fabric::{Buffer, BufferMut, Expose, ExposedMemory, FabricError, Memory, RemoteMemory};
@@ -31,8 +32,11 @@ impl Mr {
         // SAFETY: the protection domain is open; the range is valid by the contract of this function.
         let mr = unsafe { (device.library.ibv_reg_mr)(device.pd.as_ptr(), ptr.cast(), len, access) };
         match NonNull::new(mr) {
-            Some(mr) => Ok(Self { device: device.clone(), mr }),
-            None => Err(FabricError::Memory { len, source: explain(io::Error::last_os_error(), len) }),
+            Some(mr) => {
+                device.regions.fetch_add(1, Ordering::Relaxed);
+                Ok(Self { device: device.clone(), mr })
+            }
+            None => Err(FabricError::Memory { len, source: explain(io::Error::last_os_error(), len, device) }),
         }
     }
 
@@ -54,15 +58,20 @@ impl Drop for Mr {
         if code != 0 {
             tracing::warn!(code, "a memory region could not be deregistered");
         }
+        self.device.regions.fetch_sub(1, Ordering::Relaxed);
     }
 }
 
-/// Tells the limit on locked memory from other reasons for which registering fails.
-fn explain(error: io::Error, len: usize) -> io::Error {
+/// Tells the limit on locked memory from other reasons for which registering fails, such as too many regions.
+fn explain(error: io::Error, len: usize, device: &Device) -> io::Error {
     let limit = rustix::process::getrlimit(rustix::process::Resource::Memlock).current;
     match (error.kind(), limit) {
         (io::ErrorKind::OutOfMemory, Some(max)) => io::Error::new(error.kind(), LockedMemoryLimit { len, max }),
-        _ => error,
+        _ => {
+            let (have, max) = (device.regions.load(Ordering::Relaxed), device.attributes.max_mr);
+            let counts = format!("{error}; the device offers {max} memory regions, of which this process has {have}");
+            io::Error::new(error.kind(), counts)
+        }
     }
 }
 

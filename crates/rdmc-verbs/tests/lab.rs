@@ -12,7 +12,7 @@ use std::time::Duration;
 
 use rdmc_fabric::conformance::Node;
 use rdmc_fabric::{
-    BufferMut, CompletionMode, CompletionSource, FabricError, Peer, QueuePair, QueuePairConfig, Role, WorkError,
+    BufferMut, CompletionMode, CompletionSource, FabricError, Memory, Peer, QueuePair, QueuePairConfig, Role, WorkError,
 };
 use rdmc_verbs::{VerbsConfig, VerbsFabric};
 
@@ -78,6 +78,29 @@ async fn deeper_queues_than_the_device_offers_are_refused_with_its_limit() {
     println!("{refused}");
     let limit = matches!(refused, FabricError::Limit { wanted, .. } if wanted == 1 << 24);
     assert!(limit || matches!(refused, FabricError::CompletionQueueFull { .. }), "{refused:?}");
+}
+
+#[tokio::test]
+async fn more_memory_regions_than_the_device_offers_are_refused_with_its_limit() {
+    if !in_lab() {
+        return;
+    }
+    let (a, _) = pair().await;
+    let region = || a.node.fabric.register(Memory::from(vec![7; 65]));
+    let mut regions = Vec::new();
+    let refused = loop {
+        match region() {
+            Ok(region) => regions.push(region),
+            Err(refused) => break refused,
+        }
+        assert!(regions.len() < 1 << 20, "the device has no limit");
+    };
+    let FabricError::Memory { len: 65, source } = &refused else { panic!("{refused:?}") };
+    let counts = format!("memory regions, of which this process has {}", regions.len());
+    assert!(source.to_string().contains(&counts), "{source}");
+    println!("{refused}: {source}");
+    regions.pop();
+    regions.push(region().expect("there is room for one again"));
 }
 
 /// A child process shares the parent's pages until one of them writes: then the writer gets a copy, and if that were
