@@ -13,7 +13,7 @@ use serde_json::Value;
 use tempfile::TempDir;
 
 use crate::cluster::pattern;
-use crate::program::{Receiver, code, command, events, finish, rdmc, text, tree};
+use crate::program::{Receiver, assert_all_have, code, command, events, finish, rdmc, text};
 
 mod conditions;
 
@@ -57,20 +57,14 @@ fn a_file_and_a_directory_arrive_at_three_receivers() {
     let sent = send(&[&file, &root], &receivers, &[]);
     assert_eq!(code(&sent), 0, "{sent:?}");
     assert_eq!(started(&sent)["fabric"], "verbs", "{sent:?}");
-    for receiver in receivers {
-        let (exit, dir) = receiver.finish();
-        assert_eq!(exit, 0);
-        assert_eq!(tree(dir.path()), tree(source.path()));
-    }
+    assert_all_have(receivers, &source);
 }
 
 #[test]
 fn a_receiver_killed_under_posted_work_ends_the_transfer_everywhere_and_is_named() {
     let Some(_lab) = Lab::enter(4) else { return };
-    let source = TempDir::new().unwrap();
-    let file = source.path().join("file");
     // More than is sent before the first progress is told.
-    std::fs::write(&file, pattern(128 << 20, 1)).unwrap();
+    let (_source, file) = source_of(128 << 20);
     for (algorithm, victim) in [("binomial-pipeline", 2), ("chain", 0), ("circulant", 1)] {
         let mut receivers = receivers(&[2, 3, 4], &["--once"]);
         let mut sender = send_command(&[&file], &receivers);
@@ -126,6 +120,14 @@ fn receivers(nodes: &[u32], options: &[&str]) -> Vec<Receiver> {
         Receiver::start_at(&address, &[&verbs[..], options].concat())
     };
     nodes.iter().map(start).collect()
+}
+
+/// Makes a directory with a file of so many bytes, to be sent.
+fn source_of(len: usize) -> (TempDir, PathBuf) {
+    let source = TempDir::new().unwrap();
+    let file = source.path().join("file");
+    std::fs::write(&file, pattern(len, 1)).unwrap();
+    (source, file)
 }
 
 /// Prepares to send from node 1.

@@ -45,7 +45,7 @@ fn files_of_every_size_arrive_by_every_algorithm_at_any_number_of_receivers() {
 }
 
 /// Each receiver ends well, with what is in `source` and nothing else.
-fn assert_all_have(receivers: impl IntoIterator<Item = Receiver>, source: &TempDir) {
+pub(crate) fn assert_all_have(receivers: impl IntoIterator<Item = Receiver>, source: &TempDir) {
     for receiver in receivers {
         let (exit, dir) = receiver.finish();
         assert_eq!(exit, 0);

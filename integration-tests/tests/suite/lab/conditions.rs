@@ -9,16 +9,13 @@ use std::time::Instant;
 
 use tempfile::TempDir;
 
-use super::{Lab, Undo, counters, receivers, run, send, started};
-use crate::cluster::pattern;
-use crate::program::{Receiver, code, command, finish, rdmc, text, tree, wait_until};
+use super::{Lab, Undo, counters, receivers, run, send, source_of, started};
+use crate::program::{Receiver, assert_all_have, code, command, finish, rdmc, text, tree, wait_until};
 
 #[test]
 fn lost_packets_are_sent_again() {
     let Some(lab) = Lab::enter(4) else { return };
-    let source = TempDir::new().unwrap();
-    let file = source.path().join("file");
-    std::fs::write(&file, pattern(4 << 20, 1)).unwrap();
+    let (source, file) = source_of(4 << 20);
     let repetitions = || counters(1..=lab.nodes, &["duplicate_request", "out_of_seq_request", "rcvd_seq_err"]);
     let timed = || {
         let begun = Instant::now();
@@ -41,9 +38,7 @@ fn lost_packets_are_sent_again() {
 #[test]
 fn members_with_different_packet_lengths_agree() {
     let Some(_lab) = Lab::enter(4) else { return };
-    let source = TempDir::new().unwrap();
-    let file = source.path().join("file");
-    std::fs::write(&file, pattern(4 << 20, 1)).unwrap();
+    let (source, file) = source_of(4 << 20);
     let _undo = Undo(|| run("ip link set veth2 mtu 9000"));
     run("ip link set veth2 mtu 1500");
     let before = counters(2..=2, &["rcvd_pkts"]);
@@ -131,9 +126,7 @@ fn the_limit_of_locked_memory_is_named_with_the_need_and_the_remedy() {
 #[test]
 fn a_receiver_without_rdma_is_named_or_reached_by_tcp() {
     let Some(_lab) = Lab::enter(4) else { return };
-    let source = TempDir::new().unwrap();
-    let file = source.path().join("file");
-    std::fs::write(&file, pattern(100_000, 1)).unwrap();
+    let (source, file) = source_of(100_000);
     let mut mixed = receivers(&[2], &[]);
     mixed.push(Receiver::start_at("10.77.0.3:0", &["--fabric", "tcp"]));
     let sent = send(&[&file], &mixed, &[]);
@@ -164,11 +157,7 @@ fn delivers(file: &PathBuf, source: &TempDir) {
     let sent = send(&[file], &receivers, &["--block-size", "64k"]);
     assert_eq!(code(&sent), 0, "{sent:?}");
     assert_eq!(started(&sent)["fabric"], "verbs");
-    for receiver in receivers {
-        let (exit, dir) = receiver.finish();
-        assert_eq!(exit, 0);
-        assert_eq!(tree(dir.path()), tree(source.path()));
-    }
+    assert_all_have(receivers, source);
 }
 
 /// The program does not start on RDMA, and says all of `words`.
@@ -183,9 +172,7 @@ fn refuses(options: &[&str], words: &[&str]) {
 
 /// A sender and a receiver that may choose take TCP, and say that it is because of `reason`.
 fn auto_takes_tcp(reason: &str) {
-    let source = TempDir::new().unwrap();
-    let file = source.path().join("file");
-    std::fs::write(&file, pattern(100_000, 1)).unwrap();
+    let (source, file) = source_of(100_000);
     let receiver = Receiver::start_at("10.77.0.2:0", &["--once"]);
     let mut command = command(&["send", "--json", "--to", &receiver.address]);
     let sent = finish(command.arg(&file).spawn().unwrap());
@@ -193,7 +180,5 @@ fn auto_takes_tcp(reason: &str) {
     let told = started(&sent);
     assert_eq!(told["fabric"], "tcp", "{told}");
     assert!(told["fabric_reason"].as_str().unwrap().contains(reason), "{told}");
-    let (exit, dir) = receiver.finish();
-    assert_eq!(exit, 0);
-    assert_eq!(tree(dir.path()), tree(source.path()));
+    assert_all_have([receiver], &source);
 }
