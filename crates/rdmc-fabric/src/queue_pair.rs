@@ -92,8 +92,7 @@ impl QueuePair {
     ///
     /// The operation may end only with a later request: at the latest with the next signaled one, when
     /// [`UNSIGNALED_MAX`] more unsignaled ones were posted, or when the queue is full. Whoever awaits it earlier may wait
-    /// for ever. For small
-    /// writes that come in numbers, whose fate shows in the queue pair's.
+    /// for ever. For small writes that come in numbers, whose fate shows in the queue pair's.
     pub fn write_unsignaled(&self, data: Buffer, to: RemoteMemory, imm: Option<u32>) -> Operation<()> {
         let to = RemoteMemory { len: data.len() as u64, ..to };
         Operation::plain(self.post_with(Work::Write { data, to, imm }, Manner::Unsignaled))
