@@ -5,10 +5,9 @@
 //! `-- shaped --rate 200` compares with the ideal of a network whose ports have that rate in Mbit/s, inside namespaces
 //! made by `benches/shaped.sh`. Receivers keep their memory; the first round of each kind is not counted.
 
-use std::io::{BufRead, BufReader, Read, Write};
+use std::io::{Read, Write};
 use std::net::{TcpListener, TcpStream};
-use std::process::{Child, ChildStdin, Command, Stdio};
-use std::sync::mpsc;
+use std::process::Command;
 use std::time::Duration;
 
 use anyhow::{Context, Result, bail, ensure};
@@ -16,7 +15,7 @@ use bytes::Bytes;
 use clap::{Parser, Subcommand};
 use futures::StreamExt;
 use rdmc::{Algorithm, GroupSpec, Listener, Node, NodeId, TcpConfig, TcpFabric};
-use rdmc_benches::{median, monotonic, processor_time};
+use rdmc_benches::{Figure, Process, median, monotonic, object, processor_time, report};
 
 #[derive(Parser)]
 struct Arguments {
@@ -149,19 +148,9 @@ fn fabric() -> std::sync::Arc<TcpFabric> {
     TcpFabric::with_config(config)
 }
 
-#[derive(Clone, Copy)]
-struct Figure {
-    /// From the start at the sender to the last byte at the last receiver.
-    seconds: f64,
-    /// Of all processes.
-    processor_seconds: f64,
-}
-
-/// A receiving process.
+/// A receiver's process and where it listens.
 struct Remote {
-    child: Child,
-    commands: ChildStdin,
-    answers: mpsc::Receiver<String>,
+    process: Process,
     rdmc: String,
     plain: String,
 }
@@ -171,45 +160,11 @@ impl Remote {
         let program = std::env::current_exe()?;
         let words: Vec<&std::ffi::OsStr> =
             enter.iter().map(AsRef::as_ref).chain([program.as_os_str(), "receiver".as_ref()]).collect();
-        let mut child = Command::new(words[0])
-            .args(&words[1..])
-            .args(["--listen", &format!("{ip}:0")])
-            .stdin(Stdio::piped())
-            .stdout(Stdio::piped())
-            .spawn()?;
-        let commands = child.stdin.take().context("piped")?;
-        let lines = BufReader::new(child.stdout.take().context("piped")?).lines();
-        let (tell, answers) = mpsc::channel();
-        std::thread::spawn(move || lines.map_while(Result::ok).try_for_each(|line| tell.send(line)));
-        let mut remote = Self { child, commands, answers, rdmc: String::new(), plain: String::new() };
-        let hello = remote.answer()?;
+        let mut command = Command::new(words[0]);
+        let process = Process::start(command.args(&words[1..]).args(["--listen", &format!("{ip}:0")]))?;
+        let hello = process.answer()?;
         let (rdmc, plain) = hello.split_once(' ').context("two addresses")?;
-        (remote.rdmc, remote.plain) = (rdmc.to_owned(), plain.to_owned());
-        Ok(remote)
-    }
-
-    fn tell(&mut self, command: &str) -> Result<()> {
-        writeln!(self.commands, "{command}")?;
-        Ok(self.commands.flush()?)
-    }
-
-    fn answer(&self) -> Result<String> {
-        self.answers.recv_timeout(Duration::from_secs(300)).context("a receiver does not answer")
-    }
-
-    /// Takes the moment of the last byte and the processor time used for the round.
-    fn done(&self) -> Result<(Duration, f64)> {
-        let answer = self.answer()?;
-        let (at, used) = answer.split_once(' ').context("two numbers")?;
-        Ok((Duration::from_nanos(at.parse()?), used.parse()?))
-    }
-}
-
-impl Drop for Remote {
-    fn drop(&mut self) {
-        // It ends with its standard input; a receiver that hangs is ended by its handle.
-        let _ = self.child.kill();
-        let _ = self.child.wait();
+        Ok(Self { rdmc: rdmc.to_owned(), plain: plain.to_owned(), process })
     }
 }
 
@@ -218,13 +173,9 @@ fn measure(hosts: Vec<(Vec<String>, String)>, work: &Work, with_plain: bool) -> 
     let mut remotes = hosts.iter().map(|(enter, ip)| Remote::start(enter, ip)).collect::<Result<Vec<_>>>()?;
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
     let addresses: Vec<String> = remotes.iter().map(|remote| remote.rdmc.clone()).collect();
-    let object = Bytes::from(
-        (0..(work.mib << 20) / 8)
-            .flat_map(|i| (i as u64).wrapping_mul(0x9e37_79b9_7f4a_7c15).to_le_bytes())
-            .collect::<Vec<_>>(),
-    );
+    let object = object(work.mib);
     for remote in &mut remotes {
-        remote.tell(&format!("join {} {} {}", object.len(), work.block_kib * 1024, work.algorithm))?;
+        remote.process.tell(&format!("join {} {} {}", object.len(), work.block_kib * 1024, work.algorithm))?;
     }
     let node = runtime.block_on(async {
         let fabric = fabric();
@@ -262,7 +213,7 @@ fn rdmc_round(
     id: u64,
 ) -> Result<Figure> {
     for remote in remotes.iter_mut() {
-        remote.tell("rdmc")?;
+        remote.process.tell("rdmc")?;
     }
     let members = (0..).take(remotes.len() + 1).map(NodeId);
     let spec = GroupSpec::new(id, members).algorithm(work.algorithm.clone()).block_size(work.block_kib * 1024);
@@ -276,17 +227,17 @@ fn rdmc_round(
         sender.close().await?;
         anyhow::Ok((started, processor_time() - used))
     })?;
-    finish(remotes, started, used)
+    Figure::of_round(remotes.iter().map(|remote| &remote.process), started, used)
 }
 
 fn plain_round(remotes: &mut [Remote], object: &Bytes) -> Result<Figure> {
     let mut streams = Vec::new();
     for remote in remotes.iter_mut() {
-        remote.tell("plain")?;
+        remote.process.tell("plain")?;
         streams.push(TcpStream::connect(&remote.plain)?);
     }
     for remote in remotes.iter() {
-        ensure!(remote.answer()? == "ready", "a receiver is out of step");
+        ensure!(remote.process.answer()? == "ready", "a receiver is out of step");
     }
     std::thread::sleep(Duration::from_millis(100));
     let (started, used) = (monotonic(), processor_time());
@@ -294,18 +245,8 @@ fn plain_round(remotes: &mut [Remote], object: &Bytes) -> Result<Figure> {
         let writers: Vec<_> = streams.iter_mut().map(|stream| scope.spawn(|| stream.write_all(object))).collect();
         writers.into_iter().try_for_each(|writer| writer.join().expect("a writer does not panic"))
     })?;
-    finish(remotes, started, processor_time() - used)
-}
-
-fn finish(remotes: &[Remote], started: Duration, used: Duration) -> Result<Figure> {
-    let mut last = started;
-    let mut processor_seconds = used.as_secs_f64();
-    for remote in remotes {
-        let (at, used) = remote.done()?;
-        last = last.max(at);
-        processor_seconds += used;
-    }
-    Ok(Figure { seconds: (last - started).as_secs_f64(), processor_seconds })
+    let used = processor_time() - used;
+    Figure::of_round(remotes.iter().map(|remote| &remote.process), started, used)
 }
 
 /// Serves rounds until standard input ends.
@@ -336,7 +277,7 @@ fn receiver(listen: &str) -> Result<()> {
                 println!("ready");
                 let used = processor_time();
                 stream.read_exact(&mut memory)?;
-                println!("{} {}", monotonic().as_nanos(), (processor_time() - used).as_secs_f64());
+                report(monotonic(), processor_time() - used);
             }
             ["rdmc"] => {
                 let (node, nodes) = node.as_ref().context("joined")?;
@@ -354,7 +295,7 @@ fn receiver(listen: &str) -> Result<()> {
                     receiver.close().await?;
                     anyhow::Ok((at, used))
                 })?;
-                println!("{} {}", at.as_nanos(), used.as_secs_f64());
+                report(at, used);
             }
             _ => bail!("unknown command {line:?}"),
         }

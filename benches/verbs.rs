@@ -5,9 +5,7 @@
 //! Rounds of what is compared alternate; figures are medians; the first round of each is not counted.
 
 use std::collections::{HashMap, VecDeque};
-use std::io::{BufRead, BufReader, Write};
-use std::process::{Child, ChildStdin, Command, Stdio};
-use std::sync::mpsc;
+use std::process::{Command, Stdio};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
@@ -16,7 +14,7 @@ use bytes::Bytes;
 use clap::{Parser, Subcommand};
 use futures::{StreamExt, TryStreamExt};
 use rdmc::{Algorithm, CompletionMode, Fabric, GroupSpec, Listener, Node, NodeId};
-use rdmc_benches::{median, monotonic, processor_time};
+use rdmc_benches::{Figure, Process, median, monotonic, object, processor_time, report};
 use rdmc_fabric::{Opcode, QueuePairId, TraceEvent, TraceFabric, TraceKind};
 use rdmc_schedule::{BlockCount, Rank, Schedule};
 use rdmc_verbs::{VerbsConfig, VerbsFabric};
@@ -117,7 +115,7 @@ fn pair(
             let object = object(message_mib);
             let (mut ours, mut theirs, mut cpu) = (Vec::new(), Vec::new(), Vec::new());
             for round in 0..=rounds {
-                let figure = cluster.round(runtime, &object, messages, kib << 10, &Algorithm::BinomialPipeline)?;
+                let (_, figure) = cluster.round(runtime, &object, messages, kib << 10, &Algorithm::BinomialPipeline)?;
                 let rate = perftest(&devices, mode, kib, mib)?;
                 if round > 0 {
                     ours.push(mib as f64 / figure.seconds);
@@ -140,7 +138,7 @@ fn group(runtime: &tokio::runtime::Runtime, nodes: usize, kib: u32, mib: usize, 
     let mut figures: Vec<Vec<Figure>> = vec![Vec::new(); Algorithm::ALL_FLAT.len()];
     for round in 0..=rounds {
         for (algorithm, figures) in Algorithm::ALL_FLAT.iter().zip(&mut figures) {
-            let figure = cluster.round(runtime, &object, 1, kib << 10, algorithm)?;
+            let (_, figure) = cluster.round(runtime, &object, 1, kib << 10, algorithm)?;
             figures.extend((round > 0).then_some(figure));
         }
     }
@@ -164,7 +162,7 @@ fn time(runtime: &tokio::runtime::Runtime, nodes: usize, kib: u32, mib: usize) -
     // The first round warms memory and connections.
     cluster.round(runtime, &object, 1, kib << 10, &Algorithm::BinomialPipeline)?;
     cluster.traces(runtime)?;
-    let figure = cluster.round(runtime, &object, 1, kib << 10, &Algorithm::BinomialPipeline)?;
+    let (started, _) = cluster.round(runtime, &object, 1, kib << 10, &Algorithm::BinomialPipeline)?;
     let traces = cluster.traces(runtime)?;
     let members = u32::try_from(nodes)?;
     let blocks = BlockCount(u32::try_from(object.len().div_ceil((kib << 10) as usize))?);
@@ -181,7 +179,7 @@ fn time(runtime: &tokio::runtime::Runtime, nodes: usize, kib: u32, mib: usize) -
             incoming.entry(send.peer.0).or_default().push(interval);
         }
     }
-    let start = nanos(figure.started);
+    let start = nanos(started);
     let first = |intervals: &[Interval]| intervals.iter().map(|interval| interval.0).min();
     let root_begins = first(&outgoing[&0]).context("the root sends")?;
     println!("{nodes} nodes, {mib} MiB, blocks of {kib} KiB, binomial pipeline; microseconds (DSN, Table 1)");
@@ -231,11 +229,6 @@ fn union(intervals: &[Interval]) -> u64 {
         until = until.max(to);
     }
     busy
-}
-
-fn object(mib: usize) -> Bytes {
-    let words = (0..(mib << 20) / 8).flat_map(|i| (i as u64).wrapping_mul(0x9e37_79b9_7f4a_7c15).to_le_bytes());
-    Bytes::from(words.collect::<Vec<_>>())
 }
 
 /// Chooses the devices, the same more than once if there are too few.
@@ -303,15 +296,6 @@ fn mode(name: &str) -> Result<CompletionMode> {
     }
 }
 
-#[derive(Clone, Copy)]
-struct Figure {
-    started: Duration,
-    /// From the start at the sender to the last byte at the last receiver.
-    seconds: f64,
-    /// Of all processes; what the kernel does on its own account is not in it.
-    processor_seconds: f64,
-}
-
 /// The sender's node and the receivers' processes.
 struct Cluster {
     node: Node,
@@ -326,7 +310,7 @@ impl Cluster {
             devices[1..].iter().map(|device| Receiver::start(device, traced)).collect::<Result<Vec<_>>>()?;
         let addresses: Vec<String> = receivers.iter().map(|receiver| receiver.address.clone()).collect();
         for receiver in &mut receivers {
-            receiver.tell(&format!("node {waiting}"))?;
+            receiver.process.tell(&format!("node {waiting}"))?;
         }
         let trace = BlockTrace::default();
         let node = runtime.block_on(async {
@@ -337,6 +321,7 @@ impl Cluster {
         Ok(Self { node, receivers, trace, groups: 0 })
     }
 
+    /// Sends `messages` times the object; returns when that began, and what it took.
     fn round(
         &mut self,
         runtime: &tokio::runtime::Runtime,
@@ -344,10 +329,10 @@ impl Cluster {
         messages: usize,
         block_size: u32,
         algorithm: &Algorithm,
-    ) -> Result<Figure> {
+    ) -> Result<(Duration, Figure)> {
         self.groups += 1;
         for receiver in &mut self.receivers {
-            receiver.tell(&format!("group {} {block_size} {algorithm}", self.groups))?;
+            receiver.process.tell(&format!("group {} {block_size} {algorithm}", self.groups))?;
         }
         let members = (0..).take(self.receivers.len() + 1).map(NodeId);
         let spec = GroupSpec::new(self.groups, members).algorithm(algorithm.clone()).block_size(block_size);
@@ -358,6 +343,7 @@ impl Cluster {
             let sender = self.node.create_group(spec).await?;
             // A message of no bytes: everybody has joined.
             sender.send(Bytes::new()).await?;
+            // They come to rest before the clock starts.
             tokio::time::sleep(Duration::from_millis(100)).await;
             let (started, used) = (monotonic(), processor_time());
             let memory = memory.freeze();
@@ -366,15 +352,8 @@ impl Cluster {
             sender.close().await?;
             anyhow::Ok((started, processor_time() - used))
         })?;
-        let mut last = started;
-        let mut processor_seconds = used.as_secs_f64();
-        for receiver in &self.receivers {
-            let answer = receiver.answer()?;
-            let (at, used) = answer.split_once(' ').context("two numbers")?;
-            last = last.max(Duration::from_nanos(at.parse()?));
-            processor_seconds += used.parse::<f64>()?;
-        }
-        Ok(Figure { started, seconds: (last - started).as_secs_f64(), processor_seconds })
+        let receivers = self.receivers.iter().map(|receiver| &receiver.process);
+        Ok((started, Figure::of_round(receivers, started, used)?))
     }
 
     /// Takes all members' traces, in rank order.
@@ -383,54 +362,27 @@ impl Cluster {
         runtime.block_on(async { tokio::time::sleep(Duration::from_millis(100)).await });
         let mut traces = vec![self.trace.take()];
         for receiver in &mut self.receivers {
-            receiver.tell("trace")?;
-            let numbers = receiver.answer()?.split_whitespace().map(str::parse).collect::<Result<Vec<u64>, _>>()?;
+            receiver.process.tell("trace")?;
+            let numbers =
+                receiver.process.answer()?.split_whitespace().map(str::parse).collect::<Result<Vec<u64>, _>>()?;
             traces.push(numbers.chunks_exact(2).map(|pair| (pair[0], pair[1])).collect());
         }
         Ok(traces)
     }
 }
 
-/// A receiving process.
+/// A receiver's process and where it listens.
 struct Receiver {
-    child: Child,
-    commands: ChildStdin,
-    answers: mpsc::Receiver<String>,
+    process: Process,
     address: String,
 }
 
 impl Receiver {
     fn start(device: &str, traced: bool) -> Result<Self> {
-        let mut child = Command::new(std::env::current_exe()?)
-            .args(["receiver", device])
-            .args(traced.then_some("--traced"))
-            .stdin(Stdio::piped())
-            .stdout(Stdio::piped())
-            .spawn()?;
-        let commands = child.stdin.take().context("piped")?;
-        let lines = BufReader::new(child.stdout.take().context("piped")?).lines();
-        let (tell, answers) = mpsc::channel();
-        std::thread::spawn(move || lines.map_while(Result::ok).try_for_each(|line| tell.send(line)));
-        let mut receiver = Self { child, commands, answers, address: String::new() };
-        receiver.address = receiver.answer()?;
-        Ok(receiver)
-    }
-
-    fn tell(&mut self, command: &str) -> Result<()> {
-        writeln!(self.commands, "{command}")?;
-        Ok(self.commands.flush()?)
-    }
-
-    fn answer(&self) -> Result<String> {
-        self.answers.recv_timeout(Duration::from_secs(120)).context("a receiver does not answer")
-    }
-}
-
-impl Drop for Receiver {
-    fn drop(&mut self) {
-        // It ends with its standard input; a receiver that hangs is ended by its handle.
-        let _ = self.child.kill();
-        let _ = self.child.wait();
+        let mut command = Command::new(std::env::current_exe()?);
+        let process = Process::start(command.args(["receiver", device]).args(traced.then_some("--traced")))?;
+        let address = process.answer()?;
+        Ok(Self { process, address })
     }
 }
 
@@ -474,13 +426,13 @@ fn receiver(runtime: &tokio::runtime::Runtime, device: &str, traced: bool) -> Re
                         .chunks_exact(8)
                         .zip(0u64..)
                         .step_by(997)
-                        .all(|(word, i)| word == i.wrapping_mul(0x9e37_79b9_7f4a_7c15).to_le_bytes());
+                        .all(|(word, i)| *word == rdmc_benches::word(i));
                     ensure!(right, "the object differs");
                     drop(message);
                     group.close().await?;
                     anyhow::Ok((at, used))
                 })?;
-                println!("{} {}", at.as_nanos(), used.as_secs_f64());
+                report(at, used);
             }
             ["trace"] => {
                 let numbers = trace.take().into_iter().flat_map(|(from, to)| [from, to]);
