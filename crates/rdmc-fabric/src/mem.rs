@@ -214,7 +214,7 @@ impl MemQueuePair {
                     for at in (0..data.len()).step_by(COPY_CHUNK) {
                         let chunk = &data[at..data.len().min(at + COPY_CHUNK)];
                         let copy = |room: &mut [u8]| room.copy_from_slice(chunk);
-                        grant.exposed.with_bytes_mut(grant.offset + at, chunk.len(), copy);
+                        grant.with_bytes_mut(at, chunk.len(), copy);
                         tokio::task::yield_now().await;
                     }
                     match imm {
@@ -230,8 +230,7 @@ impl MemQueuePair {
                     for at in (0..len).step_by(COPY_CHUNK) {
                         let room = &mut into[at..len.min(at + COPY_CHUNK)];
                         let copy = |bytes: &[u8]| room.copy_from_slice(bytes);
-                        let (offset, count) = (grant.offset + at, len.min(at + COPY_CHUNK) - at);
-                        grant.exposed.with_bytes(offset, count, copy);
+                        grant.with_bytes(at, len.min(at + COPY_CHUNK) - at, copy);
                         tokio::task::yield_now().await;
                     }
                     Ok(len)

@@ -1,6 +1,7 @@
 //! What the software fabrics share: posted work in queues, exposed memory behind keys.
 
 use std::collections::{HashMap, VecDeque};
+use std::fmt;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock, Weak};
 use std::time::Duration;
 
@@ -232,14 +233,14 @@ fn software(source: &Arc<dyn CompletionSource>) -> Option<&SoftwareCompletions> 
     any.downcast_ref()
 }
 
-/// The memory that one node exposes, by key.
+/// The memory that one node exposes, by key: what a fabric made in software has instead of a device's tables.
 #[derive(Default)]
-pub(crate) struct Exposures {
+pub struct Exposures {
     by_key: Mutex<HashMap<u64, Arc<Exposed>>>,
 }
 
 /// One exposed region. The lock stands for the device's arbitration between local and remote access.
-pub(crate) enum Exposed {
+enum Exposed {
     Mutable { memory: RwLock<BufferMut>, access: RemoteAccess },
     Frozen(Buffer),
 }
@@ -253,7 +254,7 @@ impl Exposed {
     }
 
     /// Runs `read` on bytes of a range that was checked.
-    pub(crate) fn with_bytes<T>(&self, offset: usize, len: usize, read: impl FnOnce(&[u8]) -> T) -> T {
+    fn with_bytes<T>(&self, offset: usize, len: usize, read: impl FnOnce(&[u8]) -> T) -> T {
         match self {
             Self::Mutable { memory, .. } => {
                 read(&memory.read().unwrap_or_else(PoisonError::into_inner)[offset..offset + len])
@@ -263,7 +264,7 @@ impl Exposed {
     }
 
     /// Runs `write` on bytes of a range that was checked; none if the region is frozen.
-    pub(crate) fn with_bytes_mut<T>(&self, offset: usize, len: usize, write: impl FnOnce(&mut [u8]) -> T) -> Option<T> {
+    fn with_bytes_mut<T>(&self, offset: usize, len: usize, write: impl FnOnce(&mut [u8]) -> T) -> Option<T> {
         match self {
             Self::Mutable { memory, .. } => {
                 Some(write(&mut memory.write().unwrap_or_else(PoisonError::into_inner)[offset..offset + len]))
@@ -274,14 +275,61 @@ impl Exposed {
 }
 
 /// A range of exposed memory to which a peer has shown the key.
-pub(crate) struct Grant {
-    pub(crate) exposed: Arc<Exposed>,
-    pub(crate) offset: usize,
-    pub(crate) len: usize,
+pub struct ExposureGrant {
+    exposed: Arc<Exposed>,
+    offset: usize,
+    len: usize,
+}
+
+impl ExposureGrant {
+    /// Returns the length of the range in bytes.
+    pub fn len(&self) -> usize {
+        self.len
+    }
+
+    /// Tells whether the range is empty.
+    pub fn is_empty(&self) -> bool {
+        self.len == 0
+    }
+
+    /// Runs `read` on `len` bytes from `at` of the range, while no other access goes on.
+    ///
+    /// # Panics
+    /// If they lie outside the range.
+    pub fn with_bytes<T>(&self, at: usize, len: usize, read: impl FnOnce(&[u8]) -> T) -> T {
+        self.check(at, len);
+        self.exposed.with_bytes(self.offset + at, len, read)
+    }
+
+    /// Runs `write` on `len` bytes from `at` of the range, while no other access goes on; none if it is frozen.
+    ///
+    /// # Panics
+    /// If they lie outside the range.
+    pub fn with_bytes_mut<T>(&self, at: usize, len: usize, write: impl FnOnce(&mut [u8]) -> T) -> Option<T> {
+        self.check(at, len);
+        self.exposed.with_bytes_mut(self.offset + at, len, write)
+    }
+
+    fn check(&self, at: usize, len: usize) {
+        assert!(at.checked_add(len).is_some_and(|end| end <= self.len), "bytes outside the range that was granted");
+    }
+}
+
+impl fmt::Debug for ExposureGrant {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("ExposureGrant").field("len", &self.len).finish_non_exhaustive()
+    }
+}
+
+impl fmt::Debug for Exposures {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Exposures").field("count", &self.lock().len()).finish()
+    }
 }
 
 impl Exposures {
-    pub(crate) fn expose(self: &Arc<Self>, environment: &dyn Environment, memory: Expose) -> ExposedRegion {
+    /// Exposes memory under a random key, until the region is dropped.
+    pub fn expose(self: &Arc<Self>, environment: &dyn Environment, memory: Expose) -> ExposedRegion {
         let exposed = Arc::new(match memory {
             Expose::Mutable(memory, access) => Exposed::Mutable { memory: RwLock::new(memory), access },
             Expose::Frozen(buffer) => Exposed::Frozen(buffer),
@@ -294,7 +342,10 @@ impl Exposures {
     }
 
     /// Checks key, bounds and access of a peer's request.
-    pub(crate) fn open(&self, at: RemoteMemory, writes: bool) -> Result<Grant, WorkError> {
+    ///
+    /// # Errors
+    /// [`WorkError::RemoteAccess`] if any is wrong.
+    pub fn open(&self, at: RemoteMemory, writes: bool) -> Result<ExposureGrant, WorkError> {
         let exposed = self.lock().get(&at.key).cloned().ok_or(WorkError::RemoteAccess)?;
         let allowed = match &*exposed {
             Exposed::Mutable { access, .. } => {
@@ -311,7 +362,7 @@ impl Exposures {
             return Err(WorkError::RemoteAccess);
         }
         let bounded = |n: u64| usize::try_from(n).map_err(|_| WorkError::RemoteAccess);
-        Ok(Grant { offset: bounded(at.address)?, len: bounded(at.len)?, exposed })
+        Ok(ExposureGrant { offset: bounded(at.address)?, len: bounded(at.len)?, exposed })
     }
 
     fn lock(&self) -> MutexGuard<'_, HashMap<u64, Arc<Exposed>>> {

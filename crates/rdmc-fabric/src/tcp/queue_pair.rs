@@ -20,7 +20,7 @@ use crate::fabric::{ConnectError, Endpoint, FabricError, Peer, QueuePairConfig, 
 use crate::memory::Buffer;
 use crate::queue_pair::next_queue_pair_id;
 use crate::rendezvous::{Meeting, MeetingPlace};
-use crate::software::{Grant, PostedWork, Taken};
+use crate::software::{ExposureGrant, PostedWork, Taken};
 use crate::work::{Nearing, QueuePairId, Work, WorkError, WorkRequest};
 
 pub(super) struct TcpQueuePair {
@@ -39,7 +39,7 @@ pub(super) struct TcpQueuePair {
 /// An answer to a request of the peer.
 enum Response {
     Acknowledge { requests: u32 },
-    Read(Grant),
+    Read(ExposureGrant),
     Refuse(Refusal),
     NearlyTaken,
 }
@@ -263,13 +263,13 @@ impl TcpQueuePair {
     async fn take_write(
         &self,
         from: &mut Reader<'_>,
-        grant: Grant,
+        grant: ExposureGrant,
         imm: Option<u32>,
     ) -> Result<Result<(), WorkError>, Ending> {
         let mut done = 0;
-        while done < grant.len {
+        while done < grant.len() {
             let into = |room: &mut [u8]| from.from.try_read(room);
-            let read = grant.exposed.with_bytes_mut(grant.offset + done, grant.len - done, into);
+            let read = grant.with_bytes_mut(done, grant.len() - done, into);
             match read.expect("write access was checked") {
                 Ok(0) => return Err(Ending::Lost(io::ErrorKind::UnexpectedEof.into())),
                 Ok(n) => done += n,
@@ -362,7 +362,7 @@ impl TcpQueuePair {
             headers.clear();
             let mut departing = Vec::new();
             let mut large: Option<Buffer> = None;
-            let mut reading: Option<Grant> = None;
+            let mut reading: Option<ExposureGrant> = None;
             let mut refused = false;
             while headers.len() < HEADERS_LEN && large.is_none() && reading.is_none() && !refused {
                 let response = lock(&self.responses).pop_front();
@@ -372,7 +372,7 @@ impl TcpQueuePair {
                         continue;
                     }
                     Some(Response::Read(grant)) => {
-                        headers.extend(Frame::ReadResponse { len: grant.len as u64 }.encode());
+                        headers.extend(Frame::ReadResponse { len: grant.len() as u64 }.encode());
                         reading = Some(grant);
                         continue;
                     }
@@ -488,11 +488,11 @@ impl Writer<'_> {
     }
 
     /// Writes exposed memory; its lock is held for one system call at a time.
-    async fn write_grant(&mut self, grant: &Grant) -> Result<(), Ending> {
+    async fn write_grant(&mut self, grant: &ExposureGrant) -> Result<(), Ending> {
         let mut done = 0;
-        while done < grant.len {
+        while done < grant.len() {
             let from = |bytes: &[u8]| self.to.try_write(bytes);
-            match grant.exposed.with_bytes(grant.offset + done, grant.len - done, from) {
+            match grant.with_bytes(done, grant.len() - done, from) {
                 Ok(n) => done += n,
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => self.writable().await?,
                 Err(error) => return Err(error.into()),

@@ -1,0 +1,291 @@
+//! The unchanged runtime on the nodes of a world.
+
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use futures::StreamExt;
+use futures::future::try_join_all;
+use rdmc::{
+    Algorithm, Cluster, GroupError, GroupFailure, GroupSpec, Node, NodeId, Receiver, SendError, Sender, StartError,
+};
+use rdmc_fabric::Timestamp;
+use tokio::sync::oneshot;
+
+use crate::simulation::{NodeIndex, lock};
+use crate::world::World;
+
+/// A runtime on every node of a world, all of one cluster.
+#[derive(Clone, Debug)]
+pub struct Deployment {
+    world: World,
+    nodes: Vec<Node>,
+}
+
+/// A group to be formed.
+#[derive(Clone, Debug)]
+pub struct GroupPlan {
+    /// The group's number; each is used once.
+    pub id: u64,
+    /// The members, the root first.
+    pub members: Vec<NodeIndex>,
+    /// The algorithm.
+    pub algorithm: Algorithm,
+    /// The block size in bytes as modelled.
+    pub block_size: u64,
+}
+
+/// What went wrong in a deployment.
+#[derive(Clone, Debug, thiserror::Error)]
+#[error("{what}")]
+pub struct DeploymentError {
+    what: String,
+}
+
+impl DeploymentError {
+    fn new(what: impl std::fmt::Display) -> Self {
+        Self { what: what.to_string() }
+    }
+}
+
+impl From<GroupError> for DeploymentError {
+    fn from(error: GroupError) -> Self {
+        Self::new(error)
+    }
+}
+
+impl From<GroupFailure> for DeploymentError {
+    fn from(failure: GroupFailure) -> Self {
+        Self::new(failure)
+    }
+}
+
+impl From<SendError> for DeploymentError {
+    fn from(error: SendError) -> Self {
+        Self::new(error)
+    }
+}
+
+impl From<StartError> for DeploymentError {
+    fn from(error: StartError) -> Self {
+        Self::new(error)
+    }
+}
+
+/// A formed group: the ends of all members.
+#[derive(Debug)]
+pub struct FormedGroup {
+    world: World,
+    plan: GroupPlan,
+    sender: Sender,
+    arrivals: Vec<Arrivals>,
+}
+
+/// What has arrived at one member, and when.
+#[derive(Debug)]
+struct Arrivals {
+    times: Arc<Mutex<Vec<Timestamp>>>,
+    changed: Arc<tokio::sync::Notify>,
+    closed: oneshot::Receiver<Result<(), GroupFailure>>,
+}
+
+/// When one multicast began and when it was done.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct MulticastTimes {
+    /// When the root's application sent.
+    pub began: Timestamp,
+    /// When the root's memory was free again.
+    pub sent: Timestamp,
+    /// When each other member's application had the message, in rank order.
+    pub delivered: Vec<Timestamp>,
+}
+
+impl MulticastTimes {
+    /// Returns the time until the last member had the message.
+    pub fn latency(&self) -> Duration {
+        let last = self.delivered.iter().copied().max().unwrap_or(self.sent);
+        last.since(self.began)
+    }
+
+    /// Returns the time between the first and the last member to have the message.
+    pub fn skew(&self) -> Duration {
+        let first = self.delivered.iter().copied().min().unwrap_or(self.sent);
+        self.delivered.iter().copied().max().unwrap_or(self.sent).since(first)
+    }
+}
+
+impl Deployment {
+    /// Starts a runtime on every node and waits until all are connected.
+    ///
+    /// # Errors
+    /// A node cannot be started.
+    pub async fn start(world: &World) -> Result<Self, DeploymentError> {
+        let cluster = Cluster::new(world.nodes().map(|node| (node.0, address(node))));
+        let started = world.nodes().map(|node| {
+            let builder = Node::builder(NodeId(node.0), cluster.clone())
+                .fabric(world.fabric(node))
+                .connect_limit(CONNECT_LIMIT)
+                .completion_capacity(u32::MAX);
+            on_node(world, node, builder.start())
+        });
+        let nodes = try_join_all(started).await?;
+        let nodes = nodes.into_iter().collect::<Result<_, _>>()?;
+        Ok(Self { world: world.clone(), nodes })
+    }
+
+    /// Returns the world.
+    pub fn world(&self) -> &World {
+        &self.world
+    }
+
+    /// Returns a node's runtime.
+    ///
+    /// # Panics
+    /// If there is no such node.
+    pub fn node(&self, node: NodeIndex) -> &Node {
+        &self.nodes[node.index()]
+    }
+
+    /// Forms a group; every member but the root takes and drops what it receives.
+    ///
+    /// # Errors
+    /// A member cannot join.
+    pub async fn form(&self, plan: GroupPlan) -> Result<FormedGroup, DeploymentError> {
+        let scale = self.world.model().payload_scale;
+        let block_size = u32::try_from((plan.block_size / scale).max(1)).unwrap_or(u32::MAX);
+        let spec = GroupSpec::new(plan.id, plan.members.iter().map(|node| NodeId(node.0)))
+            .algorithm(plan.algorithm.clone())
+            .formation_limit(CONNECT_LIMIT)
+            .block_size(block_size);
+        let members = plan.members.iter().skip(1).map(|&member| {
+            let (node, spec, world) = (self.node(member).clone(), spec.clone(), self.world.clone());
+            async move { on_node(&world, member, async move { node.join_group(spec).await }).await }
+        });
+        let root = *plan.members.first().ok_or_else(|| DeploymentError::new("a group needs a root"))?;
+        let created = {
+            let (node, spec) = (self.node(root).clone(), spec.clone());
+            on_node(&self.world, root, async move { node.create_group(spec).await })
+        };
+        let (sender, receivers) = futures::try_join!(created, try_join_all(members))?;
+        let receivers = receivers.into_iter().collect::<Result<Vec<_>, _>>()?;
+        let members = plan.members.iter().skip(1).zip(receivers);
+        let arrivals = members.map(|(&member, receiver)| Arrivals::of(&self.world, member, receiver)).collect();
+        Ok(FormedGroup { world: self.world.clone(), plan, sender: sender?, arrivals })
+    }
+}
+
+impl FormedGroup {
+    /// Returns what the group was formed from.
+    pub fn plan(&self) -> &GroupPlan {
+        &self.plan
+    }
+
+    /// Sends a message of `bytes` modelled bytes and waits until every member has it.
+    ///
+    /// # Errors
+    /// The group's failure.
+    pub async fn multicast(&self, bytes: u64) -> Result<MulticastTimes, DeploymentError> {
+        let number = self.arrivals.first().map_or(0, |arrivals| lock(&arrivals.times).len());
+        let began = self.world.now();
+        self.sender.send(self.payload(bytes)).await?;
+        let sent = self.world.now();
+        let mut delivered = Vec::new();
+        for arrivals in &self.arrivals {
+            delivered.push(arrivals.nth(number).await);
+        }
+        Ok(MulticastTimes { began, sent, delivered })
+    }
+
+    /// Sends `count` messages of `bytes` modelled bytes as fast as they go, and waits until every member has them.
+    ///
+    /// # Errors
+    /// The group's failure.
+    pub async fn stream(&self, bytes: u64, count: usize) -> Result<MulticastTimes, DeploymentError> {
+        let before = self.arrivals.first().map_or(0, |arrivals| lock(&arrivals.times).len());
+        let began = self.world.now();
+        let sends = futures::stream::iter(0..count).map(|_| self.sender.send(self.payload(bytes)));
+        let mut sends = sends.buffered(STREAM_AHEAD);
+        while let Some(sent) = sends.next().await {
+            sent?;
+        }
+        let sent = self.world.now();
+        let mut delivered = Vec::new();
+        for arrivals in &self.arrivals {
+            delivered.push(arrivals.nth(before + count - 1).await);
+        }
+        Ok(MulticastTimes { began, sent, delivered })
+    }
+
+    /// Closes the group.
+    ///
+    /// # Errors
+    /// The group's failure.
+    pub async fn close(self) -> Result<(), DeploymentError> {
+        self.sender.close().await?;
+        for arrivals in self.arrivals {
+            arrivals.closed.await.map_err(|_| DeploymentError::new("a member's node died"))??;
+        }
+        Ok(())
+    }
+
+    fn payload(&self, bytes: u64) -> Vec<u8> {
+        let scaled = bytes.div_ceil(self.world.model().payload_scale);
+        vec![0; usize::try_from(scaled).expect("messages are modelled by short ones")]
+    }
+}
+
+impl Arrivals {
+    fn of(world: &World, member: NodeIndex, mut receiver: Receiver) -> Self {
+        let times = Arc::new(Mutex::new(Vec::new()));
+        let changed = Arc::new(tokio::sync::Notify::new());
+        let (done, closed) = oneshot::channel();
+        let (log, notify, clock) = (times.clone(), changed.clone(), world.clone());
+        world.spawn_on(
+            member,
+            Box::pin(async move {
+                while let Some(Ok(message)) = receiver.next().await {
+                    drop(message);
+                    lock(&log).push(clock.now());
+                    notify.notify_one();
+                }
+                let _ = done.send(receiver.close().await);
+            }),
+        );
+        Self { times, changed, closed }
+    }
+
+    /// Waits for a message and returns when it was delivered. One waiter at a time.
+    async fn nth(&self, number: usize) -> Timestamp {
+        loop {
+            if let Some(&time) = lock(&self.times).get(number) {
+                return time;
+            }
+            self.changed.notified().await;
+        }
+    }
+}
+
+/// Runs a future on a node and returns what it brings.
+pub(crate) async fn on_node<T: Send + 'static>(
+    world: &World,
+    node: NodeIndex,
+    future: impl Future<Output = T> + Send + 'static,
+) -> Result<T, DeploymentError> {
+    let (done, output) = oneshot::channel();
+    world.spawn_on(
+        node,
+        Box::pin(async move {
+            let _ = done.send(future.await);
+        }),
+    );
+    output.await.map_err(|_| DeploymentError::new(format!("node {node} died")))
+}
+
+/// The address at which a node's control plane listens.
+pub(crate) fn address(node: NodeIndex) -> String {
+    format!("n{node}:1")
+}
+
+/// How long nodes and groups may take to come together: the largest have very many connections.
+const CONNECT_LIMIT: Duration = Duration::from_secs(600);
+/// Messages of a stream that are under way at the root.
+const STREAM_AHEAD: usize = 8;

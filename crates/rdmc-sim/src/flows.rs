@@ -1,0 +1,373 @@
+//! The network: links, and flows that share them max-min fairly.
+//!
+//! Rates are whole bits per second and amounts are bits times nanoseconds, so that nothing is rounded but a fair share
+//! and the moment at which a flow ends, both to the slower side.
+
+use std::collections::BTreeMap;
+use std::sync::{Arc, Mutex};
+
+use crate::simulation::{Executor, lock};
+
+/// A direction of a port, or of an uplink.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub(crate) struct LinkIndex(pub(crate) u32);
+
+/// A transfer under way.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub(crate) struct FlowNumber(u64);
+
+/// What is called when a flow reaches a point.
+pub(crate) type Call = Box<dyn FnOnce() + Send>;
+
+/// All links of a network and the flows on them.
+#[derive(Clone)]
+pub(crate) struct Flows {
+    executor: Executor,
+    state: Arc<Mutex<State>>,
+}
+
+#[derive(Default)]
+struct State {
+    links: Vec<Link>,
+    flows: BTreeMap<FlowNumber, Flow>,
+    next: u64,
+}
+
+struct Link {
+    bits_per_second: u64,
+    flows: Vec<FlowNumber>,
+    /// Bits times nanoseconds that have passed.
+    carried: u128,
+}
+
+struct Flow {
+    path: Vec<LinkIndex>,
+    /// Bits still to be carried, times nanoseconds per second.
+    remaining: u128,
+    bits_per_second: u64,
+    since_ns: u64,
+    /// Counts changes of the rate: events of earlier rates are void.
+    generation: u64,
+    /// With this much remaining, somebody is told.
+    notice: Option<(u128, Call)>,
+    done: Option<Call>,
+}
+
+impl Flow {
+    /// Accounts for the time since the rate was set; returns what was carried.
+    fn advance(&mut self, now_ns: u64) -> u128 {
+        let carried = u128::from(self.bits_per_second) * u128::from(now_ns - self.since_ns);
+        let carried = carried.min(self.remaining);
+        self.remaining -= carried;
+        self.since_ns = now_ns;
+        carried
+    }
+
+    /// Returns when the flow reaches its next point at its present rate.
+    fn next_point_ns(&self) -> Option<u64> {
+        let target = self.notice.as_ref().map_or(0, |(at, _)| (*at).min(self.remaining));
+        let rest = self.remaining - target;
+        let rate = u128::from(self.bits_per_second);
+        if rest == 0 {
+            return Some(self.since_ns);
+        }
+        if rate == 0 {
+            return None;
+        }
+        Some(self.since_ns.saturating_add(u64::try_from(rest.div_ceil(rate)).unwrap_or(u64::MAX)))
+    }
+}
+
+impl Flows {
+    pub(crate) fn new(executor: Executor) -> Self {
+        Self { executor, state: Arc::default() }
+    }
+
+    /// Adds a link.
+    pub(crate) fn add_link(&self, bits_per_second: u64) -> LinkIndex {
+        let mut state = lock(&self.state);
+        let index = u32::try_from(state.links.len()).expect("a few links per node");
+        state.links.push(Link { bits_per_second, flows: Vec::new(), carried: 0 });
+        LinkIndex(index)
+    }
+
+    /// Changes the rate of a link; 0 stops what is on it.
+    pub(crate) fn set_rate(&self, link: LinkIndex, bits_per_second: u64) {
+        {
+            let mut state = lock(&self.state);
+            state.links[link.0 as usize].bits_per_second = bits_per_second;
+        }
+        self.share_again(&[link]);
+    }
+
+    /// Returns the lowest rate along a path.
+    pub(crate) fn rate_of(&self, path: &[LinkIndex]) -> u64 {
+        let state = lock(&self.state);
+        path.iter().map(|link| state.links[link.0 as usize].bits_per_second).min().unwrap_or(u64::MAX)
+    }
+
+    /// Returns the bytes a link has carried for flows so far.
+    pub(crate) fn carried_bytes(&self, link: LinkIndex) -> u64 {
+        let now_ns = self.executor.now_ns();
+        let mut state = lock(&self.state);
+        let state = &mut *state;
+        for number in state.links[link.0 as usize].flows.clone() {
+            if let Some(flow) = state.flows.get_mut(&number) {
+                let carried = flow.advance(now_ns);
+                for link in &flow.path {
+                    state.links[link.0 as usize].carried += carried;
+                }
+            }
+        }
+        u64::try_from(state.links[link.0 as usize].carried / BIT_NS_PER_BYTE).unwrap_or(u64::MAX)
+    }
+
+    /// Starts a flow of so many bytes, which calls `notice` when few are left and `done` at the end.
+    pub(crate) fn start(
+        &self,
+        path: Vec<LinkIndex>,
+        bytes: u64,
+        notice: Option<(u64, Call)>,
+        done: Call,
+    ) -> FlowNumber {
+        let number = {
+            let mut state = lock(&self.state);
+            let number = FlowNumber(state.next);
+            state.next += 1;
+            for link in &path {
+                state.links[link.0 as usize].flows.push(number);
+            }
+            let flow = Flow {
+                path: path.clone(),
+                remaining: u128::from(bytes) * BIT_NS_PER_BYTE,
+                bits_per_second: 0,
+                since_ns: self.executor.now_ns(),
+                generation: 0,
+                notice: notice.map(|(left, call)| (u128::from(left) * BIT_NS_PER_BYTE, call)),
+                done: Some(done),
+            };
+            state.flows.insert(number, flow);
+            number
+        };
+        self.share_again(&path);
+        number
+    }
+
+    /// Ends a flow without a word.
+    pub(crate) fn cancel(&self, number: FlowNumber) {
+        let removed = {
+            let mut state = lock(&self.state);
+            let removed = state.flows.remove(&number);
+            if let Some(flow) = &removed {
+                state.leave(number, &flow.path);
+            }
+            removed
+        };
+        if let Some(flow) = removed {
+            self.share_again(&flow.path);
+        }
+    }
+
+    /// Shares the links of a path anew, with all links that share a flow with them.
+    fn share_again(&self, path: &[LinkIndex]) {
+        let now_ns = self.executor.now_ns();
+        let events = lock(&self.state).share(path, now_ns);
+        for (number, generation, at_ns) in events {
+            let flows = self.clone();
+            self.executor.call_at(at_ns, move || flows.reach(number, generation));
+        }
+    }
+
+    /// A flow has reached a point, unless its rate has changed since.
+    fn reach(&self, number: FlowNumber, generation: u64) {
+        let now_ns = self.executor.now_ns();
+        let (call, ended, again) = {
+            let mut state = lock(&self.state);
+            let state = &mut *state;
+            let Some(flow) = state.flows.get_mut(&number).filter(|flow| flow.generation == generation) else { return };
+            let carried = flow.advance(now_ns);
+            for link in &flow.path {
+                state.links[link.0 as usize].carried += carried;
+            }
+            if flow.remaining > 0 {
+                let call = flow.notice.take().map(|(_, call)| call);
+                (call, None, flow.next_point_ns())
+            } else {
+                let notice = flow.notice.take().map(|(_, call)| call);
+                let mut flow = state.flows.remove(&number).expect("it was just there");
+                state.leave(number, &flow.path);
+                (notice, flow.done.take().map(|done| (done, flow.path)), None)
+            }
+        };
+        if let Some(at_ns) = again {
+            let flows = self.clone();
+            self.executor.call_at(at_ns, move || flows.reach(number, generation));
+        }
+        if let Some(call) = call {
+            call();
+        }
+        if let Some((done, path)) = ended {
+            self.share_again(&path);
+            done();
+        }
+    }
+}
+
+impl State {
+    fn leave(&mut self, number: FlowNumber, path: &[LinkIndex]) {
+        for link in path {
+            self.links[link.0 as usize].flows.retain(|&other| other != number);
+        }
+    }
+
+    /// Gives every flow that may be affected its max-min fair rate; returns when those that changed reach a point.
+    fn share(&mut self, path: &[LinkIndex], now_ns: u64) -> Vec<(FlowNumber, u64, u64)> {
+        let (links, flows) = self.reachable_from(path);
+        let mut left: BTreeMap<LinkIndex, (u64, u64)> = links
+            .iter()
+            .map(|&link| {
+                let Link { bits_per_second, flows, .. } = &self.links[link.0 as usize];
+                (link, (*bits_per_second, flows.len() as u64))
+            })
+            .collect();
+        let mut unshared = flows;
+        let mut events = Vec::new();
+        while !unshared.is_empty() {
+            // The link with the least for each of its flows decides about them.
+            let tightest =
+                left.iter().filter(|(_, (_, count))| *count > 0).min_by_key(|(_, (rate, count))| rate / count);
+            let Some((&link, &(rate, count))) = tightest else { break };
+            let share = rate / count;
+            let decided: Vec<FlowNumber> =
+                self.links[link.0 as usize].flows.iter().copied().filter(|flow| unshared.contains(flow)).collect();
+            for number in decided {
+                unshared.remove(&number);
+                let flow = self.flows.get_mut(&number).expect("links list flows that exist");
+                for link in &flow.path {
+                    let (rate, count) = left.get_mut(link).expect("all links of the flow are reachable");
+                    *rate -= share;
+                    *count -= 1;
+                }
+                if flow.bits_per_second != share || flow.generation == 0 {
+                    let carried = flow.advance(now_ns);
+                    flow.bits_per_second = share;
+                    flow.generation += 1;
+                    if let Some(at_ns) = flow.next_point_ns() {
+                        events.push((number, flow.generation, at_ns));
+                    }
+                    for link in &flow.path {
+                        self.links[link.0 as usize].carried += carried;
+                    }
+                }
+            }
+        }
+        // In the order in which the flows began, whichever link was the tightest.
+        events.sort_unstable();
+        events
+    }
+
+    fn reachable_from(&self, path: &[LinkIndex]) -> (Vec<LinkIndex>, std::collections::BTreeSet<FlowNumber>) {
+        let mut links = path.to_vec();
+        links.sort_unstable();
+        links.dedup();
+        let mut flows = std::collections::BTreeSet::new();
+        let mut next = 0;
+        while let Some(&link) = links.get(next) {
+            next += 1;
+            for &number in &self.links[link.0 as usize].flows {
+                if flows.insert(number) {
+                    for &other in &self.flows[&number].path {
+                        if !links.contains(&other) {
+                            links.push(other);
+                        }
+                    }
+                }
+            }
+        }
+        (links, flows)
+    }
+}
+
+/// A byte, in bits times nanoseconds per second.
+const BIT_NS_PER_BYTE: u128 = 8_000_000_000;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::time::Duration;
+
+    /// Runs flows, given by their start, bytes and path, on links of 8 Gbit/s (a byte per ns); returns their ends in ns.
+    fn ends(links: usize, flows: &[(u64, u64, &[u32])]) -> Vec<u64> {
+        let executor = Executor::new();
+        let network = Flows::new(executor.clone());
+        for _ in 0..links {
+            network.add_link(8_000_000_000);
+        }
+        let ends = Arc::new(Mutex::new(vec![0; flows.len()]));
+        for (place, &(start, bytes, path)) in flows.iter().enumerate() {
+            let path: Vec<_> = path.iter().map(|&link| LinkIndex(link)).collect();
+            let (ends, network, clock) = (ends.clone(), network.clone(), executor.clone());
+            executor.call_at(start, move || {
+                network.start(path, bytes, None, Box::new(move || lock(&ends)[place] = clock.now_ns()));
+            });
+        }
+        let sleeper = executor.sleep_until(rdmc_fabric::Timestamp::from_nanos(1_000_000));
+        executor.run(Duration::from_secs(1), sleeper).unwrap();
+        let ends = lock(&ends).clone();
+        ends
+    }
+
+    #[test]
+    fn a_flow_alone_has_the_link() {
+        assert_eq!(ends(2, &[(5, 1000, &[0, 1])]), [1005]);
+    }
+
+    #[test]
+    fn two_flows_share_a_link_while_both_are_there() {
+        // The second has half from 500 on: the first ends at 1500, the second, with 500 left, at 2000.
+        assert_eq!(ends(3, &[(0, 1000, &[0, 1]), (500, 1000, &[0, 2])]), [1500, 2000]);
+    }
+
+    #[test]
+    fn what_one_cannot_use_goes_to_the_others() {
+        // Three on link 0, one of which shares link 1 with two more: that one gets a third of link 1, not more.
+        let flows: [(u64, u64, &[u32]); 3] = [(0, 300, &[0, 1]), (0, 300, &[1]), (0, 700, &[0])];
+        // The first two have 1/2 each until 600; the third the other half of link 0 until then, 300; then all.
+        assert_eq!(ends(2, &flows), [600, 600, 1000]);
+    }
+
+    #[test]
+    fn a_notice_comes_before_the_end() {
+        let executor = Executor::new();
+        let network = Flows::new(executor.clone());
+        let link = network.add_link(8_000_000_000);
+        let log = Arc::new(Mutex::new(Vec::new()));
+        let note = |what: &'static str| -> Call {
+            let (log, clock) = (log.clone(), executor.clone());
+            Box::new(move || lock(&log).push((what, clock.now_ns())))
+        };
+        network.start(vec![link], 1000, Some((200, note("notice"))), note("end"));
+        network.start(vec![link], 100, Some((200, note("at once"))), note("short"));
+        let sleeper = executor.sleep_until(rdmc_fabric::Timestamp::from_nanos(10_000));
+        executor.run(Duration::from_secs(1), sleeper).unwrap();
+        assert_eq!(*lock(&log), [("at once", 0), ("short", 200), ("notice", 900), ("end", 1100)]);
+    }
+
+    #[test]
+    fn a_stopped_link_holds_its_flows() {
+        let executor = Executor::new();
+        let network = Flows::new(executor.clone());
+        let link = network.add_link(8_000_000_000);
+        let end = Arc::new(Mutex::new(0));
+        let (place, clock) = (end.clone(), executor.clone());
+        network.start(vec![link], 1000, None, Box::new(move || *lock(&place) = clock.now_ns()));
+        for (at, rate) in [(300, 0), (800, 8_000_000_000)] {
+            let network = network.clone();
+            executor.call_at(at, move || network.set_rate(link, rate));
+        }
+        let sleeper = executor.sleep_until(rdmc_fabric::Timestamp::from_nanos(10_000));
+        executor.run(Duration::from_secs(1), sleeper).unwrap();
+        assert_eq!(*lock(&end), 1500);
+        assert_eq!(network.carried_bytes(link), 1000);
+    }
+}

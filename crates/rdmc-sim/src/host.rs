@@ -1,0 +1,139 @@
+//! Hosts: when software acts, and what it costs.
+//!
+//! A node's software is one thread. It posts operations and takes completions one after the other; how soon it takes
+//! one depends on how it waits (DSN §4.2), and on the scheduler.
+
+use crate::model::{Completion, DelayModel, Distribution, HostModel};
+use crate::random::Random;
+
+/// The software thread of one node.
+#[derive(Debug, Default)]
+pub(crate) struct Host {
+    /// When the thread has done what it was given.
+    free_at_ns: u64,
+    /// When a thread that polls for a while gives up.
+    polls_until_ns: u64,
+    /// Processor time that was not waiting.
+    worked_ns: u64,
+    /// Processor time of polling for a while, work in it included.
+    polled_ns: u64,
+    /// Everything takes this many times as long; 0 means once.
+    slowness: u64,
+}
+
+impl Host {
+    /// Posts an operation; returns when the adapter learns of it.
+    pub(crate) fn post(&mut self, now_ns: u64, model: &HostModel) -> u64 {
+        self.work(now_ns, model.post_ns)
+    }
+
+    /// Takes a completion that the adapter reports `at_ns`; returns when the software acts on it.
+    pub(crate) fn take_completion(
+        &mut self,
+        at_ns: u64,
+        mode: Completion,
+        model: &HostModel,
+        random: &mut Random,
+    ) -> u64 {
+        let asleep = at_ns > self.free_at_ns;
+        let sleeps = match mode {
+            Completion::Poll => false,
+            Completion::Event => asleep,
+            Completion::Hybrid => asleep && at_ns > self.polls_until_ns,
+        };
+        let mut from_ns = at_ns;
+        if sleeps {
+            from_ns += model.wake_ns * self.slowness.max(1);
+            self.worked_ns += model.wake_cpu_ns * self.slowness.max(1);
+        }
+        if let Some(delays) = model.delays.as_ref().filter(|delays| random.chance(delays.probability)) {
+            self.hold_up(from_ns, draw(delays, random));
+        }
+        let acts_at_ns = self.work(from_ns, model.completion_ns);
+        if mode == Completion::Hybrid {
+            let until_ns = acts_at_ns + HYBRID_WINDOW_NS;
+            self.polled_ns += until_ns - self.polls_until_ns.max(from_ns).min(until_ns);
+            self.polls_until_ns = until_ns;
+        }
+        acts_at_ns
+    }
+
+    /// Takes the core away for a while.
+    pub(crate) fn hold_up(&mut self, at_ns: u64, duration_ns: u64) {
+        self.free_at_ns = self.free_at_ns.max(at_ns).saturating_add(duration_ns);
+    }
+
+    pub(crate) fn slow_down(&mut self, times: u64) {
+        self.slowness = times;
+    }
+
+    /// Returns the processor time of the first `elapsed_ns` of the simulation.
+    pub(crate) fn cpu_ns(&self, mode: Completion, elapsed_ns: u64) -> u64 {
+        match mode {
+            Completion::Poll => elapsed_ns,
+            Completion::Event => self.worked_ns,
+            Completion::Hybrid => {
+                let ahead_ns = self.polls_until_ns.saturating_sub(elapsed_ns);
+                (self.polled_ns.saturating_sub(ahead_ns)).max(self.worked_ns)
+            }
+        }
+    }
+
+    fn work(&mut self, from_ns: u64, cost_ns: u64) -> u64 {
+        let cost_ns = cost_ns * self.slowness.max(1);
+        self.worked_ns += cost_ns;
+        self.free_at_ns = self.free_at_ns.max(from_ns) + cost_ns;
+        self.free_at_ns
+    }
+}
+
+fn draw(delays: &DelayModel, random: &mut Random) -> u64 {
+    let ns = match delays.distribution {
+        Distribution::Fixed => delays.mean_ns,
+        Distribution::Exponential => random.exponential(delays.mean_ns),
+        Distribution::Lognormal => random.lognormal(delays.mean_ns / 2.0, delays.mean_ns),
+    };
+    #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "a float that does not fit saturates")]
+    let ns = ns as u64;
+    ns
+}
+
+/// How long the hybrid mode polls after the last completion, in ns: the paper's 50 ms.
+const HYBRID_WINDOW_NS: u64 = 50_000_000;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const MODEL: HostModel = HostModel {
+        post_ns: 10,
+        completion_ns: 20,
+        wake_ns: 1000,
+        wake_cpu_ns: 500,
+        completion: Completion::Poll,
+        delays: None,
+    };
+
+    #[test]
+    fn a_sleeping_thread_is_woken_and_a_busy_one_goes_on() {
+        let (mut host, mut random) = (Host::default(), Random::new(0));
+        let mut take = |host: &mut Host, at, mode| host.take_completion(at, mode, &MODEL, &mut random);
+        assert_eq!(take(&mut host, 100, Completion::Event), 1120);
+        assert_eq!(take(&mut host, 1110, Completion::Event), 1140, "still awake");
+        assert_eq!(host.post(1140, &MODEL), 1150);
+        assert_eq!(take(&mut host, 5000, Completion::Event), 6020);
+        assert_eq!(host.cpu_ns(Completion::Event, 10_000), 2 * 500 + 3 * 20 + 10);
+        assert_eq!(take(&mut host, 10_000, Completion::Poll), 10_020);
+    }
+
+    #[test]
+    fn the_hybrid_polls_for_a_while() {
+        let (mut host, mut random) = (Host::default(), Random::new(0));
+        let mut take = |host: &mut Host, at| host.take_completion(at, Completion::Hybrid, &MODEL, &mut random);
+        assert_eq!(take(&mut host, 100), 1120);
+        assert_eq!(take(&mut host, 40_000_000), 40_000_020, "within the window");
+        assert_eq!(take(&mut host, 200_000_000), 200_001_020, "asleep again");
+        let polled = 40_000_020 + HYBRID_WINDOW_NS - 1100 + HYBRID_WINDOW_NS + 20;
+        assert_eq!(host.cpu_ns(Completion::Hybrid, 1_000_000_000), polled);
+    }
+}

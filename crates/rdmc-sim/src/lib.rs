@@ -1,0 +1,24 @@
+//! The unchanged runtime on a modelled network in virtual time.
+
+#![forbid(unsafe_code)]
+
+mod control;
+mod deployment;
+mod environment;
+mod fabric;
+mod flows;
+mod host;
+mod log;
+mod model;
+mod queue_pair;
+mod random;
+mod simulation;
+mod world;
+
+pub use deployment::{Deployment, DeploymentError, FormedGroup, GroupPlan, MulticastTimes};
+pub use fabric::SimFabric;
+pub use log::Recorded;
+pub use model::{ClusterModel, Completion, ControlModel, DelayModel, Distribution, HostModel, NicModel, RackModel};
+pub use random::Random;
+pub use simulation::{NodeIndex, Stalled};
+pub use world::{ModelError, Simulation, World};

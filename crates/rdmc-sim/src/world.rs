@@ -1,0 +1,436 @@
+//! The modelled world: nodes, ports and paths, and what can happen to them.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::fmt;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, Weak};
+use std::time::Duration;
+
+use futures::future::BoxFuture;
+use rdmc_fabric::{Exposures, Timestamp, WorkError};
+
+use crate::control::{Control, Pipe};
+use crate::fabric::SimFabric;
+use crate::flows::{Flows, LinkIndex};
+use crate::host::Host;
+use crate::log::{Log, Recorded};
+use crate::model::{ClusterModel, Completion};
+use crate::queue_pair::SimQueuePair;
+use crate::random::Random;
+use crate::simulation::{Executor, NodeIndex, Stalled, lock};
+
+/// A simulation: a [`World`] and the executor that runs what happens in it.
+///
+/// Dropping it ends all tasks of the world.
+///
+/// # Examples
+/// ```
+/// use std::time::Duration;
+/// use rdmc_sim::{ClusterModel, Simulation};
+///
+/// let simulation = Simulation::new(ClusterModel::new(2, 10_000, 1_000), 1).expect("the model is sound");
+/// let world = simulation.world().clone();
+/// let slept = simulation.run(Duration::MAX, async move {
+///     world.sleep(Duration::from_secs(3600)).await;
+///     world.now()
+/// });
+/// assert_eq!(slept.expect("it ends").as_nanos(), 3_600_000_000_000);
+/// ```
+#[derive(Debug)]
+pub struct Simulation {
+    world: World,
+}
+
+impl Simulation {
+    /// Makes the world of a model in which `seed` decides whatever is left to chance.
+    ///
+    /// # Errors
+    /// What is wrong with the model.
+    pub fn new(model: ClusterModel, seed: u64) -> Result<Self, ModelError> {
+        model.check().map_err(|what| ModelError { what })?;
+        Ok(Self { world: World::new(model, seed) })
+    }
+
+    /// Returns the handle by which futures act in the world.
+    pub fn world(&self) -> &World {
+        &self.world
+    }
+
+    /// Runs until `future` has ended; what else is under way then goes on at the next call.
+    ///
+    /// # Errors
+    /// [`Stalled`] if it cannot end, or not within `limit` of virtual time.
+    pub fn run<T: Send + 'static>(
+        &self,
+        limit: Duration,
+        future: impl Future<Output = T> + Send + 'static,
+    ) -> Result<T, Stalled> {
+        self.world.0.executor.run(limit, future)
+    }
+}
+
+impl Drop for Simulation {
+    fn drop(&mut self) {
+        self.world.0.executor.end();
+    }
+}
+
+/// The parameters of a model make no sense.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("the cluster cannot be modelled: {what}")]
+pub struct ModelError {
+    /// The parameter, and what it must be.
+    pub what: String,
+}
+
+/// A handle of a modelled world; cheap to clone.
+#[derive(Clone)]
+pub struct World(pub(crate) Arc<WorldShared>);
+
+pub(crate) struct WorldShared {
+    pub(crate) executor: Executor,
+    pub(crate) flows: Flows,
+    pub(crate) model: ClusterModel,
+    pub(crate) random: Mutex<Random>,
+    pub(crate) nodes: Vec<Node>,
+    /// Each rack's uplink: out of the rack, into it.
+    uplinks: Vec<(LinkIndex, LinkIndex)>,
+    /// Queue pairs by the nonce that is their endpoint.
+    pub(crate) queue_pairs: Mutex<BTreeMap<u128, Weak<SimQueuePair>>>,
+    pub(crate) control: Control,
+    /// Pairs of nodes, the lower first, that do not reach each other.
+    cut: Mutex<BTreeSet<(NodeIndex, NodeIndex)>>,
+    pub(crate) log: Mutex<Log>,
+}
+
+/// A node of the world.
+pub(crate) struct Node {
+    pub(crate) host: Mutex<Host>,
+    pub(crate) adapter: Mutex<Adapter>,
+    pub(crate) egress: LinkIndex,
+    pub(crate) ingress: LinkIndex,
+    pub(crate) exposures: Arc<Exposures>,
+    alive: AtomicBool,
+}
+
+/// Until when a node's adapter is occupied with earlier operations.
+#[derive(Debug, Default)]
+pub(crate) struct Adapter {
+    pub(crate) out_free_ns: u64,
+    pub(crate) in_free_ns: u64,
+}
+
+impl World {
+    fn new(model: ClusterModel, seed: u64) -> Self {
+        let executor = Executor::new();
+        let flows = Flows::new(executor.clone());
+        let rate = model.port_mbps * BITS_PER_MBIT;
+        let nodes = (0..model.nodes).map(|_| Node {
+            host: Mutex::default(),
+            adapter: Mutex::default(),
+            egress: flows.add_link(rate),
+            ingress: flows.add_link(rate),
+            exposures: Arc::default(),
+            alive: AtomicBool::new(true),
+        });
+        let nodes = nodes.collect();
+        let racks = (0..model.nodes).map(|node| model.rack_of(node)).max().map_or(0, |rack| rack + 1);
+        let uplink = model.racks.as_ref().map(|racks| racks.uplink_mbps * BITS_PER_MBIT);
+        let uplinks = uplink.map(|rate| (0..racks).map(|_| (flows.add_link(rate), flows.add_link(rate))).collect());
+        Self(Arc::new(WorldShared {
+            executor,
+            flows,
+            model,
+            random: Mutex::new(Random::new(seed)),
+            nodes,
+            uplinks: uplinks.unwrap_or_default(),
+            queue_pairs: Mutex::default(),
+            control: Control::default(),
+            cut: Mutex::default(),
+            log: Mutex::default(),
+        }))
+    }
+
+    /// Returns the parameters.
+    pub fn model(&self) -> &ClusterModel {
+        &self.0.model
+    }
+
+    /// Returns the numbers of all nodes.
+    pub fn nodes(&self) -> impl Iterator<Item = NodeIndex> + use<> {
+        (0..self.0.model.nodes).map(NodeIndex)
+    }
+
+    /// Returns the virtual time.
+    pub fn now(&self) -> Timestamp {
+        self.0.executor.now()
+    }
+
+    /// Waits for `duration` of virtual time.
+    pub async fn sleep(&self, duration: Duration) {
+        self.0.executor.sleep_until(self.now() + duration).await;
+    }
+
+    /// Waits until a moment of virtual time.
+    pub async fn sleep_until(&self, at: Timestamp) {
+        self.0.executor.sleep_until(at).await;
+    }
+
+    /// Makes a node's access to the network.
+    ///
+    /// # Panics
+    /// If there is no such node.
+    pub fn fabric(&self, node: NodeIndex) -> Arc<SimFabric> {
+        assert!(node.index() < self.0.nodes.len(), "the cluster has no node {node}");
+        Arc::new(SimFabric::new(self.clone(), node))
+    }
+
+    /// Runs a task on a node; it ends with the node.
+    pub fn spawn_on(&self, node: NodeIndex, task: BoxFuture<'static, ()>) {
+        if self.is_alive(node) {
+            self.0.executor.spawn(Some(node), task);
+        }
+    }
+
+    /// Runs a task outside all nodes.
+    pub fn spawn(&self, task: BoxFuture<'static, ()>) {
+        self.0.executor.spawn(None, task);
+    }
+
+    /// Counts the tasks of a node that have not ended.
+    pub fn tasks_of(&self, node: NodeIndex) -> usize {
+        self.0.executor.tasks_of(node)
+    }
+
+    /// Counts the queue pairs of a node that exist, broken ones included.
+    pub fn queue_pairs_of(&self, node: NodeIndex) -> usize {
+        self.0.queue_pairs_of(node).len()
+    }
+
+    /// Returns a number that tells whether two runs did the same things at the same times.
+    pub fn digest(&self) -> u64 {
+        lock(&self.0.log).digest()
+    }
+
+    /// Keeps a record of what happens from now on, for [`recorded`](Self::recorded).
+    pub fn record(&self) {
+        lock(&self.0.log).record();
+    }
+
+    /// Takes what was recorded.
+    pub fn recorded(&self) -> Vec<Recorded> {
+        lock(&self.0.log).take()
+    }
+
+    /// Returns the bytes that have left a node's port in flows, and those that have come in.
+    pub fn carried_bytes(&self, node: NodeIndex) -> (u64, u64) {
+        let Node { egress, ingress, .. } = self.0.nodes[node.index()];
+        (self.0.flows.carried_bytes(egress), self.0.flows.carried_bytes(ingress))
+    }
+
+    /// Returns the processor time a node's software has used so far.
+    pub fn cpu_time(&self, node: NodeIndex, mode: Completion) -> Duration {
+        let cpu_ns = lock(&self.0.nodes[node.index()].host).cpu_ns(mode, self.0.executor.now_ns());
+        Duration::from_nanos(cpu_ns)
+    }
+
+    // What can happen.
+
+    /// Tells whether a node has not died.
+    pub fn is_alive(&self, node: NodeIndex) -> bool {
+        self.0.nodes[node.index()].alive.load(Ordering::Relaxed)
+    }
+
+    /// Kills the process of a node: its operating system closes its connections.
+    pub fn kill(&self, node: NodeIndex) {
+        if !self.0.die(node, "killed") {
+            return;
+        }
+        for queue_pair in self.0.queue_pairs_of(node) {
+            queue_pair.break_with(WorkError::Flushed, true);
+        }
+        for pipe in self.0.control.pipes_of(node) {
+            pipe.reset();
+        }
+        self.0.executor.end_tasks_of(node);
+    }
+
+    /// Takes the power of a node: nobody is told.
+    pub fn vanish(&self, node: NodeIndex) {
+        if !self.0.die(node, "vanished") {
+            return;
+        }
+        for queue_pair in self.0.queue_pairs_of(node) {
+            queue_pair.break_with(WorkError::Flushed, false);
+        }
+        self.0.executor.end_tasks_of(node);
+        for other in self.nodes().filter(|&other| other != node) {
+            self.0.cut_off(node, other);
+        }
+    }
+
+    /// Stops the process of a node, as SIGSTOP does; its adapter and its kernel go on.
+    pub fn stop(&self, node: NodeIndex) {
+        self.0.note_fault(Some(node), "stopped");
+        self.0.executor.stop_tasks_of(node);
+    }
+
+    /// Lets a stopped process go on.
+    pub fn resume(&self, node: NodeIndex) {
+        self.0.note_fault(Some(node), "resumed");
+        self.0.executor.resume_tasks_of(node);
+    }
+
+    /// Gives the core of a node's software to somebody else for a while.
+    pub fn hold_up(&self, node: NodeIndex, duration: Duration) {
+        let (now_ns, duration_ns) = (self.0.executor.now_ns(), duration.as_nanos());
+        let duration_ns = u64::try_from(duration_ns).unwrap_or(u64::MAX);
+        lock(&self.0.log).held_up(now_ns, node, duration_ns);
+        lock(&self.0.nodes[node.index()].host).hold_up(now_ns, duration_ns);
+    }
+
+    /// Makes a node's software and port so many times as slow as they were in the beginning.
+    pub fn slow_down(&self, node: NodeIndex, times: u64) {
+        let times = times.max(1);
+        lock(&self.0.nodes[node.index()].host).slow_down(times);
+        self.limit_port(node, self.0.model.port_mbps / times);
+    }
+
+    /// Changes the rate of a node's port.
+    pub fn limit_port(&self, node: NodeIndex, mbps: u64) {
+        self.0.note_fault(Some(node), "port limited");
+        let Node { egress, ingress, .. } = self.0.nodes[node.index()];
+        for link in [egress, ingress] {
+            self.0.flows.set_rate(link, mbps * BITS_PER_MBIT);
+        }
+    }
+
+    /// Cuts two nodes off each other. What is under way waits, and fails if it waits too long.
+    pub fn cut(&self, a: NodeIndex, b: NodeIndex) {
+        if a != b {
+            self.0.cut_off(a, b);
+        }
+    }
+
+    /// Joins two nodes again.
+    pub fn heal(&self, a: NodeIndex, b: NodeIndex) {
+        if self.is_alive(a) && self.is_alive(b) && lock(&self.0.cut).remove(&pair(a, b)) {
+            self.0.note_fault(None, "healed");
+            for node in [a, b] {
+                for queue_pair in self.0.queue_pairs_of(node) {
+                    queue_pair.resume();
+                }
+            }
+            for pipe in self.0.control.pipes_between(a, b) {
+                pipe.resume();
+            }
+        }
+    }
+
+    /// Joins all nodes again that live.
+    pub fn heal_all(&self) {
+        let cut: Vec<_> = lock(&self.0.cut).iter().copied().collect();
+        for (a, b) in cut {
+            self.heal(a, b);
+        }
+    }
+
+    /// Resets the control connections between two nodes.
+    pub fn reset_control(&self, a: NodeIndex, b: NodeIndex) {
+        self.0.note_fault(None, "control connections reset");
+        for pipe in self.0.control.pipes_between(a, b) {
+            pipe.reset();
+        }
+    }
+
+    /// Breaks the queue pairs between two nodes, as a bad cable does.
+    pub fn break_queue_pairs(&self, a: NodeIndex, b: NodeIndex) {
+        self.0.note_fault(None, "queue pairs broken");
+        for queue_pair in self.0.queue_pairs_of(a) {
+            if queue_pair.peer_node() == Some(b) {
+                queue_pair.break_with(WorkError::ConnectionLost, true);
+            }
+        }
+    }
+}
+
+impl fmt::Debug for World {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("World").field("now", &self.now()).finish_non_exhaustive()
+    }
+}
+
+impl WorldShared {
+    /// Returns the links between two ports.
+    pub(crate) fn path(&self, from: NodeIndex, to: NodeIndex) -> Vec<LinkIndex> {
+        if from == to {
+            return Vec::new();
+        }
+        let mut path = vec![self.nodes[from.index()].egress];
+        let (rack_from, rack_to) = (self.model.rack_of(from.0), self.model.rack_of(to.0));
+        if rack_from != rack_to {
+            path.push(self.uplinks[rack_from as usize].0);
+            path.push(self.uplinks[rack_to as usize].1);
+        }
+        path.push(self.nodes[to.index()].ingress);
+        path
+    }
+
+    /// Returns the time between two ports.
+    pub(crate) fn latency_ns(&self, from: NodeIndex, to: NodeIndex) -> u64 {
+        let apart = self.model.rack_of(from.0) != self.model.rack_of(to.0);
+        let between = self.model.racks.as_ref().filter(|_| apart).map_or(0, |racks| racks.latency_ns);
+        self.model.latency_ns + between
+    }
+
+    pub(crate) fn reaches(&self, a: NodeIndex, b: NodeIndex) -> bool {
+        !lock(&self.cut).contains(&pair(a, b))
+    }
+
+    pub(crate) fn is_alive(&self, node: NodeIndex) -> bool {
+        self.nodes[node.index()].alive.load(Ordering::Relaxed)
+    }
+
+    pub(crate) fn queue_pairs_of(&self, node: NodeIndex) -> Vec<Arc<SimQueuePair>> {
+        let queue_pairs = lock(&self.queue_pairs);
+        queue_pairs.values().filter_map(Weak::upgrade).filter(|queue_pair| queue_pair.node() == node).collect()
+    }
+
+    fn die(&self, node: NodeIndex, how: &'static str) -> bool {
+        let was_alive = self.nodes[node.index()].alive.swap(false, Ordering::Relaxed);
+        if was_alive {
+            self.note_fault(Some(node), how);
+        }
+        was_alive
+    }
+
+    fn cut_off(&self, a: NodeIndex, b: NodeIndex) {
+        if !lock(&self.cut).insert(pair(a, b)) {
+            return;
+        }
+        self.note_fault(None, "cut");
+        for (node, other) in [(a, b), (b, a)] {
+            for queue_pair in self.queue_pairs_of(node) {
+                if queue_pair.peer_node() == Some(other) {
+                    queue_pair.stall();
+                }
+            }
+        }
+        let pipes: Vec<Arc<Pipe>> = self.control.pipes_between(a, b);
+        let at_ns = self.executor.now_ns().saturating_add(self.model.control.patience_ns);
+        for pipe in pipes {
+            pipe.stall(at_ns);
+        }
+    }
+
+    pub(crate) fn note_fault(&self, node: Option<NodeIndex>, what: &'static str) {
+        lock(&self.log).fault(self.executor.now_ns(), node, what);
+    }
+}
+
+fn pair(a: NodeIndex, b: NodeIndex) -> (NodeIndex, NodeIndex) {
+    (a.min(b), a.max(b))
+}
+
+/// Bit/s of a Mbit/s.
+const BITS_PER_MBIT: u64 = 1_000_000;
