@@ -5,11 +5,13 @@
 mod control;
 mod deployment;
 mod environment;
+pub mod experiments;
 mod fabric;
 mod flows;
 mod host;
 mod log;
 mod model;
+pub mod plot;
 mod queue_pair;
 mod random;
 mod simulation;

@@ -1,0 +1,221 @@
+//! The experiments of the papers, each as tables, a figure and what they say beside what the paper says.
+
+use std::fmt;
+use std::io;
+use std::path::{Path, PathBuf};
+
+use crate::deployment::DeploymentError;
+use crate::model::ClusterModel;
+use crate::plot::Figure;
+use crate::simulation::Stalled;
+use crate::world::ModelError;
+
+mod measure;
+mod scaling;
+
+/// One experiment, by the name under which the program offers it.
+#[derive(Clone, Copy, Debug)]
+pub struct Experiment {
+    /// The name, such as `8` or `slack`.
+    pub name: &'static str,
+    /// What it is, in a line.
+    pub about: &'static str,
+    run: fn(&Options) -> Result<Report, ExperimentError>,
+}
+
+/// What can be asked of experiments.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Options {
+    /// Decides what is left to chance.
+    pub seed: u64,
+    /// A file with the replication workload to play: a line `microseconds,bytes,target,target,target` for each write.
+    pub workload: Option<PathBuf>,
+}
+
+impl Experiment {
+    /// Carries the experiment out.
+    ///
+    /// # Errors
+    /// The simulation could not be carried out.
+    pub fn run(&self, options: &Options) -> Result<Report, ExperimentError> {
+        (self.run)(options)
+    }
+}
+
+/// All experiments in the order of the papers.
+pub const EXPERIMENTS: &[Experiment] =
+    &[Experiment { name: "8", about: "256 MB to 2 to 512 nodes: sequential and binomial pipeline", run: scaling::run }];
+
+/// What an experiment has brought.
+#[derive(Clone, Debug)]
+pub struct Report {
+    /// The stem of its files, such as `figure-8`.
+    pub name: &'static str,
+    /// What was done, in a line.
+    pub title: String,
+    /// The numbers.
+    pub tables: Vec<Table>,
+    /// The picture.
+    pub figure: Figure,
+    /// What the paper found, and what was found here.
+    pub findings: Vec<Finding>,
+}
+
+/// Numbers, to be written as CSV.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Table {
+    /// What tells it apart from others of the experiment; empty if it is alone.
+    pub name: &'static str,
+    /// The names of the columns, with units.
+    pub columns: Vec<String>,
+    /// The values.
+    pub rows: Vec<Vec<String>>,
+}
+
+impl Table {
+    /// Makes a table without rows.
+    pub fn new(name: &'static str, columns: &[&str]) -> Self {
+        Self { name, columns: columns.iter().map(|&column| column.to_owned()).collect(), rows: Vec::new() }
+    }
+
+    /// Adds a row.
+    ///
+    /// # Panics
+    /// If it has not as many values as there are columns.
+    pub fn push(&mut self, row: Vec<String>) {
+        assert_eq!(row.len(), self.columns.len(), "a row has a value for every column");
+        self.rows.push(row);
+    }
+
+    /// Writes the table as CSV. Values hold no commas.
+    pub fn to_csv(&self) -> String {
+        let mut text = String::new();
+        for row in std::iter::once(&self.columns).chain(&self.rows) {
+            text.push_str(&row.join(","));
+            text.push('\n');
+        }
+        text
+    }
+}
+
+/// One comparison with a paper.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Finding {
+    /// What is compared.
+    pub what: String,
+    /// What the paper says.
+    pub paper: String,
+    /// What was seen here.
+    pub here: String,
+    /// Whether it agrees.
+    pub agrees: bool,
+}
+
+impl fmt::Display for Finding {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let mark = if self.agrees { "agrees" } else { "DIFFERS" };
+        write!(f, "{mark}: {}: paper: {}; here: {}", self.what, self.paper, self.here)
+    }
+}
+
+impl Report {
+    /// Writes the tables, the picture as SVG and PNG, and the comparison into a directory.
+    ///
+    /// # Errors
+    /// A file cannot be written; the error names it.
+    pub fn write(&self, directory: &Path) -> io::Result<Vec<PathBuf>> {
+        let named = |path: &Path| {
+            let path = path.display().to_string();
+            move |error: io::Error| io::Error::new(error.kind(), format!("{path}: {error}"))
+        };
+        std::fs::create_dir_all(directory).map_err(named(directory))?;
+        let png = self.figure.to_png().map_err(io::Error::other)?;
+        let mut files: Vec<(String, Vec<u8>)> = Vec::new();
+        for table in &self.tables {
+            let stem =
+                if table.name.is_empty() { self.name.to_owned() } else { format!("{}-{}", self.name, table.name) };
+            files.push((format!("{stem}.csv"), table.to_csv().into_bytes()));
+        }
+        files.push((format!("{}.svg", self.name), self.figure.to_svg().into_bytes()));
+        files.push((format!("{}.png", self.name), png));
+        let findings: String = self.findings.iter().map(|finding| format!("{finding}\n")).collect();
+        files.push((format!("{}.txt", self.name), findings.into_bytes()));
+        let mut written = Vec::new();
+        for (name, content) in files {
+            let path = directory.join(name);
+            std::fs::write(&path, content).map_err(named(&path))?;
+            written.push(path);
+        }
+        Ok(written)
+    }
+}
+
+/// An experiment could not be carried out.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum ExperimentError {
+    /// The model makes no sense.
+    #[error(transparent)]
+    Model(#[from] ModelError),
+    /// The simulation did not end.
+    #[error(transparent)]
+    Stalled(#[from] Stalled),
+    /// The runtime reported an error.
+    #[error(transparent)]
+    Deployment(#[from] DeploymentError),
+    /// A file with numbers to go by could not be used.
+    #[error("{path}: {what}")]
+    Input {
+        /// The file.
+        path: String,
+        /// What is wrong with it.
+        what: String,
+    },
+}
+
+/// The papers' clusters.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum PaperCluster {
+    /// 16 nodes at 100 Gbit/s.
+    Fractus,
+    /// 512 nodes at 40 Gbit/s.
+    Sierra,
+    /// 16 nodes at 40 Gbit/s.
+    Stampede,
+    /// Racks of 28 nodes at 56 Gbit/s behind oversubscribed uplinks.
+    Apt,
+}
+
+impl PaperCluster {
+    /// Returns the parameters, which stand in a file of their own.
+    ///
+    /// # Panics
+    /// If that file is broken, which a test excludes.
+    pub fn model(self) -> ClusterModel {
+        let text = match self {
+            Self::Fractus => include_str!("../clusters/fractus.toml"),
+            Self::Sierra => include_str!("../clusters/sierra.toml"),
+            Self::Stampede => include_str!("../clusters/stampede.toml"),
+            Self::Apt => include_str!("../clusters/apt.toml"),
+        };
+        toml::from_str(text).expect("the clusters' files are tested")
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_papers_clusters_are_sound() {
+        for cluster in [PaperCluster::Fractus, PaperCluster::Sierra, PaperCluster::Stampede, PaperCluster::Apt] {
+            assert_eq!(cluster.model().check(), Ok(()), "{cluster:?}");
+        }
+    }
+
+    #[test]
+    fn experiments_have_names_of_their_own() {
+        let names: std::collections::BTreeSet<_> = EXPERIMENTS.iter().map(|experiment| experiment.name).collect();
+        assert_eq!(names.len(), EXPERIMENTS.len());
+    }
+}

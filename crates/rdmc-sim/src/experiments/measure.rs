@@ -1,0 +1,136 @@
+//! What the experiments share: single multicasts on a fresh world, many worlds at once.
+
+use std::num::NonZeroUsize;
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::Duration;
+
+use rdmc::Algorithm;
+
+use super::ExperimentError;
+use crate::deployment::{Deployment, GroupPlan, MulticastTimes};
+use crate::log::Recorded;
+use crate::model::ClusterModel;
+use crate::simulation::{NodeIndex, lock};
+use crate::world::{Simulation, World};
+
+/// A mebibyte, the paper's block and the unit of its sizes.
+pub(crate) const MIB: u64 = 1 << 20;
+
+/// One multicast in an otherwise idle world.
+#[derive(Clone, Debug)]
+pub(crate) struct Single {
+    pub(crate) model: ClusterModel,
+    /// The members, the root first.
+    pub(crate) members: Vec<NodeIndex>,
+    pub(crate) algorithm: Algorithm,
+    pub(crate) bytes: u64,
+    pub(crate) block_size: u64,
+    pub(crate) seed: u64,
+}
+
+/// What it brought.
+#[derive(Clone, Debug)]
+pub(crate) struct Outcome {
+    pub(crate) times: MulticastTimes,
+    /// What was on the network, if it was recorded, from the moment at which the root sent.
+    pub(crate) recorded: Vec<Recorded>,
+}
+
+impl Single {
+    /// Describes a multicast to the first `members` nodes of a cluster, modelled with short payload.
+    pub(crate) fn new(
+        mut model: ClusterModel,
+        members: u32,
+        algorithm: Algorithm,
+        bytes: u64,
+        block_size: u64,
+    ) -> Self {
+        model.nodes = model.nodes.min(members);
+        model.payload_scale = scale_for(block_size);
+        Self { model, members: (0..members).map(NodeIndex).collect(), algorithm, bytes, block_size, seed: 1 }
+    }
+
+    /// Carries it out.
+    pub(crate) fn run(&self) -> Result<MulticastTimes, ExperimentError> {
+        Ok(self.play(false, |_| {})?.times)
+    }
+
+    /// Carries it out and keeps what was on the network; `prepare` is called when the group is formed.
+    pub(crate) fn run_recorded(
+        &self,
+        prepare: impl FnOnce(&World) + Send + 'static,
+    ) -> Result<Outcome, ExperimentError> {
+        self.play(true, prepare)
+    }
+
+    fn play(&self, records: bool, prepare: impl FnOnce(&World) + Send + 'static) -> Result<Outcome, ExperimentError> {
+        let simulation = Simulation::new(self.model.clone(), self.seed)?;
+        let world = simulation.world().clone();
+        let plan = GroupPlan {
+            id: 1,
+            members: self.members.clone(),
+            algorithm: self.algorithm.clone(),
+            block_size: self.block_size,
+        };
+        let bytes = self.bytes;
+        let played = simulation.run(VIRTUAL_LIMIT, async move {
+            let deployment = Deployment::start(&world).await?;
+            let group = deployment.form(plan).await?;
+            // Forming leaves nothing behind that would disturb.
+            world.sleep(Duration::from_millis(1)).await;
+            if records {
+                world.record();
+            }
+            prepare(&world);
+            let times = group.multicast(bytes).await?;
+            let recorded = world.recorded();
+            group.close().await?;
+            Ok(Outcome { times, recorded })
+        });
+        played?
+    }
+}
+
+/// Returns how many bytes one byte stands for, so that a block is modelled by about a thousand.
+pub(crate) fn scale_for(block_size: u64) -> u64 {
+    (block_size / 1024).max(1)
+}
+
+/// Runs independent jobs on all processors; the results are in the order of the jobs.
+pub(crate) fn in_parallel<J: Sync, T: Send>(
+    jobs: &[J],
+    run: impl Fn(&J) -> Result<T, ExperimentError> + Sync,
+) -> Result<Vec<T>, ExperimentError> {
+    let threads = std::thread::available_parallelism().map_or(1, NonZeroUsize::get).min(jobs.len());
+    let next = AtomicUsize::new(0);
+    let results: Vec<Mutex<Option<_>>> = jobs.iter().map(|_| Mutex::new(None)).collect();
+    std::thread::scope(|scope| {
+        for _ in 0..threads {
+            scope.spawn(|| {
+                while let Some((job, place)) = {
+                    let index = next.fetch_add(1, Ordering::Relaxed);
+                    jobs.get(index).zip(results.get(index))
+                } {
+                    *lock(place) = Some(run(job));
+                }
+            });
+        }
+    });
+    results.into_iter().map(|place| lock(&place).take().expect("every job was run")).collect()
+}
+
+/// Returns the time on a port of so many bytes.
+pub(crate) fn wire_time(model: &ClusterModel, bytes: u64) -> Duration {
+    Duration::from_nanos(bytes * 8_000 / model.port_mbps)
+}
+
+/// Returns what it costs to pass on a block that has just come in, besides its time on the ports: the stated latencies
+/// of a model.
+pub(crate) fn hop_time(model: &ClusterModel) -> Duration {
+    let software_ns = model.host.completion_ns + model.host.post_ns;
+    Duration::from_nanos(model.latency_ns + 2 * model.nic.operation_ns + software_ns)
+}
+
+/// The longest that an experiment may take in virtual time.
+pub(crate) const VIRTUAL_LIMIT: Duration = Duration::from_secs(24 * 3600);
