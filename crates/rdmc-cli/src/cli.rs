@@ -60,6 +60,8 @@ pub(crate) enum Command {
     Schedule(ScheduleOptions),
     /// Tell what this host offers, and what to do about what is missing
     Doctor(DoctorOptions),
+    /// Simulate: the same runtime on a modelled network, in virtual time
+    Sim(SimOptions),
     /// Print a completion script for a shell
     Completions {
         /// The shell
@@ -209,6 +211,61 @@ pub(crate) struct ScheduleOptions {
     #[arg(long, env = "RDMC_JSON", value_parser = FalseyValueParser::new())]
     pub(crate) json: bool,
 }
+
+/// Options of `rdmc sim`.
+#[derive(Debug, Args)]
+#[command(arg_required_else_help = true, args_conflicts_with_subcommands = true, subcommand_negates_reqs = true)]
+pub(crate) struct SimOptions {
+    #[command(subcommand)]
+    pub(crate) command: Option<SimCommand>,
+    /// The scenario to play: cluster, groups, messages and faults, as docs/EXPERIMENTS.md describes
+    #[arg(long, value_name = "FILE.toml", required = true)]
+    pub(crate) scenario: Option<PathBuf>,
+    /// Decides what is left to chance; the same seed gives the same times on every machine
+    #[arg(long, default_value_t = 1, value_name = "NUMBER")]
+    pub(crate) seed: u64,
+    /// Write what was on the network, for <https://ui.perfetto.dev> or chrome://tracing
+    #[arg(long, value_name = "FILE.json")]
+    pub(crate) trace: Option<PathBuf>,
+    /// Print a JSON object
+    #[arg(long, env = "RDMC_JSON", value_parser = FalseyValueParser::new())]
+    pub(crate) json: bool,
+}
+
+/// What `rdmc sim` does besides scenarios.
+#[derive(Debug, Subcommand)]
+pub(crate) enum SimCommand {
+    /// Repeat experiments of the papers: tables, plots and a comparison with what the papers found
+    Figure(FigureOptions),
+}
+
+/// Options of `rdmc sim figure`.
+#[derive(Debug, Args)]
+pub(crate) struct FigureOptions {
+    /// The experiments, or all of them
+    #[arg(required = true, value_name = "NAME", value_parser = figure_names())]
+    pub(crate) names: Vec<String>,
+    /// The directory to write to
+    #[arg(long, short, default_value = "figures", value_name = "DIR")]
+    pub(crate) out: PathBuf,
+    /// Decides what is left to chance
+    #[arg(long, default_value_t = 1, value_name = "NUMBER")]
+    pub(crate) seed: u64,
+    /// For experiment 9, a workload to play instead of the fitted one: lines `microseconds,bytes,target,target,target`
+    #[arg(long, value_name = "FILE")]
+    pub(crate) workload: Option<PathBuf>,
+}
+
+fn figure_names() -> clap::builder::PossibleValuesParser {
+    let all = clap::builder::PossibleValue::new(ALL_FIGURES).help("every one of them");
+    let each = rdmc_sim::experiments::EXPERIMENTS
+        .iter()
+        .map(|experiment| clap::builder::PossibleValue::new(experiment.name).help(experiment.about));
+    clap::builder::PossibleValuesParser::new(each.chain([all]))
+}
+
+/// The name that stands for all experiments.
+pub(crate) const ALL_FIGURES: &str = "all";
 
 /// Options of `rdmc doctor`.
 #[derive(Debug, Args)]

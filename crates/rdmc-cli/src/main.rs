@@ -16,6 +16,7 @@ mod progress;
 mod recv;
 mod schedule;
 mod send;
+mod sim;
 mod size;
 mod source;
 mod store;
@@ -50,6 +51,7 @@ fn main() -> ExitCode {
         Command::DemoMember(options) => run(Threads::One, demo::member::run(options)),
         Command::Schedule(options) => schedule::run(&options),
         Command::Doctor(options) => run(Threads::One, doctor::run(options)),
+        Command::Sim(options) => sim::run(&options),
         Command::Completions { shell } => manual::completions(shell),
         Command::Man { dir } => manual::man(dir.as_deref()),
     })

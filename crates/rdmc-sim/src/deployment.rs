@@ -1,6 +1,6 @@
 //! The unchanged runtime on the nodes of a world.
 
-use std::sync::{Arc, Mutex};
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
 use futures::StreamExt;
@@ -9,9 +9,9 @@ use rdmc::{
     Algorithm, Cluster, GroupError, GroupFailure, GroupSpec, Node, NodeId, Receiver, SendError, Sender, StartError,
 };
 use rdmc_fabric::Timestamp;
-use tokio::sync::oneshot;
+use tokio::sync::{Mutex, mpsc, oneshot};
 
-use crate::simulation::{NodeIndex, lock};
+use crate::simulation::NodeIndex;
 use crate::world::World;
 
 /// A runtime on every node of a world, all of one cluster.
@@ -35,14 +35,14 @@ pub struct GroupPlan {
 }
 
 /// What went wrong in a deployment.
-#[derive(Clone, Debug, thiserror::Error)]
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{what}")]
 pub struct DeploymentError {
     what: String,
 }
 
 impl DeploymentError {
-    fn new(what: impl std::fmt::Display) -> Self {
+    pub(crate) fn new(what: impl std::fmt::Display) -> Self {
         Self { what: what.to_string() }
     }
 }
@@ -77,15 +77,24 @@ pub struct FormedGroup {
     world: World,
     plan: GroupPlan,
     sender: Sender,
+    /// Messages sent so far.
+    sent: AtomicUsize,
     arrivals: Vec<Arrivals>,
 }
 
 /// What has arrived at one member, and when.
 #[derive(Debug)]
 struct Arrivals {
-    times: Arc<Mutex<Vec<Timestamp>>>,
-    changed: Arc<tokio::sync::Notify>,
+    member: NodeIndex,
+    seen: Mutex<Seen>,
     closed: oneshot::Receiver<Result<(), GroupFailure>>,
+}
+
+#[derive(Debug)]
+struct Seen {
+    times: Vec<Timestamp>,
+    /// Ends with the stream of messages, or with the node.
+    more: mpsc::UnboundedReceiver<Timestamp>,
 }
 
 /// When one multicast began and when it was done.
@@ -169,7 +178,7 @@ impl Deployment {
         let receivers = receivers.into_iter().collect::<Result<Vec<_>, _>>()?;
         let members = plan.members.iter().skip(1).zip(receivers);
         let arrivals = members.map(|(&member, receiver)| Arrivals::of(&self.world, member, receiver)).collect();
-        Ok(FormedGroup { world: self.world.clone(), plan, sender: sender?, arrivals })
+        Ok(FormedGroup { world: self.world.clone(), plan, sender: sender?, sent: AtomicUsize::new(0), arrivals })
     }
 }
 
@@ -184,15 +193,7 @@ impl FormedGroup {
     /// # Errors
     /// The group's failure.
     pub async fn multicast(&self, bytes: u64) -> Result<MulticastTimes, DeploymentError> {
-        let number = self.arrivals.first().map_or(0, |arrivals| lock(&arrivals.times).len());
-        let began = self.world.now();
-        self.sender.send(self.payload(bytes)).await?;
-        let sent = self.world.now();
-        let mut delivered = Vec::new();
-        for arrivals in &self.arrivals {
-            delivered.push(arrivals.nth(number).await);
-        }
-        Ok(MulticastTimes { began, sent, delivered })
+        self.stream(bytes, 1).await
     }
 
     /// Sends `count` messages of `bytes` modelled bytes as fast as they go, and waits until every member has them.
@@ -200,19 +201,42 @@ impl FormedGroup {
     /// # Errors
     /// The group's failure.
     pub async fn stream(&self, bytes: u64, count: usize) -> Result<MulticastTimes, DeploymentError> {
-        let before = self.arrivals.first().map_or(0, |arrivals| lock(&arrivals.times).len());
         let began = self.world.now();
         let sends = futures::stream::iter(0..count).map(|_| self.sender.send(self.payload(bytes)));
         let mut sends = sends.buffered(STREAM_AHEAD);
         while let Some(sent) = sends.next().await {
             sent?;
+            self.sent.fetch_add(1, Ordering::Relaxed);
         }
         let sent = self.world.now();
+        let last = self.sent.load(Ordering::Relaxed).saturating_sub(1);
+        Ok(MulticastTimes { began, sent, delivered: self.delivered(last).await? })
+    }
+
+    /// Begins to send a message on the root, behind those begun before.
+    pub(crate) fn begin(&self, bytes: u64) -> oneshot::Receiver<Result<Timestamp, SendError>> {
+        let (done, sent) = oneshot::channel();
+        let (send, world) = (self.sender.send(self.payload(bytes)), self.world.clone());
+        let root = self.plan.members[0];
+        self.world.spawn_on(
+            root,
+            Box::pin(async move {
+                let outcome = send.await;
+                let _ = done.send(outcome.map(|()| world.now()));
+            }),
+        );
+        sent
+    }
+
+    /// Waits until every member has a message, counted from 0; returns when each had it, in rank order.
+    pub(crate) async fn delivered(&self, number: usize) -> Result<Vec<Timestamp>, DeploymentError> {
         let mut delivered = Vec::new();
         for arrivals in &self.arrivals {
-            delivered.push(arrivals.nth(before + count - 1).await);
+            let time = arrivals.nth(number).await;
+            let member = arrivals.member;
+            delivered.push(time.ok_or_else(|| DeploymentError::new(format!("node {member} did not get it")))?);
         }
-        Ok(MulticastTimes { began, sent, delivered })
+        Ok(delivered)
     }
 
     /// Closes the group.
@@ -235,32 +259,31 @@ impl FormedGroup {
 
 impl Arrivals {
     fn of(world: &World, member: NodeIndex, mut receiver: Receiver) -> Self {
-        let times = Arc::new(Mutex::new(Vec::new()));
-        let changed = Arc::new(tokio::sync::Notify::new());
+        let (arrived, more) = mpsc::unbounded_channel();
         let (done, closed) = oneshot::channel();
-        let (log, notify, clock) = (times.clone(), changed.clone(), world.clone());
+        let clock = world.clone();
         world.spawn_on(
             member,
             Box::pin(async move {
                 while let Some(Ok(message)) = receiver.next().await {
                     drop(message);
-                    lock(&log).push(clock.now());
-                    notify.notify_one();
+                    let _ = arrived.send(clock.now());
                 }
+                drop(arrived);
                 let _ = done.send(receiver.close().await);
             }),
         );
-        Self { times, changed, closed }
+        Self { member, seen: Mutex::new(Seen { times: Vec::new(), more }), closed }
     }
 
-    /// Waits for a message and returns when it was delivered. One waiter at a time.
-    async fn nth(&self, number: usize) -> Timestamp {
-        loop {
-            if let Some(&time) = lock(&self.times).get(number) {
-                return time;
-            }
-            self.changed.notified().await;
+    /// Waits for a message and returns when it was delivered; none if it does not come any more.
+    async fn nth(&self, number: usize) -> Option<Timestamp> {
+        let mut seen = self.seen.lock().await;
+        while seen.times.len() <= number {
+            let time = seen.more.recv().await?;
+            seen.times.push(time);
         }
+        seen.times.get(number).copied()
     }
 }
 

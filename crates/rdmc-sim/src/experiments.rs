@@ -10,6 +10,9 @@ use crate::plot::Figure;
 use crate::simulation::Stalled;
 use crate::world::ModelError;
 
+mod algorithms;
+mod blocks;
+mod breakdown;
 mod measure;
 mod scaling;
 
@@ -43,8 +46,12 @@ impl Experiment {
 }
 
 /// All experiments in the order of the papers.
-pub const EXPERIMENTS: &[Experiment] =
-    &[Experiment { name: "8", about: "256 MB to 2 to 512 nodes: sequential and binomial pipeline", run: scaling::run }];
+pub const EXPERIMENTS: &[Experiment] = &[
+    Experiment { name: "4", about: "latency of the algorithms against the group's size", run: algorithms::run },
+    Experiment { name: "5", about: "where the time of a transfer goes, with one stall", run: breakdown::run },
+    Experiment { name: "6", about: "bandwidth against block size", run: blocks::run },
+    Experiment { name: "8", about: "256 MiB to 2 to 512 nodes", run: scaling::run },
+];
 
 /// What an experiment has brought.
 #[derive(Clone, Debug)]

@@ -14,7 +14,9 @@ mod model;
 pub mod plot;
 mod queue_pair;
 mod random;
+mod scenario;
 mod simulation;
+mod trace;
 mod world;
 
 pub use deployment::{Deployment, DeploymentError, FormedGroup, GroupPlan, MulticastTimes};
@@ -22,5 +24,9 @@ pub use fabric::SimFabric;
 pub use log::Recorded;
 pub use model::{ClusterModel, Completion, ControlModel, DelayModel, Distribution, HostModel, NicModel, RackModel};
 pub use random::Random;
+pub use scenario::{
+    Played, PlayedGroup, PlayedMessage, Scenario, ScenarioError, ScenarioEvent, ScenarioGroup, ScenarioMessage,
+};
 pub use simulation::{NodeIndex, Stalled};
+pub use trace::to_trace;
 pub use world::{ModelError, Simulation, World};

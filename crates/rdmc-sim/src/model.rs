@@ -63,6 +63,8 @@ impl ClusterModel {
             must(racks.latency_ns <= NS_MAX, "racks.latency_ns must be at most 60000000000")?;
             let all = racks.rack_of.is_empty() || racks.rack_of.len() == self.nodes as usize;
             must(all, "racks.rack_of must name the rack of every node, or be left out")?;
+            let few = racks.rack_of.iter().all(|&rack| rack < NODES_MAX);
+            must(few, "racks.rack_of must have numbers below 4096")?;
         }
         let times = [self.nic.operation_ns, self.host.post_ns, self.host.completion_ns, self.host.wake_ns];
         must(times.iter().all(|&ns| ns <= NS_MAX), "costs must be at most 60000000000 ns, a minute")?;

@@ -2,7 +2,7 @@
 //!
 //! A [`Figure`] is plain data. It is laid out once, as a list of shapes; [`Figure::to_svg`] writes the list as text and
 //! [`Figure::to_png`] paints it. Both need nothing of the machine: the font is compiled in, and the same figure gives
-//! the same bytes everywhere. (An SVG shows the same shapes everywhere, its text in the nearest font the viewer has.)
+//! the same bytes each time. (An SVG shows the same shapes everywhere, its text in the nearest font the viewer has.)
 //!
 //! A series keeps its colour and marker in all panels of a figure, by its name. Names stand beside the data in the
 //! colour of the series, in place of a legend.
@@ -171,7 +171,7 @@ impl Line {
         Self { name: name.into(), points, style }
     }
 
-    /// Makes the empirical distribution of `samples`: for each value the share of samples (0 to 1) that is not above it.
+    /// Makes the empirical distribution of `samples`: for each value the share of samples, 0 to 1, not above it.
     #[must_use]
     pub fn distribution(name: impl Into<String>, samples: &[f64]) -> Self {
         let mut sorted: Vec<f64> = samples.iter().copied().filter(|sample| sample.is_finite()).collect();

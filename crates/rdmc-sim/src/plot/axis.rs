@@ -82,7 +82,7 @@ impl Ruler {
     }
 }
 
-/// Whether `value` has a place on the scale. Numbers beyond any measurement have none, so that sums and ratios stay finite.
+/// Whether `value` has a place on the scale. Numbers beyond any measurement have none: sums and ratios stay finite.
 pub(super) fn shows(scale: Scale, value: f64) -> bool {
     let sane = value.is_finite() && value.abs() <= LARGEST;
     match scale {
@@ -389,7 +389,7 @@ mod tests {
         let written =
             [0.0, 0.25, 1.0, 12.34, 123.4, 1234.0, 56_789.0, 1.5e6, -3.0].map(|value| short(&[value]).concat());
         assert_eq!(written, ["0", "0.25", "1", "12.3", "123", "1234", "56.8k", "1.5M", "−3"]);
-        assert_eq!(short(&[71.0, 95.1, 3.14, 0.0]), ["71.0", "95.1", "3.14", "0"]);
+        assert_eq!(short(&[71.0, 95.1, 3.25, 0.0]), ["71.0", "95.1", "3.25", "0"]);
         assert_eq!(short(&[71.0, 3.0]), ["71", "3"]);
         assert_eq!(short(&[]), [""; 0]);
     }

@@ -47,7 +47,8 @@ pub(super) fn draw_categories(marks: &mut Vec<Mark>, bars: &Bars, frame: Area) -
     let face = faces.into_iter().find(|face| widest(*face) <= slot - 5.0).unwrap_or(faces[faces.len() - 1]);
     // A few names that are too long lose their ends; of many names, each second or third is enough.
     let count = bars.categories.len();
-    let fits = |stride: &usize| *stride as f64 * slot >= widest(face) + 5.0;
+    let room_wanted = widest(face) + 5.0;
+    let fits = |stride: &usize| *stride as f64 * slot >= room_wanted;
     let stride = if count <= CATEGORIES_FEW { 1 } else { (1..count).find(fits).unwrap_or(count) };
     let mut lines_most = 0;
     for (index, name) in bars.categories.iter().enumerate().step_by(stride) {

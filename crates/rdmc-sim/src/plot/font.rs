@@ -26,9 +26,8 @@ pub(super) fn wrap(text: &str, type_face: TypeFace, width_max: f64) -> Vec<Strin
     lines
 }
 
-/// Writes the outlines of `text` in font units, with `origin` called before each glyph with the glyph's left end.
-///
-/// Returns the length of a font unit.
+/// Calls `glyph` for each glyph of `text`, with the distance from the left end of the text to that of the glyph, and
+/// with what writes the outline in font units.
 pub(super) fn outline(text: &str, type_face: TypeFace, mut glyph: impl FnMut(f64, &dyn Fn(&mut dyn OutlineBuilder))) {
     let face = face(type_face);
     let mut pen = 0;
@@ -42,7 +41,7 @@ pub(super) fn outline(text: &str, type_face: TypeFace, mut glyph: impl FnMut(f64
     }
 }
 
-/// The length of a font unit.
+/// Answers with the length of a font unit.
 pub(super) fn unit(type_face: TypeFace) -> f64 {
     scale(&face(type_face), type_face)
 }
@@ -51,10 +50,13 @@ fn shortened(word: &str, type_face: TypeFace, width_max: f64) -> String {
     if width(word, type_face) <= width_max {
         return word.to_owned();
     }
-    let mut kept = word.to_owned();
-    while kept.pop().is_some() && width(&kept, type_face) + width("…", type_face) > width_max {}
-    kept.push('…');
-    kept
+    let face = face(type_face);
+    let mut left = width_max - width(ELLIPSIS, type_face);
+    let fits = |letter: &char| {
+        left -= f64::from(advance(&face, *letter)) * scale(&face, type_face);
+        left >= 0.0
+    };
+    word.chars().take_while(fits).chain(ELLIPSIS.chars()).collect()
 }
 
 fn advance(face: &Face<'_>, letter: char) -> u32 {
@@ -71,5 +73,7 @@ fn face(type_face: TypeFace) -> Face<'static> {
     Face::parse(bytes, 0).expect("the font that is compiled in is well formed")
 }
 
+/// Stands for the end of a word that is too long.
+const ELLIPSIS: &str = "…";
 /// Stands for letters that the font lacks.
 const SUBSTITUTE: char = '?';

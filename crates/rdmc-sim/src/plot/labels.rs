@@ -99,25 +99,27 @@ impl Obstacles {
         segments + self.areas.iter().filter(|other| other.overlaps(area)).count()
     }
 
-    /// Finds a place for a name of this size right beside `path`, inside `frame`, that hides nothing; middle heights first.
+    /// Finds a place for a name of this size right beside `path`, inside `frame`, that hides nothing; middle heights
+    /// first.
     pub(super) fn beside(&self, path: &[Point], (width, height): (f64, f64), frame: Area) -> Option<Area> {
         let middle = f64::midpoint(frame.top, frame.bottom);
         let mut best: Option<(f64, Area)> = None;
         let points = path.windows(2).flat_map(|pair| walked(pair[0], pair[1]));
         // The flatter the line, the farther the name has to stay from the point that it is beside of.
         for (point, gap) in points.flat_map(|point| BESIDE_GAPS.map(|gap| (point, gap))) {
-            let (across, up) = (width / 2.0 + gap, height / 2.0 + gap);
-            let centres = [
-                (0.0, (point.0 + across, point.1)),
-                (30.0, (point.0 - across, point.1)),
-                (60.0, (point.0, point.1 - up)),
-                (60.0, (point.0, point.1 + up)),
-            ];
-            for (side_cost, centre) in centres {
+            for (side_cost, (dx, dy)) in
+                [(0.0, (1.0, 0.0)), (30.0, (-1.0, 0.0)), (60.0, (0.0, -1.0)), (60.0, (0.0, 1.0))]
+            {
+                let centre = (point.0 + dx * (width / 2.0 + gap), point.1 + dy * (height / 2.0 + gap));
                 let area = Area::around(centre, width, height);
                 let cost = side_cost + 2.0 * gap + (centre.1 - middle).abs();
                 let better = best.is_none_or(|(least, _)| cost < least);
-                if better && frame.encloses(area) && self.hits(area.grown(CLEARANCE)) == 0 {
+                // No other line may run between the name and its own.
+                let between = (f64::midpoint(STROKE, gap), (gap - STROKE).max(1.0));
+                let gate = (point.0 + dx * between.0, point.1 + dy * between.0);
+                let gate = Area::around(gate, 1.0 + dx.abs() * between.1, 1.0 + dy.abs() * between.1);
+                let free = |area: Area| self.hits(area) == 0;
+                if better && frame.encloses(area) && free(area.grown(CLEARANCE)) && free(gate) {
                     best = Some((cost, area));
                 }
             }
@@ -147,6 +149,9 @@ const LINE_GAP: f64 = 2.0;
 
 /// Between a name inside the frame and a point of its line.
 const BESIDE_GAPS: [f64; 4] = [6.0, 10.0, 15.0, 22.0];
+
+/// How near to a point its line is met, whatever its slope may be.
+const STROKE: f64 = 2.5;
 
 /// Between a name inside the frame and whatever is nearest.
 const CLEARANCE: f64 = 3.0;

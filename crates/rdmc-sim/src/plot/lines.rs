@@ -76,11 +76,9 @@ pub(super) fn draw(marks: &mut Vec<Mark>, traces: &[Trace<'_>]) -> Obstacles {
 /// The names right of the frame.
 pub(super) fn tags(traces: &[Trace<'_>], frame: Area) -> Vec<Tag> {
     let ended: Vec<(&Trace<'_>, Point)> = traces.iter().filter_map(|trace| trace.end.map(|end| (trace, end))).collect();
-    // Leaders of lines that end at one height in different places would lie on each other: the colours have to do.
-    let hidden = |end: Point| {
-        let mut level = ended.iter().filter(|(_, other)| (other.1 - end.1).abs() < 3.0);
-        level.any(|(_, other)| (other.0 - end.0).abs() > 20.0)
-    };
+    let ends: Vec<Point> = ended.iter().map(|(_, end)| *end).collect();
+    // The leaders of lines that end at one height would lie on each other: there the colours have to do.
+    let hidden = |end: Point| level_elsewhere(end, &ends);
     let tag = |(trace, end): &(&Trace<'_>, Point)| Tag {
         name: trace.line.name.clone(),
         colour: trace.paint.colour,
@@ -91,13 +89,13 @@ pub(super) fn tags(traces: &[Trace<'_>], frame: Area) -> Vec<Tag> {
     ended.iter().map(tag).collect()
 }
 
-/// Finds a place inside the frame for each name, if most lines end at one height, as distributions do: right of the
-/// frame it would be guesswork which name belongs to which line. `rules` are the heights of the reference lines.
+/// Finds a place inside the frame for each name, if most lines end at one height in different places, as distributions
+/// do: right of the frame it would be guesswork which name belongs to which line. `rules` are the heights of the
+/// reference lines.
 pub(super) fn names_inside(traces: &[Trace<'_>], frame: Area, rules: &[f64]) -> Option<Vec<Option<Area>>> {
-    let ends: Vec<f64> = traces.iter().filter_map(|trace| trace.end).map(|end| end.1).collect();
-    let close = |end: &f64| ends.iter().filter(|other| (*other - end).abs() < 6.0).count() > 1;
-    let tied = ends.iter().filter(|end| close(end)).count();
-    if tied < 2 || tied * 2 <= ends.len() {
+    let ends: Vec<Point> = traces.iter().filter_map(|trace| trace.end).collect();
+    let tied = ends.iter().filter(|end| level_elsewhere(**end, &ends)).count();
+    if tied * 2 <= ends.len() {
         return None;
     }
     let mut obstacles = obstacles(traces);
@@ -127,6 +125,11 @@ pub(super) fn draw_inside(marks: &mut Vec<Mark>, traces: &[Trace<'_>], areas: &[
         let colour = trace.paint.colour.for_text();
         marks.push(Text::rimmed((middle, base), Anchor::Middle, TAG_FACE, colour, &trace.line.name));
     }
+}
+
+/// Whether another line ends at the same height, but in another place.
+fn level_elsewhere(end: Point, ends: &[Point]) -> bool {
+    ends.iter().any(|other| (other.1 - end.1).abs() < 6.0 && (other.0 - end.0).abs() > 20.0)
 }
 
 fn trace<'a>(line: &'a Line, paint: Paint, plane: Plane<'_>) -> Trace<'a> {
@@ -234,7 +237,7 @@ fn marker(at: Point, paint: Paint) -> Mark {
 /// Between the sides of the frame and the first and the last value.
 const SIDE_MARGIN: f64 = 10.0;
 /// Between names inside the frame.
-const NAME_GAP: f64 = 8.0;
+const NAME_GAP: f64 = 5.0;
 const MARKERS_MAX: usize = 64;
 /// A line may move by this much when points are dropped.
 const TOLERANCE: f64 = 0.1;

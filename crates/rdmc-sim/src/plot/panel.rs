@@ -41,21 +41,23 @@ pub(super) fn plot_height_min(panel: &Panel, width: f64) -> f64 {
 
 pub(super) fn draw(panel: &Panel, paints: &Paints<'_>, sizes: Sizes) -> Drawn {
     let mut marks = Vec::new();
-    heading(&mut marks, panel, paints, sizes);
+    let heading = draw_heading(&mut marks, panel, paints, sizes);
     let references = panel.references.iter().map(|reference| reference.y);
-    let below = match &panel.content {
+    let (mut body, y) = match &panel.content {
         Content::Lines(lines) => {
             let values = lines.iter().flat_map(|line| &line.points).map(|point| point.1);
             let y = Ruler::new(&panel.y, values.chain(references), Room::Up(sizes.plot), Ends::Tick);
-            draw_lines(&mut marks, panel, lines, paints, sizes, &y)
+            (draw_lines(&mut marks, panel, lines, paints, sizes, &y), y)
         }
         Content::Bars(bars) => {
             let values = bars::reach(bars).into_iter();
             let y = Ruler::new(&panel.y, values.chain(references), Room::Up(sizes.plot), Ends::TickAndZero);
-            draw_bars(&mut marks, panel, bars, paints, sizes, &y)
+            (draw_bars(&mut marks, panel, bars, paints, sizes, &y), y)
         }
     };
-    let mut height = sizes.header + sizes.plot + below;
+    body.obstacles.areas.push(heading);
+    rule_names(&mut marks, &panel.references, body.frame, &y, body.obstacles);
+    let mut height = sizes.header + sizes.plot + body.below;
     for note in &panel.notes {
         height += NOTE_GAP;
         height += block(&mut marks, note, NOTE_FACE, GREY, height, sizes.width);
@@ -63,7 +65,16 @@ pub(super) fn draw(panel: &Panel, paints: &Paints<'_>, sizes: Sizes) -> Drawn {
     Drawn { marks, height }
 }
 
-/// Draws the frame and the lines in it; answers with the height of what stands below the frame.
+/// What is known once the content of a panel is drawn.
+#[derive(Debug)]
+struct Body {
+    frame: Area,
+    obstacles: Obstacles,
+    /// The height of what stands below the frame.
+    below: f64,
+}
+
+/// Draws the frame and the lines in it.
 fn draw_lines(
     marks: &mut Vec<Mark>,
     panel: &Panel,
@@ -71,7 +82,7 @@ fn draw_lines(
     paints: &Paints<'_>,
     sizes: Sizes,
     y: &Ruler,
-) -> f64 {
+) -> Body {
     let tag_width = labels::tag_width(tag_names(panel), sizes.width * TAG_SHARE);
     let ruler = |frame: Area| {
         let values = lines.iter().flat_map(|line| &line.points).map(|point| point.0);
@@ -118,12 +129,12 @@ fn draw_lines(
             labels::draw_tags(marks, tags, left, sizes.width * TAG_SHARE, frame.top - 8.0, frame.bottom + 8.0);
         }
     }
-    rule_names(marks, &panel.references, frame, y, obstacles);
-    TICK_BASE + axis_label(marks, panel, frame, TICK_BASE)
+    let below = TICK_BASE + axis_label(marks, panel, frame, TICK_BASE);
+    Body { frame, obstacles, below }
 }
 
-/// Draws the frame and the bars in it; answers with the height of what stands below the frame.
-fn draw_bars(marks: &mut Vec<Mark>, panel: &Panel, bars: &Bars, paints: &Paints<'_>, sizes: Sizes, y: &Ruler) -> f64 {
+/// Draws the frame and the bars in it.
+fn draw_bars(marks: &mut Vec<Mark>, panel: &Panel, bars: &Bars, paints: &Paints<'_>, sizes: Sizes, y: &Ruler) -> Body {
     let tag_width = labels::tag_width(tag_names(panel), sizes.width * TAG_SHARE);
     let frame = frame(sizes, y, if tag_width > 0.0 { tag_width + TAG_GAP } else { NARROW_MARGIN });
     grid(marks, frame, y);
@@ -135,9 +146,9 @@ fn draw_bars(marks: &mut Vec<Mark>, panel: &Panel, bars: &Bars, paints: &Paints<
     }
     let left = frame.right + TAG_GAP - 6.0;
     labels::draw_tags(marks, drawn.tags, left, sizes.width * TAG_SHARE, frame.top - 8.0, frame.bottom + 8.0);
-    rule_names(marks, &panel.references, frame, y, drawn.obstacles);
-    let below = bars::draw_categories(marks, bars, frame);
-    below + axis_label(marks, panel, frame, below)
+    let categories = bars::draw_categories(marks, bars, frame);
+    let below = categories + axis_label(marks, panel, frame, categories);
+    Body { frame, obstacles: drawn.obstacles, below }
 }
 
 /// The names that stand right of the frame.
@@ -160,16 +171,23 @@ fn frame(sizes: Sizes, y: &Ruler, right_margin: f64) -> Area {
     }
 }
 
-/// Writes the title at the top, and the label of the vertical axis and the key right above the frame.
-fn heading(marks: &mut Vec<Mark>, panel: &Panel, paints: &Paints<'_>, sizes: Sizes) {
+/// Writes the title at the top, and the label of the vertical axis and the key right above the frame; answers with the
+/// area of what stands there.
+fn draw_heading(marks: &mut Vec<Mark>, panel: &Panel, paints: &Paints<'_>, sizes: Sizes) -> Area {
     let mut top = sizes.header - header_height(panel, sizes.width);
     if let Some(title) = &panel.title {
         top += block(marks, title, TITLE_FACE, INK, 0.0, sizes.width);
     }
     top += block(marks, &panel.y.label, LABEL_FACE, GREY, top, sizes.width);
+    let label = font::wrap(&panel.y.label, LABEL_FACE, sizes.width);
+    let mut right = label.iter().map(|line| font::width(line, LABEL_FACE)).fold(0.0, f64::max);
     if let Content::Bars(bars) = &panel.content {
         bars::draw_key(marks, bars, paints, top, sizes.width);
+        if bars::key_height(bars, sizes.width) > 0.0 {
+            right = sizes.width;
+        }
     }
+    Area { left: 0.0, top: 0.0, right, bottom: sizes.header - HEADER_GAP }
 }
 
 fn grid(marks: &mut Vec<Mark>, frame: Area, y: &Ruler) {
@@ -205,7 +223,7 @@ fn rule_names(marks: &mut Vec<Mark>, references: &[Reference], frame: Area, y: &
         let tops = [at - high - 3.0, at + 3.0];
         let places = tops.into_iter().flat_map(|top| lefts.map(|left| (left, top)));
         let areas = places.map(|(left, top)| Area { left, top, right: left + width, bottom: top + high });
-        let inside = areas.filter(|area| area.top >= frame.top && area.bottom <= frame.bottom);
+        let inside = areas.filter(|area| area.bottom <= frame.bottom);
         let Some(area) = inside.min_by_key(|area| obstacles.hits(area.grown(1.0))) else { continue };
         obstacles.areas.push(area);
         let base = (area.left, area.bottom - 2.0);

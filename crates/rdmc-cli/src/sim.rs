@@ -1,0 +1,146 @@
+//! `rdmc sim`: the runtime on a modelled network, in virtual time.
+
+use std::collections::BTreeSet;
+use std::fmt::Write as _;
+use std::io::Write as _;
+use std::path::Path;
+use std::time::{Duration, Instant};
+
+use anyhow::Context;
+use rdmc_sim::experiments::{EXPERIMENTS, Experiment, Options};
+use rdmc_sim::{Played, PlayedGroup, Scenario, to_trace};
+use serde::Serialize;
+
+use crate::cli::{ALL_FIGURES, FigureOptions, SimCommand, SimOptions};
+use crate::exit::Exit;
+
+/// Plays a scenario, or does what the subcommand says.
+pub(crate) fn run(options: &SimOptions) -> anyhow::Result<()> {
+    match (&options.command, &options.scenario) {
+        (Some(SimCommand::Figure(options)), _) => figures(options),
+        (None, Some(scenario)) => play(scenario, options),
+        (None, None) => Err(Exit::Usage.error("name a scenario with --scenario FILE.toml")),
+    }
+}
+
+fn play(path: &Path, options: &SimOptions) -> anyhow::Result<()> {
+    let named = || path.display().to_string();
+    let text = std::fs::read_to_string(path).with_context(named)?;
+    let scenario: Scenario = text.parse().with_context(named).context(Exit::Usage)?;
+    let began = Instant::now();
+    let played = scenario.play(options.seed, options.trace.is_some()).with_context(named)?;
+    let took = began.elapsed();
+    if let Some(trace) = &options.trace {
+        std::fs::write(trace, to_trace(&played.recorded)).with_context(|| trace.display().to_string())?;
+    }
+    let text =
+        if options.json { serde_json::to_string(&described(&played))? + "\n" } else { told(&played, took, options) };
+    std::io::stdout().write_all(text.as_bytes())?;
+    Ok(())
+}
+
+/// Tells what has happened, in a table.
+fn told(played: &Played, took: Duration, options: &SimOptions) -> String {
+    let mut text = String::from("  group  message        bytes      sent at     complete after      Gbit/s  skew\n");
+    for (number, group) in played.groups.iter().enumerate() {
+        for (place, message) in group.messages.iter().enumerate() {
+            let _ = write!(text, "{:>7}  {place:>7}  {:>11}  {:>11}", number + 1, message.bytes, ms(message.began));
+            let _ = match &message.delivered {
+                Ok(delivered) => {
+                    let latency = message.latency().unwrap_or_default();
+                    let first = delivered.iter().min().copied().unwrap_or_default();
+                    let skew = (message.began + latency).saturating_sub(first);
+                    writeln!(text, "  {:>17}  {:>10}  {}", ms(latency), gbits(message.bytes, latency), ms(skew))
+                }
+                Err(error) => writeln!(text, "  not complete: {error}"),
+            };
+        }
+        if let Err(error) = &group.closed {
+            let _ = writeln!(text, "{:>7}  {error}", number + 1);
+        }
+    }
+    let all = played.groups.iter().all(|group| group.closed.is_ok());
+    let verdict = if all { "every group closed: every member has everything" } else { "not every group closed" };
+    let _ = writeln!(text, "{verdict}, after {} of virtual time", ms(played.duration));
+    let _ = writeln!(text, "seed {}, digest {:016x}, simulated in {took:.2?}", options.seed, played.digest);
+    text
+}
+
+fn described(played: &Played) -> Description {
+    let nanos = |time: Duration| u64::try_from(time.as_nanos()).unwrap_or(u64::MAX);
+    let group = |group: &PlayedGroup| GroupDescription {
+        members: group.members.iter().map(|node| node.0).collect(),
+        messages: group
+            .messages
+            .iter()
+            .map(|message| MessageDescription {
+                bytes: message.bytes,
+                sent_at_ns: nanos(message.began),
+                delivered_at_ns: message
+                    .delivered
+                    .as_ref()
+                    .ok()
+                    .map(|times| times.iter().copied().map(nanos).collect()),
+                error: message.delivered.as_ref().err().map(ToString::to_string),
+            })
+            .collect(),
+        failure: group.closed.as_ref().err().map(ToString::to_string),
+    };
+    Description {
+        groups: played.groups.iter().map(group).collect(),
+        duration_ns: nanos(played.duration),
+        digest: format!("{:016x}", played.digest),
+    }
+}
+
+#[derive(Serialize)]
+struct Description {
+    groups: Vec<GroupDescription>,
+    duration_ns: u64,
+    digest: String,
+}
+
+#[derive(Serialize)]
+struct GroupDescription {
+    members: Vec<u32>,
+    messages: Vec<MessageDescription>,
+    failure: Option<String>,
+}
+
+#[derive(Serialize)]
+struct MessageDescription {
+    bytes: u64,
+    sent_at_ns: u64,
+    delivered_at_ns: Option<Vec<u64>>,
+    error: Option<String>,
+}
+
+fn figures(options: &FigureOptions) -> anyhow::Result<()> {
+    let wanted: BTreeSet<&str> = options.names.iter().map(String::as_str).collect();
+    let chosen = |experiment: &&Experiment| wanted.contains(ALL_FIGURES) || wanted.contains(experiment.name);
+    let asked = Options { seed: options.seed, workload: options.workload.clone() };
+    let mut out = std::io::stdout();
+    for experiment in EXPERIMENTS.iter().filter(chosen) {
+        let began = Instant::now();
+        let report = experiment.run(&asked).with_context(|| format!("experiment {}", experiment.name))?;
+        let files = report.write(&options.out)?;
+        writeln!(out, "{}: {} ({:.1?})", report.name, report.title, began.elapsed())?;
+        for finding in &report.findings {
+            writeln!(out, "  {finding}")?;
+        }
+        let names = files.iter().filter_map(|file| file.file_name()?.to_str());
+        writeln!(out, "  {}: {}", options.out.display(), names.collect::<Vec<_>>().join(" "))?;
+        out.flush()?;
+    }
+    Ok(())
+}
+
+fn ms(time: Duration) -> String {
+    format!("{:.3} ms", time.as_secs_f64() * 1e3)
+}
+
+fn gbits(bytes: u64, time: Duration) -> String {
+    #[expect(clippy::cast_precision_loss, reason = "a rate to be read")]
+    let bits = bytes as f64 * 8.0;
+    format!("{:.2}", bits / time.as_secs_f64() / 1e9)
+}

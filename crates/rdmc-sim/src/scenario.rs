@@ -1,0 +1,384 @@
+//! Scenarios: a cluster, groups, messages and faults, as they stand in a file.
+
+use std::time::Duration;
+
+use rdmc::{Algorithm, Hybrid, Racks, Spine};
+use rdmc_fabric::Timestamp;
+use serde::Deserialize;
+
+use crate::deployment::{Deployment, DeploymentError, FormedGroup, GroupPlan};
+use crate::log::Recorded;
+use crate::model::ClusterModel;
+use crate::simulation::{NodeIndex, Stalled};
+use crate::world::{ModelError, Simulation, World};
+
+/// What is to happen in a cluster.
+///
+/// # Examples
+/// ```
+/// let scenario: rdmc_sim::Scenario = r#"
+///     [cluster]
+///     nodes = 4
+///     port_mbps = 40000
+///     latency_ns = 1500
+///
+///     [[groups]]
+///     messages = [{ bytes = 16_777_216 }]
+///
+///     [[events]]
+///     what = "hold_up"
+///     at_us = 500
+///     node = 2
+///     us = 100
+/// "#.parse().expect("a scenario");
+/// let played = scenario.play(1, false).expect("it can be played");
+/// assert_eq!(played.groups[0].messages.len(), 1);
+/// ```
+#[derive(Clone, Debug, PartialEq, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Scenario {
+    /// The cluster.
+    pub cluster: ClusterModel,
+    /// The groups, all formed before anything is sent.
+    pub groups: Vec<ScenarioGroup>,
+    /// What else happens, counted from when all groups are formed.
+    #[serde(default)]
+    pub events: Vec<ScenarioEvent>,
+    /// Virtual seconds after which the scenario is given up; default an hour.
+    #[serde(default = "default_limit_s")]
+    pub limit_s: u64,
+    /// Whether payload is as long as modelled. Otherwise, unless the cluster says how much shorter it is, a block is
+    /// modelled by about a thousand bytes.
+    #[serde(default)]
+    pub full_payload: bool,
+}
+
+/// A group of a scenario.
+#[derive(Clone, Debug, PartialEq, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct ScenarioGroup {
+    /// The members, the root first; all nodes in their order if there are none.
+    #[serde(default)]
+    pub members: Vec<u32>,
+    /// The algorithm, by the name that the program uses; `hybrid(chain)` and `hybrid(binomial-pipeline)` take
+    /// the cluster's racks.
+    #[serde(default = "default_algorithm")]
+    pub algorithm: String,
+    /// Bytes of a block; default 1 MiB.
+    #[serde(default = "default_block_size")]
+    pub block_size: u64,
+    /// What the root sends.
+    pub messages: Vec<ScenarioMessage>,
+}
+
+/// A message of a scenario.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct ScenarioMessage {
+    /// Its size.
+    pub bytes: u64,
+    /// When it is sent, in µs.
+    #[serde(default)]
+    pub at_us: u64,
+}
+
+/// Something that happens in a scenario.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
+#[serde(tag = "what", rename_all = "snake_case", deny_unknown_fields)]
+#[non_exhaustive]
+#[allow(missing_docs, reason = "the fields are when, to which node, and how much")]
+pub enum ScenarioEvent {
+    /// A process dies.
+    Kill { at_us: u64, node: u32 },
+    /// A host loses its power.
+    Vanish { at_us: u64, node: u32 },
+    /// A process is stopped.
+    Stop { at_us: u64, node: u32 },
+    /// A stopped process goes on.
+    Resume { at_us: u64, node: u32 },
+    /// Two nodes are cut off each other.
+    Cut { at_us: u64, node: u32, other: u32 },
+    /// Two nodes reach each other again.
+    Heal { at_us: u64, node: u32, other: u32 },
+    /// The scheduler takes the core of a node's software for so many µs.
+    HoldUp { at_us: u64, node: u32, us: u64 },
+    /// A node becomes so many times as slow.
+    SlowDown { at_us: u64, node: u32, times: u64 },
+    /// A port gets another rate.
+    LimitPort { at_us: u64, node: u32, mbps: u64 },
+    /// The control connections of two nodes are reset.
+    ResetControl { at_us: u64, node: u32, other: u32 },
+    /// The queue pairs of two nodes break.
+    BreakQueuePairs { at_us: u64, node: u32, other: u32 },
+}
+
+/// What has happened in a scenario.
+#[derive(Clone, Debug)]
+pub struct Played {
+    /// The groups, in the order of the scenario.
+    pub groups: Vec<PlayedGroup>,
+    /// Virtual time from when all groups were formed until all was over.
+    pub duration: Duration,
+    /// Tells whether two runs did the same at the same times.
+    pub digest: u64,
+    /// What was on the network, if it was recorded.
+    pub recorded: Vec<Recorded>,
+}
+
+/// What has happened in a group.
+#[derive(Clone, Debug)]
+pub struct PlayedGroup {
+    /// The members, the root first.
+    pub members: Vec<NodeIndex>,
+    /// The messages, in the order in which they were sent.
+    pub messages: Vec<PlayedMessage>,
+    /// How the close of the group ended, or why there was none.
+    pub closed: Result<(), DeploymentError>,
+}
+
+/// What became of a message.
+#[derive(Clone, Debug)]
+pub struct PlayedMessage {
+    /// Its size in bytes.
+    pub bytes: u64,
+    /// When the application sent it, counted as everything else.
+    pub began: Duration,
+    /// When each member but the root had it, in rank order; or why not all had.
+    pub delivered: Result<Vec<Duration>, DeploymentError>,
+}
+
+impl PlayedMessage {
+    /// Returns the time until the last member had it, if all had.
+    pub fn latency(&self) -> Option<Duration> {
+        let delivered = self.delivered.as_ref().ok()?;
+        Some(delivered.iter().copied().max().unwrap_or(self.began).saturating_sub(self.began))
+    }
+}
+
+/// A scenario could not be read or played.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum ScenarioError {
+    /// The text is not that of a scenario.
+    #[error("not a scenario: {0}")]
+    Syntax(#[from] toml::de::Error),
+    /// Something in it makes no sense.
+    #[error("{what}")]
+    Sense {
+        /// What, and what it must be.
+        what: String,
+    },
+    /// The model makes no sense.
+    #[error(transparent)]
+    Model(#[from] ModelError),
+    /// The groups could not be formed.
+    #[error("the groups could not be formed: {0}")]
+    Deployment(#[from] DeploymentError),
+    /// The simulation did not end.
+    #[error(transparent)]
+    Stalled(#[from] Stalled),
+}
+
+impl std::str::FromStr for Scenario {
+    type Err = ScenarioError;
+
+    fn from_str(text: &str) -> Result<Self, ScenarioError> {
+        let scenario: Self = toml::from_str(text)?;
+        scenario.check()?;
+        Ok(scenario)
+    }
+}
+
+impl Scenario {
+    /// Plays the scenario; `records` keeps what was on the network.
+    ///
+    /// # Errors
+    /// The scenario makes no sense, or its groups cannot be formed. What fails later is told in [`Played`].
+    pub fn play(&self, seed: u64, records: bool) -> Result<Played, ScenarioError> {
+        self.check()?;
+        let mut model = self.cluster.clone();
+        if model.payload_scale == 1 && !self.full_payload {
+            let smallest = self.groups.iter().map(|group| group.block_size).min().unwrap_or(1);
+            model.payload_scale = (smallest / PAYLOAD_OF_A_BLOCK).max(1);
+        }
+        let simulation = Simulation::new(model, seed)?;
+        let world = simulation.world().clone();
+        let (plans, scenario) = (self.plans()?, self.clone());
+        let played = simulation.run(Duration::from_secs(self.limit_s), async move {
+            let deployment = Deployment::start(&world).await?;
+            let forming = plans.into_iter().map(|plan| deployment.form(plan));
+            let groups = futures::future::try_join_all(forming).await?;
+            if records {
+                world.record();
+            }
+            let start = world.now();
+            scenario.events.iter().for_each(|event| event.schedule(&world));
+            let sending = scenario.groups.iter().zip(groups).map(|(group, formed)| group.play(&world, start, formed));
+            let groups = futures::future::join_all(sending).await;
+            let duration = world.now().since(start);
+            Ok::<_, DeploymentError>(Played { groups, duration, digest: world.digest(), recorded: world.recorded() })
+        })?;
+        Ok(played?)
+    }
+
+    fn check(&self) -> Result<(), ScenarioError> {
+        let sense = |what: String| Err(ScenarioError::Sense { what });
+        if let Err(what) = self.cluster.check() {
+            return sense(format!("cluster: {what}"));
+        }
+        let nodes = self.cluster.nodes;
+        for (number, group) in self.groups.iter().enumerate() {
+            if let Some(node) = group.members.iter().find(|&&node| node >= nodes) {
+                return sense(format!("groups[{number}].members: there is no node {node}, the cluster has {nodes}"));
+            }
+            if group.block_size == 0 || group.block_size > BLOCK_SIZE_MAX {
+                return sense(format!("groups[{number}].block_size must be from 1 to {BLOCK_SIZE_MAX}"));
+            }
+            if let Some(message) = group.messages.iter().find(|message| message.bytes > MESSAGE_MAX) {
+                let bytes = message.bytes;
+                return sense(format!("groups[{number}].messages: {bytes} bytes are more than {MESSAGE_MAX}"));
+            }
+        }
+        for (number, event) in self.events.iter().enumerate() {
+            if let Some(node) = event.nodes().into_iter().find(|&node| node >= nodes) {
+                return sense(format!("events[{number}]: there is no node {node}, the cluster has {nodes}"));
+            }
+        }
+        self.plans().map(|_| ())
+    }
+
+    fn plans(&self) -> Result<Vec<GroupPlan>, ScenarioError> {
+        let plan = |(group, id): (&ScenarioGroup, u64)| {
+            let members: Vec<u32> =
+                if group.members.is_empty() { (0..self.cluster.nodes).collect() } else { group.members.clone() };
+            let algorithm = algorithm(&group.algorithm, &self.cluster, &members)
+                .map_err(|what| ScenarioError::Sense { what: format!("groups[{}].algorithm: {what}", id - 1) })?;
+            let members = members.into_iter().map(NodeIndex).collect();
+            Ok(GroupPlan { id, members, algorithm, block_size: group.block_size })
+        };
+        self.groups.iter().zip(1..).map(plan).collect()
+    }
+}
+
+impl ScenarioGroup {
+    /// Sends the messages at their times, waits until all have them, and closes the group.
+    async fn play(&self, world: &World, start: Timestamp, formed: FormedGroup) -> PlayedGroup {
+        let mut order: Vec<ScenarioMessage> = self.messages.clone();
+        order.sort_by_key(|message| message.at_us);
+        let mut begun = Vec::new();
+        for message in &order {
+            world.sleep_until(start + Duration::from_micros(message.at_us)).await;
+            begun.push((world.now(), formed.begin(message.bytes)));
+        }
+        let mut messages = Vec::new();
+        for (number, (message, (began, sent))) in order.iter().zip(begun).enumerate() {
+            let sent = match sent.await {
+                Ok(sent) => sent.map(|_| ()).map_err(DeploymentError::from),
+                Err(_) => Err(DeploymentError::new("the root died")),
+            };
+            let delivered = match sent {
+                Ok(()) => formed.delivered(number).await,
+                Err(error) => Err(error),
+            };
+            let since_start = |times: Vec<Timestamp>| times.into_iter().map(|time| time.since(start)).collect();
+            let delivered = delivered.map(since_start);
+            messages.push(PlayedMessage { bytes: message.bytes, began: began.since(start), delivered });
+        }
+        let members = formed.plan().members.clone();
+        PlayedGroup { members, messages, closed: formed.close().await }
+    }
+}
+
+impl ScenarioEvent {
+    fn nodes(&self) -> Vec<u32> {
+        match *self {
+            Self::Kill { node, .. }
+            | Self::Vanish { node, .. }
+            | Self::Stop { node, .. }
+            | Self::Resume { node, .. }
+            | Self::HoldUp { node, .. }
+            | Self::SlowDown { node, .. }
+            | Self::LimitPort { node, .. } => vec![node],
+            Self::Cut { node, other, .. }
+            | Self::Heal { node, other, .. }
+            | Self::ResetControl { node, other, .. }
+            | Self::BreakQueuePairs { node, other, .. } => vec![node, other],
+        }
+    }
+
+    fn at_us(&self) -> u64 {
+        match *self {
+            Self::Kill { at_us, .. }
+            | Self::Vanish { at_us, .. }
+            | Self::Stop { at_us, .. }
+            | Self::Resume { at_us, .. }
+            | Self::HoldUp { at_us, .. }
+            | Self::SlowDown { at_us, .. }
+            | Self::LimitPort { at_us, .. }
+            | Self::Cut { at_us, .. }
+            | Self::Heal { at_us, .. }
+            | Self::ResetControl { at_us, .. }
+            | Self::BreakQueuePairs { at_us, .. } => at_us,
+        }
+    }
+
+    /// Lets the event happen at its time, counted from now.
+    fn schedule(&self, world: &World) {
+        let (event, clock) = (*self, world.clone());
+        let at = world.now() + Duration::from_micros(self.at_us());
+        world.spawn(Box::pin(async move {
+            clock.sleep_until(at).await;
+            event.happen(&clock);
+        }));
+    }
+
+    fn happen(self, world: &World) {
+        match self {
+            Self::Kill { node, .. } => world.kill(NodeIndex(node)),
+            Self::Vanish { node, .. } => world.vanish(NodeIndex(node)),
+            Self::Stop { node, .. } => world.stop(NodeIndex(node)),
+            Self::Resume { node, .. } => world.resume(NodeIndex(node)),
+            Self::Cut { node, other, .. } => world.cut(NodeIndex(node), NodeIndex(other)),
+            Self::Heal { node, other, .. } => world.heal(NodeIndex(node), NodeIndex(other)),
+            Self::HoldUp { node, us, .. } => world.hold_up(NodeIndex(node), Duration::from_micros(us)),
+            Self::SlowDown { node, times, .. } => world.slow_down(NodeIndex(node), times),
+            Self::LimitPort { node, mbps, .. } => world.limit_port(NodeIndex(node), mbps),
+            Self::ResetControl { node, other, .. } => world.reset_control(NodeIndex(node), NodeIndex(other)),
+            Self::BreakQueuePairs { node, other, .. } => world.break_queue_pairs(NodeIndex(node), NodeIndex(other)),
+        }
+    }
+}
+
+/// Finds an algorithm by its name; the hybrids take the racks of the cluster.
+fn algorithm(name: &str, cluster: &ClusterModel, members: &[u32]) -> Result<Algorithm, String> {
+    let spine = match name {
+        "hybrid(chain)" => Spine::Chain,
+        "hybrid(binomial-pipeline)" => Spine::BinomialPipeline,
+        _ => {
+            let hybrids = "hybrid(chain), hybrid(binomial-pipeline)";
+            return name.parse().map_err(|error| format!("{error}, {hybrids}"));
+        }
+    };
+    let racks: Vec<u32> = members.iter().map(|&node| cluster.rack_of(node)).collect();
+    let racks = Racks::from_assignment(&racks).map_err(|error| error.to_string())?;
+    Ok(Algorithm::Hybrid(Hybrid { racks: racks.into(), spine }))
+}
+
+fn default_limit_s() -> u64 {
+    3600
+}
+
+fn default_algorithm() -> String {
+    Algorithm::BinomialPipeline.to_string()
+}
+
+fn default_block_size() -> u64 {
+    1 << 20
+}
+
+/// Bytes by which a block is modelled.
+const PAYLOAD_OF_A_BLOCK: u64 = 1024;
+/// Largest block, in bytes.
+const BLOCK_SIZE_MAX: u64 = 1 << 30;
+/// Largest message, in bytes: 1 TiB.
+const MESSAGE_MAX: u64 = 1 << 40;
