@@ -35,7 +35,9 @@ use progress::tell_outcome;
 
 fn main() -> ExitCode {
     let cli = Cli::read();
-    let filter = EnvFilter::try_from_env("RDMC_LOG").unwrap_or_else(|_| EnvFilter::new(LOG_DEFAULT));
+    // What simulated nodes have to say is of no concern, unless it is asked for.
+    let default = if matches!(cli.command, Command::Sim(_)) { "off" } else { LOG_DEFAULT };
+    let filter = EnvFilter::try_from_env("RDMC_LOG").unwrap_or_else(|_| EnvFilter::new(default));
     tracing_subscriber::fmt()
         .with_env_filter(filter)
         .with_writer(std::io::stderr)

@@ -134,7 +134,12 @@ impl Deployment {
                 .fabric(world.fabric(node))
                 .connect_limit(CONNECT_LIMIT)
                 .completion_capacity(u32::MAX);
-            on_node(world, node, builder.start())
+            // The highest first, since the others connect to it: nobody is refused because many come at once.
+            let delay = START_INTERVAL * (world.model().nodes - 1 - node.0);
+            async move {
+                world.sleep(delay).await;
+                on_node(world, node, builder.start()).await
+            }
         });
         let nodes = try_join_all(started).await?;
         let nodes = nodes.into_iter().collect::<Result<_, _>>()?;
@@ -310,5 +315,7 @@ pub(crate) fn address(node: NodeIndex) -> String {
 
 /// How long nodes and groups may take to come together: the largest have very many connections.
 const CONNECT_LIMIT: Duration = Duration::from_secs(600);
+/// Time from the start of one node to that of the next.
+const START_INTERVAL: Duration = Duration::from_micros(50);
 /// Messages of a stream that are under way at the root.
 const STREAM_AHEAD: usize = 8;

@@ -104,8 +104,9 @@ pub struct RackModel {
 pub struct NicModel {
     /// Time that an operation occupies the adapter, at either end, in ns; operations follow each other.
     pub operation_ns: u64,
-    /// How long before the end of a block, in bytes on the network, both ends learn that it is nearly through, as the
-    /// software fabrics tell; 0 if they do not, as devices.
+    /// How long before the end of a block, in bytes on the network, its receiver learns that it is nearly through, as
+    /// software fabrics tell; its sender learns it when the last byte has left. 0 if neither learns it before the
+    /// completion, as with devices. Best is what a port carries in the time of a round trip.
     pub notice_bytes: u64,
     /// How long a peer that cannot be reached is tried before the connection breaks, in ns.
     pub retry_ns: u64,

@@ -348,17 +348,11 @@ impl SimQueuePair {
         }
     }
 
-    /// Tells both ends that the block that is leaving is nearly through.
+    /// Tells the receiving end that the block that is leaving is nearly through. The sending end learns it when the
+    /// last byte has left: a block to somebody else that began earlier would share the port and delay this one.
     fn near(&self, peer: &Arc<Self>) {
         if self.world.0.model.nic.notice_bytes == 0 {
             return;
-        }
-        let nearing = {
-            let state = lock(&self.state);
-            state.outstanding.back().map(|newest| newest.request.nearing())
-        };
-        if let Some(nearing) = nearing {
-            nearing.mark();
         }
         let at_ns = self.world.0.executor.now_ns() + self.world.0.latency_ns(self.node, peer.node);
         let peer = Arc::downgrade(peer);
@@ -382,6 +376,13 @@ impl SimQueuePair {
                 return;
             }
             state.leaving = None;
+        }
+        let nearing = {
+            let state = lock(&self.state);
+            state.outstanding.back().map(|newest| newest.request.nearing())
+        };
+        if let Some(nearing) = nearing.filter(|_| self.world.0.model.nic.notice_bytes > 0) {
+            nearing.mark();
         }
         if let Some(peer) = self.peer.get().and_then(Weak::upgrade) {
             let end_ns = self.world.0.executor.now_ns();

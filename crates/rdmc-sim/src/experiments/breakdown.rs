@@ -6,6 +6,7 @@
 use std::time::Duration;
 
 use rdmc::Algorithm;
+use rdmc_fabric::Timestamp;
 
 use super::measure::{MIB, Outcome, Single, wire_time};
 use super::{ExperimentError, Finding, Options, PaperCluster, Report, Table};
@@ -21,18 +22,23 @@ const ROOT: NodeIndex = NodeIndex(0);
 const FARTHEST: NodeIndex = NodeIndex(3);
 /// How long the relayer's software is held up, in ns: the paper saw a stall of about this length.
 const STALL: Duration = Duration::from_micros(100);
-/// After how many block times it is.
-const STALL_AFTER: u32 = 180;
+/// In which step it is.
+const STALL_AT_STEP: usize = 180;
+/// How long before a block has come in the software is held up, in ns: it cannot pass it on, nor ask for the next one.
+const STALL_AHEAD_NS: u64 = 10_000;
 
 pub(super) fn run(_: &Options) -> Result<Report, ExperimentError> {
     let model = PaperCluster::Stampede.model();
     let single = Single::new(model.clone(), MEMBERS, Algorithm::BinomialPipeline, 256 * MIB, MIB);
     let calm = single.run_recorded(|_| {})?;
-    let after = wire_time(&model, MIB) * STALL_AFTER;
+    // Until then both runs are the same, so this is when the relayer's software is about to be needed.
+    let mut arrivals: Vec<u64> = blocks(&calm, |_, to| to == FARTHEST).iter().map(|block| block.arrival_ns).collect();
+    arrivals.sort_unstable();
+    let at = Timestamp::from_nanos(arrivals[STALL_AT_STEP].saturating_sub(STALL_AHEAD_NS));
     let stalled = single.run_recorded(move |world| {
         let clock = world.clone();
         world.spawn(Box::pin(async move {
-            clock.sleep(after).await;
+            clock.sleep_until(at).await;
             clock.hold_up(FARTHEST, STALL);
         }));
     })?;
