@@ -1,6 +1,7 @@
 //! The command line, from which help, completions and manual pages are made.
 
 use std::ffi::OsString;
+use std::ops::Range;
 use std::path::PathBuf;
 
 use clap::builder::FalseyValueParser;
@@ -237,6 +238,8 @@ pub(crate) struct SimOptions {
 pub(crate) enum SimCommand {
     /// Repeat experiments of the papers: tables, plots and a comparison with what the papers found
     Figure(FigureOptions),
+    /// Hunt for faults: each seed draws a cluster, groups, messages and what goes wrong, and everything is checked
+    Campaign(CampaignOptions),
 }
 
 /// Options of `rdmc sim figure`.
@@ -254,6 +257,33 @@ pub(crate) struct FigureOptions {
     /// For experiment 9, a workload to play instead of the fitted one: lines `microseconds,bytes,target,target,target`
     #[arg(long, value_name = "FILE")]
     pub(crate) workload: Option<PathBuf>,
+}
+
+/// Options of `rdmc sim campaign`.
+#[derive(Debug, Args)]
+pub(crate) struct CampaignOptions {
+    /// The seeds to play, the last one excluded; or a single one
+    #[arg(long, default_value = "0..1000", value_name = "A..B", value_parser = parse_seeds)]
+    pub(crate) seeds: Range<u64>,
+    /// Play the case in this file instead, such as --shrink has written
+    #[arg(long, value_name = "FILE.json", conflicts_with = "seeds")]
+    pub(crate) case: Option<PathBuf>,
+    /// Look for a smaller case that fails in the same way, and write it to case-SEED.json
+    #[arg(long)]
+    pub(crate) shrink: bool,
+    /// Ask for more than is promised: that all survivors of a group are told the same failure
+    #[arg(long)]
+    pub(crate) strict: bool,
+}
+
+fn parse_seeds(text: &str) -> Result<Range<u64>, String> {
+    let number = |text: &str| text.parse::<u64>().map_err(|error| format!("{text:?} is no seed: {error}"));
+    let Some((first, end)) = text.split_once("..") else {
+        let seed = number(text)?;
+        return Ok(seed..seed.checked_add(1).ok_or("this seed is too large")?);
+    };
+    let (first, end) = (number(first)?, number(end)?);
+    if first < end { Ok(first..end) } else { Err(format!("{first}..{end} has no seed: the last one is excluded")) }
 }
 
 fn figure_names() -> clap::builder::PossibleValuesParser {
@@ -320,6 +350,14 @@ mod tests {
             assert_eq!(with(&["--fabric", "tcp", "--device", "rxe0"]).as_deref(), Some("rxe0"));
             assert_eq!(with(&["--fabric", "verbs"]), path);
             assert_eq!(with(&["--fabric", "auto"]), path);
+        }
+    }
+
+    #[test]
+    fn seeds_are_a_range_or_one() {
+        assert_eq!((parse_seeds("3..7"), parse_seeds("5")), (Ok(3..7), Ok(5..6)));
+        for wrong in ["", "..", "7..7", "8..7", "1..x", "-1", "18446744073709551615"] {
+            assert!(parse_seeds(wrong).is_err(), "{wrong}");
         }
     }
 

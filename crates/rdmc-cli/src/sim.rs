@@ -8,16 +8,17 @@ use std::time::{Duration, Instant};
 
 use anyhow::Context;
 use rdmc_sim::experiments::{EXPERIMENTS, Experiment, Options};
-use rdmc_sim::{Played, PlayedGroup, Scenario, to_trace};
+use rdmc_sim::{Case, Played, PlayedGroup, Scenario, Strictness, campaign, judge, to_trace};
 use serde::Serialize;
 
-use crate::cli::{ALL_FIGURES, FigureOptions, SimCommand, SimOptions};
+use crate::cli::{ALL_FIGURES, CampaignOptions, FigureOptions, SimCommand, SimOptions};
 use crate::exit::Exit;
 
 /// Plays a scenario, or does what the subcommand says.
 pub(crate) fn run(options: &SimOptions) -> anyhow::Result<()> {
     match (&options.command, &options.scenario) {
         (Some(SimCommand::Figure(options)), _) => figures(options),
+        (Some(SimCommand::Campaign(options)), _) => hunt(options),
         (None, Some(scenario)) => play(scenario, options),
         (None, None) => Err(Exit::Usage.error("name a scenario with --scenario FILE.toml")),
     }
@@ -135,6 +136,39 @@ fn figures(options: &FigureOptions) -> anyhow::Result<()> {
     Ok(())
 }
 
+fn hunt(options: &CampaignOptions) -> anyhow::Result<()> {
+    let strictness = if options.strict { Strictness::OneVerdict } else { Strictness::Promised };
+    let began = Instant::now();
+    let report = match &options.case {
+        Some(path) => {
+            let named = || path.display().to_string();
+            let text = std::fs::read_to_string(path).with_context(named)?;
+            let case = Case::from_json(&text).with_context(named).context(Exit::Usage)?;
+            Report { played: 1, failures: judge(&case, strictness).into_iter().collect() }
+        }
+        None => campaign(options.seeds.clone(), strictness),
+    };
+    let mut out = std::io::stdout();
+    for failure in &report.failures {
+        writeln!(out, "seed {}: {failure}", failure.seed)?;
+        let strict = if options.strict { " --strict" } else { "" };
+        if options.shrink {
+            let path = format!("case-{}.json", failure.seed);
+            let case = failure.shrunk(SHRINK_PLAYS);
+            std::fs::write(&path, case.to_json()).with_context(|| path.clone())?;
+            writeln!(out, "smaller:\n{case}\nreplay: rdmc sim campaign --case {path}{strict}\n")?;
+        } else if options.case.is_none() {
+            writeln!(out, "replay: rdmc sim campaign --seeds {} --shrink{strict}\n", failure.seed)?;
+        }
+    }
+    let (played, failed, took) = (report.played, report.failures.len(), began.elapsed());
+    if failed > 0 {
+        anyhow::bail!("{failed} of {played} cases failed, after {took:.1?}");
+    }
+    writeln!(out, "{played} cases, none failed, after {took:.1?}")?;
+    Ok(())
+}
+
 fn ms(time: Duration) -> String {
     format!("{:.3} ms", time.as_secs_f64() * 1e3)
 }
@@ -144,3 +178,6 @@ fn gbits(bytes: u64, time: Duration) -> String {
     let bits = bytes as f64 * 8.0;
     format!("{:.2}", bits / time.as_secs_f64() / 1e9)
 }
+
+/// Cases that are played to find a smaller one.
+const SHRINK_PLAYS: usize = 2000;

@@ -7,3 +7,4 @@ mod lab;
 mod multicast;
 mod program;
 mod rooms;
+mod sim;
