@@ -7,8 +7,9 @@ use std::path::Path;
 use std::time::{Duration, Instant};
 
 use anyhow::Context;
+use rdmc_sim::campaign::{self, Case, Strictness};
 use rdmc_sim::experiments::{EXPERIMENTS, Experiment, Options};
-use rdmc_sim::{Case, Played, PlayedGroup, Scenario, Strictness, campaign, judge, to_trace};
+use rdmc_sim::{Played, PlayedGroup, Scenario, to_trace};
 use serde::Serialize;
 
 use crate::cli::{ALL_FIGURES, CampaignOptions, FigureOptions, SimCommand, SimOptions};
@@ -144,9 +145,9 @@ fn hunt(options: &CampaignOptions) -> anyhow::Result<()> {
             let named = || path.display().to_string();
             let text = std::fs::read_to_string(path).with_context(named)?;
             let case = Case::from_json(&text).with_context(named).context(Exit::Usage)?;
-            Report { played: 1, failures: judge(&case, strictness).into_iter().collect() }
+            campaign::Report { played: 1, failures: campaign::judge(&case, strictness).into_iter().collect() }
         }
-        None => campaign(options.seeds.clone(), strictness),
+        None => campaign::run(options.seeds.clone(), strictness),
     };
     let mut out = std::io::stdout();
     for failure in &report.failures {

@@ -137,6 +137,8 @@ struct PipeState {
     held: usize,
     ended: bool,
     reset: bool,
+    /// It was reset while the path was cut, which is learnt when it is joined.
+    resets_later: bool,
     reader_gone: bool,
     /// Counts how often the path was cut or healed.
     changes: u64,
@@ -220,14 +222,28 @@ impl Pipe {
             }
         }
         let pipe = self.clone();
-        world.executor.call_at(at_ns, move || pipe.arrive());
+        world.executor.call_at(at_ns, move || {
+            pipe.arrive();
+            if lock(&pipe.state).resets_later {
+                pipe.reset();
+            }
+        });
     }
 
     /// Breaks the connection, which both ends learn one latency later.
     pub(crate) fn reset(self: &Arc<Self>) {
         let Some(world) = self.world.upgrade() else { return };
+        let cut = !world.reaches(self.from, self.to);
+        lock(&self.state).resets_later = cut;
+        if cut {
+            return;
+        }
         let pipe = self.clone();
         world.executor.call_at(world.executor.now_ns() + world.model.control.latency_ns, move || pipe.reset_now());
+    }
+
+    fn is_cut(&self) -> bool {
+        self.world.upgrade().is_some_and(|world| !world.reaches(self.from, self.to))
     }
 
     fn reset_now(&self) {
@@ -295,7 +311,8 @@ impl AsyncWrite for SimStream {
         if state.reset {
             return Poll::Ready(Err(io::ErrorKind::ConnectionReset.into()));
         }
-        if state.reader_gone {
+        // Of a host that cannot be reached nobody says that its reader is gone.
+        if state.reader_gone && !self.outgoing.is_cut() {
             return Poll::Ready(Err(io::ErrorKind::BrokenPipe.into()));
         }
         let len = buf.len().min(WINDOW.saturating_sub(state.held));

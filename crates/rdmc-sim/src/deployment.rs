@@ -6,7 +6,8 @@ use std::time::Duration;
 use futures::StreamExt;
 use futures::future::try_join_all;
 use rdmc::{
-    Algorithm, Cluster, GroupError, GroupFailure, GroupSpec, Node, NodeId, Receiver, SendError, Sender, StartError,
+    Algorithm, Cluster, GroupError, GroupFailure, GroupSpec, Node, NodeBuilder, NodeId, Receiver, SendError, Sender,
+    StartError,
 };
 use rdmc_fabric::Timestamp;
 use tokio::sync::{Mutex, mpsc, oneshot};
@@ -128,6 +129,17 @@ impl Deployment {
     /// # Errors
     /// A node cannot be started.
     pub async fn start(world: &World) -> Result<Self, DeploymentError> {
+        Self::start_with(world, |builder| builder).await
+    }
+
+    /// Does the same with nodes that are prepared further by `prepare`.
+    ///
+    /// # Errors
+    /// A node cannot be started.
+    pub async fn start_with(
+        world: &World,
+        prepare: impl Fn(NodeBuilder) -> NodeBuilder,
+    ) -> Result<Self, DeploymentError> {
         let cluster = Cluster::new(world.nodes().map(|node| (node.0, address(node))));
         let started = world.nodes().map(|node| {
             let builder = Node::builder(NodeId(node.0), cluster.clone())
@@ -136,9 +148,10 @@ impl Deployment {
                 .completion_capacity(u32::MAX);
             // The highest first, since the others connect to it: nobody is refused because many come at once.
             let delay = START_INTERVAL * (world.model().nodes - 1 - node.0);
+            let starting = prepare(builder).start();
             async move {
                 world.sleep(delay).await;
-                on_node(world, node, builder.start()).await
+                on_node(world, node, starting).await
             }
         });
         let nodes = try_join_all(started).await?;

@@ -313,8 +313,7 @@ mod tests {
         }
         let sleeper = executor.sleep_until(rdmc_fabric::Timestamp::from_nanos(1_000_000));
         executor.run(Duration::from_secs(1), sleeper).unwrap();
-        let ends = lock(&ends).clone();
-        ends
+        lock(&ends).clone()
     }
 
     #[test]

@@ -1,7 +1,46 @@
 //! The unchanged runtime on a modelled network in virtual time.
+//!
+//! A [`Simulation`] is a [`World`] of nodes, ports, racks and hosts, described by a [`ClusterModel`], and the executor in which
+//! everything runs on one thread. [`World::fabric`] gives each node its access to the network, a fabric like all others; a
+//! [`Deployment`] starts a runtime on every node. A seed decides whatever is left to chance, so that the same seed gives the
+//! same history, to the nanosecond, on every machine.
+//!
+//! On top of that stand
+//! - [`Scenario`]s: a cluster, groups, messages and faults, from a file; [`to_trace`] draws what was on the network;
+//! - [`experiments`]: those of the papers, as tables and pictures;
+//! - [`campaign`]: cases with faults, drawn at random by the thousand, and checkers of what must hold after each.
+//!
+//! # Examples
+//! Eight nodes with ports of 40 Gbit/s; 64 MiB take little longer than to one.
+//! ```
+//! use std::time::Duration;
+//! use rdmc_sim::{ClusterModel, Deployment, GroupPlan, Simulation};
+//!
+//! let mut model = ClusterModel::new(8, 40_000, 1_500);
+//! model.payload_scale = 1024; // a byte for each KiB
+//! let simulation = Simulation::new(model, 1)?;
+//! let world = simulation.world().clone();
+//! let times = simulation.run(Duration::from_secs(60), async move {
+//!     let deployment = Deployment::start(&world).await?;
+//!     let plan = GroupPlan {
+//!         id: 1,
+//!         members: world.nodes().collect(),
+//!         algorithm: rdmc::Algorithm::BinomialPipeline,
+//!         block_size: 1 << 20,
+//!     };
+//!     let group = deployment.form(plan).await?;
+//!     let times = group.multicast(64 << 20).await?;
+//!     group.close().await?;
+//!     Ok::<_, rdmc_sim::DeploymentError>(times)
+//! })??;
+//! let to_one = Duration::from_nanos((64 << 20) * 8 / 40);
+//! assert!(times.latency() < to_one * 11 / 10);
+//! # Ok::<_, Box<dyn std::error::Error>>(())
+//! ```
 
 #![forbid(unsafe_code)]
 
+pub mod campaign;
 mod control;
 mod deployment;
 mod environment;

@@ -73,7 +73,6 @@ impl Log {
         facts.into_iter().for_each(|fact| self.mix(fact));
     }
 
-    #[expect(clippy::too_many_arguments, reason = "the facts of one transfer")]
     pub(crate) fn carried(
         &mut self,
         (from, to): (NodeIndex, NodeIndex),

@@ -31,6 +31,8 @@ pub(crate) struct SimQueuePair {
     completions: Arc<dyn CompletionSource>,
     /// The queue pair this end connected to.
     peer: OnceLock<Weak<SimQueuePair>>,
+    /// The node of that one, which is known even when it is gone.
+    peer_node: OnceLock<NodeIndex>,
     /// The queue pair that connected to this end: the same one, once both have.
     caller: OnceLock<Weak<SimQueuePair>>,
     this: Weak<SimQueuePair>,
@@ -143,6 +145,7 @@ impl SimQueuePair {
             reserved,
             completions: completions.clone(),
             peer: OnceLock::new(),
+            peer_node: OnceLock::new(),
             caller: OnceLock::new(),
             this: this.clone(),
             state: Mutex::default(),
@@ -156,7 +159,7 @@ impl SimQueuePair {
     }
 
     pub(crate) fn peer_node(&self) -> Option<NodeIndex> {
-        Some(self.peer.get()?.upgrade()?.node)
+        self.peer_node.get().copied()
     }
 
     /// Breaks this end, and the other one latency later if it is to be told: the oldest outstanding request gets
@@ -168,6 +171,7 @@ impl SimQueuePair {
                 return;
             }
             state.broken = true;
+            (state.told, state.known) = (0, 0);
             let state = &mut *state;
             (
                 state.leaving.take(),
@@ -198,15 +202,16 @@ impl SimQueuePair {
         done.extend(receives.into_iter().map(|request| request.complete(Err(WorkError::Flushed), None)));
         self.deliver(done);
         if tells {
+            let until_ns = self.world.0.executor.now_ns() + self.world.0.model.control.patience_ns;
             for other in self.others() {
-                let at_ns = self.world.0.executor.now_ns() + self.world.0.latency_ns(self.node, other.node);
-                self.world.0.executor.call_at(at_ns, move || other.learn_of_break());
+                tell_of_break(&self.world, self.node, &other, until_ns);
             }
         }
     }
 
-    /// Stops what is leaving: the path was cut.
+    /// Stops what is leaving: the path was cut. What has left waits for its acknowledgement no longer than what has not.
     pub(crate) fn stall(&self) {
+        self.give_up_unacknowledged_later();
         let flow = {
             let mut state = lock(&self.state);
             let Some(leaving) = &mut state.leaving else { return };
@@ -290,10 +295,7 @@ impl SimQueuePair {
 
     /// Puts the bytes of the newest outstanding request on the network.
     fn leave(&self) {
-        let Some(peer) = self.peer.get().and_then(Weak::upgrade) else {
-            return self.break_with(WorkError::ConnectionLost, false);
-        };
-        if !self.world.0.reaches(self.node, peer.node) {
+        if self.is_cut_off() {
             {
                 let mut state = lock(&self.state);
                 let Some(leaving) = &mut state.leaving else { return };
@@ -302,6 +304,9 @@ impl SimQueuePair {
             }
             return self.give_up_later();
         }
+        let Some(peer) = self.peer.get().and_then(Weak::upgrade) else {
+            return self.break_with(WorkError::ConnectionLost, false);
+        };
         let model = &self.world.0.model;
         let (content, number, attempt) = {
             let mut state = lock(&self.state);
@@ -325,9 +330,10 @@ impl SimQueuePair {
             }
         });
         let path = self.world.0.path(self.node, peer.node);
-        if bytes <= SMALL_BYTES || path.is_empty() {
+        let rate = self.world.0.flows.rate_of(&path);
+        if (bytes <= SMALL_BYTES && rate > 0) || path.is_empty() {
             // What is small goes between the packets of what is large.
-            let wire_ns = bytes * 8_000_000_000 / self.world.0.flows.rate_of(&path).max(1);
+            let wire_ns = bytes * 8_000_000_000 / rate;
             self.near(&peer);
             return self.world.0.executor.call_at(begin_ns + wire_ns, left);
         }
@@ -408,6 +414,32 @@ impl SimQueuePair {
         });
     }
 
+    /// Breaks this end if what has left is not acknowledged for too long, by a peer that cannot be reached or is gone.
+    fn give_up_unacknowledged_later(&self) {
+        let oldest = {
+            let state = lock(&self.state);
+            if state.outstanding.is_empty() {
+                return;
+            }
+            state.first_outstanding
+        };
+        let at_ns = self.world.0.executor.now_ns() + self.world.0.model.nic.retry_ns;
+        self.call_at(at_ns, move |queue_pair| {
+            let waits = {
+                let state = lock(&queue_pair.state);
+                !state.outstanding.is_empty() && state.first_outstanding == oldest
+            };
+            let gone = queue_pair.peer.get().is_some_and(|peer| peer.strong_count() == 0);
+            if waits && (gone || queue_pair.is_cut_off()) {
+                queue_pair.break_with(WorkError::ConnectionLost, true);
+            }
+        });
+    }
+
+    fn is_cut_off(&self) -> bool {
+        self.peer_node().is_some_and(|peer| !self.world.0.reaches(self.node, peer))
+    }
+
     /// The peer tells what became of a request.
     fn acknowledged(&self, number: u64, result: Result<usize, WorkError>) {
         let (mut done, error) = {
@@ -455,7 +487,9 @@ impl SimQueuePair {
             state.broken
         };
         if broken {
-            if let Some(sender) = from.upgrade() {
+            // Nobody answers for a host that is gone.
+            let sender = from.upgrade().filter(|sender| self.world.0.reaches(self.node, sender.node));
+            if let Some(sender) = sender {
                 let at_ns = self.world.0.executor.now_ns() + self.world.0.latency_ns(self.node, sender.node);
                 sender.call_at(at_ns, Self::learn_of_break);
             }
@@ -593,8 +627,9 @@ impl SimQueuePair {
                 }
             });
         });
-        if count <= SMALL_BYTES || path.is_empty() {
-            let wire_ns = count * 8_000_000_000 / self.world.0.flows.rate_of(&path).max(1);
+        let rate = self.world.0.flows.rate_of(&path);
+        if (count <= SMALL_BYTES && rate > 0) || path.is_empty() {
+            let wire_ns = count * 8_000_000_000 / rate;
             return executor.call_at(begin_ns + wire_ns, left);
         }
         self.world.0.flows.start(path, count, None, left);
@@ -679,6 +714,7 @@ impl SimQueuePair {
         if self.peer.set(Arc::downgrade(&found)).is_err() {
             return Err(ConnectError::WrongState);
         }
+        let _ = self.peer_node.set(found.node);
         if lock(&found.state).broken {
             // It closed in between, and may not have seen its caller.
             self.break_with(WorkError::ConnectionLost, false);
@@ -768,5 +804,24 @@ impl Drop for SimQueuePair {
     }
 }
 
-/// Messages of at most so many bytes do not take part in the sharing of links.
+/// Tells one end that the other, of a node, is broken: one latency later, or when the path is joined again before `until_ns`.
+fn tell_of_break(world: &World, by: NodeIndex, to: &Arc<SimQueuePair>, until_ns: u64) {
+    let now_ns = world.0.executor.now_ns();
+    if world.0.reaches(by, to.node) {
+        let (to, at_ns) = (to.clone(), now_ns + world.0.latency_ns(by, to.node));
+        return world.0.executor.call_at(at_ns, move || to.learn_of_break());
+    }
+    let again_ns = now_ns + world.0.model.control.resend_ns.max(1);
+    if again_ns > until_ns || !world.0.is_alive(to.node) {
+        return;
+    }
+    let (told, to) = (world.clone(), Arc::downgrade(to));
+    world.0.executor.call_at(again_ns, move || {
+        if let Some(to) = to.upgrade() {
+            tell_of_break(&told, by, &to, until_ns);
+        }
+    });
+}
+
+/// Messages of at most so many bytes do not take part in the sharing of links, unless a port stands still.
 const SMALL_BYTES: u64 = 256;

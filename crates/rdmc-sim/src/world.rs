@@ -263,10 +263,11 @@ impl World {
         for queue_pair in self.0.queue_pairs_of(node) {
             queue_pair.break_with(WorkError::Flushed, false);
         }
-        self.0.executor.end_tasks_of(node);
         for other in self.nodes().filter(|&other| other != node) {
             self.0.cut_off(node, other);
         }
+        // What it owns is dropped when nobody can be told any more.
+        self.0.executor.end_tasks_of(node);
     }
 
     /// Stops the process of a node, as SIGSTOP does; its adapter and its kernel go on.

@@ -356,8 +356,9 @@ impl Group {
         let mut offering = futures::future::join_all(offers).fuse();
         let mut offered = self.neighbours.is_empty();
         let mut unheard: Vec<Rank> = self.neighbours.keys().copied().collect();
+        let mut unconnected = unheard.clone();
         let mut connecting = FuturesUnordered::new();
-        let mut late = self.node.environment.sleep(limit).fuse();
+        let mut late = std::pin::pin!(self.patience(limit).fuse());
         let mut verdict = self.verdict.subscribe();
         while !offered || !unheard.is_empty() || !connecting.is_empty() {
             if let Some(failure) = verdict.borrow_and_update().clone() {
@@ -400,10 +401,11 @@ impl Group {
                             None => GroupError::Connect { member, source },
                         });
                     }
+                    unconnected.retain(|other| *other != member);
                 }
                 () = late => {
-                    let absent = unheard.first().copied().unwrap_or(Rank::ROOT);
-                    self.fail(absent, FailureCause::NotJoined);
+                    let absent = unheard.first().or(unconnected.first());
+                    self.fail(absent.copied().unwrap_or(self.rank), FailureCause::NotJoined);
                 }
             }
         }
@@ -419,12 +421,11 @@ impl Group {
     }
 
     fn adopt(&self, failure: GroupFailure) {
-        if self.barrier.borrow().closed {
-            return;
-        }
         let first = self.verdict.send_if_modified(|verdict| {
-            let first = verdict.is_none();
-            verdict.get_or_insert_with(|| failure.clone());
+            let first = verdict.is_none() && !self.barrier.borrow().closed;
+            if first {
+                *verdict = Some(failure.clone());
+            }
             first
         });
         if !first {
@@ -480,7 +481,19 @@ impl Group {
     ///
     /// A neighbour that has learnt of a failure breaks its connections: it must not be taken for the one that failed.
     async fn settle(&self) -> Option<GroupFailure> {
-        self.node.environment.timeout(SETTLE_LIMIT, self.failed()).await.ok()
+        let (failed, patience) = (std::pin::pin!(self.failed()), std::pin::pin!(self.patience(SETTLE_LIMIT)));
+        match futures::future::select(failed, patience).await {
+            futures::future::Either::Left((failure, _)) => Some(failure),
+            futures::future::Either::Right(_) => None,
+        }
+    }
+
+    /// Waits for `limit`, in steps: a process that was stopped goes on in one of them, and in the others hears what has
+    /// come meanwhile, before it gives anybody up.
+    async fn patience(&self, limit: Duration) {
+        for _ in 0..PATIENCE_STEPS {
+            self.node.environment.sleep(limit / PATIENCE_STEPS).await;
+        }
     }
 
     /// Does the same while nobody else listens to the mesh.
@@ -553,7 +566,8 @@ impl Group {
                 self.barrier.send_modify(|barrier| barrier.messages = Some(messages));
             }
             GroupFrame::Closed if from_root && self.barrier.borrow().sent_confirm => {
-                self.barrier.send_modify(|barrier| barrier.closed = true);
+                // A failure that was heard of before stands.
+                self.conclude();
             }
             GroupFrame::Confirm { messages } if self.barrier.borrow().messages == Some(messages) => {
                 self.barrier.send_modify(|barrier| {
@@ -561,7 +575,8 @@ impl Group {
                 });
             }
             GroupFrame::Announce { message, size } if from_root => {
-                if announced.try_send((message, size)).is_err() {
+                // If nobody takes them any more, this member's engine has ended and the group is about to fail.
+                if let Err(mpsc::error::TrySendError::Full(_)) = announced.try_send((message, size)) {
                     self.blame(from, "announced more messages than it may");
                 }
             }
@@ -603,9 +618,27 @@ impl Group {
         let all = self.members.len() - 1;
         // Fails only if the group is gone, with nobody left to tell.
         let _ = barrier.wait_for(|barrier| barrier.confirmed.len() == all).await;
-        self.barrier.send_modify(|barrier| barrier.closed = true);
+        if !self.conclude() {
+            // It failed at the same moment: this engine is about to be ended.
+            std::future::pending::<()>().await;
+        }
         let tell = self.members[1..].iter().map(|&to| self.node.mesh.send_written(to, self.id, GroupFrame::Closed));
         let _ = self.node.environment.timeout(RELAY_LIMIT, futures::future::join_all(tell)).await;
+    }
+
+    /// Notes that everybody has everything, unless the group has failed; returns whether it has not.
+    ///
+    /// A group is closed or fails, and never both: each is decided while the verdict is locked.
+    fn conclude(&self) -> bool {
+        let mut closed = false;
+        self.verdict.send_if_modified(|verdict| {
+            closed = verdict.is_none();
+            if closed {
+                self.barrier.send_modify(|barrier| barrier.closed = true);
+            }
+            false
+        });
+        closed
     }
 
     /// At a member: confirms that it has everything and waits until everybody has.
@@ -688,6 +721,8 @@ pub(crate) type Running<T> = Pin<Box<dyn Future<Output = T> + Send>>;
 
 /// How long a broken connection waits for the mesh to tell why.
 const SETTLE_LIMIT: Duration = Duration::from_secs(1);
+/// Steps in which a limit passes.
+const PATIENCE_STEPS: u32 = 4;
 /// How long the last frames of a group may take to be written.
 const RELAY_LIMIT: Duration = Duration::from_secs(5);
 /// Announced sizes that wait for their message.

@@ -27,7 +27,8 @@ fn a_scenario_gives_the_same_times_and_trace_for_the_same_seed() {
     let play = |trace: &str| {
         let trace = dir.path().join(trace);
         let path = trace.display().to_string();
-        let (exit, said, _) = sim(&["--scenario", &file.display().to_string(), "--seed", "5", "--trace", &path, "--json"]);
+        let (exit, said, _) =
+            sim(&["--scenario", &file.display().to_string(), "--seed", "5", "--trace", &path, "--json"]);
         assert_eq!(exit, 0, "{said}");
         (serde_json::from_str::<Value>(&said).unwrap(), std::fs::read_to_string(trace).unwrap())
     };

@@ -1,0 +1,131 @@
+//! Campaigns: seeds draw everything that can vary and everything that can go wrong, and checkers judge what is seen.
+//!
+//! A seed draws a [`Case`]; [`play`] carries it out and returns an [`Observation`]; [`Checker`]s compare the two. A case
+//! has two phases. In the first anything may happen. In the second the world is healed, and everybody must come to an
+//! end, with success or with a failure. Since the same case always gives the same observation, a seed is a test.
+//!
+//! # Examples
+//! ```
+//! use rdmc_sim::campaign::{self, Strictness};
+//!
+//! let report = campaign::run(0..20, Strictness::Promised);
+//! assert_eq!(report.played, 20);
+//! for failure in &report.failures {
+//!     println!("{failure}\n{}", failure.shrunk(200).to_json());
+//! }
+//! # assert!(report.failures.is_empty());
+//! ```
+
+use std::fmt;
+use std::ops::Range;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use crate::simulation::lock;
+
+mod case;
+mod checks;
+mod draw;
+mod member;
+mod observation;
+mod play;
+mod shrink;
+mod suspects;
+
+pub use case::{
+    AlgorithmCase, Case, Fate, Fault, FaultCase, GroupCase, MemberCase, MessageCase, Milestone, When, Whim,
+};
+pub use checks::{Checker, Strictness};
+pub use observation::{
+    Blame, Delivered, FaultObservation, GroupObservation, Left, MemberObservation, Observation, Outcome, Seen,
+};
+pub use play::{CaseError, play};
+pub use shrink::shrink;
+pub use suspects::Suspects;
+
+/// What a campaign has found.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Report {
+    /// Seeds that were played.
+    pub played: u64,
+    /// What failed, by seed.
+    pub failures: Vec<Failure>,
+}
+
+/// A case after which something does not hold that must.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Failure {
+    /// The seed.
+    pub seed: u64,
+    /// The checker that found it.
+    pub checker: &'static str,
+    /// What does not hold.
+    pub what: String,
+    /// The case.
+    pub case: Case,
+    /// How much was asked.
+    strictness: Strictness,
+}
+
+/// Plays the cases of all seeds on all processors of this machine and judges them.
+///
+/// What it reports depends on the seeds only.
+pub fn run(seeds: Range<u64>, strictness: Strictness) -> Report {
+    let next = AtomicU64::new(seeds.start);
+    let failures = Mutex::new(Vec::new());
+    let threads = std::thread::available_parallelism().map_or(1, usize::from);
+    std::thread::scope(|scope| {
+        for _ in 0..threads {
+            scope.spawn(|| {
+                loop {
+                    let seed = next.fetch_add(1, Ordering::Relaxed);
+                    if seed >= seeds.end {
+                        break;
+                    }
+                    if let Some(failure) = judge(&Case::draw(seed), strictness) {
+                        lock(&failures).push(failure);
+                    }
+                }
+            });
+        }
+    });
+    let mut failures = failures.into_inner().unwrap_or_default();
+    failures.sort_by_key(|failure| failure.seed);
+    Report { played: seeds.end.saturating_sub(seeds.start), failures }
+}
+
+/// Plays a case and judges it; returns the first thing that does not hold. A panic is one, too.
+pub fn judge(case: &Case, strictness: Strictness) -> Option<Failure> {
+    let failure = |checker, what| Some(Failure { seed: case.seed, checker, what, case: case.clone(), strictness });
+    let seen = match catch_unwind(AssertUnwindSafe(|| play(case))) {
+        Ok(Ok(seen)) => seen,
+        Ok(Err(error)) => return failure("the case can be played", error.to_string()),
+        Err(panic) => {
+            let text = panic.downcast_ref::<String>().map(String::as_str).or(panic.downcast_ref::<&str>().copied());
+            return failure("nothing panics", text.unwrap_or("a panic without a message").to_owned());
+        }
+    };
+    for Checker { name, check } in strictness.checkers() {
+        if let Err(what) = check(case, &seen) {
+            return failure(name, what);
+        }
+    }
+    None
+}
+
+impl Failure {
+    /// Returns a smaller case after which the same checker finds something, by at most `plays` plays.
+    pub fn shrunk(&self, plays: usize) -> Case {
+        shrink(&self.case, plays, |case| {
+            judge(case, self.strictness).is_some_and(|failure| failure.checker == self.checker)
+        })
+    }
+}
+
+impl fmt::Display for Failure {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { checker, what, case, .. } = self;
+        write!(f, "not so: {checker}: {what}\n{case}")
+    }
+}

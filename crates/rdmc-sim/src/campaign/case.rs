@@ -1,0 +1,496 @@
+//! A case: everything that one seed draws, as plain data.
+
+use std::fmt;
+use std::time::Duration;
+
+use rdmc::{Algorithm, GroupSpec, Hybrid, NodeId, Racks, Spine};
+use serde::{Deserialize, Serialize};
+
+use crate::model::ClusterModel;
+
+/// One experiment of a campaign: a cluster, the groups on it, what their members do and what happens to them.
+///
+/// Times count from the moment at which all nodes are connected.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Case {
+    /// The seed of the world; of a case that was drawn, the seed it was drawn from.
+    pub seed: u64,
+    /// The cluster.
+    pub model: ClusterModel,
+    /// Most bytes of each node's pool.
+    pub pool_bytes_max: u64,
+    /// The groups.
+    pub groups: Vec<GroupCase>,
+    /// What happens until the world is healed.
+    pub faults: Vec<FaultCase>,
+    /// When the world is healed, in ns: cuts are joined, stopped processes go on, nothing happens any more.
+    pub heal_ns: u64,
+}
+
+/// A group of a case.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct GroupCase {
+    /// Its number.
+    pub id: u64,
+    /// The members in rank order, the root first.
+    pub members: Vec<MemberCase>,
+    /// The algorithm.
+    pub algorithm: AlgorithmCase,
+    /// The block size in bytes.
+    pub block_size: u32,
+    /// How long its forming may take, in ns.
+    pub formation_limit_ns: u64,
+    /// What the root sends, in order.
+    pub messages: Vec<MessageCase>,
+    /// Most sends the root has under way.
+    pub sends_ahead: usize,
+    /// Whether the root sends from pool memory.
+    pub sends_from_pool: bool,
+}
+
+/// A member of a group, and how its application behaves.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct MemberCase {
+    /// Its node.
+    pub node: u32,
+    /// When it creates or joins the group, in ns.
+    pub begins_ns: u64,
+    /// Whether it supplies the memory for each message, instead of the pool.
+    pub offers: bool,
+    /// How long it waits before each send, or after each message it takes, in ns.
+    pub pause_ns: u64,
+    /// Messages it keeps before it drops the oldest.
+    pub holds: usize,
+    /// What it does that not every application does.
+    pub whim: Whim,
+}
+
+/// What a member's application does besides sending or taking everything and closing the group.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+#[non_exhaustive]
+pub enum Whim {
+    /// Nothing.
+    None,
+    /// It does not join.
+    Absent,
+    /// It joins with another block size.
+    OtherBlockSize,
+    /// It drops the future of creating or joining the group.
+    DropJoin {
+        /// After so many ns.
+        after_ns: u64,
+    },
+    /// It drops the future of the next message again and again, and takes up a new one.
+    DropNext {
+        /// First after so many ns, then after twice as many each time.
+        after_ns: u64,
+    },
+    /// It drops its handle of the group.
+    DropHandle {
+        /// After so many messages.
+        after: usize,
+    },
+    /// It ends the group because it cannot go on.
+    Refuse {
+        /// After so many messages.
+        after: usize,
+    },
+    /// It refuses a message that it is offered.
+    RefuseOffer {
+        /// The message.
+        message: usize,
+    },
+    /// It drops the offer of a message.
+    DropOffer {
+        /// The message.
+        message: usize,
+    },
+    /// It accepts a message and drops the future of its arrival.
+    DropDelivery {
+        /// The message.
+        message: usize,
+    },
+    /// It closes the group before it has taken everything.
+    CloseEarly {
+        /// After so many messages.
+        after: usize,
+    },
+    /// It drops the future of closing the group.
+    DropClose {
+        /// After so many ns.
+        after_ns: u64,
+    },
+}
+
+/// A message of a case.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct MessageCase {
+    /// Its size in bytes.
+    pub size: u64,
+    /// What becomes of the future of its send.
+    pub fate: Fate,
+}
+
+/// What becomes of the future of a send.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Fate {
+    /// It is awaited.
+    Awaited,
+    /// It is dropped before it is polled.
+    NeverPolled,
+    /// It is dropped if it has not ended.
+    Dropped {
+        /// After so many ns.
+        after_ns: u64,
+    },
+}
+
+/// An algorithm, as plain data.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+#[non_exhaustive]
+pub enum AlgorithmCase {
+    /// [`Algorithm::Sequential`].
+    Sequential,
+    /// [`Algorithm::Chain`].
+    Chain,
+    /// [`Algorithm::BinomialTree`].
+    BinomialTree,
+    /// [`Algorithm::BinomialPipeline`].
+    BinomialPipeline,
+    /// [`Algorithm::Circulant`].
+    Circulant,
+    /// [`Algorithm::Hybrid`].
+    Hybrid {
+        /// The rack of each rank.
+        racks: Vec<u32>,
+        /// Whether the spine is a chain, instead of a binomial pipeline.
+        chain: bool,
+    },
+}
+
+/// Something that happens, and when.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct FaultCase {
+    /// When.
+    pub when: When,
+    /// What.
+    pub fault: Fault,
+}
+
+/// When something happens.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum When {
+    /// At a moment.
+    At {
+        /// In ns.
+        ns: u64,
+    },
+    /// When a member of a group has come so far.
+    Milestone {
+        /// The group's number.
+        group: u64,
+        /// The member's node.
+        node: u32,
+        /// How far.
+        milestone: Milestone,
+        /// How long after, in ns.
+        delay_ns: u64,
+    },
+}
+
+/// How far a member has come in a group.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Milestone {
+    /// It begins to join.
+    Joining,
+    /// It has joined.
+    Joined,
+    /// It has sent, or received, so many messages.
+    Messages {
+        /// How many.
+        count: usize,
+    },
+    /// It begins to close the group.
+    Closing,
+    /// The group is over for it.
+    Ended,
+}
+
+/// What can happen to nodes and between them.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+#[non_exhaustive]
+pub enum Fault {
+    /// The process dies.
+    Kill {
+        /// The node.
+        node: u32,
+    },
+    /// The host loses its power.
+    Vanish {
+        /// The node.
+        node: u32,
+    },
+    /// The process is stopped for a while.
+    Stop {
+        /// The node.
+        node: u32,
+        /// In ns.
+        for_ns: u64,
+    },
+    /// The core is given to somebody else for a while.
+    HoldUp {
+        /// The node.
+        node: u32,
+        /// In ns.
+        for_ns: u64,
+    },
+    /// Software and port are slow for a while.
+    SlowDown {
+        /// The node.
+        node: u32,
+        /// How many times as slow.
+        times: u64,
+        /// In ns.
+        for_ns: u64,
+    },
+    /// The port has another rate for a while.
+    LimitPort {
+        /// The node.
+        node: u32,
+        /// The rate in Mbit/s.
+        mbps: u64,
+        /// In ns.
+        for_ns: u64,
+    },
+    /// Two nodes do not reach each other for a while.
+    Cut {
+        /// One.
+        a: u32,
+        /// The other.
+        b: u32,
+        /// In ns.
+        for_ns: u64,
+    },
+    /// The control connections of two nodes are reset.
+    ResetControl {
+        /// One.
+        a: u32,
+        /// The other.
+        b: u32,
+    },
+    /// The queue pairs of two nodes break.
+    BreakQueuePairs {
+        /// One.
+        a: u32,
+        /// The other.
+        b: u32,
+    },
+}
+
+impl Case {
+    /// Writes the case as JSON, to be kept in a file and played again.
+    pub fn to_json(&self) -> String {
+        serde_json::to_string_pretty(self).expect("a case is plain data")
+    }
+
+    /// Reads a case that [`to_json`](Self::to_json) wrote.
+    ///
+    /// # Errors
+    /// What is wrong with the text.
+    pub fn from_json(text: &str) -> Result<Self, serde_json::Error> {
+        serde_json::from_str(text)
+    }
+
+    /// Says what makes a case that cannot be played, if anything does: cases may be written by hand.
+    ///
+    /// # Errors
+    /// What is wrong.
+    pub fn check(&self) -> Result<(), String> {
+        self.model.check()?;
+        for group in &self.groups {
+            let nodes: Vec<u32> = group.members.iter().map(|member| member.node).collect();
+            if nodes.is_empty() || nodes.iter().any(|&node| node >= self.model.nodes) {
+                return Err(format!("group {} has no members, or some that are no nodes of the cluster", group.id));
+            }
+            if let AlgorithmCase::Hybrid { racks, .. } = &group.algorithm
+                && racks.len() != nodes.len()
+            {
+                return Err(format!("group {} names the racks of {} of its members", group.id, racks.len()));
+            }
+        }
+        let outside = |fault: &FaultCase| fault.fault.nodes().iter().any(|&node| node >= self.model.nodes);
+        match self.faults.iter().any(outside) {
+            true => Err("a fault hits a node that the cluster has not".to_owned()),
+            false => Ok(()),
+        }
+    }
+
+    /// Returns the content of a group's message.
+    pub fn content(group: u64, message: usize, size: u64) -> Vec<u8> {
+        let size = usize::try_from(size).expect("messages of a campaign are short");
+        let mut state =
+            group.wrapping_mul(0x9E37_79B9_7F4A_7C15) ^ (message as u64 + 1).wrapping_mul(0xD1B5_4A32_D192_ED03);
+        let mut bytes = vec![0; size];
+        for room in bytes.chunks_mut(8) {
+            state = state.wrapping_mul(0x5851_F42D_4C95_7F2D).wrapping_add(0x1405_7B7E_F767_814F);
+            room.copy_from_slice(&state.rotate_right(29).to_le_bytes()[..room.len()]);
+        }
+        bytes
+    }
+}
+
+impl GroupCase {
+    /// Returns the rank of a node, if it is a member.
+    pub fn rank_of(&self, node: u32) -> Option<usize> {
+        self.members.iter().position(|member| member.node == node)
+    }
+
+    /// Returns the specification that a member uses.
+    pub(super) fn spec(&self, member: &MemberCase) -> GroupSpec {
+        let other = member.whim == Whim::OtherBlockSize;
+        GroupSpec::new(self.id, self.members.iter().map(|member| NodeId(member.node)))
+            .algorithm(self.algorithm.algorithm())
+            .formation_limit(Duration::from_nanos(self.formation_limit_ns))
+            .block_size(self.block_size + u32::from(other))
+    }
+}
+
+impl AlgorithmCase {
+    fn algorithm(&self) -> Algorithm {
+        match self {
+            Self::Sequential => Algorithm::Sequential,
+            Self::Chain => Algorithm::Chain,
+            Self::BinomialTree => Algorithm::BinomialTree,
+            Self::BinomialPipeline => Algorithm::BinomialPipeline,
+            Self::Circulant => Algorithm::Circulant,
+            Self::Hybrid { racks, chain } => {
+                let racks = Racks::from_assignment(racks).expect("the case was checked");
+                Hybrid::new(racks, if *chain { Spine::Chain } else { Spine::BinomialPipeline }).into()
+            }
+        }
+    }
+}
+
+impl Fault {
+    /// Returns the nodes it hits.
+    pub fn nodes(&self) -> Vec<u32> {
+        match *self {
+            Self::Kill { node }
+            | Self::Vanish { node }
+            | Self::Stop { node, .. }
+            | Self::HoldUp { node, .. }
+            | Self::SlowDown { node, .. }
+            | Self::LimitPort { node, .. } => vec![node],
+            Self::Cut { a, b, .. } | Self::ResetControl { a, b } | Self::BreakQueuePairs { a, b } => vec![a, b],
+        }
+    }
+
+    /// Returns for how long it lasts, in ns, if it ends.
+    pub fn for_ns(&self) -> Option<u64> {
+        match *self {
+            Self::Stop { for_ns, .. }
+            | Self::HoldUp { for_ns, .. }
+            | Self::SlowDown { for_ns, .. }
+            | Self::LimitPort { for_ns, .. }
+            | Self::Cut { for_ns, .. } => Some(for_ns),
+            Self::Kill { .. } | Self::Vanish { .. } | Self::ResetControl { .. } | Self::BreakQueuePairs { .. } => None,
+        }
+    }
+
+    /// Returns the same fault with its nodes renamed.
+    pub(super) fn renamed(mut self, name: impl Fn(u32) -> u32) -> Self {
+        match &mut self {
+            Self::Kill { node }
+            | Self::Vanish { node }
+            | Self::Stop { node, .. }
+            | Self::HoldUp { node, .. }
+            | Self::SlowDown { node, .. }
+            | Self::LimitPort { node, .. } => *node = name(*node),
+            Self::Cut { a, b, .. } | Self::ResetControl { a, b } | Self::BreakQueuePairs { a, b } => {
+                (*a, *b) = (name(*a), name(*b));
+            }
+        }
+        self
+    }
+}
+
+impl fmt::Display for Case {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { model, .. } = self;
+        writeln!(
+            f,
+            "seed {}: {} nodes, {} Mbit/s, {} apart",
+            self.seed,
+            model.nodes,
+            model.port_mbps,
+            ns(model.latency_ns)
+        )?;
+        writeln!(f, "  {:?}, {:?}, {:?}, racks {:?}", model.nic, model.host, model.control, model.racks)?;
+        writeln!(f, "  pools of {} bytes, healed at {}", self.pool_bytes_max, ns(self.heal_ns))?;
+        self.groups.iter().try_for_each(|group| group.fmt(f))?;
+        self.faults.iter().try_for_each(|fault| writeln!(f, "  {fault}"))
+    }
+}
+
+impl fmt::Display for GroupCase {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { id, algorithm, block_size, sends_ahead, .. } = self;
+        let limit = ns(self.formation_limit_ns);
+        writeln!(f, "  group {id}: {algorithm:?}, blocks of {block_size}, to be formed in {limit}")?;
+        let memory = if self.sends_from_pool { " from the pool" } else { "" };
+        write!(f, "    sends up to {sends_ahead} at once{memory}:")?;
+        for message in &self.messages {
+            match message.fate {
+                Fate::Awaited => write!(f, " {}", message.size)?,
+                Fate::NeverPolled => write!(f, " {} (never polled)", message.size)?,
+                Fate::Dropped { after_ns } => write!(f, " {} (dropped after {})", message.size, ns(after_ns))?,
+            }
+        }
+        writeln!(f)?;
+        for (rank, member) in self.members.iter().enumerate() {
+            write!(f, "    rank {rank} on node {} from {}", member.node, ns(member.begins_ns))?;
+            if member.offers {
+                write!(f, ", offers memory")?;
+            }
+            if member.pause_ns > 0 {
+                write!(f, ", pauses {}", ns(member.pause_ns))?;
+            }
+            if member.holds > 0 {
+                write!(f, ", holds {}", member.holds)?;
+            }
+            if member.whim != Whim::None {
+                write!(f, ", {:?}", member.whim)?;
+            }
+            writeln!(f)?;
+        }
+        Ok(())
+    }
+}
+
+impl fmt::Display for FaultCase {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.when {
+            When::At { ns: at } => write!(f, "at {}: {:?}", ns(at), self.fault),
+            When::Milestone { group, node, milestone, delay_ns } => {
+                let delay = ns(delay_ns);
+                write!(f, "{delay} after {milestone:?} of node {node} in group {group}: {:?}", self.fault)
+            }
+        }
+    }
+}
+
+/// Tells a time so that it can be read.
+fn ns(ns: u64) -> String {
+    format!("{:?}", Duration::from_nanos(ns))
+}

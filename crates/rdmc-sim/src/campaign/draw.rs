@@ -1,0 +1,261 @@
+//! Draws a case from a seed.
+
+use super::case::{
+    AlgorithmCase, Case, Fate, Fault, FaultCase, GroupCase, MemberCase, MessageCase, Milestone, When, Whim,
+};
+use crate::model::{ClusterModel, Completion, ControlModel, DelayModel, Distribution, HostModel, NicModel, RackModel};
+use crate::random::Random;
+
+impl Case {
+    /// Draws the case of a seed.
+    pub fn draw(seed: u64) -> Self {
+        let mut random = Random::new(seed);
+        let nodes = draw_nodes(&mut random);
+        let mut case = Self {
+            seed,
+            model: draw_model(&mut random, nodes),
+            pool_bytes_max: POOL_BYTES_AMPLE,
+            groups: Vec::new(),
+            faults: Vec::new(),
+            heal_ns: spread(&mut random, 10 * MS, 60 * S),
+        };
+        let groups = *random.one_of(&[1, 1, 1, 2, 2, 3]);
+        for id in 1..=groups {
+            case.groups.push(draw_group(&mut random, id, nodes));
+        }
+        if groups == 1 && random.chance(0.2) {
+            case.tighten_pool();
+        }
+        // A fifth is quiet, most see one thing happen, some a storm.
+        let disturbances = *random.one_of(&[0, 0, 1, 1, 1, 1, 1, 2, 3, 6]);
+        for _ in 0..disturbances {
+            if random.chance(0.3) {
+                case.draw_whim(&mut random);
+            } else {
+                let fault = case.draw_fault(&mut random);
+                case.faults.push(fault);
+            }
+        }
+        case
+    }
+
+    /// Makes pools as small as they may be: one group that holds nothing needs no more than its longest message.
+    ///
+    /// With several groups, members that took memory in different orders would wait for each other.
+    fn tighten_pool(&mut self) {
+        let Some(group) = self.groups.first_mut() else { return };
+        let longest = group.messages.iter().map(|message| message.size).max().unwrap_or(0);
+        group.sends_from_pool = false;
+        group.members.iter_mut().for_each(|member| member.holds = 0);
+        self.pool_bytes_max = longest.next_multiple_of(PAGE).max(PAGE);
+    }
+
+    fn draw_whim(&mut self, random: &mut Random) {
+        let group_at = index(random, self.groups.len());
+        let group = &mut self.groups[group_at];
+        let rank = index(random, group.members.len());
+        let count = group.messages.len();
+        if rank == 0 && count > 0 && random.chance(0.5) {
+            let at = index(random, count);
+            let after_ns = spread(random, 1, 100 * MS);
+            let fates = [Fate::NeverPolled, Fate::Dropped { after_ns }, Fate::Dropped { after_ns }];
+            group.messages[at].fate = *random.one_of(&fates);
+            return;
+        }
+        let (after, after_ns) = (index(random, count + 1), spread(random, 1, 100 * MS));
+        let mut whims = vec![
+            Whim::Absent,
+            Whim::OtherBlockSize,
+            Whim::DropJoin { after_ns },
+            Whim::DropHandle { after },
+            Whim::DropClose { after_ns },
+        ];
+        if rank > 0 {
+            whims.extend([Whim::DropNext { after_ns }, Whim::Refuse { after }, Whim::CloseEarly { after }]);
+            if group.members[rank].offers {
+                let message = after;
+                whims.extend([
+                    Whim::RefuseOffer { message },
+                    Whim::DropOffer { message },
+                    Whim::DropDelivery { message },
+                ]);
+            }
+        }
+        group.members[rank].whim = *random.one_of(&whims);
+    }
+
+    fn draw_fault(&self, random: &mut Random) -> FaultCase {
+        let group = random.one_of(&self.groups);
+        let mut nodes: Vec<u32> = match random.chance(0.9) {
+            true => group.members.iter().map(|member| member.node).collect(),
+            false => (0..self.model.nodes).collect(),
+        };
+        random.shuffle(&mut nodes);
+        let (node, a) = (nodes[0], nodes[0]);
+        let b = nodes.get(1).copied().unwrap_or((a + 1) % self.model.nodes);
+        let for_ns = spread(random, 10 * US, 60 * S);
+        let times = random.within(2..=8);
+        let mbps = *random.one_of(&[0, 1, self.model.port_mbps / 2]);
+        let fault = match random.below(14) {
+            0..=2 => Fault::Kill { node },
+            3..=4 => Fault::Vanish { node },
+            5..=6 => Fault::Stop { node, for_ns },
+            7 => Fault::HoldUp { node, for_ns: for_ns.min(S) },
+            8 => Fault::SlowDown { node, times, for_ns },
+            9 => Fault::LimitPort { node, mbps, for_ns },
+            10..=11 => Fault::Cut { a, b, for_ns },
+            12 => Fault::ResetControl { a, b },
+            _ => Fault::BreakQueuePairs { a, b },
+        };
+        FaultCase { when: draw_when(random, group), fault }
+    }
+}
+
+fn draw_when(random: &mut Random, group: &GroupCase) -> When {
+    if random.chance(0.3) {
+        return When::At { ns: spread(random, US, S) };
+    }
+    let count = index(random, group.messages.len() + 1);
+    let milestones = [
+        Milestone::Joining,
+        Milestone::Joined,
+        Milestone::Messages { count },
+        Milestone::Messages { count },
+        Milestone::Closing,
+        Milestone::Ended,
+    ];
+    let (milestone, node) = (*random.one_of(&milestones), random.one_of(&group.members).node);
+    let delay_ns = if random.chance(0.2) { 0 } else { spread(random, 100, 10 * MS) };
+    When::Milestone { group: group.id, node, milestone, delay_ns }
+}
+
+fn draw_nodes(random: &mut Random) -> u32 {
+    let most = *random.one_of(&[3, 4, 5, 6, 8, 8, 16]);
+    u32::try_from(random.within(2..=most)).expect("at most 16")
+}
+
+fn draw_model(random: &mut Random, nodes: u32) -> ClusterModel {
+    let port_mbps = *random.one_of(&[10, 100, 1_000, 10_000, 40_000]);
+    let mut model = ClusterModel::new(nodes, port_mbps, spread(random, 500, 200 * US));
+    if random.chance(0.25) {
+        let size = u32::try_from(random.within(1..=u64::from(nodes))).expect("at most 16");
+        let uplink_mbps = port_mbps / random.one_of(&[1, 2, 4]);
+        model.racks = Some(RackModel { size, uplink_mbps, latency_ns: 5 * US, rack_of: Vec::new() });
+    }
+    model.nic = NicModel {
+        operation_ns: *random.one_of(&[0, 0, 200, 1_000]),
+        notice_bytes: *random.one_of(&[0, 1 << 10, 64 << 10]),
+        retry_ns: *random.one_of(&[100 * MS, 500 * MS, 500 * MS, 2 * S]),
+        header_bytes: *random.one_of(&[0, 60]),
+    };
+    if random.chance(0.5) {
+        let delays = random.chance(0.5).then(|| DelayModel {
+            probability: *random.one_of(&[0.05, 0.2]),
+            mean_ns: *random.one_of(&[50_000.0, 1_000_000.0]),
+            distribution: *random.one_of(&[Distribution::Fixed, Distribution::Exponential, Distribution::Lognormal]),
+        });
+        model.host = HostModel {
+            post_ns: 300,
+            completion_ns: 500,
+            wake_ns: 4_000,
+            wake_cpu_ns: 2_000,
+            completion: *random.one_of(&[Completion::Poll, Completion::Hybrid, Completion::Event]),
+            delays,
+        };
+    }
+    model.control = ControlModel {
+        latency_ns: *random.one_of(&[5 * US, 20 * US, 200 * US]),
+        loss: *random.one_of(&[0.0, 0.0, 0.0, 0.05, 0.2]),
+        patience_ns: *random.one_of(&[3 * S, 30 * S, 30 * S]),
+        ..ControlModel::default()
+    };
+    model
+}
+
+fn draw_group(random: &mut Random, id: u64, nodes: u32) -> GroupCase {
+    let mut members: Vec<u32> = (0..nodes).collect();
+    random.shuffle(&mut members);
+    let fewest = if random.chance(0.02) { 1 } else { 2 };
+    let count = if random.chance(0.5) { u64::from(nodes) } else { random.within(fewest..=u64::from(nodes)) };
+    members.truncate(usize::try_from(count).expect("at most 16"));
+    let block_size = *random.one_of(&[1_u32, 7, 64, 256, 256, 1024, 1024, 4096]);
+    let messages = match random.below(10) {
+        0 => 0,
+        1..=3 => 1,
+        4..=8 => random.within(2..=6),
+        _ => random.within(7..=24),
+    };
+    let late = random.chance(0.3);
+    let members: Vec<MemberCase> = members
+        .into_iter()
+        .map(|node| MemberCase {
+            node,
+            begins_ns: if late { spread(random, US, 20 * MS) } else { 0 },
+            offers: random.chance(0.3),
+            pause_ns: if random.chance(0.2) { spread(random, US, 5 * MS) } else { 0 },
+            holds: if random.chance(0.2) { index(random, 4) } else { 0 },
+            whim: Whim::None,
+        })
+        .collect();
+    GroupCase {
+        id,
+        algorithm: draw_algorithm(random, members.len()),
+        members,
+        block_size,
+        formation_limit_ns: *random.one_of(&[2 * S, 30 * S, 30 * S]),
+        messages: (0..messages).map(|_| draw_message(random, block_size)).collect(),
+        sends_ahead: *random.one_of(&[1, 1, 2, 4, 32]),
+        sends_from_pool: random.chance(0.2),
+    }
+}
+
+fn draw_message(random: &mut Random, block_size: u32) -> MessageCase {
+    let block = u64::from(block_size);
+    let blocks = spread(random, 2, 24);
+    let size = match random.below(10) {
+        0 => 0,
+        1 => 1,
+        2 => block - 1,
+        3 => block,
+        4 => block + 1,
+        5..=6 => blocks * block,
+        _ => blocks * block - random.below(block),
+    };
+    MessageCase { size, fate: Fate::Awaited }
+}
+
+fn draw_algorithm(random: &mut Random, members: usize) -> AlgorithmCase {
+    match random.below(8) {
+        0 => AlgorithmCase::Sequential,
+        1 => AlgorithmCase::Chain,
+        2 => AlgorithmCase::BinomialTree,
+        3..=4 => AlgorithmCase::BinomialPipeline,
+        5 => AlgorithmCase::Circulant,
+        _ => {
+            let most = random.within(1..=members as u64);
+            let racks = (0..members).map(|_| u32::try_from(random.below(most)).expect("at most 16")).collect();
+            AlgorithmCase::Hybrid { racks, chain: random.chance(0.5) }
+        }
+    }
+}
+
+/// Draws a number of which all orders of magnitude are about as likely.
+fn spread(random: &mut Random, low: u64, high: u64) -> u64 {
+    let octave = low << random.within(0..=u64::from((high / low).ilog2()));
+    random.within(octave..=(2 * octave).min(high))
+}
+
+fn index(random: &mut Random, count: usize) -> usize {
+    usize::try_from(random.below(count as u64)).expect("an index")
+}
+
+/// Pools that nobody has to wait for.
+const POOL_BYTES_AMPLE: u64 = 1 << 30;
+/// The pool's unit in bytes.
+const PAGE: u64 = 4 << 10;
+/// A microsecond in ns.
+const US: u64 = 1_000;
+/// A millisecond in ns.
+const MS: u64 = 1_000_000;
+/// A second in ns.
+const S: u64 = 1_000_000_000;

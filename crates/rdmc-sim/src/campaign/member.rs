@@ -1,0 +1,296 @@
+//! The application of one member of one group of a case.
+
+use std::collections::VecDeque;
+use std::sync::Arc;
+
+use futures::StreamExt;
+use futures::future::{BoxFuture, Either, FutureExt, select};
+use futures::stream::FuturesUnordered;
+use rdmc::{GroupFailure, Memory, Message, Node, OfferReceiver, Payload, Receiver, SendError, Sender};
+
+use super::case::{Case, Fate, GroupCase, MemberCase, Whim};
+use super::observation::{Delivered, MemberObservation, Outcome, Seen};
+use super::play::Stage;
+
+/// One member's application.
+pub(super) struct Participant {
+    stage: Arc<Stage>,
+    node: Node,
+    group: usize,
+    rank: usize,
+}
+
+/// How the next message came.
+enum Next {
+    Message(Message),
+    /// A message of this number and size, which the application does not want.
+    Lost(u64, u64),
+    Failed(GroupFailure),
+    End,
+}
+
+impl Participant {
+    pub(super) fn new(stage: Arc<Stage>, node: Node, group: usize, rank: usize) -> Self {
+        Self { stage, node, group, rank }
+    }
+
+    /// Does what the case says, to the end.
+    pub(super) async fn act(self) {
+        self.stage.sleep(self.me().begins_ns).await;
+        if self.me().whim != Whim::Absent {
+            self.note(|member, now_ns| member.joining_ns = Some(now_ns));
+            match (self.rank, self.me().offers) {
+                (0, _) => self.send_all().await,
+                (_, false) => self.receive_all().await,
+                (_, true) => self.receive_offers().await,
+            }
+        }
+        // Its handle of the node goes with it.
+        self.note(|member, now_ns| member.ended_ns = Some(now_ns));
+    }
+
+    // The root.
+
+    async fn send_all(&self) {
+        let created = self.join(self.node.create_group(self.group().spec(self.me()))).await;
+        let Some(sender) = created else { return };
+        let mut sends: FuturesUnordered<BoxFuture<'static, ()>> = FuturesUnordered::new();
+        for (number, message) in self.group().messages.iter().enumerate() {
+            if self.me().whim == (Whim::DropHandle { after: number }) {
+                break;
+            }
+            self.stage.sleep(self.me().pause_ns).await;
+            while sends.len() >= self.group().sends_ahead.max(1) {
+                sends.next().await;
+            }
+            let payload = self.payload(number, message.size).await;
+            let mut send = match message.fate {
+                Fate::NeverPolled => {
+                    drop(sender.send(payload));
+                    continue;
+                }
+                Fate::Awaited => self.sending(&sender, payload, number, None),
+                Fate::Dropped { after_ns } => self.sending(&sender, payload, number, Some(after_ns)),
+            };
+            // The order in which sends are first polled is that of the messages.
+            if futures::poll!(&mut send).is_pending() {
+                sends.push(send);
+            }
+        }
+        if let Whim::DropHandle { .. } = self.me().whim {
+            drop(sender);
+            while sends.next().await.is_some() {}
+            return self.note_close(Outcome::Dropped);
+        }
+        while sends.next().await.is_some() {}
+        self.close(sender.close()).await;
+    }
+
+    /// Makes the future of one send, which puts down how it ends.
+    fn sending(
+        &self,
+        sender: &Sender,
+        payload: Payload,
+        number: usize,
+        drop_after_ns: Option<u64>,
+    ) -> BoxFuture<'static, ()> {
+        let (stage, group) = (self.stage.clone(), self.group);
+        let send = sender.send(payload);
+        async move {
+            let outcome = match dropped_after(&stage, drop_after_ns, send).await {
+                None => Outcome::Dropped,
+                Some(Ok(())) => Outcome::Done,
+                Some(Err(SendError::Failed(failure))) => (&failure).into(),
+                Some(Err(error)) => Outcome::Error(error.to_string()),
+            };
+            let at_ns = stage.now_ns();
+            stage.note(group, 0, |member| member.sends[number] = Some(Seen { at_ns, outcome }));
+        }
+        .boxed()
+    }
+
+    async fn payload(&self, number: usize, size: u64) -> Payload {
+        let content = Case::content(self.group().id, number, size);
+        if self.group().sends_from_pool
+            && let Ok(mut buffer) = self.node.allocate(content.len()).await
+        {
+            buffer.copy_from_slice(&content);
+            return buffer.into();
+        }
+        content.into()
+    }
+
+    // A member whose messages arrive in the pool.
+
+    async fn receive_all(&self) {
+        let Some(mut receiver) = self.join(self.node.join_group(self.group().spec(self.me()))).await else { return };
+        let mut held = VecDeque::new();
+        for taken in 0.. {
+            match self.me().whim {
+                Whim::DropHandle { after } if after == taken => return self.note_close(Outcome::Dropped),
+                Whim::Refuse { after } if after == taken => {
+                    receiver.refuse("it cannot go on");
+                    return self.note_close(Outcome::Dropped);
+                }
+                Whim::CloseEarly { after } if after == taken => break,
+                _ => {}
+            }
+            let next = self.patiently(&mut receiver, |receiver| receiver.next().boxed()).await;
+            let next = match next {
+                None => Next::End,
+                Some(Ok(message)) => Next::Message(message),
+                Some(Err(failure)) => Next::Failed(failure),
+            };
+            if !self.take(next, &mut held).await {
+                let more = receiver.next().now_or_never();
+                self.note(|member, _| member.spoke_after_end = !matches!(more, Some(None)));
+                break;
+            }
+        }
+        drop(held);
+        self.close(Receiver::close(receiver)).await;
+    }
+
+    // A member that supplies the memory.
+
+    async fn receive_offers(&self) {
+        let joined = self.join(self.node.join_group_with_offers(self.group().spec(self.me()))).await;
+        let Some(mut receiver) = joined else { return };
+        let mut held = VecDeque::new();
+        for taken in 0.. {
+            match self.me().whim {
+                Whim::DropHandle { after } if after == taken => return self.note_close(Outcome::Dropped),
+                Whim::Refuse { after } if after == taken => {
+                    receiver.refuse("it cannot go on");
+                    return self.note_close(Outcome::Dropped);
+                }
+                Whim::CloseEarly { after } if after == taken => break,
+                _ => {}
+            }
+            let next = self.next_offered(&mut receiver, taken).await;
+            if !self.take(next, &mut held).await {
+                let more = receiver.next_offer().now_or_never();
+                self.note(|member, _| member.spoke_after_end = !matches!(more, Some(None)));
+                break;
+            }
+        }
+        drop(held);
+        self.close(OfferReceiver::close(receiver)).await;
+    }
+
+    async fn next_offered(&self, receiver: &mut OfferReceiver, taken: usize) -> Next {
+        loop {
+            let offer = match self.patiently(receiver, |receiver| receiver.next_offer().boxed()).await {
+                None => return Next::End,
+                Some(Err(failure)) => return Next::Failed(failure),
+                Some(Ok(offer)) => offer,
+            };
+            let (number, size) = (offer.number(), offer.size());
+            match self.me().whim {
+                // The failure that follows is told next.
+                Whim::RefuseOffer { message } if message == taken => offer.refuse("it is not wanted"),
+                Whim::DropOffer { message } if message == taken => drop(offer),
+                whim => {
+                    let len = usize::try_from(size).expect("messages of a campaign are short");
+                    let memory = self.node.register(Memory::from(vec![0; len])).expect("the fabric registers anything");
+                    let delivery = offer.accept(memory.into_mut().expect("the memory is the member's own"));
+                    if whim == (Whim::DropDelivery { message: taken }) {
+                        return Next::Lost(number, size);
+                    }
+                    // A failure is told by the receiver, too.
+                    if let Ok(message) = delivery.await {
+                        return Next::Message(message);
+                    }
+                }
+            }
+        }
+    }
+
+    // All.
+
+    /// Puts down what came next; returns whether more may come.
+    async fn take(&self, next: Next, held: &mut VecDeque<Message>) -> bool {
+        let (number, size, message) = match next {
+            Next::End => {
+                self.note(|member, at_ns| member.stream = Some(Seen { at_ns, outcome: Outcome::Done }));
+                return false;
+            }
+            Next::Failed(failure) => {
+                self.note(|member, at_ns| member.stream = Some(Seen { at_ns, outcome: (&failure).into() }));
+                return false;
+            }
+            Next::Lost(number, size) => (number, size, None),
+            Next::Message(message) => (message.number(), message.len() as u64, Some(message)),
+        };
+        let digest = message.as_ref().map(|message| Outcome::digest_of(message));
+        self.note(|member, at_ns| member.delivered.push(Delivered { at_ns, number, size, digest }));
+        held.extend(message);
+        if held.len() > self.me().holds {
+            held.pop_front();
+        }
+        self.stage.sleep(self.me().pause_ns).await;
+        true
+    }
+
+    /// Waits for what comes next, dropping the wait and taking it up anew if that is the member's whim.
+    async fn patiently<R, T>(&self, receiver: &mut R, next: impl Fn(&mut R) -> BoxFuture<'_, T>) -> T {
+        let Whim::DropNext { mut after_ns } = self.me().whim else { return next(receiver).await };
+        loop {
+            if let Some(output) = dropped_after(&self.stage, Some(after_ns), next(receiver)).await {
+                return output;
+            }
+            after_ns = after_ns.saturating_mul(2);
+        }
+    }
+
+    async fn join<T>(&self, joining: impl Future<Output = Result<T, rdmc::GroupError>>) -> Option<T> {
+        let drop_after_ns = match self.me().whim {
+            Whim::DropJoin { after_ns } => Some(after_ns),
+            _ => None,
+        };
+        let joined = dropped_after(&self.stage, drop_after_ns, Box::pin(joining)).await;
+        let members: Vec<u32> = self.group().members.iter().map(|member| member.node).collect();
+        let outcome = match &joined {
+            None => Outcome::Dropped,
+            Some(result) => Outcome::of_join(result, self.group().id, &members),
+        };
+        self.note(|member, at_ns| member.joined = Some(Seen { at_ns, outcome }));
+        joined?.ok()
+    }
+
+    async fn close(&self, closing: impl Future<Output = Result<(), GroupFailure>>) {
+        self.note(|member, now_ns| member.closing_ns = Some(now_ns));
+        let drop_after_ns = match self.me().whim {
+            Whim::DropClose { after_ns } => Some(after_ns),
+            _ => None,
+        };
+        let closed = dropped_after(&self.stage, drop_after_ns, Box::pin(closing)).await;
+        self.note_close(closed.as_ref().map_or(Outcome::Dropped, Into::into));
+    }
+
+    fn note_close(&self, outcome: Outcome) {
+        self.note(|member, at_ns| member.closed = Some(Seen { at_ns, outcome }));
+    }
+
+    fn note(&self, write: impl FnOnce(&mut MemberObservation, u64)) {
+        let now_ns = self.stage.now_ns();
+        self.stage.note(self.group, self.rank, |member| write(member, now_ns));
+    }
+
+    fn group(&self) -> &GroupCase {
+        &self.stage.case.groups[self.group]
+    }
+
+    fn me(&self) -> &MemberCase {
+        &self.group().members[self.rank]
+    }
+}
+
+/// Awaits a future for at most so many ns of virtual time; none if it was dropped.
+async fn dropped_after<T>(stage: &Stage, after_ns: Option<u64>, future: impl Future<Output = T>) -> Option<T> {
+    let Some(after_ns) = after_ns else { return Some(future.await) };
+    match select(std::pin::pin!(future), std::pin::pin!(stage.sleep(after_ns))).await {
+        Either::Left((output, _)) => Some(output),
+        Either::Right(_) => None,
+    }
+}

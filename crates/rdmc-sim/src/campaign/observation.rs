@@ -1,0 +1,179 @@
+//! What was seen while a case was played, as plain data.
+
+use rdmc::{GroupError, GroupFailure};
+
+/// What every member saw of a case, and what was left behind. Times are virtual, since all nodes were connected.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Observation {
+    /// Tells whether two plays did the same things at the same times.
+    pub digest: u64,
+    /// Why the play did not come to its end, if it did not.
+    pub stalled: Option<String>,
+    /// What the members saw, in the order of the case's groups.
+    pub groups: Vec<GroupObservation>,
+    /// The faults of the case that happened, in the order in which they did.
+    pub faults: Vec<FaultObservation>,
+    /// When the world was healed, in ns.
+    pub healed_ns: Option<u64>,
+    /// When the last member had come to its end, in ns.
+    pub ended_ns: Option<u64>,
+    /// What was left at each node after all.
+    pub left: Vec<Left>,
+}
+
+/// What the members of one group saw, in rank order.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct GroupObservation {
+    /// The members.
+    pub members: Vec<MemberObservation>,
+}
+
+/// What one member saw of one group.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct MemberObservation {
+    /// When it began to create or join the group, in ns.
+    pub joining_ns: Option<u64>,
+    /// How that ended.
+    pub joined: Option<Seen>,
+    /// At the root: how the sends ended, by message; none of one that was not polled or not reached.
+    pub sends: Vec<Option<Seen>>,
+    /// What was delivered, in order.
+    pub delivered: Vec<Delivered>,
+    /// How the stream of messages ended.
+    pub stream: Option<Seen>,
+    /// Whether the stream said anything after its end.
+    pub spoke_after_end: bool,
+    /// When it called close, in ns.
+    pub closing_ns: Option<u64>,
+    /// How the close ended.
+    pub closed: Option<Seen>,
+    /// When its application had nothing more to do, in ns.
+    pub ended_ns: Option<u64>,
+    /// When its node died, in ns.
+    pub died_ns: Option<u64>,
+}
+
+/// How something ended, and when.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Seen {
+    /// In ns.
+    pub at_ns: u64,
+    /// How.
+    pub outcome: Outcome,
+}
+
+/// How something ended.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Outcome {
+    /// Well.
+    Done,
+    /// The application dropped it.
+    Dropped,
+    /// With a failure that names a member.
+    Failed(Blame),
+    /// With an error that names none.
+    Error(String),
+}
+
+/// Whom a failure names.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Blame {
+    /// The group's number.
+    pub group: u64,
+    /// The member's rank.
+    pub rank: u32,
+    /// The member's node.
+    pub node: u32,
+    /// What is said of it.
+    pub cause: String,
+}
+
+/// A message that was delivered.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Delivered {
+    /// In ns.
+    pub at_ns: u64,
+    /// Its number.
+    pub number: u64,
+    /// Its size in bytes.
+    pub size: u64,
+    /// The digest of its bytes; none if the application did not want them.
+    pub digest: Option<u64>,
+}
+
+/// A fault that happened.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct FaultObservation {
+    /// Its place in the case.
+    pub fault: usize,
+    /// When, in ns.
+    pub at_ns: u64,
+    /// When it was over, in ns; none of one that lasts.
+    pub until_ns: Option<u64>,
+}
+
+/// What was left at a node.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Left {
+    /// Bytes of the pool that were lent when no handle of a group was left; 0 of a node that died.
+    pub pool_bytes_lent: u64,
+    /// Tasks, when no handle of the node was left either.
+    pub tasks: usize,
+    /// Queue pairs, then.
+    pub queue_pairs: usize,
+}
+
+impl MemberObservation {
+    /// Returns all failures it was told, in the order in which an application asks.
+    pub fn blames(&self) -> impl Iterator<Item = &Blame> {
+        let seen = self.joined.iter().chain(self.sends.iter().flatten()).chain(&self.stream).chain(&self.closed);
+        seen.filter_map(|seen| match &seen.outcome {
+            Outcome::Failed(blame) => Some(blame),
+            _ => None,
+        })
+    }
+
+    /// Tells whether its close succeeded.
+    pub fn closed_well(&self) -> bool {
+        self.closed.as_ref().is_some_and(|seen| seen.outcome == Outcome::Done)
+    }
+}
+
+impl Outcome {
+    /// Returns the digest of a message's bytes.
+    pub(super) fn digest_of(bytes: &[u8]) -> u64 {
+        let mut digest = 0xCBF2_9CE4_8422_2325 ^ bytes.len() as u64;
+        for piece in bytes.chunks(8) {
+            let mut word = [0; 8];
+            word[..piece.len()].copy_from_slice(piece);
+            digest = (digest ^ u64::from_le_bytes(word)).wrapping_mul(0x0000_0100_0000_01B3).rotate_left(31);
+        }
+        digest
+    }
+
+    /// Puts down how creating or joining a group ended; `members` are its nodes.
+    pub(super) fn of_join<T>(result: &Result<T, GroupError>, group: u64, members: &[u32]) -> Self {
+        match result {
+            Ok(_) => Self::Done,
+            Err(GroupError::Failed(failure)) => failure.into(),
+            Err(error @ GroupError::Connect { member, source }) => {
+                let node = members.get(member.index()).copied().unwrap_or(u32::MAX);
+                Self::Failed(Blame { group, rank: member.0, node, cause: format!("{error}: {source}") })
+            }
+            Err(error) => Self::Error(error.to_string()),
+        }
+    }
+}
+
+impl From<&GroupFailure> for Outcome {
+    fn from(failure: &GroupFailure) -> Self {
+        let GroupFailure { group, member, node, cause } = failure;
+        Self::Failed(Blame { group: group.0, rank: member.0, node: node.0, cause: cause.to_string() })
+    }
+}
+
+impl From<&Result<(), GroupFailure>> for Outcome {
+    fn from(result: &Result<(), GroupFailure>) -> Self {
+        result.as_ref().map_or_else(Into::into, |()| Self::Done)
+    }
+}

@@ -1,0 +1,281 @@
+//! Carries a case out on a world and puts down what is seen.
+
+use std::sync::{Arc, Mutex, OnceLock};
+use std::time::Duration;
+
+use futures::future::{Either, join_all, select};
+use rdmc_fabric::Timestamp;
+use tokio::sync::{Notify, oneshot, watch};
+
+use super::case::{Case, Fault, Milestone, When};
+use super::member::Participant;
+use super::observation::{FaultObservation, GroupObservation, Left, MemberObservation, Observation};
+use crate::deployment::Deployment;
+use crate::simulation::{NodeIndex, lock};
+use crate::world::{Simulation, World};
+
+/// A case cannot be played.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("the case cannot be played: {what}")]
+pub struct CaseError {
+    /// What is wrong with it.
+    pub what: String,
+}
+
+/// Plays a case: faults come first, then the world is healed and everybody must come to an end.
+///
+/// The same case always gives the same observation.
+///
+/// # Errors
+/// The case makes no sense.
+pub fn play(case: &Case) -> Result<Observation, CaseError> {
+    case.check().map_err(|what| CaseError { what })?;
+    let simulation = Simulation::new(case.model.clone(), case.seed).map_err(|error| CaseError { what: error.what })?;
+    let world = simulation.world().clone();
+    let stage = Arc::new(Stage::new(world.clone(), case));
+    let starting = {
+        let (world, pool_bytes_max) = (world.clone(), case.pool_bytes_max);
+        async move { Deployment::start_with(&world, |builder| builder.pool_bytes_max(pool_bytes_max)).await }
+    };
+    let limit = Duration::from_nanos(case.heal_ns) + END_LIMIT;
+    let outcome = match simulation.run(START_LIMIT, starting) {
+        Ok(Ok(deployment)) => simulation.run(limit, stage.clone().perform(deployment)).map_err(|it| it.to_string()),
+        Ok(Err(error)) => Err(format!("the nodes did not start: {error}")),
+        Err(stalled) => Err(format!("the nodes did not start: {stalled}")),
+    };
+    let mut seen = std::mem::take(&mut *lock(&stage.seen));
+    seen.stalled = outcome.err();
+    seen.digest = world.digest();
+    Ok(seen)
+}
+
+/// A case under way.
+pub(super) struct Stage {
+    pub(super) world: World,
+    pub(super) case: Case,
+    began: OnceLock<Timestamp>,
+    seen: Mutex<Observation>,
+    /// Told of everything that is seen.
+    changed: Notify,
+    healed: watch::Sender<bool>,
+}
+
+impl Stage {
+    fn new(world: World, case: &Case) -> Self {
+        let members = |count: usize| vec![MemberObservation::default(); count];
+        let groups = case.groups.iter().map(|group| {
+            let mut members = members(group.members.len());
+            if let Some(root) = members.first_mut() {
+                root.sends = vec![None; group.messages.len()];
+            }
+            GroupObservation { members }
+        });
+        let seen = Observation { groups: groups.collect(), ..Observation::default() };
+        Self {
+            world,
+            case: case.clone(),
+            began: OnceLock::new(),
+            seen: Mutex::new(seen),
+            changed: Notify::new(),
+            healed: watch::Sender::new(false),
+        }
+    }
+
+    /// Returns the time since all nodes were connected, in ns.
+    pub(super) fn now_ns(&self) -> u64 {
+        self.world.now().as_nanos() - self.began.get().map_or(0, |began| began.as_nanos())
+    }
+
+    pub(super) async fn sleep(&self, ns: u64) {
+        self.world.sleep(Duration::from_nanos(ns)).await;
+    }
+
+    /// Puts down what a member has seen.
+    pub(super) fn note(&self, group: usize, rank: usize, write: impl FnOnce(&mut MemberObservation)) {
+        write(&mut lock(&self.seen).groups[group].members[rank]);
+        self.changed.notify_waiters();
+    }
+
+    async fn perform(self: Arc<Self>, deployment: Deployment) {
+        let _ = self.began.set(self.world.now());
+        let mut ends = Vec::new();
+        for (group, planned) in self.case.groups.iter().enumerate() {
+            for (rank, member) in planned.members.iter().enumerate() {
+                let node = NodeIndex(member.node);
+                let participant = Participant::new(self.clone(), deployment.node(node).clone(), group, rank);
+                let (ends_with_it, ended) = oneshot::channel::<()>();
+                ends.push(ended);
+                let task = async move {
+                    participant.act().await;
+                    drop(ends_with_it);
+                };
+                self.world.spawn_on(node, Box::pin(task));
+            }
+        }
+        for fault in 0..self.case.faults.len() {
+            self.world.spawn(Box::pin(self.clone().befall(fault)));
+        }
+        let (everybody, healing) = (join_all(ends), std::pin::pin!(self.sleep(self.case.heal_ns)));
+        match select(everybody, healing).await {
+            Either::Left(_) => self.heal(),
+            Either::Right(((), everybody)) => {
+                self.heal();
+                everybody.await;
+            }
+        }
+        let ended_ns = self.now_ns();
+        lock(&self.seen).ended_ns = Some(ended_ns);
+        self.clean_up(deployment).await;
+    }
+
+    /// Looks at what is left when the groups are gone, and when the nodes are gone too.
+    async fn clean_up(&self, deployment: Deployment) {
+        // An engine whose application dropped the future of its close goes on until the mesh gives the others up.
+        let settled = Duration::from_nanos(self.case.model.control.patience_ns) + SETTLE_TIME;
+        self.world.sleep(settled).await;
+        let lent = |node| match self.world.is_alive(node) {
+            true => deployment.node(node).stats().pool_bytes_lent,
+            false => 0,
+        };
+        let mut left: Vec<Left> =
+            self.world.nodes().map(|node| Left { pool_bytes_lent: lent(node), ..Left::default() }).collect();
+        drop(deployment);
+        self.world.sleep(settled).await;
+        for (node, left) in self.world.nodes().zip(&mut left) {
+            left.tasks = self.world.tasks_of(node);
+            left.queue_pairs = self.world.queue_pairs_of(node);
+        }
+        lock(&self.seen).left = left;
+    }
+
+    // Faults.
+
+    /// Lets a fault happen when it is due, and end.
+    async fn befall(self: Arc<Self>, number: usize) {
+        let planned = self.case.faults[number];
+        if self.unless_healed(self.moment(planned.when)).await.is_none() {
+            return;
+        }
+        let place = {
+            let (fault, at_ns) = (number, self.now_ns());
+            let mut seen = lock(&self.seen);
+            seen.faults.push(FaultObservation { fault, at_ns, until_ns: None });
+            seen.faults.len() - 1
+        };
+        self.inflict(planned.fault);
+        let Some(for_ns) = planned.fault.for_ns() else { return };
+        if self.unless_healed(self.sleep(for_ns)).await.is_some() {
+            self.undo(planned.fault);
+            lock(&self.seen).faults[place].until_ns = Some(self.now_ns());
+        }
+    }
+
+    /// Waits for a moment, which may never come.
+    async fn moment(&self, when: When) {
+        match when {
+            When::At { ns } => self.sleep(ns).await,
+            When::Milestone { group, node, milestone, delay_ns } => {
+                let place = self.case.groups.iter().position(|planned| planned.id == group);
+                let place = place.and_then(|at| Some((at, self.case.groups[at].rank_of(node)?)));
+                let Some((group, rank)) = place else { return std::future::pending().await };
+                loop {
+                    let changed = self.changed.notified();
+                    if reached(&lock(&self.seen).groups[group].members[rank], milestone) {
+                        break;
+                    }
+                    changed.await;
+                }
+                self.sleep(delay_ns).await;
+            }
+        }
+    }
+
+    async fn unless_healed<T>(&self, future: impl Future<Output = T>) -> Option<T> {
+        let mut healed = self.healed.subscribe();
+        let healed = std::pin::pin!(healed.wait_for(|healed| *healed));
+        match select(healed, std::pin::pin!(future)).await {
+            Either::Left(_) => None,
+            Either::Right((output, _)) => Some(output),
+        }
+    }
+
+    fn inflict(&self, fault: Fault) {
+        let world = &self.world;
+        match fault {
+            Fault::Kill { node } => {
+                self.note_death(node);
+                world.kill(NodeIndex(node));
+            }
+            Fault::Vanish { node } => {
+                self.note_death(node);
+                world.vanish(NodeIndex(node));
+            }
+            Fault::Stop { node, .. } => world.stop(NodeIndex(node)),
+            Fault::HoldUp { node, for_ns } => world.hold_up(NodeIndex(node), Duration::from_nanos(for_ns)),
+            Fault::SlowDown { node, times, .. } => world.slow_down(NodeIndex(node), times),
+            Fault::LimitPort { node, mbps, .. } => world.limit_port(NodeIndex(node), mbps),
+            Fault::Cut { a, b, .. } => world.cut(NodeIndex(a), NodeIndex(b)),
+            Fault::ResetControl { a, b } => world.reset_control(NodeIndex(a), NodeIndex(b)),
+            Fault::BreakQueuePairs { a, b } => world.break_queue_pairs(NodeIndex(a), NodeIndex(b)),
+        }
+    }
+
+    fn undo(&self, fault: Fault) {
+        match fault {
+            Fault::Stop { node, .. } => self.world.resume(NodeIndex(node)),
+            Fault::SlowDown { node, .. } | Fault::LimitPort { node, .. } => self.world.slow_down(NodeIndex(node), 1),
+            Fault::Cut { a, b, .. } => self.world.heal(NodeIndex(a), NodeIndex(b)),
+            _ => {}
+        }
+    }
+
+    /// Undoes what lasts and lets nothing happen any more.
+    fn heal(&self) {
+        self.healed.send_replace(true);
+        let now_ns = self.now_ns();
+        let lasting = {
+            let mut seen = lock(&self.seen);
+            seen.healed_ns = Some(now_ns);
+            let lasts = |seen: &FaultObservation| self.case.faults[seen.fault].fault.for_ns().is_some();
+            let lasting = seen.faults.iter_mut().filter(|seen| seen.until_ns.is_none() && lasts(seen));
+            let ended = lasting.map(|seen| {
+                seen.until_ns = Some(now_ns);
+                self.case.faults[seen.fault].fault
+            });
+            ended.collect::<Vec<_>>()
+        };
+        lasting.into_iter().for_each(|fault| self.undo(fault));
+        self.world.heal_all();
+    }
+
+    fn note_death(&self, node: u32) {
+        let now_ns = self.now_ns();
+        for (group, planned) in self.case.groups.iter().enumerate() {
+            if let Some(rank) = planned.rank_of(node) {
+                self.note(group, rank, |member| {
+                    member.died_ns.get_or_insert(now_ns);
+                });
+            }
+        }
+    }
+}
+
+fn reached(member: &MemberObservation, milestone: Milestone) -> bool {
+    match milestone {
+        Milestone::Joining => member.joining_ns.is_some(),
+        Milestone::Joined => member.joined.is_some(),
+        Milestone::Messages { count } => {
+            let sent = member.sends.iter().flatten().count();
+            member.joined.is_some() && sent.max(member.delivered.len()) >= count
+        }
+        Milestone::Closing => member.closing_ns.is_some(),
+        Milestone::Ended => member.ended_ns.is_some(),
+    }
+}
+
+/// How long nodes may take to connect: control connections may lose segments.
+const START_LIMIT: Duration = Duration::from_secs(700);
+/// How long after the world is healed everybody must have come to an end.
+const END_LIMIT: Duration = Duration::from_secs(300);
+/// How long what ends by itself may take.
+const SETTLE_TIME: Duration = Duration::from_secs(20);

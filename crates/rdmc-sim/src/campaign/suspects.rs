@@ -1,0 +1,94 @@
+//! Whom a group's failure may name, from what happened.
+
+use std::collections::BTreeSet;
+
+use super::case::{Case, Fault, GroupCase, Whim};
+use super::observation::Observation;
+
+/// The nodes that a failure of one group may name.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Suspects {
+    /// Members to whom something happened, or who did something, that may end the group. If there are none, the group
+    /// must not fail.
+    pub causes: BTreeSet<u32>,
+    /// Members that were cut off each other for a while that does not break anything, but may delay the word of why
+    /// something else broke: they may be named too, if there is a cause.
+    pub delayed: BTreeSet<u32>,
+}
+
+impl Suspects {
+    /// Finds the suspects of a group of a case.
+    pub fn of(case: &Case, seen: &Observation, group: &GroupCase) -> Self {
+        let mut suspects = Self::default();
+        suspects.add_whims(group);
+        suspects.add_faults(case, seen, group);
+        suspects
+    }
+
+    /// Tells whether a failure may name a node.
+    pub fn may_be(&self, node: u32) -> bool {
+        !self.causes.is_empty() && (self.causes.contains(&node) || self.delayed.contains(&node))
+    }
+
+    fn add_whims(&mut self, group: &GroupCase) {
+        for member in &group.members {
+            match member.whim {
+                Whim::None | Whim::DropNext { .. } | Whim::DropDelivery { .. } => {}
+                // What was not begun is refused; messages in the pool's memory are taken and dropped.
+                Whim::CloseEarly { .. } if !member.offers => {}
+                // Neighbours accuse it, and it accuses them.
+                Whim::OtherBlockSize => self.causes.extend(group.members.iter().map(|member| member.node)),
+                _ => {
+                    self.causes.insert(member.node);
+                }
+            }
+        }
+    }
+
+    fn add_faults(&mut self, case: &Case, seen: &Observation, group: &GroupCase) {
+        let within = |nodes: &[u32]| nodes.iter().all(|&node| group.rank_of(node).is_some());
+        let (mut waited_ns, mut waiting) = (0, BTreeSet::new());
+        for happened in &seen.faults {
+            let fault = case.faults[happened.fault].fault;
+            let nodes = fault.nodes();
+            if !within(&nodes) {
+                continue;
+            }
+            let lasted_ns = happened.until_ns.map_or(0, |until_ns| until_ns - happened.at_ns);
+            match fault {
+                Fault::Kill { .. }
+                | Fault::Vanish { .. }
+                | Fault::ResetControl { .. }
+                | Fault::BreakQueuePairs { .. } => {
+                    self.causes.extend(nodes);
+                }
+                Fault::Cut { a, b, .. } => {
+                    waited_ns += lasted_ns;
+                    waiting.extend([a, b]);
+                    self.delayed.extend([a, b]);
+                    // Cuts of the same two nodes may follow each other without a break.
+                    if cut_ns(case, seen, a, b) >= case.model.nic.retry_ns.min(case.model.control.patience_ns) {
+                        self.causes.extend([a, b]);
+                    }
+                }
+                Fault::Stop { .. } => {
+                    waited_ns += lasted_ns;
+                    waiting.extend(nodes);
+                }
+                Fault::HoldUp { .. } | Fault::SlowDown { .. } | Fault::LimitPort { .. } => {}
+            }
+        }
+        if waited_ns >= group.formation_limit_ns * 3 / 4 {
+            self.causes.extend(waiting);
+        }
+    }
+}
+
+/// Returns for how long two nodes were cut off each other, in ns.
+fn cut_ns(case: &Case, seen: &Observation, a: u32, b: u32) -> u64 {
+    let of_both = seen.faults.iter().filter(|happened| match case.faults[happened.fault].fault {
+        Fault::Cut { a: one, b: other, .. } => (one, other) == (a, b) || (one, other) == (b, a),
+        _ => false,
+    });
+    of_both.map(|happened| happened.until_ns.map_or(0, |until_ns| until_ns - happened.at_ns)).sum()
+}

@@ -1,0 +1,236 @@
+//! Campaigns over drawn cases, and what they are made of.
+
+use std::collections::BTreeSet;
+use std::time::Instant;
+
+use rdmc_sim::ClusterModel;
+use rdmc_sim::campaign::{
+    self, AlgorithmCase, Blame, Case, Delivered, Fate, Fault, FaultCase, GroupCase, MemberCase, MessageCase, Milestone,
+    Observation, Outcome, Strictness, When, Whim, judge, play, shrink,
+};
+
+/// The seeds of the default run, or those of the variable `RDMC_CAMPAIGN_SEEDS`, as in `0..1000000`.
+fn seeds() -> std::ops::Range<u64> {
+    let Ok(text) = std::env::var("RDMC_CAMPAIGN_SEEDS") else { return 0..SEEDS };
+    let (start, end) = text.split_once("..").expect("two seeds with two points between them");
+    start.parse().expect("a number")..end.parse().expect("a number")
+}
+
+#[test]
+fn every_seed_keeps_every_promise() {
+    let seeds = seeds();
+    let began = Instant::now();
+    let report = campaign::run(seeds.clone(), Strictness::Promised);
+    let seconds = began.elapsed().as_secs_f64();
+    eprintln!("{} seeds in {seconds:.1} s, {:.0} a second", report.played, report.played as f64 / seconds);
+    for failure in &report.failures {
+        eprintln!("seed {}: {}: {}", failure.seed, failure.checker, failure.what);
+    }
+    for failure in report.failures.iter().take(SHOWN) {
+        let smallest = judge(&failure.shrunk(PLAYS), Strictness::Promised).expect("it still fails");
+        eprintln!("made smaller, {smallest}{}\n", smallest.case.to_json());
+    }
+    let failed: Vec<u64> = report.failures.iter().map(|failure| failure.seed).collect();
+    assert!(failed.is_empty(), "{} of the seeds {seeds:?} fail: {failed:?}", failed.len());
+}
+
+#[test]
+fn the_same_case_is_always_seen_the_same() {
+    for seed in 0..100 {
+        let case = Case::draw(seed);
+        assert_eq!(case, Case::draw(seed));
+        let again = Case::from_json(&case.to_json()).unwrap();
+        assert_eq!(case, again);
+        let (first, second) = (play(&case).unwrap(), play(&again).unwrap());
+        assert_eq!(first.digest, second.digest, "seed {seed}");
+        assert_eq!(first, second, "seed {seed}");
+    }
+}
+
+#[test]
+fn seeds_draw_everything_there_is() {
+    let cases: Vec<Case> = (0..3_000).map(Case::draw).collect();
+    let groups = || cases.iter().flat_map(|case| &case.groups);
+    let name = |what: &dyn std::fmt::Debug| format!("{what:?}").split(' ').next().unwrap_or_default().to_owned();
+    let faults: BTreeSet<_> = cases.iter().flat_map(|case| &case.faults).map(|it| name(&it.fault)).collect();
+    let whims: BTreeSet<_> = groups().flat_map(|group| &group.members).map(|member| name(&member.whim)).collect();
+    let algorithms: BTreeSet<_> = groups().map(|group| name(&group.algorithm)).collect();
+    let fates: BTreeSet<_> = groups().flat_map(|group| &group.messages).map(|it| name(&it.fate)).collect();
+    assert_eq!((faults.len(), whims.len(), algorithms.len(), fates.len()), (9, 12, 6, 3));
+    let nodes: BTreeSet<_> = cases.iter().map(|case| case.model.nodes).collect();
+    assert!(nodes.into_iter().eq(2..=16));
+    let counts: BTreeSet<_> = cases.iter().map(|case| case.groups.len()).collect();
+    assert!(counts.into_iter().eq(1..=3));
+    let off_block = |size: u64, block: u64| if size < 2 { size.to_string() } else { name(&(size % block).cmp(&1)) };
+    let sizes = groups()
+        .flat_map(|group| group.messages.iter().map(|message| off_block(message.size, u64::from(group.block_size))));
+    assert!(
+        sizes.collect::<BTreeSet<_>>().is_superset(&["0", "1", "Less", "Equal", "Greater"].map(str::to_owned).into())
+    );
+}
+
+/// A case of one group in which all goes well.
+fn case(algorithm: AlgorithmCase, members: &[u32], sizes: &[u64]) -> Case {
+    let member =
+        |&node: &u32| MemberCase { node, begins_ns: 0, offers: false, pause_ns: 0, holds: 0, whim: Whim::None };
+    let group = GroupCase {
+        id: 1,
+        members: members.iter().map(member).collect(),
+        algorithm,
+        block_size: 256,
+        formation_limit_ns: 2_000_000_000,
+        messages: sizes.iter().map(|&size| MessageCase { size, fate: Fate::Awaited }).collect(),
+        sends_ahead: 1,
+        sends_from_pool: false,
+    };
+    let nodes = members.iter().max().map_or(1, |most| most + 1);
+    Case {
+        seed: 1,
+        model: ClusterModel::new(nodes, 1_000, 1_000),
+        pool_bytes_max: 1 << 30,
+        groups: vec![group],
+        faults: Vec::new(),
+        heal_ns: 60_000_000_000,
+    }
+}
+
+fn at(ns: u64, fault: Fault) -> FaultCase {
+    FaultCase { when: When::At { ns }, fault }
+}
+
+fn quiet() -> Case {
+    case(AlgorithmCase::Chain, &[0, 1], &[1_000, 2_000])
+}
+
+/// Returns the checker that finds something wrong with a quiet case of which something else was seen.
+fn verdict(change: impl FnOnce(&mut Observation)) -> Option<&'static str> {
+    let case = quiet();
+    let mut seen = play(&case).expect("it can be played");
+    change(&mut seen);
+    let checkers = Strictness::OneVerdict.checkers();
+    checkers.into_iter().find(|checker| (checker.check)(&case, &seen).is_err()).map(|checker| checker.name)
+}
+
+#[test]
+fn checkers_see_what_is_wrong() {
+    assert_eq!(verdict(|_| {}), None);
+    let (whole, honest) = (Some("messages are whole and in order"), Some("a close is honest"));
+    assert_eq!(verdict(|seen| seen.groups[0].members[1].delivered.swap(0, 1)), whole);
+    assert_eq!(verdict(|seen| seen.groups[0].members[1].delivered = Vec::new()), honest);
+    assert_eq!(verdict(|seen| seen.groups[0].members[1].delivered.rotate_left(1)), whole);
+    let spoil = |message: &mut Delivered| message.digest = Some(7);
+    assert_eq!(verdict(|seen| spoil(&mut seen.groups[0].members[1].delivered[0])), whole);
+    assert_eq!(
+        verdict(|seen| {
+            let message = seen.groups[0].members[1].delivered[1].clone();
+            seen.groups[0].members[1].delivered.push(message);
+        }),
+        whole
+    );
+    assert_eq!(verdict(|seen| seen.groups[0].members[1].delivered.truncate(1)), honest);
+    assert_eq!(verdict(|seen| seen.groups[0].members[1].closing_ns = None), honest);
+    assert_eq!(verdict(|seen| seen.groups[0].members[1].ended_ns = None), Some("everybody comes to an end"));
+    assert_eq!(verdict(|seen| seen.left[0].queue_pairs = 1), Some("nothing is left"));
+    assert_eq!(verdict(|seen| seen.groups[0].members[1].spoke_after_end = true), Some("a stream ends once"));
+    let blame = Blame { group: 1, rank: 1, node: 1, cause: "was lost".to_owned() };
+    let accuse = |seen: &mut Observation| {
+        let closed = seen.groups[0].members[0].closed.as_mut().unwrap();
+        closed.outcome = Outcome::Failed(blame);
+    };
+    assert_eq!(verdict(accuse), Some("no failure without a cause"));
+}
+
+#[test]
+fn a_killed_member_is_named_by_all_survivors() {
+    for node in 0..4 {
+        let mut case = case(AlgorithmCase::BinomialPipeline, &[0, 1, 2, 3], &[10_000; 8]);
+        case.faults = vec![at(500_000, Fault::Kill { node })];
+        let seen = play(&case).unwrap();
+        for member in seen.groups[0].members.iter().filter(|member| member.died_ns.is_none()) {
+            assert_eq!(member.blames().map(|blame| blame.node).collect::<BTreeSet<_>>(), BTreeSet::from([node]));
+        }
+        assert_eq!(judge(&case, Strictness::OneVerdict), None);
+    }
+}
+
+#[test]
+fn a_vanished_member_is_noticed_by_those_who_send_to_it() {
+    let mut case = case(AlgorithmCase::Chain, &[0, 1, 2], &[100_000; 8]);
+    case.faults = vec![at(1_000_000, Fault::Vanish { node: 1 })];
+    let seen = play(&case).unwrap();
+    // Half a second until the queue pair gives up, a second in which the mesh might tell why.
+    let told_ms = seen.groups[0].members[0].closed.as_ref().unwrap().at_ns / 1_000_000;
+    assert_eq!(told_ms, 1_500 + 1);
+    assert_eq!(judge(&case, Strictness::OneVerdict), None);
+}
+
+#[test]
+fn a_root_that_announces_to_a_member_about_to_fail_is_not_blamed() {
+    let mut case = case(AlgorithmCase::Circulant, &[0, 3, 1, 2], &[0]);
+    case.groups[0].members[1].whim = Whim::Refuse { after: 0 };
+    assert_eq!(judge(&case, Strictness::Promised), None);
+}
+
+#[test]
+fn a_member_that_cannot_be_connected_has_not_joined() {
+    let mut case = case(AlgorithmCase::Chain, &[0, 1, 2], &[]);
+    case.groups[0].members[1].begins_ns = 300_000;
+    case.faults = vec![at(50_000, Fault::Cut { a: 1, b: 2, for_ns: 40_000_000_000 })];
+    case.faults.push(at(1_000_000, Fault::Vanish { node: 2 }));
+    assert_eq!(judge(&case, Strictness::Promised), None);
+}
+
+#[test]
+fn a_process_that_was_stopped_while_a_group_was_formed_blames_nobody() {
+    let mut case = case(AlgorithmCase::Sequential, &[1, 0], &[]);
+    case.faults = vec![at(4_000, Fault::Stop { node: 0, for_ns: 3_000_000_000 })];
+    assert_eq!(judge(&case, Strictness::OneVerdict), None);
+}
+
+#[test]
+fn a_group_that_fails_at_the_root_when_all_have_confirmed_closes_well_at_nobody() {
+    let mut case = case(AlgorithmCase::Sequential, &[1, 2, 0], &[]);
+    let stop = Fault::Stop { node: 1, for_ns: 40_000_000_000 };
+    let formed = When::Milestone { group: 1, node: 1, milestone: Milestone::Joined, delay_ns: 3_000 };
+    case.faults = vec![FaultCase { when: formed, fault: stop }, at(20_000_000, Fault::Kill { node: 0 })];
+    assert_eq!(judge(&case, Strictness::Promised), None);
+}
+
+#[test]
+fn what_waits_for_a_port_that_stands_still_leaves_when_it_goes_on() {
+    let mut case = case(AlgorithmCase::Sequential, &[1, 0], &[0, 0, 0, 256]);
+    case.faults = vec![at(1, Fault::LimitPort { node: 0, mbps: 0, for_ns: 1_000_000_000 })];
+    assert_eq!(judge(&case, Strictness::Promised), None);
+    let seen = play(&case).unwrap();
+    assert!((1_000_000_000..1_100_000_000).contains(&seen.ended_ns.unwrap()), "{seen:?}");
+}
+
+#[test]
+fn a_case_shrinks_to_what_matters() {
+    let kills = |case: &Case| case.faults.iter().filter(|it| matches!(it.fault, Fault::Kill { .. })).count();
+    let mut plays = 0;
+    let case = (0..).map(Case::draw).find(|case| kills(case) > 0 && case.faults.len() > 3).unwrap();
+    let smallest = shrink(&case, 1_000, |case| {
+        plays += 1;
+        let seen = play(case).unwrap();
+        seen.faults.iter().any(|seen| matches!(case.faults[seen.fault].fault, Fault::Kill { .. }))
+    });
+    assert!(plays <= 1_000);
+    assert_eq!((smallest.faults.len(), smallest.groups.len(), smallest.groups[0].messages.len()), (1, 1, 0));
+    assert!(smallest.model.nodes <= 2 && smallest.groups[0].members.len() == 1, "{smallest}");
+}
+
+#[test]
+fn what_makes_no_sense_is_not_played() {
+    let mut case = quiet();
+    case.groups[0].members[0].node = 99;
+    assert!(play(&case).is_err());
+    assert_eq!(judge(&case, Strictness::Promised).unwrap().checker, "the case can be played");
+}
+
+/// Seeds of the default run.
+const SEEDS: u64 = 10_000;
+/// Failures that are made smaller and shown.
+const SHOWN: usize = 3;
+/// Plays to make one smaller.
+const PLAYS: usize = 300;
