@@ -66,6 +66,12 @@ impl From<SendError> for DeploymentError {
     }
 }
 
+impl From<rdmc_schedule::ScheduleError> for DeploymentError {
+    fn from(error: rdmc_schedule::ScheduleError) -> Self {
+        Self::new(error)
+    }
+}
+
 impl From<StartError> for DeploymentError {
     fn from(error: StartError) -> Self {
         Self::new(error)

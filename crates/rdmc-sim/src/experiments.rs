@@ -13,8 +13,15 @@ use crate::world::ModelError;
 mod algorithms;
 mod blocks;
 mod breakdown;
+mod completion;
+mod groups;
 mod measure;
+mod offloading;
+mod overlap;
+mod replication;
 mod scaling;
+mod small_messages;
+mod workload;
 
 /// One experiment, by the name under which the program offers it.
 #[derive(Clone, Copy, Debug)]
@@ -50,7 +57,12 @@ pub const EXPERIMENTS: &[Experiment] = &[
     Experiment { name: "4", about: "latency of the algorithms against the group's size", run: algorithms::run },
     Experiment { name: "5", about: "where the time of a transfer goes, with one stall", run: breakdown::run },
     Experiment { name: "6", about: "bandwidth against block size", run: blocks::run },
+    Experiment { name: "7", about: "messages of 1 byte to 2 to 16 nodes", run: small_messages::run },
     Experiment { name: "8", about: "256 MiB to 2 to 512 nodes", run: scaling::run },
+    Experiment { name: "9", about: "writes of a replication layer to three of 15 hosts", run: replication::run },
+    Experiment { name: "10", about: "overlapping groups, at full bisection and over racks", run: overlap::run },
+    Experiment { name: "11", about: "processor load of polling, hybrid and events", run: completion::run },
+    Experiment { name: "12", about: "schedules carried out by adapters and by software", run: offloading::run },
 ];
 
 /// What an experiment has brought.

@@ -48,6 +48,8 @@ struct Flow {
     since_ns: u64,
     /// Counts changes of the rate: events of earlier rates are void.
     generation: u64,
+    /// Its rate is being computed.
+    undecided: bool,
     /// With this much remaining, somebody is told.
     notice: Option<(u128, Call)>,
     done: Option<Call>,
@@ -143,6 +145,7 @@ impl Flows {
                 bits_per_second: 0,
                 since_ns: self.executor.now_ns(),
                 generation: 0,
+                undecided: false,
                 notice: notice.map(|(left, call)| (u128::from(left) * BIT_NS_PER_BYTE, call)),
                 done: Some(done),
             };
@@ -222,29 +225,27 @@ impl State {
 
     /// Gives every flow that may be affected its max-min fair rate; returns when those that changed reach a point.
     fn share(&mut self, path: &[LinkIndex], now_ns: u64) -> Vec<(FlowNumber, u64, u64)> {
-        let (links, flows) = self.reachable_from(path);
-        let mut left: BTreeMap<LinkIndex, (u64, u64)> = links
-            .iter()
-            .map(|&link| {
-                let Link { bits_per_second, flows, .. } = &self.links[link.0 as usize];
-                (link, (*bits_per_second, flows.len() as u64))
-            })
-            .collect();
-        let mut unshared = flows;
+        let (links, mut undecided) = self.reachable_from(path);
+        // What is left of each link, and for how many flows; of other links, nothing.
+        let mut left = vec![(0, 0); self.links.len()];
+        for &link in &links {
+            let Link { bits_per_second, flows, .. } = &self.links[link.0 as usize];
+            left[link.0 as usize] = (*bits_per_second, flows.len() as u64);
+        }
         let mut events = Vec::new();
-        while !unshared.is_empty() {
+        while undecided > 0 {
             // The link with the least for each of its flows decides about them.
-            let tightest =
-                left.iter().filter(|(_, (_, count))| *count > 0).min_by_key(|(_, (rate, count))| rate / count);
-            let Some((&link, &(rate, count))) = tightest else { break };
+            let shares = links.iter().map(|&link| (link, left[link.0 as usize])).filter(|(_, (_, count))| *count > 0);
+            let Some((link, (rate, count))) = shares.min_by_key(|(_, (rate, count))| rate / count) else { break };
             let share = rate / count;
-            let decided: Vec<FlowNumber> =
-                self.links[link.0 as usize].flows.iter().copied().filter(|flow| unshared.contains(flow)).collect();
-            for number in decided {
-                unshared.remove(&number);
+            for number in self.links[link.0 as usize].flows.clone() {
                 let flow = self.flows.get_mut(&number).expect("links list flows that exist");
+                if !std::mem::take(&mut flow.undecided) {
+                    continue;
+                }
+                undecided -= 1;
                 for link in &flow.path {
-                    let (rate, count) = left.get_mut(link).expect("all links of the flow are reachable");
+                    let (rate, count) = &mut left[link.0 as usize];
                     *rate -= share;
                     *count -= 1;
                 }
@@ -266,25 +267,30 @@ impl State {
         events
     }
 
-    fn reachable_from(&self, path: &[LinkIndex]) -> (Vec<LinkIndex>, std::collections::BTreeSet<FlowNumber>) {
-        let mut links = path.to_vec();
-        links.sort_unstable();
-        links.dedup();
-        let mut flows = std::collections::BTreeSet::new();
-        let mut next = 0;
+    /// Returns, in order, the links that share a flow with those of a path, or with such links in turn; marks all flows
+    /// on them as undecided and counts them.
+    fn reachable_from(&mut self, path: &[LinkIndex]) -> (Vec<LinkIndex>, usize) {
+        let mut known = vec![false; self.links.len()];
+        let mut links: Vec<LinkIndex> = Vec::new();
+        let mut reach = |links: &mut Vec<LinkIndex>, link: LinkIndex| {
+            if !std::mem::replace(&mut known[link.0 as usize], true) {
+                links.push(link);
+            }
+        };
+        path.iter().for_each(|&link| reach(&mut links, link));
+        let (mut next, mut undecided) = (0, 0);
         while let Some(&link) = links.get(next) {
             next += 1;
-            for &number in &self.links[link.0 as usize].flows {
-                if flows.insert(number) {
-                    for &other in &self.flows[&number].path {
-                        if !links.contains(&other) {
-                            links.push(other);
-                        }
-                    }
+            for number in &self.links[link.0 as usize].flows {
+                let flow = self.flows.get_mut(number).expect("links list flows that exist");
+                if !std::mem::replace(&mut flow.undecided, true) {
+                    undecided += 1;
+                    flow.path.iter().for_each(|&other| reach(&mut links, other));
                 }
             }
         }
-        (links, flows)
+        links.sort_unstable();
+        (links, undecided)
     }
 }
 

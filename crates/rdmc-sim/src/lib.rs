@@ -50,6 +50,7 @@ mod flows;
 mod host;
 mod log;
 mod model;
+mod offload;
 pub mod plot;
 mod queue_pair;
 mod random;
@@ -62,6 +63,7 @@ pub use deployment::{Deployment, DeploymentError, FormedGroup, GroupPlan, Multic
 pub use fabric::SimFabric;
 pub use log::Recorded;
 pub use model::{ClusterModel, Completion, ControlModel, DelayModel, Distribution, HostModel, NicModel, RackModel};
+pub use offload::{Offload, Pace};
 pub use random::Random;
 pub use scenario::{
     Played, PlayedGroup, PlayedMessage, Scenario, ScenarioError, ScenarioEvent, ScenarioGroup, ScenarioMessage,

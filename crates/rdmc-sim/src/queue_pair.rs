@@ -284,7 +284,7 @@ impl SimQueuePair {
             state.leaving = Some(Leaving { flow: None, stalled: false, attempt: 0 });
             0
         };
-        let free_ns = self.occupy_adapter(true);
+        let free_ns = self.world.0.occupy_adapter(self.node, true);
         self.call_at(free_ns, move |queue_pair| {
             let current = lock(&queue_pair.state).leaving.as_ref().is_some_and(|leaving| leaving.attempt == attempt);
             if current {
@@ -529,7 +529,7 @@ impl SimQueuePair {
                 }
             }),
             Next::Take => {
-                let free_ns = self.occupy_adapter(false);
+                let free_ns = self.world.0.occupy_adapter(self.node, false);
                 self.call_at(free_ns, Self::take);
             }
         }
@@ -667,15 +667,6 @@ impl SimQueuePair {
         let mut others: Vec<_> = others.into_iter().flatten().filter_map(Weak::upgrade).collect();
         others.dedup_by(|a, b| Arc::ptr_eq(a, b));
         others
-    }
-
-    /// Occupies the node's adapter with one operation; returns when it is done.
-    fn occupy_adapter(&self, outwards: bool) -> u64 {
-        let cost_ns = self.world.0.model.nic.operation_ns;
-        let mut adapter = lock(&self.world.0.nodes[self.node.index()].adapter);
-        let free_ns = if outwards { &mut adapter.out_free_ns } else { &mut adapter.in_free_ns };
-        *free_ns = (*free_ns).max(self.world.0.executor.now_ns()) + cost_ns;
-        *free_ns
     }
 
     /// Calls `call` at a moment, at once if it is now, unless the queue pair is gone by then.

@@ -306,6 +306,18 @@ impl World {
         }
     }
 
+    /// Changes the rate of a rack's uplink, as others on it do.
+    ///
+    /// # Panics
+    /// If there is no such rack.
+    pub fn limit_uplink(&self, rack: u32, mbps: u64) {
+        self.0.note_fault(None, "uplink limited");
+        let (out, into) = self.0.uplinks[rack as usize];
+        for link in [out, into] {
+            self.0.flows.set_rate(link, mbps * BITS_PER_MBIT);
+        }
+    }
+
     /// Cuts two nodes off each other. What is under way waits, and fails if it waits too long.
     pub fn cut(&self, a: NodeIndex, b: NodeIndex) {
         if a != b {
@@ -382,6 +394,14 @@ impl WorldShared {
         let apart = self.model.rack_of(from.0) != self.model.rack_of(to.0);
         let between = self.model.racks.as_ref().filter(|_| apart).map_or(0, |racks| racks.latency_ns);
         self.model.latency_ns + between
+    }
+
+    /// Occupies a node's adapter with one operation; returns when it is done.
+    pub(crate) fn occupy_adapter(&self, node: NodeIndex, outwards: bool) -> u64 {
+        let mut adapter = lock(&self.nodes[node.index()].adapter);
+        let free_ns = if outwards { &mut adapter.out_free_ns } else { &mut adapter.in_free_ns };
+        *free_ns = (*free_ns).max(self.executor.now_ns()) + self.model.nic.operation_ns;
+        *free_ns
     }
 
     pub(crate) fn reaches(&self, a: NodeIndex, b: NodeIndex) -> bool {

@@ -9,7 +9,7 @@ const ARROWS: [(&str, &[&str]); 6] = [
     ("rdmc-fabric", &[]),
     ("rdmc", &["rdmc-schedule", "rdmc-fabric"]),
     ("rdmc-verbs", &["rdmc-fabric"]),
-    ("rdmc-sim", &["rdmc", "rdmc-fabric"]),
+    ("rdmc-sim", &["rdmc", "rdmc-schedule", "rdmc-fabric"]),
     ("rdmc-cli", &["rdmc", "rdmc-schedule", "rdmc-fabric", "rdmc-verbs", "rdmc-sim"]),
 ];
 

@@ -92,9 +92,9 @@ impl Single {
     }
 }
 
-/// Returns how many bytes one byte stands for, so that a block is modelled by about a thousand.
+/// Returns how many bytes one byte stands for, so that a block is modelled by about a thousand, without a rest.
 pub(crate) fn scale_for(block_size: u64) -> u64 {
-    (block_size / 1024).max(1)
+    (1..=block_size / 1024).rev().find(|scale| block_size.is_multiple_of(*scale)).unwrap_or(1)
 }
 
 /// Runs independent jobs on all processors; the results are in the order of the jobs.

@@ -1,0 +1,269 @@
+//! Figure 12: schedules that adapters carry out by themselves, against software, on Fractus.
+
+use std::time::Duration;
+
+use rdmc::Algorithm;
+use rdmc_schedule::{BlockCount, Schedule};
+
+use super::measure::{MIB, Single, VIRTUAL_LIMIT, in_parallel, wire_time};
+use super::{ExperimentError, Finding, Options, PaperCluster, Report, Table};
+use crate::deployment::DeploymentError;
+use crate::model::{ClusterModel, Completion, DelayModel, Distribution};
+use crate::offload::{Offload, Pace};
+use crate::plot::{Axis, Content, Figure, Line, LineStyle, Panel};
+use crate::world::Simulation;
+
+/// Bytes of the message.
+const MESSAGE: u64 = 100_000_000;
+/// Group sizes.
+const MEMBERS: [u32; 9] = [2, 3, 4, 5, 6, 8, 10, 12, 16];
+/// Runs over which times with stalls are averaged.
+const RUNS: u64 = 8;
+/// A stall in about as many completions as a member takes in a transfer of 256 blocks, as in the paper's Figure 5.
+const STALLS: DelayModel =
+    DelayModel { probability: 1.0 / 512.0, mean_ns: 100_000.0, distribution: Distribution::Exponential };
+
+/// Who relays.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Relay {
+    Software(Completion),
+    /// Software that polls and is not told when a block is nearly through.
+    Untold,
+    /// Software that polls and posts at no cost.
+    FreePosts,
+    Adapter(Pace),
+}
+
+const FREELY: Relay = Relay::Adapter(Pace::Free);
+const IN_TURN: Relay = Relay::Adapter(Pace::Turns);
+const HYBRID: Relay = Relay::Software(Completion::Hybrid);
+const EVENTS: Relay = Relay::Software(Completion::Event);
+
+impl Relay {
+    fn name(self) -> &'static str {
+        match self {
+            Self::Software(Completion::Event) => "software, events",
+            Self::Software(_) => "software, hybrid",
+            Self::Untold => "software, hybrid, no notices",
+            Self::FreePosts => "software, hybrid, free posts",
+            Self::Adapter(Pace::Free) => "adapters",
+            Self::Adapter(Pace::Turns) => "adapters, in turn",
+        }
+    }
+}
+
+/// One point of the figure.
+#[derive(Clone, Debug, PartialEq)]
+struct Job {
+    algorithm: Algorithm,
+    members: u32,
+    relay: Relay,
+    stalls: bool,
+}
+
+pub(super) fn run(options: &Options) -> Result<Report, ExperimentError> {
+    let mut jobs = Vec::new();
+    for &members in MEMBERS.iter().rev() {
+        for algorithm in [Algorithm::Chain, Algorithm::BinomialPipeline] {
+            for relay in [FREELY, IN_TURN, HYBRID, EVENTS, Relay::Untold, Relay::FreePosts] {
+                for stalls in [false, true] {
+                    jobs.push(Job { algorithm: algorithm.clone(), members, relay, stalls });
+                }
+            }
+        }
+    }
+    let times = in_parallel(&jobs, |job| job.run(options.seed))?;
+    let seconds = |algorithm: &Algorithm, members: u32, relay: Relay, stalls: bool| {
+        let wanted = Job { algorithm: algorithm.clone(), members, relay, stalls };
+        let place = jobs.iter().position(|job| *job == wanted);
+        place.map_or(f64::NAN, |place| times[place].as_secs_f64())
+    };
+    let mut table = Table::new(
+        "",
+        &["algorithm", "members", "relayed_by", "stalls", "time_ms", "bandwidth_gbps", "beyond_steps_percent"],
+    );
+    for (job, time) in jobs.iter().zip(&times) {
+        table.push(vec![
+            job.algorithm.to_string(),
+            job.members.to_string(),
+            job.relay.name().replace(", ", " "),
+            job.stalls.to_string(),
+            format!("{:.4}", time.as_secs_f64() * 1e3),
+            format!("{:.3}", 0.8 / time.as_secs_f64()),
+            format!("{:.3}", job.beyond_steps(time.as_secs_f64())),
+        ]);
+    }
+    Ok(Report {
+        name: "figure-12",
+        title: "100 MB relayed by adapters and by software".into(),
+        tables: vec![table],
+        figure: figure(&seconds),
+        findings: findings(&seconds),
+    })
+}
+
+impl Job {
+    /// Returns the time until the last member had the message, with stalls the mean of several runs.
+    fn run(&self, seed: u64) -> Result<Duration, ExperimentError> {
+        let runs = if self.stalls { RUNS } else { 1 };
+        let mut total = Duration::ZERO;
+        for run in 0..runs {
+            let mut model = PaperCluster::Fractus.model();
+            model.nodes = self.members;
+            model.host.delays = self.stalls.then_some(STALLS);
+            total += self.run_once(model, seed + run)?;
+        }
+        Ok(total / u32::try_from(runs).unwrap_or(u32::MAX))
+    }
+
+    fn run_once(&self, mut model: ClusterModel, seed: u64) -> Result<Duration, ExperimentError> {
+        match self.relay {
+            Relay::Software(completion) => model.host.completion = completion,
+            Relay::Untold => model.nic.notice_bytes = 0,
+            Relay::FreePosts => model.host.post_ns = 0,
+            Relay::Adapter(_) => {}
+        }
+        match self.relay {
+            Relay::Adapter(pace) => {
+                let simulation = Simulation::new(model, seed)?;
+                let world = simulation.world().clone();
+                let offload = Offload {
+                    members: world.nodes().collect(),
+                    algorithm: self.algorithm.clone(),
+                    pace,
+                    bytes: MESSAGE,
+                    block_size: MIB,
+                };
+                let times = simulation.run(VIRTUAL_LIMIT, async move { offload.run(&world).await })?;
+                Ok(times.map_err(DeploymentError::from)?.latency())
+            }
+            _ => {
+                let single = Single::new(model, self.members, self.algorithm.clone(), MESSAGE, MIB);
+                Ok(Single { seed, ..single }.run()?.latency())
+            }
+        }
+    }
+
+    /// Returns by how many percent a time is longer than the schedule's steps at the port's rate.
+    fn beyond_steps(&self, seconds: f64) -> f64 {
+        let blocks = u32::try_from(MESSAGE.div_ceil(MIB)).unwrap_or(u32::MAX);
+        let steps = Schedule::new(&self.algorithm, self.members, BlockCount(blocks)).map_or(0, |it| it.steps());
+        let step = wire_time(&PaperCluster::Fractus.model(), MIB);
+        let ideal = f64::from(u32::try_from(steps).unwrap_or(u32::MAX)) * step.as_secs_f64();
+        (seconds / ideal - 1.0) * 1e2
+    }
+}
+
+fn figure(seconds: &impl Fn(&Algorithm, u32, Relay, bool) -> f64) -> Figure {
+    let mut panels = Vec::new();
+    for (algorithm, name) in [(Algorithm::Chain, "Chain"), (Algorithm::BinomialPipeline, "Binomial pipeline")] {
+        for stalls in [false, true] {
+            let relays: &[Relay] = match algorithm {
+                // A chain has one turn.
+                Algorithm::Chain => &[FREELY, HYBRID, EVENTS],
+                _ => &[FREELY, IN_TURN, HYBRID, EVENTS],
+            };
+            let lines = relays.iter().map(|&relay| {
+                let point = |&n: &u32| (f64::from(n), 0.8 / seconds(&algorithm, n, relay, stalls));
+                Line::new(relay.name(), MEMBERS.iter().map(point).collect(), LineStyle::Markers)
+            });
+            panels.push(Panel {
+                title: Some(format!("{name}{}", if stalls { ", hosts stall now and then" } else { "" })),
+                ..Panel::new(Axis::linear("members"), Axis::linear("Gbit/s"), Content::Lines(lines.collect()))
+            });
+        }
+    }
+    let mut figure = Figure::new("100 MB relayed by adapters and by software", panels);
+    figure.subtitle =
+        Some("Fractus, blocks of 1 MiB; stalls of 100 µs in the mean, at one completion of 512, mean of 8 runs".into());
+    figure
+}
+
+fn findings(seconds: &impl Fn(&Algorithm, u32, Relay, bool) -> f64) -> Vec<Finding> {
+    let most = MEMBERS[MEMBERS.len() - 1];
+    let gains = |algorithm: &Algorithm, adapters: Relay, software: Relay, stalls: bool| -> Vec<f64> {
+        let gain = |n: u32| seconds(algorithm, n, software, stalls) / seconds(algorithm, n, adapters, stalls);
+        MEMBERS.iter().map(|&n| (gain(n) - 1.0) * 1e2).collect()
+    };
+    let count = MEMBERS.len();
+    let last = |gains: &[f64]| gains.last().copied().unwrap_or(f64::NAN);
+    let better = |gains: &[f64]| gains.iter().filter(|gain| **gain >= 0.0).count();
+    let chain = |software, stalls| gains(&Algorithm::Chain, FREELY, software, stalls);
+    let [hybrid, events, stalled, stalled_events] =
+        [chain(HYBRID, false), chain(EVENTS, false), chain(HYBRID, true), chain(EVENTS, true)];
+    let pipeline = |software, stalls| gains(&Algorithm::BinomialPipeline, IN_TURN, software, stalls);
+    let free =
+        gains(&Algorithm::BinomialPipeline, IN_TURN, FREELY, false).into_iter().fold(f64::NEG_INFINITY, f64::max);
+    vec![
+        Finding {
+            what: "chain: group sizes at which adapters are faster than the hybrid".into(),
+            paper: "most".into(),
+            here: format!("{} of {count}; with stalls {} of {count}", better(&hybrid), better(&stalled)),
+            agrees: better(&hybrid).min(better(&stalled)) * 2 > count,
+        },
+        Finding {
+            what: format!("chain, {most} members: gain over the hybrid"),
+            paper: "about 5 %".into(),
+            here: format!(
+                "{:.2} %, and {:.1} % where hosts stall; {:.2} % if posting cost software nothing: a member posts its \
+                 window of receives before it relays the first block",
+                last(&hybrid),
+                last(&stalled),
+                last(&chain(Relay::FreePosts, false))
+            ),
+            agrees: (2.5..=10.0).contains(&last(&hybrid)),
+        },
+        Finding {
+            what: format!("chain, {most} members: gain over events"),
+            paper: "larger than over the hybrid (shape only)".into(),
+            here: format!("{:.2} %; with stalls {:.1} %", last(&events), last(&stalled_events)),
+            agrees: last(&events) > last(&hybrid),
+        },
+        Finding {
+            what: format!("binomial pipeline, {most} members: adapters that take turns against software"),
+            paper: "not tried".into(),
+            here: format!(
+                "gain {:.1} % over the hybrid, {:.1} % without notices of blocks nearly through, {:.1} % over events; \
+                 with stalls {:.1} %, {:.1} %, {:.1} %",
+                last(&pipeline(HYBRID, false)),
+                last(&pipeline(Relay::Untold, false)),
+                last(&pipeline(EVENTS, false)),
+                last(&pipeline(HYBRID, true)),
+                last(&pipeline(Relay::Untold, true)),
+                last(&pipeline(EVENTS, true))
+            ),
+            agrees: last(&pipeline(HYBRID, true)) > last(&pipeline(HYBRID, false)),
+        },
+        Finding {
+            what: "binomial pipeline: adapters that do not take turns".into(),
+            paper: "not tried; ready_for_block is for receivers that have posted no memory yet".into(),
+            here: format!(
+                "take up to {free:.0} % longer than with turns: members fall out of step, so ready_for_block also keeps them in it"
+            ),
+            agrees: free < 5.0,
+        },
+    ]
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn adapters_of_a_chain_cost_their_operations_and_the_latency_alone() {
+        let job = Job { algorithm: Algorithm::Chain, members: 3, relay: FREELY, stalls: false };
+        let beyond = job.beyond_steps(job.run(0).unwrap().as_secs_f64());
+        // The last block is shorter; two hops of 1.5 µs, and what is prepared behind a block costs nothing.
+        assert!((-0.7..0.1).contains(&beyond), "{beyond}");
+    }
+
+    #[test]
+    fn stalls_of_hosts_hardly_touch_adapters() {
+        let run = |relay, stalls| {
+            let job = Job { algorithm: Algorithm::Chain, members: 6, relay, stalls };
+            job.run(0).unwrap().as_secs_f64()
+        };
+        let lost = |relay| run(relay, true) / run(relay, false) - 1.0;
+        assert!(lost(FREELY) < 0.001 && lost(HYBRID) > 0.001, "{} {}", lost(FREELY), lost(HYBRID));
+    }
+}
