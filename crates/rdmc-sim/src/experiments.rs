@@ -13,13 +13,19 @@ use crate::world::ModelError;
 mod algorithms;
 mod blocks;
 mod breakdown;
+mod circulant;
 mod completion;
+mod delay;
 mod groups;
+mod isolation;
 mod measure;
 mod offloading;
 mod overlap;
+mod racks;
 mod replication;
 mod scaling;
+mod slack;
+mod slow_link;
 mod small_messages;
 mod workload;
 
@@ -63,6 +69,12 @@ pub const EXPERIMENTS: &[Experiment] = &[
     Experiment { name: "10", about: "overlapping groups, at full bisection and over racks", run: overlap::run },
     Experiment { name: "11", about: "processor load of polling, hybrid and events", run: completion::run },
     Experiment { name: "12", about: "schedules carried out by adapters and by software", run: offloading::run },
+    Experiment { name: "slack", about: "how long relays hold blocks, in steps", run: slack::run },
+    Experiment { name: "slow-link", about: "one link between two members is slow", run: slow_link::run },
+    Experiment { name: "delay", about: "one member is held up once in mid-transfer", run: delay::run },
+    Experiment { name: "racks", about: "hybrid and flat schedules behind oversubscribed uplinks", run: racks::run },
+    Experiment { name: "circulant", about: "circulant and binomial pipeline on jittery hosts", run: circulant::run },
+    Experiment { name: "isolation", about: "small messages beside bulk on the same ports", run: isolation::run },
 ];
 
 /// What an experiment has brought.
@@ -203,6 +215,8 @@ pub enum PaperCluster {
     Stampede,
     /// Racks of 28 nodes at 56 Gbit/s behind oversubscribed uplinks.
     Apt,
+    /// The machines of Zhang et al., KBNets 2017, at 48 Gbit/s.
+    Kbnets,
 }
 
 impl PaperCluster {
@@ -216,6 +230,7 @@ impl PaperCluster {
             Self::Sierra => include_str!("../clusters/sierra.toml"),
             Self::Stampede => include_str!("../clusters/stampede.toml"),
             Self::Apt => include_str!("../clusters/apt.toml"),
+            Self::Kbnets => include_str!("../clusters/kbnets.toml"),
         };
         toml::from_str(text).expect("the clusters' files are tested")
     }
@@ -227,7 +242,8 @@ mod tests {
 
     #[test]
     fn the_papers_clusters_are_sound() {
-        for cluster in [PaperCluster::Fractus, PaperCluster::Sierra, PaperCluster::Stampede, PaperCluster::Apt] {
+        use PaperCluster::{Apt, Fractus, Kbnets, Sierra, Stampede};
+        for cluster in [Fractus, Sierra, Stampede, Apt, Kbnets] {
             assert_eq!(cluster.model().check(), Ok(()), "{cluster:?}");
         }
     }

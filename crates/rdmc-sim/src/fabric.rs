@@ -70,7 +70,8 @@ impl Fabric for SimFabric {
             CompletionMode::Hybrid { .. } => Completion::Hybrid,
             _ => Completion::Event,
         };
-        let source = Arc::new(SimCompletions { inner: SoftwareCompletions::new(capacity), mode });
+        let thread = lock(&self.world.0.nodes[self.node.index()].host).add_thread();
+        let source = Arc::new(SimCompletions { inner: SoftwareCompletions::new(capacity), mode, thread });
         // Polling takes time, which a queue that really polled would never let pass: the model does it.
         Ok(CompletionQueue::new(source, self.environment.clone(), CompletionMode::Event))
     }
@@ -89,6 +90,8 @@ impl Fabric for SimFabric {
 pub(crate) struct SimCompletions {
     inner: SoftwareCompletions,
     pub(crate) mode: Completion,
+    /// The thread of the node's software that drains it.
+    pub(crate) thread: usize,
 }
 
 impl SimCompletions {
@@ -124,12 +127,13 @@ impl CompletionSource for SimCompletions {
 impl World {
     /// Hands completions to a node's software when it comes to take them.
     pub(crate) fn deliver(&self, node: NodeIndex, completions: &Arc<dyn CompletionSource>, done: Vec<Completed>) {
-        let mode = SimCompletions::of(completions).expect("checked when the queue pair was made").mode;
+        let &SimCompletions { mode, thread, .. } =
+            SimCompletions::of(completions).expect("checked when the queue pair was made");
         let now_ns = self.0.executor.now_ns();
         let acts_at_ns = {
             let mut random = lock(&self.0.random);
             let mut host = lock(&self.0.nodes[node.index()].host);
-            host.take_completion(now_ns, mode, &self.0.model.host, &mut random)
+            host.thread(thread).take_completion(now_ns, mode, &self.0.model.host, &mut random)
         };
         let completions = completions.clone();
         let push = move || {

@@ -42,6 +42,7 @@ struct Link {
 
 struct Flow {
     path: Vec<LinkIndex>,
+    bytes: u64,
     /// Bits still to be carried, times nanoseconds per second.
     remaining: u128,
     bits_per_second: u64,
@@ -108,6 +109,12 @@ impl Flows {
         path.iter().map(|link| state.links[link.0 as usize].bits_per_second).min().unwrap_or(u64::MAX)
     }
 
+    /// Counts the flows on a link that had more than `bytes` at the start.
+    pub(crate) fn count_longer(&self, link: LinkIndex, bytes: u64) -> u64 {
+        let state = lock(&self.state);
+        state.links[link.0 as usize].flows.iter().filter(|flow| state.flows[flow].bytes > bytes).count() as u64
+    }
+
     /// Returns the bytes a link has carried for flows so far.
     pub(crate) fn carried_bytes(&self, link: LinkIndex) -> u64 {
         let now_ns = self.executor.now_ns();
@@ -141,6 +148,7 @@ impl Flows {
             }
             let flow = Flow {
                 path: path.clone(),
+                bytes,
                 remaining: u128::from(bytes) * BIT_NS_PER_BYTE,
                 bits_per_second: 0,
                 since_ns: self.executor.now_ns(),

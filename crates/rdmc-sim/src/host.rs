@@ -1,14 +1,60 @@
 //! Hosts: when software acts, and what it costs.
 //!
-//! A node's software is one thread. It posts operations and takes completions one after the other; how soon it takes
-//! one depends on how it waits (DSN §4.2), and on the scheduler.
+//! A node's software is one thread for each of its completion queues: one for a runtime. It posts operations and takes
+//! completions one after the other; how soon it takes one depends on how it waits (DSN §4.2), and on the scheduler.
 
 use crate::model::{Completion, DelayModel, Distribution, HostModel};
 use crate::random::Random;
 
-/// The software thread of one node.
+/// The software of one node.
 #[derive(Debug, Default)]
 pub(crate) struct Host {
+    threads: Vec<Thread>,
+    slowness: u64,
+}
+
+impl Host {
+    /// Adds a thread, for a new completion queue; returns its number.
+    pub(crate) fn add_thread(&mut self) -> usize {
+        self.threads.push(Thread { slowness: self.slowness, ..Thread::default() });
+        self.threads.len() - 1
+    }
+
+    /// Returns a thread.
+    ///
+    /// # Panics
+    /// If it was not added.
+    pub(crate) fn thread(&mut self, number: usize) -> &mut Thread {
+        &mut self.threads[number]
+    }
+
+    /// Returns the first thread, which is added if there is none.
+    pub(crate) fn first_thread(&mut self) -> &mut Thread {
+        if self.threads.is_empty() {
+            self.add_thread();
+        }
+        self.thread(0)
+    }
+
+    /// Takes the cores away for a while.
+    pub(crate) fn hold_up(&mut self, at_ns: u64, duration_ns: u64) {
+        self.threads.iter_mut().for_each(|thread| thread.hold_up(at_ns, duration_ns));
+    }
+
+    pub(crate) fn slow_down(&mut self, times: u64) {
+        self.slowness = times;
+        self.threads.iter_mut().for_each(|thread| thread.slowness = times);
+    }
+
+    /// Returns the processor time of the first `elapsed_ns` of the simulation.
+    pub(crate) fn cpu_ns(&self, mode: Completion, elapsed_ns: u64) -> u64 {
+        self.threads.iter().map(|thread| thread.cpu_ns(mode, elapsed_ns)).sum()
+    }
+}
+
+/// One thread of a node's software.
+#[derive(Debug, Default)]
+pub(crate) struct Thread {
     /// When the thread has done what it was given.
     free_at_ns: u64,
     /// When a thread that polls for a while gives up.
@@ -21,7 +67,7 @@ pub(crate) struct Host {
     slowness: u64,
 }
 
-impl Host {
+impl Thread {
     /// Posts an operation; returns when the adapter learns of it.
     pub(crate) fn post(&mut self, now_ns: u64, model: &HostModel) -> u64 {
         self.work(now_ns, model.post_ns)
@@ -59,16 +105,11 @@ impl Host {
     }
 
     /// Takes the core away for a while.
-    pub(crate) fn hold_up(&mut self, at_ns: u64, duration_ns: u64) {
+    fn hold_up(&mut self, at_ns: u64, duration_ns: u64) {
         self.free_at_ns = self.free_at_ns.max(at_ns).saturating_add(duration_ns);
     }
 
-    pub(crate) fn slow_down(&mut self, times: u64) {
-        self.slowness = times;
-    }
-
-    /// Returns the processor time of the first `elapsed_ns` of the simulation.
-    pub(crate) fn cpu_ns(&self, mode: Completion, elapsed_ns: u64) -> u64 {
+    fn cpu_ns(&self, mode: Completion, elapsed_ns: u64) -> u64 {
         match mode {
             Completion::Poll => elapsed_ns,
             Completion::Event => self.worked_ns,
@@ -116,8 +157,8 @@ mod tests {
 
     #[test]
     fn a_sleeping_thread_is_woken_and_a_busy_one_goes_on() {
-        let (mut host, mut random) = (Host::default(), Random::new(0));
-        let mut take = |host: &mut Host, at, mode| host.take_completion(at, mode, &MODEL, &mut random);
+        let (mut host, mut random) = (Thread::default(), Random::new(0));
+        let mut take = |host: &mut Thread, at, mode| host.take_completion(at, mode, &MODEL, &mut random);
         assert_eq!(take(&mut host, 100, Completion::Event), 1120);
         assert_eq!(take(&mut host, 1110, Completion::Event), 1140, "still awake");
         assert_eq!(host.post(1140, &MODEL), 1150);
@@ -128,8 +169,8 @@ mod tests {
 
     #[test]
     fn the_hybrid_polls_for_a_while() {
-        let (mut host, mut random) = (Host::default(), Random::new(0));
-        let mut take = |host: &mut Host, at| host.take_completion(at, Completion::Hybrid, &MODEL, &mut random);
+        let (mut host, mut random) = (Thread::default(), Random::new(0));
+        let mut take = |host: &mut Thread, at| host.take_completion(at, Completion::Hybrid, &MODEL, &mut random);
         assert_eq!(take(&mut host, 100), 1120);
         assert_eq!(take(&mut host, 40_000_000), 40_000_020, "within the window");
         assert_eq!(take(&mut host, 200_000_000), 200_001_020, "asleep again");

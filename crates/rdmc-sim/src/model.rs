@@ -68,6 +68,7 @@ impl ClusterModel {
         }
         let times = [self.nic.operation_ns, self.host.post_ns, self.host.completion_ns, self.host.wake_ns];
         must(times.iter().all(|&ns| ns <= NS_MAX), "costs must be at most 60000000000 ns, a minute")?;
+        must(self.nic.queue_bytes <= QUEUE_MAX, "nic.queue_bytes must be at most 16777216, 16 MiB")?;
         must((0.0..=1.0).contains(&self.control.loss), "control.loss must be a probability, from 0 to 1")?;
         let delays = self.host.delays.as_ref().map_or(0.0, |delays| delays.probability);
         must((0.0..=1.0).contains(&delays), "host.delays.probability must be from 0 to 1")
@@ -112,12 +113,15 @@ pub struct NicModel {
     pub retry_ns: u64,
     /// Bytes that each message takes on the network besides its payload.
     pub header_bytes: u64,
+    /// Bytes of each longer message under way that stand in the adapter before a message of one packet, at most 4096
+    /// bytes: it leaves when they have left.
+    pub queue_bytes: u64,
 }
 
 impl Default for NicModel {
-    /// Costs nothing, tells 64 KiB before the end, tries for half a second.
+    /// Costs nothing, queues nothing, tells 64 KiB before the end, tries for half a second.
     fn default() -> Self {
-        Self { operation_ns: 0, notice_bytes: 64 << 10, retry_ns: 500_000_000, header_bytes: 0 }
+        Self { operation_ns: 0, notice_bytes: 64 << 10, retry_ns: 500_000_000, header_bytes: 0, queue_bytes: 0 }
     }
 }
 
@@ -208,5 +212,7 @@ fn one() -> u64 {
 const NODES_MAX: u32 = 4096;
 /// Highest rate in Mbit/s.
 const MBPS_MAX: u64 = 10_000_000;
+/// Most bytes of a flow in an adapter.
+const QUEUE_MAX: u64 = 16 << 20;
 /// Longest time in ns.
 const NS_MAX: u64 = 60_000_000_000;

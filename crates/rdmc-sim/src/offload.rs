@@ -190,7 +190,7 @@ impl Adapters {
     fn begin(self: Arc<Self>) {
         let root = self.plan.members[0];
         let now_ns = self.world.0.executor.now_ns();
-        let at_ns = lock(&self.world.0.nodes[root.index()].host).post(now_ns, &self.world.0.model.host);
+        let at_ns = lock(&self.world.0.nodes[root.index()].host).first_thread().post(now_ns, &self.world.0.model.host);
         self.clone().call_at(at_ns, move |adapters| {
             adapters.go_on(Rank::ROOT);
             if adapters.list(Rank::ROOT).has_sent_everything() {
@@ -285,7 +285,7 @@ impl Adapters {
             let mut random = lock(&world.random);
             let mut host = lock(&world.nodes[node.index()].host);
             let model = &world.model.host;
-            host.take_completion(world.executor.now_ns(), model.completion, model, &mut random)
+            host.first_thread().take_completion(world.executor.now_ns(), model.completion, model, &mut random)
         };
         self.end(rank, Timestamp::from_nanos(acts_at_ns));
     }

@@ -18,7 +18,7 @@ use rdmc_fabric::{
 use crate::fabric::SimCompletions;
 use crate::flows::{Call, FlowNumber};
 use crate::simulation::{NodeIndex, lock};
-use crate::world::World;
+use crate::world::{World, WorldShared};
 
 /// One end of a connection.
 pub(crate) struct SimQueuePair {
@@ -28,6 +28,8 @@ pub(crate) struct SimQueuePair {
     nonce: u128,
     config: QueuePairConfig,
     reserved: u32,
+    /// The thread of the node's software that posts, and takes the completions.
+    thread: usize,
     completions: Arc<dyn CompletionSource>,
     /// The queue pair this end connected to.
     peer: OnceLock<Weak<SimQueuePair>>,
@@ -130,9 +132,8 @@ impl SimQueuePair {
         completions: &Arc<dyn CompletionSource>,
         config: QueuePairConfig,
     ) -> Result<Arc<Self>, FabricError> {
-        if SimCompletions::of(completions).is_none() {
-            return Err(FabricError::ForeignCompletionQueue);
-        }
+        let &SimCompletions { thread, .. } =
+            SimCompletions::of(completions).ok_or(FabricError::ForeignCompletionQueue)?;
         let reserved = config.send_depth.saturating_add(config.receive_depth);
         completions.reserve(reserved)?;
         let nonce = environment.random_u128();
@@ -143,6 +144,7 @@ impl SimQueuePair {
             nonce,
             config,
             reserved,
+            thread,
             completions: completions.clone(),
             peer: OnceLock::new(),
             peer_node: OnceLock::new(),
@@ -284,7 +286,7 @@ impl SimQueuePair {
             state.leaving = Some(Leaving { flow: None, stalled: false, attempt: 0 });
             0
         };
-        let free_ns = self.world.0.occupy_adapter(self.node, true);
+        let free_ns = self.world.0.occupy_adapter(self.node, true) + self.queueing_ns();
         self.call_at(free_ns, move |queue_pair| {
             let current = lock(&queue_pair.state).leaving.as_ref().is_some_and(|leaving| leaving.attempt == attempt);
             if current {
@@ -669,6 +671,28 @@ impl SimQueuePair {
         others
     }
 
+    /// Returns how long the newest outstanding request, if it is short, waits behind what long ones have queued.
+    fn queueing_ns(&self) -> u64 {
+        let WorldShared { model, nodes, flows, .. } = &*self.world.0;
+        let short = lock(&self.state).outstanding.back().is_some_and(|newest| {
+            let work = newest.request.work();
+            let len = work.len() as u64;
+            let bytes = match work {
+                Work::Send { .. } => len * model.payload_scale,
+                // Only the request for it leaves.
+                Work::Read { .. } => 0,
+                _ => len,
+            };
+            bytes <= PACKET_BYTES
+        });
+        if model.nic.queue_bytes == 0 || !short || self.peer_node() == Some(self.node) {
+            return 0;
+        }
+        let egress = nodes[self.node.index()].egress;
+        let queued = flows.count_longer(egress, PACKET_BYTES) * model.nic.queue_bytes;
+        queued * 8_000_000_000 / flows.rate_of(&[egress]).max(1)
+    }
+
     /// Calls `call` at a moment, at once if it is now, unless the queue pair is gone by then.
     fn call_at(&self, at_ns: u64, call: impl FnOnce(&Self) + Send + 'static) {
         if at_ns <= self.world.0.executor.now_ns() {
@@ -770,7 +794,7 @@ impl RawQueuePair for SimQueuePair {
         }
         let at_ns = {
             let mut host = lock(&self.world.0.nodes[self.node.index()].host);
-            host.post(self.world.0.executor.now_ns(), &self.world.0.model.host)
+            host.thread(self.thread).post(self.world.0.executor.now_ns(), &self.world.0.model.host)
         };
         if receive {
             self.take_next();
@@ -814,5 +838,7 @@ fn tell_of_break(world: &World, by: NodeIndex, to: &Arc<SimQueuePair>, until_ns:
     });
 }
 
+/// Messages of at most so many bytes are one packet, and wait behind the packets of others.
+const PACKET_BYTES: u64 = 4096;
 /// Messages of at most so many bytes do not take part in the sharing of links, unless a port stands still.
 const SMALL_BYTES: u64 = 256;

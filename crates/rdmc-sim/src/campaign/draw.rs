@@ -147,6 +147,7 @@ fn draw_model(random: &mut Random, nodes: u32) -> ClusterModel {
         notice_bytes: *random.one_of(&[0, 1 << 10, 64 << 10]),
         retry_ns: *random.one_of(&[100 * MS, 500 * MS, 500 * MS, 2 * S]),
         header_bytes: *random.one_of(&[0, 60]),
+        ..NicModel::default()
     };
     if random.chance(0.5) {
         let delays = random.chance(0.5).then(|| DelayModel {

@@ -56,6 +56,14 @@ impl Single {
         Ok(self.play(false, |_| {})?.times)
     }
 
+    /// Carries it out; `prepare` is called when the group is formed.
+    pub(crate) fn run_with(
+        &self,
+        prepare: impl FnOnce(&World) + Send + 'static,
+    ) -> Result<MulticastTimes, ExperimentError> {
+        Ok(self.play(false, prepare)?.times)
+    }
+
     /// Carries it out and keeps what was on the network; `prepare` is called when the group is formed.
     pub(crate) fn run_recorded(
         &self,

@@ -1,0 +1,31 @@
+//! Performance isolation: what small messages suffer from large ones on the same ports, and what large ones do to each
+//! other (Zhang et al., KBNets 2017).
+
+use super::{ExperimentError, Options, Report};
+use crate::plot::Figure;
+
+mod elephants;
+mod flows;
+mod groups;
+mod mice;
+
+use elephants::Elephants;
+use groups::BesideBulk;
+use mice::Mice;
+
+pub(super) fn run(options: &Options) -> Result<Report, ExperimentError> {
+    let elephants = Elephants::measure()?;
+    let mice = Mice::measure()?;
+    let bulk = BesideBulk::measure(options.seed)?;
+    let mut findings = elephants.findings();
+    findings.extend(mice.findings());
+    findings.extend(bulk.findings());
+    let tables = vec![elephants.table(), mice.table(), bulk.table()];
+    let panels = vec![elephants.panel(), mice.panel(), bulk.sizes_panel(), bulk.pacing_panel()];
+    let mut figure = Figure::new("Large messages beside large ones, and small ones beside large ones", panels);
+    figure.subtitle = Some(
+        "ConnectX-3 FDR, 48 Gbit/s; the pause of 65 µs after a completion event and the queue of 8 KiB are fitted"
+            .into(),
+    );
+    Ok(Report { name: "isolation", title: "Performance isolation".into(), tables, figure, findings })
+}

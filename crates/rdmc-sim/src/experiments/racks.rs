@@ -1,0 +1,266 @@
+//! Racks behind oversubscribed uplinks: one schedule for all against one among the racks (DSN §4.3).
+
+use rdmc::{Algorithm, Hybrid, Racks, Spine};
+
+use super::measure::{MIB, Single, in_parallel, wire_time};
+use super::{ExperimentError, Finding, Options, PaperCluster, Report, Table};
+use crate::model::{ClusterModel, RackModel};
+use crate::plot::{Axis, Content, Figure, Line, LineStyle, Panel, Reference};
+use crate::random::Random;
+
+/// Nodes in a rack.
+const RACK: u32 = 8;
+/// Numbers of racks.
+const COUNTS: [u32; 4] = [2, 4, 8, 16];
+/// A rack's ports together, as multiples of its uplink.
+const OVERSUBSCRIBED: [u64; 4] = [1, 2, 4, 8];
+/// Blocks of the message.
+const BLOCKS: u32 = 64;
+
+/// Which ranks stand in which racks.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Placement {
+    /// Rack by rack, in the order of ranks.
+    Aligned,
+    /// In no order.
+    Random,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Kind {
+    Flat,
+    Hybrid(Spine),
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Job {
+    racks: u32,
+    oversubscribed: u64,
+    placement: Placement,
+    kind: Kind,
+    seed: u64,
+}
+
+/// The times of all jobs, as multiples of the least that ports allow.
+struct Times(Vec<(Job, f64)>);
+
+impl Times {
+    fn of(&self, racks: u32, oversubscribed: u64, placement: Placement, kind: Kind) -> f64 {
+        let wanted = |job: &Job| {
+            (job.racks, job.oversubscribed, job.placement, job.kind) == (racks, oversubscribed, placement, kind)
+        };
+        self.0.iter().find(|(job, _)| wanted(job)).map_or(f64::NAN, |&(_, time)| time)
+    }
+
+    /// Returns how many times as fast as the flat pipeline the hybrid is.
+    fn speed_up(&self, racks: u32, oversubscribed: u64, placement: Placement, spine: Spine) -> f64 {
+        let flat = self.of(racks, oversubscribed, placement, Kind::Flat);
+        flat / self.of(racks, oversubscribed, placement, Kind::Hybrid(spine))
+    }
+}
+
+pub(super) fn run(options: &Options) -> Result<Report, ExperimentError> {
+    let mut jobs = Vec::new();
+    // The largest first: they take the longest.
+    for racks in COUNTS.into_iter().rev() {
+        for oversubscribed in OVERSUBSCRIBED {
+            for placement in [Placement::Random, Placement::Aligned] {
+                let kinds = [Kind::Flat, Kind::Hybrid(Spine::Chain), Kind::Hybrid(Spine::BinomialPipeline)];
+                jobs.extend(kinds.map(|kind| Job { racks, oversubscribed, placement, kind, seed: options.seed }));
+            }
+        }
+    }
+    let times = in_parallel(&jobs, measure)?;
+    let times = Times(jobs.into_iter().zip(times).collect());
+    let columns = [
+        "racks",
+        "members",
+        "oversubscription",
+        "placement",
+        "flat_ms",
+        "hybrid_chain_ms",
+        "hybrid_pipeline_ms",
+        "speed_up_chain",
+        "speed_up_pipeline",
+    ];
+    let mut table = Table::new("", &columns);
+    for racks in COUNTS {
+        for oversubscribed in OVERSUBSCRIBED {
+            for placement in [Placement::Aligned, Placement::Random] {
+                let ms = |kind| times.of(racks, oversubscribed, placement, kind) * bound_ms(racks);
+                let speed_up = |spine| times.speed_up(racks, oversubscribed, placement, spine);
+                table.push(vec![
+                    racks.to_string(),
+                    (racks * RACK).to_string(),
+                    oversubscribed.to_string(),
+                    format!("{placement:?}").to_lowercase(),
+                    format!("{:.3}", ms(Kind::Flat)),
+                    format!("{:.3}", ms(Kind::Hybrid(Spine::Chain))),
+                    format!("{:.3}", ms(Kind::Hybrid(Spine::BinomialPipeline))),
+                    format!("{:.3}", speed_up(Spine::Chain)),
+                    format!("{:.3}", speed_up(Spine::BinomialPipeline)),
+                ]);
+            }
+        }
+    }
+    let (findings, figure) = (findings(&times), figure(&times));
+    Ok(Report { name: "racks", title: "Racks behind slow uplinks".into(), tables: vec![table], figure, findings })
+}
+
+fn findings(times: &Times) -> Vec<Finding> {
+    let range = |values: &[f64]| {
+        values.iter().fold((f64::INFINITY, 0.0_f64), |(least, most), &value| (least.min(value), most.max(value)))
+    };
+    let speed_ups = |oversubscribed, placement| {
+        range(&COUNTS.map(|racks| times.speed_up(racks, oversubscribed, placement, Spine::BinomialPipeline)))
+    };
+    let text = |(least, most): (f64, f64)| format!("{least:.2} to {most:.2}");
+    let (random, aligned) = (speed_ups(8, Placement::Random), speed_ups(8, Placement::Aligned));
+    let slow_uplinks = OVERSUBSCRIBED.into_iter().skip(1);
+    let off = slow_uplinks.flat_map(|oversubscribed| {
+        COUNTS.map(|racks| {
+            times.of(racks, oversubscribed, Placement::Aligned, Kind::Flat) / stated(racks, oversubscribed)
+        })
+    });
+    let off = range(&off.collect::<Vec<_>>());
+    let load =
+        range(&COUNTS.map(|racks| times.of(racks, 1, Placement::Aligned, Kind::Hybrid(Spine::BinomialPipeline))));
+    let spines = range(&COUNTS.map(|racks| {
+        let time = |spine| times.of(racks, 8, Placement::Random, Kind::Hybrid(spine));
+        time(Spine::Chain) / time(Spine::BinomialPipeline)
+    }));
+    vec![
+        Finding {
+            what: "hybrid against flat pipeline on 2 to 16 racks".into(),
+            paper: "leaders across the slow layer first, then inside each rack: better there; not measured".into(),
+            here: format!(
+                "8:1 {} times as fast with members placed at random, {} with ranks rack by rack; 4:1 {} and {}; 2:1 {} and {}",
+                text(random),
+                text(aligned),
+                text(speed_ups(4, Placement::Random)),
+                text(speed_ups(4, Placement::Aligned)),
+                text(speed_ups(2, Placement::Random)),
+                text(speed_ups(2, Placement::Aligned)),
+            ),
+            agrees: random.0 > 1.0 && aligned.0 > 1.0,
+        },
+        Finding {
+            what: "price of the hybrid: its time against the least that ports allow, uplinks of full rate".into(),
+            paper: "the step count has a leader send one block on each level in the same step".into(),
+            here: format!("{} times the least time: both levels' blocks share the leader's port", text(load)),
+            agrees: load.1 < 1.1,
+        },
+        Finding {
+            what: "flat pipeline with ranks rack by rack: of log₂ n steps the 3 inside racks take a block's time each"
+                .into(),
+            paper: "no statement; by count (3 + c·log₂ racks)/(3 + log₂ racks) with uplinks of c:1".into(),
+            here: format!("{} of that", text(off)),
+            agrees: off.0 > 0.9 && off.1 < 1.1,
+        },
+        Finding {
+            what: "chain as spine against binomial pipeline as spine, 8:1".into(),
+            paper: "either; by count the chain takes racks − 1 steps to fill instead of log₂ racks".into(),
+            here: format!("the chain takes {:.3} to {:.3} times as long", spines.0, spines.1),
+            agrees: spines.0 > 0.99 && spines.1 < 1.2,
+        },
+    ]
+}
+
+/// Returns the flat pipeline's time with ranks rack by rack, as a multiple of the least that ports allow: the steps
+/// across racks take as much longer as the uplinks are short of.
+fn stated(racks: u32, oversubscribed: u64) -> f64 {
+    let (inside, across) = (f64::from(RACK.ilog2()), f64::from(racks.ilog2()));
+    (inside + across * oversubscribed as f64) / (inside + across)
+}
+
+fn figure(times: &Times) -> Figure {
+    let axis = || Axis::log2("racks of 8 members");
+    let spine = Spine::BinomialPipeline;
+    let speed_ups = |title: &str, placement| {
+        let line = |oversubscribed: &u64| {
+            let point = |racks| (f64::from(racks), times.speed_up(racks, *oversubscribed, placement, spine));
+            Line::new(format!("{oversubscribed}:1"), COUNTS.map(point).to_vec(), LineStyle::Markers)
+        };
+        Panel {
+            title: Some(title.into()),
+            references: vec![Reference::new(1.0, "")],
+            ..Panel::new(
+                axis(),
+                Axis::linear("speed-up by the hybrid (times)").with_range(0.0, 4.5),
+                Content::Lines(OVERSUBSCRIBED.iter().rev().map(line).collect()),
+            )
+        }
+    };
+    let line = |name: &str, placement, kind| {
+        let point = |oversubscribed| (oversubscribed as f64, times.of(8, oversubscribed, placement, kind));
+        Line::new(name, OVERSUBSCRIBED.map(point).to_vec(), LineStyle::Markers)
+    };
+    let costs = Panel {
+        title: Some("8 racks".into()),
+        ..Panel::new(
+            Axis::log2("oversubscription of the uplinks (:1)"),
+            Axis::linear("time (multiples of the least that ports allow)").with_range(0.0, 8.0),
+            Content::Lines(vec![
+                line("flat, placed at random", Placement::Random, Kind::Flat),
+                line("flat, rack by rack", Placement::Aligned, Kind::Flat),
+                line("hybrid", Placement::Random, Kind::Hybrid(spine)),
+            ]),
+        )
+    };
+    let spines = |name: &str, spine| {
+        let point = |racks| (f64::from(racks), times.of(racks, 8, Placement::Random, Kind::Hybrid(spine)));
+        Line::new(name, COUNTS.map(point).to_vec(), LineStyle::Markers)
+    };
+    let spines = Panel {
+        title: Some("Hybrid, uplinks of 8:1".into()),
+        references: vec![Reference::new(2.0, "")],
+        ..Panel::new(
+            axis(),
+            Axis::linear("time (multiples of the least that ports allow)").with_range(1.0, 2.5),
+            Content::Lines(vec![
+                spines("chain among leaders", Spine::Chain),
+                spines("pipeline among leaders", Spine::BinomialPipeline),
+            ]),
+        )
+    };
+    let panels = vec![
+        costs,
+        spines,
+        speed_ups("Members placed at random", Placement::Random),
+        speed_ups("Ranks rack by rack", Placement::Aligned),
+    ];
+    let mut figure = Figure::new("A schedule among the racks pays behind uplinks of 4:1 and more", panels);
+    figure.subtitle =
+        Some(format!("{BLOCKS} blocks of 1 MiB, ports of 40 Gbit/s, racks of {RACK}; speed-up over the flat pipeline"));
+    figure
+}
+
+fn measure(job: &Job) -> Result<f64, ExperimentError> {
+    let members = job.racks * RACK;
+    let mut rack_of: Vec<u32> = (0..members).map(|rank| rank / RACK).collect();
+    if job.placement == Placement::Random {
+        Random::new(job.seed).shuffle(&mut rack_of);
+    }
+    let algorithm = match job.kind {
+        Kind::Flat => Algorithm::BinomialPipeline,
+        Kind::Hybrid(spine) => {
+            let racks = Racks::from_assignment(&rack_of).expect("there are members, and not too many");
+            Hybrid::new(racks, spine).into()
+        }
+    };
+    let mut model = model();
+    let uplink_mbps = u64::from(RACK) * model.port_mbps / job.oversubscribed;
+    model.racks = Some(RackModel { size: RACK, uplink_mbps, latency_ns: 500, rack_of });
+    let times = Single::new(model, members, algorithm, u64::from(BLOCKS) * MIB, MIB).run()?;
+    Ok(times.latency().as_secs_f64() * 1e3 / bound_ms(job.racks))
+}
+
+/// Returns the least time that ports allow: (k − 1 + ⌈log₂ n⌉) blocks.
+fn bound_ms(racks: u32) -> f64 {
+    let steps = BLOCKS - 1 + (racks * RACK).next_power_of_two().ilog2();
+    f64::from(steps) * wire_time(&model(), MIB).as_secs_f64() * 1e3
+}
+
+fn model() -> ClusterModel {
+    PaperCluster::Sierra.model()
+}
