@@ -134,7 +134,7 @@ impl Table {
 pub struct Finding {
     /// What is compared.
     pub what: String,
-    /// What the paper says.
+    /// What the paper says; nothing if the papers say nothing of it.
     pub paper: String,
     /// What was seen here.
     pub here: String,
@@ -142,10 +142,21 @@ pub struct Finding {
     pub agrees: bool,
 }
 
+impl Finding {
+    /// Makes a finding of which the papers say nothing.
+    pub fn beyond(what: impl Into<String>, here: impl Into<String>) -> Self {
+        Self { what: what.into(), paper: String::new(), here: here.into(), agrees: true }
+    }
+}
+
 impl fmt::Display for Finding {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let mark = if self.agrees { "agrees" } else { "DIFFERS" };
-        write!(f, "{mark}: {}: paper: {}; here: {}", self.what, self.paper, self.here)
+        let Self { what, paper, here, agrees } = self;
+        match (paper.is_empty(), agrees) {
+            (true, _) => write!(f, "beyond the papers: {what}: {here}"),
+            (false, true) => write!(f, "agrees: {what}: paper: {paper}; here: {here}"),
+            (false, false) => write!(f, "DIFFERS: {what}: paper: {paper}; here: {here}"),
+        }
     }
 }
 

@@ -65,7 +65,7 @@ pub(super) fn run(_: &Options) -> Result<Report, ExperimentError> {
             what: "time of the binomial pipeline against (k − 1 + ⌈log₂ n⌉) steps of a block and the stated latencies"
                 .into(),
             paper: "step-optimal".into(),
-            here: format!("at most {:.2} % more, over all group sizes", (worst - 1.0) * 1e2),
+            here: format!("at most {worst:.3} times that, over all group sizes"),
             agrees: worst <= 1.01,
         },
         Finding {

@@ -232,20 +232,17 @@ impl BesideBulk {
                 here: format!("by the bulk group's block size: {}; within twice: {}", all.join(", "), list(&keeping)),
                 agrees: unpaced.iter().all(|(_, slower)| (1.5..=3.0).contains(slower)),
             },
-            Finding {
-                what: "the same where the bulk group sends 1 MiB messages in a share of the time".into(),
-                paper: "no measurement".into(),
-                here: format!(
+            Finding::beyond(
+                "the same where the bulk group sends 1 MiB messages in a share of the time",
+                format!(
                     "median (99th percentile): {}; median within twice: {}",
                     paced.join(", "),
                     kept.map_or_else(|| "never".to_owned(), |share| format!("from {share} % down"))
                 ),
-                agrees: kept.is_some(),
-            },
-            Finding {
-                what: "small messages that the root sends to each member itself, beside bulk in blocks of 1 MiB".into(),
-                paper: "no measurement".into(),
-                here: format!(
+            ),
+            Finding::beyond(
+                "small messages that the root sends to each member itself, beside bulk in blocks of 1 MiB",
+                format!(
                     "{:.1} µs idle, {:.1} µs beside bulk: {:.2} times that, and {:.2} times the pipeline's idle latency: a send to \
                      another neighbour waits until the one before it leaves, so the waits in the adapter add up",
                     sequential[0].median_us(),
@@ -253,8 +250,7 @@ impl BesideBulk {
                     sequential[1].median_us() / sequential[0].median_us(),
                     sequential[1].median_us() / self.idle.median_us()
                 ),
-                agrees: sequential[1].median_us() <= BOUND * sequential[0].median_us(),
-            },
+            ),
         ]
     }
 

@@ -1,0 +1,185 @@
+//! The receiving side: from the arrival of a message to its answer.
+
+use std::sync::{Arc, Weak};
+
+use rdmc_fabric::{Buffer, Work, WorkError, WorkRequest};
+
+use super::{Content, Message, Next, SMALL_BYTES, SimQueuePair};
+use crate::flows::Call;
+use crate::simulation::lock;
+
+impl SimQueuePair {
+    /// A message has come in.
+    pub(super) fn arrive(&self, message: Message, from: Weak<Self>) {
+        let broken = {
+            let mut state = lock(&self.state);
+            if !state.broken {
+                state.incoming.push_back(message);
+            }
+            state.broken
+        };
+        if broken {
+            // Nobody answers for a host that is gone.
+            let sender = from.upgrade().filter(|sender| self.world.0.reaches(self.node, sender.node));
+            if let Some(sender) = sender {
+                let at_ns = self.world.0.executor.now_ns() + self.world.0.latency_ns(self.node, sender.node);
+                sender.call_at(at_ns, Self::learn_of_break);
+            }
+            return;
+        }
+        self.take_next();
+    }
+
+    /// Takes the oldest message, if it can be taken.
+    pub(super) fn take_next(&self) {
+        let next = {
+            let mut state = lock(&self.state);
+            let state = &mut *state;
+            match state.incoming.front() {
+                None => Next::Nothing,
+                Some(_) if state.taking || state.broken => Next::Nothing,
+                Some(message) if message.content.takes_a_receive() && state.receives.is_empty() => {
+                    let limit_ns = u64::try_from(self.config.receiver_not_ready.as_nanos()).unwrap_or(u64::MAX);
+                    Next::Awaits(self.world.0.executor.now_ns().saturating_add(limit_ns), state.taken)
+                }
+                Some(_) => {
+                    state.taking = true;
+                    Next::Take
+                }
+            }
+        };
+        match next {
+            Next::Nothing => {}
+            Next::Awaits(until_ns, taken) => self.call_at(until_ns, move |queue_pair| {
+                let refused = {
+                    let state = lock(&queue_pair.state);
+                    let still = state.taken == taken && !state.taking && !state.broken;
+                    state.incoming.front().filter(|_| still && state.receives.is_empty()).map(|message| message.number)
+                };
+                if let Some(number) = refused {
+                    queue_pair.answer(number, Err(WorkError::ReceiverNotReady));
+                }
+            }),
+            Next::Take => {
+                let free_ns = self.world.0.occupy_adapter(self.node, false);
+                self.call_at(free_ns, Self::take);
+            }
+        }
+    }
+
+    /// Carries out the oldest message and answers it.
+    pub(super) fn take(&self) {
+        let (message, receive) = {
+            let mut state = lock(&self.state);
+            let state = &mut *state;
+            if state.broken {
+                return;
+            }
+            state.taking = false;
+            state.taken += 1;
+            let Some(message) = state.incoming.pop_front() else { return };
+            let receive = if message.content.takes_a_receive() { state.receives.pop_front() } else { None };
+            (message, receive)
+        };
+        let exposures = &self.world.0.nodes[self.node.index()].exposures;
+        let number = message.number;
+        match message.content {
+            Content::Send { data, imm } => {
+                let receive = receive.expect("a message that takes a receive is taken only with one");
+                match self.fill(receive, &data, imm) {
+                    Ok(()) => self.answer(number, Ok(data.len())),
+                    Err(error) => self.answer(number, Err(error)),
+                }
+            }
+            Content::Write { data, to, imm } => match exposures.open(to, true) {
+                Ok(grant) => {
+                    grant.with_bytes_mut(0, data.len(), |room| room.copy_from_slice(&data));
+                    if let Some(receive) = receive {
+                        self.deliver(vec![receive.complete(Ok(0), imm)]);
+                    }
+                    self.answer(number, Ok(data.len()));
+                }
+                Err(error) => {
+                    // The receive was not used: it is flushed with the others.
+                    if let Some(receive) = receive {
+                        lock(&self.state).receives.push_front(receive);
+                    }
+                    self.answer(number, Err(error));
+                }
+            },
+            Content::Read { from } => match exposures.open(from, false) {
+                Ok(grant) => {
+                    let bytes = grant.with_bytes(0, grant.len(), <[u8]>::to_vec);
+                    self.answer_read(number, bytes);
+                }
+                Err(error) => self.answer(number, Err(error)),
+            },
+        }
+        self.take_next();
+    }
+
+    /// Puts a peer's bytes into a receive.
+    pub(super) fn fill(&self, mut receive: WorkRequest, data: &Buffer, imm: Option<u32>) -> Result<(), WorkError> {
+        let Work::Receive { into } = receive.work_mut() else { unreachable!("only receives are queued here") };
+        if data.len() > into.len() {
+            let error = WorkError::LocalLength { got: Some(data.len() as u64), room: into.len() as u64 };
+            self.deliver(vec![receive.complete(Err(error), None)]);
+            return Err(WorkError::RemoteInvalidRequest);
+        }
+        into[..data.len()].copy_from_slice(data);
+        self.deliver(vec![receive.complete(Ok(data.len()), imm)]);
+        Ok(())
+    }
+
+    /// Tells the sender what became of its request, one latency later; an error breaks this end too.
+    pub(super) fn answer(&self, number: u64, result: Result<usize, WorkError>) {
+        let Some(peer) = self.other() else { return };
+        let at_ns = self.world.0.executor.now_ns() + self.world.0.latency_ns(self.node, peer.node);
+        peer.call_at(at_ns, move |peer| peer.acknowledged(number, result));
+        if result.is_err() {
+            self.break_with(WorkError::Flushed, true);
+        }
+    }
+
+    /// Sends the bytes that a peer reads.
+    pub(super) fn answer_read(&self, number: u64, bytes: Vec<u8>) {
+        let Some(peer) = self.other() else { return };
+        let path = self.world.0.path(self.node, peer.node);
+        let count = bytes.len() as u64;
+        let (latency_ns, executor) = (self.world.0.latency_ns(self.node, peer.node), self.world.0.executor.clone());
+        let (reader, log, nodes) = (Arc::downgrade(&peer), self.world.clone(), (self.node, peer.node));
+        let begin_ns = executor.now_ns();
+        let clock = executor.clone();
+        let left: Call = Box::new(move || {
+            let times = (begin_ns, clock.now_ns(), clock.now_ns() + latency_ns);
+            lock(&log.0.log).carried(nodes, None, true, count, times);
+            clock.call_at(times.2, move || {
+                if let Some(reader) = reader.upgrade() {
+                    reader.has_read(number, &bytes);
+                }
+            });
+        });
+        let rate = self.world.0.flows.rate_of(&path);
+        if (count <= SMALL_BYTES && rate > 0) || path.is_empty() {
+            let wire_ns = count * 8_000_000_000 / rate;
+            return executor.call_at(begin_ns + wire_ns, left);
+        }
+        self.world.0.flows.start(path, count, None, left);
+    }
+
+    /// The bytes of a read have come in.
+    pub(super) fn has_read(&self, number: u64, bytes: &[u8]) {
+        {
+            let mut state = lock(&self.state);
+            let state = &mut *state;
+            let Some(place) = number.checked_sub(state.first_outstanding).and_then(|place| usize::try_from(place).ok())
+            else {
+                return;
+            };
+            let Some(outstanding) = state.outstanding.get_mut(place) else { return };
+            let Work::Read { into, .. } = outstanding.request.work_mut() else { return };
+            into.copy_from_slice(bytes);
+        }
+        self.acknowledged(number, Ok(bytes.len()));
+    }
+}

@@ -1,0 +1,267 @@
+//! The sending side: from the software's post to the acknowledgement.
+
+use std::sync::{Arc, Weak};
+
+use rdmc_fabric::{UNSIGNALED_MAX, Work, WorkError, WorkRequest};
+
+use super::{Content, Leaving, Message, Outstanding, PACKET_BYTES, SMALL_BYTES, SimQueuePair};
+use crate::flows::Call;
+use crate::simulation::lock;
+use crate::world::WorldShared;
+
+impl SimQueuePair {
+    /// Tells the adapter of all requests that were posted.
+    pub(super) fn ring(&self, at_ns: u64) {
+        let count = {
+            let mut state = lock(&self.state);
+            let count = state.waiting.len() - state.told;
+            state.told += count;
+            count
+        };
+        if count == 0 {
+            return;
+        }
+        let this = self.this.clone();
+        let learn = move || {
+            if let Some(queue_pair) = this.upgrade() {
+                {
+                    let mut state = lock(&queue_pair.state);
+                    if state.broken {
+                        return;
+                    }
+                    state.known += count;
+                }
+                queue_pair.begin_next();
+            }
+        };
+        if at_ns > self.world.0.executor.now_ns() { self.world.0.executor.call_at(at_ns, learn) } else { learn() }
+    }
+
+    /// Begins the next request, if the adapter knows one and none is leaving.
+    pub(super) fn begin_next(&self) {
+        let attempt = {
+            let mut state = lock(&self.state);
+            let state = &mut *state;
+            if state.broken || state.leaving.is_some() || state.known == 0 || self.peer.get().is_none() {
+                return;
+            }
+            let Some(request) = state.waiting.pop_front() else { return };
+            state.known -= 1;
+            state.told -= 1;
+            state.outstanding.push_back(Outstanding { request, result: None });
+            state.leaving = Some(Leaving { flow: None, stalled: false, attempt: 0 });
+            0
+        };
+        let free_ns = self.world.0.occupy_adapter(self.node, true) + self.queueing_ns();
+        self.call_at(free_ns, move |queue_pair| {
+            let current = lock(&queue_pair.state).leaving.as_ref().is_some_and(|leaving| leaving.attempt == attempt);
+            if current {
+                queue_pair.leave();
+            }
+        });
+    }
+
+    /// Puts the bytes of the newest outstanding request on the network.
+    pub(super) fn leave(&self) {
+        if self.is_cut_off() {
+            {
+                let mut state = lock(&self.state);
+                let Some(leaving) = &mut state.leaving else { return };
+                leaving.stalled = true;
+                leaving.attempt += 1;
+            }
+            return self.give_up_later();
+        }
+        let Some(peer) = self.peer.get().and_then(Weak::upgrade) else {
+            return self.break_with(WorkError::ConnectionLost, false);
+        };
+        let model = &self.world.0.model;
+        let (content, number, attempt) = {
+            let mut state = lock(&self.state);
+            let state = &mut *state;
+            let (Some(newest), Some(leaving)) = (state.outstanding.back(), &mut state.leaving) else { return };
+            leaving.attempt += 1;
+            let number = state.first_outstanding + state.outstanding.len() as u64 - 1;
+            (Content::of(newest.request.work()), number, leaving.attempt)
+        };
+        let bytes = model.nic.header_bytes
+            + match &content {
+                Content::Send { data, .. } => data.len() as u64 * model.payload_scale,
+                Content::Write { data, .. } => data.len() as u64,
+                Content::Read { .. } => 0,
+            };
+        let begin_ns = self.world.0.executor.now_ns();
+        let this = self.this.clone();
+        let left: Call = Box::new(move || {
+            if let Some(queue_pair) = this.upgrade() {
+                queue_pair.has_left(attempt, Message { number, content }, bytes, begin_ns);
+            }
+        });
+        let path = self.world.0.path(self.node, peer.node);
+        let rate = self.world.0.flows.rate_of(&path);
+        if (bytes <= SMALL_BYTES && rate > 0) || path.is_empty() {
+            // What is small goes between the packets of what is large.
+            let wire_ns = bytes * 8_000_000_000 / rate;
+            self.near(&peer);
+            return self.world.0.executor.call_at(begin_ns + wire_ns, left);
+        }
+        let notice = (model.nic.notice_bytes > 0).then(|| {
+            let this = self.this.clone();
+            let near: Call = Box::new(move || {
+                if let Some(queue_pair) = this.upgrade() {
+                    queue_pair.near(&peer);
+                }
+            });
+            (model.nic.notice_bytes, near)
+        });
+        let flow = self.world.0.flows.start(path, bytes, notice, left);
+        if let Some(leaving) = &mut lock(&self.state).leaving
+            && leaving.attempt == attempt
+        {
+            leaving.flow = Some(flow);
+        }
+    }
+
+    /// Tells the receiving end that the block that is leaving is nearly through. The sending end learns it when the
+    /// last byte has left: a block to somebody else that began earlier would share the port and delay this one.
+    pub(super) fn near(&self, peer: &Arc<Self>) {
+        if self.world.0.model.nic.notice_bytes == 0 {
+            return;
+        }
+        let at_ns = self.world.0.executor.now_ns() + self.world.0.latency_ns(self.node, peer.node);
+        let peer = Arc::downgrade(peer);
+        self.world.0.executor.call_at(at_ns, move || {
+            let nearing = peer.upgrade().and_then(|peer| {
+                let state = lock(&peer.state);
+                let before = state.incoming.iter().filter(|message| message.content.takes_a_receive()).count();
+                state.receives.get(before).map(WorkRequest::nearing)
+            });
+            if let Some(nearing) = nearing {
+                nearing.mark();
+            }
+        });
+    }
+
+    /// The last byte of a request has left.
+    pub(super) fn has_left(&self, attempt: u64, message: Message, bytes: u64, begin_ns: u64) {
+        {
+            let mut state = lock(&self.state);
+            if !state.leaving.as_ref().is_some_and(|leaving| leaving.attempt == attempt && !leaving.stalled) {
+                return;
+            }
+            state.leaving = None;
+        }
+        let nearing = {
+            let state = lock(&self.state);
+            state.outstanding.back().map(|newest| newest.request.nearing())
+        };
+        if let Some(nearing) = nearing.filter(|_| self.world.0.model.nic.notice_bytes > 0) {
+            nearing.mark();
+        }
+        if let Some(peer) = self.peer.get().and_then(Weak::upgrade) {
+            let end_ns = self.world.0.executor.now_ns();
+            let arrival_ns = end_ns + self.world.0.latency_ns(self.node, peer.node);
+            let one_sided = !matches!(message.content, Content::Send { .. });
+            let times = (begin_ns, end_ns, arrival_ns);
+            lock(&self.world.0.log).carried((self.node, peer.node), message.content.imm(), one_sided, bytes, times);
+            let from = self.this.clone();
+            self.world.0.executor.call_at(arrival_ns, move || peer.arrive(message, from));
+        }
+        self.begin_next();
+    }
+
+    /// Breaks this end if the peer cannot be reached for too long.
+    pub(super) fn give_up_later(&self) {
+        let attempt = lock(&self.state).leaving.as_ref().map(|leaving| leaving.attempt);
+        let at_ns = self.world.0.executor.now_ns() + self.world.0.model.nic.retry_ns;
+        self.call_at(at_ns, move |queue_pair| {
+            let still = |leaving: &Leaving| leaving.stalled && Some(leaving.attempt) == attempt;
+            if lock(&queue_pair.state).leaving.as_ref().is_some_and(still) {
+                queue_pair.break_with(WorkError::ConnectionLost, true);
+            }
+        });
+    }
+
+    /// Breaks this end if what has left is not acknowledged for too long, by a peer that cannot be reached or is gone.
+    pub(super) fn give_up_unacknowledged_later(&self) {
+        let oldest = {
+            let state = lock(&self.state);
+            if state.outstanding.is_empty() {
+                return;
+            }
+            state.first_outstanding
+        };
+        let at_ns = self.world.0.executor.now_ns() + self.world.0.model.nic.retry_ns;
+        self.call_at(at_ns, move |queue_pair| {
+            let waits = {
+                let state = lock(&queue_pair.state);
+                !state.outstanding.is_empty() && state.first_outstanding == oldest
+            };
+            let gone = queue_pair.peer.get().is_some_and(|peer| peer.strong_count() == 0);
+            if waits && (gone || queue_pair.is_cut_off()) {
+                queue_pair.break_with(WorkError::ConnectionLost, true);
+            }
+        });
+    }
+
+    pub(super) fn is_cut_off(&self) -> bool {
+        self.peer_node().is_some_and(|peer| !self.world.0.reaches(self.node, peer))
+    }
+
+    /// The peer tells what became of a request.
+    pub(super) fn acknowledged(&self, number: u64, result: Result<usize, WorkError>) {
+        let (mut done, error) = {
+            let mut state = lock(&self.state);
+            let state = &mut *state;
+            if state.broken {
+                return;
+            }
+            let place = usize::try_from(number - state.first_outstanding).expect("a queue's depth is a u32");
+            if let Some(outstanding) = state.outstanding.get_mut(place) {
+                outstanding.result = Some(result);
+            }
+            let mut reported = Vec::new();
+            let mut error = None;
+            while let Some(Some(result)) = state.outstanding.front().map(|oldest| oldest.result) {
+                if let Err(cause) = result {
+                    error = Some(cause);
+                    break;
+                }
+                let oldest = state.outstanding.pop_front().expect("it is the front");
+                state.first_outstanding += 1;
+                let unsignaled = oldest.request.is_unsignaled();
+                state.unreported.push(oldest.request.complete(result, None));
+                if !unsignaled || state.unreported.len() > UNSIGNALED_MAX as usize {
+                    reported.append(&mut state.unreported);
+                }
+            }
+            (reported, error)
+        };
+        self.deliver(std::mem::take(&mut done));
+        if let Some(cause) = error {
+            self.break_with(cause, true);
+        }
+    }
+
+    /// Returns how long the newest outstanding request, if it is short, waits behind what long ones have queued.
+    fn queueing_ns(&self) -> u64 {
+        let WorldShared { model, nodes, flows, .. } = &*self.world.0;
+        let short = lock(&self.state).outstanding.back().is_some_and(|newest| {
+            let work = newest.request.work();
+            let len = work.len() as u64;
+            let bytes = match work {
+                Work::Send { .. } => len * model.payload_scale,
+                // Only the request for it leaves.
+                Work::Read { .. } => 0,
+                _ => len,
+            };
+            bytes <= PACKET_BYTES
+        });
+        if model.nic.queue_bytes == 0 || !short || self.peer_node() == Some(self.node) {
+            return 0;
+        }
+        let egress = nodes[self.node.index()].egress;
+        let queued = flows.count_longer(egress, PACKET_BYTES) * model.nic.queue_bytes;
+        queued * 8_000_000_000 / flows.rate_of(&[egress]).max(1)
+    }
+}
