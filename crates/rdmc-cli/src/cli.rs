@@ -215,7 +215,12 @@ pub(crate) struct ScheduleOptions {
 
 /// Options of `rdmc sim`.
 #[derive(Debug, Args)]
-#[command(arg_required_else_help = true, args_conflicts_with_subcommands = true, subcommand_negates_reqs = true)]
+#[command(
+    arg_required_else_help = true,
+    args_conflicts_with_subcommands = true,
+    subcommand_negates_reqs = true,
+    after_help = SIM_EXIT_CODES
+)]
 pub(crate) struct SimOptions {
     #[command(subcommand)]
     pub(crate) command: Option<SimCommand>,
@@ -275,6 +280,10 @@ pub(crate) struct CampaignOptions {
     #[arg(long)]
     pub(crate) strict: bool,
 }
+
+/// What the exit codes of `rdmc sim` mean.
+const SIM_EXIT_CODES: &str = "Exit codes: 0 if it was played, whatever became of its groups, or if no case failed; 1 if it \
+    could not be played to its end, or a case failed; 2 if the file or the arguments make no sense";
 
 fn parse_seeds(text: &str) -> Result<Range<u64>, String> {
     let number = |text: &str| text.parse::<u64>().map_err(|error| format!("{text:?} is no seed: {error}"));

@@ -2,6 +2,7 @@
 
 use std::collections::BTreeSet;
 use std::fmt::Write as _;
+use std::fs::File;
 use std::io::Write as _;
 use std::path::Path;
 use std::time::{Duration, Instant};
@@ -9,7 +10,7 @@ use std::time::{Duration, Instant};
 use anyhow::Context;
 use rdmc_sim::campaign::{self, Case, Strictness};
 use rdmc_sim::experiments::{EXPERIMENTS, Experiment, Options};
-use rdmc_sim::{Played, PlayedGroup, Scenario, to_trace};
+use rdmc_sim::{Played, PlayedGroup, Scenario, ScenarioError, to_trace};
 use serde::Serialize;
 
 use crate::cli::{ALL_FIGURES, CampaignOptions, FigureOptions, SimCommand, SimOptions};
@@ -29,16 +30,27 @@ fn play(path: &Path, options: &SimOptions) -> anyhow::Result<()> {
     let named = || path.display().to_string();
     let text = std::fs::read_to_string(path).with_context(named)?;
     let scenario: Scenario = text.parse().with_context(named).context(Exit::Usage)?;
+    // Before it is played, which may take long.
+    let trace = options.trace.as_deref();
+    let trace =
+        trace.map(|path| File::create(path).with_context(|| path.display().to_string()).map(|file| (path, file)));
+    let trace = trace.transpose()?;
     let began = Instant::now();
-    let played = scenario.play(options.seed, options.trace.is_some()).with_context(named)?;
+    let played = scenario.play(options.seed, options.trace.is_some());
     let took = began.elapsed();
-    if let Some(trace) = &options.trace {
-        std::fs::write(trace, to_trace(&played.recorded)).with_context(|| trace.display().to_string())?;
-    }
+    let recorded = match &played {
+        Ok(played) => &played.recorded[..],
+        Err(ScenarioError::Stalled { recorded, .. }) => recorded,
+        Err(_) => &[],
+    };
+    let traced = trace.map_or(Ok(()), |(path, mut file)| {
+        file.write_all(to_trace(recorded).as_bytes()).with_context(|| path.display().to_string())
+    });
+    let played = played.with_context(named)?;
     let text =
         if options.json { serde_json::to_string(&described(&played))? + "\n" } else { told(&played, took, options) };
     std::io::stdout().write_all(text.as_bytes())?;
-    Ok(())
+    traced
 }
 
 /// Tells what has happened, in a table.
@@ -120,6 +132,9 @@ struct MessageDescription {
 fn figures(options: &FigureOptions) -> anyhow::Result<()> {
     let wanted: BTreeSet<&str> = options.names.iter().map(String::as_str).collect();
     let chosen = |experiment: &&Experiment| wanted.contains(ALL_FIGURES) || wanted.contains(experiment.name);
+    if options.workload.is_some() && !(wanted.contains("9") || wanted.contains(ALL_FIGURES)) {
+        return Err(Exit::Usage.error("--workload is for experiment 9"));
+    }
     let asked = Options { seed: options.seed, workload: options.workload.clone() };
     let mut out = std::io::stdout();
     for experiment in EXPERIMENTS.iter().filter(chosen) {
@@ -145,6 +160,7 @@ fn hunt(options: &CampaignOptions) -> anyhow::Result<()> {
             let named = || path.display().to_string();
             let text = std::fs::read_to_string(path).with_context(named)?;
             let case = Case::from_json(&text).with_context(named).context(Exit::Usage)?;
+            case.check().map_err(anyhow::Error::msg).with_context(named).context(Exit::Usage)?;
             campaign::Report { played: 1, failures: campaign::judge(&case, strictness).into_iter().collect() }
         }
         None => campaign::run(options.seeds.clone(), strictness),
@@ -177,7 +193,7 @@ fn ms(time: Duration) -> String {
 fn gbits(bytes: u64, time: Duration) -> String {
     #[expect(clippy::cast_precision_loss, reason = "a rate to be read")]
     let bits = bytes as f64 * 8.0;
-    format!("{:.2}", bits / time.as_secs_f64() / 1e9)
+    if time.is_zero() { "-".to_owned() } else { format!("{:.2}", bits / time.as_secs_f64() / 1e9) }
 }
 
 /// Cases that are played to find a smaller one.

@@ -72,18 +72,18 @@ pub struct Failure {
 ///
 /// What it reports depends on the seeds only.
 pub fn run(seeds: Range<u64>, strictness: Strictness) -> Report {
-    let next = AtomicU64::new(seeds.start);
+    let (next, count) = (AtomicU64::new(0), seeds.end.saturating_sub(seeds.start));
     let failures = Mutex::new(Vec::new());
     let threads = std::thread::available_parallelism().map_or(1, usize::from);
     std::thread::scope(|scope| {
         for _ in 0..threads {
             scope.spawn(|| {
                 loop {
-                    let seed = next.fetch_add(1, Ordering::Relaxed);
-                    if seed >= seeds.end {
+                    let played = next.fetch_add(1, Ordering::Relaxed);
+                    if played >= count {
                         break;
                     }
-                    if let Some(failure) = judge(&Case::draw(seed), strictness) {
+                    if let Some(failure) = judge(&Case::draw(seeds.start + played), strictness) {
                         lock(&failures).push(failure);
                     }
                 }
@@ -92,7 +92,7 @@ pub fn run(seeds: Range<u64>, strictness: Strictness) -> Report {
     });
     let mut failures = failures.into_inner().unwrap_or_default();
     failures.sort_by_key(|failure| failure.seed);
-    Report { played: seeds.end.saturating_sub(seeds.start), failures }
+    Report { played: count, failures }
 }
 
 /// Plays a case and judges it; returns the first thing that does not hold. A panic is one, too.

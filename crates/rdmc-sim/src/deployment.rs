@@ -226,6 +226,9 @@ impl FormedGroup {
     /// The group's failure.
     pub async fn stream(&self, bytes: u64, count: usize) -> Result<MulticastTimes, DeploymentError> {
         let began = self.world.now();
+        if count == 0 {
+            return Ok(MulticastTimes { began, sent: began, delivered: Vec::new() });
+        }
         let sends = futures::stream::iter(0..count).map(|_| self.sender.send(self.payload(bytes)));
         let mut sends = sends.buffered(STREAM_AHEAD);
         while let Some(sent) = sends.next().await {
@@ -268,7 +271,8 @@ impl FormedGroup {
     /// # Errors
     /// The group's failure.
     pub async fn close(self) -> Result<(), DeploymentError> {
-        self.sender.close().await?;
+        // On its node, with which it ends.
+        on_node(&self.world, self.plan.members[0], self.sender.close()).await??;
         for arrivals in self.arrivals {
             arrivals.closed.await.map_err(|_| DeploymentError::new("a member's node died"))??;
         }
@@ -311,6 +315,14 @@ impl Arrivals {
     }
 }
 
+/// Returns how many bytes one byte of payload stands for, so that the smallest block, and the shortest message, is
+/// modelled by a thousand at least and no block has a rest.
+pub(crate) fn scale_for(block_sizes: &[u64], shortest_message: u64) -> u64 {
+    let smallest = block_sizes.iter().copied().min().unwrap_or(1).min(shortest_message);
+    let divides = |scale: &u64| block_sizes.iter().all(|size| size.is_multiple_of(*scale));
+    (1..=smallest / PAYLOAD_OF_A_BLOCK).rev().find(divides).unwrap_or(1)
+}
+
 /// Runs a future on a node and returns what it brings.
 pub(crate) async fn on_node<T: Send + 'static>(
     world: &World,
@@ -336,5 +348,7 @@ pub(crate) fn address(node: NodeIndex) -> String {
 const CONNECT_LIMIT: Duration = Duration::from_secs(600);
 /// Time from the start of one node to that of the next.
 const START_INTERVAL: Duration = Duration::from_micros(50);
+/// Bytes by which a block is modelled.
+const PAYLOAD_OF_A_BLOCK: u64 = 1024;
 /// Messages of a stream that are under way at the root.
 const STREAM_AHEAD: usize = 8;

@@ -86,6 +86,16 @@ impl Flows {
         Self { executor, state: Arc::default() }
     }
 
+    /// Drops all flows, which hold the world they are in.
+    pub(crate) fn end(&self) {
+        let flows = {
+            let mut state = lock(&self.state);
+            state.links.iter_mut().for_each(|link| link.flows.clear());
+            std::mem::take(&mut state.flows)
+        };
+        drop(flows);
+    }
+
     /// Adds a link.
     pub(crate) fn add_link(&self, bits_per_second: u64) -> LinkIndex {
         let mut state = lock(&self.state);
@@ -300,6 +310,11 @@ impl State {
         links.sort_unstable();
         (links, undecided)
     }
+}
+
+/// Returns the time that bytes take at a rate in bits per second, which is not 0.
+pub(crate) fn wire_ns(bytes: u64, bits_per_second: u64) -> u64 {
+    u64::try_from(u128::from(bytes) * BIT_NS_PER_BYTE / u128::from(bits_per_second)).unwrap_or(u64::MAX)
 }
 
 /// A byte, in bits times nanoseconds per second.

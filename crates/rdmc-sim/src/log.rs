@@ -45,6 +45,22 @@ pub enum Recorded {
     },
 }
 
+impl Recorded {
+    /// Counts times from `start_ns`; what was earlier counts as then.
+    #[must_use]
+    pub(crate) fn since(mut self, start_ns: u64) -> Self {
+        let since = |ns: &mut u64| *ns = ns.saturating_sub(start_ns);
+        match &mut self {
+            Self::Carried { begin_ns, end_ns, arrival_ns, .. } => {
+                [begin_ns, end_ns, arrival_ns].into_iter().for_each(since)
+            }
+            Self::HeldUp { begin_ns, .. } => since(begin_ns),
+            Self::Fault { at_ns, .. } => since(at_ns),
+        }
+        self
+    }
+}
+
 /// The digest and the record of one world.
 #[derive(Debug, Default)]
 pub(crate) struct Log {

@@ -53,7 +53,7 @@ impl ClusterModel {
     /// The key, and what it must be.
     pub fn check(&self) -> Result<(), String> {
         let must = |holds: bool, what: &str| if holds { Ok(()) } else { Err(what.to_owned()) };
-        must(self.nodes >= 1 && self.nodes <= NODES_MAX, "nodes must be from 1 to 4096")?;
+        must(self.nodes >= 1 && self.nodes <= NODES_MAX, "nodes must be from 1 to 1024")?;
         must(self.port_mbps >= 1 && self.port_mbps <= MBPS_MAX, "port_mbps must be from 1 to 10000000")?;
         must(self.latency_ns <= NS_MAX, "latency_ns must be at most 60000000000, a minute")?;
         must(self.payload_scale >= 1 && self.payload_scale <= 1 << 20, "payload_scale must be from 1 to 1048576")?;
@@ -64,14 +64,25 @@ impl ClusterModel {
             let all = racks.rack_of.is_empty() || racks.rack_of.len() == self.nodes as usize;
             must(all, "racks.rack_of must name the rack of every node, or be left out")?;
             let few = racks.rack_of.iter().all(|&rack| rack < NODES_MAX);
-            must(few, "racks.rack_of must have numbers below 4096")?;
+            must(few, "racks.rack_of must have numbers below 1024")?;
         }
-        let times = [self.nic.operation_ns, self.host.post_ns, self.host.completion_ns, self.host.wake_ns];
-        must(times.iter().all(|&ns| ns <= NS_MAX), "costs must be at most 60000000000 ns, a minute")?;
-        must(self.nic.queue_bytes <= QUEUE_MAX, "nic.queue_bytes must be at most 16777216, 16 MiB")?;
-        must((0.0..=1.0).contains(&self.control.loss), "control.loss must be a probability, from 0 to 1")?;
-        let delays = self.host.delays.as_ref().map_or(0.0, |delays| delays.probability);
-        must((0.0..=1.0).contains(&delays), "host.delays.probability must be from 0 to 1")
+        let (nic, host, control) = (&self.nic, &self.host, &self.control);
+        let costs = [nic.operation_ns, host.post_ns, host.completion_ns, host.wake_ns, host.wake_cpu_ns];
+        must(costs.iter().all(|&ns| ns <= NS_MAX), "costs must be at most 60000000000 ns, a minute")?;
+        must(nic.retry_ns <= PATIENCE_NS_MAX, "nic.retry_ns must be at most 3600000000000, an hour")?;
+        must(nic.header_bytes <= 1 << 16, "nic.header_bytes must be at most 65536")?;
+        must(nic.queue_bytes <= QUEUE_MAX, "nic.queue_bytes must be at most 16777216, 16 MiB")?;
+        must(control.latency_ns <= NS_MAX, "control.latency_ns must be at most 60000000000, a minute")?;
+        let resend = RESEND_NS_MIN..=NS_MAX;
+        must(resend.contains(&control.resend_ns), "control.resend_ns must be from 1000 to 60000000000, a minute")?;
+        must(control.patience_ns <= PATIENCE_NS_MAX, "control.patience_ns must be at most 3600000000000, an hour")?;
+        must((0.0..=1.0).contains(&control.loss), "control.loss must be a probability, from 0 to 1")?;
+        if let Some(delays) = &host.delays {
+            must((0.0..=1.0).contains(&delays.probability), "host.delays.probability must be from 0 to 1")?;
+            let mean = delays.mean_ns > 0.0 && delays.mean_ns <= DELAY_NS_MAX;
+            must(mean, "host.delays.mean_ns must be above 0 and at most 60000000000, a minute")?;
+        }
+        Ok(())
     }
 
     /// Returns a node's rack.
@@ -208,11 +219,17 @@ fn one() -> u64 {
     1
 }
 
-/// Most nodes of a cluster.
-const NODES_MAX: u32 = 4096;
+/// Most nodes of a cluster: every two have a control connection, which take some 5 GB for as many.
+const NODES_MAX: u32 = 1024;
 /// Highest rate in Mbit/s.
-const MBPS_MAX: u64 = 10_000_000;
+pub(crate) const MBPS_MAX: u64 = 10_000_000;
 /// Most bytes of a flow in an adapter.
 const QUEUE_MAX: u64 = 16 << 20;
+/// Longest wait for a peer that cannot be reached, in ns.
+const PATIENCE_NS_MAX: u64 = 3_600_000_000_000;
+/// Shortest time until a lost segment is sent again, in ns: a cut is looked at so often.
+const RESEND_NS_MIN: u64 = 1_000;
+/// Longest mean of a scheduler's delay, in ns.
+const DELAY_NS_MAX: f64 = 60e9;
 /// Longest time in ns.
 const NS_MAX: u64 = 60_000_000_000;

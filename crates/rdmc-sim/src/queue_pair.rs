@@ -67,13 +67,30 @@ struct State {
     taken: u64,
     /// Unsignaled requests that are done.
     unreported: Vec<Completed>,
+    /// Counts attempts of all requests to leave: events of earlier ones are void.
+    attempts: u64,
+    /// Counts how often the path was cut.
+    stalls: u64,
+}
+
+impl State {
+    fn next_attempt(&mut self) -> u64 {
+        self.attempts += 1;
+        self.attempts
+    }
+
+    /// Finds an outstanding request by its number.
+    fn outstanding_mut(&mut self, number: u64) -> Option<&mut Outstanding> {
+        let place = number.checked_sub(self.first_outstanding)?;
+        self.outstanding.get_mut(usize::try_from(place).ok()?)
+    }
 }
 
 struct Leaving {
     flow: Option<FlowNumber>,
     /// The peer cannot be reached: it waits, and leaves anew.
     stalled: bool,
-    /// Counts attempts: events of earlier ones are void.
+    /// The number of this attempt.
     attempt: u64,
 }
 
@@ -192,16 +209,10 @@ impl SimQueuePair {
         }
         let mut done = unreported;
         let mut cause = cause;
-        let ends = outstanding.into_iter().map(|outstanding| (outstanding.request, outstanding.result));
-        for (request, result) in ends.chain(waiting.into_iter().map(|request| (request, None))) {
-            match result {
-                // Acknowledged behind one that was not: it has been taken all the same.
-                Some(Ok(len)) => done.push(request.complete(Ok(len), None)),
-                _ => {
-                    done.push(request.complete(Err(cause), None));
-                    cause = WorkError::Flushed;
-                }
-            }
+        // What was acknowledged behind one that was not is flushed with it: nothing succeeds after an error.
+        for request in outstanding.into_iter().map(|outstanding| outstanding.request).chain(waiting) {
+            done.push(request.complete(Err(cause), None));
+            cause = WorkError::Flushed;
         }
         done.extend(receives.into_iter().map(|request| request.complete(Err(WorkError::Flushed), None)));
         self.deliver(done);
@@ -218,9 +229,9 @@ impl SimQueuePair {
         self.give_up_unacknowledged_later();
         let flow = {
             let mut state = lock(&self.state);
+            let attempt = state.next_attempt();
             let Some(leaving) = &mut state.leaving else { return };
-            leaving.stalled = true;
-            leaving.attempt += 1;
+            (leaving.stalled, leaving.attempt) = (true, attempt);
             leaving.flow.take()
         };
         if let Some(flow) = flow {

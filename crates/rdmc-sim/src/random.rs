@@ -77,7 +77,7 @@ impl Random {
     /// Draws from the lognormal distribution with this median and this mean.
     ///
     /// # Panics
-    /// If the mean is not above the median, which is above 0.
+    /// If the mean is below the median, or the median not above 0.
     pub fn lognormal(&mut self, median: f64, mean: f64) -> f64 {
         assert!(0.0 < median && median <= mean, "a lognormal's mean is above its median");
         let sigma = libm::sqrt(2.0 * libm::log(mean / median));

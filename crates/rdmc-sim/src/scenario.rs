@@ -1,14 +1,17 @@
 //! Scenarios: a cluster, groups, messages and faults, as they stand in a file.
 
+use std::collections::BTreeSet;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use rdmc::{Algorithm, Hybrid, Racks, Spine};
 use rdmc_fabric::Timestamp;
 use serde::Deserialize;
 
-use crate::deployment::{Deployment, DeploymentError, FormedGroup, GroupPlan};
+use crate::deployment::{Deployment, DeploymentError, FormedGroup, GroupPlan, scale_for};
 use crate::log::Recorded;
-use crate::model::ClusterModel;
+use crate::model::{ClusterModel, MBPS_MAX};
 use crate::simulation::{NodeIndex, Stalled};
 use crate::world::{ModelError, Simulation, World};
 
@@ -40,6 +43,7 @@ pub struct Scenario {
     /// The cluster.
     pub cluster: ClusterModel,
     /// The groups, all formed before anything is sent.
+    #[serde(default)]
     pub groups: Vec<ScenarioGroup>,
     /// What else happens, counted from when all groups are formed.
     #[serde(default)]
@@ -68,6 +72,7 @@ pub struct ScenarioGroup {
     #[serde(default = "default_block_size")]
     pub block_size: u64,
     /// What the root sends.
+    #[serde(default)]
     pub messages: Vec<ScenarioMessage>,
 }
 
@@ -121,7 +126,7 @@ pub struct Played {
     pub duration: Duration,
     /// Tells whether two runs did the same at the same times.
     pub digest: u64,
-    /// What was on the network, if it was recorded.
+    /// What was on the network, if it was recorded; times count from when all groups were formed.
     pub recorded: Vec<Recorded>,
 }
 
@@ -160,7 +165,7 @@ impl PlayedMessage {
 #[non_exhaustive]
 pub enum ScenarioError {
     /// The text is not that of a scenario.
-    #[error("not a scenario: {0}")]
+    #[error("not a scenario")]
     Syntax(#[from] toml::de::Error),
     /// Something in it makes no sense.
     #[error("{what}")]
@@ -172,11 +177,18 @@ pub enum ScenarioError {
     #[error(transparent)]
     Model(#[from] ModelError),
     /// The groups could not be formed.
-    #[error("the groups could not be formed: {0}")]
+    #[error("the groups could not be formed")]
     Deployment(#[from] DeploymentError),
     /// The simulation did not end.
-    #[error(transparent)]
-    Stalled(#[from] Stalled),
+    #[error(
+        "the scenario did not end (what is stopped, or cannot send, is waited for without limit; limit_s says how long)"
+    )]
+    Stalled {
+        /// Why.
+        source: Stalled,
+        /// What was on the network until then, if it was recorded.
+        recorded: Vec<Recorded>,
+    },
 }
 
 impl std::str::FromStr for Scenario {
@@ -197,13 +209,12 @@ impl Scenario {
     pub fn play(&self, seed: u64, records: bool) -> Result<Played, ScenarioError> {
         self.check()?;
         let mut model = self.cluster.clone();
-        if model.payload_scale == 1 && !self.full_payload {
-            let smallest = self.groups.iter().map(|group| group.block_size).min().unwrap_or(1);
-            model.payload_scale = (smallest / PAYLOAD_OF_A_BLOCK).max(1);
-        }
+        model.payload_scale = self.payload_scale();
         let simulation = Simulation::new(model, seed)?;
         let world = simulation.world().clone();
         let (plans, scenario) = (self.plans()?, self.clone());
+        let start_ns = Arc::new(AtomicU64::new(0));
+        let began = start_ns.clone();
         let played = simulation.run(Duration::from_secs(self.limit_s), async move {
             let deployment = Deployment::start(&world).await?;
             let forming = plans.into_iter().map(|plan| deployment.form(plan));
@@ -212,13 +223,30 @@ impl Scenario {
                 world.record();
             }
             let start = world.now();
+            began.store(start.as_nanos(), Ordering::Relaxed);
             scenario.events.iter().for_each(|event| event.schedule(&world));
             let sending = scenario.groups.iter().zip(groups).map(|(group, formed)| group.play(&world, start, formed));
             let groups = futures::future::join_all(sending).await;
             let duration = world.now().since(start);
-            Ok::<_, DeploymentError>(Played { groups, duration, digest: world.digest(), recorded: world.recorded() })
-        })?;
-        Ok(played?)
+            Ok::<_, DeploymentError>(Played { groups, duration, digest: world.digest(), recorded: Vec::new() })
+        });
+        let start_ns = start_ns.load(Ordering::Relaxed);
+        let recorded = simulation.world().recorded().into_iter().map(|what| what.since(start_ns)).collect();
+        match played {
+            Ok(played) => Ok(Played { recorded, ..played? }),
+            Err(source) => Err(ScenarioError::Stalled { source, recorded }),
+        }
+    }
+
+    /// Returns the scale to play with.
+    fn payload_scale(&self) -> u64 {
+        if self.cluster.payload_scale > 1 || self.full_payload {
+            return self.cluster.payload_scale;
+        }
+        let blocks: Vec<u64> = self.groups.iter().map(|group| group.block_size).collect();
+        let messages = self.groups.iter().flat_map(|group| &group.messages);
+        let shortest = messages.map(|message| message.bytes).filter(|&bytes| bytes > 0).min();
+        scale_for(&blocks, shortest.unwrap_or(u64::MAX))
     }
 
     fn check(&self) -> Result<(), ScenarioError> {
@@ -234,14 +262,50 @@ impl Scenario {
             if group.block_size == 0 || group.block_size > BLOCK_SIZE_MAX {
                 return sense(format!("groups[{number}].block_size must be from 1 to {BLOCK_SIZE_MAX}"));
             }
+            let distinct: BTreeSet<u32> = group.members.iter().copied().collect();
+            if distinct.len() < group.members.len() {
+                return sense(format!("groups[{number}].members: a node stands there twice"));
+            }
+            let scale = self.payload_scale();
+            if !group.block_size.is_multiple_of(scale) {
+                let what = format!("cluster.payload_scale {scale} does not divide it");
+                return sense(format!("groups[{number}].block_size {}: {what}", group.block_size));
+            }
             if let Some(message) = group.messages.iter().find(|message| message.bytes > MESSAGE_MAX) {
                 let bytes = message.bytes;
                 return sense(format!("groups[{number}].messages: {bytes} bytes are more than {MESSAGE_MAX}"));
+            }
+            let members = if group.members.is_empty() { u64::from(nodes) } else { group.members.len() as u64 };
+            let longest = group.messages.iter().map(|message| message.bytes).max().unwrap_or(0).max(group.block_size);
+            let bytes = longest.div_ceil(scale) * members;
+            if bytes > PAYLOAD_MAX {
+                let what = "a larger cluster.payload_scale, larger blocks or shorter messages take less";
+                return sense(format!(
+                    "groups[{number}] takes {bytes} bytes of memory, more than {PAYLOAD_MAX}: {what}"
+                ));
+            }
+            let blocks = group.messages.iter().map(|message| message.bytes / group.block_size).max().unwrap_or(0);
+            if blocks * members > BLOCKS_MAX {
+                return sense(format!(
+                    "groups[{number}]: {blocks} blocks to {members} members are more than {BLOCKS_MAX}; use larger blocks"
+                ));
             }
         }
         for (number, event) in self.events.iter().enumerate() {
             if let Some(node) = event.nodes().into_iter().find(|&node| node >= nodes) {
                 return sense(format!("events[{number}]: there is no node {node}, the cluster has {nodes}"));
+            }
+            match *event {
+                ScenarioEvent::SlowDown { times, .. } if !(1..=SLOWNESS_MAX).contains(&times) => {
+                    return sense(format!("events[{number}].times must be from 1 to {SLOWNESS_MAX}"));
+                }
+                ScenarioEvent::LimitPort { mbps, .. } if mbps > MBPS_MAX => {
+                    return sense(format!("events[{number}].mbps must be at most {MBPS_MAX}"));
+                }
+                ScenarioEvent::HoldUp { us, .. } if us > HOLD_UP_US_MAX => {
+                    return sense(format!("events[{number}].us must be at most {HOLD_UP_US_MAX}, an hour"));
+                }
+                _ => {}
             }
         }
         self.plans().map(|_| ())
@@ -376,8 +440,14 @@ fn default_block_size() -> u64 {
     1 << 20
 }
 
-/// Bytes by which a block is modelled.
-const PAYLOAD_OF_A_BLOCK: u64 = 1024;
+/// The slowest that a node can become, in times.
+const SLOWNESS_MAX: u64 = 1_000_000;
+/// The longest that software can be held up, in µs.
+const HOLD_UP_US_MAX: u64 = 3_600_000_000;
+/// Most bytes of memory that one message takes at all members.
+const PAYLOAD_MAX: u64 = 1 << 30;
+/// Most blocks of one message, counted at all members.
+const BLOCKS_MAX: u64 = 10_000_000;
 /// Largest block, in bytes.
 const BLOCK_SIZE_MAX: u64 = 1 << 30;
 /// Largest message, in bytes: 1 TiB.

@@ -50,12 +50,12 @@ pub enum Stalled {
         /// Tasks that are left.
         tasks: usize,
     },
-    /// Tasks woke each other for ever without any time passing.
-    #[error("livelock at {at:?}: {polls} polls without any time passing")]
+    /// Tasks and events brought forth each other for ever without any time passing.
+    #[error("livelock at {at:?}: {polls} polls and events without any time passing")]
     Livelock {
         /// Virtual time since the start.
         at: Duration,
-        /// Polls at that moment.
+        /// Polls and events at that moment.
         polls: u64,
     },
 }
@@ -174,7 +174,8 @@ impl Executor {
                 owner,
                 core: Arc::downgrade(&self.0),
                 queued: AtomicBool::new(false),
-                future: Mutex::new(Some(future)),
+                // A task may run inside a Tokio runtime, whose budget must not decide anything.
+                future: Mutex::new(Some(Box::pin(tokio::task::unconstrained(future)))),
             });
             state.tasks.insert(number, task.clone());
             task
@@ -244,7 +245,7 @@ impl Executor {
             }
             let before = self.now_ns();
             match self.fire_next(limit_ns) {
-                Fired::Event if self.now_ns() == before => {}
+                Fired::Event if self.now_ns() == before => polls += 1,
                 Fired::Event => polls = 0,
                 Fired::Nothing => {
                     let at = Duration::from_nanos(self.now_ns());
@@ -313,6 +314,11 @@ impl Executor {
         loop {
             let event = {
                 let mut state = self.state();
+                let Some(next) = state.events.peek() else { return Fired::Nothing };
+                if next.at_ns > limit_ns {
+                    self.0.now_ns.fetch_max(limit_ns, Ordering::Relaxed);
+                    return Fired::TooLate;
+                }
                 let Some(event) = state.events.pop() else { return Fired::Nothing };
                 if let Action::Wake(timer) = &event.action
                     && timer.cancelled.load(Ordering::Relaxed)
@@ -322,9 +328,6 @@ impl Executor {
                 }
                 event
             };
-            if event.at_ns > limit_ns {
-                return Fired::TooLate;
-            }
             self.0.now_ns.fetch_max(event.at_ns, Ordering::Relaxed);
             match event.action {
                 Action::Call(call) => call(),

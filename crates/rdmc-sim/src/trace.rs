@@ -8,6 +8,7 @@ use crate::simulation::NodeIndex;
 
 /// Writes what was recorded as a trace in Chrome's JSON format.
 ///
+/// A block has its immediate as name: its number, or with a message's first block the message's size in bytes of payload.
 /// Blocks that share a port at the same time are drawn below each other, in as many rows as are needed.
 pub fn to_trace(recorded: &[Recorded]) -> String {
     let mut rows = Rows::default();
@@ -17,7 +18,7 @@ pub fn to_trace(recorded: &[Recorded]) -> String {
     for what in transfers {
         match *what {
             Recorded::Carried { from, to, imm, one_sided, bytes, begin_ns, end_ns, arrival_ns } => {
-                let label = imm.map_or_else(|| "bytes".to_owned(), |imm| format!("block {imm}"));
+                let label = imm.map_or_else(|| "bytes".to_owned(), |imm| format!("imm {imm}"));
                 let label = if one_sided { "one-sided".to_owned() } else { label };
                 let facts = Facts { bytes, from: from.0, to: to.0 };
                 let latency_ns = arrival_ns - end_ns;
@@ -200,7 +201,7 @@ mod tests {
             spans.iter().filter(|it| it["pid"] == node).map(|it| it["tid"].as_u64().unwrap()).collect()
         };
         assert_eq!((rows(0), rows(1)), (vec![100, 101, 100], vec![200, 201, 200]));
-        assert_eq!(spans[0]["name"], "block 0 → 1");
+        assert_eq!(spans[0]["name"], "imm 0 → 1");
         assert_eq!(spans[1]["ts"], 0.005);
     }
 }

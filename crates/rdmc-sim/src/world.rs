@@ -72,6 +72,7 @@ impl Simulation {
 impl Drop for Simulation {
     fn drop(&mut self) {
         self.world.0.executor.end();
+        self.world.0.flows.end();
     }
 }
 
@@ -237,7 +238,7 @@ impl World {
         Duration::from_nanos(cpu_ns)
     }
 
-    // What can happen.
+    // What can happen. All of it panics if there is no such node.
 
     /// Tells whether a node has not died.
     pub fn is_alive(&self, node: NodeIndex) -> bool {
@@ -338,7 +339,8 @@ impl World {
         }
     }
 
-    /// Cuts two nodes off each other. What is under way waits, and fails if it waits too long.
+    /// Cuts two nodes off each other. What has not left its port waits, and fails if it waits too long; what has left it
+    /// still arrives, and so does its answer.
     pub fn cut(&self, a: NodeIndex, b: NodeIndex) {
         if a != b {
             self.0.cut_off(a, b);

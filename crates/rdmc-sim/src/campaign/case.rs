@@ -320,6 +320,15 @@ impl Case {
         self.model.check()?;
         for group in &self.groups {
             let nodes: Vec<u32> = group.members.iter().map(|member| member.node).collect();
+            if group.block_size == 0 || group.block_size >= GroupSpec::BLOCK_SIZE_MAX {
+                return Err(format!("group {} has blocks of {} bytes", group.id, group.block_size));
+            }
+            if group.messages.iter().any(|message| message.size > MESSAGE_MAX) {
+                return Err(format!("group {} has a message of more than {MESSAGE_MAX} bytes", group.id));
+            }
+            if let AlgorithmCase::Hybrid { racks, .. } = &group.algorithm {
+                Racks::from_assignment(racks).map_err(|error| format!("group {}: {error}", group.id))?;
+            }
             if nodes.is_empty() || nodes.iter().any(|&node| node >= self.model.nodes) {
                 return Err(format!("group {} has no members, or some that are no nodes of the cluster", group.id));
             }
@@ -494,3 +503,6 @@ impl fmt::Display for FaultCase {
 fn ns(ns: u64) -> String {
     format!("{:?}", Duration::from_nanos(ns))
 }
+
+/// Longest message of a case, in bytes: its content is real.
+const MESSAGE_MAX: u64 = 256 << 20;

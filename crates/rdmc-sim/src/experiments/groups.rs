@@ -10,7 +10,8 @@ use futures::future::try_join_all;
 use rdmc::Algorithm;
 
 use super::ExperimentError;
-use super::measure::{MIB, VIRTUAL_LIMIT, hop_time, scale_for};
+use super::measure::{MIB, VIRTUAL_LIMIT, hop_time};
+use crate::deployment::scale_for;
 use crate::deployment::{Deployment, DeploymentError, FormedGroup, GroupPlan};
 use crate::model::ClusterModel;
 use crate::simulation::NodeIndex;
@@ -47,7 +48,7 @@ impl Groups {
     pub(crate) fn new(mut model: ClusterModel, members: u32, senders: u32, bytes: u64) -> Self {
         model.nodes = members;
         let block_size = block_size_for(bytes);
-        model.payload_scale = scale_for(block_size.min(bytes));
+        model.payload_scale = scale_for(&[block_size.min(bytes)], u64::MAX);
         Self { model, senders, bytes, block_size, stream: 1, rounds: 1, uplinks_mbps: Vec::new() }
     }
 

@@ -8,7 +8,7 @@ use std::time::Duration;
 use rdmc::Algorithm;
 
 use super::ExperimentError;
-use crate::deployment::{Deployment, GroupPlan, MulticastTimes};
+use crate::deployment::{Deployment, GroupPlan, MulticastTimes, scale_for};
 use crate::log::Recorded;
 use crate::model::ClusterModel;
 use crate::simulation::{NodeIndex, lock};
@@ -47,7 +47,7 @@ impl Single {
         block_size: u64,
     ) -> Self {
         model.nodes = model.nodes.min(members);
-        model.payload_scale = scale_for(block_size);
+        model.payload_scale = scale_for(&[block_size], u64::MAX);
         Self { model, members: (0..members).map(NodeIndex).collect(), algorithm, bytes, block_size, seed: 1 }
     }
 
@@ -98,11 +98,6 @@ impl Single {
         });
         played?
     }
-}
-
-/// Returns how many bytes one byte stands for, so that a block is modelled by about a thousand, without a rest.
-pub(crate) fn scale_for(block_size: u64) -> u64 {
-    (1..=block_size / 1024).rev().find(|scale| block_size.is_multiple_of(*scale)).unwrap_or(1)
 }
 
 /// Runs independent jobs on all processors; the results are in the order of the jobs.

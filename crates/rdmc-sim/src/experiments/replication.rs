@@ -12,9 +12,10 @@ use rdmc_fabric::Timestamp;
 use tokio::sync::{Mutex, Semaphore, mpsc};
 
 use super::groups::form_all;
-use super::measure::{MIB, VIRTUAL_LIMIT, in_parallel, scale_for};
+use super::measure::{MIB, VIRTUAL_LIMIT, in_parallel};
 use super::workload::{self, HOSTS, Write};
 use super::{ExperimentError, Finding, Options, PaperCluster, Report, Table};
+use crate::deployment::scale_for;
 use crate::deployment::{DeploymentError, FormedGroup, GroupPlan, MulticastTimes};
 use crate::model::ClusterModel;
 use crate::plot::{Axis, BarSeries, Bars, Content, Figure, Line, Panel, Reference};
@@ -97,7 +98,7 @@ impl Replayed {
 fn replay(model: &ClusterModel, algorithm: &Algorithm, writes: &[Write]) -> Result<Replayed, ExperimentError> {
     let mut model = model.clone();
     model.nodes = HOSTS + 1;
-    model.payload_scale = scale_for(MIB);
+    model.payload_scale = scale_for(&[MIB], u64::MAX);
     let simulation = Simulation::new(model, 1)?;
     let bytes: u64 = writes.iter().map(|write| write.bytes).sum();
     let (world, algorithm, writes) = (simulation.world().clone(), algorithm.clone(), writes.to_vec());

@@ -11,56 +11,73 @@ const MESSAGE: u64 = 256 * MIB;
 /// Blocks of the message.
 const BLOCKS: u32 = 256;
 
+/// What one group size brought, in s.
+struct Row {
+    members: u32,
+    /// Steps of the binomial pipeline.
+    steps: u32,
+    pipeline: f64,
+    pipeline_skew: f64,
+    sequential: f64,
+    sequential_skew: f64,
+}
+
 pub(super) fn run(_: &Options) -> Result<Report, ExperimentError> {
     let model = PaperCluster::Sierra.model();
-    let sizes: Vec<u32> = vec![2, 3, 4, 5, 8, 9, 16, 17, 32, 33, 64, 65, 128, 256, 512];
     // The largest first: they take the longest.
-    let mut jobs: Vec<(Algorithm, u32)> = sizes.iter().rev().map(|&n| (Algorithm::BinomialPipeline, n)).collect();
-    jobs.extend(sizes.iter().rev().map(|&n| (Algorithm::Sequential, n)));
+    let jobs: Vec<(Algorithm, u32)> = [Algorithm::BinomialPipeline, Algorithm::Sequential]
+        .into_iter()
+        .flat_map(|algorithm| SIZES.iter().rev().map(move |&n| (algorithm.clone(), n)))
+        .collect();
     let outcomes =
         in_parallel(&jobs, |(algorithm, n)| Single::new(model.clone(), *n, algorithm.clone(), MESSAGE, MIB).run())?;
-    let seconds_of = |wanted: &Algorithm, n: u32| {
-        let place = jobs.iter().position(|(algorithm, members)| algorithm == wanted && *members == n)?;
-        Some((outcomes[place].latency().as_secs_f64(), outcomes[place].skew().as_secs_f64()))
-    };
-
+    let (pipeline, sequential) = outcomes.split_at(SIZES.len());
+    let rows: Vec<Row> = SIZES
+        .iter()
+        .zip(pipeline.iter().rev().zip(sequential.iter().rev()))
+        .map(|(&members, (pipeline, sequential))| Row {
+            members,
+            steps: BLOCKS - 1 + members.next_power_of_two().trailing_zeros(),
+            pipeline: pipeline.latency().as_secs_f64(),
+            pipeline_skew: pipeline.skew().as_secs_f64(),
+            sequential: sequential.latency().as_secs_f64(),
+            sequential_skew: sequential.skew().as_secs_f64(),
+        })
+        .collect();
     let block_time = wire_time(&model, MIB).as_secs_f64();
     let step_time = block_time + hop_time(&model).as_secs_f64();
-    let mut table = Table::new(
-        "",
-        &["members", "pipeline_s", "pipeline_skew_s", "bound_s", "steps", "sequential_s", "sequential_skew_s"],
-    );
-    let mut worst: f64 = 0.0;
-    let (mut pipeline, mut sequential, mut bound) = (Vec::new(), Vec::new(), Vec::new());
-    let (mut skews, mut sequential_skews) = (Vec::new(), Vec::new());
-    for &n in &sizes {
-        let (seconds, skew) = seconds_of(&Algorithm::BinomialPipeline, n).expect("every size was run");
-        let steps = BLOCKS - 1 + n.next_power_of_two().trailing_zeros();
-        let stated = f64::from(steps) * step_time;
-        worst = worst.max(seconds / stated);
-        let (sequentially, sequential_skew) = seconds_of(&Algorithm::Sequential, n).expect("every size was run");
+    Ok(Report {
+        name: "figure-8",
+        title: "256 MiB to 2 to 512 nodes".into(),
+        tables: vec![table(&rows, block_time)],
+        figure: figure(&rows, block_time),
+        findings: findings(&rows, step_time),
+    })
+}
+
+fn table(rows: &[Row], block_time: f64) -> Table {
+    let columns = ["members", "pipeline_s", "pipeline_skew_s", "bound_s", "steps", "sequential_s", "sequential_skew_s"];
+    let mut table = Table::new("", &columns);
+    for row in rows {
         table.push(vec![
-            n.to_string(),
-            format!("{seconds:.6}"),
-            format!("{skew:.6}"),
-            format!("{:.6}", f64::from(steps) * block_time),
-            steps.to_string(),
-            format!("{sequentially:.6}"),
-            format!("{sequential_skew:.6}"),
+            row.members.to_string(),
+            format!("{:.6}", row.pipeline),
+            format!("{:.6}", row.pipeline_skew),
+            format!("{:.6}", f64::from(row.steps) * block_time),
+            row.steps.to_string(),
+            format!("{:.6}", row.sequential),
+            format!("{:.6}", row.sequential_skew),
         ]);
-        let at = f64::from(n);
-        pipeline.push((at, seconds * 1e3));
-        bound.push((at, f64::from(steps) * block_time * 1e3));
-        sequential.push((at, sequentially * 1e3));
-        skews.push((at, skew * 1e3));
-        sequential_skews.push((at, sequential_skew * 1e3));
     }
-    let of = |n: u32| seconds_of(&Algorithm::BinomialPipeline, n).map_or(f64::NAN, |(seconds, _)| seconds);
-    let last = sizes.last().copied().unwrap_or(2);
-    let growth = of(last) / of(2);
-    let sequential_growth = sequential.last().map_or(f64::NAN, |(_, ms)| ms / 1e3) / of(2);
-    let worst_skew = skews.iter().map(|(_, ms)| ms / (of(last) * 1e3)).fold(0.0, f64::max);
-    let findings = vec![
+    table
+}
+
+fn findings(rows: &[Row], step_time: f64) -> Vec<Finding> {
+    let (first, last) = (&rows[0], &rows[rows.len() - 1]);
+    let worst = rows.iter().map(|row| row.pipeline / (f64::from(row.steps) * step_time)).fold(0.0, f64::max);
+    let (growth, sequential_growth) = (last.pipeline / first.pipeline, last.sequential / first.sequential);
+    let worst_skew = rows.iter().map(|row| row.pipeline_skew / row.pipeline).fold(0.0, f64::max);
+    vec![
         Finding {
             what: "time of the binomial pipeline against (k − 1 + ⌈log₂ n⌉) steps of a block and the stated latencies"
                 .into(),
@@ -80,31 +97,35 @@ pub(super) fn run(_: &Options) -> Result<Report, ExperimentError> {
             here: format!("at most {:.2} % of the transfer", worst_skew * 1e2),
             agrees: worst_skew < 0.02,
         },
-    ];
-    let time = Panel {
-        title: Some("Until the last member has it".into()),
-        ..Panel::new(
-            Axis::log2("members"),
-            Axis::log10("time (ms)"),
-            Content::Lines(vec![
-                Line::new("sequential", sequential, LineStyle::Markers),
-                Line::new("binomial pipeline", pipeline, LineStyle::Markers),
-                Line::new("bound", bound, LineStyle::Dashed),
-            ]),
-        )
-    };
-    let skew = Panel {
-        title: Some("From the first member to the last".into()),
-        ..Panel::new(
-            Axis::log2("members"),
-            Axis::log10("skew (ms)"),
-            Content::Lines(vec![
-                Line::new("sequential", sequential_skews, LineStyle::Markers),
-                Line::new("binomial pipeline", skews, LineStyle::Markers),
-            ]),
-        )
-    };
-    let mut figure = Figure::new("256 MiB from one node to many", vec![time, skew]);
-    figure.subtitle = Some("Sierra, 40 Gbit/s, blocks of 1 MiB".into());
-    Ok(Report { name: "figure-8", title: "256 MiB to 2 to 512 nodes".into(), tables: vec![table], figure, findings })
+    ]
 }
+
+fn figure(rows: &[Row], block_time: f64) -> Figure {
+    let line = |name: &str, style, seconds: &dyn Fn(&Row) -> f64| {
+        let points = rows.iter().map(|row| (f64::from(row.members), seconds(row) * 1e3)).collect();
+        Line::new(name, points, style)
+    };
+    let time = vec![
+        line("sequential", LineStyle::Markers, &|row| row.sequential),
+        line("binomial pipeline", LineStyle::Markers, &|row| row.pipeline),
+        line("bound", LineStyle::Dashed, &|row| f64::from(row.steps) * block_time),
+    ];
+    let skew = vec![
+        line("sequential", LineStyle::Markers, &|row| row.sequential_skew),
+        line("binomial pipeline", LineStyle::Markers, &|row| row.pipeline_skew),
+    ];
+    let panel = |title: &str, quantity: &str, lines| Panel {
+        title: Some(title.into()),
+        ..Panel::new(Axis::log2("members"), Axis::log10(quantity), Content::Lines(lines))
+    };
+    let panels = vec![
+        panel("Until the last member has it", "time (ms)", time),
+        panel("From the first member to the last", "skew (ms)", skew),
+    ];
+    let mut figure = Figure::new("256 MiB from one node to many", panels);
+    figure.subtitle = Some("Sierra, 40 Gbit/s, blocks of 1 MiB".into());
+    figure
+}
+
+/// The group sizes: powers of two, and those just above.
+const SIZES: [u32; 15] = [2, 3, 4, 5, 8, 9, 16, 17, 32, 33, 64, 65, 128, 256, 512];

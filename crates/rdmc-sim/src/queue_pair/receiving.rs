@@ -5,7 +5,7 @@ use std::sync::{Arc, Weak};
 use rdmc_fabric::{Buffer, Work, WorkError, WorkRequest};
 
 use super::{Content, Message, Next, SMALL_BYTES, SimQueuePair};
-use crate::flows::Call;
+use crate::flows::{Call, wire_ns};
 use crate::simulation::lock;
 
 impl SimQueuePair {
@@ -161,8 +161,7 @@ impl SimQueuePair {
         });
         let rate = self.world.0.flows.rate_of(&path);
         if (count <= SMALL_BYTES && rate > 0) || path.is_empty() {
-            let wire_ns = count * 8_000_000_000 / rate;
-            return executor.call_at(begin_ns + wire_ns, left);
+            return executor.call_at(begin_ns + wire_ns(count, rate), left);
         }
         self.world.0.flows.start(path, count, None, left);
     }
@@ -172,11 +171,7 @@ impl SimQueuePair {
         {
             let mut state = lock(&self.state);
             let state = &mut *state;
-            let Some(place) = number.checked_sub(state.first_outstanding).and_then(|place| usize::try_from(place).ok())
-            else {
-                return;
-            };
-            let Some(outstanding) = state.outstanding.get_mut(place) else { return };
+            let Some(outstanding) = state.outstanding_mut(number) else { return };
             let Work::Read { into, .. } = outstanding.request.work_mut() else { return };
             into.copy_from_slice(bytes);
         }

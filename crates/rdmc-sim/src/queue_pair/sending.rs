@@ -5,7 +5,7 @@ use std::sync::{Arc, Weak};
 use rdmc_fabric::{UNSIGNALED_MAX, Work, WorkError, WorkRequest};
 
 use super::{Content, Leaving, Message, Outstanding, PACKET_BYTES, SMALL_BYTES, SimQueuePair};
-use crate::flows::Call;
+use crate::flows::{Call, wire_ns};
 use crate::simulation::lock;
 use crate::world::WorldShared;
 
@@ -49,8 +49,9 @@ impl SimQueuePair {
             state.known -= 1;
             state.told -= 1;
             state.outstanding.push_back(Outstanding { request, result: None });
-            state.leaving = Some(Leaving { flow: None, stalled: false, attempt: 0 });
-            0
+            let attempt = state.next_attempt();
+            state.leaving = Some(Leaving { flow: None, stalled: false, attempt });
+            attempt
         };
         let free_ns = self.world.0.occupy_adapter(self.node, true) + self.queueing_ns();
         self.call_at(free_ns, move |queue_pair| {
@@ -66,9 +67,9 @@ impl SimQueuePair {
         if self.is_cut_off() {
             {
                 let mut state = lock(&self.state);
+                let attempt = state.next_attempt();
                 let Some(leaving) = &mut state.leaving else { return };
-                leaving.stalled = true;
-                leaving.attempt += 1;
+                (leaving.stalled, leaving.attempt) = (true, attempt);
             }
             return self.give_up_later();
         }
@@ -79,8 +80,9 @@ impl SimQueuePair {
         let (content, number, attempt) = {
             let mut state = lock(&self.state);
             let state = &mut *state;
+            let attempt = state.next_attempt();
             let (Some(newest), Some(leaving)) = (state.outstanding.back(), &mut state.leaving) else { return };
-            leaving.attempt += 1;
+            leaving.attempt = attempt;
             let number = state.first_outstanding + state.outstanding.len() as u64 - 1;
             (Content::of(newest.request.work()), number, leaving.attempt)
         };
@@ -101,9 +103,8 @@ impl SimQueuePair {
         let rate = self.world.0.flows.rate_of(&path);
         if (bytes <= SMALL_BYTES && rate > 0) || path.is_empty() {
             // What is small goes between the packets of what is large.
-            let wire_ns = bytes * 8_000_000_000 / rate;
             self.near(&peer);
-            return self.world.0.executor.call_at(begin_ns + wire_ns, left);
+            return self.world.0.executor.call_at(begin_ns + wire_ns(bytes, rate), left);
         }
         let notice = (model.nic.notice_bytes > 0).then(|| {
             let this = self.this.clone();
@@ -184,18 +185,19 @@ impl SimQueuePair {
 
     /// Breaks this end if what has left is not acknowledged for too long, by a peer that cannot be reached or is gone.
     pub(super) fn give_up_unacknowledged_later(&self) {
-        let oldest = {
-            let state = lock(&self.state);
+        let (oldest, stalls) = {
+            let mut state = lock(&self.state);
+            state.stalls += 1;
             if state.outstanding.is_empty() {
                 return;
             }
-            state.first_outstanding
+            (state.first_outstanding, state.stalls)
         };
         let at_ns = self.world.0.executor.now_ns() + self.world.0.model.nic.retry_ns;
         self.call_at(at_ns, move |queue_pair| {
             let waits = {
                 let state = lock(&queue_pair.state);
-                !state.outstanding.is_empty() && state.first_outstanding == oldest
+                !state.outstanding.is_empty() && (state.first_outstanding, state.stalls) == (oldest, stalls)
             };
             let gone = queue_pair.peer.get().is_some_and(|peer| peer.strong_count() == 0);
             if waits && (gone || queue_pair.is_cut_off()) {
@@ -216,10 +218,8 @@ impl SimQueuePair {
             if state.broken {
                 return;
             }
-            let place = usize::try_from(number - state.first_outstanding).expect("a queue's depth is a u32");
-            if let Some(outstanding) = state.outstanding.get_mut(place) {
-                outstanding.result = Some(result);
-            }
+            let Some(outstanding) = state.outstanding_mut(number) else { return };
+            outstanding.result = Some(result);
             let mut reported = Vec::new();
             let mut error = None;
             while let Some(Some(result)) = state.outstanding.front().map(|oldest| oldest.result) {
@@ -261,7 +261,10 @@ impl SimQueuePair {
             return 0;
         }
         let egress = nodes[self.node.index()].egress;
-        let queued = flows.count_longer(egress, PACKET_BYTES) * model.nic.queue_bytes;
-        queued * 8_000_000_000 / flows.rate_of(&[egress]).max(1)
+        match flows.rate_of(&[egress]) {
+            // It waits for the port itself.
+            0 => 0,
+            rate => wire_ns(flows.count_longer(egress, PACKET_BYTES).saturating_mul(model.nic.queue_bytes), rate),
+        }
     }
 }
