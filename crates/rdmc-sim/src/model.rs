@@ -200,7 +200,7 @@ pub enum Distribution {
 pub struct ControlModel {
     /// Time from one end to the other, in ns.
     pub latency_ns: u64,
-    /// Probability that a segment is lost and sent again.
+    /// Probability that a segment is lost, once, and arrives when it is sent again.
     pub loss: f64,
     /// Time until a lost segment is sent again, in ns.
     pub resend_ns: u64,

@@ -85,6 +85,9 @@ pub struct ModelError {
 }
 
 /// A handle of a modelled world; cheap to clone.
+///
+/// # Panics
+/// Whatever takes a node panics if there is no such node.
 #[derive(Clone)]
 pub struct World(pub(crate) Arc<WorldShared>);
 
@@ -238,7 +241,7 @@ impl World {
         Duration::from_nanos(cpu_ns)
     }
 
-    // What can happen. All of it panics if there is no such node.
+    // What can happen.
 
     /// Tells whether a node has not died.
     pub fn is_alive(&self, node: NodeIndex) -> bool {

@@ -20,6 +20,38 @@ pub(super) struct Participant {
     rank: usize,
 }
 
+/// A receiving member's handle.
+enum Incoming {
+    /// Messages arrive in memory of the pool.
+    Pool(Receiver),
+    /// The application supplies the memory.
+    Offers(OfferReceiver),
+}
+
+impl Incoming {
+    fn refuse(self, reason: &str) {
+        match self {
+            Self::Pool(receiver) => receiver.refuse(reason),
+            Self::Offers(receiver) => receiver.refuse(reason),
+        }
+    }
+
+    /// Asks once more, when the end was told.
+    fn speaks_after_its_end(&mut self) -> bool {
+        match self {
+            Self::Pool(receiver) => !matches!(receiver.next().now_or_never(), Some(None)),
+            Self::Offers(receiver) => !matches!(receiver.next_offer().now_or_never(), Some(None)),
+        }
+    }
+
+    async fn close(self) -> Result<(), GroupFailure> {
+        match self {
+            Self::Pool(receiver) => Receiver::close(receiver).await,
+            Self::Offers(receiver) => receiver.close().await,
+        }
+    }
+}
+
 /// How the next message came.
 enum Next {
     Message(Message),
@@ -41,8 +73,7 @@ impl Participant {
             self.note(|member, now_ns| member.joining_ns = Some(now_ns));
             match (self.rank, self.me().offers) {
                 (0, _) => self.send_all().await,
-                (_, false) => self.receive_all().await,
-                (_, true) => self.receive_offers().await,
+                (_, supplies_memory) => self.receive(supplies_memory).await,
             }
         }
         // Its handle of the node goes with it.
@@ -120,62 +151,47 @@ impl Participant {
         content.into()
     }
 
-    // A member whose messages arrive in the pool.
+    // A member that receives.
 
-    async fn receive_all(&self) {
-        let Some(mut receiver) = self.join(self.node.join_group(self.group().spec(self.me()))).await else { return };
+    async fn receive(&self, supplies_memory: bool) {
+        let spec = self.group().spec(self.me());
+        let joined = if supplies_memory {
+            self.join(self.node.join_group_with_offers(spec)).await.map(Incoming::Offers)
+        } else {
+            self.join(self.node.join_group(spec)).await.map(Incoming::Pool)
+        };
+        let Some(mut incoming) = joined else { return };
         let mut held = VecDeque::new();
         for taken in 0.. {
             match self.me().whim {
                 Whim::DropHandle { after } if after == taken => return self.note_close(Outcome::Dropped),
                 Whim::Refuse { after } if after == taken => {
-                    receiver.refuse("it cannot go on");
+                    incoming.refuse("it cannot go on");
                     return self.note_close(Outcome::Dropped);
                 }
                 Whim::CloseEarly { after } if after == taken => break,
                 _ => {}
             }
-            let next = self.patiently(&mut receiver, |receiver| receiver.next().boxed()).await;
-            let next = match next {
+            let next = self.next(&mut incoming, taken).await;
+            if !self.take(next, &mut held).await {
+                let spoke = incoming.speaks_after_its_end();
+                self.note(|member, _| member.spoke_after_end = spoke);
+                break;
+            }
+        }
+        drop(held);
+        self.close(incoming.close()).await;
+    }
+
+    async fn next(&self, incoming: &mut Incoming, taken: usize) -> Next {
+        match incoming {
+            Incoming::Pool(receiver) => match self.patiently(receiver, |receiver| receiver.next().boxed()).await {
                 None => Next::End,
                 Some(Ok(message)) => Next::Message(message),
                 Some(Err(failure)) => Next::Failed(failure),
-            };
-            if !self.take(next, &mut held).await {
-                let more = receiver.next().now_or_never();
-                self.note(|member, _| member.spoke_after_end = !matches!(more, Some(None)));
-                break;
-            }
+            },
+            Incoming::Offers(receiver) => self.next_offered(receiver, taken).await,
         }
-        drop(held);
-        self.close(Receiver::close(receiver)).await;
-    }
-
-    // A member that supplies the memory.
-
-    async fn receive_offers(&self) {
-        let joined = self.join(self.node.join_group_with_offers(self.group().spec(self.me()))).await;
-        let Some(mut receiver) = joined else { return };
-        let mut held = VecDeque::new();
-        for taken in 0.. {
-            match self.me().whim {
-                Whim::DropHandle { after } if after == taken => return self.note_close(Outcome::Dropped),
-                Whim::Refuse { after } if after == taken => {
-                    receiver.refuse("it cannot go on");
-                    return self.note_close(Outcome::Dropped);
-                }
-                Whim::CloseEarly { after } if after == taken => break,
-                _ => {}
-            }
-            let next = self.next_offered(&mut receiver, taken).await;
-            if !self.take(next, &mut held).await {
-                let more = receiver.next_offer().now_or_never();
-                self.note(|member, _| member.spoke_after_end = !matches!(more, Some(None)));
-                break;
-            }
-        }
-        drop(held);
-        self.close(OfferReceiver::close(receiver)).await;
     }
 
     async fn next_offered(&self, receiver: &mut OfferReceiver, taken: usize) -> Next {
