@@ -55,7 +55,12 @@ impl Offload {
     ///
     /// # Errors
     /// The algorithm cannot serve so many members, or there are too many blocks.
+    ///
+    /// # Panics
+    /// If a node is a member twice, or the block size is 0.
     pub async fn run(&self, world: &World) -> Result<MulticastTimes, ScheduleError> {
+        let distinct: BTreeSet<NodeIndex> = self.members.iter().copied().collect();
+        assert_eq!(distinct.len(), self.members.len(), "a node is a member once");
         let blocks = u32::try_from(self.bytes.div_ceil(self.block_size)).unwrap_or(0);
         let count = u32::try_from(self.members.len()).unwrap_or(u32::MAX);
         let schedule = Schedule::new(&self.algorithm, count, BlockCount(blocks))?;
