@@ -61,7 +61,7 @@ impl Control {
             let listening = lock(&world.control.listeners).get(&address).map(|it| (it.node, it.arrived.clone()));
             let reaches = listening.as_ref().is_none_or(|(node, _)| world.reaches(from, *node));
             if !reaches {
-                sleep(&world, world.model.control.resend_ns.max(1)).await;
+                sleep(&world, world.model.control.resend_ns).await;
                 continue;
             }
             sleep(&world, latency_ns).await;

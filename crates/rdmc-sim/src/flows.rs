@@ -57,13 +57,15 @@ struct Flow {
 }
 
 impl Flow {
-    /// Accounts for the time since the rate was set; returns what was carried.
-    fn advance(&mut self, now_ns: u64) -> u128 {
+    /// Accounts for the time since the rate was set, here and at the links of the path.
+    fn advance(&mut self, links: &mut [Link], now_ns: u64) {
         let carried = u128::from(self.bits_per_second) * u128::from(now_ns - self.since_ns);
         let carried = carried.min(self.remaining);
         self.remaining -= carried;
         self.since_ns = now_ns;
-        carried
+        for link in &self.path {
+            links[link.0 as usize].carried += carried;
+        }
     }
 
     /// Returns when the flow reaches its next point at its present rate.
@@ -131,14 +133,29 @@ impl Flows {
         let mut state = lock(&self.state);
         let state = &mut *state;
         for number in state.links[link.0 as usize].flows.clone() {
-            if let Some(flow) = state.flows.get_mut(&number) {
-                let carried = flow.advance(now_ns);
-                for link in &flow.path {
-                    state.links[link.0 as usize].carried += carried;
-                }
-            }
+            state.flows.get_mut(&number).expect("links list flows that exist").advance(&mut state.links, now_ns);
         }
         u64::try_from(state.links[link.0 as usize].carried / BIT_NS_PER_BYTE).unwrap_or(u64::MAX)
+    }
+
+    /// Carries bytes over a path: as a flow, or between the packets of flows if they are few. Calls as
+    /// [`start`](Self::start) does, with `notice` at once for what is no flow; returns the flow, if it is one.
+    pub(crate) fn carry(
+        &self,
+        path: Vec<LinkIndex>,
+        bytes: u64,
+        notice: Option<(u64, Call)>,
+        done: Call,
+    ) -> Option<FlowNumber> {
+        let rate = self.rate_of(&path);
+        if (bytes > SMALL_BYTES || rate == 0) && !path.is_empty() {
+            return Some(self.start(path, bytes, notice, done));
+        }
+        if let Some((_, near)) = notice {
+            near();
+        }
+        self.executor.call_at(self.executor.now_ns() + wire_ns(bytes, rate), done);
+        None
     }
 
     /// Starts a flow of so many bytes, which calls `notice` when few are left and `done` at the end.
@@ -206,18 +223,14 @@ impl Flows {
             let mut state = lock(&self.state);
             let state = &mut *state;
             let Some(flow) = state.flows.get_mut(&number).filter(|flow| flow.generation == generation) else { return };
-            let carried = flow.advance(now_ns);
-            for link in &flow.path {
-                state.links[link.0 as usize].carried += carried;
-            }
+            flow.advance(&mut state.links, now_ns);
+            let call = flow.notice.take().map(|(_, call)| call);
             if flow.remaining > 0 {
-                let call = flow.notice.take().map(|(_, call)| call);
                 (call, None, flow.next_point_ns())
             } else {
-                let notice = flow.notice.take().map(|(_, call)| call);
                 let mut flow = state.flows.remove(&number).expect("it was just there");
                 state.leave(number, &flow.path);
-                (notice, flow.done.take().map(|done| (done, flow.path)), None)
+                (call, flow.done.take().map(|done| (done, flow.path)), None)
             }
         };
         if let Some(at_ns) = again {
@@ -268,14 +281,11 @@ impl State {
                     *count -= 1;
                 }
                 if flow.bits_per_second != share || flow.generation == 0 {
-                    let carried = flow.advance(now_ns);
+                    flow.advance(&mut self.links, now_ns);
                     flow.bits_per_second = share;
                     flow.generation += 1;
                     if let Some(at_ns) = flow.next_point_ns() {
                         events.push((number, flow.generation, at_ns));
-                    }
-                    for link in &flow.path {
-                        self.links[link.0 as usize].carried += carried;
                     }
                 }
             }
@@ -317,6 +327,8 @@ pub(crate) fn wire_ns(bytes: u64, bits_per_second: u64) -> u64 {
     u64::try_from(u128::from(bytes) * BIT_NS_PER_BYTE / u128::from(bits_per_second)).unwrap_or(u64::MAX)
 }
 
+/// Messages of at most so many bytes do not take part in the sharing of links, unless a port stands still.
+const SMALL_BYTES: u64 = 256;
 /// A byte, in bits times nanoseconds per second.
 const BIT_NS_PER_BYTE: u128 = 8_000_000_000;
 

@@ -11,7 +11,7 @@ use std::time::Duration;
 use futures::future::BoxFuture;
 use rdmc_fabric::{
     Buffer, Completed, CompletionSource, ConnectError, Endpoint, Environment, FabricError, Peer, QueuePairConfig,
-    QueuePairId, RawQueuePair, RemoteMemory, Timestamp, Work, WorkError, WorkRequest, next_queue_pair_id,
+    QueuePairId, RawQueuePair, RemoteMemory, Work, WorkError, WorkRequest, next_queue_pair_id,
 };
 
 use crate::fabric::SimCompletions;
@@ -338,11 +338,9 @@ impl RawQueuePair for SimQueuePair {
                 if world.now().since(began) >= patience {
                     return Err(ConnectError::Unreachable(std::io::ErrorKind::TimedOut.into()));
                 }
-                world.sleep(Duration::from_nanos(world.0.model.control.resend_ns.max(1))).await;
+                world.sleep(Duration::from_nanos(world.0.model.control.resend_ns)).await;
             }
-            let round_trip_ns = 2 * world.0.latency_ns(node, peer);
-            let at_ns = world.0.executor.now_ns() + round_trip_ns;
-            world.sleep_until(Timestamp::from_nanos(at_ns)).await;
+            world.sleep(Duration::from_nanos(2 * world.0.latency_ns(node, peer))).await;
             if lock(&queue_pair.state).broken {
                 return Err(ConnectError::WrongState);
             }
@@ -404,7 +402,7 @@ fn tell_of_break(world: &World, by: NodeIndex, to: &Arc<SimQueuePair>, until_ns:
         let (to, at_ns) = (to.clone(), now_ns + world.0.latency_ns(by, to.node));
         return world.0.executor.call_at(at_ns, move || to.learn_of_break());
     }
-    let again_ns = now_ns + world.0.model.control.resend_ns.max(1);
+    let again_ns = now_ns + world.0.model.control.resend_ns;
     if again_ns > until_ns || !world.0.is_alive(to.node) {
         return;
     }
@@ -418,5 +416,3 @@ fn tell_of_break(world: &World, by: NodeIndex, to: &Arc<SimQueuePair>, until_ns:
 
 /// Messages of at most so many bytes are one packet, and wait behind the packets of others.
 const PACKET_BYTES: u64 = 4096;
-/// Messages of at most so many bytes do not take part in the sharing of links, unless a port stands still.
-const SMALL_BYTES: u64 = 256;

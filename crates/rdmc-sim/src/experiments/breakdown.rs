@@ -20,7 +20,7 @@ const MEMBERS: u32 = 4;
 const ROOT: NodeIndex = NodeIndex(0);
 /// The member two hops away from the root.
 const FARTHEST: NodeIndex = NodeIndex(3);
-/// How long the relayer's software is held up, in ns: the paper saw a stall of about this length.
+/// How long the relayer's software is held up: the paper saw a stall of about this length.
 const STALL: Duration = Duration::from_micros(100);
 /// In which step it is.
 const STALL_AT_STEP: usize = 180;

@@ -11,8 +11,7 @@ use rdmc::Algorithm;
 
 use super::ExperimentError;
 use super::measure::{MIB, VIRTUAL_LIMIT, hop_time};
-use crate::deployment::scale_for;
-use crate::deployment::{Deployment, DeploymentError, FormedGroup, GroupPlan};
+use crate::deployment::{Deployment, DeploymentError, FormedGroup, GroupPlan, scale_for};
 use crate::model::ClusterModel;
 use crate::simulation::NodeIndex;
 use crate::world::{Simulation, World};

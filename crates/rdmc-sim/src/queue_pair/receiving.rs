@@ -4,8 +4,8 @@ use std::sync::{Arc, Weak};
 
 use rdmc_fabric::{Buffer, Work, WorkError, WorkRequest};
 
-use super::{Content, Message, Next, SMALL_BYTES, SimQueuePair};
-use crate::flows::{Call, wire_ns};
+use super::{Content, Message, Next, SimQueuePair};
+use crate::flows::Call;
 use crate::simulation::lock;
 
 impl SimQueuePair {
@@ -159,11 +159,7 @@ impl SimQueuePair {
                 }
             });
         });
-        let rate = self.world.0.flows.rate_of(&path);
-        if (count <= SMALL_BYTES && rate > 0) || path.is_empty() {
-            return executor.call_at(begin_ns + wire_ns(count, rate), left);
-        }
-        self.world.0.flows.start(path, count, None, left);
+        self.world.0.flows.carry(path, count, None, left);
     }
 
     /// The bytes of a read have come in.

@@ -4,7 +4,7 @@ use std::sync::{Arc, Weak};
 
 use rdmc_fabric::{UNSIGNALED_MAX, Work, WorkError, WorkRequest};
 
-use super::{Content, Leaving, Message, Outstanding, PACKET_BYTES, SMALL_BYTES, SimQueuePair};
+use super::{Content, Leaving, Message, Outstanding, PACKET_BYTES, SimQueuePair};
 use crate::flows::{Call, wire_ns};
 use crate::simulation::lock;
 use crate::world::WorldShared;
@@ -100,12 +100,6 @@ impl SimQueuePair {
             }
         });
         let path = self.world.0.path(self.node, peer.node);
-        let rate = self.world.0.flows.rate_of(&path);
-        if (bytes <= SMALL_BYTES && rate > 0) || path.is_empty() {
-            // What is small goes between the packets of what is large.
-            self.near(&peer);
-            return self.world.0.executor.call_at(begin_ns + wire_ns(bytes, rate), left);
-        }
         let notice = (model.nic.notice_bytes > 0).then(|| {
             let this = self.this.clone();
             let near: Call = Box::new(move || {
@@ -115,20 +109,17 @@ impl SimQueuePair {
             });
             (model.nic.notice_bytes, near)
         });
-        let flow = self.world.0.flows.start(path, bytes, notice, left);
+        let flow = self.world.0.flows.carry(path, bytes, notice, left);
         if let Some(leaving) = &mut lock(&self.state).leaving
             && leaving.attempt == attempt
         {
-            leaving.flow = Some(flow);
+            leaving.flow = flow;
         }
     }
 
     /// Tells the receiving end that the block that is leaving is nearly through. The sending end learns it when the
     /// last byte has left: a block to somebody else that began earlier would share the port and delay this one.
     pub(super) fn near(&self, peer: &Arc<Self>) {
-        if self.world.0.model.nic.notice_bytes == 0 {
-            return;
-        }
         let at_ns = self.world.0.executor.now_ns() + self.world.0.latency_ns(self.node, peer.node);
         let peer = Arc::downgrade(peer);
         self.world.0.executor.call_at(at_ns, move || {
@@ -212,7 +203,7 @@ impl SimQueuePair {
 
     /// The peer tells what became of a request.
     pub(super) fn acknowledged(&self, number: u64, result: Result<usize, WorkError>) {
-        let (mut done, error) = {
+        let (done, error) = {
             let mut state = lock(&self.state);
             let state = &mut *state;
             if state.broken {
@@ -237,7 +228,7 @@ impl SimQueuePair {
             }
             (reported, error)
         };
-        self.deliver(std::mem::take(&mut done));
+        self.deliver(done);
         if let Some(cause) = error {
             self.break_with(cause, true);
         }
