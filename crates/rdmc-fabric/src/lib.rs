@@ -44,7 +44,7 @@ pub use memory::{Buffer, BufferMut, Lender, Memory, MemoryRegion};
 pub use queue_pair::{QueuePair, UNSIGNALED_MAX, next_queue_pair_id};
 pub use remote::{Expose, ExposedMemory, ExposedRegion, RemoteAccess, RemoteMemory};
 pub use rendezvous::{Meeting, MeetingPlace, Rendezvous};
-pub use software::{ExposureGrant, Exposures};
+pub use software::{ExposureGrant, Exposures, Pairing};
 pub use tcp::{TcpConfig, TcpFabric};
 pub use trace::{TraceEvent, TraceFabric, TraceKind};
 pub use work::{

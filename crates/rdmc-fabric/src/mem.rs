@@ -9,7 +9,7 @@ use std::io;
 use std::net::IpAddr;
 use std::pin::Pin;
 use std::sync::atomic::{AtomicU16, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::task::{Context, Poll};
 
 use futures::future::BoxFuture;
@@ -22,7 +22,7 @@ use crate::fabric::{Capabilities, ConnectError, Endpoint, Fabric, FabricError, P
 use crate::memory::{Memory, MemoryRegion};
 use crate::queue_pair::{QueuePair, next_queue_pair_id};
 use crate::remote::{Expose, ExposedRegion};
-use crate::software::{Exposures, PostedWork};
+use crate::software::{Exposures, Pairing, PostedWork};
 use crate::work::{QueuePairId, Work, WorkError, WorkRequest};
 
 /// A network inside this process; each node of it has a [`MemFabric`].
@@ -118,8 +118,7 @@ impl Fabric for MemFabric {
             environment: self.environment.clone(),
             network: self.network.clone(),
             exposures: self.exposures.clone(),
-            peer: OnceLock::new(),
-            caller: OnceLock::new(),
+            pairing: Pairing::default(),
             this: this.clone(),
         });
         lock(&self.network.queue_pairs).insert(shared.nonce, Arc::downgrade(&shared));
@@ -134,10 +133,7 @@ struct MemQueuePair {
     environment: Arc<MemEnvironment>,
     network: Arc<NetworkShared>,
     exposures: Arc<Exposures>,
-    /// The queue pair this end connected to.
-    peer: OnceLock<Weak<MemQueuePair>>,
-    /// The queue pair that connected to this end: the same one, once both have.
-    caller: OnceLock<Weak<MemQueuePair>>,
+    pairing: Pairing<MemQueuePair>,
     this: Weak<MemQueuePair>,
 }
 
@@ -171,18 +167,10 @@ impl MemQueuePair {
         let nonce = u128::from_le_bytes(nonce);
         let found = lock(&self.network.queue_pairs).get(&nonce).and_then(Weak::upgrade);
         let found = found.ok_or(ConnectError::BadNonce)?;
-        if self.posted.is_broken() || self.peer.get().is_some() {
+        if self.posted.is_broken() {
             return Err(ConnectError::WrongState);
         }
-        // A queue pair has one peer, and takes no other that knows its nonce.
-        let caller = found.caller.get_or_init(|| self.this.clone());
-        let expects_another = found.peer.get().is_some_and(|peer| !peer.ptr_eq(&self.this));
-        if !caller.ptr_eq(&self.this) || expects_another {
-            return Err(ConnectError::BadNonce);
-        }
-        if self.peer.set(Arc::downgrade(&found)).is_err() {
-            return Err(ConnectError::WrongState);
-        }
+        self.pairing.join(&self.this, &found, &found.pairing)?;
         if found.posted.is_broken() {
             // It closed in between, and may not have seen its caller.
             self.break_both(WorkError::ConnectionLost);
@@ -203,7 +191,7 @@ impl MemQueuePair {
     }
 
     async fn carry_out(&self, mut request: WorkRequest) {
-        let Some(peer) = self.peer.get().and_then(Weak::upgrade) else {
+        let Some(peer) = self.pairing.peer() else {
             self.posted.finish(request, Err(WorkError::ConnectionLost));
             return self.break_both(WorkError::ConnectionLost);
         };
@@ -273,8 +261,7 @@ impl MemQueuePair {
 
     fn break_both(&self, cause: WorkError) {
         if self.posted.break_with(cause) {
-            let others = [self.peer.get(), self.caller.get()];
-            for other in others.into_iter().flatten().filter_map(Weak::upgrade) {
+            for other in self.pairing.others() {
                 other.posted.break_with(WorkError::ConnectionLost);
             }
         }

@@ -2,7 +2,7 @@
 
 use std::collections::{HashMap, VecDeque};
 use std::fmt;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock, Weak};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, RwLock, Weak};
 use std::time::Duration;
 
 use futures::future::Either;
@@ -10,7 +10,7 @@ use tokio::sync::Notify;
 
 use crate::completion::{CompletionSource, SoftwareCompletions};
 use crate::environment::{Environment, Timestamp};
-use crate::fabric::FabricError;
+use crate::fabric::{ConnectError, FabricError};
 use crate::memory::{Buffer, BufferMut};
 use crate::remote::{Expose, ExposedMemory, ExposedRegion, RemoteAccess, RemoteMemory};
 use crate::work::{Nearing, QueuePairId, Work, WorkError, WorkRequest};
@@ -231,6 +231,63 @@ impl Drop for Taken<'_> {
 fn software(source: &Arc<dyn CompletionSource>) -> Option<&SoftwareCompletions> {
     let any: &dyn std::any::Any = &**source;
     any.downcast_ref()
+}
+
+/// Which queue pair an end is connected with, where both ends live in one process.
+pub struct Pairing<Q> {
+    /// The queue pair this end connected to.
+    peer: OnceLock<Weak<Q>>,
+    /// The queue pair that connected to this end: the same one, once both have.
+    caller: OnceLock<Weak<Q>>,
+}
+
+impl<Q> Default for Pairing<Q> {
+    fn default() -> Self {
+        Self { peer: OnceLock::new(), caller: OnceLock::new() }
+    }
+}
+
+impl<Q> fmt::Debug for Pairing<Q> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Pairing").field("joined", &self.is_joined()).finish_non_exhaustive()
+    }
+}
+
+impl<Q> Pairing<Q> {
+    /// Connects `this` end, whose pairing it is, to `found`. A queue pair has one peer, and takes no other that knows how
+    /// to reach it.
+    ///
+    /// # Errors
+    /// [`ConnectError::WrongState`] if it is connected, [`ConnectError::BadNonce`] if the other is meant for another.
+    pub fn join(&self, this: &Weak<Q>, found: &Arc<Q>, of_found: &Self) -> Result<(), ConnectError> {
+        if self.is_joined() {
+            return Err(ConnectError::WrongState);
+        }
+        let caller = of_found.caller.get_or_init(|| this.clone());
+        let expects_another = of_found.peer.get().is_some_and(|peer| !peer.ptr_eq(this));
+        if !caller.ptr_eq(this) || expects_another {
+            return Err(ConnectError::BadNonce);
+        }
+        self.peer.set(Arc::downgrade(found)).map_err(|_| ConnectError::WrongState)
+    }
+
+    /// Tells whether this end has connected, to a peer that may be gone by now.
+    pub fn is_joined(&self) -> bool {
+        self.peer.get().is_some()
+    }
+
+    /// Returns the queue pair this end connected to, if it is there.
+    pub fn peer(&self) -> Option<Arc<Q>> {
+        self.peer.get()?.upgrade()
+    }
+
+    /// Returns who must hear of what happens to this end: its peer, and whoever connected to it.
+    pub fn others(&self) -> Vec<Arc<Q>> {
+        let others = [self.peer.get(), self.caller.get()];
+        let mut others: Vec<_> = others.into_iter().flatten().filter_map(Weak::upgrade).collect();
+        others.dedup_by(|a, b| Arc::ptr_eq(a, b));
+        others
+    }
 }
 
 /// The memory that one node exposes, by key: what a fabric made in software has instead of a device's tables.

@@ -10,8 +10,8 @@ use std::time::Duration;
 
 use futures::future::BoxFuture;
 use rdmc_fabric::{
-    Buffer, Completed, CompletionSource, ConnectError, Endpoint, Environment, FabricError, Peer, QueuePairConfig,
-    QueuePairId, RawQueuePair, RemoteMemory, Work, WorkError, WorkRequest, next_queue_pair_id,
+    Buffer, Completed, CompletionSource, ConnectError, Endpoint, Environment, FabricError, Pairing, Peer,
+    QueuePairConfig, QueuePairId, RawQueuePair, RemoteMemory, Work, WorkError, WorkRequest, next_queue_pair_id,
 };
 
 use crate::fabric::SimCompletions;
@@ -33,12 +33,9 @@ pub(crate) struct SimQueuePair {
     /// The thread of the node's software that posts, and takes the completions.
     thread: usize,
     completions: Arc<dyn CompletionSource>,
-    /// The queue pair this end connected to.
-    peer: OnceLock<Weak<SimQueuePair>>,
-    /// The node of that one, which is known even when it is gone.
+    pairing: Pairing<SimQueuePair>,
+    /// The node of the peer, which is known even when that is gone.
     peer_node: OnceLock<NodeIndex>,
-    /// The queue pair that connected to this end: the same one, once both have.
-    caller: OnceLock<Weak<SimQueuePair>>,
     this: Weak<SimQueuePair>,
     state: Mutex<State>,
 }
@@ -165,9 +162,8 @@ impl SimQueuePair {
             reserved,
             thread,
             completions: completions.clone(),
-            peer: OnceLock::new(),
+            pairing: Pairing::default(),
             peer_node: OnceLock::new(),
-            caller: OnceLock::new(),
             this: this.clone(),
             state: Mutex::default(),
         });
@@ -218,7 +214,7 @@ impl SimQueuePair {
         self.deliver(done);
         if tells {
             let until_ns = self.world.0.executor.now_ns() + self.world.0.model.control.patience_ns;
-            for other in self.others() {
+            for other in self.pairing.others() {
                 tell_of_break(&self.world, self.node, &other, until_ns);
             }
         }
@@ -242,7 +238,7 @@ impl SimQueuePair {
 
     /// Tries again: the path was joined.
     pub(crate) fn resume(&self) {
-        let Some(peer) = self.peer.get().and_then(Weak::upgrade) else { return };
+        let Some(peer) = self.pairing.peer() else { return };
         if !self.world.0.reaches(self.node, peer.node) {
             return;
         }
@@ -261,14 +257,7 @@ impl SimQueuePair {
     }
 
     fn other(&self) -> Option<Arc<Self>> {
-        self.others().into_iter().next()
-    }
-
-    fn others(&self) -> Vec<Arc<Self>> {
-        let others = [self.peer.get(), self.caller.get()];
-        let mut others: Vec<_> = others.into_iter().flatten().filter_map(Weak::upgrade).collect();
-        others.dedup_by(|a, b| Arc::ptr_eq(a, b));
-        others
+        self.pairing.others().into_iter().next()
     }
 
     /// Calls `call` at a moment, at once if it is now, unless the queue pair is gone by then.
@@ -295,18 +284,10 @@ impl SimQueuePair {
         let nonce = u128::from_le_bytes(nonce);
         let found = lock(&self.world.0.queue_pairs).get(&nonce).and_then(Weak::upgrade);
         let found = found.ok_or(ConnectError::BadNonce)?;
-        if lock(&self.state).broken || self.peer.get().is_some() {
+        if lock(&self.state).broken {
             return Err(ConnectError::WrongState);
         }
-        // A queue pair has one peer, and takes no other that knows its nonce.
-        let caller = found.caller.get_or_init(|| self.this.clone());
-        let expects_another = found.peer.get().is_some_and(|peer| !peer.ptr_eq(&self.this));
-        if !caller.ptr_eq(&self.this) || expects_another {
-            return Err(ConnectError::BadNonce);
-        }
-        if self.peer.set(Arc::downgrade(&found)).is_err() {
-            return Err(ConnectError::WrongState);
-        }
+        self.pairing.join(&self.this, &found, &found.pairing)?;
         let _ = self.peer_node.set(found.node);
         if lock(&found.state).broken {
             // It closed in between, and may not have seen its caller.

@@ -1,6 +1,6 @@
 //! The sending side: from the software's post to the acknowledgement.
 
-use std::sync::{Arc, Weak};
+use std::sync::Arc;
 
 use rdmc_fabric::{UNSIGNALED_MAX, Work, WorkError, WorkRequest};
 
@@ -42,7 +42,7 @@ impl SimQueuePair {
         let attempt = {
             let mut state = lock(&self.state);
             let state = &mut *state;
-            if state.broken || state.leaving.is_some() || state.known == 0 || self.peer.get().is_none() {
+            if state.broken || state.leaving.is_some() || state.known == 0 || !self.pairing.is_joined() {
                 return;
             }
             let Some(request) = state.waiting.pop_front() else { return };
@@ -73,7 +73,7 @@ impl SimQueuePair {
             }
             return self.give_up_later();
         }
-        let Some(peer) = self.peer.get().and_then(Weak::upgrade) else {
+        let Some(peer) = self.pairing.peer() else {
             return self.break_with(WorkError::ConnectionLost, false);
         };
         let model = &self.world.0.model;
@@ -150,7 +150,7 @@ impl SimQueuePair {
         if let Some(nearing) = nearing.filter(|_| self.world.0.model.nic.notice_bytes > 0) {
             nearing.mark();
         }
-        if let Some(peer) = self.peer.get().and_then(Weak::upgrade) {
+        if let Some(peer) = self.pairing.peer() {
             let end_ns = self.world.0.executor.now_ns();
             let arrival_ns = end_ns + self.world.0.latency_ns(self.node, peer.node);
             let one_sided = !matches!(message.content, Content::Send { .. });
@@ -190,7 +190,7 @@ impl SimQueuePair {
                 let state = lock(&queue_pair.state);
                 !state.outstanding.is_empty() && (state.first_outstanding, state.stalls) == (oldest, stalls)
             };
-            let gone = queue_pair.peer.get().is_some_and(|peer| peer.strong_count() == 0);
+            let gone = queue_pair.pairing.is_joined() && queue_pair.pairing.peer().is_none();
             if waits && (gone || queue_pair.is_cut_off()) {
                 queue_pair.break_with(WorkError::ConnectionLost, true);
             }
