@@ -69,7 +69,7 @@ async fn a_member_that_dies_ends_the_group() -> Result<()> {
                     }
                 }
             };
-            ensure!(failure.node == NodeId(2), "node {me}: {failure}");
+            ensure!(failure.first().node == NodeId(2), "node {me}: {failure}");
             Ok(())
         }
     });

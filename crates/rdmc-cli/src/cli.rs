@@ -276,9 +276,6 @@ pub(crate) struct CampaignOptions {
     /// Look for a smaller case that fails in the same way, and write it to case-SEED.json
     #[arg(long)]
     pub(crate) shrink: bool,
-    /// Ask for more than is promised: that all survivors of a group are told the same failure
-    #[arg(long)]
-    pub(crate) strict: bool,
 }
 
 /// What the exit codes of `rdmc sim` mean.

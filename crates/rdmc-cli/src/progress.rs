@@ -6,6 +6,7 @@ use std::sync::Mutex;
 use std::time::{Duration, Instant};
 
 use indicatif::{MultiProgress, ProgressBar, ProgressDrawTarget, ProgressStyle};
+use rdmc::{FailureCause, GroupFailure, NodeId};
 use serde::Serialize;
 
 use crate::cli::OutputOptions;
@@ -41,6 +42,19 @@ pub(crate) enum Event {
     Done { receivers: usize, files: u64, bytes: u64, skipped: usize, seconds: f64 },
     /// A transfer failed.
     Failed { code: u8, message: String },
+}
+
+/// Says who failed in a group, and what happened to them.
+pub(crate) fn explain(failure: &GroupFailure, name: impl Fn(NodeId) -> String) -> String {
+    let told = failure.failed.iter().take(FAILED_SHOWN_MAX).map(|failed| match &failed.cause {
+        FailureCause::Refused { reason } => format!("{} refused: {reason}", name(failed.node)),
+        cause => format!("{} {cause}", name(failed.node)),
+    });
+    let mut told = printable(&told.collect::<Vec<_>>().join("; "));
+    if let Some(more @ 1..) = failure.failed.len().checked_sub(FAILED_SHOWN_MAX) {
+        told += &format!("; and {more} more");
+    }
+    told
 }
 
 impl Event {
@@ -235,3 +249,5 @@ pub(crate) const TICK: Duration = Duration::from_millis(100);
 const JSON_INTERVAL: Duration = Duration::from_millis(500);
 /// How a bar looks.
 const BAR: &str = "{msg:18!} [{wide_bar}] {percent:>3}% {binary_bytes:>10} of {binary_total_bytes} {binary_bytes_per_sec:>12} {eta:>3}";
+/// Members that failed, of which the causes are told.
+const FAILED_SHOWN_MAX: usize = 4;

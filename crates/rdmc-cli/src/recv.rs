@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use anyhow::Context;
-use rdmc::{FailureCause, GroupError, GroupFailure, GroupSpec, Invitation, Listener, Node, Offer, OfferReceiver};
+use rdmc::{GroupError, GroupFailure, GroupSpec, Invitation, Listener, Node, Offer, OfferReceiver};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use tokio::task::JoinSet;
 
@@ -13,7 +13,7 @@ use crate::arrivals::take_files;
 use crate::cli::RecvOptions;
 use crate::exit::Exit;
 use crate::fabric::{Chosen, FabricName, Offered, RAISE_THE_LIMIT};
-use crate::manifest::{Manifest, printable};
+use crate::manifest::Manifest;
 use crate::progress::{Event, Reporter};
 use crate::size::{Bytes, PAGE};
 use crate::store::Store;
@@ -264,7 +264,7 @@ pub(crate) async fn agree(group: OfferReceiver, last: Offer, exit: Exit) -> anyh
         last.accept(rdmc::BufferMut::empty()).await?;
         group.close().await
     };
-    agreed.await.map_err(|failure: GroupFailure| exit.error(explain(&failure)))
+    agreed.await.map(drop).map_err(|failure: GroupFailure| exit.error(explain(&failure)))
 }
 
 /// Refuses a message because of `error`, and waits until the group has failed by it.
@@ -286,13 +286,9 @@ pub(crate) async fn refuse(mut group: OfferReceiver, offer: Offer, error: &anyho
 
 /// Says what a failed group means here.
 pub(crate) fn explain(failure: &GroupFailure) -> String {
-    let name = match failure.node.0 {
+    crate::progress::explain(failure, |node| match node.0 {
         0 => "the sender".to_owned(),
         number => format!("receiver {number}"),
-    };
-    printable(&match &failure.cause {
-        FailureCause::Refused { reason } => format!("{name} refused: {reason}"),
-        cause => format!("{name} {cause}"),
     })
 }
 

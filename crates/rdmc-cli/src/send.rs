@@ -16,7 +16,7 @@ use crate::cli::SendOptions;
 use crate::exit::{Exit, INTEGRITY};
 use crate::fabric::{Chosen, Offered, register_to_send};
 use crate::manifest::{self, printable};
-use crate::progress::{Bar, Event, Reporter, TICK};
+use crate::progress::{Bar, Event, Reporter, TICK, explain};
 use crate::size::POOL_BYTES_DEFAULT;
 use crate::source::{Source, SourceFile};
 
@@ -108,11 +108,7 @@ impl Receivers {
 
     /// Says whose fault a failure is, and what happened.
     fn explain(&self, failure: &GroupFailure) -> String {
-        let name = self.name(failure.node);
-        printable(&match &failure.cause {
-            FailureCause::Refused { reason } => format!("{name} refused: {reason}"),
-            cause => format!("{name} {cause}"),
-        })
+        explain(failure, |node| self.name(node))
     }
 }
 
@@ -166,7 +162,7 @@ impl Transfer<'_> {
         sent?;
         bar.set(self.told.bytes);
         bar.label("confirming");
-        sender.close().await.map_err(|failure| self.failed(&failure))
+        sender.close().await.map(drop).map_err(|failure| self.failed(&failure))
     }
 
     /// Sends file after file, each followed by its digest.
@@ -232,7 +228,7 @@ impl Transfer<'_> {
 
     fn failed(&self, failure: &GroupFailure) -> anyhow::Error {
         let explained = self.receivers.explain(failure);
-        match &failure.cause {
+        match &failure.first().cause {
             FailureCause::Refused { reason } if reason.starts_with(INTEGRITY) => Exit::Integrity.error(explained),
             _ => Exit::Partial.error(explained),
         }

@@ -8,7 +8,7 @@ use std::path::Path;
 use std::time::{Duration, Instant};
 
 use anyhow::Context;
-use rdmc_sim::campaign::{self, Case, Strictness};
+use rdmc_sim::campaign::{self, Case};
 use rdmc_sim::experiments::{EXPERIMENTS, Experiment, Options};
 use rdmc_sim::{Played, PlayedGroup, Scenario, ScenarioError, to_trace};
 use serde::Serialize;
@@ -153,7 +153,6 @@ fn figures(options: &FigureOptions) -> anyhow::Result<()> {
 }
 
 fn hunt(options: &CampaignOptions) -> anyhow::Result<()> {
-    let strictness = if options.strict { Strictness::OneVerdict } else { Strictness::Promised };
     let began = Instant::now();
     let report = match &options.case {
         Some(path) => {
@@ -161,21 +160,20 @@ fn hunt(options: &CampaignOptions) -> anyhow::Result<()> {
             let text = std::fs::read_to_string(path).with_context(named)?;
             let case = Case::from_json(&text).with_context(named).context(Exit::Usage)?;
             case.check().map_err(anyhow::Error::msg).with_context(named).context(Exit::Usage)?;
-            campaign::Report { played: 1, failures: campaign::judge(&case, strictness).into_iter().collect() }
+            campaign::Report { played: 1, failures: campaign::judge(&case).into_iter().collect() }
         }
-        None => campaign::run(options.seeds.clone(), strictness),
+        None => campaign::run(options.seeds.clone()),
     };
     let mut out = std::io::stdout();
     for failure in &report.failures {
         writeln!(out, "seed {}: {failure}", failure.seed)?;
-        let strict = if options.strict { " --strict" } else { "" };
         if options.shrink {
             let path = format!("case-{}.json", failure.seed);
             let case = failure.shrunk(SHRINK_PLAYS);
             std::fs::write(&path, case.to_json()).with_context(|| path.clone())?;
-            writeln!(out, "smaller:\n{case}\nreplay: rdmc sim campaign --case {path}{strict}\n")?;
+            writeln!(out, "smaller:\n{case}\nreplay: rdmc sim campaign --case {path}\n")?;
         } else if options.case.is_none() {
-            writeln!(out, "replay: rdmc sim campaign --seeds {} --shrink{strict}\n", failure.seed)?;
+            writeln!(out, "replay: rdmc sim campaign --seeds {} --shrink\n", failure.seed)?;
         }
     }
     let (played, failed, took) = (report.played, report.failures.len(), began.elapsed());

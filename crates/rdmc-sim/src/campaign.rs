@@ -6,9 +6,9 @@
 //!
 //! # Examples
 //! ```
-//! use rdmc_sim::campaign::{self, Strictness};
+//! use rdmc_sim::campaign;
 //!
-//! let report = campaign::run(0..20, Strictness::Promised);
+//! let report = campaign::run(0..20);
 //! assert_eq!(report.played, 20);
 //! for failure in &report.failures {
 //!     println!("{failure}\n{}", failure.shrunk(200).to_json());
@@ -36,9 +36,9 @@ mod suspects;
 pub use case::{
     AlgorithmCase, Case, Fate, Fault, FaultCase, GroupCase, MemberCase, MessageCase, Milestone, When, Whim,
 };
-pub use checks::{Checker, Strictness};
+pub use checks::{CHECKERS, Checker};
 pub use observation::{
-    Blame, Delivered, FaultObservation, GroupObservation, Left, MemberObservation, Observation, Outcome, Seen,
+    Blame, Delivered, FaultObservation, GroupObservation, Left, MemberObservation, Named, Observation, Outcome, Seen,
 };
 pub use play::{CaseError, play};
 pub use shrink::shrink;
@@ -64,14 +64,12 @@ pub struct Failure {
     pub what: String,
     /// The case.
     pub case: Case,
-    /// How much was asked.
-    strictness: Strictness,
 }
 
 /// Plays the cases of all seeds on all processors of this machine and judges them.
 ///
 /// What it reports depends on the seeds only.
-pub fn run(seeds: Range<u64>, strictness: Strictness) -> Report {
+pub fn run(seeds: Range<u64>) -> Report {
     let (next, count) = (AtomicU64::new(0), seeds.end.saturating_sub(seeds.start));
     let failures = Mutex::new(Vec::new());
     let threads = std::thread::available_parallelism().map_or(1, usize::from);
@@ -83,7 +81,7 @@ pub fn run(seeds: Range<u64>, strictness: Strictness) -> Report {
                     if played >= count {
                         break;
                     }
-                    if let Some(failure) = judge(&Case::draw(seeds.start + played), strictness) {
+                    if let Some(failure) = judge(&Case::draw(seeds.start + played)) {
                         lock(&failures).push(failure);
                     }
                 }
@@ -96,8 +94,8 @@ pub fn run(seeds: Range<u64>, strictness: Strictness) -> Report {
 }
 
 /// Plays a case and judges it; returns the first thing that does not hold. A panic is one, too.
-pub fn judge(case: &Case, strictness: Strictness) -> Option<Failure> {
-    let failure = |checker, what| Some(Failure { seed: case.seed, checker, what, case: case.clone(), strictness });
+pub fn judge(case: &Case) -> Option<Failure> {
+    let failure = |checker, what| Some(Failure { seed: case.seed, checker, what, case: case.clone() });
     let seen = match catch_unwind(AssertUnwindSafe(|| play(case))) {
         Ok(Ok(seen)) => seen,
         Ok(Err(error)) => return failure("the case can be played", error.to_string()),
@@ -106,7 +104,7 @@ pub fn judge(case: &Case, strictness: Strictness) -> Option<Failure> {
             return failure("nothing panics", text.unwrap_or("a panic without a message").to_owned());
         }
     };
-    for Checker { name, check } in strictness.checkers() {
+    for Checker { name, check } in CHECKERS {
         if let Err(what) = check(case, &seen) {
             return failure(name, what);
         }
@@ -117,9 +115,7 @@ pub fn judge(case: &Case, strictness: Strictness) -> Option<Failure> {
 impl Failure {
     /// Returns a smaller case after which the same checker finds something, by at most `plays` plays.
     pub fn shrunk(&self, plays: usize) -> Case {
-        shrink(&self.case, plays, |case| {
-            judge(case, self.strictness).is_some_and(|failure| failure.checker == self.checker)
-        })
+        shrink(&self.case, plays, |case| judge(case).is_some_and(|failure| failure.checker == self.checker))
     }
 }
 

@@ -6,8 +6,8 @@ use std::time::Duration;
 use futures::StreamExt;
 use futures::future::try_join_all;
 use rdmc::{
-    Algorithm, Cluster, GroupError, GroupFailure, GroupSpec, Node, NodeBuilder, NodeId, Receiver, SendError, Sender,
-    StartError,
+    Algorithm, Certificate, Cluster, GroupError, GroupFailure, GroupSpec, Node, NodeBuilder, NodeId, Receiver,
+    SendError, Sender, StartError,
 };
 use rdmc_fabric::Timestamp;
 use tokio::sync::{Mutex, mpsc, oneshot};
@@ -94,7 +94,7 @@ pub struct FormedGroup {
 struct Arrivals {
     member: NodeIndex,
     seen: Mutex<Seen>,
-    closed: oneshot::Receiver<Result<(), GroupFailure>>,
+    closed: oneshot::Receiver<Result<Certificate, GroupFailure>>,
 }
 
 #[derive(Debug)]

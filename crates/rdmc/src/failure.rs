@@ -1,37 +1,95 @@
 //! What can go wrong, as values.
 
-use rdmc_fabric::{ConnectError, FabricError};
+use std::fmt;
+use std::time::Duration;
+
+use rdmc_fabric::FabricError;
 use rdmc_schedule::{Rank, ScheduleError};
 use serde::{Deserialize, Serialize};
 
+use crate::certificate::Certificate;
 use crate::group::GroupId;
 use crate::node::NodeId;
 
-/// Why a group ended before its time: terminal, and told to every survivor.
+/// Why a group ended before its time: terminal, and the same for every survivor.
 ///
-/// After a failure the group does no further operation; groups that do not contain the member are untouched
-/// (DSN §3). The member that is named is the one that is gone or that could not go on, not the one that noticed.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, thiserror::Error)]
-#[error("group {group} failed: member {member} (node {node}) {cause}")]
+/// After a failure the group does no further operation; groups that do not contain the members that failed are untouched
+/// (DSN §3). Those who can still reach each other agree on it before any of them is told.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("group {} failed: {}{}{}", certificate.group, self.first(), self.more(), if *quorum { "" } else { "; most of its members cannot be reached" })]
+#[non_exhaustive]
 pub struct GroupFailure {
-    /// The group.
-    pub group: GroupId,
-    /// The member's rank.
-    #[serde(with = "rank")]
+    /// The members that failed, the most telling causes first; never empty.
+    pub failed: Vec<FailedMember>,
+    /// Whether those who agreed on this were a quorum: more than half of the members, or half of them with the root.
+    /// A minority that is cut off names those it cannot reach, who may have come to another end.
+    pub quorum: bool,
+    /// Who has which message. Of members that failed it is often not known.
+    pub certificate: Certificate,
+}
+
+impl GroupFailure {
+    /// Returns the group's number.
+    pub fn group(&self) -> GroupId {
+        self.certificate.group
+    }
+
+    /// Returns the member whose cause tells the most.
+    pub fn first(&self) -> &FailedMember {
+        self.failed.first().expect("a group fails because of somebody")
+    }
+
+    /// Tells whether the member is one of those that failed.
+    pub fn names(&self, member: Rank) -> bool {
+        self.failed.iter().any(|failed| failed.member == member)
+    }
+
+    fn more(&self) -> String {
+        match self.failed.len() - 1 {
+            0 => String::new(),
+            1 => format!("; and {}", self.failed[1]),
+            more => format!("; and {more} others"),
+        }
+    }
+}
+
+/// A member that failed: one that is gone or that could not go on, not the one that noticed.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct FailedMember {
+    /// Its rank.
     pub member: Rank,
-    /// The member's node.
+    /// Its node.
     pub node: NodeId,
     /// What happened to it.
     pub cause: FailureCause,
 }
 
-/// What happened to the member that a [`GroupFailure`] names.
+impl fmt::Display for FailedMember {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "member {} (node {}) {}", self.member, self.node, self.cause)
+    }
+}
+
+/// What happened to a [`FailedMember`].
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, thiserror::Error)]
 #[non_exhaustive]
 pub enum FailureCause {
     /// Its connection was lost: it died, was cut off or ended without closing the group.
     #[error("was lost: its connection broke")]
     ConnectionLost,
+    /// It was not heard of for as long as [`detection`](crate::NodeBuilder::detection) allows: it hangs, is stopped or cut
+    /// off.
+    #[error("was not heard of for {} ms", silence.as_millis())]
+    Unresponsive {
+        /// For how long.
+        silence: Duration,
+    },
+    /// It could not exchange blocks with another member, although both can be reached.
+    #[error("could not exchange blocks with another member: {what}")]
+    DataConnection {
+        /// What the fabric said.
+        what: String,
+    },
     /// It dropped its handle of the group before the group was closed.
     #[error("left the group without closing it")]
     Abandoned,
@@ -61,17 +119,28 @@ pub enum FailureCause {
     },
 }
 
-/// `Rank` on the wire: its number.
-mod rank {
-    use rdmc_schedule::Rank;
-    use serde::{Deserialize, Deserializer, Serialize, Serializer};
-
-    pub(super) fn serialize<S: Serializer>(rank: &Rank, serializer: S) -> Result<S::Ok, S::Error> {
-        rank.0.serialize(serializer)
+impl FailureCause {
+    /// Returns how little it tells: of several causes the one with the lowest number is named.
+    pub(crate) fn rank_as_evidence(&self) -> u8 {
+        match self {
+            Self::Refused { .. } | Self::Abandoned | Self::Resources { .. } => 0,
+            Self::Protocol { .. } => 1,
+            Self::SpecMismatch => 2,
+            Self::NotJoined => 3,
+            Self::Unresponsive { .. } => 4,
+            Self::ConnectionLost => 5,
+            Self::DataConnection { .. } => 6,
+        }
     }
 
-    pub(super) fn deserialize<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Rank, D::Error> {
-        u32::deserialize(deserializer).map(Rank)
+    /// Tells whether it says that the control connection was lost.
+    pub(crate) fn is_a_loss(&self) -> bool {
+        matches!(self, Self::ConnectionLost | Self::Unresponsive { .. })
+    }
+
+    /// Tells whether it is rather a fault of the accused member than of what lies between it and the accuser.
+    pub(crate) fn is_the_accused_s_doing(&self) -> bool {
+        matches!(self, Self::Protocol { .. } | Self::SpecMismatch | Self::NotJoined | Self::Unresponsive { .. })
     }
 }
 
@@ -133,14 +202,6 @@ pub enum GroupError {
     /// The fabric could not make queue pairs.
     #[error("the fabric refused a resource")]
     Fabric(#[from] FabricError),
-    /// A neighbour could not be connected.
-    #[error("member {member} could not be connected")]
-    Connect {
-        /// The neighbour.
-        member: Rank,
-        /// Why.
-        source: ConnectError,
-    },
     /// The group failed while it was formed.
     #[error(transparent)]
     Failed(#[from] GroupFailure),

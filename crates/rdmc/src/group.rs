@@ -1,31 +1,33 @@
 //! A group: an ordered, static list of members, the first of which sends to all others (DSN §3).
 
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::fmt;
 use std::pin::Pin;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
-use futures::future::{BoxFuture, FutureExt};
+use futures::future::{BoxFuture, FusedFuture, FutureExt};
 use futures::stream::{FuturesUnordered, StreamExt};
 use rdmc_fabric::{Capabilities, ConnectError, Operation, Received, Timestamp};
 use rdmc_schedule::{Algorithm, BlockCount, MEMBERS_MAX, Rank, Schedule, first_source, neighbours};
 use serde::{Deserialize, Serialize};
-use tokio::sync::{mpsc, watch};
+use tokio::sync::mpsc;
 
-use crate::failure::{FailureCause, GroupError, GroupFailure};
+use crate::failure::{FailureCause, GroupError, with_sources};
 use crate::mesh::frame::GroupFrame;
 use crate::mesh::{GroupEvent, Inbox};
 use crate::node::{NodeId, NodeShared};
 use crate::stats::{Counters, GroupStats};
 use crate::transfer::{Port, Trouble};
 
+pub(crate) mod agreement;
 mod ending;
 pub(crate) mod neighbour;
 pub(crate) mod receiver;
 pub(crate) mod sender;
 
+use ending::End;
 use neighbour::Neighbour;
 
 /// A group's number, the same on all members. Each number is used once.
@@ -117,7 +119,7 @@ impl GroupSpec {
         if u64::from(self.block_size) > max {
             return Err(GroupError::BlockTooLong { bytes: u64::from(self.block_size), max, fabric });
         }
-        let mut seen = std::collections::BTreeSet::new();
+        let mut seen = BTreeSet::new();
         for &member in &self.members {
             if !node.mesh.knows(member) {
                 return Err(GroupError::UnknownNode { node: member });
@@ -156,7 +158,7 @@ impl GroupSpec {
 pub(crate) struct Group {
     id: GroupId,
     rank: Rank,
-    members: Vec<NodeId>,
+    members: Arc<[NodeId]>,
     algorithm: Algorithm,
     block_size: u32,
     first_source: Option<Rank>,
@@ -167,23 +169,8 @@ pub(crate) struct Group {
     ingress: Port,
     egress: Port,
     counters: Counters,
-    /// Why the group has failed, if it has.
-    verdict: watch::Sender<Option<GroupFailure>>,
-    barrier: watch::Sender<Barrier>,
+    end: End,
     span: tracing::Span,
-}
-
-/// How far the close of the group has come (DSN §4.6).
-#[derive(Clone, Debug, Default)]
-struct Barrier {
-    /// All messages of the group, once the root closes it.
-    messages: Option<u64>,
-    /// Members that have confirmed, as far as the root knows.
-    confirmed: std::collections::BTreeSet<Rank>,
-    /// This member has confirmed that it has everything.
-    sent_confirm: bool,
-    /// Everybody has everything.
-    closed: bool,
 }
 
 /// A group as it is handed to its engine.
@@ -199,8 +186,6 @@ pub(crate) type Grants = Vec<(Rank, VecDeque<Operation<Received>>)>;
 /// The group's side of the mesh.
 pub(crate) struct Events {
     inbox: Inbox,
-    /// What was said while the group was formed.
-    deferred: VecDeque<(NodeId, GroupFrame)>,
     announced: mpsc::Sender<(u64, u64)>,
     pub(crate) announcements: Option<mpsc::Receiver<(u64, u64)>>,
 }
@@ -226,13 +211,15 @@ pub(crate) async fn form(node: Arc<NodeShared>, spec: GroupSpec, root: bool) -> 
             unfed.push(spec.members[Rank(member).index()]);
         }
     }
-    let inbox = node.mesh.open_group(spec.id, &spec.members).ok_or(GroupError::GroupIdUsed { group: spec.id })?;
     let digest = spec.digest();
+    let members: Arc<[NodeId]> = spec.members.into();
+    let inbox = node.mesh.open_group(spec.id, &members).ok_or(GroupError::GroupIdUsed { group: spec.id })?;
+    let end = End::new(rank, count, node.mesh.detection());
     let span = tracing::info_span!("group", group = spec.id.0, rank = rank.0);
     let group = Arc::new(Group {
         id: spec.id,
         rank,
-        members: spec.members,
+        members,
         algorithm: spec.algorithm,
         block_size: spec.block_size,
         first_source: first,
@@ -242,12 +229,11 @@ pub(crate) async fn form(node: Arc<NodeShared>, spec: GroupSpec, root: bool) -> 
         ingress: Port::default(),
         egress: Port::default(),
         counters: Counters::default(),
-        verdict: watch::Sender::new(None),
-        barrier: watch::Sender::default(),
+        end,
         span,
     });
     let (announced, announcements) = mpsc::channel(ANNOUNCEMENTS_MAX);
-    let events = Events { inbox, deferred: VecDeque::new(), announced, announcements: Some(announcements) };
+    let events = Events { inbox, announced, announcements: Some(announcements) };
     let abandon = AbandonOnDrop(Some(group.clone()));
     let grants = around.sends_to.iter().map(|&to| (to, group.neighbour(to).expect_grants())).collect();
     let events = group.connect(events, digest, spec.formation_limit).await?;
@@ -258,14 +244,10 @@ pub(crate) async fn form(node: Arc<NodeShared>, spec: GroupSpec, root: bool) -> 
 }
 
 /// Tells the others that this member has left, unless it is disarmed.
-pub(crate) struct AbandonOnDrop(Option<Arc<Group>>);
+struct AbandonOnDrop(Option<Arc<Group>>);
 
 impl AbandonOnDrop {
-    pub(crate) fn new(group: Arc<Group>) -> Self {
-        Self(Some(group))
-    }
-
-    pub(crate) fn disarm(mut self) {
+    fn disarm(mut self) {
         self.0 = None;
     }
 }
@@ -273,7 +255,7 @@ impl AbandonOnDrop {
 impl Drop for AbandonOnDrop {
     fn drop(&mut self) {
         if let Some(group) = self.0.take() {
-            group.fail(group.rank, FailureCause::Abandoned);
+            group.declare(FailureCause::Abandoned);
         }
     }
 }
@@ -351,62 +333,53 @@ impl Group {
     // Forming.
 
     async fn connect(&self, mut events: Events, spec: [u8; 32], limit: Duration) -> Result<Events, GroupError> {
-        let offers = self.neighbours.values().map(|neighbour| async move {
-            self.node.mesh.send(neighbour.node, self.id, neighbour.offer(spec)).await;
-        });
-        let mut offering = futures::future::join_all(offers).fuse();
-        let mut offered = self.neighbours.is_empty();
-        let mut unheard: Vec<Rank> = self.neighbours.keys().copied().collect();
+        for neighbour in self.neighbours.values() {
+            self.node.mesh.post(neighbour.node, self.id, neighbour.offer(spec));
+        }
+        let mut unheard: BTreeSet<Rank> = self.neighbours.keys().copied().collect();
         let mut unconnected = unheard.clone();
         let mut connecting = FuturesUnordered::new();
         let mut late = std::pin::pin!(self.patience(limit).fuse());
-        let mut verdict = self.verdict.subscribe();
-        while !offered || !unheard.is_empty() || !connecting.is_empty() {
-            if let Some(failure) = verdict.borrow_and_update().clone() {
-                return Err(failure.into());
-            }
+        let mut ended = std::pin::pin!(self.ended().fuse());
+        while !unconnected.is_empty() || self.has_stopped() {
             futures::select_biased! {
-                _ = offering => offered = true,
-                event = events.inbox.next().fuse() => match event {
+                outcome = ended => {
+                    return Err(outcome.err().map_or(GroupError::NotMember { node: self.node.mesh.me() }, GroupError::Failed));
+                }
+                event = self.next_event(&mut events).fuse() => match event {
                     Some(GroupEvent::Frame(from, GroupFrame::Offer { spec: theirs, data, ready, cells })) => {
-                        let Some(rank) = self.rank_of(from).filter(|rank| unheard.contains(rank)) else {
+                        let Some(rank) = self.rank_of(from).filter(|rank| unheard.remove(rank)) else {
                             self.blame(from, "offered queue pairs to a member that is not its neighbour, or twice");
                             continue;
                         };
                         if theirs != spec {
-                            self.fail(rank, FailureCause::SpecMismatch);
+                            self.accuse(rank, FailureCause::SpecMismatch);
                             continue;
                         }
-                        unheard.retain(|other| *other != rank);
                         let connect = self.neighbour(rank).connect(&self.node, data, ready, cells);
                         connecting.push(connect.map(move |connected| (rank, connected)));
                     }
-                    Some(GroupEvent::Frame(from, frame @ GroupFrame::Failed { .. })) => {
-                        self.take_frame(from, frame, &events.announced);
-                    }
-                    Some(GroupEvent::Frame(from, frame)) if events.deferred.len() < ANNOUNCEMENTS_MAX => {
-                        events.deferred.push_back((from, frame));
-                    }
-                    Some(GroupEvent::Frame(from, _)) => self.blame(from, "said too much before the group was formed"),
-                    Some(GroupEvent::Lost(node)) => self.lost(node),
-                    None => self.fail(self.rank, FailureCause::ConnectionLost),
+                    Some(event) => self.take_event(event, &events.announced),
+                    None => {}
                 },
                 connected = connecting.select_next_some() => {
                     let (member, outcome): (Rank, Result<(), ConnectError>) = connected;
-                    if let Err(source) = outcome {
-                        // The connection may have failed because the group has.
-                        let mesh_says = self.settle_listening(&mut events).await;
-                        self.fail(member, FailureCause::ConnectionLost);
-                        return Err(match mesh_says {
-                            Some(failure) => failure.into(),
-                            None => GroupError::Connect { member, source },
-                        });
+                    match outcome {
+                        Ok(()) => drop(unconnected.remove(&member)),
+                        Err(error) => {
+                            let what = with_sources(&error);
+                            self.accuse(member, FailureCause::DataConnection { what });
+                        }
                     }
-                    unconnected.retain(|other| *other != member);
                 }
                 () = late => {
-                    let absent = unheard.first().or(unconnected.first());
-                    self.fail(absent.copied().unwrap_or(self.rank), FailureCause::NotJoined);
+                    for &rank in &unheard {
+                        self.accuse(rank, FailureCause::NotJoined);
+                    }
+                    for &rank in unconnected.difference(&unheard) {
+                        let what = "it was not connected in time".to_owned();
+                        self.accuse(rank, FailureCause::DataConnection { what });
+                    }
                 }
             }
         }
@@ -415,63 +388,42 @@ impl Group {
 
     // The mesh.
 
-    /// Takes what the mesh says until the node is gone.
+    /// Takes what the mesh says until the group has ended.
     async fn listen(&self, mut events: Events) {
-        while let Some((from, frame)) = events.deferred.pop_front() {
-            self.take_frame(from, frame, &events.announced);
-        }
-        while let Some(event) = events.inbox.next().await {
-            match event {
-                GroupEvent::Frame(from, frame) => self.take_frame(from, frame, &events.announced),
-                GroupEvent::Lost(node) => self.lost(node),
+        while self.outcome().is_none() {
+            if let Some(event) = self.next_event(&mut events).await {
+                self.take_event(event, &events.announced);
             }
         }
     }
 
-    fn take_frame(&self, from: NodeId, frame: GroupFrame, announced: &mpsc::Sender<(u64, u64)>) {
-        let Some(rank) = self.rank_of(from) else {
-            tracing::warn!(parent: &self.span, node = %from, "a node that is no member talks to the group");
-            return;
-        };
-        let from_root = rank.is_root();
-        match frame {
-            GroupFrame::Failed { failure } if failure.group == self.id => self.adopt(failure),
-            GroupFrame::Closing { messages } if from_root => {
-                self.barrier.send_modify(|barrier| barrier.messages = Some(messages));
+    fn take_event(&self, event: GroupEvent, announced: &mpsc::Sender<(u64, u64)>) {
+        let rank = self.rank_of(event.node());
+        match (event, rank) {
+            (GroupEvent::Frame(from, _), None) => {
+                tracing::warn!(parent: &self.span, node = %from, "a node that is no member talks to the group");
             }
-            GroupFrame::Closed if from_root && self.barrier.borrow().sent_confirm => {
-                // A failure that was heard of before stands.
-                self.conclude();
+            (GroupEvent::Lost(_, cause), Some(rank)) => self.lose(rank, cause),
+            (GroupEvent::Connected(_), Some(rank)) => self.reconnected(rank),
+            (GroupEvent::Frame(from, GroupFrame::End(frame)), Some(rank)) => {
+                if let Err(what) = self.hear(rank, frame) {
+                    self.blame(from, what);
+                }
             }
-            GroupFrame::Confirm { messages } if self.barrier.borrow().messages == Some(messages) => {
-                self.barrier.send_modify(|barrier| {
-                    barrier.confirmed.insert(rank);
-                });
-            }
-            GroupFrame::Announce { message, size } if from_root => {
+            (GroupEvent::Frame(from, GroupFrame::Announce { message, size }), Some(Rank::ROOT)) => {
                 // If nobody takes them any more, this member's engine has ended and the group is about to fail.
                 if let Err(mpsc::error::TrySendError::Full(_)) = announced.try_send((message, size)) {
                     self.blame(from, "announced more messages than it may");
                 }
             }
-            _ => self.blame(from, "sent a frame that is not due"),
-        }
-    }
-
-    fn lost(&self, node: NodeId) {
-        let Some(rank) = self.rank_of(node) else { return };
-        let barrier = self.barrier.borrow();
-        // A member that has been told of the close may leave before the others have been told.
-        let may_leave = barrier.closed || (barrier.sent_confirm && !rank.is_root());
-        drop(barrier);
-        if !may_leave {
-            self.fail(rank, FailureCause::ConnectionLost);
+            (GroupEvent::Frame(from, _), Some(_)) => self.blame(from, "sent a frame that is not due"),
+            (GroupEvent::Lost(..) | GroupEvent::Connected(_), None) => {}
         }
     }
 
     fn blame(&self, node: NodeId, what: &str) {
         if let Some(rank) = self.rank_of(node) {
-            self.fail(rank, FailureCause::Protocol { what: what.to_owned() });
+            self.accuse(rank, FailureCause::Protocol { what: what.to_owned() });
         }
     }
 
@@ -483,12 +435,12 @@ impl Group {
 
 impl Drop for Group {
     fn drop(&mut self) {
-        self.node.mesh.close_group(self.id);
+        self.node.mesh.leave_group(self.id);
     }
 }
 
-/// Runs a member's engine beside its side of the mesh until it ends or the group fails, and ends the group's
-/// connections.
+/// Runs a member's engine beside its side of the mesh until the group is to do no further work, waits until all agree on
+/// its end, and ends its connections.
 pub(crate) fn start(
     group: Arc<Group>,
     events: Events,
@@ -497,33 +449,28 @@ pub(crate) fn start(
     let environment = group.node.environment.clone();
     let span = group.span.clone();
     let task = async move {
+        let mut listening = std::pin::pin!(group.listen(events).fuse());
         {
-            let mut engine = std::pin::pin!(engine.fuse());
-            let mut failed = std::pin::pin!(group.failed().fuse());
-            let mut listening = std::pin::pin!(group.listen(events).fuse());
-            loop {
-                futures::select_biased! {
-                    _ = failed => break,
-                    () = listening => group.fail(group.rank, FailureCause::ConnectionLost),
-                    outcome = engine => match outcome {
-                        Ok(()) => break,
-                        Err(trouble) => {
-                            let mut ending = std::pin::pin!(group.end(trouble).fuse());
-                            futures::select_biased! {
-                                () = ending => {}
-                                () = listening => {}
-                            }
-                            break;
-                        }
-                    },
+            let working = async {
+                if let Err(trouble) = engine.await {
+                    group.report(trouble);
                 }
+            };
+            let mut working = std::pin::pin!(working.fuse());
+            let mut stopped = std::pin::pin!(group.stopped().fuse());
+            futures::select_biased! {
+                () = stopped => {}
+                () = working => {}
+                () = listening => {}
             }
+        }
+        // The connections stay until all have agreed: a neighbour that has not heard of the trouble yet must not take
+        // this member for the cause.
+        if !listening.is_terminated() {
+            listening.await;
         }
         for neighbour in group.neighbours.values() {
             neighbour.close();
-        }
-        if group.failure().is_none() {
-            tracing::info!(parent: &group.span, "group closed");
         }
     };
     environment.spawn(Box::pin(tracing::Instrument::instrument(task, span)));

@@ -42,6 +42,7 @@
 
 #![forbid(unsafe_code)]
 
+mod certificate;
 mod failure;
 mod group;
 mod mesh;
@@ -51,7 +52,8 @@ mod scope;
 mod stats;
 mod transfer;
 
-pub use failure::{FailureCause, GroupError, GroupFailure, SendError, StartError};
+pub use certificate::{Certificate, Digest, MessageRecord};
+pub use failure::{FailedMember, FailureCause, GroupError, GroupFailure, SendError, StartError};
 pub use group::receiver::{Delivery, Message, Offer, OfferReceiver, Receiver};
 pub use group::sender::{Multicast, Payload, Sender};
 pub use group::{GroupId, GroupSpec};

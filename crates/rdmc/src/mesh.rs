@@ -7,22 +7,29 @@
 use std::collections::{BTreeMap, VecDeque};
 use std::io;
 use std::net::IpAddr;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
+use futures::future::FutureExt;
 use rdmc_fabric::{ControlStream, Environment};
 use tokio::io::{AsyncWrite, AsyncWriteExt};
 use tokio::sync::{mpsc, oneshot, watch};
 
+use crate::failure::FailureCause;
 use crate::group::GroupId;
+use crate::group::agreement::frame::{Ballot, Outcome};
 use crate::node::NodeId;
 
 pub(crate) mod fabrics;
 pub(crate) mod frame;
+mod groups;
 pub(crate) mod invite;
 pub(crate) mod listener;
+mod liveness;
 
 use frame::{Frame, GroupFrame, PROTOCOL_VERSION, Reject};
+use groups::{Destined, Groups};
 use listener::Arrived;
 
 /// One node's control connections and the groups they serve.
@@ -34,6 +41,7 @@ struct MeshShared {
     cluster: u128,
     members: BTreeMap<NodeId, String>,
     environment: Arc<dyn Environment>,
+    detection: Duration,
     state: Mutex<MeshState>,
     /// Changes with every connection made or lost.
     changes: watch::Sender<u64>,
@@ -43,11 +51,7 @@ struct MeshShared {
 struct MeshState {
     links: BTreeMap<NodeId, Link>,
     next_serial: u64,
-    groups: BTreeMap<GroupId, mpsc::Sender<GroupEvent>>,
-    /// Frames of groups that this node has not joined yet, oldest first.
-    early: VecDeque<(GroupId, NodeId, GroupFrame)>,
-    /// Groups that ended here, oldest first: late frames of theirs are dropped.
-    ended: VecDeque<GroupId>,
+    groups: Groups,
     /// The last problem with a node that is not connected.
     problems: BTreeMap<NodeId, String>,
 }
@@ -57,6 +61,12 @@ struct Link {
     serial: u64,
     outgoing: mpsc::Sender<Outgoing>,
     address: Option<IpAddr>,
+    /// Something was heard since it was last looked at.
+    heard: Arc<AtomicBool>,
+    /// How often in succession nothing was; none while nobody minds.
+    silent: Option<u32>,
+    /// Ends the connection.
+    cut: mpsc::Sender<FailureCause>,
 }
 
 struct Outgoing {
@@ -69,8 +79,19 @@ struct Outgoing {
 pub(crate) enum GroupEvent {
     /// A node says something.
     Frame(NodeId, GroupFrame),
-    /// The connection to a node was lost.
-    Lost(NodeId),
+    /// The connection to a node was lost, and how.
+    Lost(NodeId, FailureCause),
+    /// The connection to a node was made.
+    Connected(NodeId),
+}
+
+impl GroupEvent {
+    /// Returns the node that it is about.
+    pub(crate) fn node(&self) -> NodeId {
+        match self {
+            Self::Frame(node, _) | Self::Lost(node, _) | Self::Connected(node) => *node,
+        }
+    }
 }
 
 /// What a group hears, in order, with what was said before it was joined.
@@ -98,12 +119,14 @@ impl Mesh {
         cluster: u128,
         members: BTreeMap<NodeId, String>,
         environment: Arc<dyn Environment>,
+        detection: Duration,
     ) -> Self {
         Self(Arc::new(MeshShared {
             me,
             cluster,
             members,
             environment,
+            detection,
             state: Mutex::default(),
             changes: watch::Sender::new(0),
         }))
@@ -111,6 +134,11 @@ impl Mesh {
 
     pub(crate) fn me(&self) -> NodeId {
         self.0.me
+    }
+
+    /// Returns after which silence a node is given up.
+    pub(crate) fn detection(&self) -> Duration {
+        self.0.detection
     }
 
     /// Returns all nodes of the cluster.
@@ -211,24 +239,32 @@ impl Mesh {
     async fn run_link(&self, stream: Box<dyn ControlStream>, peer: NodeId) {
         let address = stream.peer_address();
         let (outgoing, queued) = mpsc::channel(OUTGOING_MAX);
+        let (cut, mut cuts) = mpsc::channel(1);
+        let heard = Arc::new(AtomicBool::new(true));
+        let link = Link { serial: 0, outgoing, address, heard: heard.clone(), silent: None, cut };
         let (serial, replaced) = {
             let mut state = self.lock();
             let serial = state.next_serial;
             state.next_serial += 1;
             state.problems.remove(&peer);
-            (serial, state.links.insert(peer, Link { serial, outgoing, address }).is_some())
+            (serial, state.links.insert(peer, Link { serial, ..link }).is_some())
         };
         if replaced {
-            self.tell_lost(peer).await;
+            self.tell_groups(|| GroupEvent::Lost(peer, FailureCause::ConnectionLost)).await;
         }
         self.0.changes.send_modify(|count| *count += 1);
         tracing::debug!(node = %peer, "connected");
+        self.tell_groups(|| GroupEvent::Connected(peer)).await;
         let (mut from, to) = tokio::io::split(stream);
-        let ended = {
-            let reading = std::pin::pin!(self.read_link(&mut from, peer));
-            let writing = std::pin::pin!(write_link(to, queued));
-            match futures::future::select(reading, writing).await {
-                futures::future::Either::Left((ended, _)) | futures::future::Either::Right((ended, _)) => ended,
+        let (ended, cause) = {
+            let reading = std::pin::pin!(self.read_link(&mut from, peer, &heard).fuse());
+            let writing = std::pin::pin!(write_link(to, queued).fuse());
+            let mut cutting = std::pin::pin!(cuts.recv().fuse());
+            let (mut reading, mut writing) = (reading, writing);
+            futures::select_biased! {
+                ended = reading => (ended, None),
+                ended = writing => (ended, None),
+                cause = cutting => (Ok(()), cause),
             }
         };
         let current = {
@@ -237,23 +273,35 @@ impl Mesh {
             if current {
                 state.links.remove(&peer);
                 // What it said of groups not yet joined is void: they will hear that it is lost.
-                state.early.retain(|(_, from, _)| *from != peer);
+                state.groups.forget_early(peer);
             }
             current
         };
-        let problem = ended.err().map_or_else(|| "it closed the connection".to_owned(), |error| error.to_string());
+        let problem = match &cause {
+            Some(cause) => cause.to_string(),
+            None => ended.err().map_or_else(|| "it closed the connection".to_owned(), |error| error.to_string()),
+        };
         tracing::debug!(node = %peer, %problem, "disconnected");
         if current {
             self.note_problem(peer, problem);
             self.0.changes.send_modify(|count| *count += 1);
-            self.tell_lost(peer).await;
+            let cause = cause.unwrap_or(FailureCause::ConnectionLost);
+            self.tell_groups(|| GroupEvent::Lost(peer, cause.clone())).await;
         }
     }
 
-    async fn read_link(&self, from: &mut (impl tokio::io::AsyncRead + Unpin), peer: NodeId) -> io::Result<()> {
+    async fn read_link(
+        &self,
+        from: &mut (impl tokio::io::AsyncRead + Unpin),
+        peer: NodeId,
+        heard: &AtomicBool,
+    ) -> io::Result<()> {
         while let Some(frame) = frame::read_up_to(from, frame::LINK_FRAME_LEN_MAX).await? {
+            heard.store(true, Ordering::Relaxed);
             match frame {
                 Frame::Group { group, frame } => self.deliver(peer, group, frame).await?,
+                Frame::Ping => self.post_frame(peer, &Frame::Pong),
+                Frame::Pong => {}
                 Frame::Goodbye => break,
                 _ => return Err(io::Error::other("a frame that does not belong here")),
             }
@@ -262,102 +310,97 @@ impl Mesh {
     }
 
     async fn deliver(&self, peer: NodeId, group: GroupId, frame: GroupFrame) -> io::Result<()> {
-        let events = {
-            let mut state = self.lock();
-            if state.ended.contains(&group) {
-                return Ok(());
+        let destined = self.lock().groups.destine(group, peer, frame);
+        match destined {
+            Destined::ToGroup(events, frame) => {
+                // Fails only if the group has just ended.
+                let _ = events.send(GroupEvent::Frame(peer, frame)).await;
             }
-            match state.groups.get(&group) {
-                Some(events) => events.clone(),
-                None if state.early.iter().filter(|(_, from, _)| *from == peer).count() >= EARLY_MAX => {
-                    return Err(io::Error::other("too many frames of groups that this node has not joined"));
-                }
-                None => {
-                    state.early.push_back((group, peer, frame));
-                    return Ok(());
-                }
+            Destined::ToPeer(answer) => self.post(peer, group, GroupFrame::End(answer)),
+            Destined::Nowhere => {}
+            Destined::TooMany => {
+                return Err(io::Error::other("too many frames of groups that this node has not joined"));
             }
-        };
-        // Fails only if the group has just ended.
-        let _ = events.send(GroupEvent::Frame(peer, frame)).await;
+        }
         Ok(())
     }
 
-    async fn tell_lost(&self, peer: NodeId) {
-        let groups: Vec<_> = self.lock().groups.values().cloned().collect();
+    async fn tell_groups(&self, event: impl Fn() -> GroupEvent) {
+        let groups = self.lock().groups.listening();
         for group in groups {
-            let _ = group.send(GroupEvent::Lost(peer)).await;
+            let _ = group.send(event()).await;
         }
     }
 
     /// Starts to listen for a group; none if its number was used before.
-    pub(crate) fn open_group(&self, group: GroupId, members: &[NodeId]) -> Option<Inbox> {
-        let (sender, events) = mpsc::channel(INBOX_MAX);
+    pub(crate) fn open_group(&self, group: GroupId, members: &Arc<[NodeId]>) -> Option<Inbox> {
         let mut state = self.lock();
-        if state.ended.contains(&group) || state.groups.contains_key(&group) {
-            return None;
-        }
-        state.groups.insert(group, sender);
-        let mut early = VecDeque::new();
-        state.early.retain(|(of, from, frame)| {
-            if *of == group {
-                early.push_back(GroupEvent::Frame(*from, frame.clone()));
-            }
-            *of != group
-        });
+        let (mut early, events) = state.groups.open(group, members)?;
         let lost = members.iter().filter(|node| **node != self.0.me && !state.links.contains_key(*node));
-        early.extend(lost.map(|&node| GroupEvent::Lost(node)));
+        early.extend(lost.map(|&node| GroupEvent::Lost(node, FailureCause::ConnectionLost)));
+        drop(state);
+        self.0.changes.send_modify(|count| *count += 1);
         Some(Inbox { early, events })
     }
 
-    /// Stops listening for a group; its number is not used again.
-    pub(crate) fn close_group(&self, group: GroupId) {
-        let mut state = self.lock();
-        state.groups.remove(&group);
-        state.ended.push_back(group);
-        if state.ended.len() > ENDED_MAX {
-            state.ended.pop_front();
-        }
+    /// Stops listening for a group that has ended, and tells those who ask how; its number is not used again.
+    pub(crate) fn conclude_group(&self, group: GroupId, ballot: Ballot, outcome: Outcome) {
+        self.lock().groups.end(group, Some((ballot, outcome)));
+    }
+
+    /// Stops listening for a group, however it ends, unless it has ended; its number is not used again.
+    pub(crate) fn leave_group(&self, group: GroupId) {
+        self.lock().groups.end(group, None);
     }
 
     /// Queues a frame of a group for a node. Does nothing if the node is not connected: the group hears of that.
     pub(crate) async fn send(&self, to: NodeId, group: GroupId, frame: GroupFrame) {
-        self.queue(to, &Frame::Group { group, frame }, None).await;
-    }
-
-    /// Queues a frame of a group at once, before anything that is queued later; returns whether there was room.
-    pub(crate) fn try_send(&self, to: NodeId, group: GroupId, frame: GroupFrame) -> bool {
         let outgoing = self.lock().links.get(&to).map(|link| link.outgoing.clone());
-        let bytes = frame::encode(&Frame::Group { group, frame });
-        // A node that is not connected has left: nothing is to be queued for it.
-        outgoing.is_none_or(|outgoing| {
-            let queued = outgoing.try_send(Outgoing { bytes, written: None });
-            !matches!(queued, Err(mpsc::error::TrySendError::Full(_)))
-        })
+        if let Some(outgoing) = outgoing {
+            let bytes = frame::encode(&Frame::Group { group, frame });
+            let _ = outgoing.send(Outgoing { bytes, written: None }).await;
+        }
     }
 
-    /// Sends a frame of a group and waits until the operating system has it.
-    pub(crate) async fn send_written(&self, to: NodeId, group: GroupId, frame: GroupFrame) {
-        let (written, wait) = oneshot::channel();
-        self.queue(to, &Frame::Group { group, frame }, Some(written)).await;
-        let _ = wait.await;
+    /// Queues a frame of a group at once. Does nothing if the node is not connected: the group hears of that.
+    pub(crate) fn post(&self, to: NodeId, group: GroupId, frame: GroupFrame) {
+        self.post_frame(to, &Frame::Group { group, frame });
+    }
+
+    fn post_frame(&self, to: NodeId, frame: &Frame) {
+        let Some(outgoing) = self.lock().links.get(&to).map(|link| link.outgoing.clone()) else { return };
+        let frame = Outgoing { bytes: frame::encode(frame), written: None };
+        if let Err(mpsc::error::TrySendError::Full(frame)) = outgoing.try_send(frame) {
+            // It takes so little that it is about to be given up.
+            let limit = self.0.detection * 2;
+            let environment = self.0.environment.clone();
+            self.0.environment.spawn(Box::pin(async move {
+                let _ = environment.timeout(limit, outgoing.send(frame)).await;
+            }));
+        }
+    }
+
+    /// Waits until the operating system has everything that was queued for these nodes.
+    pub(crate) async fn flush(&self, nodes: &[NodeId]) {
+        let flush = nodes.iter().map(|&node| async move {
+            let outgoing = self.lock().links.get(&node).map(|link| link.outgoing.clone());
+            let (written, wait) = oneshot::channel();
+            if let Some(outgoing) = outgoing
+                && outgoing.send(Outgoing { bytes: Vec::new(), written: Some(written) }).await.is_ok()
+            {
+                let _ = wait.await;
+            }
+        });
+        futures::future::join_all(flush).await;
     }
 
     /// Says goodbye to everybody and waits until the operating system has it.
     pub(crate) async fn leave(&self) {
         let nodes: Vec<_> = self.lock().links.keys().copied().collect();
-        for node in nodes {
-            let (written, wait) = oneshot::channel();
-            self.queue(node, &Frame::Goodbye, Some(written)).await;
-            let _ = wait.await;
+        for &node in &nodes {
+            self.post_frame(node, &Frame::Goodbye);
         }
-    }
-
-    async fn queue(&self, to: NodeId, frame: &Frame, written: Option<oneshot::Sender<()>>) {
-        let outgoing = self.lock().links.get(&to).map(|link| link.outgoing.clone());
-        if let Some(outgoing) = outgoing {
-            let _ = outgoing.send(Outgoing { bytes: frame::encode(frame), written }).await;
-        }
+        self.flush(&nodes).await;
     }
 
     fn note_problem(&self, peer: NodeId, problem: String) {
@@ -392,9 +435,3 @@ const DIAL_PAUSE_MIN: Duration = Duration::from_millis(5);
 const DIAL_PAUSE_MAX: Duration = Duration::from_secs(1);
 /// Frames that wait to be written to one node.
 const OUTGOING_MAX: usize = 256;
-/// Events that wait to be taken by one group.
-const INBOX_MAX: usize = 256;
-/// Frames of one node kept for groups not yet joined.
-const EARLY_MAX: usize = 2 << 10;
-/// Ended groups that are remembered.
-const ENDED_MAX: usize = 4 << 10;

@@ -109,8 +109,7 @@ impl Transfer {
         let received = async {
             try_join!(self.receive_blocks(first.is_some(), receive_turn), self.place_first_block(first))?;
             if let Some(deliver) = deliver {
-                // Nobody may wait any more; the block is relayed all the same.
-                let _ = deliver.send(Message::new(self.number, self.blocks.whole()));
+                self.group.deliver(deliver, Message::new(self.number, self.blocks.whole()));
             }
             Ok(())
         };

@@ -186,7 +186,8 @@ async fn a_message_is_received_into_memory_of_the_application() {
                         // A device does not write to files.
                         let memory = nodes[1].register(Memory::anonymous(size).unwrap()).unwrap().into_mut().unwrap();
                         assert!(offer.accept(memory).await.unwrap()[..] == pattern(size, 3), "{kind} size={size}");
-                        return receiver.close().await.unwrap();
+                        receiver.close().await.unwrap();
+                        return;
                     }
                     let file = tempfile::tempfile().unwrap();
                     file.set_len(offer.size()).unwrap();

@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use super::case::{Case, Fate, GroupCase, Whim};
-use super::observation::{Delivered, GroupObservation, MemberObservation, Observation, Outcome};
+use super::observation::{Blame, Delivered, GroupObservation, MemberObservation, Named, Observation, Outcome};
 use super::suspects::Suspects;
 
 /// One thing that must hold after every case.
@@ -15,37 +15,20 @@ pub struct Checker {
     pub check: fn(&Case, &Observation) -> Result<(), String>,
 }
 
-/// How much is asked of the runtime.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-#[non_exhaustive]
-pub enum Strictness {
-    /// What it promises.
-    #[default]
-    Promised,
-    /// Besides, that all survivors of a group are told the same, whatever happened.
-    OneVerdict,
-}
-
-impl Strictness {
-    /// Returns the checkers, the most telling first.
-    pub fn checkers(self) -> Vec<Checker> {
-        let mut checkers = vec![
-            Checker { name: "everybody comes to an end", check: everybody_ends },
-            Checker { name: "messages are whole and in order", check: messages_are_whole },
-            Checker { name: "a close is honest", check: closes_are_honest },
-            Checker { name: "no failure without a cause", check: failures_have_causes },
-            Checker { name: "failures name who failed", check: failures_name_suspects },
-            Checker { name: "a verdict stands", check: verdicts_stand },
-            Checker { name: "survivors agree whether it failed", check: outcomes_agree },
-            Checker { name: "a stream ends once", check: streams_end_once },
-            Checker { name: "nothing is left", check: nothing_is_left },
-        ];
-        if self == Self::OneVerdict {
-            checkers.push(Checker { name: "survivors are told the same", check: verdicts_agree });
-        }
-        checkers
-    }
-}
+/// The checkers, the most telling first.
+pub const CHECKERS: &[Checker] = &[
+    Checker { name: "everybody comes to an end", check: everybody_ends },
+    Checker { name: "messages are whole and in order", check: messages_are_whole },
+    Checker { name: "a close is honest", check: closes_are_honest },
+    Checker { name: "no failure without a cause", check: failures_have_causes },
+    Checker { name: "failures name who failed", check: failures_name_suspects },
+    Checker { name: "a verdict stands", check: verdicts_stand },
+    Checker { name: "one outcome for all survivors", check: outcomes_agree },
+    Checker { name: "one outcome of most", check: quorums_agree },
+    Checker { name: "certificates are true", check: certificates_are_true },
+    Checker { name: "a stream ends once", check: streams_end_once },
+    Checker { name: "nothing is left", check: nothing_is_left },
+];
 
 /// The groups of a case with what was seen of them.
 fn groups<'a>(case: &'a Case, seen: &'a Observation) -> impl Iterator<Item = (&'a GroupCase, &'a GroupObservation)> {
@@ -197,16 +180,19 @@ fn failures_have_causes(case: &Case, seen: &Observation) -> Result<(), String> {
     Ok(())
 }
 
-/// A failure names a member of its group to whom something happened: the one, if it is one.
+/// A failure names members of its group to whom something happened: the one, if it is one. Who was apart from the others
+/// may name those.
 fn failures_name_suspects(case: &Case, seen: &Observation) -> Result<(), String> {
     for (group, of_group) in groups(case, seen) {
         let suspects = Suspects::of(case, seen, group);
         for (rank, member) in of_group.members.iter().enumerate() {
             for blame in member.blames() {
-                if blame.group != group.id || group.rank_of(blame.node) != Some(blame.rank as usize) {
+                let of_group = |named: &Named| group.rank_of(named.node) == Some(named.rank as usize);
+                if blame.group != group.id || blame.named.is_empty() || !blame.named.iter().all(of_group) {
                     return Err(format!("group {}: rank {rank} was told of another group: {blame:?}", group.id));
                 }
-                if !suspects.may_be(blame.node) {
+                let apart = suspects.apart.contains(&group.members[rank].node);
+                if !apart && !blame.named.iter().all(|named| suspects.may_be(named.node)) {
                     return Err(format!("rank {rank} was told {blame:?}, which is not of {suspects:?}"));
                 }
             }
@@ -231,20 +217,54 @@ fn verdicts_stand(case: &Case, seen: &Observation) -> Result<(), String> {
     Ok(())
 }
 
-/// If anybody's close succeeded, nobody was told of a failure, but for members that had confirmed the close and lost the
-/// root, or a member that left, before they were told of the success.
+/// Survivors that were never out of reach for long are told the same, or have all closed the group.
 fn outcomes_agree(case: &Case, seen: &Observation) -> Result<(), String> {
     for (group, of_group) in groups(case, seen) {
-        if !of_group.members.iter().any(MemberObservation::closed_well) {
-            continue;
-        }
-        for (rank, member) in of_group.members.iter().enumerate() {
-            let Some(blame) = member.blames().next() else { continue };
-            if rank == 0 {
-                return Err(format!("group {}: a member closed well, but the root was told {blame:?}", group.id));
+        let apart = Suspects::of(case, seen, group).apart;
+        let survivors = group.members.iter().zip(&of_group.members).filter(|(member, _)| !apart.contains(&member.node));
+        let mut told: Vec<(u32, Option<&Blame>)> = Vec::new();
+        for (member, seen) in survivors {
+            let blame = seen.blames().next();
+            if blame.is_some() || seen.closed_well() {
+                told.push((member.node, blame));
             }
-            if member.closing_ns.is_none() {
-                return Err(format!("group {}: rank {rank} was told {blame:?} of a group that closed well", group.id));
+        }
+        if let Some(two) = told.windows(2).find(|two| two[0].1 != two[1].1) {
+            return Err(format!("group {}: survivors came to different ends: {two:?}", group.id));
+        }
+    }
+    Ok(())
+}
+
+/// What a quorum has agreed on is the only such outcome, whatever happened.
+fn quorums_agree(case: &Case, seen: &Observation) -> Result<(), String> {
+    for (group, of_group) in groups(case, seen) {
+        let closed = of_group.members.iter().any(MemberObservation::closed_well);
+        let told = of_group.members.iter().flat_map(MemberObservation::blames).filter(|blame| blame.quorum);
+        let told: BTreeSet<&Blame> = told.collect();
+        if told.len() + usize::from(closed) > 1 {
+            let well = if closed { "a close, and " } else { "" };
+            return Err(format!("group {}: {well}{told:?}", group.id));
+        }
+    }
+    Ok(())
+}
+
+/// What a failure says of who has what is so: nobody was given more, and who took everything was given that much.
+fn certificates_are_true(case: &Case, seen: &Observation) -> Result<(), String> {
+    for (group, of_group) in groups(case, seen) {
+        let blames = of_group.members.iter().flat_map(MemberObservation::blames);
+        for blame in blames {
+            for ((rank, member), held) in of_group.members.iter().enumerate().zip(&blame.held).skip(1) {
+                let Some(held) = *held else { continue };
+                // What the application did not want is not seen to arrive.
+                let given = member.delivered.iter().filter(|message| message.digest.is_some()).count() as u64;
+                let ended = member.stream.is_some();
+                let takes_all = ended && !matches!(group.members[rank].whim, Whim::CloseEarly { .. });
+                if given > held || (takes_all && given < held && !group.members[rank].offers) {
+                    let id = group.id;
+                    return Err(format!("group {id}: rank {rank} was given {given} messages, but {blame:?}"));
+                }
             }
         }
     }
@@ -267,16 +287,4 @@ fn nothing_is_left(_: &Case, seen: &Observation) -> Result<(), String> {
         Some((node, left)) => Err(format!("at node {node}: {left:?}")),
         None => Ok(()),
     }
-}
-
-/// All survivors of a group are told the same member.
-fn verdicts_agree(case: &Case, seen: &Observation) -> Result<(), String> {
-    for (group, of_group) in groups(case, seen) {
-        let survivors = of_group.members.iter().filter(|member| member.died_ns.is_none());
-        let named: BTreeSet<u32> = survivors.filter_map(|member| Some(member.blames().next()?.node)).collect();
-        if named.len() > 1 {
-            return Err(format!("group {}: survivors were told of the nodes {named:?}", group.id));
-        }
-    }
-    Ok(())
 }

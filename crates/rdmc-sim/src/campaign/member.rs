@@ -6,7 +6,7 @@ use std::sync::Arc;
 use futures::StreamExt;
 use futures::future::{BoxFuture, Either, FutureExt, select};
 use futures::stream::FuturesUnordered;
-use rdmc::{GroupFailure, Memory, Message, Node, OfferReceiver, Payload, Receiver, SendError, Sender};
+use rdmc::{Certificate, GroupFailure, Memory, Message, Node, OfferReceiver, Payload, Receiver, SendError, Sender};
 
 use super::case::{Case, Fate, GroupCase, MemberCase, Whim};
 use super::observation::{Delivered, MemberObservation, Outcome, Seen};
@@ -44,7 +44,7 @@ impl Incoming {
         }
     }
 
-    async fn close(self) -> Result<(), GroupFailure> {
+    async fn close(self) -> Result<Certificate, GroupFailure> {
         match self {
             Self::Pool(receiver) => Receiver::close(receiver).await,
             Self::Offers(receiver) => receiver.close().await,
@@ -265,16 +265,12 @@ impl Participant {
             _ => None,
         };
         let joined = dropped_after(&self.stage, drop_after_ns, Box::pin(joining)).await;
-        let members: Vec<u32> = self.group().members.iter().map(|member| member.node).collect();
-        let outcome = match &joined {
-            None => Outcome::Dropped,
-            Some(result) => Outcome::of_join(result, self.group().id, &members),
-        };
+        let outcome = joined.as_ref().map_or(Outcome::Dropped, Outcome::of_join);
         self.note(|member, at_ns| member.joined = Some(Seen { at_ns, outcome }));
         joined?.ok()
     }
 
-    async fn close(&self, closing: impl Future<Output = Result<(), GroupFailure>>) {
+    async fn close(&self, closing: impl Future<Output = Result<Certificate, GroupFailure>>) {
         self.note(|member, now_ns| member.closing_ns = Some(now_ns));
         let drop_after_ns = match self.me().whim {
             Whim::DropClose { after_ns } => Some(after_ns),

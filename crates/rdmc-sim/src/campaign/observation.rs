@@ -1,6 +1,6 @@
 //! What was seen while a case was played, as plain data.
 
-use rdmc::{GroupError, GroupFailure};
+use rdmc::{Certificate, GroupError, GroupFailure, Rank};
 
 /// What every member saw of a case, and what was left behind. Times are virtual, since all nodes were connected.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -75,11 +75,24 @@ pub enum Outcome {
     Error(String),
 }
 
-/// Whom a failure names.
+/// What a failure says.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Blame {
     /// The group's number.
     pub group: u64,
+    /// Whom it names.
+    pub named: Vec<Named>,
+    /// Whether those who agreed on it were a quorum.
+    pub quorum: bool,
+    /// Messages that were begun.
+    pub begun: u64,
+    /// How many of them each rank has, as far as that is known.
+    pub held: Vec<Option<u64>>,
+}
+
+/// A member that a failure names.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Named {
     /// The member's rank.
     pub rank: u32,
     /// The member's node.
@@ -151,15 +164,11 @@ impl Outcome {
         digest
     }
 
-    /// Puts down how creating or joining a group ended; `members` are its nodes.
-    pub(super) fn of_join<T>(result: &Result<T, GroupError>, group: u64, members: &[u32]) -> Self {
+    /// Puts down how creating or joining a group ended.
+    pub(super) fn of_join<T>(result: &Result<T, GroupError>) -> Self {
         match result {
             Ok(_) => Self::Done,
             Err(GroupError::Failed(failure)) => failure.into(),
-            Err(error @ GroupError::Connect { member, source }) => {
-                let node = members.get(member.index()).copied().unwrap_or(u32::MAX);
-                Self::Failed(Blame { group, rank: member.0, node, cause: format!("{error}: {source}") })
-            }
             Err(error) => Self::Error(error.to_string()),
         }
     }
@@ -167,13 +176,28 @@ impl Outcome {
 
 impl From<&GroupFailure> for Outcome {
     fn from(failure: &GroupFailure) -> Self {
-        let GroupFailure { group, member, node, cause } = failure;
-        Self::Failed(Blame { group: group.0, rank: member.0, node: node.0, cause: cause.to_string() })
+        let certificate = &failure.certificate;
+        let named = failure.failed.iter().map(|failed| Named {
+            rank: failed.member.0,
+            node: failed.node.0,
+            cause: failed.cause.to_string(),
+        });
+        Self::Failed(Blame {
+            group: failure.group().0,
+            named: named.collect(),
+            quorum: failure.quorum,
+            begun: certificate.messages(),
+            held: (0..).map(Rank).take(certificate.members().len()).map(|rank| certificate.held_by(rank)).collect(),
+        })
     }
 }
 
-impl From<&Result<(), GroupFailure>> for Outcome {
-    fn from(result: &Result<(), GroupFailure>) -> Self {
-        result.as_ref().map_or_else(Into::into, |()| Self::Done)
+impl From<&Result<Certificate, GroupFailure>> for Outcome {
+    fn from(result: &Result<Certificate, GroupFailure>) -> Self {
+        match result {
+            Ok(certificate) if certificate.is_complete() => Self::Done,
+            Ok(certificate) => Self::Error(format!("closed, but {certificate}")),
+            Err(failure) => failure.into(),
+        }
     }
 }

@@ -14,6 +14,10 @@ pub struct Suspects {
     /// Members that were cut off each other for a while that does not break anything, but may delay the word of why
     /// something else broke: they may be named too, if there is a cause.
     pub delayed: BTreeSet<u32>,
+    /// Members that were out of reach of others for so long that they may have come to an end of their own.
+    pub apart: BTreeSet<u32>,
+    /// Whether a member was stopped for so long: if it leads when it goes on, it names those who have given it up.
+    pub stopped: bool,
 }
 
 impl Suspects {
@@ -27,7 +31,8 @@ impl Suspects {
 
     /// Tells whether a failure may name a node.
     pub fn may_be(&self, node: u32) -> bool {
-        !self.causes.is_empty() && (self.causes.contains(&node) || self.delayed.contains(&node))
+        let known = self.causes.contains(&node) || self.delayed.contains(&node);
+        !self.causes.is_empty() && (known || self.stopped)
     }
 
     fn add_whims(&mut self, group: &GroupCase) {
@@ -56,32 +61,64 @@ impl Suspects {
             }
             let lasted_ns = happened.until_ns.map_or(0, |until_ns| until_ns - happened.at_ns);
             match fault {
-                Fault::Kill { .. }
-                | Fault::Vanish { .. }
-                | Fault::ResetControl { .. }
-                | Fault::BreakQueuePairs { .. } => {
+                Fault::Kill { .. } | Fault::Vanish { .. } => {
+                    self.apart.extend(&nodes);
                     self.causes.extend(nodes);
                 }
+                Fault::ResetControl { .. } => {
+                    if mends_late(case, seen, &nodes) {
+                        self.apart.extend(&nodes);
+                    }
+                    self.causes.extend(nodes);
+                }
+                Fault::BreakQueuePairs { .. } => self.causes.extend(nodes),
                 Fault::Cut { a, b, .. } => {
                     waited_ns += lasted_ns;
                     waiting.extend([a, b]);
                     self.delayed.extend([a, b]);
                     // Cuts of the same two nodes may follow each other without a break.
-                    if cut_ns(case, seen, a, b) >= case.model.nic.retry_ns.min(case.model.control.patience_ns) {
+                    let cut_ns = cut_ns(case, seen, a, b);
+                    let silent = cut_ns >= silence_ns(case);
+                    if silent || cut_ns >= case.model.nic.retry_ns.min(case.model.control.patience_ns) {
                         self.causes.extend([a, b]);
                     }
+                    if silent {
+                        self.apart.extend([a, b]);
+                    }
                 }
-                Fault::Stop { .. } => {
+                Fault::Stop { .. } | Fault::HoldUp { .. } => {
                     waited_ns += lasted_ns;
-                    waiting.extend(nodes);
+                    waiting.extend(&nodes);
+                    if lasted_ns >= silence_ns(case) {
+                        self.causes.extend(&nodes);
+                        self.apart.extend(nodes);
+                        self.stopped = true;
+                    }
                 }
-                Fault::HoldUp { .. } | Fault::SlowDown { .. } | Fault::LimitPort { .. } => {}
+                Fault::SlowDown { .. } | Fault::LimitPort { .. } => {}
             }
         }
         if waited_ns >= group.formation_limit_ns * 3 / 4 {
             self.causes.extend(waiting);
         }
     }
+}
+
+/// Returns the shortest silence after which a node may be given up, in ns: what is silent for a while may be so for longer,
+/// as what was lost is sent again later.
+fn silence_ns(case: &Case) -> u64 {
+    let given_up = DETECTION_DEFAULT_NS * 2 / 3;
+    given_up.saturating_sub(case.model.control.resend_ns + 2 * case.model.control.latency_ns + MARGIN_NS)
+}
+
+/// Tells whether the control connection of two nodes, once reset, may take longer to be made anew than one waits who is left
+/// alone by that.
+fn mends_late(case: &Case, seen: &Observation, nodes: &[u32]) -> bool {
+    let delays = |fault: Fault| {
+        matches!(fault, Fault::Cut { .. } | Fault::Stop { .. } | Fault::HoldUp { .. })
+            && fault.nodes().iter().any(|node| nodes.contains(node))
+    };
+    case.model.control.loss > 0.0 || seen.faults.iter().any(|happened| delays(case.faults[happened.fault].fault))
 }
 
 /// Returns for how long two nodes were cut off each other, in ns.
@@ -92,3 +129,8 @@ fn cut_ns(case: &Case, seen: &Observation, a: u32, b: u32) -> u64 {
     });
     of_both.map(|happened| happened.until_ns.map_or(0, |until_ns| until_ns - happened.at_ns)).sum()
 }
+
+/// After which silence a node that was not told otherwise gives others up, agreement included, in ns.
+const DETECTION_DEFAULT_NS: u64 = 2_000_000_000;
+/// What software may take, in ns.
+const MARGIN_NS: u64 = 20_000_000;

@@ -1,94 +1,195 @@
-//! The end of a group: its failure, which every survivor is told, or its close, which everybody confirms.
-//!
-//! Locks are taken in the order verdict, barrier.
+//! The end of a group: what ties its [`Agreement`] to the mesh and to those who wait.
 
+use std::collections::BTreeMap;
 use std::sync::atomic::Ordering;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use futures::future::FutureExt;
-use rdmc_fabric::WorkError;
+use rdmc_fabric::{Timestamp, WorkError};
 use rdmc_schedule::Rank;
+use tokio::sync::{oneshot, watch};
 
+use super::agreement::frame::{Ballot, EndFrame, Outcome, Verdict};
+use super::agreement::{Agreement, Patience};
+use super::receiver::Message;
 use super::{Events, Group};
-use crate::failure::{FailureCause, GroupFailure};
+use crate::certificate::{Certificate, MessageRecord};
+use crate::failure::{FailedMember, FailureCause, GroupFailure};
 use crate::mesh::GroupEvent;
 use crate::mesh::frame::GroupFrame;
-use crate::node::NodeId;
 use crate::transfer::Trouble;
 
+/// How a group ended.
+pub(crate) type Ended = Result<Certificate, GroupFailure>;
+
+/// The end of a group, as one member sees it coming.
+pub(super) struct End {
+    state: Mutex<State>,
+    signs: watch::Sender<Signs>,
+    outcome: watch::Sender<Option<Ended>>,
+}
+
+struct State {
+    agreement: Agreement,
+    /// Messages that are whole, while one before them is not.
+    early: BTreeMap<u64, (oneshot::Sender<Message>, Message)>,
+    concluded: bool,
+}
+
+/// What others wait for.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+struct Signs {
+    /// All messages of the group, once the root closes it.
+    messages: Option<u64>,
+    /// No further work is to be done.
+    stopped: bool,
+    /// When the agreement is to be asked again.
+    deadline: Option<Timestamp>,
+}
+
+impl End {
+    pub(super) fn new(rank: Rank, members: u32, detection: Duration) -> Self {
+        let patience = Patience { settling: detection / 8, outbid: detection / 2, all: detection * 4 };
+        let agreement = Agreement::new(rank.0, members, patience);
+        Self {
+            state: Mutex::new(State { agreement, early: BTreeMap::new(), concluded: false }),
+            signs: watch::Sender::default(),
+            outcome: watch::Sender::new(None),
+        }
+    }
+
+    fn lock(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
 impl Group {
-    /// Ends the group, if it has not ended, and tells all members.
-    pub(crate) fn fail(&self, member: Rank, cause: FailureCause) {
-        let node = self.members.get(member.index()).copied().unwrap_or(self.node.mesh.me());
-        self.adopt(GroupFailure { group: self.id, member, node, cause });
-    }
+    // What this member does.
 
-    pub(super) fn adopt(&self, failure: GroupFailure) {
-        let first = self.verdict.send_if_modified(|verdict| {
-            let first = verdict.is_none() && !self.barrier.borrow().closed;
-            if first {
-                *verdict = Some(failure.clone());
-            }
-            first
-        });
-        if !first {
-            return;
-        }
-        tracing::error!(parent: &self.span, %failure, "group failed");
-        self.node.counters.groups_failed.fetch_add(1, Ordering::Relaxed);
-        let node = self.node.clone();
-        let group = self.id;
-        // Queued here and now: a node that leaves because of the failure must not say so before it has told the failure.
-        let told = |to| node.mesh.try_send(to, group, GroupFrame::Failed { failure: failure.clone() });
-        let others = self.members.iter().copied().filter(|&to| to != node.mesh.me());
-        let untold: Vec<NodeId> = others.filter(|&to| !told(to)).collect();
-        if untold.is_empty() {
-            return;
-        }
-        let environment = node.environment.clone();
-        environment.spawn(Box::pin(async move {
-            let tell = untold.into_iter().map(|to| {
-                let frame = GroupFrame::Failed { failure: failure.clone() };
-                let node = &node;
-                async move { node.mesh.send(to, group, frame).await }
-            });
-            // A member that takes nothing any more must not keep this task, nor the node, for ever.
-            let _ = node.environment.timeout(RELAY_LIMIT, futures::future::join_all(tell)).await;
-        }));
-    }
-
-    /// Returns why the group failed, if it has.
-    pub(crate) fn failure(&self) -> Option<GroupFailure> {
-        self.verdict.borrow().clone()
-    }
-
-    /// Waits until the group fails.
-    pub(crate) async fn failed(&self) -> GroupFailure {
-        let mut verdict = self.verdict.subscribe();
-        let failure = verdict.wait_for(Option::is_some).await.expect("the sender lives in self");
-        failure.clone().expect("waited for one")
-    }
-
-    /// Waits until the group fails, or is closed: none then.
-    pub(crate) async fn ended(&self) -> Option<GroupFailure> {
-        let mut barrier = self.barrier.subscribe();
-        let closed = std::pin::pin!(barrier.wait_for(|barrier| barrier.closed));
-        let failed = std::pin::pin!(self.failed());
-        match futures::future::select(failed, closed).await {
-            futures::future::Either::Left((failure, _)) => Some(failure),
-            futures::future::Either::Right(_) => None,
+    /// Notes that a message has begun. Waits for ever if no further work is to be done.
+    pub(crate) async fn begin(&self, size: u64) {
+        if !self.act(|state, _| state.agreement.begin(size)) {
+            std::future::pending::<()>().await;
         }
     }
 
-    /// Gives the mesh a moment to tell why a connection broke; returns what it says.
+    /// At the root, whose messages are whole when they begin: notes that.
+    pub(crate) async fn begin_whole(&self, size: u64) {
+        self.begin(size).await;
+        self.act(|state, _| state.agreement.hold());
+    }
+
+    /// Hands a message that is whole to the application, after those before it.
     ///
-    /// A neighbour that has learnt of a failure breaks its connections: it must not be taken for the one that failed.
-    pub(super) async fn settle(&self) -> Option<GroupFailure> {
-        let (failed, patience) = (std::pin::pin!(self.failed()), std::pin::pin!(self.patience(SETTLE_LIMIT)));
-        match futures::future::select(failed, patience).await {
-            futures::future::Either::Left((failure, _)) => Some(failure),
-            futures::future::Either::Right(_) => None,
+    /// Once others may have been told that this member does not have it, the application does not get it either.
+    pub(crate) fn deliver(&self, to: oneshot::Sender<Message>, message: Message) {
+        self.act(|state, _| {
+            state.early.insert(message.number(), (to, message));
+            while let Some(next) = state.early.first_entry() {
+                if *next.key() != state.agreement.held() || !state.agreement.hold() {
+                    break;
+                }
+                let (to, message) = next.remove();
+                // Nobody may wait any more.
+                let _ = to.send(message);
+            }
+        });
+    }
+
+    /// At the root: closes the group.
+    pub(super) fn close(&self, messages: u64) {
+        self.act(|state, now| state.agreement.close(messages, now));
+    }
+
+    /// At a member: confirms that it has everything.
+    pub(super) fn confirm(&self) {
+        self.act(|state, now| state.agreement.confirm(now));
+    }
+
+    // What goes wrong.
+
+    /// This member cannot, or will not, go on: tells the others.
+    pub(crate) fn declare(&self, cause: FailureCause) {
+        self.act(|state, now| state.agreement.declare(cause, now));
+    }
+
+    pub(super) fn accuse(&self, member: Rank, cause: FailureCause) {
+        tracing::debug!(parent: &self.span, %member, %cause, "trouble");
+        self.act(|state, now| state.agreement.accuse(member.0, cause, now));
+    }
+
+    pub(super) fn lose(&self, member: Rank, cause: FailureCause) {
+        self.act(|state, now| state.agreement.lose(member.0, cause, now));
+    }
+
+    pub(super) fn reconnected(&self, member: Rank) {
+        self.act(|state, now| state.agreement.reconnect(member.0, now));
+    }
+
+    pub(super) fn hear(&self, from: Rank, frame: EndFrame) -> Result<(), &'static str> {
+        self.act(|state, now| state.agreement.receive(from.0, frame, now))
+    }
+
+    /// Tells what this member has run into.
+    pub(super) fn report(&self, trouble: Trouble) {
+        match trouble {
+            Trouble::Own(cause) => self.declare(cause),
+            Trouble::Protocol { by, what } => self.accuse(by, FailureCause::Protocol { what }),
+            Trouble::Work { with, error } => match error {
+                WorkError::LocalProtection => {
+                    let what = "the memory of a block could not be read or written".to_owned();
+                    self.declare(FailureCause::Resources { what });
+                }
+                WorkError::Device { .. } | WorkError::QueueFull { .. } => {
+                    self.declare(FailureCause::Resources { what: error.to_string() });
+                }
+                WorkError::Flushed | WorkError::ConnectionLost => {
+                    self.accuse(with, FailureCause::DataConnection { what: error.to_string() });
+                }
+                error => self.accuse(with, FailureCause::Protocol { what: error.to_string() }),
+            },
         }
+    }
+
+    // What others wait for.
+
+    /// Returns how the group ended, if it has.
+    pub(super) fn outcome(&self) -> Option<Ended> {
+        self.end.outcome.borrow().clone()
+    }
+
+    /// Waits until the group has ended.
+    pub(crate) async fn ended(&self) -> Ended {
+        let mut outcome = self.end.outcome.subscribe();
+        let outcome = outcome.wait_for(Option::is_some).await.expect("the sender lives in self");
+        outcome.clone().expect("waited for one")
+    }
+
+    /// Waits until the group fails, which may be never.
+    pub(crate) async fn failed(&self) -> GroupFailure {
+        match self.ended().await {
+            Err(failure) => failure,
+            Ok(_) => std::future::pending().await,
+        }
+    }
+
+    /// Tells whether this member is to do no further work.
+    pub(super) fn has_stopped(&self) -> bool {
+        self.end.signs.borrow().stopped
+    }
+
+    /// Waits until this member is to do no further work.
+    pub(super) async fn stopped(&self) {
+        let mut signs = self.end.signs.subscribe();
+        let _ = signs.wait_for(|signs| signs.stopped).await.expect("the sender lives in self");
+    }
+
+    /// At a member: waits until the root closes the group; returns the number of messages.
+    pub(super) async fn closing(&self) -> u64 {
+        let mut signs = self.end.signs.subscribe();
+        let signs = signs.wait_for(|signs| signs.messages.is_some()).await.expect("the sender lives in self");
+        signs.messages.expect("waited for it")
     }
 
     /// Waits for `limit`, in steps: a process that was stopped goes on in one of them, and in the others hears what has
@@ -99,101 +200,114 @@ impl Group {
         }
     }
 
-    /// Does the same while nobody else listens to the mesh.
-    pub(super) async fn settle_listening(&self, events: &mut Events) -> Option<GroupFailure> {
-        let mut settled = std::pin::pin!(self.settle().fuse());
-        loop {
-            futures::select_biased! {
-                failure = settled => return failure,
-                event = events.inbox.next().fuse() => match event {
-                    Some(GroupEvent::Frame(from, frame @ GroupFrame::Failed { .. })) => {
-                        self.take_frame(from, frame, &events.announced);
-                    }
-                    Some(GroupEvent::Frame(..)) => {}
-                    Some(GroupEvent::Lost(node)) => self.lost(node),
-                    None => return None,
+    /// Waits for what the mesh says next; none if the agreement has had its turn instead.
+    pub(super) async fn next_event(&self, events: &mut Events) -> Option<GroupEvent> {
+        let mut signs = self.end.signs.subscribe();
+        let deadline = signs.borrow_and_update().deadline;
+        let elapsed = async {
+            match deadline {
+                Some(at) => self.node.environment.sleep_until(at).await,
+                None => std::future::pending().await,
+            }
+        };
+        futures::select_biased! {
+            event = events.inbox.next().fuse() => match event {
+                Some(event) => Some(event),
+                // The mesh has been told of the outcome, and forgets the group.
+                None => {
+                    let _ = self.ended().await;
+                    None
                 }
+            },
+            () = elapsed.fuse() => {
+                self.act(|state, now| state.agreement.elapse(now));
+                None
             }
+            _ = signs.changed().fuse() => None,
         }
     }
 
-    /// Ends the group because of what this member has run into.
-    pub(super) async fn end(&self, trouble: Trouble) {
-        match trouble {
-            Trouble::Own(cause) => self.fail(self.rank, cause),
-            Trouble::Protocol { by, what } => self.fail(by, FailureCause::Protocol { what }),
-            Trouble::Work { with, error } => {
-                if self.settle().await.is_none() {
-                    let cause = match error {
-                        WorkError::Flushed | WorkError::ConnectionLost => FailureCause::ConnectionLost,
-                        WorkError::LocalProtection => {
-                            let what = "the memory of a block could not be read or written".to_owned();
-                            return self.fail(self.rank, FailureCause::Resources { what });
-                        }
-                        WorkError::Device { .. } | WorkError::QueueFull { .. } => {
-                            let what = error.to_string();
-                            return self.fail(self.rank, FailureCause::Resources { what });
-                        }
-                        error => FailureCause::Protocol { what: error.to_string() },
-                    };
-                    self.fail(with, cause);
-                }
-            }
-        }
-    }
+    // The agreement.
 
-    /// At the root: waits until every member has confirmed that it has everything, then lets them go.
-    pub(super) async fn close_as_root(&self, messages: u64) {
-        self.barrier.send_modify(|barrier| barrier.messages = Some(messages));
-        for &to in &self.members[1..] {
-            self.node.mesh.send(to, self.id, GroupFrame::Closing { messages }).await;
+    /// Takes a step in the agreement, and does what comes of it.
+    fn act<T>(&self, step: impl FnOnce(&mut State, Timestamp) -> T) -> T {
+        let now = self.node.environment.now();
+        let mut state = self.end.lock();
+        let result = step(&mut state, now);
+        // Queued while the state is locked: what is said arrives in the order in which it came about.
+        for (rank, frame) in state.agreement.take_frames() {
+            self.node.mesh.post(self.members[rank as usize], self.id, GroupFrame::End(frame));
         }
-        let mut barrier = self.barrier.subscribe();
-        let all = self.members.len() - 1;
-        // Fails only if the group is gone, with nobody left to tell.
-        let _ = barrier.wait_for(|barrier| barrier.confirmed.len() == all).await;
-        if !self.conclude() {
-            // It failed at the same moment: this engine is about to be ended.
-            std::future::pending::<()>().await;
+        let agreement = &state.agreement;
+        let signs =
+            Signs { messages: agreement.messages(), stopped: agreement.stopped(), deadline: agreement.deadline() };
+        if let (false, Some((ballot, outcome))) = (state.concluded, state.agreement.outcome().cloned()) {
+            state.concluded = true;
+            self.conclude(&state.agreement, ballot, outcome);
         }
-        let tell = self.members[1..].iter().map(|&to| self.node.mesh.send_written(to, self.id, GroupFrame::Closed));
-        let _ = self.node.environment.timeout(RELAY_LIMIT, futures::future::join_all(tell)).await;
-    }
-
-    /// Notes that everybody has everything, unless the group has failed; returns whether it has not.
-    ///
-    /// A group is closed or fails, and never both: each is decided while the verdict is locked.
-    pub(super) fn conclude(&self) -> bool {
-        let mut closed = false;
-        self.verdict.send_if_modified(|verdict| {
-            closed = verdict.is_none();
-            if closed {
-                self.barrier.send_modify(|barrier| barrier.closed = true);
-            }
-            false
+        drop(state);
+        self.end.signs.send_if_modified(|known| {
+            let changed = *known != signs;
+            *known = signs;
+            changed
         });
-        closed
+        result
     }
 
-    /// At a member: confirms that it has everything and waits until everybody has.
-    pub(super) async fn close_as_member(&self, messages: u64) {
-        self.barrier.send_modify(|barrier| barrier.sent_confirm = true);
-        self.node.mesh.send(self.members[0], self.id, GroupFrame::Confirm { messages }).await;
-        let mut barrier = self.barrier.subscribe();
-        let _ = barrier.wait_for(|barrier| barrier.closed).await;
+    /// Tells those who wait how the group has ended.
+    fn conclude(&self, agreement: &Agreement, ballot: Ballot, outcome: Outcome) {
+        let ended = match &outcome {
+            Outcome::Closed { messages } => {
+                let held = self.members.iter().map(|_| Some(*messages)).collect();
+                let records = agreement.records().cloned().collect();
+                Ok(self.certificate(*messages, held, records))
+            }
+            Outcome::Failed(verdict) => Err(self.failure(agreement, verdict)),
+        };
+        match &ended {
+            Ok(certificate) => tracing::info!(parent: &self.span, %certificate, "group closed"),
+            Err(failure) => {
+                tracing::error!(parent: &self.span, %failure, "group failed");
+                self.node.counters.groups_failed.fetch_add(1, Ordering::Relaxed);
+            }
+        }
+        self.node.mesh.conclude_group(self.id, ballot, outcome);
+        if ballot.leader != self.rank.0 {
+            self.end.outcome.send_replace(Some(ended));
+            return;
+        }
+        // The others depend on this member's word. It must be out before the application may end the process.
+        let (outcome, node, members) = (self.end.outcome.clone(), self.node.clone(), self.members.clone());
+        let environment = node.environment.clone();
+        environment.spawn(Box::pin(async move {
+            let _ = node.environment.timeout(FLUSH_LIMIT, node.mesh.flush(&members)).await;
+            outcome.send_replace(Some(ended));
+        }));
     }
 
-    /// At a member: waits until the root closes the group; returns the number of messages.
-    pub(super) async fn closing(&self) -> u64 {
-        let mut barrier = self.barrier.subscribe();
-        let barrier = barrier.wait_for(|barrier| barrier.messages.is_some()).await.expect("the sender lives in self");
-        barrier.messages.expect("waited for it")
+    fn failure(&self, agreement: &Agreement, verdict: &Verdict) -> GroupFailure {
+        // What everybody has is the same in everybody's memory; the verdict tells of the rest.
+        let lacking = verdict.held.iter().flatten().min().copied().unwrap_or(0);
+        let known = agreement.records().filter(|record| record.number < lacking);
+        let records = known.chain(&verdict.records).cloned().collect();
+        let failed = verdict.failed.iter().map(|(rank, cause)| FailedMember {
+            member: Rank(*rank),
+            node: self.members[*rank as usize],
+            cause: cause.clone(),
+        });
+        GroupFailure {
+            failed: failed.collect(),
+            quorum: verdict.quorum,
+            certificate: self.certificate(verdict.begun, verdict.held.clone().into(), records),
+        }
+    }
+
+    fn certificate(&self, messages: u64, held: Arc<[Option<u64>]>, records: Arc<[MessageRecord]>) -> Certificate {
+        Certificate { group: self.id, members: self.members.clone(), messages, held, records }
     }
 }
 
-/// How long a broken connection waits for the mesh to tell why.
-const SETTLE_LIMIT: Duration = Duration::from_secs(1);
 /// Steps in which a limit passes.
 const PATIENCE_STEPS: u32 = 4;
 /// How long the last frames of a group may take to be written.
-const RELAY_LIMIT: Duration = Duration::from_secs(5);
+const FLUSH_LIMIT: Duration = Duration::from_secs(1);

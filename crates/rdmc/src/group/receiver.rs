@@ -14,6 +14,7 @@ use rdmc_fabric::{Buffer, BufferMut};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc, oneshot};
 
 use super::{Events, Formed, Grants, Group, GroupSpec, Running, form, start, take_grants};
+use crate::certificate::Certificate;
 use crate::failure::{FailureCause, GroupError, GroupFailure, with_sources};
 use crate::node::{NodeId, NodeShared};
 use crate::stats::GroupStats;
@@ -97,7 +98,7 @@ pub struct Receiver {
 pub struct OfferReceiver {
     group: Arc<Group>,
     offers: mpsc::Receiver<Offer>,
-    confirm: Option<oneshot::Sender<oneshot::Sender<()>>>,
+    confirm: Option<oneshot::Sender<()>>,
     /// Set when no offer is to come any more.
     complete: Arc<AtomicBool>,
     /// Waits for the verdict when the offers end without being complete.
@@ -188,7 +189,7 @@ impl OfferReceiver {
         std::future::poll_fn(|cx| self.poll_offer(cx)).await
     }
 
-    /// Agrees to the end of the group and waits until every member has every message.
+    /// Agrees to the end of the group and waits until every member has every message, which the certificate says.
     ///
     /// Messages not yet taken are refused if they were not begun; take all until `None` first.
     ///
@@ -196,8 +197,8 @@ impl OfferReceiver {
     /// Dropped before it has agreed, the group is abandoned; later, it is closed all the same.
     ///
     /// # Errors
-    /// The group's failure.
-    pub async fn close(mut self) -> Result<(), GroupFailure> {
+    /// The group's failure, with what did and did not arrive.
+    pub async fn close(mut self) -> Result<Certificate, GroupFailure> {
         while let Some(offer) = self.next_offer().await {
             drop(offer?);
         }
@@ -208,7 +209,7 @@ impl OfferReceiver {
     /// are passed on.
     pub fn refuse(self, reason: &str) {
         let reason = reason.chars().take(REASON_MAX).collect();
-        self.group.fail(self.group.rank, FailureCause::Refused { reason });
+        self.group.declare(FailureCause::Refused { reason });
     }
 
     /// Waits until the group fails, which may be never.
@@ -244,18 +245,16 @@ impl OfferReceiver {
         }
     }
 
-    async fn agree(mut self) -> Result<(), GroupFailure> {
-        let (done, closed) = oneshot::channel();
+    async fn agree(mut self) -> Result<Certificate, GroupFailure> {
         let confirm = self.confirm.take().expect("only agreeing takes it, once");
-        if confirm.send(done).is_err() || closed.await.is_err() {
-            return Err(self.group.failed().await);
-        }
-        Ok(())
+        // Fails only if the group has stopped, of which the outcome tells.
+        let _ = confirm.send(());
+        self.group.ended().await
     }
 }
 
 impl Receiver {
-    /// Agrees to the end of the group and waits until every member has every message.
+    /// Agrees to the end of the group and waits until every member has every message, which the certificate says.
     ///
     /// Messages not yet taken are dropped.
     ///
@@ -263,8 +262,8 @@ impl Receiver {
     /// Dropped before it has agreed, the group is abandoned; later, it is closed all the same.
     ///
     /// # Errors
-    /// The group's failure.
-    pub async fn close(mut self) -> Result<(), GroupFailure> {
+    /// The group's failure, with what did and did not arrive.
+    pub async fn close(mut self) -> Result<Certificate, GroupFailure> {
         while let Some(message) = self.next().await {
             drop(message?);
         }
@@ -401,7 +400,7 @@ async fn run(
     group: Arc<Group>,
     intake: Intake,
     grants: Grants,
-    confirm: oneshot::Receiver<oneshot::Sender<()>>,
+    confirm: oneshot::Receiver<()>,
     complete: Arc<AtomicBool>,
 ) -> Result<(), Trouble> {
     let abandoned = || Trouble::Own(FailureCause::Abandoned);
@@ -413,7 +412,7 @@ async fn run(
     let mut starting: futures::future::Fuse<Running<_>> = intake.start(started).boxed().fuse();
     let mut closing = std::pin::pin!(group.closing().fuse());
     let mut messages = None;
-    let mut confirmed = None;
+    let mut confirmed = false;
     loop {
         if messages == Some(started) && running.is_empty() {
             break;
@@ -437,18 +436,19 @@ async fn run(
                 }
                 messages = Some(all);
             }
-            agreed = confirm => confirmed = Some(agreed.map_err(|_| abandoned())?),
+            agreed = confirm => {
+                agreed.map_err(|_| abandoned())?;
+                confirmed = true;
+            }
         }
     }
     // The application sees the end of the stream, and agrees to the close when it has stored what it was given.
     complete.store(true, Ordering::Release);
     drop(starting);
-    let done = match confirmed {
-        Some(done) => done,
-        None => confirm.await.map_err(|_| abandoned())?,
-    };
-    group.close_as_member(started).await;
-    let _ = done.send(());
+    if !confirmed {
+        confirm.await.map_err(|_| abandoned())?;
+    }
+    group.confirm();
     Ok(())
 }
 
@@ -491,6 +491,7 @@ impl Intake {
         };
         let shape = Shape::new(size, self.group.block_size())
             .ok_or_else(|| self.malformed("a message with too many blocks"))?;
+        self.group.begin(size).await;
         let first = staged.map(|bytes| self.check_first(shape, bytes)).transpose()?;
         let (deliver, message) = oneshot::channel();
         let delivery = Delivery { group: self.group.clone(), message, failing: Exclusive::default(), _ahead: ahead };

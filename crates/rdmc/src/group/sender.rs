@@ -12,8 +12,9 @@ use futures::stream::{FuturesUnordered, StreamExt};
 use rdmc_fabric::{Buffer, BufferMut, Memory};
 use tokio::sync::{mpsc, oneshot};
 
-use super::{AbandonOnDrop, Formed, Grants, Group, GroupSpec, form, start, take_grants};
-use crate::failure::{GroupError, GroupFailure, SendError};
+use super::{Formed, Grants, Group, GroupSpec, form, start, take_grants};
+use crate::certificate::Certificate;
+use crate::failure::{FailureCause, GroupError, GroupFailure, SendError};
 use crate::node::{NodeId, NodeShared};
 use crate::stats::GroupStats;
 use crate::transfer::{Blocks, Shape, Transfer, Trouble, Turnstile};
@@ -81,7 +82,7 @@ impl From<&'static str> for Payload {
 
 enum Request {
     Send { message: Buffer, shape: Shape, done: oneshot::Sender<()> },
-    Close { done: oneshot::Sender<()> },
+    Close,
 }
 
 pub(crate) async fn create(node: Arc<NodeShared>, spec: GroupSpec) -> Result<Sender, GroupError> {
@@ -121,7 +122,7 @@ impl Sender {
                 let (done, completed) = oneshot::channel();
                 let request = Request::Send { message, shape, done };
                 if requests.send(request).await.is_err() || completed.await.is_err() {
-                    return Err(group.ended().await.map_or(SendError::Closed, SendError::Failed));
+                    return Err(group.ended().await.err().map_or(SendError::Closed, SendError::Failed));
                 }
                 Ok(())
             }
@@ -129,19 +130,24 @@ impl Sender {
         )
     }
 
-    /// Closes the group: `Ok` if and only if every message reached every member and every member agrees to the end.
+    /// Closes the group: `Ok` if and only if every message reached every member and every member agrees to the end, which
+    /// the certificate says.
     ///
     /// # Cancel safety
     /// Dropped before it is polled, the group is abandoned; later, it is closed all the same.
     ///
     /// # Errors
-    /// The group's failure, if it failed before everybody had everything.
-    pub async fn close(self) -> Result<(), GroupFailure> {
-        let (done, closed) = oneshot::channel();
-        if self.requests.send(Request::Close { done }).await.is_err() || closed.await.is_err() {
-            return Err(self.group.failed().await);
+    /// The group's failure, with what did and did not arrive, if it failed before everybody had everything.
+    pub async fn close(self) -> Result<Certificate, GroupFailure> {
+        // Behind what was sent before. By a task if it has to wait, so that the group is closed if this future is dropped.
+        if let Err(mpsc::error::TrySendError::Full(close)) = self.requests.try_send(Request::Close) {
+            let requests = self.requests.clone();
+            let environment = self.group.node().environment.clone();
+            environment.spawn(Box::pin(async move {
+                let _ = requests.send(close).await;
+            }));
         }
-        Ok(())
+        self.group.ended().await
     }
 
     /// Waits until the group fails, which may be never.
@@ -203,6 +209,7 @@ async fn run(group: Arc<Group>, mut queue: mpsc::Receiver<Request>, grants: Gran
             request = next_request(&mut queue, room).fuse() => match request {
                 Some(Request::Send { done, .. }) if done.is_closed() => {}
                 Some(Request::Send { message, shape, done }) => {
+                    group.begin_whole(shape.size).await;
                     let blocks = Blocks::whole_message(shape, message);
                     let transfer = Transfer::new(group.clone(), messages, shape, blocks, None);
                     let (receive_turn, relay_turn) = (receive_turns.next(), relay_turns.next());
@@ -213,8 +220,8 @@ async fn run(group: Arc<Group>, mut queue: mpsc::Receiver<Request>, grants: Gran
                     });
                     messages += 1;
                 }
-                Some(Request::Close { done }) => break Some(done),
-                None => break None,
+                Some(Request::Close) => break true,
+                None => break false,
             },
         }
     };
@@ -224,12 +231,10 @@ async fn run(group: Arc<Group>, mut queue: mpsc::Receiver<Request>, grants: Gran
             outcome = running.select_next_some() => completed.add(outcome)?,
         }
     }
-    let Some(done) = close else {
-        drop(AbandonOnDrop::new(group));
-        return Ok(());
-    };
-    group.close_as_root(messages).await;
-    let _ = done.send(());
+    if !close {
+        return Err(Trouble::Own(FailureCause::Abandoned));
+    }
+    group.close(messages);
     Ok(())
 }
 

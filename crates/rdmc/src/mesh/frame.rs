@@ -8,18 +8,18 @@ use std::io;
 use serde::{Deserialize, Serialize};
 use tokio::io::{AsyncRead, AsyncReadExt};
 
-use crate::failure::GroupFailure;
 use crate::group::GroupId;
+use crate::group::agreement::frame::EndFrame;
 use crate::node::NodeId;
 
 use super::fabrics::{FabricNames, Verdict};
 
 /// Changes whenever frames change their meaning; nodes of different versions do not talk.
-pub(crate) const PROTOCOL_VERSION: u16 = 2;
+pub(crate) const PROTOCOL_VERSION: u16 = 3;
 /// Longest frame in bytes: an invitation.
 pub(crate) const FRAME_LEN_MAX: usize = 4 << 20;
 /// Longest frame in bytes between nodes that know each other.
-pub(crate) const LINK_FRAME_LEN_MAX: usize = 16 << 10;
+pub(crate) const LINK_FRAME_LEN_MAX: usize = 1 << 20;
 
 /// One frame.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -47,6 +47,10 @@ pub(crate) enum Frame {
     Group { group: GroupId, frame: GroupFrame },
     /// Ends the connection in good order.
     Goodbye,
+    /// Asks for a sign of life.
+    Ping,
+    /// The sign.
+    Pong,
 }
 
 /// Why a connection is refused.
@@ -73,14 +77,8 @@ pub(crate) enum GroupFrame {
     Offer { spec: [u8; 32], data: Vec<u8>, ready: Vec<u8>, cells: [u8; 24] },
     /// From the root, where members cannot learn it from the first block: the size of a message.
     Announce { message: u64, size: u64 },
-    /// From the root: these are all messages.
-    Closing { messages: u64 },
-    /// To the root: this member has them all.
-    Confirm { messages: u64 },
-    /// From the root: everybody has them all.
-    Closed,
-    /// The group has failed.
-    Failed { failure: GroupFailure },
+    /// Concerns the end of the group.
+    End(EndFrame),
 }
 
 /// Encodes a frame with its length.
@@ -133,10 +131,8 @@ fn malformed(text: &str) -> io::Error {
 mod tests {
     use futures::FutureExt;
     use proptest::prelude::*;
-    use rdmc_schedule::Rank;
 
     use super::*;
-    use crate::failure::FailureCause;
 
     fn fabrics() -> impl Strategy<Value = FabricNames> {
         let names = proptest::collection::btree_set("[a-z0-9]{1,32}", 1..9);
@@ -147,22 +143,11 @@ mod tests {
         let text = "[a-z0-9.:]{0,20}";
         let bytes = || proptest::collection::vec(any::<u8>(), 0..80);
         let member = (any::<u32>().prop_map(NodeId), text);
-        let cause = prop_oneof![
-            Just(FailureCause::ConnectionLost),
-            Just(FailureCause::Abandoned),
-            text.prop_map(|reason| FailureCause::Refused { reason }),
-        ];
-        let failure = (any::<u64>(), any::<u32>(), any::<u32>(), cause).prop_map(|(group, rank, node, cause)| {
-            GroupFailure { group: GroupId(group), member: Rank(rank), node: NodeId(node), cause }
-        });
         let group_frame = prop_oneof![
             (any::<[u8; 32]>(), bytes(), bytes(), any::<[u8; 24]>())
                 .prop_map(|(spec, data, ready, cells)| GroupFrame::Offer { spec, data, ready, cells }),
             (any::<u64>(), any::<u64>()).prop_map(|(message, size)| GroupFrame::Announce { message, size }),
-            any::<u64>().prop_map(|messages| GroupFrame::Closing { messages }),
-            any::<u64>().prop_map(|messages| GroupFrame::Confirm { messages }),
-            Just(GroupFrame::Closed),
-            failure.prop_map(|failure| GroupFrame::Failed { failure }),
+            crate::group::agreement::tests::frames().prop_map(GroupFrame::End),
         ];
         prop_oneof![
             (any::<u16>(), any::<u128>(), any::<u32>(), any::<u32>()).prop_map(|(version, cluster, from, to)| {
@@ -188,6 +173,8 @@ mod tests {
             ),
             (any::<u64>(), group_frame).prop_map(|(group, frame)| Frame::Group { group: GroupId(group), frame }),
             Just(Frame::Goodbye),
+            Just(Frame::Ping),
+            Just(Frame::Pong),
         ]
     }
 

@@ -1,0 +1,687 @@
+//! How the members of a group agree on its end: closed, with every message everywhere, or failed.
+//!
+//! There is one outcome, and whoever learns it learns the same. It is brought about as in Paxos. A member *leads* a
+//! *ballot*: it has the others promise to take no lower one, and report; it proposes an outcome, that of the highest
+//! ballot which one of them has accepted, if there is one; when they have accepted it, it is decided.
+//!
+//! - Ballot zero is the root's. When all members have confirmed that they have everything, it proposes that the group is
+//!   closed, without asking for promises.
+//! - Who has evidence of trouble *wedges*: it does no further work in the group and tells all others, who do the same.
+//!   The lowest rank from which most members can be reached leads. Its verdict names those it cannot reach, those who
+//!   said that they cannot go on, and, where two members accuse each other, the fewest that explain all that was said.
+//! - A group is closed only if a *quorum* accepts that: more than half of the members, or half of them with the root. A
+//!   minority that is cut off never reports success. A failure needs the members that can be reached.
+//! - All that was promised and accepted stays until the group is forgotten; nodes answer for groups that have ended.
+//!
+//! This is a state machine without a clock or a network: [`Agreement`] takes what happens and what others say, and gives
+//! back what is to be sent ([`take_frames`](Agreement::take_frames)) and when it wants to be asked again.
+
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::time::Duration;
+
+use rdmc_fabric::Timestamp;
+
+use crate::certificate::MessageRecord;
+use crate::failure::FailureCause;
+
+pub(crate) mod frame;
+mod verdict;
+
+use frame::{Ballot, EndFrame, Evidence, Outcome, Progress, Report};
+
+/// One member's part in the agreement on the end of a group.
+#[derive(Debug)]
+pub(crate) struct Agreement {
+    me: u32,
+    members: u32,
+    patience: Patience,
+    /// Without the records.
+    progress: Progress,
+    records: VecDeque<MessageRecord>,
+    /// What members have against themselves and others, by who says so.
+    evidence: BTreeMap<u32, Evidence>,
+    /// Members that are not in the group, or not yet.
+    absent: BTreeSet<u32>,
+    wedged: bool,
+    /// The first member that spoke of trouble.
+    alarmed_by: Option<u32>,
+    promised: Ballot,
+    accepted: Option<(Ballot, Outcome)>,
+    lead: Option<Lead>,
+    decided: Option<(Ballot, Outcome)>,
+    /// When it may lead again, after it was outbid.
+    retry_at: Timestamp,
+    /// When to ask the others again.
+    ask_at: Timestamp,
+    give_up_at: Option<Timestamp>,
+    outgoing: Vec<(u32, EndFrame)>,
+}
+
+/// How long an agreement waits for others.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Patience {
+    /// How long one that leads waits for the picture to become clearer: a minority for word from the others, anybody for
+    /// its own connections to those that others have lost.
+    pub(crate) settling: Duration,
+    /// How long one that was outbid waits for the other's outcome.
+    pub(crate) outbid: Duration,
+    /// How long it may take in all, from the first sign of trouble.
+    pub(crate) all: Duration,
+}
+
+/// A ballot that this member leads.
+#[derive(Debug)]
+enum Lead {
+    Gathering {
+        ballot: Ballot,
+        reports: BTreeMap<u32, Report>,
+        /// When it need not wait for the picture to become clearer any more.
+        settled_at: Option<Timestamp>,
+    },
+    Proposing {
+        ballot: Ballot,
+        outcome: Outcome,
+        asked: BTreeSet<u32>,
+        accepted: BTreeSet<u32>,
+    },
+}
+
+/// Whether there is more to do after a step.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Step {
+    Again,
+    Wait,
+}
+
+impl Agreement {
+    pub(crate) fn new(me: u32, members: u32, patience: Patience) -> Self {
+        Self {
+            me,
+            members,
+            patience,
+            progress: Progress::default(),
+            records: VecDeque::new(),
+            evidence: BTreeMap::new(),
+            absent: BTreeSet::new(),
+            wedged: false,
+            alarmed_by: None,
+            promised: Ballot::CLOSE,
+            accepted: None,
+            lead: None,
+            decided: None,
+            retry_at: Timestamp::ZERO,
+            ask_at: Timestamp::ZERO,
+            give_up_at: None,
+            outgoing: Vec::new(),
+        }
+    }
+
+    // What this member does.
+
+    /// Notes that a message has begun, in order; false if this member is to do no further work.
+    pub(crate) fn begin(&mut self, size: u64) -> bool {
+        if self.stopped() {
+            return false;
+        }
+        self.records.push_back(MessageRecord { number: self.progress.begun, size, digest: None });
+        self.progress.begun += 1;
+        if self.records.len() > RECORDS_MAX {
+            self.records.pop_front();
+        }
+        true
+    }
+
+    /// Notes that this member has one message more, in order; false if it is too late: others were told that it has not.
+    pub(crate) fn hold(&mut self) -> bool {
+        if self.stopped() {
+            return false;
+        }
+        debug_assert!(self.progress.held < self.progress.begun);
+        self.progress.held += 1;
+        true
+    }
+
+    /// At the root: closes the group after so many messages.
+    pub(crate) fn close(&mut self, messages: u64, now: Timestamp) {
+        if self.stopped() {
+            return;
+        }
+        self.progress.messages = Some(messages);
+        self.tell_all(&EndFrame::Closing { messages });
+        self.advance(now);
+    }
+
+    /// At another member: confirms that it has everything, and that its application agrees to the end.
+    pub(crate) fn confirm(&mut self, now: Timestamp) {
+        let Some(messages) = self.progress.messages.filter(|_| !self.stopped()) else { return };
+        self.progress.confirmed.push(self.me);
+        self.tell(ROOT, EndFrame::Confirm { messages });
+        self.advance(now);
+    }
+
+    // What goes wrong.
+
+    /// This member cannot go on.
+    pub(crate) fn declare(&mut self, cause: FailureCause, now: Timestamp) {
+        if self.decided.is_none() {
+            self.evidence.entry(self.me).or_default().own.get_or_insert(cause);
+            self.alarm(now);
+        }
+    }
+
+    /// The control connection to a member was lost.
+    pub(crate) fn lose(&mut self, rank: u32, cause: FailureCause, now: Timestamp) {
+        if self.decided.is_some() || rank == self.me || self.has_lost(rank) {
+            return;
+        }
+        let own = self.evidence.entry(self.me).or_default();
+        own.lost.push(rank);
+        own.accuse(rank, cause);
+        self.alarm(now);
+    }
+
+    /// The control connection to a member was made anew: what was said when there was none is said again.
+    pub(crate) fn reconnect(&mut self, rank: u32, now: Timestamp) {
+        if !self.wedged || self.decided.is_some() {
+            return;
+        }
+        self.evidence.entry(self.me).or_default().lost.retain(|lost| *lost != rank);
+        self.tell_all(&EndFrame::Trouble(self.own_evidence()));
+        match &self.lead {
+            Some(Lead::Gathering { ballot, reports, .. }) if !reports.contains_key(&rank) => {
+                let ballot = *ballot;
+                self.tell(rank, EndFrame::Gather { ballot });
+            }
+            Some(Lead::Proposing { ballot, outcome, asked, .. }) if asked.contains(&rank) => {
+                let (ballot, outcome) = (*ballot, outcome.clone());
+                self.tell(rank, EndFrame::Propose { ballot, outcome });
+            }
+            _ => {}
+        }
+        self.advance(now);
+    }
+
+    /// Something is wrong with a member. What follows from trouble that is known proves nothing.
+    pub(crate) fn accuse(&mut self, rank: u32, cause: FailureCause, now: Timestamp) {
+        if !self.stopped() && rank != self.me {
+            self.evidence.entry(self.me).or_default().accuse(rank, cause);
+            self.alarm(now);
+        }
+    }
+
+    /// Does what is due now.
+    pub(crate) fn elapse(&mut self, now: Timestamp) {
+        if self.wedged && self.decided.is_none() && now >= self.ask_at {
+            // Whoever was to tell the outcome may have learnt it elsewhere and ended.
+            self.ask_at = now + self.patience.outbid;
+            self.tell_all(&EndFrame::Trouble(self.own_evidence()));
+        }
+        self.advance(now);
+    }
+
+    // What others say.
+
+    /// Takes a frame.
+    ///
+    /// # Errors
+    /// What is wrong with it.
+    pub(crate) fn receive(&mut self, from: u32, frame: EndFrame, now: Timestamp) -> Result<(), &'static str> {
+        if let Some((ballot, outcome)) = self.decided.clone() {
+            if frame.wants_the_outcome() {
+                self.tell(from, EndFrame::Decided { ballot, outcome });
+            }
+            return Ok(());
+        }
+        self.check(from, &frame)?;
+        match frame {
+            EndFrame::Closing { messages } => self.progress.messages = Some(messages),
+            EndFrame::Confirm { .. } => {
+                // Too late, if reports are being made: the member will report it itself.
+                if !self.wedged && !self.progress.confirmed.contains(&from) {
+                    self.progress.confirmed.push(from);
+                }
+            }
+            EndFrame::Trouble(evidence) => self.hear_of_trouble(from, evidence, now),
+            EndFrame::Gather { ballot } => self.promise(from, ballot, now),
+            EndFrame::Report { ballot, report } => {
+                if let Some(Lead::Gathering { ballot: mine, reports, .. }) = &mut self.lead
+                    && *mine == ballot
+                {
+                    reports.insert(from, (*report).clone());
+                    self.evidence.insert(from, report.evidence);
+                }
+            }
+            EndFrame::Propose { ballot, outcome } => self.consider(from, ballot, outcome, now),
+            EndFrame::Accepted { ballot } => {
+                if let Some(Lead::Proposing { ballot: mine, accepted, .. }) = &mut self.lead
+                    && *mine == ballot
+                {
+                    accepted.insert(from);
+                }
+            }
+            EndFrame::Outbid { promised } => {
+                if self.lead.as_ref().is_some_and(|lead| lead.ballot() < promised) {
+                    self.promised = self.promised.max(promised);
+                    self.stand_back(now);
+                }
+            }
+            EndFrame::Absent { left } => {
+                self.absent.insert(from);
+                if left {
+                    self.evidence.entry(from).or_default().own.get_or_insert(FailureCause::Abandoned);
+                    self.wedge(now);
+                }
+            }
+            EndFrame::Decided { ballot, outcome } => self.learn(from, ballot, outcome),
+        }
+        self.advance(now);
+        Ok(())
+    }
+
+    // What comes of it.
+
+    /// Takes the frames that are to be sent, in order, with the ranks they are for.
+    pub(crate) fn take_frames(&mut self) -> Vec<(u32, EndFrame)> {
+        std::mem::take(&mut self.outgoing)
+    }
+
+    /// Returns when [`elapse`](Self::elapse) is to be called, if nothing happens before.
+    pub(crate) fn deadline(&self) -> Option<Timestamp> {
+        if self.decided.is_some() || !self.wedged {
+            return None;
+        }
+        let lead = match &self.lead {
+            Some(Lead::Gathering { settled_at, .. }) => *settled_at,
+            Some(Lead::Proposing { .. }) => None,
+            None => (self.leader() == self.me).then_some(self.retry_at),
+        };
+        lead.into_iter().chain(self.give_up_at).chain([self.ask_at]).min()
+    }
+
+    /// Tells whether this member is to do no further work in the group.
+    pub(crate) fn stopped(&self) -> bool {
+        self.wedged || self.decided.is_some()
+    }
+
+    /// Returns how many messages this member has, from the first.
+    pub(crate) fn held(&self) -> u64 {
+        self.progress.held
+    }
+
+    /// Returns the number of messages, once the root closes the group.
+    pub(crate) fn messages(&self) -> Option<u64> {
+        self.progress.messages
+    }
+
+    /// Returns the outcome and the ballot that brought it, once there is one.
+    pub(crate) fn outcome(&self) -> Option<&(Ballot, Outcome)> {
+        self.decided.as_ref()
+    }
+
+    /// Returns the latest messages that this member knows of.
+    pub(crate) fn records(&self) -> impl Iterator<Item = &MessageRecord> {
+        self.records.iter()
+    }
+
+    // Wedging.
+
+    /// Stops, if that has not happened, and tells all others what this member knows.
+    fn alarm(&mut self, now: Timestamp) {
+        self.wedge(now);
+        self.tell_all(&EndFrame::Trouble(self.own_evidence()));
+        self.advance(now);
+    }
+
+    fn wedge(&mut self, now: Timestamp) -> bool {
+        let first = !self.wedged;
+        if first {
+            self.wedged = true;
+            self.ask_at = now + self.patience.outbid;
+            self.give_up_at = Some(now + self.patience.all);
+        }
+        first
+    }
+
+    fn hear_of_trouble(&mut self, from: u32, evidence: Evidence, now: Timestamp) {
+        self.evidence.insert(from, evidence);
+        self.alarmed_by.get_or_insert(from);
+        let was_absent = self.absent.remove(&from);
+        if let (true, Some(Lead::Gathering { ballot, .. })) = (was_absent, &self.lead) {
+            let ballot = *ballot;
+            self.tell(from, EndFrame::Gather { ballot });
+        }
+        if self.wedge(now) {
+            // Whoever told this member may die before it has told all.
+            self.alarm(now);
+        }
+    }
+
+    // Leading.
+
+    fn advance(&mut self, now: Timestamp) {
+        while self.decided.is_none() && self.step(now) == Step::Again {}
+    }
+
+    fn step(&mut self, now: Timestamp) -> Step {
+        if self.give_up_at.is_some_and(|at| now >= at) {
+            return self.decide_alone();
+        }
+        match self.lead.take() {
+            None => self.take_the_lead(now),
+            Some(Lead::Gathering { ballot, reports, settled_at }) => self.gather(ballot, reports, settled_at, now),
+            Some(Lead::Proposing { ballot, outcome, asked, accepted }) => {
+                self.propose(ballot, outcome, asked, accepted)
+            }
+        }
+    }
+
+    fn take_the_lead(&mut self, now: Timestamp) -> Step {
+        if !self.wedged {
+            let confirmed = &self.progress.confirmed;
+            // Counted, as the root of a large group looks often.
+            let ready =
+                self.me == ROOT && self.promised == Ballot::CLOSE && confirmed.len() + 1 == self.members as usize;
+            let Some(messages) = self.progress.messages.filter(|_| ready) else { return Step::Wait };
+            let others = self.others().collect();
+            return self.put_forward(Ballot::CLOSE, Outcome::Closed { messages }, others);
+        }
+        if self.leader() != self.me || now < self.retry_at {
+            return Step::Wait;
+        }
+        let ballot = Ballot { attempt: self.promised.attempt.saturating_add(1), leader: self.me };
+        self.promised = ballot;
+        for rank in self.others().filter(|rank| self.is_reachable(*rank)).collect::<Vec<_>>() {
+            self.tell(rank, EndFrame::Gather { ballot });
+        }
+        let reports = BTreeMap::from([(self.me, self.report())]);
+        self.lead = Some(Lead::Gathering { ballot, reports, settled_at: None });
+        Step::Again
+    }
+
+    fn gather(
+        &mut self,
+        ballot: Ballot,
+        reports: BTreeMap<u32, Report>,
+        settled_at: Option<Timestamp>,
+        now: Timestamp,
+    ) -> Step {
+        let silent = self.others().any(|rank| self.is_reachable(rank) && !reports.contains_key(&rank));
+        if silent {
+            self.lead = Some(Lead::Gathering { ballot, reports, settled_at: None });
+            return Step::Wait;
+        }
+        let quorum = is_quorum(self.members, reports.len(), reports.contains_key(&ROOT));
+        if !quorum && self.leader() != self.me {
+            // Somebody else can reach more of the members.
+            self.retry_at = now + self.patience.outbid;
+            return Step::Wait;
+        }
+        // A minority may hear from the others yet; and if two have lost each other, one may be lost to this member soon.
+        if !quorum || self.are_at_odds(&reports) {
+            let settled_at = settled_at.unwrap_or(now + self.patience.settling);
+            if now < settled_at {
+                self.lead = Some(Lead::Gathering { ballot, reports, settled_at: Some(settled_at) });
+                return Step::Wait;
+            }
+        }
+        let outcome = self.choose(&reports, quorum);
+        let asked = reports.into_keys().filter(|rank| *rank != self.me).collect();
+        self.put_forward(ballot, outcome, asked)
+    }
+
+    /// Tells whether members that have reported have lost each other.
+    fn are_at_odds(&self, reports: &BTreeMap<u32, Report>) -> bool {
+        let takes_part = |rank: u32| {
+            let goes_on = self.evidence.get(&rank).is_none_or(|evidence| evidence.own.is_none());
+            goes_on && reports.contains_key(&rank) && !self.has_lost(rank)
+        };
+        self.evidence
+            .iter()
+            .filter(|(rank, _)| takes_part(**rank))
+            .any(|(_, evidence)| evidence.lost.iter().any(|rank| takes_part(*rank)))
+    }
+
+    fn put_forward(&mut self, ballot: Ballot, outcome: Outcome, asked: BTreeSet<u32>) -> Step {
+        self.accepted = Some((ballot, outcome.clone()));
+        for &rank in &asked {
+            self.outgoing.push((rank, EndFrame::Propose { ballot, outcome: outcome.clone() }));
+        }
+        self.lead = Some(Lead::Proposing { ballot, outcome, asked, accepted: BTreeSet::from([self.me]) });
+        Step::Again
+    }
+
+    fn propose(&mut self, ballot: Ballot, outcome: Outcome, asked: BTreeSet<u32>, accepted: BTreeSet<u32>) -> Step {
+        let missing = asked.iter().filter(|rank| !accepted.contains(rank) && self.is_reachable(**rank)).count();
+        let (root, needs_quorum) = match &outcome {
+            Outcome::Closed { .. } => (accepted.contains(&ROOT), true),
+            Outcome::Failed(verdict) => (accepted.contains(&ROOT), verdict.quorum),
+        };
+        let quorum = is_quorum(self.members, accepted.len(), root);
+        let enough = match &outcome {
+            Outcome::Closed { .. } => quorum,
+            Outcome::Failed(_) => missing == 0 && (quorum || !needs_quorum),
+        };
+        if enough {
+            self.tell_all(&EndFrame::Decided { ballot, outcome: outcome.clone() });
+            self.decided = Some((ballot, outcome));
+            return Step::Wait;
+        }
+        if missing > 0 {
+            self.lead = Some(Lead::Proposing { ballot, outcome, asked, accepted });
+            return Step::Wait;
+        }
+        // Some were lost meanwhile: another attempt counts those who are left.
+        if self.wedged { Step::Again } else { Step::Wait }
+    }
+
+    fn stand_back(&mut self, now: Timestamp) {
+        self.lead = None;
+        self.retry_at = now + self.patience.outbid;
+    }
+
+    /// Ends it here, since those who lead do not.
+    fn decide_alone(&mut self) -> Step {
+        let reports = BTreeMap::from([(self.me, self.report())]);
+        let ballot = Ballot { attempt: self.promised.attempt.saturating_add(1), leader: self.me };
+        self.decided = Some((ballot, Outcome::Failed(self.verdict(&reports, false))));
+        Step::Wait
+    }
+
+    /// Returns the member that is to lead, as far as this one can tell.
+    fn leader(&self) -> u32 {
+        let mut best = None;
+        for rank in 0..self.members {
+            let gone = self.evidence.get(&rank).is_some_and(|evidence| evidence.own.is_some());
+            if gone || (rank != self.me && !self.is_reachable(rank)) {
+                continue;
+            }
+            let reached = (0..self.members).filter(|other| self.reach_each_other(rank, *other)).count();
+            if is_quorum(self.members, reached, self.reach_each_other(rank, ROOT)) {
+                return rank;
+            }
+            best.get_or_insert(rank);
+        }
+        best.unwrap_or(self.me)
+    }
+
+    /// Tells whether nobody says otherwise.
+    fn reach_each_other(&self, a: u32, b: u32) -> bool {
+        let has_lost =
+            |of: u32, rank: u32| self.evidence.get(&of).is_some_and(|evidence| evidence.lost.contains(&rank));
+        a == b || !(has_lost(a, b) || has_lost(b, a))
+    }
+
+    // Following.
+
+    fn promise(&mut self, from: u32, ballot: Ballot, now: Timestamp) {
+        if ballot < self.promised {
+            return self.tell(from, EndFrame::Outbid { promised: self.promised });
+        }
+        self.promised = ballot;
+        if self.lead.is_some() {
+            self.stand_back(now);
+        }
+        // The report says how far this member has come: it must not come further.
+        self.wedge(now);
+        let report = Box::new(self.report());
+        self.tell(from, EndFrame::Report { ballot, report });
+    }
+
+    fn consider(&mut self, from: u32, ballot: Ballot, outcome: Outcome, now: Timestamp) {
+        if ballot < self.promised {
+            return self.tell(from, EndFrame::Outbid { promised: self.promised });
+        }
+        self.promised = ballot;
+        if self.lead.is_some() {
+            self.stand_back(now);
+        }
+        self.accepted = Some((ballot, outcome));
+        self.tell(from, EndFrame::Accepted { ballot });
+    }
+
+    fn learn(&mut self, from: u32, ballot: Ballot, outcome: Outcome) {
+        let overtaken = self
+            .accepted
+            .as_ref()
+            .is_some_and(|(higher, accepted)| *higher > ballot && higher.leader != self.me && *accepted != outcome);
+        if overtaken {
+            // Who leads this minority was told that this member has accepted something else, and may have decided it.
+            return;
+        }
+        if let Outcome::Failed(verdict) = &outcome {
+            let unheard = (0..).zip(&verdict.held).filter(|(_, held)| held.is_none()).map(|(rank, _)| rank);
+            let unheard: Vec<u32> = unheard.filter(|rank| *rank != self.me && *rank != from).collect();
+            for rank in unheard {
+                self.tell(rank, EndFrame::Decided { ballot, outcome: outcome.clone() });
+            }
+        }
+        if let Some(lead) = self.lead.take() {
+            // Those who wait for this member's word.
+            let ballot = ballot.max(lead.ballot());
+            self.tell_all(&EndFrame::Decided { ballot, outcome: outcome.clone() });
+        }
+        self.decided = Some((ballot, outcome));
+    }
+
+    /// Says what is wrong with a frame, if anything is.
+    fn check(&self, from: u32, frame: &EndFrame) -> Result<(), &'static str> {
+        let leads = |ballot: &Ballot| ballot.leader == from;
+        let right = match frame {
+            EndFrame::Closing { messages } => from == ROOT && self.progress.begun <= *messages,
+            EndFrame::Confirm { messages } => self.me == ROOT && self.progress.messages == Some(*messages),
+            EndFrame::Trouble(evidence) => self.is_sound(evidence),
+            EndFrame::Gather { ballot } => leads(ballot) && *ballot != Ballot::CLOSE,
+            EndFrame::Report { report, .. } => {
+                self.is_sound(&report.evidence)
+                    && report.progress.confirmed.iter().all(|rank| *rank < self.members)
+                    && report.progress.records.len() <= RECORDS_REPORTED_MAX
+                    && report.accepted.as_ref().is_none_or(|(_, outcome)| self.is_possible(outcome))
+            }
+            EndFrame::Propose { ballot, outcome } => leads(ballot) && self.is_possible(outcome),
+            EndFrame::Decided { outcome, .. } => self.is_possible(outcome),
+            EndFrame::Accepted { .. } | EndFrame::Outbid { .. } | EndFrame::Absent { .. } => true,
+        };
+        if right { Ok(()) } else { Err("said something about the end of the group that cannot be") }
+    }
+
+    fn is_sound(&self, evidence: &Evidence) -> bool {
+        let lost = &evidence.lost;
+        let against = &evidence.against;
+        lost.len().max(against.len()) <= self.members as usize
+            && lost.iter().chain(against.iter().map(|(rank, _)| rank)).all(|rank| *rank < self.members)
+    }
+
+    fn is_possible(&self, outcome: &Outcome) -> bool {
+        match outcome {
+            Outcome::Closed { messages } => {
+                self.progress.messages == Some(*messages)
+                    && (self.me == ROOT || self.progress.confirmed.contains(&self.me))
+            }
+            Outcome::Failed(verdict) => {
+                !verdict.failed.is_empty()
+                    && verdict.failed.iter().all(|(rank, _)| *rank < self.members)
+                    && verdict.held.len() == self.members as usize
+                    && verdict.records.len() <= RECORDS_REPORTED_MAX
+            }
+        }
+    }
+
+    // Parts.
+
+    fn report(&self) -> Report {
+        let evidence = self.own_evidence();
+        let from = self.records.len().saturating_sub(RECORDS_REPORTED_MAX);
+        let records = self.records.range(from..).cloned().collect();
+        Report { evidence, progress: Progress { records, ..self.progress.clone() }, accepted: self.accepted.clone() }
+    }
+
+    fn own_evidence(&self) -> Evidence {
+        self.evidence.get(&self.me).cloned().unwrap_or_default()
+    }
+
+    fn others(&self) -> impl Iterator<Item = u32> + use<> {
+        let me = self.me;
+        (0..self.members).filter(move |rank| *rank != me)
+    }
+
+    /// Tells whether an answer can be expected of a member.
+    fn is_reachable(&self, rank: u32) -> bool {
+        !self.has_lost(rank) && !self.absent.contains(&rank)
+    }
+
+    fn has_lost(&self, rank: u32) -> bool {
+        self.evidence.get(&self.me).is_some_and(|own| own.lost.contains(&rank))
+    }
+
+    fn tell(&mut self, to: u32, frame: EndFrame) {
+        self.outgoing.push((to, frame));
+    }
+
+    fn tell_all(&mut self, frame: &EndFrame) {
+        self.outgoing.extend(self.others().map(|rank| (rank, frame.clone())));
+    }
+}
+
+impl Lead {
+    fn ballot(&self) -> Ballot {
+        match self {
+            Self::Gathering { ballot, .. } | Self::Proposing { ballot, .. } => *ballot,
+        }
+    }
+}
+
+impl Evidence {
+    fn accuse(&mut self, rank: u32, cause: FailureCause) {
+        if self.against.iter().all(|(known, _)| *known != rank) {
+            self.against.push((rank, cause));
+        }
+    }
+}
+
+impl EndFrame {
+    /// Tells whether who says this has not learnt the outcome.
+    pub(crate) fn wants_the_outcome(&self) -> bool {
+        matches!(self, Self::Trouble(_) | Self::Gather { .. } | Self::Propose { .. })
+    }
+}
+
+/// Tells whether every member but the root is among those who have confirmed.
+fn all_confirmed(confirmed: &BTreeSet<u32>, members: u32) -> bool {
+    (1..members).all(|rank| confirmed.contains(&rank))
+}
+
+/// Tells whether so many members may decide for all: of two sets that share none, one at most is a quorum.
+fn is_quorum(members: u32, count: usize, with_root: bool) -> bool {
+    let twice = 2 * count as u64;
+    twice > u64::from(members) || (twice == u64::from(members) && with_root)
+}
+
+/// The root's rank.
+const ROOT: u32 = 0;
+/// Messages whose sizes and digests are remembered.
+pub(crate) const RECORDS_MAX: usize = 64 << 10;
+/// Of these, how many are reported when the group fails: the latest.
+const RECORDS_REPORTED_MAX: usize = 128;
+
+#[cfg(test)]
+pub(crate) mod tests;

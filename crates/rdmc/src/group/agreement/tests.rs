@@ -1,0 +1,444 @@
+//! Agreements of whole groups over a network that delivers, delays and loses as a seed says.
+
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::time::Duration;
+
+use proptest::prelude::*;
+use rdmc_fabric::Timestamp;
+
+use super::frame::{Ballot, EndFrame, Evidence, Outcome, Progress, Report, Verdict};
+use super::{Agreement, Patience};
+use crate::certificate::{Digest, MessageRecord};
+use crate::failure::FailureCause;
+
+/// A group whose members agree over connections that deliver in order, in an order among them that chance decides.
+struct Network {
+    members: Vec<Agreement>,
+    channels: BTreeMap<(u32, u32), VecDeque<EndFrame>>,
+    dead: BTreeSet<u32>,
+    declared: BTreeSet<u32>,
+    cut: BTreeSet<(u32, u32)>,
+    /// Who has not noticed the loss of whom.
+    unnoticed: Vec<(u32, u32)>,
+    now: Timestamp,
+    state: u64,
+}
+
+/// What may happen to the members of a network.
+#[derive(Clone, Copy, Debug)]
+struct Fate {
+    deaths: u32,
+    cuts: u32,
+    mends: u32,
+    refusals: u32,
+}
+
+impl Fate {
+    const NOTHING: Self = Self { deaths: 0, cuts: 0, mends: 0, refusals: 0 };
+}
+
+impl Network {
+    fn new(count: u32, seed: u64) -> Self {
+        Self {
+            members: (0..count).map(|me| Agreement::new(me, count, PATIENCE)).collect(),
+            channels: BTreeMap::new(),
+            dead: BTreeSet::new(),
+            declared: BTreeSet::new(),
+            cut: BTreeSet::new(),
+            unnoticed: Vec::new(),
+            now: Timestamp::ZERO,
+            state: seed | 1,
+        }
+    }
+
+    fn chance(&mut self, below: usize) -> usize {
+        self.state ^= self.state << 13;
+        self.state ^= self.state >> 7;
+        self.state ^= self.state << 17;
+        usize::try_from(self.state % below.max(1) as u64).unwrap()
+    }
+
+    fn count(&self) -> u32 {
+        u32::try_from(self.members.len()).unwrap()
+    }
+
+    fn alive(&self) -> Vec<u32> {
+        (0..self.count()).filter(|rank| !self.dead.contains(rank)).collect()
+    }
+
+    fn at(&mut self, rank: u32, step: impl FnOnce(&mut Agreement, Timestamp)) {
+        let now = self.now;
+        let member = &mut self.members[rank as usize];
+        step(member, now);
+        for (to, frame) in member.take_frames() {
+            assert_ne!(to, rank, "a member talks to itself: {frame:?}");
+            if !self.dead.contains(&to) && !self.cut.contains(&pair(rank, to)) {
+                self.channels.entry((rank, to)).or_default().push_back(frame);
+            }
+        }
+    }
+
+    fn deliver(&mut self, from: u32, to: u32) {
+        let Some(frame) = self.channels.get_mut(&(from, to)).and_then(VecDeque::pop_front) else { return };
+        if self.dead.contains(&to) {
+            return;
+        }
+        self.at(to, |member, now| {
+            member.receive(from, frame.clone(), now).unwrap_or_else(|what| panic!("{from} to {to}: {frame:?}: {what}"));
+        });
+    }
+
+    /// A member dies; what it has said last may be lost.
+    fn kill(&mut self, rank: u32) {
+        self.dead.insert(rank);
+        for other in self.alive() {
+            let kept = self.chance(3);
+            let said = self.channels.entry((rank, other)).or_default();
+            said.truncate(if kept == 0 { 0 } else { said.len().div_ceil(kept) });
+            self.unnoticed.push((other, rank));
+        }
+    }
+
+    /// Two members reach each other no more.
+    fn cut(&mut self, a: u32, b: u32) {
+        if a == b || !self.cut.insert(pair(a, b)) {
+            return;
+        }
+        self.channels.remove(&(a, b));
+        self.channels.remove(&(b, a));
+        self.unnoticed.extend([(a, b), (b, a)]);
+    }
+
+    /// A member works in its group.
+    fn work(&mut self, rank: u32, messages: u64) {
+        let held = self.members[rank as usize].progress.held;
+        let confirmed = self.members[rank as usize].progress.confirmed.contains(&rank);
+        let root_holds = self.members[0].progress.held;
+        let told = self.members[rank as usize].messages();
+        self.at(rank, |member, now| match rank {
+            0 if held < messages => {
+                let _ = member.begin(held) && member.hold();
+            }
+            0 if told.is_none() => member.close(messages, now),
+            _ if rank > 0 && held < root_holds => {
+                let _ = member.begin(held) && member.hold();
+            }
+            _ if rank > 0 && told == Some(held) && !confirmed => member.confirm(now),
+            _ => {}
+        });
+    }
+
+    /// Lets everything happen, with so many faults, until nothing more happens.
+    fn run(&mut self, messages: u64, fate: Fate, faults_after: usize) {
+        let mut faults = fate;
+        for step in 0..STEPS_MAX {
+            if step >= faults_after {
+                self.strike(&mut faults);
+            }
+            let waiting: Vec<_> =
+                self.channels.iter().filter(|(_, frames)| !frames.is_empty()).map(|it| *it.0).collect();
+            let alive = self.alive();
+            match self.chance(4) {
+                0 if !self.unnoticed.is_empty() => {
+                    let at = self.chance(self.unnoticed.len());
+                    let (observer, lost) = self.unnoticed[at];
+                    // What the lost one has said is heard before its end.
+                    let heard = self.channels.get(&(lost, observer)).is_none_or(VecDeque::is_empty);
+                    if heard {
+                        self.unnoticed.swap_remove(at);
+                        if !self.dead.contains(&observer) {
+                            self.at(observer, |member, now| member.lose(lost, FailureCause::ConnectionLost, now));
+                        }
+                    }
+                }
+                1 if !alive.is_empty() => {
+                    let rank = alive[self.chance(alive.len())];
+                    self.work(rank, messages);
+                }
+                _ if !waiting.is_empty() => {
+                    let (from, to) = waiting[self.chance(waiting.len())];
+                    self.deliver(from, to);
+                }
+                _ => {}
+            }
+            let quiet = self.channels.values().all(VecDeque::is_empty) && self.unnoticed.is_empty();
+            if quiet && alive.iter().all(|rank| self.outcome(*rank).is_some()) {
+                return;
+            }
+            let deadlines = alive.iter().filter_map(|rank| self.members[*rank as usize].deadline());
+            if let (true, Some(at)) = (quiet, deadlines.min()) {
+                self.now = self.now.max(at);
+                for rank in alive {
+                    self.at(rank, Agreement::elapse);
+                }
+            }
+        }
+        let open: Vec<_> = self.alive().into_iter().filter(|rank| self.outcome(*rank).is_none()).collect();
+        panic!("no outcome at {open:?}: {:#?}", self.members);
+    }
+
+    /// Two members reach each other again.
+    fn mend(&mut self, a: u32, b: u32) {
+        if self.unnoticed.iter().any(|(one, other)| pair(*one, *other) == (a, b)) || !self.cut.remove(&(a, b)) {
+            return;
+        }
+        for (one, other) in [(a, b), (b, a)] {
+            if !self.dead.contains(&one) && !self.dead.contains(&other) {
+                self.at(one, |member, now| member.reconnect(other, now));
+            }
+        }
+    }
+
+    fn strike(&mut self, faults: &mut Fate) {
+        let alive = self.alive();
+        if alive.len() < 2 || self.chance(6) > 0 {
+            return;
+        }
+        let one = alive[self.chance(alive.len())];
+        let other = alive[self.chance(alive.len())];
+        match self.chance(4) {
+            3 if faults.mends > 0 => {
+                if let Some((a, b)) = self.cut.first().copied() {
+                    faults.mends -= 1;
+                    self.mend(a, b);
+                }
+            }
+            0 if faults.deaths > 0 => {
+                faults.deaths -= 1;
+                self.kill(one);
+            }
+            1 if faults.cuts > 0 => {
+                faults.cuts -= 1;
+                self.cut(one, other);
+            }
+            2 if faults.refusals > 0 && self.members[one as usize].outcome().is_none() => {
+                faults.refusals -= 1;
+                self.declared.insert(one);
+                self.at(one, |member, now| member.declare(FailureCause::Abandoned, now));
+            }
+            _ => {}
+        }
+    }
+
+    fn outcome(&self, rank: u32) -> Option<&Outcome> {
+        self.members[rank as usize].outcome().map(|(_, outcome)| outcome)
+    }
+
+    // What must hold.
+
+    fn a_close_is_true(&self, messages: u64) {
+        for rank in 0..self.count() {
+            if let Some(Outcome::Closed { .. }) = self.outcome(rank) {
+                for member in &self.members {
+                    assert_eq!(member.progress.held, messages, "{rank} closed well");
+                }
+            }
+        }
+    }
+
+    fn quorums_agree(&self) {
+        let by_quorum = |outcome: &&Outcome| match outcome {
+            Outcome::Closed { .. } => true,
+            Outcome::Failed(verdict) => verdict.quorum,
+        };
+        let outcomes: Vec<_> = (0..self.count()).filter_map(|rank| self.outcome(rank)).filter(by_quorum).collect();
+        assert!(outcomes.windows(2).all(|two| two[0] == two[1]), "{outcomes:#?}");
+    }
+
+    fn survivors_agree(&self) {
+        let outcomes: Vec<_> = self.alive().into_iter().filter_map(|rank| self.outcome(rank)).collect();
+        assert!(outcomes.windows(2).all(|two| two[0] == two[1]), "{outcomes:#?}");
+    }
+
+    fn reports_are_true(&self) {
+        for rank in self.alive() {
+            let Some(Outcome::Failed(verdict)) = self.outcome(rank) else { continue };
+            for (member, held) in self.members.iter().zip(&verdict.held) {
+                let held_then = held.unwrap_or(member.progress.held);
+                assert_eq!(held_then, member.progress.held, "{rank} was told so of {}", member.me);
+            }
+        }
+    }
+
+    fn the_guilty_are_named(&self) {
+        for rank in self.alive() {
+            let Some(Outcome::Failed(verdict)) = self.outcome(rank) else { continue };
+            for (named, cause) in &verdict.failed {
+                let guilty = self.dead.contains(named) || self.declared.contains(named);
+                assert!(guilty, "{rank} was told that {named} {cause}");
+            }
+        }
+    }
+}
+
+fn pair(a: u32, b: u32) -> (u32, u32) {
+    (a.min(b), a.max(b))
+}
+
+const STEPS_MAX: usize = 200_000;
+
+const PATIENCE: Patience =
+    Patience { settling: Duration::from_millis(250), outbid: Duration::from_secs(1), all: Duration::from_secs(8) };
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(30_000))]
+
+    #[test]
+    fn survivors_of_deaths_are_told_the_same(
+        count in 1u32..8, deaths in 0u32..4, refusals in 0u32..2, messages in 0u64..4, after in 0usize..300, seed: u64,
+    ) {
+        let mut network = Network::new(count, seed);
+        network.run(messages, Fate { deaths, refusals, ..Fate::NOTHING }, after);
+        network.survivors_agree();
+        prop_assert!(network.now < Timestamp::ZERO + PATIENCE.all, "somebody had to give up");
+        network.a_close_is_true(messages);
+        network.reports_are_true();
+        network.the_guilty_are_named();
+    }
+
+    #[test]
+    fn of_two_sides_one_at_most_is_a_quorum(
+        count in 2u32..8, deaths in 0u32..2, cuts in 1u32..8, mends in 0u32..4, messages in 0u64..3, after in 0usize..300,
+        seed: u64,
+    ) {
+        let mut network = Network::new(count, seed);
+        network.run(messages, Fate { deaths, cuts, mends, refusals: 1 }, after);
+        network.quorums_agree();
+        network.a_close_is_true(messages);
+    }
+
+    #[test]
+    fn frames_from_anybody_do_no_harm(count in 2u32..5, said in proptest::collection::vec((0u32..5, frames()), 0..40)) {
+        let mut network = Network::new(count, 1);
+        for (from, frame) in said {
+            let from = 1 + from % (count - 1);
+            network.at(0, |member, now| _ = member.receive(from, frame, now));
+            network.channels.clear();
+            prop_assert!(!matches!(network.outcome(0), Some(Outcome::Closed { .. })), "nobody has confirmed");
+        }
+    }
+}
+
+#[test]
+fn a_group_to_which_nothing_happens_is_closed() {
+    for count in 1..20 {
+        let mut network = Network::new(count, 7);
+        network.run(3, Fate::NOTHING, 0);
+        assert!((0..count).all(|rank| network.outcome(rank) == Some(&Outcome::Closed { messages: 3 })));
+        assert_eq!(network.now, Timestamp::ZERO, "nobody waits");
+    }
+}
+
+#[test]
+fn survivors_that_are_most_do_not_wait() {
+    for count in 3..12 {
+        for dead in 0..count {
+            let mut network = Network::new(count, 7);
+            network.kill(dead);
+            network.run(3, Fate::NOTHING, 0);
+            assert_eq!(network.now, Timestamp::ZERO, "{count} members without {dead}");
+        }
+    }
+}
+
+#[test]
+fn who_is_cut_off_from_most_is_named_by_all() {
+    let count = 5;
+    for lonely in 0..count {
+        for friend in (0..count).filter(|friend| *friend != lonely) {
+            let mut network = Network::new(count, 3);
+            let others: Vec<u32> = (0..count).filter(|rank| ![lonely, friend].contains(rank)).collect();
+            for other in others {
+                network.cut(lonely, other);
+            }
+            network.run(2, Fate::NOTHING, 0);
+            network.survivors_agree();
+            let Some(Outcome::Failed(verdict)) = network.outcome(friend) else { panic!("it failed") };
+            assert_eq!(verdict.failed.iter().map(|(rank, _)| *rank).collect::<Vec<_>>(), [lonely]);
+        }
+    }
+}
+
+#[test]
+fn who_finds_the_others_again_is_told_the_same() {
+    for count in 2..6 {
+        for other in 1..count {
+            let mut network = Network::new(count, 9);
+            network.cut(0, other);
+            for (observer, lost) in std::mem::take(&mut network.unnoticed) {
+                network.at(observer, |member, now| member.lose(lost, FailureCause::ConnectionLost, now));
+            }
+            network.mend(0, other);
+            network.run(2, Fate::NOTHING, 0);
+            network.survivors_agree();
+            let Some(Outcome::Failed(verdict)) = network.outcome(0) else { panic!("it failed") };
+            assert!(verdict.quorum && verdict.failed.iter().all(|(rank, _)| [0, other].contains(rank)));
+        }
+    }
+}
+
+#[test]
+fn who_breaks_the_protocol_is_named_before_who_says_so() {
+    for (accuser, accused) in [(0, 1), (1, 0)] {
+        let mut network = Network::new(2, 3);
+        let what = "sent nonsense".to_owned();
+        network.at(accuser, |member, now| member.accuse(accused, FailureCause::Protocol { what }, now));
+        network.run(0, Fate::NOTHING, 0);
+        network.survivors_agree();
+        let Some(Outcome::Failed(verdict)) = network.outcome(0) else { panic!("it failed") };
+        assert_eq!(verdict.failed[0].0, accused);
+    }
+}
+
+/// Frames of all kinds.
+pub(crate) fn frames() -> impl Strategy<Value = EndFrame> {
+    let text = "[a-z0-9.:]{0,20}";
+    let cause = prop_oneof![
+        Just(FailureCause::ConnectionLost),
+        Just(FailureCause::Abandoned),
+        Just(FailureCause::Unresponsive { silence: Duration::from_millis(5) }),
+        text.prop_map(|reason| FailureCause::Refused { reason }),
+    ];
+    let accusations = || proptest::collection::vec((0u32..6, cause.clone()), 0..4);
+    let evidence = || {
+        (proptest::option::of(cause.clone()), proptest::collection::vec(0u32..6, 0..4), accusations())
+            .prop_map(|(own, lost, against)| Evidence { own, lost, against })
+    };
+    let ballot = || (0u32..4, 0u32..6).prop_map(|(attempt, leader)| Ballot { attempt, leader });
+    let record = (any::<u64>(), any::<u64>(), proptest::option::of(any::<[u8; 32]>()))
+        .prop_map(|(number, size, digest)| MessageRecord { number, size, digest: digest.map(Digest) });
+    let records = || proptest::collection::vec(record.clone(), 0..4);
+    let held = proptest::collection::vec(proptest::option::of(any::<u64>()), 0..6);
+    let verdict = (accusations(), any::<bool>(), any::<u64>(), held, records())
+        .prop_map(|(failed, quorum, begun, held, records)| Verdict { failed, quorum, begun, held, records });
+    let outcome =
+        prop_oneof![(0u64..4).prop_map(|messages| Outcome::Closed { messages }), verdict.prop_map(Outcome::Failed),];
+    let progress = (
+        any::<u64>(),
+        any::<u64>(),
+        proptest::option::of(0u64..4),
+        proptest::collection::vec(0u32..6, 0..6),
+        records(),
+    )
+        .prop_map(|(begun, held, messages, confirmed, records)| Progress {
+            begun,
+            held,
+            messages,
+            confirmed,
+            records,
+        });
+    let report = (evidence(), progress, proptest::option::of((ballot(), outcome.clone())))
+        .prop_map(|(evidence, progress, accepted)| Report { evidence, progress, accepted });
+    prop_oneof![
+        any::<u64>().prop_map(|messages| EndFrame::Closing { messages }),
+        any::<u64>().prop_map(|messages| EndFrame::Confirm { messages }),
+        evidence().prop_map(EndFrame::Trouble),
+        ballot().prop_map(|ballot| EndFrame::Gather { ballot }),
+        (ballot(), report).prop_map(|(ballot, report)| EndFrame::Report { ballot, report: Box::new(report) }),
+        (ballot(), outcome.clone()).prop_map(|(ballot, outcome)| EndFrame::Propose { ballot, outcome }),
+        ballot().prop_map(|ballot| EndFrame::Accepted { ballot }),
+        ballot().prop_map(|promised| EndFrame::Outbid { promised }),
+        any::<bool>().prop_map(|left| EndFrame::Absent { left }),
+        (ballot(), outcome).prop_map(|(ballot, outcome)| EndFrame::Decided { ballot, outcome }),
+    ]
+}

@@ -1,0 +1,137 @@
+//! What a leader makes of the reports.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use super::frame::{Evidence, Outcome, Report, Verdict};
+use super::{Agreement, RECORDS_REPORTED_MAX, ROOT, all_confirmed};
+use crate::certificate::MessageRecord;
+use crate::failure::FailureCause;
+
+impl Agreement {
+    /// Chooses the outcome to propose.
+    pub(super) fn choose(&self, reports: &BTreeMap<u32, Report>, quorum: bool) -> Outcome {
+        let accepted = reports.values().filter_map(|report| report.accepted.as_ref());
+        let accepted = accepted.max_by_key(|(ballot, _)| *ballot).map(|(_, outcome)| outcome);
+        match accepted {
+            Some(outcome) if quorum => return outcome.clone(),
+            // What a minority agrees on says so.
+            Some(Outcome::Failed(verdict)) => return Outcome::Failed(Verdict { quorum, ..verdict.clone() }),
+            _ => {}
+        }
+        match self.progress.messages {
+            Some(messages) if quorum && all_confirmed(&self.confirmed(reports), self.members) => {
+                Outcome::Closed { messages }
+            }
+            _ => Outcome::Failed(self.verdict(reports, quorum)),
+        }
+    }
+
+    /// Returns the members that have confirmed: each speaks for itself, and the root for all.
+    fn confirmed(&self, reports: &BTreeMap<u32, Report>) -> BTreeSet<u32> {
+        let said = reports.iter().flat_map(|(by, report)| {
+            report.progress.confirmed.iter().copied().filter(move |rank| *by == ROOT || rank == by)
+        });
+        said.chain(self.progress.confirmed.iter().copied()).collect()
+    }
+
+    /// Says who has failed, and who has what, from the reports of those who take part.
+    pub(super) fn verdict(&self, reports: &BTreeMap<u32, Report>, quorum: bool) -> Verdict {
+        let confirmed = self.confirmed(reports);
+        let begun = reports.values().map(|report| report.progress.begun).max().unwrap_or(0);
+        let held = (0..self.members).map(|rank| match reports.get(&rank) {
+            Some(report) => Some(report.progress.held.min(begun)),
+            None => self.progress.messages.filter(|_| confirmed.contains(&rank)),
+        });
+        let held: Vec<Option<u64>> = held.collect();
+        let lacking = reports.values().map(|report| report.progress.held).min().unwrap_or(0);
+        let mut records: BTreeMap<u64, MessageRecord> = BTreeMap::new();
+        for record in reports.values().flat_map(|report| &report.progress.records) {
+            if record.number >= lacking {
+                let known = records.entry(record.number).or_insert_with(|| record.clone());
+                known.digest = known.digest.or(record.digest);
+            }
+        }
+        let records = records.into_values().take(RECORDS_REPORTED_MAX).collect();
+        Verdict { failed: self.failed(reports), quorum, begun, held, records }
+    }
+
+    fn failed(&self, reports: &BTreeMap<u32, Report>) -> Vec<(u32, FailureCause)> {
+        let mut failed: BTreeMap<u32, FailureCause> = BTreeMap::new();
+        for (rank, evidence) in &self.evidence {
+            if let Some(cause) = &evidence.own {
+                failed.insert(*rank, cause.clone());
+            }
+        }
+        let accusations = self.accusations();
+        let worst = |rank: u32| {
+            let of_rank = accusations.iter().filter(|accusation| accusation.accused == rank);
+            of_rank.min_by_key(|accusation| accusation.cause.rank_as_evidence()).map(|it| it.cause.clone())
+        };
+        // Some may have been lost after they reported.
+        for rank in self.others().filter(|rank| !reports.contains_key(rank) || self.has_lost(*rank)) {
+            // Who has not joined is no failure, unless it is missed.
+            let cause = worst(rank).or_else(|| (!self.absent.contains(&rank)).then_some(FailureCause::ConnectionLost));
+            if let Some(cause) = cause {
+                failed.entry(rank).or_insert(cause);
+            }
+        }
+        let (mended, standing): (Vec<_>, Vec<_>) = accusations.iter().partition(|it| self.has_mended(it));
+        let mut name_the_fewest = |mut open: Vec<&Accusation>| {
+            loop {
+                open.retain(|it| !failed.contains_key(&it.accused) && !failed.contains_key(&it.accuser));
+                let Some(rank) = most_involved(&open) else { break };
+                failed.insert(rank, worst(rank).unwrap_or(FailureCause::ConnectionLost));
+            }
+            failed.is_empty()
+        };
+        // Two who have found each other again need not be named, unless there is nobody else.
+        if name_the_fewest(standing) {
+            name_the_fewest(mended);
+        }
+        if failed.is_empty() {
+            let rank = self.alarmed_by.unwrap_or(self.me);
+            let what = "stopped the group without saying why".to_owned();
+            failed.insert(rank, FailureCause::Protocol { what });
+        }
+        let mut failed: Vec<_> = failed.into_iter().collect();
+        failed.sort_by_key(|(rank, cause)| (cause.rank_as_evidence(), *rank));
+        failed
+    }
+
+    fn accusations(&self) -> Vec<Accusation> {
+        let of = |(accuser, evidence): (&u32, &Evidence)| {
+            let accuser = *accuser;
+            let against = evidence.against.iter().cloned();
+            against.map(move |(accused, cause)| Accusation { accuser, accused, cause }).collect::<Vec<_>>()
+        };
+        self.evidence.iter().flat_map(of).collect()
+    }
+
+    /// Tells whether the two had lost each other, and have no more.
+    fn has_mended(&self, accusation: &Accusation) -> bool {
+        accusation.cause.is_a_loss() && self.reach_each_other(accusation.accuser, accusation.accused)
+    }
+}
+
+/// One member says that something is wrong with another.
+struct Accusation {
+    accuser: u32,
+    accused: u32,
+    cause: FailureCause,
+}
+
+/// Returns the member with which the most others are at odds; of several the one that is accused of the worst, or has
+/// the highest rank.
+fn most_involved(open: &[&Accusation]) -> Option<u32> {
+    let mut at_odds: BTreeMap<u32, BTreeSet<u32>> = BTreeMap::new();
+    let mut at_fault: BTreeMap<u32, usize> = BTreeMap::new();
+    for accusation in open {
+        at_odds.entry(accusation.accuser).or_default().insert(accusation.accused);
+        at_odds.entry(accusation.accused).or_default().insert(accusation.accuser);
+        if accusation.cause.is_the_accused_s_doing() {
+            *at_fault.entry(accusation.accused).or_default() += 1;
+        }
+    }
+    let fault = |rank: u32| at_fault.get(&rank).copied().unwrap_or(0);
+    at_odds.iter().max_by_key(|(rank, others)| (others.len(), fault(**rank), **rank)).map(|(rank, _)| *rank)
+}
