@@ -17,6 +17,9 @@
 //! With one block out and one block in per member and step, k − 1 + ⌈log₂ n⌉ steps are the least possible. Groups
 //! have up to [`MEMBERS_MAX`] members, messages up to 2³² − 1 blocks.
 //!
+//! A [`Repair`] is a schedule for members of whom each holds some of the blocks already, as after a message that was
+//! interrupted. It is computed from what all of them hold ([`BlockSet`]), which they have to tell each other.
+//!
 //! *DSN* is Behrens, Jha, Birman, Tremel, "RDMC: A Reliable RDMA Multicast for Large Objects", DSN 2018; *Draft*
 //! its longer version, "Pushing Bytes: Cloud-Scale Data Replication with RDMC".
 //!
@@ -54,6 +57,7 @@ mod circulant;
 mod hybrid;
 mod pipeline;
 mod racks;
+mod repair;
 mod schedule;
 mod simple;
 mod transfer;
@@ -61,5 +65,8 @@ mod walk;
 
 pub use algorithm::{Algorithm, Hybrid, ParseAlgorithmError, Spine};
 pub use racks::{Racks, RacksError};
+pub use repair::{
+    BlockSet, BlockSetError, REPAIR_BLOCKS_MAX, REPAIR_TRANSFERS_MAX, Repair, RepairError, RepairTransfers,
+};
 pub use schedule::{MEMBERS_MAX, Neighbours, Receives, Schedule, ScheduleError, Sends, first_source, neighbours};
 pub use transfer::{BlockCount, BlockIndex, Rank, Step, Transfer};

@@ -333,7 +333,7 @@ fn check_members(algorithm: &Algorithm, members: u32) -> Result<(), ScheduleErro
     }
 }
 
-fn peers(transfers: impl Iterator<Item = Transfer>) -> Vec<Rank> {
+pub(crate) fn peers(transfers: impl Iterator<Item = Transfer>) -> Vec<Rank> {
     let mut peers: Vec<Rank> = transfers.map(|transfer| transfer.peer).collect();
     peers.sort_unstable();
     peers.dedup();

@@ -7,6 +7,7 @@ mod hybrid;
 mod interface;
 mod invariants;
 mod neighbours;
+mod repair;
 mod shape;
 mod slack;
 mod timetable;
