@@ -170,6 +170,7 @@ bodies! { $
         a_read_brings_the_bytes,
         a_read_sees_the_write_before_it,
         offsets_reach_just_their_bytes,
+        an_access_of_no_bytes_at_the_end_succeeds,
         large_writes_and_reads_are_exact,
         the_owner_writes_what_peers_read,
         frozen_memory_is_read_by_both,
@@ -187,6 +188,7 @@ bodies! { $
         sends_with_more_end_with_the_queue_pair,
         a_full_queue_pair_refuses_and_goes_on,
         a_completion_queue_admits_what_it_can_hold,
+        completions_around_an_error_come_in_order,
         every_request_completes_once_whenever_the_queue_pair_closes,
         operations_end_with_their_queue;
     cancellation:
@@ -205,15 +207,25 @@ bodies! { $
         many_connections_are_made_at_once;
     failures:
         too_small_a_receive_breaks_both_ends,
+        a_message_too_long_stays_within_its_receive,
         a_wrong_key_is_refused,
         access_out_of_bounds_is_refused,
+        access_out_of_bounds_leaves_the_neighbours_alone,
         access_that_was_not_allowed_is_refused,
         a_revoked_key_is_refused,
+        a_key_revoked_before_its_turn_is_refused,
+        revoked_memory_is_not_written_any_more,
+        a_refused_write_brings_no_immediate,
+        nothing_behind_an_error_is_carried_out,
+        work_of_every_kind_on_a_broken_queue_pair_is_flushed,
         no_receive_in_time_is_an_error,
         a_close_flushes_what_was_posted_here,
         a_close_ends_what_the_peer_posted,
         a_dropped_queue_pair_ends_what_the_peer_posted,
         a_close_during_a_transfer_ends_both_sides,
+        a_close_during_large_writes_and_reads_ends_both_sides,
+        a_peer_that_is_gone_ends_all_work_of_both_sides,
+        a_peer_that_leaves_before_the_first_work_leaves_nobody_waiting,
         work_posted_after_a_close_is_flushed,
         a_broken_queue_pair_leaves_others_whole;
 }

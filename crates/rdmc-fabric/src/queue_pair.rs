@@ -82,7 +82,8 @@ impl QueuePair {
 
     /// Writes `data` into the peer's memory; with `imm` it also consumes and completes a receive of the peer.
     ///
-    /// The length written is that of `data`, wherever in the peer's region `to` begins; the peer checks the bounds.
+    /// The length written is that of `data`, wherever in the peer's region `to` begins; the peer checks the bounds. A
+    /// write of no bytes succeeds at the end of the region too; whether its key is looked at is left to the fabric.
     pub fn write(&self, data: Buffer, to: RemoteMemory, imm: Option<u32>) -> Operation<()> {
         let to = RemoteMemory { len: data.len() as u64, ..to };
         Operation::plain(self.post(Work::Write { data, to, imm }))
@@ -98,7 +99,8 @@ impl QueuePair {
         Operation::plain(self.post_with(Work::Write { data, to, imm }, Manner::Unsignaled))
     }
 
-    /// Reads the peer's memory at `from` into `into`, as many bytes as that has; the peer checks the bounds.
+    /// Reads the peer's memory at `from` into `into`, as many bytes as that has; the peer checks the bounds, as
+    /// those of a write.
     pub fn read(&self, into: BufferMut, from: RemoteMemory) -> Operation<BufferMut> {
         let from = RemoteMemory { len: into.len() as u64, ..from };
         Operation::read(self.post(Work::Read { into, from }))

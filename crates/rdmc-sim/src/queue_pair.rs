@@ -60,6 +60,10 @@ struct State {
     incoming: VecDeque<Message>,
     /// The oldest of these is being taken.
     taking: bool,
+    /// Answers to reads whose bytes have not left.
+    reads_answered: u64,
+    /// The refusal of a request behind these, with its number: nothing behind it is taken.
+    refusal: Option<(u64, WorkError)>,
     /// Counts messages taken, for the wait for a receive.
     taken: u64,
     /// Unsignaled requests that are done.

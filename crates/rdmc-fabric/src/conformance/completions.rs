@@ -13,7 +13,7 @@ use super::{Harness, PATIENT, Shelf, assert_gone, assert_pattern, bytes_at, is_p
 use crate::completion::{CompletionMode, CompletionQueue};
 use crate::fabric::{FabricError, QueuePairConfig};
 use crate::queue_pair::UNSIGNALED_MAX;
-use crate::remote::RemoteAccess;
+use crate::remote::{RemoteAccess, RemoteMemory};
 use crate::work::{Opcode, WorkCompletion, WorkError};
 
 pub(super) async fn the_queue_reports_what_was_posted(harness: &Harness) {
@@ -310,6 +310,50 @@ pub(super) async fn a_completion_queue_admits_what_it_can_hold(harness: &Harness
     fabric.create_queue_pair(&queue.source(), huge).expect_err("there is no room");
     drop(first);
     fabric.create_queue_pair(&queue.source(), config).expect("there is room again");
+}
+
+pub(super) async fn completions_around_an_error_come_in_order(harness: &Harness) {
+    let exposed = harness.b.expose(100, 0, RemoteAccess::READ_WRITE);
+    let wrong = RemoteMemory { key: exposed.remote().key ^ 1, ..exposed.remote() };
+    for too_long in [false, true] {
+        let (source_a, mut queue_a) = harness.a.completion_queue(CompletionMode::Event);
+        let (source_b, mut queue_b) = harness.b.completion_queue(CompletionMode::Event);
+        let (a, b) = (harness.a.queue_pair_on(&source_a, PATIENT), harness.b.queue_pair_on(&source_b, PATIENT));
+        harness.connect(&a, &b).await;
+        // There is no receive before all is posted.
+        drop(a.send(harness.a.filled(8, 1), None));
+        drop(a.write(harness.a.filled(10, 0), exposed.remote(), None));
+        drop(a.read(harness.a.room(20), exposed.remote()));
+        if too_long {
+            drop(a.send(harness.a.filled(9, 1), None));
+        } else {
+            drop(a.write(harness.a.filled(9, 1), wrong, None));
+        }
+        drop(a.read(harness.a.room(20), exposed.remote()));
+        drop(a.send(harness.a.filled(8, 1), None));
+        drop(a.write(harness.a.filled(10, 1), exposed.remote(), Some(1)));
+        (0..4).for_each(|_| drop(b.receive(harness.b.room(8))));
+
+        let (at_a, at_b) = join(next(&mut queue_a, 7), next(&mut queue_b, 4)).await;
+        let (failed, error) = match too_long {
+            true => (Opcode::Send, WorkError::RemoteInvalidRequest),
+            false => (Opcode::Write, WorkError::RemoteAccess),
+        };
+        let opcodes: Vec<_> = at_a.iter().map(|completion| completion.opcode).collect();
+        let want = [Opcode::Send, Opcode::Write, Opcode::Read, failed, Opcode::Read, Opcode::Send, Opcode::Write];
+        assert_eq!(opcodes, want);
+        let results: Vec<_> = at_a.iter().map(|completion| completion.result).collect();
+        assert_eq!(results[..4], [Ok(8), Ok(10), Ok(20), Err(error)]);
+        results[4..].iter().for_each(|&result| assert_gone(result));
+        let results: Vec<_> = at_b.iter().map(|completion| completion.result).collect();
+        assert_eq!(results[0], Ok(8));
+        if too_long {
+            assert!(matches!(results[1], Err(WorkError::LocalLength { room: 8, .. })), "{:?}", results[1]);
+        } else {
+            assert_gone(results[1]);
+        }
+        results[2..].iter().for_each(|&result| assert_gone(result));
+    }
 }
 
 pub(super) async fn every_request_completes_once_whenever_the_queue_pair_closes(harness: &Harness) {

@@ -100,6 +100,18 @@ pub(super) async fn offsets_reach_just_their_bytes(harness: &Harness) {
     }
 }
 
+pub(super) async fn an_access_of_no_bytes_at_the_end_succeeds(harness: &Harness) {
+    let (a, b) = harness.connected().await;
+    let exposed = harness.b.expose(100, 0, RemoteAccess::READ_WRITE);
+    let end = exposed.remote().slice(100, 0);
+    a.write(harness.a.filled(0, 0), end, None).await.expect("there is nothing to refuse");
+    assert_eq!(a.read(harness.a.room(0), end).await.expect("there is nothing to refuse").len(), 0);
+    let receive = b.receive(harness.b.room(0));
+    a.write(harness.a.filled(0, 0), end, Some(5)).await.expect("there is nothing to refuse");
+    assert_eq!(receive.await.expect("the notice arrives").imm, Some(5));
+    assert_pattern(&bytes_at(&exposed, 0, 100), 0);
+}
+
 pub(super) async fn large_writes_and_reads_are_exact(harness: &Harness) {
     let (a, b) = harness.connected().await;
     let len = (4 << 20) + 1;

@@ -1,11 +1,14 @@
 //! Errors: who gets which, and that a broken queue pair leaves nobody waiting.
 
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use futures::future::{join, join_all};
+use futures::future::{BoxFuture, FutureExt, join, join_all};
+use tokio::sync::oneshot;
 
-use super::{Harness, PATIENT, assert_gone, assert_pattern, bytes_at};
+use super::{Harness, PATIENT, assert_gone, assert_pattern, assert_untouched, bytes_at, turn};
 use crate::fabric::QueuePairConfig;
+use crate::memory::{Lender, MemoryRegion};
 use crate::queue_pair::QueuePair;
 use crate::remote::{Expose, RemoteAccess, RemoteMemory};
 use crate::work::WorkError;
@@ -25,6 +28,20 @@ pub(super) async fn too_small_a_receive_breaks_both_ends(harness: &Harness) {
         assert_gone(second.await);
         assert_gone(at_a.await);
         assert_broken(harness, &a, &b).await;
+    }
+}
+
+pub(super) async fn a_message_too_long_stays_within_its_receive(harness: &Harness) {
+    for (room, len) in [(1, 2), (1000, 1001), (5000, 1 << 20)] {
+        let (a, b) = harness.connected().await;
+        let mut behind = harness.b.room(GUARD_LEN + room + GUARD_LEN);
+        let before = behind.split_to(GUARD_LEN);
+        let receive = b.receive(behind.split_to(room));
+        assert_eq!(a.send(harness.a.filled(len, 0), None).await, Err(WorkError::RemoteInvalidRequest));
+        receive.await.expect_err("the message does not fit");
+        harness.settle().await;
+        assert_untouched(&before);
+        assert_untouched(&behind);
     }
 }
 
@@ -51,6 +68,23 @@ pub(super) async fn access_out_of_bounds_is_refused(harness: &Harness) {
     assert_pattern(&bytes_at(&exposed, 0, 100), 0);
 }
 
+pub(super) async fn access_out_of_bounds_leaves_the_neighbours_alone(harness: &Harness) {
+    for (offset, len) in [(0, 101), (100, 1), (u64::MAX, 2), (u64::MAX - 9, 10)] {
+        let mut behind = harness.b.room(GUARD_LEN + 100 + GUARD_LEN);
+        let before = behind.split_to(GUARD_LEN);
+        // It lies in the midst of memory that is registered as a whole.
+        let exposed = Expose::Mutable(behind.split_to(100), RemoteAccess::READ_WRITE);
+        let exposed = harness.b.node.fabric.expose(exposed).expect("memory can be exposed");
+        let outside = exposed.remote().slice(offset, len);
+        refuses_write(harness, outside).await;
+        refuses_read(harness, outside).await;
+        harness.settle().await;
+        assert_untouched(&before);
+        assert_untouched(&behind);
+        assert_untouched(&bytes_at(&exposed, 0, 100));
+    }
+}
+
 pub(super) async fn access_that_was_not_allowed_is_refused(harness: &Harness) {
     let readable = harness.b.expose(100, 0, RemoteAccess::READ);
     refuses_write(harness, readable.remote()).await;
@@ -75,6 +109,136 @@ pub(super) async fn a_revoked_key_is_refused(harness: &Harness) {
     drop(exposed);
     refuses_write(harness, revoked).await;
     refuses_read(harness, revoked).await;
+}
+
+pub(super) async fn a_key_revoked_before_its_turn_is_refused(harness: &Harness) {
+    for writes in [true, false] {
+        let exposed = harness.b.expose(100, 0, RemoteAccess::READ_WRITE);
+        let (a, b) = harness.connected().await;
+        // It waits for its receive, and what was posted behind it waits for its turn.
+        let first = a.send(harness.a.filled(8, 1), None);
+        let late = access(harness, &a, exposed.remote(), writes);
+        let behind = a.send(harness.a.filled(8, 2), None);
+        harness.settle().await;
+        drop(exposed);
+        let receives = [b.receive(harness.b.room(8)), b.receive(harness.b.room(8))];
+        first.await.expect("the peer takes it");
+        assert_eq!(late.await, Err(WorkError::RemoteAccess));
+        assert_gone(behind.await);
+        let [taken, left] = receives;
+        assert_pattern(&taken.await.expect("the message arrives").buffer, 1);
+        assert_gone(left.await);
+        assert_broken(harness, &a, &b).await;
+    }
+}
+
+pub(super) async fn revoked_memory_is_not_written_any_more(harness: &Harness) {
+    let len = 1 << 20;
+    for turns in 0..20 {
+        let (a, _b) = harness.connected().await;
+        let (lender, returned) = Once::new();
+        let memory = harness.b.region(len).lend(lender).expect("allocated memory is writable");
+        let exposed = Expose::Mutable(memory, RemoteAccess::READ_WRITE);
+        let exposed = harness.b.node.fabric.expose(exposed).expect("memory can be exposed");
+        let remote = exposed.remote();
+        let writes: Vec<_> = (1..=4).map(|seed| a.write(harness.a.filled(len, seed), remote, None)).collect();
+        let read = a.read(harness.a.room(len), remote);
+        for _ in 0..turns {
+            turn().await;
+        }
+        drop(exposed);
+        let region = returned.await.expect("the memory comes back");
+        let memory = region.into_mut().expect("allocated memory is writable");
+        let before = memory.to_vec();
+        // Which of them were done by then is left open; none is behind one that was refused.
+        let mut refused = false;
+        let outcomes = join_all(writes).await.into_iter().chain([read.await.map(drop)]);
+        for outcome in outcomes {
+            assert!(outcome.is_err() || !refused, "work behind one that was refused ended well");
+            if outcome.is_err() && outcome != Err(WorkError::RemoteAccess) {
+                assert_gone(outcome);
+            }
+            refused |= outcome.is_err();
+        }
+        harness.settle().await;
+        assert!(memory[..] == before, "memory was written after it was given back");
+    }
+}
+
+pub(super) async fn a_refused_write_brings_no_immediate(harness: &Harness) {
+    let exposed = harness.b.expose(100, 0, RemoteAccess::READ_WRITE);
+    let readable = harness.b.expose(100, 0, RemoteAccess::READ);
+    let wrong = RemoteMemory { key: exposed.remote().key ^ 1, ..exposed.remote() };
+    for to in [wrong, exposed.remote().slice(1, 100), readable.remote()] {
+        let (a, b) = harness.connected().await;
+        let receives = [b.receive(harness.b.room(100)), b.receive(harness.b.room(100))];
+        assert_eq!(a.write(harness.a.filled(100, 1), to, Some(7)).await, Err(WorkError::RemoteAccess));
+        // A device may have taken a receive before it refuses.
+        let [first, second] = receives;
+        first.await.expect_err("the write was refused");
+        assert_gone(second.await);
+        assert_broken(harness, &a, &b).await;
+    }
+    for exposed in [exposed, readable] {
+        assert_pattern(&bytes_at(&exposed, 0, 100), 0);
+    }
+}
+
+pub(super) async fn nothing_behind_an_error_is_carried_out(harness: &Harness) {
+    for error in [WorkError::RemoteInvalidRequest, WorkError::RemoteAccess] {
+        for writes in [true, false] {
+            let exposed = harness.b.expose(100, 0, RemoteAccess::READ_WRITE);
+            let (a, b) = harness.connected().await;
+            let first = a.send(harness.a.filled(8, 1), None);
+            let wrong = RemoteMemory { key: exposed.remote().key ^ 1, ..exposed.remote() };
+            let failing: BoxFuture<'_, _> = match error {
+                WorkError::RemoteAccess => access(harness, &a, wrong, writes),
+                _ => a.send(harness.a.filled(if writes { 9 } else { 1 << 20 }, 2), None).boxed(),
+            };
+            let write = a.write(harness.a.filled(100, 3), exposed.remote(), None);
+            let read = a.read(harness.a.room(100), exposed.remote());
+            let noted = a.write(harness.a.filled(100, 4), exposed.remote(), Some(4));
+            let receives: Vec<_> = (0..4).map(|_| b.receive(harness.b.room(8))).collect();
+            first.await.expect("the peer takes it");
+            assert_eq!(failing.await, Err(error));
+            assert_gone(write.await);
+            assert_gone(read.await);
+            assert_gone(noted.await);
+            let received = join_all(receives).await.into_iter().filter(Result::is_ok).count();
+            assert_eq!(received, 1);
+            harness.settle().await;
+            assert_pattern(&bytes_at(&exposed, 0, 100), 0);
+        }
+    }
+}
+
+pub(super) async fn work_of_every_kind_on_a_broken_queue_pair_is_flushed(harness: &Harness) {
+    let (at_a, at_b) =
+        (harness.a.expose(8, 0, RemoteAccess::READ_WRITE), harness.b.expose(8, 0, RemoteAccess::READ_WRITE));
+    let config = QueuePairConfig { send_depth: 4, receive_depth: 4, ..PATIENT };
+    let (a, b) = harness.connected_with(config).await;
+    let receive = b.receive(harness.b.room(8));
+    let wrong = RemoteMemory { key: at_b.remote().key ^ 1, ..at_b.remote() };
+    assert_eq!(a.write(harness.a.filled(8, 1), wrong, None).await, Err(WorkError::RemoteAccess));
+    assert_gone(receive.await);
+    // More than the queues hold, since each ends.
+    for _ in 0..5 {
+        for (end, queue_pair, remote) in [(&harness.a, &a, at_b.remote()), (&harness.b, &b, at_a.remote())] {
+            let held = queue_pair.send_with_more(end.filled(8, 1), None);
+            let unsignaled = queue_pair.write_unsignaled(end.filled(8, 1), remote, None);
+            queue_pair.flush();
+            assert_gone(queue_pair.send(end.filled(8, 1), Some(1)).await);
+            assert_gone(held.await);
+            assert_gone(unsignaled.await);
+            assert_gone(queue_pair.write(end.filled(8, 1), remote, None).await);
+            assert_gone(queue_pair.write(end.filled(8, 1), remote, Some(1)).await);
+            assert_gone(queue_pair.read(end.room(8), remote).await);
+            assert_gone(queue_pair.receive(end.room(8)).await);
+        }
+    }
+    for exposed in [at_a, at_b] {
+        assert_pattern(&bytes_at(&exposed, 0, 8), 0);
+    }
 }
 
 pub(super) async fn no_receive_in_time_is_an_error(harness: &Harness) {
@@ -157,6 +321,97 @@ pub(super) async fn a_close_during_a_transfer_ends_both_sides(harness: &Harness)
     }
 }
 
+pub(super) async fn a_close_during_large_writes_and_reads_ends_both_sides(harness: &Harness) {
+    let len = 4 << 20;
+    let exposed = harness.b.expose(len, 1, RemoteAccess::READ_WRITE);
+    for (turns, closes_b) in [(0, false), (0, true), (3, false), (3, true), (30, false), (30, true)] {
+        let (a, b) = harness.connected().await;
+        let at_b = b.receive(harness.b.room(8));
+        let reads: Vec<_> = (0..3).map(|_| a.read(harness.a.room(len), exposed.remote())).collect();
+        let writes: Vec<_> = (0..3).map(|_| a.write(harness.a.filled(len, 1), exposed.remote(), None)).collect();
+        for _ in 0..turns {
+            turn().await;
+        }
+        if closes_b {
+            b.close()
+        } else {
+            a.close()
+        }
+        let (read, written) = join(join_all(reads), join_all(writes)).await;
+        for outcome in read {
+            match outcome {
+                // What did arrive is whole.
+                Ok(bytes) => assert_pattern(&bytes, 1),
+                outcome => assert_gone(outcome),
+            }
+        }
+        for outcome in written.into_iter().filter(Result::is_err) {
+            assert_gone(outcome);
+        }
+        assert_gone(at_b.await);
+        assert_broken(harness, &a, &b).await;
+    }
+    assert_pattern(&bytes_at(&exposed, 0, len), 1);
+}
+
+pub(super) async fn a_peer_that_is_gone_ends_all_work_of_both_sides(harness: &Harness) {
+    let at_a = harness.a.expose(100, 0, RemoteAccess::READ_WRITE);
+    let at_b = harness.b.expose(100, 0, RemoteAccess::READ_WRITE);
+    for leaves in [Leaves::AIsClosed, Leaves::BIsClosed, Leaves::AIsDropped, Leaves::BIsDropped] {
+        // All of it waits: behind a send for which there is no receive,
+        let (a, b) = harness.connected().await;
+        let mut posted = Vec::new();
+        for (end, queue_pair, remote) in [(&harness.a, &a, at_b.remote()), (&harness.b, &b, at_a.remote())] {
+            posted.push(queue_pair.send(end.filled(1 << 20, 1), None).boxed());
+            posted.push(queue_pair.write(end.filled(100, 1), remote, None).boxed());
+            posted.push(queue_pair.read(end.room(100), remote).map(|outcome| outcome.map(drop)).boxed());
+            posted.push(queue_pair.write(end.filled(100, 1), remote, Some(1)).boxed());
+            posted.push(queue_pair.write_unsignaled(end.filled(100, 1), remote, None).boxed());
+            posted.push(queue_pair.send_with_more(end.filled(8, 1), None).boxed());
+        }
+        harness.settle().await;
+        let left = leaves.leave(a, b);
+        join_all(posted).await.into_iter().for_each(assert_gone);
+        drop(left);
+        // or for a message.
+        let (a, b) = harness.connected().await;
+        let mut posted: Vec<_> = (0..4).map(|_| a.receive(harness.a.room(8))).collect();
+        posted.extend((0..4).map(|_| b.receive(harness.b.room(8))));
+        harness.settle().await;
+        let left = leaves.leave(a, b);
+        join_all(posted).await.into_iter().for_each(assert_gone);
+        drop(left);
+    }
+    for exposed in [at_a, at_b] {
+        assert_pattern(&bytes_at(&exposed, 0, 100), 0);
+    }
+}
+
+pub(super) async fn a_peer_that_leaves_before_the_first_work_leaves_nobody_waiting(harness: &Harness) {
+    let exposed = (harness.a.expose(8, 0, RemoteAccess::READ_WRITE), harness.b.expose(8, 0, RemoteAccess::READ_WRITE));
+    for leaves in [Leaves::AIsClosed, Leaves::BIsClosed, Leaves::AIsDropped, Leaves::BIsDropped] {
+        for settles in [false, true] {
+            let (a, b) = harness.connected().await;
+            let left = leaves.leave(a, b);
+            if settles {
+                harness.settle().await;
+            }
+            let ends = [(&harness.a, &left.0, exposed.1.remote()), (&harness.b, &left.1, exposed.0.remote())];
+            for (end, queue_pair, remote) in ends {
+                let Some(queue_pair) = queue_pair else { continue };
+                let receive = queue_pair.receive(end.room(8));
+                let send = queue_pair.send(end.filled(1 << 20, 1), None);
+                let write = queue_pair.write(end.filled(8, 0), remote, None);
+                let read = queue_pair.read(end.room(8), remote);
+                assert_gone(send.await);
+                assert_gone(write.await);
+                assert_gone(read.await);
+                assert_gone(receive.await);
+            }
+        }
+    }
+}
+
 pub(super) async fn work_posted_after_a_close_is_flushed(harness: &Harness) {
     let exposed = harness.b.expose(8, 0, RemoteAccess::READ_WRITE);
     let (a, _b) = harness.connected().await;
@@ -202,6 +457,19 @@ async fn refuses_read(harness: &Harness, from: RemoteMemory) {
     assert_broken(harness, &a, &b).await;
 }
 
+/// Writes or reads as many bytes as `remote` has.
+fn access<'a>(
+    harness: &'a Harness,
+    a: &QueuePair,
+    remote: RemoteMemory,
+    writes: bool,
+) -> BoxFuture<'a, Result<(), WorkError>> {
+    if writes {
+        return a.write(harness.a.filled(len_of(remote), 9), remote, None).boxed();
+    }
+    a.read(harness.a.room(len_of(remote)), remote).map(|outcome| outcome.map(drop)).boxed()
+}
+
 fn len_of(memory: RemoteMemory) -> usize {
     usize::try_from(memory.len).expect("the bodies ask for short ranges")
 }
@@ -221,3 +489,45 @@ async fn assert_flushes(harness: &Harness, queue_pair: &QueuePair, remote: Remot
     assert_eq!(queue_pair.read(harness.a.room(8), remote).await.map(drop), flushed);
     assert_eq!(queue_pair.receive(harness.a.room(8)).await.map(drop), flushed);
 }
+
+/// Which of two connected queue pairs leaves, and how.
+#[derive(Clone, Copy)]
+enum Leaves {
+    AIsClosed,
+    BIsClosed,
+    AIsDropped,
+    BIsDropped,
+}
+
+impl Leaves {
+    /// Makes it leave; returns what is left of both.
+    fn leave(self, a: QueuePair, b: QueuePair) -> (Option<QueuePair>, Option<QueuePair>) {
+        match self {
+            Self::AIsClosed => a.close(),
+            Self::BIsClosed => b.close(),
+            Self::AIsDropped => return (None, Some(b)),
+            Self::BIsDropped => return (Some(a), None),
+        }
+        (Some(a), Some(b))
+    }
+}
+
+/// A lender that hands on the one region it gets back.
+struct Once(Mutex<Option<oneshot::Sender<MemoryRegion>>>);
+
+impl Once {
+    fn new() -> (Arc<Self>, oneshot::Receiver<MemoryRegion>) {
+        let (sender, receiver) = oneshot::channel();
+        (Arc::new(Self(Mutex::new(Some(sender)))), receiver)
+    }
+}
+
+impl Lender for Once {
+    fn take_back(&self, region: MemoryRegion) {
+        let sender = self.0.lock().expect("nobody panics while it is locked").take();
+        sender.expect("it lends one region").send(region).expect("the body waits for it");
+    }
+}
+
+/// Bytes on either side of memory that must not be touched.
+const GUARD_LEN: usize = 4096;

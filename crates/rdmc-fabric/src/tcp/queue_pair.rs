@@ -341,6 +341,10 @@ impl TcpQueuePair {
 
     fn respond(&self, response: Response) -> Result<(), Ending> {
         let mut responses = lock(&self.responses);
+        if self.posted.is_broken() {
+            // Those before it may be gone, and the peer would take it for the answer to another request.
+            return Err(Ending::Closed);
+        }
         let full = responses.len() >= RESPONSES_MAX;
         match (responses.back_mut(), &response) {
             (Some(Response::Acknowledge { requests }), Response::Acknowledge { .. }) => *requests += 1,

@@ -131,8 +131,16 @@ impl SimQueuePair {
         Ok(())
     }
 
-    /// Tells the sender what became of its request, one latency later; an error breaks this end too.
+    /// Tells the sender what became of its request, one latency later; an error breaks this end too,
+    /// and does not overtake the bytes of reads that were answered before it.
     pub(super) fn answer(&self, number: u64, result: Result<usize, WorkError>) {
+        if let Err(error) = result {
+            let mut state = lock(&self.state);
+            if state.reads_answered > 0 {
+                (state.refusal, state.taking) = (Some((number, error)), true);
+                return;
+            }
+        }
         let Some(peer) = self.other() else { return };
         let at_ns = self.world.0.executor.now_ns() + self.world.0.latency_ns(self.node, peer.node);
         peer.call_at(at_ns, move |peer| peer.acknowledged(number, result));
@@ -150,6 +158,7 @@ impl SimQueuePair {
         let (reader, log, nodes) = (Arc::downgrade(&peer), self.world.clone(), (self.node, peer.node));
         let begin_ns = executor.now_ns();
         let clock = executor.clone();
+        let this = self.this.clone();
         let left: Call = Box::new(move || {
             let times = (begin_ns, clock.now_ns(), clock.now_ns() + latency_ns);
             lock(&log.0.log).carried(nodes, None, true, count, times);
@@ -158,8 +167,24 @@ impl SimQueuePair {
                     reader.has_read(number, &bytes);
                 }
             });
+            if let Some(queue_pair) = this.upgrade() {
+                queue_pair.has_answered_read();
+            }
         });
+        lock(&self.state).reads_answered += 1;
         self.world.0.flows.carry(path, count, None, left);
+    }
+
+    /// The bytes of an answer have left: a refusal behind the last one follows.
+    fn has_answered_read(&self) {
+        let refusal = {
+            let mut state = lock(&self.state);
+            state.reads_answered -= 1;
+            if state.broken || state.reads_answered > 0 { None } else { state.refusal.take() }
+        };
+        if let Some((number, error)) = refusal {
+            self.answer(number, Err(error));
+        }
     }
 
     /// The bytes of a read have come in.
