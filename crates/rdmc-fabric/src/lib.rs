@@ -21,6 +21,9 @@ pub mod conformance;
 mod environment;
 mod fabric;
 mod fault;
+#[cfg(fuzzing)]
+#[doc(hidden)]
+pub mod fuzzing;
 mod mem;
 mod memory;
 mod queue_pair;

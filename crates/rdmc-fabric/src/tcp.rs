@@ -20,7 +20,7 @@ use crate::remote::{Expose, ExposedRegion};
 use crate::rendezvous::Rendezvous;
 use crate::software::Exposures;
 
-mod frame;
+pub(crate) mod frame;
 mod queue_pair;
 
 use queue_pair::TcpQueuePair;

@@ -48,6 +48,13 @@ fn the_same_case_is_always_seen_the_same() {
 }
 
 #[test]
+fn a_case_is_the_same_when_it_is_read_again_whatever_its_numbers() {
+    let mut case = Case::draw(0);
+    case.model.control.loss = 0.481_837_925_201_105_24;
+    assert_eq!(Case::from_json(&case.to_json()).unwrap(), case);
+}
+
+#[test]
 fn seeds_draw_everything_there_is() {
     let cases: Vec<Case> = (0..3_000).map(Case::draw).collect();
     let groups = || cases.iter().flat_map(|case| &case.groups);

@@ -36,6 +36,9 @@ mod devices;
 mod endpoint;
 mod error;
 mod fabric;
+#[cfg(fuzzing)]
+#[doc(hidden)]
+pub mod fuzzing;
 mod memory;
 mod qp;
 mod queue_pair;

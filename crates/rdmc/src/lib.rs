@@ -44,6 +44,9 @@
 
 mod certificate;
 mod failure;
+#[cfg(fuzzing)]
+#[doc(hidden)]
+pub mod fuzzing;
 mod group;
 mod mesh;
 mod node;

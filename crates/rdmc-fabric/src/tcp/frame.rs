@@ -17,7 +17,7 @@ use crate::work::WorkError;
 
 /// One header.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Frame {
+pub(crate) enum Frame {
     Send { imm: Option<u32>, len: u64 },
     Write { imm: Option<u32>, to: RemoteMemory },
     Read { from: RemoteMemory },
@@ -29,7 +29,7 @@ pub(super) enum Frame {
 
 /// Why a request was refused.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Refusal {
+pub(crate) enum Refusal {
     InvalidRequest,
     Access,
     ReceiverNotReady,
@@ -54,9 +54,9 @@ impl Refusal {
 }
 
 impl Frame {
-    pub(super) const LEN: usize = 32;
+    pub(crate) const LEN: usize = 32;
 
-    pub(super) fn encode(self) -> [u8; Self::LEN] {
+    pub(crate) fn encode(self) -> [u8; Self::LEN] {
         let zero = RemoteMemory { key: 0, address: 0, len: 0 };
         let (kind, imm, number, at) = match self {
             Self::Send { imm, len } => (1, imm, 0, RemoteMemory { len, ..zero }),
@@ -78,7 +78,7 @@ impl Frame {
     }
 
     /// Decodes a header; none if it is not one that [`encode`](Self::encode) makes.
-    pub(super) fn decode(bytes: &[u8; Self::LEN]) -> Option<Self> {
+    pub(crate) fn decode(bytes: &[u8; Self::LEN]) -> Option<Self> {
         let long = |at: usize| u64::from_le_bytes(std::array::from_fn(|i| bytes[at + i]));
         let number = u32::from_le_bytes(std::array::from_fn(|i| bytes[4 + i]));
         let imm = (bytes[1] == 1).then_some(number);

@@ -1,0 +1,26 @@
+//! Decoders that are private otherwise, for fuzzers: exists under `--cfg fuzzing` only.
+
+use rdmc_fabric::{Endpoint, MeetingPlace};
+
+use crate::endpoint::Remote;
+
+/// Decodes an endpoint and encodes it again; none if it is none.
+pub fn recode_endpoint(endpoint: &Endpoint) -> Option<Endpoint> {
+    Remote::decode(endpoint).ok().map(|remote| remote.encode())
+}
+
+/// Encodes an endpoint of a queue pair to be met at `place`.
+pub fn endpoint(place: MeetingPlace) -> Endpoint {
+    let remote = Remote {
+        place,
+        qp_num: 0x12_3456,
+        psn: 0xfe_dcba,
+        lid: 7,
+        gid: [9; 16],
+        ethernet: true,
+        mtu: 5,
+        reads_max: 16,
+        receiver_not_ready_retries: 6,
+    };
+    remote.encode()
+}

@@ -1,0 +1,97 @@
+//! Decoders that are private otherwise, for fuzzers: exists under `--cfg fuzzing` only.
+
+use std::collections::BTreeSet;
+use std::io;
+
+use tokio::io::AsyncRead;
+
+use crate::group::GroupId;
+use crate::mesh::fabrics::{FabricNames, Verdict};
+use crate::mesh::frame::{self, GroupFrame, PROTOCOL_VERSION, Reject};
+use crate::mesh::invite::Roster;
+use crate::node::NodeId;
+
+/// What nodes say to each other on control connections.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Frame(frame::Frame);
+
+/// Who an invitation says is a member, and whether it makes sense.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Invited {
+    /// The number of the node that is invited.
+    pub you: NodeId,
+    /// The members' numbers and addresses.
+    pub members: Vec<(NodeId, String)>,
+    /// Whether the check finds nothing wrong.
+    pub sound: bool,
+}
+
+impl Frame {
+    /// Decodes the value of a frame.
+    ///
+    /// # Errors
+    /// It is none.
+    pub fn decode(bytes: &[u8]) -> io::Result<Self> {
+        frame::decode(bytes).map(Self)
+    }
+
+    /// Reads one frame; none if the stream ended between frames.
+    ///
+    /// # Cancel safety
+    /// Bytes are lost.
+    ///
+    /// # Errors
+    /// The stream's, or it brings no frame.
+    pub async fn read(stream: &mut (impl AsyncRead + Unpin)) -> io::Result<Option<Self>> {
+        Ok(frame::read(stream).await?.map(Self))
+    }
+
+    /// Encodes the frame with its length, four bytes, before it.
+    pub fn encode(&self) -> Vec<u8> {
+        frame::encode(&self.0)
+    }
+
+    /// Returns what an invitation says about the members; none if the frame is another.
+    pub fn invited(&self) -> Option<Invited> {
+        let frame::Frame::Invite { cluster, you, members, .. } = &self.0 else { return None };
+        let sound = Roster::new(*cluster, *you, members.clone()).is_some();
+        Some(Invited { you: *you, members: members.clone(), sound })
+    }
+
+    /// Makes frames of all kinds, by their names.
+    pub fn examples() -> Vec<(&'static str, Self)> {
+        let fabrics: FabricNames =
+            vec!["verbs".to_owned(), "tcp".to_owned()].try_into().expect("two short names that differ");
+        let verbs = fabrics.iter().next().expect("there are two").clone();
+        let lacking = BTreeSet::from([NodeId(1), NodeId(300)]);
+        let verdict = Verdict { fabric: verbs.clone(), passed_over: vec![(verbs, lacking)] };
+        let members = (0..3).map(|node| (NodeId(node), format!("10.0.0.{node}:7471"))).collect();
+        let hello = frame::Frame::Hello { version: PROTOCOL_VERSION, cluster: 7, from: NodeId(1), to: NodeId(2) };
+        let invite = frame::Frame::Invite {
+            version: PROTOCOL_VERSION,
+            cluster: u128::MAX,
+            you: NodeId(1),
+            members,
+            fabrics: fabrics.clone(),
+            payload: b"payload".to_vec(),
+        };
+        let declined = Reject::Declined { reason: "no room".to_owned() };
+        let asked = Reject::Fabrics { offers: fabrics.clone(), asked: fabrics.clone() };
+        let group = |frame| frame::Frame::Group { group: GroupId(1), frame };
+        let offer = GroupFrame::Offer { spec: [1; 32], data: vec![2; 40], ready: vec![3; 40], cells: [4; 24] };
+        let frames = [
+            ("hello", hello),
+            ("welcome", frame::Frame::Welcome),
+            ("reject-version", frame::Frame::Reject { reason: Reject::Version { ours: PROTOCOL_VERSION } }),
+            ("reject-fabrics", frame::Frame::Reject { reason: asked }),
+            ("reject-declined", frame::Frame::Reject { reason: declined }),
+            ("invite", invite),
+            ("accept", frame::Frame::Accept { fabrics }),
+            ("go", frame::Frame::Go(verdict)),
+            ("group-offer", group(offer)),
+            ("group-announce", group(GroupFrame::Announce { message: 3, size: 1 << 40 })),
+            ("goodbye", frame::Frame::Goodbye),
+        ];
+        frames.into_iter().map(|(name, frame)| (name, Self(frame))).collect()
+    }
+}

@@ -1,0 +1,95 @@
+//! What fabrics decode: endpoints, keys, headers.
+
+use rdmc_fabric::fuzzing::{TCP_HEADER_LEN, recode_tcp_header, tcp_headers};
+use rdmc_fabric::{Endpoint, MeetingPlace, RemoteMemory};
+
+use crate::{Seed, named};
+
+/// The encoding of a place has one form, and is taken off the front of what follows it.
+pub fn meeting_place(bytes: &[u8]) {
+    let mut rest = bytes;
+    let place = MeetingPlace::decode(&mut rest);
+    let endpoint = Endpoint::new([TAG, bytes].concat());
+    if let Some(place) = place {
+        let mut encoded = Vec::new();
+        place.encode(&mut encoded);
+        assert_eq!(encoded, bytes[..bytes.len() - rest.len()]);
+        assert_eq!(place.to_endpoint(TAG).as_bytes(), [TAG, &encoded].concat());
+    }
+    let Ok(endpoint) = endpoint else { return };
+    assert_eq!(MeetingPlace::of_endpoint(&endpoint, TAG).ok(), place.filter(|_| rest.is_empty()));
+    assert!(MeetingPlace::of_endpoint(&endpoint, b"other").is_err());
+}
+
+/// Any bytes are one place in memory, and its parts stay in its address space.
+pub fn remote_memory(bytes: &[u8]) {
+    let Some((encoded, rest)) = bytes.split_first_chunk() else { return };
+    let memory = RemoteMemory::decode(*encoded);
+    assert_eq!(memory.encode(), *encoded);
+    if let Some((offset, _)) = rest.split_first_chunk() {
+        let offset = u64::from_le_bytes(*offset);
+        let part = memory.slice(offset, 1);
+        assert_eq!((part.key, part.address, part.len), (memory.key, memory.address.wrapping_add(offset), 1));
+    }
+    let secret = memory.key.to_string();
+    let shown = format!("{:?}", RemoteMemory { address: 0, len: 0, ..memory });
+    assert!(secret.len() < 2 || !shown.contains(&secret), "the key is shown");
+}
+
+/// A header has one form.
+pub fn tcp_header(bytes: &[u8]) {
+    let Some((header, _)) = bytes.split_first_chunk::<TCP_HEADER_LEN>() else { return };
+    if let Some(recoded) = recode_tcp_header(header) {
+        assert_eq!(recoded, *header);
+    }
+}
+
+/// An endpoint has one form, which fits into an endpoint.
+#[cfg(target_os = "linux")]
+pub fn verbs_endpoint(bytes: &[u8]) {
+    let Ok(endpoint) = Endpoint::new(bytes.to_vec()) else { return };
+    if let Some(recoded) = rdmc_verbs::fuzzing::recode_endpoint(&endpoint) {
+        assert!(recoded == endpoint, "an endpoint has two forms");
+    }
+}
+
+/// Seeds of [`meeting_place`].
+pub fn meeting_place_seeds() -> Vec<Seed> {
+    let encoded = |(name, place): (&'static str, MeetingPlace)| {
+        let mut out = Vec::new();
+        place.encode(&mut out);
+        (name, out)
+    };
+    named(places().map(encoded))
+}
+
+/// Seeds of [`remote_memory`].
+pub fn remote_memory_seeds() -> Vec<Seed> {
+    let memory = RemoteMemory { key: 0x0123_4567_89ab_cdef, address: u64::MAX - 7, len: 100 };
+    named([("part", [&memory.encode()[..], &8u64.to_le_bytes()].concat()), ("whole", memory.encode().to_vec())])
+}
+
+/// Seeds of [`tcp_header`].
+pub fn tcp_header_seeds() -> Vec<Seed> {
+    let at = RemoteMemory { key: u64::MAX, address: 1 << 40, len: 1 << 20 };
+    named(tcp_headers(at).into_iter().map(|(name, header)| (name, header.to_vec())))
+}
+
+/// Seeds of [`verbs_endpoint`].
+#[cfg(target_os = "linux")]
+pub fn verbs_endpoint_seeds() -> Vec<Seed> {
+    named(places().map(|(name, place)| (name, rdmc_verbs::fuzzing::endpoint(place).as_bytes().to_vec())))
+}
+
+/// Returns a place of each family, by its name.
+fn places() -> impl Iterator<Item = (&'static str, MeetingPlace)> {
+    let decoded = |listening: &[u8]| {
+        let bytes = [&[0x5a; 16][..], listening].concat();
+        MeetingPlace::decode(&mut &bytes[..]).expect("it is the form that is documented")
+    };
+    let (v4, v6) = ([4, 10, 0, 0, 1, 47, 29], [&[6][..], &[0xfd; 16], &[47, 29]].concat());
+    [("nowhere", decoded(&[0])), ("ipv4", decoded(&v4)), ("ipv6", decoded(&v6))].into_iter()
+}
+
+/// What endpoints of the fabric `tcp` begin with.
+pub(crate) const TAG: &[u8] = b"tcp1";

@@ -1,0 +1,69 @@
+//! Fuzz targets for whatever is decoded here that others have written: bytes of peers, and files.
+//!
+//! A target is a function of bytes that panics if something does not hold. The binaries in `fuzz_targets` give each to
+//! libFuzzer; `tests/replay.rs` runs all of them on the corpus and on what was once found.
+
+#[cfg(not(fuzzing))]
+compile_error!("compile with --cfg fuzzing: run cargo in fuzz/, where .cargo/config.toml says so, or use cargo-fuzz");
+
+mod allocation;
+pub mod fabric;
+pub mod mesh;
+pub mod peers;
+pub mod simulation;
+pub mod transfer;
+
+// The program has no library: its modules are compiled here, under the names by which they know each other.
+#[allow(dead_code, missing_docs, reason = "the program uses the rest")]
+#[path = "../../crates/rdmc-cli/src/announcement.rs"]
+mod announcement;
+#[allow(dead_code, missing_docs, reason = "the program uses the rest")]
+#[path = "../../crates/rdmc-cli/src/choice.rs"]
+mod choice;
+#[allow(dead_code, missing_docs, reason = "the program uses the rest")]
+#[path = "../../crates/rdmc-cli/src/exit.rs"]
+mod exit;
+#[allow(dead_code, missing_docs, reason = "the program uses the rest")]
+#[path = "../../crates/rdmc-cli/src/manifest.rs"]
+mod manifest;
+
+/// A target, and the inputs to begin with.
+#[derive(Clone, Copy)]
+pub struct Target {
+    /// Its name: that of its binary and of its directories.
+    pub name: &'static str,
+    /// Runs it on one input.
+    ///
+    /// # Panics
+    /// If something does not hold.
+    pub run: fn(&[u8]),
+    /// Makes what the corpus holds, by file names; the same at each call.
+    pub seeds: fn() -> Vec<Seed>,
+}
+
+/// An input and the name of its file.
+pub type Seed = (String, Vec<u8>);
+
+/// All targets.
+pub const TARGETS: &[Target] = &[
+    Target { name: "mesh_frame", run: mesh::frame, seeds: mesh::frame_seeds },
+    Target { name: "mesh_stream", run: mesh::stream, seeds: mesh::stream_seeds },
+    Target { name: "mesh_invitation", run: mesh::invitation, seeds: mesh::invitation_seeds },
+    Target { name: "meeting_place", run: fabric::meeting_place, seeds: fabric::meeting_place_seeds },
+    Target { name: "remote_memory", run: fabric::remote_memory, seeds: fabric::remote_memory_seeds },
+    Target { name: "tcp_header", run: fabric::tcp_header, seeds: fabric::tcp_header_seeds },
+    Target { name: "tcp_greeting", run: peers::greeting, seeds: peers::greeting_seeds },
+    Target { name: "tcp_connection", run: peers::connection, seeds: peers::connection_seeds },
+    #[cfg(target_os = "linux")]
+    Target { name: "verbs_endpoint", run: fabric::verbs_endpoint, seeds: fabric::verbs_endpoint_seeds },
+    Target { name: "announcement", run: transfer::announcement, seeds: transfer::announcement_seeds },
+    Target { name: "manifest", run: transfer::manifest, seeds: transfer::manifest_seeds },
+    Target { name: "scenario", run: simulation::scenario, seeds: simulation::scenario_seeds },
+    Target { name: "campaign_case", run: simulation::campaign_case, seeds: simulation::campaign_case_seeds },
+    Target { name: "cluster_model", run: simulation::cluster_model, seeds: simulation::cluster_model_seeds },
+];
+
+/// Names seeds.
+fn named<N: Into<String>>(seeds: impl IntoIterator<Item = (N, Vec<u8>)>) -> Vec<Seed> {
+    seeds.into_iter().map(|(name, bytes)| (name.into(), bytes)).collect()
+}

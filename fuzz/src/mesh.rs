@@ -1,0 +1,100 @@
+//! Control connections: frames, the reader of a stream of them, the members in an invitation.
+
+use std::collections::BTreeSet;
+use std::io;
+use std::pin::Pin;
+use std::task::{Context, Poll};
+
+use futures::FutureExt;
+use rdmc::NodeId;
+use rdmc::fuzzing::{Frame, Invited};
+use tokio::io::{AsyncRead, ReadBuf};
+
+use crate::allocation::{PER_BYTE, bounded};
+use crate::{Seed, named};
+
+/// A frame that is decoded is the same after another journey, and no longer.
+pub fn frame(bytes: &[u8]) {
+    let Ok(frame) = bounded(bytes.len(), PER_BYTE, || Frame::decode(bytes)) else { return };
+    let encoded = frame.encode();
+    let (len, value) = encoded.split_first_chunk().expect("an encoded frame has a length");
+    assert_eq!(u32::from_le_bytes(*len) as usize, value.len());
+    assert!(value.len() <= bytes.len(), "{frame:?} grew from {} to {} bytes", bytes.len(), value.len());
+    assert_eq!(Frame::decode(value).expect("it was encoded here"), frame);
+}
+
+/// A stream is the same frames, however it is cut; the first byte tells how.
+pub fn stream(bytes: &[u8]) {
+    let Some((&cut, stream)) = bytes.split_first() else { return };
+    let whole = bounded(bytes.len(), PER_BYTE, || all_frames(stream, usize::MAX));
+    let pieces = bounded(bytes.len(), PER_BYTE, || all_frames(stream, usize::from(cut % 8) + 1));
+    assert_eq!(whole, pieces);
+    if whole.1.is_none() {
+        let again: Vec<u8> = whole.0.iter().flat_map(Frame::encode).collect();
+        assert_eq!(all_frames(&again, usize::MAX), (whole.0, None));
+    }
+}
+
+/// An invitation is believed only if its members make sense.
+pub fn invitation(bytes: &[u8]) {
+    let Ok(frame) = Frame::decode(bytes) else { return };
+    let Some(Invited { you, members, sound }) = bounded(bytes.len(), PER_BYTE, || frame.invited()) else { return };
+    let nodes: BTreeSet<NodeId> = members.iter().map(|(node, _)| *node).collect();
+    let printable = |address: &str| address.len() <= 300 && !address.contains(char::is_control);
+    let all = members.iter().all(|(_, address)| printable(address));
+    let sensible = all && nodes.len() == members.len() && nodes.contains(&you) && you != NodeId(0);
+    assert_eq!(sound, sensible);
+}
+
+/// Seeds of [`frame`].
+pub fn frame_seeds() -> Vec<Seed> {
+    named(Frame::examples().into_iter().map(|(name, frame)| (name, frame.encode().split_off(4))))
+}
+
+/// Seeds of [`stream`].
+pub fn stream_seeds() -> Vec<Seed> {
+    let all: Vec<u8> = Frame::examples().iter().flat_map(|(_, frame)| frame.encode()).collect();
+    let cut = |cut: u8, bytes: &[u8]| [&[cut], bytes].concat();
+    let long = u32::MAX.to_le_bytes();
+    named([
+        ("all", cut(2, &all)),
+        ("none", cut(0, &[])),
+        ("too-long", cut(0, &long)),
+        ("cut-in-value", cut(6, &all[..30])),
+        ("cut-in-length", cut(0, &all[..2])),
+    ])
+}
+
+/// Seeds of [`invitation`].
+pub fn invitation_seeds() -> Vec<Seed> {
+    frame_seeds().into_iter().filter(|(name, _)| name == "invite").collect()
+}
+
+/// Reads to the end, or to the first error.
+fn all_frames(bytes: &[u8], piece: usize) -> (Vec<Frame>, Option<io::ErrorKind>) {
+    let mut stream = Pieces { bytes, piece };
+    let mut frames = Vec::new();
+    loop {
+        match Frame::read(&mut stream).now_or_never().expect("the stream never waits") {
+            Ok(Some(frame)) => frames.push(frame),
+            Ok(None) => return (frames, None),
+            Err(error) => return (frames, Some(error.kind())),
+        }
+    }
+}
+
+/// Bytes that arrive in pieces.
+struct Pieces<'a> {
+    bytes: &'a [u8],
+    piece: usize,
+}
+
+impl AsyncRead for Pieces<'_> {
+    fn poll_read(mut self: Pin<&mut Self>, _: &mut Context<'_>, room: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
+        let len = self.piece.min(room.remaining()).min(self.bytes.len());
+        let (piece, rest) = self.bytes.split_at(len);
+        room.put_slice(piece);
+        self.bytes = rest;
+        Poll::Ready(Ok(()))
+    }
+}

@@ -1,0 +1,77 @@
+//! What the program takes from another host: the announcement of a transfer, the list of its files.
+
+use std::collections::BTreeSet;
+use std::path::{Component, Path};
+
+use rdmc::{Algorithm, Hybrid, NodeId, Racks, Spine};
+
+use crate::allocation::{PER_BYTE, bounded};
+use crate::announcement::Announcement;
+use crate::manifest::{Entry, EntryPath, Kind, LEN_MAX, Manifest};
+use crate::{Seed, named};
+
+/// An announcement is the same after another journey, within its bounds, and makes groups or an error.
+pub fn announcement(bytes: &[u8]) {
+    let Ok(told) = bounded(bytes.len(), PER_BYTE, || Announcement::decode(bytes)) else { return };
+    assert_eq!(Announcement::decode(&told.encode()).expect("it was encoded here"), told);
+    assert!((1..=rdmc::GroupSpec::BLOCK_SIZE_MAX).contains(&told.block_size));
+    assert!(told.manifest_len <= LEN_MAX);
+    for members in [1, 2, 3, 8] {
+        let nodes: Vec<NodeId> = (0..members).map(NodeId).collect();
+        drop(bounded(bytes.len(), PER_BYTE, || told.groups(nodes)));
+    }
+}
+
+/// A list of files is the same after another journey, and no path in it leaves the directory, nor meets another.
+pub fn manifest(bytes: &[u8]) {
+    let Ok(manifest) = bounded(bytes.len(), PER_BYTE, || Manifest::decode(bytes)) else { return };
+    assert_eq!(Manifest::decode(&manifest.encode()).expect("it was encoded here"), manifest);
+    let sizes: u128 = manifest.files().map(|(_, size)| u128::from(size)).sum();
+    let (files, bytes) = manifest.totals();
+    assert_eq!((files, u128::from(bytes)), (manifest.files().count() as u64, sizes));
+    let mut seen = BTreeSet::new();
+    for Entry { path, .. } in &manifest.entries {
+        let relative = path.to_path();
+        assert!(relative.components().all(|part| matches!(part, Component::Normal(_))), "{path} leads elsewhere");
+        assert_eq!(relative.components().count(), path.0.len());
+        assert!(Path::new("/d").join(&relative).starts_with("/d"), "{path} leads out");
+        let (parents, name) = path.split();
+        assert_eq!(parents.join(name), relative);
+        assert!(seen.insert(relative.to_string_lossy().to_lowercase()), "{path} stands there twice");
+        assert!(!path.to_string().contains(char::is_control), "{path:?} steers the terminal");
+    }
+}
+
+/// Seeds of [`announcement`].
+pub fn announcement_seeds() -> Vec<Seed> {
+    let racks = Racks::from_sizes(&[2, 1]).expect("two racks");
+    let hybrid = Algorithm::Hybrid(Hybrid::new(racks, Spine::Chain));
+    let encoded = |algorithm: &Algorithm| Announcement::new(algorithm, 1 << 20, &listed(), 200).encode();
+    named([("flat", encoded(&Algorithm::BinomialPipeline)), ("hybrid", encoded(&hybrid))])
+}
+
+/// Seeds of [`manifest`].
+pub fn manifest_seeds() -> Vec<Seed> {
+    let path = EntryPath(vec![b"..".to_vec(), b"/etc/passwd".to_vec()]);
+    let hostile = Entry { path, kind: Kind::File { size: u64::MAX }, mode: 0o7777, mtime_s: -1, mtime_ns: u32::MAX };
+    named([
+        ("empty", Manifest::default().encode()),
+        ("tree", listed().encode()),
+        ("hostile", Manifest { entries: vec![hostile] }.encode()),
+    ])
+}
+
+fn listed() -> Manifest {
+    let entry = |path: &str, kind, mode| {
+        let path = EntryPath(path.split('/').map(|name| name.as_bytes().to_vec()).collect());
+        Entry { path, kind, mode, mtime_s: 1_000_000_000, mtime_ns: 999_999_999 }
+    };
+    let entries = vec![
+        entry("dir", Kind::Directory, 0o755),
+        entry("dir/file", Kind::File { size: 1 << 33 }, 0o644),
+        entry("dir/inner", Kind::Directory, 0o700),
+        entry("dir/inner/none", Kind::File { size: 0 }, 0o600),
+        entry("file", Kind::File { size: 17 }, 0o4755),
+    ];
+    Manifest { entries }
+}
