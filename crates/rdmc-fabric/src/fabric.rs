@@ -243,6 +243,15 @@ pub enum ConnectError {
     /// The peer did not prove that it is the one expected.
     #[error("the peer did not present the expected nonce")]
     BadNonce,
+    /// The peer encrypts its data connections, this end does not.
+    #[error("the peer encrypts its data connections and this node does not: both must, or neither")]
+    PeerEncrypting,
+    /// This end encrypts its data connections, the peer does not.
+    #[error("this node encrypts its data connections and the peer does not: both must, or neither")]
+    PeerNotEncrypting,
+    /// The two ends did not agree on an encrypted connection.
+    #[error("the connection could not be encrypted")]
+    Encryption(#[source] io::Error),
     /// The queue pair is connected, closed or broken already.
     #[error("the queue pair is not in a state to be connected")]
     WrongState,

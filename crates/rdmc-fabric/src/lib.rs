@@ -31,6 +31,7 @@ mod remote;
 mod rendezvous;
 mod software;
 mod tcp;
+pub mod tls;
 mod trace;
 mod work;
 

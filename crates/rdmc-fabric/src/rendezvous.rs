@@ -4,9 +4,13 @@
 //! travels through the control plane inside its endpoint; a connection that names a nonce nobody waits for is refused
 //! and counted. Of the two ends the active one opens the connection. On `tcp` the blocks pass through it; fabrics of
 //! devices agree over it that both ends are ready, and learn by its end that the peer is gone.
+//!
+//! Where it is encrypted the nonces do not cross it. Names derived from them do, which let nobody learn the nonces, and
+//! both nonces together are the secret of a TLS handshake.
 
 use std::collections::HashMap;
 use std::fmt;
+use std::io;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -15,9 +19,11 @@ use futures::future::BoxFuture;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
 use tokio::sync::{oneshot, watch};
+use tokio_rustls::{TlsAcceptor, TlsConnector, TlsStream};
 
 use crate::environment::{DATA_MAGIC, DataAcceptor, Environment};
 use crate::fabric::{ConnectError, Endpoint, Role};
+use crate::tls::SharedSecret;
 
 /// The connections that a node's queue pairs wait for.
 ///
@@ -25,7 +31,7 @@ use crate::fabric::{ConnectError, Endpoint, Role};
 /// what arrives at the node's port.
 #[derive(Default)]
 pub struct Rendezvous {
-    /// Queue pairs that wait for the peer's connection, by their nonce.
+    /// Queue pairs that wait for the peer's connection, by their nonce or its name.
     expected: Mutex<HashMap<u128, oneshot::Sender<Arrival>>>,
     listening: Mutex<Option<SocketAddr>>,
     refused: AtomicU64,
@@ -34,7 +40,7 @@ pub struct Rendezvous {
 /// A connection that knew a nonce.
 struct Arrival {
     stream: TcpStream,
-    /// The nonce it gave as its own.
+    /// The nonce it gave as its own, or its name.
     from: u128,
 }
 
@@ -46,18 +52,28 @@ impl Rendezvous {
 
     /// Makes one queue pair's meeting, with a fresh nonce.
     pub fn meeting(self: &Arc<Self>, environment: &dyn Environment) -> Meeting {
+        self.meeting_with(environment, |nonce| nonce)
+    }
+
+    /// Makes one queue pair's meeting that is to be [encrypted](Meeting::meet_encrypted), with a fresh nonce.
+    pub(crate) fn encrypted_meeting(self: &Arc<Self>, environment: &dyn Environment) -> Meeting {
+        self.meeting_with(environment, name_of)
+    }
+
+    fn meeting_with(self: &Arc<Self>, environment: &dyn Environment, public: fn(u128) -> u128) -> Meeting {
         let nonce = environment.random_u128();
         let (arrived, arrival) = oneshot::channel();
-        lock(&self.expected).insert(nonce, arrived);
+        lock(&self.expected).insert(public(nonce), arrived);
         Meeting {
             rendezvous: self.clone(),
             nonce,
+            public,
             arrival: Mutex::new(Some(arrival)),
             closed: watch::Sender::new(false),
         }
     }
 
-    /// Counts data connections that were refused because they knew no valid nonce.
+    /// Counts data connections that were refused because they knew no valid nonce, or could not prove it.
     pub fn refused_connections(&self) -> u64 {
         self.refused.load(Ordering::Relaxed)
     }
@@ -97,6 +113,8 @@ impl DataAcceptor for Rendezvous {
 pub struct Meeting {
     rendezvous: Arc<Rendezvous>,
     nonce: u128,
+    /// What of a nonce may be seen on the network.
+    public: fn(u128) -> u128,
     /// The peer's connection, if this end is the passive one; taken by [`meet`](Self::meet).
     arrival: Mutex<Option<oneshot::Receiver<Arrival>>>,
     closed: watch::Sender<bool>,
@@ -126,13 +144,56 @@ impl Meeting {
         let arrival = lock(&self.arrival).take().ok_or(ConnectError::WrongState)?;
         let met = async {
             match role {
-                Role::Active => {
-                    self.forget();
-                    self.open(remote, address).await
+                Role::Active => self.open(remote, address).await,
+                Role::Passive => {
+                    let mut stream = self.await_arrival(arrival, remote).await?;
+                    // The peer's own nonce proves who is here.
+                    let proof = remote.nonce.to_le_bytes();
+                    stream.write_all(&proof).await.map_err(ConnectError::Unreachable)?;
+                    Ok(stream)
                 }
-                Role::Passive => self.await_arrival(arrival, remote).await,
             }
         };
+        self.unless_closed(met).await
+    }
+
+    /// Meets as [`meet`](Self::meet) does, on a connection encrypted for those who know both nonces.
+    pub(crate) async fn meet_encrypted(
+        &self,
+        remote: MeetingPlace,
+        role: Role,
+        address: Option<IpAddr>,
+    ) -> Result<TlsStream<TcpStream>, ConnectError> {
+        let arrival = lock(&self.arrival).take().ok_or(ConnectError::WrongState)?;
+        let secret = |active: u128, passive: u128| {
+            SharedSecret::derive(CONNECTION_SECRET, &[active.to_le_bytes(), passive.to_le_bytes()].concat())
+        };
+        let met = async {
+            let encrypted = match role {
+                Role::Active => {
+                    let stream = self.knock(remote, address).await?;
+                    let connector = TlsConnector::from(secret(self.nonce, remote.nonce).client_config());
+                    connector.connect(SharedSecret::server_name(), stream).await.map(TlsStream::from)
+                }
+                Role::Passive => {
+                    let stream = self.await_arrival(arrival, remote).await?;
+                    let peer = stream.peer_addr().ok();
+                    let acceptor = TlsAcceptor::from(secret(remote.nonce, self.nonce).server_config());
+                    acceptor.accept(stream).await.map(TlsStream::from).inspect_err(|error| {
+                        self.rendezvous.refused.fetch_add(1, Ordering::Relaxed);
+                        tracing::warn!(?peer, %error, "data connection refused: it does not prove both nonces");
+                    })
+                }
+            };
+            encrypted.map_err(|error| match error.kind() {
+                io::ErrorKind::InvalidData => ConnectError::Encryption(error),
+                _ => ConnectError::Unreachable(error),
+            })
+        };
+        self.unless_closed(met).await
+    }
+
+    async fn unless_closed<T>(&self, met: impl Future<Output = Result<T, ConnectError>>) -> Result<T, ConnectError> {
         let mut closed = self.closed.subscribe();
         tokio::select! {
             biased;
@@ -156,6 +217,15 @@ impl Meeting {
 
     /// Opens the connection and waits for the peer's proof that it is the one expected.
     async fn open(&self, remote: MeetingPlace, address: Option<IpAddr>) -> Result<TcpStream, ConnectError> {
+        let mut stream = self.knock(remote, address).await?;
+        let mut proof = [0; 16];
+        stream.read_exact(&mut proof).await.map_err(ConnectError::Unreachable)?;
+        if u128::from_le_bytes(proof) == self.nonce { Ok(stream) } else { Err(ConnectError::BadNonce) }
+    }
+
+    /// Opens the connection and says who is meant, and who comes.
+    async fn knock(&self, remote: MeetingPlace, address: Option<IpAddr>) -> Result<TcpStream, ConnectError> {
+        self.forget();
         let mut at = remote.listening.ok_or(ConnectError::PeerNotListening)?;
         if let (true, Some(ip)) = (at.ip().is_unspecified(), address) {
             at = SocketAddr::new(ip, at.port());
@@ -163,18 +233,15 @@ impl Meeting {
         let connect = async {
             let mut stream = TcpStream::connect(at).await?;
             let mut preface = DATA_MAGIC.to_vec();
-            preface.extend(remote.nonce.to_le_bytes());
-            preface.extend(self.nonce.to_le_bytes());
+            preface.extend((self.public)(remote.nonce).to_le_bytes());
+            preface.extend((self.public)(self.nonce).to_le_bytes());
             stream.write_all(&preface).await?;
-            let mut proof = [0; 16];
-            stream.read_exact(&mut proof).await?;
-            Ok((stream, u128::from_le_bytes(proof)))
+            Ok(stream)
         };
-        let (stream, proof) = connect.await.map_err(ConnectError::Unreachable)?;
-        if proof == self.nonce { Ok(stream) } else { Err(ConnectError::BadNonce) }
+        connect.await.map_err(ConnectError::Unreachable)
     }
 
-    /// Waits for the peer's connection and answers with the peer's own nonce.
+    /// Waits for the peer's connection.
     async fn await_arrival(
         &self,
         arrival: oneshot::Receiver<Arrival>,
@@ -183,16 +250,12 @@ impl Meeting {
         if lock(&self.rendezvous.listening).is_none() {
             return Err(ConnectError::NotListening);
         }
-        let mut arrival = arrival.await.map_err(|_| ConnectError::WrongState)?;
-        if arrival.from != remote.nonce {
-            return Err(ConnectError::BadNonce);
-        }
-        arrival.stream.write_all(&remote.nonce.to_le_bytes()).await.map_err(ConnectError::Unreachable)?;
-        Ok(arrival.stream)
+        let arrival = arrival.await.map_err(|_| ConnectError::WrongState)?;
+        if arrival.from == (self.public)(remote.nonce) { Ok(arrival.stream) } else { Err(ConnectError::BadNonce) }
     }
 
     fn forget(&self) {
-        lock(&self.rendezvous.expected).remove(&self.nonce);
+        lock(&self.rendezvous.expected).remove(&(self.public)(self.nonce));
     }
 }
 
@@ -281,6 +344,12 @@ impl fmt::Debug for MeetingPlace {
     }
 }
 
+/// Returns what of a nonce may be seen on the network: it leads to the queue pair, and not back to the nonce.
+fn name_of(nonce: u128) -> u128 {
+    let name = blake3::derive_key(NONCE_NAME, &nonce.to_le_bytes());
+    u128::from_le_bytes(std::array::from_fn(|at| name[at]))
+}
+
 fn nonce_at(bytes: &[u8; 32], at: usize) -> u128 {
     let mut nonce = [0; 16];
     nonce.copy_from_slice(&bytes[at..at + 16]);
@@ -290,6 +359,11 @@ fn nonce_at(bytes: &[u8; 32], at: usize) -> u128 {
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
+
+/// What the secret of an encrypted connection is derived for.
+const CONNECTION_SECRET: &str = "rdmc 2026-11 secret of a data connection";
+/// What the public name of a nonce is derived for.
+const NONCE_NAME: &str = "rdmc 2026-11 name of a nonce";
 
 #[cfg(test)]
 mod tests {

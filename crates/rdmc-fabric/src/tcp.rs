@@ -3,7 +3,8 @@
 //! A request is a fixed header and its payload, which is written straight out of registered memory and read straight
 //! into its place. The other end answers in order: an acknowledgement when it has taken the bytes, the bytes of a
 //! read, or a refusal. Connections are accepted at the port where the node listens for control connections, and only
-//! with the nonce of a queue pair that waits for one; the nonces travel through the control plane alone.
+//! with the nonce of a queue pair that waits for one; the nonces travel through the control plane alone. With
+//! [`TcpConfig::encrypt`] all of that passes through TLS.
 
 use std::fmt;
 use std::io;
@@ -22,6 +23,7 @@ use crate::software::Exposures;
 
 pub(crate) mod frame;
 mod queue_pair;
+mod stream;
 
 use queue_pair::TcpQueuePair;
 
@@ -46,11 +48,16 @@ pub struct TcpConfig {
     /// first sign of a queue and hardly grows during such bursts, BBR draws wrong conclusions from the pauses; Reno
     /// fills the path at once and recovers within milliseconds. On paths of tens of milliseconds choose another.
     pub congestion_control: Option<&'static str>,
+    /// Encrypts data connections by TLS 1.3, under secrets that both ends learn through the control plane; default false.
+    ///
+    /// It hides nothing from one who reads the control plane: encrypt that as well. Both ends must agree, which is why the
+    /// fabric is called `tcp+tls` then. Payloads cost the processor time for the cipher, and a copy at each end.
+    pub encrypt: bool,
 }
 
 impl Default for TcpConfig {
     fn default() -> Self {
-        Self { unsent_bytes_max: 128 << 10, near_bytes: 32 << 10, congestion_control: Some("reno") }
+        Self { unsent_bytes_max: 128 << 10, near_bytes: 32 << 10, congestion_control: Some("reno"), encrypt: false }
     }
 }
 
@@ -82,7 +89,7 @@ impl TcpFabric {
         Arc::new(Self { shared, environment })
     }
 
-    /// Counts data connections that were refused because they knew no valid nonce.
+    /// Counts data connections that were refused because they knew no valid nonce, or could not prove it.
     pub fn refused_connections(&self) -> u64 {
         self.shared.rendezvous.refused_connections()
     }
@@ -96,7 +103,7 @@ impl fmt::Debug for TcpFabric {
 
 impl Fabric for TcpFabric {
     fn capabilities(&self) -> Capabilities {
-        Capabilities::new("tcp")
+        Capabilities::new(if self.shared.config.encrypt { "tcp+tls" } else { "tcp" })
     }
 
     fn environment(&self) -> Arc<dyn Environment> {

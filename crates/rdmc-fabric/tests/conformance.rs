@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use futures::future::BoxFuture;
 use rdmc_fabric::conformance::{Node, Rig, block_on};
-use rdmc_fabric::{Fabric, Fault, FaultFabric, MemNetwork, TcpFabric, TraceFabric};
+use rdmc_fabric::{Fabric, Fault, FaultFabric, MemNetwork, TcpConfig, TcpFabric, TraceFabric};
 
 struct Mem;
 
@@ -23,6 +23,19 @@ impl Rig for Tcp {
     fn pair(&self) -> BoxFuture<'_, (Node, Node)> {
         let listening = |fabric| Node::listening(fabric, "127.0.0.1:0");
         Box::pin(async move { (listening(TcpFabric::new()).await, listening(TcpFabric::new()).await) })
+    }
+}
+
+struct EncryptedTcp;
+
+impl Rig for EncryptedTcp {
+    fn pair(&self) -> BoxFuture<'_, (Node, Node)> {
+        let listening = || {
+            let mut config = TcpConfig::default();
+            config.encrypt = true;
+            Node::listening(TcpFabric::with_config(config), "127.0.0.1:0")
+        };
+        Box::pin(async move { (listening().await, listening().await) })
     }
 }
 
@@ -63,6 +76,8 @@ rdmc_fabric::conformance_suite!(mem, crate::Mem);
 rdmc_fabric::conformance_suite!(mem_threads, crate::Threads(crate::Mem));
 rdmc_fabric::conformance_suite!(tcp, crate::Tcp);
 rdmc_fabric::conformance_suite!(tcp_threads, crate::Threads(crate::Tcp));
+rdmc_fabric::conformance_suite!(tcp_encrypted, crate::EncryptedTcp);
+rdmc_fabric::conformance_suite!(tcp_encrypted_threads, crate::Threads(crate::EncryptedTcp));
 rdmc_fabric::conformance_suite!(fault_mem, crate::Wrapped(crate::Mem, crate::fault));
 rdmc_fabric::conformance_suite!(fault_tcp, crate::Wrapped(crate::Tcp, crate::fault));
 rdmc_fabric::conformance_suite!(trace_mem, crate::Wrapped(crate::Mem, crate::trace));

@@ -5,10 +5,11 @@
 use std::time::Duration;
 
 use rdmc_fabric::{
-    CompletionMode, ControlListener, Endpoint, Fabric, Peer, QueuePair, QueuePairConfig, Role, TcpFabric, WorkError,
+    CompletionMode, ConnectError, ControlListener, Endpoint, Fabric, Peer, QueuePair, QueuePairConfig, Role, TcpConfig,
+    TcpFabric, WorkError,
 };
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
-use tokio::net::TcpStream;
+use tokio::net::{TcpListener, TcpStream};
 
 const DATA_MAGIC: &[u8] = b"rdmcDAT1";
 const OWN_NONCE: [u8; 16] = [7; 16];
@@ -79,7 +80,7 @@ async fn a_connection_from_another_than_expected_is_refused() {
     let stream = knock(&*listener, nonce(&queue_pair.endpoint())).await;
     let other = Endpoint::new([b"tcp1".as_slice(), &[8; 16], &[0]].concat()).unwrap();
     let refused = queue_pair.connect(Peer { endpoint: other, ..myself() }).await;
-    assert!(matches!(refused, Err(rdmc_fabric::ConnectError::BadNonce)), "{refused:?}");
+    assert!(matches!(refused, Err(ConnectError::BadNonce)), "{refused:?}");
     assert!(is_shut(stream).await);
 }
 
@@ -151,4 +152,137 @@ async fn a_send_of_impossible_length_is_refused() {
     let mut answer = [0; 16 + 32];
     stream.read_exact(&mut answer).await.unwrap();
     assert_eq!((answer[16], answer[20]), (6, 1), "the peer is told that its request is invalid");
+}
+
+fn encrypting() -> std::sync::Arc<TcpFabric> {
+    let mut config = TcpConfig::default();
+    config.encrypt = true;
+    TcpFabric::with_config(config)
+}
+
+/// Says that a queue pair in which `endpoint` stands for this test's own nonce listens at `address`.
+fn at(address: std::net::SocketAddr, role: Role) -> Peer {
+    let std::net::IpAddr::V4(ip) = address.ip() else { panic!("{address}") };
+    let parts = [b"tls1".as_slice(), &OWN_NONCE, &[4], &ip.octets(), &address.port().to_le_bytes()];
+    Peer { endpoint: Endpoint::new(parts.concat()).unwrap(), role, address: None }
+}
+
+#[tokio::test]
+async fn nonces_of_encrypted_connections_do_not_cross_the_network() {
+    let impostor = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let fabric = encrypting();
+    let queue_pair = queue_pair(&fabric);
+    let endpoint = queue_pair.endpoint();
+    let connecting = queue_pair.connect(at(impostor.local_addr().unwrap(), Role::Active));
+    let overheard = async {
+        let (mut stream, _) = impostor.accept().await.unwrap();
+        let mut bytes = vec![0; 8 + 32];
+        stream.read_exact(&mut bytes).await.unwrap();
+        // One who knows no nonce cannot answer.
+        stream.shutdown().await.unwrap();
+        stream.read_to_end(&mut bytes).await.unwrap();
+        bytes
+    };
+    let (connected, bytes) = tokio::join!(connecting, overheard);
+    assert!(connected.is_err(), "{connected:?}");
+    assert!(bytes.starts_with(DATA_MAGIC) && bytes.len() > 8 + 32);
+    for secret in [nonce(&endpoint), &OWN_NONCE] {
+        assert!(!bytes.windows(16).any(|window| window == secret));
+    }
+}
+
+/// Says that `queue_pair` is to be reached where `detour` listens.
+fn by_way_of(detour: &TcpListener, queue_pair: &QueuePair) -> Peer {
+    let mut place = queue_pair.endpoint().as_bytes().to_vec();
+    let port = place.len() - 2;
+    place[port..].copy_from_slice(&detour.local_addr().unwrap().port().to_le_bytes());
+    Peer { endpoint: Endpoint::new(place).unwrap(), role: Role::Active, address: None }
+}
+
+/// Sends 100,000 bytes 7 over a connection that somebody listens to, who returns what was said.
+async fn overheard(fabric: std::sync::Arc<TcpFabric>) -> Vec<u8> {
+    let overhearing = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let listener = fabric.environment().listen("127.0.0.1:0").await.unwrap();
+    let (to, from) = (queue_pair(&fabric), queue_pair(&fabric));
+    let accepting = to.connect(Peer { endpoint: from.endpoint(), role: Role::Passive, address: None });
+    let connecting = from.connect(by_way_of(&overhearing, &to));
+    let overheard = async {
+        let (mut near, _) = overhearing.accept().await.unwrap();
+        let mut far = TcpStream::connect(listener.local_address()).await.unwrap();
+        let ((mut from_near, mut to_near), (mut from_far, mut to_far)) = (near.split(), far.split());
+        let mut said = Vec::new();
+        let forth = async {
+            let mut bytes = [0; 4096];
+            while let Ok(n @ 1..) = from_near.read(&mut bytes).await {
+                said.extend_from_slice(&bytes[..n]);
+                to_far.write_all(&bytes[..n]).await.unwrap();
+            }
+            let _ = to_far.shutdown().await;
+        };
+        let back = async {
+            let _ = tokio::io::copy(&mut from_far, &mut to_near).await;
+            let _ = to_near.shutdown().await;
+        };
+        tokio::join!(forth, back);
+        said
+    };
+    let talk = async {
+        tokio::try_join!(accepting, connecting).unwrap();
+        let mut payload = fabric.allocate(100_000).unwrap().into_mut().unwrap();
+        payload.fill(7);
+        let receive = to.receive(fabric.allocate(100_000).unwrap().into_mut().unwrap());
+        from.send(payload.freeze(), None).await.unwrap();
+        assert_eq!(receive.await.unwrap().buffer[..], [7; 100_000]);
+        from.close();
+        to.close();
+    };
+    tokio::join!(talk, overheard).1
+}
+
+#[tokio::test]
+async fn payloads_of_encrypted_connections_cannot_be_read_on_the_way() {
+    for (fabric, readable) in [(TcpFabric::new(), true), (encrypting(), false)] {
+        let said = tokio::time::timeout(WATCHDOG, overheard(fabric)).await.unwrap();
+        assert!(said.len() > 100_000);
+        assert_eq!(said.windows(32).any(|window| window == [7; 32]), readable);
+    }
+}
+
+#[tokio::test]
+async fn one_who_has_overheard_the_names_of_nonces_gets_nowhere() {
+    // What the peer says as it comes is overheard, and said again.
+    let overhearing = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let fabric = encrypting();
+    let listener = fabric.environment().listen("127.0.0.1:0").await.unwrap();
+    let (waiting, coming) = (queue_pair(&fabric), queue_pair(&encrypting()));
+    let accepting = waiting.connect(Peer { endpoint: coming.endpoint(), role: Role::Passive, address: None });
+    let connecting = coming.connect(by_way_of(&overhearing, &waiting));
+    let replaying = async {
+        let (mut stream, _) = overhearing.accept().await.unwrap();
+        let mut preface = [0; 8 + 32];
+        stream.read_exact(&mut preface).await.unwrap();
+        let mut replayed = TcpStream::connect(listener.local_address()).await.unwrap();
+        replayed.write_all(&preface).await.unwrap();
+        replayed.write_all(&[0; 64]).await.unwrap();
+        assert!(ends(replayed).await);
+        let mut again = TcpStream::connect(listener.local_address()).await.unwrap();
+        again.write_all(&preface).await.unwrap();
+        assert!(is_shut(again).await);
+    };
+    let (accepted, connected, ()) = tokio::join!(accepting, connecting, replaying);
+    assert!(matches!(accepted, Err(ConnectError::Encryption(_))), "{accepted:?}");
+    assert!(connected.is_err());
+    assert_eq!(fabric.refused_connections(), 2);
+}
+
+#[tokio::test]
+async fn an_end_that_encrypts_and_one_that_does_not_refuse_each_other() {
+    let (plain, encrypting) = (TcpFabric::new(), encrypting());
+    assert_eq!((plain.capabilities().name, encrypting.capabilities().name), ("tcp", "tcp+tls"));
+    let (plain, encrypting) = (queue_pair(&plain), queue_pair(&encrypting));
+    let peer = |endpoint, role| Peer { endpoint, role, address: None };
+    let refused = plain.connect(peer(encrypting.endpoint(), Role::Active)).await;
+    assert!(matches!(refused, Err(ConnectError::PeerEncrypting)), "{refused:?}");
+    let refused = encrypting.connect(peer(plain.endpoint(), Role::Passive)).await;
+    assert!(matches!(refused, Err(ConnectError::PeerNotEncrypting)), "{refused:?}");
 }

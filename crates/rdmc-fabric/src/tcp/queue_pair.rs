@@ -1,18 +1,15 @@
 //! A queue pair over one TCP connection: a task that reads frames and one that writes them.
 
 use std::collections::VecDeque;
-use std::io::{self, IoSlice};
+use std::io;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, Weak};
 use std::time::Duration;
 
 use futures::future::BoxFuture;
-use tokio::io::{AsyncReadExt, AsyncWriteExt};
-use tokio::net::TcpStream;
-use tokio::net::tcp::{OwnedReadHalf, OwnedWriteHalf};
-use tokio::sync::watch;
 
 use super::frame::{Frame, Refusal};
+use super::stream::{Connection, Incoming, Outgoing, Reader, Writer};
 use super::{TcpShared, lock, stays_on_host, tune};
 use crate::completion::CompletionSource;
 use crate::environment::{Environment, TokioEnvironment};
@@ -46,7 +43,7 @@ enum Response {
 
 /// Why a connection's tasks end.
 #[derive(Debug)]
-enum Ending {
+pub(super) enum Ending {
     /// The queue pair was closed or broken by the other task.
     Closed,
     /// The socket failed or ended.
@@ -74,7 +71,10 @@ impl TcpQueuePair {
     ) -> Result<Arc<Self>, FabricError> {
         let reserved = config.send_depth.saturating_add(config.receive_depth);
         let posted = PostedWork::new(next_queue_pair_id(), completions, reserved)?;
-        let meeting = shared.rendezvous.meeting(&*environment);
+        let meeting = match shared.config.encrypt {
+            true => shared.rendezvous.encrypted_meeting(&*environment),
+            false => shared.rendezvous.meeting(&*environment),
+        };
         Ok(Arc::new_cyclic(|this| Self {
             posted,
             meeting,
@@ -94,16 +94,22 @@ impl RawQueuePair for TcpQueuePair {
     }
 
     fn endpoint(&self) -> Endpoint {
-        self.meeting.place().to_endpoint(ENDPOINT_TAG)
+        self.meeting.place().to_endpoint(endpoint_tag(self.shared.config.encrypt))
     }
 
     fn connect(&self, peer: Peer) -> BoxFuture<'static, Result<(), ConnectError>> {
         let this = self.this.upgrade().expect("somebody holds the queue pair they connect");
         Box::pin(async move {
-            let remote = MeetingPlace::of_endpoint(&peer.endpoint, ENDPOINT_TAG)?;
-            let stream = this.meeting.meet(remote, peer.role, peer.address).await?;
-            tune(&stream, this.shared.config).map_err(ConnectError::Unreachable)?;
-            this.on_host.store(stays_on_host(&stream).map_err(ConnectError::Unreachable)?, Ordering::Relaxed);
+            let remote = this.place_of(&peer.endpoint)?;
+            let stream = match this.shared.config.encrypt {
+                true => {
+                    let stream = this.meeting.meet_encrypted(remote, peer.role, peer.address).await?;
+                    Connection::Encrypted(Box::new(stream))
+                }
+                false => Connection::Plain(this.meeting.meet(remote, peer.role, peer.address).await?),
+            };
+            tune(stream.tcp(), this.shared.config).map_err(ConnectError::Unreachable)?;
+            this.on_host.store(stays_on_host(stream.tcp()).map_err(ConnectError::Unreachable)?, Ordering::Relaxed);
             let environment = this.environment.clone();
             environment.spawn(Box::pin(this.run(stream)));
             Ok(())
@@ -123,9 +129,21 @@ impl RawQueuePair for TcpQueuePair {
 }
 
 impl TcpQueuePair {
+    /// Reads where the peer is, which must encrypt if this end does, and not otherwise.
+    fn place_of(&self, endpoint: &Endpoint) -> Result<MeetingPlace, ConnectError> {
+        let encrypt = self.shared.config.encrypt;
+        MeetingPlace::of_endpoint(endpoint, endpoint_tag(encrypt)).map_err(|error| {
+            match MeetingPlace::of_endpoint(endpoint, endpoint_tag(!encrypt)) {
+                Ok(_) if encrypt => ConnectError::PeerNotEncrypting,
+                Ok(_) => ConnectError::PeerEncrypting,
+                Err(_) => error,
+            }
+        })
+    }
+
     /// Reads and writes until the queue pair is closed or breaks.
-    async fn run(self: Arc<Self>, stream: TcpStream) {
-        let peer = stream.peer_addr().ok();
+    async fn run(self: Arc<Self>, stream: Connection) {
+        let peer = stream.tcp().peer_addr().ok();
         let (mut from, mut to) = stream.into_split();
         let ending = {
             let reading = std::pin::pin!(self.read_frames(&mut from));
@@ -150,10 +168,11 @@ impl TcpQueuePair {
         self.end(cause);
         if matches!(ending, Ending::Refusing) {
             // The peer must read the refusal before a reset could overtake it: let it close first.
-            let _ = to.shutdown().await;
-            let mut rest = [0; 4096];
-            let drain = async { while matches!(from.read(&mut rest).await, Ok(n) if n > 0) {} };
-            let _ = tokio::time::timeout(REFUSAL_LINGER, drain).await;
+            let shut = async {
+                to.shutdown().await;
+                from.drain().await;
+            };
+            let _ = tokio::time::timeout(REFUSAL_LINGER, shut).await;
         }
     }
 
@@ -165,7 +184,7 @@ impl TcpQueuePair {
 
     // The reader.
 
-    async fn read_frames(&self, from: &mut OwnedReadHalf) -> Result<std::convert::Infallible, Ending> {
+    async fn read_frames(&self, from: &mut Incoming) -> Result<std::convert::Infallible, Ending> {
         let mut closed = self.meeting.closed();
         let mut from = Reader { from, closed: &mut closed };
         loop {
@@ -266,17 +285,7 @@ impl TcpQueuePair {
         grant: ExposureGrant,
         imm: Option<u32>,
     ) -> Result<Result<(), WorkError>, Ending> {
-        let mut done = 0;
-        while done < grant.len() {
-            let into = |room: &mut [u8]| from.from.try_read(room);
-            let read = grant.with_bytes_mut(done, grant.len() - done, into);
-            match read.expect("write access was checked") {
-                Ok(0) => return Err(Ending::Lost(io::ErrorKind::UnexpectedEof.into())),
-                Ok(n) => done += n,
-                Err(error) if error.kind() == io::ErrorKind::WouldBlock => from.readable().await?,
-                Err(error) => return Err(error.into()),
-            }
-        }
+        from.fill_grant(&grant).await?;
         if imm.is_none() {
             return Ok(Ok(()));
         }
@@ -358,7 +367,7 @@ impl TcpQueuePair {
 
     // The writer.
 
-    async fn write_frames(&self, to: &mut OwnedWriteHalf) -> Result<std::convert::Infallible, Ending> {
+    async fn write_frames(&self, to: &mut Outgoing) -> Result<std::convert::Infallible, Ending> {
         let mut closed = self.meeting.closed();
         let mut to = Writer { to, closed: &mut closed };
         let mut headers = Vec::with_capacity(HEADERS_LEN);
@@ -438,84 +447,11 @@ impl TcpQueuePair {
     }
 }
 
-struct Reader<'a> {
-    from: &'a mut OwnedReadHalf,
-    closed: &'a mut watch::Receiver<bool>,
+/// Returns the first bytes of an encoded endpoint: fabric, whether it encrypts, and version.
+fn endpoint_tag(encrypt: bool) -> &'static [u8] {
+    if encrypt { b"tls1" } else { b"tcp1" }
 }
 
-impl Reader<'_> {
-    async fn fill(&mut self, mut room: &mut [u8]) -> Result<(), Ending> {
-        while !room.is_empty() {
-            match self.from.try_read(room) {
-                Ok(0) => return Err(Ending::Lost(io::ErrorKind::UnexpectedEof.into())),
-                Ok(n) => room = &mut room[n..],
-                Err(error) if error.kind() == io::ErrorKind::WouldBlock => self.readable().await?,
-                Err(error) => return Err(error.into()),
-            }
-        }
-        Ok(())
-    }
-
-    async fn readable(&mut self) -> Result<(), Ending> {
-        tokio::select! {
-            biased;
-            ready = self.from.readable() => Ok(ready?),
-            _ = self.closed.wait_for(|&closed| closed) => Err(Ending::Closed),
-        }
-    }
-}
-
-struct Writer<'a> {
-    to: &'a mut OwnedWriteHalf,
-    closed: &'a mut watch::Receiver<bool>,
-}
-
-impl Writer<'_> {
-    async fn write_both(&mut self, mut head: &[u8], mut tail: &[u8]) -> Result<(), Ending> {
-        while !head.is_empty() || !tail.is_empty() {
-            let written = if head.is_empty() {
-                self.to.try_write(tail)
-            } else {
-                self.to.try_write_vectored(&[IoSlice::new(head), IoSlice::new(tail)])
-            };
-            match written {
-                Ok(n) => {
-                    let of_head = n.min(head.len());
-                    head = &head[of_head..];
-                    tail = &tail[n - of_head..];
-                }
-                Err(error) if error.kind() == io::ErrorKind::WouldBlock => self.writable().await?,
-                Err(error) => return Err(error.into()),
-            }
-        }
-        Ok(())
-    }
-
-    /// Writes exposed memory; its lock is held for one system call at a time.
-    async fn write_grant(&mut self, grant: &ExposureGrant) -> Result<(), Ending> {
-        let mut done = 0;
-        while done < grant.len() {
-            let from = |bytes: &[u8]| self.to.try_write(bytes);
-            match grant.with_bytes(done, grant.len() - done, from) {
-                Ok(n) => done += n,
-                Err(error) if error.kind() == io::ErrorKind::WouldBlock => self.writable().await?,
-                Err(error) => return Err(error.into()),
-            }
-        }
-        Ok(())
-    }
-
-    async fn writable(&mut self) -> Result<(), Ending> {
-        tokio::select! {
-            biased;
-            ready = self.to.writable() => Ok(ready?),
-            _ = self.closed.wait_for(|&closed| closed) => Err(Ending::Closed),
-        }
-    }
-}
-
-/// First bytes of an encoded endpoint: fabric and version.
-const ENDPOINT_TAG: &[u8] = b"tcp1";
 /// `EFAULT`: the kernel could not touch the memory, as when a mapped file was shortened.
 const BAD_ADDRESS: i32 = 14;
 /// Payloads up to this many bytes are copied behind their header; longer ones are written from where they lie.

@@ -1,0 +1,222 @@
+//! The bytes of a data connection, as they are or inside TLS.
+//!
+//! Without encryption payloads are read straight into their place and written straight from it. With it they pass through
+//! the buffers of TLS once.
+
+use std::future::poll_fn;
+use std::io::{self, IoSlice};
+use std::pin::Pin;
+use std::task::{Poll, ready};
+
+use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt, ReadBuf, ReadHalf, WriteHalf};
+use tokio::net::TcpStream;
+use tokio::net::tcp::{OwnedReadHalf, OwnedWriteHalf};
+use tokio::sync::watch;
+use tokio_rustls::TlsStream;
+
+use super::queue_pair::Ending;
+use crate::software::ExposureGrant;
+
+/// A connection that two queue pairs have met on.
+pub(super) enum Connection {
+    Plain(TcpStream),
+    Encrypted(Box<TlsStream<TcpStream>>),
+}
+
+impl Connection {
+    pub(super) fn tcp(&self) -> &TcpStream {
+        match self {
+            Self::Plain(stream) => stream,
+            Self::Encrypted(stream) => stream.get_ref().0,
+        }
+    }
+
+    pub(super) fn into_split(self) -> (Incoming, Outgoing) {
+        match self {
+            Self::Plain(stream) => {
+                let (from, to) = stream.into_split();
+                (Incoming::Plain(from), Outgoing::Plain(to))
+            }
+            Self::Encrypted(stream) => {
+                let (from, to) = tokio::io::split(stream);
+                (Incoming::Encrypted(from), Outgoing::Encrypted(to))
+            }
+        }
+    }
+}
+
+/// What comes from the peer.
+pub(super) enum Incoming {
+    Plain(OwnedReadHalf),
+    Encrypted(ReadHalf<Box<TlsStream<TcpStream>>>),
+}
+
+impl Incoming {
+    /// Reads what still comes until the peer closes the connection.
+    pub(super) async fn drain(&mut self) {
+        let mut rest = [0; 4096];
+        loop {
+            let read = match self {
+                Self::Plain(from) => from.read(&mut rest).await,
+                Self::Encrypted(from) => from.read(&mut rest).await,
+            };
+            if !matches!(read, Ok(n) if n > 0) {
+                return;
+            }
+        }
+    }
+}
+
+/// What goes to the peer.
+pub(super) enum Outgoing {
+    Plain(OwnedWriteHalf),
+    Encrypted(WriteHalf<Box<TlsStream<TcpStream>>>),
+}
+
+impl Outgoing {
+    /// Says that nothing more comes.
+    pub(super) async fn shutdown(&mut self) {
+        // A peer that is gone need not be told.
+        let _ = match self {
+            Self::Plain(to) => to.shutdown().await,
+            Self::Encrypted(to) => to.shutdown().await,
+        };
+    }
+}
+
+/// Reads until the queue pair is closed.
+pub(super) struct Reader<'a> {
+    pub(super) from: &'a mut Incoming,
+    pub(super) closed: &'a mut watch::Receiver<bool>,
+}
+
+impl Reader<'_> {
+    pub(super) async fn fill(&mut self, mut room: &mut [u8]) -> Result<(), Ending> {
+        while !room.is_empty() {
+            let read = match self.from {
+                Incoming::Plain(from) => from.try_read(room),
+                Incoming::Encrypted(from) => unless_closed(self.closed, from.read(room)).await?,
+            };
+            match read {
+                Ok(0) => return Err(Ending::Lost(io::ErrorKind::UnexpectedEof.into())),
+                Ok(n) => room = &mut room[n..],
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => self.readable().await?,
+                Err(error) => return Err(error.into()),
+            }
+        }
+        Ok(())
+    }
+
+    /// Reads into exposed memory; its lock is held for one system call at a time.
+    pub(super) async fn fill_grant(&mut self, grant: &ExposureGrant) -> Result<(), Ending> {
+        let mut done = 0;
+        while done < grant.len() {
+            let left = grant.len() - done;
+            let read = match self.from {
+                Incoming::Plain(from) => grant.with_bytes_mut(done, left, |room| from.try_read(room)),
+                Incoming::Encrypted(from) => {
+                    let read = poll_fn(|cx| {
+                        let into = |room: &mut [u8]| {
+                            let mut room = ReadBuf::new(room);
+                            ready!(Pin::new(&mut *from).poll_read(cx, &mut room))?;
+                            Poll::Ready(Ok(room.filled().len()))
+                        };
+                        grant.with_bytes_mut(done, left, into).map_or(Poll::Ready(None), |read| read.map(Some))
+                    });
+                    unless_closed(self.closed, read).await?
+                }
+            };
+            match read.expect("write access was checked") {
+                Ok(0) => return Err(Ending::Lost(io::ErrorKind::UnexpectedEof.into())),
+                Ok(n) => done += n,
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => self.readable().await?,
+                Err(error) => return Err(error.into()),
+            }
+        }
+        Ok(())
+    }
+
+    /// Waits until there is something to read, where that is asked of the system; TLS has waited by itself.
+    async fn readable(&mut self) -> Result<(), Ending> {
+        match self.from {
+            Incoming::Plain(from) => Ok(unless_closed(self.closed, from.readable()).await??),
+            Incoming::Encrypted(_) => Ok(()),
+        }
+    }
+}
+
+/// Writes until the queue pair is closed.
+pub(super) struct Writer<'a> {
+    pub(super) to: &'a mut Outgoing,
+    pub(super) closed: &'a mut watch::Receiver<bool>,
+}
+
+impl Writer<'_> {
+    pub(super) async fn write_both(&mut self, mut head: &[u8], mut tail: &[u8]) -> Result<(), Ending> {
+        while !head.is_empty() || !tail.is_empty() {
+            let both = [IoSlice::new(head), IoSlice::new(tail)];
+            let written = match self.to {
+                Outgoing::Plain(to) if head.is_empty() => to.try_write(tail),
+                Outgoing::Plain(to) => to.try_write_vectored(&both),
+                Outgoing::Encrypted(to) => unless_closed(self.closed, to.write_vectored(&both)).await?,
+            };
+            match written {
+                Ok(n) => {
+                    let of_head = n.min(head.len());
+                    head = &head[of_head..];
+                    tail = &tail[n - of_head..];
+                }
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => self.writable().await?,
+                Err(error) => return Err(error.into()),
+            }
+        }
+        self.flush().await
+    }
+
+    /// Writes exposed memory; its lock is held for one system call at a time.
+    pub(super) async fn write_grant(&mut self, grant: &ExposureGrant) -> Result<(), Ending> {
+        let mut done = 0;
+        while done < grant.len() {
+            let left = grant.len() - done;
+            let written = match self.to {
+                Outgoing::Plain(to) => grant.with_bytes(done, left, |bytes| to.try_write(bytes)),
+                Outgoing::Encrypted(to) => {
+                    let write =
+                        poll_fn(|cx| grant.with_bytes(done, left, |bytes| Pin::new(&mut *to).poll_write(cx, bytes)));
+                    unless_closed(self.closed, write).await?
+                }
+            };
+            match written {
+                Ok(n) => done += n,
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => self.writable().await?,
+                Err(error) => return Err(error.into()),
+            }
+        }
+        self.flush().await
+    }
+
+    /// Sends what TLS may have kept back.
+    async fn flush(&mut self) -> Result<(), Ending> {
+        match self.to {
+            Outgoing::Plain(_) => Ok(()),
+            Outgoing::Encrypted(to) => Ok(unless_closed(self.closed, to.flush()).await??),
+        }
+    }
+
+    /// Waits until there is room to write, where that is asked of the system; TLS has waited by itself.
+    async fn writable(&mut self) -> Result<(), Ending> {
+        match self.to {
+            Outgoing::Plain(to) => Ok(unless_closed(self.closed, to.writable()).await??),
+            Outgoing::Encrypted(_) => Ok(()),
+        }
+    }
+}
+
+/// Waits for `io`, unless the queue pair is closed first.
+async fn unless_closed<T>(closed: &mut watch::Receiver<bool>, io: impl Future<Output = T>) -> Result<T, Ending> {
+    tokio::select! {
+        biased;
+        done = io => Ok(done),
+        _ = closed.wait_for(|&closed| closed) => Err(Ending::Closed),
+    }
+}
