@@ -61,8 +61,9 @@ pub use group::receiver::{Delivery, Message, Offer, OfferReceiver, Receiver};
 pub use group::sender::{Multicast, Payload, Sender};
 pub use group::{GroupId, GroupSpec};
 pub use mesh::fabrics::{FabricChoice, Fabrics, FabricsError, PassedOver};
-pub use mesh::invite::{Invitation, InviteError, InviteFailure, invite};
+pub use mesh::invite::{Invitation, InviteError, InviteFailure, invite, invite_secured};
 pub use mesh::listener::Listener;
+pub use mesh::security::{Distrust, Security, SecurityError};
 pub use node::{Cluster, Node, NodeBuilder, NodeId};
 pub use pool::PoolError;
 pub use rdmc_fabric::{
@@ -70,4 +71,4 @@ pub use rdmc_fabric::{
     Rendezvous, TcpConfig, TcpFabric,
 };
 pub use rdmc_schedule::{Algorithm, Hybrid, Racks, RacksError, Rank, ScheduleError, Spine};
-pub use stats::{GroupStats, NodeStats};
+pub use stats::{GroupStats, ListenerStats, NodeStats};

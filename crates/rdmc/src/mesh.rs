@@ -27,10 +27,12 @@ mod groups;
 pub(crate) mod invite;
 pub(crate) mod listener;
 mod liveness;
+pub(crate) mod security;
 
 use frame::{Frame, GroupFrame, PROTOCOL_VERSION, Reject};
 use groups::{Destined, Groups};
 use listener::Arrived;
+use security::Peers;
 
 /// One node's control connections and the groups they serve.
 #[derive(Clone)]
@@ -42,6 +44,7 @@ struct MeshShared {
     members: BTreeMap<NodeId, String>,
     environment: Arc<dyn Environment>,
     detection: Duration,
+    peers: Peers,
     state: Mutex<MeshState>,
     /// Changes with every connection made or lost.
     changes: watch::Sender<u64>,
@@ -120,6 +123,7 @@ impl Mesh {
         members: BTreeMap<NodeId, String>,
         environment: Arc<dyn Environment>,
         detection: Duration,
+        peers: Peers,
     ) -> Self {
         Self(Arc::new(MeshShared {
             me,
@@ -127,6 +131,7 @@ impl Mesh {
             members,
             environment,
             detection,
+            peers,
             state: Mutex::default(),
             changes: watch::Sender::new(0),
         }))
@@ -139,6 +144,11 @@ impl Mesh {
     /// Returns after which silence a node is given up.
     pub(crate) fn detection(&self) -> Duration {
         self.0.detection
+    }
+
+    /// Counts control connections that were refused, at this node's listener too.
+    pub(crate) fn refused(&self) -> u64 {
+        self.0.peers.refusals.count()
     }
 
     /// Returns all nodes of the cluster.
@@ -206,7 +216,7 @@ impl Mesh {
 
     async fn say_hello(&self, peer: NodeId, address: &str) -> io::Result<Box<dyn ControlStream>> {
         let name = |error: io::Error| io::Error::new(error.kind(), format!("{address}: {error}"));
-        let mut stream = self.0.environment.connect(address).await.map_err(name)?;
+        let mut stream = self.0.peers.connect(&*self.0.environment, peer, address).await.map_err(name)?;
         let hello = Frame::Hello { version: PROTOCOL_VERSION, cluster: self.0.cluster, from: self.0.me, to: peer };
         stream.write_all(&frame::encode(&hello)).await.map_err(name)?;
         stream.flush().await.map_err(name)?;
@@ -229,6 +239,7 @@ impl Mesh {
                 if written.is_ok() && arrived.stream.flush().await.is_ok() && meant {
                     mesh.run_link(arrived.stream, from).await;
                 } else if !meant {
+                    arrived.refusals.add();
                     tracing::warn!(node = %from, "connection refused: not a node that connects to this one");
                 }
             }));

@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::fmt;
+use std::io;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -18,6 +19,7 @@ use crate::group::{self, GroupSpec};
 use crate::mesh::Mesh;
 use crate::mesh::fabrics::FabricChoice;
 use crate::mesh::listener::{Arrived, Listener};
+use crate::mesh::security::{Fingerprint, Identities, Identity, Peers, Security, host};
 use crate::pool::{Pool, PoolError};
 use crate::scope::Scope;
 use crate::stats::{Counters, NodeStats};
@@ -39,6 +41,10 @@ impl fmt::Display for NodeId {
 pub struct Cluster {
     key: u128,
     nodes: BTreeMap<NodeId, String>,
+    /// Names that are not the hosts of addresses.
+    names: BTreeMap<NodeId, String>,
+    /// What node 0 has shown, if it has invited this one.
+    inviting: Option<Fingerprint>,
 }
 
 impl Cluster {
@@ -51,15 +57,35 @@ impl Cluster {
     /// ```
     pub fn new<A: Into<String>>(nodes: impl IntoIterator<Item = (u32, A)>) -> Self {
         let nodes = nodes.into_iter().map(|(id, address)| (NodeId(id), address.into())).collect();
-        Self { key: 0, nodes }
+        Self::from_parts(0, nodes)
     }
 
     /// Sets the key that connections must show: clusters that share machines but not keys do not mix.
     ///
-    /// The key is a safeguard against mistakes; it crosses the network unencrypted.
+    /// The key is a safeguard against mistakes, and without [`Security`] it crosses the network unencrypted.
     #[must_use]
     pub fn key(mut self, key: u128) -> Self {
         self.key = key;
+        self
+    }
+
+    /// Sets the name that must stand in a node's certificate, a DNS name or an IP address; by default the host in its
+    /// address.
+    ///
+    /// Nodes with the same name can stand in for each other. Without certificates names are not looked at.
+    ///
+    /// # Examples
+    /// ```
+    /// use rdmc::{Cluster, NodeId};
+    ///
+    /// let two_on_a_host = Cluster::new([(0, "10.0.0.1:7400"), (1, "10.0.0.1:7401")])
+    ///     .name(NodeId(0), "zero.example")
+    ///     .name(NodeId(1), "one.example");
+    /// # assert_eq!(two_on_a_host.len(), 2);
+    /// ```
+    #[must_use]
+    pub fn name(mut self, node: NodeId, name: impl Into<String>) -> Self {
+        self.names.insert(node, name.into());
         self
     }
 
@@ -79,7 +105,27 @@ impl Cluster {
     }
 
     pub(crate) fn from_parts(key: u128, nodes: BTreeMap<NodeId, String>) -> Self {
-        Self { key, nodes }
+        Self { key, nodes, names: BTreeMap::new(), inviting: None }
+    }
+
+    /// Binds node 0 to what it has shown when it invited.
+    pub(crate) fn invited_by(mut self, inviting: Option<Fingerprint>) -> Self {
+        self.inviting = inviting;
+        self
+    }
+
+    /// Returns the key that connections must show.
+    pub(crate) fn shared_key(&self) -> u128 {
+        self.key
+    }
+
+    /// Returns what each node must show.
+    pub(crate) fn identities(&self) -> Identities {
+        let identity = |(&node, address): (&NodeId, &String)| match self.inviting {
+            Some(inviting) if node == NodeId(0) => (node, Identity::Certificate(inviting)),
+            _ => (node, Identity::Name(self.names.get(&node).map_or(host(address), String::as_str).to_owned())),
+        };
+        self.nodes.iter().map(identity).collect()
     }
 }
 
@@ -91,6 +137,7 @@ pub struct NodeBuilder {
     choice: Option<FabricChoice>,
     listener: Option<Listener>,
     arrivals: Option<mpsc::Receiver<Arrived>>,
+    security: Option<Security>,
     completion_mode: Option<CompletionMode>,
     completion_capacity: Option<u32>,
     pool_bytes_max: u64,
@@ -108,6 +155,7 @@ impl NodeBuilder {
             choice: None,
             listener: None,
             arrivals: None,
+            security: None,
             completion_mode: None,
             completion_capacity: None,
             pool_bytes_max: 4 << 30,
@@ -135,10 +183,20 @@ impl NodeBuilder {
         self.choice.as_ref()
     }
 
+    /// Sets who may take part; by default everybody who reaches the port.
+    ///
+    /// A [listener](Self::listener) must have been bound with security as well. Builders that came from an invitation have
+    /// that of their listener, or of [`invite_secured`](crate::invite_secured), already.
+    #[must_use]
+    pub fn security(mut self, security: impl Into<Option<Security>>) -> Self {
+        self.security = security.into();
+        self
+    }
+
     /// Uses a listener that exists, instead of one at the node's own address of the cluster.
     #[must_use]
     pub fn listener(mut self, listener: Listener) -> Self {
-        self.arrivals = Some(listener.register(self.cluster.key, self.me));
+        self.arrivals = Some(listener.register(&self.cluster, self.me));
         self.listener = Some(listener);
         self
     }
@@ -202,6 +260,7 @@ impl NodeBuilder {
     }
 
     pub(crate) fn arrivals(mut self, listener: Listener, arrivals: mpsc::Receiver<Arrived>) -> Self {
+        self.security = listener.security().cloned();
         self.listener = Some(listener);
         self.arrivals = Some(arrivals);
         self
@@ -213,7 +272,8 @@ impl NodeBuilder {
     /// Dropping the future stops what was started.
     ///
     /// # Errors
-    /// [`StartError::Unreachable`] names the nodes that did not connect in time.
+    /// [`StartError::Unreachable`] names the nodes that did not connect in time; [`StartError::Listen`] also says that only
+    /// one of node and listener has security.
     ///
     /// # Panics
     /// If no fabric was set, or if its [name](rdmc_fabric::Capabilities::name) is none.
@@ -224,11 +284,18 @@ impl NodeBuilder {
         // The highest node opens no connection, the lowest accepts none: it need not listen.
         let accepts = self.cluster.nodes.keys().any(|&node| node < self.me);
         let (listener, arrivals) = match (self.listener, self.arrivals) {
-            (Some(listener), Some(arrivals)) => (Some(listener), Some(arrivals)),
+            (Some(listener), Some(arrivals)) => {
+                if listener.security().is_some() != self.security.is_some() {
+                    let source =
+                        io::Error::new(io::ErrorKind::InvalidInput, "one of node and listener has no security");
+                    return Err(StartError::Listen { address: listener.local_address().to_owned(), source });
+                }
+                (Some(listener), Some(arrivals))
+            }
             _ if accepts => {
-                let bound = Listener::bind_with(fabric.clone().into(), own_address, false).await;
+                let bound = Listener::bind_with(fabric.clone().into(), own_address, self.security.clone(), false).await;
                 let listener = bound.map_err(|source| StartError::Listen { address: own_address.clone(), source })?;
-                let arrivals = listener.register(self.cluster.key, self.me);
+                let arrivals = listener.register(&self.cluster, self.me);
                 (Some(listener), Some(arrivals))
             }
             _ => (None, None),
@@ -247,7 +314,9 @@ impl NodeBuilder {
         let completions = queue.source();
         let scope = Scope::new(environment.clone());
         scope.spawn(queue.drain());
-        let mesh = Mesh::new(self.me, self.cluster.key, self.cluster.nodes, environment.clone(), self.detection);
+        let refusals = listener.as_ref().map(Listener::refusals).cloned().unwrap_or_default();
+        let peers = Peers { security: self.security, identities: self.cluster.identities(), refusals };
+        let mesh = Mesh::new(self.me, self.cluster.key, self.cluster.nodes, environment.clone(), self.detection, peers);
         scope.spawn(mesh.clone().watch());
         if let Some(arrivals) = arrivals {
             scope.spawn(mesh.clone().welcome(arrivals, scope.spawner()));
@@ -389,7 +458,7 @@ impl Node {
 
     /// Returns what happened so far.
     pub fn stats(&self) -> NodeStats {
-        self.0.counters.node_stats(self.0.pool.lent_bytes())
+        self.0.counters.node_stats(self.0.pool.lent_bytes(), self.0.mesh.refused())
     }
 
     /// Takes leave of the other nodes. Groups that are not closed fail on them, with this node as the cause.

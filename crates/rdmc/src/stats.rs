@@ -1,5 +1,6 @@
 //! Counters, as plain structs.
 
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
@@ -19,6 +20,31 @@ pub struct NodeStats {
     pub bytes_received: u64,
     /// Pool memory that is lent now.
     pub pool_bytes_lent: u64,
+    /// Control connections refused for what the other end showed or said; those at the node's listener, which other nodes
+    /// may use as well, are included.
+    pub connections_refused: u64,
+}
+
+/// What a listener has done since it was bound.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct ListenerStats {
+    /// Control connections refused for what the other end showed or said, or because it said nothing in time.
+    pub connections_refused: u64,
+}
+
+/// Counts refused connections; clones count together.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Refusals(Arc<AtomicU64>);
+
+impl Refusals {
+    pub(crate) fn add(&self) {
+        self.0.fetch_add(1, Ordering::Relaxed);
+    }
+
+    pub(crate) fn count(&self) -> u64 {
+        self.0.load(Ordering::Relaxed)
+    }
 }
 
 /// What one member of a group has done since the group was formed.
@@ -84,7 +110,7 @@ impl Counters {
         }
     }
 
-    pub(crate) fn node_stats(&self, pool_bytes_lent: u64) -> NodeStats {
+    pub(crate) fn node_stats(&self, pool_bytes_lent: u64, connections_refused: u64) -> NodeStats {
         let read = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
         NodeStats {
             groups_formed: read(&self.groups_formed),
@@ -93,6 +119,7 @@ impl Counters {
             bytes_sent: read(&self.bytes_sent),
             bytes_received: read(&self.bytes_received),
             pool_bytes_lent,
+            connections_refused,
         }
     }
 }

@@ -7,4 +7,5 @@ mod lab;
 mod multicast;
 mod program;
 mod rooms;
+mod security;
 mod sim;

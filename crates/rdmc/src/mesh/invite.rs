@@ -14,6 +14,7 @@ use tokio::io::AsyncWriteExt;
 use super::fabrics::{FabricChoice, FabricName, FabricNames, Fabrics, PassedOver, Verdict};
 use super::frame::{self, FRAME_LEN_MAX, Frame, PROTOCOL_VERSION, Reject};
 use super::listener::{Listener, refuse};
+use super::security::{Distrust, Fingerprint, Security, host};
 use crate::node::{Cluster, Node, NodeBuilder, NodeId};
 
 /// Invites the listeners at `addresses` to a new cluster and waits until each has accepted.
@@ -37,7 +38,27 @@ pub async fn invite(
     payload: Bytes,
     limit: Duration,
 ) -> Result<NodeBuilder, InviteError> {
-    let fabrics = fabrics.into();
+    invite_secured(fabrics, addresses, payload, limit, None).await
+}
+
+/// Invites listeners as [`invite`] does, and speaks only to those that `security` trusts; to all if it is none.
+///
+/// With certificates each listener's must be for the host in its address as given here; so must each see the others'. The
+/// caller's may have any name: everybody takes the one that invited for node 0, and nobody else.
+///
+/// # Cancel safety
+/// Dropping the future withdraws the invitations.
+///
+/// # Errors
+/// As [`invite`], and [`InviteFailure::Insecure`] for listeners that are not trusted, or do not trust this node.
+pub async fn invite_secured(
+    fabrics: impl Into<Fabrics>,
+    addresses: &[String],
+    payload: Bytes,
+    limit: Duration,
+    security: impl Into<Option<Security>>,
+) -> Result<NodeBuilder, InviteError> {
+    let (fabrics, security) = (fabrics.into(), security.into());
     let environment = fabrics.environment();
     let cluster = environment.random_u128();
     let members: Vec<(NodeId, String)> = std::iter::once((NodeId(0), String::new()))
@@ -52,9 +73,9 @@ pub async fn invite(
             fabrics: fabrics.wire_names().clone(),
             payload: payload.to_vec(),
         };
-        let environment = &environment;
+        let (environment, security) = (&environment, security.as_ref());
         async move {
-            let asked = environment.timeout(limit, ask(&**environment, address, &invite)).await;
+            let asked = environment.timeout(limit, ask(&**environment, address, &invite, security)).await;
             asked.unwrap_or_else(|elapsed| Err(InviteFailure::Silent(elapsed)))
         }
     });
@@ -92,7 +113,8 @@ pub async fn invite(
     }
     let choice = verdict.explained(|node| members.get(&node).cloned());
     let fabric = fabrics.named(&verdict.fabric).expect("it was chosen among these");
-    Ok(NodeBuilder::new(NodeId(0), Cluster::from_parts(cluster, members)).chosen(fabric, choice))
+    let builder = NodeBuilder::new(NodeId(0), Cluster::from_parts(cluster, members)).security(security);
+    Ok(builder.chosen(fabric, choice))
 }
 
 /// Names everybody who lacks one of our fabrics: if they had it, it could be used.
@@ -113,16 +135,20 @@ async fn ask(
     environment: &dyn Environment,
     address: &str,
     invite: &Frame,
+    security: Option<&Security>,
 ) -> Result<(Box<dyn ControlStream>, FabricNames), InviteFailure> {
     let bytes = frame::encode(invite);
     if bytes.len() > FRAME_LEN_MAX {
         let error = io::Error::new(io::ErrorKind::InvalidInput, "the invitation's payload is too long");
         return Err(InviteFailure::Unreachable(error));
     }
-    let mut stream = environment.connect(address).await.map_err(InviteFailure::Unreachable)?;
-    stream.write_all(&bytes).await.map_err(InviteFailure::Unreachable)?;
-    stream.flush().await.map_err(InviteFailure::Unreachable)?;
-    match frame::read(&mut stream).await.map_err(InviteFailure::Unreachable)? {
+    let mut stream = environment.connect(address).await.map_err(InviteFailure::of)?;
+    if let Some(security) = security {
+        stream = security.connect(environment, stream, host(address)).await.map_err(InviteFailure::of)?;
+    }
+    stream.write_all(&bytes).await.map_err(InviteFailure::of)?;
+    stream.flush().await.map_err(InviteFailure::of)?;
+    match frame::read(&mut stream).await.map_err(InviteFailure::of)? {
         Some(Frame::Accept { fabrics }) => Ok((stream, fabrics)),
         Some(Frame::Reject { reason: Reject::Fabrics { offers, asked } }) => {
             Err(InviteFailure::OtherFabrics { offers: offers.to_strings(), asked: asked.to_strings() })
@@ -173,6 +199,15 @@ pub enum InviteFailure {
     /// It did not answer in time.
     #[error("did not answer: {0}")]
     Silent(Elapsed),
+    /// It is not trusted, or does not trust this node.
+    #[error("is not trusted: {0}")]
+    Insecure(Distrust),
+}
+
+impl InviteFailure {
+    fn of(error: io::Error) -> Self {
+        error.downcast().map_or_else(Self::Unreachable, Self::Insecure)
+    }
 }
 
 /// The members of a cluster to come, as an invitation tells them.
@@ -207,6 +242,8 @@ pub struct Invitation {
     offered: FabricNames,
     payload: Bytes,
     listener: Option<Listener>,
+    /// What the inviting node has shown, if anything.
+    inviting: Option<Fingerprint>,
 }
 
 impl Invitation {
@@ -218,7 +255,11 @@ impl Invitation {
         offered: FabricNames,
         payload: Vec<u8>,
     ) -> Self {
-        Self { environment, stream, roster, asked, offered, payload: payload.into(), listener: None }
+        Self { environment, stream, roster, asked, offered, payload: payload.into(), listener: None, inviting: None }
+    }
+
+    pub(crate) fn came_from(&mut self, inviting: Option<Fingerprint>) {
+        self.inviting = inviting;
     }
 
     pub(crate) fn arrived_at(&mut self, listener: Listener) {
@@ -271,9 +312,10 @@ impl Invitation {
     /// The invitation was withdrawn, for instance because somebody else refused.
     pub async fn accept(mut self) -> io::Result<NodeBuilder> {
         let listener = self.listener().clone();
-        let Roster { cluster, you, .. } = self.roster;
+        let you = self.roster.you;
+        let cluster = Cluster::from_parts(self.roster.cluster, self.roster.members.clone()).invited_by(self.inviting);
         // Registered before the answer: others connect as soon as everybody has answered.
-        let arrivals = listener.register(cluster, you);
+        let arrivals = listener.register(&cluster, you);
         let accept = Frame::Accept { fabrics: self.offered.clone() };
         self.stream.write_all(&frame::encode(&accept)).await?;
         self.stream.flush().await?;
@@ -289,8 +331,7 @@ impl Invitation {
             || io::Error::other(format!("the fabric {} was chosen, which was not offered", verdict.fabric));
         let fabric = offered.ok_or_else(not_offered)?;
         let choice = self.explained(&listener, &verdict);
-        let members = std::mem::take(&mut self.roster.members);
-        let builder = Node::builder(you, Cluster::from_parts(cluster, members));
+        let builder = Node::builder(you, cluster);
         Ok(builder.chosen(fabric, choice).arrivals(listener, arrivals))
     }
 

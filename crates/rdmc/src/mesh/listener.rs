@@ -3,18 +3,22 @@
 use std::collections::BTreeMap;
 use std::fmt;
 use std::io;
+use std::net::IpAddr;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use rdmc_fabric::{ControlListener, ControlStream, Environment};
+use rustls::pki_types::CertificateDer;
 use tokio::io::AsyncWriteExt;
 use tokio::sync::{Semaphore, mpsc};
 
 use super::fabrics::Fabrics;
 use super::frame::{self, Frame, PROTOCOL_VERSION, Reject};
 use super::invite::{Invitation, Roster};
-use crate::node::NodeId;
+use super::security::{self, Distrust, Fingerprint, Identities, Opening, Security};
+use crate::node::{Cluster, NodeId};
 use crate::scope::Scope;
+use crate::stats::{ListenerStats, Refusals};
 
 /// Listens at one address for the nodes of any number of clusters, and for invitations to new ones.
 ///
@@ -29,17 +33,29 @@ pub struct Listener {
 
 struct ListenerShared {
     address: String,
-    nodes: Mutex<BTreeMap<(u128, NodeId), mpsc::Sender<Arrived>>>,
+    nodes: Mutex<BTreeMap<(u128, NodeId), Registration>>,
     invited: mpsc::Sender<Invitation>,
     takes_invitations: bool,
     fabrics: Fabrics,
     environment: Arc<dyn Environment>,
+    security: Option<Security>,
+    refusals: Refusals,
+}
+
+/// A node whose connections arrive here.
+#[derive(Clone)]
+struct Registration {
+    arrived: mpsc::Sender<Arrived>,
+    /// What the nodes that connect to it must show, if anything.
+    identities: Arc<Identities>,
 }
 
 /// A connection that another node opened, with its `Hello` read.
 pub(crate) struct Arrived {
     pub(crate) stream: Box<dyn ControlStream>,
     pub(crate) from: NodeId,
+    /// Where it is counted if it is refused.
+    pub(crate) refusals: Refusals,
 }
 
 impl Listener {
@@ -53,10 +69,34 @@ impl Listener {
     /// # Errors
     /// The operating system's refusal to listen there.
     pub async fn bind(fabrics: impl Into<Fabrics>, address: &str) -> io::Result<Self> {
-        Self::bind_with(fabrics.into(), address, true).await
+        Self::bind_with(fabrics.into(), address, None, true).await
     }
 
-    pub(crate) async fn bind_with(fabrics: Fabrics, address: &str, takes_invitations: bool) -> io::Result<Self> {
+    /// Listens as [`bind`](Self::bind) does, and takes connections only of those whom `security` lets in; of everybody if it
+    /// is none.
+    ///
+    /// Whoever has the key, or any certificate of the authority, may invite. The nodes that are made of invitations use
+    /// the same security.
+    ///
+    /// # Cancel safety
+    /// Dropping the future stops to listen.
+    ///
+    /// # Errors
+    /// The operating system's refusal to listen there.
+    pub async fn bind_secured(
+        fabrics: impl Into<Fabrics>,
+        address: &str,
+        security: impl Into<Option<Security>>,
+    ) -> io::Result<Self> {
+        Self::bind_with(fabrics.into(), address, security.into(), true).await
+    }
+
+    pub(crate) async fn bind_with(
+        fabrics: Fabrics,
+        address: &str,
+        security: Option<Security>,
+        takes_invitations: bool,
+    ) -> io::Result<Self> {
         let environment = fabrics.environment();
         let listener = environment.listen(address).await?;
         let (invited, invitations) = mpsc::channel(INVITATIONS_MAX);
@@ -67,6 +107,8 @@ impl Listener {
             takes_invitations,
             fabrics,
             environment: environment.clone(),
+            security,
+            refusals: Refusals::default(),
         });
         let scope = Arc::new(Scope::new(environment));
         let accepting = accept(listener, shared.clone(), scope.spawner());
@@ -95,12 +137,26 @@ impl Listener {
         &self.shared.fabrics
     }
 
+    /// Returns what happened so far.
+    pub fn stats(&self) -> ListenerStats {
+        ListenerStats { connections_refused: self.shared.refusals.count() }
+    }
+
+    pub(crate) fn security(&self) -> Option<&Security> {
+        self.shared.security.as_ref()
+    }
+
+    pub(crate) fn refusals(&self) -> &Refusals {
+        &self.shared.refusals
+    }
+
     /// Lets connections to a node of a cluster arrive. They stop when the receiver is dropped.
-    pub(crate) fn register(&self, cluster: u128, node: NodeId) -> mpsc::Receiver<Arrived> {
+    pub(crate) fn register(&self, cluster: &Cluster, node: NodeId) -> mpsc::Receiver<Arrived> {
         let (arrived, arrivals) = mpsc::channel(ARRIVALS_MAX);
+        let identities = Arc::new(self.security().map_or_else(Identities::new, |_| cluster.identities()));
         let mut nodes = self.shared.nodes.lock().unwrap_or_else(PoisonError::into_inner);
-        nodes.retain(|_, arrived| !arrived.is_closed());
-        nodes.insert((cluster, node), arrived);
+        nodes.retain(|_, registered| !registered.arrived.is_closed());
+        nodes.insert((cluster.shared_key(), node), Registration { arrived, identities });
         arrivals
     }
 }
@@ -132,8 +188,8 @@ async fn accept(mut listener: Box<dyn ControlListener>, shared: Arc<ListenerShar
             let from = stream.peer_address();
             match environment.timeout(GREETING_LIMIT, shared.greet(stream)).await {
                 Ok(Ok(())) => {}
-                Ok(Err(error)) => tracing::warn!(?from, %error, "control connection refused"),
-                Err(elapsed) => tracing::warn!(?from, %elapsed, "control connection refused"),
+                Ok(Err(error)) => shared.refused(from, &error),
+                Err(elapsed) => shared.refused(from, &elapsed),
             }
         }));
     }
@@ -141,42 +197,121 @@ async fn accept(mut listener: Box<dyn ControlListener>, shared: Arc<ListenerShar
 
 impl ListenerShared {
     /// Reads a connection's first frame and hands it to whom it concerns.
-    async fn greet(&self, mut stream: Box<dyn ControlStream>) -> io::Result<()> {
-        let reason = match frame::read(&mut stream).await? {
-            Some(Frame::Hello { version, .. } | Frame::Invite { version, .. }) if version != PROTOCOL_VERSION => {
+    async fn greet(&self, stream: Box<dyn ControlStream>) -> io::Result<()> {
+        let Some((first, mut stream, shown)) = self.first_frame(stream).await? else { return Ok(()) };
+        let reason = match first {
+            Frame::Hello { version, .. } | Frame::Invite { version, .. } if version != PROTOCOL_VERSION => {
                 Reject::Version { ours: PROTOCOL_VERSION }
             }
-            Some(Frame::Hello { cluster, from, to, .. }) => {
+            Frame::Hello { cluster, from, to, .. } => {
                 let node = self.nodes.lock().unwrap_or_else(PoisonError::into_inner).get(&(cluster, to)).cloned();
                 match node {
-                    Some(node) if !node.is_closed() => {
-                        let _ = node.send(Arrived { stream, from }).await;
+                    Some(node) if !node.arrived.is_closed() => {
+                        let checked = self.check(&node.identities, from, shown.as_ref());
+                        if let Err(distrust) = checked {
+                            self.refused(stream.peer_address(), &format!("it says it is node {from}: {distrust}"));
+                            let told = format!("it does not take this node for node {from}: {}", distrust.told());
+                            // Whoever does not wait for the reason needs none.
+                            let _ = refuse(&mut stream, Reject::Declined { reason: told }).await;
+                            return Ok(());
+                        }
+                        let refusals = self.refusals.clone();
+                        let _ = node.arrived.send(Arrived { stream, from, refusals }).await;
                         return Ok(());
                     }
                     _ => Reject::Cluster,
                 }
             }
-            Some(Frame::Invite { cluster, you, members, fabrics: asked, payload, .. }) if self.takes_invitations => {
+            Frame::Invite { cluster, you, members, fabrics: asked, payload, .. } if self.takes_invitations => {
                 let offers = self.fabrics.wire_names();
                 match (Roster::new(cluster, you, members), asked.in_common(offers)) {
                     (None, _) => Reject::Identity,
                     (_, None) => Reject::Fabrics { offers: offers.clone(), asked },
                     (Some(roster), Some(common)) => {
                         let environment = self.environment.clone();
-                        let invitation = Invitation::new(environment, stream, roster, asked, common, payload);
+                        let mut invitation = Invitation::new(environment, stream, roster, asked, common, payload);
+                        invitation.came_from(shown.as_ref().map(Fingerprint::of));
                         let _ = self.invited.send(invitation).await;
                         return Ok(());
                     }
                 }
             }
-            Some(Frame::Invite { .. }) => Reject::NoInvitations,
-            Some(_) => return Err(io::Error::other("the first frame was neither a hello nor an invitation")),
-            None => return Ok(()),
+            Frame::Invite { .. } => Reject::NoInvitations,
+            _ => return Err(io::Error::other("the first frame was neither a hello nor an invitation")),
         };
         if let Reject::Fabrics { offers, asked } = &reason {
             tracing::warn!(from = ?stream.peer_address(), %asked, %offers, "invitation refused: no fabric in common");
         }
         refuse(&mut stream, reason).await
+    }
+
+    /// Reads the first frame, inside TLS if there is security, and what the other end has shown; none if the connection has
+    /// ended, or was refused and told so.
+    async fn first_frame(
+        &self,
+        mut stream: Box<dyn ControlStream>,
+    ) -> io::Result<Option<(Frame, Box<dyn ControlStream>, Option<CertificateDer<'static>>)>> {
+        let from = stream.peer_address();
+        let Some(opening) = Opening::read(&mut stream).await? else { return Ok(None) };
+        match (&self.security, opening.asks_for_tls()) {
+            (None, false) => {
+                let first = frame::read(&mut opening.before(&mut stream)).await?;
+                Ok(first.map(|first| (first, stream, None)))
+            }
+            (Some(security), true) => match security.accept(&opening, stream).await {
+                Ok((mut stream, shown)) => {
+                    let first = frame::read(&mut stream).await?;
+                    Ok(first.map(|first| (first, stream, Some(shown))))
+                }
+                Err((error, mut stream)) => {
+                    self.refused(from, &error);
+                    // However that ends, the refusal was told as far as possible.
+                    let _ = self.environment.timeout(security::DRAIN_LIMIT, security::drain(&mut stream)).await;
+                    Ok(None)
+                }
+            },
+            (Some(_), false) => {
+                self.refused(from, &Distrust::Plain);
+                let drained =
+                    self.environment.timeout(security::DRAIN_LIMIT, security::drain_frame(&opening, &mut stream)).await;
+                if !matches!(drained, Ok(Ok(()))) {
+                    return Ok(None);
+                }
+                let reason = "it speaks TLS only: this node needs a key or certificates".to_owned();
+                let _ = refuse(&mut stream, Reject::Declined { reason }).await;
+                Ok(None)
+            }
+            (None, true) => {
+                self.refused(from, &Distrust::UnexpectedTls);
+                let reason = "it does not speak TLS".to_owned();
+                let _ = refuse(&mut stream, Reject::Declined { reason }).await;
+                Ok(None)
+            }
+        }
+    }
+
+    /// Checks that an end which says that it is node `from` has shown what that node must show.
+    fn check(
+        &self,
+        identities: &Identities,
+        from: NodeId,
+        shown: Option<&CertificateDer<'static>>,
+    ) -> Result<(), Distrust> {
+        match (&self.security, shown, identities.get(&from)) {
+            (Some(security), Some(shown), Some(expected)) => security.check(shown, expected),
+            (Some(_), None, _) => Err(Distrust::NoCertificate),
+            // The node itself refuses who is not of its cluster.
+            (Some(_), Some(_), None) | (None, ..) => Ok(()),
+        }
+    }
+
+    /// Counts and tells a connection that was refused.
+    fn refused(&self, from: Option<IpAddr>, reason: &dyn fmt::Display) {
+        self.refusals.add();
+        match from {
+            Some(from) => tracing::warn!(%from, %reason, "control connection refused"),
+            None => tracing::warn!(%reason, "control connection refused"),
+        }
     }
 }
 

@@ -1,0 +1,249 @@
+//! Control connections with and without TLS, and how each is told from the other.
+//!
+//! An end that wants TLS says so, and what it has to show, with four bytes that are the length of no frame, and waits for
+//! the same four; then comes TLS, and inside it frames as ever. So each end can say why it refuses another kind, and nobody
+//! ever falls back.
+
+use std::io;
+use std::net::IpAddr;
+use std::pin::Pin;
+use std::task::{Context, Poll};
+use std::time::Duration;
+
+use rdmc_fabric::tls::SharedSecret;
+use rdmc_fabric::{ControlStream, Environment};
+use rustls::pki_types::CertificateDer;
+use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt, ReadBuf};
+use tokio_rustls::{TlsAcceptor, TlsConnector, TlsStream};
+
+use super::identity::{Identities, Identity, server_name};
+use super::refusal::Distrust;
+use super::{Proof, Security};
+use crate::node::NodeId;
+use crate::stats::Refusals;
+
+/// How a node reaches the others of its cluster.
+pub(crate) struct Peers {
+    pub(crate) security: Option<Security>,
+    pub(crate) identities: Identities,
+    pub(crate) refusals: Refusals,
+}
+
+impl Peers {
+    /// Opens a control connection to a node of the cluster, and makes sure that it is that node.
+    pub(crate) async fn connect(
+        &self,
+        environment: &dyn Environment,
+        node: NodeId,
+        address: &str,
+    ) -> io::Result<Box<dyn ControlStream>> {
+        let stream = environment.connect(address).await?;
+        let Some(security) = &self.security else { return Ok(stream) };
+        let connected = match self.identities.get(&node) {
+            Some(Identity::Name(name)) => security.connect(environment, stream, name).await,
+            // The node that invited opens all its connections itself.
+            Some(Identity::Certificate(_)) | None => Err(Distrust::OtherCertificate.into()),
+        };
+        if let Err(error) = &connected
+            && error.get_ref().is_some_and(|inner| inner.is::<Distrust>())
+        {
+            self.refusals.add();
+            tracing::warn!(%node, address, %error, "no secure control connection");
+        }
+        connected
+    }
+}
+
+/// The first four bytes of an arriving connection.
+pub(crate) struct Opening([u8; 4]);
+
+impl Opening {
+    /// Reads them; none if the connection ends before.
+    pub(crate) async fn read(stream: &mut (impl AsyncRead + Unpin)) -> io::Result<Option<Self>> {
+        let mut bytes = [0; 4];
+        let first = stream.read(&mut bytes).await?;
+        if first == 0 {
+            return Ok(None);
+        }
+        stream.read_exact(&mut bytes[first..]).await?;
+        Ok(Some(Self(bytes)))
+    }
+
+    pub(crate) fn asks_for_tls(&self) -> bool {
+        [Proof::Key, Proof::Certificate].iter().any(|proof| self.0 == proof.opening())
+    }
+
+    /// Returns the stream as it was before these bytes were read.
+    pub(crate) fn before<'a>(&'a self, stream: impl AsyncRead + Unpin + 'a) -> impl AsyncRead + Unpin + 'a {
+        self.0.as_slice().chain(stream)
+    }
+
+    /// Returns the length of the frame whose beginning these bytes are.
+    fn frame_len(&self) -> u32 {
+        u32::from_le_bytes(self.0)
+    }
+}
+
+impl Proof {
+    /// Returns the first bytes of an end that shows this, and of the answer: as a length, far above that of any frame.
+    fn opening(self) -> [u8; 4] {
+        match self {
+            Self::Key => *b"\xffTLK",
+            Self::Certificate => *b"\xffTLC",
+        }
+    }
+}
+
+impl Security {
+    /// Makes a fresh connection secure, and makes sure that a node called `name` is at its other end.
+    pub(crate) async fn connect(
+        &self,
+        environment: &dyn Environment,
+        mut stream: Box<dyn ControlStream>,
+        name: &str,
+    ) -> io::Result<Box<dyn ControlStream>> {
+        let name = match self.0.proof {
+            Proof::Key => SharedSecret::server_name(),
+            Proof::Certificate => server_name(name)?,
+        };
+        let own = self.0.proof.opening();
+        stream.write_all(&own).await?;
+        stream.flush().await?;
+        match Opening::read(&mut stream).await? {
+            Some(answer) if answer.0 == own => {}
+            Some(answer) if answer.asks_for_tls() => return Err(Distrust::OtherKind.into()),
+            Some(_) => return Err(Distrust::NotTls.into()),
+            None => return Err(io::Error::new(io::ErrorKind::UnexpectedEof, "it closed the connection")),
+        }
+        let peer = stream.peer_address();
+        let connecting = TlsConnector::from(self.0.client.clone()).connect(name, Gathered(stream));
+        match connecting.into_fallible().await {
+            Ok(stream) => Ok(Box::new(SecureStream { stream: Box::new(stream.into()), peer, proof: self.0.proof })),
+            Err((error, mut stream)) => {
+                // However that ends, the other end was told as far as possible.
+                let _ = environment.timeout(DRAIN_LIMIT, drain(&mut stream)).await;
+                Err(Distrust::explained(error, self.0.proof))
+            }
+        }
+    }
+
+    /// Makes a connection secure whose other end has asked for it; returns what that has shown as well.
+    ///
+    /// # Errors
+    /// With the stream, in which the alert is that tells the other end: it should be [drained](drain).
+    pub(crate) async fn accept(
+        &self,
+        opening: &Opening,
+        mut stream: Box<dyn ControlStream>,
+    ) -> Result<(Box<dyn ControlStream>, CertificateDer<'static>), (io::Error, Box<dyn ControlStream>)> {
+        let peer = stream.peer_address();
+        let answered = async {
+            stream.write_all(&self.0.proof.opening()).await?;
+            stream.flush().await?;
+            if opening.0 == self.0.proof.opening() { Ok(()) } else { Err(Distrust::OtherKind.into()) }
+        };
+        if let Err(error) = answered.await {
+            return Err((error, stream));
+        }
+        let accepting = TlsAcceptor::from(self.0.server.clone()).accept(Gathered(stream)).into_fallible().await;
+        let stream = accepting.map_err(|(error, stream)| (Distrust::explained(error, self.0.proof), stream.0))?;
+        let shown = stream.get_ref().1.peer_certificates().and_then(<[_]>::first);
+        let shown = shown.expect("the handshake asks for it").clone().into_owned();
+        Ok((Box::new(SecureStream { stream: Box::new(stream.into()), peer, proof: self.0.proof }), shown))
+    }
+}
+
+/// Takes what the other end still sends until it closes the connection, so that it can read what it was told: a connection
+/// closed with bytes unread is reset.
+pub(crate) async fn drain(stream: &mut (impl AsyncRead + AsyncWrite + Unpin)) -> io::Result<()> {
+    stream.shutdown().await?;
+    tokio::io::copy(stream, &mut tokio::io::sink()).await.map(drop)
+}
+
+/// Takes the rest of a frame without keeping it.
+pub(crate) async fn drain_frame(opening: &Opening, stream: &mut (impl AsyncRead + Unpin)) -> io::Result<()> {
+    let rest = stream.take(u64::from(opening.frame_len()));
+    tokio::io::copy(&mut { rest }, &mut tokio::io::sink()).await.map(drop)
+}
+
+/// A control connection below TLS.
+struct Gathered(Box<dyn ControlStream>);
+
+impl AsyncRead for Gathered {
+    fn poll_read(mut self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.0).poll_read(cx, buf)
+    }
+}
+
+impl AsyncWrite for Gathered {
+    fn poll_write(mut self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &[u8]) -> Poll<io::Result<usize>> {
+        Pin::new(&mut self.0).poll_write(cx, buf)
+    }
+
+    /// Writes all that TLS has as one: when it fails it tries once to write its alert, which may not be the first of several
+    /// records, and a stream that takes one at a time would leave it out.
+    fn poll_write_vectored(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        bufs: &[io::IoSlice<'_>],
+    ) -> Poll<io::Result<usize>> {
+        match bufs {
+            [one] => Pin::new(&mut self.0).poll_write(cx, one),
+            several => {
+                let gathered: Vec<u8> = several.iter().flat_map(|buf| buf.iter().copied()).collect();
+                Pin::new(&mut self.0).poll_write(cx, &gathered)
+            }
+        }
+    }
+
+    fn poll_flush(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.0).poll_flush(cx)
+    }
+
+    fn poll_shutdown(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.0).poll_shutdown(cx)
+    }
+}
+
+/// A control connection inside TLS.
+struct SecureStream {
+    stream: Box<TlsStream<Gathered>>,
+    peer: Option<IpAddr>,
+    proof: Proof,
+}
+
+impl ControlStream for SecureStream {
+    fn peer_address(&self) -> Option<IpAddr> {
+        self.peer
+    }
+}
+
+impl AsyncRead for SecureStream {
+    fn poll_read(mut self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
+        let proof = self.proof;
+        Pin::new(&mut self.stream).poll_read(cx, buf).map_err(|error| Distrust::explained(error, proof)).map(|read| {
+            match read {
+                // Frames have lengths and groups are closed by name: an end that was cut off is one that was lost.
+                Err(error) if error.kind() == io::ErrorKind::UnexpectedEof => Ok(()),
+                read => read,
+            }
+        })
+    }
+}
+
+impl AsyncWrite for SecureStream {
+    fn poll_write(mut self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &[u8]) -> Poll<io::Result<usize>> {
+        Pin::new(&mut self.stream).poll_write(cx, buf)
+    }
+
+    fn poll_flush(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.stream).poll_flush(cx)
+    }
+
+    fn poll_shutdown(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.stream).poll_shutdown(cx)
+    }
+}
+
+/// How long one who refuses, or is refused, may take to read or to say the rest.
+pub(crate) const DRAIN_LIMIT: Duration = Duration::from_secs(2);
