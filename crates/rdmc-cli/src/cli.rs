@@ -10,6 +10,7 @@ use clap::{Args, CommandFactory, FromArgMatches, Parser, Subcommand, ValueEnum};
 
 use crate::choice::AlgorithmOptions;
 use crate::fabric::{FabricName, FabricOptions};
+use crate::security::SecurityOptions;
 use crate::{exit, size};
 
 /// Sends files and directories from one host to many at once, by reliable multicast
@@ -63,6 +64,11 @@ pub(crate) enum Command {
     Doctor(DoctorOptions),
     /// Simulate: the same runtime on a modelled network, in virtual time
     Sim(SimOptions),
+    /// Write a new key, for --key of send and recv, to a file; copy it to the other hosts by a way that is safe
+    Keygen {
+        /// The file, which must not exist yet
+        file: PathBuf,
+    },
     /// Print a completion script for a shell
     Completions {
         /// The shell
@@ -107,6 +113,8 @@ pub(crate) struct SendOptions {
     pub(crate) block_size: u32,
     #[command(flatten)]
     pub(crate) fabric: FabricOptions,
+    #[command(flatten)]
+    pub(crate) security: SecurityOptions,
     /// Seconds to wait for the receivers to answer
     #[arg(long, env = "RDMC_TIMEOUT", default_value_t = 10, value_name = "SECONDS", value_parser = clap::value_parser!(u64).range(1..=86_400))]
     pub(crate) timeout: u64,
@@ -138,6 +146,8 @@ pub(crate) struct RecvOptions {
     pub(crate) fsync: bool,
     #[command(flatten)]
     pub(crate) fabric: FabricOptions,
+    #[command(flatten)]
+    pub(crate) security: SecurityOptions,
     /// Registered memory of a transfer, at most; RDMA receives whole files into it, so longer ones need TCP or more
     #[arg(long, env = "RDMC_POOL_SIZE", default_value = "4GiB", value_name = "SIZE", value_parser = size::parse_pool)]
     pub(crate) pool_size: u64,
@@ -356,6 +366,20 @@ mod tests {
             assert_eq!(with(&["--fabric", "tcp", "--device", "rxe0"]).as_deref(), Some("rxe0"));
             assert_eq!(with(&["--fabric", "verbs"]), path);
             assert_eq!(with(&["--fabric", "auto"]), path);
+        }
+    }
+
+    #[test]
+    fn a_key_and_certificates_exclude_each_other_and_certificates_come_complete() {
+        let read = |options: &[&str]| {
+            let arguments = ["rdmc", "recv"].iter().chain(options);
+            Cli::read_from(Cli::command(), arguments).map(drop)
+        };
+        let files = ["--tls-ca", "ca", "--tls-cert", "cert", "--tls-key", "key"];
+        assert!(read(&["--key", "k", "--encrypt"]).is_ok() && read(&files).is_ok());
+        assert!(read(&[&files[..], &["--key", "k"]].concat()).is_err());
+        for incomplete in [&files[..2], &files[..4], &files[2..], &files[4..]] {
+            assert!(read(incomplete).is_err(), "{incomplete:?}");
         }
     }
 

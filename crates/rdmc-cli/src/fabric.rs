@@ -83,30 +83,37 @@ impl Offered {
         let lockable = Lockable::WITHOUT_LIMIT;
         Self { fabrics: TcpFabric::new().into(), device: None, lockable, tcp_because: Some(because.into()) }
     }
+
+    fn encrypted_tcp() -> Self {
+        let mut config = TcpConfig::default();
+        config.encrypt = true;
+        Self { fabrics: TcpFabric::with_config(config).into(), ..Self::tcp("--encrypt") }
+    }
 }
 
 impl FabricOptions {
     /// Opens the fabrics of a receiver that is to listen at `address`.
-    pub(crate) async fn open_at(&self, address: &str) -> anyhow::Result<Offered> {
+    pub(crate) async fn open_at(&self, address: &str, encrypt: bool) -> anyhow::Result<Offered> {
         // An address that is none will be told by the attempt to listen there.
         let found = tokio::net::lookup_host(address).await.ok().and_then(|mut found| found.next());
-        self.open(found.map(|address| address.ip()), POOL_BYTES_MIN)
+        self.open(found.map(|address| address.ip()), POOL_BYTES_MIN, encrypt)
     }
 
     /// Opens the fabrics of a sender to `receiver` that registers `bytes` at once.
-    pub(crate) async fn open_towards(&self, receiver: &str, bytes: u64) -> anyhow::Result<Offered> {
+    pub(crate) async fn open_towards(&self, receiver: &str, bytes: u64, encrypt: bool) -> anyhow::Result<Offered> {
         // A receiver that is not found will be told by the attempt to reach it.
         let found = tokio::net::lookup_host(receiver).await.ok().and_then(|mut found| found.next());
-        self.open(found.and_then(|receiver| route_to(receiver).ok()), bytes)
+        self.open(found.and_then(|receiver| route_to(receiver).ok()), bytes, encrypt)
     }
 
     /// Opens the fabrics of a node that others reach at `address`, if that is known, and that cannot do without
     /// `bytes` of registered memory.
-    fn open(&self, address: Option<IpAddr>, bytes: u64) -> anyhow::Result<Offered> {
+    fn open(&self, address: Option<IpAddr>, bytes: u64, encrypt: bool) -> anyhow::Result<Offered> {
         if self.fabric == FabricName::Tcp && self.device.is_some() {
             return Err(Exit::Usage.error("--device goes with --fabric verbs or auto only"));
         }
         match self.fabric {
+            FabricName::Tcp | FabricName::Auto if encrypt => Ok(Offered::encrypted_tcp()),
             FabricName::Tcp => Ok(Offered::tcp("--fabric tcp")),
             FabricName::Verbs => {
                 let ports = verbs::ports().unwrap_or_default();
@@ -425,7 +432,9 @@ mod tests {
     #[tokio::test]
     async fn the_loopback_is_never_taken_for_rdma() {
         let options = FabricOptions { fabric: FabricName::Auto, device: None };
-        for offered in [options.open_at("127.0.0.1:0").await, options.open_towards("127.0.0.1:1", 0).await] {
+        for offered in
+            [options.open_at("127.0.0.1:0", false).await, options.open_towards("127.0.0.1:1", 0, false).await]
+        {
             let offered = offered.unwrap();
             assert_eq!((offered.fabrics.to_string(), offered.device), ("tcp".into(), None));
             assert!(offered.tcp_because.is_some());
@@ -433,12 +442,21 @@ mod tests {
     }
 
     #[tokio::test]
+    async fn what_is_to_be_encrypted_travels_by_tcp() {
+        for fabric in [FabricName::Auto, FabricName::Tcp] {
+            let offered = FabricOptions { fabric, device: None }.open_at("0.0.0.0:0", true).await.unwrap();
+            assert_eq!(offered.fabrics.to_string(), "tcp+tls");
+            assert_eq!(offered.tcp_because.as_deref(), Some("--encrypt"));
+        }
+    }
+
+    #[tokio::test]
     async fn a_device_that_is_not_there_is_a_usage_error_if_it_must_be() {
         let named = |fabric| FabricOptions { fabric, device: Some("no-such-device".into()) };
-        let error = named(FabricName::Verbs).open_at("0.0.0.0:0").await.unwrap_err();
+        let error = named(FabricName::Verbs).open_at("0.0.0.0:0", false).await.unwrap_err();
         assert_eq!(Exit::code_of(&error), 2);
-        assert_eq!(Exit::code_of(&named(FabricName::Tcp).open_at("0.0.0.0:0").await.unwrap_err()), 2);
-        let offered = named(FabricName::Auto).open_at("0.0.0.0:0").await.unwrap();
+        assert_eq!(Exit::code_of(&named(FabricName::Tcp).open_at("0.0.0.0:0", false).await.unwrap_err()), 2);
+        let offered = named(FabricName::Auto).open_at("0.0.0.0:0", false).await.unwrap();
         assert_eq!(offered.fabrics.to_string(), "tcp");
         assert!(offered.tcp_because.is_some_and(|reason| reason.contains("no RDMA device no-such-device")));
     }

@@ -15,6 +15,7 @@ mod manual;
 mod progress;
 mod recv;
 mod schedule;
+mod security;
 mod send;
 mod sim;
 mod size;
@@ -54,6 +55,7 @@ fn main() -> ExitCode {
         Command::Schedule(options) => schedule::run(&options),
         Command::Doctor(options) => run(Threads::One, doctor::run(options)),
         Command::Sim(options) => sim::run(&options),
+        Command::Keygen { file } => security::keygen(&file),
         Command::Completions { shell } => manual::completions(shell),
         Command::Man { dir } => manual::man(dir.as_deref()),
     })

@@ -13,6 +13,7 @@ use crate::cli::OutputOptions;
 use crate::exit::Exit;
 use crate::fabric::Chosen;
 use crate::manifest::printable;
+use crate::security::Proof;
 use crate::size::{Bytes, Rate};
 
 /// Something that happened, told once.
@@ -20,7 +21,16 @@ use crate::size::{Bytes, Rate};
 #[serde(tag = "event", rename_all = "kebab-case")]
 pub(crate) enum Event {
     /// A receiver listens.
-    Listening { address: String, dir: String, loopback_only: bool, fabrics: Vec<&'static str>, device: Option<String> },
+    Listening {
+        address: String,
+        dir: String,
+        loopback_only: bool,
+        security: Proof,
+        fabrics: Vec<&'static str>,
+        device: Option<String>,
+    },
+    /// Something that works, and that whoever has started the program should know.
+    Warning { message: String },
     /// A receiver declined an offer, or the offer was withdrawn.
     Declined { from: String, reason: String },
     /// A transfer begins.
@@ -77,14 +87,20 @@ impl Event {
 impl fmt::Display for Event {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Event::Listening { address, dir, loopback_only, fabrics, device } => {
+            Event::Listening { address, dir, loopback_only, security, fabrics, device } => {
                 write!(f, "listening at {address}, receiving into {dir}")?;
+                f.write_str(match security {
+                    Proof::None => "",
+                    Proof::Key => ", from who has the key",
+                    Proof::Certificate => ", from who has a certificate",
+                })?;
                 if let (Some(device), Some((first, others))) = (device, fabrics.split_first()) {
                     write!(f, ", by {first} ({device})")?;
                     others.iter().try_for_each(|other| write!(f, " or {other}"))?;
                 }
                 if *loopback_only { f.write_str(" (this host only; --listen 0.0.0.0:7471 for all)") } else { Ok(()) }
             }
+            Event::Warning { message } => write!(f, "warning: {message}"),
             Event::Declined { from, reason } => write!(f, "declined an offer from {from}: {}", printable(reason)),
             Event::Started { peer, receivers, files, bytes, over } => {
                 let (files, receivers) = (count(*files, "file"), count(*receivers, "receiver"));

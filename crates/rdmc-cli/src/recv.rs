@@ -15,6 +15,7 @@ use crate::exit::Exit;
 use crate::fabric::{Chosen, FabricName, Offered, RAISE_THE_LIMIT};
 use crate::manifest::Manifest;
 use crate::progress::{Event, Reporter};
+use crate::security::Proof;
 use crate::size::{Bytes, PAGE};
 use crate::store::Store;
 
@@ -22,24 +23,37 @@ use crate::store::Store;
 pub(crate) async fn run(options: RecvOptions) -> anyhow::Result<()> {
     let reporter = Reporter::new(options.output);
     let store = Store::open(&options.dir, options.no_overwrite, options.fsync)?;
-    let offered = options.fabric.open_at(&options.listen).await?;
+    let security = options.security.open(options.fabric.fabric)?;
+    let offered = options.fabric.open_at(&options.listen, options.security.encrypt).await?;
     // Where there is a choice, each transfer for which that is too little says so.
     if let (FabricName::Verbs, Err(short)) = (options.fabric.fabric, offered.lockable.check(options.pool_size)) {
         tracing::warn!("{short} for all of --pool-size: longer files are declined; {RAISE_THE_LIMIT}");
     }
-    let listener = Listener::bind(offered.fabrics.clone(), &options.listen).await.map_err(|error| {
+    let bound = Listener::bind_secured(offered.fabrics.clone(), &options.listen, security).await;
+    let listener = bound.map_err(|error| {
         let usage = error.kind() == std::io::ErrorKind::InvalidInput;
         let form = if usage { ", which is to be ADDRESS:PORT" } else { "" };
         let error = anyhow::Error::new(error).context(format!("cannot listen at {}{form}", options.listen));
         if usage { error.context(Exit::Usage) } else { error }
     })?;
+    let loopback_only = listener.local_address().parse().is_ok_and(|at: std::net::SocketAddr| at.ip().is_loopback());
+    let security = options.security.proof();
     reporter.say(&Event::Listening {
         address: listener.local_address().to_owned(),
         dir: options.dir.canonicalize().unwrap_or(options.dir.clone()).display().to_string(),
-        loopback_only: listener.local_address().parse().is_ok_and(|at: std::net::SocketAddr| at.ip().is_loopback()),
+        loopback_only,
+        security,
         fabrics: offered.fabrics.names().collect(),
         device: offered.device.clone(),
     });
+    if security == Proof::None && !loopback_only {
+        reporter.say(&Event::Warning {
+            message: format!(
+                "anybody who reaches {} can send files here, and read what is sent: --key or --tls-ca keep others out",
+                listener.local_address()
+            ),
+        });
+    }
     let RecvOptions { max_size, pool_size, once, .. } = options;
     let host = Arc::new(Host { store, reporter, offered, max_size, pool_size, once });
     let sessions = Arc::new(Semaphore::new(if once { 1 } else { SESSIONS_MAX }));

@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 use anyhow::Context;
 use bytes::Bytes;
 use rdmc::{Algorithm, FailureCause, GroupError, GroupFailure, InviteError, Memory, Multicast, Node, NodeId};
-use rdmc::{SendError, Sender, StartError};
+use rdmc::{Security, SendError, Sender, StartError};
 use rdmc_schedule::{BlockCount, MEMBERS_MAX, Rank, Schedule};
 
 use crate::announcement::{Announcement, Groups};
@@ -24,6 +24,7 @@ use crate::source::{Source, SourceFile};
 pub(crate) async fn run(options: SendOptions) -> anyhow::Result<()> {
     let reporter = Reporter::new(options.output);
     let receivers = Receivers::new(options.to)?;
+    let security = options.security.open(options.fabric.fabric)?;
     let algorithm = options.algorithm.resolve(receivers.members())?;
     let files = options.files;
     let source = Arc::new(tokio::task::spawn_blocking(move || Source::find(&files)).await??);
@@ -36,8 +37,8 @@ pub(crate) async fn run(options: SendOptions) -> anyhow::Result<()> {
 
     let sizes: Vec<u64> = source.files().map(|(_, _, size)| size).collect();
     let registered = registered_bytes_max(&sizes).max(told.manifest_len);
-    let offered = options.fabric.open_towards(&receivers.0[0], registered).await?;
-    let (node, over) = start(&offered, &receivers, &told, Duration::from_secs(options.timeout)).await?;
+    let offered = options.fabric.open_towards(&receivers.0[0], registered, options.security.encrypt).await?;
+    let (node, over) = start(&offered, &receivers, &told, Duration::from_secs(options.timeout), security).await?;
     let nodes = (0..receivers.members()).map(NodeId).collect();
     let groups = told.groups(nodes).context("the group cannot be formed")?;
     let transfer = Transfer { node: &node, receivers: &receivers, reporter: &reporter, source: &source, told: &told };
@@ -53,8 +54,10 @@ async fn start(
     receivers: &Receivers,
     told: &Announcement,
     limit: Duration,
+    security: Option<Security>,
 ) -> anyhow::Result<(Node, Chosen)> {
-    let invited = rdmc::invite(offered.fabrics.clone(), &receivers.0, Bytes::from(told.encode()), limit).await;
+    let payload = Bytes::from(told.encode());
+    let invited = rdmc::invite_secured(offered.fabrics.clone(), &receivers.0, payload, limit, security).await;
     let builder = invited.map_err(|error| {
         let InviteError { failures } = &error;
         let told = failures.iter().map(|(address, failure)| printable(&format!("{address} {failure}")));

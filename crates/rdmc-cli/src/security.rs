@@ -1,0 +1,172 @@
+//! Who may take part: the options for keys and certificates, and `rdmc keygen`.
+
+use std::fs::OpenOptions;
+use std::io::Write;
+use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
+use std::path::{Path, PathBuf};
+
+use anyhow::Context;
+use clap::builder::FalseyValueParser;
+use rdmc::Security;
+
+use crate::exit::Exit;
+use crate::fabric::FabricName;
+
+/// The options that say who may take part.
+#[derive(Clone, Debug, Default, clap::Args)]
+pub(crate) struct SecurityOptions {
+    /// The key that sender and receivers share, made by rdmc keygen: only who has it takes part. Like ssh, rdmc refuses a
+    /// file of yours that others can read
+    #[arg(long, env = "RDMC_KEY_FILE", value_name = "FILE", conflicts_with_all = ["tls_ca", "tls_cert", "tls_key"])]
+    pub(crate) key: Option<PathBuf>,
+    /// Certificates (PEM) of the authority: only who has a certificate of it takes part
+    #[arg(long, env = "RDMC_TLS_CA", value_name = "FILE", requires_all = ["tls_cert", "tls_key"])]
+    pub(crate) tls_ca: Option<PathBuf>,
+    /// This host's certificate (PEM); a receiver's is for the host after --to
+    #[arg(long, env = "RDMC_TLS_CERT", value_name = "FILE", requires_all = ["tls_ca", "tls_key"])]
+    pub(crate) tls_cert: Option<PathBuf>,
+    /// The private key (PEM) of this host's certificate; as private as --key
+    #[arg(long, env = "RDMC_TLS_KEY", value_name = "FILE", requires_all = ["tls_ca", "tls_cert"])]
+    pub(crate) tls_key: Option<PathBuf>,
+    /// Encrypt the data too, which TCP carries then; sender and receivers must agree. Needs --key or --tls-ca, --tls-cert and
+    /// --tls-key
+    #[arg(long, env = "RDMC_ENCRYPT", value_parser = FalseyValueParser::new())]
+    pub(crate) encrypt: bool,
+}
+
+impl SecurityOptions {
+    /// Reads keys and certificates; none if everybody may take part.
+    pub(crate) fn open(&self, fabric: FabricName) -> anyhow::Result<Option<Security>> {
+        let security = match self {
+            Self { key: Some(key), .. } => {
+                check_private(key)?;
+                Some(Security::key_file(key)?)
+            }
+            Self { tls_ca: Some(ca), tls_cert: Some(certificate), tls_key: Some(key), .. } => {
+                check_private(key)?;
+                Some(Security::tls_files(ca, certificate, key)?)
+            }
+            _ => None,
+        };
+        if self.encrypt && security.is_none() {
+            return Err(Exit::Usage.error(
+                "--encrypt needs --key, or --tls-ca, --tls-cert and --tls-key: it hides nothing from one who reads the \
+                 control connections",
+            ));
+        }
+        if self.encrypt && fabric == FabricName::Verbs {
+            return Err(Exit::Usage.error("--encrypt goes with TCP only, --fabric tcp: RDMA carries the data as it is"));
+        }
+        Ok(security)
+    }
+
+    /// Returns what those who take part must have.
+    pub(crate) fn proof(&self) -> Proof {
+        match self {
+            Self { key: Some(_), .. } => Proof::Key,
+            Self { tls_ca: Some(_), .. } => Proof::Certificate,
+            _ => Proof::None,
+        }
+    }
+}
+
+/// What those who take part must have.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Serialize)]
+#[serde(rename_all = "kebab-case")]
+pub(crate) enum Proof {
+    None,
+    Key,
+    Certificate,
+}
+
+/// Refuses a private file that others can read or write, as ssh does: it is not private. Files of other users, such as
+/// those that a service manager hands out, are theirs to protect.
+fn check_private(file: &Path) -> anyhow::Result<()> {
+    let metadata = std::fs::metadata(file).with_context(|| format!("cannot read {}", file.display()))?;
+    let (mode, ours) = (metadata.mode() & 0o777, metadata.uid() == rustix::process::getuid().as_raw());
+    anyhow::ensure!(
+        !ours || mode & 0o077 == 0,
+        "others have access to {} (its mode is {mode:04o}): make it private with chmod 600, or make a new key",
+        file.display()
+    );
+    Ok(())
+}
+
+/// Writes a new key to a file that does not exist yet.
+pub(crate) fn keygen(file: &Path) -> anyhow::Result<()> {
+    let mut key = [0; 32];
+    getrandom::fill(&mut key).map_err(|error| anyhow::anyhow!("the operating system has no randomness: {error}"))?;
+    let mut options = OpenOptions::new();
+    let created = options.write(true).create_new(true).mode(0o600).open(file);
+    let mut written = created.map_err(|error| match error.kind() {
+        std::io::ErrorKind::AlreadyExists => {
+            anyhow::anyhow!("{} exists; no key is overwritten", file.display())
+        }
+        _ => anyhow::Error::new(error).context(format!("cannot write {}", file.display())),
+    })?;
+    let text = format!("{}\n", blake3::Hash::from_bytes(key).to_hex());
+    written.write_all(text.as_bytes()).and_then(|()| written.sync_all()).map_err(|error| {
+        // What is not a whole key is of no use to anybody.
+        let _ = std::fs::remove_file(file);
+        anyhow::Error::new(error).context(format!("cannot write {}", file.display()))
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::fs::PermissionsExt;
+
+    use super::*;
+
+    fn with_key(key: &Path) -> SecurityOptions {
+        SecurityOptions { key: Some(key.to_owned()), ..SecurityOptions::default() }
+    }
+
+    #[test]
+    fn a_new_key_is_private_and_never_overwrites() {
+        let dir = tempfile::tempdir().unwrap();
+        let (one, other) = (dir.path().join("one"), dir.path().join("other"));
+        keygen(&one).unwrap();
+        keygen(&other).unwrap();
+        let text = std::fs::read_to_string(&one).unwrap();
+        assert_eq!((text.len(), std::fs::metadata(&one).unwrap().mode() & 0o777), (65, 0o600));
+        assert_ne!(text, std::fs::read_to_string(&other).unwrap());
+        let error = keygen(&one).unwrap_err().to_string();
+        assert!(error.ends_with("one exists; no key is overwritten"), "{error}");
+        assert_eq!(std::fs::read_to_string(&one).unwrap(), text);
+        assert!(with_key(&one).open(FabricName::Auto).unwrap().is_some());
+        assert!(keygen(&dir.path().join("no/where")).is_err());
+    }
+
+    #[test]
+    fn a_key_that_others_can_read_is_refused() {
+        let dir = tempfile::tempdir().unwrap();
+        let key = dir.path().join("key");
+        keygen(&key).unwrap();
+        for mode in [0o640, 0o604, 0o644, 0o620] {
+            std::fs::set_permissions(&key, std::fs::Permissions::from_mode(mode)).unwrap();
+            let error = with_key(&key).open(FabricName::Auto).unwrap_err();
+            assert!(error.to_string().contains("chmod 600"), "{error}");
+            assert_eq!(Exit::code_of(&error), 1);
+        }
+        std::fs::set_permissions(&key, std::fs::Permissions::from_mode(0o400)).unwrap();
+        assert!(with_key(&key).open(FabricName::Auto).is_ok());
+        let error = with_key(&dir.path().join("gone")).open(FabricName::Auto).unwrap_err();
+        assert!(error.to_string().contains("cannot read"), "{error}");
+    }
+
+    #[test]
+    fn encryption_is_for_tcp_among_those_who_are_known() {
+        let dir = tempfile::tempdir().unwrap();
+        let key = dir.path().join("key");
+        keygen(&key).unwrap();
+        let encrypt = SecurityOptions { encrypt: true, ..SecurityOptions::default() };
+        let error = encrypt.open(FabricName::Tcp).unwrap_err();
+        assert_eq!(Exit::code_of(&error), 2);
+        let encrypt = SecurityOptions { encrypt: true, ..with_key(&key) };
+        assert!(encrypt.open(FabricName::Auto).is_ok() && encrypt.open(FabricName::Tcp).is_ok());
+        let error = encrypt.open(FabricName::Verbs).unwrap_err();
+        assert_eq!(Exit::code_of(&error), 2);
+        assert!(format!("{error:#}").contains("RDMA carries the data as it is"), "{error:#}");
+    }
+}
