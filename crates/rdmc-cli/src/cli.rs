@@ -148,6 +148,9 @@ pub(crate) struct RecvOptions {
     pub(crate) fabric: FabricOptions,
     #[command(flatten)]
     pub(crate) security: SecurityOptions,
+    /// Seconds that transfers under way may go on after SIGTERM; SIGINT, or a second signal, ends them at once
+    #[arg(long, env = "RDMC_DRAIN", default_value_t = 10, value_name = "SECONDS", value_parser = clap::value_parser!(u64).range(0..=86_400))]
+    pub(crate) drain: u64,
     /// Registered memory of a transfer, at most; RDMA receives whole files into it, so longer ones need TCP or more
     #[arg(long, env = "RDMC_POOL_SIZE", default_value = "4GiB", value_name = "SIZE", value_parser = size::parse_pool)]
     pub(crate) pool_size: u64,

@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use anyhow::{Context, ensure};
 use bytes::Bytes;
-use rdmc::{Algorithm, Buffer, Cluster, Fabric, MemNetwork, Memory, Node, NodeBuilder, NodeId, TcpFabric};
+use rdmc::{Algorithm, Buffer, Cluster, Fabric, MemNetwork, Memory, Node, NodeBuilder, NodeId, Shutdown, TcpFabric};
 use tokio::io::{AsyncBufReadExt, BufReader};
 use tokio::process::{Child, Command};
 use tokio::sync::mpsc;
@@ -266,7 +266,7 @@ impl Members {
 
     /// Waits until all receivers have ended.
     async fn end(self) -> anyhow::Result<()> {
-        self.node.shutdown().await;
+        self.node.shutdown(Shutdown::Abort).await;
         for mut child in self.children {
             drop(child.stdin.take());
             // What does not end by itself is killed when it is dropped.
@@ -359,7 +359,7 @@ fn start_tasks(
             let node = builder.pool_bytes_max(plan.pool_bytes()).start().await?;
             // Nobody listens any more if the sender has failed, which says so.
             take_rounds(&node, &nodes, &plan, |told| drop(tell.send((place, told)))).await?;
-            node.shutdown().await;
+            node.shutdown(Shutdown::Abort).await;
             Ok(())
         });
     }

@@ -3,6 +3,8 @@
 use std::fmt;
 use std::process::ExitCode;
 
+use tokio::sync::watch;
+
 /// The kind of failure, which decides the exit code; attached to errors as their context.
 ///
 /// Errors without one are local failures.
@@ -25,6 +27,29 @@ pub(crate) enum Exit {
 pub(crate) enum Signal {
     Interrupt,
     Terminate,
+}
+
+/// Tells the parts of a command that the program is to end.
+#[derive(Clone, Debug)]
+pub(crate) struct Stop(watch::Receiver<Option<Signal>>);
+
+impl Stop {
+    /// Makes one, and what tells it.
+    pub(crate) fn new() -> (watch::Sender<Option<Signal>>, Self) {
+        let (told, stop) = watch::channel(None);
+        (told, Self(stop))
+    }
+
+    /// Waits until a signal has come.
+    pub(crate) async fn signalled(&self) -> Signal {
+        let mut told = self.0.clone();
+        let signal = told.wait_for(Option::is_some).await.ok().and_then(|signal| *signal);
+        match signal {
+            Some(signal) => signal,
+            // Nobody is there to tell it any more.
+            None => std::future::pending().await,
+        }
+    }
 }
 
 impl Exit {

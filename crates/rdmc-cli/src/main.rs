@@ -31,7 +31,7 @@ use tokio::signal::unix::{SignalKind, signal};
 use tracing_subscriber::EnvFilter;
 
 use cli::{Cli, Command, DemoFabric};
-use exit::{Exit, Signal};
+use exit::{Exit, Signal, Stop};
 use progress::tell_outcome;
 
 fn main() -> ExitCode {
@@ -45,15 +45,15 @@ fn main() -> ExitCode {
         .with_ansi(std::io::stderr().is_terminal())
         .init();
     exit::report(match cli.command {
-        Command::Send(options) => tell_outcome(options.output, run(Threads::Many, send::run(options))),
-        Command::Recv(options) => tell_outcome(options.output, run(Threads::Many, recv::run(options))),
+        Command::Send(options) => tell_outcome(options.output, run(Threads::Many, |stop| send::run(options, stop))),
+        Command::Recv(options) => tell_outcome(options.output, run(Threads::Many, |stop| recv::run(options, stop))),
         Command::Demo(options) => {
             let threads = if options.fabric == DemoFabric::Mem { Threads::Many } else { Threads::One };
-            tell_outcome(options.output, run(threads, demo::run(options)))
+            tell_outcome(options.output, run(threads, |stop| unless_stopped(stop, demo::run(options))))
         }
-        Command::DemoMember(options) => run(Threads::One, demo::member::run(options)),
+        Command::DemoMember(options) => run(Threads::One, |stop| unless_stopped(stop, demo::member::run(options))),
         Command::Schedule(options) => schedule::run(&options),
-        Command::Doctor(options) => run(Threads::One, doctor::run(options)),
+        Command::Doctor(options) => run(Threads::One, |stop| unless_stopped(stop, doctor::run(options))),
         Command::Sim(options) => sim::run(&options),
         Command::Keygen { file } => security::keygen(&file),
         Command::Completions { shell } => manual::completions(shell),
@@ -69,8 +69,12 @@ enum Threads {
     Many,
 }
 
-/// Runs a command until it ends or a signal ends it; what it has begun is undone when it is dropped.
-fn run(threads: Threads, command: impl Future<Output = anyhow::Result<()>>) -> anyhow::Result<()> {
+/// Runs a command until it ends. It is told of the first signal, and ends in good order, in bounded time; a second signal
+/// ends it at once.
+fn run<F>(threads: Threads, command: impl FnOnce(Stop) -> F) -> anyhow::Result<()>
+where
+    F: Future<Output = anyhow::Result<()>>,
+{
     let mut builder = match threads {
         Threads::One => Builder::new_current_thread(),
         Threads::Many => Builder::new_multi_thread(),
@@ -78,14 +82,34 @@ fn run(threads: Threads, command: impl Future<Output = anyhow::Result<()>>) -> a
     let runtime = builder.enable_all().build()?;
     let outcome = runtime.block_on(async {
         let (mut interrupt, mut terminate) = (signal(SignalKind::interrupt())?, signal(SignalKind::terminate())?);
+        let mut next = async || {
+            tokio::select! {
+                _ = interrupt.recv() => Signal::Interrupt,
+                _ = terminate.recv() => Signal::Terminate,
+            }
+        };
+        let (tell, stop) = Stop::new();
+        let mut command = Box::pin(command(stop));
+        let first = tokio::select! {
+            outcome = &mut command => return outcome,
+            signal = next() => signal,
+        };
+        tell.send_replace(Some(first));
         tokio::select! {
-            outcome = Box::pin(command) => outcome,
-            _ = interrupt.recv() => Err(anyhow::Error::new(Exit::Signal(Signal::Interrupt))),
-            _ = terminate.recv() => Err(anyhow::Error::new(Exit::Signal(Signal::Terminate))),
+            outcome = &mut command => outcome,
+            second = next() => Err(Exit::Signal(second).into()),
         }
     });
     runtime.shutdown_timeout(SHUTDOWN_LIMIT);
     outcome
+}
+
+/// Runs what is simply dropped when a signal comes.
+async fn unless_stopped(stop: Stop, command: impl Future<Output = anyhow::Result<()>>) -> anyhow::Result<()> {
+    tokio::select! {
+        outcome = command => outcome,
+        signal = stop.signalled() => Err(Exit::Signal(signal).into()),
+    }
 }
 
 /// How long work in the background may take to end: the removal of temporary files waits for nothing else.

@@ -4,14 +4,14 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use anyhow::Context;
-use rdmc::{GroupError, GroupFailure, GroupSpec, Invitation, Listener, Node, Offer, OfferReceiver};
+use rdmc::{GroupError, GroupFailure, GroupSpec, Invitation, Listener, Node, Offer, OfferReceiver, Shutdown};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use tokio::task::JoinSet;
 
 use crate::announcement::{Announcement, Groups};
 use crate::arrivals::take_files;
 use crate::cli::RecvOptions;
-use crate::exit::Exit;
+use crate::exit::{Exit, Signal, Stop};
 use crate::fabric::{Chosen, FabricName, Offered, RAISE_THE_LIMIT};
 use crate::manifest::Manifest;
 use crate::progress::{Event, Reporter};
@@ -20,7 +20,7 @@ use crate::size::{Bytes, PAGE};
 use crate::store::Store;
 
 /// Receives until a signal comes, or one transfer with `--once`.
-pub(crate) async fn run(options: RecvOptions) -> anyhow::Result<()> {
+pub(crate) async fn run(options: RecvOptions, stop: Stop) -> anyhow::Result<()> {
     let reporter = Reporter::new(options.output);
     let store = Store::open(&options.dir, options.no_overwrite, options.fsync)?;
     let security = options.security.open(options.fabric.fabric)?;
@@ -54,8 +54,9 @@ pub(crate) async fn run(options: RecvOptions) -> anyhow::Result<()> {
             ),
         });
     }
-    let RecvOptions { max_size, pool_size, once, .. } = options;
-    let host = Arc::new(Host { store, reporter, offered, max_size, pool_size, once });
+    let RecvOptions { max_size, pool_size, once, drain, .. } = options;
+    let drain = Duration::from_secs(drain);
+    let host = Arc::new(Host { store, reporter, offered, max_size, pool_size, once, drain, stop });
     let sessions = Arc::new(Semaphore::new(if once { 1 } else { SESSIONS_MAX }));
     let mut running = JoinSet::new();
     loop {
@@ -68,6 +69,12 @@ pub(crate) async fn run(options: RecvOptions) -> anyhow::Result<()> {
                 if let (Some(outcome), true) = (ended?, once) {
                     return outcome;
                 }
+            }
+            signal = host.stop.signalled() => {
+                // Nobody is let in any more; those who are here have been told too.
+                drop(listener);
+                let mut outcomes = running.join_all().await.into_iter().flatten();
+                return outcomes.next().filter(|_| once).unwrap_or_else(|| Err(Exit::Signal(signal).into()));
             }
         }
     }
@@ -83,6 +90,9 @@ struct Host {
     pool_size: u64,
     /// The outcome of the first transfer is that of the program.
     once: bool,
+    /// How long transfers under way may go on when the program is to end.
+    drain: Duration,
+    stop: Stop,
 }
 
 impl Host {
@@ -109,7 +119,11 @@ impl Host {
             }
         };
         let receivers = invitation.nodes().len() - 1;
-        let builder = match invitation.accept().await {
+        let accepted = tokio::select! {
+            accepted = invitation.accept() => accepted,
+            _ = self.stop.signalled() => return None,
+        };
+        let builder = match accepted {
             Ok(builder) => builder,
             Err(error) => {
                 declined(error.to_string());
@@ -183,9 +197,19 @@ impl Host {
             self.reporter.say(&Event::Done { receivers, files, bytes, skipped: 0, seconds });
             Ok(())
         };
-        let outcome = outcome.await;
-        // The others are told, whatever happened; they need not listen.
-        let _ = tokio::time::timeout(LEAVE_LIMIT, node.shutdown()).await;
+        let ended = async {
+            let signal = self.stop.signalled().await;
+            if signal == Signal::Terminate {
+                tokio::time::sleep(self.drain).await;
+            }
+            Err(Exit::Signal(signal).into())
+        };
+        let outcome = tokio::select! {
+            outcome = outcome => outcome,
+            ended = ended => ended,
+        };
+        // The others are told, whatever happened.
+        node.shutdown(Shutdown::Abort).await;
         outcome
     }
 }

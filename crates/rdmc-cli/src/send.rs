@@ -8,12 +8,12 @@ use std::time::{Duration, Instant};
 use anyhow::Context;
 use bytes::Bytes;
 use rdmc::{Algorithm, FailureCause, GroupError, GroupFailure, InviteError, Memory, Multicast, Node, NodeId};
-use rdmc::{Security, SendError, Sender, StartError};
+use rdmc::{Security, SendError, Sender, Shutdown, StartError};
 use rdmc_schedule::{BlockCount, MEMBERS_MAX, Rank, Schedule};
 
 use crate::announcement::{Announcement, Groups};
 use crate::cli::SendOptions;
-use crate::exit::{Exit, INTEGRITY};
+use crate::exit::{Exit, INTEGRITY, Stop};
 use crate::fabric::{Chosen, Offered, register_to_send};
 use crate::manifest::{self, printable};
 use crate::progress::{Bar, Event, Reporter, TICK, explain};
@@ -21,7 +21,7 @@ use crate::size::POOL_BYTES_DEFAULT;
 use crate::source::{Source, SourceFile};
 
 /// Sends everything to everybody.
-pub(crate) async fn run(options: SendOptions) -> anyhow::Result<()> {
+pub(crate) async fn run(options: SendOptions, stop: Stop) -> anyhow::Result<()> {
     let reporter = Reporter::new(options.output);
     let receivers = Receivers::new(options.to)?;
     let security = options.security.open(options.fabric.fabric)?;
@@ -38,13 +38,20 @@ pub(crate) async fn run(options: SendOptions) -> anyhow::Result<()> {
     let sizes: Vec<u64> = source.files().map(|(_, _, size)| size).collect();
     let registered = registered_bytes_max(&sizes).max(told.manifest_len);
     let offered = options.fabric.open_towards(&receivers.0[0], registered, options.security.encrypt).await?;
-    let (node, over) = start(&offered, &receivers, &told, Duration::from_secs(options.timeout), security).await?;
+    let limit = Duration::from_secs(options.timeout);
+    let (node, over) = tokio::select! {
+        started = start(&offered, &receivers, &told, limit, security) => started?,
+        signal = stop.signalled() => return Err(Exit::Signal(signal).into()),
+    };
     let nodes = (0..receivers.members()).map(NodeId).collect();
     let groups = told.groups(nodes).context("the group cannot be formed")?;
     let transfer = Transfer { node: &node, receivers: &receivers, reporter: &reporter, source: &source, told: &told };
-    let outcome = transfer.run(&algorithm, list, groups, over).await;
-    // The others are told, whatever happened; they need not listen.
-    let _ = tokio::time::timeout(LEAVE_LIMIT, node.shutdown()).await;
+    let outcome = tokio::select! {
+        outcome = transfer.run(&algorithm, list, groups, over) => outcome,
+        signal = stop.signalled() => Err(Exit::Signal(signal).into()),
+    };
+    // The others are told, whatever happened.
+    node.shutdown(Shutdown::Abort).await;
     outcome
 }
 
@@ -277,8 +284,6 @@ const FILES_REGISTERED_MAX: usize = UNDER_WAY_MAX / 2 + 1;
 const BLOCKS_COUNTED_MAX: u64 = 4096;
 /// How long receivers that have all agreed have to connect, at least.
 const CONNECT_LIMIT_MIN: Duration = Duration::from_secs(30);
-/// How long to wait for the others to be told that this node leaves.
-const LEAVE_LIMIT: Duration = Duration::from_secs(5);
 
 #[cfg(test)]
 mod tests {

@@ -199,6 +199,9 @@ pub enum GroupError {
         /// The number.
         group: GroupId,
     },
+    /// The node is [shutting down](crate::Node::shutdown).
+    #[error("the node is shutting down")]
+    ShuttingDown,
     /// The fabric could not make queue pairs.
     #[error("the fabric refused a resource")]
     Fabric(#[from] FabricError),

@@ -235,6 +235,9 @@ pub(crate) async fn form(node: Arc<NodeShared>, spec: GroupSpec, root: bool) -> 
     let (announced, announcements) = mpsc::channel(ANNOUNCEMENTS_MAX);
     let events = Events { inbox, announced, announcements: Some(announcements) };
     let abandon = AbandonOnDrop(Some(group.clone()));
+    if !group.node.groups.add(&group) {
+        return Err(GroupError::ShuttingDown);
+    }
     let grants = around.sends_to.iter().map(|&to| (to, group.neighbour(to).expect_grants())).collect();
     let events = group.connect(events, digest, spec.formation_limit).await?;
     abandon.disarm();
@@ -261,6 +264,10 @@ impl Drop for AbandonOnDrop {
 }
 
 impl Group {
+    pub(crate) fn id(&self) -> GroupId {
+        self.id
+    }
+
     pub(crate) fn rank(&self) -> Rank {
         self.rank
     }

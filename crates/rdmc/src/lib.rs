@@ -64,7 +64,7 @@ pub use mesh::fabrics::{FabricChoice, Fabrics, FabricsError, PassedOver};
 pub use mesh::invite::{Invitation, InviteError, InviteFailure, invite, invite_secured};
 pub use mesh::listener::Listener;
 pub use mesh::security::{Distrust, Security, SecurityError};
-pub use node::{Cluster, Node, NodeBuilder, NodeId};
+pub use node::{Cluster, Node, NodeBuilder, NodeId, Shutdown};
 pub use pool::PoolError;
 pub use rdmc_fabric::{
     Buffer, BufferMut, Capabilities, CompletionMode, Elapsed, Fabric, MemFabric, MemNetwork, Memory, MemoryRegion,

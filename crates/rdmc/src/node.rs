@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::fmt;
 use std::io;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::Duration;
 
 use rdmc_fabric::{
@@ -12,10 +12,10 @@ use rdmc_fabric::{
 use serde::{Deserialize, Serialize};
 use tokio::sync::mpsc;
 
-use crate::failure::{GroupError, StartError};
+use crate::failure::{FailureCause, GroupError, StartError};
 use crate::group::receiver::{OfferReceiver, Receiver};
 use crate::group::sender::Sender;
-use crate::group::{self, GroupSpec};
+use crate::group::{self, Group, GroupId, GroupSpec};
 use crate::mesh::Mesh;
 use crate::mesh::fabrics::FabricChoice;
 use crate::mesh::listener::{Arrived, Listener};
@@ -337,8 +337,9 @@ impl NodeBuilder {
             completions,
             pool,
             counters,
+            groups: OpenGroups::default(),
             _listener: listener,
-            _scope: scope,
+            scope,
         };
         Ok(Node(Arc::new(shared)))
     }
@@ -364,8 +365,9 @@ pub(crate) struct NodeShared {
     pub(crate) completions: Arc<dyn CompletionSource>,
     pub(crate) pool: Pool,
     pub(crate) counters: Arc<Counters>,
+    pub(crate) groups: OpenGroups,
     _listener: Option<Listener>,
-    _scope: Scope,
+    scope: Scope,
 }
 
 impl Node {
@@ -461,14 +463,76 @@ impl Node {
         self.0.counters.node_stats(self.0.pool.lent_bytes(), self.0.mesh.refused())
     }
 
-    /// Takes leave of the other nodes. Groups that are not closed fail on them, with this node as the cause.
+    /// Takes leave of the other nodes, for all clones of this handle; returns the groups that were cut short.
     ///
-    /// Dropping the last handle does the same without waiting until the others have been told.
+    /// No group can be created or joined any more. What is left of the groups afterwards fails on the other members, with
+    /// this node as the cause. It ends within the limit that is given, twice the [detection](NodeBuilder::detection)
+    /// time, and a second. Handles of groups tell their end; a node that is shut down relays nothing.
+    ///
+    /// Dropping the last handle of a node and of its groups does the same as [`Shutdown::Abort`] without waiting until the
+    /// others have been told.
     ///
     /// # Cancel safety
-    /// Some nodes may not have been told.
-    pub async fn shutdown(self) {
-        self.0.mesh.leave().await;
+    /// Some groups may not have ended and some nodes may not have been told; it can be called again, on a clone.
+    pub async fn shutdown(self, how: Shutdown) -> Vec<GroupId> {
+        let shared = &*self.0;
+        let mut groups = shared.groups.close();
+        if let Shutdown::Drain { limit } = how {
+            let ended = futures::future::join_all(groups.iter().map(|group| group.ended()));
+            let _ = shared.environment.timeout(limit, ended).await;
+        }
+        groups.retain(|group| group.outcome().is_none());
+        groups.iter().for_each(|group| group.declare(FailureCause::Abandoned));
+        let ended = futures::future::join_all(groups.iter().map(|group| group.ended()));
+        let _ = shared.environment.timeout(shared.mesh.detection() * 2, ended).await;
+        let _ = shared.environment.timeout(LEAVE_LIMIT, shared.mesh.leave()).await;
+        shared.scope.end();
+        groups.iter().map(|group| group.id()).collect()
+    }
+}
+
+/// How a node takes its leave.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Shutdown {
+    /// It waits until its groups have ended, for so long at most, and leaves those that have not.
+    Drain {
+        /// How long it waits.
+        limit: Duration,
+    },
+    /// It leaves its groups, and tells their members so.
+    Abort,
+}
+
+/// The groups that a node is in.
+#[derive(Default)]
+pub(crate) struct OpenGroups(Mutex<Registry>);
+
+#[derive(Default)]
+struct Registry {
+    closed: bool,
+    groups: BTreeMap<GroupId, Weak<Group>>,
+}
+
+impl OpenGroups {
+    /// Adds a group; false if there are to be no more.
+    pub(crate) fn add(&self, group: &Arc<Group>) -> bool {
+        let mut registry = self.lock();
+        registry.groups.retain(|_, known| known.strong_count() > 0);
+        if !registry.closed {
+            registry.groups.insert(group.id(), Arc::downgrade(group));
+        }
+        !registry.closed
+    }
+
+    /// Lets no group in any more; returns those that are there.
+    fn close(&self) -> Vec<Arc<Group>> {
+        let mut registry = self.lock();
+        registry.closed = true;
+        registry.groups.values().filter_map(Weak::upgrade).collect()
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Registry> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -482,3 +546,5 @@ impl fmt::Debug for Node {
 const COMPLETIONS_DEFAULT: u32 = 1 << 20;
 /// The shortest silence after which a node is given up.
 const DETECTION_MIN: Duration = Duration::from_millis(50);
+/// How long the other nodes may take to be told that this one leaves.
+const LEAVE_LIMIT: Duration = Duration::from_secs(1);

@@ -6,20 +6,25 @@ use futures::future::{BoxFuture, Either, select};
 use rdmc_fabric::Environment;
 use tokio::sync::watch;
 
-/// Spawns tasks that are ended when the scope is dropped, at their next await.
+/// Spawns tasks that are ended when the scope is ended or dropped, at their next await.
 #[derive(Debug)]
 pub(crate) struct Scope {
     environment: Arc<dyn Environment>,
-    alive: watch::Sender<()>,
+    alive: watch::Sender<bool>,
 }
 
 impl Scope {
     pub(crate) fn new(environment: Arc<dyn Environment>) -> Self {
-        Self { environment, alive: watch::Sender::new(()) }
+        Self { environment, alive: watch::Sender::new(true) }
     }
 
     pub(crate) fn spawn(&self, task: impl Future<Output = ()> + Send + 'static) {
         self.spawner().spawn(Box::pin(task));
+    }
+
+    /// Ends all tasks, and those that are spawned later.
+    pub(crate) fn end(&self) {
+        self.alive.send_replace(false);
     }
 
     /// Returns a way to spawn into the scope that does not keep it alive.
@@ -32,15 +37,15 @@ impl Scope {
 #[derive(Clone, Debug)]
 pub(crate) struct Spawner {
     environment: Arc<dyn Environment>,
-    alive: watch::Receiver<()>,
+    alive: watch::Receiver<bool>,
 }
 
 impl Spawner {
     pub(crate) fn spawn(&self, task: BoxFuture<'static, ()>) {
         let mut alive = self.alive.clone();
         self.environment.spawn(Box::pin(async move {
-            // Nothing is ever sent: the wait ends when the scope is gone.
-            let gone = std::pin::pin!(async { while alive.changed().await.is_ok() {} });
+            // An error says that the scope is gone.
+            let gone = std::pin::pin!(alive.wait_for(|alive| !alive));
             match select(task, gone).await {
                 Either::Left(_) | Either::Right(_) => {}
             }

@@ -3,7 +3,10 @@
 use std::time::Duration;
 
 use futures::{FutureExt, StreamExt};
-use rdmc::{Algorithm, Cluster, FailureCause, GroupError, GroupSpec, MemNetwork, Node, NodeId, Rank, SendError};
+use rdmc::{
+    Algorithm, Cluster, FailureCause, GroupError, GroupId, GroupSpec, MemNetwork, Node, NodeId, Rank, SendError,
+    Shutdown,
+};
 
 use crate::cluster::{Kind, form, free_addresses, pattern, spec_of_all, start, take_all, watched};
 
@@ -311,4 +314,45 @@ fn handles_and_futures_are_send_and_handles_are_sync() {
     send::<rdmc::Multicast>();
     send::<rdmc::Delivery>();
     send::<rdmc::Offer>();
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_node_that_drains_waits_for_its_groups_and_lets_nobody_in() {
+    watched(async {
+        for kind in Kind::all() {
+            let nodes = start(kind, 3).await;
+            let (sender, receivers) = form(&nodes, &spec_of_all(1, &nodes, Algorithm::Chain, 1000)).await;
+            let draining = tokio::spawn(nodes[1].clone().shutdown(Shutdown::Drain { limit: Duration::from_secs(60) }));
+            let alone = |id| nodes[1].create_group(GroupSpec::new(id, [nodes[1].id()]));
+            let mut id = 100;
+            while !matches!(alone(id).await, Err(GroupError::ShuttingDown)) {
+                id += 1;
+            }
+            sender.send(pattern(50_000, 1)).await.unwrap();
+            let taken = futures::future::join_all(receivers.into_iter().map(take_all));
+            let (taken, closed) = futures::join!(taken, sender.close());
+            assert!(taken.iter().all(|messages| messages[0][..] == pattern(50_000, 1)), "{kind}");
+            assert!(closed.unwrap().is_complete());
+            assert_eq!(draining.await.unwrap(), [], "{kind}");
+        }
+    })
+    .await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_node_that_aborts_is_named_by_its_groups() {
+    watched(async {
+        for kind in Kind::all() {
+            let nodes = start(kind, 3).await;
+            let (sender, receivers) = form(&nodes, &spec_of_all(7, &nodes, Algorithm::BinomialPipeline, 1000)).await;
+            let cut_short = nodes[2].clone().shutdown(Shutdown::Abort).await;
+            assert_eq!(cut_short, [GroupId(7)], "{kind}");
+            let failure = sender.failed().await;
+            assert_eq!((failure.first().member, &failure.first().cause), (Rank(2), &FailureCause::Abandoned), "{kind}");
+            for receiver in receivers {
+                assert_eq!(receiver.failed().await, failure, "{kind}");
+            }
+        }
+    })
+    .await;
 }

@@ -205,8 +205,8 @@ fn a_receiver_killed_in_the_middle_ends_with_3_and_the_others_clean_up() {
 fn a_signal_ends_a_receiver_in_good_order() {
     let source = TempDir::new().unwrap();
     let path = slow_file(&source);
-    for (name, expected) in [("TERM", 143), ("INT", 130)] {
-        let receiver = Receiver::start(&["--once"]);
+    for (name, drain, expected) in [("TERM", "0", 143), ("INT", "60", 130)] {
+        let receiver = Receiver::start(&["--once", "--drain", drain]);
         let sender = start_send(&path, std::slice::from_ref(&receiver));
         wait_until("the file begins to arrive", || tree(receiver.dir.path()).len() == 1);
         signal(&receiver.child, name);
@@ -215,6 +215,20 @@ fn a_signal_ends_a_receiver_in_good_order() {
         assert!(tree(dir.path()).is_empty(), "{:?}", tree(dir.path()));
         assert_eq!(code(&finish(sender)), 3);
     }
+}
+
+#[test]
+fn a_receiver_that_is_terminated_finishes_what_is_under_way_and_takes_nothing_more() {
+    let source = TempDir::new().unwrap();
+    let path = slow_file(&source);
+    let receiver = Receiver::start(&["--drain", "60"]);
+    let sender = start_send(&path, std::slice::from_ref(&receiver));
+    wait_until("the file begins to arrive", || tree(receiver.dir.path()).len() == 1);
+    signal(&receiver.child, "TERM");
+    assert_eq!(code(&finish(sender)), 0);
+    let (exit, dir) = receiver.finish();
+    assert_eq!(exit, 143);
+    assert_eq!(tree(dir.path()).keys().collect::<Vec<_>>(), ["slow"]);
 }
 
 #[test]

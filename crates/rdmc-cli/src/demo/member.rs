@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use anyhow::{Context, ensure};
 use futures::StreamExt;
-use rdmc::{Fabric, GroupSpec, Listener, Node, NodeId, TcpFabric};
+use rdmc::{Fabric, GroupSpec, Listener, Node, NodeId, Shutdown, TcpFabric};
 use rustix::time::{ClockId, clock_gettime};
 use serde::{Deserialize, Serialize};
 
@@ -80,7 +80,7 @@ pub(crate) async fn run(options: DemoMemberOptions) -> anyhow::Result<()> {
     let nodes = invitation.nodes();
     let node = invitation.accept().await?.pool_bytes_max(plan.pool_bytes()).start().await?;
     take_rounds(&node, &nodes, &plan, |told| print_json(&told)).await?;
-    node.shutdown().await;
+    node.shutdown(Shutdown::Abort).await;
     Ok(())
 }
 

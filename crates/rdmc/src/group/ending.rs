@@ -155,7 +155,7 @@ impl Group {
     // What others wait for.
 
     /// Returns how the group ended, if it has.
-    pub(super) fn outcome(&self) -> Option<Ended> {
+    pub(crate) fn outcome(&self) -> Option<Ended> {
         self.end.outcome.borrow().clone()
     }
 
