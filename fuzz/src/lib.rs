@@ -48,6 +48,7 @@ pub type Seed = (String, Vec<u8>);
 pub const TARGETS: &[Target] = &[
     Target { name: "mesh_frame", run: mesh::frame, seeds: mesh::frame_seeds },
     Target { name: "mesh_stream", run: mesh::stream, seeds: mesh::stream_seeds },
+    Target { name: "mesh_agreement", run: mesh::agreement, seeds: mesh::agreement_seeds },
     Target { name: "mesh_invitation", run: mesh::invitation, seeds: mesh::invitation_seeds },
     Target { name: "meeting_place", run: fabric::meeting_place, seeds: fabric::meeting_place_seeds },
     Target { name: "remote_memory", run: fabric::remote_memory, seeds: fabric::remote_memory_seeds },

@@ -46,6 +46,16 @@ pub fn invitation(bytes: &[u8]) {
     assert_eq!(sound, sensible);
 }
 
+/// A member of a group keeps its outcome and comes to one, whatever the others say about the end of the group.
+pub fn agreement(bytes: &[u8]) {
+    rdmc::fuzzing::agreement::play(bytes);
+}
+
+/// Seeds of [`agreement`].
+pub fn agreement_seeds() -> Vec<Seed> {
+    named(rdmc::fuzzing::agreement::examples())
+}
+
 /// Seeds of [`frame`].
 pub fn frame_seeds() -> Vec<Seed> {
     named(Frame::examples().into_iter().map(|(name, frame)| (name, frame.encode().split_off(4))))

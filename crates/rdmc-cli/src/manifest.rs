@@ -9,7 +9,8 @@ use std::fmt;
 use std::os::unix::ffi::OsStrExt;
 use std::path::PathBuf;
 
-use serde::{Deserialize, Serialize};
+use serde::de::{Error, SeqAccess, Visitor};
+use serde::{Deserialize, Deserializer, Serialize};
 
 /// Everything that a transfer carries, parents before what is in them.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -38,8 +39,41 @@ pub(crate) enum Kind {
 }
 
 /// A path below the destination, by its components.
-#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
 pub(crate) struct EntryPath(pub(crate) Vec<Vec<u8>>);
+
+impl<'de> Deserialize<'de> for EntryPath {
+    /// Stops at a component too many or without a byte, which would take far more memory than they have bytes.
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        deserializer.deserialize_newtype_struct("EntryPath", Components)
+    }
+}
+
+/// Reads the components of a path.
+struct Components;
+
+impl<'de> Visitor<'de> for Components {
+    type Value = EntryPath;
+
+    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("the components of a path")
+    }
+
+    fn visit_newtype_struct<D: Deserializer<'de>>(self, deserializer: D) -> Result<EntryPath, D::Error> {
+        deserializer.deserialize_seq(self)
+    }
+
+    fn visit_seq<A: SeqAccess<'de>>(self, mut names: A) -> Result<EntryPath, A::Error> {
+        let mut path = Vec::new();
+        while let Some(name) = names.next_element::<Vec<u8>>()? {
+            if name.is_empty() || path.len() == DEPTH_MAX {
+                return Err(A::Error::custom("a path has an empty component, or too many"));
+            }
+            path.push(name);
+        }
+        Ok(EntryPath(path))
+    }
+}
 
 impl EntryPath {
     /// Returns the path for the operating system.
@@ -180,7 +214,7 @@ impl fmt::Display for Flaw {
 impl std::error::Error for Flaw {}
 
 /// Longest encoded manifest in bytes.
-pub(crate) const LEN_MAX: u64 = 256 << 20;
+pub(crate) const LEN_MAX: u64 = 64 << 20;
 /// Most components of a path.
 const DEPTH_MAX: usize = 128;
 /// Most bytes of a path, separators included.
@@ -245,6 +279,17 @@ mod tests {
         let huge = Kind::File { size: u64::MAX };
         checked(&[("a", huge)]).unwrap();
         checked(&[("a", huge), ("b", FILE)]).unwrap_err();
+    }
+
+    #[test]
+    fn paths_that_cost_more_memory_than_bytes_are_not_read_to_their_end() {
+        let read = |names: Vec<Vec<u8>>| {
+            let entry = Entry { path: EntryPath(names), ..entry("a", FILE) };
+            postcard::from_bytes::<Manifest>(&Manifest { entries: vec![entry] }.encode())
+        };
+        assert!(read(vec![b"d".to_vec(); DEPTH_MAX]).is_ok());
+        assert!(read(vec![b"d".to_vec(); DEPTH_MAX + 1]).is_err());
+        assert!(read(vec![b"d".to_vec(), Vec::new()]).is_err());
     }
 
     #[test]

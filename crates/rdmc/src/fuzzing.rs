@@ -11,6 +11,8 @@ use crate::mesh::frame::{self, GroupFrame, PROTOCOL_VERSION, Reject};
 use crate::mesh::invite::Roster;
 use crate::node::NodeId;
 
+pub mod agreement;
+
 /// What nodes say to each other on control connections.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Frame(frame::Frame);
