@@ -302,6 +302,62 @@ async fn forming_and_closing_dropped_at_any_poll_hang_nobody() {
     .await;
 }
 
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn offers_and_arrivals_dropped_at_any_poll_lose_no_memory() {
+    watched(async {
+        for kind in Kind::all() {
+            let nodes = start(kind, 3).await;
+            let spec = spec_of_all(1, &nodes, Algorithm::BinomialPipeline, 500);
+            let joined = nodes[1..].iter().map(|node| node.join_group_with_offers(spec.clone()));
+            let (sender, joined) =
+                futures::join!(nodes[0].create_group(spec.clone()), futures::future::join_all(joined));
+            let sender = sender.unwrap();
+            let taken = joined.into_iter().zip(&nodes[1..]).map(|(receiver, node)| async move {
+                let mut receiver = receiver.unwrap();
+                let (mut polls, mut sizes) = (0, 0);
+                loop {
+                    polls = (polls + 1) % 7;
+                    let offer = match poll_and_drop(receiver.next_offer(), polls).await {
+                        Some(Some(offer)) => offer.unwrap(),
+                        Some(None) => break,
+                        None => continue,
+                    };
+                    let size = usize::try_from(offer.size()).unwrap();
+                    // A wait for memory that is dropped lends none.
+                    let memory = match poll_and_drop(node.allocate(size), polls).await {
+                        Some(memory) => memory,
+                        None => node.allocate(size).await,
+                    };
+                    // An arrival that is dropped is received and relayed all the same.
+                    if let Some(message) = poll_and_drop(offer.accept(memory.unwrap()), polls).await {
+                        assert!(message.unwrap()[..] == pattern(size, size as u64), "{kind}");
+                    }
+                    sizes += size;
+                }
+                assert!(receiver.close().await.unwrap().is_complete());
+                sizes
+            });
+            let sent = async {
+                let sizes = (0..40).map(|round| round * 83);
+                for size in sizes.clone() {
+                    sender.send(pattern(size, size as u64)).await.unwrap();
+                }
+                sender.close().await.unwrap();
+                sizes.sum()
+            };
+            let (taken, sent): (Vec<usize>, usize) = futures::join!(futures::future::join_all(taken), sent);
+            assert!(taken.iter().all(|taken| *taken == sent), "{kind}");
+            // The last relays let go of their blocks when they are acknowledged.
+            for node in &nodes {
+                while node.stats().pool_bytes_lent > 0 {
+                    tokio::task::yield_now().await;
+                }
+            }
+        }
+    })
+    .await;
+}
+
 #[test]
 fn handles_and_futures_are_send_and_handles_are_sync() {
     fn sync<T: Send + Sync>() {}

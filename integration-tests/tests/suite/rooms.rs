@@ -1,6 +1,7 @@
-//! The arrows between the crates: imports point down only.
+//! What holds of the sources: imports between crates point down only, and promises have tests.
 
 use std::collections::BTreeMap;
+use std::path::Path;
 use std::process::Command;
 
 /// What each room may use of the others.
@@ -44,4 +45,45 @@ fn imports_between_crates_point_down_only() {
         }
     }
     assert!(seen >= 4, "the workspace has at least its four first crates, {seen} were found");
+}
+
+#[test]
+fn every_promise_names_tests_that_exist() {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("..");
+    let promises = std::fs::read_to_string(root.join("docs/GUARANTEES.md")).unwrap();
+    let mut sources = String::new();
+    for dir in ["crates", "integration-tests", "fuzz"] {
+        read_sources(&root.join(dir), &mut sources);
+    }
+    let mut promise = 0;
+    let mut tests = 0;
+    for line in promises.lines() {
+        if let Some((number, _)) = line.split_once(". **") {
+            assert!(promise == 0 || tests > 0, "promise {promise} names no test");
+            promise += 1;
+            tests = 0;
+            assert_eq!(number, promise.to_string(), "promises are numbered in order");
+        }
+        // Tests stand alone in their lines.
+        let names = line.trim().split(' ').map(|word| word.strip_prefix('`').and_then(|word| word.strip_suffix('`')));
+        let Some(names) = names.collect::<Option<Vec<_>>>() else { continue };
+        for name in names {
+            let is_there = [format!("fn {name}("), format!("{name},"), format!("{name};"), format!("\"{name}\"")];
+            assert!(is_there.iter().any(|text| sources.contains(text)), "promise {promise}: there is no test {name}");
+            tests += 1;
+        }
+    }
+    assert!(promise > 10 && tests > 0);
+}
+
+fn read_sources(dir: &Path, sources: &mut String) {
+    for entry in std::fs::read_dir(dir).unwrap() {
+        let path = entry.unwrap().path();
+        let name = path.file_name().and_then(|name| name.to_str()).unwrap_or_default();
+        if path.is_dir() && name != "target" {
+            read_sources(&path, sources);
+        } else if path.extension().is_some_and(|extension| extension == "rs") {
+            sources.push_str(&std::fs::read_to_string(&path).unwrap());
+        }
+    }
 }
