@@ -3,7 +3,8 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use super::frame::{Evidence, Outcome, Report, Verdict};
-use super::{Agreement, RECORDS_REPORTED_MAX, ROOT, all_confirmed};
+use super::leading::all_confirmed;
+use super::{Agreement, RECORDS_REPORTED_MAX, ROOT};
 use crate::certificate::MessageRecord;
 use crate::failure::FailureCause;
 
