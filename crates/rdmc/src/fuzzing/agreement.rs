@@ -42,7 +42,7 @@ pub fn play(bytes: &[u8]) {
         if let Event::Wait { ms } = &event {
             now = now + Duration::from_millis((*ms).into());
         }
-        step(&mut agreement, event, members, now);
+        step(&mut agreement, event, me, members, now);
         let frames = agreement.take_frames();
         assert!(frames.len() <= 8 * members as usize, "{} frames for one event", frames.len());
         assert!(frames.iter().all(|(to, _)| *to != me && *to < members));
@@ -63,9 +63,12 @@ pub fn play(bytes: &[u8]) {
     }
 }
 
-fn step(agreement: &mut Agreement, event: Event, members: u32, now: Timestamp) {
-    let rank = |rank: u8| u32::from(rank) % members;
+fn step(agreement: &mut Agreement, event: Event, me: u32, members: u32, now: Timestamp) {
+    // Nobody hears of itself, and roles are types.
+    let rank = |rank: u8| (me + 1 + u32::from(rank) % (members - 1).max(1)) % members;
+    let is_about_others = matches!(event, Event::Hear(..) | Event::Lose(_) | Event::Reconnect(_) | Event::Accuse(_));
     match event {
+        _ if is_about_others && members == 1 => {}
         Event::Hear(from, frame) => _ = agreement.receive(rank(from), frame, now),
         Event::Lose(other) => agreement.lose(rank(other), FailureCause::ConnectionLost, now),
         Event::Reconnect(other) => agreement.reconnect(rank(other), now),
@@ -75,8 +78,9 @@ fn step(agreement: &mut Agreement, event: Event, members: u32, now: Timestamp) {
         Event::Message => {
             let _ = agreement.begin(1) && agreement.hold();
         }
-        Event::Close => agreement.close(agreement.held(), now),
-        Event::Confirm => agreement.confirm(now),
+        Event::Close if me == 0 && agreement.messages().is_none() => agreement.close(agreement.held(), now),
+        Event::Confirm if me != 0 => agreement.confirm(now),
+        Event::Close | Event::Confirm => {}
     }
 }
 
