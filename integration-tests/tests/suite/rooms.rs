@@ -77,13 +77,13 @@ fn every_promise_names_tests_that_exist() {
 }
 
 fn read_sources(dir: &Path, sources: &mut String) {
-    for entry in std::fs::read_dir(dir).unwrap() {
-        let path = entry.unwrap().path();
+    for entry in std::fs::read_dir(dir).expect("a directory of the sources") {
+        let path = entry.expect("a directory of the sources").path();
         let name = path.file_name().and_then(|name| name.to_str()).unwrap_or_default();
         if path.is_dir() && name != "target" {
             read_sources(&path, sources);
         } else if path.extension().is_some_and(|extension| extension == "rs") {
-            sources.push_str(&std::fs::read_to_string(&path).unwrap());
+            sources.push_str(&std::fs::read_to_string(&path).expect("it is text"));
         }
     }
 }
