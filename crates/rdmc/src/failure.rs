@@ -133,6 +133,21 @@ impl FailureCause {
         }
     }
 
+    /// Returns the length of the text in it, in bytes.
+    pub(crate) fn text_len(&self) -> usize {
+        match self {
+            Self::Refused { reason: text }
+            | Self::DataConnection { what: text }
+            | Self::Protocol { what: text }
+            | Self::Resources { what: text } => text.len(),
+            Self::ConnectionLost
+            | Self::Unresponsive { .. }
+            | Self::Abandoned
+            | Self::NotJoined
+            | Self::SpecMismatch => 0,
+        }
+    }
+
     /// Tells whether it says that the control connection was lost.
     pub(crate) fn is_a_loss(&self) -> bool {
         matches!(self, Self::ConnectionLost | Self::Unresponsive { .. })

@@ -1,7 +1,7 @@
 //! The mesh: a control connection between every two nodes of a cluster (DSN §4.2).
 //!
 //! It carries what the data path needs before it exists and when it fails: the exchange of queue pair endpoints and
-//! keys, failure reports, and the barrier that closes a group. Of two nodes the one with the lower number opens the
+//! keys, signs of life, and the agreement on the end of a group. Of two nodes the one with the lower number opens the
 //! connection, and opens it again when it is lost.
 
 use std::collections::{BTreeMap, VecDeque};
@@ -104,7 +104,7 @@ pub(crate) struct Inbox {
 }
 
 impl Inbox {
-    /// Waits for the next event; none if the node is gone.
+    /// Waits for the next event; none if the group has ended.
     ///
     /// # Cancel safety
     /// No event is lost.

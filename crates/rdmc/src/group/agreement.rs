@@ -378,9 +378,10 @@ impl Agreement {
                 self.tell(rank, EndFrame::Decided { ballot, outcome: outcome.clone() });
             }
         }
-        if let Some(lead) = self.lead.take() {
-            // Those who wait for this member's word.
-            let ballot = ballot.max(lead.ballot());
+        let lead = self.lead.take();
+        // Who has accepted something in a ballot of this member takes its word for no lower one.
+        let ballot = lead.as_ref().map_or(ballot, |lead| ballot.max(lead.ballot()));
+        if lead.is_some() {
             self.tell_all(&EndFrame::Decided { ballot, outcome: outcome.clone() });
         }
         self.decided = Some((ballot, outcome));
@@ -388,7 +389,7 @@ impl Agreement {
 
     /// Says what is wrong with a frame, if anything is.
     fn check(&self, from: u32, frame: &EndFrame) -> Result<(), &'static str> {
-        let leads = |ballot: &Ballot| ballot.leader == from;
+        let leads = |ballot: &Ballot| ballot.leader == from && ballot.attempt <= ATTEMPTS_MAX;
         let right = match frame {
             EndFrame::Closing { messages } => from == ROOT && self.progress.begun <= *messages,
             EndFrame::Confirm { messages } => self.me == ROOT && self.progress.messages == Some(*messages),
@@ -396,20 +397,25 @@ impl Agreement {
             EndFrame::Gather { ballot } => leads(ballot) && *ballot != Ballot::CLOSE,
             EndFrame::Report { report, .. } => {
                 self.is_sound(&report.evidence)
+                    && report.progress.confirmed.len() <= self.members as usize
                     && report.progress.confirmed.iter().all(|rank| *rank < self.members)
                     && report.progress.records.len() <= RECORDS_REPORTED_MAX
                     && report.accepted.as_ref().is_none_or(|(_, outcome)| self.is_possible(outcome))
             }
             EndFrame::Propose { ballot, outcome } => leads(ballot) && self.is_possible(outcome),
             EndFrame::Decided { outcome, .. } => self.is_possible(outcome),
-            EndFrame::Accepted { .. } | EndFrame::Outbid { .. } | EndFrame::Absent { .. } => true,
+            EndFrame::Outbid { promised } => promised.attempt <= ATTEMPTS_MAX,
+            EndFrame::Accepted { .. } | EndFrame::Absent { .. } => true,
         };
         if right { Ok(()) } else { Err("said something about the end of the group that cannot be") }
     }
 
     fn is_sound(&self, evidence: &Evidence) -> bool {
-        let lost = &evidence.lost;
-        let against = &evidence.against;
+        let (lost, against) = (&evidence.lost, &evidence.against);
+        let causes = evidence.own.iter().chain(against.iter().map(|(_, cause)| cause));
+        if causes.map(FailureCause::text_len).any(|len| len > TEXT_LEN_MAX) {
+            return false;
+        }
         lost.len().max(against.len()) <= self.members as usize
             && lost.iter().chain(against.iter().map(|(rank, _)| rank)).all(|rank| *rank < self.members)
     }
@@ -422,6 +428,7 @@ impl Agreement {
             }
             Outcome::Failed(verdict) => {
                 !verdict.failed.is_empty()
+                    && verdict.failed.len() <= self.members as usize
                     && verdict.failed.iter().all(|(rank, _)| *rank < self.members)
                     && verdict.held.len() == self.members as usize
                     && verdict.records.len() <= RECORDS_REPORTED_MAX
@@ -480,6 +487,10 @@ impl EndFrame {
     }
 }
 
+/// Most attempts of all members together: each waits longer than the one before it can take, so there are few.
+const ATTEMPTS_MAX: u32 = 1 << 30;
+/// Longest text of a cause in bytes: a reason has a thousand characters at most.
+const TEXT_LEN_MAX: usize = 4 << 10;
 /// The root's rank.
 const ROOT: u32 = 0;
 /// Messages whose sizes and digests are remembered.

@@ -245,12 +245,16 @@ impl Group {
             state.concluded = true;
             self.conclude(&state.agreement, ballot, outcome);
         }
-        drop(state);
+        // While the state is locked: older signs must not replace newer ones.
         self.end.signs.send_if_modified(|known| {
             let changed = *known != signs;
             *known = signs;
             changed
         });
+        // What others were told that this member does not have is not delivered any more: whoever waits is to learn that.
+        let undeliverable = if signs.stopped { std::mem::take(&mut state.early) } else { BTreeMap::new() };
+        drop(state);
+        drop(undeliverable);
         result
     }
 
