@@ -410,6 +410,34 @@ impl Buffer {
         Ok(())
     }
 
+    /// Returns how many ranges of its lease are held, this one included.
+    pub fn holders(&self) -> usize {
+        Arc::strong_count(&self.lease)
+    }
+
+    /// Takes the range back for writing, with the `before` bytes in front of it and the `after` bytes behind it, if
+    /// nobody else holds any range of its lease.
+    ///
+    /// What is written there stays, also where nobody holds it any more.
+    ///
+    /// # Errors
+    /// Gives the range back if others hold some of the lease, if the wider range lies outside the region, or if the
+    /// region is read only.
+    pub fn try_widen(mut self, before: usize, after: usize) -> Result<BufferMut, Self> {
+        let start = self.start.checked_sub(before);
+        let len = self.len.checked_add(before).and_then(|len| len.checked_add(after));
+        let (Some(start), Some(len)) = (start, len) else { return Err(self) };
+        let writable = |lease: &Lease| {
+            let region = lease.region();
+            region.memory.writable && start.checked_add(len).is_some_and(|end| end <= region.len())
+        };
+        // Whoever holds a range has a share of the lease: with no other share, all of the region is free to be written.
+        match Arc::get_mut(&mut self.lease).is_some_and(|lease| writable(lease)) {
+            true => Ok(BufferMut { lease: self.lease, start, len }),
+            false => Err(self),
+        }
+    }
+
     /// Returns what the fabric keeps about the region this range lies in.
     pub fn registration<T: Any>(&self) -> Option<&T> {
         self.lease.region().registration()
@@ -501,6 +529,30 @@ mod tests {
         let b = region(2).into_shared();
         assert!(a.try_append(b).is_err());
         assert_eq!(a.len(), 2);
+    }
+
+    #[test]
+    fn a_range_that_is_held_alone_widens_to_be_written() {
+        let mut rest = region(10).into_mut().unwrap();
+        let mut front = rest.split_to(4);
+        front.fill(1);
+        let (front, other) = (front.freeze(), rest.split_to(2));
+        drop(rest);
+        assert_eq!(front.holders(), 2);
+        let front = front.try_widen(0, 6).unwrap_err();
+        drop(other);
+        let front = front.try_widen(0, 7).unwrap_err().try_widen(1, 0).unwrap_err();
+        let mut whole = front.slice(2..4).try_widen(2, 6).unwrap_err();
+        assert_eq!(whole.len(), 2);
+        drop(front);
+        whole = whole.try_widen(2, 5).unwrap().freeze();
+        assert_eq!(whole[..], [1, 1, 1, 1, 0, 0, 0, 0, 0]);
+    }
+
+    #[test]
+    fn read_only_memory_does_not_widen() {
+        let shared = MemoryRegion::new(Memory::from(Bytes::from_static(b"abc")), Box::new(())).into_shared();
+        assert!(shared.try_widen(0, 0).is_err());
     }
 
     #[test]
