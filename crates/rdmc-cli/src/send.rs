@@ -146,7 +146,7 @@ impl Transfer<'_> {
             Ok(())
         };
         offered.await.map_err(|error: SendError| match error {
-            SendError::Failed(failure) => not_sent(&failure),
+            SendError::Failed(failure) | SendError::NotQueued(failure) => not_sent(&failure),
             other => anyhow::Error::new(other).context(Exit::Refused),
         })?;
         let sender = self.node.create_group(groups.files).await.map_err(not_formed)?;
@@ -227,7 +227,7 @@ impl Transfer<'_> {
 
     fn sent(&self, outcome: Result<(), SendError>, done: Option<Event>) -> anyhow::Result<()> {
         outcome.map_err(|error| match error {
-            SendError::Failed(failure) => self.failed(&failure),
+            SendError::Failed(failure) | SendError::NotQueued(failure) => self.failed(&failure),
             other => anyhow::Error::new(other),
         })?;
         if let Some(done) = done {

@@ -9,6 +9,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::certificate::Certificate;
 use crate::group::GroupId;
+use crate::group::recovery::Salvage;
 use crate::node::NodeId;
 
 /// Why a group ended before its time: terminal, and the same for every survivor.
@@ -26,6 +27,8 @@ pub struct GroupFailure {
     pub quorum: bool,
     /// Who has which message. Of members that failed it is often not known.
     pub certificate: Certificate,
+    /// What [`recover`](Self::recover) goes on with.
+    pub(crate) salvage: Salvage,
 }
 
 impl GroupFailure {
@@ -229,9 +232,12 @@ pub enum GroupError {
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum SendError {
-    /// The group failed; some members may have the message.
+    /// The group failed; some members may have the message. [Recovering](GroupFailure::recover) sends it to the end.
     #[error(transparent)]
     Failed(#[from] GroupFailure),
+    /// The group failed before the message was queued: nobody has any of it, and recovering does not send it.
+    #[error("the message was not queued: {0}")]
+    NotQueued(#[source] GroupFailure),
     /// The message has more than 2^32 − 1 blocks: choose a larger block size.
     #[error("a message of {size} bytes has more than {max} blocks of {block_size} bytes")]
     TooManyBlocks {

@@ -1,5 +1,6 @@
 //! A group: an ordered, static list of members, the first of which sends to all others (DSN §3).
 
+use std::collections::btree_map::Entry;
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::fmt;
 use std::pin::Pin;
@@ -10,7 +11,7 @@ use std::time::Duration;
 use futures::future::{BoxFuture, FusedFuture, FutureExt};
 use futures::stream::{FuturesUnordered, StreamExt};
 use rdmc_fabric::{Capabilities, ConnectError, Operation, Received, Timestamp};
-use rdmc_schedule::{Algorithm, BlockCount, MEMBERS_MAX, Rank, Schedule, first_source, neighbours};
+use rdmc_schedule::{Algorithm, BlockCount, MEMBERS_MAX, Neighbours, Rank, Schedule, first_source, neighbours};
 use serde::{Deserialize, Serialize};
 use tokio::sync::mpsc;
 
@@ -23,12 +24,17 @@ use crate::transfer::{Port, Trouble};
 
 pub(crate) mod agreement;
 mod ending;
+mod intake;
 pub(crate) mod neighbour;
 pub(crate) mod receiver;
+pub(crate) mod recovery;
+pub(crate) mod retained;
 pub(crate) mod sender;
 
 use ending::End;
 use neighbour::Neighbour;
+use recovery::{Continuation, Holdings, Resumption};
+use retained::Retained;
 
 /// A group's number, the same on all members. Each number is used once.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
@@ -58,6 +64,7 @@ pub struct GroupSpec {
     algorithm: Algorithm,
     block_size: u32,
     formation_limit: Duration,
+    recoverable: bool,
 }
 
 impl GroupSpec {
@@ -72,6 +79,7 @@ impl GroupSpec {
             algorithm: Algorithm::BinomialPipeline,
             block_size: 1 << 20,
             formation_limit: Duration::from_secs(30),
+            recoverable: true,
         }
     }
 
@@ -96,6 +104,17 @@ impl GroupSpec {
     #[must_use]
     pub fn formation_limit(mut self, limit: Duration) -> Self {
         self.formation_limit = limit;
+        self
+    }
+
+    /// Sets whether the group can [go on](crate::GroupFailure::recover) among the survivors of a failure; default true; all
+    /// members need the same.
+    ///
+    /// Every member then keeps the memory of a message until all have it, also if the application has let go of it, and the
+    /// root hears from every member how far it has come.
+    #[must_use]
+    pub fn recoverable(mut self, recoverable: bool) -> Self {
+        self.recoverable = recoverable;
         self
     }
 
@@ -139,8 +158,12 @@ impl GroupSpec {
     }
 
     /// Hashes all that members must agree on.
-    fn digest(&self) -> [u8; 32] {
+    fn digest(&self, continuation: Option<&Continuation>) -> [u8; 32] {
         let mut hash = blake3::Hasher::new();
+        hash.update(&[u8::from(self.recoverable)]);
+        if let Some(continuation) = continuation {
+            continuation.add_to(&mut hash);
+        }
         hash.update(&self.id.0.to_le_bytes());
         hash.update(&self.block_size.to_le_bytes());
         hash.update(self.algorithm.to_string().as_bytes());
@@ -159,8 +182,7 @@ pub(crate) struct Group {
     id: GroupId,
     rank: Rank,
     members: Arc<[NodeId]>,
-    algorithm: Algorithm,
-    block_size: u32,
+    spec: GroupSpec,
     first_source: Option<Rank>,
     /// At the root: the members that cannot learn a message's size from their first block.
     unfed: Vec<NodeId>,
@@ -170,6 +192,13 @@ pub(crate) struct Group {
     egress: Port,
     counters: Counters,
     end: End,
+    /// Messages that every member had before the group began.
+    base: u64,
+    /// Messages that some member may have had.
+    known: u64,
+    /// Messages that this member's application was given before.
+    given: u64,
+    retained: Arc<Retained>,
     span: tracing::Span,
 }
 
@@ -178,6 +207,7 @@ pub(crate) struct Formed {
     pub(crate) group: Arc<Group>,
     pub(crate) events: Events,
     pub(crate) grants: Grants,
+    pub(crate) resumption: Resumption,
 }
 
 /// The receives that grants consume, by neighbour.
@@ -190,47 +220,67 @@ pub(crate) struct Events {
     pub(crate) announcements: Option<mpsc::Receiver<(u64, u64)>>,
 }
 
+/// What a node is to be in a group that it forms.
+pub(crate) enum Role {
+    Root,
+    Receiver,
+    /// What it is in the group that goes on.
+    Survivor(Box<Continuation>),
+}
+
 /// Forms a group: exchanges queue pairs with all neighbours and connects them.
-pub(crate) async fn form(node: Arc<NodeShared>, spec: GroupSpec, root: bool) -> Result<Formed, GroupError> {
+pub(crate) async fn form(node: Arc<NodeShared>, spec: GroupSpec, role: Role) -> Result<Formed, GroupError> {
     let rank = spec.check(&node)?;
-    if rank.is_root() != root {
-        return Err(GroupError::WrongRole { rank });
-    }
+    let continuation = match role {
+        Role::Root | Role::Receiver if rank.is_root() != matches!(role, Role::Root) => {
+            return Err(GroupError::WrongRole { rank });
+        }
+        Role::Root | Role::Receiver => None,
+        Role::Survivor(continuation) => Some(continuation),
+    };
+    let continuation = continuation.as_deref();
     let count = spec.count();
-    let around = neighbours(&spec.algorithm, count, rank)?;
+    let around = match continuation {
+        // What is missing may come from anybody.
+        Some(_) => everybody_but(rank, count),
+        None => neighbours(&spec.algorithm, count, rank)?,
+    };
     let first = first_source(&spec.algorithm, count, rank)?;
     let mut peers = BTreeMap::new();
     for &peer in around.sends_to.iter().chain(&around.receives_from) {
         let learns_size_here = first_source(&spec.algorithm, count, peer)? == Some(rank);
         let id = spec.members[peer.index()];
-        peers.insert(peer, Neighbour::new(&node, peer, id, learns_size_here)?);
+        if let Entry::Vacant(vacant) = peers.entry(peer) {
+            vacant.insert(Neighbour::new(&node, peer, id, learns_size_here)?);
+        }
     }
     let mut unfed = Vec::new();
-    for member in (1..count).filter(|_| root) {
+    for member in (1..count).filter(|_| rank.is_root()) {
         if first_source(&spec.algorithm, count, Rank(member))?.is_none() {
             unfed.push(spec.members[Rank(member).index()]);
         }
     }
-    let digest = spec.digest();
-    let members: Arc<[NodeId]> = spec.members.into();
+    let members: Arc<[NodeId]> = spec.members.clone().into();
     let inbox = node.mesh.open_group(spec.id, &members).ok_or(GroupError::GroupIdUsed { group: spec.id })?;
-    let end = End::new(rank, count, node.mesh.detection());
-    let span = tracing::info_span!("group", group = spec.id.0, rank = rank.0);
+    let base = continuation.map_or(0, |continuation| continuation.base);
     let group = Arc::new(Group {
         id: spec.id,
         rank,
+        retained: Arc::new(Retained::new(members.len(), base, spec.recoverable)),
         members,
-        algorithm: spec.algorithm,
-        block_size: spec.block_size,
         first_source: first,
         unfed,
-        node,
         neighbours: peers,
         ingress: Port::default(),
         egress: Port::default(),
         counters: Counters::default(),
-        end,
-        span,
+        end: End::new(rank, count, node.mesh.detection(), continuation),
+        base,
+        known: continuation.map_or(0, |continuation| continuation.begun),
+        given: continuation.map_or(0, |continuation| continuation.held),
+        span: tracing::info_span!("group", group = spec.id.0, rank = rank.0),
+        spec,
+        node,
     });
     let (announced, announcements) = mpsc::channel(ANNOUNCEMENTS_MAX);
     let events = Events { inbox, announced, announcements: Some(announcements) };
@@ -238,12 +288,21 @@ pub(crate) async fn form(node: Arc<NodeShared>, spec: GroupSpec, root: bool) -> 
     if !group.node.groups.add(&group) {
         return Err(GroupError::ShuttingDown);
     }
+    if let Some(continuation) = continuation {
+        continuation.hand_over(&group.retained);
+    }
     let grants = around.sends_to.iter().map(|&to| (to, group.neighbour(to).expect_grants())).collect();
-    let events = group.connect(events, digest, spec.formation_limit).await?;
+    let connected = group.connect(events, continuation).await;
+    let (events, resumption) = connected.inspect_err(|_| group.retained.come_to_rest())?;
     abandon.disarm();
     group.node.counters.groups_formed.fetch_add(1, Ordering::Relaxed);
-    tracing::info!(parent: &group.span, members = count, algorithm = %group.algorithm, "group formed");
-    Ok(Formed { group, events, grants })
+    tracing::info!(parent: &group.span, members = count, algorithm = %group.spec.algorithm, "group formed");
+    Ok(Formed { group, events, grants, resumption })
+}
+
+fn everybody_but(rank: Rank, count: u32) -> Neighbours {
+    let others: Vec<Rank> = (0..count).map(Rank).filter(|other| *other != rank).collect();
+    Neighbours { sends_to: others.clone(), receives_from: others }
 }
 
 /// Tells the others that this member has left, unless it is disarmed.
@@ -277,7 +336,11 @@ impl Group {
     }
 
     pub(crate) fn block_size(&self) -> u32 {
-        self.block_size
+        self.spec.block_size
+    }
+
+    pub(crate) fn retained(&self) -> &Retained {
+        &self.retained
     }
 
     pub(crate) fn node(&self) -> &NodeShared {
@@ -291,7 +354,7 @@ impl Group {
     /// Returns the schedule of a message of `blocks` blocks.
     pub(crate) fn schedule(&self, blocks: BlockCount) -> Schedule {
         let members = u32::try_from(self.members.len()).expect("checked when the group was formed");
-        Schedule::new(&self.algorithm, members, blocks).expect("checked when the group was formed")
+        Schedule::new(&self.spec.algorithm, members, blocks).expect("checked when the group was formed")
     }
 
     /// Returns a member that the schedule names as a peer of this one.
@@ -339,16 +402,37 @@ impl Group {
 
     // Forming.
 
-    async fn connect(&self, mut events: Events, spec: [u8; 32], limit: Duration) -> Result<Events, GroupError> {
+    async fn connect(
+        &self,
+        mut events: Events,
+        continuation: Option<&Continuation>,
+    ) -> Result<(Events, Resumption), GroupError> {
+        let (spec, limit) = (self.spec.digest(continuation), self.spec.formation_limit);
+        let mut holdings = Holdings::default();
+        let told = continuation.map(|continuation| self.holdings(continuation)).unwrap_or_default();
         for neighbour in self.neighbours.values() {
+            // Before the offer: who has all offers knows what everybody holds.
+            for holding in &told {
+                self.node.mesh.send(neighbour.node, self.id, holding.clone()).await;
+            }
             self.node.mesh.post(neighbour.node, self.id, neighbour.offer(spec));
+        }
+        if let Some(continuation) = continuation {
+            self.own_holdings(&told, continuation, &mut holdings);
         }
         let mut unheard: BTreeSet<Rank> = self.neighbours.keys().copied().collect();
         let mut unconnected = unheard.clone();
         let mut connecting = FuturesUnordered::new();
         let mut late = std::pin::pin!(self.patience(limit).fuse());
         let mut ended = std::pin::pin!(self.ended().fuse());
-        while !unconnected.is_empty() || self.has_stopped() {
+        loop {
+            if unconnected.is_empty() && !self.has_stopped() {
+                match self.resumption(continuation, std::mem::take(&mut holdings)) {
+                    Ok(resumption) => return Ok((events, resumption)),
+                    Err((rank, what)) if rank == self.rank => self.declare(FailureCause::Resources { what }),
+                    Err((rank, what)) => self.accuse(rank, FailureCause::Protocol { what }),
+                }
+            }
             futures::select_biased! {
                 outcome = ended => {
                     return Err(outcome.err().map_or(GroupError::NotMember { node: self.node.mesh.me() }, GroupError::Failed));
@@ -365,6 +449,13 @@ impl Group {
                         }
                         let connect = self.neighbour(rank).connect(&self.node, data, ready, cells);
                         connecting.push(connect.map(move |connected| (rank, connected)));
+                    }
+                    Some(GroupEvent::Frame(from, GroupFrame::Holding { message, size, blocks })) => {
+                        let holding = (message, size, &blocks[..]);
+                        let noted = self.rank_of(from).map(|rank| holdings.note(rank, continuation, self.block_size(), holding));
+                        if let Some(Err(what)) = noted {
+                            self.blame(from, what);
+                        }
                     }
                     Some(event) => self.take_event(event, &events.announced),
                     None => {}
@@ -390,7 +481,6 @@ impl Group {
                 }
             }
         }
-        Ok(events)
     }
 
     // The mesh.
@@ -421,6 +511,16 @@ impl Group {
                 // If nobody takes them any more, this member's engine has ended and the group is about to fail.
                 if let Err(mpsc::error::TrySendError::Full(_)) = announced.try_send((message, size)) {
                     self.blame(from, "announced more messages than it may");
+                }
+            }
+            (GroupEvent::Frame(from, GroupFrame::Held { messages }), Some(rank)) if self.rank.is_root() => {
+                if let Err(what) = self.hear_held(rank, messages) {
+                    self.blame(from, what);
+                }
+            }
+            (GroupEvent::Frame(from, GroupFrame::Stable { messages }), Some(Rank::ROOT)) => {
+                if let Err(what) = self.hear_stable(messages) {
+                    self.blame(from, what);
                 }
             }
             (GroupEvent::Frame(from, _), Some(_)) => self.blame(from, "sent a frame that is not due"),
@@ -479,6 +579,7 @@ pub(crate) fn start(
         for neighbour in group.neighbours.values() {
             neighbour.close();
         }
+        group.retained.come_to_rest();
     };
     environment.spawn(Box::pin(tracing::Instrument::instrument(task, span)));
 }

@@ -13,7 +13,7 @@ use futures::future::{Either, select};
 use futures::stream::FuturesUnordered;
 use futures::{FutureExt, StreamExt, try_join};
 use rdmc_fabric::{Operation, Received, WorkError};
-use rdmc_schedule::{BlockCount, BlockIndex, Rank, Schedule};
+use rdmc_schedule::{BlockCount, BlockIndex, Rank};
 use tokio::sync::oneshot;
 
 use crate::group::Group;
@@ -21,10 +21,12 @@ use crate::group::neighbour::Neighbour;
 use crate::group::receiver::Message;
 
 mod blocks;
+mod plan;
 mod port;
 mod turn;
 
 pub(crate) use blocks::Blocks;
+pub(crate) use plan::Plan;
 pub(crate) use port::Port;
 pub(crate) use turn::{Turn, Turnstile};
 
@@ -55,12 +57,6 @@ impl Shape {
     }
 }
 
-/// The first block of a message, which arrived before its place was known.
-#[derive(Debug)]
-pub(crate) struct FirstBlock {
-    pub(crate) bytes: rdmc_fabric::Buffer,
-}
-
 /// Why a member cannot go on.
 #[derive(Debug)]
 pub(crate) enum Trouble {
@@ -77,8 +73,8 @@ pub(crate) struct Transfer {
     group: Arc<Group>,
     number: u64,
     shape: Shape,
-    schedule: Schedule,
-    blocks: Blocks,
+    plan: Plan,
+    blocks: Arc<Blocks>,
     /// What the application of a receiving member waits for.
     deliver: Option<oneshot::Sender<Message>>,
 }
@@ -87,27 +83,27 @@ impl Transfer {
     pub(crate) fn new(
         group: Arc<Group>,
         number: u64,
-        shape: Shape,
-        blocks: Blocks,
+        plan: Plan,
+        blocks: Arc<Blocks>,
         deliver: Option<oneshot::Sender<Message>>,
     ) -> Self {
-        let schedule = group.schedule(shape.count);
-        Self { group, number, shape, schedule, blocks, deliver }
+        group.retained().keep(number, &blocks);
+        Self { group, number, shape: blocks.shape(), plan, blocks, deliver }
     }
 
     /// Takes part until this member holds everything and has sent all it is to send.
     ///
     /// The turns keep messages in order: the next one is received when all receives of this one are posted, and sent
-    /// on when all sends of this one have left.
+    /// on when all sends of this one have left. `first_is_here` if the first block arrived before its place was known.
     pub(crate) async fn run(
         mut self,
-        first: Option<FirstBlock>,
+        first_is_here: bool,
         receive_turn: Turn,
         relay_turn: Turn,
     ) -> Result<(), Trouble> {
         let deliver = self.deliver.take();
         let received = async {
-            try_join!(self.receive_blocks(first.is_some(), receive_turn), self.place_first_block(first))?;
+            try_join!(self.receive_blocks(first_is_here, receive_turn), self.place_first_block())?;
             if let Some(deliver) = deliver {
                 self.group.deliver(deliver, Message::new(self.number, self.blocks.whole()));
             }
@@ -122,7 +118,7 @@ impl Transfer {
     async fn receive_blocks(&self, first_is_here: bool, turn: Turn) -> Result<(), Trouble> {
         let mut arriving = FuturesUnordered::new();
         let mut untold: Option<&Neighbour> = None;
-        for receive in self.schedule.receives(self.group.rank()).skip(usize::from(first_is_here)) {
+        for receive in self.plan.receives(self.group.rank()).skip(usize::from(first_is_here)) {
             let neighbour = self.group.neighbour(receive.peer);
             let room = async {
                 self.group.ingress().free_for(receive.peer).await;
@@ -184,23 +180,24 @@ impl Transfer {
     /// Copies the block that came before its place was known, while the others arrive.
     ///
     /// Until then it is relayed from where it is.
-    async fn place_first_block(&self, first: Option<FirstBlock>) -> Result<(), Trouble> {
-        let Some(FirstBlock { bytes }) = first else { return Ok(()) };
+    async fn place_first_block(&self) -> Result<(), Trouble> {
         // Receives and the first relay are posted before the copy begins.
         give_way().await;
-        self.blocks.place_staged(&bytes, give_way).await;
+        self.blocks.place_staged(give_way).await;
         Ok(())
     }
 
     /// Sends the blocks that the schedule names, each when it is held and the receiver is ready for it.
     async fn relay_blocks(&self, mut turn: Turn) -> Result<(), Trouble> {
         turn.wait().await;
-        self.group.announce(self.number, self.shape.size).await;
+        if !self.plan.is_repair() {
+            self.group.announce(self.number, self.shape.size).await;
+        }
         let mut leaving = FuturesUnordered::new();
         let left =
             |(to, outcome): (Rank, Result<(), WorkError>)| outcome.map_err(|error| Trouble::Work { with: to, error });
         let mut sizes_told = std::collections::BTreeSet::new();
-        let mut sends = self.schedule.sends(self.group.rank()).peekable();
+        let mut sends = self.plan.sends(self.group.rank()).peekable();
         while let Some(send) = sends.next() {
             let neighbour = self.group.neighbour(send.peer);
             // What was sent to this one before leaves at the latest when this one has to wait.
@@ -218,7 +215,7 @@ impl Transfer {
             let (room, waited_for_port) = self.timed(unless_failing(free, &mut leaving, left), interrupt).await;
             let room = room?;
             self.group.count_sent(block.len(), waited_for_ready);
-            let tells_size = neighbour.learns_size_here && sizes_told.insert(send.peer);
+            let tells_size = !self.plan.is_repair() && neighbour.learns_size_here && sizes_told.insert(send.peer);
             let operation = if tells_size {
                 neighbour.send_first_block(block, self.shape.size)
             } else {
@@ -285,7 +282,7 @@ where
 }
 
 /// Lets the other futures of the task have a turn.
-async fn give_way() {
+pub(crate) async fn give_way() {
     let mut gave = false;
     std::future::poll_fn(|cx| {
         if std::mem::replace(&mut gave, true) {

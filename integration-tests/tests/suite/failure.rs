@@ -54,7 +54,7 @@ fn a_member_that_dies_ends_the_group_with_one_verdict_for_all_survivors() {
                 let failure = loop {
                     match sender.send(pattern(100_000, 1)).await {
                         Ok(()) => {}
-                        Err(SendError::Failed(failure)) => break failure,
+                        Err(SendError::Failed(failure) | SendError::NotQueued(failure)) => break failure,
                         Err(other) => panic!("{other}"),
                     }
                 };
@@ -97,7 +97,7 @@ async fn a_receiver_that_is_dropped_is_named_by_all_others_and_other_groups_go_o
                 );
             }
             assert_eq!(sender.failed().await.first().member, Rank(2));
-            assert!(matches!(sender.send("too late").await, Err(SendError::Failed(_))));
+            assert!(matches!(sender.send("too late").await, Err(SendError::NotQueued(_))));
             let taken = futures::future::join_all(other_receivers.into_iter().map(take_all));
             let sent = async {
                 other_sender.send(pattern(10_000, 1)).await.unwrap();

@@ -6,6 +6,7 @@ mod failure;
 mod lab;
 mod multicast;
 mod program;
+mod recovery;
 mod rooms;
 mod security;
 mod sim;

@@ -131,7 +131,7 @@ impl Participant {
             let outcome = match dropped_after(&stage, drop_after_ns, send).await {
                 None => Outcome::Dropped,
                 Some(Ok(())) => Outcome::Done,
-                Some(Err(SendError::Failed(failure))) => (&failure).into(),
+                Some(Err(SendError::Failed(failure) | SendError::NotQueued(failure))) => (&failure).into(),
                 Some(Err(error)) => Outcome::Error(error.to_string()),
             };
             let at_ns = stage.now_ns();

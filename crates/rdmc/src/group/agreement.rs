@@ -94,6 +94,14 @@ impl Agreement {
         }
     }
 
+    /// Begins with the first `messages` messages, which every member has, and what is known of them.
+    pub(crate) fn continuing(mut self, messages: u64, records: impl IntoIterator<Item = MessageRecord>) -> Self {
+        self.progress.begun = messages;
+        self.progress.held = messages;
+        self.records = records.into_iter().filter(|record| record.number < messages).collect();
+        self
+    }
+
     // What this member does.
 
     /// Notes that a message has begun, in order; false if this member is to do no further work.
@@ -279,6 +287,11 @@ impl Agreement {
     /// Tells whether this member is to do no further work in the group.
     pub(crate) fn stopped(&self) -> bool {
         self.wedged || self.decided.is_some()
+    }
+
+    /// Returns how many messages this member knows of.
+    pub(crate) fn begun(&self) -> u64 {
+        self.progress.begun
     }
 
     /// Returns how many messages this member has, from the first.

@@ -13,6 +13,7 @@ use tokio::sync::{oneshot, watch};
 use super::agreement::frame::{Ballot, EndFrame, Outcome, Verdict};
 use super::agreement::{Agreement, Patience};
 use super::receiver::Message;
+use super::recovery::{Continuation, Salvage};
 use super::{Events, Group};
 use crate::certificate::{Certificate, MessageRecord};
 use crate::failure::{FailedMember, FailureCause, GroupFailure};
@@ -49,9 +50,12 @@ struct Signs {
 }
 
 impl End {
-    pub(super) fn new(rank: Rank, members: u32, detection: Duration) -> Self {
+    pub(super) fn new(rank: Rank, members: u32, detection: Duration, continuation: Option<&Continuation>) -> Self {
         let patience = Patience { settling: detection / 8, outbid: detection / 2, all: detection * 4 };
-        let agreement = Agreement::new(rank.0, members, patience);
+        let mut agreement = Agreement::new(rank.0, members, patience);
+        if let Some(Continuation { base, records, .. }) = continuation {
+            agreement = agreement.continuing(*base, records.iter().cloned());
+        }
         Self {
             state: Mutex::new(State { agreement, early: BTreeMap::new(), concluded: false }),
             signs: watch::Sender::default(),
@@ -78,12 +82,14 @@ impl Group {
     pub(crate) async fn begin_whole(&self, size: u64) {
         self.begin(size).await;
         self.act(|state, _| state.agreement.hold());
+        self.tell_held(size);
     }
 
     /// Hands a message that is whole to the application, after those before it.
     ///
     /// Once others may have been told that this member does not have it, the application does not get it either.
     pub(crate) fn deliver(&self, to: oneshot::Sender<Message>, message: Message) {
+        let bytes = message.len() as u64;
         self.act(|state, _| {
             state.early.insert(message.number(), (to, message));
             while let Some(next) = state.early.first_entry() {
@@ -95,6 +101,48 @@ impl Group {
                 let _ = to.send(message);
             }
         });
+        self.tell_held(bytes);
+    }
+
+    /// Lets the root know how many messages are here, the latest of so many bytes; at the root, all others how many
+    /// everybody has.
+    fn tell_held(&self, bytes: u64) {
+        if !self.spec.recoverable {
+            return;
+        }
+        let held = self.end.lock().agreement.held();
+        if self.rank.is_root() {
+            self.note_held(Rank::ROOT, held);
+        } else if self.retained.is_to_be_told(held, bytes) {
+            self.node.mesh.post(self.members[0], self.id, GroupFrame::Held { messages: held });
+        }
+    }
+
+    /// At the root: notes how many messages a member has.
+    fn note_held(&self, member: Rank, messages: u64) {
+        if let Some(stable) = self.retained.note_held(member, messages) {
+            for &other in &self.members[1..] {
+                self.node.mesh.post(other, self.id, GroupFrame::Stable { messages: stable });
+            }
+        }
+    }
+
+    /// At the root: takes a member's word for how many messages it has.
+    pub(super) fn hear_held(&self, from: Rank, messages: u64) -> Result<(), &'static str> {
+        if messages > self.end.lock().agreement.begun().max(self.known) {
+            return Err("says that it has messages that were not begun");
+        }
+        self.note_held(from, messages);
+        Ok(())
+    }
+
+    /// At another member: takes the root's word for how many messages everybody has.
+    pub(super) fn hear_stable(&self, messages: u64) -> Result<(), &'static str> {
+        if messages > self.end.lock().agreement.held() {
+            return Err("says that everybody has messages that this member has not");
+        }
+        self.retained.release(messages);
+        Ok(())
     }
 
     /// At the root: closes the group.
@@ -269,7 +317,10 @@ impl Group {
             Outcome::Failed(verdict) => Err(self.failure(agreement, verdict)),
         };
         match &ended {
-            Ok(certificate) => tracing::info!(parent: &self.span, %certificate, "group closed"),
+            Ok(certificate) => {
+                tracing::info!(parent: &self.span, %certificate, "group closed");
+                self.retained.clear();
+            }
             Err(failure) => {
                 tracing::error!(parent: &self.span, %failure, "group failed");
                 self.node.counters.groups_failed.fetch_add(1, Ordering::Relaxed);
@@ -303,6 +354,7 @@ impl Group {
             failed: failed.collect(),
             quorum: verdict.quorum,
             certificate: self.certificate(verdict.begun, verdict.held.clone().into(), records),
+            salvage: Salvage::new(self),
         }
     }
 

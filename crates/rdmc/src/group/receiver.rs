@@ -8,17 +8,19 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::task::{Context, Poll};
 
 use bytes::Bytes;
-use futures::future::FutureExt;
+use futures::future::{FusedFuture, FutureExt};
 use futures::stream::{FuturesUnordered, Stream, StreamExt};
 use rdmc_fabric::{Buffer, BufferMut};
-use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc, oneshot};
+use tokio::sync::{OwnedSemaphorePermit, mpsc, oneshot};
 
-use super::{Events, Formed, Grants, Group, GroupSpec, Running, form, start, take_grants};
+use super::intake::{Begun, Intake, MESSAGES_AHEAD, MemoryFrom};
+use super::recovery::{Continuation, Recovered, Recovery, RecoveryError};
+use super::{Formed, Grants, Group, GroupSpec, Role, Running, form, start, take_grants};
 use crate::certificate::Certificate;
-use crate::failure::{FailureCause, GroupError, GroupFailure, with_sources};
+use crate::failure::{FailureCause, GroupError, GroupFailure};
 use crate::node::{NodeId, NodeShared};
 use crate::stats::GroupStats;
-use crate::transfer::{Blocks, FirstBlock, Shape, Transfer, Trouble, Turn, Turnstile};
+use crate::transfer::{Trouble, Turnstile};
 
 /// A message as it was received: read only, without a copy.
 ///
@@ -113,8 +115,17 @@ pub struct Offer {
     number: u64,
     size: u64,
     /// None if the memory is the pool's.
-    answer: Option<oneshot::Sender<Result<BufferMut, String>>>,
+    answer: Option<oneshot::Sender<Answer>>,
+    /// The memory that it was accepted with before has some of it already, and may be used further.
+    begun: bool,
     delivery: Delivery,
+}
+
+/// What the application says to an offer.
+pub(super) enum Answer {
+    Memory(BufferMut),
+    Stay,
+    Refuse(String),
 }
 
 /// The arrival of a message, a future.
@@ -127,6 +138,12 @@ pub struct Delivery {
     /// Waits for the verdict when the message does not come.
     failing: Exclusive<Option<Running<GroupFailure>>>,
     _ahead: OwnedSemaphorePermit,
+}
+
+impl Delivery {
+    pub(super) fn new(group: Arc<Group>, message: oneshot::Receiver<Message>, ahead: OwnedSemaphorePermit) -> Self {
+        Self { group, message, failing: Exclusive::default(), _ahead: ahead }
+    }
 }
 
 impl Future for Delivery {
@@ -146,6 +163,16 @@ impl Future for Delivery {
 }
 
 impl Offer {
+    pub(super) fn new(
+        number: u64,
+        size: u64,
+        answer: Option<oneshot::Sender<Answer>>,
+        begun: bool,
+        delivery: Delivery,
+    ) -> Self {
+        Self { number, size, answer, begun, delivery }
+    }
+
     /// Returns the message's place in the group's order, from 0.
     pub fn number(&self) -> u64 {
         self.number
@@ -164,15 +191,31 @@ impl Offer {
         assert_eq!(memory.len() as u64, self.size, "the memory must have the message's size");
         if let Some(answer) = self.answer.take() {
             // Fails only if the group has just failed, which the delivery tells.
-            let _ = answer.send(Ok(memory));
+            let _ = answer.send(Answer::Memory(memory));
         }
         self.delivery
+    }
+
+    /// Receives the rest of the message into the memory that it was accepted with in the group that this one
+    /// [continues](GroupFailure::recover_with_offers).
+    ///
+    /// # Errors
+    /// Gives the offer back if it was not accepted there, had not come to a block, or if that memory is still in use.
+    pub fn stay(mut self) -> Result<Delivery, Self> {
+        if !self.begun {
+            return Err(self);
+        }
+        if let Some(answer) = self.answer.take() {
+            // Fails only if the group has just failed, which the delivery tells.
+            let _ = answer.send(Answer::Stay);
+        }
+        Ok(self.delivery)
     }
 
     /// Refuses the message, which ends the group for all members.
     pub fn refuse(mut self, reason: &str) {
         if let Some(answer) = self.answer.take() {
-            let _ = answer.send(Err(reason.chars().take(REASON_MAX).collect()));
+            let _ = answer.send(Answer::Refuse(reason.chars().take(REASON_MAX).collect()));
         }
     }
 }
@@ -354,22 +397,54 @@ pub(crate) async fn join_with_offers(node: Arc<NodeShared>, spec: GroupSpec) -> 
     join_from(node, spec, MemoryFrom::Application).await
 }
 
+/// Goes on at a member of a group that has failed.
+pub(crate) async fn go_on(node: Arc<NodeShared>, continuation: Continuation) -> Result<Recovery, RecoveryError> {
+    let Recovery { handle, lost, .. } = go_on_from(node, continuation, MemoryFrom::Pool).await?;
+    let handle = match handle {
+        Recovered::Receiver(offers) => Recovered::Receiver(Receiver { offers, current: None }),
+        Recovered::Sender(sender) => Recovered::Sender(sender),
+    };
+    Ok(Recovery { handle, lost })
+}
+
+pub(crate) async fn go_on_with_offers(
+    node: Arc<NodeShared>,
+    continuation: Continuation,
+) -> Result<Recovery<OfferReceiver>, RecoveryError> {
+    go_on_from(node, continuation, MemoryFrom::Application).await
+}
+
+async fn go_on_from(
+    node: Arc<NodeShared>,
+    continuation: Continuation,
+    memory: MemoryFrom,
+) -> Result<Recovery<OfferReceiver>, RecoveryError> {
+    let spec = continuation.spec.clone();
+    let mut formed = form(node, spec, Role::Survivor(Box::new(continuation))).await?;
+    let lost = std::mem::take(&mut formed.resumption.lost);
+    Ok(Recovery { handle: Recovered::Receiver(start_receiving(formed, memory)), lost })
+}
+
 async fn join_from(node: Arc<NodeShared>, spec: GroupSpec, memory: MemoryFrom) -> Result<OfferReceiver, GroupError> {
-    let Formed { group, mut events, grants } = form(node, spec, false).await?;
+    Ok(start_receiving(form(node, spec, Role::Receiver).await?, memory))
+}
+
+fn start_receiving(formed: Formed, memory: MemoryFrom) -> OfferReceiver {
+    let Formed { group, mut events, grants, resumption } = formed;
     // One more than can be under way, so that the engine never waits for the application to take an offer.
     let (offers, taken) = mpsc::channel(MESSAGES_AHEAD + 1);
     let (confirm, confirmed) = oneshot::channel();
-    let intake = Intake::new(group.clone(), memory, &mut events, offers);
+    let intake = Intake::new(group.clone(), memory, &mut events, offers, resumption);
     let complete = Arc::new(AtomicBool::new(false));
     start(group.clone(), events, run(group.clone(), intake, grants, confirmed, complete.clone()));
-    Ok(OfferReceiver {
+    OfferReceiver {
         group,
         offers: taken,
         confirm: Some(confirm),
         complete,
         failing: Exclusive::default(),
         told_failure: false,
-    })
+    }
 }
 
 /// Something that is only reached by `&mut`, so that a handle is `Sync` whatever it holds.
@@ -388,13 +463,6 @@ fn failure_of(group: &Arc<Group>) -> Running<GroupFailure> {
     async move { group.failed().await }.boxed()
 }
 
-/// Where the memory of messages comes from.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum MemoryFrom {
-    Pool,
-    Application,
-}
-
 /// A member's engine: receives message after message until the root closes the group.
 async fn run(
     group: Arc<Group>,
@@ -408,10 +476,12 @@ async fn run(
     let mut confirm = confirm.fuse();
     let mut running = FuturesUnordered::new();
     let mut relay_turns = Turnstile::default();
-    let mut started = 0;
+    let mut started = group.base;
+    // If the root is gone, what is to be completed is all.
+    let all = intake.all();
     let mut starting: futures::future::Fuse<Running<_>> = intake.start(started).boxed().fuse();
     let mut closing = std::pin::pin!(group.closing().fuse());
-    let mut messages = None;
+    let mut messages = all;
     let mut confirmed = false;
     loop {
         if messages == Some(started) && running.is_empty() {
@@ -425,12 +495,12 @@ async fn run(
             }
             begun = starting => {
                 let (intake, begun): (Intake, Begun) = begun?;
-                running.push(begun.transfer.run(begun.first, begun.turn, relay_turns.next()));
+                running.push(begun.transfer.run(begun.first_is_here, begun.turn, relay_turns.next()));
                 started += 1;
                 starting = intake.start(started).boxed().fuse();
             }
             all = closing => {
-                if all < started {
+                if all < started || messages.is_some_and(|messages| messages != all) {
                     let what = format!("closed the group after {all} messages, but sent {started}");
                     return Err(Trouble::Protocol { by: rdmc_schedule::Rank::ROOT, what });
                 }
@@ -448,156 +518,17 @@ async fn run(
     if !confirmed {
         confirm.await.map_err(|_| abandoned())?;
     }
-    group.confirm();
+    match all {
+        Some(messages) if group.rank().is_root() => group.close(messages),
+        _ => {
+            if !closing.is_terminated() {
+                closing.await;
+            }
+            group.confirm();
+        }
+    }
     Ok(())
 }
 
-/// The beginning of messages: learns the size, gets the memory.
-struct Intake {
-    group: Arc<Group>,
-    memory: MemoryFrom,
-    offers: mpsc::Sender<Offer>,
-    ahead: Arc<Semaphore>,
-    receive_turns: Turnstile,
-    /// Sizes by message number, where first blocks do not tell them.
-    announcements: Option<mpsc::Receiver<(u64, u64)>>,
-}
-
-/// A message that has begun.
-struct Begun {
-    transfer: Transfer,
-    first: Option<FirstBlock>,
-    turn: Turn,
-}
-
-impl Intake {
-    fn new(group: Arc<Group>, memory: MemoryFrom, events: &mut Events, offers: mpsc::Sender<Offer>) -> Self {
-        let announcements = events.announcements.take().filter(|_| group.first_source().is_none());
-        let ahead = Arc::new(Semaphore::new(MESSAGES_AHEAD));
-        Self { group, memory, offers, ahead, receive_turns: Turnstile::default(), announcements }
-    }
-
-    /// Waits for message `number` to begin.
-    async fn start(mut self, number: u64) -> Result<(Self, Begun), Trouble> {
-        let ahead = self.ahead.clone().acquire_owned().await.expect("it is never closed");
-        let mut turn = self.receive_turns.next();
-        turn.wait().await;
-        let (size, staged) = match self.group.first_source() {
-            Some(_) => {
-                let (size, bytes) = self.first_block().await?;
-                (size, Some(bytes))
-            }
-            None => (self.announced_size(number).await?, None),
-        };
-        let shape = Shape::new(size, self.group.block_size())
-            .ok_or_else(|| self.malformed("a message with too many blocks"))?;
-        self.group.begin(size).await;
-        let first = staged.map(|bytes| self.check_first(shape, bytes)).transpose()?;
-        let (deliver, message) = oneshot::channel();
-        let delivery = Delivery { group: self.group.clone(), message, failing: Exclusive::default(), _ahead: ahead };
-        let blocks = self.places(number, shape, first.as_ref(), delivery).await?;
-        let transfer = Transfer::new(self.group.clone(), number, shape, blocks, Some(deliver));
-        let first = first.map(|(_, bytes)| FirstBlock { bytes });
-        Ok((self, Begun { transfer, first, turn }))
-    }
-
-    /// Receives the block that comes before the message's size is known, into memory of its own.
-    async fn first_block(&self) -> Result<(u64, Buffer), Trouble> {
-        let source = self.group.first_source().expect("asked only where there is one");
-        let neighbour = self.group.neighbour(source);
-        let staging = self.group.node().pool.lend_staging(self.group.block_size() as usize);
-        let staging = staging.map_err(|error| self.out_of_memory(&with_sources(&error)))?;
-        self.group.ingress().free_for(source).await;
-        let room = neighbour.room_to_grant().await;
-        let (arriving, granted) = neighbour.grant(staging, room);
-        neighbour.tell_if_due();
-        self.group.ingress().occupy(source, arriving.nearly_done());
-        let received = arriving.await.map_err(|error| Trouble::Work { with: source, error })?;
-        drop(granted);
-        self.group.count_received(received.len);
-        let imm = received.imm.ok_or_else(|| self.malformed("a block without an immediate"))?;
-        let mut buffer = received.buffer;
-        buffer.truncate(received.len);
-        Ok((neighbour.message_size(imm), buffer.freeze()))
-    }
-
-    /// Checks the first block against the schedule; returns which one it is.
-    fn check_first(&self, shape: Shape, bytes: Buffer) -> Result<(rdmc_schedule::BlockIndex, Buffer), Trouble> {
-        let schedule = self.group.schedule(shape.count);
-        let first = schedule.receives(self.group.rank()).next().expect("a member receives every block");
-        if bytes.len() == shape.len(first.block) {
-            return Ok((first.block, bytes));
-        }
-        let what = format!("{} bytes as the first block of a message of {}", bytes.len(), shape.size);
-        Err(self.malformed(&what))
-    }
-
-    async fn announced_size(&mut self, number: u64) -> Result<u64, Trouble> {
-        let announcements = self.announcements.as_mut().expect("kept where there is no first source");
-        match announcements.recv().await {
-            Some((announced, size)) if announced == number => Ok(size),
-            Some((announced, _)) => {
-                let what = format!("announced message {announced} where {number} was due");
-                Err(Trouble::Protocol { by: rdmc_schedule::Rank::ROOT, what })
-            }
-            None => std::future::pending().await,
-        }
-    }
-
-    /// Gets the memory for a message, from the pool or the application, and offers it.
-    async fn places(
-        &self,
-        number: u64,
-        shape: Shape,
-        first: Option<&(rdmc_schedule::BlockIndex, Buffer)>,
-        delivery: Delivery,
-    ) -> Result<Blocks, Trouble> {
-        let size =
-            usize::try_from(shape.size).map_err(|_| self.out_of_memory("a message longer than the address space"))?;
-        match self.memory {
-            MemoryFrom::Pool => {
-                let blocks = match first {
-                    // The only block is the message: no copy.
-                    Some((_, bytes)) if shape.count.0 == 1 => Blocks::whole_message(shape, bytes.clone()),
-                    _ => Blocks::to_receive(shape, self.pool(size).await?, first.cloned()),
-                };
-                self.offer(Offer { number, size: shape.size, answer: None, delivery }).await?;
-                Ok(blocks)
-            }
-            MemoryFrom::Application => {
-                let (answer, answered) = oneshot::channel();
-                self.offer(Offer { number, size: shape.size, answer: Some(answer), delivery }).await?;
-                match answered.await {
-                    Ok(Ok(memory)) => Ok(Blocks::to_receive(shape, memory, first.cloned())),
-                    Ok(Err(reason)) => Err(Trouble::Own(FailureCause::Refused { reason })),
-                    Err(_) => {
-                        let reason = "the application dropped the offer".to_owned();
-                        Err(Trouble::Own(FailureCause::Refused { reason }))
-                    }
-                }
-            }
-        }
-    }
-
-    async fn offer(&self, offer: Offer) -> Result<(), Trouble> {
-        self.offers.send(offer).await.map_err(|_| Trouble::Own(FailureCause::Abandoned))
-    }
-
-    async fn pool(&self, len: usize) -> Result<BufferMut, Trouble> {
-        self.group.node().pool.lend(len).await.map_err(|error| self.out_of_memory(&with_sources(&error)))
-    }
-
-    fn out_of_memory(&self, what: &str) -> Trouble {
-        Trouble::Own(FailureCause::Resources { what: what.to_owned() })
-    }
-
-    fn malformed(&self, what: &str) -> Trouble {
-        let by = self.group.first_source().unwrap_or(rdmc_schedule::Rank::ROOT);
-        Trouble::Protocol { by, what: format!("sent {what}") }
-    }
-}
-
-/// Messages begun and not yet taken by the application.
-const MESSAGES_AHEAD: usize = 4;
 /// Longest reason for a refusal, in characters.
 const REASON_MAX: usize = 1000;

@@ -1,6 +1,6 @@
 //! The root's side of a group.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, VecDeque};
 use std::fmt;
 use std::pin::Pin;
 use std::sync::Arc;
@@ -12,12 +12,14 @@ use futures::stream::{FuturesUnordered, StreamExt};
 use rdmc_fabric::{Buffer, BufferMut, Memory};
 use tokio::sync::{mpsc, oneshot};
 
-use super::{Formed, Grants, Group, GroupSpec, form, start, take_grants};
+use super::recovery::{Continuation, Recovered, Recovery, RecoveryError, Resumption};
+use super::retained::{Retained, UNSTABLE_MAX};
+use super::{Formed, Grants, Group, GroupSpec, Role, form, start, take_grants};
 use crate::certificate::Certificate;
 use crate::failure::{FailureCause, GroupError, GroupFailure, SendError};
 use crate::node::{NodeId, NodeShared};
 use crate::stats::GroupStats;
-use crate::transfer::{Blocks, Shape, Transfer, Trouble, Turnstile};
+use crate::transfer::{Blocks, Plan, Shape, Transfer, Trouble, Turnstile};
 
 /// The root's handle of a group: sends messages to all members.
 ///
@@ -81,22 +83,36 @@ impl From<&'static str> for Payload {
 }
 
 enum Request {
-    Send { message: Buffer, shape: Shape, done: oneshot::Sender<()> },
+    Send { message: Buffer, shape: Shape, done: Option<oneshot::Sender<()>> },
     Close,
 }
 
 pub(crate) async fn create(node: Arc<NodeShared>, spec: GroupSpec) -> Result<Sender, GroupError> {
-    let Formed { group, events, grants } = form(node, spec, true).await?;
+    Ok(start_sending(form(node, spec, Role::Root).await?))
+}
+
+/// Goes on at the root of a group that has failed.
+pub(crate) async fn go_on<R>(node: Arc<NodeShared>, continuation: Continuation) -> Result<Recovery<R>, RecoveryError> {
+    let spec = continuation.spec.clone();
+    let formed = form(node, spec, Role::Survivor(Box::new(continuation))).await?;
+    Ok(Recovery { handle: Recovered::Sender(start_sending(formed)), lost: Vec::new() })
+}
+
+fn start_sending(formed: Formed) -> Sender {
+    let Formed { group, events, grants, resumption } = formed;
     let (requests, queue) = mpsc::channel(REQUESTS_MAX);
-    start(group.clone(), events, run(group.clone(), queue, grants));
-    Ok(Sender { group, requests })
+    let queued = group.retained().take_queued();
+    let queue = Queue { queued: queued.into(), requests: queue, in_hand: None, retained: group.retained.clone() };
+    start(group.clone(), events, run(group.clone(), queue, grants, resumption));
+    Sender { group, requests }
 }
 
 impl Sender {
     /// Sends a message to every member; the future is that of its transfer.
     ///
-    /// It completes when the memory is no longer needed here, although some members may still receive from others
-    /// (DSN §4.6); [`close`](Self::close) tells when everybody has everything. Several may be under way; they are
+    /// It completes when nothing more of it is sent from here, although some members may still receive from others
+    /// (DSN §4.6); [`close`](Self::close) tells when everybody has everything. In a
+    /// [recoverable](GroupSpec::recoverable) group its memory is kept until then. Several may be under way; they are
     /// carried out and completed in the order in which the futures were first polled. Few wait in a queue, so
     /// that sending faster than the network waits here.
     ///
@@ -105,7 +121,7 @@ impl Sender {
     /// sent all the same.
     ///
     /// # Errors
-    /// [`SendError::Failed`] if the group fails, before or meanwhile.
+    /// [`SendError::Failed`] if the group fails meanwhile, [`SendError::NotQueued`] if it fails before.
     pub fn send(&self, payload: impl Into<Payload>) -> Multicast {
         let payload = payload.into();
         let (group, requests) = (self.group.clone(), self.requests.clone());
@@ -120,8 +136,11 @@ impl Sender {
                 let shape =
                     Shape::new(size, block_size).ok_or(SendError::TooManyBlocks { size, block_size, max: u32::MAX })?;
                 let (done, completed) = oneshot::channel();
-                let request = Request::Send { message, shape, done };
-                if requests.send(request).await.is_err() || completed.await.is_err() {
+                let request = Request::Send { message, shape, done: Some(done) };
+                if requests.send(request).await.is_err() {
+                    return Err(group.ended().await.err().map_or(SendError::Closed, SendError::NotQueued));
+                }
+                if completed.await.is_err() {
                     return Err(group.ended().await.err().map_or(SendError::Closed, SendError::Failed));
                 }
                 Ok(())
@@ -194,34 +213,33 @@ impl fmt::Debug for Multicast {
 }
 
 /// The root's engine: carries out requests in order until the group is closed.
-async fn run(group: Arc<Group>, mut queue: mpsc::Receiver<Request>, grants: Grants) -> Result<(), Trouble> {
+async fn run(group: Arc<Group>, mut queue: Queue, grants: Grants, mut resumption: Resumption) -> Result<(), Trouble> {
     let mut grants = take_grants(&group, grants);
     let mut running = FuturesUnordered::new();
-    let mut completed = InOrder::default();
+    let mut messages = group.base;
+    let mut completed = InOrder { next: messages, early: BTreeMap::new() };
     let mut relay_turns = Turnstile::default();
     let mut receive_turns = Turnstile::default();
-    let mut messages = 0;
     let close = loop {
         let room = running.len() < TRANSFERS_MAX;
         futures::select_biased! {
             trouble = grants.select_next_some() => return Err(trouble),
             outcome = running.select_next_some() => completed.add(outcome)?,
-            request = next_request(&mut queue, room).fuse() => match request {
-                Some(Request::Send { done, .. }) if done.is_closed() => {}
-                Some(Request::Send { message, shape, done }) => {
-                    group.begin_whole(shape.size).await;
-                    let blocks = Blocks::whole_message(shape, message);
-                    let transfer = Transfer::new(group.clone(), messages, shape, blocks, None);
+            next = next_message(&group, &mut resumption, &mut queue, messages, room).fuse() => match next {
+                Next::Message { plan, blocks, done } => {
+                    queue.in_hand = (!plan.is_repair()).then(|| blocks.clone());
+                    group.begin_whole(blocks.shape().size).await;
+                    queue.in_hand = None;
+                    let transfer = Transfer::new(group.clone(), messages, plan, blocks, None);
                     let (receive_turn, relay_turn) = (receive_turns.next(), relay_turns.next());
                     let number = messages;
                     running.push(async move {
-                        transfer.run(None, receive_turn, relay_turn).await?;
+                        transfer.run(false, receive_turn, relay_turn).await?;
                         Ok((number, done))
                     });
                     messages += 1;
                 }
-                Some(Request::Close) => break true,
-                None => break false,
+                Next::End { closed } => break closed,
             },
         }
     };
@@ -238,28 +256,101 @@ async fn run(group: Arc<Group>, mut queue: mpsc::Receiver<Request>, grants: Gran
     Ok(())
 }
 
+/// What the root's engine is to do next.
+enum Next {
+    Message { plan: Plan, blocks: Arc<Blocks>, done: Option<oneshot::Sender<()>> },
+    End { closed: bool },
+}
+
+/// Waits for the next message: those that were interrupted come first.
+async fn next_message(group: &Group, resumption: &mut Resumption, queue: &mut Queue, number: u64, room: bool) -> Next {
+    if !room {
+        return std::future::pending().await;
+    }
+    if let Some(interrupted) = resumption.messages.pop_front() {
+        let kept = group.retained().message(interrupted.number).map(|kept| kept.into_blocks(&*group.node.fabric));
+        if let Some(Ok(blocks)) = kept {
+            return Next::Message { plan: Plan::Repair(interrupted.repair), blocks, done: None };
+        }
+        let what = format!("message {} cannot be registered again", interrupted.number);
+        group.declare(FailureCause::Resources { what });
+        return std::future::pending().await;
+    }
+    group.retained().room(number, UNSTABLE_MAX).await;
+    match queue.next().await {
+        Some(Request::Send { message, shape, done }) => {
+            let plan = Plan::Schedule(group.schedule(shape.count));
+            Next::Message { plan, blocks: Arc::new(Blocks::whole_message(shape, message)), done }
+        }
+        Some(Request::Close) => Next::End { closed: true },
+        None => Next::End { closed: false },
+    }
+}
+
+/// What is to be sent. What is not begun when the group fails is kept.
+struct Queue {
+    /// From the group that this one continues.
+    queued: VecDeque<(Buffer, Shape)>,
+    requests: mpsc::Receiver<Request>,
+    /// Taken, but not begun.
+    in_hand: Option<Arc<Blocks>>,
+    retained: Arc<Retained>,
+}
+
+impl Queue {
+    /// Waits for the next request that somebody still wants.
+    ///
+    /// # Cancel safety
+    /// No request is lost.
+    async fn next(&mut self) -> Option<Request> {
+        if let Some((message, shape)) = self.queued.pop_front() {
+            return Some(Request::Send { message, shape, done: None });
+        }
+        loop {
+            match self.requests.recv().await {
+                Some(Request::Send { done: Some(done), .. }) if done.is_closed() => {}
+                next => return next,
+            }
+        }
+    }
+}
+
+impl Drop for Queue {
+    fn drop(&mut self) {
+        self.requests.close();
+        let mut left = std::mem::take(&mut self.queued);
+        if let Some(blocks) = self.in_hand.take() {
+            left.push_front((blocks.whole(), blocks.shape()));
+        }
+        while let Ok(request) = self.requests.try_recv() {
+            match request {
+                Request::Send { message, shape, done } if done.as_ref().is_none_or(|done| !done.is_closed()) => {
+                    left.push_back((message, shape));
+                }
+                Request::Send { .. } | Request::Close => {}
+            }
+        }
+        self.retained.queue(left);
+    }
+}
+
 /// Tells whoever waits that a message is sent, in the order of the messages.
-#[derive(Default)]
 struct InOrder {
     next: u64,
-    early: BTreeMap<u64, oneshot::Sender<()>>,
+    early: BTreeMap<u64, Option<oneshot::Sender<()>>>,
 }
 
 impl InOrder {
-    fn add(&mut self, outcome: Result<(u64, oneshot::Sender<()>), Trouble>) -> Result<(), Trouble> {
+    fn add(&mut self, outcome: Result<(u64, Option<oneshot::Sender<()>>), Trouble>) -> Result<(), Trouble> {
         let (number, done) = outcome?;
         self.early.insert(number, done);
         while let Some(done) = self.early.remove(&self.next) {
             self.next += 1;
             // Nobody may wait any more.
-            let _ = done.send(());
+            let _ = done.map(|done| done.send(()));
         }
         Ok(())
     }
-}
-
-async fn next_request(queue: &mut mpsc::Receiver<Request>, room: bool) -> Option<Request> {
-    if room { queue.recv().await } else { std::future::pending().await }
 }
 
 /// Requests that wait for their turn.

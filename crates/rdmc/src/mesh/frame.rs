@@ -15,7 +15,7 @@ use crate::node::NodeId;
 use super::fabrics::{FabricNames, Verdict};
 
 /// Changes whenever frames change their meaning; nodes of different versions do not talk.
-pub(crate) const PROTOCOL_VERSION: u16 = 3;
+pub(crate) const PROTOCOL_VERSION: u16 = 4;
 /// Longest frame in bytes: an invitation.
 pub(crate) const FRAME_LEN_MAX: usize = 4 << 20;
 /// Longest frame in bytes between nodes that know each other.
@@ -77,6 +77,13 @@ pub(crate) enum GroupFrame {
     Offer { spec: [u8; 32], data: Vec<u8>, ready: Vec<u8>, cells: [u8; 24] },
     /// From the root, where members cannot learn it from the first block: the size of a message.
     Announce { message: u64, size: u64 },
+    /// To the root: this member has so many messages, from the first.
+    Held { messages: u64 },
+    /// From the root: every member has so many.
+    Stable { messages: u64 },
+    /// To all, before a group is formed that continues another: of a message that is to be completed, the blocks that are
+    /// here.
+    Holding { message: u64, size: u64, blocks: Vec<u8> },
     /// Concerns the end of the group.
     End(EndFrame),
 }
@@ -147,6 +154,13 @@ mod tests {
             (any::<[u8; 32]>(), bytes(), bytes(), any::<[u8; 24]>())
                 .prop_map(|(spec, data, ready, cells)| GroupFrame::Offer { spec, data, ready, cells }),
             (any::<u64>(), any::<u64>()).prop_map(|(message, size)| GroupFrame::Announce { message, size }),
+            any::<u64>().prop_map(|messages| GroupFrame::Held { messages }),
+            any::<u64>().prop_map(|messages| GroupFrame::Stable { messages }),
+            (any::<u64>(), any::<u64>(), bytes()).prop_map(|(message, size, blocks)| GroupFrame::Holding {
+                message,
+                size,
+                blocks
+            }),
             crate::group::agreement::tests::frames().prop_map(GroupFrame::End),
         ];
         prop_oneof![

@@ -5,7 +5,7 @@ use std::task::Poll;
 
 use futures::task::AtomicWaker;
 use rdmc_fabric::{Buffer, BufferMut};
-use rdmc_schedule::BlockIndex;
+use rdmc_schedule::{BlockIndex, BlockSet};
 
 use super::Shape;
 
@@ -84,34 +84,29 @@ impl Blocks {
     fn if_held(&self, block: BlockIndex) -> Option<Buffer> {
         match &self.content {
             Content::Whole(message) => {
-                let from = usize::try_from(self.shape.offset(block)).expect("the message is in memory");
+                let from = in_memory(self.shape.offset(block));
                 Some(message.slice(from..from + self.shape.len(block)))
             }
-            Content::Parts(_) => match &self.parts()[block.index()] {
-                Part::Staged { bytes, .. } | Part::Moving { bytes } | Part::Held(bytes) => Some(bytes.clone()),
-                Part::Place(_) | Part::Posted => None,
-            },
+            Content::Parts(_) => self.parts()[block.index()].bytes().cloned(),
         }
     }
 
-    /// Copies the block that was staged into its place, giving way between pieces.
-    pub(crate) async fn place_staged<F: Future<Output = ()>>(&self, bytes: &Buffer, give_way: impl Fn() -> F) {
+    /// Copies the block that was staged into its place, if there is one, giving way between pieces.
+    pub(crate) async fn place_staged<F: Future<Output = ()>>(&self, give_way: impl Fn() -> F) {
         let Content::Parts(_) = &self.content else { return };
         let staged = |part: &Part| matches!(part, Part::Staged { .. });
         let taken = {
             let mut parts = self.parts();
-            parts.iter().position(staged).map(|at| {
-                match std::mem::replace(&mut parts[at], Part::Moving { bytes: bytes.clone() }) {
-                    Part::Staged { place, .. } => (at, place),
-                    _ => unreachable!("it was found staged"),
+            parts.iter().position(staged).map(|at| match std::mem::replace(&mut parts[at], Part::Posted) {
+                Part::Staged { bytes, place } => {
+                    parts[at] = Part::Moving { bytes: bytes.clone() };
+                    (at, bytes, place)
                 }
+                _ => unreachable!("it was found staged"),
             })
         };
-        let Some((at, mut place)) = taken else { return };
-        for (room, piece) in place.chunks_mut(COPY_PIECE).zip(bytes.chunks(COPY_PIECE)) {
-            room.copy_from_slice(piece);
-            give_way().await;
-        }
+        let Some((at, bytes, mut place)) = taken else { return };
+        copy(&bytes, &mut place, &give_way).await;
         self.parts()[at] = Part::Held(place.freeze());
     }
 
@@ -135,12 +130,127 @@ impl Blocks {
         whole
     }
 
+    // Of an interrupted message.
+
+    pub(crate) fn shape(&self) -> Shape {
+        self.shape
+    }
+
+    /// Returns the message, if it is whole, one block and no longer than this.
+    pub(crate) fn short(&self, max: usize) -> Option<&Buffer> {
+        match &self.content {
+            Content::Whole(message) if self.shape.count.0 == 1 && message.len() <= max => Some(message),
+            _ => None,
+        }
+    }
+
+    /// Returns the blocks that are here. Of a message that is under way it is old when it is returned.
+    pub(crate) fn here(&self) -> BlockSet {
+        let Content::Parts(_) = &self.content else { return BlockSet::full(self.shape.count) };
+        let mut here = BlockSet::empty(self.shape.count);
+        for (part, block) in self.parts().iter().zip(0..) {
+            if part.bytes().is_some() {
+                here.insert(BlockIndex(block));
+            }
+        }
+        here
+    }
+
+    /// Makes places for what is missing, in the memory that it was to be received into.
+    ///
+    /// # Errors
+    /// Gives everything back while somebody else, such as work that is not flushed yet, holds some of the memory, or if
+    /// no block is in its place.
+    pub(crate) fn resume(self) -> Result<Self, Self> {
+        let parts = match self.content {
+            Content::Whole(_) => return Ok(self),
+            Content::Parts(parts) => parts.into_inner().unwrap_or_else(PoisonError::into_inner),
+        };
+        let refused =
+            |parts| Self { shape: self.shape, content: Content::Parts(Mutex::new(parts)), waiting: AtomicWaker::new() };
+        let placed = parts.iter().filter(|part| !matches!(part, Part::Posted | Part::Moving { .. })).count();
+        let anchor = parts.iter().zip(0..).find_map(|(part, block)| match part {
+            Part::Held(bytes) if !bytes.is_empty() => Some((bytes, BlockIndex(block))),
+            _ => None,
+        });
+        let Some((anchor, at)) = anchor.filter(|(bytes, _)| bytes.holders() == placed) else {
+            return Err(refused(parts));
+        };
+        let anchor = anchor.clone();
+        // Nobody but these parts holds any of the memory: without them the anchor is alone.
+        let known: Vec<Option<Option<Buffer>>> = parts.into_iter().map(Part::into_known).collect();
+        let (before, len) = (in_memory(self.shape.offset(at)), self.shape.len(at));
+        let memory = anchor.try_widen(before, in_memory(self.shape.size) - before - len);
+        let mut memory = memory.expect("it is held alone, and was received into");
+        let place = |(known, block): (Option<Option<Buffer>>, u32)| {
+            let place = memory.split_to(self.shape.len(BlockIndex(block)));
+            match known {
+                None => Part::Place(place),
+                Some(None) => Part::Held(place.freeze()),
+                Some(Some(bytes)) => Part::Staged { bytes, place },
+            }
+        };
+        let parts = known.into_iter().zip(0..).map(place).collect();
+        Ok(refused(parts))
+    }
+
+    /// Makes places for what is missing in `memory`, and copies there what is here.
+    pub(crate) async fn move_to<F: Future<Output = ()>>(
+        &self,
+        mut memory: BufferMut,
+        give_way: impl Fn() -> F,
+    ) -> Self {
+        let mut parts = Vec::with_capacity(self.shape.count.0 as usize);
+        for block in (0..self.shape.count.0).map(BlockIndex) {
+            let mut place = memory.split_to(self.shape.len(block));
+            parts.push(match self.if_held(block) {
+                None => Part::Place(place),
+                Some(bytes) => {
+                    copy(&bytes, &mut place, &give_way).await;
+                    Part::Held(place.freeze())
+                }
+            });
+        }
+        Self { shape: self.shape, content: Content::Parts(Mutex::new(parts)), waiting: AtomicWaker::new() }
+    }
+
     fn parts(&self) -> MutexGuard<'_, Vec<Part>> {
         match &self.content {
             Content::Parts(parts) => parts.lock().unwrap_or_else(PoisonError::into_inner),
             Content::Whole(_) => panic!("a message that is held is not received"),
         }
     }
+}
+
+impl Part {
+    /// Returns the block, if it is here.
+    fn bytes(&self) -> Option<&Buffer> {
+        match self {
+            Self::Staged { bytes, .. } | Self::Moving { bytes } | Self::Held(bytes) => Some(bytes),
+            Self::Place(_) | Self::Posted => None,
+        }
+    }
+
+    /// Tells whether the block is here, and returns its bytes if they are not in their place; lets go of the place.
+    fn into_known(self) -> Option<Option<Buffer>> {
+        match self {
+            Self::Staged { bytes, .. } | Self::Moving { bytes } => Some(Some(bytes)),
+            Self::Held(_) => Some(None),
+            Self::Place(_) | Self::Posted => None,
+        }
+    }
+}
+
+/// Copies a block, giving way between pieces.
+async fn copy<F: Future<Output = ()>>(bytes: &Buffer, place: &mut BufferMut, give_way: &impl Fn() -> F) {
+    for (room, piece) in place.chunks_mut(COPY_PIECE).zip(bytes.chunks(COPY_PIECE)) {
+        room.copy_from_slice(piece);
+        give_way().await;
+    }
+}
+
+fn in_memory(bytes: u64) -> usize {
+    usize::try_from(bytes).expect("the message is in memory")
 }
 
 /// Bytes copied before other work of the task gets a turn.

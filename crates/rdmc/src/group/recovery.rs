@@ -1,0 +1,429 @@
+//! Going on after a failure: the survivors form a group that completes what the failed one had begun.
+//!
+//! Members keep what not all of them have (`retained.rs`). Each survivor tells all others which blocks of the interrupted
+//! messages it holds; from that all compute the same [`Repair`], and only missing blocks travel, each from any survivor
+//! that holds it. Then the group goes on as any other, if its root is among the survivors; else it closes.
+
+use std::collections::{BTreeMap, VecDeque};
+use std::fmt;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Weak};
+
+use rdmc_schedule::{Algorithm, BlockSet, Hybrid, Racks, Rank, Repair, RepairError};
+
+use super::receiver::{OfferReceiver, Receiver};
+use super::retained::Retained;
+use super::sender::Sender;
+use super::{Group, GroupSpec, receiver, sender};
+use crate::certificate::MessageRecord;
+use crate::failure::{FailureCause, GroupError, GroupFailure};
+use crate::mesh::frame::GroupFrame;
+use crate::node::{NodeId, NodeShared};
+use crate::transfer::Shape;
+
+/// What a failed group leaves at one member. All are equal: they say nothing about the failure.
+#[derive(Clone)]
+pub(crate) struct Salvage(Arc<Left>);
+
+struct Left {
+    node: Weak<NodeShared>,
+    spec: GroupSpec,
+    rank: Rank,
+    /// Messages that every member had before the group began.
+    base: u64,
+    /// Messages that had been begun before, whole or not.
+    known: u64,
+    /// Messages that this member's application had been given before.
+    given: u64,
+    retained: Arc<Retained>,
+    taken: AtomicBool,
+}
+
+impl Salvage {
+    pub(super) fn new(group: &Group) -> Self {
+        Self(Arc::new(Left {
+            node: Arc::downgrade(&group.node),
+            spec: group.spec.clone(),
+            rank: group.rank,
+            base: group.base,
+            known: group.known,
+            given: group.given,
+            retained: group.retained.clone(),
+            taken: AtomicBool::new(false),
+        }))
+    }
+}
+
+impl PartialEq for Salvage {
+    fn eq(&self, _: &Self) -> bool {
+        true
+    }
+}
+
+impl Eq for Salvage {}
+
+impl fmt::Debug for Salvage {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Salvage").finish_non_exhaustive()
+    }
+}
+
+/// A group in which the survivors of another go on, made by [`GroupFailure::recover`].
+#[derive(Debug)]
+#[non_exhaustive]
+pub struct Recovery<R = Receiver> {
+    /// This member's handle of the new group.
+    pub handle: Recovered<R>,
+    /// Messages that the survivors do not hold between them, with all that come after them, in order; the same at every
+    /// survivor. Always empty if the root is among the survivors.
+    pub lost: Vec<LostMessage>,
+}
+
+/// A member's handle of a group that continues another.
+#[derive(Debug)]
+pub enum Recovered<R = Receiver> {
+    /// Of the root, which goes on sending.
+    Sender(Sender),
+    /// Of any other member, and of all when the root is gone.
+    Receiver(R),
+}
+
+impl<R> Recovery<R> {
+    /// Returns the handle of the root; none at other members.
+    pub fn into_sender(self) -> Option<Sender> {
+        match self.handle {
+            Recovered::Sender(sender) => Some(sender),
+            Recovered::Receiver(_) => None,
+        }
+    }
+
+    /// Returns the handle of a member that receives; none at the root.
+    pub fn into_receiver(self) -> Option<R> {
+        match self.handle {
+            Recovered::Sender(_) => None,
+            Recovered::Receiver(receiver) => Some(receiver),
+        }
+    }
+}
+
+/// A message that cannot be completed.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct LostMessage {
+    /// Its place in the group's order, from 0.
+    pub number: u64,
+    /// Its size in bytes; none if no survivor knows it.
+    pub size: Option<u64>,
+    /// How many of its blocks nobody holds; none if nobody knows how many it has. Zero if it only comes after one that is
+    /// lost.
+    pub blocks_missing: Option<u32>,
+}
+
+/// A group was not continued.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum RecoveryError {
+    /// The group was formed [without it](GroupSpec::recoverable).
+    #[error("the group was formed without recovery")]
+    Off,
+    /// Those who agreed on the failure were not most of the members: the others may go on without them.
+    #[error("most members of the group cannot be reached, and may go on without this one")]
+    NoQuorum,
+    /// This member is one of those that failed: the others go on without it.
+    #[error("this member is one of those that failed: it {cause}")]
+    Excluded {
+        /// Why.
+        cause: FailureCause,
+    },
+    /// What the group left was taken by another call.
+    #[error("the group was recovered before")]
+    Taken,
+    /// The last handle of the node was dropped.
+    #[error("the node was dropped")]
+    NodeDropped,
+    /// The new group could not be formed. If it is [`GroupError::Failed`], its failure can be recovered from in turn.
+    #[error(transparent)]
+    Group(#[from] GroupError),
+}
+
+impl GroupFailure {
+    /// Forms the group of the survivors, which completes what the failed one had begun.
+    ///
+    /// All survivors call it, within the [formation limit](GroupSpec::formation_limit); those that do not fail the new
+    /// group. It has a number of its own, derived from the old one, and the survivors as members, in the same order. Its
+    /// messages go on from those that were delivered: each receiver gets those that it has not been given, once and in
+    /// order. What travels is only what somebody misses, from whoever has it.
+    ///
+    /// If the root is among the survivors it gets a [`Sender`]. Messages that were under way or queued are sent to the end
+    /// without being sent again; a [`Multicast`](crate::Multicast) that failed with [`SendError::NotQueued`](crate::SendError::NotQueued)
+    /// had not come so far. If the root is gone every survivor gets a [`Receiver`], whose stream ends when it has all that
+    /// the survivors hold between them; what they do not hold is [named](Recovery::lost).
+    ///
+    /// The memory of messages that not everybody had is kept while the failure or a clone of it lives, until it is
+    /// recovered.
+    ///
+    /// # Cancel safety
+    /// Dropping the future abandons the new group: the others learn that this member has left.
+    ///
+    /// # Errors
+    /// See [`RecoveryError`]. When the new group fails in turn, its own failure can be recovered from, and nothing is lost.
+    pub async fn recover(&self) -> Result<Recovery, RecoveryError> {
+        let (node, continuation) = self.continuation().await?;
+        match continuation.is_led_here() {
+            true => sender::go_on(node, continuation).await,
+            false => receiver::go_on(node, continuation).await,
+        }
+    }
+
+    /// As [`recover`](Self::recover), for a member that supplies the memory for each message.
+    ///
+    /// For a message that it had accepted before, it may [stay](crate::Offer::stay) with the memory that it gave then.
+    ///
+    /// # Cancel safety
+    /// As of [`recover`](Self::recover).
+    ///
+    /// # Errors
+    /// As of [`recover`](Self::recover).
+    pub async fn recover_with_offers(&self) -> Result<Recovery<OfferReceiver>, RecoveryError> {
+        let (node, continuation) = self.continuation().await?;
+        match continuation.is_led_here() {
+            true => sender::go_on(node, continuation).await,
+            false => receiver::go_on_with_offers(node, continuation).await,
+        }
+    }
+
+    /// Finds out how to go on.
+    async fn continuation(&self) -> Result<(Arc<NodeShared>, Continuation), RecoveryError> {
+        let left = &*self.salvage.0;
+        if !left.spec.recoverable {
+            return Err(RecoveryError::Off);
+        }
+        if !self.quorum {
+            return Err(RecoveryError::NoQuorum);
+        }
+        if let Some(own) = self.failed.iter().find(|failed| failed.member == left.rank) {
+            return Err(RecoveryError::Excluded { cause: own.cause.clone() });
+        }
+        let node = left.node.upgrade().ok_or(RecoveryError::NodeDropped)?;
+        if left.taken.swap(true, Ordering::AcqRel) {
+            return Err(RecoveryError::Taken);
+        }
+        // What is kept must not change any more.
+        left.retained.rest().await;
+        let old: Vec<Rank> = (0..).map(Rank).take(left.spec.members.len()).filter(|rank| !self.names(*rank)).collect();
+        let held = |rank: &Rank| self.certificate.held_by(*rank).unwrap_or(left.base);
+        let continuation = Continuation {
+            spec: left.spec.of_survivors(&old),
+            base: old.iter().map(held).min().unwrap_or(left.base),
+            begun: self.certificate.messages().max(left.known),
+            held: held(&left.rank).max(left.given),
+            records: self.certificate.records().to_vec(),
+            orphaned: !old.contains(&Rank::ROOT),
+            me: left.rank,
+            retained: left.retained.clone(),
+        };
+        Ok((node, continuation))
+    }
+}
+
+/// How a group goes on at one member.
+pub(crate) struct Continuation {
+    pub(super) spec: GroupSpec,
+    /// Messages that every survivor has.
+    pub(super) base: u64,
+    /// Messages that were begun.
+    pub(super) begun: u64,
+    /// Messages that this member has, and was given.
+    pub(super) held: u64,
+    pub(super) records: Vec<MessageRecord>,
+    /// The root is gone.
+    pub(super) orphaned: bool,
+    me: Rank,
+    retained: Arc<Retained>,
+}
+
+impl Continuation {
+    fn is_led_here(&self) -> bool {
+        self.me.is_root()
+    }
+
+    /// Hashes what survivors must agree on besides the specification.
+    pub(super) fn add_to(&self, hash: &mut blake3::Hasher) {
+        hash.update(&self.base.to_le_bytes());
+        hash.update(&self.begun.to_le_bytes());
+        hash.update(&[u8::from(self.orphaned)]);
+    }
+
+    /// Hands what is kept over to the group that goes on.
+    pub(super) fn hand_over(&self, retained: &Retained) {
+        for (number, kept) in self.retained.take() {
+            if number >= self.base {
+                retained.inherit(number, kept);
+            }
+        }
+        retained.queue(self.retained.take_queued());
+    }
+}
+
+impl GroupSpec {
+    /// Returns the specification of the group in which members of these ranks go on.
+    fn of_survivors(&self, old: &[Rank]) -> Self {
+        let members: Vec<NodeId> = old.iter().map(|rank| self.members[rank.index()]).collect();
+        let mut hash = blake3::Hasher::new();
+        hash.update(b"rdmc continuation").update(&self.id.0.to_le_bytes());
+        for member in &members {
+            hash.update(&member.0.to_le_bytes());
+        }
+        let mut id = [0; 8];
+        hash.finalize_xof().fill(&mut id);
+        let algorithm = match &self.algorithm {
+            Algorithm::Hybrid(hybrid) => {
+                let racks: Vec<u32> = old.iter().map(|rank| hybrid.racks.rack_of(*rank).unwrap_or(0)).collect();
+                Racks::from_assignment(&racks)
+                    .map_or(Algorithm::BinomialPipeline, |racks| Hybrid::new(racks, hybrid.spine).into())
+            }
+            flat => flat.clone(),
+        };
+        Self { id: super::GroupId(u64::from_le_bytes(id)), members, algorithm, ..self.clone() }
+    }
+}
+
+// What each holds.
+
+/// The blocks of interrupted messages that each member holds.
+#[derive(Default)]
+pub(crate) struct Holdings(BTreeMap<Rank, BTreeMap<u64, (Shape, BlockSet)>>);
+
+impl Holdings {
+    /// Notes what a member says.
+    ///
+    /// # Errors
+    /// What is wrong with it.
+    pub(super) fn note(
+        &mut self,
+        from: Rank,
+        continuation: Option<&Continuation>,
+        block_size: u32,
+        (message, size, blocks): (u64, u64, &[u8]),
+    ) -> Result<(), &'static str> {
+        let due = continuation.is_some_and(|it| (it.base..it.begun).contains(&message));
+        if !due {
+            return Err("told of blocks of a message that is not to be completed");
+        }
+        let shape = Shape::new(size, block_size).filter(|shape| shape.count.0 <= BLOCKS_MAX);
+        let shape = shape.ok_or("told of blocks of a message that is too long to be completed")?;
+        let blocks = BlockSet::decode(shape.count, blocks).map_err(|_| "told of blocks in a malformed way")?;
+        match self.0.entry(from).or_default().insert(message, (shape, blocks)) {
+            None => Ok(()),
+            Some(_) => Err("told twice which blocks of a message it holds"),
+        }
+    }
+}
+
+/// What a group has to complete before it goes on.
+#[derive(Default)]
+pub(crate) struct Resumption {
+    pub(super) messages: VecDeque<Interrupted>,
+    /// Messages that this member has, and was given.
+    pub(super) held: u64,
+    /// The number of the first message that is sent as usual; of all messages if there is no root any more.
+    pub(super) next: u64,
+    pub(super) orphaned: bool,
+    pub(super) lost: Vec<LostMessage>,
+}
+
+/// A message that is to be completed.
+pub(crate) struct Interrupted {
+    pub(super) number: u64,
+    pub(super) shape: Shape,
+    pub(super) repair: Repair,
+}
+
+impl Group {
+    /// Says which blocks of the interrupted messages are here.
+    pub(super) fn holdings(&self, continuation: &Continuation) -> Vec<GroupFrame> {
+        let kept = (continuation.base..continuation.begun).filter_map(|number| {
+            let kept = self.retained.message(number)?;
+            let shape = kept.shape();
+            // Of one that is longer nothing is told, so that it is lost, unless everybody has it.
+            (shape.count.0 <= BLOCKS_MAX).then(|| GroupFrame::Holding {
+                message: number,
+                size: shape.size,
+                blocks: kept.here().encode(),
+            })
+        });
+        kept.collect()
+    }
+
+    /// Plans how the interrupted messages are completed.
+    ///
+    /// # Errors
+    /// The member whose word does not go together with the others', and what it said.
+    pub(super) fn resumption(
+        &self,
+        continuation: Option<&Continuation>,
+        mut holdings: Holdings,
+    ) -> Result<Resumption, (Rank, String)> {
+        let Some(continuation) = continuation else { return Ok(Resumption::default()) };
+        let mut resumption = Resumption {
+            held: continuation.held,
+            next: continuation.begun,
+            orphaned: continuation.orphaned,
+            ..Resumption::default()
+        };
+        for number in continuation.base..continuation.begun {
+            let mut known: Option<(Rank, Shape)> = None;
+            for (rank, held) in &holdings.0 {
+                let Some((shape, _)) = held.get(&number) else { continue };
+                let (_, first) = *known.get_or_insert((*rank, *shape));
+                if first != *shape {
+                    let what = format!("says that message {number} has {} bytes, not {}", shape.size, first.size);
+                    return Err((*rank, what));
+                }
+            }
+            let Some((_, shape)) = known else {
+                resumption.lost.push(LostMessage { number, size: None, blocks_missing: None });
+                continue;
+            };
+            let sets: Vec<BlockSet> = (0..self.spec.count())
+                .map(|rank| {
+                    let held = holdings.0.get_mut(&Rank(rank)).and_then(|held| held.remove(&number));
+                    held.map_or_else(|| BlockSet::empty(shape.count), |(_, blocks)| blocks)
+                })
+                .collect();
+            let blocks_missing = match Repair::new(&sets) {
+                // What comes after a message that is lost is not delivered: order is promised.
+                Ok(repair) if resumption.lost.is_empty() => {
+                    resumption.messages.push_back(Interrupted { number, shape, repair });
+                    continue;
+                }
+                Ok(_) => Some(0),
+                Err(RepairError::Lost { blocks }) => Some(blocks.len().0),
+                Err(_) => None,
+            };
+            resumption.lost.push(LostMessage { number, size: Some(shape.size), blocks_missing });
+        }
+        if let Some(first) = resumption.lost.first() {
+            if !continuation.orphaned {
+                return Err((Rank::ROOT, format!("has let go of message {}, which not everybody has", first.number)));
+            }
+            resumption.next = first.number;
+        }
+        Ok(resumption)
+    }
+
+    /// Notes what this member holds itself.
+    pub(super) fn own_holdings(&self, frames: &[GroupFrame], continuation: &Continuation, holdings: &mut Holdings) {
+        for frame in frames {
+            if let GroupFrame::Holding { message, size, blocks } = frame {
+                let noted =
+                    holdings.note(self.rank, Some(continuation), self.spec.block_size, (*message, *size, blocks));
+                debug_assert!(noted.is_ok(), "what this member says is well formed");
+            }
+        }
+    }
+}
+
+/// Most blocks of a message that can be completed: what is held of it fits into one frame.
+pub(crate) const BLOCKS_MAX: u32 = 4 << 20;
+const _: () = assert!(BLOCKS_MAX as usize / 8 + 64 < crate::mesh::frame::LINK_FRAME_LEN_MAX);

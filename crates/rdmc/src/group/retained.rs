@@ -1,0 +1,277 @@
+//! Messages that not every member has yet. They are kept, so that what is lost with one member can be had from others.
+//!
+//! Members tell the root how many messages they have, and the root tells all how many everybody has: what everybody has
+//! is let go.
+
+use std::collections::BTreeMap;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use rdmc_fabric::{Buffer, Fabric, FabricError, Memory};
+use rdmc_schedule::{BlockSet, Rank};
+use tokio::sync::watch;
+
+use crate::transfer::{Blocks, Shape};
+
+/// The messages that one member keeps.
+pub(crate) struct Retained {
+    state: Mutex<State>,
+    /// How many messages everybody has, from the first.
+    stable: watch::Sender<u64>,
+    /// Whether anything is kept.
+    on: bool,
+    /// Whether the group does no more work here.
+    quiet: watch::Sender<bool>,
+}
+
+struct State {
+    kept: BTreeMap<u64, Kept>,
+    /// Messages that were queued at the root, but not begun.
+    queued: Vec<(Buffer, Shape)>,
+    /// At the root: how many messages each member has.
+    held: Vec<u64>,
+    /// At another member: how many messages the root knows this one to have.
+    told: u64,
+    /// Bytes of messages held since.
+    untold_bytes: u64,
+}
+
+/// A message that is kept.
+#[derive(Clone)]
+pub(crate) enum Kept {
+    Blocks(Arc<Blocks>),
+    /// A short one: it would keep a block's memory.
+    Short(Shape, Arc<[u8]>),
+}
+
+impl Kept {
+    pub(crate) fn shape(&self) -> Shape {
+        match self {
+            Self::Blocks(blocks) => blocks.shape(),
+            Self::Short(shape, _) => *shape,
+        }
+    }
+
+    /// Returns the blocks that are here.
+    pub(crate) fn here(&self) -> BlockSet {
+        match self {
+            Self::Blocks(blocks) => blocks.here(),
+            Self::Short(shape, _) => BlockSet::full(shape.count),
+        }
+    }
+
+    /// Returns its blocks, in memory that can be sent.
+    pub(crate) fn into_blocks(self, fabric: &dyn Fabric) -> Result<Arc<Blocks>, FabricError> {
+        match self {
+            Self::Blocks(blocks) => Ok(blocks),
+            Self::Short(shape, bytes) => {
+                let message = fabric.register(Memory::from(bytes.to_vec()))?.into_shared();
+                Ok(Arc::new(Blocks::whole_message(shape, message)))
+            }
+        }
+    }
+}
+
+impl Retained {
+    /// Keeps nothing yet of a group of so many members, all of which have the first `stable` messages.
+    pub(crate) fn new(members: usize, stable: u64, on: bool) -> Self {
+        let state = State {
+            kept: BTreeMap::new(),
+            queued: Vec::new(),
+            held: vec![stable; members],
+            told: stable,
+            untold_bytes: 0,
+        };
+        Self { state: Mutex::new(state), stable: watch::Sender::new(stable), on, quiet: watch::Sender::new(false) }
+    }
+
+    /// Keeps a message that begins.
+    pub(crate) fn keep(&self, number: u64, blocks: &Arc<Blocks>) {
+        if !self.on || number < *self.stable.borrow() {
+            return;
+        }
+        let kept = match blocks.short(SHORT_MAX) {
+            Some(message) => Kept::Short(blocks.shape(), message.as_ref().into()),
+            None => Kept::Blocks(blocks.clone()),
+        };
+        self.lock().kept.insert(number, kept);
+    }
+
+    /// Takes over a message from the group that this one continues.
+    pub(crate) fn inherit(&self, number: u64, kept: Kept) {
+        self.lock().kept.insert(number, kept);
+    }
+
+    /// Returns a message that is kept.
+    pub(crate) fn message(&self, number: u64) -> Option<Kept> {
+        self.lock().kept.get(&number).cloned()
+    }
+
+    /// Has a message that is kept go on in the memory it was to be received into; tells whether that can be.
+    pub(crate) fn resume(&self, number: u64) -> bool {
+        let mut state = self.lock();
+        match state.kept.remove(&number) {
+            Some(Kept::Blocks(blocks)) => {
+                let (blocks, resumed) = match Arc::try_unwrap(blocks).map(Blocks::resume) {
+                    Ok(Ok(blocks)) => (Arc::new(blocks), true),
+                    Ok(Err(blocks)) => (Arc::new(blocks), false),
+                    Err(shared) => (shared, false),
+                };
+                state.kept.insert(number, Kept::Blocks(blocks));
+                resumed
+            }
+            Some(short) => {
+                state.kept.insert(number, short);
+                true
+            }
+            None => false,
+        }
+    }
+
+    /// Takes all messages that are kept.
+    pub(crate) fn take(&self) -> BTreeMap<u64, Kept> {
+        std::mem::take(&mut self.lock().kept)
+    }
+
+    /// Lets go of the first `count` messages, which everybody has.
+    pub(crate) fn release(&self, count: u64) {
+        let released = {
+            let mut state = self.lock();
+            let kept = state.kept.split_off(&count);
+            std::mem::replace(&mut state.kept, kept)
+        };
+        drop(released);
+        self.stable.send_if_modified(|stable| {
+            let more = count > *stable;
+            *stable = count.max(*stable);
+            more
+        });
+    }
+
+    /// Lets go of everything.
+    pub(crate) fn clear(&self) {
+        drop(self.take());
+        drop(self.take_queued());
+    }
+
+    /// At the root: notes how many messages a member has; returns how many everybody has, if that is news.
+    pub(crate) fn note_held(&self, member: Rank, count: u64) -> Option<u64> {
+        let least = {
+            let mut state = self.lock();
+            let known = state.held.get_mut(member.index())?;
+            *known = count.max(*known);
+            state.held.iter().copied().min()?
+        };
+        let known = *self.stable.borrow();
+        (least > known).then(|| {
+            self.release(least);
+            least
+        })
+    }
+
+    /// At another member, which has `held` messages, the latest of so many bytes: tells whether the root is to know.
+    ///
+    /// A few short messages may wait for others.
+    pub(crate) fn is_to_be_told(&self, held: u64, bytes: u64) -> bool {
+        let mut state = self.lock();
+        state.untold_bytes = state.untold_bytes.saturating_add(bytes);
+        let due = held > state.told && (state.untold_bytes >= UNTOLD_BYTES_MAX || held - state.told >= UNTOLD_MAX);
+        if due {
+            state.told = held;
+            state.untold_bytes = 0;
+        }
+        due
+    }
+
+    /// Waits until at most `count` of the first `begun` messages are kept.
+    pub(crate) async fn room(&self, begun: u64, count: u64) {
+        if !self.on {
+            return;
+        }
+        let mut stable = self.stable.subscribe();
+        stable.wait_for(|stable| begun.saturating_sub(*stable) < count).await.expect("the sender lives in self");
+    }
+
+    // Of a group that has failed.
+
+    pub(crate) fn queue(&self, messages: impl IntoIterator<Item = (Buffer, Shape)>) {
+        if self.on {
+            self.lock().queued.extend(messages);
+        }
+    }
+
+    pub(crate) fn take_queued(&self) -> Vec<(Buffer, Shape)> {
+        std::mem::take(&mut self.lock().queued)
+    }
+
+    /// Notes that the group does no more work here: what is kept does not change any more.
+    pub(crate) fn come_to_rest(&self) {
+        self.quiet.send_replace(true);
+    }
+
+    /// Waits for that.
+    pub(crate) async fn rest(&self) {
+        let mut quiet = self.quiet.subscribe();
+        let _ = quiet.wait_for(|quiet| *quiet).await.expect("the sender lives in self");
+    }
+
+    fn lock(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// Messages that the root begins before everybody has the first of them.
+pub(crate) const UNSTABLE_MAX: u64 = 1024;
+/// Longest message of one block that is kept as a copy, in bytes.
+const SHORT_MAX: usize = 16 << 10;
+/// Bytes of messages that the root does not know this member to have, at most.
+const UNTOLD_BYTES_MAX: u64 = 64 << 10;
+/// How many messages.
+const UNTOLD_MAX: u64 = 16;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn message(len: usize) -> Arc<Blocks> {
+        let shape = Shape::new(len as u64, 1 << 20).unwrap();
+        let fabric = rdmc_fabric::MemNetwork::new().fabric();
+        let bytes = fabric.register(Memory::from(vec![7; len])).unwrap().into_shared();
+        Arc::new(Blocks::whole_message(shape, bytes))
+    }
+
+    #[test]
+    fn what_everybody_has_is_let_go() {
+        let retained = Retained::new(3, 0, true);
+        for number in 0..3 {
+            retained.keep(number, &message(100_000));
+        }
+        assert_eq!(retained.note_held(Rank(0), 3), None);
+        assert_eq!(retained.note_held(Rank(1), 3), None);
+        assert_eq!(retained.note_held(Rank(2), 2), Some(2));
+        assert_eq!(retained.note_held(Rank(2), 1), None);
+        assert!(retained.message(1).is_none() && retained.message(2).is_some());
+        retained.keep(1, &message(100_000));
+        assert!(retained.message(1).is_none(), "what comes late is not kept");
+        assert_eq!(retained.note_held(Rank(7), 9), None, "nobody has that rank");
+    }
+
+    #[test]
+    fn short_messages_are_told_of_together() {
+        let retained = Retained::new(2, 0, true);
+        let told: Vec<u64> = (1..=40).filter(|held| retained.is_to_be_told(*held, 10)).collect();
+        assert_eq!(told, [16, 32]);
+        assert!(retained.is_to_be_told(41, 1 << 20));
+        assert!(!retained.is_to_be_told(42, 1));
+    }
+
+    #[test]
+    fn a_short_message_is_kept_without_its_memory() {
+        let retained = Retained::new(2, 0, true);
+        let short = message(100);
+        retained.keep(0, &short);
+        assert_eq!(Arc::strong_count(&short), 1);
+        let fabric = rdmc_fabric::MemNetwork::new().fabric();
+        let kept = retained.message(0).unwrap().into_blocks(&*fabric).unwrap();
+        assert_eq!(kept.whole()[..], [7; 100]);
+    }
+}

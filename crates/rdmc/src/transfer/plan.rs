@@ -1,0 +1,34 @@
+//! Who sends which block to whom: as scheduled, or as members need that hold parts of the message.
+
+use rdmc_schedule::{Rank, Repair, Schedule, Transfer};
+
+/// All members' sends and receives of one message.
+pub(crate) enum Plan {
+    /// The root has the message.
+    Schedule(Schedule),
+    /// Each member has some of it, and all know its size.
+    Repair(Repair),
+}
+
+impl Plan {
+    /// Lists what a member sends, in step order.
+    pub(crate) fn sends(&self, rank: Rank) -> Box<dyn Iterator<Item = Transfer> + Send> {
+        match self {
+            Self::Schedule(schedule) => Box::new(schedule.sends(rank)),
+            Self::Repair(repair) => Box::new(repair.sends(rank)),
+        }
+    }
+
+    /// Lists what a member receives, in step order.
+    pub(crate) fn receives(&self, rank: Rank) -> Box<dyn Iterator<Item = Transfer> + Send> {
+        match self {
+            Self::Schedule(schedule) => Box::new(schedule.receives(rank)),
+            Self::Repair(repair) => Box::new(repair.receives(rank)),
+        }
+    }
+
+    /// Tells whether all members know of the message before it begins.
+    pub(crate) fn is_repair(&self) -> bool {
+        matches!(self, Self::Repair(_))
+    }
+}
