@@ -13,7 +13,7 @@ use std::time::Duration;
 
 use futures::future::FutureExt;
 use rdmc_fabric::{ControlStream, Environment};
-use tokio::io::{AsyncWrite, AsyncWriteExt};
+use tokio::io::{AsyncRead, AsyncWrite, AsyncWriteExt};
 use tokio::sync::{mpsc, oneshot, watch};
 
 use crate::failure::FailureCause;
@@ -268,13 +268,10 @@ impl Mesh {
         self.tell_groups(|| GroupEvent::Connected(peer)).await;
         let (mut from, to) = tokio::io::split(stream);
         let (ended, cause) = {
-            let reading = std::pin::pin!(self.read_link(&mut from, peer, &heard).fuse());
-            let writing = std::pin::pin!(write_link(to, queued).fuse());
+            let mut serving = std::pin::pin!(self.serve_link(&mut from, to, queued, peer, &heard).fuse());
             let mut cutting = std::pin::pin!(cuts.recv().fuse());
-            let (mut reading, mut writing) = (reading, writing);
             futures::select_biased! {
-                ended = reading => (ended, None),
-                ended = writing => (ended, None),
+                ended = serving => (ended, None),
                 cause = cutting => (Ok(()), cause),
             }
         };
@@ -301,12 +298,29 @@ impl Mesh {
         }
     }
 
-    async fn read_link(
+    /// Reads and writes until either ends.
+    async fn serve_link(
         &self,
-        from: &mut (impl tokio::io::AsyncRead + Unpin),
+        from: &mut (impl AsyncRead + Unpin),
+        to: impl AsyncWrite + Unpin,
+        queued: mpsc::Receiver<Outgoing>,
         peer: NodeId,
         heard: &AtomicBool,
     ) -> io::Result<()> {
+        let mut reading = std::pin::pin!(self.read_link(from, peer, heard).fuse());
+        let mut writing = std::pin::pin!(write_link(to, queued).fuse());
+        let refused = futures::select_biased! {
+            ended = reading => return ended,
+            ended = writing => ended,
+        };
+        if refused.is_err() {
+            // What a peer said before it went, an outcome perhaps, has arrived and is still to be read.
+            let _ = self.0.environment.timeout(self.0.detection / UNREAD_SHARE, reading).await;
+        }
+        refused
+    }
+
+    async fn read_link(&self, from: &mut (impl AsyncRead + Unpin), peer: NodeId, heard: &AtomicBool) -> io::Result<()> {
         while let Some(frame) = frame::read_up_to(from, frame::LINK_FRAME_LEN_MAX).await? {
             heard.store(true, Ordering::Relaxed);
             match frame {
@@ -444,5 +458,10 @@ const HANDSHAKE_LIMIT: Duration = Duration::from_secs(5);
 const DIAL_PAUSE_MIN: Duration = Duration::from_millis(5);
 /// Longest pause before a connection is tried again.
 const DIAL_PAUSE_MAX: Duration = Duration::from_secs(1);
+/// The share of the detection time for which what has arrived is read from a connection that takes nothing more.
+const UNREAD_SHARE: u32 = 4;
 /// Frames that wait to be written to one node.
 const OUTGOING_MAX: usize = 256;
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,92 @@
+use std::net::IpAddr;
+use std::pin::Pin;
+use std::task::{Context, Poll};
+
+use rdmc_fabric::TokioEnvironment;
+use tokio::io::{DuplexStream, ReadBuf};
+use tokio::sync::Notify;
+
+use super::*;
+use crate::group::agreement::frame::EndFrame;
+
+/// One end of a connection; if the other is `deaf`, it takes nothing, of which it notifies.
+struct Stream {
+    stream: DuplexStream,
+    deaf: Option<Arc<Notify>>,
+}
+
+impl ControlStream for Stream {
+    fn peer_address(&self) -> Option<IpAddr> {
+        None
+    }
+}
+
+impl AsyncRead for Stream {
+    fn poll_read(mut self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.stream).poll_read(cx, buf)
+    }
+}
+
+impl AsyncWrite for Stream {
+    fn poll_write(mut self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &[u8]) -> Poll<io::Result<usize>> {
+        if let Some(deaf) = &self.deaf {
+            deaf.notify_one();
+            return Poll::Ready(Err(io::ErrorKind::ConnectionReset.into()));
+        }
+        Pin::new(&mut self.stream).poll_write(cx, buf)
+    }
+
+    fn poll_flush(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.stream).poll_flush(cx)
+    }
+
+    fn poll_shutdown(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.stream).poll_shutdown(cx)
+    }
+}
+
+fn mesh(nodes: u32) -> Mesh {
+    let peers = Peers { security: None, identities: BTreeMap::new(), refusals: crate::stats::Refusals::default() };
+    let members = (0..nodes).map(|node| (NodeId(node), String::new())).collect();
+    Mesh::new(NodeId(0), 1, members, Arc::new(TokioEnvironment::new()), Duration::from_secs(2), peers)
+}
+
+/// Connects the mesh with a node; returns what that node has in hand.
+async fn connect(mesh: &Mesh, peer: NodeId, deaf: Option<Arc<Notify>>) -> DuplexStream {
+    let (near, far) = tokio::io::duplex(1 << 20);
+    let link = {
+        let mesh = mesh.clone();
+        async move { mesh.run_link(Box::new(Stream { stream: near, deaf }), peer).await }
+    };
+    mesh.0.environment.spawn(Box::pin(link));
+    let mut changes = mesh.0.changes.subscribe();
+    while mesh.missing().contains(&peer) {
+        changes.changed().await.expect("the mesh is there");
+    }
+    far
+}
+
+fn decided() -> (Ballot, Outcome) {
+    (Ballot { attempt: 1, leader: 1 }, Outcome::Closed { messages: 3 })
+}
+
+fn told(group: GroupId) -> Frame {
+    let (ballot, outcome) = decided();
+    Frame::Group { group, frame: GroupFrame::End(EndFrame::Decided { ballot, outcome }) }
+}
+
+#[tokio::test]
+async fn what_was_said_before_a_connection_broke_is_heard() {
+    let mesh = mesh(2);
+    let peer = NodeId(1);
+    let refused = Arc::new(Notify::new());
+    let mut far = connect(&mesh, peer, Some(refused.clone())).await;
+    let mut inbox = mesh.open_group(GroupId(7), &Arc::from([NodeId(0), peer])).expect("a new group");
+    mesh.post(peer, GroupId(7), GroupFrame::Announce { message: 0, size: 0 });
+    refused.notified().await;
+    far.write_all(&frame::encode(&told(GroupId(7)))).await.unwrap();
+    drop(far);
+    let heard = inbox.next().await.expect("the group is open");
+    assert!(matches!(heard, GroupEvent::Frame(_, GroupFrame::End(EndFrame::Decided { .. }))), "{heard:?}");
+    assert!(matches!(inbox.next().await, Some(GroupEvent::Lost(NodeId(1), _))));
+}
