@@ -420,12 +420,31 @@ impl Mesh {
     }
 
     /// Says goodbye to everybody and waits until the operating system has it.
+    ///
+    /// Before, it tells how the latest groups have ended: whoever was to tell the others may have died, and this node was
+    /// perhaps the only one that it told.
     pub(crate) async fn leave(&self) {
-        let nodes: Vec<_> = self.lock().links.keys().copied().collect();
-        for &node in &nodes {
-            self.post_frame(node, &Frame::Goodbye);
-        }
-        self.flush(&nodes).await;
+        let leaving: Vec<_> = {
+            let state = self.lock();
+            let frames = |node| {
+                let told = state.groups.latest_of(node);
+                let told = told.map(|(group, frame)| Frame::Group { group, frame: GroupFrame::End(frame) });
+                told.chain([Frame::Goodbye]).map(|frame| frame::encode(&frame)).collect::<Vec<_>>()
+            };
+            state.links.iter().map(|(&node, link)| (link.outgoing.clone(), frames(node))).collect()
+        };
+        let leaving = leaving.into_iter().map(|(outgoing, frames)| async move {
+            let (written, wait) = oneshot::channel();
+            let frames = frames.into_iter().map(|bytes| Outgoing { bytes, written: None });
+            for frame in frames.chain([Outgoing { bytes: Vec::new(), written: Some(written) }]) {
+                if outgoing.send(frame).await.is_err() {
+                    return;
+                }
+            }
+            // Fails only if the connection has ended.
+            let _ = wait.await;
+        });
+        futures::future::join_all(leaving).await;
     }
 
     fn note_problem(&self, peer: NodeId, problem: String) {

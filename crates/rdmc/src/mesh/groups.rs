@@ -21,6 +21,8 @@ pub(super) struct Groups {
     ended: BTreeMap<GroupId, Option<(Ballot, Outcome)>>,
     /// The same, oldest first.
     ended_in_order: VecDeque<GroupId>,
+    /// The members of the latest that ended with an outcome, oldest first.
+    latest: VecDeque<(GroupId, Arc<[NodeId]>)>,
 }
 
 struct Open {
@@ -86,9 +88,15 @@ impl Groups {
 
     /// Stops listening for a group.
     pub(super) fn end(&mut self, group: GroupId, outcome: Option<(Ballot, Outcome)>) {
-        self.open.remove(&group);
+        let open = self.open.remove(&group);
         if self.ended.contains_key(&group) {
             return;
+        }
+        if let (Some(open), true) = (open, outcome.is_some()) {
+            self.latest.push_back((group, open.members));
+            if self.latest.len() > LATEST_MAX {
+                self.latest.pop_front();
+            }
         }
         self.ended.insert(group, outcome);
         self.ended_in_order.push_back(group);
@@ -97,6 +105,15 @@ impl Groups {
         {
             self.ended.remove(&oldest);
         }
+    }
+
+    /// Returns how the latest groups have ended of which the node is a member.
+    pub(super) fn latest_of(&self, node: NodeId) -> impl Iterator<Item = (GroupId, EndFrame)> {
+        let of_node = self.latest.iter().filter(move |(_, members)| members.contains(&node));
+        of_node.filter_map(|(group, _)| {
+            let (ballot, outcome) = self.ended.get(group)?.as_ref()?;
+            Some((*group, EndFrame::Decided { ballot: *ballot, outcome: outcome.clone() }))
+        })
     }
 
     /// Forgets what a node said of groups that are not joined.
@@ -121,3 +138,5 @@ const INBOX_MAX: usize = 256;
 const EARLY_MAX: usize = 2 << 10;
 /// Ended groups that are remembered.
 const ENDED_MAX: usize = 4 << 10;
+/// Of these, how many a node that leaves tells of.
+const LATEST_MAX: usize = 16;

@@ -90,3 +90,27 @@ async fn what_was_said_before_a_connection_broke_is_heard() {
     assert!(matches!(heard, GroupEvent::Frame(_, GroupFrame::End(EndFrame::Decided { .. }))), "{heard:?}");
     assert!(matches!(inbox.next().await, Some(GroupEvent::Lost(NodeId(1), _))));
 }
+
+#[tokio::test]
+async fn who_leaves_tells_first_how_groups_have_ended() {
+    let mesh = mesh(3);
+    let mut member = connect(&mesh, NodeId(1), None).await;
+    let mut other = connect(&mesh, NodeId(2), None).await;
+    let members = Arc::from([NodeId(0), NodeId(1)]);
+    for group in (0..20).map(GroupId) {
+        let _inbox = mesh.open_group(group, &members).expect("a new group");
+        let (ballot, outcome) = decided();
+        mesh.conclude_group(group, ballot, outcome);
+    }
+    mesh.leave().await;
+    let frames = async |stream: &mut DuplexStream| {
+        let mut frames = Vec::new();
+        while frames.last() != Some(&Frame::Goodbye) {
+            frames.push(frame::read(stream).await.unwrap().expect("it says goodbye"));
+        }
+        frames
+    };
+    let latest = (4..20).map(GroupId).map(told).chain([Frame::Goodbye]);
+    assert_eq!(frames(&mut member).await, latest.collect::<Vec<_>>());
+    assert_eq!(frames(&mut other).await, [Frame::Goodbye]);
+}
