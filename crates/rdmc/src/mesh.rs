@@ -57,6 +57,8 @@ struct MeshState {
     groups: Groups,
     /// The last problem with a node that is not connected.
     problems: BTreeMap<NodeId, String>,
+    /// This node has taken its leave: that others close their connections is their answer.
+    left: bool,
 }
 
 /// One connection to another node.
@@ -255,6 +257,9 @@ impl Mesh {
         let link = Link { serial: 0, outgoing, address, heard: heard.clone(), silent: None, cut };
         let (serial, replaced) = {
             let mut state = self.lock();
+            if state.left {
+                return;
+            }
             let serial = state.next_serial;
             state.next_serial += 1;
             state.problems.remove(&peer);
@@ -275,7 +280,7 @@ impl Mesh {
                 cause = cutting => (Ok(()), cause),
             }
         };
-        let current = {
+        let (current, left) = {
             let mut state = self.lock();
             let current = state.links.get(&peer).is_some_and(|link| link.serial == serial);
             if current {
@@ -283,7 +288,7 @@ impl Mesh {
                 // What it said of groups not yet joined is void: they will hear that it is lost.
                 state.groups.forget_early(peer);
             }
-            current
+            (current, state.left)
         };
         let problem = match &cause {
             Some(cause) => cause.to_string(),
@@ -293,6 +298,8 @@ impl Mesh {
         if current {
             self.note_problem(peer, problem);
             self.0.changes.send_modify(|count| *count += 1);
+        }
+        if current && !left {
             let cause = cause.unwrap_or(FailureCause::ConnectionLost);
             self.tell_groups(|| GroupEvent::Lost(peer, cause.clone())).await;
         }
@@ -422,10 +429,12 @@ impl Mesh {
     /// Says goodbye to everybody and waits until the operating system has it.
     ///
     /// Before, it tells how the latest groups have ended: whoever was to tell the others may have died, and this node was
-    /// perhaps the only one that it told.
+    /// perhaps the only one that it told. Groups hear no more of connections from here on.
     pub(crate) async fn leave(&self) {
         let leaving: Vec<_> = {
-            let state = self.lock();
+            let mut state = self.lock();
+            state.left = true;
+            let state = &*state;
             let frames = |node| {
                 let told = state.groups.latest_of(node);
                 let told = told.map(|(group, frame)| Frame::Group { group, frame: GroupFrame::End(frame) });

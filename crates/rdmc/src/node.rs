@@ -485,6 +485,7 @@ impl Node {
         groups.iter().for_each(|group| group.declare(FailureCause::Abandoned));
         let ended = futures::future::join_all(groups.iter().map(|group| group.ended()));
         let _ = shared.environment.timeout(shared.mesh.detection() * 2, ended).await;
+        groups.iter().for_each(|group| group.depart());
         let _ = shared.environment.timeout(LEAVE_LIMIT, shared.mesh.leave()).await;
         shared.scope.end();
         groups.iter().map(|group| group.id()).collect()

@@ -155,6 +155,17 @@ impl Agreement {
         }
     }
 
+    /// This member leaves the mesh, whether there is an outcome or not: it knows of itself only why the group is over.
+    pub(crate) fn depart(&mut self) {
+        if self.decided.is_none() {
+            let own = self.evidence.entry(self.me).or_default().own.get_or_insert(FailureCause::Abandoned).clone();
+            self.decide_alone();
+            if let Some((_, Outcome::Failed(verdict))) = &mut self.decided {
+                verdict.failed = vec![(self.me, own)];
+            }
+        }
+    }
+
     /// The control connection to a member was lost.
     pub(crate) fn lose(&mut self, rank: u32, cause: FailureCause, now: Timestamp) {
         if self.decided.is_some() || rank == self.me || self.has_lost(rank) {

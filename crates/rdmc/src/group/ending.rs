@@ -162,6 +162,14 @@ impl Group {
         self.act(|state, now| state.agreement.declare(cause, now));
     }
 
+    /// Ends the group here, since its node leaves the mesh; how it ends elsewhere is not known then, and nobody is told.
+    pub(crate) fn depart(&self) {
+        if self.outcome().is_none() {
+            self.node.mesh.leave_group(self.id);
+            self.act(|state, _| state.agreement.depart());
+        }
+    }
+
     pub(super) fn accuse(&self, member: Rank, cause: FailureCause) {
         tracing::debug!(parent: &self.span, %member, %cause, "trouble");
         self.act(|state, now| state.agreement.accuse(member.0, cause, now));

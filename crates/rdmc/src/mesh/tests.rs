@@ -114,3 +114,22 @@ async fn who_leaves_tells_first_how_groups_have_ended() {
     assert_eq!(frames(&mut member).await, latest.collect::<Vec<_>>());
     assert_eq!(frames(&mut other).await, [Frame::Goodbye]);
 }
+
+#[tokio::test]
+async fn who_has_left_takes_no_closing_for_a_loss() {
+    let mesh = mesh(2);
+    let peer = NodeId(1);
+    let far = connect(&mesh, peer, None).await;
+    let mut inbox = mesh.open_group(GroupId(7), &Arc::from([NodeId(0), peer])).expect("a new group");
+    mesh.leave().await;
+    drop(far);
+    let mut changes = mesh.0.changes.subscribe();
+    while !mesh.missing().contains(&peer) {
+        changes.changed().await.expect("the mesh is there");
+    }
+    // Nor does it take a new connection.
+    let (near, _far) = tokio::io::duplex(64);
+    mesh.run_link(Box::new(Stream { stream: near, deaf: None }), peer).await;
+    mesh.leave_group(GroupId(7));
+    assert!(inbox.next().await.is_none());
+}

@@ -38,7 +38,8 @@ impl Agreement {
 
     fn step(&mut self, now: Timestamp) -> Step {
         if self.give_up_at.is_some_and(|at| now >= at) {
-            return self.decide_alone();
+            self.decide_alone();
+            return Step::Wait;
         }
         match self.lead.take() {
             None => self.take_the_lead(now),
@@ -154,11 +155,10 @@ impl Agreement {
     }
 
     /// Ends it here, since those who lead do not.
-    fn decide_alone(&mut self) -> Step {
+    pub(super) fn decide_alone(&mut self) {
         let reports = BTreeMap::from([(self.me, self.report())]);
         let ballot = Ballot { attempt: self.promised.attempt.saturating_add(1), leader: self.me };
         self.decided = Some((ballot, Outcome::Failed(self.verdict(&reports, false))));
-        Step::Wait
     }
 
     /// Returns the member that is to lead, as far as this one can tell.

@@ -390,6 +390,17 @@ fn who_breaks_the_protocol_is_named_before_who_says_so() {
     }
 }
 
+#[test]
+fn who_leaves_before_there_is_an_outcome_names_nobody_else() {
+    let mut network = Network::new(3, 3);
+    network.at(0, |member, now| member.declare(FailureCause::Abandoned, now));
+    network.at(0, |member, now| member.lose(1, FailureCause::ConnectionLost, now));
+    network.at(0, |member, _| member.depart());
+    let Some(Outcome::Failed(verdict)) = network.outcome(0) else { panic!("it failed") };
+    assert_eq!(verdict.failed, [(0, FailureCause::Abandoned)]);
+    assert!(!verdict.quorum && verdict.held[1..] == [None, None]);
+}
+
 /// Frames of all kinds.
 pub(crate) fn frames() -> impl Strategy<Value = EndFrame> {
     let text = "[a-z0-9.:]{0,20}";
