@@ -488,6 +488,8 @@ impl Node {
         groups.iter().for_each(|group| group.depart());
         let _ = shared.environment.timeout(LEAVE_LIMIT, shared.mesh.leave()).await;
         shared.scope.end();
+        // Some may have closed well while they were about to be left.
+        groups.retain(|group| !matches!(group.outcome(), Some(Ok(_))));
         groups.iter().map(|group| group.id()).collect()
     }
 }
