@@ -23,15 +23,20 @@ pub fn frame(bytes: &[u8]) {
     assert_eq!(Frame::decode(value).expect("it was encoded here"), frame);
 }
 
-/// A stream is the same frames, however it is cut; the first byte tells how.
+/// A stream is the same frames, however it is cut; the first byte tells how, and whether the fuzzer is given the right check
+/// values for nothing. The first frame may be a handshake's.
 pub fn stream(bytes: &[u8]) {
-    let Some((&cut, stream)) = bytes.split_first() else { return };
-    let whole = bounded(bytes.len(), PER_BYTE, || all_frames(stream, usize::MAX));
-    let pieces = bounded(bytes.len(), PER_BYTE, || all_frames(stream, usize::from(cut % 8) + 1));
+    let Some((&first, stream)) = bytes.split_first() else { return };
+    let sealed = if first & 8 == 0 { Frame::seal(stream) } else { stream.to_vec() };
+    let piece = usize::from(first % 8) + 1;
+    let whole = bounded(bytes.len(), PER_BYTE, || all_frames(&sealed, usize::MAX));
+    let pieces = bounded(bytes.len(), PER_BYTE, || all_frames(&sealed, piece));
     assert_eq!(whole, pieces);
+    let greeting = |piece| greeting(&sealed, piece);
+    assert_eq!(bounded(bytes.len(), PER_BYTE, || greeting(usize::MAX)), greeting(piece));
     if whole.1.is_none() {
         let again: Vec<u8> = whole.0.iter().flat_map(Frame::encode).collect();
-        assert_eq!(all_frames(&again, usize::MAX), (whole.0, None));
+        assert_eq!(all_frames(&Frame::seal(&again), usize::MAX), (whole.0, None));
     }
 }
 
@@ -72,6 +77,7 @@ pub fn stream_seeds() -> Vec<Seed> {
         ("too-long", cut(0, &long)),
         ("cut-in-value", cut(6, &all[..30])),
         ("cut-in-length", cut(0, &all[..2])),
+        ("without-checks", cut(8, &all)),
     ])
 }
 
@@ -82,15 +88,14 @@ pub fn invitation_seeds() -> Vec<Seed> {
 
 /// Reads to the end, or to the first error.
 fn all_frames(bytes: &[u8], piece: usize) -> (Vec<Frame>, Option<io::ErrorKind>) {
-    let mut stream = Pieces { bytes, piece };
-    let mut frames = Vec::new();
-    loop {
-        match Frame::read(&mut stream).now_or_never().expect("the stream never waits") {
-            Ok(Some(frame)) => frames.push(frame),
-            Ok(None) => return (frames, None),
-            Err(error) => return (frames, Some(error.kind())),
-        }
-    }
+    let (frames, ended) = Frame::read_all(&mut Pieces { bytes, piece }).now_or_never().expect("the stream never waits");
+    (frames, ended.err().map(|error| error.kind()))
+}
+
+/// Reads one frame of a handshake.
+fn greeting(bytes: &[u8], piece: usize) -> Result<Option<Frame>, io::ErrorKind> {
+    let read = Frame::read(&mut Pieces { bytes, piece }).now_or_never().expect("the stream never waits");
+    read.map_err(|error| error.kind())
 }
 
 /// Bytes that arrive in pieces.

@@ -37,7 +37,7 @@ impl Frame {
         frame::decode(bytes).map(Self)
     }
 
-    /// Reads one frame; none if the stream ended between frames.
+    /// Reads one frame of a handshake; none if the stream ended between frames.
     ///
     /// # Cancel safety
     /// Bytes are lost.
@@ -48,9 +48,42 @@ impl Frame {
         Ok(frame::read(stream).await?.map(Self))
     }
 
-    /// Encodes the frame with its length, four bytes, before it.
+    /// Reads the next frames until there are no more.
+    ///
+    /// # Cancel safety
+    /// Frames are lost.
+    ///
+    /// # Errors
+    /// With the frames before: the stream's, or it brings no frame.
+    pub async fn read_all(stream: &mut (impl AsyncRead + Unpin)) -> (Vec<Self>, io::Result<()>) {
+        let (mut frames, mut check) = (Vec::new(), frame::Check::default());
+        loop {
+            match frame::read_next(stream, &mut check).await {
+                Ok(Some(frame)) => frames.push(Self(frame)),
+                Ok(None) => return (frames, Ok(())),
+                Err(error) => return (frames, Err(error)),
+            }
+        }
+    }
+
+    /// Encodes the frame with its length, four bytes, before it, and without a check value.
     pub fn encode(&self) -> Vec<u8> {
-        frame::encode(&self.0)
+        frame::encode_unchecked(&self.0)
+    }
+
+    /// Puts check values behind the frames of a stream that has none.
+    pub fn seal(mut stream: &[u8]) -> Vec<u8> {
+        let (mut sealed, mut check) = (Vec::new(), frame::Check::default());
+        while let Some(len) = stream.first_chunk().map(|len| u32::from_le_bytes(*len) as usize)
+            && let Some((whole, rest)) = len.checked_add(4).and_then(|len| stream.split_at_checked(len))
+        {
+            let mut whole = whole.to_vec();
+            check.seal(&mut whole);
+            sealed.extend(whole);
+            stream = rest;
+        }
+        sealed.extend(stream);
+        sealed
     }
 
     /// Returns what an invitation says about the members; none if the frame is another.

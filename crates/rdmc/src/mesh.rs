@@ -29,7 +29,7 @@ pub(crate) mod listener;
 mod liveness;
 pub(crate) mod security;
 
-use frame::{Frame, GroupFrame, PROTOCOL_VERSION, Reject};
+use frame::{Check, Frame, GroupFrame, PROTOCOL_VERSION, Reject};
 use groups::{Destined, Groups};
 use listener::Arrived;
 use security::Peers;
@@ -75,6 +75,7 @@ struct Link {
 }
 
 struct Outgoing {
+    /// A frame without its check value, or nothing.
     bytes: Vec<u8>,
     written: Option<oneshot::Sender<()>>,
 }
@@ -290,6 +291,11 @@ impl Mesh {
             }
             (current, state.left)
         };
+        if let Err(error) = &ended
+            && error.kind() == io::ErrorKind::InvalidData
+        {
+            tracing::warn!(node = %peer, %error, "disconnected");
+        }
         let problem = match &cause {
             Some(cause) => cause.to_string(),
             None => ended.err().map_or_else(|| "it closed the connection".to_owned(), |error| error.to_string()),
@@ -328,7 +334,8 @@ impl Mesh {
     }
 
     async fn read_link(&self, from: &mut (impl AsyncRead + Unpin), peer: NodeId, heard: &AtomicBool) -> io::Result<()> {
-        while let Some(frame) = frame::read_up_to(from, frame::LINK_FRAME_LEN_MAX).await? {
+        let mut check = Check::default();
+        while let Some(frame) = frame::read_next(from, &mut check).await? {
             heard.store(true, Ordering::Relaxed);
             match frame {
                 Frame::Group { group, frame } => self.deliver(peer, group, frame).await?,
@@ -389,7 +396,7 @@ impl Mesh {
     pub(crate) async fn send(&self, to: NodeId, group: GroupId, frame: GroupFrame) {
         let outgoing = self.lock().links.get(&to).map(|link| link.outgoing.clone());
         if let Some(outgoing) = outgoing {
-            let bytes = frame::encode(&Frame::Group { group, frame });
+            let bytes = frame::encode_unchecked(&Frame::Group { group, frame });
             let _ = outgoing.send(Outgoing { bytes, written: None }).await;
         }
     }
@@ -401,7 +408,7 @@ impl Mesh {
 
     fn post_frame(&self, to: NodeId, frame: &Frame) {
         let Some(outgoing) = self.lock().links.get(&to).map(|link| link.outgoing.clone()) else { return };
-        let frame = Outgoing { bytes: frame::encode(frame), written: None };
+        let frame = Outgoing { bytes: frame::encode_unchecked(frame), written: None };
         if let Err(mpsc::error::TrySendError::Full(frame)) = outgoing.try_send(frame) {
             // It takes so little that it is about to be given up.
             let limit = self.0.detection * 2;
@@ -438,7 +445,7 @@ impl Mesh {
             let frames = |node| {
                 let told = state.groups.latest_of(node);
                 let told = told.map(|(group, frame)| Frame::Group { group, frame: GroupFrame::End(frame) });
-                told.chain([Frame::Goodbye]).map(|frame| frame::encode(&frame)).collect::<Vec<_>>()
+                told.chain([Frame::Goodbye]).map(|frame| frame::encode_unchecked(&frame)).collect::<Vec<_>>()
             };
             state.links.iter().map(|(&node, link)| (link.outgoing.clone(), frames(node))).collect()
         };
@@ -467,9 +474,10 @@ impl Mesh {
 
 /// Writes queued frames, many at once if they are there.
 async fn write_link(mut to: impl AsyncWrite + Unpin, mut queued: mpsc::Receiver<Outgoing>) -> io::Result<()> {
-    let mut batch = Vec::new();
+    let (mut batch, mut check) = (Vec::new(), Check::default());
     while queued.recv_many(&mut batch, OUTGOING_MAX).await > 0 {
-        for outgoing in &batch {
+        for outgoing in batch.iter_mut().filter(|outgoing| !outgoing.bytes.is_empty()) {
+            check.seal(&mut outgoing.bytes);
             to.write_all(&outgoing.bytes).await?;
         }
         to.flush().await?;

@@ -1,7 +1,8 @@
 //! What nodes say to each other on control connections.
 //!
-//! A frame is its length in bytes (u32, little endian, at most [`FRAME_LEN_MAX`]) and a value of [`Frame`] in the
-//! postcard encoding. The first frame of a connection is a `Hello` or an `Invite`.
+//! A frame is the length of its value in bytes (u32, little endian, at most [`FRAME_LEN_MAX`]), a value of [`Frame`] in the
+//! postcard encoding, and a [check value](Check) (u32, little endian). The first frame of a connection is a `Hello` or an
+//! `Invite`.
 
 use std::io;
 
@@ -16,6 +17,8 @@ use super::fabrics::{FabricNames, Verdict};
 
 /// Changes whenever frames change their meaning; nodes of different versions do not talk.
 pub(crate) const PROTOCOL_VERSION: u16 = 4;
+/// Bytes of a check value.
+pub(crate) const CHECK_LEN: usize = 4;
 /// Longest frame in bytes: an invitation.
 pub(crate) const FRAME_LEN_MAX: usize = 4 << 20;
 /// Longest frame in bytes between nodes that know each other.
@@ -53,6 +56,18 @@ pub(crate) enum Frame {
     Pong,
 }
 
+impl Frame {
+    /// Tells whether it comes from a node of another version, whose frames may have no check value, or another one.
+    fn is_of_another_version(&self) -> bool {
+        match self {
+            Self::Hello { version, .. }
+            | Self::Invite { version, .. }
+            | Self::Reject { reason: Reject::Version { ours: version } } => *version != PROTOCOL_VERSION,
+            _ => false,
+        }
+    }
+}
+
 /// Why a connection is refused.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, thiserror::Error)]
 pub(crate) enum Reject {
@@ -88,8 +103,47 @@ pub(crate) enum GroupFrame {
     End(EndFrame),
 }
 
-/// Encodes a frame with its length.
+/// What the frames of one direction come down to so far, the CRC-32 of all: a frame that is changed, lost or said twice on
+/// the way makes that of the next a wrong one.
+///
+/// Frames of the handshake, one at a time, are checked by themselves; then a direction begins anew.
+#[derive(Debug, Default)]
+pub(crate) struct Check(u32);
+
+impl Check {
+    /// Puts the check value behind a frame that has none.
+    pub(crate) fn seal(&mut self, frame: &mut Vec<u8>) {
+        let value = self.next(&[frame]);
+        frame.extend(value.to_le_bytes());
+    }
+
+    fn next(&mut self, frame: &[&[u8]]) -> u32 {
+        let mut hasher = crc32fast::Hasher::new_with_initial(self.0);
+        frame.iter().for_each(|part| hasher.update(part));
+        self.0 = hasher.finalize();
+        self.0
+    }
+}
+
+/// A frame was changed on the way, or one before it was lost.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("a frame was changed or lost on the way: its check value is {got:08x} instead of {want:08x}")]
+pub(crate) struct Garbled {
+    got: u32,
+    want: u32,
+}
+
+/// Encodes a frame of a handshake.
 pub(crate) fn encode(frame: &Frame) -> Vec<u8> {
+    let mut out = encode_unchecked(frame);
+    if !frame.is_of_another_version() {
+        Check::default().seal(&mut out);
+    }
+    out
+}
+
+/// Encodes a frame with its length, and without a check value.
+pub(crate) fn encode_unchecked(frame: &Frame) -> Vec<u8> {
     let mut out = postcard::to_extend(frame, vec![0; 4]).expect("frames have no unsized parts");
     let len = u32::try_from(out.len() - 4).expect("no frame comes near 4 GiB");
     out[..4].copy_from_slice(&len.to_le_bytes());
@@ -105,13 +159,29 @@ pub(crate) fn decode(bytes: &[u8]) -> io::Result<Frame> {
     }
 }
 
-/// Reads one frame; memory is taken only as bytes arrive. None if the stream ended between frames.
+/// Reads one frame of a handshake; memory is taken only as bytes arrive. None if the stream ended between frames.
 pub(crate) async fn read(stream: &mut (impl AsyncRead + Unpin)) -> io::Result<Option<Frame>> {
-    read_up_to(stream, FRAME_LEN_MAX).await
+    let Some((prefix, value)) = read_value(stream, FRAME_LEN_MAX).await? else { return Ok(None) };
+    match decode(&value) {
+        Ok(frame) if frame.is_of_another_version() => Ok(Some(frame)),
+        decoded => {
+            verify(stream, &prefix, &value, &mut Check::default()).await?;
+            decoded.map(Some)
+        }
+    }
 }
 
-/// Reads one frame of at most `len_max` bytes, as [`read`] does.
-pub(crate) async fn read_up_to(stream: &mut (impl AsyncRead + Unpin), len_max: usize) -> io::Result<Option<Frame>> {
+/// Reads the next frame, of at most [`LINK_FRAME_LEN_MAX`] bytes, as [`read`] does.
+///
+/// # Errors
+/// The stream's; [`Garbled`], of the kind `InvalidData`; or the frame cannot be decoded.
+pub(crate) async fn read_next(stream: &mut (impl AsyncRead + Unpin), check: &mut Check) -> io::Result<Option<Frame>> {
+    let Some((prefix, value)) = read_value(stream, LINK_FRAME_LEN_MAX).await? else { return Ok(None) };
+    verify(stream, &prefix, &value, check).await?;
+    decode(&value).map(Some)
+}
+
+async fn read_value(stream: &mut (impl AsyncRead + Unpin), len_max: usize) -> io::Result<Option<([u8; 4], Vec<u8>)>> {
     let mut prefix = [0; 4];
     let first = stream.read(&mut prefix).await?;
     if first == 0 {
@@ -122,12 +192,24 @@ pub(crate) async fn read_up_to(stream: &mut (impl AsyncRead + Unpin), len_max: u
     if len as usize > len_max {
         return Err(malformed(&format!("a frame of {len} bytes exceeds {len_max}")));
     }
-    let mut bytes = Vec::new();
-    let got = (&mut *stream).take(u64::from(len)).read_to_end(&mut bytes).await?;
+    let mut value = Vec::new();
+    let got = (&mut *stream).take(u64::from(len)).read_to_end(&mut value).await?;
     if got < len as usize {
         return Err(io::ErrorKind::UnexpectedEof.into());
     }
-    decode(&bytes).map(Some)
+    Ok(Some((prefix, value)))
+}
+
+async fn verify(
+    stream: &mut (impl AsyncRead + Unpin),
+    prefix: &[u8],
+    value: &[u8],
+    check: &mut Check,
+) -> io::Result<()> {
+    let mut got = [0; CHECK_LEN];
+    stream.read_exact(&mut got).await?;
+    let (got, want) = (u32::from_le_bytes(got), check.next(&[prefix, value]));
+    if got == want { Ok(()) } else { Err(io::Error::new(io::ErrorKind::InvalidData, Garbled { got, want })) }
 }
 
 fn malformed(text: &str) -> io::Error {
@@ -200,6 +282,33 @@ mod tests {
         #[test]
         fn frames_survive_the_wire(frame in frames()) {
             prop_assert_eq!(read_now(&encode(&frame)).unwrap(), Some(frame));
+        }
+
+        #[test]
+        fn a_bit_that_is_changed_or_a_frame_that_is_lost_is_noticed(
+            frames in proptest::collection::vec(frames(), 2..5), at: prop::sample::Index, bit in 0u8..8, lost: bool,
+        ) {
+            let mut check = Check::default();
+            let mut sent: Vec<Vec<u8>> = frames.iter().map(encode_unchecked).collect();
+            sent.iter_mut().for_each(|frame| check.seal(frame));
+            if lost {
+                // Of the last nobody can tell but by the end of the stream.
+                sent.remove(at.index(frames.len() - 1));
+            }
+            let mut bytes = sent.concat();
+            if !lost {
+                let at = at.index(bytes.len());
+                bytes[at] ^= 1 << bit;
+            }
+            let (mut rest, mut check, mut heard) = (bytes.as_slice(), Check::default(), Vec::new());
+            let ended = loop {
+                match read_next(&mut rest, &mut check).now_or_never().expect("a slice never waits") {
+                    Ok(Some(frame)) => heard.push(frame),
+                    ended => break ended,
+                }
+            };
+            prop_assert!(ended.is_err(), "{ended:?}");
+            prop_assert!(frames.starts_with(&heard));
         }
 
         #[test]

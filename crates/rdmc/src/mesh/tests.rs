@@ -104,9 +104,9 @@ async fn who_leaves_tells_first_how_groups_have_ended() {
     }
     mesh.leave().await;
     let frames = async |stream: &mut DuplexStream| {
-        let mut frames = Vec::new();
+        let (mut frames, mut check) = (Vec::new(), Check::default());
         while frames.last() != Some(&Frame::Goodbye) {
-            frames.push(frame::read(stream).await.unwrap().expect("it says goodbye"));
+            frames.push(frame::read_next(stream, &mut check).await.unwrap().expect("it says goodbye"));
         }
         frames
     };
@@ -132,4 +132,17 @@ async fn who_has_left_takes_no_closing_for_a_loss() {
     mesh.run_link(Box::new(Stream { stream: near, deaf: None }), peer).await;
     mesh.leave_group(GroupId(7));
     assert!(inbox.next().await.is_none());
+}
+
+#[tokio::test]
+async fn a_frame_that_was_changed_ends_the_connection() {
+    let mesh = mesh(2);
+    let peer = NodeId(1);
+    let mut far = connect(&mesh, peer, None).await;
+    let mut inbox = mesh.open_group(GroupId(7), &Arc::from([NodeId(0), peer])).expect("a new group");
+    let mut bytes = frame::encode(&told(GroupId(7)));
+    bytes[6] ^= 1;
+    far.write_all(&bytes).await.unwrap();
+    assert!(matches!(inbox.next().await, Some(GroupEvent::Lost(NodeId(1), _))));
+    assert!(mesh.problem().contains("changed or lost"), "{}", mesh.problem());
 }

@@ -19,6 +19,7 @@ use tokio_rustls::{TlsAcceptor, TlsConnector, TlsStream};
 use super::identity::{Identities, Identity, server_name};
 use super::refusal::Distrust;
 use super::{Proof, Security};
+use crate::mesh::frame::CHECK_LEN;
 use crate::node::NodeId;
 use crate::stats::Refusals;
 
@@ -162,7 +163,7 @@ pub(crate) async fn drain(stream: &mut (impl AsyncRead + AsyncWrite + Unpin)) ->
 
 /// Takes the rest of a frame without keeping it.
 pub(crate) async fn drain_frame(opening: &Opening, stream: &mut (impl AsyncRead + Unpin)) -> io::Result<()> {
-    let rest = stream.take(u64::from(opening.frame_len()));
+    let rest = stream.take(u64::from(opening.frame_len()) + CHECK_LEN as u64);
     tokio::io::copy(&mut { rest }, &mut tokio::io::sink()).await.map(drop)
 }
 

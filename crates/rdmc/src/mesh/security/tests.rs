@@ -348,6 +348,7 @@ async fn a_long_frame_without_tls_is_refused_and_not_kept() {
     for _ in 0..4 << 10 {
         stream.write_all(&[0; 1 << 10]).await.unwrap();
     }
+    stream.write_all(&[0; frame::CHECK_LEN]).await.unwrap();
     let answer = frame::read(&mut stream).await.unwrap();
     assert!(matches!(answer, Some(Frame::Reject { reason: Reject::Declined { .. } })), "{answer:?}");
     assert_eq!(door.refused(), 1);
