@@ -4,7 +4,7 @@
 //! keys, signs of life, and the agreement on the end of a group. Of two nodes the one with the lower number opens the
 //! connection, and opens it again when it is lost.
 
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::io;
 use std::net::IpAddr;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -55,6 +55,8 @@ struct MeshState {
     links: BTreeMap<NodeId, Link>,
     next_serial: u64,
     groups: Groups,
+    /// The nodes that were ever connected.
+    met: BTreeSet<NodeId>,
     /// The last problem with a node that is not connected.
     problems: BTreeMap<NodeId, String>,
     /// This node has taken its leave: that others close their connections is their answer.
@@ -183,11 +185,14 @@ impl Mesh {
         }
     }
 
-    /// Returns the nodes that are not connected.
+    /// Returns the nodes that are not connected: those that never were, if there are any, since others may only have given
+    /// these up sooner than this node.
     pub(crate) fn missing(&self) -> Vec<NodeId> {
         let state = self.lock();
-        let connected = |node: &NodeId| *node == self.0.me || state.links.contains_key(node);
-        self.0.members.keys().copied().filter(|node| !connected(node)).collect()
+        let missing = |node: &NodeId| *node != self.0.me && !state.links.contains_key(node);
+        let missing: Vec<_> = self.0.members.keys().copied().filter(missing).collect();
+        let never_met: Vec<_> = missing.iter().copied().filter(|node| !state.met.contains(node)).collect();
+        if never_met.is_empty() { missing } else { never_met }
     }
 
     /// Returns the last problem with any node that is not connected.
@@ -264,6 +269,7 @@ impl Mesh {
             let serial = state.next_serial;
             state.next_serial += 1;
             state.problems.remove(&peer);
+            state.met.insert(peer);
             (serial, state.links.insert(peer, Link { serial, ..link }).is_some())
         };
         if replaced {

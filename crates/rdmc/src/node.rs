@@ -160,7 +160,7 @@ impl NodeBuilder {
             completion_capacity: None,
             pool_bytes_max: 4 << 30,
             preallocate: (0, 0),
-            connect_limit: Duration::from_secs(30),
+            connect_limit: CONNECT_LIMIT,
             detection: Duration::from_secs(2),
         }
     }
@@ -224,7 +224,8 @@ impl NodeBuilder {
         self
     }
 
-    /// Sets how long [`start`](Self::start) waits for the other nodes; default 30 s.
+    /// Sets how long [`start`](Self::start) waits for the other nodes; default 30 s, and 10 s if the builder came from an
+    /// invitation, which all of them have just accepted.
     #[must_use]
     pub fn connect_limit(mut self, limit: Duration) -> Self {
         self.connect_limit = limit;
@@ -256,6 +257,7 @@ impl NodeBuilder {
         tracing::info!(node = %self.me, fabric = choice.fabric, ?reason, "fabric chosen");
         self.fabric = Some(fabric);
         self.choice = Some(choice);
+        self.connect_limit = CONNECT_INVITED_LIMIT;
         self
     }
 
@@ -547,6 +549,10 @@ impl fmt::Debug for Node {
 
 /// Completions that a node can have outstanding, where nobody says otherwise.
 const COMPLETIONS_DEFAULT: u32 = 1 << 20;
+/// How long a node that starts waits for the others.
+const CONNECT_LIMIT: Duration = Duration::from_secs(30);
+/// The same among nodes of which each has just accepted an invitation.
+const CONNECT_INVITED_LIMIT: Duration = Duration::from_secs(10);
 /// The shortest silence after which a node is given up.
 const DETECTION_MIN: Duration = Duration::from_millis(50);
 /// How long the other nodes may take to be told that this one leaves.

@@ -8,6 +8,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::Bytes;
+use futures::future::FutureExt;
+use futures::stream::{FuturesUnordered, StreamExt};
 use rdmc_fabric::{Capabilities, ControlStream, Elapsed, Environment};
 use tokio::io::AsyncWriteExt;
 
@@ -82,7 +84,7 @@ pub async fn invite_secured(
     let mut accepted = Vec::new();
     let mut offers = Vec::new();
     let mut failures = Vec::new();
-    for (answer, (node, address)) in futures::future::join_all(ask).await.into_iter().zip(&members[1..]) {
+    for (answer, (node, address)) in ask_all(&*environment, ask).await.into_iter().zip(&members[1..]) {
         match answer {
             Ok((stream, names)) => {
                 accepted.push((stream, address));
@@ -100,11 +102,7 @@ pub async fn invite_secured(
     };
     let go = frame::encode(&Frame::Go(verdict.clone()));
     for (stream, address) in &mut accepted {
-        let told = async {
-            stream.write_all(&go).await?;
-            stream.flush().await
-        };
-        if let Err(error) = told.await {
+        if let Err(error) = say(stream, &go).await {
             failures.push(((*address).clone(), InviteFailure::Unreachable(error)));
         }
     }
@@ -131,12 +129,41 @@ fn nothing_in_common(
     InviteError { failures: failures.collect() }
 }
 
-async fn ask(
+type Answer = Result<(Box<dyn ControlStream>, FabricNames), InviteFailure>;
+
+/// Waits for all answers, and gives those who have accepted signs of life meanwhile.
+async fn ask_all(
     environment: &dyn Environment,
-    address: &str,
-    invite: &Frame,
-    security: Option<&Security>,
-) -> Result<(Box<dyn ControlStream>, FabricNames), InviteFailure> {
+    ask: impl Iterator<Item = impl Future<Output = Answer>>,
+) -> Vec<Answer> {
+    let asked = ask.enumerate().map(|(place, ask)| async move { (place, ask.await) });
+    let mut asked: FuturesUnordered<_> = asked.collect();
+    let mut answers: BTreeMap<usize, Answer> = BTreeMap::new();
+    let ping = frame::encode(&Frame::Ping);
+    let mut pause = environment.sleep(PING_PAUSE).fuse();
+    loop {
+        futures::select_biased! {
+            answered = asked.next() => match answered {
+                Some((place, answer)) => drop(answers.insert(place, answer)),
+                None => return answers.into_values().collect(),
+            },
+            () = pause => {
+                for (stream, _) in answers.values_mut().flatten() {
+                    // Who is gone is noticed when it is told to go.
+                    let _ = environment.timeout(PING_PAUSE, say(stream, &ping)).await;
+                }
+                pause = environment.sleep(PING_PAUSE).fuse();
+            }
+        }
+    }
+}
+
+async fn say(stream: &mut Box<dyn ControlStream>, frame: &[u8]) -> io::Result<()> {
+    stream.write_all(frame).await?;
+    stream.flush().await
+}
+
+async fn ask(environment: &dyn Environment, address: &str, invite: &Frame, security: Option<&Security>) -> Answer {
     let bytes = frame::encode(invite);
     if bytes.len() > FRAME_LEN_MAX {
         let error = io::Error::new(io::ErrorKind::InvalidInput, "the invitation's payload is too long");
@@ -146,8 +173,7 @@ async fn ask(
     if let Some(security) = security {
         stream = security.connect(environment, stream, host(address)).await.map_err(InviteFailure::of)?;
     }
-    stream.write_all(&bytes).await.map_err(InviteFailure::of)?;
-    stream.flush().await.map_err(InviteFailure::of)?;
+    say(&mut stream, &bytes).await.map_err(InviteFailure::of)?;
     match frame::read(&mut stream).await.map_err(InviteFailure::of)? {
         Some(Frame::Accept { fabrics }) => Ok((stream, fabrics)),
         Some(Frame::Reject { reason: Reject::Fabrics { offers, asked } }) => {
@@ -309,7 +335,8 @@ impl Invitation {
     /// Dropping the future declines.
     ///
     /// # Errors
-    /// The invitation was withdrawn, for instance because somebody else refused.
+    /// The invitation was withdrawn, for instance because somebody else refused; or the inviting node gave no sign of life for
+    /// five seconds, or nobody went on for a minute.
     pub async fn accept(mut self) -> io::Result<NodeBuilder> {
         let listener = self.listener().clone();
         let you = self.roster.you;
@@ -317,15 +344,10 @@ impl Invitation {
         // Registered before the answer: others connect as soon as everybody has answered.
         let arrivals = listener.register(&cluster, you);
         let accept = Frame::Accept { fabrics: self.offered.clone() };
-        self.stream.write_all(&frame::encode(&accept)).await?;
-        self.stream.flush().await?;
-        let go = self.environment.timeout(GO_LIMIT, frame::read(&mut self.stream)).await;
-        let verdict = match go {
-            Ok(Ok(Some(Frame::Go(verdict)))) => verdict,
-            Ok(Err(error)) => return Err(error),
-            Ok(Ok(_)) => return Err(io::Error::other("the invitation was withdrawn")),
-            Err(elapsed) => return Err(io::Error::new(io::ErrorKind::TimedOut, elapsed)),
-        };
+        say(&mut self.stream, &frame::encode(&accept)).await?;
+        let environment = self.environment.clone();
+        let told = environment.timeout(GO_LIMIT, self.told_to_go()).await;
+        let verdict = told.unwrap_or_else(|elapsed| Err(io::Error::new(io::ErrorKind::TimedOut, elapsed)))?;
         let offered = listener.fabrics().named(&verdict.fabric).filter(|_| self.offered.has(&verdict.fabric));
         let not_offered =
             || io::Error::other(format!("the fabric {} was chosen, which was not offered", verdict.fabric));
@@ -333,6 +355,18 @@ impl Invitation {
         let choice = self.explained(&listener, &verdict);
         let builder = Node::builder(you, cluster);
         Ok(builder.chosen(fabric, choice).arrivals(listener, arrivals))
+    }
+
+    /// Waits until all others have accepted, as long as the inviting node gives signs of life.
+    async fn told_to_go(&mut self) -> io::Result<Verdict> {
+        loop {
+            let heard = self.environment.timeout(SILENCE_MAX, frame::read(&mut self.stream)).await;
+            match heard.map_err(|elapsed| io::Error::new(io::ErrorKind::TimedOut, elapsed))?? {
+                Some(Frame::Go(verdict)) => return Ok(verdict),
+                Some(Frame::Ping) => {}
+                _ => return Err(io::Error::other("the invitation was withdrawn")),
+            }
+        }
     }
 
     /// Adds to what the inviting node says what it does not know: which better fabrics this node would have had.
@@ -374,6 +408,10 @@ impl fmt::Debug for Invitation {
 
 /// How long one who accepted waits for the others to accept.
 const GO_LIMIT: Duration = Duration::from_secs(60);
+/// How often an inviting node gives those who have accepted a sign of life.
+const PING_PAUSE: Duration = Duration::from_secs(1);
+/// For how long it may give none.
+const SILENCE_MAX: Duration = Duration::from_secs(5);
 /// Longest address of a member in bytes: a host name and a port.
 const ADDRESS_LEN_MAX: usize = 300;
 
