@@ -471,13 +471,12 @@ impl Group {
                     }
                 }
                 () = late => {
-                    for &rank in &unheard {
-                        self.accuse(rank, FailureCause::NotJoined);
-                    }
-                    for &rank in unconnected.difference(&unheard) {
-                        let what = "it was not connected in time".to_owned();
-                        self.accuse(rank, FailureCause::DataConnection { what });
-                    }
+                    let what = || "it was not connected in time".to_owned();
+                    let late = unconnected.iter().map(|&rank| match unheard.contains(&rank) {
+                        true => (rank, FailureCause::NotJoined),
+                        false => (rank, FailureCause::DataConnection { what: what() }),
+                    });
+                    self.accuse_all(late.collect());
                 }
             }
         }

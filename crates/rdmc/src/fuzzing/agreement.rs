@@ -72,7 +72,7 @@ fn step(agreement: &mut Agreement, event: Event, me: u32, members: u32, now: Tim
         Event::Hear(from, frame) => _ = agreement.receive(rank(from), frame, now),
         Event::Lose(other) => agreement.lose(rank(other), FailureCause::ConnectionLost, now),
         Event::Reconnect(other) => agreement.reconnect(rank(other), now),
-        Event::Accuse(other) => agreement.accuse(rank(other), FailureCause::NotJoined, now),
+        Event::Accuse(other) => agreement.accuse([(rank(other), FailureCause::NotJoined)], now),
         Event::Refuse => agreement.declare(FailureCause::Abandoned, now),
         Event::Wait { .. } => agreement.elapse(now),
         Event::Message => {
@@ -105,7 +105,7 @@ pub fn examples() -> Vec<(&'static str, Vec<u8>)> {
         Event::Message,
         Event::Hear(0, EndFrame::Closing { messages: 1 }),
         Event::Confirm,
-        Event::Hear(0, EndFrame::Propose { ballot: Ballot::CLOSE, outcome: closed.clone() }),
+        Event::Hear(0, EndFrame::Propose { ballot: Ballot::CLOSE, outcome: closed.clone(), quorum: true }),
         Event::Hear(0, EndFrame::Decided { ballot: Ballot::CLOSE, outcome: closed }),
     ];
     let loss = [

@@ -26,10 +26,12 @@ use crate::failure::FailureCause;
 
 pub(crate) mod frame;
 mod leading;
+mod silence;
 mod verdict;
 
-use frame::{Ballot, EndFrame, Evidence, Outcome, Progress, Report};
+use frame::{Accepted, Ballot, EndFrame, Evidence, Outcome, Progress, Report};
 use leading::Lead;
+use silence::Silence;
 
 /// One member's part in the agreement on the end of a group.
 #[derive(Debug)]
@@ -44,11 +46,12 @@ pub(crate) struct Agreement {
     evidence: BTreeMap<u32, Evidence>,
     /// Members that are not in the group, or not yet.
     absent: BTreeSet<u32>,
+    silence: Silence,
     wedged: bool,
     /// The first member that spoke of trouble.
     alarmed_by: Option<u32>,
     promised: Ballot,
-    accepted: Option<(Ballot, Outcome)>,
+    accepted: Accepted,
     lead: Option<Lead>,
     decided: Option<(Ballot, Outcome)>,
     /// When it may lead again, after it was outbid.
@@ -81,10 +84,11 @@ impl Agreement {
             records: VecDeque::new(),
             evidence: BTreeMap::new(),
             absent: BTreeSet::new(),
+            silence: Silence::default(),
             wedged: false,
             alarmed_by: None,
             promised: Ballot::CLOSE,
-            accepted: None,
+            accepted: Accepted::default(),
             lead: None,
             decided: None,
             retry_at: Timestamp::ZERO,
@@ -184,34 +188,32 @@ impl Agreement {
         }
         self.evidence.entry(self.me).or_default().lost.retain(|lost| *lost != rank);
         self.tell_all(&EndFrame::Trouble(self.own_evidence()));
-        match &self.lead {
-            Some(Lead::Gathering { ballot, reports, .. }) if !reports.contains_key(&rank) => {
-                let ballot = *ballot;
-                self.tell(rank, EndFrame::Gather { ballot });
-            }
-            Some(Lead::Proposing { ballot, outcome, asked, .. }) if asked.contains(&rank) => {
-                let (ballot, outcome) = (*ballot, outcome.clone());
-                self.tell(rank, EndFrame::Propose { ballot, outcome });
-            }
-            _ => {}
-        }
+        self.repeat(|other| other == rank);
         self.advance(now);
     }
 
-    /// Something is wrong with a member. What follows from trouble that is known proves nothing.
-    pub(crate) fn accuse(&mut self, rank: u32, cause: FailureCause, now: Timestamp) {
-        if !self.stopped() && rank != self.me {
-            self.evidence.entry(self.me).or_default().accuse(rank, cause);
-            self.alarm(now);
+    /// Something is wrong with members. What follows from trouble that is known proves nothing.
+    pub(crate) fn accuse(&mut self, accused: impl IntoIterator<Item = (u32, FailureCause)>, now: Timestamp) {
+        if self.stopped() {
+            return;
         }
+        let accused: Vec<_> = accused.into_iter().filter(|(rank, _)| *rank != self.me).collect();
+        if accused.is_empty() {
+            return;
+        }
+        let own = self.evidence.entry(self.me).or_default();
+        accused.into_iter().for_each(|(rank, cause)| own.accuse(rank, cause));
+        self.alarm(now);
     }
 
     /// Does what is due now.
     pub(crate) fn elapse(&mut self, now: Timestamp) {
         if self.wedged && self.decided.is_none() && now >= self.ask_at {
-            // Whoever was to tell the outcome may have learnt it elsewhere and ended.
+            self.look_for_silent(now);
+            // Whoever was to tell the outcome may have learnt it elsewhere and ended; and frames may have been lost.
             self.ask_at = now + self.patience.outbid;
             self.tell_all(&EndFrame::Trouble(self.own_evidence()));
+            self.repeat(|_| true);
         }
         self.advance(now);
     }
@@ -229,7 +231,14 @@ impl Agreement {
             }
             return Ok(());
         }
-        self.check(from, &frame)?;
+        if let Err(what) = self.check(from, &frame) {
+            if matches!(frame, EndFrame::Report { .. }) {
+                self.count_out(from, FailureCause::Protocol { what: what.to_owned() });
+                self.advance(now);
+            }
+            return Err(what);
+        }
+        self.silence.hear(from, now);
         match frame {
             EndFrame::Closing { messages } => self.progress.messages = Some(messages),
             EndFrame::Confirm { .. } => {
@@ -248,7 +257,7 @@ impl Agreement {
                     self.evidence.insert(from, report.evidence);
                 }
             }
-            EndFrame::Propose { ballot, outcome } => self.consider(from, ballot, outcome, now),
+            EndFrame::Propose { ballot, outcome, quorum } => self.consider(from, ballot, outcome, quorum, now),
             EndFrame::Accepted { ballot } => {
                 if let Some(Lead::Proposing { ballot: mine, accepted, .. }) = &mut self.lead
                     && *mine == ballot
@@ -338,6 +347,7 @@ impl Agreement {
         let first = !self.wedged;
         if first {
             self.wedged = true;
+            self.silence = Silence::since(now);
             self.ask_at = now + self.patience.outbid;
             self.give_up_at = Some(now + self.patience.all);
         }
@@ -374,7 +384,7 @@ impl Agreement {
         self.tell(from, EndFrame::Report { ballot, report });
     }
 
-    fn consider(&mut self, from: u32, ballot: Ballot, outcome: Outcome, now: Timestamp) {
+    fn consider(&mut self, from: u32, ballot: Ballot, outcome: Outcome, quorum: bool, now: Timestamp) {
         if ballot < self.promised {
             return self.tell(from, EndFrame::Outbid { promised: self.promised });
         }
@@ -382,22 +392,24 @@ impl Agreement {
         if self.lead.is_some() {
             self.stand_back(now);
         }
-        self.accepted = Some((ballot, outcome));
+        self.accepted.put(ballot, outcome, quorum);
         self.tell(from, EndFrame::Accepted { ballot });
     }
 
     fn learn(&mut self, from: u32, ballot: Ballot, outcome: Outcome) {
-        let overtaken = self
-            .accepted
-            .as_ref()
-            .is_some_and(|(higher, accepted)| *higher > ballot && higher.leader != self.me && *accepted != outcome);
+        let overtakes = |(higher, accepted): &(Ballot, Outcome)| {
+            *higher > ballot && self.is_reachable(higher.leader) && higher.leader != self.me && *accepted != outcome
+        };
+        let overtaken = !outcome.is_of_quorum() && self.accepted.all().any(overtakes);
         if overtaken {
             // Who leads this minority was told that this member has accepted something else, and may have decided it.
             return;
         }
         if let Outcome::Failed(verdict) = &outcome {
+            // The leader may not reach them.
             let unheard = (0..).zip(&verdict.held).filter(|(_, held)| held.is_none()).map(|(rank, _)| rank);
-            let unheard: Vec<u32> = unheard.filter(|rank| *rank != self.me && *rank != from).collect();
+            let unheard = unheard.chain(verdict.failed.iter().map(|(rank, _)| *rank));
+            let unheard: BTreeSet<u32> = unheard.filter(|rank| *rank != self.me && *rank != from).collect();
             for rank in unheard {
                 self.tell(rank, EndFrame::Decided { ballot, outcome: outcome.clone() });
             }
@@ -424,9 +436,9 @@ impl Agreement {
                     && report.progress.confirmed.len() <= self.members as usize
                     && report.progress.confirmed.iter().all(|rank| *rank < self.members)
                     && report.progress.records.len() <= RECORDS_REPORTED_MAX
-                    && report.accepted.as_ref().is_none_or(|(_, outcome)| self.is_possible(outcome))
+                    && report.accepted.all().all(|(_, outcome)| self.is_possible(outcome))
             }
-            EndFrame::Propose { ballot, outcome } => leads(ballot) && self.is_possible(outcome),
+            EndFrame::Propose { ballot, outcome, .. } => leads(ballot) && self.is_possible(outcome),
             EndFrame::Decided { outcome, .. } => self.is_possible(outcome),
             EndFrame::Outbid { promised } => promised.attempt <= ATTEMPTS_MAX,
             EndFrame::Accepted { .. } | EndFrame::Absent { .. } => true,
@@ -480,7 +492,7 @@ impl Agreement {
 
     /// Tells whether an answer can be expected of a member.
     fn is_reachable(&self, rank: u32) -> bool {
-        !self.has_lost(rank) && !self.absent.contains(&rank)
+        !self.has_lost(rank) && !self.absent.contains(&rank) && !self.silence.is_counted_out(rank)
     }
 
     fn has_lost(&self, rank: u32) -> bool {

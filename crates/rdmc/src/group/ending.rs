@@ -11,7 +11,7 @@ use rdmc_schedule::Rank;
 use tokio::sync::{oneshot, watch};
 
 use super::agreement::frame::{Ballot, EndFrame, Outcome, Verdict};
-use super::agreement::{Agreement, Patience};
+use super::agreement::{Agreement, Patience, RECORDS_MAX};
 use super::receiver::Message;
 use super::recovery::{Continuation, Salvage};
 use super::{Events, Group};
@@ -172,7 +172,13 @@ impl Group {
 
     pub(super) fn accuse(&self, member: Rank, cause: FailureCause) {
         tracing::debug!(parent: &self.span, %member, %cause, "trouble");
-        self.act(|state, now| state.agreement.accuse(member.0, cause, now));
+        self.act(|state, now| state.agreement.accuse([(member.0, cause)], now));
+    }
+
+    /// Accuses several members at once: each of them is to be known as a cause.
+    pub(super) fn accuse_all(&self, accused: Vec<(Rank, FailureCause)>) {
+        let accused = accused.into_iter().map(|(member, cause)| (member.0, cause));
+        self.act(|state, now| state.agreement.accuse(accused, now));
     }
 
     pub(super) fn lose(&self, member: Rank, cause: FailureCause) {
@@ -351,7 +357,9 @@ impl Group {
     fn failure(&self, agreement: &Agreement, verdict: &Verdict) -> GroupFailure {
         // What everybody has is the same in everybody's memory; the verdict tells of the rest.
         let lacking = verdict.held.iter().flatten().min().copied().unwrap_or(0);
-        let known = agreement.records().filter(|record| record.number < lacking);
+        // Members that have begun more have forgotten more.
+        let known = verdict.begun.saturating_sub(RECORDS_MAX as u64)..lacking;
+        let known = agreement.records().filter(|record| known.contains(&record.number));
         let records = known.chain(&verdict.records).cloned().collect();
         let failed = verdict.failed.iter().map(|(rank, cause)| FailedMember {
             member: Rank(*rank),

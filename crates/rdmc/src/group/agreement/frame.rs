@@ -18,8 +18,8 @@ pub(crate) enum EndFrame {
     Gather { ballot: Ballot },
     /// The promise.
     Report { ballot: Ballot, report: Box<Report> },
-    /// From who leads: this is to be the outcome.
-    Propose { ballot: Ballot, outcome: Outcome },
+    /// From who leads: this is to be the outcome. Whether it has promises of a quorum is said beside.
+    Propose { ballot: Ballot, outcome: Outcome, quorum: bool },
     /// To who leads: this member takes it for the outcome, unless a higher ballot brings another.
     Accepted { ballot: Ballot },
     /// To who leads: this member has promised a higher ballot.
@@ -71,8 +71,30 @@ pub(crate) struct Evidence {
 pub(crate) struct Report {
     pub(crate) evidence: Evidence,
     pub(crate) progress: Progress,
-    /// The outcome it has accepted, and in which ballot.
-    pub(crate) accepted: Option<(Ballot, Outcome)>,
+    pub(crate) accepted: Accepted,
+}
+
+/// The outcomes that a member has accepted, and in which ballots.
+///
+/// They are kept apart, since a quorum must learn of what another may have decided, whatever a minority did later.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct Accepted {
+    /// In the highest ballot with promises of a quorum.
+    pub(crate) of_quorum: Option<(Ballot, Outcome)>,
+    /// In the highest with those of a minority.
+    pub(crate) of_minority: Option<(Ballot, Outcome)>,
+}
+
+impl Accepted {
+    /// Notes an outcome; a ballot is never lower than those before.
+    pub(super) fn put(&mut self, ballot: Ballot, outcome: Outcome, quorum: bool) {
+        let place = if quorum { &mut self.of_quorum } else { &mut self.of_minority };
+        *place = Some((ballot, outcome));
+    }
+
+    pub(super) fn all(&self) -> impl Iterator<Item = &(Ballot, Outcome)> {
+        self.of_quorum.iter().chain(&self.of_minority)
+    }
 }
 
 /// How far a member has come in the group.
@@ -97,6 +119,16 @@ pub(crate) enum Outcome {
     Closed { messages: u64 },
     /// It failed.
     Failed(Verdict),
+}
+
+impl Outcome {
+    /// Tells whether only a quorum can have decided it.
+    pub(super) fn is_of_quorum(&self) -> bool {
+        match self {
+            Self::Closed { .. } => true,
+            Self::Failed(verdict) => verdict.quorum,
+        }
+    }
 }
 
 /// How a group failed.

@@ -19,6 +19,8 @@ pub(super) enum Lead {
     Proposing {
         ballot: Ballot,
         outcome: Outcome,
+        /// Whether a quorum has promised.
+        quorum: bool,
         asked: BTreeSet<u32>,
         accepted: BTreeSet<u32>,
     },
@@ -39,13 +41,17 @@ impl Agreement {
     fn step(&mut self, now: Timestamp) -> Step {
         if self.give_up_at.is_some_and(|at| now >= at) {
             self.decide_alone();
+            if let Some((ballot, outcome)) = self.decided.clone() {
+                // Those who are in the same place need not come to another end.
+                self.tell_all(&EndFrame::Decided { ballot, outcome });
+            }
             return Step::Wait;
         }
         match self.lead.take() {
             None => self.take_the_lead(now),
             Some(Lead::Gathering { ballot, reports, settled_at }) => self.gather(ballot, reports, settled_at, now),
-            Some(Lead::Proposing { ballot, outcome, asked, accepted }) => {
-                self.propose(ballot, outcome, asked, accepted)
+            Some(Lead::Proposing { ballot, outcome, quorum, asked, accepted }) => {
+                self.propose(ballot, outcome, quorum, asked, accepted)
             }
         }
     }
@@ -58,7 +64,7 @@ impl Agreement {
                 self.me == ROOT && self.promised == Ballot::CLOSE && confirmed.len() + 1 == self.members as usize;
             let Some(messages) = self.progress.messages.filter(|_| ready) else { return Step::Wait };
             let others = self.others().collect();
-            return self.put_forward(Ballot::CLOSE, Outcome::Closed { messages }, others);
+            return self.put_forward(Ballot::CLOSE, Outcome::Closed { messages }, others, true);
         }
         if self.leader() != self.me || now < self.retry_at {
             return Step::Wait;
@@ -101,7 +107,7 @@ impl Agreement {
         }
         let outcome = self.choose(&reports, quorum);
         let asked = reports.into_keys().filter(|rank| *rank != self.me).collect();
-        self.put_forward(ballot, outcome, asked)
+        self.put_forward(ballot, outcome, asked, quorum)
     }
 
     /// Tells whether members that have reported have lost each other.
@@ -116,25 +122,46 @@ impl Agreement {
             .any(|(_, evidence)| evidence.lost.iter().any(|rank| takes_part(*rank)))
     }
 
-    fn put_forward(&mut self, ballot: Ballot, outcome: Outcome, asked: BTreeSet<u32>) -> Step {
-        self.accepted = Some((ballot, outcome.clone()));
+    fn put_forward(&mut self, ballot: Ballot, outcome: Outcome, asked: BTreeSet<u32>, quorum: bool) -> Step {
+        self.accepted.put(ballot, outcome.clone(), quorum);
         for &rank in &asked {
-            self.outgoing.push((rank, EndFrame::Propose { ballot, outcome: outcome.clone() }));
+            self.outgoing.push((rank, EndFrame::Propose { ballot, outcome: outcome.clone(), quorum }));
         }
-        self.lead = Some(Lead::Proposing { ballot, outcome, asked, accepted: BTreeSet::from([self.me]) });
+        self.lead = Some(Lead::Proposing { ballot, outcome, quorum, asked, accepted: BTreeSet::from([self.me]) });
         Step::Again
     }
 
-    fn propose(&mut self, ballot: Ballot, outcome: Outcome, asked: BTreeSet<u32>, accepted: BTreeSet<u32>) -> Step {
-        let missing = asked.iter().filter(|rank| !accepted.contains(rank) && self.is_reachable(**rank)).count();
-        let (root, needs_quorum) = match &outcome {
-            Outcome::Closed { .. } => (accepted.contains(&ROOT), true),
-            Outcome::Failed(verdict) => (accepted.contains(&ROOT), verdict.quorum),
+    /// Asks again, of those for whom `of` is true, what was not answered.
+    pub(super) fn repeat(&mut self, of: impl Fn(u32) -> bool) {
+        let unanswered = |answered: &dyn Fn(u32) -> bool| -> Vec<u32> {
+            self.others().filter(|rank| of(*rank) && self.is_reachable(*rank) && !answered(*rank)).collect()
         };
-        let quorum = is_quorum(self.members, accepted.len(), root);
+        let (to, frame) = match &self.lead {
+            Some(Lead::Gathering { ballot, reports, .. }) => {
+                (unanswered(&|rank| reports.contains_key(&rank)), EndFrame::Gather { ballot: *ballot })
+            }
+            Some(Lead::Proposing { ballot, outcome, quorum, asked, accepted }) => {
+                let to = unanswered(&|rank| !asked.contains(&rank) || accepted.contains(&rank));
+                (to, EndFrame::Propose { ballot: *ballot, outcome: outcome.clone(), quorum: *quorum })
+            }
+            None => return,
+        };
+        self.outgoing.extend(to.into_iter().map(|rank| (rank, frame.clone())));
+    }
+
+    fn propose(
+        &mut self,
+        ballot: Ballot,
+        outcome: Outcome,
+        promised: bool,
+        asked: BTreeSet<u32>,
+        accepted: BTreeSet<u32>,
+    ) -> Step {
+        let missing = asked.iter().filter(|rank| !accepted.contains(rank) && self.is_reachable(**rank)).count();
+        let quorum = is_quorum(self.members, accepted.len(), accepted.contains(&ROOT));
         let enough = match &outcome {
             Outcome::Closed { .. } => quorum,
-            Outcome::Failed(_) => missing == 0 && (quorum || !needs_quorum),
+            Outcome::Failed(verdict) => missing == 0 && (quorum || !verdict.quorum),
         };
         if enough {
             self.tell_all(&EndFrame::Decided { ballot, outcome: outcome.clone() });
@@ -142,7 +169,7 @@ impl Agreement {
             return Step::Wait;
         }
         if missing > 0 {
-            self.lead = Some(Lead::Proposing { ballot, outcome, asked, accepted });
+            self.lead = Some(Lead::Proposing { ballot, outcome, quorum: promised, asked, accepted });
             return Step::Wait;
         }
         // Some were lost meanwhile: another attempt counts those who are left.

@@ -6,7 +6,7 @@ use std::time::Duration;
 use proptest::prelude::*;
 use rdmc_fabric::Timestamp;
 
-use super::frame::{Ballot, EndFrame, Evidence, Outcome, Progress, Report, Verdict};
+use super::frame::{Accepted, Ballot, EndFrame, Evidence, Outcome, Progress, Report, Verdict};
 use super::{Agreement, Patience};
 use crate::certificate::{Digest, MessageRecord};
 use crate::failure::FailureCause;
@@ -18,6 +18,8 @@ struct Network {
     dead: BTreeSet<u32>,
     declared: BTreeSet<u32>,
     cut: BTreeSet<(u32, u32)>,
+    /// One that hears nothing and says nothing, although its node is there.
+    mute: Option<u32>,
     /// Who has not noticed the loss of whom.
     unnoticed: Vec<(u32, u32)>,
     now: Timestamp,
@@ -45,6 +47,7 @@ impl Network {
             dead: BTreeSet::new(),
             declared: BTreeSet::new(),
             cut: BTreeSet::new(),
+            mute: None,
             unnoticed: Vec::new(),
             now: Timestamp::ZERO,
             state: seed | 1,
@@ -63,7 +66,7 @@ impl Network {
     }
 
     fn alive(&self) -> Vec<u32> {
-        (0..self.count()).filter(|rank| !self.dead.contains(rank)).collect()
+        (0..self.count()).filter(|rank| !self.dead.contains(rank) && self.mute != Some(*rank)).collect()
     }
 
     fn at(&mut self, rank: u32, step: impl FnOnce(&mut Agreement, Timestamp)) {
@@ -72,7 +75,7 @@ impl Network {
         step(member, now);
         for (to, frame) in member.take_frames() {
             assert_ne!(to, rank, "a member talks to itself: {frame:?}");
-            if !self.dead.contains(&to) && !self.cut.contains(&pair(rank, to)) {
+            if self.mute != Some(to) && !self.dead.contains(&to) && !self.cut.contains(&pair(rank, to)) {
                 self.channels.entry((rank, to)).or_default().push_back(frame);
             }
         }
@@ -254,6 +257,8 @@ impl Network {
         for rank in self.alive() {
             let Some(Outcome::Failed(verdict)) = self.outcome(rank) else { continue };
             for (member, held) in self.members.iter().zip(&verdict.held) {
+                // Of a root that died only that is known which others had heard of.
+                let held = held.filter(|held| member.me != 0 || *held != verdict.begun);
                 let held_then = held.unwrap_or(member.progress.held);
                 assert_eq!(held_then, member.progress.held, "{rank} was told so of {}", member.me);
             }
@@ -305,6 +310,7 @@ proptest! {
         network.run(messages, Fate { deaths, cuts, mends, refusals: 1 }, after);
         network.quorums_agree();
         network.a_close_is_true(messages);
+        prop_assert!(network.now < Timestamp::ZERO + PATIENCE.all, "somebody had to give up");
     }
 
     #[test]
@@ -382,7 +388,7 @@ fn who_breaks_the_protocol_is_named_before_who_says_so() {
     for (accuser, accused) in [(0, 1), (1, 0)] {
         let mut network = Network::new(2, 3);
         let what = "sent nonsense".to_owned();
-        network.at(accuser, |member, now| member.accuse(accused, FailureCause::Protocol { what }, now));
+        network.at(accuser, |member, now| member.accuse([(accused, FailureCause::Protocol { what })], now));
         network.run(0, Fate::NOTHING, 0);
         network.survivors_agree();
         let Some(Outcome::Failed(verdict)) = network.outcome(0) else { panic!("it failed") };
@@ -399,6 +405,88 @@ fn who_leaves_before_there_is_an_outcome_names_nobody_else() {
     let Some(Outcome::Failed(verdict)) = network.outcome(0) else { panic!("it failed") };
     assert_eq!(verdict.failed, [(0, FailureCause::Abandoned)]);
     assert!(!verdict.quorum && verdict.held[1..] == [None, None]);
+}
+
+#[test]
+fn who_answers_nothing_is_counted_out() {
+    for (count, mute) in [(3, 0), (3, 1), (3, 2), (5, 0), (5, 3)] {
+        let mut network = Network::new(count, 3);
+        network.mute = Some(mute);
+        let declarer = (mute + 1) % count;
+        network.declared.insert(declarer);
+        network.at(declarer, |member, now| member.declare(FailureCause::Abandoned, now));
+        network.run(0, Fate::NOTHING, 0);
+        network.survivors_agree();
+        assert!(network.now < Timestamp::ZERO + PATIENCE.all, "somebody had to give up");
+        let Some(Outcome::Failed(verdict)) = network.outcome(declarer) else { panic!("it failed") };
+        let named: BTreeSet<u32> = verdict.failed.iter().map(|(rank, _)| *rank).collect();
+        assert_eq!(named, BTreeSet::from([declarer, mute]));
+    }
+}
+
+#[test]
+fn who_reports_what_cannot_be_is_not_waited_for() {
+    let mut network = Network::new(3, 3);
+    network.at(0, |member, now| member.declare(FailureCause::Abandoned, now));
+    network.deliver(0, 1);
+    network.at(1, |member, now| {
+        let ballot = Ballot { attempt: 1, leader: 1 };
+        let progress = Progress { confirmed: vec![7], ..Progress::default() };
+        let report = Box::new(Report { progress, ..Report::default() });
+        assert!(member.receive(2, EndFrame::Report { ballot, report }, now).is_err());
+    });
+    assert!(!network.members[1].is_reachable(2));
+}
+
+#[test]
+fn what_a_quorum_has_accepted_is_not_forgotten_for_a_minority() {
+    let verdict = |quorum| Verdict {
+        failed: vec![(0, FailureCause::ConnectionLost)],
+        quorum,
+        begun: 0,
+        held: vec![None; 4],
+        records: Vec::new(),
+    };
+    let (now, of_quorum, of_minority) =
+        (Timestamp::ZERO, Outcome::Failed(verdict(true)), Outcome::Failed(verdict(false)));
+    let mut member = Agreement::new(3, 4, PATIENCE);
+    let propose = |attempt, leader, outcome: &Outcome, quorum| {
+        let ballot = Ballot { attempt, leader };
+        EndFrame::Propose { ballot, outcome: outcome.clone(), quorum }
+    };
+    member.receive(1, propose(1, 1, &of_quorum, true), now).unwrap();
+    member.receive(2, propose(2, 2, &of_minority, false), now).unwrap();
+    let reports = BTreeMap::from([(3, member.report())]);
+    assert_eq!(member.choose(&reports, true), of_quorum);
+    assert_eq!(member.choose(&reports, false), of_minority);
+}
+
+#[test]
+fn what_a_quorum_has_decided_is_learnt_whatever_a_minority_had_proposed() {
+    let verdict = Verdict {
+        failed: vec![(2, FailureCause::ConnectionLost)],
+        quorum: true,
+        begun: 0,
+        held: vec![Some(0), Some(0), None, Some(0)],
+        records: Vec::new(),
+    };
+    let (now, decided) = (Timestamp::ZERO, Outcome::Failed(verdict.clone()));
+    let mut member = Agreement::new(3, 4, PATIENCE);
+    let other = Outcome::Failed(Verdict { quorum: false, failed: vec![(0, FailureCause::ConnectionLost)], ..verdict });
+    let (higher, ballot) = (Ballot { attempt: 5, leader: 2 }, Ballot { attempt: 1, leader: 0 });
+    member.receive(2, EndFrame::Propose { ballot: higher, outcome: other, quorum: false }, now).unwrap();
+    member.receive(0, EndFrame::Decided { ballot, outcome: decided.clone() }, now).unwrap();
+    assert_eq!(member.outcome().map(|(_, outcome)| outcome), Some(&decided));
+}
+
+#[test]
+fn all_that_did_not_join_are_named() {
+    let mut network = Network::new(4, 3);
+    network.at(0, |member, now| member.accuse([1, 3].map(|rank| (rank, FailureCause::NotJoined)), now));
+    network.run(0, Fate::NOTHING, 0);
+    network.survivors_agree();
+    let Some(Outcome::Failed(verdict)) = network.outcome(0) else { panic!("it failed") };
+    assert_eq!(verdict.failed, [(1, FailureCause::NotJoined), (3, FailureCause::NotJoined)]);
 }
 
 /// Frames of all kinds.
@@ -438,15 +526,24 @@ pub(crate) fn frames() -> impl Strategy<Value = EndFrame> {
             confirmed,
             records,
         });
-    let report = (evidence(), progress, proptest::option::of((ballot(), outcome.clone())))
-        .prop_map(|(evidence, progress, accepted)| Report { evidence, progress, accepted });
+    let accepted = || proptest::option::of((ballot(), outcome.clone()));
+    let accepted = (accepted(), accepted()).prop_map(|(of_quorum, of_minority)| Accepted { of_quorum, of_minority });
+    let report = (evidence(), progress, accepted).prop_map(|(evidence, progress, accepted)| Report {
+        evidence,
+        progress,
+        accepted,
+    });
     prop_oneof![
         any::<u64>().prop_map(|messages| EndFrame::Closing { messages }),
         any::<u64>().prop_map(|messages| EndFrame::Confirm { messages }),
         evidence().prop_map(EndFrame::Trouble),
         ballot().prop_map(|ballot| EndFrame::Gather { ballot }),
         (ballot(), report).prop_map(|(ballot, report)| EndFrame::Report { ballot, report: Box::new(report) }),
-        (ballot(), outcome.clone()).prop_map(|(ballot, outcome)| EndFrame::Propose { ballot, outcome }),
+        (ballot(), outcome.clone(), any::<bool>()).prop_map(|(ballot, outcome, quorum)| EndFrame::Propose {
+            ballot,
+            outcome,
+            quorum
+        }),
         ballot().prop_map(|ballot| EndFrame::Accepted { ballot }),
         ballot().prop_map(|promised| EndFrame::Outbid { promised }),
         any::<bool>().prop_map(|left| EndFrame::Absent { left }),

@@ -2,7 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use super::frame::{Evidence, Outcome, Report, Verdict};
+use super::frame::{Ballot, Evidence, Outcome, Report, Verdict};
 use super::leading::all_confirmed;
 use super::{Agreement, RECORDS_REPORTED_MAX, ROOT};
 use crate::certificate::MessageRecord;
@@ -11,12 +11,17 @@ use crate::failure::FailureCause;
 impl Agreement {
     /// Chooses the outcome to propose.
     pub(super) fn choose(&self, reports: &BTreeMap<u32, Report>, quorum: bool) -> Outcome {
-        let accepted = reports.values().filter_map(|report| report.accepted.as_ref());
-        let accepted = accepted.max_by_key(|(ballot, _)| *ballot).map(|(_, outcome)| outcome);
+        let highest = |accepted: Vec<&(Ballot, Outcome)>| {
+            accepted.into_iter().max_by_key(|(ballot, _)| *ballot).map(|(_, outcome)| outcome.clone())
+        };
+        let of_quorum = highest(reports.values().filter_map(|report| report.accepted.of_quorum.as_ref()).collect());
+        let accepted = of_quorum
+            .filter(|_| quorum)
+            .or_else(|| highest(reports.values().flat_map(|report| report.accepted.all()).collect()));
         match accepted {
-            Some(outcome) if quorum => return outcome.clone(),
+            Some(outcome) if quorum => return outcome,
             // What a minority agrees on says so.
-            Some(Outcome::Failed(verdict)) => return Outcome::Failed(Verdict { quorum, ..verdict.clone() }),
+            Some(Outcome::Failed(verdict)) => return Outcome::Failed(Verdict { quorum, ..verdict }),
             _ => {}
         }
         match self.progress.messages {
@@ -41,6 +46,8 @@ impl Agreement {
         let begun = reports.values().map(|report| report.progress.begun).max().unwrap_or(0);
         let held = (0..self.members).map(|rank| match reports.get(&rank) {
             Some(report) => Some(report.progress.held.min(begun)),
+            // What the root began it has.
+            None if rank == ROOT => Some(begun),
             None => self.progress.messages.filter(|_| confirmed.contains(&rank)),
         });
         let held: Vec<Option<u64>> = held.collect();
@@ -75,6 +82,10 @@ impl Agreement {
             if let Some(cause) = cause {
                 failed.entry(rank).or_insert(cause);
             }
+        }
+        // Who waited for others is not at odds with them.
+        for late in accusations.iter().filter(|it| it.cause == FailureCause::NotJoined) {
+            failed.entry(late.accused).or_insert(FailureCause::NotJoined);
         }
         let (mended, standing): (Vec<_>, Vec<_>) = accusations.iter().partition(|it| self.has_mended(it));
         let mut name_the_fewest = |mut open: Vec<&Accusation>| {

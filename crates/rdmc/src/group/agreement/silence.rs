@@ -1,0 +1,66 @@
+//! Members that have nothing to say about the end, although their nodes give signs of life.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use rdmc_fabric::Timestamp;
+
+use super::Agreement;
+use crate::failure::FailureCause;
+
+/// Who was heard of in the agreement, and when.
+#[derive(Debug)]
+pub(super) struct Silence {
+    /// From when on everybody should have been heard.
+    since: Timestamp,
+    heard_at: BTreeMap<u32, Timestamp>,
+    /// Those of whom nothing is expected any more, until they are heard.
+    counted_out: BTreeSet<u32>,
+}
+
+impl Silence {
+    pub(super) fn since(now: Timestamp) -> Self {
+        Self { since: now, heard_at: BTreeMap::new(), counted_out: BTreeSet::new() }
+    }
+
+    pub(super) fn hear(&mut self, rank: u32, now: Timestamp) {
+        self.heard_at.insert(rank, now);
+        self.counted_out.remove(&rank);
+    }
+
+    pub(super) fn is_counted_out(&self, rank: u32) -> bool {
+        self.counted_out.contains(&rank)
+    }
+}
+
+impl Default for Silence {
+    fn default() -> Self {
+        Self::since(Timestamp::ZERO)
+    }
+}
+
+impl Agreement {
+    /// Expects nothing more of those who have not spoken for long: all who have stopped say so again and again.
+    pub(super) fn look_for_silent(&mut self, now: Timestamp) {
+        if now > self.ask_at + self.patience.outbid {
+            // This process was stopped itself: what was said meanwhile is still to be heard.
+            self.silence = Silence::since(now);
+        }
+        let limit = self.patience.outbid * ASKED_MAX;
+        let heard_at = |rank: &u32| self.silence.heard_at.get(rank).map_or(self.silence.since, |at| *at);
+        let silent = self.others().filter(|rank| self.is_reachable(*rank) && now >= heard_at(rank) + limit);
+        for rank in silent.collect::<Vec<_>>() {
+            self.count_out(rank, FailureCause::Unresponsive { silence: limit });
+        }
+    }
+
+    /// Expects nothing more of a member, because of this.
+    pub(super) fn count_out(&mut self, rank: u32, cause: FailureCause) {
+        if self.wedged && rank != self.me {
+            self.silence.counted_out.insert(rank);
+            self.evidence.entry(self.me).or_default().accuse(rank, cause);
+        }
+    }
+}
+
+/// How often members are asked before they count as silent.
+const ASKED_MAX: u32 = 2;
