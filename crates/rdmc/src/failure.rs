@@ -102,6 +102,12 @@ pub enum FailureCause {
         /// What the application said.
         reason: String,
     },
+    /// It held the others up for longer than the group [allows](crate::SlowReceivers::Evict).
+    #[error("held the others up for {} ms", held_up.as_millis())]
+    TooSlow {
+        /// For how long.
+        held_up: Duration,
+    },
     /// It did not take part in forming the group in time.
     #[error("did not join in time")]
     NotJoined,
@@ -129,7 +135,7 @@ impl FailureCause {
             Self::Refused { .. } | Self::Abandoned | Self::Resources { .. } => 0,
             Self::Protocol { .. } => 1,
             Self::SpecMismatch => 2,
-            Self::NotJoined => 3,
+            Self::NotJoined | Self::TooSlow { .. } => 3,
             Self::Unresponsive { .. } => 4,
             Self::ConnectionLost => 5,
             Self::DataConnection { .. } => 6,
@@ -147,6 +153,7 @@ impl FailureCause {
             | Self::Unresponsive { .. }
             | Self::Abandoned
             | Self::NotJoined
+            | Self::TooSlow { .. }
             | Self::SpecMismatch => 0,
         }
     }
@@ -158,7 +165,14 @@ impl FailureCause {
 
     /// Tells whether it is rather a fault of the accused member than of what lies between it and the accuser.
     pub(crate) fn is_the_accused_s_doing(&self) -> bool {
-        matches!(self, Self::Protocol { .. } | Self::SpecMismatch | Self::NotJoined | Self::Unresponsive { .. })
+        matches!(
+            self,
+            Self::Protocol { .. }
+                | Self::SpecMismatch
+                | Self::NotJoined
+                | Self::TooSlow { .. }
+                | Self::Unresponsive { .. }
+        )
     }
 }
 

@@ -26,6 +26,7 @@ pub(crate) mod agreement;
 mod ending;
 mod intake;
 pub(crate) mod neighbour;
+pub(crate) mod pace;
 pub(crate) mod receiver;
 pub(crate) mod recovery;
 pub(crate) mod retained;
@@ -33,6 +34,7 @@ pub(crate) mod sender;
 
 use ending::End;
 use neighbour::Neighbour;
+use pace::{Pace, SlowReceivers};
 use recovery::{Continuation, Holdings, Resumption};
 use retained::Retained;
 
@@ -65,6 +67,7 @@ pub struct GroupSpec {
     block_size: u32,
     formation_limit: Duration,
     recoverable: bool,
+    slow_receivers: SlowReceivers,
 }
 
 impl GroupSpec {
@@ -80,6 +83,7 @@ impl GroupSpec {
             block_size: 1 << 20,
             formation_limit: Duration::from_secs(30),
             recoverable: true,
+            slow_receivers: SlowReceivers::Wait,
         }
     }
 
@@ -115,6 +119,16 @@ impl GroupSpec {
     #[must_use]
     pub fn recoverable(mut self, recoverable: bool) -> Self {
         self.recoverable = recoverable;
+        self
+    }
+
+    /// Sets what the group does about a member that holds the others up; by default it waits. The root's word counts.
+    ///
+    /// Such a member is found by the waits for its *ready_for_block* and for room on the way to it, compared with those
+    /// for others; [`GroupStats::slow`] and the log name it, whatever is done about it.
+    #[must_use]
+    pub fn slow_receivers(mut self, policy: SlowReceivers) -> Self {
+        self.slow_receivers = policy;
         self
     }
 
@@ -191,6 +205,7 @@ pub(crate) struct Group {
     ingress: Port,
     egress: Port,
     counters: Counters,
+    pace: Pace,
     end: End,
     /// Messages that every member had before the group began.
     base: u64,
@@ -274,6 +289,7 @@ pub(crate) async fn form(node: Arc<NodeShared>, spec: GroupSpec, role: Role) -> 
         ingress: Port::default(),
         egress: Port::default(),
         counters: Counters::default(),
+        pace: Pace::default(),
         end: End::new(rank, count, node.mesh.detection(), continuation),
         base,
         known: continuation.map_or(0, |continuation| continuation.begun),
@@ -339,6 +355,10 @@ impl Group {
         self.spec.block_size
     }
 
+    pub(crate) fn pace(&self) -> &Pace {
+        &self.pace
+    }
+
     pub(crate) fn retained(&self) -> &Retained {
         &self.retained
     }
@@ -380,7 +400,8 @@ impl Group {
     }
 
     pub(crate) fn stats(&self) -> GroupStats {
-        self.counters.group_stats()
+        let (slow, held_up) = self.held_up();
+        GroupStats { slow, held_up, ..self.counters.group_stats() }
     }
 
     pub(crate) fn count_received(&self, bytes: usize) {
@@ -522,6 +543,14 @@ impl Group {
                     self.blame(from, what);
                 }
             }
+            (GroupEvent::Frame(_, GroupFrame::Waited { on }), Some(rank)) if self.rank.is_root() => {
+                self.hear_waits(rank, on);
+            }
+            (GroupEvent::Frame(from, GroupFrame::Slow { member }), Some(Rank::ROOT)) => {
+                if let Err(what) = self.hear_slow(member) {
+                    self.blame(from, what);
+                }
+            }
             (GroupEvent::Frame(from, _), Some(_)) => self.blame(from, "sent a frame that is not due"),
             (GroupEvent::Lost(..) | GroupEvent::Connected(_), None) => {}
         }
@@ -564,10 +593,15 @@ pub(crate) fn start(
             };
             let mut working = std::pin::pin!(working.fuse());
             let mut stopped = std::pin::pin!(group.stopped().fuse());
-            futures::select_biased! {
-                () = stopped => {}
-                () = working => {}
-                () = listening => {}
+            let mut pacing = std::pin::pin!(group.watch_pace().fuse());
+            // The engine ends when this member has done its part; others may be far behind.
+            loop {
+                futures::select_biased! {
+                    () = stopped => break,
+                    () = working => {}
+                    () = listening => break,
+                    () = pacing => {}
+                }
             }
         }
         // The connections stay until all have agreed: a neighbour that has not heard of the trouble yet must not take

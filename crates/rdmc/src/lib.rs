@@ -57,6 +57,7 @@ mod transfer;
 
 pub use certificate::{Certificate, Digest, MessageRecord};
 pub use failure::{FailedMember, FailureCause, GroupError, GroupFailure, SendError, StartError};
+pub use group::pace::SlowReceivers;
 pub use group::receiver::{Delivery, Message, Offer, OfferReceiver, Receiver};
 pub use group::recovery::{LostMessage, Recovered, Recovery, RecoveryError};
 pub use group::sender::{Multicast, Payload, Sender};

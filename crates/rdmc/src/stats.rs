@@ -4,6 +4,8 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
+use rdmc_schedule::Rank;
+
 /// What a node has done since it started.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
@@ -63,6 +65,10 @@ pub struct GroupStats {
     pub bytes_received: u64,
     /// Time spent with a block in hand, waiting for the next member's ready_for_block.
     pub waited_for_ready: Duration,
+    /// The member that holds the others up now, if there is one; the same at all members.
+    pub slow: Option<Rank>,
+    /// Time for which this member has waited for such members.
+    pub held_up: Duration,
 }
 
 /// Live counters of a group or of a whole node.
@@ -107,6 +113,8 @@ impl Counters {
             blocks_received: read(&self.blocks_received),
             bytes_received: read(&self.bytes_received),
             waited_for_ready: Duration::from_nanos(read(&self.waited_for_ready_ns)),
+            slow: None,
+            held_up: Duration::ZERO,
         }
     }
 

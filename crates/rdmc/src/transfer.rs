@@ -18,6 +18,7 @@ use tokio::sync::oneshot;
 
 use crate::group::Group;
 use crate::group::neighbour::Neighbour;
+use crate::group::pace::Awaited;
 use crate::group::receiver::Message;
 
 mod blocks;
@@ -120,6 +121,7 @@ impl Transfer {
         let mut untold: Option<&Neighbour> = None;
         for receive in self.plan.receives(self.group.rank()).skip(usize::from(first_is_here)) {
             let neighbour = self.group.neighbour(receive.peer);
+            let occupant = self.group.ingress().occupant().unwrap_or(receive.peer);
             let room = async {
                 self.group.ingress().free_for(receive.peer).await;
                 neighbour.room_to_grant().await
@@ -131,7 +133,7 @@ impl Transfer {
                     None => {
                         // One word for all grants that could be given at once.
                         untold.take().inspect(|neighbour| neighbour.tell_if_due());
-                        room.await?
+                        self.group.waiting(Awaited::Arriving, occupant, room).await?
                     }
                 }
             };
@@ -206,15 +208,18 @@ impl Transfer {
             let (block, waited_for_block) = self.timed(held, interrupt).await;
             let block = block?;
             let ready = unless_failing(neighbour.ready_for_block(), &mut leaving, left);
-            let (ready, waited_for_ready) = self.timed(ready, interrupt).await;
+            let (ready, waited_for_ready) = self.timed_on(Awaited::Ready, send.peer, ready, interrupt).await;
             ready?;
+            let occupant = self.group.egress().occupant().unwrap_or(send.peer);
             let free = async {
                 self.group.egress().free_for(send.peer).await;
                 neighbour.room_to_send().await
             };
-            let (room, waited_for_port) = self.timed(unless_failing(free, &mut leaving, left), interrupt).await;
+            let free = unless_failing(free, &mut leaving, left);
+            let (room, waited_for_port) = self.timed_on(Awaited::Leaving, occupant, free, interrupt).await;
             let room = room?;
             self.group.count_sent(block.len(), waited_for_ready);
+            self.group.pace().is_to_take(send.peer, || self.group.now());
             let tells_size = !self.plan.is_repair() && neighbour.learns_size_here && sizes_told.insert(send.peer);
             let operation = if tells_size {
                 neighbour.send_first_block(block, self.shape.size)
@@ -231,8 +236,10 @@ impl Transfer {
                 ?waited_for_port,
                 "sending block"
             );
+            let group = &self.group;
             leaving.push(operation.map(move |outcome| {
                 drop(room);
+                group.pace().has_taken(send.peer, 1, || group.now());
                 (send.peer, outcome)
             }));
         }
@@ -241,6 +248,24 @@ impl Transfer {
             left(done)?;
         }
         Ok(())
+    }
+
+    /// Does as [`timed`](Self::timed), and notes for whom it waits.
+    async fn timed_on<T>(
+        &self,
+        what: Awaited,
+        on: Rank,
+        wait: impl Future<Output = T>,
+        interrupt: impl FnOnce(),
+    ) -> (T, Duration) {
+        let mut wait = std::pin::pin!(wait);
+        if let Some(value) = (&mut wait).now_or_never() {
+            return (value, Duration::ZERO);
+        }
+        interrupt();
+        let began = self.group.now();
+        let value = self.group.waiting(what, on, wait).await;
+        (value, self.group.now().since(began))
     }
 
     /// Awaits `wait` and measures it, after `interrupt`. What is over at once costs neither that nor a look at the clock.

@@ -170,11 +170,14 @@ impl Retained {
 
     /// At another member, which has `held` messages, the latest of so many bytes: tells whether the root is to know.
     ///
-    /// A few short messages may wait for others.
+    /// It is at once where memory is kept; a few short messages may wait for others.
     pub(crate) fn is_to_be_told(&self, held: u64, bytes: u64) -> bool {
         let mut state = self.lock();
         state.untold_bytes = state.untold_bytes.saturating_add(bytes);
-        let due = held > state.told && (state.untold_bytes >= UNTOLD_BYTES_MAX || held - state.told >= UNTOLD_MAX);
+        let memory =
+            state.kept.range(state.told..held.max(state.told)).any(|(_, kept)| matches!(kept, Kept::Blocks(_)));
+        let due =
+            held > state.told && (memory || state.untold_bytes >= UNTOLD_BYTES_MAX || held - state.told >= UNTOLD_MAX);
         if due {
             state.told = held;
             state.untold_bytes = 0;

@@ -11,6 +11,7 @@ use tokio::io::{AsyncRead, AsyncReadExt};
 
 use crate::group::GroupId;
 use crate::group::agreement::frame::EndFrame;
+use crate::group::pace::Waited;
 use crate::node::NodeId;
 
 use super::fabrics::{FabricNames, Verdict};
@@ -99,6 +100,10 @@ pub(crate) enum GroupFrame {
     /// To all, before a group is formed that continues another: of a message that is to be completed, the blocks that are
     /// here.
     Holding { message: u64, size: u64, blocks: Vec<u8> },
+    /// To the root: for whom this member has waited lately.
+    Waited { on: Vec<Waited> },
+    /// From the root: this member holds the others up, or nobody does any more.
+    Slow { member: Option<u32> },
     /// Concerns the end of the group.
     End(EndFrame),
 }
@@ -238,6 +243,11 @@ mod tests {
             (any::<u64>(), any::<u64>()).prop_map(|(message, size)| GroupFrame::Announce { message, size }),
             any::<u64>().prop_map(|messages| GroupFrame::Held { messages }),
             any::<u64>().prop_map(|messages| GroupFrame::Stable { messages }),
+            any::<Option<u32>>().prop_map(|member| GroupFrame::Slow { member }),
+            proptest::collection::vec((any::<u32>(), any::<u32>()), 0..5).prop_map(|on| {
+                let waited = |(on, ready_ms)| Waited { on, ready_ms, ..Waited::default() };
+                GroupFrame::Waited { on: on.into_iter().map(waited).collect() }
+            }),
             (any::<u64>(), any::<u64>(), bytes()).prop_map(|(message, size, blocks)| GroupFrame::Holding {
                 message,
                 size,

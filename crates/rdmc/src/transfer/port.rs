@@ -18,6 +18,11 @@ pub(crate) struct Port {
 }
 
 impl Port {
+    /// Returns the neighbour of the last block.
+    pub(crate) fn occupant(&self) -> Option<Rank> {
+        self.last.lock().unwrap_or_else(PoisonError::into_inner).as_ref().map(|(of, _)| *of)
+    }
+
     /// Waits until a block of `peer` may follow the last one.
     pub(crate) async fn free_for(&self, peer: Rank) {
         let other = {

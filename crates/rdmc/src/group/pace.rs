@@ -1,0 +1,339 @@
+//! Who holds a group up.
+//!
+//! A member notes for which neighbours it waits: with a block in hand for their *ready_for_block* or for room on the way to
+//! them, and with places for blocks for those that are to come. Several times a second members tell the root, which finds
+//! out where the waiting comes from, and tells all.
+
+use std::collections::BTreeMap;
+use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use rdmc_fabric::Timestamp;
+use rdmc_schedule::Rank;
+use serde::{Deserialize, Serialize};
+use tokio::sync::Notify;
+
+use super::Group;
+use crate::failure::FailureCause;
+use crate::mesh::frame::GroupFrame;
+
+mod judge;
+
+pub(crate) use judge::Reports;
+
+/// What a group does about a member that holds the others up.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum SlowReceivers {
+    /// It waits.
+    #[default]
+    Wait,
+    /// It goes on without the member, after it has been held up for so long: the member fails with
+    /// [`FailureCause::TooSlow`], and the others can [recover](crate::GroupFailure::recover).
+    Evict {
+        /// How long; at least a second.
+        after: Duration,
+    },
+}
+
+/// How long one member has waited for another within [`WINDOW`], in milliseconds.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct Waited {
+    /// The rank of the other.
+    pub(crate) on: u32,
+    /// For its grants.
+    pub(crate) ready_ms: u32,
+    /// For blocks to leave to it.
+    pub(crate) leaving_ms: u32,
+    /// For its blocks.
+    pub(crate) arriving_ms: u32,
+    /// How long it took blocks, or was to take one.
+    pub(crate) busy_ms: u32,
+    /// Blocks that it has taken.
+    pub(crate) blocks: u32,
+}
+
+/// What is waited for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Awaited {
+    Ready,
+    Leaving,
+    Arriving,
+}
+
+/// The waiting of one member.
+#[derive(Default)]
+pub(crate) struct Pace {
+    state: Mutex<State>,
+    /// Somebody waits, after nobody did.
+    stirred: Notify,
+}
+
+#[derive(Default)]
+struct State {
+    /// What is waited for now: blocks go out one after the other, and so do grants.
+    relay: Option<Wait>,
+    intake: Option<Wait>,
+    spent: BTreeMap<Rank, Spent>,
+    busy: BTreeMap<Rank, Busy>,
+    /// At the root: what members have said.
+    reports: Reports,
+    slow: Option<Slow>,
+    /// A member that holds the others up, as far as the latest window tells.
+    suspect: Option<(Rank, Timestamp)>,
+    /// The member that was slow last, and when it was.
+    last: Option<(Rank, Timestamp)>,
+    /// All time in which this member waited for the slow ones.
+    held_up: Duration,
+}
+
+struct Wait {
+    what: Awaited,
+    on: Rank,
+    since: Timestamp,
+}
+
+#[derive(Default)]
+struct Spent {
+    ready: Duration,
+    leaving: Duration,
+    arriving: Duration,
+    busy: Duration,
+    blocks: u32,
+}
+
+/// What a neighbour is to take.
+#[derive(Default)]
+struct Busy {
+    with: u32,
+    since: Option<Timestamp>,
+}
+
+/// A member that holds the others up.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Slow {
+    pub(crate) member: Rank,
+    pub(crate) since: Timestamp,
+}
+
+impl Pace {
+    /// Notes that a wait begins.
+    pub(crate) fn begin(&self, what: Awaited, on: Rank, now: Timestamp) {
+        *self.lock().slot(what) = Some(Wait { what, on, since: now });
+        self.stirred.notify_one();
+    }
+
+    /// Tells whether there is nothing to look at; forgets what was sent meanwhile.
+    fn is_still(&self) -> bool {
+        let mut state = self.lock();
+        let waited = |spent: &Spent| !(spent.ready + spent.leaving + spent.arriving).is_zero();
+        let still = state.relay.is_none()
+            && state.intake.is_none()
+            && state.slow.is_none()
+            && state.suspect.is_none()
+            && state.reports.are_none()
+            && !state.spent.values().any(waited);
+        if still {
+            state.spent.clear();
+        }
+        still
+    }
+
+    /// Notes that it is over.
+    pub(crate) fn end(&self, what: Awaited, now: Timestamp) {
+        let mut state = self.lock();
+        if let Some(wait) = state.slot(what).take() {
+            state.spend(&wait, now);
+        }
+    }
+
+    /// Notes that a neighbour is to take a block.
+    pub(crate) fn is_to_take(&self, who: Rank, now: impl FnOnce() -> Timestamp) {
+        let mut state = self.lock();
+        let busy = state.busy.entry(who).or_default();
+        busy.with += 1;
+        if busy.with == 1 {
+            busy.since = Some(now());
+        }
+    }
+
+    /// Notes that it has taken one, or need not any more.
+    pub(crate) fn has_taken(&self, who: Rank, blocks: u32, now: impl FnOnce() -> Timestamp) {
+        let mut state = self.lock();
+        let busy = state.busy.entry(who).or_default();
+        busy.with = busy.with.saturating_sub(1);
+        let since = if busy.with == 0 { busy.since.take() } else { None };
+        let spent = state.spent.entry(who).or_default();
+        spent.blocks = spent.blocks.saturating_add(blocks);
+        spent.busy += since.map_or(Duration::ZERO, |since| now().since(since));
+    }
+
+    /// Takes what was waited for since this was last asked.
+    fn take(&self, now: Timestamp) -> Vec<Waited> {
+        let mut state = self.lock();
+        for what in [Awaited::Ready, Awaited::Arriving] {
+            if let Some(wait) = state.slot(what).take() {
+                state.spend(&wait, now);
+                *state.slot(what) = Some(Wait { since: now, ..wait });
+            }
+        }
+        let State { busy, spent, .. } = &mut *state;
+        for (who, busy) in busy {
+            if let Some(since) = &mut busy.since {
+                spent.entry(*who).or_default().busy += now.since(std::mem::replace(since, now));
+            }
+        }
+        let millis = |time: Duration| u32::try_from(time.as_millis()).unwrap_or(u32::MAX);
+        let spent = std::mem::take(&mut state.spent);
+        let waited = spent.into_iter().map(|(on, spent)| Waited {
+            on: on.0,
+            ready_ms: millis(spent.ready),
+            leaving_ms: millis(spent.leaving),
+            arriving_ms: millis(spent.arriving),
+            busy_ms: millis(spent.busy),
+            blocks: spent.blocks,
+        });
+        waited.filter(|waited| *waited != Waited { on: waited.on, ..Waited::default() }).collect()
+    }
+
+    fn lock(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl State {
+    fn slot(&mut self, what: Awaited) -> &mut Option<Wait> {
+        match what {
+            Awaited::Ready | Awaited::Leaving => &mut self.relay,
+            Awaited::Arriving => &mut self.intake,
+        }
+    }
+
+    fn spend(&mut self, wait: &Wait, now: Timestamp) {
+        let time = now.since(wait.since);
+        let spent = self.spent.entry(wait.on).or_default();
+        match wait.what {
+            Awaited::Ready => spent.ready += time,
+            Awaited::Leaving => spent.leaving += time,
+            Awaited::Arriving => spent.arriving += time,
+        }
+        if self.slow.is_some_and(|slow| slow.member == wait.on) {
+            self.held_up += time;
+        }
+    }
+}
+
+impl Group {
+    /// Awaits `wait`, which is for a neighbour.
+    pub(crate) async fn waiting<T>(&self, what: Awaited, on: Rank, wait: impl Future<Output = T>) -> T {
+        self.pace.begin(what, on, self.now());
+        if what == Awaited::Ready {
+            self.pace.is_to_take(on, || self.now());
+        }
+        let value = wait.await;
+        if what == Awaited::Ready {
+            self.pace.has_taken(on, 0, || self.now());
+        }
+        self.pace.end(what, self.now());
+        value
+    }
+
+    /// Looks for ever, again and again, who holds the group up.
+    pub(super) async fn watch_pace(&self) {
+        loop {
+            while self.pace.is_still() {
+                self.pace.stirred.notified().await;
+            }
+            self.node.environment.sleep(WINDOW).await;
+            let waited = self.pace.take(self.now());
+            if self.rank.is_root() {
+                self.hear_waits(self.rank, waited);
+                self.judge();
+            } else if !waited.is_empty() {
+                self.node.mesh.post(self.members[0], self.id, GroupFrame::Waited { on: waited });
+            }
+        }
+    }
+
+    /// At the root: takes a member's word for what it waited for.
+    pub(super) fn hear_waits(&self, from: Rank, mut waited: Vec<Waited>) {
+        // What it says beyond that is of no use.
+        waited.truncate(self.members.len());
+        waited.retain(|waited| waited.on < self.spec.count() && waited.on != from.0);
+        self.pace.lock().reports.hear(from, waited);
+        self.pace.stirred.notify_one();
+    }
+
+    /// At the root: finds out who holds the group up, and does something about it.
+    fn judge(&self) {
+        let now = self.now();
+        let (verdict, told) = {
+            let mut state = self.pace.lock();
+            let found = state.reports.slowest(self.spec.count()).map(|(slow, patient)| match state.last {
+                // What a slow member sends takes long too.
+                Some((last, at)) if last == patient && now.since(at) < MEMORY => last,
+                _ => slow,
+            });
+            state.reports.age();
+            let since = match (found, state.suspect) {
+                (Some(found), Some((suspect, since))) if found == suspect => Some(since),
+                (Some(_), _) => Some(now),
+                (None, _) => None,
+            };
+            state.suspect = found.zip(since);
+            // One window may be a hiccup.
+            let slow = state.suspect.filter(|(_, since)| now.since(*since) >= WINDOW);
+            let slow = slow.map(|(member, since)| Slow { member, since });
+            let told = state.slow.map(|slow| slow.member) != slow.map(|slow| slow.member);
+            state.slow = slow;
+            state.last = slow.map(|slow| (slow.member, now)).or(state.last);
+            (slow, told)
+        };
+        if told {
+            let member = verdict.map(|slow| slow.member.0);
+            for &other in &self.members[1..] {
+                self.node.mesh.post(other, self.id, GroupFrame::Slow { member });
+            }
+            self.log_slow(verdict.map(|slow| slow.member));
+        }
+        if let (Some(slow), SlowReceivers::Evict { after }) = (verdict, self.spec.slow_receivers)
+            && now.since(slow.since) >= after.max(EVICT_MIN)
+        {
+            self.accuse(slow.member, FailureCause::TooSlow { held_up: now.since(slow.since) });
+        }
+    }
+
+    /// At another member: takes the root's word for who holds the group up.
+    pub(super) fn hear_slow(&self, member: Option<u32>) -> Result<(), &'static str> {
+        if member.is_some_and(|member| member >= self.spec.count()) {
+            return Err("says that a member is slow that is none");
+        }
+        let member = member.map(Rank);
+        self.pace.lock().slow = member.map(|member| Slow { member, since: self.now() });
+        self.log_slow(member);
+        Ok(())
+    }
+
+    fn log_slow(&self, member: Option<Rank>) {
+        match member {
+            Some(member) => {
+                let node = self.members[member.index()];
+                tracing::warn!(parent: &self.span, %member, %node, "a member holds the group up");
+            }
+            None => tracing::info!(parent: &self.span, "nobody holds the group up any more"),
+        }
+    }
+
+    /// Returns who holds the group up, and for how long this member has waited for such members in all.
+    pub(super) fn held_up(&self) -> (Option<Rank>, Duration) {
+        let state = self.pace.lock();
+        (state.slow.map(|slow| slow.member), state.held_up)
+    }
+}
+
+/// How often it is looked at who waits for whom.
+pub(crate) const WINDOW: Duration = Duration::from_millis(250);
+/// For how long a member that was slow is taken for the cause of what its own blocks take.
+const MEMORY: Duration = Duration::from_secs(5);
+/// The shortest time after which a member is given up for being slow.
+const EVICT_MIN: Duration = Duration::from_secs(1);
