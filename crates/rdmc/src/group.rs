@@ -3,12 +3,13 @@
 use std::collections::btree_map::Entry;
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::fmt;
+use std::ops::Range;
 use std::pin::Pin;
-use std::sync::Arc;
 use std::sync::atomic::Ordering;
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use futures::future::{BoxFuture, FusedFuture, FutureExt};
+use futures::future::{BoxFuture, FutureExt};
 use futures::stream::{FuturesUnordered, StreamExt};
 use rdmc_fabric::{Capabilities, ConnectError, Operation, Received, Timestamp};
 use rdmc_schedule::{Algorithm, BlockCount, MEMBERS_MAX, Neighbours, Rank, Schedule, first_source, neighbours};
@@ -17,13 +18,13 @@ use tokio::sync::mpsc;
 
 use crate::failure::{FailureCause, GroupError, with_sources};
 use crate::mesh::frame::GroupFrame;
-use crate::mesh::{GroupEvent, Inbox};
 use crate::node::{NodeId, NodeShared};
 use crate::stats::{Counters, GroupStats};
 use crate::transfer::{Port, Trouble};
 
 pub(crate) mod agreement;
 mod ending;
+mod hearing;
 mod intake;
 pub(crate) mod neighbour;
 pub(crate) mod pace;
@@ -33,6 +34,7 @@ pub(crate) mod retained;
 pub(crate) mod sender;
 
 use ending::End;
+use hearing::{Hearing, Offered};
 use neighbour::Neighbour;
 use pace::{Pace, SlowReceivers};
 use recovery::{Continuation, Holdings, Resumption};
@@ -228,10 +230,8 @@ pub(crate) struct Formed {
 /// The receives that grants consume, by neighbour.
 pub(crate) type Grants = Vec<(Rank, VecDeque<Operation<Received>>)>;
 
-/// The group's side of the mesh.
+/// What others have said to the group.
 pub(crate) struct Events {
-    inbox: Inbox,
-    announced: mpsc::Sender<(u64, u64)>,
     pub(crate) announcements: Option<mpsc::Receiver<(u64, u64)>>,
 }
 
@@ -299,7 +299,11 @@ pub(crate) async fn form(node: Arc<NodeShared>, spec: GroupSpec, role: Role) -> 
         node,
     });
     let (announced, announcements) = mpsc::channel(ANNOUNCEMENTS_MAX);
-    let events = Events { inbox, announced, announcements: Some(announcements) };
+    let unheard: BTreeSet<Rank> = group.neighbours.keys().copied().collect();
+    // Each neighbour is let in once.
+    let (offered, offers) = mpsc::channel(unheard.len().max(1));
+    let holdings = Arc::<Mutex<Holdings>>::default();
+    let hearing = Hearing { inbox, announced, offered, unheard, holdings: holdings.clone() };
     let abandon = AbandonOnDrop(Some(group.clone()));
     if !group.node.groups.add(&group) {
         return Err(GroupError::ShuttingDown);
@@ -308,12 +312,16 @@ pub(crate) async fn form(node: Arc<NodeShared>, spec: GroupSpec, role: Role) -> 
         continuation.hand_over(&group.retained);
     }
     let grants = around.sends_to.iter().map(|&to| (to, group.neighbour(to).expect_grants())).collect();
-    let connected = group.connect(events, continuation).await;
-    let (events, resumption) = connected.inspect_err(|_| group.retained.come_to_rest())?;
+    // By itself, as others wait for this member's answers whether its application polls this future or not.
+    let listening = group.clone();
+    let listening = async move { listening.listen(hearing).await };
+    group.node.environment.spawn(Box::pin(tracing::Instrument::instrument(listening, group.span.clone())));
+    let connected = group.connect(offers, &holdings, continuation).await;
+    let resumption = connected.inspect_err(|_| group.retained.come_to_rest())?;
     abandon.disarm();
     group.node.counters.groups_formed.fetch_add(1, Ordering::Relaxed);
     tracing::info!(parent: &group.span, members = count, algorithm = %group.spec.algorithm, "group formed");
-    Ok(Formed { group, events, grants, resumption })
+    Ok(Formed { group, events: Events { announcements: Some(announcements) }, grants, resumption })
 }
 
 fn everybody_but(rank: Rank, count: u32) -> Neighbours {
@@ -421,15 +429,20 @@ impl Group {
         tracing::debug!(parent: &self.span, message = number, size, "transfer completed");
     }
 
+    /// Returns the messages that are to be completed before the group goes on.
+    fn interrupted(&self) -> Range<u64> {
+        self.base..self.known
+    }
+
     // Forming.
 
     async fn connect(
         &self,
-        mut events: Events,
+        mut offers: mpsc::Receiver<(Rank, Offered)>,
+        holdings: &Mutex<Holdings>,
         continuation: Option<&Continuation>,
-    ) -> Result<(Events, Resumption), GroupError> {
+    ) -> Result<Resumption, GroupError> {
         let (spec, limit) = (self.spec.digest(continuation), self.spec.formation_limit);
-        let mut holdings = Holdings::default();
         let told = continuation.map(|continuation| self.holdings(continuation)).unwrap_or_default();
         for neighbour in self.neighbours.values() {
             // Before the offer: who has all offers knows what everybody holds.
@@ -438,49 +451,44 @@ impl Group {
             }
             self.node.mesh.post(neighbour.node, self.id, neighbour.offer(spec));
         }
-        if let Some(continuation) = continuation {
-            self.own_holdings(&told, continuation, &mut holdings);
-        }
+        self.own_holdings(&told, &mut hearing::lock(holdings));
         let mut unheard: BTreeSet<Rank> = self.neighbours.keys().copied().collect();
         let mut unconnected = unheard.clone();
         let mut connecting = FuturesUnordered::new();
         let mut late = std::pin::pin!(self.patience(limit).fuse());
         let mut ended = std::pin::pin!(self.ended().fuse());
+        let mut stopped = std::pin::pin!(self.stopped().fuse());
         loop {
             if unconnected.is_empty() && !self.has_stopped() {
-                match self.resumption(continuation, std::mem::take(&mut holdings)) {
-                    Ok(resumption) => return Ok((events, resumption)),
+                match self.resumption(continuation, std::mem::take(&mut *hearing::lock(holdings))) {
+                    Ok(resumption) => return Ok(resumption),
                     Err((rank, what)) if rank == self.rank => self.declare(FailureCause::Resources { what }),
                     Err((rank, what)) => self.accuse(rank, FailureCause::Protocol { what }),
                 }
             }
+            let next_offer = async {
+                match offers.recv().await {
+                    Some(offer) => offer,
+                    // The group has ended.
+                    None => std::future::pending().await,
+                }
+            };
             futures::select_biased! {
                 outcome = ended => {
-                    return Err(outcome.err().map_or(GroupError::NotMember { node: self.node.mesh.me() }, GroupError::Failed));
+                    let failure = outcome.expect_err("nobody closes a group that this member has not joined");
+                    return Err(GroupError::Failed(failure));
                 }
-                event = self.next_event(&mut events).fuse() => match event {
-                    Some(GroupEvent::Frame(from, GroupFrame::Offer { spec: theirs, data, ready, cells })) => {
-                        let Some(rank) = self.rank_of(from).filter(|rank| unheard.remove(rank)) else {
-                            self.blame(from, "offered queue pairs to a member that is not its neighbour, or twice");
-                            continue;
-                        };
-                        if theirs != spec {
-                            self.accuse(rank, FailureCause::SpecMismatch);
-                            continue;
-                        }
-                        let connect = self.neighbour(rank).connect(&self.node, data, ready, cells);
-                        connecting.push(connect.map(move |connected| (rank, connected)));
+                // Whatever else happens, the end is waited for.
+                () = stopped => {}
+                (rank, theirs) = std::pin::pin!(next_offer.fuse()) => {
+                    unheard.remove(&rank);
+                    if theirs.spec != spec {
+                        self.accuse(rank, FailureCause::SpecMismatch);
+                        continue;
                     }
-                    Some(GroupEvent::Frame(from, GroupFrame::Holding { message, size, blocks })) => {
-                        let holding = (message, size, &blocks[..]);
-                        let noted = self.rank_of(from).map(|rank| holdings.note(rank, continuation, self.block_size(), holding));
-                        if let Some(Err(what)) = noted {
-                            self.blame(from, what);
-                        }
-                    }
-                    Some(event) => self.take_event(event, &events.announced),
-                    None => {}
-                },
+                    let connect = self.neighbour(rank).connect(&self.node, theirs.data, theirs.ready, theirs.cells);
+                    connecting.push(connect.map(move |connected| (rank, connected)));
+                }
                 connected = connecting.select_next_some() => {
                     let (member, outcome): (Rank, Result<(), ConnectError>) = connected;
                     match outcome {
@@ -503,65 +511,6 @@ impl Group {
         }
     }
 
-    // The mesh.
-
-    /// Takes what the mesh says until the group has ended.
-    async fn listen(&self, mut events: Events) {
-        while self.outcome().is_none() {
-            if let Some(event) = self.next_event(&mut events).await {
-                self.take_event(event, &events.announced);
-            }
-        }
-    }
-
-    fn take_event(&self, event: GroupEvent, announced: &mpsc::Sender<(u64, u64)>) {
-        let rank = self.rank_of(event.node());
-        match (event, rank) {
-            (GroupEvent::Frame(from, _), None) => {
-                tracing::warn!(parent: &self.span, node = %from, "a node that is no member talks to the group");
-            }
-            (GroupEvent::Lost(_, cause), Some(rank)) => self.lose(rank, cause),
-            (GroupEvent::Connected(_), Some(rank)) => self.reconnected(rank),
-            (GroupEvent::Frame(from, GroupFrame::End(frame)), Some(rank)) => {
-                if let Err(what) = self.hear(rank, frame) {
-                    self.blame(from, what);
-                }
-            }
-            (GroupEvent::Frame(from, GroupFrame::Announce { message, size }), Some(Rank::ROOT)) => {
-                // If nobody takes them any more, this member's engine has ended and the group is about to fail.
-                if let Err(mpsc::error::TrySendError::Full(_)) = announced.try_send((message, size)) {
-                    self.blame(from, "announced more messages than it may");
-                }
-            }
-            (GroupEvent::Frame(from, GroupFrame::Held { messages }), Some(rank)) if self.rank.is_root() => {
-                if let Err(what) = self.hear_held(rank, messages) {
-                    self.blame(from, what);
-                }
-            }
-            (GroupEvent::Frame(from, GroupFrame::Stable { messages }), Some(Rank::ROOT)) => {
-                if let Err(what) = self.hear_stable(messages) {
-                    self.blame(from, what);
-                }
-            }
-            (GroupEvent::Frame(_, GroupFrame::Waited { on }), Some(rank)) if self.rank.is_root() => {
-                self.hear_waits(rank, on);
-            }
-            (GroupEvent::Frame(from, GroupFrame::Slow { member }), Some(Rank::ROOT)) => {
-                if let Err(what) = self.hear_slow(member) {
-                    self.blame(from, what);
-                }
-            }
-            (GroupEvent::Frame(from, _), Some(_)) => self.blame(from, "sent a frame that is not due"),
-            (GroupEvent::Lost(..) | GroupEvent::Connected(_), None) => {}
-        }
-    }
-
-    fn blame(&self, node: NodeId, what: &str) {
-        if let Some(rank) = self.rank_of(node) {
-            self.accuse(rank, FailureCause::Protocol { what: what.to_owned() });
-        }
-    }
-
     fn rank_of(&self, node: NodeId) -> Option<Rank> {
         let position = self.members.iter().position(|&member| member == node)?;
         u32::try_from(position).ok().map(Rank)
@@ -574,17 +523,12 @@ impl Drop for Group {
     }
 }
 
-/// Runs a member's engine beside its side of the mesh until the group is to do no further work, waits until all agree on
-/// its end, and ends its connections.
-pub(crate) fn start(
-    group: Arc<Group>,
-    events: Events,
-    engine: impl Future<Output = Result<(), Trouble>> + Send + 'static,
-) {
+/// Runs a member's engine until the group is to do no further work, waits until all agree on its end, and ends its
+/// connections.
+pub(crate) fn start(group: Arc<Group>, engine: impl Future<Output = Result<(), Trouble>> + Send + 'static) {
     let environment = group.node.environment.clone();
     let span = group.span.clone();
     let task = async move {
-        let mut listening = std::pin::pin!(group.listen(events).fuse());
         {
             let working = async {
                 if let Err(trouble) = engine.await {
@@ -599,16 +543,13 @@ pub(crate) fn start(
                 futures::select_biased! {
                     () = stopped => break,
                     () = working => {}
-                    () = listening => break,
                     () = pacing => {}
                 }
             }
         }
         // The connections stay until all have agreed: a neighbour that has not heard of the trouble yet must not take
         // this member for the cause.
-        if !listening.is_terminated() {
-            listening.await;
-        }
+        let _ = group.ended().await;
         for neighbour in group.neighbours.values() {
             neighbour.close();
         }

@@ -10,15 +10,16 @@ use rdmc_fabric::{Timestamp, WorkError};
 use rdmc_schedule::Rank;
 use tokio::sync::{oneshot, watch};
 
+use super::Group;
 use super::agreement::frame::{Ballot, EndFrame, Outcome, Verdict};
 use super::agreement::{Agreement, Patience, RECORDS_MAX};
 use super::receiver::Message;
 use super::recovery::{Continuation, Salvage};
-use super::{Events, Group};
 use crate::certificate::{Certificate, MessageRecord};
 use crate::failure::{FailedMember, FailureCause, GroupFailure};
-use crate::mesh::GroupEvent;
 use crate::mesh::frame::GroupFrame;
+use crate::mesh::{GroupEvent, Inbox};
+use crate::node::NodeId;
 use crate::transfer::Trouble;
 
 /// How a group ended.
@@ -263,7 +264,7 @@ impl Group {
     }
 
     /// Waits for what the mesh says next; none if the agreement has had its turn instead.
-    pub(super) async fn next_event(&self, events: &mut Events) -> Option<GroupEvent> {
+    pub(super) async fn next_event(&self, inbox: &mut Inbox) -> Option<GroupEvent> {
         let mut signs = self.end.signs.subscribe();
         let deadline = signs.borrow_and_update().deadline;
         let elapsed = async {
@@ -273,7 +274,7 @@ impl Group {
             }
         };
         futures::select_biased! {
-            event = events.inbox.next().fuse() => match event {
+            event = inbox.next().fuse() => match event {
                 Some(event) => Some(event),
                 // The mesh has been told of the outcome, and forgets the group.
                 None => {
@@ -297,15 +298,20 @@ impl Group {
         let mut state = self.end.lock();
         let result = step(&mut state, now);
         // Queued while the state is locked: what is said arrives in the order in which it came about.
+        let mut told = Vec::new();
         for (rank, frame) in state.agreement.take_frames() {
-            self.node.mesh.post(self.members[rank as usize], self.id, GroupFrame::End(frame));
+            let node = self.members[rank as usize];
+            if matches!(frame, EndFrame::Decided { .. }) {
+                told.push(node);
+            }
+            self.node.mesh.post(node, self.id, GroupFrame::End(frame));
         }
         let agreement = &state.agreement;
         let signs =
             Signs { messages: agreement.messages(), stopped: agreement.stopped(), deadline: agreement.deadline() };
         if let (false, Some((ballot, outcome))) = (state.concluded, state.agreement.outcome().cloned()) {
             state.concluded = true;
-            self.conclude(&state.agreement, ballot, outcome);
+            self.conclude(&state.agreement, ballot, outcome, told);
         }
         // While the state is locked: older signs must not replace newer ones.
         self.end.signs.send_if_modified(|known| {
@@ -320,8 +326,8 @@ impl Group {
         result
     }
 
-    /// Tells those who wait how the group has ended.
-    fn conclude(&self, agreement: &Agreement, ballot: Ballot, outcome: Outcome) {
+    /// Tells those who wait how the group has ended; other members were `told` by this one.
+    fn conclude(&self, agreement: &Agreement, ballot: Ballot, outcome: Outcome, told: Vec<NodeId>) {
         let ended = match &outcome {
             Outcome::Closed { messages } => {
                 let held = self.members.iter().map(|_| Some(*messages)).collect();
@@ -341,15 +347,15 @@ impl Group {
             }
         }
         self.node.mesh.conclude_group(self.id, ballot, outcome);
-        if ballot.leader != self.rank.0 {
+        if told.is_empty() {
             self.end.outcome.send_replace(Some(ended));
             return;
         }
-        // The others depend on this member's word. It must be out before the application may end the process.
-        let (outcome, node, members) = (self.end.outcome.clone(), self.node.clone(), self.members.clone());
+        // They depend on this member's word. It must be out before the application may end the process.
+        let (outcome, node) = (self.end.outcome.clone(), self.node.clone());
         let environment = node.environment.clone();
         environment.spawn(Box::pin(async move {
-            let _ = node.environment.timeout(FLUSH_LIMIT, node.mesh.flush(&members)).await;
+            let _ = node.environment.timeout(FLUSH_LIMIT, node.mesh.flush(&told)).await;
             outcome.send_replace(Some(ended));
         }));
     }

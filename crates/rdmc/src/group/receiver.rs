@@ -436,7 +436,7 @@ fn start_receiving(formed: Formed, memory: MemoryFrom) -> OfferReceiver {
     let (confirm, confirmed) = oneshot::channel();
     let intake = Intake::new(group.clone(), memory, &mut events, offers, resumption);
     let complete = Arc::new(AtomicBool::new(false));
-    start(group.clone(), events, run(group.clone(), intake, grants, confirmed, complete.clone()));
+    start(group.clone(), run(group.clone(), intake, grants, confirmed, complete.clone()));
     OfferReceiver {
         group,
         offers: taken,

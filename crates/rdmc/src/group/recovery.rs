@@ -6,6 +6,7 @@
 
 use std::collections::{BTreeMap, VecDeque};
 use std::fmt;
+use std::ops::Range;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Weak};
 
@@ -295,19 +296,18 @@ impl GroupSpec {
 pub(crate) struct Holdings(BTreeMap<Rank, BTreeMap<u64, (Shape, BlockSet)>>);
 
 impl Holdings {
-    /// Notes what a member says.
+    /// Notes what a member says of one of the messages that are due.
     ///
     /// # Errors
     /// What is wrong with it.
     pub(super) fn note(
         &mut self,
         from: Rank,
-        continuation: Option<&Continuation>,
+        due: &Range<u64>,
         block_size: u32,
         (message, size, blocks): (u64, u64, &[u8]),
     ) -> Result<(), &'static str> {
-        let due = continuation.is_some_and(|it| (it.base..it.begun).contains(&message));
-        if !due {
+        if !due.contains(&message) {
             return Err("told of blocks of a message that is not to be completed");
         }
         let shape = Shape::new(size, block_size).filter(|shape| shape.count.0 <= BLOCKS_MAX);
@@ -413,11 +413,11 @@ impl Group {
     }
 
     /// Notes what this member holds itself.
-    pub(super) fn own_holdings(&self, frames: &[GroupFrame], continuation: &Continuation, holdings: &mut Holdings) {
+    pub(super) fn own_holdings(&self, frames: &[GroupFrame], holdings: &mut Holdings) {
         for frame in frames {
             if let GroupFrame::Holding { message, size, blocks } = frame {
                 let noted =
-                    holdings.note(self.rank, Some(continuation), self.spec.block_size, (*message, *size, blocks));
+                    holdings.note(self.rank, &self.interrupted(), self.spec.block_size, (*message, *size, blocks));
                 debug_assert!(noted.is_ok(), "what this member says is well formed");
             }
         }

@@ -99,11 +99,11 @@ pub(crate) async fn go_on<R>(node: Arc<NodeShared>, continuation: Continuation) 
 }
 
 fn start_sending(formed: Formed) -> Sender {
-    let Formed { group, events, grants, resumption } = formed;
+    let Formed { group, grants, resumption, .. } = formed;
     let (requests, queue) = mpsc::channel(REQUESTS_MAX);
     let queued = group.retained().take_queued();
     let queue = Queue { queued: queued.into(), requests: queue, in_hand: None, retained: group.retained.clone() };
-    start(group.clone(), events, run(group.clone(), queue, grants, resumption));
+    start(group.clone(), run(group.clone(), queue, grants, resumption));
     Sender { group, requests }
 }
 

@@ -1,0 +1,113 @@
+//! The group's side of the mesh: a task that takes what others say, from the moment at which the group is being formed.
+
+use std::collections::BTreeSet;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use rdmc_schedule::Rank;
+use tokio::sync::mpsc;
+
+use super::Group;
+use super::recovery::Holdings;
+use crate::failure::FailureCause;
+use crate::mesh::frame::GroupFrame;
+use crate::mesh::{GroupEvent, Inbox};
+use crate::node::NodeId;
+
+/// What a group hears, and where it goes.
+pub(super) struct Hearing {
+    pub(super) inbox: Inbox,
+    pub(super) announced: mpsc::Sender<(u64, u64)>,
+    pub(super) offered: mpsc::Sender<(Rank, Offered)>,
+    /// The neighbours that have not offered their queue pairs.
+    pub(super) unheard: BTreeSet<Rank>,
+    /// What members have said before they offered them.
+    pub(super) holdings: Arc<Mutex<Holdings>>,
+}
+
+/// A neighbour's queue pairs and cells, as in [`GroupFrame::Offer`].
+pub(super) struct Offered {
+    pub(super) spec: [u8; 32],
+    pub(super) data: Vec<u8>,
+    pub(super) ready: Vec<u8>,
+    pub(super) cells: [u8; 24],
+}
+
+impl Group {
+    /// Takes what the mesh says until the group has ended, and answers what was asked before that was known.
+    pub(super) async fn listen(&self, mut hearing: Hearing) {
+        while self.outcome().is_none() {
+            if let Some(event) = self.next_event(&mut hearing.inbox).await {
+                self.take_event(event, &mut hearing);
+            }
+        }
+        while let Some(event) = hearing.inbox.next().await {
+            self.take_event(event, &mut hearing);
+        }
+    }
+
+    fn take_event(&self, event: GroupEvent, hearing: &mut Hearing) {
+        let rank = self.rank_of(event.node());
+        match (event, rank) {
+            (GroupEvent::Frame(from, _), None) => {
+                tracing::warn!(parent: &self.span, node = %from, "a node that is no member talks to the group");
+            }
+            (GroupEvent::Frame(from, GroupFrame::Offer { spec, data, ready, cells }), Some(rank)) => {
+                if !hearing.unheard.remove(&rank) {
+                    return self.blame(from, "offered queue pairs to a member that is not its neighbour, or twice");
+                }
+                // Nobody may wait any more.
+                let _ = hearing.offered.try_send((rank, Offered { spec, data, ready, cells }));
+            }
+            (GroupEvent::Frame(from, GroupFrame::Holding { message, size, blocks }), Some(rank)) => {
+                let holding = (message, size, &blocks[..]);
+                let noted = lock(&hearing.holdings).note(rank, &self.interrupted(), self.block_size(), holding);
+                if let Err(what) = noted {
+                    self.blame(from, what);
+                }
+            }
+            (GroupEvent::Lost(_, cause), Some(rank)) => self.lose(rank, cause),
+            (GroupEvent::Connected(_), Some(rank)) => self.reconnected(rank),
+            (GroupEvent::Frame(from, GroupFrame::End(frame)), Some(rank)) => {
+                if let Err(what) = self.hear(rank, frame) {
+                    self.blame(from, what);
+                }
+            }
+            (GroupEvent::Frame(from, GroupFrame::Announce { message, size }), Some(Rank::ROOT)) => {
+                // If nobody takes them any more, this member's engine has ended and the group is about to fail.
+                if let Err(mpsc::error::TrySendError::Full(_)) = hearing.announced.try_send((message, size)) {
+                    self.blame(from, "announced more messages than it may");
+                }
+            }
+            (GroupEvent::Frame(from, GroupFrame::Held { messages }), Some(rank)) if self.rank.is_root() => {
+                if let Err(what) = self.hear_held(rank, messages) {
+                    self.blame(from, what);
+                }
+            }
+            (GroupEvent::Frame(from, GroupFrame::Stable { messages }), Some(Rank::ROOT)) => {
+                if let Err(what) = self.hear_stable(messages) {
+                    self.blame(from, what);
+                }
+            }
+            (GroupEvent::Frame(_, GroupFrame::Waited { on }), Some(rank)) if self.rank.is_root() => {
+                self.hear_waits(rank, on);
+            }
+            (GroupEvent::Frame(from, GroupFrame::Slow { member }), Some(Rank::ROOT)) => {
+                if let Err(what) = self.hear_slow(member) {
+                    self.blame(from, what);
+                }
+            }
+            (GroupEvent::Frame(from, _), Some(_)) => self.blame(from, "sent a frame that is not due"),
+            (GroupEvent::Lost(..) | GroupEvent::Connected(_), None) => {}
+        }
+    }
+
+    fn blame(&self, node: NodeId, what: &str) {
+        if let Some(rank) = self.rank_of(node) {
+            self.accuse(rank, FailureCause::Protocol { what: what.to_owned() });
+        }
+    }
+}
+
+pub(super) fn lock(holdings: &Mutex<Holdings>) -> MutexGuard<'_, Holdings> {
+    holdings.lock().unwrap_or_else(PoisonError::into_inner)
+}
