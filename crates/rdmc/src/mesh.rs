@@ -7,14 +7,14 @@
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::io;
 use std::net::IpAddr;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use futures::future::FutureExt;
 use rdmc_fabric::{ControlStream, Environment};
 use tokio::io::{AsyncRead, AsyncWrite, AsyncWriteExt};
-use tokio::sync::{mpsc, oneshot, watch};
+use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc, oneshot, watch};
 
 use crate::failure::FailureCause;
 use crate::group::GroupId;
@@ -66,7 +66,7 @@ struct MeshState {
 /// One connection to another node.
 struct Link {
     serial: u64,
-    outgoing: mpsc::Sender<Outgoing>,
+    outgoing: Outbox,
     address: Option<IpAddr>,
     /// Something was heard since it was last looked at.
     heard: Arc<AtomicBool>,
@@ -76,11 +76,60 @@ struct Link {
     cut: mpsc::Sender<FailureCause>,
 }
 
+/// What waits to be written to one node, in order.
+#[derive(Clone)]
+struct Outbox {
+    queue: mpsc::UnboundedSender<Outgoing>,
+    /// Bytes that may be added by those who can wait.
+    room: Arc<Semaphore>,
+    /// Bytes that wait.
+    waiting: Arc<AtomicUsize>,
+}
+
 struct Outgoing {
     /// A frame without its check value, or nothing.
     bytes: Vec<u8>,
     written: Option<oneshot::Sender<()>>,
+    _room: Option<OwnedSemaphorePermit>,
 }
+
+impl Outbox {
+    fn new() -> (Self, mpsc::UnboundedReceiver<Outgoing>) {
+        let (queue, queued) = mpsc::unbounded_channel();
+        (Self { queue, room: Arc::new(Semaphore::new(ROOM_BYTES as usize)), waiting: Arc::default() }, queued)
+    }
+
+    /// Adds a frame, and fails if too many bytes wait or the connection has ended.
+    fn post(&self, bytes: Vec<u8>) -> Result<(), NotTaken> {
+        let len = bytes.len();
+        if self.waiting.fetch_add(len, Ordering::Relaxed) + len > WAITING_BYTES_MAX {
+            self.waiting.fetch_sub(len, Ordering::Relaxed);
+            return Err(NotTaken);
+        }
+        self.queue.send(Outgoing { bytes, written: None, _room: None }).map_err(|_| NotTaken)
+    }
+
+    /// Adds a frame when there is room.
+    async fn send(&self, bytes: Vec<u8>) {
+        let bytes_of_it = u32::try_from(bytes.len()).unwrap_or(ROOM_BYTES).clamp(1, ROOM_BYTES);
+        let room = self.room.clone().acquire_many_owned(bytes_of_it).await.expect("nobody closes it");
+        self.waiting.fetch_add(bytes.len(), Ordering::Relaxed);
+        // Fails only if the connection has ended: the groups hear of that.
+        let _ = self.queue.send(Outgoing { bytes, written: None, _room: Some(room) });
+    }
+
+    /// Waits until the operating system has everything that was added before, or the connection has ended.
+    async fn flush(&self) {
+        let (written, wait) = oneshot::channel();
+        if self.queue.send(Outgoing { bytes: Vec::new(), written: Some(written), _room: None }).is_ok() {
+            let _ = wait.await;
+        }
+    }
+}
+
+/// A frame cannot be queued.
+#[derive(Debug)]
+struct NotTaken;
 
 /// What a group hears from the mesh.
 #[derive(Debug)]
@@ -91,6 +140,12 @@ pub(crate) enum GroupEvent {
     Lost(NodeId, FailureCause),
     /// The connection to a node was made.
     Connected(NodeId),
+}
+
+/// An event, with the serial number of the connection if it is about one.
+struct Numbered {
+    event: GroupEvent,
+    serial: Option<u64>,
 }
 
 impl GroupEvent {
@@ -105,7 +160,9 @@ impl GroupEvent {
 /// What a group hears, in order, with what was said before it was joined.
 pub(crate) struct Inbox {
     early: VecDeque<GroupEvent>,
-    events: mpsc::Receiver<GroupEvent>,
+    events: mpsc::Receiver<Numbered>,
+    /// The latest connection that was made to each node.
+    connected: BTreeMap<NodeId, u64>,
 }
 
 impl Inbox {
@@ -114,10 +171,19 @@ impl Inbox {
     /// # Cancel safety
     /// No event is lost.
     pub(crate) async fn next(&mut self) -> Option<GroupEvent> {
-        match self.early.pop_front() {
-            Some(event) => Some(event),
-            None => self.events.recv().await,
+        if let Some(event) = self.early.pop_front() {
+            return Some(event);
         }
+        let Numbered { event, serial } = self.events.recv().await?;
+        match (&event, serial) {
+            (GroupEvent::Connected(node), Some(serial)) => _ = self.connected.insert(*node, serial),
+            // The end of a connection may be told after the next one has begun.
+            (GroupEvent::Lost(node, _), Some(serial)) if self.connected.get(node) > Some(&serial) => {
+                self.early.push_back(GroupEvent::Connected(*node));
+            }
+            _ => {}
+        }
+        Some(event)
     }
 }
 
@@ -257,7 +323,8 @@ impl Mesh {
     /// Serves one connection until it ends, then tells the groups that its node is lost.
     async fn run_link(&self, stream: Box<dyn ControlStream>, peer: NodeId) {
         let address = stream.peer_address();
-        let (outgoing, queued) = mpsc::channel(OUTGOING_MAX);
+        let (outgoing, queued) = Outbox::new();
+        let waiting = outgoing.waiting.clone();
         let (cut, mut cuts) = mpsc::channel(1);
         let heard = Arc::new(AtomicBool::new(true));
         let link = Link { serial: 0, outgoing, address, heard: heard.clone(), silent: None, cut };
@@ -273,14 +340,15 @@ impl Mesh {
             (serial, state.links.insert(peer, Link { serial, ..link }).is_some())
         };
         if replaced {
-            self.tell_groups(|| GroupEvent::Lost(peer, FailureCause::ConnectionLost)).await;
+            self.tell_groups(serial, || GroupEvent::Lost(peer, FailureCause::ConnectionLost)).await;
         }
         self.0.changes.send_modify(|count| *count += 1);
         tracing::debug!(node = %peer, "connected");
-        self.tell_groups(|| GroupEvent::Connected(peer)).await;
+        self.tell_groups(serial, || GroupEvent::Connected(peer)).await;
         let (mut from, to) = tokio::io::split(stream);
         let (ended, cause) = {
-            let mut serving = std::pin::pin!(self.serve_link(&mut from, to, queued, peer, &heard).fuse());
+            let mut serving =
+                std::pin::pin!(self.serve_link(&mut from, write_link(to, queued, waiting), peer, &heard).fuse());
             let mut cutting = std::pin::pin!(cuts.recv().fuse());
             futures::select_biased! {
                 ended = serving => (ended, None),
@@ -313,7 +381,7 @@ impl Mesh {
         }
         if current && !left {
             let cause = cause.unwrap_or(FailureCause::ConnectionLost);
-            self.tell_groups(|| GroupEvent::Lost(peer, cause.clone())).await;
+            self.tell_groups(serial, || GroupEvent::Lost(peer, cause.clone())).await;
         }
     }
 
@@ -321,13 +389,12 @@ impl Mesh {
     async fn serve_link(
         &self,
         from: &mut (impl AsyncRead + Unpin),
-        to: impl AsyncWrite + Unpin,
-        queued: mpsc::Receiver<Outgoing>,
+        writing: impl Future<Output = io::Result<()>>,
         peer: NodeId,
         heard: &AtomicBool,
     ) -> io::Result<()> {
         let mut reading = std::pin::pin!(self.read_link(from, peer, heard).fuse());
-        let mut writing = std::pin::pin!(write_link(to, queued).fuse());
+        let mut writing = std::pin::pin!(writing.fuse());
         let refused = futures::select_biased! {
             ended = reading => return ended,
             ended = writing => ended,
@@ -344,8 +411,8 @@ impl Mesh {
         while let Some(frame) = frame::read_next(from, &mut check).await? {
             heard.store(true, Ordering::Relaxed);
             match frame {
-                Frame::Group { group, frame } => self.deliver(peer, group, frame).await?,
-                Frame::Ping => self.post_frame(peer, &Frame::Pong),
+                Frame::Group { group, frame } => self.deliver(peer, group, frame).await,
+                Frame::Ping => self.answer_ping(peer),
                 Frame::Pong => {}
                 Frame::Goodbye => break,
                 _ => return Err(io::Error::other("a frame that does not belong here")),
@@ -354,26 +421,35 @@ impl Mesh {
         Ok(())
     }
 
-    async fn deliver(&self, peer: NodeId, group: GroupId, frame: GroupFrame) -> io::Result<()> {
+    async fn deliver(&self, peer: NodeId, group: GroupId, frame: GroupFrame) {
         let destined = self.lock().groups.destine(group, peer, frame);
         match destined {
             Destined::ToGroup(events, frame) => {
                 // Fails only if the group has just ended.
-                let _ = events.send(GroupEvent::Frame(peer, frame)).await;
+                let _ = events.send(Numbered { event: GroupEvent::Frame(peer, frame), serial: None }).await;
             }
             Destined::ToPeer(answer) => self.post(peer, group, GroupFrame::End(answer)),
             Destined::Nowhere => {}
-            Destined::TooMany => {
-                return Err(io::Error::other("too many frames of groups that this node has not joined"));
-            }
         }
-        Ok(())
     }
 
-    async fn tell_groups(&self, event: impl Fn() -> GroupEvent) {
+    /// A node that asks and does not read is not answered: it is about to be given up.
+    fn answer_ping(&self, peer: NodeId) {
+        let Some(outgoing) = self.outbox(peer) else { return };
+        if outgoing.waiting.load(Ordering::Relaxed) < PONG_BYTES_MAX {
+            let _ = outgoing.post(frame::encode_unchecked(&Frame::Pong));
+        }
+    }
+
+    fn outbox(&self, peer: NodeId) -> Option<Outbox> {
+        self.lock().links.get(&peer).map(|link| link.outgoing.clone())
+    }
+
+    /// Tells all groups of a connection.
+    async fn tell_groups(&self, serial: u64, event: impl Fn() -> GroupEvent) {
         let groups = self.lock().groups.listening();
         for group in groups {
-            let _ = group.send(event()).await;
+            let _ = group.send(Numbered { event: event(), serial: Some(serial) }).await;
         }
     }
 
@@ -385,7 +461,7 @@ impl Mesh {
         early.extend(lost.map(|&node| GroupEvent::Lost(node, FailureCause::ConnectionLost)));
         drop(state);
         self.0.changes.send_modify(|count| *count += 1);
-        Some(Inbox { early, events })
+        Some(Inbox { early, events, connected: BTreeMap::new() })
     }
 
     /// Stops listening for a group that has ended, and tells those who ask how; its number is not used again.
@@ -400,10 +476,8 @@ impl Mesh {
 
     /// Queues a frame of a group for a node. Does nothing if the node is not connected: the group hears of that.
     pub(crate) async fn send(&self, to: NodeId, group: GroupId, frame: GroupFrame) {
-        let outgoing = self.lock().links.get(&to).map(|link| link.outgoing.clone());
-        if let Some(outgoing) = outgoing {
-            let bytes = frame::encode_unchecked(&Frame::Group { group, frame });
-            let _ = outgoing.send(Outgoing { bytes, written: None }).await;
+        if let Some(outgoing) = self.outbox(to) {
+            outgoing.send(frame::encode_unchecked(&Frame::Group { group, frame })).await;
         }
     }
 
@@ -413,29 +487,18 @@ impl Mesh {
     }
 
     fn post_frame(&self, to: NodeId, frame: &Frame) {
-        let Some(outgoing) = self.lock().links.get(&to).map(|link| link.outgoing.clone()) else { return };
-        let frame = Outgoing { bytes: frame::encode_unchecked(frame), written: None };
-        if let Err(mpsc::error::TrySendError::Full(frame)) = outgoing.try_send(frame) {
-            // It takes so little that it is about to be given up.
-            let limit = self.0.detection * 2;
-            let environment = self.0.environment.clone();
-            self.0.environment.spawn(Box::pin(async move {
-                let _ = environment.timeout(limit, outgoing.send(frame)).await;
-            }));
+        let state = self.lock();
+        let Some(link) = state.links.get(&to) else { return };
+        if let Err(NotTaken) = link.outgoing.post(frame::encode_unchecked(frame)) {
+            // What it misses it must not miss without noticing. Fails only if it was cut before.
+            let _ = link.cut.try_send(FailureCause::Unresponsive { silence: self.0.detection });
         }
     }
 
     /// Waits until the operating system has everything that was queued for these nodes.
     pub(crate) async fn flush(&self, nodes: &[NodeId]) {
-        let flush = nodes.iter().map(|&node| async move {
-            let outgoing = self.lock().links.get(&node).map(|link| link.outgoing.clone());
-            let (written, wait) = oneshot::channel();
-            if let Some(outgoing) = outgoing
-                && outgoing.send(Outgoing { bytes: Vec::new(), written: Some(written) }).await.is_ok()
-            {
-                let _ = wait.await;
-            }
-        });
+        let flush = nodes.iter().filter_map(|&node| self.outbox(node));
+        let flush = flush.map(|outgoing| async move { outgoing.flush().await });
         futures::future::join_all(flush).await;
     }
 
@@ -444,29 +507,23 @@ impl Mesh {
     /// Before, it tells how the latest groups have ended: whoever was to tell the others may have died, and this node was
     /// perhaps the only one that it told. Groups hear no more of connections from here on.
     pub(crate) async fn leave(&self) {
-        let leaving: Vec<_> = {
+        let leaving: Vec<Outbox> = {
             let mut state = self.lock();
             state.left = true;
             let state = &*state;
-            let frames = |node| {
+            let told = |node| {
                 let told = state.groups.latest_of(node);
-                let told = told.map(|(group, frame)| Frame::Group { group, frame: GroupFrame::End(frame) });
-                told.chain([Frame::Goodbye]).map(|frame| frame::encode_unchecked(&frame)).collect::<Vec<_>>()
+                told.map(|(group, frame)| Frame::Group { group, frame: GroupFrame::End(frame) })
             };
-            state.links.iter().map(|(&node, link)| (link.outgoing.clone(), frames(node))).collect()
-        };
-        let leaving = leaving.into_iter().map(|(outgoing, frames)| async move {
-            let (written, wait) = oneshot::channel();
-            let frames = frames.into_iter().map(|bytes| Outgoing { bytes, written: None });
-            for frame in frames.chain([Outgoing { bytes: Vec::new(), written: Some(written) }]) {
-                if outgoing.send(frame).await.is_err() {
-                    return;
+            for (&node, link) in &state.links {
+                for frame in told(node).chain([Frame::Goodbye]) {
+                    // Who takes nothing any more does not hear it.
+                    let _ = link.outgoing.post(frame::encode_unchecked(&frame));
                 }
             }
-            // Fails only if the connection has ended.
-            let _ = wait.await;
-        });
-        futures::future::join_all(leaving).await;
+            state.links.values().map(|link| link.outgoing.clone()).collect()
+        };
+        futures::future::join_all(leaving.iter().map(Outbox::flush)).await;
     }
 
     fn note_problem(&self, peer: NodeId, problem: String) {
@@ -479,12 +536,18 @@ impl Mesh {
 }
 
 /// Writes queued frames, many at once if they are there.
-async fn write_link(mut to: impl AsyncWrite + Unpin, mut queued: mpsc::Receiver<Outgoing>) -> io::Result<()> {
+async fn write_link(
+    mut to: impl AsyncWrite + Unpin,
+    mut queued: mpsc::UnboundedReceiver<Outgoing>,
+    waiting: Arc<AtomicUsize>,
+) -> io::Result<()> {
     let (mut batch, mut check) = (Vec::new(), Check::default());
-    while queued.recv_many(&mut batch, OUTGOING_MAX).await > 0 {
+    while queued.recv_many(&mut batch, BATCH_MAX).await > 0 {
         for outgoing in batch.iter_mut().filter(|outgoing| !outgoing.bytes.is_empty()) {
+            let len = outgoing.bytes.len();
             check.seal(&mut outgoing.bytes);
             to.write_all(&outgoing.bytes).await?;
+            waiting.fetch_sub(len, Ordering::Relaxed);
         }
         to.flush().await?;
         for written in batch.drain(..).filter_map(|outgoing| outgoing.written) {
@@ -502,8 +565,14 @@ const DIAL_PAUSE_MIN: Duration = Duration::from_millis(5);
 const DIAL_PAUSE_MAX: Duration = Duration::from_secs(1);
 /// The share of the detection time for which what has arrived is read from a connection that takes nothing more.
 const UNREAD_SHARE: u32 = 4;
-/// Frames that wait to be written to one node.
-const OUTGOING_MAX: usize = 256;
+/// Bytes that wait to be written to one node, which is given up if there are more.
+const WAITING_BYTES_MAX: usize = 16 << 20;
+/// Bytes that wait to be written to a node whose question for a sign of life is still answered.
+const PONG_BYTES_MAX: usize = 64 << 10;
+/// Bytes that wait to be written to one node, of those who can wait.
+const ROOM_BYTES: u32 = 4 << 20;
+/// Frames that are written at once.
+const BATCH_MAX: usize = 256;
 
 #[cfg(test)]
 mod tests;

@@ -5,8 +5,8 @@ use std::sync::Arc;
 
 use tokio::sync::mpsc;
 
-use super::GroupEvent;
-use super::frame::GroupFrame;
+use super::frame::{self, Frame, GroupFrame};
+use super::{GroupEvent, Numbered};
 use crate::group::GroupId;
 use crate::group::agreement::frame::{Ballot, EndFrame, Outcome};
 use crate::node::NodeId;
@@ -16,28 +16,38 @@ use crate::node::NodeId;
 pub(super) struct Groups {
     open: BTreeMap<GroupId, Open>,
     /// Frames of groups that this node has not joined yet, oldest first.
-    early: VecDeque<(GroupId, NodeId, GroupFrame)>,
-    /// Groups that ended here, and how, if this node was there: late frames of theirs get no further.
-    ended: BTreeMap<GroupId, Option<(Ballot, Outcome)>>,
+    early: VecDeque<Early>,
+    /// Groups that ended here: late frames of theirs get no further.
+    ended: BTreeMap<GroupId, Ended>,
     /// The same, oldest first.
     ended_in_order: VecDeque<GroupId>,
-    /// The members of the latest that ended with an outcome, oldest first.
-    latest: VecDeque<(GroupId, Arc<[NodeId]>)>,
+}
+
+struct Early {
+    group: GroupId,
+    from: NodeId,
+    frame: GroupFrame,
+    /// Its length on the wire.
+    bytes: usize,
+}
+
+struct Ended {
+    members: Arc<[NodeId]>,
+    /// How, if this node was there.
+    outcome: Option<(Ballot, Outcome)>,
 }
 
 struct Open {
-    events: mpsc::Sender<GroupEvent>,
+    events: mpsc::Sender<Numbered>,
     members: Arc<[NodeId]>,
 }
 
 /// What is to become of a frame.
 pub(super) enum Destined {
-    ToGroup(mpsc::Sender<GroupEvent>, GroupFrame),
+    ToGroup(mpsc::Sender<Numbered>, GroupFrame),
     /// It is answered.
     ToPeer(EndFrame),
     Nowhere,
-    /// The peer has said too much of groups that this node has not joined.
-    TooMany,
 }
 
 impl Groups {
@@ -47,22 +57,37 @@ impl Groups {
             return Destined::ToGroup(open.events.clone(), frame);
         }
         let asks = matches!(&frame, GroupFrame::End(frame) if frame.wants_the_outcome());
-        match self.ended.get(&group) {
-            Some(Some((ballot, outcome))) if asks => {
-                return Destined::ToPeer(EndFrame::Decided { ballot: *ballot, outcome: outcome.clone() });
-            }
-            Some(None) if asks => return Destined::ToPeer(EndFrame::Absent { left: true }),
-            Some(_) => return Destined::Nowhere,
-            None => {}
+        if let Some(ended) = self.ended.get(&group) {
+            // Who forms a group that has ended wants to hear that as well.
+            let wants_to_hear = asks || matches!(frame, GroupFrame::Offer { .. });
+            return match &ended.outcome {
+                _ if !wants_to_hear || !ended.members.contains(&from) => Destined::Nowhere,
+                Some((ballot, outcome)) => {
+                    Destined::ToPeer(EndFrame::Decided { ballot: *ballot, outcome: outcome.clone() })
+                }
+                None => Destined::ToPeer(EndFrame::Absent { left: true }),
+            };
         }
         let concerns_members_only = asks && !matches!(frame, GroupFrame::End(EndFrame::Trouble(_)));
         if !concerns_members_only {
-            if self.early.iter().filter(|(_, by, _)| *by == from).count() >= EARLY_MAX {
-                return Destined::TooMany;
-            }
-            self.early.push_back((group, from, frame));
+            self.keep_early(group, from, frame);
         }
         if asks { Destined::ToPeer(EndFrame::Absent { left: false }) } else { Destined::Nowhere }
+    }
+
+    /// Keeps a frame for a group that may be joined later; of those whose node says too much the oldest is given up.
+    fn keep_early(&mut self, group: GroupId, from: NodeId, frame: GroupFrame) {
+        let bytes = frame::encode_unchecked(&Frame::Group { group, frame: frame.clone() }).len();
+        self.early.push_back(Early { group, from, frame, bytes });
+        loop {
+            let of_node = || self.early.iter().filter(|early| early.from == from);
+            if of_node().count() <= EARLY_MAX && of_node().map(|early| early.bytes).sum::<usize>() <= EARLY_BYTES_MAX {
+                return;
+            }
+            let Some(oldest) = of_node().map(|early| early.group).next() else { return };
+            tracing::warn!(node = %from, group = %oldest, "what it said of a group that was not joined is forgotten");
+            self.early.retain(|early| early.from != from || early.group != oldest);
+        }
     }
 
     /// Starts to listen for a group; returns what was said of it before, or none if its number was used.
@@ -70,35 +95,27 @@ impl Groups {
         &mut self,
         group: GroupId,
         members: &Arc<[NodeId]>,
-    ) -> Option<(VecDeque<GroupEvent>, mpsc::Receiver<GroupEvent>)> {
+    ) -> Option<(VecDeque<GroupEvent>, mpsc::Receiver<Numbered>)> {
         if self.ended.contains_key(&group) || self.open.contains_key(&group) {
             return None;
         }
         let (events, inbox) = mpsc::channel(INBOX_MAX);
         self.open.insert(group, Open { events, members: members.clone() });
         let mut early = VecDeque::new();
-        self.early.retain(|(of, from, frame)| {
-            if *of == group {
-                early.push_back(GroupEvent::Frame(*from, frame.clone()));
+        self.early.retain(|known| {
+            if known.group == group {
+                early.push_back(GroupEvent::Frame(known.from, known.frame.clone()));
             }
-            *of != group
+            known.group != group
         });
         Some((early, inbox))
     }
 
     /// Stops listening for a group.
     pub(super) fn end(&mut self, group: GroupId, outcome: Option<(Ballot, Outcome)>) {
-        let open = self.open.remove(&group);
-        if self.ended.contains_key(&group) {
-            return;
-        }
-        if let (Some(open), true) = (open, outcome.is_some()) {
-            self.latest.push_back((group, open.members));
-            if self.latest.len() > LATEST_MAX {
-                self.latest.pop_front();
-            }
-        }
-        self.ended.insert(group, outcome);
+        // Otherwise it has ended before.
+        let Some(open) = self.open.remove(&group) else { return };
+        self.ended.insert(group, Ended { members: open.members, outcome });
         self.ended_in_order.push_back(group);
         if self.ended_in_order.len() > ENDED_MAX
             && let Some(oldest) = self.ended_in_order.pop_front()
@@ -109,20 +126,21 @@ impl Groups {
 
     /// Returns how the latest groups have ended of which the node is a member.
     pub(super) fn latest_of(&self, node: NodeId) -> impl Iterator<Item = (GroupId, EndFrame)> {
-        let of_node = self.latest.iter().filter(move |(_, members)| members.contains(&node));
-        of_node.filter_map(|(group, _)| {
-            let (ballot, outcome) = self.ended.get(group)?.as_ref()?;
-            Some((*group, EndFrame::Decided { ballot: *ballot, outcome: outcome.clone() }))
+        let known = self.ended_in_order.iter().rev().filter_map(|group| Some((*group, self.ended.get(group)?)));
+        let latest = known.filter_map(|(group, ended)| Some((group, &ended.members, ended.outcome.as_ref()?)));
+        let of_node = latest.take(LATEST_MAX).filter(move |(_, members, _)| members.contains(&node));
+        of_node.map(|(group, _, (ballot, outcome))| {
+            (group, EndFrame::Decided { ballot: *ballot, outcome: outcome.clone() })
         })
     }
 
     /// Forgets what a node said of groups that are not joined.
     pub(super) fn forget_early(&mut self, of: NodeId) {
-        self.early.retain(|(_, from, _)| *from != of);
+        self.early.retain(|early| early.from != of);
     }
 
     /// Returns where the groups listen.
-    pub(super) fn listening(&self) -> Vec<mpsc::Sender<GroupEvent>> {
+    pub(super) fn listening(&self) -> Vec<mpsc::Sender<Numbered>> {
         self.open.values().map(|open| open.events.clone()).collect()
     }
 
@@ -136,6 +154,8 @@ impl Groups {
 const INBOX_MAX: usize = 256;
 /// Frames of one node kept for groups not yet joined.
 const EARLY_MAX: usize = 2 << 10;
+/// Bytes of them.
+const EARLY_BYTES_MAX: usize = 16 << 20;
 /// Ended groups that are remembered.
 const ENDED_MAX: usize = 4 << 10;
 /// Of these, how many a node that leaves tells of.

@@ -110,7 +110,7 @@ async fn who_leaves_tells_first_how_groups_have_ended() {
         }
         frames
     };
-    let latest = (4..20).map(GroupId).map(told).chain([Frame::Goodbye]);
+    let latest = (4..20).rev().map(GroupId).map(told).chain([Frame::Goodbye]);
     assert_eq!(frames(&mut member).await, latest.collect::<Vec<_>>());
     assert_eq!(frames(&mut other).await, [Frame::Goodbye]);
 }
@@ -145,4 +145,73 @@ async fn a_frame_that_was_changed_ends_the_connection() {
     far.write_all(&bytes).await.unwrap();
     assert!(matches!(inbox.next().await, Some(GroupEvent::Lost(NodeId(1), _))));
     assert!(mesh.problem().contains("changed or lost"), "{}", mesh.problem());
+}
+
+#[tokio::test]
+async fn who_offers_to_join_a_group_that_has_ended_hears_how() {
+    let mesh = mesh(3);
+    let members = Arc::from([NodeId(0), NodeId(1)]);
+    let offer = || GroupFrame::Offer { spec: [0; 32], data: Vec::new(), ready: Vec::new(), cells: [0; 24] };
+    for (group, outcome) in [(GroupId(7), Some(decided())), (GroupId(8), None)] {
+        let _inbox = mesh.open_group(group, &members).expect("a new group");
+        match outcome {
+            Some((ballot, outcome)) => mesh.conclude_group(group, ballot, outcome),
+            None => mesh.leave_group(group),
+        }
+    }
+    let answer = |group, from| mesh.lock().groups.destine(group, from, offer());
+    assert!(matches!(answer(GroupId(7), NodeId(1)), Destined::ToPeer(EndFrame::Decided { .. })));
+    assert!(matches!(answer(GroupId(8), NodeId(1)), Destined::ToPeer(EndFrame::Absent { left: true })));
+    assert!(matches!(answer(GroupId(7), NodeId(2)), Destined::Nowhere), "it is no member");
+}
+
+#[tokio::test]
+async fn of_groups_that_are_never_joined_the_oldest_is_forgotten() {
+    let mesh = mesh(2);
+    let offer = || GroupFrame::Offer { spec: [0; 32], data: vec![0; 1 << 19], ready: Vec::new(), cells: [0; 24] };
+    for group in (0..40).map(GroupId) {
+        assert!(matches!(mesh.lock().groups.destine(group, NodeId(1), offer()), Destined::Nowhere));
+    }
+    let members = Arc::from([NodeId(0), NodeId(1)]);
+    let first = async |group| mesh.open_group(group, &members).expect("a new group").next().await;
+    assert!(matches!(first(GroupId(0)).await, Some(GroupEvent::Lost(..))));
+    assert!(matches!(first(GroupId(39)).await, Some(GroupEvent::Frame(NodeId(1), GroupFrame::Offer { .. }))));
+}
+
+#[tokio::test]
+async fn a_loss_that_is_told_late_does_not_hide_the_next_connection() {
+    let mesh = mesh(2);
+    let peer = NodeId(1);
+    let _far = connect(&mesh, peer, None).await;
+    let mut inbox = mesh.open_group(GroupId(7), &Arc::from([NodeId(0), peer])).expect("a new group");
+    mesh.tell_groups(5, || GroupEvent::Connected(peer)).await;
+    mesh.tell_groups(4, || GroupEvent::Lost(peer, FailureCause::ConnectionLost)).await;
+    assert!(matches!(inbox.next().await, Some(GroupEvent::Connected(_))));
+    assert!(matches!(inbox.next().await, Some(GroupEvent::Lost(..))));
+    assert!(matches!(inbox.next().await, Some(GroupEvent::Connected(_))));
+}
+
+#[tokio::test]
+async fn a_node_that_reads_nothing_is_given_up_before_memory_is() {
+    let mesh = mesh(2);
+    let peer = NodeId(1);
+    let mut far = connect(&mesh, peer, None).await;
+    let mut inbox = mesh.open_group(GroupId(7), &Arc::from([NodeId(0), peer])).expect("a new group");
+    // Its questions are not answered without end.
+    let mut check = Check::default();
+    let mut ping = frame::encode_unchecked(&Frame::Ping);
+    let mut pings = Vec::new();
+    for _ in 0..100 {
+        ping.truncate(5);
+        check.seal(&mut ping);
+        pings.extend_from_slice(&ping);
+    }
+    far.write_all(&pings).await.unwrap();
+    let offer = || GroupFrame::Offer { spec: [0; 32], data: vec![0; 1 << 19], ready: Vec::new(), cells: [0; 24] };
+    (0..40).for_each(|_| mesh.post(peer, GroupId(7), offer()));
+    assert!(matches!(inbox.next().await, Some(GroupEvent::Lost(NodeId(1), FailureCause::Unresponsive { .. }))));
+    // What it was told before has arrived in order.
+    let mut check = Check::default();
+    let heard = frame::read_next(&mut far, &mut check).await.unwrap();
+    assert!(matches!(heard, None | Some(Frame::Group { .. } | Frame::Pong)), "{heard:?}");
 }
