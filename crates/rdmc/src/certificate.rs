@@ -40,12 +40,14 @@ impl Certificate {
     }
 
     /// Returns the sizes and digests of messages, in order: of the latest 65,536 at most, and of those that not everybody
-    /// has as far as anybody who took part in the decision knows them.
+    /// has as far as anybody who took part in the decision knows them. One that did not take part, but learnt of the outcome,
+    /// may know fewer.
     pub fn records(&self) -> &[MessageRecord] {
         &self.records
     }
 
-    /// Returns how many messages a member has whole, from the first; none if nobody knows.
+    /// Returns how many messages a member has whole, from the first; none if nobody knows. Of a root that is gone it is what
+    /// others had heard that it began.
     ///
     /// # Panics
     /// If the group has no such member.
