@@ -30,23 +30,28 @@ struct Listening {
 
 impl Control {
     /// Starts to listen at an address of a node.
-    pub(crate) fn listen(&self, node: NodeIndex, address: &str) -> io::Result<Box<dyn ControlListener>> {
+    pub(crate) fn listen(
+        world: &Arc<WorldShared>,
+        node: NodeIndex,
+        address: &str,
+    ) -> io::Result<Box<dyn ControlListener>> {
+        let this = &world.control;
         let address = match address.strip_suffix(":0") {
             Some(host) => {
-                let mut next = lock(&self.next_port);
+                let mut next = lock(&this.next_port);
                 *next += 1;
                 format!("{host}:{next}")
             }
             None => address.to_owned(),
         };
-        let mut listeners = lock(&self.listeners);
+        let mut listeners = lock(&this.listeners);
         if listeners.get(&address).is_some_and(|listening| !listening.arrived.is_closed()) {
             let text = format!("a node of this world listens at {address}");
             return Err(io::Error::new(io::ErrorKind::AddrInUse, text));
         }
         let (arrived, incoming) = mpsc::unbounded_channel();
         listeners.insert(address.clone(), Listening { node, arrived });
-        Ok(Box::new(SimListener { incoming, address }))
+        Ok(Box::new(SimListener { incoming, address, node, world: Arc::downgrade(world) }))
     }
 
     /// Opens a connection from a node to whoever listens at an address.
@@ -57,6 +62,7 @@ impl Control {
     ) -> io::Result<Box<dyn ControlStream>> {
         let refused = || io::Error::new(io::ErrorKind::ConnectionRefused, format!("no node listens at {address}"));
         let latency_ns = world.model.control.latency_ns;
+        world.begin_operation(from);
         loop {
             let listening = lock(&world.control.listeners).get(&address).map(|it| (it.node, it.arrived.clone()));
             let reaches = listening.as_ref().is_none_or(|(node, _)| world.reaches(from, *node));
@@ -102,13 +108,20 @@ async fn sleep(world: &WorldShared, duration_ns: u64) {
 struct SimListener {
     incoming: mpsc::UnboundedReceiver<SimStream>,
     address: String,
+    node: NodeIndex,
+    world: Weak<WorldShared>,
 }
 
 impl ControlListener for SimListener {
     fn accept(&mut self) -> BoxFuture<'_, io::Result<Box<dyn ControlStream>>> {
         Box::pin(async move {
             match self.incoming.recv().await {
-                Some(stream) => Ok(Box::new(stream) as Box<dyn ControlStream>),
+                Some(stream) => {
+                    if let Some(world) = self.world.upgrade() {
+                        world.begin_operation(self.node);
+                    }
+                    Ok(Box::new(stream) as Box<dyn ControlStream>)
+                }
                 None => Err(io::Error::other("the world has ended")),
             }
         })
@@ -242,6 +255,11 @@ impl Pipe {
         world.executor.call_at(world.executor.now_ns() + world.model.control.latency_ns, move || pipe.reset_now());
     }
 
+    /// Counts an operation at one of its ends; tells whether that lives then.
+    fn begin_operation(&self, node: NodeIndex) -> bool {
+        self.world.upgrade().is_some_and(|world| world.begin_operation(node))
+    }
+
     fn is_cut(&self) -> bool {
         self.world.upgrade().is_some_and(|world| !world.reaches(self.from, self.to))
     }
@@ -277,6 +295,10 @@ impl ControlStream for SimStream {
 
 impl AsyncRead for SimStream {
     fn poll_read(self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
+        let arrived = !lock(&self.incoming.state).readable.is_empty();
+        if arrived && !self.incoming.begin_operation(self.incoming.to) {
+            return Poll::Pending;
+        }
         let writer = {
             let mut state = lock(&self.incoming.state);
             if state.readable.is_empty() {
@@ -307,21 +329,30 @@ impl AsyncRead for SimStream {
 
 impl AsyncWrite for SimStream {
     fn poll_write(self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &[u8]) -> Poll<io::Result<usize>> {
-        let mut state = lock(&self.outgoing.state);
+        let outgoing = &self.outgoing;
+        let fits = |state: &PipeState| buf.len().min(WINDOW.saturating_sub(state.held));
+        let goes = {
+            let state = lock(&outgoing.state);
+            !state.reset && !state.reader_gone && fits(&state) > 0
+        };
+        if goes && !outgoing.begin_operation(outgoing.from) {
+            return Poll::Pending;
+        }
+        let mut state = lock(&outgoing.state);
         if state.reset {
             return Poll::Ready(Err(io::ErrorKind::ConnectionReset.into()));
         }
         // Of a host that cannot be reached nobody says that its reader is gone.
-        if state.reader_gone && !self.outgoing.is_cut() {
+        if state.reader_gone && !outgoing.is_cut() {
             return Poll::Ready(Err(io::ErrorKind::BrokenPipe.into()));
         }
-        let len = buf.len().min(WINDOW.saturating_sub(state.held));
+        let len = fits(&state);
         if len == 0 && !buf.is_empty() {
             state.writer = Some(cx.waker().clone());
             return Poll::Pending;
         }
         if len > 0 {
-            self.outgoing.launch(&mut state, buf[..len].to_vec());
+            outgoing.launch(&mut state, buf[..len].to_vec());
         }
         Poll::Ready(Ok(len))
     }
@@ -331,6 +362,9 @@ impl AsyncWrite for SimStream {
     }
 
     fn poll_shutdown(self: Pin<&mut Self>, _: &mut Context<'_>) -> Poll<io::Result<()>> {
+        if !self.outgoing.begin_operation(self.outgoing.from) {
+            return Poll::Pending;
+        }
         let mut state = lock(&self.outgoing.state);
         self.outgoing.launch(&mut state, Vec::new());
         Poll::Ready(Ok(()))

@@ -46,7 +46,7 @@ impl Environment for SimEnvironment {
     }
 
     fn listen(&self, address: &str) -> BoxFuture<'_, io::Result<Box<dyn ControlListener>>> {
-        let listening = self.world.0.control.listen(self.node, address);
+        let listening = Control::listen(&self.world.0, self.node, address);
         Box::pin(async move { listening })
     }
 

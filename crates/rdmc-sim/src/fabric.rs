@@ -71,7 +71,8 @@ impl Fabric for SimFabric {
             _ => Completion::Event,
         };
         let thread = lock(&self.world.0.nodes[self.node.index()].host).add_thread();
-        let source = Arc::new(SimCompletions { inner: SoftwareCompletions::new(capacity), mode, thread });
+        let inner = SoftwareCompletions::new(capacity);
+        let source = Arc::new(SimCompletions { inner, mode, thread, world: self.world.clone(), node: self.node });
         // Polling takes time, which a queue that really polled would never let pass: the model does it.
         Ok(CompletionQueue::new(source, self.environment.clone(), CompletionMode::Event))
     }
@@ -92,6 +93,8 @@ pub(crate) struct SimCompletions {
     pub(crate) mode: Completion,
     /// The thread of the node's software that drains it.
     pub(crate) thread: usize,
+    world: World,
+    node: NodeIndex,
 }
 
 impl SimCompletions {
@@ -108,7 +111,9 @@ impl SimCompletions {
 
 impl CompletionSource for SimCompletions {
     fn poll(&self) -> Option<Completed> {
-        self.inner.poll()
+        let completed = self.inner.poll()?;
+        self.world.0.begin_operation(self.node);
+        Some(completed)
     }
 
     fn poll_event(&self, cx: &mut Context<'_>) -> Poll<()> {

@@ -311,6 +311,7 @@ impl RawQueuePair for SimQueuePair {
     }
 
     fn connect(&self, peer: Peer) -> BoxFuture<'static, Result<(), ConnectError>> {
+        self.world.0.begin_operation(self.node);
         let connected = self.connect_now(&peer);
         let (this, world, node) = (self.this.clone(), self.world.clone(), self.node);
         Box::pin(async move {
@@ -337,6 +338,7 @@ impl RawQueuePair for SimQueuePair {
     fn post(&self, request: WorkRequest) {
         let receive = matches!(request.work(), Work::Receive { .. });
         let more = request.has_more_behind();
+        self.world.0.begin_operation(self.node);
         let refused = {
             let mut state = lock(&self.state);
             if state.broken {
@@ -369,6 +371,7 @@ impl RawQueuePair for SimQueuePair {
     }
 
     fn close(&self) {
+        self.world.0.begin_operation(self.node);
         self.break_with(WorkError::Flushed, true);
         lock(&self.world.0.queue_pairs).remove(&self.nonce);
     }

@@ -68,6 +68,8 @@ pub(crate) struct Executor(Arc<Core>);
 
 struct Core {
     now_ns: AtomicU64,
+    /// Whether there are tasks of nodes that have died.
+    any_ended: AtomicBool,
     state: Mutex<State>,
     ready: Mutex<Ready>,
 }
@@ -82,6 +84,8 @@ struct State {
     next_task: u64,
     /// Stopped nodes, and their tasks that would run.
     stopped: BTreeMap<NodeIndex, Vec<Arc<Task>>>,
+    /// Tasks of nodes that have died.
+    ended: Vec<Arc<Task>>,
 }
 
 #[derive(Default)]
@@ -147,7 +151,8 @@ impl Wake for Task {
 
 impl Executor {
     pub(crate) fn new() -> Self {
-        Self(Arc::new(Core { now_ns: AtomicU64::new(0), state: Mutex::default(), ready: Mutex::default() }))
+        let (now_ns, any_ended) = (AtomicU64::new(0), AtomicBool::new(false));
+        Self(Arc::new(Core { now_ns, any_ended, state: Mutex::default(), ready: Mutex::default() }))
     }
 
     pub(crate) fn now(&self) -> Timestamp {
@@ -192,19 +197,28 @@ impl Executor {
         self.state().tasks.values().filter(|task| task.owner == Some(node)).count()
     }
 
-    /// Drops all tasks of a node.
+    /// Ends all tasks of a node, which are dropped when what runs now is done: it may be one of them, and hold locks that
+    /// the others take when they are dropped.
     pub(crate) fn end_tasks_of(&self, node: NodeIndex) {
-        let ended: Vec<Arc<Task>> = {
-            let mut state = self.state();
-            state.stopped.remove(&node);
-            let of_node = state.tasks.values().filter(|task| task.owner == Some(node));
-            let numbers: Vec<u64> = of_node.map(|task| task.number).collect();
-            numbers.iter().filter_map(|number| state.tasks.remove(number)).collect()
-        };
-        for task in ended {
-            // Out of all locks: what a task owns may call back here when it is dropped.
-            let future = lock(&task.future).take();
-            drop(future);
+        let mut state = self.state();
+        let state = &mut *state;
+        state.stopped.remove(&node);
+        let of_node = state.tasks.values().filter(|task| task.owner == Some(node));
+        let numbers: Vec<u64> = of_node.map(|task| task.number).collect();
+        state.ended.extend(numbers.iter().filter_map(|number| state.tasks.remove(number)));
+        self.0.any_ended.store(true, Ordering::Relaxed);
+    }
+
+    /// Drops the tasks of nodes that have died.
+    fn drop_ended(&self) {
+        while self.0.any_ended.load(Ordering::Relaxed) {
+            self.0.any_ended.store(false, Ordering::Relaxed);
+            let ended = std::mem::take(&mut self.state().ended);
+            for task in ended {
+                // Out of all locks: what a task owns may call back here when it is dropped.
+                let future = lock(&task.future).take();
+                drop(future);
+            }
         }
     }
 
@@ -234,6 +248,7 @@ impl Executor {
             self.take_woken();
             while let Some(task) = self.next_ready() {
                 self.poll(task);
+                self.drop_ended();
                 self.take_woken();
                 if let Some(output) = lock(&output).take() {
                     return Ok(output);
@@ -244,7 +259,9 @@ impl Executor {
                 }
             }
             let before = self.now_ns();
-            match self.fire_next(limit_ns) {
+            let fired = self.fire_next(limit_ns);
+            self.drop_ended();
+            match fired {
                 Fired::Event if self.now_ns() == before => polls += 1,
                 Fired::Event => polls = 0,
                 Fired::Nothing => {
@@ -258,6 +275,7 @@ impl Executor {
 
     /// Drops all tasks and events, which hold the world they run in.
     pub(crate) fn end(&self) {
+        self.drop_ended();
         loop {
             let (tasks, events) = {
                 let mut state = self.state();

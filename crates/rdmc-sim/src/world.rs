@@ -2,7 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, Weak};
 use std::time::Duration;
 
@@ -73,6 +73,8 @@ impl Drop for Simulation {
     fn drop(&mut self) {
         self.world.0.executor.end();
         self.world.0.flows.end();
+        // What is planned holds the world.
+        self.world.0.nodes.iter().for_each(|node| lock(&node.plans).clear());
     }
 }
 
@@ -117,7 +119,15 @@ pub(crate) struct Node {
     pub(crate) ingress: LinkIndex,
     pub(crate) exposures: Arc<Exposures>,
     alive: AtomicBool,
+    /// How many operations it has begun.
+    operations: AtomicU64,
+    /// The operation before which the first of the plans is carried out.
+    next_plan: AtomicU64,
+    plans: Mutex<BTreeMap<u64, Plan>>,
 }
+
+/// What is done before an operation.
+type Plan = Box<dyn FnOnce() + Send>;
 
 /// Until when a node's adapter is occupied with earlier operations.
 #[derive(Debug, Default)]
@@ -138,6 +148,9 @@ impl World {
             ingress: flows.add_link(rate),
             exposures: Arc::default(),
             alive: AtomicBool::new(true),
+            operations: AtomicU64::new(0),
+            next_plan: AtomicU64::new(u64::MAX),
+            plans: Mutex::default(),
         });
         let nodes = nodes.collect();
         let racks = (0..model.nodes).map(|node| model.rack_of(node)).max().map_or(0, |rack| rack + 1);
@@ -212,6 +225,24 @@ impl World {
     /// Counts the queue pairs of a node that exist, broken ones included.
     pub fn queue_pairs_of(&self, node: NodeIndex) -> usize {
         self.0.queue_pairs_of(node).len()
+    }
+
+    /// Counts the operations that a node has begun: what its software does that others can see, or is told by others. These
+    /// are requests posted, completions taken, queue pairs connected and closed, control connections opened, accepted and
+    /// ended, and reads and writes on them.
+    pub fn operations_of(&self, node: NodeIndex) -> u64 {
+        self.0.nodes[node.index()].operations.load(Ordering::Relaxed)
+    }
+
+    /// Calls `call` when a node has begun `count` operations and is about to begin the next.
+    ///
+    /// If that kills the node, nothing comes of the operation, nor of anything after it. If it stops the node, that ends
+    /// when the task that is running waits for something.
+    pub fn before_operation(&self, node: NodeIndex, count: u64, call: impl FnOnce() + Send + 'static) {
+        let node = &self.0.nodes[node.index()];
+        let mut plans = lock(&node.plans);
+        plans.insert(count, Box::new(call));
+        node.next_plan.store(plans.first_key_value().map_or(u64::MAX, |(count, _)| *count), Ordering::Relaxed);
     }
 
     /// Returns a number that tells whether two runs did the same things at the same times.
@@ -441,6 +472,27 @@ impl WorldShared {
     pub(crate) fn queue_pairs_of(&self, node: NodeIndex) -> Vec<Arc<SimQueuePair>> {
         let queue_pairs = lock(&self.queue_pairs);
         queue_pairs.values().filter_map(Weak::upgrade).filter(|queue_pair| queue_pair.node() == node).collect()
+    }
+
+    /// Counts an operation that a node is about to begin, after what was planned for this moment; tells whether the node
+    /// lives then.
+    ///
+    /// The caller holds no lock of the world.
+    pub(crate) fn begin_operation(&self, node: NodeIndex) -> bool {
+        let node = &self.nodes[node.index()];
+        let count = node.operations.fetch_add(1, Ordering::Relaxed);
+        if count == node.next_plan.load(Ordering::Relaxed) {
+            let plan = {
+                let mut plans = lock(&node.plans);
+                let plan = plans.remove(&count);
+                node.next_plan.store(plans.first_key_value().map_or(u64::MAX, |(count, _)| *count), Ordering::Relaxed);
+                plan
+            };
+            if let Some(plan) = plan {
+                plan();
+            }
+        }
+        node.alive.load(Ordering::Relaxed)
     }
 
     fn die(&self, node: NodeIndex, how: &'static str) -> bool {

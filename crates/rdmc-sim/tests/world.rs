@@ -2,12 +2,13 @@
 
 use std::time::Duration;
 
-use futures::future::join;
+use futures::future::{Either, join, select};
 use rdmc_fabric::{BufferMut, CompletionMode, Fabric, Peer, QueuePair, QueuePairConfig, Role};
 use rdmc_sim::{
     ClusterModel, DelayModel, Deployment, Distribution, GroupPlan, NodeIndex, Scenario, ScenarioError, SimFabric,
     Simulation, Stalled,
 };
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
 
 fn simulation(model: ClusterModel) -> Simulation {
     Simulation::new(model, 1).expect("the model is sound")
@@ -88,6 +89,41 @@ fn a_message_that_was_cut_off_arrives_once() {
         [first.await.expect("it arrives").len, second.await.expect("it arrives").len]
     });
     assert_eq!(lens, Ok([250, 10_000_000]));
+}
+
+#[test]
+fn of_a_node_that_dies_before_an_operation_others_see_what_it_did_before() {
+    let seen = |operations: u64| {
+        let simulation = simulation(ClusterModel::new(2, 1_000, 1_000));
+        let world = simulation.world().clone();
+        let (near, far) = (world.fabric(NodeIndex(0)).environment(), world.fabric(NodeIndex(1)).environment());
+        let seen = simulation.run(Duration::from_secs(60), async move {
+            let mut listener = far.listen("far:1").await.expect("the address is free");
+            let dying = world.clone();
+            world.before_operation(NodeIndex(0), operations, move || dying.kill(NodeIndex(0)));
+            let environment = near.clone();
+            near.spawn(Box::pin(async move {
+                let mut stream = environment.connect("far:1").await.expect("somebody listens");
+                for piece in ["one ", "two ", "three"] {
+                    stream.write_all(piece.as_bytes()).await.expect("it is connected");
+                }
+                std::future::pending().await
+            }));
+            let arrived = select(listener.accept(), Box::pin(world.sleep(Duration::from_secs(1)))).await;
+            let Either::Left((stream, _)) = arrived else { return None };
+            let mut text = Vec::new();
+            // Ends with an error when the connection breaks, with what came before.
+            let _ = select(
+                Box::pin(stream.expect("it listens").read_to_end(&mut text)),
+                Box::pin(world.sleep(Duration::from_secs(1))),
+            )
+            .await;
+            Some(String::from_utf8(text).expect("it is text"))
+        });
+        seen.expect("it ends")
+    };
+    let text = |text: &str| Some(text.to_owned());
+    assert_eq!([0, 1, 2, 3, 4].map(seen), [None, text(""), text("one "), text("one two "), text("one two three")]);
 }
 
 #[test]

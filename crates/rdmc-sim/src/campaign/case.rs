@@ -205,6 +205,13 @@ pub enum When {
         /// How long after, in ns.
         delay_ns: u64,
     },
+    /// When a node is about to begin an operation ([`World::operations_of`](crate::World::operations_of)).
+    Operation {
+        /// The node.
+        node: u32,
+        /// How many it has begun before.
+        count: u64,
+    },
 }
 
 /// How far a member has come in a group.
@@ -338,9 +345,15 @@ impl Case {
                 return Err(format!("group {} names the racks of {} of its members", group.id, racks.len()));
             }
         }
-        let outside = |fault: &FaultCase| fault.fault.nodes().iter().any(|&node| node >= self.model.nodes);
+        let outside = |fault: &FaultCase| {
+            let waits_for = match fault.when {
+                When::Operation { node, .. } => Some(node),
+                When::At { .. } | When::Milestone { .. } => None,
+            };
+            fault.fault.nodes().into_iter().chain(waits_for).any(|node| node >= self.model.nodes)
+        };
         match self.faults.iter().any(outside) {
-            true => Err("a fault hits a node that the cluster has not".to_owned()),
+            true => Err("a fault hits a node that the cluster has not, or waits for one".to_owned()),
             false => Ok(()),
         }
     }
@@ -495,6 +508,7 @@ impl fmt::Display for FaultCase {
                 let delay = ns(delay_ns);
                 write!(f, "{delay} after {milestone:?} of node {node} in group {group}: {:?}", self.fault)
             }
+            When::Operation { node, count } => write!(f, "after {count} operations of node {node}: {:?}", self.fault),
         }
     }
 }

@@ -17,6 +17,8 @@ pub struct Observation {
     pub healed_ns: Option<u64>,
     /// When the last member had come to its end, in ns.
     pub ended_ns: Option<u64>,
+    /// How many operations each node had begun then, since all nodes were connected.
+    pub operations: Vec<u64>,
     /// What was left at each node after all.
     pub left: Vec<Left>,
 }

@@ -112,8 +112,16 @@ impl Stage {
                 self.world.spawn_on(node, Box::pin(task));
             }
         }
-        for fault in 0..self.case.faults.len() {
-            self.world.spawn(Box::pin(self.clone().befall(fault)));
+        let before: Vec<u64> = self.world.nodes().map(|node| self.world.operations_of(node)).collect();
+        for (number, planned) in self.case.faults.iter().enumerate() {
+            let stage = self.clone();
+            match planned.when {
+                When::Operation { node, count } => {
+                    let strike = move || stage.strike_at_once(number);
+                    self.world.before_operation(NodeIndex(node), before[node as usize] + count, strike);
+                }
+                When::At { .. } | When::Milestone { .. } => self.world.spawn(Box::pin(stage.befall(number))),
+            }
         }
         let (everybody, healing) = (join_all(ends), std::pin::pin!(self.sleep(self.case.heal_ns)));
         match select(everybody, healing).await {
@@ -124,7 +132,11 @@ impl Stage {
             }
         }
         let ended_ns = self.now_ns();
-        lock(&self.seen).ended_ns = Some(ended_ns);
+        let counts = self.world.nodes().zip(before).map(|(node, before)| self.world.operations_of(node) - before);
+        {
+            let mut seen = lock(&self.seen);
+            (seen.ended_ns, seen.operations) = (Some(ended_ns), counts.collect());
+        }
         self.clean_up(deployment).await;
     }
 
@@ -156,16 +168,38 @@ impl Stage {
         if self.unless_healed(self.moment(planned.when)).await.is_none() {
             return;
         }
+        let place = self.strike(number);
+        self.end(number, place).await;
+    }
+
+    /// Lets a fault happen now, in the middle of what a node does, and end later.
+    fn strike_at_once(self: Arc<Self>, number: usize) {
+        if *self.healed.borrow() {
+            return;
+        }
+        let place = self.strike(number);
+        let world = self.world.clone();
+        world.spawn(Box::pin(async move { self.end(number, place).await }));
+    }
+
+    /// Lets a fault happen; returns its place among those that have.
+    fn strike(&self, number: usize) -> usize {
         let place = {
             let (fault, at_ns) = (number, self.now_ns());
             let mut seen = lock(&self.seen);
             seen.faults.push(FaultObservation { fault, at_ns, until_ns: None });
             seen.faults.len() - 1
         };
-        self.inflict(planned.fault);
-        let Some(for_ns) = planned.fault.for_ns() else { return };
+        self.inflict(self.case.faults[number].fault);
+        place
+    }
+
+    /// Lets a fault that has happened end when it is time.
+    async fn end(&self, number: usize, place: usize) {
+        let fault = self.case.faults[number].fault;
+        let Some(for_ns) = fault.for_ns() else { return };
         if self.unless_healed(self.sleep(for_ns)).await.is_some() {
-            self.undo(planned.fault);
+            self.undo(fault);
             lock(&self.seen).faults[place].until_ns = Some(self.now_ns());
         }
     }
@@ -187,6 +221,7 @@ impl Stage {
                 }
                 self.sleep(delay_ns).await;
             }
+            When::Operation { .. } => unreachable!("the world was told when all began"),
         }
     }
 

@@ -92,7 +92,7 @@ fn drop_idle_nodes(case: &mut Case) {
     }
     for fault in &mut case.faults {
         fault.fault = fault.fault.renamed(name);
-        if let When::Milestone { node, .. } = &mut fault.when {
+        if let When::Milestone { node, .. } | When::Operation { node, .. } = &mut fault.when {
             *node = name(*node);
         }
     }
@@ -147,10 +147,12 @@ fn simplify_times(case: &Case, add: &mut impl FnMut(&dyn Fn(&mut Case))) {
         add(&|case| match &mut case.faults[at].when {
             When::At { ns } => *ns = rounded(*ns),
             When::Milestone { delay_ns, .. } => *delay_ns = 0,
+            When::Operation { count, .. } => *count /= 2,
         });
         add(&|case| match &mut case.faults[at].when {
             When::At { .. } => {}
             When::Milestone { delay_ns, .. } => *delay_ns = rounded(*delay_ns),
+            When::Operation { count, .. } => *count = count.saturating_sub(1),
         });
         add(&|case| match &mut case.faults[at].fault {
             Fault::Stop { for_ns, .. }
