@@ -27,6 +27,7 @@ use crate::simulation::lock;
 mod case;
 mod checks;
 mod draw;
+pub mod exhaustive;
 mod member;
 mod observation;
 mod play;
@@ -70,27 +71,33 @@ pub struct Failure {
 ///
 /// What it reports depends on the seeds only.
 pub fn run(seeds: Range<u64>) -> Report {
-    let (next, count) = (AtomicU64::new(0), seeds.end.saturating_sub(seeds.start));
+    let played = seeds.end.saturating_sub(seeds.start);
+    Report { played, failures: judge_all(played, |number| Case::draw(seeds.start + number)) }
+}
+
+/// Plays so many cases on all processors of this machine; returns the failures in the order of the cases.
+fn judge_all(count: u64, case: impl Fn(u64) -> Case + Sync) -> Vec<Failure> {
+    let next = AtomicU64::new(0);
     let failures = Mutex::new(Vec::new());
     let threads = std::thread::available_parallelism().map_or(1, usize::from);
     std::thread::scope(|scope| {
         for _ in 0..threads {
             scope.spawn(|| {
                 loop {
-                    let played = next.fetch_add(1, Ordering::Relaxed);
-                    if played >= count {
+                    let number = next.fetch_add(1, Ordering::Relaxed);
+                    if number >= count {
                         break;
                     }
-                    if let Some(failure) = judge(&Case::draw(seeds.start + played)) {
-                        lock(&failures).push(failure);
+                    if let Some(failure) = judge(&case(number)) {
+                        lock(&failures).push((number, failure));
                     }
                 }
             });
         }
     });
     let mut failures = failures.into_inner().unwrap_or_default();
-    failures.sort_by_key(|failure| failure.seed);
-    Report { played: count, failures }
+    failures.sort_by_key(|(number, _)| *number);
+    failures.into_iter().map(|(_, failure)| failure).collect()
 }
 
 /// Plays a case and judges it; returns the first thing that does not hold. A panic is one, too.

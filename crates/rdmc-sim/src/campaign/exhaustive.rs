@@ -1,0 +1,155 @@
+//! Every member of small groups comes to harm at each of its operations.
+//!
+//! A *history* is a group of so many members that sends one message of so many blocks by one algorithm. It is played once
+//! without a fault, which tells how many operations each member begins; then once for each member, each of its operations
+//! and each [`Harm`], which happens instead of the operation. Up to there both plays are the same, so that this is every
+//! place at which a member can be lost, as far as anybody else can tell.
+
+use std::ops::RangeInclusive;
+
+use super::case::{AlgorithmCase, Case, Fate, Fault, FaultCase, GroupCase, MemberCase, MessageCase, When, Whim};
+use super::play::play;
+use super::{Report, judge_all};
+use crate::model::ClusterModel;
+
+/// What is played exhaustively.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Bounds {
+    /// Members of the group, the root included.
+    pub members: RangeInclusive<u32>,
+    /// Blocks of the message.
+    pub blocks: RangeInclusive<u32>,
+    /// What happens to the members.
+    pub harms: Vec<Harm>,
+}
+
+/// What happens to a member.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum Harm {
+    /// Its process dies.
+    Dies,
+    /// Its host loses its power.
+    Vanishes,
+    /// Its process is stopped, for less than it takes to be given up.
+    Pauses,
+    /// Its process is stopped until the others have ended.
+    Stops,
+}
+
+impl Harm {
+    /// All of them.
+    pub const ALL: [Self; 4] = [Self::Dies, Self::Vanishes, Self::Pauses, Self::Stops];
+
+    fn fault(self, node: u32) -> Fault {
+        match self {
+            Self::Dies => Fault::Kill { node },
+            Self::Vanishes => Fault::Vanish { node },
+            Self::Pauses => Fault::Stop { node, for_ns: PAUSE_NS },
+            Self::Stops => Fault::Stop { node, for_ns: HEAL_NS },
+        }
+    }
+}
+
+impl Bounds {
+    /// All that is promised to be tried: up to 5 members, up to 4 blocks, every harm.
+    pub fn all() -> Self {
+        Self { members: 2..=5, blocks: 1..=4, harms: Harm::ALL.to_vec() }
+    }
+
+    /// Returns all histories, each as a case without a fault.
+    pub fn histories(&self) -> Vec<Case> {
+        let shapes = self.members.clone().flat_map(|members| self.blocks.clone().map(move |blocks| (members, blocks)));
+        shapes
+            .flat_map(|(members, blocks)| algorithms(members).into_iter().map(move |it| history(members, blocks, it)))
+            .collect()
+    }
+}
+
+/// What was found by playing everything within bounds.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Survey {
+    /// Histories.
+    pub histories: u64,
+    /// Operations that all members of these began without a fault.
+    pub operations: u64,
+    /// What the plays have found, those without a fault included.
+    pub report: Report,
+}
+
+/// Plays everything within bounds on all processors of this machine.
+///
+/// What it reports depends on the bounds only.
+pub fn run(bounds: &Bounds) -> Survey {
+    let histories = bounds.histories();
+    let (mut operations, mut members) = (0, Vec::new());
+    for history in &histories {
+        // One that cannot be played is judged below.
+        let counts = play(history).map(|seen| seen.operations).unwrap_or_default();
+        for (node, count) in (0..).zip(counts) {
+            members.push((operations, history, node));
+            operations += count;
+        }
+    }
+    let (quiet, harms) = (histories.len() as u64, bounds.harms.len() as u64);
+    let played = quiet + operations * harms;
+    let failures = judge_all(played, |number| {
+        let Some(number) = number.checked_sub(quiet) else { return histories[index(number)].clone() };
+        let (operation, harm) = (number / harms, bounds.harms[index(number % harms)]);
+        let (first, history, node) = members[members.partition_point(|(first, ..)| *first <= operation) - 1];
+        let when = When::Operation { node, count: operation - first };
+        Case { faults: vec![FaultCase { when, fault: harm.fault(node) }], ..history.clone() }
+    });
+    Survey { histories: quiet, operations, report: Report { played, failures } }
+}
+
+fn index(number: u64) -> usize {
+    usize::try_from(number).expect("an index")
+}
+
+fn history(count: u32, blocks: u32, algorithm: AlgorithmCase) -> Case {
+    let member = |node| MemberCase { node, begins_ns: 0, offers: false, pause_ns: 0, holds: 0, whim: Whim::None };
+    // The last block is a short one.
+    let size = u64::from(blocks * BLOCK_BYTES - 1);
+    let group = GroupCase {
+        id: 1,
+        members: (0..count).map(member).collect(),
+        algorithm,
+        block_size: BLOCK_BYTES,
+        formation_limit_ns: FORMATION_LIMIT_NS,
+        messages: vec![MessageCase { size, fate: Fate::Awaited }],
+        sends_ahead: 1,
+        sends_from_pool: false,
+    };
+    Case {
+        seed: 1,
+        model: ClusterModel::new(count, 1_000, 1_000),
+        pool_bytes_max: 1 << 30,
+        groups: vec![group],
+        faults: Vec::new(),
+        heal_ns: HEAL_NS,
+    }
+}
+
+/// Returns every algorithm; racks take turns.
+fn algorithms(members: u32) -> [AlgorithmCase; 7] {
+    let racks: Vec<u32> = (0..members).map(|rank| rank % 2).collect();
+    [
+        AlgorithmCase::Sequential,
+        AlgorithmCase::Chain,
+        AlgorithmCase::BinomialTree,
+        AlgorithmCase::BinomialPipeline,
+        AlgorithmCase::Circulant,
+        AlgorithmCase::Hybrid { racks: racks.clone(), chain: false },
+        AlgorithmCase::Hybrid { racks, chain: true },
+    ]
+}
+
+/// Bytes of a block.
+const BLOCK_BYTES: u32 = 256;
+/// How long forming the group may take, in ns.
+const FORMATION_LIMIT_NS: u64 = 30_000_000_000;
+/// When the world is healed, in ns: long after everybody else must have given up whoever is silent.
+const HEAL_NS: u64 = 60_000_000_000;
+/// A stop that nobody need notice, in ns.
+const PAUSE_NS: u64 = 100_000_000;
