@@ -286,6 +286,10 @@ pub(crate) struct CampaignOptions {
     /// Play the case in this file instead, such as --shrink has written
     #[arg(long, value_name = "FILE.json", conflicts_with = "seeds")]
     pub(crate) case: Option<PathBuf>,
+    /// Instead of seeds, let each member of groups of up to 5 come to harm at each of its operations, with every algorithm
+    /// and messages of up to 4 blocks; cases that fail are written to exhaustive-NUMBER.json
+    #[arg(long, conflicts_with_all = ["seeds", "case"])]
+    pub(crate) exhaustive: bool,
     /// Look for a smaller case that fails in the same way, and write it to case-SEED.json
     #[arg(long)]
     pub(crate) shrink: bool,

@@ -8,6 +8,7 @@ use std::path::Path;
 use std::time::{Duration, Instant};
 
 use anyhow::Context;
+use rdmc_sim::campaign::exhaustive::{self, Bounds, Survey};
 use rdmc_sim::campaign::{self, Case};
 use rdmc_sim::experiments::{EXPERIMENTS, Experiment, Options};
 use rdmc_sim::{Played, PlayedGroup, Scenario, ScenarioError, to_trace};
@@ -154,7 +155,13 @@ fn figures(options: &FigureOptions) -> anyhow::Result<()> {
 
 fn hunt(options: &CampaignOptions) -> anyhow::Result<()> {
     let began = Instant::now();
+    let mut out = std::io::stdout();
     let report = match &options.case {
+        None if options.exhaustive => {
+            let Survey { histories, operations, report } = exhaustive::run(&Bounds::all());
+            writeln!(out, "{histories} groups, whose members begin {operations} operations without a fault")?;
+            report
+        }
         Some(path) => {
             let named = || path.display().to_string();
             let text = std::fs::read_to_string(path).with_context(named)?;
@@ -164,14 +171,23 @@ fn hunt(options: &CampaignOptions) -> anyhow::Result<()> {
         }
         None => campaign::run(options.seeds.clone()),
     };
-    let mut out = std::io::stdout();
-    for failure in &report.failures {
+    for (number, failure) in report.failures.iter().enumerate() {
         writeln!(out, "seed {}: {failure}", failure.seed)?;
+        if options.exhaustive && number >= WRITTEN_MAX {
+            continue;
+        }
+        let path = match options.exhaustive {
+            true => format!("exhaustive-{}.json", number + 1),
+            false => format!("case-{}.json", failure.seed),
+        };
+        let write = |case: &Case| std::fs::write(&path, case.to_json()).with_context(|| path.clone());
         if options.shrink {
-            let path = format!("case-{}.json", failure.seed);
             let case = failure.shrunk(SHRINK_PLAYS);
-            std::fs::write(&path, case.to_json()).with_context(|| path.clone())?;
+            write(&case)?;
             writeln!(out, "smaller:\n{case}\nreplay: rdmc sim campaign --case {path}\n")?;
+        } else if options.exhaustive {
+            write(&failure.case)?;
+            writeln!(out, "replay: rdmc sim campaign --case {path} --shrink\n")?;
         } else if options.case.is_none() {
             writeln!(out, "replay: rdmc sim campaign --seeds {} --shrink\n", failure.seed)?;
         }
@@ -194,5 +210,7 @@ fn gbits(bytes: u64, time: Duration) -> String {
     if time.is_zero() { "-".to_owned() } else { format!("{:.2}", bits / time.as_secs_f64() / 1e9) }
 }
 
+/// Cases of an exhaustive campaign that are written.
+const WRITTEN_MAX: usize = 20;
 /// Cases that are played to find a smaller one.
 const SHRINK_PLAYS: usize = 2000;
