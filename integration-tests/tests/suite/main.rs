@@ -3,10 +3,14 @@
 mod cluster;
 mod failure;
 #[cfg(target_os = "linux")]
+mod fleet;
+#[cfg(target_os = "linux")]
 mod lab;
 mod multicast;
 mod program;
 mod recovery;
 mod rooms;
+#[cfg(target_os = "linux")]
+mod rounds;
 mod security;
 mod sim;

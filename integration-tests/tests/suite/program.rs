@@ -451,7 +451,15 @@ fn program() -> &'static Path {
 
 /// Prepares a run of the program without any of the caller's settings.
 pub(crate) fn command<S: AsRef<OsStr>>(arguments: &[S]) -> Command {
-    let mut command = Command::new(program());
+    command_in(None, arguments)
+}
+
+/// Prepares the same in a network namespace.
+pub(crate) fn command_in<S: AsRef<OsStr>>(namespace: Option<&str>, arguments: &[S]) -> Command {
+    let mut command = Command::new(if namespace.is_some() { Path::new("ip") } else { program() });
+    if let Some(namespace) = namespace {
+        command.args(["netns", "exec", namespace]).arg(program());
+    }
     for (name, _) in std::env::vars_os() {
         if name.to_string_lossy().starts_with("RDMC_") {
             command.env_remove(name);

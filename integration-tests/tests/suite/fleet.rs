@@ -1,0 +1,251 @@
+//! A sender and its receivers as processes, and what must hold when something has happened to one of them.
+
+#![expect(clippy::unwrap_used, reason = "the helpers belong to the tests, where nothing goes on after a failure")]
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::ffi::OsStr;
+use std::io::{BufRead, BufReader};
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::path::{Path, PathBuf};
+use std::process::{Child, ExitStatus, Stdio};
+use std::sync::{Arc, Mutex};
+use std::time::SystemTime;
+
+use serde_json::Value;
+use tempfile::TempDir;
+
+use crate::cluster::pattern;
+use crate::program::{command_in, signal, tree, wait_until};
+
+/// Where a process runs.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Host {
+    /// The network namespace, if it is not that of the tests.
+    pub(crate) namespace: Option<String>,
+    /// The address there.
+    pub(crate) address: Option<String>,
+}
+
+/// The processes of one transfer, the sender first: node 0 of its cluster.
+pub(crate) struct Fleet {
+    pub(crate) members: Vec<Member>,
+}
+
+/// One process.
+pub(crate) struct Member {
+    child: Child,
+    /// Where it listens.
+    address: String,
+    /// Where it receives.
+    dir: TempDir,
+    /// The events it has told.
+    said: Arc<Mutex<Vec<Value>>>,
+}
+
+/// How a process ended, and what it left.
+pub(crate) struct End {
+    status: ExitStatus,
+    address: String,
+    /// The failure it told.
+    message: String,
+    dir: TempDir,
+}
+
+impl Fleet {
+    /// Starts to send a file from the first host to the others; returns when all take part, or some have ended.
+    pub(crate) fn start(hosts: &[Host], file: &Path, options: &[&str]) -> Self {
+        let mut members: Vec<Member> = Vec::new();
+        for host in &hosts[1..] {
+            let listen = host.address.as_deref().unwrap_or("127.0.0.1:0");
+            let dir = TempDir::new().unwrap();
+            let path = dir.path().to_owned();
+            let arguments = ["recv", "--once", "--json", "--listen", listen, "--dir"].map(OsStr::new);
+            members.push(Member::start(host, arguments.into_iter().chain([path.as_os_str()]).collect(), dir));
+        }
+        for member in &mut members {
+            wait_until("a receiver listens", || member.event("listening").is_some());
+            member.address = member.event("listening").unwrap()["address"].as_str().unwrap().to_owned();
+        }
+        let to = members.iter().map(|member| member.address.as_str()).collect::<Vec<_>>().join(",");
+        let arguments = ["send", "--json", "--to", &to].into_iter().chain(options.iter().copied()).map(OsStr::new);
+        let arguments = arguments.chain([file.as_os_str()]).collect();
+        members.insert(0, Member::start(&hosts[0], arguments, TempDir::new().unwrap()));
+        let mut fleet = Self { members };
+        wait_until("all take part", || {
+            let begun = fleet.members.iter().all(|member| member.event("started").is_some());
+            begun || fleet.members.iter_mut().any(|member| member.child.try_wait().unwrap().is_some())
+        });
+        fleet
+    }
+
+    /// Waits until all processes have ended but these.
+    pub(crate) fn wait_but(&mut self, others: &BTreeSet<usize>) {
+        for (number, member) in self.members.iter_mut().enumerate() {
+            if !others.contains(&number) {
+                wait_until(&format!("process {number} ends"), || member.child.try_wait().unwrap().is_some());
+            }
+        }
+    }
+
+    /// Waits until all processes have ended, and says how.
+    pub(crate) fn end(mut self) -> Vec<End> {
+        self.wait_but(&BTreeSet::new());
+        let ends = self.members.into_iter().map(|mut member| {
+            let status = member.child.wait().unwrap();
+            // The pipe of a process that has ended is soon read to its end.
+            wait_until("all is read", || Arc::strong_count(&member.said) == 1);
+            let message = member.event("failed").map(|event| event["message"].as_str().unwrap().to_owned());
+            let dir = std::mem::replace(&mut member.dir, TempDir::new().unwrap());
+            End { status, address: member.address.clone(), message: message.unwrap_or_default(), dir }
+        });
+        ends.collect()
+    }
+}
+
+impl Member {
+    fn start(host: &Host, arguments: Vec<&OsStr>, dir: TempDir) -> Self {
+        let mut command = command_in(host.namespace.as_deref(), &arguments);
+        let mut child = command.stderr(Stdio::null()).spawn().unwrap();
+        let said = Arc::new(Mutex::new(Vec::new()));
+        let (lines, heard) = (BufReader::new(child.stdout.take().unwrap()).lines(), said.clone());
+        std::thread::spawn(move || {
+            // What is killed may leave half a line.
+            let events = lines.map_while(Result::ok).filter_map(|line| serde_json::from_str(&line).ok());
+            events.for_each(|event| heard.lock().unwrap().push(event));
+        });
+        Self { child, address: String::new(), dir, said }
+    }
+
+    pub(crate) fn signal(&self, name: &str) {
+        signal(&self.child, name);
+    }
+
+    fn event(&self, name: &str) -> Option<Value> {
+        self.said.lock().unwrap().iter().find(|event| event["event"] == name).cloned()
+    }
+}
+
+impl Drop for Member {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+impl End {
+    pub(crate) fn closed_well(&self) -> bool {
+        self.status.success()
+    }
+
+    /// Returns the processes that the failure names, as the process of this number calls them.
+    fn named(&self, by: usize, ends: &[Self]) -> BTreeSet<usize> {
+        let names = |number: usize| match (by, number) {
+            (_, 0) => "the sender".to_owned(),
+            (0, _) => ends[number].address.clone(),
+            _ => format!("receiver {number}"),
+        };
+        (0..ends.len()).filter(|&number| self.message.contains(&names(number))).collect()
+    }
+}
+
+/// Says what does not hold of the processes to which nothing happened, if anything: all have the file, or all have failed and
+/// name one of those to whom something happened, the same, and leave nothing unfinished. Returns whether all went well.
+pub(crate) fn judge(ends: &[End], victims: &BTreeSet<usize>, file: &Path) -> Result<bool, String> {
+    let source = tree(file.parent().unwrap());
+    let survivors: Vec<_> = ends.iter().enumerate().filter(|(number, _)| !victims.contains(number)).collect();
+    let told = || {
+        let lines = ends.iter().enumerate().map(|(number, end)| format!("{number}: {}, {:?}", end.status, end.message));
+        lines.collect::<Vec<_>>().join("\n")
+    };
+    let well = survivors.iter().all(|(_, end)| end.closed_well());
+    if !well && survivors.iter().any(|(_, end)| end.closed_well()) {
+        return Err(format!("some survivors were told another end:\n{}", told()));
+    }
+    let named: BTreeSet<_> = survivors.iter().map(|&(number, end)| end.named(number, ends)).collect();
+    let right = |named: &BTreeSet<usize>| named.len() == 1 && named.is_subset(victims);
+    let agree = named.len() == 1 && named.iter().all(right);
+    if !well && !agree {
+        return Err(format!("{named:?} is named, which is not one of {victims:?} by all:\n{}", told()));
+    }
+    if !well && ends.iter().any(End::closed_well) {
+        return Err(format!("who was hit closed well, the others did not:\n{}", told()));
+    }
+    for (number, end) in ends.iter().enumerate().skip(1) {
+        // Who was killed cannot clean up.
+        let killed = end.status.code().is_none();
+        let left = tree(end.dir.path());
+        let whole = left == source;
+        if (end.closed_well() && !whole) || !(whole || left.is_empty() || killed) {
+            return Err(format!("process {number} left {:?}:\n{}", left.keys(), told()));
+        }
+    }
+    Ok(well)
+}
+
+/// Writes the file that is sent.
+pub(crate) fn file(dir: &TempDir, bytes: usize) -> PathBuf {
+    let path = dir.path().join("file");
+    std::fs::write(&path, pattern(bytes, 5)).unwrap();
+    path
+}
+
+/// Rounds, each drawn from a seed of its own.
+pub(crate) struct Campaign {
+    name: &'static str,
+    rounds: u64,
+    seed: u64,
+}
+
+impl Campaign {
+    /// Takes the number of rounds from a variable, and the seed of the first from the same with `_SEED` behind it; otherwise
+    /// that is another one in each run.
+    pub(crate) fn of(name: &'static str, rounds: u64) -> Self {
+        let number = |name: &str| std::env::var(name).ok().map(|text| text.parse().expect("a number"));
+        let since = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap();
+        let seed = number(&format!("{name}_SEED")).unwrap_or(since.as_secs() << 16);
+        Self { name, rounds: number(name).unwrap_or(rounds), seed }
+    }
+
+    /// Plays the rounds and counts what became of them.
+    ///
+    /// # Panics
+    /// If a round has failed, when all are played.
+    pub(crate) fn play(&self, round: impl Fn(u64) -> Result<String, String>) {
+        let (mut failed, mut counts) = (0, BTreeMap::<String, u64>::new());
+        for seed in self.seed..self.seed + self.rounds {
+            let played = catch_unwind(AssertUnwindSafe(|| round(seed)));
+            match played.unwrap_or_else(|_| Err("something panicked or hung, as was told".to_owned())) {
+                Ok(what) => *counts.entry(what).or_default() += 1,
+                Err(what) => {
+                    failed += 1;
+                    eprintln!("seed {seed}: {what}\nreplay: {0}=1 {0}_SEED={seed}", self.name);
+                }
+            }
+        }
+        println!("{} rounds from seed {}, {failed} failed: {counts:#?}", self.rounds, self.seed);
+        assert_eq!(failed, 0, "rounds that failed");
+    }
+}
+
+/// Numbers drawn from a seed.
+pub(crate) struct Draw(pub(crate) u64);
+
+impl Draw {
+    /// Draws a number below a bound (splitmix64).
+    pub(crate) fn below(&mut self, bound: u64) -> u64 {
+        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let mut mixed = self.0;
+        mixed = (mixed ^ (mixed >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        mixed = (mixed ^ (mixed >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+        (mixed ^ (mixed >> 31)) % bound
+    }
+
+    /// Draws a number from 0 up to 1.
+    pub(crate) fn fraction(&mut self) -> f64 {
+        f64::from(u32::try_from(self.below(1 << 20)).unwrap()) / f64::from(1 << 20)
+    }
+
+    pub(crate) fn one_of<'a, T: ?Sized>(&mut self, of: &[&'a T]) -> &'a T {
+        of[usize::try_from(self.below(of.len() as u64)).unwrap()]
+    }
+}
