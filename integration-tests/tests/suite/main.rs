@@ -7,6 +7,8 @@ mod fleet;
 #[cfg(target_os = "linux")]
 mod lab;
 mod multicast;
+#[cfg(target_os = "linux")]
+mod network;
 mod program;
 mod recovery;
 mod rooms;
