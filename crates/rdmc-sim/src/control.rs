@@ -65,7 +65,7 @@ impl Control {
         world.begin_operation(from);
         loop {
             let listening = lock(&world.control.listeners).get(&address).map(|it| (it.node, it.arrived.clone()));
-            let reaches = listening.as_ref().is_none_or(|(node, _)| world.reaches(from, *node));
+            let reaches = listening.as_ref().is_none_or(|(node, _)| world.reach_each_other(from, *node));
             if !reaches {
                 sleep(&world, world.model.control.resend_ns).await;
                 continue;
@@ -82,6 +82,13 @@ impl Control {
             }
             sleep(&world, latency_ns).await;
             return Ok(Box::new(near));
+        }
+    }
+
+    /// Spoils what is written next from one node to another.
+    pub(crate) fn spoil(&self, from: NodeIndex, to: NodeIndex, spoil: Spoil) {
+        for pipe in self.pipes_that(|pipe| (pipe.from, pipe.to) == (from, to)) {
+            lock(&pipe.state).spoil = Some(spoil);
         }
     }
 
@@ -132,6 +139,26 @@ impl ControlListener for SimListener {
     }
 }
 
+/// What can happen to bytes on a control connection.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Spoil {
+    /// Only so many arrive, and the connection breaks.
+    Truncate { bytes: usize },
+    /// This bit is another.
+    Garble { bit: usize },
+}
+
+impl Spoil {
+    /// Spoils a segment that is not empty.
+    fn apply(self, segment: &mut Vec<u8>) {
+        let len = segment.len();
+        match self {
+            Self::Truncate { bytes } => segment.truncate(bytes.min(len - 1)),
+            Self::Garble { bit } => segment[bit / 8 % len] ^= 1 << (bit % 8),
+        }
+    }
+}
+
 /// One direction of a control connection.
 pub(crate) struct Pipe {
     from: NodeIndex,
@@ -153,6 +180,8 @@ struct PipeState {
     /// It was reset while the path was cut, which is learnt when it is joined.
     resets_later: bool,
     reader_gone: bool,
+    /// What is to happen to what is written next.
+    spoil: Option<Spoil>,
     /// Counts how often the path was cut or healed.
     changes: u64,
     reader: Option<Waker>,
@@ -246,7 +275,7 @@ impl Pipe {
     /// Breaks the connection, which both ends learn one latency later.
     pub(crate) fn reset(self: &Arc<Self>) {
         let Some(world) = self.world.upgrade() else { return };
-        let cut = !world.reaches(self.from, self.to);
+        let cut = !world.reach_each_other(self.from, self.to);
         lock(&self.state).resets_later = cut;
         if cut {
             return;
@@ -255,13 +284,19 @@ impl Pipe {
         world.executor.call_at(world.executor.now_ns() + world.model.control.latency_ns, move || pipe.reset_now());
     }
 
+    /// Breaks the connections between its two nodes.
+    fn reset_all(&self) {
+        let Some(world) = self.world.upgrade() else { return };
+        world.control.pipes_between(self.from, self.to).iter().for_each(Self::reset);
+    }
+
     /// Counts an operation at one of its ends; tells whether that lives then.
     fn begin_operation(&self, node: NodeIndex) -> bool {
         self.world.upgrade().is_some_and(|world| world.begin_operation(node))
     }
 
     fn is_cut(&self) -> bool {
-        self.world.upgrade().is_some_and(|world| !world.reaches(self.from, self.to))
+        self.world.upgrade().is_some_and(|world| !world.reach_each_other(self.from, self.to))
     }
 
     fn reset_now(&self) {
@@ -351,8 +386,20 @@ impl AsyncWrite for SimStream {
             state.writer = Some(cx.waker().clone());
             return Poll::Pending;
         }
-        if len > 0 {
-            outgoing.launch(&mut state, buf[..len].to_vec());
+        if len == 0 {
+            return Poll::Ready(Ok(0));
+        }
+        let (mut segment, spoil) = (buf[..len].to_vec(), state.spoil.take());
+        if let Some(spoil) = spoil {
+            spoil.apply(&mut segment);
+        }
+        // An empty segment would be the end.
+        if !segment.is_empty() {
+            outgoing.launch(&mut state, segment);
+        }
+        drop(state);
+        if let Some(Spoil::Truncate { .. }) = spoil {
+            outgoing.reset_all();
         }
         Poll::Ready(Ok(len))
     }

@@ -243,7 +243,7 @@ impl SimQueuePair {
     /// Tries again: the path was joined.
     pub(crate) fn resume(&self) {
         let Some(peer) = self.pairing.peer() else { return };
-        if !self.world.0.reaches(self.node, peer.node) {
+        if !self.world.0.reach_each_other(self.node, peer.node) {
             return;
         }
         let stalled = {
@@ -320,7 +320,7 @@ impl RawQueuePair for SimQueuePair {
             let peer = queue_pair.peer_node().ok_or(ConnectError::BadNonce)?;
             let began = world.now();
             let patience = Duration::from_nanos(world.0.model.control.patience_ns);
-            while !world.0.reaches(node, peer) {
+            while !world.0.reach_each_other(node, peer) {
                 if world.now().since(began) >= patience {
                     return Err(ConnectError::Unreachable(std::io::ErrorKind::TimedOut.into()));
                 }

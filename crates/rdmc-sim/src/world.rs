@@ -9,7 +9,7 @@ use std::time::Duration;
 use futures::future::BoxFuture;
 use rdmc_fabric::{Exposures, Timestamp, WorkError};
 
-use crate::control::{Control, Pipe};
+use crate::control::{Control, Pipe, Spoil};
 use crate::fabric::SimFabric;
 use crate::flows::{Flows, LinkIndex};
 use crate::host::Host;
@@ -106,7 +106,7 @@ pub(crate) struct WorldShared {
     /// Queue pairs by the nonce that is their endpoint.
     pub(crate) queue_pairs: Mutex<BTreeMap<u128, Weak<SimQueuePair>>>,
     pub(crate) control: Control,
-    /// Pairs of nodes, the lower first, that do not reach each other.
+    /// Directions, from one node to another, in which nothing gets through.
     cut: Mutex<BTreeSet<(NodeIndex, NodeIndex)>>,
     pub(crate) log: Mutex<Log>,
 }
@@ -381,9 +381,22 @@ impl World {
         }
     }
 
+    /// Lets nothing through from one node to another. Control connections carry what the other says until they are given
+    /// up; queue pairs, which wait for acknowledgements, stand still in both directions.
+    pub fn cut_one_way(&self, from: NodeIndex, to: NodeIndex) {
+        if from != to {
+            self.0.cut_directions(from, to, &[(from, to)]);
+        }
+    }
+
     /// Joins two nodes again.
     pub fn heal(&self, a: NodeIndex, b: NodeIndex) {
-        if self.is_alive(a) && self.is_alive(b) && lock(&self.0.cut).remove(&pair(a, b)) {
+        let joined = self.is_alive(a) && self.is_alive(b) && {
+            let mut cut = lock(&self.0.cut);
+            // Both are to be removed.
+            cut.remove(&(a, b)) | cut.remove(&(b, a))
+        };
+        if joined {
             self.0.note_fault(None, "healed");
             for node in [a, b] {
                 for queue_pair in self.0.queue_pairs_of(node) {
@@ -410,6 +423,19 @@ impl World {
         for pipe in self.0.control.pipes_between(a, b) {
             pipe.reset();
         }
+    }
+
+    /// Lets only so many bytes arrive of what one node writes next on each control connection to another, and resets the
+    /// connections between them then. At least one byte is missing.
+    pub fn truncate_control(&self, from: NodeIndex, to: NodeIndex, bytes: usize) {
+        self.0.note_fault(None, "control bytes cut short");
+        self.0.control.spoil(from, to, Spoil::Truncate { bytes });
+    }
+
+    /// Turns over a bit of what one node writes next on each control connection to another.
+    pub fn garble_control(&self, from: NodeIndex, to: NodeIndex, bit: usize) {
+        self.0.note_fault(None, "control bytes garbled");
+        self.0.control.spoil(from, to, Spoil::Garble { bit });
     }
 
     /// Breaks the queue pairs between two nodes, as a bad cable does.
@@ -461,8 +487,14 @@ impl WorldShared {
         *free_ns
     }
 
-    pub(crate) fn reaches(&self, a: NodeIndex, b: NodeIndex) -> bool {
-        !lock(&self.cut).contains(&pair(a, b))
+    /// Tells whether anything gets through from one node to another.
+    pub(crate) fn reaches(&self, from: NodeIndex, to: NodeIndex) -> bool {
+        !lock(&self.cut).contains(&(from, to))
+    }
+
+    /// Tells whether two nodes can speak with each other.
+    pub(crate) fn reach_each_other(&self, a: NodeIndex, b: NodeIndex) -> bool {
+        self.reaches(a, b) && self.reaches(b, a)
     }
 
     pub(crate) fn is_alive(&self, node: NodeIndex) -> bool {
@@ -504,7 +536,13 @@ impl WorldShared {
     }
 
     fn cut_off(&self, a: NodeIndex, b: NodeIndex) {
-        if !lock(&self.cut).insert(pair(a, b)) {
+        self.cut_directions(a, b, &[(a, b), (b, a)]);
+    }
+
+    fn cut_directions(&self, a: NodeIndex, b: NodeIndex, directions: &[(NodeIndex, NodeIndex)]) {
+        let before = lock(&self.cut).len();
+        lock(&self.cut).extend(directions);
+        if lock(&self.cut).len() == before {
             return;
         }
         self.note_fault(None, "cut");
@@ -527,68 +565,8 @@ impl WorldShared {
     }
 }
 
-fn pair(a: NodeIndex, b: NodeIndex) -> (NodeIndex, NodeIndex) {
-    (a.min(b), a.max(b))
-}
-
 /// Bit/s of a Mbit/s.
 const BITS_PER_MBIT: u64 = 1_000_000;
 
 #[cfg(test)]
-mod tests {
-    use rdmc_fabric::{CompletionMode, Fabric, Peer, QueuePairConfig, Role};
-
-    use super::*;
-
-    #[test]
-    fn a_limited_path_has_a_rate_of_its_own() {
-        let simulation = Simulation::new(ClusterModel::new(3, 8_000, 0), 1).unwrap();
-        let world = simulation.world();
-        let rate = |from, to| world.0.flows.rate_of(&world.0.path(NodeIndex(from), NodeIndex(to)));
-        world.limit_path(NodeIndex(0), NodeIndex(1), 2_000);
-        assert_eq!((rate(0, 1), rate(1, 0)), (2_000_000_000, 2_000_000_000));
-        assert_eq!((rate(0, 2), rate(1, 2)), (8_000_000_000, 8_000_000_000));
-        world.limit_path(NodeIndex(1), NodeIndex(0), 16_000);
-        assert_eq!(rate(0, 1), 8_000_000_000, "the port decides");
-    }
-    #[test]
-    fn a_short_message_waits_behind_what_long_ones_have_queued() {
-        // A byte takes a ns; the flow lasts longer than all that is looked at.
-        let begins = |queue_bytes, flows: u64| {
-            let mut model = ClusterModel::new(2, 8_000, 0);
-            model.nic.queue_bytes = queue_bytes;
-            let simulation = Simulation::new(model, 1).unwrap();
-            let world = simulation.world().clone();
-            let path = world.0.path(NodeIndex(0), NodeIndex(1));
-            for _ in 0..flows {
-                world.0.flows.start(path.clone(), 1_000_000, None, Box::new(|| {}));
-            }
-            let played = simulation.run(Duration::from_secs(1), async move {
-                let (a, b) = (world.fabric(NodeIndex(0)), world.fabric(NodeIndex(1)));
-                let end = |fabric: &Arc<SimFabric>| {
-                    let queue = fabric.create_completion_queue(1024, CompletionMode::Poll).unwrap();
-                    let source = queue.source();
-                    fabric.environment().spawn(Box::pin(queue.drain()));
-                    fabric.create_queue_pair(&source, QueuePairConfig::default()).unwrap()
-                };
-                let (from, to) = (end(&a), end(&b));
-                let peer = |endpoint, role| Peer { endpoint, role, address: None };
-                let (near, far) = futures::join!(
-                    from.connect(peer(to.endpoint(), Role::Active)),
-                    to.connect(peer(from.endpoint(), Role::Passive))
-                );
-                near.and(far).unwrap();
-                let memory = |fabric: &Arc<SimFabric>| fabric.allocate(100).unwrap().into_mut().unwrap();
-                let receive = to.receive(memory(&b));
-                from.send(memory(&a).freeze(), None).await.unwrap();
-                receive.await.unwrap();
-                world.now().as_nanos()
-            });
-            played.unwrap()
-        };
-        assert_eq!(begins(0, 2), 100);
-        assert_eq!(begins(5_000, 0), 100);
-        assert_eq!(begins(5_000, 1), 5_100);
-        assert_eq!(begins(5_000, 2), 10_100);
-    }
-}
+mod tests;

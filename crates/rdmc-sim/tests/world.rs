@@ -6,7 +6,7 @@ use futures::future::{Either, join, select};
 use rdmc_fabric::{BufferMut, CompletionMode, Fabric, Peer, QueuePair, QueuePairConfig, Role};
 use rdmc_sim::{
     ClusterModel, DelayModel, Deployment, Distribution, GroupPlan, NodeIndex, Scenario, ScenarioError, SimFabric,
-    Simulation, Stalled,
+    Simulation, Stalled, World,
 };
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 
@@ -124,6 +124,39 @@ fn of_a_node_that_dies_before_an_operation_others_see_what_it_did_before() {
     };
     let text = |text: &str| Some(text.to_owned());
     assert_eq!([0, 1, 2, 3, 4].map(seen), [None, text(""), text("one "), text("one two "), text("one two three")]);
+}
+
+/// Does something to the way from node 0 to node 1; returns what each read of the other's `hello` within a second.
+fn after_spoiling(spoil: fn(&World)) -> [String; 2] {
+    let simulation = simulation(ClusterModel::new(2, 1_000, 1_000));
+    let world = simulation.world().clone();
+    let (near, far) = (world.fabric(NodeIndex(0)).environment(), world.fabric(NodeIndex(1)).environment());
+    let read = simulation.run(Duration::from_secs(60), async move {
+        let mut listener = far.listen("far:1").await.expect("the address is free");
+        let (near, far) = join(near.connect("far:1"), listener.accept()).await;
+        let (mut near, mut far) = (near.expect("somebody listens"), far.expect("it listens"));
+        spoil(&world);
+        let (at_near, at_far) = join(near.write_all(b"hello"), far.write_all(b"hello")).await;
+        at_near.and(at_far).expect("they are connected");
+        let (mut texts, [at_near, at_far]) = ([Vec::new(), Vec::new()], [near, far]);
+        for (text, mut stream) in texts.iter_mut().zip([at_near, at_far]) {
+            let second = Box::pin(world.sleep(Duration::from_secs(1)));
+            // Ends with an error when the connection breaks, with what came before.
+            let _ = select(Box::pin(stream.read_to_end(text)), second).await;
+        }
+        texts.map(|text| String::from_utf8_lossy(&text).into_owned())
+    });
+    read.expect("it ends")
+}
+
+#[test]
+fn control_bytes_are_lost_or_spoilt_in_one_direction() {
+    let texts = |near: &str, far: &str| [near.to_owned(), far.to_owned()];
+    assert_eq!(after_spoiling(|_| {}), texts("hello", "hello"));
+    assert_eq!(after_spoiling(|world| world.cut_one_way(NodeIndex(0), NodeIndex(1))), texts("hello", ""));
+    assert_eq!(after_spoiling(|world| world.truncate_control(NodeIndex(0), NodeIndex(1), 3)), texts("", "hel"));
+    assert_eq!(after_spoiling(|world| world.truncate_control(NodeIndex(0), NodeIndex(1), 0)), texts("", ""));
+    assert_eq!(after_spoiling(|world| world.garble_control(NodeIndex(0), NodeIndex(1), 8)), texts("hello", "hdllo"));
 }
 
 #[test]

@@ -48,6 +48,13 @@ pub struct GroupCase {
     pub sends_ahead: usize,
     /// Whether the root sends from pool memory.
     pub sends_from_pool: bool,
+    /// Whether members keep messages so that the group could go on after a failure.
+    #[serde(default = "yes")]
+    pub recoverable: bool,
+}
+
+fn yes() -> bool {
+    true
 }
 
 /// A member of a group, and how its application behaves.
@@ -289,6 +296,40 @@ pub enum Fault {
         /// In ns.
         for_ns: u64,
     },
+    /// What one node says does not reach the other for a while.
+    CutOneWay {
+        /// The one that is not heard.
+        from: u32,
+        /// The other.
+        to: u32,
+        /// In ns.
+        for_ns: u64,
+    },
+    /// What one node writes next on its control connections to another breaks off, and so do these.
+    TruncateControl {
+        /// The one that writes.
+        from: u32,
+        /// The other.
+        to: u32,
+        /// How many bytes arrive, at most.
+        bytes: usize,
+    },
+    /// What one node writes next on its control connections to another arrives with a bit turned over.
+    GarbleControl {
+        /// The one that writes.
+        from: u32,
+        /// The other.
+        to: u32,
+        /// Which bit.
+        bit: usize,
+    },
+    /// The node is shut down.
+    Leave {
+        /// The node.
+        node: u32,
+        /// How long it waits for its groups to end, in ns; if it does not, it leaves them at once.
+        drain_ns: Option<u64>,
+    },
     /// The control connections of two nodes are reset.
     ResetControl {
         /// One.
@@ -384,6 +425,7 @@ impl GroupCase {
         GroupSpec::new(self.id, self.members.iter().map(|member| NodeId(member.node)))
             .algorithm(self.algorithm.algorithm())
             .formation_limit(Duration::from_nanos(self.formation_limit_ns))
+            .recoverable(self.recoverable)
             .block_size(self.block_size + u32::from(other))
     }
 }
@@ -413,8 +455,12 @@ impl Fault {
             | Self::Stop { node, .. }
             | Self::HoldUp { node, .. }
             | Self::SlowDown { node, .. }
-            | Self::LimitPort { node, .. } => vec![node],
+            | Self::LimitPort { node, .. }
+            | Self::Leave { node, .. } => vec![node],
             Self::Cut { a, b, .. } | Self::ResetControl { a, b } | Self::BreakQueuePairs { a, b } => vec![a, b],
+            Self::CutOneWay { from, to, .. }
+            | Self::TruncateControl { from, to, .. }
+            | Self::GarbleControl { from, to, .. } => vec![from, to],
         }
     }
 
@@ -425,8 +471,15 @@ impl Fault {
             | Self::HoldUp { for_ns, .. }
             | Self::SlowDown { for_ns, .. }
             | Self::LimitPort { for_ns, .. }
-            | Self::Cut { for_ns, .. } => Some(for_ns),
-            Self::Kill { .. } | Self::Vanish { .. } | Self::ResetControl { .. } | Self::BreakQueuePairs { .. } => None,
+            | Self::Cut { for_ns, .. }
+            | Self::CutOneWay { for_ns, .. } => Some(for_ns),
+            Self::Kill { .. }
+            | Self::Vanish { .. }
+            | Self::TruncateControl { .. }
+            | Self::GarbleControl { .. }
+            | Self::Leave { .. }
+            | Self::ResetControl { .. }
+            | Self::BreakQueuePairs { .. } => None,
         }
     }
 
@@ -438,8 +491,14 @@ impl Fault {
             | Self::Stop { node, .. }
             | Self::HoldUp { node, .. }
             | Self::SlowDown { node, .. }
-            | Self::LimitPort { node, .. } => *node = name(*node),
-            Self::Cut { a, b, .. } | Self::ResetControl { a, b } | Self::BreakQueuePairs { a, b } => {
+            | Self::LimitPort { node, .. }
+            | Self::Leave { node, .. } => *node = name(*node),
+            Self::CutOneWay { from: a, to: b, .. }
+            | Self::TruncateControl { from: a, to: b, .. }
+            | Self::GarbleControl { from: a, to: b, .. }
+            | Self::Cut { a, b, .. }
+            | Self::ResetControl { a, b }
+            | Self::BreakQueuePairs { a, b } => {
                 (*a, *b) = (name(*a), name(*b));
             }
         }
@@ -469,7 +528,8 @@ impl fmt::Display for GroupCase {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self { id, algorithm, block_size, sends_ahead, .. } = self;
         let limit = ns(self.formation_limit_ns);
-        writeln!(f, "  group {id}: {algorithm:?}, blocks of {block_size}, to be formed in {limit}")?;
+        let kind = if self.recoverable { ", recoverable" } else { "" };
+        writeln!(f, "  group {id}: {algorithm:?}, blocks of {block_size}, to be formed in {limit}{kind}")?;
         let memory = if self.sends_from_pool { " from the pool" } else { "" };
         write!(f, "    sends up to {sends_ahead} at once{memory}:")?;
         for message in &self.messages {

@@ -39,13 +39,14 @@ impl Case {
         case
     }
 
-    /// Makes pools as small as they may be: one group that holds nothing needs no more than its longest message.
+    /// Makes pools as small as they may be: one group that holds nothing needs no more than its longest message, if it does
+    /// not keep messages until all have them.
     ///
     /// With several groups, members that took memory in different orders would wait for each other.
     fn tighten_pool(&mut self) {
         let Some(group) = self.groups.first_mut() else { return };
         let longest = group.messages.iter().map(|message| message.size).max().unwrap_or(0);
-        group.sends_from_pool = false;
+        (group.sends_from_pool, group.recoverable) = (false, false);
         group.members.iter_mut().for_each(|member| member.holds = 0);
         self.pool_bytes_max = longest.next_multiple_of(PAGE).max(PAGE);
     }
@@ -96,7 +97,7 @@ impl Case {
         let for_ns = spread(random, 10 * US, 60 * S);
         let times = random.within(2..=8);
         let mbps = *random.one_of(&[0, 1, self.model.port_mbps / 2]);
-        let fault = match random.below(14) {
+        let fault = match random.below(20) {
             0..=2 => Fault::Kill { node },
             3..=4 => Fault::Vanish { node },
             5..=6 => Fault::Stop { node, for_ns },
@@ -105,7 +106,11 @@ impl Case {
             9 => Fault::LimitPort { node, mbps, for_ns },
             10..=11 => Fault::Cut { a, b, for_ns },
             12 => Fault::ResetControl { a, b },
-            _ => Fault::BreakQueuePairs { a, b },
+            13 => Fault::BreakQueuePairs { a, b },
+            14..=15 => Fault::CutOneWay { from: a, to: b, for_ns },
+            16 => Fault::TruncateControl { from: a, to: b, bytes: index(random, 64) },
+            17 => Fault::GarbleControl { from: a, to: b, bit: index(random, 512) },
+            _ => Fault::Leave { node, drain_ns: random.chance(0.5).then_some(for_ns) },
         };
         FaultCase { when: draw_when(random, group), fault }
     }
@@ -114,6 +119,10 @@ impl Case {
 fn draw_when(random: &mut Random, group: &GroupCase) -> When {
     if random.chance(0.3) {
         return When::At { ns: spread(random, US, S) };
+    }
+    if random.chance(0.3) {
+        let node = random.one_of(&group.members).node;
+        return When::Operation { node, count: spread(random, 1, 1 << 10) };
     }
     let count = index(random, group.messages.len() + 1);
     let milestones = [
@@ -207,6 +216,7 @@ fn draw_group(random: &mut Random, id: u64, nodes: u32) -> GroupCase {
         messages: (0..messages).map(|_| draw_message(random, block_size)).collect(),
         sends_ahead: *random.one_of(&[1, 1, 2, 4, 32]),
         sends_from_pool: random.chance(0.2),
+        recoverable: random.chance(0.7),
     }
 }
 

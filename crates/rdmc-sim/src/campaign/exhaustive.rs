@@ -120,6 +120,7 @@ fn history(count: u32, blocks: u32, algorithm: AlgorithmCase) -> Case {
         messages: vec![MessageCase { size, fate: Fate::Awaited }],
         sends_ahead: 1,
         sends_from_pool: false,
+        recoverable: true,
     };
     Case {
         seed: 1,

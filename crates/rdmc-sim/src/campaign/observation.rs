@@ -130,7 +130,7 @@ pub struct FaultObservation {
 /// What was left at a node.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Left {
-    /// Bytes of the pool that were lent when no handle of a group was left; 0 of a node that died.
+    /// Bytes of the pool that were lent when no handle of a group was left; 0 of a node that died or left.
     pub pool_bytes_lent: u64,
     /// Tasks, when no handle of the node was left either.
     pub tasks: usize,

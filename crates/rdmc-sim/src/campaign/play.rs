@@ -4,6 +4,7 @@ use std::sync::{Arc, Mutex, OnceLock};
 use std::time::Duration;
 
 use futures::future::{Either, join_all, select};
+use rdmc::{Node, Shutdown};
 use rdmc_fabric::Timestamp;
 use tokio::sync::{Notify, oneshot, watch};
 
@@ -58,6 +59,8 @@ pub(super) struct Stage {
     /// Told of everything that is seen.
     changed: Notify,
     healed: watch::Sender<bool>,
+    /// The nodes, for those that are to be shut down.
+    nodes: Mutex<Vec<Node>>,
 }
 
 impl Stage {
@@ -78,6 +81,7 @@ impl Stage {
             seen: Mutex::new(seen),
             changed: Notify::new(),
             healed: watch::Sender::new(false),
+            nodes: Mutex::default(),
         }
     }
 
@@ -98,6 +102,7 @@ impl Stage {
 
     async fn perform(self: Arc<Self>, deployment: Deployment) {
         let _ = self.began.set(self.world.now());
+        *lock(&self.nodes) = self.world.nodes().map(|node| deployment.node(node).clone()).collect();
         let mut ends = Vec::new();
         for (group, planned) in self.case.groups.iter().enumerate() {
             for (rank, member) in planned.members.iter().enumerate() {
@@ -137,6 +142,7 @@ impl Stage {
             let mut seen = lock(&self.seen);
             (seen.ended_ns, seen.operations) = (Some(ended_ns), counts.collect());
         }
+        lock(&self.nodes).clear();
         self.clean_up(deployment).await;
     }
 
@@ -145,7 +151,15 @@ impl Stage {
         // An engine whose application dropped the future of its close goes on until the mesh gives the others up.
         let settled = Duration::from_nanos(self.case.model.control.patience_ns) + SETTLE_TIME;
         self.world.sleep(settled).await;
-        let lent = |node| match self.world.is_alive(node) {
+        let left = |node: NodeIndex| {
+            let left = |it: &FaultObservation| match self.case.faults[it.fault].fault {
+                Fault::Leave { node: left, .. } => left == node.0,
+                _ => false,
+            };
+            lock(&self.seen).faults.iter().any(left)
+        };
+        // Of a node that was shut down, what was posted keeps its memory until its handles are gone.
+        let lent = |node| match self.world.is_alive(node) && !left(node) {
             true => deployment.node(node).stats().pool_bytes_lent,
             false => 0,
         };
@@ -250,6 +264,18 @@ impl Stage {
             Fault::SlowDown { node, times, .. } => world.slow_down(NodeIndex(node), times),
             Fault::LimitPort { node, mbps, .. } => world.limit_port(NodeIndex(node), mbps),
             Fault::Cut { a, b, .. } => world.cut(NodeIndex(a), NodeIndex(b)),
+            Fault::CutOneWay { from, to, .. } => world.cut_one_way(NodeIndex(from), NodeIndex(to)),
+            Fault::TruncateControl { from, to, bytes } => {
+                world.truncate_control(NodeIndex(from), NodeIndex(to), bytes);
+            }
+            Fault::GarbleControl { from, to, bit } => world.garble_control(NodeIndex(from), NodeIndex(to), bit),
+            Fault::Leave { node, drain_ns } => {
+                let how = drain_ns.map_or(Shutdown::Abort, |ns| Shutdown::Drain { limit: Duration::from_nanos(ns) });
+                let leaving = lock(&self.nodes).get(node as usize).cloned();
+                if let Some(leaving) = leaving {
+                    world.spawn_on(NodeIndex(node), Box::pin(async move { drop(leaving.shutdown(how).await) }));
+                }
+            }
             Fault::ResetControl { a, b } => world.reset_control(NodeIndex(a), NodeIndex(b)),
             Fault::BreakQueuePairs { a, b } => world.break_queue_pairs(NodeIndex(a), NodeIndex(b)),
         }
@@ -259,7 +285,9 @@ impl Stage {
         match fault {
             Fault::Stop { node, .. } => self.world.resume(NodeIndex(node)),
             Fault::SlowDown { node, .. } | Fault::LimitPort { node, .. } => self.world.slow_down(NodeIndex(node), 1),
-            Fault::Cut { a, b, .. } => self.world.heal(NodeIndex(a), NodeIndex(b)),
+            Fault::Cut { a, b, .. } | Fault::CutOneWay { from: a, to: b, .. } => {
+                self.world.heal(NodeIndex(a), NodeIndex(b));
+            }
             _ => {}
         }
     }

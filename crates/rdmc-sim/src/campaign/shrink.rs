@@ -108,6 +108,7 @@ fn simplify_groups(case: &Case, add: &mut impl FnMut(&dyn Fn(&mut Case))) {
             add(&|case| case.groups[at].members[rank].begins_ns = 0);
         }
         add(&|case| case.groups[at].sends_from_pool = false);
+        add(&|case| case.groups[at].recoverable = false);
         add(&|case| case.groups[at].sends_ahead = 1);
         for message in 0..group.messages.len() {
             let block = u64::from(group.block_size);
@@ -159,7 +160,8 @@ fn simplify_times(case: &Case, add: &mut impl FnMut(&dyn Fn(&mut Case))) {
             | Fault::HoldUp { for_ns, .. }
             | Fault::SlowDown { for_ns, .. }
             | Fault::LimitPort { for_ns, .. }
-            | Fault::Cut { for_ns, .. } => *for_ns = rounded(*for_ns),
+            | Fault::Cut { for_ns, .. }
+            | Fault::CutOneWay { for_ns, .. } => *for_ns = rounded(*for_ns),
             _ => {}
         });
     }

@@ -71,8 +71,13 @@ impl Suspects {
                     }
                     self.causes.extend(nodes);
                 }
+                // Who waits for the rest of a frame of a garbled length hears no more, nor does who has left.
+                Fault::TruncateControl { .. } | Fault::GarbleControl { .. } | Fault::Leave { .. } => {
+                    self.apart.extend(&nodes);
+                    self.causes.extend(nodes);
+                }
                 Fault::BreakQueuePairs { .. } => self.causes.extend(nodes),
-                Fault::Cut { a, b, .. } => {
+                Fault::Cut { a, b, .. } | Fault::CutOneWay { from: a, to: b, .. } => {
                     waited_ns += lasted_ns;
                     waiting.extend([a, b]);
                     self.delayed.extend([a, b]);
@@ -115,7 +120,7 @@ fn silence_ns(case: &Case) -> u64 {
 /// alone by that.
 fn mends_late(case: &Case, seen: &Observation, nodes: &[u32]) -> bool {
     let delays = |fault: Fault| {
-        matches!(fault, Fault::Cut { .. } | Fault::Stop { .. } | Fault::HoldUp { .. })
+        matches!(fault, Fault::Cut { .. } | Fault::CutOneWay { .. } | Fault::Stop { .. } | Fault::HoldUp { .. })
             && fault.nodes().iter().any(|node| nodes.contains(node))
     };
     case.model.control.loss > 0.0 || seen.faults.iter().any(|happened| delays(case.faults[happened.fault].fault))
@@ -124,7 +129,9 @@ fn mends_late(case: &Case, seen: &Observation, nodes: &[u32]) -> bool {
 /// Returns for how long two nodes were cut off each other, in ns.
 fn cut_ns(case: &Case, seen: &Observation, a: u32, b: u32) -> u64 {
     let of_both = seen.faults.iter().filter(|happened| match case.faults[happened.fault].fault {
-        Fault::Cut { a: one, b: other, .. } => (one, other) == (a, b) || (one, other) == (b, a),
+        Fault::Cut { a: one, b: other, .. } | Fault::CutOneWay { from: one, to: other, .. } => {
+            (one, other) == (a, b) || (one, other) == (b, a)
+        }
         _ => false,
     });
     of_both.map(|happened| happened.until_ns.map_or(0, |until_ns| until_ns - happened.at_ns)).sum()

@@ -198,7 +198,7 @@ impl SimQueuePair {
     }
 
     pub(super) fn is_cut_off(&self) -> bool {
-        self.peer_node().is_some_and(|peer| !self.world.0.reaches(self.node, peer))
+        self.peer_node().is_some_and(|peer| !self.world.0.reach_each_other(self.node, peer))
     }
 
     /// The peer tells what became of a request.
