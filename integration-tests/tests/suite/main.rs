@@ -9,6 +9,7 @@ mod lab;
 mod multicast;
 #[cfg(target_os = "linux")]
 mod network;
+mod operations;
 mod program;
 mod recovery;
 mod rooms;
