@@ -46,7 +46,7 @@ impl Case {
     fn tighten_pool(&mut self) {
         let Some(group) = self.groups.first_mut() else { return };
         let longest = group.messages.iter().map(|message| message.size).max().unwrap_or(0);
-        (group.sends_from_pool, group.recoverable) = (false, false);
+        group.sends_from_pool = false;
         group.members.iter_mut().for_each(|member| member.holds = 0);
         self.pool_bytes_max = longest.next_multiple_of(PAGE).max(PAGE);
     }

@@ -91,6 +91,7 @@ impl Group {
     /// Once others may have been told that this member does not have it, the application does not get it either.
     pub(crate) fn deliver(&self, to: oneshot::Sender<Message>, message: Message) {
         let bytes = message.len() as u64;
+        self.retained.shorten(message.number(), &message);
         self.act(|state, _| {
             state.early.insert(message.number(), (to, message));
             while let Some(next) = state.early.first_entry() {

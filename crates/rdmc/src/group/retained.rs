@@ -39,7 +39,7 @@ struct State {
 #[derive(Clone)]
 pub(crate) enum Kept {
     Blocks(Arc<Blocks>),
-    /// A short one: it would keep a block's memory.
+    /// A short one that is whole.
     Short(Shape, Arc<[u8]>),
 }
 
@@ -94,6 +94,19 @@ impl Retained {
             None => Kept::Blocks(blocks.clone()),
         };
         self.lock().kept.insert(number, kept);
+    }
+
+    /// Notes that a message is whole: a short one is kept without the memory that it was received into.
+    pub(crate) fn shorten(&self, number: u64, message: &[u8]) {
+        let replaced = {
+            let mut state = self.lock();
+            let kept = state.kept.get_mut(&number).filter(|_| message.len() <= SHORT_MAX);
+            kept.map(|kept| {
+                let short = Kept::Short(kept.shape(), message.into());
+                std::mem::replace(kept, short)
+            })
+        };
+        drop(replaced);
     }
 
     /// Takes over a message from the group that this one continues.
@@ -170,14 +183,11 @@ impl Retained {
 
     /// At another member, which has `held` messages, the latest of so many bytes: tells whether the root is to know.
     ///
-    /// It is at once where memory is kept; a few short messages may wait for others.
+    /// It is at once where anybody keeps memory; a few short messages may wait for others.
     pub(crate) fn is_to_be_told(&self, held: u64, bytes: u64) -> bool {
         let mut state = self.lock();
         state.untold_bytes = state.untold_bytes.saturating_add(bytes);
-        let memory =
-            state.kept.range(state.told..held.max(state.told)).any(|(_, kept)| matches!(kept, Kept::Blocks(_)));
-        let due =
-            held > state.told && (memory || state.untold_bytes >= UNTOLD_BYTES_MAX || held - state.told >= UNTOLD_MAX);
+        let due = held > state.told && (state.untold_bytes >= SHORT_MAX as u64 || held - state.told >= UNTOLD_MAX);
         if due {
             state.told = held;
             state.untold_bytes = 0;
@@ -224,11 +234,9 @@ impl Retained {
 
 /// Messages that the root begins before everybody has the first of them.
 pub(crate) const UNSTABLE_MAX: u64 = 1024;
-/// Longest message of one block that is kept as a copy, in bytes.
+/// Longest message that is kept as a copy, in bytes.
 const SHORT_MAX: usize = 16 << 10;
-/// Bytes of messages that the root does not know this member to have, at most.
-const UNTOLD_BYTES_MAX: u64 = 64 << 10;
-/// How many messages.
+/// Short messages that the root does not know this member to have, at most.
 const UNTOLD_MAX: u64 = 16;
 
 #[cfg(test)]

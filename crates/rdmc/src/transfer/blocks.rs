@@ -136,10 +136,10 @@ impl Blocks {
         self.shape
     }
 
-    /// Returns the message, if it is whole, one block and no longer than this.
+    /// Returns the message, if it was whole from the start and is no longer than this.
     pub(crate) fn short(&self, max: usize) -> Option<&Buffer> {
         match &self.content {
-            Content::Whole(message) if self.shape.count.0 == 1 && message.len() <= max => Some(message),
+            Content::Whole(message) if message.len() <= max => Some(message),
             _ => None,
         }
     }
