@@ -77,6 +77,9 @@ pub struct Capabilities {
     pub registers_cheaply: bool,
     /// Whether mapped files can be received into: a device that writes by itself cannot tell a file system so.
     pub receives_into_files: bool,
+    /// Whether the fabric itself finds bits that change on the way between two hosts' memories. What it says is the same on
+    /// every node, since members of a group must come to the same conclusion.
+    pub protects_blocks: bool,
     /// Most entries of a completion queue.
     pub completions_max: u32,
 }
@@ -90,6 +93,7 @@ impl Capabilities {
             completion_mode: CompletionMode::Event,
             registers_cheaply: true,
             receives_into_files: true,
+            protects_blocks: false,
             completions_max: u32::MAX,
         }
     }

@@ -1,4 +1,4 @@
-//! A decorator that makes queue pairs fail or dawdle where a test wants it.
+//! A decorator that makes queue pairs fail, dawdle or change bits where a test wants it.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::fmt;
@@ -25,6 +25,17 @@ pub enum Fault {
     Delay(Duration),
     /// The queue pair is closed first, so that the request is flushed with everything else.
     Close,
+    /// A bit of the bytes that a send or write carries is changed, counted from the first and modulo their number. The
+    /// memory that they come from stays as it is. Nothing happens to what carries no bytes.
+    Flip {
+        /// Which bit.
+        bit: u64,
+    },
+    /// A bit of the immediate is changed, modulo 32. Nothing happens to what has none.
+    FlipImmediate {
+        /// Which bit.
+        bit: u32,
+    },
 }
 
 /// A work request as the plan of a [`FaultFabric`] sees it.
@@ -128,6 +139,7 @@ impl Fabric for FaultFabric {
         Ok(queue_pair.map_raw(|inner| {
             let faulty = Arc::new_cyclic(|this| FaultQueuePair {
                 inner,
+                fabric: self.inner.clone(),
                 index,
                 plan: self.plan.clone(),
                 environment: self.inner.environment(),
@@ -143,6 +155,7 @@ impl Fabric for FaultFabric {
 
 struct FaultQueuePair {
     inner: Arc<dyn RawQueuePair>,
+    fabric: Arc<dyn Fabric>,
     index: u64,
     plan: Arc<Plan>,
     environment: Arc<dyn Environment>,
@@ -184,12 +197,22 @@ impl RawQueuePair for FaultQueuePair {
         self.inner.connect(peer)
     }
 
-    fn post(&self, request: WorkRequest) {
+    fn post(&self, mut request: WorkRequest) {
         let delay = match (self.plan)(&self.posting(request.work())) {
             Fault::None => Duration::ZERO,
             Fault::Delay(delay) => delay,
             Fault::Close => {
                 self.close();
+                Duration::ZERO
+            }
+            Fault::Flip { bit } => {
+                self.flip(request.work_mut(), bit);
+                Duration::ZERO
+            }
+            Fault::FlipImmediate { bit } => {
+                if let Work::Send { imm: Some(imm), .. } | Work::Write { imm: Some(imm), .. } = request.work_mut() {
+                    *imm ^= 1 << (bit % u32::BITS);
+                }
                 Duration::ZERO
             }
         };
@@ -238,6 +261,20 @@ impl FaultQueuePair {
             opcode: work.opcode(),
             index,
             len: work.len(),
+        }
+    }
+
+    /// Has a request carry a copy of its bytes, one bit of which differs.
+    fn flip(&self, work: &mut Work, bit: u64) {
+        let (Work::Send { data, .. } | Work::Write { data, .. }) = work else { return };
+        let mut bytes = data.to_vec();
+        let bits = bytes.len() as u64 * u64::from(u8::BITS);
+        let Some(bit) = bit.checked_rem(bits) else { return };
+        let at = usize::try_from(bit / u64::from(u8::BITS)).expect("the bytes are in memory");
+        bytes[at] ^= 1 << (bit % u64::from(u8::BITS));
+        match self.fabric.register(Memory::from(bytes)) {
+            Ok(region) => *data = region.into_shared(),
+            Err(error) => tracing::warn!(%error, "no memory for a flipped bit"),
         }
     }
 

@@ -40,6 +40,29 @@ async fn values(receives: Vec<Operation<Received>>) -> Vec<u8> {
 }
 
 #[tokio::test]
+async fn a_flipped_bit_is_flipped_on_the_way_only() {
+    let network = MemNetwork::new();
+    let faulty = FaultFabric::new(network.fabric(), |posting| match (posting.opcode, posting.index) {
+        (Opcode::Send, 1) => Fault::Flip { bit: 8 + 3 },
+        (Opcode::Send, 2) => Fault::FlipImmediate { bit: 4 },
+        _ => Fault::None,
+    });
+    let clean = network.fabric();
+    let (a, b) = (queue_pair(&*faulty), queue_pair(&*clean));
+    connect(&a, &b).await.unwrap();
+    let receives: Vec<_> = (0..4).map(|_| b.receive(room(&*clean))).collect();
+    let bytes: Vec<_> = (0..3).map(|_| byte(&*faulty, 0)).collect();
+    let sends: Vec<_> = bytes.iter().map(|bytes| a.send(bytes.clone(), Some(0))).collect();
+    // No bit of what is empty can be flipped.
+    let empty = a.send(Buffer::empty(), Some(0));
+    let received: Vec<_> = join_all(receives).await.into_iter().map(Result::unwrap).collect();
+    assert_eq!(received[..3].iter().map(|received| received.buffer[0]).collect::<Vec<_>>(), [0, 1 << 3, 0]);
+    assert_eq!(received.iter().map(|received| received.imm).collect::<Vec<_>>(), [Some(0), Some(0), Some(16), Some(0)]);
+    assert!(join_all(sends).await.iter().all(Result::is_ok) && empty.await.is_ok());
+    assert!(bytes.iter().all(|bytes| bytes[0] == 0));
+}
+
+#[tokio::test]
 async fn a_delayed_request_keeps_its_place() {
     let network = MemNetwork::new();
     let delay = Duration::from_millis(20);

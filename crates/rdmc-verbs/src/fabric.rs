@@ -162,6 +162,8 @@ impl Fabric for VerbsFabric {
         capabilities.completion_mode = CompletionMode::Event;
         capabilities.registers_cheaply = false;
         capabilities.receives_into_files = false;
+        // Every packet carries a checksum of what no switch changes.
+        capabilities.protects_blocks = true;
         capabilities.completions_max = u32::try_from(device.attributes.max_cqe).unwrap_or(0);
         capabilities
     }
