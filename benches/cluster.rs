@@ -3,7 +3,8 @@
 //! `cargo bench -p rdmc-benches --bench cluster -- loopback` compares, on the loopback, one object to n − 1 receiving
 //! processes by `rdmc` with the same object written into n − 1 plain TCP streams at once (one stream for n = 2).
 //! `-- shaped --rate 200` compares with the ideal of a network whose ports have that rate in Mbit/s, inside namespaces
-//! made by `benches/shaped.sh`. Receivers keep their memory; the first round of each kind is not counted.
+//! made by `benches/shaped.sh`. `-- checks` compares, on the loopback, groups that check blocks with groups that do not, in
+//! turn. Receivers keep their memory; the first round of each kind is not counted.
 
 use std::io::{Read, Write};
 use std::net::{TcpListener, TcpStream};
@@ -32,6 +33,14 @@ enum What {
     Loopback {
         /// Members, the sender included.
         #[arg(long, value_delimiter = ',', default_value = "2,8")]
+        nodes: Vec<usize>,
+        #[command(flatten)]
+        work: Work,
+    },
+    /// Processes on this host's loopback, that check blocks in every other round.
+    Checks {
+        /// Members, the sender included.
+        #[arg(long, value_delimiter = ',', default_value = "8")]
         nodes: Vec<usize>,
         #[command(flatten)]
         work: Work,
@@ -89,7 +98,7 @@ fn main() -> Result<()> {
             println!("  n   rdmc s   plain s   plain/rdmc   rdmc MiB/s each   rdmc CPU s/GiB   plain CPU s/GiB");
             for n in nodes {
                 let hosts = (1..n).map(|_| (vec![], "127.0.0.1".to_owned())).collect();
-                let [rdmc, plain] = measure(hosts, &work, true)?;
+                let [rdmc, plain] = measure(hosts, &work, [Way::Rdmc { checks: true }, Way::Plain])?;
                 let copied = (work.mib * (n - 1)) as f64 / 1024.0;
                 println!(
                     "{n:3} {:8.3} {:9.3} {:12.2} {:17.0} {:16.2} {:17.2}",
@@ -99,6 +108,24 @@ fn main() -> Result<()> {
                     work.mib as f64 / rdmc.seconds,
                     rdmc.processor_seconds / copied,
                     plain.processor_seconds / copied,
+                );
+            }
+            Ok(())
+        }
+        What::Checks { nodes, work } => {
+            println!("{} MiB, blocks of {} KiB, {}, tcp on loopback", work.mib, work.block_kib, work.algorithm);
+            println!("  n   checked s   unchecked s   checked/unchecked   checked CPU s/GiB   unchecked CPU s/GiB");
+            for n in nodes {
+                let hosts = (1..n).map(|_| (vec![], "127.0.0.1".to_owned())).collect();
+                let [checked, unchecked] = measure(hosts, &work, [true, false].map(|checks| Way::Rdmc { checks }))?;
+                let copied = (work.mib * (n - 1)) as f64 / 1024.0;
+                println!(
+                    "{n:3} {:11.3} {:13.3} {:19.3} {:19.2} {:21.2}",
+                    checked.seconds,
+                    unchecked.seconds,
+                    checked.seconds / unchecked.seconds,
+                    checked.processor_seconds / copied,
+                    unchecked.processor_seconds / copied,
                 );
             }
             Ok(())
@@ -115,7 +142,7 @@ fn main() -> Result<()> {
                         (enter.to_vec(), format!("{network}.{}", i + 1))
                     })
                     .collect();
-                let [rdmc, _] = measure(hosts, &work, false)?;
+                let [rdmc] = measure(hosts, &work, [Way::Rdmc { checks: true }])?;
                 let size = (work.mib << 20) as f64;
                 let block = f64::from(work.block_kib) * 1024.0;
                 let steps = (size / block).ceil() - 1.0 + (n as f64).log2().ceil();
@@ -168,8 +195,23 @@ impl Remote {
     }
 }
 
-/// Measures both ways in turn and returns the medians.
-fn measure(hosts: Vec<(Vec<String>, String)>, work: &Work, with_plain: bool) -> Result<[Figure; 2]> {
+/// A way of sending an object.
+#[derive(Clone, Copy)]
+enum Way {
+    Rdmc {
+        /// Whether blocks are checked.
+        checks: bool,
+    },
+    /// By plain streams.
+    Plain,
+}
+
+/// Measures all ways in turn and returns the medians.
+fn measure<const WAYS: usize>(
+    hosts: Vec<(Vec<String>, String)>,
+    work: &Work,
+    ways: [Way; WAYS],
+) -> Result<[Figure; WAYS]> {
     let mut remotes = hosts.iter().map(|(enter, ip)| Remote::start(enter, ip)).collect::<Result<Vec<_>>>()?;
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
     let addresses: Vec<String> = remotes.iter().map(|remote| remote.rdmc.clone()).collect();
@@ -185,19 +227,21 @@ fn measure(hosts: Vec<(Vec<String>, String)>, work: &Work, with_plain: bool) -> 
             .await
             .map_err(anyhow::Error::from)
     })?;
-    let mut rounds: [Vec<Figure>; 2] = Default::default();
+    let mut rounds = [(); WAYS].map(|()| Vec::new());
+    let mut id = 0;
     for round in 0..=work.rounds {
-        let figure = rdmc_round(&runtime, &node, &mut remotes, &object, work, round as u64 + 1)?;
-        rounds[0].extend((round > 0).then_some(figure));
-        if with_plain {
-            let figure = plain_round(&mut remotes, &object)?;
-            rounds[1].extend((round > 0).then_some(figure));
+        for (way, rounds) in ways.iter().zip(&mut rounds) {
+            let figure = match way {
+                Way::Rdmc { checks } => {
+                    id += 1;
+                    rdmc_round(&runtime, &node, &mut remotes, &object, work, (id, *checks))?
+                }
+                Way::Plain => plain_round(&mut remotes, &object)?,
+            };
+            rounds.extend((round > 0).then_some(figure));
         }
     }
-    let of = |rounds: &[Figure], part: fn(&Figure) -> f64| match rounds {
-        [] => f64::NAN,
-        rounds => median(&rounds.iter().map(part).collect::<Vec<_>>()),
-    };
+    let of = |rounds: &[Figure], part: fn(&Figure) -> f64| median(&rounds.iter().map(part).collect::<Vec<_>>());
     Ok(rounds.map(|rounds| Figure {
         seconds: of(&rounds, |figure| figure.seconds),
         processor_seconds: of(&rounds, |figure| figure.processor_seconds),
@@ -210,13 +254,14 @@ fn rdmc_round(
     remotes: &mut [Remote],
     object: &Bytes,
     work: &Work,
-    id: u64,
+    (id, checks): (u64, bool),
 ) -> Result<Figure> {
     for remote in remotes.iter_mut() {
-        remote.process.tell("rdmc")?;
+        remote.process.tell(&format!("rdmc {checks}"))?;
     }
     let members = (0..).take(remotes.len() + 1).map(NodeId);
     let spec = GroupSpec::new(id, members).algorithm(work.algorithm.clone()).block_size(work.block_kib * 1024);
+    let spec = spec.check_blocks(checks);
     let (started, used) = runtime.block_on(async {
         let sender = node.create_group(spec).await?;
         // A message of no bytes: everybody has joined.
@@ -279,10 +324,11 @@ fn receiver(listen: &str) -> Result<()> {
                 stream.read_exact(&mut memory)?;
                 report(monotonic(), processor_time() - used);
             }
-            ["rdmc"] => {
+            ["rdmc", checks] => {
                 let (node, nodes) = node.as_ref().context("joined")?;
                 id += 1;
                 let spec = GroupSpec::new(id, nodes.clone()).algorithm(algorithm.clone()).block_size(block_size);
+                let spec = spec.check_blocks(checks.parse()?);
                 let (at, used) = runtime.block_on(async {
                     let mut receiver = node.join_group(spec).await?;
                     receiver.next().await.context("the first message")??;

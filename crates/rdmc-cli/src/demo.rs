@@ -213,6 +213,7 @@ struct Finished {
     at_ns: u64,
     cpu_ns: u64,
     digest_ok: bool,
+    blocks_healed: u64,
 }
 
 impl Members {
@@ -261,6 +262,7 @@ impl Members {
             skew_seconds: last - first,
             cpu_seconds,
             digests_ok,
+            blocks_healed: finished.iter().map(|end| end.blocks_healed).sum(),
         })
     }
 
@@ -284,8 +286,8 @@ impl News {
         while finished.len() < receivers {
             tokio::select! {
                 Some((place, news)) = self.told.recv() => match news {
-                    Told::Finished { round: of, at_ns, cpu_ns, digest_ok } if of == round => {
-                        finished.push(Finished { at_ns, cpu_ns, digest_ok });
+                    Told::Finished { round: of, at_ns, cpu_ns, digest_ok, blocks_healed } if of == round => {
+                        finished.push(Finished { at_ns, cpu_ns, digest_ok, blocks_healed });
                     }
                     Told::Progress { round: of, bytes } if of == round => {
                         received[place] = bytes;

@@ -15,6 +15,7 @@ use std::fmt;
 use std::fs::File;
 use std::io;
 use std::ops::{Bound, Deref, DerefMut, RangeBounds};
+use std::os::unix::fs::FileExt;
 use std::ptr::NonNull;
 use std::sync::{Arc, OnceLock};
 
@@ -27,6 +28,8 @@ pub struct Memory {
     ptr: NonNull<u8>,
     len: usize,
     writable: bool,
+    /// The file that is mapped, if others may change it.
+    file: Option<File>,
     /// Keeps the allocation alive; never touched otherwise.
     _owner: Box<dyn Any + Send + Sync>,
 }
@@ -88,7 +91,7 @@ impl Memory {
         // SAFETY: by the contract of this function nobody writes or shortens the file; its length was checked above.
         let map = unsafe { memmap2::MmapOptions::new().len(len).map(file) }?;
         let ptr = NonNull::from(&map[..]).cast();
-        Ok(Self { ptr, len, writable: false, _owner: Box::new(map) })
+        Ok(Self { ptr, len, writable: false, file: Some(file.try_clone()?), _owner: Box::new(map) })
     }
 
     /// Takes memory that some other code owns, for fabrics that allocate in their own way.
@@ -97,7 +100,7 @@ impl Memory {
     /// For as long as `owner` lives, `ptr` must be valid for reads of `len` initialised bytes, and for writes if
     /// `writable`; nobody else may write them, nor read them if `writable`.
     pub unsafe fn from_raw(ptr: NonNull<u8>, len: usize, writable: bool, owner: Box<dyn Any + Send + Sync>) -> Self {
-        Self { ptr, len, writable, _owner: owner }
+        Self { ptr, len, writable, file: None, _owner: owner }
     }
 
     /// Returns the length in bytes.
@@ -122,7 +125,7 @@ impl Memory {
 
     fn from_map(mut map: memmap2::MmapMut) -> Self {
         let ptr = NonNull::from(&mut map[..]).cast();
-        Self { ptr, len: map.len(), writable: true, _owner: Box::new(map) }
+        Self { ptr, len: map.len(), writable: true, file: None, _owner: Box::new(map) }
     }
 }
 
@@ -131,14 +134,14 @@ impl From<Vec<u8>> for Memory {
         let len = vec.len();
         let raw: *mut [u8] = Box::into_raw(vec.into_boxed_slice());
         let ptr = NonNull::new(raw.cast::<u8>()).expect("a box is never null");
-        Self { ptr, len, writable: true, _owner: Box::new(RawBox(raw)) }
+        Self { ptr, len, writable: true, file: None, _owner: Box::new(RawBox(raw)) }
     }
 }
 
 impl From<Bytes> for Memory {
     fn from(bytes: Bytes) -> Self {
         let ptr = NonNull::from(&bytes[..]).cast();
-        Self { ptr, len: bytes.len(), writable: false, _owner: Box::new(bytes) }
+        Self { ptr, len: bytes.len(), writable: false, file: None, _owner: Box::new(bytes) }
     }
 }
 
@@ -398,6 +401,30 @@ impl Buffer {
         Self { lease: self.lease.clone(), start: self.start + from, len: to - from }
     }
 
+    /// Tells whether the bytes may change, or vanish, as those of a [mapped file](Memory::map_file) do that others write or
+    /// shorten: they should be looked at by [`copy_to`](Self::copy_to).
+    pub fn may_change(&self) -> bool {
+        self.lease.region().memory.file.is_some()
+    }
+
+    /// Copies the bytes from the `from`th into `into`; those of a mapped file by way of the kernel.
+    ///
+    /// # Errors
+    /// The file was shortened, or cannot be read.
+    ///
+    /// # Panics
+    /// If the range has fewer bytes.
+    pub fn copy_to(&self, from: usize, into: &mut [u8]) -> io::Result<()> {
+        assert!(from <= self.len && into.len() <= self.len - from, "{} bytes at {from} of {}", into.len(), self.len);
+        match &self.lease.region().memory.file {
+            Some(file) => file.read_exact_at(into, (self.start + from) as u64),
+            None => {
+                into.copy_from_slice(&self[from..from + into.len()]);
+                Ok(())
+            }
+        }
+    }
+
     /// Appends `next`, if it is the range that follows in the same lease.
     ///
     /// # Errors
@@ -583,6 +610,24 @@ mod tests {
             scope.spawn(|| rest.fill(9));
         });
         assert!(front.iter().all(|&b| b == 7) && rest.iter().all(|&b| b == 9));
+    }
+
+    #[test]
+    #[cfg_attr(miri, ignore = "maps a file")]
+    fn a_mapped_file_that_changes_is_copied_as_it_is_and_not_at_all_when_it_is_gone() {
+        let file = tempfile::tempfile().unwrap();
+        file.write_all_at(b"_hello", 0).unwrap();
+        // SAFETY: nobody looks at the bytes as a slice.
+        let memory = unsafe { Memory::map_file(&file, 6) }.unwrap();
+        let buffer = MemoryRegion::new(memory, Box::new(())).into_shared().slice(1..);
+        let mut copy = [0; 4];
+        buffer.copy_to(1, &mut copy).unwrap();
+        assert!(buffer.may_change() && copy == *b"ello");
+        file.write_all_at(b"J", 1).unwrap();
+        buffer.copy_to(0, &mut copy).unwrap();
+        assert_eq!(copy, *b"Jell");
+        file.set_len(3).unwrap();
+        assert!(buffer.copy_to(0, &mut copy).is_err());
     }
 
     #[test]

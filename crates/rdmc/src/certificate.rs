@@ -8,6 +8,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::group::GroupId;
 use crate::node::NodeId;
+use crate::transfer::Checksum;
 
 /// What became of a group's messages: which there were, and who has which.
 ///
@@ -94,8 +95,47 @@ pub struct MessageRecord {
 }
 
 /// What a message's content comes down to: two messages with the same digest have the same bytes.
+///
+/// It is the BLAKE3 of the message's size, of the block size (each 8 bytes, little endian), and of the XXH3 of every block
+/// in 128 bits, so that checking each block once gives it without a second look at the content. It proves that nothing
+/// happened to the bytes by accident. Against somebody who makes up bytes on purpose it proves nothing, as XXH3 is no
+/// cryptographic function; that is what encryption is for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub struct Digest(pub [u8; 32]);
+
+impl Digest {
+    /// Computes the digest of a message that is sent in blocks of `block_size` bytes.
+    ///
+    /// # Panics
+    /// If the block size is zero.
+    ///
+    /// # Examples
+    /// ```
+    /// use rdmc::Digest;
+    ///
+    /// let message = vec![7; 5_000_000];
+    /// let mut other = message.clone();
+    /// assert_eq!(Digest::of(&message, 1 << 20), Digest::of(&other, 1 << 20));
+    /// other[4_999_999] ^= 1;
+    /// assert_ne!(Digest::of(&message, 1 << 20), Digest::of(&other, 1 << 20));
+    /// ```
+    pub fn of(bytes: &[u8], block_size: u32) -> Self {
+        let blocks = bytes.chunks(block_size as usize);
+        // No bytes are one block.
+        let none = bytes.is_empty().then_some(bytes);
+        Self::of_checksums(bytes.len() as u64, block_size, blocks.chain(none).map(Checksum::of))
+    }
+
+    pub(crate) fn of_checksums(size: u64, block_size: u32, checksums: impl IntoIterator<Item = Checksum>) -> Self {
+        let mut hash = blake3::Hasher::new();
+        hash.update(&size.to_le_bytes());
+        hash.update(&u64::from(block_size).to_le_bytes());
+        for checksum in checksums {
+            hash.update(&checksum.0.to_le_bytes());
+        }
+        Self(hash.finalize().into())
+    }
+}
 
 impl fmt::Display for Digest {
     /// Shows it in hexadecimal digits.

@@ -111,7 +111,8 @@ pub enum FailureCause {
     /// It did not take part in forming the group in time.
     #[error("did not join in time")]
     NotJoined,
-    /// It formed the group with other members, another algorithm or another block size.
+    /// It formed the group with other members, another algorithm or another block size, or does not check blocks where others
+    /// do.
     #[error("has another specification of the group")]
     SpecMismatch,
     /// It sent what no member sends.
@@ -120,6 +121,17 @@ pub enum FailureCause {
         /// What was wrong.
         what: String,
     },
+    /// A block came from it corrupted, and nobody could supply it whole.
+    #[error("passed on block {block} of message {message} corrupted, and nobody could supply it whole")]
+    Corrupted {
+        /// The message's place in the group's order, from 0.
+        message: u64,
+        /// The block's place in the message, from 0.
+        block: u32,
+    },
+    /// It has other messages than the root: what it checked as they came does not come to the same digests.
+    #[error("has other messages than the root, by their digests")]
+    Diverged,
     /// It could not get memory or other resources for its part.
     #[error("ran out of resources: {what}")]
     Resources {
@@ -132,8 +144,8 @@ impl FailureCause {
     /// Returns how little it tells: of several causes the one with the lowest number is named.
     pub(crate) fn rank_as_evidence(&self) -> u8 {
         match self {
-            Self::Refused { .. } | Self::Abandoned | Self::Resources { .. } => 0,
-            Self::Protocol { .. } => 1,
+            Self::Refused { .. } | Self::Abandoned | Self::Resources { .. } | Self::Diverged => 0,
+            Self::Protocol { .. } | Self::Corrupted { .. } => 1,
             Self::SpecMismatch => 2,
             Self::NotJoined | Self::TooSlow { .. } => 3,
             Self::Unresponsive { .. } => 4,
@@ -154,7 +166,9 @@ impl FailureCause {
             | Self::Abandoned
             | Self::NotJoined
             | Self::TooSlow { .. }
-            | Self::SpecMismatch => 0,
+            | Self::SpecMismatch
+            | Self::Corrupted { .. }
+            | Self::Diverged => 0,
         }
     }
 
@@ -165,14 +179,20 @@ impl FailureCause {
 
     /// Tells whether it is rather a fault of the accused member than of what lies between it and the accuser.
     pub(crate) fn is_the_accused_s_doing(&self) -> bool {
-        matches!(
-            self,
+        match self {
             Self::Protocol { .. }
-                | Self::SpecMismatch
-                | Self::NotJoined
-                | Self::TooSlow { .. }
-                | Self::Unresponsive { .. }
-        )
+            | Self::SpecMismatch
+            | Self::NotJoined
+            | Self::TooSlow { .. }
+            | Self::Unresponsive { .. }
+            | Self::Corrupted { .. } => true,
+            Self::ConnectionLost
+            | Self::DataConnection { .. }
+            | Self::Abandoned
+            | Self::Refused { .. }
+            | Self::Diverged
+            | Self::Resources { .. } => false,
+        }
     }
 }
 

@@ -19,11 +19,12 @@ use tokio::sync::mpsc;
 use crate::failure::{FailureCause, GroupError, with_sources};
 use crate::mesh::frame::GroupFrame;
 use crate::node::{NodeId, NodeShared};
-use crate::stats::{Counters, GroupStats};
-use crate::transfer::{Port, Trouble};
+use crate::stats::{Corruption, Counters, GroupStats};
+use crate::transfer::{Place, Port, Trouble};
 
 pub(crate) mod agreement;
 mod ending;
+pub(crate) mod healing;
 mod hearing;
 mod intake;
 pub(crate) mod neighbour;
@@ -34,6 +35,7 @@ pub(crate) mod retained;
 pub(crate) mod sender;
 
 use ending::End;
+use healing::Healing;
 use hearing::{Hearing, Offered};
 use neighbour::Neighbour;
 use pace::{Pace, SlowReceivers};
@@ -67,6 +69,7 @@ pub struct GroupSpec {
     members: Vec<NodeId>,
     algorithm: Algorithm,
     block_size: u32,
+    check_blocks: Option<bool>,
     formation_limit: Duration,
     recoverable: bool,
     slow_receivers: SlowReceivers,
@@ -83,6 +86,7 @@ impl GroupSpec {
             members: members.into_iter().collect(),
             algorithm: Algorithm::BinomialPipeline,
             block_size: 1 << 20,
+            check_blocks: None,
             formation_limit: Duration::from_secs(30),
             recoverable: true,
             slow_receivers: SlowReceivers::Wait,
@@ -103,6 +107,18 @@ impl GroupSpec {
     #[must_use]
     pub fn block_size(mut self, bytes: u32) -> Self {
         self.block_size = bytes;
+        self
+    }
+
+    /// Sets whether every block is checked where it arrives, before it is passed on; all members need the same. By default
+    /// blocks are checked unless [the fabric protects them](Capabilities::protects_blocks).
+    ///
+    /// A bit that changed on the way, or in the memory of the member that passed the block on, is found by the next member,
+    /// [counted](GroupStats::blocks_corrupted), and logged with both members' ranks. The certificate then has the
+    /// [digest](crate::Digest) of each message, on which all members have agreed.
+    #[must_use]
+    pub fn check_blocks(mut self, check: bool) -> Self {
+        self.check_blocks = Some(check);
         self
     }
 
@@ -182,6 +198,7 @@ impl GroupSpec {
         }
         hash.update(&self.id.0.to_le_bytes());
         hash.update(&self.block_size.to_le_bytes());
+        hash.update(&[u8::from(self.check_blocks == Some(true))]);
         hash.update(self.algorithm.to_string().as_bytes());
         for (&member, rank) in self.members.iter().zip(0..) {
             hash.update(&member.0.to_le_bytes());
@@ -216,6 +233,7 @@ pub(crate) struct Group {
     /// Messages that this member's application was given before.
     given: u64,
     retained: Arc<Retained>,
+    healing: Healing,
     span: tracing::Span,
 }
 
@@ -244,7 +262,7 @@ pub(crate) enum Role {
 }
 
 /// Forms a group: exchanges queue pairs with all neighbours and connects them.
-pub(crate) async fn form(node: Arc<NodeShared>, spec: GroupSpec, role: Role) -> Result<Formed, GroupError> {
+pub(crate) async fn form(node: Arc<NodeShared>, mut spec: GroupSpec, role: Role) -> Result<Formed, GroupError> {
     let rank = spec.check(&node)?;
     let continuation = match role {
         Role::Root | Role::Receiver if rank.is_root() != matches!(role, Role::Root) => {
@@ -275,13 +293,17 @@ pub(crate) async fn form(node: Arc<NodeShared>, spec: GroupSpec, role: Role) -> 
             unfed.push(spec.members[Rank(member).index()]);
         }
     }
+    spec.check_blocks.get_or_insert(!node.fabric.capabilities().protects_blocks);
     let members: Arc<[NodeId]> = spec.members.clone().into();
     let inbox = node.mesh.open_group(spec.id, &members).ok_or(GroupError::GroupIdUsed { group: spec.id })?;
     let base = continuation.map_or(0, |continuation| continuation.base);
+    let retained =
+        Retained::new(members.len(), base, spec.recoverable).and_for_healing(spec.check_blocks == Some(true));
+    let (healing, asked) = Healing::new();
     let group = Arc::new(Group {
         id: spec.id,
         rank,
-        retained: Arc::new(Retained::new(members.len(), base, spec.recoverable)),
+        retained: Arc::new(retained),
         members,
         first_source: first,
         unfed,
@@ -294,6 +316,7 @@ pub(crate) async fn form(node: Arc<NodeShared>, spec: GroupSpec, role: Role) -> 
         base,
         known: continuation.map_or(0, |continuation| continuation.begun),
         given: continuation.map_or(0, |continuation| continuation.held),
+        healing,
         span: tracing::info_span!("group", group = spec.id.0, rank = rank.0),
         spec,
         node,
@@ -314,7 +337,7 @@ pub(crate) async fn form(node: Arc<NodeShared>, spec: GroupSpec, role: Role) -> 
     let grants = around.sends_to.iter().map(|&to| (to, group.neighbour(to).expect_grants())).collect();
     // By itself, as others wait for this member's answers whether its application polls this future or not.
     let listening = group.clone();
-    let listening = async move { listening.listen(hearing).await };
+    let listening = async move { listening.listen(hearing, asked).await };
     group.node.environment.spawn(Box::pin(tracing::Instrument::instrument(listening, group.span.clone())));
     let connected = group.connect(offers, &holdings, continuation).await;
     let resumption = connected.inspect_err(|_| group.retained.come_to_rest())?;
@@ -371,6 +394,11 @@ impl Group {
         &self.retained
     }
 
+    /// Tells whether blocks are checked where they arrive.
+    pub(crate) fn checks_blocks(&self) -> bool {
+        self.spec.check_blocks == Some(true)
+    }
+
     pub(crate) fn node(&self) -> &NodeShared {
         &self.node
     }
@@ -421,6 +449,14 @@ impl Group {
         self.counters.sent(bytes);
         self.counters.waited(waited_for_ready);
         self.node.counters.sent(bytes);
+    }
+
+    /// Counts a block that is not what was sent, and says where it came from.
+    pub(crate) fn count_corrupted(&self, from: Rank, place: Place) {
+        let Place { message, block, .. } = place;
+        tracing::warn!(parent: &self.span, %from, to = %self.rank, message, block = block.0, "a block came corrupted");
+        self.counters.corrupted(Corruption { from, to: self.rank, message, block: block.0 });
+        self.node.counters.corrupted(Corruption { from, to: self.rank, message, block: block.0 });
     }
 
     pub(crate) fn message_completed(&self, number: u64, size: u64) {

@@ -73,4 +73,4 @@ pub use rdmc_fabric::{
     Rendezvous, TcpConfig, TcpFabric,
 };
 pub use rdmc_schedule::{Algorithm, Hybrid, Racks, RacksError, Rank, ScheduleError, Spine};
-pub use stats::{GroupStats, ListenerStats, NodeStats};
+pub use stats::{Corruption, GroupStats, ListenerStats, NodeStats};

@@ -1,7 +1,7 @@
 //! Counters, as plain structs.
 
-use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use rdmc_schedule::Rank;
@@ -20,6 +20,10 @@ pub struct NodeStats {
     pub bytes_sent: u64,
     /// Bytes of blocks received.
     pub bytes_received: u64,
+    /// Blocks that came corrupted, in groups that [check](crate::GroupSpec::check_blocks) them.
+    pub blocks_corrupted: u64,
+    /// Of these, those that were fetched anew.
+    pub blocks_healed: u64,
     /// Pool memory that is lent now.
     pub pool_bytes_lent: u64,
     /// Control connections refused for what the other end showed or said; those at the node's listener, which other nodes
@@ -69,6 +73,28 @@ pub struct GroupStats {
     pub slow: Option<Rank>,
     /// Time for which this member has waited for such members.
     pub held_up: Duration,
+    /// Blocks that came corrupted, if they are [checked](crate::GroupSpec::check_blocks).
+    pub blocks_corrupted: u64,
+    /// Of these, those that were fetched anew, from the root or another member.
+    pub blocks_healed: u64,
+    /// The last one that came corrupted.
+    pub last_corruption: Option<Corruption>,
+}
+
+/// A block that came to a member as something else than what was sent.
+///
+/// A bit changed on the way between the two, or in the memory of the one that sent it after it had been checked there.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Corruption {
+    /// The member that sent it.
+    pub from: Rank,
+    /// The member that found it.
+    pub to: Rank,
+    /// The message's place in the group's order, from 0.
+    pub message: u64,
+    /// The block's place in the message, from 0.
+    pub block: u32,
 }
 
 /// Live counters of a group or of a whole node.
@@ -82,6 +108,9 @@ pub(crate) struct Counters {
     blocks_received: AtomicU64,
     bytes_received: AtomicU64,
     waited_for_ready_ns: AtomicU64,
+    blocks_corrupted: AtomicU64,
+    blocks_healed: AtomicU64,
+    last_corruption: Mutex<Option<Corruption>>,
 }
 
 impl Counters {
@@ -104,6 +133,15 @@ impl Counters {
         self.waited_for_ready_ns.fetch_add(nanos, Ordering::Relaxed);
     }
 
+    pub(crate) fn corrupted(&self, corruption: Corruption) {
+        self.blocks_corrupted.fetch_add(1, Ordering::Relaxed);
+        *self.last_corruption.lock().unwrap_or_else(PoisonError::into_inner) = Some(corruption);
+    }
+
+    pub(crate) fn healed(&self) {
+        self.blocks_healed.fetch_add(1, Ordering::Relaxed);
+    }
+
     pub(crate) fn group_stats(&self) -> GroupStats {
         let read = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
         GroupStats {
@@ -115,6 +153,9 @@ impl Counters {
             waited_for_ready: Duration::from_nanos(read(&self.waited_for_ready_ns)),
             slow: None,
             held_up: Duration::ZERO,
+            blocks_corrupted: read(&self.blocks_corrupted),
+            blocks_healed: read(&self.blocks_healed),
+            last_corruption: *self.last_corruption.lock().unwrap_or_else(PoisonError::into_inner),
         }
     }
 
@@ -126,6 +167,8 @@ impl Counters {
             messages: read(&self.messages),
             bytes_sent: read(&self.bytes_sent),
             bytes_received: read(&self.bytes_received),
+            blocks_corrupted: read(&self.blocks_corrupted),
+            blocks_healed: read(&self.blocks_healed),
             pool_bytes_lent,
             connections_refused,
         }

@@ -6,27 +6,30 @@
 //! clock.
 
 use std::sync::Arc;
-use std::task::Poll;
 use std::time::Duration;
 
 use futures::future::{Either, select};
 use futures::stream::FuturesUnordered;
 use futures::{FutureExt, StreamExt, try_join};
-use rdmc_fabric::{Operation, Received, WorkError};
+use rdmc_fabric::{Buffer, Operation, Received, WorkError};
 use rdmc_schedule::{BlockCount, BlockIndex, Rank};
 use tokio::sync::oneshot;
 
+use crate::certificate::Digest;
+use crate::failure::FailureCause;
 use crate::group::Group;
 use crate::group::neighbour::Neighbour;
 use crate::group::pace::Awaited;
 use crate::group::receiver::Message;
 
 mod blocks;
+mod checksum;
 mod plan;
 mod port;
 mod turn;
 
 pub(crate) use blocks::Blocks;
+pub(crate) use checksum::{Checksum, Place, give_way};
 pub(crate) use plan::Plan;
 pub(crate) use port::Port;
 pub(crate) use turn::{Turn, Turnstile};
@@ -65,8 +68,10 @@ pub(crate) enum Trouble {
     Work { with: Rank, error: WorkError },
     /// A member sent what no member sends.
     Protocol { by: Rank, what: String },
+    /// A block of a message came from a member corrupted, and nobody has it whole.
+    Corrupted { by: Rank, message: u64, block: BlockIndex },
     /// This member itself cannot, or will not.
-    Own(crate::failure::FailureCause),
+    Own(FailureCause),
 }
 
 /// One member's part in one multicast.
@@ -103,14 +108,20 @@ impl Transfer {
         relay_turn: Turn,
     ) -> Result<(), Trouble> {
         let deliver = self.deliver.take();
+        let holds_from_the_start = deliver.is_none();
         let received = async {
             try_join!(self.receive_blocks(first_is_here, receive_turn), self.place_first_block())?;
             if let Some(deliver) = deliver {
-                self.group.deliver(deliver, Message::new(self.number, self.blocks.whole()));
+                let digest = self.digest().await?;
+                self.group.deliver(deliver, Message::new(self.number, self.blocks.whole()), digest);
             }
             Ok(())
         };
         try_join!(received, self.relay_blocks(relay_turn))?;
+        if holds_from_the_start {
+            // Its blocks were summed as they were sent.
+            self.group.note_digest(self.number, self.digest().await?);
+        }
         self.group.message_completed(self.number, self.shape.size);
         Ok(())
     }
@@ -127,7 +138,7 @@ impl Transfer {
                 neighbour.room_to_grant().await
             };
             let room = {
-                let mut room = std::pin::pin!(unless_failing(room, &mut arriving, |done| self.arrived(done)));
+                let mut room = std::pin::pin!(unless_failing(room, &mut arriving, |done| done));
                 match (&mut room).now_or_never() {
                     Some(room) => room?,
                     None => {
@@ -142,41 +153,88 @@ impl Transfer {
             if let Some(other) = untold.replace(neighbour).filter(|other| !std::ptr::eq(*other, neighbour)) {
                 other.tell_if_due();
             }
-            arriving.push(operation.map(move |outcome| {
+            arriving.push(async move {
+                let outcome = operation.await;
                 drop(granted);
-                (receive, outcome)
-            }));
+                self.arrived(receive, outcome).await
+            });
         }
         untold.inspect(|neighbour| neighbour.tell_if_due());
         turn.end();
         while let Some(done) = arriving.next().await {
-            self.arrived(done)?;
+            done?;
         }
         Ok(())
     }
 
     /// Checks a block that has arrived and lets the relay have it.
-    fn arrived(&self, done: (rdmc_schedule::Transfer, Result<Received, WorkError>)) -> Result<(), Trouble> {
-        let (receive, outcome) = done;
-        let received = outcome.map_err(|error| Trouble::Work { with: receive.peer, error })?;
-        // The one block whose immediate is the message's size has been taken before the transfer began.
-        if received.imm != Some(receive.block.0) {
-            let what = format!("sent block {:?} where block {} was due", received.imm, receive.block);
-            return Err(Trouble::Protocol { by: receive.peer, what });
+    async fn arrived(
+        &self,
+        receive: rdmc_schedule::Transfer,
+        outcome: Result<Received, WorkError>,
+    ) -> Result<(), Trouble> {
+        let Received { mut buffer, len, imm } = outcome.map_err(|error| Trouble::Work { with: receive.peer, error })?;
+        let (by, block) = (receive.peer, receive.block);
+        // The one block whose immediate may be the message's size has been taken before the transfer began.
+        let seal = imm.filter(|imm| self.group.checks_blocks() || *imm == block.0);
+        let Some(seal) = seal else {
+            return Err(Trouble::Protocol { by, what: format!("sent block {imm:?} where block {block} was due") });
+        };
+        let due = self.shape.len(block);
+        if len != due {
+            return Err(Trouble::Protocol { by, what: format!("sent {len} bytes as block {block} of {due} bytes") });
         }
-        if received.len != self.shape.len(receive.block) {
-            let what = format!(
-                "sent {} bytes as block {} of {} bytes",
-                received.len,
-                receive.block,
-                self.shape.len(receive.block)
-            );
-            return Err(Trouble::Protocol { by: receive.peer, what });
+        tracing::trace!(step = receive.step.0, from = %by, block = block.0, "block received");
+        self.group.count_received(len);
+        if self.group.checks_blocks() {
+            let mut checksum = Checksum::gently_of(&buffer).await;
+            let place = self.place_of(block);
+            if checksum.seal(place) != seal {
+                checksum = self.group.heal(by, place, false, &mut buffer).await?.checksum;
+            }
+            self.blocks.note_checksum(block, checksum);
         }
-        tracing::trace!(step = receive.step.0, from = %receive.peer, block = receive.block.0, "block received");
-        self.group.count_received(received.len);
-        self.blocks.hold(receive.block, received.buffer.freeze());
+        self.blocks.hold(block, buffer.freeze());
         Ok(())
+    }
+
+    fn place_of(&self, block: BlockIndex) -> Place {
+        Place { message: self.number, size: self.shape.size, block }
+    }
+
+    /// Returns what a block travels with if blocks are checked.
+    async fn seal(&self, block: BlockIndex, bytes: &Buffer) -> Result<Option<u32>, Trouble> {
+        if !self.group.checks_blocks() {
+            return Ok(None);
+        }
+        Ok(Some(self.checksum(block, bytes).await?.seal(self.place_of(block))))
+    }
+
+    /// Returns a block's checksum. What others sent was verified when it came; the root computes its own here, once.
+    async fn checksum(&self, block: BlockIndex, bytes: &Buffer) -> Result<Checksum, Trouble> {
+        if let Some(checksum) = self.blocks.checksum(block) {
+            return Ok(checksum);
+        }
+        let checksum = Checksum::gently_of_shared(bytes).await.map_err(|error| {
+            let what = format!("the memory of a block could not be read: {error}");
+            Trouble::Own(FailureCause::Resources { what })
+        })?;
+        self.blocks.note_checksum(block, checksum);
+        Ok(checksum)
+    }
+
+    /// Returns the digest of the message, if blocks are checked and all are here.
+    async fn digest(&self) -> Result<Option<Digest>, Trouble> {
+        if !self.group.checks_blocks() {
+            return Ok(None);
+        }
+        // Not all were summed if nobody is to be sent any, or if the message was kept as a short copy.
+        for block in (0..self.shape.count.0).map(BlockIndex) {
+            if self.blocks.checksum(block).is_none() {
+                self.checksum(block, &self.blocks.held(block).await).await?;
+            }
+        }
+        Ok(self.blocks.digest())
     }
 
     /// Copies the block that came before its place was known, while the others arrive.
@@ -207,6 +265,7 @@ impl Transfer {
             let held = unless_failing(self.blocks.held(send.block), &mut leaving, left);
             let (block, waited_for_block) = self.timed(held, interrupt).await;
             let block = block?;
+            let seal = self.seal(send.block, &block).await?;
             let ready = unless_failing(neighbour.ready_for_block(), &mut leaving, left);
             let (ready, waited_for_ready) = self.timed_on(Awaited::Ready, send.peer, ready, interrupt).await;
             ready?;
@@ -222,9 +281,10 @@ impl Transfer {
             self.group.pace().is_to_take(send.peer, || self.group.now());
             let tells_size = !self.plan.is_repair() && neighbour.learns_size_here && sizes_told.insert(send.peer);
             let operation = if tells_size {
-                neighbour.send_first_block(block, self.shape.size)
+                neighbour.send_first_block(block, self.shape.size, seal)
             } else {
-                neighbour.send_block(block, send.block, sends.peek().is_some_and(|next| next.peer == send.peer))
+                let in_a_run = sends.peek().is_some_and(|next| next.peer == send.peer);
+                neighbour.send_block(block, seal.unwrap_or(send.block.0), in_a_run)
             };
             self.group.egress().occupy(send.peer, operation.nearly_done());
             tracing::trace!(
@@ -304,19 +364,6 @@ where
             }
         }
     }
-}
-
-/// Lets the other futures of the task have a turn.
-pub(crate) async fn give_way() {
-    let mut gave = false;
-    std::future::poll_fn(|cx| {
-        if std::mem::replace(&mut gave, true) {
-            return Poll::Ready(());
-        }
-        cx.waker().wake_by_ref();
-        Poll::Pending
-    })
-    .await;
 }
 
 /// The type of operation that brings a block.

@@ -4,6 +4,7 @@ mod cluster;
 mod failure;
 #[cfg(target_os = "linux")]
 mod fleet;
+mod integrity;
 #[cfg(target_os = "linux")]
 mod lab;
 mod multicast;

@@ -58,6 +58,8 @@ pub(crate) enum Told {
         /// The processor time that it took.
         cpu_ns: u64,
         digest_ok: bool,
+        /// Blocks that came corrupted and were fetched anew.
+        blocks_healed: u64,
     },
 }
 
@@ -97,11 +99,12 @@ pub(crate) async fn take_rounds(node: &Node, nodes: &[NodeId], plan: &Plan, tell
             }
         };
         let at_ns = monotonic_ns();
+        let blocks_healed = group.stats().blocks_healed;
         group.close().await?;
         let cpu_ns = if plan.processes { cpu_ns() - cpu_before } else { 0 };
         ensure!(message.len() as u64 == plan.bytes, "the object has {} bytes", message.len());
         let digest = tokio::task::spawn_blocking(move || *blake3::hash(&message).as_bytes()).await?;
-        tell(Told::Finished { round, at_ns, cpu_ns, digest_ok: digest == plan.digest });
+        tell(Told::Finished { round, at_ns, cpu_ns, digest_ok: digest == plan.digest, blocks_healed });
     }
     Ok(())
 }

@@ -33,6 +33,8 @@ pub(crate) struct Measured {
     /// Processor time of all members together.
     pub(crate) cpu_seconds: f64,
     pub(crate) digests_ok: usize,
+    /// Blocks that came corrupted and were fetched anew.
+    pub(crate) blocks_healed: u64,
 }
 
 /// A round as programs read it.
@@ -128,6 +130,10 @@ impl Setting {
                 &format!("{} of {receivers} ok", round.digests_ok),
             ]);
         }
+        for round in rounds.iter().filter(|round| round.blocks_healed > 0) {
+            let _ =
+                writeln!(text, "  {}: {} blocks came corrupted and were healed", round.algorithm, round.blocks_healed);
+        }
         text
     }
 
@@ -183,6 +189,7 @@ mod tests {
             skew_seconds: 0.012,
             cpu_seconds: 1.75,
             digests_ok: 7,
+            blocks_healed: 0,
         };
         let expected = "\
 8 members (1 sender, 7 receivers), 256 MiB, tcp on loopback, blocks of 1 MiB

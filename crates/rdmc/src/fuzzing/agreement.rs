@@ -103,7 +103,7 @@ pub fn examples() -> Vec<(&'static str, Vec<u8>)> {
     ];
     let member = [
         Event::Message,
-        Event::Hear(0, EndFrame::Closing { messages: 1 }),
+        Event::Hear(0, EndFrame::Closing { messages: 1, digest: None }),
         Event::Confirm,
         Event::Hear(0, EndFrame::Propose { ballot: Ballot::CLOSE, outcome: closed.clone(), quorum: true }),
         Event::Hear(0, EndFrame::Decided { ballot: Ballot::CLOSE, outcome: closed }),

@@ -21,14 +21,16 @@ use std::time::Duration;
 
 use rdmc_fabric::Timestamp;
 
-use crate::certificate::MessageRecord;
+use crate::certificate::{Digest, MessageRecord};
 use crate::failure::FailureCause;
 
+mod chain;
 pub(crate) mod frame;
 mod leading;
 mod silence;
 mod verdict;
 
+use chain::Chain;
 use frame::{Accepted, Ballot, EndFrame, Evidence, Outcome, Progress, Report};
 use leading::Lead;
 use silence::Silence;
@@ -42,6 +44,10 @@ pub(crate) struct Agreement {
     /// Without the records.
     progress: Progress,
     records: VecDeque<MessageRecord>,
+    /// The digests of the messages that this member has.
+    digests: Chain,
+    /// That of all messages, as the root has it; none if there are none.
+    roots_digest: Option<Digest>,
     /// What members have against themselves and others, by who says so.
     evidence: BTreeMap<u32, Evidence>,
     /// Members that are not in the group, or not yet.
@@ -82,6 +88,8 @@ impl Agreement {
             patience,
             progress: Progress::default(),
             records: VecDeque::new(),
+            digests: Chain::after(0),
+            roots_digest: None,
             evidence: BTreeMap::new(),
             absent: BTreeSet::new(),
             silence: Silence::default(),
@@ -102,6 +110,7 @@ impl Agreement {
     pub(crate) fn continuing(mut self, messages: u64, records: impl IntoIterator<Item = MessageRecord>) -> Self {
         self.progress.begun = messages;
         self.progress.held = messages;
+        self.digests = Chain::after(messages);
         self.records = records.into_iter().filter(|record| record.number < messages).collect();
         self
     }
@@ -131,19 +140,31 @@ impl Agreement {
         true
     }
 
+    /// Notes the digest of a message that this member has, in whatever order; none if messages have none.
+    pub(crate) fn note_digest(&mut self, message: u64, digest: Option<Digest>) {
+        let Some(digest) = digest else { return };
+        self.digests.add(message, digest);
+        if let Some(record) = self.records.iter_mut().rev().find(|record| record.number == message) {
+            record.digest = Some(digest);
+        }
+    }
+
     /// At the root: closes the group after so many messages.
     pub(crate) fn close(&mut self, messages: u64, now: Timestamp) {
         if self.stopped() {
             return;
         }
         self.progress.messages = Some(messages);
-        self.tell_all(&EndFrame::Closing { messages });
+        self.tell_all(&EndFrame::Closing { messages, digest: self.digests.of(messages) });
         self.advance(now);
     }
 
-    /// At another member: confirms that it has everything, and that its application agrees to the end.
+    /// At another member: confirms that it has everything, the same as the root, and that its application agrees to the end.
     pub(crate) fn confirm(&mut self, now: Timestamp) {
         let Some(messages) = self.progress.messages.filter(|_| !self.stopped()) else { return };
+        if self.digests.of(messages) != self.roots_digest {
+            return self.declare(FailureCause::Diverged, now);
+        }
         self.progress.confirmed.push(self.me);
         self.tell(ROOT, EndFrame::Confirm { messages });
         self.advance(now);
@@ -240,7 +261,10 @@ impl Agreement {
         }
         self.silence.hear(from, now);
         match frame {
-            EndFrame::Closing { messages } => self.progress.messages = Some(messages),
+            EndFrame::Closing { messages, digest } => {
+                self.progress.messages = Some(messages);
+                self.roots_digest = digest;
+            }
             EndFrame::Confirm { .. } => {
                 // Too late, if reports are being made: the member will report it itself.
                 if !self.wedged && !self.progress.confirmed.contains(&from) {
@@ -427,7 +451,7 @@ impl Agreement {
     fn check(&self, from: u32, frame: &EndFrame) -> Result<(), &'static str> {
         let leads = |ballot: &Ballot| ballot.leader == from && ballot.attempt <= ATTEMPTS_MAX;
         let right = match frame {
-            EndFrame::Closing { messages } => from == ROOT && self.progress.begun <= *messages,
+            EndFrame::Closing { messages, .. } => from == ROOT && self.progress.begun <= *messages,
             EndFrame::Confirm { messages } => self.me == ROOT && self.progress.messages == Some(*messages),
             EndFrame::Trouble(evidence) => self.is_sound(evidence),
             EndFrame::Gather { ballot } => leads(ballot) && *ballot != Ballot::CLOSE,

@@ -15,7 +15,7 @@ use super::agreement::frame::{Ballot, EndFrame, Outcome, Verdict};
 use super::agreement::{Agreement, Patience, RECORDS_MAX};
 use super::receiver::Message;
 use super::recovery::{Continuation, Salvage};
-use crate::certificate::{Certificate, MessageRecord};
+use crate::certificate::{Certificate, Digest, MessageRecord};
 use crate::failure::{FailedMember, FailureCause, GroupFailure};
 use crate::mesh::frame::GroupFrame;
 use crate::mesh::{GroupEvent, Inbox};
@@ -89,10 +89,11 @@ impl Group {
     /// Hands a message that is whole to the application, after those before it.
     ///
     /// Once others may have been told that this member does not have it, the application does not get it either.
-    pub(crate) fn deliver(&self, to: oneshot::Sender<Message>, message: Message) {
+    pub(crate) fn deliver(&self, to: oneshot::Sender<Message>, message: Message, digest: Option<Digest>) {
         let bytes = message.len() as u64;
         self.retained.shorten(message.number(), &message);
         self.act(|state, _| {
+            state.agreement.note_digest(message.number(), digest);
             state.early.insert(message.number(), (to, message));
             while let Some(next) = state.early.first_entry() {
                 if *next.key() != state.agreement.held() || !state.agreement.hold() {
@@ -109,7 +110,7 @@ impl Group {
     /// Lets the root know how many messages are here, the latest of so many bytes; at the root, all others how many
     /// everybody has.
     fn tell_held(&self, bytes: u64) {
-        if !self.spec.recoverable {
+        if !self.retained.keeps() {
             return;
         }
         let held = self.end.lock().agreement.held();
@@ -145,6 +146,11 @@ impl Group {
         }
         self.retained.release(messages);
         Ok(())
+    }
+
+    /// Notes the digest of a message that is whole, if there is one.
+    pub(crate) fn note_digest(&self, message: u64, digest: Option<Digest>) {
+        self.act(|state, _| state.agreement.note_digest(message, digest));
     }
 
     /// At the root: closes the group.
@@ -200,6 +206,9 @@ impl Group {
         match trouble {
             Trouble::Own(cause) => self.declare(cause),
             Trouble::Protocol { by, what } => self.accuse(by, FailureCause::Protocol { what }),
+            Trouble::Corrupted { by, message, block } => {
+                self.accuse(by, FailureCause::Corrupted { message, block: block.0 });
+            }
             Trouble::Work { with, error } => match error {
                 WorkError::LocalProtection => {
                     let what = "the memory of a block could not be read or written".to_owned();
@@ -344,6 +353,9 @@ impl Group {
             }
             Err(failure) => {
                 tracing::error!(parent: &self.span, %failure, "group failed");
+                if !self.spec.recoverable {
+                    self.retained.clear();
+                }
                 self.node.counters.groups_failed.fetch_add(1, Ordering::Relaxed);
             }
         }

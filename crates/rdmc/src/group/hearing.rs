@@ -3,10 +3,12 @@
 use std::collections::BTreeSet;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
+use futures::future::FutureExt;
 use rdmc_schedule::Rank;
 use tokio::sync::mpsc;
 
 use super::Group;
+use super::healing::Asked;
 use super::recovery::Holdings;
 use crate::failure::FailureCause;
 use crate::mesh::frame::GroupFrame;
@@ -33,11 +35,20 @@ pub(super) struct Offered {
 }
 
 impl Group {
-    /// Takes what the mesh says until the group has ended, and answers what was asked before that was known.
-    pub(super) async fn listen(&self, mut hearing: Hearing) {
-        while self.outcome().is_none() {
-            if let Some(event) = self.next_event(&mut hearing.inbox).await {
-                self.take_event(event, &mut hearing);
+    /// Takes what the mesh says, and gives others what they ask for, until the group has ended; answers what was asked
+    /// before that was known.
+    pub(super) async fn listen(&self, mut hearing: Hearing, asked: mpsc::Receiver<Asked>) {
+        {
+            let listening = async {
+                while self.outcome().is_none() {
+                    if let Some(event) = self.next_event(&mut hearing.inbox).await {
+                        self.take_event(event, &mut hearing);
+                    }
+                }
+            };
+            futures::select_biased! {
+                () = std::pin::pin!(listening.fuse()) => {}
+                () = std::pin::pin!(self.supply(asked).fuse()) => {}
             }
         }
         while let Some(event) = hearing.inbox.next().await {
@@ -87,6 +98,10 @@ impl Group {
                 if let Err(what) = self.hear_stable(messages) {
                     self.blame(from, what);
                 }
+            }
+            (GroupEvent::Frame(_, GroupFrame::Fetch(wanted)), Some(rank)) => self.take_wanted(rank, wanted),
+            (GroupEvent::Frame(_, GroupFrame::Piece { wanted, piece }), Some(rank)) => {
+                self.take_piece(rank, wanted, piece);
             }
             (GroupEvent::Frame(_, GroupFrame::Waited { on }), Some(rank)) if self.rank.is_root() => {
                 self.hear_waits(rank, on);

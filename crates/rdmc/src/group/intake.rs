@@ -3,14 +3,16 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use rdmc_fabric::{Buffer, BufferMut};
+use rdmc_fabric::{Buffer, BufferMut, Received};
+use rdmc_schedule::{BlockIndex, Rank};
 use tokio::sync::{Semaphore, mpsc, oneshot};
 
+use super::healing::Healed;
 use super::receiver::{Answer, Delivery, Offer};
 use super::recovery::{Interrupted, Resumption};
 use super::{Events, Group};
 use crate::failure::{FailureCause, with_sources};
-use crate::transfer::{Blocks, Plan, Shape, Transfer, Trouble, Turn, Turnstile, give_way};
+use crate::transfer::{Blocks, Checksum, Place, Plan, Shape, Transfer, Trouble, Turn, Turnstile, give_way};
 
 /// Where the memory of messages comes from.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -37,6 +39,14 @@ pub(super) struct Begun {
     pub(super) transfer: Transfer,
     pub(super) first_is_here: bool,
     pub(super) turn: Turn,
+}
+
+/// The first block of a message, which arrived before its place was known.
+struct FirstBlock {
+    block: BlockIndex,
+    bytes: Buffer,
+    /// If blocks are checked.
+    checksum: Option<Checksum>,
 }
 
 impl Intake {
@@ -68,20 +78,23 @@ impl Intake {
         let ahead = self.ahead.clone().acquire_owned().await.expect("it is never closed");
         let mut turn = self.receive_turns.next();
         turn.wait().await;
-        let (size, staged) = match self.group.first_source() {
-            Some(_) => {
-                let (size, bytes) = self.first_block().await?;
-                (size, Some(bytes))
+        let (shape, first) = match self.group.first_source() {
+            Some(source) => {
+                let (shape, first) = self.first_block(number, source).await?;
+                (shape, Some(first))
             }
-            None => (self.announced_size(number).await?, None),
+            None => {
+                let size = self.announced_size(number).await?;
+                (self.shape(size)?, None)
+            }
         };
-        let shape = Shape::new(size, self.group.block_size())
-            .ok_or_else(|| self.malformed("a message with too many blocks"))?;
-        self.group.begin(size).await;
-        let first = staged.map(|bytes| self.check_first(shape, bytes)).transpose()?;
+        self.group.begin(shape.size).await;
         let (deliver, message) = oneshot::channel();
         let delivery = Delivery::new(self.group.clone(), message, ahead);
         let blocks = self.places(number, shape, first.as_ref(), delivery).await?;
+        if let Some(FirstBlock { block, checksum: Some(checksum), .. }) = &first {
+            blocks.note_checksum(*block, *checksum);
+        }
         let plan = Plan::Schedule(self.group.schedule(shape.count));
         let transfer = Transfer::new(self.group.clone(), number, plan, Arc::new(blocks), Some(deliver));
         Ok((self, Begun { transfer, first_is_here: first.is_some(), turn }))
@@ -164,8 +177,7 @@ impl Intake {
     }
 
     /// Receives the block that comes before the message's size is known, into memory of its own.
-    async fn first_block(&self) -> Result<(u64, Buffer), Trouble> {
-        let source = self.group.first_source().expect("asked only where there is one");
+    async fn first_block(&self, number: u64, source: Rank) -> Result<(Shape, FirstBlock), Trouble> {
         let neighbour = self.group.neighbour(source);
         let staging = self.group.node().pool.lend_staging(self.group.block_size() as usize);
         let staging = staging.map_err(|error| self.out_of_memory(&with_sources(&error)))?;
@@ -174,24 +186,63 @@ impl Intake {
         let (arriving, granted) = neighbour.grant(staging, room);
         neighbour.tell_if_due();
         self.group.ingress().occupy(source, arriving.nearly_done());
-        let received = arriving.await.map_err(|error| Trouble::Work { with: source, error })?;
+        let Received { mut buffer, len, imm } =
+            arriving.await.map_err(|error| Trouble::Work { with: source, error })?;
         drop(granted);
-        self.group.count_received(received.len);
-        let imm = received.imm.ok_or_else(|| self.malformed("a block without an immediate"))?;
-        let mut buffer = received.buffer;
-        buffer.truncate(received.len);
-        Ok((neighbour.message_size(imm), buffer.freeze()))
+        self.group.count_received(len);
+        let imm = imm.ok_or_else(|| self.malformed("a block without an immediate"))?;
+        if self.group.checks_blocks() {
+            return self.check_first(number, source, buffer, len, imm).await;
+        }
+        let shape = self.shape(neighbour.message_size(imm))?;
+        let block = self.first_of(shape);
+        if len != shape.len(block) {
+            return Err(self.wrong_first(shape, len));
+        }
+        buffer.truncate(len);
+        Ok((shape, FirstBlock { block, bytes: buffer.freeze(), checksum: None }))
     }
 
-    /// Checks the first block against the schedule; returns which one it is.
-    fn check_first(&self, shape: Shape, bytes: Buffer) -> Result<(rdmc_schedule::BlockIndex, Buffer), Trouble> {
+    /// Checks the first block and the size that came with it, and fetches both anew if they are not what was sent.
+    async fn check_first(
+        &self,
+        message: u64,
+        source: Rank,
+        mut buffer: BufferMut,
+        len: usize,
+        seal: u32,
+    ) -> Result<(Shape, FirstBlock), Trouble> {
+        let size = self.group.neighbour(source).message_size_told();
+        let shape = Shape::new(size, self.group.block_size());
+        let place = Place { message, size, block: shape.map_or(BlockIndex(0), |shape| self.first_of(shape)) };
+        let checksum = Checksum::gently_of(&buffer[..len]).await;
+        let (shape, block, checksum) = match shape {
+            Some(shape) if checksum.seal(place) == seal => {
+                if len != shape.len(place.block) {
+                    return Err(self.wrong_first(shape, len));
+                }
+                (shape, place.block, checksum)
+            }
+            _ => {
+                let Healed { shape, block, checksum } = self.group.heal(source, place, true, &mut buffer).await?;
+                (shape, block, checksum)
+            }
+        };
+        buffer.truncate(shape.len(block));
+        Ok((shape, FirstBlock { block, bytes: buffer.freeze(), checksum: Some(checksum) }))
+    }
+
+    fn first_of(&self, shape: Shape) -> BlockIndex {
         let schedule = self.group.schedule(shape.count);
-        let first = schedule.receives(self.group.rank()).next().expect("a member receives every block");
-        if bytes.len() == shape.len(first.block) {
-            return Ok((first.block, bytes));
-        }
-        let what = format!("{} bytes as the first block of a message of {}", bytes.len(), shape.size);
-        Err(self.malformed(&what))
+        schedule.receives(self.group.rank()).next().expect("a member receives every block").block
+    }
+
+    fn wrong_first(&self, shape: Shape, len: usize) -> Trouble {
+        self.malformed(&format!("{len} bytes as the first block of a message of {}", shape.size))
+    }
+
+    fn shape(&self, size: u64) -> Result<Shape, Trouble> {
+        Shape::new(size, self.group.block_size()).ok_or_else(|| self.malformed("a message with too many blocks"))
     }
 
     async fn announced_size(&mut self, number: u64) -> Result<u64, Trouble> {
@@ -200,7 +251,7 @@ impl Intake {
             Some((announced, size)) if announced == number => Ok(size),
             Some((announced, _)) => {
                 let what = format!("announced message {announced} where {number} was due");
-                Err(Trouble::Protocol { by: rdmc_schedule::Rank::ROOT, what })
+                Err(Trouble::Protocol { by: Rank::ROOT, what })
             }
             None => std::future::pending().await,
         }
@@ -211,16 +262,17 @@ impl Intake {
         &self,
         number: u64,
         shape: Shape,
-        first: Option<&(rdmc_schedule::BlockIndex, Buffer)>,
+        first: Option<&FirstBlock>,
         delivery: Delivery,
     ) -> Result<Blocks, Trouble> {
         let size = self.len_of(shape)?;
+        let staged = first.map(|first| (first.block, first.bytes.clone()));
         match self.memory {
             MemoryFrom::Pool => {
-                let blocks = match first {
+                let blocks = match staged {
                     // The only block is the message: no copy.
-                    Some((_, bytes)) if shape.count.0 == 1 => Blocks::whole_message(shape, bytes.clone()),
-                    _ => Blocks::to_receive(shape, self.pool(size).await?, first.cloned()),
+                    Some((_, bytes)) if shape.count.0 == 1 => Blocks::whole_message(shape, bytes),
+                    _ => Blocks::to_receive(shape, self.pool(size).await?, staged),
                 };
                 self.offer(Offer::new(number, shape.size, None, false, delivery)).await?;
                 Ok(blocks)
@@ -229,7 +281,7 @@ impl Intake {
                 let (answer, answered) = oneshot::channel();
                 self.offer(Offer::new(number, shape.size, Some(answer), false, delivery)).await?;
                 let memory = self.answer(answered).await?.expect("only a message that has begun can stay where it is");
-                Ok(Blocks::to_receive(shape, memory, first.cloned()))
+                Ok(Blocks::to_receive(shape, memory, staged))
             }
         }
     }
@@ -251,7 +303,7 @@ impl Intake {
     }
 
     fn malformed(&self, what: &str) -> Trouble {
-        let by = self.group.first_source().unwrap_or(rdmc_schedule::Rank::ROOT);
+        let by = self.group.first_source().unwrap_or(Rank::ROOT);
         Trouble::Protocol { by, what: format!("sent {what}") }
     }
 }

@@ -8,7 +8,7 @@ use rdmc_fabric::{
     Buffer, BufferMut, ConnectError, Endpoint, Expose, ExposedRegion, Fabric, FabricError, Memory, Operation, Peer,
     QueuePair, QueuePairConfig, Received, RemoteAccess, RemoteMemory, Role, UNSIGNALED_MAX,
 };
-use rdmc_schedule::{BlockIndex, Rank};
+use rdmc_schedule::Rank;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, watch};
 
 use crate::mesh::frame::GroupFrame;
@@ -166,11 +166,12 @@ impl Neighbour {
 
     /// Reads the size that stands behind the immediate of a first block.
     pub(crate) fn message_size(&self, imm: u32) -> u64 {
-        if imm & SIZE_IN_CELL == 0 {
-            u64::from(imm)
-        } else {
-            self.cells.read_u64(SIZE_CELL).expect("the cell lies in the region")
-        }
+        if imm & SIZE_IN_CELL == 0 { u64::from(imm) } else { self.message_size_told() }
+    }
+
+    /// Reads the size that came before the last first block, where it always does.
+    pub(crate) fn message_size_told(&self) -> u64 {
+        self.cells.read_u64(SIZE_CELL).expect("the cell lies in the region")
     }
 
     // Sending blocks.
@@ -190,12 +191,12 @@ impl Neighbour {
         granted.wait_for(|&granted| granted > used).await.expect("the sender lives in self");
     }
 
-    /// Sends a block with its index. With `in_a_run` more follow to this neighbour: this one may leave, and complete, with
+    /// Sends a block with its index, or its seal. With `in_a_run` more follow to this neighbour: this one may leave, and complete, with
     /// them, or leave by a [`flush`](Self::flush).
-    pub(crate) fn send_block(&self, bytes: Buffer, block: BlockIndex, in_a_run: bool) -> Operation<()> {
+    pub(crate) fn send_block(&self, bytes: Buffer, imm: u32, in_a_run: bool) -> Operation<()> {
         match in_a_run {
-            true => self.data.send_with_more(bytes, Some(block.0)),
-            false => self.data.send(bytes, Some(block.0)),
+            true => self.data.send_with_more(bytes, Some(imm)),
+            false => self.data.send(bytes, Some(imm)),
         }
     }
 
@@ -204,10 +205,10 @@ impl Neighbour {
         self.data.flush();
     }
 
-    /// Sends the first block that the neighbour gets of a message, with the message's size.
-    pub(crate) fn send_first_block(&self, bytes: Buffer, size: u64) -> Operation<()> {
-        let imm = match u32::try_from(size) {
-            Ok(size) if size & SIZE_IN_CELL == 0 => size,
+    /// Sends the first block that the neighbour gets of a message, with the message's size, and with its seal if it has one.
+    pub(crate) fn send_first_block(&self, bytes: Buffer, size: u64, seal: Option<u32>) -> Operation<()> {
+        let imm = match (seal, u32::try_from(size)) {
+            (None, Ok(size)) if size & SIZE_IN_CELL == 0 => size,
             _ => {
                 if let Ok(size_bytes) = self.small(&size.to_le_bytes()) {
                     // First in, first out: the size is in place before the block arrives.
@@ -215,7 +216,7 @@ impl Neighbour {
                 } else {
                     self.data.close();
                 }
-                SIZE_IN_CELL
+                seal.unwrap_or(SIZE_IN_CELL)
             }
         };
         self.data.send(bytes, Some(imm))

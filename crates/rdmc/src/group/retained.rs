@@ -1,4 +1,5 @@
-//! Messages that not every member has yet. They are kept, so that what is lost with one member can be had from others.
+//! Messages that not every member has yet. They are kept, so that what is lost with one member, or came to one corrupted, can
+//! be had from others.
 //!
 //! Members tell the root how many messages they have, and the root tells all how many everybody has: what everybody has
 //! is let go.
@@ -19,6 +20,8 @@ pub(crate) struct Retained {
     stable: watch::Sender<u64>,
     /// Whether anything is kept.
     on: bool,
+    /// Whether what is queued is kept when the group fails.
+    recoverable: bool,
     /// Whether the group does no more work here.
     quiet: watch::Sender<bool>,
 }
@@ -81,7 +84,24 @@ impl Retained {
             told: stable,
             untold_bytes: 0,
         };
-        Self { state: Mutex::new(state), stable: watch::Sender::new(stable), on, quiet: watch::Sender::new(false) }
+        Self {
+            state: Mutex::new(state),
+            stable: watch::Sender::new(stable),
+            on,
+            recoverable: on,
+            quiet: watch::Sender::new(false),
+        }
+    }
+
+    /// Keeps messages, if `checked`, also for those to whom a block comes corrupted.
+    pub(crate) fn and_for_healing(mut self, checked: bool) -> Self {
+        self.on |= checked;
+        self
+    }
+
+    /// Tells whether anything is kept.
+    pub(crate) fn keeps(&self) -> bool {
+        self.on
     }
 
     /// Keeps a message that begins.
@@ -207,7 +227,7 @@ impl Retained {
     // Of a group that has failed.
 
     pub(crate) fn queue(&self, messages: impl IntoIterator<Item = (Buffer, Shape)>) {
-        if self.on {
+        if self.recoverable {
             self.lock().queued.extend(messages);
         }
     }

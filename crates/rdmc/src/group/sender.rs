@@ -112,7 +112,8 @@ impl Sender {
     ///
     /// It completes when nothing more of it is sent from here, although some members may still receive from others
     /// (DSN §4.6); [`close`](Self::close) tells when everybody has everything. In a
-    /// [recoverable](GroupSpec::recoverable) group its memory is kept until then. Several may be under way; they are
+    /// [recoverable](GroupSpec::recoverable) group, and where blocks are [checked](GroupSpec::check_blocks), its memory is kept
+    /// until then. Several may be under way; they are
     /// carried out and completed in the order in which the futures were first polled. Few wait in a queue, so
     /// that sending faster than the network waits here.
     ///

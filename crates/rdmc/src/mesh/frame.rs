@@ -11,6 +11,7 @@ use tokio::io::{AsyncRead, AsyncReadExt};
 
 use crate::group::GroupId;
 use crate::group::agreement::frame::EndFrame;
+use crate::group::healing::{Piece, Wanted};
 use crate::group::pace::Waited;
 use crate::node::NodeId;
 
@@ -106,6 +107,10 @@ pub(crate) enum GroupFrame {
     Slow { member: Option<u32> },
     /// Concerns the end of the group.
     End(EndFrame),
+    /// Asks for a piece of a block, which came corrupted.
+    Fetch(Wanted),
+    /// The piece, if the member has it.
+    Piece { wanted: Wanted, piece: Option<Piece> },
 }
 
 /// What the frames of one direction come down to so far, the CRC-32 of all: a frame that is changed, lost or said twice on
@@ -236,6 +241,10 @@ mod tests {
     fn frames() -> impl Strategy<Value = Frame> {
         let text = "[a-z0-9.:]{0,20}";
         let bytes = || proptest::collection::vec(any::<u8>(), 0..80);
+        let wanted = || {
+            (any::<u64>(), proptest::option::of(any::<u32>()), any::<u32>())
+                .prop_map(|(message, block, offset)| Wanted { message, block, offset })
+        };
         let member = (any::<u32>().prop_map(NodeId), text);
         let group_frame = prop_oneof![
             (any::<[u8; 32]>(), bytes(), bytes(), any::<[u8; 24]>())
@@ -254,6 +263,13 @@ mod tests {
                 blocks
             }),
             crate::group::agreement::tests::frames().prop_map(GroupFrame::End),
+            wanted().prop_map(GroupFrame::Fetch),
+            (wanted(), proptest::option::of((any::<u64>(), any::<u32>(), any::<u128>(), bytes()))).prop_map(
+                |(wanted, piece)| {
+                    let piece = piece.map(|(size, block, checksum, bytes)| Piece { size, block, checksum, bytes });
+                    GroupFrame::Piece { wanted, piece }
+                }
+            ),
         ];
         prop_oneof![
             (any::<u16>(), any::<u128>(), any::<u32>(), any::<u32>()).prop_map(|(version, cluster, from, to)| {

@@ -7,12 +7,15 @@ use futures::task::AtomicWaker;
 use rdmc_fabric::{Buffer, BufferMut};
 use rdmc_schedule::{BlockIndex, BlockSet};
 
-use super::Shape;
+use super::{Checksum, Shape};
+use crate::certificate::Digest;
 
 /// The blocks of one message.
 pub(crate) struct Blocks {
     shape: Shape,
     content: Content,
+    /// Of the blocks that were checked, or summed to be sent; by block, as far as they are known.
+    checksums: Mutex<Vec<Option<Checksum>>>,
     /// Whoever waits in [`held`](Self::held): the relay, alone.
     waiting: AtomicWaker,
 }
@@ -40,7 +43,7 @@ enum Part {
 impl Blocks {
     /// Holds a whole message.
     pub(crate) fn whole_message(shape: Shape, message: Buffer) -> Self {
-        Self { shape, content: Content::Whole(message), waiting: AtomicWaker::new() }
+        Self::new(shape, Content::Whole(message), Vec::new())
     }
 
     /// Makes places for a message in memory of exactly its size.
@@ -55,7 +58,30 @@ impl Blocks {
             let Part::Place(place) = std::mem::replace(part, Part::Posted) else { unreachable!("all are places") };
             *part = Part::Staged { bytes, place };
         }
-        Self { shape, content: Content::Parts(Mutex::new(parts)), waiting: AtomicWaker::new() }
+        Self::new(shape, Content::Parts(Mutex::new(parts)), Vec::new())
+    }
+
+    fn new(shape: Shape, content: Content, checksums: Vec<Option<Checksum>>) -> Self {
+        Self { shape, content, checksums: Mutex::new(checksums), waiting: AtomicWaker::new() }
+    }
+
+    /// Notes the checksum of a block.
+    pub(crate) fn note_checksum(&self, block: BlockIndex, checksum: Checksum) {
+        let mut checksums = lock(&self.checksums);
+        checksums.resize(self.shape.count.get() as usize, None);
+        checksums[block.index()] = Some(checksum);
+    }
+
+    /// Returns the checksum of a block, if it was noted.
+    pub(crate) fn checksum(&self, block: BlockIndex) -> Option<Checksum> {
+        lock(&self.checksums).get(block.index()).copied().flatten()
+    }
+
+    /// Returns the digest of the whole message, if all checksums were noted.
+    pub(crate) fn digest(&self) -> Option<Digest> {
+        let checksums = lock(&self.checksums).iter().copied().collect::<Option<Vec<_>>>()?;
+        let all = checksums.len() == self.shape.count.get() as usize;
+        all.then(|| Digest::of_checksums(self.shape.size, self.shape.block_size, checksums))
     }
 
     /// Takes a block's place out, to be posted.
@@ -81,7 +107,8 @@ impl Blocks {
         .await
     }
 
-    fn if_held(&self, block: BlockIndex) -> Option<Buffer> {
+    /// Returns a block if it is held.
+    pub(crate) fn if_held(&self, block: BlockIndex) -> Option<Buffer> {
         match &self.content {
             Content::Whole(message) => {
                 let from = in_memory(self.shape.offset(block));
@@ -139,7 +166,7 @@ impl Blocks {
     /// Returns the message, if it was whole from the start and is no longer than this.
     pub(crate) fn short(&self, max: usize) -> Option<&Buffer> {
         match &self.content {
-            Content::Whole(message) if message.len() <= max => Some(message),
+            Content::Whole(message) if message.len() <= max && !message.may_change() => Some(message),
             _ => None,
         }
     }
@@ -166,8 +193,8 @@ impl Blocks {
             Content::Whole(_) => return Ok(self),
             Content::Parts(parts) => parts.into_inner().unwrap_or_else(PoisonError::into_inner),
         };
-        let refused =
-            |parts| Self { shape: self.shape, content: Content::Parts(Mutex::new(parts)), waiting: AtomicWaker::new() };
+        let checksums = self.checksums.into_inner().unwrap_or_else(PoisonError::into_inner);
+        let refused = |parts| Self::new(self.shape, Content::Parts(Mutex::new(parts)), checksums);
         let placed = parts.iter().filter(|part| !matches!(part, Part::Posted | Part::Moving { .. })).count();
         let anchor = parts.iter().zip(0..).find_map(|(part, block)| match part {
             Part::Held(bytes) if !bytes.is_empty() => Some((bytes, BlockIndex(block))),
@@ -211,12 +238,12 @@ impl Blocks {
                 }
             });
         }
-        Self { shape: self.shape, content: Content::Parts(Mutex::new(parts)), waiting: AtomicWaker::new() }
+        Self::new(self.shape, Content::Parts(Mutex::new(parts)), lock(&self.checksums).clone())
     }
 
     fn parts(&self) -> MutexGuard<'_, Vec<Part>> {
         match &self.content {
-            Content::Parts(parts) => parts.lock().unwrap_or_else(PoisonError::into_inner),
+            Content::Parts(parts) => lock(parts),
             Content::Whole(_) => panic!("a message that is held is not received"),
         }
     }
@@ -251,6 +278,10 @@ async fn copy<F: Future<Output = ()>>(bytes: &Buffer, place: &mut BufferMut, giv
 
 fn in_memory(bytes: u64) -> usize {
     usize::try_from(bytes).expect("the message is in memory")
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 /// Bytes copied before other work of the task gets a turn.

@@ -2,14 +2,14 @@
 
 use serde::{Deserialize, Serialize};
 
-use crate::certificate::MessageRecord;
+use crate::certificate::{Digest, MessageRecord};
 use crate::failure::FailureCause;
 
 /// A frame about the end of a group.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) enum EndFrame {
-    /// From the root: these are all messages.
-    Closing { messages: u64 },
+    /// From the root: these are all messages, and what their digests come down to, if they have any.
+    Closing { messages: u64, digest: Option<Digest> },
     /// To the root: this member has them all, and its application agrees to the end.
     Confirm { messages: u64 },
     /// To all: this member does no further work in the group, because of this, or because it heard of trouble.

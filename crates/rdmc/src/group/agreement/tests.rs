@@ -489,6 +489,23 @@ fn all_that_did_not_join_are_named() {
     assert_eq!(verdict.failed, [(1, FailureCause::NotJoined), (3, FailureCause::NotJoined)]);
 }
 
+#[test]
+fn who_has_other_messages_than_the_root_does_not_confirm_and_is_named() {
+    for odd in 1..3 {
+        let mut network = Network::new(3, 7);
+        for rank in 0..3 {
+            network.at(rank, |member, _| {
+                assert!(member.begin(5) && member.hold());
+                member.note_digest(0, Some(Digest([u8::from(rank == odd); 32])));
+            });
+        }
+        network.run(1, Fate::NOTHING, 0);
+        network.survivors_agree();
+        let Some(Outcome::Failed(verdict)) = network.outcome(0) else { panic!("it failed") };
+        assert_eq!(verdict.failed, [(odd, FailureCause::Diverged)]);
+    }
+}
+
 /// Frames of all kinds.
 pub(crate) fn frames() -> impl Strategy<Value = EndFrame> {
     let text = "[a-z0-9.:]{0,20}";
@@ -504,8 +521,12 @@ pub(crate) fn frames() -> impl Strategy<Value = EndFrame> {
             .prop_map(|(own, lost, against)| Evidence { own, lost, against })
     };
     let ballot = || (0u32..4, 0u32..6).prop_map(|(attempt, leader)| Ballot { attempt, leader });
-    let record = (any::<u64>(), any::<u64>(), proptest::option::of(any::<[u8; 32]>()))
-        .prop_map(|(number, size, digest)| MessageRecord { number, size, digest: digest.map(Digest) });
+    let digest = || proptest::option::of(any::<[u8; 32]>().prop_map(Digest));
+    let record = (any::<u64>(), any::<u64>(), digest()).prop_map(|(number, size, digest)| MessageRecord {
+        number,
+        size,
+        digest,
+    });
     let records = || proptest::collection::vec(record.clone(), 0..4);
     let held = proptest::collection::vec(proptest::option::of(any::<u64>()), 0..6);
     let verdict = (accusations(), any::<bool>(), any::<u64>(), held, records())
@@ -534,7 +555,7 @@ pub(crate) fn frames() -> impl Strategy<Value = EndFrame> {
         accepted,
     });
     prop_oneof![
-        any::<u64>().prop_map(|messages| EndFrame::Closing { messages }),
+        (any::<u64>(), digest()).prop_map(|(messages, digest)| EndFrame::Closing { messages, digest }),
         any::<u64>().prop_map(|messages| EndFrame::Confirm { messages }),
         evidence().prop_map(EndFrame::Trouble),
         ballot().prop_map(|ballot| EndFrame::Gather { ballot }),

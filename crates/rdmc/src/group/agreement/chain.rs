@@ -1,0 +1,56 @@
+//! The digests of all messages of a group, as one.
+
+use std::collections::BTreeMap;
+
+use crate::certificate::Digest;
+
+/// Chains digests in the order of the messages, in whatever order they become known.
+#[derive(Debug)]
+pub(super) struct Chain {
+    messages: u64,
+    digest: Digest,
+    /// Of messages behind one whose digest is not known yet; no more than are under way at once.
+    early: BTreeMap<u64, Digest>,
+}
+
+impl Chain {
+    /// Begins behind the first `messages`, on which nobody needs to agree any more.
+    pub(super) fn after(messages: u64) -> Self {
+        Self { messages, digest: Digest([0; 32]), early: BTreeMap::new() }
+    }
+
+    pub(super) fn add(&mut self, message: u64, digest: Digest) {
+        self.early.insert(message, digest);
+        while let Some(next) = self.early.remove(&self.messages) {
+            self.messages += 1;
+            let mut hash = blake3::Hasher::new();
+            hash.update(&self.digest.0).update(&next.0);
+            self.digest = Digest(hash.finalize().into());
+        }
+    }
+
+    /// Returns the digest of all messages, if there are so many, and all are known.
+    pub(super) fn of(&self, messages: u64) -> Option<Digest> {
+        (self.messages == messages).then_some(self.digest)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_chain_depends_on_every_digest_and_on_their_order_alone() {
+        let chain = |digests: &[(u64, u8)]| {
+            let mut chain = Chain::after(0);
+            digests.iter().for_each(|(message, byte)| chain.add(*message, Digest([*byte; 32])));
+            chain.of(3)
+        };
+        let whole = chain(&[(0, 7), (1, 8), (2, 9)]);
+        assert!(whole.is_some());
+        assert_eq!(chain(&[(2, 9), (0, 7), (1, 8)]), whole);
+        assert_ne!(chain(&[(0, 8), (1, 7), (2, 9)]), whole);
+        assert_ne!(chain(&[(0, 7), (1, 8), (2, 0)]), whole);
+        assert_eq!(chain(&[(0, 7), (2, 9)]), None);
+    }
+}

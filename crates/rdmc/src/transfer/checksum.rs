@@ -1,0 +1,143 @@
+//! What a block's bytes come down to, by which a changed bit is found.
+
+use std::io;
+use std::task::Poll;
+
+use rdmc_fabric::Buffer;
+use rdmc_schedule::BlockIndex;
+use twox_hash::{XxHash3_64, xxhash3_128};
+
+/// The XXH3 of a block's bytes in 128 bits.
+///
+/// It is computed at the root once and at every other member once, of what has arrived; what is relayed with a block is
+/// what was verified. So a bit that changes in a relay's memory is found by the next member, and the edge is known.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Checksum(pub(crate) u128);
+
+/// Where a block belongs.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Place {
+    /// The message's number in its group.
+    pub(crate) message: u64,
+    /// The message's size in bytes.
+    pub(crate) size: u64,
+    pub(crate) block: BlockIndex,
+}
+
+impl Checksum {
+    pub(crate) fn of(bytes: &[u8]) -> Self {
+        Self(xxhash3_128::Hasher::oneshot(bytes))
+    }
+
+    /// Does what [`of`](Self::of) does, and gives way between pieces of long blocks.
+    pub(crate) async fn gently_of(bytes: &[u8]) -> Self {
+        if bytes.len() <= PIECE {
+            return Self::of(bytes);
+        }
+        let mut hasher = xxhash3_128::Hasher::new();
+        for piece in bytes.chunks(PIECE) {
+            hasher.write(piece);
+            give_way().await;
+        }
+        Self(hasher.finish_128())
+    }
+
+    /// Does what [`gently_of`](Self::gently_of) does with bytes that the application shares.
+    ///
+    /// # Errors
+    /// They lie in a mapped file, which was shortened or cannot be read.
+    pub(crate) async fn gently_of_shared(bytes: &Buffer) -> io::Result<Self> {
+        if !bytes.may_change() {
+            return Ok(Self::gently_of(bytes).await);
+        }
+        let mut hasher = xxhash3_128::Hasher::new();
+        let mut copy = vec![0; bytes.len().min(COPY)];
+        let mut from = 0;
+        while from < bytes.len() {
+            let piece = &mut copy[..(bytes.len() - from).min(COPY)];
+            bytes.copy_to(from, piece)?;
+            hasher.write(piece);
+            from += piece.len();
+            if from % PIECE == 0 {
+                give_way().await;
+            }
+        }
+        Ok(Self(hasher.finish_128()))
+    }
+
+    /// Returns the immediate with which the block travels. It depends on where the block belongs, so that one that comes in
+    /// place of another is found, whatever its bytes are.
+    pub(crate) fn seal(self, place: Place) -> u32 {
+        let mut bytes = [0; 36];
+        bytes[..16].copy_from_slice(&self.0.to_le_bytes());
+        bytes[16..24].copy_from_slice(&place.message.to_le_bytes());
+        bytes[24..32].copy_from_slice(&place.size.to_le_bytes());
+        bytes[32..].copy_from_slice(&place.block.0.to_le_bytes());
+        #[expect(clippy::cast_possible_truncation, reason = "an immediate has 32 bits")]
+        let seal = XxHash3_64::oneshot(&bytes) as u32;
+        seal
+    }
+}
+
+/// Lets the other futures of the task have a turn.
+pub(crate) async fn give_way() {
+    let mut gave = false;
+    std::future::poll_fn(|cx| {
+        if std::mem::replace(&mut gave, true) {
+            return Poll::Ready(());
+        }
+        cx.waker().wake_by_ref();
+        Poll::Pending
+    })
+    .await;
+}
+
+/// Bytes looked at before other work of the task gets a turn: a tenth of a millisecond.
+const PIECE: usize = 1 << 20;
+/// Bytes of a file copied at once: few enough to stay in the cache.
+const COPY: usize = 64 << 10;
+
+#[cfg(test)]
+mod tests {
+    use futures::FutureExt;
+    use proptest::prelude::*;
+
+    use super::*;
+
+    const PLACE: Place = Place { message: 3, size: 5_000_000, block: BlockIndex(2) };
+
+    proptest! {
+        #[test]
+        fn every_bit_of_a_block_and_of_its_place_counts(
+            bytes in proptest::collection::vec(any::<u8>(), 1..2000),
+            bit in any::<prop::sample::Index>(),
+        ) {
+            let seal = Checksum::of(&bytes).seal(PLACE);
+            let bit = bit.index(bytes.len() * 8);
+            let mut other = bytes.clone();
+            other[bit / 8] ^= 1 << (bit % 8);
+            prop_assert_ne!(Checksum::of(&other).seal(PLACE), seal);
+            for elsewhere in [
+                Place { message: PLACE.message ^ (1 << (bit % 64)), ..PLACE },
+                Place { size: PLACE.size ^ (1 << (bit % 64)), ..PLACE },
+                Place { block: BlockIndex(PLACE.block.0 ^ (1 << (bit % 32))), ..PLACE },
+            ] {
+                prop_assert_ne!(Checksum::of(&bytes).seal(elsewhere), seal);
+            }
+        }
+    }
+
+    #[test]
+    fn a_long_block_is_summed_in_pieces_to_the_same() {
+        let bytes: Vec<u8> = (0..3 * PIECE + 5).map(|i| u8::try_from(i % 251).expect("below 251")).collect();
+        let mut gentle = std::pin::pin!(Checksum::gently_of(&bytes));
+        let mut turns = 0;
+        let gentle = loop {
+            match (&mut gentle).now_or_never() {
+                Some(checksum) => break checksum,
+                None => turns += 1,
+            }
+        };
+        assert_eq!((gentle, turns), (Checksum::of(&bytes), 4));
+    }
+}
