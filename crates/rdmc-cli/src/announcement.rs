@@ -1,6 +1,7 @@
 //! What an invitation says about the transfer to come, by which a receiver judges it.
 
 use anyhow::{Context, bail, ensure};
+use clap::ValueEnum;
 use rdmc::{Algorithm, GroupSpec, NodeId};
 use serde::{Deserialize, Serialize};
 
@@ -16,14 +17,25 @@ pub(crate) struct Announcement {
     pub(crate) files: u64,
     pub(crate) bytes: u64,
     pub(crate) file_bytes_max: u64,
+    pub(crate) on_failure: OnFailure,
+}
+
+/// What becomes of a transfer when a member fails in the middle of it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, ValueEnum)]
+pub(crate) enum OnFailure {
+    /// The others complete what was interrupted from what they hold between them, and go on
+    Repair,
+    /// It ends for all
+    Fail,
 }
 
 impl Announcement {
-    /// Describes the transfer of a manifest.
+    /// Describes the transfer of a manifest, which goes on after failures.
     pub(crate) fn new(algorithm: &Algorithm, block_size: u32, manifest: &Manifest, manifest_len: u64) -> Self {
         let (files, bytes) = manifest.totals();
         let file_bytes_max = manifest.files().map(|(_, size)| size).max().unwrap_or(0);
-        Self { algorithm: algorithm.into(), block_size, manifest_len, files, bytes, file_bytes_max }
+        let on_failure = OnFailure::Repair;
+        Self { algorithm: algorithm.into(), block_size, manifest_len, files, bytes, file_bytes_max, on_failure }
     }
 
     /// Encodes the announcement: its version, then the rest.
@@ -54,7 +66,10 @@ impl Announcement {
     pub(crate) fn groups(&self, nodes: Vec<NodeId>) -> anyhow::Result<Groups> {
         let algorithm = self.algorithm.resolve(nodes.len())?;
         let spec = |id| GroupSpec::new(id, nodes.clone()).algorithm(algorithm.clone()).block_size(self.block_size);
-        Ok(Groups { manifest: spec(1), files: spec(2) })
+        // A failure before anything was sent is the transfer's.
+        let manifest = spec(1).recoverable(false);
+        let files = spec(2).recoverable(self.on_failure == OnFailure::Repair);
+        Ok(Groups { manifest, files })
     }
 
     /// Checks that a manifest is the one that was announced.
@@ -79,7 +94,7 @@ pub(crate) struct Groups {
 }
 
 /// Changes whenever the transfer changes its meaning.
-const VERSION: u16 = 1;
+const VERSION: u16 = 2;
 
 /// Bytes of a file's digest, which follows the file as a message of its own.
 pub(crate) const DIGEST_LEN: usize = blake3::OUT_LEN;
@@ -93,18 +108,30 @@ mod tests {
     #[test]
     fn an_announcement_is_understood_by_the_same_version_only() {
         let told = Announcement::new(&Algorithm::Chain, 1 << 20, &Manifest::default(), 1);
+        let told = Announcement { on_failure: OnFailure::Fail, ..told };
         let mut bytes = told.encode();
         assert_eq!(Announcement::decode(&bytes).unwrap(), told);
         bytes[0] ^= 1;
         let error = Announcement::decode(&bytes).unwrap_err().to_string();
-        assert!(error.contains("version 1"), "{error}");
+        assert!(error.contains("version 2"), "{error}");
+    }
+
+    #[test]
+    fn only_the_files_are_sent_in_a_group_that_goes_on_and_only_if_that_is_wanted() {
+        let nodes = || vec![NodeId(0), NodeId(1)];
+        let told = Announcement::new(&Algorithm::Chain, 1 << 20, &Manifest::default(), 1);
+        let groups = |on_failure| Announcement { on_failure, ..told.clone() }.groups(nodes()).unwrap();
+        let (repair, fail) = (groups(OnFailure::Repair), groups(OnFailure::Fail));
+        assert_eq!(repair.manifest, fail.manifest);
+        assert_eq!(repair.files.clone().recoverable(false), fail.files);
+        assert_ne!(repair.files, fail.files);
     }
 
     proptest! {
         #[test]
         fn invitations_from_anywhere_never_panic(mut bytes in prop::collection::vec(any::<u8>(), 0..128)) {
             if let [version, rest, ..] = bytes.as_mut_slice() {
-                (*version, *rest) = (1, 0);
+                [*version, *rest] = VERSION.to_le_bytes();
             }
             if let Ok(told) = Announcement::decode(&bytes) {
                 let _ = told.groups(vec![NodeId(0), NodeId(1)]);

@@ -8,6 +8,7 @@ use clap::builder::FalseyValueParser;
 use clap::parser::ValueSource;
 use clap::{Args, CommandFactory, FromArgMatches, Parser, Subcommand, ValueEnum};
 
+use crate::announcement::OnFailure;
 use crate::choice::AlgorithmOptions;
 use crate::fabric::{FabricName, FabricOptions};
 use crate::security::SecurityOptions;
@@ -118,6 +119,9 @@ pub(crate) struct SendOptions {
     /// Seconds to wait for the receivers to answer
     #[arg(long, env = "RDMC_TIMEOUT", default_value_t = 10, value_name = "SECONDS", value_parser = clap::value_parser!(u64).range(1..=86_400))]
     pub(crate) timeout: u64,
+    /// What to do when a receiver fails, or the sender, while files are sent
+    #[arg(long, env = "RDMC_ON_FAILURE", default_value = "repair", value_name = "WHAT")]
+    pub(crate) on_failure: OnFailure,
     #[command(flatten)]
     pub(crate) output: OutputOptions,
 }

@@ -34,6 +34,7 @@ pub(crate) async fn run(options: SendOptions, stop: Stop) -> anyhow::Result<()> 
     let list = source.manifest.encode();
     anyhow::ensure!(list.len() as u64 <= manifest::LEN_MAX, "there are too many files for one transfer");
     let told = Announcement::new(&algorithm, options.block_size, &source.manifest, list.len() as u64);
+    let told = Announcement { on_failure: options.on_failure, ..told };
 
     let sizes: Vec<u64> = source.files().map(|(_, _, size)| size).collect();
     let registered = registered_bytes_max(&sizes).max(told.manifest_len);
