@@ -1,155 +1,123 @@
-//! The files of one transfer as they arrive.
+//! The files of one transfer as they arrive, over failures of other members.
+//!
+//! Message 2i of the group is file i of the list, message 2i + 1 is its digest, the last one is empty. What has not come when
+//! the group fails is offered again, under the same number, in the group in which the survivors go on.
 
+use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use anyhow::Context;
-use rdmc::{BufferMut, Delivery, GroupSpec, Memory, Node, Offer, OfferReceiver};
+use futures::future::{BoxFuture, FutureExt};
+use futures::stream::{FuturesUnordered, StreamExt};
+use rdmc::{
+    BufferMut, Delivery, FailedMember, GroupError, GroupFailure, GroupSpec, Memory, Message, Node, NodeId, Offer,
+    OfferReceiver, RecoveryError,
+};
 use tokio::task::JoinSet;
 
 use crate::announcement::DIGEST_LEN;
 use crate::exit::Exit;
 use crate::manifest::{Entry, Manifest};
-use crate::progress::{Bar, Event, Reporter, TICK};
-use crate::recv::{agree, explain, next_offer, not_formed, refuse};
+use crate::progress::{Bar, Event, Reporter, TICK, count};
+use crate::recv::{CLOSED_EARLY, NOT_EMPTY, explain, not_formed, reason};
 use crate::store::{Arrival, Store};
 
-/// Receives all files of a manifest, and agrees to the end when all are whole and in place.
+/// Receives all files of a manifest, and agrees to the end when all are whole and in place; returns at how many receivers
+/// they are.
 pub(crate) async fn take_files(
     node: &Node,
     spec: GroupSpec,
-    manifest: Arc<Manifest>,
+    manifest: &Arc<Manifest>,
     store: &Store,
     reporter: &Reporter,
     bar: &Bar,
-) -> anyhow::Result<()> {
-    let group = node.join_group_with_offers(spec).await.map_err(|error| not_formed(error, Exit::Refused))?;
-    let mut arrivals = Arrivals { node, store, reporter, bar, group, finishing: JoinSet::new(), trouble: None };
-    let made = blocking(store, &manifest, Store::make_directories).await;
-    arrivals.trouble = made.err();
-    for (entry, size) in manifest.files() {
-        let offer = arrivals.next().await?;
-        if let Err((offer, error)) = arrivals.take(offer, entry, size).await {
-            return Err(refuse(arrivals.group, offer, &error).await);
-        }
+) -> anyhow::Result<usize> {
+    let mut group = node.join_group_with_offers(spec).await.map_err(|error| not_formed(error, Exit::Refused))?;
+    let mut arrivals = Arrivals {
+        node,
+        manifest,
+        files: manifest.files().collect(),
+        store,
+        reporter,
+        bar,
+        bytes_before: node.stats().bytes_received,
+        open: BTreeMap::new(),
+        placing: None,
+        arriving: FuturesUnordered::new(),
+        finishing: JoinSet::new(),
+        last: None,
+        last_is_taken: false,
+        complete: 0,
+        failed: Vec::new(),
+        trouble: None,
+    };
+    arrivals.trouble = arrivals.with_directories(Store::make_directories).await.err();
+    loop {
+        let failure = match arrivals.take_all(&mut group).await {
+            Ok(()) => {
+                let members = group.members().to_vec();
+                arrivals.check_end(&members);
+                if let Some(error) = arrivals.trouble {
+                    group.refuse(&reason(&error));
+                    return Err(error);
+                }
+                match group.close().await {
+                    Ok(_) => return arrivals.outcome(&members).await,
+                    Err(failure) => failure,
+                }
+            }
+            Err(failure) => failure,
+        };
+        group = arrivals.go_on(failure).await?;
     }
-    arrivals.finish_all().await;
-    if arrivals.trouble.is_none() {
-        arrivals.trouble = blocking(store, &manifest, Store::finish_directories).await.err();
-    }
-    let last = arrivals.next().await?;
-    if let Some(error) = arrivals.trouble {
-        return Err(refuse(arrivals.group, last, &error).await);
-    }
-    bar.set(manifest.totals().1);
-    bar.label("confirming");
-    agree(arrivals.group, last, Exit::Partial).await
 }
 
-/// The files that are arriving, and the group they arrive in.
+/// The files that are arriving.
 struct Arrivals<'a> {
     node: &'a Node,
+    manifest: &'a Arc<Manifest>,
+    files: Vec<(&'a Entry, u64)>,
     store: &'a Store,
     reporter: &'a Reporter,
     bar: &'a Bar,
-    group: OfferReceiver,
-    /// Waits for bytes and digest, compares, and gives the file its name. Dropped, it removes the temporary files.
+    /// What the node had received before.
+    bytes_before: u64,
+    /// Files that have a place, but not all of their bytes and their digest, by their places in the list. Dropped, they
+    /// leave nothing.
+    open: BTreeMap<usize, Open>,
+    /// The message that waits for its memory.
+    placing: Option<Placing>,
+    /// Messages under way, by their numbers.
+    arriving: FuturesUnordered<BoxFuture<'static, (u64, Result<Message, GroupFailure>)>>,
+    /// Compares bytes with their digest, and gives files their names.
     finishing: JoinSet<anyhow::Result<Event>>,
-    /// What went wrong first; the next message is refused for it.
+    /// The last message, which waits until all files are in place.
+    last: Option<Offer>,
+    last_is_taken: bool,
+    /// Files in place.
+    complete: usize,
+    /// Who has failed on the way.
+    failed: Vec<FailedMember>,
+    /// What went wrong first here; the next message is refused for it.
     trouble: Option<anyhow::Error>,
 }
 
-impl Arrivals<'_> {
-    /// Waits for the next message while files are finished.
-    async fn next(&mut self) -> anyhow::Result<Offer> {
-        let mut tick = tokio::time::interval(TICK);
-        loop {
-            tokio::select! {
-                // What went wrong here came before what the others make of it.
-                offer = next_offer(&mut self.group, Exit::Partial) => {
-                    return offer.map_err(|error| self.trouble.take().unwrap_or(error));
-                }
-                Some(finished) = self.finishing.join_next() => self.finished(finished),
-                _ = tick.tick() => self.bar.set(self.group.stats().bytes_received),
-            }
-        }
-    }
+/// What a message of the group is; files by their places in the list.
+#[derive(Clone, Copy)]
+enum Part {
+    File(usize),
+    Digest(usize),
+    Last,
+}
 
-    /// Receives a file into place, and its digest; gives back the message that is to be refused.
-    async fn take(&mut self, offer: Offer, entry: &Entry, size: u64) -> Result<(), (Offer, anyhow::Error)> {
-        while self.finishing.len() >= FINISHING_MAX {
-            self.finish_one().await;
-        }
-        if let Some(error) = self.trouble.take() {
-            return Err((offer, error));
-        }
-        if offer.size() != size {
-            return Err((offer, Exit::Integrity.error(format!("{} is not as long as listed", entry.path))));
-        }
-        let (place, memory) = match self.place(entry, size).await {
-            Ok(placed) => placed,
-            Err(error) => return Err((offer, error)),
-        };
-        let delivery = offer.accept(memory);
+/// A message that gets its memory.
+type Placing = BoxFuture<'static, (Offer, anyhow::Result<(Place, BufferMut)>)>;
 
-        let offer = match self.next().await {
-            Ok(offer) => offer,
-            Err(error) => {
-                self.trouble = Some(error);
-                return Ok(());
-            }
-        };
-        if offer.size() != DIGEST_LEN as u64 {
-            return Err((offer, Exit::Integrity.error(format!("{} has no digest", entry.path))));
-        }
-        match self.register(Memory::from(vec![0; DIGEST_LEN])) {
-            Ok(memory) => {
-                let digest = offer.accept(memory);
-                self.finishing.spawn(finish(place, delivery, digest, entry.clone(), size));
-                Ok(())
-            }
-            Err(error) => Err((offer, error)),
-        }
-    }
-
-    /// Makes the temporary file, and the memory to receive its bytes: the file itself, mapped, if the fabric can.
-    async fn place(&self, entry: &Entry, size: u64) -> anyhow::Result<(Place, BufferMut)> {
-        let mapped = self.node.capabilities().receives_into_files;
-        let (store, entry) = (self.store.clone(), entry.clone());
-        let begun = tokio::task::spawn_blocking(move || {
-            let arrival = store.begin(&entry, size)?;
-            let memory = mapped.then(|| arrival.memory(size)).transpose()?;
-            anyhow::Ok((arrival, memory))
-        });
-        let (arrival, memory) = begun.await??;
-        match memory {
-            Some(memory) => Ok((Place::Mapped(arrival), self.register(memory)?)),
-            None => Ok((Place::ToWrite(arrival), self.node.allocate(usize::try_from(size)?).await?)),
-        }
-    }
-
-    fn register(&self, memory: Memory) -> anyhow::Result<BufferMut> {
-        let region = self.node.register(memory).context("the memory cannot be registered")?;
-        region.into_mut().map_err(|_| anyhow::anyhow!("the memory cannot be written"))
-    }
-
-    async fn finish_all(&mut self) {
-        while !self.finishing.is_empty() {
-            self.finish_one().await;
-        }
-    }
-
-    async fn finish_one(&mut self) {
-        if let Some(finished) = self.finishing.join_next().await {
-            self.finished(finished);
-        }
-    }
-
-    fn finished(&mut self, finished: Result<anyhow::Result<Event>, tokio::task::JoinError>) {
-        match finished.map_err(anyhow::Error::new).and_then(|outcome| outcome) {
-            Ok(event) => self.reporter.say(&event),
-            Err(error) => drop(self.trouble.get_or_insert(error)),
-        }
-    }
+/// A file of which something is missing.
+struct Open {
+    place: Place,
+    bytes: Option<Message>,
+    digest: Option<Message>,
 }
 
 /// Where the bytes of a file go.
@@ -160,40 +128,301 @@ enum Place {
     ToWrite(Arrival),
 }
 
-/// Does something with the directories of a manifest.
-async fn blocking(
-    store: &Store,
-    manifest: &Arc<Manifest>,
-    work: fn(&Store, &Manifest) -> anyhow::Result<()>,
-) -> anyhow::Result<()> {
-    let (store, manifest) = (store.clone(), manifest.clone());
-    tokio::task::spawn_blocking(move || work(&store, &manifest)).await?
+impl Arrivals<'_> {
+    /// Takes what one group carries. When it ends, everything that was under way has come, or has not.
+    async fn take_all(&mut self, group: &mut OfferReceiver) -> Result<(), GroupFailure> {
+        let mut tick = tokio::time::interval(TICK);
+        let mut closed = false;
+        loop {
+            if self.arriving.is_empty() && self.finishing.is_empty() {
+                if closed {
+                    return Ok(());
+                }
+                if let Some(last) = self.last.take_if(|_| self.open.is_empty()) {
+                    self.take_last(last).await;
+                    continue;
+                }
+            }
+            let room = !closed && self.placing.is_none() && self.last.is_none() && self.finishing.len() < FINISHING_MAX;
+            let offered = async {
+                match room {
+                    true => group.next_offer().await,
+                    false => Some(Err(group.failed().await)),
+                }
+            };
+            tokio::select! {
+                offer = offered => match offer {
+                    Some(Ok(offer)) => self.offered(offer),
+                    Some(Err(failure)) => return Err(failure),
+                    None => closed = true,
+                },
+                (offer, placed) = next_of(&mut self.placing) => self.placed(offer, placed),
+                Some((number, outcome)) = self.arriving.next() => self.arrived(number, outcome),
+                Some(finished) = self.finishing.join_next() => self.finished(finished),
+                _ = tick.tick() => self.bar.set(self.node.stats().bytes_received - self.bytes_before),
+            }
+        }
+    }
+
+    /// Forms the group in which the survivors of a failure go on.
+    async fn go_on(&mut self, mut failure: GroupFailure) -> anyhow::Result<OfferReceiver> {
+        // These will be offered again.
+        self.placing = None;
+        self.last = None;
+        while let Some((number, outcome)) = self.arriving.next().await {
+            self.arrived(number, outcome);
+        }
+        loop {
+            self.failed.extend(failure.failed.iter().cloned());
+            match failure.recover_with_offers().await {
+                Ok(recovery) => {
+                    let group = recovery.into_receiver().expect("only the sender is a root");
+                    let (failed, receivers) = (explain(&failure.failed), receivers_of(group.members()));
+                    self.reporter.say(&Event::GoingOn { failed, receivers });
+                    return Ok(group);
+                }
+                Err(RecoveryError::Group(GroupError::Failed(next))) => failure = next,
+                Err(RecoveryError::Off | RecoveryError::NoQuorum | RecoveryError::Excluded { .. }) => {
+                    return Err(self.cut_short(None).await);
+                }
+                Err(other) => return Err(self.cut_short(Some(other)).await),
+            }
+        }
+    }
+
+    /// Looks at what is here when a group that is about to be closed has carried everything it will.
+    fn check_end(&mut self, members: &[NodeId]) {
+        if !self.last_is_taken && has_sender(members) {
+            self.trouble.get_or_insert_with(|| Exit::Partial.error(CLOSED_EARLY));
+        }
+    }
+
+    /// Says what came of a transfer that everybody who is left has agreed to end.
+    async fn outcome(mut self, members: &[NodeId]) -> anyhow::Result<usize> {
+        if has_sender(members) {
+            return Ok(receivers_of(members));
+        }
+        self.trouble = self.with_directories(Store::finish_directories).await.err();
+        Err(self.cut_short(None).await)
+    }
+
+    /// Says why not everything is here, when all that can be has been put in place.
+    async fn cut_short(&mut self, error: Option<RecoveryError>) -> anyhow::Error {
+        self.discard();
+        while let Some(finished) = self.finishing.join_next().await {
+            self.finished(finished);
+        }
+        if let Some(error) = self.trouble.take() {
+            return error;
+        }
+        let error = error.map(|error| format!(": {error}")).unwrap_or_default();
+        let files = count(self.files.len(), "file");
+        let complete = if self.complete == 1 { "is" } else { "are" };
+        Exit::Partial.error(format!(
+            "{}{error}; {} of {files} {complete} complete",
+            explain(&self.failed),
+            self.complete
+        ))
+    }
+
+    /// Lets go of files that will not be complete, among them those that are whole, but whose digest is lost: only the
+    /// digest tells that their bytes are right.
+    fn discard(&mut self) {
+        self.open.clear();
+    }
+
+    /// Returns what a message is.
+    fn part(&self, number: u64) -> Part {
+        let at = usize::try_from(number / 2).ok().filter(|at| *at < self.files.len());
+        match at {
+            Some(at) if number.is_multiple_of(2) => Part::File(at),
+            Some(at) => Part::Digest(at),
+            None => Part::Last,
+        }
+    }
+
+    /// Looks at a message, which is accepted, refused, or waits.
+    fn offered(&mut self, offer: Offer) {
+        if let Some(error) = &self.trouble {
+            return offer.refuse(&reason(error));
+        }
+        let (number, size) = (offer.number(), offer.size());
+        match self.part(number) {
+            Part::File(at) if size != self.files[at].1 => {
+                let what = format!("{} is not as long as listed", self.files[at].0.path);
+                self.refuse(offer, Exit::Integrity.error(what));
+            }
+            Part::Digest(at) if size != DIGEST_LEN as u64 => {
+                self.refuse(offer, Exit::Integrity.error(format!("{} has no digest", self.files[at].0.path)));
+            }
+            Part::Last if size != 0 => self.refuse(offer, Exit::Partial.error(NOT_EMPTY)),
+            Part::Last => self.last = Some(offer),
+            Part::File(at) => match offer.stay() {
+                Ok(delivery) => self.arrive(number, delivery),
+                Err(offer) => {
+                    // Nothing is received into a file twice: the memory of its first place may still be in use.
+                    let again = self.open.remove(&at).is_some();
+                    self.placing = Some(place(self.node, self.store, offer, self.files[at].0, again));
+                }
+            },
+            Part::Digest(_) => match offer.stay() {
+                Ok(delivery) => self.arrive(number, delivery),
+                Err(offer) => match register(self.node, Memory::from(vec![0; DIGEST_LEN])) {
+                    Ok(memory) => self.arrive(number, offer.accept(memory)),
+                    Err(error) => self.refuse(offer, error),
+                },
+            },
+        }
+    }
+
+    fn refuse(&mut self, offer: Offer, error: anyhow::Error) {
+        offer.refuse(&reason(&error));
+        self.trouble.get_or_insert(error);
+    }
+
+    /// Receives a file into the place that was made for it.
+    fn placed(&mut self, offer: Offer, placed: anyhow::Result<(Place, BufferMut)>) {
+        self.placing = None;
+        match placed {
+            Ok((place, memory)) => {
+                let number = offer.number();
+                if let Part::File(at) = self.part(number) {
+                    self.open.insert(at, Open { place, bytes: None, digest: None });
+                }
+                self.arrive(number, offer.accept(memory));
+            }
+            Err(error) => self.refuse(offer, error),
+        }
+    }
+
+    fn arrive(&mut self, number: u64, delivery: Delivery) {
+        self.arriving.push(delivery.map(move |outcome| (number, outcome)).boxed());
+    }
+
+    /// Notes a message that is whole. If the group has failed instead, it is offered again, or lost.
+    fn arrived(&mut self, number: u64, outcome: Result<Message, GroupFailure>) {
+        let (Ok(message), part) = (outcome, self.part(number)) else { return };
+        let (Part::File(at) | Part::Digest(at)) = part else {
+            self.last_is_taken = true;
+            return;
+        };
+        let Some(mut open) = self.open.remove(&at) else { return };
+        match part {
+            Part::File(_) => open.bytes = Some(message),
+            _ => open.digest = Some(message),
+        }
+        match open {
+            Open { place, bytes: Some(bytes), digest: Some(digest) } => {
+                let (entry, size) = self.files[at];
+                self.finishing.spawn(finish(place, bytes, digest, entry.clone(), size));
+            }
+            open => drop(self.open.insert(at, open)),
+        }
+    }
+
+    fn finished(&mut self, finished: Result<anyhow::Result<Event>, tokio::task::JoinError>) {
+        match finished.map_err(anyhow::Error::new).and_then(|outcome| outcome) {
+            Ok(event) => {
+                self.complete += 1;
+                self.reporter.say(&event);
+            }
+            Err(error) => drop(self.trouble.get_or_insert(error)),
+        }
+    }
+
+    /// Takes the last message when all files are in place, or refuses it for what went wrong.
+    async fn take_last(&mut self, last: Offer) {
+        if self.trouble.is_none() {
+            self.trouble = self.with_directories(Store::finish_directories).await.err();
+        }
+        if let Some(error) = &self.trouble {
+            return last.refuse(&reason(error));
+        }
+        self.bar.set(self.manifest.totals().1);
+        self.bar.label("confirming");
+        self.arrive(last.number(), last.accept(BufferMut::empty()));
+    }
+
+    /// Does something with the directories of the manifest.
+    fn with_directories(
+        &self,
+        work: fn(&Store, &Manifest) -> anyhow::Result<()>,
+    ) -> impl Future<Output = anyhow::Result<()>> + use<> {
+        let (store, manifest) = (self.store.clone(), self.manifest.clone());
+        async move { tokio::task::spawn_blocking(move || work(&store, &manifest)).await? }
+    }
 }
 
-/// Waits for a file, compares it with its digest, and gives it its name.
-async fn finish(place: Place, delivery: Delivery, digest: Delivery, entry: Entry, size: u64) -> anyhow::Result<Event> {
-    let partial = |failure| Exit::Partial.error(explain(&failure));
-    let message = delivery.await.map_err(partial)?;
-    let digest = digest.await.map_err(partial)?;
-    tokio::task::spawn_blocking(move || {
-        if digest[..] != *blake3::hash(&message).as_bytes() {
+/// The sender is the first node, and the root while it is there.
+fn has_sender(members: &[NodeId]) -> bool {
+    members.first() == Some(&NodeId(0))
+}
+
+fn receivers_of(members: &[NodeId]) -> usize {
+    members.len() - usize::from(has_sender(members))
+}
+
+/// Waits for something, if there is something to wait for.
+async fn next_of<T>(work: &mut Option<BoxFuture<'static, T>>) -> T {
+    match work {
+        Some(work) => work.await,
+        None => std::future::pending().await,
+    }
+}
+
+/// Makes the temporary file, and the memory to receive its bytes: the file itself, mapped, if the fabric can.
+fn place(node: &Node, store: &Store, offer: Offer, entry: &Entry, again: bool) -> Placing {
+    let (node, store, entry) = (node.clone(), store.clone(), entry.clone());
+    let (mapped, size) = (node.capabilities().receives_into_files, offer.size());
+    let placed = async move {
+        let begun = tokio::task::spawn_blocking(move || {
+            let arrival = store.begin(&entry, size)?;
+            let memory = mapped.then(|| arrival.memory(size)).transpose()?;
+            anyhow::Ok((arrival, memory))
+        });
+        let (arrival, memory) = begun.await??;
+        let len = usize::try_from(size)?;
+        match memory {
+            Some(memory) => Ok((Place::Mapped(arrival), register(&node, memory)?)),
+            // The pool may be full of what this very file had before, which stays there until it is copied from there. What
+            // is short is kept until the sender has heard of more, and must not keep a long file from its memory.
+            None if again || len < SHORT_LEN => {
+                Ok((Place::ToWrite(arrival), register(&node, Memory::from(vec![0; len]))?))
+            }
+            None => Ok((Place::ToWrite(arrival), node.allocate(len).await?)),
+        }
+    };
+    placed.map(|placed| (offer, placed)).boxed()
+}
+
+fn register(node: &Node, memory: Memory) -> anyhow::Result<BufferMut> {
+    let region = node.register(memory).context("the memory cannot be registered")?;
+    region.into_mut().map_err(|_| anyhow::anyhow!("the memory cannot be written"))
+}
+
+/// Compares a file with its digest, and gives it its name.
+async fn finish(place: Place, bytes: Message, digest: Message, entry: Entry, size: u64) -> anyhow::Result<Event> {
+    let finished = tokio::task::spawn_blocking(move || {
+        if digest[..] != *blake3::hash(&bytes).as_bytes() {
             return Err(Exit::Integrity.error(format!("{} arrived with a wrong digest", entry.path)));
         }
         let arrival = match place {
             Place::Mapped(arrival) => arrival,
             Place::ToWrite(arrival) => {
-                arrival.write(&message).with_context(|| entry.path.to_string())?;
+                arrival.write(&bytes).with_context(|| entry.path.to_string())?;
                 arrival
             }
         };
         // The memory is not needed any more; if it is a mapping, nothing may change the file after it has got its time.
-        drop(message);
+        drop(bytes);
         arrival.keep(&entry).with_context(|| entry.path.to_string())?;
         Ok(Event::File { path: entry.path.to_string(), bytes: size })
-    })
-    .await?
+    });
+    finished.await?
 }
 
+/// Bytes below which a file gets memory of its own instead of the pool's: members report by 64 KiB what they have.
+const SHORT_LEN: usize = 64 << 10;
 /// Files that have arrived and are not yet in place, at most.
 const FINISHING_MAX: usize = 8;
 
@@ -231,7 +460,7 @@ mod tests {
                 let store = Store::open(dir.path(), false, false)?;
                 let reporter = Reporter::new(OutputOptions { json: false, quiet: true });
                 let bar = reporter.bar("receiving", manifest.totals().1);
-                take_files(node, spec, manifest, &store, &reporter, &bar).await?;
+                assert_eq!(take_files(node, spec, &manifest, &store, &reporter, &bar).await?, 2);
                 anyhow::Ok(dir)
             }
         });

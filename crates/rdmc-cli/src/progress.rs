@@ -6,7 +6,7 @@ use std::sync::Mutex;
 use std::time::{Duration, Instant};
 
 use indicatif::{MultiProgress, ProgressBar, ProgressDrawTarget, ProgressStyle};
-use rdmc::{FailureCause, GroupFailure, NodeId};
+use rdmc::{FailedMember, FailureCause, NodeId};
 use serde::Serialize;
 
 use crate::cli::OutputOptions;
@@ -48,20 +48,22 @@ pub(crate) enum Event {
     File { path: String, bytes: u64 },
     /// Something that cannot be sent.
     Skipped { path: String },
+    /// Members have failed, and the others go on.
+    GoingOn { failed: String, receivers: usize },
     /// A transfer is done: every receiver has everything.
     Done { receivers: usize, files: u64, bytes: u64, skipped: usize, seconds: f64 },
     /// A transfer failed.
     Failed { code: u8, message: String },
 }
 
-/// Says who failed in a group, and what happened to them.
-pub(crate) fn explain(failure: &GroupFailure, name: impl Fn(NodeId) -> String) -> String {
-    let told = failure.failed.iter().take(FAILED_SHOWN_MAX).map(|failed| match &failed.cause {
+/// Says who failed in a transfer, and what happened to them.
+pub(crate) fn explain(failed: &[FailedMember], name: impl Fn(NodeId) -> String) -> String {
+    let told = failed.iter().take(FAILED_SHOWN_MAX).map(|failed| match &failed.cause {
         FailureCause::Refused { reason } => format!("{} refused: {reason}", name(failed.node)),
         cause => format!("{} {cause}", name(failed.node)),
     });
     let mut told = printable(&told.collect::<Vec<_>>().join("; "));
-    if let Some(more @ 1..) = failure.failed.len().checked_sub(FAILED_SHOWN_MAX) {
+    if let Some(more @ 1..) = failed.len().checked_sub(FAILED_SHOWN_MAX) {
         told += &format!("; and {more} more");
     }
     told
@@ -109,6 +111,9 @@ impl fmt::Display for Event {
             Event::Progress { bytes, total } => write!(f, "{} of {}", Bytes(*bytes), Bytes(*total)),
             Event::File { path, bytes } => write!(f, "{path}  {}", Bytes(*bytes)),
             Event::Skipped { path } => write!(f, "skipped {path}: a symbolic link, a device or the like"),
+            Event::GoingOn { failed, receivers } => {
+                write!(f, "{failed}; going on with {}", count(*receivers, "receiver"))
+            }
             Event::Done { receivers, files, bytes, skipped, seconds } => {
                 let rate = Rate { bytes: *bytes, seconds: *seconds };
                 let (files, receivers) = (count(*files, "file"), count(*receivers, "receiver"));
@@ -129,7 +134,7 @@ pub(crate) fn tell_outcome(options: OutputOptions, outcome: anyhow::Result<()>) 
 }
 
 /// Counts things in English.
-fn count(number: impl TryInto<u64>, noun: &str) -> String {
+pub(crate) fn count(number: impl TryInto<u64>, noun: &str) -> String {
     let number = number.try_into().unwrap_or(u64::MAX);
     if number == 1 { format!("{number} {noun}") } else { format!("{number} {noun}s") }
 }

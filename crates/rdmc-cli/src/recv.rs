@@ -4,7 +4,9 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use anyhow::Context;
-use rdmc::{GroupError, GroupFailure, GroupSpec, Invitation, Listener, Node, Offer, OfferReceiver, Shutdown};
+use rdmc::{
+    FailedMember, GroupError, GroupFailure, GroupSpec, Invitation, Listener, Node, Offer, OfferReceiver, Shutdown,
+};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use tokio::task::JoinSet;
 
@@ -191,7 +193,7 @@ impl Host {
             });
             let begun = Instant::now();
             let bar = self.reporter.bar("receiving", bytes);
-            take_files(&node, groups.files, manifest, &self.store, &self.reporter, &bar).await?;
+            let receivers = take_files(&node, groups.files, &manifest, &self.store, &self.reporter, &bar).await?;
             drop(bar);
             let seconds = begun.elapsed().as_secs_f64();
             self.reporter.say(&Event::Done { receivers, files, bytes, skipped: 0, seconds });
@@ -260,10 +262,10 @@ async fn take_manifest(
     store: &Store,
 ) -> anyhow::Result<Arc<Manifest>> {
     let mut group = node.join_group_with_offers(spec).await.map_err(|error| not_formed(error, Exit::Refused))?;
-    let failed = |failure: GroupFailure| Exit::Refused.error(explain(&failure));
-    let offer = next_offer(&mut group, Exit::Refused).await?;
+    let failed = |failure: GroupFailure| Exit::Refused.error(explain(&failure.failed));
+    let offer = next_offer(&mut group).await?;
     if offer.size() != told.manifest_len {
-        return Err(refuse(group, offer, &Exit::Refused.error("the list of files is not as long as announced")).await);
+        return Err(refuse(group, offer, Exit::Refused.error("the list of files is not as long as announced")).await);
     }
     let memory = node.allocate(usize::try_from(told.manifest_len)?).await?;
     let message = offer.accept(memory).await.map_err(failed)?;
@@ -275,56 +277,58 @@ async fn take_manifest(
         anyhow::Ok(manifest)
     });
     let judged = judged.await?;
-    let last = next_offer(&mut group, Exit::Refused).await?;
+    let last = next_offer(&mut group).await?;
     match judged {
         Ok(manifest) => {
-            agree(group, last, Exit::Refused).await?;
+            agree(group, last).await?;
             Ok(Arc::new(manifest))
         }
-        Err(error) => Err(refuse(group, last, &error.context(Exit::Refused)).await),
+        Err(error) => Err(refuse(group, last, error.context(Exit::Refused)).await),
     }
 }
 
-/// Waits for a message that must come; a failure is of the given kind.
-pub(crate) async fn next_offer(group: &mut OfferReceiver, exit: Exit) -> anyhow::Result<Offer> {
+/// Waits for a message of the list of files, which must come.
+async fn next_offer(group: &mut OfferReceiver) -> anyhow::Result<Offer> {
     match group.next_offer().await {
-        Some(offer) => offer.map_err(|failure| exit.error(explain(&failure))),
-        None => Err(exit.error("the sender closed the group before everything was sent")),
+        Some(offer) => offer.map_err(|failure| Exit::Refused.error(explain(&failure.failed))),
+        None => Err(Exit::Refused.error(CLOSED_EARLY)),
     }
 }
 
-/// Takes the last message, which says nothing, and waits until all have done so; a failure is of the given kind.
-pub(crate) async fn agree(group: OfferReceiver, last: Offer, exit: Exit) -> anyhow::Result<()> {
+/// Takes the last message, which says nothing, and waits until all have done so.
+async fn agree(group: OfferReceiver, last: Offer) -> anyhow::Result<()> {
     if last.size() != 0 {
-        return Err(refuse(group, last, &exit.error("the last message is not empty")).await);
+        return Err(refuse(group, last, Exit::Refused.error(NOT_EMPTY)).await);
     }
     let agreed = async {
         last.accept(rdmc::BufferMut::empty()).await?;
         group.close().await
     };
-    agreed.await.map(drop).map_err(|failure: GroupFailure| exit.error(explain(&failure)))
+    agreed.await.map(drop).map_err(|failure: GroupFailure| Exit::Refused.error(explain(&failure.failed)))
 }
 
 /// Refuses a message because of `error`, and waits until the group has failed by it.
-pub(crate) async fn refuse(mut group: OfferReceiver, offer: Offer, error: &anyhow::Error) -> anyhow::Error {
-    let kind = error.downcast_ref::<Exit>().copied();
-    let whole = format!("{error:#}");
-    // The others need not be told what the refusal means for this receiver's exit code, unless bytes are wrong.
-    let reason = match kind {
-        Some(kind) if kind != Exit::Integrity => whole.strip_prefix(&format!("{kind}: ")).unwrap_or(&whole),
-        _ => &whole,
-    };
-    offer.refuse(reason);
+async fn refuse(mut group: OfferReceiver, offer: Offer, error: anyhow::Error) -> anyhow::Error {
+    offer.refuse(&reason(&error));
     let _ = tokio::time::timeout(LEAVE_LIMIT, group.next_offer()).await;
-    match kind {
-        Some(kind) => kind.error(whole.strip_prefix(&format!("{kind}: ")).unwrap_or(&whole)),
-        None => anyhow::anyhow!("{whole}"),
+    error
+}
+
+/// Returns what the others are told when something is refused because of `error`.
+pub(crate) fn reason(error: &anyhow::Error) -> String {
+    let whole = format!("{error:#}");
+    // They need not know what the refusal means for this receiver's exit code, unless bytes are wrong.
+    match error.downcast_ref::<Exit>() {
+        Some(kind) if *kind != Exit::Integrity => {
+            whole.strip_prefix(&format!("{kind}: ")).map(str::to_owned).unwrap_or(whole)
+        }
+        _ => whole,
     }
 }
 
-/// Says what a failed group means here.
-pub(crate) fn explain(failure: &GroupFailure) -> String {
-    crate::progress::explain(failure, |node| match node.0 {
+/// Says what the failure of these members means here.
+pub(crate) fn explain(failed: &[FailedMember]) -> String {
+    crate::progress::explain(failed, |node| match node.0 {
         0 => "the sender".to_owned(),
         number => format!("receiver {number}"),
     })
@@ -333,11 +337,15 @@ pub(crate) fn explain(failure: &GroupFailure) -> String {
 /// Turns a group that was not formed into an error of the given kind.
 pub(crate) fn not_formed(error: GroupError, exit: Exit) -> anyhow::Error {
     match error {
-        GroupError::Failed(failure) => exit.error(explain(&failure)),
+        GroupError::Failed(failure) => exit.error(explain(&failure.failed)),
         other => anyhow::Error::new(other).context(exit),
     }
 }
 
+/// What is wrong with a group that ends too soon.
+pub(crate) const CLOSED_EARLY: &str = "the sender closed the group before everything was sent";
+/// What is wrong with a group that does not end with an empty message.
+pub(crate) const NOT_EMPTY: &str = "the last message is not empty";
 /// Transfers at once; more are declined.
 const SESSIONS_MAX: usize = 8;
 /// How long to wait for others who are told that this node refuses or leaves.

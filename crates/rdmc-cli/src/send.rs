@@ -119,7 +119,7 @@ impl Receivers {
 
     /// Says whose fault a failure is, and what happened.
     fn explain(&self, failure: &GroupFailure) -> String {
-        explain(failure, |node| self.name(node))
+        explain(&failure.failed, |node| self.name(node))
     }
 }
 
