@@ -7,6 +7,7 @@ mod arrivals;
 mod choice;
 mod cli;
 mod demo;
+mod departures;
 mod doctor;
 mod exit;
 mod fabric;

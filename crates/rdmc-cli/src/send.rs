@@ -1,19 +1,19 @@
 //! `rdmc send`: the sender of files and directories.
 
-use std::collections::VecDeque;
 use std::convert::Infallible;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use anyhow::Context;
 use bytes::Bytes;
-use rdmc::{Algorithm, FailureCause, GroupError, GroupFailure, InviteError, Memory, Multicast, Node, NodeId};
+use rdmc::{Algorithm, Buffer, FailedMember, GroupError, GroupFailure, InviteError, Memory, Node, NodeId};
 use rdmc::{Security, SendError, Sender, Shutdown, StartError};
 use rdmc_schedule::{BlockCount, MEMBERS_MAX, Rank, Schedule};
 
 use crate::announcement::{Announcement, Groups};
 use crate::cli::SendOptions;
-use crate::exit::{Exit, INTEGRITY, Stop};
+use crate::departures::{Departures, UNDER_WAY_MAX};
+use crate::exit::{Exit, Stop};
 use crate::fabric::{Chosen, Offered, register_to_send};
 use crate::manifest::{self, printable};
 use crate::progress::{Bar, Event, Reporter, TICK, explain};
@@ -87,7 +87,7 @@ async fn start(
 }
 
 /// The receivers by their addresses; they are the nodes 1, 2, ….
-struct Receivers(Vec<String>);
+pub(crate) struct Receivers(Vec<String>);
 
 impl Receivers {
     fn new(addresses: Vec<String>) -> anyhow::Result<Self> {
@@ -118,8 +118,8 @@ impl Receivers {
     }
 
     /// Says whose fault a failure is, and what happened.
-    fn explain(&self, failure: &GroupFailure) -> String {
-        explain(&failure.failed, |node| self.name(node))
+    pub(crate) fn explain(&self, failed: &[FailedMember]) -> String {
+        explain(failed, |node| self.name(node))
     }
 }
 
@@ -134,7 +134,7 @@ struct Transfer<'a> {
 
 impl Transfer<'_> {
     async fn run(&self, algorithm: &Algorithm, list: Vec<u8>, groups: Groups, over: Chosen) -> anyhow::Result<()> {
-        let not_sent = |failure: &GroupFailure| Exit::Refused.error(self.receivers.explain(failure));
+        let not_sent = |failure: &GroupFailure| Exit::Refused.error(self.receivers.explain(&failure.failed));
         let not_formed = |error: GroupError| match error {
             GroupError::Failed(failure) => not_sent(&failure),
             other => anyhow::Error::new(other).context(Exit::Refused),
@@ -166,83 +166,43 @@ impl Transfer<'_> {
     async fn send_files(&self, sender: Sender, algorithm: &Algorithm) -> anyhow::Result<()> {
         let bar = self.reporter.bar("sending", self.told.bytes);
         let share = self.root_share(algorithm);
-        let sent = tokio::select! {
-            sent = self.feed(&sender) => sent,
-            never = watch(&sender, &bar, share) => match never {},
+        let mut departures = Departures::new(sender, self.receivers, self.reporter);
+        let closed = async {
+            self.feed(&mut departures).await?;
+            bar.label("confirming");
+            departures.close().await
         };
-        sent?;
-        bar.set(self.told.bytes);
-        bar.label("confirming");
-        sender.close().await.map(drop).map_err(|failure| self.failed(&failure))
+        tokio::select! {
+            closed = closed => closed,
+            never = watch(self.node, &bar, share) => match never {},
+        }
     }
 
     /// Sends file after file, each followed by its digest.
-    ///
-    /// Few messages are under way at once, so that each is in the group's queue when it was polled once.
-    async fn feed(&self, sender: &Sender) -> anyhow::Result<()> {
-        let mut under_way = VecDeque::new();
+    async fn feed(&self, departures: &mut Departures<'_>) -> anyhow::Result<()> {
         for (path, entry, size) in self.source.files() {
             let (at, entry) = (path.to_owned(), entry.clone());
             let done = Event::File { path: entry.path.to_string(), bytes: size };
-            let file = tokio::task::spawn_blocking(move || SourceFile::open(&at, &entry, size)).await??;
+            let opening = tokio::task::spawn_blocking(move || SourceFile::open(&at, &entry, size));
+            let file = departures.meanwhile(opening).await???;
             let len = usize::try_from(size).context("the file is longer than the address space")?;
             // SAFETY: the bytes are only read by the kernel, which sends them; one who changes the file meanwhile changes
             // what is sent, which the digest, made of what is read from the file, tells.
             #[expect(unsafe_code, reason = "the file is mapped, to be sent without a copy")]
             let memory = unsafe { Memory::map_file(&file.file, len) };
             let memory = memory.with_context(|| format!("{}", path.display()))?;
-            let sent = register_to_send(self.node, memory, file.reader()?).await;
-            let sent = sent.with_context(|| format!("{}", path.display()))?;
+            let registered = departures.meanwhile(register_to_send(self.node, memory, file.reader()?)).await?;
+            let registered = registered.with_context(|| format!("{}", path.display()))?;
             let digest = tokio::task::spawn_blocking(move || file.digest());
-            self.enqueue(&mut under_way, sender.send(sent), Some(done)).await?;
-            let digest = digest.await??;
-            self.enqueue(&mut under_way, sender.send(digest.as_bytes().to_vec()), None).await?;
+            departures.send(registered, Some(done)).await?;
+            let digest = departures.meanwhile(digest).await???;
+            departures.send(self.register(digest.as_bytes().to_vec())?, None).await?;
         }
-        self.enqueue(&mut under_way, sender.send(Bytes::new()), None).await?;
-        while let Some(oldest) = under_way.pop_front() {
-            self.finish(oldest).await?;
-        }
-        Ok(())
+        departures.send(self.register(Vec::new())?, None).await
     }
 
-    async fn enqueue(
-        &self,
-        under_way: &mut VecDeque<(Multicast, Option<Event>)>,
-        mut multicast: Multicast,
-        done: Option<Event>,
-    ) -> anyhow::Result<()> {
-        while under_way.len() >= UNDER_WAY_MAX {
-            let oldest = under_way.pop_front().expect("it is not empty");
-            self.finish(oldest).await?;
-        }
-        match futures::poll!(&mut multicast) {
-            std::task::Poll::Pending => under_way.push_back((multicast, done)),
-            std::task::Poll::Ready(sent) => self.sent(sent, done)?,
-        }
-        Ok(())
-    }
-
-    async fn finish(&self, (multicast, done): (Multicast, Option<Event>)) -> anyhow::Result<()> {
-        self.sent(multicast.await, done)
-    }
-
-    fn sent(&self, outcome: Result<(), SendError>, done: Option<Event>) -> anyhow::Result<()> {
-        outcome.map_err(|error| match error {
-            SendError::Failed(failure) | SendError::NotQueued(failure) => self.failed(&failure),
-            other => anyhow::Error::new(other),
-        })?;
-        if let Some(done) = done {
-            self.reporter.say(&done);
-        }
-        Ok(())
-    }
-
-    fn failed(&self, failure: &GroupFailure) -> anyhow::Error {
-        let explained = self.receivers.explain(failure);
-        match &failure.first().cause {
-            FailureCause::Refused { reason } if reason.starts_with(INTEGRITY) => Exit::Integrity.error(explained),
-            _ => Exit::Partial.error(explained),
-        }
+    fn register(&self, bytes: Vec<u8>) -> anyhow::Result<Buffer> {
+        Ok(self.node.register(Memory::from(bytes)).context("a digest cannot be registered")?.into_shared())
     }
 
     /// Returns how many bytes the sender itself sends for every byte of the files.
@@ -266,19 +226,18 @@ fn registered_bytes_max(sizes: &[u64]) -> u64 {
     at_once.map(|files| files.iter().copied().fold(0, u64::saturating_add)).max().unwrap_or(0)
 }
 
-/// Shows the progress for ever.
+/// Shows the progress for ever, over all groups that the node sends in.
 #[expect(clippy::cast_precision_loss, clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "for display")]
-async fn watch(sender: &Sender, bar: &Bar, share: f64) -> Infallible {
+async fn watch(node: &Node, bar: &Bar, share: f64) -> Infallible {
+    let before = node.stats().bytes_sent;
     loop {
         tokio::time::sleep(TICK).await;
-        bar.set((sender.stats().bytes_sent as f64 / share.max(1e-9)) as u64);
+        bar.set(((node.stats().bytes_sent - before) as f64 / share.max(1e-9)) as u64);
     }
 }
 
 /// Receivers named before a transfer.
 const RECEIVERS_SHOWN_MAX: usize = 4;
-/// Messages under way at once: below what a group queues.
-const UNDER_WAY_MAX: usize = 8;
 /// Files registered at once: those under way, each with its digest, and the next one.
 const FILES_REGISTERED_MAX: usize = UNDER_WAY_MAX / 2 + 1;
 /// Blocks beyond which the sender's share hardly changes.

@@ -1,0 +1,194 @@
+//! The messages of one transfer as they are sent, over failures of receivers.
+
+use std::collections::VecDeque;
+use std::pin::{Pin, pin};
+
+use futures::future::{FutureExt, MaybeDone, maybe_done};
+use rdmc::{Buffer, FailedMember, FailureCause, GroupError, GroupFailure, Multicast, RecoveryError, SendError, Sender};
+
+use crate::exit::{Exit, INTEGRITY};
+use crate::progress::{Event, Reporter};
+use crate::send::Receivers;
+
+/// The messages under way, and the group that they travel in.
+///
+/// Few are under way at once, so that each is in the group's queue when it was polled once.
+pub(crate) struct Departures<'a> {
+    course: Course<'a>,
+    sender: Sender,
+    under_way: VecDeque<Departure>,
+}
+
+/// A message under way.
+struct Departure {
+    multicast: MaybeDone<Multicast>,
+    /// In case that it has to be sent again.
+    bytes: Buffer,
+    /// What is told when it was sent.
+    done: Option<Event>,
+}
+
+impl<'a> Departures<'a> {
+    pub(crate) fn new(sender: Sender, receivers: &'a Receivers, reporter: &'a Reporter) -> Self {
+        let course = Course { receivers, reporter, carried: Vec::new(), failed: Vec::new() };
+        Self { course, sender, under_way: VecDeque::new() }
+    }
+
+    /// Sends a message, after those before it; waits while many are under way.
+    pub(crate) async fn send(&mut self, bytes: Buffer, done: Option<Event>) -> anyhow::Result<()> {
+        while self.under_way.len() >= UNDER_WAY_MAX {
+            oldest(&mut self.under_way).await;
+            self.finish_oldest().await?;
+        }
+        self.begin(bytes, done);
+        Ok(())
+    }
+
+    /// Does something else while messages are under way, and goes on after failures: the survivors wait for each other.
+    pub(crate) async fn meanwhile<T>(&mut self, work: impl Future<Output = T>) -> anyhow::Result<T> {
+        let mut work = pin!(work);
+        loop {
+            tokio::select! {
+                done = &mut work => return Ok(done),
+                () = oldest(&mut self.under_way) => self.finish_oldest().await?,
+                failure = self.sender.failed() => self.go_on(failure).await?,
+            }
+        }
+    }
+
+    /// Waits until everybody who is left has everything.
+    ///
+    /// # Errors
+    /// Who has failed on the way.
+    pub(crate) async fn close(mut self) -> anyhow::Result<()> {
+        while !self.under_way.is_empty() {
+            oldest(&mut self.under_way).await;
+            self.finish_oldest().await?;
+        }
+        let Self { mut course, mut sender, .. } = self;
+        let receivers = loop {
+            let receivers = sender.members().len() - 1;
+            match sender.close().await {
+                Ok(_) => break receivers,
+                Err(failure) => sender = course.go_on(failure).await?,
+            }
+        };
+        course.closed(receivers)
+    }
+
+    fn begin(&mut self, bytes: Buffer, done: Option<Event>) {
+        let mut multicast = maybe_done(self.sender.send(bytes.clone()));
+        // Polled once, it has its place in the order.
+        let _ = (&mut multicast).now_or_never();
+        self.under_way.push_back(Departure { multicast, bytes, done });
+    }
+
+    /// Tells that the oldest message was sent, or goes on if the group has failed.
+    async fn finish_oldest(&mut self) -> anyhow::Result<()> {
+        let Some(departure) = self.under_way.front_mut() else { return Ok(()) };
+        if let Some(Err(SendError::Failed(failure) | SendError::NotQueued(failure))) = departure.output() {
+            let failure = failure.clone();
+            return self.go_on(failure).await;
+        }
+        let departure = self.under_way.pop_front().expect("it is the one from above");
+        self.course.sent(departure).map(drop)
+    }
+
+    /// Goes on among the survivors of a failure.
+    async fn go_on(&mut self, failure: GroupFailure) -> anyhow::Result<()> {
+        let mut again = Vec::new();
+        while !self.under_way.is_empty() {
+            // It has an end now.
+            oldest(&mut self.under_way).await;
+            let departure = self.under_way.pop_front().expect("it is not empty");
+            again.extend(self.course.sent(departure)?);
+        }
+        self.sender = self.course.go_on(failure).await?;
+        again.into_iter().for_each(|Departure { bytes, done, .. }| self.begin(bytes, done));
+        Ok(())
+    }
+}
+
+impl Departure {
+    fn output(&mut self) -> Option<&mut Result<(), SendError>> {
+        Pin::new(&mut self.multicast).output_mut()
+    }
+}
+
+/// Waits until the oldest message has come to an end, if there is one.
+async fn oldest(under_way: &mut VecDeque<Departure>) {
+    match under_way.front_mut() {
+        Some(departure) => (&mut departure.multicast).await,
+        None => std::future::pending().await,
+    }
+}
+
+/// What has happened from group to group.
+struct Course<'a> {
+    receivers: &'a Receivers,
+    reporter: &'a Reporter,
+    /// What is told when those who are left have everything.
+    carried: Vec<Event>,
+    /// Who has failed on the way.
+    failed: Vec<FailedMember>,
+}
+
+impl Course<'_> {
+    /// Looks at what a message has come to; gives back one that is to be sent again.
+    fn sent(&mut self, mut departure: Departure) -> anyhow::Result<Option<Departure>> {
+        match Pin::new(&mut departure.multicast).take_output().expect("it was waited for") {
+            Ok(()) => departure.done.iter().for_each(|event| self.reporter.say(event)),
+            // The group that goes on carries it.
+            Err(SendError::Failed(_)) => self.carried.extend(departure.done),
+            Err(SendError::NotQueued(_)) => return Ok(Some(departure)),
+            Err(other) => return Err(other.into()),
+        }
+        Ok(None)
+    }
+
+    /// Forms the group in which the survivors of a failure go on.
+    ///
+    /// # Errors
+    /// Who has failed, if nobody is left or they cannot go on.
+    async fn go_on(&mut self, mut failure: GroupFailure) -> anyhow::Result<Sender> {
+        loop {
+            self.failed.extend(failure.failed.iter().cloned());
+            let left = failure.certificate.members().len() - failure.failed.len();
+            if left <= 1 {
+                return Err(self.error(""));
+            }
+            match failure.recover().await {
+                Ok(recovery) => {
+                    let sender = recovery.into_sender().expect("the root goes on as the root");
+                    let (failed, receivers) = (self.receivers.explain(&failure.failed), sender.members().len() - 1);
+                    self.reporter.say(&Event::GoingOn { failed, receivers });
+                    return Ok(sender);
+                }
+                Err(RecoveryError::Group(GroupError::Failed(next))) => failure = next,
+                Err(RecoveryError::Off | RecoveryError::NoQuorum | RecoveryError::Excluded { .. }) => {
+                    return Err(self.error(""));
+                }
+                Err(other) => return Err(self.error(&format!(": {other}"))),
+            }
+        }
+    }
+
+    /// Says what came of a transfer that everybody who is left has agreed to end.
+    fn closed(self, receivers: usize) -> anyhow::Result<()> {
+        self.carried.iter().for_each(|event| self.reporter.say(event));
+        match (self.failed.is_empty(), receivers) {
+            (true, _) => Ok(()),
+            (false, 1) => Err(self.error("; the other receiver has everything")),
+            (false, _) => Err(self.error(&format!("; the other {receivers} receivers have everything"))),
+        }
+    }
+
+    fn error(&self, more: &str) -> anyhow::Error {
+        let integrity = |failed: &FailedMember| matches!(&failed.cause, FailureCause::Refused { reason } if reason.starts_with(INTEGRITY));
+        let exit = if self.failed.iter().any(integrity) { Exit::Integrity } else { Exit::Partial };
+        exit.error(format!("{}{more}", self.receivers.explain(&self.failed)))
+    }
+}
+
+/// Messages under way at once: below what a group queues.
+pub(crate) const UNDER_WAY_MAX: usize = 8;
