@@ -216,13 +216,8 @@ impl Arrivals<'_> {
             return error;
         }
         let error = error.map(|error| format!(": {error}")).unwrap_or_default();
-        let files = count(self.files.len(), "file");
-        let complete = if self.complete == 1 { "is" } else { "are" };
-        Exit::Partial.error(format!(
-            "{}{error}; {} of {files} {complete} complete",
-            explain(&self.failed),
-            self.complete
-        ))
+        let (complete, files) = (self.complete, count(self.files.len(), "file"));
+        Exit::Partial.error(format!("{}{error}; {complete} of {files} complete", explain(&self.failed)))
     }
 
     /// Lets go of files that will not be complete, among them those that are whole, but whose digest is lost: only the

@@ -18,3 +18,4 @@ mod rooms;
 mod rounds;
 mod security;
 mod sim;
+mod survivors;
