@@ -117,7 +117,7 @@ const LOCAL: u8 = 1;
 /// What the help and the manual say about the codes.
 pub(crate) const HELP: &str = "\
 Exit codes:
-  0    done: every receiver has everything, and every digest is right
+  0    done: every receiver (at a receiver: that is left) has everything, and every digest is right
   1    local failure: a file, the disk, the network interface, a defect
   2    the arguments make no sense, or ask for an RDMA device that cannot be used
   3    partial delivery: the transfer began, but not every receiver has everything

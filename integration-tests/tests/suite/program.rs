@@ -115,7 +115,7 @@ fn what_exists_is_replaced() {
 
 #[test]
 fn wrong_arguments_end_with_2() {
-    let cases: [&[&str]; 16] = [
+    let cases: [&[&str]; 17] = [
         &[],
         &["teleport"],
         &["send"],
@@ -124,6 +124,7 @@ fn wrong_arguments_end_with_2() {
         &["send", "Cargo.toml", "--to", "h:1,h:1"],
         &["send", "Cargo.toml", "--to", "h:1", "--block-size", "0"],
         &["send", "Cargo.toml", "--to", "h:1", "--block-size", "2GiB"],
+        &["send", "Cargo.toml", "--to", "h:1", "--on-failure", "weep"],
         &["send", "Cargo.toml", "--to", "h:1", "--algorithm", "magic"],
         &["send", "Cargo.toml", "--to", "h:1", "--algorithm", "hybrid"],
         &["send", "Cargo.toml", "--to", "h:1", "--algorithm", "hybrid", "--racks", "4,4"],
