@@ -192,3 +192,101 @@ impl Course<'_> {
 
 /// Messages under way at once: below what a group queues.
 pub(crate) const UNDER_WAY_MAX: usize = 8;
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+
+    use bytes::Bytes;
+    use rdmc::{GroupSpec, Memory, Node, NodeId};
+
+    use super::*;
+    use crate::arrivals::take_files;
+    use crate::cli::OutputOptions;
+    use crate::fabric::register_to_send;
+    use crate::fabric::strict::{POOL_BYTES, Strict};
+    use crate::manifest::{Entry, EntryPath, Kind, Manifest};
+    use crate::store::Store;
+
+    fn reporter() -> Reporter {
+        Reporter::new(OutputOptions { json: false, quiet: true })
+    }
+
+    async fn receive(node: &Node, spec: GroupSpec, manifest: &Arc<Manifest>) -> anyhow::Result<tempfile::TempDir> {
+        let dir = tempfile::tempdir()?;
+        let (store, reporter) = (Store::open(dir.path(), false, false)?, reporter());
+        let bar = reporter.bar("receiving", manifest.totals().1);
+        assert_eq!(take_files(node, spec, manifest, &store, &reporter, &bar).await?, 2);
+        Ok(dir)
+    }
+
+    /// Sends each followed by its digest.
+    async fn send(node: &Node, sender: Sender, contents: &[Bytes]) -> anyhow::Result<()> {
+        let addresses = (1..=3).map(|number| format!("10.0.0.{number}:7471")).collect();
+        let (receivers, reporter) = (Receivers::new(addresses)?, reporter());
+        let mut departures = Departures::new(sender, &receivers, &reporter);
+        for bytes in contents {
+            let copied = bytes.clone();
+            let copy = move |to: &mut [u8]| {
+                to.copy_from_slice(&copied);
+                Ok(())
+            };
+            let registered = departures.meanwhile(register_to_send(node, Memory::from(bytes.clone()), copy)).await??;
+            departures.send(registered, None).await?;
+            let digest = Memory::from(blake3::hash(bytes).as_bytes().to_vec());
+            departures.send(node.register(digest)?.into_shared(), None).await?;
+        }
+        departures.send(node.register(Memory::from(Vec::new()))?.into_shared(), None).await?;
+        departures.close().await
+    }
+
+    /// In memory of a pool that holds one large file at a time, so that whatever is kept too long holds all up.
+    #[tokio::test]
+    async fn those_who_are_left_get_everything_when_one_gives_up_after_any_number_of_messages() {
+        let sizes = [200_000, 0, usize::try_from(POOL_BYTES).unwrap(), 1, 600_000];
+        let contents = sizes.map(|size| Bytes::from_iter((0..=250).cycle().take(size)));
+        let entries = contents.iter().zip(0..).map(|(bytes, at)| Entry {
+            path: EntryPath(vec![format!("file{at}").into_bytes()]),
+            kind: Kind::File { size: bytes.len() as u64 },
+            mode: 0o600,
+            mtime_s: 1,
+            mtime_ns: 2,
+        });
+        let manifest = Arc::new(Manifest { entries: entries.collect() });
+        for taken in 0..=2 * contents.len() {
+            let nodes = Strict::nodes(4).await;
+            let spec = GroupSpec::new(1, (0..4).map(NodeId)).block_size(32 << 10);
+            let gives_up = async {
+                let mut group = nodes[2].join_group_with_offers(spec.clone()).await?;
+                for _ in 0..taken {
+                    let offer = group.next_offer().await.expect("a message")?;
+                    let memory = Memory::from(vec![0; usize::try_from(offer.size())?]);
+                    let memory = nodes[2].register(memory)?.into_mut().expect("it can be written");
+                    // It dies while the message arrives.
+                    drop(offer.accept(memory));
+                }
+                anyhow::Ok(())
+            };
+            let sends = async {
+                let sender = nodes[0].create_group(spec.clone()).await?;
+                anyhow::Ok(send(&nodes[0], sender, &contents).await)
+            };
+            let (first, second) =
+                (receive(&nodes[1], spec.clone(), &manifest), receive(&nodes[3], spec.clone(), &manifest));
+            let (sent, (), first, second) = futures::try_join!(sends, gives_up, first, second).unwrap();
+            let error = sent.unwrap_err();
+            assert_eq!(error.downcast_ref(), Some(&Exit::Partial));
+            let told = format!("{error:#}");
+            assert!(
+                told.contains("10.0.0.2:7471 left") && told.contains("the other 2 receivers have everything"),
+                "{told}"
+            );
+            for dir in [first, second] {
+                for (bytes, at) in contents.iter().zip(0..) {
+                    assert_eq!(std::fs::read(dir.path().join(format!("file{at}"))).unwrap(), bytes[..], "{taken}");
+                }
+                assert_eq!(std::fs::read_dir(dir.path()).unwrap().count(), contents.len(), "{taken}");
+            }
+        }
+    }
+}

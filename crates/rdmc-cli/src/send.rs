@@ -90,7 +90,7 @@ async fn start(
 pub(crate) struct Receivers(Vec<String>);
 
 impl Receivers {
-    fn new(addresses: Vec<String>) -> anyhow::Result<Self> {
+    pub(crate) fn new(addresses: Vec<String>) -> anyhow::Result<Self> {
         let mut seen = std::collections::BTreeSet::new();
         for address in &addresses {
             let port = address.rsplit_once(':').filter(|(host, _)| !host.is_empty()).map(|(_, port)| port);
