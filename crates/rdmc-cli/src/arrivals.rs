@@ -208,7 +208,7 @@ impl Arrivals<'_> {
 
     /// Says why not everything is here, when all that can be has been put in place.
     async fn cut_short(&mut self, error: Option<RecoveryError>) -> anyhow::Error {
-        self.discard();
+        self.keep_what_is_whole();
         while let Some(finished) = self.finishing.join_next().await {
             self.finished(finished);
         }
@@ -220,10 +220,15 @@ impl Arrivals<'_> {
         Exit::Partial.error(format!("{}{error}; {complete} of {files} complete", explain(&self.failed)))
     }
 
-    /// Lets go of files that will not be complete, among them those that are whole, but whose digest is lost: only the
-    /// digest tells that their bytes are right.
-    fn discard(&mut self) {
-        self.open.clear();
+    /// Lets go of files that will not be complete. Those that are whole are, also if their digest is lost: their blocks were
+    /// checked where they arrived, or the fabric protects them.
+    fn keep_what_is_whole(&mut self) {
+        for (at, open) in std::mem::take(&mut self.open) {
+            if let Open { place, bytes: Some(bytes), .. } = open {
+                let (entry, size) = self.files[at];
+                self.finishing.spawn(finish(place, bytes, None, entry.clone(), size));
+            }
+        }
     }
 
     /// Returns what a message is.
@@ -309,7 +314,7 @@ impl Arrivals<'_> {
         match open {
             Open { place, bytes: Some(bytes), digest: Some(digest) } => {
                 let (entry, size) = self.files[at];
-                self.finishing.spawn(finish(place, bytes, digest, entry.clone(), size));
+                self.finishing.spawn(finish(place, bytes, Some(digest), entry.clone(), size));
             }
             open => drop(self.open.insert(at, open)),
         }
@@ -395,10 +400,16 @@ fn register(node: &Node, memory: Memory) -> anyhow::Result<BufferMut> {
     region.into_mut().map_err(|_| anyhow::anyhow!("the memory cannot be written"))
 }
 
-/// Compares a file with its digest, and gives it its name.
-async fn finish(place: Place, bytes: Message, digest: Message, entry: Entry, size: u64) -> anyhow::Result<Event> {
+/// Compares a file with its digest, if there is one, and gives it its name.
+async fn finish(
+    place: Place,
+    bytes: Message,
+    digest: Option<Message>,
+    entry: Entry,
+    size: u64,
+) -> anyhow::Result<Event> {
     let finished = tokio::task::spawn_blocking(move || {
-        if digest[..] != *blake3::hash(&bytes).as_bytes() {
+        if digest.is_some_and(|digest| digest[..] != *blake3::hash(&bytes).as_bytes()) {
             return Err(Exit::Integrity.error(format!("{} arrived with a wrong digest", entry.path)));
         }
         let arrival = match place {

@@ -198,21 +198,21 @@ const LEN: u32 = 20_000;
 /// one, and what came to each of two members.
 async fn multicast_what_changes(before: u64) -> (Option<GroupFailure>, Vec<(Option<Vec<u8>>, GroupStats)>) {
     let cluster = Cluster::start(Kind::Tcp, 3).await;
-    let mut file = tempfile::tempfile().unwrap();
-    std::io::Write::write_all(&mut file, &[0; LEN as usize]).unwrap();
+    let mut file = tempfile::tempfile().expect("a temporary file works");
+    std::io::Write::write_all(&mut file, &[0; LEN as usize]).expect("a temporary file works");
     // SAFETY: only the kernel reads it, as it is too long to be copied behind a header.
-    let memory = unsafe { Memory::map_file(&file, LEN as usize) }.unwrap();
+    let memory = unsafe { Memory::map_file(&file, LEN as usize) }.expect("a temporary file works");
     // It is summed before.
     cluster.change_by(0, move |index| {
         if index == before {
-            std::os::unix::fs::FileExt::write_all_at(&file, &[1], 5).unwrap();
+            std::os::unix::fs::FileExt::write_all_at(&file, &[1], 5).expect("a temporary file works");
         }
         Fault::None
     });
     let spec = cluster.spec(&Algorithm::Sequential).block_size(LEN);
     let (sender, receivers) = form(&cluster.nodes, &spec).await;
     let taken = receivers.into_iter().map(|mut receiver| async move {
-        let message = receiver.next().await.unwrap().ok().map(|message| message.to_vec());
+        let message = receiver.next().await.expect("the stream has not ended").ok().map(|message| message.to_vec());
         let stats = receiver.stats();
         let _ = receiver.close().await;
         (message, stats)

@@ -226,6 +226,7 @@ mod tests {
             skew_seconds: 0.0,
             cpu_seconds: 0.1,
             digests_ok: 0,
+            blocks_healed: 0,
         };
         assert!(setting.table(std::slice::from_ref(&measured)).contains("0 of 0 ok"));
         assert!(setting.remark(&Algorithm::Chain).ends_with('.'));
