@@ -4,7 +4,7 @@ use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
-use futures::StreamExt;
+use futures::{FutureExt, StreamExt};
 use rdmc::{Algorithm, Cluster, Fabric, GroupSpec, MemNetwork, Message, Node, NodeId, Receiver, Sender, TcpFabric};
 #[cfg(target_os = "linux")]
 use rdmc_verbs::{VerbsConfig, VerbsFabric};
@@ -140,4 +140,16 @@ pub(crate) fn pattern(len: usize, seed: u64) -> Vec<u8> {
 /// Fails the test, rather than hang, if `test` does not finish.
 pub(crate) async fn watched<T>(test: impl Future<Output = T>) -> T {
     tokio::time::timeout(Duration::from_secs(120), test).await.expect("the test hangs")
+}
+
+/// Polls `future` a number of times, then drops it.
+pub(crate) async fn poll_and_drop<T>(future: impl Future<Output = T>, polls: usize) -> Option<T> {
+    let mut future = std::pin::pin!(future);
+    for _ in 0..polls {
+        if let Some(done) = future.as_mut().now_or_never() {
+            return Some(done);
+        }
+        tokio::task::yield_now().await;
+    }
+    None
 }

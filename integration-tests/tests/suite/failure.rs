@@ -8,7 +8,7 @@ use rdmc::{
     Shutdown,
 };
 
-use crate::cluster::{Kind, form, free_addresses, pattern, spec_of_all, start, take_all, watched};
+use crate::cluster::{Kind, form, free_addresses, pattern, poll_and_drop, spec_of_all, start, take_all, watched};
 
 #[test]
 fn a_member_that_dies_ends_the_group_with_one_verdict_for_all_survivors() {
@@ -200,18 +200,6 @@ async fn bad_specifications_are_refused_with_the_reason() {
     let alone = || GroupSpec::new(9, [NodeId(0)]);
     nodes[0].create_group(alone()).await.unwrap().close().await.unwrap();
     assert!(matches!(refused(alone()).await, GroupError::GroupIdUsed { .. }));
-}
-
-/// Polls `future` a number of times, then drops it.
-async fn poll_and_drop<T>(future: impl Future<Output = T>, polls: usize) -> Option<T> {
-    let mut future = std::pin::pin!(future);
-    for _ in 0..polls {
-        if let Some(done) = future.as_mut().now_or_never() {
-            return Some(done);
-        }
-        tokio::task::yield_now().await;
-    }
-    None
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

@@ -27,7 +27,7 @@ async fn go_on(mut failure: GroupFailure) -> Recovery {
 }
 
 /// Sends `count` messages, over failures, each once, and closes.
-async fn send_all(mut sender: Sender, count: u64) -> Certificate {
+pub(crate) async fn send_all(mut sender: Sender, count: u64) -> Certificate {
     let mut next = 0;
     loop {
         let failure = match send_from(&sender, &mut next, count).await {
@@ -61,14 +61,14 @@ async fn send_from(sender: &Sender, next: &mut u64, count: u64) -> Result<(), Gr
 }
 
 /// What a member was given until the last group was closed.
-struct Given {
+pub(crate) struct Given {
     messages: Vec<Message>,
     lost: Vec<LostMessage>,
     certificate: Certificate,
 }
 
 /// Takes messages, over failures, until a group is closed.
-async fn take_over_failures(mut receiver: Receiver) -> Given {
+pub(crate) async fn take_over_failures(mut receiver: Receiver) -> Given {
     let (mut messages, mut lost) = (Vec::new(), Vec::new());
     loop {
         let failure = loop {
@@ -87,7 +87,8 @@ async fn take_over_failures(mut receiver: Receiver) -> Given {
     }
 }
 
-fn check(given: &Given, count: u64, context: &str) {
+/// Checks that a member was given all messages, once and in order.
+pub(crate) fn check(given: &Given, count: u64, context: &str) {
     let which = |got: &Message| (0..count).find(|number| got[..] == message(*number));
     let got: Vec<_> = given.messages.iter().map(|got| (got.number(), which(got))).collect();
     let due: Vec<_> = (0..count).map(|number| (number, Some(number))).collect();

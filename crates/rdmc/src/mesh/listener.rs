@@ -64,7 +64,8 @@ impl Listener {
     /// The first of them listens for all.
     ///
     /// # Cancel safety
-    /// Dropping the future stops to listen.
+    /// Dropping the future stops to listen; as after a listener is dropped, the address is free when its tasks have ended,
+    /// soon after.
     ///
     /// # Errors
     /// The operating system's refusal to listen there.
@@ -79,7 +80,8 @@ impl Listener {
     /// the same security.
     ///
     /// # Cancel safety
-    /// Dropping the future stops to listen.
+    /// Dropping the future stops to listen; as after a listener is dropped, the address is free when its tasks have ended,
+    /// soon after.
     ///
     /// # Errors
     /// The operating system's refusal to listen there.
