@@ -122,6 +122,9 @@ pub(crate) struct SendOptions {
     /// What to do when a receiver fails, or the sender, while files are sent
     #[arg(long, env = "RDMC_ON_FAILURE", default_value = "repair", value_name = "WHAT")]
     pub(crate) on_failure: OnFailure,
+    /// Give up a receiver that has held the others up for so long; by default they wait for it
+    #[arg(long, env = "RDMC_EVICT_AFTER", value_name = "SECONDS", value_parser = clap::value_parser!(u64).range(1..=86_400))]
+    pub(crate) evict_after: Option<u64>,
     #[command(flatten)]
     pub(crate) output: OutputOptions,
 }

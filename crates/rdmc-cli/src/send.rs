@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use anyhow::Context;
 use bytes::Bytes;
 use rdmc::{Algorithm, Buffer, FailedMember, GroupError, GroupFailure, InviteError, Memory, Node, NodeId};
-use rdmc::{Security, SendError, Sender, Shutdown, StartError};
+use rdmc::{Security, SendError, Sender, Shutdown, SlowReceivers, StartError};
 use rdmc_schedule::{BlockCount, MEMBERS_MAX, Rank, Schedule};
 
 use crate::announcement::{Announcement, Groups};
@@ -45,7 +45,10 @@ pub(crate) async fn run(options: SendOptions, stop: Stop) -> anyhow::Result<()> 
         signal = stop.signalled() => return Err(Exit::Signal(signal).into()),
     };
     let nodes = (0..receivers.members()).map(NodeId).collect();
-    let groups = told.groups(nodes).context("the group cannot be formed")?;
+    let mut groups = told.groups(nodes).context("the group cannot be formed")?;
+    if let Some(seconds) = options.evict_after {
+        groups.files = groups.files.slow_receivers(SlowReceivers::evict_after(Duration::from_secs(seconds)));
+    }
     let transfer = Transfer { node: &node, receivers: &receivers, reporter: &reporter, source: &source, told: &told };
     let outcome = tokio::select! {
         outcome = transfer.run(&algorithm, list, groups, over) => outcome,

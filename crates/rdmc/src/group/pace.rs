@@ -36,6 +36,13 @@ pub enum SlowReceivers {
     },
 }
 
+impl SlowReceivers {
+    /// Goes on without a member that has held the others up for so long; at least a second.
+    pub fn evict_after(after: Duration) -> Self {
+        Self::Evict { after }
+    }
+}
+
 /// How long one member has waited for another within [`WINDOW`], in milliseconds.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Waited {
