@@ -192,7 +192,7 @@ impl Arrivals<'_> {
 
     /// Looks at what is here when a group that is about to be closed has carried everything it will.
     fn check_end(&mut self, members: &[NodeId]) {
-        if !self.last_is_taken && has_sender(members) {
+        if has_sender(members) && (!self.last_is_taken || self.complete < self.files.len()) {
             self.trouble.get_or_insert_with(|| Exit::Partial.error(CLOSED_EARLY));
         }
     }
@@ -257,7 +257,7 @@ impl Arrivals<'_> {
             }
             Part::Last if size != 0 => self.refuse(offer, Exit::Partial.error(NOT_EMPTY)),
             Part::Last => self.last = Some(offer),
-            Part::File(at) => match offer.stay() {
+            Part::File(at) => match if self.open.contains_key(&at) { offer.stay() } else { Err(offer) } {
                 Ok(delivery) => self.arrive(number, delivery),
                 Err(offer) => {
                     // Nothing is received into a file twice: the memory of its first place may still be in use.

@@ -232,6 +232,8 @@ pub(crate) struct Group {
     known: u64,
     /// Messages that this member's application was given before.
     given: u64,
+    /// The member that was to send is gone: the group only completes what it had begun.
+    orphaned: bool,
     retained: Arc<Retained>,
     healing: Healing,
     span: tracing::Span,
@@ -316,6 +318,7 @@ pub(crate) async fn form(node: Arc<NodeShared>, mut spec: GroupSpec, role: Role)
         base,
         known: continuation.map_or(0, |continuation| continuation.begun),
         given: continuation.map_or(0, |continuation| continuation.held),
+        orphaned: continuation.is_some_and(|continuation| continuation.orphaned),
         healing,
         span: tracing::info_span!("group", group = spec.id.0, rank = rank.0),
         spec,

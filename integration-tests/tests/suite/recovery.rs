@@ -203,6 +203,42 @@ async fn a_recovery_that_fails_is_recovered_from() {
     }
 }
 
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn survivors_of_the_root_and_of_another_have_the_same() {
+    for kind in Kind::all() {
+        watched(async {
+            let nodes = start(kind, 6).await;
+            let spec = spec_of_all(1, &nodes, Algorithm::BinomialPipeline, BLOCK_SIZE);
+            let (sender, mut receivers) = form(&nodes, &spec).await;
+            let second = receivers.remove(2);
+            let root = async {
+                let sends = futures::future::join_all((0..12).map(|number| sender.send(message(number))));
+                let dies = async {
+                    while nodes[5].stats().messages == 0 {
+                        tokio::task::yield_now().await;
+                    }
+                    nodes[0].clone().shutdown(Shutdown::Abort).await;
+                };
+                futures::join!(sends, dies);
+            };
+            // Not the one that is first among those who are left: nobody may take it for the root.
+            let second_dies = async {
+                second.failed().await;
+                nodes[3].clone().shutdown(Shutdown::Abort).await;
+            };
+            let others = futures::future::join_all(receivers.into_iter().map(take_over_failures));
+            let (given, (), ()) = futures::join!(others, root, second_dies);
+            let count = given[0].messages.len() as u64;
+            assert!(count > 0, "{kind}");
+            for one in &given {
+                check(one, count, &kind.to_string());
+                assert_eq!((&one.lost, &one.certificate), (&given[0].lost, &given[0].certificate), "{kind}");
+            }
+        })
+        .await;
+    }
+}
+
 /// Takes messages into memory of its own, and stays with it where it can; returns how often it did.
 async fn take_with_offers(mut receiver: OfferReceiver, node: &Node) -> (Vec<Message>, u32) {
     let (mut messages, mut stayed) = (Vec::new(), 0);

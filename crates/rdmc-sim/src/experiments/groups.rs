@@ -10,7 +10,7 @@ use futures::future::try_join_all;
 use rdmc::Algorithm;
 
 use super::ExperimentError;
-use super::measure::{MIB, VIRTUAL_LIMIT, hop_time};
+use super::measure::{MIB, VIRTUAL_LIMIT, deploy, hop_time};
 use crate::deployment::{Deployment, DeploymentError, FormedGroup, GroupPlan, scale_for};
 use crate::model::ClusterModel;
 use crate::simulation::NodeIndex;
@@ -117,7 +117,7 @@ pub(crate) async fn form_all(
     world: &World,
     plans: Vec<GroupPlan>,
 ) -> Result<(Deployment, Vec<FormedGroup>), DeploymentError> {
-    let deployment = Deployment::start(world).await?;
+    let deployment = deploy(world).await?;
     let groups = try_join_all(plans.into_iter().map(|plan| deployment.form(plan))).await?;
     world.sleep(SETTLED).await;
     Ok((deployment, groups))

@@ -8,11 +8,18 @@ use std::time::Duration;
 use rdmc::Algorithm;
 
 use super::ExperimentError;
-use crate::deployment::{Deployment, GroupPlan, MulticastTimes, scale_for};
+use crate::deployment::{Deployment, DeploymentError, GroupPlan, MulticastTimes, scale_for};
 use crate::log::Recorded;
 use crate::model::ClusterModel;
 use crate::simulation::{NodeIndex, lock};
 use crate::world::{Simulation, World};
+
+/// Starts a runtime on every node of an experiment in which nobody fails.
+///
+/// Signs of life between any two of hundreds of nodes would be most of what happens, so they are rare.
+pub(crate) async fn deploy(world: &World) -> Result<Deployment, DeploymentError> {
+    Deployment::start_with(world, |builder| builder.detection(DETECTION)).await
+}
 
 /// A mebibyte, the paper's block and the unit of its sizes.
 pub(crate) const MIB: u64 = 1 << 20;
@@ -83,7 +90,7 @@ impl Single {
         };
         let bytes = self.bytes;
         let played = simulation.run(VIRTUAL_LIMIT, async move {
-            let deployment = Deployment::start(&world).await?;
+            let deployment = deploy(&world).await?;
             let group = deployment.form(plan).await?;
             // Forming leaves nothing behind that would disturb.
             world.sleep(Duration::from_millis(1)).await;
@@ -135,5 +142,7 @@ pub(crate) fn hop_time(model: &ClusterModel) -> Duration {
     Duration::from_nanos(model.latency_ns + 2 * model.nic.operation_ns + software_ns)
 }
 
+/// After which silence nodes of experiments are given up.
+const DETECTION: Duration = Duration::from_secs(3600);
 /// The longest that an experiment may take in virtual time.
 pub(crate) const VIRTUAL_LIMIT: Duration = Duration::from_secs(24 * 3600);

@@ -352,6 +352,10 @@ impl Group {
                 self.retained.clear();
             }
             Err(failure) => {
+                if !failure.quorum || failure.names(self.rank) {
+                    // This member cannot go on.
+                    self.retained.clear();
+                }
                 tracing::error!(parent: &self.span, %failure, "group failed");
                 if !self.spec.recoverable {
                     self.retained.clear();

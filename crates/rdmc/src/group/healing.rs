@@ -108,7 +108,11 @@ impl Group {
                 Some(known) => known == (size, block, checksum),
                 None => first || (size, block) == (place.size, place.block.0),
             };
-            let shape = Shape::new(size, self.spec.block_size).filter(|shape| as_expected && block < shape.count.0);
+            let due = |shape: &Shape| match first {
+                true => self.schedule(shape.count).receives(self.rank).next().is_some_and(|due| due.block.0 == block),
+                false => block < shape.count.0,
+            };
+            let shape = Shape::new(size, self.spec.block_size).filter(|shape| as_expected && due(shape));
             let Some(shape) = shape else { return Fetched::Bad };
             let len = shape.len(BlockIndex(block));
             let offset = wanted.offset as usize;

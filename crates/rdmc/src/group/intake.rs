@@ -107,8 +107,8 @@ impl Intake {
         turn.wait().await;
         let (blocks, deliver) = if number < self.resumption.held {
             // The application was given it. Others may lack it.
-            self.group.begin_whole(shape.size).await;
             let kept = self.group.retained().message(number);
+            self.group.begin_whole(shape.size).await;
             let kept = kept.ok_or_else(|| self.out_of_memory("a message that was delivered is not kept"))?;
             let blocks = kept.into_blocks(&*self.group.node().fabric);
             (blocks.map_err(|error| self.out_of_memory(&with_sources(&error)))?, None)
@@ -153,6 +153,8 @@ impl Intake {
             (kept, memory) => {
                 let memory = match memory {
                     Some(memory) => memory,
+                    // The pool may be full of what is kept until this message is complete.
+                    None if kept.is_some() => self.staging(self.len_of(shape)?)?,
                     None => self.pool(self.len_of(shape)?).await?,
                 };
                 Ok(Arc::new(match kept {
@@ -179,8 +181,7 @@ impl Intake {
     /// Receives the block that comes before the message's size is known, into memory of its own.
     async fn first_block(&self, number: u64, source: Rank) -> Result<(Shape, FirstBlock), Trouble> {
         let neighbour = self.group.neighbour(source);
-        let staging = self.group.node().pool.lend_staging(self.group.block_size() as usize);
-        let staging = staging.map_err(|error| self.out_of_memory(&with_sources(&error)))?;
+        let staging = self.staging(self.group.block_size() as usize)?;
         self.group.ingress().free_for(source).await;
         let room = neighbour.room_to_grant().await;
         let (arriving, granted) = neighbour.grant(staging, room);
@@ -292,6 +293,11 @@ impl Intake {
 
     async fn offer(&self, offer: Offer) -> Result<(), Trouble> {
         self.offers.send(offer).await.map_err(|_| Trouble::Own(FailureCause::Abandoned))
+    }
+
+    /// Gets memory beside the pool's limit.
+    fn staging(&self, len: usize) -> Result<BufferMut, Trouble> {
+        self.group.node().pool.lend_staging(len).map_err(|error| self.out_of_memory(&with_sources(&error)))
     }
 
     async fn pool(&self, len: usize) -> Result<BufferMut, Trouble> {

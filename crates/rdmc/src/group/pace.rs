@@ -254,7 +254,9 @@ impl Group {
             self.node.environment.sleep(WINDOW).await;
             let waited = self.pace.take(self.now());
             if self.rank.is_root() {
-                self.hear_waits(self.rank, waited);
+                if !waited.is_empty() {
+                    self.hear_waits(self.rank, waited);
+                }
                 self.judge();
             } else if !waited.is_empty() {
                 self.node.mesh.post(self.members[0], self.id, GroupFrame::Waited { on: waited });
@@ -267,6 +269,11 @@ impl Group {
         // What it says beyond that is of no use.
         waited.truncate(self.members.len());
         waited.retain(|waited| waited.on < self.spec.count() && waited.on != from.0);
+        for Waited { ready_ms, leaving_ms, arriving_ms, busy_ms, .. } in &mut waited {
+            for time in [ready_ms, leaving_ms, arriving_ms, busy_ms] {
+                *time = (*time).min(WAITED_MAX_MS);
+            }
+        }
         self.pace.lock().reports.hear(from, waited);
         self.pace.stirred.notify_one();
     }
@@ -342,5 +349,7 @@ impl Group {
 pub(crate) const WINDOW: Duration = Duration::from_millis(250);
 /// For how long a member that was slow is taken for the cause of what its own blocks take.
 const MEMORY: Duration = Duration::from_secs(5);
+/// The longest wait within a window that is believed: members look at their clocks a little late.
+const WAITED_MAX_MS: u32 = 10_000;
 /// The shortest time after which a member is given up for being slow.
 const EVICT_MIN: Duration = Duration::from_secs(1);

@@ -521,8 +521,9 @@ async fn run(
     match all {
         Some(messages) if group.rank().is_root() => group.close(messages),
         _ => {
-            if !closing.is_terminated() {
-                closing.await;
+            if !closing.is_terminated() && closing.await != started {
+                let what = "closed the group after another number of messages than there are".to_owned();
+                return Err(Trouble::Protocol { by: rdmc_schedule::Rank::ROOT, what });
             }
             group.confirm();
         }

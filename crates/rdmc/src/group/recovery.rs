@@ -36,6 +36,8 @@ struct Left {
     known: u64,
     /// Messages that this member's application had been given before.
     given: u64,
+    /// The root was gone before.
+    orphaned: bool,
     retained: Arc<Retained>,
     taken: AtomicBool,
 }
@@ -49,6 +51,7 @@ impl Salvage {
             base: group.base,
             known: group.known,
             given: group.given,
+            orphaned: group.orphaned,
             retained: group.retained.clone(),
             taken: AtomicBool::new(false),
         }))
@@ -206,11 +209,11 @@ impl GroupFailure {
             return Err(RecoveryError::Excluded { cause: own.cause.clone() });
         }
         let node = left.node.upgrade().ok_or(RecoveryError::NodeDropped)?;
+        // What is kept must not change any more.
+        left.retained.rest().await;
         if left.taken.swap(true, Ordering::AcqRel) {
             return Err(RecoveryError::Taken);
         }
-        // What is kept must not change any more.
-        left.retained.rest().await;
         let old: Vec<Rank> = (0..).map(Rank).take(left.spec.members.len()).filter(|rank| !self.names(*rank)).collect();
         let held = |rank: &Rank| self.certificate.held_by(*rank).unwrap_or(left.base);
         let continuation = Continuation {
@@ -219,7 +222,7 @@ impl GroupFailure {
             begun: self.certificate.messages().max(left.known),
             held: held(&left.rank).max(left.given),
             records: self.certificate.records().to_vec(),
-            orphaned: !old.contains(&Rank::ROOT),
+            orphaned: left.orphaned || !old.contains(&Rank::ROOT),
             me: left.rank,
             retained: left.retained.clone(),
         };
@@ -245,7 +248,7 @@ pub(crate) struct Continuation {
 
 impl Continuation {
     fn is_led_here(&self) -> bool {
-        self.me.is_root()
+        self.me.is_root() && !self.orphaned
     }
 
     /// Hashes what survivors must agree on besides the specification.

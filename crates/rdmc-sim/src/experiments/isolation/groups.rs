@@ -5,9 +5,9 @@ use std::time::Duration;
 
 use rdmc::Algorithm;
 
-use super::super::measure::{MIB, VIRTUAL_LIMIT, in_parallel};
+use super::super::measure::{MIB, VIRTUAL_LIMIT, deploy, in_parallel};
 use super::super::{ExperimentError, Finding, PaperCluster, Table};
-use crate::deployment::{Deployment, DeploymentError, FormedGroup, GroupPlan};
+use crate::deployment::{DeploymentError, FormedGroup, GroupPlan};
 use crate::plot::{Axis, Content, Line, LineStyle, Panel, Reference};
 use crate::random::Random;
 use crate::simulation::NodeIndex;
@@ -56,7 +56,7 @@ fn beside(algorithm: &Algorithm, bulk: Option<Bulk>, seed: u64) -> Result<Beside
     let simulation = Simulation::new(model, seed)?;
     let (world, algorithm) = (simulation.world().clone(), algorithm.clone());
     let played = simulation.run(VIRTUAL_LIMIT, async move {
-        let deployment = Deployment::start(&world).await?;
+        let deployment = deploy(&world).await?;
         let members: Vec<NodeIndex> = world.nodes().collect();
         let small = GroupPlan { id: 1, members: members.clone(), algorithm, block_size: SMALL };
         let small = deployment.form(small).await?;
