@@ -67,7 +67,11 @@ impl Fleet {
             member.address = member.event("listening").unwrap()["address"].as_str().unwrap().to_owned();
         }
         let to = members.iter().map(|member| member.address.as_str()).collect::<Vec<_>>().join(",");
-        let arguments = ["send", "--json", "--to", &to].into_iter().chain(options.iter().copied()).map(OsStr::new);
+        // All are told of the first failure; going on is another suite's matter.
+        let arguments = ["send", "--json", "--on-failure", "fail", "--to", &to]
+            .into_iter()
+            .chain(options.iter().copied())
+            .map(OsStr::new);
         let arguments = arguments.chain([file.as_os_str()]).collect();
         members.insert(0, Member::start(&hosts[0], arguments, TempDir::new().unwrap()));
         let mut fleet = Self { members };
