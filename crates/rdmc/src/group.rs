@@ -3,7 +3,6 @@
 use std::collections::btree_map::Entry;
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::fmt;
-use std::ops::Range;
 use std::pin::Pin;
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex};
@@ -39,7 +38,7 @@ use healing::Healing;
 use hearing::{Hearing, Offered};
 use neighbour::Neighbour;
 use pace::{Pace, SlowReceivers};
-use recovery::{Continuation, Holdings, Resumption};
+use recovery::{Continuation, Holdings, Past, Resumption};
 use retained::Retained;
 
 /// A group's number, the same on all members. Each number is used once.
@@ -226,14 +225,7 @@ pub(crate) struct Group {
     counters: Counters,
     pace: Pace,
     end: End,
-    /// Messages that every member had before the group began.
-    base: u64,
-    /// Messages that some member may have had.
-    known: u64,
-    /// Messages that this member's application was given before.
-    given: u64,
-    /// The member that was to send is gone: the group only completes what it had begun.
-    orphaned: bool,
+    past: Past,
     retained: Arc<Retained>,
     healing: Healing,
     span: tracing::Span,
@@ -242,18 +234,14 @@ pub(crate) struct Group {
 /// A group as it is handed to its engine.
 pub(crate) struct Formed {
     pub(crate) group: Arc<Group>,
-    pub(crate) events: Events,
+    /// Sizes by message number, as the root tells them.
+    pub(crate) announcements: mpsc::Receiver<(u64, u64)>,
     pub(crate) grants: Grants,
     pub(crate) resumption: Resumption,
 }
 
 /// The receives that grants consume, by neighbour.
 pub(crate) type Grants = Vec<(Rank, VecDeque<Operation<Received>>)>;
-
-/// What others have said to the group.
-pub(crate) struct Events {
-    pub(crate) announcements: Option<mpsc::Receiver<(u64, u64)>>,
-}
 
 /// What a node is to be in a group that it forms.
 pub(crate) enum Role {
@@ -298,9 +286,9 @@ pub(crate) async fn form(node: Arc<NodeShared>, mut spec: GroupSpec, role: Role)
     spec.check_blocks.get_or_insert(!node.fabric.capabilities().protects_blocks);
     let members: Arc<[NodeId]> = spec.members.clone().into();
     let inbox = node.mesh.open_group(spec.id, &members).ok_or(GroupError::GroupIdUsed { group: spec.id })?;
-    let base = continuation.map_or(0, |continuation| continuation.base);
+    let past = continuation.map(|continuation| continuation.past).unwrap_or_default();
     let retained =
-        Retained::new(members.len(), base, spec.recoverable).and_for_healing(spec.check_blocks == Some(true));
+        Retained::new(members.len(), past.base, spec.recoverable).and_for_healing(spec.check_blocks == Some(true));
     let (healing, asked) = Healing::new();
     let group = Arc::new(Group {
         id: spec.id,
@@ -315,10 +303,7 @@ pub(crate) async fn form(node: Arc<NodeShared>, mut spec: GroupSpec, role: Role)
         counters: Counters::default(),
         pace: Pace::default(),
         end: End::new(rank, count, node.mesh.detection(), continuation),
-        base,
-        known: continuation.map_or(0, |continuation| continuation.begun),
-        given: continuation.map_or(0, |continuation| continuation.held),
-        orphaned: continuation.is_some_and(|continuation| continuation.orphaned),
+        past,
         healing,
         span: tracing::info_span!("group", group = spec.id.0, rank = rank.0),
         spec,
@@ -342,12 +327,12 @@ pub(crate) async fn form(node: Arc<NodeShared>, mut spec: GroupSpec, role: Role)
     let listening = group.clone();
     let listening = async move { listening.listen(hearing, asked).await };
     group.node.environment.spawn(Box::pin(tracing::Instrument::instrument(listening, group.span.clone())));
-    let connected = group.connect(offers, &holdings, continuation).await;
+    let connected = group.connect(offers, &holdings, group.spec.digest(continuation)).await;
     let resumption = connected.inspect_err(|_| group.retained.come_to_rest())?;
     abandon.disarm();
     group.node.counters.groups_formed.fetch_add(1, Ordering::Relaxed);
     tracing::info!(parent: &group.span, members = count, algorithm = %group.spec.algorithm, "group formed");
-    Ok(Formed { group, events: Events { announcements: Some(announcements) }, grants, resumption })
+    Ok(Formed { group, announcements, grants, resumption })
 }
 
 fn everybody_but(rank: Rank, count: u32) -> Neighbours {
@@ -458,8 +443,9 @@ impl Group {
     pub(crate) fn count_corrupted(&self, from: Rank, place: Place) {
         let Place { message, block, .. } = place;
         tracing::warn!(parent: &self.span, %from, to = %self.rank, message, block = block.0, "a block came corrupted");
-        self.counters.corrupted(Corruption { from, to: self.rank, message, block: block.0 });
-        self.node.counters.corrupted(Corruption { from, to: self.rank, message, block: block.0 });
+        let corruption = Corruption { from, to: self.rank, message, block: block.0 };
+        self.counters.corrupted(corruption);
+        self.node.counters.corrupted(corruption);
     }
 
     pub(crate) fn message_completed(&self, number: u64, size: u64) {
@@ -468,21 +454,15 @@ impl Group {
         tracing::debug!(parent: &self.span, message = number, size, "transfer completed");
     }
 
-    /// Returns the messages that are to be completed before the group goes on.
-    fn interrupted(&self) -> Range<u64> {
-        self.base..self.known
-    }
-
     // Forming.
 
     async fn connect(
         &self,
         mut offers: mpsc::Receiver<(Rank, Offered)>,
         holdings: &Mutex<Holdings>,
-        continuation: Option<&Continuation>,
+        spec: [u8; 32],
     ) -> Result<Resumption, GroupError> {
-        let (spec, limit) = (self.spec.digest(continuation), self.spec.formation_limit);
-        let told = continuation.map(|continuation| self.holdings(continuation)).unwrap_or_default();
+        let told = self.holdings();
         for neighbour in self.neighbours.values() {
             // Before the offer: who has all offers knows what everybody holds.
             for holding in &told {
@@ -494,12 +474,12 @@ impl Group {
         let mut unheard: BTreeSet<Rank> = self.neighbours.keys().copied().collect();
         let mut unconnected = unheard.clone();
         let mut connecting = FuturesUnordered::new();
-        let mut late = std::pin::pin!(self.patience(limit).fuse());
+        let mut late = std::pin::pin!(self.patience(self.spec.formation_limit).fuse());
         let mut ended = std::pin::pin!(self.ended().fuse());
         let mut stopped = std::pin::pin!(self.stopped().fuse());
         loop {
             if unconnected.is_empty() && !self.has_stopped() {
-                match self.resumption(continuation, std::mem::take(&mut *hearing::lock(holdings))) {
+                match self.resumption(std::mem::take(&mut *hearing::lock(holdings))) {
                     Ok(resumption) => return Ok(resumption),
                     Err((rank, what)) if rank == self.rank => self.declare(FailureCause::Resources { what }),
                     Err((rank, what)) => self.accuse(rank, FailureCause::Protocol { what }),

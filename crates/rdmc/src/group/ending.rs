@@ -54,8 +54,8 @@ impl End {
     pub(super) fn new(rank: Rank, members: u32, detection: Duration, continuation: Option<&Continuation>) -> Self {
         let patience = Patience { settling: detection / 8, outbid: detection / 2, all: detection * 4 };
         let mut agreement = Agreement::new(rank.0, members, patience);
-        if let Some(Continuation { base, records, .. }) = continuation {
-            agreement = agreement.continuing(*base, records.iter().cloned());
+        if let Some(Continuation { past, records, .. }) = continuation {
+            agreement = agreement.continuing(past.base, records.iter().cloned());
         }
         Self {
             state: Mutex::new(State { agreement, early: BTreeMap::new(), concluded: false }),
@@ -132,7 +132,7 @@ impl Group {
 
     /// At the root: takes a member's word for how many messages it has.
     pub(super) fn hear_held(&self, from: Rank, messages: u64) -> Result<(), &'static str> {
-        if messages > self.end.lock().agreement.begun().max(self.known) {
+        if messages > self.end.lock().agreement.begun().max(self.past.begun) {
             return Err("says that it has messages that were not begun");
         }
         self.note_held(from, messages);
@@ -352,12 +352,9 @@ impl Group {
                 self.retained.clear();
             }
             Err(failure) => {
-                if !failure.quorum || failure.names(self.rank) {
-                    // This member cannot go on.
-                    self.retained.clear();
-                }
                 tracing::error!(parent: &self.span, %failure, "group failed");
-                if !self.spec.recoverable {
+                if !self.spec.recoverable || !failure.quorum || failure.names(self.rank) {
+                    // This member cannot go on.
                     self.retained.clear();
                 }
                 self.node.counters.groups_failed.fetch_add(1, Ordering::Relaxed);

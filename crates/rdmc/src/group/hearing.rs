@@ -71,7 +71,7 @@ impl Group {
             }
             (GroupEvent::Frame(from, GroupFrame::Holding { message, size, blocks }), Some(rank)) => {
                 let holding = (message, size, &blocks[..]);
-                let noted = lock(&hearing.holdings).note(rank, &self.interrupted(), self.block_size(), holding);
+                let noted = lock(&hearing.holdings).note(rank, &self.past.interrupted(), self.block_size(), holding);
                 if let Err(what) = noted {
                     self.blame(from, what);
                 }

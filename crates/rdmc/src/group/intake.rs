@@ -7,10 +7,10 @@ use rdmc_fabric::{Buffer, BufferMut, Received};
 use rdmc_schedule::{BlockIndex, Rank};
 use tokio::sync::{Semaphore, mpsc, oneshot};
 
+use super::Group;
 use super::healing::Healed;
 use super::receiver::{Answer, Delivery, Offer};
 use super::recovery::{Interrupted, Resumption};
-use super::{Events, Group};
 use crate::failure::{FailureCause, with_sources};
 use crate::transfer::{Blocks, Checksum, Place, Plan, Shape, Transfer, Trouble, Turn, Turnstile, give_way};
 
@@ -29,7 +29,7 @@ pub(super) struct Intake {
     ahead: Arc<Semaphore>,
     receive_turns: Turnstile,
     /// Sizes by message number, where first blocks do not tell them.
-    announcements: Option<mpsc::Receiver<(u64, u64)>>,
+    announcements: mpsc::Receiver<(u64, u64)>,
     /// What is to be completed first.
     resumption: Resumption,
 }
@@ -53,18 +53,17 @@ impl Intake {
     pub(super) fn new(
         group: Arc<Group>,
         memory: MemoryFrom,
-        events: &mut Events,
+        announcements: mpsc::Receiver<(u64, u64)>,
         offers: mpsc::Sender<Offer>,
         resumption: Resumption,
     ) -> Self {
-        let announcements = events.announcements.take().filter(|_| group.first_source().is_none());
         let ahead = Arc::new(Semaphore::new(MESSAGES_AHEAD));
         Self { group, memory, offers, ahead, receive_turns: Turnstile::default(), announcements, resumption }
     }
 
     /// Returns the number of all messages, if there is no root any more.
     pub(super) fn all(&self) -> Option<u64> {
-        self.resumption.orphaned.then_some(self.resumption.next)
+        self.group.past.orphaned.then_some(self.resumption.next)
     }
 
     /// Waits for message `number` to begin.
@@ -72,7 +71,7 @@ impl Intake {
         if let Some(interrupted) = self.resumption.messages.pop_front() {
             return self.resume(interrupted).await;
         }
-        if self.resumption.orphaned {
+        if self.group.past.orphaned {
             return std::future::pending().await;
         }
         let ahead = self.ahead.clone().acquire_owned().await.expect("it is never closed");
@@ -105,7 +104,7 @@ impl Intake {
         let Interrupted { number, shape, repair } = interrupted;
         let mut turn = self.receive_turns.next();
         turn.wait().await;
-        let (blocks, deliver) = if number < self.resumption.held {
+        let (blocks, deliver) = if number < self.group.past.given {
             // The application was given it. Others may lack it.
             let kept = self.group.retained().message(number);
             self.group.begin_whole(shape.size).await;
@@ -247,8 +246,7 @@ impl Intake {
     }
 
     async fn announced_size(&mut self, number: u64) -> Result<u64, Trouble> {
-        let announcements = self.announcements.as_mut().expect("kept where there is no first source");
-        match announcements.recv().await {
+        match self.announcements.recv().await {
             Some((announced, size)) if announced == number => Ok(size),
             Some((announced, _)) => {
                 let what = format!("announced message {announced} where {number} was due");

@@ -14,7 +14,7 @@ use rdmc_fabric::{Buffer, BufferMut};
 use tokio::sync::{OwnedSemaphorePermit, mpsc, oneshot};
 
 use super::intake::{Begun, Intake, MESSAGES_AHEAD, MemoryFrom};
-use super::recovery::{Continuation, Recovered, Recovery, RecoveryError};
+use super::recovery::{Continuation, LostMessage, Recovered, Recovery, RecoveryError};
 use super::{Formed, Grants, Group, GroupSpec, Role, Running, form, start, take_grants};
 use crate::certificate::Certificate;
 use crate::failure::{FailureCause, GroupError, GroupFailure};
@@ -399,30 +399,27 @@ pub(crate) async fn join_with_offers(node: Arc<NodeShared>, spec: GroupSpec) -> 
 
 /// Goes on at a member of a group that has failed.
 pub(crate) async fn go_on(node: Arc<NodeShared>, continuation: Continuation) -> Result<Recovery, RecoveryError> {
-    let Recovery { handle, lost, .. } = go_on_from(node, continuation, MemoryFrom::Pool).await?;
-    let handle = match handle {
-        Recovered::Receiver(offers) => Recovered::Receiver(Receiver { offers, current: None }),
-        Recovered::Sender(sender) => Recovered::Sender(sender),
-    };
-    Ok(Recovery { handle, lost })
+    let (offers, lost) = go_on_from(node, continuation, MemoryFrom::Pool).await?;
+    Ok(Recovery { handle: Recovered::Receiver(Receiver { offers, current: None }), lost })
 }
 
 pub(crate) async fn go_on_with_offers(
     node: Arc<NodeShared>,
     continuation: Continuation,
 ) -> Result<Recovery<OfferReceiver>, RecoveryError> {
-    go_on_from(node, continuation, MemoryFrom::Application).await
+    let (offers, lost) = go_on_from(node, continuation, MemoryFrom::Application).await?;
+    Ok(Recovery { handle: Recovered::Receiver(offers), lost })
 }
 
 async fn go_on_from(
     node: Arc<NodeShared>,
     continuation: Continuation,
     memory: MemoryFrom,
-) -> Result<Recovery<OfferReceiver>, RecoveryError> {
+) -> Result<(OfferReceiver, Vec<LostMessage>), RecoveryError> {
     let spec = continuation.spec.clone();
     let mut formed = form(node, spec, Role::Survivor(Box::new(continuation))).await?;
     let lost = std::mem::take(&mut formed.resumption.lost);
-    Ok(Recovery { handle: Recovered::Receiver(start_receiving(formed, memory)), lost })
+    Ok((start_receiving(formed, memory), lost))
 }
 
 async fn join_from(node: Arc<NodeShared>, spec: GroupSpec, memory: MemoryFrom) -> Result<OfferReceiver, GroupError> {
@@ -430,11 +427,11 @@ async fn join_from(node: Arc<NodeShared>, spec: GroupSpec, memory: MemoryFrom) -
 }
 
 fn start_receiving(formed: Formed, memory: MemoryFrom) -> OfferReceiver {
-    let Formed { group, mut events, grants, resumption } = formed;
+    let Formed { group, announcements, grants, resumption } = formed;
     // One more than can be under way, so that the engine never waits for the application to take an offer.
     let (offers, taken) = mpsc::channel(MESSAGES_AHEAD + 1);
     let (confirm, confirmed) = oneshot::channel();
-    let intake = Intake::new(group.clone(), memory, &mut events, offers, resumption);
+    let intake = Intake::new(group.clone(), memory, announcements, offers, resumption);
     let complete = Arc::new(AtomicBool::new(false));
     start(group.clone(), run(group.clone(), intake, grants, confirmed, complete.clone()));
     OfferReceiver {
@@ -476,7 +473,7 @@ async fn run(
     let mut confirm = confirm.fuse();
     let mut running = FuturesUnordered::new();
     let mut relay_turns = Turnstile::default();
-    let mut started = group.base;
+    let mut started = group.past.base;
     // If the root is gone, what is to be completed is all.
     let all = intake.all();
     let mut starting: futures::future::Fuse<Running<_>> = intake.start(started).boxed().fuse();

@@ -30,14 +30,7 @@ struct Left {
     node: Weak<NodeShared>,
     spec: GroupSpec,
     rank: Rank,
-    /// Messages that every member had before the group began.
-    base: u64,
-    /// Messages that had been begun before, whole or not.
-    known: u64,
-    /// Messages that this member's application had been given before.
-    given: u64,
-    /// The root was gone before.
-    orphaned: bool,
+    past: Past,
     retained: Arc<Retained>,
     taken: AtomicBool,
 }
@@ -48,10 +41,7 @@ impl Salvage {
             node: Arc::downgrade(&group.node),
             spec: group.spec.clone(),
             rank: group.rank,
-            base: group.base,
-            known: group.known,
-            given: group.given,
-            orphaned: group.orphaned,
+            past: group.past,
             retained: group.retained.clone(),
             taken: AtomicBool::new(false),
         }))
@@ -215,14 +205,18 @@ impl GroupFailure {
             return Err(RecoveryError::Taken);
         }
         let old: Vec<Rank> = (0..).map(Rank).take(left.spec.members.len()).filter(|rank| !self.names(*rank)).collect();
-        let held = |rank: &Rank| self.certificate.held_by(*rank).unwrap_or(left.base);
+        let before = left.past;
+        let held = |rank: &Rank| self.certificate.held_by(*rank).unwrap_or(before.base);
+        let past = Past {
+            base: old.iter().map(held).min().unwrap_or(before.base),
+            begun: self.certificate.messages().max(before.begun),
+            given: held(&left.rank).max(before.given),
+            orphaned: before.orphaned || !old.contains(&Rank::ROOT),
+        };
         let continuation = Continuation {
             spec: left.spec.of_survivors(&old),
-            base: old.iter().map(held).min().unwrap_or(left.base),
-            begun: self.certificate.messages().max(left.known),
-            held: held(&left.rank).max(left.given),
+            past,
             records: self.certificate.records().to_vec(),
-            orphaned: left.orphaned || !old.contains(&Rank::ROOT),
             me: left.rank,
             retained: left.retained.clone(),
         };
@@ -230,38 +224,53 @@ impl GroupFailure {
     }
 }
 
+/// What one member of a group has behind it: messages by their numbers from the first. Nothing, unless the group goes on
+/// from another one.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Past {
+    /// Messages that every member has.
+    pub(super) base: u64,
+    /// Messages that were begun, whole or not.
+    pub(super) begun: u64,
+    /// Messages that this member's application was given.
+    pub(super) given: u64,
+    /// The member that was to send is gone: the group only completes what was begun.
+    pub(super) orphaned: bool,
+}
+
+impl Past {
+    /// Returns the messages that are to be completed before the group goes on.
+    pub(super) fn interrupted(&self) -> Range<u64> {
+        self.base..self.begun
+    }
+}
+
 /// How a group goes on at one member.
 pub(crate) struct Continuation {
     pub(super) spec: GroupSpec,
-    /// Messages that every survivor has.
-    pub(super) base: u64,
-    /// Messages that were begun.
-    pub(super) begun: u64,
-    /// Messages that this member has, and was given.
-    pub(super) held: u64,
+    pub(super) past: Past,
     pub(super) records: Vec<MessageRecord>,
-    /// The root is gone.
-    pub(super) orphaned: bool,
     me: Rank,
     retained: Arc<Retained>,
 }
 
 impl Continuation {
     fn is_led_here(&self) -> bool {
-        self.me.is_root() && !self.orphaned
+        self.me.is_root() && !self.past.orphaned
     }
 
     /// Hashes what survivors must agree on besides the specification.
     pub(super) fn add_to(&self, hash: &mut blake3::Hasher) {
-        hash.update(&self.base.to_le_bytes());
-        hash.update(&self.begun.to_le_bytes());
-        hash.update(&[u8::from(self.orphaned)]);
+        let Past { base, begun, orphaned, .. } = self.past;
+        hash.update(&base.to_le_bytes());
+        hash.update(&begun.to_le_bytes());
+        hash.update(&[u8::from(orphaned)]);
     }
 
     /// Hands what is kept over to the group that goes on.
     pub(super) fn hand_over(&self, retained: &Retained) {
         for (number, kept) in self.retained.take() {
-            if number >= self.base {
+            if number >= self.past.base {
                 retained.inherit(number, kept);
             }
         }
@@ -327,11 +336,8 @@ impl Holdings {
 #[derive(Default)]
 pub(crate) struct Resumption {
     pub(super) messages: VecDeque<Interrupted>,
-    /// Messages that this member has, and was given.
-    pub(super) held: u64,
     /// The number of the first message that is sent as usual; of all messages if there is no root any more.
     pub(super) next: u64,
-    pub(super) orphaned: bool,
     pub(super) lost: Vec<LostMessage>,
 }
 
@@ -344,8 +350,8 @@ pub(crate) struct Interrupted {
 
 impl Group {
     /// Says which blocks of the interrupted messages are here.
-    pub(super) fn holdings(&self, continuation: &Continuation) -> Vec<GroupFrame> {
-        let kept = (continuation.base..continuation.begun).filter_map(|number| {
+    pub(super) fn holdings(&self) -> Vec<GroupFrame> {
+        let kept = self.past.interrupted().filter_map(|number| {
             let kept = self.retained.message(number)?;
             let shape = kept.shape();
             // Of one that is longer nothing is told, so that it is lost, unless everybody has it.
@@ -362,19 +368,9 @@ impl Group {
     ///
     /// # Errors
     /// The member whose word does not go together with the others', and what it said.
-    pub(super) fn resumption(
-        &self,
-        continuation: Option<&Continuation>,
-        mut holdings: Holdings,
-    ) -> Result<Resumption, (Rank, String)> {
-        let Some(continuation) = continuation else { return Ok(Resumption::default()) };
-        let mut resumption = Resumption {
-            held: continuation.held,
-            next: continuation.begun,
-            orphaned: continuation.orphaned,
-            ..Resumption::default()
-        };
-        for number in continuation.base..continuation.begun {
+    pub(super) fn resumption(&self, mut holdings: Holdings) -> Result<Resumption, (Rank, String)> {
+        let mut resumption = Resumption { next: self.past.begun, ..Resumption::default() };
+        for number in self.past.interrupted() {
             let mut known: Option<(Rank, Shape)> = None;
             for (rank, held) in &holdings.0 {
                 let Some((shape, _)) = held.get(&number) else { continue };
@@ -407,7 +403,7 @@ impl Group {
             resumption.lost.push(LostMessage { number, size: Some(shape.size), blocks_missing });
         }
         if let Some(first) = resumption.lost.first() {
-            if !continuation.orphaned {
+            if !self.past.orphaned {
                 return Err((Rank::ROOT, format!("has let go of message {}, which not everybody has", first.number)));
             }
             resumption.next = first.number;
@@ -420,7 +416,7 @@ impl Group {
         for frame in frames {
             if let GroupFrame::Holding { message, size, blocks } = frame {
                 let noted =
-                    holdings.note(self.rank, &self.interrupted(), self.spec.block_size, (*message, *size, blocks));
+                    holdings.note(self.rank, &self.past.interrupted(), self.spec.block_size, (*message, *size, blocks));
                 debug_assert!(noted.is_ok(), "what this member says is well formed");
             }
         }

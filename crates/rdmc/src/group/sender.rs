@@ -217,7 +217,7 @@ impl fmt::Debug for Multicast {
 async fn run(group: Arc<Group>, mut queue: Queue, grants: Grants, mut resumption: Resumption) -> Result<(), Trouble> {
     let mut grants = take_grants(&group, grants);
     let mut running = FuturesUnordered::new();
-    let mut messages = group.base;
+    let mut messages = group.past.base;
     let mut completed = InOrder { next: messages, early: BTreeMap::new() };
     let mut relay_turns = Turnstile::default();
     let mut receive_turns = Turnstile::default();
