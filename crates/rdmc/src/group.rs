@@ -2,7 +2,6 @@
 
 use std::collections::btree_map::Entry;
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
-use std::fmt;
 use std::pin::Pin;
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex};
@@ -10,9 +9,8 @@ use std::time::Duration;
 
 use futures::future::{BoxFuture, FutureExt};
 use futures::stream::{FuturesUnordered, StreamExt};
-use rdmc_fabric::{Capabilities, ConnectError, Operation, Received, Timestamp};
-use rdmc_schedule::{Algorithm, BlockCount, MEMBERS_MAX, Neighbours, Rank, Schedule, first_source, neighbours};
-use serde::{Deserialize, Serialize};
+use rdmc_fabric::{ConnectError, Operation, Received, Timestamp};
+use rdmc_schedule::{BlockCount, Neighbours, Rank, Schedule, first_source, neighbours};
 use tokio::sync::mpsc;
 
 use crate::failure::{FailureCause, GroupError, with_sources};
@@ -22,6 +20,7 @@ use crate::stats::{Corruption, Counters, GroupStats};
 use crate::transfer::{Place, Port, Trouble};
 
 pub(crate) mod agreement;
+mod delta;
 mod ending;
 pub(crate) mod healing;
 mod hearing;
@@ -32,182 +31,17 @@ pub(crate) mod receiver;
 pub(crate) mod recovery;
 pub(crate) mod retained;
 pub(crate) mod sender;
+mod spec;
 
+use delta::Delta;
 use ending::End;
 use healing::Healing;
 use hearing::{Hearing, Offered};
 use neighbour::Neighbour;
-use pace::{Pace, SlowReceivers};
+use pace::Pace;
 use recovery::{Continuation, Holdings, Past, Resumption};
 use retained::Retained;
-
-/// A group's number, the same on all members. Each number is used once.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
-pub struct GroupId(pub u64);
-
-impl fmt::Display for GroupId {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        self.0.fmt(f)
-    }
-}
-
-/// What all members of a group must agree on.
-///
-/// # Examples
-/// ```
-/// use rdmc::{Algorithm, GroupSpec, NodeId};
-///
-/// let spec = GroupSpec::new(7, [NodeId(0), NodeId(2), NodeId(1)]) // node 0 is the root
-///     .algorithm(Algorithm::BinomialPipeline)
-///     .block_size(256 << 10);
-/// assert_eq!(spec.members().len(), 3);
-/// ```
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct GroupSpec {
-    id: GroupId,
-    members: Vec<NodeId>,
-    algorithm: Algorithm,
-    block_size: u32,
-    check_blocks: Option<bool>,
-    formation_limit: Duration,
-    recoverable: bool,
-    slow_receivers: SlowReceivers,
-}
-
-impl GroupSpec {
-    /// Largest block size in bytes: 1 GiB.
-    pub const BLOCK_SIZE_MAX: u32 = 1 << 30;
-
-    /// Specifies a group of these members, the first of which is the root; binomial pipeline, blocks of 1 MiB.
-    pub fn new(id: u64, members: impl IntoIterator<Item = NodeId>) -> Self {
-        Self {
-            id: GroupId(id),
-            members: members.into_iter().collect(),
-            algorithm: Algorithm::BinomialPipeline,
-            block_size: 1 << 20,
-            check_blocks: None,
-            formation_limit: Duration::from_secs(30),
-            recoverable: true,
-            slow_receivers: SlowReceivers::Wait,
-        }
-    }
-
-    /// Sets the algorithm; all members need the same.
-    #[must_use]
-    pub fn algorithm(mut self, algorithm: Algorithm) -> Self {
-        self.algorithm = algorithm;
-        self
-    }
-
-    /// Sets the block size in bytes, 1 to [`BLOCK_SIZE_MAX`](Self::BLOCK_SIZE_MAX); all members need the same.
-    ///
-    /// Large blocks cost fewer operations, small ones start the relays sooner: a message takes about
-    /// (blocks − 1 + log₂ members) block times. 64 KiB to 4 MiB suit most networks.
-    #[must_use]
-    pub fn block_size(mut self, bytes: u32) -> Self {
-        self.block_size = bytes;
-        self
-    }
-
-    /// Sets whether every block is checked where it arrives, before it is passed on; all members need the same. By default
-    /// blocks are checked unless [the fabric protects them](Capabilities::protects_blocks).
-    ///
-    /// A bit that changed on the way, or in the memory of the member that passed the block on, is found by the next member,
-    /// [counted](GroupStats::blocks_corrupted), and logged with both members' ranks. The certificate then has the
-    /// [digest](crate::Digest) of each message, on which all members have agreed.
-    #[must_use]
-    pub fn check_blocks(mut self, check: bool) -> Self {
-        self.check_blocks = Some(check);
-        self
-    }
-
-    /// Sets how long forming the group may take before the members that have not joined are given up; default 30 s.
-    #[must_use]
-    pub fn formation_limit(mut self, limit: Duration) -> Self {
-        self.formation_limit = limit;
-        self
-    }
-
-    /// Sets whether the group can [go on](crate::GroupFailure::recover) among the survivors of a failure; default true; all
-    /// members need the same.
-    ///
-    /// Every member then keeps the memory of a message until all have it, also if the application has let go of it, and the
-    /// root hears from every member how far it has come.
-    #[must_use]
-    pub fn recoverable(mut self, recoverable: bool) -> Self {
-        self.recoverable = recoverable;
-        self
-    }
-
-    /// Sets what the group does about a member that holds the others up; by default it waits. The root's word counts.
-    ///
-    /// Such a member is found by the waits for its *ready_for_block* and for room on the way to it, compared with those
-    /// for others; [`GroupStats::slow`] and the log name it, whatever is done about it.
-    #[must_use]
-    pub fn slow_receivers(mut self, policy: SlowReceivers) -> Self {
-        self.slow_receivers = policy;
-        self
-    }
-
-    /// Returns the group's number.
-    pub fn id(&self) -> GroupId {
-        self.id
-    }
-
-    /// Returns the members in rank order.
-    pub fn members(&self) -> &[NodeId] {
-        &self.members
-    }
-
-    /// Returns the rank of `me`, if everything is as it must be.
-    fn check(&self, node: &NodeShared) -> Result<Rank, GroupError> {
-        if self.block_size == 0 || self.block_size > Self::BLOCK_SIZE_MAX {
-            let max = u64::from(Self::BLOCK_SIZE_MAX);
-            return Err(GroupError::BlockSize { bytes: u64::from(self.block_size), max });
-        }
-        let Capabilities { message_len_max: max, name: fabric, .. } = node.fabric.capabilities();
-        if u64::from(self.block_size) > max {
-            return Err(GroupError::BlockTooLong { bytes: u64::from(self.block_size), max, fabric });
-        }
-        let mut seen = BTreeSet::new();
-        for &member in &self.members {
-            if !node.mesh.knows(member) {
-                return Err(GroupError::UnknownNode { node: member });
-            }
-            if !seen.insert(member) {
-                return Err(GroupError::DuplicateMember { node: member });
-            }
-        }
-        let me = node.mesh.me();
-        let position = self.members.iter().position(|&member| member == me);
-        let rank = position.ok_or(GroupError::NotMember { node: me })?;
-        Ok(Rank(u32::try_from(rank).unwrap_or(MEMBERS_MAX)))
-    }
-
-    fn count(&self) -> u32 {
-        u32::try_from(self.members.len()).unwrap_or(u32::MAX)
-    }
-
-    /// Hashes all that members must agree on.
-    fn digest(&self, continuation: Option<&Continuation>) -> [u8; 32] {
-        let mut hash = blake3::Hasher::new();
-        hash.update(&[u8::from(self.recoverable)]);
-        if let Some(continuation) = continuation {
-            continuation.add_to(&mut hash);
-        }
-        hash.update(&self.id.0.to_le_bytes());
-        hash.update(&self.block_size.to_le_bytes());
-        hash.update(&[u8::from(self.check_blocks == Some(true))]);
-        hash.update(self.algorithm.to_string().as_bytes());
-        for (&member, rank) in self.members.iter().zip(0..) {
-            hash.update(&member.0.to_le_bytes());
-            if let Algorithm::Hybrid(hybrid) = &self.algorithm {
-                hash.update(&hybrid.racks.rack_of(Rank(rank)).unwrap_or(u32::MAX).to_le_bytes());
-            }
-        }
-        hash.finalize().into()
-    }
-}
+pub use spec::{GroupId, GroupSpec};
 
 /// One member's side of a group.
 pub(crate) struct Group {
@@ -228,6 +62,7 @@ pub(crate) struct Group {
     past: Past,
     retained: Arc<Retained>,
     healing: Healing,
+    delta: Delta,
     span: tracing::Span,
 }
 
@@ -263,15 +98,20 @@ pub(crate) async fn form(node: Arc<NodeShared>, mut spec: GroupSpec, role: Role)
     };
     let continuation = continuation.as_deref();
     let count = spec.count();
-    let around = match continuation {
-        // What is missing may come from anybody.
-        Some(_) => everybody_but(rank, count),
-        None => neighbours(&spec.algorithm, count, rank)?,
+    // What is missing may come from anybody.
+    let around = match continuation.is_some() || spec.delta {
+        true => everybody_but(rank, count),
+        false => neighbours(&spec.algorithm, count, rank)?,
     };
-    let first = first_source(&spec.algorithm, count, rank)?;
+    // In a delta group all know the size before the first block comes.
+    let first_source = |member| match spec.delta {
+        true => Ok(None),
+        false => first_source(&spec.algorithm, count, member),
+    };
+    let first = first_source(rank)?;
     let mut peers = BTreeMap::new();
     for &peer in around.sends_to.iter().chain(&around.receives_from) {
-        let learns_size_here = first_source(&spec.algorithm, count, peer)? == Some(rank);
+        let learns_size_here = first_source(peer)? == Some(rank);
         let id = spec.members[peer.index()];
         if let Entry::Vacant(vacant) = peers.entry(peer) {
             vacant.insert(Neighbour::new(&node, peer, id, learns_size_here)?);
@@ -279,7 +119,7 @@ pub(crate) async fn form(node: Arc<NodeShared>, mut spec: GroupSpec, role: Role)
     }
     let mut unfed = Vec::new();
     for member in (1..count).filter(|_| rank.is_root()) {
-        if first_source(&spec.algorithm, count, Rank(member))?.is_none() {
+        if first_source(Rank(member))?.is_none() {
             unfed.push(spec.members[Rank(member).index()]);
         }
     }
@@ -305,6 +145,7 @@ pub(crate) async fn form(node: Arc<NodeShared>, mut spec: GroupSpec, role: Role)
         end: End::new(rank, count, node.mesh.detection(), continuation),
         past,
         healing,
+        delta: Delta::default(),
         span: tracing::info_span!("group", group = spec.id.0, rank = rank.0),
         spec,
         node,
@@ -399,6 +240,11 @@ impl Group {
     pub(crate) fn schedule(&self, blocks: BlockCount) -> Schedule {
         let members = u32::try_from(self.members.len()).expect("checked when the group was formed");
         Schedule::new(&self.spec.algorithm, members, blocks).expect("checked when the group was formed")
+    }
+
+    /// Tells whether members say what they have of a message before it begins.
+    pub(crate) fn is_delta(&self) -> bool {
+        self.spec.delta
     }
 
     /// Returns a member that the schedule names as a peer of this one.

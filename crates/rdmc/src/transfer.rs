@@ -212,15 +212,7 @@ impl Transfer {
 
     /// Returns a block's checksum. What others sent was verified when it came; the root computes its own here, once.
     async fn checksum(&self, block: BlockIndex, bytes: &Buffer) -> Result<Checksum, Trouble> {
-        if let Some(checksum) = self.blocks.checksum(block) {
-            return Ok(checksum);
-        }
-        let checksum = Checksum::gently_of_shared(bytes).await.map_err(|error| {
-            let what = format!("the memory of a block could not be read: {error}");
-            Trouble::Own(FailureCause::Resources { what })
-        })?;
-        self.blocks.note_checksum(block, checksum);
-        Ok(checksum)
+        checksum_of(&self.blocks, block, bytes).await
     }
 
     /// Returns the digest of the message, if blocks are checked and all are here.
@@ -250,7 +242,7 @@ impl Transfer {
     /// Sends the blocks that the schedule names, each when it is held and the receiver is ready for it.
     async fn relay_blocks(&self, mut turn: Turn) -> Result<(), Trouble> {
         turn.wait().await;
-        if !self.plan.is_repair() {
+        if !self.plan.is_repair() && !self.group.is_delta() {
             self.group.announce(self.number, self.shape.size).await;
         }
         let mut leaving = FuturesUnordered::new();
@@ -339,6 +331,19 @@ impl Transfer {
         let value = wait.await;
         (value, self.group.now().since(began))
     }
+}
+
+/// Returns the checksum of a block, whose bytes are looked at unless it is known.
+pub(crate) async fn checksum_of(blocks: &Blocks, block: BlockIndex, bytes: &Buffer) -> Result<Checksum, Trouble> {
+    if let Some(checksum) = blocks.checksum(block) {
+        return Ok(checksum);
+    }
+    let checksum = Checksum::gently_of_shared(bytes).await.map_err(|error| {
+        let what = format!("the memory of a block could not be read: {error}");
+        Trouble::Own(FailureCause::Resources { what })
+    })?;
+    blocks.note_checksum(block, checksum);
+    Ok(checksum)
 }
 
 /// Waits for `wanted` while taking the outcomes of operations under way; ends early if one has failed.

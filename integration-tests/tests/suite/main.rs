@@ -2,6 +2,7 @@
 
 mod cancellation;
 mod cluster;
+mod delta;
 mod failure;
 #[cfg(target_os = "linux")]
 mod fleet;

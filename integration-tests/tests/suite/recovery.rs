@@ -62,7 +62,7 @@ async fn send_from(sender: &Sender, next: &mut u64, count: u64) -> Result<(), Gr
 
 /// What a member was given until the last group was closed.
 pub(crate) struct Given {
-    messages: Vec<Message>,
+    pub(crate) messages: Vec<Message>,
     lost: Vec<LostMessage>,
     certificate: Certificate,
 }

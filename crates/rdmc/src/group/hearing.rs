@@ -72,16 +72,12 @@ impl Group {
             (GroupEvent::Frame(from, GroupFrame::Holding { message, size, blocks }), Some(rank)) => {
                 let holding = (message, size, &blocks[..]);
                 let noted = lock(&hearing.holdings).note(rank, &self.past.interrupted(), self.block_size(), holding);
-                if let Err(what) = noted {
-                    self.blame(from, what);
-                }
+                self.blame_if(from, noted);
             }
             (GroupEvent::Lost(_, cause), Some(rank)) => self.lose(rank, cause),
             (GroupEvent::Connected(_), Some(rank)) => self.reconnected(rank),
             (GroupEvent::Frame(from, GroupFrame::End(frame)), Some(rank)) => {
-                if let Err(what) = self.hear(rank, frame) {
-                    self.blame(from, what);
-                }
+                self.blame_if(from, self.hear(rank, frame))
             }
             (GroupEvent::Frame(from, GroupFrame::Announce { message, size }), Some(Rank::ROOT)) => {
                 // If nobody takes them any more, this member's engine has ended and the group is about to fail.
@@ -90,14 +86,19 @@ impl Group {
                 }
             }
             (GroupEvent::Frame(from, GroupFrame::Held { messages }), Some(rank)) if self.rank.is_root() => {
-                if let Err(what) = self.hear_held(rank, messages) {
-                    self.blame(from, what);
-                }
+                self.blame_if(from, self.hear_held(rank, messages))
             }
             (GroupEvent::Frame(from, GroupFrame::Stable { messages }), Some(Rank::ROOT)) => {
-                if let Err(what) = self.hear_stable(messages) {
-                    self.blame(from, what);
-                }
+                self.blame_if(from, self.hear_stable(messages))
+            }
+            (GroupEvent::Frame(from, frame @ GroupFrame::Have { .. }), Some(rank)) if self.rank.is_root() => {
+                self.blame_if(from, self.hear_delta(rank, frame));
+            }
+            (
+                GroupEvent::Frame(from, frame @ (GroupFrame::Parts { .. } | GroupFrame::Begin { .. })),
+                Some(Rank::ROOT),
+            ) => {
+                self.blame_if(from, self.hear_delta(Rank::ROOT, frame));
             }
             (GroupEvent::Frame(_, GroupFrame::Fetch(wanted)), Some(rank)) => self.take_wanted(rank, wanted),
             (GroupEvent::Frame(_, GroupFrame::Piece { wanted, piece }), Some(rank)) => {
@@ -107,12 +108,16 @@ impl Group {
                 self.hear_waits(rank, on);
             }
             (GroupEvent::Frame(from, GroupFrame::Slow { member }), Some(Rank::ROOT)) => {
-                if let Err(what) = self.hear_slow(member) {
-                    self.blame(from, what);
-                }
+                self.blame_if(from, self.hear_slow(member))
             }
             (GroupEvent::Frame(from, _), Some(_)) => self.blame(from, "sent a frame that is not due"),
             (GroupEvent::Lost(..) | GroupEvent::Connected(_), None) => {}
+        }
+    }
+
+    fn blame_if(&self, node: NodeId, outcome: Result<(), &'static str>) {
+        if let Err(what) = outcome {
+            self.blame(node, what);
         }
     }
 

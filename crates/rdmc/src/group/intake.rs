@@ -90,6 +90,11 @@ impl Intake {
         self.group.begin(shape.size).await;
         let (deliver, message) = oneshot::channel();
         let delivery = Delivery::new(self.group.clone(), message, ahead);
+        if self.group.is_delta() {
+            let (blocks, plan) = self.delta_places(number, shape, delivery).await?;
+            let transfer = Transfer::new(self.group.clone(), number, plan, Arc::new(blocks), Some(deliver));
+            return Ok((self, Begun { transfer, first_is_here: false, turn }));
+        }
         let blocks = self.places(number, shape, first.as_ref(), delivery).await?;
         if let Some(FirstBlock { block, checksum: Some(checksum), .. }) = &first {
             blocks.note_checksum(*block, *checksum);
@@ -166,8 +171,14 @@ impl Intake {
 
     /// Waits for what the application says to an offer: memory, or none if it stays with what it gave before.
     async fn answer(&self, answered: oneshot::Receiver<Answer>) -> Result<Option<BufferMut>, Trouble> {
+        Ok(self.answer_or_parts(answered).await?.map(|(memory, _)| memory))
+    }
+
+    /// Does as [`answer`](Self::answer), and tells whether the memory may hold parts of the message.
+    async fn answer_or_parts(&self, answered: oneshot::Receiver<Answer>) -> Result<Option<(BufferMut, bool)>, Trouble> {
         match answered.await {
-            Ok(Answer::Memory(memory)) => Ok(Some(memory)),
+            Ok(Answer::Memory(memory)) => Ok(Some((memory, false))),
+            Ok(Answer::Partial(memory)) => Ok(Some((memory, true))),
             Ok(Answer::Stay) => Ok(None),
             Ok(Answer::Refuse(reason)) => Err(Trouble::Own(FailureCause::Refused { reason })),
             Err(_) => {
@@ -283,6 +294,25 @@ impl Intake {
                 Ok(Blocks::to_receive(shape, memory, staged))
             }
         }
+    }
+
+    /// Gets the memory for a message of a delta group, tells what is in it already, and hears who is to send what.
+    async fn delta_places(&self, number: u64, shape: Shape, delivery: Delivery) -> Result<(Blocks, Plan), Trouble> {
+        let (memory, is_partial) = match self.memory {
+            MemoryFrom::Pool => {
+                let memory = self.pool(self.len_of(shape)?).await?;
+                self.offer(Offer::new(number, shape.size, None, false, delivery)).await?;
+                (memory, false)
+            }
+            MemoryFrom::Application => {
+                let (answer, answered) = oneshot::channel();
+                self.offer(Offer::new(number, shape.size, Some(answer), false, delivery)).await?;
+                let answer = self.answer_or_parts(answered).await?;
+                answer.expect("only a message that has begun can stay where it is")
+            }
+        };
+        let beginning = self.group.tell_parts(number, shape, is_partial.then_some(&memory[..])).await?;
+        Ok((Blocks::to_complete(shape, memory, beginning.here), beginning.plan))
     }
 
     fn len_of(&self, shape: Shape) -> Result<usize, Trouble> {

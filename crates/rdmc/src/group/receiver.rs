@@ -124,6 +124,8 @@ pub struct Offer {
 /// What the application says to an offer.
 pub(super) enum Answer {
     Memory(BufferMut),
+    /// Memory that may hold parts of the message.
+    Partial(BufferMut),
     Stay,
     Refuse(String),
 }
@@ -189,11 +191,30 @@ impl Offer {
     /// If the length differs.
     pub fn accept(mut self, memory: BufferMut) -> Delivery {
         assert_eq!(memory.len() as u64, self.size, "the memory must have the message's size");
+        self.answer(Answer::Memory(memory));
+        self.delivery
+    }
+
+    /// Receives what is missing of the message into `memory`, which must have exactly its size and may hold any of its
+    /// blocks already, each in its place.
+    ///
+    /// In a [delta](GroupSpec::delta) group, blocks that equal the root's stay as they are, and are sent from here to others
+    /// who lack them; all others are overwritten. In another group all are. Nothing is compared of a message of more than
+    /// 65,536 blocks.
+    ///
+    /// # Panics
+    /// If the length differs.
+    pub fn accept_partial(mut self, memory: BufferMut) -> Delivery {
+        assert_eq!(memory.len() as u64, self.size, "the memory must have the message's size");
+        self.answer(Answer::Partial(memory));
+        self.delivery
+    }
+
+    fn answer(&mut self, with: Answer) {
         if let Some(answer) = self.answer.take() {
             // Fails only if the group has just failed, which the delivery tells.
-            let _ = answer.send(Answer::Memory(memory));
+            let _ = answer.send(with);
         }
-        self.delivery
     }
 
     /// Receives the rest of the message into the memory that it was accepted with in the group that this one
@@ -205,18 +226,13 @@ impl Offer {
         if !self.begun {
             return Err(self);
         }
-        if let Some(answer) = self.answer.take() {
-            // Fails only if the group has just failed, which the delivery tells.
-            let _ = answer.send(Answer::Stay);
-        }
+        self.answer(Answer::Stay);
         Ok(self.delivery)
     }
 
     /// Refuses the message, which ends the group for all members.
     pub fn refuse(mut self, reason: &str) {
-        if let Some(answer) = self.answer.take() {
-            let _ = answer.send(Answer::Refuse(reason.chars().take(REASON_MAX).collect()));
-        }
+        self.answer(Answer::Refuse(reason.chars().take(REASON_MAX).collect()));
     }
 }
 

@@ -10,8 +10,10 @@ use bytes::Bytes;
 use futures::future::{BoxFuture, FutureExt};
 use futures::stream::{FuturesUnordered, StreamExt};
 use rdmc_fabric::{Buffer, BufferMut, Memory};
+use rdmc_schedule::Repair;
 use tokio::sync::{mpsc, oneshot};
 
+use super::delta::Answers;
 use super::recovery::{Continuation, Recovered, Recovery, RecoveryError, Resumption};
 use super::retained::{Retained, UNSTABLE_MAX};
 use super::{Formed, Grants, Group, GroupSpec, Role, form, start, take_grants};
@@ -227,14 +229,17 @@ async fn run(group: Arc<Group>, mut queue: Queue, grants: Grants, mut resumption
             trouble = grants.select_next_some() => return Err(trouble),
             outcome = running.select_next_some() => completed.add(outcome)?,
             next = next_message(&group, &mut resumption, &mut queue, messages, room).fuse() => match next {
-                Next::Message { plan, blocks, done } => {
-                    queue.in_hand = (!plan.is_repair()).then(|| blocks.clone());
+                Next::Message { repair, blocks, done } => {
+                    queue.in_hand = repair.is_none().then(|| blocks.clone());
                     group.begin_whole(blocks.shape().size).await;
                     queue.in_hand = None;
-                    let transfer = Transfer::new(group.clone(), messages, plan, blocks, None);
+                    group.retained().keep(messages, &blocks);
+                    let planned = Planned::new(&group, messages, repair, blocks.shape()).await;
                     let (receive_turn, relay_turn) = (receive_turns.next(), relay_turns.next());
-                    let number = messages;
+                    let (group, number) = (&group, messages);
                     running.push(async move {
+                        let plan = planned.plan(group, number, &blocks).await?;
+                        let transfer = Transfer::new(group.clone(), number, plan, blocks, None);
                         transfer.run(false, receive_turn, relay_turn).await?;
                         Ok((number, done))
                     });
@@ -259,7 +264,7 @@ async fn run(group: Arc<Group>, mut queue: Queue, grants: Grants, mut resumption
 
 /// What the root's engine is to do next.
 enum Next {
-    Message { plan: Plan, blocks: Arc<Blocks>, done: Option<oneshot::Sender<()>> },
+    Message { repair: Option<Repair>, blocks: Arc<Blocks>, done: Option<oneshot::Sender<()>> },
     End { closed: bool },
 }
 
@@ -271,7 +276,7 @@ async fn next_message(group: &Group, resumption: &mut Resumption, queue: &mut Qu
     if let Some(interrupted) = resumption.messages.pop_front() {
         let kept = group.retained().message(interrupted.number).map(|kept| kept.into_blocks(&*group.node.fabric));
         if let Some(Ok(blocks)) = kept {
-            return Next::Message { plan: Plan::Repair(interrupted.repair), blocks, done: None };
+            return Next::Message { repair: Some(interrupted.repair), blocks, done: None };
         }
         let what = format!("message {} cannot be registered again", interrupted.number);
         group.declare(FailureCause::Resources { what });
@@ -280,11 +285,34 @@ async fn next_message(group: &Group, resumption: &mut Resumption, queue: &mut Qu
     group.retained().room(number, UNSTABLE_MAX).await;
     match queue.next().await {
         Some(Request::Send { message, shape, done }) => {
-            let plan = Plan::Schedule(group.schedule(shape.count));
-            Next::Message { plan, blocks: Arc::new(Blocks::whole_message(shape, message)), done }
+            Next::Message { repair: None, blocks: Arc::new(Blocks::whole_message(shape, message)), done }
         }
         Some(Request::Close) => Next::End { closed: true },
         None => Next::End { closed: false },
+    }
+}
+
+/// How it is found out who sends what of a message.
+enum Planned {
+    Known(Plan),
+    /// When all have said what they have of it.
+    Asked(oneshot::Receiver<Answers>),
+}
+
+impl Planned {
+    async fn new(group: &Group, message: u64, repair: Option<Repair>, shape: Shape) -> Self {
+        match repair {
+            Some(repair) => Self::Known(Plan::Repair(repair)),
+            None if group.is_delta() => Self::Asked(group.ask_for_parts(message, shape).await),
+            None => Self::Known(Plan::Schedule(group.schedule(shape.count))),
+        }
+    }
+
+    async fn plan(self, group: &Group, message: u64, blocks: &Blocks) -> Result<Plan, Trouble> {
+        match self {
+            Self::Known(plan) => Ok(plan),
+            Self::Asked(answers) => group.begin_delta(message, blocks, answers).await,
+        }
     }
 }
 

@@ -101,6 +101,13 @@ pub(crate) enum GroupFrame {
     /// To all, before a group is formed that continues another: of a message that is to be completed, the blocks that are
     /// here.
     Holding { message: u64, size: u64, blocks: Vec<u8> },
+    /// To the root of a delta group, about a message that it has announced: the checksums of the blocks that are here, from the
+    /// first; the rest follows unless this is the whole.
+    Have { message: u64, checksums: Vec<u8>, is_whole: bool },
+    /// From the root: a member has these blocks of a message, as it has itself.
+    Parts { message: u64, member: u32, blocks: Vec<u8> },
+    /// From the root, when it has told everybody's parts: the message begins.
+    Begin { message: u64 },
     /// To the root: for whom this member has waited lately.
     Waited { on: Vec<Waited> },
     /// From the root: this member holds the others up, or nobody does any more.
@@ -262,6 +269,17 @@ mod tests {
                 size,
                 blocks
             }),
+            (any::<u64>(), bytes(), any::<bool>()).prop_map(|(message, checksums, is_whole)| GroupFrame::Have {
+                message,
+                checksums,
+                is_whole
+            }),
+            (any::<u64>(), any::<u32>(), bytes()).prop_map(|(message, member, blocks)| GroupFrame::Parts {
+                message,
+                member,
+                blocks
+            }),
+            any::<u64>().prop_map(|message| GroupFrame::Begin { message }),
             crate::group::agreement::tests::frames().prop_map(GroupFrame::End),
             wanted().prop_map(GroupFrame::Fetch),
             (wanted(), proptest::option::of((any::<u64>(), any::<u32>(), any::<u128>(), bytes()))).prop_map(

@@ -61,6 +61,29 @@ impl Blocks {
         Self::new(shape, Content::Parts(Mutex::new(parts)), Vec::new())
     }
 
+    /// Makes places for what is missing of a message in memory of exactly its size, where these blocks are already.
+    pub(crate) fn to_complete(
+        shape: Shape,
+        mut memory: BufferMut,
+        here: impl IntoIterator<Item = (BlockIndex, Checksum)>,
+    ) -> Self {
+        debug_assert_eq!(memory.len() as u64, shape.size);
+        let mut here = here.into_iter().peekable();
+        let mut checksums = vec![None; shape.count.get() as usize];
+        let parts = (0..shape.count.0).map(BlockIndex).map(|block| {
+            let place = memory.split_to(shape.len(block));
+            match here.next_if(|(next, _)| *next == block) {
+                Some((_, checksum)) => {
+                    checksums[block.index()] = Some(checksum);
+                    Part::Held(place.freeze())
+                }
+                None => Part::Place(place),
+            }
+        });
+        let parts = parts.collect();
+        Self::new(shape, Content::Parts(Mutex::new(parts)), checksums)
+    }
+
     fn new(shape: Shape, content: Content, checksums: Vec<Option<Checksum>>) -> Self {
         Self { shape, content, checksums: Mutex::new(checksums), waiting: AtomicWaker::new() }
     }

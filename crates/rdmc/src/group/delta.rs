@@ -1,0 +1,245 @@
+//! Messages of which receivers have parts already: only what they lack travels.
+//!
+//! The root announces a message. Each other member answers with the checksums of the blocks in the memory that its
+//! application gave, if that may hold some of them; the root compares these with its own, and tells everybody which blocks
+//! each member has. From that all plan who sends what to whom, as after a failure. So a block is relied on only if it is
+//! the root's, wherever it comes from.
+
+use std::collections::BTreeMap;
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+use rdmc_schedule::{BlockCount, BlockIndex, BlockSet, Rank, Repair};
+use tokio::sync::oneshot;
+
+use super::Group;
+use crate::mesh::frame::GroupFrame;
+use crate::transfer::{Blocks, Checksum, Plan, Shape, Trouble, checksum_of};
+
+/// What members have said of messages that are about to begin.
+#[derive(Default)]
+pub(super) struct Delta(Mutex<State>);
+
+#[derive(Default)]
+struct State {
+    /// At the root: the messages that were announced, until all have answered.
+    asked: BTreeMap<u64, Asked>,
+    /// At another member: the message that it has answered for.
+    answered: Option<Answered>,
+}
+
+/// A message that was announced.
+struct Asked {
+    blocks: BlockCount,
+    answers: Vec<Answer>,
+    complete: oneshot::Sender<Answers>,
+}
+
+/// What a member has said of a message so far.
+#[derive(Clone, Default)]
+struct Answer {
+    checksums: Vec<u8>,
+    is_whole: bool,
+}
+
+/// The checksums of the blocks that members have, by rank, each [`CHECKSUM_LEN`] bytes; none of a member that has nothing.
+pub(super) type Answers = Vec<Vec<u8>>;
+
+/// A message of which this member waits to hear who has what.
+struct Answered {
+    message: u64,
+    blocks: BlockCount,
+    had: Vec<BlockSet>,
+    complete: oneshot::Sender<Vec<BlockSet>>,
+}
+
+/// How a message begins at a member that was asked what it has.
+pub(super) struct Beginning {
+    pub(super) plan: Plan,
+    /// The blocks that are here, with their checksums.
+    pub(super) here: Vec<(BlockIndex, Checksum)>,
+}
+
+impl Delta {
+    fn lock(&self) -> MutexGuard<'_, State> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+// At the root.
+
+impl Group {
+    /// Announces a message, and returns what comes when all have answered.
+    pub(super) async fn ask_for_parts(&self, message: u64, shape: Shape) -> oneshot::Receiver<Answers> {
+        let (complete, answers) = oneshot::channel();
+        let mut all = vec![Answer::default(); self.members.len()];
+        all[self.rank.index()].is_whole = true;
+        let asked = Asked { blocks: shape.count, answers: all, complete };
+        self.delta.lock().asked.insert(message, asked);
+        self.finish_asking(message);
+        self.announce(message, shape.size).await;
+        answers
+    }
+
+    /// Takes what a member says before a message begins.
+    ///
+    /// # Errors
+    /// What is wrong with it.
+    pub(super) fn hear_delta(&self, from: Rank, frame: GroupFrame) -> Result<(), &'static str> {
+        match frame {
+            GroupFrame::Have { message, checksums, is_whole } => self.hear_have(from, message, &checksums, is_whole),
+            GroupFrame::Parts { message, member, blocks } => self.hear_parts(message, member, &blocks),
+            GroupFrame::Begin { message } => self.hear_begin(message),
+            _ => Err("sent a frame that is not due"),
+        }
+    }
+
+    /// Takes a piece of a member's answer.
+    fn hear_have(&self, from: Rank, message: u64, checksums: &[u8], is_whole: bool) -> Result<(), &'static str> {
+        {
+            let mut state = self.delta.lock();
+            let asked =
+                state.asked.get_mut(&message).ok_or("says what it has of a message that is not about to begin")?;
+            let answer = &mut asked.answers[from.index()];
+            let len = answer.checksums.len() + checksums.len();
+            let all = asked.blocks.get() as usize * CHECKSUM_LEN;
+            if answer.is_whole
+                || len > all
+                || (is_whole && len != all && len != 0)
+                || asked.blocks.get() > BLOCKS_MAX && len != 0
+            {
+                return Err("says something else than what it has of a message");
+            }
+            answer.checksums.extend(checksums);
+            answer.is_whole = is_whole;
+        }
+        self.finish_asking(message);
+        Ok(())
+    }
+
+    fn finish_asking(&self, message: u64) {
+        let mut state = self.delta.lock();
+        if state.asked.get(&message).is_some_and(|asked| asked.answers.iter().all(|answer| answer.is_whole))
+            && let Some(asked) = state.asked.remove(&message)
+        {
+            // Nobody waits if the group has failed.
+            let _ = asked.complete.send(asked.answers.into_iter().map(|answer| answer.checksums).collect());
+        }
+    }
+
+    /// Waits for what members have of a message, compares it with its blocks, and tells everybody.
+    pub(super) async fn begin_delta(
+        &self,
+        message: u64,
+        blocks: &Blocks,
+        answers: oneshot::Receiver<Answers>,
+    ) -> Result<Plan, Trouble> {
+        let shape = blocks.shape();
+        let Ok(answers) = answers.await else { return std::future::pending().await };
+        let mut had = vec![BlockSet::empty(shape.count); answers.len()];
+        if answers.iter().any(|checksums| !checksums.is_empty()) {
+            for block in (0..shape.count.get()).map(BlockIndex) {
+                let ours = checksum_of(blocks, block, &blocks.held(block).await).await?.0.to_le_bytes();
+                let at = block.index() * CHECKSUM_LEN..(block.index() + 1) * CHECKSUM_LEN;
+                for (checksums, had) in answers.iter().zip(&mut had) {
+                    if checksums.get(at.clone()) == Some(&ours) {
+                        had.insert(block);
+                    }
+                }
+            }
+        }
+        had[self.rank.index()] = BlockSet::full(shape.count);
+        for &member in self.members.iter().filter(|member| **member != self.node.mesh.me()) {
+            for (had, rank) in had.iter().zip(0..).filter(|(had, rank)| *rank != self.rank.0 && !had.is_empty()) {
+                let parts = GroupFrame::Parts { message, member: rank, blocks: had.encode() };
+                self.node.mesh.send(member, self.id, parts).await;
+            }
+            self.node.mesh.send(member, self.id, GroupFrame::Begin { message }).await;
+        }
+        Ok(self.plan_delta(shape, &had))
+    }
+
+    /// Plans the transfer of a message of which members have these blocks: all come to the same.
+    fn plan_delta(&self, shape: Shape, had: &[BlockSet]) -> Plan {
+        let nothing = had.iter().zip(0..).all(|(had, rank)| Rank(rank).is_root() || had.is_empty());
+        match Repair::new(had) {
+            Ok(repair) if !nothing => Plan::Repair(repair),
+            // What is too much to be planned is sent as if nobody had anything.
+            _ => Plan::Schedule(self.schedule(shape.count)),
+        }
+    }
+}
+
+// At the other members.
+
+impl Group {
+    /// Tells the root what is in `memory` already, if anything may be, and waits to hear who has what.
+    pub(super) async fn tell_parts(
+        &self,
+        message: u64,
+        shape: Shape,
+        memory: Option<&[u8]>,
+    ) -> Result<Beginning, Trouble> {
+        let mut checksums = Vec::new();
+        for block in memory
+            .filter(|_| shape.count.get() <= BLOCKS_MAX)
+            .into_iter()
+            .flat_map(|memory| memory.chunks(shape.block_size as usize))
+        {
+            checksums.push(Checksum::gently_of(block).await);
+        }
+        let (complete, had) = oneshot::channel();
+        let mut all = vec![BlockSet::empty(shape.count); self.members.len()];
+        all[Rank::ROOT.index()] = BlockSet::full(shape.count);
+        self.delta.lock().answered = Some(Answered { message, blocks: shape.count, had: all, complete });
+        let root = self.members[Rank::ROOT.index()];
+        let encoded: Vec<u8> = checksums.iter().flat_map(|checksum| checksum.0.to_le_bytes()).collect();
+        let mut rest = encoded.as_slice();
+        loop {
+            let (piece, behind) = rest.split_at(rest.len().min(ANSWER_PIECE));
+            rest = behind;
+            let is_whole = rest.is_empty();
+            let have = GroupFrame::Have { message, checksums: piece.to_vec(), is_whole };
+            self.node.mesh.send(root, self.id, have).await;
+            if is_whole {
+                break;
+            }
+        }
+        let Ok(had) = had.await else { return std::future::pending().await };
+        let plan = self.plan_delta(shape, &had);
+        let mine = &had[self.rank.index()];
+        let here = checksums
+            .into_iter()
+            .zip((0..).map(BlockIndex))
+            .filter(|(_, block)| plan.is_repair() && mine.contains(*block));
+        Ok(Beginning { here: here.map(|(checksum, block)| (block, checksum)).collect(), plan })
+    }
+
+    /// Takes the root's word for what a member has of a message.
+    fn hear_parts(&self, message: u64, member: u32, blocks: &[u8]) -> Result<(), &'static str> {
+        let mut state = self.delta.lock();
+        let answered = state.answered.as_mut().filter(|answered| answered.message == message);
+        let answered = answered.ok_or("says who has what of a message that is not about to begin")?;
+        let blocks = BlockSet::decode(answered.blocks, blocks).map_err(|_| "says who has what in a malformed way")?;
+        match answered.had.get_mut(Rank(member).index()) {
+            Some(had) if had.is_empty() => *had = blocks,
+            _ => return Err("says twice what a member has, or of one that is none"),
+        }
+        Ok(())
+    }
+
+    /// Hears that a message begins.
+    fn hear_begin(&self, message: u64) -> Result<(), &'static str> {
+        let answered = self.delta.lock().answered.take_if(|answered| answered.message == message);
+        let answered = answered.ok_or("begins a message that is not about to begin")?;
+        // Nobody waits if the group has failed.
+        let _ = answered.complete.send(answered.had);
+        Ok(())
+    }
+}
+
+/// Bytes of a checksum in an answer.
+const CHECKSUM_LEN: usize = 16;
+/// Most bytes of checksums in a frame.
+const ANSWER_PIECE: usize = 512 << 10;
+/// Most blocks of a message of which a member tells what it has: its answer is 1 MiB.
+pub(super) const BLOCKS_MAX: u32 = 1 << 16;

@@ -1,0 +1,198 @@
+//! What all members of a group must agree on.
+
+use std::collections::BTreeSet;
+use std::fmt;
+use std::time::Duration;
+
+use rdmc_fabric::Capabilities;
+use rdmc_schedule::{Algorithm, MEMBERS_MAX, Rank};
+use serde::{Deserialize, Serialize};
+
+use super::pace::SlowReceivers;
+use super::recovery::Continuation;
+use crate::failure::GroupError;
+use crate::node::{NodeId, NodeShared};
+
+/// A group's number, the same on all members. Each number is used once.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+pub struct GroupId(pub u64);
+
+impl fmt::Display for GroupId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.0.fmt(f)
+    }
+}
+
+/// What all members of a group must agree on.
+///
+/// # Examples
+/// ```
+/// use rdmc::{Algorithm, GroupSpec, NodeId};
+///
+/// let spec = GroupSpec::new(7, [NodeId(0), NodeId(2), NodeId(1)]) // node 0 is the root
+///     .algorithm(Algorithm::BinomialPipeline)
+///     .block_size(256 << 10);
+/// assert_eq!(spec.members().len(), 3);
+/// ```
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct GroupSpec {
+    pub(super) id: GroupId,
+    pub(super) members: Vec<NodeId>,
+    pub(super) algorithm: Algorithm,
+    pub(super) block_size: u32,
+    pub(super) check_blocks: Option<bool>,
+    pub(super) formation_limit: Duration,
+    pub(super) recoverable: bool,
+    pub(super) slow_receivers: SlowReceivers,
+    pub(super) delta: bool,
+}
+
+impl GroupSpec {
+    /// Largest block size in bytes: 1 GiB.
+    pub const BLOCK_SIZE_MAX: u32 = 1 << 30;
+
+    /// Specifies a group of these members, the first of which is the root; binomial pipeline, blocks of 1 MiB.
+    pub fn new(id: u64, members: impl IntoIterator<Item = NodeId>) -> Self {
+        Self {
+            id: GroupId(id),
+            members: members.into_iter().collect(),
+            algorithm: Algorithm::BinomialPipeline,
+            block_size: 1 << 20,
+            check_blocks: None,
+            formation_limit: Duration::from_secs(30),
+            recoverable: true,
+            slow_receivers: SlowReceivers::Wait,
+            delta: false,
+        }
+    }
+
+    /// Sets the algorithm; all members need the same.
+    #[must_use]
+    pub fn algorithm(mut self, algorithm: Algorithm) -> Self {
+        self.algorithm = algorithm;
+        self
+    }
+
+    /// Sets the block size in bytes, 1 to [`BLOCK_SIZE_MAX`](Self::BLOCK_SIZE_MAX); all members need the same.
+    ///
+    /// Large blocks cost fewer operations, small ones start the relays sooner: a message takes about
+    /// (blocks − 1 + log₂ members) block times. 64 KiB to 4 MiB suit most networks.
+    #[must_use]
+    pub fn block_size(mut self, bytes: u32) -> Self {
+        self.block_size = bytes;
+        self
+    }
+
+    /// Sets whether every block is checked where it arrives, before it is passed on; all members need the same. By default
+    /// blocks are checked unless [the fabric protects them](Capabilities::protects_blocks).
+    ///
+    /// A bit that changed on the way, or in the memory of the member that passed the block on, is found by the next member,
+    /// [counted](GroupStats::blocks_corrupted), and logged with both members' ranks. The certificate then has the
+    /// [digest](crate::Digest) of each message, on which all members have agreed.
+    #[must_use]
+    pub fn check_blocks(mut self, check: bool) -> Self {
+        self.check_blocks = Some(check);
+        self
+    }
+
+    /// Sets how long forming the group may take before the members that have not joined are given up; default 30 s.
+    #[must_use]
+    pub fn formation_limit(mut self, limit: Duration) -> Self {
+        self.formation_limit = limit;
+        self
+    }
+
+    /// Sets whether the group can [go on](crate::GroupFailure::recover) among the survivors of a failure; default true; all
+    /// members need the same.
+    ///
+    /// Every member then keeps the memory of a message until all have it, also if the application has let go of it, and the
+    /// root hears from every member how far it has come.
+    #[must_use]
+    pub fn recoverable(mut self, recoverable: bool) -> Self {
+        self.recoverable = recoverable;
+        self
+    }
+
+    /// Sets what the group does about a member that holds the others up; by default it waits. The root's word counts.
+    ///
+    /// Such a member is found by the waits for its *ready_for_block* and for room on the way to it, compared with those
+    /// for others; [`GroupStats::slow`] and the log name it, whatever is done about it.
+    #[must_use]
+    pub fn slow_receivers(mut self, policy: SlowReceivers) -> Self {
+        self.slow_receivers = policy;
+        self
+    }
+
+    /// Sets whether receivers may have parts of the messages already, of which only the rest is to travel; default false; all
+    /// members need the same.
+    ///
+    /// It is for members that were interrupted, evicted, or away, and for new versions of what they have. They
+    /// [accept](crate::Offer::accept_partial) a message into memory that may hold some of its blocks; each block that equals the
+    /// root's stays, and is sent on to others who lack it. So a member catches up from any holder, as the root of such a group,
+    /// and from all that are members at once. Before each message its blocks are compared by their checksums, for which the
+    /// members wait; and every member is connected to every other one.
+    #[must_use]
+    pub fn delta(mut self, delta: bool) -> Self {
+        self.delta = delta;
+        self
+    }
+
+    /// Returns the group's number.
+    pub fn id(&self) -> GroupId {
+        self.id
+    }
+
+    /// Returns the members in rank order.
+    pub fn members(&self) -> &[NodeId] {
+        &self.members
+    }
+
+    /// Returns the rank of `me`, if everything is as it must be.
+    pub(super) fn check(&self, node: &NodeShared) -> Result<Rank, GroupError> {
+        if self.block_size == 0 || self.block_size > Self::BLOCK_SIZE_MAX {
+            let max = u64::from(Self::BLOCK_SIZE_MAX);
+            return Err(GroupError::BlockSize { bytes: u64::from(self.block_size), max });
+        }
+        let Capabilities { message_len_max: max, name: fabric, .. } = node.fabric.capabilities();
+        if u64::from(self.block_size) > max {
+            return Err(GroupError::BlockTooLong { bytes: u64::from(self.block_size), max, fabric });
+        }
+        let mut seen = BTreeSet::new();
+        for &member in &self.members {
+            if !node.mesh.knows(member) {
+                return Err(GroupError::UnknownNode { node: member });
+            }
+            if !seen.insert(member) {
+                return Err(GroupError::DuplicateMember { node: member });
+            }
+        }
+        let me = node.mesh.me();
+        let position = self.members.iter().position(|&member| member == me);
+        let rank = position.ok_or(GroupError::NotMember { node: me })?;
+        Ok(Rank(u32::try_from(rank).unwrap_or(MEMBERS_MAX)))
+    }
+
+    pub(super) fn count(&self) -> u32 {
+        u32::try_from(self.members.len()).unwrap_or(u32::MAX)
+    }
+
+    /// Hashes all that members must agree on.
+    pub(super) fn digest(&self, continuation: Option<&Continuation>) -> [u8; 32] {
+        let mut hash = blake3::Hasher::new();
+        hash.update(&[u8::from(self.recoverable), u8::from(self.delta)]);
+        if let Some(continuation) = continuation {
+            continuation.add_to(&mut hash);
+        }
+        hash.update(&self.id.0.to_le_bytes());
+        hash.update(&self.block_size.to_le_bytes());
+        hash.update(&[u8::from(self.check_blocks == Some(true))]);
+        hash.update(self.algorithm.to_string().as_bytes());
+        for (&member, rank) in self.members.iter().zip(0..) {
+            hash.update(&member.0.to_le_bytes());
+            if let Algorithm::Hybrid(hybrid) = &self.algorithm {
+                hash.update(&hybrid.racks.rack_of(Rank(rank)).unwrap_or(u32::MAX).to_le_bytes());
+            }
+        }
+        hash.finalize().into()
+    }
+}
