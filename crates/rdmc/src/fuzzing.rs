@@ -121,7 +121,7 @@ impl Frame {
             ("reject-fabrics", frame::Frame::Reject { reason: asked }),
             ("reject-declined", frame::Frame::Reject { reason: declined }),
             ("invite", invite),
-            ("accept", frame::Frame::Accept { fabrics }),
+            ("accept", frame::Frame::Accept { fabrics, reply: b"reply".to_vec() }),
             ("go", frame::Frame::Go(verdict)),
             ("group-offer", group(offer)),
             ("group-announce", group(GroupFrame::Announce { message: 3, size: 1 << 40 })),

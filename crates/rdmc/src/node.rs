@@ -6,6 +6,7 @@ use std::io;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::Duration;
 
+use bytes::Bytes;
 use rdmc_fabric::{
     BufferMut, Capabilities, CompletionMode, CompletionSource, Environment, Fabric, FabricError, Memory, MemoryRegion,
 };
@@ -135,6 +136,7 @@ pub struct NodeBuilder {
     cluster: Cluster,
     fabric: Option<Arc<dyn Fabric>>,
     choice: Option<FabricChoice>,
+    replies: BTreeMap<NodeId, Bytes>,
     listener: Option<Listener>,
     arrivals: Option<mpsc::Receiver<Arrived>>,
     security: Option<Security>,
@@ -153,6 +155,7 @@ impl NodeBuilder {
             cluster,
             fabric: None,
             choice: None,
+            replies: BTreeMap::new(),
             listener: None,
             arrivals: None,
             security: None,
@@ -181,6 +184,12 @@ impl NodeBuilder {
     /// Returns which fabric was chosen and why, if the builder came from an invitation.
     pub fn fabric_choice(&self) -> Option<&FabricChoice> {
         self.choice.as_ref()
+    }
+
+    /// Returns what those who accepted an invitation have [replied](crate::Invitation::reply), if the builder came from
+    /// [`invite`](crate::invite).
+    pub fn replies(&self) -> &BTreeMap<NodeId, Bytes> {
+        &self.replies
     }
 
     /// Sets who may take part; by default everybody who reaches the port.
@@ -258,6 +267,11 @@ impl NodeBuilder {
         self.fabric = Some(fabric);
         self.choice = Some(choice);
         self.connect_limit = CONNECT_INVITED_LIMIT;
+        self
+    }
+
+    pub(crate) fn replied(mut self, replies: BTreeMap<NodeId, Bytes>) -> Self {
+        self.replies = replies;
         self
     }
 

@@ -18,7 +18,7 @@ use crate::node::NodeId;
 use super::fabrics::{FabricNames, Verdict};
 
 /// Changes whenever frames change their meaning; nodes of different versions do not talk.
-pub(crate) const PROTOCOL_VERSION: u16 = 4;
+pub(crate) const PROTOCOL_VERSION: u16 = 5;
 /// Bytes of a check value.
 pub(crate) const CHECK_LEN: usize = 4;
 /// Longest frame in bytes: an invitation.
@@ -44,8 +44,8 @@ pub(crate) enum Frame {
         fabrics: FabricNames,
         payload: Vec<u8>,
     },
-    /// Accepts an `Invite`, on any of these of its fabrics.
-    Accept { fabrics: FabricNames },
+    /// Accepts an `Invite`, on any of these of its fabrics, and answers its payload.
+    Accept { fabrics: FabricNames, reply: Vec<u8> },
     /// Everybody has accepted: start, on this fabric.
     Go(Verdict),
     /// Concerns one group.
@@ -302,7 +302,7 @@ mod tests {
             ),
             (fabrics(), fabrics())
                 .prop_map(|(offers, asked)| { Frame::Reject { reason: Reject::Fabrics { offers, asked } } }),
-            fabrics().prop_map(|fabrics| Frame::Accept { fabrics }),
+            (fabrics(), bytes()).prop_map(|(fabrics, reply)| Frame::Accept { fabrics, reply }),
             (fabrics(), proptest::collection::vec(any::<u32>().prop_map(NodeId), 0..5)).prop_map(
                 |(fabrics, lacking)| {
                     let passed_over =

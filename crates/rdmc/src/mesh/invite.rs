@@ -23,7 +23,7 @@ use crate::node::{Cluster, Node, NodeBuilder, NodeId};
 ///
 /// The caller becomes node 0, the listeners nodes 1, 2, … in the order given. Each learns the others' addresses as
 /// given here, so they must be such that the listeners can reach each other by them. `payload` is handed to the
-/// application of each. On success all of them start their nodes; the caller starts its own from the result.
+/// application of each, whose [replies](NodeBuilder::replies) come with its acceptance. On success all of them start their nodes; the caller starts its own from the result.
 ///
 /// The nodes use the first of `fabrics` that all of them have; [`NodeBuilder::fabric_choice`] says which and why. The
 /// first of `fabrics` opens the connections to the listeners.
@@ -83,12 +83,14 @@ pub async fn invite_secured(
     });
     let mut accepted = Vec::new();
     let mut offers = Vec::new();
+    let mut replies = BTreeMap::new();
     let mut failures = Vec::new();
     for (answer, (node, address)) in ask_all(&*environment, ask).await.into_iter().zip(&members[1..]) {
         match answer {
-            Ok((stream, names)) => {
+            Ok((stream, names, reply)) => {
                 accepted.push((stream, address));
                 offers.push((*node, names));
+                replies.insert(*node, reply);
             }
             Err(failure) => failures.push((address.clone(), failure)),
         }
@@ -112,7 +114,7 @@ pub async fn invite_secured(
     let choice = verdict.explained(|node| members.get(&node).cloned());
     let fabric = fabrics.named(&verdict.fabric).expect("it was chosen among these");
     let builder = NodeBuilder::new(NodeId(0), Cluster::from_parts(cluster, members)).security(security);
-    Ok(builder.chosen(fabric, choice))
+    Ok(builder.chosen(fabric, choice).replied(replies))
 }
 
 /// Names everybody who lacks one of our fabrics: if they had it, it could be used.
@@ -129,7 +131,7 @@ fn nothing_in_common(
     InviteError { failures: failures.collect() }
 }
 
-type Answer = Result<(Box<dyn ControlStream>, FabricNames), InviteFailure>;
+type Answer = Result<(Box<dyn ControlStream>, FabricNames, Bytes), InviteFailure>;
 
 /// Waits for all answers, and gives those who have accepted signs of life meanwhile.
 async fn ask_all(
@@ -148,7 +150,7 @@ async fn ask_all(
                 None => return answers.into_values().collect(),
             },
             () = pause => {
-                for (stream, _) in answers.values_mut().flatten() {
+                for (stream, ..) in answers.values_mut().flatten() {
                     // Who is gone is noticed when it is told to go.
                     let _ = environment.timeout(PING_PAUSE, say(stream, &ping)).await;
                 }
@@ -175,7 +177,10 @@ async fn ask(environment: &dyn Environment, address: &str, invite: &Frame, secur
     }
     say(&mut stream, &bytes).await.map_err(InviteFailure::of)?;
     match frame::read(&mut stream).await.map_err(InviteFailure::of)? {
-        Some(Frame::Accept { fabrics }) => Ok((stream, fabrics)),
+        Some(Frame::Accept { reply, .. }) if reply.len() > REPLY_LEN_MAX => {
+            Err(InviteFailure::Refused { reason: format!("its reply is longer than {REPLY_LEN_MAX} bytes") })
+        }
+        Some(Frame::Accept { fabrics, reply }) => Ok((stream, fabrics, reply.into())),
         Some(Frame::Reject { reason: Reject::Fabrics { offers, asked } }) => {
             Err(InviteFailure::OtherFabrics { offers: offers.to_strings(), asked: asked.to_strings() })
         }
@@ -267,12 +272,16 @@ pub struct Invitation {
     /// Those of them that this node offers.
     offered: FabricNames,
     payload: Bytes,
+    reply: Vec<u8>,
     listener: Option<Listener>,
     /// What the inviting node has shown, if anything.
     inviting: Option<Fingerprint>,
 }
 
 impl Invitation {
+    /// Longest reply in bytes.
+    pub const REPLY_LEN_MAX: usize = REPLY_LEN_MAX;
+
     pub(crate) fn new(
         environment: Arc<dyn Environment>,
         stream: Box<dyn ControlStream>,
@@ -281,7 +290,8 @@ impl Invitation {
         offered: FabricNames,
         payload: Vec<u8>,
     ) -> Self {
-        Self { environment, stream, roster, asked, offered, payload: payload.into(), listener: None, inviting: None }
+        let (payload, reply) = (payload.into(), Vec::new());
+        Self { environment, stream, roster, asked, offered, payload, reply, listener: None, inviting: None }
     }
 
     pub(crate) fn came_from(&mut self, inviting: Option<Fingerprint>) {
@@ -329,6 +339,16 @@ impl Invitation {
         some
     }
 
+    /// Sets what the inviting application is told if the invitation is accepted, at most [`REPLY_LEN_MAX`](Self::REPLY_LEN_MAX)
+    /// bytes; nothing by default.
+    ///
+    /// # Panics
+    /// If it is longer.
+    pub fn reply(&mut self, reply: impl Into<Vec<u8>>) {
+        self.reply = reply.into();
+        assert!(self.reply.len() <= REPLY_LEN_MAX, "a reply has at most {REPLY_LEN_MAX} bytes");
+    }
+
     /// Accepts, waits until all others have accepted too, and returns the node to be started.
     ///
     /// # Cancel safety
@@ -343,7 +363,7 @@ impl Invitation {
         let cluster = Cluster::from_parts(self.roster.cluster, self.roster.members.clone()).invited_by(self.inviting);
         // Registered before the answer: others connect as soon as everybody has answered.
         let arrivals = listener.register(&cluster, you);
-        let accept = Frame::Accept { fabrics: self.offered.clone() };
+        let accept = Frame::Accept { fabrics: self.offered.clone(), reply: std::mem::take(&mut self.reply) };
         say(&mut self.stream, &frame::encode(&accept)).await?;
         let environment = self.environment.clone();
         let told = environment.timeout(GO_LIMIT, self.told_to_go()).await;
@@ -406,6 +426,8 @@ impl fmt::Debug for Invitation {
     }
 }
 
+/// Longest reply to an invitation in bytes.
+const REPLY_LEN_MAX: usize = 1024;
 /// How long one who accepted waits for the others to accept.
 const GO_LIMIT: Duration = Duration::from_secs(60);
 /// How often an inviting node gives those who have accepted a sign of life.

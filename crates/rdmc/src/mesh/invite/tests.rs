@@ -104,6 +104,29 @@ fn reason(builder: &NodeBuilder) -> String {
 }
 
 #[tokio::test]
+async fn replies_come_with_acceptances() {
+    let mut listeners = Vec::new();
+    for _ in 0..3 {
+        listeners.push(Listener::bind(fabrics(&["tcp"]), "127.0.0.1:0").await.unwrap());
+    }
+    let addresses: Vec<_> = listeners.iter().map(|listener| listener.local_address().to_owned()).collect();
+    let replies = [None, Some(vec![7; Invitation::REPLY_LEN_MAX]), Some(b"some".to_vec())];
+    let accepting = listeners.iter().zip(replies.clone()).map(async |(listener, reply)| {
+        let mut invitation = listener.next_invitation().await;
+        if let Some(reply) = reply {
+            invitation.reply(reply);
+        }
+        invitation.accept().await.unwrap()
+    });
+    let inviting = invite(fabrics(&["tcp"]), &addresses, Bytes::new(), LIMIT);
+    let (builder, accepted) = futures::join!(inviting, futures::future::join_all(accepting));
+    let told: Vec<_> = builder.unwrap().replies().iter().map(|(node, reply)| (node.0, reply.to_vec())).collect();
+    let due: Vec<_> = (1..).zip(replies.map(Option::unwrap_or_default)).collect();
+    assert_eq!(told, due);
+    assert!(accepted[0].replies().is_empty(), "they are the inviting application's");
+}
+
+#[tokio::test]
 async fn the_inviting_nodes_preference_is_used_if_everybody_has_it() {
     let (ours, theirs) = negotiate(&["verbs", "tcp"], &[&["verbs", "tcp"], &["tcp", "verbs"]]).await;
     assert_eq!(reason(&ours.unwrap()), "verbs: everybody has it");
