@@ -83,18 +83,34 @@ impl Announcement {
     }
 }
 
+/// What a receiver says when it accepts: a byte if it has parts of files, from transfers that were interrupted; none if not.
+pub(crate) struct Reply {
+    pub(crate) has_parts: bool,
+}
+
+impl Reply {
+    pub(crate) fn encode(&self) -> Vec<u8> {
+        vec![1; usize::from(self.has_parts)]
+    }
+
+    pub(crate) fn decode(bytes: &[u8]) -> Self {
+        Self { has_parts: !bytes.is_empty() }
+    }
+}
+
 /// The groups of one transfer.
 ///
 /// The manifest travels in a group of its own: its close tells the sender that every receiver agrees before the
-/// first byte of a file is sent. In both groups the last message is empty: a receiver that has found something wrong
-/// says so by refusing it.
+/// first byte of a file is sent. In both groups the last message is for a receiver that has found something wrong to say so,
+/// by refusing it. That of the files is empty; that of the manifest is a byte if only what receivers lack is to travel, as
+/// some have parts of files.
 pub(crate) struct Groups {
     pub(crate) manifest: GroupSpec,
     pub(crate) files: GroupSpec,
 }
 
 /// Changes whenever the transfer changes its meaning.
-const VERSION: u16 = 2;
+const VERSION: u16 = 3;
 
 /// Bytes of a file's digest, which follows the file as a message of its own.
 pub(crate) const DIGEST_LEN: usize = blake3::OUT_LEN;
@@ -113,7 +129,7 @@ mod tests {
         assert_eq!(Announcement::decode(&bytes).unwrap(), told);
         bytes[0] ^= 1;
         let error = Announcement::decode(&bytes).unwrap_err().to_string();
-        assert!(error.contains("version 2"), "{error}");
+        assert!(error.contains("version 3"), "{error}");
     }
 
     #[test]

@@ -111,7 +111,10 @@ enum Part {
 }
 
 /// A message that gets its memory.
-type Placing = BoxFuture<'static, (Offer, anyhow::Result<(Place, BufferMut)>)>;
+type Placing = BoxFuture<'static, (Offer, anyhow::Result<Placed>)>;
+
+/// A place for a file, and the memory to receive into, which may hold some of the file.
+type Placed = (Place, BufferMut);
 
 /// A file of which something is missing.
 struct Open {
@@ -126,6 +129,20 @@ enum Place {
     Mapped(Arrival),
     /// They arrive in memory.
     ToWrite(Arrival),
+}
+
+impl Place {
+    fn arrival(&self) -> &Arrival {
+        match self {
+            Self::Mapped(arrival) | Self::ToWrite(arrival) => arrival,
+        }
+    }
+
+    fn into_arrival(self) -> Arrival {
+        match self {
+            Self::Mapped(arrival) | Self::ToWrite(arrival) => arrival,
+        }
+    }
 }
 
 impl Arrivals<'_> {
@@ -281,15 +298,19 @@ impl Arrivals<'_> {
     }
 
     /// Receives a file into the place that was made for it.
-    fn placed(&mut self, offer: Offer, placed: anyhow::Result<(Place, BufferMut)>) {
+    fn placed(&mut self, offer: Offer, placed: anyhow::Result<Placed>) {
         self.placing = None;
         match placed {
-            Ok((place, memory)) => {
-                let number = offer.number();
+            Ok((mut place, memory)) => {
+                let (number, has_some) = (offer.number(), place.arrival().has_some());
+                if let Place::Mapped(arrival) = &mut place {
+                    arrival.begins();
+                }
                 if let Part::File(at) = self.part(number) {
                     self.open.insert(at, Open { place, bytes: None, digest: None });
                 }
-                self.arrive(number, offer.accept(memory));
+                let delivery = if has_some { offer.accept_partial(memory) } else { offer.accept(memory) };
+                self.arrive(number, delivery);
             }
             Err(error) => self.refuse(offer, error),
         }
@@ -376,21 +397,26 @@ fn place(node: &Node, store: &Store, offer: Offer, entry: &Entry, again: bool) -
     let (mapped, size) = (node.capabilities().receives_into_files, offer.size());
     let placed = async move {
         let begun = tokio::task::spawn_blocking(move || {
-            let arrival = store.begin(&entry, size)?;
+            let arrival = store.begin(&entry, size, again)?;
             let memory = mapped.then(|| arrival.memory(size)).transpose()?;
             anyhow::Ok((arrival, memory))
         });
         let (arrival, memory) = begun.await??;
         let len = usize::try_from(size)?;
-        match memory {
-            Some(memory) => Ok((Place::Mapped(arrival), register(&node, memory)?)),
+        let mut memory = match memory {
+            Some(memory) => return Ok((Place::Mapped(arrival), register(&node, memory)?)),
             // The pool may be full of what this very file had before, which stays there until it is copied from there. What
             // is short is kept until the sender has heard of more, and must not keep a long file from its memory.
-            None if again || len < SHORT_LEN => {
-                Ok((Place::ToWrite(arrival), register(&node, Memory::from(vec![0; len]))?))
+            None if again || len < SHORT_LEN => register(&node, Memory::from(vec![0; len]))?,
+            None => node.allocate(len).await?,
+        };
+        let read = tokio::task::spawn_blocking(move || {
+            if arrival.has_some() {
+                arrival.read(&mut memory)?;
             }
-            None => Ok((Place::ToWrite(arrival), node.allocate(len).await?)),
-        }
+            anyhow::Ok((Place::ToWrite(arrival), memory))
+        });
+        read.await?
     };
     placed.map(|placed| (offer, placed)).boxed()
 }
@@ -410,6 +436,7 @@ async fn finish(
 ) -> anyhow::Result<Event> {
     let finished = tokio::task::spawn_blocking(move || {
         if digest.is_some_and(|digest| digest[..] != *blake3::hash(&bytes).as_bytes()) {
+            place.into_arrival().discard();
             return Err(Exit::Integrity.error(format!("{} arrived with a wrong digest", entry.path)));
         }
         let arrival = match place {

@@ -13,6 +13,7 @@ mod exit;
 mod fabric;
 mod manifest;
 mod manual;
+mod partial;
 mod progress;
 mod recv;
 mod schedule;

@@ -51,7 +51,16 @@ pub(crate) enum Event {
     /// Members have failed, and the others go on.
     GoingOn { failed: String, receivers: usize },
     /// A transfer is done: every receiver has everything.
-    Done { receivers: usize, files: u64, bytes: u64, skipped: usize, seconds: f64 },
+    Done {
+        receivers: usize,
+        files: u64,
+        bytes: u64,
+        skipped: usize,
+        seconds: f64,
+        /// At a receiver, the bytes that have come: less if it had parts already.
+        #[serde(skip_serializing_if = "Option::is_none")]
+        received: Option<u64>,
+    },
     /// A transfer failed.
     Failed { code: u8, message: String },
 }
@@ -114,10 +123,13 @@ impl fmt::Display for Event {
             Event::GoingOn { failed, receivers } => {
                 write!(f, "{failed}; going on with {}", count(*receivers, "receiver"))
             }
-            Event::Done { receivers, files, bytes, skipped, seconds } => {
+            Event::Done { receivers, files, bytes, skipped, seconds, received } => {
                 let rate = Rate { bytes: *bytes, seconds: *seconds };
                 let (files, receivers) = (count(*files, "file"), count(*receivers, "receiver"));
                 write!(f, "{files}, {} to {receivers} in {seconds:.2} s, {rate} each", Bytes(*bytes))?;
+                if let Some(had @ 1..) = received.and_then(|received| bytes.checked_sub(received)) {
+                    write!(f, "; {} were here already", Bytes(had))?;
+                }
                 if *skipped > 0 { write!(f, "; {skipped} skipped") } else { Ok(()) }
             }
             Event::Failed { message, .. } => f.write_str(message),

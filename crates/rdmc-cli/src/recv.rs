@@ -10,7 +10,7 @@ use rdmc::{
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use tokio::task::JoinSet;
 
-use crate::announcement::{Announcement, Groups};
+use crate::announcement::{Announcement, Groups, Reply};
 use crate::arrivals::take_files;
 use crate::cli::RecvOptions;
 use crate::exit::{Exit, Signal, Stop};
@@ -24,7 +24,8 @@ use crate::store::Store;
 /// Receives until a signal comes, or one transfer with `--once`.
 pub(crate) async fn run(options: RecvOptions, stop: Stop) -> anyhow::Result<()> {
     let reporter = Reporter::new(options.output);
-    let store = Store::open(&options.dir, options.no_overwrite, options.fsync)?;
+    let store = Store::open(&options.dir, options.no_overwrite, options.fsync)?.discard_parts(options.discard_parts);
+    store.remove_old_parts();
     let security = options.security.open(options.fabric.fabric)?;
     let offered = options.fabric.open_at(&options.listen, options.security.encrypt).await?;
     // Where there is a choice, each transfer for which that is too little says so.
@@ -121,6 +122,7 @@ impl Host {
             }
         };
         let receivers = invitation.nodes().len() - 1;
+        invitation.reply(Reply { has_parts: self.store.has_parts() }.encode());
         let accepted = tokio::select! {
             accepted = invitation.accept() => accepted,
             _ = self.stop.signalled() => return None,
@@ -182,7 +184,8 @@ impl Host {
             .await
             .map_err(|error| anyhow::Error::new(error).context(Exit::Refused))?;
         let outcome = async {
-            let manifest = take_manifest(&node, groups.manifest, told, &self.store).await?;
+            let (manifest, delta) = take_manifest(&node, groups.manifest, told, &self.store).await?;
+            let store = self.store.for_transfer(&manifest, delta)?;
             let (files, bytes) = (told.files, told.bytes);
             self.reporter.say(&Event::Started {
                 peer: format!("receiving from {peer}"),
@@ -191,12 +194,15 @@ impl Host {
                 bytes,
                 over,
             });
-            let begun = Instant::now();
+            let (begun, before) = (Instant::now(), node.stats().bytes_received);
             let bar = self.reporter.bar("receiving", bytes);
-            let receivers = take_files(&node, groups.files, &manifest, &self.store, &self.reporter, &bar).await?;
-            drop(bar);
+            let files_group = groups.files.delta(delta);
+            let receivers = take_files(&node, files_group, &manifest, &store, &self.reporter, &bar).await?;
+            store.done();
+            drop((bar, store));
             let seconds = begun.elapsed().as_secs_f64();
-            self.reporter.say(&Event::Done { receivers, files, bytes, skipped: 0, seconds });
+            let received = Some(node.stats().bytes_received - before);
+            self.reporter.say(&Event::Done { receivers, files, bytes, skipped: 0, seconds, received });
             Ok(())
         };
         let ended = async {
@@ -254,13 +260,13 @@ fn staging_bytes(told: &Announcement) -> u64 {
     (u64::from(told.block_size) * 9 / 8).next_multiple_of(PAGE)
 }
 
-/// Receives the list of files, and agrees to it or not.
+/// Receives the list of files, and agrees to it or not. Tells also whether only what is lacking is to travel.
 async fn take_manifest(
     node: &Node,
     spec: GroupSpec,
     told: &Announcement,
     store: &Store,
-) -> anyhow::Result<Arc<Manifest>> {
+) -> anyhow::Result<(Arc<Manifest>, bool)> {
     let mut group = node.join_group_with_offers(spec).await.map_err(|error| not_formed(error, Exit::Refused))?;
     let failed = |failure: GroupFailure| Exit::Refused.error(explain(&failure.failed));
     let offer = next_offer(&mut group).await?;
@@ -280,8 +286,8 @@ async fn take_manifest(
     let last = next_offer(&mut group).await?;
     match judged {
         Ok(manifest) => {
-            agree(group, last).await?;
-            Ok(Arc::new(manifest))
+            let delta = agree(node, group, last).await?;
+            Ok((Arc::new(manifest), delta))
         }
         Err(error) => Err(refuse(group, last, error.context(Exit::Refused)).await),
     }
@@ -295,16 +301,18 @@ async fn next_offer(group: &mut OfferReceiver) -> anyhow::Result<Offer> {
     }
 }
 
-/// Takes the last message, which says nothing, and waits until all have done so.
-async fn agree(group: OfferReceiver, last: Offer) -> anyhow::Result<()> {
-    if last.size() != 0 {
-        return Err(refuse(group, last, Exit::Refused.error(NOT_EMPTY)).await);
+/// Takes the last message, and waits until all have done so; tells whether it says anything.
+async fn agree(node: &Node, group: OfferReceiver, last: Offer) -> anyhow::Result<bool> {
+    if last.size() > 1 {
+        return Err(refuse(group, last, Exit::Refused.error("the list of files ends in more than a byte")).await);
     }
+    let delta = last.size() == 1;
+    let memory = node.allocate(usize::from(delta)).await?;
     let agreed = async {
-        last.accept(rdmc::BufferMut::empty()).await?;
+        last.accept(memory).await?;
         group.close().await
     };
-    agreed.await.map(drop).map_err(|failure: GroupFailure| Exit::Refused.error(explain(&failure.failed)))
+    agreed.await.map(|_| delta).map_err(|failure: GroupFailure| Exit::Refused.error(explain(&failure.failed)))
 }
 
 /// Refuses a message because of `error`, and waits until the group has failed by it.

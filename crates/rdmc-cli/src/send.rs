@@ -10,7 +10,7 @@ use rdmc::{Algorithm, Buffer, FailedMember, GroupError, GroupFailure, InviteErro
 use rdmc::{Security, SendError, Sender, Shutdown, SlowReceivers, StartError};
 use rdmc_schedule::{BlockCount, MEMBERS_MAX, Rank, Schedule};
 
-use crate::announcement::{Announcement, Groups};
+use crate::announcement::{Announcement, Groups, Reply};
 use crate::cli::SendOptions;
 use crate::departures::{Departures, UNDER_WAY_MAX};
 use crate::exit::{Exit, Stop};
@@ -40,12 +40,13 @@ pub(crate) async fn run(options: SendOptions, stop: Stop) -> anyhow::Result<()> 
     let registered = registered_bytes_max(&sizes).max(told.manifest_len);
     let offered = options.fabric.open_towards(&receivers.0[0], registered, options.security.encrypt).await?;
     let limit = Duration::from_secs(options.timeout);
-    let (node, over) = tokio::select! {
+    let (node, over, delta) = tokio::select! {
         started = start(&offered, &receivers, &told, limit, security) => started?,
         signal = stop.signalled() => return Err(Exit::Signal(signal).into()),
     };
     let nodes = (0..receivers.members()).map(NodeId).collect();
     let mut groups = told.groups(nodes).context("the group cannot be formed")?;
+    groups.files = groups.files.delta(delta);
     if let Some(seconds) = options.evict_after {
         groups.files = groups.files.slow_receivers(SlowReceivers::evict_after(Duration::from_secs(seconds)));
     }
@@ -59,14 +60,14 @@ pub(crate) async fn run(options: SendOptions, stop: Stop) -> anyhow::Result<()> 
     outcome
 }
 
-/// Forms the cluster: asks every receiver, and starts when all have agreed.
+/// Forms the cluster: asks every receiver, and starts when all have agreed. Tells also whether any has parts of files.
 async fn start(
     offered: &Offered,
     receivers: &Receivers,
     told: &Announcement,
     limit: Duration,
     security: Option<Security>,
-) -> anyhow::Result<(Node, Chosen)> {
+) -> anyhow::Result<(Node, Chosen, bool)> {
     let payload = Bytes::from(told.encode());
     let invited = rdmc::invite_secured(offered.fabrics.clone(), &receivers.0, payload, limit, security).await;
     let builder = invited.map_err(|error| {
@@ -74,6 +75,7 @@ async fn start(
         let told = failures.iter().map(|(address, failure)| printable(&format!("{address} {failure}")));
         Exit::Refused.error(told.collect::<Vec<_>>().join("; "))
     })?;
+    let has_parts = builder.replies().values().any(|reply| Reply::decode(reply).has_parts);
     let over = builder.fabric_choice().map(|choice| offered.chosen(choice, None));
     let over = over.expect("the builder comes from an invitation");
     // Files that a device does not register where they are mapped are copied there.
@@ -86,7 +88,7 @@ async fn start(
         }
         other => anyhow::Error::new(other).context(Exit::Refused),
     })?;
-    Ok((node, over))
+    Ok((node, over, has_parts))
 }
 
 /// The receivers by their addresses; they are the nodes 1, 2, ….
@@ -145,7 +147,7 @@ impl Transfer<'_> {
         let offer = self.node.create_group(groups.manifest).await.map_err(not_formed)?;
         let offered = async {
             offer.send(list).await?;
-            offer.send(Bytes::new()).await?;
+            offer.send(vec![1; usize::from(groups.files.is_delta())]).await?;
             offer.close().await?;
             Ok(())
         };
@@ -162,7 +164,7 @@ impl Transfer<'_> {
         let begun = Instant::now();
         self.send_files(sender, algorithm).await?;
         let (seconds, skipped) = (begun.elapsed().as_secs_f64(), self.source.skipped.len());
-        self.reporter.say(&Event::Done { receivers, files, bytes, skipped, seconds });
+        self.reporter.say(&Event::Done { receivers, files, bytes, skipped, seconds, received: None });
         Ok(())
     }
 

@@ -3,20 +3,21 @@
 //! Everything is reached through a [`Dir`], which no path can leave, not even through a symbolic link.
 
 use std::ffi::OsString;
-use std::hash::{BuildHasher, Hasher, RandomState};
-use std::io::{self, Write};
+use std::io::{self, Read, Write};
 use std::os::unix::fs::{FileExt, PermissionsExt};
 use std::path::Path;
 use std::sync::Arc;
+use std::time::Duration;
 
 use anyhow::{Context, bail};
 use cap_std::ambient_authority;
-use cap_std::fs::{Dir, OpenOptions};
+use cap_std::fs::{Dir, MetadataExt};
 use rdmc::Memory;
 use rustix::fs::{FallocateFlags, Timespec, Timestamps};
 use rustix::io::Errno;
 
 use crate::manifest::{Entry, Kind, Manifest};
+use crate::partial::{self, KEPT_FOR, Ongoing, Part, Parts};
 use crate::size::Bytes;
 
 /// The directory below which everything is put.
@@ -25,6 +26,11 @@ pub(crate) struct Store {
     dir: Arc<Dir>,
     no_overwrite: bool,
     fsync: bool,
+    parts: Parts,
+    /// The transfer that it is used for.
+    ongoing: Option<Arc<Ongoing>>,
+    /// Whether only what is lacking travels.
+    delta: bool,
 }
 
 impl Store {
@@ -32,18 +38,51 @@ impl Store {
     pub(crate) fn open(path: &Path, no_overwrite: bool, fsync: bool) -> anyhow::Result<Self> {
         let dir = Dir::open_ambient_dir(path, ambient_authority())
             .with_context(|| format!("the directory {} cannot be used", path.display()))?;
-        Ok(Self { dir: Arc::new(dir), no_overwrite, fsync })
+        let dir = Arc::new(dir);
+        let parts = Parts::new(dir.clone(), false);
+        Ok(Self { dir, no_overwrite, fsync, parts, ongoing: None, delta: false })
     }
 
-    /// Returns the bytes that can be stored.
+    /// Sets whether nothing is kept of files that are not whole when their transfer is interrupted.
+    pub(crate) fn discard_parts(mut self, discard: bool) -> Self {
+        self.parts = Parts::new(self.dir.clone(), discard);
+        self
+    }
+
+    /// Removes what has been kept of interrupted transfers for long.
+    pub(crate) fn remove_old_parts(&self) {
+        self.parts.remove_unused(KEPT_FOR);
+    }
+
+    /// Tells whether interrupted transfers have left something.
+    pub(crate) fn has_parts(&self) -> bool {
+        self.parts.kept().is_some()
+    }
+
+    /// Returns the store for the files of one transfer, of which only what is lacking travels if `delta`.
+    pub(crate) fn for_transfer(&self, manifest: &Manifest, delta: bool) -> anyhow::Result<Self> {
+        let ongoing = self.parts.begin(&blake3::hash(&manifest.encode())).with_context(|| partial::DIR)?;
+        Ok(Self { ongoing: Some(Arc::new(ongoing)), delta, ..self.clone() })
+    }
+
+    /// Notes that every file of the transfer is in place.
+    pub(crate) fn done(&self) {
+        self.ongoing.iter().for_each(|ongoing| ongoing.done());
+    }
+
+    /// Returns the bytes that can be stored. What is kept of interrupted transfers is used, or makes room.
     pub(crate) fn free_bytes(&self) -> io::Result<u64> {
         let space = rustix::fs::fstatvfs(&*self.dir)?;
-        Ok(space.f_bavail.saturating_mul(space.f_frsize))
+        let free = space.f_bavail.saturating_mul(space.f_frsize);
+        Ok(free.saturating_add(self.parts.kept().unwrap_or(0)))
     }
 
     /// Checks a manifest against what is there already.
     pub(crate) fn check(&self, manifest: &Manifest) -> anyhow::Result<()> {
         for entry in &manifest.entries {
+            if entry.path.0.first().is_some_and(|first| first.eq_ignore_ascii_case(partial::DIR.as_bytes())) {
+                bail!("{}: parts of files are kept under this name here", entry.path);
+            }
             let path = entry.path.to_path();
             let found = match entry.kind {
                 // A link to a directory inside will do.
@@ -88,77 +127,131 @@ impl Store {
         Ok(())
     }
 
-    /// Makes the temporary file for an entry, with its space reserved.
-    pub(crate) fn begin(&self, entry: &Entry, size: u64) -> anyhow::Result<Arrival> {
-        let (parents, name) = entry.path.split();
-        let begin = || -> io::Result<Arrival> {
-            let parent = match parents.as_os_str().is_empty() {
-                true => self.dir.clone(),
-                false => Arc::new(self.dir.open_dir(&parents)?),
-            };
-            let (file, temporary) = temporary_file(&parent)?;
-            let arrival =
-                Arrival { parent, file, temporary: Some(temporary), name: name.to_owned(), fsync: self.fsync };
-            reserve(&arrival.file, size)?;
-            Ok(arrival)
-        };
-        begin().map_err(|error| match error.kind() {
+    /// Makes the temporary file for an entry, with its space reserved; `anew` if what was received of it before may not be
+    /// used.
+    ///
+    /// In a transfer of which only what is lacking travels, the file has what is in place under its name, if that looks the
+    /// same.
+    pub(crate) fn begin(&self, entry: &Entry, size: u64, anew: bool) -> anyhow::Result<Arrival> {
+        self.try_to_begin(entry, size, anew).map_err(|error| match error.kind() {
             io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded => {
                 anyhow::anyhow!("no space for {} ({}): {error}", entry.path, Bytes(size))
             }
             _ => anyhow::anyhow!("{}: {error}", entry.path),
         })
     }
-}
 
-/// A file that is arriving; its temporary file is removed when this is dropped.
-#[derive(Debug)]
-pub(crate) struct Arrival {
-    parent: Arc<Dir>,
-    file: std::fs::File,
-    temporary: Option<OsString>,
-    name: OsString,
-    fsync: bool,
+    fn try_to_begin(&self, entry: &Entry, size: u64, anew: bool) -> io::Result<Arrival> {
+        let (parents, name) = entry.path.split();
+        let parent = match parents.as_os_str().is_empty() {
+            true => self.dir.clone(),
+            false => Arc::new(self.dir.open_dir(&parents)?),
+        };
+        // A part cannot take its name in another file system.
+        let part = match parent.dir_metadata()?.dev() == self.dir.dir_metadata()?.dev() {
+            true => self.parts.open(entry, size, anew)?,
+            false => Part::elsewhere(&parent)?,
+        };
+        let (name, ongoing) = (name.to_owned(), self.ongoing.clone());
+        let mut arrival = Arrival { parent, part, name, fsync: self.fsync, ongoing };
+        if arrival.part.found {
+            arrival.begins();
+            return Ok(arrival);
+        }
+        match reserve(&arrival.part.file, size) {
+            Err(error) if error.kind() == io::ErrorKind::StorageFull => {
+                self.parts.remove_unused(Duration::ZERO);
+                reserve(&arrival.part.file, size)?;
+            }
+            outcome => outcome?,
+        }
+        if self.delta && !anew {
+            arrival.part.found = arrival.copy_what_is_in_place(entry, size)?;
+        }
+        Ok(arrival)
+    }
 }
 
 impl Arrival {
+    /// Copies the file that is there under this one's name, if it is as long and as old; tells whether it was.
+    fn copy_what_is_in_place(&self, entry: &Entry, size: u64) -> io::Result<bool> {
+        let same = |found: cap_std::fs::Metadata| {
+            let time = (found.mtime(), found.mtime_nsec());
+            found.is_file() && found.len() == size && time == (entry.mtime_s, entry.mtime_ns.into())
+        };
+        if size == 0 || !self.parent.symlink_metadata(&self.name).is_ok_and(same) {
+            return Ok(false);
+        }
+        let there = self.parent.open(&self.name)?.into_std();
+        io::copy(&mut there.take(size), &mut &self.part.file)?;
+        Ok(true)
+    }
+}
+
+/// A file that is arriving.
+///
+/// Dropped, it leaves nothing, unless some of it may be here and parts are kept.
+#[derive(Debug)]
+pub(crate) struct Arrival {
+    parent: Arc<Dir>,
+    part: Part,
+    name: OsString,
+    fsync: bool,
+    ongoing: Option<Arc<Ongoing>>,
+}
+
+impl Arrival {
+    /// Tells whether some of the file may be here already.
+    pub(crate) fn has_some(&self) -> bool {
+        self.part.found
+    }
+
     /// Maps the file, for its bytes to be received into.
     pub(crate) fn memory(&self, size: u64) -> anyhow::Result<Memory> {
         let len = usize::try_from(size).context("the file is longer than the address space")?;
-        // SAFETY: the file was made here, under a random name, and is read only when the mapping is gone.
+        // SAFETY: the file is locked, in a directory of the program's own or under a random name, and is read only when the
+        // mapping is gone.
         #[expect(unsafe_code, reason = "the file is mapped, to be received into without a copy")]
-        let memory = unsafe { Memory::map_file_mut(&self.file, len) }?;
+        let memory = unsafe { Memory::map_file_mut(&self.part.file, len) }?;
         Ok(memory)
+    }
+
+    /// Reads what may be here, where it is not received into a mapping.
+    pub(crate) fn read(&self, bytes: &mut [u8]) -> io::Result<()> {
+        self.part.file.read_exact_at(bytes, 0)
     }
 
     /// Writes the whole file, where it was not received into a mapping.
     pub(crate) fn write(&self, bytes: &[u8]) -> io::Result<()> {
-        self.file.write_all_at(bytes, 0)
+        self.part.file.write_all_at(bytes, 0)
+    }
+
+    /// Notes that from now on bytes arrive in the file.
+    pub(crate) fn begins(&mut self) {
+        let keeps = self.ongoing.as_ref().is_some_and(|ongoing| ongoing.has_some());
+        self.part.stay(keeps);
+    }
+
+    /// Removes what is here, which is of no use.
+    pub(crate) fn discard(mut self) {
+        self.part.stay(false);
     }
 
     /// Gives the file its mode, its time and its name. Nothing may be written to the mapping any more.
     pub(crate) fn keep(mut self, entry: &Entry) -> io::Result<()> {
-        keep_metadata(&self.file, entry)?;
+        self.part.stay(false);
+        keep_metadata(&self.part.file, entry)?;
         if self.fsync {
-            self.file.sync_all()?;
+            self.part.file.sync_all()?;
         }
-        let temporary = self.temporary.as_ref().expect("taken only at the end");
-        self.parent.rename(temporary, &self.parent, &self.name)?;
-        self.temporary = None;
+        self.part.rename(&self.parent, &self.name)?;
+        if let Some(ongoing) = &self.ongoing {
+            ongoing.has_some();
+        }
         if self.fsync {
             self.parent.open(".")?.sync_all()?;
         }
         Ok(())
-    }
-}
-
-impl Drop for Arrival {
-    fn drop(&mut self) {
-        if let Some(temporary) = &self.temporary
-            && let Err(error) = self.parent.remove_file(temporary)
-        {
-            tracing::warn!(?temporary, %error, "the temporary file could not be removed");
-        }
     }
 }
 
@@ -169,23 +262,6 @@ fn keep_metadata(file: &std::fs::File, entry: &Entry) -> io::Result<()> {
     let unchanged = Timespec { tv_sec: 0, tv_nsec: rustix::fs::UTIME_OMIT };
     rustix::fs::futimens(file, &Timestamps { last_access: unchanged, last_modification: mtime })?;
     Ok(())
-}
-
-/// Makes a file that nobody else has, readable by its owner alone until it is whole.
-fn temporary_file(parent: &Dir) -> io::Result<(std::fs::File, OsString)> {
-    use cap_std::fs::OpenOptionsExt;
-    let mut options = OpenOptions::new();
-    options.read(true).write(true).create_new(true).mode(0o600);
-    for _ in 0..TEMPORARY_NAMES_MAX {
-        // Seeded from the operating system; a guessed name is no danger, as an existing file is never opened.
-        let name = OsString::from(format!(".rdmc-{:016x}.part", RandomState::new().build_hasher().finish()));
-        match parent.open_with(&name, &options) {
-            Ok(file) => return Ok((file.into_std(), name)),
-            Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {}
-            Err(error) => return Err(error),
-        }
-    }
-    Err(io::Error::other("no free temporary name was found"))
 }
 
 /// Reserves space, so that a full disk is an error now and not a fault while the mapping is written.
@@ -208,8 +284,6 @@ fn reserve(mut file: &std::fs::File, size: u64) -> io::Result<()> {
     }
 }
 
-/// Names tried before giving up.
-const TEMPORARY_NAMES_MAX: u32 = 16;
 /// Bytes written at once where space cannot be reserved otherwise.
 const ZEROS_LEN: usize = 1 << 20;
 
@@ -233,7 +307,7 @@ mod tests {
     fn a_file_takes_its_name_with_mode_and_time_but_no_special_bits() {
         let dir = tempfile::tempdir().unwrap();
         let entry = entry(&["file"], Kind::File { size: 10 }, 0o6751);
-        let arrival = store(&dir, false).begin(&entry, 10).unwrap();
+        let arrival = store(&dir, false).begin(&entry, 10, false).unwrap();
         assert_eq!(arrival.memory(10).unwrap().len(), 10);
         assert!(!dir.path().join("file").exists());
         arrival.keep(&entry).unwrap();
@@ -246,7 +320,7 @@ mod tests {
     #[test]
     fn a_file_that_does_not_arrive_leaves_nothing() {
         let dir = tempfile::tempdir().unwrap();
-        drop(store(&dir, false).begin(&entry(&["file"], Kind::File { size: 10 }, 0o600), 10).unwrap());
+        drop(store(&dir, false).begin(&entry(&["file"], Kind::File { size: 10 }, 0o600), 10, false).unwrap());
         assert_eq!(std::fs::read_dir(dir.path()).unwrap().count(), 0);
     }
 
@@ -270,7 +344,7 @@ mod tests {
         let inside = entry(&["d", "file"], Kind::File { size: 1 }, 0o600);
         let manifest = Manifest { entries: vec![entry(&["d"], Kind::Directory, 0o700), inside.clone()] };
         assert!(store(&dir, false).check(&manifest).is_err());
-        assert!(store(&dir, false).begin(&inside, 1).is_err());
+        assert!(store(&dir, false).begin(&inside, 1, false).is_err());
         assert_eq!(std::fs::read_dir(outside.path()).unwrap().count(), 0);
     }
 
@@ -289,8 +363,48 @@ mod tests {
     fn more_than_the_disk_holds_is_refused_at_once() {
         let dir = tempfile::tempdir().unwrap();
         let size = 1 << 60;
-        let error = store(&dir, false).begin(&entry(&["file"], Kind::File { size }, 0o600), size).unwrap_err();
+        let error = store(&dir, false).begin(&entry(&["file"], Kind::File { size }, 0o600), size, false).unwrap_err();
         assert!(error.to_string().contains("file"), "{error}");
         assert_eq!(std::fs::read_dir(dir.path()).unwrap().count(), 0);
+    }
+
+    #[test]
+    fn what_was_interrupted_is_here_again_and_what_is_in_place_is_copied() {
+        let dir = tempfile::tempdir().unwrap();
+        let entries = ["a", "b"].map(|name| entry(&[name], Kind::File { size: 4 }, 0o600));
+        let manifest = Manifest { entries: entries.to_vec() };
+        let again = |delta| store(&dir, false).for_transfer(&manifest, delta).unwrap();
+        let interrupted = again(false);
+        let whole = interrupted.begin(&entries[0], 4, false).unwrap();
+        whole.write(b"done").unwrap();
+        whole.keep(&entries[0]).unwrap();
+        let mut part = interrupted.begin(&entries[1], 4, false).unwrap();
+        part.write(b"some").unwrap();
+        part.begins();
+        drop((part, interrupted));
+        assert!(store(&dir, false).has_parts());
+        let next = again(true);
+        for (entry, had) in entries.iter().zip([b"done", b"some"]) {
+            let arrival = next.begin(entry, 4, false).unwrap();
+            let mut bytes = [0; 4];
+            arrival.read(&mut bytes).unwrap();
+            assert_eq!((arrival.has_some(), &bytes), (true, had));
+            arrival.keep(entry).unwrap();
+        }
+        // What differs in its time is not the same.
+        let newer = Entry { mtime_s: 1, ..entries[0].clone() };
+        assert!(!next.begin(&newer, 4, false).unwrap().has_some());
+        next.done();
+        drop(next);
+        assert_eq!(std::fs::read_dir(dir.path()).unwrap().count(), 2);
+    }
+
+    #[test]
+    fn nothing_arrives_under_the_name_of_the_directory_of_parts() {
+        let dir = tempfile::tempdir().unwrap();
+        for names in [&[".rdmc-partial"][..], &[".RDMC-partial", "x"]] {
+            let manifest = Manifest { entries: vec![entry(names, Kind::File { size: 0 }, 0o600)] };
+            assert!(store(&dir, false).check(&manifest).is_err());
+        }
     }
 }

@@ -142,6 +142,11 @@ impl GroupSpec {
         self.id
     }
 
+    /// Tells whether receivers may have [parts](Self::delta) of messages already.
+    pub fn is_delta(&self) -> bool {
+        self.delta
+    }
+
     /// Returns the members in rank order.
     pub fn members(&self) -> &[NodeId] {
         &self.members
