@@ -16,7 +16,7 @@ use std::time::Duration;
 use cap_std::fs::{Dir, DirBuilder, DirBuilderExt, OpenOptions, OpenOptionsExt};
 use rustix::fs::FlockOperation;
 
-use crate::manifest::Entry;
+use crate::manifest::{Entry, Manifest};
 
 /// The directory of parts.
 #[derive(Clone, Debug)]
@@ -78,9 +78,11 @@ impl Parts {
         self.remove_if_empty();
     }
 
-    /// Notes that a transfer begins, which is known by `id`.
-    pub(crate) fn begin(&self, id: &blake3::Hash) -> io::Result<Ongoing> {
-        let mark = OsString::from(format!("{}.transfer", &id.to_hex()[..32]));
+    /// Notes that a transfer begins, which is known by the paths of its files: it ends an earlier one of these.
+    pub(crate) fn begin(&self, manifest: &Manifest) -> io::Result<Ongoing> {
+        let mut hash = blake3::Hasher::new();
+        manifest.files().for_each(|(entry, _)| add_path(&mut hash, entry));
+        let mark = OsString::from(format!("{}.transfer", &hash.finalize().to_hex()[..32]));
         let marked = self.in_dir(|dir| dir.open_with(&mark, OpenOptions::new().write(true).create(true).mode(0o600)));
         marked?;
         let (some, done) = (AtomicBool::new(false), AtomicBool::new(false));
@@ -227,10 +229,15 @@ fn new_part(dir: &Dir, parts: Option<Parts>) -> io::Result<Part> {
 fn name_of(entry: &Entry, size: u64) -> OsString {
     let mut hash = blake3::Hasher::new();
     hash.update(&size.to_le_bytes());
+    add_path(&mut hash, entry);
+    OsString::from(format!("{}.part", &hash.finalize().to_hex()[..32]))
+}
+
+fn add_path(hash: &mut blake3::Hasher, entry: &Entry) {
+    hash.update(&(entry.path.0.len() as u64).to_le_bytes());
     for name in &entry.path.0 {
         hash.update(&(name.len() as u64).to_le_bytes()).update(name);
     }
-    OsString::from(format!("{}.part", &hash.finalize().to_hex()[..32]))
 }
 
 fn lock(file: &File) -> bool {
@@ -269,7 +276,7 @@ mod tests {
 
     /// Leaves `bytes` of a file of 4.
     fn interrupted(parts: &Parts, bytes: &[u8]) {
-        let ongoing = parts.begin(&blake3::hash(b"transfer")).unwrap();
+        let ongoing = parts.begin(&Manifest::default()).unwrap();
         let mut part = parts.open(&entry(&["a", "b"]), 4, false).unwrap();
         part.file.set_len(4).unwrap();
         part.file.write_all_at(bytes, 0).unwrap();
@@ -316,14 +323,14 @@ mod tests {
     fn a_transfer_that_is_done_or_brought_nothing_leaves_nothing() {
         let dir = tempfile::tempdir().unwrap();
         let parts = parts(dir.path(), false);
-        let id = blake3::hash(b"transfer");
-        drop(parts.begin(&id).unwrap());
+        let manifest = Manifest { entries: vec![entry(&["a"])] };
+        drop(parts.begin(&manifest).unwrap());
         assert!(!dir.path().join(DIR).exists());
-        let ongoing = parts.begin(&id).unwrap();
+        let ongoing = parts.begin(&manifest).unwrap();
         ongoing.has_some();
         drop(ongoing);
         assert_eq!(names(dir.path()).len(), 1);
-        let ongoing = parts.begin(&id).unwrap();
+        let ongoing = parts.begin(&manifest).unwrap();
         ongoing.has_some();
         ongoing.done();
         drop(ongoing);

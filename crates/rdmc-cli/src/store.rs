@@ -61,7 +61,7 @@ impl Store {
 
     /// Returns the store for the files of one transfer, of which only what is lacking travels if `delta`.
     pub(crate) fn for_transfer(&self, manifest: &Manifest, delta: bool) -> anyhow::Result<Self> {
-        let ongoing = self.parts.begin(&blake3::hash(&manifest.encode())).with_context(|| partial::DIR)?;
+        let ongoing = self.parts.begin(manifest).with_context(|| partial::DIR)?;
         Ok(Self { ongoing: Some(Arc::new(ongoing)), delta, ..self.clone() })
     }
 

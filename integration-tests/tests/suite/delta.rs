@@ -1,7 +1,7 @@
 //! Members that have parts of a message already: only what they lack travels, from whoever has it.
 
 use futures::StreamExt;
-use rdmc::{Algorithm, Certificate, GroupFailure, GroupSpec, Memory, Message, Node, NodeId, OfferReceiver, Rank};
+use rdmc::{Algorithm, Certificate, GroupFailure, GroupSpec, Memory, Message, Node, NodeId, OfferReceiver};
 
 use crate::cluster::{Kind, form, pattern, spec_of_all, start, take_all, watched};
 use crate::recovery::{check, send_all, take_over_failures};

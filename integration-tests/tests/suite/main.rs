@@ -15,6 +15,7 @@ mod network;
 mod operations;
 mod program;
 mod recovery;
+mod resume;
 mod rooms;
 #[cfg(target_os = "linux")]
 mod rounds;

@@ -190,7 +190,7 @@ fn a_signal_ends_a_receiver_in_good_order() {
     for (name, drain, expected) in [("TERM", "0", 143), ("INT", "60", 130)] {
         let receiver = Receiver::start(&["--once", "--drain", drain]);
         let sender = start_send(&path, std::slice::from_ref(&receiver));
-        wait_until("the file begins to arrive", || tree(receiver.dir.path()).len() == 1);
+        wait_until("the file begins to arrive", || begins(&receiver));
         signal(&receiver.child, name);
         let (exit, dir) = receiver.finish();
         assert_eq!(exit, expected);
@@ -205,7 +205,7 @@ fn a_receiver_that_is_terminated_finishes_what_is_under_way_and_takes_nothing_mo
     let path = slow_file(&source);
     let receiver = Receiver::start(&["--drain", "60"]);
     let sender = start_send(&path, std::slice::from_ref(&receiver));
-    wait_until("the file begins to arrive", || tree(receiver.dir.path()).len() == 1);
+    wait_until("the file begins to arrive", || begins(&receiver));
     signal(&receiver.child, "TERM");
     assert_eq!(code(&finish(sender)), 0);
     let (exit, dir) = receiver.finish();
@@ -219,7 +219,7 @@ fn a_signal_ends_a_sender_and_the_receivers_clean_up() {
     let path = slow_file(&source);
     let receivers = [Receiver::start(&["--once"]), Receiver::start(&["--once"])];
     let sender = start_send(&path, &receivers);
-    wait_until("the file begins to arrive", || tree(receivers[0].dir.path()).len() == 1);
+    wait_until("the file begins to arrive", || begins(&receivers[0]));
     signal(&sender, "INT");
     assert_eq!(code(&finish(sender)), 130);
     for receiver in receivers {
@@ -236,7 +236,7 @@ fn a_file_changed_while_it_is_sent_is_an_integrity_error() {
     let path = slow_file(&source);
     let receiver = Receiver::start(&["--once"]);
     let sender = start_send(&path, std::slice::from_ref(&receiver));
-    wait_until("the file begins to arrive", || tree(receiver.dir.path()).len() == 1);
+    wait_until("the file begins to arrive", || begins(&receiver));
     let file = std::fs::OpenOptions::new().write(true).open(&path).unwrap();
     file.write_all_at(b"changed", file.metadata().unwrap().len() - 7).unwrap();
     assert_eq!(code(&finish(sender)), 5);
@@ -367,7 +367,11 @@ impl Receiver {
     }
 
     pub(crate) fn start_at(address: &str, options: &[&str]) -> Self {
-        let dir = TempDir::new().unwrap();
+        Self::start_in(TempDir::new().unwrap(), address, options)
+    }
+
+    /// Starts one that may have received before.
+    pub(crate) fn start_in(dir: TempDir, address: &str, options: &[&str]) -> Self {
         let listen = ["recv", "--listen", address, "--json", "--dir"].map(OsStr::new);
         let arguments: Vec<_> =
             listen.into_iter().chain([dir.path().as_os_str()]).chain(options.iter().map(OsStr::new)).collect();
@@ -535,10 +539,12 @@ pub(crate) fn tree(root: &Path) -> BTreeMap<PathBuf, (u32, i64, i64, Option<blak
     while let Some(dir) = unread.pop() {
         for entry in std::fs::read_dir(dir).unwrap() {
             let path = entry.unwrap().path();
-            // A temporary file may have gone meanwhile.
+            // It may have gone meanwhile.
             let Ok(metadata) = std::fs::symlink_metadata(&path) else { continue };
-            let temporary = path.extension().is_some_and(|extension| extension == "part");
-            let digest = (metadata.is_file() && !temporary).then(|| blake3::hash(&std::fs::read(&path).unwrap()));
+            if path.ends_with(PARTS) {
+                continue;
+            }
+            let digest = metadata.is_file().then(|| blake3::hash(&std::fs::read(&path).unwrap()));
             if metadata.is_dir() {
                 unread.push(path.clone());
             }
@@ -547,6 +553,17 @@ pub(crate) fn tree(root: &Path) -> BTreeMap<PathBuf, (u32, i64, i64, Option<blak
         }
     }
     found
+}
+
+/// Tells whether some of a file has arrived that is not whole.
+pub(crate) fn begins(receiver: &Receiver) -> bool {
+    !parts(receiver.dir.path()).is_empty()
+}
+
+/// Lists the parts of files in a receiver's directory.
+pub(crate) fn parts(dir: &Path) -> Vec<PathBuf> {
+    let entries = std::fs::read_dir(dir.join(PARTS)).into_iter().flatten().flatten().map(|entry| entry.path());
+    entries.filter(|path| path.extension().is_some_and(|extension| extension == "part")).collect()
 }
 
 fn files_in(dir: &Path) -> Vec<PathBuf> {
@@ -575,6 +592,8 @@ pub(crate) fn code(output: &Output) -> i32 {
     output.status.code().expect("it ends by itself")
 }
 
+/// Where receivers keep parts of files.
+pub(crate) const PARTS: &str = ".rdmc-partial";
 /// How long anything may take before it is called hanging.
 const WATCHDOG: Duration = Duration::from_secs(120);
 /// How often to look.

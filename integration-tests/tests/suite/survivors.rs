@@ -2,13 +2,13 @@
 
 #![expect(clippy::unwrap_used, reason = "the helpers belong to the tests, where nothing goes on after a failure")]
 
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::process::Child;
 
 use tempfile::TempDir;
 
 use crate::cluster::pattern;
-use crate::program::{Receiver, assert_all_have, code, command, events, finish, text, tree, wait_until};
+use crate::program::{Receiver, assert_all_have, begins, code, command, events, finish, text, tree, wait_until};
 
 #[test]
 fn a_receiver_killed_in_the_middle_is_named_and_the_others_get_everything() {
@@ -53,7 +53,7 @@ fn receivers_killed_one_after_the_other_are_all_named() {
 fn with_on_failure_fail_a_receiver_killed_in_the_middle_ends_it_for_all_and_the_others_clean_up() {
     let source = TempDir::new().unwrap();
     let files = write_files(&source, 1, 16 << 20);
-    let mut receivers: Vec<_> = (0..3).map(|_| Receiver::start(&["--once"])).collect();
+    let mut receivers: Vec<_> = (0..3).map(|_| Receiver::start(&["--once", "--discard-parts"])).collect();
     let sender = start_send(&files, &receivers, &["--on-failure", "fail"]);
     let mut victim = receivers.remove(1);
     wait_until("the file begins to arrive", || begins(&victim));
@@ -64,7 +64,7 @@ fn with_on_failure_fail_a_receiver_killed_in_the_middle_ends_it_for_all_and_the_
     for receiver in receivers {
         let (exit, dir) = receiver.finish();
         assert_eq!(exit, 3);
-        assert!(tree(dir.path()).is_empty(), "{:?}", tree(dir.path()));
+        assert_eq!(std::fs::read_dir(dir.path()).unwrap().count(), 0);
     }
 }
 
@@ -110,7 +110,7 @@ fn a_receiver_that_cannot_go_on_does_not_stop_the_others() {
 }
 
 /// Writes so many files of so many bytes, which are named by numbers.
-fn write_files(source: &TempDir, count: u64, bytes: usize) -> Vec<PathBuf> {
+pub(crate) fn write_files(source: &TempDir, count: u64, bytes: usize) -> Vec<PathBuf> {
     let write = |number: u64| {
         let path = source.path().join(number.to_string());
         std::fs::write(&path, pattern(bytes, number + 1)).unwrap();
@@ -120,18 +120,13 @@ fn write_files(source: &TempDir, count: u64, bytes: usize) -> Vec<PathBuf> {
 }
 
 /// Starts to send, in blocks so small that it takes a while.
-fn start_send(files: &[PathBuf], receivers: &[Receiver], options: &[&str]) -> Child {
+pub(crate) fn start_send(files: &[PathBuf], receivers: &[Receiver], options: &[&str]) -> Child {
     let to = receivers.iter().map(|receiver| receiver.address.as_str()).collect::<Vec<_>>().join(",");
     command(&["send", "--to", &to, "--block-size", "512"]).args(options).args(files).spawn().unwrap()
 }
 
-fn begins(receiver: &Receiver) -> bool {
-    let temporary = |name: &PathBuf| Path::new(name).extension().is_some_and(|extension| extension == "part");
-    tree(receiver.dir.path()).keys().any(temporary)
-}
-
 /// Waits for the end; returns the exit code, what was said, and the directory.
-fn end(mut receiver: Receiver) -> (i32, String, TempDir) {
+pub(crate) fn end(mut receiver: Receiver) -> (i32, String, TempDir) {
     let dir = std::mem::replace(&mut receiver.dir, TempDir::new().unwrap());
     let (exit, said) = receiver.finish_telling();
     (exit, said, dir)

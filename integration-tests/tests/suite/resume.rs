@@ -1,0 +1,149 @@
+//! A receiver that was interrupted, started again, takes only what it lacks.
+
+#![expect(clippy::unwrap_used, reason = "the helpers belong to the tests, where nothing goes on after a failure")]
+
+use std::path::{Path, PathBuf};
+use std::process::Child;
+
+use tempfile::TempDir;
+
+use crate::program::{PARTS, Receiver, begins, code, command, finish, parts, signal, text, tree, wait_until};
+use crate::survivors::{end, start_send, write_files};
+
+/// That of [`start_send`].
+const BLOCK_SIZE: usize = 512;
+const FILES: u64 = 3;
+const FILE_LEN: usize = 3 << 20;
+
+/// Returns how many bytes of the source are in blocks that are not here, neither in files nor in parts of them.
+fn lacking(source: &TempDir, dir: &Path) -> u64 {
+    let parts: Vec<Vec<u8>> = parts(dir).iter().map(|path| std::fs::read(path).unwrap()).collect();
+    let lacks = |number: u64| {
+        let whole = std::fs::read(source.path().join(number.to_string())).unwrap();
+        if std::fs::read(dir.join(number.to_string())).is_ok_and(|here| here == whole) {
+            return 0;
+        }
+        let lacks = |part: &Vec<u8>| {
+            let blocks = whole.chunks(BLOCK_SIZE).zip(part.chunks(BLOCK_SIZE));
+            blocks.filter(|(want, have)| want != have).map(|(want, _)| want.len()).sum()
+        };
+        parts.iter().map(lacks).min().unwrap_or(whole.len())
+    };
+    (0..FILES).map(lacks).sum::<usize>() as u64
+}
+
+/// Interrupts the second of three receivers when it has one file and some of the next.
+fn interrupt(source: &TempDir, files: &[PathBuf], how: impl Fn(&Child)) -> (Receiver, Vec<Receiver>) {
+    let mut receivers: Vec<_> = (0..3).map(|_| Receiver::start(&["--once"])).collect();
+    let sender = start_send(files, &receivers, &["--evict-after", "1"]);
+    let victim = receivers.remove(1);
+    wait_until("the second file begins to arrive", || victim.dir.path().join("0").exists() && begins(&victim));
+    how(&victim.child);
+    let sent = finish(sender);
+    assert_eq!(code(&sent), 3, "{sent:?}");
+    assert!(text(&sent.stderr).contains(&victim.address), "{sent:?}");
+    for receiver in &mut receivers {
+        wait_until("the receiver ends", || receiver.child.try_wait().unwrap().is_some());
+        assert_eq!(tree(receiver.dir.path()), tree(source.path()));
+        assert!(!receiver.dir.path().join(PARTS).exists());
+    }
+    (victim, receivers)
+}
+
+/// Sends to receivers that have parts; returns how many bytes came to each.
+fn send_again(files: &[PathBuf], source: &TempDir, dirs: Vec<TempDir>) -> Vec<u64> {
+    let start = |dir| Receiver::start_in(dir, "127.0.0.1:0", &["--once"]);
+    let receivers: Vec<_> = dirs.into_iter().map(start).collect();
+    let sent = finish(start_send(files, &receivers, &[]));
+    assert_eq!(code(&sent), 0, "{sent:?}");
+    let received = receivers.into_iter().map(|receiver| {
+        let (exit, said, dir) = end(receiver);
+        assert_eq!(exit, 0, "{said}");
+        assert_eq!(tree(dir.path()), tree(source.path()));
+        assert!(!dir.path().join(PARTS).exists());
+        let events = said.lines().map(|line| serde_json::from_str::<serde_json::Value>(line).unwrap());
+        let done = events.into_iter().find(|event| event["event"] == "done").expect("it is done");
+        done["received"].as_u64().expect("a receiver says how much has come")
+    });
+    received.collect()
+}
+
+/// What travels besides blocks: a digest for each file.
+const DIGESTS: u64 = 32 * FILES;
+
+#[test]
+fn who_was_killed_takes_only_what_it_lacks_when_it_is_started_again() {
+    let source = TempDir::new().unwrap();
+    let files = write_files(&source, FILES, FILE_LEN);
+    let (victim, others) = interrupt(&source, &files, |child| signal(child, "KILL"));
+    let (mut dirs, mut lacked) = (Vec::new(), Vec::new());
+    for mut receiver in others.into_iter().chain([victim]) {
+        wait_until("the receiver ends", || receiver.child.try_wait().unwrap().is_some());
+        lacked.push(lacking(&source, receiver.dir.path()));
+        dirs.push(std::mem::replace(&mut receiver.dir, TempDir::new().unwrap()));
+    }
+    assert_eq!(lacked[..2], [0, 0]);
+    assert!(lacked[2] > 0 && lacked[2] <= 2 * FILE_LEN as u64, "{lacked:?}");
+    let received = send_again(&files, &source, dirs);
+    let due: Vec<u64> = lacked.iter().map(|lacked| lacked + DIGESTS).collect();
+    assert_eq!(received, due);
+}
+
+#[test]
+fn who_was_ended_by_a_signal_takes_only_what_it_lacks_when_it_is_started_again() {
+    let source = TempDir::new().unwrap();
+    let files = write_files(&source, FILES, FILE_LEN);
+    let (victim, _) = interrupt(&source, &files, |child| signal(child, "INT"));
+    let (exit, said, dir) = end(victim);
+    assert_eq!(exit, 130, "{said}");
+    let lacked = lacking(&source, dir.path());
+    assert!(lacked > 0 && lacked <= 2 * FILE_LEN as u64, "{lacked}");
+    assert_eq!(send_again(&files, &source, vec![dir]), [lacked + DIGESTS]);
+}
+
+/// A receiver that was stopped is given up; when it goes on, it gets the rest from another receiver's files.
+#[test]
+fn who_was_evicted_takes_what_it_lacks_from_any_holder() {
+    let source = TempDir::new().unwrap();
+    let files = write_files(&source, FILES, FILE_LEN);
+    let (victim, others) = interrupt(&source, &files, |child| signal(child, "STOP"));
+    signal(&victim.child, "CONT");
+    let (exit, said, dir) = end(victim);
+    assert_eq!(exit, 3, "{said}");
+    let lacked = lacking(&source, dir.path());
+    assert!(lacked > 0 && lacked <= 2 * FILE_LEN as u64, "{lacked}");
+    let holder = others[1].dir.path();
+    let held: Vec<PathBuf> = (0..FILES).map(|number| holder.join(number.to_string())).collect();
+    assert_eq!(send_again(&held, &source, vec![dir]), [lacked + DIGESTS]);
+}
+
+/// What was kept is compared with what is sent: a file that has changed since arrives as it is now.
+#[test]
+fn parts_of_another_version_of_a_file_do_no_harm() {
+    let source = TempDir::new().unwrap();
+    let files = write_files(&source, FILES, FILE_LEN);
+    let (victim, _) = interrupt(&source, &files, |child| signal(child, "INT"));
+    let (_, _, dir) = end(victim);
+    let mut second = std::fs::read(&files[1]).unwrap();
+    second[..1000].fill(7);
+    std::fs::write(&files[1], &second).unwrap();
+    let received = send_again(&files, &source, vec![dir]);
+    assert!(received[0] >= 1000 + DIGESTS, "{received:?}");
+}
+
+#[test]
+fn one_that_keeps_no_parts_takes_everything_again() {
+    let source = TempDir::new().unwrap();
+    let files = write_files(&source, 1, FILE_LEN);
+    let receiver = Receiver::start(&["--once", "--discard-parts"]);
+    let sender = start_send(&files, std::slice::from_ref(&receiver), &[]);
+    wait_until("the file begins to arrive", || begins(&receiver));
+    signal(&receiver.child, "INT");
+    assert_eq!(code(&finish(sender)), 3);
+    let (exit, said, dir) = end(receiver);
+    assert_eq!(exit, 130, "{said}");
+    assert_eq!(std::fs::read_dir(dir.path()).unwrap().count(), 0);
+    assert_eq!(send_again(&files, &source, vec![dir]), [FILE_LEN as u64 + 32]);
+    let help = finish(command(&["recv", "--help"]).spawn().unwrap());
+    assert!(text(&help.stdout).contains("--discard-parts"));
+}
