@@ -113,7 +113,7 @@ impl Frame {
         let declined = Reject::Declined { reason: "no room".to_owned() };
         let asked = Reject::Fabrics { offers: fabrics.clone(), asked: fabrics.clone() };
         let group = |frame| frame::Frame::Group { group: GroupId(1), frame };
-        let offer = GroupFrame::Offer { spec: [1; 32], data: vec![2; 40], ready: vec![3; 40], cells: [4; 24] };
+        let offer = GroupFrame::Offer { spec: [1; 32], told: 0, data: vec![2; 40], ready: vec![3; 40], cells: [4; 24] };
         let frames = [
             ("hello", hello),
             ("welcome", frame::Frame::Welcome),

@@ -39,7 +39,7 @@ use healing::Healing;
 use hearing::{Hearing, Offered};
 use neighbour::Neighbour;
 use pace::Pace;
-use recovery::{Continuation, Holdings, Past, Resumption};
+use recovery::{Continuation, Holdings, Hopeless, Past, Resumption};
 use retained::Retained;
 pub use spec::{GroupId, GroupSpec};
 
@@ -309,12 +309,13 @@ impl Group {
         spec: [u8; 32],
     ) -> Result<Resumption, GroupError> {
         let told = self.holdings();
+        let count = u32::try_from(told.len()).unwrap_or(u32::MAX);
         for neighbour in self.neighbours.values() {
             // Before the offer: who has all offers knows what everybody holds.
             for holding in &told {
                 self.node.mesh.send(neighbour.node, self.id, holding.clone()).await;
             }
-            self.node.mesh.post(neighbour.node, self.id, neighbour.offer(spec));
+            self.node.mesh.post(neighbour.node, self.id, neighbour.offer(spec, count));
         }
         self.own_holdings(&told, &mut hearing::lock(holdings));
         let mut unheard: BTreeSet<Rank> = self.neighbours.keys().copied().collect();
@@ -325,10 +326,19 @@ impl Group {
         let mut stopped = std::pin::pin!(self.stopped().fuse());
         loop {
             if unconnected.is_empty() && !self.has_stopped() {
-                match self.resumption(std::mem::take(&mut *hearing::lock(holdings))) {
+                let told = std::mem::take(&mut *hearing::lock(holdings));
+                match self.resumption(told) {
                     Ok(resumption) => return Ok(resumption),
-                    Err((rank, what)) if rank == self.rank => self.declare(FailureCause::Resources { what }),
-                    Err((rank, what)) => self.accuse(rank, FailureCause::Protocol { what }),
+                    Err(Hopeless::TooLong { message }) if self.rank.is_root() => {
+                        let what = format!("message {message} has too many blocks to be completed from parts");
+                        self.declare(FailureCause::Resources { what });
+                    }
+                    // The root says so.
+                    Err(Hopeless::TooLong { .. }) => stopped.as_mut().await,
+                    Err(Hopeless::Contradiction { by, what }) if by == self.rank => {
+                        self.declare(FailureCause::Resources { what });
+                    }
+                    Err(Hopeless::Contradiction { by, what }) => self.accuse(by, FailureCause::Protocol { what }),
                 }
             }
             let next_offer = async {

@@ -189,12 +189,11 @@ impl Group {
                 blocks.if_held(block)?.copy_to(offset, &mut piece).ok()?;
                 blocks.checksum(block)?
             }
-            Kept::Short(_, bytes) => {
-                let from = usize::try_from(shape.offset(block)).ok()?;
-                let bytes = &bytes[from..from + shape.len(block)];
+            Kept::Short(short) => {
+                let (bytes, checksum) = short.block(block);
                 let len = piece.len();
                 piece.copy_from_slice(&bytes[offset..offset + len]);
-                Checksum::of(bytes)
+                checksum
             }
         };
         Some(Piece { size: shape.size, block: block.0, checksum, bytes: piece })

@@ -62,9 +62,14 @@ impl Group {
             (GroupEvent::Frame(from, _), None) => {
                 tracing::warn!(parent: &self.span, node = %from, "a node that is no member talks to the group");
             }
-            (GroupEvent::Frame(from, GroupFrame::Offer { spec, data, ready, cells }), Some(rank)) => {
+            (GroupEvent::Frame(from, GroupFrame::Offer { spec, told, data, ready, cells }), Some(rank)) => {
                 if !hearing.unheard.remove(&rank) {
                     return self.blame(from, "offered queue pairs to a member that is not its neighbour, or twice");
+                }
+                if lock(&hearing.holdings).told_by(rank) != told as usize {
+                    // It was said long before this member was here to listen.
+                    let what = format!("what node {from} holds of messages to be completed was forgotten");
+                    self.declare(FailureCause::Resources { what });
                 }
                 // Nobody may wait any more.
                 let _ = hearing.offered.try_send((rank, Offered { spec, data, ready, cells }));

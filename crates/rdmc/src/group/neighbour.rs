@@ -82,10 +82,11 @@ impl Neighbour {
         })
     }
 
-    /// Returns what the neighbour needs to connect.
-    pub(crate) fn offer(&self, spec: [u8; 32]) -> GroupFrame {
+    /// Returns what the neighbour needs to connect, when it was told what this member holds of so many messages.
+    pub(crate) fn offer(&self, spec: [u8; 32], told: u32) -> GroupFrame {
         GroupFrame::Offer {
             spec,
+            told,
             data: self.data.endpoint().as_bytes().to_vec(),
             ready: self.ready.endpoint().as_bytes().to_vec(),
             cells: self.cells.remote().encode(),

@@ -273,6 +273,8 @@ impl OfferReceiver {
 
     /// Waits until the group fails, which may be never.
     ///
+    /// What has arrived is still to be taken: a group that [goes on](GroupFailure::recover) does not bring it again.
+    ///
     /// # Cancel safety
     /// Nothing is lost.
     pub async fn failed(&self) -> GroupFailure {
@@ -336,6 +338,8 @@ impl Receiver {
     }
 
     /// Waits until the group fails, which may be never.
+    ///
+    /// What has arrived is still to be taken: a group that [goes on](GroupFailure::recover) does not bring it again.
     ///
     /// # Cancel safety
     /// Nothing is lost.

@@ -217,8 +217,8 @@ impl GroupFailure {
             spec: left.spec.of_survivors(&old),
             past,
             records: self.certificate.records().to_vec(),
-            me: left.rank,
-            retained: left.retained.clone(),
+            left: self.salvage.0.clone(),
+            handed_over: AtomicBool::new(false),
         };
         Ok((node, continuation))
     }
@@ -250,13 +250,22 @@ pub(crate) struct Continuation {
     pub(super) spec: GroupSpec,
     pub(super) past: Past,
     pub(super) records: Vec<MessageRecord>,
-    me: Rank,
-    retained: Arc<Retained>,
+    left: Arc<Left>,
+    handed_over: AtomicBool,
+}
+
+impl Drop for Continuation {
+    fn drop(&mut self) {
+        // Another call may find what this one has not used.
+        if !*self.handed_over.get_mut() {
+            self.left.taken.store(false, Ordering::Release);
+        }
+    }
 }
 
 impl Continuation {
     fn is_led_here(&self) -> bool {
-        self.me.is_root() && !self.past.orphaned
+        self.left.rank.is_root() && !self.past.orphaned
     }
 
     /// Hashes what survivors must agree on besides the specification.
@@ -269,12 +278,13 @@ impl Continuation {
 
     /// Hands what is kept over to the group that goes on.
     pub(super) fn hand_over(&self, retained: &Retained) {
-        for (number, kept) in self.retained.take() {
+        self.handed_over.store(true, Ordering::Release);
+        for (number, kept) in self.left.retained.take() {
             if number >= self.past.base {
                 retained.inherit(number, kept);
             }
         }
-        retained.queue(self.retained.take_queued());
+        retained.queue(self.left.retained.take_queued());
     }
 }
 
@@ -308,6 +318,11 @@ impl GroupSpec {
 pub(crate) struct Holdings(BTreeMap<Rank, BTreeMap<u64, (Shape, BlockSet)>>);
 
 impl Holdings {
+    /// Returns of how many messages a member has told.
+    pub(super) fn told_by(&self, rank: Rank) -> usize {
+        self.0.get(&rank).map_or(0, BTreeMap::len)
+    }
+
     /// Notes what a member says of one of the messages that are due.
     ///
     /// # Errors
@@ -341,6 +356,14 @@ pub(crate) struct Resumption {
     pub(super) lost: Vec<LostMessage>,
 }
 
+/// Why a group with a root cannot complete what was interrupted.
+pub(crate) enum Hopeless {
+    /// There are too many blocks to plan for.
+    TooLong { message: u64 },
+    /// A member's word does not go together with the others', or with what it has to have.
+    Contradiction { by: Rank, what: String },
+}
+
 /// A message that is to be completed.
 pub(crate) struct Interrupted {
     pub(super) number: u64,
@@ -367,8 +390,8 @@ impl Group {
     /// Plans how the interrupted messages are completed.
     ///
     /// # Errors
-    /// The member whose word does not go together with the others', and what it said.
-    pub(super) fn resumption(&self, mut holdings: Holdings) -> Result<Resumption, (Rank, String)> {
+    /// Not all can be completed although the root is there.
+    pub(super) fn resumption(&self, mut holdings: Holdings) -> Result<Resumption, Hopeless> {
         let mut resumption = Resumption { next: self.past.begun, ..Resumption::default() };
         for number in self.past.interrupted() {
             let mut known: Option<(Rank, Shape)> = None;
@@ -377,10 +400,14 @@ impl Group {
                 let (_, first) = *known.get_or_insert((*rank, *shape));
                 if first != *shape {
                     let what = format!("says that message {number} has {} bytes, not {}", shape.size, first.size);
-                    return Err((*rank, what));
+                    return Err(Hopeless::Contradiction { by: *rank, what });
                 }
             }
             let Some((_, shape)) = known else {
+                if self.retained.message(number).is_some() && !self.past.orphaned {
+                    // It is one of which nothing is told.
+                    return Err(Hopeless::TooLong { message: number });
+                }
                 resumption.lost.push(LostMessage { number, size: None, blocks_missing: None });
                 continue;
             };
@@ -403,8 +430,14 @@ impl Group {
             resumption.lost.push(LostMessage { number, size: Some(shape.size), blocks_missing });
         }
         if let Some(first) = resumption.lost.first() {
-            if !self.past.orphaned {
-                return Err((Rank::ROOT, format!("has let go of message {}, which not everybody has", first.number)));
+            let message = first.number;
+            match first.blocks_missing {
+                _ if self.past.orphaned => {}
+                None if first.size.is_some() => return Err(Hopeless::TooLong { message }),
+                _ => {
+                    let what = format!("has let go of message {message}, which not everybody has");
+                    return Err(Hopeless::Contradiction { by: Rank::ROOT, what });
+                }
             }
             resumption.next = first.number;
         }

@@ -8,10 +8,10 @@ use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use rdmc_fabric::{Buffer, Fabric, FabricError, Memory};
-use rdmc_schedule::{BlockSet, Rank};
+use rdmc_schedule::{BlockIndex, BlockSet, Rank};
 use tokio::sync::watch;
 
-use crate::transfer::{Blocks, Shape};
+use crate::transfer::{Blocks, Checksum, Shape};
 
 /// The messages that one member keeps.
 pub(crate) struct Retained {
@@ -43,14 +43,38 @@ struct State {
 pub(crate) enum Kept {
     Blocks(Arc<Blocks>),
     /// A short one that is whole.
-    Short(Shape, Arc<[u8]>),
+    Short(Short),
+}
+
+/// A short message, as a copy.
+#[derive(Clone)]
+pub(crate) struct Short {
+    pub(crate) shape: Shape,
+    pub(crate) bytes: Arc<[u8]>,
+    /// Of its blocks, where they were checked, so that what changes here is found by others.
+    checksums: Arc<[Option<Checksum>]>,
+}
+
+impl Short {
+    fn new(bytes: &[u8], blocks: &Blocks) -> Self {
+        let shape = blocks.shape();
+        let checksums = (0..shape.count.0).map(|block| blocks.checksum(BlockIndex(block))).collect();
+        Self { shape, bytes: bytes.into(), checksums }
+    }
+
+    /// Returns a block and its checksum.
+    pub(crate) fn block(&self, block: BlockIndex) -> (&[u8], Checksum) {
+        let from = usize::try_from(self.shape.offset(block)).expect("it is in memory");
+        let bytes = &self.bytes[from..from + self.shape.len(block)];
+        (bytes, self.checksums[block.index()].unwrap_or_else(|| Checksum::of(bytes)))
+    }
 }
 
 impl Kept {
     pub(crate) fn shape(&self) -> Shape {
         match self {
             Self::Blocks(blocks) => blocks.shape(),
-            Self::Short(shape, _) => *shape,
+            Self::Short(short) => short.shape,
         }
     }
 
@@ -58,7 +82,7 @@ impl Kept {
     pub(crate) fn here(&self) -> BlockSet {
         match self {
             Self::Blocks(blocks) => blocks.here(),
-            Self::Short(shape, _) => BlockSet::full(shape.count),
+            Self::Short(short) => BlockSet::full(short.shape.count),
         }
     }
 
@@ -66,9 +90,13 @@ impl Kept {
     pub(crate) fn into_blocks(self, fabric: &dyn Fabric) -> Result<Arc<Blocks>, FabricError> {
         match self {
             Self::Blocks(blocks) => Ok(blocks),
-            Self::Short(shape, bytes) => {
+            Self::Short(Short { shape, bytes, checksums }) => {
                 let message = fabric.register(Memory::from(bytes.to_vec()))?.into_shared();
-                Ok(Arc::new(Blocks::whole_message(shape, message)))
+                let blocks = Blocks::whole_message(shape, message);
+                for (checksum, block) in checksums.iter().zip(0..) {
+                    checksum.iter().for_each(|checksum| blocks.note_checksum(BlockIndex(block), *checksum));
+                }
+                Ok(Arc::new(blocks))
             }
         }
     }
@@ -110,7 +138,7 @@ impl Retained {
             return;
         }
         let kept = match blocks.short(SHORT_MAX) {
-            Some(message) => Kept::Short(blocks.shape(), message.as_ref().into()),
+            Some(message) => Kept::Short(Short::new(message, blocks)),
             None => Kept::Blocks(blocks.clone()),
         };
         self.lock().kept.insert(number, kept);
@@ -121,9 +149,12 @@ impl Retained {
         let replaced = {
             let mut state = self.lock();
             let kept = state.kept.get_mut(&number).filter(|_| message.len() <= SHORT_MAX);
-            kept.map(|kept| {
-                let short = Kept::Short(kept.shape(), message.into());
-                std::mem::replace(kept, short)
+            kept.and_then(|kept| {
+                let short = match kept {
+                    Kept::Blocks(blocks) => Kept::Short(Short::new(message, blocks)),
+                    Kept::Short(_) => return None,
+                };
+                Some(std::mem::replace(kept, short))
             })
         };
         drop(replaced);

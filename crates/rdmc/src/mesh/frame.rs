@@ -90,8 +90,9 @@ pub(crate) enum Reject {
 /// What members of a group say to each other.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) enum GroupFrame {
-    /// To a neighbour: where this member's two queue pairs are, and the cells the neighbour may write.
-    Offer { spec: [u8; 32], data: Vec<u8>, ready: Vec<u8>, cells: [u8; 24] },
+    /// To a neighbour: where this member's two queue pairs are, and the cells the neighbour may write; of how many messages it
+    /// has `told` before what it holds.
+    Offer { spec: [u8; 32], told: u32, data: Vec<u8>, ready: Vec<u8>, cells: [u8; 24] },
     /// From the root, where members cannot learn it from the first block: the size of a message.
     Announce { message: u64, size: u64 },
     /// To the root: this member has so many messages, from the first.
@@ -254,8 +255,8 @@ mod tests {
         };
         let member = (any::<u32>().prop_map(NodeId), text);
         let group_frame = prop_oneof![
-            (any::<[u8; 32]>(), bytes(), bytes(), any::<[u8; 24]>())
-                .prop_map(|(spec, data, ready, cells)| GroupFrame::Offer { spec, data, ready, cells }),
+            (any::<[u8; 32]>(), any::<u32>(), bytes(), bytes(), any::<[u8; 24]>())
+                .prop_map(|(spec, told, data, ready, cells)| GroupFrame::Offer { spec, told, data, ready, cells }),
             (any::<u64>(), any::<u64>()).prop_map(|(message, size)| GroupFrame::Announce { message, size }),
             any::<u64>().prop_map(|messages| GroupFrame::Held { messages }),
             any::<u64>().prop_map(|messages| GroupFrame::Stable { messages }),

@@ -151,7 +151,7 @@ async fn a_frame_that_was_changed_ends_the_connection() {
 async fn who_offers_to_join_a_group_that_has_ended_hears_how() {
     let mesh = mesh(3);
     let members = Arc::from([NodeId(0), NodeId(1)]);
-    let offer = || GroupFrame::Offer { spec: [0; 32], data: Vec::new(), ready: Vec::new(), cells: [0; 24] };
+    let offer = || GroupFrame::Offer { spec: [0; 32], told: 0, data: Vec::new(), ready: Vec::new(), cells: [0; 24] };
     for (group, outcome) in [(GroupId(7), Some(decided())), (GroupId(8), None)] {
         let _inbox = mesh.open_group(group, &members).expect("a new group");
         match outcome {
@@ -168,7 +168,8 @@ async fn who_offers_to_join_a_group_that_has_ended_hears_how() {
 #[tokio::test]
 async fn of_groups_that_are_never_joined_the_oldest_is_forgotten() {
     let mesh = mesh(2);
-    let offer = || GroupFrame::Offer { spec: [0; 32], data: vec![0; 1 << 19], ready: Vec::new(), cells: [0; 24] };
+    let offer =
+        || GroupFrame::Offer { spec: [0; 32], told: 0, data: vec![0; 1 << 19], ready: Vec::new(), cells: [0; 24] };
     for group in (0..40).map(GroupId) {
         assert!(matches!(mesh.lock().groups.destine(group, NodeId(1), offer()), Destined::Nowhere));
     }
@@ -207,7 +208,8 @@ async fn a_node_that_reads_nothing_is_given_up_before_memory_is() {
         pings.extend_from_slice(&ping);
     }
     far.write_all(&pings).await.unwrap();
-    let offer = || GroupFrame::Offer { spec: [0; 32], data: vec![0; 1 << 19], ready: Vec::new(), cells: [0; 24] };
+    let offer =
+        || GroupFrame::Offer { spec: [0; 32], told: 0, data: vec![0; 1 << 19], ready: Vec::new(), cells: [0; 24] };
     (0..40).for_each(|_| mesh.post(peer, GroupId(7), offer()));
     assert!(matches!(inbox.next().await, Some(GroupEvent::Lost(NodeId(1), FailureCause::Unresponsive { .. }))));
     // What it was told before has arrived in order.
