@@ -125,6 +125,10 @@ impl Frame {
             ("go", frame::Frame::Go(verdict)),
             ("group-offer", group(offer)),
             ("group-announce", group(GroupFrame::Announce { message: 3, size: 1 << 40 })),
+            ("group-holding", group(GroupFrame::Holding { message: 3, size: 1 << 20, blocks: vec![1, 0b10] })),
+            ("group-have", group(GroupFrame::Have { message: 3, checksums: vec![7; 32], is_whole: true })),
+            ("group-parts", group(GroupFrame::Parts { message: 3, member: 2, blocks: vec![1, 0b10] })),
+            ("group-begin", group(GroupFrame::Begin { message: 3 })),
             ("goodbye", frame::Frame::Goodbye),
         ];
         frames.into_iter().map(|(name, frame)| (name, Self(frame))).collect()
