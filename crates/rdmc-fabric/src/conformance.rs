@@ -40,7 +40,7 @@ use crate::fabric::{Fabric, Peer, QueuePairConfig, Role};
 use crate::memory::{Buffer, BufferMut, Lender, MemoryRegion};
 use crate::queue_pair::QueuePair;
 use crate::remote::{Expose, ExposedRegion, RemoteAccess};
-use crate::work::{Operation, WorkError};
+use crate::work::{Inspector, Operation, WorkError};
 
 mod cancellation;
 mod completions;
@@ -161,7 +161,9 @@ bodies! { $
         both_directions_work_at_once,
         a_send_waits_for_its_receive,
         a_receive_is_posted_before_the_connection_is_made,
-        nearly_done_is_no_later_than_completion;
+        nearly_done_is_no_later_than_completion,
+        an_inspector_sees_each_byte_once_and_in_order,
+        an_inspector_sees_nothing_of_a_write;
     exposures:
         a_write_lands_and_wakes_nobody,
         the_length_is_that_of_the_local_memory,
@@ -366,6 +368,22 @@ impl Shelf {
 impl Lender for Shelf {
     fn take_back(&self, _region: MemoryRegion) {
         self.returned.send_modify(|count| *count += 1);
+    }
+}
+
+/// What an inspector was shown.
+#[derive(Debug, Default)]
+struct Seen(Mutex<Vec<u8>>);
+
+impl Seen {
+    fn bytes(&self) -> Vec<u8> {
+        self.0.lock().expect("nobody panics while it is held").clone()
+    }
+}
+
+impl Inspector for Seen {
+    fn inspect(&self, bytes: &[u8]) {
+        self.0.lock().expect("nobody panics while it is held").extend_from_slice(bytes);
     }
 }
 

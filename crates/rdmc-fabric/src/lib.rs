@@ -52,6 +52,6 @@ pub use software::{ExposureGrant, Exposures, Pairing};
 pub use tcp::{TcpConfig, TcpFabric};
 pub use trace::{TraceEvent, TraceFabric, TraceKind};
 pub use work::{
-    Completed, Nearing, NearlyDone, Opcode, Operation, QueuePairId, Received, Work, WorkCompletion, WorkError,
-    WorkRequest,
+    Completed, Inspector, Nearing, NearlyDone, Opcode, Operation, QueuePairId, Received, Work, WorkCompletion,
+    WorkError, WorkRequest,
 };

@@ -244,6 +244,7 @@ impl MemQueuePair {
             Err(error) => return Err(error),
         };
         let data = data.unwrap_or(&[]);
+        let inspector = receive.inspector();
         let Work::Receive { into } = receive.work_mut() else { unreachable!("only receives are queued here") };
         if data.len() > into.len() {
             let error = WorkError::LocalLength { got: Some(data.len() as u64), room: into.len() as u64 };
@@ -252,6 +253,9 @@ impl MemQueuePair {
         }
         for (room, chunk) in into.chunks_mut(COPY_CHUNK).zip(data.chunks(COPY_CHUNK)) {
             room[..chunk.len()].copy_from_slice(chunk);
+            if let Some(inspector) = &inspector {
+                inspector.inspect(&room[..chunk.len()]);
+            }
             tokio::task::yield_now().await;
         }
         let result = if self.posted.is_broken() { Err(WorkError::Flushed) } else { Ok(data.len()) };

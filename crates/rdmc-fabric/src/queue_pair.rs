@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use crate::fabric::{ConnectError, Endpoint, Peer, QueuePairConfig, RawQueuePair};
 use crate::memory::{Buffer, BufferMut};
 use crate::remote::RemoteMemory;
-use crate::work::{Manner, Operation, QueuePairId, Received, Slot, Work, WorkError, WorkRequest};
+use crate::work::{Inspector, Manner, Operation, QueuePairId, Received, Slot, Work, WorkError, WorkRequest};
 
 /// A reliable connected queue pair.
 ///
@@ -80,6 +80,12 @@ impl QueuePair {
         Operation::receive(self.post(Work::Receive { into }))
     }
 
+    /// Does what [`receive`](Self::receive) does; `inspector` looks at the bytes as they come, as far as the fabric shows them.
+    pub fn receive_inspected(&self, into: BufferMut, inspector: Arc<dyn Inspector>) -> Operation<Received> {
+        let slot = self.post_as(Work::Receive { into }, Manner::Signaled, |request| request.inspected_by(inspector));
+        Operation::receive(slot)
+    }
+
     /// Writes `data` into the peer's memory; with `imm` it also consumes and completes a receive of the peer.
     ///
     /// The length written is that of `data`, wherever in the peer's region `to` begins; the peer checks the bounds. A
@@ -116,6 +122,10 @@ impl QueuePair {
     }
 
     fn post_with(&self, work: Work, manner: Manner) -> Arc<Slot> {
+        self.post_as(work, manner, |request| request)
+    }
+
+    fn post_as(&self, work: Work, manner: Manner, form: impl FnOnce(WorkRequest) -> WorkRequest) -> Arc<Slot> {
         let (outstanding, depth) = match work {
             Work::Receive { .. } => (&self.receives, self.config.receive_depth),
             _ => (&self.sends, self.config.send_depth),
@@ -127,7 +137,7 @@ impl QueuePair {
         // Nothing could be posted behind it, on which its completion might wait.
         let manner = if before + 1 == depth { Manner::Signaled } else { manner };
         let (request, slot) = WorkRequest::new(work, manner, self.raw.id(), outstanding.clone());
-        self.raw.post(request);
+        self.raw.post(form(request));
         slot
     }
 }

@@ -13,7 +13,7 @@ use crate::environment::{Environment, Timestamp};
 use crate::fabric::{ConnectError, FabricError};
 use crate::memory::{Buffer, BufferMut};
 use crate::remote::{Expose, ExposedMemory, ExposedRegion, RemoteAccess, RemoteMemory};
-use crate::work::{Nearing, QueuePairId, Work, WorkError, WorkRequest};
+use crate::work::{Inspector, Nearing, QueuePairId, Work, WorkError, WorkRequest};
 
 /// The work posted to one queue pair, until the fabric's tasks take it.
 ///
@@ -208,6 +208,11 @@ pub(crate) struct Taken<'a> {
 impl Taken<'_> {
     pub(crate) fn work_mut(&mut self) -> &mut Work {
         self.request.as_mut().expect("only finishing takes the request out").work_mut()
+    }
+
+    /// Returns who looks at the bytes of a receive as they come, if somebody does.
+    pub(crate) fn inspector(&self) -> Option<Arc<dyn Inspector>> {
+        self.request.as_ref().expect("only finishing takes the request out").inspector().cloned()
     }
 
     pub(crate) fn nearly_done(&self) {

@@ -147,6 +147,19 @@ pub struct Received {
     pub imm: Option<u32>,
 }
 
+/// Looks at the bytes of a receive as they come.
+///
+/// What looks at a large message after it has arrived fetches it from memory once more. A fabric that has the bytes in the
+/// processor's cache, since it copied them into their place, shows them then. It may show all of them or only the first
+/// ones, and shows none if a device put them into their place: what was not shown is left to whoever posted the receive.
+pub trait Inspector: fmt::Debug + Send + Sync {
+    /// Looks at the next bytes, which begin where those before them ended.
+    ///
+    /// Called by the fabric's task before the receive completes, and not after; also for one that fails later. It must not
+    /// block.
+    fn inspect(&self, bytes: &[u8]);
+}
+
 /// The outcome of one work request as the completion queue reports it.
 #[derive(Clone, Copy, Debug)]
 pub struct WorkCompletion {
@@ -178,6 +191,7 @@ impl fmt::Display for QueuePairId {
 pub struct WorkRequest {
     work: Option<Work>,
     manner: Manner,
+    inspector: Option<Arc<dyn Inspector>>,
     queue_pair: QueuePairId,
     slot: Arc<Slot>,
 }
@@ -196,7 +210,13 @@ pub(crate) enum Manner {
 impl WorkRequest {
     pub(crate) fn new(work: Work, manner: Manner, queue_pair: QueuePairId, depth: Arc<AtomicU32>) -> (Self, Arc<Slot>) {
         let slot = Arc::new(Slot { state: Mutex::default(), depth: Some(depth) });
-        (Self { work: Some(work), manner, queue_pair, slot: slot.clone() }, slot)
+        (Self { work: Some(work), manner, inspector: None, queue_pair, slot: slot.clone() }, slot)
+    }
+
+    #[must_use]
+    pub(crate) fn inspected_by(mut self, inspector: Arc<dyn Inspector>) -> Self {
+        self.inspector = Some(inspector);
+        self
     }
 
     /// Tells whether the completion may wait for that of a later request.
@@ -218,6 +238,11 @@ impl WorkRequest {
     /// Returns what is asked, with the memory to be filled.
     pub fn work_mut(&mut self) -> &mut Work {
         self.work.as_mut().expect("only completion takes the work out")
+    }
+
+    /// Returns who looks at the bytes of a receive as they come, if somebody does: a fabric that has them at hand shows them.
+    pub fn inspector(&self) -> Option<&Arc<dyn Inspector>> {
+        self.inspector.as_ref()
     }
 
     /// Notes that the work is nearly done: a fabric that knows calls it when few bytes are still to come.

@@ -5,8 +5,8 @@
 use std::time::Duration;
 
 use rdmc_fabric::{
-    CompletionMode, ConnectError, ControlListener, Endpoint, Fabric, Peer, QueuePair, QueuePairConfig, Role, TcpConfig,
-    TcpFabric, WorkError,
+    CompletionMode, ConnectError, ControlListener, Endpoint, Fabric, Inspector, Memory, Peer, QueuePair,
+    QueuePairConfig, Role, TcpConfig, TcpFabric, WorkError,
 };
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream};
@@ -285,4 +285,40 @@ async fn an_end_that_encrypts_and_one_that_does_not_refuse_each_other() {
     assert!(matches!(refused, Err(ConnectError::PeerEncrypting)), "{refused:?}");
     let refused = encrypting.connect(peer(plain.endpoint(), Role::Passive)).await;
     assert!(matches!(refused, Err(ConnectError::PeerNotEncrypting)), "{refused:?}");
+}
+
+/// The pieces that an inspector was shown.
+#[derive(Debug, Default)]
+struct Pieces(std::sync::Mutex<Vec<Vec<u8>>>);
+
+impl Inspector for Pieces {
+    fn inspect(&self, bytes: &[u8]) {
+        self.0.lock().unwrap().push(bytes.to_vec());
+    }
+}
+
+/// Checks that an inspector is shown a whole message, in pieces that fit the second-level cache.
+async fn shows_all(fabrics: [std::sync::Arc<TcpFabric>; 2]) {
+    let environments = [&fabrics[0], &fabrics[1]].map(|fabric| fabric.environment());
+    let _listeners = futures::future::join_all(environments.iter().map(|it| it.listen("127.0.0.1:0"))).await;
+    let [a, b] = [&fabrics[0], &fabrics[1]].map(|fabric| queue_pair(fabric));
+    let peer = |of: &QueuePair, role| Peer { endpoint: of.endpoint(), role, address: Some([127, 0, 0, 1].into()) };
+    let (at_a, at_b) =
+        futures::future::join(a.connect(peer(&b, Role::Active)), b.connect(peer(&a, Role::Passive))).await;
+    at_a.and(at_b).unwrap();
+    let message: Vec<u8> = (0..3_000_001_u32).map(|i| u8::try_from(i % 251).unwrap()).collect();
+    let pieces = std::sync::Arc::new(Pieces::default());
+    let receive = b.receive_inspected(fabrics[1].allocate(message.len()).unwrap().into_mut().unwrap(), pieces.clone());
+    let data = fabrics[0].register(Memory::from(message.clone())).unwrap().into_shared();
+    a.send(data, None).await.unwrap();
+    assert_eq!(receive.await.unwrap().len, message.len());
+    let pieces = pieces.0.lock().unwrap();
+    assert!(pieces.iter().all(|piece| (1..=128 << 10).contains(&piece.len())));
+    assert!(pieces.concat() == message);
+}
+
+#[tokio::test]
+async fn an_inspector_is_shown_all_in_pieces() {
+    shows_all([TcpFabric::new(), TcpFabric::new()]).await;
+    shows_all([encrypting(), encrypting()]).await;
 }

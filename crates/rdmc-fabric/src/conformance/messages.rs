@@ -1,8 +1,10 @@
 //! Two-sided messages: sends and receives.
 
+use std::sync::Arc;
+
 use futures::future::{join, join_all};
 
-use super::{Harness, PATIENT, assert_pattern, assert_untouched, is_pending};
+use super::{Harness, PATIENT, Seen, assert_pattern, assert_untouched, is_pending};
 use crate::fabric::QueuePairConfig;
 use crate::remote::RemoteAccess;
 use crate::work::WorkError;
@@ -145,4 +147,44 @@ pub(super) async fn nearly_done_is_no_later_than_completion(harness: &Harness) {
     a.close();
     send.nearly_done().await;
     send.await.expect_err("it was flushed");
+}
+
+pub(super) async fn an_inspector_sees_each_byte_once_and_in_order(harness: &Harness) {
+    let (a, b) = harness.connected().await;
+    let sizes = [0, 1, 4097, 64 << 10, (1 << 20) + 3, 5, 3 << 20];
+    // All are posted ahead, every other one uninspected, and longer than what comes.
+    let receives: Vec<_> = sizes
+        .map(|len| {
+            let seen = Arc::new(Seen::default());
+            let inspected = b.receive_inspected(harness.b.room(len + 100), seen.clone());
+            (len, seen, inspected, b.receive(harness.b.room(len)))
+        })
+        .into();
+    let sent = (0..).zip(sizes).flat_map(|(seed, len)| [(2 * seed, len), (2 * seed + 1, len)]);
+    let sends: Vec<_> = sent.map(|(seed, len)| a.send(harness.a.filled(len, seed), None)).collect();
+    for (seed, (len, seen, inspected, other)) in (0..).zip(receives) {
+        let received = inspected.await.expect("the message arrives");
+        // How much of it a fabric shows is its own affair.
+        let seen = seen.bytes();
+        assert!(seen.len() <= len, "{} bytes of {len} were shown", seen.len());
+        assert_pattern(&seen, 2 * seed);
+        assert_eq!(received.len, len);
+        assert_pattern(&received.buffer[..len], 2 * seed);
+        assert_untouched(&received.buffer[len..]);
+        assert_pattern(&other.await.expect("the message arrives").buffer, 2 * seed + 1);
+    }
+    for outcome in join_all(sends).await {
+        outcome.expect("the peer takes it");
+    }
+}
+
+pub(super) async fn an_inspector_sees_nothing_of_a_write(harness: &Harness) {
+    let (a, b) = harness.connected().await;
+    let exposed = harness.b.expose(100, 0, RemoteAccess::WRITE);
+    let seen = Arc::new(Seen::default());
+    let receive = b.receive_inspected(harness.b.room(100), seen.clone());
+    a.write(harness.a.filled(100, 1), exposed.remote(), Some(3)).await.expect("the peer allows it");
+    let received = receive.await.expect("the immediate arrives");
+    assert_eq!((received.len, received.imm, seen.bytes().len()), (0, Some(3), 0));
+    assert_untouched(&received.buffer);
 }

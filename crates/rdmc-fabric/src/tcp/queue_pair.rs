@@ -251,6 +251,8 @@ impl TcpQueuePair {
             Ok(receive) => receive,
             Err(error) => return Ok(Err(error)),
         };
+        let inspector = receive.inspector();
+        let inspector = inspector.as_deref();
         let Work::Receive { into } = receive.work_mut() else { unreachable!("only receives are queued here") };
         let room = into.len();
         let Some(taken) = usize::try_from(len).ok().filter(|&len| len <= room) else {
@@ -260,14 +262,14 @@ impl TcpQueuePair {
         };
         // The next sender may be told, and this one go on to somebody else, while the last bytes come.
         let early = taken.saturating_sub(self.shared.config.near_bytes as usize);
-        let mut filled = from.fill(&mut into[..early]).await;
+        let mut filled = from.fill_inspected(&mut into[..early], inspector).await;
         if filled.is_ok() {
             receive.nearly_done();
             if early > 0 && !self.on_host.load(Ordering::Relaxed) {
                 self.respond(Response::NearlyTaken)?;
             }
             let Work::Receive { into } = receive.work_mut() else { unreachable!("it was one above") };
-            filled = from.fill(&mut into[early..taken]).await;
+            filled = from.fill_inspected(&mut into[early..taken], inspector).await;
         }
         if let Err(ending) = filled {
             let error = if matches!(ending, Ending::Closed) { WorkError::Flushed } else { WorkError::ConnectionLost };

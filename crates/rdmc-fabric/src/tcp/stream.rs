@@ -16,6 +16,7 @@ use tokio_rustls::TlsStream;
 
 use super::queue_pair::Ending;
 use crate::software::ExposureGrant;
+use crate::work::Inspector;
 
 /// A connection that two queue pairs have met on.
 pub(super) enum Connection {
@@ -91,15 +92,31 @@ pub(super) struct Reader<'a> {
 }
 
 impl Reader<'_> {
-    pub(super) async fn fill(&mut self, mut room: &mut [u8]) -> Result<(), Ending> {
+    pub(super) async fn fill(&mut self, room: &mut [u8]) -> Result<(), Ending> {
+        self.fill_inspected(room, None).await
+    }
+
+    /// Reads, and shows what it has read while that is in the cache.
+    pub(super) async fn fill_inspected(
+        &mut self,
+        mut room: &mut [u8],
+        inspector: Option<&dyn Inspector>,
+    ) -> Result<(), Ending> {
         while !room.is_empty() {
+            let at_once = if inspector.is_some() { room.len().min(INSPECTED_LEN) } else { room.len() };
+            let piece = &mut room[..at_once];
             let read = match self.from {
-                Incoming::Plain(from) => from.try_read(room),
-                Incoming::Encrypted(from) => unless_closed(self.closed, from.read(room)).await?,
+                Incoming::Plain(from) => from.try_read(piece),
+                Incoming::Encrypted(from) => unless_closed(self.closed, from.read(piece)).await?,
             };
             match read {
                 Ok(0) => return Err(Ending::Lost(io::ErrorKind::UnexpectedEof.into())),
-                Ok(n) => room = &mut room[n..],
+                Ok(n) => {
+                    if let Some(inspector) = inspector {
+                        inspector.inspect(&room[..n]);
+                    }
+                    room = &mut room[n..];
+                }
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => self.readable().await?,
                 Err(error) => return Err(error.into()),
             }
@@ -220,3 +237,6 @@ async fn unless_closed<T>(closed: &mut watch::Receiver<bool>, io: impl Future<Ou
         _ = closed.wait_for(|&closed| closed) => Err(Ending::Closed),
     }
 }
+
+/// Bytes read at once if they are looked at: few enough to be in the second-level cache then.
+const INSPECTED_LEN: usize = 128 << 10;
