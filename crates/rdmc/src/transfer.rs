@@ -29,7 +29,7 @@ mod port;
 mod turn;
 
 pub(crate) use blocks::Blocks;
-pub(crate) use checksum::{Checksum, Place, give_way};
+pub(crate) use checksum::{Checksum, Place, Summing, give_way};
 pub(crate) use plan::Plan;
 pub(crate) use port::Port;
 pub(crate) use turn::{Turn, Turnstile};
@@ -148,7 +148,8 @@ impl Transfer {
                     }
                 }
             };
-            let (operation, granted) = neighbour.grant(self.blocks.place(receive.block), room);
+            let summing = self.group.checks_blocks().then(Summing::new);
+            let (operation, granted) = neighbour.grant(self.blocks.place(receive.block), summing.clone(), room);
             self.group.ingress().occupy(receive.peer, operation.nearly_done());
             if let Some(other) = untold.replace(neighbour).filter(|other| !std::ptr::eq(*other, neighbour)) {
                 other.tell_if_due();
@@ -156,7 +157,7 @@ impl Transfer {
             arriving.push(async move {
                 let outcome = operation.await;
                 drop(granted);
-                self.arrived(receive, outcome).await
+                self.arrived(receive, outcome, summing).await
             });
         }
         untold.inspect(|neighbour| neighbour.tell_if_due());
@@ -172,11 +173,12 @@ impl Transfer {
         &self,
         receive: rdmc_schedule::Transfer,
         outcome: Result<Received, WorkError>,
+        summing: Option<Arc<Summing>>,
     ) -> Result<(), Trouble> {
         let Received { mut buffer, len, imm } = outcome.map_err(|error| Trouble::Work { with: receive.peer, error })?;
         let (by, block) = (receive.peer, receive.block);
         // The one block whose immediate may be the message's size has been taken before the transfer began.
-        let seal = imm.filter(|imm| self.group.checks_blocks() || *imm == block.0);
+        let seal = imm.filter(|imm| summing.is_some() || *imm == block.0);
         let Some(seal) = seal else {
             return Err(Trouble::Protocol { by, what: format!("sent block {imm:?} where block {block} was due") });
         };
@@ -186,8 +188,8 @@ impl Transfer {
         }
         tracing::trace!(step = receive.step.0, from = %by, block = block.0, "block received");
         self.group.count_received(len);
-        if self.group.checks_blocks() {
-            let mut checksum = Checksum::gently_of(&buffer).await;
+        if let Some(summing) = summing {
+            let mut checksum = summing.checksum_of(&buffer).await;
             let place = self.place_of(block);
             if checksum.seal(place) != seal {
                 checksum = self.group.heal(by, place, false, &mut buffer).await?.checksum;

@@ -12,7 +12,7 @@ use super::healing::Healed;
 use super::receiver::{Answer, Delivery, Offer};
 use super::recovery::{Interrupted, Resumption};
 use crate::failure::{FailureCause, with_sources};
-use crate::transfer::{Blocks, Checksum, Place, Plan, Shape, Transfer, Trouble, Turn, Turnstile, give_way};
+use crate::transfer::{Blocks, Checksum, Place, Plan, Shape, Summing, Transfer, Trouble, Turn, Turnstile, give_way};
 
 /// Where the memory of messages comes from.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -194,7 +194,8 @@ impl Intake {
         let staging = self.staging(self.group.block_size() as usize)?;
         self.group.ingress().free_for(source).await;
         let room = neighbour.room_to_grant().await;
-        let (arriving, granted) = neighbour.grant(staging, room);
+        let summing = self.group.checks_blocks().then(Summing::new);
+        let (arriving, granted) = neighbour.grant(staging, summing.clone(), room);
         neighbour.tell_if_due();
         self.group.ingress().occupy(source, arriving.nearly_done());
         let Received { mut buffer, len, imm } =
@@ -202,8 +203,9 @@ impl Intake {
         drop(granted);
         self.group.count_received(len);
         let imm = imm.ok_or_else(|| self.malformed("a block without an immediate"))?;
-        if self.group.checks_blocks() {
-            return self.check_first(number, source, buffer, len, imm).await;
+        if let Some(summing) = summing {
+            let checksum = summing.checksum_of(&buffer[..len]).await;
+            return self.check_first(number, source, buffer, len, imm, checksum).await;
         }
         let shape = self.shape(neighbour.message_size(imm))?;
         let block = self.first_of(shape);
@@ -222,11 +224,11 @@ impl Intake {
         mut buffer: BufferMut,
         len: usize,
         seal: u32,
+        checksum: Checksum,
     ) -> Result<(Shape, FirstBlock), Trouble> {
         let size = self.group.neighbour(source).message_size_told();
         let shape = Shape::new(size, self.group.block_size());
         let place = Place { message, size, block: shape.map_or(BlockIndex(0), |shape| self.first_of(shape)) };
-        let checksum = Checksum::gently_of(&buffer[..len]).await;
         let (shape, block, checksum) = match shape {
             Some(shape) if checksum.seal(place) == seal => {
                 if len != shape.len(place.block) {

@@ -13,7 +13,7 @@ use tokio::sync::{OwnedSemaphorePermit, Semaphore, watch};
 
 use crate::mesh::frame::GroupFrame;
 use crate::node::{NodeId, NodeShared};
-use crate::transfer::{Arriving, Trouble};
+use crate::transfer::{Arriving, Summing, Trouble};
 
 /// A neighbour in a group's schedule.
 ///
@@ -134,9 +134,17 @@ impl Neighbour {
         if granting.len() < TELLINGS_MAX as usize { None } else { granting.pop_front() }
     }
 
-    /// Posts the place of the next block from this neighbour, which is to be told of it.
-    pub(crate) fn grant(&self, place: BufferMut, room: OwnedSemaphorePermit) -> (Arriving, Granted<'_>) {
-        let arriving = self.data.receive(place);
+    /// Posts the place of the next block from this neighbour, which is to be told of it, to be summed as it comes if so wanted.
+    pub(crate) fn grant(
+        &self,
+        place: BufferMut,
+        summing: Option<Arc<Summing>>,
+        room: OwnedSemaphorePermit,
+    ) -> (Arriving, Granted<'_>) {
+        let arriving = match summing {
+            Some(summing) => self.data.receive_inspected(place, summing),
+            None => self.data.receive(place),
+        };
         self.given.fetch_add(1, Ordering::Relaxed);
         (arriving, Granted { neighbour: self, room: Some(room) })
     }

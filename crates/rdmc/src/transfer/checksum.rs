@@ -1,9 +1,11 @@
 //! What a block's bytes come down to, by which a changed bit is found.
 
+use std::fmt;
 use std::io;
+use std::sync::{Arc, Mutex, PoisonError};
 use std::task::Poll;
 
-use rdmc_fabric::Buffer;
+use rdmc_fabric::{Buffer, Inspector};
 use rdmc_schedule::BlockIndex;
 use twox_hash::{XxHash3_64, xxhash3_128};
 
@@ -34,8 +36,12 @@ impl Checksum {
         if bytes.len() <= PIECE {
             return Self::of(bytes);
         }
-        let mut hasher = xxhash3_128::Hasher::new();
-        for piece in bytes.chunks(PIECE) {
+        Self::gently_after(xxhash3_128::Hasher::new(), bytes).await
+    }
+
+    /// Sums the rest of a block.
+    async fn gently_after(mut hasher: xxhash3_128::Hasher, rest: &[u8]) -> Self {
+        for piece in rest.chunks(PIECE) {
             hasher.write(piece);
             give_way().await;
         }
@@ -76,6 +82,49 @@ impl Checksum {
         #[expect(clippy::cast_possible_truncation, reason = "an immediate has 32 bits")]
         let seal = XxHash3_64::oneshot(&bytes) as u32;
         seal
+    }
+}
+
+/// Sums a block as it arrives, as far as the fabric shows it: what is in the cache need not come from memory again.
+pub(crate) struct Summing {
+    shown: Mutex<Shown>,
+}
+
+/// What the fabric has shown of a block.
+struct Shown {
+    hasher: xxhash3_128::Hasher,
+    len: usize,
+}
+
+impl Summing {
+    pub(crate) fn new() -> Arc<Self> {
+        Arc::new(Self { shown: Mutex::new(Shown { hasher: xxhash3_128::Hasher::new(), len: 0 }) })
+    }
+
+    /// Returns the checksum of the block, all of which is here by now, as [`Checksum::gently_of`] does.
+    pub(crate) async fn checksum_of(&self, block: &[u8]) -> Checksum {
+        let (hasher, len) = {
+            let shown = self.shown.lock().unwrap_or_else(PoisonError::into_inner);
+            (shown.hasher.clone(), shown.len)
+        };
+        match block.get(len..) {
+            Some(rest) if len > 0 => Checksum::gently_after(hasher, rest).await,
+            _ => Checksum::gently_of(block).await,
+        }
+    }
+}
+
+impl Inspector for Summing {
+    fn inspect(&self, bytes: &[u8]) {
+        let mut shown = self.shown.lock().unwrap_or_else(PoisonError::into_inner);
+        shown.hasher.write(bytes);
+        shown.len += bytes.len();
+    }
+}
+
+impl fmt::Debug for Summing {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Summing").finish_non_exhaustive()
     }
 }
 
@@ -123,6 +172,22 @@ mod tests {
                 Place { block: BlockIndex(PLACE.block.0 ^ (1 << (bit % 32))), ..PLACE },
             ] {
                 prop_assert_ne!(Checksum::of(&bytes).seal(elsewhere), seal);
+            }
+        }
+    }
+
+    #[tokio::test]
+    async fn a_block_sums_to_the_same_however_much_was_shown_as_it_came() {
+        let bytes: Vec<u8> = (0..PIECE + 700).map(|i| u8::try_from(i % 251).expect("below 251")).collect();
+        for len in [0, 1, 240, 241, 700, PIECE, bytes.len()] {
+            let block = &bytes[..len];
+            for shown in [0, 1, 64, 239, 256, 300, len / 2, len].into_iter().filter(|shown| *shown <= len) {
+                for piece in [1 + shown / 3, 1024, PIECE] {
+                    let summing = Summing::new();
+                    block[..shown].chunks(piece).for_each(|piece| summing.inspect(piece));
+                    let checksum = summing.checksum_of(block).await;
+                    assert_eq!(checksum, Checksum::of(block), "{shown} of {len} bytes were shown, {piece} at once");
+                }
             }
         }
     }
