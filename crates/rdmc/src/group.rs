@@ -10,13 +10,14 @@ use std::time::Duration;
 use futures::future::{BoxFuture, FutureExt};
 use futures::stream::{FuturesUnordered, StreamExt};
 use rdmc_fabric::{ConnectError, Operation, Received, Timestamp};
-use rdmc_schedule::{BlockCount, Neighbours, Rank, Schedule, first_source, neighbours};
+use rdmc_schedule::{BlockCount, BlockIndex, Neighbours, Rank, Schedule, first_source, neighbours};
 use tokio::sync::mpsc;
 
 use crate::failure::{FailureCause, GroupError, with_sources};
 use crate::mesh::frame::GroupFrame;
 use crate::node::{NodeId, NodeShared};
 use crate::stats::{Corruption, Counters, GroupStats};
+use crate::sync::lock;
 use crate::transfer::{Place, Port, Trouble};
 
 pub(crate) mod agreement;
@@ -242,6 +243,11 @@ impl Group {
         Schedule::new(&self.spec.algorithm, members, blocks).expect("checked when the group was formed")
     }
 
+    /// Returns the block that a member receives first of a message of `blocks` blocks; none at the root.
+    fn first_received(&self, blocks: BlockCount, rank: Rank) -> Option<BlockIndex> {
+        self.schedule(blocks).receives(rank).next().map(|receive| receive.block)
+    }
+
     /// Tells whether members say what they have of a message before it begins.
     pub(crate) fn is_delta(&self) -> bool {
         self.spec.delta
@@ -317,7 +323,7 @@ impl Group {
             }
             self.node.mesh.post(neighbour.node, self.id, neighbour.offer(spec, count));
         }
-        self.own_holdings(&told, &mut hearing::lock(holdings));
+        self.own_holdings(&told, &mut lock(holdings));
         let mut unheard: BTreeSet<Rank> = self.neighbours.keys().copied().collect();
         let mut unconnected = unheard.clone();
         let mut connecting = FuturesUnordered::new();
@@ -326,7 +332,7 @@ impl Group {
         let mut stopped = std::pin::pin!(self.stopped().fuse());
         loop {
             if unconnected.is_empty() && !self.has_stopped() {
-                let told = std::mem::take(&mut *hearing::lock(holdings));
+                let told = std::mem::take(&mut *lock(holdings));
                 match self.resumption(told) {
                     Ok(resumption) => return Ok(resumption),
                     Err(Hopeless::TooLong { message }) if self.rank.is_root() => {

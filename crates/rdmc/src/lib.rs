@@ -53,6 +53,7 @@ mod node;
 mod pool;
 mod scope;
 mod stats;
+mod sync;
 mod transfer;
 
 pub use certificate::{Certificate, Digest, MessageRecord};

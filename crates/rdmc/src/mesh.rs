@@ -8,7 +8,7 @@ use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::io;
 use std::net::IpAddr;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::Duration;
 
 use futures::future::FutureExt;
@@ -20,6 +20,7 @@ use crate::failure::FailureCause;
 use crate::group::GroupId;
 use crate::group::agreement::frame::{Ballot, Outcome};
 use crate::node::NodeId;
+use crate::sync::lock;
 
 pub(crate) mod fabrics;
 pub(crate) mod frame;
@@ -531,7 +532,7 @@ impl Mesh {
     }
 
     fn lock(&self) -> MutexGuard<'_, MeshState> {
-        self.0.state.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.0.state)
     }
 }
 

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::fmt;
 use std::io;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::sync::{Arc, Mutex, MutexGuard, Weak};
 use std::time::Duration;
 
 use bytes::Bytes;
@@ -24,6 +24,7 @@ use crate::mesh::security::{Fingerprint, Identities, Identity, Peers, Security, 
 use crate::pool::{Pool, PoolError};
 use crate::scope::Scope;
 use crate::stats::{Counters, NodeStats};
+use crate::sync::lock;
 
 /// A node's number in its cluster.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
@@ -551,7 +552,7 @@ impl OpenGroups {
     }
 
     fn lock(&self) -> MutexGuard<'_, Registry> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.0)
     }
 }
 

@@ -144,7 +144,7 @@ impl Transfer {
                     None => {
                         // One word for all grants that could be given at once.
                         untold.take().inspect(|neighbour| neighbour.tell_if_due());
-                        self.group.waiting(Awaited::Arriving, occupant, room).await?
+                        self.group.waiting(Awaited::Arriving, occupant, room).await.0?
                     }
                 }
             };
@@ -257,11 +257,11 @@ impl Transfer {
             // What was sent to this one before leaves at the latest when this one has to wait.
             let interrupt = || neighbour.flush();
             let held = unless_failing(self.blocks.held(send.block), &mut leaving, left);
-            let (block, waited_for_block) = self.timed(held, interrupt).await;
+            let (block, waited_for_block) = self.timed(None, held, interrupt).await;
             let block = block?;
             let seal = self.seal(send.block, &block).await?;
             let ready = unless_failing(neighbour.ready_for_block(), &mut leaving, left);
-            let (ready, waited_for_ready) = self.timed_on(Awaited::Ready, send.peer, ready, interrupt).await;
+            let (ready, waited_for_ready) = self.timed(Some((Awaited::Ready, send.peer)), ready, interrupt).await;
             ready?;
             let occupant = self.group.egress().occupant().unwrap_or(send.peer);
             let free = async {
@@ -269,7 +269,7 @@ impl Transfer {
                 neighbour.room_to_send().await
             };
             let free = unless_failing(free, &mut leaving, left);
-            let (room, waited_for_port) = self.timed_on(Awaited::Leaving, occupant, free, interrupt).await;
+            let (room, waited_for_port) = self.timed(Some((Awaited::Leaving, occupant)), free, interrupt).await;
             let room = room?;
             self.group.count_sent(block.len(), waited_for_ready);
             self.group.pace().is_to_take(send.peer, || self.group.now());
@@ -304,11 +304,10 @@ impl Transfer {
         Ok(())
     }
 
-    /// Does as [`timed`](Self::timed), and notes for whom it waits.
-    async fn timed_on<T>(
+    /// Awaits `wait` and measures it, after `interrupt`, and notes `for_whom` it is. What is over at once costs nothing of that.
+    async fn timed<T>(
         &self,
-        what: Awaited,
-        on: Rank,
+        for_whom: Option<(Awaited, Rank)>,
         wait: impl Future<Output = T>,
         interrupt: impl FnOnce(),
     ) -> (T, Duration) {
@@ -317,18 +316,9 @@ impl Transfer {
             return (value, Duration::ZERO);
         }
         interrupt();
-        let began = self.group.now();
-        let value = self.group.waiting(what, on, wait).await;
-        (value, self.group.now().since(began))
-    }
-
-    /// Awaits `wait` and measures it, after `interrupt`. What is over at once costs neither that nor a look at the clock.
-    async fn timed<T>(&self, wait: impl Future<Output = T>, interrupt: impl FnOnce()) -> (T, Duration) {
-        let mut wait = std::pin::pin!(wait);
-        if let Some(value) = (&mut wait).now_or_never() {
-            return (value, Duration::ZERO);
+        if let Some((what, on)) = for_whom {
+            return self.group.waiting(what, on, wait).await;
         }
-        interrupt();
         let began = self.group.now();
         let value = wait.await;
         (value, self.group.now().since(began))

@@ -6,13 +6,14 @@
 //! the root's, wherever it comes from.
 
 use std::collections::BTreeMap;
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Mutex, MutexGuard};
 
 use rdmc_schedule::{BlockCount, BlockIndex, BlockSet, Rank, Repair};
 use tokio::sync::oneshot;
 
 use super::Group;
 use crate::mesh::frame::GroupFrame;
+use crate::sync::lock;
 use crate::transfer::{Blocks, Checksum, Plan, Shape, Trouble, checksum_of};
 
 /// What members have said of messages that are about to begin.
@@ -61,7 +62,7 @@ pub(super) struct Beginning {
 
 impl Delta {
     fn lock(&self) -> MutexGuard<'_, State> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.0)
     }
 }
 

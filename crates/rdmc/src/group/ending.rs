@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::sync::atomic::Ordering;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::Duration;
 
 use futures::future::FutureExt;
@@ -20,6 +20,7 @@ use crate::failure::{FailedMember, FailureCause, GroupFailure};
 use crate::mesh::frame::GroupFrame;
 use crate::mesh::{GroupEvent, Inbox};
 use crate::node::NodeId;
+use crate::sync::lock;
 use crate::transfer::Trouble;
 
 /// How a group ended.
@@ -65,7 +66,7 @@ impl End {
     }
 
     fn lock(&self) -> MutexGuard<'_, State> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.state)
     }
 }
 

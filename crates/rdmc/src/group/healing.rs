@@ -3,7 +3,7 @@
 //! The member that finds one asks holder after holder, the root first, piece by piece. A holder keeps nothing in mind for
 //! it: each piece is asked for, and found, by itself, among the messages that are kept (`retained.rs`).
 
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::Mutex;
 
 use rdmc_schedule::{BlockIndex, Rank};
 use serde::{Deserialize, Serialize};
@@ -12,6 +12,7 @@ use tokio::sync::{Semaphore, mpsc, oneshot};
 use super::Group;
 use super::retained::Kept;
 use crate::mesh::frame::GroupFrame;
+use crate::sync::lock;
 use crate::transfer::{Checksum, Place, Shape, Trouble};
 
 /// What a group's member needs to fetch blocks, and to supply them.
@@ -109,7 +110,7 @@ impl Group {
                 None => first || (size, block) == (place.size, place.block.0),
             };
             let due = |shape: &Shape| match first {
-                true => self.schedule(shape.count).receives(self.rank).next().is_some_and(|due| due.block.0 == block),
+                true => self.first_received(shape.count, self.rank) == Some(BlockIndex(block)),
                 false => block < shape.count.0,
             };
             let shape = Shape::new(size, self.spec.block_size).filter(|shape| as_expected && due(shape));
@@ -177,7 +178,7 @@ impl Group {
         let shape = kept.shape();
         let block = match wanted.block {
             Some(block) => BlockIndex(block),
-            None => self.schedule(shape.count).receives(asker).next()?.block,
+            None => self.first_received(shape.count, asker)?,
         };
         if block.0 >= shape.count.0 {
             return None;
@@ -207,10 +208,6 @@ enum Fetched {
     Bad,
     /// It does not have it, or does not answer.
     Nothing,
-}
-
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 /// Longest piece of a block in one frame, in bytes.

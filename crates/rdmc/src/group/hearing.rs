@@ -1,7 +1,7 @@
 //! The group's side of the mesh: a task that takes what others say, from the moment at which the group is being formed.
 
 use std::collections::BTreeSet;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex};
 
 use futures::future::FutureExt;
 use rdmc_schedule::Rank;
@@ -14,6 +14,7 @@ use crate::failure::FailureCause;
 use crate::mesh::frame::GroupFrame;
 use crate::mesh::{GroupEvent, Inbox};
 use crate::node::NodeId;
+use crate::sync::lock;
 
 /// What a group hears, and where it goes.
 pub(super) struct Hearing {
@@ -131,8 +132,4 @@ impl Group {
             self.accuse(rank, FailureCause::Protocol { what: what.to_owned() });
         }
     }
-}
-
-pub(super) fn lock(holdings: &Mutex<Holdings>) -> MutexGuard<'_, Holdings> {
-    holdings.lock().unwrap_or_else(PoisonError::into_inner)
 }

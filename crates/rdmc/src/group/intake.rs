@@ -246,8 +246,7 @@ impl Intake {
     }
 
     fn first_of(&self, shape: Shape) -> BlockIndex {
-        let schedule = self.group.schedule(shape.count);
-        schedule.receives(self.group.rank()).next().expect("a member receives every block").block
+        self.group.first_received(shape.count, self.group.rank()).expect("a member receives every block")
     }
 
     fn wrong_first(&self, shape: Shape, len: usize) -> Trouble {

@@ -5,7 +5,7 @@
 //! out where the waiting comes from, and tells all.
 
 use std::collections::BTreeMap;
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Mutex, MutexGuard};
 use std::time::Duration;
 
 use rdmc_fabric::Timestamp;
@@ -16,6 +16,7 @@ use tokio::sync::Notify;
 use super::Group;
 use crate::failure::FailureCause;
 use crate::mesh::frame::GroupFrame;
+use crate::sync::lock;
 
 mod judge;
 
@@ -124,8 +125,11 @@ pub(crate) struct Slow {
 }
 
 impl Pace {
-    /// Notes that a wait begins.
-    pub(crate) fn begin(&self, what: Awaited, on: Rank, now: Timestamp) {
+    /// Notes that a wait begins. Whoever is waited for to be ready is to take a block.
+    fn begin(&self, what: Awaited, on: Rank, now: Timestamp) {
+        if what == Awaited::Ready {
+            self.is_to_take(on, || now);
+        }
         *self.lock().slot(what) = Some(Wait { what, on, since: now });
         self.stirred.notify_one();
     }
@@ -147,7 +151,10 @@ impl Pace {
     }
 
     /// Notes that it is over.
-    pub(crate) fn end(&self, what: Awaited, now: Timestamp) {
+    fn end(&self, what: Awaited, on: Rank, now: Timestamp) {
+        if what == Awaited::Ready {
+            self.has_taken(on, 0, || now);
+        }
         let mut state = self.lock();
         if let Some(wait) = state.slot(what).take() {
             state.spend(&wait, now);
@@ -204,7 +211,7 @@ impl Pace {
     }
 
     fn lock(&self) -> MutexGuard<'_, State> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.state)
     }
 }
 
@@ -231,18 +238,14 @@ impl State {
 }
 
 impl Group {
-    /// Awaits `wait`, which is for a neighbour.
-    pub(crate) async fn waiting<T>(&self, what: Awaited, on: Rank, wait: impl Future<Output = T>) -> T {
-        self.pace.begin(what, on, self.now());
-        if what == Awaited::Ready {
-            self.pace.is_to_take(on, || self.now());
-        }
+    /// Awaits `wait`, which is for a neighbour; tells also how long it took.
+    pub(crate) async fn waiting<T>(&self, what: Awaited, on: Rank, wait: impl Future<Output = T>) -> (T, Duration) {
+        let began = self.now();
+        self.pace.begin(what, on, began);
         let value = wait.await;
-        if what == Awaited::Ready {
-            self.pace.has_taken(on, 0, || self.now());
-        }
-        self.pace.end(what, self.now());
-        value
+        let ended = self.now();
+        self.pace.end(what, on, ended);
+        (value, ended.since(began))
     }
 
     /// Looks for ever, again and again, who holds the group up.

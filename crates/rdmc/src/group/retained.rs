@@ -5,12 +5,13 @@
 //! is let go.
 
 use std::collections::BTreeMap;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard};
 
 use rdmc_fabric::{Buffer, Fabric, FabricError, Memory};
 use rdmc_schedule::{BlockIndex, BlockSet, Rank};
 use tokio::sync::watch;
 
+use crate::sync::lock;
 use crate::transfer::{Blocks, Checksum, Shape};
 
 /// The messages that one member keeps.
@@ -279,7 +280,7 @@ impl Retained {
     }
 
     fn lock(&self) -> MutexGuard<'_, State> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.state)
     }
 }
 

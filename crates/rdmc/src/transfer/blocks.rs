@@ -9,6 +9,7 @@ use rdmc_schedule::{BlockIndex, BlockSet};
 
 use super::{Checksum, Shape};
 use crate::certificate::Digest;
+use crate::sync::lock;
 
 /// The blocks of one message.
 pub(crate) struct Blocks {
@@ -301,10 +302,6 @@ async fn copy<F: Future<Output = ()>>(bytes: &Buffer, place: &mut BufferMut, giv
 
 fn in_memory(bytes: u64) -> usize {
     usize::try_from(bytes).expect("the message is in memory")
-}
-
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 /// Bytes copied before other work of the task gets a turn.
