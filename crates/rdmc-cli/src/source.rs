@@ -27,6 +27,9 @@ impl Source {
         let mut source = Self::default();
         for argument in arguments {
             let metadata = std::fs::metadata(argument).with_context(|| format!("{}", argument.display()))?;
+            if !metadata.is_file() && !metadata.is_dir() {
+                return Err(Exit::Usage.error(format!("{} is neither a file nor a directory", argument.display())));
+            }
             let name = match argument.file_name() {
                 Some(name) => name.to_owned(),
                 // `.` and `..` have a name of their own.
@@ -177,6 +180,22 @@ mod tests {
             std::fs::write(path, b"").unwrap();
         }
         assert_eq!(Exit::code_of(&Source::find(&paths).unwrap_err()), 2);
+    }
+
+    #[test]
+    fn a_special_file_is_skipped_in_a_directory_and_a_usage_error_by_itself() {
+        let dir = tempfile::tempdir().unwrap();
+        let socket = dir.path().join("socket");
+        let _listener = std::os::unix::net::UnixListener::bind(&socket).unwrap();
+        let link = dir.path().join("link");
+        std::os::unix::fs::symlink("/dev/null", &link).unwrap();
+        for path in [&socket, &link, Path::new("/dev/null")] {
+            let error = Source::find(&[path.to_owned()]).unwrap_err();
+            assert_eq!(Exit::code_of(&error), 2);
+            assert!(format!("{error:#}").contains(&path.display().to_string()), "{error:#}");
+        }
+        let found = Source::find(&[dir.path().to_owned()]).unwrap();
+        assert_eq!((found.skipped.len(), found.files().count()), (2, 0));
     }
 
     #[test]
