@@ -405,9 +405,8 @@ fn place(node: &Node, store: &Store, offer: Offer, entry: &Entry, again: bool) -
         let len = usize::try_from(size)?;
         let mut memory = match memory {
             Some(memory) => return Ok((Place::Mapped(arrival), register(&node, memory)?)),
-            // The pool may be full of what this very file had before, which stays there until it is copied from there. What
-            // is short is kept until the sender has heard of more, and must not keep a long file from its memory.
-            None if again || len < SHORT_LEN => register(&node, Memory::from(vec![0; len]))?,
+            // The pool may be full of what this very file had before, which stays there until it is copied from there.
+            None if again => register(&node, Memory::from(vec![0; len]))?,
             None => node.allocate(len).await?,
         };
         let read = tokio::task::spawn_blocking(move || {
@@ -454,8 +453,6 @@ async fn finish(
     finished.await?
 }
 
-/// Bytes below which a file gets memory of its own instead of the pool's: members report by 64 KiB what they have.
-const SHORT_LEN: usize = 64 << 10;
 /// Files that have arrived and are not yet in place, at most.
 const FINISHING_MAX: usize = 8;
 
@@ -468,7 +465,6 @@ mod tests {
     use crate::cli::OutputOptions;
     use crate::fabric::register_to_send;
     use crate::fabric::strict::{POOL_BYTES, Strict};
-    use crate::manifest::{EntryPath, Kind};
 
     #[tokio::test]
     async fn files_arrive_by_memory_where_the_fabric_does_not_receive_into_files() {
@@ -476,15 +472,8 @@ mod tests {
         let spec = GroupSpec::new(1, (0..3).map(NodeId)).block_size(64 << 10);
         // Each takes more than half of the pool, so that one waits for the other.
         let sizes = [0, 600_000, 700_001, 1, usize::try_from(POOL_BYTES).unwrap()];
-        let contents = sizes.map(|size| Bytes::from_iter((0..=250).cycle().take(size)));
-        let entries = contents.iter().zip(0..).map(|(bytes, at)| Entry {
-            path: EntryPath(vec![format!("file{at}").into_bytes()]),
-            kind: Kind::File { size: bytes.len() as u64 },
-            mode: 0o600,
-            mtime_s: 1,
-            mtime_ns: 2,
-        });
-        let manifest = Arc::new(Manifest { entries: entries.collect() });
+        let (manifest, contents) = Manifest::of_sizes(&sizes);
+        let manifest = Arc::new(manifest);
         let root = nodes.remove(0);
         let receive = nodes.iter().map(|node| {
             let (spec, manifest) = (spec.clone(), manifest.clone());

@@ -205,7 +205,7 @@ mod tests {
     use crate::cli::OutputOptions;
     use crate::fabric::register_to_send;
     use crate::fabric::strict::{POOL_BYTES, Strict};
-    use crate::manifest::{Entry, EntryPath, Kind, Manifest};
+    use crate::manifest::Manifest;
     use crate::store::Store;
 
     fn reporter() -> Reporter {
@@ -243,16 +243,9 @@ mod tests {
     /// In memory of a pool that holds one large file at a time, so that whatever is kept too long holds all up.
     #[tokio::test]
     async fn those_who_are_left_get_everything_when_one_gives_up_after_any_number_of_messages() {
-        let sizes = [200_000, 0, usize::try_from(POOL_BYTES).unwrap(), 1, 600_000];
-        let contents = sizes.map(|size| Bytes::from_iter((0..=250).cycle().take(size)));
-        let entries = contents.iter().zip(0..).map(|(bytes, at)| Entry {
-            path: EntryPath(vec![format!("file{at}").into_bytes()]),
-            kind: Kind::File { size: bytes.len() as u64 },
-            mode: 0o600,
-            mtime_s: 1,
-            mtime_ns: 2,
-        });
-        let manifest = Arc::new(Manifest { entries: entries.collect() });
+        let sizes = [200_000, 0, usize::try_from(POOL_BYTES).unwrap(), 40_000, 1, 1_000_000, 10_000, 1_048_000];
+        let (manifest, contents) = Manifest::of_sizes(&sizes);
+        let manifest = Arc::new(manifest);
         for taken in 0..=2 * contents.len() {
             let nodes = Strict::nodes(4).await;
             let spec = GroupSpec::new(1, (0..4).map(NodeId)).block_size(32 << 10);

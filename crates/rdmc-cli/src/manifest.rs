@@ -198,6 +198,22 @@ impl Manifest {
     }
 }
 
+#[cfg(test)]
+impl Manifest {
+    /// Makes files `file0`, `file1`, … of these sizes; returns them with their contents.
+    pub(crate) fn of_sizes(sizes: &[usize]) -> (Self, Vec<bytes::Bytes>) {
+        let entries = sizes.iter().zip(0..).map(|(size, at)| Entry {
+            path: EntryPath(vec![format!("file{at}").into_bytes()]),
+            kind: Kind::File { size: *size as u64 },
+            mode: 0o600,
+            mtime_s: 1,
+            mtime_ns: 2,
+        });
+        let contents = sizes.iter().map(|size| (0..=250).cycle().take(*size).collect());
+        (Self { entries: entries.collect() }, contents.collect())
+    }
+}
+
 /// What makes a manifest unacceptable.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Flaw {
