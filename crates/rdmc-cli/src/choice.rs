@@ -9,6 +9,7 @@ use rdmc::{Algorithm, Hybrid, Racks, Rank, Spine};
 use serde::{Deserialize, Serialize};
 
 use crate::exit::Exit;
+use crate::progress::count;
 
 /// The options that choose an algorithm.
 #[derive(Clone, Debug, clap::Args)]
@@ -116,7 +117,8 @@ impl RacksText {
             RacksText::Ranks(racks) => Racks::from_assignment(&assignment(racks, members)?)?,
         };
         let held = racks.members();
-        anyhow::ensure!(held == members, "the racks hold {held} members, but there are {members} with the sender");
+        let (hold, are) = (count(held, "member"), if members == 1 { "is" } else { "are" });
+        anyhow::ensure!(held == members, "the racks hold {hold}, but there {are} {members} with the sender");
         Ok(racks)
     }
 }
@@ -126,7 +128,11 @@ fn assignment(racks: &[Vec<u32>], members: u32) -> anyhow::Result<Vec<u32>> {
     for (rack, ranks) in (0..).zip(racks) {
         for &rank in ranks {
             let Some(place) = rack_of.get_mut(Rank(rank).index()) else {
-                anyhow::bail!("there is no rank {rank}: the {members} members have the ranks 0 to {}", members - 1);
+                anyhow::bail!(
+                    "there is no rank {rank}: those of {} are 0 to {}",
+                    count(members, "member"),
+                    members - 1
+                );
             };
             anyhow::ensure!(place.replace(rack).is_none(), "rank {rank} is in two racks");
         }
@@ -163,7 +169,8 @@ impl AlgorithmTold {
             "hybrid(binomial-pipeline)" => Spine::BinomialPipeline,
             flat => return Ok(flat.parse()?),
         };
-        anyhow::ensure!(self.racks.len() == members, "racks for {} members in a group of {members}", self.racks.len());
+        let held = self.racks.len();
+        anyhow::ensure!(held == members, "racks for {} in a group of {members}", count(held, "member"));
         Ok(Hybrid::new(Racks::from_assignment(&self.racks)?, spine).into())
     }
 }

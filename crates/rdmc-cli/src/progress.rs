@@ -212,12 +212,24 @@ impl Reporter {
 
     /// Starts to show how far something of `total` bytes is.
     pub(crate) fn bar(&self, label: &str, total: u64) -> Bar {
+        self.bar_like(BAR, label, total)
+    }
+
+    /// Starts to show how far work is, whose parts add up to `total`.
+    pub(crate) fn work_bar(&self, label: &str, total: u64) -> Bar {
+        self.bar_like(WORK_BAR, label, total)
+    }
+
+    fn bar_like(&self, template: &str, label: &str, total: u64) -> Bar {
         let face = match self.mode {
             Mode::Bars => {
-                let style = ProgressStyle::with_template(BAR).expect("the template is constant");
+                let style = ProgressStyle::with_template(template).expect("the templates are constant");
                 let bar =
                     ProgressBar::new(total).with_style(style.progress_chars("=> ")).with_message(label.to_owned());
-                Face::Bar(self.bars.add(bar))
+                let bar = self.bars.add(bar);
+                // Before the first part is done.
+                bar.tick();
+                Face::Bar(bar)
             }
             Mode::Json => Face::Json { told: Mutex::new(Instant::now()), total },
             Mode::Lines | Mode::Quiet => Face::None,
@@ -238,7 +250,7 @@ enum Face {
 }
 
 impl Bar {
-    /// Shows that `bytes` of the total are done.
+    /// Shows that `bytes` of the total, or so much of the work, are done.
     pub(crate) fn set(&self, bytes: u64) {
         match &self.0 {
             Face::Bar(bar) => bar.set_position(bytes.min(bar.length().unwrap_or(bytes))),
@@ -282,5 +294,7 @@ pub(crate) const TICK: Duration = Duration::from_millis(100);
 const JSON_INTERVAL: Duration = Duration::from_millis(500);
 /// How a bar looks.
 const BAR: &str = "{msg:18!} [{wide_bar}] {percent:>3}% {binary_bytes:>10} of {binary_total_bytes} {binary_bytes_per_sec:>12} {eta:>3}";
+/// How one for work looks that is not measured in bytes.
+const WORK_BAR: &str = "{msg:32!} [{wide_bar}] {percent:>3}% {elapsed:>4}";
 /// Members that failed, of which the causes are told.
 const FAILED_SHOWN_MAX: usize = 4;

@@ -9,6 +9,7 @@ use serde::Serialize;
 
 use crate::cli::ScheduleOptions;
 use crate::exit::Exit;
+use crate::progress::count;
 
 /// Prints a schedule.
 pub(crate) fn run(options: &ScheduleOptions) -> anyhow::Result<()> {
@@ -52,9 +53,8 @@ fn grid(schedule: &Schedule, sends: bool) -> String {
     let widths: Vec<usize> = (0..columns)
         .map(|column| rows.iter().map(|row| row[column].len()).chain([column.to_string().len()]).max().unwrap_or(1))
         .collect();
-    let steps = schedule.steps();
-    let (members, blocks) = (schedule.members(), schedule.blocks());
-    let mut text = format!("{}: {members} members, {blocks} blocks, {steps} steps\n", schedule.algorithm());
+    let (members, blocks) = (count(schedule.members(), "member"), count(schedule.blocks().0, "block"));
+    let mut text = format!("{}: {members}, {blocks}, {}\n", schedule.algorithm(), count(schedule.steps(), "step"));
     text += "rows are members, columns are steps; 1<3 takes block 1 from member 3, 1>3 sends it there\n\n";
     let mut line = |head: &str, cells: &mut dyn Iterator<Item = String>| {
         let mut row = format!("{head:>6}");

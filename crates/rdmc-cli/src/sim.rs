@@ -3,19 +3,21 @@
 use std::collections::BTreeSet;
 use std::fmt::Write as _;
 use std::fs::File;
-use std::io::Write as _;
+use std::io::{ErrorKind, Write as _};
+use std::ops::Range;
 use std::path::Path;
 use std::time::{Duration, Instant};
 
 use anyhow::Context;
 use rdmc_sim::campaign::exhaustive::{self, Bounds, Survey};
-use rdmc_sim::campaign::{self, Case};
+use rdmc_sim::campaign::{self, Case, Report};
 use rdmc_sim::experiments::{EXPERIMENTS, Experiment, Options};
 use rdmc_sim::{Played, PlayedGroup, Scenario, ScenarioError, to_trace};
 use serde::Serialize;
 
-use crate::cli::{ALL_FIGURES, CampaignOptions, FigureOptions, SimCommand, SimOptions};
+use crate::cli::{ALL_FIGURES, CampaignOptions, FigureOptions, OutputOptions, SimCommand, SimOptions};
 use crate::exit::Exit;
+use crate::progress::{Reporter, count};
 
 /// Plays a scenario, or does what the subcommand says.
 pub(crate) fn run(options: &SimOptions) -> anyhow::Result<()> {
@@ -29,7 +31,7 @@ pub(crate) fn run(options: &SimOptions) -> anyhow::Result<()> {
 
 fn play(path: &Path, options: &SimOptions) -> anyhow::Result<()> {
     let named = || path.display().to_string();
-    let text = std::fs::read_to_string(path).with_context(named)?;
+    let text = read_text(path)?;
     let scenario: Scenario = text.parse().with_context(named).context(Exit::Usage)?;
     // Before it is played, which may take long.
     let trace = options.trace.as_deref();
@@ -52,6 +54,15 @@ fn play(path: &Path, options: &SimOptions) -> anyhow::Result<()> {
         if options.json { serde_json::to_string(&described(&played))? + "\n" } else { told(&played, took, options) };
     std::io::stdout().write_all(text.as_bytes())?;
     traced
+}
+
+/// Reads a file that somebody has written to be read here.
+fn read_text(path: &Path) -> anyhow::Result<String> {
+    let text = std::fs::read_to_string(path);
+    text.map_err(|error| match error.kind() {
+        ErrorKind::InvalidData | ErrorKind::IsADirectory => Exit::Usage.error(format!("{}: {error}", path.display())),
+        _ => anyhow::Error::new(error).context(path.display().to_string()),
+    })
 }
 
 /// Tells what has happened, in a table.
@@ -156,20 +167,22 @@ fn figures(options: &FigureOptions) -> anyhow::Result<()> {
 fn hunt(options: &CampaignOptions) -> anyhow::Result<()> {
     let began = Instant::now();
     let mut out = std::io::stdout();
+    let reporter = Reporter::new(OutputOptions { json: false, quiet: false });
     let report = match &options.case {
         None if options.exhaustive => {
-            let Survey { histories, operations, report } = exhaustive::run(&Bounds::all());
-            writeln!(out, "{histories} groups, whose members begin {operations} operations without a fault")?;
+            let Survey { histories, operations, report } = survey(&Bounds::all(), &reporter);
+            let (groups, begun) = (count(histories, "group"), count(operations, "operation"));
+            writeln!(out, "{groups}, whose members begin {begun} without a fault")?;
             report
         }
         Some(path) => {
             let named = || path.display().to_string();
-            let text = std::fs::read_to_string(path).with_context(named)?;
+            let text = read_text(path)?;
             let case = Case::from_json(&text).with_context(named).context(Exit::Usage)?;
             case.check().map_err(anyhow::Error::msg).with_context(named).context(Exit::Usage)?;
-            campaign::Report { played: 1, failures: campaign::judge(&case).into_iter().collect() }
+            Report { played: 1, failures: campaign::judge(&case).into_iter().collect() }
         }
-        None => campaign::run(options.seeds.clone()),
+        None => play_seeds(&options.seeds, &reporter),
     };
     for (number, failure) in report.failures.iter().enumerate() {
         writeln!(out, "seed {}: {failure}", failure.seed)?;
@@ -194,10 +207,47 @@ fn hunt(options: &CampaignOptions) -> anyhow::Result<()> {
     }
     let (played, failed, took) = (report.played, report.failures.len(), began.elapsed());
     if failed > 0 {
-        anyhow::bail!("{failed} of {played} cases failed, after {took:.1?}");
+        anyhow::bail!("{failed} of {} failed, after {took:.1?}", count(played, "case"));
     }
-    writeln!(out, "{played} cases, none failed, after {took:.1?}")?;
+    writeln!(out, "{}, none failed, after {took:.1?}", count(played, "case"))?;
     Ok(())
+}
+
+/// Plays the cases of all seeds, and shows how far it is.
+fn play_seeds(seeds: &Range<u64>, reporter: &Reporter) -> Report {
+    let mut report = Report::default();
+    let bar = reporter.work_bar("playing seeds", seeds.end.saturating_sub(seeds.start));
+    let mut first = seeds.start;
+    while first < seeds.end {
+        let end = first.saturating_add(SEEDS_AT_ONCE).min(seeds.end);
+        let Report { played, failures } = campaign::run(first..end);
+        report.played += played;
+        report.failures.extend(failures);
+        bar.set(report.played);
+        first = end;
+    }
+    report
+}
+
+/// Plays everything within bounds, one size of groups and messages after the other, and shows how far it is.
+fn survey(all: &Bounds, reporter: &Reporter) -> Survey {
+    let sizes = all.members.clone().flat_map(|members| all.blocks.clone().map(move |blocks| (members, blocks)));
+    // About what they cost: each of the operations is a case, which has as many operations.
+    let cost = |(members, blocks): (u32, u32)| u64::from(members * members * (blocks + 1) * (blocks + 1));
+    let bar = reporter.work_bar("", sizes.clone().map(cost).sum());
+    let (mut survey, mut done) = (Survey::default(), 0);
+    for (members, blocks) in sizes {
+        bar.label(&format!("{}, {}", count(members, "member"), count(blocks, "block")));
+        let bounds = Bounds { members: members..=members, blocks: blocks..=blocks, harms: all.harms.clone() };
+        let Survey { histories, operations, report: Report { played, failures } } = exhaustive::run(&bounds);
+        survey.histories += histories;
+        survey.operations += operations;
+        survey.report.played += played;
+        survey.report.failures.extend(failures);
+        done += cost((members, blocks));
+        bar.set(done);
+    }
+    survey
 }
 
 fn ms(time: Duration) -> String {
@@ -210,7 +260,28 @@ fn gbits(bytes: u64, time: Duration) -> String {
     if time.is_zero() { "-".to_owned() } else { format!("{:.2}", bits / time.as_secs_f64() / 1e9) }
 }
 
+/// Seeds that are played before it is shown how far it is.
+const SEEDS_AT_ONCE: u64 = 128;
 /// Cases of an exhaustive campaign that are written.
 const WRITTEN_MAX: usize = 20;
 /// Cases that are played to find a smaller one.
 const SHRINK_PLAYS: usize = 2000;
+
+#[cfg(test)]
+mod tests {
+    use rdmc_sim::campaign::exhaustive::Harm;
+
+    use super::*;
+
+    fn reporter() -> Reporter {
+        Reporter::new(OutputOptions { json: false, quiet: true })
+    }
+
+    #[test]
+    fn parts_of_a_campaign_add_up_to_the_whole() {
+        let bounds = Bounds { members: 2..=3, blocks: 1..=2, harms: vec![Harm::Pauses] };
+        assert_eq!(survey(&bounds, &reporter()), exhaustive::run(&bounds));
+        let seeds = 7..8 + SEEDS_AT_ONCE;
+        assert_eq!(play_seeds(&seeds, &reporter()), Report { played: SEEDS_AT_ONCE + 1, failures: Vec::new() });
+    }
+}

@@ -287,7 +287,7 @@ impl Scenario {
             let blocks = group.messages.iter().map(|message| message.bytes / group.block_size).max().unwrap_or(0);
             if blocks * members > BLOCKS_MAX {
                 return sense(format!(
-                    "groups[{number}]: {blocks} blocks to {members} members are more than {BLOCKS_MAX}; use larger blocks"
+                    "groups[{number}]: {blocks} blocks for each member ({members}) are more than {BLOCKS_MAX}; use larger blocks"
                 ));
             }
         }

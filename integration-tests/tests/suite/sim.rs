@@ -65,6 +65,11 @@ fn what_makes_no_sense_is_named_with_the_remedy() {
         assert_eq!(exit, 2, "{text}: {said}");
         assert!(said.contains(named) && said.contains("wrong.toml"), "{text}: {said}");
     }
+    std::fs::write(&file, b"\x7fELF\xff\xfe").unwrap();
+    for arguments in [&["--scenario"][..], &["campaign", "--case"]] {
+        let (exit, _, said) = sim(&[arguments, &[path.as_str()]].concat());
+        assert!(exit == 2 && said.contains("wrong.toml"), "{said}");
+    }
     let (exit, _, said) = sim(&["--scenario", "/nowhere.toml"]);
     assert!(exit == 1 && said.contains("/nowhere.toml"), "{said}");
     assert_eq!(sim(&["figure", "99"]).0, 2);

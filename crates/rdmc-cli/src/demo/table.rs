@@ -6,6 +6,7 @@ use rdmc::Algorithm;
 use rdmc_schedule::{BlockCount, Schedule};
 use serde::Serialize;
 
+use crate::progress::count;
 use crate::size::{Bytes, Rate};
 
 /// The circumstances, the same for all rounds.
@@ -104,9 +105,9 @@ impl Setting {
             other => format!("{other} by {}", self.devices.join(", ")),
         };
         let mut text = format!(
-            "{} members (1 sender, {receivers} receiver{}), {}, {place}, blocks of {}\n",
-            self.members,
-            if receivers == 1 { "" } else { "s" },
+            "{} (1 sender, {}), {}, {place}, blocks of {}\n",
+            count(self.members, "member"),
+            count(receivers, "receiver"),
             Bytes(self.bytes),
             Bytes(self.block_size.into()),
         );
@@ -131,8 +132,9 @@ impl Setting {
             ]);
         }
         for round in rounds.iter().filter(|round| round.blocks_healed > 0) {
-            let _ =
-                writeln!(text, "  {}: {} blocks came corrupted and were healed", round.algorithm, round.blocks_healed);
+            let (blocks, were) =
+                (count(round.blocks_healed, "block"), if round.blocks_healed == 1 { "was" } else { "were" });
+            let _ = writeln!(text, "  {}: {blocks} came corrupted and {were} healed", round.algorithm);
         }
         text
     }
@@ -141,10 +143,7 @@ impl Setting {
     #[expect(clippy::cast_precision_loss, reason = "a ratio to be displayed")]
     pub(crate) fn remark(&self, algorithm: &Algorithm) -> String {
         let (steps, sequential) = (self.steps(algorithm), self.steps(&Algorithm::Sequential));
-        let cores = match self.cores {
-            1 => "1 core".to_owned(),
-            cores => format!("{cores} cores"),
-        };
+        let cores = count(self.cores, "core");
         let here = match self.devices.len() {
             0 => format!("Here all members share {cores}, so that copying sets the time more than the schedule does"),
             // What moves the bytes depends on the device: a processor or an adapter.
@@ -159,8 +158,9 @@ impl Setting {
         }
         let gain = sequential as f64 / steps as f64;
         format!(
-            "{here}.\nOn a network, where each has a port of its own, {algorithm} takes {steps} steps of one block instead \
-             of {sequential}: ×{gain:.1}."
+            "{here}.\nOn a network, where each has a port of its own, {algorithm} takes {} of one block instead \
+             of {sequential}: ×{gain:.1}.",
+            count(steps, "step")
         )
     }
 }
