@@ -139,7 +139,7 @@ pub(crate) struct RecvOptions {
     /// The directory that everything is put into
     #[arg(long, short, env = "RDMC_DIR", default_value = ".", value_name = "DIR")]
     pub(crate) dir: PathBuf,
-    /// End after the first transfer, with its outcome as exit code; offers that are declined do not count
+    /// End after the first transfer, with its outcome as exit code; offers that came to nothing, as somebody declined, do not count
     #[arg(long, env = "RDMC_ONCE", value_parser = FalseyValueParser::new())]
     pub(crate) once: bool,
     /// Decline transfers of more bytes than this

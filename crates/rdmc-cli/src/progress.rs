@@ -31,7 +31,7 @@ pub(crate) enum Event {
     },
     /// Something that works, and that whoever has started the program should know.
     Warning { message: String },
-    /// A receiver declined an offer, or the offer was withdrawn.
+    /// An offer came to nothing: it was declined here or by another receiver, or was withdrawn.
     Declined { from: String, reason: String },
     /// A transfer begins.
     Started {
@@ -112,7 +112,7 @@ impl fmt::Display for Event {
                 if *loopback_only { f.write_str(" (this host only; --listen 0.0.0.0:7471 for all)") } else { Ok(()) }
             }
             Event::Warning { message } => write!(f, "warning: {message}"),
-            Event::Declined { from, reason } => write!(f, "declined an offer from {from}: {}", printable(reason)),
+            Event::Declined { from, reason } => write!(f, "nothing comes from {from}: {}", printable(reason)),
             Event::Started { peer, receivers, files, bytes, over } => {
                 let (files, receivers) = (count(*files, "file"), count(*receivers, "receiver"));
                 write!(f, "{peer}: {} in {files}, {receivers}, by {over}", Bytes(*bytes))

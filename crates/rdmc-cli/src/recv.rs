@@ -6,6 +6,7 @@ use std::time::{Duration, Instant};
 use anyhow::Context;
 use rdmc::{
     FailedMember, GroupError, GroupFailure, GroupSpec, Invitation, Listener, Node, Offer, OfferReceiver, Shutdown,
+    StartError,
 };
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use tokio::task::JoinSet;
@@ -99,7 +100,7 @@ struct Host {
 }
 
 impl Host {
-    /// Judges an invitation and receives what it announces; returns nothing if no transfer began.
+    /// Judges an invitation and receives what it announces; returns nothing if no file was begun to be sent.
     async fn receive(
         self: Arc<Self>,
         mut invitation: Invitation,
@@ -136,9 +137,15 @@ impl Host {
         };
         let over = builder.fabric_choice().map(|choice| self.offered.chosen(choice, withheld));
         let over = over.expect("the builder comes from an invitation");
-        let outcome = self.session(builder, &told, groups, from, receivers, over).await;
-        if let (false, Err(error)) = (self.once, &outcome) {
-            self.reporter.say_failure(error);
+        let outcome = self.session(builder, &told, groups, from.clone(), receivers, over).await;
+        match &outcome {
+            // It came to nothing before the first file, here or elsewhere.
+            Err(error) if error.downcast_ref() == Some(&Exit::Refused) => {
+                declined(reason(error));
+                return None;
+            }
+            Err(error) if !self.once => self.reporter.say_failure(error),
+            _ => {}
         }
         Some(outcome)
     }
@@ -182,7 +189,10 @@ impl Host {
             .pool_bytes_max(self.offered.pool_bytes(&over, self.pool_size, staging_bytes(told)))
             .start()
             .await
-            .map_err(|error| anyhow::Error::new(error).context(Exit::Refused))?;
+            .map_err(|error| match error {
+                StartError::Unreachable { .. } => anyhow::Error::new(error).context(Exit::Refused),
+                local => local.into(),
+            })?;
         let outcome = async {
             let (manifest, delta) = take_manifest(&node, groups.manifest, told, &self.store).await?;
             let store = self.store.for_transfer(&manifest, delta)?;

@@ -13,6 +13,7 @@ mod multicast;
 #[cfg(target_os = "linux")]
 mod network;
 mod operations;
+mod outcomes;
 mod program;
 mod recovery;
 mod resume;
