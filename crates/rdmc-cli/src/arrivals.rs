@@ -19,7 +19,7 @@ use crate::announcement::DIGEST_LEN;
 use crate::exit::Exit;
 use crate::manifest::{Entry, Manifest};
 use crate::progress::{Bar, Event, Reporter, TICK, count};
-use crate::recv::{CLOSED_EARLY, NOT_EMPTY, explain, not_formed, reason};
+use crate::recv::{CLOSED_EARLY, NOT_EMPTY, explain, reason};
 use crate::store::{Arrival, Store};
 
 /// Receives all files of a manifest, and agrees to the end when all are whole and in place; returns at how many receivers
@@ -32,7 +32,6 @@ pub(crate) async fn take_files(
     reporter: &Reporter,
     bar: &Bar,
 ) -> anyhow::Result<usize> {
-    let mut group = node.join_group_with_offers(spec).await.map_err(|error| not_formed(error, Exit::Refused))?;
     let mut arrivals = Arrivals {
         node,
         manifest,
@@ -48,9 +47,15 @@ pub(crate) async fn take_files(
         last: None,
         last_is_taken: false,
         complete: 0,
+        formed: false,
         failed: Vec::new(),
         trouble: None,
     };
+    let mut group = match node.join_group_with_offers(spec).await {
+        Err(GroupError::Failed(failure)) => arrivals.go_on(failure).await?,
+        joined => joined.context(Exit::Refused)?,
+    };
+    arrivals.formed = true;
     arrivals.trouble = arrivals.with_directories(Store::make_directories).await.err();
     loop {
         let failure = match arrivals.take_all(&mut group).await {
@@ -96,6 +101,8 @@ struct Arrivals<'a> {
     last_is_taken: bool,
     /// Files in place.
     complete: usize,
+    /// Whether a group was formed: something may have been sent.
+    formed: bool,
     /// Who has failed on the way.
     failed: Vec<FailedMember>,
     /// What went wrong first here; the next message is refused for it.
@@ -233,6 +240,9 @@ impl Arrivals<'_> {
             return error;
         }
         let error = error.map(|error| format!(": {error}")).unwrap_or_default();
+        if !self.formed {
+            return Exit::Refused.error(format!("{}{error}", explain(&self.failed)));
+        }
         let (complete, files) = (self.complete, count(self.files.len(), "file"));
         Exit::Partial.error(format!("{}{error}; {complete} of {files} complete", explain(&self.failed)))
     }

@@ -4,10 +4,11 @@ use std::collections::VecDeque;
 use std::pin::{Pin, pin};
 
 use futures::future::{FutureExt, MaybeDone, maybe_done};
-use rdmc::{Buffer, FailedMember, FailureCause, GroupError, GroupFailure, Multicast, RecoveryError, SendError, Sender};
+use rdmc::{Buffer, FailedMember, FailureCause, GroupError, GroupFailure, GroupSpec, Multicast, Node, Rank};
+use rdmc::{RecoveryError, SendError, Sender};
 
 use crate::exit::{Exit, INTEGRITY};
-use crate::progress::{Event, Reporter};
+use crate::progress::{Event, Reporter, count};
 use crate::send::Receivers;
 
 /// The messages under way, and the group that they travel in.
@@ -29,9 +30,25 @@ struct Departure {
 }
 
 impl<'a> Departures<'a> {
-    pub(crate) fn new(sender: Sender, receivers: &'a Receivers, reporter: &'a Reporter) -> Self {
-        let course = Course { receivers, reporter, carried: Vec::new(), failed: Vec::new() };
-        Self { course, sender, under_way: VecDeque::new() }
+    /// Forms the group that so many files travel in; without those who fail meanwhile, if it may go on without them.
+    ///
+    /// # Errors
+    /// Nothing was sent then.
+    pub(crate) async fn begin(
+        node: &Node,
+        spec: GroupSpec,
+        files: u64,
+        receivers: &'a Receivers,
+        reporter: &'a Reporter,
+    ) -> anyhow::Result<Self> {
+        let mut course = Course { receivers, reporter, files, formed: false, carried: Vec::new(), failed: Vec::new() };
+        let sender = match node.create_group(spec).await {
+            Ok(sender) => sender,
+            Err(GroupError::Failed(failure)) => course.go_on(failure).await?,
+            Err(other) => return Err(anyhow::Error::new(other).context(Exit::Refused)),
+        };
+        course.formed = true;
+        Ok(Self { course, sender, under_way: VecDeque::new() })
     }
 
     /// Sends a message, after those before it; waits while many are under way.
@@ -40,7 +57,7 @@ impl<'a> Departures<'a> {
             oldest(&mut self.under_way).await;
             self.finish_oldest().await?;
         }
-        self.begin(bytes, done);
+        self.queue(bytes, done);
         Ok(())
     }
 
@@ -76,7 +93,7 @@ impl<'a> Departures<'a> {
         course.closed(receivers)
     }
 
-    fn begin(&mut self, bytes: Buffer, done: Option<Event>) {
+    fn queue(&mut self, bytes: Buffer, done: Option<Event>) {
         let mut multicast = maybe_done(self.sender.send(bytes.clone()));
         // Polled once, it has its place in the order.
         let _ = (&mut multicast).now_or_never();
@@ -104,7 +121,7 @@ impl<'a> Departures<'a> {
             again.extend(self.course.sent(departure)?);
         }
         self.sender = self.course.go_on(failure).await?;
-        again.into_iter().for_each(|Departure { bytes, done, .. }| self.begin(bytes, done));
+        again.into_iter().for_each(|Departure { bytes, done, .. }| self.queue(bytes, done));
         Ok(())
     }
 }
@@ -127,6 +144,10 @@ async fn oldest(under_way: &mut VecDeque<Departure>) {
 struct Course<'a> {
     receivers: &'a Receivers,
     reporter: &'a Reporter,
+    /// How many files there are.
+    files: u64,
+    /// Whether a group was formed: something may have been sent.
+    formed: bool,
     /// What is told when those who are left have everything.
     carried: Vec<Event>,
     /// Who has failed on the way.
@@ -165,9 +186,8 @@ impl Course<'_> {
                     return Ok(sender);
                 }
                 Err(RecoveryError::Group(GroupError::Failed(next))) => failure = next,
-                Err(RecoveryError::Off | RecoveryError::NoQuorum | RecoveryError::Excluded { .. }) => {
-                    return Err(self.error(""));
-                }
+                Err(RecoveryError::Off) => return Err(self.error(&self.left_with(&failure))),
+                Err(RecoveryError::NoQuorum | RecoveryError::Excluded { .. }) => return Err(self.error("")),
                 Err(other) => return Err(self.error(&format!(": {other}"))),
             }
         }
@@ -183,9 +203,34 @@ impl Course<'_> {
         }
     }
 
+    /// Says what those who have not failed have of the files.
+    fn left_with(&self, failure: &GroupFailure) -> String {
+        let others = (1..).map(Rank).take(failure.certificate.members().len() - 1);
+        let others: Vec<Rank> = others.filter(|rank| !failure.names(*rank)).collect();
+        let held = others.iter().filter_map(|rank| failure.certificate.held_by(*rank));
+        // Each file is followed by its digest, without which it is kept as well.
+        let held: Vec<u64> = held.map(|messages| messages.div_ceil(2).min(self.files)).collect();
+        let (Some(least), Some(most), true) = (held.iter().min(), held.iter().max(), self.formed) else {
+            return String::new();
+        };
+        let (some, files) = (if least == most { least.to_string() } else { format!("{least} to {most}") }, self.files);
+        let unknown = if held.len() < others.len() { ", as far as is known" } else { "" };
+        match others.len() {
+            1 => format!("; the other receiver has {some} of {}", count(files, "file")),
+            others => format!("; the other {others} receivers have {some} of {}{unknown}", count(files, "file")),
+        }
+    }
+
     fn error(&self, more: &str) -> anyhow::Error {
-        let integrity = |failed: &FailedMember| matches!(&failed.cause, FailureCause::Refused { reason } if reason.starts_with(INTEGRITY));
-        let exit = if self.failed.iter().any(integrity) { Exit::Integrity } else { Exit::Partial };
+        let integrity = |failed: &FailedMember| match &failed.cause {
+            FailureCause::Refused { reason } => reason.starts_with(INTEGRITY),
+            cause => matches!(cause, FailureCause::Corrupted { .. } | FailureCause::Diverged),
+        };
+        let exit = match self.failed.iter().any(integrity) {
+            true => Exit::Integrity,
+            false if self.formed => Exit::Partial,
+            false => Exit::Refused,
+        };
         exit.error(format!("{}{more}", self.receivers.explain(&self.failed)))
     }
 }
@@ -221,10 +266,10 @@ mod tests {
     }
 
     /// Sends each followed by its digest.
-    async fn send(node: &Node, sender: Sender, contents: &[Bytes]) -> anyhow::Result<()> {
+    async fn send(node: &Node, spec: GroupSpec, contents: &[Bytes]) -> anyhow::Result<()> {
         let addresses = (1..=3).map(|number| format!("10.0.0.{number}:7471")).collect();
         let (receivers, reporter) = (Receivers::new(addresses)?, reporter());
-        let mut departures = Departures::new(sender, &receivers, &reporter);
+        let mut departures = Departures::begin(node, spec, contents.len() as u64, &receivers, &reporter).await?;
         for bytes in contents {
             let copied = bytes.clone();
             let copy = move |to: &mut [u8]| {
@@ -260,10 +305,7 @@ mod tests {
                 }
                 anyhow::Ok(())
             };
-            let sends = async {
-                let sender = nodes[0].create_group(spec.clone()).await?;
-                anyhow::Ok(send(&nodes[0], sender, &contents).await)
-            };
+            let sends = send(&nodes[0], spec.clone(), &contents).map(anyhow::Ok);
             let (first, second) =
                 (receive(&nodes[1], spec.clone(), &manifest), receive(&nodes[3], spec.clone(), &manifest));
             let (sent, (), first, second) = futures::try_join!(sends, gives_up, first, second).unwrap();
@@ -274,11 +316,38 @@ mod tests {
                 told.contains("10.0.0.2:7471 left") && told.contains("the other 2 receivers have everything"),
                 "{told}"
             );
-            for dir in [first, second] {
-                for (bytes, at) in contents.iter().zip(0..) {
-                    assert_eq!(std::fs::read(dir.path().join(format!("file{at}"))).unwrap(), bytes[..], "{taken}");
-                }
-                assert_eq!(std::fs::read_dir(dir.path()).unwrap().count(), contents.len(), "{taken}");
+            [first, second].iter().for_each(|dir| assert_has(dir, &contents));
+        }
+    }
+
+    fn assert_has(dir: &tempfile::TempDir, contents: &[Bytes]) {
+        for (bytes, at) in contents.iter().zip(0..) {
+            assert_eq!(std::fs::read(dir.path().join(format!("file{at}"))).unwrap(), bytes[..]);
+        }
+        assert_eq!(std::fs::read_dir(dir.path()).unwrap().count(), contents.len());
+    }
+
+    #[tokio::test]
+    async fn those_who_are_left_get_everything_when_one_is_gone_before_the_group_is_formed() {
+        let (manifest, contents) = Manifest::of_sizes(&[100_000, 5]);
+        let manifest = Arc::new(manifest);
+        for (goes_on, delta) in [(true, false), (true, true), (false, false)] {
+            let nodes = Strict::nodes(4).await;
+            let spec = GroupSpec::new(1, (0..4).map(NodeId)).block_size(32 << 10).recoverable(goes_on).delta(delta);
+            nodes[2].clone().shutdown(rdmc::Shutdown::Abort).await;
+            let receive = |at: usize| receive(&nodes[at], spec.clone(), &manifest);
+            let (sent, first, second) =
+                futures::join!(send(&nodes[0], spec.clone(), &contents), receive(1), receive(3));
+            let error = sent.unwrap_err();
+            assert!(format!("{error:#}").contains("10.0.0.2:7471"), "{error:#}");
+            if goes_on {
+                assert_eq!(error.downcast_ref(), Some(&Exit::Partial));
+                [first, second].iter().for_each(|dir| assert_has(dir.as_ref().unwrap(), &contents));
+                continue;
+            }
+            for error in [error, first.unwrap_err(), second.unwrap_err()] {
+                assert_eq!(error.downcast_ref(), Some(&Exit::Refused), "{error:#}");
+                assert!(!format!("{error:#}").contains("files"), "{error:#}");
             }
         }
     }

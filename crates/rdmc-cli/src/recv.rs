@@ -277,7 +277,7 @@ async fn take_manifest(
     told: &Announcement,
     store: &Store,
 ) -> anyhow::Result<(Arc<Manifest>, bool)> {
-    let mut group = node.join_group_with_offers(spec).await.map_err(|error| not_formed(error, Exit::Refused))?;
+    let mut group = node.join_group_with_offers(spec).await.map_err(not_formed)?;
     let failed = |failure: GroupFailure| Exit::Refused.error(explain(&failure.failed));
     let offer = next_offer(&mut group).await?;
     if offer.size() != told.manifest_len {
@@ -352,11 +352,11 @@ pub(crate) fn explain(failed: &[FailedMember]) -> String {
     })
 }
 
-/// Turns a group that was not formed into an error of the given kind.
-pub(crate) fn not_formed(error: GroupError, exit: Exit) -> anyhow::Error {
+/// Says why the group of the list of files was not formed.
+fn not_formed(error: GroupError) -> anyhow::Error {
     match error {
-        GroupError::Failed(failure) => exit.error(explain(&failure.failed)),
-        other => anyhow::Error::new(other).context(exit),
+        GroupError::Failed(failure) => Exit::Refused.error(explain(&failure.failed)),
+        other => anyhow::Error::new(other).context(Exit::Refused),
     }
 }
 

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use anyhow::Context;
 use bytes::Bytes;
 use rdmc::{Algorithm, Buffer, FailedMember, GroupError, GroupFailure, InviteError, Memory, Node, NodeId};
-use rdmc::{Security, SendError, Sender, Shutdown, SlowReceivers, StartError};
+use rdmc::{Security, SendError, Shutdown, SlowReceivers, StartError};
 use rdmc_schedule::{BlockCount, MEMBERS_MAX, Rank, Schedule};
 
 use crate::announcement::{Announcement, Groups, Reply};
@@ -155,23 +155,23 @@ impl Transfer<'_> {
             SendError::Failed(failure) | SendError::NotQueued(failure) => not_sent(&failure),
             other => anyhow::Error::new(other).context(Exit::Refused),
         })?;
-        let sender = self.node.create_group(groups.files).await.map_err(not_formed)?;
+        let departures =
+            Departures::begin(self.node, groups.files, self.told.files, self.receivers, self.reporter).await?;
 
         let (receivers, files, bytes) = (self.receivers.0.len(), self.told.files, self.told.bytes);
         let (shown, more) = self.receivers.0.split_at(receivers.min(RECEIVERS_SHOWN_MAX));
         let peer = format!("sending to {}{}", shown.join(", "), if more.is_empty() { "" } else { ", …" });
         self.reporter.say(&Event::Started { peer, receivers, files, bytes, over });
         let begun = Instant::now();
-        self.send_files(sender, algorithm).await?;
+        self.send_files(departures, algorithm).await?;
         let (seconds, skipped) = (begun.elapsed().as_secs_f64(), self.source.skipped.len());
         self.reporter.say(&Event::Done { receivers, files, bytes, skipped, seconds, received: None });
         Ok(())
     }
 
-    async fn send_files(&self, sender: Sender, algorithm: &Algorithm) -> anyhow::Result<()> {
+    async fn send_files(&self, mut departures: Departures<'_>, algorithm: &Algorithm) -> anyhow::Result<()> {
         let bar = self.reporter.bar("sending", self.told.bytes);
         let share = self.root_share(algorithm);
-        let mut departures = Departures::new(sender, self.receivers, self.reporter);
         let closed = async {
             self.feed(&mut departures).await?;
             bar.label("confirming");
