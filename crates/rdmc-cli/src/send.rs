@@ -18,7 +18,7 @@ use crate::fabric::{Chosen, Offered, register_to_send};
 use crate::manifest::{self, printable};
 use crate::progress::{Bar, Event, Reporter, TICK, explain};
 use crate::size::POOL_BYTES_DEFAULT;
-use crate::source::{Source, SourceFile};
+use crate::source::{Source, SourceFile, Watched};
 
 /// Sends everything to everybody.
 pub(crate) async fn run(options: SendOptions, stop: Stop) -> anyhow::Result<()> {
@@ -172,24 +172,27 @@ impl Transfer<'_> {
     async fn send_files(&self, mut departures: Departures<'_>, algorithm: &Algorithm) -> anyhow::Result<()> {
         let bar = self.reporter.bar("sending", self.told.bytes);
         let share = self.root_share(algorithm);
+        let mut watched = Watched::default();
         let closed = async {
-            self.feed(&mut departures).await?;
+            self.feed(&mut departures, &mut watched).await?;
             bar.label("confirming");
             departures.close().await
         };
-        tokio::select! {
+        let closed = tokio::select! {
             closed = closed => closed,
             never = watch(self.node, &bar, share) => match never {},
-        }
+        };
+        closed.map_err(|error| watched.blamed_for(error))
     }
 
     /// Sends file after file, each followed by its digest.
-    async fn feed(&self, departures: &mut Departures<'_>) -> anyhow::Result<()> {
+    async fn feed(&self, departures: &mut Departures<'_>, watched: &mut Watched) -> anyhow::Result<()> {
         for (path, entry, size) in self.source.files() {
             let (at, entry) = (path.to_owned(), entry.clone());
             let done = Event::File { path: entry.path.to_string(), bytes: size };
             let opening = tokio::task::spawn_blocking(move || SourceFile::open(&at, &entry, size));
-            let file = departures.meanwhile(opening).await???;
+            let file = Arc::new(departures.meanwhile(opening).await???);
+            watched.add(file.clone());
             let len = usize::try_from(size).context("the file is longer than the address space")?;
             // SAFETY: the bytes are only read by the kernel, which sends them; one who changes the file meanwhile changes
             // what is sent, which the digest, made of what is read from the file, tells.

@@ -1,15 +1,19 @@
 //! The sender's files: finds them, and reads them to make their digests.
 
+use std::collections::VecDeque;
 use std::fs::{File, Metadata};
-use std::io::{self, Read};
+use std::io;
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::{FileExt, MetadataExt};
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
-use anyhow::{Context, bail};
+use anyhow::Context;
 
+use crate::departures::UNDER_WAY_MAX;
 use crate::exit::Exit;
 use crate::manifest::{Entry, EntryPath, Kind, Manifest};
+use crate::recv::reason;
 
 /// Everything that is to be sent, found by walking through the arguments.
 #[derive(Debug, Default)]
@@ -101,14 +105,32 @@ pub(crate) struct SourceFile {
 impl SourceFile {
     /// Opens a file.
     pub(crate) fn open(path: &Path, entry: &Entry, size: u64) -> anyhow::Result<Self> {
-        let file = File::open(path).with_context(|| format!("{}", path.display()))?;
-        let found = Self { stamp: stamp(&file)?, path: path.to_owned(), file, size };
-        let metadata = found.file.metadata()?;
+        let named = || format!("{}", path.display());
+        let file = File::open(path).map_err(|error| match error.kind() {
+            io::ErrorKind::NotFound | io::ErrorKind::NotADirectory => changed(path),
+            _ => anyhow::Error::new(error).context(named()),
+        })?;
+        let metadata = file.metadata().with_context(named)?;
         let mtime = (metadata.mtime(), metadata.mtime_nsec());
-        if metadata.len() != size || mtime != (entry.mtime_s, i64::from(entry.mtime_ns)) {
-            return Err(found.changed());
+        if !metadata.is_file() || metadata.len() != size || mtime != (entry.mtime_s, i64::from(entry.mtime_ns)) {
+            return Err(changed(path));
         }
-        Ok(found)
+        Ok(Self { stamp: stamp(&metadata), path: path.to_owned(), file, size })
+    }
+
+    /// Tells whether the file was changed since it was opened.
+    pub(crate) fn has_changed(&self) -> bool {
+        self.file.metadata().is_ok_and(|metadata| stamp(&metadata) != self.stamp)
+    }
+
+    /// Says what became of the file, instead of what came of it, if it was changed since it was opened.
+    pub(crate) fn blamed_for(&self, error: anyhow::Error) -> anyhow::Error {
+        let (named, said) = (self.path.display().to_string(), reason(&error));
+        match self.has_changed() {
+            true if said.contains(&named) && error.downcast_ref() == Some(&Exit::Integrity) => error,
+            true => Exit::Integrity.error(format!("{named} changed while it was being sent: {said}")),
+            false => error,
+        }
     }
 
     /// Gives access to the bytes for whoever wants to copy them.
@@ -117,39 +139,67 @@ impl SourceFile {
         Ok(move |to: &mut [u8]| file.read_exact_at(to, 0))
     }
 
-    /// Computes the digest by reading the file, which it must not be changed meanwhile.
-    pub(crate) fn digest(mut self) -> anyhow::Result<blake3::Hash> {
+    /// Computes the digest by reading the file, which must not be changed meanwhile.
+    pub(crate) fn digest(&self) -> anyhow::Result<blake3::Hash> {
         let mut hasher = blake3::Hasher::new();
         let mut chunk = vec![0; READ_LEN];
         let mut total = 0;
         loop {
-            let len = self.file.read(&mut chunk).with_context(|| format!("{}", self.path.display()))?;
+            let len = self.file.read_at(&mut chunk, total).with_context(|| format!("{}", self.path.display()))?;
             if len == 0 {
                 break;
             }
             hasher.update(&chunk[..len]);
             total += len as u64;
         }
-        if total != self.size || stamp(&self.file)? != self.stamp {
-            return Err(self.changed());
+        if total != self.size || self.has_changed() {
+            return Err(changed(&self.path));
         }
         Ok(hasher.finalize())
     }
+}
 
-    fn changed(&self) -> anyhow::Error {
-        Exit::Integrity.error(format!("{} changed while it was being sent", self.path.display()))
+/// The files that were sent last: who finds what is wrong with the bytes of one that is changed meanwhile is left to chance,
+/// and so is what it is taken for.
+#[derive(Debug, Default)]
+pub(crate) struct Watched {
+    files: VecDeque<Arc<SourceFile>>,
+    changed: Option<Arc<SourceFile>>,
+}
+
+impl Watched {
+    /// Watches one more, and lets go of one that was sent long ago.
+    pub(crate) fn add(&mut self, file: Arc<SourceFile>) {
+        if self.files.len() == WATCHED_MAX {
+            self.changed = self.changed.take().or(self.files.pop_front().filter(|oldest| oldest.has_changed()));
+        }
+        self.files.push_back(file);
     }
+
+    /// Blames an error on a file that was changed, if one was.
+    pub(crate) fn blamed_for(&self, error: anyhow::Error) -> anyhow::Error {
+        if matches!(error.downcast_ref(), Some(Exit::Signal(_))) {
+            return error;
+        }
+        let changed = self.changed.iter().chain(&self.files).find(|file| file.has_changed());
+        match changed {
+            Some(file) => file.blamed_for(error),
+            None => error,
+        }
+    }
+}
+
+fn changed(path: &Path) -> anyhow::Error {
+    Exit::Integrity.error(format!("{} changed while it was being sent", path.display()))
 }
 
 /// What changes when a file is written: seconds and nanoseconds of its last change, its length.
-fn stamp(file: &File) -> anyhow::Result<(i64, i64, u64)> {
-    let metadata = file.metadata()?;
-    if !metadata.is_file() {
-        bail!("a file was replaced by something else");
-    }
-    Ok((metadata.ctime(), metadata.ctime_nsec(), metadata.len()))
+fn stamp(metadata: &Metadata) -> (i64, i64, u64) {
+    (metadata.ctime(), metadata.ctime_nsec(), metadata.len())
 }
 
+/// Files that are watched: more than are under way at once.
+const WATCHED_MAX: usize = UNDER_WAY_MAX;
 /// Bytes read at once for a digest.
 const READ_LEN: usize = 1 << 20;
 
@@ -209,5 +259,36 @@ mod tests {
         std::fs::write(&path, b"three").unwrap();
         assert_eq!(Exit::code_of(&open.digest().unwrap_err()), 5);
         assert_eq!(Exit::code_of(&SourceFile::open(at, entry, size).unwrap_err()), 5);
+        std::fs::remove_file(&path).unwrap();
+        let gone = SourceFile::open(at, entry, size).unwrap_err();
+        assert!(Exit::code_of(&gone) == 5 && format!("{gone:#}").contains(&path.display().to_string()), "{gone:#}");
+    }
+
+    #[test]
+    fn what_comes_of_a_file_that_changed_is_blamed_on_it() {
+        let dir = tempfile::tempdir().unwrap();
+        let paths = ["changed", "other"].map(|name| dir.path().join(name));
+        paths.iter().for_each(|path| std::fs::write(path, b"one").unwrap());
+        let source = Source::find(&paths).unwrap();
+        let files: Vec<_> =
+            source.files().map(|(at, entry, size)| Arc::new(SourceFile::open(at, entry, size).unwrap())).collect();
+        let mut watched = Watched::default();
+        files.iter().for_each(|file| watched.add(file.clone()));
+        let lost = || Exit::Partial.error("10.0.0.2:7471 was lost");
+        assert_eq!(Exit::code_of(&watched.blamed_for(lost())), 3);
+        std::fs::write(&paths[0], b"three").unwrap();
+        // Also when others were sent since.
+        for others in [0, WATCHED_MAX] {
+            (0..others).for_each(|_| watched.add(files[1].clone()));
+            let blamed = watched.blamed_for(lost());
+            let told = format!("{blamed:#}");
+            assert_eq!(Exit::code_of(&blamed), 5);
+            assert!(told.ends_with("/changed changed while it was being sent: 10.0.0.2:7471 was lost"), "{told}");
+        }
+        let known = files[0].digest().unwrap_err();
+        let told = format!("{known:#}");
+        assert_eq!(format!("{:#}", watched.blamed_for(known)), told);
+        let signal = Exit::Signal(crate::exit::Signal::Interrupt).into();
+        assert_eq!(Exit::code_of(&watched.blamed_for(signal)), 130);
     }
 }
