@@ -297,8 +297,8 @@ impl Inspector for Pieces {
     }
 }
 
-/// Checks that an inspector is shown a whole message, in pieces that fit the second-level cache.
-async fn shows_all(fabrics: [std::sync::Arc<TcpFabric>; 2]) {
+/// Connects queue pairs of two fabrics.
+async fn connected(fabrics: &[std::sync::Arc<TcpFabric>; 2]) -> [QueuePair; 2] {
     let environments = [&fabrics[0], &fabrics[1]].map(|fabric| fabric.environment());
     let _listeners = futures::future::join_all(environments.iter().map(|it| it.listen("127.0.0.1:0"))).await;
     let [a, b] = [&fabrics[0], &fabrics[1]].map(|fabric| queue_pair(fabric));
@@ -306,6 +306,12 @@ async fn shows_all(fabrics: [std::sync::Arc<TcpFabric>; 2]) {
     let (at_a, at_b) =
         futures::future::join(a.connect(peer(&b, Role::Active)), b.connect(peer(&a, Role::Passive))).await;
     at_a.and(at_b).unwrap();
+    [a, b]
+}
+
+/// Checks that an inspector is shown a whole message, in pieces that fit the second-level cache.
+async fn shows_all(fabrics: [std::sync::Arc<TcpFabric>; 2]) {
+    let [a, b] = connected(&fabrics).await;
     let message: Vec<u8> = (0..3_000_001_u32).map(|i| u8::try_from(i % 251).unwrap()).collect();
     let pieces = std::sync::Arc::new(Pieces::default());
     let receive = b.receive_inspected(fabrics[1].allocate(message.len()).unwrap().into_mut().unwrap(), pieces.clone());
@@ -321,4 +327,26 @@ async fn shows_all(fabrics: [std::sync::Arc<TcpFabric>; 2]) {
 async fn an_inspector_is_shown_all_in_pieces() {
     shows_all([TcpFabric::new(), TcpFabric::new()]).await;
     shows_all([encrypting(), encrypting()]).await;
+}
+
+/// Whoever touches a mapping behind the end of its file is killed, unless it is the kernel for somebody.
+#[tokio::test]
+async fn a_file_that_is_shortened_while_it_is_sent_fails_the_send() {
+    for fabric in [TcpFabric::new, encrypting] {
+        for len in [100, 100_000] {
+            let fabrics = [fabric(), fabric()];
+            let [a, b] = connected(&fabrics).await;
+            let file = tempfile::tempfile().unwrap();
+            file.set_len(len as u64).unwrap();
+            // SAFETY: nobody looks at the bytes as a slice.
+            #[expect(unsafe_code, reason = "what becomes of a mapped file is tested")]
+            let memory = unsafe { Memory::map_file(&file, len) }.unwrap();
+            let data = fabrics[0].register(memory).unwrap().into_shared();
+            let receive = b.receive(fabrics[1].allocate(len).unwrap().into_mut().unwrap());
+            file.set_len(0).unwrap();
+            let ended = async { (a.send(data, None).await, receive.await.map(drop)) };
+            let (sent, received) = tokio::time::timeout(WATCHDOG, ended).await.unwrap();
+            assert_eq!((sent, received.is_err()), (Err(WorkError::LocalProtection), true));
+        }
+    }
 }

@@ -372,9 +372,10 @@ impl TcpQueuePair {
     async fn write_frames(&self, to: &mut Outgoing) -> Result<std::convert::Infallible, Ending> {
         let mut closed = self.meeting.closed();
         let mut to = Writer { to, closed: &mut closed };
-        let mut headers = Vec::with_capacity(HEADERS_LEN);
+        let (mut headers, mut copied) = (Vec::with_capacity(HEADERS_LEN), Vec::new());
         loop {
             headers.clear();
+            copied.clear();
             let mut departing = Vec::new();
             let mut large: Option<Buffer> = None;
             let mut reading: Option<ExposureGrant> = None;
@@ -425,7 +426,11 @@ impl TcpQueuePair {
                 // Before its bytes are out, since the answer may come before this task runs again.
                 self.posted.await_acknowledgement(request);
                 if data.len() <= SMALL_LEN {
-                    headers.extend_from_slice(&data);
+                    copy_behind(&mut headers, &data)?;
+                } else if to.is_encrypted() && data.may_change() {
+                    // What is encrypted is looked at here.
+                    copy_behind(&mut copied, &data)?;
+                    break;
                 } else {
                     large = Some(data);
                 }
@@ -437,7 +442,7 @@ impl TcpQueuePair {
                 self.posted.sends_changed().await;
                 continue;
             }
-            to.write_both(&headers, large.as_deref().unwrap_or(&[])).await?;
+            to.write_both(&headers, large.as_deref().unwrap_or(&copied)).await?;
             departing.into_iter().for_each(Nearing::mark);
             if let Some(grant) = reading {
                 to.write_grant(&grant).await?;
@@ -447,6 +452,16 @@ impl TcpQueuePair {
             }
         }
     }
+}
+
+/// Copies a payload behind what is to be written.
+///
+/// # Errors
+/// It lies in a mapped file, which was shortened, as if the kernel had found it.
+fn copy_behind(bytes: &mut Vec<u8>, data: &Buffer) -> io::Result<()> {
+    let from = bytes.len();
+    bytes.resize(from + data.len(), 0);
+    data.copy_to(0, &mut bytes[from..]).map_err(|_| io::Error::from_raw_os_error(BAD_ADDRESS))
 }
 
 /// Returns the first bytes of an encoded endpoint: fabric, whether it encrypts, and version.

@@ -169,6 +169,11 @@ pub(super) struct Writer<'a> {
 }
 
 impl Writer<'_> {
+    /// Tells whether bytes are encrypted before they are written.
+    pub(super) fn is_encrypted(&self) -> bool {
+        matches!(self.to, Outgoing::Encrypted(_))
+    }
+
     pub(super) async fn write_both(&mut self, mut head: &[u8], mut tail: &[u8]) -> Result<(), Ending> {
         while !head.is_empty() || !tail.is_empty() {
             let both = [IoSlice::new(head), IoSlice::new(tail)];
