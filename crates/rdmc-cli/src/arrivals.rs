@@ -16,10 +16,11 @@ use rdmc::{
 use tokio::task::JoinSet;
 
 use crate::announcement::DIGEST_LEN;
+use crate::blame::explain;
 use crate::exit::Exit;
 use crate::manifest::{Entry, Manifest};
 use crate::progress::{Bar, Event, Reporter, TICK, count};
-use crate::recv::{CLOSED_EARLY, NOT_EMPTY, explain, reason};
+use crate::recv::{CLOSED_EARLY, NOT_EMPTY, peers, reason};
 use crate::store::{Arrival, Store};
 
 /// Receives all files of a manifest, and agrees to the end when all are whole and in place; returns at how many receivers
@@ -201,7 +202,7 @@ impl Arrivals<'_> {
             match failure.recover_with_offers().await {
                 Ok(recovery) => {
                     let group = recovery.into_receiver().expect("only the sender is a root");
-                    let (failed, receivers) = (explain(&failure.failed), receivers_of(group.members()));
+                    let (failed, receivers) = (peers(&failure.failed), receivers_of(group.members()));
                     self.reporter.say(&Event::GoingOn { failed, receivers });
                     return Ok(group);
                 }
@@ -240,11 +241,12 @@ impl Arrivals<'_> {
             return error;
         }
         let error = error.map(|error| format!(": {error}")).unwrap_or_default();
+        let failed = peers(&self.failed);
         if !self.formed {
-            return Exit::Refused.error(format!("{}{error}", explain(&self.failed)));
+            return Exit::Refused.blaming(explain(&failed) + &error, failed);
         }
         let (complete, files) = (self.complete, count(self.files.len(), "file"));
-        Exit::Partial.error(format!("{}{error}; {complete} of {files} complete", explain(&self.failed)))
+        Exit::Partial.blaming(format!("{}{error}; {complete} of {files} complete", explain(&failed)), failed)
     }
 
     /// Lets go of files that will not be complete. Those that are whole are, also if their digest is lost: their blocks were

@@ -119,7 +119,7 @@ pub(crate) struct SendOptions {
     /// Seconds to wait for the receivers to answer
     #[arg(long, env = "RDMC_TIMEOUT", default_value_t = 10, value_name = "SECONDS", value_parser = clap::value_parser!(u64).range(1..=86_400))]
     pub(crate) timeout: u64,
-    /// What to do when a receiver fails, or the sender, while files are sent
+    /// What to do when a receiver fails, or the sender, after all have agreed to the list of files
     #[arg(long, env = "RDMC_ON_FAILURE", default_value = "repair", value_name = "WHAT")]
     pub(crate) on_failure: OnFailure,
     /// Give up a receiver that has held the others up for so long; by default they wait for it

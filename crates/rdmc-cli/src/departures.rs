@@ -7,6 +7,7 @@ use futures::future::{FutureExt, MaybeDone, maybe_done};
 use rdmc::{Buffer, FailedMember, FailureCause, GroupError, GroupFailure, GroupSpec, Multicast, Node, Rank};
 use rdmc::{RecoveryError, SendError, Sender};
 
+use crate::blame::explain;
 use crate::exit::{Exit, INTEGRITY};
 use crate::progress::{Event, Reporter, count};
 use crate::send::Receivers;
@@ -181,7 +182,7 @@ impl Course<'_> {
             match failure.recover().await {
                 Ok(recovery) => {
                     let sender = recovery.into_sender().expect("the root goes on as the root");
-                    let (failed, receivers) = (self.receivers.explain(&failure.failed), sender.members().len() - 1);
+                    let (failed, receivers) = (self.receivers.peers(&failure.failed), sender.members().len() - 1);
                     self.reporter.say(&Event::GoingOn { failed, receivers });
                     return Ok(sender);
                 }
@@ -231,7 +232,8 @@ impl Course<'_> {
             false if self.formed => Exit::Partial,
             false => Exit::Refused,
         };
-        exit.error(format!("{}{more}", self.receivers.explain(&self.failed)))
+        let failed = self.receivers.peers(&self.failed);
+        exit.blaming(explain(&failed) + more, failed)
     }
 }
 

@@ -5,6 +5,8 @@ use std::process::ExitCode;
 
 use tokio::sync::watch;
 
+use crate::blame::{Blame, FailedPeer};
+
 /// The kind of failure, which decides the exit code; attached to errors as their context.
 ///
 /// Errors without one are local failures.
@@ -16,7 +18,7 @@ pub(crate) enum Exit {
     Partial,
     /// A peer refused or could not be reached; nothing was sent.
     Refused,
-    /// The bytes that arrived, or that were read, are not those that were announced.
+    /// The bytes that arrived, or that were read, are not those that were announced; a file changed while it was sent.
     Integrity,
     /// A signal ended the program.
     Signal(Signal),
@@ -73,6 +75,11 @@ impl Exit {
     pub(crate) fn error(self, message: impl fmt::Display) -> anyhow::Error {
         anyhow::anyhow!("{message}").context(self)
     }
+
+    /// Makes an error of this kind that is somebody's.
+    pub(crate) fn blaming(self, message: String, failed: Vec<FailedPeer>) -> anyhow::Error {
+        anyhow::Error::new(Blame { message, failed }).context(self)
+    }
 }
 
 impl fmt::Display for Exit {
@@ -122,7 +129,7 @@ Exit codes:
   2    the arguments make no sense, or ask for an RDMA device that cannot be used
   3    partial delivery: the transfer began, but not every receiver has everything
   4    a receiver refused or could not be reached; nothing was sent
-  5    integrity error: the bytes are not those that were announced
+  5    integrity error: the bytes are not those that were announced, or a file changed while it was sent
   130  interrupted (SIGINT); 143: terminated (SIGTERM)
 
 Logging: RDMC_LOG=info (or debug, rdmc=trace, …) writes what happens to stderr; the default is warn.";

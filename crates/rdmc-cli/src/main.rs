@@ -4,6 +4,7 @@
 
 mod announcement;
 mod arrivals;
+mod blame;
 mod choice;
 mod cli;
 mod demo;

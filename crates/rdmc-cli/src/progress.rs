@@ -6,9 +6,9 @@ use std::sync::Mutex;
 use std::time::{Duration, Instant};
 
 use indicatif::{MultiProgress, ProgressBar, ProgressDrawTarget, ProgressStyle};
-use rdmc::{FailedMember, FailureCause, NodeId};
 use serde::Serialize;
 
+use crate::blame::{Blame, FailedPeer, explain};
 use crate::cli::OutputOptions;
 use crate::exit::Exit;
 use crate::fabric::Chosen;
@@ -32,10 +32,16 @@ pub(crate) enum Event {
     /// Something that works, and that whoever has started the program should know.
     Warning { message: String },
     /// An offer came to nothing: it was declined here or by another receiver, or was withdrawn.
-    Declined { from: String, reason: String },
+    Declined {
+        /// The sender's address, if it is known.
+        from: Option<String>,
+        reason: String,
+    },
     /// A transfer begins.
     Started {
-        peer: String,
+        direction: Direction,
+        /// The receivers' addresses, or the sender's.
+        peers: Vec<String>,
         receivers: usize,
         files: u64,
         bytes: u64,
@@ -49,7 +55,7 @@ pub(crate) enum Event {
     /// Something that cannot be sent.
     Skipped { path: String },
     /// Members have failed, and the others go on.
-    GoingOn { failed: String, receivers: usize },
+    GoingOn { failed: Vec<FailedPeer>, receivers: usize },
     /// A transfer is done: every receiver has everything.
     Done {
         receivers: usize,
@@ -62,26 +68,26 @@ pub(crate) enum Event {
         received: Option<u64>,
     },
     /// A transfer failed.
-    Failed { code: u8, message: String },
+    Failed {
+        code: u8,
+        message: String,
+        /// Whose failure it was; nobody's, or not known, if empty.
+        failed: Vec<FailedPeer>,
+    },
 }
 
-/// Says who failed in a transfer, and what happened to them.
-pub(crate) fn explain(failed: &[FailedMember], name: impl Fn(NodeId) -> String) -> String {
-    let told = failed.iter().take(FAILED_SHOWN_MAX).map(|failed| match &failed.cause {
-        FailureCause::Refused { reason } => format!("{} refused: {reason}", name(failed.node)),
-        cause => format!("{} {cause}", name(failed.node)),
-    });
-    let mut told = printable(&told.collect::<Vec<_>>().join("; "));
-    if let Some(more @ 1..) = failed.len().checked_sub(FAILED_SHOWN_MAX) {
-        told += &format!("; and {more} more");
-    }
-    told
+/// Which way a transfer goes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "kebab-case")]
+pub(crate) enum Direction {
+    Sending,
+    Receiving,
 }
 
 impl Event {
     /// Describes an error.
     fn failed(error: &anyhow::Error) -> Self {
-        Event::Failed { code: Exit::code_of(error), message: format!("{error:#}") }
+        Event::Failed { code: Exit::code_of(error), message: format!("{error:#}"), failed: Blame::of(error) }
     }
 
     /// Tells whether this belongs to stdout even where people read.
@@ -112,16 +118,23 @@ impl fmt::Display for Event {
                 if *loopback_only { f.write_str(" (this host only; --listen 0.0.0.0:7471 for all)") } else { Ok(()) }
             }
             Event::Warning { message } => write!(f, "warning: {message}"),
-            Event::Declined { from, reason } => write!(f, "nothing comes from {from}: {}", printable(reason)),
-            Event::Started { peer, receivers, files, bytes, over } => {
+            Event::Declined { from, reason } => {
+                write!(f, "nothing comes from {}: {}", from.as_deref().unwrap_or(SOMEBODY), printable(reason))
+            }
+            Event::Started { direction, peers, receivers, files, bytes, over } => {
+                let (shown, more) = peers.split_at(peers.len().min(PEERS_SHOWN_MAX));
+                let shown = if shown.is_empty() { SOMEBODY.to_owned() } else { printable(&shown.join(", ")) };
+                f.write_str(if *direction == Direction::Sending { "sending to " } else { "receiving from " })?;
+                f.write_str(&shown)?;
+                f.write_str(if more.is_empty() { "" } else { ", …" })?;
                 let (files, receivers) = (count(*files, "file"), count(*receivers, "receiver"));
-                write!(f, "{peer}: {} in {files}, {receivers}, by {over}", Bytes(*bytes))
+                write!(f, ": {} in {files}, {receivers}, by {over}", Bytes(*bytes))
             }
             Event::Progress { bytes, total } => write!(f, "{} of {}", Bytes(*bytes), Bytes(*total)),
             Event::File { path, bytes } => write!(f, "{path}  {}", Bytes(*bytes)),
             Event::Skipped { path } => write!(f, "skipped {path}: a symbolic link, a device or the like"),
             Event::GoingOn { failed, receivers } => {
-                write!(f, "{failed}; going on with {}", count(*receivers, "receiver"))
+                write!(f, "{}; going on with {}", explain(failed), count(*receivers, "receiver"))
             }
             Event::Done { receivers, files, bytes, skipped, seconds, received } => {
                 let rate = Rate { bytes: *bytes, seconds: *seconds };
@@ -296,5 +309,7 @@ const JSON_INTERVAL: Duration = Duration::from_millis(500);
 const BAR: &str = "{msg:18!} [{wide_bar}] {percent:>3}% {binary_bytes:>10} of {binary_total_bytes} {binary_bytes_per_sec:>12} {eta:>3}";
 /// How one for work looks that is not measured in bytes.
 const WORK_BAR: &str = "{msg:32!} [{wide_bar}] {percent:>3}% {elapsed:>4}";
-/// Members that failed, of which the causes are told.
-const FAILED_SHOWN_MAX: usize = 4;
+/// Peers named before a transfer.
+const PEERS_SHOWN_MAX: usize = 4;
+/// What one is called whose address is not known.
+const SOMEBODY: &str = "somebody";

@@ -13,11 +13,12 @@ use tokio::task::JoinSet;
 
 use crate::announcement::{Announcement, Groups, Reply};
 use crate::arrivals::take_files;
+use crate::blame::{FailedPeer, explain};
 use crate::cli::RecvOptions;
 use crate::exit::{Exit, Signal, Stop};
 use crate::fabric::{Chosen, FabricName, Offered, RAISE_THE_LIMIT};
 use crate::manifest::Manifest;
-use crate::progress::{Event, Reporter};
+use crate::progress::{Direction, Event, Reporter};
 use crate::security::Proof;
 use crate::size::{Bytes, PAGE};
 use crate::store::Store;
@@ -106,7 +107,7 @@ impl Host {
         mut invitation: Invitation,
         permit: Option<OwnedSemaphorePermit>,
     ) -> Option<anyhow::Result<()>> {
-        let from = invitation.peer_address().map_or("somebody".to_owned(), |address| address.to_string());
+        let from = invitation.peer_address().map(|address| address.to_string());
         let declined = |reason| self.reporter.say(&Event::Declined { from: from.clone(), reason });
         let judged = match permit {
             Some(_) => self.judge(&mut invitation),
@@ -181,7 +182,7 @@ impl Host {
         builder: rdmc::NodeBuilder,
         told: &Announcement,
         groups: Groups,
-        peer: String,
+        from: Option<String>,
         receivers: usize,
         over: Chosen,
     ) -> anyhow::Result<()> {
@@ -198,7 +199,8 @@ impl Host {
             let store = self.store.for_transfer(&manifest, delta)?;
             let (files, bytes) = (told.files, told.bytes);
             self.reporter.say(&Event::Started {
-                peer: format!("receiving from {peer}"),
+                direction: Direction::Receiving,
+                peers: from.into_iter().collect(),
                 receivers,
                 files,
                 bytes,
@@ -278,13 +280,12 @@ async fn take_manifest(
     store: &Store,
 ) -> anyhow::Result<(Arc<Manifest>, bool)> {
     let mut group = node.join_group_with_offers(spec).await.map_err(not_formed)?;
-    let failed = |failure: GroupFailure| Exit::Refused.error(explain(&failure.failed));
     let offer = next_offer(&mut group).await?;
     if offer.size() != told.manifest_len {
         return Err(refuse(group, offer, Exit::Refused.error("the list of files is not as long as announced")).await);
     }
     let memory = node.allocate(usize::try_from(told.manifest_len)?).await?;
-    let message = offer.accept(memory).await.map_err(failed)?;
+    let message = offer.accept(memory).await.map_err(|failure| not_sent(&failure))?;
     let (expected, place) = (told.clone(), store.clone());
     let judged = tokio::task::spawn_blocking(move || {
         let manifest = Manifest::decode(&message).context("the list of files is malformed")?;
@@ -306,7 +307,7 @@ async fn take_manifest(
 /// Waits for a message of the list of files, which must come.
 async fn next_offer(group: &mut OfferReceiver) -> anyhow::Result<Offer> {
     match group.next_offer().await {
-        Some(offer) => offer.map_err(|failure| Exit::Refused.error(explain(&failure.failed))),
+        Some(offer) => offer.map_err(|failure| not_sent(&failure)),
         None => Err(Exit::Refused.error(CLOSED_EARLY)),
     }
 }
@@ -322,7 +323,7 @@ async fn agree(node: &Node, group: OfferReceiver, last: Offer) -> anyhow::Result
         last.accept(memory).await?;
         group.close().await
     };
-    agreed.await.map(|_| delta).map_err(|failure: GroupFailure| Exit::Refused.error(explain(&failure.failed)))
+    agreed.await.map(|_| delta).map_err(|failure: GroupFailure| not_sent(&failure))
 }
 
 /// Refuses a message because of `error`, and waits until the group has failed by it.
@@ -344,18 +345,21 @@ pub(crate) fn reason(error: &anyhow::Error) -> String {
     }
 }
 
-/// Says what the failure of these members means here.
-pub(crate) fn explain(failed: &[FailedMember]) -> String {
-    crate::progress::explain(failed, |node| match node.0 {
-        0 => "the sender".to_owned(),
-        number => format!("receiver {number}"),
-    })
+/// Returns who has failed, of whom nobody's address is known here.
+pub(crate) fn peers(failed: &[FailedMember]) -> Vec<FailedPeer> {
+    failed.iter().map(|failed| FailedPeer::new(failed, None)).collect()
+}
+
+/// Says that a failure has ended a transfer before anything was sent.
+fn not_sent(failure: &GroupFailure) -> anyhow::Error {
+    let failed = peers(&failure.failed);
+    Exit::Refused.blaming(explain(&failed), failed)
 }
 
 /// Says why the group of the list of files was not formed.
 fn not_formed(error: GroupError) -> anyhow::Error {
     match error {
-        GroupError::Failed(failure) => Exit::Refused.error(explain(&failure.failed)),
+        GroupError::Failed(failure) => not_sent(&failure),
         other => anyhow::Error::new(other).context(Exit::Refused),
     }
 }

@@ -11,12 +11,13 @@ use rdmc::{Security, SendError, Shutdown, SlowReceivers, StartError};
 use rdmc_schedule::{BlockCount, MEMBERS_MAX, Rank, Schedule};
 
 use crate::announcement::{Announcement, Groups, Reply};
+use crate::blame::{FailedPeer, explain};
 use crate::cli::SendOptions;
 use crate::departures::{Departures, UNDER_WAY_MAX};
 use crate::exit::{Exit, Stop};
 use crate::fabric::{Chosen, Offered, register_to_send};
 use crate::manifest::{self, printable};
-use crate::progress::{Bar, Event, Reporter, TICK, explain};
+use crate::progress::{Bar, Direction, Event, Reporter, TICK};
 use crate::size::POOL_BYTES_DEFAULT;
 use crate::source::{Source, SourceFile, Watched};
 
@@ -70,11 +71,7 @@ async fn start(
 ) -> anyhow::Result<(Node, Chosen, bool)> {
     let payload = Bytes::from(told.encode());
     let invited = rdmc::invite_secured(offered.fabrics.clone(), &receivers.0, payload, limit, security).await;
-    let builder = invited.map_err(|error| {
-        let InviteError { failures } = &error;
-        let told = failures.iter().map(|(address, failure)| printable(&format!("{address} {failure}")));
-        Exit::Refused.error(told.collect::<Vec<_>>().join("; "))
-    })?;
+    let builder = invited.map_err(|error| receivers.uninvited(&error))?;
     let has_parts = builder.replies().values().any(|reply| Reply::decode(reply).has_parts);
     let over = builder.fabric_choice().map(|choice| offered.chosen(choice, None));
     let over = over.expect("the builder comes from an invitation");
@@ -83,7 +80,7 @@ async fn start(
     let started = builder.connect_limit(limit.max(CONNECT_LIMIT_MIN)).start().await;
     let node = started.map_err(|error| match error {
         StartError::Unreachable { missing, problem } => {
-            let missing: Vec<_> = missing.into_iter().map(|node| receivers.name(node)).collect();
+            let missing: Vec<_> = missing.into_iter().filter_map(|node| receivers.address(node)).collect();
             Exit::Refused.error(format!("no connection to {}: {}", missing.join(", "), printable(&problem)))
         }
         other => anyhow::Error::new(other).context(Exit::Refused),
@@ -117,14 +114,26 @@ impl Receivers {
         u32::try_from(self.0.len() + 1).expect("checked against the largest group")
     }
 
-    fn name(&self, node: NodeId) -> String {
-        let index = Rank(node.0).index();
-        index.checked_sub(1).and_then(|index| self.0.get(index)).map_or("the sender".to_owned(), Clone::clone)
+    /// Returns the address of a receiver.
+    fn address(&self, node: NodeId) -> Option<&str> {
+        let index = Rank(node.0).index().checked_sub(1)?;
+        self.0.get(index).map(String::as_str)
     }
 
-    /// Says whose fault a failure is, and what happened.
-    pub(crate) fn explain(&self, failed: &[FailedMember]) -> String {
-        explain(failed, |node| self.name(node))
+    /// Says who did not accept the invitation.
+    fn uninvited(&self, error: &InviteError) -> anyhow::Error {
+        let failed = error.failures.iter().map(|(address, failure)| {
+            let node = (1..).zip(&self.0).find(|(_, known)| *known == address).map_or(0, |(node, _)| node);
+            FailedPeer::uninvited(node, address, failure)
+        });
+        let failed: Vec<FailedPeer> = failed.collect();
+        let told: Vec<String> = failed.iter().map(ToString::to_string).collect();
+        Exit::Refused.blaming(told.join("; "), failed)
+    }
+
+    /// Returns who has failed, by their addresses.
+    pub(crate) fn peers(&self, failed: &[FailedMember]) -> Vec<FailedPeer> {
+        failed.iter().map(|failed| FailedPeer::new(failed, self.address(failed.node).map(str::to_owned))).collect()
     }
 }
 
@@ -139,7 +148,10 @@ struct Transfer<'a> {
 
 impl Transfer<'_> {
     async fn run(&self, algorithm: &Algorithm, list: Vec<u8>, groups: Groups, over: Chosen) -> anyhow::Result<()> {
-        let not_sent = |failure: &GroupFailure| Exit::Refused.error(self.receivers.explain(&failure.failed));
+        let not_sent = |failure: &GroupFailure| {
+            let failed = self.receivers.peers(&failure.failed);
+            Exit::Refused.blaming(explain(&failed), failed)
+        };
         let not_formed = |error: GroupError| match error {
             GroupError::Failed(failure) => not_sent(&failure),
             other => anyhow::Error::new(other).context(Exit::Refused),
@@ -159,9 +171,8 @@ impl Transfer<'_> {
             Departures::begin(self.node, groups.files, self.told.files, self.receivers, self.reporter).await?;
 
         let (receivers, files, bytes) = (self.receivers.0.len(), self.told.files, self.told.bytes);
-        let (shown, more) = self.receivers.0.split_at(receivers.min(RECEIVERS_SHOWN_MAX));
-        let peer = format!("sending to {}{}", shown.join(", "), if more.is_empty() { "" } else { ", …" });
-        self.reporter.say(&Event::Started { peer, receivers, files, bytes, over });
+        let (direction, peers) = (Direction::Sending, self.receivers.0.clone());
+        self.reporter.say(&Event::Started { direction, peers, receivers, files, bytes, over });
         let begun = Instant::now();
         self.send_files(departures, algorithm).await?;
         let (seconds, skipped) = (begun.elapsed().as_secs_f64(), self.source.skipped.len());
@@ -244,8 +255,6 @@ async fn watch(node: &Node, bar: &Bar, share: f64) -> Infallible {
     }
 }
 
-/// Receivers named before a transfer.
-const RECEIVERS_SHOWN_MAX: usize = 4;
 /// Files registered at once: those under way, each with its digest, and the next one.
 const FILES_REGISTERED_MAX: usize = UNDER_WAY_MAX / 2 + 1;
 /// Blocks beyond which the sender's share hardly changes.
@@ -265,8 +274,8 @@ mod tests {
             assert_eq!(Exit::code_of(&error), 2, "{wrong:?}");
         }
         let receivers = Receivers::new(vec!["[::1]:7471".into(), "host:7471".into()]).unwrap();
-        assert_eq!((receivers.members(), receivers.name(NodeId(2))), (3, "host:7471".into()));
-        assert_eq!(receivers.name(NodeId(0)), "the sender");
+        assert_eq!((receivers.members(), receivers.address(NodeId(2))), (3, Some("host:7471")));
+        assert_eq!(receivers.address(NodeId(0)), None);
     }
 
     #[test]

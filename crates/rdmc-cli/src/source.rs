@@ -10,6 +10,7 @@ use std::sync::Arc;
 
 use anyhow::Context;
 
+use crate::blame::Blame;
 use crate::departures::UNDER_WAY_MAX;
 use crate::exit::Exit;
 use crate::manifest::{Entry, EntryPath, Kind, Manifest};
@@ -128,7 +129,9 @@ impl SourceFile {
         let (named, said) = (self.path.display().to_string(), reason(&error));
         match self.has_changed() {
             true if said.contains(&named) && error.downcast_ref() == Some(&Exit::Integrity) => error,
-            true => Exit::Integrity.error(format!("{named} changed while it was being sent: {said}")),
+            true => {
+                Exit::Integrity.blaming(format!("{named} changed while it was being sent: {said}"), Blame::of(&error))
+            }
             false => error,
         }
     }

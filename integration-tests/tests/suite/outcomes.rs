@@ -2,10 +2,15 @@
 
 #![expect(clippy::unwrap_used, reason = "the helpers belong to the tests, where nothing goes on after a failure")]
 
+use std::fs::File;
+use std::io::Write as _;
+use std::path::Path;
+use std::process::Output;
+
 use serde_json::Value;
 use tempfile::TempDir;
 
-use crate::program::{Receiver, code, command, finish, text};
+use crate::program::{Receiver, begins, code, command, finish, text, tree, wait_until};
 use crate::survivors::{end, start_send, write_files};
 
 /// Reads what a receiver has said.
@@ -41,4 +46,74 @@ fn a_special_file_that_is_named_itself_is_a_usage_error() {
     let sent = finish(command(&["send", "/dev/null", "--to", "127.0.0.1:1"]).spawn().unwrap());
     assert_eq!(code(&sent), 2);
     assert!(text(&sent.stderr).contains("/dev/null is neither a file nor a directory"), "{sent:?}");
+}
+
+/// Kills one of four receivers when it has a file; returns what the sender said, and what the others have.
+fn kill_one(options: &[&str]) -> (Output, String, Vec<usize>) {
+    let source = TempDir::new().unwrap();
+    let files = write_files(&source, 5, 1 << 20);
+    let mut receivers: Vec<_> = (0..4).map(|_| Receiver::start(&["--once", "--discard-parts"])).collect();
+    let sender = start_send(&files, &receivers, &[&["--json"], options].concat());
+    let mut victim = receivers.remove(1);
+    wait_until("a file has arrived", || victim.dir.path().join("0").exists());
+    victim.child.kill().unwrap();
+    let sent = finish(sender);
+    assert_eq!(code(&sent), 3, "{sent:?}");
+    let complete = receivers.into_iter().map(|receiver| tree(end(receiver).2.path()).len()).collect();
+    (sent, victim.address.clone(), complete)
+}
+
+#[test]
+fn who_ends_it_for_all_is_told_what_the_others_have() {
+    let (sent, _, complete) = kill_one(&["--on-failure", "fail"]);
+    let (least, most) = (complete.iter().min().unwrap(), complete.iter().max().unwrap());
+    let some = if least == most { least.to_string() } else { format!("{least} to {most}") };
+    let told = text(&sent.stderr);
+    assert!(told.ends_with(&format!("; the other 3 receivers have {some} of 5 files\n")), "{told}, {complete:?}");
+}
+
+#[test]
+fn programs_are_told_by_fields_who_takes_part_and_who_has_failed() {
+    let (sent, victim, _) = kill_one(&[]);
+    let said = events(&text(&sent.stdout));
+    let event = |name: &str| said.iter().find(|event| event["event"] == name).expect("it is told").clone();
+    let started = event("started");
+    assert_eq!((&started["direction"], started["peers"].as_array().unwrap().len()), (&"sending".into(), 4));
+    assert_eq!(started["peers"][1], victim);
+    for failed in [event("going-on"), event("failed")] {
+        let failed = failed["failed"].as_array().expect("it is a list");
+        assert_eq!((failed.len(), &failed[0]["node"], &failed[0]["address"]), (1, &2.into(), &victim.as_str().into()));
+        assert_eq!(failed[0]["cause"], "connection-lost");
+        assert_eq!(failed[0]["message"], "was lost: its connection broke");
+    }
+    assert_eq!(event("failed")["code"], 3);
+}
+
+/// Whoever is first to find it.
+#[test]
+fn a_file_that_changes_in_whatever_way_is_named_by_the_sender() {
+    let changes: [fn(&Path); 3] = [
+        |path| File::options().write(true).open(path).unwrap().set_len(1000).unwrap(),
+        |path| File::options().append(true).open(path).unwrap().write_all(b"more").unwrap(),
+        |path| std::fs::write(path, vec![0; 8 << 20]).unwrap(),
+    ];
+    for (change, block_size, on_failure) in
+        [(0, "512", "repair"), (0, "64k", "fail"), (1, "512", "repair"), (2, "64k", "repair"), (2, "512", "fail")]
+    {
+        let source = TempDir::new().unwrap();
+        let files = write_files(&source, 2, 8 << 20);
+        let receivers = [0; 3].map(|_| Receiver::start(&["--once"]));
+        let to = receivers.each_ref().map(|receiver| receiver.address.as_str()).join(",");
+        let arguments = ["send", "--to", &to, "--block-size", block_size, "--on-failure", on_failure];
+        let sender = command(&arguments).args(&files).spawn().unwrap();
+        wait_until("the file begins to arrive", || begins(&receivers[0]));
+        // The second may be under way as well, or is yet to be opened.
+        files.iter().for_each(|path| changes[change](path));
+        let sent = finish(sender);
+        let told = text(&sent.stderr);
+        assert_eq!(code(&sent), 5, "{change} {told}");
+        let named = files.iter().any(|path| told.contains(&format!("{} changed while", path.display())));
+        assert!(named, "{change} {told}");
+        receivers.into_iter().for_each(|receiver| assert_ne!(end(receiver).0, 0));
+    }
 }
