@@ -38,7 +38,7 @@ impl fmt::Debug for SimFabric {
 impl Fabric for SimFabric {
     fn capabilities(&self) -> Capabilities {
         let mut capabilities = Capabilities::new("sim");
-        // Nothing flips bits there, and checking them would cost no virtual time.
+        // Nothing flips bits there unless it is told to, and checking them would cost no virtual time.
         capabilities.protects_blocks = true;
         capabilities.completion_mode = match self.world.model().host.completion {
             Completion::Poll => CompletionMode::Poll,

@@ -70,4 +70,4 @@ pub use scenario::{
 };
 pub use simulation::{NodeIndex, Stalled};
 pub use trace::to_trace;
-pub use world::{ModelError, Simulation, World};
+pub use world::{FlippedBit, ModelError, Simulation, World};

@@ -19,6 +19,11 @@ use crate::queue_pair::SimQueuePair;
 use crate::random::Random;
 use crate::simulation::{Executor, NodeIndex, Stalled, lock};
 
+mod flips;
+
+pub use flips::FlippedBit;
+use flips::Flips;
+
 /// A simulation: a [`World`] and the executor that runs what happens in it.
 ///
 /// Dropping it ends all tasks of the world.
@@ -108,6 +113,7 @@ pub(crate) struct WorldShared {
     pub(crate) control: Control,
     /// Directions, from one node to another, in which nothing gets through.
     cut: Mutex<BTreeSet<(NodeIndex, NodeIndex)>>,
+    flips: Flips,
     pub(crate) log: Mutex<Log>,
 }
 
@@ -167,6 +173,7 @@ impl World {
             queue_pairs: Mutex::default(),
             control: Control::default(),
             cut: Mutex::default(),
+            flips: Flips::default(),
             log: Mutex::default(),
         }))
     }

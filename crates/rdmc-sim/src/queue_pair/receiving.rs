@@ -86,6 +86,10 @@ impl SimQueuePair {
         match message.content {
             Content::Send { data, imm } => {
                 let receive = receive.expect("a message that takes a receive is taken only with one");
+                let (data, imm) = match self.peer_node() {
+                    Some(peer) => self.world.0.received((peer, self.node), data, imm),
+                    None => (data, imm),
+                };
                 match self.fill(receive, &data, imm) {
                     Ok(()) => self.answer(number, Ok(data.len())),
                     Err(error) => self.answer(number, Err(error)),
