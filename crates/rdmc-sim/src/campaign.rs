@@ -35,11 +35,12 @@ mod shrink;
 mod suspects;
 
 pub use case::{
-    AlgorithmCase, Case, Fate, Fault, FaultCase, GroupCase, MemberCase, MessageCase, Milestone, When, Whim,
+    AlgorithmCase, Case, Fate, Fault, FaultCase, GroupCase, MemberCase, MessageCase, Milestone, PartsCase, When, Whim,
 };
 pub use checks::{CHECKERS, Checker};
 pub use observation::{
-    Blame, Delivered, FaultObservation, GroupObservation, Left, MemberObservation, Named, Observation, Outcome, Seen,
+    Blame, Corruptions, Delivered, FaultObservation, Flipped, GroupObservation, Left, MemberObservation, Named,
+    Observation, Outcome, Seen,
 };
 pub use play::{CaseError, play};
 pub use shrink::shrink;

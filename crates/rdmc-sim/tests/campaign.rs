@@ -5,8 +5,8 @@ use std::time::Instant;
 
 use rdmc_sim::ClusterModel;
 use rdmc_sim::campaign::{
-    self, AlgorithmCase, Blame, CHECKERS, Case, Delivered, Fate, Fault, FaultCase, GroupCase, MemberCase, MessageCase,
-    Milestone, Named, Observation, Outcome, When, Whim, judge, play, shrink,
+    self, AlgorithmCase, Blame, CHECKERS, Case, Corruptions, Delivered, Fate, Fault, FaultCase, Flipped, GroupCase,
+    MemberCase, MessageCase, Milestone, Named, Observation, Outcome, PartsCase, When, Whim, judge, play, shrink,
 };
 
 /// The seeds of the default run, or those of the variable `RDMC_CAMPAIGN_SEEDS`, as in `0..1000000`.
@@ -63,7 +63,13 @@ fn seeds_draw_everything_there_is() {
     let whims: BTreeSet<_> = groups().flat_map(|group| &group.members).map(|member| name(&member.whim)).collect();
     let algorithms: BTreeSet<_> = groups().map(|group| name(&group.algorithm)).collect();
     let fates: BTreeSet<_> = groups().flat_map(|group| &group.messages).map(|it| name(&it.fate)).collect();
-    assert_eq!((faults.len(), whims.len(), algorithms.len(), fates.len()), (13, 12, 6, 3));
+    assert_eq!((faults.len(), whims.len(), algorithms.len(), fates.len()), (14, 12, 6, 3));
+    let kinds: BTreeSet<_> = groups().map(|group| (group.recoverable, group.checks, group.delta)).collect();
+    assert_eq!(kinds.len(), 8);
+    let parts: BTreeSet<_> = groups()
+        .flat_map(|group| group.members.iter().map(|member| (group.delta, member.has.map(|has| has.percent))))
+        .collect();
+    assert_eq!(parts.len(), 12);
     let nodes: BTreeSet<_> = cases.iter().map(|case| case.model.nodes).collect();
     assert!(nodes.into_iter().eq(2..=16));
     let counts: BTreeSet<_> = cases.iter().map(|case| case.groups.len()).collect();
@@ -78,8 +84,15 @@ fn seeds_draw_everything_there_is() {
 
 /// A case of one group in which all goes well.
 fn case(algorithm: AlgorithmCase, members: &[u32], sizes: &[u64]) -> Case {
-    let member =
-        |&node: &u32| MemberCase { node, begins_ns: 0, offers: false, pause_ns: 0, holds: 0, whim: Whim::None };
+    let member = |&node: &u32| MemberCase {
+        node,
+        begins_ns: 0,
+        offers: false,
+        has: None,
+        pause_ns: 0,
+        holds: 0,
+        whim: Whim::None,
+    };
     let group = GroupCase {
         id: 1,
         members: members.iter().map(member).collect(),
@@ -90,6 +103,8 @@ fn case(algorithm: AlgorithmCase, members: &[u32], sizes: &[u64]) -> Case {
         sends_ahead: 1,
         sends_from_pool: false,
         recoverable: true,
+        checks: false,
+        delta: false,
     };
     let nodes = members.iter().max().map_or(1, |most| most + 1);
     Case {
@@ -139,13 +154,50 @@ fn checkers_see_what_is_wrong() {
     assert_eq!(verdict(|seen| seen.groups[0].members[1].ended_ns = None), Some("everybody comes to an end"));
     assert_eq!(verdict(|seen| seen.left[0].queue_pairs = 1), Some("nothing is left"));
     assert_eq!(verdict(|seen| seen.groups[0].members[1].spoke_after_end = true), Some("a stream ends once"));
-    let named = vec![Named { rank: 1, node: 1, cause: "was lost".to_owned() }];
+    let healed = Some("corrupted blocks are found and healed");
+    assert_eq!(verdict(|seen| seen.flipped.push(Flipped { from: 0, to: 1 })), healed);
+    let found = Corruptions { found: 1, healed: 1, last_from: Some(0) };
+    let flipped = |from, corruptions| {
+        verdict(|seen| {
+            seen.flipped.push(Flipped { from, to: 1 });
+            seen.groups[0].members[1].corruptions = Some(corruptions);
+        })
+    };
+    assert_eq!(flipped(0, found), None);
+    assert_eq!(flipped(1, found), healed);
+    assert_eq!(flipped(0, Corruptions { healed: 0, ..found }), healed);
+    assert_eq!(verdict(|seen| seen.groups[0].members[1].corruptions = Some(found)), healed);
+    let named = vec![Named { rank: 1, node: 1, cause: "was lost".to_owned(), corrupted: false }];
     let blame = Blame { group: 1, named, quorum: true, begun: 2, held: vec![Some(2), None] };
     let accuse = |seen: &mut Observation| {
         let closed = seen.groups[0].members[0].closed.as_mut().unwrap();
         closed.outcome = Outcome::Failed(blame);
     };
     assert_eq!(verdict(accuse), Some("no failure without a cause"));
+}
+
+/// A group of two whose receiver dies; returns the checker that finds something wrong if the root is told that its block was
+/// corrupted.
+fn verdict_on_corruption(flipped: &[Flipped]) -> Option<&'static str> {
+    let mut case = quiet();
+    case.faults = vec![at(1, Fault::ResetControl { a: 0, b: 1 }), at(20_000, Fault::Kill { node: 1 })];
+    let mut seen = play(&case).expect("it can be played");
+    seen.flipped = flipped.to_vec();
+    for member in &mut seen.groups[0].members {
+        let seen = [&mut member.joined, &mut member.stream, &mut member.closed].into_iter().flatten();
+        for seen in seen.chain(member.sends.iter_mut().flatten()) {
+            let Outcome::Failed(blame) = &mut seen.outcome else { continue };
+            blame.named = vec![Named { rank: 0, node: 0, cause: "passed on a block".to_owned(), corrupted: true }];
+        }
+    }
+    CHECKERS.iter().find(|checker| (checker.check)(&case, &seen).is_err()).map(|checker| checker.name)
+}
+
+#[test]
+fn who_is_said_to_have_passed_on_a_corrupted_block_has_done_so() {
+    assert_eq!(verdict_on_corruption(&[Flipped { from: 0, to: 1 }]), None);
+    assert_eq!(verdict_on_corruption(&[]), Some("failures name who failed"));
+    assert_eq!(verdict_on_corruption(&[Flipped { from: 1, to: 0 }]), Some("failures name who failed"));
 }
 
 #[test]
@@ -217,19 +269,55 @@ fn what_waits_for_a_port_that_stands_still_leaves_when_it_goes_on() {
 }
 
 #[test]
+fn bits_that_change_are_healed_on_every_edge() {
+    for (immediate, blocks) in [(false, 1), (true, 1), (false, u64::MAX)] {
+        let mut case = case(AlgorithmCase::BinomialPipeline, &[0, 1, 2, 3, 4], &[2_000, 0, 1]);
+        case.groups[0].checks = true;
+        case.faults = (1..5).map(|node| at(0, Fault::FlipBits { node, bit: 77, immediate, blocks })).collect();
+        assert_eq!(judge(&case), None);
+        let seen = play(&case).unwrap();
+        let found = seen.groups[0].members.iter().filter_map(|member| member.corruptions).map(|it| it.found);
+        assert_eq!(found.collect::<Vec<_>>(), [blocks.min(10); 4]);
+        assert!(seen.groups[0].members.iter().all(|member| member.closed_well()));
+    }
+}
+
+#[test]
+fn bits_do_not_change_where_nobody_looks() {
+    let mut case = quiet();
+    case.faults = vec![at(0, Fault::FlipBits { node: 1, bit: 0, immediate: false, blocks: 1 })];
+    assert!(play(&case).is_err());
+}
+
+#[test]
+fn members_that_have_parts_get_the_rest() {
+    for percent in [0, 50, 100] {
+        let mut case = case(AlgorithmCase::Circulant, &[0, 1, 2, 3], &[5_000, 0, 300]);
+        case.groups[0].delta = true;
+        for (member, seed) in case.groups[0].members[1..].iter_mut().zip(0..) {
+            (member.offers, member.has) = (true, Some(PartsCase { percent, seed }));
+        }
+        assert_eq!(judge(&case), None);
+        assert!(play(&case).unwrap().groups[0].members.iter().all(|member| member.closed_well()));
+    }
+}
+
+#[test]
 fn a_case_shrinks_to_what_matters() {
-    let kills = |case: &Case| case.faults.iter().filter(|it| matches!(it.fault, Fault::Kill { .. })).count();
-    let mut plays = 0;
-    let case = (0..).map(Case::draw).find(|case| kills(case) > 0 && case.faults.len() > 3).unwrap();
-    let smallest = shrink(&case, 1_000, |case| {
-        plays += 1;
+    let kills = |case: &Case| {
         let seen = play(case).unwrap();
         seen.faults.iter().any(|seen| matches!(case.faults[seen.fault].fault, Fault::Kill { .. }))
+    };
+    let mut plays = 0;
+    let case = (0..).map(Case::draw).find(|case| case.faults.len() > 3 && kills(case)).unwrap();
+    let smallest = shrink(&case, 1_000, |case| {
+        plays += 1;
+        kills(case)
     });
     assert!(plays <= 1_000);
     assert_eq!((smallest.faults.len(), smallest.groups.len()), (1, 1));
-    // When all have ended, nothing happens any more: what waits may need one member more, and a message.
-    assert!(smallest.model.nodes <= 3 && smallest.groups[0].members.len() <= 2, "{smallest}");
+    // When all have ended, nothing happens any more: what waits may need some members more, and a message.
+    assert!(smallest.model.nodes <= 4 && smallest.groups[0].members.len() <= 3, "{smallest}");
     assert!(smallest.groups[0].messages.len() <= 1, "{smallest}");
 }
 

@@ -1,12 +1,14 @@
 //! A case: everything that one seed draws, as plain data.
 
-use std::fmt;
 use std::time::Duration;
 
 use rdmc::{Algorithm, GroupSpec, Hybrid, NodeId, Racks, Spine};
 use serde::{Deserialize, Serialize};
 
 use crate::model::ClusterModel;
+use crate::random::Random;
+
+mod text;
 
 /// One experiment of a campaign: a cluster, the groups on it, what their members do and what happens to them.
 ///
@@ -51,6 +53,12 @@ pub struct GroupCase {
     /// Whether members keep messages so that the group could go on after a failure.
     #[serde(default = "yes")]
     pub recoverable: bool,
+    /// Whether blocks are checked where they arrive.
+    #[serde(default)]
+    pub checks: bool,
+    /// Whether members may have parts of the messages already.
+    #[serde(default)]
+    pub delta: bool,
 }
 
 fn yes() -> bool {
@@ -67,12 +75,25 @@ pub struct MemberCase {
     pub begins_ns: u64,
     /// Whether it supplies the memory for each message, instead of the pool.
     pub offers: bool,
+    /// What the memory that it supplies holds of each message already, if anything.
+    #[serde(default)]
+    pub has: Option<PartsCase>,
     /// How long it waits before each send, or after each message it takes, in ns.
     pub pause_ns: u64,
     /// Messages it keeps before it drops the oldest.
     pub holds: usize,
     /// What it does that not every application does.
     pub whim: Whim,
+}
+
+/// Which blocks of a message are in a member's memory before it arrives; in the places of the others is something else.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct PartsCase {
+    /// How many of a hundred.
+    pub percent: u8,
+    /// Decides which, and what is in the places of the others.
+    pub seed: u64,
 }
 
 /// What a member's application does besides sending or taking everything and closing the group.
@@ -344,6 +365,17 @@ pub enum Fault {
         /// The other.
         b: u32,
     },
+    /// A bit of each of the next blocks that come to a node changes on the way.
+    FlipBits {
+        /// The node.
+        node: u32,
+        /// Which bit, counted from the first, modulo their number.
+        bit: u64,
+        /// Whether it is one of the immediate that comes with the block, instead of its bytes.
+        immediate: bool,
+        /// How many blocks.
+        blocks: u64,
+    },
 }
 
 impl Case {
@@ -393,9 +425,14 @@ impl Case {
             };
             fault.fault.nodes().into_iter().chain(waits_for).any(|node| node >= self.model.nodes)
         };
-        match self.faults.iter().any(outside) {
-            true => Err("a fault hits a node that the cluster has not, or waits for one".to_owned()),
-            false => Ok(()),
+        if self.faults.iter().any(outside) {
+            return Err("a fault hits a node that the cluster has not, or waits for one".to_owned());
+        }
+        let unchecked = |node: u32| self.groups.iter().find(|group| !group.checks && group.rank_of(node).is_some());
+        let flips = self.faults.iter().filter(|it| matches!(it.fault, Fault::FlipBits { .. }));
+        match flips.flat_map(|it| it.fault.nodes()).find_map(unchecked) {
+            Some(group) => Err(format!("bits change in group {}, which does not check blocks", group.id)),
+            None => Ok(()),
         }
     }
 
@@ -426,7 +463,29 @@ impl GroupCase {
             .algorithm(self.algorithm.algorithm())
             .formation_limit(Duration::from_nanos(self.formation_limit_ns))
             .recoverable(self.recoverable)
+            .check_blocks(self.checks)
+            .delta(self.delta)
             .block_size(self.block_size + u32::from(other))
+    }
+}
+
+impl PartsCase {
+    /// Returns the memory for a message of this content, the `number`th that a member takes.
+    pub(super) fn memory(self, number: u64, block_size: u32, content: Vec<u8>) -> Vec<u8> {
+        let mut random = Random::new(self.seed ^ number);
+        let mut memory = content;
+        for block in memory.chunks_mut(block_size as usize) {
+            if random.below(100) < u64::from(self.percent) {
+                continue;
+            }
+            if random.chance(0.5) {
+                random.fill(block);
+            }
+            // One bit makes it another block, too.
+            let at = usize::try_from(random.below(block.len() as u64)).expect("an index");
+            block[at] ^= 1 << random.below(8);
+        }
+        memory
     }
 }
 
@@ -456,6 +515,7 @@ impl Fault {
             | Self::HoldUp { node, .. }
             | Self::SlowDown { node, .. }
             | Self::LimitPort { node, .. }
+            | Self::FlipBits { node, .. }
             | Self::Leave { node, .. } => vec![node],
             Self::Cut { a, b, .. } | Self::ResetControl { a, b } | Self::BreakQueuePairs { a, b } => vec![a, b],
             Self::CutOneWay { from, to, .. }
@@ -479,6 +539,7 @@ impl Fault {
             | Self::GarbleControl { .. }
             | Self::Leave { .. }
             | Self::ResetControl { .. }
+            | Self::FlipBits { .. }
             | Self::BreakQueuePairs { .. } => None,
         }
     }
@@ -492,6 +553,7 @@ impl Fault {
             | Self::HoldUp { node, .. }
             | Self::SlowDown { node, .. }
             | Self::LimitPort { node, .. }
+            | Self::FlipBits { node, .. }
             | Self::Leave { node, .. } => *node = name(*node),
             Self::CutOneWay { from: a, to: b, .. }
             | Self::TruncateControl { from: a, to: b, .. }
@@ -504,78 +566,6 @@ impl Fault {
         }
         self
     }
-}
-
-impl fmt::Display for Case {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { model, .. } = self;
-        writeln!(
-            f,
-            "seed {}: {} nodes, {} Mbit/s, {} apart",
-            self.seed,
-            model.nodes,
-            model.port_mbps,
-            ns(model.latency_ns)
-        )?;
-        writeln!(f, "  {:?}, {:?}, {:?}, racks {:?}", model.nic, model.host, model.control, model.racks)?;
-        writeln!(f, "  pools of {} bytes, healed at {}", self.pool_bytes_max, ns(self.heal_ns))?;
-        self.groups.iter().try_for_each(|group| group.fmt(f))?;
-        self.faults.iter().try_for_each(|fault| writeln!(f, "  {fault}"))
-    }
-}
-
-impl fmt::Display for GroupCase {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { id, algorithm, block_size, sends_ahead, .. } = self;
-        let limit = ns(self.formation_limit_ns);
-        let kind = if self.recoverable { ", recoverable" } else { "" };
-        writeln!(f, "  group {id}: {algorithm:?}, blocks of {block_size}, to be formed in {limit}{kind}")?;
-        let memory = if self.sends_from_pool { " from the pool" } else { "" };
-        write!(f, "    sends up to {sends_ahead} at once{memory}:")?;
-        for message in &self.messages {
-            match message.fate {
-                Fate::Awaited => write!(f, " {}", message.size)?,
-                Fate::NeverPolled => write!(f, " {} (never polled)", message.size)?,
-                Fate::Dropped { after_ns } => write!(f, " {} (dropped after {})", message.size, ns(after_ns))?,
-            }
-        }
-        writeln!(f)?;
-        for (rank, member) in self.members.iter().enumerate() {
-            write!(f, "    rank {rank} on node {} from {}", member.node, ns(member.begins_ns))?;
-            if member.offers {
-                write!(f, ", offers memory")?;
-            }
-            if member.pause_ns > 0 {
-                write!(f, ", pauses {}", ns(member.pause_ns))?;
-            }
-            if member.holds > 0 {
-                write!(f, ", holds {}", member.holds)?;
-            }
-            if member.whim != Whim::None {
-                write!(f, ", {:?}", member.whim)?;
-            }
-            writeln!(f)?;
-        }
-        Ok(())
-    }
-}
-
-impl fmt::Display for FaultCase {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self.when {
-            When::At { ns: at } => write!(f, "at {}: {:?}", ns(at), self.fault),
-            When::Milestone { group, node, milestone, delay_ns } => {
-                let delay = ns(delay_ns);
-                write!(f, "{delay} after {milestone:?} of node {node} in group {group}: {:?}", self.fault)
-            }
-            When::Operation { node, count } => write!(f, "after {count} operations of node {node}: {:?}", self.fault),
-        }
-    }
-}
-
-/// Tells a time so that it can be read.
-fn ns(ns: u64) -> String {
-    format!("{:?}", Duration::from_nanos(ns))
 }
 
 /// Longest message of a case, in bytes: its content is real.

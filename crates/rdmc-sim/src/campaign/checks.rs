@@ -25,6 +25,7 @@ pub const CHECKERS: &[Checker] = &[
     Checker { name: "a verdict stands", check: verdicts_stand },
     Checker { name: "one outcome for all survivors", check: outcomes_agree },
     Checker { name: "one outcome of most", check: quorums_agree },
+    Checker { name: "corrupted blocks are found and healed", check: corruptions_are_healed },
     Checker { name: "certificates are true", check: certificates_are_true },
     Checker { name: "a stream ends once", check: streams_end_once },
     Checker { name: "nothing is left", check: nothing_is_left },
@@ -192,7 +193,8 @@ fn failures_name_suspects(case: &Case, seen: &Observation) -> Result<(), String>
                     return Err(format!("group {}: rank {rank} was told of another group: {blame:?}", group.id));
                 }
                 let apart = suspects.apart.contains(&group.members[rank].node);
-                if !apart && !blame.named.iter().all(|named| suspects.may_be(named.node)) {
+                let may_be = |named: &Named| (apart && !named.corrupted) || suspects.may_be(named);
+                if !blame.named.iter().all(may_be) {
                     return Err(format!("rank {rank} was told {blame:?}, which is not of {suspects:?}"));
                 }
             }
@@ -245,6 +247,36 @@ fn quorums_agree(case: &Case, seen: &Observation) -> Result<(), String> {
         if told.len() + usize::from(closed) > 1 {
             let well = if closed { "a close, and " } else { "" };
             return Err(format!("group {}: {well}{told:?}", group.id));
+        }
+    }
+    Ok(())
+}
+
+/// Blocks of which a bit changed are counted where they came, with the edge, and no others; who was given everything had them
+/// healed.
+fn corruptions_are_healed(case: &Case, seen: &Observation) -> Result<(), String> {
+    for node in 0..case.model.nodes {
+        let flipped = seen.flipped.iter().filter(|flipped| flipped.to == node);
+        let from: Vec<u32> = flipped.map(|flipped| flipped.from).collect();
+        let (mut found, mut whole) = (0, true);
+        for (group, of_group) in groups(case, seen) {
+            let Some(rank) = group.rank_of(node).filter(|rank| *rank > 0) else { continue };
+            let member = &of_group.members[rank];
+            let takes_all = member.stream.as_ref().is_some_and(|seen| seen.outcome == Outcome::Done);
+            whole &= takes_all;
+            let Some(told) = member.corruptions else { continue };
+            found += told.found;
+            let known = told.last_from.map_or(told.found == 0, |last| from.contains(&last));
+            if !known || told.healed > told.found || takes_all && told.healed != told.found {
+                return Err(format!(
+                    "group {}: rank {rank} was told of {told:?}, but bits came from {from:?}",
+                    group.id
+                ));
+            }
+        }
+        let flipped = from.len() as u64;
+        if found > flipped || whole && found != flipped {
+            return Err(format!("bits of {flipped} blocks to node {node} changed, but it found {found}"));
         }
     }
     Ok(())

@@ -1,7 +1,7 @@
 //! Draws a case from a seed.
 
 use super::case::{
-    AlgorithmCase, Case, Fate, Fault, FaultCase, GroupCase, MemberCase, MessageCase, Milestone, When, Whim,
+    AlgorithmCase, Case, Fate, Fault, FaultCase, GroupCase, MemberCase, MessageCase, Milestone, PartsCase, When, Whim,
 };
 use crate::model::{ClusterModel, Completion, ControlModel, DelayModel, Distribution, HostModel, NicModel, RackModel};
 use crate::random::Random;
@@ -36,11 +36,16 @@ impl Case {
                 case.faults.push(fault);
             }
         }
+        // Whatever else happens.
+        if random.chance(0.2) {
+            case.flip_bits(&mut random);
+        }
         case
     }
 
-    /// Makes pools as small as they may be: one group that holds nothing needs no more than its longest message, if it does
-    /// not keep messages until all have them.
+    /// Makes pools as small as they may be: one group whose application holds nothing needs no more than its longest message.
+    /// What members keep until all have it is a copy if it is short; of a longer one the root is told at once, so that its
+    /// memory comes back without anything else of the group.
     ///
     /// With several groups, members that took memory in different orders would wait for each other.
     fn tighten_pool(&mut self) {
@@ -49,6 +54,25 @@ impl Case {
         group.sends_from_pool = false;
         group.members.iter_mut().for_each(|member| member.holds = 0);
         self.pool_bytes_max = longest.next_multiple_of(PAGE).max(PAGE);
+    }
+
+    /// Has bits change of blocks that come to a member; its groups check them.
+    fn flip_bits(&mut self, random: &mut Random) {
+        let group = random.one_of(&self.groups);
+        let first = usize::from(group.members.len() > 1);
+        let node = random.one_of(&group.members[first..]).node;
+        let (bit, immediate) = (random.below(1 << 15), random.chance(0.3));
+        let blocks = *random.one_of(&[1, 1, 1, 2, 8, 1_000]);
+        let (after_ns, count) = (spread(random, US, 10 * MS), index(random, group.messages.len() + 1));
+        let milestone = *random.one_of(&[Milestone::Joined, Milestone::Messages { count }]);
+        let delay_ns = *random.one_of(&[0, 0, after_ns]);
+        let when = match random.chance(0.3) {
+            true => When::At { ns: after_ns },
+            false => When::Milestone { group: group.id, node, milestone, delay_ns },
+        };
+        self.faults.push(FaultCase { when, fault: Fault::FlipBits { node, bit, immediate, blocks } });
+        let its = self.groups.iter_mut().filter(|group| group.rank_of(node).is_some());
+        its.for_each(|group| group.checks = true);
     }
 
     fn draw_whim(&mut self, random: &mut Random) {
@@ -196,17 +220,8 @@ fn draw_group(random: &mut Random, id: u64, nodes: u32) -> GroupCase {
         _ => random.within(7..=24),
     };
     let late = random.chance(0.3);
-    let members: Vec<MemberCase> = members
-        .into_iter()
-        .map(|node| MemberCase {
-            node,
-            begins_ns: if late { spread(random, US, 20 * MS) } else { 0 },
-            offers: random.chance(0.3),
-            pause_ns: if random.chance(0.2) { spread(random, US, 5 * MS) } else { 0 },
-            holds: if random.chance(0.2) { index(random, 4) } else { 0 },
-            whim: Whim::None,
-        })
-        .collect();
+    let delta = random.chance(0.25);
+    let members: Vec<MemberCase> = members.into_iter().map(|node| draw_member(random, node, late, delta)).collect();
     GroupCase {
         id,
         algorithm: draw_algorithm(random, members.len()),
@@ -217,6 +232,24 @@ fn draw_group(random: &mut Random, id: u64, nodes: u32) -> GroupCase {
         sends_ahead: *random.one_of(&[1, 1, 2, 4, 32]),
         sends_from_pool: random.chance(0.2),
         recoverable: random.chance(0.7),
+        checks: random.chance(0.3),
+        delta,
+    }
+}
+
+fn draw_member(random: &mut Random, node: u32, late: bool, delta: bool) -> MemberCase {
+    let offers = random.chance(if delta { 0.6 } else { 0.3 });
+    // Where it is not asked for, it does no harm.
+    let has = (offers && random.chance(if delta { 0.8 } else { 0.1 }))
+        .then(|| PartsCase { percent: *random.one_of(&[0, 10, 50, 90, 100]), seed: random.next_u64() });
+    MemberCase {
+        node,
+        begins_ns: if late { spread(random, US, 20 * MS) } else { 0 },
+        offers,
+        has,
+        pause_ns: if random.chance(0.2) { spread(random, US, 5 * MS) } else { 0 },
+        holds: if random.chance(0.2) { index(random, 4) } else { 0 },
+        whim: Whim::None,
     }
 }
 

@@ -108,7 +108,8 @@ fn index(number: u64) -> usize {
 }
 
 fn history(count: u32, blocks: u32, algorithm: AlgorithmCase) -> Case {
-    let member = |node| MemberCase { node, begins_ns: 0, offers: false, pause_ns: 0, holds: 0, whim: Whim::None };
+    let member =
+        |node| MemberCase { node, begins_ns: 0, offers: false, has: None, pause_ns: 0, holds: 0, whim: Whim::None };
     // The last block is a short one.
     let size = u64::from(blocks * BLOCK_BYTES - 1);
     let group = GroupCase {
@@ -121,6 +122,8 @@ fn history(count: u32, blocks: u32, algorithm: AlgorithmCase) -> Case {
         sends_ahead: 1,
         sends_from_pool: false,
         recoverable: true,
+        checks: false,
+        delta: false,
     };
     Case {
         seed: 1,

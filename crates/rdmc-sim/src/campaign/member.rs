@@ -6,10 +6,12 @@ use std::sync::Arc;
 use futures::StreamExt;
 use futures::future::{BoxFuture, Either, FutureExt, select};
 use futures::stream::FuturesUnordered;
-use rdmc::{Certificate, GroupFailure, Memory, Message, Node, OfferReceiver, Payload, Receiver, SendError, Sender};
+use rdmc::{
+    Certificate, GroupFailure, GroupStats, Memory, Message, Node, OfferReceiver, Payload, Receiver, SendError, Sender,
+};
 
 use super::case::{Case, Fate, GroupCase, MemberCase, Whim};
-use super::observation::{Delivered, MemberObservation, Outcome, Seen};
+use super::observation::{Corruptions, Delivered, MemberObservation, Outcome, Seen};
 use super::play::Stage;
 
 /// One member's application.
@@ -41,6 +43,13 @@ impl Incoming {
         match self {
             Self::Pool(receiver) => !matches!(receiver.next().now_or_never(), Some(None)),
             Self::Offers(receiver) => !matches!(receiver.next_offer().now_or_never(), Some(None)),
+        }
+    }
+
+    fn stats(&self) -> GroupStats {
+        match self {
+            Self::Pool(receiver) => receiver.stats(),
+            Self::Offers(receiver) => receiver.stats(),
         }
     }
 
@@ -180,6 +189,8 @@ impl Participant {
             }
         }
         drop(held);
+        let corruptions = self.corruptions(&incoming.stats());
+        self.note(|member, _| member.corruptions = Some(corruptions));
         self.close(incoming.close()).await;
     }
 
@@ -207,9 +218,12 @@ impl Participant {
                 Whim::RefuseOffer { message } if message == taken => offer.refuse("it is not wanted"),
                 Whim::DropOffer { message } if message == taken => drop(offer),
                 whim => {
-                    let len = usize::try_from(size).expect("messages of a campaign are short");
-                    let memory = self.node.register(Memory::from(vec![0; len])).expect("the fabric registers anything");
-                    let delivery = offer.accept(memory.into_mut().expect("the memory is the member's own"));
+                    let memory = self.node.register(self.memory(number, size)).expect("the fabric registers anything");
+                    let memory = memory.into_mut().expect("the memory is the member's own");
+                    let delivery = match self.me().has {
+                        Some(_) => offer.accept_partial(memory),
+                        None => offer.accept(memory),
+                    };
                     if whim == (Whim::DropDelivery { message: taken }) {
                         return Next::Lost(number, size);
                     }
@@ -219,6 +233,27 @@ impl Participant {
                     }
                 }
             }
+        }
+    }
+
+    /// Returns the memory for a message, with what this member has of it.
+    fn memory(&self, number: u64, size: u64) -> Memory {
+        let GroupCase { id, messages, block_size, .. } = self.group();
+        let Some(parts) = self.me().has else {
+            return vec![0; usize::try_from(size).expect("messages of a campaign are short")].into();
+        };
+        // Sends that were not carried out have no number: it may be another message of that size, which is something else.
+        let place = (0_usize..).zip(messages).find(|(at, message)| *at as u64 >= number && message.size == size);
+        let content = Case::content(*id, place.map_or(0, |(at, _)| at), size);
+        parts.memory(number, *block_size, content).into()
+    }
+
+    fn corruptions(&self, stats: &GroupStats) -> Corruptions {
+        let node_of = |rank: rdmc::Rank| self.group().members[rank.index()].node;
+        Corruptions {
+            found: stats.blocks_corrupted,
+            healed: stats.blocks_healed,
+            last_from: stats.last_corruption.map(|corruption| node_of(corruption.from)),
         }
     }
 

@@ -1,6 +1,6 @@
 //! What was seen while a case was played, as plain data.
 
-use rdmc::{Certificate, GroupError, GroupFailure, Rank};
+use rdmc::{Certificate, FailureCause, GroupError, GroupFailure, Rank};
 
 /// What every member saw of a case, and what was left behind. Times are virtual, since all nodes were connected.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -13,6 +13,8 @@ pub struct Observation {
     pub groups: Vec<GroupObservation>,
     /// The faults of the case that happened, in the order in which they did.
     pub faults: Vec<FaultObservation>,
+    /// The blocks of which a bit has changed on the way, in the order in which they arrived.
+    pub flipped: Vec<Flipped>,
     /// When the world was healed, in ns.
     pub healed_ns: Option<u64>,
     /// When the last member had come to its end, in ns.
@@ -45,6 +47,8 @@ pub struct MemberObservation {
     pub stream: Option<Seen>,
     /// Whether the stream said anything after its end.
     pub spoke_after_end: bool,
+    /// What it was told of blocks that came corrupted, when the stream had ended.
+    pub corruptions: Option<Corruptions>,
     /// When it called close, in ns.
     pub closing_ns: Option<u64>,
     /// How the close ended.
@@ -53,6 +57,26 @@ pub struct MemberObservation {
     pub ended_ns: Option<u64>,
     /// When its node died, in ns.
     pub died_ns: Option<u64>,
+}
+
+/// What a member was told of blocks that came corrupted.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Corruptions {
+    /// How many.
+    pub found: u64,
+    /// How many of them were fetched anew.
+    pub healed: u64,
+    /// The node from which the last one came.
+    pub last_from: Option<u32>,
+}
+
+/// A block of which a bit has changed on the way.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Flipped {
+    /// The node that sent it.
+    pub from: u32,
+    /// The node to which it came.
+    pub to: u32,
 }
 
 /// How something ended, and when.
@@ -101,6 +125,8 @@ pub struct Named {
     pub node: u32,
     /// What is said of it.
     pub cause: String,
+    /// Whether it is said that a block came from it corrupted.
+    pub corrupted: bool,
 }
 
 /// A message that was delivered.
@@ -183,6 +209,7 @@ impl From<&GroupFailure> for Outcome {
             rank: failed.member.0,
             node: failed.node.0,
             cause: failed.cause.to_string(),
+            corrupted: matches!(failed.cause, FailureCause::Corrupted { .. }),
         });
         Self::Failed(Blame {
             group: failure.group().0,

@@ -10,10 +10,10 @@ use tokio::sync::{Notify, oneshot, watch};
 
 use super::case::{Case, Fault, Milestone, When};
 use super::member::Participant;
-use super::observation::{FaultObservation, GroupObservation, Left, MemberObservation, Observation};
+use super::observation::{FaultObservation, Flipped, GroupObservation, Left, MemberObservation, Observation};
 use crate::deployment::Deployment;
 use crate::simulation::{NodeIndex, lock};
-use crate::world::{Simulation, World};
+use crate::world::{FlippedBit, Simulation, World};
 
 /// A case cannot be played.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -47,6 +47,7 @@ pub fn play(case: &Case) -> Result<Observation, CaseError> {
     let mut seen = std::mem::take(&mut *lock(&stage.seen));
     seen.stalled = outcome.err();
     seen.digest = world.digest();
+    seen.flipped = world.flipped().into_iter().map(|(from, to)| Flipped { from: from.0, to: to.0 }).collect();
     Ok(seen)
 }
 
@@ -277,6 +278,10 @@ impl Stage {
                 }
             }
             Fault::ResetControl { a, b } => world.reset_control(NodeIndex(a), NodeIndex(b)),
+            Fault::FlipBits { node, bit, immediate, blocks } => {
+                let place = if immediate { FlippedBit::OfImmediate(bit) } else { FlippedBit::OfPayload(bit) };
+                world.flip_bits(NodeIndex(node), place, blocks);
+            }
             Fault::BreakQueuePairs { a, b } => world.break_queue_pairs(NodeIndex(a), NodeIndex(b)),
         }
     }
@@ -308,6 +313,7 @@ impl Stage {
             ended.collect::<Vec<_>>()
         };
         lasting.into_iter().for_each(|fault| self.undo(fault));
+        self.world.nodes().for_each(|node| self.world.flip_bits(node, FlippedBit::OfPayload(0), 0));
         self.world.heal_all();
     }
 

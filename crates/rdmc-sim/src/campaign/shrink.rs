@@ -103,12 +103,15 @@ fn simplify_groups(case: &Case, add: &mut impl FnMut(&dyn Fn(&mut Case))) {
         for rank in 0..group.members.len() {
             add(&|case| case.groups[at].members[rank].whim = Whim::None);
             add(&|case| case.groups[at].members[rank].offers = false);
+            add(&|case| case.groups[at].members[rank].has = None);
             add(&|case| case.groups[at].members[rank].holds = 0);
             add(&|case| case.groups[at].members[rank].pause_ns = 0);
             add(&|case| case.groups[at].members[rank].begins_ns = 0);
         }
         add(&|case| case.groups[at].sends_from_pool = false);
         add(&|case| case.groups[at].recoverable = false);
+        add(&|case| case.groups[at].checks = false);
+        add(&|case| case.groups[at].delta = false);
         add(&|case| case.groups[at].sends_ahead = 1);
         for message in 0..group.messages.len() {
             let block = u64::from(group.block_size);
@@ -162,6 +165,7 @@ fn simplify_times(case: &Case, add: &mut impl FnMut(&dyn Fn(&mut Case))) {
             | Fault::LimitPort { for_ns, .. }
             | Fault::Cut { for_ns, .. }
             | Fault::CutOneWay { for_ns, .. } => *for_ns = rounded(*for_ns),
+            Fault::FlipBits { blocks, .. } => *blocks = 1,
             _ => {}
         });
     }

@@ -3,7 +3,7 @@
 use std::collections::BTreeSet;
 
 use super::case::{Case, Fault, GroupCase, Whim};
-use super::observation::Observation;
+use super::observation::{Flipped, Named, Observation};
 
 /// The nodes that a failure of one group may name.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -14,6 +14,9 @@ pub struct Suspects {
     /// Members that were cut off each other for a while that does not break anything, but may delay the word of why
     /// something else broke: they may be named too, if there is a cause.
     pub delayed: BTreeSet<u32>,
+    /// Members from which blocks came corrupted to others: they may be named for that, if there is a cause for which nobody
+    /// supplied these whole.
+    pub corrupting: BTreeSet<u32>,
     /// Members that were out of reach of others for so long that they may have come to an end of their own.
     pub apart: BTreeSet<u32>,
     /// Whether a member was stopped for so long: if it leads when it goes on, it names those who have given it up.
@@ -30,9 +33,13 @@ impl Suspects {
     }
 
     /// Tells whether a failure may name a node.
-    pub fn may_be(&self, node: u32) -> bool {
-        let known = self.causes.contains(&node) || self.delayed.contains(&node);
-        !self.causes.is_empty() && (known || self.stopped)
+    pub fn may_be(&self, named: &Named) -> bool {
+        let Named { node, corrupted, .. } = named;
+        let known = match corrupted {
+            true => self.corrupting.contains(node),
+            false => self.stopped || self.causes.contains(node) || self.delayed.contains(node),
+        };
+        !self.causes.is_empty() && known
     }
 
     fn add_whims(&mut self, group: &GroupCase) {
@@ -52,6 +59,8 @@ impl Suspects {
 
     fn add_faults(&mut self, case: &Case, seen: &Observation, group: &GroupCase) {
         let within = |nodes: &[u32]| nodes.iter().all(|&node| group.rank_of(node).is_some());
+        let flipped = seen.flipped.iter().filter(|flipped| within(&[flipped.from, flipped.to]));
+        self.corrupting.extend(flipped.map(|Flipped { from, .. }| from));
         let (mut waited_ns, mut waiting) = (0, BTreeSet::new());
         for happened in &seen.faults {
             let fault = case.faults[happened.fault].fault;
@@ -100,6 +109,8 @@ impl Suspects {
                         self.stopped = true;
                     }
                 }
+                // They are healed.
+                Fault::FlipBits { .. } => {}
                 Fault::SlowDown { .. } | Fault::LimitPort { .. } => {}
             }
         }

@@ -1,0 +1,86 @@
+//! How a case is told.
+
+use std::fmt;
+use std::time::Duration;
+
+use super::{Case, Fate, FaultCase, GroupCase, PartsCase, When, Whim};
+
+impl fmt::Display for Case {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { model, .. } = self;
+        writeln!(
+            f,
+            "seed {}: {} nodes, {} Mbit/s, {} apart",
+            self.seed,
+            model.nodes,
+            model.port_mbps,
+            ns(model.latency_ns)
+        )?;
+        writeln!(f, "  {:?}, {:?}, {:?}, racks {:?}", model.nic, model.host, model.control, model.racks)?;
+        writeln!(f, "  pools of {} bytes, healed at {}", self.pool_bytes_max, ns(self.heal_ns))?;
+        self.groups.iter().try_for_each(|group| group.fmt(f))?;
+        self.faults.iter().try_for_each(|fault| writeln!(f, "  {fault}"))
+    }
+}
+
+impl fmt::Display for GroupCase {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { id, algorithm, block_size, sends_ahead, .. } = self;
+        let limit = ns(self.formation_limit_ns);
+        write!(f, "  group {id}: {algorithm:?}, blocks of {block_size}, to be formed in {limit}")?;
+        for (kind, is_so) in [("recoverable", self.recoverable), ("checked", self.checks), ("delta", self.delta)] {
+            if is_so {
+                write!(f, ", {kind}")?;
+            }
+        }
+        writeln!(f)?;
+        let memory = if self.sends_from_pool { " from the pool" } else { "" };
+        write!(f, "    sends up to {sends_ahead} at once{memory}:")?;
+        for message in &self.messages {
+            match message.fate {
+                Fate::Awaited => write!(f, " {}", message.size)?,
+                Fate::NeverPolled => write!(f, " {} (never polled)", message.size)?,
+                Fate::Dropped { after_ns } => write!(f, " {} (dropped after {})", message.size, ns(after_ns))?,
+            }
+        }
+        writeln!(f)?;
+        for (rank, member) in self.members.iter().enumerate() {
+            write!(f, "    rank {rank} on node {} from {}", member.node, ns(member.begins_ns))?;
+            if member.offers {
+                write!(f, ", offers memory")?;
+            }
+            if let Some(PartsCase { percent, seed }) = member.has {
+                write!(f, " with {percent}% of each message (seed {seed})")?;
+            }
+            if member.pause_ns > 0 {
+                write!(f, ", pauses {}", ns(member.pause_ns))?;
+            }
+            if member.holds > 0 {
+                write!(f, ", holds {}", member.holds)?;
+            }
+            if member.whim != Whim::None {
+                write!(f, ", {:?}", member.whim)?;
+            }
+            writeln!(f)?;
+        }
+        Ok(())
+    }
+}
+
+impl fmt::Display for FaultCase {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.when {
+            When::At { ns: at } => write!(f, "at {}: {:?}", ns(at), self.fault),
+            When::Milestone { group, node, milestone, delay_ns } => {
+                let delay = ns(delay_ns);
+                write!(f, "{delay} after {milestone:?} of node {node} in group {group}: {:?}", self.fault)
+            }
+            When::Operation { node, count } => write!(f, "after {count} operations of node {node}: {:?}", self.fault),
+        }
+    }
+}
+
+/// Tells a time so that it can be read.
+fn ns(ns: u64) -> String {
+    format!("{:?}", Duration::from_nanos(ns))
+}
