@@ -1,13 +1,15 @@
 //! Every member of small groups comes to harm at each of its operations.
 //!
-//! A *history* is a group of so many members that sends one message of so many blocks by one algorithm. It is played once
-//! without a fault, which tells how many operations each member begins; then once for each member, each of its operations
-//! and each [`Harm`], which happens instead of the operation. Up to there both plays are the same, so that this is every
-//! place at which a member can be lost, as far as anybody else can tell.
+//! A *history* is a group of so many members that sends one message of so many blocks by one algorithm, or of which the members
+//! have parts already. It is played once without a fault, which tells how many operations each member begins; then once for
+//! each member, each of its operations and each [`Harm`], which happens instead of the operation. Up to there both plays are
+//! the same, so that this is every place at which a member can be lost, as far as anybody else can tell.
 
 use std::ops::RangeInclusive;
 
-use super::case::{AlgorithmCase, Case, Fate, Fault, FaultCase, GroupCase, MemberCase, MessageCase, When, Whim};
+use super::case::{
+    AlgorithmCase, Case, Fate, Fault, FaultCase, GroupCase, MemberCase, MessageCase, PartsCase, When, Whim,
+};
 use super::play::play;
 use super::{Report, judge_all};
 use crate::model::ClusterModel;
@@ -60,9 +62,11 @@ impl Bounds {
     /// Returns all histories, each as a case without a fault.
     pub fn histories(&self) -> Vec<Case> {
         let shapes = self.members.clone().flat_map(|members| self.blocks.clone().map(move |blocks| (members, blocks)));
-        shapes
-            .flat_map(|(members, blocks)| algorithms(members).into_iter().map(move |it| history(members, blocks, it)))
-            .collect()
+        let of_shape = |(members, blocks)| {
+            let whole = algorithms(members).into_iter().map(move |it| history(members, blocks, it));
+            whole.chain([rest_of(history(members, blocks, AlgorithmCase::BinomialPipeline))])
+        };
+        shapes.flat_map(of_shape).collect()
     }
 }
 
@@ -133,6 +137,17 @@ fn history(count: u32, blocks: u32, algorithm: AlgorithmCase) -> Case {
         faults: Vec::new(),
         heal_ns: HEAL_NS,
     }
+}
+
+/// Has the members of a history have parts of its message: how it goes on is the same for all algorithms.
+fn rest_of(mut history: Case) -> Case {
+    for group in &mut history.groups {
+        group.delta = true;
+        for (member, seed) in group.members.iter_mut().skip(1).zip(0..) {
+            (member.offers, member.has) = (true, Some(PartsCase { percent: 50, seed }));
+        }
+    }
+    history
 }
 
 /// Returns every algorithm; racks take turns.
