@@ -82,7 +82,7 @@ impl QueuePair {
 
     /// Does what [`receive`](Self::receive) does; `inspector` looks at the bytes as they come, as far as the fabric shows them.
     pub fn receive_inspected(&self, into: BufferMut, inspector: Arc<dyn Inspector>) -> Operation<Received> {
-        let slot = self.post_as(Work::Receive { into }, Manner::Signaled, |request| request.inspected_by(inspector));
+        let slot = self.post_as(Work::Receive { into }, Manner::Signaled, Some(inspector));
         Operation::receive(slot)
     }
 
@@ -122,10 +122,10 @@ impl QueuePair {
     }
 
     fn post_with(&self, work: Work, manner: Manner) -> Arc<Slot> {
-        self.post_as(work, manner, |request| request)
+        self.post_as(work, manner, None)
     }
 
-    fn post_as(&self, work: Work, manner: Manner, form: impl FnOnce(WorkRequest) -> WorkRequest) -> Arc<Slot> {
+    fn post_as(&self, work: Work, manner: Manner, inspector: Option<Arc<dyn Inspector>>) -> Arc<Slot> {
         let (outstanding, depth) = match work {
             Work::Receive { .. } => (&self.receives, self.config.receive_depth),
             _ => (&self.sends, self.config.send_depth),
@@ -136,8 +136,8 @@ impl QueuePair {
         };
         // Nothing could be posted behind it, on which its completion might wait.
         let manner = if before + 1 == depth { Manner::Signaled } else { manner };
-        let (request, slot) = WorkRequest::new(work, manner, self.raw.id(), outstanding.clone());
-        self.raw.post(form(request));
+        let (request, slot) = WorkRequest::new(work, manner, inspector, self.raw.id(), outstanding.clone());
+        self.raw.post(request);
         slot
     }
 }

@@ -191,7 +191,6 @@ impl fmt::Display for QueuePairId {
 pub struct WorkRequest {
     work: Option<Work>,
     manner: Manner,
-    inspector: Option<Arc<dyn Inspector>>,
     queue_pair: QueuePairId,
     slot: Arc<Slot>,
 }
@@ -208,15 +207,15 @@ pub(crate) enum Manner {
 }
 
 impl WorkRequest {
-    pub(crate) fn new(work: Work, manner: Manner, queue_pair: QueuePairId, depth: Arc<AtomicU32>) -> (Self, Arc<Slot>) {
-        let slot = Arc::new(Slot { state: Mutex::default(), depth: Some(depth) });
-        (Self { work: Some(work), manner, inspector: None, queue_pair, slot: slot.clone() }, slot)
-    }
-
-    #[must_use]
-    pub(crate) fn inspected_by(mut self, inspector: Arc<dyn Inspector>) -> Self {
-        self.inspector = Some(inspector);
-        self
+    pub(crate) fn new(
+        work: Work,
+        manner: Manner,
+        inspector: Option<Arc<dyn Inspector>>,
+        queue_pair: QueuePairId,
+        depth: Arc<AtomicU32>,
+    ) -> (Self, Arc<Slot>) {
+        let slot = Arc::new(Slot { state: Mutex::default(), depth: Some(depth), inspector });
+        (Self { work: Some(work), manner, queue_pair, slot: slot.clone() }, slot)
     }
 
     /// Tells whether the completion may wait for that of a later request.
@@ -242,7 +241,7 @@ impl WorkRequest {
 
     /// Returns who looks at the bytes of a receive as they come, if somebody does: a fabric that has them at hand shows them.
     pub fn inspector(&self) -> Option<&Arc<dyn Inspector>> {
-        self.inspector.as_ref()
+        self.slot.inspector.as_ref()
     }
 
     /// Notes that the work is nearly done: a fabric that knows calls it when few bytes are still to come.
@@ -319,6 +318,8 @@ impl Drop for Completed {
 pub(crate) struct Slot {
     state: Mutex<SlotState>,
     depth: Option<Arc<AtomicU32>>,
+    /// Here, as requests are moved about.
+    inspector: Option<Arc<dyn Inspector>>,
 }
 
 #[derive(Debug, Default)]
@@ -342,7 +343,8 @@ impl Slot {
     /// Makes the slot of a request that was never posted.
     pub(crate) fn refused(error: WorkError) -> Arc<Self> {
         let outcome = Some(Outcome { result: Err(error), imm: None, memory: None });
-        Arc::new(Self { state: Mutex::new(SlotState { near: true, outcome, ..Default::default() }), depth: None })
+        let state = Mutex::new(SlotState { near: true, outcome, ..Default::default() });
+        Arc::new(Self { state, depth: None, inspector: None })
     }
 
     fn resolve(&self, result: Result<usize, WorkError>, imm: Option<u32>, work: Work) {
