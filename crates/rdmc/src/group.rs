@@ -340,7 +340,13 @@ impl Group {
                         self.declare(FailureCause::Resources { what });
                     }
                     // The root says so.
-                    Err(Hopeless::TooLong { .. }) => stopped.as_mut().await,
+                    Err(Hopeless::TooLong { message }) => futures::select_biased! {
+                        () = stopped => {}
+                        () = late => {
+                            let what = format!("has let go of message {message}, which not everybody has");
+                            self.accuse(Rank::ROOT, FailureCause::Protocol { what });
+                        }
+                    },
                     Err(Hopeless::Contradiction { by, what }) if by == self.rank => {
                         self.declare(FailureCause::Resources { what });
                     }

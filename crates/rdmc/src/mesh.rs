@@ -164,9 +164,15 @@ pub(crate) struct Inbox {
     events: mpsc::Receiver<Numbered>,
     /// The latest connection that was made to each node.
     connected: BTreeMap<NodeId, u64>,
+    /// Whether some of what was said before the group was there is forgotten.
+    forgot: bool,
 }
 
 impl Inbox {
+    pub(crate) fn forgot(&self) -> bool {
+        self.forgot
+    }
+
     /// Waits for the next event; none if the group has ended.
     ///
     /// # Cancel safety
@@ -457,12 +463,12 @@ impl Mesh {
     /// Starts to listen for a group; none if its number was used before.
     pub(crate) fn open_group(&self, group: GroupId, members: &Arc<[NodeId]>) -> Option<Inbox> {
         let mut state = self.lock();
-        let (mut early, events) = state.groups.open(group, members)?;
+        let (mut early, events, forgot) = state.groups.open(group, members)?;
         let lost = members.iter().filter(|node| **node != self.0.me && !state.links.contains_key(*node));
         early.extend(lost.map(|&node| GroupEvent::Lost(node, FailureCause::ConnectionLost)));
         drop(state);
         self.0.changes.send_modify(|count| *count += 1);
-        Some(Inbox { early, events, connected: BTreeMap::new() })
+        Some(Inbox { early, events, connected: BTreeMap::new(), forgot })
     }
 
     /// Stops listening for a group that has ended, and tells those who ask how; its number is not used again.

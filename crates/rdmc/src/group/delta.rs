@@ -70,14 +70,16 @@ impl Delta {
 
 impl Group {
     /// Announces a message, and returns what comes when all have answered.
-    pub(super) async fn ask_for_parts(&self, message: u64, shape: Shape) -> oneshot::Receiver<Answers> {
+    pub(super) fn ask_for_parts(&self, message: u64, shape: Shape) -> oneshot::Receiver<Answers> {
         let (complete, answers) = oneshot::channel();
         let mut all = vec![Answer::default(); self.members.len()];
         all[self.rank.index()].is_whole = true;
         let asked = Asked { blocks: shape.count, answers: all, complete };
         self.delta.lock().asked.insert(message, asked);
         self.finish_asking(message);
-        self.announce(message, shape.size).await;
+        for &member in &self.unfed {
+            self.node.mesh.post(member, self.id, GroupFrame::Announce { message, size: shape.size });
+        }
         answers
     }
 
@@ -106,7 +108,7 @@ impl Group {
             if answer.is_whole
                 || len > all
                 || (is_whole && len != all && len != 0)
-                || asked.blocks.get() > BLOCKS_MAX && len != 0
+                || asked.blocks.get() > COMPARED_MAX && len != 0
             {
                 return Err("says something else than what it has of a message");
             }
@@ -162,9 +164,12 @@ impl Group {
     /// Plans the transfer of a message of which members have these blocks: all come to the same.
     fn plan_delta(&self, shape: Shape, had: &[BlockSet]) -> Plan {
         let nothing = had.iter().zip(0..).all(|(had, rank)| Rank(rank).is_root() || had.is_empty());
-        match Repair::new(had) {
-            Ok(repair) if !nothing => Plan::Repair(repair),
-            // What is too much to be planned is sent as if nobody had anything.
+        let lacking: u64 =
+            had.iter().map(|had| u64::from(shape.count.get() - had.len().get().min(shape.count.get()))).sum();
+        // What is too much to be planned while others wait is sent as if nobody had anything.
+        let repair = (!nothing && lacking <= LACKING_MAX).then(|| Repair::new(had));
+        match repair {
+            Some(Ok(repair)) => Plan::Repair(repair),
             _ => Plan::Schedule(self.schedule(shape.count)),
         }
     }
@@ -182,7 +187,7 @@ impl Group {
     ) -> Result<Beginning, Trouble> {
         let mut checksums = Vec::new();
         for block in memory
-            .filter(|_| shape.count.get() <= BLOCKS_MAX)
+            .filter(|_| shape.count.get() <= COMPARED_MAX)
             .into_iter()
             .flat_map(|memory| memory.chunks(shape.block_size as usize))
         {
@@ -206,8 +211,12 @@ impl Group {
             }
         }
         let Ok(had) = had.await else { return std::future::pending().await };
-        let plan = self.plan_delta(shape, &had);
         let mine = &had[self.rank.index()];
+        if checksums.is_empty() && !mine.is_empty() {
+            let what = "says that a member has what it has not".to_owned();
+            return Err(Trouble::Protocol { by: Rank::ROOT, what });
+        }
+        let plan = self.plan_delta(shape, &had);
         let here = checksums
             .into_iter()
             .zip((0..).map(BlockIndex))
@@ -243,4 +252,6 @@ const CHECKSUM_LEN: usize = 16;
 /// Most bytes of checksums in a frame.
 const ANSWER_PIECE: usize = 512 << 10;
 /// Most blocks of a message of which a member tells what it has: its answer is 1 MiB.
-pub(super) const BLOCKS_MAX: u32 = 1 << 16;
+const COMPARED_MAX: u32 = 1 << 16;
+/// Most blocks that all members together may lack for a repair: it is planned in about a second.
+const LACKING_MAX: u64 = 1 << 20;

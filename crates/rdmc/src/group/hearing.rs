@@ -67,7 +67,11 @@ impl Group {
                 if !hearing.unheard.remove(&rank) {
                     return self.blame(from, "offered queue pairs to a member that is not its neighbour, or twice");
                 }
-                if lock(&hearing.holdings).told_by(rank) != told as usize {
+                let heard = lock(&hearing.holdings).told_by(rank);
+                if heard != told as usize && !hearing.inbox.forgot() {
+                    return self.blame(from, "says that it told of another number of messages than it did");
+                }
+                if heard != told as usize {
                     // It was said long before this member was here to listen.
                     let what = format!("what node {from} holds of messages to be completed was forgotten");
                     self.declare(FailureCause::Resources { what });

@@ -404,8 +404,8 @@ impl Group {
                 }
             }
             let Some((_, shape)) = known else {
-                if self.retained.message(number).is_some() && !self.past.orphaned {
-                    // It is one of which nothing is told.
+                if !self.past.orphaned {
+                    // The root has it: it is one of which nothing is told.
                     return Err(Hopeless::TooLong { message: number });
                 }
                 resumption.lost.push(LostMessage { number, size: None, blocks_missing: None });

@@ -234,7 +234,7 @@ async fn run(group: Arc<Group>, mut queue: Queue, grants: Grants, mut resumption
                     group.begin_whole(blocks.shape().size).await;
                     queue.in_hand = None;
                     group.retained().keep(messages, &blocks);
-                    let planned = Planned::new(&group, messages, repair, blocks.shape()).await;
+                    let planned = Planned::new(&group, messages, repair, blocks.shape());
                     let (receive_turn, relay_turn) = (receive_turns.next(), relay_turns.next());
                     let (group, number) = (&group, messages);
                     running.push(async move {
@@ -300,10 +300,10 @@ enum Planned {
 }
 
 impl Planned {
-    async fn new(group: &Group, message: u64, repair: Option<Repair>, shape: Shape) -> Self {
+    fn new(group: &Group, message: u64, repair: Option<Repair>, shape: Shape) -> Self {
         match repair {
             Some(repair) => Self::Known(Plan::Repair(repair)),
-            None if group.is_delta() => Self::Asked(group.ask_for_parts(message, shape).await),
+            None if group.is_delta() => Self::Asked(group.ask_for_parts(message, shape)),
             None => Self::Known(Plan::Schedule(group.schedule(shape.count))),
         }
     }

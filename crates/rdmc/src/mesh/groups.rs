@@ -17,6 +17,8 @@ pub(super) struct Groups {
     open: BTreeMap<GroupId, Open>,
     /// Frames of groups that this node has not joined yet, oldest first.
     early: VecDeque<Early>,
+    /// Of these, groups of which something was forgotten.
+    forgotten: BTreeSet<GroupId>,
     /// Groups that ended here: late frames of theirs get no further.
     ended: BTreeMap<GroupId, Ended>,
     /// The same, oldest first.
@@ -87,15 +89,19 @@ impl Groups {
             let Some(oldest) = of_node().map(|early| early.group).next() else { return };
             tracing::warn!(node = %from, group = %oldest, "what it said of a group that was not joined is forgotten");
             self.early.retain(|early| early.from != from || early.group != oldest);
+            if self.forgotten.len() < ENDED_MAX {
+                self.forgotten.insert(oldest);
+            }
         }
     }
 
-    /// Starts to listen for a group; returns what was said of it before, or none if its number was used.
+    /// Starts to listen for a group; returns what was said of it before, or none if its number was used. Tells also whether more
+    /// had been said.
     pub(super) fn open(
         &mut self,
         group: GroupId,
         members: &Arc<[NodeId]>,
-    ) -> Option<(VecDeque<GroupEvent>, mpsc::Receiver<Numbered>)> {
+    ) -> Option<(VecDeque<GroupEvent>, mpsc::Receiver<Numbered>, bool)> {
         if self.ended.contains_key(&group) || self.open.contains_key(&group) {
             return None;
         }
@@ -108,7 +114,7 @@ impl Groups {
             }
             known.group != group
         });
-        Some((early, inbox))
+        Some((early, inbox, self.forgotten.remove(&group)))
     }
 
     /// Stops listening for a group.

@@ -2,12 +2,14 @@
 
 use std::fmt;
 use std::io;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::task::Poll;
 
 use rdmc_fabric::{Buffer, Inspector};
 use rdmc_schedule::BlockIndex;
 use twox_hash::{XxHash3_64, xxhash3_128};
+
+use crate::sync::lock;
 
 /// The XXH3 of a block's bytes in 128 bits.
 ///
@@ -104,7 +106,7 @@ impl Summing {
     /// Returns the checksum of the block, all of which is here by now, as [`Checksum::gently_of`] does.
     pub(crate) async fn checksum_of(&self, block: &[u8]) -> Checksum {
         let (hasher, len) = {
-            let shown = self.shown.lock().unwrap_or_else(PoisonError::into_inner);
+            let shown = lock(&self.shown);
             (shown.hasher.clone(), shown.len)
         };
         match block.get(len..) {
@@ -116,7 +118,7 @@ impl Summing {
 
 impl Inspector for Summing {
     fn inspect(&self, bytes: &[u8]) {
-        let mut shown = self.shown.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut shown = lock(&self.shown);
         shown.hasher.write(bytes);
         shown.len += bytes.len();
     }
