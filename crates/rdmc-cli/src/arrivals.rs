@@ -43,6 +43,7 @@ pub(crate) async fn take_files(
         bytes_before: node.stats().bytes_received,
         open: BTreeMap::new(),
         placing: None,
+        ready: None,
         arriving: FuturesUnordered::new(),
         finishing: JoinSet::new(),
         last: None,
@@ -88,11 +89,12 @@ struct Arrivals<'a> {
     bar: &'a Bar,
     /// What the node had received before.
     bytes_before: u64,
-    /// Files that have a place, but not all of their bytes and their digest, by their places in the list. Dropped, they
-    /// leave nothing.
+    /// Files that have a place, but not all of their bytes and their digest, by their places in the list.
     open: BTreeMap<usize, Open>,
     /// The message that waits for its memory.
     placing: Option<Placing>,
+    /// A place that was made when its message was to be offered again.
+    ready: Option<(usize, anyhow::Result<Placed>)>,
     /// Messages under way, by their numbers.
     arriving: FuturesUnordered<BoxFuture<'static, (u64, Result<Message, GroupFailure>)>>,
     /// Compares bytes with their digest, and gives files their names.
@@ -191,8 +193,15 @@ impl Arrivals<'_> {
 
     /// Forms the group in which the survivors of a failure go on.
     async fn go_on(&mut self, mut failure: GroupFailure) -> anyhow::Result<OfferReceiver> {
-        // These will be offered again.
-        self.placing = None;
+        // These will be offered again. What is being done for a file goes on, whether it is waited for or not; memory of the
+        // pool may not be there before the survivors have gone on.
+        let placing = self.placing.take();
+        if let Some(placing) = placing.filter(|_| self.node.capabilities().receives_into_files) {
+            let (offer, placed) = placing.await;
+            if let Part::File(at) = self.part(offer.number()) {
+                self.ready = Some((at, placed));
+            }
+        }
         self.last = None;
         while let Some((number, outcome)) = self.arriving.next().await {
             self.arrived(number, outcome);
@@ -226,6 +235,9 @@ impl Arrivals<'_> {
     async fn outcome(mut self, members: &[NodeId]) -> anyhow::Result<usize> {
         if has_sender(members) {
             return Ok(receivers_of(members));
+        }
+        if self.complete == self.files.len() {
+            self.store.done();
         }
         self.trouble = self.with_directories(Store::finish_directories).await.err();
         Err(self.cut_short(None).await)
@@ -289,9 +301,12 @@ impl Arrivals<'_> {
             Part::File(at) => match if self.open.contains_key(&at) { offer.stay() } else { Err(offer) } {
                 Ok(delivery) => self.arrive(number, delivery),
                 Err(offer) => {
+                    if let Some((_, placed)) = self.ready.take_if(|(ready, _)| *ready == at) {
+                        return self.placed(offer, placed);
+                    }
                     // Nothing is received into a file twice: the memory of its first place may still be in use.
-                    let again = self.open.remove(&at).is_some();
-                    self.placing = Some(place(self.node, self.store, offer, self.files[at].0, again));
+                    let before = self.open.remove(&at).map(|open| open.place.into_arrival());
+                    self.placing = Some(place(self.node, self.store, offer, self.files[at].0, before));
                 }
             },
             Part::Digest(_) => match offer.stay() {
@@ -404,12 +419,12 @@ async fn next_of<T>(work: &mut Option<BoxFuture<'static, T>>) -> T {
 }
 
 /// Makes the temporary file, and the memory to receive its bytes: the file itself, mapped, if the fabric can.
-fn place(node: &Node, store: &Store, offer: Offer, entry: &Entry, again: bool) -> Placing {
+fn place(node: &Node, store: &Store, offer: Offer, entry: &Entry, before: Option<Arrival>) -> Placing {
     let (node, store, entry) = (node.clone(), store.clone(), entry.clone());
-    let (mapped, size) = (node.capabilities().receives_into_files, offer.size());
+    let (mapped, size, again) = (node.capabilities().receives_into_files, offer.size(), before.is_some());
     let placed = async move {
         let begun = tokio::task::spawn_blocking(move || {
-            let arrival = store.begin(&entry, size, again)?;
+            let arrival = store.begin(&entry, size, before)?;
             let memory = mapped.then(|| arrival.memory(size)).transpose()?;
             anyhow::Ok((arrival, memory))
         });

@@ -1,8 +1,10 @@
 //! What has arrived of files that are not whole: kept when a transfer is interrupted, so that the next one brings the rest.
 //!
-//! Everything is in one directory below the receiver's, [`DIR`], which is there only as long as something is in it. Each file
-//! has its part there, under a name that follows from its path and size; and each transfer under way, or interrupted, has a
-//! mark. The sender compares what is here with its own bytes, so that nothing depends on how a transfer has ended.
+//! Everything is in one directory below the receiver's, [`DIR`], which is there only as long as something is in it, and which
+//! nobody but its owner may look into. A file has its part there, under a name that follows from its path and size, unless
+//! somebody else has that part open; and each transfer under way, or interrupted, has a mark. Whoever uses one of these has it
+//! locked, where the file system has locks. The sender compares what is here with its own bytes, so that nothing depends on how
+//! a transfer has ended.
 
 use std::ffi::{OsStr, OsString};
 use std::fs::File;
@@ -11,10 +13,11 @@ use std::io;
 use std::os::unix::fs::MetadataExt;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::time::Duration;
+use std::time::{Duration, SystemTime};
 
-use cap_std::fs::{Dir, DirBuilder, DirBuilderExt, OpenOptions, OpenOptionsExt};
-use rustix::fs::FlockOperation;
+use cap_std::fs::{Dir, DirBuilder, DirBuilderExt, MetadataExt as _, OpenOptions, OpenOptionsExt};
+use rustix::fs::{FlockOperation, OFlags};
+use rustix::io::Errno;
 
 use crate::manifest::{Entry, Manifest};
 
@@ -22,11 +25,9 @@ use crate::manifest::{Entry, Manifest};
 #[derive(Clone, Debug)]
 pub(crate) struct Parts {
     root: Arc<Dir>,
-    /// Whether nothing is kept.
-    discard: bool,
 }
 
-/// A file of which nothing, some or everything is here; nobody else has it open.
+/// A file of which nothing, some or everything is here. Dropped, it goes, unless it is to stay.
 #[derive(Debug)]
 pub(crate) struct Part {
     pub(crate) file: File,
@@ -34,88 +35,109 @@ pub(crate) struct Part {
     name: OsString,
     /// Whether it was here before.
     pub(crate) found: bool,
-    stays: bool,
-    /// If it is there.
+    /// Whether it is found again by its name.
+    lasting: bool,
+    /// The directory of parts, if it is there.
     parts: Option<Parts>,
+    stays: bool,
 }
 
 /// A transfer under way. Dropped, its mark goes, unless it was interrupted when some of it was here.
 #[derive(Debug)]
 pub(crate) struct Ongoing {
     parts: Parts,
-    mark: OsString,
+    name: OsString,
+    /// The mark, locked.
+    _mark: File,
     /// Whether some of it is here.
     some: AtomicBool,
     done: AtomicBool,
 }
 
 impl Parts {
-    pub(crate) fn new(root: Arc<Dir>, discard: bool) -> Self {
-        Self { root, discard }
+    pub(crate) fn new(root: Arc<Dir>) -> Self {
+        Self { root }
     }
 
-    /// Returns the bytes that interrupted transfers have here; none if there are no such.
+    /// Returns the bytes that are here of interrupted transfers, and that nobody uses; none if nothing is.
     pub(crate) fn kept(&self) -> Option<u64> {
-        let entries = self.dir().ok().flatten()?.entries().ok()?.flatten();
-        let bytes = entries.filter_map(|entry| entry.metadata().ok());
-        let (count, bytes) = bytes.fold((0, 0), |(count, bytes), found| {
-            use cap_std::fs::MetadataExt;
-            (count + 1, bytes + found.blocks() * 512)
+        let (mut count, mut bytes) = (0, 0);
+        self.visit_unused(|_, found| {
+            count += 1;
+            bytes += found.blocks() * 512;
+            Ok(())
         });
         (count > 0).then_some(bytes)
     }
 
-    /// Removes what nobody uses, if nobody has for so long.
+    /// Removes what nobody uses, if it was not changed for so long.
     pub(crate) fn remove_unused(&self, for_at_least: Duration) {
+        let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default().as_secs();
+        self.visit_unused(|entry, found| {
+            // Not by the time of its last write, which a part that was about to be whole has from the sender.
+            let age = now.saturating_sub(u64::try_from(found.ctime()).unwrap_or(0));
+            if age >= for_at_least.as_secs() { entry.remove_file() } else { Ok(()) }
+        });
+        self.remove_if_empty();
+    }
+
+    fn visit_unused(&self, mut visit: impl FnMut(&cap_std::fs::DirEntry, cap_std::fs::Metadata) -> io::Result<()>) {
         let Ok(Some(dir)) = self.dir() else { return };
         for entry in dir.entries().into_iter().flatten().flatten() {
-            let age = entry.metadata().and_then(|found| found.modified());
-            let age = age.ok().and_then(|modified| modified.into_std().elapsed().ok());
-            if age.is_some_and(|age| age >= for_at_least) && entry.open().is_ok_and(|file| lock(&file.into_std())) {
-                let _ = entry.remove_file();
+            let Ok(found) = entry.metadata() else { continue };
+            // One that cannot be opened is not open.
+            let unused = entry.open_with(options().create(false)).map_or(true, |file| lock(&file.into_std()));
+            if unused && let Err(error) = visit(&entry, found) {
+                tracing::warn!(name = ?entry.file_name(), %error, "what an interrupted transfer left cannot be removed");
             }
         }
-        self.remove_if_empty();
+    }
+
+    /// Tells whether a file's part is here.
+    pub(crate) fn have(&self, entry: &Entry, size: u64) -> bool {
+        let found = self.dir().ok().flatten().and_then(|dir| dir.symlink_metadata(name_of(entry, size)).ok());
+        found.is_some_and(|found| found.is_file() && found.len() == size)
     }
 
     /// Notes that a transfer begins, which is known by the paths of its files: it ends an earlier one of these.
     pub(crate) fn begin(&self, manifest: &Manifest) -> io::Result<Ongoing> {
         let mut hash = blake3::Hasher::new();
         manifest.files().for_each(|(entry, _)| add_path(&mut hash, entry));
-        let mark = OsString::from(format!("{}.transfer", &hash.finalize().to_hex()[..32]));
-        let marked = self.in_dir(|dir| dir.open_with(&mark, OpenOptions::new().write(true).create(true).mode(0o600)));
-        marked?;
+        let name = OsString::from(format!("{}.transfer", &hash.finalize().to_hex()[..32]));
+        let mark = self.in_dir(|dir| Ok(dir.open_with(&name, &options())?.into_std()))?;
+        // Another transfer of these files may have it.
+        lock(&mark);
+        mark.set_modified(SystemTime::now())?;
         let (some, done) = (AtomicBool::new(false), AtomicBool::new(false));
-        Ok(Ongoing { parts: self.clone(), mark, some, done })
+        Ok(Ongoing { parts: self.clone(), name, _mark: mark, some, done })
     }
 
-    /// Opens the part of a file, or makes it; `anew` if what is there may not be used.
-    ///
-    /// Another one has none if somebody has it open.
-    pub(crate) fn open(&self, entry: &Entry, size: u64, anew: bool) -> io::Result<Part> {
+    /// Opens the part of a file, or makes it. If somebody has it open, the file gets another one, which is not found again.
+    pub(crate) fn open(&self, entry: &Entry, size: u64) -> io::Result<Part> {
         let name = name_of(entry, size);
         self.in_dir(|dir| {
-            if anew
-                && let Err(error) = dir.remove_file(&name)
-                && error.kind() != io::ErrorKind::NotFound
-            {
-                return Err(error);
-            }
             for _ in 0..ATTEMPTS_MAX {
-                let mut options = OpenOptions::new();
-                let file = dir.open_with(&name, options.read(true).write(true).create(true).mode(0o600))?.into_std();
+                let file = match dir.open_with(&name, &options()) {
+                    Ok(file) => file.into_std(),
+                    // It was about to become a file that its owner may not write.
+                    Err(error) if error.kind() == io::ErrorKind::PermissionDenied => {
+                        dir.remove_file(&name)?;
+                        continue;
+                    }
+                    Err(error) => return Err(error),
+                };
                 if !lock(&file) {
-                    break;
+                    // For a moment it may be somebody who only looks.
+                    std::thread::sleep(PAUSE);
+                    continue;
                 }
-                let (found, named) = (file.metadata()?, dir.symlink_metadata(&name));
-                let same = named.is_ok_and(|named| cap_std::fs::MetadataExt::ino(&named) == found.ino());
-                if same && found.is_file() && found.nlink() == 1 {
-                    let whole = found.len() == size && size > 0;
-                    if !whole {
+                if is_named(dir, &name, &file) && file.metadata()?.is_file() && file.metadata()?.nlink() == 1 {
+                    let found = file.metadata()?.len() == size && size > 0;
+                    if !found {
                         file.set_len(0)?;
                     }
                     let (dir, name, parts) = (dir.try_clone()?, name.clone(), Some(self.clone()));
-                    return Ok(Part { file, dir, name, found: whole, stays: false, parts });
+                    return Ok(Part { file, dir, name, found, lasting: true, parts, stays: false });
                 }
             }
             new_part(dir, Some(self.clone()))
@@ -127,8 +149,11 @@ impl Parts {
         let mut attempts = 0..ATTEMPTS_MAX;
         loop {
             let made = self.root.create_dir_with(DIR, DirBuilder::new().mode(0o700));
-            let made =
-                made.or_else(|error| if error.kind() == io::ErrorKind::AlreadyExists { Ok(()) } else { Err(error) });
+            let is_there = |error: io::Error| match error.kind() {
+                io::ErrorKind::AlreadyExists => Ok(()),
+                _ => Err(error),
+            };
+            let made = made.or_else(is_there);
             let done = made.and_then(|()| self.dir()?.ok_or(io::ErrorKind::NotFound.into())).and_then(|dir| work(&dir));
             match done {
                 Err(error) if error.kind() == io::ErrorKind::NotFound && attempts.next().is_some() => {}
@@ -137,13 +162,23 @@ impl Parts {
         }
     }
 
+    /// Returns the directory, if it is there.
+    ///
+    /// # Errors
+    /// It is none, or others can reach what is in it.
     fn dir(&self) -> io::Result<Option<Dir>> {
         match self.root.symlink_metadata(DIR) {
-            Ok(found) if found.is_dir() => self.root.open_dir(DIR).map(Some),
-            Ok(_) => Err(io::Error::other(format!("{DIR} is no directory"))),
-            Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
-            Err(error) => Err(error),
+            Ok(found) if found.is_dir() => {}
+            Ok(_) => return Err(io::Error::other(format!("{DIR} is no directory"))),
+            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
+            Err(error) => return Err(error),
         }
+        let dir = self.root.open_dir(DIR)?;
+        let found = dir.dir_metadata()?;
+        if found.uid() != rustix::process::geteuid().as_raw() || found.mode() & 0o077 != 0 {
+            return Err(io::Error::other(format!("{DIR} is not this user's alone")));
+        }
+        Ok(Some(dir))
     }
 
     fn remove_if_empty(&self) {
@@ -153,27 +188,30 @@ impl Parts {
 }
 
 impl Part {
-    /// Makes one in another directory, which no other transfer finds.
+    /// Makes one in another directory, which is not found again.
     pub(crate) fn elsewhere(dir: &Dir) -> io::Result<Self> {
         new_part(dir, None)
     }
 
-    /// Has it stay when it is dropped.
+    /// Says whether it is to stay when it is dropped, if it can be found again.
     pub(crate) fn stay(&mut self, stays: bool) {
-        self.stays = stays;
+        self.stays = stays && self.lasting;
     }
 
     /// Gives the file its name.
-    pub(crate) fn rename(mut self, to: &Dir, name: &OsStr) -> io::Result<()> {
-        self.dir.rename(&self.name, to, name)?;
-        self.stays = true;
-        Ok(())
+    pub(crate) fn rename(&mut self, to: &Dir, name: &OsStr) -> io::Result<()> {
+        if !is_named(&self.dir, &self.name, &self.file) {
+            return Err(io::Error::other("its temporary file was removed or replaced"));
+        }
+        self.dir.rename(&self.name, to, name)
     }
 }
 
 impl Drop for Part {
     fn drop(&mut self) {
+        // It may have taken its name, or somebody have removed it.
         if !self.stays
+            && is_named(&self.dir, &self.name, &self.file)
             && let Err(error) = self.dir.remove_file(&self.name)
         {
             tracing::warn!(name = ?self.name, %error, "the temporary file could not be removed");
@@ -183,14 +221,13 @@ impl Drop for Part {
 }
 
 impl Ongoing {
-    /// Notes that some of the transfer is here; tells whether it is to stay.
-    pub(crate) fn has_some(&self) -> bool {
-        self.some.store(!self.parts.discard, Ordering::Release);
-        !self.parts.discard
+    /// Notes that some of the transfer is here.
+    pub(crate) fn note_some(&self) {
+        self.some.store(true, Ordering::Release);
     }
 
     /// Notes that everything is here.
-    pub(crate) fn done(&self) {
+    pub(crate) fn note_done(&self) {
         self.done.store(true, Ordering::Release);
     }
 }
@@ -199,7 +236,7 @@ impl Drop for Ongoing {
     fn drop(&mut self) {
         if self.done.load(Ordering::Acquire) || !self.some.load(Ordering::Acquire) {
             if let Ok(Some(dir)) = self.parts.dir() {
-                let _ = dir.remove_file(&self.mark);
+                let _ = dir.remove_file(&self.name);
             }
             self.parts.remove_if_empty();
         }
@@ -208,21 +245,34 @@ impl Drop for Ongoing {
 
 /// Makes a file that nobody else has, readable by its owner alone until it is whole.
 fn new_part(dir: &Dir, parts: Option<Parts>) -> io::Result<Part> {
-    let mut options = OpenOptions::new();
-    options.read(true).write(true).create_new(true).mode(0o600);
     for _ in 0..ATTEMPTS_MAX {
         // Seeded from the operating system; a guessed name is no danger, as an existing file is never opened.
         let name = OsString::from(format!(".rdmc-{:016x}.part", RandomState::new().build_hasher().finish()));
-        match dir.open_with(&name, &options) {
+        match dir.open_with(&name, options().create(false).create_new(true)) {
             Ok(file) => {
                 let (file, dir) = (file.into_std(), dir.try_clone()?);
-                return Ok(Part { file, dir, name, found: false, stays: false, parts });
+                lock(&file);
+                return Ok(Part { file, dir, name, found: false, lasting: false, parts, stays: false });
             }
             Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {}
             Err(error) => return Err(error),
         }
     }
     Err(io::Error::other("no free temporary name was found"))
+}
+
+/// How files are opened here: to be read and written, made if they are not there, and no others than that.
+fn options() -> OpenOptions {
+    let mut options = OpenOptions::new();
+    let flags = (OFlags::NOFOLLOW | OFlags::NONBLOCK).bits().cast_signed();
+    options.read(true).write(true).create(true).mode(0o600).custom_flags(flags);
+    options
+}
+
+/// Tells whether a name is that of an open file.
+fn is_named(dir: &Dir, name: &OsStr, file: &File) -> bool {
+    let (named, open) = (dir.symlink_metadata(name), file.metadata());
+    named.is_ok_and(|named| open.is_ok_and(|open| (named.dev(), named.ino()) == (open.dev(), open.ino())))
 }
 
 /// Returns the name of a file's part.
@@ -240,16 +290,19 @@ fn add_path(hash: &mut blake3::Hasher, entry: &Entry) {
     }
 }
 
+/// Locks a file as long as it is open; tells whether nobody else has it locked. Some file systems have no locks.
 fn lock(file: &File) -> bool {
-    rustix::fs::flock(file, FlockOperation::NonBlockingLockExclusive).is_ok()
+    !matches!(rustix::fs::flock(file, FlockOperation::NonBlockingLockExclusive), Err(Errno::WOULDBLOCK))
 }
 
 /// The directory's name, which no file of a transfer may have.
 pub(crate) const DIR: &str = ".rdmc-partial";
 /// How long the parts of an interrupted transfer are kept.
 pub(crate) const KEPT_FOR: Duration = Duration::from_secs(7 * 24 * 3600);
-/// Names tried before giving up.
+/// How often something is tried.
 const ATTEMPTS_MAX: u32 = 16;
+/// How long to wait for somebody who only looks at what is here.
+const PAUSE: Duration = Duration::from_millis(1);
 
 #[cfg(test)]
 mod tests {
@@ -259,9 +312,8 @@ mod tests {
     use super::*;
     use crate::manifest::{EntryPath, Kind};
 
-    fn parts(dir: &Path, discard: bool) -> Parts {
-        let root = Dir::open_ambient_dir(dir, cap_std::ambient_authority()).unwrap();
-        Parts::new(Arc::new(root), discard)
+    fn parts(dir: &Path) -> Parts {
+        Parts::new(Arc::new(Dir::open_ambient_dir(dir, cap_std::ambient_authority()).unwrap()))
     }
 
     fn entry(names: &[&str]) -> Entry {
@@ -277,81 +329,101 @@ mod tests {
     /// Leaves `bytes` of a file of 4.
     fn interrupted(parts: &Parts, bytes: &[u8]) {
         let ongoing = parts.begin(&Manifest::default()).unwrap();
-        let mut part = parts.open(&entry(&["a", "b"]), 4, false).unwrap();
+        let mut part = parts.open(&entry(&["a", "b"]), 4).unwrap();
         part.file.set_len(4).unwrap();
         part.file.write_all_at(bytes, 0).unwrap();
-        part.stay(ongoing.has_some());
+        part.stay(true);
+        ongoing.note_some();
     }
 
     #[test]
     fn a_part_is_found_again_by_its_path_and_size() {
         let dir = tempfile::tempdir().unwrap();
-        let parts = parts(dir.path(), false);
+        let parts = parts(dir.path());
         interrupted(&parts, b"some");
         assert_eq!(names(dir.path()).len(), 2);
         assert!(parts.kept().is_some());
         for (path, size, found) in
             [(&["a", "c"][..], 4, false), (&["ab"], 4, false), (&["a", "b"], 5, false), (&["a", "b"], 4, true)]
         {
-            assert_eq!(parts.open(&entry(path), size, false).unwrap().found, found, "{path:?} {size}");
+            assert_eq!(parts.open(&entry(path), size).unwrap().found, found, "{path:?} {size}");
         }
     }
 
     #[test]
     fn two_who_receive_the_same_do_not_share_a_part() {
         let dir = tempfile::tempdir().unwrap();
-        let parts = parts(dir.path(), false);
-        let (first, second) =
-            (parts.open(&entry(&["a"]), 4, false).unwrap(), parts.open(&entry(&["a"]), 4, false).unwrap());
+        let parts = parts(dir.path());
+        let (first, second) = (parts.open(&entry(&["a"]), 4).unwrap(), parts.open(&entry(&["a"]), 4).unwrap());
         assert_ne!(first.name, second.name);
         drop((first, second));
         assert!(parts.kept().is_none() && !dir.path().join(DIR).exists());
     }
 
     #[test]
-    fn a_part_that_is_made_anew_is_another_file() {
+    fn a_name_that_was_taken_over_is_left_to_whoever_has_it() {
         let dir = tempfile::tempdir().unwrap();
-        let parts = parts(dir.path(), false);
+        let (parts, name) = (parts(dir.path()), name_of(&entry(&["a"]), 4));
+        let mut first = parts.open(&entry(&["a"]), 4).unwrap();
+        std::fs::remove_file(dir.path().join(DIR).join(&name)).unwrap();
+        let second = parts.open(&entry(&["a"]), 4).unwrap();
+        assert_eq!((&first.name, &second.name), (&name, &name));
+        let root = Dir::open_ambient_dir(dir.path(), cap_std::ambient_authority()).unwrap();
+        assert!(first.rename(&root, OsStr::new("whole")).is_err());
+        drop(first);
+        assert!(dir.path().join(DIR).join(&name).exists() && !dir.path().join("whole").exists());
+    }
+
+    #[test]
+    fn a_directory_that_others_can_reach_is_not_used() {
+        use std::os::unix::fs::PermissionsExt;
+        let dir = tempfile::tempdir().unwrap();
+        let parts = parts(dir.path());
+        std::fs::create_dir(dir.path().join(DIR)).unwrap();
+        std::fs::set_permissions(dir.path().join(DIR), std::fs::Permissions::from_mode(0o755)).unwrap();
+        assert!(parts.open(&entry(&["a"]), 4).is_err() && parts.begin(&Manifest::default()).is_err());
+        std::fs::remove_dir(dir.path().join(DIR)).unwrap();
+        std::os::unix::fs::symlink("/tmp", dir.path().join(DIR)).unwrap();
+        assert!(parts.open(&entry(&["a"]), 4).is_err() && parts.kept().is_none());
+    }
+
+    #[test]
+    fn what_is_no_file_is_no_part() {
+        let dir = tempfile::tempdir().unwrap();
+        let parts = parts(dir.path());
         interrupted(&parts, b"some");
-        let old = File::open(dir.path().join(DIR).join(name_of(&entry(&["a", "b"]), 4))).unwrap();
-        let part = parts.open(&entry(&["a", "b"]), 4, true).unwrap();
-        assert!(!part.found);
-        assert_ne!(part.file.metadata().unwrap().ino(), old.metadata().unwrap().ino());
+        let path = dir.path().join(DIR).join(name_of(&entry(&["a", "b"]), 4));
+        std::fs::remove_file(&path).unwrap();
+        std::os::unix::fs::symlink("/etc/passwd", &path).unwrap();
+        assert!(parts.open(&entry(&["a", "b"]), 4).is_err());
     }
 
     #[test]
     fn a_transfer_that_is_done_or_brought_nothing_leaves_nothing() {
         let dir = tempfile::tempdir().unwrap();
-        let parts = parts(dir.path(), false);
+        let parts = parts(dir.path());
         let manifest = Manifest { entries: vec![entry(&["a"])] };
         drop(parts.begin(&manifest).unwrap());
         assert!(!dir.path().join(DIR).exists());
         let ongoing = parts.begin(&manifest).unwrap();
-        ongoing.has_some();
+        ongoing.note_some();
         drop(ongoing);
         assert_eq!(names(dir.path()).len(), 1);
         let ongoing = parts.begin(&manifest).unwrap();
-        ongoing.has_some();
-        ongoing.done();
+        ongoing.note_some();
+        ongoing.note_done();
         drop(ongoing);
-        assert!(!dir.path().join(DIR).exists());
-    }
-
-    #[test]
-    fn what_is_to_be_discarded_is() {
-        let dir = tempfile::tempdir().unwrap();
-        interrupted(&parts(dir.path(), true), b"some");
         assert!(!dir.path().join(DIR).exists());
     }
 
     #[test]
     fn old_parts_are_removed_unless_somebody_uses_them() {
         let dir = tempfile::tempdir().unwrap();
-        let parts = parts(dir.path(), false);
+        let parts = parts(dir.path());
         interrupted(&parts, b"some");
         parts.remove_unused(KEPT_FOR);
         assert_eq!(names(dir.path()).len(), 2);
-        let mut part = parts.open(&entry(&["a", "b"]), 4, false).unwrap();
+        let mut part = parts.open(&entry(&["a", "b"]), 4).unwrap();
         part.stay(true);
         parts.remove_unused(Duration::ZERO);
         assert_eq!(names(dir.path()), [name_of(&entry(&["a", "b"]), 4).into_string().unwrap()]);

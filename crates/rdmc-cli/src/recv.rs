@@ -27,7 +27,6 @@ use crate::store::Store;
 pub(crate) async fn run(options: RecvOptions, stop: Stop) -> anyhow::Result<()> {
     let reporter = Reporter::new(options.output);
     let store = Store::open(&options.dir, options.no_overwrite, options.fsync)?.discard_parts(options.discard_parts);
-    store.remove_old_parts();
     let security = options.security.open(options.fabric.fabric)?;
     let offered = options.fabric.open_at(&options.listen, options.security.encrypt).await?;
     // Where there is a choice, each transfer for which that is too little says so.
@@ -159,8 +158,10 @@ impl Host {
         {
             anyhow::bail!("{} are more than the {} allowed here", Bytes(told.bytes), Bytes(max));
         }
-        let free = self.store.free_bytes().context("the free space is unknown")?;
-        anyhow::ensure!(told.bytes <= free, "{} do not fit into the {} free here", Bytes(told.bytes), Bytes(free));
+        // Of a transfer that may go on, the list of files tells how much is to come.
+        if !self.store.has_parts() {
+            self.store.check_room(told.bytes)?;
+        }
         let pool = self.pool_size;
         anyhow::ensure!(
             told.manifest_len <= pool,
@@ -196,7 +197,7 @@ impl Host {
             })?;
         let outcome = async {
             let (manifest, delta) = take_manifest(&node, groups.manifest, told, &self.store).await?;
-            let store = self.store.for_transfer(&manifest, delta)?;
+            let store = self.store.for_transfer(&manifest, delta);
             let (files, bytes) = (told.files, told.bytes);
             self.reporter.say(&Event::Started {
                 direction: Direction::Receiving,
@@ -291,6 +292,7 @@ async fn take_manifest(
         let manifest = Manifest::decode(&message).context("the list of files is malformed")?;
         expected.check(&manifest)?;
         place.check(&manifest)?;
+        place.check_room(place.bytes_needed(&manifest))?;
         anyhow::Ok(manifest)
     });
     let judged = judged.await?;

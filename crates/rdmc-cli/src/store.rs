@@ -3,7 +3,7 @@
 //! Everything is reached through a [`Dir`], which no path can leave, not even through a symbolic link.
 
 use std::ffi::OsString;
-use std::io::{self, Read, Write};
+use std::io;
 use std::os::unix::fs::{FileExt, PermissionsExt};
 use std::path::Path;
 use std::sync::Arc;
@@ -11,9 +11,9 @@ use std::time::Duration;
 
 use anyhow::{Context, bail};
 use cap_std::ambient_authority;
-use cap_std::fs::{Dir, MetadataExt};
+use cap_std::fs::{Dir, Metadata, MetadataExt, OpenOptions, OpenOptionsExt};
 use rdmc::Memory;
-use rustix::fs::{FallocateFlags, Timespec, Timestamps};
+use rustix::fs::{FallocateFlags, OFlags, Timespec, Timestamps};
 use rustix::io::Errno;
 
 use crate::manifest::{Entry, Kind, Manifest};
@@ -27,7 +27,9 @@ pub(crate) struct Store {
     no_overwrite: bool,
     fsync: bool,
     parts: Parts,
-    /// The transfer that it is used for.
+    /// Whether something stays of transfers that are interrupted.
+    keeps_parts: bool,
+    /// The transfer that it is used for, if something of it may stay.
     ongoing: Option<Arc<Ongoing>>,
     /// Whether only what is lacking travels.
     delta: bool,
@@ -39,46 +41,67 @@ impl Store {
         let dir = Dir::open_ambient_dir(path, ambient_authority())
             .with_context(|| format!("the directory {} cannot be used", path.display()))?;
         let dir = Arc::new(dir);
-        let parts = Parts::new(dir.clone(), false);
-        Ok(Self { dir, no_overwrite, fsync, parts, ongoing: None, delta: false })
+        let parts = Parts::new(dir.clone());
+        Ok(Self { dir, no_overwrite, fsync, parts, keeps_parts: true, ongoing: None, delta: false })
     }
 
     /// Sets whether nothing is kept of files that are not whole when their transfer is interrupted.
     pub(crate) fn discard_parts(mut self, discard: bool) -> Self {
-        self.parts = Parts::new(self.dir.clone(), discard);
+        self.keeps_parts = !discard;
         self
     }
 
-    /// Removes what has been kept of interrupted transfers for long.
-    pub(crate) fn remove_old_parts(&self) {
-        self.parts.remove_unused(KEPT_FOR);
-    }
-
-    /// Tells whether interrupted transfers have left something.
+    /// Tells whether interrupted transfers have left something, of which what is old is removed.
     pub(crate) fn has_parts(&self) -> bool {
-        self.parts.kept().is_some()
+        self.parts.remove_unused(KEPT_FOR);
+        self.keeps_parts && self.parts.kept().is_some()
     }
 
     /// Returns the store for the files of one transfer, of which only what is lacking travels if `delta`.
-    pub(crate) fn for_transfer(&self, manifest: &Manifest, delta: bool) -> anyhow::Result<Self> {
-        let ongoing = self.parts.begin(manifest).with_context(|| partial::DIR)?;
-        Ok(Self { ongoing: Some(Arc::new(ongoing)), delta, ..self.clone() })
+    pub(crate) fn for_transfer(&self, manifest: &Manifest, delta: bool) -> Self {
+        let ongoing = self.keeps_parts.then(|| self.parts.begin(manifest)).transpose().unwrap_or_else(|error| {
+            tracing::warn!(%error, "nothing is kept of this transfer if it is interrupted");
+            None
+        });
+        Self { ongoing: ongoing.map(Arc::new), delta, ..self.clone() }
     }
 
     /// Notes that every file of the transfer is in place.
     pub(crate) fn done(&self) {
-        self.ongoing.iter().for_each(|ongoing| ongoing.done());
+        self.ongoing.iter().for_each(|ongoing| ongoing.note_done());
     }
 
-    /// Returns the bytes that can be stored. What is kept of interrupted transfers is used, or makes room.
-    pub(crate) fn free_bytes(&self) -> io::Result<u64> {
-        let space = rustix::fs::fstatvfs(&*self.dir)?;
-        let free = space.f_bavail.saturating_mul(space.f_frsize);
-        Ok(free.saturating_add(self.parts.kept().unwrap_or(0)))
+    /// Checks whether so many bytes can be stored. What is kept of interrupted transfers makes room.
+    pub(crate) fn check_room(&self, needed: u64) -> anyhow::Result<()> {
+        let space = rustix::fs::fstatvfs(&*self.dir).context("the free space is unknown")?;
+        let free = space.f_bavail.saturating_mul(space.f_frsize).saturating_add(self.parts.kept().unwrap_or(0));
+        anyhow::ensure!(needed <= free, "{} do not fit into the {} free here", Bytes(needed), Bytes(free));
+        Ok(())
+    }
+
+    /// Returns the bytes that the files of a manifest take while they are received, besides what is here of them already.
+    pub(crate) fn bytes_needed(&self, manifest: &Manifest) -> u64 {
+        let (mut needed, mut copied) = (0_u64, 0);
+        for (entry, size) in manifest.files() {
+            if self.parts.have(entry, size) {
+                // Room that its part has does not have to be made.
+                needed = needed.saturating_add(size);
+            } else if self
+                .dir
+                .symlink_metadata(entry.path.to_path())
+                .is_ok_and(|found| looks_the_same(&found, entry, size))
+            {
+                copied = size.max(copied);
+            } else {
+                needed = needed.saturating_add(size);
+            }
+        }
+        needed.saturating_add(copied)
     }
 
     /// Checks a manifest against what is there already.
     pub(crate) fn check(&self, manifest: &Manifest) -> anyhow::Result<()> {
+        let going_on = self.no_overwrite && self.has_parts();
         for entry in &manifest.entries {
             if entry.path.0.first().is_some_and(|first| first.eq_ignore_ascii_case(partial::DIR.as_bytes())) {
                 bail!("{}: parts of files are kept under this name here", entry.path);
@@ -94,6 +117,8 @@ impl Store {
                 (Err(error), _) => bail!("{}: {error}", entry.path),
                 (Ok(found), Kind::Directory) if !found.is_dir() => bail!("{} exists and is no directory", entry.path),
                 (Ok(found), Kind::File { .. }) if found.is_dir() => bail!("{} exists and is a directory", entry.path),
+                // It came with an interrupted transfer.
+                (Ok(found), Kind::File { size }) if going_on && looks_the_same(&found, entry, size) => {}
                 (Ok(_), Kind::File { .. }) if self.no_overwrite => bail!("{} exists (--no-overwrite)", entry.path),
                 (Ok(_), _) => {}
             }
@@ -127,13 +152,13 @@ impl Store {
         Ok(())
     }
 
-    /// Makes the temporary file for an entry, with its space reserved; `anew` if what was received of it before may not be
-    /// used.
+    /// Makes the temporary file for an entry, with its space reserved.
     ///
-    /// In a transfer of which only what is lacking travels, the file has what is in place under its name, if that looks the
-    /// same.
-    pub(crate) fn begin(&self, entry: &Entry, size: u64, anew: bool) -> anyhow::Result<Arrival> {
-        self.try_to_begin(entry, size, anew).map_err(|error| match error.kind() {
+    /// In a transfer of which only what is lacking travels, it has what was received before: in a part that was kept, in the
+    /// file that is in place if that looks the same, or in the place that it had `before` a failure, whose memory may still be
+    /// in use.
+    pub(crate) fn begin(&self, entry: &Entry, size: u64, before: Option<Arrival>) -> anyhow::Result<Arrival> {
+        self.try_to_begin(entry, size, before).map_err(|error| match error.kind() {
             io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded => {
                 anyhow::anyhow!("no space for {} ({}): {error}", entry.path, Bytes(size))
             }
@@ -141,15 +166,18 @@ impl Store {
         })
     }
 
-    fn try_to_begin(&self, entry: &Entry, size: u64, anew: bool) -> io::Result<Arrival> {
+    fn try_to_begin(&self, entry: &Entry, size: u64, before: Option<Arrival>) -> io::Result<Arrival> {
         let (parents, name) = entry.path.split();
         let parent = match parents.as_os_str().is_empty() {
             true => self.dir.clone(),
             false => Arc::new(self.dir.open_dir(&parents)?),
         };
+        // The file stays as long as it is open.
+        let before = before.map(Arrival::remove).transpose()?;
         // A part cannot take its name in another file system.
-        let part = match parent.dir_metadata()?.dev() == self.dir.dir_metadata()?.dev() {
-            true => self.parts.open(entry, size, anew)?,
+        let near = parent.dir_metadata()?.dev() == self.dir.dir_metadata()?.dev();
+        let part = match self.ongoing.is_some() && near {
+            true => self.parts.open(entry, size).or_else(|_| Part::elsewhere(&parent))?,
             false => Part::elsewhere(&parent)?,
         };
         let (name, ongoing) = (name.to_owned(), self.ongoing.clone());
@@ -165,27 +193,26 @@ impl Store {
             }
             outcome => outcome?,
         }
-        if self.delta && !anew {
-            arrival.part.found = arrival.copy_what_is_in_place(entry, size)?;
+        if self.delta && size > 0 {
+            let source = before.or_else(|| self.in_place(entry, size));
+            // It only spares the network.
+            arrival.part.found = source.is_some_and(|source| copy(&source, &arrival.part.file, size).is_ok());
         }
         Ok(arrival)
     }
+
+    /// Opens the file that is there under an entry's name, if it is as long and as old.
+    fn in_place(&self, entry: &Entry, size: u64) -> Option<std::fs::File> {
+        let flags = (OFlags::NOFOLLOW | OFlags::NONBLOCK).bits().cast_signed();
+        let file = self.dir.open_with(entry.path.to_path(), OpenOptions::new().read(true).custom_flags(flags)).ok()?;
+        file.metadata().is_ok_and(|found| looks_the_same(&found, entry, size)).then(|| file.into_std())
+    }
 }
 
-impl Arrival {
-    /// Copies the file that is there under this one's name, if it is as long and as old; tells whether it was.
-    fn copy_what_is_in_place(&self, entry: &Entry, size: u64) -> io::Result<bool> {
-        let same = |found: cap_std::fs::Metadata| {
-            let time = (found.mtime(), found.mtime_nsec());
-            found.is_file() && found.len() == size && time == (entry.mtime_s, entry.mtime_ns.into())
-        };
-        if size == 0 || !self.parent.symlink_metadata(&self.name).is_ok_and(same) {
-            return Ok(false);
-        }
-        let there = self.parent.open(&self.name)?.into_std();
-        io::copy(&mut there.take(size), &mut &self.part.file)?;
-        Ok(true)
-    }
+/// Tells whether a file is as long and as old as an entry says.
+fn looks_the_same(found: &Metadata, entry: &Entry, size: u64) -> bool {
+    let time = (found.mtime(), found.mtime_nsec());
+    found.is_file() && found.len() == size && time == (entry.mtime_s, entry.mtime_ns.into())
 }
 
 /// A file that is arriving.
@@ -209,8 +236,8 @@ impl Arrival {
     /// Maps the file, for its bytes to be received into.
     pub(crate) fn memory(&self, size: u64) -> anyhow::Result<Memory> {
         let len = usize::try_from(size).context("the file is longer than the address space")?;
-        // SAFETY: the file is locked, in a directory of the program's own or under a random name, and is read only when the
-        // mapping is gone.
+        // SAFETY: the file has a random name that nobody knows, or is locked in a directory that only its owner can reach; it is
+        // read only when the mapping is gone.
         #[expect(unsafe_code, reason = "the file is mapped, to be received into without a copy")]
         let memory = unsafe { Memory::map_file_mut(&self.part.file, len) }?;
         Ok(memory)
@@ -228,8 +255,10 @@ impl Arrival {
 
     /// Notes that from now on bytes arrive in the file.
     pub(crate) fn begins(&mut self) {
-        let keeps = self.ongoing.as_ref().is_some_and(|ongoing| ongoing.has_some());
-        self.part.stay(keeps);
+        if let Some(ongoing) = &self.ongoing {
+            self.part.stay(true);
+            ongoing.note_some();
+        }
     }
 
     /// Removes what is here, which is of no use.
@@ -237,22 +266,55 @@ impl Arrival {
         self.part.stay(false);
     }
 
+    /// Removes the file, and returns it as it is open.
+    fn remove(mut self) -> io::Result<std::fs::File> {
+        self.part.stay(false);
+        self.part.file.try_clone()
+    }
+
     /// Gives the file its mode, its time and its name. Nothing may be written to the mapping any more.
     pub(crate) fn keep(mut self, entry: &Entry) -> io::Result<()> {
-        self.part.stay(false);
-        keep_metadata(&self.part.file, entry)?;
+        let size = self.part.file.metadata()?.len();
+        if entry.kind != (Kind::File { size }) {
+            return Err(io::Error::other(format!("the temporary file has {size} bytes")));
+        }
         if self.fsync {
             self.part.file.sync_all()?;
         }
-        self.part.rename(&self.parent, &self.name)?;
-        if let Some(ongoing) = &self.ongoing {
-            ongoing.has_some();
+        keep_metadata(&self.part.file, entry)?;
+        match self.part.rename(&self.parent, &self.name) {
+            // In the same file system, and yet another mount.
+            Err(error) if error.kind() == io::ErrorKind::CrossesDevices => {
+                let mut part = Part::elsewhere(&self.parent)?;
+                copy(&self.part.file, &part.file, size)?;
+                if self.fsync {
+                    part.file.sync_all()?;
+                }
+                keep_metadata(&part.file, entry)?;
+                part.rename(&self.parent, &self.name)?;
+                self.part.stay(false);
+            }
+            renamed => renamed?,
         }
+        self.ongoing.iter().for_each(|ongoing| ongoing.note_some());
         if self.fsync {
             self.parent.open(".")?.sync_all()?;
         }
         Ok(())
     }
+}
+
+/// Copies a file's bytes into another one. No blocks are shared, as these may be written to without any space being left.
+fn copy(from: &std::fs::File, to: &std::fs::File, size: u64) -> io::Result<()> {
+    let mut bytes = vec![0; PIECE_LEN];
+    let mut at = 0;
+    while at < size {
+        let len = usize::try_from(size - at).map_or(PIECE_LEN, |left| left.min(PIECE_LEN));
+        from.read_exact_at(&mut bytes[..len], at)?;
+        to.write_all_at(&bytes[..len], at)?;
+        at += len as u64;
+    }
+    Ok(())
 }
 
 /// Applies the lowest nine bits of the mode, and the modification time.
@@ -265,18 +327,18 @@ fn keep_metadata(file: &std::fs::File, entry: &Entry) -> io::Result<()> {
 }
 
 /// Reserves space, so that a full disk is an error now and not a fault while the mapping is written.
-fn reserve(mut file: &std::fs::File, size: u64) -> io::Result<()> {
+fn reserve(file: &std::fs::File, size: u64) -> io::Result<()> {
     if size == 0 {
         return Ok(());
     }
     match rustix::fs::fallocate(file, FallocateFlags::empty(), 0, size) {
         Err(Errno::OPNOTSUPP | Errno::NOSYS) => {
-            let zeros = vec![0; ZEROS_LEN];
-            let mut left = size;
-            while left > 0 {
-                let len = usize::try_from(left).map_or(ZEROS_LEN, |left| left.min(ZEROS_LEN));
-                file.write_all(&zeros[..len])?;
-                left -= len as u64;
+            let zeros = vec![0; PIECE_LEN];
+            let mut at = 0;
+            while at < size {
+                let len = usize::try_from(size - at).map_or(PIECE_LEN, |left| left.min(PIECE_LEN));
+                file.write_all_at(&zeros[..len], at)?;
+                at += len as u64;
             }
             Ok(())
         }
@@ -284,8 +346,8 @@ fn reserve(mut file: &std::fs::File, size: u64) -> io::Result<()> {
     }
 }
 
-/// Bytes written at once where space cannot be reserved otherwise.
-const ZEROS_LEN: usize = 1 << 20;
+/// Bytes written at once where space cannot be reserved otherwise, or copied.
+const PIECE_LEN: usize = 1 << 20;
 
 #[cfg(test)]
 mod tests {
@@ -307,7 +369,7 @@ mod tests {
     fn a_file_takes_its_name_with_mode_and_time_but_no_special_bits() {
         let dir = tempfile::tempdir().unwrap();
         let entry = entry(&["file"], Kind::File { size: 10 }, 0o6751);
-        let arrival = store(&dir, false).begin(&entry, 10, false).unwrap();
+        let arrival = store(&dir, false).begin(&entry, 10, None).unwrap();
         assert_eq!(arrival.memory(10).unwrap().len(), 10);
         assert!(!dir.path().join("file").exists());
         arrival.keep(&entry).unwrap();
@@ -320,7 +382,7 @@ mod tests {
     #[test]
     fn a_file_that_does_not_arrive_leaves_nothing() {
         let dir = tempfile::tempdir().unwrap();
-        drop(store(&dir, false).begin(&entry(&["file"], Kind::File { size: 10 }, 0o600), 10, false).unwrap());
+        drop(store(&dir, false).begin(&entry(&["file"], Kind::File { size: 10 }, 0o600), 10, None).unwrap());
         assert_eq!(std::fs::read_dir(dir.path()).unwrap().count(), 0);
     }
 
@@ -344,7 +406,7 @@ mod tests {
         let inside = entry(&["d", "file"], Kind::File { size: 1 }, 0o600);
         let manifest = Manifest { entries: vec![entry(&["d"], Kind::Directory, 0o700), inside.clone()] };
         assert!(store(&dir, false).check(&manifest).is_err());
-        assert!(store(&dir, false).begin(&inside, 1, false).is_err());
+        assert!(store(&dir, false).begin(&inside, 1, None).is_err());
         assert_eq!(std::fs::read_dir(outside.path()).unwrap().count(), 0);
     }
 
@@ -363,7 +425,7 @@ mod tests {
     fn more_than_the_disk_holds_is_refused_at_once() {
         let dir = tempfile::tempdir().unwrap();
         let size = 1 << 60;
-        let error = store(&dir, false).begin(&entry(&["file"], Kind::File { size }, 0o600), size, false).unwrap_err();
+        let error = store(&dir, false).begin(&entry(&["file"], Kind::File { size }, 0o600), size, None).unwrap_err();
         assert!(error.to_string().contains("file"), "{error}");
         assert_eq!(std::fs::read_dir(dir.path()).unwrap().count(), 0);
     }
@@ -373,19 +435,19 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let entries = ["a", "b"].map(|name| entry(&[name], Kind::File { size: 4 }, 0o600));
         let manifest = Manifest { entries: entries.to_vec() };
-        let again = |delta| store(&dir, false).for_transfer(&manifest, delta).unwrap();
+        let again = |delta| store(&dir, false).for_transfer(&manifest, delta);
         let interrupted = again(false);
-        let whole = interrupted.begin(&entries[0], 4, false).unwrap();
+        let whole = interrupted.begin(&entries[0], 4, None).unwrap();
         whole.write(b"done").unwrap();
         whole.keep(&entries[0]).unwrap();
-        let mut part = interrupted.begin(&entries[1], 4, false).unwrap();
+        let mut part = interrupted.begin(&entries[1], 4, None).unwrap();
         part.write(b"some").unwrap();
         part.begins();
         drop((part, interrupted));
         assert!(store(&dir, false).has_parts());
         let next = again(true);
         for (entry, had) in entries.iter().zip([b"done", b"some"]) {
-            let arrival = next.begin(entry, 4, false).unwrap();
+            let arrival = next.begin(entry, 4, None).unwrap();
             let mut bytes = [0; 4];
             arrival.read(&mut bytes).unwrap();
             assert_eq!((arrival.has_some(), &bytes), (true, had));
@@ -393,7 +455,7 @@ mod tests {
         }
         // What differs in its time is not the same.
         let newer = Entry { mtime_s: 1, ..entries[0].clone() };
-        assert!(!next.begin(&newer, 4, false).unwrap().has_some());
+        assert!(!next.begin(&newer, 4, None).unwrap().has_some());
         next.done();
         drop(next);
         assert_eq!(std::fs::read_dir(dir.path()).unwrap().count(), 2);
