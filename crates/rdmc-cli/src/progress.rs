@@ -230,7 +230,12 @@ impl Reporter {
 
     /// Starts to show how far work is, whose parts add up to `total`.
     pub(crate) fn work_bar(&self, label: &str, total: u64) -> Bar {
-        self.bar_like(WORK_BAR, label, total)
+        let bar = self.bar_like(WORK_BAR, label, total);
+        if let Face::Bar(bar) = &bar.0 {
+            // Its parts may take long.
+            bar.enable_steady_tick(Duration::from_secs(1));
+        }
+        bar
     }
 
     fn bar_like(&self, template: &str, label: &str, total: u64) -> Bar {
