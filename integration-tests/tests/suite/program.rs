@@ -560,10 +560,11 @@ pub(crate) fn begins(receiver: &Receiver) -> bool {
     !parts(receiver.dir.path()).is_empty()
 }
 
-/// Lists the parts of files in a receiver's directory.
+/// Lists the parts of files in a receiver's directory. One that keeps none has them beside what they become.
 pub(crate) fn parts(dir: &Path) -> Vec<PathBuf> {
-    let entries = std::fs::read_dir(dir.join(PARTS)).into_iter().flatten().flatten().map(|entry| entry.path());
-    entries.filter(|path| path.extension().is_some_and(|extension| extension == "part")).collect()
+    let entries = [dir.join(PARTS), dir.to_owned()].into_iter().filter_map(|dir| std::fs::read_dir(dir).ok());
+    let paths = entries.flatten().flatten().map(|entry| entry.path());
+    paths.filter(|path| path.extension().is_some_and(|extension| extension == "part")).collect()
 }
 
 fn files_in(dir: &Path) -> Vec<PathBuf> {

@@ -164,8 +164,8 @@ impl GroupFailure {
     pub async fn recover(&self) -> Result<Recovery, RecoveryError> {
         let (node, continuation) = self.continuation().await?;
         match continuation.is_led_here() {
-            true => sender::go_on(node, continuation).await,
-            false => receiver::go_on(node, continuation).await,
+            true => Box::pin(sender::go_on(node, continuation)).await,
+            false => Box::pin(receiver::go_on(node, continuation)).await,
         }
     }
 
@@ -181,8 +181,8 @@ impl GroupFailure {
     pub async fn recover_with_offers(&self) -> Result<Recovery<OfferReceiver>, RecoveryError> {
         let (node, continuation) = self.continuation().await?;
         match continuation.is_led_here() {
-            true => sender::go_on(node, continuation).await,
-            false => receiver::go_on_with_offers(node, continuation).await,
+            true => Box::pin(sender::go_on(node, continuation)).await,
+            false => Box::pin(receiver::go_on_with_offers(node, continuation)).await,
         }
     }
 
