@@ -87,7 +87,7 @@ impl GroupSpec {
     /// blocks are checked unless [the fabric protects them](Capabilities::protects_blocks).
     ///
     /// A bit that changed on the way, or in the memory of the member that passed the block on, is found by the next member,
-    /// [counted](GroupStats::blocks_corrupted), and logged with both members' ranks. The certificate then has the
+    /// [counted](crate::GroupStats::blocks_corrupted), and logged with both members' ranks. The certificate then has the
     /// [digest](crate::Digest) of each message, on which all members have agreed.
     #[must_use]
     pub fn check_blocks(mut self, check: bool) -> Self {
@@ -116,7 +116,7 @@ impl GroupSpec {
     /// Sets what the group does about a member that holds the others up; by default it waits. The root's word counts.
     ///
     /// Such a member is found by the waits for its *ready_for_block* and for room on the way to it, compared with those
-    /// for others; [`GroupStats::slow`] and the log name it, whatever is done about it.
+    /// for others; [`GroupStats::slow`](crate::GroupStats::slow) and the log name it, whatever is done about it.
     #[must_use]
     pub fn slow_receivers(mut self, policy: SlowReceivers) -> Self {
         self.slow_receivers = policy;
