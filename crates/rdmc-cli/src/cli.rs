@@ -148,7 +148,8 @@ pub(crate) struct RecvOptions {
     /// Decline transfers that would replace a file
     #[arg(long, env = "RDMC_NO_OVERWRITE", value_parser = FalseyValueParser::new())]
     pub(crate) no_overwrite: bool,
-    /// Keep nothing of files that are not whole when a transfer is interrupted; by default a later one brings only what is missing
+    /// Keep nothing of files that are not whole when a transfer is interrupted, and compare nothing with what is sent; by default a
+    /// later transfer brings only what is missing
     #[arg(long, env = "RDMC_DISCARD_PARTS", value_parser = FalseyValueParser::new())]
     pub(crate) discard_parts: bool,
     /// Force every file to the disk before it takes its name
