@@ -26,6 +26,9 @@ mod exit;
 #[allow(dead_code, missing_docs, reason = "the program uses the rest")]
 #[path = "../../crates/rdmc-cli/src/manifest.rs"]
 mod manifest;
+#[allow(dead_code, missing_docs, reason = "the program uses the rest")]
+#[path = "../../crates/rdmc-cli/src/words.rs"]
+mod words;
 
 /// A target, and the inputs to begin with.
 #[derive(Clone, Copy)]

@@ -19,9 +19,10 @@ use crate::announcement::DIGEST_LEN;
 use crate::blame::explain;
 use crate::exit::Exit;
 use crate::manifest::{Entry, Manifest};
-use crate::progress::{Bar, Event, Reporter, TICK, count};
+use crate::progress::{Bar, Event, Reporter, TICK};
 use crate::recv::{CLOSED_EARLY, NOT_EMPTY, peers, reason};
 use crate::store::{Arrival, Store};
+use crate::words::count;
 
 /// Receives all files of a manifest, and agrees to the end when all are whole and in place; returns at how many receivers
 /// they are.

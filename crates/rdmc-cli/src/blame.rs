@@ -5,6 +5,7 @@ use std::fmt;
 use rdmc::{FailedMember, FailureCause, InviteFailure};
 use serde::Serialize;
 
+use crate::exit::Exit;
 use crate::manifest::printable;
 
 /// A sender or receiver that has failed.
@@ -96,6 +97,13 @@ impl Blame {
     }
 }
 
+impl Exit {
+    /// Makes an error of this kind that is somebody's.
+    pub(crate) fn blaming(self, message: String, failed: Vec<FailedPeer>) -> anyhow::Error {
+        anyhow::Error::new(Blame { message, failed }).context(self)
+    }
+}
+
 impl fmt::Display for Blame {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(&self.message)
@@ -114,7 +122,6 @@ mod tests {
     use rdmc::{NodeId, Rank};
 
     use super::*;
-    use crate::exit::Exit;
 
     #[test]
     fn an_error_knows_whose_it_is() {

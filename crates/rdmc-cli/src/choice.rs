@@ -9,7 +9,7 @@ use rdmc::{Algorithm, Hybrid, Racks, Rank, Spine};
 use serde::{Deserialize, Serialize};
 
 use crate::exit::Exit;
-use crate::progress::count;
+use crate::words::count;
 
 /// The options that choose an algorithm.
 #[derive(Clone, Debug, clap::Args)]

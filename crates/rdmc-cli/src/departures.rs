@@ -9,8 +9,9 @@ use rdmc::{RecoveryError, SendError, Sender};
 
 use crate::blame::explain;
 use crate::exit::{Exit, INTEGRITY};
-use crate::progress::{Event, Reporter, count};
+use crate::progress::{Event, Reporter};
 use crate::send::Receivers;
+use crate::words::count;
 
 /// The messages under way, and the group that they travel in.
 ///

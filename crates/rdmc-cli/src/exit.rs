@@ -5,8 +5,6 @@ use std::process::ExitCode;
 
 use tokio::sync::watch;
 
-use crate::blame::{Blame, FailedPeer};
-
 /// The kind of failure, which decides the exit code; attached to errors as their context.
 ///
 /// Errors without one are local failures.
@@ -74,11 +72,6 @@ impl Exit {
     /// Makes an error of this kind.
     pub(crate) fn error(self, message: impl fmt::Display) -> anyhow::Error {
         anyhow::anyhow!("{message}").context(self)
-    }
-
-    /// Makes an error of this kind that is somebody's.
-    pub(crate) fn blaming(self, message: String, failed: Vec<FailedPeer>) -> anyhow::Error {
-        anyhow::Error::new(Blame { message, failed }).context(self)
     }
 }
 

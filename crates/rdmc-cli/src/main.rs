@@ -24,6 +24,7 @@ mod sim;
 mod size;
 mod source;
 mod store;
+mod words;
 
 use std::io::IsTerminal;
 use std::process::ExitCode;

@@ -15,6 +15,7 @@ use crate::fabric::Chosen;
 use crate::manifest::printable;
 use crate::security::Proof;
 use crate::size::{Bytes, Rate};
+use crate::words::count;
 
 /// Something that happened, told once.
 #[derive(Clone, Debug, Serialize)]
@@ -156,12 +157,6 @@ pub(crate) fn tell_outcome(options: OutputOptions, outcome: anyhow::Result<()>) 
         print_json(&Event::failed(error));
     }
     outcome
-}
-
-/// Counts things in English.
-pub(crate) fn count(number: impl TryInto<u64>, noun: &str) -> String {
-    let number = number.try_into().unwrap_or(u64::MAX);
-    if number == 1 { format!("{number} {noun}") } else { format!("{number} {noun}s") }
 }
 
 /// Tells events, in the way that suits whoever listens.

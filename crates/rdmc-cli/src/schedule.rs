@@ -9,7 +9,7 @@ use serde::Serialize;
 
 use crate::cli::ScheduleOptions;
 use crate::exit::Exit;
-use crate::progress::count;
+use crate::words::count;
 
 /// Prints a schedule.
 pub(crate) fn run(options: &ScheduleOptions) -> anyhow::Result<()> {

@@ -17,7 +17,8 @@ use serde::Serialize;
 
 use crate::cli::{ALL_FIGURES, CampaignOptions, FigureOptions, OutputOptions, SimCommand, SimOptions};
 use crate::exit::Exit;
-use crate::progress::{Reporter, count};
+use crate::progress::Reporter;
+use crate::words::count;
 
 /// Plays a scenario, or does what the subcommand says.
 pub(crate) fn run(options: &SimOptions) -> anyhow::Result<()> {

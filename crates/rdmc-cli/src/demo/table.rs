@@ -6,8 +6,8 @@ use rdmc::Algorithm;
 use rdmc_schedule::{BlockCount, Schedule};
 use serde::Serialize;
 
-use crate::progress::count;
 use crate::size::{Bytes, Rate};
+use crate::words::count;
 
 /// The circumstances, the same for all rounds.
 #[derive(Clone, Debug, Serialize)]
