@@ -93,16 +93,18 @@ fn programs_are_told_by_fields_who_takes_part_and_who_has_failed() {
 /// Whoever is first to find it.
 #[test]
 fn a_file_that_changes_in_whatever_way_is_named_by_the_sender() {
+    // Long enough to be under way when it is seen to have begun, on a busy machine as well.
+    const LEN: usize = 32 << 20;
     let changes: [fn(&Path); 3] = [
         |path| File::options().write(true).open(path).unwrap().set_len(1000).unwrap(),
         |path| File::options().append(true).open(path).unwrap().write_all(b"more").unwrap(),
-        |path| std::fs::write(path, vec![0; 8 << 20]).unwrap(),
+        |path| std::fs::write(path, vec![0; LEN]).unwrap(),
     ];
     for (change, block_size, on_failure) in
         [(0, "512", "repair"), (0, "64k", "fail"), (1, "512", "repair"), (2, "64k", "repair"), (2, "512", "fail")]
     {
         let source = TempDir::new().unwrap();
-        let files = write_files(&source, 2, 8 << 20);
+        let files = write_files(&source, 2, LEN);
         let receivers = [0; 3].map(|_| Receiver::start(&["--once"]));
         let to = receivers.each_ref().map(|receiver| receiver.address.as_str()).join(",");
         let arguments = ["send", "--to", &to, "--block-size", block_size, "--on-failure", on_failure];
