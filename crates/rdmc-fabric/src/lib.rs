@@ -8,8 +8,8 @@
 //!   resolves the operations through their wakers;
 //! - a [`MemoryRegion`] is registered memory, lent out as [`BufferMut`]s that move into operations and come back as
 //!   [`Buffer`]s; an [`ExposedRegion`] is memory that peers reach with a key;
-//! - a [`Fabric`] makes all of these. [`MemFabric`] joins nodes of one process, [`TcpFabric`] nodes anywhere. Others
-//!   live in crates of their own and pass the same conformance suite.
+//! - a [`Fabric`] makes all of these. [`MemFabric`] joins nodes of one process, `ShmFabric` (on Linux) processes of one
+//!   host, [`TcpFabric`] nodes anywhere. Others live in crates of their own and pass the same conformance suite.
 //!
 //! What all fabrics promise is what reliable connections promise: first in, first out per queue pair; a receive
 //! completes after its bytes are in place; a send completes when the other end has taken it; any error breaks the
@@ -29,6 +29,8 @@ mod memory;
 mod queue_pair;
 mod remote;
 mod rendezvous;
+#[cfg(target_os = "linux")]
+mod shm;
 mod software;
 mod tcp;
 pub mod tls;
@@ -48,6 +50,8 @@ pub use memory::{Buffer, BufferMut, Lender, Memory, MemoryRegion};
 pub use queue_pair::{QueuePair, UNSIGNALED_MAX, next_queue_pair_id};
 pub use remote::{Expose, ExposedMemory, ExposedRegion, RemoteAccess, RemoteMemory};
 pub use rendezvous::{Meeting, MeetingPlace, Rendezvous};
+#[cfg(target_os = "linux")]
+pub use shm::ShmFabric;
 pub use software::{ExposureGrant, Exposures, Pairing};
 pub use tcp::{TcpConfig, TcpFabric};
 pub use trace::{TraceEvent, TraceFabric, TraceKind};

@@ -28,7 +28,7 @@ pub struct Memory {
     ptr: NonNull<u8>,
     len: usize,
     writable: bool,
-    /// The file that is mapped, if others may change it.
+    /// The file that is mapped, from its beginning.
     file: Option<File>,
     /// Keeps the allocation alive; never touched otherwise.
     _owner: Box<dyn Any + Send + Sync>,
@@ -69,7 +69,7 @@ impl Memory {
         require_len(file, len)?;
         // SAFETY: by the contract of this function nobody else touches the file; its length was checked above.
         let map = unsafe { memmap2::MmapOptions::new().len(len).map_mut(file) }?;
-        Ok(Self::from_map(map))
+        Ok(Self { file: Some(file.try_clone()?), ..Self::from_map(map) })
     }
 
     /// Maps the first `len` bytes of `file` for reading, to be sent without a copy.
@@ -118,9 +118,19 @@ impl Memory {
         self.writable
     }
 
+    /// Returns the file whose first bytes are mapped, if it is a file's memory, for fabrics.
+    pub fn file(&self) -> Option<&File> {
+        self.file.as_ref()
+    }
+
     /// Returns the address of the first byte, for fabrics to register; dangling if there are no bytes.
     pub fn as_ptr(&self) -> *const u8 {
         self.ptr.as_ptr()
+    }
+
+    /// Returns the file that is mapped, if others may change it.
+    fn changing_file(&self) -> Option<&File> {
+        self.file.as_ref().filter(|_| !self.writable)
     }
 
     fn from_map(mut map: memmap2::MmapMut) -> Self {
@@ -404,7 +414,7 @@ impl Buffer {
     /// Tells whether the bytes may change, or vanish, as those of a [mapped file](Memory::map_file) do that others write or
     /// shorten: they should be looked at by [`copy_to`](Self::copy_to).
     pub fn may_change(&self) -> bool {
-        self.lease.region().memory.file.is_some()
+        self.lease.region().memory.changing_file().is_some()
     }
 
     /// Copies the bytes from the `from`th into `into`; those of a mapped file by way of the kernel.
@@ -416,7 +426,7 @@ impl Buffer {
     /// If the range has fewer bytes.
     pub fn copy_to(&self, from: usize, into: &mut [u8]) -> io::Result<()> {
         assert!(from <= self.len && into.len() <= self.len - from, "{} bytes at {from} of {}", into.len(), self.len);
-        match &self.lease.region().memory.file {
+        match self.lease.region().memory.changing_file() {
             Some(file) => file.read_exact_at(into, (self.start + from) as u64),
             None => {
                 into.copy_from_slice(&self[from..from + into.len()]);

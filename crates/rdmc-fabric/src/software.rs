@@ -114,6 +114,16 @@ impl PostedWork {
         }
     }
 
+    /// Takes the oldest posted receive, if there is one; whoever takes it finishes it.
+    ///
+    /// # Errors
+    /// [`WorkError::Flushed`] if the queue pair is broken.
+    #[cfg(target_os = "linux")]
+    pub(crate) fn try_take_receive(&self) -> Result<Option<WorkRequest>, WorkError> {
+        let mut state = self.lock();
+        if state.broken { Err(WorkError::Flushed) } else { Ok(state.receives.pop_front()) }
+    }
+
     /// Keeps a request until the peer acknowledges it; flushes it if the queue pair broke meanwhile.
     pub(crate) fn await_acknowledgement(&self, request: WorkRequest) {
         let mut state = self.lock();
@@ -143,7 +153,8 @@ impl PostedWork {
         self.finish_with_imm(request, result, None);
     }
 
-    fn finish_with_imm(&self, request: WorkRequest, result: Result<usize, WorkError>, imm: Option<u32>) {
+    /// Ends a request.
+    pub(crate) fn finish_with_imm(&self, request: WorkRequest, result: Result<usize, WorkError>, imm: Option<u32>) {
         let completed = request.complete(result, imm);
         let queue = software(&self.completions).expect("checked when the queue pair was made");
         queue.push(completed);

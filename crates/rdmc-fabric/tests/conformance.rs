@@ -3,6 +3,8 @@
 use std::sync::Arc;
 
 use futures::future::BoxFuture;
+#[cfg(target_os = "linux")]
+use rdmc_fabric::ShmFabric;
 use rdmc_fabric::conformance::{Node, Rig, block_on};
 use rdmc_fabric::{Fabric, Fault, FaultFabric, MemNetwork, TcpConfig, TcpFabric, TraceFabric};
 
@@ -35,6 +37,17 @@ impl Rig for EncryptedTcp {
             config.encrypt = true;
             Node::listening(TcpFabric::with_config(config), "127.0.0.1:0")
         };
+        Box::pin(async move { (listening().await, listening().await) })
+    }
+}
+
+#[cfg(target_os = "linux")]
+struct Shm;
+
+#[cfg(target_os = "linux")]
+impl Rig for Shm {
+    fn pair(&self) -> BoxFuture<'_, (Node, Node)> {
+        let listening = || Node::listening(ShmFabric::new().expect("the system shares memory"), "127.0.0.1:0");
         Box::pin(async move { (listening().await, listening().await) })
     }
 }
@@ -78,6 +91,10 @@ rdmc_fabric::conformance_suite!(tcp, crate::Tcp);
 rdmc_fabric::conformance_suite!(tcp_threads, crate::Threads(crate::Tcp));
 rdmc_fabric::conformance_suite!(tcp_encrypted, crate::EncryptedTcp);
 rdmc_fabric::conformance_suite!(tcp_encrypted_threads, crate::Threads(crate::EncryptedTcp));
+#[cfg(target_os = "linux")]
+rdmc_fabric::conformance_suite!(shm, crate::Shm);
+#[cfg(target_os = "linux")]
+rdmc_fabric::conformance_suite!(shm_threads, crate::Threads(crate::Shm));
 rdmc_fabric::conformance_suite!(fault_mem, crate::Wrapped(crate::Mem, crate::fault));
 rdmc_fabric::conformance_suite!(fault_tcp, crate::Wrapped(crate::Tcp, crate::fault));
 rdmc_fabric::conformance_suite!(trace_mem, crate::Wrapped(crate::Mem, crate::trace));

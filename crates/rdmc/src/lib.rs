@@ -6,7 +6,8 @@
 //! member computes for itself.
 //!
 //! - A [`Node`] is a process's membership in a [`Cluster`] of nodes that know each other, over a [`Fabric`] that moves
-//!   the bytes: [`TcpFabric`] anywhere, [`MemFabric`] inside a process, and those of other crates. Clusters are given as
+//!   the bytes: [`TcpFabric`] anywhere, `ShmFabric` between processes of a Linux host, [`MemFabric`] inside a process, and
+//!   those of other crates. Clusters are given as
 //!   a list of addresses, or formed on the fly by [`invite`] and a [`Listener`], which also find the best of their
 //!   [`Fabrics`] that all of them have.
 //! - A group is described by a [`GroupSpec`] that all its members know. The root's handle is a [`Sender`], the others'
@@ -69,6 +70,8 @@ pub use mesh::listener::Listener;
 pub use mesh::security::{Distrust, Security, SecurityError};
 pub use node::{Cluster, Node, NodeBuilder, NodeId, Shutdown};
 pub use pool::PoolError;
+#[cfg(target_os = "linux")]
+pub use rdmc_fabric::ShmFabric;
 pub use rdmc_fabric::{
     Buffer, BufferMut, Capabilities, CompletionMode, Elapsed, Fabric, MemFabric, MemNetwork, Memory, MemoryRegion,
     Rendezvous, TcpConfig, TcpFabric,

@@ -1,0 +1,151 @@
+//! The fabric `shm`: processes of one host, joined by shared memory.
+//!
+//! Memory that is allocated here lies in anonymous files, which peers map for reading. A request is an entry in a ring of
+//! shared memory that says where its bytes lie; the peer's copy engine, a thread of the fabric, copies them to their
+//! place, once, and counts the entry. Nobody makes a system call for that unless the other side sleeps. What a peer cannot
+//! map goes through a little memory that it can, and files are read by it.
+//!
+//! Queue pairs meet over Unix sockets of the abstract namespace, which belong to no file system: both ends must be of one
+//! user and in one network namespace, and know each other's nonce. The kernel ends the connection of a process that dies,
+//! and gives back its memory when nobody has it mapped any more.
+//!
+//! Peers can read all memory that is allocated here, of other groups too, as processes of one user can in any case.
+
+use std::fmt;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use crate::completion::{CompletionMode, CompletionQueue, CompletionSource, SoftwareCompletions};
+use crate::environment::{Environment, TokioEnvironment};
+use crate::fabric::{Capabilities, Fabric, FabricError, QueuePairConfig};
+use crate::memory::{Buffer, Memory, MemoryRegion};
+use crate::queue_pair::QueuePair;
+use crate::remote::{Expose, ExposedRegion};
+
+mod arena;
+mod bell;
+mod copy;
+mod engine;
+mod map;
+mod node;
+mod objects;
+mod queue_pair;
+pub(crate) mod ring;
+pub(crate) mod wire;
+
+use arena::SharedFile;
+use node::Node;
+use queue_pair::ShmQueuePair;
+
+/// One node's access to other processes of its host by shared memory.
+///
+/// Must be used inside a Tokio runtime with I/O and time enabled. The environment it brings has control connections by
+/// TCP.
+pub struct ShmFabric {
+    node: Arc<Node>,
+    environment: Arc<TokioEnvironment>,
+}
+
+impl ShmFabric {
+    /// Makes a fabric.
+    ///
+    /// # Errors
+    /// [`FabricError::Device`] if the system has no anonymous files to share.
+    pub fn new() -> Result<Arc<Self>, FabricError> {
+        let node = Node::new().map_err(|source| FabricError::Device { what: "shared memory", source })?;
+        Ok(Arc::new(Self { node, environment: Arc::new(TokioEnvironment::new()) }))
+    }
+
+    /// Counts connections that were refused: of another user, without a valid nonce, or to what is not shared.
+    pub fn refused_connections(&self) -> u64 {
+        self.node.refused()
+    }
+}
+
+impl fmt::Debug for ShmFabric {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("ShmFabric").finish_non_exhaustive()
+    }
+}
+
+impl Fabric for ShmFabric {
+    fn capabilities(&self) -> Capabilities {
+        let mut capabilities = Capabilities::new("shm");
+        // Nothing lies between the two ends but the host's memory.
+        capabilities.protects_blocks = true;
+        capabilities
+    }
+
+    fn environment(&self) -> Arc<dyn Environment> {
+        self.environment.clone()
+    }
+
+    fn register(&self, memory: Memory) -> Result<MemoryRegion, FabricError> {
+        let shared = memory.file().and_then(|file| {
+            let file = file.try_clone().inspect_err(|error| tracing::debug!(%error, "a file is not shared")).ok()?;
+            Some(Shared::File { base: memory.as_ptr() as usize, file: SharedFile::new(&self.node.objects, file) })
+        });
+        Ok(match shared {
+            Some(shared) => MemoryRegion::new(memory, Box::new(shared)),
+            None => MemoryRegion::new(memory, Box::new(())),
+        })
+    }
+
+    fn allocate(&self, len: usize) -> Result<MemoryRegion, FabricError> {
+        let refused = |source| FabricError::Memory { len, source };
+        if len < SHARED_LEN_MIN {
+            return self.register(Memory::anonymous(len).map_err(refused)?);
+        }
+        let piece = self.node.arena.allocate(len).map_err(refused)?;
+        let (object, offset) = piece.place();
+        let shared = Shared::Memory { base: piece.as_mut_ptr() as usize, object, offset };
+        Ok(MemoryRegion::new(piece.into_memory(len), Box::new(shared)))
+    }
+
+    fn expose(&self, memory: Expose) -> Result<ExposedRegion, FabricError> {
+        Ok(self.node.exposures.expose(&*self.environment, memory))
+    }
+
+    fn create_completion_queue(&self, capacity: u32, mode: CompletionMode) -> Result<CompletionQueue, FabricError> {
+        let source = Arc::new(SoftwareCompletions::new(capacity));
+        Ok(CompletionQueue::new(source, self.environment.clone(), mode))
+    }
+
+    fn create_queue_pair(
+        &self,
+        completions: &Arc<dyn CompletionSource>,
+        config: QueuePairConfig,
+    ) -> Result<QueuePair, FabricError> {
+        self.node
+            .listen()
+            .map_err(|source| FabricError::Device { what: "a socket for processes of this host", source })?;
+        let raw = ShmQueuePair::create(self.node.clone(), &*self.environment, completions, config)?;
+        Ok(QueuePair::new(raw, config))
+    }
+}
+
+/// What the fabric keeps about memory that peers can reach.
+enum Shared {
+    /// Memory that they map.
+    Memory { base: usize, object: u64, offset: usize },
+    /// A file that they read.
+    File { base: usize, file: SharedFile },
+}
+
+impl Shared {
+    /// Returns the object's number and where in it the bytes of `data` begin, if they lie in this memory.
+    fn place_of(&self, data: &Buffer) -> Option<(u64, u64)> {
+        let at = data.as_ptr() as usize;
+        let (object, base, offset) = match self {
+            Self::Memory { base, object, offset } => (*object, *base, *offset),
+            Self::File { base, file } => (file.number, *base, 0),
+        };
+        Some((object, (at.checked_sub(base)? + offset) as u64))
+    }
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// Shorter memory is not shared: it is for what travels in entries.
+const SHARED_LEN_MIN: usize = 16 << 10;

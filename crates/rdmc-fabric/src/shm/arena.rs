@@ -1,0 +1,229 @@
+//! Memory that a node shares: pieces of a few long segments, which peers map whole.
+
+use std::collections::BTreeMap;
+use std::fs::File;
+use std::io;
+use std::ptr::NonNull;
+use std::sync::{Arc, Mutex};
+
+use super::lock;
+use super::map::Mapping;
+use super::objects::{Object, Objects};
+use crate::memory::Memory;
+
+/// The segments of one node.
+pub(super) struct Arena {
+    objects: Arc<Objects>,
+    segments: Mutex<Vec<Arc<Segment>>>,
+}
+
+/// One segment: shared under a number.
+pub(super) struct Segment {
+    pub(super) number: u64,
+    memory: Mapping,
+    free: Mutex<Free>,
+}
+
+/// A range of a segment that is in use; its pages go back to the system when it is dropped.
+pub(super) struct Piece {
+    segment: Arc<Segment>,
+    offset: usize,
+    len: usize,
+    arena: std::sync::Weak<Arena>,
+}
+
+impl Arena {
+    pub(super) fn new(objects: Arc<Objects>) -> Arc<Self> {
+        Arc::new(Self { objects, segments: Mutex::default() })
+    }
+
+    /// Takes `len` zeroed bytes.
+    pub(super) fn allocate(self: &Arc<Self>, len: usize) -> io::Result<Piece> {
+        let len = len.max(1).checked_next_multiple_of(PAGE).ok_or(io::ErrorKind::OutOfMemory)?;
+        let align = if len >= LARGE_PAGE { LARGE_PAGE } else { PAGE };
+        let mut segments = lock(&self.segments);
+        let found = segments.iter().find_map(|segment| Some((segment.clone(), lock(&segment.free).take(len, align)?)));
+        let (segment, offset) = match found {
+            Some(found) => found,
+            None => {
+                let whole = len.max(SEGMENT_LEN).checked_next_multiple_of(LARGE_PAGE);
+                let segment = self.add_segment(whole.ok_or(io::ErrorKind::OutOfMemory)?)?;
+                segments.push(segment.clone());
+                let offset = lock(&segment.free).take(len, align).expect("a new segment is long enough");
+                (segment, offset)
+            }
+        };
+        Ok(Piece { segment, offset, len, arena: Arc::downgrade(self) })
+    }
+
+    fn add_segment(&self, len: usize) -> io::Result<Arc<Segment>> {
+        let (memory, file) = Mapping::create(len)?;
+        let number = self.objects.share(Object::Memory { file, len: len as u64 });
+        Ok(Arc::new(Segment { number, memory, free: Mutex::new(Free::new(len)) }))
+    }
+
+    /// Lets go of segments that are not in use, but one.
+    fn tidy(&self) {
+        let mut segments = lock(&self.segments);
+        let mut spare = 1;
+        segments.retain(|segment| {
+            let unused = lock(&segment.free).is_whole(segment.memory.len());
+            let keep = !unused || (spare > 0 && segment.memory.len() == SEGMENT_LEN);
+            spare -= usize::from(unused && keep);
+            if !keep {
+                self.objects.forget(segment.number);
+            }
+            keep
+        });
+    }
+}
+
+impl Piece {
+    /// Returns the number under which the segment is shared, and where in it the piece begins.
+    pub(super) fn place(&self) -> (u64, usize) {
+        (self.segment.number, self.offset)
+    }
+
+    pub(super) fn as_mut_ptr(&self) -> *mut u8 {
+        self.segment.memory.as_mut_ptr().wrapping_add(self.offset)
+    }
+
+    /// Turns the piece, or its first `len` bytes, into memory.
+    pub(super) fn into_memory(self, len: usize) -> Memory {
+        assert!(len <= self.len, "more bytes than the piece has");
+        let ptr = NonNull::new(self.as_mut_ptr()).expect("a mapping is never at address 0");
+        // SAFETY: the piece holds its range of the segment for itself, which stays mapped while it lives; peers map it for
+        // reading alone.
+        unsafe { Memory::from_raw(ptr, len, true, Box::new(self)) }
+    }
+}
+
+impl Drop for Piece {
+    fn drop(&mut self) {
+        self.segment.memory.remove(self.offset, self.len);
+        lock(&self.segment.free).put(self.offset, self.len);
+        if let Some(arena) = self.arena.upgrade() {
+            arena.tidy();
+        }
+    }
+}
+
+/// The free ranges of a segment, by where they begin; neighbours are joined.
+struct Free(BTreeMap<usize, usize>);
+
+impl Free {
+    fn new(len: usize) -> Self {
+        Self(BTreeMap::from([(0, len)]))
+    }
+
+    /// Takes the first range of `len` bytes that begins at a multiple of `align`.
+    fn take(&mut self, len: usize, align: usize) -> Option<usize> {
+        let fits = |(&start, &room): (&usize, &usize)| {
+            let at = start.checked_next_multiple_of(align)?;
+            (at - start <= room && room - (at - start) >= len).then_some((start, room, at))
+        };
+        let (start, room, at) = self.0.iter().find_map(fits)?;
+        self.0.remove(&start);
+        if at > start {
+            self.0.insert(start, at - start);
+        }
+        let end = start + room;
+        if end > at + len {
+            self.0.insert(at + len, end - at - len);
+        }
+        Some(at)
+    }
+
+    fn put(&mut self, offset: usize, len: usize) {
+        let (mut start, mut end) = (offset, offset + len);
+        if let Some((&before, &room)) = self.0.range(..offset).next_back().filter(|(at, room)| *at + *room == offset) {
+            self.0.remove(&before);
+            start = before;
+            debug_assert_eq!(before + room, offset);
+        }
+        if let Some(room) = self.0.remove(&end) {
+            end += room;
+        }
+        self.0.insert(start, end - start);
+    }
+
+    fn is_whole(&self, len: usize) -> bool {
+        self.0.get(&0) == Some(&len)
+    }
+}
+
+/// Shares a file that is mapped for as long as the value lives.
+pub(super) struct SharedFile {
+    pub(super) number: u64,
+    objects: Arc<Objects>,
+}
+
+impl SharedFile {
+    pub(super) fn new(objects: &Arc<Objects>, file: File) -> Self {
+        Self { number: objects.share(Object::File(file)), objects: objects.clone() }
+    }
+}
+
+impl Drop for SharedFile {
+    fn drop(&mut self) {
+        self.objects.forget(self.number);
+    }
+}
+
+/// Bytes of a page.
+const PAGE: usize = 4 << 10;
+/// Bytes of a large page.
+const LARGE_PAGE: usize = 2 << 20;
+/// Bytes of a segment, of which only those in use are taken from the system. Longer pieces have segments of their own.
+const SEGMENT_LEN: usize = 1 << 30;
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    proptest! {
+        #[test]
+        fn ranges_in_use_never_overlap(steps in proptest::collection::vec((1usize..50, any::<bool>(), any::<u8>()), 1..200)) {
+            let mut free = Free::new(1000);
+            let mut used: Vec<(usize, usize)> = Vec::new();
+            for (len, aligned, which) in steps {
+                if which < 128 {
+                    let align = if aligned { 16 } else { 1 };
+                    if let Some(at) = free.take(len, align) {
+                        prop_assert!(at.is_multiple_of(align) && at + len <= 1000);
+                        prop_assert!(used.iter().all(|&(start, room)| at + len <= start || start + room <= at));
+                        used.push((at, len));
+                    }
+                } else if !used.is_empty() {
+                    let (at, len) = used.swap_remove(usize::from(which) % used.len());
+                    free.put(at, len);
+                }
+            }
+            for (at, len) in used {
+                free.put(at, len);
+            }
+            prop_assert!(free.is_whole(1000));
+        }
+    }
+
+    #[test]
+    fn pieces_are_zeroed_again_when_they_come_back() {
+        let arena = Arena::new(Arc::default());
+        let piece = arena.allocate(5000).unwrap();
+        // SAFETY: the piece is this test's alone.
+        unsafe { piece.as_mut_ptr().write_bytes(7, 5000) };
+        let place = piece.place();
+        drop(piece);
+        let again = arena.allocate(6000).unwrap();
+        assert_eq!((again.place(), again.len), (place, 8192));
+        // SAFETY: as above.
+        let bytes = unsafe { std::slice::from_raw_parts(again.as_mut_ptr(), 5000) };
+        assert!(bytes.iter().all(|&byte| byte == 0));
+        let long = arena.allocate(SEGMENT_LEN + 1).unwrap();
+        assert_ne!(long.place().0, place.0);
+        drop(long);
+        assert_eq!(lock(&arena.segments).len(), 1);
+    }
+}

@@ -1,0 +1,128 @@
+//! The copy engine of a node: the thread that carries out what peers ask for.
+//!
+//! It sleeps until its bell rings. One piece of one request at a time is copied, and queue pairs take turns, so that a
+//! word about the next block does not wait behind a long one.
+
+use std::collections::{HashMap, VecDeque};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, Once};
+use std::time::Instant;
+
+use super::bell::{Bell, LINES};
+use super::lock;
+use super::queue_pair::{ShmQueuePair, Step};
+
+/// The engine, as others see it.
+pub(super) struct Engine {
+    bell: Bell,
+    /// The queue pairs on each line that has any.
+    lines: Mutex<Lines>,
+    stopping: AtomicBool,
+    started: Once,
+}
+
+#[derive(Default)]
+struct Lines {
+    next: u32,
+    queue_pairs: HashMap<u32, Vec<Arc<ShmQueuePair>>>,
+}
+
+impl Engine {
+    pub(super) fn new(bell: Bell) -> Arc<Self> {
+        Arc::new(Self { bell, lines: Mutex::default(), stopping: AtomicBool::new(false), started: Once::new() })
+    }
+
+    /// Returns the line of the next queue pair. When all are in use, some are shared.
+    pub(super) fn next_line(&self) -> u32 {
+        let mut lines = lock(&self.lines);
+        lines.next = (lines.next + 1) % LINES;
+        lines.next
+    }
+
+    /// Takes care of a queue pair until it ends.
+    pub(super) fn add(self: &Arc<Self>, queue_pair: Arc<ShmQueuePair>) {
+        let line = queue_pair.line;
+        lock(&self.lines).queue_pairs.entry(line).or_default().push(queue_pair);
+        self.started.call_once(|| {
+            let engine = self.clone();
+            let thread = std::thread::Builder::new().name("rdmc-shm".into());
+            thread.spawn(move || engine.run()).expect("the operating system gives a process one more thread");
+        });
+        self.ring(line);
+    }
+
+    /// Has the queue pairs of a line looked at.
+    pub(super) fn ring(&self, line: u32) {
+        self.bell.ring(line);
+    }
+
+    /// Ends the thread; there are no queue pairs any more.
+    pub(super) fn stop(&self) {
+        self.stopping.store(true, Ordering::SeqCst);
+        self.bell.wake();
+    }
+
+    fn run(&self) {
+        let _guard = EndAllOnPanic(self);
+        let mut busy: VecDeque<Arc<ShmQueuePair>> = VecDeque::new();
+        // Those that wait for a receive to be posted, and until when.
+        let mut waiting: Vec<(Instant, Arc<ShmQueuePair>)> = Vec::new();
+        loop {
+            self.bell.take(|line| {
+                let lines = lock(&self.lines);
+                let queue_pairs = lines.queue_pairs.get(&line).into_iter().flatten();
+                busy.extend(queue_pairs.filter(|queue_pair| queue_pair.enqueue()).cloned());
+            });
+            if let Some(queue_pair) = busy.pop_front() {
+                queue_pair.dequeued();
+                waiting.retain(|(_, other)| !Arc::ptr_eq(other, &queue_pair));
+                match queue_pair.step() {
+                    Step::More => {
+                        if queue_pair.enqueue() {
+                            busy.push_back(queue_pair);
+                        }
+                    }
+                    Step::Idle => {}
+                    Step::Until(limit) => waiting.push((limit, queue_pair)),
+                    Step::Ended => self.remove(&queue_pair),
+                }
+                continue;
+            }
+            if self.stopping.load(Ordering::SeqCst) {
+                return;
+            }
+            let now = Instant::now();
+            for (_, late) in waiting.extract_if(.., |(limit, _)| *limit <= now) {
+                if late.enqueue() {
+                    busy.push_back(late);
+                }
+            }
+            if busy.is_empty() {
+                let limit = waiting.iter().map(|(limit, _)| limit.saturating_duration_since(now)).min();
+                self.bell.sleep(limit, || self.stopping.load(Ordering::SeqCst));
+            }
+        }
+    }
+
+    fn remove(&self, ended: &Arc<ShmQueuePair>) {
+        let mut lines = lock(&self.lines);
+        if let Some(queue_pairs) = lines.queue_pairs.get_mut(&ended.line) {
+            queue_pairs.retain(|queue_pair| !Arc::ptr_eq(queue_pair, ended));
+            if queue_pairs.is_empty() {
+                lines.queue_pairs.remove(&ended.line);
+            }
+        }
+    }
+}
+
+/// Should the engine panic, nobody is left waiting.
+struct EndAllOnPanic<'a>(&'a Engine);
+
+impl Drop for EndAllOnPanic<'_> {
+    fn drop(&mut self) {
+        if std::thread::panicking() {
+            let lines = std::mem::take(&mut lock(&self.0.lines).queue_pairs);
+            lines.into_values().flatten().for_each(|queue_pair| queue_pair.abandon());
+        }
+    }
+}

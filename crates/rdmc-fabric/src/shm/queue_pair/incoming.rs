@@ -1,0 +1,361 @@
+//! What comes from the peer: entries of its ring, carried out by copying.
+
+use std::os::unix::fs::FileExt;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::Instant;
+
+use super::{Ending, Link, ShmQueuePair, Step};
+use crate::shm::copy::copy;
+use crate::shm::lock;
+use crate::shm::node::{Attached, Found};
+use crate::shm::ring::{Entry, Kind, Place, SLOTS};
+use crate::software::ExposureGrant;
+use crate::work::{Inspector, Work, WorkError, WorkRequest};
+
+/// The consuming side of a queue pair; the engine's alone.
+#[derive(Default)]
+pub(super) struct Incoming {
+    /// Entries carried out so far.
+    done: u64,
+    /// The entry at hand, and how many of its bytes are copied.
+    entry: Option<(Entry, usize)>,
+    /// The request that it is part of.
+    request: Option<Request>,
+    /// Where the bytes of a write pass through.
+    bounce: Vec<u8>,
+    /// Until when the peer waits for a receive to be posted.
+    deadline: Option<Instant>,
+    /// Why the entry at hand is refused, when the peer has got what it wanted to read before.
+    refusal: Option<WorkError>,
+}
+
+/// A request of the peer of which something is carried out.
+enum Request {
+    Send { receive: WorkRequest, filled: usize },
+    Write { grant: ExposureGrant, filled: usize },
+    ReadData,
+}
+
+/// How far the engine got with an entry.
+enum Advance {
+    /// A piece was copied, of so many bytes.
+    Copied(usize),
+    /// It is carried out.
+    Done,
+    /// Something else must happen first.
+    Stalled,
+    /// A receive must be posted first, until then.
+    Starved(Instant),
+    /// The request is refused.
+    Refused(WorkError),
+}
+
+impl ShmQueuePair {
+    /// Carries out entries of the peer: several short ones, or a piece of a long one.
+    pub(super) fn take_entries(&self, link: &Link) -> Result<Step, Ending> {
+        let mut incoming = lock(&self.incoming);
+        let done_before = incoming.done;
+        let published = link.incoming.published();
+        if published < incoming.done || published - incoming.done > SLOTS {
+            return Err(Ending::Protocol("it counts entries that there is no room for"));
+        }
+        let mut copied = 0;
+        let step = loop {
+            if incoming.done == published {
+                break Step::Idle;
+            }
+            if copied >= PIECE_LEN {
+                break Step::More;
+            }
+            let advance = match incoming.refusal {
+                Some(error) => Advance::Refused(error),
+                None => self.take_entry(link, &mut incoming)?,
+            };
+            match advance {
+                Advance::Copied(len) => copied += len.max(1),
+                Advance::Done => {
+                    incoming.done += 1;
+                    incoming.entry = None;
+                    link.incoming.set_done(incoming.done);
+                }
+                Advance::Stalled => break Step::Idle,
+                Advance::Starved(limit) => break Step::Until(limit),
+                Advance::Refused(error) => {
+                    if self.is_being_read() {
+                        incoming.refusal = Some(error);
+                        break Step::Idle;
+                    }
+                    link.incoming.refuse(error);
+                    return Err(Ending::Refusing);
+                }
+            }
+        };
+        if incoming.done > done_before {
+            link.ring();
+        }
+        Ok(step)
+    }
+
+    /// Advances the entry at hand.
+    fn take_entry(&self, link: &Link, incoming: &mut Incoming) -> Result<Advance, Ending> {
+        let (entry, at) = match incoming.entry {
+            Some(at_hand) => at_hand,
+            None => {
+                let entry = link.incoming.get(incoming.done).ok_or(Ending::Protocol("it writes no entries"))?;
+                incoming.entry = Some((entry, 0));
+                (entry, 0)
+            }
+        };
+        if incoming.request.is_none() {
+            if !entry.first {
+                return Err(Ending::Protocol("it goes on with what it has not begun"));
+            }
+            if let Some(otherwise) = self.begin(incoming, &entry)? {
+                return Ok(otherwise);
+            }
+        } else if at == 0 && entry.first && !matches!(entry.kind, Kind::Read(_)) && !incoming.is_begun_by(&entry) {
+            return Err(Ending::Protocol("it begins anew in the middle"));
+        }
+        let left = usize::try_from(entry.len).map_err(|_| Ending::Protocol("it sends too much"))? - at;
+        if left > 0 || (at == 0 && entry.kind == Kind::ReadData) {
+            return self.copy_piece(link, incoming, &entry, at, left);
+        }
+        if !entry.last {
+            return Ok(Advance::Done);
+        }
+        self.complete(incoming, &entry)
+    }
+
+    /// Begins a request of the peer, unless something stands against it.
+    fn begin(&self, incoming: &mut Incoming, entry: &Entry) -> Result<Option<Advance>, Ending> {
+        let request = match entry.kind {
+            Kind::Send => {
+                let receive = match self.next_receive(incoming)? {
+                    Ok(receive) => receive,
+                    Err(otherwise) => return Ok(Some(otherwise)),
+                };
+                let room = receive.work().len() as u64;
+                if entry.total > room {
+                    let error = WorkError::LocalLength { got: Some(entry.total), room };
+                    self.posted.finish(receive, Err(error));
+                    return Ok(Some(Advance::Refused(WorkError::RemoteInvalidRequest)));
+                }
+                Request::Send { receive, filled: 0 }
+            }
+            Kind::Write(target) => match self.node.exposures.open(target.of_len(entry.total), true) {
+                Ok(grant) => Request::Write { grant, filled: 0 },
+                Err(error) => return Ok(Some(Advance::Refused(error))),
+            },
+            Kind::Read(target) => match self.node.exposures.open(target.of_len(entry.total), false) {
+                Ok(grant) => {
+                    self.add_read(grant)?;
+                    return Ok(Some(Advance::Done));
+                }
+                Err(error) => return Ok(Some(Advance::Refused(error))),
+            },
+            Kind::ReadData => Request::ReadData,
+        };
+        incoming.request = Some(request);
+        Ok(None)
+    }
+
+    /// Takes the oldest posted receive, or says what else is to be done.
+    fn next_receive(&self, incoming: &mut Incoming) -> Result<Result<WorkRequest, Advance>, Ending> {
+        let take = || self.posted.try_take_receive().map_err(|_| Ending::Closed);
+        let mut receive = take()?;
+        if receive.is_none() {
+            self.starved.store(true, Ordering::SeqCst);
+            // One may have come before that was seen.
+            receive = take()?;
+        }
+        match receive {
+            Some(receive) => {
+                self.starved.store(false, Ordering::SeqCst);
+                incoming.deadline = None;
+                Ok(Ok(receive))
+            }
+            None => {
+                let limit = *incoming.deadline.get_or_insert_with(|| Instant::now() + self.config.receiver_not_ready);
+                let late = limit <= Instant::now();
+                let refused = Advance::Refused(WorkError::ReceiverNotReady);
+                Ok(Err(if late { refused } else { Advance::Starved(limit) }))
+            }
+        }
+    }
+
+    /// Copies a piece of an entry to its place.
+    fn copy_piece(
+        &self,
+        link: &Link,
+        incoming: &mut Incoming,
+        entry: &Entry,
+        at: usize,
+        left: usize,
+    ) -> Result<Advance, Ending> {
+        let Some(source) = self.source_of(link, entry)? else { return Ok(Advance::Stalled) };
+        let request = incoming.request.as_mut().expect("a piece is part of a request");
+        let mut len = left.min(PIECE_LEN);
+        let outcome = match request {
+            Request::Send { receive, filled } => {
+                let inspector = receive.inspector().cloned();
+                if inspector.is_some() {
+                    len = len.min(INSPECTED_LEN);
+                }
+                let Work::Receive { into } = receive.work_mut() else { unreachable!("it is a receive") };
+                // By the decoder an entry is not longer than its request, and several may be, together.
+                let room = into.get_mut(*filled..).and_then(|room| room.get_mut(..len));
+                let room = room.ok_or(Ending::Protocol("it sends more than it said"))?;
+                *filled += len;
+                let streaming = entry.total >= STREAMED_LEN_MIN && inspector.is_none();
+                let copied = source.copy_to(at, room, streaming);
+                if let (Some(inspector), Ok(()), false) = (inspector, &copied, link.incoming.is_closed()) {
+                    let inspector: &dyn Inspector = &*inspector;
+                    inspector.inspect(room);
+                }
+                copied
+            }
+            Request::Write { grant, filled } => {
+                if len > grant.len() - *filled {
+                    return Err(Ending::Protocol("it writes more than it said"));
+                }
+                // Not straight to its place, which stays in use: should the peer close its end meanwhile, the bytes are wrong.
+                len = len.min(BOUNCED_LEN);
+                incoming.bounce.resize(len, 0);
+                let copied = source.copy_to(at, &mut incoming.bounce, false);
+                if link.incoming.is_closed() {
+                    return Err(Ending::Lost);
+                }
+                copied.map(|()| {
+                    let place = |room: &mut [u8]| room.copy_from_slice(&incoming.bounce);
+                    grant.with_bytes_mut(*filled, len, place).expect("write access was checked");
+                    *filled += len;
+                })
+            }
+            Request::ReadData => {
+                let copy = |room: &mut [u8]| {
+                    let copied = source.copy_to(at, room, false);
+                    if link.incoming.is_closed() { Err(Ending::Lost) } else { copied.map_err(|_| Ending::Lost) }
+                };
+                self.take_read_data(entry, at, len, copy)?;
+                Ok(())
+            }
+        };
+        if let Err(error) = outcome {
+            return Ok(self.unreadable(incoming, error));
+        }
+        if link.incoming.is_closed() {
+            // The peer may have overwritten what was just copied.
+            return Err(Ending::Lost);
+        }
+        if len == left && matches!(incoming.request, Some(Request::ReadData)) {
+            if entry.last {
+                incoming.request = None;
+            }
+            return Ok(Advance::Done);
+        }
+        incoming.entry = Some((*entry, at + len));
+        Ok(Advance::Copied(len))
+    }
+
+    /// Refuses what lies in a file of the peer that was shortened.
+    fn unreadable(&self, incoming: &mut Incoming, error: std::io::Error) -> Advance {
+        tracing::warn!(qp = %self.posted.id, %error, "a file that a peer sends cannot be read");
+        if let Some(Request::Send { receive, .. }) = incoming.request.take() {
+            self.posted.finish(receive, Err(WorkError::ConnectionLost));
+        }
+        Advance::Refused(WorkError::LocalProtection)
+    }
+
+    /// Finds the bytes of an entry; none if they are being made reachable.
+    fn source_of(&self, link: &Link, entry: &Entry) -> Result<Option<Source>, Ending> {
+        let (object, offset) = match entry.place {
+            Place::Inline(bytes) => return Ok(Some(Source::Inline(bytes))),
+            Place::Shared { object, offset } => (object, offset),
+        };
+        match link.peer.find(object, &link.runtime, &self.node.engine, self.line) {
+            Found::Here(Attached::Memory(memory)) => {
+                let end = offset.checked_add(entry.len).filter(|&end| end <= memory.len() as u64);
+                end.ok_or(Ending::Protocol("it points outside its memory"))?;
+                let offset = usize::try_from(offset).expect("it lies in mapped memory");
+                Ok(Some(Source::Memory { memory, offset }))
+            }
+            Found::Here(Attached::File(file)) => Ok(Some(Source::File { file, offset })),
+            Found::Coming => Ok(None),
+            Found::Refused => Err(Ending::Protocol("it points to memory that it does not share")),
+        }
+    }
+
+    /// Ends a request whose bytes are all here.
+    fn complete(&self, incoming: &mut Incoming, entry: &Entry) -> Result<Advance, Ending> {
+        match &incoming.request {
+            Some(Request::Send { filled, .. } | Request::Write { filled, .. }) if *filled as u64 != entry.total => {
+                return Err(Ending::Protocol("it sends less than it said"));
+            }
+            Some(Request::Write { .. }) if entry.imm.is_some() => match self.next_receive(incoming)? {
+                Ok(receive) => self.posted.finish_with_imm(receive, Ok(0), entry.imm),
+                Err(otherwise) => return Ok(otherwise),
+            },
+            _ => {}
+        }
+        if let Some(Request::Send { receive, filled }) = incoming.request.take() {
+            self.posted.finish_with_imm(receive, Ok(filled), entry.imm);
+        }
+        Ok(Advance::Done)
+    }
+
+    /// Gives back what was being filled.
+    pub(super) fn give_up_incoming(&self, cause: WorkError) {
+        if let Some(Request::Send { receive, .. }) = lock(&self.incoming).request.take() {
+            let cause = if cause == WorkError::Flushed { cause } else { WorkError::ConnectionLost };
+            self.posted.finish(receive, Err(cause));
+        }
+    }
+}
+
+impl Incoming {
+    /// Tells whether the entry at hand is the one with which its request began.
+    fn is_begun_by(&self, entry: &Entry) -> bool {
+        match (&self.request, entry.kind) {
+            (Some(Request::Send { filled, .. }), Kind::Send) => *filled == 0,
+            (Some(Request::Write { filled, .. }), Kind::Write(_)) => *filled == 0,
+            (Some(Request::ReadData), Kind::ReadData) => true,
+            _ => false,
+        }
+    }
+}
+
+/// Bytes of the peer.
+enum Source {
+    Inline([u8; crate::shm::ring::INLINE_LEN_MAX]),
+    Memory { memory: Arc<crate::shm::map::Mapping>, offset: usize },
+    File { file: Arc<std::fs::File>, offset: u64 },
+}
+
+impl Source {
+    /// Copies the bytes of the entry from the `at`th on; there are as many.
+    fn copy_to(&self, at: usize, room: &mut [u8], streaming: bool) -> std::io::Result<()> {
+        match self {
+            Self::Inline(bytes) => room.copy_from_slice(&bytes[at..at + room.len()]),
+            Self::Memory { memory, offset } => {
+                let start = offset + at;
+                assert!(start + room.len() <= memory.len(), "the entry was checked");
+                let from = memory.as_mut_ptr().wrapping_add(start);
+                // SAFETY: the range lies in the mapping, which stays readable, as its file cannot be shortened; `room` is
+                // memory of this process, exclusively borrowed. The peer may write it, and the bytes are then not used.
+                unsafe { copy(from, room.as_mut_ptr(), room.len(), streaming) };
+            }
+            Self::File { file, offset } => file.read_exact_at(room, offset + at as u64)?,
+        }
+        Ok(())
+    }
+}
+
+/// Bytes copied before other queue pairs have their turn.
+const PIECE_LEN: usize = 256 << 10;
+/// Bytes copied at once if they are looked at: few enough to be in the second-level cache then.
+const INSPECTED_LEN: usize = 128 << 10;
+/// Bytes of a write that pass at once.
+const BOUNCED_LEN: usize = 64 << 10;
+/// Length of a request from which on what is copied goes past the caches.
+const STREAMED_LEN_MIN: u64 = 256 << 10;

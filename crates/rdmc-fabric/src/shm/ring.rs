@@ -1,0 +1,281 @@
+//! The rings of a queue pair: shared memory in which each end writes requests that the other carries out.
+//!
+//! A request is one entry or several: entries say where bytes lie, and short ones carry them. Entries are carried out in
+//! order, and the end that does so counts them.
+
+use std::sync::Arc;
+use std::sync::atomic::{Ordering, fence};
+
+use super::map::Mapping;
+use crate::remote::RemoteMemory;
+use crate::work::WorkError;
+
+/// What an entry is part of.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Kind {
+    Send,
+    Write(Target),
+    Read(Target),
+    /// Bytes that the other end has asked to read.
+    ReadData,
+}
+
+/// Exposed memory of the other end.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Target {
+    pub(crate) key: u64,
+    pub(crate) address: u64,
+}
+
+impl Target {
+    pub(super) fn of(remote: RemoteMemory) -> Self {
+        Self { key: remote.key, address: remote.address }
+    }
+
+    pub(super) fn of_len(self, len: u64) -> RemoteMemory {
+        RemoteMemory { key: self.key, address: self.address, len }
+    }
+}
+
+/// Where an entry's bytes are.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Place {
+    /// In the entry.
+    Inline([u8; INLINE_LEN_MAX]),
+    /// In memory that the end which wrote the entry shares under this number.
+    Shared { object: u64, offset: u64 },
+}
+
+impl std::fmt::Debug for Place {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Self::Inline(_) => f.write_str("Inline"),
+            Self::Shared { object, offset } => write!(f, "Shared({object:x} at {offset})"),
+        }
+    }
+}
+
+/// One entry.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Entry {
+    pub(crate) kind: Kind,
+    pub(crate) imm: Option<u32>,
+    /// It is the first of its request's entries.
+    pub(crate) first: bool,
+    /// It is the last of its request's entries.
+    pub(crate) last: bool,
+    /// Bytes of the whole request.
+    pub(crate) total: u64,
+    /// Bytes of this entry; of a request to read, none.
+    pub(crate) len: u64,
+    pub(crate) place: Place,
+}
+
+impl Entry {
+    pub(crate) fn encode(&self) -> [u8; ENTRY_LEN] {
+        let (kind, target) = match self.kind {
+            Kind::Send => (1, Target { key: 0, address: 0 }),
+            Kind::Write(target) => (2, target),
+            Kind::Read(target) => (3, target),
+            Kind::ReadData => (4, Target { key: 0, address: 0 }),
+        };
+        let mut out = [0; ENTRY_LEN];
+        let mut put = |at: usize, number: u64| out[at..at + 8].copy_from_slice(&number.to_le_bytes());
+        put(8, self.total);
+        put(16, self.len);
+        put(24, target.key);
+        put(32, target.address);
+        if let Place::Shared { object, offset } = self.place {
+            put(40, object);
+            put(48, offset);
+        }
+        out[0] = kind;
+        let inline = matches!(self.place, Place::Inline(_));
+        let flags = [(self.imm.is_some(), 1), (self.first, 2), (self.last, 4), (inline, 8)];
+        out[1] = flags.iter().filter(|(set, _)| *set).map(|(_, flag)| flag).sum();
+        out[4..8].copy_from_slice(&self.imm.unwrap_or(0).to_le_bytes());
+        if let Place::Inline(bytes) = self.place {
+            out[INLINE_AT..].copy_from_slice(&bytes);
+        }
+        out
+    }
+
+    /// Decodes an entry; none if it is not one that a peer writes.
+    pub(crate) fn decode(bytes: &[u8; ENTRY_LEN]) -> Option<Self> {
+        let number = |at: usize| u64::from_le_bytes(std::array::from_fn(|i| bytes[at + i]));
+        let target = Target { key: number(24), address: number(32) };
+        let kind = match bytes[0] {
+            1 => Kind::Send,
+            2 => Kind::Write(target),
+            3 => Kind::Read(target),
+            4 => Kind::ReadData,
+            _ => return None,
+        };
+        let flag = |flag: u8| bytes[1] & flag != 0;
+        let place = match flag(8) {
+            true => Place::Inline(std::array::from_fn(|i| bytes[INLINE_AT + i])),
+            false => Place::Shared { object: number(40), offset: number(48) },
+        };
+        let imm = flag(1).then(|| u32::from_le_bytes(std::array::from_fn(|i| bytes[4 + i])));
+        let (total, len) = (number(8), number(16));
+        let entry = Self { kind, imm, first: flag(2), last: flag(4), total, len, place };
+        let sensible = match (kind, place) {
+            (Kind::Read(_), _) => len == 0 && flag(2) && flag(4) && imm.is_none(),
+            (_, Place::Inline(_)) => len <= INLINE_LEN_MAX as u64,
+            (_, Place::Shared { offset, .. }) => len > 0 && offset.checked_add(len).is_some(),
+        };
+        (sensible && len <= total && bytes[1] < 16).then_some(entry)
+    }
+}
+
+/// One direction: who writes the entries is the producer, who carries them out the consumer.
+#[derive(Clone)]
+pub(super) struct Ring {
+    memory: Arc<Mapping>,
+    at: usize,
+}
+
+impl Ring {
+    /// Returns the two rings of a queue pair's memory: that of the end which made it, and the other's.
+    pub(super) fn both(memory: &Arc<Mapping>) -> [Self; 2] {
+        [0, RING_LEN].map(|at| Self { memory: memory.clone(), at })
+    }
+
+    // The producer.
+
+    /// Writes the `number`th entry, which the consumer does not see yet. Its slot must be free.
+    pub(super) fn put(&self, number: u64, entry: &Entry) {
+        let encoded = entry.encode();
+        // SAFETY: the slot lies in the mapping, and the consumer reads it only after it was published.
+        unsafe { std::ptr::copy_nonoverlapping(encoded.as_ptr(), self.slot(number), ENTRY_LEN) };
+    }
+
+    /// Lets the consumer see all entries below `count`.
+    pub(super) fn publish(&self, count: u64) {
+        self.memory.number(self.at + PUBLISHED_AT).store(count, Ordering::Release);
+    }
+
+    /// Returns how many entries the consumer has carried out, if one believes it.
+    pub(super) fn done(&self) -> u64 {
+        self.memory.number(self.at + DONE_AT).load(Ordering::Acquire)
+    }
+
+    /// Returns why the consumer has refused the entry that it has not carried out, if it has.
+    pub(super) fn refusal(&self) -> Option<WorkError> {
+        let code = self.memory.word(self.at + REFUSAL_AT).load(Ordering::Acquire);
+        let at = usize::try_from(code).ok()?.checked_sub(1)?;
+        Some(REFUSALS.get(at).copied().unwrap_or(WorkError::RemoteInvalidRequest))
+    }
+
+    /// Says that the memory which entries speak of may change from now on.
+    pub(super) fn close(&self) {
+        self.memory.word(self.at + CLOSED_AT).store(1, Ordering::SeqCst);
+        // Before anything that the memory's owner does when it has it back.
+        fence(Ordering::SeqCst);
+    }
+
+    // The consumer.
+
+    /// Returns how many entries the producer has written, if one believes it.
+    pub(super) fn published(&self) -> u64 {
+        self.memory.number(self.at + PUBLISHED_AT).load(Ordering::Acquire)
+    }
+
+    /// Copies the `number`th entry, which must be published; none if it is not one.
+    pub(super) fn get(&self, number: u64) -> Option<Entry> {
+        let mut encoded = [0; ENTRY_LEN];
+        // SAFETY: the slot lies in the mapping; a producer that writes it nevertheless spoils no more than this copy.
+        unsafe { std::ptr::copy_nonoverlapping(self.slot(number), encoded.as_mut_ptr(), ENTRY_LEN) };
+        Entry::decode(&encoded)
+    }
+
+    /// Says that all entries below `count` have been carried out.
+    pub(super) fn set_done(&self, count: u64) {
+        self.memory.number(self.at + DONE_AT).store(count, Ordering::Release);
+    }
+
+    /// Says that the first entry which is not done is refused, and what its producer is to make of that.
+    pub(super) fn refuse(&self, reason: WorkError) {
+        let at = REFUSALS.iter().position(|known| *known == reason).unwrap_or(0);
+        let code = u32::try_from(at + 1).expect("there are few");
+        self.memory.word(self.at + REFUSAL_AT).store(code, Ordering::SeqCst);
+    }
+
+    /// Tells whether the memory that entries speak of may have changed. What was copied before was copied whole, if not.
+    pub(super) fn is_closed(&self) -> bool {
+        // What was copied was read before this.
+        fence(Ordering::SeqCst);
+        self.memory.word(self.at + CLOSED_AT).load(Ordering::SeqCst) != 0
+    }
+
+    fn slot(&self, number: u64) -> *mut u8 {
+        let slot = usize::try_from(number % SLOTS).expect("less than the number of slots");
+        self.memory.as_mut_ptr().wrapping_add(self.at + SLOTS_AT + slot * ENTRY_LEN)
+    }
+}
+
+/// What a request may be refused with. The last one: its bytes could not be read.
+const REFUSALS: [WorkError; 4] =
+    [WorkError::RemoteInvalidRequest, WorkError::RemoteAccess, WorkError::ReceiverNotReady, WorkError::LocalProtection];
+/// Entries of one direction that the other end has not carried out.
+pub(super) const SLOTS: u64 = 64;
+/// Most bytes that an entry carries itself.
+pub(crate) const INLINE_LEN_MAX: usize = ENTRY_LEN - INLINE_AT;
+/// Bytes of an entry.
+pub(crate) const ENTRY_LEN: usize = 128;
+/// Where its own bytes begin.
+const INLINE_AT: usize = 56;
+/// Bytes of the memory of a queue pair: two rings.
+pub(super) const RINGS_LEN: usize = 2 * RING_LEN;
+/// Bytes of one ring, a multiple of pages.
+const RING_LEN: usize = 12 << 10;
+/// Where its numbers stand: those of producer and consumer on different lines of the cache.
+const PUBLISHED_AT: usize = 0;
+const CLOSED_AT: usize = 64;
+const DONE_AT: usize = 128;
+const REFUSAL_AT: usize = 192;
+/// Where the entries begin.
+const SLOTS_AT: usize = 256;
+const _: () = assert!(SLOTS_AT + SLOTS as usize * ENTRY_LEN <= RING_LEN, "the entries fit");
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    proptest! {
+        #[test]
+        fn any_bytes_are_an_entry_or_none(mut bytes: [u8; ENTRY_LEN], kind in 0u8..6, flags in 0u8..17, len in 0u64..100) {
+            bytes[0] = kind;
+            bytes[1] = flags;
+            bytes[16..24].copy_from_slice(&len.to_le_bytes());
+            if let Some(entry) = Entry::decode(&bytes) {
+                prop_assert!(entry.len <= entry.total);
+                prop_assert_eq!(Entry::decode(&entry.encode()), Some(entry));
+            }
+        }
+    }
+
+    #[test]
+    fn what_is_put_is_what_is_got() {
+        let (memory, _file) = Mapping::create(RINGS_LEN).unwrap();
+        let [ring, other] = Ring::both(&Arc::new(memory));
+        let entry = Entry {
+            kind: Kind::Write(Target { key: 7, address: 8 }),
+            imm: Some(9),
+            first: true,
+            last: false,
+            total: 1 << 40,
+            len: 1 << 20,
+            place: Place::Shared { object: 5, offset: 6 },
+        };
+        ring.put(SLOTS + 3, &entry);
+        ring.publish(SLOTS + 4);
+        assert_eq!((ring.published(), ring.get(3), other.published()), (SLOTS + 4, Some(entry), 0));
+        ring.refuse(WorkError::RemoteAccess);
+        ring.close();
+        assert_eq!((ring.refusal(), ring.is_closed()), (Some(WorkError::RemoteAccess), true));
+        assert_eq!((other.refusal(), other.is_closed()), (None, false));
+    }
+}
