@@ -39,6 +39,8 @@ pub(crate) enum AlgorithmName {
     BinomialPipeline,
     /// As few steps on a circulant graph
     Circulant,
+    /// The sender gives every block to each receiver: for processes of one host
+    Fanout,
     /// One schedule among the racks, a binomial pipeline inside each; needs --racks
     Hybrid,
 }
@@ -70,6 +72,7 @@ impl AlgorithmOptions {
             AlgorithmName::BinomialTree => Algorithm::BinomialTree,
             AlgorithmName::BinomialPipeline => Algorithm::BinomialPipeline,
             AlgorithmName::Circulant => Algorithm::Circulant,
+            AlgorithmName::Fanout => Algorithm::Fanout,
             AlgorithmName::Hybrid => {
                 let Some(racks) = &self.racks else {
                     return Err(Exit::Usage.error("--algorithm hybrid needs --racks, for instance --racks 4,4"));

@@ -82,6 +82,9 @@ pub struct Capabilities {
     pub protects_blocks: bool,
     /// Most entries of a completion queue.
     pub completions_max: u32,
+    /// Bytes that are worth having under way to one neighbour. Where processors copy them, more of them displace each other
+    /// from the caches.
+    pub ahead_bytes: u64,
 }
 
 impl Capabilities {
@@ -95,6 +98,7 @@ impl Capabilities {
             receives_into_files: true,
             protects_blocks: false,
             completions_max: u32::MAX,
+            ahead_bytes: u64::MAX,
         }
     }
 }
@@ -184,6 +188,12 @@ pub trait RawQueuePair: Send + Sync {
 
     /// Lets out requests that were held back because [more were to come](WorkRequest::has_more_behind).
     fn flush(&self) {}
+
+    /// Returns what carries it, where the fabric chooses that for each pair of ends: the name of another fabric, once it is
+    /// connected.
+    fn carrier(&self) -> Option<&'static str> {
+        None
+    }
 
     /// Breaks the queue pair: everything posted is flushed, the peer learns of it.
     fn close(&self);

@@ -33,6 +33,8 @@ mod rendezvous;
 mod shm;
 mod software;
 mod tcp;
+#[cfg(target_os = "linux")]
+mod tcp_shm;
 pub mod tls;
 mod trace;
 mod work;
@@ -54,6 +56,8 @@ pub use rendezvous::{Meeting, MeetingPlace, Rendezvous};
 pub use shm::ShmFabric;
 pub use software::{ExposureGrant, Exposures, Pairing};
 pub use tcp::{TcpConfig, TcpFabric};
+#[cfg(target_os = "linux")]
+pub use tcp_shm::TcpShmFabric;
 pub use trace::{TraceEvent, TraceFabric, TraceKind};
 pub use work::{
     Completed, Inspector, Nearing, NearlyDone, Opcode, Operation, QueuePairId, Received, Work, WorkCompletion,

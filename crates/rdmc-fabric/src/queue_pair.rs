@@ -45,6 +45,12 @@ impl QueuePair {
         self.raw.endpoint()
     }
 
+    /// Returns what carries it, where the fabric chooses that for each pair of ends: the name of another fabric, once it is
+    /// connected.
+    pub fn carrier(&self) -> Option<&'static str> {
+        self.raw.carrier()
+    }
+
     /// Connects to the peer; both ends do this.
     ///
     /// # Cancel safety

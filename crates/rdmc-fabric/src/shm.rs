@@ -16,10 +16,11 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use crate::completion::{CompletionMode, CompletionQueue, CompletionSource, SoftwareCompletions};
 use crate::environment::{Environment, TokioEnvironment};
-use crate::fabric::{Capabilities, Fabric, FabricError, QueuePairConfig};
+use crate::fabric::{Capabilities, Fabric, FabricError, QueuePairConfig, RawQueuePair};
 use crate::memory::{Buffer, Memory, MemoryRegion};
 use crate::queue_pair::QueuePair;
 use crate::remote::{Expose, ExposedRegion};
+use crate::software::Exposures;
 
 mod arena;
 mod bell;
@@ -51,8 +52,26 @@ impl ShmFabric {
     /// # Errors
     /// [`FabricError::Device`] if the system has no anonymous files to share.
     pub fn new() -> Result<Arc<Self>, FabricError> {
-        let node = Node::new().map_err(|source| FabricError::Device { what: "shared memory", source })?;
+        Self::with_exposures(Arc::default())
+    }
+
+    /// Makes a fabric whose exposed memory others of the node expose as well.
+    pub(crate) fn with_exposures(exposures: Arc<Exposures>) -> Result<Arc<Self>, FabricError> {
+        let node = Node::new(exposures).map_err(|source| FabricError::Device { what: "shared memory", source })?;
         Ok(Arc::new(Self { node, environment: Arc::new(TokioEnvironment::new()) }))
+    }
+
+    /// Makes a queue pair with room for so many completions.
+    pub(crate) fn raw_queue_pair(
+        &self,
+        completions: &Arc<dyn CompletionSource>,
+        config: QueuePairConfig,
+        reserved: u32,
+    ) -> Result<Arc<dyn RawQueuePair>, FabricError> {
+        self.node
+            .listen()
+            .map_err(|source| FabricError::Device { what: "a socket for processes of this host", source })?;
+        Ok(ShmQueuePair::create(self.node.clone(), &*self.environment, completions, config, reserved)?)
     }
 
     /// Counts connections that were refused: of another user, without a valid nonce, or to what is not shared.
@@ -72,6 +91,7 @@ impl Fabric for ShmFabric {
         let mut capabilities = Capabilities::new("shm");
         // Nothing lies between the two ends but the host's memory.
         capabilities.protects_blocks = true;
+        capabilities.ahead_bytes = std::env::var("AHEAD").ok().and_then(|t| t.parse().ok()).unwrap_or(AHEAD_BYTES);
         capabilities
     }
 
@@ -115,10 +135,8 @@ impl Fabric for ShmFabric {
         completions: &Arc<dyn CompletionSource>,
         config: QueuePairConfig,
     ) -> Result<QueuePair, FabricError> {
-        self.node
-            .listen()
-            .map_err(|source| FabricError::Device { what: "a socket for processes of this host", source })?;
-        let raw = ShmQueuePair::create(self.node.clone(), &*self.environment, completions, config)?;
+        let reserved = config.send_depth.saturating_add(config.receive_depth);
+        let raw = self.raw_queue_pair(completions, config, reserved)?;
         Ok(QueuePair::new(raw, config))
     }
 }
@@ -143,9 +161,11 @@ impl Shared {
     }
 }
 
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
+/// Bytes under way to one neighbour.
+const AHEAD_BYTES: u64 = 4 << 20;
 /// Shorter memory is not shared: it is for what travels in entries.
 const SHARED_LEN_MIN: usize = 16 << 10;

@@ -14,7 +14,7 @@ use tokio::net::TcpStream;
 
 use crate::completion::{CompletionMode, CompletionQueue, CompletionSource, SoftwareCompletions};
 use crate::environment::{Environment, TokioEnvironment};
-use crate::fabric::{Capabilities, Fabric, FabricError, QueuePairConfig};
+use crate::fabric::{Capabilities, Fabric, FabricError, QueuePairConfig, RawQueuePair};
 use crate::memory::{Memory, MemoryRegion};
 use crate::queue_pair::QueuePair;
 use crate::remote::{Expose, ExposedRegion};
@@ -84,9 +84,29 @@ impl TcpFabric {
     /// Makes a fabric whose connections arrive at a rendezvous that other fabrics of the node use as well: whoever of
     /// them listens, listens for all.
     pub fn with_rendezvous(config: TcpConfig, rendezvous: Arc<Rendezvous>) -> Arc<Self> {
+        Self::with_exposures(config, rendezvous, Arc::default())
+    }
+
+    /// Makes a fabric whose exposed memory others of the node expose as well.
+    pub(crate) fn with_exposures(
+        config: TcpConfig,
+        rendezvous: Arc<Rendezvous>,
+        exposures: Arc<Exposures>,
+    ) -> Arc<Self> {
         let environment = Arc::new(TokioEnvironment::with_data_acceptor(rendezvous.clone()));
-        let shared = Arc::new(TcpShared { config, rendezvous, exposures: Arc::default() });
+        let shared = Arc::new(TcpShared { config, rendezvous, exposures });
         Arc::new(Self { shared, environment })
+    }
+
+    /// Makes a queue pair with room for so many completions.
+    pub(crate) fn raw_queue_pair(
+        &self,
+        completions: &Arc<dyn CompletionSource>,
+        config: QueuePairConfig,
+        reserved: u32,
+    ) -> Result<Arc<dyn RawQueuePair>, FabricError> {
+        let (shared, environment) = (self.shared.clone(), self.environment.clone());
+        Ok(TcpQueuePair::create(shared, environment, completions, config, reserved)?)
     }
 
     /// Counts data connections that were refused because they knew no valid nonce, or could not prove it.
@@ -128,7 +148,8 @@ impl Fabric for TcpFabric {
         completions: &Arc<dyn CompletionSource>,
         config: QueuePairConfig,
     ) -> Result<QueuePair, FabricError> {
-        let raw = TcpQueuePair::create(self.shared.clone(), self.environment.clone(), completions, config)?;
+        let reserved = config.send_depth.saturating_add(config.receive_depth);
+        let raw = self.raw_queue_pair(completions, config, reserved)?;
         Ok(QueuePair::new(raw, config))
     }
 }

@@ -3,10 +3,10 @@
 use std::sync::Arc;
 
 use futures::future::BoxFuture;
-#[cfg(target_os = "linux")]
-use rdmc_fabric::ShmFabric;
 use rdmc_fabric::conformance::{Node, Rig, block_on};
 use rdmc_fabric::{Fabric, Fault, FaultFabric, MemNetwork, TcpConfig, TcpFabric, TraceFabric};
+#[cfg(target_os = "linux")]
+use rdmc_fabric::{ShmFabric, TcpShmFabric};
 
 struct Mem;
 
@@ -48,6 +48,19 @@ struct Shm;
 impl Rig for Shm {
     fn pair(&self) -> BoxFuture<'_, (Node, Node)> {
         let listening = || Node::listening(ShmFabric::new().expect("the system shares memory"), "127.0.0.1:0");
+        Box::pin(async move { (listening().await, listening().await) })
+    }
+}
+
+/// Both nodes are on this host, so they are joined by shared memory.
+#[cfg(target_os = "linux")]
+struct TcpShm;
+
+#[cfg(target_os = "linux")]
+impl Rig for TcpShm {
+    fn pair(&self) -> BoxFuture<'_, (Node, Node)> {
+        let fabric = || TcpShmFabric::new(TcpConfig::default()).expect("the system shares memory");
+        let listening = move || Node::listening(fabric(), "127.0.0.1:0");
         Box::pin(async move { (listening().await, listening().await) })
     }
 }
@@ -95,6 +108,10 @@ rdmc_fabric::conformance_suite!(tcp_encrypted_threads, crate::Threads(crate::Enc
 rdmc_fabric::conformance_suite!(shm, crate::Shm);
 #[cfg(target_os = "linux")]
 rdmc_fabric::conformance_suite!(shm_threads, crate::Threads(crate::Shm));
+#[cfg(target_os = "linux")]
+rdmc_fabric::conformance_suite!(tcp_shm, crate::TcpShm);
+#[cfg(target_os = "linux")]
+rdmc_fabric::conformance_suite!(tcp_shm_threads, crate::Threads(crate::TcpShm));
 rdmc_fabric::conformance_suite!(fault_mem, crate::Wrapped(crate::Mem, crate::fault));
 rdmc_fabric::conformance_suite!(fault_tcp, crate::Wrapped(crate::Tcp, crate::fault));
 rdmc_fabric::conformance_suite!(trace_mem, crate::Wrapped(crate::Mem, crate::trace));

@@ -10,7 +10,7 @@ use crate::racks::Racks;
 /// How a message's blocks travel from the root to everybody; n is the number of members, k that of blocks.
 ///
 /// The flat algorithms are written and parsed by name: `sequential`, `chain`, `binomial-tree`, `binomial-pipeline`,
-/// `circulant`. The hybrid, which needs to know the racks, is written as `hybrid(chain)` or
+/// `circulant`, `fanout`. The hybrid, which needs to know the racks, is written as `hybrid(chain)` or
 /// `hybrid(binomial-pipeline)` and not parsed.
 ///
 /// # Examples
@@ -27,6 +27,9 @@ use crate::racks::Racks;
 pub enum Algorithm {
     /// The root gives the whole message to one member after the other: k(n − 1) steps (DSN §4.3).
     Sequential,
+    /// The root gives each block to one member after the other: k(n − 1) steps. Where no port is shared, as between processes
+    /// of one host, every member has the block while it is in the processor's cache.
+    Fanout,
     /// Each member passes every block to the next rank: k + n − 2 steps (DSN §4.3).
     Chain,
     /// Members that have the whole message give it to as many others, doubling their number: k⌈log₂ n⌉ steps (DSN
@@ -45,12 +48,13 @@ pub enum Algorithm {
 
 impl Algorithm {
     /// The algorithms that take no parameter.
-    pub const ALL_FLAT: [Algorithm; 5] = [
+    pub const ALL_FLAT: [Algorithm; 6] = [
         Algorithm::Sequential,
         Algorithm::Chain,
         Algorithm::BinomialTree,
         Algorithm::BinomialPipeline,
         Algorithm::Circulant,
+        Algorithm::Fanout,
     ];
 }
 
@@ -58,6 +62,7 @@ impl fmt::Display for Algorithm {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
             Algorithm::Sequential => "sequential",
+            Algorithm::Fanout => "fanout",
             Algorithm::Chain => "chain",
             Algorithm::BinomialTree => "binomial-tree",
             Algorithm::BinomialPipeline => "binomial-pipeline",

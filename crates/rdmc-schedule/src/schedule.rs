@@ -58,7 +58,7 @@ impl Schedule {
             return Err(ScheduleError::NoBlocks);
         }
         let steps = match algorithm {
-            Algorithm::Sequential => simple::sequential_steps(members, k),
+            Algorithm::Sequential | Algorithm::Fanout => simple::sequential_steps(members, k),
             Algorithm::Chain => simple::chain_steps(members, k),
             Algorithm::BinomialTree => simple::tree_steps(members, k),
             Algorithm::BinomialPipeline => Cube::new(members, k).steps(),
@@ -126,6 +126,7 @@ impl Schedule {
         assert!(rank < n, "rank {rank} is no member of a group of {n}");
         Part::Flat(match &self.algorithm {
             Algorithm::Sequential => simple::sequential(n, k, rank, side),
+            Algorithm::Fanout => simple::fanout(n, k, rank, side),
             Algorithm::Chain => simple::chain(n, k, rank, side),
             Algorithm::BinomialTree => simple::tree(n, k, rank, side),
             Algorithm::BinomialPipeline => pipeline::walk(n, k, rank, side),
@@ -209,8 +210,8 @@ pub struct Neighbours {
 /// Lists the members that `rank` ever sends to or receives from, whatever the number of blocks.
 ///
 /// The lists are exact: there is a message for every neighbour listed, and none for any other one. They are O(log
-/// n) long and computed in O(log² n), but for the root of the sequential schedule, whose neighbours are all the
-/// others.
+/// n) long and computed in O(log² n), but for the root of the sequential schedule and of the fan-out, whose neighbours are
+/// all the others.
 ///
 /// # Errors
 /// When the algorithm cannot serve so many members, or `rank` is none of them.
@@ -227,7 +228,7 @@ pub struct Neighbours {
 pub fn neighbours(algorithm: &Algorithm, members: u32, rank: Rank) -> Result<Neighbours, ScheduleError> {
     // In the pipelined schedules the same edges come back every two rounds.
     let blocks = match algorithm {
-        Algorithm::Sequential | Algorithm::Chain | Algorithm::BinomialTree => 1,
+        Algorithm::Sequential | Algorithm::Fanout | Algorithm::Chain | Algorithm::BinomialTree => 1,
         _ => 4 * (simple::stages(members.max(1)) + 1),
     };
     let schedule = member_schedule(algorithm, members, rank, BlockCount(blocks))?;

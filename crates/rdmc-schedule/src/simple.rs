@@ -1,5 +1,5 @@
-//! The three algorithms in which a member moves the message's blocks in order: sequential, chain and
-//! binomial tree (DSN §4.3).
+//! The algorithms in which a member moves the message's blocks in order: sequential, chain and binomial tree (DSN
+//! §4.3), and the fan-out.
 
 use std::ops::Range;
 
@@ -47,6 +47,37 @@ pub(crate) fn sequential(members: u32, blocks: u32, rank: u32, side: Side) -> Wa
             let before = u64::from(rank - 1);
             run(Peers::One(0), blocks, before * k..(before + 1) * k)
         }
+        _ => idle(),
+    }
+}
+
+/// The message's blocks in order, each to, or from the view of one receiver from, the root.
+#[derive(Clone, Debug)]
+pub(crate) struct Fan {
+    receivers: u32,
+    /// The receiver that is asked about, or none for the root.
+    receiver: Option<u32>,
+}
+
+impl Fan {
+    /// Returns the `index`th transfer and its step.
+    pub(crate) fn hop(&self, index: u64) -> (u64, Hop) {
+        let receivers = u64::from(self.receivers);
+        match self.receiver {
+            None => (index, Hop { peer: 1 + small(index % receivers), block: small(index / receivers) }),
+            Some(rank) => (index * receivers + u64::from(rank - 1), Hop { peer: 0, block: small(index) }),
+        }
+    }
+}
+
+/// In step j the root gives block j div (n − 1) to member 1 + j mod (n − 1).
+pub(crate) fn fanout(members: u32, blocks: u32, rank: u32, side: Side) -> Walk {
+    let receivers = members - 1;
+    match (side, rank) {
+        (Side::Send, 0) if receivers > 0 => {
+            Walk::new(Part::Fan(Fan { receivers, receiver: None }), 0..sequential_steps(members, blocks))
+        }
+        (Side::Receive, 1..) => Walk::new(Part::Fan(Fan { receivers, receiver: Some(rank) }), 0..blocks.into()),
         _ => idle(),
     }
 }

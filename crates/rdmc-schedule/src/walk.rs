@@ -4,7 +4,7 @@ use std::ops::Range;
 
 use crate::circulant::Lanes;
 use crate::pipeline::Port;
-use crate::simple::Run;
+use crate::simple::{Fan, Run};
 
 /// Which end of its transfers a member is asked about.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -22,7 +22,8 @@ pub(crate) struct Hop {
 
 /// The transfers of one member on one side, in step order.
 ///
-/// Only the steps in `window` are looked at, and no more than O(log n) of them are idle in a row.
+/// Only the steps in `window`, or of a fan-out the transfers, are looked at, and no more than O(log n) of them are idle in a
+/// row.
 #[derive(Clone, Debug)]
 pub(crate) struct Walk {
     part: Part,
@@ -40,7 +41,7 @@ impl Iterator for Walk {
 
     fn next(&mut self) -> Option<(u64, Hop)> {
         let part = &self.part;
-        self.window.find_map(|step| part.hop(step).map(|hop| (step, hop)))
+        self.window.find_map(|index| part.hop(index))
     }
 }
 
@@ -48,17 +49,20 @@ impl Iterator for Walk {
 #[derive(Clone, Debug)]
 pub(crate) enum Part {
     Run(Run),
+    Fan(Fan),
     Port(Port),
     Lanes(Box<Lanes>),
 }
 
 impl Part {
-    fn hop(&self, step: u64) -> Option<Hop> {
-        match self {
-            Part::Run(run) => Some(run.hop(step)),
-            Part::Port(port) => port.hop(step),
-            Part::Lanes(lanes) => lanes.hop(step),
-        }
+    fn hop(&self, index: u64) -> Option<(u64, Hop)> {
+        let hop = match self {
+            Part::Run(run) => Some(run.hop(index)),
+            Part::Fan(fan) => return Some(fan.hop(index)),
+            Part::Port(port) => port.hop(index),
+            Part::Lanes(lanes) => lanes.hop(index),
+        };
+        hop.map(|hop| (index, hop))
     }
 }
 

@@ -115,7 +115,7 @@ pub(crate) async fn form(node: Arc<NodeShared>, mut spec: GroupSpec, role: Role)
         let learns_size_here = first_source(peer)? == Some(rank);
         let id = spec.members[peer.index()];
         if let Entry::Vacant(vacant) = peers.entry(peer) {
-            vacant.insert(Neighbour::new(&node, peer, id, learns_size_here)?);
+            vacant.insert(Neighbour::new(&node, peer, id, learns_size_here, spec.block_size)?);
         }
     }
     let mut unfed = Vec::new();

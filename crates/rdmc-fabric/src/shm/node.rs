@@ -5,12 +5,11 @@ use std::fs::File;
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, OnceLock, Weak};
+use std::sync::{Arc, Mutex, Once, Weak};
 use std::time::Duration;
 
 use tokio::net::{UnixListener, UnixStream};
-use tokio::sync::{Semaphore, oneshot};
-use tokio::task::AbortHandle;
+use tokio::sync::{Semaphore, mpsc, oneshot, watch};
 
 use super::arena::Arena;
 use super::bell::Bell;
@@ -31,8 +30,11 @@ pub(super) struct Node {
     pub(super) engine: Arc<Engine>,
     bell: File,
     expected: Mutex<HashMap<u128, oneshot::Sender<Arrival>>>,
-    peers: Mutex<HashMap<u128, Weak<Remote>>>,
-    listening: OnceLock<AbortHandle>,
+    /// Kept for as long as they live, with what is mapped of them.
+    peers: Mutex<HashMap<u128, Arc<Remote>>>,
+    listening: Once,
+    /// Ends, with the node, the tasks that serve others.
+    alive: watch::Sender<()>,
     refused: AtomicU64,
 }
 
@@ -46,7 +48,7 @@ pub(super) struct Arrival {
 }
 
 impl Node {
-    pub(super) fn new() -> io::Result<Arc<Self>> {
+    pub(super) fn new(exposures: Arc<Exposures>) -> io::Result<Arc<Self>> {
         let mut name = [0; 16];
         getrandom::fill(&mut name).expect("the operating system provides randomness");
         let objects: Arc<Objects> = Arc::default();
@@ -55,25 +57,25 @@ impl Node {
             name: u128::from_le_bytes(name),
             arena: Arena::new(objects.clone()),
             objects,
-            exposures: Arc::default(),
+            exposures,
             engine: Engine::new(bell),
             bell: file,
             expected: Mutex::default(),
             peers: Mutex::default(),
-            listening: OnceLock::new(),
+            listening: Once::new(),
+            alive: watch::Sender::new(()),
             refused: AtomicU64::new(0),
         }))
     }
 
     /// Listens from now on, on a task of the current runtime.
     pub(super) fn listen(self: &Arc<Self>) -> io::Result<()> {
-        if self.listening.get().is_some() {
-            return Ok(());
-        }
-        let listener = UnixListener::bind(socket_of(self.name))?;
-        let serving = tokio::spawn(serve(listener, Arc::downgrade(self)));
-        let _ = self.listening.set(serving.abort_handle());
-        Ok(())
+        let mut outcome = Ok(());
+        self.listening.call_once(|| match UnixListener::bind(socket_of(self.name)) {
+            Ok(listener) => drop(tokio::spawn(serve(listener, Arc::downgrade(self), self.alive.subscribe()))),
+            Err(error) => outcome = Err(error),
+        });
+        outcome
     }
 
     /// Waits for the peer that knows `nonce`, until [`forget`](Self::forget).
@@ -97,20 +99,21 @@ impl Node {
     }
 
     /// Returns the peer of that name, with the bell that it has sent if it was not known.
-    pub(super) fn peer(&self, name: u128, bell: OwnedFd) -> io::Result<Arc<Remote>> {
+    pub(super) fn peer(self: &Arc<Self>, name: u128, bell: OwnedFd) -> io::Result<Arc<Remote>> {
         let mut peers = lock(&self.peers);
-        if let Some(known) = peers.get(&name).and_then(Weak::upgrade) {
-            return Ok(known);
+        if let Some(known) = peers.get(&name) {
+            return Ok(known.clone());
         }
-        peers.retain(|_, peer| peer.strong_count() > 0);
-        let remote = Arc::new(Remote { name, bell: Bell::attach(bell)?, attached: Mutex::default() });
-        peers.insert(name, Arc::downgrade(&remote));
+        let (wanted, asked) = mpsc::unbounded_channel();
+        let engine = self.engine.clone();
+        let remote = Arc::new(Remote { bell: Bell::attach(bell)?, attached: Mutex::default(), wanted, engine });
+        peers.insert(name, remote.clone());
+        tokio::spawn(fetch(name, Arc::downgrade(self), Arc::downgrade(&remote), asked));
         Ok(remote)
     }
 
-    /// Answers one connection.
-    async fn answer(&self, stream: UnixStream) -> io::Result<()> {
-        same_user(&stream)?;
+    /// Answers one request; gives the connection back if more may follow on it.
+    async fn answer(&self, stream: UnixStream) -> io::Result<Option<UnixStream>> {
         let (bytes, files) = wire::receive::<{ Request::LEN }>(&stream).await?;
         match (Request::decode(&bytes), <[OwnedFd; 2]>::try_from(files)) {
             (Some(Request::Meet { to, from, name }), Ok([rings, bell])) => {
@@ -125,18 +128,21 @@ impl Node {
                     wire::send(&stream, &Answer::Unknown.encode(), &[]).await?;
                     return Err(io::Error::new(io::ErrorKind::PermissionDenied, "no queue pair waits for its nonce"));
                 }
-                Ok(())
+                Ok(None)
             }
-            (Some(Request::Open { object }), Err(none)) if none.is_empty() => match self.objects.open(object) {
-                Ok((file, len)) => {
-                    let answer = len.map_or(Answer::Granted, Answer::Memory);
-                    wire::send(&stream, &answer.encode(), &[file.as_fd()]).await
+            (Some(Request::Open { object }), Err(none)) if none.is_empty() => {
+                match self.objects.open(object) {
+                    Ok((file, len)) => {
+                        let answer = len.map_or(Answer::Granted, Answer::Memory);
+                        wire::send(&stream, &answer.encode(), &[file.as_fd()]).await?;
+                    }
+                    Err(error) => {
+                        tracing::debug!(%error, "a peer asks for memory that is not shared any more");
+                        wire::send(&stream, &Answer::Unknown.encode(), &[]).await?;
+                    }
                 }
-                Err(error) => {
-                    wire::send(&stream, &Answer::Unknown.encode(), &[]).await?;
-                    Err(error)
-                }
-            },
+                Ok(Some(stream))
+            }
             _ => Err(io::Error::new(io::ErrorKind::InvalidData, "not a request")),
         }
     }
@@ -144,50 +150,87 @@ impl Node {
 
 impl Drop for Node {
     fn drop(&mut self) {
-        if let Some(listening) = self.listening.get() {
-            listening.abort();
-        }
         self.engine.stop();
     }
 }
 
 /// Accepts connections for as long as the node lives.
-async fn serve(listener: UnixListener, node: Weak<Node>) {
+async fn serve(listener: UnixListener, node: Weak<Node>, mut alive: watch::Receiver<()>) {
     let handshakes = Arc::new(Semaphore::new(HANDSHAKES_MAX));
     loop {
-        let accepted = listener.accept().await;
-        let Some(node) = node.upgrade() else { return };
+        let accepted = tokio::select! {
+            _ = alive.changed() => return,
+            accepted = listener.accept() => accepted,
+        };
         let stream = match accepted {
             Ok((stream, _)) => stream,
             Err(error) => {
                 // Out of descriptors, or a connection reset in the queue: both pass.
                 tracing::warn!(%error, "a connection of a process of this host could not be accepted");
-                drop(node);
                 tokio::time::sleep(ACCEPT_PAUSE).await;
                 continue;
             }
         };
         let permit = handshakes.clone().acquire_owned().await.expect("it is never closed");
+        let (node, mut alive) = (node.clone(), alive.clone());
         tokio::spawn(async move {
-            let _permit = permit;
-            let answered = tokio::time::timeout(HANDSHAKE_TIMEOUT, node.answer(stream)).await;
-            let Err(error) = answered.unwrap_or_else(|_| Err(io::ErrorKind::TimedOut.into())) else { return };
-            node.refused.fetch_add(1, Ordering::Relaxed);
-            tracing::warn!(%error, "a connection of a process of this host was refused");
+            let Err(error) = same_user(&stream) else {
+                let served = async {
+                    let first = tokio::time::timeout(HANDSHAKE_TIMEOUT, answer(&node, stream));
+                    let mut more = first.await.unwrap_or_else(|_| Err(io::ErrorKind::TimedOut.into()))?;
+                    drop(permit);
+                    while let Some(stream) = more {
+                        // It is held for as long as the peer knows this node.
+                        stream.readable().await?;
+                        more = answer(&node, stream).await.or_else(gone)?;
+                    }
+                    Ok(())
+                };
+                let served: io::Result<()> = tokio::select! {
+                    _ = alive.changed() => Ok(()),
+                    served = served => served,
+                };
+                return served.unwrap_or_else(|error| refuse(&node, error));
+            };
+            refuse(&node, error);
         });
     }
 }
 
+async fn answer(node: &Weak<Node>, stream: UnixStream) -> io::Result<Option<UnixStream>> {
+    match node.upgrade() {
+        Some(node) => node.answer(stream).await,
+        None => Ok(None),
+    }
+}
+
+/// A peer that closes its connection wants nothing more.
+fn gone<T>(error: io::Error) -> io::Result<Option<T>> {
+    match error.kind() {
+        io::ErrorKind::UnexpectedEof | io::ErrorKind::ConnectionReset | io::ErrorKind::BrokenPipe => Ok(None),
+        _ => Err(error),
+    }
+}
+
+fn refuse(node: &Weak<Node>, error: io::Error) {
+    if let Some(node) = node.upgrade() {
+        node.refused.fetch_add(1, Ordering::Relaxed);
+    }
+    tracing::warn!(%error, "a connection of a process of this host was refused");
+}
+
 /// A peer: a node of another process, or of this one.
 pub(super) struct Remote {
-    pub(super) name: u128,
     pub(super) bell: Bell,
     attached: Mutex<HashMap<u64, Attachment>>,
+    /// Objects that are to be fetched.
+    wanted: mpsc::UnboundedSender<u64>,
+    engine: Arc<Engine>,
 }
 
 /// An object of a peer, on its way or here.
 enum Attachment {
-    /// Whoever is to be told when it is here.
+    /// The lines that are to be rung when it is here.
     Coming(Vec<u32>),
     Here(Attached),
     Refused,
@@ -210,14 +253,8 @@ pub(super) enum Found {
 }
 
 impl Remote {
-    /// Finds an object of the peer, or asks the peer for it on a task of `runtime`, and rings `line` at `engine` later.
-    pub(super) fn find(
-        self: &Arc<Self>,
-        object: u64,
-        runtime: &tokio::runtime::Handle,
-        engine: &Arc<Engine>,
-        line: u32,
-    ) -> Found {
+    /// Finds an object of the peer, or has it fetched, upon which `line` is rung.
+    pub(super) fn find(&self, object: u64, line: u32) -> Found {
         let mut attached = lock(&self.attached);
         match attached.get_mut(&object) {
             Some(Attachment::Here(here)) => return Found::Here(here.clone()),
@@ -231,38 +268,84 @@ impl Remote {
             None => {}
         }
         if attached.len() >= ATTACHED_MAX {
-            // What is needed again is asked for again.
+            // What is needed again is fetched again.
             attached.retain(|_, object| matches!(object, Attachment::Coming(_)));
         }
+        if self.wanted.send(object).is_err() {
+            return Found::Refused;
+        }
         attached.insert(object, Attachment::Coming(vec![line]));
-        let (remote, engine) = (self.clone(), engine.clone());
-        runtime.spawn(async move {
-            let opened = tokio::time::timeout(HANDSHAKE_TIMEOUT, open(remote.name, object)).await;
-            let outcome = opened.unwrap_or_else(|_| Err(io::ErrorKind::TimedOut.into()));
-            let outcome = outcome.inspect_err(|error| tracing::warn!(%error, "a peer's memory could not be mapped"));
-            let found = outcome.map_or(Attachment::Refused, Attachment::Here);
-            let waiting = lock(&remote.attached).insert(object, found);
-            if let Some(Attachment::Coming(lines)) = waiting {
-                lines.into_iter().for_each(|line| engine.ring(line));
-            }
-        });
         Found::Coming
+    }
+
+    fn note(&self, object: u64, found: Attachment) {
+        let waiting = lock(&self.attached).insert(object, found);
+        if let Some(Attachment::Coming(lines)) = waiting {
+            lines.into_iter().for_each(|line| self.engine.ring(line));
+        }
+    }
+
+    /// Notes that nothing can be fetched any more.
+    fn note_gone(&self) {
+        let mut waiting = Vec::new();
+        for object in lock(&self.attached).values_mut() {
+            if let Attachment::Coming(lines) = object {
+                waiting.append(lines);
+                *object = Attachment::Refused;
+            }
+        }
+        waiting.into_iter().for_each(|line| self.engine.ring(line));
     }
 }
 
-/// Asks the node called `name` for an object.
-async fn open(name: u128, object: u64) -> io::Result<Attached> {
-    let stream = UnixStream::connect(socket_of(name)).await?;
-    same_user(&stream)?;
-    wire::send(&stream, &Request::Open { object }.encode(), &[]).await?;
-    let (answer, files) = wire::receive::<{ Answer::LEN }>(&stream).await?;
+/// Fetches objects of the peer called `name`, over a connection that tells when the peer is gone, and forgets the peer then.
+async fn fetch(name: u128, node: Weak<Node>, remote: Weak<Remote>, mut wanted: mpsc::UnboundedReceiver<u64>) {
+    let fetching = async {
+        let stream = UnixStream::connect(socket_of(name)).await?;
+        same_user(&stream)?;
+        loop {
+            let object = tokio::select! {
+                object = wanted.recv() => object,
+                // Nothing comes that was not asked for.
+                _ = stream.readable() => match stream.try_read(&mut [0]) {
+                    Err(error) if error.kind() == io::ErrorKind::WouldBlock => continue,
+                    _ => return Ok(()),
+                },
+            };
+            let Some(object) = object else { return Ok(()) };
+            let found = open(&stream, object).await?;
+            let Some(remote) = remote.upgrade() else { return Ok(()) };
+            remote.note(object, found.map_or(Attachment::Refused, Attachment::Here));
+        }
+    };
+    let fetched: io::Result<()> = fetching.await;
+    if let Err(error) = fetched {
+        tracing::debug!(%error, "a peer's memory cannot be mapped any more");
+    }
+    wanted.close();
+    if let Some(node) = node.upgrade() {
+        lock(&node.peers).remove(&name);
+    }
+    if let Some(remote) = remote.upgrade() {
+        remote.note_gone();
+    }
+}
+
+/// Asks for an object; none if the peer does not share it.
+async fn open(stream: &UnixStream, object: u64) -> io::Result<Option<Attached>> {
+    let asked = async {
+        wire::send(stream, &Request::Open { object }.encode(), &[]).await?;
+        wire::receive::<{ Answer::LEN }>(stream).await
+    };
+    let asked = tokio::time::timeout(HANDSHAKE_TIMEOUT, asked).await;
+    let (answer, files) = asked.unwrap_or_else(|_| Err(io::ErrorKind::TimedOut.into()))?;
     match (Answer::decode(answer), files.into_iter().next()) {
         (Some(Answer::Memory(len)), Some(file)) => {
             let len = usize::try_from(len).map_err(|_| io::ErrorKind::InvalidData)?;
-            Ok(Attached::Memory(Arc::new(Mapping::attach_to_read(file, len)?)))
+            Ok(Some(Attached::Memory(Arc::new(Mapping::attach_to_read(file, len)?))))
         }
-        (Some(Answer::Granted), Some(file)) => Ok(Attached::File(Arc::new(file.into()))),
-        (Some(Answer::Unknown), _) => Err(io::ErrorKind::NotFound.into()),
+        (Some(Answer::Granted), Some(file)) => Ok(Some(Attached::File(Arc::new(file.into())))),
+        (Some(Answer::Unknown), _) => Ok(None),
         _ => Err(io::ErrorKind::InvalidData.into()),
     }
 }

@@ -57,7 +57,6 @@ struct Link {
     line: u32,
     /// The connection over which both met has ended.
     lost: AtomicBool,
-    runtime: tokio::runtime::Handle,
 }
 
 impl Link {
@@ -107,8 +106,8 @@ impl ShmQueuePair {
         environment: &dyn Environment,
         completions: &Arc<dyn CompletionSource>,
         config: QueuePairConfig,
+        reserved: u32,
     ) -> Result<Arc<Self>, FabricError> {
-        let reserved = config.send_depth.saturating_add(config.receive_depth);
         let posted = PostedWork::new(next_queue_pair_id(), completions, reserved)?;
         let nonce = environment.random_u128();
         let arrival = node.expect(nonce);
@@ -228,14 +227,7 @@ impl ShmQueuePair {
             met = met => met?,
         };
         let [ours, theirs] = rings;
-        let link = Link {
-            outgoing: ours,
-            incoming: theirs,
-            peer,
-            line: remote.line,
-            lost: AtomicBool::new(false),
-            runtime: tokio::runtime::Handle::current(),
-        };
+        let link = Link { outgoing: ours, incoming: theirs, peer, line: remote.line, lost: AtomicBool::new(false) };
         self.link.set(link).map_err(|_| ConnectError::WrongState)?;
         let this = self.this.upgrade().expect("somebody holds the queue pair they connect");
         if this.posted.is_broken() {

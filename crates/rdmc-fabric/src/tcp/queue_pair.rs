@@ -68,8 +68,8 @@ impl TcpQueuePair {
         environment: Arc<TokioEnvironment>,
         completions: &Arc<dyn CompletionSource>,
         config: QueuePairConfig,
+        reserved: u32,
     ) -> Result<Arc<Self>, FabricError> {
-        let reserved = config.send_depth.saturating_add(config.receive_depth);
         let posted = PostedWork::new(next_queue_pair_id(), completions, reserved)?;
         let meeting = match shared.config.encrypt {
             true => shared.rendezvous.encrypted_meeting(&*environment),

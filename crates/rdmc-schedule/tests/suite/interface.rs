@@ -21,7 +21,7 @@ fn hybrids_are_displayed_and_not_parsed() {
     assert_eq!(name(Spine::BinomialPipeline), "hybrid(binomial-pipeline)");
     let error = "hybrid(chain)".parse::<Algorithm>().unwrap_err();
     let expected = "unknown algorithm \"hybrid(chain)\", known are sequential, chain, binomial-tree, \
-                    binomial-pipeline, circulant";
+                    binomial-pipeline, circulant, fanout";
     assert_eq!(error.to_string(), expected);
 }
 

@@ -15,6 +15,7 @@ fn the_number_of_steps_is_that_of_the_table() {
                 (Algorithm::BinomialTree, k * ceil_log),
                 (Algorithm::BinomialPipeline, least),
                 (Algorithm::Circulant, least),
+                (Algorithm::Fanout, k * (n - 1)),
             ];
             for (algorithm, steps) in expected {
                 let schedule = Schedule::new(&algorithm, members, BlockCount(blocks)).unwrap();
@@ -59,6 +60,16 @@ fn sequential_serves_one_member_after_the_other() {
     let schedule = Schedule::new(&Algorithm::Sequential, 4, BlockCount(5)).unwrap();
     let expected = (0..15).map(|step| transfer(u64::from(step), 1 + step / 5, step % 5));
     assert!(schedule.sends(Rank::ROOT).eq(expected));
+}
+
+#[test]
+fn the_fan_out_gives_each_block_to_everybody() {
+    let schedule = Schedule::new(&Algorithm::Fanout, 4, BlockCount(5)).unwrap();
+    let sends = (0..15).map(|step| transfer(u64::from(step), 1 + step % 3, step / 3));
+    assert!(schedule.sends(Rank::ROOT).eq(sends));
+    let receives = (0..5).map(|block| transfer(u64::from(3 * block + 1), 0, block));
+    assert!(schedule.receives(Rank(2)).eq(receives));
+    assert_eq!(schedule.sends(Rank(2)).count(), 0);
 }
 
 #[test]

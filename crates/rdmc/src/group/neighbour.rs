@@ -51,8 +51,16 @@ pub(crate) struct Neighbour {
 }
 
 impl Neighbour {
-    pub(crate) fn new(node: &NodeShared, rank: Rank, id: NodeId, learns_size_here: bool) -> Result<Self, FabricError> {
+    pub(crate) fn new(
+        node: &NodeShared,
+        rank: Rank,
+        id: NodeId,
+        learns_size_here: bool,
+        block_size: u32,
+    ) -> Result<Self, FabricError> {
         let fabric = node.fabric.clone();
+        let worthwhile = fabric.capabilities().ahead_bytes / u64::from(block_size.max(1));
+        let sends_ahead = usize::try_from(worthwhile).unwrap_or(usize::MAX).clamp(2, UNACKNOWLEDGED_MAX as usize);
         let queue_pair = |send_depth, receive_depth| {
             let config = QueuePairConfig { send_depth, receive_depth, ..Default::default() };
             fabric.create_queue_pair(&node.completions, config)
@@ -72,7 +80,7 @@ impl Neighbour {
             cells,
             remote_cells: OnceLock::new(),
             window: Arc::new(Semaphore::new(GRANTS_AHEAD as usize)),
-            unacknowledged: Arc::new(Semaphore::new(UNACKNOWLEDGED_MAX as usize)),
+            unacknowledged: Arc::new(Semaphore::new(sends_ahead)),
             granting: Mutex::default(),
             given: AtomicU64::new(0),
             told: AtomicU64::new(0),

@@ -273,7 +273,7 @@ impl ShmQueuePair {
             Place::Inline(bytes) => return Ok(Some(Source::Inline(bytes))),
             Place::Shared { object, offset } => (object, offset),
         };
-        match link.peer.find(object, &link.runtime, &self.node.engine, self.line) {
+        match link.peer.find(object, self.line) {
             Found::Here(Attached::Memory(memory)) => {
                 let end = offset.checked_add(entry.len).filter(|&end| end <= memory.len() as u64);
                 end.ok_or(Ending::Protocol("it points outside its memory"))?;

@@ -1,0 +1,301 @@
+//! The fabric `tcp+shm`: shared memory to processes of this host, TCP to all others, chosen for each pair of queue pairs.
+//!
+//! Both ends say in their endpoint which host they are on, in which network namespace and of which user. If that is the
+//! same, the end that opens connections tries shared memory first, and TCP if nobody is there: two copies of one virtual
+//! machine may say the same and share nothing. The other end waits for either.
+
+use std::fmt;
+use std::os::unix::fs::MetadataExt;
+use std::sync::{Arc, Mutex};
+
+use futures::future::{BoxFuture, Either, select};
+
+use crate::completion::{CompletionMode, CompletionQueue, CompletionSource};
+use crate::environment::Environment;
+use crate::fabric::{
+    Capabilities, ConnectError, Endpoint, Fabric, FabricError, Peer, QueuePairConfig, RawQueuePair, Role,
+};
+use crate::memory::{Memory, MemoryRegion};
+use crate::queue_pair::{QueuePair, next_queue_pair_id};
+use crate::remote::{Expose, ExposedRegion};
+use crate::rendezvous::Rendezvous;
+use crate::shm::{ShmFabric, lock};
+use crate::software::{Exposures, PostedWork};
+use crate::tcp::{TcpConfig, TcpFabric};
+use crate::work::{QueuePairId, WorkError, WorkRequest};
+
+/// One node's access to processes of its host by shared memory, and to other nodes by TCP.
+///
+/// Must be used inside a Tokio runtime with I/O and time enabled. What crosses a network is not encrypted.
+pub struct TcpShmFabric {
+    tcp: Arc<TcpFabric>,
+    shm: Arc<ShmFabric>,
+    host: Host,
+}
+
+impl TcpShmFabric {
+    /// Makes a fabric.
+    ///
+    /// # Errors
+    /// [`FabricError::Device`] if the system has no anonymous files to share, or does not say which host this is.
+    pub fn new(config: TcpConfig) -> Result<Arc<Self>, FabricError> {
+        Self::with_rendezvous(config, Rendezvous::new())
+    }
+
+    /// Makes a fabric whose TCP connections arrive at a rendezvous that other fabrics of the node use as well.
+    ///
+    /// # Errors
+    /// As [`new`](Self::new).
+    pub fn with_rendezvous(config: TcpConfig, rendezvous: Arc<Rendezvous>) -> Result<Arc<Self>, FabricError> {
+        let config = TcpConfig { encrypt: false, ..config };
+        let host = Host::this().map_err(|source| FabricError::Device { what: "a name of this host", source })?;
+        let exposures: Arc<Exposures> = Arc::default();
+        let shm = ShmFabric::with_exposures(exposures.clone())?;
+        let tcp = TcpFabric::with_exposures(config, rendezvous, exposures);
+        Ok(Arc::new(Self { tcp, shm, host }))
+    }
+}
+
+impl fmt::Debug for TcpShmFabric {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("TcpShmFabric").field("tcp", &self.tcp).finish_non_exhaustive()
+    }
+}
+
+impl Fabric for TcpShmFabric {
+    fn capabilities(&self) -> Capabilities {
+        Capabilities::new("tcp+shm")
+    }
+
+    fn environment(&self) -> Arc<dyn Environment> {
+        self.tcp.environment()
+    }
+
+    fn register(&self, memory: Memory) -> Result<MemoryRegion, FabricError> {
+        self.shm.register(memory)
+    }
+
+    fn allocate(&self, len: usize) -> Result<MemoryRegion, FabricError> {
+        self.shm.allocate(len)
+    }
+
+    fn expose(&self, memory: Expose) -> Result<ExposedRegion, FabricError> {
+        self.shm.expose(memory)
+    }
+
+    fn create_completion_queue(&self, capacity: u32, mode: CompletionMode) -> Result<CompletionQueue, FabricError> {
+        self.tcp.create_completion_queue(capacity, mode)
+    }
+
+    fn create_queue_pair(
+        &self,
+        completions: &Arc<dyn CompletionSource>,
+        config: QueuePairConfig,
+    ) -> Result<QueuePair, FabricError> {
+        // Room for completions is reserved once.
+        let reserved = config.send_depth.saturating_add(config.receive_depth);
+        let raw = TcpShmQueuePair(Arc::new(State {
+            waiting: PostedWork::new(next_queue_pair_id(), completions, reserved)?,
+            tcp: self.tcp.raw_queue_pair(completions, config, 0)?,
+            shm: self.shm.raw_queue_pair(completions, config, 0)?,
+            host: self.host,
+            chosen: Mutex::new(None),
+        }));
+        Ok(QueuePair::new(Arc::new(raw), config))
+    }
+}
+
+/// A queue pair of which it shows when it is connected what carries it.
+struct TcpShmQueuePair(Arc<State>);
+
+struct State {
+    /// What is posted before that.
+    waiting: PostedWork,
+    tcp: Arc<dyn RawQueuePair>,
+    shm: Arc<dyn RawQueuePair>,
+    host: Host,
+    chosen: Mutex<Option<Carrier>>,
+}
+
+#[derive(Clone)]
+struct Carrier {
+    raw: Arc<dyn RawQueuePair>,
+    name: &'static str,
+}
+
+impl RawQueuePair for TcpShmQueuePair {
+    fn id(&self) -> QueuePairId {
+        self.0.waiting.id
+    }
+
+    fn endpoint(&self) -> Endpoint {
+        let state = &self.0;
+        Both { host: state.host, shm: state.shm.endpoint(), tcp: state.tcp.endpoint() }.to_endpoint()
+    }
+
+    fn connect(&self, peer: Peer) -> BoxFuture<'static, Result<(), ConnectError>> {
+        let state = self.0.clone();
+        Box::pin(async move { state.connect(peer).await })
+    }
+
+    fn post(&self, request: WorkRequest) {
+        let chosen = lock(&self.0.chosen);
+        match &*chosen {
+            None => self.0.waiting.post(request),
+            Some(carrier) => {
+                let raw = carrier.raw.clone();
+                drop(chosen);
+                raw.post(request);
+            }
+        }
+    }
+
+    fn flush(&self) {
+        if let Some(carrier) = self.0.carrier() {
+            carrier.raw.flush();
+        }
+    }
+
+    fn carrier(&self) -> Option<&'static str> {
+        self.0.carrier().map(|carrier| carrier.name)
+    }
+
+    fn close(&self) {
+        self.0.waiting.break_with(WorkError::Flushed);
+        self.0.tcp.close();
+        self.0.shm.close();
+    }
+}
+
+impl State {
+    fn carrier(&self) -> Option<Carrier> {
+        lock(&self.chosen).clone()
+    }
+
+    async fn connect(&self, peer: Peer) -> Result<(), ConnectError> {
+        if self.carrier().is_some() {
+            return Err(ConnectError::WrongState);
+        }
+        let Both { host, shm, tcp } = Both::of_endpoint(&peer.endpoint)?;
+        let by = |endpoint: Endpoint| Peer { endpoint, ..peer.clone() };
+        let by_tcp = self.tcp.connect(by(tcp));
+        if host != self.host {
+            by_tcp.await?;
+            return self.choose(&self.tcp, "tcp", &self.shm);
+        }
+        let by_shm = self.shm.connect(by(shm));
+        if peer.role == Role::Active {
+            return match by_shm.await {
+                Ok(()) => self.choose(&self.shm, "shm", &self.tcp),
+                Err(ConnectError::Unreachable(error)) => {
+                    tracing::debug!(%error, "no shared memory with a peer that seems to be of this host");
+                    by_tcp.await?;
+                    self.choose(&self.tcp, "tcp", &self.shm)
+                }
+                Err(error) => Err(error),
+            };
+        }
+        match select(by_shm, by_tcp).await {
+            Either::Left((Ok(()), _)) => self.choose(&self.shm, "shm", &self.tcp),
+            Either::Right((Ok(()), _)) => self.choose(&self.tcp, "tcp", &self.shm),
+            // The peer tries the other one, unless it is gone, which ends that too.
+            Either::Left((Err(ConnectError::Unreachable(_)), by_tcp)) => {
+                by_tcp.await?;
+                self.choose(&self.tcp, "tcp", &self.shm)
+            }
+            Either::Left((Err(error), _)) | Either::Right((Err(error), _)) => Err(error),
+        }
+    }
+
+    /// Has all that was and will be posted carried out by `raw`.
+    fn choose(
+        &self,
+        raw: &Arc<dyn RawQueuePair>,
+        name: &'static str,
+        other: &Arc<dyn RawQueuePair>,
+    ) -> Result<(), ConnectError> {
+        other.close();
+        let mut chosen = lock(&self.chosen);
+        // Closed meanwhile, it is all flushed.
+        while let Ok(Some(receive)) = self.waiting.try_take_receive() {
+            raw.post(receive);
+        }
+        while let Some(request) = self.waiting.try_take_send() {
+            raw.post(request);
+        }
+        *chosen = Some(Carrier { raw: raw.clone(), name });
+        if self.waiting.is_broken() {
+            raw.close();
+        }
+        Ok(())
+    }
+}
+
+/// Which host a node is on, as far as shared memory is concerned: one kernel, one network namespace, one user.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Host([u8; 16]);
+
+impl Host {
+    fn this() -> std::io::Result<Self> {
+        let boot = std::fs::read("/proc/sys/kernel/random/boot_id")?;
+        let network = std::fs::metadata("/proc/self/ns/net")?;
+        let user = rustix::process::geteuid().as_raw();
+        let text = format!("{}:{}:{}:{user}", boot.trim_ascii().escape_ascii(), network.dev(), network.ino());
+        let name = blake3::derive_key(HOST_NAME, text.as_bytes());
+        Ok(Self(std::array::from_fn(|at| name[at])))
+    }
+}
+
+/// Where both kinds of connections lead.
+struct Both {
+    host: Host,
+    shm: Endpoint,
+    tcp: Endpoint,
+}
+
+impl Both {
+    fn to_endpoint(&self) -> Endpoint {
+        let mut out = ENDPOINT_TAG.to_vec();
+        out.extend(self.host.0);
+        let shm = self.shm.as_bytes();
+        out.push(u8::try_from(shm.len()).expect("it is short"));
+        out.extend(shm);
+        out.extend(self.tcp.as_bytes());
+        Endpoint::new(out).expect("both are short")
+    }
+
+    fn of_endpoint(endpoint: &Endpoint) -> Result<Self, ConnectError> {
+        let parts = || {
+            let rest = endpoint.as_bytes().strip_prefix(ENDPOINT_TAG)?;
+            let (host, rest) = rest.split_first_chunk()?;
+            let (&len, rest) = rest.split_first()?;
+            let (shm, tcp) = rest.split_at_checked(len.into())?;
+            Some((Host(*host), shm.to_vec(), tcp.to_vec()))
+        };
+        let (host, shm, tcp) = parts().ok_or(ConnectError::BadEndpoint)?;
+        Ok(Self { host, shm: Endpoint::new(shm)?, tcp: Endpoint::new(tcp)? })
+    }
+}
+
+/// The first bytes of an encoded endpoint: fabric and version.
+const ENDPOINT_TAG: &[u8] = b"mix1";
+/// What the name of a host is derived for.
+const HOST_NAME: &str = "rdmc 2026-11 name of a host that shares memory";
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    proptest! {
+        #[test]
+        fn any_bytes_are_both_endpoints_or_none(bytes in proptest::collection::vec(any::<u8>(), 0..200)) {
+            let bytes = [ENDPOINT_TAG, &bytes].concat();
+            let endpoint = Endpoint::new(bytes).unwrap();
+            if let Ok(both) = Both::of_endpoint(&endpoint) {
+                prop_assert_eq!(both.to_endpoint(), endpoint);
+            }
+        }
+    }
+}
