@@ -43,7 +43,7 @@ impl Cli {
         };
         // A variable holds for many commands, and says nothing to one that uses no device.
         let source = matches.subcommand().and_then(|(_, options)| options.value_source("device"));
-        if fabric.fabric == FabricName::Tcp && source == Some(ValueSource::EnvVariable) {
+        if matches!(fabric.fabric, FabricName::Tcp | FabricName::Shm) && source == Some(ValueSource::EnvVariable) {
             fabric.device = None;
         }
         Ok(cli)

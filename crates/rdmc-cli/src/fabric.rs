@@ -32,10 +32,13 @@ pub(crate) struct FabricOptions {
 /// The fabrics between hosts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub(crate) enum FabricName {
-    /// RDMA if on every host a device has the address by which others reach it, TCP otherwise
+    /// RDMA if on every host a device has the address by which others reach it; otherwise shared memory between processes
+    /// of one host, and TCP between hosts
     Auto,
     /// TCP
     Tcp,
+    /// Shared memory between processes of this host, or nothing
+    Shm,
     /// RDMA, or nothing
     Verbs,
 }
@@ -79,6 +82,13 @@ impl Offered {
         if over.fabric == VERBS { wanted.min(self.lockable.room(beside)) } else { wanted }
     }
 
+    /// TCP, and shared memory between processes of one host if this system has it.
+    fn software(because: impl Into<String>) -> Self {
+        let rendezvous = Rendezvous::new();
+        let tcp = TcpFabric::with_rendezvous(TcpConfig::default(), rendezvous.clone());
+        Self { fabrics: with_shared_memory(vec![], tcp, rendezvous), ..Self::tcp(because) }
+    }
+
     fn tcp(because: impl Into<String>) -> Self {
         let lockable = Lockable::WITHOUT_LIMIT;
         Self { fabrics: TcpFabric::new().into(), device: None, lockable, tcp_because: Some(because.into()) }
@@ -109,10 +119,14 @@ impl FabricOptions {
     /// Opens the fabrics of a node that others reach at `address`, if that is known, and that cannot do without
     /// `bytes` of registered memory.
     fn open(&self, address: Option<IpAddr>, bytes: u64, encrypt: bool) -> anyhow::Result<Offered> {
-        if self.fabric == FabricName::Tcp && self.device.is_some() {
+        if matches!(self.fabric, FabricName::Tcp | FabricName::Shm) && self.device.is_some() {
             return Err(Exit::Usage.error("--device goes with --fabric verbs or auto only"));
         }
         match self.fabric {
+            FabricName::Shm => {
+                let fabric = local::open().context(Exit::Usage)?;
+                Ok(Offered { fabrics: fabric.into(), ..Offered::tcp("--fabric shm") })
+            }
             FabricName::Tcp | FabricName::Auto if encrypt => Ok(Offered::encrypted_tcp()),
             FabricName::Tcp => Ok(Offered::tcp("--fabric tcp")),
             FabricName::Verbs => {
@@ -126,7 +140,7 @@ impl FabricOptions {
                 lockable.check(bytes).map_err(|short| Exit::Usage.error(format!("{short}; {RAISE_THE_LIMIT}")))?;
                 Ok(Offered { fabrics: fabric.into(), device: Some(device), lockable, tcp_because: None })
             }
-            FabricName::Auto => Ok(self.open_best(address, bytes).unwrap_or_else(Offered::tcp)),
+            FabricName::Auto => Ok(self.open_best(address, bytes).unwrap_or_else(Offered::software)),
         }
     }
 
@@ -141,10 +155,20 @@ impl FabricOptions {
         let (fabric, device) = opened.map_err(|error| format!("{error:#}"))?;
         let lockable = Lockable::find(Some(&*fabric));
         lockable.check(bytes.max(AUTO_BYTES_MIN)).map_err(|short| format!("{short}; see rdmc doctor"))?;
-        let tcp = TcpFabric::with_rendezvous(TcpConfig::default(), rendezvous);
-        let fabrics = Fabrics::new(vec![fabric, tcp]).expect("two names");
+        let tcp = TcpFabric::with_rendezvous(TcpConfig::default(), rendezvous.clone());
+        let fabrics = with_shared_memory(vec![fabric], tcp, rendezvous);
         Ok(Offered { fabrics, device: Some(device), lockable, tcp_because: None })
     }
+}
+
+/// Adds to `better` fabrics TCP, and before it what is better between processes of this host, if the system has it.
+fn with_shared_memory(mut better: Vec<Arc<dyn Fabric>>, tcp: Arc<TcpFabric>, rendezvous: Arc<Rendezvous>) -> Fabrics {
+    match local::open_with_tcp(rendezvous) {
+        Ok(fabric) => better.push(fabric),
+        Err(error) => tracing::debug!(error = format!("{error:#}"), "no shared memory"),
+    }
+    better.push(tcp);
+    Fabrics::new(better).expect("their names differ")
 }
 
 /// Finds the RDMA devices for the demo: all that are usable and whose name is `name` or, if none is called so, begins so.
@@ -271,6 +295,39 @@ fn route_to(other: SocketAddr) -> std::io::Result<IpAddr> {
     let socket = UdpSocket::bind((any, 0))?;
     socket.connect(other)?;
     Ok(socket.local_addr()?.ip())
+}
+
+#[cfg(target_os = "linux")]
+mod local {
+    use std::sync::Arc;
+
+    use anyhow::Context;
+    use rdmc::{Fabric, Rendezvous, ShmFabric, TcpConfig, TcpShmFabric};
+
+    /// Opens shared memory between processes of this host.
+    pub(super) fn open() -> anyhow::Result<Arc<dyn Fabric>> {
+        Ok(ShmFabric::new().context("processes cannot share memory here")?)
+    }
+
+    /// Opens that, with TCP to other hosts.
+    pub(super) fn open_with_tcp(rendezvous: Arc<Rendezvous>) -> anyhow::Result<Arc<dyn Fabric>> {
+        Ok(TcpShmFabric::with_rendezvous(TcpConfig::default(), rendezvous)?)
+    }
+}
+
+#[cfg(not(target_os = "linux"))]
+mod local {
+    use std::sync::Arc;
+
+    use rdmc::{Fabric, Rendezvous};
+
+    pub(super) fn open() -> anyhow::Result<Arc<dyn Fabric>> {
+        anyhow::bail!("the fabric shm is there on Linux only")
+    }
+
+    pub(super) fn open_with_tcp(_: Arc<Rendezvous>) -> anyhow::Result<Arc<dyn Fabric>> {
+        open()
+    }
 }
 
 #[cfg(target_os = "linux")]
@@ -436,7 +493,7 @@ mod tests {
             [options.open_at("127.0.0.1:0", false).await, options.open_towards("127.0.0.1:1", 0, false).await]
         {
             let offered = offered.unwrap();
-            assert_eq!((offered.fabrics.to_string(), offered.device), ("tcp".into(), None));
+            assert_eq!((offered.fabrics.to_string(), offered.device), ("tcp+shm, tcp".into(), None));
             assert!(offered.tcp_because.is_some());
         }
     }
@@ -457,7 +514,7 @@ mod tests {
         assert_eq!(Exit::code_of(&error), 2);
         assert_eq!(Exit::code_of(&named(FabricName::Tcp).open_at("0.0.0.0:0", false).await.unwrap_err()), 2);
         let offered = named(FabricName::Auto).open_at("0.0.0.0:0", false).await.unwrap();
-        assert_eq!(offered.fabrics.to_string(), "tcp");
+        assert_eq!(offered.fabrics.to_string(), "tcp+shm, tcp");
         assert!(offered.tcp_because.is_some_and(|reason| reason.contains("no RDMA device no-such-device")));
     }
 

@@ -54,8 +54,9 @@ impl SecurityOptions {
                  control connections",
             ));
         }
-        if self.encrypt && fabric == FabricName::Verbs {
-            return Err(Exit::Usage.error("--encrypt goes with TCP only, --fabric tcp: RDMA carries the data as it is"));
+        if self.encrypt && matches!(fabric, FabricName::Verbs | FabricName::Shm) {
+            let what = "--encrypt goes with TCP only, --fabric tcp: RDMA and shared memory carry the data as it is";
+            return Err(Exit::Usage.error(what));
         }
         Ok(security)
     }

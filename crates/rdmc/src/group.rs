@@ -173,7 +173,11 @@ pub(crate) async fn form(node: Arc<NodeShared>, mut spec: GroupSpec, role: Role)
     let resumption = connected.inspect_err(|_| group.retained.come_to_rest())?;
     abandon.disarm();
     group.node.counters.groups_formed.fetch_add(1, Ordering::Relaxed);
-    tracing::info!(parent: &group.span, members = count, algorithm = %group.spec.algorithm, "group formed");
+    let (algorithm, fabric) = (&group.spec.algorithm, group.node.fabric.capabilities().name);
+    let (neighbours, shared) = group.carriers();
+    tracing::info!(
+        parent: &group.span, members = count, %algorithm, fabric, neighbours, by_shared_memory = shared, "group formed"
+    );
     Ok(Formed { group, announcements, grants, resumption })
 }
 
@@ -277,7 +281,13 @@ impl Group {
 
     pub(crate) fn stats(&self) -> GroupStats {
         let (slow, held_up) = self.held_up();
-        GroupStats { slow, held_up, ..self.counters.group_stats() }
+        let (neighbours, neighbours_by_shared_memory) = self.carriers();
+        GroupStats { slow, held_up, neighbours, neighbours_by_shared_memory, ..self.counters.group_stats() }
+    }
+
+    /// Counts the neighbours, and those of them that the fabric has joined by shared memory.
+    fn carriers(&self) -> (usize, usize) {
+        (self.neighbours.len(), self.neighbours.values().filter(|neighbour| neighbour.shares_memory()).count())
     }
 
     pub(crate) fn count_received(&self, bytes: usize) {

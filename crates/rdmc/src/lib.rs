@@ -70,11 +70,11 @@ pub use mesh::listener::Listener;
 pub use mesh::security::{Distrust, Security, SecurityError};
 pub use node::{Cluster, Node, NodeBuilder, NodeId, Shutdown};
 pub use pool::PoolError;
-#[cfg(target_os = "linux")]
-pub use rdmc_fabric::ShmFabric;
 pub use rdmc_fabric::{
     Buffer, BufferMut, Capabilities, CompletionMode, Elapsed, Fabric, MemFabric, MemNetwork, Memory, MemoryRegion,
     Rendezvous, TcpConfig, TcpFabric,
 };
+#[cfg(target_os = "linux")]
+pub use rdmc_fabric::{ShmFabric, TcpShmFabric};
 pub use rdmc_schedule::{Algorithm, Hybrid, Racks, RacksError, Rank, ScheduleError, Spine};
 pub use stats::{Corruption, GroupStats, ListenerStats, NodeStats};

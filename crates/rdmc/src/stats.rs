@@ -79,6 +79,10 @@ pub struct GroupStats {
     pub blocks_healed: u64,
     /// The last one that came corrupted.
     pub last_corruption: Option<Corruption>,
+    /// Members that this one exchanges blocks with.
+    pub neighbours: usize,
+    /// Of these, those joined by shared memory, where the fabric chooses that for each pair of members.
+    pub neighbours_by_shared_memory: usize,
 }
 
 /// A block that came to a member as something else than what was sent.
@@ -151,11 +155,10 @@ impl Counters {
             blocks_received: read(&self.blocks_received),
             bytes_received: read(&self.bytes_received),
             waited_for_ready: Duration::from_nanos(read(&self.waited_for_ready_ns)),
-            slow: None,
-            held_up: Duration::ZERO,
             blocks_corrupted: read(&self.blocks_corrupted),
             blocks_healed: read(&self.blocks_healed),
             last_corruption: *self.last_corruption.lock().unwrap_or_else(PoisonError::into_inner),
+            ..GroupStats::default()
         }
     }
 

@@ -217,6 +217,11 @@ impl Neighbour {
         }
     }
 
+    /// Tells whether the fabric has chosen shared memory for this neighbour among others.
+    pub(crate) fn shares_memory(&self) -> bool {
+        self.data.carrier() == Some("shm")
+    }
+
     /// Lets out blocks of a run that is interrupted.
     pub(crate) fn flush(&self) {
         self.data.flush();
