@@ -572,7 +572,9 @@ fn files_in(dir: &Path) -> Vec<PathBuf> {
 }
 
 fn empty(dir: &Path) {
-    files_in(dir).iter().for_each(|path| std::fs::remove_file(path).unwrap());
+    // The directory of parts may be about to go.
+    let files = files_in(dir).into_iter().filter(|path| !path.ends_with(PARTS));
+    files.for_each(|path| std::fs::remove_file(path).unwrap());
 }
 
 fn stamp(path: &Path, mode: u32, seconds: u64) {
