@@ -219,7 +219,9 @@ impl Group {
                     self.declare(FailureCause::Resources { what: error.to_string() });
                 }
                 WorkError::Flushed | WorkError::ConnectionLost => {
-                    self.accuse(with, FailureCause::DataConnection { what: error.to_string() });
+                    // That work was flushed says no more than that.
+                    let what = WorkError::ConnectionLost.to_string();
+                    self.accuse(with, FailureCause::DataConnection { what });
                 }
                 error => self.accuse(with, FailureCause::Protocol { what: error.to_string() }),
             },
