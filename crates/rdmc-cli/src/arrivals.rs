@@ -16,7 +16,7 @@ use rdmc::{
 use tokio::task::JoinSet;
 
 use crate::announcement::DIGEST_LEN;
-use crate::blame::explain;
+use crate::blame::{cut_off, explain, given_up};
 use crate::exit::Exit;
 use crate::manifest::{Entry, Manifest};
 use crate::progress::{Bar, Event, Reporter, TICK};
@@ -217,10 +217,7 @@ impl Arrivals<'_> {
                     return Ok(group);
                 }
                 Err(RecoveryError::Group(GroupError::Failed(next))) => failure = next,
-                Err(RecoveryError::Off | RecoveryError::NoQuorum | RecoveryError::Excluded { .. }) => {
-                    return Err(self.cut_short(None).await);
-                }
-                Err(other) => return Err(self.cut_short(Some(other)).await),
+                Err(error) => return Err(self.cut_short(Some(error)).await),
             }
         }
     }
@@ -253,13 +250,21 @@ impl Arrivals<'_> {
         if let Some(error) = self.trouble.take() {
             return error;
         }
-        let error = error.map(|error| format!(": {error}")).unwrap_or_default();
         let failed = peers(&self.failed);
+        let own = self.failed.iter().find(|failed| failed.node == self.node.id());
+        let told = match (own, error) {
+            (Some(own), _) => given_up(&own.cause, self.store.keeps_parts()),
+            (None, Some(RecoveryError::NoQuorum)) if failed.len() > 1 => {
+                format!("{}; {}", explain(&failed), cut_off(self.store.keeps_parts()))
+            }
+            (None, None | Some(RecoveryError::Off | RecoveryError::NoQuorum)) => explain(&failed),
+            (None, Some(error)) => format!("{}: {error}", explain(&failed)),
+        };
         if !self.formed {
-            return Exit::Refused.blaming(explain(&failed) + &error, failed);
+            return Exit::Refused.blaming(told, failed);
         }
         let (complete, files) = (self.complete, count(self.files.len(), "file"));
-        Exit::Partial.blaming(format!("{}{error}; {complete} of {files} complete", explain(&failed)), failed)
+        Exit::Partial.blaming(format!("{told}; {complete} of {files} complete"), failed)
     }
 
     /// Lets go of files that will not be complete. Those that are whole are, also if their digest is lost: their blocks were

@@ -83,6 +83,29 @@ pub(crate) fn explain(failed: &[FailedPeer]) -> String {
     }
 }
 
+/// Says why a receiver has to end, to whoever has started it, when the others have agreed to go on without it.
+pub(crate) fn given_up(cause: &FailureCause, keeps_parts: bool) -> String {
+    let why = match cause {
+        FailureCause::TooSlow { held_up } => {
+            format!("it was too slow, and held the others up for {} ms (rdmc send --evict-after)", held_up.as_millis())
+        }
+        cause => format!("it {cause}"),
+    };
+    format!("this receiver was given up by the others: {why}; {}", what_next(keeps_parts))
+}
+
+/// Says what a receiver is to do that cannot reach the others: they may have agreed to go on without it.
+pub(crate) fn cut_off(keeps_parts: bool) -> String {
+    format!("they may have gone on without this receiver; {}", what_next(keeps_parts))
+}
+
+fn what_next(keeps_parts: bool) -> &'static str {
+    match keeps_parts {
+        true => "run rdmc recv again, and rdmc send to it: only what is missing here travels",
+        false => "run rdmc recv again, and rdmc send to it",
+    }
+}
+
 /// An error that is somebody's.
 #[derive(Debug)]
 pub(crate) struct Blame {
@@ -122,6 +145,16 @@ mod tests {
     use rdmc::{NodeId, Rank};
 
     use super::*;
+
+    #[test]
+    fn who_was_given_up_is_told_why_and_what_to_do() {
+        let slow = FailureCause::TooSlow { held_up: std::time::Duration::from_millis(1250) };
+        let told = given_up(&slow, true);
+        assert!(told.contains("too slow") && told.contains("1250 ms") && told.contains("--evict-after"), "{told}");
+        assert!(told.ends_with("only what is missing here travels"), "{told}");
+        let told = given_up(&FailureCause::NotJoined, false);
+        assert!(told.contains("it did not join in time") && told.ends_with("rdmc send to it"), "{told}");
+    }
 
     #[test]
     fn an_error_knows_whose_it_is() {

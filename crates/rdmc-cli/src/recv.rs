@@ -144,6 +144,8 @@ impl Host {
                 declined(reason(error));
                 return None;
             }
+            // That a signal ends it is said when the program ends.
+            Err(error) if matches!(error.downcast_ref(), Some(Exit::Signal(_))) => {}
             Err(error) if !self.once => self.reporter.say_failure(error),
             _ => {}
         }

@@ -57,6 +57,11 @@ impl Store {
         self.keeps_parts && self.parts.kept().is_some()
     }
 
+    /// Tells whether something stays of transfers that are interrupted.
+    pub(crate) fn keeps_parts(&self) -> bool {
+        self.keeps_parts
+    }
+
     /// Returns the store for the files of one transfer, of which only what is lacking travels if `delta`.
     pub(crate) fn for_transfer(&self, manifest: &Manifest, delta: bool) -> Self {
         let ongoing = self.keeps_parts.then(|| self.parts.begin(manifest)).transpose().unwrap_or_else(|error| {

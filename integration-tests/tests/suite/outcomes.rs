@@ -10,7 +10,7 @@ use std::process::Output;
 use serde_json::Value;
 use tempfile::TempDir;
 
-use crate::program::{Receiver, begins, code, command, finish, text, tree, wait_until};
+use crate::program::{Receiver, begins, code, command, finish, signal, text, tree, wait_until};
 use crate::survivors::{end, start_send, write_files};
 
 /// Reads what a receiver has said.
@@ -39,6 +39,22 @@ fn an_offer_that_is_declined_for_its_list_of_files_is_no_transfer() {
         assert!(declined.len() == 1 && declined[0]["reason"].as_str().unwrap().starts_with(told), "{said:?}");
         assert!(said.iter().all(|event| event["event"] != "failed"), "{said:?}");
     }
+}
+
+#[test]
+fn a_receiver_of_many_transfers_that_is_interrupted_says_so_once() {
+    let source = TempDir::new().unwrap();
+    let files = write_files(&source, 1, 8 << 20);
+    let receiver = Receiver::start(&[]);
+    let sender = start_send(&files, std::slice::from_ref(&receiver), &[]);
+    wait_until("the file begins to arrive", || begins(&receiver));
+    signal(&receiver.child, "INT");
+    assert_eq!(code(&finish(sender)), 3);
+    let (exit, said, _dir) = end(receiver);
+    assert_eq!(exit, 130, "{said}");
+    let said = events(&said);
+    let failed: Vec<_> = said.iter().filter(|event| event["event"] == "failed").collect();
+    assert!(failed.len() == 1 && failed[0]["code"] == 130, "{said:?}");
 }
 
 #[test]

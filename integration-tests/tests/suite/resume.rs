@@ -110,6 +110,9 @@ fn who_was_evicted_takes_what_it_lacks_from_any_holder() {
     signal(&victim.child, "CONT");
     let (exit, said, dir) = end(victim);
     assert_eq!(exit, 3, "{said}");
+    // Whether it hears of the verdict or finds nobody.
+    assert!(said.contains("without this receiver") || said.contains("this receiver was given up"), "{said}");
+    assert!(said.contains("only what is missing here travels"), "{said}");
     let lacked = lacking(&source, dir.path());
     assert!(lacked > 0 && lacked <= 2 * FILE_LEN as u64, "{lacked}");
     let holder = others[1].dir.path();
