@@ -480,7 +480,7 @@ async fn finish(
         };
         // The memory is not needed any more; if it is a mapping, nothing may change the file after it has got its time.
         drop(bytes);
-        arrival.keep(&entry).with_context(|| entry.path.to_string())?;
+        arrival.keep(&entry)?;
         Ok(Event::File { path: entry.path.to_string(), bytes: size })
     });
     finished.await?

@@ -136,7 +136,7 @@ pub(crate) struct RecvOptions {
     /// Where to listen; the default is reachable from this host only, 0.0.0.0:7471 from anywhere; port 0 is any free one
     #[arg(long, short, env = "RDMC_LISTEN", default_value = "127.0.0.1:7471", value_name = "ADDR")]
     pub(crate) listen: String,
-    /// The directory that everything is put into
+    /// The directory that everything is put into; this user must be allowed to write there
     #[arg(long, short, env = "RDMC_DIR", default_value = ".", value_name = "DIR")]
     pub(crate) dir: PathBuf,
     /// End after the first transfer, with its outcome as exit code; offers that came to nothing, as somebody declined, do not count
@@ -145,11 +145,11 @@ pub(crate) struct RecvOptions {
     /// Decline transfers of more bytes than this
     #[arg(long, env = "RDMC_MAX_SIZE", value_name = "SIZE", value_parser = size::parse)]
     pub(crate) max_size: Option<u64>,
-    /// Decline transfers that would replace a file
+    /// Decline transfers that would replace a file, and give up if one appears meanwhile
     #[arg(long, env = "RDMC_NO_OVERWRITE", value_parser = FalseyValueParser::new())]
     pub(crate) no_overwrite: bool,
-    /// Keep nothing of files that are not whole when a transfer is interrupted, and compare nothing with what is sent; by default a
-    /// later transfer brings only what is missing
+    /// Keep nothing of files that are not whole when a transfer is interrupted, nor what earlier ones left of the files that come, and
+    /// compare nothing with what is sent; by default a later transfer brings only what is missing
     #[arg(long, env = "RDMC_DISCARD_PARTS", value_parser = FalseyValueParser::new())]
     pub(crate) discard_parts: bool,
     /// Force every file to the disk before it takes its name

@@ -5,18 +5,22 @@
 //! somebody else has that part open; and each transfer under way, or interrupted, has a mark. Whoever uses one of these has it
 //! locked, where the file system has locks. The sender compares what is here with its own bytes, so that nothing depends on how
 //! a transfer has ended.
+//!
+//! A part that cannot be found again has a random name. It goes with whoever made it; after a day, if that was killed.
 
+use std::collections::HashSet;
 use std::ffi::{OsStr, OsString};
 use std::fs::File;
 use std::hash::{BuildHasher, Hasher, RandomState};
 use std::io;
+use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::MetadataExt;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, SystemTime};
 
-use cap_std::fs::{Dir, DirBuilder, DirBuilderExt, MetadataExt as _, OpenOptions, OpenOptionsExt};
-use rustix::fs::{FlockOperation, OFlags};
+use cap_std::fs::{Dir, DirBuilder, DirBuilderExt, Metadata, MetadataExt as _, OpenOptions, OpenOptionsExt};
+use rustix::fs::{AtFlags, FlockOperation, OFlags, RenameFlags};
 use rustix::io::Errno;
 
 use crate::manifest::{Entry, Manifest};
@@ -62,34 +66,45 @@ impl Parts {
     /// Returns the bytes that are here of interrupted transfers, and that nobody uses; none if nothing is.
     pub(crate) fn kept(&self) -> Option<u64> {
         let (mut count, mut bytes) = (0, 0);
-        self.visit_unused(|_, found| {
+        self.visit_unused(any, |_, found| {
             count += 1;
             bytes += found.blocks() * 512;
-            Ok(())
+            false
         });
         (count > 0).then_some(bytes)
     }
 
-    /// Removes what nobody uses, if it was not changed for so long.
+    /// Removes what nobody uses, if it was not changed for so long; after a day, if it cannot be found again.
     pub(crate) fn remove_unused(&self, for_at_least: Duration) {
-        let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default().as_secs();
-        self.visit_unused(|entry, found| {
-            // Not by the time of its last write, which a part that was about to be whole has from the sender.
-            let age = now.saturating_sub(u64::try_from(found.ctime()).unwrap_or(0));
-            if age >= for_at_least.as_secs() { entry.remove_file() } else { Ok(()) }
+        self.visit_unused(any, |name, found| {
+            let limit = if is_stray(name) { for_at_least.min(STRAYS_KEPT_FOR) } else { for_at_least };
+            age(found) >= limit
         });
         self.remove_if_empty();
     }
 
-    fn visit_unused(&self, mut visit: impl FnMut(&cap_std::fs::DirEntry, cap_std::fs::Metadata) -> io::Result<()>) {
-        let Ok(Some(dir)) = self.dir() else { return };
-        for entry in dir.entries().into_iter().flatten().flatten() {
-            let Ok(found) = entry.metadata() else { continue };
-            // One that cannot be opened is not open.
-            let unused = entry.open_with(options().create(false)).map_or(true, |file| lock(&file.into_std()));
-            if unused && let Err(error) = visit(&entry, found) {
-                tracing::warn!(name = ?entry.file_name(), %error, "what an interrupted transfer left cannot be removed");
-            }
+    /// Removes what is here of a file, of whatever size, unless somebody uses it.
+    pub(crate) fn forget(&self, entry: &Entry) {
+        let path = hash_of(entry);
+        self.visit_unused(|name| path_of(name) == Some(path.as_bytes()), |_, _| true);
+    }
+
+    /// Removes what earlier transfers have left of these files, of whatever size, unless somebody uses it.
+    pub(crate) fn forget_all(&self, manifest: &Manifest) {
+        // Mostly there is nothing.
+        if !self.dir().is_ok_and(|dir| dir.is_some()) {
+            return;
+        }
+        let paths: HashSet<Vec<u8>> = manifest.files().map(|(entry, _)| hash_of(entry).into_bytes()).collect();
+        let mark = mark_of(manifest);
+        let is_theirs = |name: &OsStr| name == mark || path_of(name).is_some_and(|path| paths.contains(path));
+        self.visit_unused(is_theirs, |_, _| true);
+        self.remove_if_empty();
+    }
+
+    fn visit_unused(&self, which: impl Fn(&OsStr) -> bool, removes: impl FnMut(&OsStr, &Metadata) -> bool) {
+        if let Ok(Some(dir)) = self.dir() {
+            visit_unused(&dir, which, removes);
         }
     }
 
@@ -101,9 +116,7 @@ impl Parts {
 
     /// Notes that a transfer begins, which is known by the paths of its files: it ends an earlier one of these.
     pub(crate) fn begin(&self, manifest: &Manifest) -> io::Result<Ongoing> {
-        let mut hash = blake3::Hasher::new();
-        manifest.files().for_each(|(entry, _)| add_path(&mut hash, entry));
-        let name = OsString::from(format!("{}.transfer", &hash.finalize().to_hex()[..32]));
+        let name = mark_of(manifest);
         let mark = self.in_dir(|dir| Ok(dir.open_with(&name, &options())?.into_std()))?;
         // Another transfer of these files may have it.
         lock(&mark);
@@ -119,8 +132,11 @@ impl Parts {
             for _ in 0..ATTEMPTS_MAX {
                 let file = match dir.open_with(&name, &options()) {
                     Ok(file) => file.into_std(),
-                    // It was about to become a file that its owner may not write.
+                    // Its owner may not write it: it is about to take its name, or was when somebody was killed.
                     Err(error) if error.kind() == io::ErrorKind::PermissionDenied => {
+                        if age(&dir.symlink_metadata(&name)?) < RENAMED_WITHIN {
+                            break;
+                        }
                         dir.remove_file(&name)?;
                         continue;
                     }
@@ -198,12 +214,32 @@ impl Part {
         self.stays = stays && self.lasting;
     }
 
-    /// Gives the file its name.
-    pub(crate) fn rename(&mut self, to: &Dir, name: &OsStr) -> io::Result<()> {
+    /// Gives the file its name, which another file may have only if it `replaces` that.
+    pub(crate) fn rename(&mut self, to: &Dir, name: &OsStr, replaces: bool) -> io::Result<()> {
         if !is_named(&self.dir, &self.name, &self.file) {
             return Err(io::Error::other("its temporary file was removed or replaced"));
         }
-        self.dir.rename(&self.name, to, name)
+        if replaces {
+            return self.dir.rename(&self.name, to, name);
+        }
+        match rustix::fs::renameat_with(&self.dir, &self.name, to, name, RenameFlags::NOREPLACE) {
+            Err(Errno::INVAL | Errno::NOSYS | Errno::OPNOTSUPP) => self.link(to, name),
+            renamed => Ok(renamed?),
+        }
+    }
+
+    /// Gives the file its name where the file system does not rename without replacing.
+    fn link(&self, to: &Dir, name: &OsStr) -> io::Result<()> {
+        match rustix::fs::linkat(&self.dir, &self.name, to, name, AtFlags::empty()) {
+            Ok(()) => self.dir.remove_file(&self.name),
+            // Nor has it links: what appears between these two calls is replaced.
+            Err(Errno::PERM | Errno::NOSYS | Errno::OPNOTSUPP) => match to.symlink_metadata(name) {
+                Ok(_) => Err(io::ErrorKind::AlreadyExists.into()),
+                Err(error) if error.kind() == io::ErrorKind::NotFound => self.dir.rename(&self.name, to, name),
+                Err(error) => Err(error),
+            },
+            Err(error) => Err(error.into()),
+        }
     }
 }
 
@@ -226,6 +262,12 @@ impl Ongoing {
         self.some.store(true, Ordering::Release);
     }
 
+    /// Removes what other transfers have left of a file that is in place now.
+    pub(crate) fn note_file(&self, entry: &Entry) {
+        self.note_some();
+        self.parts.forget(entry);
+    }
+
     /// Notes that everything is here.
     pub(crate) fn note_done(&self) {
         self.done.store(true, Ordering::Release);
@@ -243,11 +285,59 @@ impl Drop for Ongoing {
     }
 }
 
+/// Removes from a directory the parts that nobody can find again and nobody uses, if they were not changed for so long.
+pub(crate) fn remove_strays(dir: &Dir, for_at_least: Duration) {
+    let user = rustix::process::geteuid().as_raw();
+    let removes = |_: &OsStr, found: &Metadata| found.is_file() && found.uid() == user && age(found) >= for_at_least;
+    visit_unused(dir, is_stray, removes);
+}
+
+/// Tells whether a name is one of parts that cannot be found again.
+pub(crate) fn is_stray(name: &OsStr) -> bool {
+    let digits = name.as_bytes().strip_prefix(STRAY.as_bytes()).and_then(|rest| rest.strip_suffix(SUFFIX.as_bytes()));
+    digits.is_some_and(|digits| digits.len() == 16 && digits.iter().all(u8::is_ascii_hexdigit))
+}
+
+/// Looks at what nobody uses under such names, and nobody can use while it is looked at; removes what is not wanted.
+fn visit_unused(dir: &Dir, which: impl Fn(&OsStr) -> bool, mut removes: impl FnMut(&OsStr, &Metadata) -> bool) {
+    for entry in dir.entries().into_iter().flatten().flatten() {
+        let name = entry.file_name();
+        if !which(&name) {
+            continue;
+        }
+        let Ok(found) = entry.metadata() else { continue };
+        let _locked = match entry.open_with(options().create(false)).map(cap_std::fs::File::into_std) {
+            Ok(file) if lock(&file) && is_named(dir, &name, &file) => Some(file),
+            Ok(_) => continue,
+            // It may be about to take its name, and have the mode already that keeps it from being opened.
+            Err(_) if age(&found) < RENAMED_WITHIN => continue,
+            Err(_) => None,
+        };
+        if removes(&name, &found)
+            && let Err(error) = dir.remove_file(&name)
+        {
+            tracing::warn!(?name, %error, "what an interrupted transfer left cannot be removed");
+        }
+    }
+}
+
+/// Takes every name.
+fn any(_: &OsStr) -> bool {
+    true
+}
+
+/// Returns for how long something was not changed. The time of its last write says nothing: a part that was about to be
+/// whole has it from the sender.
+fn age(found: &Metadata) -> Duration {
+    let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
+    now.saturating_sub(Duration::from_secs(u64::try_from(found.ctime()).unwrap_or(0)))
+}
+
 /// Makes a file that nobody else has, readable by its owner alone until it is whole.
 fn new_part(dir: &Dir, parts: Option<Parts>) -> io::Result<Part> {
     for _ in 0..ATTEMPTS_MAX {
         // Seeded from the operating system; a guessed name is no danger, as an existing file is never opened.
-        let name = OsString::from(format!(".rdmc-{:016x}.part", RandomState::new().build_hasher().finish()));
+        let name = OsString::from(format!("{STRAY}{:016x}{SUFFIX}", RandomState::new().build_hasher().finish()));
         match dir.open_with(&name, options().create(false).create_new(true)) {
             Ok(file) => {
                 let (file, dir) = (file.into_std(), dir.try_clone()?);
@@ -277,10 +367,27 @@ fn is_named(dir: &Dir, name: &OsStr, file: &File) -> bool {
 
 /// Returns the name of a file's part.
 fn name_of(entry: &Entry, size: u64) -> OsString {
+    OsString::from(format!("{}-{size:x}{SUFFIX}", hash_of(entry)))
+}
+
+/// Returns how the names of a file's parts begin.
+fn hash_of(entry: &Entry) -> String {
     let mut hash = blake3::Hasher::new();
-    hash.update(&size.to_le_bytes());
     add_path(&mut hash, entry);
-    OsString::from(format!("{}.part", &hash.finalize().to_hex()[..32]))
+    hash.finalize().to_hex()[..HASH_LEN].to_owned()
+}
+
+/// Returns with what the name of a part begins.
+fn path_of(name: &OsStr) -> Option<&[u8]> {
+    let (path, rest) = name.as_bytes().split_at_checked(HASH_LEN)?;
+    (rest.starts_with(b"-") && rest.ends_with(SUFFIX.as_bytes())).then_some(path)
+}
+
+/// Returns the name of a transfer's mark.
+fn mark_of(manifest: &Manifest) -> OsString {
+    let mut hash = blake3::Hasher::new();
+    manifest.files().for_each(|(entry, _)| add_path(&mut hash, entry));
+    OsString::from(format!("{}.transfer", &hash.finalize().to_hex()[..HASH_LEN]))
 }
 
 fn add_path(hash: &mut blake3::Hasher, entry: &Entry) {
@@ -299,6 +406,15 @@ fn lock(file: &File) -> bool {
 pub(crate) const DIR: &str = ".rdmc-partial";
 /// How long the parts of an interrupted transfer are kept.
 pub(crate) const KEPT_FOR: Duration = Duration::from_secs(7 * 24 * 3600);
+/// How long parts of which nobody knows are left to whoever may have made them, where the file system has no locks.
+pub(crate) const STRAYS_KEPT_FOR: Duration = Duration::from_secs(24 * 3600);
+/// How long it may take until a part that has its mode has its name.
+const RENAMED_WITHIN: Duration = Duration::from_secs(60);
+/// How the names of parts begin that cannot be found again, and how those of all parts end.
+const STRAY: &str = ".rdmc-";
+const SUFFIX: &str = ".part";
+/// Hexadecimal digits of a path in a name.
+const HASH_LEN: usize = 32;
 /// How often something is tried.
 const ATTEMPTS_MAX: u32 = 16;
 /// How long to wait for somebody who only looks at what is here.

@@ -2,22 +2,24 @@
 //!
 //! Everything is reached through a [`Dir`], which no path can leave, not even through a symbolic link.
 
-use std::ffi::OsString;
+use std::collections::BTreeSet;
+use std::ffi::{OsStr, OsString};
 use std::io;
+use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::{FileExt, PermissionsExt};
 use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
-use anyhow::{Context, bail};
+use anyhow::{Context, bail, ensure};
 use cap_std::ambient_authority;
 use cap_std::fs::{Dir, Metadata, MetadataExt, OpenOptions, OpenOptionsExt};
 use rdmc::Memory;
-use rustix::fs::{FallocateFlags, OFlags, Timespec, Timestamps};
+use rustix::fs::{Access, AtFlags, FallocateFlags, OFlags, Timespec, Timestamps};
 use rustix::io::Errno;
 
-use crate::manifest::{Entry, Kind, Manifest};
-use crate::partial::{self, KEPT_FOR, Ongoing, Part, Parts};
+use crate::manifest::{Entry, Kind, Manifest, printable};
+use crate::partial::{self, KEPT_FOR, Ongoing, Part, Parts, STRAYS_KEPT_FOR};
 use crate::size::Bytes;
 
 /// The directory below which everything is put.
@@ -36,10 +38,18 @@ pub(crate) struct Store {
 }
 
 impl Store {
-    /// Opens the directory, which must exist.
+    /// Opens the directory, which must exist and let files be put into it.
     pub(crate) fn open(path: &Path, no_overwrite: bool, fsync: bool) -> anyhow::Result<Self> {
         let dir = Dir::open_ambient_dir(path, ambient_authority())
             .with_context(|| format!("the directory {} cannot be used", path.display()))?;
+        match Part::elsewhere(&dir) {
+            Err(error) if is_forbidden(error.kind()) => bail!(
+                "nothing can be put into the directory {}: {error}; let this user write there, or choose another one with --dir",
+                path.display()
+            ),
+            // What is wrong otherwise, as a full disk, may have changed when something comes.
+            _ => partial::remove_strays(&dir, STRAYS_KEPT_FOR),
+        }
         let dir = Arc::new(dir);
         let parts = Parts::new(dir.clone());
         Ok(Self { dir, no_overwrite, fsync, parts, keeps_parts: true, ongoing: None, delta: false })
@@ -64,6 +74,9 @@ impl Store {
 
     /// Returns the store for the files of one transfer, of which only what is lacking travels if `delta`.
     pub(crate) fn for_transfer(&self, manifest: &Manifest, delta: bool) -> Self {
+        if !self.keeps_parts {
+            self.parts.forget_all(manifest);
+        }
         let ongoing = self.keeps_parts.then(|| self.parts.begin(manifest)).transpose().unwrap_or_else(|error| {
             tracing::warn!(%error, "nothing is kept of this transfer if it is interrupted");
             None
@@ -107,7 +120,11 @@ impl Store {
     /// Checks a manifest against what is there already.
     pub(crate) fn check(&self, manifest: &Manifest) -> anyhow::Result<()> {
         let going_on = self.no_overwrite && self.has_parts();
+        let mut parents = BTreeSet::new();
         for entry in &manifest.entries {
+            if entry.path.0.iter().any(|name| partial::is_stray(OsStr::from_bytes(name))) {
+                bail!("{}: files that are not whole have such names here", entry.path);
+            }
             if entry.path.0.first().is_some_and(|first| first.eq_ignore_ascii_case(partial::DIR.as_bytes())) {
                 bail!("{}: parts of files are kept under this name here", entry.path);
             }
@@ -117,6 +134,9 @@ impl Store {
                 Kind::Directory => self.dir.metadata(&path),
                 Kind::File { .. } => self.dir.symlink_metadata(&path),
             };
+            if found.is_err() || entry.kind != Kind::Directory {
+                parents.insert(entry.path.split().0);
+            }
             match (found, entry.kind) {
                 (Err(error), _) if error.kind() == io::ErrorKind::NotFound => {}
                 (Err(error), _) => bail!("{}: {error}", entry.path),
@@ -124,11 +144,34 @@ impl Store {
                 (Ok(found), Kind::File { .. }) if found.is_dir() => bail!("{} exists and is a directory", entry.path),
                 // It came with an interrupted transfer.
                 (Ok(found), Kind::File { size }) if going_on && looks_the_same(&found, entry, size) => {}
-                (Ok(_), Kind::File { .. }) if self.no_overwrite => bail!("{} exists (--no-overwrite)", entry.path),
+                (Ok(_), Kind::File { .. }) if self.no_overwrite => return Err(exists(entry)),
                 (Ok(_), _) => {}
             }
         }
+        parents.iter().try_for_each(|parent| self.check_parent(parent))
+    }
+
+    /// Checks whether something can be put into a directory of a transfer, if it is there already, and removes what those who
+    /// were killed have left there.
+    fn check_parent(&self, path: &Path) -> anyhow::Result<()> {
+        let Ok(dir) = self.parent(path) else { return Ok(()) };
+        let allowed = rustix::fs::accessat(&*dir, ".", Access::WRITE_OK | Access::EXEC_OK, AtFlags::EACCESS);
+        if let Err(error) = allowed.map_err(io::Error::from)
+            && is_forbidden(error.kind())
+        {
+            let shown = if path.as_os_str().is_empty() { Path::new(".") } else { path };
+            bail!("nothing can be put into the directory {}: {error}", printable(&shown.to_string_lossy()));
+        }
+        partial::remove_strays(&dir, STRAYS_KEPT_FOR);
         Ok(())
+    }
+
+    /// Opens the directory that something is put into.
+    fn parent(&self, path: &Path) -> io::Result<Arc<Dir>> {
+        match path.as_os_str().is_empty() {
+            true => Ok(self.dir.clone()),
+            false => Ok(Arc::new(self.dir.open_dir(path)?)),
+        }
     }
 
     /// Makes the directories that are not there.
@@ -173,10 +216,7 @@ impl Store {
 
     fn try_to_begin(&self, entry: &Entry, size: u64, before: Option<Arrival>) -> io::Result<Arrival> {
         let (parents, name) = entry.path.split();
-        let parent = match parents.as_os_str().is_empty() {
-            true => self.dir.clone(),
-            false => Arc::new(self.dir.open_dir(&parents)?),
-        };
+        let parent = self.parent(&parents)?;
         // The file stays as long as it is open.
         let before = before.map(Arrival::remove).transpose()?;
         // A part cannot take its name in another file system.
@@ -186,7 +226,8 @@ impl Store {
             false => Part::elsewhere(&parent)?,
         };
         let (name, ongoing) = (name.to_owned(), self.ongoing.clone());
-        let mut arrival = Arrival { parent, part, name, fsync: self.fsync, ongoing };
+        let (fsync, replaces) = (self.fsync, !self.no_overwrite);
+        let mut arrival = Arrival { parent, part, name, fsync, replaces, ongoing };
         if arrival.part.found {
             arrival.begins();
             return Ok(arrival);
@@ -208,10 +249,25 @@ impl Store {
 
     /// Opens the file that is there under an entry's name, if it is as long and as old.
     fn in_place(&self, entry: &Entry, size: u64) -> Option<std::fs::File> {
-        let flags = (OFlags::NOFOLLOW | OFlags::NONBLOCK).bits().cast_signed();
-        let file = self.dir.open_with(entry.path.to_path(), OpenOptions::new().read(true).custom_flags(flags)).ok()?;
-        file.metadata().is_ok_and(|found| looks_the_same(&found, entry, size)).then(|| file.into_std())
+        open_the_same(&self.dir, &entry.path.to_path(), entry, size)
     }
+}
+
+/// Opens a file, if it is as long and as old as an entry says.
+fn open_the_same(dir: &Dir, path: &Path, entry: &Entry, size: u64) -> Option<std::fs::File> {
+    let flags = (OFlags::NOFOLLOW | OFlags::NONBLOCK).bits().cast_signed();
+    let file = dir.open_with(path, OpenOptions::new().read(true).custom_flags(flags)).ok()?;
+    file.metadata().is_ok_and(|found| looks_the_same(&found, entry, size)).then(|| file.into_std())
+}
+
+/// Says that a file is there that must not be replaced.
+fn exists(entry: &Entry) -> anyhow::Error {
+    anyhow::anyhow!("{} exists (--no-overwrite)", entry.path)
+}
+
+/// Tells whether this user can do nothing about it by waiting.
+fn is_forbidden(kind: io::ErrorKind) -> bool {
+    matches!(kind, io::ErrorKind::PermissionDenied | io::ErrorKind::ReadOnlyFilesystem)
 }
 
 /// Tells whether a file is as long and as old as an entry says.
@@ -229,6 +285,8 @@ pub(crate) struct Arrival {
     part: Part,
     name: OsString,
     fsync: bool,
+    /// Whether it may replace another file.
+    replaces: bool,
     ongoing: Option<Arc<Ongoing>>,
 }
 
@@ -278,7 +336,24 @@ impl Arrival {
     }
 
     /// Gives the file its mode, its time and its name. Nothing may be written to the mapping any more.
-    pub(crate) fn keep(mut self, entry: &Entry) -> io::Result<()> {
+    pub(crate) fn keep(mut self, entry: &Entry) -> anyhow::Result<()> {
+        match self.put_in_place(entry) {
+            Err(error) if error.kind() == io::ErrorKind::AlreadyExists && !self.replaces => {
+                // It may have come with an interrupted transfer.
+                ensure!(self.is_in_place(entry), exists(entry));
+                self.part.stay(false);
+            }
+            placed => placed.with_context(|| entry.path.to_string())?,
+        }
+        self.ongoing.iter().for_each(|ongoing| ongoing.note_file(entry));
+        if self.fsync {
+            let synced = self.parent.open(".").and_then(|dir| dir.sync_all());
+            synced.with_context(|| entry.path.to_string())?;
+        }
+        Ok(())
+    }
+
+    fn put_in_place(&mut self, entry: &Entry) -> io::Result<()> {
         let size = self.part.file.metadata()?.len();
         if entry.kind != (Kind::File { size }) {
             return Err(io::Error::other(format!("the temporary file has {size} bytes")));
@@ -287,7 +362,7 @@ impl Arrival {
             self.part.file.sync_all()?;
         }
         keep_metadata(&self.part.file, entry)?;
-        match self.part.rename(&self.parent, &self.name) {
+        match self.part.rename(&self.parent, &self.name, self.replaces) {
             // In the same file system, and yet another mount.
             Err(error) if error.kind() == io::ErrorKind::CrossesDevices => {
                 let mut part = Part::elsewhere(&self.parent)?;
@@ -296,30 +371,48 @@ impl Arrival {
                     part.file.sync_all()?;
                 }
                 keep_metadata(&part.file, entry)?;
-                part.rename(&self.parent, &self.name)?;
+                part.rename(&self.parent, &self.name, self.replaces)?;
                 self.part.stay(false);
+                Ok(())
             }
-            renamed => renamed?,
+            renamed => renamed,
         }
-        self.ongoing.iter().for_each(|ongoing| ongoing.note_some());
-        if self.fsync {
-            self.parent.open(".")?.sync_all()?;
-        }
-        Ok(())
+    }
+
+    /// Tells whether the file that has the name looks the same and has the same bytes.
+    fn is_in_place(&self, entry: &Entry) -> bool {
+        let Kind::File { size } = entry.kind else { return false };
+        let found = open_the_same(&self.parent, Path::new(&self.name), entry, size);
+        found.is_some_and(|found| have_the_same(&found, &self.part.file, size).unwrap_or(false))
     }
 }
 
 /// Copies a file's bytes into another one. No blocks are shared, as these may be written to without any space being left.
 fn copy(from: &std::fs::File, to: &std::fs::File, size: u64) -> io::Result<()> {
     let mut bytes = vec![0; PIECE_LEN];
-    let mut at = 0;
-    while at < size {
-        let len = usize::try_from(size - at).map_or(PIECE_LEN, |left| left.min(PIECE_LEN));
+    pieces(size).try_for_each(|(at, len)| {
         from.read_exact_at(&mut bytes[..len], at)?;
-        to.write_all_at(&bytes[..len], at)?;
-        at += len as u64;
+        to.write_all_at(&bytes[..len], at)
+    })
+}
+
+/// Tells whether two files have the same bytes.
+fn have_the_same(one: &std::fs::File, other: &std::fs::File, size: u64) -> io::Result<bool> {
+    let (mut left, mut right) = (vec![0; PIECE_LEN], vec![0; PIECE_LEN]);
+    for (at, len) in pieces(size) {
+        one.read_exact_at(&mut left[..len], at)?;
+        other.read_exact_at(&mut right[..len], at)?;
+        if left[..len] != right[..len] {
+            return Ok(false);
+        }
     }
-    Ok(())
+    Ok(true)
+}
+
+/// Cuts a file into pieces: where they begin, and how long they are.
+fn pieces(size: u64) -> impl Iterator<Item = (u64, usize)> {
+    let len = move |at| usize::try_from(size - at).map_or(PIECE_LEN, |left| left.min(PIECE_LEN));
+    (0..size).step_by(PIECE_LEN).map(move |at| (at, len(at)))
 }
 
 /// Applies the lowest nine bits of the mode, and the modification time.
@@ -339,13 +432,7 @@ fn reserve(file: &std::fs::File, size: u64) -> io::Result<()> {
     match rustix::fs::fallocate(file, FallocateFlags::empty(), 0, size) {
         Err(Errno::OPNOTSUPP | Errno::NOSYS) => {
             let zeros = vec![0; PIECE_LEN];
-            let mut at = 0;
-            while at < size {
-                let len = usize::try_from(size - at).map_or(PIECE_LEN, |left| left.min(PIECE_LEN));
-                file.write_all_at(&zeros[..len], at)?;
-                at += len as u64;
-            }
-            Ok(())
+            pieces(size).try_for_each(|(at, len)| file.write_all_at(&zeros[..len], at))
         }
         outcome => Ok(outcome?),
     }

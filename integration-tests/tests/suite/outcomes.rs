@@ -10,7 +10,7 @@ use std::process::Output;
 use serde_json::Value;
 use tempfile::TempDir;
 
-use crate::program::{Receiver, begins, code, command, finish, signal, text, tree, wait_until};
+use crate::program::{Receiver, assert_all_have, begins, code, command, finish, signal, text, tree, wait_until};
 use crate::survivors::{end, start_send, write_files};
 
 /// Reads what a receiver has said.
@@ -39,6 +39,26 @@ fn an_offer_that_is_declined_for_its_list_of_files_is_no_transfer() {
         assert!(declined.len() == 1 && declined[0]["reason"].as_str().unwrap().starts_with(told), "{said:?}");
         assert!(said.iter().all(|event| event["event"] != "failed"), "{said:?}");
     }
+}
+
+#[test]
+fn a_file_that_appears_while_it_is_sent_is_not_replaced_if_that_is_forbidden() {
+    let source = TempDir::new().unwrap();
+    let files = write_files(&source, 2, 3 << 20);
+    let mut receivers: Vec<_> = (0..2).map(|_| Receiver::start(&["--once", "--no-overwrite"])).collect();
+    let sender = start_send(&files, &receivers, &[]);
+    wait_until("the file begins to arrive", || begins(&receivers[1]));
+    std::fs::write(receivers[1].dir.path().join("0"), b"appeared").unwrap();
+    let sent = finish(sender);
+    assert_eq!(code(&sent), 3, "{sent:?}");
+    let refusing = receivers.remove(1);
+    let told = format!("{} refused: 0 exists (--no-overwrite)", refusing.address);
+    assert!(text(&sent.stderr).contains(&told), "{sent:?}");
+    assert_all_have(receivers, &source);
+    let (exit, said, dir) = end(refusing);
+    assert_eq!(exit, 1, "{said}");
+    assert!(said.contains("\"message\":\"0 exists (--no-overwrite)\""), "{said}");
+    assert_eq!(std::fs::read(dir.path().join("0")).unwrap(), b"appeared");
 }
 
 #[test]

@@ -61,7 +61,7 @@ fn a_name_that_was_taken_over_is_left_to_whoever_has_it() {
     let second = parts.open(&entry(&["a"]), 4).unwrap();
     assert_eq!((&first.name, &second.name), (&name, &name));
     let root = Dir::open_ambient_dir(dir.path(), cap_std::ambient_authority()).unwrap();
-    assert!(first.rename(&root, OsStr::new("whole")).is_err());
+    assert!(first.rename(&root, OsStr::new("whole"), true).is_err());
     drop(first);
     assert!(dir.path().join(DIR).join(&name).exists() && !dir.path().join("whole").exists());
 }
@@ -77,6 +77,71 @@ fn a_directory_that_others_can_reach_is_not_used() {
     std::fs::remove_dir(dir.path().join(DIR)).unwrap();
     std::os::unix::fs::symlink("/tmp", dir.path().join(DIR)).unwrap();
     assert!(parts.open(&entry(&["a"]), 4).is_err() && parts.kept().is_none());
+}
+
+#[test]
+fn parts_of_a_file_go_whatever_their_size_unless_somebody_uses_them() {
+    let dir = tempfile::tempdir().unwrap();
+    let parts = parts(dir.path());
+    let (this, other) = (entry(&["a"]), entry(&["b"]));
+    let keep = |entry, size| {
+        let mut part = parts.open(entry, size).unwrap();
+        part.file.set_len(size).unwrap();
+        part.stay(true);
+        part
+    };
+    drop([keep(&this, 4), keep(&this, 5), keep(&other, 4)]);
+    let used = keep(&this, 6);
+    parts.forget(&this);
+    let mut left = [name_of(&this, 6), name_of(&other, 4)].map(|name| name.into_string().unwrap());
+    let mut found = names(dir.path());
+    left.sort();
+    found.sort();
+    assert_eq!(found, left);
+    drop(used);
+    let manifest = Manifest { entries: vec![this, other] };
+    let ongoing = parts.begin(&manifest).unwrap();
+    ongoing.note_some();
+    drop(ongoing);
+    parts.forget_all(&manifest);
+    assert!(!dir.path().join(DIR).exists());
+}
+
+#[test]
+fn parts_of_those_who_were_killed_are_removed_and_others_are_not() {
+    let dir = tempfile::tempdir().unwrap();
+    let root = Dir::open_ambient_dir(dir.path(), cap_std::ambient_authority()).unwrap();
+    let here = |name: &str| dir.path().join(name).exists();
+    let killed = ".rdmc-0123456789abcdef.part";
+    let others = ["x.part", ".rdmc-0123.part", ".rdmc-0123456789abcdeg.part", "0123456789abcdef"];
+    for name in others.iter().chain([&killed]) {
+        std::fs::write(dir.path().join(name), b"some").unwrap();
+    }
+    std::fs::create_dir(dir.path().join(".rdmc-fedcba9876543210.part")).unwrap();
+    let used = Part::elsewhere(&root).unwrap();
+    remove_strays(&root, STRAYS_KEPT_FOR);
+    assert!(here(killed));
+    remove_strays(&root, Duration::ZERO);
+    assert!(!here(killed) && others.iter().all(|name| here(name)) && here(".rdmc-fedcba9876543210.part"));
+    assert!(here(used.name.to_str().unwrap()));
+}
+
+#[test]
+fn a_file_that_has_appeared_is_not_replaced_unless_that_is_wanted() {
+    let dir = tempfile::tempdir().unwrap();
+    let root = Dir::open_ambient_dir(dir.path(), cap_std::ambient_authority()).unwrap();
+    let (to, part) = (OsStr::new("file"), || Part::elsewhere(&root).unwrap());
+    for linked in [false, true] {
+        let place = |mut part: Part| if linked { part.link(&root, to) } else { part.rename(&root, to, false) };
+        place(part()).unwrap();
+        std::fs::write(dir.path().join(to), b"appeared").unwrap();
+        assert_eq!(place(part()).unwrap_err().kind(), io::ErrorKind::AlreadyExists);
+        assert_eq!(std::fs::read(dir.path().join(to)).unwrap(), b"appeared");
+        part().rename(&root, to, true).unwrap();
+        assert_eq!(std::fs::read(dir.path().join(to)).unwrap(), b"");
+        std::fs::remove_file(dir.path().join(to)).unwrap();
+        assert_eq!(std::fs::read_dir(dir.path()).unwrap().count(), 0);
+    }
 }
 
 #[test]

@@ -69,6 +69,75 @@ fn what_exists_is_replaced_unless_that_is_forbidden() {
 }
 
 #[test]
+fn what_appears_while_a_file_arrives_is_not_replaced_if_that_is_forbidden() {
+    let dir = tempfile::tempdir().unwrap();
+    let entry = entry(&["file"], Kind::File { size: 3 }, 0o600);
+    let arrive = |no_overwrite, appears: Option<&[u8; 3]>| {
+        let arrival = store(&dir, no_overwrite).begin(&entry, 3, None).unwrap();
+        arrival.write(b"new").unwrap();
+        appears.into_iter().for_each(|bytes| std::fs::write(dir.path().join("file"), bytes).unwrap());
+        let kept = arrival.keep(&entry).map_err(|error| format!("{error:#}"));
+        assert_eq!(std::fs::read_dir(dir.path()).unwrap().count(), 1);
+        (kept, std::fs::read(dir.path().join("file")).unwrap())
+    };
+    let refused = || Err("file exists (--no-overwrite)".to_owned());
+    assert_eq!(arrive(true, Some(b"old")), (refused(), b"old".to_vec()));
+    // Also if it has the same bytes, and another time.
+    assert_eq!(arrive(true, Some(b"new")), (refused(), b"new".to_vec()));
+    assert_eq!(arrive(false, Some(b"old")), (Ok(()), b"new".to_vec()));
+    // It is the same, in bytes and time.
+    assert_eq!(arrive(true, None), (Ok(()), b"new".to_vec()));
+}
+
+#[test]
+fn a_directory_that_files_cannot_be_put_into_is_an_error_at_once() {
+    let dir = tempfile::tempdir().unwrap();
+    std::fs::create_dir(dir.path().join("d")).unwrap();
+    let manifest = Manifest {
+        entries: vec![entry(&["d"], Kind::Directory, 0o700), entry(&["d", "file"], Kind::File { size: 1 }, 0o600)],
+    };
+    let (forbid, below) = (std::fs::Permissions::from_mode(0o555), dir.path().join("d"));
+    std::fs::set_permissions(&below, forbid.clone()).unwrap();
+    if std::fs::write(below.join("x"), b"").is_ok() {
+        // Nothing is forbidden to root but this.
+        let error = Store::open(Path::new("/sys"), false, false).unwrap_err().to_string();
+        assert!(error.contains("the directory /sys: ") && error.contains("--dir"), "{error}");
+        return;
+    }
+    let error = store(&dir, false).check(&manifest).unwrap_err().to_string();
+    assert!(error.contains("the directory d: "), "{error}");
+    std::fs::set_permissions(dir.path(), forbid).unwrap();
+    let error = Store::open(dir.path(), false, false).unwrap_err().to_string();
+    assert!(error.contains(&format!("the directory {}: ", dir.path().display())), "{error}");
+    std::fs::set_permissions(dir.path(), std::fs::Permissions::from_mode(0o755)).unwrap();
+    std::fs::set_permissions(&below, std::fs::Permissions::from_mode(0o755)).unwrap();
+}
+
+#[test]
+fn a_file_that_is_in_place_leaves_no_part_of_another_version_of_it() {
+    let dir = tempfile::tempdir().unwrap();
+    let interrupt = || {
+        let old = entry(&["file"], Kind::File { size: 4 }, 0o600);
+        let before = store(&dir, false).for_transfer(&Manifest { entries: vec![old.clone()] }, false);
+        let mut part = before.begin(&old, 4, None).unwrap();
+        part.begins();
+        drop((part, before));
+        assert!(store(&dir, false).has_parts());
+    };
+    let new = entry(&["file"], Kind::File { size: 3 }, 0o600);
+    let manifest = Manifest { entries: vec![new.clone()] };
+    for discard in [false, true] {
+        interrupt();
+        let next = store(&dir, false).discard_parts(discard).for_transfer(&manifest, false);
+        assert_eq!(dir.path().join(partial::DIR).exists(), !discard);
+        next.begin(&new, 3, None).unwrap().keep(&new).unwrap();
+        next.done();
+        drop(next);
+        assert_eq!(std::fs::read_dir(dir.path()).unwrap().count(), 1);
+    }
+}
+
+#[test]
 fn more_than_the_disk_holds_is_refused_at_once() {
     let dir = tempfile::tempdir().unwrap();
     let size = 1 << 60;
@@ -111,7 +180,8 @@ fn what_was_interrupted_is_here_again_and_what_is_in_place_is_copied() {
 #[test]
 fn nothing_arrives_under_the_name_of_the_directory_of_parts() {
     let dir = tempfile::tempdir().unwrap();
-    for names in [&[".rdmc-partial"][..], &[".RDMC-partial", "x"]] {
+    let part = ".rdmc-0123456789abcdef.part";
+    for names in [&[".rdmc-partial"][..], &[".RDMC-partial", "x"], &[part], &["d", part]] {
         let manifest = Manifest { entries: vec![entry(names, Kind::File { size: 0 }, 0o600)] };
         assert!(store(&dir, false).check(&manifest).is_err());
     }
