@@ -160,10 +160,6 @@ impl Host {
         {
             anyhow::bail!("{} are more than the {} allowed here", Bytes(told.bytes), Bytes(max));
         }
-        // Of a transfer that may go on, the list of files tells how much is to come.
-        if !self.store.has_parts() {
-            self.store.check_room(told.bytes)?;
-        }
         let pool = self.pool_size;
         anyhow::ensure!(
             told.manifest_len <= pool,

@@ -18,6 +18,7 @@ use rdmc::Memory;
 use rustix::fs::{Access, AtFlags, FallocateFlags, OFlags, Timespec, Timestamps};
 use rustix::io::Errno;
 
+use crate::departures::UNDER_WAY_MAX;
 use crate::manifest::{Entry, Kind, Manifest, printable};
 use crate::partial::{self, KEPT_FOR, Ongoing, Part, Parts, STRAYS_KEPT_FOR};
 use crate::size::Bytes;
@@ -98,23 +99,22 @@ impl Store {
     }
 
     /// Returns the bytes that the files of a manifest take while they are received, besides what is here of them already.
+    ///
+    /// One that is in place gives its room back when the new one takes its place; only some arrive at once.
     pub(crate) fn bytes_needed(&self, manifest: &Manifest) -> u64 {
-        let (mut needed, mut copied) = (0_u64, 0);
-        for (entry, size) in manifest.files() {
-            if self.parts.have(entry, size) {
-                // Room that its part has does not have to be made.
-                needed = needed.saturating_add(size);
-            } else if self
-                .dir
-                .symlink_metadata(entry.path.to_path())
-                .is_ok_and(|found| looks_the_same(&found, entry, size))
-            {
-                copied = size.max(copied);
-            } else {
-                needed = needed.saturating_add(size);
+        let sizes = manifest.files().map(|(entry, size)| {
+            // Room that its part has does not have to be made.
+            let has_part = self.parts.have(entry, size);
+            let found = (!has_part).then(|| self.dir.symlink_metadata(entry.path.to_path()));
+            match found {
+                Some(Ok(found)) if looks_the_same(&found, entry, size) => (0, size),
+                _ => (size, 0),
             }
-        }
-        needed.saturating_add(copied)
+        });
+        let (added, replaced): (Vec<u64>, Vec<u64>) = sizes.unzip();
+        let sum = |sizes: &[u64]| sizes.iter().copied().fold(0, u64::saturating_add);
+        let at_once = replaced.windows(replaced.len().clamp(1, ARRIVING_MAX)).map(sum).max().unwrap_or(0);
+        sum(&added).saturating_add(at_once)
     }
 
     /// Checks a manifest against what is there already.
@@ -438,6 +438,8 @@ fn reserve(file: &std::fs::File, size: u64) -> io::Result<()> {
     }
 }
 
+/// Files under way at once, at most, each with its digest.
+const ARRIVING_MAX: usize = UNDER_WAY_MAX / 2;
 /// Bytes written at once where space cannot be reserved otherwise, or copied.
 const PIECE_LEN: usize = 1 << 20;
 

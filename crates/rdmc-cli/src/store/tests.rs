@@ -138,6 +138,22 @@ fn a_file_that_is_in_place_leaves_no_part_of_another_version_of_it() {
 }
 
 #[test]
+fn what_is_in_place_needs_room_for_some_files_only() {
+    let dir = tempfile::tempdir().unwrap();
+    let sizes = [1_u64, 100, 10, 1, 1, 50, 7];
+    let named = |at: usize| entry(&[&format!("{at}")], Kind::File { size: sizes[at] }, 0o600);
+    let manifest = Manifest { entries: (0..sizes.len()).map(named).collect() };
+    let store = store(&dir, false);
+    assert_eq!(store.bytes_needed(&manifest), 170);
+    // The last one is not here.
+    for entry in &manifest.entries[..6] {
+        let Kind::File { size } = entry.kind else { unreachable!() };
+        store.begin(entry, size, None).unwrap().keep(entry).unwrap();
+    }
+    assert_eq!(store.bytes_needed(&manifest), 7 + 112);
+}
+
+#[test]
 fn more_than_the_disk_holds_is_refused_at_once() {
     let dir = tempfile::tempdir().unwrap();
     let size = 1 << 60;
