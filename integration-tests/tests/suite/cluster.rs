@@ -5,7 +5,9 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use futures::{FutureExt, StreamExt};
-use rdmc::{Algorithm, Cluster, Fabric, GroupSpec, MemNetwork, Message, Node, NodeId, Receiver, Sender, TcpFabric};
+use rdmc::{
+    Algorithm, Cluster, Fabric, GroupSpec, MemNetwork, Message, Node, NodeId, Receiver, Sender, ShmFabric, TcpFabric,
+};
 #[cfg(target_os = "linux")]
 use rdmc_verbs::{VerbsConfig, VerbsFabric};
 
@@ -14,6 +16,7 @@ use rdmc_verbs::{VerbsConfig, VerbsFabric};
 pub(crate) enum Kind {
     Mem,
     Tcp,
+    Shm,
     /// Needs RDMA devices; nodes share them in turn.
     Verbs,
 }
@@ -25,7 +28,7 @@ impl Kind {
             assert!(!verbs_devices().is_empty(), "this machine has no RDMA device with an active port");
             return vec![Kind::Verbs];
         }
-        let mut kinds = vec![Kind::Mem, Kind::Tcp];
+        let mut kinds = vec![Kind::Mem, Kind::Tcp, Kind::Shm];
         if verbs_devices().is_empty() {
             println!("skipped on verbs: this machine has no RDMA device with an active port");
         } else {
@@ -39,6 +42,7 @@ impl Kind {
         match self {
             Kind::Mem => network.fabric(),
             Kind::Tcp => TcpFabric::new(),
+            Kind::Shm => ShmFabric::new().expect("processes share memory here"),
             Kind::Verbs => {
                 let devices = verbs_devices();
                 let mut config = VerbsConfig::default();
@@ -59,6 +63,7 @@ impl fmt::Display for Kind {
         f.write_str(match self {
             Kind::Mem => "mem",
             Kind::Tcp => "tcp",
+            Kind::Shm => "shm",
             Kind::Verbs => "verbs",
         })
     }
@@ -79,7 +84,7 @@ pub(crate) async fn start(kind: Kind, count: u32) -> Vec<Node> {
 pub(crate) async fn start_on(fabrics: Vec<Arc<dyn Fabric>>, kind: Kind) -> Vec<Node> {
     let addresses: Vec<String> = match kind {
         Kind::Mem => (0..fabrics.len()).map(|i| format!("node{i}")).collect(),
-        Kind::Tcp | Kind::Verbs => free_addresses(fabrics.len()),
+        Kind::Tcp | Kind::Shm | Kind::Verbs => free_addresses(fabrics.len()),
     };
     let cluster = Cluster::new((0u32..).zip(addresses)).key(0x5eed);
     let starts = (0u32..).zip(fabrics).map(|(id, fabric)| {

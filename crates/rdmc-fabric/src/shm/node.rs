@@ -130,6 +130,7 @@ impl Node {
                 }
                 Ok(None)
             }
+            (Some(Request::Stay), Err(none)) if none.is_empty() => Ok(Some(stream)),
             (Some(Request::Open { object }), Err(none)) if none.is_empty() => {
                 match self.objects.open(object) {
                     Ok((file, len)) => {
@@ -177,7 +178,8 @@ async fn serve(listener: UnixListener, node: Weak<Node>, mut alive: watch::Recei
             let Err(error) = same_user(&stream) else {
                 let served = async {
                     let first = tokio::time::timeout(HANDSHAKE_TIMEOUT, answer(&node, stream));
-                    let mut more = first.await.unwrap_or_else(|_| Err(io::ErrorKind::TimedOut.into()))?;
+                    let first = first.await.unwrap_or_else(|_| Err(io::ErrorKind::TimedOut.into()));
+                    let mut more = first.or_else(gone)?;
                     drop(permit);
                     while let Some(stream) = more {
                         // It is held for as long as the peer knows this node.
@@ -303,6 +305,7 @@ async fn fetch(name: u128, node: Weak<Node>, remote: Weak<Remote>, mut wanted: m
     let fetching = async {
         let stream = UnixStream::connect(socket_of(name)).await?;
         same_user(&stream)?;
+        wire::send(&stream, &Request::Stay.encode(), &[]).await?;
         loop {
             let object = tokio::select! {
                 object = wanted.recv() => object,
