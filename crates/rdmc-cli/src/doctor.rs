@@ -8,6 +8,7 @@ use rustix::process::{Resource, getrlimit};
 use serde::Serialize;
 
 use crate::cli::DoctorOptions;
+use crate::fabric::shared_memory;
 use crate::progress::print_json;
 use crate::size::Bytes;
 
@@ -67,7 +68,7 @@ impl fmt::Display for Report {
 
 fn examine() -> Vec<Finding> {
     let mut findings =
-        vec![good("fabric mem", "between the members of one process"), good("fabric tcp", "between any hosts")];
+        vec![good("fabric mem", "between the members of one process"), good("fabric tcp", "between any hosts"), shm()];
     findings.extend(rdma::examine());
     findings.extend([huge_pages(), open_files(), send_buffer(), cores()]);
     findings
@@ -81,16 +82,31 @@ fn weak(topic: impl Into<String>, state: State, found: impl Into<String>, advice
     Finding { topic: topic.into(), state, found: found.into(), advice: Some(advice.into()) }
 }
 
+fn shm() -> Finding {
+    const TOPIC: &str = "fabric shm";
+    match shared_memory() {
+        Ok(()) => good(TOPIC, "between processes of this host"),
+        Err(error) => {
+            weak(TOPIC, State::Missing, format!("{error:#}"), "tcp is used between processes of this host too")
+        }
+    }
+}
+
 fn huge_pages() -> Finding {
     const TOPIC: &str = "huge pages";
-    let mode = fs::read_to_string("/sys/kernel/mm/transparent_hugepage/enabled").unwrap_or_default();
-    let mode = mode.split_once('[').and_then(|(_, rest)| rest.split_once(']')).map_or("unknown", |(mode, _)| mode);
+    let mode_of = |file: &str| {
+        let mode = fs::read_to_string(format!("/sys/kernel/mm/transparent_hugepage/{file}")).unwrap_or_default();
+        mode.split_once('[')
+            .and_then(|(_, rest)| rest.split_once(']'))
+            .map_or("unknown".into(), |(mode, _)| mode.to_owned())
+    };
+    let (mode, shared) = (mode_of("enabled"), mode_of("shmem_enabled"));
     let reserved = fs::read_to_string("/proc/meminfo").ok().and_then(|text| {
         let line = text.lines().find_map(|line| line.strip_prefix("HugePages_Total:"))?;
         line.trim().parse::<u64>().ok()
     });
-    let found = format!("transparent: {mode}; reserved: {}", reserved.unwrap_or(0));
-    match mode {
+    let found = format!("transparent: {mode}, of shared memory: {shared}; reserved: {}", reserved.unwrap_or(0));
+    match mode.as_str() {
         "always" | "madvise" => good(TOPIC, found),
         _ => {
             let advice =

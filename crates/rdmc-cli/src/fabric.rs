@@ -24,7 +24,7 @@ pub(crate) struct FabricOptions {
     #[arg(long, env = "RDMC_FABRIC", default_value = "auto", value_name = "NAME")]
     pub(crate) fabric: FabricName,
     /// The RDMA device to use, such as mlx5_0; by default the one with the address that others reach, with --fabric verbs
-    /// also the best; with --fabric tcp the variable is ignored
+    /// also the best; with --fabric tcp or shm the variable is ignored
     #[arg(long, env = "RDMC_DEVICE", value_name = "NAME")]
     pub(crate) device: Option<String>,
 }
@@ -159,6 +159,11 @@ impl FabricOptions {
         let fabrics = with_shared_memory(vec![fabric], tcp, rendezvous);
         Ok(Offered { fabrics, device: Some(device), lockable, tcp_because: None })
     }
+}
+
+/// Tries whether processes of this host can share memory.
+pub(crate) fn shared_memory() -> anyhow::Result<()> {
+    local::open().map(drop)
 }
 
 /// Adds to `better` fabrics TCP, and before it what is better between processes of this host, if the system has it.

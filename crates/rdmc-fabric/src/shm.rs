@@ -91,7 +91,7 @@ impl Fabric for ShmFabric {
         let mut capabilities = Capabilities::new("shm");
         // Nothing lies between the two ends but the host's memory.
         capabilities.protects_blocks = true;
-        capabilities.ahead_bytes = std::env::var("AHEAD").ok().and_then(|t| t.parse().ok()).unwrap_or(AHEAD_BYTES);
+        capabilities.ahead_bytes = AHEAD_BYTES;
         capabilities
     }
 

@@ -39,11 +39,12 @@ fn fabric(opened: &Opened, no_devices: bool) -> Finding {
             good(TOPIC, found)
         }
         Err(_) if no_devices => {
-            let advice =
-                "tcp is used; for tests without hardware: modprobe rdma_rxe && rdma link add rxe0 type rxe netdev NAME";
+            let advice = "tcp+shm is used; for tests without hardware: modprobe rdma_rxe && rdma link add rxe0 type rxe netdev NAME";
             weak(TOPIC, State::Missing, "no RDMA device in /sys/class/infiniband", advice)
         }
-        Err(VerbsError::Library { .. }) => weak(TOPIC, State::Missing, "needs libibverbs", "see below; tcp is used"),
+        Err(VerbsError::Library { .. }) => {
+            weak(TOPIC, State::Missing, "needs libibverbs", "see below; tcp+shm is used")
+        }
         // The text says what to do.
         Err(error) => weak(TOPIC, State::Missing, "no device can be used", chain(error)),
     }

@@ -68,8 +68,9 @@ mod tests {
         ) {
             let source: Vec<u8> = (0..1100u32).map(|i| u8::try_from(i % 251).unwrap()).collect();
             let mut target = vec![255; 1100];
+            let (from, to) = (source[from_at..].as_ptr(), target[to_at..].as_mut_ptr());
             // SAFETY: both vectors are longer than the offset and the length together.
-            unsafe { copy(source.as_ptr().add(from_at), target.as_mut_ptr().add(to_at), len, streaming) };
+            unsafe { copy(from, to, len, streaming) };
             prop_assert_eq!(&target[to_at..to_at + len], &source[from_at..from_at + len]);
             prop_assert!(target[..to_at].iter().chain(&target[to_at + len..]).all(|&byte| byte == 255));
         }

@@ -236,7 +236,7 @@ const DONE_AT: usize = 128;
 const REFUSAL_AT: usize = 192;
 /// Where the entries begin.
 const SLOTS_AT: usize = 256;
-const _: () = assert!(SLOTS_AT + SLOTS as usize * ENTRY_LEN <= RING_LEN, "the entries fit");
+const _: () = assert!(SLOTS * (ENTRY_LEN as u64) + SLOTS_AT as u64 <= RING_LEN as u64, "the entries fit");
 
 #[cfg(test)]
 mod tests {
