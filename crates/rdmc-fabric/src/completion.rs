@@ -144,7 +144,17 @@ impl SoftwareCompletions {
 
     /// Appends a completion and wakes whoever waits for one. It fits if room for it was reserved.
     pub fn push(&self, completed: Completed) {
+        self.push_unannounced(completed);
+        self.announce();
+    }
+
+    /// Appends a completion, of which nobody need hear before [`announce`](Self::announce) is called.
+    pub fn push_unannounced(&self, completed: Completed) {
         self.completed.lock().unwrap_or_else(PoisonError::into_inner).push_back(completed);
+    }
+
+    /// Wakes whoever waits for completions.
+    pub fn announce(&self) {
         self.waker.wake();
     }
 }

@@ -153,11 +153,25 @@ impl PostedWork {
         self.finish_with_imm(request, result, None);
     }
 
+    /// Ends a receive, of which nobody need hear before [`announce`](Self::announce) is called.
+    #[cfg(target_os = "linux")]
+    pub(crate) fn finish_unannounced(&self, request: WorkRequest, result: Result<usize, WorkError>, imm: Option<u32>) {
+        self.software().push_unannounced(request.complete(result, imm));
+    }
+
+    /// Has completions be taken.
+    #[cfg(target_os = "linux")]
+    pub(crate) fn announce(&self) {
+        self.software().announce();
+    }
+
+    fn software(&self) -> &SoftwareCompletions {
+        software(&self.completions).expect("checked when the queue pair was made")
+    }
+
     /// Ends a request.
     pub(crate) fn finish_with_imm(&self, request: WorkRequest, result: Result<usize, WorkError>, imm: Option<u32>) {
-        let completed = request.complete(result, imm);
-        let queue = software(&self.completions).expect("checked when the queue pair was made");
-        queue.push(completed);
+        self.software().push(request.complete(result, imm));
     }
 
     /// Breaks the queue pair: the oldest outstanding send gets `cause`, all else is flushed. Tells whether it was

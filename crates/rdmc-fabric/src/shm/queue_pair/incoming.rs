@@ -22,6 +22,9 @@ pub(super) struct Incoming {
     entry: Option<(Entry, usize)>,
     /// The request that it is part of.
     request: Option<Request>,
+    /// Something was carried out of which neither side has been told, and how many bytes were copied since it was.
+    unannounced: bool,
+    unannounced_len: usize,
     /// Where the bytes of a write pass through.
     bounce: Vec<u8>,
     /// Until when the peer waits for a receive to be posted.
@@ -91,7 +94,12 @@ impl ShmQueuePair {
                 }
             }
         };
-        if incoming.done > done_before {
+        incoming.unannounced |= incoming.done > done_before;
+        incoming.unannounced_len += copied;
+        // Whoever has more of it at hand tells both sides of several at once.
+        if incoming.unannounced && (!matches!(step, Step::More) || incoming.unannounced_len >= ANNOUNCED_LEN) {
+            (incoming.unannounced, incoming.unannounced_len) = (false, 0);
+            self.posted.announce();
             link.ring();
         }
         Ok(step)
@@ -299,13 +307,14 @@ impl ShmQueuePair {
             _ => {}
         }
         if let Some(Request::Send { receive, filled }) = incoming.request.take() {
-            self.posted.finish_with_imm(receive, Ok(filled), entry.imm);
+            self.posted.finish_unannounced(receive, Ok(filled), entry.imm);
         }
         Ok(Advance::Done)
     }
 
     /// Gives back what was being filled.
     pub(super) fn give_up_incoming(&self, cause: WorkError) {
+        self.posted.announce();
         if let Some(Request::Send { receive, .. }) = lock(&self.incoming).request.take() {
             let cause = if cause == WorkError::Flushed { cause } else { WorkError::ConnectionLost };
             self.posted.finish(receive, Err(cause));
@@ -355,6 +364,8 @@ impl Source {
 const PIECE_LEN: usize = 256 << 10;
 /// Bytes copied at once if they are looked at: few enough to be in the second-level cache then.
 const INSPECTED_LEN: usize = 128 << 10;
+/// Bytes after which both sides are told of what was carried out, although there is more.
+const ANNOUNCED_LEN: usize = 2 << 20;
 /// Bytes of a write that pass at once.
 const BOUNCED_LEN: usize = 64 << 10;
 /// Length of a request from which on what is copied goes past the caches.
