@@ -2,24 +2,22 @@
 
 use std::fs::File;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
-use std::process::Stdio;
 use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::{Context, ensure};
 use bytes::Bytes;
 use rdmc::{Algorithm, Buffer, Cluster, Fabric, MemNetwork, Memory, Node, NodeBuilder, NodeId, Shutdown, TcpFabric};
-use tokio::io::{AsyncBufReadExt, BufReader};
-use tokio::process::{Child, Command};
+use tokio::process::Child;
 use tokio::sync::mpsc;
 use tokio::task::JoinSet;
 
 use crate::cli::{DemoFabric, DemoOptions};
 use crate::exit::Exit;
 use crate::fabric::{demo_devices, open_device, register_to_send};
+use crate::local::{check_memory, cores, cpu_ns, monotonic_ns, seconds, start_child};
 use crate::progress::{Bar, Reporter, print_json};
-use crate::size;
-use member::{Plan, Told, cpu_ns, monotonic_ns, take_rounds};
+use member::{Plan, Told, take_rounds};
 use table::{Measured, Setting};
 
 pub(crate) mod member;
@@ -32,7 +30,8 @@ pub(crate) async fn run(options: DemoOptions) -> anyhow::Result<()> {
     let file = options.file.as_ref().map(|path| open(path)).transpose()?;
     let bytes = file.as_ref().map_or(options.size, |(_, bytes)| *bytes);
     let places = Places::find(&options)?;
-    check_memory(&options, bytes)?;
+    // Every receiver holds the whole object in memory.
+    check_memory(bytes.saturating_mul(options.nodes.into()))?;
     let data = make_data(file.map(|(file, _)| file), bytes).await?;
 
     // The first round is not measured: it takes the memory and the connections' first windows.
@@ -54,7 +53,7 @@ pub(crate) async fn run(options: DemoOptions) -> anyhow::Result<()> {
         members: options.nodes,
         bytes,
         block_size: options.block_size,
-        cores: std::thread::available_parallelism().map_or(1, usize::from),
+        cores: cores(),
     };
     let mut members = Members::start(options.nodes, places, &plan).await?;
     let bytes = Bytes::from(data);
@@ -87,23 +86,6 @@ fn open(path: &std::path::Path) -> anyhow::Result<(File, u64)> {
     let metadata = file.metadata()?;
     ensure!(metadata.is_file(), "{} is not a file", path.display());
     Ok((file, metadata.len()))
-}
-
-/// Refuses what would not fit: every receiver holds the whole object in memory.
-fn check_memory(options: &DemoOptions, bytes: u64) -> anyhow::Result<()> {
-    let needed = bytes.saturating_mul(options.nodes.into());
-    let available = std::fs::read_to_string("/proc/meminfo").ok().and_then(|text| {
-        let line = text.lines().find_map(|line| line.strip_prefix("MemAvailable:"))?;
-        line.split_whitespace().next()?.parse::<u64>().ok()?.checked_mul(1024)
-    });
-    match available {
-        Some(available) if needed > available => {
-            let (needed, available) = (size::Bytes(needed), size::Bytes(available));
-            let what = format!("{needed} are needed for all members, {available} are available: choose fewer or less");
-            Err(Exit::Usage.error(what))
-        }
-        _ => Ok(()),
-    }
 }
 
 /// Makes the object: the file, or bytes that nothing can compress.
@@ -311,18 +293,10 @@ async fn start_processes(
     tell: &mpsc::UnboundedSender<(usize, Told)>,
     tasks: &mut JoinSet<anyhow::Result<()>>,
 ) -> anyhow::Result<(NodeBuilder, Vec<Child>)> {
-    let program = std::env::current_exe().context("the program does not know where it is")?;
     let (mut children, mut addresses) = (Vec::new(), Vec::new());
     for place in 0..rdmc::Rank(members - 1).index() {
-        let mut command = Command::new(&program);
-        command
-            .arg("demo-member")
-            .args(places.arguments(place + 1))
-            .stdin(Stdio::piped())
-            .stdout(Stdio::piped())
-            .kill_on_drop(true);
-        let mut child = command.spawn().context("a receiver cannot be started")?;
-        let mut lines = BufReader::new(child.stdout.take().expect("it is piped")).lines();
+        let arguments = std::iter::once("demo-member".to_owned()).chain(places.arguments(place + 1));
+        let (child, mut lines) = start_child(arguments).context("a receiver")?;
         let first = lines.next_line().await?.context("a receiver ended before it listened")?;
         match serde_json::from_str(&first)? {
             Told::Listening { address } => addresses.push(address),
@@ -366,11 +340,6 @@ fn start_tasks(
         });
     }
     builder(nodes[0])
-}
-
-#[expect(clippy::cast_precision_loss, reason = "for display")]
-fn seconds(ns: u64) -> f64 {
-    ns as f64 / 1e9
 }
 
 /// How long the receivers' processes have to answer.

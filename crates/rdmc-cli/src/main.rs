@@ -12,6 +12,7 @@ mod departures;
 mod doctor;
 mod exit;
 mod fabric;
+mod local;
 mod manifest;
 mod manual;
 mod partial;

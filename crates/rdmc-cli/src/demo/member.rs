@@ -1,18 +1,17 @@
 //! A receiver of the demo: a process of its own, or a task.
 
-use std::io::Read;
 use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::{Context, ensure};
 use futures::StreamExt;
 use rdmc::{Fabric, GroupSpec, Listener, Node, NodeId, Shutdown, TcpFabric};
-use rustix::time::{ClockId, clock_gettime};
 use serde::{Deserialize, Serialize};
 
 use crate::choice::AlgorithmTold;
 use crate::cli::DemoMemberOptions;
 use crate::fabric::open_device;
+use crate::local::{cpu_ns, end_with_stdin, monotonic_ns};
 use crate::progress::{TICK, print_json};
 
 /// What all members of the demo do, one group after the other.
@@ -66,10 +65,7 @@ pub(crate) enum Told {
 /// Takes part as a process: says where it listens, is invited, receives, and ends with its standard input.
 pub(crate) async fn run(options: DemoMemberOptions) -> anyhow::Result<()> {
     // The sender's process holds the other end: nobody is left behind when it dies.
-    std::thread::spawn(|| {
-        let _ = std::io::stdin().read_to_end(&mut Vec::new());
-        std::process::exit(0);
-    });
+    end_with_stdin();
     let address = Some(options.listen.ip()).filter(|ip| !ip.is_loopback());
     let fabric: Arc<dyn Fabric> = match &options.device {
         Some(device) => open_device(device, address)?,
@@ -107,22 +103,6 @@ pub(crate) async fn take_rounds(node: &Node, nodes: &[NodeId], plan: &Plan, tell
         tell(Told::Finished { round, at_ns, cpu_ns, digest_ok: digest == plan.digest, blocks_healed });
     }
     Ok(())
-}
-
-/// Returns the host's monotonic clock: the same for all its processes.
-pub(crate) fn monotonic_ns() -> u64 {
-    clock_ns(ClockId::Monotonic)
-}
-
-/// Returns the processor time, user and system, that this process has used.
-pub(crate) fn cpu_ns() -> u64 {
-    clock_ns(ClockId::ProcessCPUTime)
-}
-
-fn clock_ns(clock: ClockId) -> u64 {
-    let now = clock_gettime(clock);
-    let part = |value: i64| u64::try_from(value).unwrap_or(0);
-    part(now.tv_sec).saturating_mul(1_000_000_000).saturating_add(part(now.tv_nsec))
 }
 
 /// How long the next round may take to begin: members check what they received first.
