@@ -9,6 +9,7 @@ use clap::parser::ValueSource;
 use clap::{Args, CommandFactory, FromArgMatches, Parser, Subcommand, ValueEnum};
 
 use crate::announcement::OnFailure;
+use crate::bench::{BenchNodeOptions, BenchOptions};
 use crate::choice::AlgorithmOptions;
 use crate::fabric::{FabricName, FabricOptions};
 use crate::security::SecurityOptions;
@@ -55,6 +56,8 @@ impl Cli {
 pub(crate) enum Command {
     /// Multicast real data to processes on this host, and measure it
     Demo(DemoOptions),
+    /// Measure multicasts to processes on this host, against what the host can do and against MPI
+    Bench(BenchOptions),
     /// Send files and directories to receivers
     Send(SendOptions),
     /// Receive files and directories
@@ -81,6 +84,9 @@ pub(crate) enum Command {
         #[arg(long, value_name = "DIR")]
         dir: Option<PathBuf>,
     },
+    /// A process of the benchmark; started by it
+    #[command(hide = true, name = "bench-node")]
+    BenchNode(BenchNodeOptions),
     /// A receiver of the demo; started by it
     #[command(hide = true, name = "demo-member")]
     DemoMember(DemoMemberOptions),

@@ -20,6 +20,13 @@ pub(crate) fn start_child(
     start(this_program()?.args(arguments).kill_on_drop(true))
 }
 
+/// Starts this program once more; dropped, it has to find out that its standard input ends.
+pub(crate) fn start_guard(
+    arguments: impl IntoIterator<Item = String>,
+) -> anyhow::Result<(Child, Lines<BufReader<ChildStdout>>)> {
+    start(this_program()?.args(arguments))
+}
+
 fn this_program() -> anyhow::Result<Command> {
     Ok(Command::new(std::env::current_exe().context("the program does not know where it is")?))
 }

@@ -4,6 +4,7 @@
 
 mod announcement;
 mod arrivals;
+mod bench;
 mod blame;
 mod choice;
 mod cli;
@@ -56,6 +57,17 @@ fn main() -> ExitCode {
             let threads = if options.fabric == DemoFabric::Mem { Threads::Many } else { Threads::One };
             tell_outcome(options.output, run(threads, |stop| unless_stopped(stop, demo::run(options))))
         }
+        Command::Bench(options) => {
+            let output = options.output;
+            tell_outcome(output, run(Threads::One, |stop| unless_stopped(stop, bench::run(options))))
+        }
+        Command::BenchNode(options) => match options.role {
+            bench::Role::Member { fabric, device, first } => {
+                run(Threads::One, |stop| unless_stopped(stop, bench::node::run(fabric, device, first)))
+            }
+            bench::Role::Sink { bytes } => bench::limits::run_sink(bytes),
+            bench::Role::Guard { command } => bench::guard::run(&command),
+        },
         Command::DemoMember(options) => run(Threads::One, |stop| unless_stopped(stop, demo::member::run(options))),
         Command::Schedule(options) => schedule::run(&options),
         Command::Doctor(options) => run(Threads::One, |stop| unless_stopped(stop, doctor::run(options))),

@@ -1,0 +1,161 @@
+//! `rdmc bench`, as a user runs it: a tiny sweep, and what is refused.
+
+use std::process::Output;
+
+use serde_json::Value;
+use tempfile::TempDir;
+
+use crate::program::{code, command, events, finish, rdmc, text};
+
+#[test]
+fn a_sweep_measures_every_configuration_and_the_machine() {
+    let lists = ["bench", "--nodes", "2,3", "--size", "1,64k", "--fabric", "tcp", "--rounds", "3", "--json"];
+    let output = rdmc(&lists);
+    assert_eq!(code(&output), 0, "{output:?}");
+    let events = events(&output);
+    let named = |name: &str| events.iter().filter(|event| event["event"] == name).collect::<Vec<_>>();
+    assert_eq!(named("setting").len(), 1);
+    let wanted: Vec<(u64, u64)> = vec![(2, 1), (2, 65536), (3, 1), (3, 65536)];
+    let found = |events: &[&Value]| -> Vec<(u64, u64)> {
+        events.iter().map(|event| (event["nodes"].as_u64().unwrap(), event["bytes"].as_u64().unwrap())).collect()
+    };
+    assert_eq!(found(&named("limits")), wanted);
+    assert_eq!(found(&named("result")), wanted);
+    for limits in named("limits") {
+        for rate in ["memcpy_rate", "copy_floor_plain_rate", "stream_rate", "streams_rate", "streams_seconds"] {
+            positive(limits, rate);
+        }
+    }
+    for result in named("result") {
+        assert_eq!((&result["by"], &result["fabric"], &result["rounds"]), (&"rdmc".into(), &"tcp".into(), &3.into()));
+        let seconds = &result["seconds"];
+        for share in ["median", "p10", "p90", "p99", "min", "max"] {
+            positive(seconds, share);
+        }
+        let ordered = ["min", "p10", "median", "p90", "p99", "max"].map(|share| seconds[share].as_f64().unwrap());
+        assert!(ordered.is_sorted(), "{ordered:?}");
+        for rate in ["receiver_rate", "aggregate_rate", "message_rate", "to_copy_floor", "to_streams", "to_memcpy"] {
+            positive(result, rate);
+        }
+        let receivers = result["nodes"].as_f64().unwrap() - 1.0;
+        let together = result["aggregate_rate"].as_f64().unwrap() / result["receiver_rate"].as_f64().unwrap();
+        assert!((together - receivers).abs() < 1e-6, "{together}");
+        assert!(result["skew_seconds"].as_f64().unwrap() <= ordered[5], "{result}");
+        assert!(result["cpu_seconds_per_gib"].as_f64().unwrap() > 0.0, "{result}");
+        assert_eq!(result["seconds_to_rdmc"], Value::Null);
+    }
+}
+
+#[test]
+fn groups_overlap_and_every_way_to_wait_and_to_print_works() {
+    let dir = TempDir::new().unwrap();
+    let picture = dir.path().join("plot.svg");
+    let lists = "bench --nodes 3 --size 100k --block-size 32k --fabric tcp --rounds 2 --groups 1,4 --completion event,hybrid,poll \
+                 --csv --plot";
+    let arguments: Vec<&str> = lists.split_whitespace().chain(picture.to_str()).collect();
+    let output = rdmc(&arguments);
+    assert_eq!(code(&output), 0, "{output:?}");
+    let lines = text(&output.stdout);
+    let lines: Vec<Vec<&str>> = lines.lines().map(|line| line.split(',').collect()).collect();
+    let column = |name: &str| {
+        let at = lines[0].iter().position(|column| *column == name).expect("a column of this name");
+        lines[1..].iter().map(|line| line[at].to_owned()).collect::<Vec<_>>()
+    };
+    assert_eq!(column("groups"), ["1", "4", "1", "4", "1", "4"]);
+    assert_eq!(column("senders"), ["1", "3", "1", "3", "1", "3"]);
+    assert_eq!(column("completion"), ["event", "event", "hybrid", "hybrid", "poll", "poll"]);
+    let drawn = std::fs::read_to_string(picture).unwrap();
+    assert!(drawn.starts_with("<svg") && drawn.contains("groups 4"), "{drawn}");
+}
+
+#[test]
+fn lists_that_make_no_sense_are_refused_with_the_remedy() {
+    let cases = [
+        ("--nodes 1", "2 or more"),
+        ("--nodes 2,many", "2 to 64"),
+        ("--size 1k,0", "1 byte or more"),
+        ("--size 2G", "1 GiB at most"),
+        ("--algorithm chain,magic", "possible values"),
+        ("--fabric pigeon", "possible values"),
+        ("--completion nap", "possible values"),
+        ("--senders 2", "more --groups"),
+        ("--algorithm hybrid", "--racks"),
+        ("--vs lam", "ompi or mpich"),
+        ("--vs ompi --groups 2", "--groups at 1"),
+        ("--csv --json", "cannot be used with"),
+        ("--nodes 64 --size 1G --groups 64", "choose fewer or less"),
+    ];
+    for (wrong, remedy) in cases {
+        let arguments: Vec<&str> = ["bench"].into_iter().chain(wrong.split(' ')).collect();
+        refused(&rdmc(&arguments), remedy, wrong);
+    }
+}
+
+#[test]
+fn an_mpi_that_is_not_installed_is_named_with_its_package() {
+    for (mpi, package) in [("ompi", "libopenmpi-dev"), ("mpich:tcp", "libmpich-dev")] {
+        let mut bench = command(&["bench", "--vs", mpi]);
+        // Nothing is installed here.
+        let nowhere = TempDir::new().unwrap();
+        refused(&finish(bench.env("PATH", nowhere.path()).spawn().unwrap()), package, mpi);
+    }
+}
+
+fn refused(output: &Output, remedy: &str, what: &str) {
+    let said = text(&output.stderr);
+    assert_eq!(code(output), 2, "{what}: {output:?}");
+    assert!(said.contains(remedy), "{what}: {said}");
+    // JSON for programs apart, nothing was measured.
+    assert!(output.stdout.is_empty(), "{what}: {output:?}");
+}
+
+/// Nobody is left behind, whatever happens to the one who has started them.
+#[cfg(target_os = "linux")]
+#[test]
+fn members_end_when_the_benchmark_is_killed() {
+    use std::time::{Duration, Instant};
+
+    let mut bench = command(&["bench", "--nodes", "4", "--size", "1M", "--fabric", "tcp", "--rounds", "100000"]);
+    let mut bench = bench.spawn().unwrap();
+    let begun = Instant::now();
+    let watch = |what: &str| {
+        assert!(begun.elapsed() < Duration::from_secs(120), "{what}");
+        std::thread::sleep(Duration::from_millis(5));
+    };
+    let members = loop {
+        let members: Vec<u32> = children_of(bench.id());
+        let are_members = members.iter().all(|pid| words_of(*pid).contains(&"member".to_owned()));
+        if members.len() == 4 && are_members {
+            break members;
+        }
+        watch("the members are not started");
+    };
+    bench.kill().unwrap();
+    bench.wait().unwrap();
+    while members.iter().any(|pid| words_of(*pid).contains(&"bench-node".to_owned())) {
+        watch("a member is left behind");
+    }
+}
+
+/// Returns the processes that a process has started.
+#[cfg(target_os = "linux")]
+fn children_of(parent: u32) -> Vec<u32> {
+    let entries = std::fs::read_dir("/proc").expect("there is one").filter_map(Result::ok);
+    let pids = entries.filter_map(|entry| entry.file_name().to_str()?.parse::<u32>().ok());
+    pids.filter(|pid| {
+        let status = std::fs::read_to_string(format!("/proc/{pid}/status")).unwrap_or_default();
+        status.lines().any(|line| line.strip_prefix("PPid:").is_some_and(|of| of.trim() == parent.to_string()))
+    })
+    .collect()
+}
+
+/// Returns the command line of a process, nothing if it has ended.
+#[cfg(target_os = "linux")]
+fn words_of(pid: u32) -> Vec<String> {
+    let line = std::fs::read_to_string(format!("/proc/{pid}/cmdline")).unwrap_or_default();
+    line.split('\0').map(str::to_owned).collect()
+}
+
+fn positive(object: &Value, name: &str) {
+    assert!(object[name].as_f64().is_some_and(|figure| figure > 0.0 && figure.is_finite()), "{name} of {object}");
+}
