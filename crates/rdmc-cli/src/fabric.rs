@@ -32,8 +32,8 @@ pub(crate) struct FabricOptions {
 /// The fabrics between hosts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub(crate) enum FabricName {
-    /// RDMA if on every host a device has the address by which others reach it; otherwise shared memory between processes
-    /// of one host, and TCP between hosts
+    /// Shared memory if all are on one host; else RDMA, if on every host a device has the address by which others reach it;
+    /// else shared memory between processes of one host and TCP between hosts
     Auto,
     /// TCP
     Tcp,
@@ -72,7 +72,10 @@ impl fmt::Display for Chosen {
 impl Offered {
     /// Says what was chosen; `withheld` is why this side did not offer RDMA this time although it could.
     pub(crate) fn chosen(&self, choice: &FabricChoice, withheld: Option<String>) -> Chosen {
+        let here =
+            (choice.fabric == SHM && self.fabrics.names().count() > 1).then(|| "all are on this host".to_owned());
         let own = withheld.or_else(|| self.tcp_because.clone()).filter(|_| choice.fabric != VERBS);
+        let own = here.or(own);
         Chosen { fabric: choice.fabric.clone(), reason: own.unwrap_or_else(|| choice.reason()) }
     }
 
@@ -84,9 +87,7 @@ impl Offered {
 
     /// TCP, and shared memory between processes of one host if this system has it.
     fn software(because: impl Into<String>) -> Self {
-        let rendezvous = Rendezvous::new();
-        let tcp = TcpFabric::with_rendezvous(TcpConfig::default(), rendezvous.clone());
-        Self { fabrics: with_shared_memory(vec![], tcp, rendezvous), ..Self::tcp(because) }
+        Self { fabrics: with_shared_memory(None, Rendezvous::new()), ..Self::tcp(because) }
     }
 
     fn tcp(because: impl Into<String>) -> Self {
@@ -155,8 +156,7 @@ impl FabricOptions {
         let (fabric, device) = opened.map_err(|error| format!("{error:#}"))?;
         let lockable = Lockable::find(Some(&*fabric));
         lockable.check(bytes.max(AUTO_BYTES_MIN)).map_err(|short| format!("{short}; see rdmc doctor"))?;
-        let tcp = TcpFabric::with_rendezvous(TcpConfig::default(), rendezvous.clone());
-        let fabrics = with_shared_memory(vec![fabric], tcp, rendezvous);
+        let fabrics = with_shared_memory(Some(fabric), rendezvous);
         Ok(Offered { fabrics, device: Some(device), lockable, tcp_because: None })
     }
 }
@@ -166,14 +166,16 @@ pub(crate) fn shared_memory() -> anyhow::Result<()> {
     local::open().map(drop)
 }
 
-/// Adds to `better` fabrics TCP, and before it what is better between processes of this host, if the system has it.
-fn with_shared_memory(mut better: Vec<Arc<dyn Fabric>>, tcp: Arc<TcpFabric>, rendezvous: Arc<Rendezvous>) -> Fabrics {
-    match local::open_with_tcp(rendezvous) {
-        Ok(fabric) => better.push(fabric),
-        Err(error) => tracing::debug!(error = format!("{error:#}"), "no shared memory"),
-    }
-    better.push(tcp);
-    Fabrics::new(better).expect("their names differ")
+/// Lists what there is, best first: shared memory if all are on this host, RDMA, shared memory within hosts and TCP between
+/// them, TCP alone.
+fn with_shared_memory(rdma: Option<Arc<dyn Fabric>>, rendezvous: Arc<Rendezvous>) -> Fabrics {
+    let found = |found: anyhow::Result<_>| {
+        found.inspect_err(|error| tracing::debug!(error = format!("{error:#}"), "no shared memory")).ok()
+    };
+    let tcp: Arc<dyn Fabric> = TcpFabric::with_rendezvous(TcpConfig::default(), rendezvous.clone());
+    let here = found(local::open_beside(rendezvous.clone()));
+    let mixed = found(local::open_with_tcp(rendezvous));
+    Fabrics::new([here, rdma, mixed, Some(tcp)].into_iter().flatten().collect()).expect("their names differ")
 }
 
 /// Finds the RDMA devices for the demo: all that are usable and whose name is `name` or, if none is called so, begins so.
@@ -314,6 +316,11 @@ mod local {
         Ok(ShmFabric::new().context("processes cannot share memory here")?)
     }
 
+    /// Opens that, for a node that has other fabrics too.
+    pub(super) fn open_beside(rendezvous: Arc<Rendezvous>) -> anyhow::Result<Arc<dyn Fabric>> {
+        Ok(ShmFabric::with_rendezvous(rendezvous)?)
+    }
+
     /// Opens that, with TCP to other hosts.
     pub(super) fn open_with_tcp(rendezvous: Arc<Rendezvous>) -> anyhow::Result<Arc<dyn Fabric>> {
         Ok(TcpShmFabric::with_rendezvous(TcpConfig::default(), rendezvous)?)
@@ -328,6 +335,10 @@ mod local {
 
     pub(super) fn open() -> anyhow::Result<Arc<dyn Fabric>> {
         anyhow::bail!("the fabric shm is there on Linux only")
+    }
+
+    pub(super) fn open_beside(_: Arc<Rendezvous>) -> anyhow::Result<Arc<dyn Fabric>> {
+        open()
     }
 
     pub(super) fn open_with_tcp(_: Arc<Rendezvous>) -> anyhow::Result<Arc<dyn Fabric>> {
@@ -405,6 +416,8 @@ const AUTO_BYTES_MIN: u64 = (1 << 30) - LOCKED_BYTES_BESIDE;
 /// What to do about too low a limit of locked memory.
 pub(crate) const RAISE_THE_LIMIT: &str =
     "raise the limit with `ulimit -l`, in /etc/security/limits.d or by LimitMEMLOCK= of the service";
+/// The name of the fabric of shared memory.
+const SHM: &str = "shm";
 /// The name of the fabric of RDMA devices.
 const VERBS: &str = "verbs";
 
@@ -498,7 +511,7 @@ mod tests {
             [options.open_at("127.0.0.1:0", false).await, options.open_towards("127.0.0.1:1", 0, false).await]
         {
             let offered = offered.unwrap();
-            assert_eq!((offered.fabrics.to_string(), offered.device), ("tcp+shm, tcp".into(), None));
+            assert_eq!((offered.fabrics.to_string(), offered.device), ("shm, tcp+shm, tcp".into(), None));
             assert!(offered.tcp_because.is_some());
         }
     }
@@ -519,7 +532,7 @@ mod tests {
         assert_eq!(Exit::code_of(&error), 2);
         assert_eq!(Exit::code_of(&named(FabricName::Tcp).open_at("0.0.0.0:0", false).await.unwrap_err()), 2);
         let offered = named(FabricName::Auto).open_at("0.0.0.0:0", false).await.unwrap();
-        assert_eq!(offered.fabrics.to_string(), "tcp+shm, tcp");
+        assert_eq!(offered.fabrics.to_string(), "shm, tcp+shm, tcp");
         assert!(offered.tcp_because.is_some_and(|reason| reason.contains("no RDMA device no-such-device")));
     }
 

@@ -168,6 +168,6 @@ mod tests {
         assert!(encrypt.open(FabricName::Auto).is_ok() && encrypt.open(FabricName::Tcp).is_ok());
         let error = encrypt.open(FabricName::Verbs).unwrap_err();
         assert_eq!(Exit::code_of(&error), 2);
-        assert!(format!("{error:#}").contains("RDMA carries the data as it is"), "{error:#}");
+        assert!(format!("{error:#}").contains("RDMA and shared memory carry the data as it is"), "{error:#}");
     }
 }

@@ -69,6 +69,9 @@ pub trait Fabric: Send + Sync + fmt::Debug {
 pub struct Capabilities {
     /// The fabric's short name, such as `tcp`: 1 to 32 graphic ASCII characters.
     pub name: &'static str,
+    /// Which other nodes can be reached, if not all that have the same fabric: those that say the same here. 1 to 16 graphic
+    /// ASCII characters.
+    pub reach: Option<String>,
     /// Longest single transfer in bytes.
     pub message_len_max: u64,
     /// How completions are best waited for, where the user does not say.
@@ -92,6 +95,7 @@ impl Capabilities {
     pub fn new(name: &'static str) -> Self {
         Self {
             name,
+            reach: None,
             message_len_max: u64::MAX,
             completion_mode: CompletionMode::Event,
             registers_cheaply: true,

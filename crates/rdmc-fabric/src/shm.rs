@@ -20,12 +20,14 @@ use crate::fabric::{Capabilities, Fabric, FabricError, QueuePairConfig, RawQueue
 use crate::memory::{Buffer, Memory, MemoryRegion};
 use crate::queue_pair::QueuePair;
 use crate::remote::{Expose, ExposedRegion};
+use crate::rendezvous::Rendezvous;
 use crate::software::Exposures;
 
 mod arena;
 mod bell;
 mod copy;
 mod engine;
+mod host;
 mod map;
 mod node;
 mod objects;
@@ -34,6 +36,7 @@ pub(crate) mod ring;
 pub(crate) mod wire;
 
 use arena::SharedFile;
+pub(crate) use host::Host;
 use node::Node;
 use queue_pair::ShmQueuePair;
 
@@ -44,21 +47,40 @@ use queue_pair::ShmQueuePair;
 pub struct ShmFabric {
     node: Arc<Node>,
     environment: Arc<TokioEnvironment>,
+    host: Host,
 }
 
 impl ShmFabric {
     /// Makes a fabric.
     ///
     /// # Errors
-    /// [`FabricError::Device`] if the system has no anonymous files to share.
+    /// [`FabricError::Device`] if the system has no anonymous files to share, or does not say which host this is.
     pub fn new() -> Result<Arc<Self>, FabricError> {
-        Self::with_exposures(Arc::default())
+        Self::with_environment(Arc::new(TokioEnvironment::new()), Arc::default())
+    }
+
+    /// Makes a fabric whose control connections arrive where a rendezvous's connections do, for a node that has other fabrics as
+    /// well.
+    ///
+    /// # Errors
+    /// As [`new`](Self::new).
+    pub fn with_rendezvous(rendezvous: Arc<Rendezvous>) -> Result<Arc<Self>, FabricError> {
+        Self::with_environment(Arc::new(TokioEnvironment::with_data_acceptor(rendezvous)), Arc::default())
     }
 
     /// Makes a fabric whose exposed memory others of the node expose as well.
-    pub(crate) fn with_exposures(exposures: Arc<Exposures>) -> Result<Arc<Self>, FabricError> {
+    pub(crate) fn with_environment(
+        environment: Arc<TokioEnvironment>,
+        exposures: Arc<Exposures>,
+    ) -> Result<Arc<Self>, FabricError> {
+        let host = Host::this().map_err(|source| FabricError::Device { what: "a name of this host", source })?;
         let node = Node::new(exposures).map_err(|source| FabricError::Device { what: "shared memory", source })?;
-        Ok(Arc::new(Self { node, environment: Arc::new(TokioEnvironment::new()) }))
+        Ok(Arc::new(Self { node, environment, host }))
+    }
+
+    /// Returns which host this is.
+    pub(crate) fn host(&self) -> Host {
+        self.host
     }
 
     /// Makes a queue pair with room for so many completions.
@@ -89,6 +111,7 @@ impl fmt::Debug for ShmFabric {
 impl Fabric for ShmFabric {
     fn capabilities(&self) -> Capabilities {
         let mut capabilities = Capabilities::new("shm");
+        capabilities.reach = Some(self.host.to_string());
         // Nothing lies between the two ends but the host's memory.
         capabilities.protects_blocks = true;
         capabilities.ahead_bytes = AHEAD_BYTES;

@@ -5,7 +5,6 @@
 //! machine may say the same and share nothing. The other end waits for either.
 
 use std::fmt;
-use std::os::unix::fs::MetadataExt;
 use std::sync::{Arc, Mutex};
 
 use futures::future::{BoxFuture, Either, select};
@@ -19,7 +18,7 @@ use crate::memory::{Memory, MemoryRegion};
 use crate::queue_pair::{QueuePair, next_queue_pair_id};
 use crate::remote::{Expose, ExposedRegion};
 use crate::rendezvous::Rendezvous;
-use crate::shm::{ShmFabric, lock};
+use crate::shm::{Host, ShmFabric, lock};
 use crate::software::{Exposures, PostedWork};
 use crate::tcp::{TcpConfig, TcpFabric};
 use crate::work::{QueuePairId, WorkError, WorkRequest};
@@ -48,11 +47,10 @@ impl TcpShmFabric {
     /// As [`new`](Self::new).
     pub fn with_rendezvous(config: TcpConfig, rendezvous: Arc<Rendezvous>) -> Result<Arc<Self>, FabricError> {
         let config = TcpConfig { encrypt: false, ..config };
-        let host = Host::this().map_err(|source| FabricError::Device { what: "a name of this host", source })?;
         let exposures: Arc<Exposures> = Arc::default();
-        let shm = ShmFabric::with_exposures(exposures.clone())?;
+        let shm = ShmFabric::with_environment(Arc::default(), exposures.clone())?;
         let tcp = TcpFabric::with_exposures(config, rendezvous, exposures);
-        Ok(Arc::new(Self { tcp, shm, host }))
+        Ok(Arc::new(Self { host: shm.host(), tcp, shm }))
     }
 }
 
@@ -231,21 +229,6 @@ impl State {
     }
 }
 
-/// Which host a node is on, as far as shared memory is concerned: one kernel, one network namespace, one user.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-struct Host([u8; 16]);
-
-impl Host {
-    fn this() -> std::io::Result<Self> {
-        let boot = std::fs::read("/proc/sys/kernel/random/boot_id")?;
-        let network = std::fs::metadata("/proc/self/ns/net")?;
-        let user = rustix::process::geteuid().as_raw();
-        let text = format!("{}:{}:{}:{user}", boot.trim_ascii().escape_ascii(), network.dev(), network.ino());
-        let name = blake3::derive_key(HOST_NAME, text.as_bytes());
-        Ok(Self(std::array::from_fn(|at| name[at])))
-    }
-}
-
 /// Where both kinds of connections lead.
 struct Both {
     host: Host,
@@ -256,7 +239,7 @@ struct Both {
 impl Both {
     fn to_endpoint(&self) -> Endpoint {
         let mut out = ENDPOINT_TAG.to_vec();
-        out.extend(self.host.0);
+        out.extend(self.host.as_bytes());
         let shm = self.shm.as_bytes();
         out.push(u8::try_from(shm.len()).expect("it is short"));
         out.extend(shm);
@@ -270,7 +253,7 @@ impl Both {
             let (host, rest) = rest.split_first_chunk()?;
             let (&len, rest) = rest.split_first()?;
             let (shm, tcp) = rest.split_at_checked(len.into())?;
-            Some((Host(*host), shm.to_vec(), tcp.to_vec()))
+            Some((Host::from_bytes(*host), shm.to_vec(), tcp.to_vec()))
         };
         let (host, shm, tcp) = parts().ok_or(ConnectError::BadEndpoint)?;
         Ok(Self { host, shm: Endpoint::new(shm)?, tcp: Endpoint::new(tcp)? })
@@ -279,8 +262,6 @@ impl Both {
 
 /// The first bytes of an encoded endpoint: fabric and version.
 const ENDPOINT_TAG: &[u8] = b"mix1";
-/// What the name of a host is derived for.
-const HOST_NAME: &str = "rdmc 2026-11 name of a host that shares memory";
 
 #[cfg(test)]
 mod tests {

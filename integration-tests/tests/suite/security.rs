@@ -283,10 +283,13 @@ fn sender_and_receivers_agree_on_encryption_or_nothing_is_sent() {
     let sent = send(&path, &receivers, &and(&key, "--encrypt"));
     assert_eq!(code(&sent), 4, "{sent:?}");
     let said = text(&sent.stderr);
-    assert!(said.contains(&format!("{} refused: it offers tcp+shm, tcp, not tcp+tls", receivers[1].address)), "{said}");
+    assert!(
+        said.contains(&format!("{} refused: it offers shm, tcp+shm, tcp, not tcp+tls", receivers[1].address)),
+        "{said}"
+    );
     assert_eq!(receivers[1].complains("no fabric in common"), 1);
     let sent = send(&path, &receivers, &key);
-    assert!(text(&sent.stderr).contains("it offers tcp+tls, not tcp"), "{sent:?}");
+    assert!(text(&sent.stderr).contains("it offers tcp+tls, not shm, tcp+shm, tcp"), "{sent:?}");
 }
 
 #[test]

@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 use std::fmt;
 use std::sync::Arc;
 
-use rdmc_fabric::{Environment, Fabric};
+use rdmc_fabric::{Capabilities, Environment, Fabric};
 use serde::{Deserialize, Serialize};
 
 use crate::node::NodeId;
@@ -38,7 +38,11 @@ impl Fabrics {
     /// # Errors
     /// See [`FabricsError`].
     pub fn new(fabrics: Vec<Arc<dyn Fabric>>) -> Result<Self, FabricsError> {
-        let names: Vec<String> = fabrics.iter().map(|fabric| fabric.capabilities().name.to_owned()).collect();
+        let names = fabrics.iter().map(|fabric| match fabric.capabilities() {
+            Capabilities { name, reach: Some(reach), .. } => format!("{name}/{reach}"),
+            Capabilities { name, .. } => name.to_owned(),
+        });
+        let names: Vec<String> = names.collect();
         Ok(Self { fabrics, names: names.try_into()? })
     }
 
@@ -167,7 +171,8 @@ impl fmt::Display for PassedOver {
     }
 }
 
-/// The name of one fabric, as it travels: 1 to 32 printable ASCII characters.
+/// The name of one fabric, as it travels: 1 to 32 printable ASCII characters. Behind a slash comes which nodes can be reached by
+/// it, if not all that have it.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(try_from = "String")]
 pub(crate) struct FabricName(String);
@@ -183,7 +188,7 @@ impl TryFrom<String> for FabricName {
 
 impl fmt::Display for FabricName {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(&self.0)
+        f.write_str(self.0.split('/').next().unwrap_or_default())
     }
 }
 
@@ -319,6 +324,8 @@ mod tests {
         assert_eq!(chosen(&["tcp", "verbs"], &[both, both]), says("tcp: everybody has it"));
         assert_eq!(chosen(&["verbs"], &[]), says("verbs: everybody has it"));
         assert_eq!(chosen(&["verbs", "tcp"], &[&["tcp"], &["verbs"]]), None);
+        assert_eq!(chosen(&["shm/ab", "tcp"], &[&["shm/ab", "tcp"]]), says("shm: everybody has it"));
+        assert_eq!(chosen(&["shm/ab", "tcp"], &[&["shm/cd", "tcp"]]), says("tcp: node1 has no shm"));
         let none: &[&str] = &["c"];
         let says_all = "c: node1, node2, node3 and 2 others have no a; node1, node2, node3 and 2 others have no b";
         assert_eq!(chosen(&["a", "b", "c"], &[none; 5]), says(says_all));
