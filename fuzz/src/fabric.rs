@@ -44,6 +44,22 @@ pub fn tcp_header(bytes: &[u8]) {
     }
 }
 
+/// An entry means the same when it is written anew.
+#[cfg(target_os = "linux")]
+pub fn shm_entry(bytes: &[u8]) {
+    let Some((entry, _)) = bytes.split_first_chunk() else { return };
+    assert_ne!(rdmc_fabric::fuzzing::recode_shm_entry(entry), Some(false));
+}
+
+/// A request has one form.
+#[cfg(target_os = "linux")]
+pub fn shm_request(bytes: &[u8]) {
+    let Some((request, _)) = bytes.split_first_chunk() else { return };
+    if let Some(recoded) = rdmc_fabric::fuzzing::recode_shm_request(request) {
+        assert_eq!(recoded, *request);
+    }
+}
+
 /// An endpoint has one form, which fits into an endpoint.
 #[cfg(target_os = "linux")]
 pub fn verbs_endpoint(bytes: &[u8]) {
@@ -73,6 +89,18 @@ pub fn remote_memory_seeds() -> Vec<Seed> {
 pub fn tcp_header_seeds() -> Vec<Seed> {
     let at = RemoteMemory { key: u64::MAX, address: 1 << 40, len: 1 << 20 };
     named(tcp_headers(at).into_iter().map(|(name, header)| (name, header.to_vec())))
+}
+
+/// Seeds of [`shm_entry`].
+#[cfg(target_os = "linux")]
+pub fn shm_entry_seeds() -> Vec<Seed> {
+    named(rdmc_fabric::fuzzing::shm_entries().into_iter().map(|(name, entry)| (name, entry.to_vec())))
+}
+
+/// Seeds of [`shm_request`].
+#[cfg(target_os = "linux")]
+pub fn shm_request_seeds() -> Vec<Seed> {
+    named(rdmc_fabric::fuzzing::shm_requests().into_iter().map(|(name, request)| (name, request.to_vec())))
 }
 
 /// Seeds of [`verbs_endpoint`].

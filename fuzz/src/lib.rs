@@ -59,6 +59,10 @@ pub const TARGETS: &[Target] = &[
     Target { name: "tcp_greeting", run: peers::greeting, seeds: peers::greeting_seeds },
     Target { name: "tcp_connection", run: peers::connection, seeds: peers::connection_seeds },
     #[cfg(target_os = "linux")]
+    Target { name: "shm_entry", run: fabric::shm_entry, seeds: fabric::shm_entry_seeds },
+    #[cfg(target_os = "linux")]
+    Target { name: "shm_request", run: fabric::shm_request, seeds: fabric::shm_request_seeds },
+    #[cfg(target_os = "linux")]
     Target { name: "verbs_endpoint", run: fabric::verbs_endpoint, seeds: fabric::verbs_endpoint_seeds },
     Target { name: "announcement", run: transfer::announcement, seeds: transfer::announcement_seeds },
     Target { name: "manifest", run: transfer::manifest, seeds: transfer::manifest_seeds },

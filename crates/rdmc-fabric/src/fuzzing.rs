@@ -29,3 +29,48 @@ pub fn tcp_headers(at: RemoteMemory) -> Vec<(&'static str, [u8; TCP_HEADER_LEN])
     ];
     headers.map(|(name, frame)| (name, frame.encode())).to_vec()
 }
+
+#[cfg(target_os = "linux")]
+pub use shm::{SHM_ENTRY_LEN, SHM_REQUEST_LEN, recode_shm_entry, recode_shm_request, shm_entries, shm_requests};
+
+#[cfg(target_os = "linux")]
+mod shm {
+    use crate::shm::ring::{ENTRY_LEN, Entry, INLINE_LEN_MAX, Kind, Place, Target};
+    use crate::shm::wire::Request;
+
+    /// Bytes of an entry of the fabric `shm`.
+    pub const SHM_ENTRY_LEN: usize = ENTRY_LEN;
+    /// Bytes of a request at a node's socket.
+    pub const SHM_REQUEST_LEN: usize = Request::LEN;
+
+    /// Decodes an entry of the fabric `shm`, encodes it and decodes that, and tells whether it is the same; none if it is none.
+    pub fn recode_shm_entry(entry: &[u8; ENTRY_LEN]) -> Option<bool> {
+        let entry = Entry::decode(entry)?;
+        Some(entry.len <= entry.total && Entry::decode(&entry.encode()) == Some(entry))
+    }
+
+    /// Decodes a request at a node's socket and encodes it again; none if it is none.
+    pub fn recode_shm_request(request: &[u8; SHM_REQUEST_LEN]) -> Option<[u8; SHM_REQUEST_LEN]> {
+        Request::decode(request).map(Request::encode)
+    }
+
+    /// Encodes an entry of each kind, by its name.
+    pub fn shm_entries() -> Vec<(&'static str, [u8; ENTRY_LEN])> {
+        let (target, inline) = (Target { key: 7, address: 8 }, Place::Inline([9; INLINE_LEN_MAX]));
+        let shared = Place::Shared { object: 5, offset: 1 << 30 };
+        let entry = |kind, len, place| {
+            let imm = (len == 72).then_some(3);
+            Entry { kind, imm, first: true, last: true, total: 1 << 20, len, place }.encode()
+        };
+        let (send, write) = (entry(Kind::Send, 1 << 20, shared), entry(Kind::Write(target), 72, inline));
+        let (read, data) = (entry(Kind::Read(target), 0, inline), entry(Kind::ReadData, 1 << 18, shared));
+        vec![("send", send), ("write", write), ("read", read), ("read-data", data)]
+    }
+
+    /// Encodes a request of each kind, by its name.
+    pub fn shm_requests() -> Vec<(&'static str, [u8; SHM_REQUEST_LEN])> {
+        let meet = Request::Meet { to: 1, from: u128::MAX, name: 3 };
+        let requests = [("meet", meet), ("open", Request::Open { object: u64::MAX }), ("stay", Request::Stay)];
+        requests.map(|(name, request)| (name, request.encode())).to_vec()
+    }
+}
