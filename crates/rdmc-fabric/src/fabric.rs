@@ -86,7 +86,7 @@ pub struct Capabilities {
     /// Most entries of a completion queue.
     pub completions_max: u32,
     /// Bytes that are worth having under way to one neighbour. Where processors copy them, more of them displace each other
-    /// from the caches.
+    /// from the caches. Fabrics that [save completions](crate::QueuePair::send_with_more) leave it unbounded.
     pub ahead_bytes: u64,
 }
 

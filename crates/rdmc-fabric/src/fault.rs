@@ -236,6 +236,10 @@ impl RawQueuePair for FaultQueuePair {
         self.inner.flush();
     }
 
+    fn carrier(&self) -> Option<&'static str> {
+        self.inner.carrier()
+    }
+
     fn close(&self) {
         self.inner.close();
         let waiting = {

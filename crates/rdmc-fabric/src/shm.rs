@@ -38,6 +38,7 @@ pub(crate) mod wire;
 use arena::SharedFile;
 pub(crate) use host::Host;
 use node::Node;
+use objects::Objects;
 use queue_pair::ShmQueuePair;
 
 /// One node's access to other processes of its host by shared memory.
@@ -91,7 +92,7 @@ impl ShmFabric {
         reserved: u32,
     ) -> Result<Arc<dyn RawQueuePair>, FabricError> {
         self.node
-            .listen()
+            .start()
             .map_err(|source| FabricError::Device { what: "a socket for processes of this host", source })?;
         Ok(ShmQueuePair::create(self.node.clone(), &*self.environment, completions, config, reserved)?)
     }
@@ -124,8 +125,10 @@ impl Fabric for ShmFabric {
 
     fn register(&self, memory: Memory) -> Result<MemoryRegion, FabricError> {
         let shared = memory.file().and_then(|file| {
-            let file = file.try_clone().inspect_err(|error| tracing::debug!(%error, "a file is not shared")).ok()?;
-            Some(Shared::File { base: memory.as_ptr() as usize, file: SharedFile::new(&self.node.objects, file) })
+            let file =
+                map::read_only(file).inspect_err(|error| tracing::debug!(%error, "a file is not shared")).ok()?;
+            let file = SharedFile::new(&self.node.objects, file.into());
+            Some(Shared::File { base: memory.as_ptr() as usize, file })
         });
         Ok(match shared {
             Some(shared) => MemoryRegion::new(memory, Box::new(shared)),
@@ -140,7 +143,8 @@ impl Fabric for ShmFabric {
         }
         let piece = self.node.arena.allocate(len).map_err(refused)?;
         let (object, offset) = piece.place();
-        let shared = Shared::Memory { base: piece.as_mut_ptr() as usize, object, offset };
+        let (base, objects) = (piece.as_mut_ptr() as usize, self.node.objects.clone());
+        let shared = Shared::Memory { base, object, offset, objects };
         Ok(MemoryRegion::new(piece.into_memory(len), Box::new(shared)))
     }
 
@@ -167,20 +171,23 @@ impl Fabric for ShmFabric {
 /// What the fabric keeps about memory that peers can reach.
 enum Shared {
     /// Memory that they map.
-    Memory { base: usize, object: u64, offset: usize },
+    Memory { base: usize, object: u64, offset: usize, objects: Arc<Objects> },
     /// A file that they read.
     File { base: usize, file: SharedFile },
 }
 
 impl Shared {
-    /// Returns the object's number and where in it the bytes of `data` begin, if they lie in this memory.
-    fn place_of(&self, data: &Buffer) -> Option<(u64, u64)> {
+    /// Returns the object's number and where in it the bytes of `data` begin, if they lie in this memory, which must be
+    /// shared in `objects`, and are worth opening a file.
+    fn place_of(&self, data: &Buffer, objects: &Arc<Objects>) -> Option<(u64, u64)> {
         let at = data.as_ptr() as usize;
-        let (object, base, offset) = match self {
-            Self::Memory { base, object, offset } => (*object, *base, *offset),
-            Self::File { base, file } => (file.number, *base, 0),
+        let (object, base, offset, shared_in) = match self {
+            Self::Memory { base, object, offset, objects } => (*object, *base, *offset, objects),
+            Self::File { .. } if data.len() < FILE_LEN_MIN => return None,
+            Self::File { base, file } => (file.number, *base, 0, file.objects()),
         };
-        Some((object, (at.checked_sub(base)? + offset) as u64))
+        let place = (object, (at.checked_sub(base)? + offset) as u64);
+        Arc::ptr_eq(shared_in, objects).then_some(place)
     }
 }
 
@@ -190,5 +197,7 @@ pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 
 /// Bytes under way to one neighbour.
 const AHEAD_BYTES: u64 = 4 << 20;
+/// Shorter pieces of files are copied rather than read by the peer, which has to ask for a file's descriptor first.
+const FILE_LEN_MIN: usize = 64 << 10;
 /// Shorter memory is not shared: it is for what travels in entries.
 const SHARED_LEN_MIN: usize = 16 << 10;

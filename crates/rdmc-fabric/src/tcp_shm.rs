@@ -5,6 +5,7 @@
 //! machine may say the same and share nothing. The other end waits for either.
 
 use std::fmt;
+use std::io;
 use std::sync::{Arc, Mutex};
 
 use futures::future::{BoxFuture, Either, select};
@@ -36,7 +37,8 @@ impl TcpShmFabric {
     /// Makes a fabric.
     ///
     /// # Errors
-    /// [`FabricError::Device`] if the system has no anonymous files to share, or does not say which host this is.
+    /// [`FabricError::Device`] if the system has no anonymous files to share, or does not say which host this is, or if
+    /// connections are to be encrypted.
     pub fn new(config: TcpConfig) -> Result<Arc<Self>, FabricError> {
         Self::with_rendezvous(config, Rendezvous::new())
     }
@@ -46,7 +48,10 @@ impl TcpShmFabric {
     /// # Errors
     /// As [`new`](Self::new).
     pub fn with_rendezvous(config: TcpConfig, rendezvous: Arc<Rendezvous>) -> Result<Arc<Self>, FabricError> {
-        let config = TcpConfig { encrypt: false, ..config };
+        if config.encrypt {
+            let source = io::Error::new(io::ErrorKind::InvalidInput, "encrypted connections go without shared memory");
+            return Err(FabricError::Device { what: "the fabric tcp+shm", source });
+        }
         let exposures: Arc<Exposures> = Arc::default();
         let shm = ShmFabric::with_environment(Arc::default(), exposures.clone())?;
         let tcp = TcpFabric::with_exposures(config, rendezvous, exposures);
@@ -196,7 +201,12 @@ impl State {
         match select(by_shm, by_tcp).await {
             Either::Left((Ok(()), _)) => self.choose(&self.shm, "shm", &self.tcp),
             Either::Right((Ok(()), _)) => self.choose(&self.tcp, "tcp", &self.shm),
-            // The peer tries the other one, unless it is gone, which ends that too.
+            // Only by shared memory can one be reached who listens nowhere.
+            Either::Right((Err(ConnectError::NotListening), by_shm)) => {
+                by_shm.await?;
+                self.choose(&self.shm, "shm", &self.tcp)
+            }
+            // The peer tries the other one next.
             Either::Left((Err(ConnectError::Unreachable(_)), by_tcp)) => {
                 by_tcp.await?;
                 self.choose(&self.tcp, "tcp", &self.shm)

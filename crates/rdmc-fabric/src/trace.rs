@@ -185,6 +185,10 @@ impl RawQueuePair for TraceQueuePair {
         self.inner.flush();
     }
 
+    fn carrier(&self) -> Option<&'static str> {
+        self.inner.carrier()
+    }
+
     fn close(&self) {
         self.inner.close();
     }

@@ -7,7 +7,7 @@ use std::ptr::NonNull;
 use std::sync::{Arc, Mutex};
 
 use super::lock;
-use super::map::Mapping;
+use super::map::{LARGE_PAGE, Mapping};
 use super::objects::{Object, Objects};
 use crate::memory::Memory;
 
@@ -58,6 +58,8 @@ impl Arena {
 
     fn add_segment(&self, len: usize) -> io::Result<Arc<Segment>> {
         let (memory, file) = Mapping::create(len)?;
+        // It is mapped: nobody of this user opens it for writing any more.
+        rustix::fs::fchmod(&file, rustix::fs::Mode::RUSR)?;
         let number = self.objects.share(Object::Memory { file, len: len as u64 });
         Ok(Arc::new(Segment { number, memory, free: Mutex::new(Free::new(len)) }))
     }
@@ -162,6 +164,11 @@ impl SharedFile {
     pub(super) fn new(objects: &Arc<Objects>, file: File) -> Self {
         Self { number: objects.share(Object::File(file)), objects: objects.clone() }
     }
+
+    /// Returns where it is shared.
+    pub(super) fn objects(&self) -> &Arc<Objects> {
+        &self.objects
+    }
 }
 
 impl Drop for SharedFile {
@@ -172,8 +179,6 @@ impl Drop for SharedFile {
 
 /// Bytes of a page.
 const PAGE: usize = 4 << 10;
-/// Bytes of a large page.
-const LARGE_PAGE: usize = 2 << 20;
 /// Bytes of a segment, of which only those in use are taken from the system. Longer pieces have segments of their own.
 const SEGMENT_LEN: usize = 1 << 30;
 

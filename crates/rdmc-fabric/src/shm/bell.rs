@@ -12,8 +12,9 @@ use super::map::Mapping;
 
 /// One node's doorbell, mapped by the node and by its peers.
 ///
-/// There is one bit for each line; whoever has news on a line sets it, and wakes the engine if that sleeps. A peer that
-/// writes nonsense makes the engine look at lines without news, and no more.
+/// There is one bit for each line; whoever has news on a line sets it, counts on, and wakes the engine if that sleeps. A ringer that
+/// is stopped in the middle keeps nobody else from waking it. A peer that writes nonsense can make the engine look at lines
+/// without news, or miss some until it looks at all of them, which it does now and then.
 pub(super) struct Bell {
     page: Mapping,
 }
@@ -39,10 +40,10 @@ impl Bell {
 
     /// Wakes the engine, if it sleeps.
     pub(super) fn wake(&self) {
-        let state = self.page.word(STATE_AT);
-        if state.load(Ordering::SeqCst) == ASLEEP
-            && state.compare_exchange(ASLEEP, AWAKE, Ordering::SeqCst, Ordering::SeqCst).is_ok()
-            && let Err(error) = futex::wake(state, futex::Flags::empty(), 1)
+        let rung = self.page.word(RUNG_AT);
+        rung.fetch_add(1, Ordering::SeqCst);
+        if self.page.word(ASLEEP_AT).load(Ordering::SeqCst) != 0
+            && let Err(error) = futex::wake(rung, futex::Flags::empty(), 1)
         {
             tracing::warn!(%error, "a sleeping engine could not be woken");
         }
@@ -63,11 +64,12 @@ impl Bell {
         }
     }
 
-    /// Sleeps until the bell rings, or for at most `limit`; not at all if `has_work` says so after the bell was armed, or
-    /// there is news.
+    /// Sleeps until the bell rings, or for `limit` if that is given; not at all if there is news, or `has_work` says so after
+    /// the bell was armed. Called by the engine alone.
     pub(super) fn sleep(&self, limit: Option<Duration>, has_work: impl FnOnce() -> bool) {
-        let state = self.page.word(STATE_AT);
-        state.store(ASLEEP, Ordering::SeqCst);
+        let (rung, asleep) = (self.page.word(RUNG_AT), self.page.word(ASLEEP_AT));
+        asleep.store(1, Ordering::SeqCst);
+        let seen = rung.load(Ordering::SeqCst);
         let news = (0..LINES / 64).any(|group| self.page.number(lines_at(group)).load(Ordering::SeqCst) != 0);
         if !news && !has_work() {
             let limit = limit.map(|limit| rustix::thread::Timespec {
@@ -75,9 +77,9 @@ impl Bell {
                 tv_nsec: limit.subsec_nanos().into(),
             });
             // However it ends, the engine looks.
-            let _ = futex::wait(state, futex::Flags::empty(), ASLEEP, limit.as_ref());
+            let _ = futex::wait(rung, futex::Flags::empty(), seen, limit.as_ref());
         }
-        state.store(AWAKE, Ordering::SeqCst);
+        asleep.store(0, Ordering::SeqCst);
     }
 }
 
@@ -90,12 +92,10 @@ fn lines_at(group: u32) -> usize {
 pub(super) const LINES: u32 = 4096;
 /// Bytes of the page.
 const PAGE_LEN: usize = 4096;
-/// Where the engine says whether it sleeps.
-const STATE_AT: usize = 0;
+/// Where ringers count, and where the engine sleeps.
+const RUNG_AT: usize = 0;
+/// Where the engine says that it sleeps, or is about to.
+const ASLEEP_AT: usize = 4;
 /// Where the lines' bits begin, on a line of the cache of their own.
 const LINES_AT: usize = 64;
-/// The engine looks, or is about to.
-const AWAKE: u32 = 0;
-/// The engine sleeps, and must be woken.
-const ASLEEP: u32 = 1;
 const _: () = assert!(LINES_AT + LINES as usize / 8 <= PAGE_LEN, "the bits fit into the page");

@@ -5,8 +5,9 @@
 
 use std::collections::{HashMap, VecDeque};
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, Once};
-use std::time::Instant;
+use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant};
+use std::{io, thread};
 
 use super::bell::{Bell, LINES};
 use super::lock;
@@ -18,18 +19,19 @@ pub(super) struct Engine {
     /// The queue pairs on each line that has any.
     lines: Mutex<Lines>,
     stopping: AtomicBool,
-    started: Once,
 }
 
 #[derive(Default)]
 struct Lines {
     next: u32,
+    /// There is no engine any more.
+    dead: bool,
     queue_pairs: HashMap<u32, Vec<Arc<ShmQueuePair>>>,
 }
 
 impl Engine {
     pub(super) fn new(bell: Bell) -> Arc<Self> {
-        Arc::new(Self { bell, lines: Mutex::default(), stopping: AtomicBool::new(false), started: Once::new() })
+        Arc::new(Self { bell, lines: Mutex::default(), stopping: AtomicBool::new(false) })
     }
 
     /// Returns the line of the next queue pair. When all are in use, some are shared.
@@ -39,15 +41,22 @@ impl Engine {
         lines.next
     }
 
+    /// Starts the thread.
+    pub(super) fn start(self: &Arc<Self>) -> io::Result<()> {
+        let engine = self.clone();
+        thread::Builder::new().name("rdmc-shm".into()).spawn(move || engine.run()).map(drop)
+    }
+
     /// Takes care of a queue pair until it ends.
-    pub(super) fn add(self: &Arc<Self>, queue_pair: Arc<ShmQueuePair>) {
+    pub(super) fn add(&self, queue_pair: Arc<ShmQueuePair>) {
         let line = queue_pair.line;
-        lock(&self.lines).queue_pairs.entry(line).or_default().push(queue_pair);
-        self.started.call_once(|| {
-            let engine = self.clone();
-            let thread = std::thread::Builder::new().name("rdmc-shm".into());
-            thread.spawn(move || engine.run()).expect("the operating system gives a process one more thread");
-        });
+        let mut lines = lock(&self.lines);
+        if lines.dead {
+            drop(lines);
+            return queue_pair.abandon();
+        }
+        lines.queue_pairs.entry(line).or_default().push(queue_pair);
+        drop(lines);
         self.ring(line);
     }
 
@@ -67,6 +76,7 @@ impl Engine {
         let mut busy: VecDeque<Arc<ShmQueuePair>> = VecDeque::new();
         // Those that wait for a receive to be posted, and until when.
         let mut waiting: Vec<(Instant, Arc<ShmQueuePair>)> = Vec::new();
+        let mut looked_at_all = Instant::now();
         loop {
             self.bell.take(|line| {
                 let lines = lock(&self.lines);
@@ -97,8 +107,17 @@ impl Engine {
                     busy.push_back(late);
                 }
             }
+            if now >= looked_at_all + LOOK_AT_ALL {
+                looked_at_all = now;
+                let lines = lock(&self.lines);
+                let queue_pairs = lines.queue_pairs.values().flatten();
+                busy.extend(queue_pairs.filter(|queue_pair| queue_pair.enqueue()).cloned());
+            }
             if busy.is_empty() {
-                let limit = waiting.iter().map(|(limit, _)| limit.saturating_duration_since(now)).min();
+                let limits = waiting.iter().map(|(limit, _)| *limit);
+                let any = !lock(&self.lines).queue_pairs.is_empty();
+                let limit = limits.chain(any.then_some(looked_at_all + LOOK_AT_ALL)).min();
+                let limit = limit.map(|limit| limit.saturating_duration_since(now));
                 self.bell.sleep(limit, || self.stopping.load(Ordering::SeqCst));
             }
         }
@@ -120,9 +139,16 @@ struct EndAllOnPanic<'a>(&'a Engine);
 
 impl Drop for EndAllOnPanic<'_> {
     fn drop(&mut self) {
-        if std::thread::panicking() {
-            let lines = std::mem::take(&mut lock(&self.0.lines).queue_pairs);
-            lines.into_values().flatten().for_each(|queue_pair| queue_pair.abandon());
+        if thread::panicking() {
+            let queue_pairs = {
+                let mut lines = lock(&self.0.lines);
+                lines.dead = true;
+                std::mem::take(&mut lines.queue_pairs)
+            };
+            queue_pairs.into_values().flatten().for_each(|queue_pair| queue_pair.abandon());
         }
     }
 }
+
+/// How often all queue pairs are looked at although nobody rang: a peer may have spoilt the bell.
+const LOOK_AT_ALL: Duration = Duration::from_secs(1);

@@ -3,16 +3,18 @@
 use std::fmt;
 use std::os::unix::fs::MetadataExt;
 
-/// Which host a node is on, as far as shared memory is concerned: one kernel, one network namespace, one user.
+/// Which host a node is on, as far as shared memory is concerned: one kernel, one network
+/// namespace, one user of one user namespace.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Host([u8; 16]);
 
 impl Host {
     pub(super) fn this() -> std::io::Result<Self> {
         let boot = std::fs::read("/proc/sys/kernel/random/boot_id")?;
-        let network = std::fs::metadata("/proc/self/ns/net")?;
+        let [network, users] = ["net", "user"].map(|kind| std::fs::metadata(format!("/proc/self/ns/{kind}")));
+        let (network, users) = (network?, users?);
         let user = rustix::process::geteuid().as_raw();
-        let text = format!("{}:{}:{}:{user}", boot.trim_ascii().escape_ascii(), network.dev(), network.ino());
+        let text = format!("{}:{}:{}:{user}", boot.trim_ascii().escape_ascii(), network.ino(), users.ino());
         let name = blake3::derive_key(HOST_NAME, text.as_bytes());
         Ok(Self(std::array::from_fn(|at| name[at])))
     }

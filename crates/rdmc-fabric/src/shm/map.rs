@@ -18,13 +18,15 @@ impl Mapping {
     /// Makes a file of `len` zero bytes and maps it. Its pages are taken when they are first touched.
     pub(super) fn create(len: usize) -> io::Result<(Self, File)> {
         let flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING;
-        let file = File::from(rustix::fs::memfd_create("rdmc", flags)?);
+        // Some systems insist that it cannot be executed, older ones do not know that.
+        let file = rustix::fs::memfd_create("rdmc", flags | MemfdFlags::NOEXEC_SEAL)
+            .or_else(|_| rustix::fs::memfd_create("rdmc", flags))?;
+        let file = File::from(file);
         file.set_len(len as u64)?;
         // Nobody can shorten it, so nobody who has mapped it can be killed for touching it.
         rustix::fs::fcntl_add_seals(&file, SealFlags::SHRINK | SealFlags::GROW | SealFlags::SEAL)?;
         let map = MmapOptions::new().len(len).map_raw(&file)?;
-        // Where the host offers large pages for shared memory; elsewhere it is refused.
-        let _ = map.advise(Advice::HugePage);
+        advise_large_pages(&map);
         Ok((Self { map }, file))
     }
 
@@ -38,7 +40,7 @@ impl Mapping {
     pub(super) fn attach_to_read(file: OwnedFd, len: usize) -> io::Result<Self> {
         check(&file, len)?;
         let map = MmapOptions::new().len(len).map_raw_read_only(&file)?;
-        let _ = map.advise(Advice::HugePage);
+        advise_large_pages(&map);
         Ok(Self { map })
     }
 
@@ -58,6 +60,9 @@ impl Mapping {
         let removed = unsafe { rustix::mm::madvise(start, len, rustix::mm::Advice::LinuxRemove) };
         if let Err(error) = removed {
             tracing::debug!(%error, len, "unused shared memory could not be given back");
+            // Whoever gets it next finds zeros all the same.
+            // SAFETY: as above.
+            unsafe { start.cast::<u8>().write_bytes(0, len) };
         }
     }
 
@@ -73,6 +78,13 @@ impl Mapping {
         assert!(at.is_multiple_of(4) && at + size_of::<AtomicU32>() <= self.len(), "a number outside the mapping");
         // SAFETY: as above.
         unsafe { &*self.as_mut_ptr().wrapping_add(at).cast::<AtomicU32>() }
+    }
+}
+
+/// Asks for large pages where the host offers them for shared memory; elsewhere that is refused.
+fn advise_large_pages(map: &MmapRaw) {
+    if map.len() >= LARGE_PAGE {
+        let _ = map.advise(Advice::HugePage);
     }
 }
 
@@ -92,3 +104,6 @@ fn check(file: &OwnedFd, len: usize) -> io::Result<()> {
     }
     Err(io::Error::new(io::ErrorKind::InvalidData, "the peer's shared memory is too short, or could be shortened"))
 }
+
+/// Bytes of a large page.
+pub(super) const LARGE_PAGE: usize = 2 << 20;

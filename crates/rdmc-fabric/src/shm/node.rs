@@ -1,11 +1,11 @@
 //! One node among those of its host: its socket, its bell, what it shares, and the peers it has met.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, VecDeque};
 use std::fs::File;
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, Once, Weak};
+use std::sync::{Arc, Mutex, Weak};
 use std::time::Duration;
 
 use tokio::net::{UnixListener, UnixStream};
@@ -31,8 +31,9 @@ pub(super) struct Node {
     bell: File,
     expected: Mutex<HashMap<u128, oneshot::Sender<Arrival>>>,
     /// Kept for as long as they live, with what is mapped of them.
-    peers: Mutex<HashMap<u128, Arc<Remote>>>,
-    listening: Once,
+    /// By name, and by the file of their bell: a name alone could be anybody's.
+    peers: Mutex<HashMap<(u128, u64), Arc<Remote>>>,
+    listening: Mutex<bool>,
     /// Ends, with the node, the tasks that serve others.
     alive: watch::Sender<()>,
     refused: AtomicU64,
@@ -62,20 +63,22 @@ impl Node {
             bell: file,
             expected: Mutex::default(),
             peers: Mutex::default(),
-            listening: Once::new(),
+            listening: Mutex::default(),
             alive: watch::Sender::new(()),
             refused: AtomicU64::new(0),
         }))
     }
 
-    /// Listens from now on, on a task of the current runtime.
-    pub(super) fn listen(self: &Arc<Self>) -> io::Result<()> {
-        let mut outcome = Ok(());
-        self.listening.call_once(|| match UnixListener::bind(socket_of(self.name)) {
-            Ok(listener) => drop(tokio::spawn(serve(listener, Arc::downgrade(self), self.alive.subscribe()))),
-            Err(error) => outcome = Err(error),
-        });
-        outcome
+    /// Begins, at the first call, to listen on a task of the current runtime, and starts the engine.
+    pub(super) fn start(self: &Arc<Self>) -> io::Result<()> {
+        let mut listening = lock(&self.listening);
+        if !*listening {
+            let listener = UnixListener::bind(socket_of(self.name))?;
+            self.engine.start()?;
+            tokio::spawn(serve(listener, Arc::downgrade(self), self.alive.subscribe()));
+            *listening = true;
+        }
+        Ok(())
     }
 
     /// Waits for the peer that knows `nonce`, until [`forget`](Self::forget).
@@ -100,22 +103,22 @@ impl Node {
 
     /// Returns the peer of that name, with the bell that it has sent if it was not known.
     pub(super) fn peer(self: &Arc<Self>, name: u128, bell: OwnedFd) -> io::Result<Arc<Remote>> {
+        let key = (name, rustix::fs::fstat(&bell)?.st_ino);
         let mut peers = lock(&self.peers);
-        if let Some(known) = peers.get(&name) {
+        if let Some(known) = peers.get(&key) {
             return Ok(known.clone());
         }
         let (wanted, asked) = mpsc::unbounded_channel();
         let engine = self.engine.clone();
         let remote = Arc::new(Remote { bell: Bell::attach(bell)?, attached: Mutex::default(), wanted, engine });
-        peers.insert(name, remote.clone());
-        tokio::spawn(fetch(name, Arc::downgrade(self), Arc::downgrade(&remote), asked));
+        peers.insert(key, remote.clone());
+        tokio::spawn(fetch(key, Arc::downgrade(self), Arc::downgrade(&remote), asked));
         Ok(remote)
     }
 
-    /// Answers one request; gives the connection back if more may follow on it.
-    async fn answer(&self, stream: UnixStream) -> io::Result<Option<UnixStream>> {
-        let (bytes, files) = wire::receive::<{ Request::LEN }>(&stream).await?;
-        match (Request::decode(&bytes), <[OwnedFd; 2]>::try_from(files)) {
+    /// Decides on one request.
+    fn decide(&self, request: Option<Request>, files: Vec<OwnedFd>, stream: UnixStream) -> io::Result<Decision> {
+        match (request, <[OwnedFd; 2]>::try_from(files)) {
             (Some(Request::Meet { to, from, name }), Ok([rings, bell])) => {
                 // Taken out, so that a nonce lets in one connection only.
                 let expected = lock(&self.expected).remove(&to);
@@ -124,29 +127,30 @@ impl Node {
                     Some(arrived) => arrived.send(arrival).err(),
                     None => Some(arrival),
                 };
-                if let Some(Arrival { stream, .. }) = refused {
-                    wire::send(&stream, &Answer::Unknown.encode(), &[]).await?;
-                    return Err(io::Error::new(io::ErrorKind::PermissionDenied, "no queue pair waits for its nonce"));
-                }
-                Ok(None)
+                Ok(refused.map_or(Decision::HandedOver, |arrival| Decision::Refuse(arrival.stream)))
             }
-            (Some(Request::Stay), Err(none)) if none.is_empty() => Ok(Some(stream)),
-            (Some(Request::Open { object }), Err(none)) if none.is_empty() => {
-                match self.objects.open(object) {
-                    Ok((file, len)) => {
-                        let answer = len.map_or(Answer::Granted, Answer::Memory);
-                        wire::send(&stream, &answer.encode(), &[file.as_fd()]).await?;
-                    }
-                    Err(error) => {
-                        tracing::debug!(%error, "a peer asks for memory that is not shared any more");
-                        wire::send(&stream, &Answer::Unknown.encode(), &[]).await?;
-                    }
+            (Some(Request::Stay), Err(none)) if none.is_empty() => Ok(Decision::Stay(stream)),
+            (Some(Request::Open { object }), Err(none)) if none.is_empty() => match self.objects.open(object) {
+                Ok((file, len)) => Ok(Decision::Give(stream, file, len)),
+                Err(error) => {
+                    tracing::debug!(%error, "a peer asks for memory that is not shared any more");
+                    Ok(Decision::GiveNothing(stream))
                 }
-                Ok(Some(stream))
-            }
+            },
             _ => Err(io::Error::new(io::ErrorKind::InvalidData, "not a request")),
         }
     }
+}
+
+/// What becomes of a request.
+enum Decision {
+    /// A queue pair has the connection.
+    HandedOver,
+    /// No queue pair waits for it.
+    Refuse(UnixStream),
+    Stay(UnixStream),
+    Give(UnixStream, OwnedFd, Option<u64>),
+    GiveNothing(UnixStream),
 }
 
 impl Drop for Node {
@@ -172,14 +176,16 @@ async fn serve(listener: UnixListener, node: Weak<Node>, mut alive: watch::Recei
                 continue;
             }
         };
-        let permit = handshakes.clone().acquire_owned().await.expect("it is never closed");
+        // Others wait in the listener's queue.
+        let permit = tokio::select! {
+            _ = alive.changed() => return,
+            permit = handshakes.clone().acquire_owned() => permit.expect("it is never closed"),
+        };
         let (node, mut alive) = (node.clone(), alive.clone());
         tokio::spawn(async move {
             let Err(error) = same_user(&stream) else {
                 let served = async {
-                    let first = tokio::time::timeout(HANDSHAKE_TIMEOUT, answer(&node, stream));
-                    let first = first.await.unwrap_or_else(|_| Err(io::ErrorKind::TimedOut.into()));
-                    let mut more = first.or_else(gone)?;
+                    let mut more = answer(&node, stream).await.or_else(gone)?;
                     drop(permit);
                     while let Some(stream) = more {
                         // It is held for as long as the peer knows this node.
@@ -199,11 +205,32 @@ async fn serve(listener: UnixListener, node: Weak<Node>, mut alive: watch::Recei
     }
 }
 
+/// Answers one request, in bounded time; gives the connection back if more may follow on it. The node is not kept meanwhile.
 async fn answer(node: &Weak<Node>, stream: UnixStream) -> io::Result<Option<UnixStream>> {
-    match node.upgrade() {
-        Some(node) => node.answer(stream).await,
-        None => Ok(None),
-    }
+    let answered = async {
+        let (bytes, files) = wire::receive::<{ Request::LEN }>(&stream).await?;
+        let Some(decision) = node.upgrade().map(|node| node.decide(Request::decode(&bytes), files, stream)) else {
+            return Ok(None);
+        };
+        match decision? {
+            Decision::HandedOver => Ok(None),
+            Decision::Stay(stream) => Ok(Some(stream)),
+            Decision::Give(stream, file, len) => {
+                let answer = len.map_or(Answer::Granted, Answer::Memory);
+                wire::send(&stream, &answer.encode(), &[file.as_fd()]).await?;
+                Ok(Some(stream))
+            }
+            Decision::GiveNothing(stream) => {
+                wire::send(&stream, &Answer::Unknown.encode(), &[]).await?;
+                Ok(Some(stream))
+            }
+            Decision::Refuse(stream) => {
+                wire::send(&stream, &Answer::Unknown.encode(), &[]).await?;
+                Err(io::Error::new(io::ErrorKind::PermissionDenied, "no queue pair waits for its nonce"))
+            }
+        }
+    };
+    tokio::time::timeout(HANDSHAKE_TIMEOUT, answered).await.unwrap_or_else(|_| Err(io::ErrorKind::TimedOut.into()))
 }
 
 /// A peer that closes its connection wants nothing more.
@@ -224,10 +251,18 @@ fn refuse(node: &Weak<Node>, error: io::Error) {
 /// A peer: a node of another process, or of this one.
 pub(super) struct Remote {
     pub(super) bell: Bell,
-    attached: Mutex<HashMap<u64, Attachment>>,
+    attached: Mutex<Attachments>,
     /// Objects that are to be fetched.
     wanted: mpsc::UnboundedSender<u64>,
     engine: Arc<Engine>,
+}
+
+/// What a peer shares, as far as it is known.
+#[derive(Default)]
+struct Attachments {
+    objects: HashMap<u64, Attachment>,
+    /// The files among them, the latest last: each holds a descriptor, and keeps a file that was deleted.
+    files: VecDeque<u64>,
 }
 
 /// An object of a peer, on its way or here.
@@ -258,7 +293,7 @@ impl Remote {
     /// Finds an object of the peer, or has it fetched, upon which `line` is rung.
     pub(super) fn find(&self, object: u64, line: u32) -> Found {
         let mut attached = lock(&self.attached);
-        match attached.get_mut(&object) {
+        match attached.objects.get_mut(&object) {
             Some(Attachment::Here(here)) => return Found::Here(here.clone()),
             Some(Attachment::Refused) => return Found::Refused,
             Some(Attachment::Coming(lines)) => {
@@ -269,19 +304,32 @@ impl Remote {
             }
             None => {}
         }
-        if attached.len() >= ATTACHED_MAX {
-            // What is needed again is fetched again.
-            attached.retain(|_, object| matches!(object, Attachment::Coming(_)));
+        // What is needed again is fetched again.
+        if attached.objects.len() >= ATTACHED_MAX {
+            attached.objects.retain(|_, object| matches!(object, Attachment::Coming(_)));
         }
         if self.wanted.send(object).is_err() {
             return Found::Refused;
         }
-        attached.insert(object, Attachment::Coming(vec![line]));
+        attached.objects.insert(object, Attachment::Coming(vec![line]));
         Found::Coming
     }
 
     fn note(&self, object: u64, found: Attachment) {
-        let waiting = lock(&self.attached).insert(object, found);
+        let waiting = {
+            let mut attached = lock(&self.attached);
+            if matches!(found, Attachment::Here(Attached::File(_))) {
+                attached.files.push_back(object);
+            }
+            if attached.files.len() > FILES_MAX {
+                let oldest = attached.files.pop_front().expect("there are some");
+                // It may be on its way once more.
+                if matches!(attached.objects.get(&oldest), Some(Attachment::Here(_))) {
+                    attached.objects.remove(&oldest);
+                }
+            }
+            attached.objects.insert(object, found)
+        };
         if let Some(Attachment::Coming(lines)) = waiting {
             lines.into_iter().for_each(|line| self.engine.ring(line));
         }
@@ -290,7 +338,7 @@ impl Remote {
     /// Notes that nothing can be fetched any more.
     fn note_gone(&self) {
         let mut waiting = Vec::new();
-        for object in lock(&self.attached).values_mut() {
+        for object in lock(&self.attached).objects.values_mut() {
             if let Attachment::Coming(lines) = object {
                 waiting.append(lines);
                 *object = Attachment::Refused;
@@ -300,10 +348,10 @@ impl Remote {
     }
 }
 
-/// Fetches objects of the peer called `name`, over a connection that tells when the peer is gone, and forgets the peer then.
-async fn fetch(name: u128, node: Weak<Node>, remote: Weak<Remote>, mut wanted: mpsc::UnboundedReceiver<u64>) {
+/// Fetches objects of a peer, over a connection that tells when the peer is gone, and forgets the peer then.
+async fn fetch(key: (u128, u64), node: Weak<Node>, remote: Weak<Remote>, mut wanted: mpsc::UnboundedReceiver<u64>) {
     let fetching = async {
-        let stream = UnixStream::connect(socket_of(name)).await?;
+        let stream = UnixStream::connect(socket_of(key.0)).await?;
         same_user(&stream)?;
         wire::send(&stream, &Request::Stay.encode(), &[]).await?;
         loop {
@@ -327,14 +375,14 @@ async fn fetch(name: u128, node: Weak<Node>, remote: Weak<Remote>, mut wanted: m
     }
     wanted.close();
     if let Some(node) = node.upgrade() {
-        lock(&node.peers).remove(&name);
+        lock(&node.peers).remove(&key);
     }
     if let Some(remote) = remote.upgrade() {
         remote.note_gone();
     }
 }
 
-/// Asks for an object; none if the peer does not share it.
+/// Asks for an object; none if the peer does not share it, or it cannot be reached here.
 async fn open(stream: &UnixStream, object: u64) -> io::Result<Option<Attached>> {
     let asked = async {
         wire::send(stream, &Request::Open { object }.encode(), &[]).await?;
@@ -342,15 +390,26 @@ async fn open(stream: &UnixStream, object: u64) -> io::Result<Option<Attached>> 
     };
     let asked = tokio::time::timeout(HANDSHAKE_TIMEOUT, asked).await;
     let (answer, files) = asked.unwrap_or_else(|_| Err(io::ErrorKind::TimedOut.into()))?;
-    match (Answer::decode(answer), files.into_iter().next()) {
+    let attached = attach(Answer::decode(answer), files.into_iter().next());
+    Ok(attached.inspect_err(|error| tracing::warn!(%error, "a peer's memory cannot be read")).ok())
+}
+
+fn attach(answer: Option<Answer>, file: Option<OwnedFd>) -> io::Result<Attached> {
+    match (answer, file) {
         (Some(Answer::Memory(len)), Some(file)) => {
             let len = usize::try_from(len).map_err(|_| io::ErrorKind::InvalidData)?;
-            Ok(Some(Attached::Memory(Arc::new(Mapping::attach_to_read(file, len)?))))
+            Ok(Attached::Memory(Arc::new(Mapping::attach_to_read(file, len)?)))
         }
-        (Some(Answer::Granted), Some(file)) => Ok(Some(Attached::File(Arc::new(file.into())))),
-        (Some(Answer::Unknown), _) => Ok(None),
+        // Whatever else might keep the engine waiting.
+        (Some(Answer::Granted), Some(file)) if is_regular(&file)? => Ok(Attached::File(Arc::new(file.into()))),
+        (Some(Answer::Unknown), _) => Err(io::ErrorKind::NotFound.into()),
+        (Some(_), None) => Err(io::Error::other("no descriptor came: are too many files open?")),
         _ => Err(io::ErrorKind::InvalidData.into()),
     }
+}
+
+fn is_regular(file: &OwnedFd) -> io::Result<bool> {
+    Ok(rustix::fs::FileType::from_raw_mode(rustix::fs::fstat(file)?.st_mode).is_file())
 }
 
 /// Refuses a process of another user.
@@ -374,5 +433,7 @@ const HANDSHAKES_MAX: usize = 256;
 const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(10);
 /// Pause after a failed accept, so that a lack of descriptors does not spin.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(50);
-/// Objects of one peer that are kept open.
+/// Files of one peer that are kept open.
+const FILES_MAX: usize = 8;
+/// Objects of one peer that are known.
 const ATTACHED_MAX: usize = 256;

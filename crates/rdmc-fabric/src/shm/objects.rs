@@ -13,7 +13,7 @@ use super::map::read_only;
 pub(super) enum Object {
     /// Memory, which never becomes shorter.
     Memory { file: File, len: u64 },
-    /// A file, which others may change and shorten: it is read, not mapped.
+    /// A file, opened for reading alone, which others may change and shorten: it is read, not mapped.
     File(File),
 }
 
@@ -39,7 +39,7 @@ impl Objects {
     pub(super) fn open(&self, number: u64) -> io::Result<(OwnedFd, Option<u64>)> {
         match lock(&self.0).get(&number) {
             Some(Object::Memory { file, len }) => Ok((read_only(file)?, Some(*len))),
-            Some(Object::File(file)) => Ok((read_only(file)?, None)),
+            Some(Object::File(file)) => Ok((file.try_clone()?.into(), None)),
             None => Err(io::ErrorKind::NotFound.into()),
         }
     }

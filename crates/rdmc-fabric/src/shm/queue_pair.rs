@@ -94,7 +94,7 @@ enum Ending {
     Refused,
     /// This end refused a request of the peer and has told it.
     Refusing,
-    /// Memory of the oldest request could not be read.
+    /// Memory of a request could not be read, or there was none to copy it to.
     Unreadable,
     /// The peer wrote what no peer writes.
     Protocol(&'static str),
@@ -190,11 +190,12 @@ impl ShmQueuePair {
 
     /// Breaks the queue pair. From here on its memory may be used otherwise, which the peer is told first.
     fn end(&self, cause: WorkError) {
-        if let Some(link) = self.link.get() {
-            link.outgoing.close();
-        }
         {
+            // Nothing is written between the word to the peer and the release of what it may still read.
             let mut outgoing = lock(&self.outgoing);
+            if let Some(link) = self.link.get() {
+                link.outgoing.close();
+            }
             for request in outgoing.end() {
                 self.posted.await_acknowledgement(request);
             }

@@ -1,9 +1,10 @@
 //! What comes from the peer: entries of its ring, carried out by copying.
 
+use std::io;
 use std::os::unix::fs::FileExt;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use super::{Ending, Link, ShmQueuePair, Step};
 use crate::shm::copy::copy;
@@ -29,8 +30,9 @@ pub(super) struct Incoming {
     bounce: Vec<u8>,
     /// Until when the peer waits for a receive to be posted.
     deadline: Option<Instant>,
-    /// Why the entry at hand is refused, when the peer has got what it wanted to read before.
+    /// Why the entry at hand is refused; the queue pair ends when the peer has got what it wanted to read before, or then.
     refusal: Option<WorkError>,
+    linger: Option<Instant>,
 }
 
 /// A request of the peer of which something is carried out.
@@ -85,12 +87,17 @@ impl ShmQueuePair {
                 Advance::Stalled => break Step::Idle,
                 Advance::Starved(limit) => break Step::Until(limit),
                 Advance::Refused(error) => {
-                    if self.is_being_read() {
-                        incoming.refusal = Some(error);
-                        break Step::Idle;
-                    }
                     link.incoming.refuse(error);
-                    return Err(Ending::Refusing);
+                    let now = Instant::now();
+                    let limit = *incoming.linger.get_or_insert(now + REFUSAL_LINGER);
+                    // If both refuse, neither gets any further.
+                    if !self.is_being_read() || link.outgoing.refusal().is_some() || now >= limit {
+                        return Err(Ending::Refusing);
+                    }
+                    if incoming.refusal.replace(error).is_none() {
+                        link.ring();
+                    }
+                    break Step::Until(limit);
                 }
             }
         };
@@ -184,8 +191,10 @@ impl ShmQueuePair {
                 Ok(Ok(receive))
             }
             None => {
-                let limit = *incoming.deadline.get_or_insert_with(|| Instant::now() + self.config.receiver_not_ready);
-                let late = limit <= Instant::now();
+                let now = Instant::now();
+                let patience = self.config.receiver_not_ready.min(PATIENCE_MAX);
+                let limit = *incoming.deadline.get_or_insert(now + patience);
+                let late = limit <= now;
                 let refused = Advance::Refused(WorkError::ReceiverNotReady);
                 Ok(Err(if late { refused } else { Advance::Starved(limit) }))
             }
@@ -202,54 +211,8 @@ impl ShmQueuePair {
         left: usize,
     ) -> Result<Advance, Ending> {
         let Some(source) = self.source_of(link, entry)? else { return Ok(Advance::Stalled) };
-        let request = incoming.request.as_mut().expect("a piece is part of a request");
-        let mut len = left.min(PIECE_LEN);
-        let outcome = match request {
-            Request::Send { receive, filled } => {
-                let inspector = receive.inspector().cloned();
-                if inspector.is_some() {
-                    len = len.min(INSPECTED_LEN);
-                }
-                let Work::Receive { into } = receive.work_mut() else { unreachable!("it is a receive") };
-                // By the decoder an entry is not longer than its request, and several may be, together.
-                let room = into.get_mut(*filled..).and_then(|room| room.get_mut(..len));
-                let room = room.ok_or(Ending::Protocol("it sends more than it said"))?;
-                *filled += len;
-                let streaming = entry.total >= STREAMED_LEN_MIN && inspector.is_none();
-                let copied = source.copy_to(at, room, streaming);
-                if let (Some(inspector), Ok(()), false) = (inspector, &copied, link.incoming.is_closed()) {
-                    let inspector: &dyn Inspector = &*inspector;
-                    inspector.inspect(room);
-                }
-                copied
-            }
-            Request::Write { grant, filled } => {
-                if len > grant.len() - *filled {
-                    return Err(Ending::Protocol("it writes more than it said"));
-                }
-                // Not straight to its place, which stays in use: should the peer close its end meanwhile, the bytes are wrong.
-                len = len.min(BOUNCED_LEN);
-                incoming.bounce.resize(len, 0);
-                let copied = source.copy_to(at, &mut incoming.bounce, false);
-                if link.incoming.is_closed() {
-                    return Err(Ending::Lost);
-                }
-                copied.map(|()| {
-                    let place = |room: &mut [u8]| room.copy_from_slice(&incoming.bounce);
-                    grant.with_bytes_mut(*filled, len, place).expect("write access was checked");
-                    *filled += len;
-                })
-            }
-            Request::ReadData => {
-                let copy = |room: &mut [u8]| {
-                    let copied = source.copy_to(at, room, false);
-                    if link.incoming.is_closed() { Err(Ending::Lost) } else { copied.map_err(|_| Ending::Lost) }
-                };
-                self.take_read_data(entry, at, len, copy)?;
-                Ok(())
-            }
-        };
-        if let Err(error) = outcome {
+        let (len, copied) = self.fill_piece(link, incoming, entry, &source, (at, left))?;
+        if let Err(error) = copied {
             return Ok(self.unreadable(incoming, error));
         }
         if link.incoming.is_closed() {
@@ -266,8 +229,61 @@ impl ShmQueuePair {
         Ok(Advance::Copied(len))
     }
 
+    /// Copies a piece of what is `left` of an entry from the `at`th byte on, and tells how long it was.
+    fn fill_piece(
+        &self,
+        link: &Link,
+        incoming: &mut Incoming,
+        entry: &Entry,
+        source: &Source,
+        (at, left): (usize, usize),
+    ) -> Result<(usize, io::Result<()>), Ending> {
+        match incoming.request.as_mut().expect("a piece is part of a request") {
+            Request::Send { receive, filled } => {
+                let inspector = receive.inspector().cloned();
+                let len = left.min(if inspector.is_some() { INSPECTED_LEN } else { PIECE_LEN });
+                let Work::Receive { into } = receive.work_mut() else { unreachable!("it is a receive") };
+                // By the decoder an entry is not longer than its request, and several may be, together.
+                let room = into.get_mut(*filled..).and_then(|room| room.get_mut(..len));
+                let room = room.ok_or(Ending::Protocol("it sends more than it said"))?;
+                *filled += len;
+                let streaming = entry.total >= STREAMED_LEN_MIN && inspector.is_none();
+                let copied = source.copy_to(at, room, streaming);
+                if let (Some(inspector), Ok(()), false) = (inspector, &copied, link.incoming.is_closed()) {
+                    let inspector: &dyn Inspector = &*inspector;
+                    inspector.inspect(room);
+                }
+                Ok((len, copied))
+            }
+            Request::Write { grant, filled } => {
+                let len = left.min(BOUNCED_LEN);
+                if len > grant.len() - *filled {
+                    return Err(Ending::Protocol("it writes more than it said"));
+                }
+                // Not straight to its place, which stays in use: should the peer close its end meanwhile, the bytes are wrong.
+                incoming.bounce.resize(len, 0);
+                let copied = source.copy_to(at, &mut incoming.bounce, false);
+                if copied.is_ok() && !link.incoming.is_closed() {
+                    let place = |room: &mut [u8]| room.copy_from_slice(&incoming.bounce);
+                    grant.with_bytes_mut(*filled, len, place).expect("write access was checked");
+                    *filled += len;
+                }
+                Ok((len, copied))
+            }
+            Request::ReadData => {
+                let len = left.min(PIECE_LEN);
+                let copy = |room: &mut [u8]| {
+                    let copied = source.copy_to(at, room, false);
+                    if link.incoming.is_closed() { Err(Ending::Lost) } else { copied.map_err(|_| Ending::Lost) }
+                };
+                self.take_read_data(entry, at, len, copy)?;
+                Ok((len, Ok(())))
+            }
+        }
+    }
+
     /// Refuses what lies in a file of the peer that was shortened.
-    fn unreadable(&self, incoming: &mut Incoming, error: std::io::Error) -> Advance {
+    fn unreadable(&self, incoming: &mut Incoming, error: io::Error) -> Advance {
         tracing::warn!(qp = %self.posted.id, %error, "a file that a peer sends cannot be read");
         if let Some(Request::Send { receive, .. }) = incoming.request.take() {
             self.posted.finish(receive, Err(WorkError::ConnectionLost));
@@ -290,7 +306,8 @@ impl ShmQueuePair {
             }
             Found::Here(Attached::File(file)) => Ok(Some(Source::File { file, offset })),
             Found::Coming => Ok(None),
-            Found::Refused => Err(Ending::Protocol("it points to memory that it does not share")),
+            // Why was said when it could not be fetched.
+            Found::Refused => Err(Ending::Lost),
         }
     }
 
@@ -343,7 +360,7 @@ enum Source {
 
 impl Source {
     /// Copies the bytes of the entry from the `at`th on; there are as many.
-    fn copy_to(&self, at: usize, room: &mut [u8], streaming: bool) -> std::io::Result<()> {
+    fn copy_to(&self, at: usize, room: &mut [u8], streaming: bool) -> io::Result<()> {
         match self {
             Self::Inline(bytes) => room.copy_from_slice(&bytes[at..at + room.len()]),
             Self::Memory { memory, offset } => {
@@ -366,6 +383,10 @@ const PIECE_LEN: usize = 256 << 10;
 const INSPECTED_LEN: usize = 128 << 10;
 /// Bytes after which both sides are told of what was carried out, although there is more.
 const ANNOUNCED_LEN: usize = 2 << 20;
+/// How long what the peer wanted to read before a request that is refused may take.
+const REFUSAL_LINGER: Duration = Duration::from_secs(2);
+/// Longest wait for a receive: a year.
+const PATIENCE_MAX: Duration = Duration::from_secs(365 * 24 * 3600);
 /// Bytes of a write that pass at once.
 const BOUNCED_LEN: usize = 64 << 10;
 /// Length of a request from which on what is copied goes past the caches.

@@ -64,6 +64,7 @@ impl Outgoing {
     pub(super) fn end(&mut self) -> Vec<WorkRequest> {
         self.ended = true;
         self.reads.clear();
+        self.staging = None;
         self.requests.drain(..).map(|underway| underway.request).collect()
     }
 
@@ -115,7 +116,12 @@ impl ShmQueuePair {
         let mut copied = false;
         while outgoing.has_room() && !outgoing.ended {
             let may_copy = may_copy && !copied;
-            let step = match self.push_read(link, &mut outgoing, may_copy)? {
+            // Entries of one request follow each other.
+            let read = match outgoing.partial {
+                None => self.push_read(link, &mut outgoing, may_copy)?,
+                Some(_) => None,
+            };
+            let step = match read {
                 Some(step) => step,
                 None => self.push_request(link, &mut outgoing, may_copy)?,
             };
@@ -211,7 +217,8 @@ impl ShmQueuePair {
             data.copy_to(0, &mut bytes[..data.len()]).map_err(|_| Ending::Unreadable)?;
             return Ok(Placed::At { place: Place::Inline(bytes), len: data.len(), chunk: None });
         }
-        if let Some((object, offset)) = data.registration().and_then(|shared: &Shared| shared.place_of(data)) {
+        let shared = data.registration().and_then(|shared: &Shared| shared.place_of(data, &self.node.objects));
+        if let Some((object, offset)) = shared {
             return Ok(Placed::At { place: Place::Shared { object, offset }, len: data.len(), chunk: None });
         }
         if !may_copy {
@@ -263,6 +270,9 @@ impl ShmQueuePair {
     /// Completes the request that the peer has refused; none if what it has read before is still to come.
     pub(super) fn refused(&self, reason: WorkError, ended: bool) -> Option<Ending> {
         let mut outgoing = lock(&self.outgoing);
+        if outgoing.ended {
+            return Some(Ending::Closed);
+        }
         if !ended && outgoing.requests.front().is_some_and(Underway::is_read) {
             return None;
         }
@@ -276,6 +286,9 @@ impl ShmQueuePair {
     /// Notes that the peer wants to read.
     pub(super) fn add_read(&self, grant: ExposureGrant) -> Result<(), Ending> {
         let mut outgoing = lock(&self.outgoing);
+        if outgoing.ended {
+            return Err(Ending::Closed);
+        }
         if outgoing.reads.len() >= READS_MAX {
             return Err(Ending::Protocol("too many reads at once"));
         }
