@@ -12,6 +12,7 @@
 //! | binomial tree | k⌈log₂ n⌉ | DSN §4.3 |
 //! | binomial pipeline | k − 1 + ⌈log₂ n⌉ | DSN §4.4; Draft, App. A |
 //! | circulant | k − 1 + ⌈log₂ n⌉ | Träff, arXiv 2312.11236 |
+//! | fan-out | k(n − 1) | for members of one host |
 //! | hybrid | by racks | DSN §4.3 |
 //!
 //! With one block out and one block in per member and step, k − 1 + ⌈log₂ n⌉ steps are the least possible. Groups
@@ -19,6 +20,8 @@
 //!
 //! A [`Repair`] is a schedule for members of whom each holds some of the blocks already, as after a message that was
 //! interrupted. It is computed from what all of them hold ([`BlockSet`]), which they have to tell each other.
+//!
+//! A [`CostModel`] tells what a multicast should take, and chooses algorithm and block size.
 //!
 //! *DSN* is Behrens, Jha, Birman, Tremel, "RDMC: A Reliable RDMA Multicast for Large Objects", DSN 2018; *Draft*
 //! its longer version, "Pushing Bytes: Cloud-Scale Data Replication with RDMC".
@@ -54,6 +57,7 @@
 
 mod algorithm;
 mod circulant;
+mod cost;
 mod hybrid;
 mod pipeline;
 mod racks;
@@ -64,6 +68,7 @@ mod transfer;
 mod walk;
 
 pub use algorithm::{Algorithm, Hybrid, ParseAlgorithmError, Spine};
+pub use cost::{CostModel, Plan};
 pub use racks::{Racks, RacksError};
 pub use repair::{
     BlockSet, BlockSetError, REPAIR_BLOCKS_MAX, REPAIR_TRANSFERS_MAX, Repair, RepairError, RepairTransfers,

@@ -1,0 +1,229 @@
+//! What a multicast should take by a simple model, and which algorithm and block size should take least.
+//!
+//! The model is the one by which the paper compares its algorithms (DSN §4.3): a schedule's steps follow each other, and a
+//! step takes as long as a block takes to cross a port, besides what each block costs. Members that are processes of one
+//! host have no ports; what they share is processors, which copy every block to everybody.
+
+use std::time::Duration;
+
+use crate::algorithm::Algorithm;
+use crate::schedule::{Schedule, ScheduleError};
+use crate::simple::stages;
+use crate::transfer::BlockCount;
+
+/// What it costs to move blocks between members.
+///
+/// # Examples
+/// ```
+/// use std::time::Duration;
+///
+/// use rdmc_schedule::{Algorithm, CostModel};
+///
+/// // Ports of 10 Gbit/s, 50 µs for each block.
+/// let network = CostModel::network(1.25e9, Duration::from_micros(50), Duration::from_micros(20));
+/// let plan = network.best(8, 64 << 20)?;
+/// assert_eq!(plan.algorithm, Algorithm::BinomialPipeline);
+/// assert!((512 << 10..=4 << 20).contains(&plan.block_size));
+/// # Ok::<(), rdmc_schedule::ScheduleError>(())
+/// ```
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct CostModel {
+    /// What a block costs whatever its length: posting it, telling that there is room, waking who waits for it.
+    per_block: Duration,
+    /// From the end of a block to the beginning of its relay.
+    latency: Duration,
+    medium: Medium,
+}
+
+/// What members share.
+#[derive(Clone, Copy, Debug, PartialEq)]
+enum Medium {
+    /// Each has a port of so many bytes per second in each direction.
+    Ports { rate: f64 },
+    /// All are processes of one host, in which each of so many processors copies so many bytes per second.
+    Host { rate: f64, processors: u32 },
+}
+
+/// An algorithm and a block size, and what they should take.
+#[derive(Clone, Debug, PartialEq)]
+#[non_exhaustive]
+pub struct Plan {
+    /// The algorithm.
+    pub algorithm: Algorithm,
+    /// The block size in bytes.
+    pub block_size: u32,
+    /// What the message should take, from the first block's departure to the last one's arrival.
+    pub time: Duration,
+}
+
+impl CostModel {
+    /// Describes members that have ports of `rate` bytes per second in each direction.
+    ///
+    /// # Panics
+    /// If the rate is not a positive number.
+    #[must_use]
+    pub fn network(rate: f64, per_block: Duration, latency: Duration) -> CostModel {
+        assert!(rate.is_finite() && rate > 0.0, "a rate of {rate} bytes per second");
+        CostModel { per_block, latency, medium: Medium::Ports { rate } }
+    }
+
+    /// Describes members that are processes of one host with `processors`, each of which copies `rate` bytes per second.
+    ///
+    /// # Panics
+    /// If the rate is not a positive number, or there are no processors.
+    #[must_use]
+    pub fn host(rate: f64, processors: u32, per_block: Duration, latency: Duration) -> CostModel {
+        assert!(rate.is_finite() && rate > 0.0, "a rate of {rate} bytes per second");
+        assert!(processors > 0, "a host without processors");
+        CostModel { per_block, latency, medium: Medium::Host { rate, processors } }
+    }
+
+    /// Predicts what a message of `bytes` to `members`, the root included, takes in blocks of `block_size` bytes.
+    ///
+    /// # Errors
+    /// When the algorithm cannot serve so many members, or there were too many blocks.
+    pub fn time(
+        &self,
+        algorithm: &Algorithm,
+        members: u32,
+        bytes: u64,
+        block_size: u32,
+    ) -> Result<Duration, ScheduleError> {
+        let blocks = u32::try_from(bytes.div_ceil(block_size.max(1).into()).max(1)).unwrap_or(u32::MAX);
+        let steps = Schedule::new(algorithm, members, BlockCount(blocks))?.steps();
+        // The last block may be shorter: all are as long as they are on average.
+        let len = as_f64(bytes) / f64::from(blocks);
+        let (hops, overhead) = (f64::from(hops(algorithm, members)), self.per_block.as_secs_f64());
+        let seconds = match self.medium {
+            Medium::Ports { rate } => as_f64(steps) * (len / rate + overhead) + hops * self.latency.as_secs_f64(),
+            Medium::Host { rate, processors } => {
+                let receivers = f64::from(members.saturating_sub(1));
+                let copy = len / rate + overhead;
+                let at_once = receivers.min(processors.into()).max(1.0);
+                // All copies, and before the last member has its first block those of the members between.
+                receivers * f64::from(blocks) * copy / at_once
+                    + (hops - 1.0).max(0.0) * copy
+                    + hops * self.latency.as_secs_f64()
+            }
+        };
+        Ok(Duration::from_secs_f64(seconds.min(SECONDS_MAX)))
+    }
+
+    /// Chooses among the flat algorithms and the powers of two from 64 KiB to 16 MiB what should take least; of what takes the
+    /// same the longest blocks. The circulant schedule, which takes what the binomial pipeline does, is not considered.
+    ///
+    /// # Errors
+    /// When there can be no group of so many members.
+    pub fn best(&self, members: u32, bytes: u64) -> Result<Plan, ScheduleError> {
+        let mut best: Option<Plan> = None;
+        for algorithm in CANDIDATES {
+            for block_size in (BLOCK_SIZES_LOG2.0..=BLOCK_SIZES_LOG2.1).rev().map(|log2| 1 << log2) {
+                let time = self.time(&algorithm, members, bytes, block_size)?;
+                if best.as_ref().is_none_or(|best| time < best.time) {
+                    best = Some(Plan { algorithm: algorithm.clone(), block_size, time });
+                }
+            }
+        }
+        Ok(best.expect("there are candidates"))
+    }
+}
+
+/// Returns how many members one after the other a block passes to reach the last one.
+fn hops(algorithm: &Algorithm, members: u32) -> u32 {
+    match algorithm {
+        _ if members < 2 => 0,
+        Algorithm::Sequential | Algorithm::Fanout => 1,
+        Algorithm::Chain => members - 1,
+        Algorithm::BinomialTree | Algorithm::BinomialPipeline | Algorithm::Circulant | Algorithm::Hybrid(_) => {
+            stages(members)
+        }
+    }
+}
+
+#[expect(clippy::cast_precision_loss, reason = "a prediction needs no more than 53 bits")]
+fn as_f64(number: u64) -> f64 {
+    number as f64
+}
+
+/// The candidates, of which the first is taken if several are the same.
+const CANDIDATES: [Algorithm; 5] =
+    [Algorithm::BinomialPipeline, Algorithm::Fanout, Algorithm::Chain, Algorithm::BinomialTree, Algorithm::Sequential];
+/// The block sizes that are candidates: from two to the power of the first to that of the second.
+const BLOCK_SIZES_LOG2: (u32, u32) = (16, 24);
+/// Longer times are all the same: a century.
+const SECONDS_MAX: f64 = 3.2e9;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const MIB: u64 = 1 << 20;
+
+    fn network(rate: f64, per_block_us: u64) -> CostModel {
+        CostModel::network(rate, Duration::from_micros(per_block_us), Duration::from_micros(20))
+    }
+
+    fn host() -> CostModel {
+        CostModel::host(10e9, 2, Duration::from_micros(30), Duration::from_micros(20))
+    }
+
+    #[test]
+    fn on_ports_it_is_steps_times_what_a_step_takes() {
+        let model = network(100e6, 500);
+        let predicted = model.time(&Algorithm::BinomialPipeline, 8, 64 * MIB, 1 << 20).unwrap();
+        // 66 steps of 1 MiB, and three hops.
+        let expected = 66.0 * (1_048_576.0 / 100e6 + 500e-6) + 3.0 * 20e-6;
+        assert!((predicted.as_secs_f64() / expected - 1.0).abs() < 1e-6, "{predicted:?}");
+        let one_by_one = model.time(&Algorithm::Sequential, 8, 64 * MIB, 1 << 20).unwrap();
+        assert!(one_by_one > 6 * predicted);
+    }
+
+    #[test]
+    fn on_one_host_every_copy_is_made_by_some_processor() {
+        let predicted = host().time(&Algorithm::Fanout, 8, 64 * MIB, 1 << 20).unwrap();
+        let expected = 7.0 * 64.0 * (1_048_576.0 / 10e9 + 30e-6) / 2.0 + 20e-6;
+        assert!((predicted.as_secs_f64() / expected - 1.0).abs() < 1e-6, "{predicted:?}");
+    }
+
+    #[test]
+    fn the_best_is_no_worse_than_anything_else() {
+        for model in [network(25e6, 100), network(1.25e9, 50), network(12.5e9, 5), host()] {
+            for members in [2, 3, 5, 8, 17, 100] {
+                for bytes in [0, 1, 100_000, MIB, 64 * MIB, 1 << 40] {
+                    let best = model.best(members, bytes).unwrap();
+                    for algorithm in Algorithm::ALL_FLAT {
+                        for block_size in [64 << 10, 1 << 20, 16 << 20] {
+                            let other = model.time(&algorithm, members, bytes, block_size).unwrap();
+                            assert!(best.time <= other, "{best:?} {algorithm} {block_size}: {other:?}");
+                        }
+                    }
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn networks_get_the_pipeline_and_hosts_the_fan_out() {
+        for (members, bytes) in [(4, 64 * MIB), (8, 256 * MIB), (16, MIB)] {
+            assert_eq!(network(1.25e9, 50).best(members, bytes).unwrap().algorithm, Algorithm::BinomialPipeline);
+            assert_eq!(host().best(members, bytes).unwrap().algorithm, Algorithm::Fanout);
+        }
+        // With two members all are the same.
+        assert_eq!(host().best(2, MIB).unwrap().algorithm, Algorithm::BinomialPipeline);
+    }
+
+    #[test]
+    fn slower_ports_and_shorter_messages_want_shorter_blocks() {
+        let block_size = |rate, bytes| network(rate, 100).best(8, bytes).unwrap().block_size;
+        assert!(block_size(25e6, 64 * MIB) < block_size(1.25e9, 64 * MIB));
+        assert!(block_size(1.25e9, MIB) < block_size(1.25e9, 1024 * MIB));
+    }
+
+    #[test]
+    fn what_cannot_be_is_refused() {
+        assert!(network(1e9, 1).best(0, 1).is_err());
+        assert!(network(1e9, 1).time(&Algorithm::Chain, crate::MEMBERS_MAX + 1, 1, 1).is_err());
+        // More blocks than there can be are as many as there can be.
+        assert!(network(1.0, 1).time(&Algorithm::Chain, 2, u64::MAX, 1).is_ok());
+    }
+}
