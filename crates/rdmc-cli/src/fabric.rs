@@ -6,6 +6,7 @@ use std::sync::Arc;
 
 use anyhow::Context;
 use clap::ValueEnum;
+use clap::builder::FalseyValueParser;
 use rdmc::{Buffer, Fabric, FabricChoice, Fabrics, Memory, Node, Rendezvous, TcpConfig, TcpFabric};
 use serde::Serialize;
 
@@ -27,6 +28,9 @@ pub(crate) struct FabricOptions {
     /// also the best; with --fabric tcp or shm the variable is ignored
     #[arg(long, env = "RDMC_DEVICE", value_name = "NAME")]
     pub(crate) device: Option<String>,
+    /// Share no memory with processes of this host, although --fabric auto would
+    #[arg(long, env = "RDMC_NO_SHM", value_parser = FalseyValueParser::new())]
+    pub(crate) no_shm: bool,
 }
 
 /// The fabrics between hosts.
@@ -87,7 +91,7 @@ impl Offered {
 
     /// TCP, and shared memory between processes of one host if this system has it.
     fn software(because: impl Into<String>) -> Self {
-        Self { fabrics: with_shared_memory(None, Rendezvous::new()), ..Self::tcp(because) }
+        Self { fabrics: best_first(None, Rendezvous::new(), true), ..Self::tcp(because) }
     }
 
     fn tcp(because: impl Into<String>) -> Self {
@@ -124,6 +128,7 @@ impl FabricOptions {
             return Err(Exit::Usage.error("--device goes with --fabric verbs or auto only"));
         }
         match self.fabric {
+            FabricName::Shm if self.no_shm => Err(Exit::Usage.error("--no-shm contradicts --fabric shm")),
             FabricName::Shm => {
                 let fabric = local::open().context(Exit::Usage)?;
                 Ok(Offered { fabrics: fabric.into(), ..Offered::tcp("--fabric shm") })
@@ -141,7 +146,10 @@ impl FabricOptions {
                 lockable.check(bytes).map_err(|short| Exit::Usage.error(format!("{short}; {RAISE_THE_LIMIT}")))?;
                 Ok(Offered { fabrics: fabric.into(), device: Some(device), lockable, tcp_because: None })
             }
-            FabricName::Auto => Ok(self.open_best(address, bytes).unwrap_or_else(Offered::software)),
+            FabricName::Auto => Ok(self.open_best(address, bytes).unwrap_or_else(|because| match self.no_shm {
+                true => Offered::tcp(because),
+                false => Offered::software(because),
+            })),
         }
     }
 
@@ -156,7 +164,7 @@ impl FabricOptions {
         let (fabric, device) = opened.map_err(|error| format!("{error:#}"))?;
         let lockable = Lockable::find(Some(&*fabric));
         lockable.check(bytes.max(AUTO_BYTES_MIN)).map_err(|short| format!("{short}; see rdmc doctor"))?;
-        let fabrics = with_shared_memory(Some(fabric), rendezvous);
+        let fabrics = best_first(Some(fabric), rendezvous, !self.no_shm);
         Ok(Offered { fabrics, device: Some(device), lockable, tcp_because: None })
     }
 }
@@ -168,13 +176,13 @@ pub(crate) fn shared_memory() -> anyhow::Result<()> {
 
 /// Lists what there is, best first: shared memory if all are on this host, RDMA, shared memory within hosts and TCP between
 /// them, TCP alone.
-fn with_shared_memory(rdma: Option<Arc<dyn Fabric>>, rendezvous: Arc<Rendezvous>) -> Fabrics {
-    let found = |found: anyhow::Result<_>| {
+fn best_first(rdma: Option<Arc<dyn Fabric>>, rendezvous: Arc<Rendezvous>, shm: bool) -> Fabrics {
+    let found = |open: fn(Arc<Rendezvous>) -> anyhow::Result<Arc<dyn Fabric>>| {
+        let found = shm.then(|| open(rendezvous.clone()))?;
         found.inspect_err(|error| tracing::debug!(error = format!("{error:#}"), "no shared memory")).ok()
     };
-    let tcp: Arc<dyn Fabric> = TcpFabric::with_rendezvous(TcpConfig::default(), rendezvous.clone());
-    let here = found(local::open_beside(rendezvous.clone()));
-    let mixed = found(local::open_with_tcp(rendezvous));
+    let (here, mixed) = (found(local::open_beside), found(local::open_with_tcp));
+    let tcp: Arc<dyn Fabric> = TcpFabric::with_rendezvous(TcpConfig::default(), rendezvous);
     Fabrics::new([here, rdma, mixed, Some(tcp)].into_iter().flatten().collect()).expect("their names differ")
 }
 
@@ -506,7 +514,7 @@ mod tests {
 
     #[tokio::test]
     async fn the_loopback_is_never_taken_for_rdma() {
-        let options = FabricOptions { fabric: FabricName::Auto, device: None };
+        let options = FabricOptions { fabric: FabricName::Auto, device: None, no_shm: false };
         for offered in
             [options.open_at("127.0.0.1:0", false).await, options.open_towards("127.0.0.1:1", 0, false).await]
         {
@@ -519,7 +527,8 @@ mod tests {
     #[tokio::test]
     async fn what_is_to_be_encrypted_travels_by_tcp() {
         for fabric in [FabricName::Auto, FabricName::Tcp] {
-            let offered = FabricOptions { fabric, device: None }.open_at("0.0.0.0:0", true).await.unwrap();
+            let offered =
+                FabricOptions { fabric, device: None, no_shm: false }.open_at("0.0.0.0:0", true).await.unwrap();
             assert_eq!(offered.fabrics.to_string(), "tcp+tls");
             assert_eq!(offered.tcp_because.as_deref(), Some("--encrypt"));
         }
@@ -527,7 +536,7 @@ mod tests {
 
     #[tokio::test]
     async fn a_device_that_is_not_there_is_a_usage_error_if_it_must_be() {
-        let named = |fabric| FabricOptions { fabric, device: Some("no-such-device".into()) };
+        let named = |fabric| FabricOptions { fabric, device: Some("no-such-device".into()), no_shm: false };
         let error = named(FabricName::Verbs).open_at("0.0.0.0:0", false).await.unwrap_err();
         assert_eq!(Exit::code_of(&error), 2);
         assert_eq!(Exit::code_of(&named(FabricName::Tcp).open_at("0.0.0.0:0", false).await.unwrap_err()), 2);

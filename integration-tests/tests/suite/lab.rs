@@ -68,7 +68,8 @@ fn a_receiver_killed_under_posted_work_ends_the_transfer_everywhere_and_is_named
     for (algorithm, victim) in [("binomial-pipeline", 2), ("chain", 0), ("circulant", 1)] {
         let mut receivers = receivers(&[2, 3, 4], &["--once"]);
         let mut sender = send_command(&[&file], &receivers);
-        let mut sender = sender.args(["--algorithm", algorithm, "--block-size", "4k"]).spawn().unwrap();
+        let mut sender =
+            sender.args(["--algorithm", algorithm, "--block-size", "4k", "--on-failure", "fail"]).spawn().unwrap();
         let mut lines = BufReader::new(sender.stdout.take().unwrap()).lines();
         let under_way = |line: &String| {
             let event: Value = serde_json::from_str(line).unwrap();

@@ -83,7 +83,7 @@ pub(crate) const SUITES: &[Suite] = &[
         command: &["env", "RDMC_TEST_FABRICS=verbs", "{test:suite}", "--test-threads", "1", "multicast::", "failure::"],
         ..RXE
     },
-    // Processes: the program on devices, and what goes wrong between them.
+    // Processes: the program on devices, and what goes wrong between them. They stand for hosts, and share no memory.
     Suite {
         name: "program",
         nodes: 8,
@@ -93,7 +93,16 @@ pub(crate) const SUITES: &[Suite] = &[
             &["test", "--locked", "-p", "rdmc-integration-tests", "--test", "suite"],
             &["build", "--locked", "--profile", "test", "-p", "rdmc-cli"],
         ],
-        command: &["env", "RDMC_TEST_PROGRAM={bin:rdmc}", "{test:suite}", "--test-threads", "1", "--nocapture", "lab"],
+        command: &[
+            "env",
+            "RDMC_NO_SHM=1",
+            "RDMC_TEST_PROGRAM={bin:rdmc}",
+            "{test:suite}",
+            "--test-threads",
+            "1",
+            "--nocapture",
+            "lab",
+        ],
         ..RXE
     },
     Suite {

@@ -19,7 +19,7 @@ use crate::progress::print_json;
 /// Takes part as a member until its standard input ends.
 pub(crate) async fn run(fabric: FabricName, device: Option<String>, first: bool) -> anyhow::Result<()> {
     let mut orders = Orders::read();
-    let options = FabricOptions { fabric, device };
+    let options = FabricOptions { fabric, device, no_shm: false };
     let mut member = if first {
         let (setup, addresses) = orders.begin().await?;
         let towards = addresses.first().context("a group of one has nobody to invite")?;
