@@ -65,7 +65,7 @@ impl AsyncRdmaQueuePair {
         let max = shared.config.queue_pairs_max.into();
         let room = shared.queue_pairs.clone().try_acquire_owned();
         let room = room.map_err(|_| FabricError::Limit { what: "queue pairs", wanted: max + 1, max })?;
-        let reserved = config.send_depth.saturating_add(config.receive_depth);
+        let reserved = config.requests_max();
         completions.reserve(reserved)?;
         let meeting = shared.rendezvous.meeting(&*shared.environment);
         Ok(Arc::new_cyclic(|this| Self {

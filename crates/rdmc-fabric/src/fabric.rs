@@ -118,6 +118,13 @@ pub struct QueuePairConfig {
     pub receiver_not_ready: Duration,
 }
 
+impl QueuePairConfig {
+    /// Returns how many requests can be outstanding at once, of either kind: as many completions have to find room.
+    pub fn requests_max(&self) -> u32 {
+        self.send_depth.saturating_add(self.receive_depth)
+    }
+}
+
 impl Default for QueuePairConfig {
     /// 128 requests on either side; a peer's send waits one second for a receive.
     fn default() -> Self {

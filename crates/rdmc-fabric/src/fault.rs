@@ -2,7 +2,7 @@
 
 use std::collections::{BTreeMap, VecDeque};
 use std::fmt;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::sync::{Arc, Mutex, Weak};
 use std::time::Duration;
 
 use futures::future::BoxFuture;
@@ -13,6 +13,7 @@ use crate::fabric::{Capabilities, ConnectError, Endpoint, Fabric, FabricError, P
 use crate::memory::{Memory, MemoryRegion};
 use crate::queue_pair::QueuePair;
 use crate::remote::{Expose, ExposedRegion};
+use crate::sync::lock;
 use crate::work::{Opcode, QueuePairId, Work, WorkRequest};
 
 /// What happens to a work request that is about to be posted.
@@ -304,8 +305,4 @@ impl FaultQueuePair {
             }
         }
     }
-}
-
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }

@@ -32,6 +32,7 @@ mod rendezvous;
 #[cfg(target_os = "linux")]
 mod shm;
 mod software;
+mod sync;
 mod tcp;
 #[cfg(target_os = "linux")]
 mod tcp_shm;

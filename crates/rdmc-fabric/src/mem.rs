@@ -9,7 +9,7 @@ use std::io;
 use std::net::IpAddr;
 use std::pin::Pin;
 use std::sync::atomic::{AtomicU16, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::sync::{Arc, Mutex, Weak};
 use std::task::{Context, Poll};
 
 use futures::future::BoxFuture;
@@ -23,6 +23,7 @@ use crate::memory::{Memory, MemoryRegion};
 use crate::queue_pair::{QueuePair, next_queue_pair_id};
 use crate::remote::{Expose, ExposedRegion};
 use crate::software::{Exposures, Pairing, PostedWork};
+use crate::sync::lock;
 use crate::work::{QueuePairId, Work, WorkError, WorkRequest};
 
 /// A network inside this process; each node of it has a [`MemFabric`].
@@ -108,7 +109,7 @@ impl Fabric for MemFabric {
         completions: &Arc<dyn CompletionSource>,
         config: QueuePairConfig,
     ) -> Result<QueuePair, FabricError> {
-        let reserved = config.send_depth.saturating_add(config.receive_depth);
+        let reserved = config.requests_max();
         let posted = PostedWork::new(next_queue_pair_id(), completions, reserved)?;
         let environment: &dyn Environment = &*self.environment;
         let shared = Arc::new_cyclic(|this| MemQueuePair {
@@ -378,10 +379,6 @@ impl AsyncWrite for MemControlStream {
     fn poll_shutdown(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
         Pin::new(&mut self.0).poll_shutdown(cx)
     }
-}
-
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 /// Bytes copied before other tasks of the thread get a turn.

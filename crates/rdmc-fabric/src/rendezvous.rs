@@ -13,7 +13,7 @@ use std::fmt;
 use std::io;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex};
 
 use futures::future::BoxFuture;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
@@ -23,6 +23,7 @@ use tokio_rustls::{TlsAcceptor, TlsConnector, TlsStream};
 
 use crate::environment::{DATA_MAGIC, DataAcceptor, Environment};
 use crate::fabric::{ConnectError, Endpoint, Role};
+use crate::sync::lock;
 use crate::tls::SharedSecret;
 
 /// The connections that a node's queue pairs wait for.
@@ -354,10 +355,6 @@ fn nonce_at(bytes: &[u8; 32], at: usize) -> u128 {
     let mut nonce = [0; 16];
     nonce.copy_from_slice(&bytes[at..at + 16]);
     u128::from_le_bytes(nonce)
-}
-
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 /// What the secret of an encrypted connection is derived for.

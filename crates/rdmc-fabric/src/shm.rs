@@ -12,7 +12,7 @@
 //! Peers can read all memory that is allocated here, of other groups too, as processes of one user can in any case.
 
 use std::fmt;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 
 use crate::completion::{CompletionMode, CompletionQueue, CompletionSource, SoftwareCompletions};
 use crate::environment::{Environment, TokioEnvironment};
@@ -162,7 +162,7 @@ impl Fabric for ShmFabric {
         completions: &Arc<dyn CompletionSource>,
         config: QueuePairConfig,
     ) -> Result<QueuePair, FabricError> {
-        let reserved = config.send_depth.saturating_add(config.receive_depth);
+        let reserved = config.requests_max();
         let raw = self.raw_queue_pair(completions, config, reserved)?;
         Ok(QueuePair::new(raw, config))
     }
@@ -189,10 +189,6 @@ impl Shared {
         let place = (object, (at.checked_sub(base)? + offset) as u64);
         Arc::ptr_eq(shared_in, objects).then_some(place)
     }
-}
-
-pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 /// Bytes under way to one neighbour.

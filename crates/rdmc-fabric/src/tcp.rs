@@ -8,7 +8,7 @@
 
 use std::fmt;
 use std::io;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 
 use tokio::net::TcpStream;
 
@@ -148,7 +148,7 @@ impl Fabric for TcpFabric {
         completions: &Arc<dyn CompletionSource>,
         config: QueuePairConfig,
     ) -> Result<QueuePair, FabricError> {
-        let reserved = config.send_depth.saturating_add(config.receive_depth);
+        let reserved = config.requests_max();
         let raw = self.raw_queue_pair(completions, config, reserved)?;
         Ok(QueuePair::new(raw, config))
     }
@@ -184,8 +184,4 @@ fn tune(stream: &TcpStream, config: TcpConfig) -> io::Result<()> {
     #[cfg(not(any(target_os = "linux", target_os = "android")))]
     let _ = (config, on_host);
     Ok(())
-}
-
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }

@@ -8,7 +8,7 @@ use std::fmt;
 use std::io;
 use std::sync::{Arc, Mutex};
 
-use futures::future::{BoxFuture, Either, select};
+use futures::future::{BoxFuture, Either, TryFutureExt, select};
 
 use crate::completion::{CompletionMode, CompletionQueue, CompletionSource};
 use crate::environment::Environment;
@@ -19,8 +19,9 @@ use crate::memory::{Memory, MemoryRegion};
 use crate::queue_pair::{QueuePair, next_queue_pair_id};
 use crate::remote::{Expose, ExposedRegion};
 use crate::rendezvous::Rendezvous;
-use crate::shm::{Host, ShmFabric, lock};
+use crate::shm::{Host, ShmFabric};
 use crate::software::{Exposures, PostedWork};
+use crate::sync::lock;
 use crate::tcp::{TcpConfig, TcpFabric};
 use crate::work::{QueuePairId, WorkError, WorkRequest};
 
@@ -30,7 +31,6 @@ use crate::work::{QueuePairId, WorkError, WorkRequest};
 pub struct TcpShmFabric {
     tcp: Arc<TcpFabric>,
     shm: Arc<ShmFabric>,
-    host: Host,
 }
 
 impl TcpShmFabric {
@@ -55,7 +55,7 @@ impl TcpShmFabric {
         let exposures: Arc<Exposures> = Arc::default();
         let shm = ShmFabric::with_environment(Arc::default(), exposures.clone())?;
         let tcp = TcpFabric::with_exposures(config, rendezvous, exposures);
-        Ok(Arc::new(Self { host: shm.host(), tcp, shm }))
+        Ok(Arc::new(Self { tcp, shm }))
     }
 }
 
@@ -96,12 +96,12 @@ impl Fabric for TcpShmFabric {
         config: QueuePairConfig,
     ) -> Result<QueuePair, FabricError> {
         // Room for completions is reserved once.
-        let reserved = config.send_depth.saturating_add(config.receive_depth);
+        let reserved = config.requests_max();
         let raw = TcpShmQueuePair(Arc::new(State {
             waiting: PostedWork::new(next_queue_pair_id(), completions, reserved)?,
             tcp: self.tcp.raw_queue_pair(completions, config, 0)?,
             shm: self.shm.raw_queue_pair(completions, config, 0)?,
-            host: self.host,
+            host: self.shm.host(),
             chosen: Mutex::new(None),
         }));
         Ok(QueuePair::new(Arc::new(raw), config))
@@ -179,49 +179,42 @@ impl State {
         if self.carrier().is_some() {
             return Err(ConnectError::WrongState);
         }
+        match self.meet(peer).await? {
+            Met::BySharedMemory => self.choose("shm", &self.shm, &self.tcp),
+            Met::ByTcp => self.choose("tcp", &self.tcp, &self.shm),
+        }
+        Ok(())
+    }
+
+    /// Connects one of the two queue pairs.
+    async fn meet(&self, peer: Peer) -> Result<Met, ConnectError> {
         let Both { host, shm, tcp } = Both::of_endpoint(&peer.endpoint)?;
         let by = |endpoint: Endpoint| Peer { endpoint, ..peer.clone() };
-        let by_tcp = self.tcp.connect(by(tcp));
+        let by_tcp = self.tcp.connect(by(tcp)).map_ok(|()| Met::ByTcp);
         if host != self.host {
-            by_tcp.await?;
-            return self.choose(&self.tcp, "tcp", &self.shm);
+            return by_tcp.await;
         }
-        let by_shm = self.shm.connect(by(shm));
+        let by_shm = self.shm.connect(by(shm)).map_ok(|()| Met::BySharedMemory);
         if peer.role == Role::Active {
             return match by_shm.await {
-                Ok(()) => self.choose(&self.shm, "shm", &self.tcp),
                 Err(ConnectError::Unreachable(error)) => {
                     tracing::debug!(%error, "no shared memory with a peer that seems to be of this host");
-                    by_tcp.await?;
-                    self.choose(&self.tcp, "tcp", &self.shm)
+                    by_tcp.await
                 }
-                Err(error) => Err(error),
+                met => met,
             };
         }
         match select(by_shm, by_tcp).await {
-            Either::Left((Ok(()), _)) => self.choose(&self.shm, "shm", &self.tcp),
-            Either::Right((Ok(()), _)) => self.choose(&self.tcp, "tcp", &self.shm),
             // Only by shared memory can one be reached who listens nowhere.
-            Either::Right((Err(ConnectError::NotListening), by_shm)) => {
-                by_shm.await?;
-                self.choose(&self.shm, "shm", &self.tcp)
-            }
+            Either::Right((Err(ConnectError::NotListening), by_shm)) => by_shm.await,
             // The peer tries the other one next.
-            Either::Left((Err(ConnectError::Unreachable(_)), by_tcp)) => {
-                by_tcp.await?;
-                self.choose(&self.tcp, "tcp", &self.shm)
-            }
-            Either::Left((Err(error), _)) | Either::Right((Err(error), _)) => Err(error),
+            Either::Left((Err(ConnectError::Unreachable(_)), by_tcp)) => by_tcp.await,
+            Either::Left((met, _)) | Either::Right((met, _)) => met,
         }
     }
 
     /// Has all that was and will be posted carried out by `raw`.
-    fn choose(
-        &self,
-        raw: &Arc<dyn RawQueuePair>,
-        name: &'static str,
-        other: &Arc<dyn RawQueuePair>,
-    ) -> Result<(), ConnectError> {
+    fn choose(&self, name: &'static str, raw: &Arc<dyn RawQueuePair>, other: &Arc<dyn RawQueuePair>) {
         other.close();
         let mut chosen = lock(&self.chosen);
         // Closed meanwhile, it is all flushed.
@@ -235,8 +228,13 @@ impl State {
         if self.waiting.is_broken() {
             raw.close();
         }
-        Ok(())
     }
+}
+
+/// Which of the two queue pairs is connected.
+enum Met {
+    BySharedMemory,
+    ByTcp,
 }
 
 /// Where both kinds of connections lead.

@@ -154,7 +154,7 @@ impl SimQueuePair {
     ) -> Result<Arc<Self>, FabricError> {
         let &SimCompletions { thread, .. } =
             SimCompletions::of(completions).ok_or(FabricError::ForeignCompletionQueue)?;
-        let reserved = config.send_depth.saturating_add(config.receive_depth);
+        let reserved = config.requests_max();
         completions.reserve(reserved)?;
         let nonce = environment.random_u128();
         let queue_pair = Arc::new_cyclic(|this| Self {

@@ -112,7 +112,7 @@ impl Connection {
 
     /// Returns how many completions may be under way at once: one for each request, one for the mark.
     pub(crate) fn entries(config: QueuePairConfig) -> u32 {
-        config.send_depth.saturating_add(config.receive_depth).saturating_add(1)
+        config.requests_max().saturating_add(1)
     }
 
     pub(crate) fn number(&self) -> u32 {

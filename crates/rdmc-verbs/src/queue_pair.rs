@@ -37,7 +37,7 @@ impl VerbsQueuePair {
         let attributes = &shared.device.attributes;
         let wanted = config.send_depth.saturating_add(1).max(config.receive_depth);
         let max = u32::try_from(attributes.max_qp_wr).unwrap_or(0);
-        let reserved = config.send_depth.saturating_add(config.receive_depth);
+        let reserved = config.requests_max();
         completions.reserve(reserved)?;
         let entries = Connection::entries(config);
         let connection = if wanted > max {

@@ -6,10 +6,10 @@ use std::io;
 use std::ptr::NonNull;
 use std::sync::{Arc, Mutex};
 
-use super::lock;
 use super::map::{LARGE_PAGE, Mapping};
 use super::objects::{Object, Objects};
 use crate::memory::Memory;
+use crate::sync::lock;
 
 /// The segments of one node.
 pub(super) struct Arena {

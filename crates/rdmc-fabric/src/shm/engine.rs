@@ -10,8 +10,8 @@ use std::time::{Duration, Instant};
 use std::{io, thread};
 
 use super::bell::{Bell, LINES};
-use super::lock;
 use super::queue_pair::{ShmQueuePair, Step};
+use crate::sync::lock;
 
 /// The engine, as others see it.
 pub(super) struct Engine {

@@ -14,11 +14,11 @@ use tokio::sync::{Semaphore, mpsc, oneshot, watch};
 use super::arena::Arena;
 use super::bell::Bell;
 use super::engine::Engine;
-use super::lock;
 use super::map::Mapping;
 use super::objects::Objects;
 use super::wire::{self, Answer, Request};
 use crate::software::Exposures;
+use crate::sync::lock;
 
 /// A node, as its queue pairs share it.
 pub(super) struct Node {

@@ -6,8 +6,8 @@ use std::io;
 use std::os::fd::OwnedFd;
 use std::sync::Mutex;
 
-use super::lock;
 use super::map::read_only;
+use crate::sync::lock;
 
 /// Something that is shared.
 pub(super) enum Object {

@@ -10,7 +10,6 @@ use futures::future::BoxFuture;
 use tokio::net::UnixStream;
 use tokio::sync::{oneshot, watch};
 
-use super::lock;
 use super::map::Mapping;
 use super::node::{Arrival, Node, Remote, same_user, socket_of};
 use super::ring::{RINGS_LEN, Ring};
@@ -20,6 +19,7 @@ use crate::environment::Environment;
 use crate::fabric::{ConnectError, Endpoint, FabricError, Peer, QueuePairConfig, RawQueuePair, Role};
 use crate::queue_pair::next_queue_pair_id;
 use crate::software::PostedWork;
+use crate::sync::lock;
 use crate::work::{QueuePairId, Work, WorkError, WorkRequest};
 
 mod incoming;

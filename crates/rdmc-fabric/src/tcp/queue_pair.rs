@@ -10,7 +10,7 @@ use futures::future::BoxFuture;
 
 use super::frame::{Frame, Refusal};
 use super::stream::{Connection, Incoming, Outgoing, Reader, Writer};
-use super::{TcpShared, lock, stays_on_host, tune};
+use super::{TcpShared, stays_on_host, tune};
 use crate::completion::CompletionSource;
 use crate::environment::{Environment, TokioEnvironment};
 use crate::fabric::{ConnectError, Endpoint, FabricError, Peer, QueuePairConfig, RawQueuePair};
@@ -18,6 +18,7 @@ use crate::memory::Buffer;
 use crate::queue_pair::next_queue_pair_id;
 use crate::rendezvous::{Meeting, MeetingPlace};
 use crate::software::{ExposureGrant, PostedWork, Taken};
+use crate::sync::lock;
 use crate::work::{Nearing, QueuePairId, Work, WorkError, WorkRequest};
 
 pub(super) struct TcpQueuePair {

@@ -8,10 +8,10 @@ use std::time::{Duration, Instant};
 
 use super::{Ending, Link, ShmQueuePair, Step};
 use crate::shm::copy::copy;
-use crate::shm::lock;
 use crate::shm::node::{Attached, Found};
 use crate::shm::ring::{Entry, Kind, Place, SLOTS};
 use crate::software::ExposureGrant;
+use crate::sync::lock;
 use crate::work::{Inspector, Work, WorkError, WorkRequest};
 
 /// The consuming side of a queue pair; the engine's alone.
@@ -118,19 +118,17 @@ impl ShmQueuePair {
             Some(at_hand) => at_hand,
             None => {
                 let entry = link.incoming.get(incoming.done).ok_or(Ending::Protocol("it writes no entries"))?;
+                if entry.first != incoming.request.is_none() {
+                    return Err(Ending::Protocol("its requests do not follow each other whole"));
+                }
                 incoming.entry = Some((entry, 0));
                 (entry, 0)
             }
         };
-        if incoming.request.is_none() {
-            if !entry.first {
-                return Err(Ending::Protocol("it goes on with what it has not begun"));
-            }
-            if let Some(otherwise) = self.begin(incoming, &entry)? {
-                return Ok(otherwise);
-            }
-        } else if at == 0 && entry.first && !matches!(entry.kind, Kind::Read(_)) && !incoming.is_begun_by(&entry) {
-            return Err(Ending::Protocol("it begins anew in the middle"));
+        if incoming.request.is_none()
+            && let Some(otherwise) = self.begin(incoming, &entry)?
+        {
+            return Ok(otherwise);
         }
         let left = usize::try_from(entry.len).map_err(|_| Ending::Protocol("it sends too much"))? - at;
         if left > 0 || (at == 0 && entry.kind == Kind::ReadData) {
@@ -335,18 +333,6 @@ impl ShmQueuePair {
         if let Some(Request::Send { receive, .. }) = lock(&self.incoming).request.take() {
             let cause = if cause == WorkError::Flushed { cause } else { WorkError::ConnectionLost };
             self.posted.finish(receive, Err(cause));
-        }
-    }
-}
-
-impl Incoming {
-    /// Tells whether the entry at hand is the one with which its request began.
-    fn is_begun_by(&self, entry: &Entry) -> bool {
-        match (&self.request, entry.kind) {
-            (Some(Request::Send { filled, .. }), Kind::Send) => *filled == 0,
-            (Some(Request::Write { filled, .. }), Kind::Write(_)) => *filled == 0,
-            (Some(Request::ReadData), Kind::ReadData) => true,
-            _ => false,
         }
     }
 }

@@ -4,10 +4,11 @@ use std::collections::VecDeque;
 
 use super::{Ending, Link, ShmQueuePair};
 use crate::memory::Buffer;
+use crate::shm::Shared;
 use crate::shm::arena::Piece;
 use crate::shm::ring::{Entry, INLINE_LEN_MAX, Kind, Place, SLOTS, Target};
-use crate::shm::{Shared, lock};
 use crate::software::ExposureGrant;
+use crate::sync::lock;
 use crate::work::{Work, WorkError, WorkRequest};
 
 /// The producing side of a queue pair.
