@@ -17,18 +17,19 @@ use crate::size::Bytes;
 pub(crate) fn start_child(
     arguments: impl IntoIterator<Item = String>,
 ) -> anyhow::Result<(Child, Lines<BufReader<ChildStdout>>)> {
-    start(this_program()?.args(arguments).kill_on_drop(true))
+    start(Command::from(this_program()?).args(arguments).kill_on_drop(true))
 }
 
 /// Starts this program once more; dropped, it has to find out that its standard input ends.
 pub(crate) fn start_guard(
     arguments: impl IntoIterator<Item = String>,
 ) -> anyhow::Result<(Child, Lines<BufReader<ChildStdout>>)> {
-    start(this_program()?.args(arguments))
+    start(Command::from(this_program()?).args(arguments))
 }
 
-fn this_program() -> anyhow::Result<Command> {
-    Ok(Command::new(std::env::current_exe().context("the program does not know where it is")?))
+/// Returns a command that is this program.
+pub(crate) fn this_program() -> anyhow::Result<std::process::Command> {
+    Ok(std::process::Command::new(std::env::current_exe().context("the program does not know where it is")?))
 }
 
 fn start(command: &mut Command) -> anyhow::Result<(Child, Lines<BufReader<ChildStdout>>)> {

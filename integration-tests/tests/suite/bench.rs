@@ -113,47 +113,18 @@ fn refused(output: &Output, remedy: &str, what: &str) {
 #[cfg(target_os = "linux")]
 #[test]
 fn members_end_when_the_benchmark_is_killed() {
-    use std::time::{Duration, Instant};
+    use crate::program::{children_of, runs_as, wait_until};
 
     let mut bench = command(&["bench", "--nodes", "4", "--size", "1M", "--fabric", "tcp", "--rounds", "100000"]);
     let mut bench = bench.spawn().unwrap();
-    let begun = Instant::now();
-    let watch = |what: &str| {
-        assert!(begun.elapsed() < Duration::from_secs(120), "{what}");
-        std::thread::sleep(Duration::from_millis(5));
-    };
-    let members = loop {
-        let members: Vec<u32> = children_of(bench.id());
-        let are_members = members.iter().all(|pid| words_of(*pid).contains(&"member".to_owned()));
-        if members.len() == 4 && are_members {
-            break members;
-        }
-        watch("the members are not started");
-    };
+    let mut members = Vec::new();
+    wait_until("the members are started", || {
+        members = children_of(bench.id(), "bench-node\0member\0");
+        members.len() == 4
+    });
     bench.kill().unwrap();
     bench.wait().unwrap();
-    while members.iter().any(|pid| words_of(*pid).contains(&"bench-node".to_owned())) {
-        watch("a member is left behind");
-    }
-}
-
-/// Returns the processes that a process has started.
-#[cfg(target_os = "linux")]
-fn children_of(parent: u32) -> Vec<u32> {
-    let entries = std::fs::read_dir("/proc").expect("there is one").filter_map(Result::ok);
-    let pids = entries.filter_map(|entry| entry.file_name().to_str()?.parse::<u32>().ok());
-    pids.filter(|pid| {
-        let status = std::fs::read_to_string(format!("/proc/{pid}/status")).unwrap_or_default();
-        status.lines().any(|line| line.strip_prefix("PPid:").is_some_and(|of| of.trim() == parent.to_string()))
-    })
-    .collect()
-}
-
-/// Returns the command line of a process, nothing if it has ended.
-#[cfg(target_os = "linux")]
-fn words_of(pid: u32) -> Vec<String> {
-    let line = std::fs::read_to_string(format!("/proc/{pid}/cmdline")).unwrap_or_default();
-    line.split('\0').map(str::to_owned).collect()
+    wait_until("the members end", || !members.iter().any(|&pid| runs_as(pid, "bench-node")));
 }
 
 fn positive(object: &Value, name: &str) {

@@ -299,12 +299,12 @@ fn no_receiver_of_the_demo_outlives_it() {
         let mut demo = command(&["demo", "-n", "4", "--size", "64MiB", "-b", "512"]).spawn().unwrap();
         let mut members = Vec::new();
         wait_until("the receivers' processes run", || {
-            members = children_of(demo.id());
+            members = children_of(demo.id(), "demo-member");
             members.len() == 3
         });
         signal(&demo, how);
         demo.wait().unwrap();
-        wait_until("the receivers' processes end", || members.iter().all(|&pid| !is_member(pid)));
+        wait_until("the receivers' processes end", || members.iter().all(|&pid| !runs_as(pid, "demo-member")));
     }
 }
 
@@ -515,11 +515,11 @@ pub(crate) fn wait_until(what: &str, mut done: impl FnMut() -> bool) {
     }
 }
 
-/// Lists the processes whose parent is `parent`.
-fn children_of(parent: u32) -> Vec<u32> {
+/// Lists the processes whose parent is `parent`, and that run as `role`.
+pub(crate) fn children_of(parent: u32, role: &str) -> Vec<u32> {
     let numbers = std::fs::read_dir("/proc").unwrap().flatten();
     let numbers = numbers.filter_map(|entry| entry.file_name().to_string_lossy().parse::<u32>().ok());
-    numbers.filter(|&pid| is_member(pid) && parent_of(pid) == Some(parent)).collect()
+    numbers.filter(|&pid| runs_as(pid, role) && parent_of(pid) == Some(parent)).collect()
 }
 
 fn parent_of(pid: u32) -> Option<u32> {
@@ -527,9 +527,9 @@ fn parent_of(pid: u32) -> Option<u32> {
     status.lines().find_map(|line| line.strip_prefix("PPid:"))?.trim().parse().ok()
 }
 
-/// Tells whether a process runs as a receiver of the demo; one that has ended has no command line.
-fn is_member(pid: u32) -> bool {
-    std::fs::read_to_string(format!("/proc/{pid}/cmdline")).is_ok_and(|line| line.contains("demo-member"))
+/// Tells whether a process has the arguments `role`, each but the last with a NUL behind it; one that has ended has none.
+pub(crate) fn runs_as(pid: u32, role: &str) -> bool {
+    std::fs::read_to_string(format!("/proc/{pid}/cmdline")).is_ok_and(|line| line.contains(role))
 }
 
 /// What is below a directory: mode, modification time and digest by relative path.

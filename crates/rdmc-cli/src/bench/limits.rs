@@ -2,7 +2,7 @@
 
 use std::io::{BufRead, BufReader, Lines, Read, Write};
 use std::net::{TcpListener, TcpStream};
-use std::process::{Child, ChildStdout, Command, Stdio};
+use std::process::{Child, ChildStdout, Stdio};
 use std::sync::Barrier;
 use std::time::{Duration, Instant};
 
@@ -11,7 +11,7 @@ use serde::Serialize;
 
 use super::copies::{Copies, HAS_NON_TEMPORAL, Pass, Stores};
 use super::statistics::median;
-use crate::local::{cores, end_with_stdin, monotonic_ns, seconds};
+use crate::local::{cores, end_with_stdin, monotonic_ns, seconds, this_program};
 
 /// The limits for messages of one length to one number of members.
 #[derive(Clone, Debug, PartialEq, Serialize)]
@@ -135,7 +135,7 @@ struct Sink {
 
 impl Sink {
     fn start(bytes: usize) -> anyhow::Result<Self> {
-        let mut command = Command::new(std::env::current_exe().context("the program does not know where it is")?);
+        let mut command = this_program()?;
         command.args(["bench-node", "sink", "--bytes", &bytes.to_string()]);
         let mut child = command.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn()?;
         let mut told = BufReader::new(child.stdout.take().expect("it is piped")).lines();
