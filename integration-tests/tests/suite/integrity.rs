@@ -194,6 +194,16 @@ async fn all_members_certify_the_digest_of_every_message() {
 /// Longer than what `tcp` copies behind a header.
 const LEN: u32 = 20_000;
 
+/// Waits, for a while, until a node has been given so many messages.
+fn wait_for_messages(node: &Node, count: u64) {
+    for _ in 0..10_000 {
+        if node.stats().bytes_received >= count * u64::from(LEN) {
+            return;
+        }
+        std::thread::sleep(std::time::Duration::from_millis(1));
+    }
+}
+
 /// Sends what changes in the root's memory when it has gone to `before` of two members; returns the failure, if there is
 /// one, and what came to each of two members.
 async fn multicast_what_changes(before: u64) -> (Option<GroupFailure>, Vec<(Option<Vec<u8>>, GroupStats)>) {
@@ -203,8 +213,11 @@ async fn multicast_what_changes(before: u64) -> (Option<GroupFailure>, Vec<(Opti
     // SAFETY: only the kernel reads it, as it is too long to be copied behind a header.
     let memory = unsafe { Memory::map_file(&file, LEN as usize) }.expect("a temporary file works");
     // It is summed before.
+    let first = cluster.nodes[1].clone();
     cluster.change_by(0, move |index| {
         if index == before {
+            // What was posted before leaves from the same memory, a little later.
+            tokio::task::block_in_place(|| wait_for_messages(&first, before));
             std::os::unix::fs::FileExt::write_all_at(&file, &[1], 5).expect("a temporary file works");
         }
         Fault::None

@@ -380,8 +380,9 @@ impl Group {
     fn failure(&self, agreement: &Agreement, verdict: &Verdict) -> GroupFailure {
         // What everybody has is the same in everybody's memory; the verdict tells of the rest.
         let lacking = verdict.held.iter().flatten().min().copied().unwrap_or(0);
+        let told_from = verdict.records.first().map_or(lacking, |first| first.number.min(lacking));
         // Members that have begun more have forgotten more.
-        let known = verdict.begun.saturating_sub(RECORDS_MAX as u64)..lacking;
+        let known = verdict.begun.saturating_sub(RECORDS_MAX as u64)..told_from;
         let known = agreement.records().filter(|record| known.contains(&record.number));
         let records = known.chain(&verdict.records).cloned().collect();
         let failed = verdict.failed.iter().map(|(rank, cause)| FailedMember {

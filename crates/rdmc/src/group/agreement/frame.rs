@@ -142,6 +142,6 @@ pub(crate) struct Verdict {
     pub(crate) begun: u64,
     /// For each rank how many messages it has, from the first; none if nobody knows.
     pub(crate) held: Vec<Option<u64>>,
-    /// Messages that some member may lack, as far as anybody knows them.
+    /// Messages that some member may lack, or whose digests it may lack, as far as anybody knows them.
     pub(crate) records: Vec<MessageRecord>,
 }

@@ -506,6 +506,28 @@ fn who_has_other_messages_than_the_root_does_not_confirm_and_is_named() {
     }
 }
 
+#[test]
+fn a_digest_that_some_know_is_told_to_all() {
+    let mut network = Network::new(3, 7);
+    for rank in 0..3 {
+        network.at(rank, |member, _| {
+            for message in 0..3 {
+                assert!(member.begin(5) && member.hold());
+                // The root has not sent the second one to the end.
+                if (rank, message) != (0, 1) {
+                    member.note_digest(message, Some(Digest([7; 32])));
+                }
+            }
+        });
+    }
+    network.at(2, |member, now| member.declare(FailureCause::Abandoned, now));
+    network.run(0, Fate::NOTHING, 0);
+    network.survivors_agree();
+    let Some(Outcome::Failed(verdict)) = network.outcome(0) else { panic!("it failed") };
+    let told: Vec<_> = verdict.records.iter().map(|record| (record.number, record.digest)).collect();
+    assert_eq!(told, [(1, Some(Digest([7; 32]))), (2, Some(Digest([7; 32])))]);
+}
+
 /// Frames of all kinds.
 pub(crate) fn frames() -> impl Strategy<Value = EndFrame> {
     let text = "[a-z0-9.:]{0,20}";

@@ -51,15 +51,7 @@ impl Agreement {
             None => self.progress.messages.filter(|_| confirmed.contains(&rank)),
         });
         let held: Vec<Option<u64>> = held.collect();
-        let lacking = reports.values().map(|report| report.progress.held).min().unwrap_or(0);
-        let mut records: BTreeMap<u64, MessageRecord> = BTreeMap::new();
-        for record in reports.values().flat_map(|report| &report.progress.records) {
-            if record.number >= lacking {
-                let known = records.entry(record.number).or_insert_with(|| record.clone());
-                known.digest = known.digest.or(record.digest);
-            }
-        }
-        let records = records.into_values().take(RECORDS_REPORTED_MAX).collect();
+        let records = records_to_tell(reports);
         Verdict { failed: self.failed(reports), quorum, begun, held, records }
     }
 
@@ -123,6 +115,21 @@ impl Agreement {
     fn has_mended(&self, accusation: &Accusation) -> bool {
         accusation.cause.is_a_loss() && self.reach_each_other(accusation.accuser, accusation.accused)
     }
+}
+
+/// Returns the records, from the first that is not the same in every member's memory: of a message that not all have, or of
+/// one that the root has not summed to the end, as it was still sending it.
+fn records_to_tell(reports: &BTreeMap<u32, Report>) -> Vec<MessageRecord> {
+    let mut from = reports.values().map(|report| report.progress.held).min().unwrap_or(0);
+    let mut records: BTreeMap<u64, MessageRecord> = BTreeMap::new();
+    for record in reports.values().flat_map(|report| &report.progress.records) {
+        let known = records.entry(record.number).or_insert_with(|| record.clone());
+        if known.digest != record.digest {
+            from = from.min(record.number);
+            known.digest = known.digest.or(record.digest);
+        }
+    }
+    records.split_off(&from).into_values().take(RECORDS_REPORTED_MAX).collect()
 }
 
 /// One member says that something is wrong with another.
