@@ -28,6 +28,7 @@ mod hearing;
 mod intake;
 pub(crate) mod neighbour;
 pub(crate) mod pace;
+mod queue;
 pub(crate) mod receiver;
 pub(crate) mod recovery;
 pub(crate) mod retained;

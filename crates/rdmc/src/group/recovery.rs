@@ -150,7 +150,7 @@ impl GroupFailure {
     ///
     /// If the root is among the survivors it gets a [`Sender`]. Messages that were under way or queued are sent to the end
     /// without being sent again; a [`Multicast`](crate::Multicast) that failed with [`SendError::NotQueued`](crate::SendError::NotQueued)
-    /// had not come so far. If the root is gone every survivor gets a [`Receiver`], whose stream ends when it has all that
+    /// was polled too late for that. If the root is gone every survivor gets a [`Receiver`], whose stream ends when it has all that
     /// the survivors hold between them; what they do not hold is [named](Recovery::lost).
     ///
     /// The memory of messages that not everybody had is kept while the failure or a clone of it lives, until it is

@@ -1,6 +1,6 @@
 //! The root's side of a group.
 
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::BTreeMap;
 use std::fmt;
 use std::pin::Pin;
 use std::sync::Arc;
@@ -11,11 +11,12 @@ use futures::future::{BoxFuture, FutureExt};
 use futures::stream::{FuturesUnordered, StreamExt};
 use rdmc_fabric::{Buffer, BufferMut, Memory};
 use rdmc_schedule::Repair;
-use tokio::sync::{mpsc, oneshot};
+use tokio::sync::oneshot;
 
 use super::delta::Answers;
+use super::queue::{Queue, Request, Requests};
 use super::recovery::{Continuation, Recovered, Recovery, RecoveryError, Resumption};
-use super::retained::{Retained, UNSTABLE_MAX};
+use super::retained::UNSTABLE_MAX;
 use super::{Formed, Grants, Group, GroupSpec, Role, form, start, take_grants};
 use crate::certificate::Certificate;
 use crate::failure::{FailureCause, GroupError, GroupFailure, SendError};
@@ -29,7 +30,7 @@ use crate::transfer::{Blocks, Plan, Shape, Transfer, Trouble, Turnstile};
 /// the members learn that the root has left.
 pub struct Sender {
     group: Arc<Group>,
-    requests: mpsc::Sender<Request>,
+    requests: Requests,
 }
 
 /// What can be sent: pool memory, `Bytes` or a mapped file, all without a copy on fabrics that register cheaply.
@@ -84,11 +85,6 @@ impl From<&'static str> for Payload {
     }
 }
 
-enum Request {
-    Send { message: Buffer, shape: Shape, done: Option<oneshot::Sender<()>> },
-    Close,
-}
-
 pub(crate) async fn create(node: Arc<NodeShared>, spec: GroupSpec) -> Result<Sender, GroupError> {
     Ok(start_sending(form(node, spec, Role::Root).await?))
 }
@@ -102,9 +98,7 @@ pub(crate) async fn go_on<R>(node: Arc<NodeShared>, continuation: Continuation) 
 
 fn start_sending(formed: Formed) -> Sender {
     let Formed { group, grants, resumption, .. } = formed;
-    let (requests, queue) = mpsc::channel(REQUESTS_MAX);
-    let queued = group.retained().take_queued();
-    let queue = Queue { queued: queued.into(), requests: queue, in_hand: None, retained: group.retained.clone() };
+    let (requests, queue) = Queue::new(group.retained.clone());
     start(group.clone(), run(group.clone(), queue, grants, resumption));
     Sender { group, requests }
 }
@@ -115,9 +109,8 @@ impl Sender {
     /// It completes when nothing more of it is sent from here, although some members may still receive from others
     /// (DSN §4.6); [`close`](Self::close) tells when everybody has everything. In a
     /// [recoverable](GroupSpec::recoverable) group, and where blocks are [checked](GroupSpec::check_blocks), its memory is kept
-    /// until then. Several may be under way; they are
-    /// carried out and completed in the order in which the futures were first polled. Few wait in a queue, so
-    /// that sending faster than the network waits here.
+    /// until then. Any number may be awaited at once: they are carried out and completed in the order in which the futures
+    /// were first polled, a few at a time.
     ///
     /// # Cancel safety
     /// Dropped before it is polled or before its turn comes, nothing is sent. Dropped later, the message is
@@ -139,10 +132,9 @@ impl Sender {
                 let shape =
                     Shape::new(size, block_size).ok_or(SendError::TooManyBlocks { size, block_size, max: u32::MAX })?;
                 let (done, completed) = oneshot::channel();
-                let request = Request::Send { message, shape, done: Some(done) };
-                if requests.send(request).await.is_err() {
+                let Some(_place) = requests.send(message, shape, done) else {
                     return Err(group.ended().await.err().map_or(SendError::Closed, SendError::NotQueued));
-                }
+                };
                 if completed.await.is_err() {
                     return Err(group.ended().await.err().map_or(SendError::Closed, SendError::Failed));
                 }
@@ -161,14 +153,8 @@ impl Sender {
     /// # Errors
     /// The group's failure, with what did and did not arrive, if it failed before everybody had everything.
     pub async fn close(self) -> Result<Certificate, GroupFailure> {
-        // Behind what was sent before. By a task if it has to wait, so that the group is closed if this future is dropped.
-        if let Err(mpsc::error::TrySendError::Full(close)) = self.requests.try_send(Request::Close) {
-            let requests = self.requests.clone();
-            let environment = self.group.node().environment.clone();
-            environment.spawn(Box::pin(async move {
-                let _ = requests.send(close).await;
-            }));
-        }
+        // Behind what was sent before; it stands if this future is dropped.
+        self.requests.close();
         self.group.ended().await
     }
 
@@ -316,53 +302,6 @@ impl Planned {
     }
 }
 
-/// What is to be sent. What is not begun when the group fails is kept.
-struct Queue {
-    /// From the group that this one continues.
-    queued: VecDeque<(Buffer, Shape)>,
-    requests: mpsc::Receiver<Request>,
-    /// Taken, but not begun.
-    in_hand: Option<Arc<Blocks>>,
-    retained: Arc<Retained>,
-}
-
-impl Queue {
-    /// Waits for the next request that somebody still wants.
-    ///
-    /// # Cancel safety
-    /// No request is lost.
-    async fn next(&mut self) -> Option<Request> {
-        if let Some((message, shape)) = self.queued.pop_front() {
-            return Some(Request::Send { message, shape, done: None });
-        }
-        loop {
-            match self.requests.recv().await {
-                Some(Request::Send { done: Some(done), .. }) if done.is_closed() => {}
-                next => return next,
-            }
-        }
-    }
-}
-
-impl Drop for Queue {
-    fn drop(&mut self) {
-        self.requests.close();
-        let mut left = std::mem::take(&mut self.queued);
-        if let Some(blocks) = self.in_hand.take() {
-            left.push_front((blocks.whole(), blocks.shape()));
-        }
-        while let Ok(request) = self.requests.try_recv() {
-            match request {
-                Request::Send { message, shape, done } if done.as_ref().is_none_or(|done| !done.is_closed()) => {
-                    left.push_back((message, shape));
-                }
-                Request::Send { .. } | Request::Close => {}
-            }
-        }
-        self.retained.queue(left);
-    }
-}
-
 /// Tells whoever waits that a message is sent, in the order of the messages.
 struct InOrder {
     next: u64,
@@ -382,7 +321,5 @@ impl InOrder {
     }
 }
 
-/// Requests that wait for their turn.
-const REQUESTS_MAX: usize = 16;
 /// Messages under way at once.
 const TRANSFERS_MAX: usize = 4;
