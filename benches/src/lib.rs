@@ -1,11 +1,14 @@
 //! What the measurements share.
 
+pub mod callgrind;
+mod members;
 mod process;
 
 use std::time::Duration;
 
 use bytes::Bytes;
 
+pub use members::Members;
 pub use process::{Figure, Process, report};
 
 /// Returns the machine's monotonic clock: one clock for all processes and network namespaces of a host.
