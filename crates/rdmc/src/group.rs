@@ -19,6 +19,7 @@ use crate::node::{NodeId, NodeShared};
 use crate::stats::{Corruption, Counters, GroupStats};
 use crate::sync::lock;
 use crate::transfer::{Place, Port, Trouble};
+use crate::woken::WhenWoken;
 
 pub(crate) mod agreement;
 mod delta;
@@ -434,8 +435,8 @@ pub(crate) fn start(group: Arc<Group>, engine: impl Future<Output = Result<(), T
                 }
             };
             let mut working = std::pin::pin!(working.fuse());
-            let mut stopped = std::pin::pin!(group.stopped().fuse());
-            let mut pacing = std::pin::pin!(group.watch_pace().fuse());
+            let (stopped, pacing) = (std::pin::pin!(group.stopped()), std::pin::pin!(group.watch_pace()));
+            let (mut stopped, mut pacing) = (WhenWoken::new(stopped).fuse(), WhenWoken::new(pacing).fuse());
             // The engine ends when this member has done its part; others may be far behind.
             loop {
                 futures::select_biased! {

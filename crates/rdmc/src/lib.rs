@@ -56,6 +56,7 @@ mod scope;
 mod stats;
 mod sync;
 mod transfer;
+mod woken;
 
 pub use certificate::{Certificate, Digest, MessageRecord};
 pub use failure::{FailedMember, FailureCause, GroupError, GroupFailure, SendError, StartError};

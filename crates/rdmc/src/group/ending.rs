@@ -22,6 +22,7 @@ use crate::mesh::{GroupEvent, Inbox};
 use crate::node::NodeId;
 use crate::sync::lock;
 use crate::transfer::Trouble;
+use crate::woken::WhenWoken;
 
 /// How a group ended.
 pub(crate) type Ended = Result<Certificate, GroupFailure>;
@@ -264,7 +265,8 @@ impl Group {
     /// At a member: waits until the root closes the group; returns the number of messages.
     pub(super) async fn closing(&self) -> u64 {
         let mut signs = self.end.signs.subscribe();
-        let signs = signs.wait_for(|signs| signs.messages.is_some()).await.expect("the sender lives in self");
+        let closed = std::pin::pin!(signs.wait_for(|signs| signs.messages.is_some()));
+        let signs = WhenWoken::new(closed).await.expect("the sender lives in self");
         signs.messages.expect("waited for it")
     }
 
