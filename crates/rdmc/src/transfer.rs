@@ -192,7 +192,9 @@ impl Transfer {
             let mut checksum = summing.checksum_of(&buffer).await;
             let place = self.place_of(block);
             if checksum.seal(place) != seal {
-                checksum = self.group.heal(by, place, false, &mut buffer).await?.checksum;
+                // Boxed: it is rare, and large in what is made for every block.
+                let healing = Box::pin(self.group.heal(by, place, false, &mut buffer));
+                checksum = healing.await?.checksum;
             }
             self.blocks.note_checksum(block, checksum);
         }

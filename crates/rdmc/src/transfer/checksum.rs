@@ -5,6 +5,8 @@ use std::io;
 use std::sync::{Arc, Mutex};
 use std::task::Poll;
 
+use futures::FutureExt;
+use futures::future::{BoxFuture, Either};
 use rdmc_fabric::{Buffer, Inspector};
 use rdmc_schedule::BlockIndex;
 use twox_hash::{XxHash3_64, xxhash3_128};
@@ -105,13 +107,24 @@ impl Summing {
 
     /// Returns the checksum of the block, all of which is here by now, as [`Checksum::gently_of`] does.
     pub(crate) async fn checksum_of(&self, block: &[u8]) -> Checksum {
-        let (hasher, len) = {
-            let shown = lock(&self.shown);
-            (shown.hasher.clone(), shown.len)
-        };
-        match block.get(len..) {
-            Some(rest) if len > 0 => Checksum::gently_after(hasher, rest).await,
-            _ => Checksum::gently_of(block).await,
+        match self.sum(block) {
+            Either::Left(checksum) => checksum,
+            Either::Right(summing) => summing.await,
+        }
+    }
+
+    /// Sums what is short at once. The rest is boxed, so that what is made for every block is small.
+    fn sum<'a>(&self, block: &'a [u8]) -> Either<Checksum, BoxFuture<'a, Checksum>> {
+        let mut shown = lock(&self.shown);
+        match block.get(shown.len..) {
+            Some(rest) if shown.len > 0 && rest.len() <= PIECE => {
+                shown.hasher.write(rest);
+                shown.len = block.len();
+                Either::Left(Checksum(shown.hasher.finish_128()))
+            }
+            Some(rest) if shown.len > 0 => Either::Right(Checksum::gently_after(shown.hasher.clone(), rest).boxed()),
+            _ if block.len() <= PIECE => Either::Left(Checksum::of(block)),
+            _ => Either::Right(Checksum::gently_of(block).boxed()),
         }
     }
 }
@@ -150,7 +163,6 @@ const COPY: usize = 64 << 10;
 
 #[cfg(test)]
 mod tests {
-    use futures::FutureExt;
     use proptest::prelude::*;
 
     use super::*;
