@@ -8,7 +8,6 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use futures::future::{Either, select};
 use futures::stream::FuturesUnordered;
 use futures::{FutureExt, StreamExt, try_join};
 use rdmc_fabric::{Buffer, Operation, Received, WorkError};
@@ -21,6 +20,7 @@ use crate::group::Group;
 use crate::group::neighbour::Neighbour;
 use crate::group::pace::Awaited;
 use crate::group::receiver::Message;
+use crate::woken::Attention;
 
 mod blocks;
 mod checksum;
@@ -128,7 +128,7 @@ impl Transfer {
 
     /// Posts the receives of the schedule, each at its block's place, as far ahead as the senders may be.
     async fn receive_blocks(&self, first_is_here: bool, turn: Turn) -> Result<(), Trouble> {
-        let mut arriving = FuturesUnordered::new();
+        let (mut arriving, mut attention) = (FuturesUnordered::new(), Attention::new());
         let mut untold: Option<&Neighbour> = None;
         for receive in self.plan.receives(self.group.rank()).skip(usize::from(first_is_here)) {
             let neighbour = self.group.neighbour(receive.peer);
@@ -138,7 +138,7 @@ impl Transfer {
                 neighbour.room_to_grant().await
             };
             let room = {
-                let mut room = std::pin::pin!(unless_failing(room, &mut arriving, |done| done));
+                let mut room = std::pin::pin!(unless_failing(&mut attention, room, &mut arriving, |done| done));
                 match (&mut room).now_or_never() {
                     Some(room) => room?,
                     None => {
@@ -249,7 +249,7 @@ impl Transfer {
         if !self.plan.is_repair() && !self.group.is_delta() {
             self.group.announce(self.number, self.shape.size).await;
         }
-        let mut leaving = FuturesUnordered::new();
+        let (mut leaving, mut attention) = (FuturesUnordered::new(), Attention::new());
         let left =
             |(to, outcome): (Rank, Result<(), WorkError>)| outcome.map_err(|error| Trouble::Work { with: to, error });
         let mut sizes_told = std::collections::BTreeSet::new();
@@ -258,11 +258,11 @@ impl Transfer {
             let neighbour = self.group.neighbour(send.peer);
             // What was sent to this one before leaves at the latest when this one has to wait.
             let interrupt = || neighbour.flush();
-            let held = unless_failing(self.blocks.held(send.block), &mut leaving, left);
+            let held = unless_failing(&mut attention, self.blocks.held(send.block), &mut leaving, left);
             let (block, waited_for_block) = self.timed(None, held, interrupt).await;
             let block = block?;
             let seal = self.seal(send.block, &block).await?;
-            let ready = unless_failing(neighbour.ready_for_block(), &mut leaving, left);
+            let ready = unless_failing(&mut attention, neighbour.ready_for_block(), &mut leaving, left);
             let (ready, waited_for_ready) = self.timed(Some((Awaited::Ready, send.peer)), ready, interrupt).await;
             ready?;
             let occupant = self.group.egress().occupant().unwrap_or(send.peer);
@@ -270,7 +270,7 @@ impl Transfer {
                 self.group.egress().free_for(send.peer).await;
                 neighbour.room_to_send().await
             };
-            let free = unless_failing(free, &mut leaving, left);
+            let free = unless_failing(&mut attention, free, &mut leaving, left);
             let (room, waited_for_port) = self.timed(Some((Awaited::Leaving, occupant)), free, interrupt).await;
             let room = room?;
             self.group.count_sent(block.len(), waited_for_ready);
@@ -342,6 +342,7 @@ pub(crate) async fn checksum_of(blocks: &Blocks, block: BlockIndex, bytes: &Buff
 
 /// Waits for `wanted` while taking the outcomes of operations under way; ends early if one has failed.
 async fn unless_failing<T, F, D>(
+    attention: &mut Attention,
     wanted: impl Future<Output = T>,
     under_way: &mut FuturesUnordered<F>,
     mut take: impl FnMut(D) -> Result<(), Trouble>,
@@ -349,20 +350,7 @@ async fn unless_failing<T, F, D>(
 where
     F: Future<Output = D>,
 {
-    let mut wanted = std::pin::pin!(wanted);
-    loop {
-        if under_way.is_empty() {
-            return Ok(wanted.await);
-        }
-        match select(&mut wanted, under_way.next()).await {
-            Either::Left((value, _)) => return Ok(value),
-            Either::Right((done, _)) => {
-                if let Some(done) = done {
-                    take(done)?;
-                }
-            }
-        }
-    }
+    attention.wait(wanted, |cx| under_way.poll_next_unpin(cx).map(|done| done.map(&mut take))).await
 }
 
 /// The type of operation that brings a block.

@@ -20,12 +20,20 @@ pub(crate) struct WhenWoken<F> {
 
 struct Wakes {
     woken: AtomicBool,
+    /// Whoever is to be woken looks by itself before it sleeps.
+    looking: AtomicBool,
     task: AtomicWaker,
+}
+
+impl Wakes {
+    fn new() -> Arc<Self> {
+        Arc::new(Self { woken: AtomicBool::new(true), looking: AtomicBool::new(false), task: AtomicWaker::new() })
+    }
 }
 
 impl<F: Future + Unpin> WhenWoken<F> {
     pub(crate) fn new(future: F) -> Self {
-        let wakes = Arc::new(Wakes { woken: AtomicBool::new(true), task: AtomicWaker::new() });
+        let wakes = Wakes::new();
         Self { future, waker: wakes.clone().into(), wakes }
     }
 }
@@ -44,14 +52,74 @@ impl<F: Future + Unpin> Future for WhenWoken<F> {
     }
 }
 
+/// Waits for one thing, which is polled only if it was woken, beside others whose progress may wake it.
+///
+/// Were it woken in the ordinary way, a task that brings about what it waits for itself would be polled once more, for nothing.
+pub(crate) struct Attention {
+    wakes: Arc<Wakes>,
+    waker: Waker,
+}
+
+impl Attention {
+    pub(crate) fn new() -> Self {
+        let wakes = Wakes::new();
+        Self { waker: wakes.clone().into(), wakes }
+    }
+
+    /// Waits for `wanted`; until then `others` is called again and again, until it has nothing to do.
+    pub(crate) async fn wait<T, E>(
+        &mut self,
+        wanted: impl Future<Output = T>,
+        mut others: impl FnMut(&mut Context<'_>) -> Poll<Option<Result<(), E>>>,
+    ) -> Result<T, E> {
+        let mut wanted = std::pin::pin!(wanted);
+        self.wakes.woken.store(true, Ordering::Relaxed);
+        std::future::poll_fn(|cx| {
+            self.wakes.task.register(cx.waker());
+            self.wakes.looking.store(true, Ordering::Relaxed);
+            loop {
+                let woken = self.wakes.woken.swap(false, Ordering::AcqRel);
+                if woken && let Poll::Ready(value) = wanted.as_mut().poll(&mut Context::from_waker(&self.waker)) {
+                    return Poll::Ready(Ok(value));
+                }
+                // If it wakes itself while it is polled, it gives way to other tasks.
+                let gives_way = woken && self.wakes.woken.load(Ordering::Acquire);
+                match others(cx) {
+                    Poll::Ready(Some(Ok(()))) => {}
+                    Poll::Ready(Some(Err(error))) => return Poll::Ready(Err(error)),
+                    _ if gives_way => {
+                        self.wakes.looking.store(false, Ordering::SeqCst);
+                        cx.waker().wake_by_ref();
+                        return Poll::Pending;
+                    }
+                    _ if self.ends() => return Poll::Pending,
+                    _ => {}
+                }
+            }
+        })
+        .await
+    }
+
+    /// Ends a look, unless there was a wake in it.
+    fn ends(&self) -> bool {
+        self.wakes.looking.store(false, Ordering::SeqCst);
+        let sleeps = !self.wakes.woken.load(Ordering::SeqCst);
+        self.wakes.looking.store(!sleeps, Ordering::Relaxed);
+        sleeps
+    }
+}
+
 impl Wake for Wakes {
     fn wake(self: Arc<Self>) {
         self.wake_by_ref();
     }
 
     fn wake_by_ref(self: &Arc<Self>) {
-        self.woken.store(true, Ordering::Release);
-        self.task.wake();
+        // In one order with what `Attention::ends` does: either it sees the one, or this sees the other.
+        self.woken.store(true, Ordering::SeqCst);
+        if !self.looking.load(Ordering::SeqCst) {
+            self.task.wake();
+        }
     }
 }
 
@@ -101,6 +169,60 @@ mod tests {
         tell.send(7).expect("it is waited for");
         assert_eq!(tasks.map(|task| task.0.load(Ordering::Relaxed)), [false, true]);
         assert_eq!(waiting.now_or_never(), Some(Ok(7)));
+    }
+
+    #[tokio::test]
+    async fn what_is_waited_for_is_seen_though_nobody_was_woken() {
+        let window = tokio::sync::Semaphore::new(0);
+        let mut others = [true, true, false].into_iter();
+        let others = |_: &mut Context<'_>| match others.next() {
+            Some(true) => Poll::Ready(Some(Ok::<_, ()>(()))),
+            Some(false) => {
+                window.add_permits(1);
+                Poll::Pending
+            }
+            None => unreachable!("what is waited for is there"),
+        };
+        let mut attention = Attention::new();
+        let permit = attention.wait(window.acquire(), others).now_or_never().expect("it is there at the first poll");
+        assert!(permit.expect("nothing failed").is_ok());
+    }
+
+    #[tokio::test]
+    #[expect(clippy::disallowed_methods, reason = "a thread beside the task")]
+    async fn what_is_waited_for_is_seen_when_it_comes_from_elsewhere() {
+        let mut attention = Attention::new();
+        for _ in 0..100 {
+            let (tell, told) = tokio::sync::oneshot::channel();
+            let teller = std::thread::spawn(move || tell.send(7));
+            let heard = attention.wait(told, |_| Poll::Ready(None::<Result<(), ()>>)).await;
+            assert_eq!(heard, Ok(Ok(7)));
+            assert_eq!(teller.join().expect("it does not panic"), Ok(()));
+        }
+    }
+
+    #[test]
+    fn what_wakes_itself_gives_way() {
+        let (mut attention, mut polls) = (Attention::new(), 0);
+        let wanted = std::future::poll_fn(|cx| {
+            polls += 1;
+            cx.waker().wake_by_ref();
+            if polls == 3 { Poll::Ready(()) } else { Poll::Pending }
+        });
+        let mut waiting = std::pin::pin!(attention.wait(wanted, |_| Poll::Ready(None::<Result<(), ()>>)));
+        let task = Arc::new(Task::default());
+        let (waker, woken) = (task.clone().into(), &task.0);
+        assert!(waiting.as_mut().poll(&mut Context::from_waker(&waker)).is_pending());
+        assert!(woken.swap(false, Ordering::Relaxed));
+        assert!(waiting.as_mut().poll(&mut Context::from_waker(&waker)).is_pending());
+        assert!(woken.swap(false, Ordering::Relaxed));
+        assert_eq!(waiting.as_mut().poll(&mut Context::from_waker(&waker)), Poll::Ready(Ok(())));
+    }
+
+    #[tokio::test]
+    async fn what_fails_beside_ends_the_wait() {
+        let wanted = std::future::pending::<()>();
+        assert_eq!(Attention::new().wait(wanted, |_| Poll::Ready(Some(Err("failed")))).await, Err("failed"));
     }
 
     #[tokio::test]
