@@ -189,7 +189,7 @@ async fn serve(listener: UnixListener, node: Weak<Node>, mut alive: watch::Recei
                     drop(permit);
                     while let Some(stream) = more {
                         // It is held for as long as the peer knows this node.
-                        stream.readable().await?;
+                        wire::arriving(&stream).await?;
                         more = answer(&node, stream).await.or_else(gone)?;
                     }
                     Ok(())

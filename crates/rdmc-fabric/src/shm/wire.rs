@@ -100,6 +100,17 @@ pub(super) async fn send(stream: &UnixStream, bytes: &[u8], files: &[BorrowedFd<
     if sent.await? == bytes.len() { Ok(()) } else { Err(io::ErrorKind::WriteZero.into()) }
 }
 
+/// Waits until there is something to receive, or nothing will be any more.
+///
+/// That a stream was readable says nothing: it counts as such until a read has found nothing.
+pub(super) async fn arriving(stream: &UnixStream) -> io::Result<()> {
+    let look = || {
+        rustix::net::recv(stream, &mut [0u8; 1][..], RecvFlags::PEEK)?;
+        Ok(())
+    };
+    stream.async_io(Interest::READABLE, look).await
+}
+
 /// Receives exactly so many bytes, and the descriptors that come with them.
 pub(super) async fn receive<const LEN: usize>(stream: &UnixStream) -> io::Result<([u8; LEN], Vec<OwnedFd>)> {
     let (mut bytes, mut files, mut filled) = ([0; LEN], Vec::new(), 0);
@@ -144,6 +155,22 @@ mod tests {
                 prop_assert_eq!(Request::decode(&request.encode()), Some(request));
             }
         }
+    }
+
+    #[tokio::test]
+    async fn nothing_arrives_behind_what_was_received() {
+        use futures::FutureExt;
+
+        let (near, far) = UnixStream::pair().unwrap();
+        for _ in 0..3 {
+            send(&far, &[7; Request::LEN], &[]).await.unwrap();
+            arriving(&near).await.unwrap();
+            receive::<{ Request::LEN }>(&near).await.unwrap();
+            assert!(arriving(&near).now_or_never().is_none());
+        }
+        drop(far);
+        arriving(&near).await.unwrap();
+        assert!(receive::<{ Request::LEN }>(&near).await.is_err());
     }
 
     #[test]
