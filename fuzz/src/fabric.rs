@@ -1,7 +1,7 @@
 //! What fabrics decode: endpoints, keys, headers.
 
-use rdmc_fabric::fuzzing::{TCP_HEADER_LEN, recode_tcp_header, tcp_headers};
-use rdmc_fabric::{Endpoint, MeetingPlace, RemoteMemory};
+use rdmc_fabric::fuzzing::{TCP_HEADER_LEN, recode_object_descriptor, recode_tcp_header, tcp_headers};
+use rdmc_fabric::{Endpoint, MeetingPlace, ObjectDescriptor, RemoteMemory};
 
 use crate::{Seed, named};
 
@@ -41,6 +41,13 @@ pub fn tcp_header(bytes: &[u8]) {
     let Some((header, _)) = bytes.split_first_chunk::<TCP_HEADER_LEN>() else { return };
     if let Some(recoded) = recode_tcp_header(header) {
         assert_eq!(recoded, *header);
+    }
+}
+
+/// A descriptor has one form.
+pub fn object_descriptor(bytes: &[u8]) {
+    if let Some(recoded) = recode_object_descriptor(bytes) {
+        assert_eq!(recoded[..], *bytes);
     }
 }
 
@@ -89,6 +96,12 @@ pub fn remote_memory_seeds() -> Vec<Seed> {
 pub fn tcp_header_seeds() -> Vec<Seed> {
     let at = RemoteMemory { key: u64::MAX, address: 1 << 40, len: 1 << 20 };
     named(tcp_headers(at).into_iter().map(|(name, header)| (name, header.to_vec())))
+}
+
+/// Seeds of [`object_descriptor`].
+pub fn object_descriptor_seeds() -> Vec<Seed> {
+    let descriptor = ObjectDescriptor { len: 1 << 28, owner: 3, token: u128::MAX };
+    named([("object", descriptor.encode().to_vec())])
 }
 
 /// Seeds of [`shm_entry`].

@@ -58,6 +58,7 @@ pub const TARGETS: &[Target] = &[
     Target { name: "tcp_header", run: fabric::tcp_header, seeds: fabric::tcp_header_seeds },
     Target { name: "tcp_greeting", run: peers::greeting, seeds: peers::greeting_seeds },
     Target { name: "tcp_connection", run: peers::connection, seeds: peers::connection_seeds },
+    Target { name: "object_descriptor", run: fabric::object_descriptor, seeds: fabric::object_descriptor_seeds },
     #[cfg(target_os = "linux")]
     Target { name: "shm_entry", run: fabric::shm_entry, seeds: fabric::shm_entry_seeds },
     #[cfg(target_os = "linux")]

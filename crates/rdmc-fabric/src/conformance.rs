@@ -48,6 +48,7 @@ mod connections;
 mod exposures;
 mod failures;
 mod messages;
+mod objects;
 
 /// Makes the nodes that the bodies run on.
 pub trait Rig: Send + Sync {
@@ -178,6 +179,8 @@ bodies! { $
         frozen_memory_is_read_by_both,
         the_owner_cannot_reach_outside_its_exposure,
         keys_differ_between_exposures;
+    objects:
+        objects_are_shared_where_the_fabric_says_so;
     completions:
         the_queue_reports_what_was_posted,
         many_queue_pairs_share_one_queue,

@@ -10,7 +10,7 @@ use futures::future::BoxFuture;
 
 use crate::completion::{CompletionMode, CompletionQueue, CompletionSource};
 use crate::environment::Environment;
-use crate::memory::{Memory, MemoryRegion};
+use crate::memory::{AttachError, Buffer, Memory, MemoryRegion, ObjectDescriptor, ObjectShare, SharedObject};
 use crate::queue_pair::QueuePair;
 use crate::remote::{Expose, ExposedRegion};
 use crate::work::{QueuePairId, WorkRequest};
@@ -61,6 +61,24 @@ pub trait Fabric: Send + Sync + fmt::Debug {
         completions: &Arc<dyn CompletionSource>,
         config: QueuePairConfig,
     ) -> Result<QueuePair, FabricError>;
+
+    /// Lets peers attach an object, where [objects are shared](Capabilities::shares_objects).
+    ///
+    /// # Errors
+    /// The fabric shares none, or the operating system refuses.
+    fn share(&self, object: &SharedObject) -> Result<ObjectShare, FabricError> {
+        let _ = object;
+        Err(FabricError::Device { what: "an object that is shared", source: io::ErrorKind::Unsupported.into() })
+    }
+
+    /// Attaches an object that a peer shares: the result is the peer's memory, which nobody can change. Bounded in time.
+    ///
+    /// Whoever receives a descriptor looks at its length first: so many bytes of address space are taken.
+    fn attach(&self, object: ObjectDescriptor) -> BoxFuture<'static, Result<Buffer, AttachError>> {
+        let _ = object;
+        let fabric = self.capabilities().name;
+        Box::pin(async move { Err(AttachError::Unsupported { fabric }) })
+    }
 }
 
 /// What a fabric can do.
@@ -88,6 +106,9 @@ pub struct Capabilities {
     /// Bytes that are worth having under way to one neighbour. Where processors copy them, more of them displace each other
     /// from the caches. Fabrics that [save completions](crate::QueuePair::send_with_more) leave it unbounded.
     pub ahead_bytes: u64,
+    /// Whether peers can have [objects](SharedObject) in common: those to whom queue pairs are [carried](crate::QueuePair::carrier)
+    /// by shared memory, or all where the fabric does not choose.
+    pub shares_objects: bool,
 }
 
 impl Capabilities {
@@ -103,6 +124,7 @@ impl Capabilities {
             protects_blocks: false,
             completions_max: u32::MAX,
             ahead_bytes: u64::MAX,
+            shares_objects: false,
         }
     }
 }

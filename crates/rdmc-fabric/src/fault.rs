@@ -10,7 +10,7 @@ use futures::future::BoxFuture;
 use crate::completion::{CompletionMode, CompletionQueue, CompletionSource};
 use crate::environment::{Environment, Timestamp};
 use crate::fabric::{Capabilities, ConnectError, Endpoint, Fabric, FabricError, Peer, QueuePairConfig, RawQueuePair};
-use crate::memory::{Memory, MemoryRegion};
+use crate::memory::{AttachError, Buffer, Memory, MemoryRegion, ObjectDescriptor, ObjectShare, SharedObject};
 use crate::queue_pair::QueuePair;
 use crate::remote::{Expose, ExposedRegion};
 use crate::sync::lock;
@@ -151,6 +151,14 @@ impl Fabric for FaultFabric {
             made.alive.push(Arc::downgrade(&faulty));
             faulty
         }))
+    }
+
+    fn share(&self, object: &SharedObject) -> Result<ObjectShare, FabricError> {
+        self.inner.share(object)
+    }
+
+    fn attach(&self, object: ObjectDescriptor) -> BoxFuture<'static, Result<Buffer, AttachError>> {
+        self.inner.attach(object)
     }
 }
 

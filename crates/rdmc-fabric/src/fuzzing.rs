@@ -1,5 +1,6 @@
 //! Decoders that are private otherwise, for fuzzers: exists under `--cfg fuzzing` only.
 
+use crate::memory::ObjectDescriptor;
 use crate::remote::RemoteMemory;
 use crate::tcp::frame::{Frame, Refusal};
 
@@ -28,6 +29,11 @@ pub fn tcp_headers(at: RemoteMemory) -> Vec<(&'static str, [u8; TCP_HEADER_LEN])
         ("nearly-taken", Frame::NearlyTaken),
     ];
     headers.map(|(name, frame)| (name, frame.encode())).to_vec()
+}
+
+/// Decodes the descriptor of an object and encodes it again; none if it is none.
+pub fn recode_object_descriptor(bytes: &[u8]) -> Option<[u8; ObjectDescriptor::LEN]> {
+    ObjectDescriptor::decode(bytes).map(ObjectDescriptor::encode)
 }
 
 #[cfg(target_os = "linux")]
@@ -70,7 +76,12 @@ mod shm {
     /// Encodes a request of each kind, by its name.
     pub fn shm_requests() -> Vec<(&'static str, [u8; SHM_REQUEST_LEN])> {
         let meet = Request::Meet { to: 1, from: u128::MAX, name: 3 };
-        let requests = [("meet", meet), ("open", Request::Open { object: u64::MAX }), ("stay", Request::Stay)];
+        let requests = [
+            ("meet", meet),
+            ("open", Request::Open { object: u64::MAX }),
+            ("stay", Request::Stay),
+            ("attach", Request::Attach { token: 7 }),
+        ];
         requests.map(|(name, request)| (name, request.encode())).to_vec()
     }
 }

@@ -19,7 +19,7 @@ use tokio::sync::mpsc;
 use crate::completion::{CompletionMode, CompletionQueue, CompletionSource, SoftwareCompletions};
 use crate::environment::{ControlListener, ControlStream, Environment, Timestamp, TokioEnvironment};
 use crate::fabric::{Capabilities, ConnectError, Endpoint, Fabric, FabricError, Peer, QueuePairConfig, RawQueuePair};
-use crate::memory::{Memory, MemoryRegion};
+use crate::memory::{AttachError, Buffer, Memory, MemoryRegion, ObjectDescriptor, ObjectShare, SharedObject};
 use crate::queue_pair::{QueuePair, next_queue_pair_id};
 use crate::remote::{Expose, ExposedRegion};
 use crate::software::{Exposures, Pairing, PostedWork};
@@ -44,6 +44,8 @@ struct NetworkShared {
     listeners: Mutex<BTreeMap<String, mpsc::Sender<DuplexStream>>>,
     queue_pairs: Mutex<HashMap<u128, Weak<MemQueuePair>>>,
     next_port: AtomicU16,
+    /// What nodes share, by token.
+    objects: Mutex<HashMap<u128, Buffer>>,
 }
 
 impl MemNetwork {
@@ -84,7 +86,9 @@ impl fmt::Debug for MemFabric {
 
 impl Fabric for MemFabric {
     fn capabilities(&self) -> Capabilities {
-        Capabilities::new("mem")
+        let mut capabilities = Capabilities::new("mem");
+        capabilities.shares_objects = true;
+        capabilities
     }
 
     fn environment(&self) -> Arc<dyn Environment> {
@@ -124,6 +128,40 @@ impl Fabric for MemFabric {
         });
         lock(&self.network.queue_pairs).insert(shared.nonce, Arc::downgrade(&shared));
         Ok(QueuePair::new(shared, config))
+    }
+
+    fn share(&self, object: &SharedObject) -> Result<ObjectShare, FabricError> {
+        let environment: &dyn Environment = &*self.environment;
+        let token = environment.random_u128();
+        lock(&self.network.objects).insert(token, object.to_buffer());
+        let descriptor = ObjectDescriptor { len: object.len() as u64, owner: 0, token };
+        let published = Published { network: self.network.clone(), token };
+        Ok(ObjectShare::new(descriptor, Box::new(published)))
+    }
+
+    fn attach(&self, object: ObjectDescriptor) -> BoxFuture<'static, Result<Buffer, AttachError>> {
+        let found = lock(&self.network.objects).get(&object.token).cloned();
+        let (len, what) = (object.len, "it has another length");
+        Box::pin(async move {
+            match found {
+                Some(bytes) if bytes.len() as u64 == len => Ok(bytes),
+                Some(_) => Err(AttachError::Unsound { len, what }),
+                None => Err(AttachError::NotShared),
+            }
+        })
+    }
+}
+
+/// An object that nodes of the network can attach.
+struct Published {
+    network: Arc<NetworkShared>,
+    token: u128,
+}
+
+impl Drop for Published {
+    fn drop(&mut self) {
+        let object = lock(&self.network.objects).remove(&self.token);
+        drop(object);
     }
 }
 

@@ -21,6 +21,12 @@ use std::sync::{Arc, OnceLock};
 
 use bytes::Bytes;
 
+mod shared;
+
+#[cfg(target_os = "linux")]
+pub(crate) use shared::sealable::anonymous_file;
+pub use shared::{AttachError, ObjectDescriptor, ObjectShare, SharedObject, SharedObjectMut};
+
 /// Memory that is not yet registered with a fabric.
 ///
 /// Its address never changes while it lives, and nobody else writes it.
@@ -478,6 +484,13 @@ impl Buffer {
     /// Returns what the fabric keeps about the region this range lies in.
     pub fn registration<T: Any>(&self) -> Option<&T> {
         self.lease.region().registration()
+    }
+
+    /// Makes memory of the range, which must not change, to be registered anew.
+    fn into_memory(self) -> Memory {
+        debug_assert!(!self.may_change(), "others may write it");
+        let (ptr, len) = (NonNull::from(&self[..]).cast(), self.len);
+        Memory { ptr, len, writable: false, file: None, _owner: Box::new(self) }
     }
 }
 

@@ -14,16 +14,19 @@
 use std::fmt;
 use std::sync::Arc;
 
+use futures::future::{BoxFuture, FutureExt};
+
 use crate::completion::{CompletionMode, CompletionQueue, CompletionSource, SoftwareCompletions};
 use crate::environment::{Environment, TokioEnvironment};
 use crate::fabric::{Capabilities, Fabric, FabricError, QueuePairConfig, RawQueuePair};
-use crate::memory::{Buffer, Memory, MemoryRegion};
+use crate::memory::{AttachError, Buffer, Memory, MemoryRegion, ObjectDescriptor, ObjectShare, SharedObject};
 use crate::queue_pair::QueuePair;
 use crate::remote::{Expose, ExposedRegion};
 use crate::rendezvous::Rendezvous;
 use crate::software::Exposures;
 
 mod arena;
+mod attach;
 mod bell;
 mod copy;
 mod engine;
@@ -84,6 +87,12 @@ impl ShmFabric {
         self.host
     }
 
+    /// Begins to be there for processes of this host, if that was not done before.
+    fn start(&self) -> Result<(), FabricError> {
+        let refused = |source| FabricError::Device { what: "a socket for processes of this host", source };
+        self.node.start().map_err(refused)
+    }
+
     /// Makes a queue pair with room for so many completions.
     pub(crate) fn raw_queue_pair(
         &self,
@@ -91,9 +100,7 @@ impl ShmFabric {
         config: QueuePairConfig,
         reserved: u32,
     ) -> Result<Arc<dyn RawQueuePair>, FabricError> {
-        self.node
-            .start()
-            .map_err(|source| FabricError::Device { what: "a socket for processes of this host", source })?;
+        self.start()?;
         Ok(ShmQueuePair::create(self.node.clone(), &*self.environment, completions, config, reserved)?)
     }
 
@@ -116,6 +123,7 @@ impl Fabric for ShmFabric {
         // Nothing lies between the two ends but the host's memory.
         capabilities.protects_blocks = true;
         capabilities.ahead_bytes = AHEAD_BYTES;
+        capabilities.shares_objects = true;
         capabilities
     }
 
@@ -165,6 +173,15 @@ impl Fabric for ShmFabric {
         let reserved = config.requests_max();
         let raw = self.raw_queue_pair(completions, config, reserved)?;
         Ok(QueuePair::new(raw, config))
+    }
+
+    fn share(&self, object: &SharedObject) -> Result<ObjectShare, FabricError> {
+        self.start()?;
+        Ok(attach::share(&self.node, object))
+    }
+
+    fn attach(&self, object: ObjectDescriptor) -> BoxFuture<'static, Result<Buffer, AttachError>> {
+        attach::attach(object).boxed()
     }
 }
 

@@ -15,7 +15,7 @@ use crate::environment::Environment;
 use crate::fabric::{
     Capabilities, ConnectError, Endpoint, Fabric, FabricError, Peer, QueuePairConfig, RawQueuePair, Role,
 };
-use crate::memory::{Memory, MemoryRegion};
+use crate::memory::{AttachError, Buffer, Memory, MemoryRegion, ObjectDescriptor, ObjectShare, SharedObject};
 use crate::queue_pair::{QueuePair, next_queue_pair_id};
 use crate::remote::{Expose, ExposedRegion};
 use crate::rendezvous::Rendezvous;
@@ -67,7 +67,9 @@ impl fmt::Debug for TcpShmFabric {
 
 impl Fabric for TcpShmFabric {
     fn capabilities(&self) -> Capabilities {
-        Capabilities::new("tcp+shm")
+        let mut capabilities = Capabilities::new("tcp+shm");
+        capabilities.shares_objects = true;
+        capabilities
     }
 
     fn environment(&self) -> Arc<dyn Environment> {
@@ -105,6 +107,14 @@ impl Fabric for TcpShmFabric {
             chosen: Mutex::new(None),
         }));
         Ok(QueuePair::new(Arc::new(raw), config))
+    }
+
+    fn share(&self, object: &SharedObject) -> Result<ObjectShare, FabricError> {
+        self.shm.share(object)
+    }
+
+    fn attach(&self, object: ObjectDescriptor) -> BoxFuture<'static, Result<Buffer, AttachError>> {
+        self.shm.attach(object)
     }
 }
 

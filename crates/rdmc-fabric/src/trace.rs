@@ -10,7 +10,7 @@ use futures::future::BoxFuture;
 use crate::completion::{CompletionMode, CompletionQueue, CompletionSource};
 use crate::environment::{Environment, Timestamp};
 use crate::fabric::{Capabilities, ConnectError, Endpoint, Fabric, FabricError, Peer, QueuePairConfig, RawQueuePair};
-use crate::memory::{Memory, MemoryRegion};
+use crate::memory::{AttachError, Buffer, Memory, MemoryRegion, ObjectDescriptor, ObjectShare, SharedObject};
 use crate::queue_pair::QueuePair;
 use crate::remote::{Expose, ExposedRegion};
 use crate::work::{Completed, Opcode, QueuePairId, Work, WorkCompletion, WorkRequest};
@@ -124,6 +124,14 @@ impl Fabric for TraceFabric {
         let traced: &TraceSource = any.downcast_ref().ok_or(FabricError::ForeignCompletionQueue)?;
         let queue_pair = self.inner.create_queue_pair(&traced.inner, config)?;
         Ok(queue_pair.map_raw(|inner| Arc::new(TraceQueuePair { inner, tracer: self.tracer.clone() })))
+    }
+
+    fn share(&self, object: &SharedObject) -> Result<ObjectShare, FabricError> {
+        self.inner.share(object)
+    }
+
+    fn attach(&self, object: ObjectDescriptor) -> BoxFuture<'static, Result<Buffer, AttachError>> {
+        self.inner.attach(object)
     }
 }
 

@@ -28,6 +28,7 @@ impl Fabric for Strict {
     fn capabilities(&self) -> Capabilities {
         let mut capabilities = self.0.capabilities();
         capabilities.receives_into_files = false;
+        capabilities.shares_objects = false;
         capabilities
     }
 

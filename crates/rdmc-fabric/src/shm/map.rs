@@ -7,7 +7,9 @@ use std::os::fd::OwnedFd;
 use std::sync::atomic::{AtomicU32, AtomicU64};
 
 use memmap2::{Advice, MmapOptions, MmapRaw};
-use rustix::fs::{MemfdFlags, OFlags, SealFlags};
+use rustix::fs::{OFlags, SealFlags};
+
+use crate::memory::anonymous_file;
 
 /// Mapped memory of an anonymous file, which never becomes shorter.
 pub(super) struct Mapping {
@@ -17,11 +19,7 @@ pub(super) struct Mapping {
 impl Mapping {
     /// Makes a file of `len` zero bytes and maps it. Its pages are taken when they are first touched.
     pub(super) fn create(len: usize) -> io::Result<(Self, File)> {
-        let flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING;
-        // Some systems insist that it cannot be executed, older ones do not know that.
-        let file = rustix::fs::memfd_create("rdmc", flags | MemfdFlags::NOEXEC_SEAL)
-            .or_else(|_| rustix::fs::memfd_create("rdmc", flags))?;
-        let file = File::from(file);
+        let file = anonymous_file()?;
         file.set_len(len as u64)?;
         // Nobody can shorten it, so nobody who has mapped it can be killed for touching it.
         rustix::fs::fcntl_add_seals(&file, SealFlags::SHRINK | SealFlags::GROW | SealFlags::SEAL)?;

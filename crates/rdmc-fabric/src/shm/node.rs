@@ -130,13 +130,13 @@ impl Node {
                 Ok(refused.map_or(Decision::HandedOver, |arrival| Decision::Refuse(arrival.stream)))
             }
             (Some(Request::Stay), Err(none)) if none.is_empty() => Ok(Decision::Stay(stream)),
-            (Some(Request::Open { object }), Err(none)) if none.is_empty() => match self.objects.open(object) {
-                Ok((file, len)) => Ok(Decision::Give(stream, file, len)),
-                Err(error) => {
-                    tracing::debug!(%error, "a peer asks for memory that is not shared any more");
-                    Ok(Decision::GiveNothing(stream))
-                }
-            },
+            (Some(Request::Open { object }), Err(none)) if none.is_empty() => {
+                Ok(Decision::give(stream, self.objects.open(object)))
+            }
+            (Some(Request::Attach { token }), Err(none)) if none.is_empty() => {
+                let opened = self.objects.open_sealed(token);
+                Ok(Decision::give(stream, opened.map(|(file, len)| (file, Some(len)))))
+            }
             _ => Err(io::Error::new(io::ErrorKind::InvalidData, "not a request")),
         }
     }
@@ -151,6 +151,18 @@ enum Decision {
     Stay(UnixStream),
     Give(UnixStream, OwnedFd, Option<u64>),
     GiveNothing(UnixStream),
+}
+
+impl Decision {
+    fn give(stream: UnixStream, opened: io::Result<(OwnedFd, Option<u64>)>) -> Self {
+        match opened {
+            Ok((file, len)) => Self::Give(stream, file, len),
+            Err(error) => {
+                tracing::debug!(%error, "a peer asks for memory that is not shared any more");
+                Self::GiveNothing(stream)
+            }
+        }
+    }
 }
 
 impl Drop for Node {
@@ -430,7 +442,7 @@ pub(super) fn socket_of(name: u128) -> String {
 /// Connections that have not yet said what they want, at once.
 const HANDSHAKES_MAX: usize = 256;
 /// How long a connection may take to say what it wants, and a peer to answer.
-const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(10);
+pub(super) const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(10);
 /// Pause after a failed accept, so that a lack of descriptors does not spin.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(50);
 /// Files of one peer that are kept open.

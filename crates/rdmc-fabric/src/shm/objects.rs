@@ -1,10 +1,11 @@
-//! What a node shares with its peers, by number: descriptors of memory and of files, handed out for reading.
+//! What a node shares with its peers: descriptors of memory and of files, by number, and of sealed objects, by token, handed out
+//! for reading.
 
 use std::collections::HashMap;
 use std::fs::File;
 use std::io;
 use std::os::fd::OwnedFd;
-use std::sync::Mutex;
+use std::sync::{Arc, Mutex};
 
 use super::map::read_only;
 use crate::sync::lock;
@@ -17,9 +18,12 @@ pub(super) enum Object {
     File(File),
 }
 
-/// What one node shares. The numbers are random: whoever was not told one does not guess it.
+/// What one node shares. Numbers and tokens are random: whoever was not told one does not guess it.
 #[derive(Default)]
-pub(super) struct Objects(Mutex<HashMap<u64, Object>>);
+pub(super) struct Objects {
+    numbered: Mutex<HashMap<u64, Object>>,
+    sealed: Mutex<HashMap<u128, Arc<File>>>,
+}
 
 impl Objects {
     /// Shares an object until it is forgotten, and returns its number.
@@ -27,20 +31,40 @@ impl Objects {
         let mut bytes = [0; 8];
         getrandom::fill(&mut bytes).expect("the operating system provides randomness");
         let number = u64::from_le_bytes(bytes);
-        lock(&self.0).insert(number, object);
+        lock(&self.numbered).insert(number, object);
         number
     }
 
     pub(super) fn forget(&self, number: u64) {
-        lock(&self.0).remove(&number);
+        lock(&self.numbered).remove(&number);
     }
 
     /// Opens an object for a peer: a descriptor by which it can be read alone, and the length of memory.
     pub(super) fn open(&self, number: u64) -> io::Result<(OwnedFd, Option<u64>)> {
-        match lock(&self.0).get(&number) {
+        match lock(&self.numbered).get(&number) {
             Some(Object::Memory { file, len }) => Ok((read_only(file)?, Some(*len))),
             Some(Object::File(file)) => Ok((file.try_clone()?.into(), None)),
             None => Err(io::ErrorKind::NotFound.into()),
         }
+    }
+
+    /// Shares a sealed file until it is withdrawn, and returns its token.
+    pub(super) fn publish(&self, file: Arc<File>) -> u128 {
+        let mut bytes = [0; 16];
+        getrandom::fill(&mut bytes).expect("the operating system provides randomness");
+        let token = u128::from_le_bytes(bytes);
+        lock(&self.sealed).insert(token, file);
+        token
+    }
+
+    pub(super) fn withdraw(&self, token: u128) {
+        let file = lock(&self.sealed).remove(&token);
+        drop(file);
+    }
+
+    /// Opens a sealed file for a peer: a descriptor by which it can be read alone, and its length.
+    pub(super) fn open_sealed(&self, token: u128) -> io::Result<(OwnedFd, u64)> {
+        let file = lock(&self.sealed).get(&token).cloned().ok_or(io::ErrorKind::NotFound)?;
+        Ok((read_only(&file)?, file.metadata()?.len()))
     }
 }

@@ -18,6 +18,8 @@ pub(crate) enum Request {
     Meet { to: u128, from: u128, name: u128 },
     /// The descriptor of an object.
     Open { object: u64 },
+    /// The descriptor of a sealed object.
+    Attach { token: u128 },
     /// To stay: the connection's end says that the node is gone. Objects may be asked for on it.
     Stay,
 }
@@ -30,6 +32,7 @@ impl Request {
             Self::Meet { to, from, name } => (1, [to, from, name]),
             Self::Open { object } => (2, [object.into(), 0, 0]),
             Self::Stay => (3, [0, 0, 0]),
+            Self::Attach { token } => (4, [token, 0, 0]),
         };
         let mut out = [kind; Self::LEN];
         for (field, number) in out[1..].chunks_exact_mut(16).zip(numbers) {
@@ -45,6 +48,7 @@ impl Request {
             1 => Self::Meet { to: number(0), from: number(1), name: number(2) },
             2 => Self::Open { object: u64::try_from(number(0)).ok()? },
             3 => Self::Stay,
+            4 => Self::Attach { token: number(0) },
             _ => return None,
         };
         (request.encode() == *bytes).then_some(request)
@@ -151,7 +155,8 @@ mod tests {
     proptest! {
         #[test]
         fn requests_survive_encoding(to: u128, from: u128, name: u128, object: u64) {
-            for request in [Request::Meet { to, from, name }, Request::Open { object }, Request::Stay] {
+            let attach = Request::Attach { token: to };
+            for request in [Request::Meet { to, from, name }, Request::Open { object }, Request::Stay, attach] {
                 prop_assert_eq!(Request::decode(&request.encode()), Some(request));
             }
         }

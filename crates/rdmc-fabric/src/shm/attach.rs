@@ -1,0 +1,131 @@
+//! Sealed objects among the processes of a host: the owner hands out descriptors by token, who asks maps what it gets.
+
+use std::io;
+use std::os::fd::OwnedFd;
+use std::sync::Arc;
+use std::time::Duration;
+
+use tokio::net::UnixStream;
+
+use super::node::{HANDSHAKE_TIMEOUT, Node, same_user, socket_of};
+use super::objects::Objects;
+use super::wire::{self, Answer, Request};
+use crate::memory::{AttachError, Buffer, ObjectDescriptor, ObjectShare, SharedObject};
+
+/// An object that peers can ask for.
+struct Published {
+    objects: Arc<Objects>,
+    token: u128,
+}
+
+impl Drop for Published {
+    fn drop(&mut self) {
+        self.objects.withdraw(self.token);
+    }
+}
+
+/// Lets peers ask for an object. The node must have been started.
+pub(super) fn share(node: &Node, object: &SharedObject) -> ObjectShare {
+    let token = node.objects.publish(object.file().clone());
+    let descriptor = ObjectDescriptor { len: object.len() as u64, owner: node.name, token };
+    ObjectShare::new(descriptor, Box::new(Published { objects: node.objects.clone(), token }))
+}
+
+/// Asks the owner of an object for it, and maps it.
+pub(super) async fn attach(object: ObjectDescriptor) -> Result<Buffer, AttachError> {
+    let asked = tokio::time::timeout(HANDSHAKE_TIMEOUT, ask(object)).await;
+    let (answer, files) =
+        asked.unwrap_or_else(|_| Err(io::ErrorKind::TimedOut.into())).map_err(AttachError::Unreachable)?;
+    let len = object.len;
+    match (answer, <[OwnedFd; 1]>::try_from(files)) {
+        (Some(Answer::Memory(told)), Ok([file])) if told == len => SharedObject::attach(file, len),
+        (Some(Answer::Memory(told)), Err(none)) if told == len && none.is_empty() => {
+            Err(AttachError::Here(io::Error::other("no descriptor came: are too many files open?")))
+        }
+        (Some(Answer::Unknown), _) => Err(AttachError::NotShared),
+        (Some(Answer::Memory(_)), _) => Err(AttachError::Unsound { len, what: "it has another length" }),
+        _ => Err(AttachError::Unsound { len, what: "it is no memory" }),
+    }
+}
+
+async fn ask(object: ObjectDescriptor) -> io::Result<(Option<Answer>, Vec<OwnedFd>)> {
+    let stream = loop {
+        match UnixStream::connect(socket_of(object.owner)).await {
+            // All members ask at about the same time: the listener's queue may be full.
+            Err(error) if error.kind() == io::ErrorKind::WouldBlock => tokio::time::sleep(QUEUE_PAUSE).await,
+            connected => break connected?,
+        }
+    };
+    same_user(&stream)?;
+    wire::send(&stream, &Request::Attach { token: object.token }.encode(), &[]).await?;
+    let (answer, files) = wire::receive::<{ Answer::LEN }>(&stream).await?;
+    Ok((Answer::decode(answer), files))
+}
+
+/// Pause before a full queue is tried again.
+const QUEUE_PAUSE: Duration = Duration::from_millis(1);
+
+#[cfg(test)]
+mod tests {
+    use tokio::net::UnixListener;
+
+    use super::*;
+
+    fn node() -> Arc<Node> {
+        let node = Node::new(Arc::default()).unwrap();
+        node.start().unwrap();
+        node
+    }
+
+    #[tokio::test]
+    async fn an_object_is_attached_by_its_token_for_as_long_as_it_is_shared() {
+        let node = node();
+        let object = SharedObject::copy_of(&[7; 5000]).unwrap();
+        let shared = share(&node, &object);
+        let attached = attach(shared.descriptor()).await.unwrap();
+        let again = share(&node, &object);
+        assert_ne!(again.descriptor().token, shared.descriptor().token);
+        let guessed = ObjectDescriptor { token: shared.descriptor().token ^ 1, ..shared.descriptor() };
+        assert!(matches!(attach(guessed).await, Err(AttachError::NotShared)));
+        let longer = ObjectDescriptor { len: 5001, ..shared.descriptor() };
+        assert!(matches!(attach(longer).await, Err(AttachError::Unsound { .. })));
+        let withdrawn = shared.descriptor();
+        drop((shared, object));
+        assert!(matches!(attach(withdrawn).await, Err(AttachError::NotShared)));
+        let third = attach(again.descriptor()).await.unwrap();
+        let owner = again.descriptor();
+        drop((again, node));
+        assert!(attached.iter().chain(third.iter()).all(|&byte| byte == 7), "they outlive their owner");
+        // Its socket is gone when its task has ended.
+        while !matches!(attach(owner).await, Err(AttachError::Unreachable(_))) {
+            tokio::task::yield_now().await;
+        }
+    }
+
+    #[tokio::test]
+    async fn what_a_peer_hands_over_is_looked_at() {
+        let listener = UnixListener::bind(socket_of(0xbad)).unwrap();
+        let unsealed = crate::memory::anonymous_file().unwrap();
+        unsealed.set_len(10).unwrap();
+        let liar = async {
+            for (answer, files) in
+                [(Answer::Memory(10), 1), (Answer::Memory(11), 1), (Answer::Granted, 1), (Answer::Memory(10), 2)]
+            {
+                let (stream, _) = listener.accept().await.unwrap();
+                wire::receive::<{ Request::LEN }>(&stream).await.unwrap();
+                let fd = std::os::fd::AsFd::as_fd(&unsealed);
+                wire::send(&stream, &answer.encode(), &[fd, fd][..files]).await.unwrap();
+            }
+            let (stream, _) = listener.accept().await.unwrap();
+            drop(stream);
+        };
+        let asking = async {
+            let object = ObjectDescriptor { len: 10, owner: 0xbad, token: 1 };
+            for _ in 0..4 {
+                assert!(matches!(attach(object).await, Err(AttachError::Unsound { .. })));
+            }
+            assert!(matches!(attach(object).await, Err(AttachError::Unreachable(_))));
+        };
+        futures::join!(liar, asking);
+    }
+}
