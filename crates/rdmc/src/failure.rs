@@ -245,6 +245,26 @@ pub enum GroupError {
         /// The fabric.
         fabric: &'static str,
     },
+    /// The fabric does not let members [have objects in common](crate::DeliveryMode::Shared): they must be on one host, on the
+    /// fabric `shm`, or get private copies.
+    #[error(
+        "node {node} shares no objects with others by the fabric {fabric}: let all members be processes of one host on the fabric shm, \
+         or deliver private copies"
+    )]
+    SharesNoObjects {
+        /// This node.
+        node: NodeId,
+        /// Its fabric.
+        fabric: &'static str,
+    },
+    /// Objects that are shared are whole: leave [delta](crate::GroupSpec::delta) off, or deliver private copies.
+    #[error("members that share objects have no parts of them to compare: leave delta off, or deliver private copies")]
+    SharedDelta,
+    /// Objects that are shared bring their own memory: join without offers, or deliver private copies.
+    #[error(
+        "objects that are shared come with their own memory: join the group without offers, or deliver private copies"
+    )]
+    SharedOffers,
     /// The number was used by a group of this node before; numbers are not used twice.
     #[error("group number {group} was used before")]
     GroupIdUsed {
@@ -285,7 +305,11 @@ pub enum SendError {
     /// The group was closed before the message was sent.
     #[error("the group was closed before the message was sent")]
     Closed,
-    /// The memory could not be registered with the fabric.
+    /// The members [share](crate::DeliveryMode::Shared) objects, and this is none: send a
+    /// [`SharedObject`](rdmc_fabric::SharedObject), or form the group for private copies.
+    #[error("the members of the group share objects: send a SharedObject, or form the group for private delivery")]
+    NotAnObject,
+    /// The memory could not be registered with the fabric, or the object not be shared.
     #[error("the memory to be sent could not be registered")]
     Memory(#[from] FabricError),
 }

@@ -34,6 +34,7 @@ pub(crate) mod receiver;
 pub(crate) mod recovery;
 pub(crate) mod retained;
 pub(crate) mod sender;
+pub(crate) mod sharing;
 mod spec;
 
 use delta::Delta;
@@ -130,8 +131,9 @@ pub(crate) async fn form(node: Arc<NodeShared>, mut spec: GroupSpec, role: Role)
     let members: Arc<[NodeId]> = spec.members.clone().into();
     let inbox = node.mesh.open_group(spec.id, &members).ok_or(GroupError::GroupIdUsed { group: spec.id })?;
     let past = continuation.map(|continuation| continuation.past).unwrap_or_default();
-    let retained =
-        Retained::new(members.len(), past.base, spec.recoverable).and_for_healing(spec.check_blocks == Some(true));
+    let retained = Retained::new(members.len(), past.base, spec.recoverable)
+        .and_for_healing(spec.check_blocks == Some(true))
+        .and_for_sharing(spec.is_shared(), rank.is_root());
     let (healing, asked) = Healing::new();
     let group = Arc::new(Group {
         id: spec.id,
@@ -391,9 +393,14 @@ impl Group {
                 connected = connecting.select_next_some() => {
                     let (member, outcome): (Rank, Result<(), ConnectError>) = connected;
                     match outcome {
+                        Ok(()) if self.spec.is_shared() && !self.neighbour(member).shares_objects() => {
+                            let what = format!("no memory is shared with it; {}", sharing::REMEDY);
+                            self.accuse(member, FailureCause::DataConnection { what });
+                        }
                         Ok(()) => drop(unconnected.remove(&member)),
                         Err(error) => {
-                            let what = with_sources(&error);
+                            let remedy = if self.spec.is_shared() { format!("; {}", sharing::REMEDY) } else { String::new() };
+                            let what = with_sources(&error) + &remedy;
                             self.accuse(member, FailureCause::DataConnection { what });
                         }
                     }

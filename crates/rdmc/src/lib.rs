@@ -64,6 +64,7 @@ pub use group::pace::SlowReceivers;
 pub use group::receiver::{Delivery, Message, Offer, OfferReceiver, Receiver};
 pub use group::recovery::{LostMessage, Recovered, Recovery, RecoveryError};
 pub use group::sender::{Multicast, Payload, Sender};
+pub use group::sharing::DeliveryMode;
 pub use group::{GroupId, GroupSpec};
 pub use mesh::fabrics::{FabricChoice, Fabrics, FabricsError, PassedOver};
 pub use mesh::invite::{Invitation, InviteError, InviteFailure, invite, invite_secured};
@@ -73,7 +74,7 @@ pub use node::{Cluster, Node, NodeBuilder, NodeId, Shutdown};
 pub use pool::PoolError;
 pub use rdmc_fabric::{
     Buffer, BufferMut, Capabilities, CompletionMode, Elapsed, Fabric, MemFabric, MemNetwork, Memory, MemoryRegion,
-    Rendezvous, TcpConfig, TcpFabric,
+    Rendezvous, SharedObject, SharedObjectMut, TcpConfig, TcpFabric,
 };
 #[cfg(target_os = "linux")]
 pub use rdmc_fabric::{ShmFabric, TcpShmFabric};

@@ -219,7 +219,7 @@ impl NodeBuilder {
     }
 
     /// Sets the most bytes the pool may hold, lent and kept; default 4 GiB. Messages longer than this cannot be
-    /// received into pool memory. Each group has one block more.
+    /// received into pool memory, nor [objects](crate::DeliveryMode::Shared) be attached. Each group has one block more.
     #[must_use]
     pub fn pool_bytes_max(mut self, bytes: u64) -> Self {
         self.pool_bytes_max = bytes;

@@ -97,6 +97,11 @@ impl Pool {
         Ok(())
     }
 
+    /// Returns the most bytes that may be lent, at once or together.
+    pub(crate) fn bytes_max(&self) -> u64 {
+        self.0.pages_max * PAGE
+    }
+
     /// Returns the bytes that are lent now.
     pub(crate) fn lent_bytes(&self) -> u64 {
         self.0.lent_bytes.load(Ordering::Relaxed)

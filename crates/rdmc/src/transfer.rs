@@ -70,6 +70,8 @@ pub(crate) enum Trouble {
     Protocol { by: Rank, what: String },
     /// A block of a message came from a member corrupted, and nobody has it whole.
     Corrupted { by: Rank, message: u64, block: BlockIndex },
+    /// A member did not give the object of a message.
+    Unattached { by: Rank, what: String },
     /// This member itself cannot, or will not.
     Own(FailureCause),
 }
@@ -113,7 +115,9 @@ impl Transfer {
             try_join!(self.receive_blocks(first_is_here, receive_turn), self.place_first_block())?;
             if let Some(deliver) = deliver {
                 let digest = self.digest().await?;
-                self.group.deliver(deliver, Message::new(self.number, self.blocks.whole()), digest);
+                let whole = self.blocks.whole();
+                let content = self.group.content(self.number, &whole).await?;
+                self.group.deliver(deliver, Message::new(self.number, content), &whole, digest);
             }
             Ok(())
         };

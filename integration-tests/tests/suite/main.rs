@@ -22,5 +22,7 @@ mod rooms;
 #[cfg(target_os = "linux")]
 mod rounds;
 mod security;
+#[cfg(target_os = "linux")]
+mod sharing;
 mod sim;
 mod survivors;

@@ -6,7 +6,7 @@ use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::Duration;
 
 use futures::future::FutureExt;
-use rdmc_fabric::{Timestamp, WorkError};
+use rdmc_fabric::{Buffer, Timestamp, WorkError};
 use rdmc_schedule::Rank;
 use tokio::sync::{oneshot, watch};
 
@@ -88,12 +88,18 @@ impl Group {
         self.tell_held(size);
     }
 
-    /// Hands a message that is whole to the application, after those before it.
+    /// Hands a message that is whole, or what it describes, to the application, after those before it.
     ///
     /// Once others may have been told that this member does not have it, the application does not get it either.
-    pub(crate) fn deliver(&self, to: oneshot::Sender<Message>, message: Message, digest: Option<Digest>) {
+    pub(crate) fn deliver(
+        &self,
+        to: oneshot::Sender<Message>,
+        message: Message,
+        whole: &Buffer,
+        digest: Option<Digest>,
+    ) {
         let bytes = message.len() as u64;
-        self.retained.shorten(message.number(), &message);
+        self.retained.shorten(message.number(), whole);
         self.act(|state, _| {
             state.agreement.note_digest(message.number(), digest);
             state.early.insert(message.number(), (to, message));
@@ -208,6 +214,7 @@ impl Group {
         match trouble {
             Trouble::Own(cause) => self.declare(cause),
             Trouble::Protocol { by, what } => self.accuse(by, FailureCause::Protocol { what }),
+            Trouble::Unattached { by, what } => self.accuse(by, FailureCause::DataConnection { what }),
             Trouble::Corrupted { by, message, block } => {
                 self.accuse(by, FailureCause::Corrupted { message, block: block.0 });
             }

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use rdmc_fabric::{Buffer, BufferMut, Received};
+use rdmc_fabric::{Buffer, BufferMut, ObjectDescriptor, Received};
 use rdmc_schedule::{BlockIndex, Rank};
 use tokio::sync::{Semaphore, mpsc, oneshot};
 
@@ -254,6 +254,9 @@ impl Intake {
     }
 
     fn shape(&self, size: u64) -> Result<Shape, Trouble> {
+        if self.group.spec.is_shared() && size != ObjectDescriptor::LEN as u64 {
+            return Err(self.malformed(&format!("a message of {size} bytes where objects are shared")));
+        }
         Shape::new(size, self.group.block_size()).ok_or_else(|| self.malformed("a message with too many blocks"))
     }
 

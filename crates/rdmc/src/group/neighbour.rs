@@ -222,6 +222,11 @@ impl Neighbour {
         self.data.carrier() == Some("shm")
     }
 
+    /// Tells whether the neighbour can have objects in common with this member, on a fabric that shares them.
+    pub(crate) fn shares_objects(&self) -> bool {
+        self.data.carrier().is_none() || self.shares_memory()
+    }
+
     /// Lets out blocks of a run that is interrupted.
     pub(crate) fn flush(&self) {
         self.data.flush();

@@ -25,7 +25,7 @@ use crate::transfer::{Trouble, Turnstile};
 /// A message as it was received: read only, without a copy.
 ///
 /// Its memory goes back to the pool, or to the application that supplied it, when it and everything made from it are
-/// dropped.
+/// dropped; where members [share](crate::DeliveryMode::Shared) objects, the object is unmapped then.
 #[derive(Clone)]
 pub struct Message {
     number: u64,
@@ -436,6 +436,9 @@ async fn go_on_from(
     continuation: Continuation,
     memory: MemoryFrom,
 ) -> Result<(OfferReceiver, Vec<LostMessage>), RecoveryError> {
+    if memory == MemoryFrom::Application {
+        continuation.spec.check_offers()?;
+    }
     let spec = continuation.spec.clone();
     let mut formed = form(node, spec, Role::Survivor(Box::new(continuation))).await?;
     let lost = std::mem::take(&mut formed.resumption.lost);
@@ -443,6 +446,9 @@ async fn go_on_from(
 }
 
 async fn join_from(node: Arc<NodeShared>, spec: GroupSpec, memory: MemoryFrom) -> Result<OfferReceiver, GroupError> {
+    if memory == MemoryFrom::Application {
+        spec.check_offers()?;
+    }
     Ok(start_receiving(form(node, spec, Role::Receiver).await?, memory))
 }
 

@@ -23,6 +23,8 @@ pub(crate) struct Retained {
     on: bool,
     /// Whether what is queued is kept when the group fails.
     recoverable: bool,
+    /// Whether short messages are kept as copies, without the memory that they came in.
+    copies_short: bool,
     /// Whether the group does no more work here.
     quiet: watch::Sender<bool>,
 }
@@ -118,6 +120,7 @@ impl Retained {
             stable: watch::Sender::new(stable),
             on,
             recoverable: on,
+            copies_short: true,
             quiet: watch::Sender::new(false),
         }
     }
@@ -125,6 +128,14 @@ impl Retained {
     /// Keeps messages, if `checked`, also for those to whom a block comes corrupted.
     pub(crate) fn and_for_healing(mut self, checked: bool) -> Self {
         self.on |= checked;
+        self
+    }
+
+    /// Keeps messages, if members share objects, for as long as some do not have them: the memory of the root's holds the
+    /// objects.
+    pub(crate) fn and_for_sharing(mut self, shared: bool, is_root: bool) -> Self {
+        self.on |= shared;
+        self.copies_short = !(shared && is_root);
         self
     }
 
@@ -138,7 +149,7 @@ impl Retained {
         if !self.on || number < *self.stable.borrow() {
             return;
         }
-        let kept = match blocks.short(SHORT_MAX) {
+        let kept = match blocks.short(SHORT_MAX).filter(|_| self.copies_short) {
             Some(message) => Kept::Short(Short::new(message, blocks)),
             None => Kept::Blocks(blocks.clone()),
         };
@@ -336,5 +347,19 @@ mod tests {
         let fabric = rdmc_fabric::MemNetwork::new().fabric();
         let kept = retained.message(0).unwrap().into_blocks(&*fabric).unwrap();
         assert_eq!(kept.whole()[..], [7; 100]);
+    }
+
+    #[test]
+    fn the_root_of_a_group_that_shares_objects_keeps_their_memory() {
+        let retained = Retained::new(2, 0, false).and_for_sharing(true, true);
+        let short = message(44);
+        retained.keep(0, &short);
+        assert_eq!(Arc::strong_count(&short), 2);
+        assert_eq!(retained.note_held(Rank(0), 1), None);
+        assert_eq!(retained.note_held(Rank(1), 1), Some(1));
+        assert_eq!(Arc::strong_count(&short), 1);
+        let elsewhere = Retained::new(2, 0, false).and_for_sharing(true, false);
+        elsewhere.keep(0, &short);
+        assert!(elsewhere.keeps() && Arc::strong_count(&short) == 1);
     }
 }

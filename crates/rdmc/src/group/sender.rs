@@ -9,7 +9,7 @@ use std::task::{Context, Poll};
 use bytes::Bytes;
 use futures::future::{BoxFuture, FutureExt};
 use futures::stream::{FuturesUnordered, StreamExt};
-use rdmc_fabric::{Buffer, BufferMut, Memory};
+use rdmc_fabric::{Buffer, BufferMut, Memory, SharedObject};
 use rdmc_schedule::Repair;
 use tokio::sync::oneshot;
 
@@ -17,6 +17,7 @@ use super::delta::Answers;
 use super::queue::{Queue, Request, Requests};
 use super::recovery::{Continuation, Recovered, Recovery, RecoveryError, Resumption};
 use super::retained::UNSTABLE_MAX;
+use super::sharing::UNSTABLE_OBJECTS_MAX;
 use super::{Formed, Grants, Group, GroupSpec, Role, form, start, take_grants};
 use crate::certificate::Certificate;
 use crate::failure::{FailureCause, GroupError, GroupFailure, SendError};
@@ -33,7 +34,7 @@ pub struct Sender {
     requests: Requests,
 }
 
-/// What can be sent: pool memory, `Bytes` or a mapped file, all without a copy on fabrics that register cheaply.
+/// What can be sent: pool memory, `Bytes`, a mapped file or a sealed object, all without a copy on fabrics that register cheaply.
 #[derive(Debug)]
 #[non_exhaustive]
 pub enum Payload {
@@ -41,6 +42,9 @@ pub enum Payload {
     Buffer(Buffer),
     /// Memory still to be registered, such as a mapped file.
     Memory(Memory),
+    /// An object that all members are to have in common, where [they share objects](crate::DeliveryMode::Shared); elsewhere its
+    /// bytes are sent.
+    Object(SharedObject),
 }
 
 impl From<Buffer> for Payload {
@@ -58,6 +62,12 @@ impl From<BufferMut> for Payload {
 impl From<Memory> for Payload {
     fn from(memory: Memory) -> Self {
         Self::Memory(memory)
+    }
+}
+
+impl From<SharedObject> for Payload {
+    fn from(object: SharedObject) -> Self {
+        Self::Object(object)
     }
 }
 
@@ -117,16 +127,14 @@ impl Sender {
     /// sent all the same.
     ///
     /// # Errors
-    /// [`SendError::Failed`] if the group fails meanwhile, [`SendError::NotQueued`] if it fails before.
+    /// [`SendError::Failed`] if the group fails meanwhile, [`SendError::NotQueued`] if it fails before;
+    /// [`SendError::NotAnObject`] if members [share](crate::DeliveryMode::Shared) objects and this is none.
     pub fn send(&self, payload: impl Into<Payload>) -> Multicast {
         let payload = payload.into();
         let (group, requests) = (self.group.clone(), self.requests.clone());
         Multicast(
             async move {
-                let message = match payload {
-                    Payload::Buffer(buffer) => buffer,
-                    Payload::Memory(memory) => group.node().fabric.register(memory)?.into_shared(),
-                };
+                let message = group.to_be_sent(payload)?;
                 let size = message.len() as u64;
                 let block_size = group.block_size();
                 let shape =
@@ -268,7 +276,8 @@ async fn next_message(group: &Group, resumption: &mut Resumption, queue: &mut Qu
         group.declare(FailureCause::Resources { what });
         return std::future::pending().await;
     }
-    group.retained().room(number, UNSTABLE_MAX).await;
+    let unstable_max = if group.spec.is_shared() { UNSTABLE_OBJECTS_MAX } else { UNSTABLE_MAX };
+    group.retained().room(number, unstable_max).await;
     match queue.next().await {
         Some(Request::Send { message, shape, done }) => {
             Next::Message { repair: None, blocks: Arc::new(Blocks::whole_message(shape, message)), done }

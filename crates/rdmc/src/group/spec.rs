@@ -10,6 +10,7 @@ use serde::{Deserialize, Serialize};
 
 use super::pace::SlowReceivers;
 use super::recovery::Continuation;
+use super::sharing::DeliveryMode;
 use crate::failure::GroupError;
 use crate::node::{NodeId, NodeShared};
 
@@ -45,6 +46,7 @@ pub struct GroupSpec {
     pub(super) recoverable: bool,
     pub(super) slow_receivers: SlowReceivers,
     pub(super) delta: bool,
+    pub(super) delivery_mode: DeliveryMode,
 }
 
 impl GroupSpec {
@@ -63,6 +65,7 @@ impl GroupSpec {
             recoverable: true,
             slow_receivers: SlowReceivers::Wait,
             delta: false,
+            delivery_mode: DeliveryMode::Private,
         }
     }
 
@@ -137,6 +140,38 @@ impl GroupSpec {
         self
     }
 
+    /// Sets whether members get private copies of the messages or have them in common; default private; all members need the
+    /// same.
+    ///
+    /// # Examples
+    /// ```
+    /// use futures::StreamExt;
+    /// use rdmc::{Cluster, DeliveryMode, GroupSpec, MemNetwork, Node, NodeId, SharedObjectMut};
+    ///
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # let network = MemNetwork::new();
+    /// # let cluster = Cluster::new([(0, "a"), (1, "b")]);
+    /// # let node = |id| Node::builder(NodeId(id), cluster.clone()).fabric(network.fabric()).start();
+    /// # let (a, b) = futures::try_join!(node(0), node(1))?;
+    /// // On the fabric shm, a and b are processes of one host.
+    /// let spec = GroupSpec::new(1, cluster.nodes()).delivery_mode(DeliveryMode::Shared);
+    /// let (root, mut at_b) = futures::try_join!(a.create_group(spec.clone()), b.join_group(spec))?;
+    /// let mut object = SharedObjectMut::new(1 << 20)?;
+    /// object.fill(7);
+    /// root.send(object.seal()?).await?;
+    /// let message = at_b.next().await.expect("a message")?;
+    /// assert!(message.iter().all(|byte| *byte == 7));
+    /// futures::try_join!(root.close(), at_b.close())?;
+    /// # Ok(())
+    /// # }
+    /// ```
+    #[must_use]
+    pub fn delivery_mode(mut self, mode: DeliveryMode) -> Self {
+        self.delivery_mode = mode;
+        self
+    }
+
     /// Returns the group's number.
     pub fn id(&self) -> GroupId {
         self.id
@@ -162,6 +197,7 @@ impl GroupSpec {
         if u64::from(self.block_size) > max {
             return Err(GroupError::BlockTooLong { bytes: u64::from(self.block_size), max, fabric });
         }
+        self.check_sharing(node)?;
         let mut seen = BTreeSet::new();
         for &member in &self.members {
             if !node.mesh.knows(member) {
@@ -187,6 +223,9 @@ impl GroupSpec {
         hash.update(&[u8::from(self.recoverable), u8::from(self.delta)]);
         if let Some(continuation) = continuation {
             continuation.add_to(&mut hash);
+        }
+        if self.is_shared() {
+            hash.update(b"shared objects");
         }
         hash.update(&self.id.0.to_le_bytes());
         hash.update(&self.block_size.to_le_bytes());

@@ -1,0 +1,122 @@
+//! Groups whose members have every message in common: what travels is the descriptor of a sealed object.
+//!
+//! The descriptor is a message like any other, so that order, flow control, recovery and close are the same. The root keeps the
+//! object open for as long as it keeps the descriptor, which owns it; a member has a message when it has mapped the object.
+
+use bytes::Bytes;
+use rdmc_fabric::{AttachError, Buffer, Memory, ObjectDescriptor, ObjectShare, SharedObject};
+use rdmc_schedule::Rank;
+
+use super::sender::Payload;
+use super::{Group, GroupSpec};
+use crate::failure::{FailureCause, GroupError, SendError, with_sources};
+use crate::node::NodeShared;
+use crate::pool::PoolError;
+use crate::transfer::Trouble;
+
+/// How members get the messages of a group.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum DeliveryMode {
+    /// Every member has a copy in its own memory, which the root may write again when it is sent.
+    #[default]
+    Private,
+    /// All members have the same memory, read only: nothing is copied. Every message is a
+    /// [`SharedObject`](rdmc_fabric::SharedObject), and all members are processes of one user on one host, joined by shared memory.
+    ///
+    /// The descriptor of the object travels as a short message does; a member has the message when it has mapped the object, whose
+    /// pages are brought in as they are read. The root keeps the object open until all have it, of 64 messages at most at a time;
+    /// who has mapped it keeps it, whatever becomes of the root. A survivor that has not mapped it when the root is gone cannot be
+    /// given it by the others: it fails. An object may be as long as [a message that the pool
+    /// takes](crate::NodeBuilder::pool_bytes_max), although it takes no memory of the pool.
+    ///
+    /// Sizes and digests in the [certificate](crate::Certificate), and blocks that are [checked](GroupSpec::check_blocks), are those
+    /// of descriptors: what nobody can change is not summed.
+    Shared,
+}
+
+impl GroupSpec {
+    /// Tells whether members [share](DeliveryMode::Shared) objects.
+    pub fn is_shared(&self) -> bool {
+        self.delivery_mode == DeliveryMode::Shared
+    }
+
+    /// Refuses what does not go together with shared objects.
+    pub(super) fn check_sharing(&self, node: &NodeShared) -> Result<(), GroupError> {
+        let capabilities = node.fabric.capabilities();
+        match self.is_shared() {
+            true if !capabilities.shares_objects => {
+                Err(GroupError::SharesNoObjects { node: node.mesh.me(), fabric: capabilities.name })
+            }
+            true if self.delta => Err(GroupError::SharedDelta),
+            _ => Ok(()),
+        }
+    }
+
+    /// Refuses that the application supplies memory for objects that are shared.
+    pub(super) fn check_offers(&self) -> Result<(), GroupError> {
+        if self.is_shared() { Err(GroupError::SharedOffers) } else { Ok(()) }
+    }
+}
+
+/// The descriptor of an object, as it is sent: the object is shared for as long as its memory lives.
+struct Announced {
+    bytes: [u8; ObjectDescriptor::LEN],
+    _share: ObjectShare,
+}
+
+impl AsRef<[u8]> for Announced {
+    fn as_ref(&self) -> &[u8] {
+        &self.bytes
+    }
+}
+
+impl Group {
+    /// At the root: turns what the application gives into what is sent.
+    pub(super) fn to_be_sent(&self, payload: Payload) -> Result<Buffer, SendError> {
+        let memory = match payload {
+            Payload::Object(object) if self.spec.is_shared() => self.announced(&object)?,
+            _ if self.spec.is_shared() => return Err(SendError::NotAnObject),
+            Payload::Buffer(buffer) => return Ok(buffer),
+            Payload::Memory(memory) => memory,
+            Payload::Object(object) => object.into(),
+        };
+        Ok(self.node.fabric.register(memory)?.into_shared())
+    }
+
+    fn announced(&self, object: &SharedObject) -> Result<Memory, SendError> {
+        let share = self.node.fabric.share(object)?;
+        Ok(Bytes::from_owner(Announced { bytes: share.descriptor().encode(), _share: share }).into())
+    }
+
+    /// At another member: returns what the application gets of a message that is whole: the bytes, or the object that they
+    /// describe.
+    pub(crate) async fn content(&self, message: u64, whole: &Buffer) -> Result<Buffer, Trouble> {
+        if !self.spec.is_shared() {
+            return Ok(whole.clone());
+        }
+        let malformed = |what: &str| Trouble::Protocol { by: Rank::ROOT, what: format!("sent {what}") };
+        let descriptor = ObjectDescriptor::decode(whole).ok_or_else(|| malformed("no descriptor of an object"))?;
+        let (len, max) = (descriptor.len, self.node.pool.bytes_max());
+        if len > max {
+            let what = PoolError::TooLong { len, max }.to_string();
+            return Err(Trouble::Own(FailureCause::Resources { what }));
+        }
+        let attached = self.node.fabric.attach(descriptor).await;
+        attached.map_err(|error| {
+            let what = format!("the object of message {message}: {}", with_sources(&error));
+            match error {
+                AttachError::Unsound { .. } => Trouble::Protocol { by: Rank::ROOT, what },
+                AttachError::Unreachable(_) | AttachError::NotShared if !self.past.orphaned => {
+                    Trouble::Unattached { by: Rank::ROOT, what }
+                }
+                // The owner is not a member any more, or it is the fault of this one.
+                _ => Trouble::Own(FailureCause::Resources { what }),
+            }
+        })
+    }
+}
+
+/// What can be done about members that are not on one host.
+pub(super) const REMEDY: &str = "members that share objects must be processes of one host, joined by shared memory: choose them so, or private delivery";
+/// Messages that the root begins before everybody has the first of them: as many descriptors are open.
+pub(super) const UNSTABLE_OBJECTS_MAX: u64 = 64;
