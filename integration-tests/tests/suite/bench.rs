@@ -46,6 +46,30 @@ fn a_sweep_measures_every_configuration_and_the_machine() {
     }
 }
 
+#[cfg(target_os = "linux")]
+#[test]
+fn one_object_for_all_is_told_apart_from_copies() {
+    let lists = "bench --nodes 3 --size 100,1M --groups 2 --delivery private,shared --rounds 2 --json";
+    let output = rdmc(&lists.split_whitespace().collect::<Vec<_>>());
+    assert_eq!(code(&output), 0, "{output:?}");
+    let events = events(&output);
+    let results: Vec<&Value> = events.iter().filter(|event| event["event"] == "result").collect();
+    let delivered: Vec<_> = results.iter().map(|result| result["delivery"].as_str().unwrap()).collect();
+    assert_eq!(delivered, ["private", "private", "shared", "shared"]);
+    for result in results {
+        positive(&result["seconds"], "median");
+        for rate in ["receiver_rate", "aggregate_rate", "to_copy_floor", "to_streams", "to_memcpy"] {
+            match result["delivery"] == "shared" {
+                true => assert_eq!(result[rate], Value::Null, "{rate}"),
+                false => positive(result, rate),
+            }
+        }
+        if result["bytes"] == 100 {
+            positive(result, "message_rate");
+        }
+    }
+}
+
 #[test]
 fn groups_overlap_and_every_way_to_wait_and_to_print_works() {
     let dir = TempDir::new().unwrap();
@@ -83,6 +107,8 @@ fn lists_that_make_no_sense_are_refused_with_the_remedy() {
         ("--vs lam", "ompi or mpich"),
         ("--vs ompi --groups 2", "--groups at 1"),
         ("--csv --json", "cannot be used with"),
+        ("--delivery shared --fabric tcp", "--fabric shm"),
+        ("--delivery shared --vs ompi", "at private"),
         ("--nodes 64 --size 1G --groups 64", "choose fewer or less"),
     ];
     for (wrong, remedy) in cases {

@@ -4,6 +4,7 @@ use serde::Serialize;
 
 use super::limits::Limits;
 use super::mpi::Transport;
+use super::options::Delivery;
 use super::plan::{Case, fabric_name};
 use super::statistics::{Distribution, median};
 
@@ -70,21 +71,22 @@ pub(super) struct Measured {
     pub(super) rounds: usize,
     pub(super) seconds: Distribution,
     pub(super) skew_seconds: f64,
-    /// Bytes per second.
-    pub(super) receiver_rate: f64,
+    /// Bytes per second, where they are copied.
+    pub(super) receiver_rate: Option<f64>,
     /// Of all receivers of all groups together.
-    pub(super) aggregate_rate: f64,
+    pub(super) aggregate_rate: Option<f64>,
     pub(super) cpu_seconds_per_gib: f64,
     /// Messages per second, of short ones.
     pub(super) message_rate: Option<f64>,
     /// The aggregate rate over that of copies in memory.
-    pub(super) to_copy_floor: f64,
+    pub(super) to_copy_floor: Option<f64>,
     /// The aggregate rate over that of plain TCP streams.
-    pub(super) to_streams: f64,
+    pub(super) to_streams: Option<f64>,
     /// The rate of a receiver over that of one thread that copies.
-    pub(super) to_memcpy: f64,
+    pub(super) to_memcpy: Option<f64>,
     /// An MPI's time over that of rdmc.
     pub(super) seconds_to_rdmc: Option<f64>,
+    pub(super) delivery: &'static str,
 }
 
 impl Measured {
@@ -94,8 +96,11 @@ impl Measured {
         let seconds = Distribution::of(samples.rounds.iter().map(|round| round.seconds))?;
         let cpu_seconds: f64 = samples.rounds.iter().map(|round| round.cpu_seconds).sum();
         let delivered = case.delivered() as f64;
-        let aggregate_rate = rate(delivered, seconds.median);
-        let receiver_rate = rate(case.bytes as f64, seconds.median);
+        // Of what all have in common nothing moves.
+        let copied = case.delivery == Delivery::Private;
+        let aggregate_rate = copied.then(|| rate(delivered, seconds.median));
+        let receiver_rate = copied.then(|| rate(case.bytes as f64, seconds.median));
+        let to = |rated: Option<f64>, limit: f64| rated.map(|rated| rate(rated, limit));
         let message_rates = samples.bursts.iter().map(|burst| rate(burst.messages as f64, burst.seconds));
         Some(Self {
             by: by.name,
@@ -115,11 +120,12 @@ impl Measured {
             aggregate_rate,
             cpu_seconds_per_gib: cpu_seconds / (delivered * samples.rounds.len() as f64 / GIB),
             message_rate: (!samples.bursts.is_empty()).then(|| median(message_rates)),
-            to_copy_floor: rate(aggregate_rate, limits.copy_floor_rate()),
-            to_streams: rate(aggregate_rate, limits.streams_rate),
-            to_memcpy: rate(receiver_rate, limits.memcpy_rate),
+            to_copy_floor: to(aggregate_rate, limits.copy_floor_rate()),
+            to_streams: to(aggregate_rate, limits.streams_rate),
+            to_memcpy: to(receiver_rate, limits.memcpy_rate),
             seconds_to_rdmc: rdmc.map(|rdmc| rate(seconds.median, rdmc.seconds.median)),
             seconds,
+            delivery: case.delivery.name(),
         })
     }
 }
@@ -155,6 +161,7 @@ pub(super) mod tests {
         Case {
             fabric: FabricName::Tcp,
             completion: Completion::Event,
+            delivery: Delivery::Private,
             nodes,
             groups: 1,
             senders: 1,
@@ -193,13 +200,13 @@ pub(super) mod tests {
         let measured = measured();
         let near = |got: f64, want: f64| assert!((got / want - 1.0).abs() < 1e-9, "{got} is not {want}");
         near(measured.seconds.median, 1.0);
-        near(measured.receiver_rate, GIB);
-        near(measured.aggregate_rate, 2.0 * GIB);
+        near(measured.receiver_rate.unwrap(), GIB);
+        near(measured.aggregate_rate.unwrap(), 2.0 * GIB);
         near(measured.cpu_seconds_per_gib, 0.5);
         near(measured.message_rate.unwrap(), 2000.0);
-        near(measured.to_copy_floor, 0.25);
-        near(measured.to_streams, 0.5);
-        near(measured.to_memcpy, 0.25);
+        near(measured.to_copy_floor.unwrap(), 0.25);
+        near(measured.to_streams.unwrap(), 0.5);
+        near(measured.to_memcpy.unwrap(), 0.25);
         near(measured.skew_seconds, 0.25);
     }
 
@@ -210,6 +217,16 @@ pub(super) mod tests {
         let by = By::mpi("ompi", Transport::Tcp, "as it comes".to_owned());
         let theirs = Measured::of(&case(3, 1 << 30), by, &samples, &limits(), Some(&measured())).unwrap();
         assert_eq!((theirs.seconds_to_rdmc, theirs.message_rate), (Some(2.0), None));
+    }
+
+    #[test]
+    fn what_is_shared_has_a_time_and_no_rate() {
+        let samples =
+            Samples { rounds: vec![Round { seconds: 2.0, skew_seconds: 0.0, cpu_seconds: 0.0 }], bursts: Vec::new() };
+        let case = Case { delivery: Delivery::Shared, ..case(3, 1 << 30) };
+        let measured = Measured::of(&case, By::rdmc("shm"), &samples, &limits(), None).unwrap();
+        assert_eq!((measured.delivery, measured.aggregate_rate, measured.to_copy_floor), ("shared", None, None));
+        assert!((measured.seconds.median - 2.0).abs() < 1e-9);
     }
 
     #[test]

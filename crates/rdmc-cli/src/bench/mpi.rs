@@ -9,6 +9,7 @@ use anyhow::{Context, bail, ensure};
 use tempfile::TempDir;
 
 use super::measured::{Burst, By, Round, Samples};
+use super::options::Delivery;
 use super::plan::Case;
 use crate::exit::Exit;
 use crate::fabric::FabricName;
@@ -70,6 +71,9 @@ impl Contestant {
     pub(super) fn check(self, case: &Case) -> anyhow::Result<()> {
         if case.groups > 1 {
             return Err(Exit::Usage.error("--vs compares one group at a time: leave --groups at 1"));
+        }
+        if case.delivery == Delivery::Shared {
+            return Err(Exit::Usage.error("--vs compares copies: leave --delivery at private"));
         }
         if case.fabric == FabricName::Verbs && self.transport.is_none() {
             let name = self.mpi.name();
@@ -306,7 +310,8 @@ mod tests {
         let open: Contestant = "ompi".parse().unwrap();
         assert!(open.check(&case(3, 1)).is_ok());
         let verbs = Case { fabric: FabricName::Verbs, ..case(3, 1) };
-        for wrong in [Case { groups: 2, ..case(3, 1) }, verbs.clone()] {
+        let shared = Case { delivery: Delivery::Shared, ..case(3, 1) };
+        for wrong in [Case { groups: 2, ..case(3, 1) }, verbs.clone(), shared] {
             assert_eq!(Exit::code_of(&open.check(&wrong).unwrap_err()), 2);
         }
         assert!("ompi:tcp".parse::<Contestant>().unwrap().check(&verbs).is_ok());

@@ -7,9 +7,10 @@ use anyhow::{Context, bail, ensure};
 use bytes::Bytes;
 use futures::StreamExt;
 use futures::future::{join, try_join_all};
-use rdmc::{Buffer, Listener, Message, Node, Receiver, Sender, Shutdown};
+use rdmc::{Buffer, Listener, Message, Node, Payload, Receiver, Sender, SharedObject, SharedObjectMut, Shutdown};
 use tokio::sync::mpsc;
 
+use super::options::Delivery;
 use super::orders::{Answer, Order, Setup, Work};
 use super::pattern;
 use crate::fabric::{FabricName, FabricOptions, Offered};
@@ -91,6 +92,23 @@ struct Member {
     node: Node,
     groups: Vec<Group>,
     bytes: usize,
+    delivery: Delivery,
+}
+
+/// What is sent.
+#[derive(Clone)]
+enum Content {
+    Private(Buffer),
+    Shared(SharedObject),
+}
+
+impl From<Content> for Payload {
+    fn from(content: Content) -> Self {
+        match content {
+            Content::Private(buffer) => buffer.into(),
+            Content::Shared(object) => object.into(),
+        }
+    }
 }
 
 enum Group {
@@ -123,7 +141,7 @@ impl Member {
             })
         };
         let groups = try_join_all((0..setup.groups).map(form)).await?;
-        Ok(Self { node, groups, bytes: usize::try_from(setup.bytes)? })
+        Ok(Self { node, groups, bytes: usize::try_from(setup.bytes)?, delivery: setup.delivery })
     }
 
     /// Sends and receives one piece of work, and checks what came when nobody's time is taken any more.
@@ -165,8 +183,8 @@ impl Member {
         Ok(())
     }
 
-    /// Fills memory of the pool, which has been used before, with what each root is to send.
-    async fn prepare(&self, work: Work) -> anyhow::Result<Vec<Vec<Buffer>>> {
+    /// Fills memory of the pool, which has been used before, or new objects, with what each root is to send.
+    async fn prepare(&self, work: Work) -> anyhow::Result<Vec<Vec<Content>>> {
         let mut prepared = Vec::new();
         for (group, role) in (0..).zip(&self.groups) {
             if matches!(role, Group::Receiver(_)) {
@@ -174,18 +192,31 @@ impl Member {
             }
             let mut messages = Vec::new();
             for message in 0..work.distinct() {
-                let mut memory = self.node.allocate(self.bytes).await?;
-                pattern::fill(&mut memory, work.seed_of(group, message));
-                messages.push(memory.freeze());
+                messages.push(self.content(work.seed_of(group, message)).await?);
             }
             prepared.push(messages);
         }
         Ok(prepared)
     }
+
+    async fn content(&self, seed: u64) -> anyhow::Result<Content> {
+        Ok(match self.delivery {
+            Delivery::Private => {
+                let mut memory = self.node.allocate(self.bytes).await?;
+                pattern::fill(&mut memory, seed);
+                Content::Private(memory.freeze())
+            }
+            Delivery::Shared => {
+                let mut object = SharedObjectMut::new(self.bytes)?;
+                pattern::fill(&mut object, seed);
+                Content::Shared(object.seal()?)
+            }
+        })
+    }
 }
 
 /// Sends the messages of a group, so many of them at once.
-async fn send(root: &Sender, distinct: &[Buffer], work: Work) -> anyhow::Result<()> {
+async fn send(root: &Sender, distinct: &[Content], work: Work) -> anyhow::Result<()> {
     let window = rdmc::Rank(work.window).index();
     let messages = distinct.iter().cycle().zip(0..work.messages);
     let mut sending = futures::stream::iter(messages.map(|(message, _)| root.send(message.clone()))).buffered(window);
@@ -263,7 +294,7 @@ mod tests {
                 let mut memory = a.allocate(100).await.unwrap();
                 // Those that are broken are filled as another message would be.
                 pattern::fill(&mut memory, work.seed_of(0, message) + u64::from(message < broken));
-                distinct.push(memory.freeze());
+                distinct.push(Content::Private(memory.freeze()));
             }
             let (sent, received) = join(send(&root, &distinct, work), receive(&mut receiver, 0, 100, work)).await;
             sent.unwrap();

@@ -3,7 +3,7 @@
 use std::path::PathBuf;
 
 use clap::{Args, Subcommand, ValueEnum};
-use rdmc::CompletionMode;
+use rdmc::{CompletionMode, DeliveryMode};
 use serde::{Deserialize, Serialize};
 
 use super::mpi::Contestant;
@@ -37,6 +37,9 @@ pub(crate) struct BenchOptions {
     /// What moves the bytes; the members are processes of this host, and listen on its loopback only
     #[arg(long, default_value = "auto", value_delimiter = ',', value_name = "NAME,…")]
     pub(super) fabric: Vec<FabricName>,
+    /// How receivers get messages: a copy each, or one sealed object that all of them map; the second on shared memory only
+    #[arg(long, default_value = "private", value_delimiter = ',', value_name = "NAME,…")]
+    pub(super) delivery: Vec<Delivery>,
     /// For verbs, the RDMA device
     #[arg(long, value_name = "NAME")]
     pub(super) device: Option<String>,
@@ -102,6 +105,35 @@ impl From<Completion> for CompletionMode {
             Completion::Event => Self::Event,
             Completion::Hybrid => Self::HYBRID,
             Completion::Poll => Self::Poll,
+        }
+    }
+}
+
+/// How receivers get messages.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub(super) enum Delivery {
+    /// Each has a copy in its own memory
+    Private,
+    /// All map one object, which nobody can change, and nothing is copied
+    Shared,
+}
+
+impl Delivery {
+    /// Returns the name under which it is typed.
+    pub(super) fn name(self) -> &'static str {
+        match self {
+            Self::Private => "private",
+            Self::Shared => "shared",
+        }
+    }
+}
+
+impl From<Delivery> for DeliveryMode {
+    fn from(delivery: Delivery) -> Self {
+        match delivery {
+            Delivery::Private => Self::Private,
+            Delivery::Shared => Self::Shared,
         }
     }
 }
@@ -172,6 +204,10 @@ the host's monotonic clock. Memory is warm at both ends. Each round has other co
 receiver, outside of the time taken (but inside it where messages per second are counted). A mismatch ends the program
 with code 5.
 
+With --delivery shared the sender fills an object and seals it, outside of the time taken, and a round ends when the last
+receiver has mapped it: nothing is copied, and pages are brought in when the content is verified, outside of the time taken.
+So it has no rates, and is not compared with what copies: those columns are empty.
+
 Columns:
   by           whose figures these are, and what moved the bytes
   time         to the last receiver: median, and the 10th, 90th and 99th percentile of the rounds
@@ -196,7 +232,8 @@ Output for programs (--json), one object per line, times in seconds, rates in by
   result    by (rdmc, or the MPI), transport, setup (of an MPI), fabric, completion, nodes, groups, senders, algorithm,
             block_size, bytes, rounds, seconds {median, p10, p90, p99, min, max}, skew_seconds, receiver_rate,
             aggregate_rate, cpu_seconds_per_gib, message_rate (null above 64 KiB), to_copy_floor, to_streams, to_memcpy,
-            seconds_to_rdmc (null for rdmc)
+            seconds_to_rdmc (null for rdmc), delivery (private or shared; for the latter the rates of bytes, and to_…, are
+            null)
   failed    code, message
 --csv prints the results' fields in the same units.
 
@@ -233,10 +270,14 @@ mod tests {
     }
 
     #[test]
-    fn completions_have_the_names_under_which_they_are_typed() {
+    fn what_is_chosen_has_the_name_under_which_it_is_typed() {
         for completion in Completion::value_variants() {
             let typed = completion.to_possible_value().expect("all can be typed");
             assert_eq!(typed.get_name(), completion.name());
+        }
+        for delivery in Delivery::value_variants() {
+            let typed = delivery.to_possible_value().expect("all can be typed");
+            assert_eq!(typed.get_name(), delivery.name());
         }
     }
 }

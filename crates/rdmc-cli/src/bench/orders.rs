@@ -3,7 +3,7 @@
 use rdmc::{GroupSpec, NodeId};
 use serde::{Deserialize, Serialize};
 
-use super::options::Completion;
+use super::options::{Completion, Delivery};
 use super::plan::Case;
 use crate::choice::AlgorithmTold;
 
@@ -17,6 +17,7 @@ pub(super) struct Setup {
     pub(super) block_size: u32,
     pub(super) bytes: u64,
     pub(super) completion: Completion,
+    pub(super) delivery: Delivery,
 }
 
 impl From<&Case> for Setup {
@@ -29,6 +30,7 @@ impl From<&Case> for Setup {
             block_size: case.block_size,
             bytes: case.bytes,
             completion: case.completion,
+            delivery: case.delivery,
         }
     }
 }
@@ -39,7 +41,8 @@ impl Setup {
         let root = group % self.senders;
         let members = (0..self.nodes).map(|place| NodeId((root + place) % self.nodes));
         let algorithm = self.algorithm.resolve(rdmc::Rank(self.nodes).index())?;
-        Ok(GroupSpec::new(1 + u64::from(group), members).algorithm(algorithm).block_size(self.block_size))
+        let spec = GroupSpec::new(1 + u64::from(group), members).algorithm(algorithm).block_size(self.block_size);
+        Ok(spec.delivery_mode(self.delivery.into()))
     }
 
     /// Returns the memory that a pool may have: messages of all groups, those before that are not yet let go, and blocks.
@@ -131,7 +134,8 @@ mod tests {
     fn every_group_has_all_members_and_the_roots_take_turns() {
         let algorithm = AlgorithmTold::from(&Algorithm::Chain);
         let completion = Completion::Event;
-        let setup = Setup { nodes: 3, groups: 4, senders: 2, algorithm, block_size: 1, bytes: 1, completion };
+        let delivery = Delivery::Private;
+        let setup = Setup { nodes: 3, groups: 4, senders: 2, algorithm, block_size: 1, bytes: 1, completion, delivery };
         let members = |group| setup.spec(group).unwrap().members().iter().map(|node| node.0).collect::<Vec<_>>();
         assert_eq!([members(0), members(1), members(2)], [vec![0, 1, 2], vec![1, 2, 0], vec![0, 1, 2]]);
         assert_ne!(setup.spec(0).unwrap().id(), setup.spec(2).unwrap().id());

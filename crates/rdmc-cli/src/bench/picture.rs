@@ -26,17 +26,18 @@ pub(super) fn draw(results: &[(Case, Measured)]) -> Figure {
             None => lines.push((name, vec![measured])),
         }
     }
-    let panel = |label: &str, of: fn(&Measured) -> f64| {
-        let lines = lines.iter().map(|(name, points)| {
-            let mut points: Vec<(f64, f64)> = points.iter().map(|point| (length(point), of(point))).collect();
+    let panel = |label: &str, of: fn(&Measured) -> Option<f64>| {
+        let lines = lines.iter().filter_map(|(name, points)| {
+            let mut points: Vec<(f64, f64)> =
+                points.iter().filter_map(|point| Some((length(point), of(point)?))).collect();
             points.sort_by(|one, other| one.0.total_cmp(&other.0));
-            Line::new(name.clone(), points, LineStyle::Markers)
+            (!points.is_empty()).then(|| Line::new(name.clone(), points, LineStyle::Markers))
         });
         Panel::new(Axis::log2("message (bytes)"), Axis::log10(label), Content::Lines(lines.collect()))
     };
     let panels = vec![
-        panel("time to the last receiver (s, median)", |measured| measured.seconds.median),
-        panel("all receivers together (GiB/s)", |measured| measured.aggregate_rate / GIB),
+        panel("time to the last receiver (s, median)", |measured| Some(measured.seconds.median)),
+        panel("all receivers together (GiB/s)", |measured| measured.aggregate_rate.map(|rate| rate / GIB)),
     ];
     let mut figure = Figure::new("rdmc bench: processes of one host", panels);
     figure.subtitle = results.iter().map(|(_, measured)| measured.seconds.median).reduce(f64::max).map(|longest| {

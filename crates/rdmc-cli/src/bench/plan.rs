@@ -3,7 +3,7 @@
 use clap::ValueEnum;
 use rdmc::Algorithm;
 
-use super::options::{BenchOptions, Completion};
+use super::options::{BenchOptions, Completion, Delivery};
 use crate::choice::{AlgorithmName, AlgorithmOptions};
 use crate::exit::Exit;
 use crate::fabric::FabricName;
@@ -15,6 +15,7 @@ use crate::words::count;
 pub(super) struct Case {
     pub(super) fabric: FabricName,
     pub(super) completion: Completion,
+    pub(super) delivery: Delivery,
     /// Members of each group.
     pub(super) nodes: u32,
     pub(super) groups: u32,
@@ -32,19 +33,33 @@ impl Case {
         let mut cases = Vec::new();
         for &fabric in &distinct(&options.fabric) {
             for &completion in &distinct(&options.completion) {
-                for &groups in &distinct(&options.groups) {
-                    for &nodes in &distinct(&options.nodes) {
-                        for senders in senders(options, groups, nodes)? {
-                            let algorithm = Algorithm::Sequential;
-                            let case =
-                                Self { fabric, completion, nodes, groups, senders, algorithm, block_size: 0, bytes: 0 };
-                            case.with_content(options, &mut cases)?;
-                        }
-                    }
+                for &delivery in &distinct(&options.delivery) {
+                    check_delivery(delivery, fabric)?;
+                    Self::with_members(options, (fabric, completion, delivery), &mut cases)?;
                 }
             }
         }
         Ok(cases)
+    }
+
+    /// Lists the groups.
+    fn with_members(
+        options: &BenchOptions,
+        (fabric, completion, delivery): (FabricName, Completion, Delivery),
+        cases: &mut Vec<Self>,
+    ) -> anyhow::Result<()> {
+        for &groups in &distinct(&options.groups) {
+            for &nodes in &distinct(&options.nodes) {
+                for senders in senders(options, groups, nodes)? {
+                    let algorithm = Algorithm::Sequential;
+                    let (block_size, bytes) = (0, 0);
+                    let case =
+                        Self { fabric, completion, delivery, nodes, groups, senders, algorithm, block_size, bytes };
+                    case.with_content(options, cases)?;
+                }
+            }
+        }
+        Ok(())
     }
 
     /// Lists what is sent, and how, among so many members.
@@ -71,14 +86,17 @@ impl Case {
 
     /// Returns the memory that its members take: each the messages of a round, and roots one more that is not yet let go.
     pub(super) fn memory(&self) -> u64 {
-        self.bytes.saturating_mul(u64::from(self.groups)).saturating_mul(u64::from(self.nodes) + 2)
+        // What is shared is there once.
+        let nodes = if self.delivery == Delivery::Shared { 0 } else { self.nodes };
+        self.bytes.saturating_mul(u64::from(self.groups)).saturating_mul(u64::from(nodes) + 2)
     }
 
     /// Returns what it is called among those that are measured, without the size.
-    pub(super) fn names(&self) -> [String; 7] {
+    pub(super) fn names(&self) -> [String; 8] {
         [
             fabric_name(self.fabric),
             self.completion.name().to_owned(),
+            self.delivery.name().to_owned(),
             self.groups.to_string(),
             self.nodes.to_string(),
             self.senders.to_string(),
@@ -89,11 +107,24 @@ impl Case {
 }
 
 /// What [`Case::names`] names.
-pub(super) const NAMES: [&str; 7] = ["fabric", "completion", "groups", "n", "senders", "algorithm", "block"];
+pub(super) const NAMES: [&str; 8] =
+    ["fabric", "completion", "delivery", "groups", "n", "senders", "algorithm", "block"];
 
 /// Returns the name under which a fabric is typed.
 pub(super) fn fabric_name(fabric: FabricName) -> String {
     fabric.to_possible_value().expect("no fabric is skipped").get_name().to_owned()
+}
+
+/// Refuses to share objects by what shares no memory.
+fn check_delivery(delivery: Delivery, fabric: FabricName) -> anyhow::Result<()> {
+    match (delivery, fabric) {
+        (Delivery::Shared, FabricName::Tcp | FabricName::Verbs) => {
+            let fabric = fabric_name(fabric);
+            let what = format!("--delivery shared needs shared memory: use --fabric shm or auto, not {fabric}");
+            Err(Exit::Usage.error(what))
+        }
+        _ => Ok(()),
+    }
 }
 
 fn resolve(options: &BenchOptions, algorithm: AlgorithmName, nodes: u32) -> anyhow::Result<Algorithm> {
@@ -163,7 +194,8 @@ mod tests {
 
     #[test]
     fn lists_that_make_no_sense_are_usage_errors() {
-        let wrong: [&[&str]; 5] = [
+        let wrong: [&[&str]; 6] = [
+            &["--delivery", "private,shared", "--fabric", "tcp"],
             &["--senders", "2"],
             &["--senders", "3", "--groups", "3", "-n", "2"],
             &["--algorithm", "hybrid"],
@@ -183,5 +215,7 @@ mod tests {
     fn a_round_delivers_to_every_receiver_of_every_group() {
         let all = cases(&["-n", "4", "--size", "10", "--groups", "3"]).unwrap();
         assert_eq!((all[0].delivered(), all[0].memory()), (90, 180));
+        let shared = cases(&["-n", "4", "--size", "10", "--groups", "3", "--delivery", "shared"]).unwrap();
+        assert_eq!((shared[0].delivered(), shared[0].memory()), (90, 60));
     }
 }

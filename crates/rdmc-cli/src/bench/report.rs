@@ -90,6 +90,7 @@ const FIGURES: [(&str, usize); 12] = [
 ];
 
 fn cell(column: &str, measured: &Measured) -> String {
+    let shown = |figure: Option<f64>, show: fn(f64) -> String| figure.map_or("-".to_owned(), show);
     let ratio = |ratio: f64| if ratio < 0.005 { "<0.01".to_owned() } else { format!("{ratio:.2}") };
     match column {
         "size" => Bytes(measured.bytes).to_string(),
@@ -100,15 +101,15 @@ fn cell(column: &str, measured: &Measured) -> String {
         "p90" => time(measured.seconds.p90),
         "p99" => time(measured.seconds.p99),
         "skew" => time(measured.skew_seconds),
-        "each" => per_second(measured.receiver_rate),
-        "aggregate" => per_second(measured.aggregate_rate),
+        "each" => shown(measured.receiver_rate, per_second),
+        "aggregate" => shown(measured.aggregate_rate, per_second),
         // Of a few bytes it would be a number of no meaning.
         "CPU s/GiB" if measured.bytes < CPU_SHOWN_MIN => "-".to_owned(),
         "CPU s/GiB" => format!("{:.2}", measured.cpu_seconds_per_gib),
-        "/floor" => ratio(measured.to_copy_floor),
-        "/streams" => ratio(measured.to_streams),
-        "msg/s" => measured.message_rate.map_or("-".to_owned(), |rate| format!("{rate:.0}")),
-        "/rdmc" => measured.seconds_to_rdmc.map_or("-".to_owned(), ratio),
+        "/floor" => shown(measured.to_copy_floor, ratio),
+        "/streams" => shown(measured.to_streams, ratio),
+        "msg/s" => shown(measured.message_rate, |rate| format!("{rate:.0}")),
+        "/rdmc" => shown(measured.seconds_to_rdmc, ratio),
         _ => String::new(),
     }
 }
@@ -159,7 +160,7 @@ pub(super) fn csv_row(measured: &Measured) -> String {
 type Value = fn(&Measured) -> String;
 
 /// Columns of comma-separated values, with the names and units of the JSON.
-const CSV: [(&str, Value); 27] = [
+const CSV: [(&str, Value); 28] = [
     ("by", |m| m.by.clone()),
     ("transport", |m| m.transport.clone()),
     ("fabric", |m| m.fabric.clone()),
@@ -178,15 +179,16 @@ const CSV: [(&str, Value); 27] = [
     ("seconds_min", |m| m.seconds.min.to_string()),
     ("seconds_max", |m| m.seconds.max.to_string()),
     ("skew_seconds", |m| m.skew_seconds.to_string()),
-    ("receiver_rate", |m| m.receiver_rate.to_string()),
-    ("aggregate_rate", |m| m.aggregate_rate.to_string()),
+    ("receiver_rate", |m| optional(m.receiver_rate)),
+    ("aggregate_rate", |m| optional(m.aggregate_rate)),
     ("cpu_seconds_per_gib", |m| m.cpu_seconds_per_gib.to_string()),
     ("message_rate", |m| optional(m.message_rate)),
-    ("to_copy_floor", |m| m.to_copy_floor.to_string()),
-    ("to_streams", |m| m.to_streams.to_string()),
-    ("to_memcpy", |m| m.to_memcpy.to_string()),
+    ("to_copy_floor", |m| optional(m.to_copy_floor)),
+    ("to_streams", |m| optional(m.to_streams)),
+    ("to_memcpy", |m| optional(m.to_memcpy)),
     ("seconds_to_rdmc", |m| optional(m.seconds_to_rdmc)),
     ("setup", |m| m.setup.clone().unwrap_or_default()),
+    ("delivery", |m| m.delivery.to_owned()),
 ];
 
 fn optional(value: Option<f64>) -> String {
@@ -222,13 +224,14 @@ const CPU_SHOWN_MIN: u64 = 4 << 10;
 #[cfg(test)]
 mod tests {
     use super::super::measured::tests::{case, limits, measured};
+    use super::super::options::Delivery;
     use super::*;
 
     #[test]
     fn what_is_the_same_everywhere_stands_above_the_table() {
         let table = Table::new(&[case(2, 1), case(3, 1 << 30)], false);
         let expected = "\
-fabric tcp, completion event, groups 1, senders 1, algorithm chain, block 1 MiB
+fabric tcp, completion event, delivery private, groups 1, senders 1, algorithm chain, block 1 MiB
 2 cores: processes on loopback, every byte of every round verified; msg/s with 64 in flight
 n      size            by  rounds      time       p10       p90       p99      skew         each    aggregate  CPU s/GiB  /floor  /streams     msg/s";
         assert_eq!(table.head(64, 2), expected);
@@ -237,6 +240,17 @@ n      size            by  rounds      time       p10       p90       p99      s
         let shown = table.row(&case(3, 1 << 30), &measured());
         assert_eq!(shown.split_whitespace().collect::<Vec<_>>(), row.split_whitespace().collect::<Vec<_>>());
         assert_eq!(shown.len(), expected.lines().last().unwrap().len());
+    }
+
+    #[test]
+    fn what_is_shared_is_not_compared_with_what_is_copied() {
+        let (mut case, mut shared) = (case(3, 1 << 30), measured());
+        case.delivery = Delivery::Shared;
+        shared = Measured { delivery: "shared", receiver_rate: None, aggregate_rate: None, ..shared };
+        shared = Measured { to_copy_floor: None, to_streams: None, to_memcpy: None, ..shared };
+        let row = Table::new(&[case.clone(), super::super::measured::tests::case(3, 1)], false).row(&case, &shared);
+        let cells: Vec<&str> = row.split_whitespace().collect();
+        assert_eq!((cells[0], cells.iter().filter(|cell| **cell == "-").count()), ("shared", 4), "{row}");
     }
 
     #[test]
@@ -254,7 +268,7 @@ n      size            by  rounds      time       p10       p90       p99      s
         let mut theirs = measured();
         theirs.setup = Some("--mca btl vader,self".into());
         let row = csv_row(&theirs);
-        assert!(row.ends_with("\"--mca btl vader,self\""), "{row}");
+        assert!(row.ends_with("\"--mca btl vader,self\",private"), "{row}");
         assert_eq!(row.split(',').count(), csv_head().split(',').count() + 1);
         assert!(row.starts_with("rdmc,tcp,tcp,event,3,1,1,chain,1048576,1073741824,3,1,"), "{row}");
     }
