@@ -33,6 +33,8 @@ pub struct CostModel {
     /// From the end of a block to the beginning of its relay.
     latency: Duration,
     medium: Medium,
+    /// The longest block that is chosen, in bytes.
+    block_size_max: u32,
 }
 
 /// What members share.
@@ -64,7 +66,7 @@ impl CostModel {
     #[must_use]
     pub fn network(rate: f64, per_block: Duration, latency: Duration) -> CostModel {
         assert!(rate.is_finite() && rate > 0.0, "a rate of {rate} bytes per second");
-        CostModel { per_block, latency, medium: Medium::Ports { rate } }
+        CostModel { per_block, latency, medium: Medium::Ports { rate }, block_size_max: BLOCK_SIZE_MAX }
     }
 
     /// Describes members that are processes of one host with `processors`, each of which copies `rate` bytes per second.
@@ -75,7 +77,14 @@ impl CostModel {
     pub fn host(rate: f64, processors: u32, per_block: Duration, latency: Duration) -> CostModel {
         assert!(rate.is_finite() && rate > 0.0, "a rate of {rate} bytes per second");
         assert!(processors > 0, "a host without processors");
-        CostModel { per_block, latency, medium: Medium::Host { rate, processors } }
+        CostModel { per_block, latency, medium: Medium::Host { rate, processors }, block_size_max: BLOCK_SIZE_MAX }
+    }
+
+    /// Has no longer blocks chosen than of so many bytes, but at least of 64 KiB; 16 MiB by default. The model does not know
+    /// what long blocks cost besides: memory, caches, what is lost of a block when a transfer is interrupted.
+    #[must_use]
+    pub fn block_size_max(self, bytes: u32) -> CostModel {
+        CostModel { block_size_max: bytes, ..self }
     }
 
     /// Predicts what a message of `bytes` to `members`, the root included, takes in blocks of `block_size` bytes.
@@ -109,22 +118,61 @@ impl CostModel {
         Ok(Duration::from_secs_f64(seconds.min(SECONDS_MAX)))
     }
 
-    /// Chooses among the flat algorithms and the powers of two from 64 KiB to 16 MiB what should take least; of what takes the
-    /// same the longest blocks. The circulant schedule, which takes what the binomial pipeline does, is not considered.
+    /// Chooses among the flat algorithms and the powers of two from 64 KiB on what should take least; of what takes the
+    /// same the longest blocks, but none of which half would stay empty. The circulant schedule, which takes what the binomial
+    /// pipeline does, is not considered.
     ///
     /// # Errors
     /// When there can be no group of so many members.
     pub fn best(&self, members: u32, bytes: u64) -> Result<Plan, ScheduleError> {
+        self.complete(None, None, members, bytes)
+    }
+
+    /// Chooses what is not given in the same way: the algorithm, the block size in bytes, both or neither.
+    ///
+    /// # Errors
+    /// When there can be no group of so many members, or the given algorithm cannot serve them.
+    ///
+    /// # Examples
+    /// ```
+    /// # use std::time::Duration;
+    /// use rdmc_schedule::{Algorithm, CostModel};
+    ///
+    /// # let model = CostModel::network(1.25e9, Duration::from_micros(50), Duration::from_micros(20));
+    /// let plan = model.complete(Some(&Algorithm::Chain), None, 8, 64 << 20)?;
+    /// assert_eq!(plan.algorithm, Algorithm::Chain);
+    /// # Ok::<(), rdmc_schedule::ScheduleError>(())
+    /// ```
+    pub fn complete(
+        &self,
+        algorithm: Option<&Algorithm>,
+        block_size: Option<u32>,
+        members: u32,
+        bytes: u64,
+    ) -> Result<Plan, ScheduleError> {
+        let algorithms = algorithm.map_or(&CANDIDATES[..], std::slice::from_ref);
+        let block_sizes = match block_size {
+            Some(given) => vec![given],
+            None => self.block_sizes(bytes),
+        };
         let mut best: Option<Plan> = None;
-        for algorithm in CANDIDATES {
-            for block_size in (BLOCK_SIZES_LOG2.0..=BLOCK_SIZES_LOG2.1).rev().map(|log2| 1 << log2) {
-                let time = self.time(&algorithm, members, bytes, block_size)?;
+        for algorithm in algorithms {
+            for &block_size in &block_sizes {
+                let time = self.time(algorithm, members, bytes, block_size)?;
                 if best.as_ref().is_none_or(|best| time < best.time) {
                     best = Some(Plan { algorithm: algorithm.clone(), block_size, time });
                 }
             }
         }
         Ok(best.expect("there are candidates"))
+    }
+
+    /// Returns the block sizes that are candidates, the longest first.
+    fn block_sizes(&self, bytes: u64) -> Vec<u32> {
+        let useful = |block_size: &u32| u64::from(block_size / 2) < bytes && *block_size <= self.block_size_max;
+        let (least, most) = (BLOCK_SIZE_MIN.ilog2(), BLOCK_SIZE_MAX.ilog2());
+        let longer = (least + 1..=most).rev().map(|log2| 1 << log2).filter(useful);
+        longer.chain([BLOCK_SIZE_MIN]).collect()
     }
 }
 
@@ -146,10 +194,11 @@ fn as_f64(number: u64) -> f64 {
 }
 
 /// The candidates, of which the first is taken if several are the same.
-const CANDIDATES: [Algorithm; 5] =
+static CANDIDATES: [Algorithm; 5] =
     [Algorithm::BinomialPipeline, Algorithm::Fanout, Algorithm::Chain, Algorithm::BinomialTree, Algorithm::Sequential];
-/// The block sizes that are candidates: from two to the power of the first to that of the second.
-const BLOCK_SIZES_LOG2: (u32, u32) = (16, 24);
+/// The block sizes that are candidates, in bytes: the powers of two from the first to the second.
+const BLOCK_SIZE_MIN: u32 = 64 << 10;
+const BLOCK_SIZE_MAX: u32 = 16 << 20;
 /// Longer times are all the same: a century.
 const SECONDS_MAX: f64 = 3.2e9;
 
@@ -217,6 +266,32 @@ mod tests {
         let block_size = |rate, bytes| network(rate, 100).best(8, bytes).unwrap().block_size;
         assert!(block_size(25e6, 64 * MIB) < block_size(1.25e9, 64 * MIB));
         assert!(block_size(1.25e9, MIB) < block_size(1.25e9, 1024 * MIB));
+    }
+
+    #[test]
+    fn what_is_given_is_kept_and_the_rest_chosen_for_it() {
+        let model = network(1.25e9, 50);
+        let free = model.best(8, 64 * MIB).unwrap();
+        assert_eq!(model.complete(Some(&free.algorithm), None, 8, 64 * MIB).unwrap(), free);
+        assert_eq!(model.complete(None, Some(free.block_size), 8, 64 * MIB).unwrap(), free);
+        // Where a relay has to wait for few blocks, they may be longer.
+        let chain = model.complete(Some(&Algorithm::Chain), None, 3, 64 * MIB).unwrap();
+        let long = model.complete(Some(&Algorithm::Chain), None, 100, 64 * MIB).unwrap();
+        assert!(chain.block_size > long.block_size, "{chain:?} {long:?}");
+        // One block goes fastest from those who have it to as many others.
+        let whole = model.complete(None, Some(64 << 20), 8, 64 * MIB).unwrap();
+        assert_eq!((whole.algorithm, whole.block_size), (Algorithm::BinomialPipeline, 64 << 20));
+        let both = model.complete(Some(&Algorithm::Sequential), Some(1000), 8, MIB).unwrap();
+        assert_eq!((both.algorithm, both.block_size), (Algorithm::Sequential, 1000));
+    }
+
+    #[test]
+    fn no_block_is_chosen_of_which_half_stays_empty_nor_a_longer_one_than_allowed() {
+        let block_size = |bytes| network(1.25e9, 50).best(2, bytes).unwrap().block_size;
+        let chosen = [0, 1, 64 << 10, (64 << 10) + 1, MIB, MIB + 1, 1 << 40].map(block_size);
+        assert_eq!(chosen, [64 << 10, 64 << 10, 64 << 10, 128 << 10, 1 << 20, 2 << 20, 16 << 20]);
+        let limited = |bytes| network(1.25e9, 50).block_size_max(bytes).best(2, 1 << 40).unwrap().block_size;
+        assert_eq!([0, 3 << 20, u32::MAX].map(limited), [64 << 10, 2 << 20, 16 << 20]);
     }
 
     #[test]
