@@ -6,7 +6,7 @@ use std::path::{Component, Path};
 use rdmc::{Algorithm, Hybrid, NodeId, Racks, Spine};
 
 use crate::allocation::{PER_BYTE, bounded};
-use crate::announcement::Announcement;
+use crate::announcement::{Announcement, Medium, PlanTold, Plans};
 use crate::manifest::{Entry, EntryPath, Kind, LEN_MAX, Manifest};
 use crate::{Seed, named};
 
@@ -14,11 +14,13 @@ use crate::{Seed, named};
 pub fn announcement(bytes: &[u8]) {
     let Ok(told) = bounded(bytes.len(), PER_BYTE, || Announcement::decode(bytes)) else { return };
     assert_eq!(Announcement::decode(&told.encode()).expect("it was encoded here"), told);
-    assert!((1..=rdmc::GroupSpec::BLOCK_SIZE_MAX).contains(&told.block_size));
     assert!(told.manifest_len <= LEN_MAX);
-    for members in [1, 2, 3, 8] {
-        let nodes: Vec<NodeId> = (0..members).map(NodeId).collect();
-        drop(bounded(bytes.len(), PER_BYTE, || told.groups(nodes)));
+    for medium in Medium::ALL {
+        assert!((1..=rdmc::GroupSpec::BLOCK_SIZE_MAX).contains(&told.plans.on(medium).block_size));
+        for members in [1, 2, 3, 8] {
+            let nodes: Vec<NodeId> = (0..members).map(NodeId).collect();
+            drop(bounded(bytes.len(), PER_BYTE, || told.groups(nodes, medium)));
+        }
     }
 }
 
@@ -46,8 +48,12 @@ pub fn manifest(bytes: &[u8]) {
 pub fn announcement_seeds() -> Vec<Seed> {
     let racks = Racks::from_sizes(&[2, 1]).expect("two racks");
     let hybrid = Algorithm::Hybrid(Hybrid::new(racks, Spine::Chain));
-    let encoded = |algorithm: &Algorithm| Announcement::new(algorithm, 1 << 20, &listed(), 200).encode();
-    named([("flat", encoded(&Algorithm::BinomialPipeline)), ("hybrid", encoded(&hybrid))])
+    let encoded = |network: &Algorithm, host: &Algorithm| {
+        let plans = Plans { network: PlanTold::new(network, 1 << 20), host: PlanTold::new(host, 4 << 20) };
+        Announcement::new(plans, &listed(), 200).encode()
+    };
+    let flat = encoded(&Algorithm::BinomialPipeline, &Algorithm::Fanout);
+    named([("flat", flat), ("hybrid", encoded(&hybrid, &hybrid))])
 }
 
 /// Seeds of [`manifest`].

@@ -11,13 +11,56 @@ use crate::manifest::{self, Manifest};
 /// The transfer in numbers, and how it will travel.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Announcement {
-    pub(crate) algorithm: AlgorithmTold,
-    pub(crate) block_size: u32,
+    pub(crate) plans: Plans,
     pub(crate) manifest_len: u64,
     pub(crate) files: u64,
     pub(crate) bytes: u64,
     pub(crate) file_bytes_max: u64,
     pub(crate) on_failure: OnFailure,
+}
+
+/// How blocks are to travel on either medium: which it will be is known only when all have accepted.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct Plans {
+    pub(crate) network: PlanTold,
+    pub(crate) host: PlanTold,
+}
+
+/// How blocks travel.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct PlanTold {
+    pub(crate) algorithm: AlgorithmTold,
+    /// In bytes.
+    pub(crate) block_size: u32,
+}
+
+/// What members share, as far as the way of blocks depends on it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Medium {
+    /// A network on which each has a port.
+    Network,
+    /// The memory and the processors of one host.
+    Host,
+}
+
+impl Medium {
+    pub(crate) const ALL: [Self; 2] = [Self::Network, Self::Host];
+}
+
+impl Plans {
+    /// Returns the plan for a medium.
+    pub(crate) fn on(&self, medium: Medium) -> &PlanTold {
+        match medium {
+            Medium::Network => &self.network,
+            Medium::Host => &self.host,
+        }
+    }
+}
+
+impl PlanTold {
+    pub(crate) fn new(algorithm: &Algorithm, block_size: u32) -> Self {
+        Self { algorithm: algorithm.into(), block_size }
+    }
 }
 
 /// What becomes of a transfer when a member fails in the middle of it.
@@ -31,11 +74,10 @@ pub(crate) enum OnFailure {
 
 impl Announcement {
     /// Describes the transfer of a manifest, which goes on after failures.
-    pub(crate) fn new(algorithm: &Algorithm, block_size: u32, manifest: &Manifest, manifest_len: u64) -> Self {
+    pub(crate) fn new(plans: Plans, manifest: &Manifest, manifest_len: u64) -> Self {
         let (files, bytes) = manifest.totals();
-        let file_bytes_max = manifest.files().map(|(_, size)| size).max().unwrap_or(0);
-        let on_failure = OnFailure::Repair;
-        Self { algorithm: algorithm.into(), block_size, manifest_len, files, bytes, file_bytes_max, on_failure }
+        let file_bytes_max = manifest.longest();
+        Self { plans, manifest_len, files, bytes, file_bytes_max, on_failure: OnFailure::Repair }
     }
 
     /// Encodes the announcement: its version, then the rest.
@@ -53,19 +95,20 @@ impl Announcement {
             bail!("version {VERSION} of the file transfer is spoken here, not {version}");
         }
         let told: Self = postcard::from_bytes(rest).context("the invitation is not one of rdmc send")?;
-        ensure!(
-            (1..=GroupSpec::BLOCK_SIZE_MAX).contains(&told.block_size),
-            "a block of {} bytes is not possible",
-            told.block_size
-        );
+        for medium in Medium::ALL {
+            let block_size = told.plans.on(medium).block_size;
+            let possible = (1..=GroupSpec::BLOCK_SIZE_MAX).contains(&block_size);
+            ensure!(possible, "a block of {block_size} bytes is not possible");
+        }
         ensure!(told.manifest_len <= manifest::LEN_MAX, "the list of files is too long");
         Ok(told)
     }
 
-    /// Makes the groups that the transfer uses, which sender and receivers must agree on.
-    pub(crate) fn groups(&self, nodes: Vec<NodeId>) -> anyhow::Result<Groups> {
-        let algorithm = self.algorithm.resolve(nodes.len())?;
-        let spec = |id| GroupSpec::new(id, nodes.clone()).algorithm(algorithm.clone()).block_size(self.block_size);
+    /// Makes the groups that the transfer uses on a medium, which sender and receivers must agree on.
+    pub(crate) fn groups(&self, nodes: Vec<NodeId>, medium: Medium) -> anyhow::Result<Groups> {
+        let plan = self.plans.on(medium);
+        let algorithm = plan.algorithm.resolve(nodes.len())?;
+        let spec = |id| GroupSpec::new(id, nodes.clone()).algorithm(algorithm.clone()).block_size(plan.block_size);
         // A failure before anything was sent is the transfer's.
         let manifest = spec(1).recoverable(false);
         let files = spec(2).recoverable(self.on_failure == OnFailure::Repair);
@@ -74,10 +117,8 @@ impl Announcement {
 
     /// Checks that a manifest is the one that was announced.
     pub(crate) fn check(&self, manifest: &Manifest) -> anyhow::Result<()> {
-        let algorithm = self.algorithm.clone();
         let (files, bytes) = manifest.totals();
-        let file_bytes_max = manifest.files().map(|(_, size)| size).max().unwrap_or(0);
-        let found = Self { algorithm, files, bytes, file_bytes_max, ..*self };
+        let found = Self { files, bytes, file_bytes_max: manifest.longest(), ..self.clone() };
         ensure!(found == *self, "the list of files is not what the invitation announced");
         Ok(())
     }
@@ -110,7 +151,7 @@ pub(crate) struct Groups {
 }
 
 /// Changes whenever the transfer changes its meaning.
-const VERSION: u16 = 3;
+const VERSION: u16 = 4;
 
 /// Bytes of a file's digest, which follows the file as a message of its own.
 pub(crate) const DIGEST_LEN: usize = blake3::OUT_LEN;
@@ -121,26 +162,49 @@ mod tests {
 
     use super::*;
 
+    fn told() -> Announcement {
+        let (network, host) = (PlanTold::new(&Algorithm::Chain, 1 << 20), PlanTold::new(&Algorithm::Fanout, 1 << 18));
+        Announcement::new(Plans { network, host }, &Manifest::default(), 1)
+    }
+
     #[test]
     fn an_announcement_is_understood_by_the_same_version_only() {
-        let told = Announcement::new(&Algorithm::Chain, 1 << 20, &Manifest::default(), 1);
-        let told = Announcement { on_failure: OnFailure::Fail, ..told };
+        let told = Announcement { on_failure: OnFailure::Fail, ..told() };
         let mut bytes = told.encode();
         assert_eq!(Announcement::decode(&bytes).unwrap(), told);
         bytes[0] ^= 1;
         let error = Announcement::decode(&bytes).unwrap_err().to_string();
-        assert!(error.contains("version 3"), "{error}");
+        assert!(error.contains("version 4"), "{error}");
     }
 
     #[test]
     fn only_the_files_are_sent_in_a_group_that_goes_on_and_only_if_that_is_wanted() {
         let nodes = || vec![NodeId(0), NodeId(1)];
-        let told = Announcement::new(&Algorithm::Chain, 1 << 20, &Manifest::default(), 1);
-        let groups = |on_failure| Announcement { on_failure, ..told.clone() }.groups(nodes()).unwrap();
+        let groups = |on_failure| Announcement { on_failure, ..told() }.groups(nodes(), Medium::Host).unwrap();
         let (repair, fail) = (groups(OnFailure::Repair), groups(OnFailure::Fail));
         assert_eq!(repair.manifest, fail.manifest);
         assert_eq!(repair.files.clone().recoverable(false), fail.files);
         assert_ne!(repair.files, fail.files);
+    }
+
+    #[test]
+    fn both_groups_are_made_by_the_plan_for_the_medium() {
+        let nodes = || vec![NodeId(0), NodeId(1)];
+        let by = |algorithm, block_size| GroupSpec::new(1, nodes()).algorithm(algorithm).block_size(block_size);
+        for (medium, spec) in
+            [(Medium::Network, by(Algorithm::Chain, 1 << 20)), (Medium::Host, by(Algorithm::Fanout, 1 << 18))]
+        {
+            assert_eq!(told().groups(nodes(), medium).unwrap().manifest, spec.recoverable(false));
+        }
+    }
+
+    #[test]
+    fn a_block_that_is_not_possible_is_refused_on_either_medium() {
+        for (network, host) in [(0, 1), (1, 0), (GroupSpec::BLOCK_SIZE_MAX + 1, 1), (1, u32::MAX)] {
+            let mut wrong = told();
+            (wrong.plans.network.block_size, wrong.plans.host.block_size) = (network, host);
+            assert!(Announcement::decode(&wrong.encode()).is_err());
+        }
     }
 
     proptest! {
@@ -150,7 +214,9 @@ mod tests {
                 [*version, *rest] = VERSION.to_le_bytes();
             }
             if let Ok(told) = Announcement::decode(&bytes) {
-                let _ = told.groups(vec![NodeId(0), NodeId(1)]);
+                for medium in Medium::ALL {
+                    let _ = told.groups(vec![NodeId(0), NodeId(1)], medium);
+                }
             }
         }
     }

@@ -1,10 +1,11 @@
-//! The choice of an algorithm: as it is typed, and as it is told to the receivers.
+//! The choice of an algorithm and a block size: as they are typed, and as they are told to the receivers.
 
 use std::fmt;
 use std::str::FromStr;
 
 use anyhow::Context;
 use clap::ValueEnum;
+use clap::builder::PossibleValue;
 use rdmc::{Algorithm, Hybrid, Racks, Rank, Spine};
 use serde::{Deserialize, Serialize};
 
@@ -17,6 +18,13 @@ pub(crate) struct AlgorithmOptions {
     /// How blocks travel from the sender to all receivers
     #[arg(long, short, env = "RDMC_ALGORITHM", default_value = "binomial-pipeline", value_name = "NAME")]
     pub(crate) algorithm: AlgorithmName,
+    #[command(flatten)]
+    pub(crate) hybrid: HybridOptions,
+}
+
+/// The options of the algorithm hybrid.
+#[derive(Clone, Debug, clap::Args)]
+pub(crate) struct HybridOptions {
     /// For hybrid, who shares a rack: sizes in order of rank (4,4), or the ranks of each rack (0,2/1,3); rank 0 is the
     /// sender
     #[arg(long, env = "RDMC_RACKS", value_name = "RACKS")]
@@ -45,6 +53,48 @@ pub(crate) enum AlgorithmName {
     Hybrid,
 }
 
+/// Something that is given, or chosen by what should take least.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum OrAuto<T> {
+    Auto,
+    Given(T),
+}
+
+impl<T> OrAuto<T> {
+    /// Returns what is given, if so.
+    pub(crate) fn given(self) -> Option<T> {
+        match self {
+            Self::Auto => None,
+            Self::Given(given) => Some(given),
+        }
+    }
+}
+
+impl ValueEnum for OrAuto<AlgorithmName> {
+    fn value_variants<'a>() -> &'a [Self] {
+        &[
+            Self::Auto,
+            Self::Given(AlgorithmName::Sequential),
+            Self::Given(AlgorithmName::Chain),
+            Self::Given(AlgorithmName::BinomialTree),
+            Self::Given(AlgorithmName::BinomialPipeline),
+            Self::Given(AlgorithmName::Circulant),
+            Self::Given(AlgorithmName::Fanout),
+            Self::Given(AlgorithmName::Hybrid),
+        ]
+    }
+
+    fn to_possible_value(&self) -> Option<PossibleValue> {
+        match self {
+            Self::Auto => Some(
+                PossibleValue::new(AUTO)
+                    .help("What should take least for so many members, the longest file and what moves the bytes"),
+            ),
+            Self::Given(name) => name.to_possible_value(),
+        }
+    }
+}
+
 /// The schedules among the leaders of racks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub(crate) enum SpineName {
@@ -66,7 +116,14 @@ impl From<SpineName> for Spine {
 impl AlgorithmOptions {
     /// Makes the algorithm for a group of `members`, the sender included.
     pub(crate) fn resolve(&self, members: u32) -> anyhow::Result<Algorithm> {
-        let flat = match self.algorithm {
+        self.hybrid.resolve(self.algorithm, members)
+    }
+}
+
+impl HybridOptions {
+    /// Makes the algorithm of that name for a group of `members`, the sender included.
+    pub(crate) fn resolve(&self, algorithm: AlgorithmName, members: u32) -> anyhow::Result<Algorithm> {
+        let flat = match algorithm {
             AlgorithmName::Sequential => Algorithm::Sequential,
             AlgorithmName::Chain => Algorithm::Chain,
             AlgorithmName::BinomialTree => Algorithm::BinomialTree,
@@ -81,10 +138,27 @@ impl AlgorithmOptions {
                 return Ok(Hybrid::new(racks, self.spine.into()).into());
             }
         };
-        if self.racks.is_some() {
-            return Err(Exit::Usage.error("--racks goes with --algorithm hybrid only"));
-        }
+        self.check_unused()?;
         Ok(flat)
+    }
+
+    /// Makes the algorithm if one is given.
+    pub(crate) fn resolve_given(
+        &self,
+        algorithm: OrAuto<AlgorithmName>,
+        members: u32,
+    ) -> anyhow::Result<Option<Algorithm>> {
+        match algorithm {
+            OrAuto::Given(name) => self.resolve(name, members).map(Some),
+            OrAuto::Auto => self.check_unused().map(|()| None),
+        }
+    }
+
+    fn check_unused(&self) -> anyhow::Result<()> {
+        match self.racks {
+            Some(_) => Err(Exit::Usage.error("--racks goes with --algorithm hybrid only")),
+            None => Ok(()),
+        }
     }
 }
 
@@ -184,13 +258,27 @@ impl fmt::Display for AlgorithmTold {
     }
 }
 
+/// The name under which something is left to be chosen.
+pub(crate) const AUTO: &str = "auto";
+
 #[cfg(test)]
 mod tests {
     use super::*;
 
     fn hybrid(racks: &str, members: u32) -> anyhow::Result<Algorithm> {
         let racks = Some(racks.parse().map_err(anyhow::Error::msg)?);
-        AlgorithmOptions { algorithm: AlgorithmName::Hybrid, racks, spine: SpineName::Chain }.resolve(members)
+        HybridOptions { racks, spine: SpineName::Chain }.resolve(AlgorithmName::Hybrid, members)
+    }
+
+    #[test]
+    fn every_algorithm_can_be_given_or_left_to_be_chosen() {
+        let all = OrAuto::<AlgorithmName>::value_variants().iter().filter_map(|choice| choice.given());
+        assert!(all.eq(AlgorithmName::value_variants().iter().copied()));
+        let none = HybridOptions { racks: None, spine: SpineName::Chain };
+        assert_eq!(none.resolve_given(OrAuto::Auto, 4).unwrap(), None);
+        assert_eq!(none.resolve_given(OrAuto::Given(AlgorithmName::Chain), 4).unwrap(), Some(Algorithm::Chain));
+        let racks = HybridOptions { racks: Some(RacksText::Sizes(vec![2, 2])), ..none };
+        assert_eq!(Exit::code_of(&racks.resolve_given(OrAuto::Auto, 4).unwrap_err()), 2);
     }
 
     #[test]

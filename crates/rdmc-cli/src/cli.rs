@@ -10,7 +10,7 @@ use clap::{Args, CommandFactory, FromArgMatches, Parser, Subcommand, ValueEnum};
 
 use crate::announcement::OnFailure;
 use crate::bench::{BenchNodeOptions, BenchOptions};
-use crate::choice::AlgorithmOptions;
+use crate::choice::{AUTO, AlgorithmName, AlgorithmOptions, HybridOptions, OrAuto};
 use crate::fabric::{FabricName, FabricOptions};
 use crate::security::SecurityOptions;
 use crate::{exit, size};
@@ -113,11 +113,14 @@ pub(crate) struct SendOptions {
     /// The receivers; they must be able to reach each other under these addresses
     #[arg(long, short, env = "RDMC_TO", required = true, value_delimiter = ',', value_name = "HOST:PORT,…")]
     pub(crate) to: Vec<String>,
+    /// How blocks travel from the sender to all receivers
+    #[arg(long, short, env = "RDMC_ALGORITHM", default_value = AUTO, value_name = "NAME")]
+    pub(crate) algorithm: OrAuto<AlgorithmName>,
     #[command(flatten)]
-    pub(crate) algorithm: AlgorithmOptions,
-    /// Bytes of a block, the unit that is relayed
-    #[arg(long, short, env = "RDMC_BLOCK_SIZE", default_value = "1MiB", value_name = "SIZE", value_parser = size::parse_block)]
-    pub(crate) block_size: u32,
+    pub(crate) hybrid: HybridOptions,
+    /// Bytes of a block, the unit that is relayed, or auto: what should take least, from 64 KiB to 2 MiB
+    #[arg(long, short, env = "RDMC_BLOCK_SIZE", default_value = AUTO, value_name = "SIZE", value_parser = size::parse_block_or_auto)]
+    pub(crate) block_size: OrAuto<u32>,
     #[command(flatten)]
     pub(crate) fabric: FabricOptions,
     #[command(flatten)]
@@ -359,14 +362,21 @@ mod tests {
 
     #[test]
     fn a_variable_has_the_same_values_for_all_subcommands() {
-        let mut meanings = BTreeMap::new();
+        let (mut meanings, mut defaults) = (BTreeMap::new(), BTreeMap::new());
         for command in Cli::command().get_subcommands() {
             for argument in command.get_arguments() {
                 let Some(variable) = argument.get_env() else { continue };
-                let values: Vec<_> = argument.get_possible_values().iter().map(|v| v.get_name().to_owned()).collect();
-                let meaning = (argument.get_id().clone(), argument.get_default_values().to_vec(), values);
+                let values = argument.get_possible_values().into_iter().map(|value| value.get_name().to_owned());
+                // Not everywhere something can be left to be chosen.
+                let values: Vec<_> = values.filter(|name| name != AUTO).collect();
+                let meaning = (argument.get_id().clone(), values);
                 let known = meanings.entry(variable.to_owned()).or_insert_with(|| meaning.clone());
                 assert_eq!(*known, meaning, "{variable:?} of {}", command.get_name());
+                let default = argument.get_default_values().to_vec();
+                if default != [AUTO] {
+                    let known = defaults.entry(variable.to_owned()).or_insert_with(|| default.clone());
+                    assert_eq!(*known, default, "{variable:?} of {}", command.get_name());
+                }
             }
         }
         assert!(meanings.contains_key(std::ffi::OsStr::new("RDMC_FABRIC")));

@@ -10,6 +10,7 @@ use clap::builder::FalseyValueParser;
 use rdmc::{Buffer, Fabric, FabricChoice, Fabrics, Memory, Node, Rendezvous, TcpConfig, TcpFabric};
 use serde::Serialize;
 
+use crate::announcement::Medium;
 use crate::exit::Exit;
 use crate::manifest::printable;
 use crate::size::POOL_BYTES_MIN;
@@ -71,6 +72,18 @@ impl fmt::Display for Chosen {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{} ({})", self.fabric, printable(&self.reason))
     }
+}
+
+impl Chosen {
+    /// Tells what its members share.
+    pub(crate) fn medium(&self) -> Medium {
+        medium_of(&self.fabric)
+    }
+}
+
+/// Tells what members of a fabric share: only on shared memory are all known to be on one host.
+pub(crate) fn medium_of(fabric: &str) -> Medium {
+    if fabric == SHM { Medium::Host } else { Medium::Network }
 }
 
 impl Offered {

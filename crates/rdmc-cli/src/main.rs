@@ -8,6 +8,7 @@ mod bench;
 mod blame;
 mod choice;
 mod cli;
+mod costs;
 mod demo;
 mod departures;
 mod doctor;

@@ -196,6 +196,11 @@ impl Manifest {
     pub(crate) fn totals(&self) -> (u64, u64) {
         self.files().fold((0, 0), |(files, bytes), (_, size)| (files + 1, bytes + size))
     }
+
+    /// Returns the bytes of the longest file; 0 if there is none.
+    pub(crate) fn longest(&self) -> u64 {
+        self.files().map(|(_, size)| size).max().unwrap_or(0)
+    }
 }
 
 #[cfg(test)]

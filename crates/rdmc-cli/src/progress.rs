@@ -8,6 +8,7 @@ use std::time::{Duration, Instant};
 use indicatif::{MultiProgress, ProgressBar, ProgressDrawTarget, ProgressStyle};
 use serde::Serialize;
 
+use crate::announcement::PlanTold;
 use crate::blame::{Blame, FailedPeer, explain};
 use crate::cli::OutputOptions;
 use crate::exit::Exit;
@@ -48,6 +49,8 @@ pub(crate) enum Event {
         bytes: u64,
         #[serde(flatten)]
         over: Chosen,
+        #[serde(flatten)]
+        how: How,
     },
     /// How far a transfer is.
     Progress { bytes: u64, total: u64 },
@@ -75,6 +78,25 @@ pub(crate) enum Event {
         /// Whose failure it was; nobody's, or not known, if empty.
         failed: Vec<FailedPeer>,
     },
+}
+
+/// How the blocks of a transfer travel.
+#[derive(Clone, Debug, Serialize)]
+pub(crate) struct How {
+    algorithm: String,
+    block_size: u32,
+}
+
+impl From<&PlanTold> for How {
+    fn from(plan: &PlanTold) -> Self {
+        Self { algorithm: plan.algorithm.to_string(), block_size: plan.block_size }
+    }
+}
+
+impl fmt::Display for How {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} in blocks of {}", self.algorithm, Bytes(self.block_size.into()))
+    }
 }
 
 /// Which way a transfer goes.
@@ -122,14 +144,14 @@ impl fmt::Display for Event {
             Event::Declined { from, reason } => {
                 write!(f, "nothing comes from {}: {}", from.as_deref().unwrap_or(SOMEBODY), printable(reason))
             }
-            Event::Started { direction, peers, receivers, files, bytes, over } => {
+            Event::Started { direction, peers, receivers, files, bytes, over, how } => {
                 let (shown, more) = peers.split_at(peers.len().min(PEERS_SHOWN_MAX));
                 let shown = if shown.is_empty() { SOMEBODY.to_owned() } else { printable(&shown.join(", ")) };
                 f.write_str(if *direction == Direction::Sending { "sending to " } else { "receiving from " })?;
                 f.write_str(&shown)?;
                 f.write_str(if more.is_empty() { "" } else { ", …" })?;
                 let (files, receivers) = (count(*files, "file"), count(*receivers, "receiver"));
-                write!(f, ": {} in {files}, {receivers}, by {over}", Bytes(*bytes))
+                write!(f, ": {} in {files}, {receivers}, by {over}, {how}", Bytes(*bytes))
             }
             Event::Progress { bytes, total } => write!(f, "{} of {}", Bytes(*bytes), Bytes(*total)),
             Event::File { path, bytes } => write!(f, "{path}  {}", Bytes(*bytes)),

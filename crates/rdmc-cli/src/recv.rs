@@ -5,13 +5,13 @@ use std::time::{Duration, Instant};
 
 use anyhow::Context;
 use rdmc::{
-    FailedMember, GroupError, GroupFailure, GroupSpec, Invitation, Listener, Node, Offer, OfferReceiver, Shutdown,
-    StartError,
+    FailedMember, GroupError, GroupFailure, GroupSpec, Invitation, Listener, Node, NodeId, Offer, OfferReceiver,
+    Shutdown, StartError,
 };
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use tokio::task::JoinSet;
 
-use crate::announcement::{Announcement, Groups, Reply};
+use crate::announcement::{Announcement, Medium, Reply};
 use crate::arrivals::take_files;
 use crate::blame::{FailedPeer, explain};
 use crate::cli::RecvOptions;
@@ -112,7 +112,7 @@ impl Host {
             Some(_) => self.judge(&mut invitation),
             None => Err(anyhow::anyhow!("it is busy with other transfers")),
         };
-        let Judged { told, groups, withheld } = match judged {
+        let Judged { told, withheld } = match judged {
             Ok(judged) => judged,
             Err(error) => {
                 let reason = format!("{error:#}");
@@ -122,7 +122,7 @@ impl Host {
                 return None;
             }
         };
-        let receivers = invitation.nodes().len() - 1;
+        let nodes = invitation.nodes();
         invitation.reply(Reply { has_parts: self.store.has_parts() }.encode());
         let accepted = tokio::select! {
             accepted = invitation.accept() => accepted,
@@ -137,7 +137,7 @@ impl Host {
         };
         let over = builder.fabric_choice().map(|choice| self.offered.chosen(choice, withheld));
         let over = over.expect("the builder comes from an invitation");
-        let outcome = self.session(builder, &told, groups, from.clone(), receivers, over).await;
+        let outcome = self.session(builder, &told, nodes, from.clone(), over).await;
         match &outcome {
             // It came to nothing before the first file, here or elsewhere.
             Err(error) if error.downcast_ref() == Some(&Exit::Refused) => {
@@ -154,7 +154,9 @@ impl Host {
 
     fn judge(&self, invitation: &mut Invitation) -> anyhow::Result<Judged> {
         let told = Announcement::decode(invitation.payload())?;
-        let groups = told.groups(invitation.nodes())?;
+        for medium in Medium::ALL {
+            told.groups(invitation.nodes(), medium)?;
+        }
         if let Some(max) = self.max_size
             && told.bytes > max
         {
@@ -173,18 +175,20 @@ impl Host {
             anyhow::ensure!(invitation.retain_fabrics(|fabric| fabric.receives_into_files), reason);
             withheld = Some(reason);
         }
-        Ok(Judged { told, groups, withheld })
+        Ok(Judged { told, withheld })
     }
 
     async fn session(
         &self,
         builder: rdmc::NodeBuilder,
         told: &Announcement,
-        groups: Groups,
+        nodes: Vec<NodeId>,
         from: Option<String>,
-        receivers: usize,
         over: Chosen,
     ) -> anyhow::Result<()> {
+        let receivers = nodes.len() - 1;
+        let groups = told.groups(nodes, over.medium())?;
+        let how = told.plans.on(over.medium()).into();
         let node = builder
             .pool_bytes_max(self.offered.pool_bytes(&over, self.pool_size, staging_bytes(told)))
             .start()
@@ -204,6 +208,7 @@ impl Host {
                 files,
                 bytes,
                 over,
+                how,
             });
             let (begun, before) = (Instant::now(), node.stats().bytes_received);
             let bar = self.reporter.bar("receiving", bytes);
@@ -236,7 +241,6 @@ impl Host {
 /// An offer that is accepted.
 struct Judged {
     told: Announcement,
-    groups: Groups,
     /// Why a fabric that could be used is not offered for this transfer.
     withheld: Option<String>,
 }
@@ -265,10 +269,10 @@ fn too_long(told: &Announcement, pool: u64, lockable: u64) -> Option<String> {
     })
 }
 
-/// Returns the memory that is registered beside the pool: the first block of a message waits there, rounded up, until the
+/// Returns the memory that RDMA registers beside the pool: the first block of a message waits there, rounded up, until the
 /// message's size is known.
 fn staging_bytes(told: &Announcement) -> u64 {
-    (u64::from(told.block_size) * 9 / 8).next_multiple_of(PAGE)
+    (u64::from(told.plans.on(Medium::Network).block_size) * 9 / 8).next_multiple_of(PAGE)
 }
 
 /// Receives the list of files, and agrees to it or not. Tells also whether only what is lacking is to travel.
@@ -378,9 +382,11 @@ mod tests {
     use rdmc::Algorithm;
 
     use super::*;
+    use crate::announcement::{PlanTold, Plans};
 
     fn told(file_bytes_max: u64) -> Announcement {
-        let told = Announcement::new(&Algorithm::Chain, 1 << 20, &Manifest::default(), 100);
+        let plan = PlanTold::new(&Algorithm::Chain, 1 << 20);
+        let told = Announcement::new(Plans { network: plan.clone(), host: plan }, &Manifest::default(), 100);
         Announcement { file_bytes_max, ..told }
     }
 

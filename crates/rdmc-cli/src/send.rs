@@ -6,13 +6,14 @@ use std::time::{Duration, Instant};
 
 use anyhow::Context;
 use bytes::Bytes;
-use rdmc::{Algorithm, Buffer, FailedMember, GroupError, GroupFailure, InviteError, Memory, Node, NodeId};
+use rdmc::{Buffer, FailedMember, GroupError, GroupFailure, InviteError, Memory, Node, NodeId};
 use rdmc::{Security, SendError, Shutdown, SlowReceivers, StartError};
 use rdmc_schedule::{BlockCount, MEMBERS_MAX, Rank, Schedule};
 
-use crate::announcement::{Announcement, Groups, Reply};
+use crate::announcement::{Announcement, Groups, PlanTold, Reply};
 use crate::blame::{FailedPeer, explain};
 use crate::cli::SendOptions;
+use crate::costs::plans;
 use crate::departures::{Departures, UNDER_WAY_MAX};
 use crate::exit::{Exit, Stop};
 use crate::fabric::{Chosen, Offered, register_to_send};
@@ -26,7 +27,7 @@ pub(crate) async fn run(options: SendOptions, stop: Stop) -> anyhow::Result<()> 
     let reporter = Reporter::new(options.output);
     let receivers = Receivers::new(options.to)?;
     let security = options.security.open(options.fabric.fabric)?;
-    let algorithm = options.algorithm.resolve(receivers.members())?;
+    let algorithm = options.hybrid.resolve_given(options.algorithm, receivers.members())?;
     let files = options.files;
     let source = Arc::new(tokio::task::spawn_blocking(move || Source::find(&files)).await??);
     for path in &source.skipped {
@@ -34,7 +35,9 @@ pub(crate) async fn run(options: SendOptions, stop: Stop) -> anyhow::Result<()> 
     }
     let list = source.manifest.encode();
     anyhow::ensure!(list.len() as u64 <= manifest::LEN_MAX, "there are too many files for one transfer");
-    let told = Announcement::new(&algorithm, options.block_size, &source.manifest, list.len() as u64);
+    let (block_size, longest) = (options.block_size.given(), source.manifest.longest());
+    let plans = plans(algorithm.as_ref(), block_size, receivers.members(), longest)?;
+    let told = Announcement::new(plans, &source.manifest, list.len() as u64);
     let told = Announcement { on_failure: options.on_failure, ..told };
 
     let sizes: Vec<u64> = source.files().map(|(_, _, size)| size).collect();
@@ -46,14 +49,16 @@ pub(crate) async fn run(options: SendOptions, stop: Stop) -> anyhow::Result<()> 
         signal = stop.signalled() => return Err(Exit::Signal(signal).into()),
     };
     let nodes = (0..receivers.members()).map(NodeId).collect();
-    let mut groups = told.groups(nodes).context("the group cannot be formed")?;
+    let mut groups = told.groups(nodes, over.medium()).context("the group cannot be formed")?;
     groups.files = groups.files.delta(delta);
     if let Some(seconds) = options.evict_after {
         groups.files = groups.files.slow_receivers(SlowReceivers::evict_after(Duration::from_secs(seconds)));
     }
-    let transfer = Transfer { node: &node, receivers: &receivers, reporter: &reporter, source: &source, told: &told };
+    let plan = told.plans.on(over.medium());
+    let transfer =
+        Transfer { node: &node, receivers: &receivers, reporter: &reporter, source: &source, told: &told, plan };
     let outcome = tokio::select! {
-        outcome = transfer.run(&algorithm, list, groups, over) => outcome,
+        outcome = transfer.run(list, groups, over) => outcome,
         signal = stop.signalled() => Err(Exit::Signal(signal).into()),
     };
     // The others are told, whatever happened.
@@ -144,10 +149,11 @@ struct Transfer<'a> {
     reporter: &'a Reporter,
     source: &'a Source,
     told: &'a Announcement,
+    plan: &'a PlanTold,
 }
 
 impl Transfer<'_> {
-    async fn run(&self, algorithm: &Algorithm, list: Vec<u8>, groups: Groups, over: Chosen) -> anyhow::Result<()> {
+    async fn run(&self, list: Vec<u8>, groups: Groups, over: Chosen) -> anyhow::Result<()> {
         let not_sent = |failure: &GroupFailure| {
             let failed = self.receivers.peers(&failure.failed);
             Exit::Refused.blaming(explain(&failed), failed)
@@ -171,18 +177,18 @@ impl Transfer<'_> {
             Departures::begin(self.node, groups.files, self.told.files, self.receivers, self.reporter).await?;
 
         let (receivers, files, bytes) = (self.receivers.0.len(), self.told.files, self.told.bytes);
-        let (direction, peers) = (Direction::Sending, self.receivers.0.clone());
-        self.reporter.say(&Event::Started { direction, peers, receivers, files, bytes, over });
+        let (direction, peers, how) = (Direction::Sending, self.receivers.0.clone(), self.plan.into());
+        self.reporter.say(&Event::Started { direction, peers, receivers, files, bytes, over, how });
         let begun = Instant::now();
-        self.send_files(departures, algorithm).await?;
+        self.send_files(departures).await?;
         let (seconds, skipped) = (begun.elapsed().as_secs_f64(), self.source.skipped.len());
         self.reporter.say(&Event::Done { receivers, files, bytes, skipped, seconds, received: None });
         Ok(())
     }
 
-    async fn send_files(&self, mut departures: Departures<'_>, algorithm: &Algorithm) -> anyhow::Result<()> {
+    async fn send_files(&self, mut departures: Departures<'_>) -> anyhow::Result<()> {
         let bar = self.reporter.bar("sending", self.told.bytes);
-        let share = self.root_share(algorithm);
+        let share = self.root_share()?;
         let mut watched = Watched::default();
         let closed = async {
             self.feed(&mut departures, &mut watched).await?;
@@ -226,16 +232,17 @@ impl Transfer<'_> {
 
     /// Returns how many bytes the sender itself sends for every byte of the files.
     #[expect(clippy::cast_precision_loss, reason = "a ratio to be displayed")]
-    fn root_share(&self, algorithm: &Algorithm) -> f64 {
+    fn root_share(&self) -> anyhow::Result<f64> {
+        let algorithm = self.plan.algorithm.resolve(Rank(self.receivers.members()).index())?;
         let copies = |size: u64| {
-            let blocks = size.div_ceil(u64::from(self.told.block_size)).clamp(1, BLOCKS_COUNTED_MAX);
+            let blocks = size.div_ceil(u64::from(self.plan.block_size)).clamp(1, BLOCKS_COUNTED_MAX);
             let blocks = u32::try_from(blocks).expect("clamped");
-            let schedule = Schedule::new(algorithm, self.receivers.members(), BlockCount(blocks));
+            let schedule = Schedule::new(&algorithm, self.receivers.members(), BlockCount(blocks));
             let sends = schedule.map_or(0, |schedule| schedule.sends(Rank::ROOT).count());
             sends as f64 / f64::from(blocks)
         };
         let sent: f64 = self.source.files().map(|(_, _, size)| size as f64 * copies(size)).sum();
-        if self.told.bytes == 0 { 1.0 } else { sent / self.told.bytes as f64 }
+        Ok(if self.told.bytes == 0 { 1.0 } else { sent / self.told.bytes as f64 })
     }
 }
 

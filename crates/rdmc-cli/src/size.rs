@@ -2,6 +2,8 @@
 
 use std::fmt;
 
+use crate::choice::{AUTO, OrAuto};
+
 /// Parses `256MiB`, `1M`, `4k` or plain bytes; the units are powers of 1024.
 pub(crate) fn parse(text: &str) -> Result<u64, String> {
     let allowed =
@@ -30,6 +32,14 @@ pub(crate) fn parse_block(text: &str) -> Result<u32, String> {
     let bytes = parse(text)?;
     let allowed = u32::try_from(bytes).ok().filter(|bytes| (1..=rdmc::GroupSpec::BLOCK_SIZE_MAX).contains(bytes));
     allowed.ok_or_else(|| format!("a block of {} is not possible: 1 byte to 1 GiB", Bytes(bytes)))
+}
+
+/// Parses a block size that may be left to be chosen.
+pub(crate) fn parse_block_or_auto(text: &str) -> Result<OrAuto<u32>, String> {
+    if text == AUTO {
+        return Ok(OrAuto::Auto);
+    }
+    parse_block(text).map(OrAuto::Given).map_err(|error| format!("{error}; or {AUTO}"))
 }
 
 /// Parses the size of a pool: 1 MiB or more, rounded up to whole pages.
@@ -119,6 +129,9 @@ mod tests {
         }
         assert!(parse_pool("1000k").is_err() && parse_pool("1048577") == Ok((1 << 20) + 4096));
         assert!(parse_block("0").is_err() && parse_block("2G").is_err() && parse_block("1GiB").is_ok());
+        assert_eq!(parse_block_or_auto("1k"), Ok(OrAuto::Given(1024)));
+        assert_eq!(parse_block_or_auto("auto"), Ok(OrAuto::Auto));
+        assert!(parse_block_or_auto("0").unwrap_err().ends_with("or auto") && parse_block("auto").is_err());
     }
 
     #[test]

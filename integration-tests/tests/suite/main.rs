@@ -2,6 +2,7 @@
 
 mod bench;
 mod cancellation;
+mod choice;
 mod cluster;
 mod delta;
 mod failure;

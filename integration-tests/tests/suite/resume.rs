@@ -50,11 +50,18 @@ fn interrupt(source: &TempDir, files: &[PathBuf], how: impl Fn(&Child)) -> (Rece
     (victim, receivers)
 }
 
-/// Sends to receivers that have parts; returns how many bytes came to each.
+/// Sends to receivers that have parts, in blocks as before; returns how many bytes came to each.
 fn send_again(files: &[PathBuf], source: &TempDir, dirs: Vec<TempDir>) -> Vec<u64> {
+    send_again_by(files, source, dirs, &BLOCK_SIZE.to_string())
+}
+
+/// Does so in blocks of another size.
+fn send_again_by(files: &[PathBuf], source: &TempDir, dirs: Vec<TempDir>, block_size: &str) -> Vec<u64> {
     let start = |dir| Receiver::start_in(dir, "127.0.0.1:0", &["--once"]);
     let receivers: Vec<_> = dirs.into_iter().map(start).collect();
-    let sent = finish(start_send(files, &receivers, &[]));
+    let to = receivers.iter().map(|receiver| receiver.address.as_str()).collect::<Vec<_>>().join(",");
+    let mut sender = command(&["send", "--to", &to, "--block-size", block_size]);
+    let sent = finish(sender.args(files).spawn().unwrap());
     assert_eq!(code(&sent), 0, "{sent:?}");
     let received = receivers.into_iter().map(|receiver| {
         let (exit, said, dir) = end(receiver);
@@ -99,6 +106,19 @@ fn who_was_ended_by_a_signal_takes_only_what_it_lacks_when_it_is_started_again()
     let lacked = lacking(&source, dir.path());
     assert!(lacked > 0 && lacked <= 2 * FILE_LEN as u64, "{lacked}");
     assert_eq!(send_again(&files, &source, vec![dir]), [lacked + DIGESTS]);
+}
+
+/// The block size may be another one than before, as it depends on who receives what: files that are whole are used, and of
+/// parts the blocks of the new size.
+#[test]
+fn parts_are_of_use_whatever_the_block_size_is_next_time() {
+    let source = TempDir::new().unwrap();
+    let files = write_files(&source, FILES, FILE_LEN);
+    let (victim, _) = interrupt(&source, &files, |child| signal(child, "INT"));
+    let (_, _, dir) = end(victim);
+    let lacked = lacking(&source, dir.path());
+    let received = send_again_by(&files, &source, vec![dir], "auto")[0];
+    assert!((lacked + DIGESTS..=2 * FILE_LEN as u64 + DIGESTS).contains(&received), "{received}, {lacked}");
 }
 
 /// A receiver that was stopped is given up; when it goes on, it gets the rest from another receiver's files.

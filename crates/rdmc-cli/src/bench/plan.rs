@@ -4,7 +4,7 @@ use clap::ValueEnum;
 use rdmc::Algorithm;
 
 use super::options::{BenchOptions, Completion, Delivery};
-use crate::choice::{AlgorithmName, AlgorithmOptions};
+use crate::choice::{AlgorithmName, HybridOptions};
 use crate::exit::Exit;
 use crate::fabric::FabricName;
 use crate::size::Bytes;
@@ -128,12 +128,12 @@ fn check_delivery(delivery: Delivery, fabric: FabricName) -> anyhow::Result<()> 
 }
 
 fn resolve(options: &BenchOptions, algorithm: AlgorithmName, nodes: u32) -> anyhow::Result<Algorithm> {
-    let racks = options.racks.clone().filter(|_| options.algorithm.contains(&AlgorithmName::Hybrid));
-    if options.racks.is_some() && racks.is_none() {
-        return Err(Exit::Usage.error("--racks goes with --algorithm hybrid only"));
+    let mut hybrid = HybridOptions { racks: options.racks.clone(), spine: options.spine };
+    // They are for the one in the list that needs them.
+    if options.algorithm.contains(&AlgorithmName::Hybrid) && algorithm != AlgorithmName::Hybrid {
+        hybrid.racks = None;
     }
-    let racks = racks.filter(|_| algorithm == AlgorithmName::Hybrid);
-    AlgorithmOptions { algorithm, racks, spine: options.spine }.resolve(nodes)
+    hybrid.resolve(algorithm, nodes)
 }
 
 /// Returns the numbers of roots to try with so many groups and members.

@@ -1,0 +1,55 @@
+//! How blocks travel if nobody says it: the cost model's choice, which all members follow.
+
+use serde_json::Value;
+use tempfile::TempDir;
+
+use crate::cluster::pattern;
+use crate::program::{Receiver, code, command, finish, text, tree};
+
+#[test]
+fn how_blocks_travel_is_chosen_for_the_fabric_unless_it_is_given() {
+    let source = TempDir::new().unwrap();
+    let file = source.path().join("file");
+    std::fs::write(&file, pattern(5 << 20, 1)).unwrap();
+    // The way on shared memory, where there is such a fabric, and on TCP.
+    let (fanout, pipeline) = (Some("fanout"), Some("binomial-pipeline"));
+    let cases: [(&[&str], Option<&str>, Option<&str>); 4] = [
+        (&[], fanout, pipeline),
+        (&["--algorithm", "auto", "--block-size", "auto"], fanout, pipeline),
+        (&["--algorithm", "chain"], Some("chain"), Some("chain")),
+        (&["--block-size", "128k"], None, None),
+    ];
+    for (options, here, between) in cases {
+        for (fabric, algorithm) in [("shm", here), ("tcp", between)] {
+            if fabric == "shm" && !cfg!(target_os = "linux") {
+                continue;
+            }
+            let receivers = [0; 3].map(|_| Receiver::start(&["--once", "--fabric", fabric]));
+            let to = receivers.each_ref().map(|receiver| receiver.address.as_str()).join(",");
+            let arguments = ["send", "--json", "--fabric", fabric, "--to", &to];
+            let sent = finish(command(&arguments).args(options).arg(&file).spawn().unwrap());
+            assert_eq!(code(&sent), 0, "{options:?} {fabric}: {sent:?}");
+            let told = started(&text(&sent.stdout));
+            assert_eq!(told["fabric"], fabric);
+            if let Some(algorithm) = algorithm {
+                assert_eq!(told["algorithm"], algorithm, "{options:?} {fabric}");
+            }
+            let block_size = told["block_size"].as_u64().unwrap();
+            assert!((64 << 10..=2 << 20).contains(&block_size), "{told}");
+            assert!(!options.contains(&"128k") || block_size == 128 << 10, "{told}");
+            for receiver in receivers {
+                assert_eq!(tree(receiver.dir.path()), tree(source.path()));
+                let (exit, said) = receiver.finish_telling();
+                assert_eq!(exit, 0);
+                let here = started(&said);
+                assert_eq!((&here["algorithm"], &here["block_size"]), (&told["algorithm"], &told["block_size"]));
+            }
+        }
+    }
+}
+
+/// Returns what is said when a transfer begins.
+fn started(said: &str) -> Value {
+    let mut events = said.lines().map(|line| serde_json::from_str::<Value>(line).expect("every line is an object"));
+    events.find(|event| event["event"] == "started").expect("it began")
+}
