@@ -11,6 +11,7 @@ use crate::local::{check_memory, cores};
 use crate::progress::{Reporter, print_json};
 use crate::size::Bytes;
 use cluster::Members;
+use explain::Explanation;
 use limits::Limits;
 use measured::{By, Measured, Samples};
 use mpi::{Block, Compiled};
@@ -20,6 +21,7 @@ use report::Table;
 
 mod cluster;
 mod copies;
+mod explain;
 pub(crate) mod guard;
 pub(crate) mod limits;
 mod measured;
@@ -67,6 +69,9 @@ pub(crate) async fn run(options: BenchOptions) -> anyhow::Result<()> {
     }
     drop(progress);
     printer.end(&bench.limits, &results);
+    if options.explain {
+        printer.explain(&Explanation::all(&results)?);
+    }
     if let Some(path) = &options.plot {
         let picture = picture::draw(&results).to_svg();
         std::fs::write(path, picture).with_context(|| path.display().to_string())?;
@@ -233,6 +238,14 @@ impl Printer {
             self.reporter.print(&report::csv_row(measured));
         } else {
             self.reporter.print(&self.table.row(case, measured));
+        }
+    }
+
+    fn explain(&self, explanations: &[Explanation]) {
+        if self.reporter.is_json() {
+            explanations.iter().for_each(print_json);
+        } else {
+            self.reporter.print(&format!("\n{}", explain::table(explanations).trim_end()));
         }
     }
 

@@ -1,4 +1,4 @@
-//! What multicasts cost here, by which `send` chooses algorithm and block size where they are not given.
+//! What multicasts cost here, by which `send` and `bench` choose algorithm and block size where they are not given.
 
 use std::time::Duration;
 

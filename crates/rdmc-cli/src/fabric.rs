@@ -48,6 +48,17 @@ pub(crate) enum FabricName {
     Verbs,
 }
 
+impl FabricName {
+    /// Tells what processes of this host share that all use it.
+    pub(crate) fn medium_here(self) -> Medium {
+        match self {
+            Self::Auto if shared_memory().is_ok() => Medium::Host,
+            Self::Shm => Medium::Host,
+            Self::Auto | Self::Tcp | Self::Verbs => Medium::Network,
+        }
+    }
+}
+
 /// What a process offers to the others.
 #[derive(Clone, Debug)]
 pub(crate) struct Offered {

@@ -93,6 +93,34 @@ fn groups_overlap_and_every_way_to_wait_and_to_print_works() {
 }
 
 #[test]
+fn what_the_model_chooses_is_measured_and_explained() {
+    let lists = "bench --nodes 3 --size 100k --fabric tcp --rounds 2 --explain --algorithm chain --block-size 32k";
+    let arguments: Vec<&str> = lists.split(' ').collect();
+    let shown = rdmc(&arguments);
+    assert_eq!(code(&shown), 0, "{shown:?}");
+    assert!(text(&shown.stdout).contains("predicted"), "{shown:?}");
+    let output = rdmc(&[&arguments[..], &["--json"]].concat());
+    assert_eq!(code(&output), 0, "{output:?}");
+    let events = events(&output);
+    let named = |name: &str| events.iter().filter(|event| event["event"] == name).collect::<Vec<_>>();
+    let (results, explained) = (named("result"), named("explanation"));
+    assert_eq!((results.len(), explained.len()), (2, 1), "{events:?}");
+    let median = |result: &Value| result["seconds"]["median"].as_f64().unwrap();
+    // The choice comes first.
+    let best = results.iter().copied().min_by(|a, b| median(a).total_cmp(&median(b))).unwrap();
+    let explained = explained[0];
+    for (told, result) in [("", results[0]), ("best_", best)] {
+        for name in ["algorithm", "block_size"] {
+            assert_eq!(explained[format!("{told}{name}")], result[name], "{explained}");
+        }
+    }
+    assert_eq!(explained["measured_seconds"], results[0]["seconds"]["median"]);
+    assert_eq!(explained["best_seconds"], best["seconds"]["median"]);
+    positive(explained, "predicted_seconds");
+    assert!(explained["to_best"].as_f64().unwrap() >= 1.0);
+}
+
+#[test]
 fn lists_that_make_no_sense_are_refused_with_the_remedy() {
     let cases = [
         ("--nodes 1", "2 or more"),
@@ -109,6 +137,10 @@ fn lists_that_make_no_sense_are_refused_with_the_remedy() {
         ("--csv --json", "cannot be used with"),
         ("--delivery shared --fabric tcp", "--fabric shm"),
         ("--delivery shared --vs ompi", "at private"),
+        ("--csv --explain", "cannot be used with"),
+        ("--explain --groups 1,2", "--groups at 1"),
+        ("--block-size 0", "or auto"),
+        ("--explain --delivery shared --fabric shm", "at private"),
         ("--nodes 64 --size 1G --groups 64", "choose fewer or less"),
     ];
     for (wrong, remedy) in cases {

@@ -154,6 +154,7 @@ pub(super) mod tests {
     use rdmc::Algorithm;
 
     use super::super::options::Completion;
+    use super::super::plan::Chosen;
     use super::*;
     use crate::fabric::FabricName;
 
@@ -168,6 +169,7 @@ pub(super) mod tests {
             algorithm: Algorithm::Chain,
             block_size: 1 << 20,
             bytes,
+            chosen: Chosen::default(),
         }
     }
 

@@ -7,7 +7,7 @@ use rdmc::{CompletionMode, DeliveryMode};
 use serde::{Deserialize, Serialize};
 
 use super::mpi::Contestant;
-use crate::choice::{AlgorithmName, RacksText, SpineName};
+use crate::choice::{AUTO, AlgorithmName, OrAuto, RacksText, SpineName};
 use crate::cli::OutputOptions;
 use crate::fabric::FabricName;
 use crate::size;
@@ -23,17 +23,17 @@ pub(crate) struct BenchOptions {
     #[arg(long, short, default_value = "1,64k,1M,16M,64M,256M", value_delimiter = ',', value_name = "SIZE,…", value_parser = parse_size)]
     pub(super) size: Vec<u64>,
     /// How blocks travel from the sender to all receivers
-    #[arg(long, short, default_value = "binomial-pipeline", value_delimiter = ',', value_name = "NAME,…")]
-    pub(super) algorithm: Vec<AlgorithmName>,
+    #[arg(long, short, default_value = AUTO, value_delimiter = ',', value_name = "NAME,…")]
+    pub(super) algorithm: Vec<OrAuto<AlgorithmName>>,
     /// For hybrid, who shares a rack: sizes in order of rank (4,4), or the ranks of each rack (0,2/1,3)
     #[arg(long, value_name = "RACKS")]
     pub(super) racks: Option<RacksText>,
     /// For hybrid, the schedule among the racks
     #[arg(long, default_value = "binomial-pipeline", value_name = "NAME")]
     pub(super) spine: SpineName,
-    /// Bytes of a block, the unit that is relayed
-    #[arg(long, short, default_value = "1M", value_delimiter = ',', value_name = "SIZE,…", value_parser = size::parse_block)]
-    pub(super) block_size: Vec<u32>,
+    /// Bytes of a block, the unit that is relayed, or auto: what should take least, from 64 KiB to 2 MiB
+    #[arg(long, short, default_value = AUTO, value_delimiter = ',', value_name = "SIZE,…", value_parser = size::parse_block_or_auto)]
+    pub(super) block_size: Vec<OrAuto<u32>>,
     /// What moves the bytes; the members are processes of this host, and listen on its loopback only
     #[arg(long, default_value = "auto", value_delimiter = ',', value_name = "NAME,…")]
     pub(super) fabric: Vec<FabricName>,
@@ -66,8 +66,12 @@ pub(crate) struct BenchOptions {
     /// as the fabric does; ompi:tcp, ompi:shm, … insist
     #[arg(long, value_delimiter = ',', value_name = "MPI,…")]
     pub(super) vs: Vec<Contestant>,
+    /// Say for each combination what the cost model chooses, how long it predicts that to take, how long it took, and what of
+    /// all that was measured took least; without lists of algorithms and block sizes nine ways are measured beside
+    #[arg(long)]
+    pub(super) explain: bool,
     /// Print lines of comma-separated values instead of the table
-    #[arg(long, conflicts_with_all = ["json", "quiet"])]
+    #[arg(long, conflicts_with_all = ["json", "quiet", "explain"])]
     pub(super) csv: bool,
     /// Draw time and rate over the size, as SVG
     #[arg(long, value_name = "FILE.svg")]
@@ -208,7 +212,10 @@ With --delivery shared the sender fills an object and seals it, outside of the t
 receiver has mapped it: nothing is copied, and pages are brought in when the content is verified, outside of the time taken.
 So it has no rates, and is not compared with what copies: those columns are empty.
 
+Algorithm and block size are what rdmc send would choose, unless they are given.
+
 Columns:
+  chosen       algorithm and block size, where one of them is left to auto
   by           whose figures these are, and what moved the bytes
   time         to the last receiver: median, and the 10th, 90th and 99th percentile of the rounds
   skew         from the first receiver that has it to the last (median)
@@ -234,6 +241,9 @@ Output for programs (--json), one object per line, times in seconds, rates in by
             aggregate_rate, cpu_seconds_per_gib, message_rate (null above 64 KiB), to_copy_floor, to_streams, to_memcpy,
             seconds_to_rdmc (null for rdmc), delivery (private or shared; for the latter the rates of bytes, and to_…, are
             null)
+  explanation with --explain: fabric, transport, completion, nodes, senders, bytes; of the choice algorithm, block_size,
+            predicted_seconds, measured_seconds; of what took least best_algorithm, best_block_size, best_seconds; to_best
+            (the choice's time over that)
   failed    code, message
 --csv prints the results' fields in the same units.
 

@@ -4,7 +4,9 @@ use clap::ValueEnum;
 use rdmc::Algorithm;
 
 use super::options::{BenchOptions, Completion, Delivery};
-use crate::choice::{AlgorithmName, HybridOptions};
+use crate::announcement::Medium;
+use crate::choice::{AUTO, AlgorithmName, HybridOptions, OrAuto};
+use crate::costs;
 use crate::exit::Exit;
 use crate::fabric::FabricName;
 use crate::size::Bytes;
@@ -25,53 +27,95 @@ pub(super) struct Case {
     pub(super) block_size: u32,
     /// Length of a message.
     pub(super) bytes: u64,
+    /// What of it was chosen by the cost model.
+    pub(super) chosen: Chosen,
+}
+
+/// Whether the algorithm and the block size of a configuration were chosen by the cost model, or given.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub(super) struct Chosen {
+    pub(super) algorithm: bool,
+    pub(super) block_size: bool,
 }
 
 impl Case {
     /// Lists all configurations: those of one number of members together, the sizes of each one after the other.
     pub(super) fn all(options: &BenchOptions) -> anyhow::Result<Vec<Self>> {
         let mut cases = Vec::new();
+        if options.explain && options.groups.iter().any(|&groups| groups > 1) {
+            return Err(Exit::Usage.error("--explain predicts one group at a time: leave --groups at 1"));
+        }
+        if options.explain && options.delivery.contains(&Delivery::Shared) {
+            return Err(Exit::Usage.error("--explain predicts private copies: leave --delivery at private"));
+        }
         for &fabric in &distinct(&options.fabric) {
+            let medium = fabric.medium_here();
             for &completion in &distinct(&options.completion) {
                 for &delivery in &distinct(&options.delivery) {
                     check_delivery(delivery, fabric)?;
-                    Self::with_members(options, (fabric, completion, delivery), &mut cases)?;
+                    let case = Self::blank(fabric, completion, delivery);
+                    cases.extend(case.with_members(options, medium)?);
                 }
             }
         }
         Ok(cases)
     }
 
+    /// Makes one of which everything else is still to be said.
+    fn blank(fabric: FabricName, completion: Completion, delivery: Delivery) -> Self {
+        let (nodes, groups, senders, algorithm) = (0, 0, 0, Algorithm::Sequential);
+        let (block_size, bytes, chosen) = (0, 0, Chosen::default());
+        Self { fabric, completion, delivery, nodes, groups, senders, algorithm, block_size, bytes, chosen }
+    }
+
     /// Lists the groups.
-    fn with_members(
-        options: &BenchOptions,
-        (fabric, completion, delivery): (FabricName, Completion, Delivery),
-        cases: &mut Vec<Self>,
-    ) -> anyhow::Result<()> {
+    fn with_members(&self, options: &BenchOptions, medium: Medium) -> anyhow::Result<Vec<Self>> {
+        let mut cases = Vec::new();
         for &groups in &distinct(&options.groups) {
             for &nodes in &distinct(&options.nodes) {
                 for senders in senders(options, groups, nodes)? {
-                    let algorithm = Algorithm::Sequential;
-                    let (block_size, bytes) = (0, 0);
-                    let case =
-                        Self { fabric, completion, delivery, nodes, groups, senders, algorithm, block_size, bytes };
-                    case.with_content(options, cases)?;
+                    let case = Self { nodes, groups, senders, ..self.clone() };
+                    cases.extend(case.with_content(options, medium)?);
                 }
             }
         }
-        Ok(())
+        Ok(cases)
     }
 
     /// Lists what is sent, and how, among so many members.
-    fn with_content(&self, options: &BenchOptions, cases: &mut Vec<Self>) -> anyhow::Result<()> {
-        for &name in &distinct(&options.algorithm) {
+    fn with_content(&self, options: &BenchOptions, medium: Medium) -> anyhow::Result<Vec<Self>> {
+        let mut cases: Vec<Self> = Vec::new();
+        for (name, block_size) in ways(options) {
             let algorithm = resolve(options, name, self.nodes)?;
-            for &block_size in &distinct(&options.block_size) {
-                let case = |bytes| Self { algorithm: algorithm.clone(), block_size, bytes, ..self.clone() };
-                cases.extend(distinct(&options.size).into_iter().map(case));
+            let chosen = Chosen { algorithm: algorithm.is_none(), block_size: block_size.given().is_none() };
+            for bytes in distinct(&options.size) {
+                let plan = costs::plan(medium, algorithm.as_ref(), block_size.given(), self.nodes, bytes)?;
+                let (algorithm, block_size) = (plan.algorithm, plan.block_size);
+                let case = Self { algorithm, block_size, bytes, chosen, ..self.clone() };
+                // What was chosen is beside what is listed for a comparison, and need not be measured twice for it.
+                if !(options.explain && cases.iter().any(|other| other.is_same(&case))) {
+                    cases.push(case);
+                }
             }
         }
-        Ok(())
+        Ok(cases)
+    }
+
+    /// Tells whether the cost model alone has chosen how blocks travel.
+    pub(super) fn is_chosen(&self) -> bool {
+        self.chosen == Chosen { algorithm: true, block_size: true }
+    }
+
+    /// Tells whether another one does the same work, whichever way.
+    pub(super) fn is_same_work(&self, other: &Self) -> bool {
+        let (algorithm, block_size, chosen) = (self.algorithm.clone(), self.block_size, self.chosen);
+        *self == Self { algorithm, block_size, chosen, ..other.clone() }
+    }
+
+    /// Tells whether another one does the same work in the same way: a block may be longer than the message.
+    fn is_same(&self, other: &Self) -> bool {
+        let block = |case: &Self| u64::from(case.block_size).min(case.bytes);
+        self.is_same_work(other) && self.algorithm == other.algorithm && block(self) == block(other)
     }
 
     /// Returns the receivers of a group.
@@ -100,9 +144,14 @@ impl Case {
             self.groups.to_string(),
             self.nodes.to_string(),
             self.senders.to_string(),
-            self.algorithm.to_string(),
-            Bytes(self.block_size.into()).to_string(),
+            if self.chosen.algorithm { AUTO.to_owned() } else { self.algorithm.to_string() },
+            if self.chosen.block_size { AUTO.to_owned() } else { Bytes(self.block_size.into()).to_string() },
         ]
+    }
+
+    /// Returns how its blocks travel, whether that was chosen or given.
+    pub(super) fn way(&self) -> String {
+        way(&self.algorithm.to_string(), self.block_size)
     }
 }
 
@@ -127,14 +176,38 @@ fn check_delivery(delivery: Delivery, fabric: FabricName) -> anyhow::Result<()> 
     }
 }
 
-fn resolve(options: &BenchOptions, algorithm: AlgorithmName, nodes: u32) -> anyhow::Result<Algorithm> {
+/// Names an algorithm and a block size together.
+pub(super) fn way(algorithm: &str, block_size: u32) -> String {
+    format!("{algorithm}, {}", Bytes(block_size.into()))
+}
+
+/// Lists how blocks are to travel: with `--explain` first what is chosen, and if no others are listed some to compare it with.
+fn ways(options: &BenchOptions) -> Vec<(OrAuto<AlgorithmName>, OrAuto<u32>)> {
+    let (mut algorithms, mut block_sizes) = (distinct(&options.algorithm), distinct(&options.block_size));
+    if options.explain && algorithms == [OrAuto::Auto] && block_sizes == [OrAuto::Auto] {
+        algorithms = EXPLAINED_ALGORITHMS.map(OrAuto::Given).to_vec();
+        block_sizes = EXPLAINED_BLOCK_SIZES.map(OrAuto::Given).to_vec();
+    }
+    let listed = algorithms.iter().flat_map(|algorithm| block_sizes.iter().map(|size| (*algorithm, *size)));
+    let chosen = options.explain.then_some((OrAuto::Auto, OrAuto::Auto));
+    distinct(&chosen.into_iter().chain(listed).collect::<Vec<_>>())
+}
+
+/// Makes the algorithm, if one is given.
+fn resolve(options: &BenchOptions, algorithm: OrAuto<AlgorithmName>, nodes: u32) -> anyhow::Result<Option<Algorithm>> {
     let mut hybrid = HybridOptions { racks: options.racks.clone(), spine: options.spine };
+    let named = OrAuto::Given(AlgorithmName::Hybrid);
     // They are for the one in the list that needs them.
-    if options.algorithm.contains(&AlgorithmName::Hybrid) && algorithm != AlgorithmName::Hybrid {
+    if options.algorithm.contains(&named) && algorithm != named {
         hybrid.racks = None;
     }
-    hybrid.resolve(algorithm, nodes)
+    hybrid.resolve_given(algorithm, nodes)
 }
+
+/// With what a choice is compared unless something is listed.
+const EXPLAINED_ALGORITHMS: [AlgorithmName; 3] =
+    [AlgorithmName::BinomialPipeline, AlgorithmName::Chain, AlgorithmName::Fanout];
+const EXPLAINED_BLOCK_SIZES: [u32; 3] = [256 << 10, 1 << 20, 4 << 20];
 
 /// Returns the numbers of roots to try with so many groups and members.
 fn senders(options: &BenchOptions, groups: u32, nodes: u32) -> anyhow::Result<Vec<u32>> {
@@ -193,9 +266,39 @@ mod tests {
     }
 
     #[test]
+    fn what_is_not_given_is_chosen_for_each_size_and_named_as_chosen() {
+        let all = cases(&["-n", "8", "--size", "1,64M", "--fabric", "tcp"]).unwrap();
+        assert!(all.iter().all(|case| case.is_chosen() && case.names()[6..] == ["auto", "auto"]));
+        assert_eq!(all[0].block_size, 64 << 10);
+        assert!(all[1].block_size > 64 << 10);
+        let all =
+            cases(&["-n", "8", "--size", "64M", "--fabric", "tcp", "-b", "64k,auto", "-a", "chain,auto"]).unwrap();
+        let names: Vec<_> = all.iter().map(|case| case.names()[6..].join(" ")).collect();
+        assert_eq!(names, ["chain 64 KiB", "chain auto", "auto 64 KiB", "auto auto"]);
+        assert_eq!((all[0].way(), &all[1].algorithm), ("chain, 64 KiB".to_owned(), &Algorithm::Chain));
+    }
+
+    #[test]
+    fn a_choice_is_explained_beside_others_none_of_which_is_measured_twice() {
+        let all = cases(&["-n", "8", "--size", "100k,64M", "--fabric", "tcp", "--explain"]).unwrap();
+        assert_eq!(all.iter().filter(|case| case.is_chosen()).count(), 2);
+        for (at, case) in all.iter().enumerate() {
+            assert!(!all[..at].iter().any(|other| other.is_same(case)), "{case:?}");
+        }
+        // In one block there is nothing to choose but the algorithm.
+        assert_eq!(all.iter().filter(|case| case.bytes == 100 << 10 && case.block_size >= 100 << 10).count(), 3);
+        let listed = cases(&["-n", "8", "--size", "64M", "--fabric", "tcp", "--explain", "-a", "chain", "-b", "1k"]);
+        let ways: Vec<_> = listed.unwrap().iter().map(Case::way).collect();
+        assert_eq!((ways.len(), ways[1].as_str()), (2, "chain, 1 KiB"));
+    }
+
+    #[test]
     fn lists_that_make_no_sense_are_usage_errors() {
-        let wrong: [&[&str]; 6] = [
+        let wrong: [&[&str]; 9] = [
             &["--delivery", "private,shared", "--fabric", "tcp"],
+            &["--explain", "--delivery", "shared", "--fabric", "shm"],
+            &["--explain", "--groups", "1,2"],
+            &["--racks", "1,1", "-n", "2", "--algorithm", "auto"],
             &["--senders", "2"],
             &["--senders", "3", "--groups", "3", "-n", "2"],
             &["--algorithm", "hybrid"],

@@ -2,7 +2,7 @@
 
 use super::limits::Limits;
 use super::measured::Measured;
-use super::plan::{Case, NAMES};
+use super::plan::{Case, Chosen, NAMES};
 use crate::size::{Bytes, Rate};
 use crate::words::count;
 
@@ -38,6 +38,10 @@ impl Table {
         }
         let mut push = |name, width| columns.push(Column { name, width, named: None });
         push("size", 8);
+        let chosen = cases.iter().filter(|case| case.chosen != Chosen::default());
+        if let Some(longest) = chosen.map(|case| case.way().len()).max() {
+            push("chosen", longest);
+        }
         push("by", 12);
         for (name, width) in FIGURES {
             push(name, width);
@@ -63,6 +67,8 @@ impl Table {
         let names = case.names();
         self.line(|column| match column.named {
             Some(place) => names[place].clone(),
+            None if column.name == "chosen" && case.chosen == Chosen::default() => "-".to_owned(),
+            None if column.name == "chosen" => case.way(),
             None => cell(column.name, measured),
         })
     }
@@ -251,6 +257,18 @@ n      size            by  rounds      time       p10       p90       p99      s
         let row = Table::new(&[case.clone(), super::super::measured::tests::case(3, 1)], false).row(&case, &shared);
         let cells: Vec<&str> = row.split_whitespace().collect();
         assert_eq!((cells[0], cells.iter().filter(|cell| **cell == "-").count()), ("shared", 4), "{row}");
+    }
+
+    #[test]
+    fn what_was_chosen_has_a_column() {
+        let chosen = |bytes| Case { chosen: Chosen { algorithm: true, block_size: true }, ..case(3, bytes) };
+        let table = Table::new(&[chosen(1), chosen(2)], false);
+        assert!(table.head(64, 2).starts_with(
+            "fabric tcp, completion event, delivery private, groups 1, n 3, senders 1, algorithm auto, block auto"
+        ));
+        let row = table.row(&chosen(1), &measured());
+        assert!(row.contains("  chain, 1 MiB  "), "{row}");
+        assert!(!table.row(&case(3, 1), &measured()).contains("chain"));
     }
 
     #[test]
