@@ -6,7 +6,8 @@ use std::time::Duration;
 
 use futures::{FutureExt, StreamExt};
 use rdmc::{
-    Algorithm, Cluster, Fabric, GroupSpec, MemNetwork, Message, Node, NodeId, Receiver, Sender, ShmFabric, TcpFabric,
+    Algorithm, Cluster, Fabric, GroupError, GroupSpec, MemNetwork, Message, Node, NodeId, Receiver, Sender, ShmFabric,
+    TcpFabric,
 };
 #[cfg(target_os = "linux")]
 use rdmc_verbs::{VerbsConfig, VerbsFabric};
@@ -108,14 +109,15 @@ pub(crate) fn spec_of_all(id: u64, nodes: &[Node], algorithm: Algorithm, block_s
 
 /// Forms a group: the root's handle and the others'.
 pub(crate) async fn form(nodes: &[Node], spec: &GroupSpec) -> (Sender, Vec<Receiver>) {
+    try_form(nodes, spec).await.expect("the group forms")
+}
+
+/// Forms a group, if it can be formed.
+pub(crate) async fn try_form(nodes: &[Node], spec: &GroupSpec) -> Result<(Sender, Vec<Receiver>), GroupError> {
     let member = |id: &NodeId| nodes.iter().find(|node| node.id() == *id).expect("the spec names these nodes");
     let root = member(&spec.members()[0]);
     let joins = spec.members()[1..].iter().map(|id| member(id).join_group(spec.clone()));
-    let (sender, receivers) =
-        futures::future::try_join(root.create_group(spec.clone()), futures::future::try_join_all(joins))
-            .await
-            .expect("the group forms");
-    (sender, receivers)
+    futures::future::try_join(root.create_group(spec.clone()), futures::future::try_join_all(joins)).await
 }
 
 /// Takes all messages until the root closes the group, then agrees to the close.

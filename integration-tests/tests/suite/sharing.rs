@@ -5,6 +5,7 @@ use std::os::unix::fs::MetadataExt;
 use std::process::{Child, Command, Stdio};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
 
 use futures::StreamExt;
 use futures::future::{BoxFuture, FutureExt, join_all};
@@ -233,7 +234,9 @@ async fn sends_of_objects_dropped_at_any_poll_leave_nothing_open() {
 async fn two_members_leave_and_the_others_keep_what_they_have_and_go_on() {
     watched(async {
         let nodes = start(Kind::Shm, 5).await;
-        let (sender, mut receivers) = form(&nodes, &shared(1, &nodes, Algorithm::BinomialPipeline)).await;
+        // The first verdict may name only one of them: the other does not join those who go on.
+        let spec = shared(1, &nodes, Algorithm::BinomialPipeline).formation_limit(Duration::from_secs(3));
+        let (sender, mut receivers) = form(&nodes, &spec).await;
         sender.send(object(1_000_000, 0)).await.expect("nobody fails yet");
         let mut first = join_all(receivers.iter_mut().map(next)).await;
         // They leave one after the other, so that the second may end the group of those who went on.
@@ -323,11 +326,11 @@ async fn who_has_not_mapped_an_object_when_the_root_is_gone_fails_and_the_others
 async fn members_that_share_no_memory_are_named_with_the_remedy() {
     watched(async {
         let network = MemNetwork::new();
-        let fabric = |id: usize| -> Arc<dyn Fabric> {
-            Arc::new(Late { inner: network.fabric(), gone: AtomicBool::new(false), by_tcp: id == 2 })
+        let fabric = |_| -> Arc<dyn Fabric> {
+            Arc::new(Late { inner: network.fabric(), gone: AtomicBool::new(false), by_tcp: true })
         };
         let nodes = start_on((0..3).map(fabric).collect(), Kind::Mem).await;
-        let spec = shared(1, &nodes, Algorithm::Sequential);
+        let spec = shared(1, &nodes, Algorithm::Sequential).formation_limit(Duration::from_secs(3));
         let joining = join_all(nodes[1..].iter().map(|node| node.join_group(spec.clone())));
         let (created, joined) = futures::join!(nodes[0].create_group(spec.clone()), joining);
         for error in joined.into_iter().map(Result::err).chain([created.err()]) {
