@@ -178,7 +178,7 @@ impl Member {
         orders.expect(Order::Verify).await?;
         let cpu_ns = cpu_ns() - cpu_before;
         drop(prepared);
-        let wrong = received.into_iter().map(|received| received.wrong(work, bytes)).sum();
+        let wrong = aside(move || received.into_iter().map(|received| received.wrong(work, bytes)).sum()).await?;
         print_json(&Answer::Verified { cpu_ns, wrong });
         Ok(())
     }
@@ -203,16 +203,27 @@ impl Member {
         Ok(match self.delivery {
             Delivery::Private => {
                 let mut memory = self.node.allocate(self.bytes).await?;
-                pattern::fill(&mut memory, seed);
-                Content::Private(memory.freeze())
+                let fill = move || {
+                    pattern::fill(&mut memory, seed);
+                    memory.freeze()
+                };
+                Content::Private(aside(fill).await?)
             }
             Delivery::Shared => {
                 let mut object = SharedObjectMut::new(self.bytes)?;
-                pattern::fill(&mut object, seed);
-                Content::Shared(object.seal()?)
+                let fill = move || {
+                    pattern::fill(&mut object, seed);
+                    object.seal()
+                };
+                Content::Shared(aside(fill).await??)
             }
         })
     }
+}
+
+/// Does what takes long in another thread: a member that is not heard of for long is given up by the others.
+async fn aside<T: Send + 'static>(work: impl FnOnce() -> T + Send + 'static) -> anyhow::Result<T> {
+    Ok(tokio::task::spawn_blocking(work).await?)
 }
 
 /// Sends the messages of a group, so many of them at once.
