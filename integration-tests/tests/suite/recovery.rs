@@ -16,7 +16,7 @@ fn message(number: u64) -> Vec<u8> {
 }
 
 /// Goes on after a failure, and after those that follow.
-async fn go_on(mut failure: GroupFailure) -> Recovery {
+pub(crate) async fn go_on(mut failure: GroupFailure) -> Recovery {
     loop {
         match failure.recover().await {
             Ok(recovery) => return recovery,

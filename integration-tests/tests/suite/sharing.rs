@@ -23,6 +23,7 @@ use rdmc_fabric::{
 use crate::cluster::{
     Kind, form, free_addresses, pattern, poll_and_drop, spec_of_all, start, start_on, take_all, watched,
 };
+use crate::recovery::go_on;
 
 fn object(len: usize, seed: u64) -> SharedObject {
     SharedObject::copy_of(&pattern(len, seed)).expect("there is memory")
@@ -242,32 +243,16 @@ async fn two_members_leave_and_the_others_keep_what_they_have_and_go_on() {
         // They leave one after the other, so that the second may end the group of those who went on.
         let (second, leaving) = (receivers.remove(3), receivers.remove(1));
         drop((leaving, second));
-        let mut failure = sender.failed().await;
         let others = [receivers[0].failed(), receivers[1].failed()];
-        let mut failures = join_all(others).await;
-        let (sender, receivers) = loop {
-            let (root, others) =
-                futures::join!(failure.recover(), join_all(failures.iter().map(|failure| failure.recover())));
-            match root {
-                Ok(root) => {
-                    let receivers: Vec<Receiver> = others
-                        .into_iter()
-                        .map(|other| other.expect("as the root does").into_receiver().expect("it receives"))
-                        .collect();
-                    break (root.into_sender().expect("it goes on sending"), receivers);
-                }
-                Err(RecoveryError::Group(GroupError::Failed(next))) => {
-                    failure = next;
-                    failures = others.into_iter().map(failed_again).collect();
-                }
-                Err(other) => panic!("{other}"),
-            }
-        };
+        let (failure, failures) = futures::join!(sender.failed(), join_all(others));
+        let (root, others) = futures::join!(go_on(failure), join_all(failures.into_iter().map(go_on)));
+        let sender = root.into_sender().expect("it goes on sending");
+        let receivers = others.into_iter().map(|other| other.into_receiver().expect("it receives"));
         let sending = async {
             sender.send(object(1_000_000, 1)).await.expect("nobody fails any more");
             sender.close().await.expect("all have all")
         };
-        let (taken, _) = futures::join!(join_all(receivers.into_iter().map(take_all)), sending);
+        let (taken, _) = futures::join!(join_all(receivers.map(take_all)), sending);
         assert!(taken.iter().all(|messages| messages.len() == 1 && messages[0][..] == pattern(1_000_000, 1)));
         assert!(first.drain(..).all(|message| message[..] == pattern(1_000_000, 0)));
     })
