@@ -15,7 +15,7 @@ use super::arena::Arena;
 use super::bell::Bell;
 use super::engine::Engine;
 use super::map::Mapping;
-use super::objects::Objects;
+use super::objects::{Objects, random};
 use super::wire::{self, Answer, Request};
 use crate::software::Exposures;
 use crate::sync::lock;
@@ -50,12 +50,10 @@ pub(super) struct Arrival {
 
 impl Node {
     pub(super) fn new(exposures: Arc<Exposures>) -> io::Result<Arc<Self>> {
-        let mut name = [0; 16];
-        getrandom::fill(&mut name).expect("the operating system provides randomness");
         let objects: Arc<Objects> = Arc::default();
         let (bell, file) = Bell::create()?;
         Ok(Arc::new(Self {
-            name: u128::from_le_bytes(name),
+            name: u128::from_le_bytes(random()),
             arena: Arena::new(objects.clone()),
             objects,
             exposures,

@@ -25,12 +25,17 @@ pub(super) struct Objects {
     sealed: Mutex<HashMap<u128, Arc<File>>>,
 }
 
+/// Returns bytes that nobody guesses.
+pub(super) fn random<const LEN: usize>() -> [u8; LEN] {
+    let mut bytes = [0; LEN];
+    getrandom::fill(&mut bytes).expect("the operating system provides randomness");
+    bytes
+}
+
 impl Objects {
     /// Shares an object until it is forgotten, and returns its number.
     pub(super) fn share(&self, object: Object) -> u64 {
-        let mut bytes = [0; 8];
-        getrandom::fill(&mut bytes).expect("the operating system provides randomness");
-        let number = u64::from_le_bytes(bytes);
+        let number = u64::from_le_bytes(random());
         lock(&self.numbered).insert(number, object);
         number
     }
@@ -50,9 +55,7 @@ impl Objects {
 
     /// Shares a sealed file until it is withdrawn, and returns its token.
     pub(super) fn publish(&self, file: Arc<File>) -> u128 {
-        let mut bytes = [0; 16];
-        getrandom::fill(&mut bytes).expect("the operating system provides randomness");
-        let token = u128::from_le_bytes(bytes);
+        let token = u128::from_le_bytes(random());
         lock(&self.sealed).insert(token, file);
         token
     }
