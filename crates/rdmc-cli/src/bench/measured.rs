@@ -87,6 +87,7 @@ pub(super) struct Measured {
     /// An MPI's time over that of rdmc.
     pub(super) seconds_to_rdmc: Option<f64>,
     pub(super) delivery: &'static str,
+    pub(super) checks: &'static str,
 }
 
 impl Measured {
@@ -126,6 +127,7 @@ impl Measured {
             seconds_to_rdmc: rdmc.map(|rdmc| rate(seconds.median, rdmc.seconds.median)),
             seconds,
             delivery: case.delivery.name(),
+            checks: case.checks.name(),
         })
     }
 }
@@ -153,7 +155,7 @@ const GIB: f64 = (1u64 << 30) as f64;
 pub(super) mod tests {
     use rdmc::Algorithm;
 
-    use super::super::options::Completion;
+    use super::super::options::{Checks, Completion};
     use super::super::plan::Chosen;
     use super::*;
     use crate::fabric::FabricName;
@@ -163,6 +165,7 @@ pub(super) mod tests {
             fabric: FabricName::Tcp,
             completion: Completion::Event,
             delivery: Delivery::Private,
+            checks: Checks::Auto,
             nodes,
             groups: 1,
             senders: 1,

@@ -40,6 +40,9 @@ pub(crate) struct BenchOptions {
     /// How receivers get messages: a copy each, or one sealed object that all of them map; the second on shared memory only
     #[arg(long, default_value = "private", value_delimiter = ',', value_name = "NAME,…")]
     pub(super) delivery: Vec<Delivery>,
+    /// Whether receivers verify a sum of each block as it comes, which no MPI does
+    #[arg(long, default_value = "auto", value_delimiter = ',', value_name = "NAME,…")]
+    pub(super) checks: Vec<Checks>,
     /// For verbs, the RDMA device
     #[arg(long, value_name = "NAME")]
     pub(super) device: Option<String>,
@@ -142,6 +145,26 @@ impl From<Delivery> for DeliveryMode {
     }
 }
 
+/// Whether blocks are summed by the members.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub(super) enum Checks {
+    /// Where the fabric does not protect what it carries, as groups do by default: with TCP
+    Auto,
+    /// Nowhere
+    Off,
+}
+
+impl Checks {
+    /// Returns the name under which it is typed.
+    pub(super) fn name(self) -> &'static str {
+        match self {
+            Self::Auto => "auto",
+            Self::Off => "off",
+        }
+    }
+}
+
 /// What a process that the benchmark starts is to be.
 #[derive(Clone, Debug, Args)]
 pub(crate) struct BenchNodeOptions {
@@ -240,7 +263,7 @@ Output for programs (--json), one object per line, times in seconds, rates in by
             block_size, bytes, rounds, seconds {median, p10, p90, p99, min, max}, skew_seconds, receiver_rate,
             aggregate_rate, cpu_seconds_per_gib, message_rate (null above 64 KiB), to_copy_floor, to_streams, to_memcpy,
             seconds_to_rdmc (null for rdmc), delivery (private or shared; for the latter the rates of bytes, and to_…, are
-            null)
+            null), checks (auto or off)
   explanation with --explain: fabric, transport, completion, nodes, senders, bytes; of the choice algorithm, block_size,
             predicted_seconds, measured_seconds; of what took least best_algorithm, best_block_size, best_seconds; to_best
             (the choice's time over that)
@@ -288,6 +311,10 @@ mod tests {
         for delivery in Delivery::value_variants() {
             let typed = delivery.to_possible_value().expect("all can be typed");
             assert_eq!(typed.get_name(), delivery.name());
+        }
+        for checks in Checks::value_variants() {
+            let typed = checks.to_possible_value().expect("all can be typed");
+            assert_eq!(typed.get_name(), checks.name());
         }
     }
 }

@@ -3,7 +3,7 @@
 use rdmc::{GroupSpec, NodeId};
 use serde::{Deserialize, Serialize};
 
-use super::options::{Completion, Delivery};
+use super::options::{Checks, Completion, Delivery};
 use super::plan::Case;
 use crate::choice::AlgorithmTold;
 
@@ -18,6 +18,7 @@ pub(super) struct Setup {
     pub(super) bytes: u64,
     pub(super) completion: Completion,
     pub(super) delivery: Delivery,
+    pub(super) checks: Checks,
 }
 
 impl From<&Case> for Setup {
@@ -31,6 +32,7 @@ impl From<&Case> for Setup {
             bytes: case.bytes,
             completion: case.completion,
             delivery: case.delivery,
+            checks: case.checks,
         }
     }
 }
@@ -42,7 +44,11 @@ impl Setup {
         let members = (0..self.nodes).map(|place| NodeId((root + place) % self.nodes));
         let algorithm = self.algorithm.resolve(rdmc::Rank(self.nodes).index())?;
         let spec = GroupSpec::new(1 + u64::from(group), members).algorithm(algorithm).block_size(self.block_size);
-        Ok(spec.delivery_mode(self.delivery.into()))
+        let spec = spec.delivery_mode(self.delivery.into());
+        Ok(match self.checks {
+            Checks::Auto => spec,
+            Checks::Off => spec.check_blocks(false),
+        })
     }
 
     /// Returns the memory that a pool may have: messages of all groups, those before that are not yet let go, and blocks.
@@ -134,8 +140,9 @@ mod tests {
     fn every_group_has_all_members_and_the_roots_take_turns() {
         let algorithm = AlgorithmTold::from(&Algorithm::Chain);
         let completion = Completion::Event;
-        let delivery = Delivery::Private;
-        let setup = Setup { nodes: 3, groups: 4, senders: 2, algorithm, block_size: 1, bytes: 1, completion, delivery };
+        let (delivery, checks) = (Delivery::Private, Checks::Auto);
+        let setup =
+            Setup { nodes: 3, groups: 4, senders: 2, algorithm, block_size: 1, bytes: 1, completion, delivery, checks };
         let members = |group| setup.spec(group).unwrap().members().iter().map(|node| node.0).collect::<Vec<_>>();
         assert_eq!([members(0), members(1), members(2)], [vec![0, 1, 2], vec![1, 2, 0], vec![0, 1, 2]]);
         assert_ne!(setup.spec(0).unwrap().id(), setup.spec(2).unwrap().id());

@@ -3,7 +3,7 @@
 use clap::ValueEnum;
 use rdmc::Algorithm;
 
-use super::options::{BenchOptions, Completion, Delivery};
+use super::options::{BenchOptions, Checks, Completion, Delivery};
 use crate::announcement::Medium;
 use crate::choice::{AUTO, AlgorithmName, HybridOptions, OrAuto};
 use crate::costs;
@@ -18,6 +18,7 @@ pub(super) struct Case {
     pub(super) fabric: FabricName,
     pub(super) completion: Completion,
     pub(super) delivery: Delivery,
+    pub(super) checks: Checks,
     /// Members of each group.
     pub(super) nodes: u32,
     pub(super) groups: u32,
@@ -53,8 +54,10 @@ impl Case {
             for &completion in &distinct(&options.completion) {
                 for &delivery in &distinct(&options.delivery) {
                     check_delivery(delivery, fabric)?;
-                    let case = Self::blank(fabric, completion, delivery);
-                    cases.extend(case.with_members(options, medium)?);
+                    for &checks in &distinct(&options.checks) {
+                        let case = Self { delivery, checks, ..Self::blank(fabric, completion) };
+                        cases.extend(case.with_members(options, medium)?);
+                    }
                 }
             }
         }
@@ -62,10 +65,11 @@ impl Case {
     }
 
     /// Makes one of which everything else is still to be said.
-    fn blank(fabric: FabricName, completion: Completion, delivery: Delivery) -> Self {
+    fn blank(fabric: FabricName, completion: Completion) -> Self {
+        let (delivery, checks) = (Delivery::Private, Checks::Auto);
         let (nodes, groups, senders, algorithm) = (0, 0, 0, Algorithm::Sequential);
         let (block_size, bytes, chosen) = (0, 0, Chosen::default());
-        Self { fabric, completion, delivery, nodes, groups, senders, algorithm, block_size, bytes, chosen }
+        Self { fabric, completion, delivery, checks, nodes, groups, senders, algorithm, block_size, bytes, chosen }
     }
 
     /// Lists the groups.
@@ -136,11 +140,12 @@ impl Case {
     }
 
     /// Returns what it is called among those that are measured, without the size.
-    pub(super) fn names(&self) -> [String; 8] {
+    pub(super) fn names(&self) -> [String; 9] {
         [
             fabric_name(self.fabric),
             self.completion.name().to_owned(),
             self.delivery.name().to_owned(),
+            self.checks.name().to_owned(),
             self.groups.to_string(),
             self.nodes.to_string(),
             self.senders.to_string(),
@@ -156,8 +161,8 @@ impl Case {
 }
 
 /// What [`Case::names`] names.
-pub(super) const NAMES: [&str; 8] =
-    ["fabric", "completion", "delivery", "groups", "n", "senders", "algorithm", "block"];
+pub(super) const NAMES: [&str; 9] =
+    ["fabric", "completion", "delivery", "checks", "groups", "n", "senders", "algorithm", "block"];
 
 /// Returns the name under which a fabric is typed.
 pub(super) fn fabric_name(fabric: FabricName) -> String {
@@ -268,12 +273,12 @@ mod tests {
     #[test]
     fn what_is_not_given_is_chosen_for_each_size_and_named_as_chosen() {
         let all = cases(&["-n", "8", "--size", "1,64M", "--fabric", "tcp"]).unwrap();
-        assert!(all.iter().all(|case| case.is_chosen() && case.names()[6..] == ["auto", "auto"]));
+        assert!(all.iter().all(|case| case.is_chosen() && case.names()[7..] == ["auto", "auto"]));
         assert_eq!(all[0].block_size, 64 << 10);
         assert!(all[1].block_size > 64 << 10);
         let all =
             cases(&["-n", "8", "--size", "64M", "--fabric", "tcp", "-b", "64k,auto", "-a", "chain,auto"]).unwrap();
-        let names: Vec<_> = all.iter().map(|case| case.names()[6..].join(" ")).collect();
+        let names: Vec<_> = all.iter().map(|case| case.names()[7..].join(" ")).collect();
         assert_eq!(names, ["chain 64 KiB", "chain auto", "auto 64 KiB", "auto auto"]);
         assert_eq!((all[0].way(), &all[1].algorithm), ("chain, 64 KiB".to_owned(), &Algorithm::Chain));
     }

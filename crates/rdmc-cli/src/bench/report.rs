@@ -166,7 +166,7 @@ pub(super) fn csv_row(measured: &Measured) -> String {
 type Value = fn(&Measured) -> String;
 
 /// Columns of comma-separated values, with the names and units of the JSON.
-const CSV: [(&str, Value); 28] = [
+const CSV: [(&str, Value); 29] = [
     ("by", |m| m.by.clone()),
     ("transport", |m| m.transport.clone()),
     ("fabric", |m| m.fabric.clone()),
@@ -195,6 +195,7 @@ const CSV: [(&str, Value); 28] = [
     ("seconds_to_rdmc", |m| optional(m.seconds_to_rdmc)),
     ("setup", |m| m.setup.clone().unwrap_or_default()),
     ("delivery", |m| m.delivery.to_owned()),
+    ("checks", |m| m.checks.to_owned()),
 ];
 
 fn optional(value: Option<f64>) -> String {
@@ -237,7 +238,7 @@ mod tests {
     fn what_is_the_same_everywhere_stands_above_the_table() {
         let table = Table::new(&[case(2, 1), case(3, 1 << 30)], false);
         let expected = "\
-fabric tcp, completion event, delivery private, groups 1, senders 1, algorithm chain, block 1 MiB
+fabric tcp, completion event, delivery private, checks auto, groups 1, senders 1, algorithm chain, block 1 MiB
 2 cores: processes on loopback, every byte of every round verified; msg/s with 64 in flight
 n      size            by  rounds      time       p10       p90       p99      skew         each    aggregate  CPU s/GiB  /floor  /streams     msg/s";
         assert_eq!(table.head(64, 2), expected);
@@ -264,7 +265,7 @@ n      size            by  rounds      time       p10       p90       p99      s
         let chosen = |bytes| Case { chosen: Chosen { algorithm: true, block_size: true }, ..case(3, bytes) };
         let table = Table::new(&[chosen(1), chosen(2)], false);
         assert!(table.head(64, 2).starts_with(
-            "fabric tcp, completion event, delivery private, groups 1, n 3, senders 1, algorithm auto, block auto"
+            "fabric tcp, completion event, delivery private, checks auto, groups 1, n 3, senders 1, algorithm auto, block auto"
         ));
         let row = table.row(&chosen(1), &measured());
         assert!(row.contains("  chain, 1 MiB  "), "{row}");
@@ -286,7 +287,7 @@ n      size            by  rounds      time       p10       p90       p99      s
         let mut theirs = measured();
         theirs.setup = Some("--mca btl vader,self".into());
         let row = csv_row(&theirs);
-        assert!(row.ends_with("\"--mca btl vader,self\",private"), "{row}");
+        assert!(row.ends_with("\"--mca btl vader,self\",private,auto"), "{row}");
         assert_eq!(row.split(',').count(), csv_head().split(',').count() + 1);
         assert!(row.starts_with("rdmc,tcp,tcp,event,3,1,1,chain,1048576,1073741824,3,1,"), "{row}");
     }
