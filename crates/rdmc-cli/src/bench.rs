@@ -121,7 +121,7 @@ impl Bench<'_> {
             let work = Block {
                 warm_up: self.options.warm_up,
                 rounds: found.rounds.len(),
-                messages: 4 * u64::from(self.options.window),
+                messages: burst_min(self.options.window),
                 bursts: found.bursts.len(),
                 burst_min: BURST_MIN,
             };
@@ -180,8 +180,8 @@ impl Bench<'_> {
 }
 
 /// Finds how many messages take long enough to be counted per second.
-async fn full_burst(members: &mut Members, window: u32) -> anyhow::Result<u64> {
-    let mut messages = 4 * u64::from(window);
+async fn full_burst(members: &mut Members, window: Option<u32>) -> anyhow::Result<u64> {
+    let mut messages = burst_min(window);
     loop {
         let took = members.burst(messages, window).await?.seconds;
         if took >= BURST_MIN.as_secs_f64() || messages >= BURST_MESSAGES_MAX {
@@ -189,6 +189,11 @@ async fn full_burst(members: &mut Members, window: u32) -> anyhow::Result<u64> {
         }
         messages *= 2;
     }
+}
+
+/// Returns with how many messages a burst is tried first.
+fn burst_min(window: Option<u32>) -> u64 {
+    4 * u64::from(window.unwrap_or(64))
 }
 
 /// Tells what is measured.
@@ -204,7 +209,7 @@ struct Printer {
 struct Setting {
     cores: usize,
     processor: Option<String>,
-    window: u32,
+    window: Option<u32>,
     warm_up: u32,
 }
 
@@ -284,4 +289,4 @@ const BURSTS: u32 = 3;
 /// How long a burst should take.
 const BURST_MIN: Duration = Duration::from_millis(150);
 /// Messages of a burst, at most.
-const BURST_MESSAGES_MAX: u64 = 1 << 17;
+const BURST_MESSAGES_MAX: u64 = 1 << 22;

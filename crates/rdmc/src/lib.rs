@@ -13,7 +13,8 @@
 //! - A group is described by a [`GroupSpec`] that all its members know. The root's handle is a [`Sender`], the others'
 //!   a [`Receiver`], a stream of [`Message`]s, or an [`OfferReceiver`], which supplies the memory for each message.
 //!   Groups form concurrently and overlap freely.
-//! - [`Sender::send`] is a future of its own transfer; it completes when the memory is free again at the root.
+//! - [`Sender::send`] is a future of its own transfer; it completes when the memory is free again at the root. Short
+//!   messages by the thousand are packed by a [`BatchSender`].
 //!   [`Sender::close`] succeeds if and only if every message reached every member.
 //! - Every failure is one typed value, [`GroupFailure`], that every survivor is told.
 //!
@@ -43,6 +44,7 @@
 
 #![forbid(unsafe_code)]
 
+mod batch;
 mod certificate;
 mod failure;
 #[cfg(fuzzing)]
@@ -58,6 +60,7 @@ mod sync;
 mod transfer;
 mod woken;
 
+pub use batch::{BatchError, BatchReceiver, BatchSender};
 pub use certificate::{Certificate, Digest, MessageRecord};
 pub use failure::{FailedMember, FailureCause, GroupError, GroupFailure, SendError, StartError};
 pub use group::pace::SlowReceivers;

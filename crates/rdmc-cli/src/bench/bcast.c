@@ -22,7 +22,7 @@
 #include <unistd.h>
 
 enum { STARTED, ENDED, CPU, FIGURES };
-enum { DISTINCT = 256, MESSAGES_MAX = 1 << 20 };
+enum { DISTINCT = 256, MESSAGES_MAX = 1 << 22 };
 
 static int rank, ranks;
 static int64_t wrong;

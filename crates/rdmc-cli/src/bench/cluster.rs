@@ -54,12 +54,12 @@ impl Members {
 
     /// Sends one message in each group.
     pub(super) async fn round(&mut self) -> anyhow::Result<Round> {
-        let found = self.work(1, 1).await?;
+        let found = self.work(1, None).await?;
         Ok(Round { seconds: found.seconds, skew_seconds: found.skew_seconds, cpu_seconds: found.cpu_seconds })
     }
 
-    /// Sends so many messages in each group, with `window` of them in flight.
-    pub(super) async fn burst(&mut self, messages: u64, window: u32) -> anyhow::Result<Burst> {
+    /// Sends so many messages in each group: packed, or with `window` of them in flight.
+    pub(super) async fn burst(&mut self, messages: u64, window: Option<u32>) -> anyhow::Result<Burst> {
         let found = self.work(messages, window).await?;
         Ok(Burst { messages: messages * self.groups, seconds: found.seconds })
     }
@@ -79,7 +79,7 @@ impl Members {
         Ok(())
     }
 
-    async fn work(&mut self, messages: u64, window: u32) -> anyhow::Result<Worked> {
+    async fn work(&mut self, messages: u64, window: Option<u32>) -> anyhow::Result<Worked> {
         let work = Work { seed: self.next_seed, messages, window };
         self.next_seed += messages;
         self.tell_all(&Order::Prepare(work)).await?;

@@ -5,9 +5,12 @@ use std::time::Duration;
 
 use anyhow::{Context, bail, ensure};
 use bytes::Bytes;
-use futures::StreamExt;
 use futures::future::{join, try_join_all};
-use rdmc::{Buffer, Listener, Message, Node, Payload, Receiver, Sender, SharedObject, SharedObjectMut, Shutdown};
+use futures::{SinkExt, StreamExt, TryStreamExt};
+use rdmc::{
+    BatchReceiver, BatchSender, Buffer, Listener, Message, Node, Payload, Receiver, Sender, SharedObject,
+    SharedObjectMut, Shutdown,
+};
 use tokio::sync::mpsc;
 
 use super::options::Delivery;
@@ -226,15 +229,31 @@ async fn aside<T: Send + 'static>(work: impl FnOnce() -> T + Send + 'static) -> 
     Ok(tokio::task::spawn_blocking(work).await?)
 }
 
-/// Sends the messages of a group, so many of them at once.
+/// Sends the messages of a group, packed or so many of them at once.
 async fn send(root: &Sender, distinct: &[Content], work: Work) -> anyhow::Result<()> {
-    let window = rdmc::Rank(work.window).index();
+    if work.is_packed() {
+        return send_packed(root, distinct, work).await;
+    }
+    let window = rdmc::Rank(work.window.unwrap_or(1)).index();
     let messages = distinct.iter().cycle().zip(0..work.messages);
     let mut sending = futures::stream::iter(messages.map(|(message, _)| root.send(message.clone()))).buffered(window);
     while let Some(sent) = sending.next().await {
         sent?;
     }
     Ok(())
+}
+
+async fn send_packed(root: &Sender, distinct: &[Content], work: Work) -> anyhow::Result<()> {
+    let bytes = |content: &Content| match content {
+        Content::Private(buffer) => Ok(Bytes::from(buffer.clone())),
+        Content::Shared(_) => bail!("objects are not packed"),
+    };
+    let distinct = distinct.iter().map(bytes).collect::<anyhow::Result<Vec<_>>>()?;
+    let mut root = BatchSender::new(root);
+    for (message, _) in distinct.iter().cycle().zip(0..work.messages) {
+        root.feed(message.clone()).await?;
+    }
+    Ok(root.flush().await?)
 }
 
 /// What a receiver has of one piece of work.
@@ -259,18 +278,22 @@ impl Received {
 /// Receives the messages of a group. A single one is kept, and checked later; many are checked as they come.
 async fn receive(receiver: &mut Receiver, group: u32, bytes: usize, work: Work) -> anyhow::Result<Received> {
     let mut received = Received { group, ended_ns: 0, only: None, wrong: 0 };
-    for number in 0..work.messages {
-        let message = receiver.next().await.context("the group was closed too early")??;
-        if work.messages == 1 {
-            received.ended_ns = monotonic_ns();
-            received.only = Some(message);
-        } else {
-            received.wrong += wrong(&message, bytes, work.seed_of(group, number));
-        }
-    }
-    if work.messages > 1 {
+    let too_early = "the group was closed too early";
+    if work.messages == 1 {
+        let message = receiver.next().await.context(too_early)??;
         received.ended_ns = monotonic_ns();
+        received.only = Some(message);
+        return Ok(received);
     }
+    let mut messages = match work.is_packed() {
+        true => BatchReceiver::new(receiver).map_err(anyhow::Error::from).left_stream(),
+        false => receiver.map_ok(Bytes::from).map_err(anyhow::Error::from).right_stream(),
+    };
+    for number in 0..work.messages {
+        let message = messages.next().await.context(too_early)??;
+        received.wrong += wrong(&message, bytes, work.seed_of(group, number));
+    }
+    received.ended_ns = monotonic_ns();
     Ok(received)
 }
 
@@ -298,8 +321,9 @@ mod tests {
         let (a, b) = futures::try_join!(node(0), node(1)).unwrap();
         let spec = GroupSpec::new(1, cluster.nodes()).block_size(64);
         let (root, mut receiver) = futures::try_join!(a.create_group(spec.clone()), b.join_group(spec)).unwrap();
-        for (messages, broken) in [(1, 0), (1, 1), (300, 0), (300, 7)] {
-            let work = Work { seed: 5, messages, window: 3 };
+        let works = [(1, 0, None), (1, 1, None), (300, 0, Some(3)), (300, 7, Some(3)), (300, 0, None), (300, 7, None)];
+        for (messages, broken, window) in works {
+            let work = Work { seed: 5, messages, window };
             let mut distinct = Vec::new();
             for message in 0..work.distinct() {
                 let mut memory = a.allocate(100).await.unwrap();

@@ -62,9 +62,10 @@ pub(crate) struct BenchOptions {
     /// Rounds before those, which are not counted
     #[arg(long, default_value_t = 2, value_name = "COUNT", value_parser = clap::value_parser!(u32).range(0..=1000))]
     pub(super) warm_up: u32,
-    /// Messages in flight when messages per second are counted
-    #[arg(long, default_value_t = 64, value_name = "COUNT", value_parser = clap::value_parser!(u32).range(1..=1024))]
-    pub(super) window: u32,
+    /// Count messages per second of messages that are sent one by one, with so many of them in flight, instead of packed into
+    /// batches
+    #[arg(long, value_name = "COUNT", value_parser = clap::value_parser!(u32).range(1..=1024))]
+    pub(super) window: Option<u32>,
     /// Measure MPI_Bcast on the same work, in turn with rdmc: ompi (Open MPI) or mpich, which use shared memory or TCP
     /// as the fabric does; ompi:tcp, ompi:shm, … insist
     #[arg(long, value_delimiter = ',', value_name = "MPI,…")]
@@ -250,12 +251,13 @@ Columns:
                whichever is faster
   /streams     aggregate over that of plain TCP streams on loopback, one for each receiver at once: a writing process
                with a thread for each (writes of 256 KiB), a reading process for each
-  msg/s        up to 64 KiB: messages a second of all groups, with --window of them in flight in each
+  msg/s        up to 64 KiB: messages a second of all groups, which are fed to a BatchSender and come out of BatchReceivers;
+               with --window they are a multicast each, so many of them in flight in each group
   /rdmc        for --vs: its time over that of rdmc
 The machine's limits are measured before each combination of size and members, with messages of 256 MiB at most.
 
 Output for programs (--json), one object per line, times in seconds, rates in bytes or messages per second:
-  setting   cores, processor, window, warm_up
+  setting   cores, processor, window (null where messages are packed), warm_up
   limits    nodes, bytes, memcpy_rate (one thread, warm private memory), copy_threads, copy_floor_plain_rate,
             copy_floor_non_temporal_rate (null where there are no such stores), stream_rate (one stream), stream_seconds,
             streams_rate (one for each receiver, together), streams_seconds

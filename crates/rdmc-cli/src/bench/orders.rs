@@ -64,14 +64,19 @@ pub(super) struct Work {
     pub(super) seed: u64,
     /// Messages of each group.
     pub(super) messages: u64,
-    /// Of them in flight.
-    pub(super) window: u32,
+    /// Of them in flight; if they are many and this is not said, they are packed.
+    pub(super) window: Option<u32>,
 }
 
 impl Work {
     /// Returns the seed of a message. Only so many differ as are in memory at once.
     pub(super) fn seed_of(&self, group: u32, message: u64) -> u64 {
         (self.seed + message % DISTINCT).wrapping_add(u64::from(group) << 48)
+    }
+
+    /// Tells whether messages are packed into batches.
+    pub(super) fn is_packed(&self) -> bool {
+        self.messages > 1 && self.window.is_none()
     }
 
     /// Returns how many messages differ.
@@ -150,7 +155,7 @@ mod tests {
 
     #[test]
     fn messages_that_may_be_in_flight_together_differ() {
-        let work = Work { seed: 9, messages: 1000, window: 64 };
+        let work = Work { seed: 9, messages: 1000, window: Some(64) };
         assert_ne!(work.seed_of(0, 0), work.seed_of(0, 255));
         assert_ne!(work.seed_of(0, 0), work.seed_of(1, 0));
         assert_eq!((work.seed_of(0, 256), work.distinct()), (work.seed_of(0, 0), 256));
@@ -158,7 +163,7 @@ mod tests {
 
     #[test]
     fn orders_are_lines() {
-        let order = Order::Prepare(Work { seed: 1, messages: 2, window: 3 });
+        let order = Order::Prepare(Work { seed: 1, messages: 2, window: None });
         let line = serde_json::to_string(&order).unwrap();
         assert!(!line.contains('\n'));
         assert_eq!(serde_json::from_str::<Order>(&line).unwrap(), order);

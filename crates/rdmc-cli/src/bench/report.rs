@@ -53,10 +53,11 @@ impl Table {
     }
 
     /// Returns what stands above the rows.
-    pub(super) fn head(&self, window: u32, cores: u64) -> String {
+    pub(super) fn head(&self, window: Option<u32>, cores: u64) -> String {
         let titles = self.line(|column| column.name.to_owned());
+        let flight = window.map_or("of packed messages".to_owned(), |window| format!("with {window} in flight"));
         format!(
-            "{}\n{}: processes on loopback, every byte of every round verified; msg/s with {window} in flight\n{titles}",
+            "{}\n{}: processes on loopback, every byte of every round verified; msg/s {flight}\n{titles}",
             self.heading,
             count(cores, "core"),
         )
@@ -241,7 +242,7 @@ mod tests {
 fabric tcp, completion event, delivery private, checks auto, groups 1, senders 1, algorithm chain, block 1 MiB
 2 cores: processes on loopback, every byte of every round verified; msg/s with 64 in flight
 n      size            by  rounds      time       p10       p90       p99      skew         each    aggregate  CPU s/GiB  /floor  /streams     msg/s";
-        assert_eq!(table.head(64, 2), expected);
+        assert_eq!(table.head(Some(64), 2), expected);
         let row = "3     1 GiB   rdmc:tcp     3    1.00 s    600 ms    1.40 s    1.49 s    250 ms  1.0 GiB/s  \
                    2.0 GiB/s       0.50    0.25      0.50      2000";
         let shown = table.row(&case(3, 1 << 30), &measured());
@@ -264,7 +265,7 @@ n      size            by  rounds      time       p10       p90       p99      s
     fn what_was_chosen_has_a_column() {
         let chosen = |bytes| Case { chosen: Chosen { algorithm: true, block_size: true }, ..case(3, bytes) };
         let table = Table::new(&[chosen(1), chosen(2)], false);
-        assert!(table.head(64, 2).starts_with(
+        assert!(table.head(Some(64), 2).starts_with(
             "fabric tcp, completion event, delivery private, checks auto, groups 1, n 3, senders 1, algorithm auto, block auto"
         ));
         let row = table.row(&chosen(1), &measured());
