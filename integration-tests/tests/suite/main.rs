@@ -1,5 +1,6 @@
 //! One binary of tests that cross crates and processes: linked once.
 
+mod batches;
 mod bench;
 mod cancellation;
 mod choice;
