@@ -15,6 +15,7 @@ use explain::Explanation;
 use limits::Limits;
 use measured::{By, Measured, Samples};
 use mpi::{Block, Compiled};
+use options::Delivery;
 pub(crate) use options::{BenchNodeOptions, BenchOptions, Role};
 use plan::Case;
 use report::Table;
@@ -101,6 +102,12 @@ impl Bench<'_> {
         Ok((limits, true))
     }
 
+    /// Returns how many multicasts are in flight when messages per second are counted; none if messages are packed.
+    fn window(&self, case: &Case) -> Option<u32> {
+        // Objects cannot be packed.
+        self.options.window.or((case.delivery == Delivery::Shared).then_some(SHARED_WINDOW))
+    }
+
     /// Measures one configuration: in turn with each MPI, if any is to be compared.
     async fn measure(&self, case: &Case, limits: &Limits) -> anyhow::Result<Vec<Measured>> {
         let blocks = if self.rivals.is_empty() { 1 } else { BLOCKS };
@@ -121,7 +128,7 @@ impl Bench<'_> {
             let work = Block {
                 warm_up: self.options.warm_up,
                 rounds: found.rounds.len(),
-                messages: burst_min(self.options.window),
+                messages: burst_min(self.window(case)),
                 bursts: found.bursts.len(),
                 burst_min: BURST_MIN,
             };
@@ -164,7 +171,7 @@ impl Bench<'_> {
             samples.rounds.push(members.round().await?);
         }
         if options::is_short(case.bytes) {
-            let window = self.options.window;
+            let window = self.window(case);
             let count = match *messages {
                 Some(known) => known,
                 None => *messages.insert(full_burst(members, window).await?),
@@ -284,6 +291,8 @@ const ROUNDS_MIN: u32 = 5;
 const ROUNDS_MAX: u32 = 1000;
 /// How long they may take together if there are enough, verification included.
 const ROUNDS_LIMIT: Duration = Duration::from_millis(1500);
+/// Objects in flight unless it is said how many.
+const SHARED_WINDOW: u32 = 64;
 /// Bursts that are measured.
 const BURSTS: u32 = 3;
 /// How long a burst should take.

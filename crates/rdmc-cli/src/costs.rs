@@ -58,14 +58,14 @@ fn model(medium: Medium) -> CostModel {
 /// Bytes per second of a port: 2.5 Gbit/s, in the middle of those that TCP is used on. The best block size changes with the
 /// root of it, and around the best a block of half or twice the size costs little: to seven receivers 64 MiB should take
 /// 1 % longer than in the best blocks at 200 Mbit/s, 2 % longer at 10 Gbit/s, 8 % longer at 25.
-const PORT_RATE: f64 = 312.5e6;
+pub(crate) const PORT_RATE: f64 = 312.5e6;
 /// A grant, a send and their completions at both ends: over TCP on the loopback, 64 MiB to one receiver took 27 µs more for each
 /// block more.
 const PORT_PER_BLOCK: Duration = Duration::from_micros(30);
 /// A hop through a switch, and a wake-up.
 const PORT_LATENCY: Duration = Duration::from_micros(50);
 /// What is lost at most when a member is interrupted in a block, and what waits outside of its place until a message's size is
-/// known. The bytes of so long a block take fifty times as long as what it costs besides.
+/// known. What it costs besides is lost in what its bytes take.
 const PORT_BLOCK_SIZE_MAX: u32 = 2 << 20;
 /// Bytes per second that a processor copies from the memory of another process, while others copy too: 64 MiB to seven receivers
 /// went at that rate, to one at 10 GB/s.

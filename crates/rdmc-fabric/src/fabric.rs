@@ -71,9 +71,16 @@ pub trait Fabric: Send + Sync + fmt::Debug {
         Err(FabricError::Device { what: "an object that is shared", source: io::ErrorKind::Unsupported.into() })
     }
 
-    /// Attaches an object that a peer shares: the result is the peer's memory, which nobody can change. Bounded in time.
+    /// Attaches an object that a peer shares: the result is the peer's memory, which nobody can change. It takes 10 seconds at most.
     ///
     /// Whoever receives a descriptor looks at its length first: so many bytes of address space are taken.
+    ///
+    /// # Cancel safety
+    /// Dropped, nothing is mapped and no descriptor left open.
+    ///
+    /// # Errors
+    /// The peer cannot be asked or shares the object no more, what it hands over could still change or has another length, the
+    /// operating system refuses to map it, or the fabric shares none.
     fn attach(&self, object: ObjectDescriptor) -> BoxFuture<'static, Result<Buffer, AttachError>> {
         let _ = object;
         let fabric = self.capabilities().name;

@@ -22,7 +22,7 @@ use crate::fabric::{Capabilities, ConnectError, Endpoint, Fabric, FabricError, P
 use crate::memory::{AttachError, Buffer, Memory, MemoryRegion, ObjectDescriptor, ObjectShare, SharedObject};
 use crate::queue_pair::{QueuePair, next_queue_pair_id};
 use crate::remote::{Expose, ExposedRegion};
-use crate::software::{Exposures, Pairing, PostedWork};
+use crate::software::{Exposures, Pairing, PostedWork, Turns};
 use crate::sync::lock;
 use crate::work::{QueuePairId, Work, WorkError, WorkRequest};
 
@@ -221,31 +221,32 @@ impl MemQueuePair {
 
     /// Carries out posted requests until the queue pair breaks.
     async fn carry_out_all(&self) {
+        let mut turns = Turns::default();
         while !self.posted.is_broken() {
             match self.posted.try_take_send() {
-                Some(request) => self.carry_out(request).await,
+                Some(request) => self.carry_out(request, &mut turns).await,
                 None => self.posted.sends_changed().await,
             }
         }
     }
 
-    async fn carry_out(&self, mut request: WorkRequest) {
+    async fn carry_out(&self, mut request: WorkRequest, turns: &mut Turns) {
         let Some(peer) = self.pairing.peer() else {
             self.posted.finish(request, Err(WorkError::ConnectionLost));
             return self.break_both(WorkError::ConnectionLost);
         };
         let result = match request.work_mut() {
-            Work::Send { data, imm } => peer.take_in(Some(data), *imm).await,
+            Work::Send { data, imm } => peer.take_in(Some(data), *imm, turns).await,
             Work::Write { data, to, imm } => match peer.exposures.open(*to, true) {
                 Ok(grant) => {
                     for at in (0..data.len()).step_by(COPY_CHUNK) {
                         let chunk = &data[at..data.len().min(at + COPY_CHUNK)];
                         let copy = |room: &mut [u8]| room.copy_from_slice(chunk);
                         grant.with_bytes_mut(at, chunk.len(), copy);
-                        tokio::task::yield_now().await;
+                        turns.after(chunk.len()).await;
                     }
                     match imm {
-                        Some(_) => peer.take_in(None, *imm).await.map(|_| data.len()),
+                        Some(_) => peer.take_in(None, *imm, turns).await.map(|_| data.len()),
                         None => Ok(data.len()),
                     }
                 }
@@ -256,9 +257,10 @@ impl MemQueuePair {
                     let len = into.len();
                     for at in (0..len).step_by(COPY_CHUNK) {
                         let room = &mut into[at..len.min(at + COPY_CHUNK)];
+                        let copied = room.len();
                         let copy = |bytes: &[u8]| room.copy_from_slice(bytes);
-                        grant.with_bytes(at, len.min(at + COPY_CHUNK) - at, copy);
-                        tokio::task::yield_now().await;
+                        grant.with_bytes(at, copied, copy);
+                        turns.after(copied).await;
                     }
                     Ok(len)
                 }
@@ -275,7 +277,7 @@ impl MemQueuePair {
 
     /// Takes a peer's send, or with no data the notice of its write with immediate. Returns the bytes taken or what
     /// to tell the sender.
-    async fn take_in(&self, data: Option<&[u8]>, imm: Option<u32>) -> Result<usize, WorkError> {
+    async fn take_in(&self, data: Option<&[u8]>, imm: Option<u32>, turns: &mut Turns) -> Result<usize, WorkError> {
         let limit = self.config.receiver_not_ready;
         let mut receive = match self.posted.take_receive(&*self.environment, limit).await {
             Ok(receive) => receive,
@@ -295,7 +297,7 @@ impl MemQueuePair {
             if let Some(inspector) = &inspector {
                 inspector.inspect(&room[..chunk.len()]);
             }
-            tokio::task::yield_now().await;
+            turns.after(chunk.len()).await;
         }
         let result = if self.posted.is_broken() { Err(WorkError::Flushed) } else { Ok(data.len()) };
         receive.finish(result, imm);

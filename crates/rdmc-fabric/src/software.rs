@@ -15,6 +15,30 @@ use crate::memory::{Buffer, BufferMut};
 use crate::remote::{Expose, ExposedMemory, ExposedRegion, RemoteAccess, RemoteMemory};
 use crate::work::{Inspector, Nearing, QueuePairId, Work, WorkError, WorkRequest};
 
+/// Gives the thread's other tasks a turn when so much has been done since the last one.
+///
+/// Short requests are taken several at a time: whoever waits for their completions is woken once for all of them.
+#[derive(Debug, Default)]
+pub(crate) struct Turns {
+    /// Bytes moved since then.
+    moved: usize,
+}
+
+impl Turns {
+    /// Counts a request, or a part of one.
+    pub(crate) async fn after(&mut self, bytes: usize) {
+        self.moved = self.moved.saturating_add(bytes.max(TURN_BYTES / TURN_REQUESTS));
+        if self.moved >= TURN_BYTES {
+            self.moved = 0;
+            tokio::task::yield_now().await;
+        }
+    }
+}
+
+/// Bytes that are moved in one turn, and requests, at most.
+const TURN_BYTES: usize = 64 << 10;
+const TURN_REQUESTS: usize = 16;
+
 /// The work posted to one queue pair, until the fabric's tasks take it.
 ///
 /// Once broken, it stays so: everything in it and everything posted later is flushed.

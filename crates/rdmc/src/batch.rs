@@ -4,7 +4,7 @@ use std::borrow::Borrow;
 use std::collections::VecDeque;
 use std::fmt;
 use std::pin::Pin;
-use std::task::{Context, Poll, ready};
+use std::task::{Context, Poll, Waker, ready};
 
 use bytes::{Buf, Bytes};
 use futures::future::FutureExt;
@@ -21,16 +21,21 @@ use crate::group::sender::{Multicast, Sender};
 ///
 /// A multicast of one byte takes as long as it takes to wake every member; of messages by the thousand that is nearly all they
 /// cost. Here those that wait are sent together, as one message of the group, and every member takes them apart with a
-/// [`BatchReceiver`]. What is fed leaves when [64 KiB](Self::batch_bytes) have come together or when it is flushed; while two
-/// batches are under way, the next one is collected.
+/// [`BatchReceiver`]. What is fed leaves when it is flushed, or when more is fed after [64 KiB](Self::batch_bytes) have come
+/// together; while two batches are under way, the next one is collected.
 ///
 /// The group counts batches: they are the messages of its [certificate](crate::Certificate), its statistics and its recovery, and
-/// arrive whole or not at all. Long messages may be among the short ones, but are copied once; a group for long ones is
-/// better off with its [`Sender`].
+/// arrive whole or not at all. Each comes to its receivers in a block of its own at least, so blocks should not be much longer than
+/// batches ([`GroupSpec::block_size`](crate::GroupSpec::block_size)). Long messages may be among the short ones, but are copied once; a
+/// group for long ones is better off with its [`Sender`].
+///
+/// # Errors
+/// Those of [`Sender::send`]. What has not left then is collected still: it can be sent again, or [taken back](Self::into_parts).
+/// What was under way when the group failed is completed if the group is [recovered](GroupFailure::recover).
 ///
 /// # Cancel safety
-/// What was fed stays. A flush that is dropped is gone on with by the next one. Dropped, the batch that is being collected is lost,
-/// and the group is abandoned, unless the [`Sender`] was only borrowed.
+/// What was fed stays. A flush that is dropped is gone on with by the next one. Dropped, what is collected is lost; batches under way
+/// are sent all the same, unless the group is abandoned because the [`Sender`] goes with it.
 ///
 /// # Examples
 /// ```
@@ -71,8 +76,13 @@ pub struct BatchSender<S = Sender> {
     sender: S,
     collected: Vec<u8>,
     batch_bytes: usize,
-    /// Multicasts that have their place in the group's order.
-    leaving: VecDeque<Multicast>,
+    /// Batches that have their place in the group's order.
+    leaving: VecDeque<Leaving>,
+}
+
+struct Leaving {
+    batch: Bytes,
+    multicast: Multicast,
 }
 
 impl<S: Borrow<Sender>> BatchSender<S> {
@@ -82,7 +92,8 @@ impl<S: Borrow<Sender>> BatchSender<S> {
     }
 
     /// Has a batch leave when so many bytes have come together, with what each message takes besides (1 to 10 bytes for its length);
-    /// default 64 KiB. It is longer by the rest of its last message.
+    /// default 64 KiB. It is longer by the rest of its last message. Every member must have that much memory in its pool
+    /// ([`pool_bytes_max`](crate::NodeBuilder::pool_bytes_max)).
     #[must_use]
     pub fn batch_bytes(self, bytes: usize) -> Self {
         Self { batch_bytes: bytes, ..self }
@@ -94,32 +105,47 @@ impl<S: Borrow<Sender>> BatchSender<S> {
     }
 
     /// Returns the group's handle, and the messages that have not left.
-    pub fn into_parts(self) -> (S, Vec<Bytes>) {
+    pub fn into_parts(mut self) -> (S, Vec<Bytes>) {
+        // Of what the group did not take any more it is known by now.
+        let mut cx = Context::from_waker(Waker::noop());
+        while !self.leaving.is_empty() && self.poll_leaving(&mut cx, 0).is_ready() {}
         (self.sender, unpack_all(self.collected.into()))
     }
 
     /// Gives what was collected its place in the group's order.
     fn depart(&mut self, cx: &mut Context<'_>) -> Result<(), SendError> {
-        let batch = std::mem::take(&mut self.collected);
-        let mut multicast = self.sender.borrow().send(batch);
-        match multicast.poll_unpin(cx) {
-            Poll::Ready(sent) => sent,
-            Poll::Pending => {
-                self.leaving.push_back(multicast);
-                Ok(())
-            }
+        let batch = Bytes::from(std::mem::take(&mut self.collected));
+        let multicast = self.sender.borrow().send_at_once(batch.clone());
+        self.leaving.push_back(Leaving { batch, multicast });
+        // An error that is there at once is told at once. A first one that is not yet done is looked at by whoever waits for it.
+        let last = self.leaving.len() - 1;
+        match self.leaving[last].multicast.poll_unpin(cx) {
+            Poll::Ready(sent) => self.settle(last, sent),
+            Poll::Pending => Ok(()),
         }
     }
 
     /// Waits until no more than so many batches are under way.
     fn poll_leaving(&mut self, cx: &mut Context<'_>, most: usize) -> Poll<Result<(), SendError>> {
         while self.leaving.len() > most {
-            let first = self.leaving.front_mut().expect("there are more");
-            let sent = ready!(first.poll_unpin(cx));
-            self.leaving.pop_front();
-            sent?;
+            let sent = ready!(self.leaving[0].multicast.poll_unpin(cx));
+            self.settle(0, sent)?;
         }
         Poll::Ready(Ok(()))
+    }
+
+    /// Lets go of a batch that has left; what the group did not take is collected again, with all behind it.
+    fn settle(&mut self, at: usize, sent: Result<(), SendError>) -> Result<(), SendError> {
+        let stays = matches!(&sent, Err(error) if !matches!(error, SendError::Failed(_)));
+        if stays {
+            // If the group took none of this one, it took none of the later ones either.
+            let mut all: Vec<u8> = self.leaving.drain(at..).flat_map(|leaving| leaving.batch).collect();
+            all.append(&mut self.collected);
+            self.collected = all;
+        } else {
+            self.leaving.remove(at);
+        }
+        sent
     }
 }
 
@@ -130,11 +156,15 @@ impl BatchSender {
     /// Dropped before everything has left, the group is abandoned; later, it is closed all the same.
     ///
     /// # Errors
-    /// The group's failure, if it failed before everybody had everything.
-    pub async fn close(mut self) -> Result<Certificate, GroupFailure> {
-        // Of a failure the group tells more.
-        let _ = self.flush().await;
-        self.sender.close().await
+    /// [`SendError::Failed`] if the group failed before everybody had everything, with what did and did not arrive; what has not left
+    /// then is lost, so flush first if it is to be kept. The others of [`Sender::send`], with which the group is abandoned.
+    pub async fn close(mut self) -> Result<Certificate, SendError> {
+        match self.flush().await {
+            // Of a failure the group tells more.
+            Ok(()) | Err(SendError::Failed(_) | SendError::NotQueued(_) | SendError::Closed) => {}
+            Err(error) => return Err(error),
+        }
+        Ok(self.sender.close().await?)
     }
 }
 
@@ -143,7 +173,7 @@ impl<S: Borrow<Sender> + Unpin> Sink<Bytes> for BatchSender<S> {
     type Error = SendError;
 
     fn poll_ready(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Result<(), SendError>> {
-        if self.collected.len() >= self.batch_bytes {
+        if !self.collected.is_empty() && self.collected.len() >= self.batch_bytes {
             ready!(self.poll_leaving(cx, LEAVING_MAX - 1))?;
             self.depart(cx)?;
         }
@@ -181,8 +211,9 @@ impl<S> fmt::Debug for BatchSender<S> {
 
 /// A member's handle of a group whose root sends with a [`BatchSender`]: a stream of its short messages, in their order.
 ///
-/// They are parts of the batch that they came in, not copies: its memory is kept as long as one of them is. The stream ends as that of
-/// the [`Receiver`].
+/// They are parts of the batch that they came in, not copies: its memory is kept as long as one of them is, a whole block for a batch of
+/// one block. What is to be kept for long is better copied. The stream ends as that of the [`Receiver`]; after a message that is no batch it
+/// goes on with the next one.
 ///
 /// # Cancel safety
 /// No message is lost.
@@ -220,7 +251,7 @@ impl<R> BatchReceiver<R> {
         &self.receiver
     }
 
-    /// Returns what it takes apart, and what has not been taken of the last batch.
+    /// Returns what it takes apart, and the messages that have not been taken of the last batch.
     pub fn into_parts(self) -> (R, Vec<Bytes>) {
         (self.receiver, unpack_all(self.rest))
     }
@@ -255,6 +286,10 @@ where
                 return Poll::Ready(Some(Ok(message)));
             }
             match ready!(self.receiver.poll_next_unpin(cx)) {
+                // A batch holds a message at least.
+                Some(Ok(batch)) if batch.is_empty() => {
+                    return Poll::Ready(Some(Err(BatchError::NoBatch { number: batch.number() })));
+                }
                 Some(Ok(batch)) => {
                     self.batch = batch.number();
                     self.rest = batch.into_bytes();

@@ -392,15 +392,11 @@ impl Group {
                 }
                 connected = connecting.select_next_some() => {
                     let (member, outcome): (Rank, Result<(), ConnectError>) = connected;
-                    match outcome {
-                        Ok(()) if self.spec.is_shared() && !self.neighbour(member).shares_objects() => {
-                            let what = format!("no memory is shared with it; {}", sharing::REMEDY);
-                            self.accuse(member, FailureCause::DataConnection { what });
-                        }
+                    let outcome = outcome.map_err(|error| with_sources(&error));
+                    match outcome.and_then(|()| self.neighbour(member).check_sharing(&self.spec)) {
                         Ok(()) => drop(unconnected.remove(&member)),
-                        Err(error) => {
-                            let remedy = if self.spec.is_shared() { format!("; {}", sharing::REMEDY) } else { String::new() };
-                            let what = with_sources(&error) + &remedy;
+                        Err(what) => {
+                            let what = sharing::with_remedy(&self.spec, what);
                             self.accuse(member, FailureCause::DataConnection { what });
                         }
                     }

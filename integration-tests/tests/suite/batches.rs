@@ -2,7 +2,7 @@
 
 use bytes::Bytes;
 use futures::{SinkExt, StreamExt};
-use rdmc::{Algorithm, BatchError, BatchReceiver, BatchSender, Receiver};
+use rdmc::{Algorithm, BatchError, BatchReceiver, BatchSender, DeliveryMode, Receiver, SendError};
 
 use crate::cluster::{Kind, form, pattern, poll_and_drop, spec_of_all, start, watched};
 
@@ -81,6 +81,8 @@ async fn what_is_no_batch_is_told_and_the_next_one_taken() {
         let mut receiver = BatchReceiver::new(receivers.pop().expect("one receiver"));
         sender.send(vec![9, 1, 2]).await.unwrap();
         assert!(matches!(receiver.next().await, Some(Err(BatchError::NoBatch { number: 0 }))));
+        sender.send("").await.unwrap();
+        assert!(matches!(receiver.next().await, Some(Err(BatchError::NoBatch { number: 1 }))));
         let mut batches = BatchSender::new(&sender);
         batches.send(Bytes::from_static(b"whole")).await.unwrap();
         assert_eq!(receiver.next().await.expect("a message").unwrap(), "whole");
@@ -92,20 +94,67 @@ async fn what_is_no_batch_is_told_and_the_next_one_taken() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn what_has_not_left_when_the_group_fails_is_given_back() {
+    for flushes in [false, true] {
+        watched(async {
+            let nodes = start(Kind::Mem, 2).await;
+            let spec = spec_of_all(1, &nodes, Algorithm::BinomialPipeline, 64);
+            let (sender, receivers) = form(&nodes, &spec).await;
+            let mut batches = BatchSender::new(sender).batch_bytes(6);
+            batches.send(Bytes::from_static(b"sent")).await.unwrap();
+            drop(receivers);
+            batches.sender().failed().await;
+            let mut refused = 0;
+            for message in ["one", "", "three", "four"] {
+                // Whoever is told that the group has failed while there is no room has the message still.
+                let message = Bytes::from_static(message.as_bytes());
+                refused += usize::from(batches.feed(message.clone()).await.is_err());
+                if refused > 0 {
+                    break;
+                }
+            }
+            if flushes {
+                assert!(matches!(batches.flush().await, Err(SendError::NotQueued(_))));
+            }
+            let (sender, left) = batches.into_parts();
+            let whole = ["one", "", "three", "four"];
+            assert_eq!(left, whole[..whole.len() - refused], "{flushes}");
+            assert!(sender.close().await.is_err());
+        })
+        .await;
+    }
+}
+
+#[tokio::test]
+async fn a_batch_that_has_its_place_is_sent_though_nobody_waits_for_it() {
     watched(async {
         let nodes = start(Kind::Mem, 2).await;
         let spec = spec_of_all(1, &nodes, Algorithm::BinomialPipeline, 64);
-        let (sender, receivers) = form(&nodes, &spec).await;
+        let (sender, mut receivers) = form(&nodes, &spec).await;
+        let mut batches = BatchSender::new(&sender);
+        batches.feed(Bytes::from_static(b"waits for nobody")).await.unwrap();
+        // The engine has no turn between these.
+        assert!(poll_and_drop(batches.flush(), 1).await.is_none());
+        let (_, left) = batches.into_parts();
+        assert!(left.is_empty());
+        let (taken, ()) = futures::join!(take_all(receivers.remove(0)), async {
+            sender.close().await.unwrap();
+        });
+        assert_eq!(taken, ["waits for nobody"]);
+    })
+    .await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn what_cannot_be_packed_is_refused_and_the_group_not_closed_as_if_it_had_come() {
+    watched(async {
+        let nodes = start(Kind::Mem, 2).await;
+        let spec = spec_of_all(1, &nodes, Algorithm::BinomialPipeline, 64).delivery_mode(DeliveryMode::Shared);
+        let (sender, mut receivers) = form(&nodes, &spec).await;
         let mut batches = BatchSender::new(sender);
-        batches.send(Bytes::from_static(b"sent")).await.unwrap();
-        drop(receivers);
-        batches.sender().failed().await;
-        for message in ["one", "", "three"] {
-            batches.feed(Bytes::from_static(message.as_bytes())).await.unwrap();
-        }
-        let (sender, left) = batches.into_parts();
-        assert_eq!(left, ["one", "", "three"]);
-        assert!(sender.close().await.is_err());
+        batches.feed(Bytes::from_static(b"no object")).await.unwrap();
+        assert!(matches!(batches.flush().await, Err(SendError::NotAnObject)));
+        assert!(matches!(batches.close().await, Err(SendError::NotAnObject)));
+        assert!(receivers.remove(0).next().await.expect("the failure").is_err());
     })
     .await;
 }

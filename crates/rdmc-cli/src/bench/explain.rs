@@ -66,9 +66,11 @@ impl Explanation {
 
 /// Returns the table of explanations.
 pub(super) fn table(all: &[Explanation]) -> String {
-    let mut text = "What the cost model chooses, and what took least of all that was measured; with anything but shared memory the \
-                    model\nassumes members on hosts with ports of 10 Gbit/s each\n"
-        .to_owned();
+    let mut text = format!(
+        "What the cost model chooses, and what took least of all that was measured; with anything but shared memory the \
+         model\nassumes members on hosts with ports of {} Gbit/s each\n",
+        costs::PORT_RATE * 8.0 / 1e9
+    );
     let mut line = |cells: [&str; 9]| {
         let [nodes, size, fabric, completion, chosen, predicted, measured, best, ratio] = cells;
         text += &format!(

@@ -252,7 +252,8 @@ Columns:
   /streams     aggregate over that of plain TCP streams on loopback, one for each receiver at once: a writing process
                with a thread for each (writes of 256 KiB), a reading process for each
   msg/s        up to 64 KiB: messages a second of all groups, which are fed to a BatchSender and come out of BatchReceivers;
-               with --window they are a multicast each, so many of them in flight in each group
+               with --window they are a multicast each, so many of them in flight in each group; objects that are shared
+               always are, 64 unless it says otherwise
   /rdmc        for --vs: its time over that of rdmc
 The machine's limits are measured before each combination of size and members, with messages of 256 MiB at most.
 

@@ -34,8 +34,10 @@ pub(super) fn share(node: &Node, object: &SharedObject) -> ObjectShare {
 /// Asks the owner of an object for it, and maps it.
 pub(super) async fn attach(object: ObjectDescriptor) -> Result<Buffer, AttachError> {
     let asked = tokio::time::timeout(HANDSHAKE_TIMEOUT, ask(object)).await;
-    let (answer, files) =
-        asked.unwrap_or_else(|_| Err(io::ErrorKind::TimedOut.into())).map_err(AttachError::Unreachable)?;
+    let (answer, files) = asked.unwrap_or_else(|_| Err(io::ErrorKind::TimedOut.into())).map_err(|error| {
+        // Of those, only what this process lacks is its own fault.
+        if is_lack(&error) { AttachError::Here(error) } else { AttachError::Unreachable(error) }
+    })?;
     let len = object.len;
     match (answer, <[OwnedFd; 1]>::try_from(files)) {
         (Some(Answer::Memory(told)), Ok([file])) if told == len => SharedObject::attach(file, len),
@@ -60,6 +62,13 @@ async fn ask(object: ObjectDescriptor) -> io::Result<(Option<Answer>, Vec<OwnedF
     wire::send(&stream, &Request::Attach { token: object.token }.encode(), &[]).await?;
     let (answer, files) = wire::receive::<{ Answer::LEN }>(&stream).await?;
     Ok((Answer::decode(answer), files))
+}
+
+/// Tells whether this process, or its host, has run out of descriptors or memory.
+fn is_lack(error: &io::Error) -> bool {
+    use rustix::io::Errno;
+    let lacks = [Errno::MFILE, Errno::NFILE, Errno::NOMEM, Errno::NOBUFS];
+    lacks.iter().any(|lack| error.raw_os_error() == Some(lack.raw_os_error()))
 }
 
 /// Pause before a full queue is tried again.

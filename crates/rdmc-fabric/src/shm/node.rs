@@ -156,7 +156,11 @@ impl Decision {
         match opened {
             Ok((file, len)) => Self::Give(stream, file, len),
             Err(error) => {
-                tracing::debug!(%error, "a peer asks for memory that is not shared any more");
+                if error.kind() == io::ErrorKind::NotFound {
+                    tracing::debug!("a peer asks for memory that is not shared any more");
+                } else {
+                    tracing::warn!(%error, "memory that a peer asks for cannot be opened for it");
+                }
                 Self::GiveNothing(stream)
             }
         }

@@ -56,6 +56,16 @@ impl Refusal {
 impl Frame {
     pub(crate) const LEN: usize = 32;
 
+    /// Returns the bytes that a request brings.
+    pub(super) fn brought(self) -> usize {
+        let len = match self {
+            Self::Send { len, .. } => len,
+            Self::Write { to, .. } => to.len,
+            _ => 0,
+        };
+        usize::try_from(len).unwrap_or(usize::MAX)
+    }
+
     pub(crate) fn encode(self) -> [u8; Self::LEN] {
         let zero = RemoteMemory { key: 0, address: 0, len: 0 };
         let (kind, imm, number, at) = match self {

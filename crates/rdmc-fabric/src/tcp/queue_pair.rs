@@ -17,7 +17,7 @@ use crate::fabric::{ConnectError, Endpoint, FabricError, Peer, QueuePairConfig, 
 use crate::memory::Buffer;
 use crate::queue_pair::next_queue_pair_id;
 use crate::rendezvous::{Meeting, MeetingPlace};
-use crate::software::{ExposureGrant, PostedWork, Taken};
+use crate::software::{ExposureGrant, PostedWork, Taken, Turns};
 use crate::sync::lock;
 use crate::work::{Nearing, QueuePairId, Work, WorkError, WorkRequest};
 
@@ -145,7 +145,13 @@ impl TcpQueuePair {
     /// Reads and writes until the queue pair is closed or breaks.
     async fn run(self: Arc<Self>, stream: Connection) {
         let peer = stream.tcp().peer_addr().ok();
-        let (mut from, mut to) = stream.into_split();
+        let (mut from, mut to) = match stream.into_split() {
+            Ok(halves) => halves,
+            Err(error) => {
+                tracing::warn!(qp = %self.posted.id, ?peer, %error, "the connection cannot be used");
+                return self.end(WorkError::ConnectionLost);
+            }
+        };
         let ending = {
             let reading = std::pin::pin!(self.read_frames(&mut from));
             let writing = std::pin::pin!(self.write_frames(&mut to));
@@ -188,10 +194,12 @@ impl TcpQueuePair {
     async fn read_frames(&self, from: &mut Incoming) -> Result<std::convert::Infallible, Ending> {
         let mut closed = self.meeting.closed();
         let mut from = Reader { from, closed: &mut closed };
+        let mut turns = Turns::default();
         loop {
             let mut header = [0; Frame::LEN];
             from.fill(&mut header).await?;
             let frame = Frame::decode(&header).ok_or(Ending::Protocol("unknown frame"))?;
+            let bytes = frame.brought();
             let answered = match frame {
                 Frame::Send { imm, len } => self.take_send(&mut from, imm, len).await?,
                 Frame::Write { imm, to } => match self.shared.exposures.open(to, true) {
@@ -230,7 +238,7 @@ impl TcpQueuePair {
                 Ok(()) => {
                     self.respond(Response::Acknowledge { requests: 1 })?;
                     // A peer that sends without a pause must not keep the writer from its turn.
-                    tokio::task::yield_now().await;
+                    turns.after(bytes).await;
                 }
                 Err(error) => {
                     self.respond(Response::Refuse(Refusal::of(error)))?;
@@ -248,7 +256,7 @@ impl TcpQueuePair {
         imm: Option<u32>,
         len: u64,
     ) -> Result<Result<(), WorkError>, Ending> {
-        let mut receive = match self.take_receive().await? {
+        let mut receive = match from.unless_reset(self.take_receive()).await?? {
             Ok(receive) => receive,
             Err(error) => return Ok(Err(error)),
         };
@@ -292,7 +300,7 @@ impl TcpQueuePair {
         if imm.is_none() {
             return Ok(Ok(()));
         }
-        match self.take_receive().await? {
+        match from.unless_reset(self.take_receive()).await?? {
             Ok(receive) => {
                 receive.finish(Ok(0), imm);
                 Ok(Ok(()))

@@ -32,15 +32,18 @@ impl Connection {
         }
     }
 
-    pub(super) fn into_split(self) -> (Incoming, Outgoing) {
+    pub(super) fn into_split(self) -> io::Result<(Incoming, Outgoing)> {
         match self {
             Self::Plain(stream) => {
                 let (from, to) = stream.into_split();
-                (Incoming::Plain(from), Outgoing::Plain(to))
+                Ok((Incoming::Plain(from), Outgoing::Plain(to)))
             }
             Self::Encrypted(stream) => {
+                // The halves do not give the socket away.
+                let socket = socket2::SockRef::from(stream.get_ref().0).try_clone()?;
+                let socket = TcpStream::from_std(socket.into())?;
                 let (from, to) = tokio::io::split(stream);
-                (Incoming::Encrypted(from), Outgoing::Encrypted(to))
+                Ok((Incoming::Encrypted { from, socket }, Outgoing::Encrypted(to)))
             }
         }
     }
@@ -49,7 +52,11 @@ impl Connection {
 /// What comes from the peer.
 pub(super) enum Incoming {
     Plain(OwnedReadHalf),
-    Encrypted(ReadHalf<Box<TlsStream<TcpStream>>>),
+    Encrypted {
+        from: ReadHalf<Box<TlsStream<TcpStream>>>,
+        /// To see that the connection is broken, and for nothing else.
+        socket: TcpStream,
+    },
 }
 
 impl Incoming {
@@ -59,7 +66,7 @@ impl Incoming {
         loop {
             let read = match self {
                 Self::Plain(from) => from.read(&mut rest).await,
-                Self::Encrypted(from) => from.read(&mut rest).await,
+                Self::Encrypted { from, .. } => from.read(&mut rest).await,
             };
             if !matches!(read, Ok(n) if n > 0) {
                 return;
@@ -107,7 +114,7 @@ impl Reader<'_> {
             let piece = &mut room[..at_once];
             let read = match self.from {
                 Incoming::Plain(from) => from.try_read(piece),
-                Incoming::Encrypted(from) => unless_closed(self.closed, from.read(piece)).await?,
+                Incoming::Encrypted { from, .. } => unless_closed(self.closed, from.read(piece)).await?,
             };
             match read {
                 Ok(0) => return Err(Ending::Lost(io::ErrorKind::UnexpectedEof.into())),
@@ -131,7 +138,7 @@ impl Reader<'_> {
             let left = grant.len() - done;
             let read = match self.from {
                 Incoming::Plain(from) => grant.with_bytes_mut(done, left, |room| from.try_read(room)),
-                Incoming::Encrypted(from) => {
+                Incoming::Encrypted { from, .. } => {
                     let read = poll_fn(|cx| {
                         let into = |room: &mut [u8]| {
                             let mut room = ReadBuf::new(room);
@@ -153,11 +160,29 @@ impl Reader<'_> {
         Ok(())
     }
 
+    /// Waits for something else than the peer's bytes, unless the connection breaks, which nobody would see who does not read.
+    pub(super) async fn unless_reset<T>(&self, wait: impl Future<Output = T>) -> Result<T, Ending> {
+        let broken = async {
+            #[cfg(any(target_os = "linux", target_os = "android"))]
+            let _ = match &*self.from {
+                Incoming::Plain(from) => from.ready(tokio::io::Interest::ERROR).await,
+                Incoming::Encrypted { socket, .. } => socket.ready(tokio::io::Interest::ERROR).await,
+            };
+            #[cfg(not(any(target_os = "linux", target_os = "android")))]
+            std::future::pending::<()>().await;
+        };
+        tokio::select! {
+            biased;
+            done = wait => Ok(done),
+            () = broken => Err(Ending::Lost(io::ErrorKind::ConnectionReset.into())),
+        }
+    }
+
     /// Waits until there is something to read, where that is asked of the system; TLS has waited by itself.
     async fn readable(&mut self) -> Result<(), Ending> {
         match self.from {
             Incoming::Plain(from) => Ok(unless_closed(self.closed, from.readable()).await??),
-            Incoming::Encrypted(_) => Ok(()),
+            Incoming::Encrypted { .. } => Ok(()),
         }
     }
 }

@@ -11,6 +11,7 @@ use rdmc_fabric::{
 use rdmc_schedule::Rank;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, watch};
 
+use super::GroupSpec;
 use crate::mesh::frame::GroupFrame;
 use crate::node::{NodeId, NodeShared};
 use crate::transfer::{Arriving, Summing, Trouble};
@@ -222,9 +223,10 @@ impl Neighbour {
         self.data.carrier() == Some("shm")
     }
 
-    /// Tells whether the neighbour can have objects in common with this member, on a fabric that shares them.
-    pub(crate) fn shares_objects(&self) -> bool {
-        self.data.carrier().is_none() || self.shares_memory()
+    /// Refuses a neighbour that is to have objects in common with this member, and cannot.
+    pub(crate) fn check_sharing(&self, spec: &GroupSpec) -> Result<(), String> {
+        let can_share = self.data.carrier().is_none() || self.shares_memory();
+        if spec.is_shared() && !can_share { Err("no memory is shared with it".to_owned()) } else { Ok(()) }
     }
 
     /// Lets out blocks of a run that is interrupted.

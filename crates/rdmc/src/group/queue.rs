@@ -1,7 +1,8 @@
 //! What the root is asked to send, in the order in which it is asked.
 //!
 //! A request gets its place when it is made, not when the task that makes it has its next turn: a bounded channel of
-//! Tokio has those who wait for room take turns with all other work of their tasks, and loses their order.
+//! Tokio has those who wait for room take turns with all other work of their tasks, and loses their order. So there is no limit
+//! to what waits: each request is held by a future of the caller's, or by a [`BatchSender`](crate::BatchSender), which makes two.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::{Arc, Mutex};
@@ -37,12 +38,21 @@ struct Waiting {
 /// The place of a request. Dropped before its turn comes, it takes the request back.
 pub(super) struct Place {
     waiting: Arc<Mutex<Waiting>>,
-    number: u64,
+    /// None if the request stands.
+    number: Option<u64>,
+}
+
+impl Place {
+    /// Lets the request stand, whatever becomes of this.
+    pub(super) fn stand(mut self) {
+        self.number = None;
+    }
 }
 
 impl Drop for Place {
     fn drop(&mut self) {
-        let request = lock(&self.waiting).requests.remove(&self.number);
+        let Some(number) = self.number else { return };
+        let request = lock(&self.waiting).requests.remove(&number);
         // Its memory goes when nothing is locked.
         drop(request);
     }
@@ -52,7 +62,7 @@ impl Requests {
     /// Asks for a message to be sent, unless the group has ended. It is not, if what is returned is dropped before its turn.
     pub(super) fn send(&self, message: Buffer, shape: Shape, done: oneshot::Sender<()>) -> Option<Place> {
         let number = self.put(Request::Send { message, shape, done: Some(done) })?;
-        Some(Place { waiting: self.waiting.clone(), number })
+        Some(Place { waiting: self.waiting.clone(), number: Some(number) })
     }
 
     /// Asks for the group to be closed, after what was asked for before.

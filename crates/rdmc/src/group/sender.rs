@@ -14,7 +14,7 @@ use rdmc_schedule::Repair;
 use tokio::sync::oneshot;
 
 use super::delta::Answers;
-use super::queue::{Queue, Request, Requests};
+use super::queue::{Place, Queue, Request, Requests};
 use super::recovery::{Continuation, Recovered, Recovery, RecoveryError, Resumption};
 use super::retained::UNSTABLE_MAX;
 use super::sharing::UNSTABLE_OBJECTS_MAX;
@@ -132,24 +132,33 @@ impl Sender {
     pub fn send(&self, payload: impl Into<Payload>) -> Multicast {
         let payload = payload.into();
         let (group, requests) = (self.group.clone(), self.requests.clone());
-        Multicast(
-            async move {
-                let message = group.to_be_sent(payload)?;
-                let size = message.len() as u64;
-                let block_size = group.block_size();
-                let shape =
-                    Shape::new(size, block_size).ok_or(SendError::TooManyBlocks { size, block_size, max: u32::MAX })?;
-                let (done, completed) = oneshot::channel();
-                let Some(_place) = requests.send(message, shape, done) else {
-                    return Err(group.ended().await.err().map_or(SendError::Closed, SendError::NotQueued));
-                };
-                if completed.await.is_err() {
-                    return Err(group.ended().await.err().map_or(SendError::Closed, SendError::Failed));
-                }
-                Ok(())
+        let sent = async move {
+            let (_place, completed) = match queue(&group, &requests, payload)? {
+                Some(queued) => queued,
+                None => return Err(not_queued(&group).await),
+            };
+            complete(&group, completed).await
+        };
+        Multicast(sent.boxed())
+    }
+
+    /// Does as [`send`](Self::send), but the message has its place when this returns, and is sent if the future is dropped.
+    pub(crate) fn send_at_once(&self, payload: impl Into<Payload>) -> Multicast {
+        let queued = queue(&self.group, &self.requests, payload.into());
+        let group = self.group.clone();
+        let completed = queued.map(|queued| {
+            queued.map(|(place, completed)| {
+                place.stand();
+                completed
+            })
+        });
+        let sent = async move {
+            match completed? {
+                Some(completed) => complete(&group, completed).await,
+                None => Err(not_queued(&group).await),
             }
-            .boxed(),
-        )
+        };
+        Multicast(sent.boxed())
     }
 
     /// Closes the group: `Ok` if and only if every message reached every member and every member agrees to the end, which
@@ -183,6 +192,31 @@ impl Sender {
     pub fn stats(&self) -> GroupStats {
         self.group.stats()
     }
+}
+
+/// Gives a message its place, unless the group has ended.
+fn queue(
+    group: &Group,
+    requests: &Requests,
+    payload: Payload,
+) -> Result<Option<(Place, oneshot::Receiver<()>)>, SendError> {
+    let message = group.to_be_sent(payload)?;
+    let (size, block_size) = (message.len() as u64, group.block_size());
+    let shape = Shape::new(size, block_size).ok_or(SendError::TooManyBlocks { size, block_size, max: u32::MAX })?;
+    let (done, completed) = oneshot::channel();
+    Ok(requests.send(message, shape, done).map(|place| (place, completed)))
+}
+
+/// Waits until a message is sent.
+async fn complete(group: &Group, completed: oneshot::Receiver<()>) -> Result<(), SendError> {
+    match completed.await {
+        Ok(()) => Ok(()),
+        Err(_) => Err(group.ended().await.err().map_or(SendError::Closed, SendError::Failed)),
+    }
+}
+
+async fn not_queued(group: &Group) -> SendError {
+    group.ended().await.err().map_or(SendError::Closed, SendError::NotQueued)
 }
 
 impl fmt::Debug for Sender {

@@ -116,7 +116,12 @@ impl Group {
     }
 }
 
+/// Adds what can be done where members that share objects cannot be joined.
+pub(super) fn with_remedy(spec: &GroupSpec, what: String) -> String {
+    if spec.is_shared() { format!("{what}; {REMEDY}") } else { what }
+}
+
 /// What can be done about members that are not on one host.
-pub(super) const REMEDY: &str = "members that share objects must be processes of one host, joined by shared memory: choose them so, or private delivery";
+const REMEDY: &str = "members that share objects must be processes of one host, joined by shared memory: choose them so, or private delivery";
 /// Messages that the root begins before everybody has the first of them: as many descriptors are open.
 pub(super) const UNSTABLE_OBJECTS_MAX: u64 = 64;
