@@ -171,7 +171,7 @@ impl FabricOptions {
                 Ok(Offered { fabrics: fabric.into(), device: Some(device), lockable, tcp_because: None })
             }
             FabricName::Auto => Ok(self.open_best(address, bytes).unwrap_or_else(|because| match self.no_shm {
-                true => Offered::tcp(because),
+                true => Offered::tcp(format!("{because}; --no-shm")),
                 false => Offered::software(because),
             })),
         }

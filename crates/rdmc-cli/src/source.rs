@@ -70,7 +70,8 @@ impl Source {
         self.manifest.entries.push(entry);
         self.paths.push(at.clone());
         if kind != Kind::Directory {
-            return Ok(());
+            // Told before anybody is invited.
+            return File::open(&at).map(drop).with_context(|| format!("{}", at.display()));
         }
         let listed = std::fs::read_dir(&at).and_then(Iterator::collect::<Result<Vec<_>, _>>);
         let mut listed = listed.with_context(|| format!("{}", at.display()))?;

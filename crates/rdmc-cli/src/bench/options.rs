@@ -62,8 +62,8 @@ pub(crate) struct BenchOptions {
     /// Rounds before those, which are not counted
     #[arg(long, default_value_t = 2, value_name = "COUNT", value_parser = clap::value_parser!(u32).range(0..=1000))]
     pub(super) warm_up: u32,
-    /// Count messages per second of messages that are sent one by one, with so many of them in flight, instead of packed into
-    /// batches
+    /// Count messages per second of messages that are sent one by one, with so many of them in flight, instead of packing
+    /// those of up to 4 KiB into batches
     #[arg(long, value_name = "COUNT", value_parser = clap::value_parser!(u32).range(1..=1024))]
     pub(super) window: Option<u32>,
     /// Measure MPI_Bcast on the same work, in turn with rdmc: ompi (Open MPI) or mpich, which use shared memory or TCP
@@ -226,15 +226,17 @@ const BYTES_MAX: u64 = 1 << 30;
 
 /// What the help says about the figures.
 const HELP: &str = "\
-Every combination of what the lists name is a configuration. Each member is a process of its own, of one thread. A round
-is one message of each group: it begins when all members are ready, and ends when the last receiver has the message, by
-the host's monotonic clock. Memory is warm at both ends. Each round has other content; every byte is verified at every
-receiver, outside of the time taken (but inside it where messages per second are counted). A mismatch ends the program
-with code 5.
+Every combination of what the lists name is a configuration. Each member is a process of its own,
+of one thread. A round is one message of each group: it begins when all members are ready, and
+ends when the last receiver has the message, by the host's monotonic clock. Memory is warm at both
+ends. Each round has other content; every byte is verified at every receiver, outside of the time
+taken (but inside it where messages per second are counted). A mismatch ends the program with code
+5.
 
-With --delivery shared the sender fills an object and seals it, outside of the time taken, and a round ends when the last
-receiver has mapped it: nothing is copied, and pages are brought in when the content is verified, outside of the time taken.
-So it has no rates, and is not compared with what copies: those columns are empty.
+With --delivery shared the sender fills an object and seals it, outside of the time taken, and a
+round ends when the last receiver has mapped it: nothing is copied, and pages are brought in when
+the content is verified, outside of the time taken. So it has no rates, and is not compared with
+what copies: those columns are empty.
 
 Algorithm and block size are what rdmc send would choose, unless they are given.
 
@@ -245,40 +247,49 @@ Columns:
   skew         from the first receiver that has it to the last (median)
   each         bytes of the message over the median time
   aggregate    the same for all receivers, and all groups, together
-  CPU s/GiB    processor time, user and system, of all members over the rounds, for each GiB delivered
-  /floor       aggregate over the copy floor: threads, 2 or as many as there are cores and receivers, that copy blocks of
-               256 KiB from one source to as many warm places as there are receivers; by plain or non-temporal stores,
-               whichever is faster
-  /streams     aggregate over that of plain TCP streams on loopback, one for each receiver at once: a writing process
-               with a thread for each (writes of 256 KiB), a reading process for each
-  msg/s        up to 64 KiB: messages a second of all groups, which are fed to a BatchSender and come out of BatchReceivers;
-               with --window they are a multicast each, so many of them in flight in each group; objects that are shared
-               always are, 64 unless it says otherwise
+  CPU s/GiB    processor time, user and system, of all members over the rounds, for each GiB
+               delivered
+  /floor       aggregate over the copy floor: threads, 2 or as many as there are cores and
+               receivers, that copy blocks of 256 KiB from one source to as many warm places as
+               there are receivers; by plain or non-temporal stores, whichever is faster
+  /streams     aggregate over that of plain TCP streams on loopback, one for each receiver at
+               once: a writing process with a thread for each (writes of 256 KiB), a reading
+               process for each
+  msg/s        up to 64 KiB: messages a second of all groups. Up to 4 KiB they are fed to a
+               BatchSender and come out of BatchReceivers. Longer ones, objects that are shared,
+               and all if --window is given, are a multicast each, 64 or so many of them in flight
+               in each group
   /rdmc        for --vs: its time over that of rdmc
-The machine's limits are measured before each combination of size and members, with messages of 256 MiB at most.
+The machine's limits are measured before each combination of size and members, with messages of
+256 MiB at most.
 
-Output for programs (--json), one object per line, times in seconds, rates in bytes or messages per second:
-  setting   cores, processor, window (null where messages are packed), warm_up
-  limits    nodes, bytes, memcpy_rate (one thread, warm private memory), copy_threads, copy_floor_plain_rate,
-            copy_floor_non_temporal_rate (null where there are no such stores), stream_rate (one stream), stream_seconds,
-            streams_rate (one for each receiver, together), streams_seconds
-  result    by (rdmc, or the MPI), transport, setup (of an MPI), fabric, completion, nodes, groups, senders, algorithm,
-            block_size, bytes, rounds, seconds {median, p10, p90, p99, min, max}, skew_seconds, receiver_rate,
-            aggregate_rate, cpu_seconds_per_gib, message_rate (null above 64 KiB), to_copy_floor, to_streams, to_memcpy,
-            seconds_to_rdmc (null for rdmc), delivery (private or shared; for the latter the rates of bytes, and to_…, are
-            null), checks (auto or off)
-  explanation with --explain: fabric, transport, completion, nodes, senders, bytes; of the choice algorithm, block_size,
-            predicted_seconds, measured_seconds; of what took least best_algorithm, best_block_size, best_seconds; to_best
-            (the choice's time over that)
+Output for programs (--json), one object per line, times in seconds, rates in bytes or messages
+per second:
+  setting   cores, processor, window (null if not given), warm_up
+  limits    nodes, bytes, memcpy_rate (one thread, warm private memory), copy_threads,
+            copy_floor_plain_rate, copy_floor_non_temporal_rate (null where there are no such
+            stores), stream_rate (one stream), stream_seconds, streams_rate (one for each
+            receiver, together), streams_seconds
+  result    by (rdmc, or the MPI), transport, setup (of an MPI), fabric, completion, nodes,
+            groups, senders, algorithm, block_size, bytes, rounds, seconds {median, p10, p90, p99,
+            min, max}, skew_seconds, receiver_rate, aggregate_rate, cpu_seconds_per_gib,
+            message_rate (null above 64 KiB), to_copy_floor, to_streams, to_memcpy,
+            seconds_to_rdmc (null for rdmc), delivery (private or shared; for the latter the rates
+            of bytes, and to_…, are null), checks (auto or off)
+  explanation with --explain: fabric, transport, completion, nodes, senders, bytes; of the choice
+            algorithm, block_size, predicted_seconds, measured_seconds; of what took least
+            best_algorithm, best_block_size, best_seconds; to_best (the choice's time over that)
   failed    code, message
 --csv prints the results' fields in the same units.
 
-MPI: a program of rdmc's is compiled with the compiler that comes with the MPI, into a temporary directory, and does the same
-work: a barrier, MPI_Bcast, a barrier, verification; for msg/s MPI_Bcast in a loop, as far ahead as it lets its root. Rounds of both alternate in four blocks, each in fresh processes with its own warm-up.
-Both MPIs wait with sched_yield, as members share cores.
+MPI: a program of rdmc's is compiled with the compiler that comes with the MPI, into a temporary
+directory, and does the same work: a barrier, MPI_Bcast, a barrier, verification; for msg/s
+MPI_Bcast in a loop, as far ahead as it lets its root. Rounds of both alternate in four blocks,
+each in fresh processes with its own warm-up. Both MPIs wait with sched_yield, as members share
+cores.
 
-Exit codes: 0 done; 1 a process failed; 2 the arguments make no sense, or an MPI is not installed; 5 wrong content arrived;
-130, 143 interrupted.";
+Exit codes: 0 done; 1 a process failed; 2 the arguments make no sense, or an MPI is not installed;
+5 wrong content arrived; 130, 143 interrupted.";
 
 /// Tells whether messages of so many bytes are also counted per second.
 pub(super) fn is_short(bytes: u64) -> bool {

@@ -55,7 +55,10 @@ impl Table {
     /// Returns what stands above the rows.
     pub(super) fn head(&self, window: Option<u32>, cores: u64) -> String {
         let titles = self.line(|column| column.name.to_owned());
-        let flight = window.map_or("of packed messages".to_owned(), |window| format!("with {window} in flight"));
+        let flight = match window {
+            Some(window) => format!("with {window} in flight"),
+            None => "packed up to 4 KiB, with 64 in flight above".to_owned(),
+        };
         format!(
             "{}\n{}: processes on loopback, every byte of every round verified; msg/s {flight}\n{titles}",
             self.heading,
@@ -68,7 +71,9 @@ impl Table {
         let names = case.names();
         self.line(|column| match column.named {
             Some(place) => names[place].clone(),
-            None if column.name == "chosen" && case.chosen == Chosen::default() => "-".to_owned(),
+            None if column.name == "chosen" && (case.chosen == Chosen::default() || measured.by != "rdmc") => {
+                "-".to_owned()
+            }
             None if column.name == "chosen" => case.way(),
             None => cell(column.name, measured),
         })
