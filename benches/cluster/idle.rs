@@ -1,0 +1,103 @@
+//! What groups cost that have nothing to do.
+
+use std::time::Duration;
+
+use anyhow::{Context, Result, ensure};
+use bytes::Bytes;
+use futures::StreamExt;
+use rdmc::{GroupSpec, Node, Receiver, Sender};
+use rdmc_benches::processor_time;
+
+use crate::remote::{Cluster, Completion, FabricKind, Host, word};
+
+/// Processes on this host's loopback whose groups have nothing to do.
+#[derive(clap::Args)]
+pub(crate) struct Idle {
+    /// Members, each a process.
+    #[arg(long, default_value_t = 8)]
+    nodes: usize,
+    /// Groups of all members, each with the next of them as its root.
+    #[arg(long, default_value_t = 64)]
+    groups: u64,
+    /// What moves the bytes.
+    #[arg(long, value_delimiter = ',', default_value = "tcp,shm")]
+    fabric: Vec<FabricKind>,
+    /// How completions are waited for.
+    #[arg(long, value_delimiter = ',', default_value = "event,hybrid")]
+    completion: Vec<Completion>,
+    /// Seconds for which processor time is counted.
+    #[arg(long, default_value_t = 20)]
+    seconds: u32,
+    /// Seconds between the last message and then.
+    #[arg(long, default_value_t = 2)]
+    settle: u32,
+}
+
+impl Idle {
+    pub(crate) fn run(&self) -> Result<()> {
+        ensure!(self.nodes > 1, "a group has two members at least");
+        let Self { nodes, groups, seconds, .. } = self;
+        println!("{groups} groups of {nodes} processes, at rest for {seconds} s: processor time of all of them");
+        println!("  fabric   completion   per cent of a core");
+        for &fabric in &self.fabric {
+            for &completion in &self.completion {
+                let used = self.measure(fabric, completion)?;
+                let share = used.as_secs_f64() / f64::from(*seconds) * 100.0;
+                println!("  {:6}   {:10}   {share:18.3}", word(fabric), word(completion));
+            }
+        }
+        Ok(())
+    }
+
+    /// Returns the processor time that all processes used together.
+    fn measure(&self, fabric: FabricKind, completion: Completion) -> Result<Duration> {
+        let mut cluster = Cluster::start(&Host::loopback(self.nodes - 1), fabric, Some(completion), 0)?;
+        cluster.tell(&format!("hold {}", self.groups))?;
+        let _held = cluster.runtime.block_on(hold(&cluster.node, self.groups))?;
+        let (settle, seconds) = (self.settle, self.seconds);
+        cluster.tell(&format!("rest {settle} {seconds}"))?;
+        let mut used = cluster.runtime.block_on(rest(settle, seconds));
+        for remote in &cluster.remotes {
+            used += Duration::try_from_secs_f64(remote.process.answer()?.parse()?)?;
+        }
+        Ok(used)
+    }
+}
+
+/// A group that has had its message.
+#[expect(dead_code, reason = "it is kept, nothing more")]
+pub(crate) enum Held {
+    Root(Sender),
+    Member(Receiver),
+}
+
+/// Forms groups of all nodes, and has a message sent in each.
+pub(crate) async fn hold(node: &Node, groups: u64) -> Result<Vec<Held>> {
+    let mut held = Vec::new();
+    for id in 1..=groups {
+        let mut members = node.nodes();
+        let roots = members.len();
+        members.rotate_left(usize::try_from(id)? % roots);
+        let rooted_here = members[0] == node.id();
+        let spec = GroupSpec::new(id, members);
+        held.push(if rooted_here {
+            let sender = node.create_group(spec).await?;
+            sender.send(Bytes::from_static(&[7; 100_000])).await?;
+            Held::Root(sender)
+        } else {
+            let mut receiver = node.join_group(spec).await?;
+            receiver.next().await.context("a message")??;
+            Held::Member(receiver)
+        });
+    }
+    Ok(held)
+}
+
+/// Lets this process's nodes do what they do by themselves, and returns the processor time of that for `seconds`, after `settle`
+/// others.
+pub(crate) async fn rest(settle: u32, seconds: u32) -> Duration {
+    tokio::time::sleep(Duration::from_secs(settle.into())).await;
+    let used = processor_time();
+    tokio::time::sleep(Duration::from_secs(seconds.into())).await;
+    processor_time() - used
+}

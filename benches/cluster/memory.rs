@@ -1,0 +1,141 @@
+//! The most memory that members have resident.
+
+use std::fs::File;
+use std::io::Write;
+
+use anyhow::{Context, Result, ensure};
+use clap::ValueEnum;
+use futures::StreamExt;
+use rdmc::{GroupSpec, Node, Payload};
+use rdmc_benches::word as content;
+
+use crate::remote::{Cluster, FabricKind, Host, word};
+
+/// The most memory that processes on this host's loopback have resident.
+#[derive(clap::Args)]
+pub(crate) struct Memory {
+    /// Size of the message in MiB.
+    #[arg(long, default_value_t = 1024)]
+    mib: usize,
+    /// Receivers.
+    #[arg(long, default_value_t = 2)]
+    receivers: usize,
+    /// Block size in KiB.
+    #[arg(long, default_value_t = 1024)]
+    block_kib: u32,
+    /// What moves the bytes.
+    #[arg(long, value_delimiter = ',', default_value = "tcp,shm")]
+    fabric: Vec<FabricKind>,
+    /// Where the sender has the message.
+    #[arg(long, value_delimiter = ',', default_value = "file,pool")]
+    source: Vec<Source>,
+}
+
+/// Where the sender has the message.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+enum Source {
+    /// In a mapped file.
+    File,
+    /// In memory of the pool.
+    Pool,
+}
+
+impl Memory {
+    pub(crate) fn run(&self) -> Result<()> {
+        let Self { mib, receivers, block_kib, .. } = self;
+        println!(
+            "{mib} MiB to {receivers} receivers into memory of the pool, blocks of {block_kib} KiB: peak resident memory less \
+             the message, MiB"
+        );
+        println!("  fabric   source   sender   receivers");
+        for &fabric in &self.fabric {
+            for &source in &self.source {
+                let peaks = self.measure(fabric, source)?;
+                let beyond: Vec<_> =
+                    peaks.iter().map(|peak| format!("{:.1}", *peak as f64 / 1048576.0 - *mib as f64)).collect();
+                println!("  {:6}   {:6}   {:>6}   {}", word(fabric), word(source), beyond[0], beyond[1..].join(" "));
+            }
+        }
+        Ok(())
+    }
+
+    /// Returns the peaks of sender and receivers in bytes.
+    fn measure(&self, fabric: FabricKind, source: Source) -> Result<Vec<u64>> {
+        forget_peak()?;
+        let len = self.mib << 20;
+        let block_size = self.block_kib << 10;
+        let mut cluster = Cluster::start(&Host::loopback(self.receivers), fabric, None, 0)?;
+        // While it is made this node gives no sign of life, for which nobody waits as long as there is no group.
+        let message = cluster.runtime.block_on(source.message(&cluster.node, len))?;
+        cluster.tell(&format!("receive {block_size}"))?;
+        cluster.runtime.block_on(async {
+            let sender = cluster.node.create_group(spec(&cluster.node, block_size)).await?;
+            sender.send(message).await?;
+            sender.close().await?;
+            anyhow::Ok(())
+        })?;
+        let mut peaks = vec![peak()?];
+        for remote in &cluster.remotes {
+            let answer = remote.process.answer()?;
+            let (received, peak) = answer.split_once(' ').context("two numbers")?;
+            ensure!(received.parse::<usize>()? == len, "the message has another size");
+            peaks.push(peak.parse()?);
+        }
+        Ok(peaks)
+    }
+}
+
+impl Source {
+    /// Makes a message of `len` bytes.
+    async fn message(self, node: &Node, len: usize) -> Result<Payload> {
+        match self {
+            Self::Pool => {
+                let mut memory = node.allocate(len).await?;
+                memory.iter_mut().zip((0..).flat_map(content)).for_each(|(byte, word)| *byte = word);
+                Ok(memory.into())
+            }
+            Self::File => {
+                let mut file = tempfile::tempfile()?;
+                write_words(&mut file, len)?;
+                // SAFETY: the file has no name, and its only descriptors are this one and those of the memory made of it.
+                Ok(unsafe { rdmc::Memory::map_file(&file, len) }?.into())
+            }
+        }
+    }
+}
+
+/// Writes an object by the MiB.
+fn write_words(file: &mut File, len: usize) -> Result<()> {
+    let mut words = (0..).flat_map(content);
+    let mut left = len;
+    while left > 0 {
+        let piece: Vec<u8> = words.by_ref().take(left.min(1 << 20)).collect();
+        file.write_all(&piece)?;
+        left -= piece.len();
+    }
+    Ok(())
+}
+
+/// Takes a message and returns its length and this process's peak, as one line.
+pub(crate) async fn receive(node: &Node, block_size: u32) -> Result<String> {
+    let mut receiver = node.join_group(spec(node, block_size)).await?;
+    let message = receiver.next().await.context("a message")??;
+    receiver.close().await?;
+    Ok(format!("{} {}", message.len(), peak()?))
+}
+
+fn spec(node: &Node, block_size: u32) -> GroupSpec {
+    GroupSpec::new(1, node.nodes()).block_size(block_size)
+}
+
+/// Returns the most bytes this process had resident, what it shares with others included.
+fn peak() -> Result<u64> {
+    let status = std::fs::read_to_string("/proc/self/status").context("only Linux tells the peak")?;
+    let kib = status.lines().find_map(|line| line.strip_prefix("VmHWM:")?.trim().strip_suffix(" kB"));
+    Ok(kib.context("a line VmHWM")?.parse::<u64>()? << 10)
+}
+
+/// Lets the peak begin anew with what is resident now.
+fn forget_peak() -> Result<()> {
+    std::fs::write("/proc/self/clear_refs", "5").context("only Linux forgets the peak")
+}
