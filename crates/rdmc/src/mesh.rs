@@ -7,14 +7,14 @@
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::io;
 use std::net::IpAddr;
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::Duration;
 
 use futures::future::FutureExt;
 use rdmc_fabric::{ControlStream, Environment};
-use tokio::io::{AsyncRead, AsyncWrite, AsyncWriteExt};
-use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc, oneshot, watch};
+use tokio::io::{AsyncRead, AsyncWrite, AsyncWriteExt, BufReader};
+use tokio::sync::{Notify, OwnedSemaphorePermit, Semaphore, mpsc, oneshot, watch};
 
 use crate::failure::FailureCause;
 use crate::group::GroupId;
@@ -33,6 +33,7 @@ pub(crate) mod security;
 use frame::{Check, Frame, GroupFrame, PROTOCOL_VERSION, Reject};
 use groups::{Destined, Groups};
 use listener::Arrived;
+use liveness::{LastHeard, Liveness, Looked};
 use security::Peers;
 
 /// One node's control connections and the groups they serve.
@@ -49,6 +50,8 @@ struct MeshShared {
     state: Mutex<MeshState>,
     /// Changes with every connection made or lost.
     changes: watch::Sender<u64>,
+    /// Others have begun to look who is alive.
+    others_look: Notify,
 }
 
 #[derive(Default)]
@@ -62,6 +65,8 @@ struct MeshState {
     problems: BTreeMap<NodeId, String>,
     /// This node has taken its leave: that others close their connections is their answer.
     left: bool,
+    /// When it was last looked who is alive.
+    looked: Looked,
 }
 
 /// One connection to another node.
@@ -69,10 +74,7 @@ struct Link {
     serial: u64,
     outgoing: Outbox,
     address: Option<IpAddr>,
-    /// Something was heard since it was last looked at.
-    heard: Arc<AtomicBool>,
-    /// How often in succession nothing was; none while nobody minds.
-    silent: Option<u32>,
+    liveness: Liveness,
     /// Ends the connection.
     cut: mpsc::Sender<FailureCause>,
 }
@@ -212,6 +214,7 @@ impl Mesh {
             peers,
             state: Mutex::default(),
             changes: watch::Sender::new(0),
+            others_look: Notify::new(),
         }))
     }
 
@@ -333,8 +336,9 @@ impl Mesh {
         let (outgoing, queued) = Outbox::new();
         let waiting = outgoing.waiting.clone();
         let (cut, mut cuts) = mpsc::channel(1);
-        let heard = Arc::new(AtomicBool::new(true));
-        let link = Link { serial: 0, outgoing, address, heard: heard.clone(), silent: None, cut };
+        let liveness = Liveness::default();
+        let heard = liveness.heard();
+        let link = Link { serial: 0, outgoing, address, liveness, cut };
         let (serial, replaced) = {
             let mut state = self.lock();
             if state.left {
@@ -352,7 +356,9 @@ impl Mesh {
         self.0.changes.send_modify(|count| *count += 1);
         tracing::debug!(node = %peer, "connected");
         self.tell_groups(serial, || GroupEvent::Connected(peer)).await;
-        let (mut from, to) = tokio::io::split(stream);
+        let (from, to) = tokio::io::split(stream);
+        // A short frame, such as a sign of life, comes by one call of the system.
+        let mut from = BufReader::with_capacity(READ_BYTES, from);
         let (ended, cause) = {
             let mut serving =
                 std::pin::pin!(self.serve_link(&mut from, write_link(to, queued, waiting), peer, &heard).fuse());
@@ -398,7 +404,7 @@ impl Mesh {
         from: &mut (impl AsyncRead + Unpin),
         writing: impl Future<Output = io::Result<()>>,
         peer: NodeId,
-        heard: &AtomicBool,
+        heard: &LastHeard,
     ) -> io::Result<()> {
         let mut reading = std::pin::pin!(self.read_link(from, peer, heard).fuse());
         let mut writing = std::pin::pin!(writing.fuse());
@@ -413,10 +419,10 @@ impl Mesh {
         refused
     }
 
-    async fn read_link(&self, from: &mut (impl AsyncRead + Unpin), peer: NodeId, heard: &AtomicBool) -> io::Result<()> {
+    async fn read_link(&self, from: &mut (impl AsyncRead + Unpin), peer: NodeId, heard: &LastHeard) -> io::Result<()> {
         let mut check = Check::default();
         while let Some(frame) = frame::read_next(from, &mut check).await? {
-            heard.store(true, Ordering::Relaxed);
+            heard.set(self.0.environment.now());
             match frame {
                 Frame::Group { group, frame } => self.deliver(peer, group, frame).await,
                 Frame::Ping => self.answer_ping(peer),
@@ -437,14 +443,6 @@ impl Mesh {
             }
             Destined::ToPeer(answer) => self.post(peer, group, GroupFrame::End(answer)),
             Destined::Nowhere => {}
-        }
-    }
-
-    /// A node that asks and does not read is not answered: it is about to be given up.
-    fn answer_ping(&self, peer: NodeId) {
-        let Some(outgoing) = self.outbox(peer) else { return };
-        if outgoing.waiting.load(Ordering::Relaxed) < PONG_BYTES_MAX {
-            let _ = outgoing.post(frame::encode_unchecked(&Frame::Pong));
         }
     }
 
@@ -574,10 +572,10 @@ const DIAL_PAUSE_MAX: Duration = Duration::from_secs(1);
 const UNREAD_SHARE: u32 = 4;
 /// Bytes that wait to be written to one node, which is given up if there are more.
 const WAITING_BYTES_MAX: usize = 16 << 20;
-/// Bytes that wait to be written to a node whose question for a sign of life is still answered.
-const PONG_BYTES_MAX: usize = 64 << 10;
 /// Bytes that wait to be written to one node, of those who can wait.
 const ROOM_BYTES: u32 = 4 << 20;
+/// Bytes that are read at once; what is longer is read to its place.
+const READ_BYTES: usize = 1 << 10;
 /// Frames that are written at once.
 const BATCH_MAX: usize = 256;
 

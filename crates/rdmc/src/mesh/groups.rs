@@ -15,6 +15,8 @@ use crate::node::NodeId;
 #[derive(Default)]
 pub(super) struct Groups {
     open: BTreeMap<GroupId, Open>,
+    /// In how many of these the nodes are, this one included.
+    partners: BTreeMap<NodeId, u32>,
     /// Frames of groups that this node has not joined yet, oldest first.
     early: VecDeque<Early>,
     /// Of these, groups of which something was forgotten.
@@ -107,6 +109,7 @@ impl Groups {
         }
         let (events, inbox) = mpsc::channel(INBOX_MAX);
         self.open.insert(group, Open { events, members: members.clone() });
+        members.iter().for_each(|&node| *self.partners.entry(node).or_default() += 1);
         let mut early = VecDeque::new();
         self.early.retain(|known| {
             if known.group == group {
@@ -121,6 +124,12 @@ impl Groups {
     pub(super) fn end(&mut self, group: GroupId, outcome: Option<(Ballot, Outcome)>) {
         // Otherwise it has ended before.
         let Some(open) = self.open.remove(&group) else { return };
+        for &node in &*open.members {
+            let others = self.partners.remove(&node).unwrap_or(0).saturating_sub(1);
+            if others > 0 {
+                self.partners.insert(node, others);
+            }
+        }
         self.ended.insert(group, Ended { members: open.members, outcome });
         self.ended_in_order.push_back(group);
         if self.ended_in_order.len() > ENDED_MAX
@@ -150,9 +159,14 @@ impl Groups {
         self.open.values().map(|open| open.events.clone()).collect()
     }
 
-    /// Returns the nodes that are in a group with this one.
-    pub(super) fn partners(&self) -> BTreeSet<NodeId> {
-        self.open.values().flat_map(|open| open.members.iter().copied()).collect()
+    /// Tells whether this node is in no group.
+    pub(super) fn is_empty(&self) -> bool {
+        self.open.is_empty()
+    }
+
+    /// Tells whether a node is in a group with this one.
+    pub(super) fn has_partner(&self, node: NodeId) -> bool {
+        self.partners.contains_key(&node)
     }
 }
 

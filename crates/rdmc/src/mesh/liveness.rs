@@ -1,55 +1,185 @@
 //! Signs of life: nodes that share groups ask each other, and give up those who do not answer.
 //!
-//! A look at every connection is taken in steps of a sixth of the detection time. Who was not heard of in four of them in
-//! succession is given up: between four and five steps after it was last heard of, so that the rest of the time is left
-//! for the survivors to agree. A process that was itself stopped finds one step elapsed when it goes on, and hears
-//! what has come meanwhile in the next ones.
+//! A look at every connection is taken in steps of a sixth of the detection time, and then everybody is asked. A question is
+//! itself a sign of life: who has just asked does not answer, so between two nodes one frame goes in each direction in a step.
+//! Who is asked in the second half of its step looks at once, so that the nodes fall into step and each wakes once for
+//! all. Who was not heard of in four looks in succession is given up five steps after it was last heard of, so that the rest of
+//! the time is left for the survivors to agree. A process that was itself stopped finds one step elapsed when it goes on, and
+//! hears what has come meanwhile in the next ones.
 
-use std::sync::atomic::Ordering;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
+
+use futures::future::FutureExt;
+use rdmc_fabric::Timestamp;
 
 use super::Mesh;
-use super::frame::Frame;
+use super::frame::{self, Frame};
 use crate::failure::FailureCause;
+use crate::node::NodeId;
+
+/// What is known of one connection's life.
+#[derive(Default)]
+pub(super) struct Liveness {
+    heard: Arc<LastHeard>,
+    /// The looks in succession at which nothing had been heard, and when something last was; none while nobody minds.
+    silent: Option<(u32, Timestamp)>,
+    /// It was asked since its own last question.
+    asked: bool,
+}
+
+/// When the last look was taken.
+#[derive(Clone, Copy)]
+pub(super) struct Looked(Timestamp);
+
+impl Default for Looked {
+    fn default() -> Self {
+        Self(Timestamp::ZERO)
+    }
+}
+
+/// When something was last heard since the last look.
+#[derive(Default)]
+pub(super) struct LastHeard(AtomicU64);
+
+impl LastHeard {
+    pub(super) fn set(&self, now: Timestamp) {
+        self.0.store(now.as_nanos().max(1), Ordering::Relaxed);
+    }
+
+    fn take(&self) -> Option<Timestamp> {
+        Some(self.0.swap(0, Ordering::Relaxed)).filter(|&nanos| nanos > 0).map(Timestamp::from_nanos)
+    }
+
+    fn is_none(&self) -> bool {
+        self.0.load(Ordering::Relaxed) == 0
+    }
+}
+
+impl Liveness {
+    pub(super) fn heard(&self) -> Arc<LastHeard> {
+        self.heard.clone()
+    }
+
+    /// Nobody minds what is heard of it.
+    fn rest(&mut self) {
+        (self.silent, self.asked) = (None, false);
+    }
+
+    /// Looks what was heard since the look at `last`, before it is asked; returns when it is to be given up, if that is before
+    /// the next look.
+    fn look(&mut self, last: Timestamp, now: Timestamp, step: Duration) -> Option<Timestamp> {
+        self.asked = true;
+        let (looks, at) = match (self.heard.take(), self.silent) {
+            (Some(at), _) => (0, at.max(last)),
+            // It has not been asked before.
+            (None, None) => (0, last),
+            (None, Some((looks, at))) => (looks + 1, at),
+        };
+        self.silent = Some((looks, at));
+        let give_up = at + step * (SILENT_STEPS_MAX + 1);
+        (looks >= SILENT_STEPS_MAX && give_up <= now + step).then_some(give_up)
+    }
+}
+
+/// A node that is about to be given up.
+struct Doubted {
+    node: NodeId,
+    serial: u64,
+    /// Unless it is heard of until then.
+    at: Timestamp,
+}
 
 impl Mesh {
     /// Asks the nodes that share a group with this one for signs of life, for ever.
     pub(crate) async fn watch(self) {
-        let step = self.0.detection / STEPS_PER_DETECTION;
+        let environment = &*self.0.environment;
+        let step = self.step();
         let mut changes = self.0.changes.subscribe();
+        self.lock().looked = Looked(environment.now());
         loop {
             // While there are no groups nobody needs to be watched.
-            while self.lock().groups.partners().is_empty() {
-                self.lock().links.values_mut().for_each(|link| link.silent = None);
+            while self.lock().groups.is_empty() {
+                self.lock().links.values_mut().for_each(|link| link.liveness.rest());
                 if changes.changed().await.is_err() {
                     return;
                 }
+                self.lock().looked = Looked(environment.now());
             }
-            self.0.environment.sleep(step).await;
-            self.look(step * SILENT_STEPS_MAX);
+            let Looked(last) = self.lock().looked;
+            futures::select_biased! {
+                () = environment.sleep_until(last + step).fuse() => {}
+                () = self.0.others_look.notified().fuse() => {}
+            }
+            let now = environment.now();
+            // Several may have said so before it was looked.
+            if now.since(last) < step / 2 {
+                continue;
+            }
+            for doubted in self.look(now) {
+                environment.sleep_until(doubted.at).await;
+                self.give_up(&doubted);
+            }
         }
     }
 
-    fn look(&self, silence: std::time::Duration) {
-        let asked: Vec<_> = {
+    fn step(&self) -> Duration {
+        self.0.detection / STEPS_PER_DETECTION
+    }
+
+    /// Looks at all connections and asks the partners; returns those that are to be given up before the next look, the first of
+    /// them first.
+    fn look(&self, now: Timestamp) -> Vec<Doubted> {
+        let (mut asked, mut doubted) = (Vec::new(), Vec::new());
+        {
             let mut state = self.lock();
-            let partners = state.groups.partners();
-            for (node, link) in &mut state.links {
-                let heard = link.heard.swap(false, Ordering::Relaxed);
-                link.silent = match link.silent.filter(|_| !heard) {
-                    _ if !partners.contains(node) => None,
-                    // It has not been asked before, or it has answered.
-                    None => Some(0),
-                    Some(steps) => Some(steps + 1),
-                };
-                if link.silent >= Some(SILENT_STEPS_MAX) {
-                    // Fails only if it was cut before.
-                    let _ = link.cut.try_send(FailureCause::Unresponsive { silence });
+            let state = &mut *state;
+            let Looked(last) = std::mem::replace(&mut state.looked, Looked(now));
+            for (&node, link) in &mut state.links {
+                if !state.groups.has_partner(node) {
+                    link.liveness.rest();
+                    continue;
                 }
+                if let Some(at) = link.liveness.look(last, now, self.step()) {
+                    doubted.push(Doubted { node, serial: link.serial, at });
+                }
+                asked.push(node);
             }
-            state.links.keys().copied().filter(|node| partners.contains(node)).collect()
-        };
+        }
         for node in asked {
             self.post_frame(node, &Frame::Ping);
+        }
+        doubted.sort_by_key(|doubted| doubted.at);
+        doubted
+    }
+
+    fn give_up(&self, doubted: &Doubted) {
+        let state = self.lock();
+        let link = state.links.get(&doubted.node).filter(|link| link.serial == doubted.serial);
+        if let Some(link) = link.filter(|link| link.liveness.heard.is_none()) {
+            let silence = self.step() * SILENT_STEPS_MAX;
+            // Fails only if it was cut before.
+            let _ = link.cut.try_send(FailureCause::Unresponsive { silence });
+        }
+    }
+
+    /// Answers a question, unless this node has asked since the one before. A node that asks and does not read is not answered
+    /// either: it is about to be given up.
+    pub(super) fn answer_ping(&self, peer: NodeId) {
+        let outgoing = {
+            let mut state = self.lock();
+            if self.0.environment.now().since(state.looked.0) >= self.step() / 2 && state.groups.has_partner(peer) {
+                self.0.others_look.notify_one();
+            }
+            let Some(link) = state.links.get_mut(&peer) else { return };
+            if std::mem::take(&mut link.liveness.asked) {
+                return;
+            }
+            link.outgoing.clone()
+        };
+        if outgoing.waiting.load(Ordering::Relaxed) < PONG_BYTES_MAX {
+            let _ = outgoing.post(frame::encode_unchecked(&Frame::Pong));
         }
     }
 }
@@ -58,3 +188,54 @@ impl Mesh {
 const STEPS_PER_DETECTION: u32 = 6;
 /// Looks in succession at which nothing was heard, after which a node is given up.
 const SILENT_STEPS_MAX: u32 = 4;
+/// Bytes that wait to be written to a node whose question for a sign of life is still answered.
+const PONG_BYTES_MAX: usize = 64 << 10;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const STEP: Duration = Duration::from_secs(1);
+
+    fn at(steps: f64) -> Timestamp {
+        Timestamp::ZERO + STEP.mul_f64(steps)
+    }
+
+    /// Looks at such times, the first of which was the one before.
+    fn look(liveness: &mut Liveness, looks: &[f64]) -> Vec<Option<Timestamp>> {
+        looks.windows(2).map(|pair| liveness.look(at(pair[0]), at(pair[1]), STEP)).collect()
+    }
+
+    #[test]
+    fn who_falls_silent_is_given_up_five_steps_after_it_was_last_heard_of() {
+        let mut liveness = Liveness::default();
+        assert_eq!(look(&mut liveness, &[0.0, 1.0]), [None], "it was not asked");
+        liveness.heard().set(at(1.9));
+        let looks = look(&mut liveness, &[1.0, 2.0, 3.0, 4.0, 5.0, 6.0]);
+        assert_eq!(looks, [None, None, None, None, Some(at(6.9))]);
+        liveness.heard().set(at(6.5));
+        assert_eq!(look(&mut liveness, &[6.0, 7.0]), [None]);
+    }
+
+    #[test]
+    fn who_looks_early_gives_nobody_up_sooner() {
+        let mut liveness = Liveness::default();
+        liveness.heard().set(at(1.0));
+        let looks = look(&mut liveness, &[0.5, 1.0, 1.5, 2.0, 2.5, 3.0, 3.5, 4.0, 4.5, 5.0, 5.5]);
+        assert_eq!(looks[..8], [None; 8]);
+        assert_eq!(looks[8..], [Some(at(6.0)), Some(at(6.0))]);
+    }
+
+    #[test]
+    fn who_never_answers_is_given_up_four_steps_after_it_was_first_asked() {
+        let looks = look(&mut Liveness::default(), &[0.0, 1.0, 2.0, 3.0, 4.0, 5.0]);
+        assert_eq!(looks, [None, None, None, None, Some(at(5.0))]);
+    }
+
+    #[test]
+    fn who_was_itself_stopped_gives_nobody_up_at_once() {
+        let mut liveness = Liveness::default();
+        liveness.heard().set(at(1.0));
+        assert_eq!(look(&mut liveness, &[1.0, 2.0, 100.0, 101.0, 102.0]), [None; 4]);
+    }
+}

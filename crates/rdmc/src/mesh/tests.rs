@@ -217,3 +217,22 @@ async fn a_node_that_reads_nothing_is_given_up_before_memory_is() {
     let heard = frame::read_next(&mut far, &mut check).await.unwrap();
     assert!(matches!(heard, None | Some(Frame::Group { .. } | Frame::Pong)), "{heard:?}");
 }
+
+#[tokio::test]
+async fn who_was_asked_is_answered_from_its_second_question_on() {
+    let mesh = mesh(2);
+    let peer = NodeId(1);
+    let mut far = connect(&mesh, peer, None).await;
+    let _inbox = mesh.open_group(GroupId(7), &Arc::from([NodeId(0), peer])).expect("a new group");
+    mesh.0.environment.spawn(Box::pin(mesh.clone().watch()));
+    let (mut to, mut from) = (Check::default(), Check::default());
+    assert_eq!(frame::read_next(&mut far, &mut from).await.unwrap(), Some(Frame::Ping));
+    for _ in 0..2 {
+        let mut ping = frame::encode_unchecked(&Frame::Ping);
+        to.seal(&mut ping);
+        far.write_all(&ping).await.unwrap();
+    }
+    // The first one crossed this node's own question.
+    assert_eq!(frame::read_next(&mut far, &mut from).await.unwrap(), Some(Frame::Pong));
+    assert_eq!(frame::read_next(&mut far, &mut from).await.unwrap(), Some(Frame::Ping));
+}
