@@ -76,9 +76,10 @@ impl Engine {
         let mut busy: VecDeque<Arc<ShmQueuePair>> = VecDeque::new();
         // Those that wait for a receive to be posted, and until when.
         let mut waiting: Vec<(Instant, Arc<ShmQueuePair>)> = Vec::new();
-        let mut looked_at_all = Instant::now();
+        let (mut looked_at_all, mut look_after) = (Instant::now(), LOOK_AT_ALL_MIN);
         loop {
             self.bell.take(|line| {
+                look_after = LOOK_AT_ALL_MIN;
                 let lines = lock(&self.lines);
                 let queue_pairs = lines.queue_pairs.get(&line).into_iter().flatten();
                 busy.extend(queue_pairs.filter(|queue_pair| queue_pair.enqueue()).cloned());
@@ -107,8 +108,9 @@ impl Engine {
                     busy.push_back(late);
                 }
             }
-            if now >= looked_at_all + LOOK_AT_ALL {
+            if now >= looked_at_all + look_after {
                 looked_at_all = now;
+                look_after = (look_after * 2).min(LOOK_AT_ALL_MAX);
                 let lines = lock(&self.lines);
                 let queue_pairs = lines.queue_pairs.values().flatten();
                 busy.extend(queue_pairs.filter(|queue_pair| queue_pair.enqueue()).cloned());
@@ -116,7 +118,7 @@ impl Engine {
             if busy.is_empty() {
                 let limits = waiting.iter().map(|(limit, _)| *limit);
                 let any = !lock(&self.lines).queue_pairs.is_empty();
-                let limit = limits.chain(any.then_some(looked_at_all + LOOK_AT_ALL)).min();
+                let limit = limits.chain(any.then_some(looked_at_all + look_after)).min();
                 let limit = limit.map(|limit| limit.saturating_duration_since(now));
                 self.bell.sleep(limit, || self.stopping.load(Ordering::SeqCst));
             }
@@ -150,5 +152,7 @@ impl Drop for EndAllOnPanic<'_> {
     }
 }
 
-/// How often all queue pairs are looked at although nobody rang: a peer may have spoilt the bell.
-const LOOK_AT_ALL: Duration = Duration::from_secs(1);
+/// After which time all queue pairs are looked at although nobody rang for them: a peer may have spoilt the bell.
+const LOOK_AT_ALL_MIN: Duration = Duration::from_secs(1);
+/// The same where nobody rings at all; it doubles up to this.
+const LOOK_AT_ALL_MAX: Duration = Duration::from_secs(8);
