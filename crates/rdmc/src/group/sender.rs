@@ -203,6 +203,10 @@ fn queue(
     let message = group.to_be_sent(payload)?;
     let (size, block_size) = (message.len() as u64, group.block_size());
     let shape = Shape::new(size, block_size).ok_or(SendError::TooManyBlocks { size, block_size, max: u32::MAX })?;
+    // Whoever has been told of the end is not to find the queue open because the engine has not yet had its turn.
+    if group.outcome().is_some() {
+        return Ok(None);
+    }
     let (done, completed) = oneshot::channel();
     Ok(requests.send(message, shape, done).map(|place| (place, completed)))
 }
