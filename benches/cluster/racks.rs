@@ -1,9 +1,9 @@
 //! Racks behind narrow uplinks: schedules and placements of the members, in turn.
 
 use anyhow::{Context, Result, ensure};
-use rdmc::{Algorithm, Hybrid, NodeId};
+use rdmc::{Algorithm, Hybrid, NodeId, Spine};
 
-use crate::rounds::{Plan, Way, measure, spine};
+use crate::rounds::{Plan, Way, measure};
 use crate::{Network, Work};
 
 /// Processes in namespaces, one each, in racks that follow each other; run inside the first one.
@@ -15,13 +15,13 @@ pub(crate) struct Racks {
     /// Rate of a rack's uplink in either direction in Mbit/s; what the ideal does not know of.
     #[arg(long, default_value_t = 400.0)]
     uplink: f64,
-    /// What is compared, the first with all others: an algorithm, or `hybrid(chain)`, `hybrid(binomial-pipeline)`, then
-    /// `/grouped`, where members are ranked rack by rack, or `/alternating`, where each is in another rack than the one before.
+    /// What is compared, the first with all others: an algorithm, or `hybrid(chain)`, `hybrid(binomial-pipeline)`,
+    /// `hybrid(cascade)`, then `/grouped`, where members are ranked rack by rack, or `/alternating`, where each is in another rack than the one before.
     #[arg(
         long,
         value_delimiter = ',',
-        default_value = "binomial-pipeline/alternating,binomial-pipeline/grouped,hybrid(chain)/grouped,\
-                         hybrid(binomial-pipeline)/grouped,chain/grouped"
+        default_value = "binomial-pipeline/alternating,binomial-pipeline/grouped,hybrid(cascade)/grouped,\
+                         hybrid(cascade)/alternating,hybrid(chain)/grouped,chain/grouped"
     )]
     ways: Vec<String>,
     #[command(flatten)]
@@ -64,7 +64,7 @@ impl Racks {
             "alternating" => self.alternating(),
             _ => anyhow::bail!("unknown placement {placement:?}, known are grouped, alternating"),
         };
-        let algorithm = match spine(algorithm) {
+        let algorithm = match Spine::in_name(algorithm) {
             Some(spine) => Hybrid::new(self.racks_of(&members)?, spine).into(),
             None => algorithm.parse::<Algorithm>()?,
         };

@@ -53,21 +53,12 @@ impl Plan {
     pub(crate) fn from_words(words: &[&str]) -> Result<Self> {
         let [checks, algorithm, racks, members] = words else { bail!("four words, not {words:?}") };
         let numbers = |list: &str| list.split(',').map(str::parse).collect::<Result<Vec<u32>, _>>();
-        let algorithm = match spine(algorithm) {
+        let algorithm = match Spine::in_name(algorithm) {
             Some(spine) => Hybrid::new(Racks::from_assignment(&numbers(racks)?)?, spine).into(),
             None => algorithm.parse()?,
         };
         let members = numbers(members)?.into_iter().map(NodeId).collect();
         Ok(Self { checks: checks.parse()?, algorithm, members })
-    }
-}
-
-/// Returns the spine of the hybrid with this name.
-pub(crate) fn spine(algorithm: &str) -> Option<Spine> {
-    match algorithm {
-        "hybrid(chain)" => Some(Spine::Chain),
-        "hybrid(binomial-pipeline)" => Some(Spine::BinomialPipeline),
-        _ => None,
     }
 }
 

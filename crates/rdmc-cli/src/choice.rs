@@ -30,7 +30,7 @@ pub(crate) struct HybridOptions {
     #[arg(long, env = "RDMC_RACKS", value_name = "RACKS")]
     pub(crate) racks: Option<RacksText>,
     /// For hybrid, the schedule among the racks
-    #[arg(long, env = "RDMC_SPINE", default_value = "binomial-pipeline", value_name = "NAME")]
+    #[arg(long, env = "RDMC_SPINE", default_value = "cascade", value_name = "NAME")]
     pub(crate) spine: SpineName,
 }
 
@@ -95,13 +95,15 @@ impl ValueEnum for OrAuto<AlgorithmName> {
     }
 }
 
-/// The schedules among the leaders of racks.
+/// The schedules among racks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub(crate) enum SpineName {
-    /// Rack to rack
+    /// Leader to leader, from rack to rack: leaders send every block twice
     Chain,
-    /// A binomial pipeline among the racks
+    /// A binomial pipeline among the leaders, which send every block twice: for short files and many racks
     BinomialPipeline,
+    /// Rack to rack, from whoever has a port to spare: nobody sends a block twice
+    Cascade,
 }
 
 impl From<SpineName> for Spine {
@@ -109,6 +111,7 @@ impl From<SpineName> for Spine {
         match name {
             SpineName::Chain => Spine::Chain,
             SpineName::BinomialPipeline => Spine::BinomialPipeline,
+            SpineName::Cascade => Spine::Cascade,
         }
     }
 }
@@ -241,10 +244,8 @@ impl From<&Algorithm> for AlgorithmTold {
 impl AlgorithmTold {
     /// Makes the algorithm for a group of `members`.
     pub(crate) fn resolve(&self, members: usize) -> anyhow::Result<Algorithm> {
-        let spine = match self.name.as_str() {
-            "hybrid(chain)" => Spine::Chain,
-            "hybrid(binomial-pipeline)" => Spine::BinomialPipeline,
-            flat => return Ok(flat.parse()?),
+        let Some(spine) = Spine::in_name(&self.name) else {
+            return Ok(self.name.parse()?);
         };
         let held = self.racks.len();
         anyhow::ensure!(held == members, "racks for {} in a group of {members}", count(held, "member"));

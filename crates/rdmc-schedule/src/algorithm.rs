@@ -10,8 +10,8 @@ use crate::racks::Racks;
 /// How a message's blocks travel from the root to everybody; n is the number of members, k that of blocks.
 ///
 /// The flat algorithms are written and parsed by name: `sequential`, `chain`, `binomial-tree`, `binomial-pipeline`,
-/// `circulant`, `fanout`. The hybrid, which needs to know the racks, is written as `hybrid(chain)` or
-/// `hybrid(binomial-pipeline)` and not parsed.
+/// `circulant`, `fanout`. The hybrid, which needs to know the racks, is written as `hybrid(chain)`,
+/// `hybrid(binomial-pipeline)` or `hybrid(cascade)` and not parsed ([`Spine::in_name`] tells its spine).
 ///
 /// # Examples
 /// ```
@@ -42,7 +42,7 @@ pub enum Algorithm {
     /// Träff's schedule on a circulant graph (arXiv 2312.11236): as many steps as the binomial pipeline. Relays have
     /// more slack when n is just above a power of two, but more neighbours, and most have no fixed first source.
     Circulant,
-    /// One schedule among the leaders of the racks, and the binomial pipeline inside each rack (DSN §4.3).
+    /// One schedule among the racks, and the binomial pipeline inside each of them (DSN §4.3).
     Hybrid(Hybrid),
 }
 
@@ -61,14 +61,13 @@ impl Algorithm {
 impl fmt::Display for Algorithm {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
+            Algorithm::Hybrid(Hybrid { spine, .. }) => return write!(f, "hybrid({spine})"),
             Algorithm::Sequential => "sequential",
             Algorithm::Fanout => "fanout",
             Algorithm::Chain => "chain",
             Algorithm::BinomialTree => "binomial-tree",
             Algorithm::BinomialPipeline => "binomial-pipeline",
             Algorithm::Circulant => "circulant",
-            Algorithm::Hybrid(Hybrid { spine: Spine::Chain, .. }) => "hybrid(chain)",
-            Algorithm::Hybrid(Hybrid { spine: Spine::BinomialPipeline, .. }) => "hybrid(binomial-pipeline)",
         })
     }
 }
@@ -86,9 +85,9 @@ impl FromStr for Algorithm {
 
 /// The parameters of the hybrid algorithm (DSN §4.3).
 ///
-/// The leaders of the racks, in order of rank and so with the root first, run the spine's schedule over the slow
-/// links between racks. Each leader is the root of a binomial pipeline inside its rack, which takes the blocks in
-/// the order in which the spine delivers them. A leader can send one block on each level in the same step.
+/// The spine brings the blocks over the slow links between racks to the leaders of the racks, which follow one another in order
+/// of rank, so that the root is the first. Each leader is the root of a binomial pipeline inside its rack, which takes the blocks in
+/// the order in which the spine delivers them. A member can send one block on each level in the same step.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Hybrid {
     /// Who stands where; must cover exactly the members of the group.
@@ -110,14 +109,47 @@ impl From<Hybrid> for Algorithm {
     }
 }
 
-/// The schedule among the leaders of the racks.
+/// The schedule among the racks; r is their number, d = ⌊log₂ n⌋ for a rack of n.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum Spine {
-    /// Leader to leader, in order of rank: every block crosses each link between neighbouring racks once.
+    /// Leader to leader, in order of rank: the last rack begins after r − 1 steps. Leaders send two blocks a step.
     Chain,
-    /// The binomial pipeline: fewer steps when there are many racks.
+    /// The binomial pipeline among leaders: the last rack begins after ⌈log₂ r⌉ steps. Leaders send two blocks a step.
     BinomialPipeline,
+    /// Rack to rack, from members whose ports the pipeline inside the rack leaves idle to the next leader: no port sends two
+    /// blocks a step, which is what long messages need, and the last rack begins after d + 1 steps for each rack before it.
+    /// (In racks whose size is no power of two one member sends two blocks in the last step.)
+    Cascade,
+}
+
+impl Spine {
+    /// All spines.
+    pub const ALL: [Spine; 3] = [Spine::Chain, Spine::BinomialPipeline, Spine::Cascade];
+
+    /// Returns the spine of the hybrid that is written so; none if that is no hybrid.
+    ///
+    /// # Examples
+    /// ```
+    /// use rdmc_schedule::Spine;
+    ///
+    /// assert_eq!(Spine::in_name("hybrid(cascade)"), Some(Spine::Cascade));
+    /// assert_eq!(Spine::in_name("chain"), None);
+    /// ```
+    pub fn in_name(algorithm: &str) -> Option<Spine> {
+        let spine = algorithm.strip_prefix("hybrid(")?.strip_suffix(')')?;
+        Spine::ALL.into_iter().find(|known| known.to_string() == spine)
+    }
+}
+
+impl fmt::Display for Spine {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Spine::Chain => "chain",
+            Spine::BinomialPipeline => "binomial-pipeline",
+            Spine::Cascade => "cascade",
+        })
+    }
 }
 
 /// A name that no flat algorithm has; the caller must choose one that [`Algorithm`] lists.

@@ -1,4 +1,4 @@
-//! The hybrid: a spine among the leaders of the racks, and the binomial pipeline inside each rack (DSN §4.3).
+//! The hybrid: a spine from rack to rack, and the binomial pipeline inside each rack (DSN §4.3).
 //!
 //! A rack runs the pipeline over *logical* blocks: logical block i is the i-th one that its leader gets. Step j of
 //! the rack runs as soon as the leader holds logical block j, and once the leader has them all, one step after the
@@ -10,9 +10,9 @@ use std::sync::Arc;
 use crate::algorithm::{Hybrid, Spine};
 use crate::pipeline::{self, Cube};
 use crate::racks::Racks;
-use crate::simple;
 use crate::transfer::{BlockIndex, Rank, Step, Transfer};
 use crate::walk::{Hop, Side, Walk, capped};
+use crate::{cascade, simple};
 
 /// Lists what `rank` sends or receives on both levels.
 pub(crate) fn levels(hybrid: &Hybrid, blocks: u32, rank: u32, side: Side) -> Levels {
@@ -20,14 +20,20 @@ pub(crate) fn levels(hybrid: &Hybrid, blocks: u32, rank: u32, side: Side) -> Lev
     let rack = racks.rack_of(Rank(rank)).expect("ranks are checked where they come in");
     let ranks = racks.ranks_of(rack);
     let place = ranks.partition_point(|&other| other < rank);
+    let place = count(&ranks[..place]);
     let spine = match hybrid.spine {
+        Spine::Cascade => cascade::walk(racks, blocks, rack, place, side),
         _ if place > 0 => simple::idle(),
         Spine::Chain => simple::chain(racks.count(), blocks, rack, side),
         Spine::BinomialPipeline => pipeline::walk(racks.count(), blocks, rack, side),
     };
-    let spine = SpineLevel { walk: spine, racks: Arc::clone(racks) };
+    let peers = match (hybrid.spine, side) {
+        (Spine::Cascade, Side::Receive) => Peers::MembersOf(rack.saturating_sub(1)),
+        _ => Peers::Leaders,
+    };
+    let spine = SpineLevel { walk: spine, peers, racks: Arc::clone(racks) };
     let rack = RackLevel {
-        walk: pipeline::walk(count(ranks), blocks, count(&ranks[..place]), side),
+        walk: pipeline::walk(count(ranks), blocks, place, side),
         clock: Clock::new(hybrid, blocks, rack),
         racks: Arc::clone(racks),
         rack,
@@ -41,12 +47,15 @@ pub(crate) fn steps(hybrid: &Hybrid, blocks: u32) -> u64 {
     let spine = match hybrid.spine {
         Spine::Chain => simple::chain_steps(leaders, blocks),
         Spine::BinomialPipeline => Cube::new(leaders, blocks).steps(),
+        Spine::Cascade => cascade::steps(&hybrid.racks, blocks),
     };
+    let mut start = 0;
     (0..leaders)
         .filter_map(|rack| {
-            let members = count(hybrid.racks.ranks_of(rack));
-            let last = Cube::new(members, blocks).steps().checked_sub(1)?;
-            Some(Clock::new(hybrid, blocks, rack).step(last) + 1)
+            let clock = Clock::starting(hybrid, blocks, rack, start);
+            start += cascade::delay(&hybrid.racks, rack);
+            let last = Cube::new(hybrid.racks.size(rack), blocks).steps().checked_sub(1)?;
+            Some(clock.step(last) + 1)
         })
         .fold(spine, u64::max)
 }
@@ -70,11 +79,21 @@ impl Iterator for Levels {
     }
 }
 
-/// A leader's transfers with other leaders, in step order.
+/// A member's transfers with other racks, in step order.
 #[derive(Clone, Debug)]
 struct SpineLevel {
     walk: Walk,
+    peers: Peers,
     racks: Arc<Racks>,
+}
+
+/// Who the peers of a walk on the spine are.
+#[derive(Clone, Copy, Debug)]
+enum Peers {
+    /// The leaders of the racks of that number.
+    Leaders,
+    /// Those at that place of a rack.
+    MembersOf(u32),
 }
 
 impl Iterator for SpineLevel {
@@ -82,11 +101,11 @@ impl Iterator for SpineLevel {
 
     fn next(&mut self) -> Option<Transfer> {
         let (step, Hop { peer, block }) = self.walk.next()?;
-        Some(Transfer {
-            step: Step(step),
-            peer: self.racks.leader(peer).expect("the spine joins racks that exist"),
-            block: BlockIndex(block),
-        })
+        let peer = match self.peers {
+            Peers::Leaders => self.racks.ranks_of(peer)[0],
+            Peers::MembersOf(rack) => self.racks.ranks_of(rack)[peer as usize],
+        };
+        Some(Transfer { step: Step(step), peer: Rank(peer), block: BlockIndex(block) })
     }
 }
 
@@ -131,8 +150,18 @@ enum Leader {
 
 impl Clock {
     fn new(hybrid: &Hybrid, blocks: u32, rack: u32) -> Clock {
+        let start = match hybrid.spine {
+            Spine::Cascade => cascade::start(&hybrid.racks, rack),
+            _ => 0,
+        };
+        Clock::starting(hybrid, blocks, rack, start)
+    }
+
+    /// Does so for a rack that begins in step `start` of the cascade, if there is one.
+    fn starting(hybrid: &Hybrid, blocks: u32, rack: u32, start: u64) -> Clock {
         let leader = match (rack, hybrid.spine) {
             (0, _) => Leader::InOrder { first: 0 },
+            (_, Spine::Cascade) => Leader::InOrder { first: start },
             (_, Spine::Chain) => Leader::InOrder { first: u64::from(rack) },
             (_, Spine::BinomialPipeline) => {
                 Leader::Pipeline { spine: Cube::new(hybrid.racks.count(), blocks), place: rack }

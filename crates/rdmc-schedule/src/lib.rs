@@ -56,6 +56,7 @@
 #![forbid(unsafe_code)]
 
 mod algorithm;
+mod cascade;
 mod circulant;
 mod cost;
 mod hybrid;

@@ -124,6 +124,19 @@ impl Cube {
         }
     }
 
+    /// Returns who is the first to get `block` from the root: in the step of that number. The root itself, if it is alone.
+    pub(crate) fn first_taker(self, block: u32) -> u32 {
+        match self.members {
+            1 => 0,
+            _ => self.pair(self.axis(block.into()), block.into()).0,
+        }
+    }
+
+    /// Tells whether `rank` ever is a [first taker](Self::first_taker).
+    pub(crate) fn takes_from_root(self, rank: u32) -> bool {
+        self.members == 1 || self.vertex(rank).is_power_of_two()
+    }
+
     /// Returns what `giver`, one of two twins, passes to the other one in `step`: its own latest block from
     /// another vertex, if any.
     fn give_to_twin(self, vertex: u32, giver: u32, step: u64) -> Option<Hop> {

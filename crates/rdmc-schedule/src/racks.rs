@@ -121,6 +121,11 @@ impl Racks {
         self.ranks_of(rack).iter().copied().map(Rank)
     }
 
+    /// Returns the number of members in `rack`.
+    pub(crate) fn size(&self, rack: u32) -> u32 {
+        u32::try_from(self.range(rack).len()).expect("there are no more in a rack than members")
+    }
+
     /// Returns the ranks in `rack`, ascending.
     pub(crate) fn ranks_of(&self, rack: u32) -> &[u32] {
         &self.ranks[self.range(rack)]

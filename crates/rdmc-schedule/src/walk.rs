@@ -2,6 +2,7 @@
 
 use std::ops::Range;
 
+use crate::cascade::Handover;
 use crate::circulant::Lanes;
 use crate::pipeline::Port;
 use crate::simple::{Fan, Run};
@@ -22,7 +23,7 @@ pub(crate) struct Hop {
 
 /// The transfers of one member on one side, in step order.
 ///
-/// Only the steps in `window`, or of a fan-out the transfers, are looked at, and no more than O(log n) of them are idle in a
+/// Only the steps in `window`, or of a fan-out and of a handover the transfers, are looked at, and no more than O(log n) of them are idle in a
 /// row.
 #[derive(Clone, Debug)]
 pub(crate) struct Walk {
@@ -52,6 +53,7 @@ pub(crate) enum Part {
     Fan(Fan),
     Port(Port),
     Lanes(Box<Lanes>),
+    Handover(Box<Handover>),
 }
 
 impl Part {
@@ -59,6 +61,7 @@ impl Part {
         let hop = match self {
             Part::Run(run) => Some(run.hop(index)),
             Part::Fan(fan) => return Some(fan.hop(index)),
+            Part::Handover(handover) => return handover.hop(index),
             Part::Port(port) => port.hop(index),
             Part::Lanes(lanes) => lanes.hop(index),
         };

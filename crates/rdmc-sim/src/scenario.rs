@@ -415,13 +415,9 @@ impl ScenarioEvent {
 
 /// Finds an algorithm by its name; the hybrids take the racks of the cluster.
 fn algorithm(name: &str, cluster: &ClusterModel, members: &[u32]) -> Result<Algorithm, String> {
-    let spine = match name {
-        "hybrid(chain)" => Spine::Chain,
-        "hybrid(binomial-pipeline)" => Spine::BinomialPipeline,
-        _ => {
-            let hybrids = "hybrid(chain), hybrid(binomial-pipeline)";
-            return name.parse().map_err(|error| format!("{error}, {hybrids}"));
-        }
+    let Some(spine) = Spine::in_name(name) else {
+        let hybrids = Spine::ALL.map(|spine| format!("hybrid({spine})")).join(", ");
+        return name.parse().map_err(|error| format!("{error}, {hybrids}"));
     };
     let racks: Vec<u32> = members.iter().map(|&node| cluster.rack_of(node)).collect();
     let racks = Racks::from_assignment(&racks).map_err(|error| error.to_string())?;

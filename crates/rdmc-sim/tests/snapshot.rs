@@ -62,7 +62,7 @@ fn virtual_times_are_those_that_were_reviewed() {
             row(&format!("{algorithm}, {nodes}"), latencies(cluster(nodes), algorithm, None));
         }
     }
-    for algorithm in ["binomial-pipeline", "hybrid(chain)", "hybrid(binomial-pipeline)"] {
+    for algorithm in ["binomial-pipeline", "hybrid(chain)", "hybrid(binomial-pipeline)", "hybrid(cascade)"] {
         let mut racks = cluster(16);
         racks.racks = Some(RackModel { size: 4, uplink_mbps: 8_000, latency_ns: 500, rack_of: Vec::new() });
         row(&format!("{algorithm}, 4 racks of 4"), latencies(racks, algorithm, None));

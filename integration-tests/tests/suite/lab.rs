@@ -25,7 +25,7 @@ fn processes_on_devices_of_their_own_get_every_byte_by_every_algorithm() {
     for nodes in [2, 3, 4, 5, 8] {
         choices.extend(flat.map(|name| (nodes, vec!["--algorithm", name])));
     }
-    for (racks, spine) in [("3,1,4", "chain"), ("4,4", "binomial-pipeline")] {
+    for (racks, spine) in [("3,1,4", "chain"), ("4,4", "binomial-pipeline"), ("3,4,1", "cascade")] {
         choices.push((8, vec!["--algorithm", "hybrid", "--racks", racks, "--spine", spine]));
     }
     for (nodes, choice) in choices {

@@ -1,11 +1,11 @@
 //! A spine among the racks' leaders, and the binomial pipeline inside each rack.
 
+use std::collections::HashSet;
+
 use rdmc_schedule::{Algorithm, Hybrid, Racks, Rank, Spine, first_source};
 
 use crate::neighbours::check_neighbours;
 use crate::timetable::{Timetable, crosses_racks};
-
-const SPINES: [Spine; 2] = [Spine::Chain, Spine::BinomialPipeline];
 
 /// A small generator of numbers that look random, the same ones in every run.
 struct Dice(u64);
@@ -19,14 +19,15 @@ impl Dice {
 
 fn check(racks: &Racks, block_counts: impl IntoIterator<Item = u32>) {
     for blocks in block_counts {
-        for spine in SPINES {
+        for spine in Spine::ALL {
             let algorithm = Algorithm::Hybrid(Hybrid::new(racks.clone(), spine));
             let timetable = Timetable::checked(&algorithm, racks.members(), blocks);
             let between = timetable.crossings.iter().filter(|crossing| crosses_racks(racks, crossing));
             let mut count = 0;
             for crossing in between {
                 let is_leader = |rank| racks.leader(racks.rack_of(Rank(rank)).unwrap()) == Some(Rank(rank));
-                assert!(is_leader(crossing.from) && is_leader(crossing.to), "{racks:?}: {crossing:?}");
+                assert!(is_leader(crossing.to), "{racks:?}: {crossing:?}");
+                assert!(spine == Spine::Cascade || is_leader(crossing.from), "{racks:?}: {crossing:?}");
                 count += 1;
             }
             assert_eq!(count, (racks.count() - 1) * blocks, "each block enters each rack once");
@@ -67,7 +68,7 @@ fn neighbours_and_first_sources_are_exact() {
     for members in 1..=40 {
         let racks = 1 + dice.below(members);
         let assignment: Vec<u32> = (0..members).map(|_| dice.below(racks)).collect();
-        for spine in SPINES {
+        for spine in Spine::ALL {
             let racks = Racks::from_assignment(&assignment).unwrap();
             let algorithm = Algorithm::Hybrid(Hybrid::new(racks, spine));
             let block_counts: Vec<u32> = (1..=26).chain([100]).collect();
@@ -94,6 +95,8 @@ fn one_rack_is_the_binomial_pipeline_and_racks_of_one_are_the_spine() {
             assert_eq!(hybrid(&[members], Spine::BinomialPipeline), pipeline);
             assert_eq!(hybrid(&alone, Spine::BinomialPipeline), pipeline);
             assert_eq!(hybrid(&alone, Spine::Chain), crossings(&Algorithm::Chain));
+            assert_eq!(hybrid(&[members], Spine::Cascade), pipeline);
+            assert_eq!(hybrid(&alone, Spine::Cascade), crossings(&Algorithm::Chain));
         }
     }
 }
@@ -119,4 +122,39 @@ fn leaders_send_on_the_spine_first() {
     let sends = timetable.schedule.sends(Rank::ROOT);
     let seen: Vec<_> = sends.map(|send| (send.step.0, send.peer.0, send.block.0)).collect();
     assert_eq!(seen, [(0, 2, 0), (0, 1, 0), (1, 2, 1), (1, 1, 1)]);
+}
+
+#[test]
+fn the_cascade_takes_one_block_a_step_from_every_port() {
+    let mut dice = Dice(3);
+    for members in 1..=80 {
+        let racks = 1 + dice.below(members.min(9));
+        let assignment: Vec<u32> = (0..members).map(|_| dice.below(racks)).collect();
+        let racks = Racks::from_assignment(&assignment).unwrap();
+        let algorithm = Algorithm::Hybrid(Hybrid::new(racks.clone(), Spine::Cascade));
+        for blocks in [1, 2, 3, 5, 8, 16, 40] {
+            let timetable = Timetable::checked(&algorithm, members, blocks);
+            let mut sends = HashSet::new();
+            let mut receives = HashSet::new();
+            for crossing in &timetable.crossings {
+                assert!(receives.insert((crossing.to, crossing.step)), "{racks:?}: {crossing:?}");
+                // In the closing step of racks whose size is no power of two, and of the last block alone, there may be two.
+                let size = racks.members_of(racks.rack_of(Rank(crossing.from)).unwrap()).len();
+                let first = sends.insert((crossing.from, crossing.step));
+                assert!(first || (!size.is_power_of_two() && crossing.block + 1 == blocks), "{racks:?}: {crossing:?}");
+            }
+        }
+    }
+}
+
+#[test]
+fn in_the_cascade_a_rack_begins_as_soon_as_the_one_before_it_has_a_block_and_a_port() {
+    let racks = Racks::from_sizes(&[4, 1, 6, 2]).unwrap();
+    let algorithm = Algorithm::Hybrid(Hybrid::new(racks, Spine::Cascade));
+    let timetable = Timetable::checked(&algorithm, 13, 10);
+    let arrivals: Vec<_> = [4, 5, 11].map(|leader| timetable.arrival(leader, 0).unwrap()).into();
+    // Two dimensions and one step to hand the block over, then none, then two again.
+    assert_eq!(arrivals, [2, 3, 6]);
+    // The last rack takes its 10 blocks from step 7 on.
+    assert_eq!(timetable.schedule.steps(), 7 + 10);
 }

@@ -198,9 +198,35 @@ pub enum AlgorithmCase {
     Hybrid {
         /// The rack of each rank.
         racks: Vec<u32>,
-        /// Whether the spine is a chain, instead of a binomial pipeline.
-        chain: bool,
+        /// The schedule among them.
+        spine: SpineCase,
     },
+}
+
+/// A schedule among racks, as plain data.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+#[non_exhaustive]
+pub enum SpineCase {
+    /// [`Spine::Chain`].
+    Chain,
+    /// [`Spine::BinomialPipeline`].
+    BinomialPipeline,
+    /// [`Spine::Cascade`].
+    Cascade,
+}
+
+impl SpineCase {
+    /// All of them.
+    pub const ALL: [SpineCase; 3] = [SpineCase::Chain, SpineCase::BinomialPipeline, SpineCase::Cascade];
+
+    fn spine(self) -> Spine {
+        match self {
+            Self::Chain => Spine::Chain,
+            Self::BinomialPipeline => Spine::BinomialPipeline,
+            Self::Cascade => Spine::Cascade,
+        }
+    }
 }
 
 /// Something that happens, and when.
@@ -497,9 +523,9 @@ impl AlgorithmCase {
             Self::BinomialTree => Algorithm::BinomialTree,
             Self::BinomialPipeline => Algorithm::BinomialPipeline,
             Self::Circulant => Algorithm::Circulant,
-            Self::Hybrid { racks, chain } => {
+            Self::Hybrid { racks, spine } => {
                 let racks = Racks::from_assignment(racks).expect("the case was checked");
-                Hybrid::new(racks, if *chain { Spine::Chain } else { Spine::BinomialPipeline }).into()
+                Hybrid::new(racks, spine.spine()).into()
             }
         }
     }

@@ -1,7 +1,8 @@
 //! Draws a case from a seed.
 
 use super::case::{
-    AlgorithmCase, Case, Fate, Fault, FaultCase, GroupCase, MemberCase, MessageCase, Milestone, PartsCase, When, Whim,
+    AlgorithmCase, Case, Fate, Fault, FaultCase, GroupCase, MemberCase, MessageCase, Milestone, PartsCase, SpineCase,
+    When, Whim,
 };
 use crate::model::{ClusterModel, Completion, ControlModel, DelayModel, Distribution, HostModel, NicModel, RackModel};
 use crate::random::Random;
@@ -278,7 +279,7 @@ fn draw_algorithm(random: &mut Random, members: usize) -> AlgorithmCase {
         _ => {
             let most = random.within(1..=members as u64);
             let racks = (0..members).map(|_| u32::try_from(random.below(most)).expect("at most 16")).collect();
-            AlgorithmCase::Hybrid { racks, chain: random.chance(0.5) }
+            AlgorithmCase::Hybrid { racks, spine: *random.one_of(&SpineCase::ALL) }
         }
     }
 }

@@ -8,7 +8,7 @@
 use std::ops::RangeInclusive;
 
 use super::case::{
-    AlgorithmCase, Case, Fate, Fault, FaultCase, GroupCase, MemberCase, MessageCase, PartsCase, When, Whim,
+    AlgorithmCase, Case, Fate, Fault, FaultCase, GroupCase, MemberCase, MessageCase, PartsCase, SpineCase, When, Whim,
 };
 use super::play::play;
 use super::{Report, judge_all};
@@ -151,16 +151,18 @@ fn rest_of(mut history: Case) -> Case {
 }
 
 /// Returns every algorithm; racks take turns.
-fn algorithms(members: u32) -> [AlgorithmCase; 7] {
+fn algorithms(members: u32) -> [AlgorithmCase; 8] {
     let racks: Vec<u32> = (0..members).map(|rank| rank % 2).collect();
+    let [chain, pipeline, cascade] = SpineCase::ALL.map(|spine| AlgorithmCase::Hybrid { racks: racks.clone(), spine });
     [
         AlgorithmCase::Sequential,
         AlgorithmCase::Chain,
         AlgorithmCase::BinomialTree,
         AlgorithmCase::BinomialPipeline,
         AlgorithmCase::Circulant,
-        AlgorithmCase::Hybrid { racks: racks.clone(), chain: false },
-        AlgorithmCase::Hybrid { racks, chain: true },
+        chain,
+        pipeline,
+        cascade,
     ]
 }
 

@@ -1,0 +1,81 @@
+//! The cascade, a spine that costs no port a second block a step: each rack hands the blocks on from where its own binomial
+//! pipeline has a port to spare.
+//!
+//! In step j of a rack's pipeline, which has d dimensions, the vertex across from the leader gives nothing, for the
+//! leader lacks nothing. Whoever would give for that vertex got block j − d from the leader a round earlier, and hands it to
+//! the leader of the next rack now. So each rack begins d + 1 steps after the one before it, and takes one block a step, in
+//! order. There is one such port in a rack, so that the racks can only follow one another.
+//!
+//! Racks whose size is no power of two have a closing step, in which there is no port to spare: there one member sends
+//! two blocks, the last one to the next rack.
+
+use crate::pipeline::Cube;
+use crate::racks::Racks;
+use crate::simple;
+use crate::walk::{Hop, Part, Side, Walk};
+
+/// What passes from one rack to the next, from the view of one member at either end.
+#[derive(Clone, Debug)]
+pub(crate) struct Handover {
+    /// The rack that hands on.
+    from: Cube,
+    /// The step of the first block.
+    start: u64,
+    end: End,
+}
+
+#[derive(Clone, Copy, Debug)]
+enum End {
+    /// The member at this place of the one rack, and the number of the other.
+    Giver { place: u32, to: u32 },
+    /// The leader of the other.
+    Taker,
+}
+
+impl Handover {
+    /// Returns what passes as the `index`th block, and in which step; the taker's peer is a place in the rack before,
+    /// the giver's the rack that comes next.
+    pub(crate) fn hop(&self, index: u64) -> Option<(u64, Hop)> {
+        let block = u32::try_from(index).expect("blocks are 32-bit numbers");
+        let giver = self.from.first_taker(block);
+        let peer = match self.end {
+            End::Taker => giver,
+            End::Giver { place, to } if place == giver => to,
+            End::Giver { .. } => return None,
+        };
+        Some((self.start + index, Hop { peer, block }))
+    }
+}
+
+/// Lists what the member at `place` in `rack` hands on, or as its leader takes.
+pub(crate) fn walk(racks: &Racks, blocks: u32, rack: u32, place: u32, side: Side) -> Walk {
+    let (giving, end) = match side {
+        Side::Send if rack + 1 < racks.count() => (rack, End::Giver { place, to: rack + 1 }),
+        Side::Receive if rack > 0 && place == 0 => (rack - 1, End::Taker),
+        _ => return simple::idle(),
+    };
+    let from = Cube::new(racks.size(giving), blocks);
+    if side == Side::Send && !from.takes_from_root(place) {
+        return simple::idle();
+    }
+    let start = start(racks, giving + 1) - 1;
+    Walk::new(Part::Handover(Box::new(Handover { from, start, end })), 0..blocks.into())
+}
+
+/// Returns the first step of `rack`, in which its leader has the first block. O(racks).
+pub(crate) fn start(racks: &Racks, rack: u32) -> u64 {
+    (0..rack).map(|before| delay(racks, before)).sum()
+}
+
+/// Returns by how many steps the rack after `rack` begins later.
+pub(crate) fn delay(racks: &Racks, rack: u32) -> u64 {
+    u64::from(racks.size(rack).ilog2()) + 1
+}
+
+/// Returns the number of steps until the last leader has the last block. O(racks).
+pub(crate) fn steps(racks: &Racks, blocks: u32) -> u64 {
+    match start(racks, racks.count() - 1) {
+        0 => 0,
+        start => start + u64::from(blocks) - 1,
+    }
+}
