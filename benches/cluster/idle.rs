@@ -1,5 +1,6 @@
 //! What groups cost that have nothing to do.
 
+use std::net::{SocketAddr, TcpListener};
 use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
@@ -8,6 +9,7 @@ use futures::StreamExt;
 use rdmc::{GroupSpec, Node, Receiver, Sender};
 use rdmc_benches::processor_time;
 
+use crate::bare::Mesh;
 use crate::remote::{Cluster, Completion, FabricKind, Host, word};
 
 /// Processes on this host's loopback whose groups have nothing to do.
@@ -39,14 +41,39 @@ impl Idle {
         let Self { nodes, groups, seconds, .. } = self;
         println!("{groups} groups of {nodes} processes, at rest for {seconds} s: processor time of all of them");
         println!("  fabric   completion   per cent of a core");
+        println!("  bare     -            {:18.3}", self.share(self.bare()?));
         for &fabric in &self.fabric {
             for &completion in &self.completion {
-                let used = self.measure(fabric, completion)?;
-                let share = used.as_secs_f64() / f64::from(*seconds) * 100.0;
+                let share = self.share(self.measure(fabric, completion)?);
                 println!("  {:6}   {:10}   {share:18.3}", word(fabric), word(completion));
             }
         }
         Ok(())
+    }
+
+    /// Returns the per cent of one core.
+    fn share(&self, used: Duration) -> f64 {
+        used.as_secs_f64() / f64::from(self.seconds) * 100.0
+    }
+
+    /// Returns the processor time that as many processes use together to exchange signs of life over sockets.
+    fn bare(&self) -> Result<Duration> {
+        let mut cluster = Cluster::start(&Host::loopback(self.nodes - 1), FabricKind::Tcp, None, 0)?;
+        let listener = TcpListener::bind("127.0.0.1:0")?;
+        let mut all = vec![listener.local_addr()?];
+        for remote in &cluster.remotes {
+            all.push(remote.plain.parse()?);
+        }
+        let (settle, seconds) = (self.settle, self.seconds);
+        let addresses = all.iter().map(SocketAddr::to_string).collect::<Vec<_>>().join(" ");
+        for (remote, place) in cluster.remotes.iter_mut().zip(1..) {
+            remote.process.tell(&format!("bare {place} {settle} {seconds} {addresses}"))?;
+        }
+        let mut used = Mesh::join(&listener, &all, 0)?.rest(settle, seconds)?;
+        for remote in &cluster.remotes {
+            used += Duration::try_from_secs_f64(remote.process.answer()?.parse()?)?;
+        }
+        Ok(used)
     }
 
     /// Returns the processor time that all processes used together.

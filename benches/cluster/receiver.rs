@@ -9,6 +9,7 @@ use rdmc::{Listener, Node};
 use rdmc_benches::{monotonic, processor_time, report};
 use tokio::runtime::Runtime;
 
+use crate::bare::Mesh;
 use crate::idle::{self, Held};
 use crate::memory;
 use crate::remote::{Completion, FabricKind};
@@ -42,6 +43,11 @@ pub(crate) fn run(listen: &str, fabric: FabricKind, completion: Option<Completio
             }
             (["rest", settle, seconds], Some(_)) => {
                 let used = runtime.block_on(idle::rest(settle.parse()?, seconds.parse()?));
+                println!("{}", used.as_secs_f64());
+            }
+            (["bare", place, settle, seconds, all @ ..], Some(_)) => {
+                let all = all.iter().map(|address| address.parse()).collect::<Result<Vec<_>, _>>()?;
+                let used = Mesh::join(&plain, &all, place.parse()?)?.rest(settle.parse()?, seconds.parse()?)?;
                 println!("{}", used.as_secs_f64());
             }
             (["receive", block_size], Some(joined)) => {

@@ -1,11 +1,12 @@
 //! Signs of life: nodes that share groups ask each other, and give up those who do not answer.
 //!
-//! A look at every connection is taken in steps of a sixth of the detection time, and then everybody is asked. A question is
+//! A look at every connection is taken in steps of a fifth of the detection time, and then everybody is asked. A question is
 //! itself a sign of life: who has just asked does not answer, so between two nodes one frame goes in each direction in a step.
-//! Who is asked in the second half of its step looks at once, so that the nodes fall into step and each wakes once for
-//! all. Who was not heard of in four looks in succession is given up five steps after it was last heard of, so that the rest of
-//! the time is left for the survivors to agree. A process that was itself stopped finds one step elapsed when it goes on, and
-//! hears what has come meanwhile in the next ones.
+//! Who is asked in the second half of its step looks at once, so that the nodes fall into step, and leaves it to the others to
+//! begin the next one: its own clock is a quarter of a step late, and does not wake it. Who was not heard of in three looks in
+//! succession is given up four steps after it was last heard of (a quarter of one later, if it was the one that began the
+//! steps), so that the rest of the time is left for the survivors to agree. A process that was itself stopped finds one step
+//! elapsed when it goes on, and hears what has come meanwhile in the next ones.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -98,6 +99,8 @@ impl Mesh {
         let step = self.step();
         let mut changes = self.0.changes.subscribe();
         self.lock().looked = Looked(environment.now());
+        // Another node has begun this step.
+        let mut follows = false;
         loop {
             // While there are no groups nobody needs to be watched.
             while self.lock().groups.is_empty() {
@@ -108,15 +111,17 @@ impl Mesh {
                 self.lock().looked = Looked(environment.now());
             }
             let Looked(last) = self.lock().looked;
-            futures::select_biased! {
-                () = environment.sleep_until(last + step).fuse() => {}
-                () = self.0.others_look.notified().fuse() => {}
-            }
+            let due = last + if follows { step * 5 / 4 } else { step };
+            let asked = futures::select_biased! {
+                () = environment.sleep_until(due).fuse() => false,
+                () = self.0.others_look.notified().fuse() => true,
+            };
             let now = environment.now();
             // Several may have said so before it was looked.
             if now.since(last) < step / 2 {
                 continue;
             }
+            follows = asked;
             for doubted in self.look(now) {
                 environment.sleep_until(doubted.at).await;
                 self.give_up(&doubted);
@@ -170,7 +175,9 @@ impl Mesh {
         let outgoing = {
             let mut state = self.lock();
             if self.0.environment.now().since(state.looked.0) >= self.step() / 2 && state.groups.has_partner(peer) {
+                // The question that it is asked then is the answer.
                 self.0.others_look.notify_one();
+                return;
             }
             let Some(link) = state.links.get_mut(&peer) else { return };
             if std::mem::take(&mut link.liveness.asked) {
@@ -185,9 +192,9 @@ impl Mesh {
 }
 
 /// Looks in one detection time.
-const STEPS_PER_DETECTION: u32 = 6;
+const STEPS_PER_DETECTION: u32 = 5;
 /// Looks in succession at which nothing was heard, after which a node is given up.
-const SILENT_STEPS_MAX: u32 = 4;
+const SILENT_STEPS_MAX: u32 = 3;
 /// Bytes that wait to be written to a node whose question for a sign of life is still answered.
 const PONG_BYTES_MAX: usize = 64 << 10;
 
@@ -207,35 +214,35 @@ mod tests {
     }
 
     #[test]
-    fn who_falls_silent_is_given_up_five_steps_after_it_was_last_heard_of() {
+    fn who_falls_silent_is_given_up_four_steps_after_it_was_last_heard_of() {
         let mut liveness = Liveness::default();
         assert_eq!(look(&mut liveness, &[0.0, 1.0]), [None], "it was not asked");
         liveness.heard().set(at(1.9));
-        let looks = look(&mut liveness, &[1.0, 2.0, 3.0, 4.0, 5.0, 6.0]);
-        assert_eq!(looks, [None, None, None, None, Some(at(6.9))]);
-        liveness.heard().set(at(6.5));
-        assert_eq!(look(&mut liveness, &[6.0, 7.0]), [None]);
+        let looks = look(&mut liveness, &[1.0, 2.0, 3.0, 4.0, 5.0]);
+        assert_eq!(looks, [None, None, None, Some(at(5.9))]);
+        liveness.heard().set(at(5.5));
+        assert_eq!(look(&mut liveness, &[5.0, 6.0]), [None]);
     }
 
     #[test]
     fn who_looks_early_gives_nobody_up_sooner() {
         let mut liveness = Liveness::default();
         liveness.heard().set(at(1.0));
-        let looks = look(&mut liveness, &[0.5, 1.0, 1.5, 2.0, 2.5, 3.0, 3.5, 4.0, 4.5, 5.0, 5.5]);
-        assert_eq!(looks[..8], [None; 8]);
-        assert_eq!(looks[8..], [Some(at(6.0)), Some(at(6.0))]);
+        let looks = look(&mut liveness, &[0.5, 1.0, 1.5, 2.0, 2.5, 3.0, 3.5, 4.0, 4.5]);
+        assert_eq!(looks[..6], [None; 6]);
+        assert_eq!(looks[6..], [Some(at(5.0)), Some(at(5.0))]);
     }
 
     #[test]
-    fn who_never_answers_is_given_up_four_steps_after_it_was_first_asked() {
-        let looks = look(&mut Liveness::default(), &[0.0, 1.0, 2.0, 3.0, 4.0, 5.0]);
-        assert_eq!(looks, [None, None, None, None, Some(at(5.0))]);
+    fn who_never_answers_is_given_up_three_steps_after_it_was_first_asked() {
+        let looks = look(&mut Liveness::default(), &[0.0, 1.0, 2.0, 3.0, 4.0]);
+        assert_eq!(looks, [None, None, None, Some(at(4.0))]);
     }
 
     #[test]
     fn who_was_itself_stopped_gives_nobody_up_at_once() {
         let mut liveness = Liveness::default();
         liveness.heard().set(at(1.0));
-        assert_eq!(look(&mut liveness, &[1.0, 2.0, 100.0, 101.0, 102.0]), [None; 4]);
+        assert_eq!(look(&mut liveness, &[1.0, 2.0, 100.0, 101.0]), [None; 3]);
     }
 }
