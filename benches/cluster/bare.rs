@@ -10,6 +10,7 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
 /// A connection of this process with each other one.
 pub(crate) struct Mesh {
+    /// Those that have not counted enough.
     peers: Vec<TcpStream>,
 }
 
@@ -39,20 +40,19 @@ impl Mesh {
         Ok(processor_time() - used)
     }
 
-    /// Has everybody told in each step, as soon as another one says so in its second half.
+    /// Has everybody told in each step, as soon as another one says so in its second half; who is told leaves it to the others
+    /// to begin the next step, a quarter of one longer.
     fn until(&mut self, end: Instant) -> Result<()> {
-        let mut due = Instant::now() + STEP;
+        let (mut last, mut due) = (Instant::now(), Instant::now() + STEP);
         loop {
             let asked = self.wait(due.min(end))?;
             let now = Instant::now();
             if now >= end {
                 return Ok(());
             }
-            if now >= due || (asked && now + STEP / 2 >= due) {
-                for peer in &mut self.peers {
-                    peer.write_all(&FRAME)?;
-                }
-                due = now + STEP;
+            if now >= due || (asked && now >= last + STEP / 2) {
+                self.peers.retain_mut(|peer| peer.write_all(&FRAME).is_ok());
+                (last, due) = (now, now + if asked { STEP * 5 / 4 } else { STEP });
             }
         }
     }
@@ -63,17 +63,16 @@ impl Mesh {
         let left = Timespec::try_from(left).context("less than a century")?;
         let mut ready: Vec<PollFd<'_>> = self.peers.iter().map(|peer| PollFd::new(peer, PollFlags::IN)).collect();
         poll(&mut ready, Some(&left))?;
-        let ready: Vec<bool> = ready.iter().map(|peer| !peer.revents().is_empty()).collect();
+        let mut ready = ready.iter().map(|peer| !peer.revents().is_empty()).collect::<Vec<_>>().into_iter();
         let mut asked = false;
-        for (peer, _) in self.peers.iter_mut().zip(ready).filter(|(_, ready)| *ready) {
-            match peer.read(&mut [0; 256]) {
-                // Whoever has counted enough is gone.
-                Ok(0) => {}
-                Ok(_) => asked = true,
-                Err(error) if error.kind() == ErrorKind::WouldBlock => {}
-                Err(error) => return Err(error.into()),
+        self.peers.retain_mut(|peer| match ready.next().unwrap_or(false).then(|| peer.read(&mut [0; 256])) {
+            None => true,
+            Some(Ok(len)) => {
+                asked |= len > 0;
+                len > 0
             }
-        }
+            Some(Err(error)) => error.kind() == ErrorKind::WouldBlock,
+        });
         Ok(asked)
     }
 }

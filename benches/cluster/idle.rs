@@ -69,7 +69,8 @@ impl Idle {
         for (remote, place) in cluster.remotes.iter_mut().zip(1..) {
             remote.process.tell(&format!("bare {place} {settle} {seconds} {addresses}"))?;
         }
-        let mut used = Mesh::join(&listener, &all, 0)?.rest(settle, seconds)?;
+        let mut mesh = Mesh::join(&listener, &all, 0)?;
+        let mut used = mesh.rest(settle, seconds)?;
         for remote in &cluster.remotes {
             used += Duration::try_from_secs_f64(remote.process.answer()?.parse()?)?;
         }

@@ -8,8 +8,9 @@
 //!
 //! `-- racks` compares, inside namespaces made by `benches/racks.sh`, schedules and placements of the members in racks
 //! behind narrow uplinks, in turn. `-- idle` tells the processor time of all processes of a cluster whose groups have
-//! nothing to do, in per cent of one core; `-- memory` by how much the most memory that sender and receivers had resident
-//! exceeds the message; beside the first it has what bare sockets take for the same signs of life. Both run on the loopback, over TCP and shared memory.
+//! nothing to do, in per cent of one core, and that of as many bare sockets with the same signs of life; `-- memory` by how
+//! much the most memory that sender and receivers had resident exceeds the message. Both run on the loopback, over TCP and
+//! shared memory.
 
 use std::time::Duration;
 

@@ -16,7 +16,8 @@ pub(crate) struct Racks {
     #[arg(long, default_value_t = 400.0)]
     uplink: f64,
     /// What is compared, the first with all others: an algorithm, or `hybrid(chain)`, `hybrid(binomial-pipeline)`,
-    /// `hybrid(cascade)`, then `/grouped`, where members are ranked rack by rack, or `/alternating`, where each is in another rack than the one before.
+    /// `hybrid(cascade)`, then `/grouped`, where members are ranked rack by rack, or `/alternating`, where each is in
+    /// another rack than the one before.
     #[arg(
         long,
         value_delimiter = ',',

@@ -21,7 +21,7 @@ pub(crate) fn run(listen: &str, fabric: FabricKind, completion: Option<Completio
     let listener = runtime.block_on(Listener::bind(fabric.open()?, listen))?;
     let plain = TcpListener::bind(listen)?;
     println!("{} {}", listener.local_address(), plain.local_addr()?);
-    let mut joined = None;
+    let (mut joined, mut bare) = (None, None);
     for line in std::io::stdin().lines() {
         let line = line?;
         let words: Vec<&str> = line.split(' ').collect();
@@ -47,8 +47,9 @@ pub(crate) fn run(listen: &str, fabric: FabricKind, completion: Option<Completio
             }
             (["bare", place, settle, seconds, all @ ..], Some(_)) => {
                 let all = all.iter().map(|address| address.parse()).collect::<Result<Vec<_>, _>>()?;
-                let used = Mesh::join(&plain, &all, place.parse()?)?.rest(settle.parse()?, seconds.parse()?)?;
-                println!("{}", used.as_secs_f64());
+                // It stays until all have counted enough.
+                let mesh = bare.insert(Mesh::join(&plain, &all, place.parse()?)?);
+                println!("{}", mesh.rest(settle.parse()?, seconds.parse()?)?.as_secs_f64());
             }
             (["receive", block_size], Some(joined)) => {
                 let received = memory::receive(&joined.node, block_size.parse()?);

@@ -30,7 +30,7 @@ pub(crate) struct HybridOptions {
     #[arg(long, env = "RDMC_RACKS", value_name = "RACKS")]
     pub(crate) racks: Option<RacksText>,
     /// For hybrid, the schedule among the racks
-    #[arg(long, env = "RDMC_SPINE", default_value = "cascade", value_name = "NAME")]
+    #[arg(long, env = "RDMC_SPINE", default_value = SPINE, value_name = "NAME")]
     pub(crate) spine: SpineName,
 }
 
@@ -98,11 +98,11 @@ impl ValueEnum for OrAuto<AlgorithmName> {
 /// The schedules among racks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub(crate) enum SpineName {
-    /// Leader to leader, from rack to rack: leaders send every block twice
+    /// Leader to leader, from rack to rack: leaders send two blocks a step
     Chain,
-    /// A binomial pipeline among the leaders, which send every block twice: for short files and many racks
+    /// A binomial pipeline among the leaders, which send two blocks a step: for short files and many racks
     BinomialPipeline,
-    /// Rack to rack, from whoever has a port to spare: nobody sends a block twice
+    /// Rack to rack, from whoever has a port to spare: nobody sends two blocks a step
     Cascade,
 }
 
@@ -259,6 +259,8 @@ impl fmt::Display for AlgorithmTold {
     }
 }
 
+/// The spine of hybrids that are given none.
+pub(crate) const SPINE: &str = "cascade";
 /// The name under which something is left to be chosen.
 pub(crate) const AUTO: &str = "auto";
 

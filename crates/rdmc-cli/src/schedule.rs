@@ -36,7 +36,7 @@ fn grid(schedule: &Schedule, sends: bool) -> String {
         let mut row = vec![String::new(); columns];
         let mut put = |step: rdmc_schedule::Step, text: String| {
             let cell = &mut row[usize::try_from(step.0).expect("a column")];
-            // A leader of a rack can send on both levels in one step.
+            // In the hybrid a member can send on both levels in one step.
             if !cell.is_empty() {
                 cell.push(' ');
             }

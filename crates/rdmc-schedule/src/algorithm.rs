@@ -92,7 +92,7 @@ impl FromStr for Algorithm {
 pub struct Hybrid {
     /// Who stands where; must cover exactly the members of the group.
     pub racks: Arc<Racks>,
-    /// The schedule among the leaders.
+    /// The schedule among the racks.
     pub spine: Spine,
 }
 

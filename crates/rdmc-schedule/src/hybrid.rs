@@ -157,7 +157,7 @@ impl Clock {
         Clock::starting(hybrid, blocks, rack, start)
     }
 
-    /// Does so for a rack that begins in step `start` of the cascade, if there is one.
+    /// Returns the clock of a rack that, if the spine is the cascade, begins in step `start`.
     fn starting(hybrid: &Hybrid, blocks: u32, rack: u32, start: u64) -> Clock {
         let leader = match (rack, hybrid.spine) {
             (0, _) => Leader::InOrder { first: 0 },

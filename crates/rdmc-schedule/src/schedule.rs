@@ -19,7 +19,7 @@ pub const MEMBERS_MAX: u32 = 65_536;
 ///
 /// In every schedule each member but the root receives every block exactly once, nothing is sent before the step
 /// after its arrival, both ends of a transfer compute the same one, and in one step a member sends at most one
-/// block and receives at most one (leaders of the hybrid: one on each of the two levels).
+/// block and receives at most one (members in the hybrid: one on each of the two levels).
 ///
 /// A schedule is a few numbers, whatever n and k are; only the hybrid's racks, which are shared, take O(n) memory.
 /// Cloning is cheap.
@@ -92,10 +92,11 @@ impl Schedule {
         self.steps
     }
 
-    /// Lists what `rank` sends, in step order; a leader's transfer to another rack comes before one in the same step
+    /// Lists what `rank` sends, in step order; a transfer to another rack comes before one in the same step
     /// inside its own.
     ///
-    /// The iterator owns all it needs, in O(log n) memory, and is made in O(log² n) at most. An item takes O(1)
+    /// The iterator owns all it needs, in O(log n) memory, and is made in O(log² n) at most, or for the
+    /// hybrid in O(racks). An item takes O(1)
     /// amortised, O(log n) at most, and allocates nothing: however long the schedule, long idle stretches are
     /// skipped, not walked.
     ///
@@ -108,7 +109,8 @@ impl Schedule {
 
     /// Lists what `rank` receives, in step order: nothing if it is the root, else every block once.
     ///
-    /// The iterator owns all it needs, in O(log n) memory, and is made in O(log² n) at most. An item takes O(1)
+    /// The iterator owns all it needs, in O(log n) memory, and is made in O(log² n) at most, or for the
+    /// hybrid in O(racks). An item takes O(1)
     /// amortised, O(log n) at most, and allocates nothing: however long the schedule, long idle stretches are
     /// skipped, not walked.
     ///

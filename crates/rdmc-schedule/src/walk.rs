@@ -23,8 +23,8 @@ pub(crate) struct Hop {
 
 /// The transfers of one member on one side, in step order.
 ///
-/// Only the steps in `window`, or of a fan-out and of a handover the transfers, are looked at, and no more than O(log n) of them are idle in a
-/// row.
+/// Only the steps in `window` are looked at, of a fan-out and of a handover the transfers, and no more than O(log n) of
+/// them are idle in a row.
 #[derive(Clone, Debug)]
 pub(crate) struct Walk {
     part: Part,

@@ -64,8 +64,8 @@ pub struct ScenarioGroup {
     /// The members, the root first; all nodes in their order if there are none.
     #[serde(default)]
     pub members: Vec<u32>,
-    /// The algorithm, by the name that the program uses; `hybrid(chain)` and `hybrid(binomial-pipeline)` take
-    /// the cluster's racks.
+    /// The algorithm, by the name that the program uses; `hybrid(chain)`, `hybrid(binomial-pipeline)` and
+    /// `hybrid(cascade)` take the cluster's racks.
     #[serde(default = "default_algorithm")]
     pub algorithm: String,
     /// Bytes of a block; default 1 MiB.

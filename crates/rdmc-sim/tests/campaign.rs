@@ -227,6 +227,26 @@ fn all_know_within_the_detection_time_that_a_member_has_vanished() {
     }
 }
 
+/// Also of the one that begins the steps in which nodes ask for signs of life.
+#[test]
+fn all_know_so_when_they_have_fallen_into_step() {
+    const PAUSE_NS: u64 = 50_000_000;
+    for node in 0..3 {
+        for at_ns in (1_200_000_000..1_700_000_000).step_by(70_000_000) {
+            let mut case = case(AlgorithmCase::Chain, &[0, 1, 2], &[1000; 60]);
+            // So that the group lasts. The root looks for its end only when it has sent everything.
+            case.groups[0].members[0].pause_ns = PAUSE_NS;
+            case.faults = vec![at(at_ns, Fault::Vanish { node })];
+            let seen = play(&case).unwrap();
+            for member in seen.groups[0].members[1..].iter().filter(|member| member.died_ns.is_none()) {
+                let ended = member.ended_ns.unwrap();
+                assert!((at_ns..=at_ns + 2_000_000_000).contains(&ended), "{node} {at_ns} {ended}");
+            }
+            assert_eq!(judge(&case), None);
+        }
+    }
+}
+
 #[test]
 fn a_root_that_announces_to_a_member_about_to_fail_is_not_blamed() {
     let mut case = case(AlgorithmCase::Circulant, &[0, 3, 1, 2], &[0]);

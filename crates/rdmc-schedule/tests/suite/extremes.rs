@@ -12,10 +12,10 @@ fn largest(algorithm: &Algorithm) -> Schedule {
 
 fn all_kinds() -> Vec<Algorithm> {
     let racks = Racks::from_sizes(&[255; 257]).unwrap();
-    let chain = Hybrid::new(racks.clone(), Spine::Chain);
-    let pipeline = Hybrid::new(racks, Spine::BinomialPipeline);
-    let hybrids = [Algorithm::Hybrid(chain), Algorithm::Hybrid(pipeline)];
-    Algorithm::ALL_FLAT.into_iter().chain(hybrids).collect()
+    let alone = Racks::from_sizes(&vec![1; MEMBERS_MAX as usize]).unwrap();
+    let hybrids = Spine::ALL.map(|spine| Algorithm::Hybrid(Hybrid::new(racks.clone(), spine)));
+    let of_one = Algorithm::Hybrid(Hybrid::new(alone, Spine::Cascade));
+    Algorithm::ALL_FLAT.into_iter().chain(hybrids).chain([of_one]).collect()
 }
 
 #[test]
@@ -62,6 +62,8 @@ fn members_that_never_send_say_so_at_once() {
         (Algorithm::BinomialTree, MEMBERS_MAX, 65_535),
         (Algorithm::Hybrid(Hybrid::new(Racks::from_sizes(&[1, 1]).unwrap(), Spine::BinomialPipeline)), 2, 1),
         (Algorithm::Hybrid(Hybrid::new(Racks::from_sizes(&[1, 2]).unwrap(), Spine::BinomialPipeline)), 3, 2),
+        (Algorithm::Hybrid(Hybrid::new(Racks::from_sizes(&[1, 1]).unwrap(), Spine::Cascade)), 2, 1),
+        (Algorithm::Hybrid(Hybrid::new(Racks::from_sizes(&[1, 2]).unwrap(), Spine::Cascade)), 3, 2),
     ] {
         let schedule = Schedule::new(&algorithm, members, BlockCount(u32::MAX)).unwrap();
         assert_eq!(schedule.sends(Rank(rank)).next(), None, "{algorithm}");

@@ -1,4 +1,4 @@
-//! A spine among the racks' leaders, and the binomial pipeline inside each rack.
+//! A spine from rack to rack, and the binomial pipeline inside each rack.
 
 use std::collections::HashSet;
 

@@ -150,7 +150,7 @@ fn findings(times: &Times) -> Vec<Finding> {
             paper: "the step count has a leader send one block on each level in the same step".into(),
             here: format!(
                 "{} times the least time with leaders on the spine: both levels' blocks share their ports; {} with the cascade, \
-                 where no port sends twice",
+                 where no port sends two blocks a step",
                 text(leaders),
                 text(cascade)
             ),
@@ -234,7 +234,7 @@ fn figure(times: &Times) -> Figure {
         speed_ups("Members placed at random", Placement::Random),
         speed_ups("Ranks rack by rack", Placement::Aligned),
     ];
-    let mut figure = Figure::new("A cascade among the racks pays behind uplinks of 2:1 and more", panels);
+    let mut figure = Figure::new("A cascade among the racks pays behind uplinks of 4:1, and often of 2:1", panels);
     figure.subtitle =
         Some(format!("{BLOCKS} blocks of 1 MiB, ports of 40 Gbit/s, racks of {RACK}; speed-up over the flat pipeline"));
     figure

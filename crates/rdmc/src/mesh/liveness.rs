@@ -68,6 +68,11 @@ impl Liveness {
         (self.silent, self.asked) = (None, false);
     }
 
+    /// Nothing was heard of it at the last look.
+    fn is_silent(&self) -> bool {
+        self.silent.is_some_and(|(looks, _)| looks > 0)
+    }
+
     /// Looks what was heard since the look at `last`, before it is asked; returns when it is to be given up, if that is before
     /// the next look.
     fn look(&mut self, last: Timestamp, now: Timestamp, step: Duration) -> Option<Timestamp> {
@@ -105,6 +110,7 @@ impl Mesh {
             // While there are no groups nobody needs to be watched.
             while self.lock().groups.is_empty() {
                 self.lock().links.values_mut().for_each(|link| link.liveness.rest());
+                follows = false;
                 if changes.changed().await.is_err() {
                     return;
                 }
@@ -121,8 +127,10 @@ impl Mesh {
             if now.since(last) < step / 2 {
                 continue;
             }
-            follows = asked;
-            for doubted in self.look(now) {
+            let (doubted, silent) = self.look(now);
+            // Who may be given up soon is looked at in time, whoever else falls silent.
+            follows = asked && !silent;
+            for doubted in doubted {
                 environment.sleep_until(doubted.at).await;
                 self.give_up(&doubted);
             }
@@ -134,9 +142,9 @@ impl Mesh {
     }
 
     /// Looks at all connections and asks the partners; returns those that are to be given up before the next look, the first of
-    /// them first.
-    fn look(&self, now: Timestamp) -> Vec<Doubted> {
-        let (mut asked, mut doubted) = (Vec::new(), Vec::new());
+    /// them first, and whether any were silent.
+    fn look(&self, now: Timestamp) -> (Vec<Doubted>, bool) {
+        let (mut asked, mut doubted, mut silent) = (Vec::new(), Vec::new(), false);
         {
             let mut state = self.lock();
             let state = &mut *state;
@@ -149,6 +157,7 @@ impl Mesh {
                 if let Some(at) = link.liveness.look(last, now, self.step()) {
                     doubted.push(Doubted { node, serial: link.serial, at });
                 }
+                silent |= link.liveness.is_silent();
                 asked.push(node);
             }
         }
@@ -156,14 +165,14 @@ impl Mesh {
             self.post_frame(node, &Frame::Ping);
         }
         doubted.sort_by_key(|doubted| doubted.at);
-        doubted
+        (doubted, silent)
     }
 
     fn give_up(&self, doubted: &Doubted) {
         let state = self.lock();
         let link = state.links.get(&doubted.node).filter(|link| link.serial == doubted.serial);
         if let Some(link) = link.filter(|link| link.liveness.heard.is_none()) {
-            let silence = self.step() * SILENT_STEPS_MAX;
+            let silence = self.step() * (SILENT_STEPS_MAX + 1);
             // Fails only if it was cut before.
             let _ = link.cut.try_send(FailureCause::Unresponsive { silence });
         }
