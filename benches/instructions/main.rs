@@ -6,6 +6,8 @@
 //! costs; the beginning and the end of a message cancel out. The kernel's instructions are not counted. Valgrind must be
 //! installed (`apt-get install valgrind`); where it is missing nothing is measured, and that is said.
 //!
+//! `bare` is what a block takes at least over sockets: a task of Tokio's at either end, a header, the block and a grant.
+//!
 //! With `--keep DIR` the profiles stay: `callgrind_annotate DIR/mem-2-unchecked/callgrind.out.3` shows which functions.
 
 use std::path::{Path, PathBuf};
@@ -19,6 +21,7 @@ use rdmc_benches::callgrind::{self, Counts};
 use rdmc_benches::{Members, median};
 
 mod attributed;
+mod bare;
 
 use attributed::Attributed;
 
@@ -26,8 +29,8 @@ use attributed::Attributed;
 struct Arguments {
     #[command(subcommand)]
     what: Option<What>,
-    /// What joins the members.
-    #[arg(long, value_delimiter = ',', default_value = "mem,tcp,shm")]
+    /// What joins the members; nothing of this project does in `bare`, which has two members that check nothing.
+    #[arg(long, value_delimiter = ',', default_value = "bare,mem,tcp,shm")]
     fabrics: Vec<Kind>,
     /// Members, the root included.
     #[arg(long, value_delimiter = ',', default_value = "2,4")]
@@ -68,6 +71,7 @@ struct Multicasts {
 
 #[derive(Clone, Copy, PartialEq, Eq, ValueEnum)]
 enum Kind {
+    Bare,
     Mem,
     Tcp,
     Shm,
@@ -94,6 +98,9 @@ fn main() -> Result<()> {
     for &fabric in &arguments.fabrics {
         for &members in &arguments.members {
             for checks in [false, true] {
+                if fabric == Kind::Bare && (checks || members != 2) {
+                    continue;
+                }
                 let multicasts = Multicasts { fabric, members, blocks, block_bytes, checks };
                 let costs = (0..rounds).map(|_| multicasts.cost(arguments.keep.as_deref()));
                 multicasts.tell(&costs.collect::<Result<Vec<_>>>()?);
@@ -165,14 +172,23 @@ impl Multicasts {
 
     /// Sends three messages: one that brings everything into the state in which it stays, a short and a long one.
     async fn run(self) -> Result<()> {
+        let object = Bytes::from(vec![7; 2 * self.blocks * self.block_bytes as usize]);
+        let messages = [object.clone(), object.slice(..object.len() / 2), object.clone()];
+        if self.fabric == Kind::Bare {
+            let mut pair = bare::Pair::connect(object.len()).await?;
+            for message in messages {
+                pair = pair.send(message, self.block_bytes as usize).await?;
+                phase_ends();
+            }
+            return Ok(());
+        }
         let network = MemNetwork::new();
         let fabrics = (0..self.members).map(|id| {
             let attributed: Arc<dyn Fabric> = Attributed::new(self.fabric.open(&network)?, id == 0);
             Ok(attributed)
         });
         let mut members = Members::join(fabrics.collect::<Result<_>>()?, self.block_bytes, self.checks).await?;
-        let object = Bytes::from(vec![7; 2 * self.blocks * self.block_bytes as usize]);
-        for message in [object.clone(), object.slice(..object.len() / 2), object] {
+        for message in messages {
             members.multicast(message).await?;
             phase_ends();
         }
@@ -187,6 +203,7 @@ impl Kind {
 
     fn open(self, network: &MemNetwork) -> Result<Arc<dyn Fabric>> {
         Ok(match self {
+            Self::Bare => anyhow::bail!("bare sockets are no fabric"),
             Self::Mem => network.fabric(),
             Self::Tcp => TcpFabric::new(),
             #[cfg(target_os = "linux")]
