@@ -194,10 +194,10 @@ async fn all_members_certify_the_digest_of_every_message() {
 /// Longer than what `tcp` copies behind a header.
 const LEN: u32 = 20_000;
 
-/// Waits, for a while, until a node has been given so many messages.
+/// Waits, for a while, until a node has so many messages, verified: what only has arrived it cannot supply yet.
 fn wait_for_messages(node: &Node, count: u64) {
     for _ in 0..10_000 {
-        if node.stats().bytes_received >= count * u64::from(LEN) {
+        if node.stats().messages >= count {
             return;
         }
         std::thread::sleep(std::time::Duration::from_millis(1));
