@@ -70,11 +70,7 @@ impl Idle {
             remote.process.tell(&format!("bare {place} {settle} {seconds} {addresses}"))?;
         }
         let mut mesh = Mesh::join(&listener, &all, 0)?;
-        let mut used = mesh.rest(settle, seconds)?;
-        for remote in &cluster.remotes {
-            used += Duration::try_from_secs_f64(remote.process.answer()?.parse()?)?;
-        }
-        Ok(used)
+        with_receivers(mesh.rest(settle, seconds)?, &cluster)
     }
 
     /// Returns the processor time that all processes used together.
@@ -84,12 +80,16 @@ impl Idle {
         let _held = cluster.runtime.block_on(hold(&cluster.node, self.groups))?;
         let (settle, seconds) = (self.settle, self.seconds);
         cluster.tell(&format!("rest {settle} {seconds}"))?;
-        let mut used = cluster.runtime.block_on(rest(settle, seconds));
-        for remote in &cluster.remotes {
-            used += Duration::try_from_secs_f64(remote.process.answer()?.parse()?)?;
-        }
-        Ok(used)
+        with_receivers(cluster.runtime.block_on(rest(settle, seconds)), &cluster)
     }
+}
+
+/// Adds the processor times that the receivers answer with.
+fn with_receivers(mut used: Duration, cluster: &Cluster) -> Result<Duration> {
+    for remote in &cluster.remotes {
+        used += Duration::try_from_secs_f64(remote.process.answer()?.parse()?)?;
+    }
+    Ok(used)
 }
 
 /// A group that has had its message.

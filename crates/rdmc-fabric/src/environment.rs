@@ -20,7 +20,7 @@ pub use tokio_environment::{DataAcceptor, TokioEnvironment};
 /// A moment on an environment's monotonic clock, in nanoseconds since that clock's own start.
 ///
 /// Moments of different environments do not compare.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Timestamp(u64);
 
 impl Timestamp {

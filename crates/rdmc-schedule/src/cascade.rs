@@ -47,19 +47,21 @@ impl Handover {
     }
 }
 
-/// Lists what the member at `place` in `rack` hands on, or as its leader takes.
-pub(crate) fn walk(racks: &Racks, blocks: u32, rack: u32, place: u32, side: Side) -> Walk {
-    let (giving, end) = match side {
-        Side::Send if rack + 1 < racks.count() => (rack, End::Giver { place, to: rack + 1 }),
-        Side::Receive if rack > 0 && place == 0 => (rack - 1, End::Taker),
+/// Lists what the member at `place` in `rack`, whose first step is `start`, hands on, or as its leader takes.
+pub(crate) fn walk(racks: &Racks, blocks: u32, rack: u32, start: u64, place: u32, side: Side) -> Walk {
+    let (giving, taken_from, end) = match side {
+        Side::Send if rack + 1 < racks.count() => {
+            (rack, start + delay(racks, rack), End::Giver { place, to: rack + 1 })
+        }
+        Side::Receive if rack > 0 && place == 0 => (rack - 1, start, End::Taker),
         _ => return simple::idle(),
     };
     let from = Cube::new(racks.size(giving), blocks);
     if side == Side::Send && !from.takes_from_root(place) {
         return simple::idle();
     }
-    let start = start(racks, giving + 1) - 1;
-    Walk::new(Part::Handover(Box::new(Handover { from, start, end })), 0..blocks.into())
+    // A leader has a block from the step after the one in which it comes.
+    Walk::new(Part::Handover(Box::new(Handover { from, start: taken_from - 1, end })), 0..blocks.into())
 }
 
 /// Returns the first step of `rack`, in which its leader has the first block. O(racks).

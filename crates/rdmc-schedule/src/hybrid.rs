@@ -21,8 +21,12 @@ pub(crate) fn levels(hybrid: &Hybrid, blocks: u32, rank: u32, side: Side) -> Lev
     let ranks = racks.ranks_of(rack);
     let place = ranks.partition_point(|&other| other < rank);
     let place = count(&ranks[..place]);
+    let start = match hybrid.spine {
+        Spine::Cascade => cascade::start(racks, rack),
+        _ => 0,
+    };
     let spine = match hybrid.spine {
-        Spine::Cascade => cascade::walk(racks, blocks, rack, place, side),
+        Spine::Cascade => cascade::walk(racks, blocks, rack, start, place, side),
         _ if place > 0 => simple::idle(),
         Spine::Chain => simple::chain(racks.count(), blocks, rack, side),
         Spine::BinomialPipeline => pipeline::walk(racks.count(), blocks, rack, side),
@@ -34,7 +38,7 @@ pub(crate) fn levels(hybrid: &Hybrid, blocks: u32, rank: u32, side: Side) -> Lev
     let spine = SpineLevel { walk: spine, peers, racks: Arc::clone(racks) };
     let rack = RackLevel {
         walk: pipeline::walk(count(ranks), blocks, place, side),
-        clock: Clock::new(hybrid, blocks, rack),
+        clock: Clock::new(hybrid, blocks, rack, start),
         racks: Arc::clone(racks),
         rack,
     };
@@ -52,7 +56,7 @@ pub(crate) fn steps(hybrid: &Hybrid, blocks: u32) -> u64 {
     let mut start = 0;
     (0..leaders)
         .filter_map(|rack| {
-            let clock = Clock::starting(hybrid, blocks, rack, start);
+            let clock = Clock::new(hybrid, blocks, rack, start);
             start += cascade::delay(&hybrid.racks, rack);
             let last = Cube::new(hybrid.racks.size(rack), blocks).steps().checked_sub(1)?;
             Some(clock.step(last) + 1)
@@ -149,16 +153,8 @@ enum Leader {
 }
 
 impl Clock {
-    fn new(hybrid: &Hybrid, blocks: u32, rack: u32) -> Clock {
-        let start = match hybrid.spine {
-            Spine::Cascade => cascade::start(&hybrid.racks, rack),
-            _ => 0,
-        };
-        Clock::starting(hybrid, blocks, rack, start)
-    }
-
     /// Returns the clock of a rack that, if the spine is the cascade, begins in step `start`.
-    fn starting(hybrid: &Hybrid, blocks: u32, rack: u32, start: u64) -> Clock {
+    fn new(hybrid: &Hybrid, blocks: u32, rack: u32, start: u64) -> Clock {
         let leader = match (rack, hybrid.spine) {
             (0, _) => Leader::InOrder { first: 0 },
             (_, Spine::Cascade) => Leader::InOrder { first: start },

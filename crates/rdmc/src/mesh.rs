@@ -12,7 +12,7 @@ use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::Duration;
 
 use futures::future::FutureExt;
-use rdmc_fabric::{ControlStream, Environment};
+use rdmc_fabric::{ControlStream, Environment, Timestamp};
 use tokio::io::{AsyncRead, AsyncWrite, AsyncWriteExt, BufReader};
 use tokio::sync::{Notify, OwnedSemaphorePermit, Semaphore, mpsc, oneshot, watch};
 
@@ -33,7 +33,7 @@ pub(crate) mod security;
 use frame::{Check, Frame, GroupFrame, PROTOCOL_VERSION, Reject};
 use groups::{Destined, Groups};
 use listener::Arrived;
-use liveness::{LastHeard, Liveness, Looked};
+use liveness::{LastHeard, Liveness};
 use security::Peers;
 
 /// One node's control connections and the groups they serve.
@@ -66,7 +66,7 @@ struct MeshState {
     /// This node has taken its leave: that others close their connections is their answer.
     left: bool,
     /// When it was last looked who is alive.
-    looked: Looked,
+    looked: Timestamp,
 }
 
 /// One connection to another node.

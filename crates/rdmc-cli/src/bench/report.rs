@@ -3,6 +3,7 @@
 use super::limits::Limits;
 use super::measured::Measured;
 use super::plan::{Case, Chosen, NAMES};
+use super::{PACKED_MAX, WINDOW};
 use crate::size::{Bytes, Rate};
 use crate::words::count;
 
@@ -57,7 +58,7 @@ impl Table {
         let titles = self.line(|column| column.name.to_owned());
         let flight = match window {
             Some(window) => format!("with {window} in flight"),
-            None => "packed up to 4 KiB, with 64 in flight above".to_owned(),
+            None => format!("packed up to {}, with {WINDOW} in flight above", Bytes(PACKED_MAX)),
         };
         format!(
             "{}\n{}: processes on loopback, every byte of every round verified; msg/s {flight}\n{titles}",

@@ -30,16 +30,6 @@ pub(super) struct Liveness {
     asked: bool,
 }
 
-/// When the last look was taken.
-#[derive(Clone, Copy)]
-pub(super) struct Looked(Timestamp);
-
-impl Default for Looked {
-    fn default() -> Self {
-        Self(Timestamp::ZERO)
-    }
-}
-
 /// When something was last heard since the last look.
 #[derive(Default)]
 pub(super) struct LastHeard(AtomicU64);
@@ -103,7 +93,7 @@ impl Mesh {
         let environment = &*self.0.environment;
         let step = self.step();
         let mut changes = self.0.changes.subscribe();
-        self.lock().looked = Looked(environment.now());
+        self.lock().looked = environment.now();
         // Another node has begun this step.
         let mut follows = false;
         loop {
@@ -114,9 +104,9 @@ impl Mesh {
                 if changes.changed().await.is_err() {
                     return;
                 }
-                self.lock().looked = Looked(environment.now());
+                self.lock().looked = environment.now();
             }
-            let Looked(last) = self.lock().looked;
+            let last = self.lock().looked;
             let due = last + if follows { step * 5 / 4 } else { step };
             let asked = futures::select_biased! {
                 () = environment.sleep_until(due).fuse() => false,
@@ -148,7 +138,7 @@ impl Mesh {
         {
             let mut state = self.lock();
             let state = &mut *state;
-            let Looked(last) = std::mem::replace(&mut state.looked, Looked(now));
+            let last = std::mem::replace(&mut state.looked, now);
             for (&node, link) in &mut state.links {
                 if !state.groups.has_partner(node) {
                     link.liveness.rest();
@@ -183,7 +173,7 @@ impl Mesh {
     pub(super) fn answer_ping(&self, peer: NodeId) {
         let outgoing = {
             let mut state = self.lock();
-            if self.0.environment.now().since(state.looked.0) >= self.step() / 2 && state.groups.has_partner(peer) {
+            if self.0.environment.now().since(state.looked) >= self.step() / 2 && state.groups.has_partner(peer) {
                 // The question that it is asked then is the answer.
                 self.0.others_look.notify_one();
                 return;

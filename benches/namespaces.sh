@@ -1,0 +1,38 @@
+# What benches/shaped.sh and benches/racks.sh have in common; sourced by them, with `name`, `hosts` and `rate` set. Every host is a
+# network namespace whose port is limited in both directions by tbf. Needs root, iproute2 and a kernel with network
+# namespaces. Traffic stays inside the namespaces, which are deleted at the end.
+burst=140000 # Bytes: two full segments of the largest size the stack passes on.
+queue=524288 # Bytes at a switch port.
+down() {
+    for ((i = 0; i < hosts; i++)); do ip netns del "$name-$i" 2>/dev/null || true; done
+    ip netns del "$name-sw" 2>/dev/null || true
+}
+trap down EXIT
+program=$(cargo bench -p rdmc-benches --bench cluster --no-run --message-format=json 2>/dev/null |
+    grep -o '"executable":"[^"]*/cluster-[^"]*"' | tail -n 1 | cut -d'"' -f4)
+[ -n "$program" ] || { echo "the bench did not build: cargo bench -p rdmc-benches --bench cluster --no-run" >&2; exit 1; }
+ip netns add "$name-sw"
+
+# Limits a link at the switch: limit_link LINK RATE_MBIT
+limit_link() {
+    tc -n "$name-sw" qdisc add dev "$1" root tbf rate "${2}mbit" burst $burst limit $queue
+}
+
+# Makes a bridge: add_bridge BRIDGE
+add_bridge() {
+    ip -n "$name-sw" link add "$1" type bridge stp_state 0 forward_delay 0
+    ip -n "$name-sw" link set "$1" up
+}
+
+# Makes a host on a bridge: add_host NUMBER BRIDGE
+add_host() {
+    local host=$name-$1 port=port$1
+    ip netns add "$host"
+    ip link add eth0 netns "$host" type veth peer name "$port" netns "$name-sw"
+    ip -n "$host" addr add "10.77.0.$(($1 + 1))/24" brd + dev eth0
+    ip -n "$host" link set lo up
+    ip -n "$host" link set eth0 up
+    ip -n "$name-sw" link set "$port" master "$2" up
+    tc -n "$host" qdisc add dev eth0 root tbf rate "${rate}mbit" burst $burst limit 4194304
+    limit_link "$port" "$rate"
+}
