@@ -142,7 +142,6 @@ impl PostedWork {
     ///
     /// # Errors
     /// [`WorkError::Flushed`] if the queue pair is broken.
-    #[cfg(target_os = "linux")]
     pub(crate) fn try_take_receive(&self) -> Result<Option<WorkRequest>, WorkError> {
         let mut state = self.lock();
         if state.broken { Err(WorkError::Flushed) } else { Ok(state.receives.pop_front()) }
@@ -231,7 +230,8 @@ impl PostedWork {
         self.lock().broken
     }
 
-    fn taken(&self, request: WorkRequest) -> Taken<'_> {
+    /// Has a request be flushed unless it is finished.
+    pub(crate) fn taken(&self, request: WorkRequest) -> Taken<'_> {
         Taken { posted: self, request: Some(request) }
     }
 

@@ -356,17 +356,15 @@ impl Slot {
             _ => None,
         };
         let outcome = Outcome { result, imm, memory };
-        let (abandoned, waker) = {
+        let (abandoned, wakers) = {
             let mut state = self.lock();
+            state.near = true;
             // Memory that nobody waits for goes out of the lock before it goes back to its lender.
             let abandoned = if state.abandoned { Some(outcome) } else { state.outcome.replace(outcome) };
-            (abandoned, state.waker.take())
+            (abandoned, [state.near_waker.take(), state.waker.take()])
         };
         drop(abandoned);
-        self.near();
-        if let Some(waker) = waker {
-            waker.wake();
-        }
+        wakers.into_iter().flatten().for_each(Waker::wake);
     }
 
     fn near(&self) {
@@ -389,10 +387,18 @@ impl Slot {
         match state.outcome.take() {
             Some(outcome) => Poll::Ready(outcome),
             None => {
-                state.waker = Some(cx.waker().clone());
+                note_waker(&mut state.waker, cx);
                 Poll::Pending
             }
         }
+    }
+}
+
+/// Has the task be woken, if it was not to be already.
+fn note_waker(noted: &mut Option<Waker>, cx: &Context<'_>) {
+    match noted {
+        Some(waker) => waker.clone_from(cx.waker()),
+        None => *noted = Some(cx.waker().clone()),
     }
 }
 
@@ -430,6 +436,13 @@ impl<T> Operation<T> {
 #[must_use = "a future does nothing unless it is polled"]
 pub struct NearlyDone(Arc<Slot>);
 
+impl NearlyDone {
+    /// Tells whether it has come.
+    pub fn is_reached(&self) -> bool {
+        self.0.lock().near
+    }
+}
+
 impl Future for NearlyDone {
     type Output = ();
 
@@ -438,7 +451,7 @@ impl Future for NearlyDone {
         if state.near {
             return Poll::Ready(());
         }
-        state.near_waker = Some(cx.waker().clone());
+        note_waker(&mut state.near_waker, cx);
         Poll::Pending
     }
 }

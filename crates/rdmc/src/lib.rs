@@ -46,6 +46,7 @@
 
 mod batch;
 mod certificate;
+mod count;
 mod failure;
 #[cfg(fuzzing)]
 #[doc(hidden)]

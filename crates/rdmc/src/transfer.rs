@@ -8,9 +8,9 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use futures::stream::FuturesUnordered;
-use futures::{FutureExt, StreamExt, try_join};
-use rdmc_fabric::{Buffer, Operation, Received, WorkError};
+use futures::future::BoxFuture;
+use futures::{FutureExt, try_join};
+use rdmc_fabric::{Buffer, BufferMut, Received, WorkError};
 use rdmc_schedule::{BlockCount, BlockIndex, Rank};
 use tokio::sync::oneshot;
 
@@ -20,19 +20,20 @@ use crate::group::Group;
 use crate::group::neighbour::Neighbour;
 use crate::group::pace::Awaited;
 use crate::group::receiver::Message;
-use crate::woken::Attention;
 
 mod blocks;
 mod checksum;
 mod plan;
 mod port;
 mod turn;
+mod under_way;
 
 pub(crate) use blocks::Blocks;
 pub(crate) use checksum::{Checksum, Place, Summing, give_way};
 pub(crate) use plan::Plan;
 pub(crate) use port::Port;
 pub(crate) use turn::{Turn, Turnstile};
+use under_way::{Arriving, Leaving, UnderWay};
 
 /// How a message falls into blocks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -74,6 +75,13 @@ pub(crate) enum Trouble {
     Unattached { by: Rank, what: String },
     /// This member itself cannot, or will not.
     Own(FailureCause),
+}
+
+/// A block that is to arrive.
+struct Arrival {
+    receive: rdmc_schedule::Transfer,
+    /// What sums it if it is checked.
+    summing: Option<Arc<Summing>>,
 }
 
 /// One member's part in one multicast.
@@ -132,55 +140,41 @@ impl Transfer {
 
     /// Posts the receives of the schedule, each at its block's place, as far ahead as the senders may be.
     async fn receive_blocks(&self, first_is_here: bool, turn: Turn) -> Result<(), Trouble> {
-        let (mut arriving, mut attention) = (FuturesUnordered::new(), Attention::new());
+        let mut arriving = UnderWay::new(Arriving::new(self));
         let mut untold: Option<&Neighbour> = None;
         for receive in self.plan.receives(self.group.rank()).skip(usize::from(first_is_here)) {
-            let neighbour = self.group.neighbour(receive.peer);
-            let occupant = self.group.ingress().occupant().unwrap_or(receive.peer);
-            let room = async {
-                self.group.ingress().free_for(receive.peer).await;
-                neighbour.room_to_grant().await
-            };
-            let room = {
-                let mut room = std::pin::pin!(unless_failing(&mut attention, room, &mut arriving, |done| done));
-                match (&mut room).now_or_never() {
-                    Some(room) => room?,
-                    None => {
-                        // One word for all grants that could be given at once.
-                        untold.take().inspect(|neighbour| neighbour.tell_if_due());
-                        self.group.waiting(Awaited::Arriving, occupant, room).await.0?
-                    }
-                }
-            };
+            let (neighbour, ingress) = (self.group.neighbour(receive.peer), self.group.ingress());
+            if !(ingress.is_free_for(receive.peer) && neighbour.has_room_to_grant()) {
+                // One word for all grants that could be given at once.
+                untold.take().inspect(|neighbour| neighbour.tell_if_due());
+                let occupant = ingress.occupant().unwrap_or(receive.peer);
+                let room = async {
+                    ingress.free_for(receive.peer).await;
+                    neighbour.room_to_grant().await;
+                };
+                self.group.waiting(Awaited::Arriving, occupant, arriving.unless_failing(room)).await.0?;
+            }
             let summing = self.group.checks_blocks().then(Summing::new);
-            let (operation, granted) = neighbour.grant(self.blocks.place(receive.block), summing.clone(), room);
-            self.group.ingress().occupy(receive.peer, operation.nearly_done());
+            let (operation, granted) = neighbour.grant(self.blocks.place(receive.block), summing.clone());
+            ingress.occupy(receive.peer, operation.nearly_done());
             if let Some(other) = untold.replace(neighbour).filter(|other| !std::ptr::eq(*other, neighbour)) {
                 other.tell_if_due();
             }
-            arriving.push(async move {
-                let outcome = operation.await;
-                drop(granted);
-                self.arrived(receive, outcome, summing).await
-            });
+            arriving.blocks.push(Arrival { receive, summing }, (operation, granted));
         }
         untold.inspect(|neighbour| neighbour.tell_if_due());
         turn.end();
-        while let Some(done) = arriving.next().await {
-            done?;
-        }
-        Ok(())
+        arriving.all().await
     }
 
-    /// Checks a block that has arrived and lets the relay have it.
-    async fn arrived(
+    /// Checks a block that has arrived and lets the relay have it; returns what is left to be done until it can.
+    fn arrived(
         &self,
-        receive: rdmc_schedule::Transfer,
+        arrival: Arrival,
         outcome: Result<Received, WorkError>,
-        summing: Option<Arc<Summing>>,
-    ) -> Result<(), Trouble> {
-        let Received { mut buffer, len, imm } = outcome.map_err(|error| Trouble::Work { with: receive.peer, error })?;
-        let (by, block) = (receive.peer, receive.block);
+    ) -> Result<Option<BoxFuture<'_, Result<(), Trouble>>>, Trouble> {
+        let Arrival { receive: rdmc_schedule::Transfer { step, peer: by, block, .. }, summing } = arrival;
+        let Received { buffer, len, imm } = outcome.map_err(|error| Trouble::Work { with: by, error })?;
         // The one block whose immediate may be the message's size has been taken before the transfer began.
         let seal = imm.filter(|imm| summing.is_some() || *imm == block.0);
         let Some(seal) = seal else {
@@ -190,18 +184,35 @@ impl Transfer {
         if len != due {
             return Err(Trouble::Protocol { by, what: format!("sent {len} bytes as block {block} of {due} bytes") });
         }
-        tracing::trace!(step = receive.step.0, from = %by, block = block.0, "block received");
+        tracing::trace!(step = step.0, from = %by, block = block.0, "block received");
         self.group.count_received(len);
         if let Some(summing) = summing {
-            let mut checksum = summing.checksum_of(&buffer).await;
-            let place = self.place_of(block);
-            if checksum.seal(place) != seal {
-                // Boxed: it is rare, and large in what is made for every block.
-                let healing = Box::pin(self.group.heal(by, place, false, &mut buffer));
-                checksum = healing.await?.checksum;
+            match summing.checksum_at_once(&buffer) {
+                Some(checksum) if checksum.seal(self.place_of(block)) == seal => {
+                    self.blocks.note_checksum(block, checksum);
+                }
+                _ => return Ok(Some(self.settle(by, block, buffer, summing, seal).boxed())),
             }
-            self.blocks.note_checksum(block, checksum);
         }
+        self.blocks.hold(block, buffer.freeze());
+        Ok(None)
+    }
+
+    /// Sums a block, and fetches it anew if it is not what was sent.
+    async fn settle(
+        &self,
+        by: Rank,
+        block: BlockIndex,
+        mut buffer: BufferMut,
+        summing: Arc<Summing>,
+        seal: u32,
+    ) -> Result<(), Trouble> {
+        let mut checksum = summing.checksum_of(&buffer).await;
+        let place = self.place_of(block);
+        if checksum.seal(place) != seal {
+            checksum = self.group.heal(by, place, false, &mut buffer).await?.checksum;
+        }
+        self.blocks.note_checksum(block, checksum);
         self.blocks.hold(block, buffer.freeze());
         Ok(())
     }
@@ -253,40 +264,48 @@ impl Transfer {
         if !self.plan.is_repair() && !self.group.is_delta() {
             self.group.announce(self.number, self.shape.size).await;
         }
-        let (mut leaving, mut attention) = (FuturesUnordered::new(), Attention::new());
-        let left =
-            |(to, outcome): (Rank, Result<(), WorkError>)| outcome.map_err(|error| Trouble::Work { with: to, error });
+        let mut leaving = UnderWay::new(Leaving::new(self));
         let mut sizes_told = std::collections::BTreeSet::new();
         let mut sends = self.plan.sends(self.group.rank()).peekable();
         while let Some(send) = sends.next() {
-            let neighbour = self.group.neighbour(send.peer);
+            let (neighbour, egress) = (self.group.neighbour(send.peer), self.group.egress());
             // What was sent to this one before leaves at the latest when this one has to wait.
-            let interrupt = || neighbour.flush();
-            let held = unless_failing(&mut attention, self.blocks.held(send.block), &mut leaving, left);
-            let (block, waited_for_block) = self.timed(None, held, interrupt).await;
-            let block = block?;
-            let seal = self.seal(send.block, &block).await?;
-            let ready = unless_failing(&mut attention, neighbour.ready_for_block(), &mut leaving, left);
-            let (ready, waited_for_ready) = self.timed(Some((Awaited::Ready, send.peer)), ready, interrupt).await;
-            ready?;
-            let occupant = self.group.egress().occupant().unwrap_or(send.peer);
-            let free = async {
-                self.group.egress().free_for(send.peer).await;
-                neighbour.room_to_send().await
+            let (block, waited_for_block) = match self.blocks.if_held(send.block) {
+                Some(block) => (block, Duration::ZERO),
+                None => {
+                    neighbour.flush();
+                    let began = self.group.now();
+                    let block = leaving.unless_failing(self.blocks.held(send.block)).await?;
+                    (block, self.group.now().since(began))
+                }
             };
-            let free = unless_failing(&mut attention, free, &mut leaving, left);
-            let (room, waited_for_port) = self.timed(Some((Awaited::Leaving, occupant)), free, interrupt).await;
-            let room = room?;
+            let seal = self.seal(send.block, &block).await?;
+            let mut waited_for_ready = Duration::ZERO;
+            if !neighbour.is_ready_for_block() {
+                neighbour.flush();
+                let ready = leaving.unless_failing(neighbour.ready_for_block());
+                waited_for_ready = self.waiting(Awaited::Ready, send.peer, ready).await?;
+            }
+            let mut waited_for_port = Duration::ZERO;
+            if !(egress.is_free_for(send.peer) && neighbour.has_room_to_send()) {
+                neighbour.flush();
+                let occupant = egress.occupant().unwrap_or(send.peer);
+                let free = leaving.unless_failing(async {
+                    egress.free_for(send.peer).await;
+                    neighbour.room_to_send().await;
+                });
+                waited_for_port = self.waiting(Awaited::Leaving, occupant, free).await?;
+            }
             self.group.count_sent(block.len(), waited_for_ready);
             self.group.pace().is_to_take(send.peer, || self.group.now());
             let tells_size = !self.plan.is_repair() && neighbour.learns_size_here && sizes_told.insert(send.peer);
-            let operation = if tells_size {
+            let (operation, sent) = if tells_size {
                 neighbour.send_first_block(block, self.shape.size, seal)
             } else {
                 let in_a_run = sends.peek().is_some_and(|next| next.peer == send.peer);
                 neighbour.send_block(block, seal.unwrap_or(send.block.0), in_a_run)
             };
-            self.group.egress().occupy(send.peer, operation.nearly_done());
+            egress.occupy(send.peer, operation.nearly_done());
             tracing::trace!(
                 step = send.step.0,
                 to = %send.peer,
@@ -296,38 +315,27 @@ impl Transfer {
                 ?waited_for_port,
                 "sending block"
             );
-            let group = &self.group;
-            leaving.push(operation.map(move |outcome| {
-                drop(room);
-                group.pace().has_taken(send.peer, 1, || group.now());
-                (send.peer, outcome)
-            }));
+            leaving.blocks.push(send.peer, (operation, sent));
         }
         turn.end();
-        while let Some(done) = leaving.next().await {
-            left(done)?;
-        }
-        Ok(())
+        leaving.all().await
     }
 
-    /// Awaits `wait` and measures it, after `interrupt`, and notes `for_whom` it is. What is over at once costs nothing of that.
-    async fn timed<T>(
+    /// Notes that a neighbour has taken a block.
+    fn left(&self, to: Rank, outcome: Result<(), WorkError>) -> Result<(), Trouble> {
+        self.group.pace().has_taken(to, 1, || self.group.now());
+        outcome.map_err(|error| Trouble::Work { with: to, error })
+    }
+
+    /// Awaits what may fail and returns how long it took, and notes for whom that is.
+    async fn waiting(
         &self,
-        for_whom: Option<(Awaited, Rank)>,
-        wait: impl Future<Output = T>,
-        interrupt: impl FnOnce(),
-    ) -> (T, Duration) {
-        let mut wait = std::pin::pin!(wait);
-        if let Some(value) = (&mut wait).now_or_never() {
-            return (value, Duration::ZERO);
-        }
-        interrupt();
-        if let Some((what, on)) = for_whom {
-            return self.group.waiting(what, on, wait).await;
-        }
-        let began = self.group.now();
-        let value = wait.await;
-        (value, self.group.now().since(began))
+        what: Awaited,
+        on: Rank,
+        wait: impl Future<Output = Result<(), Trouble>>,
+    ) -> Result<Duration, Trouble> {
+        let (outcome, waited) = self.group.waiting(what, on, wait).await;
+        outcome.map(|()| waited)
     }
 }
 
@@ -343,19 +351,3 @@ pub(crate) async fn checksum_of(blocks: &Blocks, block: BlockIndex, bytes: &Buff
     blocks.note_checksum(block, checksum);
     Ok(checksum)
 }
-
-/// Waits for `wanted` while taking the outcomes of operations under way; ends early if one has failed.
-async fn unless_failing<T, F, D>(
-    attention: &mut Attention,
-    wanted: impl Future<Output = T>,
-    under_way: &mut FuturesUnordered<F>,
-    mut take: impl FnMut(D) -> Result<(), Trouble>,
-) -> Result<T, Trouble>
-where
-    F: Future<Output = D>,
-{
-    attention.wait(wanted, |cx| under_way.poll_next_unpin(cx).map(|done| done.map(&mut take))).await
-}
-
-/// The type of operation that brings a block.
-pub(crate) type Arriving = Operation<Received>;

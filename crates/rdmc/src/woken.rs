@@ -84,16 +84,19 @@ impl Attention {
                 }
                 // If it wakes itself while it is polled, it gives way to other tasks.
                 let gives_way = woken && self.wakes.woken.load(Ordering::Acquire);
-                match others(cx) {
-                    Poll::Ready(Some(Ok(()))) => {}
-                    Poll::Ready(Some(Err(error))) => return Poll::Ready(Err(error)),
-                    _ if gives_way => {
-                        self.wakes.looking.store(false, Ordering::SeqCst);
-                        cx.waker().wake_by_ref();
-                        return Poll::Pending;
+                // All that is there: what is waited for may then be there several times.
+                while let Poll::Ready(Some(done)) = others(cx) {
+                    if let Err(error) = done {
+                        return Poll::Ready(Err(error));
                     }
-                    _ if self.ends() => return Poll::Pending,
-                    _ => {}
+                }
+                if gives_way {
+                    self.wakes.looking.store(false, Ordering::SeqCst);
+                    cx.waker().wake_by_ref();
+                    return Poll::Pending;
+                }
+                if self.ends() {
+                    return Poll::Pending;
                 }
             }
         })

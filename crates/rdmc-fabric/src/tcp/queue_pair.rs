@@ -256,7 +256,7 @@ impl TcpQueuePair {
         imm: Option<u32>,
         len: u64,
     ) -> Result<Result<(), WorkError>, Ending> {
-        let mut receive = match from.unless_reset(self.take_receive()).await?? {
+        let mut receive = match self.take_receive(from).await? {
             Ok(receive) => receive,
             Err(error) => return Ok(Err(error)),
         };
@@ -271,7 +271,7 @@ impl TcpQueuePair {
         };
         // The next sender may be told, and this one go on to somebody else, while the last bytes come.
         let early = taken.saturating_sub(self.shared.config.near_bytes as usize);
-        let mut filled = from.fill_inspected(&mut into[..early], inspector).await;
+        let mut filled = if early > 0 { from.fill_inspected(&mut into[..early], inspector).await } else { Ok(()) };
         if filled.is_ok() {
             receive.nearly_done();
             if early > 0 && !self.on_host.load(Ordering::Relaxed) {
@@ -300,7 +300,7 @@ impl TcpQueuePair {
         if imm.is_none() {
             return Ok(Ok(()));
         }
-        match from.unless_reset(self.take_receive()).await?? {
+        match self.take_receive(from).await? {
             Ok(receive) => {
                 receive.finish(Ok(0), imm);
                 Ok(Ok(()))
@@ -309,8 +309,16 @@ impl TcpQueuePair {
         }
     }
 
-    async fn take_receive(&self) -> Result<Result<Taken<'_>, WorkError>, Ending> {
-        match self.posted.take_receive(&*self.environment, self.config.receiver_not_ready).await {
+    async fn take_receive(&self, from: &Reader<'_>) -> Result<Result<Taken<'_>, WorkError>, Ending> {
+        let receive = match self.posted.try_take_receive() {
+            Ok(None) => {
+                let limit = self.config.receiver_not_ready;
+                from.unless_reset(self.posted.take_receive(&*self.environment, limit)).await?
+            }
+            Ok(Some(receive)) => Ok(self.posted.taken(receive)),
+            Err(error) => Err(error),
+        };
+        match receive {
             Err(WorkError::Flushed) => Err(Ending::Closed),
             outcome => Ok(outcome),
         }
@@ -468,6 +476,10 @@ impl TcpQueuePair {
 /// # Errors
 /// It lies in a mapped file, which was shortened, as if the kernel had found it.
 fn copy_behind(bytes: &mut Vec<u8>, data: &Buffer) -> io::Result<()> {
+    if !data.may_change() {
+        bytes.extend_from_slice(data);
+        return Ok(());
+    }
     let from = bytes.len();
     bytes.resize(from + data.len(), 0);
     data.copy_to(0, &mut bytes[from..]).map_err(|_| io::Error::from_raw_os_error(BAD_ADDRESS))

@@ -193,9 +193,9 @@ impl Intake {
         let neighbour = self.group.neighbour(source);
         let staging = self.staging(self.group.block_size() as usize)?;
         self.group.ingress().free_for(source).await;
-        let room = neighbour.room_to_grant().await;
+        neighbour.room_to_grant().await;
         let summing = self.group.checks_blocks().then(Summing::new);
-        let (arriving, granted) = neighbour.grant(staging, summing.clone(), room);
+        let (arriving, granted) = neighbour.grant(staging, summing.clone());
         neighbour.tell_if_due();
         self.group.ingress().occupy(source, arriving.nearly_done());
         let Received { mut buffer, len, imm } =

@@ -2,19 +2,20 @@
 
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, OnceLock, PoisonError};
+use std::sync::{Arc, Mutex, OnceLock};
 
 use rdmc_fabric::{
     Buffer, BufferMut, ConnectError, Endpoint, Expose, ExposedRegion, Fabric, FabricError, Memory, Operation, Peer,
     QueuePair, QueuePairConfig, Received, RemoteAccess, RemoteMemory, Role, UNSIGNALED_MAX,
 };
 use rdmc_schedule::Rank;
-use tokio::sync::{OwnedSemaphorePermit, Semaphore, watch};
 
 use super::GroupSpec;
+use crate::count::Count;
 use crate::mesh::frame::GroupFrame;
 use crate::node::{NodeId, NodeShared};
-use crate::transfer::{Arriving, Summing, Trouble};
+use crate::sync::lock;
+use crate::transfer::{Summing, Trouble};
 
 /// A neighbour in a group's schedule.
 ///
@@ -33,22 +34,23 @@ pub(crate) struct Neighbour {
     cells: ExposedRegion,
     /// Where this member writes at the neighbour.
     remote_cells: OnceLock<RemoteMemory>,
-    /// Room for grants towards the neighbour.
-    window: Arc<Semaphore>,
-    /// Room for sends that the neighbour has not acknowledged.
-    unacknowledged: Arc<Semaphore>,
     /// Grants that the neighbour has not acknowledged, oldest first.
     granting: Mutex<VecDeque<Operation<()>>>,
     /// Blocks granted to the neighbour so far: whose place is posted.
     given: AtomicU64,
     /// Of these, the blocks that the neighbour has been told of.
     told: AtomicU64,
-    /// Of these, the blocks that have arrived.
-    arrived: AtomicU64,
+    /// Of these, the blocks that have arrived. At most [`GRANTS_AHEAD`] have not.
+    arrived: Count,
     /// Blocks the neighbour has granted so far.
-    granted: watch::Sender<u64>,
-    /// Blocks sent to the neighbour so far.
+    granted: Count,
+    /// Of these, the blocks that are sent, or about to be.
     used: AtomicU64,
+    /// Blocks sent to the neighbour so far.
+    sent: AtomicU64,
+    /// Of these, the blocks that the neighbour has acknowledged. At most `sends_ahead` are not.
+    acknowledged: Count,
+    sends_ahead: u64,
 }
 
 impl Neighbour {
@@ -61,7 +63,6 @@ impl Neighbour {
     ) -> Result<Self, FabricError> {
         let fabric = node.fabric.clone();
         let worthwhile = fabric.capabilities().ahead_bytes / u64::from(block_size.max(1));
-        let sends_ahead = usize::try_from(worthwhile).unwrap_or(usize::MAX).clamp(2, UNACKNOWLEDGED_MAX as usize);
         let queue_pair = |send_depth, receive_depth| {
             let config = QueuePairConfig { send_depth, receive_depth, ..Default::default() };
             fabric.create_queue_pair(&node.completions, config)
@@ -80,14 +81,15 @@ impl Neighbour {
             ready,
             cells,
             remote_cells: OnceLock::new(),
-            window: Arc::new(Semaphore::new(GRANTS_AHEAD as usize)),
-            unacknowledged: Arc::new(Semaphore::new(sends_ahead)),
             granting: Mutex::default(),
             given: AtomicU64::new(0),
             told: AtomicU64::new(0),
-            arrived: AtomicU64::new(0),
-            granted: watch::Sender::new(0),
+            arrived: Count::default(),
+            granted: Count::default(),
             used: AtomicU64::new(0),
+            sent: AtomicU64::new(0),
+            acknowledged: Count::default(),
+            sends_ahead: worthwhile.clamp(2, UNACKNOWLEDGED_MAX.into()),
         })
     }
 
@@ -127,35 +129,40 @@ impl Neighbour {
 
     // Receiving blocks.
 
-    /// Waits until one more block may be granted.
-    pub(crate) async fn room_to_grant(&self) -> OwnedSemaphorePermit {
-        let room = self.window.clone().acquire_owned().await.expect("the window is never closed");
+    /// Tells whether one more block may be granted at once.
+    pub(crate) fn has_room_to_grant(&self) -> bool {
+        self.arrived.get() >= self.due_to_grant() && lock(&self.granting).len() < TELLINGS_MAX as usize
+    }
+
+    /// Waits until one more block may be granted. One task waits at a time: grants are given in order.
+    pub(crate) async fn room_to_grant(&self) {
+        self.arrived.reaches(self.due_to_grant()).await;
         // The neighbour acts on a grant before it acknowledges it: acknowledgements may be far behind.
         while let Some(oldest) = self.oldest_grant_if_full() {
             // A grant that is lost breaks the queue pair, which the neighbour notices.
             let _ = oldest.await;
         }
-        room
+    }
+
+    /// Returns how many blocks must have arrived before one more is granted.
+    fn due_to_grant(&self) -> u64 {
+        (self.given.load(Ordering::Relaxed) + 1).saturating_sub(GRANTS_AHEAD.into())
     }
 
     fn oldest_grant_if_full(&self) -> Option<Operation<()>> {
-        let mut granting = self.granting.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut granting = lock(&self.granting);
         if granting.len() < TELLINGS_MAX as usize { None } else { granting.pop_front() }
     }
 
-    /// Posts the place of the next block from this neighbour, which is to be told of it, to be summed as it comes if so wanted.
-    pub(crate) fn grant(
-        &self,
-        place: BufferMut,
-        summing: Option<Arc<Summing>>,
-        room: OwnedSemaphorePermit,
-    ) -> (Arriving, Granted<'_>) {
+    /// Posts the place of the next block from this neighbour, for which there [is room](Self::room_to_grant) and of which it
+    /// is to be told. The block is summed as it comes if so wanted.
+    pub(crate) fn grant(&self, place: BufferMut, summing: Option<Arc<Summing>>) -> (Operation<Received>, Granted<'_>) {
         let arriving = match summing {
             Some(summing) => self.data.receive_inspected(place, summing),
             None => self.data.receive(place),
         };
         self.given.fetch_add(1, Ordering::Relaxed);
-        (arriving, Granted { neighbour: self, room: Some(room) })
+        (arriving, Granted { neighbour: self })
     }
 
     /// Tells the neighbour of all grants, once half of those it knows of are used up.
@@ -164,7 +171,7 @@ impl Neighbour {
     pub(crate) fn tell_if_due(&self) {
         let (given, told) = (self.given.load(Ordering::Relaxed), self.told.load(Ordering::Relaxed));
         // Grants of a transfer that failed count as used up, told or not.
-        let unused = told.saturating_sub(self.arrived.load(Ordering::Relaxed));
+        let unused = told.saturating_sub(self.arrived.get());
         if given == told || unused > u64::from(GRANTS_AHEAD / 2) {
             return;
         }
@@ -175,7 +182,7 @@ impl Neighbour {
                 let imm = given as u32;
                 // Of TELLINGS_MAX such writes the oldest is awaited, which by then is behind a signaled one.
                 let grant = self.ready.write_unsignaled(count_bytes, self.cell(GRANTS_CELL), Some(imm));
-                self.granting.lock().unwrap_or_else(PoisonError::into_inner).push_back(grant);
+                lock(&self.granting).push_back(grant);
             }
             // Without memory for eight bytes the neighbour would wait for ever: let it know.
             Err(_) => self.ready.close(),
@@ -194,28 +201,49 @@ impl Neighbour {
 
     // Sending blocks.
 
-    /// Waits until one more send may be unacknowledged.
-    pub(crate) async fn room_to_send(&self) -> OwnedSemaphorePermit {
-        self.unacknowledged.clone().acquire_owned().await.expect("it is never closed")
+    /// Tells whether one more send may be unacknowledged at once.
+    pub(crate) fn has_room_to_send(&self) -> bool {
+        self.acknowledged.get() >= self.due_to_send()
     }
 
-    /// Waits for the neighbour's next *ready_for_block* and uses it up.
+    /// Waits until one more send may be unacknowledged. One task waits at a time: blocks are sent in order.
+    pub(crate) async fn room_to_send(&self) {
+        self.acknowledged.reaches(self.due_to_send()).await;
+    }
+
+    /// Returns how many blocks must be acknowledged before one more is sent.
+    fn due_to_send(&self) -> u64 {
+        (self.sent.load(Ordering::Relaxed) + 1).saturating_sub(self.sends_ahead)
+    }
+
+    /// Uses up the neighbour's next *ready_for_block*, if it is here.
+    pub(crate) fn is_ready_for_block(&self) -> bool {
+        let ready = self.granted.get() > self.used.load(Ordering::Acquire);
+        if ready {
+            self.used.fetch_add(1, Ordering::AcqRel);
+        }
+        ready
+    }
+
+    /// Waits for the neighbour's next *ready_for_block* and uses it up. One task waits at a time: blocks are sent in order.
     pub(crate) async fn ready_for_block(&self) {
         let used = self.used.fetch_add(1, Ordering::AcqRel);
-        if *self.granted.borrow() > used {
-            return;
-        }
-        let mut granted = self.granted.subscribe();
-        granted.wait_for(|&granted| granted > used).await.expect("the sender lives in self");
+        self.granted.reaches(used + 1).await;
     }
 
-    /// Sends a block with its index, or its seal. With `in_a_run` more follow to this neighbour: this one may leave, and complete, with
-    /// them, or leave by a [`flush`](Self::flush).
-    pub(crate) fn send_block(&self, bytes: Buffer, imm: u32, in_a_run: bool) -> Operation<()> {
-        match in_a_run {
+    /// Sends a block with its index, or its seal, for which there [is room](Self::room_to_send). With `in_a_run` more follow to
+    /// this neighbour: this one may leave, and complete, with them, or leave by a [`flush`](Self::flush).
+    pub(crate) fn send_block(&self, bytes: Buffer, imm: u32, in_a_run: bool) -> (Operation<()>, Sent<'_>) {
+        let leaving = match in_a_run {
             true => self.data.send_with_more(bytes, Some(imm)),
             false => self.data.send(bytes, Some(imm)),
-        }
+        };
+        (leaving, self.count_sent())
+    }
+
+    fn count_sent(&self) -> Sent<'_> {
+        self.sent.fetch_add(1, Ordering::Relaxed);
+        Sent { neighbour: self }
     }
 
     /// Tells whether the fabric has chosen shared memory for this neighbour among others.
@@ -235,7 +263,7 @@ impl Neighbour {
     }
 
     /// Sends the first block that the neighbour gets of a message, with the message's size, and with its seal if it has one.
-    pub(crate) fn send_first_block(&self, bytes: Buffer, size: u64, seal: Option<u32>) -> Operation<()> {
+    pub(crate) fn send_first_block(&self, bytes: Buffer, size: u64, seal: Option<u32>) -> (Operation<()>, Sent<'_>) {
         let imm = match (seal, u32::try_from(size)) {
             (None, Ok(size)) if size & SIZE_IN_CELL == 0 => size,
             _ => {
@@ -248,7 +276,7 @@ impl Neighbour {
                 seal.unwrap_or(SIZE_IN_CELL)
             }
         };
-        self.data.send(bytes, Some(imm))
+        (self.data.send(bytes, Some(imm)), self.count_sent())
     }
 
     /// Posts the receives that the neighbour's grants consume. Before the connection is made.
@@ -268,11 +296,7 @@ impl Neighbour {
                 let what = format!("granted {granted} blocks, more than it may");
                 return Trouble::Protocol { by: self.rank, what };
             }
-            self.granted.send_if_modified(|known| {
-                let more = granted > *known;
-                *known = granted.max(*known);
-                more
-            });
+            self.granted.raise_to(granted);
         }
         unreachable!("each receive that is taken is posted again");
     }
@@ -289,14 +313,23 @@ impl Neighbour {
 /// A grant that is not used up; to be dropped when its block has arrived.
 pub(crate) struct Granted<'a> {
     neighbour: &'a Neighbour,
-    room: Option<OwnedSemaphorePermit>,
 }
 
 impl Drop for Granted<'_> {
     fn drop(&mut self) {
-        drop(self.room.take());
-        self.neighbour.arrived.fetch_add(1, Ordering::Relaxed);
+        self.neighbour.arrived.increment();
         self.neighbour.tell_if_due();
+    }
+}
+
+/// A block that is not acknowledged; to be dropped when it is.
+pub(crate) struct Sent<'a> {
+    neighbour: &'a Neighbour,
+}
+
+impl Drop for Sent<'_> {
+    fn drop(&mut self) {
+        self.neighbour.acknowledged.increment();
     }
 }
 

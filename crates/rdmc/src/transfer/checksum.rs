@@ -5,8 +5,6 @@ use std::io;
 use std::sync::{Arc, Mutex};
 use std::task::Poll;
 
-use futures::FutureExt;
-use futures::future::{BoxFuture, Either};
 use rdmc_fabric::{Buffer, Inspector};
 use rdmc_schedule::BlockIndex;
 use twox_hash::{XxHash3_64, xxhash3_128};
@@ -105,26 +103,32 @@ impl Summing {
         Arc::new(Self { shown: Mutex::new(Shown { hasher: xxhash3_128::Hasher::new(), len: 0 }) })
     }
 
-    /// Returns the checksum of the block, all of which is here by now, as [`Checksum::gently_of`] does.
-    pub(crate) async fn checksum_of(&self, block: &[u8]) -> Checksum {
-        match self.sum(block) {
-            Either::Left(checksum) => checksum,
-            Either::Right(summing) => summing.await,
-        }
-    }
-
-    /// Sums what is short at once. The rest is boxed, so that what is made for every block is small.
-    fn sum<'a>(&self, block: &'a [u8]) -> Either<Checksum, BoxFuture<'a, Checksum>> {
+    /// Returns the checksum of the block, all of which is here by now, unless much of it is still to be looked at.
+    pub(crate) fn checksum_at_once(&self, block: &[u8]) -> Option<Checksum> {
         let mut shown = lock(&self.shown);
         match block.get(shown.len..) {
             Some(rest) if shown.len > 0 && rest.len() <= PIECE => {
                 shown.hasher.write(rest);
                 shown.len = block.len();
-                Either::Left(Checksum(shown.hasher.finish_128()))
+                Some(Checksum(shown.hasher.finish_128()))
             }
-            Some(rest) if shown.len > 0 => Either::Right(Checksum::gently_after(shown.hasher.clone(), rest).boxed()),
-            _ if block.len() <= PIECE => Either::Left(Checksum::of(block)),
-            _ => Either::Right(Checksum::gently_of(block).boxed()),
+            Some(_) if shown.len > 0 => None,
+            _ => (block.len() <= PIECE).then(|| Checksum::of(block)),
+        }
+    }
+
+    /// Does what [`checksum_at_once`](Self::checksum_at_once) does, and gives way between pieces of what is left.
+    pub(crate) async fn checksum_of(&self, block: &[u8]) -> Checksum {
+        if let Some(checksum) = self.checksum_at_once(block) {
+            return checksum;
+        }
+        let (hasher, shown) = {
+            let shown = lock(&self.shown);
+            (shown.hasher.clone(), shown.len)
+        };
+        match block.get(shown..) {
+            Some(rest) => Checksum::gently_after(hasher, rest).await,
+            None => Checksum::gently_of(block).await,
         }
     }
 }
@@ -163,6 +167,7 @@ const COPY: usize = 64 << 10;
 
 #[cfg(test)]
 mod tests {
+    use futures::FutureExt;
     use proptest::prelude::*;
 
     use super::*;

@@ -5,10 +5,12 @@
 //! from or to another neighbour than the one before it waits until that one is nearly through; blocks of the same
 //! neighbour queue behind each other anyway.
 
-use std::sync::{Mutex, PoisonError};
+use std::sync::Mutex;
 
 use rdmc_fabric::NearlyDone;
 use rdmc_schedule::Rank;
+
+use crate::sync::lock;
 
 /// One direction of a member's port.
 #[derive(Debug, Default)]
@@ -20,15 +22,17 @@ pub(crate) struct Port {
 impl Port {
     /// Returns the neighbour of the last block.
     pub(crate) fn occupant(&self) -> Option<Rank> {
-        self.last.lock().unwrap_or_else(PoisonError::into_inner).as_ref().map(|(of, _)| *of)
+        lock(&self.last).as_ref().map(|(of, _)| *of)
+    }
+
+    /// Tells whether a block of `peer` may follow the last one at once.
+    pub(crate) fn is_free_for(&self, peer: Rank) -> bool {
+        lock(&self.last).as_ref().is_none_or(|(of, nearly_done)| *of == peer || nearly_done.is_reached())
     }
 
     /// Waits until a block of `peer` may follow the last one.
     pub(crate) async fn free_for(&self, peer: Rank) {
-        let other = {
-            let mut last = self.last.lock().unwrap_or_else(PoisonError::into_inner);
-            last.take_if(|(of, _)| *of != peer)
-        };
+        let other = lock(&self.last).take_if(|(of, _)| *of != peer);
         if let Some((_, nearly_done)) = other {
             nearly_done.await;
         }
@@ -36,6 +40,6 @@ impl Port {
 
     /// Notes the block that has the port now.
     pub(crate) fn occupy(&self, peer: Rank, nearly_done: NearlyDone) {
-        *self.last.lock().unwrap_or_else(PoisonError::into_inner) = Some((peer, nearly_done));
+        *lock(&self.last) = Some((peer, nearly_done));
     }
 }
