@@ -12,9 +12,10 @@ use super::map::Mapping;
 
 /// One node's doorbell, mapped by the node and by its peers.
 ///
-/// There is one bit for each line; whoever has news on a line sets it, counts on, and wakes the engine if that sleeps. A ringer that
-/// is stopped in the middle keeps nobody else from waking it. A peer that writes nonsense can make the engine look at lines
-/// without news, or miss some until it looks at all of them, which it does now and then.
+/// There is one bit for each line, and one for each group of lines; whoever has news on a line sets both, counts on, and wakes
+/// the engine if that sleeps. A ringer that is stopped in the middle keeps nobody else from waking it. A peer that writes
+/// nonsense can make the engine look at lines without news, or miss some until it looks at all of them, which it does now and
+/// then.
 pub(super) struct Bell {
     page: Mapping,
 }
@@ -34,7 +35,10 @@ impl Bell {
     /// Says that there is news on a line.
     pub(super) fn ring(&self, line: u32) {
         let line = line % LINES;
-        self.page.number(lines_at(line / 64)).fetch_or(1 << (line % 64), Ordering::SeqCst);
+        let (group, bit) = (line / GROUP, line % GROUP);
+        self.page.number(lines_at(group)).fetch_or(1 << bit, Ordering::SeqCst);
+        // After the line: whoever takes the group finds it.
+        self.page.number(GROUPS_AT).fetch_or(1 << group, Ordering::SeqCst);
         self.wake();
     }
 
@@ -51,16 +55,13 @@ impl Bell {
 
     /// Takes the lines with news.
     pub(super) fn take(&self, mut with_news: impl FnMut(u32)) {
-        for group in 0..LINES / 64 {
-            let number = self.page.number(lines_at(group));
-            if number.load(Ordering::Relaxed) == 0 {
-                continue;
-            }
-            let mut bits = number.swap(0, Ordering::SeqCst);
-            while bits != 0 {
-                with_news(group * 64 + bits.trailing_zeros());
-                bits &= bits - 1;
-            }
+        let groups = self.page.number(GROUPS_AT);
+        if groups.load(Ordering::Relaxed) == 0 {
+            return;
+        }
+        for group in bits(groups.swap(0, Ordering::SeqCst)) {
+            let lines = self.page.number(lines_at(group)).swap(0, Ordering::SeqCst);
+            bits(lines).for_each(|bit| with_news(group * GROUP + bit));
         }
     }
 
@@ -70,7 +71,7 @@ impl Bell {
         let (rung, asleep) = (self.page.word(RUNG_AT), self.page.word(ASLEEP_AT));
         asleep.store(1, Ordering::SeqCst);
         let seen = rung.load(Ordering::SeqCst);
-        let news = (0..LINES / 64).any(|group| self.page.number(lines_at(group)).load(Ordering::SeqCst) != 0);
+        let news = self.page.number(GROUPS_AT).load(Ordering::SeqCst) != 0;
         if !news && !has_work() {
             let limit = limit.map(|limit| rustix::thread::Timespec {
                 tv_sec: i64::try_from(limit.as_secs()).unwrap_or(i64::MAX),
@@ -83,19 +84,71 @@ impl Bell {
     }
 }
 
-/// Returns where the bits of the `group`th 64 lines stand.
+/// Lists the bits that are set.
+fn bits(mut number: u64) -> impl Iterator<Item = u32> {
+    std::iter::from_fn(move || {
+        let lowest = (number != 0).then(|| number.trailing_zeros())?;
+        number &= number - 1;
+        Some(lowest)
+    })
+}
+
+/// Returns where the bits of a group of lines stand.
 fn lines_at(group: u32) -> usize {
     LINES_AT + 8 * group as usize
 }
 
 /// Lines of one bell; more queue pairs share them.
 pub(super) const LINES: u32 = 4096;
+/// Lines of one group.
+const GROUP: u32 = 64;
+const _: () = assert!(LINES / GROUP <= u64::BITS, "each group has a bit");
 /// Bytes of the page.
 const PAGE_LEN: usize = 4096;
 /// Where ringers count, and where the engine sleeps.
 const RUNG_AT: usize = 0;
 /// Where the engine says that it sleeps, or is about to.
 const ASLEEP_AT: usize = 4;
+/// Where the groups' bits stand.
+const GROUPS_AT: usize = 8;
 /// Where the lines' bits begin, on a line of the cache of their own.
 const LINES_AT: usize = 64;
 const _: () = assert!(LINES_AT + LINES as usize / 8 <= PAGE_LEN, "the bits fit into the page");
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeSet;
+
+    use super::*;
+
+    #[test]
+    fn lines_that_were_rung_are_taken_once() {
+        let (bell, file) = Bell::create().unwrap();
+        let ringer = Bell::attach(file.into()).unwrap();
+        let taken = || {
+            let mut lines = Vec::new();
+            bell.take(|line| lines.push(line));
+            lines
+        };
+        assert_eq!(taken(), []);
+        for line in [LINES - 1, 0, 63, 64, 700, 64, LINES + 5] {
+            ringer.ring(line);
+        }
+        assert_eq!(taken(), [0, 5, 63, 64, 700, LINES - 1]);
+        assert_eq!(taken(), []);
+    }
+
+    #[test]
+    fn whoever_sleeps_is_woken_and_misses_no_line() {
+        let (bell, file) = Bell::create().unwrap();
+        let ringer = Bell::attach(file.into()).unwrap();
+        let ringing = std::thread::spawn(move || (0..LINES).step_by(7).for_each(|line| ringer.ring(line)));
+        let mut lines = BTreeSet::new();
+        while lines.len() < (0..LINES).step_by(7).len() {
+            bell.take(|line| _ = lines.insert(line));
+            bell.sleep(Some(Duration::from_millis(100)), || false);
+        }
+        ringing.join().unwrap();
+        assert!(lines.into_iter().eq((0..LINES).step_by(7)));
+    }
+}

@@ -375,4 +375,4 @@ impl Place {
 }
 
 /// The first bytes of an encoded endpoint: fabric and version.
-const ENDPOINT_TAG: &[u8] = b"shm1";
+const ENDPOINT_TAG: &[u8] = b"shm2";
