@@ -10,6 +10,27 @@ use crate::announcement::{Medium, PlanTold, Plans};
 use crate::exit::Exit;
 use crate::local::cores;
 
+/// What a plan assumes that members share.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Assumed {
+    /// A network on which each has a port.
+    Network,
+    /// The memory and the processors of one host.
+    Host,
+    /// The processors of one host, which copy into sockets and out of them. Only a benchmark knows that of members that do not
+    /// share memory.
+    Loopback,
+}
+
+impl From<Medium> for Assumed {
+    fn from(medium: Medium) -> Self {
+        match medium {
+            Medium::Network => Self::Network,
+            Medium::Host => Self::Host,
+        }
+    }
+}
+
 /// Plans messages of up to `bytes` to `members`, the sender included, for either medium. What is given is kept.
 ///
 /// # Errors
@@ -27,30 +48,33 @@ pub(crate) fn plans(
     Ok(Plans { network: told(Medium::Network)?, host: told(Medium::Host)? })
 }
 
-/// Plans for one medium, and predicts the time.
+/// Plans for what members share, and predicts the time.
 ///
 /// # Errors
 /// The same.
 pub(crate) fn plan(
-    medium: Medium,
+    assumed: impl Into<Assumed>,
     algorithm: Option<&Algorithm>,
     block_size: Option<u32>,
     members: u32,
     bytes: u64,
 ) -> anyhow::Result<Plan> {
-    model(medium).complete(algorithm, block_size, members, bytes).context(Exit::Usage)
+    model(assumed.into()).complete(algorithm, block_size, members, bytes).context(Exit::Usage)
 }
 
-/// Returns what is assumed of a medium. Nothing is measured before a transfer: that would take longer than most of them, and
-/// the choice depends little on it.
-fn model(medium: Medium) -> CostModel {
-    match medium {
-        Medium::Network => {
+/// Returns what it should cost. Nothing is measured before a transfer: that would take longer than most of them, and the choice
+/// depends little on it.
+fn model(assumed: Assumed) -> CostModel {
+    let processors = u32::try_from(cores()).unwrap_or(u32::MAX);
+    match assumed {
+        Assumed::Network => {
             CostModel::network(PORT_RATE, PORT_PER_BLOCK, PORT_LATENCY).block_size_max(PORT_BLOCK_SIZE_MAX)
         }
-        Medium::Host => {
-            let processors = u32::try_from(cores()).unwrap_or(u32::MAX);
+        Assumed::Host => {
             CostModel::host(COPY_RATE, processors, COPY_PER_BLOCK, COPY_LATENCY).block_size_max(COPY_BLOCK_SIZE_MAX)
+        }
+        Assumed::Loopback => {
+            CostModel::host(SOCKET_RATE, processors, PORT_PER_BLOCK, PORT_LATENCY).block_size_max(PORT_BLOCK_SIZE_MAX)
         }
     }
 }
@@ -78,6 +102,8 @@ const COPY_LATENCY: Duration = Duration::from_micros(50);
 /// A quarter of what is ahead to one neighbour, so that several blocks are, and of what stays in the cache for the next one who
 /// copies it.
 const COPY_BLOCK_SIZE_MAX: u32 = 1 << 20;
+/// Bytes per second that a processor copies into a socket and out of it again: 64 MiB to seven receivers went at that rate.
+const SOCKET_RATE: f64 = 2.9e9;
 
 #[cfg(test)]
 mod tests {
@@ -85,25 +111,29 @@ mod tests {
 
     const MIB: u64 = 1 << 20;
 
-    fn way(medium: Medium, members: u32, bytes: u64) -> (Algorithm, u32) {
-        let plan = plan(medium, None, None, members, bytes).unwrap();
+    fn way(assumed: impl Into<Assumed>, members: u32, bytes: u64) -> (Algorithm, u32) {
+        let plan = plan(assumed, None, None, members, bytes).unwrap();
         (plan.algorithm, plan.block_size)
     }
 
     #[test]
     fn hosts_get_the_fan_out_and_networks_the_pipeline() {
         for (members, bytes) in [(4, MIB), (8, 64 * MIB), (8, 10 << 30), (64, 256 * MIB)] {
-            assert_eq!(way(Medium::Host, members, bytes).0, Algorithm::Fanout, "{members} {bytes}");
+            for assumed in [Assumed::Host, Assumed::Loopback] {
+                assert_eq!(way(assumed, members, bytes).0, Algorithm::Fanout, "{members} {bytes}");
+            }
             assert_eq!(way(Medium::Network, members, bytes).0, Algorithm::BinomialPipeline, "{members} {bytes}");
         }
     }
 
     #[test]
     fn blocks_are_as_long_as_messages_are_worth_and_no_longer_than_a_medium_bears() {
-        let sizes = |medium| [0, 1, 100_000, 64 * MIB, 1 << 30, u64::MAX].map(|bytes| way(medium, 8, bytes).1);
+        let sizes =
+            |assumed: Assumed| [0, 1, 100_000, 64 * MIB, 1 << 30, u64::MAX].map(|bytes| way(assumed, 8, bytes).1);
         let (least, middle) = (64 << 10, 1 << 20);
-        assert_eq!(sizes(Medium::Host), [least, least, 128 << 10, middle, middle, middle]);
-        assert_eq!(sizes(Medium::Network), [least, least, least, middle / 2, 2 << 20, 2 << 20]);
+        assert_eq!(sizes(Assumed::Host), [least, least, 128 << 10, middle, middle, middle]);
+        assert_eq!(sizes(Assumed::Loopback), [least, least, 128 << 10, 2 << 20, 2 << 20, 2 << 20]);
+        assert_eq!(sizes(Assumed::Network), [least, least, least, middle / 2, 2 << 20, 2 << 20]);
         for medium in Medium::ALL {
             // With one receiver nobody relays, and one block after the other is as good as it gets.
             assert_eq!(way(medium, 2, MIB).1, 1 << 20);

@@ -11,6 +11,7 @@ use rdmc::{Buffer, Fabric, FabricChoice, Fabrics, Memory, Node, Rendezvous, TcpC
 use serde::Serialize;
 
 use crate::announcement::Medium;
+use crate::costs::Assumed;
 use crate::exit::Exit;
 use crate::manifest::printable;
 use crate::size::POOL_BYTES_MIN;
@@ -49,12 +50,13 @@ pub(crate) enum FabricName {
 }
 
 impl FabricName {
-    /// Tells what processes of this host share that all use it.
-    pub(crate) fn medium_here(self) -> Medium {
+    /// Tells what is to be assumed of processes of this host that all use it: a device is a port also among them.
+    pub(crate) fn assumed_here(self) -> Assumed {
         match self {
-            Self::Auto if shared_memory().is_ok() => Medium::Host,
-            Self::Shm => Medium::Host,
-            Self::Auto | Self::Tcp | Self::Verbs => Medium::Network,
+            Self::Auto if shared_memory().is_ok() => Assumed::Host,
+            Self::Shm => Assumed::Host,
+            Self::Auto | Self::Tcp => Assumed::Loopback,
+            Self::Verbs => Assumed::Network,
         }
     }
 }
@@ -86,15 +88,10 @@ impl fmt::Display for Chosen {
 }
 
 impl Chosen {
-    /// Tells what its members share.
+    /// Tells what its members share: only on shared memory are all known to be on one host.
     pub(crate) fn medium(&self) -> Medium {
-        medium_of(&self.fabric)
+        if self.fabric == SHM { Medium::Host } else { Medium::Network }
     }
-}
-
-/// Tells what members of a fabric share: only on shared memory are all known to be on one host.
-pub(crate) fn medium_of(fabric: &str) -> Medium {
-    if fabric == SHM { Medium::Host } else { Medium::Network }
 }
 
 impl Offered {

@@ -6,7 +6,6 @@ use super::measured::Measured;
 use super::plan::{Case, way};
 use super::report::time;
 use crate::costs;
-use crate::fabric::medium_of;
 use crate::size::Bytes;
 
 /// The choice for one combination, and what took least.
@@ -44,7 +43,7 @@ impl Explanation {
 
     fn of(case: &Case, measured: &Measured, best: &Measured) -> anyhow::Result<Self> {
         let (algorithm, block_size) = (Some(&case.algorithm), Some(case.block_size));
-        let plan = costs::plan(medium_of(&measured.transport), algorithm, block_size, case.nodes, case.bytes)?;
+        let plan = costs::plan(case.fabric.assumed_here(), algorithm, block_size, case.nodes, case.bytes)?;
         Ok(Self {
             fabric: measured.fabric.clone(),
             transport: measured.transport.clone(),
@@ -67,8 +66,8 @@ impl Explanation {
 /// Returns the table of explanations.
 pub(super) fn table(all: &[Explanation]) -> String {
     let mut text = format!(
-        "What the cost model chooses, and what took least of all that was measured; with anything but shared memory the \
-         model\nassumes members on hosts with ports of {} Gbit/s each\n",
+        "What the cost model chooses, and what took least of all that was measured. Of shared memory and TCP on this machine \
+         the\nmodel assumes that the processors copy; of RDMA, and of TCP where rdmc send plans it, ports of {} Gbit/s each\n",
         costs::PORT_RATE * 8.0 / 1e9
     );
     let mut line = |cells: [&str; 9]| {

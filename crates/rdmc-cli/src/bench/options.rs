@@ -238,7 +238,8 @@ round ends when the last receiver has mapped it: nothing is copied, and pages ar
 the content is verified, outside of the time taken. So it has no rates, and is not compared with
 what copies: those columns are empty.
 
-Algorithm and block size are what rdmc send would choose, unless they are given.
+Algorithm and block size are what the cost model chooses for processes of one host, unless they are
+given; rdmc send plans TCP for a network.
 
 Columns:
   chosen       algorithm and block size, where one of them is left to auto

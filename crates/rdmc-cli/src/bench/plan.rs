@@ -4,9 +4,8 @@ use clap::ValueEnum;
 use rdmc::Algorithm;
 
 use super::options::{BenchOptions, Checks, Completion, Delivery};
-use crate::announcement::Medium;
 use crate::choice::{AUTO, AlgorithmName, HybridOptions, OrAuto};
-use crate::costs;
+use crate::costs::{self, Assumed};
 use crate::exit::Exit;
 use crate::fabric::FabricName;
 use crate::size::Bytes;
@@ -50,13 +49,13 @@ impl Case {
             return Err(Exit::Usage.error("--explain predicts private copies: leave --delivery at private"));
         }
         for &fabric in &distinct(&options.fabric) {
-            let medium = fabric.medium_here();
+            let assumed = fabric.assumed_here();
             for &completion in &distinct(&options.completion) {
                 for &delivery in &distinct(&options.delivery) {
                     check_delivery(delivery, fabric)?;
                     for &checks in &distinct(&options.checks) {
                         let case = Self { delivery, checks, ..Self::blank(fabric, completion) };
-                        cases.extend(case.with_members(options, medium)?);
+                        cases.extend(case.with_members(options, assumed)?);
                     }
                 }
             }
@@ -73,13 +72,13 @@ impl Case {
     }
 
     /// Lists the groups.
-    fn with_members(&self, options: &BenchOptions, medium: Medium) -> anyhow::Result<Vec<Self>> {
+    fn with_members(&self, options: &BenchOptions, assumed: Assumed) -> anyhow::Result<Vec<Self>> {
         let mut cases = Vec::new();
         for &groups in &distinct(&options.groups) {
             for &nodes in &distinct(&options.nodes) {
                 for senders in senders(options, groups, nodes)? {
                     let case = Self { nodes, groups, senders, ..self.clone() };
-                    cases.extend(case.with_content(options, medium)?);
+                    cases.extend(case.with_content(options, assumed)?);
                 }
             }
         }
@@ -87,13 +86,13 @@ impl Case {
     }
 
     /// Lists what is sent, and how, among so many members.
-    fn with_content(&self, options: &BenchOptions, medium: Medium) -> anyhow::Result<Vec<Self>> {
+    fn with_content(&self, options: &BenchOptions, assumed: Assumed) -> anyhow::Result<Vec<Self>> {
         let mut cases: Vec<Self> = Vec::new();
         for (name, block_size) in ways(options) {
             let algorithm = resolve(options, name, self.nodes)?;
             let chosen = Chosen { algorithm: algorithm.is_none(), block_size: block_size.given().is_none() };
             for bytes in distinct(&options.size) {
-                let plan = costs::plan(medium, algorithm.as_ref(), block_size.given(), self.nodes, bytes)?;
+                let plan = costs::plan(assumed, algorithm.as_ref(), block_size.given(), self.nodes, bytes)?;
                 let (algorithm, block_size) = (plan.algorithm, plan.block_size);
                 let case = Self { algorithm, block_size, bytes, chosen, ..self.clone() };
                 // What was chosen is beside what is listed for a comparison, and need not be measured twice for it.
