@@ -102,31 +102,7 @@ pub(crate) async fn form(node: Arc<NodeShared>, mut spec: GroupSpec, role: Role)
     };
     let continuation = continuation.as_deref();
     let count = spec.count();
-    // What is missing may come from anybody.
-    let around = match continuation.is_some() || spec.delta {
-        true => everybody_but(rank, count),
-        false => neighbours(&spec.algorithm, count, rank)?,
-    };
-    // In a delta group all know the size before the first block comes.
-    let first_source = |member| match spec.delta {
-        true => Ok(None),
-        false => first_source(&spec.algorithm, count, member),
-    };
-    let first = first_source(rank)?;
-    let mut peers = BTreeMap::new();
-    for &peer in around.sends_to.iter().chain(&around.receives_from) {
-        let learns_size_here = first_source(peer)? == Some(rank);
-        let id = spec.members[peer.index()];
-        if let Entry::Vacant(vacant) = peers.entry(peer) {
-            vacant.insert(Neighbour::new(&node, peer, id, learns_size_here, spec.block_size)?);
-        }
-    }
-    let mut unfed = Vec::new();
-    for member in (1..count).filter(|_| rank.is_root()) {
-        if first_source(Rank(member))?.is_none() {
-            unfed.push(spec.members[Rank(member).index()]);
-        }
-    }
+    let Surroundings { around, first, peers, unfed } = Surroundings::new(&node, &spec, rank, continuation.is_some())?;
     spec.check_blocks.get_or_insert(!node.fabric.capabilities().protects_blocks);
     let members: Arc<[NodeId]> = spec.members.clone().into();
     let inbox = node.mesh.open_group(spec.id, &members).ok_or(GroupError::GroupIdUsed { group: spec.id })?;
@@ -183,6 +159,55 @@ pub(crate) async fn form(node: Arc<NodeShared>, mut spec: GroupSpec, role: Role)
         parent: &group.span, members = count, %algorithm, fabric, neighbours, by_shared_memory = shared, "group formed"
     );
     Ok(Formed { group, announcements, grants, resumption })
+}
+
+/// Whom a member exchanges blocks with.
+struct Surroundings {
+    around: Neighbours,
+    /// Who sends this member the first block of a message, if that is always the same member.
+    first: Option<Rank>,
+    peers: BTreeMap<Rank, Neighbour>,
+    /// At the root: those to whom no block comes by which they learn a message's size.
+    unfed: Vec<NodeId>,
+}
+
+impl Surroundings {
+    fn new(node: &NodeShared, spec: &GroupSpec, rank: Rank, continues: bool) -> Result<Self, GroupError> {
+        let count = spec.count();
+        // What is missing may come from anybody.
+        let around = match continues || spec.delta {
+            true => everybody_but(rank, count),
+            false => neighbours(&spec.algorithm, count, rank)?,
+        };
+        // In a delta group all know the size before the first block comes.
+        let first_source = |member| match spec.delta {
+            true => Ok(None),
+            false => first_source(&spec.algorithm, count, member),
+        };
+        let mut peers = BTreeMap::new();
+        for &peer in around.sends_to.iter().chain(&around.receives_from) {
+            let learns_size_here = first_source(peer)? == Some(rank);
+            let id = spec.members[peer.index()];
+            if let Entry::Vacant(vacant) = peers.entry(peer) {
+                vacant.insert(Neighbour::new(node, peer, id, learns_size_here, spec.block_size)?);
+            }
+        }
+        let mut unfed = Vec::new();
+        for member in (1..count).filter(|_| rank.is_root()) {
+            if first_source(Rank(member))?.is_none() {
+                unfed.push(spec.members[Rank(member).index()]);
+            }
+        }
+        Ok(Self { first: first_source(rank)?, around, peers, unfed })
+    }
+}
+
+/// Returns the next offer; none comes when the group has ended.
+async fn next_of(offers: &mut mpsc::Receiver<(Rank, Offered)>) -> (Rank, Offered) {
+    match offers.recv().await {
+        Some(offer) => offer,
+        None => std::future::pending().await,
+    }
 }
 
 fn everybody_but(rank: Rank, count: u32) -> Neighbours {
@@ -367,13 +392,6 @@ impl Group {
                     Err(Hopeless::Contradiction { by, what }) => self.accuse(by, FailureCause::Protocol { what }),
                 }
             }
-            let next_offer = async {
-                match offers.recv().await {
-                    Some(offer) => offer,
-                    // The group has ended.
-                    None => std::future::pending().await,
-                }
-            };
             futures::select_biased! {
                 outcome = ended => {
                     let failure = outcome.expect_err("nobody closes a group that this member has not joined");
@@ -381,7 +399,7 @@ impl Group {
                 }
                 // Whatever else happens, the end is waited for.
                 () = stopped => {}
-                (rank, theirs) = std::pin::pin!(next_offer.fuse()) => {
+                (rank, theirs) = std::pin::pin!(next_of(&mut offers).fuse()) => {
                     unheard.remove(&rank);
                     if theirs.spec != spec {
                         self.accuse(rank, FailureCause::SpecMismatch);
@@ -390,27 +408,36 @@ impl Group {
                     let connect = self.neighbour(rank).connect(&self.node, theirs.data, theirs.ready, theirs.cells);
                     connecting.push(connect.map(move |connected| (rank, connected)));
                 }
-                connected = connecting.select_next_some() => {
-                    let (member, outcome): (Rank, Result<(), ConnectError>) = connected;
-                    let outcome = outcome.map_err(|error| with_sources(&error));
-                    match outcome.and_then(|()| self.neighbour(member).check_sharing(&self.spec)) {
-                        Ok(()) => drop(unconnected.remove(&member)),
-                        Err(what) => {
-                            let what = sharing::with_remedy(&self.spec, what);
-                            self.accuse(member, FailureCause::DataConnection { what });
-                        }
+                (member, outcome) = connecting.select_next_some() => {
+                    if self.is_connected(member, outcome) {
+                        unconnected.remove(&member);
                     }
                 }
-                () = late => {
-                    let what = || "it was not connected in time".to_owned();
-                    let late = unconnected.iter().map(|&rank| match unheard.contains(&rank) {
-                        true => (rank, FailureCause::NotJoined),
-                        false => (rank, FailureCause::DataConnection { what: what() }),
-                    });
-                    self.accuse_all(late.collect());
-                }
+                () = late => self.accuse_late(&unconnected, &unheard),
             }
         }
+    }
+
+    /// Tells whether a member can be served; accuses one that cannot.
+    fn is_connected(&self, member: Rank, outcome: Result<(), ConnectError>) -> bool {
+        let outcome = outcome.map_err(|error| with_sources(&error));
+        match outcome.and_then(|()| self.neighbour(member).check_sharing(&self.spec)) {
+            Ok(()) => true,
+            Err(what) => {
+                let what = sharing::with_remedy(&self.spec, what);
+                self.accuse(member, FailureCause::DataConnection { what });
+                false
+            }
+        }
+    }
+
+    /// Accuses those that are not connected in time, of whom some have not been heard of.
+    fn accuse_late(&self, unconnected: &BTreeSet<Rank>, unheard: &BTreeSet<Rank>) {
+        let late = unconnected.iter().map(|&rank| match unheard.contains(&rank) {
+            true => (rank, FailureCause::NotJoined),
+            false => (rank, FailureCause::DataConnection { what: "it was not connected in time".to_owned() }),
+        });
+        self.accuse_all(late.collect());
     }
 
     fn rank_of(&self, node: NodeId) -> Option<Rank> {

@@ -389,85 +389,112 @@ impl TcpQueuePair {
     async fn write_frames(&self, to: &mut Outgoing) -> Result<std::convert::Infallible, Ending> {
         let mut closed = self.meeting.closed();
         let mut to = Writer { to, closed: &mut closed };
-        let (mut headers, mut copied) = (Vec::with_capacity(HEADERS_LEN), Vec::new());
+        let mut batch = Batch { headers: Vec::with_capacity(HEADERS_LEN), ..Batch::default() };
         loop {
-            headers.clear();
-            copied.clear();
-            let mut departing = Vec::new();
-            let mut large: Option<Buffer> = None;
-            let mut reading: Option<ExposureGrant> = None;
-            let mut refused = false;
-            while headers.len() < HEADERS_LEN && large.is_none() && reading.is_none() && !refused {
-                let response = lock(&self.responses).pop_front();
-                match response {
-                    Some(Response::Acknowledge { requests }) => {
-                        headers.extend(Frame::Acknowledge { requests }.encode());
-                        continue;
-                    }
-                    Some(Response::Read(grant)) => {
-                        headers.extend(Frame::ReadResponse { len: grant.len() as u64 }.encode());
-                        reading = Some(grant);
-                        continue;
-                    }
-                    Some(Response::NearlyTaken) => {
-                        headers.extend(Frame::NearlyTaken.encode());
-                        continue;
-                    }
-                    Some(Response::Refuse(reason)) => {
-                        headers.extend(Frame::Refuse { reason }.encode());
-                        refused = true;
-                        continue;
-                    }
-                    None => {}
-                }
-                let Some(request) = self.posted.try_take_send() else { break };
-                let data = match request.work() {
-                    Work::Send { data, imm } => {
-                        headers.extend(Frame::Send { imm: *imm, len: data.len() as u64 }.encode());
-                        data.clone()
-                    }
-                    Work::Write { data, to, imm } => {
-                        headers.extend(Frame::Write { imm: *imm, to: *to }.encode());
-                        data.clone()
-                    }
-                    Work::Read { from, .. } => {
-                        headers.extend(Frame::Read { from: *from }.encode());
-                        Buffer::empty()
-                    }
-                    Work::Receive { .. } => unreachable!("receives are queued apart"),
-                };
-                // A short one, or one that stays on this host, is nearly done when it is written; of others the peer tells.
-                if data.len() <= self.shared.config.near_bytes as usize || self.on_host.load(Ordering::Relaxed) {
-                    departing.push(request.nearing());
-                }
-                // Before its bytes are out, since the answer may come before this task runs again.
-                self.posted.await_acknowledgement(request);
-                if data.len() <= SMALL_LEN {
-                    copy_behind(&mut headers, &data)?;
-                } else if to.is_encrypted() && data.may_change() {
-                    // What is encrypted is looked at here.
-                    copy_behind(&mut copied, &data)?;
-                    break;
-                } else {
-                    large = Some(data);
-                }
-            }
-            if headers.is_empty() {
+            self.gather(&mut batch, to.is_encrypted())?;
+            if batch.headers.is_empty() {
                 if self.posted.is_broken() {
                     return Err(Ending::Closed);
                 }
                 self.posted.sends_changed().await;
                 continue;
             }
-            to.write_both(&headers, large.as_deref().unwrap_or(&copied)).await?;
-            departing.into_iter().for_each(Nearing::mark);
-            if let Some(grant) = reading {
+            let payload = batch.large.take();
+            to.write_both(&batch.headers, payload.as_deref().unwrap_or(&batch.copied)).await?;
+            batch.headers.clear();
+            batch.copied.clear();
+            batch.departing.drain(..).for_each(Nearing::mark);
+            if let Some(grant) = batch.reading.take() {
                 to.write_grant(&grant).await?;
             }
-            if refused {
+            if batch.refuses {
                 return Err(Ending::Refusing);
             }
         }
+    }
+
+    /// Takes what is to be written at once: answers, then requests.
+    fn gather(&self, batch: &mut Batch, encrypts: bool) -> Result<(), Ending> {
+        while !batch.is_full() {
+            let response = lock(&self.responses).pop_front();
+            if let Some(response) = response {
+                batch.answer(response);
+            } else if let Some(request) = self.posted.try_take_send() {
+                self.add(batch, request, encrypts)?;
+            } else {
+                break;
+            }
+        }
+        Ok(())
+    }
+
+    /// Adds a request to what is to be written.
+    fn add(&self, batch: &mut Batch, request: WorkRequest, encrypts: bool) -> Result<(), Ending> {
+        let (frame, data) = match request.work() {
+            Work::Send { data, imm } => (Frame::Send { imm: *imm, len: data.len() as u64 }, Some(data.clone())),
+            Work::Write { data, to, imm } => (Frame::Write { imm: *imm, to: *to }, Some(data.clone())),
+            Work::Read { from, .. } => (Frame::Read { from: *from }, None),
+            Work::Receive { .. } => unreachable!("receives are queued apart"),
+        };
+        batch.headers.extend(frame.encode());
+        // A short one, or one that stays on this host, is nearly done when it is written; of others the peer tells.
+        let len = data.as_ref().map_or(0, Buffer::len);
+        if len <= self.shared.config.near_bytes as usize || self.on_host.load(Ordering::Relaxed) {
+            batch.departing.push(request.nearing());
+        }
+        // Before its bytes are out, since the answer may come before this task runs again.
+        self.posted.await_acknowledgement(request);
+        let Some(data) = data else { return Ok(()) };
+        if len <= SMALL_LEN {
+            copy_behind(&mut batch.headers, &data)?;
+        } else if encrypts && data.may_change() {
+            // What is encrypted is looked at here.
+            copy_behind(&mut batch.copied, &data)?;
+        } else {
+            batch.large = Some(data);
+        }
+        Ok(())
+    }
+}
+
+/// What is written at once: headers with short payloads, and what comes behind the last one.
+#[derive(Default)]
+struct Batch {
+    headers: Vec<u8>,
+    /// A long payload, or a copy of one.
+    large: Option<Buffer>,
+    copied: Vec<u8>,
+    /// Exposed memory that the peer reads.
+    reading: Option<ExposureGrant>,
+    /// The last header refuses a request, after which nothing comes.
+    refuses: bool,
+    /// Requests that are nearly done when this is written.
+    departing: Vec<Nearing>,
+}
+
+impl Batch {
+    /// Tells whether nothing may be added.
+    fn is_full(&self) -> bool {
+        let has_more = self.large.is_some() || !self.copied.is_empty() || self.reading.is_some() || self.refuses;
+        has_more || self.headers.len() >= HEADERS_LEN
+    }
+
+    /// Adds an answer to a request of the peer.
+    fn answer(&mut self, response: Response) {
+        let frame = match response {
+            Response::Acknowledge { requests } => Frame::Acknowledge { requests },
+            Response::NearlyTaken => Frame::NearlyTaken,
+            Response::Read(grant) => {
+                let len = grant.len() as u64;
+                self.reading = Some(grant);
+                Frame::ReadResponse { len }
+            }
+            Response::Refuse(reason) => {
+                self.refuses = true;
+                Frame::Refuse { reason }
+            }
+        };
+        self.headers.extend(frame.encode());
     }
 }
 
