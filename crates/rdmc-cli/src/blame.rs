@@ -1,10 +1,12 @@
 //! Who has failed in a transfer, for people and for programs.
 
 use std::fmt;
+use std::io::ErrorKind;
 
 use rdmc::{FailedMember, FailureCause, InviteFailure};
 use serde::Serialize;
 
+use crate::cli::LISTEN;
 use crate::exit::Exit;
 use crate::manifest::printable;
 
@@ -35,13 +37,32 @@ impl FailedPeer {
     pub(crate) fn uninvited(node: u32, address: &str, failure: &InviteFailure) -> Self {
         let cause = match failure {
             InviteFailure::Unreachable(_) => "unreachable",
+            InviteFailure::Stranger(_) => "stranger",
             InviteFailure::Refused { .. } => "refused",
             InviteFailure::OtherFabrics { .. } | InviteFailure::NotForAll { .. } => "other-fabrics",
             InviteFailure::Silent(_) => "silent",
             InviteFailure::Insecure(_) => "insecure",
             _ => OTHER,
         };
-        Self { node, address: Some(address.to_owned()), cause, message: printable(&failure.to_string()) }
+        let remedy = remedy(failure).map_or_else(String::new, |remedy| format!("; {remedy}"));
+        Self { node, address: Some(address.to_owned()), cause, message: printable(&failure.to_string()) + &remedy }
+    }
+}
+
+/// Returns what may help against a failed invitation.
+fn remedy(failure: &InviteFailure) -> Option<String> {
+    match failure {
+        InviteFailure::Unreachable(error) if error.kind() == ErrorKind::ConnectionRefused => Some(format!(
+            "does rdmc recv run there? It listens at {LISTEN}, for this host only, unless --listen says otherwise"
+        )),
+        InviteFailure::OtherFabrics { offers, asked } => {
+            let encrypts = |names: &[String]| names.iter().any(|name| name.ends_with("+tls"));
+            if encrypts(offers) != encrypts(asked) {
+                return Some("blocks are encrypted by both or by neither: --encrypt".to_owned());
+            }
+            (asked.len() == 1).then(|| format!("choose another one than --fabric {}, or auto", asked[0]))
+        }
+        _ => None,
     }
 }
 
@@ -98,6 +119,10 @@ pub(crate) fn given_up(cause: &FailureCause, keeps_parts: bool) -> String {
 pub(crate) fn cut_off(keeps_parts: bool) -> String {
     format!("they may have gone on without this receiver; {}", what_next(keeps_parts))
 }
+
+/// What a sender is told that cannot reach the others, or was given up by them.
+pub(crate) const SENDER_CUT_OFF: &str = "the others may have gone on without this sender, as far as something had come; run \
+                                         rdmc send again: only what is missing travels";
 
 fn what_next(keeps_parts: bool) -> &'static str {
     match keeps_parts {

@@ -29,9 +29,9 @@ pub(crate) struct HybridOptions {
     /// sender
     #[arg(long, env = "RDMC_RACKS", value_name = "RACKS")]
     pub(crate) racks: Option<RacksText>,
-    /// For hybrid, the schedule among the racks
-    #[arg(long, env = "RDMC_SPINE", default_value = SPINE, value_name = "NAME")]
-    pub(crate) spine: SpineName,
+    /// For hybrid, the schedule among the racks: the cascade unless another one is given
+    #[arg(long, env = "RDMC_SPINE", value_name = "NAME")]
+    pub(crate) spine: Option<SpineName>,
 }
 
 /// The algorithms by the names under which they are typed.
@@ -138,7 +138,7 @@ impl HybridOptions {
                     return Err(Exit::Usage.error("--algorithm hybrid needs --racks, for instance --racks 4,4"));
                 };
                 let racks = racks.resolve(members).context(Exit::Usage)?;
-                return Ok(Hybrid::new(racks, self.spine.into()).into());
+                return Ok(Hybrid::new(racks, self.spine.unwrap_or(SPINE).into()).into());
             }
         };
         self.check_unused()?;
@@ -158,9 +158,11 @@ impl HybridOptions {
     }
 
     fn check_unused(&self) -> anyhow::Result<()> {
-        match self.racks {
-            Some(_) => Err(Exit::Usage.error("--racks goes with --algorithm hybrid only")),
-            None => Ok(()),
+        let only_for_hybrid = |option| Err(Exit::Usage.error(format!("{option} goes with --algorithm hybrid only")));
+        match (&self.racks, self.spine) {
+            (Some(_), _) => only_for_hybrid("--racks"),
+            (None, Some(_)) => only_for_hybrid("--spine"),
+            (None, None) => Ok(()),
         }
     }
 }
@@ -260,7 +262,7 @@ impl fmt::Display for AlgorithmTold {
 }
 
 /// The spine of hybrids that are given none.
-pub(crate) const SPINE: &str = "cascade";
+const SPINE: SpineName = SpineName::Cascade;
 /// The name under which something is left to be chosen.
 pub(crate) const AUTO: &str = "auto";
 
@@ -270,14 +272,14 @@ mod tests {
 
     fn hybrid(racks: &str, members: u32) -> anyhow::Result<Algorithm> {
         let racks = Some(racks.parse().map_err(anyhow::Error::msg)?);
-        HybridOptions { racks, spine: SpineName::Chain }.resolve(AlgorithmName::Hybrid, members)
+        HybridOptions { racks, spine: Some(SpineName::Chain) }.resolve(AlgorithmName::Hybrid, members)
     }
 
     #[test]
     fn every_algorithm_can_be_given_or_left_to_be_chosen() {
         let all = OrAuto::<AlgorithmName>::value_variants().iter().filter_map(|choice| choice.given());
         assert!(all.eq(AlgorithmName::value_variants().iter().copied()));
-        let none = HybridOptions { racks: None, spine: SpineName::Chain };
+        let none = HybridOptions { racks: None, spine: None };
         assert_eq!(none.resolve_given(OrAuto::Auto, 4).unwrap(), None);
         assert_eq!(none.resolve_given(OrAuto::Given(AlgorithmName::Chain), 4).unwrap(), Some(Algorithm::Chain));
         let racks = HybridOptions { racks: Some(RacksText::Sizes(vec![2, 2])), ..none };

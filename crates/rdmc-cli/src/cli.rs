@@ -29,7 +29,7 @@ pub(crate) struct Cli {
 impl Cli {
     /// Reads the arguments of the program and its environment; ends it if they make no sense.
     pub(crate) fn read() -> Self {
-        Self::read_from(Self::command(), std::env::args_os()).unwrap_or_else(|error| error.exit())
+        Self::read_from(command(), std::env::args_os()).unwrap_or_else(|error| error.exit())
     }
 
     fn read_from(
@@ -50,6 +50,18 @@ impl Cli {
         Ok(cli)
     }
 }
+
+/// Returns the program's command, whose options refuse negative numbers by their names.
+fn command() -> clap::Command {
+    let takes_them = |option: clap::Arg| {
+        let has_value = !option.is_positional() && option.get_action().takes_values();
+        if has_value { option.allow_negative_numbers(true) } else { option }
+    };
+    Cli::command().mut_subcommands(|command| command.mut_args(takes_them))
+}
+
+/// Where receivers listen by default.
+pub(crate) const LISTEN: &str = "127.0.0.1:7471";
 
 /// What to do.
 #[derive(Debug, Subcommand)]
@@ -85,10 +97,10 @@ pub(crate) enum Command {
         dir: Option<PathBuf>,
     },
     /// A process of the benchmark; started by it
-    #[command(hide = true, name = "bench-node")]
+    #[command(hide = true, name = "internal-bench-node")]
     BenchNode(BenchNodeOptions),
     /// A receiver of the demo; started by it
-    #[command(hide = true, name = "demo-member")]
+    #[command(hide = true, name = "internal-demo-member")]
     DemoMember(DemoMemberOptions),
 }
 
@@ -143,7 +155,7 @@ pub(crate) struct SendOptions {
 #[command(after_help = exit::HELP)]
 pub(crate) struct RecvOptions {
     /// Where to listen; the default is reachable from this host only, 0.0.0.0:7471 from anywhere; port 0 is any free one
-    #[arg(long, short, env = "RDMC_LISTEN", default_value = "127.0.0.1:7471", value_name = "ADDR")]
+    #[arg(long, short, env = "RDMC_LISTEN", default_value = LISTEN, value_name = "ADDR")]
     pub(crate) listen: String,
     /// The directory that everything is put into; this user must be allowed to write there
     #[arg(long, short, env = "RDMC_DIR", default_value = ".", value_name = "DIR")]

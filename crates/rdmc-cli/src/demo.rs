@@ -295,7 +295,7 @@ async fn start_processes(
 ) -> anyhow::Result<(NodeBuilder, Vec<Child>)> {
     let (mut children, mut addresses) = (Vec::new(), Vec::new());
     for place in 0..rdmc::Rank(members - 1).index() {
-        let arguments = std::iter::once("demo-member".to_owned()).chain(places.arguments(place + 1));
+        let arguments = std::iter::once("internal-demo-member".to_owned()).chain(places.arguments(place + 1));
         let (child, mut lines) = start_child(arguments).context("a receiver")?;
         let first = lines.next_line().await?.context("a receiver ended before it listened")?;
         match serde_json::from_str(&first)? {

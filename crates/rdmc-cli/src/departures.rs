@@ -7,7 +7,7 @@ use futures::future::{FutureExt, MaybeDone, maybe_done};
 use rdmc::{Buffer, FailedMember, FailureCause, GroupError, GroupFailure, GroupSpec, Multicast, Node, Rank};
 use rdmc::{RecoveryError, SendError, Sender};
 
-use crate::blame::explain;
+use crate::blame::{SENDER_CUT_OFF, explain};
 use crate::exit::{Exit, INTEGRITY};
 use crate::progress::{Event, Reporter};
 use crate::send::Receivers;
@@ -189,7 +189,9 @@ impl Course<'_> {
                 }
                 Err(RecoveryError::Group(GroupError::Failed(next))) => failure = next,
                 Err(RecoveryError::Off) => return Err(self.error(&self.left_with(&failure))),
-                Err(RecoveryError::NoQuorum | RecoveryError::Excluded { .. }) => return Err(self.error("")),
+                Err(RecoveryError::NoQuorum | RecoveryError::Excluded { .. }) => {
+                    return Err(self.error(&format!("; {SENDER_CUT_OFF}")));
+                }
                 Err(other) => return Err(self.error(&format!(": {other}"))),
             }
         }

@@ -5,6 +5,8 @@ use std::process::ExitCode;
 
 use tokio::sync::watch;
 
+use crate::progress::tell;
+
 /// The kind of failure, which decides the exit code; attached to errors as their context.
 ///
 /// Errors without one are local failures.
@@ -96,7 +98,7 @@ pub(crate) fn report(outcome: Result<(), anyhow::Error>) -> ExitCode {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) if is_broken_pipe(&error) => ExitCode::SUCCESS,
         Err(error) => {
-            eprintln!("rdmc: {error:#}");
+            tell(format_args!("rdmc: {error:#}"));
             ExitCode::from(Exit::code_of(&error))
         }
     }

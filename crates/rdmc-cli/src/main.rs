@@ -1,6 +1,8 @@
 //! The program `rdmc`: files and directories from one host to many, by reliable multicast.
 
 #![deny(unsafe_code)]
+// These panic where nobody reads on.
+#![deny(clippy::print_stdout, clippy::print_stderr)]
 
 mod announcement;
 mod arrivals;
@@ -39,18 +41,36 @@ use tracing_subscriber::EnvFilter;
 
 use cli::{Cli, Command, DemoFabric};
 use exit::{Exit, Signal, Stop};
+use manifest::printable;
 use progress::tell_outcome;
+
+/// Reads what is to be logged.
+fn log_filter(given: Option<String>, default: &str) -> anyhow::Result<EnvFilter> {
+    let Some(given) = given.filter(|given| !given.is_empty()) else { return Ok(EnvFilter::new(default)) };
+    EnvFilter::try_new(&given).map_err(|error| {
+        let given = printable(&given);
+        Exit::Usage.error(format!("RDMC_LOG is {given}: {error}; say for instance info, or rdmc=debug"))
+    })
+}
+
+/// Logs to the standard error. Where nobody can read it the work goes on.
+fn log(filter: EnvFilter) {
+    tracing_subscriber::fmt()
+        .with_env_filter(filter)
+        .with_writer(std::io::stderr)
+        .with_ansi(std::io::stderr().is_terminal())
+        .log_internal_errors(false)
+        .init();
+}
 
 fn main() -> ExitCode {
     let cli = Cli::read();
     // What simulated nodes have to say is of no concern, unless it is asked for.
     let default = if matches!(cli.command, Command::Sim(_)) { "off" } else { LOG_DEFAULT };
-    let filter = EnvFilter::try_from_env("RDMC_LOG").unwrap_or_else(|_| EnvFilter::new(default));
-    tracing_subscriber::fmt()
-        .with_env_filter(filter)
-        .with_writer(std::io::stderr)
-        .with_ansi(std::io::stderr().is_terminal())
-        .init();
+    match log_filter(std::env::var("RDMC_LOG").ok(), default) {
+        Ok(filter) => log(filter),
+        Err(error) => return exit::report(Err(error)),
+    }
     exit::report(match cli.command {
         Command::Send(options) => tell_outcome(options.output, run(Threads::Many, |stop| send::run(options, stop))),
         Command::Recv(options) => tell_outcome(options.output, run(Threads::Many, |stop| recv::run(options, stop))),

@@ -138,7 +138,8 @@ impl fmt::Display for Event {
                     write!(f, ", by {first} ({device})")?;
                     others.iter().try_for_each(|other| write!(f, " or {other}"))?;
                 }
-                if *loopback_only { f.write_str(" (this host only; --listen 0.0.0.0:7471 for all)") } else { Ok(()) }
+                let port = address.rsplit(':').next().unwrap_or_default();
+                if *loopback_only { write!(f, " (this host only; --listen 0.0.0.0:{port} for all)") } else { Ok(()) }
             }
             Event::Warning { message } => write!(f, "warning: {message}"),
             Event::Declined { from, reason } => {
@@ -216,15 +217,15 @@ impl Reporter {
             Mode::Json => print_json(event),
             Mode::Bars if event.is_shown_by_bars() => {}
             Mode::Bars | Mode::Lines if event.is_result() => self.print(&event.to_string()),
-            Mode::Bars => self.bars.suspend(|| eprintln!("{event}")),
-            Mode::Lines => eprintln!("{event}"),
+            Mode::Bars => self.bars.suspend(|| tell(event)),
+            Mode::Lines => tell(event),
         }
     }
 
     /// Tells a failure that does not end the program.
     pub(crate) fn say_failure(&self, error: &anyhow::Error) {
         let event = Event::failed(error);
-        if self.mode == Mode::Quiet { eprintln!("rdmc: {event}") } else { self.say(&event) }
+        if self.mode == Mode::Quiet { tell(format_args!("rdmc: {event}")) } else { self.say(&event) }
     }
 
     /// Prints a result for people.
@@ -314,6 +315,11 @@ impl Drop for Bar {
             bar.finish_and_clear();
         }
     }
+}
+
+/// Tells people something on the standard error. Where nobody can hear it the work goes on.
+pub(crate) fn tell(text: impl fmt::Display) {
+    let _ = writeln!(std::io::stderr(), "{text}");
 }
 
 /// Prints one line of JSON; a reader that is gone wants no more of them.

@@ -12,7 +12,7 @@ use rdmc_schedule::{BlockCount, MEMBERS_MAX, Rank, Schedule};
 
 use crate::announcement::{Announcement, Groups, PlanTold, Reply};
 use crate::blame::{FailedPeer, explain};
-use crate::cli::SendOptions;
+use crate::cli::{LISTEN, SendOptions};
 use crate::costs::plans;
 use crate::departures::{Departures, UNDER_WAY_MAX};
 use crate::exit::{Exit, Stop};
@@ -102,7 +102,9 @@ impl Receivers {
         for address in &addresses {
             let port = address.rsplit_once(':').filter(|(host, _)| !host.is_empty()).map(|(_, port)| port);
             if !port.is_some_and(|port| port.parse::<u16>().is_ok_and(|port| port != 0)) {
-                return Err(Exit::Usage.error(format!("{address:?} is no HOST:PORT")));
+                return Err(
+                    Exit::Usage.error(format!("{address:?} is no HOST:PORT; rdmc recv listens at {LISTEN} by default"))
+                );
             }
             if !seen.insert(address) {
                 return Err(Exit::Usage.error(format!("{address} is given twice")));

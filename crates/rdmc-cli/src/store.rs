@@ -159,8 +159,8 @@ impl Store {
         if let Err(error) = allowed.map_err(io::Error::from)
             && is_forbidden(error.kind())
         {
-            let shown = if path.as_os_str().is_empty() { Path::new(".") } else { path };
-            bail!("nothing can be put into the directory {}: {error}", printable(&shown.to_string_lossy()));
+            let of_it = if path.as_os_str().is_empty() { String::new() } else { format!("{} in ", path.display()) };
+            bail!("nothing can be put into {}the directory of --dir: {error}", printable(&of_it));
         }
         partial::remove_strays(&dir, STRAYS_KEPT_FOR);
         Ok(())

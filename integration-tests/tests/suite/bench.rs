@@ -182,7 +182,7 @@ fn members_end_when_the_benchmark_is_killed() {
     });
     bench.kill().unwrap();
     bench.wait().unwrap();
-    wait_until("the members end", || !members.iter().any(|&pid| runs_as(pid, "bench-node")));
+    wait_until("the members end", || !members.iter().any(|&pid| runs_as(pid, "internal-bench-node")));
 }
 
 fn positive(object: &Value, name: &str) {

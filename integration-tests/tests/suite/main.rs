@@ -12,6 +12,7 @@ mod fleet;
 mod integrity;
 #[cfg(target_os = "linux")]
 mod lab;
+mod mistakes;
 mod multicast;
 #[cfg(target_os = "linux")]
 mod network;

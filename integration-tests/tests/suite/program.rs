@@ -114,76 +114,6 @@ fn what_exists_is_replaced() {
 }
 
 #[test]
-fn wrong_arguments_end_with_2() {
-    let cases: [&[&str]; 17] = [
-        &[],
-        &["teleport"],
-        &["send"],
-        &["send", "Cargo.toml"],
-        &["send", "Cargo.toml", "--to", "nowhere"],
-        &["send", "Cargo.toml", "--to", "h:1,h:1"],
-        &["send", "Cargo.toml", "--to", "h:1", "--block-size", "0"],
-        &["send", "Cargo.toml", "--to", "h:1", "--block-size", "2GiB"],
-        &["send", "Cargo.toml", "--to", "h:1", "--on-failure", "weep"],
-        &["send", "Cargo.toml", "--to", "h:1", "--algorithm", "magic"],
-        &["send", "Cargo.toml", "--to", "h:1", "--algorithm", "hybrid"],
-        &["send", "Cargo.toml", "--to", "h:1", "--algorithm", "hybrid", "--racks", "4,4"],
-        &["send", "/", "--to", "h:1"],
-        &["recv", "--max-size", "much"],
-        &["recv", "--listen", "no address"],
-        &["schedule", "--nodes", "0"],
-        &["demo", "--nodes", "3", "--algorithm", "chain", "--racks", "1,2"],
-    ];
-    for arguments in cases {
-        let output = rdmc(arguments);
-        assert_eq!(code(&output), 2, "{arguments:?}: {output:?}");
-        assert!(!output.stderr.is_empty() && output.stdout.is_empty(), "{arguments:?}");
-    }
-}
-
-#[test]
-fn a_file_that_is_not_there_ends_with_1() {
-    let output = rdmc(&["send", "/nonexistent/file", "--to", "127.0.0.1:1"]);
-    assert_eq!(code(&output), 1);
-    assert!(text(&output.stderr).contains("/nonexistent/file"));
-    assert_eq!(code(&rdmc(&["recv", "--dir", "/nonexistent"])), 1);
-}
-
-#[test]
-fn a_receiver_that_is_not_there_ends_with_4_and_nothing_is_sent() {
-    let source = TempDir::new().unwrap();
-    let path = source.path().join("file");
-    std::fs::write(&path, b"bytes").unwrap();
-    let receiver = Receiver::start(&["--once"]);
-    let free = crate::cluster::free_addresses(1).remove(0);
-    let to = format!("{},{free}", receiver.address);
-    let sent = rdmc(&[OsStr::new("send"), path.as_os_str(), OsStr::new("--to"), OsStr::new(&to)]);
-    assert_eq!(code(&sent), 4, "{sent:?}");
-    assert!(text(&sent.stderr).contains(&free), "{sent:?}");
-    assert!(tree(receiver.dir.path()).is_empty());
-    // A withdrawn offer is no transfer: the receiver goes on waiting for one.
-    assert_eq!(code(&send(&[path], std::slice::from_ref(&receiver), &[], "1M")), 0);
-    assert_eq!(receiver.finish().0, 0);
-}
-
-#[test]
-fn a_receiver_that_refuses_ends_with_4_and_nothing_is_sent() {
-    let source = TempDir::new().unwrap();
-    let path = source.path().join("file");
-    std::fs::write(&path, pattern(5000, 1)).unwrap();
-    for refusal in ["--max-size=4k", "--no-overwrite"] {
-        let receivers = [Receiver::start(&[]), Receiver::start(&[refusal])];
-        std::fs::write(receivers[1].dir.path().join("file"), b"old").unwrap();
-        let sent = send(std::slice::from_ref(&path), &receivers, &[], "1M");
-        assert_eq!(code(&sent), 4, "{sent:?}");
-        let said = text(&sent.stderr);
-        assert!(said.contains(&receivers[1].address) && said.contains("refused"), "{said}");
-        assert!(tree(receivers[0].dir.path()).is_empty());
-        assert_eq!(std::fs::read(receivers[1].dir.path().join("file")).unwrap(), b"old");
-    }
-}
-
-#[test]
 fn a_signal_ends_a_receiver_in_good_order() {
     let source = TempDir::new().unwrap();
     let path = slow_file(&source);
@@ -299,12 +229,12 @@ fn no_receiver_of_the_demo_outlives_it() {
         let mut demo = command(&["demo", "-n", "4", "--size", "64MiB", "-b", "512"]).spawn().unwrap();
         let mut members = Vec::new();
         wait_until("the receivers' processes run", || {
-            members = children_of(demo.id(), "demo-member");
+            members = children_of(demo.id(), "internal-demo-member");
             members.len() == 3
         });
         signal(&demo, how);
         demo.wait().unwrap();
-        wait_until("the receivers' processes end", || members.iter().all(|&pid| !runs_as(pid, "demo-member")));
+        wait_until("the receivers' processes end", || members.iter().all(|&pid| !runs_as(pid, "internal-demo-member")));
     }
 }
 
@@ -484,7 +414,7 @@ fn read_all(mut from: impl std::io::Read + Send + 'static) -> JoinHandle<Vec<u8>
     })
 }
 
-fn send(files: &[PathBuf], receivers: &[Receiver], options: &[&str], block: &str) -> Output {
+pub(crate) fn send(files: &[PathBuf], receivers: &[Receiver], options: &[&str], block: &str) -> Output {
     let to = receivers.iter().map(|receiver| receiver.address.as_str()).collect::<Vec<_>>().join(",");
     let mut command = command(&["send", "--to", &to, "--block-size", block]);
     finish(command.args(options).args(files).spawn().unwrap())

@@ -210,7 +210,7 @@ fn source() -> (TempDir, PathBuf) {
 }
 
 /// Makes a key by the program, and returns the options that use it.
-fn key_in(dir: &TempDir, name: &str) -> Vec<String> {
+pub(crate) fn key_in(dir: &TempDir, name: &str) -> Vec<String> {
     let path = dir.path().join(name);
     let made = rdmc(&["keygen".as_ref(), path.as_os_str()]);
     assert_eq!(code(&made), 0, "{made:?}");

@@ -154,7 +154,7 @@ struct Process {
 
 impl Process {
     fn start(place: usize, case: &Case, device: Option<&str>) -> anyhow::Result<Self> {
-        let mut arguments = vec!["bench-node".to_owned(), "member".to_owned()];
+        let mut arguments = vec!["internal-bench-node".to_owned(), "member".to_owned()];
         arguments.extend(["--fabric".to_owned(), fabric_name(case.fabric)]);
         arguments.extend(device.iter().flat_map(|device| ["--device".to_owned(), (*device).to_owned()]));
         arguments.extend((place == 0).then(|| "--first".to_owned()));

@@ -86,11 +86,12 @@ impl Limits {
 pub(crate) fn run_sink(bytes: usize) -> anyhow::Result<()> {
     end_with_stdin();
     let listener = TcpListener::bind("127.0.0.1:0")?;
-    println!("{}", listener.local_addr()?);
+    let mut stdout = std::io::stdout();
+    writeln!(stdout, "{}", listener.local_addr()?)?;
     let (mut stream, _) = listener.accept()?;
     let mut memory = vec![1; bytes];
     while stream.read_exact(&mut memory).is_ok() {
-        println!("{}", monotonic_ns());
+        writeln!(stdout, "{}", monotonic_ns())?;
     }
     Ok(())
 }
@@ -136,7 +137,7 @@ struct Sink {
 impl Sink {
     fn start(bytes: usize) -> anyhow::Result<Self> {
         let mut command = this_program()?;
-        command.args(["bench-node", "sink", "--bytes", &bytes.to_string()]);
+        command.args(["internal-bench-node", "sink", "--bytes", &bytes.to_string()]);
         let mut child = command.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn()?;
         let mut told = BufReader::new(child.stdout.take().expect("it is piped")).lines();
         let address = told.next().context("the receiver of a stream has ended")??;

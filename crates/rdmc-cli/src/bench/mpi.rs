@@ -176,7 +176,7 @@ impl Compiled {
     /// Measures rounds, and bursts if any are asked for.
     pub(super) async fn run(&self, case: &Case, fabric: &str, block: Block) -> anyhow::Result<Samples> {
         let transport = self.contestant.transport(fabric);
-        let guard = ["bench-node", "guard", "--", self.launcher].map(str::to_owned);
+        let guard = ["internal-bench-node", "guard", "--", self.launcher].map(str::to_owned);
         let Block { warm_up, rounds, messages, bursts, burst_min } = block;
         let burst_min_ns = u64::try_from(burst_min.as_nanos())?;
         // MPI_Finalize of MPICH 4.0 over TCP does not always return.

@@ -7,7 +7,7 @@ use rdmc::{CompletionMode, DeliveryMode};
 use serde::{Deserialize, Serialize};
 
 use super::mpi::Contestant;
-use crate::choice::{AUTO, AlgorithmName, OrAuto, RacksText, SPINE, SpineName};
+use crate::choice::{AUTO, AlgorithmName, OrAuto, RacksText, SpineName};
 use crate::cli::OutputOptions;
 use crate::fabric::FabricName;
 use crate::size;
@@ -28,9 +28,9 @@ pub(crate) struct BenchOptions {
     /// For hybrid, who shares a rack: sizes in order of rank (4,4), or the ranks of each rack (0,2/1,3)
     #[arg(long, value_name = "RACKS")]
     pub(super) racks: Option<RacksText>,
-    /// For hybrid, the schedule among the racks
-    #[arg(long, default_value = SPINE, value_name = "NAME")]
-    pub(super) spine: SpineName,
+    /// For hybrid, the schedule among the racks: the cascade unless another one is given
+    #[arg(long, value_name = "NAME")]
+    pub(super) spine: Option<SpineName>,
     /// Bytes of a block, the unit that is relayed, or auto: what should take least, from 64 KiB to 2 MiB
     #[arg(long, short, default_value = AUTO, value_delimiter = ',', value_name = "SIZE,…", value_parser = size::parse_block_or_auto)]
     pub(super) block_size: Vec<OrAuto<u32>>,

@@ -203,7 +203,7 @@ fn resolve(options: &BenchOptions, algorithm: OrAuto<AlgorithmName>, nodes: u32)
     let named = OrAuto::Given(AlgorithmName::Hybrid);
     // They are for the one in the list that needs them.
     if options.algorithm.contains(&named) && algorithm != named {
-        hybrid.racks = None;
+        (hybrid.racks, hybrid.spine) = (None, None);
     }
     hybrid.resolve_given(algorithm, nodes)
 }

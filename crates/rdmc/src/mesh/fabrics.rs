@@ -250,6 +250,15 @@ impl FabricNames {
         listed(&self.0)
     }
 
+    /// Returns the names for people; of those that `others` have as well, but do not reach, with a word about that.
+    pub(crate) fn to_strings_beside(&self, others: &Self) -> Vec<String> {
+        let told = |name: &FabricName| {
+            let elsewhere = !others.has(name) && others.0.iter().any(|other| other.to_string() == name.to_string());
+            if elsewhere { format!("{name} of another host or user") } else { name.to_string() }
+        };
+        self.0.iter().map(told).collect()
+    }
+
     /// Returns those that come before `name`.
     pub(crate) fn preferred_to<'a>(&'a self, name: &'a FabricName) -> impl Iterator<Item = &'a FabricName> {
         self.0.iter().take_while(move |better| *better != name)
@@ -307,6 +316,13 @@ mod tests {
 
     fn names(list: &[&str]) -> Result<FabricNames, FabricsError> {
         list.iter().map(ToString::to_string).collect::<Vec<_>>().try_into()
+    }
+
+    #[test]
+    fn what_has_another_reach_is_told_as_such() {
+        let (theirs, ours) = (names(&["shm/a", "tcp"]).unwrap(), names(&["shm/b"]).unwrap());
+        assert_eq!(theirs.to_strings_beside(&ours), ["shm of another host or user", "tcp"]);
+        assert_eq!(theirs.to_strings_beside(&theirs), ["shm", "tcp"]);
     }
 
     fn chosen(ours: &[&str], others: &[&[&str]]) -> Option<String> {

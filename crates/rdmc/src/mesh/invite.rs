@@ -176,13 +176,19 @@ async fn ask(environment: &dyn Environment, address: &str, invite: &Frame, secur
         stream = security.connect(environment, stream, host(address)).await.map_err(InviteFailure::of)?;
     }
     say(&mut stream, &bytes).await.map_err(InviteFailure::of)?;
-    match frame::read(&mut stream).await.map_err(InviteFailure::of)? {
+    let answer = frame::read(&mut stream).await.map_err(|error| match InviteFailure::of(error) {
+        InviteFailure::Unreachable(error) if error.kind() == io::ErrorKind::InvalidData => {
+            InviteFailure::Stranger(error)
+        }
+        failure => failure,
+    });
+    match answer? {
         Some(Frame::Accept { reply, .. }) if reply.len() > REPLY_LEN_MAX => {
             Err(InviteFailure::Refused { reason: format!("its reply is longer than {REPLY_LEN_MAX} bytes") })
         }
         Some(Frame::Accept { fabrics, reply }) => Ok((stream, fabrics, reply.into())),
         Some(Frame::Reject { reason: Reject::Fabrics { offers, asked } }) => {
-            Err(InviteFailure::OtherFabrics { offers: offers.to_strings(), asked: asked.to_strings() })
+            Err(InviteFailure::OtherFabrics { offers: offers.to_strings_beside(&asked), asked: asked.to_strings() })
         }
         Some(Frame::Reject { reason }) => Err(InviteFailure::Refused { reason: reason.to_string() }),
         Some(_) => Err(InviteFailure::Refused { reason: "it does not answer as a listener does".to_owned() }),
@@ -205,6 +211,9 @@ pub enum InviteFailure {
     /// It could not be reached.
     #[error("could not be reached: {0}")]
     Unreachable(io::Error),
+    /// What answers there speaks another protocol.
+    #[error("is not a listener of this protocol: {0}")]
+    Stranger(io::Error),
     /// It refused.
     #[error("refused: {reason}")]
     Refused {

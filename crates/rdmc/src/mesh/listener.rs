@@ -242,7 +242,8 @@ impl ListenerShared {
             _ => return Err(io::Error::other("the first frame was neither a hello nor an invitation")),
         };
         if let Reject::Fabrics { offers, asked } = &reason {
-            tracing::warn!(from = ?stream.peer_address(), %asked, %offers, "invitation refused: no fabric in common");
+            let from = stream.peer_address().map(tracing::field::display);
+            tracing::warn!(from, %asked, %offers, "invitation refused: no fabric in common");
         }
         refuse(&mut stream, reason).await
     }
