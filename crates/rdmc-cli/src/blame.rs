@@ -60,7 +60,7 @@ fn remedy(failure: &InviteFailure) -> Option<String> {
             if encrypts(offers) != encrypts(asked) {
                 return Some("blocks are encrypted by both or by neither: --encrypt".to_owned());
             }
-            (asked.len() == 1).then(|| format!("choose another one than --fabric {}, or auto", asked[0]))
+            Some("leave --fabric at auto on both sides, and --no-shm away, to use what both have".to_owned())
         }
         _ => None,
     }

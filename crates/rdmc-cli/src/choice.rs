@@ -160,8 +160,8 @@ impl HybridOptions {
     fn check_unused(&self) -> anyhow::Result<()> {
         let only_for_hybrid = |option| Err(Exit::Usage.error(format!("{option} goes with --algorithm hybrid only")));
         match (&self.racks, self.spine) {
-            (Some(_), _) => only_for_hybrid("--racks"),
-            (None, Some(_)) => only_for_hybrid("--spine"),
+            (Some(_), _) => only_for_hybrid("--racks (or RDMC_RACKS)"),
+            (None, Some(_)) => only_for_hybrid("--spine (or RDMC_SPINE)"),
             (None, None) => Ok(()),
         }
     }

@@ -31,6 +31,7 @@ mod source;
 mod store;
 mod words;
 
+use std::ffi::OsString;
 use std::io::IsTerminal;
 use std::process::ExitCode;
 use std::time::Duration;
@@ -45,8 +46,9 @@ use manifest::printable;
 use progress::tell_outcome;
 
 /// Reads what is to be logged.
-fn log_filter(given: Option<String>, default: &str) -> anyhow::Result<EnvFilter> {
+fn log_filter(given: Option<OsString>, default: &str) -> anyhow::Result<EnvFilter> {
     let Some(given) = given.filter(|given| !given.is_empty()) else { return Ok(EnvFilter::new(default)) };
+    let given = given.to_string_lossy();
     EnvFilter::try_new(&given).map_err(|error| {
         let given = printable(&given);
         Exit::Usage.error(format!("RDMC_LOG is {given}: {error}; say for instance info, or rdmc=debug"))
@@ -67,7 +69,7 @@ fn main() -> ExitCode {
     let cli = Cli::read();
     // What simulated nodes have to say is of no concern, unless it is asked for.
     let default = if matches!(cli.command, Command::Sim(_)) { "off" } else { LOG_DEFAULT };
-    match log_filter(std::env::var("RDMC_LOG").ok(), default) {
+    match log_filter(std::env::var_os("RDMC_LOG"), default) {
         Ok(filter) => log(filter),
         Err(error) => return exit::report(Err(error)),
     }

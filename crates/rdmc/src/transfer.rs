@@ -144,7 +144,11 @@ impl Transfer {
         let mut untold: Option<&Neighbour> = None;
         for receive in self.plan.receives(self.group.rank()).skip(usize::from(first_is_here)) {
             let (neighbour, ingress) = (self.group.neighbour(receive.peer), self.group.ingress());
-            if !(ingress.is_free_for(receive.peer) && neighbour.has_room_to_grant()) {
+            let has_room = || ingress.is_free_for(receive.peer) && neighbour.has_room_to_grant();
+            if !has_room() {
+                arriving.settle().await?;
+            }
+            if !has_room() {
                 // One word for all grants that could be given at once.
                 untold.take().inspect(|neighbour| neighbour.tell_if_due());
                 let occupant = ingress.occupant().unwrap_or(receive.peer);
@@ -287,7 +291,11 @@ impl Transfer {
                 waited_for_ready = self.waiting(Awaited::Ready, send.peer, ready).await?;
             }
             let mut waited_for_port = Duration::ZERO;
-            if !(egress.is_free_for(send.peer) && neighbour.has_room_to_send()) {
+            let has_room = || egress.is_free_for(send.peer) && neighbour.has_room_to_send();
+            if !has_room() {
+                leaving.settle().await?;
+            }
+            if !has_room() {
                 neighbour.flush();
                 let occupant = egress.occupant().unwrap_or(send.peer);
                 let free = leaving.unless_failing(async {

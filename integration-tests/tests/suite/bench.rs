@@ -177,7 +177,7 @@ fn members_end_when_the_benchmark_is_killed() {
     let mut bench = bench.spawn().unwrap();
     let mut members = Vec::new();
     wait_until("the members are started", || {
-        members = children_of(bench.id(), "bench-node\0member\0");
+        members = children_of(bench.id(), "internal-bench-node\0member\0");
         members.len() == 4
     });
     bench.kill().unwrap();

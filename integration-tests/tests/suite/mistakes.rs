@@ -1,14 +1,17 @@
 //! What the program says and does when something is wrong from the start: arguments, peers, and where it speaks to.
 
+#![expect(clippy::unwrap_used, reason = "the helpers belong to the tests, where nothing goes on after a failure")]
+
 use std::ffi::OsStr;
 use std::fs::File;
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::TcpListener;
+use std::process::Child;
 
 use tempfile::TempDir;
 
 use crate::cluster::pattern;
-use crate::program::{Receiver, code, command, finish, rdmc, send, text, tree};
+use crate::program::{Receiver, code, command, finish, rdmc, send, text, tree, wait_until};
 use crate::security::key_in;
 
 #[test]
@@ -102,24 +105,45 @@ fn a_value_that_makes_no_sense_is_named_with_its_option() {
 }
 
 #[test]
+#[cfg(target_os = "linux")]
 fn who_cannot_be_heard_works_all_the_same() {
     let (source, dir) = (TempDir::new().unwrap(), TempDir::new().unwrap());
     let path = source.path().join("file");
     std::fs::write(&path, pattern(5000, 1)).unwrap();
     let full = || File::options().write(true).open("/dev/full").unwrap();
     let mut receiving = command(&["recv", "--once", "--json", "--listen", "127.0.0.1:0", "--dir"]);
-    let mut receiver = receiving.arg(dir.path()).env("RDMC_LOG", "debug").stderr(full()).spawn().unwrap();
-    let mut lines = BufReader::new(receiver.stdout.take().unwrap());
+    let mut receiver = Ending(receiving.arg(dir.path()).env("RDMC_LOG", "debug").stderr(full()).spawn().unwrap());
+    let mut lines = BufReader::new(receiver.0.stdout.take().unwrap());
     let mut first = String::new();
     lines.read_line(&mut first).unwrap();
     // Nobody reads what it says from here on.
     drop(lines);
     let listening: serde_json::Value = serde_json::from_str(&first).unwrap();
     let mut sending = command(&["send", "--to", listening["address"].as_str().unwrap()]);
-    let mut sender = sending.arg(&path).env("RDMC_LOG", "debug").stdout(full()).stderr(full()).spawn().unwrap();
-    assert_eq!(sender.wait().unwrap().code(), Some(0));
-    assert_eq!(receiver.wait().unwrap().code(), Some(0));
+    let sender = sending.arg(&path).env("RDMC_LOG", "debug").stdout(full()).stderr(full()).spawn().unwrap();
+    assert_eq!((Ending(sender).code(), receiver.code()), (0, 0));
     assert_eq!(std::fs::read(dir.path().join("file")).unwrap(), pattern(5000, 1));
+}
+
+/// A process that is ended with the test.
+struct Ending(Child);
+
+impl Ending {
+    fn code(&mut self) -> i32 {
+        let mut code = None;
+        wait_until("it ends", || {
+            code = self.0.try_wait().unwrap().map(|status| status.code().unwrap());
+            code.is_some()
+        });
+        code.unwrap()
+    }
+}
+
+impl Drop for Ending {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
 }
 
 #[test]

@@ -223,7 +223,7 @@ pub enum InviteFailure {
     /// It has none of the inviting node's fabrics.
     #[error("refused: it offers {}, not {}", offers.join(", "), asked.join(", "))]
     OtherFabrics {
-        /// The fabrics it has.
+        /// The fabrics it has. With one that the inviting node has as well comes why it does not reach that node.
         offers: Vec<String>,
         /// The inviting node's.
         asked: Vec<String>,

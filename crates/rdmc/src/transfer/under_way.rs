@@ -6,41 +6,41 @@ use std::task::{Context, Poll, ready};
 
 use futures::stream::{FuturesUnordered, StreamExt};
 use futures::{FutureExt, future::BoxFuture};
-use rdmc_fabric::{Operation, Received, WorkError};
+use rdmc_fabric::{Operation, Received};
 use rdmc_schedule::Rank;
 
-use super::{Arrival, Transfer, Trouble};
+use super::{Arrival, Transfer, Trouble, give_way};
 use crate::group::neighbour::{Granted, Sent};
 use crate::woken::Attention;
 
 /// Operations in lines: of each neighbour in the order in which they were posted, which is that in which they end.
 ///
 /// So no more is looked at than the first one of each line, and nothing is allocated for an operation.
-struct Lines<T, A> {
-    lines: Vec<Line<T, A>>,
+struct Lines<O, A> {
+    lines: Vec<Line<O, A>>,
     /// The line that is looked at first: of what was posted last, or of what ended last.
     at: usize,
 }
 
-struct Line<T, A> {
+struct Line<O, A> {
     with: Rank,
-    under_way: VecDeque<(Operation<T>, A)>,
+    under_way: VecDeque<(O, A)>,
 }
 
 /// What became of an operation.
 struct Ended<T, A> {
     with: Rank,
-    outcome: Result<T, WorkError>,
+    outcome: T,
     about: A,
 }
 
-impl<T, A> Lines<T, A> {
+impl<O: Future + Unpin, A> Lines<O, A> {
     fn new() -> Self {
         Self { lines: Vec::new(), at: 0 }
     }
 
     /// Appends an operation, and what it is about.
-    fn push(&mut self, with: Rank, operation: Operation<T>, about: A) {
+    fn push(&mut self, with: Rank, operation: O, about: A) {
         let count = self.lines.len();
         // Neighbours come one after the other, and again in the same order.
         let found = (self.at..count).chain(0..self.at).find(|&at| self.lines[at].with == with);
@@ -52,7 +52,7 @@ impl<T, A> Lines<T, A> {
     }
 
     /// Returns the next outcome; none if nothing is under way.
-    fn poll_next(&mut self, cx: &mut Context<'_>) -> Poll<Option<Ended<T, A>>> {
+    fn poll_next(&mut self, cx: &mut Context<'_>) -> Poll<Option<Ended<O::Output, A>>> {
         let mut is_empty = true;
         for _ in 0..self.lines.len() {
             let Line { with, under_way } = &mut self.lines[self.at];
@@ -79,32 +79,57 @@ pub(super) trait Traffic {
 pub(super) struct UnderWay<B> {
     pub(super) blocks: B,
     attention: Attention,
+    /// Blocks that were taken since other work of the task had a turn.
+    taken: u32,
 }
 
 impl<B: Traffic> UnderWay<B> {
     pub(super) fn new(blocks: B) -> Self {
-        Self { blocks, attention: Attention::new() }
+        Self { blocks, attention: Attention::new(), taken: 0 }
+    }
+
+    /// Takes the blocks that are through by now.
+    ///
+    /// Blocks may come as fast as they are taken: other work of the task has a turn now and then.
+    pub(super) async fn settle(&mut self) -> Result<(), Trouble> {
+        if self.taken >= TURN_BLOCKS {
+            self.taken = 0;
+            give_way().await;
+        }
+        poll_fn(|cx| {
+            while let Poll::Ready(Some(through)) = self.blocks.poll_next(cx) {
+                self.taken += 1;
+                if through.is_err() {
+                    return Poll::Ready(through);
+                }
+            }
+            Poll::Ready(Ok(()))
+        })
+        .await
     }
 
     /// Waits for `wanted`; ends early if a block fails.
     pub(super) async fn unless_failing<T>(&mut self, wanted: impl Future<Output = T>) -> Result<T, Trouble> {
-        let Self { blocks, attention } = self;
+        let Self { blocks, attention, .. } = self;
         attention.wait(wanted, |cx| blocks.poll_next(cx)).await
     }
 
     /// Waits until all blocks are through.
     pub(super) async fn all(mut self) -> Result<(), Trouble> {
-        while let Some(through) = poll_fn(|cx| self.blocks.poll_next(cx)).await {
-            through?;
+        loop {
+            self.settle().await?;
+            match poll_fn(|cx| self.blocks.poll_next(cx)).await {
+                Some(through) => through?,
+                None => return Ok(()),
+            }
         }
-        Ok(())
     }
 }
 
 /// Blocks that leave to neighbours.
 pub(super) struct Leaving<'a> {
     transfer: &'a Transfer,
-    lines: Lines<(), Sent<'a>>,
+    lines: Lines<Operation<()>, Sent<'a>>,
 }
 
 impl<'a> Leaving<'a> {
@@ -130,7 +155,7 @@ impl Traffic for Leaving<'_> {
 /// Blocks that arrive from neighbours.
 pub(super) struct Arriving<'a> {
     transfer: &'a Transfer,
-    lines: Lines<Received, (Arrival, Granted<'a>)>,
+    lines: Lines<Operation<Received>, (Arrival, Granted<'a>)>,
     /// Long blocks that are summed, and corrupted ones that are fetched anew.
     unsettled: FuturesUnordered<BoxFuture<'a, Result<(), Trouble>>>,
 }
@@ -157,5 +182,90 @@ impl Traffic for Arriving<'_> {
         // Before the block is looked at, since the neighbour may send another meanwhile.
         drop(granted);
         Poll::Ready(Some(self.transfer.arrived(arrival, outcome).map(|unsettled| self.unsettled.extend(unsettled))))
+    }
+}
+
+/// Blocks after which other work of the task has a turn; each may be summed in it.
+const TURN_BLOCKS: u32 = 32;
+
+#[cfg(test)]
+mod tests {
+    use futures::FutureExt;
+    use futures::future::{Pending, pending};
+    use tokio::sync::oneshot;
+
+    use super::*;
+
+    type Named = (u32, Option<Result<i32, oneshot::error::RecvError>>, char);
+
+    fn next(lines: &mut Lines<oneshot::Receiver<i32>, char>) -> Option<Option<Named>> {
+        let ended = poll_fn(|cx| lines.poll_next(cx)).now_or_never()?;
+        Some(ended.map(|ended| (ended.with.0, Some(ended.outcome), ended.about)))
+    }
+
+    #[test]
+    fn operations_of_a_neighbour_end_in_order_and_those_of_others_beside_them() {
+        let mut lines = Lines::new();
+        assert!(matches!(next(&mut lines), Some(None)));
+        let mut tell = ['a', 'b', 'c', 'd', 'e'].map(|about| {
+            let (tell, told) = oneshot::channel();
+            let with = if about < 'c' {
+                1
+            } else if about < 'e' {
+                2
+            } else {
+                3
+            };
+            lines.push(Rank(with), told, about);
+            Some(tell)
+        });
+        let mut end = |at: usize| tell[at].take().expect("it ends once").send(7).expect("it is waited for");
+        assert!(next(&mut lines).is_none());
+        // Behind the first of its line it has to wait.
+        end(1);
+        assert!(next(&mut lines).is_none());
+        end(4);
+        assert_eq!(next(&mut lines), Some(Some((3, Some(Ok(7)), 'e'))));
+        end(0);
+        end(2);
+        let mut ended =
+            [next(&mut lines), next(&mut lines), next(&mut lines)].map(|ended| ended.flatten().expect("one").2);
+        ended.sort_unstable();
+        assert_eq!(ended, ['a', 'b', 'c']);
+        assert!(next(&mut lines).is_none());
+        end(3);
+        assert_eq!(next(&mut lines), Some(Some((2, Some(Ok(7)), 'd'))));
+        assert!(matches!(next(&mut lines), Some(None)));
+    }
+
+    /// Blocks that are there whenever they are asked for, so many in all.
+    struct AlwaysThere(u32, Option<Pending<()>>);
+
+    impl Traffic for AlwaysThere {
+        fn poll_next(&mut self, cx: &mut Context<'_>) -> Poll<Option<Result<(), Trouble>>> {
+            match (self.0.checked_sub(1), &mut self.1) {
+                (Some(left), _) => {
+                    self.0 = left;
+                    Poll::Ready(Some(Ok(())))
+                }
+                (None, Some(never)) => never.poll_unpin(cx).map(|()| None),
+                (None, None) => Poll::Ready(None),
+            }
+        }
+    }
+
+    #[tokio::test]
+    async fn blocks_that_are_always_there_leave_others_a_turn() {
+        let mut under_way = UnderWay::new(AlwaysThere(0, Some(pending())));
+        let mut turns = 0;
+        for _ in 0..10 {
+            under_way.blocks.0 = TURN_BLOCKS;
+            let mut settling = std::pin::pin!(under_way.settle());
+            while (&mut settling).now_or_never().is_none() {
+                turns += 1;
+            }
+        }
+        assert_eq!(turns, 9);
+        UnderWay::new(AlwaysThere(100, None)).all().await.expect("none fails");
     }
 }
