@@ -1,11 +1,10 @@
 //! How the program ends: the exit codes that scripts rely on.
 
 use std::fmt;
+use std::io::Write;
 use std::process::ExitCode;
 
 use tokio::sync::watch;
-
-use crate::progress::tell;
 
 /// The kind of failure, which decides the exit code; attached to errors as their context.
 ///
@@ -91,6 +90,11 @@ impl fmt::Display for Exit {
 }
 
 impl std::error::Error for Exit {}
+
+/// Tells people something on the standard error. Where nobody can hear it the work goes on.
+pub(crate) fn tell(text: impl fmt::Display) {
+    let _ = writeln!(std::io::stderr(), "{text}");
+}
 
 /// Turns the outcome into the code the shell sees.
 pub(crate) fn report(outcome: Result<(), anyhow::Error>) -> ExitCode {

@@ -11,7 +11,7 @@ use serde::Serialize;
 use crate::announcement::PlanTold;
 use crate::blame::{Blame, FailedPeer, explain};
 use crate::cli::OutputOptions;
-use crate::exit::Exit;
+use crate::exit::{Exit, tell};
 use crate::fabric::Chosen;
 use crate::manifest::printable;
 use crate::security::Proof;
@@ -315,11 +315,6 @@ impl Drop for Bar {
             bar.finish_and_clear();
         }
     }
-}
-
-/// Tells people something on the standard error. Where nobody can hear it the work goes on.
-pub(crate) fn tell(text: impl fmt::Display) {
-    let _ = writeln!(std::io::stderr(), "{text}");
 }
 
 /// Prints one line of JSON; a reader that is gone wants no more of them.
