@@ -7,7 +7,7 @@ use anyhow::Context;
 use serde::Serialize;
 
 use crate::exit::Exit;
-use crate::fabric::{FabricName, demo_devices};
+use crate::fabric::{FabricName, usable_devices};
 use crate::local::{check_memory, cores};
 use crate::progress::{Reporter, print_json};
 use crate::size::Bytes;
@@ -42,7 +42,7 @@ pub(crate) async fn run(options: BenchOptions) -> anyhow::Result<()> {
     let cases = Case::all(&options)?;
     if options.fabric.contains(&FabricName::Verbs) {
         // Says what is missing.
-        demo_devices(options.device.as_deref())?;
+        usable_devices(options.device.as_deref())?;
     }
     check_memory(cases.iter().map(Case::memory).max().unwrap_or(0))?;
     for contestant in &options.vs {

@@ -14,7 +14,7 @@ use tokio::task::JoinSet;
 
 use crate::cli::{DemoFabric, DemoOptions};
 use crate::exit::Exit;
-use crate::fabric::{demo_devices, open_device, register_to_send};
+use crate::fabric::{open_device, register_to_send, usable_devices};
 use crate::local::{check_memory, cores, cpu_ns, monotonic_ns, seconds, start_child};
 use crate::progress::{Bar, Reporter, print_json};
 use member::{Plan, Told, take_rounds};
@@ -132,7 +132,7 @@ impl Places {
             DemoFabric::Mem => Places::Tasks,
             DemoFabric::Tcp => Places::Loopback,
             DemoFabric::Verbs => {
-                let devices = demo_devices(options.device.as_deref())?;
+                let devices = usable_devices(options.device.as_deref())?;
                 let (name, address) = devices.first().expect("there is one, or it is an error");
                 let fabric = open_device(name, *address)?;
                 Places::Devices(devices, fabric)

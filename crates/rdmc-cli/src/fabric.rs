@@ -207,9 +207,9 @@ fn best_first(rdma: Option<Arc<dyn Fabric>>, rendezvous: Arc<Rendezvous>, shm: b
     Fabrics::new([here, rdma, mixed, Some(tcp)].into_iter().flatten().collect()).expect("their names differ")
 }
 
-/// Finds the RDMA devices for the demo: all that are usable and whose name is `name` or, if none is called so, begins so.
+/// Finds the RDMA devices of this host: all that are usable and whose name is `name` or, if none is called so, begins so.
 /// With each comes the address where its member listens, if it has one.
-pub(crate) fn demo_devices(name: Option<&str>) -> anyhow::Result<Vec<(String, Option<IpAddr>)>> {
+pub(crate) fn usable_devices(name: Option<&str>) -> anyhow::Result<Vec<(String, Option<IpAddr>)>> {
     let ports = verbs::ports()?;
     let usable = ports.iter().filter(|port| port.active && !port.addresses.is_empty());
     let mut usable: Vec<_> = usable.map(|port| (port.device.clone(), port.routable())).collect();

@@ -285,7 +285,7 @@ impl Transfer {
             };
             let seal = self.seal(send.block, &block).await?;
             let mut waited_for_ready = Duration::ZERO;
-            if !neighbour.is_ready_for_block() {
+            if !neighbour.try_ready_for_block() {
                 neighbour.flush();
                 let ready = leaving.unless_failing(neighbour.ready_for_block());
                 waited_for_ready = self.waiting(Awaited::Ready, send.peer, ready).await?;

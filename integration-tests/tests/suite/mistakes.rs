@@ -1,7 +1,5 @@
 //! What the program says and does when something is wrong from the start: arguments, peers, and where it speaks to.
 
-#![expect(clippy::unwrap_used, reason = "the helpers belong to the tests, where nothing goes on after a failure")]
-
 use std::ffi::OsStr;
 use std::fs::File;
 use std::io::{BufRead, BufReader, Read, Write};
@@ -11,7 +9,7 @@ use std::process::Child;
 use tempfile::TempDir;
 
 use crate::cluster::pattern;
-use crate::program::{Receiver, code, command, finish, rdmc, send, text, tree, wait_until};
+use crate::program::{Receiver, code, command, exit_of, finish, rdmc, send, text, tree};
 use crate::security::key_in;
 
 #[test]
@@ -120,24 +118,14 @@ fn who_cannot_be_heard_works_all_the_same() {
     drop(lines);
     let listening: serde_json::Value = serde_json::from_str(&first).unwrap();
     let mut sending = command(&["send", "--to", listening["address"].as_str().unwrap()]);
-    let sender = sending.arg(&path).env("RDMC_LOG", "debug").stdout(full()).stderr(full()).spawn().unwrap();
-    assert_eq!((Ending(sender).code(), receiver.code()), (0, 0));
+    let sending = sending.arg(&path).env("RDMC_LOG", "debug").stdout(full()).stderr(full());
+    let mut sender = Ending(sending.spawn().unwrap());
+    assert_eq!((exit_of(&mut sender.0), exit_of(&mut receiver.0)), (0, 0));
     assert_eq!(std::fs::read(dir.path().join("file")).unwrap(), pattern(5000, 1));
 }
 
 /// A process that is ended with the test.
 struct Ending(Child);
-
-impl Ending {
-    fn code(&mut self) -> i32 {
-        let mut code = None;
-        wait_until("it ends", || {
-            code = self.0.try_wait().unwrap().map(|status| status.code().unwrap());
-            code.is_some()
-        });
-        code.unwrap()
-    }
-}
 
 impl Drop for Ending {
     fn drop(&mut self) {

@@ -325,13 +325,8 @@ impl Receiver {
 
     /// Waits for the end; returns the exit code and the directory.
     pub(crate) fn finish(mut self) -> (i32, TempDir) {
-        let mut exit = None;
-        wait_until("the receiver ends", || {
-            exit = self.child.try_wait().unwrap();
-            exit.is_some()
-        });
-        let dir = std::mem::replace(&mut self.dir, TempDir::new().unwrap());
-        (exit.and_then(|status| status.code()).expect("it ends by itself"), dir)
+        let exit = exit_of(&mut self.child);
+        (exit, std::mem::replace(&mut self.dir, TempDir::new().unwrap()))
     }
 }
 
@@ -340,6 +335,16 @@ impl Drop for Receiver {
         let _ = self.child.kill();
         let _ = self.child.wait();
     }
+}
+
+/// Waits until a process ends by itself.
+pub(crate) fn exit_of(child: &mut Child) -> i32 {
+    let mut exit = None;
+    wait_until("the program ends", || {
+        exit = child.try_wait().unwrap();
+        exit.is_some()
+    });
+    exit.and_then(|status| status.code()).expect("it ends by itself")
 }
 
 /// Builds the program once, and says where it is. RDMC_TEST_PROGRAM names one that was built before.

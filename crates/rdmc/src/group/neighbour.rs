@@ -216,8 +216,8 @@ impl Neighbour {
         (self.sent.load(Ordering::Relaxed) + 1).saturating_sub(self.sends_ahead)
     }
 
-    /// Uses up the neighbour's next *ready_for_block*, if it is here.
-    pub(crate) fn is_ready_for_block(&self) -> bool {
+    /// Uses up the neighbour's next *ready_for_block*, if it is here; tells whether it was.
+    pub(crate) fn try_ready_for_block(&self) -> bool {
         let ready = self.granted.get() > self.used.load(Ordering::Acquire);
         if ready {
             self.used.fetch_add(1, Ordering::AcqRel);

@@ -196,11 +196,11 @@ mod tests {
 
     use super::*;
 
-    type Named = (u32, Option<Result<i32, oneshot::error::RecvError>>, char);
+    type Named = (u32, Result<i32, oneshot::error::RecvError>, char);
 
     fn next(lines: &mut Lines<oneshot::Receiver<i32>, char>) -> Option<Option<Named>> {
         let ended = poll_fn(|cx| lines.poll_next(cx)).now_or_never()?;
-        Some(ended.map(|ended| (ended.with.0, Some(ended.outcome), ended.about)))
+        Some(ended.map(|ended| (ended.with.0, ended.outcome, ended.about)))
     }
 
     #[test]
@@ -225,7 +225,7 @@ mod tests {
         end(1);
         assert!(next(&mut lines).is_none());
         end(4);
-        assert_eq!(next(&mut lines), Some(Some((3, Some(Ok(7)), 'e'))));
+        assert_eq!(next(&mut lines), Some(Some((3, Ok(7), 'e'))));
         end(0);
         end(2);
         let mut ended =
@@ -234,7 +234,7 @@ mod tests {
         assert_eq!(ended, ['a', 'b', 'c']);
         assert!(next(&mut lines).is_none());
         end(3);
-        assert_eq!(next(&mut lines), Some(Some((2, Some(Ok(7)), 'd'))));
+        assert_eq!(next(&mut lines), Some(Some((2, Ok(7), 'd'))));
         assert!(matches!(next(&mut lines), Some(None)));
     }
 
