@@ -7,14 +7,13 @@
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::io;
 use std::net::IpAddr;
-use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::Duration;
 
 use futures::future::FutureExt;
 use rdmc_fabric::{ControlStream, Environment, Timestamp};
-use tokio::io::{AsyncRead, AsyncWrite, AsyncWriteExt, BufReader};
-use tokio::sync::{Notify, OwnedSemaphorePermit, Semaphore, mpsc, oneshot, watch};
+use tokio::io::{AsyncRead, AsyncWriteExt, BufReader};
+use tokio::sync::{Notify, mpsc, watch};
 
 use crate::failure::FailureCause;
 use crate::group::GroupId;
@@ -28,12 +27,14 @@ mod groups;
 pub(crate) mod invite;
 pub(crate) mod listener;
 mod liveness;
+mod outbox;
 pub(crate) mod security;
 
 use frame::{Check, Frame, GroupFrame, PROTOCOL_VERSION, Reject};
 use groups::{Destined, Groups};
 use listener::Arrived;
 use liveness::{LastHeard, Liveness};
+use outbox::{NotTaken, Outbox};
 use security::Peers;
 
 /// One node's control connections and the groups they serve.
@@ -72,67 +73,12 @@ struct MeshState {
 /// One connection to another node.
 struct Link {
     serial: u64,
-    outgoing: Outbox,
+    outgoing: Arc<Outbox>,
     address: Option<IpAddr>,
     liveness: Liveness,
     /// Ends the connection.
     cut: mpsc::Sender<FailureCause>,
 }
-
-/// What waits to be written to one node, in order.
-#[derive(Clone)]
-struct Outbox {
-    queue: mpsc::UnboundedSender<Outgoing>,
-    /// Bytes that may be added by those who can wait.
-    room: Arc<Semaphore>,
-    /// Bytes that wait.
-    waiting: Arc<AtomicUsize>,
-}
-
-struct Outgoing {
-    /// A frame without its check value, or nothing.
-    bytes: Vec<u8>,
-    written: Option<oneshot::Sender<()>>,
-    _room: Option<OwnedSemaphorePermit>,
-}
-
-impl Outbox {
-    fn new() -> (Self, mpsc::UnboundedReceiver<Outgoing>) {
-        let (queue, queued) = mpsc::unbounded_channel();
-        (Self { queue, room: Arc::new(Semaphore::new(ROOM_BYTES as usize)), waiting: Arc::default() }, queued)
-    }
-
-    /// Adds a frame, and fails if too many bytes wait or the connection has ended.
-    fn post(&self, bytes: Vec<u8>) -> Result<(), NotTaken> {
-        let len = bytes.len();
-        if self.waiting.fetch_add(len, Ordering::Relaxed) + len > WAITING_BYTES_MAX {
-            self.waiting.fetch_sub(len, Ordering::Relaxed);
-            return Err(NotTaken);
-        }
-        self.queue.send(Outgoing { bytes, written: None, _room: None }).map_err(|_| NotTaken)
-    }
-
-    /// Adds a frame when there is room.
-    async fn send(&self, bytes: Vec<u8>) {
-        let bytes_of_it = u32::try_from(bytes.len()).unwrap_or(ROOM_BYTES).clamp(1, ROOM_BYTES);
-        let room = self.room.clone().acquire_many_owned(bytes_of_it).await.expect("nobody closes it");
-        self.waiting.fetch_add(bytes.len(), Ordering::Relaxed);
-        // Fails only if the connection has ended: the groups hear of that.
-        let _ = self.queue.send(Outgoing { bytes, written: None, _room: Some(room) });
-    }
-
-    /// Waits until the operating system has everything that was added before, or the connection has ended.
-    async fn flush(&self) {
-        let (written, wait) = oneshot::channel();
-        if self.queue.send(Outgoing { bytes: Vec::new(), written: Some(written), _room: None }).is_ok() {
-            let _ = wait.await;
-        }
-    }
-}
-
-/// A frame cannot be queued.
-#[derive(Debug)]
-struct NotTaken;
 
 /// What a group hears from the mesh.
 #[derive(Debug)]
@@ -333,8 +279,8 @@ impl Mesh {
     /// Serves one connection until it ends, then tells the groups that its node is lost.
     async fn run_link(&self, stream: Box<dyn ControlStream>, peer: NodeId) {
         let address = stream.peer_address();
-        let (outgoing, queued) = Outbox::new();
-        let waiting = outgoing.waiting.clone();
+        let (from, to) = tokio::io::split(stream);
+        let (outgoing, writer) = outbox::open(to);
         let (cut, mut cuts) = mpsc::channel(1);
         let liveness = Liveness::default();
         let heard = liveness.heard();
@@ -356,12 +302,10 @@ impl Mesh {
         self.0.changes.send_modify(|count| *count += 1);
         tracing::debug!(node = %peer, "connected");
         self.tell_groups(serial, || GroupEvent::Connected(peer)).await;
-        let (from, to) = tokio::io::split(stream);
         // A short frame, such as a sign of life, comes by one call of the system.
         let mut from = BufReader::with_capacity(READ_BYTES, from);
         let (ended, cause) = {
-            let mut serving =
-                std::pin::pin!(self.serve_link(&mut from, write_link(to, queued, waiting), peer, &heard).fuse());
+            let mut serving = std::pin::pin!(self.serve_link(&mut from, writer.run(), peer, &heard).fuse());
             let mut cutting = std::pin::pin!(cuts.recv().fuse());
             futures::select_biased! {
                 ended = serving => (ended, None),
@@ -446,7 +390,7 @@ impl Mesh {
         }
     }
 
-    fn outbox(&self, peer: NodeId) -> Option<Outbox> {
+    fn outbox(&self, peer: NodeId) -> Option<Arc<Outbox>> {
         self.lock().links.get(&peer).map(|link| link.outgoing.clone())
     }
 
@@ -512,7 +456,7 @@ impl Mesh {
     /// Before, it tells how the latest groups have ended: whoever was to tell the others may have died, and this node was
     /// perhaps the only one that it told. Groups hear no more of connections from here on.
     pub(crate) async fn leave(&self) {
-        let leaving: Vec<Outbox> = {
+        let leaving: Vec<Arc<Outbox>> = {
             let mut state = self.lock();
             state.left = true;
             let state = &*state;
@@ -528,7 +472,7 @@ impl Mesh {
             }
             state.links.values().map(|link| link.outgoing.clone()).collect()
         };
-        futures::future::join_all(leaving.iter().map(Outbox::flush)).await;
+        futures::future::join_all(leaving.iter().map(|outgoing| outgoing.flush())).await;
     }
 
     fn note_problem(&self, peer: NodeId, problem: String) {
@@ -540,28 +484,6 @@ impl Mesh {
     }
 }
 
-/// Writes queued frames, many at once if they are there.
-async fn write_link(
-    mut to: impl AsyncWrite + Unpin,
-    mut queued: mpsc::UnboundedReceiver<Outgoing>,
-    waiting: Arc<AtomicUsize>,
-) -> io::Result<()> {
-    let (mut batch, mut check) = (Vec::new(), Check::default());
-    while queued.recv_many(&mut batch, BATCH_MAX).await > 0 {
-        for outgoing in batch.iter_mut().filter(|outgoing| !outgoing.bytes.is_empty()) {
-            let len = outgoing.bytes.len();
-            check.seal(&mut outgoing.bytes);
-            to.write_all(&outgoing.bytes).await?;
-            waiting.fetch_sub(len, Ordering::Relaxed);
-        }
-        to.flush().await?;
-        for written in batch.drain(..).filter_map(|outgoing| outgoing.written) {
-            let _ = written.send(());
-        }
-    }
-    Ok(())
-}
-
 /// How long connecting and greeting may take.
 const HANDSHAKE_LIMIT: Duration = Duration::from_secs(5);
 /// First pause before a connection is tried again; doubles up to the longest.
@@ -570,14 +492,8 @@ const DIAL_PAUSE_MIN: Duration = Duration::from_millis(5);
 const DIAL_PAUSE_MAX: Duration = Duration::from_secs(1);
 /// The share of the detection time for which what has arrived is read from a connection that takes nothing more.
 const UNREAD_SHARE: u32 = 4;
-/// Bytes that wait to be written to one node, which is given up if there are more.
-const WAITING_BYTES_MAX: usize = 16 << 20;
-/// Bytes that wait to be written to one node, of those who can wait.
-const ROOM_BYTES: u32 = 4 << 20;
 /// Bytes that are read at once; what is longer is read to its place.
 const READ_BYTES: usize = 1 << 10;
-/// Frames that are written at once.
-const BATCH_MAX: usize = 256;
 
 #[cfg(test)]
 mod tests;

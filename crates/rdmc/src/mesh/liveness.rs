@@ -148,11 +148,12 @@ impl Mesh {
                     doubted.push(Doubted { node, serial: link.serial, at });
                 }
                 silent |= link.liveness.is_silent();
-                asked.push(node);
+                asked.push(link.outgoing.clone());
             }
         }
-        for node in asked {
-            self.post_frame(node, &Frame::Ping);
+        for outgoing in asked {
+            // Who takes nothing is given up for its silence.
+            let _ = outgoing.post_now(frame::encode_unchecked(&Frame::Ping));
         }
         doubted.sort_by_key(|doubted| doubted.at);
         (doubted, silent)
@@ -184,8 +185,8 @@ impl Mesh {
             }
             link.outgoing.clone()
         };
-        if outgoing.waiting.load(Ordering::Relaxed) < PONG_BYTES_MAX {
-            let _ = outgoing.post(frame::encode_unchecked(&Frame::Pong));
+        if outgoing.waiting() < PONG_BYTES_MAX {
+            let _ = outgoing.post_now(frame::encode_unchecked(&Frame::Pong));
         }
     }
 }

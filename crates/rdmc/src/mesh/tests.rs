@@ -3,16 +3,16 @@ use std::pin::Pin;
 use std::task::{Context, Poll};
 
 use rdmc_fabric::TokioEnvironment;
-use tokio::io::{DuplexStream, ReadBuf};
+use tokio::io::{AsyncWrite, DuplexStream, ReadBuf};
 use tokio::sync::Notify;
 
 use super::*;
 use crate::group::agreement::frame::EndFrame;
 
 /// One end of a connection; if the other is `deaf`, it takes nothing, of which it notifies.
-struct Stream {
-    stream: DuplexStream,
-    deaf: Option<Arc<Notify>>,
+pub(super) struct Stream {
+    pub(super) stream: DuplexStream,
+    pub(super) deaf: Option<Arc<Notify>>,
 }
 
 impl ControlStream for Stream {

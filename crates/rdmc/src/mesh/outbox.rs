@@ -1,0 +1,240 @@
+//! What is said to one node: a queue of frames, and whoever writes them.
+
+use std::io;
+use std::pin::Pin;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex};
+use std::task::{Context, Poll, Waker};
+
+use rdmc_fabric::ControlStream;
+use tokio::io::{AsyncWrite, AsyncWriteExt, WriteHalf};
+use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc, oneshot};
+
+use super::frame::Check;
+use crate::sync::lock;
+
+/// What waits to be written to one node, in order.
+pub(super) struct Outbox {
+    queue: mpsc::UnboundedSender<Outgoing>,
+    /// Bytes that may be added by those who can wait.
+    room: Arc<Semaphore>,
+    /// Bytes that wait.
+    waiting: Arc<AtomicUsize>,
+    line: AtRest,
+}
+
+struct Outgoing {
+    /// A frame without its check value, or nothing.
+    bytes: Vec<u8>,
+    written: Option<oneshot::Sender<()>>,
+    _room: Option<OwnedSemaphorePermit>,
+}
+
+/// Writes what is queued.
+pub(super) struct Writer {
+    queued: mpsc::UnboundedReceiver<Outgoing>,
+    waiting: Arc<AtomicUsize>,
+    line: AtRest,
+}
+
+/// The line of a writer that has nothing to write; none while it writes, and when it has ended.
+type AtRest = Arc<Mutex<Option<Line>>>;
+
+/// Where frames are written to.
+struct Line {
+    to: WriteHalf<Box<dyn ControlStream>>,
+    check: Check,
+    /// The rest of a frame of which the beginning is written.
+    unsent: Vec<u8>,
+}
+
+/// A frame cannot be queued.
+#[derive(Debug)]
+pub(super) struct NotTaken;
+
+/// Makes a queue of frames, and its writer.
+pub(super) fn open(to: WriteHalf<Box<dyn ControlStream>>) -> (Arc<Outbox>, Writer) {
+    let (queue, queued) = mpsc::unbounded_channel();
+    let waiting = Arc::<AtomicUsize>::default();
+    let line = Line { to, check: Check::default(), unsent: Vec::new() };
+    let line = Arc::new(Mutex::new(Some(line)));
+    let room = Arc::new(Semaphore::new(ROOM_BYTES as usize));
+    let outbox = Outbox { queue, room, waiting: waiting.clone(), line: line.clone() };
+    (Arc::new(outbox), Writer { queued, waiting, line })
+}
+
+impl Outbox {
+    /// Adds a frame, and fails if too many bytes wait or the connection has ended.
+    pub(super) fn post(&self, bytes: Vec<u8>) -> Result<(), NotTaken> {
+        let len = bytes.len();
+        if self.waiting.fetch_add(len, Ordering::Relaxed) + len > WAITING_BYTES_MAX {
+            self.waiting.fetch_sub(len, Ordering::Relaxed);
+            return Err(NotTaken);
+        }
+        self.queue.send(Outgoing { bytes, written: None, _room: None }).map_err(|_| NotTaken)
+    }
+
+    /// Writes a frame at once where nothing stands against it, without waking the writer, and adds it otherwise.
+    ///
+    /// Frames that are just being queued may come after it.
+    pub(super) fn post_now(&self, bytes: Vec<u8>) -> Result<(), NotTaken> {
+        let left = match &mut *lock(&self.line) {
+            Some(line) => {
+                if line.write_now(&bytes) {
+                    return Ok(());
+                }
+                // The writer goes on with it.
+                Vec::new()
+            }
+            None => bytes,
+        };
+        self.post(left)
+    }
+
+    /// Adds a frame when there is room.
+    pub(super) async fn send(&self, bytes: Vec<u8>) {
+        let bytes_of_it = u32::try_from(bytes.len()).unwrap_or(ROOM_BYTES).clamp(1, ROOM_BYTES);
+        let room = self.room.clone().acquire_many_owned(bytes_of_it).await.expect("nobody closes it");
+        self.waiting.fetch_add(bytes.len(), Ordering::Relaxed);
+        // Fails only if the connection has ended: the groups hear of that.
+        let _ = self.queue.send(Outgoing { bytes, written: None, _room: Some(room) });
+    }
+
+    /// Waits until the operating system has everything that was added before, or the connection has ended.
+    pub(super) async fn flush(&self) {
+        let (written, wait) = oneshot::channel();
+        if self.queue.send(Outgoing { bytes: Vec::new(), written: Some(written), _room: None }).is_ok() {
+            let _ = wait.await;
+        }
+    }
+
+    /// Returns how many bytes wait.
+    pub(super) fn waiting(&self) -> usize {
+        self.waiting.load(Ordering::Relaxed)
+    }
+}
+
+impl Writer {
+    /// Writes queued frames, many at once if they are there, until the connection ends.
+    pub(super) async fn run(mut self) -> io::Result<()> {
+        let mut batch = Vec::new();
+        while self.queued.recv_many(&mut batch, BATCH_MAX).await > 0 {
+            let mut line = lock(&self.line).take().expect("only the writer takes it");
+            line.write_rest().await?;
+            for outgoing in batch.iter_mut().filter(|outgoing| !outgoing.bytes.is_empty()) {
+                let len = outgoing.bytes.len();
+                line.check.seal(&mut outgoing.bytes);
+                line.to.write_all(&outgoing.bytes).await?;
+                self.waiting.fetch_sub(len, Ordering::Relaxed);
+            }
+            line.to.flush().await?;
+            *lock(&self.line) = Some(line);
+            for written in batch.drain(..).filter_map(|outgoing| outgoing.written) {
+                let _ = written.send(());
+            }
+        }
+        Ok(())
+    }
+}
+
+impl Drop for Writer {
+    /// Closes the connection, whoever still holds the outbox.
+    fn drop(&mut self) {
+        lock(&self.line).take();
+    }
+}
+
+impl Line {
+    /// Writes a frame without its check value as far as that goes at once; tells whether nothing is left to write.
+    fn write_now(&mut self, frame: &[u8]) -> bool {
+        let begin = self.unsent.len();
+        self.unsent.extend(frame);
+        self.check.seal_from(&mut self.unsent, begin);
+        // Who cannot go on here has the writer try again, which is woken then.
+        let mut cx = Context::from_waker(Waker::noop());
+        match Pin::new(&mut self.to).poll_write(&mut cx, &self.unsent) {
+            Poll::Ready(Ok(len)) => _ = self.unsent.drain(..len),
+            Poll::Ready(Err(_)) | Poll::Pending => return false,
+        }
+        self.unsent.is_empty() && matches!(Pin::new(&mut self.to).poll_flush(&mut cx), Poll::Ready(Ok(())))
+    }
+
+    /// Writes what was left when a frame could not be written at once.
+    async fn write_rest(&mut self) -> io::Result<()> {
+        self.to.write_all(&self.unsent).await?;
+        self.unsent.clear();
+        Ok(())
+    }
+}
+
+/// Bytes that wait to be written to one node, which is given up if there are more.
+const WAITING_BYTES_MAX: usize = 16 << 20;
+/// Bytes that wait to be written to one node, of those who can wait.
+const ROOM_BYTES: u32 = 4 << 20;
+/// Frames that are written at once.
+const BATCH_MAX: usize = 256;
+
+#[cfg(test)]
+mod tests {
+    use tokio::io::DuplexStream;
+
+    use super::super::frame::{self, Frame, GroupFrame};
+    use super::*;
+    use crate::group::GroupId;
+    use crate::mesh::tests::Stream;
+
+    /// Opens an outbox whose connection holds so many bytes that are not yet read.
+    fn outbox(room: usize) -> (Arc<Outbox>, Writer, DuplexStream) {
+        let (near, far) = tokio::io::duplex(room);
+        let near: Box<dyn ControlStream> = Box::new(Stream { stream: near, deaf: None });
+        let (_, to) = tokio::io::split(near);
+        let (outbox, writer) = open(to);
+        (outbox, writer, far)
+    }
+
+    fn announced(message: u64) -> Frame {
+        Frame::Group { group: GroupId(7), frame: GroupFrame::Announce { message, size: 0 } }
+    }
+
+    #[tokio::test]
+    async fn what_is_posted_now_does_not_wait_for_the_writer() {
+        let (outbox, _writer, mut far) = outbox(64);
+        outbox.post_now(frame::encode_unchecked(&Frame::Ping)).unwrap();
+        let frame = frame::read_next(&mut far, &mut Check::default()).await.unwrap();
+        assert_eq!(frame, Some(Frame::Ping));
+    }
+
+    #[tokio::test]
+    async fn what_a_connection_does_not_take_at_once_is_written_by_the_writer() {
+        for room in 1..40 {
+            let (outbox, writer, mut far) = outbox(room);
+            outbox.post(frame::encode_unchecked(&announced(1))).unwrap();
+            for _ in 0..3 {
+                outbox.post_now(frame::encode_unchecked(&Frame::Ping)).unwrap();
+            }
+            outbox.post(frame::encode_unchecked(&announced(2))).unwrap();
+            let hear = async {
+                let (mut check, mut frames) = (Check::default(), Vec::new());
+                for _ in 0..5 {
+                    frames.push(frame::read_next(&mut far, &mut check).await.unwrap().expect("five frames"));
+                }
+                assert_eq!(frames, [Frame::Ping, Frame::Ping, Frame::Ping, announced(1), announced(2)], "{room}");
+                // When nothing is left, it goes on as before.
+                outbox.flush().await;
+                outbox.post_now(frame::encode_unchecked(&Frame::Pong)).unwrap();
+                assert_eq!(frame::read_next(&mut far, &mut check).await.unwrap(), Some(Frame::Pong), "{room}");
+                drop(outbox);
+            };
+            let (written, ()) = futures::join!(writer.run(), hear);
+            written.unwrap();
+        }
+    }
+
+    #[tokio::test]
+    async fn a_connection_is_closed_with_its_writer() {
+        let (outbox, writer, mut far) = outbox(64);
+        drop(writer);
+        assert!(matches!(outbox.post_now(frame::encode_unchecked(&Frame::Ping)), Err(NotTaken)));
+        assert!(frame::read_next(&mut far, &mut Check::default()).await.unwrap().is_none());
+    }
+}
