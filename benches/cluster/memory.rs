@@ -3,7 +3,7 @@
 use std::fs::File;
 use std::io::Write;
 
-use anyhow::{Context, Result, ensure};
+use anyhow::{Context, Result, bail, ensure};
 use clap::ValueEnum;
 use futures::StreamExt;
 use rdmc::{GroupSpec, Node, Payload};
@@ -45,22 +45,25 @@ impl Memory {
         let Self { mib, receivers, block_kib, .. } = self;
         println!(
             "{mib} MiB to {receivers} receivers into memory of the pool, blocks of {block_kib} KiB: peak resident memory less \
-             the message, MiB"
+             the message, MiB; and what of it are the sender's and other receivers' pages, which are mapped and exist once"
         );
         println!("  fabric   source   sender   receivers");
         for &fabric in &self.fabric {
             for &source in &self.source {
                 let peaks = self.measure(fabric, source)?;
-                let beyond: Vec<_> =
-                    peaks.iter().map(|peak| format!("{:.1}", *peak as f64 / 1048576.0 - *mib as f64)).collect();
+                let in_mib = |bytes: u64| bytes as f64 / 1048576.0;
+                let beyond = |&(peak, of_peers): &(u64, u64)| {
+                    format!("{:.1} ({:.1})", in_mib(peak) - *mib as f64, in_mib(of_peers))
+                };
+                let beyond: Vec<_> = peaks.iter().map(beyond).collect();
                 println!("  {:6}   {:6}   {:>6}   {}", word(fabric), word(source), beyond[0], beyond[1..].join(" "));
             }
         }
         Ok(())
     }
 
-    /// Returns the peaks of sender and receivers in bytes.
-    fn measure(&self, fabric: FabricKind, source: Source) -> Result<Vec<u64>> {
+    /// Returns the peaks of sender and receivers in bytes, and what of them are others' pages.
+    fn measure(&self, fabric: FabricKind, source: Source) -> Result<Vec<(u64, u64)>> {
         forget_peak()?;
         let len = self.mib << 20;
         let block_size = self.block_kib << 10;
@@ -74,12 +77,14 @@ impl Memory {
             sender.close().await?;
             anyhow::Ok(())
         })?;
-        let mut peaks = vec![peak()?];
+        let mut peaks = vec![(peak()?, pages_of_peers()?)];
         for remote in &cluster.remotes {
             let answer = remote.process.answer()?;
-            let (received, peak) = answer.split_once(' ').context("two numbers")?;
+            let [received, peak, of_peers] = answer.split(' ').collect::<Vec<_>>()[..] else {
+                bail!("three numbers are expected: {answer}")
+            };
             ensure!(received.parse::<usize>()? == len, "the message has another size");
-            peaks.push(peak.parse()?);
+            peaks.push((peak.parse()?, of_peers.parse()?));
         }
         Ok(peaks)
     }
@@ -116,12 +121,13 @@ fn write_words(file: &mut File, len: usize) -> Result<()> {
     Ok(())
 }
 
-/// Takes a message and returns its length and this process's peak, as one line.
+/// Takes a message and returns its length, this process's peak and what of that are others' pages, as one line.
 pub(crate) async fn receive(node: &Node, block_size: u32) -> Result<String> {
     let mut receiver = node.join_group(spec(node, block_size)).await?;
     let message = receiver.next().await.context("a message")??;
+    let of_peers = pages_of_peers()?;
     receiver.close().await?;
-    Ok(format!("{} {}", message.len(), peak()?))
+    Ok(format!("{} {} {of_peers}", message.len(), peak()?))
 }
 
 fn spec(node: &Node, block_size: u32) -> GroupSpec {
@@ -133,6 +139,23 @@ fn peak() -> Result<u64> {
     let status = std::fs::read_to_string("/proc/self/status").context("only Linux tells the peak")?;
     let kib = status.lines().find_map(|line| line.strip_prefix("VmHWM:")?.trim().strip_suffix(" kB"));
     Ok(kib.context("a line VmHWM")?.parse::<u64>()? << 10)
+}
+
+/// Returns the bytes of other processes' memory that this one has mapped and touched: what it can only read.
+fn pages_of_peers() -> Result<u64> {
+    let maps = std::fs::read_to_string("/proc/self/smaps").context("only Linux tells what is mapped")?;
+    let (mut of_peers, mut kib) = (false, 0);
+    for line in maps.lines() {
+        if let Some(resident) = line.strip_prefix("Rss:") {
+            let resident: u64 = resident.trim().trim_end_matches(" kB").parse()?;
+            kib += if of_peers { resident } else { 0 };
+        } else if line.contains("/memfd:") {
+            of_peers = line.contains(" r--s ");
+        } else if line.as_bytes().first().is_some_and(|byte| byte.is_ascii_digit() || byte.is_ascii_lowercase()) {
+            of_peers = false;
+        }
+    }
+    Ok(kib << 10)
 }
 
 /// Lets the peak begin anew with what is resident now.
