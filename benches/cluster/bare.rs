@@ -77,7 +77,7 @@ impl Mesh {
     }
 }
 
-/// Between two signs of life: a fifth of the detection time.
-const STEP: Duration = Duration::from_millis(400);
+/// Between two signs of life: a quarter of the detection time.
+const STEP: Duration = Duration::from_millis(500);
 /// As long as a sign of life.
 const FRAME: [u8; 9] = [7; 9];

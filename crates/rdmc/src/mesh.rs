@@ -68,6 +68,8 @@ struct MeshState {
     left: bool,
     /// When it was last looked who is alive.
     looked: Timestamp,
+    /// A node of a lower number has looked since.
+    led: bool,
 }
 
 /// One connection to another node.

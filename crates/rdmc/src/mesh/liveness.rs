@@ -1,12 +1,12 @@
 //! Signs of life: nodes that share groups ask each other, and give up those who do not answer.
 //!
-//! A look at every connection is taken in steps of a fifth of the detection time, and then everybody is asked. A question is
+//! A look at every connection is taken in steps of a quarter of the detection time, and then everybody is asked. A question is
 //! itself a sign of life: who has just asked does not answer, so between two nodes one frame goes in each direction in a step.
-//! Who is asked in the second half of its step looks at once, so that the nodes fall into step, and leaves it to the others to
-//! begin the next one: its own clock is a quarter of a step late, and does not wake it. Who was not heard of in three looks in
-//! succession is given up four steps after it was last heard of (a quarter of one later, if it was the one that began the
-//! steps), so that the rest of the time is left for the survivors to agree. A process that was itself stopped finds one step
-//! elapsed when it goes on, and hears what has come meanwhile in the next ones.
+//! Who is asked in the second half of its step looks at once, so that the nodes fall into step, and who has been asked by a node
+//! of a lower number leaves it to the others to begin the next one: its own clock is a quarter of a step late, and does not wake
+//! it. Who was not heard of in two looks in succession is given up 3.4 steps after it was last heard of, if it is not heard of
+//! until then; the rest of the time is left for the survivors to agree. A process that was itself stopped begins to count when it
+//! goes on.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -71,11 +71,13 @@ impl Liveness {
             (Some(at), _) => (0, at.max(last)),
             // It has not been asked before.
             (None, None) => (0, last),
+            // This node did not run, and could not hear of anybody.
+            (None, Some((0, at))) if now.since(last) >= step * 2 => (1, at.max(last + (now.since(last) - step))),
             (None, Some((looks, at))) => (looks + 1, at),
         };
         self.silent = Some((looks, at));
-        let give_up = at + step * (SILENT_STEPS_MAX + 1);
-        (looks >= SILENT_STEPS_MAX && give_up <= now + step).then_some(give_up)
+        let give_up = at + silence_max(step);
+        (looks >= SILENT_LOOKS_MAX && give_up <= now + step).then_some(give_up)
     }
 }
 
@@ -94,7 +96,7 @@ impl Mesh {
         let step = self.step();
         let mut changes = self.0.changes.subscribe();
         self.lock().looked = environment.now();
-        // Another node has begun this step.
+        // Another node begins the next step.
         let mut follows = false;
         loop {
             // While there are no groups nobody needs to be watched.
@@ -108,18 +110,17 @@ impl Mesh {
             }
             let last = self.lock().looked;
             let due = last + if follows { step * 5 / 4 } else { step };
-            let asked = futures::select_biased! {
-                () = environment.sleep_until(due).fuse() => false,
-                () = self.0.others_look.notified().fuse() => true,
-            };
+            futures::select_biased! {
+                () = self.0.others_look.notified().fuse() => {}
+                () = environment.sleep_until(due).fuse() => {}
+            }
             let now = environment.now();
             // Several may have said so before it was looked.
             if now.since(last) < step / 2 {
                 continue;
             }
-            let (doubted, silent) = self.look(now);
-            // Who may be given up soon is looked at in time, whoever else falls silent.
-            follows = asked && !silent;
+            let (doubted, led) = self.look(now);
+            follows = led;
             for doubted in doubted {
                 environment.sleep_until(doubted.at).await;
                 self.give_up(&doubted);
@@ -132,13 +133,15 @@ impl Mesh {
     }
 
     /// Looks at all connections and asks the partners; returns those that are to be given up before the next look, the first of
-    /// them first, and whether any were silent.
+    /// them first, and whether the next look is left to another one to begin.
     fn look(&self, now: Timestamp) -> (Vec<Doubted>, bool) {
         let (mut asked, mut doubted, mut silent) = (Vec::new(), Vec::new(), false);
+        let led;
         {
             let mut state = self.lock();
             let state = &mut *state;
             let last = std::mem::replace(&mut state.looked, now);
+            led = std::mem::take(&mut state.led);
             for (&node, link) in &mut state.links {
                 if !state.groups.has_partner(node) {
                     link.liveness.rest();
@@ -156,14 +159,15 @@ impl Mesh {
             let _ = outgoing.post_now(frame::encode_unchecked(&Frame::Ping));
         }
         doubted.sort_by_key(|doubted| doubted.at);
-        (doubted, silent)
+        // Who may be given up soon is looked at in time, whoever else falls silent.
+        (doubted, led && !silent)
     }
 
     fn give_up(&self, doubted: &Doubted) {
         let state = self.lock();
         let link = state.links.get(&doubted.node).filter(|link| link.serial == doubted.serial);
         if let Some(link) = link.filter(|link| link.liveness.heard.is_none()) {
-            let silence = self.step() * (SILENT_STEPS_MAX + 1);
+            let silence = silence_max(self.step());
             // Fails only if it was cut before.
             let _ = link.cut.try_send(FailureCause::Unresponsive { silence });
         }
@@ -174,7 +178,9 @@ impl Mesh {
     pub(super) fn answer_ping(&self, peer: NodeId) {
         let outgoing = {
             let mut state = self.lock();
-            if self.0.environment.now().since(state.looked) >= self.step() / 2 && state.groups.has_partner(peer) {
+            let partner = state.groups.has_partner(peer);
+            state.led |= partner && peer < self.0.me;
+            if partner && self.0.environment.now().since(state.looked) >= self.step() / 2 {
                 // The question that it is asked then is the answer.
                 self.0.others_look.notify_one();
                 return;
@@ -191,10 +197,15 @@ impl Mesh {
     }
 }
 
+/// Returns after which silence a node is given up: 17/20 of the detection time.
+fn silence_max(step: Duration) -> Duration {
+    step * 17 / 5
+}
+
 /// Looks in one detection time.
-const STEPS_PER_DETECTION: u32 = 5;
+const STEPS_PER_DETECTION: u32 = 4;
 /// Looks in succession at which nothing was heard, after which a node is given up.
-const SILENT_STEPS_MAX: u32 = 3;
+const SILENT_LOOKS_MAX: u32 = 2;
 /// Bytes that wait to be written to a node whose question for a sign of life is still answered.
 const PONG_BYTES_MAX: usize = 64 << 10;
 
@@ -214,35 +225,52 @@ mod tests {
     }
 
     #[test]
-    fn who_falls_silent_is_given_up_four_steps_after_it_was_last_heard_of() {
+    fn who_falls_silent_is_given_up_3_4_steps_after_it_was_last_heard_of() {
         let mut liveness = Liveness::default();
         assert_eq!(look(&mut liveness, &[0.0, 1.0]), [None], "it was not asked");
-        liveness.heard().set(at(1.9));
-        let looks = look(&mut liveness, &[1.0, 2.0, 3.0, 4.0, 5.0]);
-        assert_eq!(looks, [None, None, None, Some(at(5.9))]);
-        liveness.heard().set(at(5.5));
-        assert_eq!(look(&mut liveness, &[5.0, 6.0]), [None]);
+        liveness.heard().set(at(1.1));
+        let looks = look(&mut liveness, &[1.0, 2.0, 3.0, 4.0]);
+        assert_eq!(looks, [None, None, Some(at(4.5))]);
+        liveness.heard().set(at(4.4));
+        assert_eq!(look(&mut liveness, &[4.5, 5.0]), [None]);
+    }
+
+    #[test]
+    fn it_is_given_up_as_late_if_the_looks_are_late() {
+        let mut liveness = Liveness::default();
+        liveness.heard().set(at(1.1));
+        let looks = look(&mut liveness, &[1.0, 2.0, 3.25, 4.25]);
+        assert_eq!(looks, [None, None, Some(at(4.5))]);
     }
 
     #[test]
     fn who_looks_early_gives_nobody_up_sooner() {
         let mut liveness = Liveness::default();
         liveness.heard().set(at(1.0));
-        let looks = look(&mut liveness, &[0.5, 1.0, 1.5, 2.0, 2.5, 3.0, 3.5, 4.0, 4.5]);
-        assert_eq!(looks[..6], [None; 6]);
-        assert_eq!(looks[6..], [Some(at(5.0)), Some(at(5.0))]);
+        let looks = look(&mut liveness, &[0.5, 1.0, 1.5, 2.0, 2.5, 3.0, 3.5, 4.0]);
+        assert_eq!(looks[..5], [None; 5]);
+        assert_eq!(looks[5..], [Some(at(4.4)), Some(at(4.4))]);
     }
 
     #[test]
-    fn who_never_answers_is_given_up_three_steps_after_it_was_first_asked() {
-        let looks = look(&mut Liveness::default(), &[0.0, 1.0, 2.0, 3.0, 4.0]);
-        assert_eq!(looks, [None, None, None, Some(at(4.0))]);
+    fn who_never_answers_is_given_up_3_4_steps_after_it_was_first_asked() {
+        let looks = look(&mut Liveness::default(), &[0.0, 1.0, 2.0, 3.0]);
+        assert_eq!(looks, [None, None, Some(at(3.4))]);
     }
 
     #[test]
-    fn who_was_itself_stopped_gives_nobody_up_at_once() {
+    fn who_was_itself_stopped_gives_others_the_time_of_two_looks() {
         let mut liveness = Liveness::default();
         liveness.heard().set(at(1.0));
-        assert_eq!(look(&mut liveness, &[1.0, 2.0, 100.0, 101.0]), [None; 3]);
+        let looks = look(&mut liveness, &[1.0, 2.0, 100.0, 101.0, 102.0]);
+        assert_eq!(looks, [None, None, None, Some(at(102.4))]);
+    }
+
+    #[test]
+    fn who_is_stopped_again_and_again_gives_up_those_who_are_silent() {
+        let mut liveness = Liveness::default();
+        liveness.heard().set(at(1.0));
+        let looks = look(&mut liveness, &[1.0, 2.0, 100.0, 200.0]);
+        assert_eq!(looks, [None, None, Some(at(102.4))]);
     }
 }
