@@ -68,8 +68,8 @@ struct MeshState {
     left: bool,
     /// When it was last looked who is alive.
     looked: Timestamp,
-    /// A node of a lower number has looked since.
-    led: bool,
+    /// When a partner of a lower number last asked for a sign of life.
+    led: Option<Timestamp>,
 }
 
 /// One connection to another node.

@@ -3,7 +3,7 @@
 //! A look at every connection is taken in steps of a quarter of the detection time, and then everybody is asked. A question is
 //! itself a sign of life: who has just asked does not answer, so between two nodes one frame goes in each direction in a step.
 //! Who is asked in the second half of its step looks at once, so that the nodes fall into step, and who has been asked by a node
-//! of a lower number leaves it to the others to begin the next one: its own clock is a quarter of a step late, and does not wake
+//! of a lower number leaves it to that one to begin the next one: its own clock is a quarter of a step late, and does not wake
 //! it. Who was not heard of in two looks in succession is given up 3.4 steps after it was last heard of, if it is not heard of
 //! until then; the rest of the time is left for the survivors to agree. A process that was itself stopped begins to count when it
 //! goes on.
@@ -141,7 +141,9 @@ impl Mesh {
             let mut state = self.lock();
             let state = &mut *state;
             let last = std::mem::replace(&mut state.looked, now);
-            led = std::mem::take(&mut state.led);
+            // Its question may have come just after the last look, a step ago. Whose question is older may be dead, and nobody
+            // waits a quarter of a step for it twice.
+            led = state.led.is_some_and(|at| now.since(at) < self.step() * 11 / 10);
             for (&node, link) in &mut state.links {
                 if !state.groups.has_partner(node) {
                     link.liveness.rest();
@@ -179,8 +181,11 @@ impl Mesh {
         let outgoing = {
             let mut state = self.lock();
             let partner = state.groups.has_partner(peer);
-            state.led |= partner && peer < self.0.me;
-            if partner && self.0.environment.now().since(state.looked) >= self.step() / 2 {
+            let now = self.0.environment.now();
+            if partner && peer < self.0.me {
+                state.led = Some(now);
+            }
+            if partner && now.since(state.looked) >= self.step() / 2 {
                 // The question that it is asked then is the answer.
                 self.0.others_look.notify_one();
                 return;
