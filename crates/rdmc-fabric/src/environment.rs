@@ -61,6 +61,9 @@ impl Sub for Timestamp {
 }
 
 /// A reliable, ordered byte stream between two nodes' control planes.
+///
+/// One task polls it to read, others to write, of which some do not wait: a waker given to one direction must not replace that
+/// of the other.
 pub trait ControlStream: AsyncRead + AsyncWrite + Send + Unpin {
     /// Returns the address of the other end, where it has one; data connections to the same node may use it.
     fn peer_address(&self) -> Option<IpAddr>;

@@ -131,13 +131,8 @@ pub(crate) struct Check(u32);
 impl Check {
     /// Puts the check value behind a frame that has none.
     pub(crate) fn seal(&mut self, frame: &mut Vec<u8>) {
-        self.seal_from(frame, 0);
-    }
-
-    /// Puts the check value behind a frame that has none, and begins at `at`.
-    pub(crate) fn seal_from(&mut self, frames: &mut Vec<u8>, at: usize) {
-        let value = self.next(&[&frames[at..]]);
-        frames.extend(value.to_le_bytes());
+        let value = self.next(&[frame]);
+        frame.extend(value.to_le_bytes());
     }
 
     fn next(&mut self, frame: &[&[u8]]) -> u32 {

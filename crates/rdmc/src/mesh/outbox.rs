@@ -37,15 +37,17 @@ pub(super) struct Writer {
     line: AtRest,
 }
 
-/// The line of a writer that has nothing to write; none while it writes, and when it has ended.
+/// The line of a writer that is not just writing; none while it writes, and when it has ended.
 type AtRest = Arc<Mutex<Option<Line>>>;
 
-/// Where frames are written to.
+/// Where frames are written to, by whichever task has something to write.
 struct Line {
     to: WriteHalf<Box<dyn ControlStream>>,
     check: Check,
-    /// The rest of a frame of which the beginning is written.
+    /// What is left of a frame that was not taken at once: the writer's first.
     unsent: Vec<u8>,
+    /// It takes nothing more until the writer has written to it.
+    stuck: bool,
 }
 
 /// A frame cannot be queued.
@@ -56,7 +58,7 @@ pub(super) struct NotTaken;
 pub(super) fn open(to: WriteHalf<Box<dyn ControlStream>>) -> (Arc<Outbox>, Writer) {
     let (queue, queued) = mpsc::unbounded_channel();
     let waiting = Arc::<AtomicUsize>::default();
-    let line = Line { to, check: Check::default(), unsent: Vec::new() };
+    let line = Line { to, check: Check::default(), unsent: Vec::new(), stuck: false };
     let line = Arc::new(Mutex::new(Some(line)));
     let room = Arc::new(Semaphore::new(ROOM_BYTES as usize));
     let outbox = Outbox { queue, room, waiting: waiting.clone(), line: line.clone() };
@@ -74,19 +76,18 @@ impl Outbox {
         self.queue.send(Outgoing { bytes, written: None, _room: None }).map_err(|_| NotTaken)
     }
 
-    /// Writes a frame at once where nothing stands against it, without waking the writer, and adds it otherwise.
-    ///
-    /// Frames that are just being queued may come after it.
+    /// Writes a frame at once where nothing stands against it, without waking the writer, and adds it otherwise, which fails
+    /// as [`Self::post`] does. Frames that were added before may come after it.
     pub(super) fn post_now(&self, bytes: Vec<u8>) -> Result<(), NotTaken> {
         let left = match &mut *lock(&self.line) {
-            Some(line) => {
+            Some(line) if !line.stuck => {
                 if line.write_now(&bytes) {
                     return Ok(());
                 }
                 // The writer goes on with it.
                 Vec::new()
             }
-            None => bytes,
+            _ => bytes,
         };
         self.post(left)
     }
@@ -108,7 +109,7 @@ impl Outbox {
         }
     }
 
-    /// Returns how many bytes wait.
+    /// Returns how many bytes wait for the writer, beside a frame of which it has the rest to write.
     pub(super) fn waiting(&self) -> usize {
         self.waiting.load(Ordering::Relaxed)
     }
@@ -119,7 +120,7 @@ impl Writer {
     pub(super) async fn run(mut self) -> io::Result<()> {
         let mut batch = Vec::new();
         while self.queued.recv_many(&mut batch, BATCH_MAX).await > 0 {
-            let mut line = lock(&self.line).take().expect("only the writer takes it");
+            let mut line = lock(&self.line).take().expect("it is here when the writer does not write");
             line.write_rest().await?;
             for outgoing in batch.iter_mut().filter(|outgoing| !outgoing.bytes.is_empty()) {
                 let len = outgoing.bytes.len();
@@ -128,6 +129,7 @@ impl Writer {
                 self.waiting.fetch_sub(len, Ordering::Relaxed);
             }
             line.to.flush().await?;
+            line.stuck = false;
             *lock(&self.line) = Some(line);
             for written in batch.drain(..).filter_map(|outgoing| outgoing.written) {
                 let _ = written.send(());
@@ -147,16 +149,17 @@ impl Drop for Writer {
 impl Line {
     /// Writes a frame without its check value as far as that goes at once; tells whether nothing is left to write.
     fn write_now(&mut self, frame: &[u8]) -> bool {
-        let begin = self.unsent.len();
         self.unsent.extend(frame);
-        self.check.seal_from(&mut self.unsent, begin);
+        self.check.seal(&mut self.unsent);
         // Who cannot go on here has the writer try again, which is woken then.
         let mut cx = Context::from_waker(Waker::noop());
         match Pin::new(&mut self.to).poll_write(&mut cx, &self.unsent) {
             Poll::Ready(Ok(len)) => _ = self.unsent.drain(..len),
-            Poll::Ready(Err(_)) | Poll::Pending => return false,
+            Poll::Ready(Err(_)) | Poll::Pending => {}
         }
-        self.unsent.is_empty() && matches!(Pin::new(&mut self.to).poll_flush(&mut cx), Poll::Ready(Ok(())))
+        self.stuck =
+            !self.unsent.is_empty() || !matches!(Pin::new(&mut self.to).poll_flush(&mut cx), Poll::Ready(Ok(())));
+        !self.stuck
     }
 
     /// Writes what was left when a frame could not be written at once.
@@ -209,16 +212,21 @@ mod tests {
         for room in 1..40 {
             let (outbox, writer, mut far) = outbox(room);
             outbox.post(frame::encode_unchecked(&announced(1))).unwrap();
-            for _ in 0..3 {
+            for _ in 0..5 {
                 outbox.post_now(frame::encode_unchecked(&Frame::Ping)).unwrap();
             }
             outbox.post(frame::encode_unchecked(&announced(2))).unwrap();
             let hear = async {
                 let (mut check, mut frames) = (Check::default(), Vec::new());
-                for _ in 0..5 {
-                    frames.push(frame::read_next(&mut far, &mut check).await.unwrap().expect("five frames"));
+                for _ in 0..7 {
+                    frames.push(frame::read_next(&mut far, &mut check).await.unwrap().expect("seven frames"));
                 }
-                assert_eq!(frames, [Frame::Ping, Frame::Ping, Frame::Ping, announced(1), announced(2)], "{room}");
+                // The first that does not find room goes to the writer, and those that follow get in line.
+                let before = (room / 9 + 1).min(5);
+                let mut expected = vec![Frame::Ping; 5];
+                expected.insert(before, announced(1));
+                expected.push(announced(2));
+                assert_eq!(frames, expected, "{room}");
                 // When nothing is left, it goes on as before.
                 outbox.flush().await;
                 outbox.post_now(frame::encode_unchecked(&Frame::Pong)).unwrap();
@@ -228,6 +236,16 @@ mod tests {
             let (written, ()) = futures::join!(writer.run(), hear);
             written.unwrap();
         }
+    }
+
+    #[tokio::test]
+    async fn what_waits_for_a_writer_that_has_no_turn_is_counted() {
+        let (outbox, _writer, _far) = outbox(64);
+        for _ in 0..1000 {
+            outbox.post_now(frame::encode_unchecked(&Frame::Ping)).unwrap();
+        }
+        // Seven were taken, and the rest of the eighth is kept.
+        assert_eq!(outbox.waiting(), (1000 - 8) * frame::encode_unchecked(&Frame::Ping).len());
     }
 
     #[tokio::test]
