@@ -11,20 +11,30 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 /// A connection of this process with each other one.
 pub(crate) struct Mesh {
     /// Those that have not counted enough.
-    peers: Vec<TcpStream>,
+    peers: Vec<Peer>,
+}
+
+/// A connection with another process.
+struct Peer {
+    stream: TcpStream,
+    /// It comes before this one.
+    before: bool,
 }
 
 impl Mesh {
     /// Connects with the processes that come before the one at `place`, and waits for the others.
     pub(crate) fn join(listener: &TcpListener, all: &[SocketAddr], place: usize) -> Result<Self> {
         let before = all.get(..place).context("a place among all")?;
-        let mut peers = before.iter().map(TcpStream::connect).collect::<std::io::Result<Vec<_>>>()?;
+        let mut peers = Vec::new();
+        for address in before {
+            peers.push(Peer { stream: TcpStream::connect(address)?, before: true });
+        }
         for _ in place + 1..all.len() {
-            peers.push(listener.accept()?.0);
+            peers.push(Peer { stream: listener.accept()?.0, before: false });
         }
         for peer in &peers {
-            peer.set_nodelay(true)?;
-            peer.set_nonblocking(true)?;
+            peer.stream.set_nodelay(true)?;
+            peer.stream.set_nonblocking(true)?;
         }
         Ok(Self { peers })
     }
@@ -40,40 +50,46 @@ impl Mesh {
         Ok(processor_time() - used)
     }
 
-    /// Has everybody told in each step, as soon as another one says so in its second half; who is told leaves it to the others
-    /// to begin the next step, a quarter of one longer.
+    /// Has everybody told in each step, as soon as another one says so in its second half; who is told by one that comes before
+    /// it leaves it to that one to begin the next step, a quarter of one longer.
     fn until(&mut self, end: Instant) -> Result<()> {
-        let (mut last, mut due) = (Instant::now(), Instant::now() + STEP);
+        let (mut last, mut due, mut led) = (Instant::now(), Instant::now() + STEP, None);
         loop {
-            let asked = self.wait(due.min(end))?;
+            let (asked, by_one_before) = self.wait(due.min(end))?;
             let now = Instant::now();
             if now >= end {
                 return Ok(());
             }
+            if by_one_before {
+                led = Some(now);
+            }
             if now >= due || (asked && now >= last + STEP / 2) {
-                self.peers.retain_mut(|peer| peer.write_all(&FRAME).is_ok());
-                (last, due) = (now, now + if asked { STEP * 5 / 4 } else { STEP });
+                self.peers.retain_mut(|peer| peer.stream.write_all(&FRAME).is_ok());
+                let follows = led.is_some_and(|at| now < at + STEP * 11 / 10);
+                (last, due) = (now, now + if follows { STEP * 5 / 4 } else { STEP });
             }
         }
     }
 
-    /// Waits until a frame has come, which is told, or it is `until`.
-    fn wait(&mut self, until: Instant) -> Result<bool> {
+    /// Waits until a frame has come or it is `until`; tells whether one has, and one of those that come before.
+    fn wait(&mut self, until: Instant) -> Result<(bool, bool)> {
         let left = until.saturating_duration_since(Instant::now());
         let left = Timespec::try_from(left).context("less than a century")?;
-        let mut ready: Vec<PollFd<'_>> = self.peers.iter().map(|peer| PollFd::new(peer, PollFlags::IN)).collect();
+        let mut ready: Vec<PollFd<'_>> =
+            self.peers.iter().map(|peer| PollFd::new(&peer.stream, PollFlags::IN)).collect();
         poll(&mut ready, Some(&left))?;
         let mut ready = ready.iter().map(|peer| !peer.revents().is_empty()).collect::<Vec<_>>().into_iter();
-        let mut asked = false;
-        self.peers.retain_mut(|peer| match ready.next().unwrap_or(false).then(|| peer.read(&mut [0; 256])) {
+        let (mut asked, mut by_one_before) = (false, false);
+        self.peers.retain_mut(|peer| match ready.next().unwrap_or(false).then(|| peer.stream.read(&mut [0; 256])) {
             None => true,
             Some(Ok(len)) => {
                 asked |= len > 0;
+                by_one_before |= len > 0 && peer.before;
                 len > 0
             }
             Some(Err(error)) => error.kind() == ErrorKind::WouldBlock,
         });
-        Ok(asked)
+        Ok((asked, by_one_before))
     }
 }
 

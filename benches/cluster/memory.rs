@@ -45,7 +45,7 @@ impl Memory {
         let Self { mib, receivers, block_kib, .. } = self;
         println!(
             "{mib} MiB to {receivers} receivers into memory of the pool, blocks of {block_kib} KiB: peak resident memory less \
-             the message, MiB; and what of it are the sender's and other receivers' pages, which are mapped and exist once"
+             the message, MiB; and pages of other members that were mapped when the message was there, which exist once"
         );
         println!("  fabric   source   sender   receivers");
         for &fabric in &self.fabric {
@@ -62,7 +62,7 @@ impl Memory {
         Ok(())
     }
 
-    /// Returns the peaks of sender and receivers in bytes, and what of them are others' pages.
+    /// Returns the peaks of sender and receivers in bytes, and what each had mapped of others' pages.
     fn measure(&self, fabric: FabricKind, source: Source) -> Result<Vec<(u64, u64)>> {
         forget_peak()?;
         let len = self.mib << 20;
@@ -71,13 +71,14 @@ impl Memory {
         // While it is made this node gives no sign of life, for which nobody waits as long as there is no group.
         let message = cluster.runtime.block_on(source.message(&cluster.node, len))?;
         cluster.tell(&format!("receive {block_size}"))?;
-        cluster.runtime.block_on(async {
+        let of_peers = cluster.runtime.block_on(async {
             let sender = cluster.node.create_group(spec(&cluster.node, block_size)).await?;
             sender.send(message).await?;
+            let of_peers = pages_of_peers()?;
             sender.close().await?;
-            anyhow::Ok(())
+            anyhow::Ok(of_peers)
         })?;
-        let mut peaks = vec![(peak()?, pages_of_peers()?)];
+        let mut peaks = vec![(peak()?, of_peers)];
         for remote in &cluster.remotes {
             let answer = remote.process.answer()?;
             let [received, peak, of_peers] = answer.split(' ').collect::<Vec<_>>()[..] else {
@@ -121,7 +122,7 @@ fn write_words(file: &mut File, len: usize) -> Result<()> {
     Ok(())
 }
 
-/// Takes a message and returns its length, this process's peak and what of that are others' pages, as one line.
+/// Takes a message and returns its length, this process's peak and what it had mapped of others' pages, as one line.
 pub(crate) async fn receive(node: &Node, block_size: u32) -> Result<String> {
     let mut receiver = node.join_group(spec(node, block_size)).await?;
     let message = receiver.next().await.context("a message")??;
