@@ -150,10 +150,8 @@ fn pages_of_peers() -> Result<u64> {
         if let Some(resident) = line.strip_prefix("Rss:") {
             let resident: u64 = resident.trim().trim_end_matches(" kB").parse()?;
             kib += if of_peers { resident } else { 0 };
-        } else if line.contains("/memfd:") {
-            of_peers = line.contains(" r--s ");
-        } else if line.as_bytes().first().is_some_and(|byte| byte.is_ascii_digit() || byte.is_ascii_lowercase()) {
-            of_peers = false;
+        } else if line.split(' ').next().is_some_and(|word| !word.ends_with(':')) {
+            of_peers = line.contains(" r--s ") && line.contains("/memfd:");
         }
     }
     Ok(kib << 10)

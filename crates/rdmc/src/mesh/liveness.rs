@@ -73,7 +73,7 @@ impl Liveness {
         let (looks, at) = match (self.heard.take(), self.silent) {
             (Some(at), _) => (0, at.max(last)),
             // It has not been asked before.
-            (None, None) => (0, last.max(step_before)),
+            (None, None) => (0, step_before),
             (None, Some((0, at))) if stopped => (1, at.max(step_before)),
             (None, Some((looks, at))) => (looks + 1, at),
         };
@@ -233,6 +233,13 @@ mod tests {
         looks.windows(2).map(|pair| liveness.look(at(pair[0]), at(pair[1]), STEP)).collect()
     }
 
+    /// Returns what is known of a connection of which something was just heard.
+    fn heard_at(steps: f64) -> Liveness {
+        let liveness = Liveness::default();
+        liveness.heard().set(at(steps));
+        liveness
+    }
+
     #[test]
     fn who_falls_silent_is_given_up_3_4_steps_after_it_was_last_heard_of() {
         let mut liveness = Liveness::default();
@@ -246,17 +253,13 @@ mod tests {
 
     #[test]
     fn it_is_given_up_as_late_if_the_looks_are_late() {
-        let mut liveness = Liveness::default();
-        liveness.heard().set(at(1.1));
-        let looks = look(&mut liveness, &[1.0, 2.0, 3.25, 4.25]);
+        let looks = look(&mut heard_at(1.1), &[1.0, 2.0, 3.25, 4.25]);
         assert_eq!(looks, [None, None, Some(at(4.5))]);
     }
 
     #[test]
     fn who_looks_early_gives_nobody_up_sooner() {
-        let mut liveness = Liveness::default();
-        liveness.heard().set(at(1.0));
-        let looks = look(&mut liveness, &[0.5, 1.0, 1.5, 2.0, 2.5, 3.0, 3.5, 4.0]);
+        let looks = look(&mut heard_at(1.0), &[0.5, 1.0, 1.5, 2.0, 2.5, 3.0, 3.5, 4.0]);
         assert_eq!(looks[..5], [None; 5]);
         assert_eq!(looks[5..], [Some(at(4.4)), Some(at(4.4))]);
     }
@@ -269,17 +272,13 @@ mod tests {
 
     #[test]
     fn who_was_itself_stopped_gives_others_the_time_of_two_looks() {
-        let mut liveness = Liveness::default();
-        liveness.heard().set(at(1.0));
-        let looks = look(&mut liveness, &[1.0, 2.0, 100.0, 101.0, 102.0]);
+        let looks = look(&mut heard_at(1.0), &[1.0, 2.0, 100.0, 101.0, 102.0]);
         assert_eq!(looks, [None, None, None, Some(at(102.4))]);
     }
 
     #[test]
     fn who_is_stopped_again_and_again_gives_up_those_who_are_silent() {
-        let mut liveness = Liveness::default();
-        liveness.heard().set(at(1.0));
-        let looks = look(&mut liveness, &[1.0, 2.0, 100.0, 200.0]);
+        let looks = look(&mut heard_at(1.0), &[1.0, 2.0, 100.0, 200.0]);
         assert_eq!(looks, [None, None, Some(at(200.5))]);
     }
 
