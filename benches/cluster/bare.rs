@@ -93,7 +93,7 @@ impl Mesh {
     }
 }
 
-/// Between two signs of life: a quarter of the detection time.
-const STEP: Duration = Duration::from_millis(500);
+/// Between two signs of life: a third of the detection time.
+const STEP: Duration = Duration::from_nanos(2_000_000_000 / 3);
 /// As long as a sign of life.
 const FRAME: [u8; 9] = [7; 9];

@@ -245,8 +245,8 @@ impl NodeBuilder {
     /// Sets after which time a node that is silent is given up, and the groups it is a member of fail: at least 50 ms,
     /// default 2 s. Within it all members that still reach each other have learnt of it and agree.
     ///
-    /// Nodes that share groups ask each other for a sign of life four times as often; one whose program does not let its
-    /// tasks run for three fifths of it, or whose machine is overloaded for so long, may be taken for dead. A connection that
+    /// Nodes that share groups ask each other for a sign of life three times as often; one whose program does not let its
+    /// tasks run for half of it, or whose machine is overloaded for so long, may be taken for dead. A connection that
     /// is reset is noticed at once, whatever this says.
     #[must_use]
     pub fn detection(mut self, limit: Duration) -> Self {

@@ -110,7 +110,7 @@ impl Engine {
             }
             if now >= looked_at_all + look_after {
                 looked_at_all = now;
-                look_after = (look_after * 2).min(LOOK_AT_ALL_MAX);
+                look_after = (look_after * 4).min(LOOK_AT_ALL_MAX);
                 let lines = lock(&self.lines);
                 let queue_pairs = lines.queue_pairs.values().flatten();
                 busy.extend(queue_pairs.filter(|queue_pair| queue_pair.enqueue()).cloned());
@@ -154,5 +154,5 @@ impl Drop for EndAllOnPanic<'_> {
 
 /// After which time all queue pairs are looked at although nobody rang for them: a peer may have spoilt the bell.
 const LOOK_AT_ALL_MIN: Duration = Duration::from_secs(1);
-/// The same where nobody rings at all; it doubles up to this.
-const LOOK_AT_ALL_MAX: Duration = Duration::from_secs(8);
+/// The same where nobody rings at all; each time four times as long, up to this.
+const LOOK_AT_ALL_MAX: Duration = Duration::from_secs(16);

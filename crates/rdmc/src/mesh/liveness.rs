@@ -1,11 +1,11 @@
 //! Signs of life: nodes that share groups ask each other, and give up those who do not answer.
 //!
-//! A look at every connection is taken in steps of a quarter of the detection time, and then everybody is asked. A question is
+//! A look at every connection is taken in steps of a third of the detection time, and then everybody is asked. A question is
 //! itself a sign of life: who has just asked does not answer, so between two nodes one frame goes in each direction in a step.
 //! Who is asked in the second half of its step looks at once, so that the nodes fall into step, and who has been asked by a node
 //! of a lower number leaves it to that one to begin the next one: its own clock is a quarter of a step late, and does not wake
-//! it. Who was not heard of in two looks in succession is given up 3.4 steps after it was last heard of, if it is not heard of
-//! until then; the rest of the time is left for the survivors to agree. A process that was itself stopped counts that as one
+//! it. Who was asked and not heard of until the next look is given up 2.55 steps after it was last heard of, if it is not heard
+//! of until then; the rest of the time is left for the survivors to agree. A process that was itself stopped counts that as one
 //! step.
 
 use std::sync::Arc;
@@ -24,10 +24,18 @@ use crate::node::NodeId;
 #[derive(Default)]
 pub(super) struct Liveness {
     heard: Arc<LastHeard>,
-    /// The looks in succession at which nothing had been heard, and when something last was; none while nobody minds.
-    silent: Option<(u32, Timestamp)>,
+    /// None while nobody minds.
+    silence: Option<Silence>,
     /// It was asked since its own last question.
     asked: bool,
+}
+
+/// For how long nothing was heard.
+#[derive(Clone, Copy)]
+struct Silence {
+    since: Timestamp,
+    /// Nothing was heard between the last two looks either.
+    lasts: bool,
 }
 
 /// When something was last heard since the last look.
@@ -55,33 +63,33 @@ impl Liveness {
 
     /// Nobody minds what is heard of it.
     fn rest(&mut self) {
-        (self.silent, self.asked) = (None, false);
+        (self.silence, self.asked) = (None, false);
     }
 
     /// Nothing was heard of it at the last look.
     fn is_silent(&self) -> bool {
-        self.silent.is_some_and(|(looks, _)| looks > 0)
+        self.silence.is_some_and(|silence| silence.lasts)
     }
 
     /// Looks what was heard since the look at `last`, before it is asked; returns when it is to be given up, if that is before
     /// the next look.
     fn look(&mut self, last: Timestamp, now: Timestamp, step: Duration) -> Option<Timestamp> {
         self.asked = true;
-        // This node did not run, and could not hear of anybody.
-        let stopped = now.since(last) >= step * 2;
-        let step_before = last + now.since(last).saturating_sub(step);
-        let (looks, at) = match (self.heard.take(), self.silent) {
-            (Some(at), _) => (0, at.max(last)),
+        // This node did not run, and could neither ask nor hear of anybody.
+        let stopped = now.since(last) >= step * 3 / 2;
+        let counted_from = if stopped { last + (now.since(last) - step) } else { last };
+        let (since, lasts) = match (self.heard.take(), self.silence) {
+            (Some(at), _) => (at.max(counted_from), false),
             // It has not been asked before.
-            (None, None) => (0, step_before),
-            (None, Some((0, at))) if stopped => (1, at.max(step_before)),
-            (None, Some((looks, at))) => (looks + 1, at),
+            (None, None) => (counted_from, false),
+            (None, Some(Silence { since, lasts: false })) if stopped => (since.max(counted_from), true),
+            (None, Some(Silence { since, .. })) => (since, true),
         };
-        self.silent = Some((looks, at));
-        let give_up = at + silence_max(step);
+        self.silence = Some(Silence { since, lasts });
         // What came meanwhile is still to be read.
-        let give_up = if stopped { give_up.max(now + step / 2) } else { give_up };
-        (looks >= SILENT_LOOKS_MAX && give_up <= now + step).then_some(give_up)
+        let unread = if stopped { step / 2 } else { step / 8 };
+        let give_up = (since + silence_max(step)).max(now + unread);
+        (lasts && give_up <= now + step).then_some(give_up)
     }
 }
 
@@ -208,13 +216,11 @@ impl Mesh {
 
 /// Returns after which silence a node is given up: 17/20 of the detection time.
 fn silence_max(step: Duration) -> Duration {
-    step * 17 / 5
+    step * 51 / 20
 }
 
 /// Looks in one detection time.
-const STEPS_PER_DETECTION: u32 = 4;
-/// Looks in succession at which nothing was heard, after which a node is given up.
-const SILENT_LOOKS_MAX: u32 = 2;
+const STEPS_PER_DETECTION: u32 = 3;
 /// Bytes that wait to be written to a node whose question for a sign of life is still answered.
 const PONG_BYTES_MAX: usize = 64 << 10;
 
@@ -241,39 +247,46 @@ mod tests {
     }
 
     #[test]
-    fn who_falls_silent_is_given_up_3_4_steps_after_it_was_last_heard_of() {
+    fn who_falls_silent_is_given_up_2_55_steps_after_it_was_last_heard_of() {
         let mut liveness = Liveness::default();
         assert_eq!(look(&mut liveness, &[0.0, 1.0]), [None], "it was not asked");
         liveness.heard().set(at(1.1));
-        let looks = look(&mut liveness, &[1.0, 2.0, 3.0, 4.0]);
-        assert_eq!(looks, [None, None, Some(at(4.5))]);
-        liveness.heard().set(at(4.4));
-        assert_eq!(look(&mut liveness, &[4.5, 5.0]), [None]);
+        assert_eq!(look(&mut liveness, &[1.0, 2.0, 3.0]), [None, Some(at(3.65))]);
+        liveness.heard().set(at(3.6));
+        assert_eq!(look(&mut liveness, &[3.0, 3.65]), [None]);
     }
 
     #[test]
     fn it_is_given_up_as_late_if_the_looks_are_late() {
-        let looks = look(&mut heard_at(1.1), &[1.0, 2.0, 3.25, 4.25]);
-        assert_eq!(looks, [None, None, Some(at(4.5))]);
+        assert_eq!(look(&mut heard_at(1.1), &[1.0, 2.25, 3.25]), [None, Some(at(3.65))]);
+    }
+
+    #[test]
+    fn what_came_just_before_a_late_look_is_read_first() {
+        assert_eq!(look(&mut heard_at(1.0), &[1.0, 2.0, 3.49]), [None, Some(at(3.615))]);
     }
 
     #[test]
     fn who_looks_early_gives_nobody_up_sooner() {
-        let looks = look(&mut heard_at(1.0), &[0.5, 1.0, 1.5, 2.0, 2.5, 3.0, 3.5, 4.0]);
-        assert_eq!(looks[..5], [None; 5]);
-        assert_eq!(looks[5..], [Some(at(4.4)), Some(at(4.4))]);
+        let looks = look(&mut heard_at(1.0), &[0.5, 1.0, 1.5, 2.0, 2.5, 3.0]);
+        assert_eq!(looks, [None, None, None, None, Some(at(3.55))]);
     }
 
     #[test]
-    fn who_never_answers_is_given_up_2_4_steps_after_it_was_first_asked() {
-        let looks = look(&mut Liveness::default(), &[0.0, 1.0, 2.0, 3.0]);
-        assert_eq!(looks, [None, None, Some(at(3.4))]);
+    fn who_never_answers_is_given_up_1_55_steps_after_it_was_first_asked() {
+        assert_eq!(look(&mut Liveness::default(), &[0.0, 1.0, 2.0]), [None, Some(at(2.55))]);
     }
 
     #[test]
-    fn who_was_itself_stopped_gives_others_the_time_of_two_looks() {
-        let looks = look(&mut heard_at(1.0), &[1.0, 2.0, 100.0, 101.0, 102.0]);
-        assert_eq!(looks, [None, None, None, Some(at(102.4))]);
+    fn who_was_itself_stopped_gives_others_the_time_of_a_step_and_a_half() {
+        let looks = look(&mut heard_at(1.0), &[1.0, 2.0, 100.0, 101.0]);
+        assert_eq!(looks, [None, None, Some(at(101.55))]);
+    }
+
+    #[test]
+    fn who_was_heard_of_before_a_late_look_has_time_to_answer() {
+        let looks = look(&mut heard_at(1.0), &[1.0, 2.9, 3.9]);
+        assert_eq!(looks, [None, Some(at(4.45))]);
     }
 
     #[test]
@@ -284,7 +297,7 @@ mod tests {
 
     #[test]
     fn who_first_looks_late_gives_nobody_up_sooner() {
-        let looks = look(&mut Liveness::default(), &[0.0, 3.0, 4.0, 5.0]);
-        assert_eq!(looks, [None, None, Some(at(5.4))]);
+        let looks = look(&mut Liveness::default(), &[0.0, 3.0, 4.0]);
+        assert_eq!(looks, [None, Some(at(4.55))]);
     }
 }
