@@ -170,7 +170,7 @@ impl Mesh {
         self.0.me
     }
 
-    /// Returns after which silence a node is given up.
+    /// Returns the time within which the members agree that one of them has fallen silent.
     pub(crate) fn detection(&self) -> Duration {
         self.0.detection
     }

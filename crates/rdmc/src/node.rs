@@ -246,7 +246,7 @@ impl NodeBuilder {
     /// default 2 s. Within it all members that still reach each other have learnt of it and agree.
     ///
     /// Nodes that share groups ask each other for a sign of life three times as often; one whose program does not let its
-    /// tasks run for half of it, or whose machine is overloaded for so long, may be taken for dead. A connection that
+    /// tasks run for two fifths of it, or whose machine is overloaded for so long, may be taken for dead. A connection that
     /// is reset is noticed at once, whatever this says.
     #[must_use]
     pub fn detection(mut self, limit: Duration) -> Self {
@@ -568,7 +568,7 @@ const COMPLETIONS_DEFAULT: u32 = 1 << 20;
 const CONNECT_LIMIT: Duration = Duration::from_secs(30);
 /// The same among nodes of which each has just accepted an invitation.
 const CONNECT_INVITED_LIMIT: Duration = Duration::from_secs(10);
-/// The shortest silence after which a node is given up.
+/// The shortest detection time.
 const DETECTION_MIN: Duration = Duration::from_millis(50);
 /// How long the other nodes may take to be told that this one leaves.
 const LEAVE_LIMIT: Duration = Duration::from_secs(1);

@@ -123,7 +123,7 @@ impl Suspects {
 /// Returns the shortest silence after which a node may be given up, in ns: what is silent for a while may be so for longer,
 /// as what was lost is sent again later.
 fn silence_ns(case: &Case) -> u64 {
-    let given_up = DETECTION_DEFAULT_NS / 2;
+    let given_up = DETECTION_DEFAULT_NS * 2 / 5;
     given_up.saturating_sub(case.model.control.resend_ns + 2 * case.model.control.latency_ns + MARGIN_NS)
 }
 

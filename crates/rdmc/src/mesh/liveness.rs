@@ -24,18 +24,28 @@ use crate::node::NodeId;
 #[derive(Default)]
 pub(super) struct Liveness {
     heard: Arc<LastHeard>,
-    /// None while nobody minds.
+    /// Since when nothing was heard of it; none while nobody minds.
     silence: Option<Silence>,
     /// It was asked since its own last question.
     asked: bool,
 }
 
-/// For how long nothing was heard.
+/// A time for which nothing was heard, short as it may be.
 #[derive(Clone, Copy)]
 struct Silence {
     since: Timestamp,
-    /// Nothing was heard between the last two looks either.
-    lasts: bool,
+    /// The last look was in vain: nothing had come since the one before.
+    in_vain: bool,
+}
+
+/// A look at all connections.
+#[derive(Clone, Copy)]
+struct Look {
+    /// When the one before was.
+    last: Timestamp,
+    /// When this one was to be, at the latest.
+    due: Timestamp,
+    now: Timestamp,
 }
 
 /// When something was last heard since the last look.
@@ -68,28 +78,29 @@ impl Liveness {
 
     /// Nothing was heard of it at the last look.
     fn is_silent(&self) -> bool {
-        self.silence.is_some_and(|silence| silence.lasts)
+        self.silence.is_some_and(|silence| silence.in_vain)
     }
 
-    /// Looks what was heard since the look at `last`, before it is asked; returns when it is to be given up, if that is before
-    /// the next look.
-    fn look(&mut self, last: Timestamp, now: Timestamp, step: Duration) -> Option<Timestamp> {
+    /// Looks what was heard since the look before, before it is asked; returns when it is to be given up, if that is before the
+    /// next look.
+    fn look(&mut self, Look { last, due, now }: Look, detection: Duration) -> Option<Timestamp> {
         self.asked = true;
+        let step = step(detection);
+        let late = now.since(due);
         // This node did not run, and could neither ask nor hear of anybody.
-        let stopped = now.since(last) >= step * 3 / 2;
+        let stopped = late >= step / 2;
         let counted_from = if stopped { last + (now.since(last) - step) } else { last };
-        let (since, lasts) = match (self.heard.take(), self.silence) {
+        let (since, in_vain) = match (self.heard.take(), self.silence) {
             (Some(at), _) => (at.max(counted_from), false),
             // It has not been asked before.
             (None, None) => (counted_from, false),
-            (None, Some(Silence { since, lasts: false })) if stopped => (since.max(counted_from), true),
+            (None, Some(Silence { since, in_vain: false })) if stopped => (since.max(counted_from), true),
             (None, Some(Silence { since, .. })) => (since, true),
         };
-        self.silence = Some(Silence { since, lasts });
+        self.silence = Some(Silence { since, in_vain });
         // What came meanwhile is still to be read.
-        let unread = if stopped { step / 2 } else { step / 8 };
-        let give_up = (since + silence_max(step)).max(now + unread);
-        (lasts && give_up <= now + step).then_some(give_up)
+        let give_up = (since + silence_max(detection)).max(now + late.min(step / 2));
+        (in_vain && give_up <= now + step).then_some(give_up)
     }
 }
 
@@ -105,7 +116,7 @@ impl Mesh {
     /// Asks the nodes that share a group with this one for signs of life, for ever.
     pub(crate) async fn watch(self) {
         let environment = &*self.0.environment;
-        let step = self.step();
+        let step = step(self.0.detection);
         let mut changes = self.0.changes.subscribe();
         self.lock().looked = environment.now();
         // Another node begins the next step.
@@ -131,37 +142,36 @@ impl Mesh {
             if now.since(last) < step / 2 {
                 continue;
             }
-            let (doubted, led) = self.look(now);
+            let (doubted, led) = self.look(Look { last, due, now });
             follows = led;
             for doubted in doubted {
                 environment.sleep_until(doubted.at).await;
+                // What came while this node did not run is still to be read.
+                let late = environment.now().since(doubted.at).min(step / 2);
+                environment.sleep_until(environment.now() + late).await;
                 self.give_up(&doubted);
             }
         }
     }
 
-    fn step(&self) -> Duration {
-        self.0.detection / STEPS_PER_DETECTION
-    }
-
     /// Looks at all connections and asks the partners; returns those that are to be given up before the next look, the first of
     /// them first, and whether the next look is left to another one to begin.
-    fn look(&self, now: Timestamp) -> (Vec<Doubted>, bool) {
+    fn look(&self, look: Look) -> (Vec<Doubted>, bool) {
         let (mut asked, mut doubted, mut silent) = (Vec::new(), Vec::new(), false);
         let led;
         {
             let mut state = self.lock();
             let state = &mut *state;
-            let last = std::mem::replace(&mut state.looked, now);
+            state.looked = look.now;
             // Its question may have come just after the last look, a step ago. Whose question is older may be dead, and nobody
             // waits a quarter of a step for it twice.
-            led = state.led.is_some_and(|at| now.since(at) < self.step() * 11 / 10);
+            led = state.led.is_some_and(|at| look.now.since(at) < step(self.0.detection) * 11 / 10);
             for (&node, link) in &mut state.links {
                 if !state.groups.has_partner(node) {
                     link.liveness.rest();
                     continue;
                 }
-                if let Some(at) = link.liveness.look(last, now, self.step()) {
+                if let Some(at) = link.liveness.look(look, self.0.detection) {
                     doubted.push(Doubted { node, serial: link.serial, at });
                 }
                 silent |= link.liveness.is_silent();
@@ -181,7 +191,7 @@ impl Mesh {
         let state = self.lock();
         let link = state.links.get(&doubted.node).filter(|link| link.serial == doubted.serial);
         if let Some(link) = link.filter(|link| link.liveness.heard.is_none()) {
-            let silence = silence_max(self.step());
+            let silence = silence_max(self.0.detection);
             // Fails only if it was cut before.
             let _ = link.cut.try_send(FailureCause::Unresponsive { silence });
         }
@@ -197,7 +207,7 @@ impl Mesh {
             if partner && peer < self.0.me {
                 state.led = Some(now);
             }
-            if partner && now.since(state.looked) >= self.step() / 2 {
+            if partner && now.since(state.looked) >= step(self.0.detection) / 2 {
                 // The question that it is asked then is the answer.
                 self.0.others_look.notify_one();
                 return;
@@ -214,9 +224,14 @@ impl Mesh {
     }
 }
 
-/// Returns after which silence a node is given up: 17/20 of the detection time.
-fn silence_max(step: Duration) -> Duration {
-    step * 51 / 20
+/// Returns the time from one look to the next.
+fn step(detection: Duration) -> Duration {
+    detection / STEPS_PER_DETECTION
+}
+
+/// Returns after which silence a node is given up: 17/20 of the detection time, which are 2.55 steps.
+fn silence_max(detection: Duration) -> Duration {
+    detection * 17 / 20
 }
 
 /// Looks in one detection time.
@@ -228,15 +243,22 @@ const PONG_BYTES_MAX: usize = 64 << 10;
 mod tests {
     use super::*;
 
-    const STEP: Duration = Duration::from_secs(1);
+    /// So that a step is a second.
+    const DETECTION: Duration = Duration::from_secs(3);
 
     fn at(steps: f64) -> Timestamp {
-        Timestamp::ZERO + STEP.mul_f64(steps)
+        Timestamp::ZERO + Duration::from_secs(1).mul_f64(steps)
     }
 
-    /// Looks at such times, the first of which was the one before.
+    /// Looks at such times, the first of which was the one before, each as due a step after the other.
     fn look(liveness: &mut Liveness, looks: &[f64]) -> Vec<Option<Timestamp>> {
-        looks.windows(2).map(|pair| liveness.look(at(pair[0]), at(pair[1]), STEP)).collect()
+        let due = looks.windows(2).map(|pair| (pair[0], pair[0] + 1.0, pair[1]));
+        due.map(|due| look_due(liveness, due)).collect()
+    }
+
+    /// Looks once: when it was looked before, when it is due, when it is done.
+    fn look_due(liveness: &mut Liveness, (last, due, now): (f64, f64, f64)) -> Option<Timestamp> {
+        liveness.look(Look { last: at(last), due: at(due), now: at(now) }, DETECTION)
     }
 
     /// Returns what is known of a connection of which something was just heard.
@@ -262,8 +284,26 @@ mod tests {
     }
 
     #[test]
-    fn what_came_just_before_a_late_look_is_read_first() {
-        assert_eq!(look(&mut heard_at(1.0), &[1.0, 2.0, 3.49]), [None, Some(at(3.615))]);
+    fn it_is_given_up_as_late_if_another_one_was_to_begin_the_step() {
+        for heard in [1.1, 1.6, 1.699, 1.701, 1.9] {
+            let mut liveness = heard_at(heard);
+            assert_eq!(look_due(&mut liveness, (1.0, 2.25, 2.25)), None);
+            let looks = look(&mut liveness, &[2.25, 3.25, 4.25]);
+            assert_eq!(looks.into_iter().flatten().next(), Some(at(heard + 2.55)), "{heard}");
+        }
+        let mut liveness = heard_at(2.0);
+        assert_eq!(look_due(&mut liveness, (2.0, 3.25, 3.5)), None, "nobody was stopped");
+        assert_eq!(look(&mut liveness, &[3.5, 4.5]), [Some(at(4.55))]);
+    }
+
+    #[test]
+    fn who_looks_late_leaves_as_much_time_for_what_is_to_be_read() {
+        for late in [0.0, 0.2, 0.4] {
+            assert_eq!(
+                look(&mut heard_at(1.0), &[1.0, 2.0, 3.0 + late]),
+                [None, Some(at((3.0 + 2.0 * late).max(3.55)))]
+            );
+        }
     }
 
     #[test]
