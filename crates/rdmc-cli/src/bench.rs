@@ -13,7 +13,7 @@ use crate::progress::{Reporter, print_json};
 use crate::size::Bytes;
 use cluster::Members;
 use explain::Explanation;
-use limits::Limits;
+use limits::{Floor, Limits};
 use measured::{By, Measured, Samples};
 use mpi::{Block, Compiled};
 use options::Delivery;
@@ -121,6 +121,12 @@ impl Bench<'_> {
         let mut others: Vec<Samples> = self.rivals.iter().map(|_| Samples::default()).collect();
         let mut fabric = String::new();
         let mut messages = None;
+        let mut floor = if case.has_floor_in_turn() {
+            let limits = limits.clone();
+            Some(tokio::task::spawn_blocking(move || Floor::new(&limits)).await??)
+        } else {
+            None
+        };
         for block in 0..blocks {
             // As many in each block, the rest in the first ones.
             let rounds = self.options.rounds.map(|rounds| rounds / blocks + u32::from(block < rounds % blocks));
@@ -129,7 +135,7 @@ impl Bench<'_> {
             }
             let mut members = Members::start(case, self.options.device.as_deref()).await?;
             fabric.clone_from(&members.fabric);
-            let found = self.own_block(case, &mut members, rounds, blocks, &mut messages).await?;
+            let found = self.own_block(case, &mut members, (rounds, blocks), &mut messages, &mut floor).await?;
             members.end().await?;
             let work = Block {
                 warm_up: self.options.warm_up,
@@ -143,6 +149,8 @@ impl Bench<'_> {
                 samples.extend(rival.run(case, &fabric, work).await?);
             }
         }
+        let copy_floor_in_turn_rate = floor.map(Floor::rate).transpose()?;
+        let limits = &Limits { copy_floor_in_turn_rate, ..limits.clone() };
         let own = Measured::of(case, By::rdmc(&fabric), &own, limits, None).context("nothing was measured")?;
         let rivals = self.rivals.iter().zip(&others);
         let others =
@@ -156,9 +164,9 @@ impl Bench<'_> {
         &self,
         case: &Case,
         members: &mut Members,
-        rounds: Option<u32>,
-        blocks: u32,
+        (rounds, blocks): (Option<u32>, u32),
         messages: &mut Option<u64>,
+        floor: &mut Option<Floor>,
     ) -> anyhow::Result<Samples> {
         for _ in 0..self.options.warm_up {
             members.round().await?;
@@ -175,6 +183,9 @@ impl Bench<'_> {
                 break;
             }
             samples.rounds.push(members.round().await?);
+            if let Some(measured) = floor.take() {
+                *floor = Some(tokio::task::spawn_blocking(|| measured.measure()).await?);
+            }
         }
         if options::is_short(case.bytes) {
             let window = self.window(case);

@@ -40,10 +40,29 @@ fn a_sweep_measures_every_configuration_and_the_machine() {
         let receivers = result["nodes"].as_f64().unwrap() - 1.0;
         let together = result["aggregate_rate"].as_f64().unwrap() / result["receiver_rate"].as_f64().unwrap();
         assert!((together - receivers).abs() < 1e-6, "{together}");
+        let floor = result["aggregate_rate"].as_f64().unwrap() / result["to_copy_floor"].as_f64().unwrap();
+        assert!((floor / result["copy_floor_rate"].as_f64().unwrap() - 1.0).abs() < 1e-6, "{result}");
         assert!(result["skew_seconds"].as_f64().unwrap() <= ordered[5], "{result}");
         assert!(result["cpu_seconds_per_gib"].as_f64().unwrap() > 0.0, "{result}");
         assert_eq!(result["seconds_to_rdmc"], Value::Null);
     }
+}
+
+#[test]
+fn the_copy_floor_is_measured_in_turn_with_long_rounds() {
+    let output = rdmc(&["bench", "--nodes", "3", "--size", "1M,16M", "--rounds", "2", "--json"]);
+    assert_eq!(code(&output), 0, "{output:?}");
+    let events = events(&output);
+    let before = |bytes: &Value| {
+        let limits = events.iter().find(|event| event["event"] == "limits" && event["bytes"] == *bytes).unwrap();
+        let rates = ["copy_floor_plain_rate", "copy_floor_non_temporal_rate"].map(|rate| limits[rate].as_f64());
+        rates.into_iter().flatten().fold(0.0, f64::max)
+    };
+    let results = events.iter().filter(|event| event["event"] == "result");
+    let in_turn =
+        results.map(|result| (result["copy_floor_rate"].as_f64().unwrap() / before(&result["bytes"]) - 1.0).abs());
+    let in_turn: Vec<bool> = in_turn.map(|difference| difference > 1e-9).collect();
+    assert_eq!(in_turn, [false, true]);
 }
 
 #[cfg(target_os = "linux")]

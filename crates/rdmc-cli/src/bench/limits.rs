@@ -27,6 +27,9 @@ pub(super) struct Limits {
     /// Bytes per second that threads copy from one source to a destination for each receiver, together.
     pub(super) copy_floor_plain_rate: f64,
     pub(super) copy_floor_non_temporal_rate: Option<f64>,
+    /// The faster of both, where it was measured in turn with rounds.
+    #[serde(skip)]
+    pub(super) copy_floor_in_turn_rate: Option<f64>,
     /// Bytes per second of one TCP stream.
     pub(super) stream_rate: f64,
     pub(super) stream_seconds: f64,
@@ -41,7 +44,7 @@ impl Limits {
         let bytes = bytes.min(BYTES_MAX);
         let len = usize::try_from(bytes)?;
         let receivers = rdmc::Rank(nodes - 1).index();
-        let threads = cores().min(receivers.max(2));
+        let threads = copy_threads(receivers);
         let times = (TIMED_MIN / (len * receivers)).clamp(1, TIMES_MAX);
         let mut copies = Copies::new(len, receivers)?;
         let mut floor = |stores| {
@@ -64,6 +67,7 @@ impl Limits {
             copy_threads: threads,
             copy_floor_plain_rate,
             copy_floor_non_temporal_rate,
+            copy_floor_in_turn_rate: None,
             stream_rate: per_second(len, Ok(stream_seconds))?,
             stream_seconds,
             streams_rate: per_second(len * receivers, Ok(streams_seconds))?,
@@ -78,8 +82,57 @@ impl Limits {
 
     /// Returns the rate of copies by the faster kind of stores.
     pub(super) fn copy_floor_rate(&self) -> f64 {
-        self.copy_floor_non_temporal_rate.unwrap_or(0.0).max(self.copy_floor_plain_rate)
+        let before = self.copy_floor_non_temporal_rate.unwrap_or(0.0).max(self.copy_floor_plain_rate);
+        self.copy_floor_in_turn_rate.unwrap_or(before)
     }
+
+    fn faster_stores(&self) -> Stores {
+        let non_temporal = self.copy_floor_non_temporal_rate.is_some_and(|rate| rate > self.copy_floor_plain_rate);
+        if non_temporal { Stores::NonTemporal } else { Stores::Plain }
+    }
+}
+
+/// The copy floor in turn with rounds: a machine that others use too has other rates a second later.
+pub(super) struct Floor {
+    copies: Copies,
+    pass: Pass,
+    /// Bytes that a pass copies.
+    len: usize,
+    seconds: Vec<f64>,
+}
+
+impl Floor {
+    /// Tells whether it is measured in turn with messages of this length: those that fit into caches would be slower for it.
+    pub(super) fn is_for(bytes: u64) -> bool {
+        bytes >= IN_TURN_MIN
+    }
+
+    /// Takes and touches memory for messages with these limits.
+    pub(super) fn new(limits: &Limits) -> anyhow::Result<Self> {
+        let (bytes, receivers) = (usize::try_from(limits.bytes)?, rdmc::Rank(limits.nodes - 1).index());
+        let pass = Pass { stores: limits.faster_stores(), threads: copy_threads(receivers), block: BLOCK, times: 1 };
+        let mut copies = Copies::new(bytes, receivers)?;
+        for _ in 0..WARM_UP {
+            copies.run(pass);
+        }
+        Ok(Self { copies, pass, len: bytes * receivers, seconds: Vec::new() })
+    }
+
+    /// Copies once.
+    pub(super) fn measure(mut self) -> Self {
+        self.seconds.push(self.copies.run(self.pass));
+        self
+    }
+
+    /// Returns the bytes per second in the middle.
+    pub(super) fn rate(self) -> anyhow::Result<f64> {
+        per_second(self.len, Ok(median(self.seconds)))
+    }
+}
+
+/// Returns how many threads copy to so many receivers' places.
+fn copy_threads(receivers: usize) -> usize {
+    cores().min(receivers.max(2))
 }
 
 /// Receives messages on one TCP stream, and prints when each was complete, until the stream ends.
@@ -180,6 +233,8 @@ fn per_second(bytes: usize, seconds: anyhow::Result<f64>) -> anyhow::Result<f64>
 
 /// Length of what is copied and sent, at most: longer messages do not change the rates.
 const BYTES_MAX: u64 = 256 << 20;
+/// Shortest message with which the copy floor is measured in turn.
+const IN_TURN_MIN: u64 = 16 << 20;
 /// What is copied or written at once.
 const BLOCK: usize = 256 << 10;
 /// Bytes that have to be copied for the time to be worth reading.
@@ -215,5 +270,16 @@ mod tests {
         assert!(limits.copy_floor_rate() > limits.copy_floor_plain_rate);
         let without = Limits { copy_floor_non_temporal_rate: None, ..limits };
         assert!((without.copy_floor_rate() - without.copy_floor_plain_rate).abs() < 1.0);
+        let in_turn = Limits { copy_floor_in_turn_rate: Some(5.0), ..without };
+        assert!((in_turn.copy_floor_rate() - 5.0).abs() < 1e-9);
+    }
+
+    #[test]
+    fn the_floor_in_turn_is_the_median_of_what_was_measured() {
+        let limits = Limits { nodes: 3, bytes: 1 << 20, ..super::super::measured::tests::limits() };
+        let floor = Floor::new(&limits).unwrap().measure().measure().measure();
+        assert_eq!((floor.seconds.len(), floor.pass.stores), (3, limits.faster_stores()));
+        let floor = Floor { seconds: vec![2.0, 1.0, 9.0], ..floor };
+        assert!((floor.rate().unwrap() - f64::from(1 << 20)).abs() < 1e-9);
     }
 }

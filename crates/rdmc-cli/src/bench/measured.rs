@@ -78,7 +78,9 @@ pub(super) struct Measured {
     pub(super) cpu_seconds_per_gib: f64,
     /// Messages per second, of short ones.
     pub(super) message_rate: Option<f64>,
-    /// The aggregate rate over that of copies in memory.
+    /// Bytes per second of copies in memory: in turn with the rounds if they are long, before them if not.
+    pub(super) copy_floor_rate: f64,
+    /// The aggregate rate over that.
     pub(super) to_copy_floor: Option<f64>,
     /// The aggregate rate over that of plain TCP streams.
     pub(super) to_streams: Option<f64>,
@@ -121,6 +123,7 @@ impl Measured {
             aggregate_rate,
             cpu_seconds_per_gib: cpu_seconds / (delivered * samples.rounds.len() as f64 / GIB),
             message_rate: (!samples.bursts.is_empty()).then(|| median(message_rates)),
+            copy_floor_rate: limits.copy_floor_rate(),
             to_copy_floor: to(aggregate_rate, limits.copy_floor_rate()),
             to_streams: to(aggregate_rate, limits.streams_rate),
             to_memcpy: to(receiver_rate, limits.memcpy_rate),
@@ -184,6 +187,7 @@ pub(super) mod tests {
             copy_threads: 2,
             copy_floor_plain_rate: 6.0 * GIB,
             copy_floor_non_temporal_rate: Some(8.0 * GIB),
+            copy_floor_in_turn_rate: None,
             stream_rate: 2.0 * GIB,
             stream_seconds: 0.5,
             streams_rate: 4.0 * GIB,

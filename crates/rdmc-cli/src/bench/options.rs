@@ -252,7 +252,8 @@ Columns:
                delivered
   /floor       aggregate over the copy floor: threads, 2 or as many as there are cores and
                receivers, that copy blocks of 256 KiB from one source to as many warm places as
-               there are receivers; by plain or non-temporal stores, whichever is faster
+               there are receivers; by plain or non-temporal stores, whichever is faster. From
+               16 MiB on once after each round, whose median counts, up to then before the rounds
   /streams     aggregate over that of plain TCP streams on loopback, one for each receiver at
                once: a writing process with a thread for each (writes of 256 KiB), a reading
                process for each
@@ -276,7 +277,8 @@ per second:
             min, max}, skew_seconds, receiver_rate, aggregate_rate, cpu_seconds_per_gib,
             message_rate (null above 64 KiB), to_copy_floor, to_streams, to_memcpy,
             seconds_to_rdmc (null for rdmc), delivery (private or shared; for the latter the rates
-            of bytes, and to_…, are null), checks (auto or off)
+            of bytes, and to_…, are null), checks (auto or off), copy_floor_rate (of which
+            to_copy_floor is the part)
   explanation with --explain: fabric, transport, completion, nodes, senders, bytes; of the choice
             algorithm, block_size, predicted_seconds, measured_seconds; of what took least
             best_algorithm, best_block_size, best_seconds; to_best (the choice's time over that)

@@ -3,6 +3,7 @@
 use clap::ValueEnum;
 use rdmc::Algorithm;
 
+use super::limits::{Floor, Limits};
 use super::options::{BenchOptions, Checks, Completion, Delivery};
 use crate::choice::{AUTO, AlgorithmName, HybridOptions, OrAuto};
 use crate::costs::{self, Assumed};
@@ -135,7 +136,14 @@ impl Case {
     pub(super) fn memory(&self) -> u64 {
         // What is shared is there once.
         let nodes = if self.delivery == Delivery::Shared { 0 } else { self.nodes };
-        self.bytes.saturating_mul(u64::from(self.groups)).saturating_mul(u64::from(nodes) + 2)
+        let floor = if self.has_floor_in_turn() { Limits::length_for(self.bytes) * u64::from(self.nodes) } else { 0 };
+        let members = self.bytes.saturating_mul(u64::from(self.groups)).saturating_mul(u64::from(nodes) + 2);
+        members.saturating_add(floor)
+    }
+
+    /// Tells whether the copy floor is measured in turn with its rounds.
+    pub(super) fn has_floor_in_turn(&self) -> bool {
+        self.delivery == Delivery::Private && Floor::is_for(self.bytes)
     }
 
     /// Returns what it is called among those that are measured, without the size.

@@ -173,7 +173,7 @@ pub(super) fn csv_row(measured: &Measured) -> String {
 type Value = fn(&Measured) -> String;
 
 /// Columns of comma-separated values, with the names and units of the JSON.
-const CSV: [(&str, Value); 29] = [
+const CSV: [(&str, Value); 30] = [
     ("by", |m| m.by.clone()),
     ("transport", |m| m.transport.clone()),
     ("fabric", |m| m.fabric.clone()),
@@ -203,6 +203,7 @@ const CSV: [(&str, Value); 29] = [
     ("setup", |m| m.setup.clone().unwrap_or_default()),
     ("delivery", |m| m.delivery.to_owned()),
     ("checks", |m| m.checks.to_owned()),
+    ("copy_floor_rate", |m| m.copy_floor_rate.to_string()),
 ];
 
 fn optional(value: Option<f64>) -> String {
@@ -294,7 +295,7 @@ n      size            by  rounds      time       p10       p90       p99      s
         let mut theirs = measured();
         theirs.setup = Some("--mca btl vader,self".into());
         let row = csv_row(&theirs);
-        assert!(row.ends_with("\"--mca btl vader,self\",private,auto"), "{row}");
+        assert!(row.ends_with("\"--mca btl vader,self\",private,auto,8589934592"), "{row}");
         assert_eq!(row.split(',').count(), csv_head().split(',').count() + 1);
         assert!(row.starts_with("rdmc,tcp,tcp,event,3,1,1,chain,1048576,1073741824,3,1,"), "{row}");
     }
