@@ -209,7 +209,7 @@ impl Shared {
 }
 
 /// Bytes under way to one neighbour.
-const AHEAD_BYTES: u64 = 4 << 20;
+const AHEAD_BYTES: u64 = 16 << 20;
 /// Shorter pieces of files are copied rather than read by the peer, which has to ask for a file's descriptor first.
 const FILE_LEN_MIN: usize = 64 << 10;
 /// Shorter memory is not shared: it is for what travels in entries.

@@ -368,7 +368,7 @@ const PIECE_LEN: usize = 256 << 10;
 /// Bytes copied at once if they are looked at: few enough to be in the second-level cache then.
 const INSPECTED_LEN: usize = 128 << 10;
 /// Bytes after which both sides are told of what was carried out, although there is more.
-const ANNOUNCED_LEN: usize = 2 << 20;
+const ANNOUNCED_LEN: usize = 4 << 20;
 /// How long what the peer wanted to read before a request that is refused may take.
 const REFUSAL_LINGER: Duration = Duration::from_secs(2);
 /// Longest wait for a receive: a year.
