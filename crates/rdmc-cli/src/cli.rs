@@ -11,6 +11,7 @@ use clap::{Args, CommandFactory, FromArgMatches, Parser, Subcommand, ValueEnum};
 use crate::announcement::OnFailure;
 use crate::bench::{BenchNodeOptions, BenchOptions};
 use crate::choice::{AUTO, AlgorithmName, AlgorithmOptions, HybridOptions, OrAuto};
+use crate::costs::PortRate;
 use crate::fabric::{FabricName, FabricOptions};
 use crate::security::SecurityOptions;
 use crate::{exit, size};
@@ -130,9 +131,12 @@ pub(crate) struct SendOptions {
     pub(crate) algorithm: OrAuto<AlgorithmName>,
     #[command(flatten)]
     pub(crate) hybrid: HybridOptions,
-    /// Bytes of a block, the unit that is relayed, or auto: what should take least, from 64 KiB to 2 MiB
+    /// Bytes of a block, the unit that is relayed, up to 1 GiB, or auto: what should take least, from 64 KiB to 2 MiB
     #[arg(long, short, env = "RDMC_BLOCK_SIZE", default_value = AUTO, value_name = "SIZE", value_parser = size::parse_block_or_auto)]
     pub(crate) block_size: OrAuto<u32>,
+    /// Bits per second of the members' ports, by which algorithm and block size are chosen on a network: 200M, 10G
+    #[arg(long, env = "RDMC_PORT_RATE", default_value_t, value_name = "RATE")]
+    pub(crate) port_rate: PortRate,
     #[command(flatten)]
     pub(crate) fabric: FabricOptions,
     #[command(flatten)]
@@ -143,7 +147,7 @@ pub(crate) struct SendOptions {
     /// What to do when a receiver fails, or the sender, after all have agreed to the list of files
     #[arg(long, env = "RDMC_ON_FAILURE", default_value = "repair", value_name = "WHAT")]
     pub(crate) on_failure: OnFailure,
-    /// Give up a receiver that has held the others up for so long; by default they wait for it
+    /// Give up a receiver that has held the others up for so long without a break; by default they wait for it
     #[arg(long, env = "RDMC_EVICT_AFTER", value_name = "SECONDS", value_parser = clap::value_parser!(u64).range(1..=86_400))]
     pub(crate) evict_after: Option<u64>,
     #[command(flatten)]
@@ -194,7 +198,7 @@ pub(crate) struct RecvOptions {
 #[derive(Clone, Debug, Args)]
 pub(crate) struct DemoOptions {
     /// Members: one sender, all others receivers
-    #[arg(long, short, env = "RDMC_NODES", default_value_t = 8, value_name = "COUNT", value_parser = clap::value_parser!(u32).range(1..=256))]
+    #[arg(long, short, env = "RDMC_NODES", default_value_t = 8, value_name = "COUNT", value_parser = clap::value_parser!(u32).range(2..=256))]
     pub(crate) nodes: u32,
     /// Bytes of random data to send
     #[arg(long, short, env = "RDMC_SIZE", default_value = "256MiB", value_name = "SIZE", value_parser = size::parse)]

@@ -1,20 +1,22 @@
 //! What multicasts cost here, by which `send` and `bench` choose algorithm and block size where they are not given.
 
+use std::fmt;
+use std::str::FromStr;
 use std::time::Duration;
 
 use anyhow::Context;
 use rdmc::Algorithm;
 use rdmc_schedule::{CostModel, Plan};
 
-use crate::announcement::{Medium, PlanTold, Plans};
+use crate::announcement::{PlanTold, Plans};
 use crate::exit::Exit;
 use crate::local::cores;
 
 /// What a plan assumes that members share.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) enum Assumed {
-    /// A network on which each has a port.
-    Network,
+    /// A network on which each has a port of that rate.
+    Network(PortRate),
     /// The memory and the processors of one host.
     Host,
     /// The processors of one host, which copy into sockets and out of them. Only a benchmark knows that of members that do not
@@ -22,16 +24,62 @@ pub(crate) enum Assumed {
     Loopback,
 }
 
-impl From<Medium> for Assumed {
-    fn from(medium: Medium) -> Self {
-        match medium {
-            Medium::Network => Self::Network,
-            Medium::Host => Self::Host,
-        }
+/// What a member's port carries in each direction, in bits per second: from 1 kbit/s to 10 Tbit/s.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(crate) struct PortRate(f64);
+
+impl PortRate {
+    fn bytes_per_second(self) -> f64 {
+        self.0 / 8.0
     }
 }
 
-/// Plans messages of up to `bytes` to `members`, the sender included, for either medium. What is given is kept.
+/// In the middle of those that TCP is used on. The best block size changes with the root of it, and around the best a block of
+/// half or twice the size costs little: to seven receivers 64 MiB should take 1 % longer than in the best blocks at
+/// 200 Mbit/s, 2 % longer at 10 Gbit/s, 8 % longer at 25.
+impl Default for PortRate {
+    fn default() -> Self {
+        Self(2.5e9)
+    }
+}
+
+/// Parses `10G`, `2.5Gbit/s`, `200M` or plain bits per second; the units are powers of 1000.
+impl FromStr for PortRate {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        let allowed = || {
+            format!(
+                "{text:?} is no rate of a port: write bits per second, or a number with k, M, G or T (powers of 1000), from \
+                 1k to 10T: 2.5G"
+            )
+        };
+        let unit_at = text.find(|c: char| !c.is_ascii_digit() && c != '.').unwrap_or(text.len());
+        let (number, unit) = text.split_at(unit_at);
+        let unit = unit.trim_start();
+        let factor = match ["bit/s", "bps"].iter().find_map(|suffix| unit.strip_suffix(suffix)).unwrap_or(unit) {
+            "" => 1.0,
+            "k" | "K" => 1e3,
+            "M" => 1e6,
+            "G" => 1e9,
+            "T" => 1e12,
+            _ => return Err(allowed()),
+        };
+        let rate = number.parse::<f64>().map_err(|_| allowed())? * factor;
+        if (1e3..=1e13).contains(&rate) { Ok(Self(rate)) } else { Err(allowed()) }
+    }
+}
+
+impl fmt::Display for PortRate {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let units = [("T", 1e12), ("G", 1e9), ("M", 1e6)];
+        let (unit, factor) = units.into_iter().find(|&(_, factor)| self.0 >= factor).unwrap_or(("k", 1e3));
+        write!(f, "{} {unit}bit/s", self.0 / factor)
+    }
+}
+
+/// Plans messages of up to `bytes` to `members`, the sender included, for either medium. What is given is kept. On a network
+/// each member has a port of that rate.
 ///
 /// # Errors
 /// The given algorithm cannot serve so many members.
@@ -40,12 +88,13 @@ pub(crate) fn plans(
     block_size: Option<u32>,
     members: u32,
     bytes: u64,
+    port_rate: PortRate,
 ) -> anyhow::Result<Plans> {
-    let told = |medium| {
-        let Plan { algorithm, block_size, .. } = plan(medium, algorithm, block_size, members, bytes)?;
+    let told = |assumed| {
+        let Plan { algorithm, block_size, .. } = plan(assumed, algorithm, block_size, members, bytes)?;
         anyhow::Ok(PlanTold::new(&algorithm, block_size))
     };
-    Ok(Plans { network: told(Medium::Network)?, host: told(Medium::Host)? })
+    Ok(Plans { network: told(Assumed::Network(port_rate))?, host: told(Assumed::Host)? })
 }
 
 /// Plans for what members share, and predicts the time.
@@ -53,13 +102,13 @@ pub(crate) fn plans(
 /// # Errors
 /// The same.
 pub(crate) fn plan(
-    assumed: impl Into<Assumed>,
+    assumed: Assumed,
     algorithm: Option<&Algorithm>,
     block_size: Option<u32>,
     members: u32,
     bytes: u64,
 ) -> anyhow::Result<Plan> {
-    model(assumed.into()).complete(algorithm, block_size, members, bytes).context(Exit::Usage)
+    model(assumed).complete(algorithm, block_size, members, bytes).context(Exit::Usage)
 }
 
 /// Returns what it should cost. Nothing is measured before a transfer: that would take longer than most of them, and the choice
@@ -67,9 +116,8 @@ pub(crate) fn plan(
 fn model(assumed: Assumed) -> CostModel {
     let processors = u32::try_from(cores()).unwrap_or(u32::MAX);
     match assumed {
-        Assumed::Network => {
-            CostModel::network(PORT_RATE, PORT_PER_BLOCK, PORT_LATENCY).block_size_max(PORT_BLOCK_SIZE_MAX)
-        }
+        Assumed::Network(rate) => CostModel::network(rate.bytes_per_second(), PORT_PER_BLOCK, PORT_LATENCY)
+            .block_size_max(PORT_BLOCK_SIZE_MAX),
         Assumed::Host => {
             CostModel::host(COPY_RATE, processors, COPY_PER_BLOCK, COPY_LATENCY).block_size_max(COPY_BLOCK_SIZE_MAX)
         }
@@ -79,10 +127,6 @@ fn model(assumed: Assumed) -> CostModel {
     }
 }
 
-/// Bytes per second of a port: 2.5 Gbit/s, in the middle of those that TCP is used on. The best block size changes with the
-/// root of it, and around the best a block of half or twice the size costs little: to seven receivers 64 MiB should take
-/// 1 % longer than in the best blocks at 200 Mbit/s, 2 % longer at 10 Gbit/s, 8 % longer at 25.
-pub(crate) const PORT_RATE: f64 = 312.5e6;
 /// A grant, a send and their completions at both ends: over TCP on the loopback, 64 MiB to one receiver took 27 µs more for each
 /// block more.
 const PORT_PER_BLOCK: Duration = Duration::from_micros(30);
@@ -99,8 +143,7 @@ const COPY_RATE: f64 = 6e9;
 const COPY_PER_BLOCK: Duration = Duration::from_micros(20);
 /// A wake-up.
 const COPY_LATENCY: Duration = Duration::from_micros(50);
-/// A quarter of what is ahead to one neighbour, so that several blocks are, and of what stays in the cache for the next one who
-/// copies it.
+/// So that several blocks are ahead to one neighbour, and what one receiver copies is still in the cache when the next one does.
 const COPY_BLOCK_SIZE_MAX: u32 = 1 << 20;
 /// Bytes per second that a processor copies into a socket and out of it again: 64 MiB to seven receivers went at that rate.
 const SOCKET_RATE: f64 = 2.9e9;
@@ -108,10 +151,14 @@ const SOCKET_RATE: f64 = 2.9e9;
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::announcement::Medium;
 
     const MIB: u64 = 1 << 20;
 
-    fn way(assumed: impl Into<Assumed>, members: u32, bytes: u64) -> (Algorithm, u32) {
+    const MEDIA: [(Medium, Assumed); 2] =
+        [(Medium::Network, Assumed::Network(PortRate(2.5e9))), (Medium::Host, Assumed::Host)];
+
+    fn way(assumed: Assumed, members: u32, bytes: u64) -> (Algorithm, u32) {
         let plan = plan(assumed, None, None, members, bytes).unwrap();
         (plan.algorithm, plan.block_size)
     }
@@ -122,7 +169,7 @@ mod tests {
             for assumed in [Assumed::Host, Assumed::Loopback] {
                 assert_eq!(way(assumed, members, bytes).0, Algorithm::Fanout, "{members} {bytes}");
             }
-            assert_eq!(way(Medium::Network, members, bytes).0, Algorithm::BinomialPipeline, "{members} {bytes}");
+            assert_eq!(way(MEDIA[0].1, members, bytes).0, Algorithm::BinomialPipeline, "{members} {bytes}");
         }
     }
 
@@ -133,21 +180,43 @@ mod tests {
         let (least, middle) = (64 << 10, 1 << 20);
         assert_eq!(sizes(Assumed::Host), [least, least, 128 << 10, middle, middle, middle]);
         assert_eq!(sizes(Assumed::Loopback), [least, least, 128 << 10, 2 << 20, 2 << 20, 2 << 20]);
-        assert_eq!(sizes(Assumed::Network), [least, least, least, middle / 2, 2 << 20, 2 << 20]);
-        for medium in Medium::ALL {
+        assert_eq!(sizes(MEDIA[0].1), [least, least, least, middle / 2, 2 << 20, 2 << 20]);
+        for (_, assumed) in MEDIA {
             // With one receiver nobody relays, and one block after the other is as good as it gets.
-            assert_eq!(way(medium, 2, MIB).1, 1 << 20);
+            assert_eq!(way(assumed, 2, MIB).1, 1 << 20);
         }
+    }
+
+    #[test]
+    fn ports_that_are_known_get_blocks_that_suit_them() {
+        let size = |rate: &str| way(Assumed::Network(rate.parse().unwrap()), 8, 64 * MIB).1;
+        let rates = ["200M", "1G", "2.5G", "10G", "25G"];
+        assert_eq!(rates.map(size), [128 << 10, 256 << 10, 512 << 10, 1 << 20, 2 << 20]);
+        let told = plans(None, None, 8, 64 * MIB, "200M".parse().unwrap()).unwrap();
+        assert_eq!((told.network.block_size, told.host.block_size), (128 << 10, 1 << 20));
+    }
+
+    #[test]
+    fn rates_of_ports_are_read_with_their_units_and_written_so() {
+        let rates =
+            [("1000", "1 kbit/s"), ("200M", "200 Mbit/s"), ("2.5Gbit/s", "2.5 Gbit/s"), ("10 Gbps", "10 Gbit/s")];
+        for (text, written) in rates.into_iter().chain([("1.5T", "1.5 Tbit/s"), ("100kbps", "100 kbit/s")]) {
+            assert_eq!(text.parse::<PortRate>().map(|rate| rate.to_string()).as_deref(), Ok(written), "{text}");
+        }
+        for text in ["", "G", "fast", "-1G", "0", "999", "11T", "10GB/s", "1..5G", "10Gi", "inf", "NaN", "1e9"] {
+            assert!(text.parse::<PortRate>().is_err_and(|error| error.contains(&format!("{text:?}"))), "{text}");
+        }
+        assert_eq!("2.5G".parse(), Ok(PortRate::default()));
     }
 
     #[test]
     fn the_same_is_chosen_each_time_and_told_for_both_media() {
         for members in [2, 3, 8, 100] {
             for bytes in [0, 1, MIB, 1 << 40] {
-                let told = plans(None, None, members, bytes).unwrap();
-                assert_eq!(told, plans(None, None, members, bytes).unwrap());
-                for medium in Medium::ALL {
-                    let (algorithm, block_size) = way(medium, members, bytes);
+                let told = plans(None, None, members, bytes, PortRate::default()).unwrap();
+                assert_eq!(told, plans(None, None, members, bytes, PortRate::default()).unwrap());
+                for (medium, assumed) in MEDIA {
+                    let (algorithm, block_size) = way(assumed, members, bytes);
                     assert_eq!(*told.on(medium), PlanTold::new(&algorithm, block_size));
                 }
             }
@@ -156,9 +225,9 @@ mod tests {
 
     #[test]
     fn what_is_given_is_told_for_both_media() {
-        let told = plans(Some(&Algorithm::Circulant), Some(1000), 8, 64 * MIB).unwrap();
+        let told = plans(Some(&Algorithm::Circulant), Some(1000), 8, 64 * MIB, PortRate::default()).unwrap();
         assert_eq!((&told.network, &told.host), (&told.host, &PlanTold::new(&Algorithm::Circulant, 1000)));
-        let told = plans(Some(&Algorithm::Chain), None, 8, 64 * MIB).unwrap();
+        let told = plans(Some(&Algorithm::Chain), None, 8, 64 * MIB, PortRate::default()).unwrap();
         for medium in Medium::ALL {
             assert_eq!(told.on(medium).algorithm, (&Algorithm::Chain).into());
         }

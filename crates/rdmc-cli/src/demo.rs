@@ -29,6 +29,9 @@ pub(crate) async fn run(options: DemoOptions) -> anyhow::Result<()> {
     let algorithm = options.algorithm.resolve(options.nodes)?;
     let file = options.file.as_ref().map(|path| open(path)).transpose()?;
     let bytes = file.as_ref().map_or(options.size, |(_, bytes)| *bytes);
+    if bytes == 0 {
+        return Err(Exit::Usage.error("nothing can be shown with 0 bytes: give --size or --file more"));
+    }
     let places = Places::find(&options)?;
     // Every receiver holds the whole object in memory.
     check_memory(bytes.saturating_mul(options.nodes.into()))?;

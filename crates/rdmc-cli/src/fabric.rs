@@ -11,7 +11,7 @@ use rdmc::{Buffer, Fabric, FabricChoice, Fabrics, Memory, Node, Rendezvous, TcpC
 use serde::Serialize;
 
 use crate::announcement::Medium;
-use crate::costs::Assumed;
+use crate::costs::{Assumed, PortRate};
 use crate::exit::Exit;
 use crate::manifest::printable;
 use crate::size::POOL_BYTES_MIN;
@@ -56,8 +56,13 @@ impl FabricName {
             Self::Auto if shared_memory().is_ok() => Assumed::Host,
             Self::Shm => Assumed::Host,
             Self::Auto | Self::Tcp => Assumed::Loopback,
-            Self::Verbs => Assumed::Network,
+            Self::Verbs => Assumed::Network(PortRate::default()),
         }
+    }
+
+    /// Tells whether an RDMA device that is named is of no use.
+    pub(crate) fn is_without_device(self) -> bool {
+        matches!(self, Self::Tcp | Self::Shm)
     }
 }
 
@@ -99,9 +104,16 @@ impl Offered {
     pub(crate) fn chosen(&self, choice: &FabricChoice, withheld: Option<String>) -> Chosen {
         let here =
             (choice.fabric == SHM && self.fabrics.names().count() > 1).then(|| "all are on this host".to_owned());
-        let own = withheld.or_else(|| self.tcp_because.clone()).filter(|_| choice.fabric != VERBS);
-        let own = here.or(own);
+        let own = withheld.or_else(|| self.lacking(choice)).or_else(|| self.tcp_because.clone());
+        let own = here.or(own.filter(|_| choice.fabric != VERBS));
         Chosen { fabric: choice.fabric.clone(), reason: own.unwrap_or_else(|| choice.reason()) }
+    }
+
+    /// Says who lacks a better fabric that this side has. That not all are on one host is no reason that anybody looks for.
+    fn lacking(&self, choice: &FabricChoice) -> Option<String> {
+        let has = |name: &str| self.fabrics.names().any(|own| own == name);
+        let lacking = choice.passed_over.iter().find(|other| other.fabric != SHM && has(&other.fabric));
+        lacking.map(ToString::to_string)
     }
 
     /// Returns the length of a pool that is to have `wanted` bytes and must not fail for the limit of locked memory, if
@@ -145,8 +157,8 @@ impl FabricOptions {
     /// Opens the fabrics of a node that others reach at `address`, if that is known, and that cannot do without
     /// `bytes` of registered memory.
     fn open(&self, address: Option<IpAddr>, bytes: u64, encrypt: bool) -> anyhow::Result<Offered> {
-        if matches!(self.fabric, FabricName::Tcp | FabricName::Shm) && self.device.is_some() {
-            return Err(Exit::Usage.error("--device goes with --fabric verbs or auto only"));
+        if self.fabric.is_without_device() && self.device.is_some() {
+            return Err(Exit::Usage.error(DEVICE_UNUSED));
         }
         match self.fabric {
             FabricName::Shm if self.no_shm => Err(Exit::Usage.error("--no-shm contradicts --fabric shm")),
@@ -449,7 +461,8 @@ pub(crate) const RAISE_THE_LIMIT: &str =
 const SHM: &str = "shm";
 /// The name of the fabric of RDMA devices.
 const VERBS: &str = "verbs";
-
+/// What is wrong with a device that is named for nothing.
+pub(crate) const DEVICE_UNUSED: &str = "--device goes with --fabric verbs or auto only";
 #[cfg(test)]
 pub(crate) mod strict;
 

@@ -1,5 +1,6 @@
 //! `rdmc send`: the sender of files and directories.
 
+use std::collections::HashMap;
 use std::convert::Infallible;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -26,6 +27,7 @@ use crate::source::{Source, SourceFile, Watched};
 pub(crate) async fn run(options: SendOptions, stop: Stop) -> anyhow::Result<()> {
     let reporter = Reporter::new(options.output);
     let receivers = Receivers::new(options.to)?;
+    receivers.check_distinct().await?;
     let security = options.security.open(options.fabric.fabric)?;
     let algorithm = options.hybrid.resolve_given(options.algorithm, receivers.members())?;
     let files = options.files;
@@ -36,7 +38,7 @@ pub(crate) async fn run(options: SendOptions, stop: Stop) -> anyhow::Result<()> 
     let list = source.manifest.encode();
     anyhow::ensure!(list.len() as u64 <= manifest::LEN_MAX, "there are too many files for one transfer");
     let (block_size, longest) = (options.block_size.given(), source.manifest.longest());
-    let plans = plans(algorithm.as_ref(), block_size, receivers.members(), longest)?;
+    let plans = plans(algorithm.as_ref(), block_size, receivers.members(), longest, options.port_rate)?;
     let told = Announcement::new(plans, &source.manifest, list.len() as u64);
     let told = Announcement { on_failure: options.on_failure, ..told };
 
@@ -114,6 +116,24 @@ impl Receivers {
             return Err(Exit::Usage.error(format!("more than {} receivers", MEMBERS_MAX - 1)));
         }
         Ok(Self(addresses))
+    }
+
+    /// Checks that no receiver is there under two names.
+    async fn check_distinct(&self) -> anyhow::Result<()> {
+        let looked_up = self.0.iter().map(|address| async move {
+            // A receiver that is not found will be told by the attempt to reach it.
+            tokio::net::lookup_host(address).await.map_or_else(|_| Vec::new(), Iterator::collect)
+        });
+        let mut seen = HashMap::new();
+        for (address, found) in self.0.iter().zip(futures::future::join_all(looked_up).await) {
+            for found in found {
+                let other = *seen.entry(found).or_insert(address);
+                if other != address {
+                    return Err(Exit::Usage.error(format!("{other} and {address} are the same receiver")));
+                }
+            }
+        }
+        Ok(())
     }
 
     /// Returns the members of the group, the sender included.

@@ -48,6 +48,31 @@ fn how_blocks_travel_is_chosen_for_the_fabric_unless_it_is_given() {
     }
 }
 
+#[test]
+fn a_receiver_is_told_what_its_sender_insists_on() {
+    let source = TempDir::new().unwrap();
+    let file = source.path().join("file");
+    std::fs::write(&file, pattern(5 << 20, 1)).unwrap();
+    // Blocks for the ports that are assumed, and for fast ones.
+    let block_sizes = [&[][..], &["--port-rate", "100G"]].map(|options: &[&str]| {
+        let receivers = [0; 3].map(|_| Receiver::start(&["--once"]));
+        let to = receivers.each_ref().map(|receiver| receiver.address.as_str()).join(",");
+        let arguments = ["send", "--json", "--fabric", "tcp", "--to", &to];
+        let sent = finish(command(&arguments).args(options).arg(&file).spawn().unwrap());
+        assert_eq!(code(&sent), 0, "{sent:?}");
+        let told = started(&text(&sent.stdout));
+        assert_eq!((&told["fabric"], &told["fabric_reason"]), (&"tcp".into(), &"--fabric tcp".into()));
+        for receiver in receivers {
+            let (exit, said) = receiver.finish_telling();
+            assert_eq!(exit, 0);
+            let reason = started(&said)["fabric_reason"].clone();
+            assert!(!cfg!(target_os = "linux") || reason == "127.0.0.1 has no tcp+shm", "{reason}");
+        }
+        told["block_size"].as_u64().unwrap()
+    });
+    assert!(block_sizes[0] < block_sizes[1], "{block_sizes:?}");
+}
+
 /// Returns what is said when a transfer begins.
 fn started(said: &str) -> Value {
     let mut events = said.lines().map(|line| serde_json::from_str::<Value>(line).expect("every line is an object"));

@@ -199,7 +199,7 @@ fn several_senders_are_served_at_once() {
 
 #[test]
 fn the_demo_measures_both_fabrics_and_checks_every_digest() {
-    for (fabric, nodes) in [("mem", "4"), ("tcp", "4"), ("mem", "1"), ("tcp", "1")] {
+    for (fabric, nodes) in [("mem", "4"), ("tcp", "4"), ("mem", "2"), ("tcp", "2")] {
         let output = rdmc(&["demo", "--fabric", fabric, "--nodes", nodes, "--size", "3MiB", "-b", "64k", "--json"]);
         assert_eq!(code(&output), 0, "{output:?}");
         let rounds: Vec<_> = events(&output).into_iter().filter(|event| event["event"] == "round").collect();

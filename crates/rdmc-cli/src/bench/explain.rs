@@ -5,7 +5,7 @@ use serde::Serialize;
 use super::measured::Measured;
 use super::plan::{Case, way};
 use super::report::time;
-use crate::costs;
+use crate::costs::{self, PortRate};
 use crate::size::Bytes;
 
 /// The choice for one combination, and what took least.
@@ -67,8 +67,8 @@ impl Explanation {
 pub(super) fn table(all: &[Explanation]) -> String {
     let mut text = format!(
         "What the cost model chooses, and what took least of all that was measured. Of shared memory and TCP on this machine \
-         the\nmodel assumes that the processors copy; of RDMA, and of TCP where rdmc send plans it, ports of {} Gbit/s each\n",
-        costs::PORT_RATE * 8.0 / 1e9
+         the\nmodel assumes that the processors copy; of RDMA, and of TCP where rdmc send plans it, ports of {} each\n",
+        PortRate::default()
     );
     let mut line = |cells: [&str; 9]| {
         let [nodes, size, fabric, completion, chosen, predicted, measured, best, ratio] = cells;

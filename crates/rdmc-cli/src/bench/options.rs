@@ -31,7 +31,7 @@ pub(crate) struct BenchOptions {
     /// For hybrid, the schedule among the racks: the cascade unless another one is given
     #[arg(long, value_name = "NAME")]
     pub(super) spine: Option<SpineName>,
-    /// Bytes of a block, the unit that is relayed, or auto: what should take least, from 64 KiB to 2 MiB
+    /// Bytes of a block, the unit that is relayed, up to 1 GiB, or auto: what should take least, from 64 KiB to 2 MiB
     #[arg(long, short, default_value = AUTO, value_delimiter = ',', value_name = "SIZE,…", value_parser = size::parse_block_or_auto)]
     pub(super) block_size: Vec<OrAuto<u32>>,
     /// What moves the bytes; the members are processes of this host, and listen on its loopback only
@@ -71,7 +71,7 @@ pub(crate) struct BenchOptions {
     #[arg(long, value_delimiter = ',', value_name = "MPI,…")]
     pub(super) vs: Vec<Contestant>,
     /// Say for each combination what the cost model chooses, how long it predicts that to take, how long it took, and what of
-    /// all that was measured took least; without lists of algorithms and block sizes nine ways are measured beside
+    /// all that was measured took least; without lists of algorithms and block sizes up to nine ways are measured beside
     #[arg(long)]
     pub(super) explain: bool,
     /// Print lines of comma-separated values instead of the table
