@@ -16,7 +16,7 @@ use rdmc::{
 use tokio::task::JoinSet;
 
 use crate::announcement::DIGEST_LEN;
-use crate::blame::{cut_off, explain, given_up};
+use crate::blame::{cut_off, explain, given_up, send_again};
 use crate::exit::Exit;
 use crate::manifest::{Entry, Manifest};
 use crate::progress::{Bar, Event, Reporter, TICK};
@@ -252,19 +252,21 @@ impl Arrivals<'_> {
         }
         let failed = peers(&self.failed);
         let own = self.failed.iter().find(|failed| failed.node == self.node.id());
-        let told = match (own, error) {
-            (Some(own), _) => given_up(&own.cause, self.store.keeps_parts()),
-            (None, Some(RecoveryError::NoQuorum)) if failed.len() > 1 => {
-                format!("{}; {}", explain(&failed), cut_off(self.store.keeps_parts()))
+        let (complete, files) = (self.complete, count(self.files.len(), "file"));
+        let keeps_parts = self.store.keeps_parts();
+        let (told, next) = match (own, error) {
+            (Some(own), _) => (given_up(&own.cause, keeps_parts), ""),
+            (None, Some(RecoveryError::NoQuorum)) if failed.len() > 1 => (cut_off(&explain(&failed), keeps_parts), ""),
+            (None, None | Some(RecoveryError::Off | RecoveryError::NoQuorum)) => {
+                (explain(&failed), if complete < self.files.len() { send_again(keeps_parts) } else { "" })
             }
-            (None, None | Some(RecoveryError::Off | RecoveryError::NoQuorum)) => explain(&failed),
-            (None, Some(error)) => format!("{}: {error}", explain(&failed)),
+            (None, Some(error)) => (format!("{}: {error}", explain(&failed)), ""),
         };
         if !self.formed {
             return Exit::Refused.blaming(told, failed);
         }
-        let (complete, files) = (self.complete, count(self.files.len(), "file"));
-        Exit::Partial.blaming(format!("{told}; {complete} of {files} complete"), failed)
+        let next = if next.is_empty() { String::new() } else { format!("; {next}") };
+        Exit::Partial.blaming(format!("{told}; {complete} of {files} complete{next}"), failed)
     }
 
     /// Lets go of files that will not be complete. Those that are whole are, also if their digest is lost: their blocks were

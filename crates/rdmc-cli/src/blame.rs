@@ -62,6 +62,9 @@ fn remedy(failure: &InviteFailure) -> Option<String> {
             }
             Some("leave --fabric at auto on both sides, and --no-shm away, to use what both have".to_owned())
         }
+        InviteFailure::NotForAll { .. } => {
+            Some("leave --fabric at auto, and --no-shm away, at all receivers to use what all have".to_owned())
+        }
         _ => None,
     }
 }
@@ -116,13 +119,25 @@ pub(crate) fn given_up(cause: &FailureCause, keeps_parts: bool) -> String {
 }
 
 /// Says what a receiver is to do that cannot reach the others: they may have agreed to go on without it.
-pub(crate) fn cut_off(keeps_parts: bool) -> String {
-    format!("they may have gone on without this receiver; {}", what_next(keeps_parts))
+pub(crate) fn cut_off(others: &str, keeps_parts: bool) -> String {
+    let next = what_next(keeps_parts);
+    format!("this receiver was cut off, or stopped for too long: {others}; they may have gone on without it; {next}")
+}
+
+/// Says what brings a receiver the rest, when its transfer is over for everybody.
+pub(crate) fn send_again(keeps_parts: bool) -> &'static str {
+    match keeps_parts {
+        true => "with rdmc recv here, rdmc send again brings only what is missing",
+        false => "with rdmc recv here, run rdmc send again",
+    }
 }
 
 /// What a sender is told that cannot reach the others, or was given up by them.
 pub(crate) const SENDER_CUT_OFF: &str = "the others may have gone on without this sender, as far as something had come; run \
                                          rdmc send again: only what is missing travels";
+
+/// What brings those who were lost the rest.
+pub(crate) const SEND_AGAIN: &str = "run rdmc recv there and rdmc send again: only what is missing travels";
 
 fn what_next(keeps_parts: bool) -> &'static str {
     match keeps_parts {

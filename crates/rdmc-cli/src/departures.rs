@@ -7,7 +7,7 @@ use futures::future::{FutureExt, MaybeDone, maybe_done};
 use rdmc::{Buffer, FailedMember, FailureCause, GroupError, GroupFailure, GroupSpec, Multicast, Node, Rank};
 use rdmc::{RecoveryError, SendError, Sender};
 
-use crate::blame::{SENDER_CUT_OFF, explain};
+use crate::blame::{SEND_AGAIN, SENDER_CUT_OFF, explain};
 use crate::exit::{Exit, INTEGRITY};
 use crate::progress::{Event, Reporter};
 use crate::send::Receivers;
@@ -202,8 +202,8 @@ impl Course<'_> {
         self.carried.iter().for_each(|event| self.reporter.say(event));
         match (self.failed.is_empty(), receivers) {
             (true, _) => Ok(()),
-            (false, 1) => Err(self.error("; the other receiver has everything")),
-            (false, _) => Err(self.error(&format!("; the other {receivers} receivers have everything"))),
+            (false, 1) => Err(self.error(&format!("; the other receiver has everything; {SEND_AGAIN}"))),
+            (false, _) => Err(self.error(&format!("; the other {receivers} receivers have everything; {SEND_AGAIN}"))),
         }
     }
 

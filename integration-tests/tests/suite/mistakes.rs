@@ -14,13 +14,15 @@ use crate::security::key_in;
 
 #[test]
 fn wrong_arguments_end_with_2() {
-    let cases: [&[&str]; 18] = [
+    let cases: [&[&str]; 24] = [
         &[],
         &["teleport"],
         &["send"],
         &["send", "Cargo.toml"],
         &["send", "Cargo.toml", "--to", "nowhere"],
         &["send", "Cargo.toml", "--to", "h:1,h:1"],
+        &["send", "Cargo.toml", "--to", "127.0.0.1:1,localhost:1"],
+        &["send", "Cargo.toml", "--to", "h:1", "--port-rate", "10GB/s"],
         &["send", "Cargo.toml", "--to", "h:1", "--block-size", "0"],
         &["send", "Cargo.toml", "--to", "h:1", "--block-size", "2GiB"],
         &["send", "Cargo.toml", "--to", "h:1", "--on-failure", "weep"],
@@ -33,6 +35,10 @@ fn wrong_arguments_end_with_2() {
         &["schedule", "--nodes", "0"],
         &["demo", "--nodes", "3", "--algorithm", "chain", "--racks", "1,2"],
         &["schedule", "--nodes", "4", "--spine", "chain"],
+        &["demo", "--nodes", "1"],
+        &["demo", "--size", "0"],
+        &["bench", "--device", "mlx5_0", "--fabric", "tcp"],
+        &["send", "Cargo.toml", "--to", "h:1", "--device", "mlx5_0", "--fabric", "shm"],
     ];
     for arguments in cases {
         let output = rdmc(arguments);
@@ -82,6 +88,21 @@ fn a_receiver_that_refuses_ends_with_4_and_nothing_is_sent() {
         assert!(tree(receivers[0].dir.path()).is_empty());
         assert_eq!(std::fs::read(receivers[1].dir.path().join("file")).unwrap(), b"old");
     }
+}
+
+#[test]
+#[cfg(target_os = "linux")]
+fn a_directory_that_was_removed_is_an_offer_refused() {
+    let source = TempDir::new().unwrap();
+    let path = source.path().join("file");
+    std::fs::write(&path, pattern(5000, 1)).unwrap();
+    let receivers = [Receiver::start(&[]), Receiver::start(&[])];
+    std::fs::remove_dir_all(receivers[1].dir.path()).unwrap();
+    let sent = send(std::slice::from_ref(&path), &receivers, &[], "1M");
+    let said = text(&sent.stderr);
+    assert_eq!(code(&sent), 4, "{said}");
+    assert!(said.contains(&receivers[1].address) && said.contains("the directory of --dir was removed"), "{said}");
+    assert!(tree(receivers[0].dir.path()).is_empty());
 }
 
 #[test]
