@@ -16,7 +16,7 @@ use rdmc::{
 use tokio::task::JoinSet;
 
 use crate::announcement::DIGEST_LEN;
-use crate::blame::{cut_off, explain, given_up, send_again};
+use crate::blame::{CUT_OFF, explain, given_up, what_next};
 use crate::exit::Exit;
 use crate::manifest::{Entry, Manifest};
 use crate::progress::{Bar, Event, Reporter, TICK};
@@ -252,20 +252,18 @@ impl Arrivals<'_> {
         }
         let failed = peers(&self.failed);
         let own = self.failed.iter().find(|failed| failed.node == self.node.id());
-        let (complete, files) = (self.complete, count(self.files.len(), "file"));
-        let keeps_parts = self.store.keeps_parts();
-        let (told, next) = match (own, error) {
-            (Some(own), _) => (given_up(&own.cause, keeps_parts), ""),
-            (None, Some(RecoveryError::NoQuorum)) if failed.len() > 1 => (cut_off(&explain(&failed), keeps_parts), ""),
-            (None, None | Some(RecoveryError::Off | RecoveryError::NoQuorum)) => {
-                (explain(&failed), if complete < self.files.len() { send_again(keeps_parts) } else { "" })
-            }
-            (None, Some(error)) => (format!("{}: {error}", explain(&failed)), ""),
+        let told = match (own, &error) {
+            (Some(own), _) => given_up(&own.cause),
+            (None, Some(RecoveryError::NoQuorum)) if failed.len() > 1 => format!("{}; {CUT_OFF}", explain(&failed)),
+            (None, None | Some(RecoveryError::Off | RecoveryError::NoQuorum)) => explain(&failed),
+            (None, Some(error)) => format!("{}: {error}", explain(&failed)),
         };
+        let next = what_next(self.store.keeps_parts());
         if !self.formed {
-            return Exit::Refused.blaming(told, failed);
+            return Exit::Refused.blaming(if own.is_some() { format!("{told}; {next}") } else { told }, failed);
         }
-        let next = if next.is_empty() { String::new() } else { format!("; {next}") };
+        let (complete, files) = (self.complete, count(self.files.len(), "file"));
+        let next = if complete < self.files.len() { format!("; {next}") } else { String::new() };
         Exit::Partial.blaming(format!("{told}; {complete} of {files} complete{next}"), failed)
     }
 

@@ -108,27 +108,25 @@ pub(crate) fn explain(failed: &[FailedPeer]) -> String {
 }
 
 /// Says why a receiver has to end, to whoever has started it, when the others have agreed to go on without it.
-pub(crate) fn given_up(cause: &FailureCause, keeps_parts: bool) -> String {
+pub(crate) fn given_up(cause: &FailureCause) -> String {
     let why = match cause {
         FailureCause::TooSlow { held_up } => {
             format!("it was too slow, and held the others up for {} ms (rdmc send --evict-after)", held_up.as_millis())
         }
         cause => format!("it {cause}"),
     };
-    format!("this receiver was given up by the others: {why}; {}", what_next(keeps_parts))
+    format!("this receiver was given up by the others: {why}")
 }
 
-/// Says what a receiver is to do that cannot reach the others: they may have agreed to go on without it.
-pub(crate) fn cut_off(others: &str, keeps_parts: bool) -> String {
-    let next = what_next(keeps_parts);
-    format!("this receiver was cut off, or stopped for too long: {others}; they may have gone on without it; {next}")
-}
+/// What a receiver is told that cannot reach several others: they may have agreed to go on without it.
+pub(crate) const CUT_OFF: &str =
+    "they may have gone on without this receiver, if it was cut off or stopped for too long";
 
-/// Says what brings a receiver the rest, when its transfer is over for everybody.
-pub(crate) fn send_again(keeps_parts: bool) -> &'static str {
+/// Says what brings a receiver the rest.
+pub(crate) fn what_next(keeps_parts: bool) -> &'static str {
     match keeps_parts {
-        true => "with rdmc recv here, rdmc send again brings only what is missing",
-        false => "with rdmc recv here, run rdmc send again",
+        true => "with rdmc recv running here, run rdmc send again: only what is missing here travels",
+        false => "with rdmc recv running here, run rdmc send again",
     }
 }
 
@@ -136,15 +134,9 @@ pub(crate) fn send_again(keeps_parts: bool) -> &'static str {
 pub(crate) const SENDER_CUT_OFF: &str = "the others may have gone on without this sender, as far as something had come; run \
                                          rdmc send again: only what is missing travels";
 
-/// What brings those who were lost the rest.
-pub(crate) const SEND_AGAIN: &str = "run rdmc recv there and rdmc send again: only what is missing travels";
-
-fn what_next(keeps_parts: bool) -> &'static str {
-    match keeps_parts {
-        true => "run rdmc recv again, and rdmc send to it: only what is missing here travels",
-        false => "run rdmc recv again, and rdmc send to it",
-    }
-}
+/// What brings receivers that were lost the rest.
+pub(crate) const SEND_AGAIN: &str =
+    "with rdmc recv running there, run rdmc send again: what was kept there does not travel again";
 
 /// An error that is somebody's.
 #[derive(Debug)]
@@ -189,11 +181,11 @@ mod tests {
     #[test]
     fn who_was_given_up_is_told_why_and_what_to_do() {
         let slow = FailureCause::TooSlow { held_up: std::time::Duration::from_millis(1250) };
-        let told = given_up(&slow, true);
+        let told = given_up(&slow);
         assert!(told.contains("too slow") && told.contains("1250 ms") && told.contains("--evict-after"), "{told}");
-        assert!(told.ends_with("only what is missing here travels"), "{told}");
-        let told = given_up(&FailureCause::NotJoined, false);
-        assert!(told.contains("it did not join in time") && told.ends_with("rdmc send to it"), "{told}");
+        assert!(given_up(&FailureCause::NotJoined).ends_with("it did not join in time"));
+        assert!(what_next(true).ends_with("only what is missing here travels"));
+        assert!(what_next(false).ends_with("run rdmc send again"));
     }
 
     #[test]

@@ -135,7 +135,7 @@ pub(crate) struct SendOptions {
     #[arg(long, short, env = "RDMC_BLOCK_SIZE", default_value = AUTO, value_name = "SIZE", value_parser = size::parse_block_or_auto)]
     pub(crate) block_size: OrAuto<u32>,
     /// Bits per second of the members' ports, by which algorithm and block size are chosen on a network: 200M, 10G
-    #[arg(long, env = "RDMC_PORT_RATE", default_value_t, value_name = "RATE")]
+    #[arg(long, env = "RDMC_PORT_RATE", default_value = "2.5G", value_name = "RATE")]
     pub(crate) port_rate: PortRate,
     #[command(flatten)]
     pub(crate) fabric: FabricOptions,

@@ -50,19 +50,19 @@ impl FromStr for PortRate {
     fn from_str(text: &str) -> Result<Self, String> {
         let allowed = || {
             format!(
-                "{text:?} is no rate of a port: write bits per second, or a number with k, M, G or T (powers of 1000), from \
+                "{text:?} is no rate of a port: write bits per second (bit/s), or a number with k, M, G or T (powers of 1000), from \
                  1k to 10T: 2.5G"
             )
         };
         let unit_at = text.find(|c: char| !c.is_ascii_digit() && c != '.').unwrap_or(text.len());
         let (number, unit) = text.split_at(unit_at);
         let unit = unit.trim_start();
-        let factor = match ["bit/s", "bps"].iter().find_map(|suffix| unit.strip_suffix(suffix)).unwrap_or(unit) {
+        let factor = match ["bit/s", "bps", "bit"].iter().find_map(|suffix| unit.strip_suffix(suffix)).unwrap_or(unit) {
             "" => 1.0,
             "k" | "K" => 1e3,
-            "M" => 1e6,
-            "G" => 1e9,
-            "T" => 1e12,
+            "m" | "M" => 1e6,
+            "g" | "G" => 1e9,
+            "t" | "T" => 1e12,
             _ => return Err(allowed()),
         };
         let rate = number.parse::<f64>().map_err(|_| allowed())? * factor;
@@ -200,7 +200,9 @@ mod tests {
     fn rates_of_ports_are_read_with_their_units_and_written_so() {
         let rates =
             [("1000", "1 kbit/s"), ("200M", "200 Mbit/s"), ("2.5Gbit/s", "2.5 Gbit/s"), ("10 Gbps", "10 Gbit/s")];
-        for (text, written) in rates.into_iter().chain([("1.5T", "1.5 Tbit/s"), ("100kbps", "100 kbit/s")]) {
+        for (text, written) in
+            rates.into_iter().chain([("1.5T", "1.5 Tbit/s"), ("100kbps", "100 kbit/s"), ("10gbit", "10 Gbit/s")])
+        {
             assert_eq!(text.parse::<PortRate>().map(|rate| rate.to_string()).as_deref(), Ok(written), "{text}");
         }
         for text in ["", "G", "fast", "-1G", "0", "999", "11T", "10GB/s", "1..5G", "10Gi", "inf", "NaN", "1e9"] {

@@ -190,7 +190,7 @@ impl Course<'_> {
                 Err(RecoveryError::Group(GroupError::Failed(next))) => failure = next,
                 Err(RecoveryError::Off) => return Err(self.error(&self.left_with(&failure))),
                 Err(RecoveryError::NoQuorum | RecoveryError::Excluded { .. }) => {
-                    return Err(self.error(&format!("; {SENDER_CUT_OFF}")));
+                    return Err(self.error_with("", Some(SENDER_CUT_OFF)));
                 }
                 Err(other) => return Err(self.error(&format!(": {other}"))),
             }
@@ -202,8 +202,8 @@ impl Course<'_> {
         self.carried.iter().for_each(|event| self.reporter.say(event));
         match (self.failed.is_empty(), receivers) {
             (true, _) => Ok(()),
-            (false, 1) => Err(self.error(&format!("; the other receiver has everything; {SEND_AGAIN}"))),
-            (false, _) => Err(self.error(&format!("; the other {receivers} receivers have everything; {SEND_AGAIN}"))),
+            (false, 1) => Err(self.error("; the other receiver has everything")),
+            (false, _) => Err(self.error(&format!("; the other {receivers} receivers have everything"))),
         }
     }
 
@@ -226,6 +226,13 @@ impl Course<'_> {
     }
 
     fn error(&self, more: &str) -> anyhow::Error {
+        // To repeat what was refused helps nobody.
+        let lost = |failed: &FailedMember| !matches!(failed.cause, FailureCause::Refused { .. });
+        let helps = self.formed && self.failed.iter().any(lost);
+        self.error_with(more, helps.then_some(SEND_AGAIN))
+    }
+
+    fn error_with(&self, more: &str, remedy: Option<&str>) -> anyhow::Error {
         let integrity = |failed: &FailedMember| match &failed.cause {
             FailureCause::Refused { reason } => reason.starts_with(INTEGRITY),
             cause => matches!(cause, FailureCause::Corrupted { .. } | FailureCause::Diverged),
@@ -236,7 +243,8 @@ impl Course<'_> {
             false => Exit::Refused,
         };
         let failed = self.receivers.peers(&self.failed);
-        exit.blaming(explain(&failed) + more, failed)
+        let remedy = remedy.map_or_else(String::new, |remedy| format!("; {remedy}"));
+        exit.blaming(format!("{}{more}{remedy}", explain(&failed)), failed)
     }
 }
 

@@ -59,11 +59,6 @@ impl FabricName {
             Self::Verbs => Assumed::Network(PortRate::default()),
         }
     }
-
-    /// Tells whether an RDMA device that is named is of no use.
-    pub(crate) fn is_without_device(self) -> bool {
-        matches!(self, Self::Tcp | Self::Shm)
-    }
 }
 
 /// What a process offers to the others.
@@ -104,7 +99,10 @@ impl Offered {
     pub(crate) fn chosen(&self, choice: &FabricChoice, withheld: Option<String>) -> Chosen {
         let here =
             (choice.fabric == SHM && self.fabrics.names().count() > 1).then(|| "all are on this host".to_owned());
-        let own = withheld.or_else(|| self.lacking(choice)).or_else(|| self.tcp_because.clone());
+        let own = withheld.or_else(|| self.tcp_because.clone()).map(|own| match self.lacking(choice) {
+            Some(lacking) => format!("{own}; {lacking}"),
+            None => own,
+        });
         let own = here.or(own.filter(|_| choice.fabric != VERBS));
         Chosen { fabric: choice.fabric.clone(), reason: own.unwrap_or_else(|| choice.reason()) }
     }
@@ -157,8 +155,8 @@ impl FabricOptions {
     /// Opens the fabrics of a node that others reach at `address`, if that is known, and that cannot do without
     /// `bytes` of registered memory.
     fn open(&self, address: Option<IpAddr>, bytes: u64, encrypt: bool) -> anyhow::Result<Offered> {
-        if self.fabric.is_without_device() && self.device.is_some() {
-            return Err(Exit::Usage.error(DEVICE_UNUSED));
+        if matches!(self.fabric, FabricName::Tcp | FabricName::Shm) && self.device.is_some() {
+            return Err(Exit::Usage.error("--device goes with --fabric verbs or auto only"));
         }
         match self.fabric {
             FabricName::Shm if self.no_shm => Err(Exit::Usage.error("--no-shm contradicts --fabric shm")),
@@ -461,8 +459,7 @@ pub(crate) const RAISE_THE_LIMIT: &str =
 const SHM: &str = "shm";
 /// The name of the fabric of RDMA devices.
 const VERBS: &str = "verbs";
-/// What is wrong with a device that is named for nothing.
-pub(crate) const DEVICE_UNUSED: &str = "--device goes with --fabric verbs or auto only";
+
 #[cfg(test)]
 pub(crate) mod strict;
 

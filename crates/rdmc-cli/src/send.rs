@@ -27,7 +27,6 @@ use crate::source::{Source, SourceFile, Watched};
 pub(crate) async fn run(options: SendOptions, stop: Stop) -> anyhow::Result<()> {
     let reporter = Reporter::new(options.output);
     let receivers = Receivers::new(options.to)?;
-    receivers.check_distinct().await?;
     let security = options.security.open(options.fabric.fabric)?;
     let algorithm = options.hybrid.resolve_given(options.algorithm, receivers.members())?;
     let files = options.files;
@@ -44,8 +43,12 @@ pub(crate) async fn run(options: SendOptions, stop: Stop) -> anyhow::Result<()> 
 
     let sizes: Vec<u64> = source.files().map(|(_, _, size)| size).collect();
     let registered = registered_bytes_max(&sizes).max(told.manifest_len);
-    let offered = options.fabric.open_towards(&receivers.0[0], registered, options.security.encrypt).await?;
     let limit = Duration::from_secs(options.timeout);
+    tokio::select! {
+        checked = receivers.check_distinct(limit) => checked?,
+        signal = stop.signalled() => return Err(Exit::Signal(signal).into()),
+    }
+    let offered = options.fabric.open_towards(&receivers.0[0], registered, options.security.encrypt).await?;
     let (node, over, delta) = tokio::select! {
         started = start(&offered, &receivers, &told, limit, security) => started?,
         signal = stop.signalled() => return Err(Exit::Signal(signal).into()),
@@ -118,18 +121,20 @@ impl Receivers {
         Ok(Self(addresses))
     }
 
-    /// Checks that no receiver is there under two names.
-    async fn check_distinct(&self) -> anyhow::Result<()> {
+    /// Checks that no two names stand for the same address. Those that are not found in time do not.
+    async fn check_distinct(&self, limit: Duration) -> anyhow::Result<()> {
         let looked_up = self.0.iter().map(|address| async move {
             // A receiver that is not found will be told by the attempt to reach it.
-            tokio::net::lookup_host(address).await.map_or_else(|_| Vec::new(), Iterator::collect)
+            let found = tokio::time::timeout(limit, tokio::net::lookup_host(address)).await;
+            found.ok().and_then(Result::ok).map_or_else(Vec::new, Iterator::collect)
         });
         let mut seen = HashMap::new();
         for (address, found) in self.0.iter().zip(futures::future::join_all(looked_up).await) {
             for found in found {
                 let other = *seen.entry(found).or_insert(address);
                 if other != address {
-                    return Err(Exit::Usage.error(format!("{other} and {address} are the same receiver")));
+                    let both = format!("{other} and {address} both stand for {found}: name each receiver once");
+                    return Err(Exit::Usage.error(both));
                 }
             }
         }

@@ -21,7 +21,7 @@ fn wrong_arguments_end_with_2() {
         &["send", "Cargo.toml"],
         &["send", "Cargo.toml", "--to", "nowhere"],
         &["send", "Cargo.toml", "--to", "h:1,h:1"],
-        &["send", "Cargo.toml", "--to", "127.0.0.1:1,localhost:1"],
+        &["send", "Cargo.toml", "--to", "[::1]:1,[0::1]:1"],
         &["send", "Cargo.toml", "--to", "h:1", "--port-rate", "10GB/s"],
         &["send", "Cargo.toml", "--to", "h:1", "--block-size", "0"],
         &["send", "Cargo.toml", "--to", "h:1", "--block-size", "2GiB"],
@@ -38,7 +38,7 @@ fn wrong_arguments_end_with_2() {
         &["demo", "--nodes", "1"],
         &["demo", "--size", "0"],
         &["bench", "--device", "mlx5_0", "--fabric", "tcp"],
-        &["send", "Cargo.toml", "--to", "h:1", "--device", "mlx5_0", "--fabric", "shm"],
+        &["send", "Cargo.toml", "--to", "127.0.0.1:1", "--device", "mlx5_0", "--fabric", "shm"],
     ];
     for arguments in cases {
         let output = rdmc(arguments);

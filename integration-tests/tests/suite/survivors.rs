@@ -23,6 +23,7 @@ fn a_receiver_killed_in_the_middle_is_named_and_the_others_get_everything() {
     assert_eq!(code(&sent), 3, "{sent:?}");
     let told = text(&sent.stderr);
     assert!(told.contains(&victim.address) && told.contains("the other 3 receivers have everything"), "{told}");
+    assert!(told.contains("with rdmc recv running there, run rdmc send again"), "{told}");
     let said = events(&sent);
     let going_on: Vec<_> = said.iter().filter(|event| event["event"] == "going-on").collect();
     assert_eq!((going_on.len(), going_on[0]["receivers"].as_u64()), (1, Some(3)), "{said:?}");

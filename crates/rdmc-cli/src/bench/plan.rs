@@ -8,7 +8,7 @@ use super::options::{BenchOptions, Checks, Completion, Delivery};
 use crate::choice::{AUTO, AlgorithmName, HybridOptions, OrAuto};
 use crate::costs::{self, Assumed};
 use crate::exit::Exit;
-use crate::fabric::{DEVICE_UNUSED, FabricName};
+use crate::fabric::FabricName;
 use crate::size::Bytes;
 use crate::words::count;
 
@@ -49,8 +49,8 @@ impl Case {
         if options.explain && options.delivery.contains(&Delivery::Shared) {
             return Err(Exit::Usage.error("--explain predicts private copies: leave --delivery at private"));
         }
-        if options.device.is_some() && options.fabric.iter().any(|fabric| fabric.is_without_device()) {
-            return Err(Exit::Usage.error(DEVICE_UNUSED));
+        if options.device.is_some() && !options.fabric.contains(&FabricName::Verbs) {
+            return Err(Exit::Usage.error("--device goes with --fabric verbs only"));
         }
         for &fabric in &distinct(&options.fabric) {
             let assumed = fabric.assumed_here();
