@@ -90,13 +90,19 @@ impl Store {
         self.ongoing.iter().for_each(|ongoing| ongoing.note_done());
     }
 
-    /// Checks whether so many bytes can be stored. What is kept of interrupted transfers makes room.
+    /// Tells whether the directory is gone. Some file systems count no links; only these are asked to make a file.
+    fn is_removed(&self) -> bool {
+        rustix::fs::fstat(&*self.dir).is_ok_and(|stat| stat.st_nlink == 0)
+            && Part::elsewhere(&self.dir).is_err_and(|error| error.kind() == io::ErrorKind::NotFound)
+    }
+
+    /// Checks whether so many bytes can be stored, and the directory is still there. What is kept of interrupted transfers
+    /// makes room.
     pub(crate) fn check_room(&self, needed: u64) -> anyhow::Result<()> {
-        // Some file systems count no links; others are not asked to make a file for nothing.
-        let unlinked = rustix::fs::fstat(&*self.dir).is_ok_and(|stat| stat.st_nlink == 0);
-        let nowhere = || Part::elsewhere(&self.dir).is_err_and(|error| error.kind() == io::ErrorKind::NotFound);
-        let removed = unlinked && nowhere();
-        anyhow::ensure!(!removed, "the directory of --dir was removed: start rdmc recv anew, with one that is there");
+        anyhow::ensure!(
+            !self.is_removed(),
+            "the directory of --dir was removed: start rdmc recv anew, with one that is there"
+        );
         let space = rustix::fs::fstatvfs(&*self.dir).context("the free space is unknown")?;
         let free = space.f_bavail.saturating_mul(space.f_frsize).saturating_add(self.parts.kept().unwrap_or(0));
         anyhow::ensure!(needed <= free, "{} do not fit into the {} free here", Bytes(needed), Bytes(free));
