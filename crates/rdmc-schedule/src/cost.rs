@@ -59,7 +59,8 @@ pub struct Plan {
 }
 
 impl CostModel {
-    /// Describes members that have ports of `rate` bytes per second in each direction.
+    /// Describes members that have ports of `rate` bytes per second in each direction. What a block costs is what comes on
+    /// top of its way through the port: handling that goes on meanwhile costs nothing.
     ///
     /// # Panics
     /// If the rate is not a positive number.
