@@ -8,6 +8,7 @@ use rdmc::{
     FailedMember, GroupError, GroupFailure, GroupSpec, Invitation, Listener, Node, NodeId, Offer, OfferReceiver,
     Shutdown, StartError,
 };
+use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use tokio::task::JoinSet;
 
@@ -25,6 +26,8 @@ use crate::store::Store;
 
 /// Receives until a signal comes, or one transfer with `--once`.
 pub(crate) async fn run(options: RecvOptions, stop: Stop) -> anyhow::Result<()> {
+    // So that a file beyond the limit of file sizes (ulimit -f) is an error of its transfer: by default the signal kills.
+    let _file_size_limit = signal(SignalKind::from_raw(rustix::process::Signal::XFSZ.as_raw()))?;
     let reporter = Reporter::new(options.output);
     let store = Store::open(&options.dir, options.no_overwrite, options.fsync)?.discard_parts(options.discard_parts);
     let security = options.security.open(options.fabric.fabric)?;

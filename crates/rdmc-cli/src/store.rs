@@ -219,8 +219,18 @@ impl Store {
     pub(crate) fn begin(&self, entry: &Entry, size: u64, before: Option<Arrival>) -> anyhow::Result<Arrival> {
         self.try_to_begin(entry, size, before).map_err(|error| match error.kind() {
             io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded => {
-                anyhow::anyhow!("no space for {} ({}): {error}", entry.path, Bytes(size))
+                anyhow::anyhow!(
+                    "no space for {} ({}): {error}; free some in the directory's file system (inodes, if bytes are left), then run \
+                     rdmc send again",
+                    entry.path,
+                    Bytes(size)
+                )
             }
+            io::ErrorKind::FileTooLarge => anyhow::anyhow!(
+                "{} ({}) is longer than the file system or the limit of rdmc recv (ulimit -f) allows: {error}",
+                entry.path,
+                Bytes(size)
+            ),
             _ => anyhow::anyhow!("{}: {error}", entry.path),
         })
     }

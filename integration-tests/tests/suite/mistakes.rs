@@ -106,6 +106,30 @@ fn a_directory_that_was_removed_is_an_offer_refused() {
 }
 
 #[test]
+#[cfg(target_os = "linux")]
+fn a_file_beyond_the_limit_of_file_sizes_is_the_failure_of_one_transfer() {
+    let source = TempDir::new().unwrap();
+    let (long, short) = (source.path().join("long"), source.path().join("short"));
+    std::fs::write(&long, pattern(1 << 20, 1)).unwrap();
+    std::fs::write(&short, pattern(5000, 2)).unwrap();
+    // Memory that is shared with others is a file too, so that a group which needs it is not formed.
+    for (fabric, exit, reason) in [("tcp", 3, "ulimit -f"), ("shm", 4, "File too large")] {
+        let receivers = [Receiver::start(&[]), Receiver::start(&[])];
+        let limited = rustix::process::Pid::from_child(&receivers[1].child);
+        let limit = rustix::process::Rlimit { current: Some(64 << 10), maximum: Some(64 << 10) };
+        rustix::process::prlimit(Some(limited), rustix::process::Resource::Fsize, limit).unwrap();
+        let sent = send(std::slice::from_ref(&long), &receivers, &["--fabric", fabric], "64k");
+        let said = text(&sent.stderr);
+        assert_eq!(code(&sent), exit, "{said}");
+        assert!(said.contains(&receivers[1].address) && said.contains(reason), "{said}");
+        // It goes on receiving what it may.
+        let sent = send(std::slice::from_ref(&short), &receivers, &["--fabric", "tcp"], "64k");
+        assert_eq!(code(&sent), 0, "{sent:?}");
+        assert_eq!(tree(receivers[1].dir.path()).len(), 1);
+    }
+}
+
+#[test]
 fn a_value_that_makes_no_sense_is_named_with_its_option() {
     let cases: [(&str, &[&str]); 5] = [
         ("--nodes", &["bench", "-n", "-3"]),
