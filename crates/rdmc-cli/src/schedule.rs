@@ -78,11 +78,11 @@ struct Described {
     members: u32,
     blocks: u32,
     steps: u64,
-    transfers: Vec<DescribedTransfer>,
+    transfers: Vec<DescribedHop>,
 }
 
 #[derive(Serialize, PartialEq, Eq, PartialOrd, Ord)]
-struct DescribedTransfer {
+struct DescribedHop {
     step: u64,
     from: u32,
     to: u32,
@@ -93,7 +93,7 @@ struct DescribedTransfer {
 fn described(schedule: &Schedule) -> Described {
     let sends = |from: u32| {
         let sends = schedule.sends(Rank(from));
-        sends.map(move |send| DescribedTransfer { step: send.step.0, from, to: send.peer.0, block: send.block.0 })
+        sends.map(move |send| DescribedHop { step: send.step.0, from, to: send.peer.0, block: send.block.0 })
     };
     let mut transfers: Vec<_> = (0..schedule.members()).flat_map(sends).collect();
     transfers.sort();

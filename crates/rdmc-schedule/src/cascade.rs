@@ -12,7 +12,7 @@
 use crate::pipeline::Cube;
 use crate::racks::Racks;
 use crate::simple;
-use crate::walk::{Hop, Part, Side, Walk};
+use crate::walk::{Part, PeerBlock, Side, Walk};
 
 /// What passes from one rack to the next, from the view of one member at either end.
 #[derive(Clone, Debug)]
@@ -35,7 +35,7 @@ enum End {
 impl Handover {
     /// Returns what passes as the `index`th block, and in which step; the taker's peer is a place in the rack before,
     /// the giver's the rack that comes next.
-    pub(crate) fn hop(&self, index: u64) -> Option<(u64, Hop)> {
+    pub(crate) fn peer_block(&self, index: u64) -> Option<(u64, PeerBlock)> {
         let block = u32::try_from(index).expect("blocks are 32-bit numbers");
         let giver = self.from.first_taker(block);
         let peer = match self.end {
@@ -43,7 +43,7 @@ impl Handover {
             End::Giver { place, to } if place == giver => to,
             End::Giver { .. } => return None,
         };
-        Some((self.start + index, Hop { peer, block }))
+        Some((self.start + index, PeerBlock { peer, block }))
     }
 }
 

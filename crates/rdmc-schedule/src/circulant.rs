@@ -5,7 +5,7 @@
 //! follows from a table of q small numbers per receiver, one phase adding q to each of them.
 
 use crate::simple::stages;
-use crate::walk::{Hop, Part, Side, Walk, capped};
+use crate::walk::{Part, PeerBlock, Side, Walk, capped};
 
 /// Lists what `rank` sends or receives; O(log² n) once, then O(1) a step.
 pub(crate) fn walk(members: u32, blocks: u32, rank: u32, side: Side) -> Walk {
@@ -65,11 +65,11 @@ impl Lanes {
     }
 
     /// Returns what moves in `step`, which must lie below [`steps`]. O(1).
-    pub(crate) fn hop(&self, step: u64) -> Option<Hop> {
+    pub(crate) fn peer_block(&self, step: u64) -> Option<PeerBlock> {
         let round = (step + u64::from(self.skipped)) % u64::from(self.rounds);
         let lane = self.lanes[usize::try_from(round).expect("a phase is a few rounds long")]?;
         let block = step.checked_add_signed(i64::from(lane.block_at_start))?;
-        Some(Hop { peer: lane.peer, block: capped(block, self.blocks) })
+        Some(PeerBlock { peer: lane.peer, block: capped(block, self.blocks) })
     }
 }
 

@@ -7,9 +7,9 @@
 use std::time::Duration;
 
 use crate::algorithm::Algorithm;
+use crate::hop::BlockCount;
 use crate::schedule::{Schedule, ScheduleError};
 use crate::simple::stages;
-use crate::transfer::BlockCount;
 
 /// What it costs to move blocks between members.
 ///

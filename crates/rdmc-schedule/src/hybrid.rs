@@ -8,10 +8,10 @@ use std::iter::Peekable;
 use std::sync::Arc;
 
 use crate::algorithm::{Hybrid, Spine};
+use crate::hop::{BlockIndex, Hop, Rank, Step};
 use crate::pipeline::{self, Cube};
 use crate::racks::Racks;
-use crate::transfer::{BlockIndex, Rank, Step, Transfer};
-use crate::walk::{Hop, Side, Walk, capped};
+use crate::walk::{PeerBlock, Side, Walk, capped};
 use crate::{cascade, simple};
 
 /// Lists what `rank` sends or receives on both levels.
@@ -72,9 +72,9 @@ pub(crate) struct Levels {
 }
 
 impl Iterator for Levels {
-    type Item = Transfer;
+    type Item = Hop;
 
-    fn next(&mut self) -> Option<Transfer> {
+    fn next(&mut self) -> Option<Hop> {
         let spine_first = match (self.spine.peek(), self.rack.peek()) {
             (Some(spine), Some(rack)) => spine.step <= rack.step,
             (spine, _) => spine.is_some(),
@@ -101,15 +101,15 @@ enum Peers {
 }
 
 impl Iterator for SpineLevel {
-    type Item = Transfer;
+    type Item = Hop;
 
-    fn next(&mut self) -> Option<Transfer> {
-        let (step, Hop { peer, block }) = self.walk.next()?;
+    fn next(&mut self) -> Option<Hop> {
+        let (step, PeerBlock { peer, block }) = self.walk.next()?;
         let peer = match self.peers {
             Peers::Leaders => self.racks.ranks_of(peer)[0],
             Peers::MembersOf(rack) => self.racks.ranks_of(rack)[peer as usize],
         };
-        Some(Transfer { step: Step(step), peer: Rank(peer), block: BlockIndex(block) })
+        Some(Hop { step: Step(step), peer: Rank(peer), block: BlockIndex(block) })
     }
 }
 
@@ -123,11 +123,11 @@ struct RackLevel {
 }
 
 impl Iterator for RackLevel {
-    type Item = Transfer;
+    type Item = Hop;
 
-    fn next(&mut self) -> Option<Transfer> {
-        let (rack_step, Hop { peer, block }) = self.walk.next()?;
-        Some(Transfer {
+    fn next(&mut self) -> Option<Hop> {
+        let (rack_step, PeerBlock { peer, block }) = self.walk.next()?;
+        Some(Hop {
             step: Step(self.clock.step(rack_step)),
             peer: Rank(self.racks.ranks_of(self.rack)[peer as usize]),
             block: BlockIndex(self.clock.block(block)),

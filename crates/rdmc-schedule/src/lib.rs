@@ -59,20 +59,18 @@ mod algorithm;
 mod cascade;
 mod circulant;
 mod cost;
+mod hop;
 mod hybrid;
 mod pipeline;
 mod racks;
 mod repair;
 mod schedule;
 mod simple;
-mod transfer;
 mod walk;
 
 pub use algorithm::{Algorithm, Hybrid, ParseAlgorithmError, Spine};
 pub use cost::{CostModel, Plan};
+pub use hop::{BlockCount, BlockIndex, Hop, Rank, Step};
 pub use racks::{Racks, RacksError};
-pub use repair::{
-    BlockSet, BlockSetError, REPAIR_BLOCKS_MAX, REPAIR_TRANSFERS_MAX, Repair, RepairError, RepairTransfers,
-};
+pub use repair::{BlockSet, BlockSetError, REPAIR_BLOCKS_MAX, REPAIR_HOPS_MAX, Repair, RepairError, RepairHops};
 pub use schedule::{MEMBERS_MAX, Neighbours, Receives, Schedule, ScheduleError, Sends, first_source, neighbours};
-pub use transfer::{BlockCount, BlockIndex, Rank, Step, Transfer};

@@ -9,7 +9,7 @@
 //!
 //! When n is no power of two, one closing step follows, in which twins give each other what they lack.
 
-use crate::walk::{Hop, Part, Side, Walk, capped};
+use crate::walk::{Part, PeerBlock, Side, Walk, capped};
 
 /// Lists what `rank` sends or receives.
 pub(crate) fn walk(members: u32, blocks: u32, rank: u32, side: Side) -> Walk {
@@ -33,7 +33,7 @@ pub(crate) struct Port {
 
 impl Port {
     /// Returns what moves in `step`, which must lie below [`Cube::steps`]. O(1).
-    pub(crate) fn hop(&self, step: u64) -> Option<Hop> {
+    pub(crate) fn peer_block(&self, step: u64) -> Option<PeerBlock> {
         match self.side {
             Side::Send => self.cube.send(self.rank, step),
             Side::Receive => self.cube.receive(self.rank, step),
@@ -63,7 +63,7 @@ impl Cube {
     }
 
     /// Returns what `rank` sends in `step`.
-    fn send(self, rank: u32, step: u64) -> Option<Hop> {
+    fn send(self, rank: u32, step: u64) -> Option<PeerBlock> {
         let vertex = self.vertex(rank);
         let (front, back) = self.pair(vertex, step);
         if self.is_closing(step) {
@@ -73,12 +73,12 @@ impl Cube {
             let across = vertex ^ 1;
             self.twin(across)?;
             let peer = self.pair(across, step).0;
-            (rank == back).then_some(Hop { peer, block: 0 })
+            (rank == back).then_some(PeerBlock { peer, block: 0 })
         } else if rank == back {
             let across = vertex ^ self.axis(step);
             let block = self.arriving(across, step)?;
             let peer = self.pair(across, step).0;
-            Some(Hop { peer, block })
+            Some(PeerBlock { peer, block })
         } else {
             debug_assert_eq!(rank, front);
             self.give_to_twin(vertex, rank, step)
@@ -86,7 +86,7 @@ impl Cube {
     }
 
     /// Returns what `rank` receives in `step`.
-    pub(crate) fn receive(self, rank: u32, step: u64) -> Option<Hop> {
+    pub(crate) fn receive(self, rank: u32, step: u64) -> Option<PeerBlock> {
         let vertex = self.vertex(rank);
         let (front, back) = self.pair(vertex, step);
         if self.is_closing(step) {
@@ -94,18 +94,18 @@ impl Cube {
             if self.blocks > 1 {
                 let giver = if rank == twin { vertex } else { twin };
                 let block = self.give_to_twin(vertex, giver, step)?.block;
-                return Some(Hop { peer: giver, block });
+                return Some(PeerBlock { peer: giver, block });
             }
             let peer = self.pair(vertex ^ 1, step).1;
-            (rank == front).then_some(Hop { peer, block: 0 })
+            (rank == front).then_some(PeerBlock { peer, block: 0 })
         } else if rank == front {
             let block = self.arriving(vertex, step)?;
             let peer = self.pair(vertex ^ self.axis(step), step).1;
-            Some(Hop { peer, block })
+            Some(PeerBlock { peer, block })
         } else {
             debug_assert_eq!(rank, back);
             let block = self.give_to_twin(vertex, front, step)?.block;
-            Some(Hop { peer: front, block })
+            Some(PeerBlock { peer: front, block })
         }
     }
 
@@ -139,7 +139,7 @@ impl Cube {
 
     /// Returns what `giver`, one of two twins, passes to the other one in `step`: its own latest block from
     /// another vertex, if any.
-    fn give_to_twin(self, vertex: u32, giver: u32, step: u64) -> Option<Hop> {
+    fn give_to_twin(self, vertex: u32, giver: u32, step: u64) -> Option<PeerBlock> {
         let twin = self.twin(vertex)?;
         let taker = if giver == twin { vertex } else { twin };
         let previous = step.checked_sub(1)?;
@@ -153,7 +153,7 @@ impl Cube {
             previous
         };
         let block = self.arriving(vertex, arrival)?;
-        Some(Hop { peer: taker, block })
+        Some(PeerBlock { peer: taker, block })
     }
 
     /// Returns the block that comes to `vertex` from the one across, in a step before the closing one.

@@ -5,8 +5,8 @@ use std::error::Error;
 use std::fmt;
 use std::ops::Range;
 
+use crate::hop::Rank;
 use crate::schedule::MEMBERS_MAX;
-use crate::transfer::Rank;
 
 /// The racks of a group: a partition of its members, each part with a leader (DSN §4.3).
 ///

@@ -9,8 +9,8 @@ use std::sync::Arc;
 
 use self::classes::Classes;
 use self::pairing::Pairing;
+use crate::hop::{BlockCount, BlockIndex, Hop, Rank, Step};
 use crate::schedule::{MEMBERS_MAX, Neighbours, peers};
-use crate::transfer::{BlockCount, BlockIndex, Rank, Step, Transfer};
 
 pub use self::block_set::BlockSet;
 pub use self::wire::BlockSetError;
@@ -25,7 +25,7 @@ mod wire;
 pub const REPAIR_BLOCKS_MAX: u32 = 1 << 24;
 
 /// The most transfers that a repair consists of; it keeps 24 bytes for each.
-pub const REPAIR_TRANSFERS_MAX: u64 = 1 << 26;
+pub const REPAIR_HOPS_MAX: u64 = 1 << 26;
 
 /// Who sends which block to whom in which step, until n members that hold some of a message's k blocks hold all.
 ///
@@ -77,8 +77,8 @@ pub const REPAIR_TRANSFERS_MAX: u64 = 1 << 26;
 pub struct Repair {
     blocks: BlockCount,
     steps: u32,
-    sends: Arc<[Vec<Leg>]>,
-    receives: Arc<[Vec<Leg>]>,
+    sends: Arc<[Vec<PackedHop>]>,
+    receives: Arc<[Vec<PackedHop>]>,
 }
 
 impl Repair {
@@ -86,14 +86,14 @@ impl Repair {
     ///
     /// # Errors
     /// When the number of members is not in 1 ..= [`MEMBERS_MAX`], the sets are not of one message of 1 ..=
-    /// [`REPAIR_BLOCKS_MAX`] blocks, more than [`REPAIR_TRANSFERS_MAX`] blocks are missing at all members together,
+    /// [`REPAIR_BLOCKS_MAX`] blocks, more than [`REPAIR_HOPS_MAX`] blocks are missing at all members together,
     /// or nobody holds one of the blocks. All members find the same error.
     pub fn new(holdings: &[BlockSet]) -> Result<Repair, RepairError> {
         let (members, blocks) = check_shape(holdings)?;
         let needs: Vec<u32> = holdings.iter().map(|held| blocks.get() - held.len().get()).collect();
         let transfers = needs.iter().map(|&need| u64::from(need)).sum();
-        if transfers > REPAIR_TRANSFERS_MAX {
-            return Err(RepairError::TooManyTransfers { got: transfers });
+        if transfers > REPAIR_HOPS_MAX {
+            return Err(RepairError::TooManyHops { got: transfers });
         }
         let classes = Classes::new(holdings, members).map_err(|blocks| RepairError::Lost { blocks })?;
         let mut draft = Draft::new(classes, needs);
@@ -126,8 +126,8 @@ impl Repair {
     /// # Panics
     /// If `rank` is not below [`members`](Repair::members).
     #[must_use]
-    pub fn sends(&self, rank: Rank) -> RepairTransfers {
-        RepairTransfers::new(&self.sends, rank)
+    pub fn sends(&self, rank: Rank) -> RepairHops {
+        RepairHops::new(&self.sends, rank)
     }
 
     /// Lists what `rank` receives, in step order: every block that it misses, once.
@@ -137,8 +137,8 @@ impl Repair {
     /// # Panics
     /// If `rank` is not below [`members`](Repair::members).
     #[must_use]
-    pub fn receives(&self, rank: Rank) -> RepairTransfers {
-        RepairTransfers::new(&self.receives, rank)
+    pub fn receives(&self, rank: Rank) -> RepairHops {
+        RepairHops::new(&self.receives, rank)
     }
 
     /// Lists the members that `rank` sends to and receives from in this repair, in O(t log t) for its t transfers.
@@ -153,26 +153,26 @@ impl Repair {
 
 /// What one member sends or receives in a repair, in step order; made by [`Repair::sends`] and [`Repair::receives`].
 #[derive(Clone, Debug)]
-pub struct RepairTransfers {
-    lists: Arc<[Vec<Leg>]>,
+pub struct RepairHops {
+    lists: Arc<[Vec<PackedHop>]>,
     rank: usize,
     left: Range<usize>,
 }
 
-impl RepairTransfers {
-    fn new(lists: &Arc<[Vec<Leg>]>, rank: Rank) -> RepairTransfers {
+impl RepairHops {
+    fn new(lists: &Arc<[Vec<PackedHop>]>, rank: Rank) -> RepairHops {
         let (rank, members) = (rank.index(), lists.len());
         assert!(rank < members, "rank {rank} is no member of a group of {members}");
-        RepairTransfers { lists: Arc::clone(lists), rank, left: 0..lists[rank].len() }
+        RepairHops { lists: Arc::clone(lists), rank, left: 0..lists[rank].len() }
     }
 }
 
-impl Iterator for RepairTransfers {
-    type Item = Transfer;
+impl Iterator for RepairHops {
+    type Item = Hop;
 
-    fn next(&mut self) -> Option<Transfer> {
-        let Leg { step, peer, block } = self.lists[self.rank][self.left.next()?];
-        Some(Transfer { step: Step(step.into()), peer: Rank(peer), block: BlockIndex(block) })
+    fn next(&mut self) -> Option<Hop> {
+        let PackedHop { step, peer, block } = self.lists[self.rank][self.left.next()?];
+        Some(Hop { step: Step(step.into()), peer: Rank(peer), block: BlockIndex(block) })
     }
 
     fn size_hint(&self) -> (usize, Option<usize>) {
@@ -180,13 +180,13 @@ impl Iterator for RepairTransfers {
     }
 }
 
-impl ExactSizeIterator for RepairTransfers {}
+impl ExactSizeIterator for RepairHops {}
 
-impl FusedIterator for RepairTransfers {}
+impl FusedIterator for RepairHops {}
 
-/// A [`Transfer`] in less memory.
+/// A [`Hop`] in less memory.
 #[derive(Clone, Copy, Debug)]
-struct Leg {
+struct PackedHop {
     step: u32,
     peer: u32,
     block: u32,
@@ -199,8 +199,8 @@ struct Draft {
     /// How many blocks each member misses still.
     needs: Vec<u32>,
     sent: Vec<u32>,
-    sends: Vec<Vec<Leg>>,
-    receives: Vec<Vec<Leg>>,
+    sends: Vec<Vec<PackedHop>>,
+    receives: Vec<Vec<PackedHop>>,
     steps: u32,
 }
 
@@ -246,8 +246,8 @@ impl Draft {
     fn add(&mut self, sender: u32, receiver: u32) {
         let block = self.classes.give(sender, receiver).expect("a pair has a block to move");
         let (from, to) = (sender as usize, receiver as usize);
-        self.sends[from].push(Leg { step: self.steps, peer: receiver, block });
-        self.receives[to].push(Leg { step: self.steps, peer: sender, block });
+        self.sends[from].push(PackedHop { step: self.steps, peer: receiver, block });
+        self.receives[to].push(PackedHop { step: self.steps, peer: sender, block });
         self.sent[from] += 1;
         self.needs[to] -= 1;
     }
@@ -276,8 +276,8 @@ pub enum RepairError {
         /// The number of blocks of rank 0's message.
         want: BlockCount,
     },
-    /// More than [`REPAIR_TRANSFERS_MAX`] blocks are missing at all members together.
-    TooManyTransfers {
+    /// More than [`REPAIR_HOPS_MAX`] blocks are missing at all members together.
+    TooManyHops {
         /// How many are missing.
         got: u64,
     },
@@ -298,8 +298,8 @@ impl fmt::Display for RepairError {
             RepairError::BlocksMismatch { rank, got, want } => {
                 write!(f, "rank {rank} holds blocks of a message of {got}, rank 0 of one of {want}")
             }
-            RepairError::TooManyTransfers { got } => {
-                write!(f, "a repair has at most {REPAIR_TRANSFERS_MAX} transfers, not {got}")
+            RepairError::TooManyHops { got } => {
+                write!(f, "a repair has at most {REPAIR_HOPS_MAX} transfers, not {got}")
             }
             RepairError::Lost { blocks } => {
                 write!(f, "nobody holds {} of the {} blocks", blocks.len(), blocks.blocks())?;

@@ -6,11 +6,11 @@ use std::iter::FusedIterator;
 
 use crate::algorithm::Algorithm;
 use crate::circulant;
+use crate::hop::{BlockCount, BlockIndex, Hop, Rank, Step};
 use crate::hybrid::{self, Levels};
 use crate::pipeline::{self, Cube};
 use crate::simple;
-use crate::transfer::{BlockCount, BlockIndex, Rank, Step, Transfer};
-use crate::walk::{Hop, Side, Walk};
+use crate::walk::{PeerBlock, Side, Walk};
 
 /// The largest group: ranks fit 16 bits.
 pub const MEMBERS_MAX: u32 = 65_536;
@@ -26,12 +26,12 @@ pub const MEMBERS_MAX: u32 = 65_536;
 ///
 /// # Examples
 /// ```
-/// use rdmc_schedule::{Algorithm, BlockCount, BlockIndex, Rank, Schedule, Step, Transfer};
+/// use rdmc_schedule::{Algorithm, BlockCount, BlockIndex, Rank, Schedule, Step, Hop};
 ///
 /// let schedule = Schedule::new(&Algorithm::BinomialPipeline, 8, BlockCount(3))?;
 /// assert_eq!(schedule.steps(), 5);
 /// let first = schedule.receives(Rank(5)).next();
-/// let expected = Transfer { step: Step(2), peer: Rank(1), block: BlockIndex(0) };
+/// let expected = Hop { step: Step(2), peer: Rank(1), block: BlockIndex(0) };
 /// assert_eq!(first, Some(expected));
 /// # Ok::<(), rdmc_schedule::ScheduleError>(())
 /// ```
@@ -145,9 +145,9 @@ impl Schedule {
 pub struct Sends(Part);
 
 impl Iterator for Sends {
-    type Item = Transfer;
+    type Item = Hop;
 
-    fn next(&mut self) -> Option<Transfer> {
+    fn next(&mut self) -> Option<Hop> {
         self.0.next()
     }
 }
@@ -162,9 +162,9 @@ pub struct Receives {
 }
 
 impl Iterator for Receives {
-    type Item = Transfer;
+    type Item = Hop;
 
-    fn next(&mut self) -> Option<Transfer> {
+    fn next(&mut self) -> Option<Hop> {
         self.left = self.left.checked_sub(1)?;
         let transfer = self.part.next();
         debug_assert!(transfer.is_some(), "every member receives every block");
@@ -189,11 +189,11 @@ enum Part {
 }
 
 impl Part {
-    fn next(&mut self) -> Option<Transfer> {
+    fn next(&mut self) -> Option<Hop> {
         match self {
             Part::Flat(walk) => {
-                let (step, Hop { peer, block }) = walk.next()?;
-                Some(Transfer { step: Step(step), peer: Rank(peer), block: BlockIndex(block) })
+                let (step, PeerBlock { peer, block }) = walk.next()?;
+                Some(Hop { step: Step(step), peer: Rank(peer), block: BlockIndex(block) })
             }
             Part::Hybrid(levels) => levels.next(),
         }
@@ -336,7 +336,7 @@ fn check_members(algorithm: &Algorithm, members: u32) -> Result<(), ScheduleErro
     }
 }
 
-pub(crate) fn peers(transfers: impl Iterator<Item = Transfer>) -> Vec<Rank> {
+pub(crate) fn peers(transfers: impl Iterator<Item = Hop>) -> Vec<Rank> {
     let mut peers: Vec<Rank> = transfers.map(|transfer| transfer.peer).collect();
     peers.sort_unstable();
     peers.dedup();

@@ -3,7 +3,7 @@
 
 use std::ops::Range;
 
-use crate::walk::{Hop, Part, Side, Walk};
+use crate::walk::{Part, PeerBlock, Side, Walk};
 
 /// The message's blocks in order, once for every peer, in consecutive steps.
 #[derive(Clone, Debug)]
@@ -26,7 +26,7 @@ enum Peers {
 
 impl Run {
     /// Returns what moves in `step`, which must lie in the window of this run.
-    pub(crate) fn hop(&self, step: u64) -> Hop {
+    pub(crate) fn peer_block(&self, step: u64) -> PeerBlock {
         let lap = (step - self.start) / u64::from(self.blocks);
         let block = (step - self.start) % u64::from(self.blocks);
         let peer = match self.peers {
@@ -34,7 +34,7 @@ impl Run {
             Peers::Everyone => 1 + small(lap),
             Peers::Doubling { rank, stage } => rank + (1 << (stage + lap)),
         };
-        Hop { peer, block: small(block) }
+        PeerBlock { peer, block: small(block) }
     }
 }
 
@@ -61,11 +61,11 @@ pub(crate) struct Fan {
 
 impl Fan {
     /// Returns the `index`th transfer and its step.
-    pub(crate) fn hop(&self, index: u64) -> (u64, Hop) {
+    pub(crate) fn peer_block(&self, index: u64) -> (u64, PeerBlock) {
         let receivers = u64::from(self.receivers);
         match self.receiver {
-            None => (index, Hop { peer: 1 + small(index % receivers), block: small(index / receivers) }),
-            Some(rank) => (index * receivers + u64::from(rank - 1), Hop { peer: 0, block: small(index) }),
+            None => (index, PeerBlock { peer: 1 + small(index % receivers), block: small(index / receivers) }),
+            Some(rank) => (index * receivers + u64::from(rank - 1), PeerBlock { peer: 0, block: small(index) }),
         }
     }
 }

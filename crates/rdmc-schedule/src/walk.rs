@@ -7,7 +7,7 @@ use crate::circulant::Lanes;
 use crate::pipeline::Port;
 use crate::simple::{Fan, Run};
 
-/// Which end of its transfers a member is asked about.
+/// The end of its hops that a member is asked about.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Side {
     Send,
@@ -16,12 +16,12 @@ pub(crate) enum Side {
 
 /// What crosses the asked member's edge in one step.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Hop {
+pub(crate) struct PeerBlock {
     pub(crate) peer: u32,
     pub(crate) block: u32,
 }
 
-/// The transfers of one member on one side, in step order.
+/// The hops of one member on one side, in step order.
 ///
 /// Only the steps in `window` are looked at, of a fan-out and of a handover the transfers, and no more than O(log n) of
 /// them are idle in a row.
@@ -38,11 +38,11 @@ impl Walk {
 }
 
 impl Iterator for Walk {
-    type Item = (u64, Hop);
+    type Item = (u64, PeerBlock);
 
-    fn next(&mut self) -> Option<(u64, Hop)> {
+    fn next(&mut self) -> Option<(u64, PeerBlock)> {
         let part = &self.part;
-        self.window.find_map(|index| part.hop(index))
+        self.window.find_map(|index| part.peer_block(index))
     }
 }
 
@@ -57,13 +57,13 @@ pub(crate) enum Part {
 }
 
 impl Part {
-    fn hop(&self, index: u64) -> Option<(u64, Hop)> {
+    fn peer_block(&self, index: u64) -> Option<(u64, PeerBlock)> {
         let hop = match self {
-            Part::Run(run) => Some(run.hop(index)),
-            Part::Fan(fan) => return Some(fan.hop(index)),
-            Part::Handover(handover) => return handover.hop(index),
-            Part::Port(port) => port.hop(index),
-            Part::Lanes(lanes) => lanes.hop(index),
+            Part::Run(run) => Some(run.peer_block(index)),
+            Part::Fan(fan) => return Some(fan.peer_block(index)),
+            Part::Handover(handover) => return handover.peer_block(index),
+            Part::Port(port) => port.peer_block(index),
+            Part::Lanes(lanes) => lanes.peer_block(index),
         };
         hop.map(|hop| (index, hop))
     }

@@ -17,7 +17,7 @@ use std::sync::{Arc, Mutex};
 
 use rdmc::Algorithm;
 use rdmc_fabric::Timestamp;
-use rdmc_schedule::{BlockCount, BlockIndex, Rank, Schedule, ScheduleError, Sends, Transfer};
+use rdmc_schedule::{BlockCount, BlockIndex, Hop, Rank, Schedule, ScheduleError, Sends};
 use tokio::sync::mpsc;
 
 use crate::deployment::MulticastTimes;
@@ -100,7 +100,7 @@ struct List {
     /// How many sends may still leave, by receiver; without, all may.
     turns: Option<BTreeMap<Rank, usize>>,
     preparing: bool,
-    prepared: Option<Transfer>,
+    prepared: Option<Hop>,
     leaving: bool,
 }
 
@@ -139,7 +139,7 @@ impl List {
     }
 
     /// Takes the send that is prepared, if the port is free.
-    fn next_to_leave(&mut self) -> Option<Transfer> {
+    fn next_to_leave(&mut self) -> Option<Hop> {
         if self.leaving {
             return None;
         }
@@ -225,7 +225,7 @@ impl Adapters {
     }
 
     /// Puts a block on the network.
-    fn leave(self: &Arc<Self>, rank: Rank, send: Transfer) {
+    fn leave(self: &Arc<Self>, rank: Rank, send: Hop) {
         let (from, to) = (self.node(rank), self.node(send.peer));
         let bytes = self.len(send.block) + self.world.0.model.nic.header_bytes;
         let begin_ns = self.world.0.executor.now_ns();

@@ -79,7 +79,7 @@ pub(crate) enum Trouble {
 
 /// A block that is to arrive.
 struct Arrival {
-    receive: rdmc_schedule::Transfer,
+    receive: rdmc_schedule::Hop,
     /// What sums it if it is checked.
     summing: Option<Arc<Summing>>,
 }
@@ -177,7 +177,7 @@ impl Transfer {
         arrival: Arrival,
         outcome: Result<Received, WorkError>,
     ) -> Result<Option<BoxFuture<'_, Result<(), Trouble>>>, Trouble> {
-        let Arrival { receive: rdmc_schedule::Transfer { step, peer: by, block, .. }, summing } = arrival;
+        let Arrival { receive: rdmc_schedule::Hop { step, peer: by, block, .. }, summing } = arrival;
         let Received { buffer, len, imm } = outcome.map_err(|error| Trouble::Work { with: by, error })?;
         // The one block whose immediate may be the message's size has been taken before the transfer began.
         let seal = imm.filter(|imm| summing.is_some() || *imm == block.0);

@@ -4,7 +4,7 @@ use std::fmt;
 use std::ops::Range;
 
 use super::bits::{Bits, WORD, ones};
-use crate::transfer::{BlockCount, BlockIndex};
+use crate::hop::{BlockCount, BlockIndex};
 
 /// A set of blocks of one message, such as those that a member holds.
 ///

@@ -4,7 +4,7 @@ use std::error::Error;
 use std::fmt;
 
 use super::block_set::BlockSet;
-use crate::transfer::{BlockCount, BlockIndex};
+use crate::hop::{BlockCount, BlockIndex};
 
 const RUNS: u8 = 0;
 const BITMAP: u8 = 1;

@@ -1,8 +1,6 @@
 //! The largest group and the longest message: nothing may overflow, and nothing may be walked through in vain.
 
-use rdmc_schedule::{
-    Algorithm, BlockCount, BlockIndex, Hybrid, MEMBERS_MAX, Racks, Rank, Schedule, Spine, Step, Transfer,
-};
+use rdmc_schedule::{Algorithm, BlockCount, BlockIndex, Hop, Hybrid, MEMBERS_MAX, Racks, Rank, Schedule, Spine, Step};
 
 const RANKS: [u32; 9] = [0, 1, 2, 3, 255, 32_767, 32_768, 65_534, 65_535];
 
@@ -21,7 +19,7 @@ fn all_kinds() -> Vec<Algorithm> {
 #[test]
 fn the_last_rank_of_the_longest_sequential_schedule_starts_at_once() {
     let schedule = largest(&Algorithm::Sequential);
-    let first = Transfer { step: Step(65_534 * u64::from(u32::MAX)), peer: Rank::ROOT, block: BlockIndex(0) };
+    let first = Hop { step: Step(65_534 * u64::from(u32::MAX)), peer: Rank::ROOT, block: BlockIndex(0) };
     assert_eq!(schedule.receives(Rank(65_535)).next(), Some(first));
     assert_eq!(schedule.sends(Rank(65_535)).next(), None);
     assert_eq!(schedule.steps(), 65_535 * u64::from(u32::MAX));
@@ -39,12 +37,12 @@ fn first_transfers_of_the_largest_schedules_agree_at_both_ends() {
             // Where a member serves its peers one after the other, the wanted one may be 2³² sends away.
             let one_by_one = matches!(algorithm, Algorithm::Sequential | Algorithm::BinomialTree | Algorithm::Fanout);
             for receive in schedule.receives(Rank(rank)).take(if one_by_one { 0 } else { 100 }) {
-                let counterpart = Transfer { peer: Rank(rank), ..receive };
+                let counterpart = Hop { peer: Rank(rank), ..receive };
                 let mut sends = schedule.sends(receive.peer).take(400);
                 assert!(sends.any(|send| send == counterpart), "{algorithm}: {rank} {receive:?}");
             }
             for send in schedule.sends(Rank(rank)).take(100) {
-                let counterpart = Transfer { peer: Rank(rank), ..send };
+                let counterpart = Hop { peer: Rank(rank), ..send };
                 let mut receives = schedule.receives(send.peer).take(400);
                 assert!(receives.any(|receive| receive == counterpart), "{algorithm}: {rank} {send:?}");
             }

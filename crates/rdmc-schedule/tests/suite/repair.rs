@@ -8,7 +8,7 @@ mod shape;
 
 use std::collections::BTreeSet;
 
-use rdmc_schedule::{BlockCount, BlockIndex, BlockSet, Rank, Repair, Transfer};
+use rdmc_schedule::{BlockCount, BlockIndex, BlockSet, Hop, Rank, Repair};
 
 use crate::timetable::Crossing;
 
@@ -28,11 +28,11 @@ pub(crate) fn holdings(members: u32, holders: &[u32]) -> Vec<BlockSet> {
 pub(crate) fn checked(holdings: &[BlockSet]) -> Repair {
     let repair = Repair::new(holdings).unwrap();
     let sent = crossings(&repair, |from| {
-        let crossing = move |send: Transfer| Crossing { step: send.step.0, from, to: send.peer.0, block: send.block.0 };
+        let crossing = move |send: Hop| Crossing { step: send.step.0, from, to: send.peer.0, block: send.block.0 };
         repair.sends(Rank(from)).map(crossing).collect()
     });
     let received = crossings(&repair, |to| {
-        let crossing = move |got: Transfer| Crossing { step: got.step.0, from: got.peer.0, to, block: got.block.0 };
+        let crossing = move |got: Hop| Crossing { step: got.step.0, from: got.peer.0, to, block: got.block.0 };
         repair.receives(Rank(to)).map(crossing).collect()
     });
     assert_eq!(sent, received, "both ends agree");

@@ -1,6 +1,6 @@
 //! The number of steps, the paper's formula, and the rule of every simple algorithm.
 
-use rdmc_schedule::{Algorithm, BlockCount, BlockIndex, Rank, Schedule, Step, Transfer};
+use rdmc_schedule::{Algorithm, BlockCount, BlockIndex, Hop, Rank, Schedule, Step};
 
 #[test]
 fn the_number_of_steps_is_that_of_the_table() {
@@ -42,7 +42,7 @@ fn for_powers_of_two_the_binomial_pipeline_is_the_papers_formula() {
 }
 
 /// DSN §4.4: what `rank` of 2^`dimensions` members sends in `step`.
-fn paper_send(rank: u32, step: u64, dimensions: u32, blocks: u32) -> Option<Transfer> {
+fn paper_send(rank: u32, step: u64, dimensions: u32, blocks: u32) -> Option<Hop> {
     let shift = u32::try_from(step % u64::from(dimensions)).unwrap();
     let mask = (1 << dimensions) - 1;
     let rotated = (rank >> shift | rank << (dimensions - shift)) & mask;
@@ -52,7 +52,7 @@ fn paper_send(rank: u32, step: u64, dimensions: u32, blocks: u32) -> Option<Tran
         _ => i64::try_from(step).unwrap() - i64::from(dimensions) + i64::from(rotated.trailing_zeros()),
     };
     let due = u32::try_from(due).ok()?;
-    Some(Transfer { step: Step(step), peer: Rank(rank ^ (1 << shift)), block: BlockIndex(due.min(blocks - 1)) })
+    Some(Hop { step: Step(step), peer: Rank(rank ^ (1 << shift)), block: BlockIndex(due.min(blocks - 1)) })
 }
 
 #[test]
@@ -87,6 +87,6 @@ fn binomial_tree_doubles_the_holders_of_the_whole_message() {
     assert!(schedule.sends(Rank(1)).eq(expected));
 }
 
-fn transfer(step: u64, peer: u32, block: u32) -> Transfer {
-    Transfer { step: Step(step), peer: Rank(peer), block: BlockIndex(block) }
+fn transfer(step: u64, peer: u32, block: u32) -> Hop {
+    Hop { step: Step(step), peer: Rank(peer), block: BlockIndex(block) }
 }

@@ -2,7 +2,7 @@
 
 use std::collections::HashMap;
 
-use rdmc_schedule::{Algorithm, BlockCount, Racks, Rank, Schedule, Transfer};
+use rdmc_schedule::{Algorithm, BlockCount, Hop, Racks, Rank, Schedule};
 
 /// One transfer, seen from outside; ordered by step.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -105,7 +105,7 @@ fn received(schedule: &Schedule) -> Vec<Crossing> {
     })
 }
 
-fn by_step(schedule: &Schedule, list: impl Fn(u32) -> Vec<(Transfer, u32, u32)>) -> Vec<Crossing> {
+fn by_step(schedule: &Schedule, list: impl Fn(u32) -> Vec<(Hop, u32, u32)>) -> Vec<Crossing> {
     let mut crossings = Vec::new();
     for rank in 0..schedule.members() {
         let transfers = list(rank);

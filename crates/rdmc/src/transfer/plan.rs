@@ -1,6 +1,6 @@
 //! Who sends which block to whom: as scheduled, or as members need that hold parts of the message.
 
-use rdmc_schedule::{Rank, Repair, Schedule, Transfer};
+use rdmc_schedule::{Hop, Rank, Repair, Schedule};
 
 /// All members' sends and receives of one message.
 pub(crate) enum Plan {
@@ -12,7 +12,7 @@ pub(crate) enum Plan {
 
 impl Plan {
     /// Lists what a member sends, in step order.
-    pub(crate) fn sends(&self, rank: Rank) -> Box<dyn Iterator<Item = Transfer> + Send> {
+    pub(crate) fn sends(&self, rank: Rank) -> Box<dyn Iterator<Item = Hop> + Send> {
         match self {
             Self::Schedule(schedule) => Box::new(schedule.sends(rank)),
             Self::Repair(repair) => Box::new(repair.sends(rank)),
@@ -20,7 +20,7 @@ impl Plan {
     }
 
     /// Lists what a member receives, in step order.
-    pub(crate) fn receives(&self, rank: Rank) -> Box<dyn Iterator<Item = Transfer> + Send> {
+    pub(crate) fn receives(&self, rank: Rank) -> Box<dyn Iterator<Item = Hop> + Send> {
         match self {
             Self::Schedule(schedule) => Box::new(schedule.receives(rank)),
             Self::Repair(repair) => Box::new(repair.receives(rank)),

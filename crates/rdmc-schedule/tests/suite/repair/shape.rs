@@ -3,8 +3,7 @@
 use std::collections::BTreeSet;
 
 use rdmc_schedule::{
-    BlockCount, BlockIndex, BlockSet, MEMBERS_MAX, Neighbours, REPAIR_BLOCKS_MAX, Rank, Repair, RepairError,
-    RepairTransfers,
+    BlockCount, BlockIndex, BlockSet, MEMBERS_MAX, Neighbours, REPAIR_BLOCKS_MAX, Rank, Repair, RepairError, RepairHops,
 };
 
 use crate::repair::checked;
@@ -86,7 +85,7 @@ fn neighbours_are_those_with_a_transfer() {
     (0..12).step_by(2).for_each(|block| assert!(holdings[7].insert(BlockIndex(block))));
     let repair = checked(&holdings);
     for rank in (0..9).map(Rank) {
-        let ranks = |transfers: RepairTransfers| transfers.map(|transfer| transfer.peer).collect::<BTreeSet<_>>();
+        let ranks = |transfers: RepairHops| transfers.map(|transfer| transfer.peer).collect::<BTreeSet<_>>();
         let neighbours = repair.neighbours(rank);
         assert!(neighbours.sends_to.into_iter().eq(ranks(repair.sends(rank))));
         assert!(neighbours.receives_from.into_iter().eq(ranks(repair.receives(rank))));
@@ -120,7 +119,7 @@ fn what_no_group_holds_is_refused() {
     assert_eq!(refused(&[full(5), empty(5), full(4), full(3)]), mismatch);
     let mut holdings = vec![empty(REPAIR_BLOCKS_MAX); 6];
     holdings[0] = full(REPAIR_BLOCKS_MAX);
-    assert_eq!(refused(&holdings), RepairError::TooManyTransfers { got: 5 << 24 });
+    assert_eq!(refused(&holdings), RepairError::TooManyHops { got: 5 << 24 });
 }
 
 #[test]
@@ -133,6 +132,6 @@ fn asking_for_the_part_of_somebody_else_in_a_repair_is_a_bug() {
 fn transfers_of_a_repair_can_move_to_other_tasks() {
     fn check<T: Clone + std::fmt::Debug + Send + Sync + 'static>() {}
     check::<Repair>();
-    check::<RepairTransfers>();
+    check::<RepairHops>();
     check::<BlockSet>();
 }

@@ -1,4 +1,4 @@
-//! The words of a schedule: ranks, blocks, steps, and one transfer made of them.
+//! The words of a schedule: ranks, blocks, steps, and the hop made of them.
 
 use std::fmt;
 
@@ -58,7 +58,7 @@ pub struct Step(pub u64);
 /// The member itself is not part of the value: it is the one whose [`Sends`](crate::Sends) or
 /// [`Receives`](crate::Receives) this came from.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub struct Transfer {
+pub struct Hop {
     /// The slot of the schedule in which the block moves.
     pub step: Step,
     /// The member at the other end: who takes the block, or who gives it.
