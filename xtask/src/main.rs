@@ -4,28 +4,31 @@
 
 use std::process::ExitCode;
 
+use clap::Parser;
+
 #[cfg(all(target_os = "linux", target_arch = "x86_64"))]
 mod lab;
+mod prove;
 
 /// What `cargo xtask` can do.
-#[cfg(all(target_os = "linux", target_arch = "x86_64"))]
-#[derive(Debug, clap::Parser)]
+#[derive(Debug, Parser)]
 #[command(name = "cargo xtask", bin_name = "cargo xtask")]
 enum Xtask {
     /// Run commands and tests in a small virtual machine with RDMA devices in software
+    #[cfg(all(target_os = "linux", target_arch = "x86_64"))]
     #[command(subcommand)]
     Lab(lab::Command),
+    /// Run the heavy proofs whose files have changed since they ran last, and record their results
+    ///
+    /// Commit xtask/proven.toml afterwards. xtask/tiers.toml lists the tiers: what each proves, which files it covers,
+    /// and its commands. `.ci/run` ends with this command.
+    Prove(prove::Options),
 }
 
-#[cfg(all(target_os = "linux", target_arch = "x86_64"))]
 fn main() -> ExitCode {
-    match <Xtask as clap::Parser>::parse() {
+    match Xtask::parse() {
+        #[cfg(all(target_os = "linux", target_arch = "x86_64"))]
         Xtask::Lab(command) => lab::execute(&command),
+        Xtask::Prove(options) => prove::execute(&options),
     }
-}
-
-#[cfg(not(all(target_os = "linux", target_arch = "x86_64")))]
-fn main() -> ExitCode {
-    eprintln!("xtask: the lab is an x86-64 Linux kernel that runs as a program of its host; it needs x86-64 Linux");
-    ExitCode::FAILURE
 }

@@ -226,7 +226,7 @@ impl Campaign {
                 }
             }
         }
-        println!("{} rounds from seed {}, {failed} failed: {counts:#?}", self.rounds, self.seed);
+        println!("{} rounds from seed {}, {failed} failed: {counts:?}", self.rounds, self.seed);
         assert_eq!(failed, 0, "rounds that failed");
     }
 }

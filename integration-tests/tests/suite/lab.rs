@@ -14,6 +14,7 @@ use tempfile::TempDir;
 
 use crate::cluster::pattern;
 use crate::program::{Receiver, assert_all_have, code, command, events, finish, rdmc, text};
+use crate::requirement::skip;
 
 mod conditions;
 
@@ -106,7 +107,7 @@ impl Lab {
         let variable = |name| std::env::var(name).unwrap_or_default();
         let found = variable("RDMC_LAB_NODES").parse().unwrap_or(0);
         if found < nodes || variable("RDMC_LAB_DRIVER") != "rxe" {
-            println!("skipped: this is no lab with {nodes} RoCE devices; run `cargo xtask lab test`");
+            skip("rdma", &format!("this is no lab with {nodes} RoCE devices; run `cargo xtask lab test`"));
             return None;
         }
         Some(Self { nodes: found, _alone: ALONE.lock().unwrap_or_else(PoisonError::into_inner) })

@@ -20,6 +20,7 @@ mod operations;
 mod outcomes;
 mod program;
 mod recovery;
+mod requirement;
 mod resume;
 mod rooms;
 #[cfg(target_os = "linux")]

@@ -13,6 +13,7 @@ use std::time::{Duration, Instant};
 use tempfile::TempDir;
 
 use crate::fleet::{Campaign, Draw, Fleet, Host, file, judge};
+use crate::requirement::skip;
 
 #[test]
 fn who_is_cut_off_is_named_by_all_others_and_fails_by_itself() {
@@ -87,11 +88,11 @@ impl Network {
         let network = Self { name: format!("rdmctest{}", std::process::id()) };
         let switch = network.switch();
         if let Err(problem) = ip(&["netns", "add", &switch]) {
-            println!("skipped: no network namespaces can be made here: {problem}");
+            skip("network", &format!("no network namespaces can be made here (needs root and iproute2): {problem}"));
             return None;
         }
         let made = network.connect();
-        made.map_err(|problem| println!("skipped: hosts at a switch cannot be made here: {problem}")).ok()?;
+        made.map_err(|problem| skip("network", &format!("hosts at a switch cannot be made here: {problem}"))).ok()?;
         Some(network)
     }
 

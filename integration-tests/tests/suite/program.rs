@@ -347,27 +347,43 @@ pub(crate) fn exit_of(child: &mut Child) -> i32 {
     exit.and_then(|status| status.code()).expect("it ends by itself")
 }
 
-/// Builds the program once, and says where it is. RDMC_TEST_PROGRAM names one that was built before.
+/// Returns where the program is; RDMC_TEST_PROGRAM names one that was built before.
 fn program() -> &'static Path {
     static PROGRAM: OnceLock<PathBuf> = OnceLock::new();
-    PROGRAM.get_or_init(|| {
-        if let Some(program) = std::env::var_os("RDMC_TEST_PROGRAM") {
-            return program.into();
-        }
-        let cargo = std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
-        // With the profile of the tests, whose dependencies are built already.
-        let built = Command::new(cargo)
-            .args(["build", "--quiet", "--profile", "test", "-p", "rdmc-cli", "--message-format", "json"])
-            .current_dir(Path::new(env!("CARGO_MANIFEST_DIR")).parent().unwrap())
-            .stderr(Stdio::inherit())
-            .output()
-            .expect("cargo runs");
-        assert!(built.status.success(), "the program is built");
-        let lines = text(&built.stdout);
-        let messages = lines.lines().filter_map(|line| serde_json::from_str::<Value>(line).ok());
-        let executables = messages.filter_map(|message| message["executable"].as_str().map(PathBuf::from));
-        executables.reduce(|_, later| later).expect("cargo says where the program is")
+    PROGRAM.get_or_init(|| match std::env::var_os("RDMC_TEST_PROGRAM") {
+        Some(program) => program.into(),
+        None => built_beside_tests().unwrap_or_else(build),
     })
+}
+
+/// Finds the program that `cargo test --workspace` builds for rdmc-cli's own test, unless a source is newer.
+fn built_beside_tests() -> Option<PathBuf> {
+    let tests = std::env::current_exe().ok()?;
+    let program = tests.parent()?.parent()?.join("rdmc");
+    let built = std::fs::metadata(&program).ok()?.modified().ok()?;
+    // Cargo lists the sources here: `PROGRAM: SOURCE SOURCE …`, with a backslash before a space in a name.
+    let sources = std::fs::read_to_string(program.with_extension("d")).ok()?.replace("\\ ", "\0");
+    let (_, sources) = sources.trim_end().split_once(": ")?;
+    let mut sources = sources.split(' ').map(|source| PathBuf::from(source.replace('\0', " ")));
+    let older =
+        |source: PathBuf| std::fs::metadata(source).and_then(|found| found.modified()).is_ok_and(|at| at <= built);
+    sources.all(older).then_some(program)
+}
+
+/// Builds the program with the profile of the tests, whose dependencies are built already.
+fn build() -> PathBuf {
+    let cargo = std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
+    let built = Command::new(cargo)
+        .args(["build", "--quiet", "--profile", "test", "-p", "rdmc-cli", "--message-format", "json"])
+        .current_dir(Path::new(env!("CARGO_MANIFEST_DIR")).parent().unwrap())
+        .stderr(Stdio::inherit())
+        .output()
+        .expect("cargo runs");
+    assert!(built.status.success(), "the program is built");
+    let lines = text(&built.stdout);
+    let messages = lines.lines().filter_map(|line| serde_json::from_str::<Value>(line).ok());
+    let executables = messages.filter_map(|message| message["executable"].as_str().map(PathBuf::from));
+    executables.reduce(|_, later| later).expect("cargo says where the program is")
 }
 
 /// Prepares a run of the program without any of the caller's settings.

@@ -96,6 +96,7 @@ pub(crate) const SUITES: &[Suite] = &[
         command: &[
             "env",
             "RDMC_NO_SHM=1",
+            "RDMC_TEST_REQUIRE=rdma",
             "RDMC_TEST_PROGRAM={bin:rdmc}",
             "{test:suite}",
             "--test-threads",
