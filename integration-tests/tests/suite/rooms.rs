@@ -64,8 +64,9 @@ fn every_promise_names_tests_that_exist() {
             tests = 0;
             assert_eq!(number, promise.to_string(), "promises are numbered in order");
         }
-        // Tests stand alone in their lines.
-        let names = line.trim().split(' ').map(|word| word.strip_prefix('`').and_then(|word| word.strip_suffix('`')));
+        // Tests stand alone in their lines, which may be items of a list.
+        let words = line.trim().trim_start_matches("- ").split(' ');
+        let names = words.map(|word| word.strip_prefix('`').and_then(|word| word.strip_suffix('`')));
         let Some(names) = names.collect::<Option<Vec<_>>>() else { continue };
         for name in names {
             let is_there = [format!("fn {name}("), format!("{name},"), format!("{name};"), format!("\"{name}\"")];
