@@ -1,4 +1,4 @@
-//! Four members in one process; the root says hello and everybody prints it.
+//! Runs four members in one process; the root says hello, and every receiver prints it.
 //!
 //! ```text
 //! cargo run -p rdmc-examples --example hello
@@ -10,7 +10,7 @@ use anyhow::Result;
 use futures::StreamExt;
 use rdmc::{Cluster, Fabric, GroupSpec, MemNetwork, Node, NodeId};
 
-/// What every process of a real cluster would run; only the fabric differs.
+/// Runs one member, as each process of a real cluster does; only the fabric differs.
 async fn member(me: NodeId, cluster: Cluster, fabric: Arc<dyn Fabric>) -> Result<()> {
     let group = GroupSpec::new(1, cluster.nodes()); // the first node is the root, the only sender
     let node = Node::builder(me, cluster).fabric(fabric).start().await?;

@@ -1,12 +1,12 @@
 //! Sends a file to n receivers over TCP, from mapped file to mapped file, and compares the digests.
 //!
 //! ```text
-//! cargo run -p rdmc-examples --example push_file               # makes a file of its own
+//! cargo run -p rdmc-examples --example push_file               # makes its own file
 //! cargo run -p rdmc-examples --example push_file -- FILE [n]   # n receivers, 3 by default
 //! ```
 //! The bytes never pass through a buffer of this program: the fabric reads them from the sender's mapping and writes
-//! them into the receivers'. Only the first block of a message is copied once, because it is what tells a receiver
-//! how much memory to supply. All members are tasks of this process, with a fabric and sockets of their own each.
+//! them into the receivers' mappings. Only the first block of a message is copied once, because it tells a receiver
+//! how much memory to supply. All members are tasks of this process. Each has its own fabric and sockets.
 
 use std::fs::File;
 use std::io::Write;
@@ -54,12 +54,12 @@ async fn main() -> Result<()> {
     Ok(())
 }
 
-/// Returns how long it took until every receiver had the file.
+/// Sends the file, and returns the time until every receiver had it.
 async fn send(source: &Path, addresses: &[String]) -> Result<Duration> {
     let file = File::open(source).with_context(|| format!("{}", source.display()))?;
-    // SAFETY: nobody changes the file while it is sent; if somebody did, the digests would differ.
+    // SAFETY: no process changes the file while it is sent; if one did, the digests would differ.
     let memory = unsafe { Memory::map_file(&file, usize::try_from(file.metadata()?.len())?) }?;
-    // The payload is the application's: a file name, a ticket, whatever lets the invited decide.
+    // The payload belongs to the application: a file name, a ticket, anything by which receivers decide.
     let node = rdmc::invite(TcpFabric::new(), addresses, "a file".into(), CONNECT_LIMIT).await?.start().await?;
     let nodes = (0u32..).take(addresses.len() + 1).map(NodeId);
     let root = node.create_group(GroupSpec::new(GROUP, nodes)).await?;
@@ -79,21 +79,21 @@ async fn receive(listener: &Listener, target: &Path) -> Result<()> {
         let offer = offer?;
         let file = File::options().read(true).write(true).create_new(true).open(target)?;
         if offer.size() > 0 {
-            // Reserves the space: a disk that is full is an error here, but a crash once the file is mapped.
+            // Reserves the space: a full disk is an error here, but a crash once the file is mapped.
             fallocate(&file, FallocateFlags::empty(), 0, offer.size())?;
         }
-        // SAFETY: the file was just made in a directory of our own, and is read only when the mapping is gone.
+        // SAFETY: the file was just made in our own directory, and is read only when the mapping is gone.
         let memory = unsafe { Memory::map_file_mut(&file, usize::try_from(offer.size())?) }?;
         let memory = node.register(memory)?.into_mut().ok().context("a fresh mapping is nobody else's")?;
         offer.accept(memory).await?;
     }
-    // From here on the sender may learn that this receiver has everything. To promise more, such as that it is on the
-    // disk, do it before.
+    // From here on the sender may learn that this receiver has everything. To promise more, such as data on disk, do
+    // that work before this line.
     offers.close().await?;
     Ok(())
 }
 
-/// Makes 16 MiB and a bit, so that the last block is a short one.
+/// Makes a file of slightly more than 16 MiB, so that the last block is short.
 fn make_file(dir: &Path) -> Result<PathBuf> {
     let path = dir.join("original");
     let mut file = File::create(&path)?;
@@ -103,7 +103,7 @@ fn make_file(dir: &Path) -> Result<PathBuf> {
     Ok(path)
 }
 
-/// Digests what is in the file, rather than what was mapped.
+/// Returns the digest of the file's content, read from the file and not from the mapping.
 async fn digest(path: PathBuf) -> Result<Hash> {
     tokio::task::spawn_blocking(move || {
         let mut hasher = blake3::Hasher::new();
@@ -115,5 +115,5 @@ async fn digest(path: PathBuf) -> Result<Hash> {
 
 /// The only group of this cluster.
 const GROUP: u64 = 1;
-/// How long the invited may take to answer.
+/// Limit on the time in which receivers answer the invitation.
 const CONNECT_LIMIT: Duration = Duration::from_secs(10);

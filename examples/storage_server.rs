@@ -1,4 +1,4 @@
-//! An object store that keeps every object on every server, replicated by multicast.
+//! Runs an object store that keeps every object on every server, replicated by multicast.
 //!
 //! ```text
 //! storage_server --id 0 --cluster 127.0.0.1:7400,127.0.0.1:7401,127.0.0.1:7402 --http 127.0.0.1:8000
@@ -9,25 +9,30 @@
 //! `storage_server.sh` does this and more, with three processes.
 //!
 //! # What a 201 promises
-//! That every server has stored the object. The end of a `send` would not do: it says that the primary's memory is
-//! free, while the last servers may still receive from each other (DSN §4.6). But the *close* of a group succeeds if
-//! and only if every member has every message and has agreed to the end, and a member agrees after it has stored. So
-//! each PUT has a group of its own, and its answer is the outcome of the close.
+//! A 201 promises that every server has stored the object. The end of a `send` does not suffice: the primary's memory
+//! is free then, but the last servers may still receive from each other (DSN §4.6). The *close* of a group succeeds if
+//! and only if every member has every message and has agreed to the end. A member agrees after it has stored. So each
+//! PUT has its own group, and its answer is the outcome of the close.
 //!
-//! Forming a group costs connections and some round trips. It is done before the PUT comes: each server, as a
-//! primary, keeps a few groups formed and waiting, its [lanes](primary_lane), whose numbers all servers can compute.
-//! What remains of the group in a PUT is the close: one control frame to each server and one back.
+//! Forming a group costs connections and some round trips, so servers do it before the PUT comes. As a primary, each
+//! server keeps a few groups formed and waiting: its [lanes](primary_lane). All servers can compute their numbers. In
+//! a PUT, only the close remains: one control frame to each server and one back.
 //!
-//! Measured with three release builds on one machine of two cores, over loopback, and in brackets with a cluster of
-//! one server, which replicates nothing: a PUT of 1 kB takes about 1.4 ms (0.14 ms), one of 64 MB 0.32 s (0.15 s).
+//! Three release builds on one machine of two cores, over loopback, beside a cluster of one server, which replicates
+//! nothing:
+//!
+//! | PUT | three servers | one server |
+//! |---|---|---|
+//! | 1 kB | about 1.4 ms | 0.14 ms |
+//! | 64 MB | 0.32 s | 0.15 s |
 //!
 //! # What it leaves out
-//! - Disks: objects live in memory. Writing to disk goes where `Store::insert` is called in [`replica_lane`]: before
-//!   the close.
-//! - Membership: when a server is lost, PUTs answer 503 from then on and the others still serve GETs; start all anew
-//!   to go on. A 503 says that some servers may have stored the object.
-//! - Atomic reads: while a PUT is under way one server may give the new object and another one the old. After the 201
-//!   all give the new one, or that of another PUT which had not been answered when this one began.
+//! - Disks: objects live in memory. To write to disk, do so where [`replica_lane`] calls `Store::insert`: before the
+//!   close.
+//! - Membership: when a server is lost, the others answer PUTs with 503 and still serve GETs. To go on, restart all
+//!   servers. After a 503 some servers may have stored the object.
+//! - Atomic reads: during a PUT one server may return the new object and another server the old one. After the 201 all
+//!   return the new object, or that of another PUT which had not been answered when this one began.
 //! - Servers that hang without dying: a PUT waits for them.
 //! - DELETE, ranges, limits for all clients together, authentication, encryption.
 
@@ -46,10 +51,10 @@ use tokio::sync::{Mutex as AsyncMutex, mpsc, oneshot};
 
 #[derive(Parser)]
 struct Args {
-    /// This server's place in the cluster list, from 0.
+    /// Place of this server in the cluster list, from 0.
     #[arg(long)]
     id: u32,
-    /// Addresses at which the servers reach each other, the same list for all.
+    /// Addresses at which the servers reach each other; the same list for all servers.
     #[arg(long, value_delimiter = ',')]
     cluster: Vec<String>,
     /// Address at which clients reach this server.
@@ -80,7 +85,7 @@ async fn main() -> Result<()> {
             });
         }
     }
-    // The lanes alone hold the queue, so that PUTs are refused when there is no lane left.
+    // Only the lanes hold the queue, so that PUTs are refused when no lane is left.
     drop(queue);
 
     let routes = Router::new()
@@ -103,8 +108,7 @@ async fn get_object(State(server): State<Server>, Path(name): Path<String>) -> R
 }
 
 async fn put_object(State(server): State<Server>, Path(name): Path<String>, bytes: Bytes) -> StatusCode {
-    // A lane carries the PUT out, not this function, which is dropped when the client goes away: that would abandon
-    // the group.
+    // A lane carries out the PUT. This function is dropped when the client goes away, which would abandon the group.
     let (done, stored) = oneshot::channel();
     if server.puts.send(Put { name, bytes, done }).await.is_err() {
         return StatusCode::SERVICE_UNAVAILABLE;
@@ -119,13 +123,13 @@ async fn put_object(State(server): State<Server>, Path(name): Path<String>, byte
 struct Put {
     name: String,
     bytes: Bytes,
-    /// Told when they all have it; dropped if that fails.
+    /// Completes when all servers have the object; dropped if that fails.
     done: oneshot::Sender<()>,
 }
 
 /// A sequence of groups with the same root, one after the other.
 ///
-/// Its ends leave a group at the same time, by closing it, and form the next one without a word.
+/// Its ends leave a group at the same time, by closing it. Then they form the next group without coordination.
 struct Lane {
     primary: NodeId,
     number: u32,
@@ -142,7 +146,7 @@ impl Lane {
     }
 }
 
-/// Replicates one PUT after the other, each in a group that was formed before it came.
+/// Replicates one PUT after the other, each in a group that was formed before the PUT came.
 async fn primary_lane(
     node: Node,
     lane: Lane,
@@ -167,7 +171,7 @@ async fn primary_lane(
     anyhow::bail!("all group numbers are used up")
 }
 
-/// Stores what the primary at the other end sends.
+/// Stores the objects that the primary at the other end sends.
 async fn replica_lane(node: Node, lane: Lane, store: Arc<Mutex<Store>>) -> Result<Never> {
     for group in lane.groups() {
         let mut offers = node.join_group_with_offers(group).await?;
@@ -179,7 +183,7 @@ async fn replica_lane(node: Node, lane: Lane, store: Arc<Mutex<Store>>) -> Resul
     anyhow::bail!("all group numbers are used up")
 }
 
-/// Receives a message into memory of exactly its size, not of the pool: objects stay, and the pool is for what returns.
+/// Receives a message into memory of exactly its size. It does not use the pool, because objects stay in memory.
 async fn receive(node: &Node, offers: &mut OfferReceiver) -> Result<Bytes> {
     let offer = offers.next_offer().await.context("closed before everything was sent")??;
     let memory = Memory::from(vec![0; usize::try_from(offer.size())?]);
@@ -187,7 +191,7 @@ async fn receive(node: &Node, offers: &mut OfferReceiver) -> Result<Bytes> {
     Ok(offer.accept(memory).await?.into_bytes())
 }
 
-/// What goes before an object: the version's clock and the name.
+/// Returns the message before an object: the version's clock and the name.
 fn header((clock, _): Version, name: &str) -> Vec<u8> {
     [&clock.to_le_bytes(), name.as_bytes()].concat()
 }
@@ -210,9 +214,9 @@ struct Object {
     bytes: Bytes,
 }
 
-/// Orders PUTs of one name, in the same way on all servers: two may be under way at once, in two lanes.
+/// Orders PUTs of one name in the same way on all servers: two lanes may carry two of them at once.
 ///
-/// A PUT that begins after another was answered has the higher clock, because the other was seen by all servers.
+/// A PUT that begins after another was answered has the higher clock, because all servers saw the other.
 type Version = (u64, NodeId);
 
 impl Store {
@@ -221,7 +225,7 @@ impl Store {
         (self.clock, primary)
     }
 
-    /// Inserts the object, unless there is a newer one of its name.
+    /// Inserts the object, unless the store has a newer one of its name.
     fn insert(&mut self, name: String, object: Object) {
         self.clock = self.clock.max(object.version.0);
         if self.objects.get(&name).is_none_or(|stored| stored.version < object.version) {
@@ -239,7 +243,7 @@ type Never = std::convert::Infallible;
 
 /// PUTs that one primary replicates at the same time.
 const LANES: u32 = 4;
-/// PUTs that wait for a lane; more wait in their connections.
+/// PUTs that wait for a lane; further PUTs wait in their connections.
 const PUTS_MAX: usize = 16;
 /// Largest object in bytes.
 const OBJECT_LEN_MAX: usize = 1 << 30;

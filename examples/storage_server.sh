@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Shows storage_server with three processes: each object is PUT on one server and read from all.
 #
-#   examples/storage_server.sh [PROGRAM]     PROGRAM: a storage_server that is built already
+#   examples/storage_server.sh [PROGRAM]     PROGRAM: a built storage_server
 set -euo pipefail
 
 if [ $# -gt 0 ]; then
@@ -29,7 +29,7 @@ for id in 0 1 2; do
     "$program" --id $id --cluster "$cluster" --http "127.0.0.1:$((base + 10 + id))" &
     pids+=($!)
 done
-# A server answers its clients as soon as it knows the others.
+# A server answers its clients as soon as it is connected to the other servers.
 for id in 0 1 2; do
     curl -s -o /dev/null --retry 30 --retry-delay 1 --retry-connrefused "$(url $id none)" ||
         { echo "server $id did not start" >&2; exit 1; }
@@ -68,7 +68,7 @@ for replica in 0 1 2; do
     compare $replica again "$dir/large"
 done
 
-# Without all servers nothing is promised any more, but what was promised holds.
+# Without all servers there are no new promises, but the earlier ones hold.
 kill "${pids[2]}"
 wait "${pids[2]}" || true
 pids=("${pids[@]:0:2}")

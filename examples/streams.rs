@@ -1,11 +1,11 @@
-//! Three overlapping groups over the same nodes, awaited together.
+//! Runs three overlapping groups over the same nodes and awaits them together.
 //!
 //! ```text
 //! cargo run -p rdmc-examples --example streams
 //! ```
-//! Each node is the root of one group and a member of the two others. A receiver is a `Stream`, so a node merges its
-//! groups with the ordinary combinators and takes what comes first. Messages of different groups interleave as they
-//! arrive, on each node in its own way; those of one group come in its root's order, on every node.
+//! Each node is the root of one group and a member of the two others. A receiver is a `Stream`. So a node merges its
+//! groups with the ordinary combinators and takes messages as they arrive. Messages of different groups interleave
+//! differently on each node. Messages of one group arrive in its root's order, on every node.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -19,7 +19,7 @@ use rdmc::{Cluster, Fabric, GroupSpec, MemNetwork, Node, NodeId, Receiver, Sende
 async fn main() -> Result<()> {
     let network = MemNetwork::new();
     let cluster = Cluster::new((0..NODES).map(|id| (id, format!("node{id}"))));
-    // A task for each node, so that they run in parallel and the interleaving is not of our making.
+    // Each node is a task, so that nodes run in parallel and this program does not decide the interleaving.
     let nodes = cluster.nodes().into_iter().map(|me| tokio::spawn(run(me, cluster.clone(), network.fabric())));
     for (node, order) in try_join_all(nodes).await?.into_iter().enumerate() {
         println!("node {node} received: {}", order?);
@@ -27,12 +27,12 @@ async fn main() -> Result<()> {
     Ok(())
 }
 
-/// Runs one node; returns the order in which it received.
+/// Runs one node, and returns the order in which it received.
 async fn run(me: NodeId, cluster: Cluster, fabric: Arc<dyn Fabric>) -> Result<String> {
     let members = cluster.nodes();
     let node = Node::builder(me, cluster).fabric(fabric).start().await?;
 
-    // All groups form at the same time; nobody need agree on an order.
+    // All groups form at the same time; the nodes agree on no order.
     let mine = node.create_group(group_of(me, &members));
     let others = members.iter().filter(|&&root| root != me);
     let joins = others.map(|&root| {
@@ -41,12 +41,12 @@ async fn run(me: NodeId, cluster: Cluster, fabric: Arc<dyn Fabric>) -> Result<St
     });
     let (sender, mut receivers) = try_join(mine, try_join_all(joins)).await?;
 
-    // A node that only sent before it received would fill everybody's queues, so both at once.
+    // A node that sends everything before it receives would fill all queues, so it does both at once.
     let ((), order) = try_join(send_all(me, sender), receive_all(&mut receivers)).await?;
     Ok(order)
 }
 
-/// The group whose root is `root`; the others follow in their order.
+/// Returns the group of the root `root`; the other members follow in their order.
 fn group_of(root: NodeId, members: &[NodeId]) -> GroupSpec {
     let others = members.iter().copied().filter(|&node| node != root);
     GroupSpec::new(u64::from(root.0), std::iter::once(root).chain(others)).block_size(64 << 10)
@@ -66,7 +66,7 @@ async fn send_all(me: NodeId, sender: Sender) -> Result<()> {
 async fn receive_all(receivers: &mut Vec<(NodeId, Receiver)>) -> Result<String> {
     let mut order = Vec::new();
     let mut due = BTreeMap::new();
-    // The streams are borrowed, not given away: one that has ended must not be dropped before its group is closed.
+    // The streams are borrowed: an ended stream must not be dropped before its group is closed.
     let streams = receivers.iter_mut().map(|(root, receiver)| receiver.map(|message| (*root, message)));
     let mut messages = futures::stream::select_all(streams);
     while let Some((root, message)) = messages.next().await {
