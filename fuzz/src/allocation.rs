@@ -1,4 +1,5 @@
-//! What a decoder allocates, so that it can be bounded by its input. The unsafe code forwards to the system's allocator.
+//! Counts the memory that a decoder allocates, so that its input can bound it. The unsafe code forwards to the
+//! system's allocator.
 
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::cell::Cell;
@@ -6,7 +7,7 @@ use std::cell::Cell;
 /// Runs a decoder of `len` bytes.
 ///
 /// # Panics
-/// If at any moment it holds more memory than so many bytes warrant: `per_byte` for each, and what serde reserves
+/// If the decoder ever holds more memory than the bound: `per_byte` for each byte, and the memory that serde reserves
 /// before it has seen the elements of lists.
 #[track_caller]
 pub(crate) fn bounded<T>(len: usize, per_byte: usize, decode: impl FnOnce() -> T) -> T {
@@ -18,14 +19,14 @@ pub(crate) fn bounded<T>(len: usize, per_byte: usize, decode: impl FnOnce() -> T
     decoded
 }
 
-/// For each byte of input in the binary encodings: a component of a path takes the most.
+/// Memory for each byte of input in the binary encodings. A component of a path takes the most.
 pub(crate) const PER_BYTE: usize = 64;
-/// For each byte of input in TOML and JSON, whose readers keep what they have read.
+/// Memory for each byte of input in TOML and JSON, whose readers keep their input.
 pub(crate) const PER_CHARACTER: usize = 512;
-/// Serde reserves up to a MiB for a list, and lists stand in lists.
+/// Memory that serde reserves: up to a MiB for a list, and lists contain lists.
 const RESERVED_MAX: usize = 4 << 20;
 
-/// Bytes that the thread has allocated and not freed, since it was last set.
+/// Bytes that the thread has allocated and not freed, since this was last set.
 #[derive(Clone, Copy, Default)]
 struct Held {
     now: isize,
@@ -37,7 +38,7 @@ thread_local! {
 }
 
 fn count(bytes: isize) {
-    // Fails in a thread that is ending, where nobody counts.
+    // Fails in a thread that is ending, where no count is needed.
     let _ = HELD.try_with(|held| {
         let Held { now, most } = held.get();
         let now = now.saturating_add(bytes);

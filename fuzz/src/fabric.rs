@@ -1,11 +1,11 @@
-//! What fabrics decode: endpoints, keys, headers.
+//! Targets for the decoders of fabrics: endpoints, keys, headers.
 
 use rdmc_fabric::fuzzing::{TCP_HEADER_LEN, recode_object_descriptor, recode_tcp_header, tcp_headers};
 use rdmc_fabric::{Endpoint, MeetingPlace, ObjectDescriptor, RemoteMemory};
 
 use crate::{Seed, named};
 
-/// The encoding of a place has one form, and is taken off the front of what follows it.
+/// Checks that the encoding of a place has one form, and that the decoder takes only its own bytes from the front.
 pub fn meeting_place(bytes: &[u8]) {
     let mut rest = bytes;
     let place = MeetingPlace::decode(&mut rest);
@@ -21,7 +21,7 @@ pub fn meeting_place(bytes: &[u8]) {
     assert!(MeetingPlace::of_endpoint(&endpoint, b"other").is_err());
 }
 
-/// Any bytes are one place in memory, and its parts stay in its address space.
+/// Checks that any bytes are one place in memory, and that its parts stay in its address space.
 pub fn remote_memory(bytes: &[u8]) {
     let Some((encoded, rest)) = bytes.split_first_chunk() else { return };
     let memory = RemoteMemory::decode(*encoded);
@@ -36,7 +36,7 @@ pub fn remote_memory(bytes: &[u8]) {
     assert!(secret.len() < 2 || !shown.contains(&secret), "the key is shown");
 }
 
-/// A header has one form.
+/// Checks that a header has one form.
 pub fn tcp_header(bytes: &[u8]) {
     let Some((header, _)) = bytes.split_first_chunk::<TCP_HEADER_LEN>() else { return };
     if let Some(recoded) = recode_tcp_header(header) {
@@ -44,21 +44,21 @@ pub fn tcp_header(bytes: &[u8]) {
     }
 }
 
-/// A descriptor has one form.
+/// Checks that a descriptor has one form.
 pub fn object_descriptor(bytes: &[u8]) {
     if let Some(recoded) = recode_object_descriptor(bytes) {
         assert_eq!(recoded[..], *bytes);
     }
 }
 
-/// An entry means the same when it is written anew.
+/// Checks that an entry means the same after it is encoded again.
 #[cfg(target_os = "linux")]
 pub fn shm_entry(bytes: &[u8]) {
     let Some((entry, _)) = bytes.split_first_chunk() else { return };
     assert_ne!(rdmc_fabric::fuzzing::recode_shm_entry(entry), Some(false));
 }
 
-/// A request has one form.
+/// Checks that a request has one form.
 #[cfg(target_os = "linux")]
 pub fn shm_request(bytes: &[u8]) {
     let Some((request, _)) = bytes.split_first_chunk() else { return };
@@ -67,7 +67,7 @@ pub fn shm_request(bytes: &[u8]) {
     }
 }
 
-/// An endpoint has one form, which fits into an endpoint.
+/// Checks that an endpoint of a device has one form, which fits into an endpoint.
 #[cfg(target_os = "linux")]
 pub fn verbs_endpoint(bytes: &[u8]) {
     let Ok(endpoint) = Endpoint::new(bytes.to_vec()) else { return };
@@ -132,5 +132,5 @@ fn places() -> impl Iterator<Item = (&'static str, MeetingPlace)> {
     [("nowhere", decoded(&[0])), ("ipv4", decoded(&v4)), ("ipv6", decoded(&v6))].into_iter()
 }
 
-/// What endpoints of the fabric `tcp` begin with.
+/// First bytes of the endpoints of the fabric `tcp`.
 pub(crate) const TAG: &[u8] = b"tcp1";

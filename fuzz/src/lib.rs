@@ -1,7 +1,7 @@
-//! Fuzz targets for whatever is decoded here that others have written: bytes of peers, and files.
+//! Fuzz targets for every decoder of foreign input: bytes of peers, and files.
 //!
-//! A target is a function of bytes that panics if something does not hold. The binaries in `fuzz_targets` give each to
-//! libFuzzer; `tests/replay.rs` runs all of them on the corpus and on what was once found.
+//! A target is a function of bytes that panics if a property does not hold. The binaries in `fuzz_targets` give each
+//! target to libFuzzer. `tests/replay.rs` runs all targets on the corpus and on earlier findings.
 
 #[cfg(not(fuzzing))]
 compile_error!("compile with --cfg fuzzing: run cargo in fuzz/, where .cargo/config.toml says so, or use cargo-fuzz");
@@ -30,17 +30,17 @@ mod manifest;
 #[path = "../../crates/rdmc-cli/src/words.rs"]
 mod words;
 
-/// A target, and the inputs to begin with.
+/// A target and its first inputs.
 #[derive(Clone, Copy)]
 pub struct Target {
-    /// Its name: that of its binary and of its directories.
+    /// Name of the target, of its binary and of its directories.
     pub name: &'static str,
-    /// Runs it on one input.
+    /// Runs the target on one input.
     ///
     /// # Panics
-    /// If something does not hold.
+    /// If a property does not hold.
     pub run: fn(&[u8]),
-    /// Makes what the corpus holds, by file names; the same at each call.
+    /// Makes the corpus, by file names; the same at each call.
     pub seeds: fn() -> Vec<Seed>,
 }
 

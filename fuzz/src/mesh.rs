@@ -1,4 +1,4 @@
-//! Control connections: frames, the reader of a stream of them, the members in an invitation.
+//! Targets for control connections: frames, the reader of their stream, the members in an invitation.
 
 use std::collections::BTreeSet;
 use std::io;
@@ -13,7 +13,7 @@ use tokio::io::{AsyncRead, ReadBuf};
 use crate::allocation::{PER_BYTE, bounded};
 use crate::{Seed, named};
 
-/// A frame that is decoded is the same after another journey, and no longer.
+/// Checks that a decoded frame survives another round trip, and does not grow.
 pub fn frame(bytes: &[u8]) {
     let Ok(frame) = bounded(bytes.len(), PER_BYTE, || Frame::decode(bytes)) else { return };
     let encoded = frame.encode();
@@ -23,8 +23,10 @@ pub fn frame(bytes: &[u8]) {
     assert_eq!(Frame::decode(value).expect("it was encoded here"), frame);
 }
 
-/// A stream is the same frames, however it is cut; the first byte tells how, and whether the fuzzer is given the right check
-/// values for nothing. The first frame may be a handshake's.
+/// Checks that a stream yields the same frames, however it is cut.
+///
+/// The first byte decides the cut, and whether the fuzzer gets the right check values for free. The first frame may be
+/// that of a handshake.
 pub fn stream(bytes: &[u8]) {
     let Some((&first, stream)) = bytes.split_first() else { return };
     let sealed = if first & 8 == 0 { Frame::seal(stream) } else { stream.to_vec() };
@@ -40,7 +42,7 @@ pub fn stream(bytes: &[u8]) {
     }
 }
 
-/// An invitation is believed only if its members make sense.
+/// Checks that an invitation is accepted only if its members are valid.
 pub fn invitation(bytes: &[u8]) {
     let Ok(frame) = Frame::decode(bytes) else { return };
     let Some(Invited { you, members, sound }) = bounded(bytes.len(), PER_BYTE, || frame.invited()) else { return };
@@ -51,7 +53,7 @@ pub fn invitation(bytes: &[u8]) {
     assert_eq!(sound, sensible);
 }
 
-/// A member of a group keeps its outcome and comes to one, whatever the others say about the end of the group.
+/// Checks that a member of a group reaches an outcome and keeps it, whatever the others send about the group's end.
 pub fn agreement(bytes: &[u8]) {
     rdmc::fuzzing::agreement::play(bytes);
 }
@@ -86,7 +88,7 @@ pub fn invitation_seeds() -> Vec<Seed> {
     frame_seeds().into_iter().filter(|(name, _)| name == "invite").collect()
 }
 
-/// Reads to the end, or to the first error.
+/// Reads frames to the end, or to the first error.
 fn all_frames(bytes: &[u8], piece: usize) -> (Vec<Frame>, Option<io::ErrorKind>) {
     let (frames, ended) = Frame::read_all(&mut Pieces { bytes, piece }).now_or_never().expect("the stream never waits");
     (frames, ended.err().map(|error| error.kind()))

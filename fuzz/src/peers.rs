@@ -1,4 +1,4 @@
-//! Peers that say what the fuzzer wants, on connections of the fabric `tcp` over loopback.
+//! Targets for peers that send the fuzzer's bytes, on connections of the fabric `tcp` over loopback.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -17,9 +17,10 @@ use crate::allocation::{PER_BYTE, bounded};
 use crate::fabric::TAG;
 use crate::{Seed, named};
 
-/// Only a connection that says the right magic and both nonces is let in; all others leave the one who waits alone.
+/// Checks that only a connection with the right magic and both nonces gets in. No other connection disturbs the waiting
+/// end.
 ///
-/// The first byte tells which of the three the fuzzer is given for nothing.
+/// The first byte decides which of the three the fuzzer gets for free.
 pub fn greeting(bytes: &[u8]) {
     let Some((&given, greeting)) = bytes.split_first() else { return };
     bounded(bytes.len(), PER_BYTE, || run(greet(given, greeting.to_vec())));
@@ -57,9 +58,9 @@ async fn greet(given: u8, mut greeting: Vec<u8>) {
     assert_eq!(rendezvous.refused_connections(), u64::from(refused));
 }
 
-/// Whatever a peer says: all posted work ends, and nothing but what it may reach is written.
+/// Checks that all posted work ends, whatever a peer sends, and that the peer writes only memory that it may reach.
 ///
-/// Requests with the key 0 get the one that is right.
+/// Requests with the key 0 get the right key.
 pub fn connection(bytes: &[u8]) {
     bounded(bytes.len(), PER_BYTE, || run(suffer(bytes)));
 }
@@ -83,7 +84,7 @@ async fn suffer(bytes: &[u8]) {
     memory.check();
 }
 
-/// Connects a queue pair with somebody who then speaks for itself.
+/// Connects a queue pair, and returns the stream of its peer.
 async fn meet(queue_pair: &QueuePair) -> TcpStream {
     let meeting = Rendezvous::new().meeting(&TokioEnvironment::new());
     let place = MeetingPlace::of_endpoint(&queue_pair.endpoint(), TAG).expect("it is one of this fabric");
@@ -112,7 +113,7 @@ impl Posted {
         Self { receives: receives.into(), sends: sends.into(), read }
     }
 
-    /// Waits until all has ended.
+    /// Waits until all work has ended.
     async fn end(self) {
         for received in join_all(self.receives).await.into_iter().flatten() {
             assert!(received.len <= received.buffer.len());
@@ -125,7 +126,7 @@ impl Posted {
     }
 }
 
-/// Memory cut into pieces that a peer may write, between others that nobody may.
+/// Memory cut into pieces that a peer may write, with guards between them.
 struct Carved {
     rest: BufferMut,
     guards: Vec<BufferMut>,
@@ -151,11 +152,11 @@ impl Carved {
     }
 }
 
-/// Says `bytes` and that there are no more; returns what the other end says, up to `len_max` bytes.
+/// Sends `bytes` and ends the direction; returns the bytes of the other end, up to `len_max`.
 async fn say(stream: TcpStream, bytes: &[u8], len_max: usize) -> Vec<u8> {
     let (mut from, mut to) = stream.into_split();
     let saying = async {
-        // Fails if the other end has heard enough.
+        // Fails if the other end has closed the connection.
         let _ = to.write_all(bytes).await;
         let _ = to.shutdown().await;
     };
@@ -173,7 +174,7 @@ async fn say(stream: TcpStream, bytes: &[u8], len_max: usize) -> Vec<u8> {
     join(saying, hearing).await.1
 }
 
-/// Puts the right key into the requests that have none.
+/// Puts the right key into requests that have none.
 fn opened(bytes: &[u8], key: u64) -> Vec<u8> {
     let mut out = bytes.to_vec();
     let mut at = 0;
@@ -192,12 +193,12 @@ fn opened(bytes: &[u8], key: u64) -> Vec<u8> {
     out
 }
 
-/// Takes control connections and lets them go.
+/// Accepts control connections and drops them.
 async fn let_go(mut listener: Box<dyn ControlListener>) {
     while listener.accept().await.is_ok() {}
 }
 
-/// Runs one input on a runtime of its own, so that nothing is left of the one before.
+/// Runs one input on its own runtime, so that nothing is left of the input before.
 fn run(body: impl Future<Output = ()>) {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
     let runtime = runtime.expect("the operating system gives a runtime");
@@ -270,7 +271,7 @@ const PROOF_LEN: usize = 16;
 const EXPOSED_LEN: usize = 100;
 const READ_LEN: usize = 10;
 const GUARD_LEN: usize = 64;
-/// What memory holds that nobody has written.
+/// Content of memory that was not written.
 const UNTOUCHED: u8 = 0xa5;
-/// The longest an input may take.
+/// Limit on the time of one input.
 const WATCHDOG: Duration = Duration::from_secs(10);

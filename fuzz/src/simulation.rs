@@ -1,4 +1,4 @@
-//! What the simulator reads from files: scenarios, campaign cases, models of clusters.
+//! Targets for the files of the simulator: scenarios, campaign cases, models of clusters.
 
 use rdmc_sim::campaign::Case;
 use rdmc_sim::{ClusterModel, Scenario};
@@ -6,7 +6,7 @@ use rdmc_sim::{ClusterModel, Scenario};
 use crate::allocation::{PER_CHARACTER, bounded};
 use crate::{Seed, named};
 
-/// A scenario that is taken makes sense.
+/// Checks that an accepted scenario is valid.
 pub fn scenario(bytes: &[u8]) {
     let Ok(text) = str::from_utf8(bytes) else { return };
     let Ok(scenario) = bounded(bytes.len(), PER_CHARACTER, || text.parse::<Scenario>()) else { return };
@@ -18,7 +18,7 @@ pub fn scenario(bytes: &[u8]) {
     }
 }
 
-/// A campaign's case is the same after it was written and read, and is checked or refused.
+/// Checks that a campaign case survives a round trip, and is accepted or refused.
 pub fn campaign_case(bytes: &[u8]) {
     let Ok(text) = str::from_utf8(bytes) else { return };
     let Ok(case) = bounded(bytes.len(), PER_CHARACTER, || Case::from_json(text)) else { return };
@@ -29,7 +29,7 @@ pub fn campaign_case(bytes: &[u8]) {
     let _ = case.to_string();
 }
 
-/// A model that passes its check is the same after it was written and read, and knows the rack of every node.
+/// Checks that an accepted model survives a round trip, and knows the rack of every node.
 pub fn cluster_model(bytes: &[u8]) {
     let Ok(text) = str::from_utf8(bytes) else { return };
     let Ok(model) = bounded(bytes.len(), PER_CHARACTER, || toml::from_str::<ClusterModel>(text)) else { return };

@@ -1,4 +1,4 @@
-//! What the program takes from another host: the announcement of a transfer, the list of its files.
+//! Targets for what the program receives from another host: the announcement of a transfer, the list of its files.
 
 use std::collections::BTreeSet;
 use std::path::{Component, Path};
@@ -10,7 +10,7 @@ use crate::announcement::{Announcement, Medium, PlanTold, Plans};
 use crate::manifest::{Entry, EntryPath, Kind, LEN_MAX, Manifest};
 use crate::{Seed, named};
 
-/// An announcement is the same after another journey, within its bounds, and makes groups or an error.
+/// Checks that an announcement survives another round trip within its bounds, and yields groups or an error.
 pub fn announcement(bytes: &[u8]) {
     let Ok(told) = bounded(bytes.len(), PER_BYTE, || Announcement::decode(bytes)) else { return };
     assert_eq!(Announcement::decode(&told.encode()).expect("it was encoded here"), told);
@@ -24,7 +24,7 @@ pub fn announcement(bytes: &[u8]) {
     }
 }
 
-/// A list of files is the same after another journey, and no path in it leaves the directory, nor meets another.
+/// Checks that a list of files survives another round trip. No path leaves the directory or equals another path.
 pub fn manifest(bytes: &[u8]) {
     let Ok(manifest) = bounded(bytes.len(), PER_BYTE, || Manifest::decode(bytes)) else { return };
     assert_eq!(Manifest::decode(&manifest.encode()).expect("it was encoded here"), manifest);

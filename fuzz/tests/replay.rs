@@ -1,4 +1,4 @@
-//! Every target holds for its corpus and for what fuzzing has once found.
+//! Checks that every target holds for its corpus and for earlier findings.
 
 use std::cell::Cell;
 use std::collections::{BTreeMap, BTreeSet};
@@ -21,7 +21,7 @@ fn what_was_once_found_is_mended() {
     }
 }
 
-/// `RDMC_FUZZ_CORPUS=write` writes it anew.
+/// With `RDMC_FUZZ_CORPUS=write`, writes the corpus first.
 #[test]
 fn the_corpus_is_what_the_encoders_make() {
     for target in TARGETS {
@@ -55,11 +55,11 @@ fn every_target_has_a_binary_and_every_directory_a_target() {
     }
 }
 
-/// Runs a target on all inputs that are kept for it; returns how many.
+/// Runs a target on all inputs of its directory, and returns their number.
 fn replay(target: &Target, kept: &str) -> usize {
     static COUNTING: Once = Once::new();
     COUNTING.call_once(|| {
-        // One in a task of a runtime goes no further by itself.
+        // A runtime catches the panic of a task, so count it.
         let told = std::panic::take_hook();
         std::panic::set_hook(Box::new(move |info| {
             PANICS.set(PANICS.get() + 1);
@@ -79,7 +79,7 @@ fn directory(name: &str) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join(name)
 }
 
-/// Lists what is in a directory, in order; nothing if there is none.
+/// Lists the files of a directory, in order; none if there is no directory.
 fn files(dir: &Path) -> BTreeSet<PathBuf> {
     let Ok(entries) = std::fs::read_dir(dir) else { return BTreeSet::new() };
     let paths = entries.map(|entry| entry.expect("a directory can be listed").path());
@@ -87,7 +87,7 @@ fn files(dir: &Path) -> BTreeSet<PathBuf> {
 }
 
 thread_local! {
-    /// Panics of this thread, which runs the tasks of its targets too.
+    /// Panics of this thread, which also runs the tasks of its targets.
     static PANICS: Cell<usize> = const { Cell::new(0) };
 }
 
