@@ -11,7 +11,8 @@ trap down EXIT
 # A script that measures another program has set it.
 [ -n "${program:-}" ] || program=$(cargo bench -p rdmc-benches --bench cluster --no-run --message-format=json 2>/dev/null |
     grep -o '"executable":"[^"]*/cluster-[^"]*"' | tail -n 1 | cut -d'"' -f4)
-[ -n "$program" ] || { echo "the bench did not build: cargo bench -p rdmc-benches --bench cluster --no-run" >&2; exit 1; }
+[ -n "$program" ] ||
+    { echo "the bench did not build: cargo bench -p rdmc-benches --bench cluster --no-run" >&2; exit 1; }
 ip netns add "$name-sw"
 
 # Limits a link at the switch: limit_link LINK RATE_MBIT

@@ -1,8 +1,8 @@
-//! Single parts, by time: what a block costs in the schedule, in the sum, and from one node to another.
+//! Measures single parts by time: the cost of a block in the schedule, in the sum, and from one node to another.
 //!
-//! `cargo bench -p rdmc-benches --bench parts` measures all of them, `-- schedule` those whose names contain that. Times of
-//! one machine compare with each other, not with those of another. `--bench instructions` counts what does not depend on
-//! the machine's mood.
+//! `cargo bench -p rdmc-benches --bench parts` measures all of them; `-- schedule` measures those with this word in
+//! their names. Compare times of one machine only. `--bench instructions` counts instructions, which do not depend on
+//! the load of the machine.
 
 use std::hint::black_box;
 use std::sync::Arc;
@@ -24,7 +24,7 @@ fn main() {
     criterion.final_summary();
 }
 
-/// One member's sends and receives of a message, for each of its blocks.
+/// Measures the sends and receives of one member for a message, for each of its blocks.
 fn schedules(criterion: &mut Criterion) {
     let mut group = criterion.benchmark_group("schedule");
     group.throughput(Throughput::Elements(BLOCKS.into()));
@@ -45,7 +45,7 @@ fn schedules(criterion: &mut Criterion) {
     group.finish();
 }
 
-/// The choice of an algorithm and a block size.
+/// Measures the choice of an algorithm and a block size.
 fn cost_model(criterion: &mut Criterion) {
     let model = CostModel::network(1.25e9, Duration::from_micros(50), Duration::from_micros(20));
     criterion.bench_function("cost model/best of 64 members", |bencher| {
@@ -53,7 +53,7 @@ fn cost_model(criterion: &mut Criterion) {
     });
 }
 
-/// The sum by which the runtime checks a block.
+/// Measures the sum by which the runtime checks a block.
 fn checksums(criterion: &mut Criterion) {
     let mut group = criterion.benchmark_group("checksum");
     let bytes = object(1);
@@ -66,7 +66,7 @@ fn checksums(criterion: &mut Criterion) {
     group.finish();
 }
 
-/// A block from one node to another of this process, among many of a message.
+/// Measures a block of a long message, from one node of this process to another.
 fn blocks(criterion: &mut Criterion) {
     let mut group = criterion.benchmark_group("block through mem");
     group.throughput(Throughput::Elements(BLOCKS.into()));

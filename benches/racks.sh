@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
-# Measures a cluster of rate-limited hosts in two racks on one machine: every host is a network namespace whose port is
-# limited in both directions by tbf; each rack has a bridge, and the two are joined by a link that is limited in both
-# directions. Needs root, iproute2 and a kernel with network namespaces. Traffic stays inside the namespaces.
+# Measures a cluster of rate-limited hosts in two racks on one machine. Every host is a network namespace; tbf limits
+# its port in both directions. Each rack has a bridge, and a link that is limited in both directions joins the two.
+# Needs root, iproute2 and a kernel with network namespaces. Traffic stays inside the namespaces.
 #
 #   benches/racks.sh [HOSTS_IN_A_RACK=4] [RATE_MBIT=200] [UPLINK_MBIT=400] [arguments of `--bench cluster -- racks`]
 set -euo pipefail
@@ -9,7 +9,7 @@ cd "$(dirname "$0")/.."
 size=${1:-4} rate=${2:-200} uplink=${3:-400}
 shift $(($# < 3 ? $# : 3))
 hosts=$((2 * size))
-name=rdmcracks$$ # Ours alone: several runs do not meet.
+name=rdmcracks$$ # Unique, so that several runs do not meet.
 . benches/namespaces.sh
 ip -n "$name-sw" link add uplink0 type veth peer name uplink1
 for ((rack = 0; rack < 2; rack++)); do

@@ -1,8 +1,9 @@
-//! Real RDMA devices: `rdmc` against perftest's `ib_send_bw`, algorithms against each other, and where the time goes.
+//! Measures RDMA devices: `rdmc` against perftest's `ib_send_bw`, algorithms against each other, and the phases of a
+//! transfer.
 //!
-//! Every member is a process on a device of its own. `cargo xtask lab bench` runs it on Soft-RoCE; on machines with
-//! hardware, `cargo bench -p rdmc-benches --bench verbs -- pair` compares within one host that has two ports.
-//! Rounds of what is compared alternate; figures are medians; the first round of each is not counted.
+//! Every member is a process on its own device. `cargo xtask lab bench` runs this on Soft-RoCE. On a host with two
+//! ports of hardware, `cargo bench -p rdmc-benches --bench verbs -- pair` compares these. Variants take turns. Figures
+//! are medians. The first round of each variant is not counted.
 
 use std::collections::{HashMap, VecDeque};
 use std::process::{Command, Stdio};
@@ -30,25 +31,25 @@ struct Arguments {
 
 #[derive(Subcommand)]
 enum What {
-    /// Two nodes against `ib_send_bw` with the same message size and way of waiting.
+    /// Compares two nodes with `ib_send_bw`, with the same message size and completion mode
     Pair {
         /// Block sizes in KiB.
         #[arg(long, value_delimiter = ',', default_value = "64,1024")]
         block_kib: Vec<u32>,
-        /// Ways of waiting for completions.
+        /// Ways to wait for completions: event, poll, hybrid.
         #[arg(long, value_delimiter = ',', default_value = "event,poll")]
         modes: Vec<String>,
-        /// MiB of a round.
+        /// Size of a round in MiB.
         #[arg(long, default_value_t = 256)]
         mib: usize,
-        /// MiB of a message, which is sent again and again; `ib_send_bw` does so with a buffer of one block.
+        /// Size of a message in MiB, sent again and again. `ib_send_bw` sends a buffer of one block again and again.
         #[arg(long, default_value_t = 4)]
         message_mib: usize,
         /// Counted rounds.
         #[arg(long, default_value_t = 5)]
         rounds: usize,
     },
-    /// All algorithms among the same nodes.
+    /// Compares all algorithms among the same nodes
     Group {
         /// Members, the sender included.
         #[arg(long, default_value_t = 4)]
@@ -63,7 +64,7 @@ enum What {
         #[arg(long, default_value_t = 5)]
         rounds: usize,
     },
-    /// Where the time of one transfer goes at the root and at a relayer (DSN, Table 1), from a trace.
+    /// Traces the phases of one transfer at the root and at a relayer (DSN, Table 1)
     Time {
         /// Members, the sender included.
         #[arg(long, default_value_t = 4)]
@@ -75,7 +76,7 @@ enum What {
         #[arg(long, default_value_t = 256)]
         mib: usize,
     },
-    /// One receiver.
+    /// Runs one receiver
     #[command(hide = true)]
     Receiver {
         device: String,
@@ -168,7 +169,7 @@ fn time(runtime: &tokio::runtime::Runtime, nodes: usize, kib: u32, mib: usize) -
     let blocks = BlockCount(u32::try_from(object.len().div_ceil((kib << 10) as usize))?);
     let schedule = Schedule::new(&Algorithm::BinomialPipeline, members, blocks)?;
 
-    // Who sends to whom is the schedule's; when, the traces'.
+    // The schedule has the peers of each send, the traces have the times.
     let mut incoming: HashMap<u32, Vec<Interval>> = HashMap::new();
     let mut outgoing: HashMap<u32, Vec<Interval>> = HashMap::new();
     for (rank, trace) in (0..members).zip(&traces) {
@@ -184,7 +185,7 @@ fn time(runtime: &tokio::runtime::Runtime, nodes: usize, kib: u32, mib: usize) -
     let root_begins = first(&outgoing[&0]).context("the root sends")?;
     println!("{nodes} nodes, {mib} MiB, blocks of {kib} KiB, binomial pipeline; microseconds (DSN, Table 1)");
     println!("{:28} {:>12} {:>12}", "", "root", "relayer");
-    // The last member relays as much as any.
+    // The last member relays as much as any other.
     let relayer = members - 1;
     let of_relayer: Vec<Interval> =
         [incoming.get(&relayer), outgoing.get(&relayer)].into_iter().flatten().flatten().copied().collect();
@@ -212,14 +213,14 @@ fn time(runtime: &tokio::runtime::Runtime, nodes: usize, kib: u32, mib: usize) -
     Ok(())
 }
 
-/// From posting to completion, in nanoseconds of the monotonic clock.
+/// Time from posting to completion, in nanoseconds of the monotonic clock.
 type Interval = (u64, u64);
 
 fn nanos(time: Duration) -> u64 {
     u64::try_from(time.as_nanos()).expect("584 years are not over")
 }
 
-/// Returns the time in which at least one of the intervals lasts.
+/// Returns the total time that the intervals cover.
 fn union(intervals: &[Interval]) -> u64 {
     let mut sorted = intervals.to_vec();
     sorted.sort_unstable();
@@ -231,14 +232,14 @@ fn union(intervals: &[Interval]) -> u64 {
     busy
 }
 
-/// Chooses the devices, the same more than once if there are too few.
+/// Chooses the devices; repeats them if there are too few.
 fn devices(count: usize) -> Result<Vec<String>> {
     let names = rdmc_verbs::usable_devices()?;
     ensure!(!names.is_empty(), "this machine has no RDMA device with an active port");
     Ok((0..count).map(|i| names[i % names.len()].clone()).collect())
 }
 
-/// Notes when each block was sent: from posting to completion.
+/// Records when each block was sent: from posting to completion.
 #[derive(Clone, Default)]
 struct BlockTrace(Arc<Mutex<Sends>>);
 
@@ -270,13 +271,13 @@ impl BlockTrace {
         }
     }
 
-    /// Takes what was noted, in the order of posting.
+    /// Takes the recorded intervals, in the order of posting.
     fn take(&self) -> Vec<Interval> {
         std::mem::take(&mut self.0.lock().expect("no holder panics").done).into_iter().flatten().collect()
     }
 }
 
-/// Opens a device, with a trace if asked.
+/// Opens a device, with a trace on request.
 fn open(device: &str, trace: Option<BlockTrace>) -> Result<Arc<dyn Fabric>> {
     let mut config = VerbsConfig::default();
     config.device = Some(device.to_owned());
@@ -321,7 +322,7 @@ impl Cluster {
         Ok(Self { node, receivers, trace, groups: 0 })
     }
 
-    /// Sends `messages` times the object; returns when that began, and what it took.
+    /// Sends the object `messages` times, and returns the start and the cost.
     fn round(
         &mut self,
         runtime: &tokio::runtime::Runtime,
@@ -337,13 +338,13 @@ impl Cluster {
         let members = (0..).take(self.receivers.len() + 1).map(NodeId);
         let spec = GroupSpec::new(self.groups, members).algorithm(algorithm.clone()).block_size(block_size);
         let (started, used) = runtime.block_on(async {
-            // Registered before: the transfer is measured, not the registration.
+            // Register the memory before, so that the round does not measure the registration.
             let mut memory = self.node.allocate(object.len()).await?;
             memory.copy_from_slice(object);
             let sender = self.node.create_group(spec).await?;
-            // A message of no bytes: everybody has joined.
+            // After an empty message all members have joined.
             sender.send(Bytes::new()).await?;
-            // They come to rest before the clock starts.
+            // Let them come to rest before the clock starts.
             tokio::time::sleep(Duration::from_millis(100)).await;
             let (started, used) = (monotonic(), processor_time());
             let memory = memory.freeze();
@@ -356,9 +357,9 @@ impl Cluster {
         Ok((started, Figure::of_round(receivers, started, used)?))
     }
 
-    /// Takes all members' traces, in rank order.
+    /// Takes the traces of all members, in rank order.
     fn traces(&mut self, runtime: &tokio::runtime::Runtime) -> Result<Vec<Vec<Interval>>> {
-        // The last completions are taken when the runtime runs.
+        // The runtime must run to take the last completions.
         runtime.block_on(async { tokio::time::sleep(Duration::from_millis(100)).await });
         let mut traces = vec![self.trace.take()];
         for receiver in &mut self.receivers {
@@ -371,7 +372,7 @@ impl Cluster {
     }
 }
 
-/// A receiver's process and where it listens.
+/// A receiver's process and its address.
 struct Receiver {
     process: Process,
     address: String,
@@ -416,7 +417,7 @@ fn receiver(runtime: &tokio::runtime::Runtime, device: &str, traced: bool) -> Re
                     let used = processor_time();
                     let (mut message, mut at) = (None, monotonic());
                     while let Some(next) = group.next().await {
-                        // Given back before the next one needs its place.
+                        // Give the memory back before the next message needs it.
                         drop(message.replace(next?));
                         at = monotonic();
                     }
@@ -444,8 +445,9 @@ fn receiver(runtime: &tokio::runtime::Runtime, device: &str, traced: bool) -> Re
     Ok(())
 }
 
-/// Measures `ib_send_bw` in MiB/s: the time of a long run less that of a short one, since its own clock is not to be
-/// relied on where the processor's frequency is not known.
+/// Measures `ib_send_bw` in MiB/s: the time of a long run less that of a short one.
+///
+/// Its own clock is not reliable where the processor's frequency is not known.
 fn perftest(devices: &[String], mode: &str, kib: u32, mib: usize) -> Result<f64> {
     let messages = |mib: usize| (mib << 10) / kib as usize;
     let (short, long) = (messages(mib / 8).max(10), messages(mib + mib / 8));
@@ -468,7 +470,7 @@ fn perftest_run(devices: &[String], mode: &str, kib: u32, messages: usize) -> Re
     };
     for _ in 0..PERFTEST_ATTEMPTS {
         let mut server = command(&devices[1]).spawn().context("ib_send_bw (package perftest) cannot be started")?;
-        // The client tries once; the server says nothing when it listens.
+        // The client tries only once, and the server does not report when it listens.
         std::thread::sleep(Duration::from_millis(500));
         let started = Instant::now();
         let client = command(&devices[0]).arg("127.0.0.1").status()?;
@@ -485,7 +487,7 @@ fn perftest_run(devices: &[String], mode: &str, kib: u32, messages: usize) -> Re
     bail!("ib_send_bw failed {PERFTEST_ATTEMPTS} times")
 }
 
-/// Messages that wait for their turn at the sender.
+/// Messages that the sender has queued at once.
 const MESSAGES_AHEAD: usize = 4;
-/// Runs of perftest before giving up: Soft-RoCE drops a connection now and then.
+/// Runs of perftest before this gives up: Soft-RoCE sometimes drops a connection.
 const PERFTEST_ATTEMPTS: usize = 3;

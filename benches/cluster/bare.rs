@@ -1,4 +1,4 @@
-//! The signs of life of nodes at rest, without anything else: what processes must take for them on this machine.
+//! Exchanges the signs of life of nodes at rest over bare sockets: the floor of their cost on this machine.
 
 use std::io::{ErrorKind, Read, Write};
 use std::net::{SocketAddr, TcpListener, TcpStream};
@@ -8,21 +8,21 @@ use anyhow::{Context, Result};
 use rdmc_benches::processor_time;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
-/// A connection of this process with each other one.
+/// Connections of this process with every other process.
 pub(crate) struct Mesh {
-    /// Those that have not counted enough.
+    /// Connections to processes that still exchange frames.
     peers: Vec<Peer>,
 }
 
 /// A connection with another process.
 struct Peer {
     stream: TcpStream,
-    /// It comes before this one.
+    /// Whether the other process comes before this one.
     before: bool,
 }
 
 impl Mesh {
-    /// Connects with the processes that come before the one at `place`, and waits for the others.
+    /// Connects to the processes before the one at `place`, and waits for the others.
     pub(crate) fn join(listener: &TcpListener, all: &[SocketAddr], place: usize) -> Result<Self> {
         let before = all.get(..place).context("a place among all")?;
         let mut peers = Vec::new();
@@ -39,8 +39,8 @@ impl Mesh {
         Ok(Self { peers })
     }
 
-    /// Exchanges frames as nodes do that have nothing else to do, and returns the processor time of that for `seconds`, after
-    /// `settle` others.
+    /// Exchanges frames like nodes at rest for `settle` + `seconds` seconds, and returns the processor time of the last
+    /// `seconds`.
     pub(crate) fn rest(&mut self, settle: u32, seconds: u32) -> Result<Duration> {
         let start = Instant::now();
         let counted = start + Duration::from_secs(settle.into());
@@ -50,8 +50,10 @@ impl Mesh {
         Ok(processor_time() - used)
     }
 
-    /// Has everybody told in each step, as soon as another one says so in its second half; who is told by one that comes before
-    /// it leaves it to that one to begin the next step, a quarter of one longer.
+    /// Sends a frame to every process in each step, until `end`.
+    ///
+    /// In the second half of a step, a frame from another process begins the next step. If that process comes before
+    /// this one, this one waits a quarter of a step longer, so that the other one begins the next step.
     fn until(&mut self, end: Instant) -> Result<()> {
         let (mut last, mut due, mut led) = (Instant::now(), Instant::now() + STEP, None);
         loop {
@@ -71,7 +73,8 @@ impl Mesh {
         }
     }
 
-    /// Waits until a frame has come or it is `until`; tells whether one has, and one of those that come before.
+    /// Waits for a frame, at most to `until`. Returns whether one came, and whether one came from a process before this
+    /// one.
     fn wait(&mut self, until: Instant) -> Result<(bool, bool)> {
         let left = until.saturating_duration_since(Instant::now());
         let left = Timespec::try_from(left).context("less than a century")?;
@@ -93,7 +96,7 @@ impl Mesh {
     }
 }
 
-/// Between two signs of life: a third of the detection time.
+/// Time between two signs of life: a third of the detection time.
 const STEP: Duration = Duration::from_nanos(2_000_000_000 / 3);
-/// As long as a sign of life.
+/// A frame of the length of a sign of life.
 const FRAME: [u8; 9] = [7; 9];

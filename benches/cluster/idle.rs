@@ -1,4 +1,4 @@
-//! What groups cost that have nothing to do.
+//! Measures the cost of groups at rest.
 
 use std::net::{SocketAddr, TcpListener};
 use std::time::Duration;
@@ -12,25 +12,25 @@ use rdmc_benches::processor_time;
 use crate::bare::Mesh;
 use crate::remote::{Cluster, Completion, FabricKind, Host, word};
 
-/// Processes on this host's loopback whose groups have nothing to do.
+/// Measures processor time at rest, on this host's loopback
 #[derive(clap::Args)]
 pub(crate) struct Idle {
-    /// Members, each a process.
+    /// Members; each is a process.
     #[arg(long, default_value_t = 8)]
     nodes: usize,
-    /// Groups of all members, each with the next of them as its root.
+    /// Groups of all members; the roots take turns.
     #[arg(long, default_value_t = 64)]
     groups: u64,
-    /// What moves the bytes.
+    /// Fabrics to measure.
     #[arg(long, value_delimiter = ',', default_value = "tcp,shm")]
     fabric: Vec<FabricKind>,
-    /// How completions are waited for.
+    /// Ways to wait for completions.
     #[arg(long, value_delimiter = ',', default_value = "event,hybrid")]
     completion: Vec<Completion>,
     /// Seconds for which processor time is counted.
     #[arg(long, default_value_t = 20)]
     seconds: u32,
-    /// Seconds between the last message and then.
+    /// Seconds between the last message and the count.
     #[arg(long, default_value_t = 2)]
     settle: u32,
 }
@@ -51,12 +51,12 @@ impl Idle {
         Ok(())
     }
 
-    /// Returns the per cent of one core.
+    /// Returns the processor time in per cent of one core.
     fn share(&self, used: Duration) -> f64 {
         used.as_secs_f64() / f64::from(self.seconds) * 100.0
     }
 
-    /// Returns the processor time that as many processes use together to exchange signs of life over sockets.
+    /// Returns the processor time of as many processes that only exchange signs of life over sockets.
     fn bare(&self) -> Result<Duration> {
         let mut cluster = Cluster::start(&Host::loopback(self.nodes - 1), FabricKind::Tcp, None, 0)?;
         let listener = TcpListener::bind("127.0.0.1:0")?;
@@ -73,7 +73,7 @@ impl Idle {
         with_receivers(mesh.rest(settle, seconds)?, &cluster)
     }
 
-    /// Returns the processor time that all processes used together.
+    /// Returns the processor time of all processes together.
     fn measure(&self, fabric: FabricKind, completion: Completion) -> Result<Duration> {
         let mut cluster = Cluster::start(&Host::loopback(self.nodes - 1), fabric, Some(completion), 0)?;
         cluster.tell(&format!("hold {}", self.groups))?;
@@ -84,7 +84,7 @@ impl Idle {
     }
 }
 
-/// Adds the processor times that the receivers answer with.
+/// Adds the processor times that the receivers report.
 fn with_receivers(mut used: Duration, cluster: &Cluster) -> Result<Duration> {
     for remote in &cluster.remotes {
         used += Duration::try_from_secs_f64(remote.process.answer()?.parse()?)?;
@@ -92,14 +92,14 @@ fn with_receivers(mut used: Duration, cluster: &Cluster) -> Result<Duration> {
     Ok(used)
 }
 
-/// A group that has had its message.
+/// A group after its message.
 #[expect(dead_code, reason = "it is kept, nothing more")]
 pub(crate) enum Held {
     Root(Sender),
     Member(Receiver),
 }
 
-/// Forms groups of all nodes, and has a message sent in each.
+/// Forms groups of all nodes, and sends a message in each.
 pub(crate) async fn hold(node: &Node, groups: u64) -> Result<Vec<Held>> {
     let mut held = Vec::new();
     for id in 1..=groups {
@@ -121,8 +121,8 @@ pub(crate) async fn hold(node: &Node, groups: u64) -> Result<Vec<Held>> {
     Ok(held)
 }
 
-/// Lets this process's nodes do what they do by themselves, and returns the processor time of that for `seconds`, after `settle`
-/// others.
+/// Lets the nodes of this process rest for `settle` + `seconds` seconds, and returns the processor time of the last
+/// `seconds`.
 pub(crate) async fn rest(settle: u32, seconds: u32) -> Duration {
     tokio::time::sleep(Duration::from_secs(settle.into())).await;
     let used = processor_time();

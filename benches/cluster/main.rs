@@ -1,16 +1,18 @@
-//! Whole clusters of processes: `rdmc` over TCP against plain streams, in one run, and what they cost at rest.
+//! Measures whole clusters of processes.
 //!
-//! `cargo bench -p rdmc-benches --bench cluster -- loopback` compares, on the loopback, one object to n − 1 receiving
-//! processes by `rdmc` with the same object written into n − 1 plain TCP streams at once (one stream for n = 2).
-//! `-- shaped --rate 200` compares with the ideal of a network whose ports have that rate in Mbit/s, inside namespaces
-//! made by `benches/shaped.sh`. `-- checks` compares, on the loopback, groups that check blocks with groups that do not, in
-//! turn. Receivers keep their memory; the first round of each kind is not counted.
+//! Run it by `cargo bench -p rdmc-benches --bench cluster -- SUBCOMMAND`:
 //!
-//! `-- racks` compares, inside namespaces made by `benches/racks.sh`, schedules and placements of the members in racks
-//! behind narrow uplinks, in turn. `-- idle` tells the processor time of all processes of a cluster whose groups have
-//! nothing to do, in per cent of one core, and that of as many bare sockets with the same signs of life; `-- memory` by how
-//! much the most memory that sender and receivers had resident exceeds the message. Both run on the loopback, over TCP and
-//! shared memory.
+//! | subcommand | compares or measures |
+//! |---|---|
+//! | `loopback` | one object to n − 1 receiving processes: `rdmc` over TCP against n − 1 plain TCP streams at once |
+//! | `checks` | on the loopback, groups that check blocks against groups that do not |
+//! | `shaped --rate 200` | limited ports against their ideal; ports of that rate in Mbit/s, by `benches/shaped.sh` |
+//! | `racks` | schedules and placements in racks behind narrow uplinks, by `benches/racks.sh` |
+//! | `idle` | processor time of a cluster without messages, against bare sockets with the same signs of life |
+//! | `memory` | by how much the peak of resident memory of sender and receivers exceeds the message |
+//!
+//! Variants take turns. Receivers keep their memory. The first round of each kind is not counted. `idle` and `memory`
+//! run on the loopback, over TCP and shared memory.
 
 use std::time::Duration;
 
@@ -40,7 +42,7 @@ struct Arguments {
 
 #[derive(Subcommand)]
 enum What {
-    /// Processes on this host's loopback.
+    /// Compares with plain TCP streams, on this host's loopback
     Loopback {
         /// Members, the sender included.
         #[arg(long, value_delimiter = ',', default_value = "2,8")]
@@ -48,7 +50,7 @@ enum What {
         #[command(flatten)]
         work: Work,
     },
-    /// Processes on this host's loopback, that check blocks in every other round.
+    /// Compares checked with unchecked blocks, on this host's loopback
     Checks {
         /// Members, the sender included.
         #[arg(long, value_delimiter = ',', default_value = "8")]
@@ -56,7 +58,7 @@ enum What {
         #[command(flatten)]
         work: Work,
     },
-    /// Processes in namespaces, one each; run inside the first one.
+    /// Compares with the ideal of limited ports; benches/shaped.sh runs it inside its first namespace
     Shaped {
         /// Members, the sender included.
         #[arg(long, value_delimiter = ',', default_value = "2,3,5,8")]
@@ -66,13 +68,13 @@ enum What {
         #[command(flatten)]
         work: Work,
     },
-    /// Processes in namespaces, one each, in racks that follow each other; run inside the first one.
+    /// Compares schedules in racks; benches/racks.sh runs it inside its first namespace
     Racks(racks::Racks),
-    /// Processes on this host's loopback whose groups have nothing to do.
+    /// Measures processor time at rest, on this host's loopback
     Idle(idle::Idle),
-    /// The most memory that processes on this host's loopback have resident.
+    /// Measures the peak of resident memory, on this host's loopback
     Memory(memory::Memory),
-    /// One receiver.
+    /// Runs one receiver
     #[command(hide = true)]
     Receiver {
         #[arg(long)]
@@ -89,10 +91,10 @@ struct Network {
     /// Rate of every port in Mbit/s, headers included.
     #[arg(long, default_value_t = 200.0)]
     rate: f64,
-    /// Namespace names without their number.
+    /// Names of the namespaces, without their number.
     #[arg(long, default_value = "h")]
     prefix: String,
-    /// Addresses without the last number, which is the namespace's plus one.
+    /// Addresses without their last number. The last number is that of the namespace plus one.
     #[arg(long, default_value = "10.77.0")]
     network: String,
 }
@@ -107,7 +109,7 @@ impl Network {
         (1..n).map(host).collect()
     }
 
-    /// Returns the bytes of payload that a port takes in a second: 1448 in a packet of 1514.
+    /// Returns the bytes of payload per second of a port: 1448 in each packet of 1514.
     fn payload_rate(&self) -> f64 {
         self.rate * 1e6 / 8.0 * (1448.0 / 1514.0)
     }
@@ -210,5 +212,5 @@ fn shaped(nodes: Vec<usize>, network: &Network, work: &Work) -> Result<()> {
     Ok(())
 }
 
-/// How long nodes may take to be invited.
+/// Limit on the time to invite nodes.
 const INVITE_LIMIT: Duration = Duration::from_secs(10);

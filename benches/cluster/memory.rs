@@ -1,4 +1,4 @@
-//! The most memory that members have resident.
+//! Measures the peak of resident memory of members.
 
 use std::fs::File;
 use std::io::Write;
@@ -11,7 +11,7 @@ use rdmc_benches::word as content;
 
 use crate::remote::{Cluster, FabricKind, Host, word};
 
-/// The most memory that processes on this host's loopback have resident.
+/// Measures the peak of resident memory, on this host's loopback
 #[derive(clap::Args)]
 pub(crate) struct Memory {
     /// Size of the message in MiB.
@@ -23,15 +23,15 @@ pub(crate) struct Memory {
     /// Block size in KiB.
     #[arg(long, default_value_t = 1024)]
     block_kib: u32,
-    /// What moves the bytes.
+    /// Fabrics to measure.
     #[arg(long, value_delimiter = ',', default_value = "tcp,shm")]
     fabric: Vec<FabricKind>,
-    /// Where the sender has the message.
+    /// Places of the message at the sender.
     #[arg(long, value_delimiter = ',', default_value = "file,pool")]
     source: Vec<Source>,
 }
 
-/// Where the sender has the message.
+/// Place of the message at the sender.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 enum Source {
     /// In a mapped file.
@@ -44,8 +44,9 @@ impl Memory {
     pub(crate) fn run(&self) -> Result<()> {
         let Self { mib, receivers, block_kib, .. } = self;
         println!(
-            "{mib} MiB to {receivers} receivers into memory of the pool, blocks of {block_kib} KiB: peak resident memory less \
-             the message, MiB; and pages of other members that were mapped when the message was there, which exist once"
+            "{mib} MiB to {receivers} receivers into memory of the pool, blocks of {block_kib} KiB; in MiB: peak of \
+             resident memory less the message, and in brackets pages of other members that were mapped when the \
+             message was there, which exist once"
         );
         println!("  fabric   source   sender   receivers");
         for &fabric in &self.fabric {
@@ -62,13 +63,13 @@ impl Memory {
         Ok(())
     }
 
-    /// Returns the peaks of sender and receivers in bytes, and what each had mapped of others' pages.
+    /// Returns for the sender and each receiver, in bytes: the peak, and the mapped pages of other members.
     fn measure(&self, fabric: FabricKind, source: Source) -> Result<Vec<(u64, u64)>> {
         forget_peak()?;
         let len = self.mib << 20;
         let block_size = self.block_kib << 10;
         let mut cluster = Cluster::start(&Host::loopback(self.receivers), fabric, None, 0)?;
-        // While it is made this node gives no sign of life, for which nobody waits as long as there is no group.
+        // This node gives no sign of life meanwhile. No node waits for one as long as there is no group.
         let message = cluster.runtime.block_on(source.message(&cluster.node, len))?;
         cluster.tell(&format!("receive {block_size}"))?;
         let of_peers = cluster.runtime.block_on(async {
@@ -103,14 +104,14 @@ impl Source {
             Self::File => {
                 let mut file = tempfile::tempfile()?;
                 write_words(&mut file, len)?;
-                // SAFETY: the file has no name, and its only descriptors are this one and those of the memory made of it.
+                // SAFETY: the file has no name. Its only descriptors are this one and those of the mapping.
                 Ok(unsafe { rdmc::Memory::map_file(&file, len) }?.into())
             }
         }
     }
 }
 
-/// Writes an object by the MiB.
+/// Writes an object in pieces of 1 MiB.
 fn write_words(file: &mut File, len: usize) -> Result<()> {
     let mut words = (0..).flat_map(content);
     let mut left = len;
@@ -122,7 +123,7 @@ fn write_words(file: &mut File, len: usize) -> Result<()> {
     Ok(())
 }
 
-/// Takes a message and returns its length, this process's peak and what it had mapped of others' pages, as one line.
+/// Receives a message, and returns one line: its length, this process's peak, and its mapped pages of other members.
 pub(crate) async fn receive(node: &Node, block_size: u32) -> Result<String> {
     let mut receiver = node.join_group(spec(node, block_size)).await?;
     let message = receiver.next().await.context("a message")??;
@@ -135,14 +136,14 @@ fn spec(node: &Node, block_size: u32) -> GroupSpec {
     GroupSpec::new(1, node.nodes()).block_size(block_size)
 }
 
-/// Returns the most bytes this process had resident, what it shares with others included.
+/// Returns the peak of this process's resident memory in bytes, shared pages included.
 fn peak() -> Result<u64> {
     let status = std::fs::read_to_string("/proc/self/status").context("only Linux tells the peak")?;
     let kib = status.lines().find_map(|line| line.strip_prefix("VmHWM:")?.trim().strip_suffix(" kB"));
     Ok(kib.context("a line VmHWM")?.parse::<u64>()? << 10)
 }
 
-/// Returns the bytes of other processes' memory that this one has mapped and touched: what it can only read.
+/// Returns the bytes of other processes' memory that this one has mapped and touched: its read-only pages.
 fn pages_of_peers() -> Result<u64> {
     let maps = std::fs::read_to_string("/proc/self/smaps").context("only Linux tells what is mapped")?;
     let (mut of_peers, mut kib) = (false, 0);
@@ -157,7 +158,7 @@ fn pages_of_peers() -> Result<u64> {
     Ok(kib << 10)
 }
 
-/// Lets the peak begin anew with what is resident now.
+/// Resets the peak to the memory that is resident now.
 fn forget_peak() -> Result<()> {
     std::fs::write("/proc/self/clear_refs", "5").context("only Linux forgets the peak")
 }

@@ -1,4 +1,4 @@
-//! Racks behind narrow uplinks: schedules and placements of the members, in turn.
+//! Compares schedules and placements of the members in racks behind narrow uplinks, in turn.
 
 use anyhow::{Context, Result, ensure};
 use rdmc::{Algorithm, Hybrid, NodeId, Spine};
@@ -6,18 +6,20 @@ use rdmc::{Algorithm, Hybrid, NodeId, Spine};
 use crate::rounds::{Plan, Way, measure};
 use crate::{Network, Work};
 
-/// Processes in namespaces, one each, in racks that follow each other; run inside the first one.
+/// Compares schedules in racks; benches/racks.sh runs it inside its first namespace
 #[derive(clap::Args)]
 pub(crate) struct Racks {
-    /// Hosts of each rack.
+    /// Hosts of each rack; the racks follow each other.
     #[arg(long, value_delimiter = ',', default_value = "4,4")]
     racks: Vec<u32>,
-    /// Rate of a rack's uplink in either direction in Mbit/s; what the ideal does not know of.
+    /// Rate of a rack's uplink in either direction, in Mbit/s. The ideal ignores it.
     #[arg(long, default_value_t = 400.0)]
     uplink: f64,
-    /// What is compared, the first with all others: an algorithm, or `hybrid(chain)`, `hybrid(binomial-pipeline)`,
-    /// `hybrid(cascade)`, then `/grouped`, where members are ranked rack by rack, or `/alternating`, where each is in
-    /// another rack than the one before.
+    /// Ways to compare; the first is compared with each other one.
+    ///
+    /// A way is an algorithm, or `hybrid(chain)`, `hybrid(binomial-pipeline)`, `hybrid(cascade)`, followed by a
+    /// placement: `/grouped` ranks the members rack by rack, `/alternating` puts each into another rack than the one
+    /// before.
     #[arg(
         long,
         value_delimiter = ',',
@@ -72,7 +74,7 @@ impl Racks {
         Ok(Plan { checks: true, algorithm, members: members.into_iter().map(NodeId).collect() })
     }
 
-    /// Returns the hosts in turn from all racks that have more.
+    /// Returns the hosts, in turn from every rack that has one left.
     fn alternating(&self) -> Vec<u32> {
         let most = self.racks.iter().copied().max().unwrap_or(0);
         let first = |rack: usize| self.racks[..rack].iter().sum::<u32>();

@@ -1,4 +1,4 @@
-//! A receiver's process: does what it is told by lines, until they end.
+//! Runs a receiver's process: it executes the commands on its standard input, one a line.
 
 use std::io::Read;
 use std::net::TcpListener;
@@ -47,7 +47,7 @@ pub(crate) fn run(listen: &str, fabric: FabricKind, completion: Option<Completio
             }
             (["bare", place, settle, seconds, all @ ..], Some(_)) => {
                 let all = all.iter().map(|address| address.parse()).collect::<Result<Vec<_>, _>>()?;
-                // It stays until all have counted enough.
+                // It stays until all processes have finished their count.
                 let mesh = bare.insert(Mesh::join(&plain, &all, place.parse()?)?);
                 println!("{}", mesh.rest(settle.parse()?, seconds.parse()?)?.as_secs_f64());
             }
@@ -63,7 +63,7 @@ pub(crate) fn run(listen: &str, fabric: FabricKind, completion: Option<Completio
 
 struct Joined {
     node: Node,
-    /// What plain streams are read into.
+    /// Destination of plain streams.
     memory: Vec<u8>,
     held: Vec<Held>,
 }

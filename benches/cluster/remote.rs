@@ -1,4 +1,4 @@
-//! Receiving processes, and what they and the sender have in common.
+//! Starts receiving processes, and holds what they share with the sender.
 
 use std::process::Command;
 use std::sync::Arc;
@@ -12,7 +12,7 @@ use tokio::runtime::Runtime;
 
 use crate::INVITE_LIMIT;
 
-/// What moves the bytes.
+/// A fabric to measure.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub(crate) enum FabricKind {
     /// TCP.
@@ -22,8 +22,8 @@ pub(crate) enum FabricKind {
 }
 
 impl FabricKind {
-    /// Makes the fabric. `RDMC_BENCH_NEAR_KIB` and `RDMC_BENCH_CONGESTION` (cubic, system) set options of TCP, here and in the
-    /// receivers.
+    /// Makes the fabric. `RDMC_BENCH_NEAR_KIB` and `RDMC_BENCH_CONGESTION` (cubic, system) set options of TCP, here and
+    /// in the receivers.
     pub(crate) fn open(self) -> Result<Arc<dyn Fabric>> {
         match self {
             Self::Tcp => Ok(tcp()),
@@ -48,17 +48,17 @@ fn tcp() -> Arc<TcpFabric> {
     TcpFabric::with_config(config)
 }
 
-/// How completions are waited for.
+/// A way to wait for completions.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub(crate) enum Completion {
-    /// Asleep.
+    /// Sleep.
     Event,
-    /// By polling for 50 ms, then asleep.
+    /// Poll for 50 ms, then sleep.
     Hybrid,
 }
 
 impl Completion {
-    /// Sets it, if it is not left to the fabric.
+    /// Sets the way, unless `completion` leaves it to the fabric.
     pub(crate) fn set(completion: Option<Self>, builder: NodeBuilder) -> NodeBuilder {
         match completion {
             None => builder,
@@ -68,7 +68,7 @@ impl Completion {
     }
 }
 
-/// Returns the word by which a value is chosen.
+/// Returns the name of a value on the command line.
 pub(crate) fn word(value: impl ValueEnum) -> String {
     value.to_possible_value().expect("none is skipped").get_name().to_owned()
 }
@@ -76,20 +76,20 @@ pub(crate) fn word(value: impl ValueEnum) -> String {
 /// Where a receiver runs.
 #[derive(Clone, Debug)]
 pub(crate) struct Host {
-    /// The command by which it is entered; empty for this one.
+    /// Command that enters the host; empty for this host.
     pub(crate) enter: Vec<String>,
-    /// Where it listens.
+    /// Address at which the receiver listens.
     pub(crate) ip: String,
 }
 
 impl Host {
-    /// Returns this host so many times.
+    /// Returns this host `count` times.
     pub(crate) fn loopback(count: usize) -> Vec<Self> {
         vec![Self { enter: Vec::new(), ip: "127.0.0.1".to_owned() }; count]
     }
 }
 
-/// A receiver's process and where it listens.
+/// A receiver's process and its addresses.
 pub(crate) struct Remote {
     pub(crate) process: Process,
     rdmc: String,
@@ -113,7 +113,7 @@ impl Remote {
     }
 }
 
-/// Receiving processes, and this one as the node that has invited them.
+/// The receiving processes, and this process as the node that invited them.
 pub(crate) struct Cluster {
     pub(crate) runtime: Runtime,
     pub(crate) node: Node,
@@ -121,7 +121,7 @@ pub(crate) struct Cluster {
 }
 
 impl Cluster {
-    /// Starts receivers with `expected` bytes of memory of their own, and forms a cluster with them.
+    /// Starts receivers with `expected` bytes of memory each, and forms a cluster with them.
     pub(crate) fn start(
         hosts: &[Host],
         fabric: FabricKind,
@@ -142,7 +142,7 @@ impl Cluster {
         Ok(Self { runtime, node, remotes })
     }
 
-    /// Tells all receivers the same.
+    /// Sends the same command to all receivers.
     pub(crate) fn tell(&mut self, command: &str) -> Result<()> {
         self.remotes.iter_mut().try_for_each(|remote| remote.process.tell(command))
     }

@@ -1,4 +1,4 @@
-//! Rounds: the same object, sent in several ways in turn.
+//! Runs rounds: the same object, sent in several ways in turn.
 
 use std::io::Write;
 use std::net::TcpStream;
@@ -15,19 +15,19 @@ use crate::remote::{Cluster, FabricKind, Host};
 /// A way of sending an object.
 #[derive(Clone, Debug)]
 pub(crate) enum Way {
-    /// By a group.
+    /// A group.
     Rdmc(Plan),
-    /// By plain streams.
+    /// Plain streams.
     Plain,
 }
 
-/// What the members of a group must agree on.
+/// The parameters on which the members of a group must agree.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Plan {
     /// Whether blocks are checked.
     pub(crate) checks: bool,
     pub(crate) algorithm: Algorithm,
-    /// In the order of their ranks.
+    /// The nodes in the order of their ranks.
     pub(crate) members: Vec<NodeId>,
 }
 
@@ -37,7 +37,7 @@ impl Plan {
         spec.algorithm(self.algorithm.clone()).block_size(block_size).check_blocks(self.checks)
     }
 
-    /// Writes it as receivers [read](Self::from_words) it.
+    /// Returns the plan in the form that receivers [read](Self::from_words).
     fn to_words(&self) -> String {
         let members: Vec<String> = self.members.iter().map(|node| node.0.to_string()).collect();
         let racks = match &self.algorithm {
@@ -62,7 +62,7 @@ impl Plan {
     }
 }
 
-/// Measures all ways in turn and returns the medians.
+/// Measures all ways in turn, and returns the medians.
 pub(crate) fn measure(hosts: Vec<Host>, work: &Work, ways: &[Way]) -> Result<Vec<Figure>> {
     let object = object(work.mib);
     let mut cluster = Cluster::start(&hosts, FabricKind::Tcp, None, object.len())?;
@@ -92,7 +92,7 @@ fn rdmc_round(cluster: &mut Cluster, object: &Bytes, plan: &Plan, (id, block_siz
     cluster.tell(&format!("rdmc {id} {block_size} {}", plan.to_words()))?;
     let (started, used) = cluster.runtime.block_on(async {
         let sender = cluster.node.create_group(plan.spec(id, block_size)).await?;
-        // A message of no bytes: everybody has joined.
+        // After an empty message all members have joined.
         sender.send(Bytes::new()).await?;
         tokio::time::sleep(Duration::from_millis(100)).await;
         let (started, used) = (monotonic(), processor_time());

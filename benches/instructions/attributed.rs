@@ -1,4 +1,4 @@
-//! A fabric whose node's tasks can be told apart from all others in a profile.
+//! Wraps a fabric so that a profile shows its node's tasks apart from all others.
 
 use std::fmt;
 use std::hint::black_box;
@@ -14,7 +14,8 @@ use rdmc_fabric::{
     QueuePair, QueuePairConfig, Timestamp,
 };
 
-/// Wraps a fabric: the tasks of its node run inside [`poll_at_root`] or [`poll_at_receiver`]. The fabric's own tasks do not.
+/// Wraps a fabric: the tasks of its node run inside [`poll_at_root`] or [`poll_at_receiver`], the fabric's own tasks do
+/// not.
 #[derive(Debug)]
 pub(crate) struct Attributed {
     inner: Arc<dyn Fabric>,
@@ -112,15 +113,17 @@ impl Future for AttributedTask {
     }
 }
 
-/// Where a profile finds what the root did. What it returns passes through a black box after the call, so that the call
-/// is no jump, and through another one than below, so that the two are not made one.
+/// Polls a task of the root, so that a profile shows it.
+///
+/// The result passes through a black box after the call, so that the compiler makes no jump of the call. It is another
+/// black box than below, so that the compiler does not merge the two functions.
 #[inline(never)]
 fn poll_at_root(task: &mut BoxFuture<'static, ()>, cx: &mut Context<'_>) -> Poll<()> {
     let outcome = task.as_mut().poll(cx);
     black_box((outcome, "root")).0
 }
 
-/// Where a profile finds what the receivers did.
+/// Polls a task of a receiver, so that a profile shows it.
 #[inline(never)]
 fn poll_at_receiver(task: &mut BoxFuture<'static, ()>, cx: &mut Context<'_>) -> Poll<()> {
     let outcome = task.as_mut().poll(cx);

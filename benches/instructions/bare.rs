@@ -1,4 +1,4 @@
-//! What a block takes at least: a task at either end, which has nothing but Tokio's sockets.
+//! Moves blocks at the lowest cost: a task at either end, with nothing but Tokio's sockets.
 
 use anyhow::{Result, ensure};
 use bytes::{Buf, Bytes};
@@ -21,7 +21,7 @@ impl Pair {
         Ok(Self { root, receiver: accepted.0, place: vec![0; place_bytes] })
     }
 
-    /// Moves a message in blocks, each with a header, when the receiver has granted it.
+    /// Moves a message in blocks. Each has a header, and leaves when the receiver has granted it.
     pub(crate) async fn send(self, message: Bytes, block_bytes: usize) -> Result<Self> {
         let len = message.len();
         let sent = tokio::spawn(send(self.root, message, block_bytes));
@@ -69,7 +69,7 @@ async fn receive(
     Ok((stream, place))
 }
 
-/// Bytes of a header: a number and a length.
+/// Length of a header in bytes: a number and a length.
 const HEADER: usize = 16;
 /// Blocks that are granted ahead.
 const GRANTED: usize = 16;

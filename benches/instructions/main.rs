@@ -1,14 +1,15 @@
-//! Instructions that the runtime executes for each block, counted by Valgrind: what a change costs or saves, without the
-//! noise of time.
+//! Counts the instructions that the runtime executes for each block, with Valgrind.
+//!
+//! The count shows what a change costs or saves, without the noise of time.
 //!
 //! `cargo bench -p rdmc-benches --bench instructions` sends messages of `k` and `2k` short blocks to members of one
-//! process, on a single thread, under callgrind. The difference of the two counts, divided by `k`, is what one more block
-//! costs; the beginning and the end of a message cancel out. The kernel's instructions are not counted. Valgrind must be
-//! installed (`apt-get install valgrind`); where it is missing nothing is measured, and that is said.
+//! process, on a single thread, under callgrind. The difference of the two counts, divided by `k`, is the cost of one
+//! more block: the beginning and the end of a message cancel out. The kernel's instructions are not counted. Without
+//! Valgrind (`apt-get install valgrind`) the program measures nothing, and reports that.
 //!
-//! `bare` is what a block takes at least over sockets: a task of Tokio's at either end, a header, the block and a grant.
+//! `bare` is the floor of a block over sockets: a Tokio task at either end, a header, the block and a grant.
 //!
-//! With `--keep DIR` the profiles stay: `callgrind_annotate DIR/mem-2-unchecked/callgrind.out.3` shows which functions.
+//! With `--keep DIR` the profiles stay. `callgrind_annotate DIR/mem-2-unchecked/callgrind.out.3` shows the functions.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -29,7 +30,7 @@ use attributed::Attributed;
 struct Arguments {
     #[command(subcommand)]
     what: Option<What>,
-    /// What joins the members; nothing of this project does in `bare`, which has two members that check nothing.
+    /// Fabrics to measure. `bare` uses nothing of this project: two members, without checks.
     #[arg(long, value_delimiter = ',', default_value = "bare,mem,tcp,shm")]
     fabrics: Vec<Kind>,
     /// Members, the root included.
@@ -41,10 +42,10 @@ struct Arguments {
     /// Bytes of a block.
     #[arg(long, default_value_t = 1024)]
     block_bytes: u32,
-    /// Runs of each, of which the median is told, and how far they are apart.
+    /// Runs of each configuration. The output has their median and their range.
     #[arg(long, default_value_t = 3)]
     rounds: usize,
-    /// Leaves the profiles of the last round here.
+    /// Directory in which to leave the profiles of the last round.
     #[arg(long)]
     keep: Option<PathBuf>,
     /// Given by cargo.
@@ -54,7 +55,7 @@ struct Arguments {
 
 #[derive(Subcommand)]
 enum What {
-    /// The program that is measured.
+    /// Runs the program that is measured
     #[command(hide = true)]
     Multicasts(Multicasts),
 }
@@ -110,17 +111,17 @@ fn main() -> Result<()> {
     Ok(())
 }
 
-/// What one more block costs in instructions.
+/// Cost of one more block, in instructions.
 struct Cost {
     root: f64,
-    /// At each receiver.
+    /// Cost at each receiver.
     receiver: f64,
-    /// For each receiver.
+    /// Cost of all members together, for each receiver.
     all: f64,
 }
 
 impl Multicasts {
-    /// Counts what one more block costs.
+    /// Counts the cost of one more block.
     fn cost(self, keep: Option<&Path>) -> Result<Cost> {
         let temporary = tempfile::tempdir()?;
         let directory = match keep {
@@ -170,7 +171,7 @@ impl Multicasts {
         format!("{}-{}-{checks}", self.fabric.name(), self.members)
     }
 
-    /// Sends three messages: one that brings everything into the state in which it stays, a short and a long one.
+    /// Sends three messages: one to reach the steady state, a short one and a long one.
     async fn run(self) -> Result<()> {
         let object = Bytes::from(vec![7; 2 * self.blocks * self.block_bytes as usize]);
         let messages = [object.clone(), object.slice(..object.len() / 2), object.clone()];
@@ -214,11 +215,11 @@ impl Kind {
     }
 }
 
-/// Where callgrind writes what it has counted, and begins anew.
+/// Marks the place at which callgrind writes its counts and starts again.
 #[inline(never)]
 fn phase_ends() {
     std::hint::black_box(());
 }
 
-/// What the program does under callgrind, before it ends.
+/// Phases of the program under callgrind.
 const PHASES: usize = 3;

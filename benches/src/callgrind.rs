@@ -1,4 +1,4 @@
-//! Counts of instructions by Valgrind's tool callgrind.
+//! Counts instructions with Valgrind's tool callgrind.
 
 use std::collections::HashMap;
 use std::io::ErrorKind;
@@ -7,27 +7,27 @@ use std::process::{Command, Stdio};
 
 use anyhow::{Context, Result, bail, ensure};
 
-/// What one phase of a program executed.
+/// Instructions that one phase of a program executed.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Counts {
     /// All instructions.
     pub total: u64,
-    /// Instructions of functions and of what they called, by the functions' names.
+    /// Instructions of functions and their callees, by the functions' names.
     inclusive: HashMap<String, u64>,
 }
 
 impl Counts {
-    /// Reads what callgrind wrote.
+    /// Reads a file of callgrind.
     ///
     /// # Errors
-    /// It is not in callgrind's format.
+    /// The text is not in callgrind's format.
     pub fn parse(text: &str) -> Result<Self> {
         let mut names: HashMap<&str, &str> = HashMap::new();
         let mut counts = Self::default();
         let (mut function, mut own) = (None, 0);
         for line in text.lines() {
             if let Some(id) = line.strip_prefix("fn=").or_else(|| line.strip_prefix("cfn=")) {
-                // The name stands where its number stands first.
+                // A number comes with its name where it comes first.
                 let (id, name) = id.split_once(' ').unwrap_or((id, ""));
                 let name = *names.entry(id).or_insert(name);
                 if line.starts_with("fn=") {
@@ -36,7 +36,7 @@ impl Counts {
             } else if let Some(total) = line.strip_prefix("totals: ") {
                 counts.total = total.trim().parse().context("the total of callgrind's counts")?;
             } else if line.starts_with(|first: char| first.is_ascii_digit() || "+-*".contains(first)) {
-                // A place and a count: of the function's own, or after `calls=` of what it called.
+                // A place and a count: of the function itself, or after `calls=` of a callee.
                 let count = line.split_whitespace().nth(1).with_context(|| format!("no count in {line:?}"))?;
                 own += count.parse::<u64>().with_context(|| format!("no count in {line:?}"))?;
             }
@@ -46,9 +46,9 @@ impl Counts {
         Ok(counts)
     }
 
-    /// Returns the instructions of the functions whose names contain `part`, and of what they called.
+    /// Returns the instructions of the functions whose names contain `part`, and of their callees.
     ///
-    /// What one of them called by way of another counts twice.
+    /// If one of these functions calls another, the callee counts twice.
     pub fn of(&self, part: &str) -> u64 {
         self.inclusive.iter().filter(|(name, _)| name.contains(part)).map(|(_, count)| count).sum()
     }
@@ -60,10 +60,10 @@ impl Counts {
     }
 }
 
-/// Returns Valgrind's version, or none if it is not installed.
+/// Returns Valgrind's version, or `None` if it is not installed.
 ///
 /// # Errors
-/// It is there but does not run.
+/// Valgrind is installed but does not run.
 pub fn version() -> Result<Option<String>> {
     match Command::new("valgrind").arg("--version").output() {
         Ok(output) => Ok(Some(String::from_utf8_lossy(&output.stdout).trim().to_owned())),
@@ -72,11 +72,13 @@ pub fn version() -> Result<Option<String>> {
     }
 }
 
-/// Runs `program` with `arguments` under callgrind, and returns what it executed before each call of a function whose
-/// name contains `phase_ends`, from the one before. What callgrind writes is left in `directory`.
+/// Runs `program` with `arguments` under callgrind, and returns the counts of its phases.
+///
+/// A phase ends at each call of a function whose name contains `phase_ends`. The files of callgrind stay in
+/// `directory`.
 ///
 /// # Errors
-/// The program failed, or callgrind did.
+/// The program or callgrind failed.
 pub fn phases(program: &Path, arguments: &[String], phase_ends: &str, directory: &Path) -> Result<Vec<Counts>> {
     let out = directory.join("callgrind.out");
     let status = Command::new("valgrind")
@@ -107,7 +109,8 @@ mod tests {
 
     #[test]
     fn what_a_function_called_counts_as_its_own() {
-        let text = "positions: line\nevents: Ir\n\nfl=(1) a.rs\nfn=(7) a::outer\n16 400\ncfn=(9) a::inner\ncalls=3 +5\n* 60\n\
+        let text = "positions: line\nevents: Ir\n\nfl=(1) a.rs\nfn=(7) a::outer\n\
+                    16 400\ncfn=(9) a::inner\ncalls=3 +5\n* 60\n\
                     +2 7\n\nfn=(9)\n90 60\n\nfn=(7)\n20 1\n\ntotals: 468\n";
         let counts = Counts::parse(text).expect("as callgrind writes it");
         assert_eq!((counts.total, counts.of("outer"), counts.of("inner")), (468, 468, 60));

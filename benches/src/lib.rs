@@ -1,4 +1,4 @@
-//! What the measurements share.
+//! Holds what the measurements share.
 
 pub mod callgrind;
 mod members;
@@ -25,7 +25,7 @@ pub fn processor_time() -> Duration {
     Duration::new(seconds, u32::try_from(used.tv_nsec).expect("less than a second"))
 }
 
-/// Makes an object of `mib` MiB, of which the word at `i` is [`word`].
+/// Makes an object of `mib` MiB; its word at `i` is [`word`]`(i)`.
 pub fn object(mib: usize) -> Bytes {
     let words = (0..).take((mib << 20) / 8).flat_map(word);
     Bytes::from(words.collect::<Vec<_>>())
@@ -36,7 +36,7 @@ pub fn word(i: u64) -> [u8; 8] {
     i.wrapping_mul(0x9e37_79b9_7f4a_7c15).to_le_bytes()
 }
 
-/// Returns the median; the upper one of an even number.
+/// Returns the median; of an even number of values, the upper one.
 ///
 /// # Panics
 /// If there are no values.

@@ -1,4 +1,4 @@
-//! Groups whose members all live in this process.
+//! Forms groups whose members all live in this process.
 
 use std::io;
 use std::net::TcpListener;
@@ -19,12 +19,12 @@ pub struct Members {
 }
 
 impl Members {
-    /// Forms a group of a member for each fabric, of which the first is the root's.
+    /// Forms a group with a member for each fabric; the first fabric is the root's.
     ///
     /// # Errors
-    /// Nodes could not start, or not form a group.
+    /// Nodes could not start, or could not form a group.
     pub async fn join(fabrics: Vec<Arc<dyn Fabric>>, block_size: u32, checks: bool) -> Result<Self> {
-        // Addresses of the loopback at which nobody listens; `mem` takes them as names.
+        // Free addresses of the loopback; `mem` uses them as names.
         let free = fabrics.iter().map(|_| TcpListener::bind("127.0.0.1:0")).collect::<io::Result<Vec<_>>>()?;
         let address = |listener: TcpListener| Ok(listener.local_addr()?.to_string());
         let addresses = free.into_iter().map(address).collect::<io::Result<Vec<_>>>()?;
@@ -37,7 +37,7 @@ impl Members {
         Ok(Self { root, receivers, _nodes: nodes })
     }
 
-    /// Sends a message to all of them.
+    /// Sends a message to all receivers.
     ///
     /// # Errors
     /// The group has failed.

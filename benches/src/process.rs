@@ -1,4 +1,4 @@
-//! Receiving processes: told what to do by lines, they answer with lines.
+//! Runs receiving processes. Each command and each answer is a line.
 
 use std::io::{BufRead, BufReader, Write};
 use std::process::{Child, ChildStdin, Command, Stdio};
@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use anyhow::{Context, Result};
 
-/// A receiving process; dropping it ends it.
+/// A receiving process. A drop ends it.
 #[derive(Debug)]
 pub struct Process {
     child: Child,
@@ -16,10 +16,10 @@ pub struct Process {
 }
 
 impl Process {
-    /// Starts it.
+    /// Starts the process.
     ///
     /// # Errors
-    /// The system's refusal.
+    /// The system cannot start it.
     pub fn start(command: &mut Command) -> Result<Self> {
         let mut child = command.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn()?;
         let commands = child.stdin.take().context("piped")?;
@@ -29,7 +29,7 @@ impl Process {
         Ok(Self { child, commands, answers })
     }
 
-    /// Writes it a line.
+    /// Sends the process a line.
     ///
     /// # Errors
     /// The process has ended.
@@ -38,10 +38,10 @@ impl Process {
         Ok(self.commands.flush()?)
     }
 
-    /// Reads its next line.
+    /// Reads the next line of the process.
     ///
     /// # Errors
-    /// The process has ended, or says nothing for five minutes.
+    /// The process has ended, or is silent for five minutes.
     pub fn answer(&self) -> Result<String> {
         self.answers.recv_timeout(Duration::from_secs(300)).context("a receiver does not answer")
     }
@@ -49,23 +49,23 @@ impl Process {
 
 impl Drop for Process {
     fn drop(&mut self) {
-        // It ends with its standard input; a receiver that hangs is ended by its handle.
+        // The process ends with its standard input, unless it hangs.
         let _ = self.child.kill();
         let _ = self.child.wait();
     }
 }
 
-/// What a round took.
+/// Cost of a round.
 #[derive(Clone, Copy, Debug)]
 pub struct Figure {
-    /// From the start at the sender to the last byte at the last receiver.
+    /// Seconds from the start at the sender to the last byte at the last receiver.
     pub seconds: f64,
-    /// Of all processes; what the kernel does on its own account is not in it.
+    /// Processor time of all processes in seconds, without the kernel's own threads.
     pub processor_seconds: f64,
 }
 
 impl Figure {
-    /// Waits for what the receivers [`report`] of a round that began at `started` and used `used` at the sender.
+    /// Waits until the receivers [`report`] a round that began at `started` and used `used` at the sender.
     ///
     /// # Errors
     /// A receiver has failed.
@@ -86,7 +86,7 @@ impl Figure {
     }
 }
 
-/// Tells the sender, from a receiving process, when the last byte came and what processor time the round used.
+/// Reports to the sender, from a receiving process, when the last byte came and how much processor time the round used.
 pub fn report(at: Duration, used: Duration) {
     println!("{} {}", at.as_nanos(), used.as_secs_f64());
 }
