@@ -1,4 +1,4 @@
-//! Short messages, many in one.
+//! Tests of short messages, many packed into one.
 
 use bytes::Bytes;
 use futures::{SinkExt, StreamExt};
@@ -6,7 +6,7 @@ use rdmc::{Algorithm, BatchError, BatchReceiver, BatchSender, DeliveryMode, Rece
 
 use crate::cluster::{Kind, form, pattern, poll_and_drop, spec_of_all, start, watched};
 
-/// Takes all messages of a member, and closes the group.
+/// Receives all messages of a member, and closes the group.
 async fn take_all(receiver: Receiver) -> Vec<Bytes> {
     let mut receiver = BatchReceiver::new(receiver);
     let mut messages = Vec::new();
@@ -105,7 +105,7 @@ async fn what_has_not_left_when_the_group_fails_is_given_back() {
             batches.sender().failed().await;
             let mut refused = 0;
             for message in ["one", "", "three", "four"] {
-                // Whoever is told that the group has failed while there is no room has the message still.
+                // If `feed` reports the failure because there is no room, the caller still has the message.
                 let message = Bytes::from_static(message.as_bytes());
                 refused += usize::from(batches.feed(message.clone()).await.is_err());
                 if refused > 0 {
@@ -132,7 +132,7 @@ async fn a_batch_that_has_its_place_is_sent_though_nobody_waits_for_it() {
         let (sender, mut receivers) = form(&nodes, &spec).await;
         let mut batches = BatchSender::new(&sender);
         batches.feed(Bytes::from_static(b"waits for nobody")).await.unwrap();
-        // The engine has no turn between these.
+        // The engine does not run between these calls.
         assert!(poll_and_drop(batches.flush(), 1).await.is_none());
         let (_, left) = batches.into_parts();
         assert!(left.is_empty());

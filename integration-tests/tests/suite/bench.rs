@@ -1,4 +1,4 @@
-//! `rdmc bench`, as a user runs it: a tiny sweep, and what is refused.
+//! Tests of `rdmc bench` as a user runs it: a tiny sweep, and refused arguments.
 
 use std::process::Output;
 
@@ -93,8 +93,8 @@ fn one_object_for_all_is_told_apart_from_copies() {
 fn groups_overlap_and_every_way_to_wait_and_to_print_works() {
     let dir = TempDir::new().unwrap();
     let picture = dir.path().join("plot.svg");
-    let lists = "bench --nodes 3 --size 100k --block-size 32k --fabric tcp --rounds 2 --groups 1,4 --completion event,hybrid,poll \
-                 --csv --plot";
+    let lists = "bench --nodes 3 --size 100k --block-size 32k --fabric tcp --rounds 2 --groups 1,4 \
+                 --completion event,hybrid,poll --csv --plot";
     let arguments: Vec<&str> = lists.split_whitespace().chain(picture.to_str()).collect();
     let output = rdmc(&arguments);
     assert_eq!(code(&output), 0, "{output:?}");
@@ -125,7 +125,7 @@ fn what_the_model_chooses_is_measured_and_explained() {
     let (results, explained) = (named("result"), named("explanation"));
     assert_eq!((results.len(), explained.len()), (2, 1), "{events:?}");
     let median = |result: &Value| result["seconds"]["median"].as_f64().unwrap();
-    // The choice comes first.
+    // The first result is that of the choice.
     let best = results.iter().copied().min_by(|a, b| median(a).total_cmp(&median(b))).unwrap();
     let explained = explained[0];
     for (told, result) in [("", results[0]), ("best_", best)] {
@@ -172,7 +172,7 @@ fn lists_that_make_no_sense_are_refused_with_the_remedy() {
 fn an_mpi_that_is_not_installed_is_named_with_its_package() {
     for (mpi, package) in [("ompi", "libopenmpi-dev"), ("mpich:tcp", "libmpich-dev")] {
         let mut bench = command(&["bench", "--vs", mpi]);
-        // Nothing is installed here.
+        // No program is installed here.
         let nowhere = TempDir::new().unwrap();
         refused(&finish(bench.env("PATH", nowhere.path()).spawn().unwrap()), package, mpi);
     }
@@ -182,11 +182,11 @@ fn refused(output: &Output, remedy: &str, what: &str) {
     let said = text(&output.stderr);
     assert_eq!(code(output), 2, "{what}: {output:?}");
     assert!(said.contains(remedy), "{what}: {said}");
-    // JSON for programs apart, nothing was measured.
+    // Nothing was measured.
     assert!(output.stdout.is_empty(), "{what}: {output:?}");
 }
 
-/// Nobody is left behind, whatever happens to the one who has started them.
+/// No member outlives the benchmark that started it.
 #[cfg(target_os = "linux")]
 #[test]
 fn members_end_when_the_benchmark_is_killed() {

@@ -1,4 +1,4 @@
-//! Futures of nodes and clusters that are dropped at any of their polls leave nothing behind, and others go on.
+//! Tests that a future of a node or cluster can be dropped at any poll: it leaves nothing behind, and others go on.
 
 use std::time::Duration;
 
@@ -19,7 +19,8 @@ async fn multicast(nodes: &[Node], id: u64) {
     multicast_in(formed, id).await;
 }
 
-/// Multicasts one message, when the others have noticed that a node which they knew is gone, and another is in its place.
+/// Multicasts one message after a restart: waits until the others notice that another node is in the place of one they
+/// knew.
 async fn multicast_after_a_restart(nodes: &[Node]) {
     let mut id = 1;
     let formed = loop {
@@ -42,7 +43,7 @@ async fn multicast_in((sender, receivers): (Sender, Vec<Receiver>), id: u64) {
     assert!(taken.iter().all(|messages| messages.len() == 1 && messages[0][..] == pattern(5000, id)));
 }
 
-/// Starts a node, again while the tasks of one that was dropped have not let go of its address.
+/// Starts a node. Tries again while the tasks of a dropped node still hold its address.
 async fn when_the_address_is_free<F>(start: impl Fn() -> F) -> Result<Node, StartError>
 where
     F: Future<Output = Result<Node, StartError>>,
@@ -122,7 +123,7 @@ async fn bindings_invitations_and_acceptances_dropped_at_any_poll_do_not_keep_la
             };
             let addresses = [listener.local_address().to_owned()];
             let invite = || rdmc::invite(TcpFabric::new(), &addresses, "hello".into(), limit);
-            // Either end is dropped in the middle; the other end is told, or goes on.
+            // Either end is dropped in the middle. The other end gets an error or goes on.
             let dropping_inviter = async {
                 drop(poll_and_drop(invite(), polls).await);
             };
@@ -134,14 +135,14 @@ async fn bindings_invitations_and_acceptances_dropped_at_any_poll_do_not_keep_la
             let dropping_acceptor = async {
                 let accepting = async { listener.next_invitation().await.accept().await };
                 let accepted = poll_and_drop(accepting, polls).await;
-                // As the program would: what was not accepted is not kept waiting.
+                // Like the program: an invitation that was not accepted does not wait.
                 accepted.and_then(Result::ok)
             };
             let inviting = async { tokio::time::timeout(Duration::from_millis(200), invite()).await };
             let _ = futures::join!(inviting, dropping_acceptor);
             let receiving = async {
                 loop {
-                    // Invitations that were given up are still told of.
+                    // The listener still returns invitations that were given up.
                     let Ok(builder) = listener.next_invitation().await.accept().await else { continue };
                     if let Ok(node) = builder.start().await {
                         return node;
@@ -171,7 +172,7 @@ async fn a_recovery_dropped_at_any_poll_leaves_the_others_to_go_on() {
                 };
                 let leaves = async {
                     let failure = leaving.failed().await;
-                    // Dropped before it is formed, its group is abandoned; later, its handle is.
+                    // A drop before the group is formed abandons the group, a later one its handle.
                     drop(poll_and_drop(failure.recover(), polls).await);
                     nodes[3].clone().shutdown(Shutdown::Abort).await;
                 };

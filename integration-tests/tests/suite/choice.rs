@@ -1,4 +1,4 @@
-//! How blocks travel if nobody says it: the cost model's choice, which all members follow.
+//! Tests of the cost model's choice of algorithm and block size, which all members follow.
 
 use serde_json::Value;
 use tempfile::TempDir;
@@ -11,7 +11,7 @@ fn how_blocks_travel_is_chosen_for_the_fabric_unless_it_is_given() {
     let source = TempDir::new().unwrap();
     let file = source.path().join("file");
     std::fs::write(&file, pattern(5 << 20, 1)).unwrap();
-    // The way on shared memory, where there is such a fabric, and on TCP.
+    // The algorithms on shared memory, where there is such a fabric, and on TCP.
     let (fanout, pipeline) = (Some("fanout"), Some("binomial-pipeline"));
     let cases: [(&[&str], Option<&str>, Option<&str>); 4] = [
         (&[], fanout, pipeline),
@@ -53,7 +53,7 @@ fn a_receiver_is_told_what_its_sender_insists_on() {
     let source = TempDir::new().unwrap();
     let file = source.path().join("file");
     std::fs::write(&file, pattern(5 << 20, 1)).unwrap();
-    // Blocks for the ports that are assumed, and for fast ones.
+    // Blocks for the ports that the model assumes, and for fast ports.
     let block_sizes = [&[][..], &["--port-rate", "100G"]].map(|options: &[&str]| {
         let receivers = [0; 3].map(|_| Receiver::start(&["--once"]));
         let to = receivers.each_ref().map(|receiver| receiver.address.as_str()).join(",");
@@ -73,7 +73,7 @@ fn a_receiver_is_told_what_its_sender_insists_on() {
     assert!(block_sizes[0] < block_sizes[1], "{block_sizes:?}");
 }
 
-/// Returns what is said when a transfer begins.
+/// Returns the event of the start of a transfer.
 fn started(said: &str) -> Value {
     let mut events = said.lines().map(|line| serde_json::from_str::<Value>(line).expect("every line is an object"));
     events.find(|event| event["event"] == "started").expect("it began")

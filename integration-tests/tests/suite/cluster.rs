@@ -1,4 +1,4 @@
-//! Clusters of nodes inside the test process, on any fabric.
+//! Makes clusters of nodes inside the test process, on any fabric.
 
 use std::fmt;
 use std::sync::Arc;
@@ -18,7 +18,7 @@ pub(crate) enum Kind {
     Mem,
     Tcp,
     Shm,
-    /// Needs RDMA devices; nodes share them in turn.
+    /// Needs RDMA devices, which the nodes share in turn.
     Verbs,
 }
 
@@ -38,7 +38,7 @@ impl Kind {
         kinds
     }
 
-    /// Makes the fabric of one node, in the runtime that the node is to run in.
+    /// Makes the fabric of one node, in the runtime of that node.
     pub(crate) fn fabric(self, network: &MemNetwork, number: usize) -> Arc<dyn Fabric> {
         match self {
             Kind::Mem => network.fabric(),
@@ -95,7 +95,7 @@ pub(crate) async fn start_on(fabrics: Vec<Arc<dyn Fabric>>, kind: Kind) -> Vec<N
     futures::future::try_join_all(starts).await.expect("all nodes start")
 }
 
-/// Finds free loopback addresses. Another program may take one before it is used; the start would fail then.
+/// Finds free loopback addresses. If another program takes one before it is used, the start fails.
 pub(crate) fn free_addresses(count: usize) -> Vec<String> {
     let bound: Vec<_> =
         (0..count).map(|_| std::net::TcpListener::bind("127.0.0.1:0").expect("a loopback port is free")).collect();
@@ -107,7 +107,7 @@ pub(crate) fn spec_of_all(id: u64, nodes: &[Node], algorithm: Algorithm, block_s
     GroupSpec::new(id, nodes.iter().map(Node::id)).algorithm(algorithm).block_size(block_size)
 }
 
-/// Forms a group: the root's handle and the others'.
+/// Forms a group, and returns the handles of the root and of the others.
 pub(crate) async fn form(nodes: &[Node], spec: &GroupSpec) -> (Sender, Vec<Receiver>) {
     try_form(nodes, spec).await.expect("the group forms")
 }
@@ -120,7 +120,7 @@ pub(crate) async fn try_form(nodes: &[Node], spec: &GroupSpec) -> Result<(Sender
     futures::future::try_join(root.create_group(spec.clone()), futures::future::try_join_all(joins)).await
 }
 
-/// Takes all messages until the root closes the group, then agrees to the close.
+/// Receives all messages until the root closes the group, then agrees to the close.
 pub(crate) async fn take_all(mut receiver: Receiver) -> Vec<Message> {
     let mut messages = Vec::new();
     while let Some(message) = receiver.next().await {
@@ -130,7 +130,7 @@ pub(crate) async fn take_all(mut receiver: Receiver) -> Vec<Message> {
     messages
 }
 
-/// Bytes that depend on every position and on the seed.
+/// Returns bytes that depend on every position and on the seed.
 pub(crate) fn pattern(len: usize, seed: u64) -> Vec<u8> {
     let mut state = seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1;
     let mut bytes = Vec::with_capacity(len + 8);
@@ -144,7 +144,7 @@ pub(crate) fn pattern(len: usize, seed: u64) -> Vec<u8> {
     bytes
 }
 
-/// Fails the test, rather than hang, if `test` does not finish.
+/// Fails the test if `test` does not finish, so that it does not hang.
 pub(crate) async fn watched<T>(test: impl Future<Output = T>) -> T {
     tokio::time::timeout(Duration::from_secs(120), test).await.expect("the test hangs")
 }

@@ -1,4 +1,4 @@
-//! Members that have parts of a message already: only what they lack travels, from whoever has it.
+//! Tests of members that have parts of a message: only the blocks that they lack travel, from any member that has them.
 
 use futures::StreamExt;
 use rdmc::{Algorithm, Certificate, GroupFailure, GroupSpec, Memory, Message, Node, NodeId, OfferReceiver};
@@ -7,7 +7,7 @@ use crate::cluster::{Kind, form, pattern, spec_of_all, start, take_all, watched}
 use crate::recovery::{check, send_all, take_over_failures};
 
 const BLOCK_SIZE: usize = 1000;
-/// 150 blocks, the last of which is short.
+/// Length of a message: 150 blocks, of which the last is short.
 const MESSAGE_LEN: usize = 149_500;
 
 fn message() -> Vec<u8> {
@@ -18,7 +18,7 @@ fn parts(blocks: impl IntoIterator<Item = usize>) -> Vec<u8> {
     parts_of(&message(), blocks)
 }
 
-/// Returns memory in which the given blocks are in their places, and the rest is something else.
+/// Returns memory with the given blocks in their places and other bytes in the rest.
 fn parts_of(whole: &[u8], blocks: impl IntoIterator<Item = usize>) -> Vec<u8> {
     let mut memory = vec![0xa5; whole.len()];
     for block in blocks {
@@ -37,7 +37,7 @@ fn spec(id: u64, nodes: &[Node], algorithm: Algorithm) -> GroupSpec {
     spec_of_all(id, nodes, algorithm, u32::try_from(BLOCK_SIZE).expect("it is small")).delta(true)
 }
 
-/// Takes one message into memory that has some of it.
+/// Receives one message into memory that has parts of it.
 async fn complete(node: &Node, group: &mut OfferReceiver, memory: Memory) -> Result<Message, GroupFailure> {
     let offer = group.next_offer().await.expect("a message")?;
     let memory = node.register(memory).expect("it can be registered").into_mut().expect("it can be written");
@@ -86,7 +86,7 @@ async fn only_what_members_lack_travels_from_whoever_has_it() {
             let (sent, received, certificate) =
                 bring_up_to_date(&nodes, &spec(1, &nodes, algorithm.clone()), memories).await;
             assert_eq!(received, lacked, "{context}");
-            // Who has the whole message takes its share.
+            // A member with the whole message sends its share.
             assert!(sent < lacked.iter().sum::<u64>() * 6 / 10, "{context}: {sent}");
             assert!(certificate.is_complete() && certificate.messages() == 1, "{context}");
         })
@@ -111,7 +111,7 @@ async fn a_message_that_nobody_has_is_sent_as_usual_and_one_that_all_have_not_at
     }
 }
 
-/// In memory of the pool nothing is compared; sizes at the limits of blocks.
+/// Memory of the pool is not compared. The sizes are at the limits of blocks.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn messages_of_all_sizes_arrive_in_order_in_memory_of_the_pool() {
     for (kind, algorithm) in
@@ -162,7 +162,7 @@ async fn survivors_complete_what_was_interrupted_and_go_on_in_the_same_way() {
     }
 }
 
-/// A member that was given up reads what it lacks from those who have the message, when its sender is gone.
+/// An evicted member gets the blocks that it lacks from members that have the message, after its sender is gone.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn one_that_was_given_up_catches_up_from_other_receivers() {
     for kind in Kind::all() {
@@ -170,7 +170,7 @@ async fn one_that_was_given_up_catches_up_from_other_receivers() {
             let nodes = start(kind, 4).await;
             let first = spec_of_all(1, &nodes, Algorithm::BinomialPipeline, 1000);
             let (sender, mut receivers) = form(&nodes, &first).await;
-            // It is given up in the middle: with what it has so far it leaves.
+            // The victim leaves in the middle, with the blocks that it has so far.
             let victim = receivers.remove(1);
             let leaves = async {
                 while victim.stats().bytes_received < 50_000 {
@@ -180,7 +180,7 @@ async fn one_that_was_given_up_catches_up_from_other_receivers() {
             };
             let taken = futures::future::join_all(receivers.into_iter().map(take_over_failures));
             let (_, mut holders, ()) = futures::join!(send_all(sender, 1), taken, leaves);
-            // One holder is the root of the group in which it catches up, another one helps.
+            // One holder is the root of the group in which the victim catches up; another one helps.
             let (source, helper) = (holders.remove(0).messages.remove(0), holders.remove(0).messages.remove(0));
             let catching_up = GroupSpec::new(2, [1, 2, 3].map(NodeId)).block_size(1000).delta(true);
             let (whole, half) = (source.to_vec(), parts_of(&source, 0..75));

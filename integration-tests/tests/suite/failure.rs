@@ -1,4 +1,4 @@
-//! What survivors learn, and that dropped futures disturb nobody.
+//! Tests of what survivors learn, and that dropped futures disturb no other member.
 
 use std::time::Duration;
 
@@ -15,7 +15,7 @@ fn a_member_that_dies_ends_the_group_with_one_verdict_for_all_survivors() {
     let deaths = [(Algorithm::BinomialPipeline, 3), (Algorithm::Chain, 1), (Algorithm::Circulant, 4)];
     let kinds = Kind::all().into_iter().filter(|&kind| kind != Kind::Mem);
     for (kind, (algorithm, victim)) in kinds.flat_map(|kind| deaths.clone().map(|death| (kind, death))) {
-        // The victim lives in a runtime of its own; ending that drops its tasks and sockets at whatever point they are.
+        // The victim has its own runtime. Its end drops the tasks and sockets wherever they are.
         let mortal = tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build().unwrap();
         let alive = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build().unwrap();
         let cluster = Cluster::new((0..).zip(free_addresses(5)));
@@ -34,7 +34,7 @@ fn a_member_that_dies_ends_the_group_with_one_verdict_for_all_survivors() {
                 receiver.next().await.unwrap().unwrap();
             }
             half.send(()).unwrap();
-            // Holds its handles while others work on its tasks, as a process does until it is killed.
+            // Holds the handles while the tasks run, like a process until it is killed.
             std::future::pending::<()>().await;
             drop((node, receiver));
         });
@@ -72,7 +72,7 @@ fn a_member_that_dies_ends_the_group_with_one_verdict_for_all_survivors() {
         for verdict in &verdicts {
             assert_eq!(verdict.failed.len(), 1, "{kind} {algorithm}: {verdict}");
             assert_eq!((verdict.first().member, verdict.first().node), (Rank(victim), NodeId(victim)));
-            // All of it is the same, who has which message included.
+            // All of it is the same, including which member has which message.
             assert_eq!(verdict, &verdicts[0], "{kind} {algorithm}");
         }
     }
@@ -119,7 +119,7 @@ async fn a_root_that_is_dropped_ends_the_group() {
             sender.send(pattern(5000, 1)).await.unwrap();
             drop(sender);
             for mut receiver in receivers {
-                // What arrived before is still delivered.
+                // Messages that arrived before are still delivered.
                 let mut last = None;
                 while let Some(next) = receiver.next().await {
                     last = Some(next);
@@ -149,7 +149,7 @@ async fn a_refused_message_ends_the_group_with_the_reason() {
         .unwrap();
         let mut picky = picky;
         let refuse = async { picky.next_offer().await.unwrap().unwrap().refuse("no room") };
-        // The root may have completed its own part before the refusal is known.
+        // The root may have completed its own part before it learns of the refusal.
         let send = async { drop(sender.send(pattern(50_000, 1)).await) };
         futures::join!(refuse, send);
         let expected = FailureCause::Refused { reason: "no room".to_owned() };
@@ -211,7 +211,7 @@ async fn sends_and_receives_dropped_at_any_poll_disturb_nobody() {
             let taken = receivers.into_iter().map(|mut receiver| async move {
                 let mut sizes = Vec::new();
                 let mut polls = 0;
-                // Each wait for a message is dropped after some polls; no message is lost by that.
+                // Each wait for a message is dropped after some polls; this loses no message.
                 loop {
                     polls = (polls + 1) % 7;
                     match poll_and_drop(receiver.next(), polls).await {
@@ -243,7 +243,7 @@ async fn sends_and_receives_dropped_at_any_poll_disturb_nobody() {
             let (taken, certain) = futures::join!(futures::future::join_all(taken), sent);
             for sizes in &taken {
                 assert_eq!(*sizes, taken[0], "{kind}: every member has the same messages");
-                // What was awaited to the end is there, in order; what was dropped may be.
+                // Sends that were awaited to the end arrive, in order; dropped sends may arrive.
                 let mut rest = sizes.iter();
                 assert!(certain.iter().all(|size| rest.any(|other| other == size)), "{kind}: {certain:?} in {sizes:?}");
             }
@@ -264,7 +264,7 @@ async fn forming_and_closing_dropped_at_any_poll_hang_nobody() {
                 let created = poll_and_drop(nodes[0].create_group(spec.clone()), usize::try_from(polls).unwrap());
                 let (joined, created) = futures::join!(futures::future::join_all(joined), created);
                 let Some(Ok(sender)) = created else {
-                    // The root has left: whoever had joined by then learns it.
+                    // The root has left: members that had joined by then learn it.
                     for receiver in joined.into_iter().flatten() {
                         receiver.failed().await;
                     }
@@ -279,7 +279,7 @@ async fn forming_and_closing_dropped_at_any_poll_hang_nobody() {
                     sender.send("all").await.unwrap();
                     poll_and_drop(sender.close(), usize::try_from(polls % 5).unwrap()).await
                 };
-                // The close was carried out or the group abandoned; nobody waits for ever and nobody is lied to.
+                // The group closed or was abandoned. No member waits for ever, and all outcomes agree.
                 let (outcomes, closed) = futures::join!(futures::future::join_all(taken), close);
                 if let Some(outcome) = closed {
                     assert!(outcomes.iter().all(|other| other.is_ok() == outcome.is_ok()), "{kind} {polls}");
@@ -311,12 +311,12 @@ async fn offers_and_arrivals_dropped_at_any_poll_lose_no_memory() {
                         None => continue,
                     };
                     let size = usize::try_from(offer.size()).unwrap();
-                    // A wait for memory that is dropped lends none.
+                    // A dropped wait for memory lends none.
                     let memory = match poll_and_drop(node.allocate(size), polls).await {
                         Some(memory) => memory,
                         None => node.allocate(size).await,
                     };
-                    // An arrival that is dropped is received and relayed all the same.
+                    // A dropped arrival is still received and relayed.
                     if let Some(message) = poll_and_drop(offer.accept(memory.unwrap()), polls).await {
                         assert!(message.unwrap()[..] == pattern(size, size as u64), "{kind}");
                     }
@@ -335,7 +335,7 @@ async fn offers_and_arrivals_dropped_at_any_poll_lose_no_memory() {
             };
             let (taken, sent): (Vec<usize>, usize) = futures::join!(futures::future::join_all(taken), sent);
             assert!(taken.iter().all(|taken| *taken == sent), "{kind}");
-            // The last relays let go of their blocks when they are acknowledged.
+            // The last relays release their blocks when they are acknowledged.
             for node in &nodes {
                 while node.stats().pool_bytes_lent > 0 {
                     tokio::task::yield_now().await;

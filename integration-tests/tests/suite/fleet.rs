@@ -1,4 +1,4 @@
-//! A sender and its receivers as processes, and what must hold when something has happened to one of them.
+//! Runs a sender and its receivers as processes, and judges their ends after one of them came to harm.
 
 #![expect(clippy::unwrap_used, reason = "the helpers belong to the tests, where nothing goes on after a failure")]
 
@@ -17,12 +17,12 @@ use tempfile::TempDir;
 use crate::cluster::pattern;
 use crate::program::{command_in, signal, tree, wait_until};
 
-/// Where a process runs.
+/// The place of a process.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Host {
-    /// The network namespace, if it is not that of the tests.
+    /// The network namespace; `None` for that of the tests.
     pub(crate) namespace: Option<String>,
-    /// The address there.
+    /// The address in that namespace.
     pub(crate) address: Option<String>,
 }
 
@@ -34,25 +34,25 @@ pub(crate) struct Fleet {
 /// One process.
 pub(crate) struct Member {
     child: Child,
-    /// Where it listens.
+    /// The address at which it listens.
     address: String,
-    /// Where it receives.
+    /// The directory into which it receives.
     dir: TempDir,
-    /// The events it has told.
+    /// The events that it has printed.
     said: Arc<Mutex<Vec<Value>>>,
 }
 
-/// How a process ended, and what it left.
+/// The end of a process, and the files that it left.
 pub(crate) struct End {
     status: ExitStatus,
     address: String,
-    /// The failure it told.
+    /// The failure that it printed.
     message: String,
     dir: TempDir,
 }
 
 impl Fleet {
-    /// Starts to send a file from the first host to the others; returns when all take part, or some have ended.
+    /// Starts to send a file from the first host to the others. Returns when all take part, or some have ended.
     pub(crate) fn start(hosts: &[Host], file: &Path, options: &[&str]) -> Self {
         let mut members: Vec<Member> = Vec::new();
         for host in &hosts[1..] {
@@ -67,7 +67,7 @@ impl Fleet {
             member.address = member.event("listening").unwrap()["address"].as_str().unwrap().to_owned();
         }
         let to = members.iter().map(|member| member.address.as_str()).collect::<Vec<_>>().join(",");
-        // All are told of the first failure; going on is another suite's matter.
+        // The first failure ends the transfer for all. Other tests cover recovery.
         let arguments = ["send", "--json", "--on-failure", "fail", "--to", &to]
             .into_iter()
             .chain(options.iter().copied())
@@ -82,7 +82,7 @@ impl Fleet {
         fleet
     }
 
-    /// Waits until all processes have ended but these.
+    /// Waits until all processes except these have ended.
     pub(crate) fn wait_but(&mut self, others: &BTreeSet<usize>) {
         for (number, member) in self.members.iter_mut().enumerate() {
             if !others.contains(&number) {
@@ -91,12 +91,12 @@ impl Fleet {
         }
     }
 
-    /// Waits until all processes have ended, and says how.
+    /// Waits until all processes have ended, and returns how.
     pub(crate) fn end(mut self) -> Vec<End> {
         self.wait_but(&BTreeSet::new());
         let ends = self.members.into_iter().map(|mut member| {
             let status = member.child.wait().unwrap();
-            // The pipe of a process that has ended is soon read to its end.
+            // The reader soon reaches the end of the pipe of an ended process.
             wait_until("all is read", || Arc::strong_count(&member.said) == 1);
             let message = member.event("failed").map(|event| event["message"].as_str().unwrap().to_owned());
             let dir = std::mem::replace(&mut member.dir, TempDir::new().unwrap());
@@ -113,7 +113,7 @@ impl Member {
         let said = Arc::new(Mutex::new(Vec::new()));
         let (lines, heard) = (BufReader::new(child.stdout.take().unwrap()).lines(), said.clone());
         std::thread::spawn(move || {
-            // What is killed may leave half a line.
+            // A killed process may leave half a line.
             let events = lines.map_while(Result::ok).filter_map(|line| serde_json::from_str(&line).ok());
             events.for_each(|event| heard.lock().unwrap().push(event));
         });
@@ -141,7 +141,7 @@ impl End {
         self.status.success()
     }
 
-    /// Returns the processes that the failure names, as the process of this number calls them.
+    /// Returns the processes that the failure names, in the words of process `by`.
     fn named(&self, by: usize, ends: &[Self]) -> BTreeSet<usize> {
         let names = |number: usize| match (by, number) {
             (_, 0) => "the sender".to_owned(),
@@ -152,8 +152,12 @@ impl End {
     }
 }
 
-/// Says what does not hold of the processes to which nothing happened, if anything: all have the file, or all have failed and
-/// name one of those to whom something happened, the same, and leave nothing unfinished. Returns whether all went well.
+/// Judges a round, and returns whether all went well.
+///
+/// All survivors have the file; or all have failed, name the same one of the victims, and leave nothing unfinished.
+///
+/// # Errors
+/// The property that does not hold.
 pub(crate) fn judge(ends: &[End], victims: &BTreeSet<usize>, file: &Path) -> Result<bool, String> {
     let source = tree(file.parent().unwrap());
     let survivors: Vec<_> = ends.iter().enumerate().filter(|(number, _)| !victims.contains(number)).collect();
@@ -175,7 +179,7 @@ pub(crate) fn judge(ends: &[End], victims: &BTreeSet<usize>, file: &Path) -> Res
         return Err(format!("who was hit closed well, the others did not:\n{}", told()));
     }
     for (number, end) in ends.iter().enumerate().skip(1) {
-        // Who was killed cannot clean up.
+        // A killed process cannot clean up.
         let killed = end.status.code().is_none();
         let left = tree(end.dir.path());
         let whole = left == source;
@@ -193,7 +197,7 @@ pub(crate) fn file(dir: &TempDir, bytes: usize) -> PathBuf {
     path
 }
 
-/// Rounds, each drawn from a seed of its own.
+/// Rounds, each drawn from its own seed.
 pub(crate) struct Campaign {
     name: &'static str,
     rounds: u64,
@@ -201,8 +205,9 @@ pub(crate) struct Campaign {
 }
 
 impl Campaign {
-    /// Takes the number of rounds from a variable, and the seed of the first from the same with `_SEED` behind it; otherwise
-    /// that is another one in each run.
+    /// Takes the number of rounds from the variable `name`, and the seed of the first round from `name` with `_SEED`.
+    ///
+    /// Without the second variable, each run has another seed.
     pub(crate) fn of(name: &'static str, rounds: u64) -> Self {
         let number = |name: &str| std::env::var(name).ok().map(|text| text.parse().expect("a number"));
         let since = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap();
@@ -210,10 +215,10 @@ impl Campaign {
         Self { name, rounds: number(name).unwrap_or(rounds), seed }
     }
 
-    /// Plays the rounds and counts what became of them.
+    /// Plays the rounds, and counts their outcomes.
     ///
     /// # Panics
-    /// If a round has failed, when all are played.
+    /// After all rounds, if one has failed.
     pub(crate) fn play(&self, round: impl Fn(u64) -> Result<String, String>) {
         let (mut failed, mut counts) = (0, BTreeMap::<String, u64>::new());
         for seed in self.seed..self.seed + self.rounds {

@@ -1,4 +1,4 @@
-//! Bits that change on the way: found by the next member, healed, counted; and digests on which all agree.
+//! Tests of bits that change on the way, which the next member finds, heals and counts; and of digests.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
@@ -12,7 +12,7 @@ use rdmc_fabric::{Fabric, Fault, FaultFabric, Opcode};
 
 use crate::cluster::{Kind, fabrics, form, pattern, spec_of_all, start_on, watched};
 
-/// What is to happen to the blocks that one node sends.
+/// Chooses the fault for each block that one node sends, by its index.
 type Plan = Box<dyn Fn(u64) -> Fault + Send>;
 
 /// A cluster in which bits change.
@@ -24,7 +24,7 @@ struct Cluster {
     groups: AtomicU64,
 }
 
-/// What became of one message.
+/// The outcome of one message.
 struct Outcome {
     messages: Vec<Message>,
     stats: Vec<GroupStats>,
@@ -60,14 +60,14 @@ impl Cluster {
         *self.plans[node].lock().expect("plans do not panic") = Box::new(plan);
     }
 
-    /// Specifies a group of all nodes whose number was not used.
+    /// Specifies a group of all nodes with an unused number.
     fn spec(&self, algorithm: &Algorithm) -> GroupSpec {
         let id = self.groups.fetch_add(1, Ordering::Relaxed);
-        // Devices protect blocks, so that it is not the default there.
+        // Devices protect blocks, so checks are not the default there.
         spec_of_all(id, &self.nodes, algorithm.clone(), BLOCK).check_blocks(true)
     }
 
-    /// Sends one message in a group of its own.
+    /// Sends one message in its own group.
     async fn multicast(&self, spec: &GroupSpec, bytes: &[u8]) -> Outcome {
         let (sender, receivers) = form(&self.nodes, spec).await;
         let sent = async {
@@ -93,7 +93,7 @@ async fn take_one(mut receiver: Receiver) -> (Message, GroupStats, Certificate) 
     (message, stats, receiver.close().await.expect("the group closes"))
 }
 
-/// Few bytes, so that there is time for many groups.
+/// Block size in bytes: small, so that there is time for many groups.
 const BLOCK: u32 = 64;
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -103,7 +103,7 @@ async fn a_bit_that_changes_in_any_block_on_any_edge_is_healed_and_the_edge_is_n
         let cluster = Cluster::start(kind, 5).await;
         let bytes = pattern(BLOCKS * BLOCK as usize - 7, 3);
         for algorithm in Algorithm::ALL_FLAT {
-            // Which blocks each member sends: as many as it is found to send when nothing changes.
+            // The number of blocks that each member sends, found in a run without changes.
             cluster.change(0, u64::MAX, Fault::None);
             watched(cluster.multicast(&cluster.spec(&algorithm), &bytes)).await;
             let sends: Vec<u64> = cluster.sent.iter().map(|sent| sent.load(Ordering::Relaxed)).collect();
@@ -122,7 +122,7 @@ async fn a_bit_that_changes_in_any_block_on_any_edge_is_healed_and_the_edge_is_n
     }
 }
 
-/// Checks that one member found one block corrupted, which came from `node`.
+/// Checks that exactly one member found one corrupted block, and that it came from `node`.
 fn check_that_one_was_healed(stats: &[GroupStats], node: usize, what: &str) {
     let found: Vec<_> = (1u32..).map(Rank).zip(stats).filter(|(_, stats)| stats.blocks_corrupted > 0).collect();
     assert_eq!(found.len(), 1, "{what}");
@@ -191,10 +191,10 @@ async fn all_members_certify_the_digest_of_every_message() {
     }
 }
 
-/// Longer than what `tcp` copies behind a header.
+/// Length of a message: longer than what `tcp` copies behind a header.
 const LEN: u32 = 20_000;
 
-/// Waits, for a while, until a node has so many messages, verified: what only has arrived it cannot supply yet.
+/// Waits, within a limit, until a node has `count` verified messages: it cannot supply unverified ones.
 fn wait_for_messages(node: &Node, count: u64) {
     for _ in 0..10_000 {
         if node.stats().messages >= count {
@@ -204,19 +204,20 @@ fn wait_for_messages(node: &Node, count: u64) {
     }
 }
 
-/// Sends what changes in the root's memory when it has gone to `before` of two members; returns the failure, if there is
-/// one, and what came to each of two members.
+/// Sends a message that changes in the root's memory after it has gone to `before` of two members.
+///
+/// Returns the failure, if there is one, and the message of each member.
 async fn multicast_what_changes(before: u64) -> (Option<GroupFailure>, Vec<(Option<Vec<u8>>, GroupStats)>) {
     let cluster = Cluster::start(Kind::Tcp, 3).await;
     let mut file = tempfile::tempfile().expect("a temporary file works");
     std::io::Write::write_all(&mut file, &[0; LEN as usize]).expect("a temporary file works");
-    // SAFETY: only the kernel reads it, as it is too long to be copied behind a header.
+    // SAFETY: only the kernel reads the memory, because the message is too long for a copy behind a header.
     let memory = unsafe { Memory::map_file(&file, LEN as usize) }.expect("a temporary file works");
-    // It is summed before.
+    // The root sums the block before this.
     let first = cluster.nodes[1].clone();
     cluster.change_by(0, move |index| {
         if index == before {
-            // What was posted before leaves from the same memory, a little later.
+            // Blocks posted before leave from the same memory, a little later.
             tokio::task::block_in_place(|| wait_for_messages(&first, before));
             std::os::unix::fs::FileExt::write_all_at(&file, &[1], 5).expect("a temporary file works");
         }
@@ -231,7 +232,7 @@ async fn multicast_what_changes(before: u64) -> (Option<GroupFailure>, Vec<(Opti
         (message, stats)
     });
     let closed = async {
-        // The memory may be free before anybody has looked at what came.
+        // The memory may be free before a member has checked the message.
         if let Err(error) = sender.send(memory).await {
             assert!(matches!(error, SendError::Failed(_)), "{error}");
         }

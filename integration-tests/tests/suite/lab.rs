@@ -1,4 +1,4 @@
-//! The program on RDMA devices, in the machine that `cargo xtask lab` makes; elsewhere these tests are skipped.
+//! Tests of the program on RDMA devices, in the machine of `cargo xtask lab`. Elsewhere these tests are skipped.
 
 #![expect(clippy::unwrap_used, reason = "the helpers belong to the tests, where nothing goes on after a failure")]
 
@@ -64,7 +64,7 @@ fn a_file_and_a_directory_arrive_at_three_receivers() {
 #[test]
 fn a_receiver_killed_under_posted_work_ends_the_transfer_everywhere_and_is_named() {
     let Some(_lab) = Lab::enter(4) else { return };
-    // More than is sent before the first progress is told.
+    // More bytes than the sender sends before it reports progress.
     let (_source, file) = source_of(128 << 20);
     for (algorithm, victim) in [("binomial-pipeline", 2), ("chain", 0), ("circulant", 1)] {
         let mut receivers = receivers(&[2, 3, 4], &["--once"]);
@@ -93,7 +93,7 @@ fn a_receiver_killed_under_posted_work_ends_the_transfer_everywhere_and_is_named
     }
 }
 
-/// The machine, alone: what one test does to its network would disturb another.
+/// The machine for one test alone, because a test changes the network for all.
 struct Lab {
     /// The number of its nodes.
     nodes: usize,
@@ -101,7 +101,7 @@ struct Lab {
 }
 
 impl Lab {
-    /// Returns the machine if this is one with at least `nodes` nodes and RoCE devices; says so if it is not.
+    /// Returns the machine if it is a lab with at least `nodes` nodes and RoCE devices; otherwise prints why not.
     fn enter(nodes: usize) -> Option<Self> {
         static ALONE: Mutex<()> = Mutex::new(());
         let variable = |name| std::env::var(name).unwrap_or_default();
@@ -124,7 +124,7 @@ fn receivers(nodes: &[u32], options: &[&str]) -> Vec<Receiver> {
     nodes.iter().map(start).collect()
 }
 
-/// Makes a directory with a file of so many bytes, to be sent.
+/// Makes a directory with a file of `len` bytes to send.
 fn source_of(len: usize) -> (TempDir, PathBuf) {
     let source = TempDir::new().unwrap();
     let file = source.path().join("file");
@@ -145,19 +145,19 @@ fn send(files: &[&PathBuf], receivers: &[Receiver], options: &[&str]) -> Output 
     finish(send_command(files, receivers).args(options).spawn().unwrap())
 }
 
-/// Returns what a sender said when it began.
+/// Returns the event of the start of a transfer at the sender.
 fn started(sent: &Output) -> Value {
     events(sent).into_iter().find(|event| event["event"] == "started").expect("it began")
 }
 
-/// Runs a program of the lab that must succeed; the words are separated by spaces.
+/// Runs a program of the lab, which must succeed. Spaces separate the words.
 fn run(line: &str) {
     let words: Vec<&OsStr> = line.split(' ').map(OsStr::new).collect();
     let output = Command::new(words[0]).args(&words[1..]).output().unwrap();
     assert!(output.status.success(), "{line}: {}", text(&output.stderr));
 }
 
-/// Does what it was given when it goes, so that one test does not leave its network to another.
+/// Runs a closure when it is dropped, so that a test does not leave its network to another test.
 struct Undo<F: FnMut()>(F);
 
 impl<F: FnMut()> Drop for Undo<F> {
@@ -166,7 +166,7 @@ impl<F: FnMut()> Drop for Undo<F> {
     }
 }
 
-/// Sums up counters of the devices of these nodes.
+/// Returns the sum of counters of the devices of these nodes.
 fn counters(nodes: RangeInclusive<usize>, names: &[&str]) -> u64 {
     let mut sum = 0;
     for node in nodes {

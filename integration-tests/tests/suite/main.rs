@@ -1,4 +1,4 @@
-//! One binary of tests that cross crates and processes: linked once.
+//! Tests across crates and processes, in one binary that is linked once.
 
 mod batches;
 mod bench;

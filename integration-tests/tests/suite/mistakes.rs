@@ -1,4 +1,4 @@
-//! What the program says and does when something is wrong from the start: arguments, peers, and where it speaks to.
+//! Tests of the program when something is wrong from the start: arguments, peers, addresses.
 
 use std::ffi::OsStr;
 use std::fs::File;
@@ -68,7 +68,7 @@ fn a_receiver_that_is_not_there_ends_with_4_and_nothing_is_sent() {
     let said = text(&sent.stderr);
     assert!(said.contains(&free) && said.contains("does rdmc recv run there?"), "{said}");
     assert!(tree(receiver.dir.path()).is_empty());
-    // A withdrawn offer is no transfer: the receiver goes on waiting for one.
+    // A withdrawn offer does not count as a transfer, so the receiver still waits for one.
     assert_eq!(code(&send(&[path], std::slice::from_ref(&receiver), &[], "1M")), 0);
     assert_eq!(receiver.finish().0, 0);
 }
@@ -112,7 +112,7 @@ fn a_file_beyond_the_limit_of_file_sizes_is_the_failure_of_one_transfer() {
     let (long, short) = (source.path().join("long"), source.path().join("short"));
     std::fs::write(&long, pattern(1 << 20, 1)).unwrap();
     std::fs::write(&short, pattern(5000, 2)).unwrap();
-    // Memory that is shared with others is a file too, so that a group which needs it is not formed.
+    // Shared memory is a file, too, so a group that needs it does not form.
     for (fabric, exit, reason) in [("tcp", 3, "ulimit -f"), ("shm", 4, "File too large")] {
         let receivers = [Receiver::start(&[]), Receiver::start(&[])];
         let limited = rustix::process::Pid::from_child(&receivers[1].child);
@@ -122,7 +122,7 @@ fn a_file_beyond_the_limit_of_file_sizes_is_the_failure_of_one_transfer() {
         let said = text(&sent.stderr);
         assert_eq!(code(&sent), exit, "{said}");
         assert!(said.contains(&receivers[1].address) && said.contains(reason), "{said}");
-        // It goes on receiving what it may.
+        // The receiver still accepts files within its limit.
         let sent = send(std::slice::from_ref(&short), &receivers, &["--fabric", "tcp"], "64k");
         assert_eq!(code(&sent), 0, "{sent:?}");
         assert_eq!(tree(receivers[1].dir.path()).len(), 1);
@@ -159,7 +159,7 @@ fn who_cannot_be_heard_works_all_the_same() {
     let mut lines = BufReader::new(receiver.0.stdout.take().unwrap());
     let mut first = String::new();
     lines.read_line(&mut first).unwrap();
-    // Nobody reads what it says from here on.
+    // No process reads its output from here on.
     drop(lines);
     let listening: serde_json::Value = serde_json::from_str(&first).unwrap();
     let mut sending = command(&["send", "--to", listening["address"].as_str().unwrap()]);
@@ -169,7 +169,7 @@ fn who_cannot_be_heard_works_all_the_same() {
     assert_eq!(std::fs::read(dir.path().join("file")).unwrap(), pattern(5000, 1));
 }
 
-/// A process that is ended with the test.
+/// A process that ends with the test.
 struct Ending(Child);
 
 impl Drop for Ending {
@@ -186,7 +186,7 @@ fn what_is_no_receiver_is_said_to_be_none() {
     let banner = std::thread::spawn(move || {
         let (mut stream, _) = listener.accept().unwrap();
         stream.write_all(b"SSH-2.0-OpenSSH_9.2\r\n").unwrap();
-        // Until the other end has had enough.
+        // Until the other end closes the connection.
         let _ = stream.read_to_end(&mut Vec::new());
     });
     let sent = rdmc(&["send", "Cargo.toml", "--to", &address]);

@@ -1,4 +1,4 @@
-//! One object to all members, on every fabric.
+//! Tests of multicasts to all members, on every fabric.
 
 use futures::StreamExt;
 use rdmc::{Algorithm, GroupSpec, Memory, NodeId, Racks, Rank, Spine};
@@ -138,7 +138,7 @@ async fn many_groups_of_the_same_nodes_work_at_once() {
             let work = (1..=GROUPS).map(|id| {
                 let nodes = &nodes;
                 async move {
-                    // Each group has another root, another order and another algorithm; all overlap.
+                    // All groups overlap. Each has another root, another order and another algorithm.
                     let count = 2 + usize::try_from(id % 3).unwrap();
                     let members =
                         (0..count).map(|i| NodeId(u32::try_from((i + usize::try_from(id).unwrap()) % 4).unwrap()));
@@ -231,7 +231,7 @@ async fn pool_memory_is_sent_and_comes_back() {
         assert!(taken.iter().all(|messages| messages[19][..] == pattern(50_000, 19)));
         drop(taken);
         for node in &nodes {
-            // The group's last staging block comes back when its connections have ended.
+            // The group's last staging block returns when its connections have ended.
             while node.stats().pool_bytes_lent > 0 {
                 tokio::task::yield_now().await;
             }
@@ -249,7 +249,7 @@ async fn a_message_that_is_not_taken_holds_the_root_back() {
         let mut receiver = receivers.pop().unwrap();
         let mut sends = futures::stream::iter(0..100).map(|seed| sender.send(pattern(5000, seed))).buffered(100);
         let mut completed = 0;
-        // Nothing is taken: the root comes to a halt long before the hundredth message.
+        // The receiver takes nothing, so the root stops long before the hundredth message.
         while tokio::time::timeout(std::time::Duration::from_millis(200), sends.next()).await.is_ok() {
             completed += 1;
         }

@@ -1,7 +1,7 @@
-//! Hosts whose links are taken down and up in the middle of a multicast, or carry nothing in one direction.
+//! Tests of hosts whose links go down and up in the middle of a multicast, or carry nothing in one direction.
 //!
-//! Every host is a network namespace with a port at a switch in another one: nothing leaves these, and nothing of the
-//! machine's own network is touched. Needs root and `ip`. `integration-tests/rounds` plays many rounds.
+//! Every host is a network namespace with a port at a switch, which is in another namespace. No traffic leaves these,
+//! and the machine's own network is untouched. Needs root and `ip`. `integration-tests/rounds` plays many rounds.
 
 #![expect(clippy::unwrap_used, reason = "the helpers belong to the tests, where nothing goes on after a failure")]
 
@@ -27,10 +27,10 @@ fn who_is_cut_off_is_named_by_all_others_and_fails_by_itself() {
     assert_eq!(network.quiet(&path), Ok(true), "all links are up again");
 }
 
-/// What happens to a link, or to two hosts.
+/// A round: what happens to a link, or to two hosts.
 #[derive(Debug)]
 struct Round {
-    /// 0 has the sender.
+    /// Number of the host; host 0 has the sender.
     victim: usize,
     after: Duration,
     cut: Cut,
@@ -40,11 +40,11 @@ struct Round {
 enum Cut {
     /// The host's own end of its link goes down.
     Host,
-    /// The switch's end does.
+    /// The switch's end of the link goes down.
     Port,
-    /// Nothing that the host says is heard by anybody.
+    /// No other host hears this host.
     Mute,
-    /// The host hears nothing that others say.
+    /// The host hears no other host.
     Deaf,
     /// The host and this one cannot hear each other.
     Pair(usize),
@@ -57,7 +57,7 @@ impl Round {
         let mut draw = Draw(seed);
         let victim = usize::try_from(draw.below(HOSTS as u64)).unwrap();
         let other = (victim + 1 + usize::try_from(draw.below(HOSTS as u64 - 1)).unwrap()) % HOSTS;
-        // Consecutive seeds see one after the other.
+        // Consecutive seeds play one kind after the other.
         let cut = match seed % 6 {
             0 => Cut::Mute,
             1 => Cut::Port,
@@ -77,13 +77,13 @@ impl Round {
     }
 }
 
-/// Hosts at a switch; they go when it is dropped.
+/// Hosts at a switch. A drop removes them.
 struct Network {
     name: String,
 }
 
 impl Network {
-    /// Makes the hosts, or says why it cannot.
+    /// Makes the hosts, or prints why it cannot.
     fn make() -> Option<Self> {
         let network = Self { name: format!("rdmctest{}", std::process::id()) };
         let switch = network.switch();
@@ -126,12 +126,12 @@ impl Network {
         Fleet::start(&(0..HOSTS).map(host).collect::<Vec<_>>(), path, &OPTIONS)
     }
 
-    /// Sends while nothing happens.
+    /// Sends a file undisturbed.
     fn quiet(&self, path: &Path) -> Result<bool, String> {
         judge(&self.start(path).end(), &BTreeSet::new(), path)
     }
 
-    /// Plays a round; tells what became of it.
+    /// Plays a round, and returns its outcome.
     fn play(&self, round: &Round, path: &Path) -> Result<String, String> {
         let (fleet, victims) = (self.start(path), round.victims());
         std::thread::sleep(round.after);
@@ -140,7 +140,7 @@ impl Network {
             std::thread::sleep(duration);
             self.apply(round, false)?;
         }
-        // Those who are cut off end too, while nothing reaches them.
+        // Hosts that are cut off end, too, while nothing reaches them.
         let ends = fleet.end();
         if !matches!(round.cut, Cut::Short(_)) {
             self.apply(round, false)?;
@@ -157,7 +157,7 @@ impl Network {
         Ok(format!("{cut}, {}", if closed { "all others have the file" } else { "named by all others" }))
     }
 
-    /// Does what a round does to links, or undoes it.
+    /// Applies the cut of a round, or undoes it.
     fn apply(&self, round: &Round, down: bool) -> Result<(), String> {
         let state = if down { "down" } else { "up" };
         let victim = round.victim;
@@ -174,7 +174,7 @@ impl Network {
         }
     }
 
-    /// Loses what one host says to another, or does so no more.
+    /// Drops the traffic from one host to another, or stops doing so.
     fn silence(&self, from: usize, to: usize, lost: bool) -> Result<(), String> {
         let what = if lost { "add" } else { "del" };
         ip(&["-n", &self.host(from), "route", what, "blackhole", &format!("{}/32", address(to))])
@@ -183,7 +183,7 @@ impl Network {
 
 impl Drop for Network {
     fn drop(&mut self) {
-        // A namespace that was not made cannot be deleted.
+        // This fails for a namespace that was not made.
         (0..HOSTS).map(|number| self.host(number)).chain([self.switch()]).for_each(|name| {
             let _ = ip(&["netns", "del", &name]);
         });
@@ -198,20 +198,20 @@ fn address(number: usize) -> String {
     format!("10.79.0.{}", number + 1)
 }
 
-/// Runs `ip`; says what it complains of.
+/// Runs `ip`, and returns its complaint if it fails.
 fn ip(arguments: &[&str]) -> Result<(), String> {
     let output = Command::new("ip").args(arguments).output().map_err(|error| format!("ip: {error}"))?;
     let said = String::from_utf8_lossy(&output.stderr);
     if output.status.success() { Ok(()) } else { Err(format!("ip {}: {}", arguments.join(" "), said.trim())) }
 }
 
-/// Hosts: most of them reach each other when one is cut off.
+/// Number of hosts: most of them reach each other when one is cut off.
 const HOSTS: usize = 4;
-/// Rounds of a run of the test suite.
+/// Rounds in a run of the test suite.
 const ROUNDS: u64 = 2;
-/// Bytes of the file that is sent: in such blocks it takes a while.
+/// Length of the file in bytes; with blocks this small, the transfer takes a while.
 const FILE_BYTES: usize = 48 << 20;
 /// Options of the sender.
 const OPTIONS: [&str; 2] = ["--block-size", "1k"];
-/// For how long a link is down that comes up again, at most: less than it takes to be given up.
+/// Longest time for which a link is down before it comes up again: too short for the host to be declared failed.
 const SHORT_MAX: Duration = Duration::from_secs(1);

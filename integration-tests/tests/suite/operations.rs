@@ -1,6 +1,6 @@
-//! Every member comes to harm at each of its requests, on the fabric `mem` with Tokio's clock and tasks.
+//! Tests in which each member comes to harm at each of its requests, on the fabric `mem` with Tokio's clock and tasks.
 //!
-//! `rdmc-sim` does the same for more members, more kinds of operations and harm, in virtual time.
+//! `rdmc-sim` does the same for more members and more kinds of operations and harm, in virtual time.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -25,10 +25,11 @@ fn members_that_break_or_die_at_any_request_leave_one_truth() {
     }
 }
 
-/// How the group ended for a member, and how many messages it took.
+/// The outcome of the group for a member, and the number of messages that it took.
 type End = (Result<(), GroupFailure>, u64);
 
-/// Lets a member come to harm at one of its requests and checks what all others are told; false if it posts fewer.
+/// Harms a member at its request number `at`, and checks the outcome at all others. Returns `false` if it posts fewer
+/// requests.
 fn play(victim: u32, at: u64, dies: bool) -> bool {
     let (mut mortal, alive) = (Some(runtime()), runtime());
     let network = MemNetwork::new();
@@ -40,7 +41,7 @@ fn play(victim: u32, at: u64, dies: bool) -> bool {
             tell.notify_one();
         }
         match dies {
-            // Nothing is posted any more before it is gone.
+            // The victim posts nothing more before it dies.
             true if number >= at => Fault::Delay(Duration::from_secs(3600)),
             false if number == at => Fault::Close,
             _ => Fault::None,
@@ -60,7 +61,7 @@ fn play(victim: u32, at: u64, dies: bool) -> bool {
         if dies {
             let death = async {
                 harmed.notified().await;
-                // Drops its tasks and connections at whatever point they are.
+                // Drops its tasks and connections wherever they are.
                 mortal.take().expect("it dies once").shutdown_background();
             };
             let mut death = std::pin::pin!(death);
@@ -83,7 +84,7 @@ fn play(victim: u32, at: u64, dies: bool) -> bool {
         let Err(failure) = outcome else { continue };
         assert!(harmed, "without a cause: {failure}");
         assert_eq!(failure.failed.len(), 1, "{failure}");
-        // Of two members between whom a connection breaks either may be named.
+        // If a connection breaks, the failure may name either of its two members.
         assert!(!dies || failure.names(Rank(victim)), "{failure}, when {victim} dies at {at}");
         if *id > 0 {
             assert_eq!(failure.certificate.held_by(Rank(*id)), Some(*taken), "{failure}, when {victim} fails at {at}");
@@ -103,7 +104,7 @@ async fn take_part(builder: rdmc::NodeBuilder, spec: GroupSpec, id: u32, started
     let outcome = async {
         if id == 0 {
             let sender = node.create_group(spec).await.map_err(failed)?;
-            // Closing tells the failure, too.
+            // `close` reports the failure, too.
             let _ = sender.send(pattern((BLOCKS * BLOCK_BYTES) as usize, 1)).await;
             return sender.close().await.map(drop);
         }
@@ -115,7 +116,7 @@ async fn take_part(builder: rdmc::NodeBuilder, spec: GroupSpec, id: u32, started
         receiver.close().await.map(drop)
     };
     let outcome = outcome.await;
-    // Others may still have to hear of it.
+    // Other members may still have to learn the outcome.
     node.shutdown(rdmc::Shutdown::Drain { limit: Duration::from_secs(10) }).await;
     (id, (outcome, taken))
 }

@@ -1,4 +1,4 @@
-//! How `rdmc send` and `recv` end, and what they say of it, to people and to programs.
+//! Tests of the ends of `rdmc send` and `recv`, and of their reports to people and to programs.
 
 #![expect(clippy::unwrap_used, reason = "the helpers belong to the tests, where nothing goes on after a failure")]
 
@@ -13,7 +13,7 @@ use tempfile::TempDir;
 use crate::program::{Receiver, assert_all_have, begins, code, command, finish, signal, text, tree, wait_until};
 use crate::survivors::{end, start_send, write_files};
 
-/// Reads what a receiver has said.
+/// Parses the output of a receiver.
 fn events(said: &str) -> Vec<Value> {
     said.lines().map(|line| serde_json::from_str(line).unwrap()).collect()
 }
@@ -27,7 +27,7 @@ fn an_offer_that_is_declined_for_its_list_of_files_is_no_transfer() {
     let sent = finish(start_send(&files, &receivers, &[]));
     assert_eq!(code(&sent), 4, "{sent:?}");
     assert!(text(&sent.stderr).contains(&format!("{} refused: 1 exists (--no-overwrite)", receivers[1].address)));
-    // Both go on waiting, whoever has declined.
+    // Both receivers still wait, whichever of them declined.
     let sent = finish(start_send(&files[..1], &receivers, &[]));
     assert_eq!(code(&sent), 0, "{sent:?}");
     for (receiver, told) in receivers.into_iter().zip(["receiver 2 refused: 1 exists", "1 exists (--no-overwrite)"]) {
@@ -84,7 +84,8 @@ fn a_special_file_that_is_named_itself_is_a_usage_error() {
     assert!(text(&sent.stderr).contains("/dev/null is neither a file nor a directory"), "{sent:?}");
 }
 
-/// Kills one of four receivers when it has a file; returns what the sender said, and what the others have.
+/// Kills one of four receivers when it has a file. Returns the sender's output, the victim, and the number of files of
+/// each other receiver.
 fn kill_one(options: &[&str]) -> (Output, String, Vec<usize>) {
     let source = TempDir::new().unwrap();
     let files = write_files(&source, 5, 1 << 20);
@@ -121,17 +122,17 @@ fn programs_are_told_by_fields_who_takes_part_and_who_has_failed() {
     for failed in [event("going-on"), event("failed")] {
         let failed = failed["failed"].as_array().expect("it is a list");
         assert_eq!((failed.len(), &failed[0]["node"], &failed[0]["address"]), (1, &2.into(), &victim.as_str().into()));
-        // Whichever connection is found broken first.
+        // The cause depends on which connection breaks first.
         let (cause, message) = (failed[0]["cause"].as_str().unwrap(), failed[0]["message"].as_str().unwrap());
         assert!(["connection-lost", "data-connection"].contains(&cause) && !message.is_empty(), "{cause}: {message}");
     }
     assert_eq!(event("failed")["code"], 3);
 }
 
-/// Whoever is first to find it.
+/// The sender names the file, whichever member finds the change first.
 #[test]
 fn a_file_that_changes_in_whatever_way_is_named_by_the_sender() {
-    // Long enough to be under way when it is seen to have begun, on a busy machine as well.
+    // Long enough to be still under way when the test sees it begin, on a busy machine, too.
     const LEN: usize = 32 << 20;
     let changes: [fn(&Path); 3] = [
         |path| File::options().write(true).open(path).unwrap().set_len(1000).unwrap(),
@@ -148,7 +149,7 @@ fn a_file_that_changes_in_whatever_way_is_named_by_the_sender() {
         let arguments = ["send", "--to", &to, "--block-size", block_size, "--on-failure", on_failure];
         let sender = command(&arguments).args(&files).spawn().unwrap();
         wait_until("the file begins to arrive", || begins(&receivers[0]));
-        // The second may be under way as well, or is yet to be opened.
+        // The second file may be under way, too, or not opened yet.
         files.iter().for_each(|path| changes[change](path));
         let sent = finish(sender);
         let told = text(&sent.stderr);

@@ -1,4 +1,4 @@
-//! The program `rdmc`, as a user runs it: real processes, real files, exit codes.
+//! Tests of the program `rdmc` as a user runs it: real processes, real files, exit codes.
 
 #![expect(clippy::unwrap_used, reason = "the helpers belong to the tests, where nothing goes on after a failure")]
 
@@ -44,7 +44,7 @@ fn files_of_every_size_arrive_by_every_algorithm_at_any_number_of_receivers() {
     assert!(receivers.iter().all(|receiver| tree(receiver.dir.path()).is_empty()));
 }
 
-/// Each receiver ends well, with what is in `source` and nothing else.
+/// Checks that each receiver ends well, with the content of `source` and nothing else.
 pub(crate) fn assert_all_have(receivers: impl IntoIterator<Item = Receiver>, source: &TempDir) {
     for receiver in receivers {
         let (exit, dir) = receiver.finish();
@@ -282,12 +282,12 @@ fn quiet_is_quiet_and_the_environment_is_heard() {
     assert_eq!(receiver.finish().0, 0);
 }
 
-/// A receiver's process, with a directory of its own.
+/// A receiver's process with its own directory.
 pub(crate) struct Receiver {
     pub(crate) child: Child,
     pub(crate) address: String,
     pub(crate) dir: TempDir,
-    /// What it says after that it listens.
+    /// Its output after the line that it listens.
     said: Option<JoinHandle<Vec<u8>>>,
 }
 
@@ -300,7 +300,7 @@ impl Receiver {
         Self::start_in(TempDir::new().unwrap(), address, options)
     }
 
-    /// Starts one that may have received before.
+    /// Starts a receiver in a directory that may have files of earlier transfers.
     pub(crate) fn start_in(dir: TempDir, address: &str, options: &[&str]) -> Self {
         let listen = ["recv", "--listen", address, "--json", "--dir"].map(OsStr::new);
         let arguments: Vec<_> =
@@ -311,19 +311,19 @@ impl Receiver {
         lines.read_line(&mut first).unwrap();
         let listening: Value = serde_json::from_str(&first).expect("the first line is an event");
         assert_eq!(listening["event"], "listening");
-        // The receiver must not wait for somebody to read on.
+        // Read on, so that the receiver does not wait for a reader.
         let said = Some(read_all(lines));
         Self { child, address: listening["address"].as_str().unwrap().to_owned(), dir, said }
     }
 
-    /// Waits for the end; returns the exit code and what was said.
+    /// Waits for the end, and returns the exit code and the output.
     pub(crate) fn finish_telling(mut self) -> (i32, String) {
         let said = self.said.take().unwrap();
         let (exit, _) = self.finish();
         (exit, text(&said.join().unwrap()))
     }
 
-    /// Waits for the end; returns the exit code and the directory.
+    /// Waits for the end, and returns the exit code and the directory.
     pub(crate) fn finish(mut self) -> (i32, TempDir) {
         let exit = exit_of(&mut self.child);
         (exit, std::mem::replace(&mut self.dir, TempDir::new().unwrap()))
@@ -410,7 +410,7 @@ pub(crate) fn rdmc<S: AsRef<OsStr>>(arguments: &[S]) -> Output {
     finish(command(arguments).spawn().unwrap())
 }
 
-/// Waits for a process that is not expected to say much.
+/// Waits for a process that prints little.
 pub(crate) fn finish(mut child: Child) -> Output {
     let (stdout, stderr) = (read_all(child.stdout.take().unwrap()), read_all(child.stderr.take().unwrap()));
     let begun = Instant::now();
@@ -441,7 +441,7 @@ pub(crate) fn send(files: &[PathBuf], receivers: &[Receiver], options: &[&str], 
     finish(command.args(options).args(files).spawn().unwrap())
 }
 
-/// Starts to send, in blocks so small that it takes a while.
+/// Starts to send in small blocks, so that the transfer takes a while.
 fn start_send(path: &Path, receivers: &[Receiver]) -> Child {
     let to = receivers.iter().map(|receiver| receiver.address.as_str()).collect::<Vec<_>>().join(",");
     command(&["send", "--to", &to, "--block-size", "512"]).arg(path).spawn().unwrap()
@@ -478,19 +478,19 @@ fn parent_of(pid: u32) -> Option<u32> {
     status.lines().find_map(|line| line.strip_prefix("PPid:"))?.trim().parse().ok()
 }
 
-/// Tells whether a process has the arguments `role`, each but the last with a NUL behind it; one that has ended has none.
+/// Tells whether a process has the arguments `role`, separated by NUL. A process that has ended has none.
 pub(crate) fn runs_as(pid: u32, role: &str) -> bool {
     std::fs::read_to_string(format!("/proc/{pid}/cmdline")).is_ok_and(|line| line.contains(role))
 }
 
-/// What is below a directory: mode, modification time and digest by relative path.
+/// Returns the content of a directory: mode, modification time and digest by relative path.
 pub(crate) fn tree(root: &Path) -> BTreeMap<PathBuf, (u32, i64, i64, Option<blake3::Hash>)> {
     let mut found = BTreeMap::new();
     let mut unread = vec![root.to_owned()];
     while let Some(dir) = unread.pop() {
         for entry in std::fs::read_dir(dir).unwrap() {
             let path = entry.unwrap().path();
-            // It may have gone meanwhile.
+            // The file may be removed meanwhile.
             let Ok(metadata) = std::fs::symlink_metadata(&path) else { continue };
             if path.ends_with(PARTS) {
                 continue;
@@ -506,12 +506,12 @@ pub(crate) fn tree(root: &Path) -> BTreeMap<PathBuf, (u32, i64, i64, Option<blak
     found
 }
 
-/// Tells whether some of a file has arrived that is not whole.
+/// Tells whether a part of a file has arrived.
 pub(crate) fn begins(receiver: &Receiver) -> bool {
     !parts(receiver.dir.path()).is_empty()
 }
 
-/// Lists the parts of files in a receiver's directory. One that keeps none has them beside what they become.
+/// Lists the parts of files in a receiver's directory. A receiver that keeps no parts has them beside the files.
 pub(crate) fn parts(dir: &Path) -> Vec<PathBuf> {
     let entries = [dir.join(PARTS), dir.to_owned()].into_iter().filter_map(|dir| std::fs::read_dir(dir).ok());
     let paths = entries.flatten().flatten().map(|entry| entry.path());
@@ -523,7 +523,7 @@ fn files_in(dir: &Path) -> Vec<PathBuf> {
 }
 
 fn empty(dir: &Path) {
-    // The directory of parts may be about to go.
+    // The directory of parts may be removed at this moment.
     let files = files_in(dir).into_iter().filter(|path| !path.ends_with(PARTS));
     files.for_each(|path| std::fs::remove_file(path).unwrap());
 }
@@ -546,9 +546,9 @@ pub(crate) fn code(output: &Output) -> i32 {
     output.status.code().expect("it ends by itself")
 }
 
-/// Where receivers keep parts of files.
+/// Directory in which receivers keep parts of files.
 pub(crate) const PARTS: &str = ".rdmc-partial";
-/// How long anything may take before it is called hanging.
+/// Time after which the tests take a process to hang.
 const WATCHDOG: Duration = Duration::from_secs(120);
-/// How often to look.
+/// Interval between two looks.
 const POLL: Duration = Duration::from_millis(2);

@@ -1,4 +1,4 @@
-//! Survivors of a failure go on: what was interrupted is completed from what they hold between them.
+//! Tests that survivors of a failure complete interrupted messages from the blocks that they hold between them.
 
 use futures::StreamExt;
 use rdmc::{
@@ -15,7 +15,7 @@ fn message(number: u64) -> Vec<u8> {
     pattern(MESSAGE_LEN, number + 1)
 }
 
-/// Goes on after a failure, and after those that follow.
+/// Recovers from a failure, and from those that follow.
 pub(crate) async fn go_on(mut failure: GroupFailure) -> Recovery {
     loop {
         match failure.recover().await {
@@ -26,7 +26,7 @@ pub(crate) async fn go_on(mut failure: GroupFailure) -> Recovery {
     }
 }
 
-/// Sends `count` messages, over failures, each once, and closes.
+/// Sends `count` messages across failures, each once, and closes.
 pub(crate) async fn send_all(mut sender: Sender, count: u64) -> Certificate {
     let mut next = 0;
     loop {
@@ -41,7 +41,7 @@ pub(crate) async fn send_all(mut sender: Sender, count: u64) -> Certificate {
     }
 }
 
-/// Sends messages from `next` on; afterwards `next` is the first that was not queued.
+/// Sends messages from `next` on. Afterwards `next` is the first message that was not queued.
 async fn send_from(sender: &Sender, next: &mut u64, count: u64) -> Result<(), GroupFailure> {
     let mut sends: futures::stream::FuturesOrdered<_> =
         (*next..count).map(|number| sender.send(message(number))).collect();
@@ -60,14 +60,14 @@ async fn send_from(sender: &Sender, next: &mut u64, count: u64) -> Result<(), Gr
     failed.map_or(Ok(()), Err)
 }
 
-/// What a member was given until the last group was closed.
+/// The messages of a member until the last group was closed.
 pub(crate) struct Given {
     pub(crate) messages: Vec<Message>,
     lost: Vec<LostMessage>,
     certificate: Certificate,
 }
 
-/// Takes messages, over failures, until a group is closed.
+/// Receives messages across failures, until a group is closed.
 pub(crate) async fn take_over_failures(mut receiver: Receiver) -> Given {
     let (mut messages, mut lost) = (Vec::new(), Vec::new());
     loop {
@@ -87,7 +87,7 @@ pub(crate) async fn take_over_failures(mut receiver: Receiver) -> Given {
     }
 }
 
-/// Checks that a member was given all messages, once and in order.
+/// Checks that a member received all messages, once and in order.
 pub(crate) fn check(given: &Given, count: u64, context: &str) {
     let which = |got: &Message| (0..count).find(|number| got[..] == message(*number));
     let got: Vec<_> = given.messages.iter().map(|got| (got.number(), which(got))).collect();
@@ -118,7 +118,7 @@ async fn survivors_complete_what_a_receiver_interrupted() {
             }
             assert!(certificate.is_complete() && certificate.messages() == 30, "{context}: {certificate}");
             assert_eq!(certificate.members().len(), 5, "{context}");
-            // What had arrived did not travel again.
+            // Blocks that had arrived did not travel again.
             for node in [1, 3, 4, 5].map(|at: usize| &nodes[at]) {
                 let received = node.stats().bytes_received;
                 assert!(received <= 30 * MESSAGE_LEN as u64 * 105 / 100, "{context}: {received}");
@@ -187,7 +187,7 @@ async fn a_recovery_that_fails_is_recovered_from() {
                 first.next().await.expect("a message").expect("no failure");
                 drop(first);
             };
-            // While the others form the group in which they go on.
+            // This happens while the others form the group of the survivors.
             let second_dies = async {
                 second.failed().await;
                 nodes[2].clone().shutdown(Shutdown::Abort).await;
@@ -221,7 +221,7 @@ async fn survivors_of_the_root_and_of_another_have_the_same() {
                 };
                 futures::join!(sends, dies);
             };
-            // Not the one that is first among those who are left: nobody may take it for the root.
+            // Not the first of the survivors, so that no member takes it for the root.
             let second_dies = async {
                 second.failed().await;
                 nodes[3].clone().shutdown(Shutdown::Abort).await;
@@ -239,7 +239,7 @@ async fn survivors_of_the_root_and_of_another_have_the_same() {
     }
 }
 
-/// Takes messages into memory of its own, and stays with it where it can; returns how often it did.
+/// Receives messages into its own memory, and stays with that memory where it can. Returns how often it stayed.
 async fn take_with_offers(mut receiver: OfferReceiver, node: &Node) -> (Vec<Message>, u32) {
     let (mut messages, mut stayed) = (Vec::new(), 0);
     loop {
@@ -287,7 +287,7 @@ async fn a_message_goes_on_in_the_memory_that_the_application_gave() {
             .expect("the group forms");
             let long = pattern(3_000_000, 9);
             let dies = async {
-                // As soon as anything has arrived at the other.
+                // Dies as soon as bytes have arrived at the other receiver.
                 while nodes[1].stats().bytes_received == 0 {
                     tokio::task::yield_now().await;
                 }
@@ -319,7 +319,7 @@ async fn a_message_goes_on_in_the_memory_that_the_application_gave() {
 async fn who_cannot_go_on_is_told_why() {
     watched(async {
         let nodes = start(Kind::Mem, 2).await;
-        // Of two, the root goes on alone.
+        // Of two members, the root goes on alone.
         let (sender, mut receivers) = form(&nodes, &spec_of_all(1, &nodes, Algorithm::Chain, BLOCK_SIZE)).await;
         drop(receivers.remove(0));
         let failure = sender.failed().await;
@@ -328,7 +328,7 @@ async fn who_cannot_go_on_is_told_why() {
         alone.send(message(0)).await.expect("nobody is there who could fail");
         assert_eq!(alone.close().await.expect("nobody is there who could fail").messages(), 1);
 
-        // Who is named does not go on.
+        // A member that the failure names does not go on.
         let nodes = start(Kind::Mem, 3).await;
         let (_sender, mut receivers) = form(&nodes, &spec_of_all(2, &nodes, Algorithm::Chain, BLOCK_SIZE)).await;
         let refusing = receivers.remove(0);
@@ -347,7 +347,7 @@ async fn a_group_formed_without_recovery_keeps_nothing() {
         sender.send(message(0)).await.expect("nobody fails yet");
         let mut receiver = receivers.remove(0);
         drop(receiver.next().await.expect("a message").expect("no failure"));
-        // What is taken and dropped is not kept, or this waits for ever.
+        // If messages were kept after they are taken and dropped, this would wait for ever.
         while nodes[1].stats().pool_bytes_lent >= MESSAGE_LEN as u64 {
             tokio::task::yield_now().await;
         }

@@ -1,4 +1,4 @@
-//! A receiver that was interrupted, started again, takes only what it lacks.
+//! Tests that an interrupted receiver, when it is started again, takes only the blocks that it lacks.
 
 #![expect(clippy::unwrap_used, reason = "the helpers belong to the tests, where nothing goes on after a failure")]
 
@@ -10,12 +10,12 @@ use tempfile::TempDir;
 use crate::program::{PARTS, Receiver, begins, code, command, finish, parts, signal, text, tree, wait_until};
 use crate::survivors::{end, start_send, write_files};
 
-/// That of [`start_send`].
+/// Block size of [`start_send`].
 const BLOCK_SIZE: usize = 512;
 const FILES: u64 = 3;
 const FILE_LEN: usize = 3 << 20;
 
-/// Returns how many bytes of the source are in blocks that are not here, neither in files nor in parts of them.
+/// Returns the bytes of all blocks of the source that the directory lacks, in files and in parts of files.
 fn lacking(source: &TempDir, dir: &Path) -> u64 {
     let parts: Vec<Vec<u8>> = parts(dir).iter().map(|path| std::fs::read(path).unwrap()).collect();
     let lacks = |number: u64| {
@@ -32,7 +32,7 @@ fn lacking(source: &TempDir, dir: &Path) -> u64 {
     (0..FILES).map(lacks).sum::<usize>() as u64
 }
 
-/// Interrupts the second of three receivers when it has one file and some of the next.
+/// Interrupts the second of three receivers when it has one file and a part of the next.
 fn interrupt(source: &TempDir, files: &[PathBuf], how: impl Fn(&Child)) -> (Receiver, Vec<Receiver>) {
     let mut receivers: Vec<_> = (0..3).map(|_| Receiver::start(&["--once"])).collect();
     let sender = start_send(files, &receivers, &["--evict-after", "1"]);
@@ -50,12 +50,12 @@ fn interrupt(source: &TempDir, files: &[PathBuf], how: impl Fn(&Child)) -> (Rece
     (victim, receivers)
 }
 
-/// Sends to receivers that have parts, in blocks as before; returns how many bytes came to each.
+/// Sends to receivers that have parts, with the same block size. Returns the bytes that each received.
 fn send_again(files: &[PathBuf], source: &TempDir, dirs: Vec<TempDir>) -> Vec<u64> {
     send_again_by(files, source, dirs, &BLOCK_SIZE.to_string())
 }
 
-/// Does so in blocks of another size.
+/// Sends to receivers that have parts, with another block size.
 fn send_again_by(files: &[PathBuf], source: &TempDir, dirs: Vec<TempDir>, block_size: &str) -> Vec<u64> {
     let start = |dir| Receiver::start_in(dir, "127.0.0.1:0", &["--once"]);
     let receivers: Vec<_> = dirs.into_iter().map(start).collect();
@@ -75,7 +75,7 @@ fn send_again_by(files: &[PathBuf], source: &TempDir, dirs: Vec<TempDir>, block_
     received.collect()
 }
 
-/// What travels besides blocks: a digest for each file.
+/// Bytes that travel besides blocks: a digest for each file.
 const DIGESTS: u64 = 32 * FILES;
 
 #[test]
@@ -108,8 +108,8 @@ fn who_was_ended_by_a_signal_takes_only_what_it_lacks_when_it_is_started_again()
     assert_eq!(send_again(&files, &source, vec![dir]), [lacked + DIGESTS]);
 }
 
-/// The block size may be another one than before, as it depends on who receives what: files that are whole are used, and of
-/// parts the blocks of the new size.
+/// The block size may differ from the one before, because it depends on the receivers and the files. Then whole files
+/// still count, and of parts the blocks of the new size.
 #[test]
 fn parts_are_of_use_whatever_the_block_size_is_next_time() {
     let source = TempDir::new().unwrap();
@@ -121,7 +121,7 @@ fn parts_are_of_use_whatever_the_block_size_is_next_time() {
     assert!((lacked + DIGESTS..=2 * FILE_LEN as u64 + DIGESTS).contains(&received), "{received}, {lacked}");
 }
 
-/// A receiver that was stopped is given up; when it goes on, it gets the rest from another receiver's files.
+/// A stopped receiver is evicted. When it runs again, it gets the rest from another receiver's files.
 #[test]
 fn who_was_evicted_takes_what_it_lacks_from_any_holder() {
     let source = TempDir::new().unwrap();
@@ -130,7 +130,7 @@ fn who_was_evicted_takes_what_it_lacks_from_any_holder() {
     signal(&victim.child, "CONT");
     let (exit, said, dir) = end(victim);
     assert_eq!(exit, 3, "{said}");
-    // Whether it hears of the verdict or finds nobody.
+    // Either it learns the verdict or it finds no other member.
     assert!(said.contains("without this receiver") || said.contains("this receiver was given up"), "{said}");
     assert!(said.contains("only what is missing here travels"), "{said}");
     let lacked = lacking(&source, dir.path());
@@ -140,7 +140,7 @@ fn who_was_evicted_takes_what_it_lacks_from_any_holder() {
     assert_eq!(send_again(&held, &source, vec![dir]), [lacked + DIGESTS]);
 }
 
-/// What was kept is compared with what is sent: a file that has changed since arrives as it is now.
+/// A receiver compares its parts with the sender's files, so a file that has changed arrives in its new version.
 #[test]
 fn parts_of_another_version_of_a_file_do_no_harm() {
     let source = TempDir::new().unwrap();

@@ -1,10 +1,10 @@
-//! What holds of the sources: imports between crates point down only, and promises have tests.
+//! Tests of the sources: imports between crates point down only, and promises have tests.
 
 use std::collections::BTreeMap;
 use std::path::Path;
 use std::process::Command;
 
-/// What each room may use of the others.
+/// The rooms that each room may use.
 const ARROWS: [(&str, &[&str]); 6] = [
     ("rdmc-schedule", &[]),
     ("rdmc-fabric", &[]),
@@ -29,7 +29,7 @@ fn imports_between_crates_point_down_only() {
     for package in metadata["packages"].as_array().expect("a list of packages") {
         let name = package["name"].as_str().expect("a name");
         let dependencies = package["dependencies"].as_array().expect("a list of dependencies");
-        // It is under the GPL, and a workspace of its own.
+        // It is under the GPL, and has its own workspace.
         assert!(dependencies.iter().all(|other| other["name"] != "rdmc-async-rdma"), "{name} uses rdmc-async-rdma");
         if package["publish"].as_array().is_some_and(Vec::is_empty) {
             continue; // Examples, tests and benches may use everything else.
@@ -64,7 +64,7 @@ fn every_promise_names_tests_that_exist() {
             tests = 0;
             assert_eq!(number, promise.to_string(), "promises are numbered in order");
         }
-        // Tests stand alone in their lines, which may be items of a list.
+        // A line of tests contains nothing else; it may be an item of a list.
         let words = line.trim().trim_start_matches("- ").split(' ');
         let names = words.map(|word| word.strip_prefix('`').and_then(|word| word.strip_suffix('`')));
         let Some(names) = names.collect::<Option<Vec<_>>>() else { continue };

@@ -1,4 +1,4 @@
-//! Processes that are killed or stopped at a random moment of a multicast.
+//! Tests in which a process is killed or stopped at a random moment of a multicast.
 //!
 //! `integration-tests/rounds` plays many rounds.
 
@@ -23,12 +23,12 @@ fn whoever_is_killed_or_stopped_at_any_moment_is_named_by_all_others() {
     Campaign::of("RDMC_ROUNDS", ROUNDS).play(|seed| Round::draw(seed, span).play(&path));
 }
 
-/// What happens to one process of a transfer.
+/// A round: what happens to one process of a transfer.
 #[derive(Debug)]
 struct Round {
     receivers: usize,
     algorithm: &'static str,
-    /// 0 is the sender.
+    /// Number of the process; process 0 is the sender.
     victim: usize,
     after: Duration,
     harm: Harm,
@@ -37,7 +37,7 @@ struct Round {
 #[derive(Debug)]
 enum Harm {
     Killed,
-    /// It goes on when the others have ended.
+    /// The process continues when the others have ended.
     Stopped,
     Paused(Duration),
 }
@@ -60,7 +60,7 @@ impl Round {
         }
     }
 
-    /// Plays the round; tells what became of it.
+    /// Plays the round, and returns its outcome.
     fn play(&self, path: &Path) -> Result<String, String> {
         let options = [&OPTIONS[..], &["--algorithm", self.algorithm]].concat();
         let mut fleet = Fleet::start(&vec![Host::default(); self.receivers + 1], path, &options);
@@ -90,11 +90,11 @@ impl Round {
     }
 }
 
-/// Rounds of a run of the test suite.
+/// Rounds in a run of the test suite.
 const ROUNDS: u64 = 6;
-/// Bytes of the file that is sent: in such blocks it takes a while.
+/// Length of the file in bytes; with blocks this small, the transfer takes a while.
 const FILE_BYTES: usize = 48 << 20;
 /// Options of the sender.
 const OPTIONS: [&str; 2] = ["--block-size", "1k"];
-/// The longest pause: longer than it takes to be given up.
+/// Longest pause: long enough for the process to be declared failed.
 const PAUSE_MAX: Duration = Duration::from_secs(4);

@@ -1,4 +1,4 @@
-//! Who gets in: nodes over TCP, and the program as a user runs it, with keys, certificates and none.
+//! Tests of which nodes get in: over TCP, and with the program as a user runs it; with keys, certificates and neither.
 
 #![expect(clippy::unwrap_used, reason = "the helpers belong to the tests, where nothing goes on after a failure")]
 
@@ -19,7 +19,7 @@ use tempfile::TempDir;
 use crate::cluster::{free_addresses, pattern, watched};
 use crate::program::{code, command, finish, rdmc, text, tree, wait_until};
 
-/// Signs certificates, which it writes to a directory with the keys.
+/// Signs certificates, and writes them to a directory with their keys.
 struct Authority {
     issuer: CertifiedIssuer<'static, KeyPair>,
     dir: TempDir,
@@ -35,7 +35,7 @@ impl Authority {
         Self { issuer, dir }
     }
 
-    /// Writes a certificate for `name`; returns the files of authority, certificate and key.
+    /// Writes a certificate for `name`, and returns the files of authority, certificate and key.
     fn issue(&self, name: &str, years: (i32, i32)) -> [PathBuf; 3] {
         let mut params = CertificateParams::new([name.to_owned()]).unwrap();
         (params.not_before, params.not_after) =
@@ -54,7 +54,7 @@ impl Authority {
         Security::tls_files(ca, certificate, key).unwrap()
     }
 
-    /// Returns the options for the program with a certificate for `name`.
+    /// Returns options of the program with a certificate for `name`.
     fn options(&self, name: &str, years: (i32, i32)) -> Vec<String> {
         let files = self.issue(name, years);
         let options = ["--tls-ca", "--tls-cert", "--tls-key"].into_iter().zip(files);
@@ -68,7 +68,7 @@ fn tcp(encrypt: bool) -> Arc<dyn Fabric> {
     TcpFabric::with_config(config)
 }
 
-/// Prepares the nodes of a cluster on this host, whose names are `zero`, `one` and `two`.
+/// Prepares the nodes of a cluster on this host, with the names `zero`, `one` and `two`.
 fn builders(securities: [Security; 3], encrypt: [bool; 3]) -> Vec<NodeBuilder> {
     let cluster = Cluster::new((0u32..).zip(free_addresses(3)));
     let cluster = (0..).map(NodeId).zip(NAMES).fold(cluster, |cluster, (node, name)| cluster.name(node, name));
@@ -113,7 +113,7 @@ async fn a_fixed_cluster_multicasts_with_certificates_and_with_a_key_and_encrypt
 #[tokio::test]
 async fn a_member_that_claims_anothers_number_is_refused() {
     let authority = Authority::new();
-    // Node 1 has the certificate of node 2, as if it had been given another's number.
+    // Node 1 has the certificate of node 2, as if it claimed the number of another node.
     let mut nodes = builders(["zero", "two", "two"].map(|name| authority.security(name)), [false; 3]);
     let limit = Duration::from_secs(4);
     let starts = nodes.drain(..).map(|builder| builder.connect_limit(limit).start());
@@ -152,7 +152,7 @@ async fn nodes_that_do_not_agree_on_encryption_form_no_group() {
     }
 }
 
-/// A receiver's process, of which is kept what it says on stderr.
+/// A receiver's process; its stderr is kept.
 struct Receiver {
     child: Child,
     address: String,
@@ -180,7 +180,7 @@ impl Receiver {
         Self { child, address: first["address"].as_str().unwrap().to_owned(), first, dir, complaints }
     }
 
-    /// Waits until it has complained with these words, and says how often.
+    /// Waits until it has logged these words, and returns how often.
     fn complains(&self, words: &str) -> usize {
         let count = || self.complaints.lock().unwrap().matches(words).count();
         wait_until("the receiver complains", || count() > 0);
@@ -209,7 +209,7 @@ fn source() -> (TempDir, PathBuf) {
     (source, path)
 }
 
-/// Makes a key by the program, and returns the options that use it.
+/// Makes a key with the program, and returns the options that use it.
 pub(crate) fn key_in(dir: &TempDir, name: &str) -> Vec<String> {
     let path = dir.path().join(name);
     let made = rdmc(&["keygen".as_ref(), path.as_os_str()]);
@@ -250,7 +250,7 @@ fn who_does_not_belong_is_told_why_and_complained_of_once() {
     let (one, other) = (key_in(&keys, "one"), key_in(&keys, "other"));
     let (authority, foreign) = (Authority::new(), Authority::new());
     let (here, none) = (authority.options("127.0.0.1", GOOD), Vec::new());
-    // What the receiver and the sender have, what the sender is told, and what the receiver complains of.
+    // Options of the receiver and of the sender, the sender's error, and the receiver's log.
     let cases = [
         (&one, &other, "it has another key", "it has another key"),
         (&one, &none, "it speaks TLS only: this node needs a key or certificates", "it does not speak TLS"),
@@ -347,7 +347,7 @@ fn a_receiver_for_everybody_says_so() {
 
 /// The names of the nodes of a fixed cluster.
 const NAMES: [&str; 3] = ["zero", "one", "two"];
-/// Years of certificates that are valid.
+/// Years of valid certificates.
 const GOOD: (i32, i32) = (2020, 4000);
-/// Years of certificates that have expired.
+/// Years of expired certificates.
 const PAST: (i32, i32) = (2001, 2002);

@@ -1,4 +1,4 @@
-//! Members of one host have every message in common: one sealed object, mapped by all.
+//! Tests of members of one host that share every message: one sealed object, mapped by all.
 
 use std::io::{BufRead, BufReader, Read};
 use std::os::unix::fs::MetadataExt;
@@ -33,7 +33,7 @@ fn shared(id: u64, nodes: &[Node], algorithm: Algorithm) -> GroupSpec {
     spec_of_all(id, nodes, algorithm, 64 << 10).delivery_mode(DeliveryMode::Shared)
 }
 
-/// What is mapped at an address: the file's number, and how.
+/// Returns the mapping at an address: the file's number, and the permissions.
 fn mapped_at(bytes: &[u8]) -> (u64, String) {
     let address = bytes.as_ptr() as usize;
     let maps = std::fs::read_to_string("/proc/self/maps").expect("a process sees its maps");
@@ -60,7 +60,7 @@ fn is_here(inode: u64) -> bool {
         })
 }
 
-/// Waits until the files are gone: what was under way may hold them a little longer.
+/// Waits until the files are gone. Operations under way may hold them a little longer.
 async fn all_gone(inodes: &[u64]) {
     while inodes.iter().any(|&inode| is_here(inode)) {
         tokio::task::yield_now().await;
@@ -131,7 +131,7 @@ async fn what_cannot_be_shared_is_refused_with_the_remedy() {
         let copied = sender.send(vec![1; 10]).await.expect_err("it is no object");
         assert!(matches!(copied, SendError::NotAnObject) && copied.to_string().contains("SharedObject"), "{copied}");
         drop((sender, receivers));
-        // One who wants copies does not meet others who do not.
+        // A member that wants copies does not form a group with members that share.
         let private = spec_of_all(3, &nodes, Algorithm::Chain, 64 << 10);
         let other = private.clone().delivery_mode(DeliveryMode::Shared);
         let (created, joined) = futures::join!(nodes[0].create_group(private), nodes[1].join_group(other));
@@ -235,12 +235,12 @@ async fn sends_of_objects_dropped_at_any_poll_leave_nothing_open() {
 async fn two_members_leave_and_the_others_keep_what_they_have_and_go_on() {
     watched(async {
         let nodes = start(Kind::Shm, 5).await;
-        // The first verdict may name only one of them: the other does not join those who go on.
+        // The first verdict may name only one of them; the other does not join the group of the survivors.
         let spec = shared(1, &nodes, Algorithm::BinomialPipeline).formation_limit(Duration::from_secs(3));
         let (sender, mut receivers) = form(&nodes, &spec).await;
         sender.send(object(1_000_000, 0)).await.expect("nobody fails yet");
         let mut first = join_all(receivers.iter_mut().map(next)).await;
-        // They leave one after the other, so that the second may end the group of those who went on.
+        // They leave one after the other, so the second may end the group of the survivors.
         let (second, leaving) = (receivers.remove(3), receivers.remove(1));
         drop((leaving, second));
         let others = [receivers[0].failed(), receivers[1].failed()];
@@ -326,7 +326,7 @@ async fn members_that_share_no_memory_are_named_with_the_remedy() {
     .await;
 }
 
-/// A fabric that takes so long to attach objects that the owner is gone, or that reaches others by TCP.
+/// A fabric that attaches objects only after their owner is gone, or that reaches other nodes by TCP.
 #[derive(Debug)]
 struct Late {
     inner: Arc<rdmc::MemFabric>,
@@ -404,16 +404,16 @@ impl Fabric for Late {
     }
 }
 
-/// Whether the test below is the process of a root, and the addresses of its cluster.
+/// Variable that makes the test below the process of a root; its value has the addresses of the cluster.
 const ROOT: &str = "RDMC_TEST_SHARING_ROOT";
 const OBJECT_LEN: usize = 8 << 20;
 
-/// As a test it does nothing; as a process of its own it is the root of a group.
+/// As a test it does nothing. In its own process it is the root of a group.
 #[test]
 fn a_root_in_a_process_of_its_own() {
     let Ok(addresses) = std::env::var(ROOT) else { return };
     std::thread::spawn(|| {
-        // Ends with whoever has started it.
+        // Ends with the process that started it.
         let _ = std::io::stdin().read_to_end(&mut Vec::new());
         std::process::exit(0);
     });

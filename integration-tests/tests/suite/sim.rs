@@ -1,4 +1,4 @@
-//! `rdmc sim`, as a user runs it.
+//! Tests of `rdmc sim` as a user runs it.
 
 #![expect(clippy::unwrap_used, reason = "the helpers belong to the tests, where nothing goes on after a failure")]
 
@@ -13,7 +13,7 @@ fn scenario(name: &str) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).parent().unwrap().join("examples/scenarios").join(name)
 }
 
-/// Runs `rdmc sim` with these arguments; returns exit code, stdout and stderr.
+/// Runs `rdmc sim` with these arguments, and returns exit code, stdout and stderr.
 fn sim(arguments: &[&str]) -> (i32, String, String) {
     let output = rdmc(&[&["sim"], arguments].concat());
     let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();

@@ -1,4 +1,4 @@
-//! `rdmc send` and `rdmc recv` when a process dies or gives up in the middle: the others go on.
+//! Tests of `rdmc send` and `rdmc recv` when a process dies or gives up in the middle: the others go on.
 
 #![expect(clippy::unwrap_used, reason = "the helpers belong to the tests, where nothing goes on after a failure")]
 
@@ -97,7 +97,7 @@ fn a_receiver_that_cannot_go_on_does_not_stop_the_others() {
     let sender = start_send(&files, &receivers, &[]);
     let refusing = receivers.remove(2);
     wait_until("the first file begins to arrive", || begins(&refusing));
-    // No file takes the name of a directory.
+    // No file can take the name of a directory.
     std::fs::create_dir(refusing.dir.path().join("0")).unwrap();
     let sent = finish(sender);
     assert_eq!(code(&sent), 3, "{sent:?}");
@@ -110,7 +110,7 @@ fn a_receiver_that_cannot_go_on_does_not_stop_the_others() {
     assert!(tree(dir.path()).keys().all(|name| name.extension().is_none()), "{:?}", tree(dir.path()));
 }
 
-/// Writes so many files of so many bytes, which are named by numbers.
+/// Writes `count` files of `bytes` bytes; their names are numbers.
 pub(crate) fn write_files(source: &TempDir, count: u64, bytes: usize) -> Vec<PathBuf> {
     let write = |number: u64| {
         let path = source.path().join(number.to_string());
@@ -120,13 +120,13 @@ pub(crate) fn write_files(source: &TempDir, count: u64, bytes: usize) -> Vec<Pat
     (0..count).map(write).collect()
 }
 
-/// Starts to send, in blocks so small that it takes a while.
+/// Starts to send in small blocks, so that the transfer takes a while.
 pub(crate) fn start_send(files: &[PathBuf], receivers: &[Receiver], options: &[&str]) -> Child {
     let to = receivers.iter().map(|receiver| receiver.address.as_str()).collect::<Vec<_>>().join(",");
     command(&["send", "--to", &to, "--block-size", "512"]).args(options).args(files).spawn().unwrap()
 }
 
-/// Waits for the end; returns the exit code, what was said, and the directory.
+/// Waits for the end, and returns the exit code, the output and the directory.
 pub(crate) fn end(mut receiver: Receiver) -> (i32, String, TempDir) {
     let dir = std::mem::replace(&mut receiver.dir, TempDir::new().unwrap());
     let (exit, said) = receiver.finish_telling();

@@ -1,4 +1,4 @@
-//! Bad conditions: what is delivered all the same, and what is refused with the reason and the remedy.
+//! Tests of bad conditions: transfers that succeed all the same, and refusals with their reason and remedy.
 
 #![expect(clippy::unwrap_used, reason = "the helpers belong to the tests, where nothing goes on after a failure")]
 
@@ -23,7 +23,7 @@ fn lost_packets_are_sent_again() {
         begun.elapsed()
     };
     let (whole, before) = (timed(), repetitions());
-    // What node 2 sends, and what is sent to it.
+    // Both directions of node 2.
     let lossy = ["veth2", "port2"];
     let _undo = Undo(|| lossy.iter().for_each(|interface| run(&format!("tc qdisc del dev {interface} root"))));
     lossy.iter().for_each(|interface| run(&format!("tc qdisc add dev {interface} root netem loss 1%")));
@@ -43,7 +43,7 @@ fn members_with_different_packet_lengths_agree() {
     run("ip link set veth2 mtu 1500");
     let before = counters(2..=2, &["rcvd_pkts"]);
     delivers(&file, &source);
-    // Of 1024 bytes, where all others take 4096.
+    // Packets of 1024 bytes, where all others take 4096.
     assert!(counters(2..=2, &["rcvd_pkts"]) - before >= 4096);
 }
 
@@ -88,7 +88,7 @@ fn a_port_that_is_down_is_named() {
 #[test]
 fn a_port_without_an_address_is_named() {
     let Some(_lab) = Lab::enter(4) else { return };
-    // The kernel follows in its own time.
+    // The kernel follows with a delay.
     let has_address = || {
         let devices = rdmc_verbs::devices().unwrap();
         let ports = devices.iter().filter(|device| device.name == "rxe1").flat_map(|device| &device.ports);
@@ -151,7 +151,7 @@ fn a_receiver_without_rdma_is_named_or_reached_by_tcp() {
     }
 }
 
-/// Sends a file from node 1 to three receivers, which get it whole.
+/// Sends a file from node 1 to three receivers, and checks that they get it whole.
 fn delivers(file: &PathBuf, source: &TempDir) {
     let receivers = receivers(&[2, 3, 4], &["--once"]);
     let sent = send(&[file], &receivers, &["--block-size", "64k"]);
@@ -160,7 +160,7 @@ fn delivers(file: &PathBuf, source: &TempDir) {
     assert_all_have(receivers, source);
 }
 
-/// The program does not start on RDMA, and says all of `words`.
+/// Checks that the program does not start on RDMA, and prints all of `words`.
 fn refuses(options: &[&str], words: &[&str]) {
     let output = rdmc(&[&["demo", "--nodes", "2", "--size", "1MiB", "--fabric", "verbs"], options].concat());
     let said = text(&output.stderr);
@@ -170,7 +170,7 @@ fn refuses(options: &[&str], words: &[&str]) {
     }
 }
 
-/// A sender and a receiver that may choose take TCP, and say that it is because of `reason`.
+/// Checks that a sender and a receiver with a free choice take TCP, and give `reason` as the reason.
 fn auto_takes_tcp(reason: &str) {
     let (source, file) = source_of(100_000);
     let receiver = Receiver::start_at("10.77.0.2:0", &["--once"]);
