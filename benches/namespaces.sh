@@ -1,5 +1,5 @@
-# Shared by benches/shaped.sh, racks.sh and program.sh, which source it with `name`, `hosts` and `rate` set. Every host is
-# a network namespace whose port is limited in both directions by tbf. Needs root, iproute2 and a kernel with network
+# Makes hosts for benches/shaped.sh, racks.sh and program.sh, which source it with `name`, `hosts` and `rate` set. Every
+# host is a network namespace; tbf limits its port in both directions. Needs root, iproute2 and a kernel with network
 # namespaces. Traffic stays inside the namespaces, which are deleted at the end.
 burst=140000 # Bytes: two full segments of the largest size the stack passes on.
 queue=524288 # Bytes at a switch port.
@@ -9,7 +9,8 @@ down() {
 }
 trap down EXIT
 # A script that measures another program has set it.
-[ -n "${program:-}" ] || program=$(cargo bench -p rdmc-benches --bench cluster --no-run --message-format=json 2>/dev/null |
+[ -n "${program:-}" ] || program=$(
+    cargo bench -p rdmc-benches --bench cluster --no-run --message-format=json 2>/dev/null |
     grep -o '"executable":"[^"]*/cluster-[^"]*"' | tail -n 1 | cut -d'"' -f4)
 [ -n "$program" ] ||
     { echo "the bench did not build: cargo bench -p rdmc-benches --bench cluster --no-run" >&2; exit 1; }

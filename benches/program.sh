@@ -1,14 +1,14 @@
 #!/usr/bin/env bash
-# Measures the program: `rdmc send` of one file from a host to 1, 2, … other hosts. Every host is a network namespace whose
-# port is limited in both directions by tbf. Needs root, iproute2 and a kernel with network namespaces. Traffic stays
-# inside the namespaces. Prints comma-separated values: receivers, what `--algorithm` was, the median of the seconds of
-# the whole command, the same over the time that the bytes take at the rate of a port, and the seconds of each round.
+# Measures the program: `rdmc send` of one file from a host to 1, 2, … other hosts. Every host is a network namespace;
+# tbf limits its port in both directions. Needs root, iproute2 and a kernel with network namespaces. Traffic stays
+# inside the namespaces. Prints comma-separated values: receivers, the value of `--algorithm`, the median of the seconds
+# of the whole command, the same over the time that the bytes take at the rate of a port, and the seconds of each round.
 #
 #   benches/program.sh [HOSTS=8] [RATE_MBIT=200] [MIB=64] [ROUNDS=3] [ALGORITHMS="auto sequential"]
 set -euo pipefail
 cd "$(dirname "$0")/.."
 hosts=${1:-8} rate=${2:-200} mib=${3:-64} rounds=${4:-3} algorithms=${5:-auto sequential}
-name=rdmcbench$$ # Ours alone: several runs do not meet.
+name=rdmcbench$$ # Unique, so that several runs do not meet.
 cargo build --release --quiet -p rdmc-cli
 program=${CARGO_TARGET_DIR:-target}/release/rdmc
 . benches/namespaces.sh

@@ -19,6 +19,7 @@ mod network;
 mod operations;
 mod outcomes;
 mod program;
+mod promises;
 mod recovery;
 mod requirement;
 mod resume;

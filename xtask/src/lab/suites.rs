@@ -20,8 +20,8 @@ pub(crate) struct Suite {
     /// What is built on the host before: arguments of `cargo`, which begin with `test` (`--no-run` is added) or `build`.
     pub(crate) builds: &'static [&'static [&'static str]],
     /// The command, run in the workspace's root directory. In each word `{KIND:NAME}` stands for the path of an executable
-    /// just built: `{test:NAME}` an integration test, `{lib:NAME}` the tests of a library, `{bin:NAME}` and
-    /// `{example:NAME}` programs.
+    /// just built: `{test:DIR/NAME}` an integration test of the package in the directory DIR, `{lib:NAME}` the tests of a
+    /// library, `{bin:NAME}` and `{example:NAME}` programs.
     pub(crate) command: &'static [&'static str],
 }
 
@@ -53,24 +53,19 @@ pub(crate) const SUITES: &[Suite] = &[
         ..RXE
     },
     // The fabric's own tests, that of its layouts against the headers of libibverbs included.
-    Suite {
-        name: "verbs-lib",
-        builds: &[&["test", "--locked", "-p", "rdmc-verbs", "--lib"]],
-        command: &["{lib:rdmc_verbs}", "--test-threads", "1"],
-        ..RXE
-    },
+    Suite { name: "verbs-lib", builds: &[WORKSPACE], command: &["{lib:rdmc_verbs}", "--test-threads", "1"], ..RXE },
     Suite {
         name: "verbs-conformance",
-        builds: &[&["test", "--locked", "-p", "rdmc-verbs", "--test", "conformance"]],
-        command: &["{test:conformance}", "--test-threads", "1"],
+        builds: &[WORKSPACE],
+        command: &["{test:rdmc-verbs/conformance}", "--test-threads", "1"],
         ..RXE
     },
     // What the fabric does when links and limits fail it.
     Suite {
         name: "verbs-lab",
         nodes: 3,
-        builds: &[&["test", "--locked", "-p", "rdmc-verbs", "--test", "lab"]],
-        command: &["{test:lab}", "--test-threads", "1", "--nocapture"],
+        builds: &[WORKSPACE],
+        command: &["{test:rdmc-verbs/lab}", "--test-threads", "1", "--nocapture"],
         ..RXE
     },
     // Groups in one process.
@@ -79,8 +74,16 @@ pub(crate) const SUITES: &[Suite] = &[
         nodes: 4,
         memory_mib: 2048,
         timeout_s: 600,
-        builds: &[&["test", "--locked", "-p", "rdmc-integration-tests", "--test", "suite"]],
-        command: &["env", "RDMC_TEST_FABRICS=verbs", "{test:suite}", "--test-threads", "1", "multicast::", "failure::"],
+        builds: &[WORKSPACE],
+        command: &[
+            "env",
+            "RDMC_TEST_FABRICS=verbs",
+            "{test:integration-tests/suite}",
+            "--test-threads",
+            "1",
+            "multicast::",
+            "failure::",
+        ],
         ..RXE
     },
     // Processes: the program on devices, and what goes wrong between them. They stand for hosts, and share no memory.
@@ -89,16 +92,13 @@ pub(crate) const SUITES: &[Suite] = &[
         nodes: 8,
         memory_mib: 3072,
         timeout_s: 600,
-        builds: &[
-            &["test", "--locked", "-p", "rdmc-integration-tests", "--test", "suite"],
-            &["build", "--locked", "--profile", "test", "-p", "rdmc-cli"],
-        ],
+        builds: &[WORKSPACE],
         command: &[
             "env",
             "RDMC_NO_SHM=1",
             "RDMC_TEST_REQUIRE=rdma",
             "RDMC_TEST_PROGRAM={bin:rdmc}",
-            "{test:suite}",
+            "{test:integration-tests/suite}",
             "--test-threads",
             "1",
             "--nocapture",
@@ -116,7 +116,10 @@ pub(crate) const SUITES: &[Suite] = &[
             "sh",
             "-c",
             "failed=
-             for test in {test:conformance} {test:multicast} {test:peers}; do $test --test-threads 1 || failed=1; done
+             for test in {test:rdmc-async-rdma/conformance} {test:rdmc-async-rdma/multicast} \\
+                     {test:rdmc-async-rdma/peers}; do
+                 $test --test-threads 1 || failed=1
+             done
              test -z \"$failed\"",
         ],
         ..RXE
@@ -127,7 +130,7 @@ pub(crate) const SUITES: &[Suite] = &[
         by_default: false,
         driver: Driver::Siw,
         timeout_s: 60,
-        builds: &[&["build", "--locked", "--profile", "test", "-p", "rdmc-cli"]],
+        builds: &[WORKSPACE],
         command: &[
             "sh",
             "-c",
@@ -139,6 +142,9 @@ pub(crate) const SUITES: &[Suite] = &[
         ..RXE
     },
 ];
+
+/// What `cargo test --workspace` builds too: another selection of packages would compile most of them again.
+const WORKSPACE: &[&str] = &["test", "--locked", "--workspace"];
 
 /// What most suites have in common.
 const RXE: Suite = Suite {

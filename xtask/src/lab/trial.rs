@@ -40,7 +40,11 @@ pub(crate) fn run_suites(parts: &Parts, filter: &str, verbose: bool) -> Result<u
     for (name, _, verdict, elapsed) in &summary {
         eprintln!("lab: {name:<20} {:>6.1} s  {verdict}", elapsed.as_secs_f64());
     }
-    Ok(u8::from(!summary.iter().all(|(_, passed, ..)| *passed)))
+    let passed = summary.iter().all(|(_, passed, ..)| *passed);
+    if passed {
+        eprintln!("lab: all passed: {} suites", summary.len());
+    }
+    Ok(u8::from(!passed))
 }
 
 /// Runs the measurements of the fabric `verbs`: what `arguments` say, or all; returns the status to exit with.
@@ -111,8 +115,13 @@ fn build(arguments: &[&str], executables: &mut Executables) -> Result<()> {
 /// Reads the key and path of an executable from a message of cargo; most messages are of other things.
 fn executable(message: &Value) -> Option<(String, PathBuf)> {
     let path = message["executable"].as_str()?;
+    let name = message["target"]["name"].as_str()?;
     let kind = match (message["target"]["kind"][0].as_str()?, message["profile"]["test"].as_bool()?) {
-        ("test", true) => "test",
+        // Several packages have a test of the same name.
+        ("test", true) => {
+            let package = Path::new(message["manifest_path"].as_str()?).parent()?.file_name()?.to_str()?;
+            return Some((format!("test:{package}/{name}"), path.into()));
+        }
         ("bench", true) => "bench",
         // Of the kinds of libraries, such as rlib, only the tests are executables.
         (kind, true) if kind.ends_with("lib") || kind == "proc-macro" => "lib",
@@ -120,7 +129,7 @@ fn executable(message: &Value) -> Option<(String, PathBuf)> {
         ("example", false) => "example",
         _ => return None,
     };
-    Some((format!("{kind}:{}", message["target"]["name"].as_str()?), path.into()))
+    Some((format!("{kind}:{name}"), path.into()))
 }
 
 /// Puts the paths of executables for their keys in braces; braces around anything else stay.
@@ -164,6 +173,7 @@ mod tests {
     fn message(kind: &str, test: bool, name: &str) -> Value {
         json!({
             "reason": "compiler-artifact",
+            "manifest_path": "/work/crates/package/Cargo.toml",
             "target": { "kind": [kind], "name": name },
             "profile": { "test": test },
             "executable": format!("/target/{name}"),
@@ -173,7 +183,7 @@ mod tests {
     #[test]
     fn executables_are_told_apart_by_kind() {
         let key = |message| executable(&message).map(|(key, _)| key);
-        assert_eq!(key(message("test", true, "suite")).as_deref(), Some("test:suite"));
+        assert_eq!(key(message("test", true, "suite")).as_deref(), Some("test:package/suite"));
         assert_eq!(key(message("bench", true, "verbs")).as_deref(), Some("bench:verbs"));
         assert_eq!(key(message("lib", true, "rdmc")).as_deref(), Some("lib:rdmc"));
         assert_eq!(key(message("bin", false, "rdmc")).as_deref(), Some("bin:rdmc"));
@@ -187,10 +197,10 @@ mod tests {
         let executables: Executables =
             [message("bin", false, "rdmc"), message("test", true, "suite")].iter().filter_map(executable).collect();
         let substitute = |word| substitute(word, &executables);
-        assert_eq!(substitute("{bin:rdmc} < {test:suite};").unwrap(), "/target/rdmc < /target/suite;");
+        assert_eq!(substitute("{bin:rdmc} < {test:package/suite};").unwrap(), "/target/rdmc < /target/suite;");
         assert_eq!(substitute("f() { ${x}; }").unwrap(), "f() { ${x}; }");
         assert_eq!(substitute("{").unwrap(), "{");
-        assert!(substitute("{bin:other}").unwrap_err().to_string().contains("test:suite"));
+        assert!(substitute("{bin:other}").unwrap_err().to_string().contains("test:package/suite"));
     }
 
     #[test]
