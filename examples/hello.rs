@@ -11,13 +11,12 @@ use futures::StreamExt;
 use rdmc::{Cluster, Fabric, GroupSpec, MemNetwork, Node, NodeId};
 
 /// Runs one member, as each process of a real cluster does; only the fabric differs.
-async fn member(me: NodeId, cluster: Cluster, fabric: Arc<dyn Fabric>) -> Result<()> {
-    let group = GroupSpec::new(1, cluster.nodes()); // the first node is the root, the only sender
+async fn member(me: NodeId, group: GroupSpec, cluster: Cluster, fabric: Arc<dyn Fabric>) -> Result<()> {
     let node = Node::builder(me, cluster).fabric(fabric).start().await?;
     if me == group.members()[0] {
-        let root = node.create_group(group).await?;
+        let root = node.create_group(group).await?; // the root is the only sender
         root.send("hello, everybody").await?; // the memory is ours again
-        root.close().await?; // everybody has everything
+        root.close().await?; // every member has every message
     } else {
         let mut messages = node.join_group(group).await?;
         while let Some(message) = messages.next().await {
@@ -32,7 +31,8 @@ async fn member(me: NodeId, cluster: Cluster, fabric: Arc<dyn Fabric>) -> Result
 async fn main() -> Result<()> {
     let network = MemNetwork::new(); // `TcpFabric::new()` and real addresses for nodes on different machines
     let cluster = Cluster::new((0..4).map(|id| (id, format!("node{id}"))));
-    let members = cluster.nodes().into_iter().map(|me| member(me, cluster.clone(), network.fabric()));
+    let group = GroupSpec::new(1, cluster.nodes());
+    let members = cluster.nodes().into_iter().map(|me| member(me, group.clone(), cluster.clone(), network.fabric()));
     futures::future::try_join_all(members).await?;
     Ok(())
 }
