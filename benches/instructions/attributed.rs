@@ -8,11 +8,8 @@ use std::sync::Arc;
 use std::task::{Context, Poll};
 
 use futures::future::BoxFuture;
-use rdmc::{Capabilities, CompletionMode, Fabric, Memory, MemoryRegion};
-use rdmc_fabric::{
-    CompletionQueue, CompletionSource, ControlListener, ControlStream, Environment, Expose, ExposedRegion, FabricError,
-    QueuePair, QueuePairConfig, Timestamp,
-};
+use rdmc::Fabric;
+use rdmc_fabric::{ControlListener, ControlStream, Environment, FabricDecorator, Timestamp};
 
 /// Wraps a fabric: the tasks of its node run inside [`poll_at_root`] or [`poll_at_receiver`], the fabric's own tasks do
 /// not.
@@ -29,37 +26,13 @@ impl Attributed {
     }
 }
 
-impl Fabric for Attributed {
-    fn capabilities(&self) -> Capabilities {
-        self.inner.capabilities()
+impl FabricDecorator for Attributed {
+    fn inner(&self) -> &dyn Fabric {
+        &*self.inner
     }
 
     fn environment(&self) -> Arc<dyn Environment> {
         self.environment.clone()
-    }
-
-    fn register(&self, memory: Memory) -> Result<MemoryRegion, FabricError> {
-        self.inner.register(memory)
-    }
-
-    fn allocate(&self, len: usize) -> Result<MemoryRegion, FabricError> {
-        self.inner.allocate(len)
-    }
-
-    fn expose(&self, memory: Expose) -> Result<ExposedRegion, FabricError> {
-        self.inner.expose(memory)
-    }
-
-    fn create_completion_queue(&self, capacity: u32, mode: CompletionMode) -> Result<CompletionQueue, FabricError> {
-        self.inner.create_completion_queue(capacity, mode)
-    }
-
-    fn create_queue_pair(
-        &self,
-        completions: &Arc<dyn CompletionSource>,
-        config: QueuePairConfig,
-    ) -> Result<QueuePair, FabricError> {
-        self.inner.create_queue_pair(completions, config)
     }
 }
 

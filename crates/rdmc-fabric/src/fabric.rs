@@ -19,6 +19,9 @@ use crate::work::{QueuePairId, WorkRequest};
 ///
 /// A queue pair is reliable and connected: first in, first out; a receive completes after its bytes are in place; a
 /// send completes when the other end has taken it; an error breaks the queue pair and flushes everything posted.
+///
+/// A fabric that wraps another one implements [`FabricDecorator`](crate::FabricDecorator) instead, which forwards every
+/// method. The default methods below are for fabrics that move bytes themselves.
 pub trait Fabric: Send + Sync + fmt::Debug {
     /// Returns what this fabric can do, as data.
     fn capabilities(&self) -> Capabilities;
@@ -212,6 +215,8 @@ pub struct Peer {
 }
 
 /// A queue pair as a fabric implements it; [`QueuePair`] is what users hold.
+///
+/// A queue pair that wraps another one implements [`QueuePairDecorator`](crate::QueuePairDecorator) instead.
 pub trait RawQueuePair: Send + Sync {
     /// Returns the number that its completions carry.
     fn id(&self) -> QueuePairId;

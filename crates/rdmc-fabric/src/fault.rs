@@ -5,14 +5,12 @@ use std::fmt;
 use std::sync::{Arc, Mutex, Weak};
 use std::time::Duration;
 
-use futures::future::BoxFuture;
-
-use crate::completion::{CompletionMode, CompletionQueue, CompletionSource};
+use crate::completion::CompletionSource;
+use crate::decorator::{FabricDecorator, QueuePairDecorator};
 use crate::environment::{Environment, Timestamp};
-use crate::fabric::{Capabilities, ConnectError, Endpoint, Fabric, FabricError, Peer, QueuePairConfig, RawQueuePair};
-use crate::memory::{AttachError, Buffer, Memory, MemoryRegion, ObjectDescriptor, ObjectShare, SharedObject};
+use crate::fabric::{Fabric, FabricError, QueuePairConfig, RawQueuePair};
+use crate::memory::Memory;
 use crate::queue_pair::QueuePair;
-use crate::remote::{Expose, ExposedRegion};
 use crate::sync::lock;
 use crate::work::{Opcode, QueuePairId, Work, WorkRequest};
 
@@ -92,7 +90,7 @@ impl FaultFabric {
     pub fn close_all(&self) {
         let alive = std::mem::take(&mut lock(&self.made).alive);
         for queue_pair in alive.iter().filter_map(Weak::upgrade) {
-            queue_pair.close();
+            QueuePairDecorator::close(&*queue_pair);
         }
     }
 }
@@ -103,29 +101,9 @@ impl fmt::Debug for FaultFabric {
     }
 }
 
-impl Fabric for FaultFabric {
-    fn capabilities(&self) -> Capabilities {
-        self.inner.capabilities()
-    }
-
-    fn environment(&self) -> Arc<dyn Environment> {
-        self.inner.environment()
-    }
-
-    fn register(&self, memory: Memory) -> Result<MemoryRegion, FabricError> {
-        self.inner.register(memory)
-    }
-
-    fn allocate(&self, len: usize) -> Result<MemoryRegion, FabricError> {
-        self.inner.allocate(len)
-    }
-
-    fn expose(&self, memory: Expose) -> Result<ExposedRegion, FabricError> {
-        self.inner.expose(memory)
-    }
-
-    fn create_completion_queue(&self, capacity: u32, mode: CompletionMode) -> Result<CompletionQueue, FabricError> {
-        self.inner.create_completion_queue(capacity, mode)
+impl FabricDecorator for FaultFabric {
+    fn inner(&self) -> &dyn Fabric {
+        &*self.inner
     }
 
     fn create_queue_pair(
@@ -151,14 +129,6 @@ impl Fabric for FaultFabric {
             made.alive.push(Arc::downgrade(&faulty));
             faulty
         }))
-    }
-
-    fn share(&self, object: &SharedObject) -> Result<ObjectShare, FabricError> {
-        self.inner.share(object)
-    }
-
-    fn attach(&self, object: ObjectDescriptor) -> BoxFuture<'static, Result<Buffer, AttachError>> {
-        self.inner.attach(object)
     }
 }
 
@@ -193,17 +163,9 @@ impl FaultState {
     }
 }
 
-impl RawQueuePair for FaultQueuePair {
-    fn id(&self) -> QueuePairId {
-        self.inner.id()
-    }
-
-    fn endpoint(&self) -> Endpoint {
-        self.inner.endpoint()
-    }
-
-    fn connect(&self, peer: Peer) -> BoxFuture<'static, Result<(), ConnectError>> {
-        self.inner.connect(peer)
+impl QueuePairDecorator for FaultQueuePair {
+    fn inner(&self) -> &dyn RawQueuePair {
+        &*self.inner
     }
 
     fn post(&self, mut request: WorkRequest) {
@@ -211,7 +173,7 @@ impl RawQueuePair for FaultQueuePair {
             Fault::None => Duration::ZERO,
             Fault::Delay(delay) => delay,
             Fault::Close => {
-                self.close();
+                QueuePairDecorator::close(self);
                 Duration::ZERO
             }
             Fault::Flip { bit } => {
@@ -239,14 +201,6 @@ impl RawQueuePair for FaultQueuePair {
             }
         }
         self.inner.post(request);
-    }
-
-    fn flush(&self) {
-        self.inner.flush();
-    }
-
-    fn carrier(&self) -> Option<&'static str> {
-        self.inner.carrier()
     }
 
     fn close(&self) {

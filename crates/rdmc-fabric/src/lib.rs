@@ -18,6 +18,7 @@
 mod completion;
 #[cfg(feature = "conformance")]
 pub mod conformance;
+mod decorator;
 mod environment;
 mod fabric;
 mod fault;
@@ -41,6 +42,7 @@ mod trace;
 mod work;
 
 pub use completion::{CompletionMode, CompletionQueue, CompletionSource, SoftwareCompletions};
+pub use decorator::{FabricDecorator, QueuePairDecorator};
 pub use environment::{
     ControlListener, ControlStream, DataAcceptor, Elapsed, Environment, Timestamp, TokioEnvironment,
 };

@@ -11,13 +11,12 @@ use std::sync::{Arc, Mutex};
 use futures::future::{BoxFuture, Either, TryFutureExt, select};
 
 use crate::completion::{CompletionMode, CompletionQueue, CompletionSource};
+use crate::decorator::FabricDecorator;
 use crate::environment::Environment;
 use crate::fabric::{
     Capabilities, ConnectError, Endpoint, Fabric, FabricError, Peer, QueuePairConfig, RawQueuePair, Role,
 };
-use crate::memory::{AttachError, Buffer, Memory, MemoryRegion, ObjectDescriptor, ObjectShare, SharedObject};
 use crate::queue_pair::{QueuePair, next_queue_pair_id};
-use crate::remote::{Expose, ExposedRegion};
 use crate::rendezvous::Rendezvous;
 use crate::shm::{Host, ShmFabric};
 use crate::software::{Exposures, PostedWork};
@@ -65,7 +64,12 @@ impl fmt::Debug for TcpShmFabric {
     }
 }
 
-impl Fabric for TcpShmFabric {
+/// Memory and objects are those of shared memory; completions and control connections are those of TCP.
+impl FabricDecorator for TcpShmFabric {
+    fn inner(&self) -> &dyn Fabric {
+        &*self.shm
+    }
+
     fn capabilities(&self) -> Capabilities {
         let mut capabilities = Capabilities::new("tcp+shm");
         capabilities.shares_objects = true;
@@ -74,18 +78,6 @@ impl Fabric for TcpShmFabric {
 
     fn environment(&self) -> Arc<dyn Environment> {
         self.tcp.environment()
-    }
-
-    fn register(&self, memory: Memory) -> Result<MemoryRegion, FabricError> {
-        self.shm.register(memory)
-    }
-
-    fn allocate(&self, len: usize) -> Result<MemoryRegion, FabricError> {
-        self.shm.allocate(len)
-    }
-
-    fn expose(&self, memory: Expose) -> Result<ExposedRegion, FabricError> {
-        self.shm.expose(memory)
     }
 
     fn create_completion_queue(&self, capacity: u32, mode: CompletionMode) -> Result<CompletionQueue, FabricError> {
@@ -107,14 +99,6 @@ impl Fabric for TcpShmFabric {
             chosen: Mutex::new(None),
         }));
         Ok(QueuePair::new(Arc::new(raw), config))
-    }
-
-    fn share(&self, object: &SharedObject) -> Result<ObjectShare, FabricError> {
-        self.shm.share(object)
-    }
-
-    fn attach(&self, object: ObjectDescriptor) -> BoxFuture<'static, Result<Buffer, AttachError>> {
-        self.shm.attach(object)
     }
 }
 

@@ -5,14 +5,11 @@ use std::fmt;
 use std::sync::Arc;
 use std::task::{Context, Poll};
 
-use futures::future::BoxFuture;
-
 use crate::completion::{CompletionMode, CompletionQueue, CompletionSource};
+use crate::decorator::{FabricDecorator, QueuePairDecorator};
 use crate::environment::{Environment, Timestamp};
-use crate::fabric::{Capabilities, ConnectError, Endpoint, Fabric, FabricError, Peer, QueuePairConfig, RawQueuePair};
-use crate::memory::{AttachError, Buffer, Memory, MemoryRegion, ObjectDescriptor, ObjectShare, SharedObject};
+use crate::fabric::{Fabric, FabricError, QueuePairConfig, RawQueuePair};
 use crate::queue_pair::QueuePair;
-use crate::remote::{Expose, ExposedRegion};
 use crate::work::{Completed, Opcode, QueuePairId, Work, WorkCompletion, WorkRequest};
 
 /// Something that happened on a traced fabric.
@@ -88,31 +85,15 @@ impl fmt::Debug for TraceFabric {
     }
 }
 
-impl Fabric for TraceFabric {
-    fn capabilities(&self) -> Capabilities {
-        self.inner.capabilities()
-    }
-
-    fn environment(&self) -> Arc<dyn Environment> {
-        self.inner.environment()
-    }
-
-    fn register(&self, memory: Memory) -> Result<MemoryRegion, FabricError> {
-        self.inner.register(memory)
-    }
-
-    fn allocate(&self, len: usize) -> Result<MemoryRegion, FabricError> {
-        self.inner.allocate(len)
-    }
-
-    fn expose(&self, memory: Expose) -> Result<ExposedRegion, FabricError> {
-        self.inner.expose(memory)
+impl FabricDecorator for TraceFabric {
+    fn inner(&self) -> &dyn Fabric {
+        &*self.inner
     }
 
     fn create_completion_queue(&self, capacity: u32, mode: CompletionMode) -> Result<CompletionQueue, FabricError> {
         let inner = self.inner.create_completion_queue(capacity, mode)?.source();
         let source = Arc::new(TraceSource { inner, tracer: self.tracer.clone() });
-        Ok(CompletionQueue::new(source, self.environment(), mode))
+        Ok(CompletionQueue::new(source, self.inner.environment(), mode))
     }
 
     fn create_queue_pair(
@@ -124,14 +105,6 @@ impl Fabric for TraceFabric {
         let traced: &TraceSource = any.downcast_ref().ok_or(FabricError::ForeignCompletionQueue)?;
         let queue_pair = self.inner.create_queue_pair(&traced.inner, config)?;
         Ok(queue_pair.map_raw(|inner| Arc::new(TraceQueuePair { inner, tracer: self.tracer.clone() })))
-    }
-
-    fn share(&self, object: &SharedObject) -> Result<ObjectShare, FabricError> {
-        self.inner.share(object)
-    }
-
-    fn attach(&self, object: ObjectDescriptor) -> BoxFuture<'static, Result<Buffer, AttachError>> {
-        self.inner.attach(object)
     }
 }
 
@@ -165,17 +138,9 @@ struct TraceQueuePair {
     tracer: Arc<Tracer>,
 }
 
-impl RawQueuePair for TraceQueuePair {
-    fn id(&self) -> QueuePairId {
-        self.inner.id()
-    }
-
-    fn endpoint(&self) -> Endpoint {
-        self.inner.endpoint()
-    }
-
-    fn connect(&self, peer: Peer) -> BoxFuture<'static, Result<(), ConnectError>> {
-        self.inner.connect(peer)
+impl QueuePairDecorator for TraceQueuePair {
+    fn inner(&self) -> &dyn RawQueuePair {
+        &*self.inner
     }
 
     fn post(&self, request: WorkRequest) {
@@ -184,20 +149,8 @@ impl RawQueuePair for TraceQueuePair {
             Work::Send { imm, .. } | Work::Write { imm, .. } => *imm,
             _ => None,
         };
-        let (queue_pair, opcode, len) = (self.id(), work.opcode(), work.len());
+        let (queue_pair, opcode, len) = (self.inner.id(), work.opcode(), work.len());
         self.tracer.note(TraceKind::Posted { queue_pair, opcode, len, imm });
         self.inner.post(request);
-    }
-
-    fn flush(&self) {
-        self.inner.flush();
-    }
-
-    fn carrier(&self) -> Option<&'static str> {
-        self.inner.carrier()
-    }
-
-    fn close(&self) {
-        self.inner.close();
     }
 }

@@ -10,14 +10,13 @@ use std::time::Duration;
 use futures::StreamExt;
 use futures::future::{BoxFuture, FutureExt, join_all};
 use rdmc::{
-    Algorithm, Buffer, Capabilities, Cluster, CompletionMode, DeliveryMode, Fabric, FailureCause, GroupError,
-    GroupSpec, MemNetwork, Memory, MemoryRegion, Node, NodeId, Rank, Receiver, RecoveryError, SendError, SharedObject,
-    SharedObjectMut, ShmFabric, Shutdown, TcpConfig, TcpShmFabric,
+    Algorithm, Buffer, Cluster, DeliveryMode, Fabric, FailureCause, GroupError, GroupSpec, MemNetwork, Node, NodeId,
+    Rank, Receiver, RecoveryError, SendError, SharedObject, SharedObjectMut, ShmFabric, Shutdown, TcpConfig,
+    TcpShmFabric,
 };
 use rdmc_fabric::{
-    AttachError, CompletionQueue, CompletionSource, ConnectError, Endpoint, Environment, Expose, ExposedRegion,
-    FabricError, ObjectDescriptor, ObjectShare, Peer, QueuePair, QueuePairConfig, QueuePairId, RawQueuePair,
-    WorkRequest,
+    AttachError, CompletionSource, FabricDecorator, FabricError, Fault, FaultFabric, ObjectDescriptor, QueuePair,
+    QueuePairConfig, QueuePairDecorator, RawQueuePair, TraceFabric,
 };
 
 use crate::cluster::{
@@ -76,6 +75,28 @@ async fn all_members_of_a_host_have_the_same_memory_and_nothing_is_left() {
         let fabrics =
             (0..4).map(|_| -> Arc<dyn Fabric> { TcpShmFabric::new(TcpConfig::default()).expect("shared memory") });
         check_sharing(&start_on(fabrics.collect(), Kind::Shm).await, "tcp+shm").await;
+    })
+    .await;
+}
+
+/// A decorator that overrides nothing.
+#[derive(Debug)]
+struct Plain(Arc<dyn Fabric>);
+
+impl FabricDecorator for Plain {
+    fn inner(&self) -> &dyn Fabric {
+        &*self.0
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn members_behind_decorators_have_the_same_memory_too() {
+    watched(async {
+        let fabrics = (0..3).map(|_| -> Arc<dyn Fabric> {
+            let shm = ShmFabric::new().expect("shared memory");
+            FaultFabric::new(TraceFabric::new(Arc::new(Plain(shm)), |_| {}), |_| Fault::None)
+        });
+        check_sharing(&start_on(fabrics.collect(), Kind::Shm).await, "decorated shm").await;
     })
     .await;
 }
@@ -336,51 +357,19 @@ struct Late {
 
 struct ByTcp(Arc<dyn RawQueuePair>);
 
-impl RawQueuePair for ByTcp {
-    fn id(&self) -> QueuePairId {
-        self.0.id()
-    }
-
-    fn endpoint(&self) -> Endpoint {
-        self.0.endpoint()
-    }
-
-    fn connect(&self, peer: Peer) -> BoxFuture<'static, Result<(), ConnectError>> {
-        self.0.connect(peer)
-    }
-
-    fn post(&self, request: WorkRequest) {
-        self.0.post(request);
+impl QueuePairDecorator for ByTcp {
+    fn inner(&self) -> &dyn RawQueuePair {
+        &*self.0
     }
 
     fn carrier(&self) -> Option<&'static str> {
         Some("tcp")
     }
-
-    fn close(&self) {
-        self.0.close();
-    }
 }
 
-impl Fabric for Late {
-    fn capabilities(&self) -> Capabilities {
-        self.inner.capabilities()
-    }
-
-    fn environment(&self) -> Arc<dyn Environment> {
-        self.inner.environment()
-    }
-
-    fn register(&self, memory: Memory) -> Result<MemoryRegion, FabricError> {
-        self.inner.register(memory)
-    }
-
-    fn expose(&self, memory: Expose) -> Result<ExposedRegion, FabricError> {
-        self.inner.expose(memory)
-    }
-
-    fn create_completion_queue(&self, capacity: u32, mode: CompletionMode) -> Result<CompletionQueue, FabricError> {
-        self.inner.create_completion_queue(capacity, mode)
+impl FabricDecorator for Late {
+    fn inner(&self) -> &dyn Fabric {
+        &*self.inner
     }
 
     fn create_queue_pair(
@@ -390,10 +379,6 @@ impl Fabric for Late {
     ) -> Result<QueuePair, FabricError> {
         let queue_pair = self.inner.create_queue_pair(completions, config)?;
         Ok(if self.by_tcp { queue_pair.map_raw(|raw| Arc::new(ByTcp(raw))) } else { queue_pair })
-    }
-
-    fn share(&self, object: &SharedObject) -> Result<ObjectShare, FabricError> {
-        self.inner.share(object)
     }
 
     fn attach(&self, _: ObjectDescriptor) -> BoxFuture<'static, Result<Buffer, AttachError>> {

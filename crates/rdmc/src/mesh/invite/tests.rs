@@ -4,10 +4,7 @@ use std::net::Ipv4Addr;
 
 use futures::StreamExt;
 use futures::future::Either;
-use rdmc_fabric::{
-    CompletionQueue, CompletionSource, Expose, ExposedRegion, Fabric, FabricError, Memory, MemoryRegion, QueuePair,
-    QueuePairConfig, Rendezvous, TcpConfig, TcpFabric,
-};
+use rdmc_fabric::{CompletionQueue, Fabric, FabricDecorator, FabricError, Rendezvous, TcpConfig, TcpFabric};
 
 use super::*;
 use crate::{CompletionMode, GroupError, GroupSpec};
@@ -19,7 +16,11 @@ struct Renamed {
     tcp: Arc<TcpFabric>,
 }
 
-impl Fabric for Renamed {
+impl FabricDecorator for Renamed {
+    fn inner(&self) -> &dyn Fabric {
+        &*self.tcp
+    }
+
     fn capabilities(&self) -> Capabilities {
         let mut capabilities = Capabilities::new(self.name);
         capabilities.message_len_max = MESSAGE_LEN_MAX;
@@ -27,29 +28,9 @@ impl Fabric for Renamed {
         capabilities
     }
 
-    fn environment(&self) -> Arc<dyn Environment> {
-        self.tcp.environment()
-    }
-
-    fn register(&self, memory: Memory) -> Result<MemoryRegion, FabricError> {
-        self.tcp.register(memory)
-    }
-
-    fn expose(&self, memory: Expose) -> Result<ExposedRegion, FabricError> {
-        self.tcp.expose(memory)
-    }
-
     fn create_completion_queue(&self, capacity: u32, mode: CompletionMode) -> Result<CompletionQueue, FabricError> {
-        assert!(capacity <= self.capabilities().completions_max, "{capacity} is more than it has");
+        assert!(capacity <= Fabric::capabilities(self).completions_max, "{capacity} is more than it has");
         self.tcp.create_completion_queue(capacity, mode)
-    }
-
-    fn create_queue_pair(
-        &self,
-        completions: &Arc<dyn CompletionSource>,
-        config: QueuePairConfig,
-    ) -> Result<QueuePair, FabricError> {
-        self.tcp.create_queue_pair(completions, config)
     }
 }
 
