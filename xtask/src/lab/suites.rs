@@ -57,7 +57,7 @@ pub(crate) const SUITES: &[Suite] = &[
     Suite {
         name: "verbs-conformance",
         builds: &[WORKSPACE],
-        command: &["{test:rdmc-verbs/conformance}", "--test-threads", "1"],
+        command: &["{test:rdmc-verbs/suite}", "--test-threads", "1", "conformance::"],
         ..RXE
     },
     // What the fabric does when links and limits fail it.
@@ -65,7 +65,7 @@ pub(crate) const SUITES: &[Suite] = &[
         name: "verbs-lab",
         nodes: 3,
         builds: &[WORKSPACE],
-        command: &["{test:rdmc-verbs/lab}", "--test-threads", "1", "--nocapture"],
+        command: &["{test:rdmc-verbs/suite}", "--test-threads", "1", "--nocapture", "lab::"],
         ..RXE
     },
     // Groups in one process.

@@ -1,5 +1,4 @@
 //! What the fabric `shm` promises beyond the conformance suite.
-#![cfg(target_os = "linux")]
 
 use std::sync::Arc;
 

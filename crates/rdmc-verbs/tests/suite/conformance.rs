@@ -2,8 +2,6 @@
 //!
 //! Without a device each body is skipped and says so; `cargo xtask lab test conformance` runs them on Soft-RoCE.
 
-#![cfg(target_os = "linux")]
-
 use futures::future::BoxFuture;
 use rdmc_fabric::conformance::{Node, Rig, block_on};
 use rdmc_verbs::{VerbsConfig, VerbsFabric};

@@ -150,7 +150,7 @@ impl QueuePairDecorator for PlainQueuePair {
 
 /// Returns the methods that a trait of the crate declares.
 fn methods_of(declaration: &str) -> BTreeSet<&'static str> {
-    let source = include_str!("../src/fabric.rs");
+    let source = include_str!("../../src/fabric.rs");
     let (_, body) = source.split_once(declaration).expect("the trait is declared there");
     let lines = body.lines().take_while(|line| *line != "}");
     let methods = lines.filter_map(|line| line.trim().strip_prefix("fn ")?.split('(').next());

@@ -2,8 +2,6 @@
 //!
 //! Elsewhere the tests are skipped and say so.
 
-#![cfg(target_os = "linux")]
-
 use std::io::{Read, Write};
 use std::os::unix::process::CommandExt;
 use std::process::{Command, Stdio};

@@ -98,21 +98,21 @@ fn trace(inner: Arc<dyn Fabric>) -> Arc<dyn Fabric> {
     TraceFabric::new(inner, |_| {})
 }
 
-rdmc_fabric::conformance_suite!(mem, crate::Mem);
-rdmc_fabric::conformance_suite!(mem_threads, crate::Threads(crate::Mem));
-rdmc_fabric::conformance_suite!(tcp, crate::Tcp);
-rdmc_fabric::conformance_suite!(tcp_threads, crate::Threads(crate::Tcp));
-rdmc_fabric::conformance_suite!(tcp_encrypted, crate::EncryptedTcp);
-rdmc_fabric::conformance_suite!(tcp_encrypted_threads, crate::Threads(crate::EncryptedTcp));
+rdmc_fabric::conformance_suite!(mem, Mem);
+rdmc_fabric::conformance_suite!(mem_threads, Threads(Mem));
+rdmc_fabric::conformance_suite!(tcp, Tcp);
+rdmc_fabric::conformance_suite!(tcp_threads, Threads(Tcp));
+rdmc_fabric::conformance_suite!(tcp_encrypted, EncryptedTcp);
+rdmc_fabric::conformance_suite!(tcp_encrypted_threads, Threads(EncryptedTcp));
 #[cfg(target_os = "linux")]
-rdmc_fabric::conformance_suite!(shm, crate::Shm);
+rdmc_fabric::conformance_suite!(shm, Shm);
 #[cfg(target_os = "linux")]
-rdmc_fabric::conformance_suite!(shm_threads, crate::Threads(crate::Shm));
+rdmc_fabric::conformance_suite!(shm_threads, Threads(Shm));
 #[cfg(target_os = "linux")]
-rdmc_fabric::conformance_suite!(tcp_shm, crate::TcpShm);
+rdmc_fabric::conformance_suite!(tcp_shm, TcpShm);
 #[cfg(target_os = "linux")]
-rdmc_fabric::conformance_suite!(tcp_shm_threads, crate::Threads(crate::TcpShm));
-rdmc_fabric::conformance_suite!(fault_mem, crate::Wrapped(crate::Mem, crate::fault));
-rdmc_fabric::conformance_suite!(fault_tcp, crate::Wrapped(crate::Tcp, crate::fault));
-rdmc_fabric::conformance_suite!(trace_mem, crate::Wrapped(crate::Mem, crate::trace));
-rdmc_fabric::conformance_suite!(trace_tcp, crate::Wrapped(crate::Tcp, crate::trace));
+rdmc_fabric::conformance_suite!(tcp_shm_threads, Threads(TcpShm));
+rdmc_fabric::conformance_suite!(fault_mem, Wrapped(Mem, fault));
+rdmc_fabric::conformance_suite!(fault_tcp, Wrapped(Tcp, fault));
+rdmc_fabric::conformance_suite!(trace_mem, Wrapped(Mem, trace));
+rdmc_fabric::conformance_suite!(trace_tcp, Wrapped(Tcp, trace));
