@@ -12,7 +12,7 @@
 use crate::pipeline::Cube;
 use crate::racks::Racks;
 use crate::simple;
-use crate::walk::{Part, PeerBlock, Side, Walk};
+use crate::walk::{PeerBlock, Side, StepSource, Walk};
 
 /// What passes from one rack to the next, from the view of one member at either end.
 #[derive(Clone, Debug)]
@@ -21,11 +21,11 @@ pub(crate) struct Handover {
     from: Cube,
     /// The step of the first block.
     start: u64,
-    end: End,
+    end: HandoverEnd,
 }
 
 #[derive(Clone, Copy, Debug)]
-enum End {
+enum HandoverEnd {
     /// The member at this place of the one rack, and the number of the other.
     Giver { place: u32, to: u32 },
     /// The leader of the other.
@@ -39,9 +39,9 @@ impl Handover {
         let block = u32::try_from(index).expect("blocks are 32-bit numbers");
         let giver = self.from.first_taker(block);
         let peer = match self.end {
-            End::Taker => giver,
-            End::Giver { place, to } if place == giver => to,
-            End::Giver { .. } => return None,
+            HandoverEnd::Taker => giver,
+            HandoverEnd::Giver { place, to } if place == giver => to,
+            HandoverEnd::Giver { .. } => return None,
         };
         Some((self.start + index, PeerBlock { peer, block }))
     }
@@ -51,9 +51,9 @@ impl Handover {
 pub(crate) fn walk(racks: &Racks, blocks: u32, rack: u32, start: u64, place: u32, side: Side) -> Walk {
     let (giving, taken_from, end) = match side {
         Side::Send if rack + 1 < racks.count() => {
-            (rack, start + delay(racks, rack), End::Giver { place, to: rack + 1 })
+            (rack, start + delay(racks, rack), HandoverEnd::Giver { place, to: rack + 1 })
         }
-        Side::Receive if rack > 0 && place == 0 => (rack - 1, start, End::Taker),
+        Side::Receive if rack > 0 && place == 0 => (rack - 1, start, HandoverEnd::Taker),
         _ => return simple::idle(),
     };
     let from = Cube::new(racks.size(giving), blocks);
@@ -61,7 +61,7 @@ pub(crate) fn walk(racks: &Racks, blocks: u32, rack: u32, start: u64, place: u32
         return simple::idle();
     }
     // A leader has a block from the step after the one in which it comes.
-    Walk::new(Part::Handover(Box::new(Handover { from, start: taken_from - 1, end })), 0..blocks.into())
+    Walk::new(StepSource::Handover(Box::new(Handover { from, start: taken_from - 1, end })), 0..blocks.into())
 }
 
 /// Returns the first step of `rack`, in which its leader has the first block. O(racks).

@@ -5,7 +5,7 @@
 //! follows from a table of q small numbers per receiver, one phase adding q to each of them.
 
 use crate::simple::stages;
-use crate::walk::{Part, PeerBlock, Side, Walk, capped};
+use crate::walk::{PeerBlock, Side, StepSource, Walk, capped};
 
 /// Lists what `rank` sends or receives; O(log² n) once, then O(1) a step.
 pub(crate) fn walk(members: u32, blocks: u32, rank: u32, side: Side) -> Walk {
@@ -15,7 +15,7 @@ pub(crate) fn walk(members: u32, blocks: u32, rank: u32, side: Side) -> Walk {
         true => 0..steps(members, blocks),
         false => 0..0,
     };
-    Walk::new(Part::Lanes(Box::new(lanes)), window)
+    Walk::new(StepSource::Lanes(Box::new(lanes)), window)
 }
 
 /// Returns k − 1 + ⌈log₂ n⌉, or 0 for the root alone.

@@ -32,13 +32,13 @@ pub(crate) fn levels(hybrid: &Hybrid, blocks: u32, rank: u32, side: Side) -> Lev
         Spine::BinomialPipeline => pipeline::walk(racks.count(), blocks, rack, side),
     };
     let peers = match (hybrid.spine, side) {
-        (Spine::Cascade, Side::Receive) => Peers::MembersOf(rack.saturating_sub(1)),
-        _ => Peers::Leaders,
+        (Spine::Cascade, Side::Receive) => SpinePeers::MembersOf(rack.saturating_sub(1)),
+        _ => SpinePeers::Leaders,
     };
     let spine = SpineLevel { walk: spine, peers, racks: Arc::clone(racks) };
     let rack = RackLevel {
         walk: pipeline::walk(count(ranks), blocks, place, side),
-        clock: Clock::new(hybrid, blocks, rack, start),
+        clock: RackClock::new(hybrid, blocks, rack, start),
         racks: Arc::clone(racks),
         rack,
     };
@@ -56,7 +56,7 @@ pub(crate) fn steps(hybrid: &Hybrid, blocks: u32) -> u64 {
     let mut start = 0;
     (0..leaders)
         .filter_map(|rack| {
-            let clock = Clock::new(hybrid, blocks, rack, start);
+            let clock = RackClock::new(hybrid, blocks, rack, start);
             start += cascade::delay(&hybrid.racks, rack);
             let last = Cube::new(hybrid.racks.size(rack), blocks).steps().checked_sub(1)?;
             Some(clock.step(last) + 1)
@@ -87,13 +87,13 @@ impl Iterator for Levels {
 #[derive(Clone, Debug)]
 struct SpineLevel {
     walk: Walk,
-    peers: Peers,
+    peers: SpinePeers,
     racks: Arc<Racks>,
 }
 
 /// Who the peers of a walk on the spine are.
 #[derive(Clone, Copy, Debug)]
-enum Peers {
+enum SpinePeers {
     /// The leaders of the racks of that number.
     Leaders,
     /// Those at that place of a rack.
@@ -106,8 +106,8 @@ impl Iterator for SpineLevel {
     fn next(&mut self) -> Option<Hop> {
         let (step, PeerBlock { peer, block }) = self.walk.next()?;
         let peer = match self.peers {
-            Peers::Leaders => self.racks.ranks_of(peer)[0],
-            Peers::MembersOf(rack) => self.racks.ranks_of(rack)[peer as usize],
+            SpinePeers::Leaders => self.racks.ranks_of(peer)[0],
+            SpinePeers::MembersOf(rack) => self.racks.ranks_of(rack)[peer as usize],
         };
         Some(Hop { step: Step(step), peer: Rank(peer), block: BlockIndex(block) })
     }
@@ -117,7 +117,7 @@ impl Iterator for SpineLevel {
 #[derive(Clone, Debug)]
 struct RackLevel {
     walk: Walk,
-    clock: Clock,
+    clock: RackClock,
     racks: Arc<Racks>,
     rack: u32,
 }
@@ -137,14 +137,14 @@ impl Iterator for RackLevel {
 
 /// When a rack's steps run, and what its logical blocks are.
 #[derive(Clone, Debug)]
-struct Clock {
+struct RackClock {
     blocks: u32,
-    leader: Leader,
+    leader: LeaderArrivals,
 }
 
 /// How the blocks come to the leader of a rack.
 #[derive(Clone, Debug)]
-enum Leader {
+enum LeaderArrivals {
     /// In order, one a step, the first of them held from step `first` on. This goes for the root too, which needs no
     /// more than it would then hold.
     InOrder { first: u64 },
@@ -152,26 +152,26 @@ enum Leader {
     Pipeline { spine: Cube, place: u32 },
 }
 
-impl Clock {
+impl RackClock {
     /// Returns the clock of a rack that, if the spine is the cascade, begins in step `start`.
-    fn new(hybrid: &Hybrid, blocks: u32, rack: u32, start: u64) -> Clock {
+    fn new(hybrid: &Hybrid, blocks: u32, rack: u32, start: u64) -> RackClock {
         let leader = match (rack, hybrid.spine) {
-            (0, _) => Leader::InOrder { first: 0 },
-            (_, Spine::Cascade) => Leader::InOrder { first: start },
-            (_, Spine::Chain) => Leader::InOrder { first: u64::from(rack) },
+            (0, _) => LeaderArrivals::InOrder { first: 0 },
+            (_, Spine::Cascade) => LeaderArrivals::InOrder { first: start },
+            (_, Spine::Chain) => LeaderArrivals::InOrder { first: u64::from(rack) },
             (_, Spine::BinomialPipeline) => {
-                Leader::Pipeline { spine: Cube::new(hybrid.racks.count(), blocks), place: rack }
+                LeaderArrivals::Pipeline { spine: Cube::new(hybrid.racks.count(), blocks), place: rack }
             }
         };
-        Clock { blocks, leader }
+        RackClock { blocks, leader }
     }
 
     /// Returns the step of the whole schedule in which step `rack_step` of the rack runs; strictly increasing.
     fn step(&self, rack_step: u64) -> u64 {
         let newest = capped(rack_step, self.blocks);
         let held = match &self.leader {
-            Leader::InOrder { first } => first + u64::from(newest),
-            Leader::Pipeline { spine, place } => spine.arrival(*place, newest) + 1,
+            LeaderArrivals::InOrder { first } => first + u64::from(newest),
+            LeaderArrivals::Pipeline { spine, place } => spine.arrival(*place, newest) + 1,
         };
         held + (rack_step - u64::from(newest))
     }
@@ -179,8 +179,8 @@ impl Clock {
     /// Returns the block of the message that is the rack's logical block `nth`.
     fn block(&self, nth: u32) -> u32 {
         match &self.leader {
-            Leader::InOrder { .. } => nth,
-            Leader::Pipeline { spine, place } => {
+            LeaderArrivals::InOrder { .. } => nth,
+            LeaderArrivals::Pipeline { spine, place } => {
                 let arrival = spine.arrival(*place, nth);
                 let hop = spine.receive(*place, arrival);
                 hop.expect("a block arrives in the step of an arrival").block

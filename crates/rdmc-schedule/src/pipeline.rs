@@ -9,7 +9,7 @@
 //!
 //! When n is no power of two, one closing step follows, in which twins give each other what they lack.
 
-use crate::walk::{Part, PeerBlock, Side, Walk, capped};
+use crate::walk::{PeerBlock, Side, StepSource, Walk, capped};
 
 /// Lists what `rank` sends or receives.
 pub(crate) fn walk(members: u32, blocks: u32, rank: u32, side: Side) -> Walk {
@@ -20,18 +20,18 @@ pub(crate) fn walk(members: u32, blocks: u32, rank: u32, side: Side) -> Walk {
         (Side::Send, 1) if members == 2 => 0..0,
         _ => 0..cube.steps(),
     };
-    Walk::new(Part::Port(Port { cube, rank, side }), window)
+    Walk::new(StepSource::Cube(CubeSide { cube, rank, side }), window)
 }
 
 /// One member's sending or receiving side.
 #[derive(Clone, Debug)]
-pub(crate) struct Port {
+pub(crate) struct CubeSide {
     cube: Cube,
     rank: u32,
     side: Side,
 }
 
-impl Port {
+impl CubeSide {
     /// Returns what moves in `step`, which must lie below [`Cube::steps`]. O(1).
     pub(crate) fn peer_block(&self, step: u64) -> Option<PeerBlock> {
         match self.side {

@@ -7,7 +7,7 @@ use std::iter::FusedIterator;
 use std::ops::Range;
 use std::sync::Arc;
 
-use self::classes::Classes;
+use self::classes::HolderClasses;
 use self::pairing::Pairing;
 use crate::hop::{BlockCount, BlockIndex, Hop, Rank, Step};
 use crate::schedule::{MEMBERS_MAX, Neighbours, peers};
@@ -91,11 +91,11 @@ impl Repair {
     pub fn new(holdings: &[BlockSet]) -> Result<Repair, RepairError> {
         let (members, blocks) = check_shape(holdings)?;
         let needs: Vec<u32> = holdings.iter().map(|held| blocks.get() - held.len().get()).collect();
-        let transfers = needs.iter().map(|&need| u64::from(need)).sum();
-        if transfers > REPAIR_HOPS_MAX {
-            return Err(RepairError::TooManyHops { got: transfers });
+        let hops = needs.iter().map(|&need| u64::from(need)).sum();
+        if hops > REPAIR_HOPS_MAX {
+            return Err(RepairError::TooManyHops { got: hops });
         }
-        let classes = Classes::new(holdings, members).map_err(|blocks| RepairError::Lost { blocks })?;
+        let classes = HolderClasses::new(holdings, members).map_err(|blocks| RepairError::Lost { blocks })?;
         let mut draft = Draft::new(classes, needs);
         while draft.add_step() {}
         Ok(Repair { blocks, steps: draft.steps, sends: draft.sends.into(), receives: draft.receives.into() })
@@ -195,7 +195,7 @@ struct PackedHop {
 /// A repair as far as it is planned.
 #[derive(Debug)]
 struct Draft {
-    classes: Classes,
+    classes: HolderClasses,
     /// How many blocks each member misses still.
     needs: Vec<u32>,
     sent: Vec<u32>,
@@ -205,7 +205,7 @@ struct Draft {
 }
 
 impl Draft {
-    fn new(classes: Classes, needs: Vec<u32>) -> Draft {
+    fn new(classes: HolderClasses, needs: Vec<u32>) -> Draft {
         let receives = needs.iter().map(|&need| Vec::with_capacity(need as usize)).collect();
         Draft { classes, sent: vec![0; needs.len()], sends: vec![Vec::new(); needs.len()], receives, needs, steps: 0 }
     }

@@ -104,7 +104,7 @@ impl Schedule {
     /// If `rank` is not below [`members`](Schedule::members).
     #[must_use]
     pub fn sends(&self, rank: Rank) -> Sends {
-        Sends(self.part(rank, Side::Send))
+        Sends(self.member_side(rank, Side::Send))
     }
 
     /// Lists what `rank` receives, in step order: nothing if it is the root, else every block once.
@@ -118,15 +118,15 @@ impl Schedule {
     /// If `rank` is not below [`members`](Schedule::members).
     #[must_use]
     pub fn receives(&self, rank: Rank) -> Receives {
-        let part = self.part(rank, Side::Receive);
+        let hops = self.member_side(rank, Side::Receive);
         let left = if rank.is_root() { 0 } else { self.blocks.get() };
-        Receives { part, left }
+        Receives { hops, left }
     }
 
-    fn part(&self, rank: Rank, side: Side) -> Part {
+    fn member_side(&self, rank: Rank, side: Side) -> MemberSide {
         let (n, k, rank) = (self.members, self.blocks.get(), rank.0);
         assert!(rank < n, "rank {rank} is no member of a group of {n}");
-        Part::Flat(match &self.algorithm {
+        MemberSide::Flat(match &self.algorithm {
             Algorithm::Sequential => simple::sequential(n, k, rank, side),
             Algorithm::Fanout => simple::fanout(n, k, rank, side),
             Algorithm::Chain => simple::chain(n, k, rank, side),
@@ -134,7 +134,7 @@ impl Schedule {
             Algorithm::BinomialPipeline => pipeline::walk(n, k, rank, side),
             Algorithm::Circulant => circulant::walk(n, k, rank, side),
             Algorithm::Hybrid(hybrid) => {
-                return Part::Hybrid(Box::new(hybrid::levels(hybrid, k, rank, side)));
+                return MemberSide::Hybrid(Box::new(hybrid::levels(hybrid, k, rank, side)));
             }
         })
     }
@@ -142,7 +142,7 @@ impl Schedule {
 
 /// What one member sends, in step order; made by [`Schedule::sends`].
 #[derive(Clone, Debug)]
-pub struct Sends(Part);
+pub struct Sends(MemberSide);
 
 impl Iterator for Sends {
     type Item = Hop;
@@ -157,7 +157,7 @@ impl FusedIterator for Sends {}
 /// What one member receives, in step order; made by [`Schedule::receives`].
 #[derive(Clone, Debug)]
 pub struct Receives {
-    part: Part,
+    hops: MemberSide,
     left: u32,
 }
 
@@ -166,9 +166,9 @@ impl Iterator for Receives {
 
     fn next(&mut self) -> Option<Hop> {
         self.left = self.left.checked_sub(1)?;
-        let transfer = self.part.next();
-        debug_assert!(transfer.is_some(), "every member receives every block");
-        transfer
+        let hop = self.hops.next();
+        debug_assert!(hop.is_some(), "every member receives every block");
+        hop
     }
 
     fn size_hint(&self) -> (usize, Option<usize>) {
@@ -183,19 +183,19 @@ impl FusedIterator for Receives {}
 
 /// One member's side of a schedule.
 #[derive(Clone, Debug)]
-enum Part {
+enum MemberSide {
     Flat(Walk),
     Hybrid(Box<Levels>),
 }
 
-impl Part {
+impl MemberSide {
     fn next(&mut self) -> Option<Hop> {
         match self {
-            Part::Flat(walk) => {
+            MemberSide::Flat(walk) => {
                 let (step, PeerBlock { peer, block }) = walk.next()?;
                 Some(Hop { step: Step(step), peer: Rank(peer), block: BlockIndex(block) })
             }
-            Part::Hybrid(levels) => levels.next(),
+            MemberSide::Hybrid(levels) => levels.next(),
         }
     }
 }
@@ -336,8 +336,8 @@ fn check_members(algorithm: &Algorithm, members: u32) -> Result<(), ScheduleErro
     }
 }
 
-pub(crate) fn peers(transfers: impl Iterator<Item = Hop>) -> Vec<Rank> {
-    let mut peers: Vec<Rank> = transfers.map(|transfer| transfer.peer).collect();
+pub(crate) fn peers(hops: impl Iterator<Item = Hop>) -> Vec<Rank> {
+    let mut peers: Vec<Rank> = hops.map(|hop| hop.peer).collect();
     peers.sort_unstable();
     peers.dedup();
     peers

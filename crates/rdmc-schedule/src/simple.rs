@@ -3,19 +3,19 @@
 
 use std::ops::Range;
 
-use crate::walk::{Part, PeerBlock, Side, Walk};
+use crate::walk::{PeerBlock, Side, StepSource, Walk};
 
 /// The message's blocks in order, once for every peer, in consecutive steps.
 #[derive(Clone, Debug)]
 pub(crate) struct Run {
     start: u64,
     blocks: u32,
-    peers: Peers,
+    peers: RunPeers,
 }
 
 /// Who is at the other end of the message's lap-th crossing.
 #[derive(Clone, Copy, Debug)]
-enum Peers {
+enum RunPeers {
     /// One member; there is one lap only.
     One(u32),
     /// Every rank from 1 on.
@@ -30,9 +30,9 @@ impl Run {
         let lap = (step - self.start) / u64::from(self.blocks);
         let block = (step - self.start) % u64::from(self.blocks);
         let peer = match self.peers {
-            Peers::One(peer) => peer,
-            Peers::Everyone => 1 + small(lap),
-            Peers::Doubling { rank, stage } => rank + (1 << (stage + lap)),
+            RunPeers::One(peer) => peer,
+            RunPeers::Everyone => 1 + small(lap),
+            RunPeers::Doubling { rank, stage } => rank + (1 << (stage + lap)),
         };
         PeerBlock { peer, block: small(block) }
     }
@@ -42,10 +42,10 @@ impl Run {
 pub(crate) fn sequential(members: u32, blocks: u32, rank: u32, side: Side) -> Walk {
     let k = u64::from(blocks);
     match (side, rank) {
-        (Side::Send, 0) => run(Peers::Everyone, blocks, 0..sequential_steps(members, blocks)),
+        (Side::Send, 0) => run(RunPeers::Everyone, blocks, 0..sequential_steps(members, blocks)),
         (Side::Receive, 1..) => {
             let before = u64::from(rank - 1);
-            run(Peers::One(0), blocks, before * k..(before + 1) * k)
+            run(RunPeers::One(0), blocks, before * k..(before + 1) * k)
         }
         _ => idle(),
     }
@@ -75,9 +75,9 @@ pub(crate) fn fanout(members: u32, blocks: u32, rank: u32, side: Side) -> Walk {
     let receivers = members - 1;
     match (side, rank) {
         (Side::Send, 0) if receivers > 0 => {
-            Walk::new(Part::Fan(Fan { receivers, receiver: None }), 0..sequential_steps(members, blocks))
+            Walk::new(StepSource::Fan(Fan { receivers, receiver: None }), 0..sequential_steps(members, blocks))
         }
-        (Side::Receive, 1..) => Walk::new(Part::Fan(Fan { receivers, receiver: Some(rank) }), 0..blocks.into()),
+        (Side::Receive, 1..) => Walk::new(StepSource::Fan(Fan { receivers, receiver: Some(rank) }), 0..blocks.into()),
         _ => idle(),
     }
 }
@@ -90,7 +90,7 @@ pub(crate) fn chain(members: u32, blocks: u32, rank: u32, side: Side) -> Walk {
         _ => return idle(),
     };
     let start = u64::from(start);
-    run(Peers::One(peer), blocks, start..start + u64::from(blocks))
+    run(RunPeers::One(peer), blocks, start..start + u64::from(blocks))
 }
 
 /// In stage s, which is k steps long, every member i < 2^s gives the whole message to i + 2^s.
@@ -101,13 +101,13 @@ pub(crate) fn tree(members: u32, blocks: u32, rank: u32, side: Side) -> Walk {
             None => idle(),
             Some(stage) => {
                 let start = u64::from(stage) * k;
-                run(Peers::One(rank - (1 << stage)), blocks, start..start + k)
+                run(RunPeers::One(rank - (1 << stage)), blocks, start..start + k)
             }
         },
         Side::Send => {
             let stage = u64::from(rank.checked_ilog2().map_or(0, |stage| stage + 1));
             let end = u64::from(stages(members - rank));
-            let peers = Peers::Doubling { rank, stage };
+            let peers = RunPeers::Doubling { rank, stage };
             run(peers, blocks, stage * k..end.max(stage) * k)
         }
     }
@@ -136,14 +136,14 @@ pub(crate) fn stages(reach: u32) -> u32 {
     }
 }
 
-fn run(peers: Peers, blocks: u32, window: Range<u64>) -> Walk {
+fn run(peers: RunPeers, blocks: u32, window: Range<u64>) -> Walk {
     let start = window.start;
-    Walk::new(Part::Run(Run { start, blocks, peers }), window)
+    Walk::new(StepSource::Run(Run { start, blocks, peers }), window)
 }
 
 /// Lists no transfers at all.
 pub(crate) fn idle() -> Walk {
-    run(Peers::One(0), 1, 0..0)
+    run(RunPeers::One(0), 1, 0..0)
 }
 
 fn small(number: u64) -> u32 {

@@ -4,7 +4,7 @@ use std::ops::Range;
 
 use crate::cascade::Handover;
 use crate::circulant::Lanes;
-use crate::pipeline::Port;
+use crate::pipeline::CubeSide;
 use crate::simple::{Fan, Run};
 
 /// The end of its hops that a member is asked about.
@@ -27,13 +27,13 @@ pub(crate) struct PeerBlock {
 /// them are idle in a row.
 #[derive(Clone, Debug)]
 pub(crate) struct Walk {
-    part: Part,
+    source: StepSource,
     window: Range<u64>,
 }
 
 impl Walk {
-    pub(crate) fn new(part: Part, window: Range<u64>) -> Walk {
-        Walk { part, window }
+    pub(crate) fn new(source: StepSource, window: Range<u64>) -> Walk {
+        Walk { source, window }
     }
 }
 
@@ -41,29 +41,29 @@ impl Iterator for Walk {
     type Item = (u64, PeerBlock);
 
     fn next(&mut self) -> Option<(u64, PeerBlock)> {
-        let part = &self.part;
-        self.window.find_map(|index| part.peer_block(index))
+        let source = &self.source;
+        self.window.find_map(|index| source.peer_block(index))
     }
 }
 
 /// Random access to the steps of one member on one side.
 #[derive(Clone, Debug)]
-pub(crate) enum Part {
+pub(crate) enum StepSource {
     Run(Run),
     Fan(Fan),
-    Port(Port),
+    Cube(CubeSide),
     Lanes(Box<Lanes>),
     Handover(Box<Handover>),
 }
 
-impl Part {
+impl StepSource {
     fn peer_block(&self, index: u64) -> Option<(u64, PeerBlock)> {
         let hop = match self {
-            Part::Run(run) => Some(run.peer_block(index)),
-            Part::Fan(fan) => return Some(fan.peer_block(index)),
-            Part::Handover(handover) => return handover.peer_block(index),
-            Part::Port(port) => port.peer_block(index),
-            Part::Lanes(lanes) => lanes.peer_block(index),
+            StepSource::Run(run) => Some(run.peer_block(index)),
+            StepSource::Fan(fan) => return Some(fan.peer_block(index)),
+            StepSource::Handover(handover) => return handover.peer_block(index),
+            StepSource::Cube(side) => side.peer_block(index),
+            StepSource::Lanes(lanes) => lanes.peer_block(index),
         };
         hop.map(|hop| (index, hop))
     }

@@ -77,10 +77,10 @@ pub struct BatchSender<S = Sender> {
     collected: Vec<u8>,
     batch_bytes: usize,
     /// Batches that have their place in the group's order.
-    leaving: VecDeque<Leaving>,
+    leaving: VecDeque<PendingBatch>,
 }
 
-struct Leaving {
+struct PendingBatch {
     batch: Bytes,
     multicast: Multicast,
 }
@@ -116,7 +116,7 @@ impl<S: Borrow<Sender>> BatchSender<S> {
     fn depart(&mut self, cx: &mut Context<'_>) -> Result<(), SendError> {
         let batch = Bytes::from(std::mem::take(&mut self.collected));
         let multicast = self.sender.borrow().send_at_once(batch.clone());
-        self.leaving.push_back(Leaving { batch, multicast });
+        self.leaving.push_back(PendingBatch { batch, multicast });
         // An error that is there at once is told at once. A first one that is not yet done is looked at by whoever waits for it.
         let last = self.leaving.len() - 1;
         match self.leaving[last].multicast.poll_unpin(cx) {

@@ -9,7 +9,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::certificate::Certificate;
 use crate::group::GroupId;
-use crate::group::recovery::Salvage;
+use crate::group::recovery::RecoveryState;
 use crate::node::NodeId;
 
 /// Why a group ended before its time: terminal, and the same for every survivor.
@@ -28,7 +28,7 @@ pub struct GroupFailure {
     /// Who has which message. Of members that failed it is often not known.
     pub certificate: Certificate,
     /// What [`recover`](Self::recover) goes on with.
-    pub(crate) salvage: Salvage,
+    pub(crate) recovery: RecoveryState,
 }
 
 impl GroupFailure {
@@ -142,7 +142,7 @@ pub enum FailureCause {
 
 impl FailureCause {
     /// Returns how little it tells: of several causes the one with the lowest number is named.
-    pub(crate) fn rank_as_evidence(&self) -> u8 {
+    pub(crate) fn evidence_rank(&self) -> u8 {
         match self {
             Self::Refused { .. } | Self::Abandoned | Self::Resources { .. } | Self::Diverged => 0,
             Self::Protocol { .. } | Self::Corrupted { .. } => 1,
@@ -173,12 +173,12 @@ impl FailureCause {
     }
 
     /// Tells whether it says that the control connection was lost.
-    pub(crate) fn is_a_loss(&self) -> bool {
+    pub(crate) fn is_connection_loss(&self) -> bool {
         matches!(self, Self::ConnectionLost | Self::Unresponsive { .. })
     }
 
     /// Tells whether it is rather a fault of the accused member than of what lies between it and the accuser.
-    pub(crate) fn is_the_accused_s_doing(&self) -> bool {
+    pub(crate) fn blames_the_accused(&self) -> bool {
         match self {
             Self::Protocol { .. }
             | Self::SpecMismatch

@@ -6,8 +6,8 @@ use std::io;
 use tokio::io::AsyncRead;
 
 use crate::group::GroupId;
-use crate::mesh::fabrics::{FabricNames, Verdict};
-use crate::mesh::frame::{self, GroupFrame, PROTOCOL_VERSION, Reject};
+use crate::mesh::fabrics::{ChosenFabric, FabricNames};
+use crate::mesh::frame::{self, GroupFrame, PROTOCOL_VERSION, RejectReason};
 use crate::mesh::invite::Roster;
 use crate::node::NodeId;
 
@@ -56,7 +56,7 @@ impl Frame {
     /// # Errors
     /// With the frames before: the stream's, or it brings no frame.
     pub async fn read_all(stream: &mut (impl AsyncRead + Unpin)) -> (Vec<Self>, io::Result<()>) {
-        let (mut frames, mut check) = (Vec::new(), frame::Check::default());
+        let (mut frames, mut check) = (Vec::new(), frame::FrameCheck::default());
         loop {
             match frame::read_next(stream, &mut check).await {
                 Ok(Some(frame)) => frames.push(Self(frame)),
@@ -73,7 +73,7 @@ impl Frame {
 
     /// Puts check values behind the frames of a stream that has none.
     pub fn seal(mut stream: &[u8]) -> Vec<u8> {
-        let (mut sealed, mut check) = (Vec::new(), frame::Check::default());
+        let (mut sealed, mut check) = (Vec::new(), frame::FrameCheck::default());
         while let Some(len) = stream.first_chunk().map(|len| u32::from_le_bytes(*len) as usize)
             && let Some((whole, rest)) = len.checked_add(4).and_then(|len| stream.split_at_checked(len))
         {
@@ -99,7 +99,7 @@ impl Frame {
             vec!["verbs".to_owned(), "tcp".to_owned()].try_into().expect("two short names that differ");
         let verbs = fabrics.iter().next().expect("there are two").clone();
         let lacking = BTreeSet::from([NodeId(1), NodeId(300)]);
-        let verdict = Verdict { fabric: verbs.clone(), passed_over: vec![(verbs, lacking)] };
+        let chosen = ChosenFabric { fabric: verbs.clone(), passed_over: vec![(verbs, lacking)] };
         let members = (0..3).map(|node| (NodeId(node), format!("10.0.0.{node}:7471"))).collect();
         let hello = frame::Frame::Hello { version: PROTOCOL_VERSION, cluster: 7, from: NodeId(1), to: NodeId(2) };
         let invite = frame::Frame::Invite {
@@ -110,19 +110,19 @@ impl Frame {
             fabrics: fabrics.clone(),
             payload: b"payload".to_vec(),
         };
-        let declined = Reject::Declined { reason: "no room".to_owned() };
-        let asked = Reject::Fabrics { offers: fabrics.clone(), asked: fabrics.clone() };
+        let declined = RejectReason::Declined { reason: "no room".to_owned() };
+        let asked = RejectReason::Fabrics { offers: fabrics.clone(), asked: fabrics.clone() };
         let group = |frame| frame::Frame::Group { group: GroupId(1), frame };
         let offer = GroupFrame::Offer { spec: [1; 32], told: 0, data: vec![2; 40], ready: vec![3; 40], cells: [4; 24] };
         let frames = [
             ("hello", hello),
             ("welcome", frame::Frame::Welcome),
-            ("reject-version", frame::Frame::Reject { reason: Reject::Version { ours: PROTOCOL_VERSION } }),
+            ("reject-version", frame::Frame::Reject { reason: RejectReason::Version { ours: PROTOCOL_VERSION } }),
             ("reject-fabrics", frame::Frame::Reject { reason: asked }),
             ("reject-declined", frame::Frame::Reject { reason: declined }),
             ("invite", invite),
             ("accept", frame::Frame::Accept { fabrics, reply: b"reply".to_vec() }),
-            ("go", frame::Frame::Go(verdict)),
+            ("go", frame::Frame::Go(chosen)),
             ("group-offer", group(offer)),
             ("group-announce", group(GroupFrame::Announce { message: 3, size: 1 << 40 })),
             ("group-holding", group(GroupFrame::Holding { message: 3, size: 1 << 20, blocks: vec![1, 0b10] })),

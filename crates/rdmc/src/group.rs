@@ -18,14 +18,14 @@ use crate::mesh::frame::GroupFrame;
 use crate::node::{NodeId, NodeShared};
 use crate::stats::{Corruption, Counters, GroupStats};
 use crate::sync::lock;
-use crate::transfer::{Place, Port, Trouble};
+use crate::transfer::{BlockIdentity, Port, TransferError};
 use crate::woken::WhenWoken;
 
 pub(crate) mod agreement;
 mod delta;
 mod ending;
+mod events;
 pub(crate) mod healing;
-mod hearing;
 mod intake;
 pub(crate) mod neighbour;
 pub(crate) mod pace;
@@ -38,13 +38,13 @@ pub(crate) mod sharing;
 mod spec;
 
 use delta::Delta;
-use ending::End;
+use ending::GroupEnd;
+use events::{EventRouting, OfferedEndpoints};
 use healing::Healing;
-use hearing::{Hearing, Offered};
 use neighbour::Neighbour;
-use pace::Pace;
-use recovery::{Continuation, Holdings, Hopeless, Past, Resumption};
-use retained::Retained;
+use pace::PaceMonitor;
+use recovery::{Continuation, Holdings, Irrecoverable, PriorProgress, Resumption};
+use retained::RetainedMessages;
 pub use spec::{GroupId, GroupSpec};
 
 /// One member's side of a group.
@@ -55,23 +55,23 @@ pub(crate) struct Group {
     spec: GroupSpec,
     first_source: Option<Rank>,
     /// At the root: the members that cannot learn a message's size from their first block.
-    unfed: Vec<NodeId>,
+    announced_to: Vec<NodeId>,
     node: Arc<NodeShared>,
     neighbours: BTreeMap<Rank, Neighbour>,
     ingress: Port,
     egress: Port,
     counters: Counters,
-    pace: Pace,
-    end: End,
-    past: Past,
-    retained: Arc<Retained>,
+    pace: PaceMonitor,
+    end: GroupEnd,
+    prior: PriorProgress,
+    retained: Arc<RetainedMessages>,
     healing: Healing,
     delta: Delta,
     span: tracing::Span,
 }
 
 /// A group as it is handed to its engine.
-pub(crate) struct Formed {
+pub(crate) struct FormedGroup {
     pub(crate) group: Arc<Group>,
     /// Sizes by message number, as the root tells them.
     pub(crate) announcements: mpsc::Receiver<(u64, u64)>,
@@ -83,7 +83,7 @@ pub(crate) struct Formed {
 pub(crate) type Grants = Vec<(Rank, VecDeque<Operation<Received>>)>;
 
 /// What a node is to be in a group that it forms.
-pub(crate) enum Role {
+pub(crate) enum MemberRole {
     Root,
     Receiver,
     /// What it is in the group that goes on.
@@ -91,23 +91,28 @@ pub(crate) enum Role {
 }
 
 /// Forms a group: exchanges queue pairs with all neighbours and connects them.
-pub(crate) async fn form(node: Arc<NodeShared>, mut spec: GroupSpec, role: Role) -> Result<Formed, GroupError> {
+pub(crate) async fn form(
+    node: Arc<NodeShared>,
+    mut spec: GroupSpec,
+    role: MemberRole,
+) -> Result<FormedGroup, GroupError> {
     let rank = spec.check(&node)?;
     let continuation = match role {
-        Role::Root | Role::Receiver if rank.is_root() != matches!(role, Role::Root) => {
+        MemberRole::Root | MemberRole::Receiver if rank.is_root() != matches!(role, MemberRole::Root) => {
             return Err(GroupError::WrongRole { rank });
         }
-        Role::Root | Role::Receiver => None,
-        Role::Survivor(continuation) => Some(continuation),
+        MemberRole::Root | MemberRole::Receiver => None,
+        MemberRole::Survivor(continuation) => Some(continuation),
     };
     let continuation = continuation.as_deref();
     let count = spec.count();
-    let Surroundings { around, first, peers, unfed } = Surroundings::new(&node, &spec, rank, continuation.is_some())?;
+    let Neighbourhood { neighbours, first_source, peers, announced_to } =
+        Neighbourhood::new(&node, &spec, rank, continuation.is_some())?;
     spec.check_blocks.get_or_insert(!node.fabric.capabilities().protects_blocks);
     let members: Arc<[NodeId]> = spec.members.clone().into();
     let inbox = node.mesh.open_group(spec.id, &members).ok_or(GroupError::GroupIdUsed { group: spec.id })?;
-    let past = continuation.map(|continuation| continuation.past).unwrap_or_default();
-    let retained = Retained::new(members.len(), past.base, spec.recoverable)
+    let prior = continuation.map(|continuation| continuation.prior).unwrap_or_default();
+    let retained = RetainedMessages::new(members.len(), prior.base, spec.recoverable)
         .and_for_healing(spec.check_blocks == Some(true))
         .and_for_sharing(spec.is_shared(), rank.is_root());
     let (healing, asked) = Healing::new();
@@ -116,15 +121,15 @@ pub(crate) async fn form(node: Arc<NodeShared>, mut spec: GroupSpec, role: Role)
         rank,
         retained: Arc::new(retained),
         members,
-        first_source: first,
-        unfed,
+        first_source,
+        announced_to,
         neighbours: peers,
         ingress: Port::default(),
         egress: Port::default(),
         counters: Counters::default(),
-        pace: Pace::default(),
-        end: End::new(rank, count, node.mesh.detection(), continuation),
-        past,
+        pace: PaceMonitor::default(),
+        end: GroupEnd::new(rank, count, node.mesh.detection(), continuation),
+        prior,
         healing,
         delta: Delta::default(),
         span: tracing::info_span!("group", group = spec.id.0, rank = rank.0),
@@ -136,7 +141,7 @@ pub(crate) async fn form(node: Arc<NodeShared>, mut spec: GroupSpec, role: Role)
     // Each neighbour is let in once.
     let (offered, offers) = mpsc::channel(unheard.len().max(1));
     let holdings = Arc::<Mutex<Holdings>>::default();
-    let hearing = Hearing { inbox, announced, offered, unheard, holdings: holdings.clone() };
+    let hearing = EventRouting { inbox, announced, offered, unheard, holdings: holdings.clone() };
     let abandon = AbandonOnDrop(Some(group.clone()));
     if !group.node.groups.add(&group) {
         return Err(GroupError::ShuttingDown);
@@ -144,13 +149,13 @@ pub(crate) async fn form(node: Arc<NodeShared>, mut spec: GroupSpec, role: Role)
     if let Some(continuation) = continuation {
         continuation.hand_over(&group.retained);
     }
-    let grants = around.sends_to.iter().map(|&to| (to, group.neighbour(to).expect_grants())).collect();
+    let grants = neighbours.sends_to.iter().map(|&to| (to, group.neighbour(to).expect_grants())).collect();
     // By itself, as others wait for this member's answers whether its application polls this future or not.
     let listening = group.clone();
     let listening = async move { listening.listen(hearing, asked).await };
     group.node.environment.spawn(Box::pin(tracing::Instrument::instrument(listening, group.span.clone())));
     let connected = group.connect(offers, &holdings, group.spec.digest(continuation)).await;
-    let resumption = connected.inspect_err(|_| group.retained.come_to_rest())?;
+    let resumption = connected.inspect_err(|_| group.retained.mark_idle())?;
     abandon.disarm();
     group.node.counters.groups_formed.fetch_add(1, Ordering::Relaxed);
     let (algorithm, fabric) = (&group.spec.algorithm, group.node.fabric.capabilities().name);
@@ -158,52 +163,52 @@ pub(crate) async fn form(node: Arc<NodeShared>, mut spec: GroupSpec, role: Role)
     tracing::info!(
         parent: &group.span, members = count, %algorithm, fabric, neighbours, by_shared_memory = shared, "group formed"
     );
-    Ok(Formed { group, announcements, grants, resumption })
+    Ok(FormedGroup { group, announcements, grants, resumption })
 }
 
 /// Whom a member exchanges blocks with.
-struct Surroundings {
-    around: Neighbours,
+struct Neighbourhood {
+    neighbours: Neighbours,
     /// Who sends this member the first block of a message, if that is always the same member.
-    first: Option<Rank>,
+    first_source: Option<Rank>,
     peers: BTreeMap<Rank, Neighbour>,
     /// At the root: those to whom no block comes by which they learn a message's size.
-    unfed: Vec<NodeId>,
+    announced_to: Vec<NodeId>,
 }
 
-impl Surroundings {
+impl Neighbourhood {
     fn new(node: &NodeShared, spec: &GroupSpec, rank: Rank, continues: bool) -> Result<Self, GroupError> {
         let count = spec.count();
         // What is missing may come from anybody.
-        let around = match continues || spec.delta {
+        let neighbours = match continues || spec.delta {
             true => everybody_but(rank, count),
             false => neighbours(&spec.algorithm, count, rank)?,
         };
         // In a delta group all know the size before the first block comes.
-        let first_source = |member| match spec.delta {
+        let first_source_of = |member| match spec.delta {
             true => Ok(None),
             false => first_source(&spec.algorithm, count, member),
         };
         let mut peers = BTreeMap::new();
-        for &peer in around.sends_to.iter().chain(&around.receives_from) {
-            let learns_size_here = first_source(peer)? == Some(rank);
+        for &peer in neighbours.sends_to.iter().chain(&neighbours.receives_from) {
+            let learns_size_here = first_source_of(peer)? == Some(rank);
             let id = spec.members[peer.index()];
             if let Entry::Vacant(vacant) = peers.entry(peer) {
                 vacant.insert(Neighbour::new(node, peer, id, learns_size_here, spec.block_size)?);
             }
         }
-        let mut unfed = Vec::new();
+        let mut announced_to = Vec::new();
         for member in (1..count).filter(|_| rank.is_root()) {
-            if first_source(Rank(member))?.is_none() {
-                unfed.push(spec.members[Rank(member).index()]);
+            if first_source_of(Rank(member))?.is_none() {
+                announced_to.push(spec.members[Rank(member).index()]);
             }
         }
-        Ok(Self { first: first_source(rank)?, around, peers, unfed })
+        Ok(Self { first_source: first_source_of(rank)?, neighbours, peers, announced_to })
     }
 }
 
 /// Returns the next offer; none comes when the group has ended.
-async fn next_of(offers: &mut mpsc::Receiver<(Rank, Offered)>) -> (Rank, Offered) {
+async fn next_of(offers: &mut mpsc::Receiver<(Rank, OfferedEndpoints)>) -> (Rank, OfferedEndpoints) {
     match offers.recv().await {
         Some(offer) => offer,
         None => std::future::pending().await,
@@ -249,11 +254,11 @@ impl Group {
         self.spec.block_size
     }
 
-    pub(crate) fn pace(&self) -> &Pace {
+    pub(crate) fn pace(&self) -> &PaceMonitor {
         &self.pace
     }
 
-    pub(crate) fn retained(&self) -> &Retained {
+    pub(crate) fn retained(&self) -> &RetainedMessages {
         &self.retained
     }
 
@@ -293,7 +298,7 @@ impl Group {
 
     /// At the root: tells the size of a message to those who cannot learn it from their first block.
     pub(crate) async fn announce(&self, message: u64, size: u64) {
-        for &to in &self.unfed {
+        for &to in &self.announced_to {
             self.node.mesh.send(to, self.id, GroupFrame::Announce { message, size }).await;
         }
     }
@@ -331,8 +336,8 @@ impl Group {
     }
 
     /// Counts a block that is not what was sent, and says where it came from.
-    pub(crate) fn count_corrupted(&self, from: Rank, place: Place) {
-        let Place { message, block, .. } = place;
+    pub(crate) fn count_corrupted(&self, from: Rank, identity: BlockIdentity) {
+        let BlockIdentity { message, block, .. } = identity;
         tracing::warn!(parent: &self.span, %from, to = %self.rank, message, block = block.0, "a block came corrupted");
         let corruption = Corruption { from, to: self.rank, message, block: block.0 };
         self.counters.corrupted(corruption);
@@ -349,7 +354,7 @@ impl Group {
 
     async fn connect(
         &self,
-        mut offers: mpsc::Receiver<(Rank, Offered)>,
+        mut offers: mpsc::Receiver<(Rank, OfferedEndpoints)>,
         holdings: &Mutex<Holdings>,
         spec: [u8; 32],
     ) -> Result<Resumption, GroupError> {
@@ -366,7 +371,7 @@ impl Group {
         let mut unheard: BTreeSet<Rank> = self.neighbours.keys().copied().collect();
         let mut unconnected = unheard.clone();
         let mut connecting = FuturesUnordered::new();
-        let mut late = std::pin::pin!(self.patience(self.spec.formation_limit).fuse());
+        let mut late = std::pin::pin!(self.wait_in_steps(self.spec.formation_limit).fuse());
         let mut ended = std::pin::pin!(self.ended().fuse());
         let mut stopped = std::pin::pin!(self.stopped().fuse());
         loop {
@@ -374,22 +379,22 @@ impl Group {
                 let told = std::mem::take(&mut *lock(holdings));
                 match self.resumption(told) {
                     Ok(resumption) => return Ok(resumption),
-                    Err(Hopeless::TooLong { message }) if self.rank.is_root() => {
+                    Err(Irrecoverable::TooLong { message }) if self.rank.is_root() => {
                         let what = format!("message {message} has too many blocks to be completed from parts");
                         self.declare(FailureCause::Resources { what });
                     }
                     // The root says so.
-                    Err(Hopeless::TooLong { message }) => futures::select_biased! {
+                    Err(Irrecoverable::TooLong { message }) => futures::select_biased! {
                         () = stopped => {}
                         () = late => {
                             let what = format!("has let go of message {message}, which not everybody has");
                             self.accuse(Rank::ROOT, FailureCause::Protocol { what });
                         }
                     },
-                    Err(Hopeless::Contradiction { by, what }) if by == self.rank => {
+                    Err(Irrecoverable::Contradiction { by, what }) if by == self.rank => {
                         self.declare(FailureCause::Resources { what });
                     }
-                    Err(Hopeless::Contradiction { by, what }) => self.accuse(by, FailureCause::Protocol { what }),
+                    Err(Irrecoverable::Contradiction { by, what }) => self.accuse(by, FailureCause::Protocol { what }),
                 }
             }
             futures::select_biased! {
@@ -454,14 +459,14 @@ impl Drop for Group {
 
 /// Runs a member's engine until the group is to do no further work, waits until all agree on its end, and ends its
 /// connections.
-pub(crate) fn start(group: Arc<Group>, engine: impl Future<Output = Result<(), Trouble>> + Send + 'static) {
+pub(crate) fn start(group: Arc<Group>, engine: impl Future<Output = Result<(), TransferError>> + Send + 'static) {
     let environment = group.node.environment.clone();
     let span = group.span.clone();
     let task = async move {
         {
             let working = async {
-                if let Err(trouble) = engine.await {
-                    group.report(trouble);
+                if let Err(error) = engine.await {
+                    group.report(error);
                 }
             };
             let mut working = std::pin::pin!(working.fuse());
@@ -482,13 +487,13 @@ pub(crate) fn start(group: Arc<Group>, engine: impl Future<Output = Result<(), T
         for neighbour in group.neighbours.values() {
             neighbour.close();
         }
-        group.retained.come_to_rest();
+        group.retained.mark_idle();
     };
     environment.spawn(Box::pin(tracing::Instrument::instrument(task, span)));
 }
 
 /// Takes the grants of all neighbours, until one breaks.
-pub(crate) fn take_grants(group: &Arc<Group>, grants: Grants) -> FuturesUnordered<BoxFuture<'static, Trouble>> {
+pub(crate) fn take_grants(group: &Arc<Group>, grants: Grants) -> FuturesUnordered<BoxFuture<'static, TransferError>> {
     grants
         .into_iter()
         .map(|(rank, posted)| {
@@ -499,7 +504,7 @@ pub(crate) fn take_grants(group: &Arc<Group>, grants: Grants) -> FuturesUnordere
 }
 
 /// A future that owns everything it needs.
-pub(crate) type Running<T> = Pin<Box<dyn Future<Output = T> + Send>>;
+pub(crate) type OwnedFuture<T> = Pin<Box<dyn Future<Output = T> + Send>>;
 
 /// Announced sizes that wait for their message.
 const ANNOUNCEMENTS_MAX: usize = 4096;

@@ -30,12 +30,12 @@ mod liveness;
 mod outbox;
 pub(crate) mod security;
 
-use frame::{Check, Frame, GroupFrame, PROTOCOL_VERSION, Reject};
-use groups::{Destined, Groups};
-use listener::Arrived;
+use frame::{Frame, FrameCheck, GroupFrame, PROTOCOL_VERSION, RejectReason};
+use groups::{FrameRoute, Groups};
+use listener::NodeConnection;
 use liveness::{LastHeard, Liveness};
-use outbox::{NotTaken, Outbox};
-use security::Peers;
+use outbox::{Outbox, PostError};
+use security::PeerSecurity;
 
 /// One node's control connections and the groups they serve.
 #[derive(Clone)]
@@ -47,12 +47,12 @@ struct MeshShared {
     members: BTreeMap<NodeId, String>,
     environment: Arc<dyn Environment>,
     detection: Duration,
-    peers: Peers,
+    peers: PeerSecurity,
     state: Mutex<MeshState>,
     /// Changes with every connection made or lost.
     changes: watch::Sender<u64>,
     /// Others have begun to look who is alive.
-    others_look: Notify,
+    check_now: Notify,
 }
 
 #[derive(Default)]
@@ -61,15 +61,15 @@ struct MeshState {
     next_serial: u64,
     groups: Groups,
     /// The nodes that were ever connected.
-    met: BTreeSet<NodeId>,
+    ever_connected: BTreeSet<NodeId>,
     /// The last problem with a node that is not connected.
     problems: BTreeMap<NodeId, String>,
     /// This node has taken its leave: that others close their connections is their answer.
-    left: bool,
+    leaving: bool,
     /// When it was last looked who is alive.
-    looked: Timestamp,
+    checked_at: Timestamp,
     /// When a partner of a lower number last asked for a sign of life.
-    led: Option<Timestamp>,
+    pinged_by_leader_at: Option<Timestamp>,
 }
 
 /// One connection to another node.
@@ -94,7 +94,7 @@ pub(crate) enum GroupEvent {
 }
 
 /// An event, with the serial number of the connection if it is about one.
-struct Numbered {
+struct InboxEvent {
     event: GroupEvent,
     serial: Option<u64>,
 }
@@ -111,16 +111,16 @@ impl GroupEvent {
 /// What a group hears, in order, with what was said before it was joined.
 pub(crate) struct Inbox {
     early: VecDeque<GroupEvent>,
-    events: mpsc::Receiver<Numbered>,
+    events: mpsc::Receiver<InboxEvent>,
     /// The latest connection that was made to each node.
     connected: BTreeMap<NodeId, u64>,
     /// Whether some of what was said before the group was there is forgotten.
-    forgot: bool,
+    lost_early_frames: bool,
 }
 
 impl Inbox {
-    pub(crate) fn forgot(&self) -> bool {
-        self.forgot
+    pub(crate) fn lost_early_frames(&self) -> bool {
+        self.lost_early_frames
     }
 
     /// Waits for the next event; none if the group has ended.
@@ -131,7 +131,7 @@ impl Inbox {
         if let Some(event) = self.early.pop_front() {
             return Some(event);
         }
-        let Numbered { event, serial } = self.events.recv().await?;
+        let InboxEvent { event, serial } = self.events.recv().await?;
         match (&event, serial) {
             (GroupEvent::Connected(node), Some(serial)) => _ = self.connected.insert(*node, serial),
             // The end of a connection may be told after the next one has begun.
@@ -151,7 +151,7 @@ impl Mesh {
         members: BTreeMap<NodeId, String>,
         environment: Arc<dyn Environment>,
         detection: Duration,
-        peers: Peers,
+        peers: PeerSecurity,
     ) -> Self {
         Self(Arc::new(MeshShared {
             me,
@@ -162,7 +162,7 @@ impl Mesh {
             peers,
             state: Mutex::default(),
             changes: watch::Sender::new(0),
-            others_look: Notify::new(),
+            check_now: Notify::new(),
         }))
     }
 
@@ -215,7 +215,7 @@ impl Mesh {
         let state = self.lock();
         let missing = |node: &NodeId| *node != self.0.me && !state.links.contains_key(node);
         let missing: Vec<_> = self.0.members.keys().copied().filter(missing).collect();
-        let never_met: Vec<_> = missing.iter().copied().filter(|node| !state.met.contains(node)).collect();
+        let never_met: Vec<_> = missing.iter().copied().filter(|node| !state.ever_connected.contains(node)).collect();
         if never_met.is_empty() { missing } else { never_met }
     }
 
@@ -260,13 +260,13 @@ impl Mesh {
     }
 
     /// Serves connections that other nodes open, for ever.
-    pub(crate) async fn welcome(self, mut arrivals: mpsc::Receiver<Arrived>, spawner: crate::scope::Spawner) {
+    pub(crate) async fn welcome(self, mut arrivals: mpsc::Receiver<NodeConnection>, spawner: crate::scope::Spawner) {
         while let Some(mut arrived) = arrivals.recv().await {
             let mesh = self.clone();
             spawner.spawn(Box::pin(async move {
                 let from = arrived.from;
                 let meant = mesh.knows(from) && from < mesh.0.me;
-                let answer = if meant { Frame::Welcome } else { Frame::Reject { reason: Reject::Identity } };
+                let answer = if meant { Frame::Welcome } else { Frame::Reject { reason: RejectReason::Identity } };
                 let written = arrived.stream.write_all(&frame::encode(&answer)).await;
                 if written.is_ok() && arrived.stream.flush().await.is_ok() && meant {
                     mesh.run_link(arrived.stream, from).await;
@@ -289,21 +289,21 @@ impl Mesh {
         let link = Link { serial: 0, outgoing, address, liveness, cut };
         let (serial, replaced) = {
             let mut state = self.lock();
-            if state.left {
+            if state.leaving {
                 return;
             }
             let serial = state.next_serial;
             state.next_serial += 1;
             state.problems.remove(&peer);
-            state.met.insert(peer);
+            state.ever_connected.insert(peer);
             (serial, state.links.insert(peer, Link { serial, ..link }).is_some())
         };
         if replaced {
-            self.tell_groups(serial, || GroupEvent::Lost(peer, FailureCause::ConnectionLost)).await;
+            self.notify_groups(serial, || GroupEvent::Lost(peer, FailureCause::ConnectionLost)).await;
         }
         self.0.changes.send_modify(|count| *count += 1);
         tracing::debug!(node = %peer, "connected");
-        self.tell_groups(serial, || GroupEvent::Connected(peer)).await;
+        self.notify_groups(serial, || GroupEvent::Connected(peer)).await;
         // A short frame, such as a sign of life, comes by one call of the system.
         let mut from = BufReader::with_capacity(READ_BYTES, from);
         let (ended, cause) = {
@@ -322,7 +322,7 @@ impl Mesh {
                 // What it said of groups not yet joined is void: they will hear that it is lost.
                 state.groups.forget_early(peer);
             }
-            (current, state.left)
+            (current, state.leaving)
         };
         if let Err(error) = &ended
             && error.kind() == io::ErrorKind::InvalidData
@@ -340,7 +340,7 @@ impl Mesh {
         }
         if current && !left {
             let cause = cause.unwrap_or(FailureCause::ConnectionLost);
-            self.tell_groups(serial, || GroupEvent::Lost(peer, cause.clone())).await;
+            self.notify_groups(serial, || GroupEvent::Lost(peer, cause.clone())).await;
         }
     }
 
@@ -366,7 +366,7 @@ impl Mesh {
     }
 
     async fn read_link(&self, from: &mut (impl AsyncRead + Unpin), peer: NodeId, heard: &LastHeard) -> io::Result<()> {
-        let mut check = Check::default();
+        let mut check = FrameCheck::default();
         while let Some(frame) = frame::read_next(from, &mut check).await? {
             heard.set(self.0.environment.now());
             match frame {
@@ -381,14 +381,14 @@ impl Mesh {
     }
 
     async fn deliver(&self, peer: NodeId, group: GroupId, frame: GroupFrame) {
-        let destined = self.lock().groups.destine(group, peer, frame);
+        let destined = self.lock().groups.route(group, peer, frame);
         match destined {
-            Destined::ToGroup(events, frame) => {
+            FrameRoute::ToGroup(events, frame) => {
                 // Fails only if the group has just ended.
-                let _ = events.send(Numbered { event: GroupEvent::Frame(peer, frame), serial: None }).await;
+                let _ = events.send(InboxEvent { event: GroupEvent::Frame(peer, frame), serial: None }).await;
             }
-            Destined::ToPeer(answer) => self.post(peer, group, GroupFrame::End(answer)),
-            Destined::Nowhere => {}
+            FrameRoute::ToPeer(answer) => self.post(peer, group, GroupFrame::End(answer)),
+            FrameRoute::Nowhere => {}
         }
     }
 
@@ -397,22 +397,22 @@ impl Mesh {
     }
 
     /// Tells all groups of a connection.
-    async fn tell_groups(&self, serial: u64, event: impl Fn() -> GroupEvent) {
+    async fn notify_groups(&self, serial: u64, event: impl Fn() -> GroupEvent) {
         let groups = self.lock().groups.listening();
         for group in groups {
-            let _ = group.send(Numbered { event: event(), serial: Some(serial) }).await;
+            let _ = group.send(InboxEvent { event: event(), serial: Some(serial) }).await;
         }
     }
 
     /// Starts to listen for a group; none if its number was used before.
     pub(crate) fn open_group(&self, group: GroupId, members: &Arc<[NodeId]>) -> Option<Inbox> {
         let mut state = self.lock();
-        let (mut early, events, forgot) = state.groups.open(group, members)?;
+        let (mut early, events, lost_early_frames) = state.groups.open(group, members)?;
         let lost = members.iter().filter(|node| **node != self.0.me && !state.links.contains_key(*node));
         early.extend(lost.map(|&node| GroupEvent::Lost(node, FailureCause::ConnectionLost)));
         drop(state);
         self.0.changes.send_modify(|count| *count += 1);
-        Some(Inbox { early, events, connected: BTreeMap::new(), forgot })
+        Some(Inbox { early, events, connected: BTreeMap::new(), lost_early_frames })
     }
 
     /// Stops listening for a group that has ended, and tells those who ask how; its number is not used again.
@@ -440,7 +440,7 @@ impl Mesh {
     fn post_frame(&self, to: NodeId, frame: &Frame) {
         let state = self.lock();
         let Some(link) = state.links.get(&to) else { return };
-        if let Err(NotTaken) = link.outgoing.post(frame::encode_unchecked(frame)) {
+        if let Err(PostError) = link.outgoing.post(frame::encode_unchecked(frame)) {
             // What it misses it must not miss without noticing. Fails only if it was cut before.
             let _ = link.cut.try_send(FailureCause::Unresponsive { silence: self.0.detection });
         }
@@ -460,7 +460,7 @@ impl Mesh {
     pub(crate) async fn leave(&self) {
         let leaving: Vec<Arc<Outbox>> = {
             let mut state = self.lock();
-            state.left = true;
+            state.leaving = true;
             let state = &*state;
             let told = |node| {
                 let told = state.groups.latest_of(node);

@@ -19,8 +19,8 @@ use crate::group::sender::Sender;
 use crate::group::{self, Group, GroupId, GroupSpec};
 use crate::mesh::Mesh;
 use crate::mesh::fabrics::FabricChoice;
-use crate::mesh::listener::{Arrived, Listener};
-use crate::mesh::security::{Fingerprint, Identities, Identity, Peers, Security, host};
+use crate::mesh::listener::{Listener, NodeConnection};
+use crate::mesh::security::{Fingerprint, Identities, Identity, PeerSecurity, Security, host};
 use crate::pool::{Pool, PoolError};
 use crate::scope::Scope;
 use crate::stats::{Counters, NodeStats};
@@ -139,7 +139,7 @@ pub struct NodeBuilder {
     choice: Option<FabricChoice>,
     replies: BTreeMap<NodeId, Bytes>,
     listener: Option<Listener>,
-    arrivals: Option<mpsc::Receiver<Arrived>>,
+    arrivals: Option<mpsc::Receiver<NodeConnection>>,
     security: Option<Security>,
     completion_mode: Option<CompletionMode>,
     completion_capacity: Option<u32>,
@@ -276,7 +276,7 @@ impl NodeBuilder {
         self
     }
 
-    pub(crate) fn arrivals(mut self, listener: Listener, arrivals: mpsc::Receiver<Arrived>) -> Self {
+    pub(crate) fn arrivals(mut self, listener: Listener, arrivals: mpsc::Receiver<NodeConnection>) -> Self {
         self.security = listener.security().cloned();
         self.listener = Some(listener);
         self.arrivals = Some(arrivals);
@@ -332,7 +332,7 @@ impl NodeBuilder {
         let scope = Scope::new(environment.clone());
         scope.spawn(queue.drain());
         let refusals = listener.as_ref().map(Listener::refusals).cloned().unwrap_or_default();
-        let peers = Peers { security: self.security, identities: self.cluster.identities(), refusals };
+        let peers = PeerSecurity { security: self.security, identities: self.cluster.identities(), refusals };
         let mesh = Mesh::new(self.me, self.cluster.key, self.cluster.nodes, environment.clone(), self.detection, peers);
         scope.spawn(mesh.clone().watch());
         if let Some(arrivals) = arrivals {
@@ -525,10 +525,10 @@ pub enum Shutdown {
 
 /// The groups that a node is in.
 #[derive(Default)]
-pub(crate) struct OpenGroups(Mutex<Registry>);
+pub(crate) struct OpenGroups(Mutex<GroupRegistry>);
 
 #[derive(Default)]
-struct Registry {
+struct GroupRegistry {
     closed: bool,
     groups: BTreeMap<GroupId, Weak<Group>>,
 }
@@ -551,7 +551,7 @@ impl OpenGroups {
         registry.groups.values().filter_map(Weak::upgrade).collect()
     }
 
-    fn lock(&self) -> MutexGuard<'_, Registry> {
+    fn lock(&self) -> MutexGuard<'_, GroupRegistry> {
         lock(&self.0)
     }
 }

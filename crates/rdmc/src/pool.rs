@@ -18,12 +18,12 @@ struct PoolShared {
     /// One permit per page that may be lent; fair, so that a large lease is not starved by small ones.
     pages_free: Arc<Semaphore>,
     pages_max: u64,
-    kept: Mutex<Kept>,
+    kept: Mutex<IdleRegions>,
     lent_bytes: AtomicU64,
 }
 
 #[derive(Default)]
-struct Kept {
+struct IdleRegions {
     regions: Vec<MemoryRegion>,
     pages: u64,
 }
@@ -153,12 +153,12 @@ impl PoolShared {
         }
     }
 
-    fn kept(&self) -> MutexGuard<'_, Kept> {
+    fn kept(&self) -> MutexGuard<'_, IdleRegions> {
         self.kept.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-impl Kept {
+impl IdleRegions {
     fn take(&mut self, at: usize) -> MemoryRegion {
         let region = self.regions.remove(at);
         self.pages -= region.len() as u64 / PAGE;

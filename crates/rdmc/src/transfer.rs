@@ -18,22 +18,22 @@ use crate::certificate::Digest;
 use crate::failure::FailureCause;
 use crate::group::Group;
 use crate::group::neighbour::Neighbour;
-use crate::group::pace::Awaited;
+use crate::group::pace::WaitReason;
 use crate::group::receiver::Message;
 
 mod blocks;
 mod checksum;
+mod in_flight;
 mod plan;
 mod port;
 mod turn;
-mod under_way;
 
 pub(crate) use blocks::Blocks;
-pub(crate) use checksum::{Checksum, Place, Summing, give_way};
-pub(crate) use plan::Plan;
+pub(crate) use checksum::{BlockIdentity, Checksum, IncrementalChecksum, yield_now};
+use in_flight::{InFlight, IncomingBlocks, OutgoingBlocks};
+pub(crate) use plan::HopPlan;
 pub(crate) use port::Port;
 pub(crate) use turn::{Turn, Turnstile};
-use under_way::{Arriving, Leaving, UnderWay};
 
 /// How a message falls into blocks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -64,7 +64,7 @@ impl Shape {
 
 /// Why a member cannot go on.
 #[derive(Debug)]
-pub(crate) enum Trouble {
+pub(crate) enum TransferError {
     /// Work towards a neighbour failed.
     Work { with: Rank, error: WorkError },
     /// A member sent what no member sends.
@@ -74,14 +74,14 @@ pub(crate) enum Trouble {
     /// A member did not give the object of a message.
     Unattached { by: Rank, what: String },
     /// This member itself cannot, or will not.
-    Own(FailureCause),
+    Local(FailureCause),
 }
 
 /// A block that is to arrive.
-struct Arrival {
+struct ExpectedBlock {
     receive: rdmc_schedule::Hop,
     /// What sums it if it is checked.
-    summing: Option<Arc<Summing>>,
+    summing: Option<Arc<IncrementalChecksum>>,
 }
 
 /// One member's part in one multicast.
@@ -89,7 +89,7 @@ pub(crate) struct Transfer {
     group: Arc<Group>,
     number: u64,
     shape: Shape,
-    plan: Plan,
+    plan: HopPlan,
     blocks: Arc<Blocks>,
     /// What the application of a receiving member waits for.
     deliver: Option<oneshot::Sender<Message>>,
@@ -99,7 +99,7 @@ impl Transfer {
     pub(crate) fn new(
         group: Arc<Group>,
         number: u64,
-        plan: Plan,
+        plan: HopPlan,
         blocks: Arc<Blocks>,
         deliver: Option<oneshot::Sender<Message>>,
     ) -> Self {
@@ -116,11 +116,11 @@ impl Transfer {
         first_is_here: bool,
         receive_turn: Turn,
         relay_turn: Turn,
-    ) -> Result<(), Trouble> {
+    ) -> Result<(), TransferError> {
         let deliver = self.deliver.take();
         let holds_from_the_start = deliver.is_none();
         let received = async {
-            try_join!(self.receive_blocks(first_is_here, receive_turn), self.place_first_block())?;
+            try_join!(self.receive_blocks(first_is_here, receive_turn), self.copy_first_block())?;
             if let Some(deliver) = deliver {
                 let digest = self.digest().await?;
                 let whole = self.blocks.whole();
@@ -139,8 +139,8 @@ impl Transfer {
     }
 
     /// Posts the receives of the schedule, each at its block's place, as far ahead as the senders may be.
-    async fn receive_blocks(&self, first_is_here: bool, turn: Turn) -> Result<(), Trouble> {
-        let mut arriving = UnderWay::new(Arriving::new(self));
+    async fn receive_blocks(&self, first_is_here: bool, turn: Turn) -> Result<(), TransferError> {
+        let mut arriving = InFlight::new(IncomingBlocks::new(self));
         let mut untold: Option<&Neighbour> = None;
         for receive in self.plan.receives(self.group.rank()).skip(usize::from(first_is_here)) {
             let (neighbour, ingress) = (self.group.neighbour(receive.peer), self.group.ingress());
@@ -150,52 +150,58 @@ impl Transfer {
             }
             if !has_room() {
                 // One word for all grants that could be given at once.
-                untold.take().inspect(|neighbour| neighbour.tell_if_due());
+                untold.take().inspect(|neighbour| neighbour.announce_grants_if_due());
                 let occupant = ingress.occupant().unwrap_or(receive.peer);
                 let room = async {
                     ingress.free_for(receive.peer).await;
                     neighbour.room_to_grant().await;
                 };
-                self.group.waiting(Awaited::Arriving, occupant, arriving.unless_failing(room)).await.0?;
+                self.group.waiting(WaitReason::Arriving, occupant, arriving.unless_failing(room)).await.0?;
             }
-            let summing = self.group.checks_blocks().then(Summing::new);
-            let (operation, granted) = neighbour.grant(self.blocks.place(receive.block), summing.clone());
+            let summing = self.group.checks_blocks().then(IncrementalChecksum::new);
+            let (operation, granted) = neighbour.grant(self.blocks.take_destination(receive.block), summing.clone());
             ingress.occupy(receive.peer, operation.nearly_done());
             if let Some(other) = untold.replace(neighbour).filter(|other| !std::ptr::eq(*other, neighbour)) {
-                other.tell_if_due();
+                other.announce_grants_if_due();
             }
-            arriving.blocks.push(Arrival { receive, summing }, (operation, granted));
+            arriving.blocks.push(ExpectedBlock { receive, summing }, (operation, granted));
         }
-        untold.inspect(|neighbour| neighbour.tell_if_due());
+        untold.inspect(|neighbour| neighbour.announce_grants_if_due());
         turn.end();
         arriving.all().await
     }
 
     /// Checks a block that has arrived and lets the relay have it; returns what is left to be done until it can.
-    fn arrived(
+    fn take_arrived(
         &self,
-        arrival: Arrival,
+        expected: ExpectedBlock,
         outcome: Result<Received, WorkError>,
-    ) -> Result<Option<BoxFuture<'_, Result<(), Trouble>>>, Trouble> {
-        let Arrival { receive: rdmc_schedule::Hop { step, peer: by, block, .. }, summing } = arrival;
-        let Received { buffer, len, imm } = outcome.map_err(|error| Trouble::Work { with: by, error })?;
+    ) -> Result<Option<BoxFuture<'_, Result<(), TransferError>>>, TransferError> {
+        let ExpectedBlock { receive: rdmc_schedule::Hop { step, peer: by, block, .. }, summing } = expected;
+        let Received { buffer, len, imm } = outcome.map_err(|error| TransferError::Work { with: by, error })?;
         // The one block whose immediate may be the message's size has been taken before the transfer began.
         let seal = imm.filter(|imm| summing.is_some() || *imm == block.0);
         let Some(seal) = seal else {
-            return Err(Trouble::Protocol { by, what: format!("sent block {imm:?} where block {block} was due") });
+            return Err(TransferError::Protocol {
+                by,
+                what: format!("sent block {imm:?} where block {block} was due"),
+            });
         };
         let due = self.shape.len(block);
         if len != due {
-            return Err(Trouble::Protocol { by, what: format!("sent {len} bytes as block {block} of {due} bytes") });
+            return Err(TransferError::Protocol {
+                by,
+                what: format!("sent {len} bytes as block {block} of {due} bytes"),
+            });
         }
         tracing::trace!(step = step.0, from = %by, block = block.0, "block received");
         self.group.count_received(len);
         if let Some(summing) = summing {
             match summing.checksum_at_once(&buffer) {
-                Some(checksum) if checksum.seal(self.place_of(block)) == seal => {
+                Some(checksum) if checksum.seal(self.identity_of(block)) == seal => {
                     self.blocks.note_checksum(block, checksum);
                 }
-                _ => return Ok(Some(self.settle(by, block, buffer, summing, seal).boxed())),
+                _ => return Ok(Some(self.verify(by, block, buffer, summing, seal).boxed())),
             }
         }
         self.blocks.hold(block, buffer.freeze());
@@ -203,43 +209,43 @@ impl Transfer {
     }
 
     /// Sums a block, and fetches it anew if it is not what was sent.
-    async fn settle(
+    async fn verify(
         &self,
         by: Rank,
         block: BlockIndex,
         mut buffer: BufferMut,
-        summing: Arc<Summing>,
+        summing: Arc<IncrementalChecksum>,
         seal: u32,
-    ) -> Result<(), Trouble> {
+    ) -> Result<(), TransferError> {
         let mut checksum = summing.checksum_of(&buffer).await;
-        let place = self.place_of(block);
-        if checksum.seal(place) != seal {
-            checksum = self.group.heal(by, place, false, &mut buffer).await?.checksum;
+        let identity = self.identity_of(block);
+        if checksum.seal(identity) != seal {
+            checksum = self.group.heal(by, identity, false, &mut buffer).await?.checksum;
         }
         self.blocks.note_checksum(block, checksum);
         self.blocks.hold(block, buffer.freeze());
         Ok(())
     }
 
-    fn place_of(&self, block: BlockIndex) -> Place {
-        Place { message: self.number, size: self.shape.size, block }
+    fn identity_of(&self, block: BlockIndex) -> BlockIdentity {
+        BlockIdentity { message: self.number, size: self.shape.size, block }
     }
 
     /// Returns what a block travels with if blocks are checked.
-    async fn seal(&self, block: BlockIndex, bytes: &Buffer) -> Result<Option<u32>, Trouble> {
+    async fn seal(&self, block: BlockIndex, bytes: &Buffer) -> Result<Option<u32>, TransferError> {
         if !self.group.checks_blocks() {
             return Ok(None);
         }
-        Ok(Some(self.checksum(block, bytes).await?.seal(self.place_of(block))))
+        Ok(Some(self.checksum(block, bytes).await?.seal(self.identity_of(block))))
     }
 
     /// Returns a block's checksum. What others sent was verified when it came; the root computes its own here, once.
-    async fn checksum(&self, block: BlockIndex, bytes: &Buffer) -> Result<Checksum, Trouble> {
+    async fn checksum(&self, block: BlockIndex, bytes: &Buffer) -> Result<Checksum, TransferError> {
         checksum_of(&self.blocks, block, bytes).await
     }
 
     /// Returns the digest of the message, if blocks are checked and all are here.
-    async fn digest(&self) -> Result<Option<Digest>, Trouble> {
+    async fn digest(&self) -> Result<Option<Digest>, TransferError> {
         if !self.group.checks_blocks() {
             return Ok(None);
         }
@@ -255,20 +261,20 @@ impl Transfer {
     /// Copies the block that came before its place was known, while the others arrive.
     ///
     /// Until then it is relayed from where it is.
-    async fn place_first_block(&self) -> Result<(), Trouble> {
+    async fn copy_first_block(&self) -> Result<(), TransferError> {
         // Receives and the first relay are posted before the copy begins.
-        give_way().await;
-        self.blocks.place_staged(give_way).await;
+        yield_now().await;
+        self.blocks.copy_staged(yield_now).await;
         Ok(())
     }
 
     /// Sends the blocks that the schedule names, each when it is held and the receiver is ready for it.
-    async fn relay_blocks(&self, mut turn: Turn) -> Result<(), Trouble> {
+    async fn relay_blocks(&self, mut turn: Turn) -> Result<(), TransferError> {
         turn.wait().await;
         if !self.plan.is_repair() && !self.group.is_delta() {
             self.group.announce(self.number, self.shape.size).await;
         }
-        let mut leaving = UnderWay::new(Leaving::new(self));
+        let mut leaving = InFlight::new(OutgoingBlocks::new(self));
         let mut sizes_told = std::collections::BTreeSet::new();
         let mut sends = self.plan.sends(self.group.rank()).peekable();
         while let Some(send) = sends.next() {
@@ -288,7 +294,7 @@ impl Transfer {
             if !neighbour.try_ready_for_block() {
                 neighbour.flush();
                 let ready = leaving.unless_failing(neighbour.ready_for_block());
-                waited_for_ready = self.waiting(Awaited::Ready, send.peer, ready).await?;
+                waited_for_ready = self.waiting(WaitReason::Ready, send.peer, ready).await?;
             }
             let mut waited_for_port = Duration::ZERO;
             let has_room = || egress.is_free_for(send.peer) && neighbour.has_room_to_send();
@@ -302,10 +308,10 @@ impl Transfer {
                     egress.free_for(send.peer).await;
                     neighbour.room_to_send().await;
                 });
-                waited_for_port = self.waiting(Awaited::Leaving, occupant, free).await?;
+                waited_for_port = self.waiting(WaitReason::Leaving, occupant, free).await?;
             }
             self.group.count_sent(block.len(), waited_for_ready);
-            self.group.pace().is_to_take(send.peer, || self.group.now());
+            self.group.pace().block_due(send.peer, || self.group.now());
             let tells_size = !self.plan.is_repair() && neighbour.learns_size_here && sizes_told.insert(send.peer);
             let (operation, sent) = if tells_size {
                 neighbour.send_first_block(block, self.shape.size, seal)
@@ -330,31 +336,31 @@ impl Transfer {
     }
 
     /// Notes that a neighbour has taken a block.
-    fn left(&self, to: Rank, outcome: Result<(), WorkError>) -> Result<(), Trouble> {
-        self.group.pace().has_taken(to, 1, || self.group.now());
-        outcome.map_err(|error| Trouble::Work { with: to, error })
+    fn block_sent(&self, to: Rank, outcome: Result<(), WorkError>) -> Result<(), TransferError> {
+        self.group.pace().block_taken(to, 1, || self.group.now());
+        outcome.map_err(|error| TransferError::Work { with: to, error })
     }
 
     /// Awaits what may fail and returns how long it took, and notes for whom that is.
     async fn waiting(
         &self,
-        what: Awaited,
+        what: WaitReason,
         on: Rank,
-        wait: impl Future<Output = Result<(), Trouble>>,
-    ) -> Result<Duration, Trouble> {
+        wait: impl Future<Output = Result<(), TransferError>>,
+    ) -> Result<Duration, TransferError> {
         let (outcome, waited) = self.group.waiting(what, on, wait).await;
         outcome.map(|()| waited)
     }
 }
 
 /// Returns the checksum of a block, whose bytes are looked at unless it is known.
-pub(crate) async fn checksum_of(blocks: &Blocks, block: BlockIndex, bytes: &Buffer) -> Result<Checksum, Trouble> {
+pub(crate) async fn checksum_of(blocks: &Blocks, block: BlockIndex, bytes: &Buffer) -> Result<Checksum, TransferError> {
     if let Some(checksum) = blocks.checksum(block) {
         return Ok(checksum);
     }
-    let checksum = Checksum::gently_of_shared(bytes).await.map_err(|error| {
+    let checksum = Checksum::of_shared_yielding(bytes).await.map_err(|error| {
         let what = format!("the memory of a block could not be read: {error}");
-        Trouble::Own(FailureCause::Resources { what })
+        TransferError::Local(FailureCause::Resources { what })
     })?;
     blocks.note_checksum(block, checksum);
     Ok(checksum)

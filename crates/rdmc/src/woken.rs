@@ -13,19 +13,19 @@ use futures::task::AtomicWaker;
 /// seldom moves, but takes long to say that it has not, is put in here.
 pub(crate) struct WhenWoken<F> {
     future: F,
-    wakes: Arc<Wakes>,
+    wakes: Arc<WakeFlags>,
     /// Of `wakes`, as the future is to have it.
     waker: Waker,
 }
 
-struct Wakes {
+struct WakeFlags {
     woken: AtomicBool,
     /// Whoever is to be woken looks by itself before it sleeps.
     looking: AtomicBool,
     task: AtomicWaker,
 }
 
-impl Wakes {
+impl WakeFlags {
     fn new() -> Arc<Self> {
         Arc::new(Self { woken: AtomicBool::new(true), looking: AtomicBool::new(false), task: AtomicWaker::new() })
     }
@@ -33,7 +33,7 @@ impl Wakes {
 
 impl<F: Future + Unpin> WhenWoken<F> {
     pub(crate) fn new(future: F) -> Self {
-        let wakes = Wakes::new();
+        let wakes = WakeFlags::new();
         Self { future, waker: wakes.clone().into(), wakes }
     }
 }
@@ -55,14 +55,14 @@ impl<F: Future + Unpin> Future for WhenWoken<F> {
 /// Waits for one thing, which is polled only if it was woken, beside others whose progress may wake it.
 ///
 /// Were it woken in the ordinary way, a task that brings about what it waits for itself would be polled once more, for nothing.
-pub(crate) struct Attention {
-    wakes: Arc<Wakes>,
+pub(crate) struct WokenWait {
+    wakes: Arc<WakeFlags>,
     waker: Waker,
 }
 
-impl Attention {
+impl WokenWait {
     pub(crate) fn new() -> Self {
-        let wakes = Wakes::new();
+        let wakes = WakeFlags::new();
         Self { waker: wakes.clone().into(), wakes }
     }
 
@@ -112,13 +112,13 @@ impl Attention {
     }
 }
 
-impl Wake for Wakes {
+impl Wake for WakeFlags {
     fn wake(self: Arc<Self>) {
         self.wake_by_ref();
     }
 
     fn wake_by_ref(self: &Arc<Self>) {
-        // In one order with what `Attention::ends` does: either it sees the one, or this sees the other.
+        // In one order with what `WokenWait::ends` does: either it sees the one, or this sees the other.
         self.woken.store(true, Ordering::SeqCst);
         if !self.looking.load(Ordering::SeqCst) {
             self.task.wake();
@@ -186,7 +186,7 @@ mod tests {
             }
             None => unreachable!("what is waited for is there"),
         };
-        let mut attention = Attention::new();
+        let mut attention = WokenWait::new();
         let permit = attention.wait(window.acquire(), others).now_or_never().expect("it is there at the first poll");
         assert!(permit.expect("nothing failed").is_ok());
     }
@@ -194,7 +194,7 @@ mod tests {
     #[tokio::test]
     #[expect(clippy::disallowed_methods, reason = "a thread beside the task")]
     async fn what_is_waited_for_is_seen_when_it_comes_from_elsewhere() {
-        let mut attention = Attention::new();
+        let mut attention = WokenWait::new();
         for _ in 0..100 {
             let (tell, told) = tokio::sync::oneshot::channel();
             let teller = std::thread::spawn(move || tell.send(7));
@@ -206,7 +206,7 @@ mod tests {
 
     #[test]
     fn what_wakes_itself_gives_way() {
-        let (mut attention, mut polls) = (Attention::new(), 0);
+        let (mut attention, mut polls) = (WokenWait::new(), 0);
         let wanted = std::future::poll_fn(|cx| {
             polls += 1;
             cx.waker().wake_by_ref();
@@ -225,7 +225,7 @@ mod tests {
     #[tokio::test]
     async fn what_fails_beside_ends_the_wait() {
         let wanted = std::future::pending::<()>();
-        assert_eq!(Attention::new().wait(wanted, |_| Poll::Ready(Some(Err("failed")))).await, Err("failed"));
+        assert_eq!(WokenWait::new().wait(wanted, |_| Poll::Ready(Some(Err("failed")))).await, Err("failed"));
     }
 
     #[tokio::test]

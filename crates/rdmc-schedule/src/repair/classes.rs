@@ -9,17 +9,17 @@ use super::block_set::BlockSet;
 /// The blocks that somebody misses. Those alike in who holds them form one class, so that a choice costs as much as
 /// there are ways in which blocks are spread, which are few, and not as much as there are blocks.
 #[derive(Debug)]
-pub(super) struct Classes {
+pub(super) struct HolderClasses {
     members: u32,
     everybody: Bits,
     /// The rarest come first, and of a class the block that came first.
-    queues: BTreeMap<Class, VecDeque<u32>>,
+    queues: BTreeMap<HolderClass, VecDeque<u32>>,
     /// Where blocks were put in this step.
-    touched: Vec<Class>,
+    touched: Vec<HolderClass>,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
-struct Class {
+struct HolderClass {
     /// How many members hold the block when this step ends.
     holders: u32,
     /// Who held it when this step began, and so may send it.
@@ -28,14 +28,14 @@ struct Class {
     given: Bits,
 }
 
-impl Classes {
+impl HolderClasses {
     /// Sorts the blocks of at least one member's holdings.
     ///
     /// # Errors
     /// The blocks that nobody holds, if there are any.
-    pub(super) fn new(holdings: &[BlockSet], members: u32) -> Result<Classes, BlockSet> {
+    pub(super) fn new(holdings: &[BlockSet], members: u32) -> Result<HolderClasses, BlockSet> {
         let mut lost = BlockSet::empty(holdings[0].blocks());
-        let mut queues = BTreeMap::<Class, VecDeque<u32>>::new();
+        let mut queues = BTreeMap::<HolderClass, VecDeque<u32>>::new();
         for run in runs(holdings) {
             let (mut held, mut holders) = (Bits::clear(members), 0);
             for (rank, set) in (0..).zip(holdings) {
@@ -47,7 +47,7 @@ impl Classes {
             if holders == 0 {
                 lost.fill(run);
             } else if holders < members {
-                queues.entry(Class { holders, held, given: Bits::clear(members) }).or_default().extend(run);
+                queues.entry(HolderClass { holders, held, given: Bits::clear(members) }).or_default().extend(run);
             }
         }
         if !lost.is_empty() {
@@ -55,7 +55,7 @@ impl Classes {
         }
         let mut everybody = Bits::clear(members);
         (0..members).for_each(|rank| everybody.set(rank));
-        Ok(Classes { members, everybody, queues, touched: Vec::new() })
+        Ok(HolderClasses { members, everybody, queues, touched: Vec::new() })
     }
 
     pub(super) fn nobody(&self) -> Bits {
@@ -90,7 +90,7 @@ impl Classes {
 
     /// Takes the rarest block that `sender` holds and `receiver` misses, as given to it in this step.
     pub(super) fn give(&mut self, sender: u32, receiver: u32) -> Option<u32> {
-        let misses = |class: &&Class| !class.held.contains(receiver) && !class.given.contains(receiver);
+        let misses = |class: &&HolderClass| !class.held.contains(receiver) && !class.given.contains(receiver);
         let mut class = self.queues.keys().filter(misses).find(|class| class.held.contains(sender))?.clone();
         let block = self.take(&class)?;
         class.holders += 1;
@@ -105,16 +105,16 @@ impl Classes {
         for class in std::mem::take(&mut self.touched) {
             // A class may have been touched twice, or left by its blocks for another one of this step.
             let Some(given) = self.queues.remove(&class) else { continue };
-            let Class { holders, mut held, given: takers } = class;
+            let HolderClass { holders, mut held, given: takers } = class;
             if holders < self.members {
                 held.add(&takers);
-                let class = Class { holders, held, given: self.nobody() };
+                let class = HolderClass { holders, held, given: self.nobody() };
                 self.queues.entry(class).or_default().extend(given);
             }
         }
     }
 
-    fn take(&mut self, class: &Class) -> Option<u32> {
+    fn take(&mut self, class: &HolderClass) -> Option<u32> {
         let queue = self.queues.get_mut(class)?;
         let block = queue.pop_front();
         if queue.is_empty() {

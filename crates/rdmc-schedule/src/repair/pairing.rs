@@ -3,7 +3,7 @@
 use std::collections::VecDeque;
 
 use super::bits::Bits;
-use super::classes::Classes;
+use super::classes::HolderClasses;
 
 /// A matching of members that hold something with members that miss it, while it grows.
 ///
@@ -12,7 +12,7 @@ use super::classes::Classes;
 /// nobody goes without who could be served together with all that chose before; in a large group as far as
 /// [`MOVES_MAX`] lets it.
 pub(super) struct Pairing<'a> {
-    classes: &'a Classes,
+    classes: &'a HolderClasses,
     sent: &'a [u32],
     /// Senders that nobody has taken.
     free: Bits,
@@ -27,7 +27,7 @@ pub(super) struct Pairing<'a> {
 
 impl<'a> Pairing<'a> {
     /// Begins with nobody paired; `sent` is what each member has sent before.
-    pub(super) fn new(classes: &'a Classes, sent: &'a [u32], step: usize) -> Pairing<'a> {
+    pub(super) fn new(classes: &'a HolderClasses, sent: &'a [u32], step: usize) -> Pairing<'a> {
         let nobody = vec![None; sent.len()];
         Pairing {
             classes,

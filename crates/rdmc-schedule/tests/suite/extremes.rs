@@ -26,7 +26,7 @@ fn the_last_rank_of_the_longest_sequential_schedule_starts_at_once() {
 }
 
 #[test]
-fn first_transfers_of_the_largest_schedules_agree_at_both_ends() {
+fn first_hops_of_the_largest_schedules_agree_at_both_ends() {
     for algorithm in all_kinds() {
         let members = match &algorithm {
             Algorithm::Hybrid(hybrid) => hybrid.racks.members(),

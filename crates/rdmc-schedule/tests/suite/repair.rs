@@ -84,7 +84,7 @@ fn crossings(repair: &Repair, list: impl Fn(u32) -> Vec<Crossing>) -> Vec<Crossi
     let mut crossings = Vec::new();
     for rank in 0..repair.members() {
         let own = list(rank);
-        assert!(own.is_sorted_by(|one, next| one.step < next.step), "transfers come in step order: rank {rank}");
+        assert!(own.is_sorted_by(|one, next| one.step < next.step), "hops come in step order: rank {rank}");
         crossings.extend(own);
     }
     crossings.sort_unstable();

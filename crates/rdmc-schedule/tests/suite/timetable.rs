@@ -108,14 +108,14 @@ fn received(schedule: &Schedule) -> Vec<Crossing> {
 fn by_step(schedule: &Schedule, list: impl Fn(u32) -> Vec<(Hop, u32, u32)>) -> Vec<Crossing> {
     let mut crossings = Vec::new();
     for rank in 0..schedule.members() {
-        let transfers = list(rank);
-        let in_order = transfers.windows(2).all(|pair| pair[0].0.step <= pair[1].0.step);
-        assert!(in_order, "transfers come in step order: rank {rank}, {schedule:?}");
-        crossings.extend(transfers.into_iter().map(|(transfer, from, to)| Crossing {
-            step: transfer.step.0,
+        let hops = list(rank);
+        let in_order = hops.windows(2).all(|pair| pair[0].0.step <= pair[1].0.step);
+        assert!(in_order, "hops come in step order: rank {rank}, {schedule:?}");
+        crossings.extend(hops.into_iter().map(|(hop, from, to)| Crossing {
+            step: hop.step.0,
             from,
             to,
-            block: transfer.block.0,
+            block: hop.block.0,
         }));
     }
     crossings.sort_unstable();

@@ -110,7 +110,7 @@ pub fn examples() -> Vec<(&'static str, Vec<u8>)> {
     ];
     let loss = [
         Event::Lose(2),
-        Event::Hear(1, EndFrame::Trouble(Evidence { lost: vec![2], ..Evidence::default() })),
+        Event::Hear(1, EndFrame::Wedged(Evidence { lost: vec![2], ..Evidence::default() })),
         Event::Hear(1, report(ballot)),
         Event::Hear(1, EndFrame::Accepted { ballot }),
     ];

@@ -30,10 +30,10 @@ mod leading;
 mod silence;
 mod verdict;
 
-use chain::Chain;
+use chain::DigestChain;
 use frame::{Accepted, Ballot, EndFrame, Evidence, Outcome, Progress, Report};
 use leading::Lead;
-use silence::Silence;
+use silence::SilenceTracker;
 
 /// One member's part in the agreement on the end of a group.
 #[derive(Debug)]
@@ -45,14 +45,14 @@ pub(crate) struct Agreement {
     progress: Progress,
     records: VecDeque<MessageRecord>,
     /// The digests of the messages that this member has.
-    digests: Chain,
+    digests: DigestChain,
     /// That of all messages, as the root has it; none if there are none.
     roots_digest: Option<Digest>,
     /// What members have against themselves and others, by who says so.
     evidence: BTreeMap<u32, Evidence>,
     /// Members that are not in the group, or not yet.
     absent: BTreeSet<u32>,
-    silence: Silence,
+    silence: SilenceTracker,
     wedged: bool,
     /// The first member that spoke of trouble.
     alarmed_by: Option<u32>,
@@ -88,11 +88,11 @@ impl Agreement {
             patience,
             progress: Progress::default(),
             records: VecDeque::new(),
-            digests: Chain::after(0),
+            digests: DigestChain::after(0),
             roots_digest: None,
             evidence: BTreeMap::new(),
             absent: BTreeSet::new(),
-            silence: Silence::default(),
+            silence: SilenceTracker::default(),
             wedged: false,
             alarmed_by: None,
             promised: Ballot::CLOSE,
@@ -110,7 +110,7 @@ impl Agreement {
     pub(crate) fn continuing(mut self, messages: u64, records: impl IntoIterator<Item = MessageRecord>) -> Self {
         self.progress.begun = messages;
         self.progress.held = messages;
-        self.digests = Chain::after(messages);
+        self.digests = DigestChain::after(messages);
         self.records = records.into_iter().filter(|record| record.number < messages).collect();
         self
     }
@@ -155,7 +155,7 @@ impl Agreement {
             return;
         }
         self.progress.messages = Some(messages);
-        self.tell_all(&EndFrame::Closing { messages, digest: self.digests.of(messages) });
+        self.send_all(&EndFrame::Closing { messages, digest: self.digests.of(messages) });
         self.advance(now);
     }
 
@@ -166,7 +166,7 @@ impl Agreement {
             return self.declare(FailureCause::Diverged, now);
         }
         self.progress.confirmed.push(self.me);
-        self.tell(ROOT, EndFrame::Confirm { messages });
+        self.send(ROOT, EndFrame::Confirm { messages });
         self.advance(now);
     }
 
@@ -208,7 +208,7 @@ impl Agreement {
             return;
         }
         self.evidence.entry(self.me).or_default().lost.retain(|lost| *lost != rank);
-        self.tell_all(&EndFrame::Trouble(self.own_evidence()));
+        self.send_all(&EndFrame::Wedged(self.own_evidence()));
         self.repeat(|other| other == rank);
         self.advance(now);
     }
@@ -230,10 +230,10 @@ impl Agreement {
     /// Does what is due now.
     pub(crate) fn elapse(&mut self, now: Timestamp) {
         if self.wedged && self.decided.is_none() && now >= self.ask_at {
-            self.look_for_silent(now);
+            self.count_out_silent(now);
             // Whoever was to tell the outcome may have learnt it elsewhere and ended; and frames may have been lost.
             self.ask_at = now + self.patience.outbid;
-            self.tell_all(&EndFrame::Trouble(self.own_evidence()));
+            self.send_all(&EndFrame::Wedged(self.own_evidence()));
             self.repeat(|_| true);
         }
         self.advance(now);
@@ -248,7 +248,7 @@ impl Agreement {
     pub(crate) fn receive(&mut self, from: u32, frame: EndFrame, now: Timestamp) -> Result<(), &'static str> {
         if let Some((ballot, outcome)) = self.decided.clone() {
             if frame.wants_the_outcome() {
-                self.tell(from, EndFrame::Decided { ballot, outcome });
+                self.send(from, EndFrame::Decided { ballot, outcome });
             }
             return Ok(());
         }
@@ -259,7 +259,7 @@ impl Agreement {
             }
             return Err(what);
         }
-        self.silence.hear(from, now);
+        self.silence.note_heard(from, now);
         match frame {
             EndFrame::Closing { messages, digest } => {
                 self.progress.messages = Some(messages);
@@ -271,7 +271,7 @@ impl Agreement {
                     self.progress.confirmed.push(from);
                 }
             }
-            EndFrame::Trouble(evidence) => self.hear_of_trouble(from, evidence, now),
+            EndFrame::Wedged(evidence) => self.receive_wedged(from, evidence, now),
             EndFrame::Gather { ballot } => self.promise(from, ballot, now),
             EndFrame::Report { ballot, report } => {
                 if let Some(Lead::Gathering { ballot: mine, reports, .. }) = &mut self.lead
@@ -363,7 +363,7 @@ impl Agreement {
     /// Stops, if that has not happened, and tells all others what this member knows.
     fn alarm(&mut self, now: Timestamp) {
         self.wedge(now);
-        self.tell_all(&EndFrame::Trouble(self.own_evidence()));
+        self.send_all(&EndFrame::Wedged(self.own_evidence()));
         self.advance(now);
     }
 
@@ -371,20 +371,20 @@ impl Agreement {
         let first = !self.wedged;
         if first {
             self.wedged = true;
-            self.silence = Silence::since(now);
+            self.silence = SilenceTracker::since(now);
             self.ask_at = now + self.patience.outbid;
             self.give_up_at = Some(now + self.patience.all);
         }
         first
     }
 
-    fn hear_of_trouble(&mut self, from: u32, evidence: Evidence, now: Timestamp) {
+    fn receive_wedged(&mut self, from: u32, evidence: Evidence, now: Timestamp) {
         self.evidence.insert(from, evidence);
         self.alarmed_by.get_or_insert(from);
         let was_absent = self.absent.remove(&from);
         if let (true, Some(Lead::Gathering { ballot, .. })) = (was_absent, &self.lead) {
             let ballot = *ballot;
-            self.tell(from, EndFrame::Gather { ballot });
+            self.send(from, EndFrame::Gather { ballot });
         }
         if self.wedge(now) {
             // Whoever told this member may die before it has told all.
@@ -396,7 +396,7 @@ impl Agreement {
 
     fn promise(&mut self, from: u32, ballot: Ballot, now: Timestamp) {
         if ballot < self.promised {
-            return self.tell(from, EndFrame::Outbid { promised: self.promised });
+            return self.send(from, EndFrame::Outbid { promised: self.promised });
         }
         self.promised = ballot;
         if self.lead.is_some() {
@@ -405,19 +405,19 @@ impl Agreement {
         // The report says how far this member has come: it must not come further.
         self.wedge(now);
         let report = Box::new(self.report());
-        self.tell(from, EndFrame::Report { ballot, report });
+        self.send(from, EndFrame::Report { ballot, report });
     }
 
     fn consider(&mut self, from: u32, ballot: Ballot, outcome: Outcome, quorum: bool, now: Timestamp) {
         if ballot < self.promised {
-            return self.tell(from, EndFrame::Outbid { promised: self.promised });
+            return self.send(from, EndFrame::Outbid { promised: self.promised });
         }
         self.promised = ballot;
         if self.lead.is_some() {
             self.stand_back(now);
         }
         self.accepted.put(ballot, outcome, quorum);
-        self.tell(from, EndFrame::Accepted { ballot });
+        self.send(from, EndFrame::Accepted { ballot });
     }
 
     fn learn(&mut self, from: u32, ballot: Ballot, outcome: Outcome) {
@@ -435,14 +435,14 @@ impl Agreement {
             let unheard = unheard.chain(verdict.failed.iter().map(|(rank, _)| *rank));
             let unheard: BTreeSet<u32> = unheard.filter(|rank| *rank != self.me && *rank != from).collect();
             for rank in unheard {
-                self.tell(rank, EndFrame::Decided { ballot, outcome: outcome.clone() });
+                self.send(rank, EndFrame::Decided { ballot, outcome: outcome.clone() });
             }
         }
         let lead = self.lead.take();
         // Who has accepted something in a ballot of this member takes its word for no lower one.
         let ballot = lead.as_ref().map_or(ballot, |lead| ballot.max(lead.ballot()));
         if lead.is_some() {
-            self.tell_all(&EndFrame::Decided { ballot, outcome: outcome.clone() });
+            self.send_all(&EndFrame::Decided { ballot, outcome: outcome.clone() });
         }
         self.decided = Some((ballot, outcome));
     }
@@ -453,7 +453,7 @@ impl Agreement {
         let right = match frame {
             EndFrame::Closing { messages, .. } => from == ROOT && self.progress.begun <= *messages,
             EndFrame::Confirm { messages } => self.me == ROOT && self.progress.messages == Some(*messages),
-            EndFrame::Trouble(evidence) => self.is_sound(evidence),
+            EndFrame::Wedged(evidence) => self.is_sound(evidence),
             EndFrame::Gather { ballot } => leads(ballot) && *ballot != Ballot::CLOSE,
             EndFrame::Report { report, .. } => {
                 self.is_sound(&report.evidence)
@@ -523,11 +523,11 @@ impl Agreement {
         self.evidence.get(&self.me).is_some_and(|own| own.lost.contains(&rank))
     }
 
-    fn tell(&mut self, to: u32, frame: EndFrame) {
+    fn send(&mut self, to: u32, frame: EndFrame) {
         self.outgoing.push((to, frame));
     }
 
-    fn tell_all(&mut self, frame: &EndFrame) {
+    fn send_all(&mut self, frame: &EndFrame) {
         self.outgoing.extend(self.others().map(|rank| (rank, frame.clone())));
     }
 }
@@ -543,7 +543,7 @@ impl Evidence {
 impl EndFrame {
     /// Tells whether who says this has not learnt the outcome.
     pub(crate) fn wants_the_outcome(&self) -> bool {
-        matches!(self, Self::Trouble(_) | Self::Gather { .. } | Self::Propose { .. })
+        matches!(self, Self::Wedged(_) | Self::Gather { .. } | Self::Propose { .. })
     }
 }
 

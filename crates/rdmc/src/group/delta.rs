@@ -14,39 +14,39 @@ use tokio::sync::oneshot;
 use super::Group;
 use crate::mesh::frame::GroupFrame;
 use crate::sync::lock;
-use crate::transfer::{Blocks, Checksum, Plan, Shape, Trouble, checksum_of};
+use crate::transfer::{Blocks, Checksum, HopPlan, Shape, TransferError, checksum_of};
 
 /// What members have said of messages that are about to begin.
 #[derive(Default)]
-pub(super) struct Delta(Mutex<State>);
+pub(super) struct Delta(Mutex<DeltaState>);
 
 #[derive(Default)]
-struct State {
+struct DeltaState {
     /// At the root: the messages that were announced, until all have answered.
-    asked: BTreeMap<u64, Asked>,
+    asked: BTreeMap<u64, PendingComparison>,
     /// At another member: the message that it has answered for.
-    answered: Option<Answered>,
+    answered: Option<AnsweredMessage>,
 }
 
 /// A message that was announced.
-struct Asked {
+struct PendingComparison {
     blocks: BlockCount,
-    answers: Vec<Answer>,
-    complete: oneshot::Sender<Answers>,
+    answers: Vec<BlockChecksums>,
+    complete: oneshot::Sender<ChecksumsByRank>,
 }
 
 /// What a member has said of a message so far.
 #[derive(Clone, Default)]
-struct Answer {
+struct BlockChecksums {
     checksums: Vec<u8>,
     is_whole: bool,
 }
 
 /// The checksums of the blocks that members have, by rank, each [`CHECKSUM_LEN`] bytes; none of a member that has nothing.
-pub(super) type Answers = Vec<Vec<u8>>;
+pub(super) type ChecksumsByRank = Vec<Vec<u8>>;
 
 /// A message of which this member waits to hear who has what.
-struct Answered {
+struct AnsweredMessage {
     message: u64,
     blocks: BlockCount,
     had: Vec<BlockSet>,
@@ -54,14 +54,14 @@ struct Answered {
 }
 
 /// How a message begins at a member that was asked what it has.
-pub(super) struct Beginning {
-    pub(super) plan: Plan,
+pub(super) struct DeltaStart {
+    pub(super) plan: HopPlan,
     /// The blocks that are here, with their checksums.
     pub(super) here: Vec<(BlockIndex, Checksum)>,
 }
 
 impl Delta {
-    fn lock(&self) -> MutexGuard<'_, State> {
+    fn lock(&self) -> MutexGuard<'_, DeltaState> {
         lock(&self.0)
     }
 }
@@ -70,14 +70,14 @@ impl Delta {
 
 impl Group {
     /// Announces a message, and returns what comes when all have answered.
-    pub(super) fn ask_for_parts(&self, message: u64, shape: Shape) -> oneshot::Receiver<Answers> {
+    pub(super) fn ask_for_parts(&self, message: u64, shape: Shape) -> oneshot::Receiver<ChecksumsByRank> {
         let (complete, answers) = oneshot::channel();
-        let mut all = vec![Answer::default(); self.members.len()];
+        let mut all = vec![BlockChecksums::default(); self.members.len()];
         all[self.rank.index()].is_whole = true;
-        let asked = Asked { blocks: shape.count, answers: all, complete };
+        let asked = PendingComparison { blocks: shape.count, answers: all, complete };
         self.delta.lock().asked.insert(message, asked);
         self.finish_asking(message);
-        for &member in &self.unfed {
+        for &member in &self.announced_to {
             self.node.mesh.post(member, self.id, GroupFrame::Announce { message, size: shape.size });
         }
         answers
@@ -87,17 +87,17 @@ impl Group {
     ///
     /// # Errors
     /// What is wrong with it.
-    pub(super) fn hear_delta(&self, from: Rank, frame: GroupFrame) -> Result<(), &'static str> {
+    pub(super) fn receive_delta_frame(&self, from: Rank, frame: GroupFrame) -> Result<(), &'static str> {
         match frame {
-            GroupFrame::Have { message, checksums, is_whole } => self.hear_have(from, message, &checksums, is_whole),
-            GroupFrame::Parts { message, member, blocks } => self.hear_parts(message, member, &blocks),
-            GroupFrame::Begin { message } => self.hear_begin(message),
+            GroupFrame::Have { message, checksums, is_whole } => self.receive_have(from, message, &checksums, is_whole),
+            GroupFrame::Parts { message, member, blocks } => self.receive_parts(message, member, &blocks),
+            GroupFrame::Begin { message } => self.receive_begin(message),
             _ => Err("sent a frame that is not due"),
         }
     }
 
     /// Takes a piece of a member's answer.
-    fn hear_have(&self, from: Rank, message: u64, checksums: &[u8], is_whole: bool) -> Result<(), &'static str> {
+    fn receive_have(&self, from: Rank, message: u64, checksums: &[u8], is_whole: bool) -> Result<(), &'static str> {
         {
             let mut state = self.delta.lock();
             let asked =
@@ -134,8 +134,8 @@ impl Group {
         &self,
         message: u64,
         blocks: &Blocks,
-        answers: oneshot::Receiver<Answers>,
-    ) -> Result<Plan, Trouble> {
+        answers: oneshot::Receiver<ChecksumsByRank>,
+    ) -> Result<HopPlan, TransferError> {
         let shape = blocks.shape();
         let Ok(answers) = answers.await else { return std::future::pending().await };
         let mut had = vec![BlockSet::empty(shape.count); answers.len()];
@@ -162,15 +162,15 @@ impl Group {
     }
 
     /// Plans the transfer of a message of which members have these blocks: all come to the same.
-    fn plan_delta(&self, shape: Shape, had: &[BlockSet]) -> Plan {
+    fn plan_delta(&self, shape: Shape, had: &[BlockSet]) -> HopPlan {
         let nothing = had.iter().zip(0..).all(|(had, rank)| Rank(rank).is_root() || had.is_empty());
         let lacking: u64 =
             had.iter().map(|had| u64::from(shape.count.get() - had.len().get().min(shape.count.get()))).sum();
         // What is too much to be planned while others wait is sent as if nobody had anything.
         let repair = (!nothing && lacking <= LACKING_MAX).then(|| Repair::new(had));
         match repair {
-            Some(Ok(repair)) => Plan::Repair(repair),
-            _ => Plan::Schedule(self.schedule(shape.count)),
+            Some(Ok(repair)) => HopPlan::Repair(repair),
+            _ => HopPlan::Schedule(self.schedule(shape.count)),
         }
     }
 }
@@ -179,24 +179,24 @@ impl Group {
 
 impl Group {
     /// Tells the root what is in `memory` already, if anything may be, and waits to hear who has what.
-    pub(super) async fn tell_parts(
+    pub(super) async fn report_parts(
         &self,
         message: u64,
         shape: Shape,
         memory: Option<&[u8]>,
-    ) -> Result<Beginning, Trouble> {
+    ) -> Result<DeltaStart, TransferError> {
         let mut checksums = Vec::new();
         for block in memory
             .filter(|_| shape.count.get() <= COMPARED_MAX)
             .into_iter()
             .flat_map(|memory| memory.chunks(shape.block_size as usize))
         {
-            checksums.push(Checksum::gently_of(block).await);
+            checksums.push(Checksum::of_yielding(block).await);
         }
         let (complete, had) = oneshot::channel();
         let mut all = vec![BlockSet::empty(shape.count); self.members.len()];
         all[Rank::ROOT.index()] = BlockSet::full(shape.count);
-        self.delta.lock().answered = Some(Answered { message, blocks: shape.count, had: all, complete });
+        self.delta.lock().answered = Some(AnsweredMessage { message, blocks: shape.count, had: all, complete });
         let root = self.members[Rank::ROOT.index()];
         let encoded: Vec<u8> = checksums.iter().flat_map(|checksum| checksum.0.to_le_bytes()).collect();
         let mut rest = encoded.as_slice();
@@ -214,18 +214,18 @@ impl Group {
         let mine = &had[self.rank.index()];
         if checksums.is_empty() && !mine.is_empty() {
             let what = "says that a member has what it has not".to_owned();
-            return Err(Trouble::Protocol { by: Rank::ROOT, what });
+            return Err(TransferError::Protocol { by: Rank::ROOT, what });
         }
         let plan = self.plan_delta(shape, &had);
         let here = checksums
             .into_iter()
             .zip((0..).map(BlockIndex))
             .filter(|(_, block)| plan.is_repair() && mine.contains(*block));
-        Ok(Beginning { here: here.map(|(checksum, block)| (block, checksum)).collect(), plan })
+        Ok(DeltaStart { here: here.map(|(checksum, block)| (block, checksum)).collect(), plan })
     }
 
     /// Takes the root's word for what a member has of a message.
-    fn hear_parts(&self, message: u64, member: u32, blocks: &[u8]) -> Result<(), &'static str> {
+    fn receive_parts(&self, message: u64, member: u32, blocks: &[u8]) -> Result<(), &'static str> {
         let mut state = self.delta.lock();
         let answered = state.answered.as_mut().filter(|answered| answered.message == message);
         let answered = answered.ok_or("says who has what of a message that is not about to begin")?;
@@ -238,7 +238,7 @@ impl Group {
     }
 
     /// Hears that a message begins.
-    fn hear_begin(&self, message: u64) -> Result<(), &'static str> {
+    fn receive_begin(&self, message: u64) -> Result<(), &'static str> {
         let answered = self.delta.lock().answered.take_if(|answered| answered.message == message);
         let answered = answered.ok_or("begins a message that is not about to begin")?;
         // Nobody waits if the group has failed.

@@ -14,27 +14,27 @@ use super::Group;
 use super::agreement::frame::{Ballot, EndFrame, Outcome, Verdict};
 use super::agreement::{Agreement, Patience, RECORDS_MAX};
 use super::receiver::Message;
-use super::recovery::{Continuation, Salvage};
+use super::recovery::{Continuation, RecoveryState};
 use crate::certificate::{Certificate, Digest, MessageRecord};
 use crate::failure::{FailedMember, FailureCause, GroupFailure};
 use crate::mesh::frame::GroupFrame;
 use crate::mesh::{GroupEvent, Inbox};
 use crate::node::NodeId;
 use crate::sync::lock;
-use crate::transfer::Trouble;
+use crate::transfer::TransferError;
 use crate::woken::WhenWoken;
 
 /// How a group ended.
-pub(crate) type Ended = Result<Certificate, GroupFailure>;
+pub(crate) type GroupResult = Result<Certificate, GroupFailure>;
 
 /// The end of a group, as one member sees it coming.
-pub(super) struct End {
-    state: Mutex<State>,
-    signs: watch::Sender<Signs>,
-    outcome: watch::Sender<Option<Ended>>,
+pub(super) struct GroupEnd {
+    state: Mutex<EndState>,
+    status: watch::Sender<EndStatus>,
+    outcome: watch::Sender<Option<GroupResult>>,
 }
 
-struct State {
+struct EndState {
     agreement: Agreement,
     /// Messages that are whole, while one before them is not.
     early: BTreeMap<u64, (oneshot::Sender<Message>, Message)>,
@@ -43,7 +43,7 @@ struct State {
 
 /// What others wait for.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-struct Signs {
+struct EndStatus {
     /// All messages of the group, once the root closes it.
     messages: Option<u64>,
     /// No further work is to be done.
@@ -52,21 +52,21 @@ struct Signs {
     deadline: Option<Timestamp>,
 }
 
-impl End {
+impl GroupEnd {
     pub(super) fn new(rank: Rank, members: u32, detection: Duration, continuation: Option<&Continuation>) -> Self {
         let patience = Patience { settling: detection / 8, outbid: detection / 2, all: detection * 4 };
         let mut agreement = Agreement::new(rank.0, members, patience);
-        if let Some(Continuation { past, records, .. }) = continuation {
-            agreement = agreement.continuing(past.base, records.iter().cloned());
+        if let Some(Continuation { prior, records, .. }) = continuation {
+            agreement = agreement.continuing(prior.base, records.iter().cloned());
         }
         Self {
-            state: Mutex::new(State { agreement, early: BTreeMap::new(), concluded: false }),
-            signs: watch::Sender::default(),
+            state: Mutex::new(EndState { agreement, early: BTreeMap::new(), concluded: false }),
+            status: watch::Sender::default(),
             outcome: watch::Sender::new(None),
         }
     }
 
-    fn lock(&self) -> MutexGuard<'_, State> {
+    fn lock(&self) -> MutexGuard<'_, EndState> {
         lock(&self.state)
     }
 }
@@ -85,7 +85,7 @@ impl Group {
     pub(crate) async fn begin_whole(&self, size: u64) {
         self.begin(size).await;
         self.act(|state, _| state.agreement.hold());
-        self.tell_held(size);
+        self.report_held(size);
     }
 
     /// Hands a message that is whole, or what it describes, to the application, after those before it.
@@ -112,19 +112,19 @@ impl Group {
                 let _ = to.send(message);
             }
         });
-        self.tell_held(bytes);
+        self.report_held(bytes);
     }
 
     /// Lets the root know how many messages are here, the latest of so many bytes; at the root, all others how many
     /// everybody has.
-    fn tell_held(&self, bytes: u64) {
+    fn report_held(&self, bytes: u64) {
         if !self.retained.keeps() {
             return;
         }
         let held = self.end.lock().agreement.held();
         if self.rank.is_root() {
             self.note_held(Rank::ROOT, held);
-        } else if self.retained.is_to_be_told(held, bytes) {
+        } else if self.retained.should_report(held, bytes) {
             self.node.mesh.post(self.members[0], self.id, GroupFrame::Held { messages: held });
         }
     }
@@ -139,8 +139,8 @@ impl Group {
     }
 
     /// At the root: takes a member's word for how many messages it has.
-    pub(super) fn hear_held(&self, from: Rank, messages: u64) -> Result<(), &'static str> {
-        if messages > self.end.lock().agreement.begun().max(self.past.begun) {
+    pub(super) fn receive_held(&self, from: Rank, messages: u64) -> Result<(), &'static str> {
+        if messages > self.end.lock().agreement.begun().max(self.prior.begun) {
             return Err("says that it has messages that were not begun");
         }
         self.note_held(from, messages);
@@ -148,7 +148,7 @@ impl Group {
     }
 
     /// At another member: takes the root's word for how many messages everybody has.
-    pub(super) fn hear_stable(&self, messages: u64) -> Result<(), &'static str> {
+    pub(super) fn receive_stable(&self, messages: u64) -> Result<(), &'static str> {
         if messages > self.end.lock().agreement.held() {
             return Err("says that everybody has messages that this member has not");
         }
@@ -205,20 +205,20 @@ impl Group {
         self.act(|state, now| state.agreement.reconnect(member.0, now));
     }
 
-    pub(super) fn hear(&self, from: Rank, frame: EndFrame) -> Result<(), &'static str> {
+    pub(super) fn receive_end_frame(&self, from: Rank, frame: EndFrame) -> Result<(), &'static str> {
         self.act(|state, now| state.agreement.receive(from.0, frame, now))
     }
 
     /// Tells what this member has run into.
-    pub(super) fn report(&self, trouble: Trouble) {
-        match trouble {
-            Trouble::Own(cause) => self.declare(cause),
-            Trouble::Protocol { by, what } => self.accuse(by, FailureCause::Protocol { what }),
-            Trouble::Unattached { by, what } => self.accuse(by, FailureCause::DataConnection { what }),
-            Trouble::Corrupted { by, message, block } => {
+    pub(super) fn report(&self, error: TransferError) {
+        match error {
+            TransferError::Local(cause) => self.declare(cause),
+            TransferError::Protocol { by, what } => self.accuse(by, FailureCause::Protocol { what }),
+            TransferError::Unattached { by, what } => self.accuse(by, FailureCause::DataConnection { what }),
+            TransferError::Corrupted { by, message, block } => {
                 self.accuse(by, FailureCause::Corrupted { message, block: block.0 });
             }
-            Trouble::Work { with, error } => match error {
+            TransferError::Work { with, error } => match error {
                 WorkError::LocalProtection => {
                     let what = "the memory of a block could not be read or written".to_owned();
                     self.declare(FailureCause::Resources { what });
@@ -239,12 +239,12 @@ impl Group {
     // What others wait for.
 
     /// Returns how the group ended, if it has.
-    pub(crate) fn outcome(&self) -> Option<Ended> {
+    pub(crate) fn outcome(&self) -> Option<GroupResult> {
         self.end.outcome.borrow().clone()
     }
 
     /// Waits until the group has ended.
-    pub(crate) async fn ended(&self) -> Ended {
+    pub(crate) async fn ended(&self) -> GroupResult {
         let mut outcome = self.end.outcome.subscribe();
         let outcome = outcome.wait_for(Option::is_some).await.expect("the sender lives in self");
         outcome.clone().expect("waited for one")
@@ -260,26 +260,26 @@ impl Group {
 
     /// Tells whether this member is to do no further work.
     pub(super) fn has_stopped(&self) -> bool {
-        self.end.signs.borrow().stopped
+        self.end.status.borrow().stopped
     }
 
     /// Waits until this member is to do no further work.
     pub(super) async fn stopped(&self) {
-        let mut signs = self.end.signs.subscribe();
-        let _ = signs.wait_for(|signs| signs.stopped).await.expect("the sender lives in self");
+        let mut status = self.end.status.subscribe();
+        let _ = status.wait_for(|status| status.stopped).await.expect("the sender lives in self");
     }
 
     /// At a member: waits until the root closes the group; returns the number of messages.
     pub(super) async fn closing(&self) -> u64 {
-        let mut signs = self.end.signs.subscribe();
-        let closed = std::pin::pin!(signs.wait_for(|signs| signs.messages.is_some()));
-        let signs = WhenWoken::new(closed).await.expect("the sender lives in self");
-        signs.messages.expect("waited for it")
+        let mut status = self.end.status.subscribe();
+        let closed = std::pin::pin!(status.wait_for(|status| status.messages.is_some()));
+        let status = WhenWoken::new(closed).await.expect("the sender lives in self");
+        status.messages.expect("waited for it")
     }
 
     /// Waits for `limit`, in steps: a process that was stopped goes on in one of them, and in the others hears what has
     /// come meanwhile, before it gives anybody up.
-    pub(super) async fn patience(&self, limit: Duration) {
+    pub(super) async fn wait_in_steps(&self, limit: Duration) {
         for _ in 0..PATIENCE_STEPS {
             self.node.environment.sleep(limit / PATIENCE_STEPS).await;
         }
@@ -287,8 +287,8 @@ impl Group {
 
     /// Waits for what the mesh says next; none if the agreement has had its turn instead.
     pub(super) async fn next_event(&self, inbox: &mut Inbox) -> Option<GroupEvent> {
-        let mut signs = self.end.signs.subscribe();
-        let deadline = signs.borrow_and_update().deadline;
+        let mut status = self.end.status.subscribe();
+        let deadline = status.borrow_and_update().deadline;
         let elapsed = async {
             match deadline {
                 Some(at) => self.node.environment.sleep_until(at).await,
@@ -308,14 +308,14 @@ impl Group {
                 self.act(|state, now| state.agreement.elapse(now));
                 None
             }
-            _ = signs.changed().fuse() => None,
+            _ = status.changed().fuse() => None,
         }
     }
 
     // The agreement.
 
     /// Takes a step in the agreement, and does what comes of it.
-    fn act<T>(&self, step: impl FnOnce(&mut State, Timestamp) -> T) -> T {
+    fn act<T>(&self, step: impl FnOnce(&mut EndState, Timestamp) -> T) -> T {
         let now = self.node.environment.now();
         let mut state = self.end.lock();
         let result = step(&mut state, now);
@@ -329,20 +329,20 @@ impl Group {
             self.node.mesh.post(node, self.id, GroupFrame::End(frame));
         }
         let agreement = &state.agreement;
-        let signs =
-            Signs { messages: agreement.messages(), stopped: agreement.stopped(), deadline: agreement.deadline() };
+        let status =
+            EndStatus { messages: agreement.messages(), stopped: agreement.stopped(), deadline: agreement.deadline() };
         if let (false, Some((ballot, outcome))) = (state.concluded, state.agreement.outcome().cloned()) {
             state.concluded = true;
             self.conclude(&state.agreement, ballot, outcome, told);
         }
-        // While the state is locked: older signs must not replace newer ones.
-        self.end.signs.send_if_modified(|known| {
-            let changed = *known != signs;
-            *known = signs;
+        // While the state is locked: an older status must not replace a newer one.
+        self.end.status.send_if_modified(|known| {
+            let changed = *known != status;
+            *known = status;
             changed
         });
         // What others were told that this member does not have is not delivered any more: whoever waits is to learn that.
-        let undeliverable = if signs.stopped { std::mem::take(&mut state.early) } else { BTreeMap::new() };
+        let undeliverable = if status.stopped { std::mem::take(&mut state.early) } else { BTreeMap::new() };
         drop(state);
         drop(undeliverable);
         result
@@ -403,7 +403,7 @@ impl Group {
             failed: failed.collect(),
             quorum: verdict.quorum,
             certificate: self.certificate(verdict.begun, verdict.held.clone().into(), records),
-            salvage: Salvage::new(self),
+            recovery: RecoveryState::new(self),
         }
     }
 

@@ -10,25 +10,25 @@ use serde::{Deserialize, Serialize};
 use tokio::sync::{Semaphore, mpsc, oneshot};
 
 use super::Group;
-use super::retained::Kept;
+use super::retained::RetainedMessage;
 use crate::mesh::frame::GroupFrame;
 use crate::sync::lock;
-use crate::transfer::{Checksum, Place, Shape, Trouble};
+use crate::transfer::{BlockIdentity, Checksum, Shape, TransferError};
 
 /// What a group's member needs to fetch blocks, and to supply them.
 pub(super) struct Healing {
     /// One block at a time.
     turn: Semaphore,
-    awaited: Mutex<Option<Awaited>>,
-    asked: mpsc::Sender<Asked>,
+    pending: Mutex<Option<PendingFetch>>,
+    asked: mpsc::Sender<FetchRequest>,
 }
 
 /// What members have asked this one for.
-pub(super) type Asked = (Rank, Wanted);
+pub(super) type FetchRequest = (Rank, PieceRequest);
 
 /// A piece of a block that a member wants.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub(crate) struct Wanted {
+pub(crate) struct PieceRequest {
     pub(crate) message: u64,
     /// None for the first that the member gets of the message: which one that is depends on the size.
     pub(crate) block: Option<u32>,
@@ -38,7 +38,7 @@ pub(crate) struct Wanted {
 
 /// A piece of a block, of [`PIECE_LEN_MAX`] bytes unless the block ends before.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub(crate) struct Piece {
+pub(crate) struct BlockPiece {
     /// The message's size in bytes.
     pub(crate) size: u64,
     pub(crate) block: u32,
@@ -47,87 +47,97 @@ pub(crate) struct Piece {
     pub(crate) bytes: Vec<u8>,
 }
 
-struct Awaited {
+struct PendingFetch {
     from: Rank,
-    wanted: Wanted,
-    answer: oneshot::Sender<Option<Piece>>,
+    wanted: PieceRequest,
+    answer: oneshot::Sender<Option<BlockPiece>>,
 }
 
 /// A block that was fetched.
-pub(crate) struct Healed {
+pub(crate) struct HealedBlock {
     pub(crate) shape: Shape,
     pub(crate) block: BlockIndex,
     pub(crate) checksum: Checksum,
 }
 
 impl Healing {
-    pub(super) fn new() -> (Self, mpsc::Receiver<Asked>) {
+    pub(super) fn new() -> (Self, mpsc::Receiver<FetchRequest>) {
         let (asked, asking) = mpsc::channel(ASKED_MAX);
-        (Self { turn: Semaphore::new(1), awaited: Mutex::default(), asked }, asking)
+        (Self { turn: Semaphore::new(1), pending: Mutex::default(), asked }, asking)
     }
 }
 
 impl Group {
     /// Notes that a block came corrupted from `by`, and fetches it anew into the beginning of `memory`.
     ///
-    /// `place` is what it was taken for. It may be wrong if the block is the `first` of its message, whose size came with it.
-    pub(crate) async fn heal(&self, by: Rank, place: Place, first: bool, memory: &mut [u8]) -> Result<Healed, Trouble> {
-        self.count_corrupted(by, place);
+    /// `identity` is what it was taken for. It may be wrong if the block is the `first` of its message, whose size came with it.
+    pub(crate) async fn heal(
+        &self,
+        by: Rank,
+        identity: BlockIdentity,
+        first: bool,
+        memory: &mut [u8],
+    ) -> Result<HealedBlock, TransferError> {
+        self.count_corrupted(by, identity);
         let _turn = self.healing.turn.acquire().await.expect("it is never closed");
         let count = u32::try_from(self.members.len()).expect("checked when the group was formed");
         let others = (1..count).map(Rank).filter(|rank| *rank != by);
         let from = [Rank::ROOT].into_iter().chain((!by.is_root()).then_some(by)).chain(others);
         let mut bad = 0;
         for holder in from.filter(|holder| *holder != self.rank) {
-            match self.fetch(holder, place, first, memory).await {
-                Fetched::Whole(healed) => {
-                    let (message, block) = (place.message, healed.block.0);
+            match self.fetch(holder, identity, first, memory).await {
+                FetchOutcome::Whole(healed) => {
+                    let (message, block) = (identity.message, healed.block.0);
                     tracing::info!(parent: &self.span, message, block, from = %holder, "a corrupted block is healed");
                     self.counters.healed();
                     self.node.counters.healed();
                     return Ok(healed);
                 }
-                Fetched::Bad => bad += 1,
-                Fetched::Nothing => {}
+                FetchOutcome::Bad => bad += 1,
+                FetchOutcome::Nothing => {}
             }
             if bad == BAD_MAX {
                 break;
             }
         }
-        Err(Trouble::Corrupted { by, message: place.message, block: place.block })
+        Err(TransferError::Corrupted { by, message: identity.message, block: identity.block })
     }
 
     /// Fetches a block from one member.
-    async fn fetch(&self, holder: Rank, place: Place, first: bool, memory: &mut [u8]) -> Fetched {
-        let message = place.message;
-        let mut wanted = Wanted { message, block: (!first).then_some(place.block.0), offset: 0 };
+    async fn fetch(&self, holder: Rank, identity: BlockIdentity, first: bool, memory: &mut [u8]) -> FetchOutcome {
+        let message = identity.message;
+        let mut wanted = PieceRequest { message, block: (!first).then_some(identity.block.0), offset: 0 };
         let mut known: Option<(u64, u32, u128)> = None;
         loop {
-            let Some(piece) = self.ask(holder, wanted).await else { return Fetched::Nothing };
-            let Piece { size, block, checksum, bytes } = piece;
+            let Some(piece) = self.ask(holder, wanted).await else { return FetchOutcome::Nothing };
+            let BlockPiece { size, block, checksum, bytes } = piece;
             let as_expected = match known {
                 Some(known) => known == (size, block, checksum),
-                None => first || (size, block) == (place.size, place.block.0),
+                None => first || (size, block) == (identity.size, identity.block.0),
             };
             let due = |shape: &Shape| match first {
                 true => self.first_received(shape.count, self.rank) == Some(BlockIndex(block)),
                 false => block < shape.count.0,
             };
             let shape = Shape::new(size, self.spec.block_size).filter(|shape| as_expected && due(shape));
-            let Some(shape) = shape else { return Fetched::Bad };
+            let Some(shape) = shape else { return FetchOutcome::Bad };
             let len = shape.len(BlockIndex(block));
             let offset = wanted.offset as usize;
             let Some(room) = memory.get_mut(..len).and_then(|block| block.get_mut(offset..)) else {
-                return Fetched::Bad;
+                return FetchOutcome::Bad;
             };
             if bytes.len() != room.len().min(PIECE_LEN_MAX) {
-                return Fetched::Bad;
+                return FetchOutcome::Bad;
             }
             room[..bytes.len()].copy_from_slice(&bytes);
             if bytes.len() == room.len() {
                 let (block, checksum) = (BlockIndex(block), Checksum(checksum));
-                let whole = Checksum::gently_of(&memory[..len]).await == checksum;
-                return if whole { Fetched::Whole(Healed { shape, block, checksum }) } else { Fetched::Bad };
+                let whole = Checksum::of_yielding(&memory[..len]).await == checksum;
+                return if whole {
+                    FetchOutcome::Whole(HealedBlock { shape, block, checksum })
+                } else {
+                    FetchOutcome::Bad
+                };
             }
             known = Some((size, block, checksum));
             wanted.block = Some(block);
@@ -136,30 +146,30 @@ impl Group {
     }
 
     /// Asks a member for a piece of a block; none if it has none, or does not answer.
-    async fn ask(&self, holder: Rank, wanted: Wanted) -> Option<Piece> {
+    async fn ask(&self, holder: Rank, wanted: PieceRequest) -> Option<BlockPiece> {
         let (answer, answered) = oneshot::channel();
-        *lock(&self.healing.awaited) = Some(Awaited { from: holder, wanted, answer });
+        *lock(&self.healing.pending) = Some(PendingFetch { from: holder, wanted, answer });
         self.node.mesh.send(self.members[holder.index()], self.id, GroupFrame::Fetch(wanted)).await;
         let answered = self.node.environment.timeout(self.node.mesh.detection(), answered).await;
         answered.ok()?.ok()?
     }
 
     /// Takes what a member says to what it was asked. What comes too late is for nobody.
-    pub(super) fn take_piece(&self, from: Rank, wanted: Wanted, piece: Option<Piece>) {
-        let mut awaited = lock(&self.healing.awaited);
-        if let Some(Awaited { answer, .. }) = awaited.take_if(|it| (it.from, it.wanted) == (from, wanted)) {
+    pub(super) fn take_piece(&self, from: Rank, wanted: PieceRequest, piece: Option<BlockPiece>) {
+        let mut pending = lock(&self.healing.pending);
+        if let Some(PendingFetch { answer, .. }) = pending.take_if(|it| (it.from, it.wanted) == (from, wanted)) {
             // Nobody may wait any more.
             let _ = answer.send(piece);
         }
     }
 
     /// Takes what a member wants. One that asks without waiting for answers gets no more of them than fit in the queue.
-    pub(super) fn take_wanted(&self, from: Rank, wanted: Wanted) {
+    pub(super) fn queue_fetch(&self, from: Rank, wanted: PieceRequest) {
         let _ = self.healing.asked.try_send((from, wanted));
     }
 
     /// Supplies pieces of blocks, one after the other, for ever.
-    pub(super) async fn supply(&self, mut asked: mpsc::Receiver<Asked>) {
+    pub(super) async fn supply(&self, mut asked: mpsc::Receiver<FetchRequest>) {
         while let Some((from, wanted)) = asked.recv().await {
             let to = self.members[from.index()];
             let frame = GroupFrame::Piece { wanted, piece: self.piece(from, wanted) };
@@ -173,7 +183,7 @@ impl Group {
     }
 
     /// Returns a piece of a block, if this member has it.
-    fn piece(&self, asker: Rank, wanted: Wanted) -> Option<Piece> {
+    fn piece(&self, asker: Rank, wanted: PieceRequest) -> Option<BlockPiece> {
         let kept = self.retained.message(wanted.message)?;
         let shape = kept.shape();
         let block = match wanted.block {
@@ -186,24 +196,24 @@ impl Group {
         let offset = wanted.offset as usize;
         let mut piece = vec![0; shape.len(block).checked_sub(offset)?.min(PIECE_LEN_MAX)];
         let Checksum(checksum) = match kept {
-            Kept::Blocks(blocks) => {
+            RetainedMessage::Blocks(blocks) => {
                 blocks.if_held(block)?.copy_to(offset, &mut piece).ok()?;
                 blocks.checksum(block)?
             }
-            Kept::Short(short) => {
+            RetainedMessage::Short(short) => {
                 let (bytes, checksum) = short.block(block);
                 let len = piece.len();
                 piece.copy_from_slice(&bytes[offset..offset + len]);
                 checksum
             }
         };
-        Some(Piece { size: shape.size, block: block.0, checksum, bytes: piece })
+        Some(BlockPiece { size: shape.size, block: block.0, checksum, bytes: piece })
     }
 }
 
 /// What came of asking one member for a block.
-enum Fetched {
-    Whole(Healed),
+enum FetchOutcome {
+    Whole(HealedBlock),
     /// What it sent is not the block.
     Bad,
     /// It does not have it, or does not answer.

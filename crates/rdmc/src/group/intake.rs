@@ -8,15 +8,18 @@ use rdmc_schedule::{BlockIndex, Rank};
 use tokio::sync::{Semaphore, mpsc, oneshot};
 
 use super::Group;
-use super::healing::Healed;
-use super::receiver::{Answer, Delivery, Offer};
-use super::recovery::{Interrupted, Resumption};
+use super::healing::HealedBlock;
+use super::receiver::{Delivery, Offer, OfferReply};
+use super::recovery::{InterruptedMessage, Resumption};
 use crate::failure::{FailureCause, with_sources};
-use crate::transfer::{Blocks, Checksum, Place, Plan, Shape, Summing, Transfer, Trouble, Turn, Turnstile, give_way};
+use crate::transfer::{
+    BlockIdentity, Blocks, Checksum, HopPlan, IncrementalChecksum, Shape, Transfer, TransferError, Turn, Turnstile,
+    yield_now,
+};
 
 /// Where the memory of messages comes from.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum MemoryFrom {
+pub(super) enum MemorySource {
     Pool,
     Application,
 }
@@ -24,7 +27,7 @@ pub(super) enum MemoryFrom {
 /// The beginning of messages: learns the size, gets the memory.
 pub(super) struct Intake {
     group: Arc<Group>,
-    memory: MemoryFrom,
+    memory: MemorySource,
     offers: mpsc::Sender<Offer>,
     ahead: Arc<Semaphore>,
     receive_turns: Turnstile,
@@ -35,7 +38,7 @@ pub(super) struct Intake {
 }
 
 /// A message that has begun.
-pub(super) struct Begun {
+pub(super) struct StartedTransfer {
     pub(super) transfer: Transfer,
     pub(super) first_is_here: bool,
     pub(super) turn: Turn,
@@ -52,7 +55,7 @@ struct FirstBlock {
 impl Intake {
     pub(super) fn new(
         group: Arc<Group>,
-        memory: MemoryFrom,
+        memory: MemorySource,
         announcements: mpsc::Receiver<(u64, u64)>,
         offers: mpsc::Sender<Offer>,
         resumption: Resumption,
@@ -63,15 +66,15 @@ impl Intake {
 
     /// Returns the number of all messages, if there is no root any more.
     pub(super) fn all(&self) -> Option<u64> {
-        self.group.past.orphaned.then_some(self.resumption.next)
+        self.group.prior.root_gone.then_some(self.resumption.next)
     }
 
     /// Waits for message `number` to begin.
-    pub(super) async fn start(mut self, number: u64) -> Result<(Self, Begun), Trouble> {
+    pub(super) async fn start(mut self, number: u64) -> Result<(Self, StartedTransfer), TransferError> {
         if let Some(interrupted) = self.resumption.messages.pop_front() {
             return self.resume(interrupted).await;
         }
-        if self.group.past.orphaned {
+        if self.group.prior.root_gone {
             return std::future::pending().await;
         }
         let ahead = self.ahead.clone().acquire_owned().await.expect("it is never closed");
@@ -91,25 +94,25 @@ impl Intake {
         let (deliver, message) = oneshot::channel();
         let delivery = Delivery::new(self.group.clone(), message, ahead);
         if self.group.is_delta() {
-            let (blocks, plan) = self.delta_places(number, shape, delivery).await?;
+            let (blocks, plan) = self.delta_blocks(number, shape, delivery).await?;
             let transfer = Transfer::new(self.group.clone(), number, plan, Arc::new(blocks), Some(deliver));
-            return Ok((self, Begun { transfer, first_is_here: false, turn }));
+            return Ok((self, StartedTransfer { transfer, first_is_here: false, turn }));
         }
-        let blocks = self.places(number, shape, first.as_ref(), delivery).await?;
+        let blocks = self.message_blocks(number, shape, first.as_ref(), delivery).await?;
         if let Some(FirstBlock { block, checksum: Some(checksum), .. }) = &first {
             blocks.note_checksum(*block, *checksum);
         }
-        let plan = Plan::Schedule(self.group.schedule(shape.count));
+        let plan = HopPlan::Schedule(self.group.schedule(shape.count));
         let transfer = Transfer::new(self.group.clone(), number, plan, Arc::new(blocks), Some(deliver));
-        Ok((self, Begun { transfer, first_is_here: first.is_some(), turn }))
+        Ok((self, StartedTransfer { transfer, first_is_here: first.is_some(), turn }))
     }
 
     /// Begins with a message that was interrupted.
-    async fn resume(mut self, interrupted: Interrupted) -> Result<(Self, Begun), Trouble> {
-        let Interrupted { number, shape, repair } = interrupted;
+    async fn resume(mut self, interrupted: InterruptedMessage) -> Result<(Self, StartedTransfer), TransferError> {
+        let InterruptedMessage { number, shape, repair } = interrupted;
         let mut turn = self.receive_turns.next();
         turn.wait().await;
-        let (blocks, deliver) = if number < self.group.past.given {
+        let (blocks, deliver) = if number < self.group.prior.delivered {
             // The application was given it. Others may lack it.
             let kept = self.group.retained().message(number);
             self.group.begin_whole(shape.size).await;
@@ -121,14 +124,19 @@ impl Intake {
             self.group.begin(shape.size).await;
             let (deliver, message) = oneshot::channel();
             let delivery = Delivery::new(self.group.clone(), message, ahead);
-            (self.resumed_places(number, shape, delivery).await?, Some(deliver))
+            (self.resumed_blocks(number, shape, delivery).await?, Some(deliver))
         };
-        let transfer = Transfer::new(self.group.clone(), number, Plan::Repair(repair), blocks, deliver);
-        Ok((self, Begun { transfer, first_is_here: false, turn }))
+        let transfer = Transfer::new(self.group.clone(), number, HopPlan::Repair(repair), blocks, deliver);
+        Ok((self, StartedTransfer { transfer, first_is_here: false, turn }))
     }
 
     /// Gets the memory for the rest of a message that was interrupted, and offers it: that which it had, if that can be.
-    async fn resumed_places(&self, number: u64, shape: Shape, delivery: Delivery) -> Result<Arc<Blocks>, Trouble> {
+    async fn resumed_blocks(
+        &self,
+        number: u64,
+        shape: Shape,
+        delivery: Delivery,
+    ) -> Result<Arc<Blocks>, TransferError> {
         let retained = self.group.retained();
         let mut same = retained.resume(number);
         for _ in 0..RESUME_ATTEMPTS {
@@ -140,11 +148,11 @@ impl Intake {
             same = retained.resume(number);
         }
         let memory = match self.memory {
-            MemoryFrom::Pool => {
+            MemorySource::Pool => {
                 self.offer(Offer::new(number, shape.size, None, same, delivery)).await?;
                 None
             }
-            MemoryFrom::Application => {
+            MemorySource::Application => {
                 let (answer, answered) = oneshot::channel();
                 self.offer(Offer::new(number, shape.size, Some(answer), same, delivery)).await?;
                 self.answer(answered).await?
@@ -162,7 +170,7 @@ impl Intake {
                     None => self.pool(self.len_of(shape)?).await?,
                 };
                 Ok(Arc::new(match kept {
-                    Some(kept) => kept.move_to(memory, give_way).await,
+                    Some(kept) => kept.move_to(memory, yield_now).await,
                     None => Blocks::to_receive(shape, memory, None),
                 }))
             }
@@ -170,36 +178,39 @@ impl Intake {
     }
 
     /// Waits for what the application says to an offer: memory, or none if it stays with what it gave before.
-    async fn answer(&self, answered: oneshot::Receiver<Answer>) -> Result<Option<BufferMut>, Trouble> {
+    async fn answer(&self, answered: oneshot::Receiver<OfferReply>) -> Result<Option<BufferMut>, TransferError> {
         Ok(self.answer_or_parts(answered).await?.map(|(memory, _)| memory))
     }
 
     /// Does as [`answer`](Self::answer), and tells whether the memory may hold parts of the message.
-    async fn answer_or_parts(&self, answered: oneshot::Receiver<Answer>) -> Result<Option<(BufferMut, bool)>, Trouble> {
+    async fn answer_or_parts(
+        &self,
+        answered: oneshot::Receiver<OfferReply>,
+    ) -> Result<Option<(BufferMut, bool)>, TransferError> {
         match answered.await {
-            Ok(Answer::Memory(memory)) => Ok(Some((memory, false))),
-            Ok(Answer::Partial(memory)) => Ok(Some((memory, true))),
-            Ok(Answer::Stay) => Ok(None),
-            Ok(Answer::Refuse(reason)) => Err(Trouble::Own(FailureCause::Refused { reason })),
+            Ok(OfferReply::Memory(memory)) => Ok(Some((memory, false))),
+            Ok(OfferReply::Partial(memory)) => Ok(Some((memory, true))),
+            Ok(OfferReply::KeepMemory) => Ok(None),
+            Ok(OfferReply::Refuse(reason)) => Err(TransferError::Local(FailureCause::Refused { reason })),
             Err(_) => {
                 let reason = "the application dropped the offer".to_owned();
-                Err(Trouble::Own(FailureCause::Refused { reason }))
+                Err(TransferError::Local(FailureCause::Refused { reason }))
             }
         }
     }
 
     /// Receives the block that comes before the message's size is known, into memory of its own.
-    async fn first_block(&self, number: u64, source: Rank) -> Result<(Shape, FirstBlock), Trouble> {
+    async fn first_block(&self, number: u64, source: Rank) -> Result<(Shape, FirstBlock), TransferError> {
         let neighbour = self.group.neighbour(source);
         let staging = self.staging(self.group.block_size() as usize)?;
         self.group.ingress().free_for(source).await;
         neighbour.room_to_grant().await;
-        let summing = self.group.checks_blocks().then(Summing::new);
+        let summing = self.group.checks_blocks().then(IncrementalChecksum::new);
         let (arriving, granted) = neighbour.grant(staging, summing.clone());
-        neighbour.tell_if_due();
+        neighbour.announce_grants_if_due();
         self.group.ingress().occupy(source, arriving.nearly_done());
         let Received { mut buffer, len, imm } =
-            arriving.await.map_err(|error| Trouble::Work { with: source, error })?;
+            arriving.await.map_err(|error| TransferError::Work { with: source, error })?;
         drop(granted);
         self.group.count_received(len);
         let imm = imm.ok_or_else(|| self.malformed("a block without an immediate"))?;
@@ -210,7 +221,7 @@ impl Intake {
         let shape = self.shape(neighbour.message_size(imm))?;
         let block = self.first_of(shape);
         if len != shape.len(block) {
-            return Err(self.wrong_first(shape, len));
+            return Err(self.wrong_first_len(shape, len));
         }
         buffer.truncate(len);
         Ok((shape, FirstBlock { block, bytes: buffer.freeze(), checksum: None }))
@@ -225,19 +236,21 @@ impl Intake {
         len: usize,
         seal: u32,
         checksum: Checksum,
-    ) -> Result<(Shape, FirstBlock), Trouble> {
+    ) -> Result<(Shape, FirstBlock), TransferError> {
         let size = self.group.neighbour(source).message_size_told();
         let shape = Shape::new(size, self.group.block_size());
-        let place = Place { message, size, block: shape.map_or(BlockIndex(0), |shape| self.first_of(shape)) };
+        let identity =
+            BlockIdentity { message, size, block: shape.map_or(BlockIndex(0), |shape| self.first_of(shape)) };
         let (shape, block, checksum) = match shape {
-            Some(shape) if checksum.seal(place) == seal => {
-                if len != shape.len(place.block) {
-                    return Err(self.wrong_first(shape, len));
+            Some(shape) if checksum.seal(identity) == seal => {
+                if len != shape.len(identity.block) {
+                    return Err(self.wrong_first_len(shape, len));
                 }
-                (shape, place.block, checksum)
+                (shape, identity.block, checksum)
             }
             _ => {
-                let Healed { shape, block, checksum } = self.group.heal(source, place, true, &mut buffer).await?;
+                let HealedBlock { shape, block, checksum } =
+                    self.group.heal(source, identity, true, &mut buffer).await?;
                 (shape, block, checksum)
             }
         };
@@ -249,40 +262,40 @@ impl Intake {
         self.group.first_received(shape.count, self.group.rank()).expect("a member receives every block")
     }
 
-    fn wrong_first(&self, shape: Shape, len: usize) -> Trouble {
+    fn wrong_first_len(&self, shape: Shape, len: usize) -> TransferError {
         self.malformed(&format!("{len} bytes as the first block of a message of {}", shape.size))
     }
 
-    fn shape(&self, size: u64) -> Result<Shape, Trouble> {
+    fn shape(&self, size: u64) -> Result<Shape, TransferError> {
         if self.group.spec.is_shared() && size != ObjectDescriptor::LEN as u64 {
             return Err(self.malformed(&format!("a message of {size} bytes where objects are shared")));
         }
         Shape::new(size, self.group.block_size()).ok_or_else(|| self.malformed("a message with too many blocks"))
     }
 
-    async fn announced_size(&mut self, number: u64) -> Result<u64, Trouble> {
+    async fn announced_size(&mut self, number: u64) -> Result<u64, TransferError> {
         match self.announcements.recv().await {
             Some((announced, size)) if announced == number => Ok(size),
             Some((announced, _)) => {
                 let what = format!("announced message {announced} where {number} was due");
-                Err(Trouble::Protocol { by: Rank::ROOT, what })
+                Err(TransferError::Protocol { by: Rank::ROOT, what })
             }
             None => std::future::pending().await,
         }
     }
 
     /// Gets the memory for a message, from the pool or the application, and offers it.
-    async fn places(
+    async fn message_blocks(
         &self,
         number: u64,
         shape: Shape,
         first: Option<&FirstBlock>,
         delivery: Delivery,
-    ) -> Result<Blocks, Trouble> {
+    ) -> Result<Blocks, TransferError> {
         let size = self.len_of(shape)?;
         let staged = first.map(|first| (first.block, first.bytes.clone()));
         match self.memory {
-            MemoryFrom::Pool => {
+            MemorySource::Pool => {
                 let blocks = match staged {
                     // The only block is the message: no copy.
                     Some((_, bytes)) if shape.count.0 == 1 => Blocks::whole_message(shape, bytes),
@@ -291,7 +304,7 @@ impl Intake {
                 self.offer(Offer::new(number, shape.size, None, false, delivery)).await?;
                 Ok(blocks)
             }
-            MemoryFrom::Application => {
+            MemorySource::Application => {
                 let (answer, answered) = oneshot::channel();
                 self.offer(Offer::new(number, shape.size, Some(answer), false, delivery)).await?;
                 let memory = self.answer(answered).await?.expect("only a message that has begun can stay where it is");
@@ -301,48 +314,53 @@ impl Intake {
     }
 
     /// Gets the memory for a message of a delta group, tells what is in it already, and hears who is to send what.
-    async fn delta_places(&self, number: u64, shape: Shape, delivery: Delivery) -> Result<(Blocks, Plan), Trouble> {
+    async fn delta_blocks(
+        &self,
+        number: u64,
+        shape: Shape,
+        delivery: Delivery,
+    ) -> Result<(Blocks, HopPlan), TransferError> {
         let (memory, is_partial) = match self.memory {
-            MemoryFrom::Pool => {
+            MemorySource::Pool => {
                 let memory = self.pool(self.len_of(shape)?).await?;
                 self.offer(Offer::new(number, shape.size, None, false, delivery)).await?;
                 (memory, false)
             }
-            MemoryFrom::Application => {
+            MemorySource::Application => {
                 let (answer, answered) = oneshot::channel();
                 self.offer(Offer::new(number, shape.size, Some(answer), false, delivery)).await?;
                 let answer = self.answer_or_parts(answered).await?;
                 answer.expect("only a message that has begun can stay where it is")
             }
         };
-        let beginning = self.group.tell_parts(number, shape, is_partial.then_some(&memory[..])).await?;
+        let beginning = self.group.report_parts(number, shape, is_partial.then_some(&memory[..])).await?;
         Ok((Blocks::to_complete(shape, memory, beginning.here), beginning.plan))
     }
 
-    fn len_of(&self, shape: Shape) -> Result<usize, Trouble> {
+    fn len_of(&self, shape: Shape) -> Result<usize, TransferError> {
         usize::try_from(shape.size).map_err(|_| self.out_of_memory("a message longer than the address space"))
     }
 
-    async fn offer(&self, offer: Offer) -> Result<(), Trouble> {
-        self.offers.send(offer).await.map_err(|_| Trouble::Own(FailureCause::Abandoned))
+    async fn offer(&self, offer: Offer) -> Result<(), TransferError> {
+        self.offers.send(offer).await.map_err(|_| TransferError::Local(FailureCause::Abandoned))
     }
 
     /// Gets memory beside the pool's limit.
-    fn staging(&self, len: usize) -> Result<BufferMut, Trouble> {
+    fn staging(&self, len: usize) -> Result<BufferMut, TransferError> {
         self.group.node().pool.lend_staging(len).map_err(|error| self.out_of_memory(&with_sources(&error)))
     }
 
-    async fn pool(&self, len: usize) -> Result<BufferMut, Trouble> {
+    async fn pool(&self, len: usize) -> Result<BufferMut, TransferError> {
         self.group.node().pool.lend(len).await.map_err(|error| self.out_of_memory(&with_sources(&error)))
     }
 
-    fn out_of_memory(&self, what: &str) -> Trouble {
-        Trouble::Own(FailureCause::Resources { what: what.to_owned() })
+    fn out_of_memory(&self, what: &str) -> TransferError {
+        TransferError::Local(FailureCause::Resources { what: what.to_owned() })
     }
 
-    fn malformed(&self, what: &str) -> Trouble {
+    fn malformed(&self, what: &str) -> TransferError {
         let by = self.group.first_source().unwrap_or(Rank::ROOT);
-        Trouble::Protocol { by, what: format!("sent {what}") }
+        TransferError::Protocol { by, what: format!("sent {what}") }
     }
 }
 

@@ -15,7 +15,7 @@ use crate::count::Count;
 use crate::mesh::frame::GroupFrame;
 use crate::node::{NodeId, NodeShared};
 use crate::sync::lock;
-use crate::transfer::{Summing, Trouble};
+use crate::transfer::{IncrementalChecksum, TransferError};
 
 /// A neighbour in a group's schedule.
 ///
@@ -69,7 +69,7 @@ impl Neighbour {
         };
         // Each send may have a size before it.
         let data = queue_pair(2 * UNACKNOWLEDGED_MAX, GRANTS_AHEAD)?;
-        let ready = queue_pair(TELLINGS_MAX, GRANTS_AHEAD + 2)?;
+        let ready = queue_pair(GRANT_WRITES_MAX, GRANTS_AHEAD + 2)?;
         let cells = fabric.allocate(CELLS_LEN)?.into_mut().expect("a fabric allocates writable memory");
         let cells = fabric.expose(Expose::Mutable(cells, RemoteAccess::WRITE))?;
         Ok(Self {
@@ -131,7 +131,7 @@ impl Neighbour {
 
     /// Tells whether one more block may be granted at once.
     pub(crate) fn has_room_to_grant(&self) -> bool {
-        self.arrived.get() >= self.due_to_grant() && lock(&self.granting).len() < TELLINGS_MAX as usize
+        self.arrived.get() >= self.due_to_grant() && lock(&self.granting).len() < GRANT_WRITES_MAX as usize
     }
 
     /// Waits until one more block may be granted. One task waits at a time: grants are given in order.
@@ -151,24 +151,28 @@ impl Neighbour {
 
     fn oldest_grant_if_full(&self) -> Option<Operation<()>> {
         let mut granting = lock(&self.granting);
-        if granting.len() < TELLINGS_MAX as usize { None } else { granting.pop_front() }
+        if granting.len() < GRANT_WRITES_MAX as usize { None } else { granting.pop_front() }
     }
 
     /// Posts the place of the next block from this neighbour, for which there [is room](Self::room_to_grant) and of which it
     /// is to be told. The block is summed as it comes if so wanted.
-    pub(crate) fn grant(&self, place: BufferMut, summing: Option<Arc<Summing>>) -> (Operation<Received>, Granted<'_>) {
+    pub(crate) fn grant(
+        &self,
+        destination: BufferMut,
+        summing: Option<Arc<IncrementalChecksum>>,
+    ) -> (Operation<Received>, GrantGuard<'_>) {
         let arriving = match summing {
-            Some(summing) => self.data.receive_inspected(place, summing),
-            None => self.data.receive(place),
+            Some(summing) => self.data.receive_inspected(destination, summing),
+            None => self.data.receive(destination),
         };
         self.given.fetch_add(1, Ordering::Relaxed);
-        (arriving, Granted { neighbour: self })
+        (arriving, GrantGuard { neighbour: self })
     }
 
     /// Tells the neighbour of all grants, once half of those it knows of are used up.
     ///
     /// In a run of blocks from one neighbour a word tells of several grants, in time; of a single one it tells at once.
-    pub(crate) fn tell_if_due(&self) {
+    pub(crate) fn announce_grants_if_due(&self) {
         let (given, told) = (self.given.load(Ordering::Relaxed), self.told.load(Ordering::Relaxed));
         // Grants of a transfer that failed count as used up, told or not.
         let unused = told.saturating_sub(self.arrived.get());
@@ -180,7 +184,7 @@ impl Neighbour {
             Ok(count_bytes) => {
                 #[expect(clippy::cast_possible_truncation, reason = "the immediate is the count's low half")]
                 let imm = given as u32;
-                // Of TELLINGS_MAX such writes the oldest is awaited, which by then is behind a signaled one.
+                // Of GRANT_WRITES_MAX such writes the oldest is awaited, which by then is behind a signaled one.
                 let grant = self.ready.write_unsignaled(count_bytes, self.cell(GRANTS_CELL), Some(imm));
                 lock(&self.granting).push_back(grant);
             }
@@ -233,7 +237,7 @@ impl Neighbour {
 
     /// Sends a block with its index, or its seal, for which there [is room](Self::room_to_send). With `in_a_run` more follow to
     /// this neighbour: this one may leave, and complete, with them, or leave by a [`flush`](Self::flush).
-    pub(crate) fn send_block(&self, bytes: Buffer, imm: u32, in_a_run: bool) -> (Operation<()>, Sent<'_>) {
+    pub(crate) fn send_block(&self, bytes: Buffer, imm: u32, in_a_run: bool) -> (Operation<()>, SendGuard<'_>) {
         let leaving = match in_a_run {
             true => self.data.send_with_more(bytes, Some(imm)),
             false => self.data.send(bytes, Some(imm)),
@@ -241,9 +245,9 @@ impl Neighbour {
         (leaving, self.count_sent())
     }
 
-    fn count_sent(&self) -> Sent<'_> {
+    fn count_sent(&self) -> SendGuard<'_> {
         self.sent.fetch_add(1, Ordering::Relaxed);
-        Sent { neighbour: self }
+        SendGuard { neighbour: self }
     }
 
     /// Tells whether the fabric has chosen shared memory for this neighbour among others.
@@ -263,7 +267,12 @@ impl Neighbour {
     }
 
     /// Sends the first block that the neighbour gets of a message, with the message's size, and with its seal if it has one.
-    pub(crate) fn send_first_block(&self, bytes: Buffer, size: u64, seal: Option<u32>) -> (Operation<()>, Sent<'_>) {
+    pub(crate) fn send_first_block(
+        &self,
+        bytes: Buffer,
+        size: u64,
+        seal: Option<u32>,
+    ) -> (Operation<()>, SendGuard<'_>) {
         let imm = match (seal, u32::try_from(size)) {
             (None, Ok(size)) if size & SIZE_IN_CELL == 0 => size,
             _ => {
@@ -285,16 +294,16 @@ impl Neighbour {
     }
 
     /// Takes the neighbour's grants until its connection breaks.
-    pub(crate) async fn take_grants(&self, mut posted: VecDeque<Operation<Received>>) -> Trouble {
+    pub(crate) async fn take_grants(&self, mut posted: VecDeque<Operation<Received>>) -> TransferError {
         while let Some(next) = posted.pop_front() {
             if let Err(error) = next.await {
-                return Trouble::Work { with: self.rank, error };
+                return TransferError::Work { with: self.rank, error };
             }
             posted.push_back(self.ready.receive(BufferMut::empty()));
             let granted = self.cells.read_u64(GRANTS_CELL).expect("the cell lies in the region");
             if granted > self.used.load(Ordering::Acquire) + u64::from(GRANTS_AHEAD) {
                 let what = format!("granted {granted} blocks, more than it may");
-                return Trouble::Protocol { by: self.rank, what };
+                return TransferError::Protocol { by: self.rank, what };
             }
             self.granted.raise_to(granted);
         }
@@ -311,23 +320,23 @@ impl Neighbour {
 }
 
 /// A grant that is not used up; to be dropped when its block has arrived.
-pub(crate) struct Granted<'a> {
+pub(crate) struct GrantGuard<'a> {
     neighbour: &'a Neighbour,
 }
 
-impl Drop for Granted<'_> {
+impl Drop for GrantGuard<'_> {
     fn drop(&mut self) {
         self.neighbour.arrived.increment();
-        self.neighbour.tell_if_due();
+        self.neighbour.announce_grants_if_due();
     }
 }
 
 /// A block that is not acknowledged; to be dropped when it is.
-pub(crate) struct Sent<'a> {
+pub(crate) struct SendGuard<'a> {
     neighbour: &'a Neighbour,
 }
 
-impl Drop for Sent<'_> {
+impl Drop for SendGuard<'_> {
     fn drop(&mut self) {
         self.neighbour.acknowledged.increment();
     }
@@ -338,8 +347,8 @@ pub(crate) const GRANTS_AHEAD: u32 = 32;
 /// Sends to one neighbour that it need not have acknowledged.
 const UNACKNOWLEDGED_MAX: u32 = 63;
 /// Words about grants that one neighbour need not have acknowledged.
-const TELLINGS_MAX: u32 = 31;
-const _: () = assert!(TELLINGS_MAX > UNSIGNALED_MAX, "a write that is awaited must be able to complete");
+const GRANT_WRITES_MAX: u32 = 31;
+const _: () = assert!(GRANT_WRITES_MAX > UNSIGNALED_MAX, "a write that is awaited must be able to complete");
 const _: () = assert!(UNACKNOWLEDGED_MAX > UNSIGNALED_MAX, "a send that is awaited must be able to complete");
 /// Bytes of one cell.
 const CELL_LEN: usize = 8;

@@ -20,7 +20,7 @@ use crate::sync::lock;
 
 mod judge;
 
-pub(crate) use judge::Reports;
+pub(crate) use judge::WaitReports;
 
 /// What a group does about a member that holds the others up.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -46,7 +46,7 @@ impl SlowReceivers {
 
 /// How long one member has waited for another within [`WINDOW`], in milliseconds.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub(crate) struct Waited {
+pub(crate) struct WaitTimes {
     /// The rank of the other.
     pub(crate) on: u32,
     /// For its grants.
@@ -63,7 +63,7 @@ pub(crate) struct Waited {
 
 /// What is waited for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Awaited {
+pub(crate) enum WaitReason {
     Ready,
     Leaving,
     Arriving,
@@ -71,22 +71,22 @@ pub(crate) enum Awaited {
 
 /// The waiting of one member.
 #[derive(Default)]
-pub(crate) struct Pace {
-    state: Mutex<State>,
+pub(crate) struct PaceMonitor {
+    state: Mutex<PaceState>,
     /// Somebody waits, after nobody did.
-    stirred: Notify,
+    wait_began: Notify,
 }
 
 #[derive(Default)]
-struct State {
+struct PaceState {
     /// What is waited for now: blocks go out one after the other, and so do grants.
-    relay: Option<Wait>,
-    intake: Option<Wait>,
-    spent: BTreeMap<Rank, Spent>,
-    busy: BTreeMap<Rank, Busy>,
+    relay: Option<CurrentWait>,
+    intake: Option<CurrentWait>,
+    spent: BTreeMap<Rank, WaitTotals>,
+    busy: BTreeMap<Rank, BusyPeriod>,
     /// At the root: what members have said.
-    reports: Reports,
-    slow: Option<Slow>,
+    reports: WaitReports,
+    slow: Option<SlowMember>,
     /// A member that holds the others up, as far as the latest window tells.
     suspect: Option<(Rank, Timestamp)>,
     /// The member that was slow last, and when it was.
@@ -95,14 +95,14 @@ struct State {
     held_up: Duration,
 }
 
-struct Wait {
-    what: Awaited,
+struct CurrentWait {
+    what: WaitReason,
     on: Rank,
     since: Timestamp,
 }
 
 #[derive(Default)]
-struct Spent {
+struct WaitTotals {
     ready: Duration,
     leaving: Duration,
     arriving: Duration,
@@ -112,37 +112,37 @@ struct Spent {
 
 /// What a neighbour is to take.
 #[derive(Default)]
-struct Busy {
+struct BusyPeriod {
     with: u32,
     since: Option<Timestamp>,
 }
 
 /// A member that holds the others up.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Slow {
+pub(crate) struct SlowMember {
     pub(crate) member: Rank,
     pub(crate) since: Timestamp,
 }
 
-impl Pace {
+impl PaceMonitor {
     /// Notes that a wait begins. Whoever is waited for to be ready is to take a block.
-    fn begin(&self, what: Awaited, on: Rank, now: Timestamp) {
-        if what == Awaited::Ready {
-            self.is_to_take(on, || now);
+    fn begin(&self, what: WaitReason, on: Rank, now: Timestamp) {
+        if what == WaitReason::Ready {
+            self.block_due(on, || now);
         }
-        *self.lock().slot(what) = Some(Wait { what, on, since: now });
-        self.stirred.notify_one();
+        *self.lock().slot(what) = Some(CurrentWait { what, on, since: now });
+        self.wait_began.notify_one();
     }
 
     /// Tells whether there is nothing to look at; forgets what was sent meanwhile.
-    fn is_still(&self) -> bool {
+    fn is_idle(&self) -> bool {
         let mut state = self.lock();
-        let waited = |spent: &Spent| !(spent.ready + spent.leaving + spent.arriving).is_zero();
+        let waited = |spent: &WaitTotals| !(spent.ready + spent.leaving + spent.arriving).is_zero();
         let still = state.relay.is_none()
             && state.intake.is_none()
             && state.slow.is_none()
             && state.suspect.is_none()
-            && state.reports.are_none()
+            && state.reports.is_empty()
             && !state.spent.values().any(waited);
         if still {
             state.spent.clear();
@@ -151,9 +151,9 @@ impl Pace {
     }
 
     /// Notes that it is over.
-    fn end(&self, what: Awaited, on: Rank, now: Timestamp) {
-        if what == Awaited::Ready {
-            self.has_taken(on, 0, || now);
+    fn end(&self, what: WaitReason, on: Rank, now: Timestamp) {
+        if what == WaitReason::Ready {
+            self.block_taken(on, 0, || now);
         }
         let mut state = self.lock();
         if let Some(wait) = state.slot(what).take() {
@@ -162,7 +162,7 @@ impl Pace {
     }
 
     /// Notes that a neighbour is to take a block.
-    pub(crate) fn is_to_take(&self, who: Rank, now: impl FnOnce() -> Timestamp) {
+    pub(crate) fn block_due(&self, who: Rank, now: impl FnOnce() -> Timestamp) {
         let mut state = self.lock();
         let busy = state.busy.entry(who).or_default();
         busy.with += 1;
@@ -172,7 +172,7 @@ impl Pace {
     }
 
     /// Notes that it has taken one, or need not any more.
-    pub(crate) fn has_taken(&self, who: Rank, blocks: u32, now: impl FnOnce() -> Timestamp) {
+    pub(crate) fn block_taken(&self, who: Rank, blocks: u32, now: impl FnOnce() -> Timestamp) {
         let mut state = self.lock();
         let busy = state.busy.entry(who).or_default();
         busy.with = busy.with.saturating_sub(1);
@@ -183,15 +183,15 @@ impl Pace {
     }
 
     /// Takes what was waited for since this was last asked.
-    fn take(&self, now: Timestamp) -> Vec<Waited> {
+    fn take(&self, now: Timestamp) -> Vec<WaitTimes> {
         let mut state = self.lock();
-        for what in [Awaited::Ready, Awaited::Arriving] {
+        for what in [WaitReason::Ready, WaitReason::Arriving] {
             if let Some(wait) = state.slot(what).take() {
                 state.spend(&wait, now);
-                *state.slot(what) = Some(Wait { since: now, ..wait });
+                *state.slot(what) = Some(CurrentWait { since: now, ..wait });
             }
         }
-        let State { busy, spent, .. } = &mut *state;
+        let PaceState { busy, spent, .. } = &mut *state;
         for (who, busy) in busy {
             if let Some(since) = &mut busy.since {
                 spent.entry(*who).or_default().busy += now.since(std::mem::replace(since, now));
@@ -199,7 +199,7 @@ impl Pace {
         }
         let millis = |time: Duration| u32::try_from(time.as_millis()).unwrap_or(u32::MAX);
         let spent = std::mem::take(&mut state.spent);
-        let waited = spent.into_iter().map(|(on, spent)| Waited {
+        let waited = spent.into_iter().map(|(on, spent)| WaitTimes {
             on: on.0,
             ready_ms: millis(spent.ready),
             leaving_ms: millis(spent.leaving),
@@ -207,29 +207,29 @@ impl Pace {
             busy_ms: millis(spent.busy),
             blocks: spent.blocks,
         });
-        waited.filter(|waited| *waited != Waited { on: waited.on, ..Waited::default() }).collect()
+        waited.filter(|waited| *waited != WaitTimes { on: waited.on, ..WaitTimes::default() }).collect()
     }
 
-    fn lock(&self) -> MutexGuard<'_, State> {
+    fn lock(&self) -> MutexGuard<'_, PaceState> {
         lock(&self.state)
     }
 }
 
-impl State {
-    fn slot(&mut self, what: Awaited) -> &mut Option<Wait> {
+impl PaceState {
+    fn slot(&mut self, what: WaitReason) -> &mut Option<CurrentWait> {
         match what {
-            Awaited::Ready | Awaited::Leaving => &mut self.relay,
-            Awaited::Arriving => &mut self.intake,
+            WaitReason::Ready | WaitReason::Leaving => &mut self.relay,
+            WaitReason::Arriving => &mut self.intake,
         }
     }
 
-    fn spend(&mut self, wait: &Wait, now: Timestamp) {
+    fn spend(&mut self, wait: &CurrentWait, now: Timestamp) {
         let time = now.since(wait.since);
         let spent = self.spent.entry(wait.on).or_default();
         match wait.what {
-            Awaited::Ready => spent.ready += time,
-            Awaited::Leaving => spent.leaving += time,
-            Awaited::Arriving => spent.arriving += time,
+            WaitReason::Ready => spent.ready += time,
+            WaitReason::Leaving => spent.leaving += time,
+            WaitReason::Arriving => spent.arriving += time,
         }
         if self.slow.is_some_and(|slow| slow.member == wait.on) {
             self.held_up += time;
@@ -239,7 +239,7 @@ impl State {
 
 impl Group {
     /// Awaits `wait`, which is for a neighbour; tells also how long it took.
-    pub(crate) async fn waiting<T>(&self, what: Awaited, on: Rank, wait: impl Future<Output = T>) -> (T, Duration) {
+    pub(crate) async fn waiting<T>(&self, what: WaitReason, on: Rank, wait: impl Future<Output = T>) -> (T, Duration) {
         let began = self.now();
         self.pace.begin(what, on, began);
         let value = wait.await;
@@ -251,34 +251,34 @@ impl Group {
     /// Looks for ever, again and again, who holds the group up.
     pub(super) async fn watch_pace(&self) {
         loop {
-            while self.pace.is_still() {
-                self.pace.stirred.notified().await;
+            while self.pace.is_idle() {
+                self.pace.wait_began.notified().await;
             }
             self.node.environment.sleep(WINDOW).await;
             let waited = self.pace.take(self.now());
             if self.rank.is_root() {
                 if !waited.is_empty() {
-                    self.hear_waits(self.rank, waited);
+                    self.receive_wait_times(self.rank, waited);
                 }
                 self.judge();
             } else if !waited.is_empty() {
-                self.node.mesh.post(self.members[0], self.id, GroupFrame::Waited { on: waited });
+                self.node.mesh.post(self.members[0], self.id, GroupFrame::WaitTimes { on: waited });
             }
         }
     }
 
     /// At the root: takes a member's word for what it waited for.
-    pub(super) fn hear_waits(&self, from: Rank, mut waited: Vec<Waited>) {
+    pub(super) fn receive_wait_times(&self, from: Rank, mut waited: Vec<WaitTimes>) {
         // What it says beyond that is of no use.
         waited.truncate(self.members.len());
         waited.retain(|waited| waited.on < self.spec.count() && waited.on != from.0);
-        for Waited { ready_ms, leaving_ms, arriving_ms, busy_ms, .. } in &mut waited {
+        for WaitTimes { ready_ms, leaving_ms, arriving_ms, busy_ms, .. } in &mut waited {
             for time in [ready_ms, leaving_ms, arriving_ms, busy_ms] {
                 *time = (*time).min(WAITED_MAX_MS);
             }
         }
-        self.pace.lock().reports.hear(from, waited);
-        self.pace.stirred.notify_one();
+        self.pace.lock().reports.add(from, waited);
+        self.pace.wait_began.notify_one();
     }
 
     /// At the root: finds out who holds the group up, and does something about it.
@@ -300,7 +300,7 @@ impl Group {
             state.suspect = found.zip(since);
             // One window may be a hiccup.
             let slow = state.suspect.filter(|(_, since)| now.since(*since) >= WINDOW);
-            let slow = slow.map(|(member, since)| Slow { member, since });
+            let slow = slow.map(|(member, since)| SlowMember { member, since });
             let told = state.slow.map(|slow| slow.member) != slow.map(|slow| slow.member);
             state.slow = slow;
             state.last = slow.map(|slow| (slow.member, now)).or(state.last);
@@ -321,12 +321,12 @@ impl Group {
     }
 
     /// At another member: takes the root's word for who holds the group up.
-    pub(super) fn hear_slow(&self, member: Option<u32>) -> Result<(), &'static str> {
+    pub(super) fn receive_slow(&self, member: Option<u32>) -> Result<(), &'static str> {
         if member.is_some_and(|member| member >= self.spec.count()) {
             return Err("says that a member is slow that is none");
         }
         let member = member.map(Rank);
-        self.pace.lock().slow = member.map(|member| Slow { member, since: self.now() });
+        self.pace.lock().slow = member.map(|member| SlowMember { member, since: self.now() });
         self.log_slow(member);
         Ok(())
     }

@@ -10,46 +10,46 @@ use std::sync::{Arc, Mutex};
 use rdmc_fabric::Buffer;
 use tokio::sync::{mpsc, oneshot};
 
-use super::retained::Retained;
+use super::retained::RetainedMessages;
 use crate::sync::lock;
 use crate::transfer::{Blocks, Shape};
 
-pub(super) enum Request {
+pub(super) enum RootRequest {
     Send { message: Buffer, shape: Shape, done: Option<oneshot::Sender<()>> },
     Close,
 }
 
 /// Where requests are made. When all are gone, there are no more requests.
 #[derive(Clone)]
-pub(super) struct Requests {
-    waiting: Arc<Mutex<Waiting>>,
-    news: mpsc::Sender<()>,
+pub(super) struct RequestSender {
+    waiting: Arc<Mutex<QueuedRequests>>,
+    available: mpsc::Sender<()>,
 }
 
 #[derive(Default)]
-struct Waiting {
+struct QueuedRequests {
     /// By their places.
-    requests: BTreeMap<u64, Request>,
+    requests: BTreeMap<u64, RootRequest>,
     next: u64,
     /// The group has ended.
     closed: bool,
 }
 
 /// The place of a request. Dropped before its turn comes, it takes the request back.
-pub(super) struct Place {
-    waiting: Arc<Mutex<Waiting>>,
+pub(super) struct QueueSlot {
+    waiting: Arc<Mutex<QueuedRequests>>,
     /// None if the request stands.
     number: Option<u64>,
 }
 
-impl Place {
+impl QueueSlot {
     /// Lets the request stand, whatever becomes of this.
-    pub(super) fn stand(mut self) {
+    pub(super) fn detach(mut self) {
         self.number = None;
     }
 }
 
-impl Drop for Place {
+impl Drop for QueueSlot {
     fn drop(&mut self) {
         let Some(number) = self.number else { return };
         let request = lock(&self.waiting).requests.remove(&number);
@@ -58,19 +58,19 @@ impl Drop for Place {
     }
 }
 
-impl Requests {
+impl RequestSender {
     /// Asks for a message to be sent, unless the group has ended. It is not, if what is returned is dropped before its turn.
-    pub(super) fn send(&self, message: Buffer, shape: Shape, done: oneshot::Sender<()>) -> Option<Place> {
-        let number = self.put(Request::Send { message, shape, done: Some(done) })?;
-        Some(Place { waiting: self.waiting.clone(), number: Some(number) })
+    pub(super) fn send(&self, message: Buffer, shape: Shape, done: oneshot::Sender<()>) -> Option<QueueSlot> {
+        let number = self.put(RootRequest::Send { message, shape, done: Some(done) })?;
+        Some(QueueSlot { waiting: self.waiting.clone(), number: Some(number) })
     }
 
     /// Asks for the group to be closed, after what was asked for before.
     pub(super) fn close(&self) {
-        self.put(Request::Close);
+        self.put(RootRequest::Close);
     }
 
-    fn put(&self, request: Request) -> Option<u64> {
+    fn put(&self, request: RootRequest) -> Option<u64> {
         let number = {
             let mut waiting = lock(&self.waiting);
             if waiting.closed {
@@ -81,55 +81,58 @@ impl Requests {
             waiting.requests.insert(number, request);
             number
         };
-        // There may be news already that nobody has looked at.
-        let _ = self.news.try_send(());
+        // There may be available already that nobody has looked at.
+        let _ = self.available.try_send(());
         Some(number)
     }
 }
 
 /// Where the root's engine takes them. What is not begun when the group fails is kept.
-pub(super) struct Queue {
+pub(super) struct RequestQueue {
     /// From the group that this one continues.
     queued: VecDeque<(Buffer, Shape)>,
-    waiting: Arc<Mutex<Waiting>>,
-    news: mpsc::Receiver<()>,
+    waiting: Arc<Mutex<QueuedRequests>>,
+    available: mpsc::Receiver<()>,
     /// Taken, but not begun.
-    pub(super) in_hand: Option<Arc<Blocks>>,
-    retained: Arc<Retained>,
+    pub(super) starting: Option<Arc<Blocks>>,
+    retained: Arc<RetainedMessages>,
 }
 
-impl Queue {
-    pub(super) fn new(retained: Arc<Retained>) -> (Requests, Self) {
-        let (told, news) = mpsc::channel(1);
-        let waiting = Arc::<Mutex<Waiting>>::default();
+impl RequestQueue {
+    pub(super) fn new(retained: Arc<RetainedMessages>) -> (RequestSender, Self) {
+        let (told, available) = mpsc::channel(1);
+        let waiting = Arc::<Mutex<QueuedRequests>>::default();
         let queued = retained.take_queued().into();
-        (Requests { waiting: waiting.clone(), news: told }, Self { queued, waiting, news, in_hand: None, retained })
+        (
+            RequestSender { waiting: waiting.clone(), available: told },
+            Self { queued, waiting, available, starting: None, retained },
+        )
     }
 
     /// Waits for the next request; none when nobody can make any more.
     ///
     /// # Cancel safety
     /// No request is lost.
-    pub(super) async fn next(&mut self) -> Option<Request> {
+    pub(super) async fn next(&mut self) -> Option<RootRequest> {
         if let Some((message, shape)) = self.queued.pop_front() {
-            return Some(Request::Send { message, shape, done: None });
+            return Some(RootRequest::Send { message, shape, done: None });
         }
         loop {
             if let Some(request) = self.first() {
                 return Some(request);
             }
-            if self.news.recv().await.is_none() {
+            if self.available.recv().await.is_none() {
                 return self.first();
             }
         }
     }
 
-    fn first(&self) -> Option<Request> {
+    fn first(&self) -> Option<RootRequest> {
         lock(&self.waiting).requests.pop_first().map(|(_, request)| request)
     }
 }
 
-impl Drop for Queue {
+impl Drop for RequestQueue {
     fn drop(&mut self) {
         let waiting = {
             let mut waiting = lock(&self.waiting);
@@ -137,12 +140,12 @@ impl Drop for Queue {
             std::mem::take(&mut waiting.requests)
         };
         let mut left = std::mem::take(&mut self.queued);
-        if let Some(blocks) = self.in_hand.take() {
+        if let Some(blocks) = self.starting.take() {
             left.push_front((blocks.whole(), blocks.shape()));
         }
         left.extend(waiting.into_values().filter_map(|request| match request {
-            Request::Send { message, shape, .. } => Some((message, shape)),
-            Request::Close => None,
+            RootRequest::Send { message, shape, .. } => Some((message, shape)),
+            RootRequest::Close => None,
         }));
         self.retained.queue(left);
     }

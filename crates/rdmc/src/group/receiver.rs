@@ -13,14 +13,14 @@ use futures::stream::{FuturesUnordered, Stream, StreamExt};
 use rdmc_fabric::{Buffer, BufferMut};
 use tokio::sync::{OwnedSemaphorePermit, mpsc, oneshot};
 
-use super::intake::{Begun, Intake, MESSAGES_AHEAD, MemoryFrom};
+use super::intake::{Intake, MESSAGES_AHEAD, MemorySource, StartedTransfer};
 use super::recovery::{Continuation, LostMessage, Recovered, Recovery, RecoveryError};
-use super::{Formed, Grants, Group, GroupSpec, Role, Running, form, start, take_grants};
+use super::{FormedGroup, Grants, Group, GroupSpec, MemberRole, OwnedFuture, form, start, take_grants};
 use crate::certificate::Certificate;
 use crate::failure::{FailureCause, GroupError, GroupFailure};
 use crate::node::{NodeId, NodeShared};
 use crate::stats::GroupStats;
-use crate::transfer::{Trouble, Turnstile};
+use crate::transfer::{TransferError, Turnstile};
 
 /// A message as it was received: read only, without a copy.
 ///
@@ -104,8 +104,8 @@ pub struct OfferReceiver {
     /// Set when no offer is to come any more.
     complete: Arc<AtomicBool>,
     /// Waits for the verdict when the offers end without being complete.
-    failing: Exclusive<Option<Running<GroupFailure>>>,
-    told_failure: bool,
+    failing: Exclusive<Option<OwnedFuture<GroupFailure>>>,
+    failure_reported: bool,
 }
 
 /// A message that is about to be received: its size is known, its memory is not.
@@ -115,18 +115,18 @@ pub struct Offer {
     number: u64,
     size: u64,
     /// None if the memory is the pool's.
-    answer: Option<oneshot::Sender<Answer>>,
+    answer: Option<oneshot::Sender<OfferReply>>,
     /// The memory that it was accepted with before has some of it already, and may be used further.
     begun: bool,
     delivery: Delivery,
 }
 
 /// What the application says to an offer.
-pub(super) enum Answer {
+pub(super) enum OfferReply {
     Memory(BufferMut),
     /// Memory that may hold parts of the message.
     Partial(BufferMut),
-    Stay,
+    KeepMemory,
     Refuse(String),
 }
 
@@ -138,7 +138,7 @@ pub struct Delivery {
     group: Arc<Group>,
     message: oneshot::Receiver<Message>,
     /// Waits for the verdict when the message does not come.
-    failing: Exclusive<Option<Running<GroupFailure>>>,
+    failing: Exclusive<Option<OwnedFuture<GroupFailure>>>,
     _ahead: OwnedSemaphorePermit,
 }
 
@@ -168,7 +168,7 @@ impl Offer {
     pub(super) fn new(
         number: u64,
         size: u64,
-        answer: Option<oneshot::Sender<Answer>>,
+        answer: Option<oneshot::Sender<OfferReply>>,
         begun: bool,
         delivery: Delivery,
     ) -> Self {
@@ -191,7 +191,7 @@ impl Offer {
     /// If the length differs.
     pub fn accept(mut self, memory: BufferMut) -> Delivery {
         assert_eq!(memory.len() as u64, self.size, "the memory must have the message's size");
-        self.answer(Answer::Memory(memory));
+        self.answer(OfferReply::Memory(memory));
         self.delivery
     }
 
@@ -206,11 +206,11 @@ impl Offer {
     /// If the length differs.
     pub fn accept_partial(mut self, memory: BufferMut) -> Delivery {
         assert_eq!(memory.len() as u64, self.size, "the memory must have the message's size");
-        self.answer(Answer::Partial(memory));
+        self.answer(OfferReply::Partial(memory));
         self.delivery
     }
 
-    fn answer(&mut self, with: Answer) {
+    fn answer(&mut self, with: OfferReply) {
         if let Some(answer) = self.answer.take() {
             // Fails only if the group has just failed, which the delivery tells.
             let _ = answer.send(with);
@@ -226,13 +226,13 @@ impl Offer {
         if !self.begun {
             return Err(self);
         }
-        self.answer(Answer::Stay);
+        self.answer(OfferReply::KeepMemory);
         Ok(self.delivery)
     }
 
     /// Refuses the message, which ends the group for all members.
     pub fn refuse(mut self, reason: &str) {
-        self.answer(Answer::Refuse(reason.chars().take(REASON_MAX).collect()));
+        self.answer(OfferReply::Refuse(reason.chars().take(REASON_MAX).collect()));
     }
 }
 
@@ -295,12 +295,12 @@ impl OfferReceiver {
         match self.offers.poll_recv(cx) {
             Poll::Pending => Poll::Pending,
             Poll::Ready(Some(offer)) => Poll::Ready(Some(Ok(offer))),
-            Poll::Ready(None) if self.told_failure || self.complete.load(Ordering::Acquire) => Poll::Ready(None),
+            Poll::Ready(None) if self.failure_reported || self.complete.load(Ordering::Acquire) => Poll::Ready(None),
             Poll::Ready(None) => {
                 let group = &self.group;
                 let failing = self.failing.content().get_or_insert_with(|| failure_of(group));
                 let Poll::Ready(failure) = failing.poll_unpin(cx) else { return Poll::Pending };
-                self.told_failure = true;
+                self.failure_reported = true;
                 Poll::Ready(Some(Err(failure)))
             }
         }
@@ -368,7 +368,7 @@ impl Stream for Receiver {
                 self.current = None;
                 if outcome.is_err() {
                     // The failure is told once.
-                    self.offers.told_failure = true;
+                    self.offers.failure_reported = true;
                     self.offers.offers.close();
                     while self.offers.offers.try_recv().is_ok() {}
                 }
@@ -409,17 +409,17 @@ impl fmt::Debug for Delivery {
 }
 
 pub(crate) async fn join(node: Arc<NodeShared>, spec: GroupSpec) -> Result<Receiver, GroupError> {
-    let offers = join_from(node, spec, MemoryFrom::Pool).await?;
+    let offers = join_from(node, spec, MemorySource::Pool).await?;
     Ok(Receiver { offers, current: None })
 }
 
 pub(crate) async fn join_with_offers(node: Arc<NodeShared>, spec: GroupSpec) -> Result<OfferReceiver, GroupError> {
-    join_from(node, spec, MemoryFrom::Application).await
+    join_from(node, spec, MemorySource::Application).await
 }
 
 /// Goes on at a member of a group that has failed.
 pub(crate) async fn go_on(node: Arc<NodeShared>, continuation: Continuation) -> Result<Recovery, RecoveryError> {
-    let (offers, lost) = go_on_from(node, continuation, MemoryFrom::Pool).await?;
+    let (offers, lost) = go_on_from(node, continuation, MemorySource::Pool).await?;
     Ok(Recovery { handle: Recovered::Receiver(Receiver { offers, current: None }), lost })
 }
 
@@ -427,33 +427,33 @@ pub(crate) async fn go_on_with_offers(
     node: Arc<NodeShared>,
     continuation: Continuation,
 ) -> Result<Recovery<OfferReceiver>, RecoveryError> {
-    let (offers, lost) = go_on_from(node, continuation, MemoryFrom::Application).await?;
+    let (offers, lost) = go_on_from(node, continuation, MemorySource::Application).await?;
     Ok(Recovery { handle: Recovered::Receiver(offers), lost })
 }
 
 async fn go_on_from(
     node: Arc<NodeShared>,
     continuation: Continuation,
-    memory: MemoryFrom,
+    memory: MemorySource,
 ) -> Result<(OfferReceiver, Vec<LostMessage>), RecoveryError> {
-    if memory == MemoryFrom::Application {
+    if memory == MemorySource::Application {
         continuation.spec.check_offers()?;
     }
     let spec = continuation.spec.clone();
-    let mut formed = form(node, spec, Role::Survivor(Box::new(continuation))).await?;
+    let mut formed = form(node, spec, MemberRole::Survivor(Box::new(continuation))).await?;
     let lost = std::mem::take(&mut formed.resumption.lost);
     Ok((start_receiving(formed, memory), lost))
 }
 
-async fn join_from(node: Arc<NodeShared>, spec: GroupSpec, memory: MemoryFrom) -> Result<OfferReceiver, GroupError> {
-    if memory == MemoryFrom::Application {
+async fn join_from(node: Arc<NodeShared>, spec: GroupSpec, memory: MemorySource) -> Result<OfferReceiver, GroupError> {
+    if memory == MemorySource::Application {
         spec.check_offers()?;
     }
-    Ok(start_receiving(form(node, spec, Role::Receiver).await?, memory))
+    Ok(start_receiving(form(node, spec, MemberRole::Receiver).await?, memory))
 }
 
-fn start_receiving(formed: Formed, memory: MemoryFrom) -> OfferReceiver {
-    let Formed { group, announcements, grants, resumption } = formed;
+fn start_receiving(formed: FormedGroup, memory: MemorySource) -> OfferReceiver {
+    let FormedGroup { group, announcements, grants, resumption } = formed;
     // One more than can be under way, so that the engine never waits for the application to take an offer.
     let (offers, taken) = mpsc::channel(MESSAGES_AHEAD + 1);
     let (confirm, confirmed) = oneshot::channel();
@@ -466,7 +466,7 @@ fn start_receiving(formed: Formed, memory: MemoryFrom) -> OfferReceiver {
         confirm: Some(confirm),
         complete,
         failing: Exclusive::default(),
-        told_failure: false,
+        failure_reported: false,
     }
 }
 
@@ -481,7 +481,7 @@ impl<T> Exclusive<T> {
 }
 
 /// Waits for the group's failure, owning what it needs.
-fn failure_of(group: &Arc<Group>) -> Running<GroupFailure> {
+fn failure_of(group: &Arc<Group>) -> OwnedFuture<GroupFailure> {
     let group = group.clone();
     async move { group.failed().await }.boxed()
 }
@@ -493,16 +493,16 @@ async fn run(
     grants: Grants,
     confirm: oneshot::Receiver<()>,
     complete: Arc<AtomicBool>,
-) -> Result<(), Trouble> {
-    let abandoned = || Trouble::Own(FailureCause::Abandoned);
+) -> Result<(), TransferError> {
+    let abandoned = || TransferError::Local(FailureCause::Abandoned);
     let mut grants = take_grants(&group, grants);
     let mut confirm = confirm.fuse();
     let mut running = FuturesUnordered::new();
     let mut relay_turns = Turnstile::default();
-    let mut started = group.past.base;
+    let mut started = group.prior.base;
     // If the root is gone, what is to be completed is all.
     let all = intake.all();
-    let mut starting: futures::future::Fuse<Running<_>> = intake.start(started).boxed().fuse();
+    let mut starting: futures::future::Fuse<OwnedFuture<_>> = intake.start(started).boxed().fuse();
     let mut closing = std::pin::pin!(group.closing().fuse());
     let mut messages = all;
     let mut confirmed = false;
@@ -511,13 +511,13 @@ async fn run(
             break;
         }
         futures::select_biased! {
-            trouble = grants.select_next_some() => return Err(trouble),
+            error = grants.select_next_some() => return Err(error),
             outcome = running.select_next_some() => {
-                let outcome: Result<(), Trouble> = outcome;
+                let outcome: Result<(), TransferError> = outcome;
                 outcome?;
             }
             begun = starting => {
-                let (intake, begun): (Intake, Begun) = begun?;
+                let (intake, begun): (Intake, StartedTransfer) = begun?;
                 running.push(begun.transfer.run(begun.first_is_here, begun.turn, relay_turns.next()));
                 started += 1;
                 starting = intake.start(started).boxed().fuse();
@@ -525,7 +525,7 @@ async fn run(
             all = closing => {
                 if all < started || messages.is_some_and(|messages| messages != all) {
                     let what = format!("closed the group after {all} messages, but sent {started}");
-                    return Err(Trouble::Protocol { by: rdmc_schedule::Rank::ROOT, what });
+                    return Err(TransferError::Protocol { by: rdmc_schedule::Rank::ROOT, what });
                 }
                 messages = Some(all);
             }
@@ -546,7 +546,7 @@ async fn run(
         _ => {
             if !closing.is_terminated() && closing.await != started {
                 let what = "closed the group after another number of messages than there are".to_owned();
-                return Err(Trouble::Protocol { by: rdmc_schedule::Rank::ROOT, what });
+                return Err(TransferError::Protocol { by: rdmc_schedule::Rank::ROOT, what });
             }
             group.confirm();
         }

@@ -13,7 +13,7 @@ use std::sync::{Arc, Weak};
 use rdmc_schedule::{Algorithm, BlockSet, Hybrid, Racks, Rank, Repair, RepairError};
 
 use super::receiver::{OfferReceiver, Receiver};
-use super::retained::Retained;
+use super::retained::RetainedMessages;
 use super::sender::Sender;
 use super::{Group, GroupSpec, receiver, sender};
 use crate::certificate::MessageRecord;
@@ -24,41 +24,41 @@ use crate::transfer::Shape;
 
 /// What a failed group leaves at one member. All are equal: they say nothing about the failure.
 #[derive(Clone)]
-pub(crate) struct Salvage(Arc<Left>);
+pub(crate) struct RecoveryState(Arc<RecoveryShared>);
 
-struct Left {
+struct RecoveryShared {
     node: Weak<NodeShared>,
     spec: GroupSpec,
     rank: Rank,
-    past: Past,
-    retained: Arc<Retained>,
+    prior: PriorProgress,
+    retained: Arc<RetainedMessages>,
     taken: AtomicBool,
 }
 
-impl Salvage {
+impl RecoveryState {
     pub(super) fn new(group: &Group) -> Self {
-        Self(Arc::new(Left {
+        Self(Arc::new(RecoveryShared {
             node: Arc::downgrade(&group.node),
             spec: group.spec.clone(),
             rank: group.rank,
-            past: group.past,
+            prior: group.prior,
             retained: group.retained.clone(),
             taken: AtomicBool::new(false),
         }))
     }
 }
 
-impl PartialEq for Salvage {
+impl PartialEq for RecoveryState {
     fn eq(&self, _: &Self) -> bool {
         true
     }
 }
 
-impl Eq for Salvage {}
+impl Eq for RecoveryState {}
 
-impl fmt::Debug for Salvage {
+impl fmt::Debug for RecoveryState {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Salvage").finish_non_exhaustive()
+        f.debug_struct("RecoveryState").finish_non_exhaustive()
     }
 }
 
@@ -145,7 +145,7 @@ impl GroupFailure {
     ///
     /// All survivors call it, within the [formation limit](GroupSpec::formation_limit); those that do not fail the new
     /// group. It has a number of its own, derived from the old one, and the survivors as members, in the same order. Its
-    /// messages go on from those that were delivered: each receiver gets those that it has not been given, once and in
+    /// messages go on from those that were delivered: each receiver gets those that it has not been delivered, once and in
     /// order. What travels is only what somebody misses, from whoever has it.
     ///
     /// If the root is among the survivors it gets a [`Sender`]. Messages that were under way or queued are sent to the end
@@ -188,36 +188,37 @@ impl GroupFailure {
 
     /// Finds out how to go on.
     async fn continuation(&self) -> Result<(Arc<NodeShared>, Continuation), RecoveryError> {
-        let left = &*self.salvage.0;
-        if !left.spec.recoverable {
+        let shared = &*self.recovery.0;
+        if !shared.spec.recoverable {
             return Err(RecoveryError::Off);
         }
         if !self.quorum {
             return Err(RecoveryError::NoQuorum);
         }
-        if let Some(own) = self.failed.iter().find(|failed| failed.member == left.rank) {
+        if let Some(own) = self.failed.iter().find(|failed| failed.member == shared.rank) {
             return Err(RecoveryError::Excluded { cause: own.cause.clone() });
         }
-        let node = left.node.upgrade().ok_or(RecoveryError::NodeDropped)?;
+        let node = shared.node.upgrade().ok_or(RecoveryError::NodeDropped)?;
         // What is kept must not change any more.
-        left.retained.rest().await;
-        if left.taken.swap(true, Ordering::AcqRel) {
+        shared.retained.until_idle().await;
+        if shared.taken.swap(true, Ordering::AcqRel) {
             return Err(RecoveryError::Taken);
         }
-        let old: Vec<Rank> = (0..).map(Rank).take(left.spec.members.len()).filter(|rank| !self.names(*rank)).collect();
-        let before = left.past;
+        let old: Vec<Rank> =
+            (0..).map(Rank).take(shared.spec.members.len()).filter(|rank| !self.names(*rank)).collect();
+        let before = shared.prior;
         let held = |rank: &Rank| self.certificate.held_by(*rank).unwrap_or(before.base);
-        let past = Past {
+        let prior = PriorProgress {
             base: old.iter().map(held).min().unwrap_or(before.base),
             begun: self.certificate.messages().max(before.begun),
-            given: held(&left.rank).max(before.given),
-            orphaned: before.orphaned || !old.contains(&Rank::ROOT),
+            delivered: held(&shared.rank).max(before.delivered),
+            root_gone: before.root_gone || !old.contains(&Rank::ROOT),
         };
         let continuation = Continuation {
-            spec: left.spec.of_survivors(&old),
-            past,
+            spec: shared.spec.of_survivors(&old),
+            prior,
             records: self.certificate.records().to_vec(),
-            left: self.salvage.0.clone(),
+            shared: self.recovery.0.clone(),
             handed_over: AtomicBool::new(false),
         };
         Ok((node, continuation))
@@ -227,18 +228,18 @@ impl GroupFailure {
 /// What one member of a group has behind it: messages by their numbers from the first. Nothing, unless the group goes on
 /// from another one.
 #[derive(Clone, Copy, Debug, Default)]
-pub(crate) struct Past {
+pub(crate) struct PriorProgress {
     /// Messages that every member has.
     pub(super) base: u64,
     /// Messages that were begun, whole or not.
     pub(super) begun: u64,
-    /// Messages that this member's application was given.
-    pub(super) given: u64,
+    /// Messages that this member's application was delivered.
+    pub(super) delivered: u64,
     /// The member that was to send is gone: the group only completes what was begun.
-    pub(super) orphaned: bool,
+    pub(super) root_gone: bool,
 }
 
-impl Past {
+impl PriorProgress {
     /// Returns the messages that are to be completed before the group goes on.
     pub(super) fn interrupted(&self) -> Range<u64> {
         self.base..self.begun
@@ -248,9 +249,9 @@ impl Past {
 /// How a group goes on at one member.
 pub(crate) struct Continuation {
     pub(super) spec: GroupSpec,
-    pub(super) past: Past,
+    pub(super) prior: PriorProgress,
     pub(super) records: Vec<MessageRecord>,
-    left: Arc<Left>,
+    shared: Arc<RecoveryShared>,
     handed_over: AtomicBool,
 }
 
@@ -258,33 +259,33 @@ impl Drop for Continuation {
     fn drop(&mut self) {
         // Another call may find what this one has not used.
         if !*self.handed_over.get_mut() {
-            self.left.taken.store(false, Ordering::Release);
+            self.shared.taken.store(false, Ordering::Release);
         }
     }
 }
 
 impl Continuation {
     fn is_led_here(&self) -> bool {
-        self.left.rank.is_root() && !self.past.orphaned
+        self.shared.rank.is_root() && !self.prior.root_gone
     }
 
     /// Hashes what survivors must agree on besides the specification.
     pub(super) fn add_to(&self, hash: &mut blake3::Hasher) {
-        let Past { base, begun, orphaned, .. } = self.past;
+        let PriorProgress { base, begun, root_gone, .. } = self.prior;
         hash.update(&base.to_le_bytes());
         hash.update(&begun.to_le_bytes());
-        hash.update(&[u8::from(orphaned)]);
+        hash.update(&[u8::from(root_gone)]);
     }
 
     /// Hands what is kept over to the group that goes on.
-    pub(super) fn hand_over(&self, retained: &Retained) {
+    pub(super) fn hand_over(&self, retained: &RetainedMessages) {
         self.handed_over.store(true, Ordering::Release);
-        for (number, kept) in self.left.retained.take() {
-            if number >= self.past.base {
+        for (number, kept) in self.shared.retained.take() {
+            if number >= self.prior.base {
                 retained.inherit(number, kept);
             }
         }
-        retained.queue(self.left.retained.take_queued());
+        retained.queue(self.shared.retained.take_queued());
     }
 }
 
@@ -350,14 +351,14 @@ impl Holdings {
 /// What a group has to complete before it goes on.
 #[derive(Default)]
 pub(crate) struct Resumption {
-    pub(super) messages: VecDeque<Interrupted>,
+    pub(super) messages: VecDeque<InterruptedMessage>,
     /// The number of the first message that is sent as usual; of all messages if there is no root any more.
     pub(super) next: u64,
     pub(super) lost: Vec<LostMessage>,
 }
 
 /// Why a group with a root cannot complete what was interrupted.
-pub(crate) enum Hopeless {
+pub(crate) enum Irrecoverable {
     /// There are too many blocks to plan for.
     TooLong { message: u64 },
     /// A member's word does not go together with the others', or with what it has to have.
@@ -365,7 +366,7 @@ pub(crate) enum Hopeless {
 }
 
 /// A message that is to be completed.
-pub(crate) struct Interrupted {
+pub(crate) struct InterruptedMessage {
     pub(super) number: u64,
     pub(super) shape: Shape,
     pub(super) repair: Repair,
@@ -374,7 +375,7 @@ pub(crate) struct Interrupted {
 impl Group {
     /// Says which blocks of the interrupted messages are here.
     pub(super) fn holdings(&self) -> Vec<GroupFrame> {
-        let kept = self.past.interrupted().filter_map(|number| {
+        let kept = self.prior.interrupted().filter_map(|number| {
             let kept = self.retained.message(number)?;
             let shape = kept.shape();
             // Of one that is longer nothing is told, so that it is lost, unless everybody has it.
@@ -391,22 +392,22 @@ impl Group {
     ///
     /// # Errors
     /// Not all can be completed although the root is there.
-    pub(super) fn resumption(&self, mut holdings: Holdings) -> Result<Resumption, Hopeless> {
-        let mut resumption = Resumption { next: self.past.begun, ..Resumption::default() };
-        for number in self.past.interrupted() {
+    pub(super) fn resumption(&self, mut holdings: Holdings) -> Result<Resumption, Irrecoverable> {
+        let mut resumption = Resumption { next: self.prior.begun, ..Resumption::default() };
+        for number in self.prior.interrupted() {
             let mut known: Option<(Rank, Shape)> = None;
             for (rank, held) in &holdings.0 {
                 let Some((shape, _)) = held.get(&number) else { continue };
                 let (_, first) = *known.get_or_insert((*rank, *shape));
                 if first != *shape {
                     let what = format!("says that message {number} has {} bytes, not {}", shape.size, first.size);
-                    return Err(Hopeless::Contradiction { by: *rank, what });
+                    return Err(Irrecoverable::Contradiction { by: *rank, what });
                 }
             }
             let Some((_, shape)) = known else {
-                if !self.past.orphaned {
+                if !self.prior.root_gone {
                     // The root has it: it is one of which nothing is told.
-                    return Err(Hopeless::TooLong { message: number });
+                    return Err(Irrecoverable::TooLong { message: number });
                 }
                 resumption.lost.push(LostMessage { number, size: None, blocks_missing: None });
                 continue;
@@ -420,7 +421,7 @@ impl Group {
             let blocks_missing = match Repair::new(&sets) {
                 // What comes after a message that is lost is not delivered: order is promised.
                 Ok(repair) if resumption.lost.is_empty() => {
-                    resumption.messages.push_back(Interrupted { number, shape, repair });
+                    resumption.messages.push_back(InterruptedMessage { number, shape, repair });
                     continue;
                 }
                 Ok(_) => Some(0),
@@ -432,11 +433,11 @@ impl Group {
         if let Some(first) = resumption.lost.first() {
             let message = first.number;
             match first.blocks_missing {
-                _ if self.past.orphaned => {}
-                None if first.size.is_some() => return Err(Hopeless::TooLong { message }),
+                _ if self.prior.root_gone => {}
+                None if first.size.is_some() => return Err(Irrecoverable::TooLong { message }),
                 _ => {
                     let what = format!("has let go of message {message}, which not everybody has");
-                    return Err(Hopeless::Contradiction { by: Rank::ROOT, what });
+                    return Err(Irrecoverable::Contradiction { by: Rank::ROOT, what });
                 }
             }
             resumption.next = first.number;
@@ -448,8 +449,12 @@ impl Group {
     pub(super) fn own_holdings(&self, frames: &[GroupFrame], holdings: &mut Holdings) {
         for frame in frames {
             if let GroupFrame::Holding { message, size, blocks } = frame {
-                let noted =
-                    holdings.note(self.rank, &self.past.interrupted(), self.spec.block_size, (*message, *size, blocks));
+                let noted = holdings.note(
+                    self.rank,
+                    &self.prior.interrupted(),
+                    self.spec.block_size,
+                    (*message, *size, blocks),
+                );
                 debug_assert!(noted.is_ok(), "what this member says is well formed");
             }
         }

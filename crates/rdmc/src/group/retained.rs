@@ -15,22 +15,22 @@ use crate::sync::lock;
 use crate::transfer::{Blocks, Checksum, Shape};
 
 /// The messages that one member keeps.
-pub(crate) struct Retained {
-    state: Mutex<State>,
+pub(crate) struct RetainedMessages {
+    state: Mutex<RetainedState>,
     /// How many messages everybody has, from the first.
     stable: watch::Sender<u64>,
     /// Whether anything is kept.
-    on: bool,
+    enabled: bool,
     /// Whether what is queued is kept when the group fails.
     recoverable: bool,
     /// Whether short messages are kept as copies, without the memory that they came in.
     copies_short: bool,
     /// Whether the group does no more work here.
-    quiet: watch::Sender<bool>,
+    idle: watch::Sender<bool>,
 }
 
-struct State {
-    kept: BTreeMap<u64, Kept>,
+struct RetainedState {
+    kept: BTreeMap<u64, RetainedMessage>,
     /// Messages that were queued at the root, but not begun.
     queued: Vec<(Buffer, Shape)>,
     /// At the root: how many messages each member has.
@@ -43,22 +43,22 @@ struct State {
 
 /// A message that is kept.
 #[derive(Clone)]
-pub(crate) enum Kept {
+pub(crate) enum RetainedMessage {
     Blocks(Arc<Blocks>),
     /// A short one that is whole.
-    Short(Short),
+    Short(ShortMessage),
 }
 
 /// A short message, as a copy.
 #[derive(Clone)]
-pub(crate) struct Short {
+pub(crate) struct ShortMessage {
     pub(crate) shape: Shape,
     pub(crate) bytes: Arc<[u8]>,
     /// Of its blocks, where they were checked, so that what changes here is found by others.
     checksums: Arc<[Option<Checksum>]>,
 }
 
-impl Short {
+impl ShortMessage {
     fn new(bytes: &[u8], blocks: &Blocks) -> Self {
         let shape = blocks.shape();
         let checksums = (0..shape.count.0).map(|block| blocks.checksum(BlockIndex(block))).collect();
@@ -73,7 +73,7 @@ impl Short {
     }
 }
 
-impl Kept {
+impl RetainedMessage {
     pub(crate) fn shape(&self) -> Shape {
         match self {
             Self::Blocks(blocks) => blocks.shape(),
@@ -93,7 +93,7 @@ impl Kept {
     pub(crate) fn into_blocks(self, fabric: &dyn Fabric) -> Result<Arc<Blocks>, FabricError> {
         match self {
             Self::Blocks(blocks) => Ok(blocks),
-            Self::Short(Short { shape, bytes, checksums }) => {
+            Self::Short(ShortMessage { shape, bytes, checksums }) => {
                 let message = fabric.register(Memory::from(bytes.to_vec()))?.into_shared();
                 let blocks = Blocks::whole_message(shape, message);
                 for (checksum, block) in checksums.iter().zip(0..) {
@@ -105,10 +105,10 @@ impl Kept {
     }
 }
 
-impl Retained {
+impl RetainedMessages {
     /// Keeps nothing yet of a group of so many members, all of which have the first `stable` messages.
-    pub(crate) fn new(members: usize, stable: u64, on: bool) -> Self {
-        let state = State {
+    pub(crate) fn new(members: usize, stable: u64, enabled: bool) -> Self {
+        let state = RetainedState {
             kept: BTreeMap::new(),
             queued: Vec::new(),
             held: vec![stable; members],
@@ -118,40 +118,40 @@ impl Retained {
         Self {
             state: Mutex::new(state),
             stable: watch::Sender::new(stable),
-            on,
-            recoverable: on,
+            enabled,
+            recoverable: enabled,
             copies_short: true,
-            quiet: watch::Sender::new(false),
+            idle: watch::Sender::new(false),
         }
     }
 
     /// Keeps messages, if `checked`, also for those to whom a block comes corrupted.
     pub(crate) fn and_for_healing(mut self, checked: bool) -> Self {
-        self.on |= checked;
+        self.enabled |= checked;
         self
     }
 
     /// Keeps messages, if members share objects, for as long as some do not have them: the memory of the root's holds the
     /// objects.
     pub(crate) fn and_for_sharing(mut self, shared: bool, is_root: bool) -> Self {
-        self.on |= shared;
+        self.enabled |= shared;
         self.copies_short = !(shared && is_root);
         self
     }
 
     /// Tells whether anything is kept.
     pub(crate) fn keeps(&self) -> bool {
-        self.on
+        self.enabled
     }
 
     /// Keeps a message that begins.
     pub(crate) fn keep(&self, number: u64, blocks: &Arc<Blocks>) {
-        if !self.on || number < *self.stable.borrow() {
+        if !self.enabled || number < *self.stable.borrow() {
             return;
         }
         let kept = match blocks.short(SHORT_MAX).filter(|_| self.copies_short) {
-            Some(message) => Kept::Short(Short::new(message, blocks)),
-            None => Kept::Blocks(blocks.clone()),
+            Some(message) => RetainedMessage::Short(ShortMessage::new(message, blocks)),
+            None => RetainedMessage::Blocks(blocks.clone()),
         };
         self.lock().kept.insert(number, kept);
     }
@@ -163,8 +163,8 @@ impl Retained {
             let kept = state.kept.get_mut(&number).filter(|_| message.len() <= SHORT_MAX);
             kept.and_then(|kept| {
                 let short = match kept {
-                    Kept::Blocks(blocks) => Kept::Short(Short::new(message, blocks)),
-                    Kept::Short(_) => return None,
+                    RetainedMessage::Blocks(blocks) => RetainedMessage::Short(ShortMessage::new(message, blocks)),
+                    RetainedMessage::Short(_) => return None,
                 };
                 Some(std::mem::replace(kept, short))
             })
@@ -173,12 +173,12 @@ impl Retained {
     }
 
     /// Takes over a message from the group that this one continues.
-    pub(crate) fn inherit(&self, number: u64, kept: Kept) {
+    pub(crate) fn inherit(&self, number: u64, kept: RetainedMessage) {
         self.lock().kept.insert(number, kept);
     }
 
     /// Returns a message that is kept.
-    pub(crate) fn message(&self, number: u64) -> Option<Kept> {
+    pub(crate) fn message(&self, number: u64) -> Option<RetainedMessage> {
         self.lock().kept.get(&number).cloned()
     }
 
@@ -186,13 +186,13 @@ impl Retained {
     pub(crate) fn resume(&self, number: u64) -> bool {
         let mut state = self.lock();
         match state.kept.remove(&number) {
-            Some(Kept::Blocks(blocks)) => {
+            Some(RetainedMessage::Blocks(blocks)) => {
                 let (blocks, resumed) = match Arc::try_unwrap(blocks).map(Blocks::resume) {
                     Ok(Ok(blocks)) => (Arc::new(blocks), true),
                     Ok(Err(blocks)) => (Arc::new(blocks), false),
                     Err(shared) => (shared, false),
                 };
-                state.kept.insert(number, Kept::Blocks(blocks));
+                state.kept.insert(number, RetainedMessage::Blocks(blocks));
                 resumed
             }
             Some(short) => {
@@ -204,7 +204,7 @@ impl Retained {
     }
 
     /// Takes all messages that are kept.
-    pub(crate) fn take(&self) -> BTreeMap<u64, Kept> {
+    pub(crate) fn take(&self) -> BTreeMap<u64, RetainedMessage> {
         std::mem::take(&mut self.lock().kept)
     }
 
@@ -247,7 +247,7 @@ impl Retained {
     /// At another member, which has `held` messages, the latest of so many bytes: tells whether the root is to know.
     ///
     /// It is at once where anybody keeps memory; a few short messages may wait for others.
-    pub(crate) fn is_to_be_told(&self, held: u64, bytes: u64) -> bool {
+    pub(crate) fn should_report(&self, held: u64, bytes: u64) -> bool {
         let mut state = self.lock();
         state.untold_bytes = state.untold_bytes.saturating_add(bytes);
         let due = held > state.told && (state.untold_bytes >= SHORT_MAX as u64 || held - state.told >= UNTOLD_MAX);
@@ -260,7 +260,7 @@ impl Retained {
 
     /// Waits until at most `count` of the first `begun` messages are kept.
     pub(crate) async fn room(&self, begun: u64, count: u64) {
-        if !self.on {
+        if !self.enabled {
             return;
         }
         let mut stable = self.stable.subscribe();
@@ -280,17 +280,17 @@ impl Retained {
     }
 
     /// Notes that the group does no more work here: what is kept does not change any more.
-    pub(crate) fn come_to_rest(&self) {
-        self.quiet.send_replace(true);
+    pub(crate) fn mark_idle(&self) {
+        self.idle.send_replace(true);
     }
 
     /// Waits for that.
-    pub(crate) async fn rest(&self) {
-        let mut quiet = self.quiet.subscribe();
-        let _ = quiet.wait_for(|quiet| *quiet).await.expect("the sender lives in self");
+    pub(crate) async fn until_idle(&self) {
+        let mut idle = self.idle.subscribe();
+        let _ = idle.wait_for(|idle| *idle).await.expect("the sender lives in self");
     }
 
-    fn lock(&self) -> MutexGuard<'_, State> {
+    fn lock(&self) -> MutexGuard<'_, RetainedState> {
         lock(&self.state)
     }
 }
@@ -315,7 +315,7 @@ mod tests {
 
     #[test]
     fn what_everybody_has_is_let_go() {
-        let retained = Retained::new(3, 0, true);
+        let retained = RetainedMessages::new(3, 0, true);
         for number in 0..3 {
             retained.keep(number, &message(100_000));
         }
@@ -331,16 +331,16 @@ mod tests {
 
     #[test]
     fn short_messages_are_told_of_together() {
-        let retained = Retained::new(2, 0, true);
-        let told: Vec<u64> = (1..=40).filter(|held| retained.is_to_be_told(*held, 10)).collect();
+        let retained = RetainedMessages::new(2, 0, true);
+        let told: Vec<u64> = (1..=40).filter(|held| retained.should_report(*held, 10)).collect();
         assert_eq!(told, [16, 32]);
-        assert!(retained.is_to_be_told(41, 1 << 20));
-        assert!(!retained.is_to_be_told(42, 1));
+        assert!(retained.should_report(41, 1 << 20));
+        assert!(!retained.should_report(42, 1));
     }
 
     #[test]
     fn a_short_message_is_kept_without_its_memory() {
-        let retained = Retained::new(2, 0, true);
+        let retained = RetainedMessages::new(2, 0, true);
         let short = message(100);
         retained.keep(0, &short);
         assert_eq!(Arc::strong_count(&short), 1);
@@ -351,14 +351,14 @@ mod tests {
 
     #[test]
     fn the_root_of_a_group_that_shares_objects_keeps_their_memory() {
-        let retained = Retained::new(2, 0, false).and_for_sharing(true, true);
+        let retained = RetainedMessages::new(2, 0, false).and_for_sharing(true, true);
         let short = message(44);
         retained.keep(0, &short);
         assert_eq!(Arc::strong_count(&short), 2);
         assert_eq!(retained.note_held(Rank(0), 1), None);
         assert_eq!(retained.note_held(Rank(1), 1), Some(1));
         assert_eq!(Arc::strong_count(&short), 1);
-        let elsewhere = Retained::new(2, 0, false).and_for_sharing(true, false);
+        let elsewhere = RetainedMessages::new(2, 0, false).and_for_sharing(true, false);
         elsewhere.keep(0, &short);
         assert!(elsewhere.keeps() && Arc::strong_count(&short) == 1);
     }

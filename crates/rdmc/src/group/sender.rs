@@ -13,17 +13,17 @@ use rdmc_fabric::{Buffer, BufferMut, Memory, SharedObject};
 use rdmc_schedule::Repair;
 use tokio::sync::oneshot;
 
-use super::delta::Answers;
-use super::queue::{Place, Queue, Request, Requests};
+use super::delta::ChecksumsByRank;
+use super::queue::{QueueSlot, RequestQueue, RequestSender, RootRequest};
 use super::recovery::{Continuation, Recovered, Recovery, RecoveryError, Resumption};
 use super::retained::UNSTABLE_MAX;
 use super::sharing::UNSTABLE_OBJECTS_MAX;
-use super::{Formed, Grants, Group, GroupSpec, Role, form, start, take_grants};
+use super::{FormedGroup, Grants, Group, GroupSpec, MemberRole, form, start, take_grants};
 use crate::certificate::Certificate;
 use crate::failure::{FailureCause, GroupError, GroupFailure, SendError};
 use crate::node::{NodeId, NodeShared};
 use crate::stats::GroupStats;
-use crate::transfer::{Blocks, Plan, Shape, Transfer, Trouble, Turnstile};
+use crate::transfer::{Blocks, HopPlan, Shape, Transfer, TransferError, Turnstile};
 
 /// The root's handle of a group: sends messages to all members.
 ///
@@ -31,7 +31,7 @@ use crate::transfer::{Blocks, Plan, Shape, Transfer, Trouble, Turnstile};
 /// the members learn that the root has left.
 pub struct Sender {
     group: Arc<Group>,
-    requests: Requests,
+    requests: RequestSender,
 }
 
 /// What can be sent: pool memory, `Bytes`, a mapped file or a sealed object, all without a copy on fabrics that register cheaply.
@@ -96,19 +96,19 @@ impl From<&'static str> for Payload {
 }
 
 pub(crate) async fn create(node: Arc<NodeShared>, spec: GroupSpec) -> Result<Sender, GroupError> {
-    Ok(start_sending(form(node, spec, Role::Root).await?))
+    Ok(start_sending(form(node, spec, MemberRole::Root).await?))
 }
 
 /// Goes on at the root of a group that has failed.
 pub(crate) async fn go_on<R>(node: Arc<NodeShared>, continuation: Continuation) -> Result<Recovery<R>, RecoveryError> {
     let spec = continuation.spec.clone();
-    let formed = form(node, spec, Role::Survivor(Box::new(continuation))).await?;
+    let formed = form(node, spec, MemberRole::Survivor(Box::new(continuation))).await?;
     Ok(Recovery { handle: Recovered::Sender(start_sending(formed)), lost: Vec::new() })
 }
 
-fn start_sending(formed: Formed) -> Sender {
-    let Formed { group, grants, resumption, .. } = formed;
-    let (requests, queue) = Queue::new(group.retained.clone());
+fn start_sending(formed: FormedGroup) -> Sender {
+    let FormedGroup { group, grants, resumption, .. } = formed;
+    let (requests, queue) = RequestQueue::new(group.retained.clone());
     start(group.clone(), run(group.clone(), queue, grants, resumption));
     Sender { group, requests }
 }
@@ -133,7 +133,7 @@ impl Sender {
         let payload = payload.into();
         let (group, requests) = (self.group.clone(), self.requests.clone());
         let sent = async move {
-            let (_place, completed) = match queue(&group, &requests, payload)? {
+            let (_slot, completed) = match queue(&group, &requests, payload)? {
                 Some(queued) => queued,
                 None => return Err(not_queued(&group).await),
             };
@@ -147,8 +147,8 @@ impl Sender {
         let queued = queue(&self.group, &self.requests, payload.into());
         let group = self.group.clone();
         let completed = queued.map(|queued| {
-            queued.map(|(place, completed)| {
-                place.stand();
+            queued.map(|(slot, completed)| {
+                slot.detach();
                 completed
             })
         });
@@ -197,10 +197,10 @@ impl Sender {
 /// Gives a message its place, unless the group has ended.
 fn queue(
     group: &Group,
-    requests: &Requests,
+    requests: &RequestSender,
     payload: Payload,
-) -> Result<Option<(Place, oneshot::Receiver<()>)>, SendError> {
-    let message = group.to_be_sent(payload)?;
+) -> Result<Option<(QueueSlot, oneshot::Receiver<()>)>, SendError> {
+    let message = group.register_payload(payload)?;
     let (size, block_size) = (message.len() as u64, group.block_size());
     let shape = Shape::new(size, block_size).ok_or(SendError::TooManyBlocks { size, block_size, max: u32::MAX })?;
     // Whoever has been told of the end is not to find the queue open because the engine has not yet had its turn.
@@ -208,7 +208,7 @@ fn queue(
         return Ok(None);
     }
     let (done, completed) = oneshot::channel();
-    Ok(requests.send(message, shape, done).map(|place| (place, completed)))
+    Ok(requests.send(message, shape, done).map(|slot| (slot, completed)))
 }
 
 /// Waits until a message is sent.
@@ -248,25 +248,30 @@ impl fmt::Debug for Multicast {
 }
 
 /// The root's engine: carries out requests in order until the group is closed.
-async fn run(group: Arc<Group>, mut queue: Queue, grants: Grants, mut resumption: Resumption) -> Result<(), Trouble> {
+async fn run(
+    group: Arc<Group>,
+    mut queue: RequestQueue,
+    grants: Grants,
+    mut resumption: Resumption,
+) -> Result<(), TransferError> {
     let mut grants = take_grants(&group, grants);
     let mut running = FuturesUnordered::new();
-    let mut messages = group.past.base;
-    let mut completed = InOrder { next: messages, early: BTreeMap::new() };
+    let mut messages = group.prior.base;
+    let mut completed = OrderedCompletions { next: messages, early: BTreeMap::new() };
     let mut relay_turns = Turnstile::default();
     let mut receive_turns = Turnstile::default();
     let close = loop {
         let room = running.len() < TRANSFERS_MAX;
         futures::select_biased! {
-            trouble = grants.select_next_some() => return Err(trouble),
+            error = grants.select_next_some() => return Err(error),
             outcome = running.select_next_some() => completed.add(outcome)?,
             next = next_message(&group, &mut resumption, &mut queue, messages, room).fuse() => match next {
-                Next::Message { repair, blocks, done } => {
-                    queue.in_hand = repair.is_none().then(|| blocks.clone());
+                NextStep::Message { repair, blocks, done } => {
+                    queue.starting = repair.is_none().then(|| blocks.clone());
                     group.begin_whole(blocks.shape().size).await;
-                    queue.in_hand = None;
+                    queue.starting = None;
                     group.retained().keep(messages, &blocks);
-                    let planned = Planned::new(&group, messages, repair, blocks.shape());
+                    let planned = PlanSource::new(&group, messages, repair, blocks.shape());
                     let (receive_turn, relay_turn) = (receive_turns.next(), relay_turns.next());
                     let (group, number) = (&group, messages);
                     running.push(async move {
@@ -277,38 +282,44 @@ async fn run(group: Arc<Group>, mut queue: Queue, grants: Grants, mut resumption
                     });
                     messages += 1;
                 }
-                Next::End { closed } => break closed,
+                NextStep::End { closed } => break closed,
             },
         }
     };
     while !running.is_empty() {
         futures::select_biased! {
-            trouble = grants.select_next_some() => return Err(trouble),
+            error = grants.select_next_some() => return Err(error),
             outcome = running.select_next_some() => completed.add(outcome)?,
         }
     }
     if !close {
-        return Err(Trouble::Own(FailureCause::Abandoned));
+        return Err(TransferError::Local(FailureCause::Abandoned));
     }
     group.close(messages);
     Ok(())
 }
 
 /// What the root's engine is to do next.
-enum Next {
+enum NextStep {
     Message { repair: Option<Repair>, blocks: Arc<Blocks>, done: Option<oneshot::Sender<()>> },
     End { closed: bool },
 }
 
 /// Waits for the next message: those that were interrupted come first.
-async fn next_message(group: &Group, resumption: &mut Resumption, queue: &mut Queue, number: u64, room: bool) -> Next {
+async fn next_message(
+    group: &Group,
+    resumption: &mut Resumption,
+    queue: &mut RequestQueue,
+    number: u64,
+    room: bool,
+) -> NextStep {
     if !room {
         return std::future::pending().await;
     }
     if let Some(interrupted) = resumption.messages.pop_front() {
         let kept = group.retained().message(interrupted.number).map(|kept| kept.into_blocks(&*group.node.fabric));
         if let Some(Ok(blocks)) = kept {
-            return Next::Message { repair: Some(interrupted.repair), blocks, done: None };
+            return NextStep::Message { repair: Some(interrupted.repair), blocks, done: None };
         }
         let what = format!("message {} cannot be registered again", interrupted.number);
         group.declare(FailureCause::Resources { what });
@@ -317,31 +328,31 @@ async fn next_message(group: &Group, resumption: &mut Resumption, queue: &mut Qu
     let unstable_max = if group.spec.is_shared() { UNSTABLE_OBJECTS_MAX } else { UNSTABLE_MAX };
     group.retained().room(number, unstable_max).await;
     match queue.next().await {
-        Some(Request::Send { message, shape, done }) => {
-            Next::Message { repair: None, blocks: Arc::new(Blocks::whole_message(shape, message)), done }
+        Some(RootRequest::Send { message, shape, done }) => {
+            NextStep::Message { repair: None, blocks: Arc::new(Blocks::whole_message(shape, message)), done }
         }
-        Some(Request::Close) => Next::End { closed: true },
-        None => Next::End { closed: false },
+        Some(RootRequest::Close) => NextStep::End { closed: true },
+        None => NextStep::End { closed: false },
     }
 }
 
 /// How it is found out who sends what of a message.
-enum Planned {
-    Known(Plan),
+enum PlanSource {
+    Known(HopPlan),
     /// When all have said what they have of it.
-    Asked(oneshot::Receiver<Answers>),
+    Asked(oneshot::Receiver<ChecksumsByRank>),
 }
 
-impl Planned {
+impl PlanSource {
     fn new(group: &Group, message: u64, repair: Option<Repair>, shape: Shape) -> Self {
         match repair {
-            Some(repair) => Self::Known(Plan::Repair(repair)),
+            Some(repair) => Self::Known(HopPlan::Repair(repair)),
             None if group.is_delta() => Self::Asked(group.ask_for_parts(message, shape)),
-            None => Self::Known(Plan::Schedule(group.schedule(shape.count))),
+            None => Self::Known(HopPlan::Schedule(group.schedule(shape.count))),
         }
     }
 
-    async fn plan(self, group: &Group, message: u64, blocks: &Blocks) -> Result<Plan, Trouble> {
+    async fn plan(self, group: &Group, message: u64, blocks: &Blocks) -> Result<HopPlan, TransferError> {
         match self {
             Self::Known(plan) => Ok(plan),
             Self::Asked(answers) => group.begin_delta(message, blocks, answers).await,
@@ -350,13 +361,13 @@ impl Planned {
 }
 
 /// Tells whoever waits that a message is sent, in the order of the messages.
-struct InOrder {
+struct OrderedCompletions {
     next: u64,
     early: BTreeMap<u64, Option<oneshot::Sender<()>>>,
 }
 
-impl InOrder {
-    fn add(&mut self, outcome: Result<(u64, Option<oneshot::Sender<()>>), Trouble>) -> Result<(), Trouble> {
+impl OrderedCompletions {
+    fn add(&mut self, outcome: Result<(u64, Option<oneshot::Sender<()>>), TransferError>) -> Result<(), TransferError> {
         let (number, done) = outcome?;
         self.early.insert(number, done);
         while let Some(done) = self.early.remove(&self.next) {

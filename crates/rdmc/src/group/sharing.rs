@@ -12,7 +12,7 @@ use super::{Group, GroupSpec};
 use crate::failure::{FailureCause, GroupError, SendError, with_sources};
 use crate::node::NodeShared;
 use crate::pool::PoolError;
-use crate::transfer::Trouble;
+use crate::transfer::TransferError;
 
 /// How members get the messages of a group.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -59,12 +59,12 @@ impl GroupSpec {
 }
 
 /// The descriptor of an object, as it is sent: the object is shared for as long as its memory lives.
-struct Announced {
+struct SharedDescriptor {
     bytes: [u8; ObjectDescriptor::LEN],
     _share: ObjectShare,
 }
 
-impl AsRef<[u8]> for Announced {
+impl AsRef<[u8]> for SharedDescriptor {
     fn as_ref(&self) -> &[u8] {
         &self.bytes
     }
@@ -72,7 +72,7 @@ impl AsRef<[u8]> for Announced {
 
 impl Group {
     /// At the root: turns what the application gives into what is sent.
-    pub(super) fn to_be_sent(&self, payload: Payload) -> Result<Buffer, SendError> {
+    pub(super) fn register_payload(&self, payload: Payload) -> Result<Buffer, SendError> {
         let memory = match payload {
             Payload::Object(object) if self.spec.is_shared() => self.announced(&object)?,
             _ if self.spec.is_shared() => return Err(SendError::NotAnObject),
@@ -85,32 +85,32 @@ impl Group {
 
     fn announced(&self, object: &SharedObject) -> Result<Memory, SendError> {
         let share = self.node.fabric.share(object)?;
-        Ok(Bytes::from_owner(Announced { bytes: share.descriptor().encode(), _share: share }).into())
+        Ok(Bytes::from_owner(SharedDescriptor { bytes: share.descriptor().encode(), _share: share }).into())
     }
 
     /// At another member: returns what the application gets of a message that is whole: the bytes, or the object that they
     /// describe.
-    pub(crate) async fn content(&self, message: u64, whole: &Buffer) -> Result<Buffer, Trouble> {
+    pub(crate) async fn content(&self, message: u64, whole: &Buffer) -> Result<Buffer, TransferError> {
         if !self.spec.is_shared() {
             return Ok(whole.clone());
         }
-        let malformed = |what: &str| Trouble::Protocol { by: Rank::ROOT, what: format!("sent {what}") };
+        let malformed = |what: &str| TransferError::Protocol { by: Rank::ROOT, what: format!("sent {what}") };
         let descriptor = ObjectDescriptor::decode(whole).ok_or_else(|| malformed("no descriptor of an object"))?;
         let (len, max) = (descriptor.len, self.node.pool.bytes_max());
         if len > max {
             let what = PoolError::TooLong { len, max }.to_string();
-            return Err(Trouble::Own(FailureCause::Resources { what }));
+            return Err(TransferError::Local(FailureCause::Resources { what }));
         }
         let attached = self.node.fabric.attach(descriptor).await;
         attached.map_err(|error| {
             let what = format!("the object of message {message}: {}", with_sources(&error));
             match error {
-                AttachError::Unsound { .. } => Trouble::Protocol { by: Rank::ROOT, what },
-                AttachError::Unreachable(_) | AttachError::NotShared if !self.past.orphaned => {
-                    Trouble::Unattached { by: Rank::ROOT, what }
+                AttachError::Unsound { .. } => TransferError::Protocol { by: Rank::ROOT, what },
+                AttachError::Unreachable(_) | AttachError::NotShared if !self.prior.root_gone => {
+                    TransferError::Unattached { by: Rank::ROOT, what }
                 }
                 // The owner is not a member any more, or it is the fault of this one.
-                _ => Trouble::Own(FailureCause::Resources { what }),
+                _ => TransferError::Local(FailureCause::Resources { what }),
             }
         })
     }

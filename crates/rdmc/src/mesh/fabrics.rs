@@ -265,7 +265,7 @@ impl FabricNames {
     }
 
     /// Chooses the first one that all of `others` have, and says who lacks those before it; none if there is no such.
-    pub(crate) fn choose(&self, others: &[(NodeId, FabricNames)]) -> Option<Verdict> {
+    pub(crate) fn choose(&self, others: &[(NodeId, FabricNames)]) -> Option<ChosenFabric> {
         let lacking = |name: &FabricName| -> BTreeSet<NodeId> {
             others.iter().filter(|(_, names)| !names.has(name)).map(|(node, _)| *node).collect()
         };
@@ -273,7 +273,7 @@ impl FabricNames {
         for name in &self.0 {
             let lacking = lacking(name);
             if lacking.is_empty() {
-                return Some(Verdict { fabric: name.clone(), passed_over });
+                return Some(ChosenFabric { fabric: name.clone(), passed_over });
             }
             passed_over.push((name.clone(), lacking));
         }
@@ -283,13 +283,13 @@ impl FabricNames {
 
 /// What the inviting node has chosen, as it travels.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub(crate) struct Verdict {
+pub(crate) struct ChosenFabric {
     pub(crate) fabric: FabricName,
     /// What would have been preferred, and who lacks it.
     pub(crate) passed_over: Vec<(FabricName, BTreeSet<NodeId>)>,
 }
 
-impl Verdict {
+impl ChosenFabric {
     /// Names the nodes by their addresses; what makes no sense is left out.
     pub(crate) fn explained(&self, address: impl Fn(NodeId) -> Option<String>) -> FabricChoice {
         let passed_over = self.passed_over.iter().take(Fabrics::COUNT_MAX).map(|(fabric, lacking)| PassedOver {
@@ -327,8 +327,8 @@ mod tests {
 
     fn chosen(ours: &[&str], others: &[&[&str]]) -> Option<String> {
         let others = (1..).map(NodeId).zip(others.iter().map(|list| names(list).unwrap())).collect::<Vec<_>>();
-        let verdict = names(ours).unwrap().choose(&others)?;
-        Some(verdict.explained(|node| Some(format!("node{node}"))).to_string())
+        let chosen = names(ours).unwrap().choose(&others)?;
+        Some(chosen.explained(|node| Some(format!("node{node}"))).to_string())
     }
 
     #[test]

@@ -1,7 +1,7 @@
 //! What nodes say to each other on control connections.
 //!
 //! A frame is the length of its value in bytes (u32, little endian, at most [`FRAME_LEN_MAX`]), a value of [`Frame`] in the
-//! postcard encoding, and a [check value](Check) (u32, little endian). The first frame of a connection is a `Hello` or an
+//! postcard encoding, and a [check value](FrameCheck) (u32, little endian). The first frame of a connection is a `Hello` or an
 //! `Invite`.
 
 use std::io;
@@ -11,11 +11,11 @@ use tokio::io::{AsyncRead, AsyncReadExt};
 
 use crate::group::GroupId;
 use crate::group::agreement::frame::EndFrame;
-use crate::group::healing::{Piece, Wanted};
-use crate::group::pace::Waited;
+use crate::group::healing::{BlockPiece, PieceRequest};
+use crate::group::pace::WaitTimes;
 use crate::node::NodeId;
 
-use super::fabrics::{FabricNames, Verdict};
+use super::fabrics::{ChosenFabric, FabricNames};
 
 /// Changes whenever frames change their meaning; nodes of different versions do not talk.
 pub(crate) const PROTOCOL_VERSION: u16 = 5;
@@ -34,7 +34,7 @@ pub(crate) enum Frame {
     /// Accepts a `Hello`.
     Welcome,
     /// Refuses a `Hello` or an `Invite`.
-    Reject { reason: Reject },
+    Reject { reason: RejectReason },
     /// Asks a listener to become a member of a new cluster, on one of these fabrics.
     Invite {
         version: u16,
@@ -47,7 +47,7 @@ pub(crate) enum Frame {
     /// Accepts an `Invite`, on any of these of its fabrics, and answers its payload.
     Accept { fabrics: FabricNames, reply: Vec<u8> },
     /// Everybody has accepted: start, on this fabric.
-    Go(Verdict),
+    Go(ChosenFabric),
     /// Concerns one group.
     Group { group: GroupId, frame: GroupFrame },
     /// Ends the connection in good order.
@@ -64,7 +64,7 @@ impl Frame {
         match self {
             Self::Hello { version, .. }
             | Self::Invite { version, .. }
-            | Self::Reject { reason: Reject::Version { ours: version } } => *version != PROTOCOL_VERSION,
+            | Self::Reject { reason: RejectReason::Version { ours: version } } => *version != PROTOCOL_VERSION,
             _ => false,
         }
     }
@@ -72,7 +72,7 @@ impl Frame {
 
 /// Why a connection is refused.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, thiserror::Error)]
-pub(crate) enum Reject {
+pub(crate) enum RejectReason {
     #[error("it speaks version {ours} of the protocol")]
     Version { ours: u16 },
     #[error("it is not (or not yet) a node of this cluster")]
@@ -110,15 +110,15 @@ pub(crate) enum GroupFrame {
     /// From the root, when it has told everybody's parts: the message begins.
     Begin { message: u64 },
     /// To the root: for whom this member has waited lately.
-    Waited { on: Vec<Waited> },
+    WaitTimes { on: Vec<WaitTimes> },
     /// From the root: this member holds the others up, or nobody does any more.
     Slow { member: Option<u32> },
     /// Concerns the end of the group.
     End(EndFrame),
     /// Asks for a piece of a block, which came corrupted.
-    Fetch(Wanted),
+    Fetch(PieceRequest),
     /// The piece, if the member has it.
-    Piece { wanted: Wanted, piece: Option<Piece> },
+    Piece { wanted: PieceRequest, piece: Option<BlockPiece> },
 }
 
 /// What the frames of one direction come down to so far, the CRC-32 of all: a frame that is changed, lost or said twice on
@@ -126,9 +126,9 @@ pub(crate) enum GroupFrame {
 ///
 /// Frames of the handshake, one at a time, are checked by themselves; then a direction begins anew.
 #[derive(Debug, Default)]
-pub(crate) struct Check(u32);
+pub(crate) struct FrameCheck(u32);
 
-impl Check {
+impl FrameCheck {
     /// Puts the check value behind a frame that has none.
     pub(crate) fn seal(&mut self, frame: &mut Vec<u8>) {
         let value = self.next(&[frame]);
@@ -146,7 +146,7 @@ impl Check {
 /// A frame was changed on the way, or one before it was lost.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("a frame was changed or lost on the way: its check value is {got:08x} instead of {want:08x}")]
-pub(crate) struct Garbled {
+pub(crate) struct CorruptFrame {
     got: u32,
     want: u32,
 }
@@ -155,7 +155,7 @@ pub(crate) struct Garbled {
 pub(crate) fn encode(frame: &Frame) -> Vec<u8> {
     let mut out = encode_unchecked(frame);
     if !frame.is_of_another_version() {
-        Check::default().seal(&mut out);
+        FrameCheck::default().seal(&mut out);
     }
     out
 }
@@ -183,7 +183,7 @@ pub(crate) async fn read(stream: &mut (impl AsyncRead + Unpin)) -> io::Result<Op
     match decode(&value) {
         Ok(frame) if frame.is_of_another_version() => Ok(Some(frame)),
         decoded => {
-            verify(stream, &prefix, &value, &mut Check::default()).await?;
+            verify(stream, &prefix, &value, &mut FrameCheck::default()).await?;
             decoded.map(Some)
         }
     }
@@ -192,8 +192,11 @@ pub(crate) async fn read(stream: &mut (impl AsyncRead + Unpin)) -> io::Result<Op
 /// Reads the next frame, of at most [`LINK_FRAME_LEN_MAX`] bytes, as [`read`] does.
 ///
 /// # Errors
-/// The stream's; [`Garbled`], of the kind `InvalidData`; or the frame cannot be decoded.
-pub(crate) async fn read_next(stream: &mut (impl AsyncRead + Unpin), check: &mut Check) -> io::Result<Option<Frame>> {
+/// The stream's; [`CorruptFrame`], of the kind `InvalidData`; or the frame cannot be decoded.
+pub(crate) async fn read_next(
+    stream: &mut (impl AsyncRead + Unpin),
+    check: &mut FrameCheck,
+) -> io::Result<Option<Frame>> {
     let Some((prefix, value)) = read_value(stream, LINK_FRAME_LEN_MAX).await? else { return Ok(None) };
     verify(stream, &prefix, &value, check).await?;
     decode(&value).map(Some)
@@ -222,12 +225,12 @@ async fn verify(
     stream: &mut (impl AsyncRead + Unpin),
     prefix: &[u8],
     value: &[u8],
-    check: &mut Check,
+    check: &mut FrameCheck,
 ) -> io::Result<()> {
     let mut got = [0; CHECK_LEN];
     stream.read_exact(&mut got).await?;
     let (got, want) = (u32::from_le_bytes(got), check.next(&[prefix, value]));
-    if got == want { Ok(()) } else { Err(io::Error::new(io::ErrorKind::InvalidData, Garbled { got, want })) }
+    if got == want { Ok(()) } else { Err(io::Error::new(io::ErrorKind::InvalidData, CorruptFrame { got, want })) }
 }
 
 fn malformed(text: &str) -> io::Error {
@@ -250,7 +253,7 @@ mod tests {
         let bytes = || proptest::collection::vec(any::<u8>(), 0..80);
         let wanted = || {
             (any::<u64>(), proptest::option::of(any::<u32>()), any::<u32>())
-                .prop_map(|(message, block, offset)| Wanted { message, block, offset })
+                .prop_map(|(message, block, offset)| PieceRequest { message, block, offset })
         };
         prop_oneof![
             (any::<[u8; 32]>(), any::<u32>(), bytes(), bytes(), any::<[u8; 24]>())
@@ -260,8 +263,8 @@ mod tests {
             any::<u64>().prop_map(|messages| GroupFrame::Stable { messages }),
             any::<Option<u32>>().prop_map(|member| GroupFrame::Slow { member }),
             proptest::collection::vec((any::<u32>(), any::<u32>()), 0..5).prop_map(|on| {
-                let waited = |(on, ready_ms)| Waited { on, ready_ms, ..Waited::default() };
-                GroupFrame::Waited { on: on.into_iter().map(waited).collect() }
+                let waited = |(on, ready_ms)| WaitTimes { on, ready_ms, ..WaitTimes::default() };
+                GroupFrame::WaitTimes { on: on.into_iter().map(waited).collect() }
             }),
             (any::<u64>(), any::<u64>(), bytes()).prop_map(|(message, size, blocks)| GroupFrame::Holding {
                 message,
@@ -283,7 +286,7 @@ mod tests {
             wanted().prop_map(GroupFrame::Fetch),
             (wanted(), proptest::option::of((any::<u64>(), any::<u32>(), any::<u128>(), bytes()))).prop_map(
                 |(wanted, piece)| {
-                    let piece = piece.map(|(size, block, checksum, bytes)| Piece { size, block, checksum, bytes });
+                    let piece = piece.map(|(size, block, checksum, bytes)| BlockPiece { size, block, checksum, bytes });
                     GroupFrame::Piece { wanted, piece }
                 }
             ),
@@ -299,21 +302,21 @@ mod tests {
                 Frame::Hello { version, cluster, from: NodeId(from), to: NodeId(to) }
             }),
             Just(Frame::Welcome),
-            text.prop_map(|reason| Frame::Reject { reason: Reject::Declined { reason } }),
+            text.prop_map(|reason| Frame::Reject { reason: RejectReason::Declined { reason } }),
             (any::<u128>(), proptest::collection::vec(member, 0..5), fabrics(), bytes()).prop_map(
                 |(cluster, members, fabrics, payload)| {
                     Frame::Invite { version: 2, cluster, you: NodeId(3), members, fabrics, payload }
                 }
             ),
             (fabrics(), fabrics())
-                .prop_map(|(offers, asked)| { Frame::Reject { reason: Reject::Fabrics { offers, asked } } }),
+                .prop_map(|(offers, asked)| { Frame::Reject { reason: RejectReason::Fabrics { offers, asked } } }),
             (fabrics(), bytes()).prop_map(|(fabrics, reply)| Frame::Accept { fabrics, reply }),
             (fabrics(), proptest::collection::vec(any::<u32>().prop_map(NodeId), 0..5)).prop_map(
                 |(fabrics, lacking)| {
                     let passed_over =
                         fabrics.iter().map(|name| (name.clone(), lacking.iter().copied().collect())).collect();
                     let fabric = fabrics.iter().next().expect("there is one").clone();
-                    Frame::Go(Verdict { fabric, passed_over })
+                    Frame::Go(ChosenFabric { fabric, passed_over })
                 }
             ),
             (any::<u64>(), group_frames()).prop_map(|(group, frame)| Frame::Group { group: GroupId(group), frame }),
@@ -337,7 +340,7 @@ mod tests {
         fn a_bit_that_is_changed_or_a_frame_that_is_lost_is_noticed(
             frames in proptest::collection::vec(frames(), 2..5), at: prop::sample::Index, bit in 0u8..8, lost: bool,
         ) {
-            let mut check = Check::default();
+            let mut check = FrameCheck::default();
             let mut sent: Vec<Vec<u8>> = frames.iter().map(encode_unchecked).collect();
             sent.iter_mut().for_each(|frame| check.seal(frame));
             if lost {
@@ -349,7 +352,7 @@ mod tests {
                 let at = at.index(bytes.len());
                 bytes[at] ^= 1 << bit;
             }
-            let (mut rest, mut check, mut heard) = (bytes.as_slice(), Check::default(), Vec::new());
+            let (mut rest, mut check, mut heard) = (bytes.as_slice(), FrameCheck::default(), Vec::new());
             let ended = loop {
                 match read_next(&mut rest, &mut check).now_or_never().expect("a slice never waits") {
                     Ok(Some(frame)) => heard.push(frame),

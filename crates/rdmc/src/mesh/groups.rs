@@ -6,7 +6,7 @@ use std::sync::Arc;
 use tokio::sync::mpsc;
 
 use super::frame::{self, Frame, GroupFrame};
-use super::{GroupEvent, Numbered};
+use super::{GroupEvent, InboxEvent};
 use crate::group::GroupId;
 use crate::group::agreement::frame::{Ballot, EndFrame, Outcome};
 use crate::node::NodeId;
@@ -14,20 +14,20 @@ use crate::node::NodeId;
 /// The groups of a node.
 #[derive(Default)]
 pub(super) struct Groups {
-    open: BTreeMap<GroupId, Open>,
+    open: BTreeMap<GroupId, OpenGroup>,
     /// In how many of these the nodes are, this one included.
     partners: BTreeMap<NodeId, u32>,
     /// Frames of groups that this node has not joined yet, oldest first.
-    early: VecDeque<Early>,
+    early: VecDeque<EarlyFrame>,
     /// Of these, groups of which something was forgotten.
     forgotten: BTreeSet<GroupId>,
     /// Groups that ended here: late frames of theirs get no further.
-    ended: BTreeMap<GroupId, Ended>,
+    ended: BTreeMap<GroupId, EndedGroup>,
     /// The same, oldest first.
     ended_in_order: VecDeque<GroupId>,
 }
 
-struct Early {
+struct EarlyFrame {
     group: GroupId,
     from: NodeId,
     frame: GroupFrame,
@@ -35,20 +35,20 @@ struct Early {
     bytes: usize,
 }
 
-struct Ended {
+struct EndedGroup {
     members: Arc<[NodeId]>,
     /// How, if this node was there.
     outcome: Option<(Ballot, Outcome)>,
 }
 
-struct Open {
-    events: mpsc::Sender<Numbered>,
+struct OpenGroup {
+    events: mpsc::Sender<InboxEvent>,
     members: Arc<[NodeId]>,
 }
 
 /// What is to become of a frame.
-pub(super) enum Destined {
-    ToGroup(mpsc::Sender<Numbered>, GroupFrame),
+pub(super) enum FrameRoute {
+    ToGroup(mpsc::Sender<InboxEvent>, GroupFrame),
     /// It is answered.
     ToPeer(EndFrame),
     Nowhere,
@@ -56,33 +56,33 @@ pub(super) enum Destined {
 
 impl Groups {
     /// Says what is to become of a frame.
-    pub(super) fn destine(&mut self, group: GroupId, from: NodeId, frame: GroupFrame) -> Destined {
+    pub(super) fn route(&mut self, group: GroupId, from: NodeId, frame: GroupFrame) -> FrameRoute {
         if let Some(open) = self.open.get(&group) {
-            return Destined::ToGroup(open.events.clone(), frame);
+            return FrameRoute::ToGroup(open.events.clone(), frame);
         }
         let asks = matches!(&frame, GroupFrame::End(frame) if frame.wants_the_outcome());
         if let Some(ended) = self.ended.get(&group) {
             // Who forms a group that has ended wants to hear that as well.
             let wants_to_hear = asks || matches!(frame, GroupFrame::Offer { .. });
             return match &ended.outcome {
-                _ if !wants_to_hear || !ended.members.contains(&from) => Destined::Nowhere,
+                _ if !wants_to_hear || !ended.members.contains(&from) => FrameRoute::Nowhere,
                 Some((ballot, outcome)) => {
-                    Destined::ToPeer(EndFrame::Decided { ballot: *ballot, outcome: outcome.clone() })
+                    FrameRoute::ToPeer(EndFrame::Decided { ballot: *ballot, outcome: outcome.clone() })
                 }
-                None => Destined::ToPeer(EndFrame::Absent { left: true }),
+                None => FrameRoute::ToPeer(EndFrame::Absent { left: true }),
             };
         }
-        let concerns_members_only = asks && !matches!(frame, GroupFrame::End(EndFrame::Trouble(_)));
+        let concerns_members_only = asks && !matches!(frame, GroupFrame::End(EndFrame::Wedged(_)));
         if !concerns_members_only {
             self.keep_early(group, from, frame);
         }
-        if asks { Destined::ToPeer(EndFrame::Absent { left: false }) } else { Destined::Nowhere }
+        if asks { FrameRoute::ToPeer(EndFrame::Absent { left: false }) } else { FrameRoute::Nowhere }
     }
 
     /// Keeps a frame for a group that may be joined later; of those whose node says too much the oldest is given up.
     fn keep_early(&mut self, group: GroupId, from: NodeId, frame: GroupFrame) {
         let bytes = frame::encode_unchecked(&Frame::Group { group, frame: frame.clone() }).len();
-        self.early.push_back(Early { group, from, frame, bytes });
+        self.early.push_back(EarlyFrame { group, from, frame, bytes });
         loop {
             let of_node = || self.early.iter().filter(|early| early.from == from);
             if of_node().count() <= EARLY_MAX && of_node().map(|early| early.bytes).sum::<usize>() <= EARLY_BYTES_MAX {
@@ -103,12 +103,12 @@ impl Groups {
         &mut self,
         group: GroupId,
         members: &Arc<[NodeId]>,
-    ) -> Option<(VecDeque<GroupEvent>, mpsc::Receiver<Numbered>, bool)> {
+    ) -> Option<(VecDeque<GroupEvent>, mpsc::Receiver<InboxEvent>, bool)> {
         if self.ended.contains_key(&group) || self.open.contains_key(&group) {
             return None;
         }
         let (events, inbox) = mpsc::channel(INBOX_MAX);
-        self.open.insert(group, Open { events, members: members.clone() });
+        self.open.insert(group, OpenGroup { events, members: members.clone() });
         members.iter().for_each(|&node| *self.partners.entry(node).or_default() += 1);
         let mut early = VecDeque::new();
         self.early.retain(|known| {
@@ -130,7 +130,7 @@ impl Groups {
                 self.partners.insert(node, others);
             }
         }
-        self.ended.insert(group, Ended { members: open.members, outcome });
+        self.ended.insert(group, EndedGroup { members: open.members, outcome });
         self.ended_in_order.push_back(group);
         if self.ended_in_order.len() > ENDED_MAX
             && let Some(oldest) = self.ended_in_order.pop_front()
@@ -155,7 +155,7 @@ impl Groups {
     }
 
     /// Returns where the groups listen.
-    pub(super) fn listening(&self) -> Vec<mpsc::Sender<Numbered>> {
+    pub(super) fn listening(&self) -> Vec<mpsc::Sender<InboxEvent>> {
         self.open.values().map(|open| open.events.clone()).collect()
     }
 
@@ -176,7 +176,7 @@ const INBOX_MAX: usize = 256;
 const EARLY_MAX: usize = 2 << 10;
 /// Bytes of them.
 const EARLY_BYTES_MAX: usize = 16 << 20;
-/// Ended groups that are remembered.
+/// EndedGroup groups that are remembered.
 const ENDED_MAX: usize = 4 << 10;
 /// Of these, how many a node that leaves tells of.
 const LATEST_MAX: usize = 16;

@@ -13,8 +13,8 @@ use futures::stream::{FuturesUnordered, StreamExt};
 use rdmc_fabric::{Capabilities, ControlStream, Elapsed, Environment};
 use tokio::io::AsyncWriteExt;
 
-use super::fabrics::{FabricChoice, FabricName, FabricNames, Fabrics, PassedOver, Verdict};
-use super::frame::{self, FRAME_LEN_MAX, Frame, PROTOCOL_VERSION, Reject};
+use super::fabrics::{ChosenFabric, FabricChoice, FabricName, FabricNames, Fabrics, PassedOver};
+use super::frame::{self, FRAME_LEN_MAX, Frame, PROTOCOL_VERSION, RejectReason};
 use super::listener::{Listener, refuse};
 use super::security::{Distrust, Fingerprint, Security, host};
 use crate::node::{Cluster, Node, NodeBuilder, NodeId};
@@ -77,7 +77,7 @@ pub async fn invite_secured(
         };
         let (environment, security) = (&environment, security.as_ref());
         async move {
-            let asked = environment.timeout(limit, ask(&**environment, address, &invite, security)).await;
+            let asked = environment.timeout(limit, invite_one(&**environment, address, &invite, security)).await;
             asked.unwrap_or_else(|elapsed| Err(InviteFailure::Silent(elapsed)))
         }
     });
@@ -85,7 +85,7 @@ pub async fn invite_secured(
     let mut offers = Vec::new();
     let mut replies = BTreeMap::new();
     let mut failures = Vec::new();
-    for (answer, (node, address)) in ask_all(&*environment, ask).await.into_iter().zip(&members[1..]) {
+    for (answer, (node, address)) in invite_all(&*environment, ask).await.into_iter().zip(&members[1..]) {
         match answer {
             Ok((stream, names, reply)) => {
                 accepted.push((stream, address));
@@ -99,20 +99,20 @@ pub async fn invite_secured(
         return Err(InviteError { failures });
     }
     let members: BTreeMap<NodeId, String> = members.iter().cloned().collect();
-    let Some(verdict) = fabrics.wire_names().choose(&offers) else {
+    let Some(chosen) = fabrics.wire_names().choose(&offers) else {
         return Err(nothing_in_common(fabrics.wire_names(), &offers, &members));
     };
-    let go = frame::encode(&Frame::Go(verdict.clone()));
+    let go = frame::encode(&Frame::Go(chosen.clone()));
     for (stream, address) in &mut accepted {
-        if let Err(error) = say(stream, &go).await {
+        if let Err(error) = write_frame(stream, &go).await {
             failures.push(((*address).clone(), InviteFailure::Unreachable(error)));
         }
     }
     if !failures.is_empty() {
         return Err(InviteError { failures });
     }
-    let choice = verdict.explained(|node| members.get(&node).cloned());
-    let fabric = fabrics.named(&verdict.fabric).expect("it was chosen among these");
+    let choice = chosen.explained(|node| members.get(&node).cloned());
+    let fabric = fabrics.named(&chosen.fabric).expect("it was chosen among these");
     let builder = NodeBuilder::new(NodeId(0), Cluster::from_parts(cluster, members)).security(security);
     Ok(builder.chosen(fabric, choice).replied(replies))
 }
@@ -131,28 +131,28 @@ fn nothing_in_common(
     InviteError { failures: failures.collect() }
 }
 
-type Answer = Result<(Box<dyn ControlStream>, FabricNames, Bytes), InviteFailure>;
+type InviteResult = Result<(Box<dyn ControlStream>, FabricNames, Bytes), InviteFailure>;
 
 /// Waits for all answers, and gives those who have accepted signs of life meanwhile.
-async fn ask_all(
+async fn invite_all(
     environment: &dyn Environment,
-    ask: impl Iterator<Item = impl Future<Output = Answer>>,
-) -> Vec<Answer> {
-    let asked = ask.enumerate().map(|(place, ask)| async move { (place, ask.await) });
+    ask: impl Iterator<Item = impl Future<Output = InviteResult>>,
+) -> Vec<InviteResult> {
+    let asked = ask.enumerate().map(|(index, ask)| async move { (index, ask.await) });
     let mut asked: FuturesUnordered<_> = asked.collect();
-    let mut answers: BTreeMap<usize, Answer> = BTreeMap::new();
+    let mut answers: BTreeMap<usize, InviteResult> = BTreeMap::new();
     let ping = frame::encode(&Frame::Ping);
     let mut pause = environment.sleep(PING_PAUSE).fuse();
     loop {
         futures::select_biased! {
             answered = asked.next() => match answered {
-                Some((place, answer)) => drop(answers.insert(place, answer)),
+                Some((index, answer)) => drop(answers.insert(index, answer)),
                 None => return answers.into_values().collect(),
             },
             () = pause => {
                 for (stream, ..) in answers.values_mut().flatten() {
                     // Who is gone is noticed when it is told to go.
-                    let _ = environment.timeout(PING_PAUSE, say(stream, &ping)).await;
+                    let _ = environment.timeout(PING_PAUSE, write_frame(stream, &ping)).await;
                 }
                 pause = environment.sleep(PING_PAUSE).fuse();
             }
@@ -160,12 +160,17 @@ async fn ask_all(
     }
 }
 
-async fn say(stream: &mut Box<dyn ControlStream>, frame: &[u8]) -> io::Result<()> {
+async fn write_frame(stream: &mut Box<dyn ControlStream>, frame: &[u8]) -> io::Result<()> {
     stream.write_all(frame).await?;
     stream.flush().await
 }
 
-async fn ask(environment: &dyn Environment, address: &str, invite: &Frame, security: Option<&Security>) -> Answer {
+async fn invite_one(
+    environment: &dyn Environment,
+    address: &str,
+    invite: &Frame,
+    security: Option<&Security>,
+) -> InviteResult {
     let bytes = frame::encode(invite);
     if bytes.len() > FRAME_LEN_MAX {
         let error = io::Error::new(io::ErrorKind::InvalidInput, "the invitation's payload is too long");
@@ -175,7 +180,7 @@ async fn ask(environment: &dyn Environment, address: &str, invite: &Frame, secur
     if let Some(security) = security {
         stream = security.connect(environment, stream, host(address)).await.map_err(InviteFailure::of)?;
     }
-    say(&mut stream, &bytes).await.map_err(InviteFailure::of)?;
+    write_frame(&mut stream, &bytes).await.map_err(InviteFailure::of)?;
     let answer = frame::read(&mut stream).await.map_err(|error| match InviteFailure::of(error) {
         InviteFailure::Unreachable(error) if error.kind() == io::ErrorKind::InvalidData => {
             InviteFailure::Stranger(error)
@@ -187,7 +192,7 @@ async fn ask(environment: &dyn Environment, address: &str, invite: &Frame, secur
             Err(InviteFailure::Refused { reason: format!("its reply is longer than {REPLY_LEN_MAX} bytes") })
         }
         Some(Frame::Accept { fabrics, reply }) => Ok((stream, fabrics, reply.into())),
-        Some(Frame::Reject { reason: Reject::Fabrics { offers, asked } }) => {
+        Some(Frame::Reject { reason: RejectReason::Fabrics { offers, asked } }) => {
             Err(InviteFailure::OtherFabrics { offers: offers.to_strings_beside(&asked), asked: asked.to_strings() })
         }
         Some(Frame::Reject { reason }) => Err(InviteFailure::Refused { reason: reason.to_string() }),
@@ -373,25 +378,25 @@ impl Invitation {
         // Registered before the answer: others connect as soon as everybody has answered.
         let arrivals = listener.register(&cluster, you);
         let accept = Frame::Accept { fabrics: self.offered.clone(), reply: std::mem::take(&mut self.reply) };
-        say(&mut self.stream, &frame::encode(&accept)).await?;
+        write_frame(&mut self.stream, &frame::encode(&accept)).await?;
         let environment = self.environment.clone();
-        let told = environment.timeout(GO_LIMIT, self.told_to_go()).await;
-        let verdict = told.unwrap_or_else(|elapsed| Err(io::Error::new(io::ErrorKind::TimedOut, elapsed)))?;
-        let offered = listener.fabrics().named(&verdict.fabric).filter(|_| self.offered.has(&verdict.fabric));
+        let told = environment.timeout(GO_LIMIT, self.wait_for_go()).await;
+        let chosen = told.unwrap_or_else(|elapsed| Err(io::Error::new(io::ErrorKind::TimedOut, elapsed)))?;
+        let offered = listener.fabrics().named(&chosen.fabric).filter(|_| self.offered.has(&chosen.fabric));
         let not_offered =
-            || io::Error::other(format!("the fabric {} was chosen, which was not offered", verdict.fabric));
+            || io::Error::other(format!("the fabric {} was chosen, which was not offered", chosen.fabric));
         let fabric = offered.ok_or_else(not_offered)?;
-        let choice = self.explained(&listener, &verdict);
+        let choice = self.explained(&listener, &chosen);
         let builder = Node::builder(you, cluster);
         Ok(builder.chosen(fabric, choice).arrivals(listener, arrivals))
     }
 
     /// Waits until all others have accepted, as long as the inviting node gives signs of life.
-    async fn told_to_go(&mut self) -> io::Result<Verdict> {
+    async fn wait_for_go(&mut self) -> io::Result<ChosenFabric> {
         loop {
             let heard = self.environment.timeout(SILENCE_MAX, frame::read(&mut self.stream)).await;
             match heard.map_err(|elapsed| io::Error::new(io::ErrorKind::TimedOut, elapsed))?? {
-                Some(Frame::Go(verdict)) => return Ok(verdict),
+                Some(Frame::Go(chosen)) => return Ok(chosen),
                 Some(Frame::Ping) => {}
                 _ => return Err(io::Error::other("the invitation was withdrawn")),
             }
@@ -399,13 +404,13 @@ impl Invitation {
     }
 
     /// Adds to what the inviting node says what it does not know: which better fabrics this node would have had.
-    fn explained(&self, listener: &Listener, verdict: &Verdict) -> FabricChoice {
+    fn explained(&self, listener: &Listener, chosen: &ChosenFabric) -> FabricChoice {
         let inviting = || self.peer_address().map_or("the inviting node".to_owned(), |address| address.to_string());
-        let mut choice = verdict.explained(|node| match node {
+        let mut choice = chosen.explained(|node| match node {
             NodeId(0) => Some(inviting()),
             node => self.roster.members.get(&node).cloned(),
         });
-        let better = listener.fabrics().wire_names().preferred_to(&verdict.fabric);
+        let better = listener.fabrics().wire_names().preferred_to(&chosen.fabric);
         let unknown = better.filter(|name| !self.asked.has(name));
         let unknown = unknown.map(|name| PassedOver { fabric: name.to_string(), lacking: vec![inviting()] });
         choice.passed_over.splice(0..0, unknown);
@@ -422,7 +427,7 @@ impl Invitation {
     /// The inviting node is gone.
     pub async fn decline(mut self, reason: &str) -> io::Result<()> {
         let reason = reason.chars().take(1000).collect();
-        refuse(&mut self.stream, Reject::Declined { reason }).await
+        refuse(&mut self.stream, RejectReason::Declined { reason }).await
     }
 }
 

@@ -13,7 +13,7 @@ use tokio::io::AsyncWriteExt;
 use tokio::sync::{Semaphore, mpsc};
 
 use super::fabrics::Fabrics;
-use super::frame::{self, Frame, PROTOCOL_VERSION, Reject};
+use super::frame::{self, Frame, PROTOCOL_VERSION, RejectReason};
 use super::invite::{Invitation, Roster};
 use super::security::{self, Distrust, Fingerprint, Identities, Opening, Security};
 use crate::node::{Cluster, NodeId};
@@ -45,13 +45,13 @@ struct ListenerShared {
 /// A node whose connections arrive here.
 #[derive(Clone)]
 struct Registration {
-    arrived: mpsc::Sender<Arrived>,
+    arrived: mpsc::Sender<NodeConnection>,
     /// What the nodes that connect to it must show, if anything.
     identities: Arc<Identities>,
 }
 
 /// A connection that another node opened, with its `Hello` read.
-pub(crate) struct Arrived {
+pub(crate) struct NodeConnection {
     pub(crate) stream: Box<dyn ControlStream>,
     pub(crate) from: NodeId,
     /// Where it is counted if it is refused.
@@ -153,7 +153,7 @@ impl Listener {
     }
 
     /// Lets connections to a node of a cluster arrive. They stop when the receiver is dropped.
-    pub(crate) fn register(&self, cluster: &Cluster, node: NodeId) -> mpsc::Receiver<Arrived> {
+    pub(crate) fn register(&self, cluster: &Cluster, node: NodeId) -> mpsc::Receiver<NodeConnection> {
         let (arrived, arrivals) = mpsc::channel(ARRIVALS_MAX);
         let identities = Arc::new(self.security().map_or_else(Identities::new, |_| cluster.identities()));
         let mut nodes = self.shared.nodes.lock().unwrap_or_else(PoisonError::into_inner);
@@ -203,7 +203,7 @@ impl ListenerShared {
         let Some((first, mut stream, shown)) = self.first_frame(stream).await? else { return Ok(()) };
         let reason = match first {
             Frame::Hello { version, .. } | Frame::Invite { version, .. } if version != PROTOCOL_VERSION => {
-                Reject::Version { ours: PROTOCOL_VERSION }
+                RejectReason::Version { ours: PROTOCOL_VERSION }
             }
             Frame::Hello { cluster, from, to, .. } => {
                 let node = self.nodes.lock().unwrap_or_else(PoisonError::into_inner).get(&(cluster, to)).cloned();
@@ -214,21 +214,21 @@ impl ListenerShared {
                             self.refused(stream.peer_address(), &format!("it says it is node {from}: {distrust}"));
                             let told = format!("it does not take this node for node {from}: {}", distrust.told());
                             // Whoever does not wait for the reason needs none.
-                            let _ = refuse(&mut stream, Reject::Declined { reason: told }).await;
+                            let _ = refuse(&mut stream, RejectReason::Declined { reason: told }).await;
                             return Ok(());
                         }
                         let refusals = self.refusals.clone();
-                        let _ = node.arrived.send(Arrived { stream, from, refusals }).await;
+                        let _ = node.arrived.send(NodeConnection { stream, from, refusals }).await;
                         return Ok(());
                     }
-                    _ => Reject::Cluster,
+                    _ => RejectReason::Cluster,
                 }
             }
             Frame::Invite { cluster, you, members, fabrics: asked, payload, .. } if self.takes_invitations => {
                 let offers = self.fabrics.wire_names();
                 match (Roster::new(cluster, you, members), asked.in_common(offers)) {
-                    (None, _) => Reject::Identity,
-                    (_, None) => Reject::Fabrics { offers: offers.clone(), asked },
+                    (None, _) => RejectReason::Identity,
+                    (_, None) => RejectReason::Fabrics { offers: offers.clone(), asked },
                     (Some(roster), Some(common)) => {
                         let environment = self.environment.clone();
                         let mut invitation = Invitation::new(environment, stream, roster, asked, common, payload);
@@ -238,10 +238,10 @@ impl ListenerShared {
                     }
                 }
             }
-            Frame::Invite { .. } => Reject::NoInvitations,
+            Frame::Invite { .. } => RejectReason::NoInvitations,
             _ => return Err(io::Error::other("the first frame was neither a hello nor an invitation")),
         };
-        if let Reject::Fabrics { offers, asked } = &reason {
+        if let RejectReason::Fabrics { offers, asked } = &reason {
             let from = stream.peer_address().map(tracing::field::display);
             tracing::warn!(from, %asked, %offers, "invitation refused: no fabric in common");
         }
@@ -281,13 +281,13 @@ impl ListenerShared {
                     return Ok(None);
                 }
                 let reason = "it speaks TLS only: this node needs a key or certificates".to_owned();
-                let _ = refuse(&mut stream, Reject::Declined { reason }).await;
+                let _ = refuse(&mut stream, RejectReason::Declined { reason }).await;
                 Ok(None)
             }
             (None, true) => {
                 self.refused(from, &Distrust::UnexpectedTls);
                 let reason = "it does not speak TLS".to_owned();
-                let _ = refuse(&mut stream, Reject::Declined { reason }).await;
+                let _ = refuse(&mut stream, RejectReason::Declined { reason }).await;
                 Ok(None)
             }
         }
@@ -319,7 +319,7 @@ impl ListenerShared {
 }
 
 /// Tells the other end why it is refused.
-pub(crate) async fn refuse(stream: &mut Box<dyn ControlStream>, reason: Reject) -> io::Result<()> {
+pub(crate) async fn refuse(stream: &mut Box<dyn ControlStream>, reason: RejectReason) -> io::Result<()> {
     stream.write_all(&frame::encode(&Frame::Reject { reason })).await?;
     stream.flush().await
 }

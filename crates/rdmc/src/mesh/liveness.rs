@@ -25,22 +25,22 @@ use crate::node::NodeId;
 pub(super) struct Liveness {
     heard: Arc<LastHeard>,
     /// Since when nothing was heard of it; none while nobody minds.
-    silence: Option<Silence>,
+    silence: Option<SilentPeriod>,
     /// It was asked since its own last question.
-    asked: bool,
+    pinged: bool,
 }
 
 /// A time for which nothing was heard, short as it may be.
 #[derive(Clone, Copy)]
-struct Silence {
+struct SilentPeriod {
     since: Timestamp,
     /// The last look was in vain: nothing had come since the one before.
-    in_vain: bool,
+    unanswered: bool,
 }
 
 /// A look at all connections.
 #[derive(Clone, Copy)]
-struct Look {
+struct LivenessCheck {
     /// When the one before was.
     last: Timestamp,
     /// When this one was to be, at the latest.
@@ -72,40 +72,40 @@ impl Liveness {
     }
 
     /// Nobody minds what is heard of it.
-    fn rest(&mut self) {
-        (self.silence, self.asked) = (None, false);
+    fn stop(&mut self) {
+        (self.silence, self.pinged) = (None, false);
     }
 
     /// Nothing was heard of it at the last look.
     fn is_silent(&self) -> bool {
-        self.silence.is_some_and(|silence| silence.in_vain)
+        self.silence.is_some_and(|silence| silence.unanswered)
     }
 
     /// Looks what was heard since the look before, before it is asked; returns when it is to be given up, if that is before the
     /// next look.
-    fn look(&mut self, Look { last, due, now }: Look, detection: Duration) -> Option<Timestamp> {
-        self.asked = true;
+    fn check(&mut self, LivenessCheck { last, due, now }: LivenessCheck, detection: Duration) -> Option<Timestamp> {
+        self.pinged = true;
         let step = step(detection);
         let late = now.since(due);
         // This node did not run, and could neither ask nor hear of anybody.
         let stopped = late >= step / 2;
         let counted_from = if stopped { last + (now.since(last) - step) } else { last };
-        let (since, in_vain) = match (self.heard.take(), self.silence) {
+        let (since, unanswered) = match (self.heard.take(), self.silence) {
             (Some(at), _) => (at.max(counted_from), false),
             // It has not been asked before.
             (None, None) => (counted_from, false),
-            (None, Some(Silence { since, in_vain: false })) if stopped => (since.max(counted_from), true),
-            (None, Some(Silence { since, .. })) => (since, true),
+            (None, Some(SilentPeriod { since, unanswered: false })) if stopped => (since.max(counted_from), true),
+            (None, Some(SilentPeriod { since, .. })) => (since, true),
         };
-        self.silence = Some(Silence { since, in_vain });
+        self.silence = Some(SilentPeriod { since, unanswered });
         // What came meanwhile is still to be read.
         let give_up = (since + silence_max(detection)).max(now + late.min(step / 2));
-        (in_vain && give_up <= now + step).then_some(give_up)
+        (unanswered && give_up <= now + step).then_some(give_up)
     }
 }
 
 /// A node that is about to be given up.
-struct Doubted {
+struct SuspectedNode {
     node: NodeId,
     serial: u64,
     /// Unless it is heard of until then.
@@ -118,23 +118,23 @@ impl Mesh {
         let environment = &*self.0.environment;
         let step = step(self.0.detection);
         let mut changes = self.0.changes.subscribe();
-        self.lock().looked = environment.now();
+        self.lock().checked_at = environment.now();
         // Another node begins the next step.
         let mut follows = false;
         loop {
             // While there are no groups nobody needs to be watched.
             while self.lock().groups.is_empty() {
-                self.lock().links.values_mut().for_each(|link| link.liveness.rest());
+                self.lock().links.values_mut().for_each(|link| link.liveness.stop());
                 follows = false;
                 if changes.changed().await.is_err() {
                     return;
                 }
-                self.lock().looked = environment.now();
+                self.lock().checked_at = environment.now();
             }
-            let last = self.lock().looked;
+            let last = self.lock().checked_at;
             let due = last + if follows { step * 5 / 4 } else { step };
             futures::select_biased! {
-                () = self.0.others_look.notified().fuse() => {}
+                () = self.0.check_now.notified().fuse() => {}
                 () = environment.sleep_until(due).fuse() => {}
             }
             let now = environment.now();
@@ -142,37 +142,37 @@ impl Mesh {
             if now.since(last) < step / 2 {
                 continue;
             }
-            let (doubted, led) = self.look(Look { last, due, now });
+            let (suspected, led) = self.check(LivenessCheck { last, due, now });
             follows = led;
-            for doubted in doubted {
-                environment.sleep_until(doubted.at).await;
+            for suspected in suspected {
+                environment.sleep_until(suspected.at).await;
                 // What came while this node did not run is still to be read.
-                let late = environment.now().since(doubted.at).min(step / 2);
+                let late = environment.now().since(suspected.at).min(step / 2);
                 environment.sleep_until(environment.now() + late).await;
-                self.give_up(&doubted);
+                self.give_up(&suspected);
             }
         }
     }
 
     /// Looks at all connections and asks the partners; returns those that are to be given up before the next look, the first of
     /// them first, and whether the next look is left to another one to begin.
-    fn look(&self, look: Look) -> (Vec<Doubted>, bool) {
-        let (mut asked, mut doubted, mut silent) = (Vec::new(), Vec::new(), false);
+    fn check(&self, check: LivenessCheck) -> (Vec<SuspectedNode>, bool) {
+        let (mut asked, mut suspected, mut silent) = (Vec::new(), Vec::new(), false);
         let led;
         {
             let mut state = self.lock();
             let state = &mut *state;
-            state.looked = look.now;
+            state.checked_at = check.now;
             // Its question may have come just after the last look, a step ago. Whose question is older may be dead, and nobody
             // waits a quarter of a step for it twice.
-            led = state.led.is_some_and(|at| look.now.since(at) < step(self.0.detection) * 11 / 10);
+            led = state.pinged_by_leader_at.is_some_and(|at| check.now.since(at) < step(self.0.detection) * 11 / 10);
             for (&node, link) in &mut state.links {
                 if !state.groups.has_partner(node) {
-                    link.liveness.rest();
+                    link.liveness.stop();
                     continue;
                 }
-                if let Some(at) = link.liveness.look(look, self.0.detection) {
-                    doubted.push(Doubted { node, serial: link.serial, at });
+                if let Some(at) = link.liveness.check(check, self.0.detection) {
+                    suspected.push(SuspectedNode { node, serial: link.serial, at });
                 }
                 silent |= link.liveness.is_silent();
                 asked.push(link.outgoing.clone());
@@ -182,14 +182,14 @@ impl Mesh {
             // Fails only for who takes nothing, and for a connection that has ended: both are noticed elsewhere.
             let _ = outgoing.post_now(frame::encode_unchecked(&Frame::Ping));
         }
-        doubted.sort_by_key(|doubted| doubted.at);
+        suspected.sort_by_key(|suspected| suspected.at);
         // Who may be given up soon is looked at in time, whoever else falls silent.
-        (doubted, led && !silent)
+        (suspected, led && !silent)
     }
 
-    fn give_up(&self, doubted: &Doubted) {
+    fn give_up(&self, suspected: &SuspectedNode) {
         let state = self.lock();
-        let link = state.links.get(&doubted.node).filter(|link| link.serial == doubted.serial);
+        let link = state.links.get(&suspected.node).filter(|link| link.serial == suspected.serial);
         if let Some(link) = link.filter(|link| link.liveness.heard.is_none()) {
             let silence = silence_max(self.0.detection);
             // Fails only if it was cut before.
@@ -205,15 +205,15 @@ impl Mesh {
             let partner = state.groups.has_partner(peer);
             let now = self.0.environment.now();
             if partner && peer < self.0.me {
-                state.led = Some(now);
+                state.pinged_by_leader_at = Some(now);
             }
-            if partner && now.since(state.looked) >= step(self.0.detection) / 2 {
+            if partner && now.since(state.checked_at) >= step(self.0.detection) / 2 {
                 // The question that it is asked then is the answer.
-                self.0.others_look.notify_one();
+                self.0.check_now.notify_one();
                 return;
             }
             let Some(link) = state.links.get_mut(&peer) else { return };
-            if std::mem::take(&mut link.liveness.asked) {
+            if std::mem::take(&mut link.liveness.pinged) {
                 return;
             }
             link.outgoing.clone()
@@ -251,14 +251,14 @@ mod tests {
     }
 
     /// Looks at such times, the first of which was the one before, each as due a step after the other.
-    fn look(liveness: &mut Liveness, looks: &[f64]) -> Vec<Option<Timestamp>> {
-        let due = looks.windows(2).map(|pair| (pair[0], pair[0] + 1.0, pair[1]));
-        due.map(|due| look_due(liveness, due)).collect()
+    fn check(liveness: &mut Liveness, times: &[f64]) -> Vec<Option<Timestamp>> {
+        let due = times.windows(2).map(|pair| (pair[0], pair[0] + 1.0, pair[1]));
+        due.map(|due| check_due(liveness, due)).collect()
     }
 
     /// Looks once: when it was looked before, when it is due, when it is done.
-    fn look_due(liveness: &mut Liveness, (last, due, now): (f64, f64, f64)) -> Option<Timestamp> {
-        liveness.look(Look { last: at(last), due: at(due), now: at(now) }, DETECTION)
+    fn check_due(liveness: &mut Liveness, (last, due, now): (f64, f64, f64)) -> Option<Timestamp> {
+        liveness.check(LivenessCheck { last: at(last), due: at(due), now: at(now) }, DETECTION)
     }
 
     /// Returns what is known of a connection of which something was just heard.
@@ -271,36 +271,36 @@ mod tests {
     #[test]
     fn who_falls_silent_is_given_up_2_55_steps_after_it_was_last_heard_of() {
         let mut liveness = Liveness::default();
-        assert_eq!(look(&mut liveness, &[0.0, 1.0]), [None], "it was not asked");
+        assert_eq!(check(&mut liveness, &[0.0, 1.0]), [None], "it was not asked");
         liveness.heard().set(at(1.1));
-        assert_eq!(look(&mut liveness, &[1.0, 2.0, 3.0]), [None, Some(at(3.65))]);
+        assert_eq!(check(&mut liveness, &[1.0, 2.0, 3.0]), [None, Some(at(3.65))]);
         liveness.heard().set(at(3.6));
-        assert_eq!(look(&mut liveness, &[3.0, 3.65]), [None]);
+        assert_eq!(check(&mut liveness, &[3.0, 3.65]), [None]);
     }
 
     #[test]
     fn it_is_given_up_as_late_if_the_looks_are_late() {
-        assert_eq!(look(&mut heard_at(1.1), &[1.0, 2.25, 3.25]), [None, Some(at(3.65))]);
+        assert_eq!(check(&mut heard_at(1.1), &[1.0, 2.25, 3.25]), [None, Some(at(3.65))]);
     }
 
     #[test]
     fn it_is_given_up_as_late_if_another_one_was_to_begin_the_step() {
         for heard in [1.1, 1.6, 1.699, 1.701, 1.9] {
             let mut liveness = heard_at(heard);
-            assert_eq!(look_due(&mut liveness, (1.0, 2.25, 2.25)), None);
-            let looks = look(&mut liveness, &[2.25, 3.25, 4.25]);
-            assert_eq!(looks.into_iter().flatten().next(), Some(at(heard + 2.55)), "{heard}");
+            assert_eq!(check_due(&mut liveness, (1.0, 2.25, 2.25)), None);
+            let checks = check(&mut liveness, &[2.25, 3.25, 4.25]);
+            assert_eq!(checks.into_iter().flatten().next(), Some(at(heard + 2.55)), "{heard}");
         }
         let mut liveness = heard_at(2.0);
-        assert_eq!(look_due(&mut liveness, (2.0, 3.25, 3.5)), None, "nobody was stopped");
-        assert_eq!(look(&mut liveness, &[3.5, 4.5]), [Some(at(4.55))]);
+        assert_eq!(check_due(&mut liveness, (2.0, 3.25, 3.5)), None, "nobody was stopped");
+        assert_eq!(check(&mut liveness, &[3.5, 4.5]), [Some(at(4.55))]);
     }
 
     #[test]
     fn who_looks_late_leaves_as_much_time_for_what_is_to_be_read() {
         for late in [0.0, 0.2, 0.4] {
             assert_eq!(
-                look(&mut heard_at(1.0), &[1.0, 2.0, 3.0 + late]),
+                check(&mut heard_at(1.0), &[1.0, 2.0, 3.0 + late]),
                 [None, Some(at((3.0 + 2.0 * late).max(3.55)))]
             );
         }
@@ -308,36 +308,36 @@ mod tests {
 
     #[test]
     fn who_looks_early_gives_nobody_up_sooner() {
-        let looks = look(&mut heard_at(1.0), &[0.5, 1.0, 1.5, 2.0, 2.5, 3.0]);
-        assert_eq!(looks, [None, None, None, None, Some(at(3.55))]);
+        let checks = check(&mut heard_at(1.0), &[0.5, 1.0, 1.5, 2.0, 2.5, 3.0]);
+        assert_eq!(checks, [None, None, None, None, Some(at(3.55))]);
     }
 
     #[test]
     fn who_never_answers_is_given_up_1_55_steps_after_it_was_first_asked() {
-        assert_eq!(look(&mut Liveness::default(), &[0.0, 1.0, 2.0]), [None, Some(at(2.55))]);
+        assert_eq!(check(&mut Liveness::default(), &[0.0, 1.0, 2.0]), [None, Some(at(2.55))]);
     }
 
     #[test]
     fn who_was_itself_stopped_gives_others_the_time_of_a_step_and_a_half() {
-        let looks = look(&mut heard_at(1.0), &[1.0, 2.0, 100.0, 101.0]);
-        assert_eq!(looks, [None, None, Some(at(101.55))]);
+        let checks = check(&mut heard_at(1.0), &[1.0, 2.0, 100.0, 101.0]);
+        assert_eq!(checks, [None, None, Some(at(101.55))]);
     }
 
     #[test]
     fn who_was_heard_of_before_a_late_look_has_time_to_answer() {
-        let looks = look(&mut heard_at(1.0), &[1.0, 2.9, 3.9]);
-        assert_eq!(looks, [None, Some(at(4.45))]);
+        let checks = check(&mut heard_at(1.0), &[1.0, 2.9, 3.9]);
+        assert_eq!(checks, [None, Some(at(4.45))]);
     }
 
     #[test]
     fn who_is_stopped_again_and_again_gives_up_those_who_are_silent() {
-        let looks = look(&mut heard_at(1.0), &[1.0, 2.0, 100.0, 200.0]);
-        assert_eq!(looks, [None, None, Some(at(200.5))]);
+        let checks = check(&mut heard_at(1.0), &[1.0, 2.0, 100.0, 200.0]);
+        assert_eq!(checks, [None, None, Some(at(200.5))]);
     }
 
     #[test]
     fn who_first_looks_late_gives_nobody_up_sooner() {
-        let looks = look(&mut Liveness::default(), &[0.0, 3.0, 4.0]);
-        assert_eq!(looks, [None, Some(at(4.55))]);
+        let checks = check(&mut Liveness::default(), &[0.0, 3.0, 4.0]);
+        assert_eq!(checks, [None, Some(at(4.55))]);
     }
 }

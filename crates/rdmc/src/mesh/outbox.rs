@@ -10,20 +10,20 @@ use rdmc_fabric::ControlStream;
 use tokio::io::{AsyncWrite, AsyncWriteExt, WriteHalf};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc, oneshot};
 
-use super::frame::Check;
+use super::frame::FrameCheck;
 use crate::sync::lock;
 
 /// What waits to be written to one node, in order.
 pub(super) struct Outbox {
-    queue: mpsc::UnboundedSender<Outgoing>,
+    queue: mpsc::UnboundedSender<QueuedFrame>,
     /// Bytes that may be added by those who can wait.
     room: Arc<Semaphore>,
     /// Bytes that wait.
     waiting: Arc<AtomicUsize>,
-    line: AtRest,
+    write_end: IdleWriteEnd,
 }
 
-struct Outgoing {
+struct QueuedFrame {
     /// A frame without its check value, or nothing.
     bytes: Vec<u8>,
     written: Option<oneshot::Sender<()>>,
@@ -31,19 +31,19 @@ struct Outgoing {
 }
 
 /// Writes what is queued.
-pub(super) struct Writer {
-    queued: mpsc::UnboundedReceiver<Outgoing>,
+pub(super) struct OutboxWriter {
+    queued: mpsc::UnboundedReceiver<QueuedFrame>,
     waiting: Arc<AtomicUsize>,
-    line: AtRest,
+    write_end: IdleWriteEnd,
 }
 
-/// The line of a writer that is not just writing; none while it writes, and when it has ended.
-type AtRest = Arc<Mutex<Option<Line>>>;
+/// The write_end of a writer that is not just writing; none while it writes, and when it has ended.
+type IdleWriteEnd = Arc<Mutex<Option<WriteEnd>>>;
 
 /// Where frames are written to, by whichever task has something to write.
-struct Line {
+struct WriteEnd {
     to: WriteHalf<Box<dyn ControlStream>>,
-    check: Check,
+    check: FrameCheck,
     /// What is left of a frame that was not taken at once: the writer's first.
     unsent: Vec<u8>,
     /// It takes nothing more until the writer has written to it.
@@ -52,36 +52,36 @@ struct Line {
 
 /// A frame cannot be queued.
 #[derive(Debug)]
-pub(super) struct NotTaken;
+pub(super) struct PostError;
 
 /// Makes a queue of frames, and its writer.
-pub(super) fn open(to: WriteHalf<Box<dyn ControlStream>>) -> (Arc<Outbox>, Writer) {
+pub(super) fn open(to: WriteHalf<Box<dyn ControlStream>>) -> (Arc<Outbox>, OutboxWriter) {
     let (queue, queued) = mpsc::unbounded_channel();
     let waiting = Arc::<AtomicUsize>::default();
-    let line = Line { to, check: Check::default(), unsent: Vec::new(), stuck: false };
-    let line = Arc::new(Mutex::new(Some(line)));
+    let write_end = WriteEnd { to, check: FrameCheck::default(), unsent: Vec::new(), stuck: false };
+    let write_end = Arc::new(Mutex::new(Some(write_end)));
     let room = Arc::new(Semaphore::new(ROOM_BYTES as usize));
-    let outbox = Outbox { queue, room, waiting: waiting.clone(), line: line.clone() };
-    (Arc::new(outbox), Writer { queued, waiting, line })
+    let outbox = Outbox { queue, room, waiting: waiting.clone(), write_end: write_end.clone() };
+    (Arc::new(outbox), OutboxWriter { queued, waiting, write_end })
 }
 
 impl Outbox {
     /// Adds a frame, and fails if too many bytes wait or the connection has ended.
-    pub(super) fn post(&self, bytes: Vec<u8>) -> Result<(), NotTaken> {
+    pub(super) fn post(&self, bytes: Vec<u8>) -> Result<(), PostError> {
         let len = bytes.len();
         if self.waiting.fetch_add(len, Ordering::Relaxed) + len > WAITING_BYTES_MAX {
             self.waiting.fetch_sub(len, Ordering::Relaxed);
-            return Err(NotTaken);
+            return Err(PostError);
         }
-        self.queue.send(Outgoing { bytes, written: None, _room: None }).map_err(|_| NotTaken)
+        self.queue.send(QueuedFrame { bytes, written: None, _room: None }).map_err(|_| PostError)
     }
 
     /// Writes a frame at once where nothing stands against it, without waking the writer, and adds it otherwise, which fails
     /// as [`Self::post`] does. Frames that were added before may come after it.
-    pub(super) fn post_now(&self, bytes: Vec<u8>) -> Result<(), NotTaken> {
-        let left = match &mut *lock(&self.line) {
-            Some(line) if !line.stuck => {
-                if line.write_now(&bytes) {
+    pub(super) fn post_now(&self, bytes: Vec<u8>) -> Result<(), PostError> {
+        let left = match &mut *lock(&self.write_end) {
+            Some(write_end) if !write_end.stuck => {
+                if write_end.write_now(&bytes) {
                     return Ok(());
                 }
                 // The writer goes on with it.
@@ -98,13 +98,13 @@ impl Outbox {
         let room = self.room.clone().acquire_many_owned(bytes_of_it).await.expect("nobody closes it");
         self.waiting.fetch_add(bytes.len(), Ordering::Relaxed);
         // Fails only if the connection has ended: the groups hear of that.
-        let _ = self.queue.send(Outgoing { bytes, written: None, _room: Some(room) });
+        let _ = self.queue.send(QueuedFrame { bytes, written: None, _room: Some(room) });
     }
 
     /// Waits until the operating system has everything that was added before, or the connection has ended.
     pub(super) async fn flush(&self) {
         let (written, wait) = oneshot::channel();
-        if self.queue.send(Outgoing { bytes: Vec::new(), written: Some(written), _room: None }).is_ok() {
+        if self.queue.send(QueuedFrame { bytes: Vec::new(), written: Some(written), _room: None }).is_ok() {
             let _ = wait.await;
         }
     }
@@ -115,22 +115,22 @@ impl Outbox {
     }
 }
 
-impl Writer {
+impl OutboxWriter {
     /// Writes queued frames, many at once if they are there, until the connection ends.
     pub(super) async fn run(mut self) -> io::Result<()> {
         let mut batch = Vec::new();
         while self.queued.recv_many(&mut batch, BATCH_MAX).await > 0 {
-            let mut line = lock(&self.line).take().expect("it is here when the writer does not write");
-            line.write_rest().await?;
+            let mut write_end = lock(&self.write_end).take().expect("it is here when the writer does not write");
+            write_end.write_rest().await?;
             for outgoing in batch.iter_mut().filter(|outgoing| !outgoing.bytes.is_empty()) {
                 let len = outgoing.bytes.len();
-                line.check.seal(&mut outgoing.bytes);
-                line.to.write_all(&outgoing.bytes).await?;
+                write_end.check.seal(&mut outgoing.bytes);
+                write_end.to.write_all(&outgoing.bytes).await?;
                 self.waiting.fetch_sub(len, Ordering::Relaxed);
             }
-            line.to.flush().await?;
-            line.stuck = false;
-            *lock(&self.line) = Some(line);
+            write_end.to.flush().await?;
+            write_end.stuck = false;
+            *lock(&self.write_end) = Some(write_end);
             for written in batch.drain(..).filter_map(|outgoing| outgoing.written) {
                 let _ = written.send(());
             }
@@ -139,14 +139,14 @@ impl Writer {
     }
 }
 
-impl Drop for Writer {
+impl Drop for OutboxWriter {
     /// Closes the connection, whoever still holds the outbox.
     fn drop(&mut self) {
-        lock(&self.line).take();
+        lock(&self.write_end).take();
     }
 }
 
-impl Line {
+impl WriteEnd {
     /// Writes a frame without its check value as far as that goes at once; tells whether nothing is left to write.
     fn write_now(&mut self, frame: &[u8]) -> bool {
         self.unsent.extend(frame);
@@ -187,7 +187,7 @@ mod tests {
     use crate::mesh::tests::Stream;
 
     /// Opens an outbox whose connection holds so many bytes that are not yet read.
-    fn outbox(room: usize) -> (Arc<Outbox>, Writer, DuplexStream) {
+    fn outbox(room: usize) -> (Arc<Outbox>, OutboxWriter, DuplexStream) {
         let (near, far) = tokio::io::duplex(room);
         let near: Box<dyn ControlStream> = Box::new(Stream { stream: near, deaf: None });
         let (_, to) = tokio::io::split(near);
@@ -203,7 +203,7 @@ mod tests {
     async fn what_is_posted_now_does_not_wait_for_the_writer() {
         let (outbox, _writer, mut far) = outbox(64);
         outbox.post_now(frame::encode_unchecked(&Frame::Ping)).unwrap();
-        let frame = frame::read_next(&mut far, &mut Check::default()).await.unwrap();
+        let frame = frame::read_next(&mut far, &mut FrameCheck::default()).await.unwrap();
         assert_eq!(frame, Some(Frame::Ping));
     }
 
@@ -217,11 +217,11 @@ mod tests {
             }
             outbox.post(frame::encode_unchecked(&announced(2))).unwrap();
             let hear = async {
-                let (mut check, mut frames) = (Check::default(), Vec::new());
+                let (mut check, mut frames) = (FrameCheck::default(), Vec::new());
                 for _ in 0..7 {
                     frames.push(frame::read_next(&mut far, &mut check).await.unwrap().expect("seven frames"));
                 }
-                // The first that does not find room goes to the writer, and those that follow get in line.
+                // The first that does not find room goes to the writer, and those that follow get in write_end.
                 let before = (room / 9 + 1).min(5);
                 let mut expected = vec![Frame::Ping; 5];
                 expected.insert(before, announced(1));
@@ -252,7 +252,7 @@ mod tests {
     async fn a_connection_is_closed_with_its_writer() {
         let (outbox, writer, mut far) = outbox(64);
         drop(writer);
-        assert!(matches!(outbox.post_now(frame::encode_unchecked(&Frame::Ping)), Err(NotTaken)));
-        assert!(frame::read_next(&mut far, &mut Check::default()).await.unwrap().is_none());
+        assert!(matches!(outbox.post_now(frame::encode_unchecked(&Frame::Ping)), Err(PostError)));
+        assert!(frame::read_next(&mut far, &mut FrameCheck::default()).await.unwrap().is_none());
     }
 }

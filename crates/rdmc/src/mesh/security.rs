@@ -21,7 +21,7 @@ mod channel;
 mod identity;
 mod refusal;
 
-pub(crate) use channel::{DRAIN_LIMIT, Opening, Peers, drain, drain_frame};
+pub(crate) use channel::{DRAIN_LIMIT, Opening, PeerSecurity, drain, drain_frame};
 pub(crate) use identity::{Fingerprint, Identities, Identity, host};
 pub use refusal::Distrust;
 

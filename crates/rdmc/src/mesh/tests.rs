@@ -46,7 +46,8 @@ impl AsyncWrite for Stream {
 }
 
 fn mesh(nodes: u32) -> Mesh {
-    let peers = Peers { security: None, identities: BTreeMap::new(), refusals: crate::stats::Refusals::default() };
+    let peers =
+        PeerSecurity { security: None, identities: BTreeMap::new(), refusals: crate::stats::Refusals::default() };
     let members = (0..nodes).map(|node| (NodeId(node), String::new())).collect();
     Mesh::new(NodeId(0), 1, members, Arc::new(TokioEnvironment::new()), Duration::from_secs(2), peers)
 }
@@ -104,7 +105,7 @@ async fn who_leaves_tells_first_how_groups_have_ended() {
     }
     mesh.leave().await;
     let frames = async |stream: &mut DuplexStream| {
-        let (mut frames, mut check) = (Vec::new(), Check::default());
+        let (mut frames, mut check) = (Vec::new(), FrameCheck::default());
         while frames.last() != Some(&Frame::Goodbye) {
             frames.push(frame::read_next(stream, &mut check).await.unwrap().expect("it says goodbye"));
         }
@@ -159,10 +160,10 @@ async fn who_offers_to_join_a_group_that_has_ended_hears_how() {
             None => mesh.leave_group(group),
         }
     }
-    let answer = |group, from| mesh.lock().groups.destine(group, from, offer());
-    assert!(matches!(answer(GroupId(7), NodeId(1)), Destined::ToPeer(EndFrame::Decided { .. })));
-    assert!(matches!(answer(GroupId(8), NodeId(1)), Destined::ToPeer(EndFrame::Absent { left: true })));
-    assert!(matches!(answer(GroupId(7), NodeId(2)), Destined::Nowhere), "it is no member");
+    let answer = |group, from| mesh.lock().groups.route(group, from, offer());
+    assert!(matches!(answer(GroupId(7), NodeId(1)), FrameRoute::ToPeer(EndFrame::Decided { .. })));
+    assert!(matches!(answer(GroupId(8), NodeId(1)), FrameRoute::ToPeer(EndFrame::Absent { left: true })));
+    assert!(matches!(answer(GroupId(7), NodeId(2)), FrameRoute::Nowhere), "it is no member");
 }
 
 #[tokio::test]
@@ -171,7 +172,7 @@ async fn of_groups_that_are_never_joined_the_oldest_is_forgotten() {
     let offer =
         || GroupFrame::Offer { spec: [0; 32], told: 0, data: vec![0; 1 << 19], ready: Vec::new(), cells: [0; 24] };
     for group in (0..40).map(GroupId) {
-        assert!(matches!(mesh.lock().groups.destine(group, NodeId(1), offer()), Destined::Nowhere));
+        assert!(matches!(mesh.lock().groups.route(group, NodeId(1), offer()), FrameRoute::Nowhere));
     }
     let members = Arc::from([NodeId(0), NodeId(1)]);
     let first = async |group| mesh.open_group(group, &members).expect("a new group").next().await;
@@ -185,8 +186,8 @@ async fn a_loss_that_is_told_late_does_not_hide_the_next_connection() {
     let peer = NodeId(1);
     let _far = connect(&mesh, peer, None).await;
     let mut inbox = mesh.open_group(GroupId(7), &Arc::from([NodeId(0), peer])).expect("a new group");
-    mesh.tell_groups(5, || GroupEvent::Connected(peer)).await;
-    mesh.tell_groups(4, || GroupEvent::Lost(peer, FailureCause::ConnectionLost)).await;
+    mesh.notify_groups(5, || GroupEvent::Connected(peer)).await;
+    mesh.notify_groups(4, || GroupEvent::Lost(peer, FailureCause::ConnectionLost)).await;
     assert!(matches!(inbox.next().await, Some(GroupEvent::Connected(_))));
     assert!(matches!(inbox.next().await, Some(GroupEvent::Lost(..))));
     assert!(matches!(inbox.next().await, Some(GroupEvent::Connected(_))));
@@ -199,7 +200,7 @@ async fn a_node_that_reads_nothing_is_given_up_before_memory_is() {
     let mut far = connect(&mesh, peer, None).await;
     let mut inbox = mesh.open_group(GroupId(7), &Arc::from([NodeId(0), peer])).expect("a new group");
     // Its questions are not answered without end.
-    let mut check = Check::default();
+    let mut check = FrameCheck::default();
     let mut ping = frame::encode_unchecked(&Frame::Ping);
     let mut pings = Vec::new();
     for _ in 0..100 {
@@ -213,7 +214,7 @@ async fn a_node_that_reads_nothing_is_given_up_before_memory_is() {
     (0..40).for_each(|_| mesh.post(peer, GroupId(7), offer()));
     assert!(matches!(inbox.next().await, Some(GroupEvent::Lost(NodeId(1), FailureCause::Unresponsive { .. }))));
     // What it was told before has arrived in order.
-    let mut check = Check::default();
+    let mut check = FrameCheck::default();
     let heard = frame::read_next(&mut far, &mut check).await.unwrap();
     assert!(matches!(heard, None | Some(Frame::Group { .. } | Frame::Pong)), "{heard:?}");
 }
@@ -225,7 +226,7 @@ async fn who_was_asked_is_answered_from_its_second_question_on() {
     let mut far = connect(&mesh, peer, None).await;
     let _inbox = mesh.open_group(GroupId(7), &Arc::from([NodeId(0), peer])).expect("a new group");
     mesh.0.environment.spawn(Box::pin(mesh.clone().watch()));
-    let (mut to, mut from) = (Check::default(), Check::default());
+    let (mut to, mut from) = (FrameCheck::default(), FrameCheck::default());
     assert_eq!(frame::read_next(&mut far, &mut from).await.unwrap(), Some(Frame::Ping));
     for _ in 0..2 {
         let mut ping = frame::encode_unchecked(&Frame::Ping);

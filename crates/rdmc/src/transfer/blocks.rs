@@ -24,20 +24,20 @@ pub(crate) struct Blocks {
 enum Content {
     /// Everything is held from the start: the root's message, or one that is a single block.
     Whole(Buffer),
-    Parts(Mutex<Vec<Part>>),
+    Parts(Mutex<Vec<BlockState>>),
 }
 
 /// One block.
-enum Part {
-    /// Its place waits to be posted.
-    Place(BufferMut),
-    /// Its place is posted.
+enum BlockState {
+    /// Its destination waits to be posted.
+    Empty(BufferMut),
+    /// Its destination is posted.
     Posted,
-    /// It is here, but not in its place yet.
-    Staged { bytes: Buffer, place: BufferMut },
-    /// It is here, and on its way into its place.
+    /// It is here, but not in its destination yet.
+    Staged { bytes: Buffer, destination: BufferMut },
+    /// It is here, and on its way into its destination.
     Moving { bytes: Buffer },
-    /// It is in its place.
+    /// It is in its destination.
     Held(Buffer),
 }
 
@@ -52,12 +52,14 @@ impl Blocks {
     /// `staged` is a block that has arrived elsewhere.
     pub(crate) fn to_receive(shape: Shape, mut memory: BufferMut, staged: Option<(BlockIndex, Buffer)>) -> Self {
         debug_assert_eq!(memory.len() as u64, shape.size);
-        let mut parts: Vec<Part> =
-            (0..shape.count.0).map(|block| Part::Place(memory.split_to(shape.len(BlockIndex(block))))).collect();
+        let mut parts: Vec<BlockState> =
+            (0..shape.count.0).map(|block| BlockState::Empty(memory.split_to(shape.len(BlockIndex(block))))).collect();
         if let Some((block, bytes)) = staged {
             let part = &mut parts[block.index()];
-            let Part::Place(place) = std::mem::replace(part, Part::Posted) else { unreachable!("all are places") };
-            *part = Part::Staged { bytes, place };
+            let BlockState::Empty(destination) = std::mem::replace(part, BlockState::Posted) else {
+                unreachable!("all are places")
+            };
+            *part = BlockState::Staged { bytes, destination };
         }
         Self::new(shape, Content::Parts(Mutex::new(parts)), Vec::new())
     }
@@ -72,13 +74,13 @@ impl Blocks {
         let mut here = here.into_iter().peekable();
         let mut checksums = vec![None; shape.count.get() as usize];
         let parts = (0..shape.count.0).map(BlockIndex).map(|block| {
-            let place = memory.split_to(shape.len(block));
+            let destination = memory.split_to(shape.len(block));
             match here.next_if(|(next, _)| *next == block) {
                 Some((_, checksum)) => {
                     checksums[block.index()] = Some(checksum);
-                    Part::Held(place.freeze())
+                    BlockState::Held(destination.freeze())
                 }
-                None => Part::Place(place),
+                None => BlockState::Empty(destination),
             }
         });
         let parts = parts.collect();
@@ -108,17 +110,17 @@ impl Blocks {
         all.then(|| Digest::of_checksums(self.shape.size, self.shape.block_size, checksums))
     }
 
-    /// Takes a block's place out, to be posted.
-    pub(crate) fn place(&self, block: BlockIndex) -> BufferMut {
-        match std::mem::replace(&mut self.parts()[block.index()], Part::Posted) {
-            Part::Place(place) => place,
+    /// Takes a block's destination out, to be posted.
+    pub(crate) fn take_destination(&self, block: BlockIndex) -> BufferMut {
+        match std::mem::replace(&mut self.parts()[block.index()], BlockState::Posted) {
+            BlockState::Empty(destination) => destination,
             _ => panic!("the schedule names block {block} twice"),
         }
     }
 
-    /// Notes that a block has arrived in its place.
+    /// Notes that a block has arrived in its destination.
     pub(crate) fn hold(&self, block: BlockIndex, bytes: Buffer) {
-        self.parts()[block.index()] = Part::Held(bytes);
+        self.parts()[block.index()] = BlockState::Held(bytes);
         self.waiting.wake();
     }
 
@@ -142,37 +144,37 @@ impl Blocks {
         }
     }
 
-    /// Copies the block that was staged into its place, if there is one, giving way between pieces.
-    pub(crate) async fn place_staged<F: Future<Output = ()>>(&self, give_way: impl Fn() -> F) {
+    /// Copies the block that was staged into its destination, if there is one, giving way between pieces.
+    pub(crate) async fn copy_staged<F: Future<Output = ()>>(&self, yield_now: impl Fn() -> F) {
         let Content::Parts(_) = &self.content else { return };
-        let staged = |part: &Part| matches!(part, Part::Staged { .. });
+        let staged = |part: &BlockState| matches!(part, BlockState::Staged { .. });
         let taken = {
             let mut parts = self.parts();
-            parts.iter().position(staged).map(|at| match std::mem::replace(&mut parts[at], Part::Posted) {
-                Part::Staged { bytes, place } => {
-                    parts[at] = Part::Moving { bytes: bytes.clone() };
-                    (at, bytes, place)
+            parts.iter().position(staged).map(|at| match std::mem::replace(&mut parts[at], BlockState::Posted) {
+                BlockState::Staged { bytes, destination } => {
+                    parts[at] = BlockState::Moving { bytes: bytes.clone() };
+                    (at, bytes, destination)
                 }
                 _ => unreachable!("it was found staged"),
             })
         };
-        let Some((at, bytes, mut place)) = taken else { return };
-        copy(&bytes, &mut place, &give_way).await;
-        self.parts()[at] = Part::Held(place.freeze());
+        let Some((at, bytes, mut destination)) = taken else { return };
+        copy(&bytes, &mut destination, &yield_now).await;
+        self.parts()[at] = BlockState::Held(destination.freeze());
     }
 
     /// Returns the whole message.
     ///
     /// # Panics
-    /// If a block is not in its place.
+    /// If a block is not in its destination.
     pub(crate) fn whole(&self) -> Buffer {
         if let Content::Whole(message) = &self.content {
             return message.clone();
         }
         let parts = self.parts();
         let mut blocks = parts.iter().map(|part| match part {
-            Part::Held(bytes) => bytes.clone(),
-            _ => panic!("a message is whole when every block is in its place"),
+            BlockState::Held(bytes) => bytes.clone(),
+            _ => panic!("a message is whole when every block is in its destination"),
         });
         let mut whole = blocks.next().expect("a message has a block");
         for block in blocks {
@@ -211,7 +213,7 @@ impl Blocks {
     ///
     /// # Errors
     /// Gives everything back while somebody else, such as work that is not flushed yet, holds some of the memory, or if
-    /// no block is in its place.
+    /// no block is in its destination.
     pub(crate) fn resume(self) -> Result<Self, Self> {
         let parts = match self.content {
             Content::Whole(_) => return Ok(self),
@@ -219,9 +221,10 @@ impl Blocks {
         };
         let checksums = self.checksums.into_inner().unwrap_or_else(PoisonError::into_inner);
         let refused = |parts| Self::new(self.shape, Content::Parts(Mutex::new(parts)), checksums);
-        let placed = parts.iter().filter(|part| !matches!(part, Part::Posted | Part::Moving { .. })).count();
+        let placed =
+            parts.iter().filter(|part| !matches!(part, BlockState::Posted | BlockState::Moving { .. })).count();
         let anchor = parts.iter().zip(0..).find_map(|(part, block)| match part {
-            Part::Held(bytes) if !bytes.is_empty() => Some((bytes, BlockIndex(block))),
+            BlockState::Held(bytes) if !bytes.is_empty() => Some((bytes, BlockIndex(block))),
             _ => None,
         });
         let Some((anchor, at)) = anchor.filter(|(bytes, _)| bytes.holders() == placed) else {
@@ -229,19 +232,19 @@ impl Blocks {
         };
         let anchor = anchor.clone();
         // Nobody but these parts holds any of the memory: without them the anchor is alone.
-        let known: Vec<Option<Option<Buffer>>> = parts.into_iter().map(Part::into_known).collect();
+        let known: Vec<Option<Option<Buffer>>> = parts.into_iter().map(BlockState::into_known).collect();
         let (before, len) = (in_memory(self.shape.offset(at)), self.shape.len(at));
         let memory = anchor.try_widen(before, in_memory(self.shape.size) - before - len);
         let mut memory = memory.expect("it is held alone, and was received into");
-        let place = |(known, block): (Option<Option<Buffer>>, u32)| {
-            let place = memory.split_to(self.shape.len(BlockIndex(block)));
+        let destination = |(known, block): (Option<Option<Buffer>>, u32)| {
+            let destination = memory.split_to(self.shape.len(BlockIndex(block)));
             match known {
-                None => Part::Place(place),
-                Some(None) => Part::Held(place.freeze()),
-                Some(Some(bytes)) => Part::Staged { bytes, place },
+                None => BlockState::Empty(destination),
+                Some(None) => BlockState::Held(destination.freeze()),
+                Some(Some(bytes)) => BlockState::Staged { bytes, destination },
             }
         };
-        let parts = known.into_iter().zip(0..).map(place).collect();
+        let parts = known.into_iter().zip(0..).map(destination).collect();
         Ok(refused(parts))
     }
 
@@ -249,23 +252,23 @@ impl Blocks {
     pub(crate) async fn move_to<F: Future<Output = ()>>(
         &self,
         mut memory: BufferMut,
-        give_way: impl Fn() -> F,
+        yield_now: impl Fn() -> F,
     ) -> Self {
         let mut parts = Vec::with_capacity(self.shape.count.0 as usize);
         for block in (0..self.shape.count.0).map(BlockIndex) {
-            let mut place = memory.split_to(self.shape.len(block));
+            let mut destination = memory.split_to(self.shape.len(block));
             parts.push(match self.if_held(block) {
-                None => Part::Place(place),
+                None => BlockState::Empty(destination),
                 Some(bytes) => {
-                    copy(&bytes, &mut place, &give_way).await;
-                    Part::Held(place.freeze())
+                    copy(&bytes, &mut destination, &yield_now).await;
+                    BlockState::Held(destination.freeze())
                 }
             });
         }
         Self::new(self.shape, Content::Parts(Mutex::new(parts)), lock(&self.checksums).clone())
     }
 
-    fn parts(&self) -> MutexGuard<'_, Vec<Part>> {
+    fn parts(&self) -> MutexGuard<'_, Vec<BlockState>> {
         match &self.content {
             Content::Parts(parts) => lock(parts),
             Content::Whole(_) => panic!("a message that is held is not received"),
@@ -273,30 +276,30 @@ impl Blocks {
     }
 }
 
-impl Part {
+impl BlockState {
     /// Returns the block, if it is here.
     fn bytes(&self) -> Option<&Buffer> {
         match self {
             Self::Staged { bytes, .. } | Self::Moving { bytes } | Self::Held(bytes) => Some(bytes),
-            Self::Place(_) | Self::Posted => None,
+            Self::Empty(_) | Self::Posted => None,
         }
     }
 
-    /// Tells whether the block is here, and returns its bytes if they are not in their place; lets go of the place.
+    /// Tells whether the block is here, and returns its bytes if they are not in their destination; lets go of the destination.
     fn into_known(self) -> Option<Option<Buffer>> {
         match self {
             Self::Staged { bytes, .. } | Self::Moving { bytes } => Some(Some(bytes)),
             Self::Held(_) => Some(None),
-            Self::Place(_) | Self::Posted => None,
+            Self::Empty(_) | Self::Posted => None,
         }
     }
 }
 
 /// Copies a block, giving way between pieces.
-async fn copy<F: Future<Output = ()>>(bytes: &Buffer, place: &mut BufferMut, give_way: &impl Fn() -> F) {
-    for (room, piece) in place.chunks_mut(COPY_PIECE).zip(bytes.chunks(COPY_PIECE)) {
+async fn copy<F: Future<Output = ()>>(bytes: &Buffer, destination: &mut BufferMut, yield_now: &impl Fn() -> F) {
+    for (room, piece) in destination.chunks_mut(COPY_PIECE).zip(bytes.chunks(COPY_PIECE)) {
         room.copy_from_slice(piece);
-        give_way().await;
+        yield_now().await;
     }
 }
 

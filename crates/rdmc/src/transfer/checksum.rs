@@ -20,7 +20,7 @@ pub(crate) struct Checksum(pub(crate) u128);
 
 /// Where a block belongs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Place {
+pub(crate) struct BlockIdentity {
     /// The message's number in its group.
     pub(crate) message: u64,
     /// The message's size in bytes.
@@ -34,29 +34,29 @@ impl Checksum {
     }
 
     /// Does what [`of`](Self::of) does, and gives way between pieces of long blocks.
-    pub(crate) async fn gently_of(bytes: &[u8]) -> Self {
+    pub(crate) async fn of_yielding(bytes: &[u8]) -> Self {
         if bytes.len() <= PIECE {
             return Self::of(bytes);
         }
-        Self::gently_after(xxhash3_128::Hasher::new(), bytes).await
+        Self::finish_yielding(xxhash3_128::Hasher::new(), bytes).await
     }
 
     /// Sums the rest of a block.
-    async fn gently_after(mut hasher: xxhash3_128::Hasher, rest: &[u8]) -> Self {
+    async fn finish_yielding(mut hasher: xxhash3_128::Hasher, rest: &[u8]) -> Self {
         for piece in rest.chunks(PIECE) {
             hasher.write(piece);
-            give_way().await;
+            yield_now().await;
         }
         Self(hasher.finish_128())
     }
 
-    /// Does what [`gently_of`](Self::gently_of) does with bytes that the application shares.
+    /// Does what [`of_yielding`](Self::of_yielding) does with bytes that the application shares.
     ///
     /// # Errors
     /// They lie in a mapped file, which was shortened or cannot be read.
-    pub(crate) async fn gently_of_shared(bytes: &Buffer) -> io::Result<Self> {
+    pub(crate) async fn of_shared_yielding(bytes: &Buffer) -> io::Result<Self> {
         if !bytes.may_change() {
-            return Ok(Self::gently_of(bytes).await);
+            return Ok(Self::of_yielding(bytes).await);
         }
         let mut hasher = xxhash3_128::Hasher::new();
         let mut copy = vec![0; bytes.len().min(COPY)];
@@ -67,7 +67,7 @@ impl Checksum {
             hasher.write(piece);
             from += piece.len();
             if from % PIECE == 0 {
-                give_way().await;
+                yield_now().await;
             }
         }
         Ok(Self(hasher.finish_128()))
@@ -75,12 +75,12 @@ impl Checksum {
 
     /// Returns the immediate with which the block travels. It depends on where the block belongs, so that one that comes in
     /// place of another is found, whatever its bytes are.
-    pub(crate) fn seal(self, place: Place) -> u32 {
+    pub(crate) fn seal(self, identity: BlockIdentity) -> u32 {
         let mut bytes = [0; 36];
         bytes[..16].copy_from_slice(&self.0.to_le_bytes());
-        bytes[16..24].copy_from_slice(&place.message.to_le_bytes());
-        bytes[24..32].copy_from_slice(&place.size.to_le_bytes());
-        bytes[32..].copy_from_slice(&place.block.0.to_le_bytes());
+        bytes[16..24].copy_from_slice(&identity.message.to_le_bytes());
+        bytes[24..32].copy_from_slice(&identity.size.to_le_bytes());
+        bytes[32..].copy_from_slice(&identity.block.0.to_le_bytes());
         #[expect(clippy::cast_possible_truncation, reason = "an immediate has 32 bits")]
         let seal = XxHash3_64::oneshot(&bytes) as u32;
         seal
@@ -88,31 +88,31 @@ impl Checksum {
 }
 
 /// Sums a block as it arrives, as far as the fabric shows it: what is in the cache need not come from memory again.
-pub(crate) struct Summing {
-    shown: Mutex<Shown>,
+pub(crate) struct IncrementalChecksum {
+    partial: Mutex<PartialSum>,
 }
 
 /// What the fabric has shown of a block.
-struct Shown {
+struct PartialSum {
     hasher: xxhash3_128::Hasher,
     len: usize,
 }
 
-impl Summing {
+impl IncrementalChecksum {
     pub(crate) fn new() -> Arc<Self> {
-        Arc::new(Self { shown: Mutex::new(Shown { hasher: xxhash3_128::Hasher::new(), len: 0 }) })
+        Arc::new(Self { partial: Mutex::new(PartialSum { hasher: xxhash3_128::Hasher::new(), len: 0 }) })
     }
 
     /// Returns the checksum of the block, all of which is here by now, unless much of it is still to be looked at.
     pub(crate) fn checksum_at_once(&self, block: &[u8]) -> Option<Checksum> {
-        let mut shown = lock(&self.shown);
-        match block.get(shown.len..) {
-            Some(rest) if shown.len > 0 && rest.len() <= PIECE => {
-                shown.hasher.write(rest);
-                shown.len = block.len();
-                Some(Checksum(shown.hasher.finish_128()))
+        let mut partial = lock(&self.partial);
+        match block.get(partial.len..) {
+            Some(rest) if partial.len > 0 && rest.len() <= PIECE => {
+                partial.hasher.write(rest);
+                partial.len = block.len();
+                Some(Checksum(partial.hasher.finish_128()))
             }
-            Some(_) if shown.len > 0 => None,
+            Some(_) if partial.len > 0 => None,
             _ => (block.len() <= PIECE).then(|| Checksum::of(block)),
         }
     }
@@ -122,33 +122,33 @@ impl Summing {
         if let Some(checksum) = self.checksum_at_once(block) {
             return checksum;
         }
-        let (hasher, shown) = {
-            let shown = lock(&self.shown);
-            (shown.hasher.clone(), shown.len)
+        let (hasher, summed) = {
+            let partial = lock(&self.partial);
+            (partial.hasher.clone(), partial.len)
         };
-        match block.get(shown..) {
-            Some(rest) => Checksum::gently_after(hasher, rest).await,
-            None => Checksum::gently_of(block).await,
+        match block.get(summed..) {
+            Some(rest) => Checksum::finish_yielding(hasher, rest).await,
+            None => Checksum::of_yielding(block).await,
         }
     }
 }
 
-impl Inspector for Summing {
+impl Inspector for IncrementalChecksum {
     fn inspect(&self, bytes: &[u8]) {
-        let mut shown = lock(&self.shown);
-        shown.hasher.write(bytes);
-        shown.len += bytes.len();
+        let mut partial = lock(&self.partial);
+        partial.hasher.write(bytes);
+        partial.len += bytes.len();
     }
 }
 
-impl fmt::Debug for Summing {
+impl fmt::Debug for IncrementalChecksum {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Summing").finish_non_exhaustive()
+        f.debug_struct("IncrementalChecksum").finish_non_exhaustive()
     }
 }
 
 /// Lets the other futures of the task have a turn.
-pub(crate) async fn give_way() {
+pub(crate) async fn yield_now() {
     let mut gave = false;
     std::future::poll_fn(|cx| {
         if std::mem::replace(&mut gave, true) {
@@ -172,7 +172,7 @@ mod tests {
 
     use super::*;
 
-    const PLACE: Place = Place { message: 3, size: 5_000_000, block: BlockIndex(2) };
+    const IDENTITY: BlockIdentity = BlockIdentity { message: 3, size: 5_000_000, block: BlockIndex(2) };
 
     proptest! {
         #[test]
@@ -180,15 +180,15 @@ mod tests {
             bytes in proptest::collection::vec(any::<u8>(), 1..2000),
             bit in any::<prop::sample::Index>(),
         ) {
-            let seal = Checksum::of(&bytes).seal(PLACE);
+            let seal = Checksum::of(&bytes).seal(IDENTITY);
             let bit = bit.index(bytes.len() * 8);
             let mut other = bytes.clone();
             other[bit / 8] ^= 1 << (bit % 8);
-            prop_assert_ne!(Checksum::of(&other).seal(PLACE), seal);
+            prop_assert_ne!(Checksum::of(&other).seal(IDENTITY), seal);
             for elsewhere in [
-                Place { message: PLACE.message ^ (1 << (bit % 64)), ..PLACE },
-                Place { size: PLACE.size ^ (1 << (bit % 64)), ..PLACE },
-                Place { block: BlockIndex(PLACE.block.0 ^ (1 << (bit % 32))), ..PLACE },
+                BlockIdentity { message: IDENTITY.message ^ (1 << (bit % 64)), ..IDENTITY },
+                BlockIdentity { size: IDENTITY.size ^ (1 << (bit % 64)), ..IDENTITY },
+                BlockIdentity { block: BlockIndex(IDENTITY.block.0 ^ (1 << (bit % 32))), ..IDENTITY },
             ] {
                 prop_assert_ne!(Checksum::of(&bytes).seal(elsewhere), seal);
             }
@@ -202,7 +202,7 @@ mod tests {
             let block = &bytes[..len];
             for shown in [0, 1, 64, 239, 256, 300, len / 2, len].into_iter().filter(|shown| *shown <= len) {
                 for piece in [1 + shown / 3, 1024, PIECE] {
-                    let summing = Summing::new();
+                    let summing = IncrementalChecksum::new();
                     block[..shown].chunks(piece).for_each(|piece| summing.inspect(piece));
                     let checksum = summing.checksum_of(block).await;
                     assert_eq!(checksum, Checksum::of(block), "{shown} of {len} bytes were shown, {piece} at once");
@@ -214,7 +214,7 @@ mod tests {
     #[test]
     fn a_long_block_is_summed_in_pieces_to_the_same() {
         let bytes: Vec<u8> = (0..3 * PIECE + 5).map(|i| u8::try_from(i % 251).expect("below 251")).collect();
-        let mut gentle = std::pin::pin!(Checksum::gently_of(&bytes));
+        let mut gentle = std::pin::pin!(Checksum::of_yielding(&bytes));
         let mut turns = 0;
         let gentle = loop {
             match (&mut gentle).now_or_never() {

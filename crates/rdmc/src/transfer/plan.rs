@@ -3,14 +3,14 @@
 use rdmc_schedule::{Hop, Rank, Repair, Schedule};
 
 /// All members' sends and receives of one message.
-pub(crate) enum Plan {
+pub(crate) enum HopPlan {
     /// The root has the message.
     Schedule(Schedule),
     /// Each member has some of it, and all know its size.
     Repair(Repair),
 }
 
-impl Plan {
+impl HopPlan {
     /// Lists what a member sends, in step order.
     pub(crate) fn sends(&self, rank: Rank) -> Box<dyn Iterator<Item = Hop> + Send> {
         match self {

@@ -85,7 +85,7 @@ fn neighbours_are_those_with_a_transfer() {
     (0..12).step_by(2).for_each(|block| assert!(holdings[7].insert(BlockIndex(block))));
     let repair = checked(&holdings);
     for rank in (0..9).map(Rank) {
-        let ranks = |transfers: RepairHops| transfers.map(|transfer| transfer.peer).collect::<BTreeSet<_>>();
+        let ranks = |hops: RepairHops| hops.map(|hop| hop.peer).collect::<BTreeSet<_>>();
         let neighbours = repair.neighbours(rank);
         assert!(neighbours.sends_to.into_iter().eq(ranks(repair.sends(rank))));
         assert!(neighbours.receives_from.into_iter().eq(ranks(repair.receives(rank))));
@@ -129,7 +129,7 @@ fn asking_for_the_part_of_somebody_else_in_a_repair_is_a_bug() {
 }
 
 #[test]
-fn transfers_of_a_repair_can_move_to_other_tasks() {
+fn hops_of_a_repair_can_move_to_other_tasks() {
     fn check<T: Clone + std::fmt::Debug + Send + Sync + 'static>() {}
     check::<Repair>();
     check::<RepairHops>();

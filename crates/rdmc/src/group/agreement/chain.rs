@@ -6,14 +6,14 @@ use crate::certificate::Digest;
 
 /// Chains digests in the order of the messages, in whatever order they become known.
 #[derive(Debug)]
-pub(super) struct Chain {
+pub(super) struct DigestChain {
     messages: u64,
     digest: Digest,
     /// Of messages behind one whose digest is not known yet; no more than are under way at once.
     early: BTreeMap<u64, Digest>,
 }
 
-impl Chain {
+impl DigestChain {
     /// Begins behind the first `messages`, on which nobody needs to agree any more.
     pub(super) fn after(messages: u64) -> Self {
         Self { messages, digest: Digest([0; 32]), early: BTreeMap::new() }
@@ -42,7 +42,7 @@ mod tests {
     #[test]
     fn a_chain_depends_on_every_digest_and_on_their_order_alone() {
         let chain = |digests: &[(u64, u8)]| {
-            let mut chain = Chain::after(0);
+            let mut chain = DigestChain::after(0);
             digests.iter().for_each(|(message, byte)| chain.add(*message, Digest([*byte; 32])));
             chain.of(3)
         };

@@ -13,7 +13,7 @@ pub(crate) enum EndFrame {
     /// To the root: this member has them all, and its application agrees to the end.
     Confirm { messages: u64 },
     /// To all: this member does no further work in the group, because of this, or because it heard of trouble.
-    Trouble(Evidence),
+    Wedged(Evidence),
     /// From who leads: promise to take no lower ballot, and report.
     Gather { ballot: Ballot },
     /// The promise.

@@ -28,24 +28,24 @@ pub(super) enum Lead {
 
 /// Whether there is more to do after a step.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Step {
+enum StepResult {
     Again,
     Wait,
 }
 
 impl Agreement {
     pub(super) fn advance(&mut self, now: Timestamp) {
-        while self.decided.is_none() && self.step(now) == Step::Again {}
+        while self.decided.is_none() && self.step(now) == StepResult::Again {}
     }
 
-    fn step(&mut self, now: Timestamp) -> Step {
+    fn step(&mut self, now: Timestamp) -> StepResult {
         if self.give_up_at.is_some_and(|at| now >= at) {
             self.decide_alone();
             if let Some((ballot, outcome)) = self.decided.clone() {
                 // Those who are in the same place need not come to another end.
-                self.tell_all(&EndFrame::Decided { ballot, outcome });
+                self.send_all(&EndFrame::Decided { ballot, outcome });
             }
-            return Step::Wait;
+            return StepResult::Wait;
         }
         match self.lead.take() {
             None => self.take_the_lead(now),
@@ -56,27 +56,27 @@ impl Agreement {
         }
     }
 
-    fn take_the_lead(&mut self, now: Timestamp) -> Step {
+    fn take_the_lead(&mut self, now: Timestamp) -> StepResult {
         if !self.wedged {
             let confirmed = &self.progress.confirmed;
             // Counted, as the root of a large group looks often.
             let ready =
                 self.me == ROOT && self.promised == Ballot::CLOSE && confirmed.len() + 1 == self.members as usize;
-            let Some(messages) = self.progress.messages.filter(|_| ready) else { return Step::Wait };
+            let Some(messages) = self.progress.messages.filter(|_| ready) else { return StepResult::Wait };
             let others = self.others().collect();
             return self.put_forward(Ballot::CLOSE, Outcome::Closed { messages }, others, true);
         }
         if self.leader() != self.me || now < self.retry_at {
-            return Step::Wait;
+            return StepResult::Wait;
         }
         let ballot = Ballot { attempt: self.promised.attempt.saturating_add(1), leader: self.me };
         self.promised = ballot;
         for rank in self.others().filter(|rank| self.is_reachable(*rank)).collect::<Vec<_>>() {
-            self.tell(rank, EndFrame::Gather { ballot });
+            self.send(rank, EndFrame::Gather { ballot });
         }
         let reports = BTreeMap::from([(self.me, self.report())]);
         self.lead = Some(Lead::Gathering { ballot, reports, settled_at: None });
-        Step::Again
+        StepResult::Again
     }
 
     fn gather(
@@ -85,24 +85,24 @@ impl Agreement {
         reports: BTreeMap<u32, Report>,
         settled_at: Option<Timestamp>,
         now: Timestamp,
-    ) -> Step {
+    ) -> StepResult {
         let silent = self.others().any(|rank| self.is_reachable(rank) && !reports.contains_key(&rank));
         if silent {
             self.lead = Some(Lead::Gathering { ballot, reports, settled_at: None });
-            return Step::Wait;
+            return StepResult::Wait;
         }
         let quorum = is_quorum(self.members, reports.len(), reports.contains_key(&ROOT));
         if !quorum && self.leader() != self.me {
             // Somebody else can reach more of the members.
             self.retry_at = now + self.patience.outbid;
-            return Step::Wait;
+            return StepResult::Wait;
         }
         // A minority may hear from the others yet; and if two have lost each other, one may be lost to this member soon.
         if !quorum || self.are_at_odds(&reports) {
             let settled_at = settled_at.unwrap_or(now + self.patience.settling);
             if now < settled_at {
                 self.lead = Some(Lead::Gathering { ballot, reports, settled_at: Some(settled_at) });
-                return Step::Wait;
+                return StepResult::Wait;
             }
         }
         let outcome = self.choose(&reports, quorum);
@@ -122,13 +122,13 @@ impl Agreement {
             .any(|(_, evidence)| evidence.lost.iter().any(|rank| takes_part(*rank)))
     }
 
-    fn put_forward(&mut self, ballot: Ballot, outcome: Outcome, asked: BTreeSet<u32>, quorum: bool) -> Step {
+    fn put_forward(&mut self, ballot: Ballot, outcome: Outcome, asked: BTreeSet<u32>, quorum: bool) -> StepResult {
         self.accepted.put(ballot, outcome.clone(), quorum);
         for &rank in &asked {
             self.outgoing.push((rank, EndFrame::Propose { ballot, outcome: outcome.clone(), quorum }));
         }
         self.lead = Some(Lead::Proposing { ballot, outcome, quorum, asked, accepted: BTreeSet::from([self.me]) });
-        Step::Again
+        StepResult::Again
     }
 
     /// Asks again, of those for whom `of` is true, what was not answered.
@@ -156,7 +156,7 @@ impl Agreement {
         promised: bool,
         asked: BTreeSet<u32>,
         accepted: BTreeSet<u32>,
-    ) -> Step {
+    ) -> StepResult {
         let missing = asked.iter().filter(|rank| !accepted.contains(rank) && self.is_reachable(**rank)).count();
         let quorum = is_quorum(self.members, accepted.len(), accepted.contains(&ROOT));
         let enough = match &outcome {
@@ -164,16 +164,16 @@ impl Agreement {
             Outcome::Failed(verdict) => missing == 0 && (quorum || !verdict.quorum),
         };
         if enough {
-            self.tell_all(&EndFrame::Decided { ballot, outcome: outcome.clone() });
+            self.send_all(&EndFrame::Decided { ballot, outcome: outcome.clone() });
             self.decided = Some((ballot, outcome));
-            return Step::Wait;
+            return StepResult::Wait;
         }
         if missing > 0 {
             self.lead = Some(Lead::Proposing { ballot, outcome, quorum: promised, asked, accepted });
-            return Step::Wait;
+            return StepResult::Wait;
         }
         // Some were lost meanwhile: another attempt counts those who are left.
-        if self.wedged { Step::Again } else { Step::Wait }
+        if self.wedged { StepResult::Again } else { StepResult::Wait }
     }
 
     pub(super) fn stand_back(&mut self, now: Timestamp) {

@@ -9,7 +9,7 @@ use crate::failure::FailureCause;
 
 /// Who was heard of in the agreement, and when.
 #[derive(Debug)]
-pub(super) struct Silence {
+pub(super) struct SilenceTracker {
     /// From when on everybody should have been heard.
     since: Timestamp,
     heard_at: BTreeMap<u32, Timestamp>,
@@ -17,12 +17,12 @@ pub(super) struct Silence {
     counted_out: BTreeSet<u32>,
 }
 
-impl Silence {
+impl SilenceTracker {
     pub(super) fn since(now: Timestamp) -> Self {
         Self { since: now, heard_at: BTreeMap::new(), counted_out: BTreeSet::new() }
     }
 
-    pub(super) fn hear(&mut self, rank: u32, now: Timestamp) {
+    pub(super) fn note_heard(&mut self, rank: u32, now: Timestamp) {
         self.heard_at.insert(rank, now);
         self.counted_out.remove(&rank);
     }
@@ -32,7 +32,7 @@ impl Silence {
     }
 }
 
-impl Default for Silence {
+impl Default for SilenceTracker {
     fn default() -> Self {
         Self::since(Timestamp::ZERO)
     }
@@ -40,10 +40,10 @@ impl Default for Silence {
 
 impl Agreement {
     /// Expects nothing more of those who have not spoken for long: all who have stopped say so again and again.
-    pub(super) fn look_for_silent(&mut self, now: Timestamp) {
+    pub(super) fn count_out_silent(&mut self, now: Timestamp) {
         if now > self.ask_at + self.patience.outbid {
             // This process was stopped itself: what was said meanwhile is still to be heard.
-            self.silence = Silence::since(now);
+            self.silence = SilenceTracker::since(now);
         }
         let limit = self.patience.outbid * ASKED_MAX;
         let heard_at = |rank: &u32| self.silence.heard_at.get(rank).map_or(self.silence.since, |at| *at);

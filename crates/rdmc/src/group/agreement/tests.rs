@@ -579,7 +579,7 @@ pub(crate) fn frames() -> impl Strategy<Value = EndFrame> {
     prop_oneof![
         (any::<u64>(), digest()).prop_map(|(messages, digest)| EndFrame::Closing { messages, digest }),
         any::<u64>().prop_map(|messages| EndFrame::Confirm { messages }),
-        evidence().prop_map(EndFrame::Trouble),
+        evidence().prop_map(EndFrame::Wedged),
         ballot().prop_map(|ballot| EndFrame::Gather { ballot }),
         (ballot(), report).prop_map(|(ballot, report)| EndFrame::Report { ballot, report: Box::new(report) }),
         (ballot(), outcome.clone(), any::<bool>()).prop_map(|(ballot, outcome, quorum)| EndFrame::Propose {

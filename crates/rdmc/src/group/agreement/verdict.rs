@@ -65,7 +65,7 @@ impl Agreement {
         let accusations = self.accusations();
         let worst = |rank: u32| {
             let of_rank = accusations.iter().filter(|accusation| accusation.accused == rank);
-            of_rank.min_by_key(|accusation| accusation.cause.rank_as_evidence()).map(|it| it.cause.clone())
+            of_rank.min_by_key(|accusation| accusation.cause.evidence_rank()).map(|it| it.cause.clone())
         };
         // Some may have been lost after they reported.
         for rank in self.others().filter(|rank| !reports.contains_key(rank) || self.has_lost(*rank)) {
@@ -98,7 +98,7 @@ impl Agreement {
             failed.insert(rank, FailureCause::Protocol { what });
         }
         let mut failed: Vec<_> = failed.into_iter().collect();
-        failed.sort_by_key(|(rank, cause)| (cause.rank_as_evidence(), *rank));
+        failed.sort_by_key(|(rank, cause)| (cause.evidence_rank(), *rank));
         failed
     }
 
@@ -113,7 +113,7 @@ impl Agreement {
 
     /// Tells whether the two had lost each other, and have no more.
     fn has_mended(&self, accusation: &Accusation) -> bool {
-        accusation.cause.is_a_loss() && self.reach_each_other(accusation.accuser, accusation.accused)
+        accusation.cause.is_connection_loss() && self.reach_each_other(accusation.accuser, accusation.accused)
     }
 }
 
@@ -147,7 +147,7 @@ fn most_involved(open: &[&Accusation]) -> Option<u32> {
     for accusation in open {
         at_odds.entry(accusation.accuser).or_default().insert(accusation.accused);
         at_odds.entry(accusation.accused).or_default().insert(accusation.accuser);
-        if accusation.cause.is_the_accused_s_doing() {
+        if accusation.cause.blames_the_accused() {
             *at_fault.entry(accusation.accused).or_default() += 1;
         }
     }

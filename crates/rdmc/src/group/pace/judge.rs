@@ -8,20 +8,20 @@ use std::collections::BTreeMap;
 
 use rdmc_schedule::Rank;
 
-use super::{WINDOW, Waited};
+use super::{WINDOW, WaitTimes};
 
 /// What members have waited for within the latest window.
 #[derive(Default)]
-pub(crate) struct Reports(BTreeMap<Rank, (u32, Vec<Waited>)>);
+pub(crate) struct WaitReports(BTreeMap<Rank, (u32, Vec<WaitTimes>)>);
 
-impl Reports {
+impl WaitReports {
     /// Takes a member's word.
-    pub(crate) fn hear(&mut self, from: Rank, waited: Vec<Waited>) {
+    pub(crate) fn add(&mut self, from: Rank, waited: Vec<WaitTimes>) {
         self.0.insert(from, (0, waited));
     }
 
     /// Tells whether nobody has said anything lately.
-    pub(crate) fn are_none(&self) -> bool {
+    pub(crate) fn is_empty(&self) -> bool {
         self.0.is_empty()
     }
 
@@ -39,7 +39,7 @@ impl Reports {
         let receivers = 1..members as usize;
         let most = receivers.clone().max_by(|a, b| weights[*a].total_cmp(&weights[*b]))?;
         let slowest = Rank(u32::try_from(most).ok()?);
-        let waits = |ms: fn(&Waited) -> u32| {
+        let waits = |ms: fn(&WaitTimes) -> u32| {
             let all = self.0.values().flat_map(|(_, waited)| waited).filter(|waited| waited.on == slowest.0);
             all.map(ms).max().unwrap_or(0)
         };
@@ -52,13 +52,13 @@ impl Reports {
         #[expect(clippy::cast_precision_loss, reason = "a number of members")]
         let average = others / (receivers.len() - 1) as f64;
         let stuck = waits(|waited| waited.ready_ms + waited.leaving_ms) >= window / 2;
-        let slow = stuck && weights[most] >= average * WEIGHT_RATIO_MIN && self.is_dear(slowest);
-        slow.then(|| (slowest, self.most_patient(slowest)))
+        let slow = stuck && weights[most] >= average * WEIGHT_RATIO_MIN && self.is_costly(slowest);
+        slow.then(|| (slowest, self.longest_waiting(slowest)))
     }
 
     /// Returns the member that waits most for another.
-    fn most_patient(&self, with: Rank) -> Rank {
-        let wait = |waited: &[Waited]| {
+    fn longest_waiting(&self, with: Rank) -> Rank {
+        let wait = |waited: &[WaitTimes]| {
             let on = waited.iter().filter(|waited| waited.on == with.0);
             on.map(|waited| waited.ready_ms + waited.leaving_ms).sum::<u32>()
         };
@@ -67,7 +67,7 @@ impl Reports {
     }
 
     /// Tells whether this member takes several times as long for a block as others do.
-    fn is_dear(&self, slowest: Rank) -> bool {
+    fn is_costly(&self, slowest: Rank) -> bool {
         let mut costs: BTreeMap<u32, (u64, u64)> = BTreeMap::new();
         for waited in self.0.values().flat_map(|(_, waited)| waited) {
             let (time, blocks) = costs.entry(waited.on).or_default();
@@ -93,7 +93,7 @@ impl Reports {
             let mut spread = 0.0;
             for (rank, weight) in weights.iter().enumerate() {
                 let waited = u32::try_from(rank).ok().and_then(|rank| self.0.get(&Rank(rank)));
-                let of = |waited: &Waited| f64::from(waited.ready_ms + waited.leaving_ms + waited.arriving_ms);
+                let of = |waited: &WaitTimes| f64::from(waited.ready_ms + waited.leaving_ms + waited.arriving_ms);
                 let all: f64 = waited.iter().flat_map(|(_, waited)| waited).map(of).sum();
                 let goes_on = if all > 0.0 { FOLLOWED * (all / window).min(1.0) } else { 0.0 };
                 spread += weight * (1.0 - goes_on);
@@ -123,14 +123,21 @@ const COST_RATIO_MIN: u64 = 3;
 mod tests {
     use super::*;
 
-    fn reports(waits: &[(u32, u32, u32, u32, u32, u32)]) -> Reports {
-        let mut reports = Reports::default();
-        let mut by_member: BTreeMap<u32, Vec<Waited>> = BTreeMap::new();
+    fn reports(waits: &[(u32, u32, u32, u32, u32, u32)]) -> WaitReports {
+        let mut reports = WaitReports::default();
+        let mut by_member: BTreeMap<u32, Vec<WaitTimes>> = BTreeMap::new();
         for &(from, on, ready_ms, leaving_ms, arriving_ms, blocks) in waits {
             let busy_ms = ready_ms + leaving_ms;
-            by_member.entry(from).or_default().push(Waited { on, ready_ms, leaving_ms, arriving_ms, busy_ms, blocks });
+            by_member.entry(from).or_default().push(WaitTimes {
+                on,
+                ready_ms,
+                leaving_ms,
+                arriving_ms,
+                busy_ms,
+                blocks,
+            });
         }
-        by_member.into_iter().for_each(|(from, waited)| reports.hear(Rank(from), waited));
+        by_member.into_iter().for_each(|(from, waited)| reports.add(Rank(from), waited));
         reports
     }
 
@@ -167,8 +174,8 @@ mod tests {
     fn of_equals_nobody_is_slow() {
         let even: Vec<_> = (0..8).map(|rank| (rank, (rank + 1) % 8, 60, 100, 60, 20)).collect();
         assert_eq!(reports(&even).slowest(8), None);
-        assert_eq!(Reports::default().slowest(8), None);
-        assert_eq!(Reports::default().slowest(1), None);
+        assert_eq!(WaitReports::default().slowest(8), None);
+        assert_eq!(WaitReports::default().slowest(1), None);
     }
 
     #[test]

@@ -202,7 +202,7 @@ async fn what_is_no_list_of_fabrics_is_refused() {
     let mut bytes = frame::encode_unchecked(&invite);
     let at = bytes.windows(3).position(|bytes| bytes == b"tcp").unwrap();
     bytes[at] = b'\n';
-    frame::Check::default().seal(&mut bytes);
+    frame::FrameCheck::default().seal(&mut bytes);
     let environment = TcpFabric::new().environment();
     let mut stream = environment.connect(listener.local_address()).await.unwrap();
     stream.write_all(&bytes).await.unwrap();

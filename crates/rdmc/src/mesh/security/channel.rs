@@ -24,13 +24,13 @@ use crate::node::NodeId;
 use crate::stats::Refusals;
 
 /// How a node reaches the others of its cluster.
-pub(crate) struct Peers {
+pub(crate) struct PeerSecurity {
     pub(crate) security: Option<Security>,
     pub(crate) identities: Identities,
     pub(crate) refusals: Refusals,
 }
 
-impl Peers {
+impl PeerSecurity {
     /// Opens a control connection to a node of the cluster, and makes sure that it is that node.
     pub(crate) async fn connect(
         &self,
@@ -117,7 +117,7 @@ impl Security {
             None => return Err(io::Error::new(io::ErrorKind::UnexpectedEof, "it closed the connection")),
         }
         let peer = stream.peer_address();
-        let connecting = TlsConnector::from(self.0.client.clone()).connect(name, Gathered(stream));
+        let connecting = TlsConnector::from(self.0.client.clone()).connect(name, GatheredStream(stream));
         match connecting.into_fallible().await {
             Ok(stream) => Ok(Box::new(SecureStream { stream: Box::new(stream.into()), peer, proof: self.0.proof })),
             Err((error, mut stream)) => {
@@ -146,7 +146,7 @@ impl Security {
         if let Err(error) = answered.await {
             return Err((error, stream));
         }
-        let accepting = TlsAcceptor::from(self.0.server.clone()).accept(Gathered(stream)).into_fallible().await;
+        let accepting = TlsAcceptor::from(self.0.server.clone()).accept(GatheredStream(stream)).into_fallible().await;
         let stream = accepting.map_err(|(error, stream)| (Distrust::explained(error, self.0.proof), stream.0))?;
         let shown = stream.get_ref().1.peer_certificates().and_then(<[_]>::first);
         let shown = shown.expect("the handshake asks for it").clone().into_owned();
@@ -168,15 +168,15 @@ pub(crate) async fn drain_frame(opening: &Opening, stream: &mut (impl AsyncRead 
 }
 
 /// A control connection below TLS.
-struct Gathered(Box<dyn ControlStream>);
+struct GatheredStream(Box<dyn ControlStream>);
 
-impl AsyncRead for Gathered {
+impl AsyncRead for GatheredStream {
     fn poll_read(mut self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
         Pin::new(&mut self.0).poll_read(cx, buf)
     }
 }
 
-impl AsyncWrite for Gathered {
+impl AsyncWrite for GatheredStream {
     fn poll_write(mut self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &[u8]) -> Poll<io::Result<usize>> {
         Pin::new(&mut self.0).poll_write(cx, buf)
     }
@@ -208,7 +208,7 @@ impl AsyncWrite for Gathered {
 
 /// A control connection inside TLS.
 struct SecureStream {
-    stream: Box<TlsStream<Gathered>>,
+    stream: Box<TlsStream<GatheredStream>>,
     peer: Option<IpAddr>,
     proof: Proof,
 }

@@ -48,7 +48,7 @@ pub enum Distrust {
         name: String,
     },
     /// The other end's certificate has expired.
-    #[error("its certificate expired {} ago: it needs a new one, or a clock is wrong", Rough(*expired_for))]
+    #[error("its certificate expired {} ago: it needs a new one, or a clock is wrong", RoughDuration(*expired_for))]
     Expired {
         /// How long ago.
         expired_for: Duration,
@@ -171,9 +171,9 @@ fn listed(names: &[String]) -> String {
 }
 
 /// A long time in one unit.
-struct Rough(Duration);
+struct RoughDuration(Duration);
 
-impl fmt::Display for Rough {
+impl fmt::Display for RoughDuration {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let seconds = self.0.as_secs();
         let units = [(86_400, "day"), (3600, "hour"), (60, "minute"), (1, "second")];

@@ -12,7 +12,7 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt};
 
 use super::*;
 use crate::mesh::Mesh;
-use crate::mesh::frame::{self, Frame, PROTOCOL_VERSION, Reject};
+use crate::mesh::frame::{self, Frame, PROTOCOL_VERSION, RejectReason};
 use crate::stats::Refusals;
 use crate::{Cluster, GroupSpec, InviteFailure, Listener, Node, NodeId, StartError, invite_secured};
 
@@ -146,7 +146,7 @@ async fn pair(opening: Option<Security>, accepting: Option<Security>) -> (String
     let listener = Listener::bind_secured(fabric, "b", accepting).await.unwrap();
     let cluster = Cluster::new([(0, "a"), (1, "b")]);
     let _arrivals = listener.register(&cluster, NodeId(1));
-    let peers = Peers { security: opening, identities: cluster.identities(), refusals: Refusals::default() };
+    let peers = PeerSecurity { security: opening, identities: cluster.identities(), refusals: Refusals::default() };
     let mesh = Mesh::new(NodeId(0), 0, BTreeMap::new(), network.fabric().environment(), Duration::from_secs(2), peers);
     let failed = mesh.say_hello(NodeId(1), "b").await.err().expect("they refuse each other").to_string();
     // The other end reads only later that it was refused.
@@ -239,7 +239,7 @@ async fn a_node_without_a_possible_name_is_told() {
     let cluster = Cluster::new([(0, "a"), (1, "no name")]);
     let _listener = Listener::bind(network.fabric() as Arc<dyn Fabric>, "no name").await.unwrap();
     let (security, identities) = (Some(authority.security(&["a"])), cluster.identities());
-    let peers = Peers { security, identities, refusals: Refusals::default() };
+    let peers = PeerSecurity { security, identities, refusals: Refusals::default() };
     let mesh = Mesh::new(NodeId(0), 0, BTreeMap::new(), network.fabric().environment(), Duration::from_secs(2), peers);
     let problem = mesh.say_hello(NodeId(1), "no name").await.err().expect("it is refused").to_string();
     assert!(problem.contains("\"no name\" is neither a DNS name nor an IP address"), "{problem}");
@@ -251,7 +251,7 @@ async fn a_node_without_a_possible_name_is_told() {
 struct Door {
     network: MemNetwork,
     listener: Listener,
-    arrivals: tokio::sync::mpsc::Receiver<crate::mesh::listener::Arrived>,
+    arrivals: tokio::sync::mpsc::Receiver<crate::mesh::listener::NodeConnection>,
 }
 
 impl Door {
@@ -296,7 +296,7 @@ async fn nobody_but_the_inviting_node_is_node_0_of_an_invited_cluster() {
     impostor.write_all(&hello(0)).await.unwrap();
     impostor.flush().await.unwrap();
     let answer = frame::read(&mut impostor).await.unwrap();
-    let Some(Frame::Reject { reason: Reject::Declined { reason } }) = answer else { panic!("{answer:?}") };
+    let Some(Frame::Reject { reason: RejectReason::Declined { reason } }) = answer else { panic!("{answer:?}") };
     assert!(reason.contains("not that of the node that invited"), "{reason}");
     assert_eq!(door.refused(), 1);
     let inviting = authority.security_with(&inviting);
@@ -350,7 +350,7 @@ async fn a_long_frame_without_tls_is_refused_and_not_kept() {
     }
     stream.write_all(&[0; frame::CHECK_LEN]).await.unwrap();
     let answer = frame::read(&mut stream).await.unwrap();
-    assert!(matches!(answer, Some(Frame::Reject { reason: Reject::Declined { .. } })), "{answer:?}");
+    assert!(matches!(answer, Some(Frame::Reject { reason: RejectReason::Declined { .. } })), "{answer:?}");
     assert_eq!(door.refused(), 1);
 }
 

@@ -9,92 +9,92 @@ use futures::{FutureExt, future::BoxFuture};
 use rdmc_fabric::{Operation, Received};
 use rdmc_schedule::Rank;
 
-use super::{Arrival, Transfer, Trouble, give_way};
-use crate::group::neighbour::{Granted, Sent};
-use crate::woken::Attention;
+use super::{ExpectedBlock, Transfer, TransferError, yield_now};
+use crate::group::neighbour::{GrantGuard, SendGuard};
+use crate::woken::WokenWait;
 
-/// Operations in lines: of each neighbour in the order in which they were posted, which is that in which they end.
+/// Operations in queues: of each neighbour in the order in which they were posted, which is that in which they end.
 ///
 /// So no more is looked at than the first one of each line, and nothing is allocated for an operation.
-struct Lines<O, A> {
-    lines: Vec<Line<O, A>>,
+struct OperationQueues<O, A> {
+    queues: Vec<OperationQueue<O, A>>,
     /// The line that is looked at first: of what was posted last, or of what ended last.
     at: usize,
 }
 
-struct Line<O, A> {
+struct OperationQueue<O, A> {
     with: Rank,
-    under_way: VecDeque<(O, A)>,
+    in_flight: VecDeque<(O, A)>,
 }
 
 /// What became of an operation.
-struct Ended<T, A> {
+struct EndedOperation<T, A> {
     with: Rank,
     outcome: T,
     about: A,
 }
 
-impl<O: Future + Unpin, A> Lines<O, A> {
+impl<O: Future + Unpin, A> OperationQueues<O, A> {
     fn new() -> Self {
-        Self { lines: Vec::new(), at: 0 }
+        Self { queues: Vec::new(), at: 0 }
     }
 
     /// Appends an operation, and what it is about.
     fn push(&mut self, with: Rank, operation: O, about: A) {
-        let count = self.lines.len();
+        let count = self.queues.len();
         // Neighbours come one after the other, and again in the same order.
-        let found = (self.at..count).chain(0..self.at).find(|&at| self.lines[at].with == with);
+        let found = (self.at..count).chain(0..self.at).find(|&at| self.queues[at].with == with);
         self.at = found.unwrap_or_else(|| {
-            self.lines.push(Line { with, under_way: VecDeque::new() });
+            self.queues.push(OperationQueue { with, in_flight: VecDeque::new() });
             count
         });
-        self.lines[self.at].under_way.push_back((operation, about));
+        self.queues[self.at].in_flight.push_back((operation, about));
     }
 
     /// Returns the next outcome; none if nothing is under way.
-    fn poll_next(&mut self, cx: &mut Context<'_>) -> Poll<Option<Ended<O::Output, A>>> {
+    fn poll_next(&mut self, cx: &mut Context<'_>) -> Poll<Option<EndedOperation<O::Output, A>>> {
         let mut is_empty = true;
-        for _ in 0..self.lines.len() {
-            let Line { with, under_way } = &mut self.lines[self.at];
-            if let Some((first, _)) = under_way.front_mut() {
+        for _ in 0..self.queues.len() {
+            let OperationQueue { with, in_flight } = &mut self.queues[self.at];
+            if let Some((first, _)) = in_flight.front_mut() {
                 if let Poll::Ready(outcome) = first.poll_unpin(cx) {
-                    let (_, about) = under_way.pop_front().expect("it was looked at");
-                    return Poll::Ready(Some(Ended { with: *with, outcome, about }));
+                    let (_, about) = in_flight.pop_front().expect("it was looked at");
+                    return Poll::Ready(Some(EndedOperation { with: *with, outcome, about }));
                 }
                 is_empty = false;
             }
-            self.at = if self.at + 1 == self.lines.len() { 0 } else { self.at + 1 };
+            self.at = if self.at + 1 == self.queues.len() { 0 } else { self.at + 1 };
         }
         if is_empty { Poll::Ready(None) } else { Poll::Pending }
     }
 }
 
 /// Blocks under way in one direction.
-pub(super) trait Traffic {
+pub(super) trait BlockTraffic {
     /// Takes the next one that is through; none if no more are under way.
-    fn poll_next(&mut self, cx: &mut Context<'_>) -> Poll<Option<Result<(), Trouble>>>;
+    fn poll_next(&mut self, cx: &mut Context<'_>) -> Poll<Option<Result<(), TransferError>>>;
 }
 
 /// What waits for other things while blocks are under way.
-pub(super) struct UnderWay<B> {
+pub(super) struct InFlight<B> {
     pub(super) blocks: B,
-    attention: Attention,
+    wait: WokenWait,
     /// Blocks that were taken since other work of the task had a turn.
     taken: u32,
 }
 
-impl<B: Traffic> UnderWay<B> {
+impl<B: BlockTraffic> InFlight<B> {
     pub(super) fn new(blocks: B) -> Self {
-        Self { blocks, attention: Attention::new(), taken: 0 }
+        Self { blocks, wait: WokenWait::new(), taken: 0 }
     }
 
     /// Takes the blocks that are through by now.
     ///
     /// Blocks may come as fast as they are taken: other work of the task has a turn now and then.
-    pub(super) async fn settle(&mut self) -> Result<(), Trouble> {
+    pub(super) async fn settle(&mut self) -> Result<(), TransferError> {
         if self.taken >= TURN_BLOCKS {
             self.taken = 0;
-            give_way().await;
+            yield_now().await;
         }
         poll_fn(|cx| {
             while let Poll::Ready(Some(through)) = self.blocks.poll_next(cx) {
@@ -109,13 +109,13 @@ impl<B: Traffic> UnderWay<B> {
     }
 
     /// Waits for `wanted`; ends early if a block fails.
-    pub(super) async fn unless_failing<T>(&mut self, wanted: impl Future<Output = T>) -> Result<T, Trouble> {
-        let Self { blocks, attention, .. } = self;
-        attention.wait(wanted, |cx| blocks.poll_next(cx)).await
+    pub(super) async fn unless_failing<T>(&mut self, wanted: impl Future<Output = T>) -> Result<T, TransferError> {
+        let Self { blocks, wait, .. } = self;
+        wait.wait(wanted, |cx| blocks.poll_next(cx)).await
     }
 
     /// Waits until all blocks are through.
-    pub(super) async fn all(mut self) -> Result<(), Trouble> {
+    pub(super) async fn all(mut self) -> Result<(), TransferError> {
         loop {
             self.settle().await?;
             match poll_fn(|cx| self.blocks.poll_next(cx)).await {
@@ -127,61 +127,67 @@ impl<B: Traffic> UnderWay<B> {
 }
 
 /// Blocks that leave to neighbours.
-pub(super) struct Leaving<'a> {
+pub(super) struct OutgoingBlocks<'a> {
     transfer: &'a Transfer,
-    lines: Lines<Operation<()>, Sent<'a>>,
+    queues: OperationQueues<Operation<()>, SendGuard<'a>>,
 }
 
-impl<'a> Leaving<'a> {
+impl<'a> OutgoingBlocks<'a> {
     pub(super) fn new(transfer: &'a Transfer) -> Self {
-        Self { transfer, lines: Lines::new() }
+        Self { transfer, queues: OperationQueues::new() }
     }
 
-    pub(super) fn push(&mut self, to: Rank, (operation, sent): (Operation<()>, Sent<'a>)) {
-        self.lines.push(to, operation, sent);
+    pub(super) fn push(&mut self, to: Rank, (operation, sent): (Operation<()>, SendGuard<'a>)) {
+        self.queues.push(to, operation, sent);
     }
 }
 
-impl Traffic for Leaving<'_> {
-    fn poll_next(&mut self, cx: &mut Context<'_>) -> Poll<Option<Result<(), Trouble>>> {
-        let Some(Ended { with: to, outcome, about: sent }) = ready!(self.lines.poll_next(cx)) else {
+impl BlockTraffic for OutgoingBlocks<'_> {
+    fn poll_next(&mut self, cx: &mut Context<'_>) -> Poll<Option<Result<(), TransferError>>> {
+        let Some(EndedOperation { with: to, outcome, about: sent }) = ready!(self.queues.poll_next(cx)) else {
             return Poll::Ready(None);
         };
         drop(sent);
-        Poll::Ready(Some(self.transfer.left(to, outcome)))
+        Poll::Ready(Some(self.transfer.block_sent(to, outcome)))
     }
 }
 
 /// Blocks that arrive from neighbours.
-pub(super) struct Arriving<'a> {
+pub(super) struct IncomingBlocks<'a> {
     transfer: &'a Transfer,
-    lines: Lines<Operation<Received>, (Arrival, Granted<'a>)>,
+    queues: OperationQueues<Operation<Received>, (ExpectedBlock, GrantGuard<'a>)>,
     /// Long blocks that are summed, and corrupted ones that are fetched anew.
-    unsettled: FuturesUnordered<BoxFuture<'a, Result<(), Trouble>>>,
+    unsettled: FuturesUnordered<BoxFuture<'a, Result<(), TransferError>>>,
 }
 
-impl<'a> Arriving<'a> {
+impl<'a> IncomingBlocks<'a> {
     pub(super) fn new(transfer: &'a Transfer) -> Self {
-        Self { transfer, lines: Lines::new(), unsettled: FuturesUnordered::new() }
+        Self { transfer, queues: OperationQueues::new(), unsettled: FuturesUnordered::new() }
     }
 
-    pub(super) fn push(&mut self, arrival: Arrival, (operation, granted): (Operation<Received>, Granted<'a>)) {
-        self.lines.push(arrival.receive.peer, operation, (arrival, granted));
+    pub(super) fn push(
+        &mut self,
+        expected: ExpectedBlock,
+        (operation, granted): (Operation<Received>, GrantGuard<'a>),
+    ) {
+        self.queues.push(expected.receive.peer, operation, (expected, granted));
     }
 }
 
-impl Traffic for Arriving<'_> {
-    fn poll_next(&mut self, cx: &mut Context<'_>) -> Poll<Option<Result<(), Trouble>>> {
+impl BlockTraffic for IncomingBlocks<'_> {
+    fn poll_next(&mut self, cx: &mut Context<'_>) -> Poll<Option<Result<(), TransferError>>> {
         let settled = if self.unsettled.is_empty() { Poll::Ready(None) } else { self.unsettled.poll_next_unpin(cx) };
         if let Poll::Ready(Some(settled)) = settled {
             return Poll::Ready(Some(settled));
         }
-        let Some(Ended { outcome, about: (arrival, granted), .. }) = ready!(self.lines.poll_next(cx)) else {
+        let Some(EndedOperation { outcome, about: (expected, granted), .. }) = ready!(self.queues.poll_next(cx)) else {
             return settled;
         };
         // Before the block is looked at, since the neighbour may send another meanwhile.
         drop(granted);
-        Poll::Ready(Some(self.transfer.arrived(arrival, outcome).map(|unsettled| self.unsettled.extend(unsettled))))
+        Poll::Ready(Some(
+            self.transfer.take_arrived(expected, outcome).map(|unsettled| self.unsettled.extend(unsettled)),
+        ))
     }
 }
 
@@ -198,15 +204,15 @@ mod tests {
 
     type Named = (u32, Result<i32, oneshot::error::RecvError>, char);
 
-    fn next(lines: &mut Lines<oneshot::Receiver<i32>, char>) -> Option<Option<Named>> {
-        let ended = poll_fn(|cx| lines.poll_next(cx)).now_or_never()?;
+    fn next(queues: &mut OperationQueues<oneshot::Receiver<i32>, char>) -> Option<Option<Named>> {
+        let ended = poll_fn(|cx| queues.poll_next(cx)).now_or_never()?;
         Some(ended.map(|ended| (ended.with.0, ended.outcome, ended.about)))
     }
 
     #[test]
     fn operations_of_a_neighbour_end_in_order_and_those_of_others_beside_them() {
-        let mut lines = Lines::new();
-        assert!(matches!(next(&mut lines), Some(None)));
+        let mut queues = OperationQueues::new();
+        assert!(matches!(next(&mut queues), Some(None)));
         let mut tell = ['a', 'b', 'c', 'd', 'e'].map(|about| {
             let (tell, told) = oneshot::channel();
             let with = if about < 'c' {
@@ -216,33 +222,33 @@ mod tests {
             } else {
                 3
             };
-            lines.push(Rank(with), told, about);
+            queues.push(Rank(with), told, about);
             Some(tell)
         });
         let mut end = |at: usize| tell[at].take().expect("it ends once").send(7).expect("it is waited for");
-        assert!(next(&mut lines).is_none());
+        assert!(next(&mut queues).is_none());
         // Behind the first of its line it has to wait.
         end(1);
-        assert!(next(&mut lines).is_none());
+        assert!(next(&mut queues).is_none());
         end(4);
-        assert_eq!(next(&mut lines), Some(Some((3, Ok(7), 'e'))));
+        assert_eq!(next(&mut queues), Some(Some((3, Ok(7), 'e'))));
         end(0);
         end(2);
         let mut ended =
-            [next(&mut lines), next(&mut lines), next(&mut lines)].map(|ended| ended.flatten().expect("one").2);
+            [next(&mut queues), next(&mut queues), next(&mut queues)].map(|ended| ended.flatten().expect("one").2);
         ended.sort_unstable();
         assert_eq!(ended, ['a', 'b', 'c']);
-        assert!(next(&mut lines).is_none());
+        assert!(next(&mut queues).is_none());
         end(3);
-        assert_eq!(next(&mut lines), Some(Some((2, Ok(7), 'd'))));
-        assert!(matches!(next(&mut lines), Some(None)));
+        assert_eq!(next(&mut queues), Some(Some((2, Ok(7), 'd'))));
+        assert!(matches!(next(&mut queues), Some(None)));
     }
 
     /// Blocks that are there whenever they are asked for, so many in all.
     struct AlwaysThere(u32, Option<Pending<()>>);
 
-    impl Traffic for AlwaysThere {
-        fn poll_next(&mut self, cx: &mut Context<'_>) -> Poll<Option<Result<(), Trouble>>> {
+    impl BlockTraffic for AlwaysThere {
+        fn poll_next(&mut self, cx: &mut Context<'_>) -> Poll<Option<Result<(), TransferError>>> {
             match (self.0.checked_sub(1), &mut self.1) {
                 (Some(left), _) => {
                     self.0 = left;
@@ -256,16 +262,16 @@ mod tests {
 
     #[tokio::test]
     async fn blocks_that_are_always_there_leave_others_a_turn() {
-        let mut under_way = UnderWay::new(AlwaysThere(0, Some(pending())));
+        let mut in_flight = InFlight::new(AlwaysThere(0, Some(pending())));
         let mut turns = 0;
         for _ in 0..10 {
-            under_way.blocks.0 = TURN_BLOCKS;
-            let mut settling = std::pin::pin!(under_way.settle());
+            in_flight.blocks.0 = TURN_BLOCKS;
+            let mut settling = std::pin::pin!(in_flight.settle());
             while (&mut settling).now_or_never().is_none() {
                 turns += 1;
             }
         }
         assert_eq!(turns, 9);
-        UnderWay::new(AlwaysThere(100, None)).all().await.expect("none fails");
+        InFlight::new(AlwaysThere(100, None)).all().await.expect("none fails");
     }
 }

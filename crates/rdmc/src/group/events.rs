@@ -8,7 +8,7 @@ use rdmc_schedule::Rank;
 use tokio::sync::mpsc;
 
 use super::Group;
-use super::healing::Asked;
+use super::healing::FetchRequest;
 use super::recovery::Holdings;
 use crate::failure::FailureCause;
 use crate::mesh::frame::GroupFrame;
@@ -17,10 +17,10 @@ use crate::node::NodeId;
 use crate::sync::lock;
 
 /// What a group hears, and where it goes.
-pub(super) struct Hearing {
+pub(super) struct EventRouting {
     pub(super) inbox: Inbox,
     pub(super) announced: mpsc::Sender<(u64, u64)>,
-    pub(super) offered: mpsc::Sender<(Rank, Offered)>,
+    pub(super) offered: mpsc::Sender<(Rank, OfferedEndpoints)>,
     /// The neighbours that have not offered their queue pairs.
     pub(super) unheard: BTreeSet<Rank>,
     /// What members have said before they offered them.
@@ -28,7 +28,7 @@ pub(super) struct Hearing {
 }
 
 /// A neighbour's queue pairs and cells, as in [`GroupFrame::Offer`].
-pub(super) struct Offered {
+pub(super) struct OfferedEndpoints {
     pub(super) spec: [u8; 32],
     pub(super) data: Vec<u8>,
     pub(super) ready: Vec<u8>,
@@ -38,7 +38,7 @@ pub(super) struct Offered {
 impl Group {
     /// Takes what the mesh says, and gives others what they ask for, until the group has ended; answers what was asked
     /// before that was known.
-    pub(super) async fn listen(&self, mut hearing: Hearing, asked: mpsc::Receiver<Asked>) {
+    pub(super) async fn listen(&self, mut hearing: EventRouting, asked: mpsc::Receiver<FetchRequest>) {
         {
             let listening = async {
                 while self.outcome().is_none() {
@@ -57,7 +57,7 @@ impl Group {
         }
     }
 
-    fn take_event(&self, event: GroupEvent, hearing: &mut Hearing) {
+    fn take_event(&self, event: GroupEvent, hearing: &mut EventRouting) {
         let rank = self.rank_of(event.node());
         match (event, rank) {
             (GroupEvent::Frame(from, _), None) => {
@@ -68,7 +68,7 @@ impl Group {
                     return self.blame(from, "offered queue pairs to a member that is not its neighbour, or twice");
                 }
                 let heard = lock(&hearing.holdings).told_by(rank);
-                if heard != told as usize && !hearing.inbox.forgot() {
+                if heard != told as usize && !hearing.inbox.lost_early_frames() {
                     return self.blame(from, "says that it told of another number of messages than it did");
                 }
                 if heard != told as usize {
@@ -77,17 +77,17 @@ impl Group {
                     self.declare(FailureCause::Resources { what });
                 }
                 // Nobody may wait any more.
-                let _ = hearing.offered.try_send((rank, Offered { spec, data, ready, cells }));
+                let _ = hearing.offered.try_send((rank, OfferedEndpoints { spec, data, ready, cells }));
             }
             (GroupEvent::Frame(from, GroupFrame::Holding { message, size, blocks }), Some(rank)) => {
                 let holding = (message, size, &blocks[..]);
-                let noted = lock(&hearing.holdings).note(rank, &self.past.interrupted(), self.block_size(), holding);
+                let noted = lock(&hearing.holdings).note(rank, &self.prior.interrupted(), self.block_size(), holding);
                 self.blame_if(from, noted);
             }
             (GroupEvent::Lost(_, cause), Some(rank)) => self.lose(rank, cause),
             (GroupEvent::Connected(_), Some(rank)) => self.reconnected(rank),
             (GroupEvent::Frame(from, GroupFrame::End(frame)), Some(rank)) => {
-                self.blame_if(from, self.hear(rank, frame))
+                self.blame_if(from, self.receive_end_frame(rank, frame))
             }
             (GroupEvent::Frame(from, GroupFrame::Announce { message, size }), Some(Rank::ROOT)) => {
                 // If nobody takes them any more, this member's engine has ended and the group is about to fail.
@@ -96,29 +96,29 @@ impl Group {
                 }
             }
             (GroupEvent::Frame(from, GroupFrame::Held { messages }), Some(rank)) if self.rank.is_root() => {
-                self.blame_if(from, self.hear_held(rank, messages))
+                self.blame_if(from, self.receive_held(rank, messages))
             }
             (GroupEvent::Frame(from, GroupFrame::Stable { messages }), Some(Rank::ROOT)) => {
-                self.blame_if(from, self.hear_stable(messages))
+                self.blame_if(from, self.receive_stable(messages))
             }
             (GroupEvent::Frame(from, frame @ GroupFrame::Have { .. }), Some(rank)) if self.rank.is_root() => {
-                self.blame_if(from, self.hear_delta(rank, frame));
+                self.blame_if(from, self.receive_delta_frame(rank, frame));
             }
             (
                 GroupEvent::Frame(from, frame @ (GroupFrame::Parts { .. } | GroupFrame::Begin { .. })),
                 Some(Rank::ROOT),
             ) => {
-                self.blame_if(from, self.hear_delta(Rank::ROOT, frame));
+                self.blame_if(from, self.receive_delta_frame(Rank::ROOT, frame));
             }
-            (GroupEvent::Frame(_, GroupFrame::Fetch(wanted)), Some(rank)) => self.take_wanted(rank, wanted),
+            (GroupEvent::Frame(_, GroupFrame::Fetch(wanted)), Some(rank)) => self.queue_fetch(rank, wanted),
             (GroupEvent::Frame(_, GroupFrame::Piece { wanted, piece }), Some(rank)) => {
                 self.take_piece(rank, wanted, piece);
             }
-            (GroupEvent::Frame(_, GroupFrame::Waited { on }), Some(rank)) if self.rank.is_root() => {
-                self.hear_waits(rank, on);
+            (GroupEvent::Frame(_, GroupFrame::WaitTimes { on }), Some(rank)) if self.rank.is_root() => {
+                self.receive_wait_times(rank, on);
             }
             (GroupEvent::Frame(from, GroupFrame::Slow { member }), Some(Rank::ROOT)) => {
-                self.blame_if(from, self.hear_slow(member))
+                self.blame_if(from, self.receive_slow(member))
             }
             (GroupEvent::Frame(from, _), Some(_)) => self.blame(from, "sent a frame that is not due"),
             (GroupEvent::Lost(..) | GroupEvent::Connected(_), None) => {}
