@@ -7,11 +7,11 @@ use std::sync::Arc;
 
 use crate::racks::Racks;
 
-/// How a message's blocks travel from the root to everybody; n is the number of members, k that of blocks.
+/// Chooses how a message's blocks travel from the root to all members; n is the number of members, k that of blocks.
 ///
 /// The flat algorithms are written and parsed by name: `sequential`, `chain`, `binomial-tree`, `binomial-pipeline`,
-/// `circulant`, `fanout`. The hybrid, which needs to know the racks, is written as `hybrid(chain)`,
-/// `hybrid(binomial-pipeline)` or `hybrid(cascade)` and not parsed ([`Spine::in_name`] tells its spine).
+/// `circulant`, `fanout`. The hybrid is written as `hybrid(chain)`, `hybrid(binomial-pipeline)` or `hybrid(cascade)`.
+/// It is not parsed, since it needs the racks; [`Spine::in_name`] returns its spine.
 ///
 /// # Examples
 /// ```
@@ -25,29 +25,34 @@ use crate::racks::Racks;
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Algorithm {
-    /// The root gives the whole message to one member after the other: k(n − 1) steps (DSN §4.3).
+    /// The root sends the whole message to one member after the other: k(n − 1) steps (DSN §4.3).
     Sequential,
-    /// The root gives each block to one member after the other: k(n − 1) steps. Where no port is shared, as between processes
-    /// of one host, every member has the block while it is in the processor's cache.
+    /// The root sends each block to one member after the other: k(n − 1) steps.
+    ///
+    /// Where members share no port, as between processes of one host, every member has the block while it is in the
+    /// processor's cache.
     Fanout,
     /// Each member passes every block to the next rank: k + n − 2 steps (DSN §4.3).
     Chain,
-    /// Members that have the whole message give it to as many others, doubling their number: k⌈log₂ n⌉ steps (DSN
-    /// §4.3).
+    /// Members that have the whole message send it to as many others, and so double their number: k⌈log₂ n⌉ steps
+    /// (DSN §4.3).
     BinomialTree,
-    /// Blocks spread over a hypercube along all its dimensions at once: k − 1 + ⌈log₂ n⌉ steps for every n, which
-    /// is the least possible, with at most 2⌊log₂ n⌋ + 1 neighbours each (DSN §4.4; Draft, App. A).
+    /// Blocks spread over a hypercube along all its dimensions at once: k − 1 + ⌈log₂ n⌉ steps for every n.
+    ///
+    /// That is the least possible. A member has at most 2⌊log₂ n⌋ + 1 neighbours (DSN §4.4; Draft, App. A).
     #[default]
     BinomialPipeline,
-    /// Träff's schedule on a circulant graph (arXiv 2312.11236): as many steps as the binomial pipeline. Relays have
-    /// more slack when n is just above a power of two, but more neighbours, and most have no fixed first source.
+    /// Träff's schedule on a circulant graph (arXiv 2312.11236): as many steps as the binomial pipeline.
+    ///
+    /// Relays have more slack when n is just above a power of two. They have more neighbours, and most of them have no
+    /// fixed first source.
     Circulant,
     /// One schedule among the racks, and the binomial pipeline inside each of them (DSN §4.3).
     Hybrid(Hybrid),
 }
 
 impl Algorithm {
-    /// The algorithms that take no parameter.
+    /// Lists the algorithms that take no parameter.
     pub const ALL_FLAT: [Algorithm; 6] = [
         Algorithm::Sequential,
         Algorithm::Chain,
@@ -83,14 +88,15 @@ impl FromStr for Algorithm {
     }
 }
 
-/// The parameters of the hybrid algorithm (DSN §4.3).
+/// Holds the parameters of the hybrid algorithm (DSN §4.3).
 ///
-/// The spine brings the blocks over the slow links between racks to the leaders of the racks, which follow one another in order
-/// of rank, so that the root is the first. Each leader is the root of a binomial pipeline inside its rack, which takes the blocks in
-/// the order in which the spine delivers them. A member can send one block on each level in the same step.
+/// The spine brings the blocks over the slow links between racks to the leaders of the racks. The leaders follow one
+/// another in order of rank, so the root is the first. Each leader is the root of a binomial pipeline inside its rack,
+/// which takes the blocks in the order in which the spine delivers them. A member can send one block on each level in
+/// the same step.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Hybrid {
-    /// Who stands where; must cover exactly the members of the group.
+    /// The rack of each member; must cover exactly the members of the group.
     pub racks: Arc<Racks>,
     /// The schedule among the racks.
     pub spine: Spine,
@@ -109,25 +115,27 @@ impl From<Hybrid> for Algorithm {
     }
 }
 
-/// The schedule among the racks; r is their number, d = ⌊log₂ n⌋ for a rack of n.
+/// Chooses the schedule among the racks; r is their number, d = ⌊log₂ n⌋ for a rack of n.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum Spine {
     /// Leader to leader, in order of rank: the last rack begins after r − 1 steps. Leaders send two blocks a step.
     Chain,
-    /// The binomial pipeline among leaders: the last rack begins after ⌈log₂ r⌉ steps. Leaders send two blocks a step.
+    /// The binomial pipeline among leaders: the last rack begins after ⌈log₂ r⌉ steps. Leaders send two blocks a
+    /// step.
     BinomialPipeline,
-    /// Rack to rack, from members whose ports the pipeline inside the rack leaves idle to the next leader: no port sends two
-    /// blocks a step, which is what long messages need, and the last rack begins after d + 1 steps for each rack before it.
-    /// (In racks whose size is no power of two one member sends two blocks in the last step.)
+    /// Rack to rack: a member whose port the pipeline inside its rack leaves idle sends to the next leader.
+    ///
+    /// No port sends two blocks a step, as long messages need it. The last rack begins after d + 1 steps for each rack
+    /// before it. In a rack whose size is no power of two, one member sends two blocks in the last step.
     Cascade,
 }
 
 impl Spine {
-    /// All spines.
+    /// Lists all spines.
     pub const ALL: [Spine; 3] = [Spine::Chain, Spine::BinomialPipeline, Spine::Cascade];
 
-    /// Returns the spine of the hybrid that is written so; none if that is no hybrid.
+    /// Returns the spine of the hybrid that is written so, or `None` if the name is not that of a hybrid.
     ///
     /// # Examples
     /// ```
@@ -152,7 +160,7 @@ impl fmt::Display for Spine {
     }
 }
 
-/// A name that no flat algorithm has; the caller must choose one that [`Algorithm`] lists.
+/// A name is not that of a flat algorithm; the caller must choose one that [`Algorithm`] lists.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ParseAlgorithmError {
     name: String,

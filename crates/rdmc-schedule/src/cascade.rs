@@ -1,10 +1,10 @@
-//! The cascade, a spine that costs no port a second block a step: each rack hands the blocks on from where its own binomial
-//! pipeline has a port to spare.
+//! The cascade, a spine that costs no port a second block a step.
 //!
-//! In step j of a rack's pipeline, which has d dimensions, the vertex across from the leader gives nothing, for the
-//! leader lacks nothing. Whoever would give for that vertex got block j − d from the leader a round earlier, and hands it to
-//! the leader of the next rack now. So each rack begins d + 1 steps after the one before it, and takes one block a step, in
-//! order. There is one such port in a rack, so that the racks can only follow one another.
+//! Each rack sends the blocks on from a member whose port the rack's binomial pipeline leaves idle. In step j of that
+//! pipeline, which has d dimensions, the vertex across from the leader sends nothing, since the leader misses nothing.
+//! The member that would send for that vertex got block j − d from the leader a round earlier, and now sends it to the
+//! leader of the next rack. So each rack begins d + 1 steps after the one before it, and takes one block a step, in
+//! order. A rack has one such port, so the racks can only follow one another.
 //!
 //! Racks whose size is no power of two have a closing step, in which there is no port to spare: there one member sends
 //! two blocks, the last one to the next rack.
@@ -14,7 +14,7 @@ use crate::racks::Racks;
 use crate::simple;
 use crate::walk::{PeerBlock, Side, StepSource, Walk};
 
-/// What passes from one rack to the next, from the view of one member at either end.
+/// The hops from one rack to the next, from the view of one member at either end.
 #[derive(Clone, Debug)]
 pub(crate) struct Handover {
     /// The rack that hands on.
@@ -33,8 +33,8 @@ enum HandoverEnd {
 }
 
 impl Handover {
-    /// Returns what passes as the `index`th block, and in which step; the taker's peer is a place in the rack before,
-    /// the giver's the rack that comes next.
+    /// Returns the `index`th hop and its step. The taker's peer is a place in the rack before; the giver's peer is the
+    /// number of the next rack.
     pub(crate) fn peer_block(&self, index: u64) -> Option<(u64, PeerBlock)> {
         let block = u32::try_from(index).expect("blocks are 32-bit numbers");
         let giver = self.from.first_taker(block);
@@ -47,7 +47,7 @@ impl Handover {
     }
 }
 
-/// Lists what the member at `place` in `rack`, whose first step is `start`, hands on, or as its leader takes.
+/// Lists what the member at `place` in `rack` sends on, or takes as its leader; the rack's first step is `start`.
 pub(crate) fn walk(racks: &Racks, blocks: u32, rack: u32, start: u64, place: u32, side: Side) -> Walk {
     let (giving, taken_from, end) = match side {
         Side::Send if rack + 1 < racks.count() => {

@@ -26,7 +26,7 @@ pub(crate) fn steps(members: u32, blocks: u32) -> u64 {
     }
 }
 
-/// One member's sending or receiving side: the peer and the first block of each round of a phase.
+/// Holds one member's sending or receiving side: the peer and the first block of each round of a phase.
 #[derive(Clone, Debug)]
 pub(crate) struct Lanes {
     lanes: [Option<Lane>; ROUNDS_MAX],
@@ -55,7 +55,7 @@ impl Lanes {
                 }
                 Side::Receive => (circle.before(rank, round), rank),
             };
-            // Nobody sends to the root, who has everything.
+            // No member sends to the root, which has every block.
             *lane = (receiver != 0)
                 .then(|| Lane { peer, block_at_start: circle.receive_table(receiver)[round] - small(round) });
         }
@@ -64,7 +64,7 @@ impl Lanes {
         Lanes { lanes, rounds, skipped: if past_phase == 0 { 0 } else { rounds - past_phase }, blocks }
     }
 
-    /// Returns what moves in `step`, which must lie below [`steps`]. O(1).
+    /// Returns the hop in `step`, which must lie below [`steps`]. O(1).
     pub(crate) fn peer_block(&self, step: u64) -> Option<PeerBlock> {
         let round = (step + u64::from(self.skipped)) % u64::from(self.rounds);
         let lane = self.lanes[usize::try_from(round).expect("a phase is a few rounds long")]?;

@@ -1,8 +1,8 @@
-//! What a multicast should take by a simple model, and which algorithm and block size should take least.
+//! A simple model of the time of a multicast, and the algorithm and block size that take least by it.
 //!
-//! The model is the one by which the paper compares its algorithms (DSN §4.3): a schedule's steps follow each other, and a
-//! step takes as long as a block takes to cross a port, besides what each block costs. Members that are processes of one
-//! host have no ports; what they share is processors, which copy every block to everybody.
+//! The model is the one by which the paper compares its algorithms (DSN §4.3). A schedule's steps follow each other,
+//! and a step takes as long as a block takes to cross a port, and the cost of a block besides. Members that are
+//! processes of one host have no ports. They share processors, which copy every block to every member.
 
 use std::time::Duration;
 
@@ -11,7 +11,7 @@ use crate::hop::BlockCount;
 use crate::schedule::{Schedule, ScheduleError};
 use crate::simple::stages;
 
-/// What it costs to move blocks between members.
+/// Models the cost of moving blocks between members.
 ///
 /// # Examples
 /// ```
@@ -28,7 +28,7 @@ use crate::simple::stages;
 /// ```
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct CostModel {
-    /// What a block costs whatever its length: posting it, telling that there is room, waking who waits for it.
+    /// The cost of a block of any length: posting it, granting it, waking the task that waits for it.
     per_block: Duration,
     /// From the end of a block to the beginning of its relay.
     latency: Duration,
@@ -37,7 +37,7 @@ pub struct CostModel {
     block_size_max: u32,
 }
 
-/// What members share.
+/// The resource that members share.
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum Medium {
     /// Each has a port of so many bytes per second in each direction.
@@ -46,7 +46,7 @@ enum Medium {
     Host { rate: f64, processors: u32 },
 }
 
-/// An algorithm and a block size, and what they should take.
+/// An algorithm and a block size, and their predicted time.
 #[derive(Clone, Debug, PartialEq)]
 #[non_exhaustive]
 pub struct Plan {
@@ -54,13 +54,15 @@ pub struct Plan {
     pub algorithm: Algorithm,
     /// The block size in bytes.
     pub block_size: u32,
-    /// What the message should take, from the first block's departure to the last one's arrival.
+    /// The predicted time of the message, from the first block's departure to the last one's arrival.
     pub time: Duration,
 }
 
 impl CostModel {
-    /// Describes members that have ports of `rate` bytes per second in each direction. What a block costs is what comes on
-    /// top of its way through the port: handling that goes on meanwhile costs nothing.
+    /// Describes members that have ports of `rate` bytes per second in each direction.
+    ///
+    /// `per_block` is the time that a block takes besides its way through the port. Handling that goes on meanwhile
+    /// costs nothing.
     ///
     /// # Panics
     /// If the rate is not a positive number.
@@ -70,7 +72,7 @@ impl CostModel {
         CostModel { per_block, latency, medium: Medium::Ports { rate }, block_size_max: BLOCK_SIZE_MAX }
     }
 
-    /// Describes members that are processes of one host with `processors`, each of which copies `rate` bytes per second.
+    /// Describes members that are processes of one host; each of its `processors` copies `rate` bytes per second.
     ///
     /// # Panics
     /// If the rate is not a positive number, or there are no processors.
@@ -81,17 +83,19 @@ impl CostModel {
         CostModel { per_block, latency, medium: Medium::Host { rate, processors }, block_size_max: BLOCK_SIZE_MAX }
     }
 
-    /// Has no longer blocks chosen than of so many bytes, but at least of 64 KiB; 16 MiB by default. The model does not know
-    /// what long blocks cost besides: memory, caches, what is lost of a block when a transfer is interrupted.
+    /// Sets the longest block to choose, in bytes; default 16 MiB, at least 64 KiB.
+    ///
+    /// The model does not know the other costs of long blocks: memory, caches, and the part of a block that is lost
+    /// when a transfer is interrupted.
     #[must_use]
     pub fn block_size_max(self, bytes: u32) -> CostModel {
         CostModel { block_size_max: bytes, ..self }
     }
 
-    /// Predicts what a message of `bytes` to `members`, the root included, takes in blocks of `block_size` bytes.
+    /// Predicts the time of a message of `bytes` to `members`, the root included, in blocks of `block_size` bytes.
     ///
     /// # Errors
-    /// When the algorithm cannot serve so many members, or there were too many blocks.
+    /// The algorithm cannot serve so many members, or there are too many blocks.
     pub fn time(
         &self,
         algorithm: &Algorithm,
@@ -119,20 +123,21 @@ impl CostModel {
         Ok(Duration::from_secs_f64(seconds.min(SECONDS_MAX)))
     }
 
-    /// Chooses among the flat algorithms and the powers of two from 64 KiB on what should take least; of what takes the
-    /// same the longest blocks, but none of which half would stay empty. The circulant schedule, which takes what the binomial
-    /// pipeline does, is not considered.
+    /// Chooses the flat algorithm and the block size that should take least; block sizes are powers of two from 64 KiB.
+    ///
+    /// Of equal times the longest blocks win, but no block of which half would stay empty. The circulant schedule is
+    /// not considered, since it takes as long as the binomial pipeline.
     ///
     /// # Errors
-    /// When there can be no group of so many members.
+    /// There can be no group of so many members.
     pub fn best(&self, members: u32, bytes: u64) -> Result<Plan, ScheduleError> {
         self.complete(None, None, members, bytes)
     }
 
-    /// Chooses what is not given in the same way: the algorithm, the block size in bytes, both or neither.
+    /// Chooses as [`best`](Self::best) does what is not given: the algorithm, the block size in bytes, both or neither.
     ///
     /// # Errors
-    /// When there can be no group of so many members, or the given algorithm cannot serve them.
+    /// There can be no group of so many members, or the given algorithm cannot serve them.
     ///
     /// # Examples
     /// ```
@@ -177,7 +182,7 @@ impl CostModel {
     }
 }
 
-/// Returns how many members one after the other a block passes to reach the last one.
+/// Returns the number of members that a block passes, one after the other, to reach the last one.
 fn hops(algorithm: &Algorithm, members: u32) -> u32 {
     match algorithm {
         _ if members < 2 => 0,
@@ -194,7 +199,7 @@ fn as_f64(number: u64) -> f64 {
     number as f64
 }
 
-/// The candidates, of which the first is taken if several are the same.
+/// The candidates; of several with the same time the first is taken.
 static CANDIDATES: [Algorithm; 5] =
     [Algorithm::BinomialPipeline, Algorithm::Fanout, Algorithm::Chain, Algorithm::BinomialTree, Algorithm::Sequential];
 /// The block sizes that are candidates, in bytes: the powers of two from the first to the second.

@@ -7,10 +7,10 @@ use std::fmt;
 pub struct Rank(pub u32);
 
 impl Rank {
-    /// The member every message comes from.
+    /// The member from which every message comes.
     pub const ROOT: Rank = Rank(0);
 
-    /// Says whether this is the root.
+    /// Tells whether this is the root.
     #[must_use]
     pub const fn is_root(self) -> bool {
         self.0 == Self::ROOT.0
@@ -61,7 +61,7 @@ pub struct Step(pub u64);
 pub struct Hop {
     /// The slot of the schedule in which the block moves.
     pub step: Step,
-    /// The member at the other end: who takes the block, or who gives it.
+    /// The member at the other end, which takes or sends the block.
     pub peer: Rank,
     /// Which block of the message moves.
     pub block: BlockIndex,

@@ -14,7 +14,7 @@ use crate::racks::Racks;
 use crate::walk::{PeerBlock, Side, Walk, capped};
 use crate::{cascade, simple};
 
-/// Lists what `rank` sends or receives on both levels.
+/// Lists the hops that `rank` sends or receives on both levels.
 pub(crate) fn levels(hybrid: &Hybrid, blocks: u32, rank: u32, side: Side) -> Levels {
     let racks = &hybrid.racks;
     let rack = racks.rack_of(Rank(rank)).expect("ranks are checked where they come in");
@@ -64,7 +64,7 @@ pub(crate) fn steps(hybrid: &Hybrid, blocks: u32) -> u64 {
         .fold(spine, u64::max)
 }
 
-/// A member's transfers in step order, the spine's before the rack's in the same step.
+/// A member's hops in step order; in the same step those of the spine come before those of the rack.
 #[derive(Clone, Debug)]
 pub(crate) struct Levels {
     spine: Peekable<SpineLevel>,
@@ -83,7 +83,7 @@ impl Iterator for Levels {
     }
 }
 
-/// A member's transfers with other racks, in step order.
+/// A member's hops to or from other racks, in step order.
 #[derive(Clone, Debug)]
 struct SpineLevel {
     walk: Walk,
@@ -91,12 +91,12 @@ struct SpineLevel {
     racks: Arc<Racks>,
 }
 
-/// Who the peers of a walk on the spine are.
+/// The meaning of the peers of a walk on the spine.
 #[derive(Clone, Copy, Debug)]
 enum SpinePeers {
     /// The leaders of the racks of that number.
     Leaders,
-    /// Those at that place of a rack.
+    /// The members at that place of a rack.
     MembersOf(u32),
 }
 
@@ -113,7 +113,7 @@ impl Iterator for SpineLevel {
     }
 }
 
-/// A member's transfers with others in its rack, in step order.
+/// A member's hops to or from others in its rack, in step order.
 #[derive(Clone, Debug)]
 struct RackLevel {
     walk: Walk,
@@ -135,18 +135,18 @@ impl Iterator for RackLevel {
     }
 }
 
-/// When a rack's steps run, and what its logical blocks are.
+/// Maps a rack's own steps and logical blocks to those of the whole schedule.
 #[derive(Clone, Debug)]
 struct RackClock {
     blocks: u32,
     leader: LeaderArrivals,
 }
 
-/// How the blocks come to the leader of a rack.
+/// How the blocks arrive at the leader of a rack.
 #[derive(Clone, Debug)]
 enum LeaderArrivals {
-    /// In order, one a step, the first of them held from step `first` on. This goes for the root too, which needs no
-    /// more than it would then hold.
+    /// In order, one a step; the leader holds the first from step `first` on. The root counts as such a leader, since
+    /// it needs no more than that.
     InOrder { first: u64 },
     /// As the pipeline on the spine brings them.
     Pipeline { spine: Cube, place: u32 },

@@ -1,9 +1,9 @@
-//! Who sends which block to whom in which step: the schedules of reliable multicast out of unicast.
+//! The schedules of reliable multicast out of unicast: which member sends which block to which member in which step.
 //!
 //! A message of k blocks goes from member 0, the *root*, to the n − 1 other members of its group, and members relay
-//! blocks to each other. A *schedule* says for every *step* which member sends which block to whom. Each member
-//! computes its own part from n, k and its rank alone, so nothing has to be agreed on or announced. This crate is
-//! that arithmetic: no dependencies, no input or output, no clock.
+//! blocks to each other. A *schedule* lists the *hops* of every *step*: one block from one member to another. Each
+//! member computes its own part from n, k and its rank alone, so members agree on nothing and announce nothing. This
+//! crate is that arithmetic. It has no dependencies, no input or output, and no clock.
 //!
 //! | [`Algorithm`] | steps | source |
 //! |---|---|---|
@@ -18,10 +18,10 @@
 //! With one block out and one block in per member and step, k − 1 + ⌈log₂ n⌉ steps are the least possible. Groups
 //! have up to [`MEMBERS_MAX`] members, messages up to 2³² − 1 blocks.
 //!
-//! A [`Repair`] is a schedule for members of whom each holds some of the blocks already, as after a message that was
-//! interrupted. It is computed from what all of them hold ([`BlockSet`]), which they have to tell each other.
+//! A [`Repair`] is a schedule for members that hold some of the blocks already, as after a message that was
+//! interrupted. Members compute it from what each of them holds ([`BlockSet`]), which they have to tell each other.
 //!
-//! A [`CostModel`] tells what a multicast should take, and chooses algorithm and block size.
+//! A [`CostModel`] predicts the time of a multicast, and chooses algorithm and block size.
 //!
 //! *DSN* is Behrens, Jha, Birman, Tremel, "RDMC: A Reliable RDMA Multicast for Large Objects", DSN 2018; *Draft*
 //! its longer version, "Pushing Bytes: Cloud-Scale Data Replication with RDMC".

@@ -2,21 +2,21 @@
 //!
 //! The members stand on the vertices of a hypercube with d = ⌊log₂ n⌋ dimensions; step j runs along dimension
 //! j mod d. Vertex v holds member v and, when n is no power of two, possibly a *twin*, member v + 2^d − 1; the
-//! root never has one. A vertex *climbs* in the steps along the dimensions of its set bits: that is when it gets
-//! its newest block. Of two twins one, the *front*, takes what arrives at the vertex, while the other, the *back*,
-//! sends what the vertex gives; they swap after every climb. Meanwhile the front passes on to the back what it
-//! took last. A member that is alone on its vertex is front and back at once.
+//! root never has one. A vertex *climbs* in the steps along the dimensions of its set bits: it gets its newest block
+//! then. Of two twins one, the *front*, takes the block that arrives at the vertex. The other, the *back*, sends the
+//! block that leaves the vertex. They swap after every climb. Meanwhile the front passes its latest block on to the
+//! back. A member that is alone on its vertex is front and back at once.
 //!
-//! When n is no power of two, one closing step follows, in which twins give each other what they lack.
+//! When n is no power of two, one closing step follows, in which twins send each other the blocks that they miss.
 
 use crate::walk::{PeerBlock, Side, StepSource, Walk, capped};
 
-/// Lists what `rank` sends or receives.
+/// Lists the hops that `rank` sends or receives.
 pub(crate) fn walk(members: u32, blocks: u32, rank: u32, side: Side) -> Walk {
     let cube = Cube::new(members, blocks);
     let window = match (side, rank) {
         (Side::Receive, 0) => 0..0,
-        // The one other member of a pair has nobody to send to.
+        // The other member of a pair has no member to send to.
         (Side::Send, 1) if members == 2 => 0..0,
         _ => 0..cube.steps(),
     };
@@ -32,7 +32,7 @@ pub(crate) struct CubeSide {
 }
 
 impl CubeSide {
-    /// Returns what moves in `step`, which must lie below [`Cube::steps`]. O(1).
+    /// Returns the hop in `step`, which must lie below [`Cube::steps`]. O(1).
     pub(crate) fn peer_block(&self, step: u64) -> Option<PeerBlock> {
         match self.side {
             Side::Send => self.cube.send(self.rank, step),
@@ -62,7 +62,7 @@ impl Cube {
         }
     }
 
-    /// Returns what `rank` sends in `step`.
+    /// Returns the hop that `rank` sends in `step`.
     fn send(self, rank: u32, step: u64) -> Option<PeerBlock> {
         let vertex = self.vertex(rank);
         let (front, back) = self.pair(vertex, step);
@@ -85,7 +85,7 @@ impl Cube {
         }
     }
 
-    /// Returns what `rank` receives in `step`.
+    /// Returns the hop that `rank` receives in `step`.
     pub(crate) fn receive(self, rank: u32, step: u64) -> Option<PeerBlock> {
         let vertex = self.vertex(rank);
         let (front, back) = self.pair(vertex, step);
@@ -124,7 +124,7 @@ impl Cube {
         }
     }
 
-    /// Returns who is the first to get `block` from the root: in the step of that number. The root itself, if it is alone.
+    /// Returns the member that gets `block` from the root, in the step of that number; the root itself if it is alone.
     pub(crate) fn first_taker(self, block: u32) -> u32 {
         match self.members {
             1 => 0,
@@ -137,8 +137,8 @@ impl Cube {
         self.members == 1 || self.vertex(rank).is_power_of_two()
     }
 
-    /// Returns what `giver`, one of two twins, passes to the other one in `step`: its own latest block from
-    /// another vertex, if any.
+    /// Returns the hop from `giver`, one of two twins, to the other one in `step`: its own latest block from another
+    /// vertex, if it has one.
     fn give_to_twin(self, vertex: u32, giver: u32, step: u64) -> Option<PeerBlock> {
         let twin = self.twin(vertex)?;
         let taker = if giver == twin { vertex } else { twin };
@@ -156,10 +156,10 @@ impl Cube {
         Some(PeerBlock { peer: taker, block })
     }
 
-    /// Returns the block that comes to `vertex` from the one across, in a step before the closing one.
+    /// Returns the block that arrives at `vertex` from the one across, in a step before the closing one.
     ///
-    /// Climbing, it is the newest: the block due at the vertex's next climb, a round earlier. Otherwise it is one
-    /// that is a round old.
+    /// When the vertex climbs, it is the newest: the block due at the vertex's next climb, a round earlier. Otherwise
+    /// it is one that is a round old.
     fn arriving(self, vertex: u32, step: u64) -> Option<u32> {
         if vertex == 0 {
             return None;

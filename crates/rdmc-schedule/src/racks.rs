@@ -1,4 +1,4 @@
-//! Which member stands in which rack.
+//! The racks of a group's members.
 
 use std::collections::HashMap;
 use std::error::Error;
@@ -8,9 +8,9 @@ use std::ops::Range;
 use crate::hop::Rank;
 use crate::schedule::MEMBERS_MAX;
 
-/// The racks of a group: a partition of its members, each part with a leader (DSN §4.3).
+/// Divides the members of a group into racks, each with a leader (DSN §4.3).
 ///
-/// Racks are numbered from 0 in the order of their leaders, and a rack's leader is its lowest rank; so rack 0 is the
+/// Racks are numbered from 0 in the order of their leaders, and a rack's leader is its lowest rank. So rack 0 is the
 /// root's, and the root leads it. Two values are equal when they divide the members alike. Memory is O(n).
 ///
 /// # Examples
@@ -39,7 +39,7 @@ impl Racks {
     /// Fills racks of the given sizes with consecutive ranks.
     ///
     /// # Errors
-    /// When there is no member, a rack is empty, or there are more than [`MEMBERS_MAX`] members.
+    /// There is no member, a rack is empty, or there are more than [`MEMBERS_MAX`] members.
     pub fn from_sizes(sizes: &[u32]) -> Result<Racks, RacksError> {
         let mut assignment = Vec::new();
         for (rack, &size) in sizes.iter().enumerate() {
@@ -56,10 +56,10 @@ impl Racks {
         Racks::from_assignment(&assignment)
     }
 
-    /// Puts each rank into the rack whose number stands at its place; any numbers will do, equal ones mean one rack.
+    /// Assigns each rank the rack number at its place; any numbers will do, equal ones mean one rack.
     ///
     /// # Errors
-    /// When there is no member, or there are more than [`MEMBERS_MAX`].
+    /// There is no member, or there are more than [`MEMBERS_MAX`].
     pub fn from_assignment(assignment: &[u32]) -> Result<Racks, RacksError> {
         if assignment.is_empty() {
             return Err(RacksError::NoMembers);
@@ -104,7 +104,7 @@ impl Racks {
         u32::try_from(self.starts.len() - 1).expect("there are no more racks than members")
     }
 
-    /// Returns the rack in which `rank` stands, or `None` if it is no member.
+    /// Returns the rack of `rank`, or `None` if it is not a member.
     #[must_use]
     pub fn rack_of(&self, rank: Rank) -> Option<u32> {
         self.rack_of.get(rank.index()).copied()
@@ -116,7 +116,7 @@ impl Racks {
         self.ranks_of(rack).first().copied().map(Rank)
     }
 
-    /// Lists the members of `rack` in order, the leader first; nobody if there is no such rack.
+    /// Lists the members of `rack` in order, the leader first; lists none if there is no such rack.
     pub fn members_of(&self, rack: u32) -> impl ExactSizeIterator<Item = Rank> + '_ {
         self.ranks_of(rack).iter().copied().map(Rank)
     }
@@ -140,15 +140,15 @@ impl Racks {
     }
 }
 
-/// Why a list describes no racks; the caller must mend it.
+/// A list does not describe racks; the caller must correct it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum RacksError {
-    /// The list names no member at all.
+    /// The list has no member.
     NoMembers,
     /// A rack has no member, and so no leader.
     EmptyRack {
-        /// The place of the rack in the list of sizes.
+        /// The rack's index in the list of sizes.
         rack: usize,
     },
     /// There are more than [`MEMBERS_MAX`] members.

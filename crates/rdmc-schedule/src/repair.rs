@@ -1,4 +1,4 @@
-//! Who sends which block to whom when several members hold parts of a message.
+//! The hops that complete a message of which several members hold parts.
 
 use std::cmp::Reverse;
 use std::error::Error;
@@ -21,42 +21,43 @@ mod classes;
 mod pairing;
 mod wire;
 
-/// The most blocks that a repair is planned for: an encoded [`BlockSet`] is then 2 MiB and a byte at most.
+/// Most blocks of a message for which a repair is planned: an encoded [`BlockSet`] is then 2 MiB and a byte at most.
 pub const REPAIR_BLOCKS_MAX: u32 = 1 << 24;
 
-/// The most transfers that a repair consists of; it keeps 24 bytes for each.
+/// Most hops of a repair; it keeps 24 bytes for each.
 pub const REPAIR_HOPS_MAX: u64 = 1 << 26;
 
-/// Who sends which block to whom in which step, until n members that hold some of a message's k blocks hold all.
+/// Plans the hops until n members that hold some of a message's k blocks hold all of them.
 ///
-/// It completes a message that was interrupted, among those who are left: ranks are theirs, and none of them is
+/// It completes a message that was interrupted, among the members that are left. Ranks are theirs, and no member is
 /// special. Each member gets every block that it misses exactly once, and nothing else moves. As in a
-/// [`Schedule`](crate::Schedule), both ends compute the same transfers, a member sends at most one block and
-/// receives at most one in a step, and sends none in the step in which it gets it. The same holdings give the same
+/// [`Schedule`](crate::Schedule), both ends compute the same hops. In a step a member sends at most one block and
+/// receives at most one, and does not send a block in the step in which it gets it. The same holdings give the same
 /// repair everywhere.
 ///
 /// # How it is found
-/// Step by step, without looking ahead. Those who miss most choose first, each a holder of the rarest block it can
-/// get; a choice is moved to another holder when that lets one more member receive (a matching by augmenting paths).
-/// Then each pair moves the rarest block it can. Whoever got a block passes it on from the next step.
+/// The plan is made step by step, without looking ahead. The members that miss most choose first. Each chooses a holder
+/// of the rarest block that it can get. A choice is moved to another holder when that lets one more member receive (a
+/// matching by augmenting paths). Then each pair moves the rarest block that it can. A member that gets a block passes
+/// it on from the next step.
 ///
 /// # Steps
-/// No repair has fewer steps than a member misses blocks, nor fewer than u − 1 + ⌈log₂ n⌉ when somebody alone holds u
-/// blocks. Nothing close to these bounds is promised, but what interrupted schedules leave (n ≤ 17, k ≤ 40, one or two
-/// members gone) took at most 2 steps more in all situations tried, and mostly none. One full and n − 1 empty
-/// members take k − 1 + ⌈log₂ n⌉ steps, as the binomial pipeline does, and up to 3 more for n ≤ 70 and k ≤ 100.
+/// No repair has fewer steps than a member misses blocks. Nor does it have fewer than u − 1 + ⌈log₂ n⌉ when a single
+/// member holds u blocks. Nothing close to these bounds is promised. In all situations tried, repairs of interrupted
+/// schedules (n ≤ 17, k ≤ 40, one or two members gone) took at most 2 steps more, and mostly none. One full and n − 1
+/// empty members take k − 1 + ⌈log₂ n⌉ steps, as the binomial pipeline does, and up to 3 more for n ≤ 70 and k ≤ 100.
 ///
-/// Unlike in a schedule, a member of a long repair has to do with most others, in both directions.
+/// Unlike in a schedule, a member of a long repair exchanges blocks with most others, in both directions.
 ///
 /// # Cost
-/// Let c be the number of different sets of members that hold a block: a few dozen when blocks have spread in order,
-/// at most k. Planning takes O(n k / 64) to begin if holdings are long runs, O(n k) if not; then O(n log n + c) for a
-/// step, and for each transfer usually O(c ⌈n / 64⌉). A transfer whose receiver makes others move takes up to n times
-/// that, but no more than 4096 members are asked to in a step. So 64 members of whom one has 16,384 blocks and 63
-/// have none, a million transfers, take about a second, and a few seconds if each has an arbitrary half of them.
+/// Let c be the number of different sets of members that hold a block: a few dozen when blocks have spread in order, at
+/// most k. Planning takes O(n k / 64) to begin if holdings are long runs, else O(n k). Then it takes O(n log n + c) for
+/// a step, and usually O(c ⌈n / 64⌉) for a hop. A hop whose receiver makes others move takes up to n times that, but no
+/// more than 4096 members are asked to move in a step. So 64 members take about a second if one has 16,384 blocks and
+/// 63 have none, which is a million hops. They take a few seconds if each has an arbitrary half of the blocks.
 ///
-/// Memory is 24 bytes for each transfer, which clones share, and while it is planned about c n / 4 bytes and 4 for
-/// each block.
+/// Memory is 24 bytes for each hop, which clones share, and while it is planned about c n / 4 bytes and 4 for each
+/// block.
 ///
 /// # Examples
 /// The root of a message of 3 blocks is gone. One member holds blocks 0 and 1, another one 1 and 2, a third nothing:
@@ -82,12 +83,12 @@ pub struct Repair {
 }
 
 impl Repair {
-    /// Plans the repair; at the place of each rank stands what it holds.
+    /// Plans the repair from the blocks that each rank holds.
     ///
     /// # Errors
-    /// When the number of members is not in 1 ..= [`MEMBERS_MAX`], the sets are not of one message of 1 ..=
-    /// [`REPAIR_BLOCKS_MAX`] blocks, more than [`REPAIR_HOPS_MAX`] blocks are missing at all members together,
-    /// or nobody holds one of the blocks. All members find the same error.
+    /// The number of members is not in 1 ..= [`MEMBERS_MAX`], the sets are not of one message of 1 ..=
+    /// [`REPAIR_BLOCKS_MAX`] blocks, more than [`REPAIR_HOPS_MAX`] blocks are missing at all members together, or no
+    /// member holds one of the blocks. All members find the same error.
     pub fn new(holdings: &[BlockSet]) -> Result<Repair, RepairError> {
         let (members, blocks) = check_shape(holdings)?;
         let needs: Vec<u32> = holdings.iter().map(|held| blocks.get() - held.len().get()).collect();
@@ -113,13 +114,13 @@ impl Repair {
         self.blocks
     }
 
-    /// Returns the number of steps; there is a transfer in each. 0 if everybody has everything.
+    /// Returns the number of steps, each with at least one hop; 0 if every member holds every block.
     #[must_use]
     pub fn steps(&self) -> u64 {
         self.steps.into()
     }
 
-    /// Lists what `rank` sends, in step order.
+    /// Lists the hops that `rank` sends, in step order.
     ///
     /// The iterator owns all it needs, which it shares with the repair; an item takes O(1).
     ///
@@ -130,7 +131,7 @@ impl Repair {
         RepairHops::new(&self.sends, rank)
     }
 
-    /// Lists what `rank` receives, in step order: every block that it misses, once.
+    /// Lists the hops that `rank` receives, in step order: every block that it misses, once.
     ///
     /// The iterator owns all it needs, which it shares with the repair; an item takes O(1).
     ///
@@ -141,7 +142,7 @@ impl Repair {
         RepairHops::new(&self.receives, rank)
     }
 
-    /// Lists the members that `rank` sends to and receives from in this repair, in O(t log t) for its t transfers.
+    /// Lists the members that `rank` sends to and receives from in this repair, in O(h log h) for its h hops.
     ///
     /// # Panics
     /// If `rank` is not below [`members`](Repair::members).
@@ -151,7 +152,7 @@ impl Repair {
     }
 }
 
-/// What one member sends or receives in a repair, in step order; made by [`Repair::sends`] and [`Repair::receives`].
+/// Lists one member's hops in a repair, in step order; made by [`Repair::sends`] and [`Repair::receives`].
 #[derive(Clone, Debug)]
 pub struct RepairHops {
     lists: Arc<[Vec<PackedHop>]>,
@@ -196,7 +197,7 @@ struct PackedHop {
 #[derive(Debug)]
 struct Draft {
     classes: HolderClasses,
-    /// How many blocks each member misses still.
+    /// How many blocks each member still misses.
     needs: Vec<u32>,
     sent: Vec<u32>,
     sends: Vec<Vec<PackedHop>>,
@@ -210,7 +211,7 @@ impl Draft {
         Draft { classes, sent: vec![0; needs.len()], sends: vec![Vec::new(); needs.len()], receives, needs, steps: 0 }
     }
 
-    /// Adds a step, unless nobody misses anything.
+    /// Adds a step; returns false if no member misses a block.
     fn add_step(&mut self) -> bool {
         let needy = self.needy();
         if needy.is_empty() {
@@ -234,7 +235,7 @@ impl Draft {
         true
     }
 
-    /// Lists who misses something, those who miss most first; equals take turns.
+    /// Lists the members that miss a block, those that miss most first; equals take turns.
     fn needy(&self) -> Vec<u32> {
         let members = self.needs.len() as u64;
         let turn = |rank: u32| (u64::from(rank) + u64::from(self.steps)) % members;
@@ -253,7 +254,7 @@ impl Draft {
     }
 }
 
-/// Why there is no such repair.
+/// A repair cannot be planned.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum RepairError {
@@ -281,7 +282,7 @@ pub enum RepairError {
         /// How many are missing.
         got: u64,
     },
-    /// Nobody holds some of the blocks, so the message cannot be completed by these members.
+    /// No member holds some of the blocks, so these members cannot complete the message.
     Lost {
         /// Exactly these blocks.
         blocks: BlockSet,
@@ -299,10 +300,10 @@ impl fmt::Display for RepairError {
                 write!(f, "rank {rank} holds blocks of a message of {got}, rank 0 of one of {want}")
             }
             RepairError::TooManyHops { got } => {
-                write!(f, "a repair has at most {REPAIR_HOPS_MAX} transfers, not {got}")
+                write!(f, "a repair has at most {REPAIR_HOPS_MAX} hops, not {got}")
             }
             RepairError::Lost { blocks } => {
-                write!(f, "nobody holds {} of the {} blocks", blocks.len(), blocks.blocks())?;
+                write!(f, "no member holds {} of the {} blocks", blocks.len(), blocks.blocks())?;
                 blocks.held().next().map_or(Ok(()), |first| write!(f, ", the first of them block {first}"))
             }
         }

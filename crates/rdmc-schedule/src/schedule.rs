@@ -1,4 +1,4 @@
-//! The public face: a schedule, and what one member does in it.
+//! A schedule, and one member's part in it.
 
 use std::error::Error;
 use std::fmt;
@@ -15,13 +15,15 @@ use crate::walk::{PeerBlock, Side, Walk};
 /// The largest group: ranks fit 16 bits.
 pub const MEMBERS_MAX: u32 = 65_536;
 
-/// Who sends which block to whom in which step, for n members and a message of k blocks.
+/// Lists the hops of a message of k blocks among n members, step by step.
 ///
-/// In every schedule each member but the root receives every block exactly once, nothing is sent before the step
-/// after its arrival, both ends of a transfer compute the same one, and in one step a member sends at most one
-/// block and receives at most one (members in the hybrid: one on each of the two levels).
+/// In every schedule:
+/// - each member except the root receives every block exactly once;
+/// - no member sends a block before the step after its arrival;
+/// - both ends of a hop compute the same hop;
+/// - in one step a member sends at most one block and receives at most one (in the hybrid: one on each level).
 ///
-/// A schedule is a few numbers, whatever n and k are; only the hybrid's racks, which are shared, take O(n) memory.
+/// A schedule is a few numbers, whatever n and k are. Only the hybrid's racks, which are shared, take O(n) memory.
 /// Cloning is cheap.
 ///
 /// # Examples
@@ -49,7 +51,7 @@ impl Schedule {
     /// Takes O(1), or for the hybrid O(racks).
     ///
     /// # Errors
-    /// When `members` is not in 1 ..= [`MEMBERS_MAX`], `blocks` is 0, or the hybrid's racks are for another number of
+    /// `members` is not in 1 ..= [`MEMBERS_MAX`], `blocks` is 0, or the hybrid's racks are for another number of
     /// members.
     pub fn new(algorithm: &Algorithm, members: u32, blocks: BlockCount) -> Result<Schedule, ScheduleError> {
         check_members(algorithm, members)?;
@@ -80,25 +82,22 @@ impl Schedule {
         self.blocks
     }
 
-    /// Returns the algorithm the schedule follows.
+    /// Returns the algorithm that the schedule follows.
     #[must_use]
     pub fn algorithm(&self) -> &Algorithm {
         &self.algorithm
     }
 
-    /// Returns the number of steps, the last one with a transfer included; 0 for the root alone, below 2⁴⁸ always.
+    /// Returns the number of steps, up to the last one with a hop; 0 for the root alone, always below 2⁴⁸.
     #[must_use]
     pub fn steps(&self) -> u64 {
         self.steps
     }
 
-    /// Lists what `rank` sends, in step order; a transfer to another rack comes before one in the same step
-    /// inside its own.
+    /// Lists the hops that `rank` sends, in step order; in the same step a hop to another rack comes first.
     ///
-    /// The iterator owns all it needs, in O(log n) memory, and is made in O(log² n) at most, or for the
-    /// hybrid in O(racks). An item takes O(1)
-    /// amortised, O(log n) at most, and allocates nothing: however long the schedule, long idle stretches are
-    /// skipped, not walked.
+    /// The iterator owns all it needs, in O(log n) memory. It is made in O(log² n) at most, or for the hybrid in
+    /// O(racks). An item takes O(1) amortised, O(log n) at most, and allocates nothing: idle stretches are skipped.
     ///
     /// # Panics
     /// If `rank` is not below [`members`](Schedule::members).
@@ -107,12 +106,10 @@ impl Schedule {
         Sends(self.member_side(rank, Side::Send))
     }
 
-    /// Lists what `rank` receives, in step order: nothing if it is the root, else every block once.
+    /// Lists the hops that `rank` receives, in step order: none if it is the root, else every block once.
     ///
-    /// The iterator owns all it needs, in O(log n) memory, and is made in O(log² n) at most, or for the
-    /// hybrid in O(racks). An item takes O(1)
-    /// amortised, O(log n) at most, and allocates nothing: however long the schedule, long idle stretches are
-    /// skipped, not walked.
+    /// The iterator owns all it needs, in O(log n) memory. It is made in O(log² n) at most, or for the hybrid in
+    /// O(racks). An item takes O(1) amortised, O(log n) at most, and allocates nothing: idle stretches are skipped.
     ///
     /// # Panics
     /// If `rank` is not below [`members`](Schedule::members).
@@ -140,7 +137,7 @@ impl Schedule {
     }
 }
 
-/// What one member sends, in step order; made by [`Schedule::sends`].
+/// Lists the hops that one member sends, in step order; made by [`Schedule::sends`].
 #[derive(Clone, Debug)]
 pub struct Sends(MemberSide);
 
@@ -154,7 +151,7 @@ impl Iterator for Sends {
 
 impl FusedIterator for Sends {}
 
-/// What one member receives, in step order; made by [`Schedule::receives`].
+/// Lists the hops that one member receives, in step order; made by [`Schedule::receives`].
 #[derive(Clone, Debug)]
 pub struct Receives {
     hops: MemberSide,
@@ -200,23 +197,23 @@ impl MemberSide {
     }
 }
 
-/// Whom one member has to do with, over messages of any number of blocks; both lists ascend.
+/// The members with which one member exchanges blocks, in messages of any number of blocks; both lists ascend.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Neighbours {
-    /// The members that it gives blocks to.
+    /// The members to which it sends blocks.
     pub sends_to: Vec<Rank>,
-    /// The members that it takes blocks from.
+    /// The members from which it receives blocks.
     pub receives_from: Vec<Rank>,
 }
 
 /// Lists the members that `rank` ever sends to or receives from, whatever the number of blocks.
 ///
-/// The lists are exact: there is a message for every neighbour listed, and none for any other one. They are O(log
-/// n) long and computed in O(log² n), but for the root of the sequential schedule and of the fan-out, whose neighbours are
-/// all the others.
+/// The lists are exact: some message needs each neighbour listed, and no message needs another one. They are O(log n)
+/// long and computed in O(log² n), except for the root of the sequential schedule and of the fan-out, whose neighbours
+/// are all other members.
 ///
 /// # Errors
-/// When the algorithm cannot serve so many members, or `rank` is none of them.
+/// The algorithm cannot serve so many members, or `rank` is not one of them.
 ///
 /// # Examples
 /// ```
@@ -237,16 +234,15 @@ pub fn neighbours(algorithm: &Algorithm, members: u32, rank: Rank) -> Result<Nei
     Ok(Neighbours { sends_to: peers(schedule.sends(rank)), receives_from: peers(schedule.receives(rank)) })
 }
 
-/// Returns the member that gives `rank` its first block whatever the number of blocks is, or `None` if there is no
-/// such fixed member.
+/// Returns the member that sends `rank` its first block in messages of any number of blocks, or `None` if that member
+/// is not fixed.
 ///
-/// There is none for the root, and none in the circulant schedule unless the root itself is the fixed source, as it
-/// is for the O(log n) members that it sends to. In all other schedules every member but the root has one. It is
-/// where a receiver that does not know the size of the message yet must expect the first block from (DSN §4.2).
-/// O(log² n).
+/// The root has none. In the circulant schedule only the O(log n) members to which the root sends have one, the root.
+/// In all other schedules every member except the root has one. A receiver that does not know the size of the message
+/// yet must expect its first block from this member (DSN §4.2). O(log² n).
 ///
 /// # Errors
-/// When the algorithm cannot serve so many members, or `rank` is none of them.
+/// The algorithm cannot serve so many members, or `rank` is not one of them.
 ///
 /// # Examples
 /// ```
@@ -265,7 +261,7 @@ pub fn first_source(algorithm: &Algorithm, members: u32, rank: Rank) -> Result<O
     Ok(schedule.receives(rank).next().map(|first| first.peer))
 }
 
-/// Why there is no such schedule; the caller must ask for another one.
+/// There is no such schedule; the caller must ask for another one.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum ScheduleError {

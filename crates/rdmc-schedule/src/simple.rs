@@ -1,5 +1,5 @@
-//! The algorithms in which a member moves the message's blocks in order: sequential, chain and binomial tree (DSN
-//! §4.3), and the fan-out.
+//! The algorithms that move a message's blocks in order: sequential, chain and binomial tree (DSN §4.3), and the
+//! fan-out.
 
 use std::ops::Range;
 
@@ -13,7 +13,7 @@ pub(crate) struct Run {
     peers: RunPeers,
 }
 
-/// Who is at the other end of the message's lap-th crossing.
+/// The member at the other end of the message's lap-th crossing.
 #[derive(Clone, Copy, Debug)]
 enum RunPeers {
     /// One member; there is one lap only.
@@ -25,7 +25,7 @@ enum RunPeers {
 }
 
 impl Run {
-    /// Returns what moves in `step`, which must lie in the window of this run.
+    /// Returns the hop in `step`, which must lie in the window of this run.
     pub(crate) fn peer_block(&self, step: u64) -> PeerBlock {
         let lap = (step - self.start) / u64::from(self.blocks);
         let block = (step - self.start) % u64::from(self.blocks);
@@ -38,7 +38,7 @@ impl Run {
     }
 }
 
-/// In step j the root gives block j mod k to member 1 + j div k.
+/// Lists a sequential side: in step j the root sends block j mod k to member 1 + j div k.
 pub(crate) fn sequential(members: u32, blocks: u32, rank: u32, side: Side) -> Walk {
     let k = u64::from(blocks);
     match (side, rank) {
@@ -51,16 +51,16 @@ pub(crate) fn sequential(members: u32, blocks: u32, rank: u32, side: Side) -> Wa
     }
 }
 
-/// The message's blocks in order, each to, or from the view of one receiver from, the root.
+/// The message's blocks in order, each to every receiver; or, from the view of one receiver, each from the root.
 #[derive(Clone, Debug)]
 pub(crate) struct Fan {
     receivers: u32,
-    /// The receiver that is asked about, or none for the root.
+    /// The receiver that is asked about, or `None` for the root.
     receiver: Option<u32>,
 }
 
 impl Fan {
-    /// Returns the `index`th transfer and its step.
+    /// Returns the `index`th hop and its step.
     pub(crate) fn peer_block(&self, index: u64) -> (u64, PeerBlock) {
         let receivers = u64::from(self.receivers);
         match self.receiver {
@@ -70,7 +70,7 @@ impl Fan {
     }
 }
 
-/// In step j the root gives block j div (n − 1) to member 1 + j mod (n − 1).
+/// Lists a fan-out's side: in step j the root sends block j div (n − 1) to member 1 + j mod (n − 1).
 pub(crate) fn fanout(members: u32, blocks: u32, rank: u32, side: Side) -> Walk {
     let receivers = members - 1;
     match (side, rank) {
@@ -82,7 +82,7 @@ pub(crate) fn fanout(members: u32, blocks: u32, rank: u32, side: Side) -> Walk {
     }
 }
 
-/// In step j member i gives block j − i to member i + 1.
+/// Lists a chain's side: in step j member i sends block j − i to member i + 1.
 pub(crate) fn chain(members: u32, blocks: u32, rank: u32, side: Side) -> Walk {
     let (peer, start) = match side {
         Side::Send if rank + 1 < members => (rank + 1, rank),
@@ -93,7 +93,8 @@ pub(crate) fn chain(members: u32, blocks: u32, rank: u32, side: Side) -> Walk {
     run(RunPeers::One(peer), blocks, start..start + u64::from(blocks))
 }
 
-/// In stage s, which is k steps long, every member i < 2^s gives the whole message to i + 2^s.
+/// Lists a binomial tree's side: in stage s, which is k steps long, every member i < 2^s sends the whole message to
+/// i + 2^s.
 pub(crate) fn tree(members: u32, blocks: u32, rank: u32, side: Side) -> Walk {
     let k = u64::from(blocks);
     match side {
@@ -141,7 +142,7 @@ fn run(peers: RunPeers, blocks: u32, window: Range<u64>) -> Walk {
     Walk::new(StepSource::Run(Run { start, blocks, peers }), window)
 }
 
-/// Lists no transfers at all.
+/// Lists no hops.
 pub(crate) fn idle() -> Walk {
     run(RunPeers::One(0), 1, 0..0)
 }

@@ -7,24 +7,24 @@ use crate::circulant::Lanes;
 use crate::pipeline::CubeSide;
 use crate::simple::{Fan, Run};
 
-/// The end of its hops that a member is asked about.
+/// The end of the hops that a member is asked about.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Side {
     Send,
     Receive,
 }
 
-/// What crosses the asked member's edge in one step.
+/// The block that crosses the asked member's edge in one step.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct PeerBlock {
     pub(crate) peer: u32,
     pub(crate) block: u32,
 }
 
-/// The hops of one member on one side, in step order.
+/// Walks along the hops of one member on one side, in step order.
 ///
-/// Only the steps in `window` are looked at, of a fan-out and of a handover the transfers, and no more than O(log n) of
-/// them are idle in a row.
+/// It looks only at the steps in `window`; for a fan-out and for a handover these are the hops. No more than O(log n)
+/// of them are idle in a row.
 #[derive(Clone, Debug)]
 pub(crate) struct Walk {
     source: StepSource,
@@ -46,7 +46,7 @@ impl Iterator for Walk {
     }
 }
 
-/// Random access to the steps of one member on one side.
+/// Gives random access to the steps of one member on one side.
 #[derive(Clone, Debug)]
 pub(crate) enum StepSource {
     Run(Run),

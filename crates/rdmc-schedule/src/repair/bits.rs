@@ -1,4 +1,4 @@
-//! A row of bits, and the few things done with whole words of it.
+//! A row of bits, with operations on whole words.
 
 /// The bits of one word.
 pub(super) const WORD: u32 = u64::BITS;

@@ -1,4 +1,4 @@
-//! Which blocks of a message somebody holds.
+//! A set of blocks of one message.
 
 use std::fmt;
 use std::ops::Range;
@@ -6,10 +6,10 @@ use std::ops::Range;
 use super::bits::{Bits, WORD, ones};
 use crate::hop::{BlockCount, BlockIndex};
 
-/// A set of blocks of one message, such as those that a member holds.
+/// A set of blocks of one message, such as the blocks that a member holds.
 ///
 /// It knows how many blocks the message has, and takes one bit of memory for each of them. Two sets are equal when
-/// they are of equally many blocks and hold the same ones.
+/// their messages have the same number of blocks and they contain the same ones.
 ///
 /// # Examples
 /// ```
@@ -31,7 +31,7 @@ pub struct BlockSet {
 }
 
 impl BlockSet {
-    /// Makes the set of no block of a message of `blocks`.
+    /// Makes the empty set for a message of `blocks`.
     #[must_use]
     pub fn empty(blocks: BlockCount) -> BlockSet {
         BlockSet { blocks: blocks.get(), len: 0, bits: Bits::clear(blocks.get()) }
@@ -45,7 +45,7 @@ impl BlockSet {
         full
     }
 
-    /// Adds `block`, and says whether it was missing.
+    /// Adds `block`; returns whether it was missing.
     ///
     /// # Panics
     /// If the message has no such block.
@@ -56,7 +56,7 @@ impl BlockSet {
         missing
     }
 
-    /// Says whether `block` is in the set.
+    /// Tells whether `block` is in the set.
     ///
     /// # Panics
     /// If the message has no such block.
@@ -78,13 +78,13 @@ impl BlockSet {
         BlockCount(self.len)
     }
 
-    /// Says whether no block is in the set.
+    /// Tells whether the set is empty.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.len == 0
     }
 
-    /// Says whether every block of the message is in the set.
+    /// Tells whether every block of the message is in the set.
     #[must_use]
     pub fn is_full(&self) -> bool {
         self.len == self.blocks
@@ -106,7 +106,7 @@ impl BlockSet {
         self.bits.contains(block)
     }
 
-    /// Adds a range of blocks that has none in common with the set.
+    /// Adds a range of blocks, none of which is in the set.
     pub(super) fn fill(&mut self, range: Range<u32>) {
         let words = self.bits.words_mut();
         let mut at = range.start;

@@ -1,4 +1,4 @@
-//! The blocks that are still missing somewhere, by who holds them.
+//! The blocks that some member still misses, by their holders.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::ops::Range;
@@ -6,8 +6,9 @@ use std::ops::Range;
 use super::bits::{Bits, WORD, ones};
 use super::block_set::BlockSet;
 
-/// The blocks that somebody misses. Those alike in who holds them form one class, so that a choice costs as much as
-/// there are ways in which blocks are spread, which are few, and not as much as there are blocks.
+/// The blocks that some member misses, in classes with the same holders.
+///
+/// The cost of a choice grows with the number of classes, which are few, and not with the number of blocks.
 #[derive(Debug)]
 pub(super) struct HolderClasses {
     members: u32,
@@ -22,9 +23,9 @@ pub(super) struct HolderClasses {
 struct HolderClass {
     /// How many members hold the block when this step ends.
     holders: u32,
-    /// Who held it when this step began, and so may send it.
+    /// The members that held it when this step began, and so may send it.
     held: Bits,
-    /// Who is given it in this step.
+    /// The members that get it in this step.
     given: Bits,
 }
 
@@ -32,7 +33,7 @@ impl HolderClasses {
     /// Sorts the blocks of at least one member's holdings.
     ///
     /// # Errors
-    /// The blocks that nobody holds, if there are any.
+    /// The blocks that no member holds, if there are any.
     pub(super) fn new(holdings: &[BlockSet], members: u32) -> Result<HolderClasses, BlockSet> {
         let mut lost = BlockSet::empty(holdings[0].blocks());
         let mut queues = BTreeMap::<HolderClass, VecDeque<u32>>::new();
@@ -62,10 +63,10 @@ impl HolderClasses {
         Bits::clear(self.members)
     }
 
-    /// Returns the members that hold a block which somebody misses.
+    /// Returns the members that hold a block which some member misses.
     pub(super) fn useful(&self) -> Bits {
         let (mut useful, mut classes) = (self.nobody(), self.queues.keys());
-        // Usually everybody is, and a few classes show it.
+        // Usually these are all members, and a few classes show it.
         while useful != self.everybody
             && let Some(class) = classes.next()
         {
@@ -82,13 +83,13 @@ impl HolderClasses {
         sources
     }
 
-    /// Returns the holders of the rarest block that `receiver` misses and somebody in `free` holds.
+    /// Returns the holders of the rarest block that `receiver` misses and a member in `free` holds.
     pub(super) fn rarest_held_by(&self, free: &Bits, receiver: u32) -> Option<&Bits> {
         let mut held = self.queues.keys().map(|class| &class.held);
         held.find(|held| !held.contains(receiver) && held.meets(free))
     }
 
-    /// Takes the rarest block that `sender` holds and `receiver` misses, as given to it in this step.
+    /// Gives `receiver` the rarest block that it misses and `sender` holds, in this step.
     pub(super) fn give(&mut self, sender: u32, receiver: u32) -> Option<u32> {
         let misses = |class: &&HolderClass| !class.held.contains(receiver) && !class.given.contains(receiver);
         let mut class = self.queues.keys().filter(misses).find(|class| class.held.contains(sender))?.clone();
@@ -100,7 +101,7 @@ impl HolderClasses {
         Some(block)
     }
 
-    /// Ends the step: what was given is held.
+    /// Ends the step: members hold the blocks that they got in it.
     pub(super) fn settle(&mut self) {
         for class in std::mem::take(&mut self.touched) {
             // A class may have been touched twice, or left by its blocks for another one of this step.
@@ -124,7 +125,7 @@ impl HolderClasses {
     }
 }
 
-/// Cuts the blocks into runs, all blocks of which are held by the same members; none goes over a word's end.
+/// Cuts the blocks into runs of blocks with the same holders; no run crosses a word's end.
 fn runs(holdings: &[BlockSet]) -> impl Iterator<Item = Range<u32>> + '_ {
     let blocks = holdings[0].blocks().get();
     let words = 0..holdings[0].words().len();

@@ -1,20 +1,20 @@
-//! Who gives to whom in one step.
+//! The pairs of senders and receivers of one step.
 
 use std::collections::VecDeque;
 
 use super::bits::Bits;
 use super::classes::HolderClasses;
 
-/// A matching of members that hold something with members that miss it, while it grows.
+/// A growing matching of members that hold a block with members that miss it.
 ///
-/// Members choose one after the other, each a holder of the rarest block it can get, among those the one that has
-/// sent the least. Who finds all its sources taken makes the takers move to other ones, along an augmenting path, so
-/// nobody goes without who could be served together with all that chose before; in a large group as far as
-/// [`MOVES_MAX`] lets it.
+/// Members choose one after the other, each a holder of the rarest block that it can get, and among these the one that
+/// has sent the least. A member that finds all its sources taken makes the takers move to others, along an augmenting
+/// path. So every member is served that can be served together with those that chose before; in a large group as far as
+/// [`MOVES_MAX`] allows.
 pub(super) struct Pairing<'a> {
     classes: &'a HolderClasses,
     sent: &'a [u32],
-    /// Senders that nobody has taken.
+    /// Senders that no receiver has taken.
     free: Bits,
     /// Senders that cannot be had by moving others, in the rest of the step.
     stuck: Bits,
@@ -26,7 +26,7 @@ pub(super) struct Pairing<'a> {
 }
 
 impl<'a> Pairing<'a> {
-    /// Begins with nobody paired; `sent` is what each member has sent before.
+    /// Begins without pairs; `sent` is the number of blocks that each member has sent before.
     pub(super) fn new(classes: &'a HolderClasses, sent: &'a [u32], step: usize) -> Pairing<'a> {
         let nobody = vec![None; sent.len()];
         Pairing {
@@ -41,7 +41,7 @@ impl<'a> Pairing<'a> {
         }
     }
 
-    /// Says whether everybody who could send has been taken.
+    /// Tells whether all possible senders have been taken.
     pub(super) fn is_full(&self) -> bool {
         self.free.is_clear()
     }
@@ -51,7 +51,7 @@ impl<'a> Pairing<'a> {
         self.sender_of
     }
 
-    /// Finds a sender for `receiver` if there is one; for the first that asks there always is.
+    /// Finds a sender for `receiver` if there is one; for the first receiver there always is.
     pub(super) fn choose(&mut self, receiver: u32) {
         let Some(held) = self.classes.rarest_held_by(&self.free, receiver) else {
             return self.rearrange(receiver);
@@ -87,7 +87,7 @@ impl<'a> Pairing<'a> {
         self.stuck = seen;
     }
 
-    /// Gives `sender` to `receiver`, the one it leaves to whom it was seen by, and so on.
+    /// Gives `sender` to `receiver`, the sender that it leaves to the member that had seen that one, and so on.
     fn flip(&mut self, sender: u32, receiver: u32, seen_by: &[Option<u32>]) {
         let mut end = Some((sender, receiver));
         while let Some((sender, receiver)) = end {
@@ -106,5 +106,5 @@ impl<'a> Pairing<'a> {
 /// The holders of a block among which a member looks for the one that has sent least.
 const CANDIDATES_MAX: usize = 64;
 
-/// How many members in one step are asked whether they can take another sender; up to 64 members never ask so often.
+/// Most members that are asked in one step whether they can take another sender; up to 64 members never ask so often.
 const MOVES_MAX: u32 = 4096;

@@ -1,4 +1,4 @@
-//! A set of blocks as bytes that may be foreign.
+//! The encoding of a set of blocks; bytes to decode may come from a peer.
 
 use std::error::Error;
 use std::fmt;
@@ -10,19 +10,19 @@ const RUNS: u8 = 0;
 const BITMAP: u8 = 1;
 
 impl BlockSet {
-    /// Returns the greatest length in bytes of an encoded set: a message of k blocks takes 1 + ⌈k / 8⌉.
+    /// Returns the longest encoding of a set in bytes: 1 + ⌈k / 8⌉ for a message of k blocks.
     #[must_use]
     pub const fn encoded_len_max(blocks: BlockCount) -> usize {
         1 + blocks.get().div_ceil(8) as usize
     }
 
-    /// Writes the set as bytes, at most [`encoded_len_max`](BlockSet::encoded_len_max) of them.
+    /// Encodes the set in at most [`encoded_len_max`](BlockSet::encoded_len_max) bytes.
     ///
     /// They are the lengths of the runs, or a bitmap if that is shorter. The first byte is the form:
     ///
     /// - 0, then the lengths of runs of held and of missing blocks by turns, which add up to the number of blocks.
     ///   The first is of held blocks, and it alone may be 0. A length is a varint: seven bits to a byte, the lowest
-    ///   first, and the high bit set in all bytes but the last.
+    ///   first, and the high bit set in all bytes except the last.
     /// - 1, then ⌈k / 8⌉ bytes: bit b mod 8 of byte ⌊b / 8⌋ is set if block b is held, and bits beyond the last block
     ///   are clear.
     ///
@@ -52,14 +52,14 @@ impl BlockSet {
         bytes
     }
 
-    /// Reads the set of blocks of a message of `blocks` from bytes that anybody may have sent.
+    /// Decodes a set of blocks of a message of `blocks` from bytes that any peer may have sent.
     ///
     /// Takes ⌈k / 64⌉ words of memory, however many bytes there are, and O(k / 64 + bytes) time. Bytes that are no
     /// longer than [`encoded_len_max`](BlockSet::encoded_len_max) suffice for every set.
     ///
     /// # Errors
-    /// When the bytes do not describe exactly `blocks` blocks, each once, in the form that
-    /// [`encode`](BlockSet::encode) writes.
+    /// The bytes do not describe exactly `blocks` blocks, each once, in the form that [`encode`](BlockSet::encode)
+    /// writes.
     pub fn decode(blocks: BlockCount, bytes: &[u8]) -> Result<BlockSet, BlockSetError> {
         match bytes.split_first() {
             Some((&RUNS, rest)) => decode_runs(blocks, rest),
@@ -130,7 +130,7 @@ fn take_varint(bytes: &mut &[u8]) -> Option<u32> {
     None
 }
 
-/// Why bytes are no set of the blocks of that message; whoever sent them is at fault.
+/// Bytes do not describe a set of that message's blocks; the peer that sent them is at fault.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum BlockSetError {

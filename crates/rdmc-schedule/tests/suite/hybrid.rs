@@ -138,7 +138,8 @@ fn the_cascade_takes_one_block_a_step_from_every_port() {
             let mut receives = HashSet::new();
             for crossing in &timetable.crossings {
                 assert!(receives.insert((crossing.to, crossing.step)), "{racks:?}: {crossing:?}");
-                // In the closing step of racks whose size is no power of two, and of the last block alone, there may be two.
+                // In the closing step of racks whose size is no power of two, and of the last block alone, there may be
+                // two.
                 let size = racks.members_of(racks.rack_of(Rank(crossing.from)).unwrap()).len();
                 let first = sends.insert((crossing.from, crossing.step));
                 assert!(first || (!size.is_power_of_two() && crossing.block + 1 == blocks), "{racks:?}: {crossing:?}");

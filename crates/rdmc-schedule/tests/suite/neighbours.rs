@@ -1,4 +1,4 @@
-//! Who meets whom, and where the first block comes from, over all numbers of blocks.
+//! The neighbours of a member, and the source of its first block, over all numbers of blocks.
 
 use std::collections::BTreeSet;
 

@@ -12,7 +12,7 @@ use rdmc_schedule::{BlockCount, BlockIndex, BlockSet, Hop, Rank, Repair};
 
 use crate::timetable::Crossing;
 
-/// Makes what each member holds from who holds each block, with a bit for each rank.
+/// Makes the holdings of each member from the holders of each block, given as a bit for each rank.
 pub(crate) fn holdings(members: u32, holders: &[u32]) -> Vec<BlockSet> {
     let blocks = BlockCount(u32::try_from(holders.len()).unwrap());
     let mut sets = vec![BlockSet::empty(blocks); members as usize];

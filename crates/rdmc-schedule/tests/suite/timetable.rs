@@ -4,7 +4,7 @@ use std::collections::HashMap;
 
 use rdmc_schedule::{Algorithm, BlockCount, Hop, Racks, Rank, Schedule};
 
-/// One transfer, seen from outside; ordered by step.
+/// One hop, seen from outside; ordered by step.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct Crossing {
     pub(crate) step: u64,

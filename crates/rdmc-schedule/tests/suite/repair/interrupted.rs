@@ -4,7 +4,7 @@ use rdmc_schedule::{Algorithm, BlockCount, BlockIndex, Rank, Repair, RepairError
 
 use crate::repair::{checked, fewest_steps, holdings};
 
-/// Who holds each block, with a bit for each rank, after `steps` steps.
+/// Returns the holders of each block after `steps` steps, as a bit for each rank.
 fn stopped(schedule: &Schedule, steps: u64) -> Vec<u32> {
     let mut holders = vec![1; schedule.blocks().get() as usize];
     for rank in (1..schedule.members()).map(Rank) {

@@ -102,7 +102,7 @@ fn lost_blocks_are_named() {
         holdings[block as usize % 3].insert(BlockIndex(block));
     });
     let error = Repair::new(&holdings).unwrap_err();
-    assert_eq!(error.to_string(), "nobody holds 4 of the 130 blocks, the first of them block 5");
+    assert_eq!(error.to_string(), "no member holds 4 of the 130 blocks, the first of them block 5");
     let RepairError::Lost { blocks } = error else { panic!("{error:?}") };
     assert!(blocks.held().eq([5, 63, 64, 129].map(BlockIndex)));
 }
