@@ -12,10 +12,14 @@ use std::time::Duration;
 use futures::future::BoxFuture;
 use tokio::io::{AsyncRead, AsyncWrite};
 
+mod refusal_log;
+mod strangers;
 mod tokio_environment;
 
+pub use refusal_log::{RefusalLog, RefusalSum};
+pub use strangers::{Displacement, StrangerPlace, Strangers};
 pub(crate) use tokio_environment::DATA_MAGIC;
-pub use tokio_environment::{DataAcceptor, TokioEnvironment};
+pub use tokio_environment::{DataAcceptor, TokioEnvironment, UnknownNonce};
 
 /// A moment on an environment's monotonic clock, in nanoseconds since that clock's own start.
 ///

@@ -44,7 +44,8 @@ mod work;
 pub use completion::{CompletionMode, CompletionQueue, CompletionSource, SoftwareCompletions};
 pub use decorator::{FabricDecorator, QueuePairDecorator};
 pub use environment::{
-    ControlListener, ControlStream, DataAcceptor, Elapsed, Environment, Timestamp, TokioEnvironment,
+    ControlListener, ControlStream, DataAcceptor, Displacement, Elapsed, Environment, RefusalLog, RefusalSum,
+    StrangerPlace, Strangers, Timestamp, TokioEnvironment, UnknownNonce,
 };
 pub use fabric::{
     Capabilities, ConnectError, Endpoint, Fabric, FabricError, Peer, QueuePairConfig, RawQueuePair, Role,

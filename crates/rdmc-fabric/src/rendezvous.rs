@@ -21,7 +21,7 @@ use tokio::net::TcpStream;
 use tokio::sync::{oneshot, watch};
 use tokio_rustls::{TlsAcceptor, TlsConnector, TlsStream};
 
-use crate::environment::{DATA_MAGIC, DataAcceptor, Environment};
+use crate::environment::{DATA_MAGIC, DataAcceptor, Environment, UnknownNonce};
 use crate::fabric::{ConnectError, Endpoint, Role};
 use crate::sync::lock;
 use crate::tls::SharedSecret;
@@ -91,21 +91,26 @@ impl DataAcceptor for Rendezvous {
         *lock(&self.listening) = Some(local);
     }
 
-    fn accept(self: Arc<Self>, mut stream: TcpStream, peer: SocketAddr) -> BoxFuture<'static, ()> {
+    fn accept(
+        self: Arc<Self>,
+        mut stream: TcpStream,
+        peer: SocketAddr,
+    ) -> BoxFuture<'static, Result<(), UnknownNonce>> {
         Box::pin(async move {
             let mut nonces = [0; 32];
             if let Err(error) = stream.read_exact(&mut nonces).await {
                 tracing::debug!(%peer, %error, "data connection ended before it gave its nonces");
-                return;
+                return Ok(());
             }
             let (to, from) = (nonce_at(&nonces, 0), nonce_at(&nonces, 16));
             // Taken out, so that a nonce lets in one connection only.
             let expected = lock(&self.expected).remove(&to);
             let accepted = expected.map(|arrived| arrived.send(Arrival { stream, from }).is_ok());
-            if accepted != Some(true) {
-                self.refused.fetch_add(1, Ordering::Relaxed);
-                tracing::warn!(%peer, "data connection refused: no queue pair waits for its nonce");
+            if accepted == Some(true) {
+                return Ok(());
             }
+            self.refused.fetch_add(1, Ordering::Relaxed);
+            Err(UnknownNonce)
         })
     }
 }

@@ -11,9 +11,9 @@ use std::time::{Duration, Instant};
 use futures::future::BoxFuture;
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt, ReadBuf};
 use tokio::net::{TcpListener, TcpStream};
-use tokio::sync::{Semaphore, mpsc};
+use tokio::sync::mpsc;
 
-use super::{ControlListener, ControlStream, Environment, Timestamp};
+use super::{ControlListener, ControlStream, Environment, RefusalLog, RefusalSum, StrangerPlace, Strangers, Timestamp};
 
 /// Takes connections that open a queue pair instead of a control connection.
 ///
@@ -25,8 +25,16 @@ pub trait DataAcceptor: Send + Sync {
 
     /// Finishes the handshake of a data connection whose magic has been read; called on a task of its own and bounded
     /// in time by the caller.
-    fn accept(self: Arc<Self>, stream: TcpStream, peer: SocketAddr) -> BoxFuture<'static, ()>;
+    ///
+    /// # Errors
+    /// The connection is refused, which the caller logs.
+    fn accept(self: Arc<Self>, stream: TcpStream, peer: SocketAddr) -> BoxFuture<'static, Result<(), UnknownNonce>>;
 }
+
+/// A data connection named a nonce for which no queue pair waits.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("data connection: no queue pair waits for its nonce")]
+pub struct UnknownNonce;
 
 /// Tokio's clock, timers and tasks, the operating system's randomness, TCP control connections.
 #[derive(Clone)]
@@ -103,17 +111,24 @@ impl Environment for TokioEnvironment {
     }
 }
 
-/// Accepts until nobody listens for control connections any more.
+/// Accepts connections until the listener is dropped.
 async fn accept_loop(
     listener: TcpListener,
     accepted: mpsc::Sender<TcpControlStream>,
     data: Option<Arc<dyn DataAcceptor>>,
 ) {
-    let handshakes = Arc::new(Semaphore::new(HANDSHAKES_MAX));
+    let strangers = Strangers::new(STRANGERS_PER_PEER_MAX, STRANGERS_MAX);
+    let (refusals, environment) = (Arc::<RefusalLog>::default(), TokioEnvironment::new());
     loop {
         let connection = tokio::select! {
             connection = listener.accept() => connection,
             () = accepted.closed() => return,
+            sums = refusals.next_sums(&environment) => {
+                for RefusalSum { kind, from, count } in sums {
+                    tracing::warn!(peer = from.map(tracing::field::display), kind, count, "connections refused lately");
+                }
+                continue;
+            }
         };
         let (stream, peer) = match connection {
             Ok(connection) => connection,
@@ -124,41 +139,91 @@ async fn accept_loop(
                 continue;
             }
         };
-        let Ok(permit) = handshakes.clone().try_acquire_owned() else {
-            tracing::warn!(%peer, max = HANDSHAKES_MAX, "connection refused: too many handshakes at once");
-            continue;
-        };
-        let (accepted, data) = (accepted.clone(), data.clone());
+        if !strangers.has_room_for(Some(peer.ip())) {
+            // Older connections whose first bytes have arrived are not silent: their tasks read them now.
+            tokio::task::yield_now().await;
+        }
+        let (place, displacement) = strangers.admit(Some(peer.ip()));
+        let (accepted, data, refusals) = (accepted.clone(), data.clone(), refusals.clone());
         tokio::spawn(async move {
-            let _permit = permit;
-            let handshake = handshake(stream, peer, accepted, data);
-            if tokio::time::timeout(HANDSHAKE_TIMEOUT, handshake).await.is_err() {
-                tracing::warn!(%peer, "connection refused: it did not say what it is in time");
+            let refused = |kind, reason: &dyn fmt::Display| {
+                if refusals.note(kind, Some(peer.ip())) {
+                    tracing::warn!(%peer, %reason, "connection refused");
+                }
+            };
+            let handshake = tokio::time::timeout(HANDSHAKE_TIMEOUT, handshake(stream, peer, &place, accepted, data));
+            match displacement.unless_displaced(handshake).await {
+                Some(Ok(Ok(()))) => {}
+                Some(Ok(Err(error))) => refused(error.kind(), &error),
+                Some(Err(_)) => refused("silent", &"it did not say in time what it wants"),
+                None => refused("displaced", &"too many connections had not said what they want; it was the oldest"),
             }
         });
     }
 }
 
+/// Reads the magic and hands the connection on.
+///
+/// # Errors
+/// The peer does not speak this protocol, or knows no nonce.
 async fn handshake(
     mut stream: TcpStream,
     peer: SocketAddr,
+    place: &StrangerPlace,
     accepted: mpsc::Sender<TcpControlStream>,
     data: Option<Arc<dyn DataAcceptor>>,
-) {
+) -> Result<(), HandshakeError> {
     let mut magic = [0; 8];
     if let Err(error) = stream.read_exact(&mut magic).await {
         tracing::debug!(%peer, %error, "connection ended before it said what it is");
-        return;
+        return Ok(());
     }
+    place.note_spoken();
     if magic == CONTROL_MAGIC {
         if tune_control(&stream).is_ok() {
             // Fails only if the listener is gone, which ends the connection too.
             let _ = accepted.send(TcpControlStream { stream, peer }).await;
         }
     } else if let (DATA_MAGIC, Some(data)) = (magic, data) {
-        data.accept(stream, peer).await;
+        data.accept(stream, peer).await?;
     } else {
-        tracing::warn!(%peer, ?magic, "connection refused: not a protocol this node speaks");
+        return Err(ForeignMagic(magic).into());
+    }
+    Ok(())
+}
+
+/// Why a connection is refused.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+enum HandshakeError {
+    #[error(transparent)]
+    Foreign(#[from] ForeignMagic),
+    #[error(transparent)]
+    Data(#[from] UnknownNonce),
+}
+
+impl HandshakeError {
+    /// Returns the kind under which refusals are summed.
+    fn kind(&self) -> &'static str {
+        match self {
+            Self::Foreign(_) => "foreign",
+            Self::Data(_) => "nonce",
+        }
+    }
+}
+
+/// The first bytes of a connection of another protocol, or of another version of this one.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct ForeignMagic([u8; 8]);
+
+impl std::error::Error for ForeignMagic {}
+
+impl fmt::Display for ForeignMagic {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let (got, own) = (self.0.escape_ascii(), CONTROL_MAGIC.escape_ascii());
+        match self.0[..MAGIC_FAMILY_LEN] == CONTROL_MAGIC[..MAGIC_FAMILY_LEN] {
+            true => write!(f, "it speaks another version of rdmc, or another part: it begins with {got}, not {own}"),
+            false => write!(f, "it does not speak rdmc: its first bytes are \"{got}\", not \"{own}\""),
+        }
     }
 }
 
@@ -231,8 +296,12 @@ pub(crate) const CONTROL_MAGIC: [u8; 8] = *b"rdmcCTL1";
 pub(crate) const DATA_MAGIC: [u8; 8] = *b"rdmcDAT1";
 /// Accepted control connections that wait to be taken.
 const ACCEPTED_MAX: usize = 64;
-/// Connections that have not yet proved who they are, at once.
-const HANDSHAKES_MAX: usize = 256;
+/// Bytes of a magic that are the same in every version: those of all magics begin with them.
+const MAGIC_FAMILY_LEN: usize = 4;
+/// Connections that have not yet said what they want, at once: of one peer.
+const STRANGERS_PER_PEER_MAX: usize = 64;
+/// Connections that have not yet said what they want, at once: of all peers.
+const STRANGERS_MAX: usize = 256;
 /// How long a connection may take to prove who it is.
 const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(10);
 /// Idle time after which a control connection is probed.
@@ -244,3 +313,20 @@ const PROBE_INTERVAL: Duration = Duration::from_secs(5);
 const PROBES: u32 = 4;
 /// Pause after a failed accept, so that a lack of descriptors does not spin.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(50);
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn foreign_connections_are_quoted_and_other_versions_told_apart() {
+        for (magic, said) in [
+            (b"GET / HT", "it does not speak rdmc: its first bytes are \"GET / HT\", not \"rdmcCTL1\""),
+            (b"\x16\x03\x01\x02\0\x01\0\x01", "it does not speak rdmc: its first bytes are \"\\x16\\x03\\x01\\x02"),
+            (b"rdmcCTL2", "it speaks another version of rdmc, or another part: it begins with rdmcCTL2, not rdmcCTL1"),
+        ] {
+            let text = ForeignMagic(*magic).to_string();
+            assert!(text.starts_with(said), "{text}");
+        }
+    }
+}
