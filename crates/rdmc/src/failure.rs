@@ -10,7 +10,7 @@ use serde::{Deserialize, Serialize};
 use crate::certificate::Certificate;
 use crate::group::GroupId;
 use crate::group::recovery::RecoveryState;
-use crate::node::NodeId;
+use crate::node::{DetectionError, NodeId};
 
 /// Why a group ended before its time: terminal, and the same for every survivor.
 ///
@@ -323,6 +323,17 @@ pub enum StartError {
     NotInCluster {
         /// The node.
         node: NodeId,
+    },
+    /// The detection time is too short or too long.
+    #[error(transparent)]
+    Detection(#[from] DetectionError),
+    /// A node of a cluster formed by invitation was given another detection time than that of the inviting node.
+    #[error("a detection time of {got:?} where the inviting node chose {invited:?} for all nodes")]
+    DetectionInvited {
+        /// The inviting node's.
+        invited: Duration,
+        /// The time asked for.
+        got: Duration,
     },
     /// Nothing can listen at the node's address.
     #[error("cannot listen at {address}")]

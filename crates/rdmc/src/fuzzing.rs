@@ -109,6 +109,7 @@ impl Frame {
             members,
             fabrics: fabrics.clone(),
             payload: b"payload".to_vec(),
+            detection_ms: 2000,
         };
         let declined = RejectReason::Declined { reason: "no room".to_owned() };
         let asked = RejectReason::Fabrics { offers: fabrics.clone(), asked: fabrics.clone() };
@@ -120,6 +121,7 @@ impl Frame {
             ("reject-version", frame::Frame::Reject { reason: RejectReason::Version { ours: PROTOCOL_VERSION } }),
             ("reject-fabrics", frame::Frame::Reject { reason: asked }),
             ("reject-declined", frame::Frame::Reject { reason: declined }),
+            ("reject-busy", frame::Frame::Reject { reason: RejectReason::Busy }),
             ("invite", invite),
             ("accept", frame::Frame::Accept { fabrics, reply: b"reply".to_vec() }),
             ("go", frame::Frame::Go(chosen)),

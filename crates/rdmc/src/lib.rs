@@ -71,10 +71,10 @@ pub use group::sender::{Multicast, Payload, Sender};
 pub use group::sharing::DeliveryMode;
 pub use group::{GroupId, GroupSpec};
 pub use mesh::fabrics::{FabricChoice, Fabrics, FabricsError, PassedOver};
-pub use mesh::invite::{Invitation, InviteError, InviteFailure, invite, invite_secured};
+pub use mesh::invite::{Invitation, InviteError, InviteFailure, InviteOptions, invite, invite_secured, invite_with};
 pub use mesh::listener::Listener;
 pub use mesh::security::{Distrust, Security, SecurityError};
-pub use node::{Cluster, Node, NodeBuilder, NodeId, Shutdown};
+pub use node::{Cluster, DetectionError, Node, NodeBuilder, NodeId, Shutdown};
 pub use pool::PoolError;
 pub use rdmc_fabric::{
     Buffer, BufferMut, Capabilities, CompletionMode, Elapsed, Fabric, MemFabric, MemNetwork, Memory, MemoryRegion,

@@ -255,7 +255,8 @@ impl Mesh {
         match frame::read(&mut stream).await.map_err(name)? {
             Some(Frame::Welcome) => Ok(stream),
             Some(Frame::Reject { reason }) => Err(io::Error::other(format!("{address}: {reason}"))),
-            _ => Err(io::Error::other(format!("{address}: did not answer as a node"))),
+            Some(_) => Err(io::Error::other(format!("{address}: it does not answer as a node"))),
+            None => Err(io::Error::other(format!("{address}: it closed the connection before it answered"))),
         }
     }
 
@@ -265,13 +266,13 @@ impl Mesh {
             let mesh = self.clone();
             spawner.spawn(Box::pin(async move {
                 let from = arrived.from;
+                let address = arrived.stream.peer_address();
                 let meant = mesh.knows(from) && from < mesh.0.me;
                 let answer = if meant { Frame::Welcome } else { Frame::Reject { reason: RejectReason::Identity } };
                 let written = arrived.stream.write_all(&frame::encode(&answer)).await;
                 if written.is_ok() && arrived.stream.flush().await.is_ok() && meant {
                     mesh.run_link(arrived.stream, from).await;
-                } else if !meant {
-                    arrived.refusals.add();
+                } else if !meant && arrived.refusals.add("unexpected", address) {
                     tracing::warn!(node = %from, "connection refused: not a node that connects to this one");
                 }
             }));
@@ -326,6 +327,7 @@ impl Mesh {
         };
         if let Err(error) = &ended
             && error.kind() == io::ErrorKind::InvalidData
+            && self.0.peers.refusals.is_to_log("corrupt", address)
         {
             tracing::warn!(node = %peer, %error, "disconnected");
         }

@@ -23,7 +23,7 @@ use crate::mesh::listener::{Listener, NodeConnection};
 use crate::mesh::security::{Fingerprint, Identities, Identity, PeerSecurity, Security, host};
 use crate::pool::{Pool, PoolError};
 use crate::scope::Scope;
-use crate::stats::{Counters, NodeStats};
+use crate::stats::{Counters, NodeStats, Refusals};
 use crate::sync::lock;
 
 /// A node's number in its cluster.
@@ -147,9 +147,18 @@ pub struct NodeBuilder {
     preallocate: (usize, usize),
     connect_limit: Duration,
     detection: Duration,
+    /// That of the inviting node, if the builder came from an invitation.
+    detection_invited: Option<Duration>,
 }
 
 impl NodeBuilder {
+    /// The detection time by default.
+    pub const DETECTION_DEFAULT: Duration = Duration::from_secs(2);
+    /// The shortest detection time.
+    pub const DETECTION_MIN: Duration = Duration::from_millis(50);
+    /// The longest detection time.
+    pub const DETECTION_MAX: Duration = Duration::from_secs(3600);
+
     pub(crate) fn new(me: NodeId, cluster: Cluster) -> Self {
         Self {
             me,
@@ -165,7 +174,8 @@ impl NodeBuilder {
             pool_bytes_max: 4 << 30,
             preallocate: (0, 0),
             connect_limit: CONNECT_LIMIT,
-            detection: Duration::from_secs(2),
+            detection: Self::DETECTION_DEFAULT,
+            detection_invited: None,
         }
     }
 
@@ -242,15 +252,20 @@ impl NodeBuilder {
         self
     }
 
-    /// Sets after which time a node that is silent is given up, and the groups it is a member of fail: at least 50 ms,
+    /// Sets after which time a silent node is given up, and the groups that it is a member of fail: 50 ms to an hour,
     /// default 2 s. Within it all members that still reach each other have learnt of it and agree.
     ///
-    /// Nodes that share groups ask each other for a sign of life three times as often; one whose program does not let its
-    /// tasks run for two fifths of it, or whose machine is overloaded for so long, may be taken for dead. A connection that
-    /// is reset is noticed at once, whatever this says.
+    /// All nodes of a cluster must have the same detection time. In a cluster formed by invitation the inviting node
+    /// chooses it for all ([`InviteOptions::detection`](crate::InviteOptions::detection)), and another one given here is
+    /// refused. In a cluster given as a list each node is told here. If they differ, nothing is lost, but a node with a
+    /// shorter time may take others for dead that answer as slowly as their own time allows.
+    ///
+    /// Nodes that share groups ask each other for a sign of life three times as often. A node whose program does not let
+    /// its tasks run for two fifths of the detection time, or whose machine is overloaded for so long, may be taken for
+    /// dead. A connection that is reset is noticed at once, whatever the detection time.
     #[must_use]
-    pub fn detection(mut self, limit: Duration) -> Self {
-        self.detection = limit.max(DETECTION_MIN);
+    pub fn detection(mut self, detection: Duration) -> Self {
+        self.detection = detection;
         self
     }
 
@@ -268,6 +283,13 @@ impl NodeBuilder {
         self.fabric = Some(fabric);
         self.choice = Some(choice);
         self.connect_limit = CONNECT_INVITED_LIMIT;
+        self
+    }
+
+    /// Takes the detection time of the inviting node.
+    pub(crate) fn invited_with(mut self, detection: Duration) -> Self {
+        self.detection = detection;
+        self.detection_invited = Some(detection);
         self
     }
 
@@ -290,12 +312,17 @@ impl NodeBuilder {
     ///
     /// # Errors
     /// [`StartError::Unreachable`] names the nodes that did not connect in time; [`StartError::Listen`] also says that only
-    /// one of node and listener has security.
+    /// one of node and listener has security; [`StartError::Detection`] and [`StartError::DetectionInvited`] refuse a
+    /// detection time.
     ///
     /// # Panics
     /// If no fabric was set, or if its [name](rdmc_fabric::Capabilities::name) is none.
     pub async fn start(self) -> Result<Node, StartError> {
         let fabric = self.fabric.expect("a node needs a fabric: call NodeBuilder::fabric");
+        check_detection(self.detection)?;
+        if let Some(invited) = self.detection_invited.filter(|invited| *invited != self.detection) {
+            return Err(StartError::DetectionInvited { invited, got: self.detection });
+        }
         let environment = fabric.environment();
         let own_address = self.cluster.nodes.get(&self.me).ok_or(StartError::NotInCluster { node: self.me })?;
         // The highest node opens no connection, the lowest accepts none: it need not listen.
@@ -331,7 +358,14 @@ impl NodeBuilder {
         let completions = queue.source();
         let scope = Scope::new(environment.clone());
         scope.spawn(queue.drain());
-        let refusals = listener.as_ref().map(Listener::refusals).cloned().unwrap_or_default();
+        let refusals = match &listener {
+            Some(listener) => listener.refusals().clone(),
+            None => {
+                let refusals = Refusals::default();
+                scope.spawn(refusals.clone().report(environment.clone()));
+                refusals
+            }
+        };
         let peers = PeerSecurity { security: self.security, identities: self.cluster.identities(), refusals };
         let mesh = Mesh::new(self.me, self.cluster.key, self.cluster.nodes, environment.clone(), self.detection, peers);
         scope.spawn(mesh.clone().watch());
@@ -562,13 +596,29 @@ impl fmt::Debug for Node {
     }
 }
 
+/// A detection time is too short or too long.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[error(
+    "a detection time of {got:?} is not between {:?} and {:?}",
+    NodeBuilder::DETECTION_MIN,
+    NodeBuilder::DETECTION_MAX
+)]
+pub struct DetectionError {
+    /// The time asked for.
+    pub got: Duration,
+}
+
+/// Checks the bounds of a detection time.
+pub(crate) fn check_detection(got: Duration) -> Result<(), DetectionError> {
+    let bounds = NodeBuilder::DETECTION_MIN..=NodeBuilder::DETECTION_MAX;
+    if bounds.contains(&got) { Ok(()) } else { Err(DetectionError { got }) }
+}
+
 /// Completions that a node can have outstanding, where nobody says otherwise.
 const COMPLETIONS_DEFAULT: u32 = 1 << 20;
 /// How long a node that starts waits for the others.
 const CONNECT_LIMIT: Duration = Duration::from_secs(30);
 /// The same among nodes of which each has just accepted an invitation.
 const CONNECT_INVITED_LIMIT: Duration = Duration::from_secs(10);
-/// The shortest detection time.
-const DETECTION_MIN: Duration = Duration::from_millis(50);
 /// How long the other nodes may take to be told that this one leaves.
 const LEAVE_LIMIT: Duration = Duration::from_secs(1);

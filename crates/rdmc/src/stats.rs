@@ -1,9 +1,11 @@
 //! Counters, as plain structs.
 
+use std::net::IpAddr;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
+use rdmc_fabric::{Environment, RefusalLog, RefusalSum};
 use rdmc_schedule::Rank;
 
 /// What a node has done since it started.
@@ -39,17 +41,44 @@ pub struct ListenerStats {
     pub connections_refused: u64,
 }
 
-/// Counts refused connections; clones count together.
+/// Counts refused connections, and bounds the warnings about them. Clones share both.
 #[derive(Clone, Debug, Default)]
-pub(crate) struct Refusals(Arc<AtomicU64>);
+pub(crate) struct Refusals(Arc<RefusalsShared>);
+
+#[derive(Debug, Default)]
+struct RefusalsShared {
+    count: AtomicU64,
+    log: RefusalLog,
+}
 
 impl Refusals {
-    pub(crate) fn add(&self) {
-        self.0.fetch_add(1, Ordering::Relaxed);
+    /// Counts a refused connection; tells whether the caller is to log it.
+    pub(crate) fn add(&self, kind: &'static str, from: Option<IpAddr>) -> bool {
+        self.0.count.fetch_add(1, Ordering::Relaxed);
+        self.is_to_log(kind, from)
+    }
+
+    /// Tells whether the caller is to log something of this kind about a peer; if not, it becomes part of a sum.
+    pub(crate) fn is_to_log(&self, kind: &'static str, from: Option<IpAddr>) -> bool {
+        self.0.log.note(kind, from)
     }
 
     pub(crate) fn count(&self) -> u64 {
-        self.0.load(Ordering::Relaxed)
+        self.0.count.load(Ordering::Relaxed)
+    }
+
+    /// Logs the sums of what was not logged one by one, for ever.
+    pub(crate) async fn report(self, environment: Arc<dyn Environment>) {
+        loop {
+            for RefusalSum { kind, from, count } in self.0.log.next_sums(&*environment).await {
+                tracing::warn!(
+                    from = from.map(tracing::field::display),
+                    kind,
+                    count,
+                    "control connections refused lately"
+                );
+            }
+        }
     }
 }
 

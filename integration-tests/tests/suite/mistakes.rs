@@ -191,7 +191,7 @@ fn what_is_no_receiver_is_said_to_be_none() {
     });
     let sent = rdmc(&["send", "Cargo.toml", "--to", &address]);
     let said = text(&sent.stderr);
-    assert!(code(&sent) == 4 && said.contains("is not a listener of this protocol"), "{said}");
+    assert!(code(&sent) == 4 && said.contains("does not speak rdmc: its first bytes are \"SSH-\""), "{said}");
     banner.join().unwrap();
 }
 

@@ -4,6 +4,7 @@
 //! postcard encoding, and a [check value](FrameCheck) (u32, little endian). The first frame of a connection is a `Hello` or an
 //! `Invite`.
 
+use std::fmt;
 use std::io;
 
 use serde::{Deserialize, Serialize};
@@ -18,7 +19,7 @@ use crate::node::NodeId;
 use super::fabrics::{ChosenFabric, FabricNames};
 
 /// Changes whenever frames change their meaning; nodes of different versions do not talk.
-pub(crate) const PROTOCOL_VERSION: u16 = 5;
+pub(crate) const PROTOCOL_VERSION: u16 = 6;
 /// Bytes of a check value.
 pub(crate) const CHECK_LEN: usize = 4;
 /// Longest frame in bytes: an invitation.
@@ -43,6 +44,8 @@ pub(crate) enum Frame {
         members: Vec<(NodeId, String)>,
         fabrics: FabricNames,
         payload: Vec<u8>,
+        /// The detection time of all nodes of the cluster.
+        detection_ms: u32,
     },
     /// Accepts an `Invite`, on any of these of its fabrics, and answers its payload.
     Accept { fabrics: FabricNames, reply: Vec<u8> },
@@ -58,14 +61,45 @@ pub(crate) enum Frame {
     Pong,
 }
 
-impl Frame {
-    /// Tells whether it comes from a node of another version, whose frames may have no check value, or another one.
-    fn is_of_another_version(&self) -> bool {
-        match self {
-            Self::Hello { version, .. }
-            | Self::Invite { version, .. }
-            | Self::Reject { reason: RejectReason::Version { ours: version } } => *version != PROTOCOL_VERSION,
-            _ => false,
+/// The first frame of the other end is of another version of the protocol.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("it speaks version {theirs} of the protocol, this node speaks version {PROTOCOL_VERSION}")]
+pub(crate) struct OtherVersion {
+    pub(crate) theirs: u16,
+}
+
+impl OtherVersion {
+    /// Returns the version that a handshake's first frame names, if it is another one.
+    ///
+    /// In every version `Hello`, `Invite` and the rejection of a version begin with their number and a version.
+    fn of(value: &[u8]) -> Option<Self> {
+        let (frame, rest) = postcard::take_from_bytes::<u32>(value).ok()?;
+        let rest = match frame {
+            HELLO | INVITE => rest,
+            REJECT => match postcard::take_from_bytes::<u32>(rest).ok()? {
+                (REJECT_VERSION, rest) => rest,
+                _ => return None,
+            },
+            _ => return None,
+        };
+        let (theirs, _) = postcard::take_from_bytes::<u16>(rest).ok()?;
+        (theirs != PROTOCOL_VERSION).then_some(Self { theirs })
+    }
+}
+
+/// The other end sends something that is no frame.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct NotFrames {
+    first: [u8; 4],
+}
+
+impl std::error::Error for NotFrames {}
+
+impl fmt::Display for NotFrames {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match &self.first {
+            b"rdmc" => f.write_str("it sends what only the end that opens a connection sends"),
+            first => write!(f, "its first bytes are \"{}\"", first.escape_ascii()),
         }
     }
 }
@@ -73,7 +107,7 @@ impl Frame {
 /// Why a connection is refused.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, thiserror::Error)]
 pub(crate) enum RejectReason {
-    #[error("it speaks version {ours} of the protocol")]
+    #[error("it speaks version {ours} of the protocol, this node speaks version {PROTOCOL_VERSION}")]
     Version { ours: u16 },
     #[error("it is not (or not yet) a node of this cluster")]
     Cluster,
@@ -85,6 +119,8 @@ pub(crate) enum RejectReason {
     Fabrics { offers: FabricNames, asked: FabricNames },
     #[error("{reason}")]
     Declined { reason: String },
+    #[error("it is busy")]
+    Busy,
 }
 
 /// What members of a group say to each other.
@@ -154,9 +190,7 @@ pub(crate) struct CorruptFrame {
 /// Encodes a frame of a handshake.
 pub(crate) fn encode(frame: &Frame) -> Vec<u8> {
     let mut out = encode_unchecked(frame);
-    if !frame.is_of_another_version() {
-        FrameCheck::default().seal(&mut out);
-    }
+    FrameCheck::default().seal(&mut out);
     out
 }
 
@@ -177,16 +211,22 @@ pub(crate) fn decode(bytes: &[u8]) -> io::Result<Frame> {
     }
 }
 
-/// Reads one frame of a handshake; memory is taken only as bytes arrive. None if the stream ended between frames.
+/// Reads one frame of a handshake; memory is taken only as bytes arrive. `None` if the stream ended between frames.
+///
+/// # Errors
+/// The stream's; [`OtherVersion`], [`NotFrames`] or [`CorruptFrame`], of the kind `InvalidData`; or the frame cannot be
+/// decoded.
 pub(crate) async fn read(stream: &mut (impl AsyncRead + Unpin)) -> io::Result<Option<Frame>> {
-    let Some((prefix, value)) = read_value(stream, FRAME_LEN_MAX).await? else { return Ok(None) };
-    match decode(&value) {
-        Ok(frame) if frame.is_of_another_version() => Ok(Some(frame)),
-        decoded => {
-            verify(stream, &prefix, &value, &mut FrameCheck::default()).await?;
-            decoded.map(Some)
-        }
+    let Some(prefix) = read_prefix(stream).await? else { return Ok(None) };
+    if len_of(prefix) > FRAME_LEN_MAX {
+        return Err(io::Error::new(io::ErrorKind::InvalidData, NotFrames { first: prefix }));
     }
+    let value = read_value(stream, prefix).await?;
+    if let Some(other) = OtherVersion::of(&value) {
+        return Err(io::Error::new(io::ErrorKind::InvalidData, other));
+    }
+    verify(stream, &prefix, &value, &mut FrameCheck::default()).await?;
+    decode(&value).map(Some)
 }
 
 /// Reads the next frame, of at most [`LINK_FRAME_LEN_MAX`] bytes, as [`read`] does.
@@ -197,28 +237,36 @@ pub(crate) async fn read_next(
     stream: &mut (impl AsyncRead + Unpin),
     check: &mut FrameCheck,
 ) -> io::Result<Option<Frame>> {
-    let Some((prefix, value)) = read_value(stream, LINK_FRAME_LEN_MAX).await? else { return Ok(None) };
+    let Some(prefix) = read_prefix(stream).await? else { return Ok(None) };
+    let len = len_of(prefix);
+    if len > LINK_FRAME_LEN_MAX {
+        return Err(malformed(&format!("a frame of {len} bytes exceeds {LINK_FRAME_LEN_MAX}")));
+    }
+    let value = read_value(stream, prefix).await?;
     verify(stream, &prefix, &value, check).await?;
     decode(&value).map(Some)
 }
 
-async fn read_value(stream: &mut (impl AsyncRead + Unpin), len_max: usize) -> io::Result<Option<([u8; 4], Vec<u8>)>> {
+/// Reads the length of a frame; `None` if the stream ended before it.
+async fn read_prefix(stream: &mut (impl AsyncRead + Unpin)) -> io::Result<Option<[u8; 4]>> {
     let mut prefix = [0; 4];
     let first = stream.read(&mut prefix).await?;
     if first == 0 {
         return Ok(None);
     }
     stream.read_exact(&mut prefix[first..]).await?;
-    let len = u32::from_le_bytes(prefix);
-    if len as usize > len_max {
-        return Err(malformed(&format!("a frame of {len} bytes exceeds {len_max}")));
-    }
+    Ok(Some(prefix))
+}
+
+fn len_of(prefix: [u8; 4]) -> usize {
+    u32::from_le_bytes(prefix) as usize
+}
+
+async fn read_value(stream: &mut (impl AsyncRead + Unpin), prefix: [u8; 4]) -> io::Result<Vec<u8>> {
+    let len = len_of(prefix);
     let mut value = Vec::new();
-    let got = (&mut *stream).take(u64::from(len)).read_to_end(&mut value).await?;
-    if got < len as usize {
-        return Err(io::ErrorKind::UnexpectedEof.into());
-    }
-    Ok(Some((prefix, value)))
+    let got = (&mut *stream).take(len as u64).read_to_end(&mut value).await?;
+    if got < len { Err(io::ErrorKind::UnexpectedEof.into()) } else { Ok(value) }
 }
 
 async fn verify(
@@ -236,6 +284,13 @@ async fn verify(
 fn malformed(text: &str) -> io::Error {
     io::Error::new(io::ErrorKind::InvalidData, text)
 }
+
+/// The numbers of frames that name a version. They are the same in every version.
+const HELLO: u32 = 0;
+const REJECT: u32 = 2;
+const INVITE: u32 = 3;
+/// The number of [`RejectReason::Version`].
+const REJECT_VERSION: u32 = 0;
 
 #[cfg(test)]
 mod tests {
@@ -298,16 +353,19 @@ mod tests {
         let bytes = || proptest::collection::vec(any::<u8>(), 0..80);
         let member = (any::<u32>().prop_map(NodeId), text);
         prop_oneof![
-            (any::<u16>(), any::<u128>(), any::<u32>(), any::<u32>()).prop_map(|(version, cluster, from, to)| {
-                Frame::Hello { version, cluster, from: NodeId(from), to: NodeId(to) }
+            (any::<u128>(), any::<u32>(), any::<u32>()).prop_map(|(cluster, from, to)| {
+                Frame::Hello { version: PROTOCOL_VERSION, cluster, from: NodeId(from), to: NodeId(to) }
             }),
             Just(Frame::Welcome),
             text.prop_map(|reason| Frame::Reject { reason: RejectReason::Declined { reason } }),
-            (any::<u128>(), proptest::collection::vec(member, 0..5), fabrics(), bytes()).prop_map(
-                |(cluster, members, fabrics, payload)| {
-                    Frame::Invite { version: 2, cluster, you: NodeId(3), members, fabrics, payload }
+            (any::<u128>(), proptest::collection::vec(member, 0..5), fabrics(), bytes(), any::<u32>()).prop_map(
+                |(cluster, members, fabrics, payload, detection_ms)| {
+                    let (version, you) = (PROTOCOL_VERSION, NodeId(3));
+                    Frame::Invite { version, cluster, you, members, fabrics, payload, detection_ms }
                 }
             ),
+            Just(Frame::Reject { reason: RejectReason::Busy }),
+            Just(Frame::Reject { reason: RejectReason::Version { ours: PROTOCOL_VERSION } }),
             (fabrics(), fabrics())
                 .prop_map(|(offers, asked)| { Frame::Reject { reason: RejectReason::Fabrics { offers, asked } } }),
             (fabrics(), bytes()).prop_map(|(fabrics, reply)| Frame::Accept { fabrics, reply }),
@@ -364,6 +422,22 @@ mod tests {
         }
 
         #[test]
+        fn a_first_frame_of_another_version_names_both_versions(
+            version in (0u16..).prop_filter("another one", |version| *version != PROTOCOL_VERSION),
+            rest in proptest::collection::vec(any::<u8>(), 0..50),
+            frame in prop_oneof![Just(vec![HELLO]), Just(vec![INVITE]), Just(vec![REJECT, REJECT_VERSION])],
+        ) {
+            // What follows the version may be anything, and there may be no check value.
+            let mut value: Vec<u8> = frame.iter().flat_map(|number| postcard::to_stdvec(number).unwrap()).collect();
+            value.extend(postcard::to_stdvec(&version).unwrap());
+            value.extend(&rest);
+            let bytes = [&u32::try_from(value.len()).unwrap().to_le_bytes()[..], &value].concat();
+            let error = read_now(&bytes).unwrap_err().to_string();
+            let both = format!("version {version} of the protocol, this node speaks version {PROTOCOL_VERSION}");
+            prop_assert!(error.contains(&both), "{error}");
+        }
+
+        #[test]
         fn a_cut_frame_is_an_error(frame in frames(), cut in 0.0f64..1.0) {
             let whole = encode(&frame);
             #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "a share of a short length")]
@@ -378,9 +452,45 @@ mod tests {
         }
 
         #[test]
+        fn only_frames_that_name_a_version_are_of_another_one(frame in frames()) {
+            let value = encode_unchecked(&frame).split_off(4);
+            prop_assert_eq!(OtherVersion::of(&value), None);
+        }
+
+        #[test]
         fn a_length_beyond_the_limit_is_refused_before_memory_is_taken(len in (4u32 << 20) + 1..) {
             let error = read_now(&len.to_le_bytes()).unwrap_err();
             prop_assert_eq!(error.kind(), io::ErrorKind::InvalidData);
+        }
+    }
+
+    #[test]
+    fn versions_stand_where_every_version_looks_for_them() {
+        let hello = Frame::Hello { version: 9, cluster: 1, from: NodeId(1), to: NodeId(2) };
+        let reject = Frame::Reject { reason: RejectReason::Version { ours: 9 } };
+        let invite = Frame::Invite {
+            version: 9,
+            cluster: 1,
+            you: NodeId(1),
+            members: Vec::new(),
+            fabrics: vec!["tcp".to_owned()].try_into().unwrap(),
+            payload: Vec::new(),
+            detection_ms: 2000,
+        };
+        for frame in [hello, reject, invite] {
+            let value = encode_unchecked(&frame).split_off(4);
+            assert_eq!(OtherVersion::of(&value), Some(OtherVersion { theirs: 9 }), "{frame:?}");
+        }
+    }
+
+    #[test]
+    fn an_end_that_does_not_speak_in_frames_is_quoted() {
+        for (bytes, said) in [
+            (&b"HTTP/1.1 400 Bad Request"[..], "its first bytes are \"HTTP\""),
+            (b"\x16\x03\x01\xff", "its first bytes are \"\\x16\\x03\\x01\\xff\""),
+            (b"rdmcCTL1", "it sends what only the end that opens a connection sends"),
+        ] {
+            assert_eq!(read_now(bytes).unwrap_err().to_string(), said);
         }
     }
 }

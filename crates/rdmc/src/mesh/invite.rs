@@ -14,16 +14,68 @@ use rdmc_fabric::{Capabilities, ControlStream, Elapsed, Environment};
 use tokio::io::AsyncWriteExt;
 
 use super::fabrics::{ChosenFabric, FabricChoice, FabricName, FabricNames, Fabrics, PassedOver};
-use super::frame::{self, FRAME_LEN_MAX, Frame, PROTOCOL_VERSION, RejectReason};
+use super::frame::{self, FRAME_LEN_MAX, Frame, OtherVersion, PROTOCOL_VERSION, RejectReason};
 use super::listener::{Listener, refuse};
 use super::security::{Distrust, Fingerprint, Security, host};
-use crate::node::{Cluster, Node, NodeBuilder, NodeId};
+use crate::node::{Cluster, DetectionError, Node, NodeBuilder, NodeId, check_detection};
+
+/// What an invitation says besides the fabrics and the addresses, and how long it waits.
+///
+/// # Examples
+/// ```no_run
+/// use std::time::Duration;
+///
+/// # async fn example() -> Result<(), Box<dyn std::error::Error>> {
+/// let options = rdmc::InviteOptions::new(Duration::from_secs(10))
+///     .payload("what we are about to send")
+///     .detection(Duration::from_secs(5));
+/// let addresses = ["10.0.0.2:7400".to_owned(), "10.0.0.3:7400".to_owned()];
+/// let node = rdmc::invite_with(rdmc::TcpFabric::new(), &addresses, options).await?.start().await?;
+/// # Ok(())
+/// # }
+/// ```
+#[derive(Clone, Debug)]
+pub struct InviteOptions {
+    payload: Bytes,
+    limit: Duration,
+    security: Option<Security>,
+    detection: Duration,
+}
+
+impl InviteOptions {
+    /// Waits for the listeners' answers for `limit`.
+    pub fn new(limit: Duration) -> Self {
+        Self { payload: Bytes::new(), limit, security: None, detection: NodeBuilder::DETECTION_DEFAULT }
+    }
+
+    /// Sets what the applications of the listeners are given; by default no bytes.
+    #[must_use]
+    pub fn payload(mut self, payload: impl Into<Bytes>) -> Self {
+        self.payload = payload.into();
+        self
+    }
+
+    /// Invites only listeners that `security` trusts; by default, and with `None`, all.
+    #[must_use]
+    pub fn security(mut self, security: impl Into<Option<Security>>) -> Self {
+        self.security = security.into();
+        self
+    }
+
+    /// Sets the [detection time](NodeBuilder::detection) of all nodes of the cluster, in whole milliseconds.
+    #[must_use]
+    pub fn detection(mut self, detection: Duration) -> Self {
+        self.detection = detection;
+        self
+    }
+}
 
 /// Invites the listeners at `addresses` to a new cluster and waits until each has accepted.
 ///
 /// The caller becomes node 0, the listeners nodes 1, 2, … in the order given. Each learns the others' addresses as
 /// given here, so they must be such that the listeners can reach each other by them. `payload` is handed to the
-/// application of each, whose [replies](NodeBuilder::replies) come with its acceptance. On success all of them start their nodes; the caller starts its own from the result.
+/// application of each, whose [replies](NodeBuilder::replies) come with its acceptance. On success all of them start
+/// their nodes; the caller starts its own from the result.
 ///
 /// The nodes use the first of `fabrics` that all of them have; [`NodeBuilder::fabric_choice`] says which and why. The
 /// first of `fabrics` opens the connections to the listeners.
@@ -40,13 +92,13 @@ pub async fn invite(
     payload: Bytes,
     limit: Duration,
 ) -> Result<NodeBuilder, InviteError> {
-    invite_secured(fabrics, addresses, payload, limit, None).await
+    invite_with(fabrics, addresses, InviteOptions::new(limit).payload(payload)).await
 }
 
-/// Invites listeners as [`invite`] does, and speaks only to those that `security` trusts; to all if it is none.
+/// Invites listeners as [`invite`] does, and speaks only to those that `security` trusts; to all if it is `None`.
 ///
-/// With certificates each listener's must be for the host in its address as given here; so must each see the others'. The
-/// caller's may have any name: everybody takes the one that invited for node 0, and nobody else.
+/// With certificates each listener's must be for the host in its address as given here; so must each see the others'.
+/// The caller's may have any name: everybody takes the one that invited for node 0, and nobody else.
 ///
 /// # Cancel safety
 /// Dropping the future withdraws the invitations.
@@ -60,7 +112,28 @@ pub async fn invite_secured(
     limit: Duration,
     security: impl Into<Option<Security>>,
 ) -> Result<NodeBuilder, InviteError> {
-    let (fabrics, security) = (fabrics.into(), security.into());
+    invite_with(fabrics, addresses, InviteOptions::new(limit).payload(payload).security(security)).await
+}
+
+/// Invites listeners as [`invite`] and [`invite_secured`] do, with all options.
+///
+/// # Cancel safety
+/// Dropping the future withdraws the invitations.
+///
+/// # Errors
+/// As [`invite_secured`], and [`InviteFailure::Detection`] for every listener if the detection time is out of bounds.
+pub async fn invite_with(
+    fabrics: impl Into<Fabrics>,
+    addresses: &[String],
+    options: InviteOptions,
+) -> Result<NodeBuilder, InviteError> {
+    let InviteOptions { payload, limit, security, detection } = options;
+    let fabrics = fabrics.into();
+    if let Err(error) = check_detection(detection) {
+        let failures = addresses.iter().map(|address| (address.clone(), InviteFailure::Detection(error)));
+        return Err(InviteError { failures: failures.collect() });
+    }
+    let detection_ms = u32::try_from(detection.as_millis()).expect("its bounds are checked");
     let environment = fabrics.environment();
     let cluster = environment.random_u128();
     let members: Vec<(NodeId, String)> = std::iter::once((NodeId(0), String::new()))
@@ -74,6 +147,7 @@ pub async fn invite_secured(
             members: members.clone(),
             fabrics: fabrics.wire_names().clone(),
             payload: payload.to_vec(),
+            detection_ms,
         };
         let (environment, security) = (&environment, security.as_ref());
         async move {
@@ -114,7 +188,7 @@ pub async fn invite_secured(
     let choice = chosen.explained(|node| members.get(&node).cloned());
     let fabric = fabrics.named(&chosen.fabric).expect("it was chosen among these");
     let builder = NodeBuilder::new(NodeId(0), Cluster::from_parts(cluster, members)).security(security);
-    Ok(builder.chosen(fabric, choice).replied(replies))
+    Ok(builder.chosen(fabric, choice).invited_with(Duration::from_millis(detection_ms.into())).replied(replies))
 }
 
 /// Names everybody who lacks one of our fabrics: if they had it, it could be used.
@@ -181,13 +255,7 @@ async fn invite_one(
         stream = security.connect(environment, stream, host(address)).await.map_err(InviteFailure::of)?;
     }
     write_frame(&mut stream, &bytes).await.map_err(InviteFailure::of)?;
-    let answer = frame::read(&mut stream).await.map_err(|error| match InviteFailure::of(error) {
-        InviteFailure::Unreachable(error) if error.kind() == io::ErrorKind::InvalidData => {
-            InviteFailure::Stranger(error)
-        }
-        failure => failure,
-    });
-    match answer? {
+    match frame::read(&mut stream).await.map_err(InviteFailure::of)? {
         Some(Frame::Accept { reply, .. }) if reply.len() > REPLY_LEN_MAX => {
             Err(InviteFailure::Refused { reason: format!("its reply is longer than {REPLY_LEN_MAX} bytes") })
         }
@@ -195,9 +263,10 @@ async fn invite_one(
         Some(Frame::Reject { reason: RejectReason::Fabrics { offers, asked } }) => {
             Err(InviteFailure::OtherFabrics { offers: offers.to_strings_beside(&asked), asked: asked.to_strings() })
         }
+        Some(Frame::Reject { reason: RejectReason::Busy }) => Err(InviteFailure::Busy),
         Some(Frame::Reject { reason }) => Err(InviteFailure::Refused { reason: reason.to_string() }),
         Some(_) => Err(InviteFailure::Refused { reason: "it does not answer as a listener does".to_owned() }),
-        None => Err(InviteFailure::Refused { reason: "it closed the connection".to_owned() }),
+        None => Err(InviteFailure::Closed(io::ErrorKind::UnexpectedEof.into())),
     }
 }
 
@@ -216,9 +285,28 @@ pub enum InviteFailure {
     /// It could not be reached.
     #[error("could not be reached: {0}")]
     Unreachable(io::Error),
-    /// What answers there speaks another protocol.
-    #[error("is not a listener of this protocol: {0}")]
+    /// It closed the connection before it answered: it was started or ended just now, or had too many connections. It
+    /// may answer if it is invited again.
+    #[error("closed the connection before it answered")]
+    Closed(#[source] io::Error),
+    /// It is busy, as its application [says](Invitation::busy) or because too many invitations wait for that. It may
+    /// accept if it is invited again.
+    #[error("is busy")]
+    Busy,
+    /// The process at this address speaks another protocol.
+    #[error("does not speak rdmc: {0}")]
     Stranger(io::Error),
+    /// It speaks another version of the protocol: both ends need the same.
+    #[error("speaks version {theirs} of the protocol, this node speaks version {ours}")]
+    OtherVersion {
+        /// Its version.
+        theirs: u16,
+        /// The inviting node's version.
+        ours: u16,
+    },
+    /// The detection time of the invitation is out of bounds; the listener was not invited.
+    #[error("was not invited: {0}")]
+    Detection(DetectionError),
     /// It refused.
     #[error("refused: {reason}")]
     Refused {
@@ -251,7 +339,24 @@ pub enum InviteFailure {
 
 impl InviteFailure {
     fn of(error: io::Error) -> Self {
-        error.downcast().map_or_else(Self::Unreachable, Self::Insecure)
+        let error = match error.downcast() {
+            Ok(distrust) => return Self::Insecure(distrust),
+            Err(error) => error,
+        };
+        let error = match error.downcast() {
+            Ok(OtherVersion { theirs }) => return Self::OtherVersion { theirs, ours: PROTOCOL_VERSION },
+            Err(error) => error,
+        };
+        match error.kind() {
+            io::ErrorKind::InvalidData => Self::Stranger(error),
+            io::ErrorKind::UnexpectedEof
+            | io::ErrorKind::ConnectionReset
+            | io::ErrorKind::ConnectionAborted
+            | io::ErrorKind::BrokenPipe
+            // Of a connection that ended while it was opened.
+            | io::ErrorKind::NotConnected => Self::Closed(error),
+            _ => Self::Unreachable(error),
+        }
     }
 }
 
@@ -260,6 +365,7 @@ pub(crate) struct Roster {
     cluster: u128,
     you: NodeId,
     members: BTreeMap<NodeId, String>,
+    detection: Duration,
 }
 
 impl Roster {
@@ -270,7 +376,12 @@ impl Roster {
         let sound = members.iter().all(|(_, address)| printable(address));
         let members: BTreeMap<_, _> = members.into_iter().collect();
         let sound = sound && members.len() == count && members.contains_key(&you) && you != NodeId(0);
-        sound.then_some(Self { cluster, you, members })
+        sound.then_some(Self { cluster, you, members, detection: NodeBuilder::DETECTION_DEFAULT })
+    }
+
+    /// Sets the detection time of all nodes.
+    pub(crate) fn with_detection(self, detection: Duration) -> Self {
+        Self { detection, ..self }
     }
 }
 
@@ -331,6 +442,11 @@ impl Invitation {
         self.roster.members.keys().copied().collect()
     }
 
+    /// Returns the [detection time](NodeBuilder::detection) of the cluster, which the inviting node chooses for all.
+    pub fn detection(&self) -> Duration {
+        self.roster.detection
+    }
+
     /// Returns the number this node would have.
     pub fn me(&self) -> NodeId {
         self.roster.you
@@ -388,7 +504,7 @@ impl Invitation {
         let fabric = offered.ok_or_else(not_offered)?;
         let choice = self.explained(&listener, &chosen);
         let builder = Node::builder(you, cluster);
-        Ok(builder.chosen(fabric, choice).arrivals(listener, arrivals))
+        Ok(builder.chosen(fabric, choice).invited_with(self.roster.detection).arrivals(listener, arrivals))
     }
 
     /// Waits until all others have accepted, as long as the inviting node gives signs of life.
@@ -428,6 +544,17 @@ impl Invitation {
     pub async fn decline(mut self, reason: &str) -> io::Result<()> {
         let reason = reason.chars().take(1000).collect();
         refuse(&mut self.stream, RejectReason::Declined { reason }).await
+    }
+
+    /// Declines because this application is busy: the inviting one gets [`InviteFailure::Busy`] and may invite again.
+    ///
+    /// # Cancel safety
+    /// Dropping the future declines without a reason.
+    ///
+    /// # Errors
+    /// The inviting node is gone.
+    pub async fn busy(mut self) -> io::Result<()> {
+        refuse(&mut self.stream, RejectReason::Busy).await
     }
 }
 

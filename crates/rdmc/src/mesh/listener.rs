@@ -7,18 +7,19 @@ use std::net::IpAddr;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
-use rdmc_fabric::{ControlListener, ControlStream, Environment};
+use rdmc_fabric::{ControlListener, ControlStream, Environment, StrangerPlace, Strangers};
 use rustls::pki_types::CertificateDer;
 use tokio::io::AsyncWriteExt;
-use tokio::sync::{Semaphore, mpsc};
+use tokio::sync::{Semaphore, SemaphorePermit, mpsc};
 
 use super::fabrics::Fabrics;
-use super::frame::{self, Frame, PROTOCOL_VERSION, RejectReason};
+use super::frame::{self, Frame, OtherVersion, PROTOCOL_VERSION, RejectReason};
 use super::invite::{Invitation, Roster};
 use super::security::{self, Distrust, Fingerprint, Identities, Opening, Security};
-use crate::node::{Cluster, NodeId};
+use crate::node::{Cluster, NodeId, check_detection};
 use crate::scope::Scope;
 use crate::stats::{ListenerStats, Refusals};
+use crate::transfer::yield_now;
 
 /// Listens at one address for the nodes of any number of clusters, and for invitations to new ones.
 ///
@@ -40,6 +41,8 @@ struct ListenerShared {
     environment: Arc<dyn Environment>,
     security: Option<Security>,
     refusals: Refusals,
+    /// Connections that have proved who they are, or said what they want, and are not handed on yet.
+    admitted: Semaphore,
 }
 
 /// A node whose connections arrive here.
@@ -111,8 +114,10 @@ impl Listener {
             environment: environment.clone(),
             security,
             refusals: Refusals::default(),
+            admitted: Semaphore::new(ADMITTED_MAX),
         });
-        let scope = Arc::new(Scope::new(environment));
+        let scope = Arc::new(Scope::new(environment.clone()));
+        scope.spawn(shared.refusals.clone().report(environment));
         let accepting = accept(listener, shared.clone(), scope.spawner());
         scope.spawn(accepting);
         let invitations = Arc::new(tokio::sync::Mutex::new(invitations));
@@ -170,7 +175,7 @@ impl fmt::Debug for Listener {
 }
 
 async fn accept(mut listener: Box<dyn ControlListener>, shared: Arc<ListenerShared>, spawner: crate::scope::Spawner) {
-    let greetings = Arc::new(Semaphore::new(GREETINGS_MAX));
+    let strangers = Strangers::new(STRANGERS_PER_PEER_MAX, STRANGERS_MAX);
     loop {
         let stream = match listener.accept().await {
             Ok(stream) => stream,
@@ -179,41 +184,52 @@ async fn accept(mut listener: Box<dyn ControlListener>, shared: Arc<ListenerShar
                 return;
             }
         };
-        let Ok(permit) = greetings.clone().try_acquire_owned() else {
-            tracing::warn!(max = GREETINGS_MAX, "control connection refused: too many say what they want at once");
-            continue;
-        };
+        let from = stream.peer_address();
+        if !strangers.has_room_for(from) {
+            // Older connections whose first bytes have arrived are not silent: their tasks read them now.
+            yield_now().await;
+        }
+        let (place, displacement) = strangers.admit(from);
         let shared = shared.clone();
         spawner.spawn(Box::pin(async move {
-            let _permit = permit;
             let environment = shared.environment.clone();
-            let from = stream.peer_address();
-            match environment.timeout(GREETING_LIMIT, shared.greet(stream)).await {
-                Ok(Ok(())) => {}
-                Ok(Err(error)) => shared.refused(from, &error),
-                Err(elapsed) => shared.refused(from, &elapsed),
+            let greeted = environment.timeout(GREETING_LIMIT, shared.greet(stream, place));
+            match displacement.unless_displaced(greeted).await {
+                Some(Ok(Ok(()))) => {}
+                Some(Ok(Err(error))) => shared.refused("greeting", from, &error),
+                Some(Err(elapsed)) => shared.refused("silent", from, &elapsed),
+                None => shared.refused("displaced", from, &"too many had not said what they want; it was the oldest"),
             }
         }));
     }
 }
 
+/// A connection that has proved who it is, or said what it wants.
+struct Greeted<'a> {
+    first: Frame,
+    stream: Box<dyn ControlStream>,
+    /// What the other end has shown, if there is security.
+    shown: Option<CertificateDer<'static>>,
+    _admitted: SemaphorePermit<'a>,
+}
+
 impl ListenerShared {
-    /// Reads a connection's first frame and hands it to whom it concerns.
-    async fn greet(&self, stream: Box<dyn ControlStream>) -> io::Result<()> {
-        let Some((first, mut stream, shown)) = self.first_frame(stream).await? else { return Ok(()) };
+    /// Reads a connection's first frame and hands the connection on.
+    async fn greet(&self, stream: Box<dyn ControlStream>, place: StrangerPlace) -> io::Result<()> {
+        let Some(Greeted { first, mut stream, shown, _admitted }) = self.first_frame(stream, place).await? else {
+            return Ok(());
+        };
+        let from_address = stream.peer_address();
         let reason = match first {
-            Frame::Hello { version, .. } | Frame::Invite { version, .. } if version != PROTOCOL_VERSION => {
-                RejectReason::Version { ours: PROTOCOL_VERSION }
-            }
             Frame::Hello { cluster, from, to, .. } => {
                 let node = self.nodes.lock().unwrap_or_else(PoisonError::into_inner).get(&(cluster, to)).cloned();
                 match node {
                     Some(node) if !node.arrived.is_closed() => {
                         let checked = self.check(&node.identities, from, shown.as_ref());
                         if let Err(distrust) = checked {
-                            self.refused(stream.peer_address(), &format!("it says it is node {from}: {distrust}"));
                             let told = format!("it does not take this node for node {from}: {}", distrust.told());
-                            // Whoever does not wait for the reason needs none.
+                            self.refused("identity", from_address, &format!("it says it is node {from}: {distrust}"));
+                            // If the other end does not wait for the reason, it is lost.
                             let _ = refuse(&mut stream, RejectReason::Declined { reason: told }).await;
                             return Ok(());
                         }
@@ -224,57 +240,83 @@ impl ListenerShared {
                     _ => RejectReason::Cluster,
                 }
             }
-            Frame::Invite { cluster, you, members, fabrics: asked, payload, .. } if self.takes_invitations => {
-                let offers = self.fabrics.wire_names();
-                match (Roster::new(cluster, you, members), asked.in_common(offers)) {
-                    (None, _) => RejectReason::Identity,
-                    (_, None) => RejectReason::Fabrics { offers: offers.clone(), asked },
-                    (Some(roster), Some(common)) => {
-                        let environment = self.environment.clone();
-                        let mut invitation = Invitation::new(environment, stream, roster, asked, common, payload);
-                        invitation.came_from(shown.as_ref().map(Fingerprint::of));
-                        let _ = self.invited.send(invitation).await;
-                        return Ok(());
-                    }
+            Frame::Invite { cluster, you, members, fabrics: asked, payload, detection_ms, .. }
+                if self.takes_invitations =>
+            {
+                let (offers, detection) = (self.fabrics.wire_names(), Duration::from_millis(detection_ms.into()));
+                match (Roster::new(cluster, you, members), asked.in_common(offers), check_detection(detection)) {
+                    (None, ..) => RejectReason::Identity,
+                    (_, _, Err(error)) => RejectReason::Declined { reason: error.to_string() },
+                    (_, None, _) => RejectReason::Fabrics { offers: offers.clone(), asked },
+                    (Some(roster), Some(common), Ok(())) => match self.room_for_invitation().await {
+                        Some(room) => {
+                            let environment = self.environment.clone();
+                            let roster = roster.with_detection(detection);
+                            let mut invitation = Invitation::new(environment, stream, roster, asked, common, payload);
+                            invitation.came_from(shown.as_ref().map(Fingerprint::of));
+                            room.send(invitation);
+                            return Ok(());
+                        }
+                        None => RejectReason::Busy,
+                    },
                 }
             }
             Frame::Invite { .. } => RejectReason::NoInvitations,
             _ => return Err(io::Error::other("the first frame was neither a hello nor an invitation")),
         };
-        if let RejectReason::Fabrics { offers, asked } = &reason {
-            let from = stream.peer_address().map(tracing::field::display);
+        if let RejectReason::Fabrics { offers, asked } = &reason
+            && self.refusals.is_to_log("fabrics", from_address)
+        {
+            let from = from_address.map(tracing::field::display);
             tracing::warn!(from, %asked, %offers, "invitation refused: no fabric in common");
         }
         refuse(&mut stream, reason).await
     }
 
-    /// Reads the first frame, inside TLS if there is security, and what the other end has shown; none if the connection has
-    /// ended, or was refused and told so.
+    /// Waits for a place among the invitations that the application is to take; `None` if it takes none.
+    async fn room_for_invitation(&self) -> Option<mpsc::Permit<'_, Invitation>> {
+        let room = self.environment.timeout(INVITATION_LIMIT, self.invited.reserve()).await;
+        room.ok().and_then(Result::ok)
+    }
+
+    /// Reads the first frame, inside TLS if there is security; `None` if the connection has ended, or was refused and
+    /// told so.
+    ///
+    /// The connection keeps its place among the strangers until it has proved who it is. Without security it keeps the
+    /// place until it has said a valid first frame.
     async fn first_frame(
         &self,
         mut stream: Box<dyn ControlStream>,
-    ) -> io::Result<Option<(Frame, Box<dyn ControlStream>, Option<CertificateDer<'static>>)>> {
+        place: StrangerPlace,
+    ) -> io::Result<Option<Greeted<'_>>> {
         let from = stream.peer_address();
         let Some(opening) = Opening::read(&mut stream).await? else { return Ok(None) };
+        place.note_spoken();
         match (&self.security, opening.asks_for_tls()) {
             (None, false) => {
-                let first = frame::read(&mut opening.before(&mut stream)).await?;
-                Ok(first.map(|first| (first, stream, None)))
+                let first = frame::read(&mut opening.before(&mut stream)).await;
+                let Some(first) = self.unless_of_another_version(first, &mut stream).await? else { return Ok(None) };
+                drop(place);
+                let Some(admitted) = self.admit(&mut stream).await? else { return Ok(None) };
+                Ok(Some(Greeted { first, stream, shown: None, _admitted: admitted }))
             }
             (Some(security), true) => match security.accept(&opening, stream).await {
                 Ok((mut stream, shown)) => {
-                    let first = frame::read(&mut stream).await?;
-                    Ok(first.map(|first| (first, stream, Some(shown))))
+                    drop(place);
+                    let Some(admitted) = self.admit(&mut stream).await? else { return Ok(None) };
+                    let first = frame::read(&mut stream).await;
+                    let first = self.unless_of_another_version(first, &mut stream).await?;
+                    Ok(first.map(|first| Greeted { first, stream, shown: Some(shown), _admitted: admitted }))
                 }
                 Err((error, mut stream)) => {
-                    self.refused(from, &error);
+                    self.refused("security", from, &error);
                     // However that ends, the refusal was told as far as possible.
                     let _ = self.environment.timeout(security::DRAIN_LIMIT, security::drain(&mut stream)).await;
                     Ok(None)
                 }
             },
             (Some(_), false) => {
-                self.refused(from, &Distrust::Plain);
+                self.refused("security", from, &Distrust::Plain);
                 let drained =
                     self.environment.timeout(security::DRAIN_LIMIT, security::drain_frame(&opening, &mut stream)).await;
                 if !matches!(drained, Ok(Ok(()))) {
@@ -285,12 +327,42 @@ impl ListenerShared {
                 Ok(None)
             }
             (None, true) => {
-                self.refused(from, &Distrust::UnexpectedTls);
+                self.refused("security", from, &Distrust::UnexpectedTls);
                 let reason = "it does not speak TLS".to_owned();
                 let _ = refuse(&mut stream, RejectReason::Declined { reason }).await;
                 Ok(None)
             }
         }
+    }
+
+    /// Passes on what was read; refuses a first frame of another version, and returns `None` then.
+    async fn unless_of_another_version(
+        &self,
+        first: io::Result<Option<Frame>>,
+        stream: &mut Box<dyn ControlStream>,
+    ) -> io::Result<Option<Frame>> {
+        let other = match first {
+            Err(error) => match error.downcast::<OtherVersion>() {
+                Ok(other) => other,
+                Err(error) => return Err(error),
+            },
+            first => return first,
+        };
+        self.refused("version", stream.peer_address(), &other);
+        refuse(stream, RejectReason::Version { ours: PROTOCOL_VERSION }).await?;
+        // Its frames may be longer than what was read: closed before they are, the connection would be reset.
+        let _ = self.environment.timeout(security::DRAIN_LIMIT, security::drain(stream)).await;
+        Ok(None)
+    }
+
+    /// Counts a connection among those that are known; refuses it, and returns `None`, if there are too many.
+    async fn admit(&self, stream: &mut Box<dyn ControlStream>) -> io::Result<Option<SemaphorePermit<'_>>> {
+        if let Ok(admitted) = self.admitted.try_acquire() {
+            return Ok(Some(admitted));
+        }
+        self.refused("busy", stream.peer_address(), &"too many connections wait to be handed on");
+        refuse(stream, RejectReason::Busy).await?;
+        Ok(None)
     }
 
     /// Checks that an end which says that it is node `from` has shown what that node must show.
@@ -308,12 +380,10 @@ impl ListenerShared {
         }
     }
 
-    /// Counts and tells a connection that was refused.
-    fn refused(&self, from: Option<IpAddr>, reason: &dyn fmt::Display) {
-        self.refusals.add();
-        match from {
-            Some(from) => tracing::warn!(%from, %reason, "control connection refused"),
-            None => tracing::warn!(%reason, "control connection refused"),
+    /// Counts a connection that was refused, and logs it unless many of its kind came from its peer lately.
+    fn refused(&self, kind: &'static str, from: Option<IpAddr>, reason: &dyn fmt::Display) {
+        if self.refusals.add(kind, from) {
+            tracing::warn!(from = from.map(tracing::field::display), %reason, "control connection refused");
         }
     }
 }
@@ -326,9 +396,18 @@ pub(crate) async fn refuse(stream: &mut Box<dyn ControlStream>, reason: RejectRe
 
 /// How long a connection may take to say what it wants.
 const GREETING_LIMIT: Duration = Duration::from_secs(10);
-/// Connections that have not yet said what they want, at once.
-const GREETINGS_MAX: usize = 256;
+/// Connections that have not yet said what they want, at once: of one peer.
+const STRANGERS_PER_PEER_MAX: usize = 64;
+/// Connections that have not yet said what they want, at once: of all peers.
+const STRANGERS_MAX: usize = 256;
+/// Connections that are known and wait to be handed on.
+const ADMITTED_MAX: usize = 256;
+/// How long an invitation waits for its place among those to be taken.
+const INVITATION_LIMIT: Duration = Duration::from_secs(2);
 /// Connections of one node that wait to be taken.
 const ARRIVALS_MAX: usize = 64;
 /// Invitations that wait to be taken.
 const INVITATIONS_MAX: usize = 16;
+
+#[cfg(test)]
+mod tests;

@@ -198,6 +198,7 @@ async fn what_is_no_list_of_fabrics_is_refused() {
         members: vec![(NodeId(0), String::new()), (NodeId(1), "a:1".into())],
         fabrics: vec!["tcp".to_owned()].try_into().unwrap(),
         payload: Vec::new(),
+        detection_ms: 2000,
     };
     let mut bytes = frame::encode_unchecked(&invite);
     let at = bytes.windows(3).position(|bytes| bytes == b"tcp").unwrap();
@@ -208,6 +209,100 @@ async fn what_is_no_list_of_fabrics_is_refused() {
     stream.write_all(&bytes).await.unwrap();
     stream.flush().await.unwrap();
     assert!(matches!(frame::read(&mut stream).await, Ok(None) | Err(_)));
+}
+
+#[tokio::test]
+async fn a_busy_listener_is_told_apart_from_one_that_refuses() {
+    let listener = Listener::bind(fabrics(&["tcp"]), "127.0.0.1:0").await.unwrap();
+    let addresses = [listener.local_address().to_owned()];
+    let accepting = async {
+        listener.next_invitation().await.busy().await.unwrap();
+        listener.next_invitation().await.decline("no room").await.unwrap();
+    };
+    let inviting = async {
+        let busy = invite(fabrics(&["tcp"]), &addresses, Bytes::new(), LIMIT).await.unwrap_err();
+        assert!(matches!(&busy.failures[..], [(_, InviteFailure::Busy)]), "{busy}");
+        let declined = invite(fabrics(&["tcp"]), &addresses, Bytes::new(), LIMIT).await.unwrap_err();
+        assert!(
+            matches!(&declined.failures[..], [(_, InviteFailure::Refused { reason })] if reason == "no room"),
+            "{declined}"
+        );
+    };
+    futures::join!(accepting, inviting);
+}
+
+#[tokio::test]
+async fn a_listener_whose_application_takes_no_invitations_is_busy() {
+    let listener = Listener::bind(fabrics(&["tcp"]), "127.0.0.1:0").await.unwrap();
+    let addresses = [listener.local_address().to_owned()];
+    // As many as wait, and some more.
+    let invitations = (0..20).map(|_| invite(fabrics(&["tcp"]), &addresses, Bytes::new(), Duration::from_secs(5)));
+    let refused = futures::future::join_all(invitations).await.into_iter().map(|invited| invited.unwrap_err().failures);
+    let refused: Vec<_> = refused.flatten().map(|(_, failure)| failure).collect();
+    let busy = refused.iter().filter(|failure| matches!(failure, InviteFailure::Busy)).count();
+    let silent = refused.iter().filter(|failure| matches!(failure, InviteFailure::Silent(_))).count();
+    assert_eq!((busy, silent), (4, 16), "{refused:?}");
+}
+
+#[tokio::test]
+async fn the_inviting_nodes_detection_time_applies_to_all() {
+    let detection = Duration::from_millis(750);
+    let listener = Listener::bind(fabrics(&["tcp"]), "127.0.0.1:0").await.unwrap();
+    let addresses = [listener.local_address().to_owned()];
+    let start = async |change: fn(NodeBuilder) -> NodeBuilder| {
+        let options = InviteOptions::new(LIMIT).detection(detection);
+        let accepting = async {
+            let invitation = listener.next_invitation().await;
+            assert_eq!(invitation.detection(), detection);
+            change(invitation.accept().await.unwrap()).connect_limit(Duration::from_secs(1)).start().await
+        };
+        let inviting = async {
+            let invited = invite_with(fabrics(&["tcp"]), &addresses, options).await.unwrap();
+            invited.connect_limit(Duration::from_secs(1)).start().await
+        };
+        futures::join!(inviting, accepting)
+    };
+    let (ours, theirs) = start(|builder| builder).await;
+    assert_eq!((ours.unwrap().0.mesh.detection(), theirs.unwrap().0.mesh.detection()), (detection, detection));
+    let (same, _) = start(|builder| builder.detection(Duration::from_millis(750))).await;
+    assert!(same.is_ok());
+    let (_, other) = start(|builder| builder.detection(Duration::from_secs(2))).await;
+    let other = other.expect_err("the inviting node chooses");
+    assert_eq!(other.to_string(), "a detection time of 2s where the inviting node chose 750ms for all nodes");
+}
+
+#[tokio::test]
+async fn a_detection_time_out_of_bounds_is_refused() {
+    let listener = Listener::bind(fabrics(&["tcp"]), "127.0.0.1:0").await.unwrap();
+    let addresses = [listener.local_address().to_owned()];
+    for detection in [Duration::from_millis(49), Duration::from_secs(3601), Duration::MAX] {
+        let options = InviteOptions::new(LIMIT).detection(detection);
+        let failures = invite_with(fabrics(&["tcp"]), &addresses, options).await.unwrap_err().failures;
+        let expected = DetectionError { got: detection };
+        assert!(
+            matches!(&failures[..], [(address, InviteFailure::Detection(error))]
+                if address == &addresses[0] && *error == expected),
+            "{failures:?}"
+        );
+        let builder = Node::builder(NodeId(0), Cluster::new([(0, "a")])).fabric(TcpFabric::new()).detection(detection);
+        let refused = builder.start().await.expect_err("it is out of bounds");
+        assert!(matches!(refused, crate::StartError::Detection(error) if error == expected), "{refused}");
+    }
+    // Nor is it believed when a peer says it.
+    let invite = Frame::Invite {
+        version: PROTOCOL_VERSION,
+        cluster: 1,
+        you: NodeId(1),
+        members: vec![(NodeId(0), String::new()), (NodeId(1), "a:1".into())],
+        fabrics: vec!["tcp".to_owned()].try_into().unwrap(),
+        payload: Vec::new(),
+        detection_ms: 49,
+    };
+    let mut stream = TcpFabric::new().environment().connect(&addresses[0]).await.unwrap();
+    write_frame(&mut stream, &frame::encode(&invite)).await.unwrap();
+    let answer = frame::read(&mut stream).await.unwrap();
+    let Some(Frame::Reject { reason }) = answer else { panic!("{answer:?}") };
+    assert_eq!(reason.to_string(), "a detection time of 49ms is not between 50ms and 3600s");
 }
 
 #[test]

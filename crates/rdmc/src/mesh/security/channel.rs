@@ -40,6 +40,7 @@ impl PeerSecurity {
     ) -> io::Result<Box<dyn ControlStream>> {
         let stream = environment.connect(address).await?;
         let Some(security) = &self.security else { return Ok(stream) };
+        let to = stream.peer_address();
         let connected = match self.identities.get(&node) {
             Some(Identity::Name(name)) => security.connect(environment, stream, name).await,
             // The node that invited opens all its connections itself.
@@ -47,8 +48,8 @@ impl PeerSecurity {
         };
         if let Err(error) = &connected
             && error.get_ref().is_some_and(|inner| inner.is::<Distrust>())
+            && self.refusals.add("opened", to)
         {
-            self.refusals.add();
             tracing::warn!(%node, address, %error, "no secure control connection");
         }
         connected

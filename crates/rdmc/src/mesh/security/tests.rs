@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::Bytes;
-use futures::StreamExt;
+use futures::{FutureExt, StreamExt};
 use rcgen::{BasicConstraints, CertificateParams, CertifiedIssuer, ExtendedKeyUsagePurpose, IsCa, KeyPair};
 use rdmc_fabric::{ControlStream, Fabric, MemNetwork, TcpConfig, TcpFabric};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
@@ -356,7 +356,7 @@ async fn a_long_frame_without_tls_is_refused_and_not_kept() {
 
 #[tokio::test]
 async fn handshakes_that_do_not_end_are_bounded() {
-    let door = Door::of(Some(key(1)), abc()).await;
+    let mut door = Door::of(Some(key(1)), abc()).await;
     let mut waiting = Vec::new();
     for _ in 0..256 {
         let mut stream = door.knock().await;
@@ -365,10 +365,20 @@ async fn handshakes_that_do_not_end_are_bounded() {
         stream.read_exact(&mut answer).await.unwrap();
         waiting.push(stream);
     }
-    let mut one_more = door.knock().await;
-    let _ = one_more.write_all(b"\xffTLK").await;
-    assert!(matches!(one_more.read(&mut [0; 4]).await, Ok(0) | Err(_)), "it is answered as if there were room");
-    drop(waiting);
+    // All come from one peer: the oldest are closed, and the newest are not.
+    let kept = waiting.split_off(256 - 64);
+    for mut stream in waiting {
+        assert!(matches!(stream.read(&mut [0; 4]).await, Ok(0) | Err(_)), "it is answered as if there were room");
+    }
+    assert_eq!(door.refused(), 256 - 64);
+    for mut stream in kept {
+        assert!(stream.read(&mut [0; 4]).now_or_never().is_none());
+    }
+    // Who has the key is let in, and is not counted with them.
+    let mut stream = door.enter(&key(1)).await.unwrap();
+    stream.write_all(&hello(0)).await.unwrap();
+    stream.flush().await.unwrap();
+    assert_eq!(door.arrivals.recv().await.unwrap().from, NodeId(0));
 }
 
 #[tokio::test]
