@@ -1,12 +1,13 @@
-//! Nodes that start while others are stopped.
+//! Nodes that are stopped, while they start and later.
 
 use std::sync::Arc;
 use std::time::Duration;
 
-use futures::future::{join, join_all};
-use rdmc::{Cluster, InviteFailure, Listener, Node, NodeId, StartError};
+use futures::StreamExt;
+use futures::future::{FutureExt, join, join_all};
+use rdmc::{Cluster, GroupFailure, GroupSpec, InviteFailure, Listener, Node, NodeId, SendError, StartError};
 use rdmc_fabric::Fabric;
-use rdmc_sim::{ClusterModel, NodeIndex, Simulation, World};
+use rdmc_sim::{ClusterModel, Deployment, NodeIndex, Simulation, World};
 
 fn simulation(nodes: u32) -> Simulation {
     Simulation::new(ClusterModel::new(nodes, 1_000, 10_000), 1).expect("the model is sound")
@@ -65,6 +66,67 @@ fn who_has_accepted_does_not_wait_long_for_an_inviting_node_that_is_stopped() {
     });
     played.expect("it ends");
 }
+
+/// Sends until the group fails; returns how it failed.
+async fn send_until_it_fails(node: Node, spec: GroupSpec) -> GroupFailure {
+    let root = node.create_group(spec).await.expect("the group is formed");
+    loop {
+        match root.send(vec![7; 100_000]).await {
+            Ok(()) => {}
+            Err(SendError::Failed(failure) | SendError::NotQueued(failure)) => return failure,
+            Err(error) => panic!("the group was not closed: {error}"),
+        }
+    }
+}
+
+/// Receives until the group fails; returns how it failed.
+async fn receive_until_it_fails(node: Node, spec: GroupSpec) -> GroupFailure {
+    let mut receiver = node.join_group(spec).await.expect("the group is formed");
+    loop {
+        match receiver.next().await.expect("the root sends for ever") {
+            Ok(message) => drop(message),
+            Err(failure) => return failure,
+        }
+    }
+}
+
+#[test]
+fn who_was_stopped_itself_knows_it_and_the_others_do_not_say_it_of_themselves() {
+    for stopped in 0..3 {
+        let simulation = simulation(3);
+        let world = simulation.world().clone();
+        let played = simulation.run(Duration::from_secs(1_000), async move {
+            let deployment = Deployment::start(&world).await.expect("nothing is in its way");
+            let node = |number| deployment.node(NodeIndex(number)).clone();
+            let spec = GroupSpec::new(1, (0..3).map(NodeId));
+            let root = on(&world, 0, send_until_it_fails(node(0), spec.clone()));
+            let first = on(&world, 1, receive_until_it_fails(node(1), spec.clone()));
+            let second = on(&world, 2, receive_until_it_fails(node(2), spec.clone()));
+            let stopping = async {
+                world.sleep(Duration::from_secs(3)).await;
+                world.stop(NodeIndex(stopped));
+                world.sleep(STOPPED_FOR).await;
+                world.resume(NodeIndex(stopped));
+            };
+            let (failures, ()) = join(join_all([root.boxed(), first.boxed(), second.boxed()]), stopping).await;
+            for (failure, number) in failures.into_iter().zip(0..) {
+                let stalled = failure.stalled();
+                if number == stopped {
+                    let stalled = stalled.unwrap_or_else(|| panic!("{failure}"));
+                    assert!(stalled <= STOPPED_FOR && stalled > STOPPED_FOR.mul_f64(0.8), "{stalled:?}");
+                } else {
+                    assert_eq!(stalled, None, "{failure}");
+                    let named: Vec<_> = failure.failed.iter().map(|failed| failed.node).collect();
+                    assert_eq!(named, [NodeId(stopped)], "{failure}");
+                }
+            }
+        });
+        played.expect("it ends");
+    }
+}
+
+/// Longer than the detection time of two seconds.
+const STOPPED_FOR: Duration = Duration::from_millis(5_200);
 
 #[test]
 fn only_the_node_that_never_connected_is_named() {

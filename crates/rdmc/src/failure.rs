@@ -47,6 +47,17 @@ impl GroupFailure {
         self.failed.iter().any(|failed| failed.member == member)
     }
 
+    /// Returns for how long at least this member's own process did not run shortly before the group failed; `None` if
+    /// it ran.
+    ///
+    /// A process does not run while it is stopped or suspended, while its machine is overloaded, or while its program
+    /// keeps the runtime busy. If that takes two fifths of the [detection time](crate::NodeBuilder::detection), others
+    /// may give the member up, and it may take those for lost that have done so. It is known within a detection time.
+    /// Only this member knows it: it is no part of what the members agreed on, and is not compared.
+    pub fn stalled(&self) -> Option<Duration> {
+        self.recovery.stalled()
+    }
+
     fn more(&self) -> String {
         match self.failed.len() - 1 {
             0 => String::new(),

@@ -33,7 +33,7 @@ pub(crate) mod security;
 use frame::{Frame, FrameCheck, GroupFrame, PROTOCOL_VERSION, RejectReason};
 use groups::{FrameRoute, Groups};
 use listener::NodeConnection;
-use liveness::{LastHeard, Liveness};
+use liveness::{LastHeard, Liveness, Stall};
 use outbox::{Outbox, PostError};
 use security::PeerSecurity;
 
@@ -68,6 +68,10 @@ struct MeshState {
     leaving: bool,
     /// When it was last looked who is alive.
     checked_at: Timestamp,
+    /// When the task that checks them is to run next, at the latest.
+    run_due: Option<Timestamp>,
+    /// The last time for which it did not run although it was to.
+    stall: Option<Stall>,
     /// When a partner of a lower number last asked for a sign of life.
     pinged_by_leader_at: Option<Timestamp>,
 }

@@ -262,7 +262,8 @@ impl NodeBuilder {
     ///
     /// Nodes that share groups ask each other for a sign of life three times as often. A node whose program does not let
     /// its tasks run for two fifths of the detection time, or whose machine is overloaded for so long, may be taken for
-    /// dead. A connection that is reset is noticed at once, whatever the detection time.
+    /// dead; its [`GroupFailure::stalled`](crate::GroupFailure::stalled) then says so. A connection that is reset is
+    /// noticed at once, whatever the detection time.
     #[must_use]
     pub fn detection(mut self, detection: Duration) -> Self {
         self.detection = detection;

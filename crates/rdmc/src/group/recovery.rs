@@ -9,6 +9,7 @@ use std::fmt;
 use std::ops::Range;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Weak};
+use std::time::Duration;
 
 use rdmc_schedule::{Algorithm, BlockSet, Hybrid, Racks, Rank, Repair, RepairError};
 
@@ -33,6 +34,8 @@ struct RecoveryShared {
     prior: PriorProgress,
     retained: Arc<RetainedMessages>,
     taken: AtomicBool,
+    /// For how long the node's process did not run before the group failed.
+    stalled: Option<Duration>,
 }
 
 impl RecoveryState {
@@ -44,7 +47,12 @@ impl RecoveryState {
             prior: group.prior,
             retained: group.retained.clone(),
             taken: AtomicBool::new(false),
+            stalled: group.node.mesh.stalled(),
         }))
+    }
+
+    pub(crate) fn stalled(&self) -> Option<Duration> {
+        self.0.stalled
     }
 }
 

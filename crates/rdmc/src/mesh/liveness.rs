@@ -48,6 +48,14 @@ struct LivenessCheck {
     now: Timestamp,
 }
 
+/// A time for which this process did not run.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Stall {
+    ended_at: Timestamp,
+    /// It began up to 5/12 of the detection time earlier.
+    at_least: Duration,
+}
+
 /// When something was last heard since the last look.
 #[derive(Default)]
 pub(super) struct LastHeard(AtomicU64);
@@ -133,11 +141,12 @@ impl Mesh {
             }
             let last = self.lock().checked_at;
             let due = last + if follows { step * 5 / 4 } else { step };
+            self.lock().run_due = Some(due);
             futures::select_biased! {
                 () = self.0.check_now.notified().fuse() => {}
                 () = environment.sleep_until(due).fuse() => {}
             }
-            let now = environment.now();
+            let now = self.note_run();
             // Several may have said so before it was looked.
             if now.since(last) < step / 2 {
                 continue;
@@ -145,13 +154,37 @@ impl Mesh {
             let (suspected, led) = self.check(LivenessCheck { last, due, now });
             follows = led;
             for suspected in suspected {
+                self.lock().run_due = Some(suspected.at);
                 environment.sleep_until(suspected.at).await;
                 // What came while this node did not run is still to be read.
-                let late = environment.now().since(suspected.at).min(step / 2);
+                let late = self.note_run().since(suspected.at).min(step / 2);
                 environment.sleep_until(environment.now() + late).await;
                 self.give_up(&suspected);
             }
         }
+    }
+
+    /// Notes that this process runs, and for how long it did not if it is late; returns the time.
+    fn note_run(&self) -> Timestamp {
+        let now = self.0.environment.now();
+        let mut state = self.lock();
+        let late = state.run_due.take().map_or(Duration::ZERO, |due| now.since(due));
+        if late >= stall_min(self.0.detection) {
+            tracing::warn!(at_least = ?late, "this process did not run: others may take it for dead");
+            state.stall = Some(Stall { ended_at: now, at_least: late });
+        }
+        now
+    }
+
+    /// Returns for how long at least this process did not run lately, if others may have given it up for that.
+    pub(crate) fn stalled(&self) -> Option<Duration> {
+        let now = self.0.environment.now();
+        let state = self.lock();
+        let lately = |stall: &Stall| now.since(stall.ended_at) <= self.0.detection * STALL_MEMORY;
+        let noted = state.stall.filter(lately).map(|stall| stall.at_least);
+        // It may have gone on just now, and not have come to note that.
+        let unnoted = state.run_due.map(|due| now.since(due)).filter(|late| *late >= stall_min(self.0.detection));
+        noted.max(unnoted)
     }
 
     /// Looks at all connections and asks the partners; returns those that are to be given up before the next look, the first of
@@ -234,6 +267,15 @@ fn silence_max(detection: Duration) -> Duration {
     detection * 17 / 20
 }
 
+/// Returns how late a check is at least when this process did not run for so long that others may have given it up: a
+/// check is due 5/12 of the detection time after the one before it at the latest, and silence ends 17/20 after the
+/// last sign of life.
+fn stall_min(detection: Duration) -> Duration {
+    detection * 2 / 5
+}
+
+/// Detection times for which a stall may be why a group fails: as long as an agreement may take.
+const STALL_MEMORY: u32 = 4;
 /// Looks in one detection time.
 const STEPS_PER_DETECTION: u32 = 3;
 /// Bytes that wait to be written to a node whose question for a sign of life is still answered.
