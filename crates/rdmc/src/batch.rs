@@ -1,4 +1,4 @@
-//! Short messages, many in one: what a multicast costs besides its bytes is paid once for all of them.
+//! Many short messages in one multicast, which costs little more than one of them.
 
 use std::borrow::Borrow;
 use std::collections::VecDeque;
@@ -17,25 +17,26 @@ use crate::failure::{GroupFailure, SendError};
 use crate::group::receiver::{Message, Receiver};
 use crate::group::sender::{Multicast, Sender};
 
-/// The root's handle of a group for short messages: a [`Sink`] that packs what is fed to it into multicasts.
+/// Packs small messages at the root of a group: a [`Sink`] of messages that leave together, in batches.
 ///
-/// A multicast of one byte takes as long as it takes to wake every member; of messages by the thousand that is nearly all they
-/// cost. Here those that wait are sent together, as one message of the group, and every member takes them apart with a
-/// [`BatchReceiver`]. What is fed leaves when it is flushed, or when more is fed after [64 KiB](Self::batch_bytes) have come
-/// together; while two batches are under way, the next one is collected.
+/// Throughput then exceeds a million messages per second. Without it, a multicast of one byte takes as long as waking
+/// every member. The sender collects messages while two batches are in flight, and sends them as one message of the
+/// group. Every member unpacks them with a [`BatchReceiver`]. A batch leaves when it is flushed, or when more is fed
+/// after it holds [64 KiB](Self::batch_bytes).
 ///
-/// The group counts batches: they are the messages of its [certificate](crate::Certificate), its statistics and its recovery, and
-/// arrive whole or not at all. Each comes to its receivers in a block of its own at least, so blocks should not be much longer than
-/// batches ([`GroupSpec::block_size`](crate::GroupSpec::block_size)). Long messages may be among the short ones, but are copied once; a
-/// group for long ones is better off with its [`Sender`].
-///
-/// # Errors
-/// Those of [`Sender::send`]. What has not left then is collected still: it can be sent again, or [taken back](Self::into_parts).
-/// What was under way when the group failed is completed if the group is [recovered](GroupFailure::recover).
+/// A batch is one message of the group's [certificate](crate::Certificate), statistics and recovery. It arrives whole
+/// or not at all. A batch takes at least one block, so blocks should not be much longer than batches
+/// ([`GroupSpec::block_size`](crate::GroupSpec::block_size)). Long messages are allowed, but each is copied once; for a
+/// group of long messages use its [`Sender`].
 ///
 /// # Cancel safety
-/// What was fed stays. A flush that is dropped is gone on with by the next one. Dropped, what is collected is lost; batches under way
-/// are sent all the same, unless the group is abandoned because the [`Sender`] goes with it.
+/// Messages that were fed stay. If a flush is dropped, the next flush resumes it. Dropping the sender loses the
+/// messages that it has collected. Batches in flight are sent, unless dropping the [`Sender`] abandons the group.
+///
+/// # Errors
+/// Those of [`Sender::send`]. Messages that have not left stay collected: send them again, or [take them
+/// back](Self::into_parts). If the group failed, [recovering](GroupFailure::recover) it completes the batches that were
+/// in flight.
 ///
 /// # Examples
 /// ```
@@ -86,14 +87,15 @@ struct PendingBatch {
 }
 
 impl<S: Borrow<Sender>> BatchSender<S> {
-    /// Packs messages for a group, whose handle may be owned, borrowed or shared.
+    /// Packs messages for a group; the handle may be owned, borrowed or shared.
     pub fn new(sender: S) -> Self {
         Self { sender, collected: Vec::new(), batch_bytes: BATCH_BYTES, leaving: VecDeque::new() }
     }
 
-    /// Has a batch leave when so many bytes have come together, with what each message takes besides (1 to 10 bytes for its length);
-    /// default 64 KiB. It is longer by the rest of its last message. Every member must have that much memory in its pool
-    /// ([`pool_bytes_max`](crate::NodeBuilder::pool_bytes_max)).
+    /// Sets the length in bytes at which a batch leaves; default 64 KiB.
+    ///
+    /// Each message counts with 1 to 10 bytes for its length. A batch is longer by the rest of its last message. Every
+    /// member must have that much memory in its pool ([`pool_bytes_max`](crate::NodeBuilder::pool_bytes_max)).
     #[must_use]
     pub fn batch_bytes(self, bytes: usize) -> Self {
         Self { batch_bytes: bytes, ..self }
@@ -106,18 +108,19 @@ impl<S: Borrow<Sender>> BatchSender<S> {
 
     /// Returns the group's handle, and the messages that have not left.
     pub fn into_parts(mut self) -> (S, Vec<Bytes>) {
-        // Of what the group did not take any more it is known by now.
+        // By now it is known which batches the group did not take.
         let mut cx = Context::from_waker(Waker::noop());
         while !self.leaving.is_empty() && self.poll_leaving(&mut cx, 0).is_ready() {}
         (self.sender, unpack_all(self.collected.into()))
     }
 
-    /// Gives what was collected its place in the group's order.
+    /// Sends the collected messages as a batch: it gets its place in the group's order.
     fn depart(&mut self, cx: &mut Context<'_>) -> Result<(), SendError> {
         let batch = Bytes::from(std::mem::take(&mut self.collected));
         let multicast = self.sender.borrow().send_at_once(batch.clone());
         self.leaving.push_back(PendingBatch { batch, multicast });
-        // An error that is there at once is told at once. A first one that is not yet done is looked at by whoever waits for it.
+        // An error that is there at once is returned at once. A batch that is not done is polled by the task that
+        // waits.
         let last = self.leaving.len() - 1;
         match self.leaving[last].multicast.poll_unpin(cx) {
             Poll::Ready(sent) => self.settle(last, sent),
@@ -125,7 +128,7 @@ impl<S: Borrow<Sender>> BatchSender<S> {
         }
     }
 
-    /// Waits until no more than so many batches are under way.
+    /// Waits until at most `most` batches are in flight.
     fn poll_leaving(&mut self, cx: &mut Context<'_>, most: usize) -> Poll<Result<(), SendError>> {
         while self.leaving.len() > most {
             let sent = ready!(self.leaving[0].multicast.poll_unpin(cx));
@@ -134,11 +137,11 @@ impl<S: Borrow<Sender>> BatchSender<S> {
         Poll::Ready(Ok(()))
     }
 
-    /// Lets go of a batch that has left; what the group did not take is collected again, with all behind it.
+    /// Removes a batch that has left. If the group did not take it, it is collected again with all that follow it.
     fn settle(&mut self, at: usize, sent: Result<(), SendError>) -> Result<(), SendError> {
         let stays = matches!(&sent, Err(error) if !matches!(error, SendError::Failed(_)));
         if stays {
-            // If the group took none of this one, it took none of the later ones either.
+            // If the group did not take this one, it did not take the later ones either.
             let mut all: Vec<u8> = self.leaving.drain(at..).flat_map(|leaving| leaving.batch).collect();
             all.append(&mut self.collected);
             self.collected = all;
@@ -150,17 +153,18 @@ impl<S: Borrow<Sender>> BatchSender<S> {
 }
 
 impl BatchSender {
-    /// Flushes, and closes the group: `Ok` if and only if every message reached every member and every member agrees to the end.
+    /// Flushes, and closes the group: `Ok` if and only if every message reached every member and every member agrees.
     ///
     /// # Cancel safety
-    /// Dropped before everything has left, the group is abandoned; later, it is closed all the same.
+    /// If the future is dropped before all batches have left, the group is abandoned. Later, it is closed all the same.
     ///
     /// # Errors
-    /// [`SendError::Failed`] if the group failed before everybody had everything, with what did and did not arrive; what has not left
-    /// then is lost, so flush first if it is to be kept. The others of [`Sender::send`], with which the group is abandoned.
+    /// [`SendError::Failed`] if the group failed before every member had every message; its certificate says what
+    /// arrived. Messages that have not left then are lost, so flush first to keep them. With the other errors of
+    /// [`Sender::send`] the group is abandoned.
     pub async fn close(mut self) -> Result<Certificate, SendError> {
         match self.flush().await {
-            // Of a failure the group tells more.
+            // The group's own failure says more.
             Ok(()) | Err(SendError::Failed(_) | SendError::NotQueued(_) | SendError::Closed) => {}
             Err(error) => return Err(error),
         }
@@ -168,7 +172,7 @@ impl BatchSender {
     }
 }
 
-/// What is fed is a message each. Of a failure the group's handle tells more.
+/// Each item is a message. The group's handle says more about a failure.
 impl<S: Borrow<Sender> + Unpin> Sink<Bytes> for BatchSender<S> {
     type Error = SendError;
 
@@ -209,31 +213,31 @@ impl<S> fmt::Debug for BatchSender<S> {
     }
 }
 
-/// A member's handle of a group whose root sends with a [`BatchSender`]: a stream of its short messages, in their order.
+/// Unpacks the batches of a [`BatchSender`]: a stream of its short messages, in their order.
 ///
-/// They are parts of the batch that they came in, not copies: its memory is kept as long as one of them is, a whole block for a batch of
-/// one block. What is to be kept for long is better copied. The stream ends as that of the [`Receiver`]; after a message that is no batch it
-/// goes on with the next one.
+/// Messages are parts of their batch, not copies. One of them keeps the memory of the whole batch, and at least a
+/// block. Copy those that you keep for long. The stream ends as that of the [`Receiver`]. After a message that is not a
+/// batch it goes on with the next one.
 ///
 /// # Cancel safety
 /// No message is lost.
 pub struct BatchReceiver<R = Receiver> {
     receiver: R,
-    /// What has not been taken of the last batch.
+    /// The rest of the last batch.
     rest: Bytes,
     /// Its number.
     batch: u64,
 }
 
-/// Why a batch is not taken apart.
+/// A batch could not be unpacked.
 #[derive(Clone, Debug, Error)]
 #[non_exhaustive]
 pub enum BatchError {
-    /// The group has failed.
+    /// The group failed.
     #[error(transparent)]
     Group(#[from] GroupFailure),
-    /// A message of the group is no batch. Its root has to send with a [`BatchSender`], and with nothing else.
-    #[error("message {number} of the group is no batch; its root has to send with a BatchSender alone")]
+    /// A message of the group is not a batch: its root must send with a [`BatchSender`] alone.
+    #[error("message {number} of the group is not a batch: its root must send with a BatchSender alone")]
     NoBatch {
         /// Its number in the group's order.
         number: u64,
@@ -241,30 +245,30 @@ pub enum BatchError {
 }
 
 impl<R> BatchReceiver<R> {
-    /// Takes apart what a [`Receiver`] brings, which may be owned or borrowed.
+    /// Unpacks the messages of a [`Receiver`], which may be owned or borrowed.
     pub fn new(receiver: R) -> Self {
         Self { receiver, rest: Bytes::new(), batch: 0 }
     }
 
-    /// Returns what it takes apart.
+    /// Returns the receiver.
     pub fn receiver(&self) -> &R {
         &self.receiver
     }
 
-    /// Returns what it takes apart, and the messages that have not been taken of the last batch.
+    /// Returns the receiver, and the messages of the last batch that were not taken.
     pub fn into_parts(self) -> (R, Vec<Bytes>) {
         (self.receiver, unpack_all(self.rest))
     }
 }
 
 impl BatchReceiver {
-    /// Does as [`Receiver::close`]: agrees to the end of the group; messages not yet taken are dropped.
+    /// Closes the group as [`Receiver::close`] does; drops messages that were not taken.
     ///
     /// # Cancel safety
-    /// The same.
+    /// As of [`Receiver::close`].
     ///
     /// # Errors
-    /// The same.
+    /// As of [`Receiver::close`].
     pub async fn close(self) -> Result<Certificate, GroupFailure> {
         self.receiver.close().await
     }
@@ -307,7 +311,7 @@ impl<R> fmt::Debug for BatchReceiver<R> {
     }
 }
 
-/// Writes a message's length, seven bits in a byte and the lowest first, and its bytes.
+/// Writes a message's length, seven bits to a byte and the lowest first, and its bytes.
 fn pack(batch: &mut Vec<u8>, message: &[u8]) {
     let mut left = message.len();
     loop {
@@ -322,7 +326,7 @@ fn pack(batch: &mut Vec<u8>, message: &[u8]) {
     batch.extend_from_slice(message);
 }
 
-/// Takes the first message of a batch; none if there is none.
+/// Takes the first message of a batch; returns `None` if the batch does not begin with one.
 fn unpack(batch: &mut Bytes) -> Option<Bytes> {
     let mut len = 0usize;
     for (place, byte) in batch.iter().enumerate().take(LENGTH_MAX) {
@@ -340,16 +344,16 @@ fn unpack(batch: &mut Bytes) -> Option<Bytes> {
     None
 }
 
-/// Takes the messages of a batch, up to what is none.
+/// Takes the messages of a batch, up to bytes that are not a message.
 fn unpack_all(mut batch: Bytes) -> Vec<Bytes> {
     std::iter::from_fn(|| unpack(&mut batch)).collect()
 }
 
-/// Bytes that are collected for a batch by default: few enough to be one block, and to come while the one before is under way.
+/// Default length of a batch in bytes: short enough for one block, and to be collected while the one before it is sent.
 const BATCH_BYTES: usize = 64 << 10;
-/// Batches under way at once: one that the members have, and one behind it.
+/// Batches in flight at once: one that the members receive, and one behind it.
 const LEAVING_MAX: usize = 2;
-/// Bytes of a length, at most.
+/// Most bytes of a length.
 const LENGTH_MAX: usize = 10;
 
 #[cfg(test)]

@@ -1,4 +1,4 @@
-//! Who has what, when a group has ended.
+//! The certificate of a group that has ended: its messages, and the members that have them.
 
 use std::fmt;
 use std::sync::Arc;
@@ -10,11 +10,11 @@ use crate::group::GroupId;
 use crate::node::NodeId;
 use crate::transfer::Checksum;
 
-/// What became of a group's messages: which there were, and who has which.
+/// Certifies which messages a group had, and which member has which of them.
 ///
-/// [`Sender::close`](crate::Sender::close) and [`Receiver::close`](crate::Receiver::close) return one that is
-/// [complete](Self::is_complete); a [`GroupFailure`](crate::GroupFailure) carries one that says how far everybody came.
-/// All members that took part in the decision have the same. Cheap to clone.
+/// [`Sender::close`](crate::Sender::close) and [`Receiver::close`](crate::Receiver::close) return a
+/// [complete](Self::is_complete) one. A [`GroupFailure`](crate::GroupFailure) carries one that says how far each member
+/// came. All members that took part in the decision have the same. Cheap to clone.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Certificate {
     pub(crate) group: GroupId,
@@ -35,20 +35,22 @@ impl Certificate {
         &self.members
     }
 
-    /// Returns how many messages were begun, as far as anybody knows.
+    /// Returns how many messages were begun, as far as any member knows.
     pub fn messages(&self) -> u64 {
         self.messages
     }
 
-    /// Returns the sizes and digests of messages, in order: of the latest 65,536 at most, and of those that not everybody
-    /// has as far as anybody who took part in the decision knows them. One that did not take part, but learnt of the outcome,
-    /// may know fewer.
+    /// Returns the sizes and digests of messages, in order: of the latest 65,536 at most.
+    ///
+    /// Messages that some members lack are included as far as a member that took part in the decision knows them. A
+    /// member that only learnt of the outcome may know fewer.
     pub fn records(&self) -> &[MessageRecord] {
         &self.records
     }
 
-    /// Returns how many messages a member has whole, from the first; none if nobody knows. Of a root that is gone it is what
-    /// others had heard that it began.
+    /// Returns how many messages a member has whole, from the first; `None` if no member knows.
+    ///
+    /// For a root that is gone it is the number of messages of which others had heard.
     ///
     /// # Panics
     /// If the group has no such member.
@@ -56,7 +58,7 @@ impl Certificate {
         self.held[member.index()]
     }
 
-    /// Tells whether a member has a message; none if nobody knows.
+    /// Tells whether a member has a message; `None` if no member knows.
     ///
     /// # Panics
     /// If the group has no such member.
@@ -83,23 +85,23 @@ impl fmt::Display for Certificate {
     }
 }
 
-/// A message of a group.
+/// Describes a message of a group.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct MessageRecord {
     /// Its place in the group's order, from 0.
     pub number: u64,
     /// Its size in bytes.
     pub size: u64,
-    /// Its digest; none if blocks are not checked in the group, or if nobody who took part had the message whole.
+    /// Its digest; `None` if the group does not check blocks, or if no member that took part had the message whole.
     pub digest: Option<Digest>,
 }
 
-/// What a message's content comes down to: two messages with the same digest have the same bytes.
+/// Digest of a message's content: two messages with the same digest have the same bytes.
 ///
-/// It is the BLAKE3 of the message's size, of the block size (each 8 bytes, little endian), and of the XXH3 of every block
-/// in 128 bits, so that checking each block once gives it without a second look at the content. It proves that nothing
-/// happened to the bytes by accident. Against somebody who makes up bytes on purpose it proves nothing, as XXH3 is no
-/// cryptographic function; that is what encryption is for.
+/// It is the BLAKE3 of the message's size, of the block size (each 8 bytes, little endian), and of the XXH3 of every
+/// block in 128 bits. So it follows from the checksums of the blocks, without a second look at the content. It proves
+/// that no byte changed by accident. It proves nothing against bytes made up on purpose, since XXH3 is not a
+/// cryptographic function; encryption protects against those.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub struct Digest(pub [u8; 32]);
 
@@ -138,7 +140,7 @@ impl Digest {
 }
 
 impl fmt::Display for Digest {
-    /// Shows it in hexadecimal digits.
+    /// Writes the digest in hexadecimal digits.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         self.0.iter().try_for_each(|byte| write!(f, "{byte:02x}"))
     }

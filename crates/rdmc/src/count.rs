@@ -1,14 +1,14 @@
-//! Counts that are waited for.
+//! Counts that tasks wait for.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::task::Poll;
 
 use futures::task::AtomicWaker;
 
-/// A number that only grows, and of which one task at a time waits until it is so large.
+/// A number that only grows, and that one task at a time can wait for.
 ///
-/// The windows of the neighbours are made of these: to look costs a load, and to grow an addition and a look for somebody
-/// who waits.
+/// The windows of the neighbours are made of these. Reading it costs a load; adding to it costs an addition and a check
+/// for a waiting task.
 #[derive(Debug, Default)]
 pub(crate) struct Count {
     value: AtomicU64,
@@ -26,14 +26,14 @@ impl Count {
         self.waiting.wake();
     }
 
-    /// Raises it to `value`, unless it is as large already.
+    /// Raises it to `value`, unless it is already as large.
     pub(crate) fn raise_to(&self, value: u64) {
         if self.value.fetch_max(value, Ordering::AcqRel) < value {
             self.waiting.wake();
         }
     }
 
-    /// Waits until it is at least `value`. Of several tasks that wait, the last one polled is woken.
+    /// Waits until it is at least `value`. If several tasks wait, only the last one polled is woken.
     ///
     /// # Cancel safety
     /// Nothing is lost.

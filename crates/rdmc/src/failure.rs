@@ -1,4 +1,4 @@
-//! What can go wrong, as values.
+//! Errors and failures.
 
 use std::fmt;
 use std::time::Duration;
@@ -12,22 +12,28 @@ use crate::group::GroupId;
 use crate::group::recovery::RecoveryState;
 use crate::node::{DetectionError, NodeId};
 
-/// Why a group ended before its time: terminal, and the same for every survivor.
+/// The group failed: terminal, and the same for every survivor.
 ///
-/// After a failure the group does no further operation; groups that do not contain the members that failed are untouched
-/// (DSN §3). Those who can still reach each other agree on it before any of them is told.
+/// After a failure the group does no further operation. Groups without the members that failed are untouched (DSN §3).
+/// Members that can still reach each other agree on the failure before any of them reports it.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("group {} failed: {}{}{}", certificate.group, self.first(), self.more(), if *quorum { "" } else { "; most of its members cannot be reached" })]
+#[error(
+    "group {} failed: {}{}{}",
+    certificate.group,
+    self.first(),
+    self.more(),
+    if *quorum { "" } else { "; most of its members cannot be reached" }
+)]
 #[non_exhaustive]
 pub struct GroupFailure {
     /// The members that failed, the most telling causes first; never empty.
     pub failed: Vec<FailedMember>,
-    /// Whether those who agreed on this were a quorum: more than half of the members, or half of them with the root.
-    /// A minority that is cut off names those it cannot reach, who may have come to another end.
+    /// Whether the members that agreed on this were a quorum: more than half of the members, or half of them with the
+    /// root. A minority that is cut off names the members that it cannot reach; these may have agreed on another end.
     pub quorum: bool,
-    /// Who has which message. Of members that failed it is often not known.
+    /// Which member has which message. For members that failed it is often not known.
     pub certificate: Certificate,
-    /// What [`recover`](Self::recover) goes on with.
+    /// The state from which [`recover`](Self::recover) goes on.
     pub(crate) recovery: RecoveryState,
 }
 
@@ -37,9 +43,9 @@ impl GroupFailure {
         self.certificate.group
     }
 
-    /// Returns the member whose cause tells the most.
+    /// Returns the failed member with the most telling cause.
     pub fn first(&self) -> &FailedMember {
-        self.failed.first().expect("a group fails because of somebody")
+        self.failed.first().expect("a group fails because of a member")
     }
 
     /// Tells whether the member is one of those that failed.
@@ -53,7 +59,7 @@ impl GroupFailure {
     /// A process does not run while it is stopped or suspended, while its machine is overloaded, or while its program
     /// keeps the runtime busy. If that takes two fifths of the [detection time](crate::NodeBuilder::detection), others
     /// may give the member up, and it may take those for lost that have done so. It is known within a detection time.
-    /// Only this member knows it: it is no part of what the members agreed on, and is not compared.
+    /// Only this member knows it: it is not part of the agreement, and does not affect equality.
     pub fn stalled(&self) -> Option<Duration> {
         self.recovery.stalled()
     }
@@ -67,14 +73,14 @@ impl GroupFailure {
     }
 }
 
-/// A member that failed: one that is gone or that could not go on, not the one that noticed.
+/// A member that failed: it is gone or could not go on. It is not the member that noticed.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct FailedMember {
     /// Its rank.
     pub member: Rank,
     /// Its node.
     pub node: NodeId,
-    /// What happened to it.
+    /// Why it failed.
     pub cause: FailureCause,
 }
 
@@ -84,24 +90,24 @@ impl fmt::Display for FailedMember {
     }
 }
 
-/// What happened to a [`FailedMember`].
+/// Why a [`FailedMember`] failed.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, thiserror::Error)]
 #[non_exhaustive]
 pub enum FailureCause {
     /// Its connection was lost: it died, was cut off or ended without closing the group.
     #[error("was lost: its connection broke")]
     ConnectionLost,
-    /// It was not heard of for as long as [`detection`](crate::NodeBuilder::detection) allows: it hangs, is stopped or cut
-    /// off.
+    /// It gave no sign of life for as long as [`detection`](crate::NodeBuilder::detection) allows: it hangs, is stopped
+    /// or cut off.
     #[error("was not heard of for {} ms", silence.as_millis())]
     Unresponsive {
-        /// For how long.
+        /// How long it was silent.
         silence: Duration,
     },
     /// It could not exchange blocks with another member, although both can be reached.
     #[error("could not exchange blocks with another member: {what}")]
     DataConnection {
-        /// What the fabric said.
+        /// The fabric's error.
         what: String,
     },
     /// It dropped its handle of the group before the group was closed.
@@ -110,49 +116,49 @@ pub enum FailureCause {
     /// Its application refused a message.
     #[error("refused a message: {reason}")]
     Refused {
-        /// What the application said.
+        /// The application's reason.
         reason: String,
     },
     /// It held the others up for longer than the group [allows](crate::SlowReceivers::Evict).
     #[error("held the others up for {} ms", held_up.as_millis())]
     TooSlow {
-        /// For how long.
+        /// How long it held them up.
         held_up: Duration,
     },
     /// It did not take part in forming the group in time.
     #[error("did not join in time")]
     NotJoined,
-    /// It formed the group with other members, another algorithm or another block size, or does not check blocks where others
-    /// do.
+    /// It formed the group with other members, another algorithm or another block size, or does not check blocks where
+    /// others do.
     #[error("has another specification of the group")]
     SpecMismatch,
-    /// It sent what no member sends.
+    /// It violated the protocol.
     #[error("broke the protocol: {what}")]
     Protocol {
-        /// What was wrong.
+        /// The violation.
         what: String,
     },
-    /// A block came from it corrupted, and nobody could supply it whole.
-    #[error("passed on block {block} of message {message} corrupted, and nobody could supply it whole")]
+    /// It sent a corrupted block, and no member could supply the block whole.
+    #[error("passed on block {block} of message {message} corrupted, and no member could supply it whole")]
     Corrupted {
         /// The message's place in the group's order, from 0.
         message: u64,
         /// The block's place in the message, from 0.
         block: u32,
     },
-    /// It has other messages than the root: what it checked as they came does not come to the same digests.
+    /// It has other messages than the root: the digests differ.
     #[error("has other messages than the root, by their digests")]
     Diverged,
     /// It could not get memory or other resources for its part.
     #[error("ran out of resources: {what}")]
     Resources {
-        /// What was missing.
+        /// The resource that was missing.
         what: String,
     },
 }
 
 impl FailureCause {
-    /// Returns how little it tells: of several causes the one with the lowest number is named.
+    /// Returns the cause's rank as evidence: of several causes the one with the lowest rank is named.
     pub(crate) fn evidence_rank(&self) -> u8 {
         match self {
             Self::Refused { .. } | Self::Abandoned | Self::Resources { .. } | Self::Diverged => 0,
@@ -165,7 +171,7 @@ impl FailureCause {
         }
     }
 
-    /// Returns the length of the text in it, in bytes.
+    /// Returns the length of its text in bytes.
     pub(crate) fn text_len(&self) -> usize {
         match self {
             Self::Refused { reason: text }
@@ -183,12 +189,12 @@ impl FailureCause {
         }
     }
 
-    /// Tells whether it says that the control connection was lost.
+    /// Tells whether the cause is that the control connection was lost.
     pub(crate) fn is_connection_loss(&self) -> bool {
         matches!(self, Self::ConnectionLost | Self::Unresponsive { .. })
     }
 
-    /// Tells whether it is rather a fault of the accused member than of what lies between it and the accuser.
+    /// Tells whether the cause lies rather with the accused member than between it and the accuser.
     pub(crate) fn blames_the_accused(&self) -> bool {
         match self {
             Self::Protocol { .. }
@@ -211,16 +217,16 @@ impl FailureCause {
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum GroupError {
-    /// The list of members is empty, has a node twice or is longer than a schedule allows; or the racks do not fit.
-    #[error("the group's members and algorithm do not go together")]
+    /// The list of members is empty or longer than a schedule allows, or the racks do not fit.
+    #[error("invalid combination of members and algorithm")]
     Schedule(#[from] ScheduleError),
-    /// A node stands in the list of members twice.
+    /// A node is listed twice as a member.
     #[error("node {node} is a member twice")]
     DuplicateMember {
         /// The node.
         node: NodeId,
     },
-    /// A member is not in the cluster this node belongs to.
+    /// A member is not in this node's cluster.
     #[error("node {node} is not in the cluster")]
     UnknownNode {
         /// The node.
@@ -246,8 +252,8 @@ pub enum GroupError {
         /// Largest block size in bytes.
         max: u64,
     },
-    /// The block size is above what the fabric sends at once: choose a smaller one.
-    #[error("block size of {bytes} bytes is more than the {max} that the fabric {fabric} sends at once")]
+    /// The block size exceeds the longest message of the fabric: choose a smaller one.
+    #[error("block size of {bytes} bytes exceeds the fabric {fabric}'s limit of {max} bytes")]
     BlockTooLong {
         /// Bytes asked for.
         bytes: u64,
@@ -256,11 +262,11 @@ pub enum GroupError {
         /// The fabric.
         fabric: &'static str,
     },
-    /// The fabric does not let members [have objects in common](crate::DeliveryMode::Shared): they must be on one host, on the
-    /// fabric `shm`, or get private copies.
+    /// The fabric cannot [share objects](crate::DeliveryMode::Shared): members must be on one host, on the fabric
+    /// `shm`, or get private copies.
     #[error(
-        "node {node} shares no objects with others by the fabric {fabric}: let all members be processes of one host on the fabric shm, \
-         or deliver private copies"
+        "node {node} cannot share objects by the fabric {fabric}: let all members be processes of one host on the \
+         fabric shm, or deliver private copies"
     )]
     SharesNoObjects {
         /// This node.
@@ -268,15 +274,13 @@ pub enum GroupError {
         /// Its fabric.
         fabric: &'static str,
     },
-    /// Objects that are shared are whole: leave [delta](crate::GroupSpec::delta) off, or deliver private copies.
-    #[error("members that share objects have no parts of them to compare: leave delta off, or deliver private copies")]
+    /// Shared objects have no parts to compare: leave [delta](crate::GroupSpec::delta) off, or deliver private copies.
+    #[error("shared objects have no parts to compare: leave delta off, or deliver private copies")]
     SharedDelta,
-    /// Objects that are shared bring their own memory: join without offers, or deliver private copies.
-    #[error(
-        "objects that are shared come with their own memory: join the group without offers, or deliver private copies"
-    )]
+    /// Shared objects bring their own memory: join without offers, or deliver private copies.
+    #[error("shared objects bring their own memory: join the group without offers, or deliver private copies")]
     SharedOffers,
-    /// The number was used by a group of this node before; numbers are not used twice.
+    /// A group of this node has used the number before.
     #[error("group number {group} was used before")]
     GroupIdUsed {
         /// The number.
@@ -293,14 +297,14 @@ pub enum GroupError {
     Failed(#[from] GroupFailure),
 }
 
-/// A message was not sent to the end.
+/// A message was not sent completely.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum SendError {
-    /// The group failed; some members may have the message. [Recovering](GroupFailure::recover) sends it to the end.
+    /// The group failed; some members may have the message. [Recovering](GroupFailure::recover) completes it.
     #[error(transparent)]
     Failed(#[from] GroupFailure),
-    /// The group failed before the message was queued: nobody has any of it, and recovering does not send it.
+    /// The group failed before the message was queued: no member has any of it, and recovering does not send it.
     #[error("the message was not queued: {0}")]
     NotQueued(#[source] GroupFailure),
     /// The message has more than 2^32 − 1 blocks: choose a larger block size.
@@ -316,12 +320,12 @@ pub enum SendError {
     /// The group was closed before the message was sent.
     #[error("the group was closed before the message was sent")]
     Closed,
-    /// The members [share](crate::DeliveryMode::Shared) objects, and this is none: send a
+    /// The members [share](crate::DeliveryMode::Shared) objects, and the message is not one: send a
     /// [`SharedObject`](rdmc_fabric::SharedObject), or form the group for private copies.
     #[error("the members of the group share objects: send a SharedObject, or form the group for private delivery")]
     NotAnObject,
-    /// The memory could not be registered with the fabric, or the object not be shared.
-    #[error("the memory to be sent could not be registered")]
+    /// The fabric could not register the memory or share the object.
+    #[error("the memory to send could not be registered")]
     Memory(#[from] FabricError),
 }
 
@@ -330,7 +334,7 @@ pub enum SendError {
 #[non_exhaustive]
 pub enum StartError {
     /// The node itself is not in the cluster.
-    #[error("node {node} is not in the cluster it was given")]
+    #[error("node {node} is not in its own cluster")]
     NotInCluster {
         /// The node.
         node: NodeId,
@@ -346,20 +350,23 @@ pub enum StartError {
         /// The time asked for.
         got: Duration,
     },
-    /// Nothing can listen at the node's address.
+    /// The node cannot listen at its address.
     #[error("cannot listen at {address}")]
     Listen {
         /// The address.
         address: String,
-        /// Why.
+        /// The operating system's error.
         source: std::io::Error,
     },
     /// Some nodes did not connect in time.
-    #[error("no connection to {} within the time limit; last problem: {problem}", missing.iter().map(ToString::to_string).collect::<Vec<_>>().join(", "))]
+    #[error(
+        "no connection to {} within the time limit; last problem: {problem}",
+        missing.iter().map(ToString::to_string).collect::<Vec<_>>().join(", ")
+    )]
     Unreachable {
         /// The nodes that are missing.
         missing: Vec<NodeId>,
-        /// The last problem that was seen with one of them.
+        /// The last problem with one of them.
         problem: String,
     },
     /// The fabric refused a resource.
@@ -367,7 +374,7 @@ pub enum StartError {
     Fabric(#[from] FabricError),
 }
 
-/// Tells an error with its causes, for those to whom only text can be passed on.
+/// Returns an error's text with those of its causes, to be passed on as text.
 pub(crate) fn with_sources(error: &dyn std::error::Error) -> String {
     let mut text = error.to_string();
     let mut source = error.source();

@@ -1,4 +1,4 @@
-//! Decoders that are private otherwise, for fuzzers: exists under `--cfg fuzzing` only.
+//! Private decoders, for fuzzers; exists only under `--cfg fuzzing`.
 
 use std::collections::BTreeSet;
 use std::io;
@@ -13,11 +13,11 @@ use crate::node::NodeId;
 
 pub mod agreement;
 
-/// What nodes say to each other on control connections.
+/// A frame of a control connection.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Frame(frame::Frame);
 
-/// Who an invitation says is a member, and whether it makes sense.
+/// The members that an invitation lists, and whether the list is valid.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Invited {
     /// The number of the node that is invited.
@@ -32,18 +32,18 @@ impl Frame {
     /// Decodes the value of a frame.
     ///
     /// # Errors
-    /// It is none.
+    /// The bytes are not a frame.
     pub fn decode(bytes: &[u8]) -> io::Result<Self> {
         frame::decode(bytes).map(Self)
     }
 
-    /// Reads one frame of a handshake; none if the stream ended between frames.
+    /// Reads one frame of a handshake; returns `None` if the stream ended between frames.
     ///
     /// # Cancel safety
     /// Bytes are lost.
     ///
     /// # Errors
-    /// The stream's, or it brings no frame.
+    /// The stream's, or its bytes are not a frame.
     pub async fn read(stream: &mut (impl AsyncRead + Unpin)) -> io::Result<Option<Self>> {
         Ok(frame::read(stream).await?.map(Self))
     }
@@ -54,7 +54,7 @@ impl Frame {
     /// Frames are lost.
     ///
     /// # Errors
-    /// With the frames before: the stream's, or it brings no frame.
+    /// Returned with the frames before: the stream's, or its bytes are not a frame.
     pub async fn read_all(stream: &mut (impl AsyncRead + Unpin)) -> (Vec<Self>, io::Result<()>) {
         let (mut frames, mut check) = (Vec::new(), frame::FrameCheck::default());
         loop {
@@ -71,7 +71,7 @@ impl Frame {
         frame::encode_unchecked(&self.0)
     }
 
-    /// Puts check values behind the frames of a stream that has none.
+    /// Appends check values to the frames of a stream that has none.
     pub fn seal(mut stream: &[u8]) -> Vec<u8> {
         let (mut sealed, mut check) = (Vec::new(), frame::FrameCheck::default());
         while let Some(len) = stream.first_chunk().map(|len| u32::from_le_bytes(*len) as usize)
@@ -86,7 +86,7 @@ impl Frame {
         sealed
     }
 
-    /// Returns what an invitation says about the members; none if the frame is another.
+    /// Returns the members that an invitation lists, or `None` if the frame is another.
     pub fn invited(&self) -> Option<Invited> {
         let frame::Frame::Invite { cluster, you, members, .. } = &self.0 else { return None };
         let sound = Roster::new(*cluster, *you, members.clone()).is_some();

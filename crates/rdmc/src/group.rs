@@ -54,7 +54,7 @@ pub(crate) struct Group {
     members: Arc<[NodeId]>,
     spec: GroupSpec,
     first_source: Option<Rank>,
-    /// At the root: the members that cannot learn a message's size from their first block.
+    /// At the root: the members that cannot learn a message's size from its first block.
     announced_to: Vec<NodeId>,
     node: Arc<NodeShared>,
     neighbours: BTreeMap<Rank, Neighbour>,
@@ -70,10 +70,10 @@ pub(crate) struct Group {
     span: tracing::Span,
 }
 
-/// A group as it is handed to its engine.
+/// A group that is formed, for its engine.
 pub(crate) struct FormedGroup {
     pub(crate) group: Arc<Group>,
-    /// Sizes by message number, as the root tells them.
+    /// Sizes by message number, as the root announces them.
     pub(crate) announcements: mpsc::Receiver<(u64, u64)>,
     pub(crate) grants: Grants,
     pub(crate) resumption: Resumption,
@@ -82,11 +82,11 @@ pub(crate) struct FormedGroup {
 /// The receives that grants consume, by neighbour.
 pub(crate) type Grants = Vec<(Rank, VecDeque<Operation<Received>>)>;
 
-/// What a node is to be in a group that it forms.
+/// A node's role in a group that it forms.
 pub(crate) enum MemberRole {
     Root,
     Receiver,
-    /// What it is in the group that goes on.
+    /// The role that it has in the group that it continues.
     Survivor(Box<Continuation>),
 }
 
@@ -141,7 +141,7 @@ pub(crate) async fn form(
     // Each neighbour is let in once.
     let (offered, offers) = mpsc::channel(unheard.len().max(1));
     let holdings = Arc::<Mutex<Holdings>>::default();
-    let hearing = EventRouting { inbox, announced, offered, unheard, holdings: holdings.clone() };
+    let routing = EventRouting { inbox, announced, offered, unheard, holdings: holdings.clone() };
     let abandon = AbandonOnDrop(Some(group.clone()));
     if !group.node.groups.add(&group) {
         return Err(GroupError::ShuttingDown);
@@ -150,9 +150,9 @@ pub(crate) async fn form(
         continuation.hand_over(&group.retained);
     }
     let grants = neighbours.sends_to.iter().map(|&to| (to, group.neighbour(to).expect_grants())).collect();
-    // By itself, as others wait for this member's answers whether its application polls this future or not.
+    // A task of its own: others wait for this member's answers even if its application does not poll this future.
     let listening = group.clone();
-    let listening = async move { listening.listen(hearing, asked).await };
+    let listening = async move { listening.listen(routing, asked).await };
     group.node.environment.spawn(Box::pin(tracing::Instrument::instrument(listening, group.span.clone())));
     let connected = group.connect(offers, &holdings, group.spec.digest(continuation)).await;
     let resumption = connected.inspect_err(|_| group.retained.mark_idle())?;
@@ -166,25 +166,25 @@ pub(crate) async fn form(
     Ok(FormedGroup { group, announcements, grants, resumption })
 }
 
-/// Whom a member exchanges blocks with.
+/// The members with which a member exchanges blocks.
 struct Neighbourhood {
     neighbours: Neighbours,
-    /// Who sends this member the first block of a message, if that is always the same member.
+    /// The member that sends this one the first block of every message, if it is always the same.
     first_source: Option<Rank>,
     peers: BTreeMap<Rank, Neighbour>,
-    /// At the root: those to whom no block comes by which they learn a message's size.
+    /// At the root: the members to which it has to announce a message's size.
     announced_to: Vec<NodeId>,
 }
 
 impl Neighbourhood {
     fn new(node: &NodeShared, spec: &GroupSpec, rank: Rank, continues: bool) -> Result<Self, GroupError> {
         let count = spec.count();
-        // What is missing may come from anybody.
+        // Missing blocks may come from any member.
         let neighbours = match continues || spec.delta {
             true => everybody_but(rank, count),
             false => neighbours(&spec.algorithm, count, rank)?,
         };
-        // In a delta group all know the size before the first block comes.
+        // In a delta group all members know the size before the first block comes.
         let first_source_of = |member| match spec.delta {
             true => Ok(None),
             false => first_source(&spec.algorithm, count, member),
@@ -207,7 +207,7 @@ impl Neighbourhood {
     }
 }
 
-/// Returns the next offer; none comes when the group has ended.
+/// Returns the next offer; waits for ever when the group has ended.
 async fn next_of(offers: &mut mpsc::Receiver<(Rank, OfferedEndpoints)>) -> (Rank, OfferedEndpoints) {
     match offers.recv().await {
         Some(offer) => offer,
@@ -281,12 +281,12 @@ impl Group {
         Schedule::new(&self.spec.algorithm, members, blocks).expect("checked when the group was formed")
     }
 
-    /// Returns the block that a member receives first of a message of `blocks` blocks; none at the root.
+    /// Returns the first block that a member receives of a message of `blocks` blocks; `None` at the root.
     fn first_received(&self, blocks: BlockCount, rank: Rank) -> Option<BlockIndex> {
         self.schedule(blocks).receives(rank).next().map(|receive| receive.block)
     }
 
-    /// Tells whether members say what they have of a message before it begins.
+    /// Tells whether members report which blocks of a message they have before it begins.
     pub(crate) fn is_delta(&self) -> bool {
         self.spec.delta
     }
@@ -296,7 +296,7 @@ impl Group {
         self.neighbours.get(&rank).expect("the neighbours are all peers of every schedule")
     }
 
-    /// At the root: tells the size of a message to those who cannot learn it from their first block.
+    /// At the root: announces the size of a message to the members that cannot learn it from their first block.
     pub(crate) async fn announce(&self, message: u64, size: u64) {
         for &to in &self.announced_to {
             self.node.mesh.send(to, self.id, GroupFrame::Announce { message, size }).await;
@@ -319,7 +319,7 @@ impl Group {
         GroupStats { slow, held_up, neighbours, neighbours_by_shared_memory, ..self.counters.group_stats() }
     }
 
-    /// Counts the neighbours, and those of them that the fabric has joined by shared memory.
+    /// Counts the neighbours, and the neighbours that the fabric reaches by shared memory.
     fn carriers(&self) -> (usize, usize) {
         (self.neighbours.len(), self.neighbours.values().filter(|neighbour| neighbour.shares_memory()).count())
     }
@@ -335,7 +335,7 @@ impl Group {
         self.node.counters.sent(bytes);
     }
 
-    /// Counts a block that is not what was sent, and says where it came from.
+    /// Counts and logs a corrupted block.
     pub(crate) fn count_corrupted(&self, from: Rank, identity: BlockIdentity) {
         let BlockIdentity { message, block, .. } = identity;
         tracing::warn!(parent: &self.span, %from, to = %self.rank, message, block = block.0, "a block came corrupted");
@@ -361,7 +361,7 @@ impl Group {
         let told = self.holdings();
         let count = u32::try_from(told.len()).unwrap_or(u32::MAX);
         for neighbour in self.neighbours.values() {
-            // Before the offer: who has all offers knows what everybody holds.
+            // Before the offer: a member that has all offers knows which blocks each member holds.
             for holding in &told {
                 self.node.mesh.send(neighbour.node, self.id, holding.clone()).await;
             }
@@ -380,14 +380,14 @@ impl Group {
                 match self.resumption(told) {
                     Ok(resumption) => return Ok(resumption),
                     Err(Irrecoverable::TooLong { message }) if self.rank.is_root() => {
-                        let what = format!("message {message} has too many blocks to be completed from parts");
+                        let what = format!("message {message} has too many blocks to complete it from parts");
                         self.declare(FailureCause::Resources { what });
                     }
-                    // The root says so.
+                    // The root declares it.
                     Err(Irrecoverable::TooLong { message }) => futures::select_biased! {
                         () = stopped => {}
                         () = late => {
-                            let what = format!("has let go of message {message}, which not everybody has");
+                            let what = format!("has dropped message {message}, which some members lack");
                             self.accuse(Rank::ROOT, FailureCause::Protocol { what });
                         }
                     },
@@ -399,10 +399,10 @@ impl Group {
             }
             futures::select_biased! {
                 outcome = ended => {
-                    let failure = outcome.expect_err("nobody closes a group that this member has not joined");
+                    let failure = outcome.expect_err("a group that this member has not joined is not closed");
                     return Err(GroupError::Failed(failure));
                 }
-                // Whatever else happens, the end is waited for.
+                // Only the end of the group is awaited then.
                 () = stopped => {}
                 (rank, theirs) = std::pin::pin!(next_of(&mut offers).fuse()) => {
                     unheard.remove(&rank);
@@ -423,7 +423,7 @@ impl Group {
         }
     }
 
-    /// Tells whether a member can be served; accuses one that cannot.
+    /// Tells whether a member is connected as the group needs it; accuses it if not.
     fn is_connected(&self, member: Rank, outcome: Result<(), ConnectError>) -> bool {
         let outcome = outcome.map_err(|error| with_sources(&error));
         match outcome.and_then(|()| self.neighbour(member).check_sharing(&self.spec)) {
@@ -436,7 +436,7 @@ impl Group {
         }
     }
 
-    /// Accuses those that are not connected in time, of whom some have not been heard of.
+    /// Accuses the members that are not connected in time; some of them were not heard of.
     fn accuse_late(&self, unconnected: &BTreeSet<Rank>, unheard: &BTreeSet<Rank>) {
         let late = unconnected.iter().map(|&rank| match unheard.contains(&rank) {
             true => (rank, FailureCause::NotJoined),
@@ -457,8 +457,8 @@ impl Drop for Group {
     }
 }
 
-/// Runs a member's engine until the group is to do no further work, waits until all agree on its end, and ends its
-/// connections.
+/// Runs a member's engine until the group is to do no further work; then waits until all members agree on its end, and
+/// closes its connections.
 pub(crate) fn start(group: Arc<Group>, engine: impl Future<Output = Result<(), TransferError>> + Send + 'static) {
     let environment = group.node.environment.clone();
     let span = group.span.clone();
@@ -472,7 +472,7 @@ pub(crate) fn start(group: Arc<Group>, engine: impl Future<Output = Result<(), T
             let mut working = std::pin::pin!(working.fuse());
             let (stopped, pacing) = (std::pin::pin!(group.stopped()), std::pin::pin!(group.watch_pace()));
             let (mut stopped, mut pacing) = (WhenWoken::new(stopped).fuse(), WhenWoken::new(pacing).fuse());
-            // The engine ends when this member has done its part; others may be far behind.
+            // The engine ends when this member has done its part. Others may be far behind.
             loop {
                 futures::select_biased! {
                     () = stopped => break,
@@ -481,8 +481,8 @@ pub(crate) fn start(group: Arc<Group>, engine: impl Future<Output = Result<(), T
                 }
             }
         }
-        // The connections stay until all have agreed: a neighbour that has not heard of the trouble yet must not take
-        // this member for the cause.
+        // The connections stay until all have agreed: a neighbour that does not know of the failure yet must not take
+        // this member for its cause.
         let _ = group.ended().await;
         for neighbour in group.neighbours.values() {
             neighbour.close();
@@ -492,7 +492,7 @@ pub(crate) fn start(group: Arc<Group>, engine: impl Future<Output = Result<(), T
     environment.spawn(Box::pin(tracing::Instrument::instrument(task, span)));
 }
 
-/// Takes the grants of all neighbours, until one breaks.
+/// Takes the grants of all neighbours, until a connection breaks.
 pub(crate) fn take_grants(group: &Arc<Group>, grants: Grants) -> FuturesUnordered<BoxFuture<'static, TransferError>> {
     grants
         .into_iter()

@@ -1,22 +1,22 @@
 //! Reliable multicast of large objects, at the speed of the network, from async Rust.
 //!
-//! One member of a group, the root, sends; all others receive, and every receiver passes on the blocks it has, so that
+//! One member of a group, the root, sends. All others receive, and every receiver passes on the blocks that it has. So
 //! the object reaches many members in hardly more time than one. This is RDMC (Behrens, Jha, Birman, Tremel, "RDMC: A
 //! Reliable RDMA Multicast for Large Objects", DSN 2018): multicast out of reliable unicast, by schedules that every
 //! member computes for itself.
 //!
-//! - A [`Node`] is a process's membership in a [`Cluster`] of nodes that know each other, over a [`Fabric`] that moves
-//!   the bytes: [`TcpFabric`] anywhere, `ShmFabric` between processes of a Linux host, [`MemFabric`] inside a process, and
-//!   those of other crates. Clusters are given as
-//!   a list of addresses, or formed on the fly by [`invite`] and a [`Listener`], which also find the best of their
-//!   [`Fabrics`] that all of them have.
-//! - A group is described by a [`GroupSpec`] that all its members know. The root's handle is a [`Sender`], the others'
+//! - A [`Node`] is a process's membership in a [`Cluster`] of nodes that know each other. A [`Fabric`] moves the bytes:
+//!   [`TcpFabric`] anywhere, `ShmFabric` between processes of a Linux host, [`MemFabric`] inside a process, and those
+//!   of other crates.
+//! - A cluster is a list of addresses, or it is formed on the fly by [`invite`] and a [`Listener`]. These also choose
+//!   the best of the [`Fabrics`] that all nodes have.
+//! - A [`GroupSpec`] describes a group, and all its members know it. The root's handle is a [`Sender`]. The others have
 //!   a [`Receiver`], a stream of [`Message`]s, or an [`OfferReceiver`], which supplies the memory for each message.
 //!   Groups form concurrently and overlap freely.
-//! - [`Sender::send`] is a future of its own transfer; it completes when the memory is free again at the root. Short
-//!   messages by the thousand are packed by a [`BatchSender`].
-//!   [`Sender::close`] succeeds if and only if every message reached every member.
-//! - Every failure is one typed value, [`GroupFailure`], that every survivor is told.
+//! - [`Sender::send`] returns the future of one multicast; it completes when the root's memory is free again. A
+//!   [`BatchSender`] packs short messages. [`Sender::close`] succeeds if and only if every message reached every
+//!   member.
+//! - Every failure is one typed value, [`GroupFailure`]; every survivor gets the same.
 //!
 //! # Examples
 //! Three members in one process; on several machines only the fabric and the addresses differ.

@@ -1,8 +1,8 @@
 //! The mesh: a control connection between every two nodes of a cluster (DSN §4.2).
 //!
-//! It carries what the data path needs before it exists and when it fails: the exchange of queue pair endpoints and
-//! keys, signs of life, and the agreement on the end of a group. Of two nodes the one with the lower number opens the
-//! connection, and opens it again when it is lost.
+//! It carries everything that does not travel on queue pairs: their endpoints and keys, signs of life, and the
+//! agreement on the end of a group. Of two nodes the one with the lower number opens the connection, and opens it again
+//! when it is lost.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::io;
@@ -49,9 +49,9 @@ struct MeshShared {
     detection: Duration,
     peers: PeerSecurity,
     state: Mutex<MeshState>,
-    /// Changes with every connection made or lost.
+    /// Counts connections made or lost.
     changes: watch::Sender<u64>,
-    /// Others have begun to look who is alive.
+    /// Other nodes have begun a check of liveness.
     check_now: Notify,
 }
 
@@ -64,15 +64,15 @@ struct MeshState {
     ever_connected: BTreeSet<NodeId>,
     /// The last problem with a node that is not connected.
     problems: BTreeMap<NodeId, String>,
-    /// This node has taken its leave: that others close their connections is their answer.
+    /// This node is leaving: others answer by closing their connections.
     leaving: bool,
-    /// When it was last looked who is alive.
+    /// When liveness was last checked.
     checked_at: Timestamp,
-    /// When the task that checks them is to run next, at the latest.
+    /// When the task that checks liveness runs next, at the latest.
     run_due: Option<Timestamp>,
-    /// The last time for which it did not run although it was to.
+    /// The last time for which it did not run although it was due.
     stall: Option<Stall>,
-    /// When a partner of a lower number last asked for a sign of life.
+    /// When a partner with a lower number last asked for a sign of life.
     pinged_by_leader_at: Option<Timestamp>,
 }
 
@@ -86,10 +86,10 @@ struct Link {
     cut: mpsc::Sender<FailureCause>,
 }
 
-/// What a group hears from the mesh.
+/// An event of the mesh, for a group.
 #[derive(Debug)]
 pub(crate) enum GroupEvent {
-    /// A node says something.
+    /// A node has sent a frame.
     Frame(NodeId, GroupFrame),
     /// The connection to a node was lost, and how.
     Lost(NodeId, FailureCause),
@@ -112,13 +112,13 @@ impl GroupEvent {
     }
 }
 
-/// What a group hears, in order, with what was said before it was joined.
+/// The events of a group, in order, and those from before it was joined.
 pub(crate) struct Inbox {
     early: VecDeque<GroupEvent>,
     events: mpsc::Receiver<InboxEvent>,
     /// The latest connection that was made to each node.
     connected: BTreeMap<NodeId, u64>,
-    /// Whether some of what was said before the group was there is forgotten.
+    /// Whether some frames from before the group was joined are forgotten.
     lost_early_frames: bool,
 }
 
@@ -127,7 +127,7 @@ impl Inbox {
         self.lost_early_frames
     }
 
-    /// Waits for the next event; none if the group has ended.
+    /// Waits for the next event; returns `None` if the group has ended.
     ///
     /// # Cancel safety
     /// No event is lost.
@@ -138,7 +138,7 @@ impl Inbox {
         let InboxEvent { event, serial } = self.events.recv().await?;
         match (&event, serial) {
             (GroupEvent::Connected(node), Some(serial)) => _ = self.connected.insert(*node, serial),
-            // The end of a connection may be told after the next one has begun.
+            // The event of a connection's end may come after the next one has begun.
             (GroupEvent::Lost(node, _), Some(serial)) if self.connected.get(node) > Some(&serial) => {
                 self.early.push_back(GroupEvent::Connected(*node));
             }
@@ -174,12 +174,12 @@ impl Mesh {
         self.0.me
     }
 
-    /// Returns the time within which the members agree that one of them has fallen silent.
+    /// Returns the time within which the members agree that a silent one has failed.
     pub(crate) fn detection(&self) -> Duration {
         self.0.detection
     }
 
-    /// Counts control connections that were refused, at this node's listener too.
+    /// Returns the number of refused control connections, those at this node's listener included.
     pub(crate) fn refused(&self) -> u64 {
         self.0.peers.refusals.count()
     }
@@ -194,12 +194,12 @@ impl Mesh {
         self.0.members.contains_key(&node)
     }
 
-    /// Returns the nodes this one opens connections to.
+    /// Returns the nodes to which this one opens connections.
     pub(crate) fn dialled(&self) -> Vec<NodeId> {
         self.0.members.keys().copied().filter(|&node| node > self.0.me).collect()
     }
 
-    /// Returns the address under which the node is connected, where it has one.
+    /// Returns the address of a connected node, where it has one.
     pub(crate) fn address(&self, node: NodeId) -> Option<IpAddr> {
         self.lock().links.get(&node).and_then(|link| link.address)
     }
@@ -207,14 +207,15 @@ impl Mesh {
     /// Waits until every other node is connected.
     pub(crate) async fn complete(&self) {
         let mut changes = self.0.changes.subscribe();
-        // Counted, since a node of a large cluster looks very often. The links are those of members.
+        // Counted, since a node of a large cluster checks very often. The links are those of members.
         while self.lock().links.len() + 1 < self.0.members.len() {
             changes.changed().await.expect("the sender lives in self");
         }
     }
 
-    /// Returns the nodes that are not connected: those that never were, if there are any, since others may only have given
-    /// these up sooner than this node.
+    /// Returns the nodes that are not connected, or only those that never were, if there are any.
+    ///
+    /// The other nodes may only have given these up sooner than this node.
     pub(crate) fn missing(&self) -> Vec<NodeId> {
         let state = self.lock();
         let missing = |node: &NodeId| *node != self.0.me && !state.links.contains_key(node);
@@ -277,7 +278,7 @@ impl Mesh {
                 if written.is_ok() && arrived.stream.flush().await.is_ok() && meant {
                     mesh.run_link(arrived.stream, from).await;
                 } else if !meant && arrived.refusals.add("unexpected", address) {
-                    tracing::warn!(node = %from, "connection refused: not a node that connects to this one");
+                    tracing::warn!(node = %from, "connection refused: this node does not connect to this one");
                 }
             }));
         }
@@ -309,7 +310,7 @@ impl Mesh {
         self.0.changes.send_modify(|count| *count += 1);
         tracing::debug!(node = %peer, "connected");
         self.notify_groups(serial, || GroupEvent::Connected(peer)).await;
-        // A short frame, such as a sign of life, comes by one call of the system.
+        // A short frame, such as a sign of life, is read by one system call.
         let mut from = BufReader::with_capacity(READ_BYTES, from);
         let (ended, cause) = {
             let mut serving = std::pin::pin!(self.serve_link(&mut from, writer.run(), peer, &heard).fuse());
@@ -324,7 +325,7 @@ impl Mesh {
             let current = state.links.get(&peer).is_some_and(|link| link.serial == serial);
             if current {
                 state.links.remove(&peer);
-                // What it said of groups not yet joined is void: they will hear that it is lost.
+                // Its frames for groups that are not joined yet are void: these groups learn that it is lost.
                 state.groups.forget_early(peer);
             }
             (current, state.leaving)
@@ -365,7 +366,7 @@ impl Mesh {
             ended = writing => ended,
         };
         if refused.is_err() {
-            // What a peer said before it went, an outcome perhaps, has arrived and is still to be read.
+            // Frames that the peer sent before it ended, perhaps an outcome, have arrived and are still to be read.
             let _ = self.0.environment.timeout(self.0.detection / UNREAD_SHARE, reading).await;
         }
         refused
@@ -402,7 +403,7 @@ impl Mesh {
         self.lock().links.get(&peer).map(|link| link.outgoing.clone())
     }
 
-    /// Tells all groups of a connection.
+    /// Sends an event of a connection to all groups.
     async fn notify_groups(&self, serial: u64, event: impl Fn() -> GroupEvent) {
         let groups = self.lock().groups.listening();
         for group in groups {
@@ -410,7 +411,7 @@ impl Mesh {
         }
     }
 
-    /// Starts to listen for a group; none if its number was used before.
+    /// Opens a group's inbox; returns `None` if the group's number was used before.
     pub(crate) fn open_group(&self, group: GroupId, members: &Arc<[NodeId]>) -> Option<Inbox> {
         let mut state = self.lock();
         let (mut early, events, lost_early_frames) = state.groups.open(group, members)?;
@@ -421,24 +422,25 @@ impl Mesh {
         Some(Inbox { early, events, connected: BTreeMap::new(), lost_early_frames })
     }
 
-    /// Stops listening for a group that has ended, and tells those who ask how; its number is not used again.
+    /// Closes a group's inbox and remembers its outcome, for nodes that ask. Its number is not used again.
     pub(crate) fn conclude_group(&self, group: GroupId, ballot: Ballot, outcome: Outcome) {
         self.lock().groups.end(group, Some((ballot, outcome)));
     }
 
-    /// Stops listening for a group, however it ends, unless it has ended; its number is not used again.
+    /// Closes a group's inbox without an outcome, unless it has one. Its number is not used again.
     pub(crate) fn leave_group(&self, group: GroupId) {
         self.lock().groups.end(group, None);
     }
 
-    /// Queues a frame of a group for a node. Does nothing if the node is not connected: the group hears of that.
+    /// Queues a frame of a group for a node when there is room. Does nothing if the node is not connected: the group
+    /// gets an event of that.
     pub(crate) async fn send(&self, to: NodeId, group: GroupId, frame: GroupFrame) {
         if let Some(outgoing) = self.outbox(to) {
             outgoing.send(frame::encode_unchecked(&Frame::Group { group, frame })).await;
         }
     }
 
-    /// Queues a frame of a group at once. Does nothing if the node is not connected: the group hears of that.
+    /// Queues a frame of a group at once. Does nothing if the node is not connected: the group gets an event of that.
     pub(crate) fn post(&self, to: NodeId, group: GroupId, frame: GroupFrame) {
         self.post_frame(to, &Frame::Group { group, frame });
     }
@@ -447,7 +449,7 @@ impl Mesh {
         let state = self.lock();
         let Some(link) = state.links.get(&to) else { return };
         if let Err(PostError) = link.outgoing.post(frame::encode_unchecked(frame)) {
-            // What it misses it must not miss without noticing. Fails only if it was cut before.
+            // The node must notice that it misses a frame. Fails only if the connection was cut before.
             let _ = link.cut.try_send(FailureCause::Unresponsive { silence: self.0.detection });
         }
     }
@@ -459,10 +461,10 @@ impl Mesh {
         futures::future::join_all(flush).await;
     }
 
-    /// Says goodbye to everybody and waits until the operating system has it.
+    /// Says goodbye to all nodes and waits until the operating system has the frames.
     ///
-    /// Before, it tells how the latest groups have ended: whoever was to tell the others may have died, and this node was
-    /// perhaps the only one that it told. Groups hear no more of connections from here on.
+    /// Before that, it sends the outcomes of the latest groups: the leader may have died after it told only this node.
+    /// From here on groups get no events of connections.
     pub(crate) async fn leave(&self) {
         let leaving: Vec<Arc<Outbox>> = {
             let mut state = self.lock();
@@ -474,7 +476,7 @@ impl Mesh {
             };
             for (&node, link) in &state.links {
                 for frame in told(node).chain([Frame::Goodbye]) {
-                    // Who takes nothing any more does not hear it.
+                    // A node that takes no more frames does not get it.
                     let _ = link.outgoing.post(frame::encode_unchecked(&frame));
                 }
             }
@@ -498,9 +500,9 @@ const HANDSHAKE_LIMIT: Duration = Duration::from_secs(5);
 const DIAL_PAUSE_MIN: Duration = Duration::from_millis(5);
 /// Longest pause before a connection is tried again.
 const DIAL_PAUSE_MAX: Duration = Duration::from_secs(1);
-/// The share of the detection time for which what has arrived is read from a connection that takes nothing more.
+/// The share of the detection time for which arrived frames are read from a connection that takes no more.
 const UNREAD_SHARE: u32 = 4;
-/// Bytes that are read at once; what is longer is read to its place.
+/// Bytes to read at once; longer frames are read directly into their memory.
 const READ_BYTES: usize = 1 << 10;
 
 #[cfg(test)]

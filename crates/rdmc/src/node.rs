@@ -36,16 +36,16 @@ impl fmt::Display for NodeId {
     }
 }
 
-/// The nodes that know each other, with the addresses of their control planes.
+/// Lists the nodes that know each other, with the addresses of their control planes.
 ///
-/// All nodes of a cluster are given the same list.
+/// All nodes of a cluster need the same list.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Cluster {
     key: u128,
     nodes: BTreeMap<NodeId, String>,
     /// Names that are not the hosts of addresses.
     names: BTreeMap<NodeId, String>,
-    /// What node 0 has shown, if it has invited this one.
+    /// The credential that node 0 has shown, if it has invited this one.
     inviting: Option<Fingerprint>,
 }
 
@@ -62,19 +62,19 @@ impl Cluster {
         Self::from_parts(0, nodes)
     }
 
-    /// Sets the key that connections must show: clusters that share machines but not keys do not mix.
+    /// Sets the key that connections must show: clusters with different keys on the same machines do not mix.
     ///
-    /// The key is a safeguard against mistakes, and without [`Security`] it crosses the network unencrypted.
+    /// The key guards against mistakes alone. Without [`Security`] it crosses the network unencrypted.
     #[must_use]
     pub fn key(mut self, key: u128) -> Self {
         self.key = key;
         self
     }
 
-    /// Sets the name that must stand in a node's certificate, a DNS name or an IP address; by default the host in its
+    /// Sets the name that a node's certificate must have, a DNS name or an IP address; default: the host in its
     /// address.
     ///
-    /// Nodes with the same name can stand in for each other. Without certificates names are not looked at.
+    /// Nodes with the same name can stand in for each other. Without certificates names have no effect.
     ///
     /// # Examples
     /// ```
@@ -91,12 +91,12 @@ impl Cluster {
         self
     }
 
-    /// Returns how many nodes there are.
+    /// Returns the number of nodes.
     pub fn len(&self) -> usize {
         self.nodes.len()
     }
 
-    /// Tells whether there is no node.
+    /// Tells whether the list is empty.
     pub fn is_empty(&self) -> bool {
         self.nodes.is_empty()
     }
@@ -110,7 +110,7 @@ impl Cluster {
         Self { key, nodes, names: BTreeMap::new(), inviting: None }
     }
 
-    /// Binds node 0 to what it has shown when it invited.
+    /// Binds node 0 to the credential that it showed when it invited.
     pub(crate) fn invited_by(mut self, inviting: Option<Fingerprint>) -> Self {
         self.inviting = inviting;
         self
@@ -121,7 +121,7 @@ impl Cluster {
         self.key
     }
 
-    /// Returns what each node must show.
+    /// Returns the identity that each node must prove.
     pub(crate) fn identities(&self) -> Identities {
         let identity = |(&node, address): (&NodeId, &String)| match self.inviting {
             Some(inviting) if node == NodeId(0) => (node, Identity::Certificate(inviting)),
@@ -187,7 +187,7 @@ impl NodeBuilder {
         self
     }
 
-    /// Returns the name of the fabric that moves the bytes; none if none was set yet.
+    /// Returns the name of the fabric that moves the bytes, or `None` if none was set yet.
     pub fn fabric_name(&self) -> Option<&'static str> {
         self.fabric.as_ref().map(|fabric| fabric.capabilities().name)
     }
@@ -197,23 +197,23 @@ impl NodeBuilder {
         self.choice.as_ref()
     }
 
-    /// Returns what those who accepted an invitation have [replied](crate::Invitation::reply), if the builder came from
+    /// Returns the [replies](crate::Invitation::reply) of the invited nodes, if the builder came from
     /// [`invite`](crate::invite).
     pub fn replies(&self) -> &BTreeMap<NodeId, Bytes> {
         &self.replies
     }
 
-    /// Sets who may take part; by default everybody who reaches the port.
+    /// Sets which nodes may take part; by default all that reach the port.
     ///
-    /// A [listener](Self::listener) must have been bound with security as well. Builders that came from an invitation have
-    /// that of their listener, or of [`invite_secured`](crate::invite_secured), already.
+    /// A [listener](Self::listener) must have been bound with security as well. Builders that came from an invitation
+    /// already have the security of their listener, or of [`invite_secured`](crate::invite_secured).
     #[must_use]
     pub fn security(mut self, security: impl Into<Option<Security>>) -> Self {
         self.security = security.into();
         self
     }
 
-    /// Uses a listener that exists, instead of one at the node's own address of the cluster.
+    /// Uses an existing listener instead of one at the node's own address of the cluster.
     #[must_use]
     pub fn listener(mut self, listener: Listener) -> Self {
         self.arrivals = Some(listener.register(&self.cluster, self.me));
@@ -221,31 +221,35 @@ impl NodeBuilder {
         self
     }
 
-    /// Sets how completions are waited for; by default as the fabric prefers.
+    /// Sets how the node waits for completions; by default as the fabric prefers.
     #[must_use]
     pub fn completion_mode(mut self, mode: CompletionMode) -> Self {
         self.completion_mode = Some(mode);
         self
     }
 
-    /// Sets the most bytes the pool may hold, lent and kept; default 4 GiB. Messages longer than this cannot be
-    /// received into pool memory, nor [objects](crate::DeliveryMode::Shared) be attached. Each group has one block more.
+    /// Sets the most bytes that the pool may hold, lent and kept; default 4 GiB.
+    ///
+    /// Longer messages cannot be received into pool memory, and longer [objects](crate::DeliveryMode::Shared) cannot be
+    /// attached. Each group has one block more.
     #[must_use]
     pub fn pool_bytes_max(mut self, bytes: u64) -> Self {
         self.pool_bytes_max = bytes;
         self
     }
 
-    /// Allocates and registers `count` regions of `len` bytes at the start, so that the first messages do not wait
-    /// for it (DSN §4.2); default none.
+    /// Allocates and registers `count` regions of `len` bytes at the start; default none.
+    ///
+    /// The first messages then do not wait for it (DSN §4.2).
     #[must_use]
     pub fn preallocate(mut self, len: usize, count: usize) -> Self {
         self.preallocate = (len, count);
         self
     }
 
-    /// Sets how long [`start`](Self::start) waits for the other nodes; default 30 s, and 10 s if the builder came from an
-    /// invitation, which all of them have just accepted.
+    /// Sets how long [`start`](Self::start) waits for the other nodes; default 30 s.
+    ///
+    /// If the builder came from an invitation the default is 10 s, since all nodes have just accepted.
     #[must_use]
     pub fn connect_limit(mut self, limit: Duration) -> Self {
         self.connect_limit = limit;
@@ -256,22 +260,22 @@ impl NodeBuilder {
     /// default 2 s. Within it all members that still reach each other have learnt of it and agree.
     ///
     /// All nodes of a cluster must have the same detection time. In a cluster formed by invitation the inviting node
-    /// chooses it for all ([`InviteOptions::detection`](crate::InviteOptions::detection)), and another one given here is
-    /// refused. In a cluster given as a list each node is told here. If they differ, nothing is lost, but a node with a
-    /// shorter time may take others for dead that answer as slowly as their own time allows.
+    /// chooses it for all ([`InviteOptions::detection`](crate::InviteOptions::detection)), and another one given here
+    /// is refused. In a cluster given as a list, set it at each node. If the times differ, nothing is lost, but a node
+    /// with a shorter time may take others for dead that answer as slowly as their own time allows.
     ///
-    /// Nodes that share groups ask each other for a sign of life three times as often. A node whose program does not let
-    /// its tasks run for two fifths of the detection time, or whose machine is overloaded for so long, may be taken for
-    /// dead; its [`GroupFailure::stalled`](crate::GroupFailure::stalled) then says so. A connection that is reset is
-    /// noticed at once, whatever the detection time.
+    /// Nodes that share groups ask each other for a sign of life three times as often. A node whose program does not
+    /// let its tasks run for two fifths of the detection time, or whose machine is overloaded for so long, may be taken
+    /// for dead; its [`GroupFailure::stalled`](crate::GroupFailure::stalled) then says so. A connection that is reset
+    /// is noticed at once, whatever the detection time.
     #[must_use]
     pub fn detection(mut self, detection: Duration) -> Self {
         self.detection = detection;
         self
     }
 
-    /// Sets the completions that all queue pairs of the node can have outstanding; by default 1,048,576, or as many as
-    /// the fabric's device offers.
+    /// Sets how many completions all queue pairs of the node can have outstanding; default 1,048,576, or fewer if the
+    /// fabric's device offers fewer.
     #[must_use]
     pub fn completion_capacity(mut self, entries: u32) -> Self {
         self.completion_capacity = Some(entries);
@@ -309,15 +313,15 @@ impl NodeBuilder {
     /// Starts the node: pool, completion queue, and the mesh of connections to all other nodes.
     ///
     /// # Cancel safety
-    /// Dropping the future stops what was started.
+    /// Dropping the future stops everything that it has started.
     ///
     /// # Errors
-    /// [`StartError::Unreachable`] names the nodes that did not connect in time; [`StartError::Listen`] also says that only
-    /// one of node and listener has security; [`StartError::Detection`] and [`StartError::DetectionInvited`] refuse a
-    /// detection time.
+    /// [`StartError::Unreachable`] names the nodes that did not connect in time; [`StartError::Listen`] also says that
+    /// only one of node and listener has security; [`StartError::Detection`] and [`StartError::DetectionInvited`]
+    /// refuse a detection time.
     ///
     /// # Panics
-    /// If no fabric was set, or if its [name](rdmc_fabric::Capabilities::name) is none.
+    /// If no fabric was set, or if its [name](rdmc_fabric::Capabilities::name) is invalid.
     pub async fn start(self) -> Result<Node, StartError> {
         let fabric = self.fabric.expect("a node needs a fabric: call NodeBuilder::fabric");
         check_detection(self.detection)?;
@@ -403,9 +407,9 @@ impl fmt::Debug for NodeBuilder {
     }
 }
 
-/// One process's membership in a cluster; cheap to clone.
+/// A process's membership in a cluster; cheap to clone.
 ///
-/// It lives until the last clone and the last handle of a group of it are dropped.
+/// It lives until its last clone and the last handle of its groups are dropped.
 #[derive(Clone)]
 pub struct Node(pub(crate) Arc<NodeShared>);
 
@@ -453,10 +457,10 @@ impl Node {
         self.0.fabric.capabilities()
     }
 
-    /// Creates a group of which this node is the root, the only sender (DSN §3).
+    /// Creates a group with this node as the root, the only sender (DSN §3).
     ///
     /// All members call [`create_group`](Self::create_group) or [`join_group`](Self::join_group) with the same
-    /// specification, in any order and concurrently with any other groups; each waits for its neighbours only.
+    /// specification, in any order and concurrently with other groups. Each waits only for its neighbours.
     ///
     /// # Cancel safety
     /// Dropping the future abandons the group: the others learn that this member has left.
@@ -467,7 +471,7 @@ impl Node {
         group::sender::create(self.0.clone(), spec).await
     }
 
-    /// Joins a group as a receiver whose messages arrive in memory of the pool.
+    /// Joins a group as a receiver; its messages arrive in memory of the pool.
     ///
     /// # Cancel safety
     /// Dropping the future abandons the group: the others learn that this member has left.
@@ -478,7 +482,7 @@ impl Node {
         group::receiver::join(self.0.clone(), spec).await
     }
 
-    /// Joins a group as a receiver that supplies the memory for each message, or refuses it.
+    /// Joins a group as a receiver that supplies the memory for each message, or refuses the message.
     ///
     /// # Cancel safety
     /// Dropping the future abandons the group: the others learn that this member has left.
@@ -489,7 +493,7 @@ impl Node {
         group::receiver::join_with_offers(self.0.clone(), spec).await
     }
 
-    /// Lends `len` bytes of registered memory of unspecified content, to be filled and sent without a copy.
+    /// Lends `len` bytes of registered memory, to be filled and sent without a copy; their content is unspecified.
     ///
     /// Waits while too much of the pool is lent.
     ///
@@ -497,12 +501,12 @@ impl Node {
     /// Nothing is lent if the future is dropped.
     ///
     /// # Errors
-    /// More than the pool's limit is asked for, or the fabric refuses.
+    /// `len` exceeds the pool's limit, or the fabric refuses.
     pub async fn allocate(&self, len: usize) -> Result<BufferMut, PoolError> {
         self.0.pool.lend(len).await
     }
 
-    /// Registers memory of the application's with the fabric, such as a mapped file to receive into.
+    /// Registers the application's memory with the fabric, such as a mapped file to receive into.
     ///
     /// # Errors
     /// The fabric refuses.
@@ -510,22 +514,23 @@ impl Node {
         self.0.fabric.register(memory)
     }
 
-    /// Returns what happened so far.
+    /// Returns the node's counters.
     pub fn stats(&self) -> NodeStats {
         self.0.counters.node_stats(self.0.pool.lent_bytes(), self.0.mesh.refused())
     }
 
-    /// Takes leave of the other nodes, for all clones of this handle; returns the groups that were cut short.
+    /// Shuts the node down, for all clones of this handle; returns the groups that were cut short.
     ///
-    /// No group can be created or joined any more. What is left of the groups afterwards fails on the other members, with
-    /// this node as the cause. It ends within the limit that is given, twice the [detection](NodeBuilder::detection)
-    /// time, and a second. Handles of groups tell their end; a node that is shut down relays nothing.
+    /// No group can be created or joined any more. Groups that have not ended then fail on the other members, with this
+    /// node as the cause. The shutdown takes at most the given limit, twice the
+    /// [detection time](NodeBuilder::detection), and a second. Handles of groups return the groups' end. A node that is
+    /// shut down relays nothing.
     ///
-    /// Dropping the last handle of a node and of its groups does the same as [`Shutdown::Abort`] without waiting until the
-    /// others have been told.
+    /// Dropping the last handle of a node and of its groups does the same as [`Shutdown::Abort`], but does not wait
+    /// until the other nodes know.
     ///
     /// # Cancel safety
-    /// Some groups may not have ended and some nodes may not have been told; it can be called again, on a clone.
+    /// Some groups may not have ended, and some nodes may not know. Call it again, on a clone.
     pub async fn shutdown(self, how: Shutdown) -> Vec<GroupId> {
         let shared = &*self.0;
         let mut groups = shared.groups.close();
@@ -540,25 +545,25 @@ impl Node {
         groups.iter().for_each(|group| group.depart());
         let _ = shared.environment.timeout(LEAVE_LIMIT, shared.mesh.leave()).await;
         shared.scope.end();
-        // Some may have closed well while they were about to be left.
+        // Some may have closed well while this node was about to leave them.
         groups.retain(|group| !matches!(group.outcome(), Some(Ok(_))));
         groups.iter().map(|group| group.id()).collect()
     }
 }
 
-/// How a node takes its leave.
+/// How a node shuts down.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Shutdown {
-    /// It waits until its groups have ended, for so long at most, and leaves those that have not.
+    /// It waits until its groups have ended, up to a limit, and leaves the others.
     Drain {
-        /// How long it waits.
+        /// The longest time to wait.
         limit: Duration,
     },
     /// It leaves its groups, and tells their members so.
     Abort,
 }
 
-/// The groups that a node is in.
+/// The groups of a node.
 #[derive(Default)]
 pub(crate) struct OpenGroups(Mutex<GroupRegistry>);
 
@@ -569,7 +574,7 @@ struct GroupRegistry {
 }
 
 impl OpenGroups {
-    /// Adds a group; false if there are to be no more.
+    /// Adds a group; returns false if the node takes no more groups.
     pub(crate) fn add(&self, group: &Arc<Group>) -> bool {
         let mut registry = self.lock();
         registry.groups.retain(|_, known| known.strong_count() > 0);
@@ -579,7 +584,7 @@ impl OpenGroups {
         !registry.closed
     }
 
-    /// Lets no group in any more; returns those that are there.
+    /// Takes no more groups; returns the groups of the node.
     fn close(&self) -> Vec<Arc<Group>> {
         let mut registry = self.lock();
         registry.closed = true;
@@ -615,11 +620,11 @@ pub(crate) fn check_detection(got: Duration) -> Result<(), DetectionError> {
     if bounds.contains(&got) { Ok(()) } else { Err(DetectionError { got }) }
 }
 
-/// Completions that a node can have outstanding, where nobody says otherwise.
+/// Completions that a node can have outstanding by default.
 const COMPLETIONS_DEFAULT: u32 = 1 << 20;
-/// How long a node that starts waits for the others.
+/// How long a starting node waits for the others.
 const CONNECT_LIMIT: Duration = Duration::from_secs(30);
-/// The same among nodes of which each has just accepted an invitation.
+/// The same in a cluster formed by invitation, in which all nodes have just accepted.
 const CONNECT_INVITED_LIMIT: Duration = Duration::from_secs(10);
-/// How long the other nodes may take to be told that this one leaves.
+/// How long it may take to tell the other nodes that this one leaves.
 const LEAVE_LIMIT: Duration = Duration::from_secs(1);

@@ -1,4 +1,4 @@
-//! The pool: registered memory, bounded, reused.
+//! The pool of registered memory: bounded and reused.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
@@ -6,9 +6,9 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use rdmc_fabric::{BufferMut, Fabric, FabricError, Lender, MemoryRegion};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
-/// Registered memory that is lent and comes back when the last holder of a range drops it.
+/// Lends registered memory, which comes back when the last holder of a range drops it.
 ///
-/// Memory that came back is kept for the next lease of a similar length: it is registered and its pages are warm.
+/// Memory that came back is kept for the next lease of a similar length: it is registered, and its pages are warm.
 /// Lent and kept memory together never exceed the limit.
 #[derive(Clone)]
 pub(crate) struct Pool(Arc<PoolShared>);
@@ -28,11 +28,11 @@ struct IdleRegions {
     pages: u64,
 }
 
-/// Why a lease was refused.
+/// The pool could not lend memory.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum PoolError {
-    /// The lease is longer than the whole pool may be.
+    /// The lease is longer than the limit of the whole pool.
     #[error("{len} bytes exceed the pool's limit of {max} bytes")]
     TooLong {
         /// Bytes asked for.
@@ -77,8 +77,10 @@ impl Pool {
         Ok(shared.lease(len, pages, Some(permit))?)
     }
 
-    /// Lends memory next to the limit, without waiting: for the one block per group that arrives before the size of its
-    /// message is known. If it counted, a message could wait for memory that its own first block holds.
+    /// Lends memory that does not count towards the limit, without waiting.
+    ///
+    /// It is for the one block per group that arrives before the size of its message is known. If it counted, a message
+    /// could wait for memory that its own first block holds.
     pub(crate) fn lend_staging(&self, len: usize) -> Result<BufferMut, PoolError> {
         Ok(self.0.lease(len, size_class((len as u64).div_ceil(PAGE)), None)?)
     }
@@ -97,7 +99,7 @@ impl Pool {
         Ok(())
     }
 
-    /// Returns the most bytes that may be lent, at once or together.
+    /// Returns the most bytes that may be lent in all.
     pub(crate) fn bytes_max(&self) -> u64 {
         self.0.pages_max * PAGE
     }
@@ -185,7 +187,7 @@ impl Lender for Loan {
             pool.lent_bytes.fetch_sub(self.bytes, Ordering::Relaxed);
             pool.keep(region);
         }
-        // After the region is back, so that whoever waits finds it.
+        // After the region is back, so that a waiting task finds it.
         drop(self.permit.lock().unwrap_or_else(PoisonError::into_inner).take());
     }
 }

@@ -6,7 +6,7 @@ use futures::future::{BoxFuture, Either, select};
 use rdmc_fabric::Environment;
 use tokio::sync::watch;
 
-/// Spawns tasks that are ended when the scope is ended or dropped, at their next await.
+/// Spawns tasks that end with the scope, at their next await.
 #[derive(Debug)]
 pub(crate) struct Scope {
     environment: Arc<dyn Environment>,
@@ -22,7 +22,7 @@ impl Scope {
         self.spawner().spawn(Box::pin(task));
     }
 
-    /// Ends all tasks, and those that are spawned later.
+    /// Ends all tasks, and all that are spawned later.
     pub(crate) fn end(&self) {
         self.alive.send_replace(false);
     }

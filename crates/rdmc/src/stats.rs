@@ -1,4 +1,4 @@
-//! Counters, as plain structs.
+//! Counters as plain structs.
 
 use std::net::IpAddr;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -8,7 +8,7 @@ use std::time::Duration;
 use rdmc_fabric::{Environment, RefusalLog, RefusalSum};
 use rdmc_schedule::Rank;
 
-/// What a node has done since it started.
+/// Counts the work of a node since it started.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct NodeStats {
@@ -24,20 +24,19 @@ pub struct NodeStats {
     pub bytes_received: u64,
     /// Blocks that came corrupted, in groups that [check](crate::GroupSpec::check_blocks) them.
     pub blocks_corrupted: u64,
-    /// Of these, those that were fetched anew.
+    /// Of these, the blocks that were fetched anew.
     pub blocks_healed: u64,
-    /// Pool memory that is lent now.
+    /// Bytes of pool memory that are lent now.
     pub pool_bytes_lent: u64,
-    /// Control connections refused for what the other end showed or said; those at the node's listener, which other nodes
-    /// may use as well, are included.
+    /// Control connections that were refused. Those at the node's listener are included, even if other nodes use it.
     pub connections_refused: u64,
 }
 
-/// What a listener has done since it was bound.
+/// Counts the work of a listener since it was bound.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct ListenerStats {
-    /// Control connections refused for what the other end showed or said, or because it said nothing in time.
+    /// Control connections that were refused: for their credentials or frames, for their silence, or for lack of room.
     pub connections_refused: u64,
 }
 
@@ -67,7 +66,7 @@ impl Refusals {
         self.0.count.load(Ordering::Relaxed)
     }
 
-    /// Logs the sums of what was not logged one by one, for ever.
+    /// Logs the sums of the refusals that were not logged one by one, for ever.
     pub(crate) async fn report(self, environment: Arc<dyn Environment>) {
         loop {
             for RefusalSum { kind, from, count } in self.0.log.next_sums(&*environment).await {
@@ -82,7 +81,7 @@ impl Refusals {
     }
 }
 
-/// What one member of a group has done since the group was formed.
+/// Counts the work of one member of a group since the group was formed.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct GroupStats {
@@ -96,27 +95,27 @@ pub struct GroupStats {
     pub blocks_received: u64,
     /// Bytes of blocks received.
     pub bytes_received: u64,
-    /// Time spent with a block in hand, waiting for the next member's ready_for_block.
+    /// Time spent waiting for the next member's ready_for_block, with a block ready to send.
     pub waited_for_ready: Duration,
     /// The member that holds the others up now, if there is one; the same at all members.
     pub slow: Option<Rank>,
-    /// Time for which this member has waited for such members.
+    /// Time for which this member has waited for slow members.
     pub held_up: Duration,
     /// Blocks that came corrupted, if they are [checked](crate::GroupSpec::check_blocks).
     pub blocks_corrupted: u64,
-    /// Of these, those that were fetched anew, from the root or another member.
+    /// Of these, the blocks that were fetched anew, from the root or another member.
     pub blocks_healed: u64,
-    /// The last one that came corrupted.
+    /// The last corrupted block.
     pub last_corruption: Option<Corruption>,
     /// Members that this one exchanges blocks with.
     pub neighbours: usize,
-    /// Of these, those joined by shared memory, where the fabric chooses that for each pair of members.
+    /// Of these, the members reached by shared memory, where the fabric chooses for each pair of members.
     pub neighbours_by_shared_memory: usize,
 }
 
-/// A block that came to a member as something else than what was sent.
+/// A block that a member received corrupted.
 ///
-/// A bit changed on the way between the two, or in the memory of the one that sent it after it had been checked there.
+/// A bit changed on the way, or in the memory of the sender after it had checked the block.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Corruption {

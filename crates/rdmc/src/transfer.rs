@@ -1,8 +1,8 @@
 //! One member's part in one multicast: the heart (DSN §4.2, §4.4).
 //!
 //! A [`Transfer`] receives the blocks that the schedule names for this member, in the schedule's order, and sends the
-//! ones it names, in the schedule's order. A block is sent on when it is held, when the next member has said
-//! *ready_for_block* and when the port is about to be free; nothing else is waited for, so that members need no common
+//! blocks that it names, in the schedule's order. It sends a block when the member holds it, when the next member has
+//! sent *ready_for_block* and when the port is about to be free. It waits for nothing else, so members need no common
 //! clock.
 
 use std::sync::Arc;
@@ -35,7 +35,7 @@ pub(crate) use plan::HopPlan;
 pub(crate) use port::Port;
 pub(crate) use turn::{Turn, Turnstile};
 
-/// How a message falls into blocks.
+/// The division of a message into blocks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Shape {
     pub(crate) size: u64,
@@ -44,7 +44,7 @@ pub(crate) struct Shape {
 }
 
 impl Shape {
-    /// Cuts a message of `size` bytes; none if there are more blocks than can be counted. No bytes are one block.
+    /// Divides a message of `size` bytes; returns `None` if it has too many blocks. An empty message has one block.
     pub(crate) fn new(size: u64, block_size: u32) -> Option<Self> {
         let count = u32::try_from(size.div_ceil(u64::from(block_size)).max(1)).ok()?;
         Some(Self { size, block_size, count: BlockCount(count) })
@@ -56,31 +56,31 @@ impl Shape {
         usize::try_from(rest.min(u64::from(self.block_size))).expect("a block's length is a u32")
     }
 
-    /// Returns the place of a block's first byte in the message.
+    /// Returns the offset of a block's first byte in the message.
     pub(crate) fn offset(&self, block: BlockIndex) -> u64 {
         u64::from(block.0) * u64::from(self.block_size)
     }
 }
 
-/// Why a member cannot go on.
+/// A member cannot go on.
 #[derive(Debug)]
 pub(crate) enum TransferError {
-    /// Work towards a neighbour failed.
+    /// An operation on a neighbour's queue pair failed.
     Work { with: Rank, error: WorkError },
-    /// A member sent what no member sends.
+    /// A member violated the protocol.
     Protocol { by: Rank, what: String },
-    /// A block of a message came from a member corrupted, and nobody has it whole.
+    /// A block came corrupted from a member, and no member has it whole.
     Corrupted { by: Rank, message: u64, block: BlockIndex },
-    /// A member did not give the object of a message.
+    /// A member did not hand over the object of a message.
     Unattached { by: Rank, what: String },
-    /// This member itself cannot, or will not.
+    /// This member itself cannot, or will not, go on.
     Local(FailureCause),
 }
 
 /// A block that is to arrive.
 struct ExpectedBlock {
     receive: rdmc_schedule::Hop,
-    /// What sums it if it is checked.
+    /// Its checksum as it arrives, if blocks are checked.
     summing: Option<Arc<IncrementalChecksum>>,
 }
 
@@ -91,7 +91,7 @@ pub(crate) struct Transfer {
     shape: Shape,
     plan: HopPlan,
     blocks: Arc<Blocks>,
-    /// What the application of a receiving member waits for.
+    /// Delivers the message to a receiver's application.
     deliver: Option<oneshot::Sender<Message>>,
 }
 
@@ -107,10 +107,10 @@ impl Transfer {
         Self { group, number, shape: blocks.shape(), plan, blocks, deliver }
     }
 
-    /// Takes part until this member holds everything and has sent all it is to send.
+    /// Runs until this member holds every block and has sent every block that it is to send.
     ///
     /// The turns keep messages in order: the next one is received when all receives of this one are posted, and sent
-    /// on when all sends of this one have left. `first_is_here` if the first block arrived before its place was known.
+    /// on when all sends of this one have left. `first_is_here` if the first block has arrived already.
     pub(crate) async fn run(
         mut self,
         first_is_here: bool,
@@ -138,7 +138,7 @@ impl Transfer {
         Ok(())
     }
 
-    /// Posts the receives of the schedule, each at its block's place, as far ahead as the senders may be.
+    /// Posts the receives of the schedule, each with its block's destination, as far ahead as the senders may be.
     async fn receive_blocks(&self, first_is_here: bool, turn: Turn) -> Result<(), TransferError> {
         let mut arriving = InFlight::new(IncomingBlocks::new(self));
         let mut untold: Option<&Neighbour> = None;
@@ -149,7 +149,7 @@ impl Transfer {
                 arriving.settle().await?;
             }
             if !has_room() {
-                // One word for all grants that could be given at once.
+                // One write announces all grants that could be given at once.
                 untold.take().inspect(|neighbour| neighbour.announce_grants_if_due());
                 let occupant = ingress.occupant().unwrap_or(receive.peer);
                 let room = async {
@@ -171,7 +171,7 @@ impl Transfer {
         arriving.all().await
     }
 
-    /// Checks a block that has arrived and lets the relay have it; returns what is left to be done until it can.
+    /// Checks a block that has arrived and passes it to the relay; returns the work that is left until then, if any.
     fn take_arrived(
         &self,
         expected: ExpectedBlock,
@@ -179,7 +179,7 @@ impl Transfer {
     ) -> Result<Option<BoxFuture<'_, Result<(), TransferError>>>, TransferError> {
         let ExpectedBlock { receive: rdmc_schedule::Hop { step, peer: by, block, .. }, summing } = expected;
         let Received { buffer, len, imm } = outcome.map_err(|error| TransferError::Work { with: by, error })?;
-        // The one block whose immediate may be the message's size has been taken before the transfer began.
+        // The one block whose immediate may be the message's size was taken before the transfer began.
         let seal = imm.filter(|imm| summing.is_some() || *imm == block.0);
         let Some(seal) = seal else {
             return Err(TransferError::Protocol {
@@ -208,7 +208,7 @@ impl Transfer {
         Ok(None)
     }
 
-    /// Sums a block, and fetches it anew if it is not what was sent.
+    /// Sums a block, and fetches it anew if it is corrupted.
     async fn verify(
         &self,
         by: Rank,
@@ -231,7 +231,7 @@ impl Transfer {
         BlockIdentity { message: self.number, size: self.shape.size, block }
     }
 
-    /// Returns what a block travels with if blocks are checked.
+    /// Returns the seal with which a block travels, if blocks are checked.
     async fn seal(&self, block: BlockIndex, bytes: &Buffer) -> Result<Option<u32>, TransferError> {
         if !self.group.checks_blocks() {
             return Ok(None);
@@ -239,7 +239,7 @@ impl Transfer {
         Ok(Some(self.checksum(block, bytes).await?.seal(self.identity_of(block))))
     }
 
-    /// Returns a block's checksum. What others sent was verified when it came; the root computes its own here, once.
+    /// Returns a block's checksum. Received blocks were verified when they came; the root computes its own here, once.
     async fn checksum(&self, block: BlockIndex, bytes: &Buffer) -> Result<Checksum, TransferError> {
         checksum_of(&self.blocks, block, bytes).await
     }
@@ -249,7 +249,7 @@ impl Transfer {
         if !self.group.checks_blocks() {
             return Ok(None);
         }
-        // Not all were summed if nobody is to be sent any, or if the message was kept as a short copy.
+        // Not all were summed if this member sends none, or if the message was kept as a short copy.
         for block in (0..self.shape.count.0).map(BlockIndex) {
             if self.blocks.checksum(block).is_none() {
                 self.checksum(block, &self.blocks.held(block).await).await?;
@@ -258,7 +258,7 @@ impl Transfer {
         Ok(self.blocks.digest())
     }
 
-    /// Copies the block that came before its place was known, while the others arrive.
+    /// Copies the block that came before its destination was known, while the others arrive.
     ///
     /// Until then it is relayed from where it is.
     async fn copy_first_block(&self) -> Result<(), TransferError> {
@@ -279,7 +279,7 @@ impl Transfer {
         let mut sends = self.plan.sends(self.group.rank()).peekable();
         while let Some(send) = sends.next() {
             let (neighbour, egress) = (self.group.neighbour(send.peer), self.group.egress());
-            // What was sent to this one before leaves at the latest when this one has to wait.
+            // Blocks sent to this neighbour before leave at the latest when this one has to wait.
             let (block, waited_for_block) = match self.blocks.if_held(send.block) {
                 Some(block) => (block, Duration::ZERO),
                 None => {
@@ -335,13 +335,13 @@ impl Transfer {
         leaving.all().await
     }
 
-    /// Notes that a neighbour has taken a block.
+    /// Notes that a neighbour has received a block.
     fn block_sent(&self, to: Rank, outcome: Result<(), WorkError>) -> Result<(), TransferError> {
         self.group.pace().block_taken(to, 1, || self.group.now());
         outcome.map_err(|error| TransferError::Work { with: to, error })
     }
 
-    /// Awaits what may fail and returns how long it took, and notes for whom that is.
+    /// Awaits `wait`, which is for a neighbour, and returns how long it took.
     async fn waiting(
         &self,
         what: WaitReason,
@@ -353,7 +353,7 @@ impl Transfer {
     }
 }
 
-/// Returns the checksum of a block, whose bytes are looked at unless it is known.
+/// Returns the checksum of a block; computes it if it is not known.
 pub(crate) async fn checksum_of(blocks: &Blocks, block: BlockIndex, bytes: &Buffer) -> Result<Checksum, TransferError> {
     if let Some(checksum) = blocks.checksum(block) {
         return Ok(checksum);

@@ -1,4 +1,4 @@
-//! Futures that are polled only when somebody has woken them.
+//! Futures that are polled only when they were woken.
 
 use std::pin::Pin;
 use std::sync::Arc;
@@ -9,18 +9,18 @@ use futures::task::AtomicWaker;
 
 /// Polls a future for the first time, and after that only if it was woken.
 ///
-/// A task that waits for several things at once polls all of them whenever one moves, at a member with every block. What
-/// seldom moves, but takes long to say that it has not, is put in here.
+/// A task that waits for several futures polls all of them whenever one makes progress: at a member, with every block.
+/// This wrapper is for futures that seldom make progress but take long to poll.
 pub(crate) struct WhenWoken<F> {
     future: F,
     wakes: Arc<WakeFlags>,
-    /// Of `wakes`, as the future is to have it.
+    /// The waker of `wakes`, for the future.
     waker: Waker,
 }
 
 struct WakeFlags {
     woken: AtomicBool,
-    /// Whoever is to be woken looks by itself before it sleeps.
+    /// The task that is to be woken checks the flag by itself before it sleeps.
     looking: AtomicBool,
     task: AtomicWaker,
 }
@@ -43,7 +43,7 @@ impl<F: Future + Unpin> Future for WhenWoken<F> {
 
     fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<F::Output> {
         let this = &mut *self;
-        // First, so that a wake after the look at the flag reaches the task.
+        // First, so that a wake after the check of the flag reaches the task.
         this.wakes.task.register(cx.waker());
         if !this.wakes.woken.swap(false, Ordering::AcqRel) {
             return Poll::Pending;
@@ -52,9 +52,9 @@ impl<F: Future + Unpin> Future for WhenWoken<F> {
     }
 }
 
-/// Waits for one thing, which is polled only if it was woken, beside others whose progress may wake it.
+/// Waits for one future, which is polled only if it was woken, beside others whose progress may wake it.
 ///
-/// Were it woken in the ordinary way, a task that brings about what it waits for itself would be polled once more, for nothing.
+/// With ordinary wakes, a task whose own work completes the future would be polled once more, for nothing.
 pub(crate) struct WokenWait {
     wakes: Arc<WakeFlags>,
     waker: Waker,
@@ -66,7 +66,7 @@ impl WokenWait {
         Self { waker: wakes.clone().into(), wakes }
     }
 
-    /// Waits for `wanted`; until then `others` is called again and again, until it has nothing to do.
+    /// Waits for `wanted`; until then calls `others` again and again, each time until it has nothing to do.
     pub(crate) async fn wait<T, E>(
         &mut self,
         wanted: impl Future<Output = T>,
@@ -84,7 +84,7 @@ impl WokenWait {
                 }
                 // If it wakes itself while it is polled, it gives way to other tasks.
                 let gives_way = woken && self.wakes.woken.load(Ordering::Acquire);
-                // All that is there: what is waited for may then be there several times.
+                // All that are ready, since several may complete what is waited for.
                 while let Poll::Ready(Some(done)) = others(cx) {
                     if let Err(error) = done {
                         return Poll::Ready(Err(error));
@@ -103,7 +103,7 @@ impl WokenWait {
         .await
     }
 
-    /// Ends a look, unless there was a wake in it.
+    /// Stops looking, unless there was a wake meanwhile; returns whether it stopped.
     fn ends(&self) -> bool {
         self.wakes.looking.store(false, Ordering::SeqCst);
         let sleeps = !self.wakes.woken.load(Ordering::SeqCst);
@@ -118,7 +118,7 @@ impl Wake for WakeFlags {
     }
 
     fn wake_by_ref(self: &Arc<Self>) {
-        // In one order with what `WokenWait::ends` does: either it sees the one, or this sees the other.
+        // In one order with the operations of `WokenWait::ends`: either it sees the first, or this sees the second.
         self.woken.store(true, Ordering::SeqCst);
         if !self.looking.load(Ordering::SeqCst) {
             self.task.wake();

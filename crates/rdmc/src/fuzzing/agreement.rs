@@ -1,4 +1,4 @@
-//! One member of a group whose others say and do whatever bytes say.
+//! One member of a group; bytes determine what the other members send and do.
 
 use std::time::Duration;
 
@@ -9,7 +9,7 @@ use crate::failure::FailureCause;
 use crate::group::agreement::frame::{Ballot, EndFrame, Evidence, Outcome, Report};
 use crate::group::agreement::{Agreement, Patience};
 
-/// What happens to the member.
+/// An event at the member.
 #[derive(Debug, Serialize, Deserialize)]
 enum Event {
     Hear(u8, EndFrame),
@@ -23,10 +23,10 @@ enum Event {
     Confirm,
 }
 
-/// Plays what bytes say: the number of members, this one's rank, and events.
+/// Plays the events that bytes encode, after the number of members and this one's rank.
 ///
 /// # Panics
-/// If the member does what no member may.
+/// If the member violates an invariant.
 pub fn play(bytes: &[u8]) {
     let [members, me, rest @ ..] = bytes else { return };
     let mut rest: &[u8] = rest;
@@ -53,7 +53,7 @@ pub fn play(bytes: &[u8]) {
         assert!(decided.is_none() || agreement.stopped());
     }
     if agreement.stopped() && decided.is_none() {
-        // Nobody answers any more: it ends by itself.
+        // No member answers any more: it ends by itself.
         while agreement.outcome().is_none() {
             let at = agreement.deadline().expect("one that has stopped gives up some day");
             now = now.max(at);
@@ -64,7 +64,7 @@ pub fn play(bytes: &[u8]) {
 }
 
 fn step(agreement: &mut Agreement, event: Event, me: u32, members: u32, now: Timestamp) {
-    // Nobody hears of itself, and roles are types.
+    // No member receives its own frames, and roles are types.
     let rank = |rank: u8| (me + 1 + u32::from(rank) % (members - 1).max(1)) % members;
     let is_about_others = matches!(event, Event::Hear(..) | Event::Lose(_) | Event::Reconnect(_) | Event::Accuse(_));
     match event {

@@ -1,20 +1,21 @@
-//! How the members of a group agree on its end: closed, with every message everywhere, or failed.
+//! The agreement of a group's members on its end: closed, with every message at every member, or failed.
 //!
-//! There is one outcome, and whoever learns it learns the same. It is brought about as in Paxos. A member *leads* a
-//! *ballot*: it has the others promise to take no lower one, and report; it proposes an outcome, that of the highest
-//! ballot which one of them has accepted, if there is one; when they have accepted it, it is decided.
+//! There is one outcome, the same for all members. They agree on it as in Paxos. A member *leads* a *ballot*. It asks
+//! the others to promise to accept no lower one, and to report. It proposes an outcome: that of the highest ballot
+//! which one of them has accepted, if there is one. When they have accepted it, it is decided.
 //!
-//! - Ballot zero is the root's. When all members have confirmed that they have everything, it proposes that the group is
-//!   closed, without asking for promises.
-//! - Who has evidence of trouble *wedges*: it does no further work in the group and tells all others, who do the same.
-//!   The lowest rank from which most members can be reached leads. Its verdict names those it cannot reach, those who
-//!   said that they cannot go on, and, where two members accuse each other, the fewest that explain all that was said.
+//! - Ballot zero is the root's. When all members have confirmed that they have every message, the root proposes that
+//!   the group is closed, without asking for promises.
+//! - A member with evidence of a failure *wedges*: it does no further work in the group and tells all others, which do
+//!   the same. The lowest rank that can reach most members leads. Its verdict names the members that it cannot reach
+//!   and those that declared that they cannot go on. Where members accuse each other, it names the fewest that explain
+//!   all accusations.
 //! - A group is closed only if a *quorum* accepts that: more than half of the members, or half of them with the root. A
 //!   minority that is cut off never reports success. A failure needs the members that can be reached.
-//! - All that was promised and accepted stays until the group is forgotten; nodes answer for groups that have ended.
+//! - Promises and accepted outcomes stay until the group is forgotten; nodes answer for groups that have ended.
 //!
-//! This is a state machine without a clock or a network: [`Agreement`] takes what happens and what others say, and gives
-//! back what is to be sent ([`take_frames`](Agreement::take_frames)) and when it wants to be asked again.
+//! This is a state machine without a clock or a network. [`Agreement`] takes events and frames. It returns the frames
+//! to send ([`take_frames`](Agreement::take_frames)) and the time of its next turn ([`deadline`](Agreement::deadline)).
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::time::Duration;
@@ -46,21 +47,21 @@ pub(crate) struct Agreement {
     records: VecDeque<MessageRecord>,
     /// The digests of the messages that this member has.
     digests: DigestChain,
-    /// That of all messages, as the root has it; none if there are none.
+    /// The root's digest of all messages; `None` if messages have no digests.
     roots_digest: Option<Digest>,
-    /// What members have against themselves and others, by who says so.
+    /// The evidence of members against themselves and others, by the member that gave it.
     evidence: BTreeMap<u32, Evidence>,
     /// Members that are not in the group, or not yet.
     absent: BTreeSet<u32>,
     silence: SilenceTracker,
     wedged: bool,
-    /// The first member that spoke of trouble.
+    /// The first member that reported a failure.
     alarmed_by: Option<u32>,
     promised: Ballot,
     accepted: Accepted,
     lead: Option<Lead>,
     decided: Option<(Ballot, Outcome)>,
-    /// When it may lead again, after it was outbid.
+    /// When it may lead again after it was outbid.
     retry_at: Timestamp,
     /// When to ask the others again.
     ask_at: Timestamp,
@@ -71,12 +72,12 @@ pub(crate) struct Agreement {
 /// How long an agreement waits for others.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Patience {
-    /// How long one that leads waits for the picture to become clearer: a minority for word from the others, anybody for
-    /// its own connections to those that others have lost.
+    /// How long a leader waits for further evidence: a minority for frames of the others, any leader for its own
+    /// connections to members that others have lost.
     pub(crate) settling: Duration,
-    /// How long one that was outbid waits for the other's outcome.
+    /// How long a leader that was outbid waits for the other's outcome.
     pub(crate) outbid: Duration,
-    /// How long it may take in all, from the first sign of trouble.
+    /// How long the agreement may take in all, from the first evidence of a failure.
     pub(crate) all: Duration,
 }
 
@@ -106,7 +107,7 @@ impl Agreement {
         }
     }
 
-    /// Begins with the first `messages` messages, which every member has, and what is known of them.
+    /// Begins after the first `messages` messages, which every member has, with their records.
     pub(crate) fn continuing(mut self, messages: u64, records: impl IntoIterator<Item = MessageRecord>) -> Self {
         self.progress.begun = messages;
         self.progress.held = messages;
@@ -115,9 +116,9 @@ impl Agreement {
         self
     }
 
-    // What this member does.
+    // Progress of this member.
 
-    /// Notes that a message has begun, in order; false if this member is to do no further work.
+    /// Notes that a message has begun, in order; returns false if this member does no further work.
     pub(crate) fn begin(&mut self, size: u64) -> bool {
         if self.stopped() {
             return false;
@@ -130,7 +131,7 @@ impl Agreement {
         true
     }
 
-    /// Notes that this member has one message more, in order; false if it is too late: others were told that it has not.
+    /// Notes that this member has one message more, in order; returns false if others already know that it does not.
     pub(crate) fn hold(&mut self) -> bool {
         if self.stopped() {
             return false;
@@ -140,7 +141,7 @@ impl Agreement {
         true
     }
 
-    /// Notes the digest of a message that this member has, in whatever order; none if messages have none.
+    /// Notes the digest of a message that this member has, in any order; `None` if messages have no digests.
     pub(crate) fn note_digest(&mut self, message: u64, digest: Option<Digest>) {
         let Some(digest) = digest else { return };
         self.digests.add(message, digest);
@@ -159,7 +160,8 @@ impl Agreement {
         self.advance(now);
     }
 
-    /// At another member: confirms that it has everything, the same as the root, and that its application agrees to the end.
+    /// At another member: confirms that it has the same messages as the root, and that its application agrees to the
+    /// end.
     pub(crate) fn confirm(&mut self, now: Timestamp) {
         let Some(messages) = self.progress.messages.filter(|_| !self.stopped()) else { return };
         if self.digests.of(messages) != self.roots_digest {
@@ -170,9 +172,9 @@ impl Agreement {
         self.advance(now);
     }
 
-    // What goes wrong.
+    // Failures.
 
-    /// This member cannot go on.
+    /// Declares that this member cannot go on.
     pub(crate) fn declare(&mut self, cause: FailureCause, now: Timestamp) {
         if self.decided.is_none() {
             self.evidence.entry(self.me).or_default().own.get_or_insert(cause);
@@ -180,7 +182,7 @@ impl Agreement {
         }
     }
 
-    /// This member leaves the mesh, whether there is an outcome or not: it knows of itself only why the group is over.
+    /// Ends the agreement here, since this node leaves the mesh. Without an outcome it knows only its own cause.
     pub(crate) fn depart(&mut self) {
         if self.decided.is_none() {
             let own = self.evidence.entry(self.me).or_default().own.get_or_insert(FailureCause::Abandoned).clone();
@@ -191,7 +193,7 @@ impl Agreement {
         }
     }
 
-    /// The control connection to a member was lost.
+    /// Notes that the control connection to a member was lost.
     pub(crate) fn lose(&mut self, rank: u32, cause: FailureCause, now: Timestamp) {
         if self.decided.is_some() || rank == self.me || self.has_lost(rank) {
             return;
@@ -202,7 +204,7 @@ impl Agreement {
         self.alarm(now);
     }
 
-    /// The control connection to a member was made anew: what was said when there was none is said again.
+    /// Notes that the control connection to a member was made anew; repeats the frames of the time without it.
     pub(crate) fn reconnect(&mut self, rank: u32, now: Timestamp) {
         if !self.wedged || self.decided.is_some() {
             return;
@@ -213,7 +215,7 @@ impl Agreement {
         self.advance(now);
     }
 
-    /// Something is wrong with members. What follows from trouble that is known proves nothing.
+    /// Accuses members. After the group has stopped, further errors prove nothing.
     pub(crate) fn accuse(&mut self, accused: impl IntoIterator<Item = (u32, FailureCause)>, now: Timestamp) {
         if self.stopped() {
             return;
@@ -227,11 +229,11 @@ impl Agreement {
         self.alarm(now);
     }
 
-    /// Does what is due now.
+    /// Does the work that is due now.
     pub(crate) fn elapse(&mut self, now: Timestamp) {
         if self.wedged && self.decided.is_none() && now >= self.ask_at {
             self.count_out_silent(now);
-            // Whoever was to tell the outcome may have learnt it elsewhere and ended; and frames may have been lost.
+            // The member that was to send the outcome may have ended; and frames may have been lost.
             self.ask_at = now + self.patience.outbid;
             self.send_all(&EndFrame::Wedged(self.own_evidence()));
             self.repeat(|_| true);
@@ -239,12 +241,12 @@ impl Agreement {
         self.advance(now);
     }
 
-    // What others say.
+    // Frames.
 
     /// Takes a frame.
     ///
     /// # Errors
-    /// What is wrong with it.
+    /// How the frame violates the protocol.
     pub(crate) fn receive(&mut self, from: u32, frame: EndFrame, now: Timestamp) -> Result<(), &'static str> {
         if let Some((ballot, outcome)) = self.decided.clone() {
             if frame.wants_the_outcome() {
@@ -308,14 +310,14 @@ impl Agreement {
         Ok(())
     }
 
-    // What comes of it.
+    // Results.
 
-    /// Takes the frames that are to be sent, in order, with the ranks they are for.
+    /// Takes the frames to send, in order, with the ranks of their receivers.
     pub(crate) fn take_frames(&mut self) -> Vec<(u32, EndFrame)> {
         std::mem::take(&mut self.outgoing)
     }
 
-    /// Returns when [`elapse`](Self::elapse) is to be called, if nothing happens before.
+    /// Returns when to call [`elapse`](Self::elapse), if nothing happens before.
     pub(crate) fn deadline(&self) -> Option<Timestamp> {
         if self.decided.is_some() || !self.wedged {
             return None;
@@ -328,7 +330,7 @@ impl Agreement {
         lead.into_iter().chain(self.give_up_at).chain([self.ask_at]).min()
     }
 
-    /// Tells whether this member is to do no further work in the group.
+    /// Tells whether this member does no further work in the group.
     pub(crate) fn stopped(&self) -> bool {
         self.wedged || self.decided.is_some()
     }
@@ -348,7 +350,7 @@ impl Agreement {
         self.progress.messages
     }
 
-    /// Returns the outcome and the ballot that brought it, once there is one.
+    /// Returns the outcome and its ballot, once there is one.
     pub(crate) fn outcome(&self) -> Option<&(Ballot, Outcome)> {
         self.decided.as_ref()
     }
@@ -360,7 +362,7 @@ impl Agreement {
 
     // Wedging.
 
-    /// Stops, if that has not happened, and tells all others what this member knows.
+    /// Stops, if that has not happened, and sends this member's evidence to all others.
     fn alarm(&mut self, now: Timestamp) {
         self.wedge(now);
         self.send_all(&EndFrame::Wedged(self.own_evidence()));
@@ -387,7 +389,7 @@ impl Agreement {
             self.send(from, EndFrame::Gather { ballot });
         }
         if self.wedge(now) {
-            // Whoever told this member may die before it has told all.
+            // The member that told this one may die before it has told all.
             self.alarm(now);
         }
     }
@@ -426,7 +428,8 @@ impl Agreement {
         };
         let overtaken = !outcome.is_of_quorum() && self.accepted.all().any(overtakes);
         if overtaken {
-            // Who leads this minority was told that this member has accepted something else, and may have decided it.
+            // The leader of that higher ballot knows that this member has accepted its outcome, and may have decided
+            // it.
             return;
         }
         if let Outcome::Failed(verdict) = &outcome {
@@ -439,7 +442,7 @@ impl Agreement {
             }
         }
         let lead = self.lead.take();
-        // Who has accepted something in a ballot of this member takes its word for no lower one.
+        // A member that has accepted an outcome in a ballot of this member takes none of a lower one.
         let ballot = lead.as_ref().map_or(ballot, |lead| ballot.max(lead.ballot()));
         if lead.is_some() {
             self.send_all(&EndFrame::Decided { ballot, outcome: outcome.clone() });
@@ -447,7 +450,7 @@ impl Agreement {
         self.decided = Some((ballot, outcome));
     }
 
-    /// Says what is wrong with a frame, if anything is.
+    /// Checks that a frame does not violate the protocol.
     fn check(&self, from: u32, frame: &EndFrame) -> Result<(), &'static str> {
         let leads = |ballot: &Ballot| ballot.leader == from && ballot.attempt <= ATTEMPTS_MAX;
         let right = match frame {
@@ -514,7 +517,7 @@ impl Agreement {
         (0..self.members).filter(move |rank| *rank != me)
     }
 
-    /// Tells whether an answer can be expected of a member.
+    /// Tells whether a member is expected to answer.
     fn is_reachable(&self, rank: u32) -> bool {
         !self.has_lost(rank) && !self.absent.contains(&rank) && !self.silence.is_counted_out(rank)
     }
@@ -541,21 +544,21 @@ impl Evidence {
 }
 
 impl EndFrame {
-    /// Tells whether who says this has not learnt the outcome.
+    /// Tells whether the member that sends this does not know the outcome.
     pub(crate) fn wants_the_outcome(&self) -> bool {
         matches!(self, Self::Wedged(_) | Self::Gather { .. } | Self::Propose { .. })
     }
 }
 
-/// Most attempts of all members together: each waits longer than the one before it can take, so there are few.
+/// Most attempts of all members together. A leader waits longer than the attempt before can take, so there are few.
 const ATTEMPTS_MAX: u32 = 1 << 30;
 /// Longest text of a cause in bytes: a reason has a thousand characters at most.
 const TEXT_LEN_MAX: usize = 4 << 10;
 /// The root's rank.
 const ROOT: u32 = 0;
-/// Messages whose sizes and digests are remembered.
+/// Most messages whose sizes and digests are remembered.
 pub(crate) const RECORDS_MAX: usize = 64 << 10;
-/// Of these, how many are reported when the group fails: the latest.
+/// Most of these that are reported when the group fails: the latest.
 const RECORDS_REPORTED_MAX: usize = 128;
 
 #[cfg(test)]

@@ -1,9 +1,9 @@
-//! Messages of which receivers have parts already: only what they lack travels.
+//! Messages of which receivers have parts already: only the missing blocks travel.
 //!
 //! The root announces a message. Each other member answers with the checksums of the blocks in the memory that its
-//! application gave, if that may hold some of them; the root compares these with its own, and tells everybody which blocks
-//! each member has. From that all plan who sends what to whom, as after a failure. So a block is relied on only if it is
-//! the root's, wherever it comes from.
+//! application gave, if that may hold some of them. The root compares these with its own, and tells all members which
+//! blocks each member has. From that all compute the same [`Repair`], as after a failure. So a block is used only if it
+//! equals the root's, whichever member it comes from.
 
 use std::collections::BTreeMap;
 use std::sync::{Mutex, MutexGuard};
@@ -16,36 +16,37 @@ use crate::mesh::frame::GroupFrame;
 use crate::sync::lock;
 use crate::transfer::{Blocks, Checksum, HopPlan, Shape, TransferError, checksum_of};
 
-/// What members have said of messages that are about to begin.
+/// The answers of members about messages that are about to begin.
 #[derive(Default)]
 pub(super) struct Delta(Mutex<DeltaState>);
 
 #[derive(Default)]
 struct DeltaState {
-    /// At the root: the messages that were announced, until all have answered.
+    /// At the root: the announced messages, until all members have answered.
     asked: BTreeMap<u64, PendingComparison>,
-    /// At another member: the message that it has answered for.
+    /// At another member: the message for which it has answered.
     answered: Option<AnsweredMessage>,
 }
 
-/// A message that was announced.
+/// An announced message, for which answers are due.
 struct PendingComparison {
     blocks: BlockCount,
     answers: Vec<BlockChecksums>,
     complete: oneshot::Sender<ChecksumsByRank>,
 }
 
-/// What a member has said of a message so far.
+/// A member's answer so far.
 #[derive(Clone, Default)]
 struct BlockChecksums {
     checksums: Vec<u8>,
     is_whole: bool,
 }
 
-/// The checksums of the blocks that members have, by rank, each [`CHECKSUM_LEN`] bytes; none of a member that has nothing.
+/// The checksums of the blocks that members have, by rank, each [`CHECKSUM_LEN`] bytes; empty if a member has no
+/// blocks.
 pub(super) type ChecksumsByRank = Vec<Vec<u8>>;
 
-/// A message of which this member waits to hear who has what.
+/// A message for which this member waits to learn which blocks each member has.
 struct AnsweredMessage {
     message: u64,
     blocks: BlockCount,
@@ -53,7 +54,7 @@ struct AnsweredMessage {
     complete: oneshot::Sender<Vec<BlockSet>>,
 }
 
-/// How a message begins at a member that was asked what it has.
+/// How a message begins at a member that has reported its blocks.
 pub(super) struct DeltaStart {
     pub(super) plan: HopPlan,
     /// The blocks that are here, with their checksums.
@@ -69,7 +70,7 @@ impl Delta {
 // At the root.
 
 impl Group {
-    /// Announces a message, and returns what comes when all have answered.
+    /// Announces a message; the answers come when all members have answered.
     pub(super) fn ask_for_parts(&self, message: u64, shape: Shape) -> oneshot::Receiver<ChecksumsByRank> {
         let (complete, answers) = oneshot::channel();
         let mut all = vec![BlockChecksums::default(); self.members.len()];
@@ -83,10 +84,10 @@ impl Group {
         answers
     }
 
-    /// Takes what a member says before a message begins.
+    /// Takes a frame about a message that is about to begin.
     ///
     /// # Errors
-    /// What is wrong with it.
+    /// How the frame violates the protocol.
     pub(super) fn receive_delta_frame(&self, from: Rank, frame: GroupFrame) -> Result<(), &'static str> {
         match frame {
             GroupFrame::Have { message, checksums, is_whole } => self.receive_have(from, message, &checksums, is_whole),
@@ -101,7 +102,7 @@ impl Group {
         {
             let mut state = self.delta.lock();
             let asked =
-                state.asked.get_mut(&message).ok_or("says what it has of a message that is not about to begin")?;
+                state.asked.get_mut(&message).ok_or("reports blocks of a message that is not about to begin")?;
             let answer = &mut asked.answers[from.index()];
             let len = answer.checksums.len() + checksums.len();
             let all = asked.blocks.get() as usize * CHECKSUM_LEN;
@@ -110,7 +111,7 @@ impl Group {
                 || (is_whole && len != all && len != 0)
                 || asked.blocks.get() > COMPARED_MAX && len != 0
             {
-                return Err("says something else than what it has of a message");
+                return Err("reports more or fewer blocks than a message has");
             }
             answer.checksums.extend(checksums);
             answer.is_whole = is_whole;
@@ -124,12 +125,12 @@ impl Group {
         if state.asked.get(&message).is_some_and(|asked| asked.answers.iter().all(|answer| answer.is_whole))
             && let Some(asked) = state.asked.remove(&message)
         {
-            // Nobody waits if the group has failed.
+            // Fails only if the group has failed.
             let _ = asked.complete.send(asked.answers.into_iter().map(|answer| answer.checksums).collect());
         }
     }
 
-    /// Waits for what members have of a message, compares it with its blocks, and tells everybody.
+    /// Waits for the answers of all members, compares them with the message, and tells all members the result.
     pub(super) async fn begin_delta(
         &self,
         message: u64,
@@ -161,12 +162,12 @@ impl Group {
         Ok(self.plan_delta(shape, &had))
     }
 
-    /// Plans the transfer of a message of which members have these blocks: all come to the same.
+    /// Plans the hops of a message of which members have these blocks; all members compute the same plan.
     fn plan_delta(&self, shape: Shape, had: &[BlockSet]) -> HopPlan {
         let nothing = had.iter().zip(0..).all(|(had, rank)| Rank(rank).is_root() || had.is_empty());
         let lacking: u64 =
             had.iter().map(|had| u64::from(shape.count.get() - had.len().get().min(shape.count.get()))).sum();
-        // What is too much to be planned while others wait is sent as if nobody had anything.
+        // If planning takes too long while others wait, the message is sent as if no member had any block.
         let repair = (!nothing && lacking <= LACKING_MAX).then(|| Repair::new(had));
         match repair {
             Some(Ok(repair)) => HopPlan::Repair(repair),
@@ -178,7 +179,8 @@ impl Group {
 // At the other members.
 
 impl Group {
-    /// Tells the root what is in `memory` already, if anything may be, and waits to hear who has what.
+    /// Reports to the root which blocks are in `memory`, if it may hold any, and waits to learn which blocks each
+    /// member has.
     pub(super) async fn report_parts(
         &self,
         message: u64,
@@ -213,7 +215,7 @@ impl Group {
         let Ok(had) = had.await else { return std::future::pending().await };
         let mine = &had[self.rank.index()];
         if checksums.is_empty() && !mine.is_empty() {
-            let what = "says that a member has what it has not".to_owned();
+            let what = "says that a member has blocks that it does not have".to_owned();
             return Err(TransferError::Protocol { by: Rank::ROOT, what });
         }
         let plan = self.plan_delta(shape, &had);
@@ -224,24 +226,24 @@ impl Group {
         Ok(DeltaStart { here: here.map(|(checksum, block)| (block, checksum)).collect(), plan })
     }
 
-    /// Takes the root's word for what a member has of a message.
+    /// Takes the root's report of the blocks that a member has.
     fn receive_parts(&self, message: u64, member: u32, blocks: &[u8]) -> Result<(), &'static str> {
         let mut state = self.delta.lock();
         let answered = state.answered.as_mut().filter(|answered| answered.message == message);
-        let answered = answered.ok_or("says who has what of a message that is not about to begin")?;
-        let blocks = BlockSet::decode(answered.blocks, blocks).map_err(|_| "says who has what in a malformed way")?;
+        let answered = answered.ok_or("reports a member's blocks of a message that is not about to begin")?;
+        let blocks = BlockSet::decode(answered.blocks, blocks).map_err(|_| "reports malformed blocks of a member")?;
         match answered.had.get_mut(Rank(member).index()) {
             Some(had) if had.is_empty() => *had = blocks,
-            _ => return Err("says twice what a member has, or of one that is none"),
+            _ => return Err("reports a member's blocks twice, or those of a rank without a member"),
         }
         Ok(())
     }
 
-    /// Hears that a message begins.
+    /// Notes that a message begins.
     fn receive_begin(&self, message: u64) -> Result<(), &'static str> {
         let answered = self.delta.lock().answered.take_if(|answered| answered.message == message);
         let answered = answered.ok_or("begins a message that is not about to begin")?;
-        // Nobody waits if the group has failed.
+        // Fails only if the group has failed.
         let _ = answered.complete.send(answered.had);
         Ok(())
     }
@@ -251,7 +253,7 @@ impl Group {
 const CHECKSUM_LEN: usize = 16;
 /// Most bytes of checksums in a frame.
 const ANSWER_PIECE: usize = 512 << 10;
-/// Most blocks of a message of which a member tells what it has: its answer is 1 MiB.
+/// Most blocks of a message for which a member reports its blocks: the answer is 1 MiB.
 const COMPARED_MAX: u32 = 1 << 16;
 /// Most blocks that all members together may lack for a repair: it is planned in about a second.
 const LACKING_MAX: u64 = 1 << 20;

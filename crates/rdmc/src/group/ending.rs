@@ -1,4 +1,4 @@
-//! The end of a group: what ties its [`Agreement`] to the mesh and to those who wait.
+//! The end of a group: connects its [`Agreement`] to the mesh and to the tasks that wait for the end.
 
 use std::collections::BTreeMap;
 use std::sync::atomic::Ordering;
@@ -27,7 +27,7 @@ use crate::woken::WhenWoken;
 /// How a group ended.
 pub(crate) type GroupResult = Result<Certificate, GroupFailure>;
 
-/// The end of a group, as one member sees it coming.
+/// The end of a group, from the view of one member.
 pub(super) struct GroupEnd {
     state: Mutex<EndState>,
     status: watch::Sender<EndStatus>,
@@ -41,7 +41,7 @@ struct EndState {
     concluded: bool,
 }
 
-/// What others wait for.
+/// The state of the end that other tasks wait for.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 struct EndStatus {
     /// All messages of the group, once the root closes it.
@@ -72,25 +72,25 @@ impl GroupEnd {
 }
 
 impl Group {
-    // What this member does.
+    // Progress of this member.
 
-    /// Notes that a message has begun. Waits for ever if no further work is to be done.
+    /// Notes that a message has begun. Waits for ever if the group does no further work.
     pub(crate) async fn begin(&self, size: u64) {
         if !self.act(|state, _| state.agreement.begin(size)) {
             std::future::pending::<()>().await;
         }
     }
 
-    /// At the root, whose messages are whole when they begin: notes that.
+    /// At the root: notes that a message has begun, and that the root has it whole.
     pub(crate) async fn begin_whole(&self, size: u64) {
         self.begin(size).await;
         self.act(|state, _| state.agreement.hold());
         self.report_held(size);
     }
 
-    /// Hands a message that is whole, or what it describes, to the application, after those before it.
+    /// Delivers a whole message, or the object that it describes, to the application, after the messages before it.
     ///
-    /// Once others may have been told that this member does not have it, the application does not get it either.
+    /// Once others may know that this member does not have it, the application does not get it either.
     pub(crate) fn deliver(
         &self,
         to: oneshot::Sender<Message>,
@@ -108,15 +108,14 @@ impl Group {
                     break;
                 }
                 let (to, message) = next.remove();
-                // Nobody may wait any more.
+                // Fails only if the application no longer waits.
                 let _ = to.send(message);
             }
         });
         self.report_held(bytes);
     }
 
-    /// Lets the root know how many messages are here, the latest of so many bytes; at the root, all others how many
-    /// everybody has.
+    /// Reports to the root how many messages are here, the latest of so many bytes; at the root, notes it for itself.
     fn report_held(&self, bytes: u64) {
         if !self.retained.keeps() {
             return;
@@ -129,7 +128,7 @@ impl Group {
         }
     }
 
-    /// At the root: notes how many messages a member has.
+    /// At the root: notes how many messages a member has; announces how many all members have, if that is more.
     fn note_held(&self, member: Rank, messages: u64) {
         if let Some(stable) = self.retained.note_held(member, messages) {
             for &other in &self.members[1..] {
@@ -138,7 +137,7 @@ impl Group {
         }
     }
 
-    /// At the root: takes a member's word for how many messages it has.
+    /// At the root: takes a member's report of how many messages it has.
     pub(super) fn receive_held(&self, from: Rank, messages: u64) -> Result<(), &'static str> {
         if messages > self.end.lock().agreement.begun().max(self.prior.begun) {
             return Err("says that it has messages that were not begun");
@@ -147,16 +146,16 @@ impl Group {
         Ok(())
     }
 
-    /// At another member: takes the root's word for how many messages everybody has.
+    /// At another member: takes the root's announcement of how many messages all members have.
     pub(super) fn receive_stable(&self, messages: u64) -> Result<(), &'static str> {
         if messages > self.end.lock().agreement.held() {
-            return Err("says that everybody has messages that this member has not");
+            return Err("announces as held by all a message that this member does not have");
         }
         self.retained.release(messages);
         Ok(())
     }
 
-    /// Notes the digest of a message that is whole, if there is one.
+    /// Notes the digest of a whole message, if there is one.
     pub(crate) fn note_digest(&self, message: u64, digest: Option<Digest>) {
         self.act(|state, _| state.agreement.note_digest(message, digest));
     }
@@ -171,14 +170,15 @@ impl Group {
         self.act(|state, now| state.agreement.confirm(now));
     }
 
-    // What goes wrong.
+    // Failures.
 
-    /// This member cannot, or will not, go on: tells the others.
+    /// Tells the others that this member cannot, or will not, go on.
     pub(crate) fn declare(&self, cause: FailureCause) {
         self.act(|state, now| state.agreement.declare(cause, now));
     }
 
-    /// Ends the group here, since its node leaves the mesh; how it ends elsewhere is not known then, and nobody is told.
+    /// Ends the group here, since its node leaves the mesh. How it ends elsewhere is not known, and the others are not
+    /// told.
     pub(crate) fn depart(&self) {
         if self.outcome().is_none() {
             self.node.mesh.leave_group(self.id);
@@ -209,7 +209,7 @@ impl Group {
         self.act(|state, now| state.agreement.receive(from.0, frame, now))
     }
 
-    /// Tells what this member has run into.
+    /// Accuses the member that caused an error of a transfer, or declares the failure of this one.
     pub(super) fn report(&self, error: TransferError) {
         match error {
             TransferError::Local(cause) => self.declare(cause),
@@ -227,7 +227,7 @@ impl Group {
                     self.declare(FailureCause::Resources { what: error.to_string() });
                 }
                 WorkError::Flushed | WorkError::ConnectionLost => {
-                    // That work was flushed says no more than that.
+                    // Flushed work says no more than that.
                     let what = WorkError::ConnectionLost.to_string();
                     self.accuse(with, FailureCause::DataConnection { what });
                 }
@@ -236,9 +236,9 @@ impl Group {
         }
     }
 
-    // What others wait for.
+    // Waiting for the end.
 
-    /// Returns how the group ended, if it has.
+    /// Returns how the group ended, or `None` if it has not.
     pub(crate) fn outcome(&self) -> Option<GroupResult> {
         self.end.outcome.borrow().clone()
     }
@@ -277,15 +277,15 @@ impl Group {
         status.messages.expect("waited for it")
     }
 
-    /// Waits for `limit`, in steps: a process that was stopped goes on in one of them, and in the others hears what has
-    /// come meanwhile, before it gives anybody up.
+    /// Waits for `limit`, in steps: a process that was stopped goes on in one of them. In the others it reads the
+    /// frames that came meanwhile, before it gives a member up.
     pub(super) async fn wait_in_steps(&self, limit: Duration) {
         for _ in 0..PATIENCE_STEPS {
             self.node.environment.sleep(limit / PATIENCE_STEPS).await;
         }
     }
 
-    /// Waits for what the mesh says next; none if the agreement has had its turn instead.
+    /// Waits for the next event of the mesh; returns `None` if the agreement has had its turn instead.
     pub(super) async fn next_event(&self, inbox: &mut Inbox) -> Option<GroupEvent> {
         let mut status = self.end.status.subscribe();
         let deadline = status.borrow_and_update().deadline;
@@ -298,7 +298,7 @@ impl Group {
         futures::select_biased! {
             event = inbox.next().fuse() => match event {
                 Some(event) => Some(event),
-                // The mesh has been told of the outcome, and forgets the group.
+                // The mesh knows the outcome, and forgets the group.
                 None => {
                     let _ = self.ended().await;
                     None
@@ -314,12 +314,12 @@ impl Group {
 
     // The agreement.
 
-    /// Takes a step in the agreement, and does what comes of it.
+    /// Takes a step in the agreement and carries out its results.
     fn act<T>(&self, step: impl FnOnce(&mut EndState, Timestamp) -> T) -> T {
         let now = self.node.environment.now();
         let mut state = self.end.lock();
         let result = step(&mut state, now);
-        // Queued while the state is locked: what is said arrives in the order in which it came about.
+        // Queued while the state is locked: frames arrive in the order of the steps.
         let mut told = Vec::new();
         for (rank, frame) in state.agreement.take_frames() {
             let node = self.members[rank as usize];
@@ -341,14 +341,14 @@ impl Group {
             *known = status;
             changed
         });
-        // What others were told that this member does not have is not delivered any more: whoever waits is to learn that.
+        // Messages that this member has reported as missing are not delivered any more: tasks that wait learn that.
         let undeliverable = if status.stopped { std::mem::take(&mut state.early) } else { BTreeMap::new() };
         drop(state);
         drop(undeliverable);
         result
     }
 
-    /// Tells those who wait how the group has ended; other members were `told` by this one.
+    /// Publishes how the group has ended; this member has `told` the outcome to other members.
     fn conclude(&self, agreement: &Agreement, ballot: Ballot, outcome: Outcome, told: Vec<NodeId>) {
         let ended = match &outcome {
             Outcome::Closed { messages } => {
@@ -377,7 +377,7 @@ impl Group {
             self.end.outcome.send_replace(Some(ended));
             return;
         }
-        // They depend on this member's word. It must be out before the application may end the process.
+        // They depend on this member's frames, which must be written before the application may end the process.
         let (outcome, node) = (self.end.outcome.clone(), self.node.clone());
         let environment = node.environment.clone();
         environment.spawn(Box::pin(async move {
@@ -387,10 +387,10 @@ impl Group {
     }
 
     fn failure(&self, agreement: &Agreement, verdict: &Verdict) -> GroupFailure {
-        // What everybody has is the same in everybody's memory; the verdict tells of the rest.
+        // Every member has the same records of the messages that all have. The verdict has the others.
         let lacking = verdict.held.iter().flatten().min().copied().unwrap_or(0);
         let told_from = verdict.records.first().map_or(lacking, |first| first.number.min(lacking));
-        // Members that have begun more have forgotten more.
+        // Members that have begun more messages have forgotten more.
         let known = verdict.begun.saturating_sub(RECORDS_MAX as u64)..told_from;
         let known = agreement.records().filter(|record| known.contains(&record.number));
         let records = known.chain(&verdict.records).cloned().collect();
@@ -412,7 +412,7 @@ impl Group {
     }
 }
 
-/// Steps in which a limit passes.
+/// Steps into which a limit is divided.
 const PATIENCE_STEPS: u32 = 4;
 /// How long the last frames of a group may take to be written.
 const FLUSH_LIMIT: Duration = Duration::from_secs(1);

@@ -1,4 +1,4 @@
-//! The group's side of the mesh: a task that takes what others say, from the moment at which the group is being formed.
+//! The group's side of the mesh: a task that takes the frames of others, from the start of forming the group.
 
 use std::collections::BTreeSet;
 use std::sync::{Arc, Mutex};
@@ -16,14 +16,14 @@ use crate::mesh::{GroupEvent, Inbox};
 use crate::node::NodeId;
 use crate::sync::lock;
 
-/// What a group hears, and where it goes.
+/// The events of a group, and where they go.
 pub(super) struct EventRouting {
     pub(super) inbox: Inbox,
     pub(super) announced: mpsc::Sender<(u64, u64)>,
     pub(super) offered: mpsc::Sender<(Rank, OfferedEndpoints)>,
     /// The neighbours that have not offered their queue pairs.
     pub(super) unheard: BTreeSet<Rank>,
-    /// What members have said before they offered them.
+    /// The blocks that members have reported before they offered their queue pairs.
     pub(super) holdings: Arc<Mutex<Holdings>>,
 }
 
@@ -36,14 +36,14 @@ pub(super) struct OfferedEndpoints {
 }
 
 impl Group {
-    /// Takes what the mesh says, and gives others what they ask for, until the group has ended; answers what was asked
-    /// before that was known.
-    pub(super) async fn listen(&self, mut hearing: EventRouting, asked: mpsc::Receiver<FetchRequest>) {
+    /// Takes the events of the mesh, and answers requests for pieces, until the group has ended; then takes the events
+    /// that came before the mesh knew that.
+    pub(super) async fn listen(&self, mut routing: EventRouting, asked: mpsc::Receiver<FetchRequest>) {
         {
             let listening = async {
                 while self.outcome().is_none() {
-                    if let Some(event) = self.next_event(&mut hearing.inbox).await {
-                        self.take_event(event, &mut hearing);
+                    if let Some(event) = self.next_event(&mut routing.inbox).await {
+                        self.take_event(event, &mut routing);
                     }
                 }
             };
@@ -52,36 +52,36 @@ impl Group {
                 () = std::pin::pin!(self.supply(asked).fuse()) => {}
             }
         }
-        while let Some(event) = hearing.inbox.next().await {
-            self.take_event(event, &mut hearing);
+        while let Some(event) = routing.inbox.next().await {
+            self.take_event(event, &mut routing);
         }
     }
 
-    fn take_event(&self, event: GroupEvent, hearing: &mut EventRouting) {
+    fn take_event(&self, event: GroupEvent, routing: &mut EventRouting) {
         let rank = self.rank_of(event.node());
         match (event, rank) {
             (GroupEvent::Frame(from, _), None) => {
                 tracing::warn!(parent: &self.span, node = %from, "a node that is no member talks to the group");
             }
             (GroupEvent::Frame(from, GroupFrame::Offer { spec, told, data, ready, cells }), Some(rank)) => {
-                if !hearing.unheard.remove(&rank) {
+                if !routing.unheard.remove(&rank) {
                     return self.blame(from, "offered queue pairs to a member that is not its neighbour, or twice");
                 }
-                let heard = lock(&hearing.holdings).told_by(rank);
-                if heard != told as usize && !hearing.inbox.lost_early_frames() {
+                let heard = lock(&routing.holdings).told_by(rank);
+                if heard != told as usize && !routing.inbox.lost_early_frames() {
                     return self.blame(from, "says that it told of another number of messages than it did");
                 }
                 if heard != told as usize {
-                    // It was said long before this member was here to listen.
-                    let what = format!("what node {from} holds of messages to be completed was forgotten");
+                    // It came long before this member was here to take it.
+                    let what = format!("the blocks that node {from} holds of interrupted messages were forgotten");
                     self.declare(FailureCause::Resources { what });
                 }
-                // Nobody may wait any more.
-                let _ = hearing.offered.try_send((rank, OfferedEndpoints { spec, data, ready, cells }));
+                // Fails only if forming the group has ended.
+                let _ = routing.offered.try_send((rank, OfferedEndpoints { spec, data, ready, cells }));
             }
             (GroupEvent::Frame(from, GroupFrame::Holding { message, size, blocks }), Some(rank)) => {
                 let holding = (message, size, &blocks[..]);
-                let noted = lock(&hearing.holdings).note(rank, &self.prior.interrupted(), self.block_size(), holding);
+                let noted = lock(&routing.holdings).note(rank, &self.prior.interrupted(), self.block_size(), holding);
                 self.blame_if(from, noted);
             }
             (GroupEvent::Lost(_, cause), Some(rank)) => self.lose(rank, cause),
@@ -90,8 +90,8 @@ impl Group {
                 self.blame_if(from, self.receive_end_frame(rank, frame))
             }
             (GroupEvent::Frame(from, GroupFrame::Announce { message, size }), Some(Rank::ROOT)) => {
-                // If nobody takes them any more, this member's engine has ended and the group is about to fail.
-                if let Err(mpsc::error::TrySendError::Full(_)) = hearing.announced.try_send((message, size)) {
+                // If the engine takes no more of them, it has ended and the group is about to fail.
+                if let Err(mpsc::error::TrySendError::Full(_)) = routing.announced.try_send((message, size)) {
                     self.blame(from, "announced more messages than it may");
                 }
             }

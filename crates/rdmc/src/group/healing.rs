@@ -1,7 +1,7 @@
-//! Blocks that came corrupted are fetched anew, over the mesh: another path than the one on which they were spoilt.
+//! Fetches corrupted blocks anew, over the mesh: another path than the one that corrupted them.
 //!
-//! The member that finds one asks holder after holder, the root first, piece by piece. A holder keeps nothing in mind for
-//! it: each piece is asked for, and found, by itself, among the messages that are kept (`retained.rs`).
+//! The member that finds a corrupted block asks one holder after the other, the root first, piece by piece. A holder
+//! keeps no state for it: it looks up each piece among the messages that it retains (`retained.rs`).
 
 use std::sync::Mutex;
 
@@ -15,7 +15,7 @@ use crate::mesh::frame::GroupFrame;
 use crate::sync::lock;
 use crate::transfer::{BlockIdentity, Checksum, Shape, TransferError};
 
-/// What a group's member needs to fetch blocks, and to supply them.
+/// A member's state for fetching blocks, and for supplying them.
 pub(super) struct Healing {
     /// One block at a time.
     turn: Semaphore,
@@ -23,14 +23,14 @@ pub(super) struct Healing {
     asked: mpsc::Sender<FetchRequest>,
 }
 
-/// What members have asked this one for.
+/// A member's request for a piece of a block.
 pub(super) type FetchRequest = (Rank, PieceRequest);
 
 /// A piece of a block that a member wants.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct PieceRequest {
     pub(crate) message: u64,
-    /// None for the first that the member gets of the message: which one that is depends on the size.
+    /// `None` for the first block that the member gets of the message: which one that is depends on the size.
     pub(crate) block: Option<u32>,
     /// Where in the block the piece begins, in bytes.
     pub(crate) offset: u32,
@@ -42,7 +42,7 @@ pub(crate) struct BlockPiece {
     /// The message's size in bytes.
     pub(crate) size: u64,
     pub(crate) block: u32,
-    /// That of the whole block.
+    /// Of the whole block.
     pub(crate) checksum: u128,
     pub(crate) bytes: Vec<u8>,
 }
@@ -70,7 +70,7 @@ impl Healing {
 impl Group {
     /// Notes that a block came corrupted from `by`, and fetches it anew into the beginning of `memory`.
     ///
-    /// `identity` is what it was taken for. It may be wrong if the block is the `first` of its message, whose size came with it.
+    /// `identity` may be wrong if the block is the `first` of its message, since the message's size came with it.
     pub(crate) async fn heal(
         &self,
         by: Rank,
@@ -145,7 +145,7 @@ impl Group {
         }
     }
 
-    /// Asks a member for a piece of a block; none if it has none, or does not answer.
+    /// Asks a member for a piece of a block; returns `None` if it does not have the piece, or does not answer.
     async fn ask(&self, holder: Rank, wanted: PieceRequest) -> Option<BlockPiece> {
         let (answer, answered) = oneshot::channel();
         *lock(&self.healing.pending) = Some(PendingFetch { from: holder, wanted, answer });
@@ -154,16 +154,16 @@ impl Group {
         answered.ok()?.ok()?
     }
 
-    /// Takes what a member says to what it was asked. What comes too late is for nobody.
+    /// Takes a member's answer to a request. An answer that comes too late is dropped.
     pub(super) fn take_piece(&self, from: Rank, wanted: PieceRequest, piece: Option<BlockPiece>) {
         let mut pending = lock(&self.healing.pending);
         if let Some(PendingFetch { answer, .. }) = pending.take_if(|it| (it.from, it.wanted) == (from, wanted)) {
-            // Nobody may wait any more.
+            // Fails only if the task no longer waits.
             let _ = answer.send(piece);
         }
     }
 
-    /// Takes what a member wants. One that asks without waiting for answers gets no more of them than fit in the queue.
+    /// Queues a member's request. A member that does not wait for answers gets no more of them than fit in the queue.
     pub(super) fn queue_fetch(&self, from: Rank, wanted: PieceRequest) {
         let _ = self.healing.asked.try_send((from, wanted));
     }
@@ -173,7 +173,7 @@ impl Group {
         while let Some((from, wanted)) = asked.recv().await {
             let to = self.members[from.index()];
             let frame = GroupFrame::Piece { wanted, piece: self.piece(from, wanted) };
-            // What is not written yet takes memory: one piece at a time.
+            // Pieces that are not written yet take memory: one at a time.
             let written = async {
                 self.node.mesh.send(to, self.id, frame).await;
                 self.node.mesh.flush(&[to]).await;
@@ -211,10 +211,10 @@ impl Group {
     }
 }
 
-/// What came of asking one member for a block.
+/// The outcome of asking one member for a block.
 enum FetchOutcome {
     Whole(HealedBlock),
-    /// What it sent is not the block.
+    /// It sent something else than the block.
     Bad,
     /// It does not have it, or does not answer.
     Nothing,
@@ -222,7 +222,7 @@ enum FetchOutcome {
 
 /// Longest piece of a block in one frame, in bytes.
 pub(crate) const PIECE_LEN_MAX: usize = 256 << 10;
-/// Members that supply something else than the block before it is given up.
+/// Members that may send something else than the block before it is given up.
 const BAD_MAX: u32 = 3;
-/// Pieces that others have asked for and not got yet.
+/// Requests of others that wait for an answer.
 const ASKED_MAX: usize = 64;

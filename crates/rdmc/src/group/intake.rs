@@ -1,4 +1,4 @@
-//! How a message begins at a receiving member: its size is learnt, its memory is got.
+//! The beginning of a message at a receiving member: it learns the size and gets the memory.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -17,7 +17,7 @@ use crate::transfer::{
     yield_now,
 };
 
-/// Where the memory of messages comes from.
+/// The source of the memory of messages.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum MemorySource {
     Pool,
@@ -31,9 +31,9 @@ pub(super) struct Intake {
     offers: mpsc::Sender<Offer>,
     ahead: Arc<Semaphore>,
     receive_turns: Turnstile,
-    /// Sizes by message number, where first blocks do not tell them.
+    /// Sizes by message number, where first blocks do not carry them.
     announcements: mpsc::Receiver<(u64, u64)>,
-    /// What is to be completed first.
+    /// The messages to complete first.
     resumption: Resumption,
 }
 
@@ -44,7 +44,7 @@ pub(super) struct StartedTransfer {
     pub(super) turn: Turn,
 }
 
-/// The first block of a message, which arrived before its place was known.
+/// The first block of a message, which arrived before its destination was known.
 struct FirstBlock {
     block: BlockIndex,
     bytes: Buffer,
@@ -64,7 +64,7 @@ impl Intake {
         Self { group, memory, offers, ahead, receive_turns: Turnstile::default(), announcements, resumption }
     }
 
-    /// Returns the number of all messages, if there is no root any more.
+    /// Returns the number of all messages if the root is gone, else `None`.
     pub(super) fn all(&self) -> Option<u64> {
         self.group.prior.root_gone.then_some(self.resumption.next)
     }
@@ -107,13 +107,13 @@ impl Intake {
         Ok((self, StartedTransfer { transfer, first_is_here: first.is_some(), turn }))
     }
 
-    /// Begins with a message that was interrupted.
+    /// Resumes a message that was interrupted.
     async fn resume(mut self, interrupted: InterruptedMessage) -> Result<(Self, StartedTransfer), TransferError> {
         let InterruptedMessage { number, shape, repair } = interrupted;
         let mut turn = self.receive_turns.next();
         turn.wait().await;
         let (blocks, deliver) = if number < self.group.prior.delivered {
-            // The application was given it. Others may lack it.
+            // The application has it. Others may lack it.
             let kept = self.group.retained().message(number);
             self.group.begin_whole(shape.size).await;
             let kept = kept.ok_or_else(|| self.out_of_memory("a message that was delivered is not kept"))?;
@@ -130,7 +130,8 @@ impl Intake {
         Ok((self, StartedTransfer { transfer, first_is_here: false, turn }))
     }
 
-    /// Gets the memory for the rest of a message that was interrupted, and offers it: that which it had, if that can be.
+    /// Gets the memory for the rest of an interrupted message and offers it: the memory that it had before, if
+    /// possible.
     async fn resumed_blocks(
         &self,
         number: u64,
@@ -165,7 +166,7 @@ impl Intake {
             (kept, memory) => {
                 let memory = match memory {
                     Some(memory) => memory,
-                    // The pool may be full of what is kept until this message is complete.
+                    // The pool may be full of messages that are kept until this one is complete.
                     None if kept.is_some() => self.staging(self.len_of(shape)?)?,
                     None => self.pool(self.len_of(shape)?).await?,
                 };
@@ -177,12 +178,12 @@ impl Intake {
         }
     }
 
-    /// Waits for what the application says to an offer: memory, or none if it stays with what it gave before.
+    /// Waits for the application's reply to an offer: memory, or `None` if it keeps the memory that it gave before.
     async fn answer(&self, answered: oneshot::Receiver<OfferReply>) -> Result<Option<BufferMut>, TransferError> {
         Ok(self.answer_or_parts(answered).await?.map(|(memory, _)| memory))
     }
 
-    /// Does as [`answer`](Self::answer), and tells whether the memory may hold parts of the message.
+    /// Waits as [`answer`](Self::answer) does; tells also whether the memory may hold parts of the message.
     async fn answer_or_parts(
         &self,
         answered: oneshot::Receiver<OfferReply>,
@@ -199,7 +200,7 @@ impl Intake {
         }
     }
 
-    /// Receives the block that comes before the message's size is known, into memory of its own.
+    /// Receives the first block, into memory of its own, since the message's size is not known yet.
     async fn first_block(&self, number: u64, source: Rank) -> Result<(Shape, FirstBlock), TransferError> {
         let neighbour = self.group.neighbour(source);
         let staging = self.staging(self.group.block_size() as usize)?;
@@ -227,7 +228,7 @@ impl Intake {
         Ok((shape, FirstBlock { block, bytes: buffer.freeze(), checksum: None }))
     }
 
-    /// Checks the first block and the size that came with it, and fetches both anew if they are not what was sent.
+    /// Checks the first block and the size that came with it, and fetches both anew if they are corrupted.
     async fn check_first(
         &self,
         message: u64,
@@ -313,7 +314,7 @@ impl Intake {
         }
     }
 
-    /// Gets the memory for a message of a delta group, tells what is in it already, and hears who is to send what.
+    /// Gets the memory for a message of a delta group, reports which blocks it holds, and learns the hops.
     async fn delta_blocks(
         &self,
         number: u64,
@@ -345,7 +346,7 @@ impl Intake {
         self.offers.send(offer).await.map_err(|_| TransferError::Local(FailureCause::Abandoned))
     }
 
-    /// Gets memory beside the pool's limit.
+    /// Gets memory that does not count towards the pool's limit.
     fn staging(&self, len: usize) -> Result<BufferMut, TransferError> {
         self.group.node().pool.lend_staging(len).map_err(|error| self.out_of_memory(&with_sources(&error)))
     }
@@ -364,7 +365,7 @@ impl Intake {
     }
 }
 
-/// How often, and after which pauses, memory is asked for that a group that has failed may still be using.
+/// Attempts, and pauses between them, to get memory that a failed group may still be using.
 const RESUME_ATTEMPTS: u32 = 50;
 const RESUME_PAUSE: Duration = Duration::from_millis(2);
 /// Messages begun and not yet taken by the application.

@@ -30,15 +30,15 @@ pub(crate) struct Neighbour {
     fabric: Arc<dyn Fabric>,
     data: QueuePair,
     ready: QueuePair,
-    /// What the neighbour writes here.
+    /// The cells that the neighbour writes.
     cells: ExposedRegion,
-    /// Where this member writes at the neighbour.
+    /// The cells at the neighbour that this member writes.
     remote_cells: OnceLock<RemoteMemory>,
     /// Grants that the neighbour has not acknowledged, oldest first.
     granting: Mutex<VecDeque<Operation<()>>>,
-    /// Blocks granted to the neighbour so far: whose place is posted.
+    /// Blocks granted to the neighbour so far: their destinations are posted.
     given: AtomicU64,
-    /// Of these, the blocks that the neighbour has been told of.
+    /// Of these, the blocks whose grants were written to the neighbour.
     told: AtomicU64,
     /// Of these, the blocks that have arrived. At most [`GRANTS_AHEAD`] have not.
     arrived: Count,
@@ -93,7 +93,7 @@ impl Neighbour {
         })
     }
 
-    /// Returns what the neighbour needs to connect, when it was told what this member holds of so many messages.
+    /// Returns the frame with which the neighbour connects; this member has `told` the neighbour of so many messages.
     pub(crate) fn offer(&self, spec: [u8; 32], told: u32) -> GroupFrame {
         GroupFrame::Offer {
             spec,
@@ -129,7 +129,7 @@ impl Neighbour {
 
     // Receiving blocks.
 
-    /// Tells whether one more block may be granted at once.
+    /// Tells whether one more block may be granted now.
     pub(crate) fn has_room_to_grant(&self) -> bool {
         self.arrived.get() >= self.due_to_grant() && lock(&self.granting).len() < GRANT_WRITES_MAX as usize
     }
@@ -154,8 +154,8 @@ impl Neighbour {
         if granting.len() < GRANT_WRITES_MAX as usize { None } else { granting.pop_front() }
     }
 
-    /// Posts the place of the next block from this neighbour, for which there [is room](Self::room_to_grant) and of which it
-    /// is to be told. The block is summed as it comes if so wanted.
+    /// Posts the destination of the next block from this neighbour, for which there [is room](Self::room_to_grant). The
+    /// grant is still to be announced. `summing` sums the block as it arrives.
     pub(crate) fn grant(
         &self,
         destination: BufferMut,
@@ -169,9 +169,10 @@ impl Neighbour {
         (arriving, GrantGuard { neighbour: self })
     }
 
-    /// Tells the neighbour of all grants, once half of those it knows of are used up.
+    /// Announces all grants to the neighbour, once half of those that it knows are used up.
     ///
-    /// In a run of blocks from one neighbour a word tells of several grants, in time; of a single one it tells at once.
+    /// In a run of blocks from one neighbour a write announces several grants, in time. A single grant is announced at
+    /// once.
     pub(crate) fn announce_grants_if_due(&self) {
         let (given, told) = (self.given.load(Ordering::Relaxed), self.told.load(Ordering::Relaxed));
         // Grants of a transfer that failed count as used up, told or not.
@@ -188,24 +189,24 @@ impl Neighbour {
                 let grant = self.ready.write_unsignaled(count_bytes, self.cell(GRANTS_CELL), Some(imm));
                 lock(&self.granting).push_back(grant);
             }
-            // Without memory for eight bytes the neighbour would wait for ever: let it know.
+            // Without memory for eight bytes the neighbour would wait for ever: closing tells it.
             Err(_) => self.ready.close(),
         }
     }
 
-    /// Reads the size that stands behind the immediate of a first block.
+    /// Returns the message size that the immediate of a first block stands for.
     pub(crate) fn message_size(&self, imm: u32) -> u64 {
         if imm & SIZE_IN_CELL == 0 { u64::from(imm) } else { self.message_size_told() }
     }
 
-    /// Reads the size that came before the last first block, where it always does.
+    /// Reads the size that was written before the last first block.
     pub(crate) fn message_size_told(&self) -> u64 {
         self.cells.read_u64(SIZE_CELL).expect("the cell lies in the region")
     }
 
     // Sending blocks.
 
-    /// Tells whether one more send may be unacknowledged at once.
+    /// Tells whether one more send may be unacknowledged now.
     pub(crate) fn has_room_to_send(&self) -> bool {
         self.acknowledged.get() >= self.due_to_send()
     }
@@ -220,7 +221,7 @@ impl Neighbour {
         (self.sent.load(Ordering::Relaxed) + 1).saturating_sub(self.sends_ahead)
     }
 
-    /// Uses up the neighbour's next *ready_for_block*, if it is here; tells whether it was.
+    /// Uses up the neighbour's next *ready_for_block* if it has arrived; returns whether it had.
     pub(crate) fn try_ready_for_block(&self) -> bool {
         let ready = self.granted.get() > self.used.load(Ordering::Acquire);
         if ready {
@@ -229,14 +230,17 @@ impl Neighbour {
         ready
     }
 
-    /// Waits for the neighbour's next *ready_for_block* and uses it up. One task waits at a time: blocks are sent in order.
+    /// Waits for the neighbour's next *ready_for_block* and uses it up. One task waits at a time: blocks are sent in
+    /// order.
     pub(crate) async fn ready_for_block(&self) {
         let used = self.used.fetch_add(1, Ordering::AcqRel);
         self.granted.reaches(used + 1).await;
     }
 
-    /// Sends a block with its index, or its seal, for which there [is room](Self::room_to_send). With `in_a_run` more follow to
-    /// this neighbour: this one may leave, and complete, with them, or leave by a [`flush`](Self::flush).
+    /// Sends a block with its index, or its seal, for which there [is room](Self::room_to_send).
+    ///
+    /// With `in_a_run` more blocks follow to this neighbour. This one may leave, and complete, with them, or leave by a
+    /// [`flush`](Self::flush).
     pub(crate) fn send_block(&self, bytes: Buffer, imm: u32, in_a_run: bool) -> (Operation<()>, SendGuard<'_>) {
         let leaving = match in_a_run {
             true => self.data.send_with_more(bytes, Some(imm)),
@@ -255,18 +259,18 @@ impl Neighbour {
         self.data.carrier() == Some("shm")
     }
 
-    /// Refuses a neighbour that is to have objects in common with this member, and cannot.
+    /// Checks that the neighbour can share objects with this member, if the group needs it.
     pub(crate) fn check_sharing(&self, spec: &GroupSpec) -> Result<(), String> {
         let can_share = self.data.carrier().is_none() || self.shares_memory();
         if spec.is_shared() && !can_share { Err("no memory is shared with it".to_owned()) } else { Ok(()) }
     }
 
-    /// Lets out blocks of a run that is interrupted.
+    /// Sends out the blocks of a run that is interrupted.
     pub(crate) fn flush(&self) {
         self.data.flush();
     }
 
-    /// Sends the first block that the neighbour gets of a message, with the message's size, and with its seal if it has one.
+    /// Sends the first block that the neighbour gets of a message, with the message's size, and its seal if it has one.
     pub(crate) fn send_first_block(
         &self,
         bytes: Buffer,
@@ -319,7 +323,7 @@ impl Neighbour {
     }
 }
 
-/// A grant that is not used up; to be dropped when its block has arrived.
+/// A grant that is not used up. Drop it when its block has arrived.
 pub(crate) struct GrantGuard<'a> {
     neighbour: &'a Neighbour,
 }
@@ -331,7 +335,7 @@ impl Drop for GrantGuard<'_> {
     }
 }
 
-/// A block that is not acknowledged; to be dropped when it is.
+/// A block that is not acknowledged. Drop it when it is.
 pub(crate) struct SendGuard<'a> {
     neighbour: &'a Neighbour,
 }
@@ -342,11 +346,11 @@ impl Drop for SendGuard<'_> {
     }
 }
 
-/// Blocks that one neighbour may send ahead. Two hide the latency of a grant; with thirty-two, one word grants sixteen.
+/// Blocks that one neighbour may send ahead. Two hide the latency of a grant; with 32, one write grants sixteen.
 pub(crate) const GRANTS_AHEAD: u32 = 32;
-/// Sends to one neighbour that it need not have acknowledged.
+/// Unacknowledged sends to one neighbour, at most.
 const UNACKNOWLEDGED_MAX: u32 = 63;
-/// Words about grants that one neighbour need not have acknowledged.
+/// Unacknowledged writes of grants to one neighbour, at most.
 const GRANT_WRITES_MAX: u32 = 31;
 const _: () = assert!(GRANT_WRITES_MAX > UNSIGNALED_MAX, "a write that is awaited must be able to complete");
 const _: () = assert!(UNACKNOWLEDGED_MAX > UNSIGNALED_MAX, "a send that is awaited must be able to complete");

@@ -1,8 +1,8 @@
-//! Who holds a group up.
+//! Finds the member that holds a group up.
 //!
-//! A member notes for which neighbours it waits: with a block in hand for their *ready_for_block* or for room on the way to
-//! them, and with places for blocks for those that are to come. Several times a second members tell the root, which finds
-//! out where the waiting comes from, and tells all.
+//! A member notes for which neighbours it waits: with a block ready to send, for their *ready_for_block* or for room on
+//! the way to them; with destinations posted, for their blocks. Several times a second members report to the root. The
+//! root finds the cause of the waiting, and tells all members.
 
 use std::collections::BTreeMap;
 use std::sync::{Mutex, MutexGuard};
@@ -22,23 +22,23 @@ mod judge;
 
 pub(crate) use judge::WaitReports;
 
-/// What a group does about a member that holds the others up.
+/// Chooses what a group does about a member that holds the others up.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum SlowReceivers {
     /// It waits.
     #[default]
     Wait,
-    /// It goes on without the member, after it has been held up for so long: the member fails with
-    /// [`FailureCause::TooSlow`], and the others can [recover](crate::GroupFailure::recover).
+    /// It evicts the member after it has been held up for so long: the member fails with [`FailureCause::TooSlow`], and
+    /// the others can [recover](crate::GroupFailure::recover).
     Evict {
-        /// How long; at least a second.
+        /// How long the group waits; at least a second.
         after: Duration,
     },
 }
 
 impl SlowReceivers {
-    /// Goes on without a member that has held the others up for so long; at least a second.
+    /// Evicts a member that has held the others up for so long; at least a second.
     pub fn evict_after(after: Duration) -> Self {
         Self::Evict { after }
     }
@@ -55,13 +55,13 @@ pub(crate) struct WaitTimes {
     pub(crate) leaving_ms: u32,
     /// For its blocks.
     pub(crate) arriving_ms: u32,
-    /// How long it took blocks, or was to take one.
+    /// How long it was receiving blocks, or was due to receive one.
     pub(crate) busy_ms: u32,
-    /// Blocks that it has taken.
+    /// Blocks that it has received.
     pub(crate) blocks: u32,
 }
 
-/// What is waited for.
+/// What a member waits for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum WaitReason {
     Ready,
@@ -69,29 +69,29 @@ pub(crate) enum WaitReason {
     Arriving,
 }
 
-/// The waiting of one member.
+/// Measures the waiting of one member.
 #[derive(Default)]
 pub(crate) struct PaceMonitor {
     state: Mutex<PaceState>,
-    /// Somebody waits, after nobody did.
+    /// A wait has begun while there was none.
     wait_began: Notify,
 }
 
 #[derive(Default)]
 struct PaceState {
-    /// What is waited for now: blocks go out one after the other, and so do grants.
+    /// The current waits: blocks go out one after the other, and so do grants.
     relay: Option<CurrentWait>,
     intake: Option<CurrentWait>,
     spent: BTreeMap<Rank, WaitTotals>,
     busy: BTreeMap<Rank, BusyPeriod>,
-    /// At the root: what members have said.
+    /// At the root: the reports of members.
     reports: WaitReports,
     slow: Option<SlowMember>,
-    /// A member that holds the others up, as far as the latest window tells.
+    /// The member that holds the others up by the latest window, and since when.
     suspect: Option<(Rank, Timestamp)>,
     /// The member that was slow last, and when it was.
     last: Option<(Rank, Timestamp)>,
-    /// All time in which this member waited for the slow ones.
+    /// All time for which this member has waited for slow members.
     held_up: Duration,
 }
 
@@ -110,7 +110,7 @@ struct WaitTotals {
     blocks: u32,
 }
 
-/// What a neighbour is to take.
+/// The blocks that a neighbour is to receive.
 #[derive(Default)]
 struct BusyPeriod {
     with: u32,
@@ -125,7 +125,7 @@ pub(crate) struct SlowMember {
 }
 
 impl PaceMonitor {
-    /// Notes that a wait begins. Whoever is waited for to be ready is to take a block.
+    /// Notes that a wait begins. A neighbour that is waited for to be ready is due to receive a block.
     fn begin(&self, what: WaitReason, on: Rank, now: Timestamp) {
         if what == WaitReason::Ready {
             self.block_due(on, || now);
@@ -134,7 +134,7 @@ impl PaceMonitor {
         self.wait_began.notify_one();
     }
 
-    /// Tells whether there is nothing to look at; forgets what was sent meanwhile.
+    /// Tells whether there is nothing to report; forgets the blocks that were sent meanwhile.
     fn is_idle(&self) -> bool {
         let mut state = self.lock();
         let waited = |spent: &WaitTotals| !(spent.ready + spent.leaving + spent.arriving).is_zero();
@@ -150,7 +150,7 @@ impl PaceMonitor {
         still
     }
 
-    /// Notes that it is over.
+    /// Notes that a wait is over.
     fn end(&self, what: WaitReason, on: Rank, now: Timestamp) {
         if what == WaitReason::Ready {
             self.block_taken(on, 0, || now);
@@ -161,7 +161,7 @@ impl PaceMonitor {
         }
     }
 
-    /// Notes that a neighbour is to take a block.
+    /// Notes that a neighbour is due to receive a block.
     pub(crate) fn block_due(&self, who: Rank, now: impl FnOnce() -> Timestamp) {
         let mut state = self.lock();
         let busy = state.busy.entry(who).or_default();
@@ -171,7 +171,7 @@ impl PaceMonitor {
         }
     }
 
-    /// Notes that it has taken one, or need not any more.
+    /// Notes that a neighbour has received so many blocks, or is not due to receive one any more.
     pub(crate) fn block_taken(&self, who: Rank, blocks: u32, now: impl FnOnce() -> Timestamp) {
         let mut state = self.lock();
         let busy = state.busy.entry(who).or_default();
@@ -182,7 +182,7 @@ impl PaceMonitor {
         spent.busy += since.map_or(Duration::ZERO, |since| now().since(since));
     }
 
-    /// Takes what was waited for since this was last asked.
+    /// Takes the waiting since the last call.
     fn take(&self, now: Timestamp) -> Vec<WaitTimes> {
         let mut state = self.lock();
         for what in [WaitReason::Ready, WaitReason::Arriving] {
@@ -238,7 +238,7 @@ impl PaceState {
 }
 
 impl Group {
-    /// Awaits `wait`, which is for a neighbour; tells also how long it took.
+    /// Awaits `wait`, which is for a neighbour; returns also how long it took.
     pub(crate) async fn waiting<T>(&self, what: WaitReason, on: Rank, wait: impl Future<Output = T>) -> (T, Duration) {
         let began = self.now();
         self.pace.begin(what, on, began);
@@ -248,7 +248,7 @@ impl Group {
         (value, ended.since(began))
     }
 
-    /// Looks for ever, again and again, who holds the group up.
+    /// Reports the waiting of this member for ever; at the root, judges which member holds the group up.
     pub(super) async fn watch_pace(&self) {
         loop {
             while self.pace.is_idle() {
@@ -267,9 +267,9 @@ impl Group {
         }
     }
 
-    /// At the root: takes a member's word for what it waited for.
+    /// At the root: takes a member's report of its waiting.
     pub(super) fn receive_wait_times(&self, from: Rank, mut waited: Vec<WaitTimes>) {
-        // What it says beyond that is of no use.
+        // No member waits for more than the others.
         waited.truncate(self.members.len());
         waited.retain(|waited| waited.on < self.spec.count() && waited.on != from.0);
         for WaitTimes { ready_ms, leaving_ms, arriving_ms, busy_ms, .. } in &mut waited {
@@ -281,13 +281,13 @@ impl Group {
         self.pace.wait_began.notify_one();
     }
 
-    /// At the root: finds out who holds the group up, and does something about it.
+    /// At the root: finds the member that holds the group up, tells the others, and evicts it if it is time.
     fn judge(&self) {
         let now = self.now();
         let (verdict, told) = {
             let mut state = self.pace.lock();
             let found = state.reports.slowest(self.spec.count()).map(|(slow, patient)| match state.last {
-                // What a slow member sends takes long too.
+                // The blocks that a slow member sends take long too.
                 Some((last, at)) if last == patient && now.since(at) < MEMORY => last,
                 _ => slow,
             });
@@ -320,10 +320,10 @@ impl Group {
         }
     }
 
-    /// At another member: takes the root's word for who holds the group up.
+    /// At another member: takes the root's report of the member that holds the group up.
     pub(super) fn receive_slow(&self, member: Option<u32>) -> Result<(), &'static str> {
         if member.is_some_and(|member| member >= self.spec.count()) {
-            return Err("says that a member is slow that is none");
+            return Err("calls a rank slow that has no member");
         }
         let member = member.map(Rank);
         self.pace.lock().slow = member.map(|member| SlowMember { member, since: self.now() });
@@ -337,22 +337,22 @@ impl Group {
                 let node = self.members[member.index()];
                 tracing::warn!(parent: &self.span, %member, %node, "a member holds the group up");
             }
-            None => tracing::info!(parent: &self.span, "nobody holds the group up any more"),
+            None => tracing::info!(parent: &self.span, "no member holds the group up any more"),
         }
     }
 
-    /// Returns who holds the group up, and for how long this member has waited for such members in all.
+    /// Returns the member that holds the group up, and for how long this member has waited for such members in all.
     pub(super) fn held_up(&self) -> (Option<Rank>, Duration) {
         let state = self.pace.lock();
         (state.slow.map(|slow| slow.member), state.held_up)
     }
 }
 
-/// How often it is looked at who waits for whom.
+/// Time between two reports of a member's waiting.
 pub(crate) const WINDOW: Duration = Duration::from_millis(250);
-/// For how long a member that was slow is taken for the cause of what its own blocks take.
+/// How long a member that was slow counts as the cause of the time that its own blocks take.
 const MEMORY: Duration = Duration::from_secs(5);
 /// The longest wait within a window that is believed: members look at their clocks a little late.
 const WAITED_MAX_MS: u32 = 10_000;
-/// The shortest time after which a member is given up for being slow.
+/// Shortest time after which a slow member is evicted.
 const EVICT_MIN: Duration = Duration::from_secs(1);

@@ -1,8 +1,9 @@
-//! What the root is asked to send, in the order in which it is asked.
+//! The requests to the root, in the order in which they are made.
 //!
-//! A request gets its place when it is made, not when the task that makes it has its next turn: a bounded channel of
-//! Tokio has those who wait for room take turns with all other work of their tasks, and loses their order. So there is no limit
-//! to what waits: each request is held by a future of the caller's, or by a [`BatchSender`](crate::BatchSender), which makes two.
+//! A request gets its place when it is made, not when the task that makes it has its next turn. A bounded channel of
+//! Tokio would lose that order, since tasks that wait for room take turns with all their other work. So there is no
+//! limit to the queue. Each request is held by a future of the caller, or by a [`BatchSender`](crate::BatchSender),
+//! which makes two.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::{Arc, Mutex};
@@ -19,7 +20,7 @@ pub(super) enum RootRequest {
     Close,
 }
 
-/// Where requests are made. When all are gone, there are no more requests.
+/// Makes requests. When all clones are dropped, there are no more requests.
 #[derive(Clone)]
 pub(super) struct RequestSender {
     waiting: Arc<Mutex<QueuedRequests>>,
@@ -28,22 +29,22 @@ pub(super) struct RequestSender {
 
 #[derive(Default)]
 struct QueuedRequests {
-    /// By their places.
+    /// By their slots.
     requests: BTreeMap<u64, RootRequest>,
     next: u64,
     /// The group has ended.
     closed: bool,
 }
 
-/// The place of a request. Dropped before its turn comes, it takes the request back.
+/// The slot of a request. Dropping it before its turn takes the request back.
 pub(super) struct QueueSlot {
     waiting: Arc<Mutex<QueuedRequests>>,
-    /// None if the request stands.
+    /// `None` if the request stays.
     number: Option<u64>,
 }
 
 impl QueueSlot {
-    /// Lets the request stand, whatever becomes of this.
+    /// Keeps the request in the queue when the slot is dropped.
     pub(super) fn detach(mut self) {
         self.number = None;
     }
@@ -53,19 +54,20 @@ impl Drop for QueueSlot {
     fn drop(&mut self) {
         let Some(number) = self.number else { return };
         let request = lock(&self.waiting).requests.remove(&number);
-        // Its memory goes when nothing is locked.
+        // Its memory is freed when nothing is locked.
         drop(request);
     }
 }
 
 impl RequestSender {
-    /// Asks for a message to be sent, unless the group has ended. It is not, if what is returned is dropped before its turn.
+    /// Requests that a message is sent; returns `None` if the group has ended. Dropping the slot before its turn takes
+    /// the request back.
     pub(super) fn send(&self, message: Buffer, shape: Shape, done: oneshot::Sender<()>) -> Option<QueueSlot> {
         let number = self.put(RootRequest::Send { message, shape, done: Some(done) })?;
         Some(QueueSlot { waiting: self.waiting.clone(), number: Some(number) })
     }
 
-    /// Asks for the group to be closed, after what was asked for before.
+    /// Requests that the group is closed, after all requests before.
     pub(super) fn close(&self) {
         self.put(RootRequest::Close);
     }
@@ -81,19 +83,19 @@ impl RequestSender {
             waiting.requests.insert(number, request);
             number
         };
-        // There may be available already that nobody has looked at.
+        // Fails only if the queue is to look anyway.
         let _ = self.available.try_send(());
         Some(number)
     }
 }
 
-/// Where the root's engine takes them. What is not begun when the group fails is kept.
+/// Hands requests to the root's engine. Messages that are not begun when the group fails are kept.
 pub(super) struct RequestQueue {
-    /// From the group that this one continues.
+    /// Messages of the group that this one continues.
     queued: VecDeque<(Buffer, Shape)>,
     waiting: Arc<Mutex<QueuedRequests>>,
     available: mpsc::Receiver<()>,
-    /// Taken, but not begun.
+    /// The message that was taken, but has not begun.
     pub(super) starting: Option<Arc<Blocks>>,
     retained: Arc<RetainedMessages>,
 }
@@ -109,7 +111,7 @@ impl RequestQueue {
         )
     }
 
-    /// Waits for the next request; none when nobody can make any more.
+    /// Waits for the next request; returns `None` when no more can be made.
     ///
     /// # Cancel safety
     /// No request is lost.

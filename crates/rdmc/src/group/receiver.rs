@@ -1,4 +1,4 @@
-//! A receiving member's side of a group.
+//! The receivers' side of a group.
 
 use std::fmt;
 use std::ops::Deref;
@@ -22,10 +22,10 @@ use crate::node::{NodeId, NodeShared};
 use crate::stats::GroupStats;
 use crate::transfer::{TransferError, Turnstile};
 
-/// A message as it was received: read only, without a copy.
+/// A received message: read only, without a copy.
 ///
-/// Its memory goes back to the pool, or to the application that supplied it, when it and everything made from it are
-/// dropped; where members [share](crate::DeliveryMode::Shared) objects, the object is unmapped then.
+/// When the message and everything made from it are dropped, its memory goes back to the pool, or to the application
+/// that supplied it. Where members [share](crate::DeliveryMode::Shared) objects, the object is unmapped then.
 #[derive(Clone)]
 pub struct Message {
     number: u64,
@@ -42,15 +42,15 @@ impl Message {
         self.number
     }
 
-    /// Returns the bytes as shared memory of the fabric, which can be sent on without a copy.
+    /// Returns the bytes as the fabric's shared memory, which can be sent on without a copy.
     pub fn into_buffer(self) -> Buffer {
         self.buffer
     }
 
     /// Returns the bytes, without a copy.
     ///
-    /// They keep the whole message's memory from its pool; a message of one block, however short, has that of a block.
-    /// What is to be kept for long is better copied, or received into memory of the application's.
+    /// They keep the whole message's memory from its pool. A message of one block, however short, has the memory of a
+    /// block. Copy bytes that you keep for long, or receive them into the application's memory.
     pub fn into_bytes(self) -> Bytes {
         self.buffer.into()
     }
@@ -82,46 +82,46 @@ impl fmt::Debug for Message {
     }
 }
 
-/// A member's handle of a group: a stream of messages in the root's order, in memory of the pool.
+/// A receiver's handle of a group: a stream of messages in the root's order, in memory of the pool.
 ///
 /// The stream ends with `None` when the root has closed the group and every message was taken, or with the group's
-/// failure. A few messages are received ahead; while they are not taken, the root and the other members wait.
+/// failure. A few messages are received ahead. While they are not taken, the root and the other members wait.
 ///
-/// Dropping it without [`close`](Self::close) abandons the group: the others learn that this member has left. So
-/// combinators that drop a stream when it ends, such as `select_all`, should be given `&mut` of it.
+/// Dropping it without [`close`](Self::close) abandons the group: the others learn that this member has left. So give
+/// `&mut` of it to combinators that drop a stream when it ends, such as `select_all`.
 pub struct Receiver {
     offers: OfferReceiver,
     current: Option<Delivery>,
 }
 
-/// A member's handle of a group that supplies the memory for each message.
+/// A receiver's handle of a group: it supplies the memory for each message.
 ///
 /// Dropping it without [`close`](Self::close) abandons the group: the others learn that this member has left.
 pub struct OfferReceiver {
     group: Arc<Group>,
     offers: mpsc::Receiver<Offer>,
     confirm: Option<oneshot::Sender<()>>,
-    /// Set when no offer is to come any more.
+    /// Set when no more offers come.
     complete: Arc<AtomicBool>,
-    /// Waits for the verdict when the offers end without being complete.
+    /// Waits for the group's failure when the offers end without being complete.
     failing: Exclusive<Option<OwnedFuture<GroupFailure>>>,
     failure_reported: bool,
 }
 
 /// A message that is about to be received: its size is known, its memory is not.
 ///
-/// Nothing more is received in the group until it is accepted or refused; dropping it refuses it.
+/// The group receives nothing more until the application accepts or refuses the offer. Dropping it refuses it.
 pub struct Offer {
     number: u64,
     size: u64,
-    /// None if the memory is the pool's.
+    /// `None` if the memory is the pool's.
     answer: Option<oneshot::Sender<OfferReply>>,
-    /// The memory that it was accepted with before has some of it already, and may be used further.
+    /// The memory with which it was accepted before holds some of it already, and can be used further.
     begun: bool,
     delivery: Delivery,
 }
 
-/// What the application says to an offer.
+/// The application's reply to an offer.
 pub(super) enum OfferReply {
     Memory(BufferMut),
     /// Memory that may hold parts of the message.
@@ -130,14 +130,14 @@ pub(super) enum OfferReply {
     Refuse(String),
 }
 
-/// The arrival of a message, a future.
+/// A message under way, as a future.
 ///
 /// # Cancel safety
-/// Dropping it loses the message for the application; it is received and relayed all the same.
+/// Dropping it loses the message for the application. The member receives and relays it all the same.
 pub struct Delivery {
     group: Arc<Group>,
     message: oneshot::Receiver<Message>,
-    /// Waits for the verdict when the message does not come.
+    /// Waits for the group's failure when the message does not come.
     failing: Exclusive<Option<OwnedFuture<GroupFailure>>>,
     _ahead: OwnedSemaphorePermit,
 }
@@ -185,7 +185,7 @@ impl Offer {
         self.size
     }
 
-    /// Receives the message into `memory`, which must have exactly its size.
+    /// Receives the message into `memory`, which must have exactly the message's size.
     ///
     /// # Panics
     /// If the length differs.
@@ -195,12 +195,12 @@ impl Offer {
         self.delivery
     }
 
-    /// Receives what is missing of the message into `memory`, which must have exactly its size and may hold any of its
-    /// blocks already, each in its place.
+    /// Receives the missing blocks of the message into `memory`, which must have exactly the message's size and may
+    /// hold any of its blocks already, each in its place.
     ///
-    /// In a [delta](GroupSpec::delta) group, blocks that equal the root's stay as they are, and are sent from here to others
-    /// who lack them; all others are overwritten. In another group all are. Nothing is compared of a message of more than
-    /// 65,536 blocks.
+    /// In a [delta](GroupSpec::delta) group, blocks that equal the root's stay, and this member sends them to members
+    /// that lack them. All other blocks are overwritten. In another group all blocks are overwritten. Messages of more
+    /// than 65,536 blocks are sent in full.
     ///
     /// # Panics
     /// If the length differs.
@@ -212,16 +212,16 @@ impl Offer {
 
     fn answer(&mut self, with: OfferReply) {
         if let Some(answer) = self.answer.take() {
-            // Fails only if the group has just failed, which the delivery tells.
+            // Fails only if the group has just failed, which the delivery reports.
             let _ = answer.send(with);
         }
     }
 
-    /// Receives the rest of the message into the memory that it was accepted with in the group that this one
+    /// Receives the rest of the message into the memory with which it was accepted in the group that this one
     /// [continues](GroupFailure::recover_with_offers).
     ///
     /// # Errors
-    /// Gives the offer back if it was not accepted there, had not come to a block, or if that memory is still in use.
+    /// Returns the offer if it was not accepted there, if no block had arrived, or if that memory is still in use.
     pub fn stay(mut self) -> Result<Delivery, Self> {
         if !self.begun {
             return Err(self);
@@ -237,26 +237,26 @@ impl Offer {
 }
 
 impl OfferReceiver {
-    /// Waits for the next message; none when the group is closed and every message was taken.
+    /// Waits for the next message; returns `None` when the group is closed and every message was taken.
     ///
     /// # Cancel safety
     /// No offer is lost.
     ///
     /// # Errors
-    /// The group's failure, once; then none.
+    /// The group's failure, once; then `None`.
     pub async fn next_offer(&mut self) -> Option<Result<Offer, GroupFailure>> {
         std::future::poll_fn(|cx| self.poll_offer(cx)).await
     }
 
-    /// Agrees to the end of the group and waits until every member has every message, which the certificate says.
+    /// Agrees to the end of the group, waits until every member has every message, and returns the certificate.
     ///
-    /// Messages not yet taken are refused if they were not begun; take all until `None` first.
+    /// Refuses messages that were not taken; take all until `None` first.
     ///
     /// # Cancel safety
-    /// Dropped before it has agreed, the group is abandoned; later, it is closed all the same.
+    /// If the future is dropped before it has agreed, the group is abandoned. Later, it is closed all the same.
     ///
     /// # Errors
-    /// The group's failure, with what did and did not arrive.
+    /// The group's failure; its certificate says what arrived.
     pub async fn close(mut self) -> Result<Certificate, GroupFailure> {
         while let Some(offer) = self.next_offer().await {
             drop(offer?);
@@ -264,16 +264,16 @@ impl OfferReceiver {
         self.agree().await
     }
 
-    /// Ends the group because this member cannot go on; the others learn the reason, of which at most 1000 characters
-    /// are passed on.
+    /// Ends the group because this member cannot go on; the others learn at most 1000 characters of the reason.
     pub fn refuse(self, reason: &str) {
         let reason = reason.chars().take(REASON_MAX).collect();
         self.group.declare(FailureCause::Refused { reason });
     }
 
-    /// Waits until the group fails, which may be never.
+    /// Waits until the group fails; may wait for ever.
     ///
-    /// What has arrived is still to be taken: a group that [goes on](GroupFailure::recover) does not bring it again.
+    /// Take the messages that have arrived: a group that [continues](GroupFailure::recover) this one does not send them
+    /// again.
     ///
     /// # Cancel safety
     /// Nothing is lost.
@@ -286,7 +286,7 @@ impl OfferReceiver {
         &self.group.members
     }
 
-    /// Returns what happened so far.
+    /// Returns the group's counters at this member.
     pub fn stats(&self) -> GroupStats {
         self.group.stats()
     }
@@ -308,22 +308,22 @@ impl OfferReceiver {
 
     async fn agree(mut self) -> Result<Certificate, GroupFailure> {
         let confirm = self.confirm.take().expect("only agreeing takes it, once");
-        // Fails only if the group has stopped, of which the outcome tells.
+        // Fails only if the group has stopped, which the outcome reports.
         let _ = confirm.send(());
         self.group.ended().await
     }
 }
 
 impl Receiver {
-    /// Agrees to the end of the group and waits until every member has every message, which the certificate says.
+    /// Agrees to the end of the group, waits until every member has every message, and returns the certificate.
     ///
-    /// Messages not yet taken are dropped.
+    /// Drops messages that were not taken.
     ///
     /// # Cancel safety
-    /// Dropped before it has agreed, the group is abandoned; later, it is closed all the same.
+    /// If the future is dropped before it has agreed, the group is abandoned. Later, it is closed all the same.
     ///
     /// # Errors
-    /// The group's failure, with what did and did not arrive.
+    /// The group's failure; its certificate says what arrived.
     pub async fn close(mut self) -> Result<Certificate, GroupFailure> {
         while let Some(message) = self.next().await {
             drop(message?);
@@ -331,15 +331,15 @@ impl Receiver {
         self.offers.agree().await
     }
 
-    /// Ends the group because this member cannot go on; the others learn the reason, of which at most 1000 characters
-    /// are passed on.
+    /// Ends the group because this member cannot go on; the others learn at most 1000 characters of the reason.
     pub fn refuse(self, reason: &str) {
         self.offers.refuse(reason);
     }
 
-    /// Waits until the group fails, which may be never.
+    /// Waits until the group fails; may wait for ever.
     ///
-    /// What has arrived is still to be taken: a group that [goes on](GroupFailure::recover) does not bring it again.
+    /// Take the messages that have arrived: a group that [continues](GroupFailure::recover) this one does not send them
+    /// again.
     ///
     /// # Cancel safety
     /// Nothing is lost.
@@ -352,7 +352,7 @@ impl Receiver {
         self.offers.members()
     }
 
-    /// Returns what happened so far.
+    /// Returns the group's counters at this member.
     pub fn stats(&self) -> GroupStats {
         self.offers.stats()
     }
@@ -367,7 +367,7 @@ impl Stream for Receiver {
                 let Poll::Ready(outcome) = delivery.poll_unpin(cx) else { return Poll::Pending };
                 self.current = None;
                 if outcome.is_err() {
-                    // The failure is told once.
+                    // The failure is reported once.
                     self.offers.failure_reported = true;
                     self.offers.offers.close();
                     while self.offers.offers.try_recv().is_ok() {}
@@ -417,7 +417,7 @@ pub(crate) async fn join_with_offers(node: Arc<NodeShared>, spec: GroupSpec) -> 
     join_from(node, spec, MemorySource::Application).await
 }
 
-/// Goes on at a member of a group that has failed.
+/// Continues a failed group at a receiver.
 pub(crate) async fn go_on(node: Arc<NodeShared>, continuation: Continuation) -> Result<Recovery, RecoveryError> {
     let (offers, lost) = go_on_from(node, continuation, MemorySource::Pool).await?;
     Ok(Recovery { handle: Recovered::Receiver(Receiver { offers, current: None }), lost })
@@ -470,7 +470,7 @@ fn start_receiving(formed: FormedGroup, memory: MemorySource) -> OfferReceiver {
     }
 }
 
-/// Something that is only reached by `&mut`, so that a handle is `Sync` whatever it holds.
+/// A value that is only reached by `&mut`, so that a handle is `Sync` whatever the value is.
 #[derive(Default)]
 struct Exclusive<T>(Mutex<T>);
 
@@ -480,7 +480,7 @@ impl<T> Exclusive<T> {
     }
 }
 
-/// Waits for the group's failure, owning what it needs.
+/// Returns a future of the group's failure that owns everything it needs.
 fn failure_of(group: &Arc<Group>) -> OwnedFuture<GroupFailure> {
     let group = group.clone();
     async move { group.failed().await }.boxed()
@@ -500,7 +500,7 @@ async fn run(
     let mut running = FuturesUnordered::new();
     let mut relay_turns = Turnstile::default();
     let mut started = group.prior.base;
-    // If the root is gone, what is to be completed is all.
+    // If the root is gone, the interrupted messages are all.
     let all = intake.all();
     let mut starting: futures::future::Fuse<OwnedFuture<_>> = intake.start(started).boxed().fuse();
     let mut closing = std::pin::pin!(group.closing().fuse());
@@ -535,7 +535,7 @@ async fn run(
             }
         }
     }
-    // The application sees the end of the stream, and agrees to the close when it has stored what it was given.
+    // The application sees the end of the stream, and agrees to the close when it has stored its messages.
     complete.store(true, Ordering::Release);
     drop(starting);
     if !confirmed {

@@ -1,8 +1,9 @@
-//! Going on after a failure: the survivors form a group that completes what the failed one had begun.
+//! Recovery after a failure: the survivors form a group that completes the interrupted messages.
 //!
-//! Members keep what not all of them have (`retained.rs`). Each survivor tells all others which blocks of the interrupted
-//! messages it holds; from that all compute the same [`Repair`], and only missing blocks travel, each from any survivor
-//! that holds it. Then the group goes on as any other, if its root is among the survivors; else it closes.
+//! Members retain the messages that not all of them have (`retained.rs`). Each survivor tells all others which blocks
+//! of the interrupted messages it holds. From that all compute the same [`Repair`], and only missing blocks travel,
+//! each from any survivor that holds it. Then the group goes on as any other if its root is among the survivors. Else
+//! it closes.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::fmt;
@@ -23,7 +24,9 @@ use crate::mesh::frame::GroupFrame;
 use crate::node::{NodeId, NodeShared};
 use crate::transfer::Shape;
 
-/// What a failed group leaves at one member. All are equal: they say nothing about the failure.
+/// The state from which a failed group is recovered at one member.
+///
+/// Always compares equal, so that it does not affect the equality of [`GroupFailure`].
 #[derive(Clone)]
 pub(crate) struct RecoveryState(Arc<RecoveryShared>);
 
@@ -70,28 +73,28 @@ impl fmt::Debug for RecoveryState {
     }
 }
 
-/// A group in which the survivors of another go on, made by [`GroupFailure::recover`].
+/// A group that continues a failed one among its survivors; made by [`GroupFailure::recover`].
 #[derive(Debug)]
 #[non_exhaustive]
 pub struct Recovery<R = Receiver> {
     /// This member's handle of the new group.
     pub handle: Recovered<R>,
-    /// Messages that the survivors do not hold between them, with all that come after them, in order; the same at every
-    /// survivor. Always empty if the root is among the survivors.
+    /// The messages that cannot be completed, in order: those of which the survivors lack blocks, and all that follow.
+    /// The same at every survivor. Always empty if the root is among the survivors.
     pub lost: Vec<LostMessage>,
 }
 
 /// A member's handle of a group that continues another.
 #[derive(Debug)]
 pub enum Recovered<R = Receiver> {
-    /// Of the root, which goes on sending.
+    /// The root's, which goes on sending.
     Sender(Sender),
-    /// Of any other member, and of all when the root is gone.
+    /// That of any other member, and of all members when the root is gone.
     Receiver(R),
 }
 
 impl<R> Recovery<R> {
-    /// Returns the handle of the root; none at other members.
+    /// Returns the handle of the root, or `None` at other members.
     pub fn into_sender(self) -> Option<Sender> {
         match self.handle {
             Recovered::Sender(sender) => Some(sender),
@@ -99,7 +102,7 @@ impl<R> Recovery<R> {
         }
     }
 
-    /// Returns the handle of a member that receives; none at the root.
+    /// Returns the handle of a receiver, or `None` at the root.
     pub fn into_receiver(self) -> Option<R> {
         match self.handle {
             Recovered::Sender(_) => None,
@@ -114,30 +117,30 @@ impl<R> Recovery<R> {
 pub struct LostMessage {
     /// Its place in the group's order, from 0.
     pub number: u64,
-    /// Its size in bytes; none if no survivor knows it.
+    /// Its size in bytes; `None` if no survivor knows it.
     pub size: Option<u64>,
-    /// How many of its blocks nobody holds; none if nobody knows how many it has. Zero if it only comes after one that is
-    /// lost.
+    /// How many of its blocks no survivor holds; `None` if no survivor knows how many blocks it has. Zero if it only
+    /// follows a message that is lost.
     pub blocks_missing: Option<u32>,
 }
 
-/// A group was not continued.
+/// A failed group could not be recovered.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum RecoveryError {
-    /// The group was formed [without it](GroupSpec::recoverable).
+    /// The group was formed [without recovery](GroupSpec::recoverable).
     #[error("the group was formed without recovery")]
     Off,
-    /// Those who agreed on the failure were not most of the members: the others may go on without them.
+    /// The members that agreed on the failure were no quorum: the others may go on without them.
     #[error("most members of the group cannot be reached, and may go on without this one")]
     NoQuorum,
     /// This member is one of those that failed: the others go on without it.
     #[error("this member is one of those that failed: it {cause}")]
     Excluded {
-        /// Why.
+        /// Why it failed.
         cause: FailureCause,
     },
-    /// What the group left was taken by another call.
+    /// Another call has recovered the group.
     #[error("the group was recovered before")]
     Taken,
     /// The last handle of the node was dropped.
@@ -149,26 +152,28 @@ pub enum RecoveryError {
 }
 
 impl GroupFailure {
-    /// Forms the group of the survivors, which completes what the failed one had begun.
+    /// Forms the group of the survivors, which completes the messages that the failed group had begun.
     ///
-    /// All survivors call it, within the [formation limit](GroupSpec::formation_limit); those that do not fail the new
-    /// group. It has a number of its own, derived from the old one, and the survivors as members, in the same order. Its
-    /// messages go on from those that were delivered: each receiver gets those that it has not been delivered, once and in
-    /// order. What travels is only what somebody misses, from whoever has it.
+    /// All survivors call it, within the [formation limit](GroupSpec::formation_limit). If a survivor does not, the new
+    /// group fails. The new group has a number of its own, derived from the old one, and the survivors as members, in
+    /// the same order. Its messages continue those that were delivered: each receiver gets the messages that it lacks,
+    /// once and in order. Only missing blocks travel, from any member that has them.
     ///
-    /// If the root is among the survivors it gets a [`Sender`]. Messages that were under way or queued are sent to the end
-    /// without being sent again; a [`Multicast`](crate::Multicast) that failed with [`SendError::NotQueued`](crate::SendError::NotQueued)
-    /// was polled too late for that. If the root is gone every survivor gets a [`Receiver`], whose stream ends when it has all that
-    /// the survivors hold between them; what they do not hold is [named](Recovery::lost).
+    /// If the root is among the survivors it gets a [`Sender`]. The group completes messages that were in flight or
+    /// queued; do not send them again. A [`Multicast`](crate::Multicast) that failed with
+    /// [`SendError::NotQueued`](crate::SendError::NotQueued) was polled too late for that. If the root is gone every
+    /// survivor gets a [`Receiver`]. Its stream ends after all messages that the survivors can complete;
+    /// [`Recovery::lost`] lists the others.
     ///
-    /// The memory of messages that not everybody had is kept while the failure or a clone of it lives, until it is
-    /// recovered.
+    /// The memory of messages that some members lack is kept while the failure or a clone of it lives, until the group
+    /// is recovered.
     ///
     /// # Cancel safety
     /// Dropping the future abandons the new group: the others learn that this member has left.
     ///
     /// # Errors
-    /// See [`RecoveryError`]. When the new group fails in turn, its own failure can be recovered from, and nothing is lost.
+    /// See [`RecoveryError`]. When the new group fails in turn, its own failure can be recovered from, and nothing is
+    /// lost.
     pub async fn recover(&self) -> Result<Recovery, RecoveryError> {
         let (node, continuation) = self.continuation().await?;
         match continuation.is_led_here() {
@@ -177,7 +182,7 @@ impl GroupFailure {
         }
     }
 
-    /// As [`recover`](Self::recover), for a member that supplies the memory for each message.
+    /// Recovers as [`recover`](Self::recover) does, for a member that supplies the memory for each message.
     ///
     /// For a message that it had accepted before, it may [stay](crate::Offer::stay) with the memory that it gave then.
     ///
@@ -194,7 +199,7 @@ impl GroupFailure {
         }
     }
 
-    /// Finds out how to go on.
+    /// Returns how the group continues at this member.
     async fn continuation(&self) -> Result<(Arc<NodeShared>, Continuation), RecoveryError> {
         let shared = &*self.recovery.0;
         if !shared.spec.recoverable {
@@ -207,7 +212,7 @@ impl GroupFailure {
             return Err(RecoveryError::Excluded { cause: own.cause.clone() });
         }
         let node = shared.node.upgrade().ok_or(RecoveryError::NodeDropped)?;
-        // What is kept must not change any more.
+        // The retained messages must not change any more.
         shared.retained.until_idle().await;
         if shared.taken.swap(true, Ordering::AcqRel) {
             return Err(RecoveryError::Taken);
@@ -233,28 +238,28 @@ impl GroupFailure {
     }
 }
 
-/// What one member of a group has behind it: messages by their numbers from the first. Nothing, unless the group goes on
-/// from another one.
+/// The progress of a member before its group was formed, as numbers of messages from the first. Zero, unless the group
+/// continues another one.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct PriorProgress {
     /// Messages that every member has.
     pub(super) base: u64,
     /// Messages that were begun, whole or not.
     pub(super) begun: u64,
-    /// Messages that this member's application was delivered.
+    /// Messages that this member's application has.
     pub(super) delivered: u64,
-    /// The member that was to send is gone: the group only completes what was begun.
+    /// The root is gone: the group only completes the interrupted messages.
     pub(super) root_gone: bool,
 }
 
 impl PriorProgress {
-    /// Returns the messages that are to be completed before the group goes on.
+    /// Returns the messages that are completed before the group goes on.
     pub(super) fn interrupted(&self) -> Range<u64> {
         self.base..self.begun
     }
 }
 
-/// How a group goes on at one member.
+/// How a group continues at one member.
 pub(crate) struct Continuation {
     pub(super) spec: GroupSpec,
     pub(super) prior: PriorProgress,
@@ -265,7 +270,7 @@ pub(crate) struct Continuation {
 
 impl Drop for Continuation {
     fn drop(&mut self) {
-        // Another call may find what this one has not used.
+        // Another call may use what this one has not used.
         if !*self.handed_over.get_mut() {
             self.shared.taken.store(false, Ordering::Release);
         }
@@ -277,7 +282,7 @@ impl Continuation {
         self.shared.rank.is_root() && !self.prior.root_gone
     }
 
-    /// Hashes what survivors must agree on besides the specification.
+    /// Hashes the progress on which survivors must agree besides the specification.
     pub(super) fn add_to(&self, hash: &mut blake3::Hasher) {
         let PriorProgress { base, begun, root_gone, .. } = self.prior;
         hash.update(&base.to_le_bytes());
@@ -285,7 +290,7 @@ impl Continuation {
         hash.update(&[u8::from(root_gone)]);
     }
 
-    /// Hands what is kept over to the group that goes on.
+    /// Hands the retained messages over to the new group.
     pub(super) fn hand_over(&self, retained: &RetainedMessages) {
         self.handed_over.store(true, Ordering::Release);
         for (number, kept) in self.shared.retained.take() {
@@ -298,7 +303,7 @@ impl Continuation {
 }
 
 impl GroupSpec {
-    /// Returns the specification of the group in which members of these ranks go on.
+    /// Returns the specification of the group that continues among the members of these ranks.
     fn of_survivors(&self, old: &[Rank]) -> Self {
         let members: Vec<NodeId> = old.iter().map(|rank| self.members[rank.index()]).collect();
         let mut hash = blake3::Hasher::new();
@@ -320,22 +325,22 @@ impl GroupSpec {
     }
 }
 
-// What each holds.
+// Holdings of the members.
 
 /// The blocks of interrupted messages that each member holds.
 #[derive(Default)]
 pub(crate) struct Holdings(BTreeMap<Rank, BTreeMap<u64, (Shape, BlockSet)>>);
 
 impl Holdings {
-    /// Returns of how many messages a member has told.
+    /// Returns for how many messages a member has reported its blocks.
     pub(super) fn told_by(&self, rank: Rank) -> usize {
         self.0.get(&rank).map_or(0, BTreeMap::len)
     }
 
-    /// Notes what a member says of one of the messages that are due.
+    /// Notes a member's report about one of the messages that are due.
     ///
     /// # Errors
-    /// What is wrong with it.
+    /// How the report violates the protocol.
     pub(super) fn note(
         &mut self,
         from: Rank,
@@ -356,24 +361,24 @@ impl Holdings {
     }
 }
 
-/// What a group has to complete before it goes on.
+/// The messages that a group completes before it goes on.
 #[derive(Default)]
 pub(crate) struct Resumption {
     pub(super) messages: VecDeque<InterruptedMessage>,
-    /// The number of the first message that is sent as usual; of all messages if there is no root any more.
+    /// The number of the first message that is sent as usual; the number of all messages if the root is gone.
     pub(super) next: u64,
     pub(super) lost: Vec<LostMessage>,
 }
 
-/// Why a group with a root cannot complete what was interrupted.
+/// A group with a root cannot complete an interrupted message.
 pub(crate) enum Irrecoverable {
     /// There are too many blocks to plan for.
     TooLong { message: u64 },
-    /// A member's word does not go together with the others', or with what it has to have.
+    /// A member's report contradicts those of others, or the blocks that it must have.
     Contradiction { by: Rank, what: String },
 }
 
-/// A message that is to be completed.
+/// A message to complete.
 pub(crate) struct InterruptedMessage {
     pub(super) number: u64,
     pub(super) shape: Shape,
@@ -381,12 +386,12 @@ pub(crate) struct InterruptedMessage {
 }
 
 impl Group {
-    /// Says which blocks of the interrupted messages are here.
+    /// Returns the frames that report which blocks of the interrupted messages are here.
     pub(super) fn holdings(&self) -> Vec<GroupFrame> {
         let kept = self.prior.interrupted().filter_map(|number| {
             let kept = self.retained.message(number)?;
             let shape = kept.shape();
-            // Of one that is longer nothing is told, so that it is lost, unless everybody has it.
+            // A longer message is not reported, so it is lost unless all members have it.
             (shape.count.0 <= BLOCKS_MAX).then(|| GroupFrame::Holding {
                 message: number,
                 size: shape.size,
@@ -414,7 +419,7 @@ impl Group {
             }
             let Some((_, shape)) = known else {
                 if !self.prior.root_gone {
-                    // The root has it: it is one of which nothing is told.
+                    // The root has it: it is too long to be reported.
                     return Err(Irrecoverable::TooLong { message: number });
                 }
                 resumption.lost.push(LostMessage { number, size: None, blocks_missing: None });
@@ -427,7 +432,7 @@ impl Group {
                 })
                 .collect();
             let blocks_missing = match Repair::new(&sets) {
-                // What comes after a message that is lost is not delivered: order is promised.
+                // Messages after a lost one are not delivered: order is promised.
                 Ok(repair) if resumption.lost.is_empty() => {
                     resumption.messages.push_back(InterruptedMessage { number, shape, repair });
                     continue;
@@ -444,7 +449,7 @@ impl Group {
                 _ if self.prior.root_gone => {}
                 None if first.size.is_some() => return Err(Irrecoverable::TooLong { message }),
                 _ => {
-                    let what = format!("has let go of message {message}, which not everybody has");
+                    let what = format!("has dropped message {message}, which some members lack");
                     return Err(Irrecoverable::Contradiction { by: Rank::ROOT, what });
                 }
             }
@@ -453,7 +458,7 @@ impl Group {
         Ok(resumption)
     }
 
-    /// Notes what this member holds itself.
+    /// Notes the blocks that this member holds itself.
     pub(super) fn own_holdings(&self, frames: &[GroupFrame], holdings: &mut Holdings) {
         for frame in frames {
             if let GroupFrame::Holding { message, size, blocks } = frame {
@@ -463,12 +468,12 @@ impl Group {
                     self.spec.block_size,
                     (*message, *size, blocks),
                 );
-                debug_assert!(noted.is_ok(), "what this member says is well formed");
+                debug_assert!(noted.is_ok(), "this member's own reports are well formed");
             }
         }
     }
 }
 
-/// Most blocks of a message that can be completed: what is held of it fits into one frame.
+/// Most blocks of a message that can be completed: a report of its blocks fits into one frame.
 pub(crate) const BLOCKS_MAX: u32 = 4 << 20;
 const _: () = assert!(BLOCKS_MAX as usize / 8 + 64 < crate::mesh::frame::LINK_FRAME_LEN_MAX);

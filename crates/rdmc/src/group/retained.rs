@@ -1,8 +1,8 @@
-//! Messages that not every member has yet. They are kept, so that what is lost with one member, or came to one corrupted, can
-//! be had from others.
+//! Retains the messages that some members lack, so that others can supply what a failed member had or a corrupted
+//! block.
 //!
-//! Members tell the root how many messages they have, and the root tells all how many everybody has: what everybody has
-//! is let go.
+//! Members report to the root how many messages they have, and the root announces how many all members have. Messages
+//! that all members have are dropped.
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard};
@@ -14,16 +14,16 @@ use tokio::sync::watch;
 use crate::sync::lock;
 use crate::transfer::{Blocks, Checksum, Shape};
 
-/// The messages that one member keeps.
+/// The messages that one member retains.
 pub(crate) struct RetainedMessages {
     state: Mutex<RetainedState>,
-    /// How many messages everybody has, from the first.
+    /// How many messages all members have, from the first.
     stable: watch::Sender<u64>,
-    /// Whether anything is kept.
+    /// Whether messages are retained.
     enabled: bool,
-    /// Whether what is queued is kept when the group fails.
+    /// Whether queued messages are kept when the group fails.
     recoverable: bool,
-    /// Whether short messages are kept as copies, without the memory that they came in.
+    /// Whether short messages are kept as copies, without the memory into which they were received.
     copies_short: bool,
     /// Whether the group does no more work here.
     idle: watch::Sender<bool>,
@@ -35,17 +35,17 @@ struct RetainedState {
     queued: Vec<(Buffer, Shape)>,
     /// At the root: how many messages each member has.
     held: Vec<u64>,
-    /// At another member: how many messages the root knows this one to have.
+    /// At another member: how many messages it has reported to the root.
     told: u64,
-    /// Bytes of messages held since.
+    /// Bytes of the messages that it got since.
     untold_bytes: u64,
 }
 
-/// A message that is kept.
+/// A retained message.
 #[derive(Clone)]
 pub(crate) enum RetainedMessage {
     Blocks(Arc<Blocks>),
-    /// A short one that is whole.
+    /// A short message that is whole.
     Short(ShortMessage),
 }
 
@@ -54,7 +54,7 @@ pub(crate) enum RetainedMessage {
 pub(crate) struct ShortMessage {
     pub(crate) shape: Shape,
     pub(crate) bytes: Arc<[u8]>,
-    /// Of its blocks, where they were checked, so that what changes here is found by others.
+    /// Checksums of its blocks, where they were checked, so that others find bytes that change here.
     checksums: Arc<[Option<Checksum>]>,
 }
 
@@ -106,7 +106,7 @@ impl RetainedMessage {
 }
 
 impl RetainedMessages {
-    /// Keeps nothing yet of a group of so many members, all of which have the first `stable` messages.
+    /// Begins empty, for a group of so many members, all of which have the first `stable` messages.
     pub(crate) fn new(members: usize, stable: u64, enabled: bool) -> Self {
         let state = RetainedState {
             kept: BTreeMap::new(),
@@ -125,26 +125,25 @@ impl RetainedMessages {
         }
     }
 
-    /// Keeps messages, if `checked`, also for those to whom a block comes corrupted.
+    /// Retains messages, if `checked`, also for members that receive a corrupted block.
     pub(crate) fn and_for_healing(mut self, checked: bool) -> Self {
         self.enabled |= checked;
         self
     }
 
-    /// Keeps messages, if members share objects, for as long as some do not have them: the memory of the root's holds the
-    /// objects.
+    /// Retains messages, if members share objects, while some members lack them: the root's memory holds the objects.
     pub(crate) fn and_for_sharing(mut self, shared: bool, is_root: bool) -> Self {
         self.enabled |= shared;
         self.copies_short = !(shared && is_root);
         self
     }
 
-    /// Tells whether anything is kept.
+    /// Tells whether messages are retained.
     pub(crate) fn keeps(&self) -> bool {
         self.enabled
     }
 
-    /// Keeps a message that begins.
+    /// Retains a message that begins.
     pub(crate) fn keep(&self, number: u64, blocks: &Arc<Blocks>) {
         if !self.enabled || number < *self.stable.borrow() {
             return;
@@ -156,7 +155,7 @@ impl RetainedMessages {
         self.lock().kept.insert(number, kept);
     }
 
-    /// Notes that a message is whole: a short one is kept without the memory that it was received into.
+    /// Notes that a message is whole; a short one is kept without the memory into which it was received.
     pub(crate) fn shorten(&self, number: u64, message: &[u8]) {
         let replaced = {
             let mut state = self.lock();
@@ -177,12 +176,12 @@ impl RetainedMessages {
         self.lock().kept.insert(number, kept);
     }
 
-    /// Returns a message that is kept.
+    /// Returns a retained message.
     pub(crate) fn message(&self, number: u64) -> Option<RetainedMessage> {
         self.lock().kept.get(&number).cloned()
     }
 
-    /// Has a message that is kept go on in the memory it was to be received into; tells whether that can be.
+    /// Resumes a retained message in the memory into which it was to be received; returns whether that is possible.
     pub(crate) fn resume(&self, number: u64) -> bool {
         let mut state = self.lock();
         match state.kept.remove(&number) {
@@ -203,12 +202,12 @@ impl RetainedMessages {
         }
     }
 
-    /// Takes all messages that are kept.
+    /// Takes all retained messages.
     pub(crate) fn take(&self) -> BTreeMap<u64, RetainedMessage> {
         std::mem::take(&mut self.lock().kept)
     }
 
-    /// Lets go of the first `count` messages, which everybody has.
+    /// Drops the first `count` messages, which all members have.
     pub(crate) fn release(&self, count: u64) {
         let released = {
             let mut state = self.lock();
@@ -223,13 +222,14 @@ impl RetainedMessages {
         });
     }
 
-    /// Lets go of everything.
+    /// Drops everything.
     pub(crate) fn clear(&self) {
         drop(self.take());
         drop(self.take_queued());
     }
 
-    /// At the root: notes how many messages a member has; returns how many everybody has, if that is news.
+    /// At the root: notes how many messages a member has; returns how many all members have, if that is more than
+    /// before.
     pub(crate) fn note_held(&self, member: Rank, count: u64) -> Option<u64> {
         let least = {
             let mut state = self.lock();
@@ -244,9 +244,9 @@ impl RetainedMessages {
         })
     }
 
-    /// At another member, which has `held` messages, the latest of so many bytes: tells whether the root is to know.
+    /// At another member, which has `held` messages, the latest of so many bytes: tells whether it reports now.
     ///
-    /// It is at once where anybody keeps memory; a few short messages may wait for others.
+    /// A long message is reported at once, since others keep its memory. A few short messages may wait for more.
     pub(crate) fn should_report(&self, held: u64, bytes: u64) -> bool {
         let mut state = self.lock();
         state.untold_bytes = state.untold_bytes.saturating_add(bytes);
@@ -258,7 +258,7 @@ impl RetainedMessages {
         due
     }
 
-    /// Waits until at most `count` of the first `begun` messages are kept.
+    /// Waits until fewer than `count` of the first `begun` messages are retained.
     pub(crate) async fn room(&self, begun: u64, count: u64) {
         if !self.enabled {
             return;
@@ -267,7 +267,7 @@ impl RetainedMessages {
         stable.wait_for(|stable| begun.saturating_sub(*stable) < count).await.expect("the sender lives in self");
     }
 
-    // Of a group that has failed.
+    // After a failure.
 
     pub(crate) fn queue(&self, messages: impl IntoIterator<Item = (Buffer, Shape)>) {
         if self.recoverable {
@@ -279,12 +279,12 @@ impl RetainedMessages {
         std::mem::take(&mut self.lock().queued)
     }
 
-    /// Notes that the group does no more work here: what is kept does not change any more.
+    /// Notes that the group does no more work here: the retained messages do not change any more.
     pub(crate) fn mark_idle(&self) {
         self.idle.send_replace(true);
     }
 
-    /// Waits for that.
+    /// Waits until the group does no more work here.
     pub(crate) async fn until_idle(&self) {
         let mut idle = self.idle.subscribe();
         let _ = idle.wait_for(|idle| *idle).await.expect("the sender lives in self");
@@ -295,11 +295,11 @@ impl RetainedMessages {
     }
 }
 
-/// Messages that the root begins before everybody has the first of them.
+/// Messages that the root begins before all members have the first of them.
 pub(crate) const UNSTABLE_MAX: u64 = 1024;
 /// Longest message that is kept as a copy, in bytes.
 const SHORT_MAX: usize = 16 << 10;
-/// Short messages that the root does not know this member to have, at most.
+/// Most short messages that are not reported to the root.
 const UNTOLD_MAX: u64 = 16;
 
 #[cfg(test)]

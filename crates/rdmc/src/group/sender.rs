@@ -27,23 +27,25 @@ use crate::transfer::{Blocks, HopPlan, Shape, Transfer, TransferError, Turnstile
 
 /// The root's handle of a group: sends messages to all members.
 ///
-/// Dropping it without [`close`](Self::close) abandons the group: messages that were begun are completed here, then
-/// the members learn that the root has left.
+/// Dropping it without [`close`](Self::close) abandons the group: the root completes the messages that have begun, then
+/// the members learn that it has left.
 pub struct Sender {
     group: Arc<Group>,
     requests: RequestSender,
 }
 
-/// What can be sent: pool memory, `Bytes`, a mapped file or a sealed object, all without a copy on fabrics that register cheaply.
+/// The content of a message: pool memory, `Bytes`, a mapped file or a sealed object.
+///
+/// Fabrics that register memory cheaply send all of them without a copy.
 #[derive(Debug)]
 #[non_exhaustive]
 pub enum Payload {
     /// Registered memory.
     Buffer(Buffer),
-    /// Memory still to be registered, such as a mapped file.
+    /// Memory that is not registered yet, such as a mapped file.
     Memory(Memory),
-    /// An object that all members are to have in common, where [they share objects](crate::DeliveryMode::Shared); elsewhere its
-    /// bytes are sent.
+    /// An object that all members share, where [the group shares objects](crate::DeliveryMode::Shared). In other groups
+    /// its bytes are sent.
     Object(SharedObject),
 }
 
@@ -99,7 +101,7 @@ pub(crate) async fn create(node: Arc<NodeShared>, spec: GroupSpec) -> Result<Sen
     Ok(start_sending(form(node, spec, MemberRole::Root).await?))
 }
 
-/// Goes on at the root of a group that has failed.
+/// Continues a failed group at its root.
 pub(crate) async fn go_on<R>(node: Arc<NodeShared>, continuation: Continuation) -> Result<Recovery<R>, RecoveryError> {
     let spec = continuation.spec.clone();
     let formed = form(node, spec, MemberRole::Survivor(Box::new(continuation))).await?;
@@ -114,21 +116,21 @@ fn start_sending(formed: FormedGroup) -> Sender {
 }
 
 impl Sender {
-    /// Sends a message to every member; the future is that of its transfer.
+    /// Sends a message to every member.
     ///
-    /// It completes when nothing more of it is sent from here, although some members may still receive from others
-    /// (DSN §4.6); [`close`](Self::close) tells when everybody has everything. In a
-    /// [recoverable](GroupSpec::recoverable) group, and where blocks are [checked](GroupSpec::check_blocks), its memory is kept
-    /// until then. Any number may be awaited at once: they are carried out and completed in the order in which the futures
-    /// were first polled, a few at a time.
+    /// The future completes when the root sends nothing more of the message, although some members may still receive
+    /// from others (DSN §4.6). [`close`](Self::close) completes when every member has every message. In a
+    /// [recoverable](GroupSpec::recoverable) group, and where blocks are [checked](GroupSpec::check_blocks), the memory
+    /// is kept until every member has the message. Any number of futures may be awaited at once. They are carried out
+    /// and completed in the order in which they were first polled, a few at a time.
     ///
     /// # Cancel safety
-    /// Dropped before it is polled or before its turn comes, nothing is sent. Dropped later, the message is
-    /// sent all the same.
+    /// If the future is dropped before it is polled or before its turn, nothing is sent. Later, the message is sent all
+    /// the same.
     ///
     /// # Errors
     /// [`SendError::Failed`] if the group fails meanwhile, [`SendError::NotQueued`] if it fails before;
-    /// [`SendError::NotAnObject`] if members [share](crate::DeliveryMode::Shared) objects and this is none.
+    /// [`SendError::NotAnObject`] if members [share](crate::DeliveryMode::Shared) objects and the payload is not one.
     pub fn send(&self, payload: impl Into<Payload>) -> Multicast {
         let payload = payload.into();
         let (group, requests) = (self.group.clone(), self.requests.clone());
@@ -142,7 +144,8 @@ impl Sender {
         Multicast(sent.boxed())
     }
 
-    /// Does as [`send`](Self::send), but the message has its place when this returns, and is sent if the future is dropped.
+    /// Sends as [`send`](Self::send) does, but the message has its slot when this returns. Dropping the future does not
+    /// take it back.
     pub(crate) fn send_at_once(&self, payload: impl Into<Payload>) -> Multicast {
         let queued = queue(&self.group, &self.requests, payload.into());
         let group = self.group.clone();
@@ -161,21 +164,22 @@ impl Sender {
         Multicast(sent.boxed())
     }
 
-    /// Closes the group: `Ok` if and only if every message reached every member and every member agrees to the end, which
-    /// the certificate says.
+    /// Closes the group: `Ok` if and only if every message reached every member and every member agrees to the end.
+    ///
+    /// Returns the certificate.
     ///
     /// # Cancel safety
-    /// Dropped before it is polled, the group is abandoned; later, it is closed all the same.
+    /// If the future is dropped before it is polled, the group is abandoned. Later, it is closed all the same.
     ///
     /// # Errors
-    /// The group's failure, with what did and did not arrive, if it failed before everybody had everything.
+    /// The group's failure, if it failed before every member had every message; its certificate says what arrived.
     pub async fn close(self) -> Result<Certificate, GroupFailure> {
-        // Behind what was sent before; it stands if this future is dropped.
+        // After all earlier requests; it stays if this future is dropped.
         self.requests.close();
         self.group.ended().await
     }
 
-    /// Waits until the group fails, which may be never.
+    /// Waits until the group fails; may wait for ever.
     ///
     /// # Cancel safety
     /// Nothing is lost.
@@ -188,13 +192,13 @@ impl Sender {
         &self.group.members
     }
 
-    /// Returns what happened so far.
+    /// Returns the group's counters at the root.
     pub fn stats(&self) -> GroupStats {
         self.group.stats()
     }
 }
 
-/// Gives a message its place, unless the group has ended.
+/// Queues a message; returns `None` if the group has ended.
 fn queue(
     group: &Group,
     requests: &RequestSender,
@@ -203,7 +207,7 @@ fn queue(
     let message = group.register_payload(payload)?;
     let (size, block_size) = (message.len() as u64, group.block_size());
     let shape = Shape::new(size, block_size).ok_or(SendError::TooManyBlocks { size, block_size, max: u32::MAX })?;
-    // Whoever has been told of the end is not to find the queue open because the engine has not yet had its turn.
+    // The queue may still be open after the end is known, while the engine has not had its turn.
     if group.outcome().is_some() {
         return Ok(None);
     }
@@ -299,13 +303,13 @@ async fn run(
     Ok(())
 }
 
-/// What the root's engine is to do next.
+/// The next step of the root's engine.
 enum NextStep {
     Message { repair: Option<Repair>, blocks: Arc<Blocks>, done: Option<oneshot::Sender<()>> },
     End { closed: bool },
 }
 
-/// Waits for the next message: those that were interrupted come first.
+/// Waits for the next message; interrupted messages come first.
 async fn next_message(
     group: &Group,
     resumption: &mut Resumption,
@@ -336,10 +340,10 @@ async fn next_message(
     }
 }
 
-/// How it is found out who sends what of a message.
+/// The source of a message's plan.
 enum PlanSource {
     Known(HopPlan),
-    /// When all have said what they have of it.
+    /// The answers of all members about the blocks that they have.
     Asked(oneshot::Receiver<ChecksumsByRank>),
 }
 
@@ -360,7 +364,7 @@ impl PlanSource {
     }
 }
 
-/// Tells whoever waits that a message is sent, in the order of the messages.
+/// Completes the futures of messages that are sent, in the order of the messages.
 struct OrderedCompletions {
     next: u64,
     early: BTreeMap<u64, Option<oneshot::Sender<()>>>,
@@ -372,12 +376,12 @@ impl OrderedCompletions {
         self.early.insert(number, done);
         while let Some(done) = self.early.remove(&self.next) {
             self.next += 1;
-            // Nobody may wait any more.
+            // Fails only if the application no longer waits.
             let _ = done.map(|done| done.send(()));
         }
         Ok(())
     }
 }
 
-/// Messages under way at once.
+/// Messages in flight at once.
 const TRANSFERS_MAX: usize = 4;

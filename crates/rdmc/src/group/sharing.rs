@@ -1,7 +1,8 @@
-//! Groups whose members have every message in common: what travels is the descriptor of a sealed object.
+//! Groups whose members share every message: the descriptor of a sealed object travels instead of its bytes.
 //!
-//! The descriptor is a message like any other, so that order, flow control, recovery and close are the same. The root keeps the
-//! object open for as long as it keeps the descriptor, which owns it; a member has a message when it has mapped the object.
+//! The descriptor is a message like any other, so order, flow control, recovery and close are the same. The
+//! descriptor's memory owns the object, so the root keeps the object open as long as it retains the descriptor. A
+//! member has a message when it has mapped the object.
 
 use bytes::Bytes;
 use rdmc_fabric::{AttachError, Buffer, Memory, ObjectDescriptor, ObjectShare, SharedObject};
@@ -14,23 +15,25 @@ use crate::node::NodeShared;
 use crate::pool::PoolError;
 use crate::transfer::TransferError;
 
-/// How members get the messages of a group.
+/// Chooses how members get the messages of a group.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum DeliveryMode {
-    /// Every member has a copy in its own memory, which the root may write again when it is sent.
+    /// Every member has a copy in its own memory. The root may write to its own when the message is sent.
     #[default]
     Private,
-    /// All members have the same memory, read only: nothing is copied. Every message is a
-    /// [`SharedObject`](rdmc_fabric::SharedObject), and all members are processes of one user on one host, joined by shared memory.
+    /// All members have the same memory, read only: nothing is copied.
     ///
-    /// The descriptor of the object travels as a short message does; a member has the message when it has mapped the object, whose
-    /// pages are brought in as they are read. The root keeps the object open until all have it, of 64 messages at most at a time;
-    /// who has mapped it keeps it, whatever becomes of the root. A survivor that has not mapped it when the root is gone cannot be
-    /// given it by the others: it fails. An object may be as long as [a message that the pool
-    /// takes](crate::NodeBuilder::pool_bytes_max), although it takes no memory of the pool.
+    /// Every message is a [`SharedObject`](rdmc_fabric::SharedObject). All members are processes of one user on one
+    /// host, joined by shared memory.
     ///
-    /// Sizes and digests in the [certificate](crate::Certificate), and blocks that are [checked](GroupSpec::check_blocks), are those
-    /// of descriptors: what nobody can change is not summed.
+    /// The descriptor of the object travels as a short message does. A member has the message when it has mapped the
+    /// object; pages come in as they are read. The root keeps objects open until all members have them, at most 64 at a
+    /// time. A member that has mapped an object keeps it, even if the root is gone. A survivor that has not mapped it
+    /// when the root is gone cannot get it from the others: it fails. An object may be as long as [a message that the
+    /// pool takes](crate::NodeBuilder::pool_bytes_max), although it takes no memory of the pool.
+    ///
+    /// Sizes and digests in the [certificate](crate::Certificate), and [checks](GroupSpec::check_blocks) of blocks, are
+    /// those of descriptors: sealed objects cannot change, so they are not summed.
     Shared,
 }
 
@@ -40,7 +43,7 @@ impl GroupSpec {
         self.delivery_mode == DeliveryMode::Shared
     }
 
-    /// Refuses what does not go together with shared objects.
+    /// Checks that the group's other settings allow shared objects.
     pub(super) fn check_sharing(&self, node: &NodeShared) -> Result<(), GroupError> {
         let capabilities = node.fabric.capabilities();
         match self.is_shared() {
@@ -52,13 +55,13 @@ impl GroupSpec {
         }
     }
 
-    /// Refuses that the application supplies memory for objects that are shared.
+    /// Checks that the application does not supply memory for shared objects.
     pub(super) fn check_offers(&self) -> Result<(), GroupError> {
         if self.is_shared() { Err(GroupError::SharedOffers) } else { Ok(()) }
     }
 }
 
-/// The descriptor of an object, as it is sent: the object is shared for as long as its memory lives.
+/// The descriptor of an object, as it is sent. The object stays shared as long as this memory lives.
 struct SharedDescriptor {
     bytes: [u8; ObjectDescriptor::LEN],
     _share: ObjectShare,
@@ -71,7 +74,7 @@ impl AsRef<[u8]> for SharedDescriptor {
 }
 
 impl Group {
-    /// At the root: turns what the application gives into what is sent.
+    /// At the root: turns a payload into the memory that is sent.
     pub(super) fn register_payload(&self, payload: Payload) -> Result<Buffer, SendError> {
         let memory = match payload {
             Payload::Object(object) if self.spec.is_shared() => self.announced(&object)?,
@@ -88,8 +91,7 @@ impl Group {
         Ok(Bytes::from_owner(SharedDescriptor { bytes: share.descriptor().encode(), _share: share }).into())
     }
 
-    /// At another member: returns what the application gets of a message that is whole: the bytes, or the object that they
-    /// describe.
+    /// At another member: returns the content of a whole message: its bytes, or the object that they describe.
     pub(crate) async fn content(&self, message: u64, whole: &Buffer) -> Result<Buffer, TransferError> {
         if !self.spec.is_shared() {
             return Ok(whole.clone());
@@ -109,19 +111,20 @@ impl Group {
                 AttachError::Unreachable(_) | AttachError::NotShared if !self.prior.root_gone => {
                     TransferError::Unattached { by: Rank::ROOT, what }
                 }
-                // The owner is not a member any more, or it is the fault of this one.
+                // The owner is not a member any more, or this member is at fault.
                 _ => TransferError::Local(FailureCause::Resources { what }),
             }
         })
     }
 }
 
-/// Adds what can be done where members that share objects cannot be joined.
+/// Adds a remedy to an error, if members that share objects cannot be joined.
 pub(super) fn with_remedy(spec: &GroupSpec, what: String) -> String {
     if spec.is_shared() { format!("{what}; {REMEDY}") } else { what }
 }
 
-/// What can be done about members that are not on one host.
-const REMEDY: &str = "members that share objects must be processes of one host, joined by shared memory: choose them so, or private delivery";
-/// Messages that the root begins before everybody has the first of them: as many descriptors are open.
+/// The remedy for members that are not on one host.
+const REMEDY: &str = "members that share objects must be processes of one host, joined by shared memory: \
+                      choose them so, or private delivery";
+/// Messages that the root begins before all members have the first of them: as many objects are open.
 pub(super) const UNSTABLE_OBJECTS_MAX: u64 = 64;

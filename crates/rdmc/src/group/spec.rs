@@ -1,4 +1,4 @@
-//! What all members of a group must agree on.
+//! The specification of a group.
 
 use std::collections::BTreeSet;
 use std::fmt;
@@ -14,7 +14,7 @@ use super::sharing::DeliveryMode;
 use crate::failure::GroupError;
 use crate::node::{NodeId, NodeShared};
 
-/// A group's number, the same on all members. Each number is used once.
+/// Numbers a group, the same on all members. Each number is used once.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub struct GroupId(pub u64);
 
@@ -24,7 +24,7 @@ impl fmt::Display for GroupId {
     }
 }
 
-/// What all members of a group must agree on.
+/// Specifies a group: all members must agree on it.
 ///
 /// # Examples
 /// ```
@@ -53,7 +53,7 @@ impl GroupSpec {
     /// Largest block size in bytes: 1 GiB.
     pub const BLOCK_SIZE_MAX: u32 = 1 << 30;
 
-    /// Specifies a group of these members, the first of which is the root; binomial pipeline, blocks of 1 MiB.
+    /// Specifies a group of these members, the first of which is the root; default: binomial pipeline, blocks of 1 MiB.
     pub fn new(id: u64, members: impl IntoIterator<Item = NodeId>) -> Self {
         Self {
             id: GroupId(id),
@@ -78,7 +78,7 @@ impl GroupSpec {
 
     /// Sets the block size in bytes, 1 to [`BLOCK_SIZE_MAX`](Self::BLOCK_SIZE_MAX); all members need the same.
     ///
-    /// Large blocks cost fewer operations, small ones start the relays sooner: a message takes about
+    /// Large blocks need fewer operations; small blocks start the relays sooner. A message takes about
     /// (blocks − 1 + log₂ members) block times. 64 KiB to 4 MiB suit most networks.
     #[must_use]
     pub fn block_size(mut self, bytes: u32) -> Self {
@@ -86,61 +86,63 @@ impl GroupSpec {
         self
     }
 
-    /// Sets whether every block is checked where it arrives, before it is passed on; all members need the same. By default
-    /// blocks are checked unless [the fabric protects them](Capabilities::protects_blocks).
+    /// Sets whether every block is checked where it arrives, before it is passed on; all members need the same.
     ///
-    /// A bit that changed on the way, or in the memory of the member that passed the block on, is found by the next member,
-    /// [counted](crate::GroupStats::blocks_corrupted), and logged with both members' ranks. The certificate then has the
-    /// [digest](crate::Digest) of each message, on which all members have agreed.
+    /// By default blocks are checked unless [the fabric protects them](Capabilities::protects_blocks).
+    ///
+    /// If a bit changes on the way, or in the memory of the member that passes the block on, the next member finds it.
+    /// It [counts](crate::GroupStats::blocks_corrupted) it, and logs it with both members' ranks. The certificate then
+    /// has the [digest](crate::Digest) of each message, on which all members have agreed.
     #[must_use]
     pub fn check_blocks(mut self, check: bool) -> Self {
         self.check_blocks = Some(check);
         self
     }
 
-    /// Sets how long forming the group may take before the members that have not joined are given up; default 30 s.
+    /// Sets how long forming the group may take; default 30 s. Members that have not joined by then fail the group.
     #[must_use]
     pub fn formation_limit(mut self, limit: Duration) -> Self {
         self.formation_limit = limit;
         self
     }
 
-    /// Sets whether the group can [go on](crate::GroupFailure::recover) among the survivors of a failure; default true; all
+    /// Sets whether the group can be [recovered](crate::GroupFailure::recover) after a failure; default true; all
     /// members need the same.
     ///
-    /// Every member then keeps the memory of a message until all have it, also if the application has let go of it, and the
-    /// root hears from every member how far it has come.
+    /// Every member then keeps the memory of a message until all have it, even if the application has dropped it.
+    /// Members report their progress to the root.
     #[must_use]
     pub fn recoverable(mut self, recoverable: bool) -> Self {
         self.recoverable = recoverable;
         self
     }
 
-    /// Sets what the group does about a member that holds the others up; by default it waits. The root's word counts.
+    /// Sets what the group does about a member that holds the others up; by default it waits. Only the root's setting
+    /// applies.
     ///
-    /// Such a member is found by the waits for its *ready_for_block* and for room on the way to it, compared with those
-    /// for others; [`GroupStats::slow`](crate::GroupStats::slow) and the log name it, whatever is done about it.
+    /// The root finds such a member by the waits for its *ready_for_block* and for room on the way to it, compared with
+    /// those for others. [`GroupStats::slow`](crate::GroupStats::slow) and the log name it in any case.
     #[must_use]
     pub fn slow_receivers(mut self, policy: SlowReceivers) -> Self {
         self.slow_receivers = policy;
         self
     }
 
-    /// Sets whether receivers may have parts of the messages already, of which only the rest is to travel; default false; all
+    /// Sets whether receivers may have parts of the messages already, so that only the rest travels; default false; all
     /// members need the same.
     ///
-    /// It is for members that were interrupted, evicted, or away, and for new versions of what they have. They
-    /// [accept](crate::Offer::accept_partial) a message into memory that may hold some of its blocks; each block that equals the
-    /// root's stays, and is sent on to others who lack it. So a member catches up from any holder, as the root of such a group,
-    /// and from all that are members at once. Before each message its blocks are compared by their checksums, for which the
-    /// members wait; and every member is connected to every other one.
+    /// It is for members that were interrupted, evicted or away, and for new versions of data that they have. They
+    /// [accept](crate::Offer::accept_partial) a message into memory that may hold some of its blocks. Blocks that equal
+    /// the root's stay, and are sent on to members that lack them. So any holder can be the root of such a group, and a
+    /// member catches up from all other members at once. Members wait before each message while its blocks are compared
+    /// by their checksums, and every member is connected to every other one.
     #[must_use]
     pub fn delta(mut self, delta: bool) -> Self {
         self.delta = delta;
         self
     }
 
-    /// Sets whether members get private copies of the messages or have them in common; default private; all members need the
+    /// Sets whether members get private copies of the messages or share them; default private; all members need the
     /// same.
     ///
     /// # Examples
@@ -187,7 +189,7 @@ impl GroupSpec {
         &self.members
     }
 
-    /// Returns the rank of `me`, if everything is as it must be.
+    /// Checks the specification at a node; returns the node's rank.
     pub(super) fn check(&self, node: &NodeShared) -> Result<Rank, GroupError> {
         if self.block_size == 0 || self.block_size > Self::BLOCK_SIZE_MAX {
             let max = u64::from(Self::BLOCK_SIZE_MAX);
@@ -217,7 +219,7 @@ impl GroupSpec {
         u32::try_from(self.members.len()).unwrap_or(u32::MAX)
     }
 
-    /// Hashes all that members must agree on.
+    /// Hashes everything on which members must agree.
     pub(super) fn digest(&self, continuation: Option<&Continuation>) -> [u8; 32] {
         let mut hash = blake3::Hasher::new();
         hash.update(&[u8::from(self.recoverable), u8::from(self.delta)]);

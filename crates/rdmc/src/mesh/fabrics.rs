@@ -1,4 +1,4 @@
-//! A node's fabrics, and which one the members of a cluster have in common.
+//! A node's fabrics, and the choice of one that all members of a cluster have.
 
 use std::collections::BTreeSet;
 use std::fmt;
@@ -9,10 +9,10 @@ use serde::{Deserialize, Serialize};
 
 use crate::node::NodeId;
 
-/// The fabrics that a node can use, in the order in which it prefers them.
+/// Lists the fabrics that a node can use, in order of preference.
 ///
-/// Invited and inviting nodes find out with it which one they all have: see [`invite`](crate::invite). Fabrics of one
-/// node that open connections share a [`Rendezvous`](crate::Rendezvous), since only the first one listens.
+/// Invited and inviting nodes choose one that all of them have: see [`invite`](crate::invite). Fabrics of one node that
+/// open connections share a [`Rendezvous`](crate::Rendezvous), since only the first one listens.
 ///
 /// # Examples
 /// ```
@@ -33,7 +33,7 @@ pub struct Fabrics {
 }
 
 impl Fabrics {
-    /// Takes fabrics in order of preference: 1 to [`COUNT_MAX`](Self::COUNT_MAX) of them, each with another name.
+    /// Lists fabrics in order of preference: 1 to [`COUNT_MAX`](Self::COUNT_MAX) of them, each with another name.
     ///
     /// # Errors
     /// See [`FabricsError`].
@@ -63,7 +63,7 @@ impl Fabrics {
         Some(self.fabrics[at].clone())
     }
 
-    /// Returns where control connections come from and go to.
+    /// Returns the environment of control connections.
     pub(crate) fn environment(&self) -> Arc<dyn Environment> {
         self.fabrics.first().expect("there is at least one").environment()
     }
@@ -95,20 +95,20 @@ impl<F: Fabric + 'static> From<Arc<F>> for Fabrics {
     }
 }
 
-/// A list of fabrics is none.
+/// Invalid list of fabrics.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum FabricsError {
     /// It has no fabric or too many.
-    #[error("{count} fabrics where 1 to {max} are possible")]
+    #[error("a list of {count} fabrics: 1 to {max} are allowed")]
     Count {
-        /// How many it has.
+        /// How many fabrics it has.
         count: usize,
-        /// Most that are possible.
+        /// Most that are allowed.
         max: usize,
     },
     /// A name is empty, too long, or cannot be printed.
-    #[error("{name:?} is no name of a fabric")]
+    #[error("{name:?} is not a valid name of a fabric")]
     Name {
         /// The name, or its beginning.
         name: String,
@@ -121,13 +121,13 @@ pub enum FabricsError {
     },
 }
 
-/// Which fabric was chosen for a cluster formed by invitation, and why.
+/// The fabric that was chosen for a cluster formed by invitation, and why.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct FabricChoice {
     /// The name of the chosen one.
     pub fabric: String,
-    /// What would have been preferred, best first.
+    /// The fabrics that would have been preferred, best first.
     pub passed_over: Vec<PassedOver>,
 }
 
@@ -142,7 +142,7 @@ pub struct PassedOver {
 }
 
 impl FabricChoice {
-    /// Says why this fabric was chosen: `everybody has it`, or `10.0.0.3:7471 has no verbs`.
+    /// Returns why this fabric was chosen: `everybody has it`, or `10.0.0.3:7471 has no verbs`.
     pub fn reason(&self) -> String {
         let mut reasons = self.passed_over.iter().map(PassedOver::to_string).peekable();
         match reasons.peek() {
@@ -171,8 +171,8 @@ impl fmt::Display for PassedOver {
     }
 }
 
-/// The name of one fabric, as it travels: 1 to 32 printable ASCII characters. Behind a slash comes which nodes can be reached by
-/// it, if not all that have it.
+/// The name of one fabric on the wire: 1 to 32 printable ASCII characters. If it reaches only some nodes that have it,
+/// their group follows after a slash.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(try_from = "String")]
 pub(crate) struct FabricName(String);
@@ -192,7 +192,7 @@ impl fmt::Display for FabricName {
     }
 }
 
-/// The names of fabrics, as they travel: best first, at least one, few, all different.
+/// The names of fabrics on the wire: best first, at least one, few, all different.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(try_from = "Vec<String>")]
 pub(crate) struct FabricNames(Vec<FabricName>);
@@ -221,12 +221,12 @@ impl fmt::Display for FabricNames {
 }
 
 impl FabricNames {
-    /// Returns those that `others` have too, in this order; none if there are none.
+    /// Returns the names that `others` have too, in this order, or `None` if there are none.
     pub(crate) fn in_common(&self, others: &Self) -> Option<Self> {
         self.filtered(|name| others.has(name))
     }
 
-    /// Returns those for which `keep` is true, in this order; none if there are none.
+    /// Returns the names for which `keep` is true, in this order, or `None` if there are none.
     pub(crate) fn filtered(&self, keep: impl Fn(&FabricName) -> bool) -> Option<Self> {
         let kept: Vec<_> = self.0.iter().filter(|name| keep(name)).cloned().collect();
         (!kept.is_empty()).then_some(Self(kept))
@@ -240,7 +240,7 @@ impl FabricNames {
         self.0.iter()
     }
 
-    /// Returns those that `others` lack, for people.
+    /// Returns the names that `others` lack, for people.
     pub(crate) fn lacked_by(&self, others: &Self) -> Vec<String> {
         self.0.iter().filter(|name| !others.has(name)).map(FabricName::to_string).collect()
     }
@@ -250,7 +250,7 @@ impl FabricNames {
         listed(&self.0)
     }
 
-    /// Returns the names for people; of those that `others` have as well, but do not reach, with a word about that.
+    /// Returns the names for people; marks those that `others` have as well but do not reach.
     pub(crate) fn to_strings_beside(&self, others: &Self) -> Vec<String> {
         let told = |name: &FabricName| {
             let elsewhere = !others.has(name) && others.0.iter().any(|other| other.to_string() == name.to_string());
@@ -259,12 +259,13 @@ impl FabricNames {
         self.0.iter().map(told).collect()
     }
 
-    /// Returns those that come before `name`.
+    /// Returns the names that come before `name`.
     pub(crate) fn preferred_to<'a>(&'a self, name: &'a FabricName) -> impl Iterator<Item = &'a FabricName> {
         self.0.iter().take_while(move |better| *better != name)
     }
 
-    /// Chooses the first one that all of `others` have, and says who lacks those before it; none if there is no such.
+    /// Chooses the first fabric that all of `others` have, with the nodes that lack better ones; returns `None` if
+    /// there is no such fabric.
     pub(crate) fn choose(&self, others: &[(NodeId, FabricNames)]) -> Option<ChosenFabric> {
         let lacking = |name: &FabricName| -> BTreeSet<NodeId> {
             others.iter().filter(|(_, names)| !names.has(name)).map(|(node, _)| *node).collect()
@@ -281,16 +282,16 @@ impl FabricNames {
     }
 }
 
-/// What the inviting node has chosen, as it travels.
+/// The inviting node's choice, on the wire.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct ChosenFabric {
     pub(crate) fabric: FabricName,
-    /// What would have been preferred, and who lacks it.
+    /// The fabrics that would have been preferred, and the nodes that lack them.
     pub(crate) passed_over: Vec<(FabricName, BTreeSet<NodeId>)>,
 }
 
 impl ChosenFabric {
-    /// Names the nodes by their addresses; what makes no sense is left out.
+    /// Names the nodes by their addresses; leaves out invalid entries.
     pub(crate) fn explained(&self, address: impl Fn(NodeId) -> Option<String>) -> FabricChoice {
         let passed_over = self.passed_over.iter().take(Fabrics::COUNT_MAX).map(|(fabric, lacking)| PassedOver {
             fabric: fabric.to_string(),
@@ -307,7 +308,7 @@ fn listed(names: &[FabricName]) -> Vec<String> {
 
 /// Longest name of a fabric in bytes.
 const NAME_LEN_MAX: usize = 32;
-/// Nodes named for one fabric that they lack.
+/// Most nodes that are named for one fabric that they lack.
 const LACKING_SHOWN_MAX: usize = 3;
 
 #[cfg(test)]

@@ -1,8 +1,8 @@
-//! What nodes say to each other on control connections.
+//! The frames of control connections.
 //!
-//! A frame is the length of its value in bytes (u32, little endian, at most [`FRAME_LEN_MAX`]), a value of [`Frame`] in the
-//! postcard encoding, and a [check value](FrameCheck) (u32, little endian). The first frame of a connection is a `Hello` or an
-//! `Invite`.
+//! A frame is the length of its value in bytes (u32, little endian, at most [`FRAME_LEN_MAX`]), a value of [`Frame`] in
+//! the postcard encoding, and a [check value](FrameCheck) (u32, little endian). The first frame of a connection is a
+//! `Hello` or an `Invite`.
 
 use std::fmt;
 use std::io;
@@ -24,7 +24,7 @@ pub(crate) const PROTOCOL_VERSION: u16 = 6;
 pub(crate) const CHECK_LEN: usize = 4;
 /// Longest frame in bytes: an invitation.
 pub(crate) const FRAME_LEN_MAX: usize = 4 << 20;
-/// Longest frame in bytes between nodes that know each other.
+/// Longest frame in bytes after the handshake.
 pub(crate) const LINK_FRAME_LEN_MAX: usize = 1 << 20;
 
 /// One frame.
@@ -49,7 +49,7 @@ pub(crate) enum Frame {
     },
     /// Accepts an `Invite`, on any of these of its fabrics, and answers its payload.
     Accept { fabrics: FabricNames, reply: Vec<u8> },
-    /// Everybody has accepted: start, on this fabric.
+    /// All have accepted: start, on this fabric.
     Go(ChosenFabric),
     /// Concerns one group.
     Group { group: GroupId, frame: GroupFrame },
@@ -57,7 +57,7 @@ pub(crate) enum Frame {
     Goodbye,
     /// Asks for a sign of life.
     Ping,
-    /// The sign.
+    /// Gives a sign of life.
     Pong,
 }
 
@@ -111,7 +111,7 @@ pub(crate) enum RejectReason {
     Version { ours: u16 },
     #[error("it is not (or not yet) a node of this cluster")]
     Cluster,
-    #[error("it is not the node that was meant, or does not know this one")]
+    #[error("it is not the intended node, or does not know this one")]
     Identity,
     #[error("it takes no invitations")]
     NoInvitations,
@@ -123,49 +123,47 @@ pub(crate) enum RejectReason {
     Busy,
 }
 
-/// What members of a group say to each other.
+/// A frame between two members of a group.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) enum GroupFrame {
-    /// To a neighbour: where this member's two queue pairs are, and the cells the neighbour may write; of how many messages it
-    /// has `told` before what it holds.
+    /// To a neighbour: the endpoints of this member's two queue pairs, and the cells that the neighbour may write.
+    /// `told` is the number of `Holding` frames before it.
     Offer { spec: [u8; 32], told: u32, data: Vec<u8>, ready: Vec<u8>, cells: [u8; 24] },
     /// From the root, where members cannot learn it from the first block: the size of a message.
     Announce { message: u64, size: u64 },
     /// To the root: this member has so many messages, from the first.
     Held { messages: u64 },
-    /// From the root: every member has so many.
+    /// From the root: every member has so many messages.
     Stable { messages: u64 },
-    /// To all, before a group is formed that continues another: of a message that is to be completed, the blocks that are
-    /// here.
+    /// To all, before a group is formed that continues another: the blocks of an interrupted message that are here.
     Holding { message: u64, size: u64, blocks: Vec<u8> },
-    /// To the root of a delta group, about a message that it has announced: the checksums of the blocks that are here, from the
-    /// first; the rest follows unless this is the whole.
+    /// To the root of a delta group, about an announced message: the checksums of the blocks that are here, from the
+    /// first. The rest follows unless `is_whole`.
     Have { message: u64, checksums: Vec<u8>, is_whole: bool },
-    /// From the root: a member has these blocks of a message, as it has itself.
+    /// From the root: a member has these blocks of a message, equal to the root's.
     Parts { message: u64, member: u32, blocks: Vec<u8> },
-    /// From the root, when it has told everybody's parts: the message begins.
+    /// From the root, after the parts of all members: the message begins.
     Begin { message: u64 },
-    /// To the root: for whom this member has waited lately.
+    /// To the root: how long this member has waited for others lately.
     WaitTimes { on: Vec<WaitTimes> },
-    /// From the root: this member holds the others up, or nobody does any more.
+    /// From the root: this member holds the others up; or none does any more.
     Slow { member: Option<u32> },
     /// Concerns the end of the group.
     End(EndFrame),
-    /// Asks for a piece of a block, which came corrupted.
+    /// Asks for a piece of a block that came corrupted.
     Fetch(PieceRequest),
     /// The piece, if the member has it.
     Piece { wanted: PieceRequest, piece: Option<BlockPiece> },
 }
 
-/// What the frames of one direction come down to so far, the CRC-32 of all: a frame that is changed, lost or said twice on
-/// the way makes that of the next a wrong one.
+/// The CRC-32 of all frames of one direction so far, which finds frames that were changed, lost or repeated on the way.
 ///
-/// Frames of the handshake, one at a time, are checked by themselves; then a direction begins anew.
+/// Each frame of the handshake is checked by itself; then a direction begins anew.
 #[derive(Debug, Default)]
 pub(crate) struct FrameCheck(u32);
 
 impl FrameCheck {
-    /// Puts the check value behind a frame that has none.
+    /// Appends the check value to a frame that has none.
     pub(crate) fn seal(&mut self, frame: &mut Vec<u8>) {
         let value = self.next(&[frame]);
         frame.extend(value.to_le_bytes());
@@ -402,7 +400,7 @@ mod tests {
             let mut sent: Vec<Vec<u8>> = frames.iter().map(encode_unchecked).collect();
             sent.iter_mut().for_each(|frame| check.seal(frame));
             if lost {
-                // Of the last nobody can tell but by the end of the stream.
+                // The loss of the last frame shows only at the end of the stream.
                 sent.remove(at.index(frames.len() - 1));
             }
             let mut bytes = sent.concat();

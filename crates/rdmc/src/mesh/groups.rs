@@ -1,4 +1,4 @@
-//! The groups that a node's control connections serve: those it is in, those to come, and those that have ended.
+//! The groups that a node's control connections serve: open groups, groups to come, and groups that have ended.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::Arc;
@@ -15,13 +15,13 @@ use crate::node::NodeId;
 #[derive(Default)]
 pub(super) struct Groups {
     open: BTreeMap<GroupId, OpenGroup>,
-    /// In how many of these the nodes are, this one included.
+    /// The number of open groups of each node, this one included.
     partners: BTreeMap<NodeId, u32>,
     /// Frames of groups that this node has not joined yet, oldest first.
     early: VecDeque<EarlyFrame>,
-    /// Of these, groups of which something was forgotten.
+    /// The groups among these of which frames were forgotten.
     forgotten: BTreeSet<GroupId>,
-    /// Groups that ended here: late frames of theirs get no further.
+    /// Groups that have ended here: their late frames are dropped.
     ended: BTreeMap<GroupId, EndedGroup>,
     /// The same, oldest first.
     ended_in_order: VecDeque<GroupId>,
@@ -37,7 +37,7 @@ struct EarlyFrame {
 
 struct EndedGroup {
     members: Arc<[NodeId]>,
-    /// How, if this node was there.
+    /// How it ended, if this node knows.
     outcome: Option<(Ballot, Outcome)>,
 }
 
@@ -46,23 +46,23 @@ struct OpenGroup {
     members: Arc<[NodeId]>,
 }
 
-/// What is to become of a frame.
+/// Where a frame goes.
 pub(super) enum FrameRoute {
     ToGroup(mpsc::Sender<InboxEvent>, GroupFrame),
-    /// It is answered.
+    /// The frame is answered with this one.
     ToPeer(EndFrame),
     Nowhere,
 }
 
 impl Groups {
-    /// Says what is to become of a frame.
+    /// Returns where a frame goes.
     pub(super) fn route(&mut self, group: GroupId, from: NodeId, frame: GroupFrame) -> FrameRoute {
         if let Some(open) = self.open.get(&group) {
             return FrameRoute::ToGroup(open.events.clone(), frame);
         }
         let asks = matches!(&frame, GroupFrame::End(frame) if frame.wants_the_outcome());
         if let Some(ended) = self.ended.get(&group) {
-            // Who forms a group that has ended wants to hear that as well.
+            // A node that forms a group that has ended wants to know that as well.
             let wants_to_hear = asks || matches!(frame, GroupFrame::Offer { .. });
             return match &ended.outcome {
                 _ if !wants_to_hear || !ended.members.contains(&from) => FrameRoute::Nowhere,
@@ -79,7 +79,7 @@ impl Groups {
         if asks { FrameRoute::ToPeer(EndFrame::Absent { left: false }) } else { FrameRoute::Nowhere }
     }
 
-    /// Keeps a frame for a group that may be joined later; of those whose node says too much the oldest is given up.
+    /// Keeps a frame for a group that may be joined later. If a node has sent too many, its oldest group is forgotten.
     fn keep_early(&mut self, group: GroupId, from: NodeId, frame: GroupFrame) {
         let bytes = frame::encode_unchecked(&Frame::Group { group, frame: frame.clone() }).len();
         self.early.push_back(EarlyFrame { group, from, frame, bytes });
@@ -89,7 +89,7 @@ impl Groups {
                 return;
             }
             let Some(oldest) = of_node().map(|early| early.group).next() else { return };
-            tracing::warn!(node = %from, group = %oldest, "what it said of a group that was not joined is forgotten");
+            tracing::warn!(node = %from, group = %oldest, "its frames for a group that was not joined are forgotten");
             self.early.retain(|early| early.from != from || early.group != oldest);
             if self.forgotten.len() < ENDED_MAX {
                 self.forgotten.insert(oldest);
@@ -97,8 +97,8 @@ impl Groups {
         }
     }
 
-    /// Starts to listen for a group; returns what was said of it before, or none if its number was used. Tells also whether more
-    /// had been said.
+    /// Opens a group; returns its early events, its later ones, and whether some early ones were forgotten. Returns
+    /// `None` if its number was used before.
     pub(super) fn open(
         &mut self,
         group: GroupId,
@@ -120,7 +120,7 @@ impl Groups {
         Some((early, inbox, self.forgotten.remove(&group)))
     }
 
-    /// Stops listening for a group.
+    /// Closes a group.
     pub(super) fn end(&mut self, group: GroupId, outcome: Option<(Ballot, Outcome)>) {
         // Otherwise it has ended before.
         let Some(open) = self.open.remove(&group) else { return };
@@ -139,7 +139,7 @@ impl Groups {
         }
     }
 
-    /// Returns how the latest groups have ended of which the node is a member.
+    /// Returns the outcomes of the latest groups with the node as a member.
     pub(super) fn latest_of(&self, node: NodeId) -> impl Iterator<Item = (GroupId, EndFrame)> {
         let known = self.ended_in_order.iter().rev().filter_map(|group| Some((*group, self.ended.get(group)?)));
         let latest = known.filter_map(|(group, ended)| Some((group, &ended.members, ended.outcome.as_ref()?)));
@@ -149,17 +149,17 @@ impl Groups {
         })
     }
 
-    /// Forgets what a node said of groups that are not joined.
+    /// Forgets a node's frames for groups that are not joined.
     pub(super) fn forget_early(&mut self, of: NodeId) {
         self.early.retain(|early| early.from != of);
     }
 
-    /// Returns where the groups listen.
+    /// Returns the inboxes of all open groups.
     pub(super) fn listening(&self) -> Vec<mpsc::Sender<InboxEvent>> {
         self.open.values().map(|open| open.events.clone()).collect()
     }
 
-    /// Tells whether this node is in no group.
+    /// Tells whether no group is open.
     pub(super) fn is_empty(&self) -> bool {
         self.open.is_empty()
     }
@@ -176,7 +176,7 @@ const INBOX_MAX: usize = 256;
 const EARLY_MAX: usize = 2 << 10;
 /// Bytes of them.
 const EARLY_BYTES_MAX: usize = 16 << 20;
-/// EndedGroup groups that are remembered.
+/// Ended groups that are remembered.
 const ENDED_MAX: usize = 4 << 10;
-/// Of these, how many a node that leaves tells of.
+/// Ended groups whose outcomes a leaving node sends.
 const LATEST_MAX: usize = 16;

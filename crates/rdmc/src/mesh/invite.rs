@@ -19,7 +19,7 @@ use super::listener::{Listener, refuse};
 use super::security::{Distrust, Fingerprint, Security, host};
 use crate::node::{Cluster, DetectionError, Node, NodeBuilder, NodeId, check_detection};
 
-/// What an invitation says besides the fabrics and the addresses, and how long it waits.
+/// Sets the options of an invitation.
 ///
 /// # Examples
 /// ```no_run
@@ -43,12 +43,12 @@ pub struct InviteOptions {
 }
 
 impl InviteOptions {
-    /// Waits for the listeners' answers for `limit`.
+    /// Sets how long to wait for the listeners' answers; the other options have defaults.
     pub fn new(limit: Duration) -> Self {
         Self { payload: Bytes::new(), limit, security: None, detection: NodeBuilder::DETECTION_DEFAULT }
     }
 
-    /// Sets what the applications of the listeners are given; by default no bytes.
+    /// Sets the bytes for the applications of the listeners; default none.
     #[must_use]
     pub fn payload(mut self, payload: impl Into<Bytes>) -> Self {
         self.payload = payload.into();
@@ -73,9 +73,9 @@ impl InviteOptions {
 /// Invites the listeners at `addresses` to a new cluster and waits until each has accepted.
 ///
 /// The caller becomes node 0, the listeners nodes 1, 2, … in the order given. Each learns the others' addresses as
-/// given here, so they must be such that the listeners can reach each other by them. `payload` is handed to the
-/// application of each, whose [replies](NodeBuilder::replies) come with its acceptance. On success all of them start
-/// their nodes; the caller starts its own from the result.
+/// given here, so the listeners must be able to reach each other by them. The application of each gets `payload`, and
+/// its [reply](NodeBuilder::replies) comes with the acceptance. On success all of them start their nodes; the caller
+/// starts its own from the result.
 ///
 /// The nodes use the first of `fabrics` that all of them have; [`NodeBuilder::fabric_choice`] says which and why. The
 /// first of `fabrics` opens the connections to the listeners.
@@ -84,8 +84,8 @@ impl InviteOptions {
 /// Dropping the future withdraws the invitations.
 ///
 /// # Errors
-/// [`InviteError`] names every listener that could not be reached, refused or lacks a fabric that would have done for
-/// the others; the rest are told to forget it.
+/// [`InviteError`] names every listener that could not be reached, refused, or lacks a fabric that the others have. The
+/// invitations of the others are withdrawn.
 pub async fn invite(
     fabrics: impl Into<Fabrics>,
     addresses: &[String],
@@ -97,8 +97,9 @@ pub async fn invite(
 
 /// Invites listeners as [`invite`] does, and speaks only to those that `security` trusts; to all if it is `None`.
 ///
-/// With certificates each listener's must be for the host in its address as given here; so must each see the others'.
-/// The caller's may have any name: everybody takes the one that invited for node 0, and nobody else.
+/// With certificates, each listener's certificate must be for the host in its address as given here, and the listeners
+/// check each other's in the same way. The caller's certificate may have any name: the listeners take only the node
+/// that invited for node 0.
 ///
 /// # Cancel safety
 /// Dropping the future withdraws the invitations.
@@ -191,7 +192,7 @@ pub async fn invite_with(
     Ok(builder.chosen(fabric, choice).invited_with(Duration::from_millis(detection_ms.into())).replied(replies))
 }
 
-/// Names everybody who lacks one of our fabrics: if they had it, it could be used.
+/// Names every node that lacks one of our fabrics.
 fn nothing_in_common(
     ours: &FabricNames,
     offers: &[(NodeId, FabricNames)],
@@ -207,7 +208,7 @@ fn nothing_in_common(
 
 type InviteResult = Result<(Box<dyn ControlStream>, FabricNames, Bytes), InviteFailure>;
 
-/// Waits for all answers, and gives those who have accepted signs of life meanwhile.
+/// Waits for all answers, and meanwhile gives signs of life to the listeners that have accepted.
 async fn invite_all(
     environment: &dyn Environment,
     ask: impl Iterator<Item = impl Future<Output = InviteResult>>,
@@ -225,7 +226,7 @@ async fn invite_all(
             },
             () = pause => {
                 for (stream, ..) in answers.values_mut().flatten() {
-                    // Who is gone is noticed when it is told to go.
+                    // A listener that is gone is noticed when the start is sent to it.
                     let _ = environment.timeout(PING_PAUSE, write_frame(stream, &ping)).await;
                 }
                 pause = environment.sleep(PING_PAUSE).fuse();
@@ -270,27 +271,31 @@ async fn invite_one(
     }
 }
 
-/// Not everybody can take part.
+/// Some of the invited listeners cannot take part.
 #[derive(Debug, thiserror::Error)]
-#[error("{} of the invited cannot take part: {}", failures.len(), failures.iter().map(|(address, failure)| format!("{address} {failure}")).collect::<Vec<_>>().join("; "))]
+#[error(
+    "{} of the invited cannot take part: {}",
+    failures.len(),
+    failures.iter().map(|(address, failure)| format!("{address} {failure}")).collect::<Vec<_>>().join("; ")
+)]
 pub struct InviteError {
-    /// Who did not, by address, and why.
+    /// The addresses of these listeners, and why they cannot take part.
     pub failures: Vec<(String, InviteFailure)>,
 }
 
-/// Why one listener did not accept.
+/// A listener did not accept.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum InviteFailure {
     /// It could not be reached.
     #[error("could not be reached: {0}")]
     Unreachable(io::Error),
-    /// It closed the connection before it answered: it was started or ended just now, or had too many connections. It
-    /// may answer if it is invited again.
+    /// It closed the connection before it answered: it has ended, or had no room for the connection. It may answer if
+    /// it is invited again.
     #[error("closed the connection before it answered")]
     Closed(#[source] io::Error),
-    /// It is busy, as its application [says](Invitation::busy) or because too many invitations wait for that. It may
-    /// accept if it is invited again.
+    /// It is busy: its application [says so](Invitation::busy), or too many invitations wait. It may accept if it is
+    /// invited again.
     #[error("is busy")]
     Busy,
     /// The process at this address speaks another protocol.
@@ -310,23 +315,23 @@ pub enum InviteFailure {
     /// It refused.
     #[error("refused: {reason}")]
     Refused {
-        /// What it said.
+        /// Its reason.
         reason: String,
     },
     /// It has none of the inviting node's fabrics.
     #[error("refused: it offers {}, not {}", offers.join(", "), asked.join(", "))]
     OtherFabrics {
-        /// The fabrics it has. With one that the inviting node has as well comes why it does not reach that node.
+        /// The fabrics that it has; for one that the inviting node has as well, with the reason why it does not reach.
         offers: Vec<String>,
-        /// The inviting node's.
+        /// The inviting node's fabrics.
         asked: Vec<String>,
     },
-    /// It shares a fabric with the inviting node, but no fabric is shared by all.
+    /// It shares a fabric with the inviting node, but not all nodes share one.
     #[error("offers {}, not {}, and no fabric is offered by all", offers.join(", "), lacks.join(", "))]
     NotForAll {
         /// The inviting node's fabrics that it has.
         offers: Vec<String>,
-        /// Those that it lacks.
+        /// The inviting node's fabrics that it lacks.
         lacks: Vec<String>,
     },
     /// It did not answer in time.
@@ -353,14 +358,14 @@ impl InviteFailure {
             | io::ErrorKind::ConnectionReset
             | io::ErrorKind::ConnectionAborted
             | io::ErrorKind::BrokenPipe
-            // Of a connection that ended while it was opened.
+            // The connection ended while it was opened.
             | io::ErrorKind::NotConnected => Self::Closed(error),
             _ => Self::Unreachable(error),
         }
     }
 }
 
-/// The members of a cluster to come, as an invitation tells them.
+/// The nodes of the cluster to form, as an invitation lists them.
 pub(crate) struct Roster {
     cluster: u128,
     you: NodeId,
@@ -369,7 +374,7 @@ pub(crate) struct Roster {
 }
 
 impl Roster {
-    /// Checks the list; none if it makes no sense.
+    /// Checks the list; returns `None` if it is invalid.
     pub(crate) fn new(cluster: u128, you: NodeId, members: Vec<(NodeId, String)>) -> Option<Self> {
         let count = members.len();
         let printable = |address: &String| address.len() <= ADDRESS_LEN_MAX && !address.contains(char::is_control);
@@ -385,7 +390,7 @@ impl Roster {
     }
 }
 
-/// An invitation to become a member of a new cluster.
+/// An invitation to become a node of a new cluster.
 ///
 /// Dropping it declines without a reason.
 pub struct Invitation {
@@ -394,12 +399,12 @@ pub struct Invitation {
     roster: Roster,
     /// The inviting node's fabrics.
     asked: FabricNames,
-    /// Those of them that this node offers.
+    /// The fabrics among these that this node offers.
     offered: FabricNames,
     payload: Bytes,
     reply: Vec<u8>,
     listener: Option<Listener>,
-    /// What the inviting node has shown, if anything.
+    /// The credential that the inviting node has shown, if any.
     inviting: Option<Fingerprint>,
 }
 
@@ -427,12 +432,12 @@ impl Invitation {
         self.listener = Some(listener);
     }
 
-    /// Returns what the inviting application has to say.
+    /// Returns the inviting application's payload.
     pub fn payload(&self) -> &Bytes {
         &self.payload
     }
 
-    /// Returns the address the invitation came from, where there is such a thing.
+    /// Returns the address of the inviting node, where it has one.
     pub fn peer_address(&self) -> Option<IpAddr> {
         self.stream.peer_address()
     }
@@ -447,19 +452,19 @@ impl Invitation {
         self.roster.detection
     }
 
-    /// Returns the number this node would have.
+    /// Returns the number that this node would have.
     pub fn me(&self) -> NodeId {
         self.roster.you
     }
 
-    /// Returns the fabrics that this node and the inviting one have in common, of which one will be used.
+    /// Returns the fabrics that this node and the inviting one have in common; the cluster uses one of them.
     pub fn fabrics(&self) -> Vec<Capabilities> {
         let named = |name| self.listener().fabrics().named(name).expect("what is offered is had");
         self.offered.iter().map(|name| named(name).capabilities()).collect()
     }
 
-    /// Offers only those of [`fabrics`](Self::fabrics) for which `keep` is true; returns false, and changes nothing, if
-    /// there are none.
+    /// Offers only the [`fabrics`](Self::fabrics) for which `keep` is true. If there are none, changes nothing and
+    /// returns false.
     pub fn retain_fabrics(&mut self, keep: impl Fn(&Capabilities) -> bool) -> bool {
         let fabrics = self.listener().fabrics();
         let kept = |name: &FabricName| fabrics.named(name).is_some_and(|fabric| keep(&fabric.capabilities()));
@@ -469,29 +474,28 @@ impl Invitation {
         some
     }
 
-    /// Sets what the inviting application is told if the invitation is accepted, at most [`REPLY_LEN_MAX`](Self::REPLY_LEN_MAX)
-    /// bytes; nothing by default.
+    /// Sets the reply to the inviting application, sent if the invitation is accepted; default empty.
     ///
     /// # Panics
-    /// If it is longer.
+    /// If it is longer than [`REPLY_LEN_MAX`](Self::REPLY_LEN_MAX) bytes.
     pub fn reply(&mut self, reply: impl Into<Vec<u8>>) {
         self.reply = reply.into();
         assert!(self.reply.len() <= REPLY_LEN_MAX, "a reply has at most {REPLY_LEN_MAX} bytes");
     }
 
-    /// Accepts, waits until all others have accepted too, and returns the node to be started.
+    /// Accepts, waits until all others have accepted too, and returns the node to start.
     ///
     /// # Cancel safety
     /// Dropping the future declines.
     ///
     /// # Errors
-    /// The invitation was withdrawn, for instance because somebody else refused; or the inviting node gave no sign of life for
-    /// five seconds, or nobody went on for a minute.
+    /// The invitation was withdrawn, for instance because another listener refused. Or the inviting node gave no sign
+    /// of life for five seconds, or did not finish within a minute.
     pub async fn accept(mut self) -> io::Result<NodeBuilder> {
         let listener = self.listener().clone();
         let you = self.roster.you;
         let cluster = Cluster::from_parts(self.roster.cluster, self.roster.members.clone()).invited_by(self.inviting);
-        // Registered before the answer: others connect as soon as everybody has answered.
+        // Registered before the answer: others connect as soon as all have answered.
         let arrivals = listener.register(&cluster, you);
         let accept = Frame::Accept { fabrics: self.offered.clone(), reply: std::mem::take(&mut self.reply) };
         write_frame(&mut self.stream, &frame::encode(&accept)).await?;
@@ -519,7 +523,7 @@ impl Invitation {
         }
     }
 
-    /// Adds to what the inviting node says what it does not know: which better fabrics this node would have had.
+    /// Adds to the inviting node's choice the better fabrics of this node, which that one does not know.
     fn explained(&self, listener: &Listener, chosen: &ChosenFabric) -> FabricChoice {
         let inviting = || self.peer_address().map_or("the inviting node".to_owned(), |address| address.to_string());
         let mut choice = chosen.explained(|node| match node {
@@ -537,7 +541,10 @@ impl Invitation {
         self.listener.as_ref().expect("invitations are handed out by their listener")
     }
 
-    /// Declines with a reason, of which at most 1000 characters are passed on.
+    /// Declines with a reason, of which at most 1000 characters are sent.
+    ///
+    /// # Cancel safety
+    /// Dropping the future declines without a reason.
     ///
     /// # Errors
     /// The inviting node is gone.
@@ -569,11 +576,11 @@ impl fmt::Debug for Invitation {
 
 /// Longest reply to an invitation in bytes.
 const REPLY_LEN_MAX: usize = 1024;
-/// How long one who accepted waits for the others to accept.
+/// How long a node that has accepted waits for the others to accept.
 const GO_LIMIT: Duration = Duration::from_secs(60);
-/// How often an inviting node gives those who have accepted a sign of life.
+/// Time between two signs of life of an inviting node.
 const PING_PAUSE: Duration = Duration::from_secs(1);
-/// For how long it may give none.
+/// Longest time without a sign of life of the inviting node.
 const SILENCE_MAX: Duration = Duration::from_secs(5);
 /// Longest address of a member in bytes: a host name and a port.
 const ADDRESS_LEN_MAX: usize = 300;

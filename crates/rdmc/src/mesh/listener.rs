@@ -1,4 +1,4 @@
-//! Where nodes and invitations arrive.
+//! The listener at which nodes and invitations arrive.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -23,8 +23,11 @@ use crate::transfer::yield_now;
 
 /// Listens at one address for the nodes of any number of clusters, and for invitations to new ones.
 ///
-/// A node of a fixed cluster makes its own; a service that is invited ([`invite`](crate::invite)) binds one and takes
+/// A node of a fixed cluster makes its own. A service that is invited ([`invite`](crate::invite)) binds one and takes
 /// the invitations from it. It stops listening when it and every node that uses it are dropped.
+///
+/// Connections that have not said what they want are bounded for each peer and in all. When there are too many, the
+/// oldest silent one is closed for a new one. Connections that have proved who they are do not count among them.
 #[derive(Clone)]
 pub struct Listener {
     shared: Arc<ListenerShared>,
@@ -49,7 +52,7 @@ struct ListenerShared {
 #[derive(Clone)]
 struct Registration {
     arrived: mpsc::Sender<NodeConnection>,
-    /// What the nodes that connect to it must show, if anything.
+    /// The identities that nodes that connect to it must prove, if there is security.
     identities: Arc<Identities>,
 }
 
@@ -57,37 +60,35 @@ struct Registration {
 pub(crate) struct NodeConnection {
     pub(crate) stream: Box<dyn ControlStream>,
     pub(crate) from: NodeId,
-    /// Where it is counted if it is refused.
+    /// Counts it if it is refused.
     pub(crate) refusals: Refusals,
 }
 
 impl Listener {
-    /// Listens at `address` (`host:port`, port 0 for any free one) and takes invitations to clusters on any of `fabrics`.
+    /// Listens at `address` (`host:port`, port 0 for any free one) and takes invitations to clusters on any of
+    /// `fabrics`.
     ///
-    /// The first of them listens for all.
+    /// The first of the fabrics listens for all.
     ///
     /// # Cancel safety
-    /// Dropping the future stops to listen; as after a listener is dropped, the address is free when its tasks have ended,
-    /// soon after.
+    /// Dropping the future stops listening. The address is free when the listener's tasks have ended, soon after.
     ///
     /// # Errors
-    /// The operating system's refusal to listen there.
+    /// The operating system's error.
     pub async fn bind(fabrics: impl Into<Fabrics>, address: &str) -> io::Result<Self> {
         Self::bind_with(fabrics.into(), address, None, true).await
     }
 
-    /// Listens as [`bind`](Self::bind) does, and takes connections only of those whom `security` lets in; of everybody if it
-    /// is none.
+    /// Listens as [`bind`](Self::bind) does, and takes only connections that `security` admits; all if it is `None`.
     ///
-    /// Whoever has the key, or any certificate of the authority, may invite. The nodes that are made of invitations use
-    /// the same security.
+    /// Every holder of the key, or of a certificate of the authority, may invite. Nodes made from invitations use the
+    /// same security.
     ///
     /// # Cancel safety
-    /// Dropping the future stops to listen; as after a listener is dropped, the address is free when its tasks have ended,
-    /// soon after.
+    /// Dropping the future stops listening. The address is free when the listener's tasks have ended, soon after.
     ///
     /// # Errors
-    /// The operating system's refusal to listen there.
+    /// The operating system's error.
     pub async fn bind_secured(
         fabrics: impl Into<Fabrics>,
         address: &str,
@@ -124,7 +125,7 @@ impl Listener {
         Ok(Self { shared, invitations, _scope: scope })
     }
 
-    /// Returns the address that others connect to, with the port that was chosen for port 0.
+    /// Returns the address to which others connect, with the port that was chosen for port 0.
     pub fn local_address(&self) -> &str {
         &self.shared.address
     }
@@ -144,7 +145,7 @@ impl Listener {
         &self.shared.fabrics
     }
 
-    /// Returns what happened so far.
+    /// Returns the listener's counters.
     pub fn stats(&self) -> ListenerStats {
         ListenerStats { connections_refused: self.shared.refusals.count() }
     }
@@ -157,7 +158,7 @@ impl Listener {
         &self.shared.refusals
     }
 
-    /// Lets connections to a node of a cluster arrive. They stop when the receiver is dropped.
+    /// Registers a node of a cluster; its connections arrive until the receiver is dropped.
     pub(crate) fn register(&self, cluster: &Cluster, node: NodeId) -> mpsc::Receiver<NodeConnection> {
         let (arrived, arrivals) = mpsc::channel(ARRIVALS_MAX);
         let identities = Arc::new(self.security().map_or_else(Identities::new, |_| cluster.identities()));
@@ -208,7 +209,7 @@ async fn accept(mut listener: Box<dyn ControlListener>, shared: Arc<ListenerShar
 struct Greeted<'a> {
     first: Frame,
     stream: Box<dyn ControlStream>,
-    /// What the other end has shown, if there is security.
+    /// The credential that the other end has shown, if there is security.
     shown: Option<CertificateDer<'static>>,
     _admitted: SemaphorePermit<'a>,
 }
@@ -273,14 +274,14 @@ impl ListenerShared {
         refuse(&mut stream, reason).await
     }
 
-    /// Waits for a place among the invitations that the application is to take; `None` if it takes none.
+    /// Waits for room among the invitations that wait for the application; returns `None` if it takes none in time.
     async fn room_for_invitation(&self) -> Option<mpsc::Permit<'_, Invitation>> {
         let room = self.environment.timeout(INVITATION_LIMIT, self.invited.reserve()).await;
         room.ok().and_then(Result::ok)
     }
 
-    /// Reads the first frame, inside TLS if there is security; `None` if the connection has ended, or was refused and
-    /// told so.
+    /// Reads the first frame, inside TLS if there is security; returns `None` if the connection has ended, or was
+    /// refused with an answer.
     ///
     /// The connection keeps its place among the strangers until it has proved who it is. Without security it keeps the
     /// place until it has said a valid first frame.
@@ -310,7 +311,7 @@ impl ListenerShared {
                 }
                 Err((error, mut stream)) => {
                     self.refused("security", from, &error);
-                    // However that ends, the refusal was told as far as possible.
+                    // However that ends, the refusal was sent as far as possible.
                     let _ = self.environment.timeout(security::DRAIN_LIMIT, security::drain(&mut stream)).await;
                     Ok(None)
                 }
@@ -335,7 +336,7 @@ impl ListenerShared {
         }
     }
 
-    /// Passes on what was read; refuses a first frame of another version, and returns `None` then.
+    /// Returns the first frame; refuses one of another version, and returns `None` then.
     async fn unless_of_another_version(
         &self,
         first: io::Result<Option<Frame>>,
@@ -350,12 +351,12 @@ impl ListenerShared {
         };
         self.refused("version", stream.peer_address(), &other);
         refuse(stream, RejectReason::Version { ours: PROTOCOL_VERSION }).await?;
-        // Its frames may be longer than what was read: closed before they are, the connection would be reset.
+        // More bytes of its frames may be unread: closing the connection before they are read would reset it.
         let _ = self.environment.timeout(security::DRAIN_LIMIT, security::drain(stream)).await;
         Ok(None)
     }
 
-    /// Counts a connection among those that are known; refuses it, and returns `None`, if there are too many.
+    /// Counts a connection as admitted; refuses it, and returns `None`, if there are too many.
     async fn admit(&self, stream: &mut Box<dyn ControlStream>) -> io::Result<Option<SemaphorePermit<'_>>> {
         if let Ok(admitted) = self.admitted.try_acquire() {
             return Ok(Some(admitted));
@@ -365,7 +366,7 @@ impl ListenerShared {
         Ok(None)
     }
 
-    /// Checks that an end which says that it is node `from` has shown what that node must show.
+    /// Checks that an end which claims to be node `from` has proved that node's identity.
     fn check(
         &self,
         identities: &Identities,
@@ -375,12 +376,12 @@ impl ListenerShared {
         match (&self.security, shown, identities.get(&from)) {
             (Some(security), Some(shown), Some(expected)) => security.check(shown, expected),
             (Some(_), None, _) => Err(Distrust::NoCertificate),
-            // The node itself refuses who is not of its cluster.
+            // The node itself refuses nodes that are not in its cluster.
             (Some(_), Some(_), None) | (None, ..) => Ok(()),
         }
     }
 
-    /// Counts a connection that was refused, and logs it unless many of its kind came from its peer lately.
+    /// Counts a refused connection, and logs it unless one of its kind and peer was logged lately.
     fn refused(&self, kind: &'static str, from: Option<IpAddr>, reason: &dyn fmt::Display) {
         if self.refusals.add(kind, from) {
             tracing::warn!(from = from.map(tracing::field::display), %reason, "control connection refused");
@@ -400,9 +401,9 @@ const GREETING_LIMIT: Duration = Duration::from_secs(10);
 const STRANGERS_PER_PEER_MAX: usize = 64;
 /// Connections that have not yet said what they want, at once: of all peers.
 const STRANGERS_MAX: usize = 256;
-/// Connections that are known and wait to be handed on.
+/// Admitted connections that wait to be handed on.
 const ADMITTED_MAX: usize = 256;
-/// How long an invitation waits for its place among those to be taken.
+/// How long an invitation waits for room among those that the application is to take.
 const INVITATION_LIMIT: Duration = Duration::from_secs(2);
 /// Connections of one node that wait to be taken.
 const ARRIVALS_MAX: usize = 64;

@@ -1,12 +1,14 @@
-//! Signs of life: nodes that share groups ask each other, and give up those who do not answer.
+//! Signs of life: nodes that share groups ask each other for them, and give up nodes that do not answer.
 //!
-//! A look at every connection is taken in steps of a third of the detection time, and then everybody is asked. A question is
-//! itself a sign of life: who has just asked does not answer, so between two nodes one frame goes in each direction in a step.
-//! Who is asked in the second half of its step looks at once, so that the nodes fall into step, and who has been asked by a node
-//! of a lower number leaves it to that one to begin the next one: its own clock is a quarter of a step late, and does not wake
-//! it. Who was asked and not heard of until the next look is given up 2.55 steps after it was last heard of, if it is not heard
-//! of until then; the rest of the time is left for the survivors to agree. A process that was itself stopped counts that as one
-//! step.
+//! A node checks every connection in steps of a third of the detection time, and then asks all its partners. A question
+//! is itself a sign of life: a node that has just asked does not answer. So between two nodes one frame goes in each
+//! direction in a step. A node that is asked in the second half of its step checks at once, so nodes fall into step. A
+//! node that was asked by one with a lower number leaves it to that one to begin the next step: its own timer is a
+//! quarter of a step late, and does not wake it.
+//!
+//! A node that was asked and not heard of until the next check is given up 2.55 steps after its last sign of life, if
+//! it gives none until then. The rest of the time is left for the survivors to agree. A process that was stopped itself
+//! counts that time as one step.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -20,30 +22,30 @@ use super::frame::{self, Frame};
 use crate::failure::FailureCause;
 use crate::node::NodeId;
 
-/// What is known of one connection's life.
+/// The signs of life of one connection.
 #[derive(Default)]
 pub(super) struct Liveness {
     heard: Arc<LastHeard>,
-    /// Since when nothing was heard of it; none while nobody minds.
+    /// The current silence; `None` while no shared group needs monitoring.
     silence: Option<SilentPeriod>,
-    /// It was asked since its own last question.
+    /// This node has asked since the other's last question.
     pinged: bool,
 }
 
-/// A time for which nothing was heard, short as it may be.
+/// A time without a sign of life, however short.
 #[derive(Clone, Copy)]
 struct SilentPeriod {
     since: Timestamp,
-    /// The last look was in vain: nothing had come since the one before.
+    /// At the last check nothing had come since the one before.
     unanswered: bool,
 }
 
-/// A look at all connections.
+/// A check of all connections.
 #[derive(Clone, Copy)]
 struct LivenessCheck {
-    /// When the one before was.
+    /// When the check before was.
     last: Timestamp,
-    /// When this one was to be, at the latest.
+    /// When this check was due, at the latest.
     due: Timestamp,
     now: Timestamp,
 }
@@ -56,7 +58,7 @@ pub(super) struct Stall {
     at_least: Duration,
 }
 
-/// When something was last heard since the last look.
+/// When the last frame came since the last check.
 #[derive(Default)]
 pub(super) struct LastHeard(AtomicU64);
 
@@ -79,23 +81,23 @@ impl Liveness {
         self.heard.clone()
     }
 
-    /// Nobody minds what is heard of it.
+    /// Stops monitoring: no group is shared with the node.
     fn stop(&mut self) {
         (self.silence, self.pinged) = (None, false);
     }
 
-    /// Nothing was heard of it at the last look.
+    /// Tells whether nothing had come at the last check.
     fn is_silent(&self) -> bool {
         self.silence.is_some_and(|silence| silence.unanswered)
     }
 
-    /// Looks what was heard since the look before, before it is asked; returns when it is to be given up, if that is before the
-    /// next look.
+    /// Checks for frames since the check before, and notes that the node is asked now. Returns when to give it up, if
+    /// that is before the next check.
     fn check(&mut self, LivenessCheck { last, due, now }: LivenessCheck, detection: Duration) -> Option<Timestamp> {
         self.pinged = true;
         let step = step(detection);
         let late = now.since(due);
-        // This node did not run, and could neither ask nor hear of anybody.
+        // This node did not run, and could neither ask nor read.
         let stopped = late >= step / 2;
         let counted_from = if stopped { last + (now.since(last) - step) } else { last };
         let (since, unanswered) = match (self.heard.take(), self.silence) {
@@ -106,7 +108,7 @@ impl Liveness {
             (None, Some(SilentPeriod { since, .. })) => (since, true),
         };
         self.silence = Some(SilentPeriod { since, unanswered });
-        // What came meanwhile is still to be read.
+        // Frames that came meanwhile are still to be read.
         let give_up = (since + silence_max(detection)).max(now + late.min(step / 2));
         (unanswered && give_up <= now + step).then_some(give_up)
     }
@@ -116,7 +118,7 @@ impl Liveness {
 struct SuspectedNode {
     node: NodeId,
     serial: u64,
-    /// Unless it is heard of until then.
+    /// When it is given up, if it gives no sign of life until then.
     at: Timestamp,
 }
 
@@ -127,10 +129,10 @@ impl Mesh {
         let step = step(self.0.detection);
         let mut changes = self.0.changes.subscribe();
         self.lock().checked_at = environment.now();
-        // Another node begins the next step.
+        // Whether another node begins the next step.
         let mut follows = false;
         loop {
-            // While there are no groups nobody needs to be watched.
+            // Without groups no node needs monitoring.
             while self.lock().groups.is_empty() {
                 self.lock().links.values_mut().for_each(|link| link.liveness.stop());
                 follows = false;
@@ -147,7 +149,7 @@ impl Mesh {
                 () = environment.sleep_until(due).fuse() => {}
             }
             let now = self.note_run();
-            // Several may have said so before it was looked.
+            // Several nodes may have asked for this check before it began.
             if now.since(last) < step / 2 {
                 continue;
             }
@@ -156,7 +158,7 @@ impl Mesh {
             for suspected in suspected {
                 self.lock().run_due = Some(suspected.at);
                 environment.sleep_until(suspected.at).await;
-                // What came while this node did not run is still to be read.
+                // Frames that came while this node did not run are still to be read.
                 let late = self.note_run().since(suspected.at).min(step / 2);
                 environment.sleep_until(environment.now() + late).await;
                 self.give_up(&suspected);
@@ -187,8 +189,8 @@ impl Mesh {
         noted.max(unnoted)
     }
 
-    /// Looks at all connections and asks the partners; returns those that are to be given up before the next look, the first of
-    /// them first, and whether the next look is left to another one to begin.
+    /// Checks all connections and asks the partners. Returns the nodes to give up before the next check, in order of
+    /// time, and whether another node begins the next check.
     fn check(&self, check: LivenessCheck) -> (Vec<SuspectedNode>, bool) {
         let (mut asked, mut suspected, mut silent) = (Vec::new(), Vec::new(), false);
         let led;
@@ -196,8 +198,8 @@ impl Mesh {
             let mut state = self.lock();
             let state = &mut *state;
             state.checked_at = check.now;
-            // Its question may have come just after the last look, a step ago. Whose question is older may be dead, and nobody
-            // waits a quarter of a step for it twice.
+            // The leader's question may have come just after the last check, a step ago. If it is older the leader may
+            // be dead, and no node waits a quarter of a step for it twice.
             led = state.pinged_by_leader_at.is_some_and(|at| check.now.since(at) < step(self.0.detection) * 11 / 10);
             for (&node, link) in &mut state.links {
                 if !state.groups.has_partner(node) {
@@ -212,11 +214,12 @@ impl Mesh {
             }
         }
         for outgoing in asked {
-            // Fails only for who takes nothing, and for a connection that has ended: both are noticed elsewhere.
+            // Fails only for a node that takes no frames, and for a connection that has ended: both are noticed
+            // elsewhere.
             let _ = outgoing.post_now(frame::encode_unchecked(&Frame::Ping));
         }
         suspected.sort_by_key(|suspected| suspected.at);
-        // Who may be given up soon is looked at in time, whoever else falls silent.
+        // A node that may be given up soon is checked in time, even if the leader falls silent.
         (suspected, led && !silent)
     }
 
@@ -230,8 +233,9 @@ impl Mesh {
         }
     }
 
-    /// Answers a question, unless this node has asked since the one before. A node that asks and does not read is not answered
-    /// either: it is about to be given up.
+    /// Answers a question, unless this node has asked since the question before.
+    ///
+    /// A node that asks and does not read is not answered either: it is about to be given up.
     pub(super) fn answer_ping(&self, peer: NodeId) {
         let outgoing = {
             let mut state = self.lock();
@@ -241,7 +245,7 @@ impl Mesh {
                 state.pinged_by_leader_at = Some(now);
             }
             if partner && now.since(state.checked_at) >= step(self.0.detection) / 2 {
-                // The question that it is asked then is the answer.
+                // The question of that check is the answer.
                 self.0.check_now.notify_one();
                 return;
             }
@@ -257,12 +261,12 @@ impl Mesh {
     }
 }
 
-/// Returns the time from one look to the next.
+/// Returns the time from one check to the next.
 fn step(detection: Duration) -> Duration {
     detection / STEPS_PER_DETECTION
 }
 
-/// Returns after which silence a node is given up: 17/20 of the detection time, which are 2.55 steps.
+/// Returns the silence after which a node is given up: 17/20 of the detection time, which are 2.55 steps.
 fn silence_max(detection: Duration) -> Duration {
     detection * 17 / 20
 }
@@ -276,7 +280,7 @@ fn stall_min(detection: Duration) -> Duration {
 
 /// Detection times for which a stall may be why a group fails: as long as an agreement may take.
 const STALL_MEMORY: u32 = 4;
-/// Looks in one detection time.
+/// Checks in one detection time.
 const STEPS_PER_DETECTION: u32 = 3;
 /// Bytes that wait to be written to a node whose question for a sign of life is still answered.
 const PONG_BYTES_MAX: usize = 64 << 10;
@@ -285,25 +289,25 @@ const PONG_BYTES_MAX: usize = 64 << 10;
 mod tests {
     use super::*;
 
-    /// So that a step is a second.
+    /// A step is a second.
     const DETECTION: Duration = Duration::from_secs(3);
 
     fn at(steps: f64) -> Timestamp {
         Timestamp::ZERO + Duration::from_secs(1).mul_f64(steps)
     }
 
-    /// Looks at such times, the first of which was the one before, each as due a step after the other.
+    /// Checks at these times, of which the first is that of the check before; each is due a step after the one before.
     fn check(liveness: &mut Liveness, times: &[f64]) -> Vec<Option<Timestamp>> {
         let due = times.windows(2).map(|pair| (pair[0], pair[0] + 1.0, pair[1]));
         due.map(|due| check_due(liveness, due)).collect()
     }
 
-    /// Looks once: when it was looked before, when it is due, when it is done.
+    /// Checks once, from the times of the check before, when this one is due, and when it is done.
     fn check_due(liveness: &mut Liveness, (last, due, now): (f64, f64, f64)) -> Option<Timestamp> {
         liveness.check(LivenessCheck { last: at(last), due: at(due), now: at(now) }, DETECTION)
     }
 
-    /// Returns what is known of a connection of which something was just heard.
+    /// Returns the liveness of a connection whose last frame came at this time.
     fn heard_at(steps: f64) -> Liveness {
         let liveness = Liveness::default();
         liveness.heard().set(at(steps));
@@ -334,7 +338,7 @@ mod tests {
             assert_eq!(checks.into_iter().flatten().next(), Some(at(heard + 2.55)), "{heard}");
         }
         let mut liveness = heard_at(2.0);
-        assert_eq!(check_due(&mut liveness, (2.0, 3.25, 3.5)), None, "nobody was stopped");
+        assert_eq!(check_due(&mut liveness, (2.0, 3.25, 3.5)), None, "no process was stopped");
         assert_eq!(check(&mut liveness, &[3.5, 4.5]), [Some(at(4.55))]);
     }
 

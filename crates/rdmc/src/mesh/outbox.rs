@@ -1,4 +1,4 @@
-//! What is said to one node: a queue of frames, and whoever writes them.
+//! The frames to one node: a queue, and its writer.
 
 use std::io;
 use std::pin::Pin;
@@ -13,10 +13,10 @@ use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc, oneshot};
 use super::frame::FrameCheck;
 use crate::sync::lock;
 
-/// What waits to be written to one node, in order.
+/// The frames that wait to be written to one node, in order.
 pub(super) struct Outbox {
     queue: mpsc::UnboundedSender<QueuedFrame>,
-    /// Bytes that may be added by those who can wait.
+    /// Bytes that senders that can wait may add.
     room: Arc<Semaphore>,
     /// Bytes that wait.
     waiting: Arc<AtomicUsize>,
@@ -30,23 +30,23 @@ struct QueuedFrame {
     _room: Option<OwnedSemaphorePermit>,
 }
 
-/// Writes what is queued.
+/// Writes the queued frames.
 pub(super) struct OutboxWriter {
     queued: mpsc::UnboundedReceiver<QueuedFrame>,
     waiting: Arc<AtomicUsize>,
     write_end: IdleWriteEnd,
 }
 
-/// The write_end of a writer that is not just writing; none while it writes, and when it has ended.
+/// The write end, while the writer does not write. `None` while it writes, and when it has ended.
 type IdleWriteEnd = Arc<Mutex<Option<WriteEnd>>>;
 
-/// Where frames are written to, by whichever task has something to write.
+/// The write end of a connection, used by any task that has a frame to write.
 struct WriteEnd {
     to: WriteHalf<Box<dyn ControlStream>>,
     check: FrameCheck,
-    /// What is left of a frame that was not taken at once: the writer's first.
+    /// The rest of a frame that was not taken at once: the writer writes it first.
     unsent: Vec<u8>,
-    /// It takes nothing more until the writer has written to it.
+    /// It takes no more bytes until the writer has written to it.
     stuck: bool,
 }
 
@@ -66,7 +66,7 @@ pub(super) fn open(to: WriteHalf<Box<dyn ControlStream>>) -> (Arc<Outbox>, Outbo
 }
 
 impl Outbox {
-    /// Adds a frame, and fails if too many bytes wait or the connection has ended.
+    /// Adds a frame; fails if too many bytes wait or the connection has ended.
     pub(super) fn post(&self, bytes: Vec<u8>) -> Result<(), PostError> {
         let len = bytes.len();
         if self.waiting.fetch_add(len, Ordering::Relaxed) + len > WAITING_BYTES_MAX {
@@ -76,15 +76,16 @@ impl Outbox {
         self.queue.send(QueuedFrame { bytes, written: None, _room: None }).map_err(|_| PostError)
     }
 
-    /// Writes a frame at once where nothing stands against it, without waking the writer, and adds it otherwise, which fails
-    /// as [`Self::post`] does. Frames that were added before may come after it.
+    /// Writes a frame at once if possible, without waking the writer; else adds it, which fails as [`Self::post`] does.
+    ///
+    /// Frames that were added before may come after it.
     pub(super) fn post_now(&self, bytes: Vec<u8>) -> Result<(), PostError> {
         let left = match &mut *lock(&self.write_end) {
             Some(write_end) if !write_end.stuck => {
                 if write_end.write_now(&bytes) {
                     return Ok(());
                 }
-                // The writer goes on with it.
+                // The writer writes the rest.
                 Vec::new()
             }
             _ => bytes,
@@ -95,9 +96,9 @@ impl Outbox {
     /// Adds a frame when there is room.
     pub(super) async fn send(&self, bytes: Vec<u8>) {
         let bytes_of_it = u32::try_from(bytes.len()).unwrap_or(ROOM_BYTES).clamp(1, ROOM_BYTES);
-        let room = self.room.clone().acquire_many_owned(bytes_of_it).await.expect("nobody closes it");
+        let room = self.room.clone().acquire_many_owned(bytes_of_it).await.expect("the outbox never closes it");
         self.waiting.fetch_add(bytes.len(), Ordering::Relaxed);
-        // Fails only if the connection has ended: the groups hear of that.
+        // Fails only if the connection has ended: the groups get an event of that.
         let _ = self.queue.send(QueuedFrame { bytes, written: None, _room: Some(room) });
     }
 
@@ -109,7 +110,7 @@ impl Outbox {
         }
     }
 
-    /// Returns how many bytes wait for the writer, beside a frame of which it has the rest to write.
+    /// Returns how many bytes wait for the writer, without the rest of a frame that it is to write.
     pub(super) fn waiting(&self) -> usize {
         self.waiting.load(Ordering::Relaxed)
     }
@@ -140,18 +141,18 @@ impl OutboxWriter {
 }
 
 impl Drop for OutboxWriter {
-    /// Closes the connection, whoever still holds the outbox.
+    /// Closes the connection, even if the outbox lives.
     fn drop(&mut self) {
         lock(&self.write_end).take();
     }
 }
 
 impl WriteEnd {
-    /// Writes a frame without its check value as far as that goes at once; tells whether nothing is left to write.
+    /// Seals a frame and writes as much of it as the connection takes at once; returns whether all was written.
     fn write_now(&mut self, frame: &[u8]) -> bool {
         self.unsent.extend(frame);
         self.check.seal(&mut self.unsent);
-        // Who cannot go on here has the writer try again, which is woken then.
+        // If the connection takes no more, the writer tries again and is woken then.
         let mut cx = Context::from_waker(Waker::noop());
         match Pin::new(&mut self.to).poll_write(&mut cx, &self.unsent) {
             Poll::Ready(Ok(len)) => _ = self.unsent.drain(..len),
@@ -162,7 +163,7 @@ impl WriteEnd {
         !self.stuck
     }
 
-    /// Writes what was left when a frame could not be written at once.
+    /// Writes the rest of a frame that could not be written at once.
     async fn write_rest(&mut self) -> io::Result<()> {
         self.to.write_all(&self.unsent).await?;
         self.unsent.clear();
@@ -170,9 +171,9 @@ impl WriteEnd {
     }
 }
 
-/// Bytes that wait to be written to one node, which is given up if there are more.
+/// Most bytes that wait to be written to one node, which is given up if there are more.
 const WAITING_BYTES_MAX: usize = 16 << 20;
-/// Bytes that wait to be written to one node, of those who can wait.
+/// Most bytes that wait to be written to one node, of senders that can wait.
 const ROOM_BYTES: u32 = 4 << 20;
 /// Frames that are written at once.
 const BATCH_MAX: usize = 256;
@@ -221,7 +222,7 @@ mod tests {
                 for _ in 0..7 {
                     frames.push(frame::read_next(&mut far, &mut check).await.unwrap().expect("seven frames"));
                 }
-                // The first that does not find room goes to the writer, and those that follow get in write_end.
+                // The first that does not find room goes to the writer, and those that follow queue behind it.
                 let before = (room / 9 + 1).min(5);
                 let mut expected = vec![Frame::Ping; 5];
                 expected.insert(before, announced(1));

@@ -1,8 +1,8 @@
-//! Who may take part: TLS 1.3 on control connections, by certificates or by a shared key.
+//! Authentication: TLS 1.3 on control connections, by certificates or by a shared key.
 //!
-//! A node without [`Security`] speaks as it always did and refuses connections that begin with TLS; a node with it takes
-//! and opens TLS connections only. Certificates carry names, and a node's number is bound to its name; a shared key
-//! makes all who hold it equal.
+//! A node without [`Security`] refuses connections that begin with TLS. A node with it takes and opens only TLS
+//! connections. Certificates carry names, and a node's number is bound to its name. All holders of a shared key are
+//! equal.
 
 use std::fmt;
 use std::path::{Path, PathBuf};
@@ -25,12 +25,12 @@ pub(crate) use channel::{DRAIN_LIMIT, Opening, PeerSecurity, drain, drain_frame}
 pub(crate) use identity::{Fingerprint, Identities, Identity, host};
 pub use refusal::Distrust;
 
-/// How control connections are kept from others: by certificates of one authority, or by a key that all nodes share.
+/// Protects control connections: by certificates of one authority, or by a key that all nodes share.
 ///
 /// Give it to [`NodeBuilder::security`](crate::NodeBuilder::security),
-/// [`Listener::bind_secured`](crate::Listener::bind_secured) and [`invite_secured`](crate::invite_secured); cheap to
-/// clone. All nodes of a cluster use the same kind. Data connections of the fabric `tcp` are let in by secrets that travel
-/// over control connections, and encrypted if [`TcpConfig::encrypt`](crate::TcpConfig) says so.
+/// [`Listener::bind_secured`](crate::Listener::bind_secured) and [`invite_secured`](crate::invite_secured). Cheap to
+/// clone. All nodes of a cluster use the same kind. Data connections of the fabric `tcp` are admitted by secrets that
+/// travel over control connections, and encrypted if [`TcpConfig::encrypt`](crate::TcpConfig) is set.
 ///
 /// # Examples
 /// ```
@@ -53,30 +53,30 @@ struct SecurityShared {
     server: Arc<ServerConfig>,
 }
 
-/// What an end shows.
+/// How an end proves its identity.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Proof {
-    /// That it knows the key.
+    /// It knows the key.
     Key,
-    /// A certificate with its name.
+    /// It has a certificate with its name.
     Certificate,
 }
 
 impl Security {
-    /// Lets in whoever knows `key`, which must not be guessable.
+    /// Admits all ends that know `key`, which must not be guessable.
     ///
-    /// Everybody who has the key can be any node, and can invite.
+    /// Every holder of the key can be any node, and can invite.
     pub fn shared_key(key: [u8; 32]) -> Self {
         let secret = SharedSecret::new(key);
         let (client, server) = (secret.client_config(), secret.server_config());
         Self(Arc::new(SecurityShared { proof: Proof::Key, client, server }))
     }
 
-    /// Reads a [shared key](Self::shared_key) from a file: 64 hexadecimal digits or 32 bytes are the key itself; from anything
-    /// longer it is derived, line ends at the end left out.
+    /// Reads a [shared key](Self::shared_key) from a file.
     ///
-    /// What is longer must be as hard to guess as a random key: whoever can connect can try guesses at leisure. The file's
-    /// permissions are not looked at.
+    /// 64 hexadecimal digits or 32 bytes are the key itself. From a longer text the key is derived, without line ends
+    /// at its end. Such a text must be as hard to guess as a random key: after one connection an attacker can try
+    /// guesses without connecting again. The file's permissions are not checked.
     ///
     /// # Errors
     /// The file cannot be read or is shorter than a key.
@@ -87,15 +87,14 @@ impl Security {
         Ok(Self::shared_key(key))
     }
 
-    /// Lets in whoever has a certificate of the authority `ca`, and shows `certificate`, to which `key` belongs; all are
-    /// files in PEM form.
+    /// Admits all ends with a certificate of the authority `ca`, and shows `certificate`, to which `key` belongs.
     ///
-    /// The certificate must be good for servers and clients, and name this node as the others know it: see
-    /// [`Cluster::name`](crate::Cluster::name) and [`invite`](crate::invite()). Intermediate certificates follow it in its
-    /// file.
+    /// All are files in PEM form. The certificate must be good for servers and clients, and name this node as the
+    /// others know it: see [`Cluster::name`](crate::Cluster::name) and [`invite`](crate::invite()). Intermediate
+    /// certificates follow it in its file.
     ///
     /// # Errors
-    /// A file cannot be read or is not what it should be, or the key belongs to another certificate.
+    /// A file cannot be read or has the wrong content, or the key belongs to another certificate.
     pub fn tls_files(
         ca: impl AsRef<Path>,
         certificate: impl AsRef<Path>,
@@ -106,10 +105,10 @@ impl Security {
         Self::tls([&ca.0, &certificate.0, &key.0], [&ca.1, &certificate.1, &key.1])
     }
 
-    /// Does what [`tls_files`](Self::tls_files) does with what stands in the files.
+    /// Does the same as [`tls_files`](Self::tls_files), from the content of the files.
     ///
     /// # Errors
-    /// Something is not what it should be, or the key belongs to another certificate.
+    /// The content is invalid, or the key belongs to another certificate.
     pub fn tls_pem(ca: &[u8], certificate: &[u8], key: &[u8]) -> Result<Self, SecurityError> {
         Self::tls([ca, certificate, key], ["the authority's PEM", "the certificate's PEM", "the key's PEM"])
     }
@@ -166,7 +165,7 @@ impl fmt::Debug for Security {
     }
 }
 
-/// Keys or certificates cannot be used: whoever starts the node must change something.
+/// Keys or certificates cannot be used: the user must give others.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum SecurityError {
@@ -175,21 +174,22 @@ pub enum SecurityError {
     Unreadable {
         /// The file.
         file: PathBuf,
-        /// Why.
+        /// The operating system's error.
         source: std::io::Error,
     },
     /// A file is too short for a key.
     #[error(
-        "{} has {bytes} bytes, which is too short for a key: it takes 64 hexadecimal digits, 32 bytes, or a longer text",
+        "{} has {bytes} bytes, which is too short for a key: it takes 64 hexadecimal digits, 32 bytes, or a longer \
+         text",
         file.display()
     )]
     ShortKey {
         /// The file.
         file: PathBuf,
-        /// How many it has.
+        /// Its length in bytes.
         bytes: usize,
     },
-    /// There is no certificate where one should be.
+    /// A file has no certificate.
     #[error("{place} has no certificate: it takes PEM, which begins with -----BEGIN CERTIFICATE-----")]
     NoCertificate {
         /// The file.
@@ -203,7 +203,7 @@ pub enum SecurityError {
         /// Why.
         source: rustls::Error,
     },
-    /// There is no private key where one should be.
+    /// A file has no private key.
     #[error(
         "{place} has no private key: it takes PEM without a passphrase, which begins with -----BEGIN PRIVATE KEY-----"
     )]
@@ -219,9 +219,10 @@ pub enum SecurityError {
         /// Why.
         source: rustls::Error,
     },
-    /// The private key is that of another certificate.
+    /// The private key belongs to another certificate.
     #[error(
-        "the private key in {key} does not belong to the certificate in {certificate}: give the two that were made together"
+        "the private key in {key} does not belong to the certificate in {certificate}: give the two that were made \
+         together"
     )]
     KeyMismatch {
         /// The key's file.
@@ -241,7 +242,7 @@ fn certificates(pem: &[u8], place: &str) -> Result<Vec<CertificateDer<'static>>,
     found.ok().filter(|found| !found.is_empty()).ok_or_else(none)
 }
 
-/// Takes a key out of what a file holds; none if it is too short.
+/// Returns the key that a file's content stands for, or `None` if it is too short.
 fn parse_key(bytes: &[u8]) -> Option<[u8; KEY_LEN]> {
     if let Ok(key) = bytes.try_into() {
         return Some(key);
@@ -261,7 +262,7 @@ fn parse_key(bytes: &[u8]) -> Option<[u8; KEY_LEN]> {
 
 /// Bytes of a key.
 const KEY_LEN: usize = 32;
-/// What a key is derived for from a text.
+/// The purpose for which a key is derived from a text.
 const KEY_OF_TEXT: &str = "rdmc 2026-11 cluster key of a text";
 
 #[cfg(test)]

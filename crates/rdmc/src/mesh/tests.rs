@@ -9,7 +9,7 @@ use tokio::sync::Notify;
 use super::*;
 use crate::group::agreement::frame::EndFrame;
 
-/// One end of a connection; if the other is `deaf`, it takes nothing, of which it notifies.
+/// One end of a connection. If the other is `deaf`, it takes no bytes, and notifies of each attempt.
 pub(super) struct Stream {
     pub(super) stream: DuplexStream,
     pub(super) deaf: Option<Arc<Notify>>,
@@ -52,7 +52,7 @@ fn mesh(nodes: u32) -> Mesh {
     Mesh::new(NodeId(0), 1, members, Arc::new(TokioEnvironment::new()), Duration::from_secs(2), peers)
 }
 
-/// Connects the mesh with a node; returns what that node has in hand.
+/// Connects the mesh with a node; returns that node's end.
 async fn connect(mesh: &Mesh, peer: NodeId, deaf: Option<Arc<Notify>>) -> DuplexStream {
     let (near, far) = tokio::io::duplex(1 << 20);
     let link = {
@@ -213,7 +213,7 @@ async fn a_node_that_reads_nothing_is_given_up_before_memory_is() {
         || GroupFrame::Offer { spec: [0; 32], told: 0, data: vec![0; 1 << 19], ready: Vec::new(), cells: [0; 24] };
     (0..40).for_each(|_| mesh.post(peer, GroupId(7), offer()));
     assert!(matches!(inbox.next().await, Some(GroupEvent::Lost(NodeId(1), FailureCause::Unresponsive { .. }))));
-    // What it was told before has arrived in order.
+    // The frames before have arrived in order.
     let mut check = FrameCheck::default();
     let heard = frame::read_next(&mut far, &mut check).await.unwrap();
     assert!(matches!(heard, None | Some(Frame::Group { .. } | Frame::Pong)), "{heard:?}");

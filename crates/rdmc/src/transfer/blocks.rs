@@ -1,4 +1,4 @@
-//! The blocks of one message at one member: where they go, and which are held.
+//! The blocks of one message at one member: their destinations, and which are held.
 
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::task::Poll;
@@ -15,19 +15,19 @@ use crate::sync::lock;
 pub(crate) struct Blocks {
     shape: Shape,
     content: Content,
-    /// Of the blocks that were checked, or summed to be sent; by block, as far as they are known.
+    /// Checksums of the blocks that were checked, or summed to be sent.
     checksums: Mutex<Vec<Option<Checksum>>>,
-    /// Whoever waits in [`held`](Self::held): the relay, alone.
+    /// The task that waits in [`held`](Self::held): the relay alone.
     waiting: AtomicWaker,
 }
 
 enum Content {
-    /// Everything is held from the start: the root's message, or one that is a single block.
+    /// All blocks are held from the start: the root's message, or a message of a single block.
     Whole(Buffer),
     Parts(Mutex<Vec<BlockState>>),
 }
 
-/// One block.
+/// The state of one block.
 enum BlockState {
     /// Its destination waits to be posted.
     Empty(BufferMut),
@@ -42,12 +42,12 @@ enum BlockState {
 }
 
 impl Blocks {
-    /// Holds a whole message.
+    /// Makes the blocks of a whole message.
     pub(crate) fn whole_message(shape: Shape, message: Buffer) -> Self {
         Self::new(shape, Content::Whole(message), Vec::new())
     }
 
-    /// Makes places for a message in memory of exactly its size.
+    /// Divides memory of exactly a message's size into destinations.
     ///
     /// `staged` is a block that has arrived elsewhere.
     pub(crate) fn to_receive(shape: Shape, mut memory: BufferMut, staged: Option<(BlockIndex, Buffer)>) -> Self {
@@ -57,14 +57,14 @@ impl Blocks {
         if let Some((block, bytes)) = staged {
             let part = &mut parts[block.index()];
             let BlockState::Empty(destination) = std::mem::replace(part, BlockState::Posted) else {
-                unreachable!("all are places")
+                unreachable!("all are empty")
             };
             *part = BlockState::Staged { bytes, destination };
         }
         Self::new(shape, Content::Parts(Mutex::new(parts)), Vec::new())
     }
 
-    /// Makes places for what is missing of a message in memory of exactly its size, where these blocks are already.
+    /// Divides memory of exactly a message's size into destinations; the blocks `here` are in place already.
     pub(crate) fn to_complete(
         shape: Shape,
         mut memory: BufferMut,
@@ -178,18 +178,18 @@ impl Blocks {
         });
         let mut whole = blocks.next().expect("a message has a block");
         for block in blocks {
-            whole.try_append(block).expect("the places were cut from one piece");
+            whole.try_append(block).expect("the destinations were cut from one piece");
         }
         whole
     }
 
-    // Of an interrupted message.
+    // Interrupted messages.
 
     pub(crate) fn shape(&self) -> Shape {
         self.shape
     }
 
-    /// Returns the message, if it was whole from the start and is no longer than this.
+    /// Returns the message if it was whole from the start and has at most `max` bytes.
     pub(crate) fn short(&self, max: usize) -> Option<&Buffer> {
         match &self.content {
             Content::Whole(message) if message.len() <= max && !message.may_change() => Some(message),
@@ -197,7 +197,7 @@ impl Blocks {
         }
     }
 
-    /// Returns the blocks that are here. Of a message that is under way it is old when it is returned.
+    /// Returns the blocks that are here. For a message in flight the result is outdated at once.
     pub(crate) fn here(&self) -> BlockSet {
         let Content::Parts(_) = &self.content else { return BlockSet::full(self.shape.count) };
         let mut here = BlockSet::empty(self.shape.count);
@@ -209,10 +209,10 @@ impl Blocks {
         here
     }
 
-    /// Makes places for what is missing, in the memory that it was to be received into.
+    /// Makes destinations for the missing blocks, in the memory into which the message was to be received.
     ///
     /// # Errors
-    /// Gives everything back while somebody else, such as work that is not flushed yet, holds some of the memory, or if
+    /// Returns the blocks while another holder, such as work that is not flushed yet, has some of the memory, or if
     /// no block is in its destination.
     pub(crate) fn resume(self) -> Result<Self, Self> {
         let parts = match self.content {
@@ -231,7 +231,7 @@ impl Blocks {
             return Err(refused(parts));
         };
         let anchor = anchor.clone();
-        // Nobody but these parts holds any of the memory: without them the anchor is alone.
+        // Only these parts hold any of the memory: without them the anchor is alone.
         let known: Vec<Option<Option<Buffer>>> = parts.into_iter().map(BlockState::into_known).collect();
         let (before, len) = (in_memory(self.shape.offset(at)), self.shape.len(at));
         let memory = anchor.try_widen(before, in_memory(self.shape.size) - before - len);
@@ -248,7 +248,7 @@ impl Blocks {
         Ok(refused(parts))
     }
 
-    /// Makes places for what is missing in `memory`, and copies there what is here.
+    /// Makes destinations for the missing blocks in `memory`, and copies the blocks that are here into it.
     pub(crate) async fn move_to<F: Future<Output = ()>>(
         &self,
         mut memory: BufferMut,
@@ -285,7 +285,7 @@ impl BlockState {
         }
     }
 
-    /// Tells whether the block is here, and returns its bytes if they are not in their destination; lets go of the destination.
+    /// Drops the destination. Returns `None` if the block is not here, and its bytes if they are elsewhere.
     fn into_known(self) -> Option<Option<Buffer>> {
         match self {
             Self::Staged { bytes, .. } | Self::Moving { bytes } => Some(Some(bytes)),

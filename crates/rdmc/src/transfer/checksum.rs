@@ -1,4 +1,4 @@
-//! What a block's bytes come down to, by which a changed bit is found.
+//! Checksums of blocks, which find a changed bit.
 
 use std::fmt;
 use std::io;
@@ -13,12 +13,13 @@ use crate::sync::lock;
 
 /// The XXH3 of a block's bytes in 128 bits.
 ///
-/// It is computed at the root once and at every other member once, of what has arrived; what is relayed with a block is
-/// what was verified. So a bit that changes in a relay's memory is found by the next member, and the edge is known.
+/// The root computes it once, and every other member once, from the block that has arrived. A member relays the
+/// checksum that it has verified. So the next member finds a bit that changes in a relay's memory, and the edge is
+/// known.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Checksum(pub(crate) u128);
 
-/// Where a block belongs.
+/// Identifies a block in a group.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct BlockIdentity {
     /// The message's number in its group.
@@ -33,7 +34,7 @@ impl Checksum {
         Self(xxhash3_128::Hasher::oneshot(bytes))
     }
 
-    /// Does what [`of`](Self::of) does, and gives way between pieces of long blocks.
+    /// Computes as [`of`](Self::of) does, and yields between pieces of long blocks.
     pub(crate) async fn of_yielding(bytes: &[u8]) -> Self {
         if bytes.len() <= PIECE {
             return Self::of(bytes);
@@ -50,10 +51,10 @@ impl Checksum {
         Self(hasher.finish_128())
     }
 
-    /// Does what [`of_yielding`](Self::of_yielding) does with bytes that the application shares.
+    /// Computes as [`of_yielding`](Self::of_yielding) does, of bytes that the application may change.
     ///
     /// # Errors
-    /// They lie in a mapped file, which was shortened or cannot be read.
+    /// They are in a mapped file, which was shortened or cannot be read.
     pub(crate) async fn of_shared_yielding(bytes: &Buffer) -> io::Result<Self> {
         if !bytes.may_change() {
             return Ok(Self::of_yielding(bytes).await);
@@ -73,8 +74,9 @@ impl Checksum {
         Ok(Self(hasher.finish_128()))
     }
 
-    /// Returns the immediate with which the block travels. It depends on where the block belongs, so that one that comes in
-    /// place of another is found, whatever its bytes are.
+    /// Returns the immediate with which the block travels.
+    ///
+    /// It depends on the block's identity: a block that comes in place of another is found even if the bytes are equal.
     pub(crate) fn seal(self, identity: BlockIdentity) -> u32 {
         let mut bytes = [0; 36];
         bytes[..16].copy_from_slice(&self.0.to_le_bytes());
@@ -87,12 +89,12 @@ impl Checksum {
     }
 }
 
-/// Sums a block as it arrives, as far as the fabric shows it: what is in the cache need not come from memory again.
+/// Sums a block as it arrives, as far as the fabric shows it: bytes in the cache need not come from memory again.
 pub(crate) struct IncrementalChecksum {
     partial: Mutex<PartialSum>,
 }
 
-/// What the fabric has shown of a block.
+/// The sum of the bytes that the fabric has shown of a block.
 struct PartialSum {
     hasher: xxhash3_128::Hasher,
     len: usize,
@@ -103,7 +105,7 @@ impl IncrementalChecksum {
         Arc::new(Self { partial: Mutex::new(PartialSum { hasher: xxhash3_128::Hasher::new(), len: 0 }) })
     }
 
-    /// Returns the checksum of the block, all of which is here by now, unless much of it is still to be looked at.
+    /// Returns the checksum of the whole block, or `None` if much of it is still to be summed.
     pub(crate) fn checksum_at_once(&self, block: &[u8]) -> Option<Checksum> {
         let mut partial = lock(&self.partial);
         match block.get(partial.len..) {
@@ -117,7 +119,7 @@ impl IncrementalChecksum {
         }
     }
 
-    /// Does what [`checksum_at_once`](Self::checksum_at_once) does, and gives way between pieces of what is left.
+    /// Returns the checksum of the whole block; yields between pieces of the rest.
     pub(crate) async fn checksum_of(&self, block: &[u8]) -> Checksum {
         if let Some(checksum) = self.checksum_at_once(block) {
             return checksum;
@@ -147,7 +149,7 @@ impl fmt::Debug for IncrementalChecksum {
     }
 }
 
-/// Lets the other futures of the task have a turn.
+/// Gives the other futures of the task a turn.
 pub(crate) async fn yield_now() {
     let mut gave = false;
     std::future::poll_fn(|cx| {
@@ -160,9 +162,9 @@ pub(crate) async fn yield_now() {
     .await;
 }
 
-/// Bytes looked at before other work of the task gets a turn: a tenth of a millisecond.
+/// Bytes to sum before other work of the task gets a turn: a tenth of a millisecond.
 const PIECE: usize = 1 << 20;
-/// Bytes of a file copied at once: few enough to stay in the cache.
+/// Bytes of a file to copy at once: few enough to stay in the cache.
 const COPY: usize = 64 << 10;
 
 #[cfg(test)]

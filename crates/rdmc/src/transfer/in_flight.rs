@@ -1,4 +1,4 @@
-//! Blocks under way to and from neighbours.
+//! Blocks in flight to and from neighbours.
 
 use std::collections::VecDeque;
 use std::future::poll_fn;
@@ -13,12 +13,12 @@ use super::{ExpectedBlock, Transfer, TransferError, yield_now};
 use crate::group::neighbour::{GrantGuard, SendGuard};
 use crate::woken::WokenWait;
 
-/// Operations in queues: of each neighbour in the order in which they were posted, which is that in which they end.
+/// The operations of each neighbour, in the order in which they were posted, which is the order in which they end.
 ///
-/// So no more is looked at than the first one of each line, and nothing is allocated for an operation.
+/// So only the first operation of each queue is polled, and no operation allocates.
 struct OperationQueues<O, A> {
     queues: Vec<OperationQueue<O, A>>,
-    /// The line that is looked at first: of what was posted last, or of what ended last.
+    /// The queue that is polled first: that of the last operation that was posted or has ended.
     at: usize,
 }
 
@@ -27,7 +27,7 @@ struct OperationQueue<O, A> {
     in_flight: VecDeque<(O, A)>,
 }
 
-/// What became of an operation.
+/// An operation that has ended.
 struct EndedOperation<T, A> {
     with: Rank,
     outcome: T,
@@ -39,7 +39,7 @@ impl<O: Future + Unpin, A> OperationQueues<O, A> {
         Self { queues: Vec::new(), at: 0 }
     }
 
-    /// Appends an operation, and what it is about.
+    /// Appends an operation, and the value that belongs to it.
     fn push(&mut self, with: Rank, operation: O, about: A) {
         let count = self.queues.len();
         // Neighbours come one after the other, and again in the same order.
@@ -51,14 +51,14 @@ impl<O: Future + Unpin, A> OperationQueues<O, A> {
         self.queues[self.at].in_flight.push_back((operation, about));
     }
 
-    /// Returns the next outcome; none if nothing is under way.
+    /// Returns the next outcome, or `None` if no operation is in flight.
     fn poll_next(&mut self, cx: &mut Context<'_>) -> Poll<Option<EndedOperation<O::Output, A>>> {
         let mut is_empty = true;
         for _ in 0..self.queues.len() {
             let OperationQueue { with, in_flight } = &mut self.queues[self.at];
             if let Some((first, _)) = in_flight.front_mut() {
                 if let Poll::Ready(outcome) = first.poll_unpin(cx) {
-                    let (_, about) = in_flight.pop_front().expect("it was looked at");
+                    let (_, about) = in_flight.pop_front().expect("it was polled");
                     return Poll::Ready(Some(EndedOperation { with: *with, outcome, about }));
                 }
                 is_empty = false;
@@ -69,17 +69,17 @@ impl<O: Future + Unpin, A> OperationQueues<O, A> {
     }
 }
 
-/// Blocks under way in one direction.
+/// Blocks in flight in one direction.
 pub(super) trait BlockTraffic {
-    /// Takes the next one that is through; none if no more are under way.
+    /// Takes the next one that is through; `None` if no more are in flight.
     fn poll_next(&mut self, cx: &mut Context<'_>) -> Poll<Option<Result<(), TransferError>>>;
 }
 
-/// What waits for other things while blocks are under way.
+/// Waits for other events while blocks are in flight.
 pub(super) struct InFlight<B> {
     pub(super) blocks: B,
     wait: WokenWait,
-    /// Blocks that were taken since other work of the task had a turn.
+    /// Blocks taken since other work of the task had a turn.
     taken: u32,
 }
 
@@ -90,7 +90,7 @@ impl<B: BlockTraffic> InFlight<B> {
 
     /// Takes the blocks that are through by now.
     ///
-    /// Blocks may come as fast as they are taken: other work of the task has a turn now and then.
+    /// Blocks may come as fast as they are taken, so other work of the task gets a turn now and then.
     pub(super) async fn settle(&mut self) -> Result<(), TransferError> {
         if self.taken >= TURN_BLOCKS {
             self.taken = 0;
@@ -156,7 +156,7 @@ impl BlockTraffic for OutgoingBlocks<'_> {
 pub(super) struct IncomingBlocks<'a> {
     transfer: &'a Transfer,
     queues: OperationQueues<Operation<Received>, (ExpectedBlock, GrantGuard<'a>)>,
-    /// Long blocks that are summed, and corrupted ones that are fetched anew.
+    /// Long blocks that are being summed, and corrupted blocks that are fetched anew.
     unsettled: FuturesUnordered<BoxFuture<'a, Result<(), TransferError>>>,
 }
 
@@ -183,7 +183,7 @@ impl BlockTraffic for IncomingBlocks<'_> {
         let Some(EndedOperation { outcome, about: (expected, granted), .. }) = ready!(self.queues.poll_next(cx)) else {
             return settled;
         };
-        // Before the block is looked at, since the neighbour may send another meanwhile.
+        // Before the block is checked, since the neighbour may send another meanwhile.
         drop(granted);
         Poll::Ready(Some(
             self.transfer.take_arrived(expected, outcome).map(|unsettled| self.unsettled.extend(unsettled)),
@@ -191,7 +191,7 @@ impl BlockTraffic for IncomingBlocks<'_> {
     }
 }
 
-/// Blocks after which other work of the task has a turn; each may be summed in it.
+/// Blocks after which other work of the task gets a turn.
 const TURN_BLOCKS: u32 = 32;
 
 #[cfg(test)]
@@ -227,7 +227,7 @@ mod tests {
         });
         let mut end = |at: usize| tell[at].take().expect("it ends once").send(7).expect("it is waited for");
         assert!(next(&mut queues).is_none());
-        // Behind the first of its line it has to wait.
+        // Behind the first of its queue it has to wait.
         end(1);
         assert!(next(&mut queues).is_none());
         end(4);
@@ -244,7 +244,7 @@ mod tests {
         assert!(matches!(next(&mut queues), Some(None)));
     }
 
-    /// Blocks that are there whenever they are asked for, so many in all.
+    /// Blocks that are always ready, so many in all.
     struct AlwaysThere(u32, Option<Pending<()>>);
 
     impl BlockTraffic for AlwaysThere {

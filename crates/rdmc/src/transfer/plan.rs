@@ -1,4 +1,4 @@
-//! Who sends which block to whom: as scheduled, or as members need that hold parts of the message.
+//! The hops of a message: those of a schedule, or of a repair if members hold parts of the message.
 
 use rdmc_schedule::{Hop, Rank, Repair, Schedule};
 
@@ -6,12 +6,12 @@ use rdmc_schedule::{Hop, Rank, Repair, Schedule};
 pub(crate) enum HopPlan {
     /// The root has the message.
     Schedule(Schedule),
-    /// Each member has some of it, and all know its size.
+    /// Members have parts of it, and all know its size.
     Repair(Repair),
 }
 
 impl HopPlan {
-    /// Lists what a member sends, in step order.
+    /// Lists the hops that a member sends, in step order.
     pub(crate) fn sends(&self, rank: Rank) -> Box<dyn Iterator<Item = Hop> + Send> {
         match self {
             Self::Schedule(schedule) => Box::new(schedule.sends(rank)),
@@ -19,7 +19,7 @@ impl HopPlan {
         }
     }
 
-    /// Lists what a member receives, in step order.
+    /// Lists the hops that a member receives, in step order.
     pub(crate) fn receives(&self, rank: Rank) -> Box<dyn Iterator<Item = Hop> + Send> {
         match self {
             Self::Schedule(schedule) => Box::new(schedule.receives(rank)),

@@ -1,8 +1,8 @@
 //! One direction of a member's port: blocks of different neighbours follow each other instead of sharing it.
 //!
-//! The schedules let a member send one block and receive one block per step. If it did more, blocks would arrive late
-//! although none arrives less, their relays would be late in turn, and the members would fall out of step. So a block
-//! from or to another neighbour than the one before it waits until that one is nearly through; blocks of the same
+//! The schedules let a member send one block and receive one block per step. If it shared its port among several, each
+//! block would arrive late, its relays would be late in turn, and the members would fall out of step. So a block from
+//! or to another neighbour than the block before it waits until that one is nearly through. Blocks of the same
 //! neighbour queue behind each other anyway.
 
 use std::sync::Mutex;

@@ -1,4 +1,4 @@
-//! Turns: what keeps the messages of a group in order.
+//! Turns, which keep the messages of a group in order.
 
 use tokio::sync::oneshot;
 
@@ -16,7 +16,7 @@ impl Turnstile {
     }
 }
 
-/// One turn. Dropped without having ended, as when its transfer failed, it lets nobody on.
+/// One turn. If it is dropped before it has ended, as when its transfer fails, no later turn begins.
 #[derive(Debug)]
 pub(crate) struct Turn {
     before: Option<oneshot::Receiver<()>>,
@@ -56,7 +56,7 @@ mod tests {
         first.end();
         assert!(second.wait().now_or_never().is_some());
         assert!(third.wait().now_or_never().is_none());
-        // It failed: whoever comes after it must not take its place.
+        // It failed: the next one must not take its place.
         drop(second);
         assert!(third.wait().now_or_never().is_none());
     }

@@ -1,20 +1,20 @@
-//! The digests of all messages of a group, as one.
+//! One digest of all messages of a group.
 
 use std::collections::BTreeMap;
 
 use crate::certificate::Digest;
 
-/// Chains digests in the order of the messages, in whatever order they become known.
+/// Chains digests in the order of the messages, although they become known in any order.
 #[derive(Debug)]
 pub(super) struct DigestChain {
     messages: u64,
     digest: Digest,
-    /// Of messages behind one whose digest is not known yet; no more than are under way at once.
+    /// Digests after a message whose digest is not known yet; no more than messages are in flight at once.
     early: BTreeMap<u64, Digest>,
 }
 
 impl DigestChain {
-    /// Begins behind the first `messages`, on which nobody needs to agree any more.
+    /// Begins after the first `messages`, on which members need not agree any more.
     pub(super) fn after(messages: u64) -> Self {
         Self { messages, digest: Digest([0; 32]), early: BTreeMap::new() }
     }
@@ -29,7 +29,7 @@ impl DigestChain {
         }
     }
 
-    /// Returns the digest of all messages, if there are so many, and all are known.
+    /// Returns the digest of all messages if there are so many and all digests are known.
     pub(super) fn of(&self, messages: u64) -> Option<Digest> {
         (self.messages == messages).then_some(self.digest)
     }

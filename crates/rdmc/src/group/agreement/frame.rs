@@ -1,4 +1,4 @@
-//! What members say to each other about the end of their group.
+//! The frames in which members agree on the end of their group.
 
 use serde::{Deserialize, Serialize};
 
@@ -8,29 +8,29 @@ use crate::failure::FailureCause;
 /// A frame about the end of a group.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) enum EndFrame {
-    /// From the root: these are all messages, and what their digests come down to, if they have any.
+    /// From the root: the number of all messages, and the digest of them all, if messages have digests.
     Closing { messages: u64, digest: Option<Digest> },
     /// To the root: this member has them all, and its application agrees to the end.
     Confirm { messages: u64 },
-    /// To all: this member does no further work in the group, because of this, or because it heard of trouble.
+    /// To all: this member does no further work in the group, because of this evidence or of that of others.
     Wedged(Evidence),
-    /// From who leads: promise to take no lower ballot, and report.
+    /// From a leader: promise to accept no lower ballot, and report.
     Gather { ballot: Ballot },
     /// The promise.
     Report { ballot: Ballot, report: Box<Report> },
-    /// From who leads: this is to be the outcome. Whether it has promises of a quorum is said beside.
+    /// From a leader: the proposed outcome, and whether it has the promises of a quorum.
     Propose { ballot: Ballot, outcome: Outcome, quorum: bool },
-    /// To who leads: this member takes it for the outcome, unless a higher ballot brings another.
+    /// To a leader: this member accepts the outcome, unless a higher ballot brings another.
     Accepted { ballot: Ballot },
-    /// To who leads: this member has promised a higher ballot.
+    /// To a leader: this member has promised a higher ballot.
     Outbid { promised: Ballot },
     /// This node is not in the group: it has not joined yet, or it has left before there was an outcome.
     Absent { left: bool },
-    /// This is the outcome.
+    /// The outcome.
     Decided { ballot: Ballot, outcome: Outcome },
 }
 
-/// An attempt to bring about an outcome. Of two with the same number the lower rank's is the higher.
+/// An attempt at an outcome. Of two with the same number the lower rank's is the higher.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Ballot {
     pub(crate) attempt: u32,
@@ -39,7 +39,7 @@ pub(crate) struct Ballot {
 }
 
 impl Ballot {
-    /// The root's, by which it closes a group to which nothing happens.
+    /// The root's ballot, by which it closes a group without failures.
     pub(crate) const CLOSE: Self = Self { attempt: 0, leader: 0 };
 }
 
@@ -55,14 +55,14 @@ impl PartialOrd for Ballot {
     }
 }
 
-/// What a member has against itself and others.
+/// A member's evidence against itself and others.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Evidence {
     /// Why it cannot go on itself.
     pub(crate) own: Option<FailureCause>,
     /// The ranks that it cannot reach now.
     pub(crate) lost: Vec<u32>,
-    /// The ranks with which something is, or was, wrong.
+    /// The ranks that it accuses, and their causes.
     pub(crate) against: Vec<(u32, FailureCause)>,
 }
 
@@ -74,14 +74,15 @@ pub(crate) struct Report {
     pub(crate) accepted: Accepted,
 }
 
-/// The outcomes that a member has accepted, and in which ballots.
+/// The outcomes that a member has accepted, and their ballots.
 ///
-/// They are kept apart, since a quorum must learn of what another may have decided, whatever a minority did later.
+/// They are kept apart: a quorum must learn of an outcome that another quorum may have decided, whatever a minority
+/// accepted later.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Accepted {
     /// In the highest ballot with promises of a quorum.
     pub(crate) of_quorum: Option<(Ballot, Outcome)>,
-    /// In the highest with those of a minority.
+    /// In the highest ballot with promises of a minority.
     pub(crate) of_minority: Option<(Ballot, Outcome)>,
 }
 
@@ -100,15 +101,15 @@ impl Accepted {
 /// How far a member has come in the group.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Progress {
-    /// Messages it knows of, from the first.
+    /// The number of messages that it knows, from the first.
     pub(crate) begun: u64,
-    /// Of these, how many it has whole, from the first.
+    /// Of these, the number that it has whole, from the first.
     pub(crate) held: u64,
-    /// All messages of the group, once the root closes it.
+    /// The number of all messages of the group, once the root closes it.
     pub(crate) messages: Option<u64>,
-    /// The ranks of which it knows that they have confirmed.
+    /// The ranks that have confirmed, as far as it knows.
     pub(crate) confirmed: Vec<u32>,
-    /// The latest messages it knows of, in order.
+    /// The latest messages that it knows, in order.
     pub(crate) records: Vec<MessageRecord>,
 }
 
@@ -136,12 +137,12 @@ impl Outcome {
 pub(crate) struct Verdict {
     /// The members that failed, the most telling causes first; never empty.
     pub(crate) failed: Vec<(u32, FailureCause)>,
-    /// Whether those who agreed were most of the members.
+    /// Whether the members that agreed were a quorum.
     pub(crate) quorum: bool,
-    /// Messages that were begun, as far as anybody knows.
+    /// Messages that were begun, as far as any member knows.
     pub(crate) begun: u64,
-    /// For each rank how many messages it has, from the first; none if nobody knows.
+    /// For each rank the number of messages that it has, from the first; `None` if no member knows.
     pub(crate) held: Vec<Option<u64>>,
-    /// Messages that some member may lack, or whose digests it may lack, as far as anybody knows them.
+    /// Messages that some member may lack, or whose digests it may lack, as far as any member knows them.
     pub(crate) records: Vec<MessageRecord>,
 }

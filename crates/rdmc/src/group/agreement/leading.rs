@@ -13,7 +13,7 @@ pub(super) enum Lead {
     Gathering {
         ballot: Ballot,
         reports: BTreeMap<u32, Report>,
-        /// When it need not wait for the picture to become clearer any more.
+        /// When it stops waiting for further evidence.
         settled_at: Option<Timestamp>,
     },
     Proposing {
@@ -42,7 +42,7 @@ impl Agreement {
         if self.give_up_at.is_some_and(|at| now >= at) {
             self.decide_alone();
             if let Some((ballot, outcome)) = self.decided.clone() {
-                // Those who are in the same place need not come to another end.
+                // Members that are cut off with this one need not find another outcome.
                 self.send_all(&EndFrame::Decided { ballot, outcome });
             }
             return StepResult::Wait;
@@ -93,11 +93,11 @@ impl Agreement {
         }
         let quorum = is_quorum(self.members, reports.len(), reports.contains_key(&ROOT));
         if !quorum && self.leader() != self.me {
-            // Somebody else can reach more of the members.
+            // Another member can reach more of the members.
             self.retry_at = now + self.patience.outbid;
             return StepResult::Wait;
         }
-        // A minority may hear from the others yet; and if two have lost each other, one may be lost to this member soon.
+        // A minority may still hear from the others; and if two have lost each other, this member may lose one soon.
         if !quorum || self.are_at_odds(&reports) {
             let settled_at = settled_at.unwrap_or(now + self.patience.settling);
             if now < settled_at {
@@ -110,7 +110,7 @@ impl Agreement {
         self.put_forward(ballot, outcome, asked, quorum)
     }
 
-    /// Tells whether members that have reported have lost each other.
+    /// Tells whether two members that have reported have lost each other.
     fn are_at_odds(&self, reports: &BTreeMap<u32, Report>) -> bool {
         let takes_part = |rank: u32| {
             let goes_on = self.evidence.get(&rank).is_none_or(|evidence| evidence.own.is_none());
@@ -131,7 +131,7 @@ impl Agreement {
         StepResult::Again
     }
 
-    /// Asks again, of those for whom `of` is true, what was not answered.
+    /// Repeats the frames that were not answered, to the members for which `of` is true.
     pub(super) fn repeat(&mut self, of: impl Fn(u32) -> bool) {
         let unanswered = |answered: &dyn Fn(u32) -> bool| -> Vec<u32> {
             self.others().filter(|rank| of(*rank) && self.is_reachable(*rank) && !answered(*rank)).collect()
@@ -172,7 +172,7 @@ impl Agreement {
             self.lead = Some(Lead::Proposing { ballot, outcome, quorum: promised, asked, accepted });
             return StepResult::Wait;
         }
-        // Some were lost meanwhile: another attempt counts those who are left.
+        // Some were lost meanwhile: another attempt counts the members that are left.
         if self.wedged { StepResult::Again } else { StepResult::Wait }
     }
 
@@ -181,14 +181,14 @@ impl Agreement {
         self.retry_at = now + self.patience.outbid;
     }
 
-    /// Ends it here, since those who lead do not.
+    /// Decides without the others, since no leader does.
     pub(super) fn decide_alone(&mut self) {
         let reports = BTreeMap::from([(self.me, self.report())]);
         let ballot = Ballot { attempt: self.promised.attempt.saturating_add(1), leader: self.me };
         self.decided = Some((ballot, Outcome::Failed(self.verdict(&reports, false))));
     }
 
-    /// Returns the member that is to lead, as far as this one can tell.
+    /// Returns the member that leads, as far as this one knows.
     pub(super) fn leader(&self) -> u32 {
         let mut best = None;
         for rank in 0..self.members {
@@ -205,7 +205,7 @@ impl Agreement {
         best.unwrap_or(self.me)
     }
 
-    /// Tells whether nobody says otherwise.
+    /// Tells whether two members reach each other, as far as this one knows.
     pub(super) fn reach_each_other(&self, a: u32, b: u32) -> bool {
         let has_lost =
             |of: u32, rank: u32| self.evidence.get(&of).is_some_and(|evidence| evidence.lost.contains(&rank));
@@ -221,12 +221,12 @@ impl Lead {
     }
 }
 
-/// Tells whether every member but the root is among those who have confirmed.
+/// Tells whether every member except the root has confirmed.
 pub(super) fn all_confirmed(confirmed: &BTreeSet<u32>, members: u32) -> bool {
     (1..members).all(|rank| confirmed.contains(&rank))
 }
 
-/// Tells whether so many members may decide for all: of two sets that share none, one at most is a quorum.
+/// Tells whether so many members may decide for all: of two disjoint sets at most one is a quorum.
 fn is_quorum(members: u32, count: usize, with_root: bool) -> bool {
     let twice = 2 * count as u64;
     twice > u64::from(members) || (twice == u64::from(members) && with_root)

@@ -1,4 +1,4 @@
-//! Members that have nothing to say about the end, although their nodes give signs of life.
+//! Members that do not answer about the end, although their nodes give signs of life.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -7,13 +7,13 @@ use rdmc_fabric::Timestamp;
 use super::Agreement;
 use crate::failure::FailureCause;
 
-/// Who was heard of in the agreement, and when.
+/// Tracks which members were heard of in the agreement, and when.
 #[derive(Debug)]
 pub(super) struct SilenceTracker {
-    /// From when on everybody should have been heard.
+    /// Since when every member is expected to speak.
     since: Timestamp,
     heard_at: BTreeMap<u32, Timestamp>,
-    /// Those of whom nothing is expected any more, until they are heard.
+    /// The members that are not expected to answer, until they are heard.
     counted_out: BTreeSet<u32>,
 }
 
@@ -39,10 +39,10 @@ impl Default for SilenceTracker {
 }
 
 impl Agreement {
-    /// Expects nothing more of those who have not spoken for long: all who have stopped say so again and again.
+    /// Counts out the members that have not spoken for long: members that have stopped repeat their frames.
     pub(super) fn count_out_silent(&mut self, now: Timestamp) {
         if now > self.ask_at + self.patience.outbid {
-            // This process was stopped itself: what was said meanwhile is still to be heard.
+            // This process was stopped itself: the frames that came meanwhile are still to be read.
             self.silence = SilenceTracker::since(now);
         }
         let limit = self.patience.outbid * ASKED_MAX;
@@ -53,7 +53,7 @@ impl Agreement {
         }
     }
 
-    /// Expects nothing more of a member, because of this.
+    /// Expects no more answers of a member, because of `cause`.
     pub(super) fn count_out(&mut self, rank: u32, cause: FailureCause) {
         if self.wedged && rank != self.me {
             self.silence.counted_out.insert(rank);
@@ -62,5 +62,5 @@ impl Agreement {
     }
 }
 
-/// How often members are asked before they count as silent.
+/// Attempts to ask a member before it counts as silent.
 const ASKED_MAX: u32 = 2;

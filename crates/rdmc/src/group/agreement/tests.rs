@@ -18,15 +18,15 @@ struct Network {
     dead: BTreeSet<u32>,
     declared: BTreeSet<u32>,
     cut: BTreeSet<(u32, u32)>,
-    /// One that hears nothing and says nothing, although its node is there.
+    /// A member that receives and sends nothing, although its node is there.
     mute: Option<u32>,
-    /// Who has not noticed the loss of whom.
+    /// Members that have not noticed the loss of another one.
     unnoticed: Vec<(u32, u32)>,
     now: Timestamp,
     state: u64,
 }
 
-/// What may happen to the members of a network.
+/// The faults that may happen to the members of a network.
 #[derive(Clone, Copy, Debug)]
 struct Fate {
     deaths: u32,
@@ -91,7 +91,7 @@ impl Network {
         });
     }
 
-    /// A member dies; what it has said last may be lost.
+    /// A member dies; its last frames may be lost.
     fn kill(&mut self, rank: u32) {
         self.dead.insert(rank);
         for other in self.alive() {
@@ -145,7 +145,7 @@ impl Network {
                 0 if !self.unnoticed.is_empty() => {
                     let at = self.chance(self.unnoticed.len());
                     let (observer, lost) = self.unnoticed[at];
-                    // What the lost one has said is heard before its end.
+                    // The frames of the lost one are taken before its end.
                     let heard = self.channels.get(&(lost, observer)).is_none_or(VecDeque::is_empty);
                     if heard {
                         self.unnoticed.swap_remove(at);
@@ -227,7 +227,7 @@ impl Network {
         self.members[rank as usize].outcome().map(|(_, outcome)| outcome)
     }
 
-    // What must hold.
+    // Invariants.
 
     fn a_close_is_true(&self, messages: u64) {
         for rank in 0..self.count() {
@@ -303,8 +303,8 @@ proptest! {
 
     #[test]
     fn of_two_sides_one_at_most_is_a_quorum(
-        count in 2u32..8, deaths in 0u32..2, cuts in 1u32..8, mends in 0u32..4, messages in 0u64..3, after in 0usize..300,
-        seed: u64,
+        count in 2u32..8, deaths in 0u32..2, cuts in 1u32..8, mends in 0u32..4, messages in 0u64..3,
+        after in 0usize..300, seed: u64,
     ) {
         let mut network = Network::new(count, seed);
         network.run(messages, Fate { deaths, cuts, mends, refusals: 1 }, after);

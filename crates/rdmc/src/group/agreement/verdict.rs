@@ -1,4 +1,4 @@
-//! What a leader makes of the reports.
+//! The verdict that a leader draws from the reports.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -20,7 +20,7 @@ impl Agreement {
             .or_else(|| highest(reports.values().flat_map(|report| report.accepted.all()).collect()));
         match accepted {
             Some(outcome) if quorum => return outcome,
-            // What a minority agrees on says so.
+            // An outcome of a minority says so.
             Some(Outcome::Failed(verdict)) => return Outcome::Failed(Verdict { quorum, ..verdict }),
             _ => {}
         }
@@ -32,7 +32,7 @@ impl Agreement {
         }
     }
 
-    /// Returns the members that have confirmed: each speaks for itself, and the root for all.
+    /// Returns the members that have confirmed: each reports for itself, and the root for all.
     fn confirmed(&self, reports: &BTreeMap<u32, Report>) -> BTreeSet<u32> {
         let said = reports.iter().flat_map(|(by, report)| {
             report.progress.confirmed.iter().copied().filter(move |rank| *by == ROOT || rank == by)
@@ -40,13 +40,13 @@ impl Agreement {
         said.chain(self.progress.confirmed.iter().copied()).collect()
     }
 
-    /// Says who has failed, and who has what, from the reports of those who take part.
+    /// Finds which members have failed, and which messages each member has, from the reports.
     pub(super) fn verdict(&self, reports: &BTreeMap<u32, Report>, quorum: bool) -> Verdict {
         let confirmed = self.confirmed(reports);
         let begun = reports.values().map(|report| report.progress.begun).max().unwrap_or(0);
         let held = (0..self.members).map(|rank| match reports.get(&rank) {
             Some(report) => Some(report.progress.held.min(begun)),
-            // What the root began it has.
+            // The root has every message that it began.
             None if rank == ROOT => Some(begun),
             None => self.progress.messages.filter(|_| confirmed.contains(&rank)),
         });
@@ -69,13 +69,13 @@ impl Agreement {
         };
         // Some may have been lost after they reported.
         for rank in self.others().filter(|rank| !reports.contains_key(rank) || self.has_lost(*rank)) {
-            // Who has not joined is no failure, unless it is missed.
+            // A member that has not joined has not failed, unless another one waits for it.
             let cause = worst(rank).or_else(|| (!self.absent.contains(&rank)).then_some(FailureCause::ConnectionLost));
             if let Some(cause) = cause {
                 failed.entry(rank).or_insert(cause);
             }
         }
-        // Who waited for others is not at odds with them.
+        // A member that waits for others has no fault because of that.
         for late in accusations.iter().filter(|it| it.cause == FailureCause::NotJoined) {
             failed.entry(late.accused).or_insert(FailureCause::NotJoined);
         }
@@ -88,7 +88,7 @@ impl Agreement {
             }
             failed.is_empty()
         };
-        // Two who have found each other again need not be named, unless there is nobody else.
+        // Two members that have found each other again are named only if there is no other.
         if name_the_fewest(standing) {
             name_the_fewest(mended);
         }
@@ -111,14 +111,14 @@ impl Agreement {
         self.evidence.iter().flat_map(of).collect()
     }
 
-    /// Tells whether the two had lost each other, and have no more.
+    /// Tells whether the two had lost each other and have found each other again.
     fn has_mended(&self, accusation: &Accusation) -> bool {
         accusation.cause.is_connection_loss() && self.reach_each_other(accusation.accuser, accusation.accused)
     }
 }
 
-/// Returns the records, from the first that is not the same in every member's memory: of a message that not all have, or of
-/// one that the root has not summed to the end, as it was still sending it.
+/// Returns the records from the first that differs among members: of a message that some lack, or of one that the root
+/// was still sending and has not summed completely.
 fn records_to_tell(reports: &BTreeMap<u32, Report>) -> Vec<MessageRecord> {
     let mut from = reports.values().map(|report| report.progress.held).min().unwrap_or(0);
     let mut records: BTreeMap<u64, MessageRecord> = BTreeMap::new();
@@ -132,15 +132,15 @@ fn records_to_tell(reports: &BTreeMap<u32, Report>) -> Vec<MessageRecord> {
     records.split_off(&from).into_values().take(RECORDS_REPORTED_MAX).collect()
 }
 
-/// One member says that something is wrong with another.
+/// One member accuses another.
 struct Accusation {
     accuser: u32,
     accused: u32,
     cause: FailureCause,
 }
 
-/// Returns the member with which the most others are at odds; of several the one that is accused of the worst, or has
-/// the highest rank.
+/// Returns the member with the most accusers and accused; of several the one that is accused of the worst, or has the
+/// highest rank.
 fn most_involved(open: &[&Accusation]) -> Option<u32> {
     let mut at_odds: BTreeMap<u32, BTreeSet<u32>> = BTreeMap::new();
     let mut at_fault: BTreeMap<u32, usize> = BTreeMap::new();

@@ -1,8 +1,8 @@
-//! Where the waiting comes from.
+//! Finds the cause of waiting.
 //!
-//! Who waits for a slow member makes others wait in turn. So waiting is followed along: what a member is waited for goes on
-//! to those for whom it waits itself, in proportion, until it does not move any more, as random surfers do on pages. Most of
-//! it ends at whoever is slow.
+//! A member that waits for a slow one makes others wait in turn. So waiting is followed along, as random surfers follow
+//! links: the waiting for a member moves on, in proportion, to the members for which that one waits, until it does not
+//! move any more. Most of it ends at the slow member.
 
 use std::collections::BTreeMap;
 
@@ -10,22 +10,22 @@ use rdmc_schedule::Rank;
 
 use super::{WINDOW, WaitTimes};
 
-/// What members have waited for within the latest window.
+/// The waiting of members within the latest window.
 #[derive(Default)]
 pub(crate) struct WaitReports(BTreeMap<Rank, (u32, Vec<WaitTimes>)>);
 
 impl WaitReports {
-    /// Takes a member's word.
+    /// Takes a member's report.
     pub(crate) fn add(&mut self, from: Rank, waited: Vec<WaitTimes>) {
         self.0.insert(from, (0, waited));
     }
 
-    /// Tells whether nobody has said anything lately.
+    /// Tells whether there are no recent reports.
     pub(crate) fn is_empty(&self) -> bool {
         self.0.is_empty()
     }
 
-    /// Forgets what is too old.
+    /// Forgets reports that are too old.
     pub(crate) fn age(&mut self) {
         self.0.retain(|_, (age, _)| {
             *age += 1;
@@ -45,7 +45,7 @@ impl WaitReports {
         };
         let window = u32::try_from(WINDOW.as_millis()).unwrap_or(u32::MAX);
         if members == 2 {
-            // There is nobody to compare it with: only if it grants nothing at all.
+            // There is no member to compare it with: it is slow only if it grants nothing at all.
             return (waits(|waited| waited.ready_ms) >= window / 10 * 9).then_some((slowest, Rank::ROOT));
         }
         let others: f64 = receivers.clone().filter(|other| *other != most).map(|other| weights[other]).sum();
@@ -78,11 +78,11 @@ impl WaitReports {
         let own = costs.remove(&slowest.0).map_or(0, cost);
         let mut others: Vec<u64> = costs.into_values().filter(|(_, blocks)| *blocks > 0).map(cost).collect();
         others.sort_unstable();
-        // Most may be slow because of the slowest: in a pipeline, whoever waits for its blocks.
+        // Most may be slow because of the slowest: in a pipeline, the members that wait for its blocks.
         others.get(others.len() / 4).is_none_or(|quick| own >= quick.saturating_mul(COST_RATIO_MIN))
     }
 
-    /// Follows all waiting to its ends; returns how much of it ends at each member.
+    /// Follows all waiting to its end; returns how much of it ends at each member.
     #[expect(clippy::cast_precision_loss, reason = "times of less than a second and numbers of members")]
     fn ends(&self, members: u32) -> Vec<f64> {
         let count = members as usize;
@@ -108,15 +108,15 @@ impl WaitReports {
     }
 }
 
-/// Windows after which what a member said does not count any more.
+/// Windows after which a member's report does not count any more.
 const REPORT_AGE_MAX: u32 = 2;
-/// How often waiting is followed along.
+/// Rounds in which waiting is followed along.
 const ROUNDS: u32 = 30;
 /// The share of waiting that is followed.
 const FOLLOWED: f64 = 0.85;
-/// How many times as much waiting as at others, on average, ends at a member that is slow.
+/// Least ratio of the waiting that ends at a slow member to the average of the others.
 const WEIGHT_RATIO_MIN: f64 = 1.8;
-/// How many times as long as for others a block takes for it.
+/// Least ratio of the time of a block to a slow member to that of a block to others.
 const COST_RATIO_MIN: u64 = 3;
 
 #[cfg(test)]

@@ -44,7 +44,7 @@ fn fabrics(names: &[&'static str]) -> Fabrics {
     Fabrics::new(names.iter().map(fabric).collect()).unwrap()
 }
 
-/// What one listener that accepts everything made of the invitation.
+/// The outcome of an invitation at a listener that accepts everything.
 type Outcome = io::Result<NodeBuilder>;
 
 /// Invites listeners with these fabrics; returns what the inviting node and each of the others made of it.

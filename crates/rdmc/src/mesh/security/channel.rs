@@ -1,8 +1,8 @@
-//! Control connections with and without TLS, and how each is told from the other.
+//! Control connections with and without TLS, and how the two are distinguished.
 //!
-//! An end that wants TLS says so, and what it has to show, with four bytes that are the length of no frame, and waits for
-//! the same four; then comes TLS, and inside it frames as ever. So each end can say why it refuses another kind, and nobody
-//! ever falls back.
+//! An end that wants TLS sends four bytes that are the length of no frame. They name its kind of proof. It waits for
+//! the same four; then TLS follows, with ordinary frames inside. So each end can say why it refuses another kind, and
+//! no end ever falls back.
 
 use std::io;
 use std::net::IpAddr;
@@ -23,7 +23,7 @@ use crate::mesh::frame::CHECK_LEN;
 use crate::node::NodeId;
 use crate::stats::Refusals;
 
-/// How a node reaches the others of its cluster.
+/// Secures the connections that a node opens to others of its cluster.
 pub(crate) struct PeerSecurity {
     pub(crate) security: Option<Security>,
     pub(crate) identities: Identities,
@@ -31,7 +31,7 @@ pub(crate) struct PeerSecurity {
 }
 
 impl PeerSecurity {
-    /// Opens a control connection to a node of the cluster, and makes sure that it is that node.
+    /// Opens a control connection to a node of the cluster, and verifies the node's identity.
     pub(crate) async fn connect(
         &self,
         environment: &dyn Environment,
@@ -60,7 +60,7 @@ impl PeerSecurity {
 pub(crate) struct Opening([u8; 4]);
 
 impl Opening {
-    /// Reads them; none if the connection ends before.
+    /// Reads them; returns `None` if the connection ends before.
     pub(crate) async fn read(stream: &mut (impl AsyncRead + Unpin)) -> io::Result<Option<Self>> {
         let mut bytes = [0; 4];
         let first = stream.read(&mut bytes).await?;
@@ -75,19 +75,19 @@ impl Opening {
         [Proof::Key, Proof::Certificate].iter().any(|proof| self.0 == proof.opening())
     }
 
-    /// Returns the stream as it was before these bytes were read.
+    /// Returns a stream that begins with these bytes.
     pub(crate) fn before<'a>(&'a self, stream: impl AsyncRead + Unpin + 'a) -> impl AsyncRead + Unpin + 'a {
         self.0.as_slice().chain(stream)
     }
 
-    /// Returns the length of the frame whose beginning these bytes are.
+    /// Returns the length of the frame that begins with these bytes.
     fn frame_len(&self) -> u32 {
         u32::from_le_bytes(self.0)
     }
 }
 
 impl Proof {
-    /// Returns the first bytes of an end that shows this, and of the answer: as a length, far above that of any frame.
+    /// Returns the first bytes of an end with this proof, and of the answer: as a length, far above that of any frame.
     fn opening(self) -> [u8; 4] {
         match self {
             Self::Key => *b"\xffTLK",
@@ -97,7 +97,7 @@ impl Proof {
 }
 
 impl Security {
-    /// Makes a fresh connection secure, and makes sure that a node called `name` is at its other end.
+    /// Makes a fresh connection secure, and verifies that a node called `name` is at its other end.
     pub(crate) async fn connect(
         &self,
         environment: &dyn Environment,
@@ -122,17 +122,18 @@ impl Security {
         match connecting.into_fallible().await {
             Ok(stream) => Ok(Box::new(SecureStream { stream: Box::new(stream.into()), peer, proof: self.0.proof })),
             Err((error, mut stream)) => {
-                // However that ends, the other end was told as far as possible.
+                // However that ends, the alert was sent as far as possible.
                 let _ = environment.timeout(DRAIN_LIMIT, drain(&mut stream)).await;
                 Err(Distrust::explained(error, self.0.proof))
             }
         }
     }
 
-    /// Makes a connection secure whose other end has asked for it; returns what that has shown as well.
+    /// Makes a connection secure whose other end has asked for it; returns also the credential that the other end
+    /// shows.
     ///
     /// # Errors
-    /// With the stream, in which the alert is that tells the other end: it should be [drained](drain).
+    /// Returned with the stream, which has the alert for the other end: [drain](drain) it.
     pub(crate) async fn accept(
         &self,
         opening: &Opening,
@@ -155,14 +156,15 @@ impl Security {
     }
 }
 
-/// Takes what the other end still sends until it closes the connection, so that it can read what it was told: a connection
-/// closed with bytes unread is reset.
+/// Reads what the other end still sends until it closes the connection.
+///
+/// A connection closed with bytes unread is reset, and the other end might not read the refusal.
 pub(crate) async fn drain(stream: &mut (impl AsyncRead + AsyncWrite + Unpin)) -> io::Result<()> {
     stream.shutdown().await?;
     tokio::io::copy(stream, &mut tokio::io::sink()).await.map(drop)
 }
 
-/// Takes the rest of a frame without keeping it.
+/// Reads the rest of a frame without keeping it.
 pub(crate) async fn drain_frame(opening: &Opening, stream: &mut (impl AsyncRead + Unpin)) -> io::Result<()> {
     let rest = stream.take(u64::from(opening.frame_len()) + CHECK_LEN as u64);
     tokio::io::copy(&mut { rest }, &mut tokio::io::sink()).await.map(drop)
@@ -182,8 +184,10 @@ impl AsyncWrite for GatheredStream {
         Pin::new(&mut self.0).poll_write(cx, buf)
     }
 
-    /// Writes all that TLS has as one: when it fails it tries once to write its alert, which may not be the first of several
-    /// records, and a stream that takes one at a time would leave it out.
+    /// Writes all records of TLS at once.
+    ///
+    /// When TLS fails, it tries once to write its alert, which may not be the first of several records. A stream that
+    /// takes one record at a time would leave it out.
     fn poll_write_vectored(
         mut self: Pin<&mut Self>,
         cx: &mut Context<'_>,
@@ -225,7 +229,7 @@ impl AsyncRead for SecureStream {
         let proof = self.proof;
         Pin::new(&mut self.stream).poll_read(cx, buf).map_err(|error| Distrust::explained(error, proof)).map(|read| {
             match read {
-                // Frames have lengths and groups are closed by name: an end that was cut off is one that was lost.
+                // Frames have lengths and groups are closed explicitly: a truncated stream counts as a lost one.
                 Err(error) if error.kind() == io::ErrorKind::UnexpectedEof => Ok(()),
                 read => read,
             }
@@ -247,5 +251,5 @@ impl AsyncWrite for SecureStream {
     }
 }
 
-/// How long one who refuses, or is refused, may take to read or to say the rest.
+/// How long an end that refuses, or is refused, may take to read or to send the rest.
 pub(crate) const DRAIN_LIMIT: Duration = Duration::from_secs(2);

@@ -1,4 +1,4 @@
-//! What a node is known by.
+//! The identity of a node.
 
 use std::collections::BTreeMap;
 
@@ -10,12 +10,12 @@ use super::refusal::Distrust;
 use super::{Proof, Security};
 use crate::node::NodeId;
 
-/// What a node of a cluster must show.
+/// The identity that a node of a cluster must prove.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Identity {
     /// A certificate with this name.
     Name(String),
-    /// The very certificate that was seen before.
+    /// The same certificate that was seen before.
     Certificate(Fingerprint),
 }
 
@@ -29,11 +29,11 @@ impl Fingerprint {
     }
 }
 
-/// What the nodes of a cluster must show.
+/// The identities of the nodes of a cluster.
 pub(crate) type Identities = BTreeMap<NodeId, Identity>;
 
 impl Security {
-    /// Checks that what an end has shown, which its handshake has proved to be its own, makes it the one it should be.
+    /// Checks that the credential of an end, which its handshake has proved to be its own, fits the expected identity.
     pub(crate) fn check(&self, shown: &CertificateDer<'_>, expected: &Identity) -> Result<(), Distrust> {
         match expected {
             // A key has no name.
@@ -49,7 +49,7 @@ impl Security {
     }
 }
 
-/// Turns the name of a node into what certificates are compared with.
+/// Converts the name of a node for the comparison with certificates.
 pub(crate) fn server_name(name: &str) -> Result<ServerName<'static>, Distrust> {
     ServerName::try_from(name.to_owned()).map_err(|_| Distrust::NoName { name: name.to_owned() })
 }

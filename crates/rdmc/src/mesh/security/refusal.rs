@@ -1,4 +1,4 @@
-//! Why an end of a control connection is not trusted.
+//! The reasons why an end of a control connection is not trusted.
 
 use std::fmt;
 use std::io;
@@ -8,7 +8,7 @@ use rustls::{AlertDescription, CertificateError};
 
 use super::Proof;
 
-/// Why there is no secure control connection; "it" is the other end.
+/// There is no secure control connection; in the messages "it" is the other end.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum Distrust {
@@ -38,10 +38,10 @@ pub enum Distrust {
         /// The name that was expected.
         expected: String,
     },
-    /// The other end is not the one that was seen before.
+    /// The other end does not have the certificate that was seen before.
     #[error("its certificate is not that of the node that invited")]
     OtherCertificate,
-    /// The name of a node is none that a certificate could have.
+    /// A certificate cannot have the name of the node.
     #[error("{name:?} is neither a DNS name nor an IP address, so no certificate can be for it: give the node a name")]
     NoName {
         /// The name.
@@ -50,19 +50,19 @@ pub enum Distrust {
     /// The other end's certificate has expired.
     #[error("its certificate expired {} ago: it needs a new one, or a clock is wrong", RoughDuration(*expired_for))]
     Expired {
-        /// How long ago.
+        /// How long ago it expired.
         expired_for: Duration,
     },
     /// The other end's certificate is not valid yet.
     #[error("its certificate is not valid yet: a clock is wrong, or it was made for later")]
     NotYetValid,
-    /// The other end's certificate is not made for this.
+    /// The other end's certificate is for other purposes.
     #[error("its certificate must be good for servers and for clients (extendedKeyUsage serverAuth, clientAuth)")]
     OtherPurpose,
     /// The other end's certificate is malformed, or its signature wrong.
     #[error("its certificate is not valid: {reason}")]
     Invalid {
-        /// What is wrong.
+        /// The problem.
         reason: String,
     },
     /// The other end has shown no certificate.
@@ -71,22 +71,22 @@ pub enum Distrust {
     /// The other end asks for a certificate.
     #[error("it asks for a certificate")]
     CertificateRequired,
-    /// The other end does not accept what this one has shown.
+    /// The other end does not accept this one's credential.
     #[error("it refuses this node: {reason}")]
     Refused {
-        /// Why, as far as it says.
+        /// Its reason, as far as it gives one.
         reason: String,
     },
     /// TLS failed in another way.
     #[error("TLS failed: {reason}")]
     Tls {
-        /// How.
+        /// The error of TLS.
         reason: String,
     },
 }
 
 impl Distrust {
-    /// Says what an error of TLS means for ends that show `proof`.
+    /// Returns the meaning of a TLS error, for ends with this kind of proof.
     pub(super) fn of(error: rustls::Error, proof: Proof) -> Self {
         match error {
             rustls::Error::NoCertificatesPresented => Self::NoCertificate,
@@ -135,7 +135,7 @@ impl Distrust {
         Self::Refused { reason: reason.to_owned() }
     }
 
-    /// Says the same to the one who is refused.
+    /// Returns the message for the end that is refused.
     pub(crate) fn told(&self) -> String {
         match self {
             Self::OtherName { presented, expected } => {
@@ -145,7 +145,7 @@ impl Distrust {
         }
     }
 
-    /// Says what an error of a TLS stream means, if it is one of TLS.
+    /// Returns the meaning of a stream's error, if it is one of TLS.
     pub(super) fn explained(error: io::Error, proof: Proof) -> io::Error {
         match error.downcast::<rustls::Error>() {
             Ok(error) => Self::of(error, proof).into(),
@@ -160,7 +160,7 @@ impl From<Distrust> for io::Error {
     }
 }
 
-/// Takes the name out of what TLS says of it: `DnsName("name")` or `IpAddress(address)`.
+/// Returns the name inside its text in TLS errors: `DnsName("name")` or `IpAddress(address)`.
 fn bare(presented: &str) -> String {
     let inside = presented.split_once('(').and_then(|(_, rest)| rest.strip_suffix(')'));
     inside.unwrap_or(presented).trim_matches('"').to_owned()
@@ -170,7 +170,7 @@ fn listed(names: &[String]) -> String {
     if names.is_empty() { "nobody (it has no subjectAltName)".to_owned() } else { names.join(", ") }
 }
 
-/// A long time in one unit.
+/// Writes a long time in one unit.
 struct RoughDuration(Duration);
 
 impl fmt::Display for RoughDuration {

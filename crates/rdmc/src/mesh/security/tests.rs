@@ -1,4 +1,4 @@
-//! Who gets in, who does not, and what both ends are told.
+//! Which ends are admitted, which are refused, and what both ends are told.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -139,7 +139,7 @@ async fn invited_nodes_multicast_over_encrypted_connections() {
     }
 }
 
-/// What node 0 of a cluster of two, which opens the connection, is told by node 1; and how often each has refused.
+/// Returns the refusal that node 0 of a cluster of two gets when it opens the connection, and how often each refused.
 async fn pair(opening: Option<Security>, accepting: Option<Security>) -> (String, [u64; 2]) {
     let network = MemNetwork::new();
     let fabric: Arc<dyn Fabric> = network.fabric();
@@ -160,7 +160,7 @@ async fn pair(opening: Option<Security>, accepting: Option<Security>) -> (String
     (failed.strip_prefix("b: ").unwrap().to_owned(), [mesh.refused(), listener.stats().connections_refused])
 }
 
-/// Says that two nodes do not come together, and what the opening one is told.
+/// Asserts that two nodes refuse each other, with this message at the opening one.
 async fn assert_refused(opening: Option<Security>, accepting: Option<Security>, said: &str) {
     let (problem, [_, at_listener]) = pair(opening, accepting).await;
     assert!(problem.contains(said), "{problem:?} instead of {said:?}");
@@ -374,7 +374,7 @@ async fn handshakes_that_do_not_end_are_bounded() {
     for mut stream in kept {
         assert!(stream.read(&mut [0; 4]).now_or_never().is_none());
     }
-    // Who has the key is let in, and is not counted with them.
+    // A holder of the key is admitted, and does not count among them.
     let mut stream = door.enter(&key(1)).await.unwrap();
     stream.write_all(&hello(0)).await.unwrap();
     stream.flush().await.unwrap();
