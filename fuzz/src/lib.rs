@@ -13,23 +13,6 @@ pub mod peers;
 pub mod simulation;
 pub mod transfer;
 
-// The program has no library: its modules are compiled here, under the names by which they know each other.
-#[allow(dead_code, missing_docs, reason = "the program uses the rest")]
-#[path = "../../crates/rdmc-cli/src/announcement.rs"]
-mod announcement;
-#[allow(dead_code, missing_docs, reason = "the program uses the rest")]
-#[path = "../../crates/rdmc-cli/src/choice.rs"]
-mod choice;
-#[allow(dead_code, missing_docs, reason = "the program uses the rest")]
-#[path = "../../crates/rdmc-cli/src/exit.rs"]
-mod exit;
-#[allow(dead_code, missing_docs, reason = "the program uses the rest")]
-#[path = "../../crates/rdmc-cli/src/manifest.rs"]
-mod manifest;
-#[allow(dead_code, missing_docs, reason = "the program uses the rest")]
-#[path = "../../crates/rdmc-cli/src/words.rs"]
-mod words;
-
 /// A target and its first inputs.
 #[derive(Clone, Copy)]
 pub struct Target {

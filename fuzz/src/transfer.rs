@@ -1,25 +1,25 @@
-//! Targets for what the program receives from another host: the announcement of a transfer, the list of its files.
+//! Targets for what a receiver of files gets from another host: the announcement of a transfer, the list of its files.
 
 use std::collections::BTreeSet;
 use std::path::{Component, Path};
 
 use rdmc::{Algorithm, Hybrid, NodeId, Racks, Spine};
+use rdmc_files::fuzzing::Announcement;
+use rdmc_files::manifest::{Entry, EntryKind, EntryPath, LEN_MAX, Manifest};
 
 use crate::allocation::{PER_BYTE, bounded};
-use crate::announcement::{Announcement, Medium, PlanTold, Plans};
-use crate::manifest::{Entry, EntryPath, Kind, LEN_MAX, Manifest};
 use crate::{Seed, named};
 
 /// Checks that an announcement survives another round trip within its bounds, and yields groups or an error.
 pub fn announcement(bytes: &[u8]) {
-    let Ok(told) = bounded(bytes.len(), PER_BYTE, || Announcement::decode(bytes)) else { return };
+    let Some(told) = bounded(bytes.len(), PER_BYTE, || Announcement::decode(bytes)) else { return };
     assert_eq!(Announcement::decode(&told.encode()).expect("it was encoded here"), told);
-    assert!(told.manifest_len <= LEN_MAX);
-    for medium in Medium::ALL {
-        assert!((1..=rdmc::GroupSpec::BLOCK_SIZE_MAX).contains(&told.plans.on(medium).block_size));
+    assert!(told.manifest_len() <= LEN_MAX);
+    assert!(told.block_sizes().iter().all(|size| (1..=rdmc::GroupSpec::BLOCK_SIZE_MAX).contains(size)));
+    for on_one_host in [false, true] {
         for members in [1, 2, 3, 8] {
             let nodes: Vec<NodeId> = (0..members).map(NodeId).collect();
-            drop(bounded(bytes.len(), PER_BYTE, || told.groups(nodes, medium)));
+            drop(bounded(bytes.len(), PER_BYTE, || told.groups(nodes, on_one_host)));
         }
     }
 }
@@ -49,8 +49,7 @@ pub fn announcement_seeds() -> Vec<Seed> {
     let racks = Racks::from_sizes(&[2, 1]).expect("two racks");
     let hybrid = Algorithm::Hybrid(Hybrid::new(racks, Spine::Chain));
     let encoded = |network: &Algorithm, host: &Algorithm| {
-        let plans = Plans { network: PlanTold::new(network, 1 << 20), host: PlanTold::new(host, 4 << 20) };
-        Announcement::new(plans, &listed(), 200).encode()
+        Announcement::new([(network, 1 << 20), (host, 4 << 20)], &listed(), 200).encode()
     };
     let flat = encoded(&Algorithm::BinomialPipeline, &Algorithm::Fanout);
     named([("flat", flat), ("hybrid", encoded(&hybrid, &hybrid))])
@@ -59,7 +58,7 @@ pub fn announcement_seeds() -> Vec<Seed> {
 /// Seeds of [`manifest`].
 pub fn manifest_seeds() -> Vec<Seed> {
     let path = EntryPath(vec![b"..".to_vec(), b"/etc/passwd".to_vec()]);
-    let hostile = Entry { path, kind: Kind::File { size: u64::MAX }, mode: 0o7777, mtime_s: -1, mtime_ns: u32::MAX };
+    let hostile = Entry { path, kind: EntryKind::File { size: u64::MAX }, mode: 0o7777, mtime_s: -1, mtime_ns: u32::MAX };
     named([
         ("empty", Manifest::default().encode()),
         ("tree", listed().encode()),
@@ -73,11 +72,11 @@ fn listed() -> Manifest {
         Entry { path, kind, mode, mtime_s: 1_000_000_000, mtime_ns: 999_999_999 }
     };
     let entries = vec![
-        entry("dir", Kind::Directory, 0o755),
-        entry("dir/file", Kind::File { size: 1 << 33 }, 0o644),
-        entry("dir/inner", Kind::Directory, 0o700),
-        entry("dir/inner/none", Kind::File { size: 0 }, 0o600),
-        entry("file", Kind::File { size: 17 }, 0o4755),
+        entry("dir", EntryKind::Directory, 0o755),
+        entry("dir/file", EntryKind::File { size: 1 << 33 }, 0o644),
+        entry("dir/inner", EntryKind::Directory, 0o700),
+        entry("dir/inner/none", EntryKind::File { size: 0 }, 0o600),
+        entry("file", EntryKind::File { size: 17 }, 0o4755),
     ];
     Manifest { entries }
 }

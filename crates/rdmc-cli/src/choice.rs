@@ -1,16 +1,14 @@
-//! The choice of an algorithm and a block size: as they are typed, and as they are told to the receivers.
+//! The choice of an algorithm and a block size as they are typed.
 
-use std::fmt;
 use std::str::FromStr;
 
 use anyhow::Context;
 use clap::ValueEnum;
 use clap::builder::PossibleValue;
 use rdmc::{Algorithm, Hybrid, Racks, Rank, Spine};
-use serde::{Deserialize, Serialize};
+use rdmc_files::words::count;
 
 use crate::exit::Exit;
-use crate::words::count;
 
 /// The options that choose an algorithm.
 #[derive(Clone, Debug, clap::Args)]
@@ -223,44 +221,6 @@ fn assignment(racks: &[Vec<u32>], members: u32) -> anyhow::Result<Vec<u32>> {
     rack_of.into_iter().collect::<Option<_>>().with_context(|| format!("rank {} is in no rack", missing.unwrap_or(0)))
 }
 
-/// An algorithm as it is told to receivers.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub(crate) struct AlgorithmTold {
-    name: String,
-    /// The rack of each rank; empty for the flat algorithms.
-    racks: Vec<u32>,
-}
-
-impl From<&Algorithm> for AlgorithmTold {
-    fn from(algorithm: &Algorithm) -> Self {
-        let racks = match algorithm {
-            Algorithm::Hybrid(Hybrid { racks, .. }) => {
-                (0..racks.members()).filter_map(|rank| racks.rack_of(Rank(rank))).collect()
-            }
-            _ => Vec::new(),
-        };
-        Self { name: algorithm.to_string(), racks }
-    }
-}
-
-impl AlgorithmTold {
-    /// Makes the algorithm for a group of `members`.
-    pub(crate) fn resolve(&self, members: usize) -> anyhow::Result<Algorithm> {
-        let Some(spine) = Spine::in_name(&self.name) else {
-            return Ok(self.name.parse()?);
-        };
-        let held = self.racks.len();
-        anyhow::ensure!(held == members, "racks for {} in a group of {members}", count(held, "member"));
-        Ok(Hybrid::new(Racks::from_assignment(&self.racks)?, spine).into())
-    }
-}
-
-impl fmt::Display for AlgorithmTold {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(&self.name)
-    }
-}
-
 /// The spine of hybrids that are given none.
 const SPINE: SpineName = SpineName::Cascade;
 /// The name under which something is left to be chosen.
@@ -300,16 +260,5 @@ mod tests {
             assert!(hybrid(text, 4).is_err(), "{text:?}");
         }
         assert_eq!(Exit::code_of(&hybrid("4,4", 4).unwrap_err()), 2);
-    }
-
-    #[test]
-    fn an_algorithm_is_told_and_understood() {
-        for algorithm in Algorithm::ALL_FLAT.into_iter().chain([hybrid("0,2/1,3", 4).unwrap()]) {
-            let told = AlgorithmTold::from(&algorithm);
-            assert_eq!(told.resolve(4).unwrap(), algorithm);
-        }
-        let unknown = AlgorithmTold { name: "teleport".into(), racks: Vec::new() };
-        assert!(unknown.resolve(4).is_err());
-        assert!(AlgorithmTold::from(&hybrid("2,2", 4).unwrap()).resolve(5).is_err());
     }
 }

@@ -7,12 +7,13 @@ use std::path::PathBuf;
 use clap::builder::FalseyValueParser;
 use clap::parser::ValueSource;
 use clap::{Args, CommandFactory, FromArgMatches, Parser, Subcommand, ValueEnum};
+use rdmc_files::{FabricSelection, OnFailure, PortRate};
 
-use crate::announcement::OnFailure;
-use crate::bench::{BenchNodeOptions, BenchOptions};
+use crate::bench::BenchOptions;
 use crate::choice::{AUTO, AlgorithmName, AlgorithmOptions, HybridOptions, OrAuto};
-use crate::costs::PortRate;
-use crate::fabric::{FabricName, FabricOptions};
+use crate::fabric::FabricOptions;
+use crate::named::{Named, one_of};
+use crate::progress::OutputOptions;
 use crate::security::SecurityOptions;
 use crate::{exit, size};
 
@@ -45,7 +46,9 @@ impl Cli {
         };
         // A variable holds for many commands, and says nothing to one that uses no device.
         let source = matches.subcommand().and_then(|(_, options)| options.value_source("device"));
-        if matches!(fabric.fabric, FabricName::Tcp | FabricName::Shm) && source == Some(ValueSource::EnvVariable) {
+        if matches!(fabric.fabric, FabricSelection::Tcp | FabricSelection::Shm)
+            && source == Some(ValueSource::EnvVariable)
+        {
             fabric.device = None;
         }
         Ok(cli)
@@ -99,21 +102,14 @@ pub(crate) enum Command {
     },
     /// A process of the benchmark; started by it
     #[command(hide = true, name = "internal-bench-node")]
-    BenchNode(BenchNodeOptions),
+    BenchNode {
+        /// What it is to be
+        #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
+        role: Vec<String>,
+    },
     /// A receiver of the demo; started by it
     #[command(hide = true, name = "internal-demo-member")]
     DemoMember(DemoMemberOptions),
-}
-
-/// How much to say, and how.
-#[derive(Clone, Copy, Debug, Args)]
-pub(crate) struct OutputOptions {
-    /// Print one JSON object per line, each with an "event", to stdout
-    #[arg(long, env = "RDMC_JSON", value_parser = FalseyValueParser::new())]
-    pub(crate) json: bool,
-    /// Print errors only
-    #[arg(long, short, env = "RDMC_QUIET", value_parser = FalseyValueParser::new(), conflicts_with = "json")]
-    pub(crate) quiet: bool,
 }
 
 /// Options of `rdmc send`.
@@ -145,7 +141,7 @@ pub(crate) struct SendOptions {
     #[arg(long, env = "RDMC_TIMEOUT", default_value_t = 10, value_name = "SECONDS", value_parser = clap::value_parser!(u64).range(1..=86_400))]
     pub(crate) timeout: u64,
     /// What to do when a receiver fails, or the sender, after all have agreed to the list of files
-    #[arg(long, env = "RDMC_ON_FAILURE", default_value = "repair", value_name = "WHAT")]
+    #[arg(long, env = "RDMC_ON_FAILURE", default_value = "repair", value_name = "WHAT", value_parser = one_of(&ON_FAILURE))]
     pub(crate) on_failure: OnFailure,
     /// Give up a receiver that has held the others up for so long without a break; by default they wait for it
     #[arg(long, env = "RDMC_EVICT_AFTER", value_name = "SECONDS", value_parser = clap::value_parser!(u64).range(1..=86_400))]
@@ -153,6 +149,16 @@ pub(crate) struct SendOptions {
     #[command(flatten)]
     pub(crate) output: OutputOptions,
 }
+
+/// What can happen when a member fails.
+const ON_FAILURE: [Named<OnFailure>; 2] = [
+    (
+        OnFailure::Repair,
+        "repair",
+        "The others complete what was interrupted from what they hold between them, and go on",
+    ),
+    (OnFailure::Fail, "fail", "It ends for all"),
+];
 
 /// Options of `rdmc recv`.
 #[derive(Clone, Debug, Args)]
@@ -369,7 +375,7 @@ mod tests {
     use std::collections::BTreeMap;
 
     use super::*;
-    use crate::size::POOL_BYTES_DEFAULT;
+    use rdmc_files::size::POOL_BYTES_DEFAULT;
 
     #[test]
     fn the_command_line_is_consistent() {

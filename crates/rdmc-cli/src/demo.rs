@@ -8,17 +8,17 @@ use std::time::Duration;
 use anyhow::{Context, ensure};
 use bytes::Bytes;
 use rdmc::{Algorithm, Buffer, Cluster, Fabric, MemNetwork, Memory, Node, NodeBuilder, NodeId, Shutdown, TcpFabric};
+use rdmc_bench::local::{Program, check_memory, cores, cpu_ns, monotonic_ns, seconds};
+use rdmc_files::fabric::{open_device, register_to_send, usable_devices};
 use tokio::process::Child;
 use tokio::sync::mpsc;
 use tokio::task::JoinSet;
 
 use crate::cli::{DemoFabric, DemoOptions};
-use crate::exit::Exit;
-use crate::fabric::{open_device, register_to_send, usable_devices};
-use crate::local::{check_memory, cores, cpu_ns, monotonic_ns, seconds, start_child};
+use crate::exit::{Exit, of_transfer};
 use crate::progress::{Bar, Reporter, print_json};
-use member::{Plan, Told, take_rounds};
-use table::{Measured, Setting};
+use member::{DemoPlan, MemberEvent, take_rounds};
+use table::{DemoSetting, RoundResult};
 
 pub(crate) mod member;
 mod table;
@@ -42,7 +42,7 @@ pub(crate) async fn run(options: DemoOptions) -> anyhow::Result<()> {
     if algorithm != Algorithm::Sequential {
         algorithms.push(Algorithm::Sequential);
     }
-    let plan = Plan {
+    let plan = DemoPlan {
         rounds: algorithms.iter().map(Into::into).collect(),
         block_size: options.block_size,
         bytes,
@@ -50,7 +50,7 @@ pub(crate) async fn run(options: DemoOptions) -> anyhow::Result<()> {
         processes: !matches!(places, Places::Tasks),
         progress: !options.output.quiet,
     };
-    let setting = Setting {
+    let setting = DemoSetting {
         fabric: places.fabric_name(),
         devices: places.devices(options.nodes),
         members: options.nodes,
@@ -135,9 +135,9 @@ impl Places {
             DemoFabric::Mem => Places::Tasks,
             DemoFabric::Tcp => Places::Loopback,
             DemoFabric::Verbs => {
-                let devices = usable_devices(options.device.as_deref())?;
+                let devices = usable_devices(options.device.as_deref()).map_err(of_transfer)?;
                 let (name, address) = devices.first().expect("there is one, or it is an error");
-                let fabric = open_device(name, *address)?;
+                let fabric = open_device(name, *address).map_err(of_transfer)?;
                 Places::Devices(devices, fabric)
             }
         })
@@ -188,7 +188,7 @@ struct Members {
 
 /// What the receivers, by their places, tell.
 struct News {
-    told: mpsc::UnboundedReceiver<(usize, Told)>,
+    told: mpsc::UnboundedReceiver<(usize, MemberEvent)>,
     /// The receivers' tasks, or those that read what the processes say.
     tasks: JoinSet<anyhow::Result<()>>,
 }
@@ -202,7 +202,7 @@ struct Finished {
 }
 
 impl Members {
-    async fn start(members: u32, places: Places, plan: &Plan) -> anyhow::Result<Self> {
+    async fn start(members: u32, places: Places, plan: &DemoPlan) -> anyhow::Result<Self> {
         let nodes: Vec<NodeId> = (0..members).map(NodeId).collect();
         let (tell, told) = mpsc::unbounded_channel();
         let mut tasks = JoinSet::new();
@@ -217,12 +217,12 @@ impl Members {
     /// Sends the object once, and measures it.
     async fn round(
         &mut self,
-        plan: &Plan,
+        plan: &DemoPlan,
         round: usize,
         data: &Buffer,
         reporter: &Reporter,
         label: &str,
-    ) -> anyhow::Result<Measured> {
+    ) -> anyhow::Result<RoundResult> {
         let receivers = self.nodes.len() - 1;
         let bar = reporter.bar(label, plan.bytes.saturating_mul(receivers as u64));
         let sender = self.node.create_group(plan.spec(round, &self.nodes)?).await?;
@@ -240,7 +240,7 @@ impl Members {
         let cpu_seconds = seconds(own_cpu_ns + finished.iter().map(|end| end.cpu_ns).sum::<u64>());
         let digests_ok = finished.iter().filter(|end| end.digest_ok).count();
         let algorithm = plan.rounds[round].to_string();
-        Ok(Measured {
+        Ok(RoundResult {
             algorithm,
             seconds: last,
             seconds_of_receivers,
@@ -271,10 +271,10 @@ impl News {
         while finished.len() < receivers {
             tokio::select! {
                 Some((place, news)) = self.told.recv() => match news {
-                    Told::Finished { round: of, at_ns, cpu_ns, digest_ok, blocks_healed } if of == round => {
+                    MemberEvent::Finished { round: of, at_ns, cpu_ns, digest_ok, blocks_healed } if of == round => {
                         finished.push(Finished { at_ns, cpu_ns, digest_ok, blocks_healed });
                     }
-                    Told::Progress { round: of, bytes } if of == round => {
+                    MemberEvent::Progress { round: of, bytes } if of == round => {
                         received[place] = bytes;
                         bar.set(received.iter().sum());
                     }
@@ -292,17 +292,17 @@ impl News {
 async fn start_processes(
     members: u32,
     places: Places,
-    plan: &Plan,
-    tell: &mpsc::UnboundedSender<(usize, Told)>,
+    plan: &DemoPlan,
+    tell: &mpsc::UnboundedSender<(usize, MemberEvent)>,
     tasks: &mut JoinSet<anyhow::Result<()>>,
 ) -> anyhow::Result<(NodeBuilder, Vec<Child>)> {
     let (mut children, mut addresses) = (Vec::new(), Vec::new());
+    let program = Program::this(["internal-demo-member"])?;
     for place in 0..rdmc::Rank(members - 1).index() {
-        let arguments = std::iter::once("internal-demo-member".to_owned()).chain(places.arguments(place + 1));
-        let (child, mut lines) = start_child(arguments).context("a receiver")?;
+        let (child, mut lines) = program.start(places.arguments(place + 1)).context("a receiver")?;
         let first = lines.next_line().await?.context("a receiver ended before it listened")?;
         match serde_json::from_str(&first)? {
-            Told::Listening { address } => addresses.push(address),
+            MemberEvent::Listening { address } => addresses.push(address),
             other => anyhow::bail!("a receiver began with {other:?}"),
         }
         let tell = tell.clone();
@@ -325,8 +325,8 @@ async fn start_processes(
 /// Starts a task for every receiver.
 fn start_tasks(
     nodes: &[NodeId],
-    plan: &Plan,
-    tell: &mpsc::UnboundedSender<(usize, Told)>,
+    plan: &DemoPlan,
+    tell: &mpsc::UnboundedSender<(usize, MemberEvent)>,
     tasks: &mut JoinSet<anyhow::Result<()>>,
 ) -> NodeBuilder {
     let network = MemNetwork::new();

@@ -4,17 +4,17 @@ use std::fmt;
 use std::fs;
 use std::io::Write;
 
+use rdmc_files::fabric::shared_memory;
+use rdmc_files::size::Bytes;
 use rustix::process::{Resource, getrlimit};
 use serde::Serialize;
 
 use crate::cli::DoctorOptions;
-use crate::fabric::shared_memory;
 use crate::progress::print_json;
-use crate::size::Bytes;
 
 /// Looks at everything, and prints what it found.
 pub(crate) async fn run(options: DoctorOptions) -> anyhow::Result<()> {
-    let report = Report { findings: examine() };
+    let report = Examination { findings: examine() };
     if options.json {
         print_json(&report);
     } else {
@@ -24,7 +24,7 @@ pub(crate) async fn run(options: DoctorOptions) -> anyhow::Result<()> {
 }
 
 #[derive(Debug, Serialize)]
-struct Report {
+struct Examination {
     findings: Vec<Finding>,
 }
 
@@ -49,7 +49,7 @@ enum State {
     Missing,
 }
 
-impl fmt::Display for Report {
+impl fmt::Display for Examination {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         for finding in &self.findings {
             let mark = match finding.state {
@@ -86,9 +86,7 @@ fn shm() -> Finding {
     const TOPIC: &str = "fabric shm";
     match shared_memory() {
         Ok(()) => good(TOPIC, "between processes of this host"),
-        Err(error) => {
-            weak(TOPIC, State::Missing, format!("{error:#}"), "tcp is used between processes of this host too")
-        }
+        Err(error) => weak(TOPIC, State::Missing, error.to_string(), "tcp is used between processes of this host too"),
     }
 }
 

@@ -4,6 +4,8 @@ use std::fmt;
 use std::io::Write;
 use std::process::ExitCode;
 
+use rdmc_bench::BenchError;
+use rdmc_files::{FailedPeer, TransferError};
 use tokio::sync::watch;
 
 /// The kind of failure, which decides the exit code; attached to errors as their context.
@@ -15,8 +17,6 @@ pub(crate) enum Exit {
     Usage,
     /// The transfer began, but not every receiver has everything.
     Partial,
-    /// A peer refused or could not be reached; nothing was sent.
-    Refused,
     /// The bytes that arrived, or that were read, are not those that were announced; a file changed while it was sent.
     Integrity,
     /// A signal ended the program.
@@ -56,14 +56,23 @@ impl Stop {
 impl Exit {
     /// Returns the code of an error: that of its kind, 1 if it has none.
     pub(crate) fn code_of(error: &anyhow::Error) -> u8 {
-        error.downcast_ref::<Exit>().map_or(LOCAL, |exit| exit.code())
+        if let Some(exit) = error.downcast_ref::<Exit>() {
+            return exit.code();
+        }
+        if let Some(error) = error.downcast_ref::<TransferError>() {
+            return error.code();
+        }
+        match error.downcast_ref() {
+            Some(BenchError::Request { .. }) => Exit::Usage.code(),
+            Some(BenchError::Integrity { .. }) => Exit::Integrity.code(),
+            _ => LOCAL,
+        }
     }
 
     fn code(self) -> u8 {
         match self {
             Exit::Usage => 2,
             Exit::Partial => 3,
-            Exit::Refused => 4,
             Exit::Integrity => 5,
             Exit::Signal(Signal::Interrupt) => 130,
             Exit::Signal(Signal::Terminate) => 143,
@@ -81,8 +90,7 @@ impl fmt::Display for Exit {
         f.write_str(match self {
             Exit::Usage => "usage",
             Exit::Partial => "partial delivery",
-            Exit::Refused => "nothing was sent",
-            Exit::Integrity => INTEGRITY,
+            Exit::Integrity => "integrity error",
             Exit::Signal(Signal::Interrupt) => "interrupted",
             Exit::Signal(Signal::Terminate) => "terminated",
         })
@@ -90,6 +98,19 @@ impl fmt::Display for Exit {
 }
 
 impl std::error::Error for Exit {}
+
+/// Takes over an error of a transfer: a request that makes no sense is a usage error of this program.
+pub(crate) fn of_transfer(error: TransferError) -> anyhow::Error {
+    match error {
+        TransferError::Request { .. } => Exit::Usage.error(error),
+        other => other.into(),
+    }
+}
+
+/// Returns whose error it is, if that is known.
+pub(crate) fn failed_peers(error: &anyhow::Error) -> &[FailedPeer] {
+    error.downcast_ref().map_or(&[], TransferError::failed)
+}
 
 /// Tells people something on the standard error. Where nobody can hear it the work goes on.
 pub(crate) fn tell(text: impl fmt::Display) {
@@ -113,9 +134,6 @@ fn is_broken_pipe(error: &anyhow::Error) -> bool {
     let io = error.downcast_ref::<std::io::Error>();
     io.is_some_and(|error| error.kind() == std::io::ErrorKind::BrokenPipe)
 }
-
-/// The words with which a refusal because of wrong bytes begins, and by which the sender knows it.
-pub(crate) const INTEGRITY: &str = "integrity error";
 
 /// The code of failures that are of no other kind.
 const LOCAL: u8 = 1;

@@ -4,22 +4,15 @@
 // These panic where nobody reads on.
 #![deny(clippy::print_stdout, clippy::print_stderr)]
 
-mod announcement;
-mod arrivals;
 mod bench;
-mod blame;
 mod choice;
 mod cli;
-mod costs;
 mod demo;
-mod departures;
 mod doctor;
 mod exit;
 mod fabric;
-mod local;
-mod manifest;
 mod manual;
-mod partial;
+mod named;
 mod progress;
 mod recv;
 mod schedule;
@@ -27,22 +20,21 @@ mod security;
 mod send;
 mod sim;
 mod size;
-mod source;
-mod store;
-mod words;
+mod wording;
 
 use std::ffi::OsString;
 use std::io::IsTerminal;
 use std::process::ExitCode;
 use std::time::Duration;
 
+use rdmc_bench::ProcessRole;
+use rdmc_files::words::printable;
 use tokio::runtime::Builder;
 use tokio::signal::unix::{SignalKind, signal};
 use tracing_subscriber::EnvFilter;
 
 use cli::{Cli, Command, DemoFabric};
 use exit::{Exit, Signal, Stop};
-use manifest::printable;
 use progress::tell_outcome;
 
 /// Reads what is to be logged.
@@ -84,13 +76,7 @@ fn main() -> ExitCode {
             let output = options.output;
             tell_outcome(output, run(Threads::One, |stop| unless_stopped(stop, bench::run(options))))
         }
-        Command::BenchNode(options) => match options.role {
-            bench::Role::Member { fabric, device, first } => {
-                run(Threads::One, |stop| unless_stopped(stop, bench::node::run(fabric, device, first)))
-            }
-            bench::Role::Sink { bytes } => bench::limits::run_sink(bytes),
-            bench::Role::Guard { command } => bench::guard::run(&command),
-        },
+        Command::BenchNode { role } => bench_process(&role),
         Command::DemoMember(options) => run(Threads::One, |stop| unless_stopped(stop, demo::member::run(options))),
         Command::Schedule(options) => schedule::run(&options),
         Command::Doctor(options) => run(Threads::One, |stop| unless_stopped(stop, doctor::run(options))),
@@ -99,6 +85,17 @@ fn main() -> ExitCode {
         Command::Completions { shell } => manual::completions(shell),
         Command::Man { dir } => manual::man(dir.as_deref()),
     })
+}
+
+/// Runs a process of the benchmark.
+fn bench_process(arguments: &[String]) -> anyhow::Result<()> {
+    match ProcessRole::from_arguments(arguments)? {
+        ProcessRole::Member(role) => {
+            run(Threads::One, |stop| unless_stopped(stop, async { Ok(rdmc_bench::run_member(role).await?) }))
+        }
+        ProcessRole::Sink { bytes } => Ok(rdmc_bench::run_sink(bytes)?),
+        ProcessRole::Guard { command } => Ok(rdmc_bench::run_guard(&command)?),
+    }
 }
 
 /// How many threads a command is worth.

@@ -1,133 +1,59 @@
 //! What the program says while it runs: bars on a terminal, lines otherwise, JSON for programs, or nothing.
 
+use std::collections::HashMap;
 use std::fmt;
 use std::io::{IsTerminal, Write};
 use std::sync::Mutex;
 use std::time::{Duration, Instant};
 
+use clap::Args;
+use clap::builder::FalseyValueParser;
 use indicatif::{MultiProgress, ProgressBar, ProgressDrawTarget, ProgressStyle};
+use rdmc_files::size::{Bytes, Rate};
+use rdmc_files::words::{count, printable};
+use rdmc_files::{Direction, Event, FailedPeer, Proof, SessionNumber, explain};
 use serde::Serialize;
 
-use crate::announcement::PlanTold;
-use crate::blame::{Blame, FailedPeer, explain};
-use crate::cli::OutputOptions;
-use crate::exit::{Exit, tell};
-use crate::fabric::Chosen;
-use crate::manifest::printable;
-use crate::security::Proof;
-use crate::size::{Bytes, Rate};
-use crate::words::count;
+use crate::exit::{Exit, failed_peers, tell};
 
-/// Something that happened, told once.
-#[derive(Clone, Debug, Serialize)]
-#[serde(tag = "event", rename_all = "kebab-case")]
-pub(crate) enum Event {
-    /// A receiver listens.
-    Listening {
-        address: String,
-        dir: String,
-        loopback_only: bool,
-        security: Proof,
-        fabrics: Vec<&'static str>,
-        device: Option<String>,
-    },
-    /// Something that works, and that whoever has started the program should know.
-    Warning { message: String },
-    /// An offer came to nothing: it was declined here or by another receiver, or was withdrawn.
-    Declined {
-        /// The sender's address, if it is known.
-        from: Option<String>,
-        reason: String,
-    },
-    /// A transfer begins.
-    Started {
-        direction: Direction,
-        /// The receivers' addresses, or the sender's.
-        peers: Vec<String>,
-        receivers: usize,
-        files: u64,
-        bytes: u64,
-        #[serde(flatten)]
-        over: Chosen,
-        #[serde(flatten)]
-        how: How,
-    },
-    /// How far a transfer is.
-    Progress { bytes: u64, total: u64 },
-    /// A file was sent, or has arrived whole.
-    File { path: String, bytes: u64 },
-    /// Something that cannot be sent.
-    Skipped { path: String },
-    /// Members have failed, and the others go on.
-    GoingOn { failed: Vec<FailedPeer>, receivers: usize },
-    /// A transfer is done: every receiver has everything.
-    Done {
-        receivers: usize,
-        files: u64,
-        bytes: u64,
-        skipped: usize,
-        seconds: f64,
-        /// At a receiver, the bytes that have come: less if it had parts already.
-        #[serde(skip_serializing_if = "Option::is_none")]
-        received: Option<u64>,
-    },
-    /// A transfer failed.
-    Failed {
-        code: u8,
-        message: String,
-        /// Whose failure it was; nobody's, or not known, if empty.
-        failed: Vec<FailedPeer>,
-    },
+/// How much to say, and how.
+#[derive(Clone, Copy, Debug, Args)]
+pub(crate) struct OutputOptions {
+    /// Print one JSON object per line, each with an "event", to stdout
+    #[arg(long, env = "RDMC_JSON", value_parser = FalseyValueParser::new())]
+    pub(crate) json: bool,
+    /// Print errors only
+    #[arg(long, short, env = "RDMC_QUIET", value_parser = FalseyValueParser::new(), conflicts_with = "json")]
+    pub(crate) quiet: bool,
 }
 
-/// How the blocks of a transfer travel.
-#[derive(Clone, Debug, Serialize)]
-pub(crate) struct How {
-    algorithm: String,
-    block_size: u32,
+/// The last event of a command that has failed.
+#[derive(Serialize)]
+#[serde(tag = "event", rename = "failed")]
+struct Failed<'a> {
+    code: u8,
+    message: String,
+    /// Whose failure it was; nobody's, or not known, if empty.
+    failed: &'a [FailedPeer],
 }
 
-impl From<&PlanTold> for How {
-    fn from(plan: &PlanTold) -> Self {
-        Self { algorithm: plan.algorithm.to_string(), block_size: plan.block_size }
-    }
+/// Tells whether an event belongs to stdout even where people read.
+fn is_result(event: &Event) -> bool {
+    matches!(event, Event::Done { .. })
 }
 
-impl fmt::Display for How {
+/// Tells whether a bar shows an event already.
+fn is_shown_by_bars(event: &Event) -> bool {
+    matches!(event, Event::File { .. } | Event::Progress { .. })
+}
+
+/// An event as a line for people.
+struct Line<'a>(&'a Event);
+
+impl fmt::Display for Line<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{} in blocks of {}", self.algorithm, Bytes(self.block_size.into()))
-    }
-}
-
-/// Which way a transfer goes.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
-#[serde(rename_all = "kebab-case")]
-pub(crate) enum Direction {
-    Sending,
-    Receiving,
-}
-
-impl Event {
-    /// Describes an error.
-    fn failed(error: &anyhow::Error) -> Self {
-        Event::Failed { code: Exit::code_of(error), message: format!("{error:#}"), failed: Blame::of(error) }
-    }
-
-    /// Tells whether this belongs to stdout even where people read.
-    fn is_result(&self) -> bool {
-        matches!(self, Event::Done { .. })
-    }
-
-    /// Tells whether a bar shows it already.
-    fn is_shown_by_bars(&self) -> bool {
-        matches!(self, Event::File { .. } | Event::Progress { .. })
-    }
-}
-
-impl fmt::Display for Event {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Event::Listening { address, dir, loopback_only, security, fabrics, device } => {
+        match self.0 {
+            Event::Listening { address, dir, loopback_only, security, fabrics, device, .. } => {
                 write!(f, "listening at {address}, receiving into {dir}")?;
                 f.write_str(match security {
                     Proof::None => "",
@@ -141,26 +67,27 @@ impl fmt::Display for Event {
                 let port = address.rsplit(':').next().unwrap_or_default();
                 if *loopback_only { write!(f, " (this host only; --listen 0.0.0.0:{port} for all)") } else { Ok(()) }
             }
-            Event::Warning { message } => write!(f, "warning: {message}"),
-            Event::Declined { from, reason } => {
+            Event::Warning { message, .. } => write!(f, "warning: {message}"),
+            Event::Declined { from, reason, .. } => {
                 write!(f, "nothing comes from {}: {}", from.as_deref().unwrap_or(SOMEBODY), printable(reason))
             }
-            Event::Started { direction, peers, receivers, files, bytes, over, how } => {
+            Event::Started { direction, peers, receivers, files, bytes, over, how, .. } => {
                 let (shown, more) = peers.split_at(peers.len().min(PEERS_SHOWN_MAX));
                 let shown = if shown.is_empty() { SOMEBODY.to_owned() } else { printable(&shown.join(", ")) };
                 f.write_str(if *direction == Direction::Sending { "sending to " } else { "receiving from " })?;
                 f.write_str(&shown)?;
                 f.write_str(if more.is_empty() { "" } else { ", …" })?;
                 let (files, receivers) = (count(*files, "file"), count(*receivers, "receiver"));
-                write!(f, ": {} in {files}, {receivers}, by {over}, {how}", Bytes(*bytes))
+                write!(f, ": {} in {files}, {receivers}, by {over}, ", Bytes(*bytes))?;
+                write!(f, "{} in blocks of {}", how.algorithm, Bytes(how.block_size.into()))
             }
-            Event::Progress { bytes, total } => write!(f, "{} of {}", Bytes(*bytes), Bytes(*total)),
-            Event::File { path, bytes } => write!(f, "{path}  {}", Bytes(*bytes)),
-            Event::Skipped { path } => write!(f, "skipped {path}: a symbolic link, a device or the like"),
-            Event::GoingOn { failed, receivers } => {
+            Event::Progress { bytes, total, .. } => write!(f, "{} of {}", Bytes(*bytes), Bytes(*total)),
+            Event::File { path, bytes, .. } => write!(f, "{path}  {}", Bytes(*bytes)),
+            Event::Skipped { path, .. } => write!(f, "skipped {path}: a symbolic link, a device or the like"),
+            Event::GoingOn { failed, receivers, .. } => {
                 write!(f, "{}; going on with {}", explain(failed), count(*receivers, "receiver"))
             }
-            Event::Done { receivers, files, bytes, skipped, seconds, received } => {
+            Event::Done { receivers, files, bytes, skipped, seconds, received, .. } => {
                 let rate = Rate { bytes: *bytes, seconds: *seconds };
                 let (files, receivers) = (count(*files, "file"), count(*receivers, "receiver"));
                 write!(f, "{files}, {} to {receivers} in {seconds:.2} s, {rate} each", Bytes(*bytes))?;
@@ -169,7 +96,9 @@ impl fmt::Display for Event {
                 }
                 if *skipped > 0 { write!(f, "; {skipped} skipped") } else { Ok(()) }
             }
-            Event::Failed { message, .. } => f.write_str(message),
+            Event::Failed(error) => write!(f, "{error}"),
+            // Events that came later are for programs.
+            _ => Ok(()),
         }
     }
 }
@@ -177,7 +106,8 @@ impl fmt::Display for Event {
 /// Tells programs how a command has failed; people read it on stderr when the program ends.
 pub(crate) fn tell_outcome(options: OutputOptions, outcome: anyhow::Result<()>) -> anyhow::Result<()> {
     if let (true, Err(error)) = (options.json, &outcome) {
-        print_json(&Event::failed(error));
+        let (code, message) = (Exit::code_of(error), format!("{error:#}"));
+        print_json(&Failed { code, message, failed: failed_peers(error) });
     }
     outcome
 }
@@ -213,19 +143,18 @@ impl Reporter {
     /// Tells an event.
     pub(crate) fn say(&self, event: &Event) {
         match self.mode {
-            Mode::Quiet => {}
+            Mode::Quiet => {
+                // A failure that does not end the program.
+                if let Event::Failed(error) = event {
+                    tell(format_args!("rdmc: {error}"));
+                }
+            }
             Mode::Json => print_json(event),
-            Mode::Bars if event.is_shown_by_bars() => {}
-            Mode::Bars | Mode::Lines if event.is_result() => self.print(&event.to_string()),
-            Mode::Bars => self.bars.suspend(|| tell(event)),
-            Mode::Lines => tell(event),
+            Mode::Bars if is_shown_by_bars(event) => {}
+            Mode::Bars | Mode::Lines if is_result(event) => self.print(&Line(event).to_string()),
+            Mode::Bars => self.bars.suspend(|| tell(Line(event))),
+            Mode::Lines => tell(Line(event)),
         }
-    }
-
-    /// Tells a failure that does not end the program.
-    pub(crate) fn say_failure(&self, error: &anyhow::Error) {
-        let event = Event::failed(error);
-        if self.mode == Mode::Quiet { tell(format_args!("rdmc: {event}")) } else { self.say(&event) }
     }
 
     /// Prints a result for people.
@@ -274,6 +203,54 @@ impl Reporter {
     }
 }
 
+/// How far something is, for programs.
+#[derive(Serialize)]
+#[serde(tag = "event", rename = "progress")]
+struct Progress {
+    bytes: u64,
+    total: u64,
+}
+
+/// The events of transfers, each of which has a bar.
+#[derive(Debug)]
+pub(crate) struct Transfers {
+    reporter: Reporter,
+    bars: HashMap<Option<SessionNumber>, Bar>,
+}
+
+impl Transfers {
+    pub(crate) fn new(reporter: Reporter) -> Self {
+        Self { reporter, bars: HashMap::new() }
+    }
+
+    /// Tells an event of a transfer.
+    pub(crate) fn show(&mut self, session: Option<SessionNumber>, event: &Event) {
+        match event {
+            Event::Progress { bytes, confirming, .. } => {
+                if let Some(bar) = self.bars.get(&session) {
+                    bar.set(*bytes);
+                    if *confirming {
+                        bar.label("confirming");
+                    }
+                }
+                return;
+            }
+            Event::Done { .. } | Event::Declined { .. } | Event::Failed(_) => self.end(session),
+            _ => {}
+        }
+        self.reporter.say(event);
+        if let Event::Started { direction, bytes, .. } = event {
+            let label = if *direction == Direction::Sending { "sending" } else { "receiving" };
+            self.bars.insert(session, self.reporter.bar(label, *bytes));
+        }
+    }
+
+    /// Takes the bar of a transfer away.
+    pub(crate) fn end(&mut self, session: Option<SessionNumber>) {
+        self.bars.remove(&session);
+    }
+}
+
 /// How far something is. It disappears when dropped.
 #[derive(Debug)]
 pub(crate) struct Bar(Face);
@@ -294,7 +271,7 @@ impl Bar {
                 let mut told = told.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
                 if told.elapsed() >= JSON_INTERVAL {
                     *told = Instant::now();
-                    print_json(&Event::Progress { bytes: bytes.min(*total), total: *total });
+                    print_json(&Progress { bytes: bytes.min(*total), total: *total });
                 }
             }
             Face::None => {}
@@ -317,9 +294,13 @@ impl Drop for Bar {
     }
 }
 
-/// Prints one line of JSON; a reader that is gone wants no more of them.
+/// Prints one line of JSON.
 pub(crate) fn print_json(value: &impl Serialize) {
-    let line = serde_json::to_string(value).expect("events have string keys");
+    print_line(&serde_json::to_string(value).expect("events have string keys"));
+}
+
+/// Prints a line for programs; a reader that is gone wants no more of them.
+pub(crate) fn print_line(line: &str) {
     let mut stdout = std::io::stdout().lock();
     let _ = writeln!(stdout, "{line}").and_then(|()| stdout.flush());
 }

@@ -4,12 +4,12 @@ use std::fmt::Write as _;
 use std::io::Write as _;
 
 use anyhow::Context;
+use rdmc_files::words::count;
 use rdmc_schedule::{BlockCount, Rank, Schedule};
 use serde::Serialize;
 
 use crate::cli::ScheduleOptions;
 use crate::exit::Exit;
-use crate::words::count;
 
 /// Prints a schedule.
 pub(crate) fn run(options: &ScheduleOptions) -> anyhow::Result<()> {

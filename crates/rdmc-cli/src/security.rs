@@ -10,7 +10,6 @@ use clap::builder::FalseyValueParser;
 use rdmc::Security;
 
 use crate::exit::Exit;
-use crate::fabric::FabricName;
 
 /// The options that say who may take part.
 #[derive(Clone, Debug, Default, clap::Args)]
@@ -36,7 +35,7 @@ pub(crate) struct SecurityOptions {
 
 impl SecurityOptions {
     /// Reads keys and certificates; none if everybody may take part.
-    pub(crate) fn open(&self, fabric: FabricName) -> anyhow::Result<Option<Security>> {
+    pub(crate) fn open(&self) -> anyhow::Result<Option<Security>> {
         let security = match self {
             Self { key: Some(key), .. } => {
                 check_private(key)?;
@@ -54,30 +53,8 @@ impl SecurityOptions {
                  control connections",
             ));
         }
-        if self.encrypt && matches!(fabric, FabricName::Verbs | FabricName::Shm) {
-            let what = "--encrypt goes with TCP only, --fabric tcp: RDMA and shared memory carry the data as it is";
-            return Err(Exit::Usage.error(what));
-        }
         Ok(security)
     }
-
-    /// Returns what those who take part must have.
-    pub(crate) fn proof(&self) -> Proof {
-        match self {
-            Self { key: Some(_), .. } => Proof::Key,
-            Self { tls_ca: Some(_), .. } => Proof::Certificate,
-            _ => Proof::None,
-        }
-    }
-}
-
-/// What those who take part must have.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Serialize)]
-#[serde(rename_all = "kebab-case")]
-pub(crate) enum Proof {
-    None,
-    Key,
-    Certificate,
 }
 
 /// Refuses a private file that others can read or write, as ssh does: it is not private. Files of other users, such as
@@ -135,7 +112,7 @@ mod tests {
         let error = keygen(&one).unwrap_err().to_string();
         assert!(error.ends_with("one exists; no key is overwritten"), "{error}");
         assert_eq!(std::fs::read_to_string(&one).unwrap(), text);
-        assert!(with_key(&one).open(FabricName::Auto).unwrap().is_some());
+        assert!(with_key(&one).open().unwrap().is_some());
         assert!(keygen(&dir.path().join("no/where")).is_err());
     }
 
@@ -146,28 +123,25 @@ mod tests {
         keygen(&key).unwrap();
         for mode in [0o640, 0o604, 0o644, 0o620] {
             std::fs::set_permissions(&key, std::fs::Permissions::from_mode(mode)).unwrap();
-            let error = with_key(&key).open(FabricName::Auto).unwrap_err();
+            let error = with_key(&key).open().unwrap_err();
             assert!(error.to_string().contains("chmod 600"), "{error}");
             assert_eq!(Exit::code_of(&error), 1);
         }
         std::fs::set_permissions(&key, std::fs::Permissions::from_mode(0o400)).unwrap();
-        assert!(with_key(&key).open(FabricName::Auto).is_ok());
-        let error = with_key(&dir.path().join("gone")).open(FabricName::Auto).unwrap_err();
+        assert!(with_key(&key).open().is_ok());
+        let error = with_key(&dir.path().join("gone")).open().unwrap_err();
         assert!(error.to_string().contains("cannot read"), "{error}");
     }
 
     #[test]
-    fn encryption_is_for_tcp_among_those_who_are_known() {
+    fn encryption_is_for_those_who_are_known() {
         let dir = tempfile::tempdir().unwrap();
         let key = dir.path().join("key");
         keygen(&key).unwrap();
         let encrypt = SecurityOptions { encrypt: true, ..SecurityOptions::default() };
-        let error = encrypt.open(FabricName::Tcp).unwrap_err();
+        let error = encrypt.open().unwrap_err();
         assert_eq!(Exit::code_of(&error), 2);
         let encrypt = SecurityOptions { encrypt: true, ..with_key(&key) };
-        assert!(encrypt.open(FabricName::Auto).is_ok() && encrypt.open(FabricName::Tcp).is_ok());
-        let error = encrypt.open(FabricName::Verbs).unwrap_err();
-        assert_eq!(Exit::code_of(&error), 2);
-        assert!(format!("{error:#}").contains("RDMA and shared memory carry the data as it is"), "{error:#}");
+        assert!(encrypt.open().is_ok());
     }
 }

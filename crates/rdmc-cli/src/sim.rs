@@ -9,16 +9,16 @@ use std::path::Path;
 use std::time::{Duration, Instant};
 
 use anyhow::Context;
+use rdmc_files::words::count;
 use rdmc_sim::campaign::exhaustive::{self, Bounds, Survey};
 use rdmc_sim::campaign::{self, Case, Report};
 use rdmc_sim::experiments::{EXPERIMENTS, Experiment, Options};
 use rdmc_sim::{Played, PlayedGroup, Scenario, ScenarioError, to_trace};
 use serde::Serialize;
 
-use crate::cli::{ALL_FIGURES, CampaignOptions, FigureOptions, OutputOptions, SimCommand, SimOptions};
+use crate::cli::{ALL_FIGURES, CampaignOptions, FigureOptions, SimCommand, SimOptions};
 use crate::exit::Exit;
-use crate::progress::Reporter;
-use crate::words::count;
+use crate::progress::{OutputOptions, Reporter};
 
 /// Plays a scenario, or does what the subcommand says.
 pub(crate) fn run(options: &SimOptions) -> anyhow::Result<()> {

@@ -3,14 +3,19 @@
 use std::collections::BTreeMap;
 use std::process::Command;
 
+mod circles;
+
 /// The rooms that each room may use.
-const ARROWS: [(&str, &[&str]); 6] = [
+const ARROWS: [(&str, &[&str]); 8] = [
     ("rdmc-schedule", &[]),
     ("rdmc-fabric", &[]),
     ("rdmc", &["rdmc-schedule", "rdmc-fabric"]),
     ("rdmc-verbs", &["rdmc-fabric"]),
     ("rdmc-sim", &["rdmc", "rdmc-schedule", "rdmc-fabric"]),
-    ("rdmc-cli", &["rdmc", "rdmc-schedule", "rdmc-fabric", "rdmc-verbs", "rdmc-sim"]),
+    ("rdmc-files", &["rdmc", "rdmc-schedule", "rdmc-fabric", "rdmc-verbs"]),
+    // Members name algorithms to each other as senders of files do, and choose fabrics as they do.
+    ("rdmc-bench", &["rdmc", "rdmc-sim", "rdmc-files"]),
+    ("rdmc-cli", &["rdmc", "rdmc-schedule", "rdmc-verbs", "rdmc-sim", "rdmc-files", "rdmc-bench"]),
 ];
 
 #[test]

@@ -6,18 +6,19 @@ use std::time::Duration;
 use anyhow::{Context, ensure};
 use futures::StreamExt;
 use rdmc::{Fabric, GroupSpec, Listener, Node, NodeId, Shutdown, TcpFabric};
+use rdmc_bench::local::{cpu_ns, end_with_stdin, monotonic_ns};
+use rdmc_files::WireAlgorithm;
+use rdmc_files::fabric::open_device;
 use serde::{Deserialize, Serialize};
 
-use crate::choice::AlgorithmTold;
 use crate::cli::DemoMemberOptions;
-use crate::fabric::open_device;
-use crate::local::{cpu_ns, end_with_stdin, monotonic_ns};
+use crate::exit::of_transfer;
 use crate::progress::{TICK, print_json};
 
 /// What all members of the demo do, one group after the other.
 #[derive(Clone, Debug, Serialize, Deserialize)]
-pub(crate) struct Plan {
-    pub(crate) rounds: Vec<AlgorithmTold>,
+pub(crate) struct DemoPlan {
+    pub(crate) rounds: Vec<WireAlgorithm>,
     pub(crate) block_size: u32,
     pub(crate) bytes: u64,
     pub(crate) digest: [u8; 32],
@@ -27,7 +28,7 @@ pub(crate) struct Plan {
     pub(crate) progress: bool,
 }
 
-impl Plan {
+impl DemoPlan {
     /// Makes the group of a round.
     pub(crate) fn spec(&self, round: usize, nodes: &[NodeId]) -> anyhow::Result<GroupSpec> {
         let algorithm = self.rounds.get(round).context("there is no such round")?.resolve(nodes.len())?;
@@ -44,7 +45,7 @@ impl Plan {
 /// What a member tells the sender's process.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(tag = "event", rename_all = "kebab-case")]
-pub(crate) enum Told {
+pub(crate) enum MemberEvent {
     /// It listens.
     Listening { address: String },
     /// It has so many bytes of the round's object.
@@ -68,13 +69,13 @@ pub(crate) async fn run(options: DemoMemberOptions) -> anyhow::Result<()> {
     end_with_stdin();
     let address = Some(options.listen.ip()).filter(|ip| !ip.is_loopback());
     let fabric: Arc<dyn Fabric> = match &options.device {
-        Some(device) => open_device(device, address)?,
+        Some(device) => open_device(device, address).map_err(of_transfer)?,
         None => TcpFabric::new(),
     };
     let listener = Listener::bind(fabric, &options.listen.to_string()).await?;
-    print_json(&Told::Listening { address: listener.local_address().to_owned() });
+    print_json(&MemberEvent::Listening { address: listener.local_address().to_owned() });
     let invitation = listener.next_invitation().await;
-    let plan: Plan = postcard::from_bytes(invitation.payload())?;
+    let plan: DemoPlan = postcard::from_bytes(invitation.payload())?;
     let nodes = invitation.nodes();
     let node = invitation.accept().await?.pool_bytes_max(plan.pool_bytes()).start().await?;
     take_rounds(&node, &nodes, &plan, |told| print_json(&told)).await?;
@@ -83,7 +84,12 @@ pub(crate) async fn run(options: DemoMemberOptions) -> anyhow::Result<()> {
 }
 
 /// Receives the object of every round, and checks it when nobody's time is measured.
-pub(crate) async fn take_rounds(node: &Node, nodes: &[NodeId], plan: &Plan, tell: impl Fn(Told)) -> anyhow::Result<()> {
+pub(crate) async fn take_rounds(
+    node: &Node,
+    nodes: &[NodeId],
+    plan: &DemoPlan,
+    tell: impl Fn(MemberEvent),
+) -> anyhow::Result<()> {
     for round in 0..plan.rounds.len() {
         let mut group = node.join_group(plan.spec(round, nodes)?).await?;
         let cpu_before = cpu_ns();
@@ -91,7 +97,7 @@ pub(crate) async fn take_rounds(node: &Node, nodes: &[NodeId], plan: &Plan, tell
         let message = loop {
             tokio::select! {
                 message = group.next() => break message.context("the group was closed before the object was sent")??,
-                _ = tick.tick(), if plan.progress => tell(Told::Progress { round, bytes: group.stats().bytes_received }),
+                _ = tick.tick(), if plan.progress => tell(MemberEvent::Progress { round, bytes: group.stats().bytes_received }),
             }
         };
         let at_ns = monotonic_ns();
@@ -100,7 +106,7 @@ pub(crate) async fn take_rounds(node: &Node, nodes: &[NodeId], plan: &Plan, tell
         let cpu_ns = if plan.processes { cpu_ns() - cpu_before } else { 0 };
         ensure!(message.len() as u64 == plan.bytes, "the object has {} bytes", message.len());
         let digest = tokio::task::spawn_blocking(move || *blake3::hash(&message).as_bytes()).await?;
-        tell(Told::Finished { round, at_ns, cpu_ns, digest_ok: digest == plan.digest, blocks_healed });
+        tell(MemberEvent::Finished { round, at_ns, cpu_ns, digest_ok: digest == plan.digest, blocks_healed });
     }
     Ok(())
 }

@@ -3,15 +3,14 @@
 use std::fmt::Write;
 
 use rdmc::Algorithm;
+use rdmc_files::size::{Bytes, Rate};
+use rdmc_files::words::count;
 use rdmc_schedule::{BlockCount, Schedule};
 use serde::Serialize;
 
-use crate::size::{Bytes, Rate};
-use crate::words::count;
-
 /// The circumstances, the same for all rounds.
 #[derive(Clone, Debug, Serialize)]
-pub(crate) struct Setting {
+pub(crate) struct DemoSetting {
     pub(crate) fabric: &'static str,
     /// The RDMA devices in use.
     pub(crate) devices: Vec<String>,
@@ -23,7 +22,7 @@ pub(crate) struct Setting {
 
 /// What was measured in one round.
 #[derive(Clone, Debug, Serialize)]
-pub(crate) struct Measured {
+pub(crate) struct RoundResult {
     pub(crate) algorithm: String,
     /// From the start of the send to the last receiver's last byte.
     pub(crate) seconds: f64,
@@ -43,9 +42,9 @@ pub(crate) struct Measured {
 #[serde(tag = "event", rename = "round")]
 pub(crate) struct RoundEvent<'a> {
     #[serde(flatten)]
-    pub(crate) setting: &'a Setting,
+    pub(crate) setting: &'a DemoSetting,
     #[serde(flatten)]
-    pub(crate) measured: &'a Measured,
+    pub(crate) measured: &'a RoundResult,
     /// The object's bytes over the mean of the receivers' times.
     pub(crate) bytes_per_second_per_receiver: f64,
     pub(crate) bytes_per_second_aggregate: f64,
@@ -54,7 +53,7 @@ pub(crate) struct RoundEvent<'a> {
     pub(crate) steps: u64,
 }
 
-impl Setting {
+impl DemoSetting {
     /// Returns the receivers.
     pub(crate) fn receivers(&self) -> u32 {
         self.members - 1
@@ -68,7 +67,7 @@ impl Setting {
     }
 
     /// Describes a round for programs.
-    pub(crate) fn event<'a>(&'a self, measured: &'a Measured, algorithm: &Algorithm) -> RoundEvent<'a> {
+    pub(crate) fn event<'a>(&'a self, measured: &'a RoundResult, algorithm: &Algorithm) -> RoundEvent<'a> {
         RoundEvent {
             setting: self,
             measured,
@@ -80,24 +79,24 @@ impl Setting {
     }
 
     /// Returns the object's bytes over the mean of the receivers' times.
-    fn rate_per_receiver(&self, measured: &Measured) -> Rate {
+    fn rate_per_receiver(&self, measured: &RoundResult) -> Rate {
         let mean = measured.seconds_of_receivers.iter().sum::<f64>() / f64::from(self.receivers().max(1));
         Rate { bytes: self.bytes, seconds: mean }
     }
 
-    fn aggregate(&self, measured: &Measured) -> Rate {
+    fn aggregate(&self, measured: &RoundResult) -> Rate {
         let delivered = self.bytes.saturating_mul(u64::from(self.receivers()));
         Rate { bytes: delivered, seconds: measured.seconds }
     }
 
     #[expect(clippy::cast_precision_loss, reason = "a ratio to be displayed")]
-    fn cpu_per_gib(&self, measured: &Measured) -> Option<f64> {
+    fn cpu_per_gib(&self, measured: &RoundResult) -> Option<f64> {
         let delivered = self.bytes.saturating_mul(u64::from(self.receivers()));
         (delivered > 0).then(|| measured.cpu_seconds / (delivered as f64 / GIB))
     }
 
     /// Draws the table.
-    pub(crate) fn table(&self, rounds: &[Measured]) -> String {
+    pub(crate) fn table(&self, rounds: &[RoundResult]) -> String {
         let receivers = self.receivers();
         let place = match self.fabric {
             "mem" => "mem, inside one process".to_owned(),
@@ -176,13 +175,13 @@ const GIB: f64 = (1u64 << 30) as f64;
 mod tests {
     use super::*;
 
-    fn setting(members: u32, bytes: u64) -> Setting {
-        Setting { fabric: "tcp", devices: Vec::new(), members, bytes, block_size: 1 << 20, cores: 2 }
+    fn setting(members: u32, bytes: u64) -> DemoSetting {
+        DemoSetting { fabric: "tcp", devices: Vec::new(), members, bytes, block_size: 1 << 20, cores: 2 }
     }
 
     #[test]
     fn the_table_shows_time_rates_skew_and_processor_time() {
-        let measured = Measured {
+        let measured = RoundResult {
             algorithm: "binomial-pipeline".into(),
             seconds: 0.5,
             seconds_of_receivers: vec![0.5; 7],
@@ -208,9 +207,9 @@ mod tests {
     #[test]
     fn the_remark_says_what_the_members_share() {
         let copied = setting(8, 256 << 20);
-        let remark = |setting: &Setting| setting.remark(&Algorithm::BinomialPipeline);
+        let remark = |setting: &DemoSetting| setting.remark(&Algorithm::BinomialPipeline);
         assert!(remark(&copied).starts_with("Here all members share 2 cores, so that copying sets the time"));
-        let by_devices = Setting { fabric: "verbs", devices: vec!["rxe1".into()], ..copied };
+        let by_devices = DemoSetting { fabric: "verbs", devices: vec!["rxe1".into()], ..copied };
         let remark = remark(&by_devices);
         assert!(remark.starts_with("Here all members share the devices and the memory of this host"), "{remark}");
         assert!(!remark.contains("copying") && !remark.contains("cores"), "{remark}");
@@ -219,7 +218,7 @@ mod tests {
     #[test]
     fn one_member_and_no_bytes_are_no_division_by_zero() {
         let setting = setting(1, 0);
-        let measured = Measured {
+        let measured = RoundResult {
             algorithm: "chain".into(),
             seconds: 0.0,
             seconds_of_receivers: Vec::new(),

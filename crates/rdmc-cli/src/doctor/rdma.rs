@@ -3,11 +3,11 @@
 use std::sync::Arc;
 
 use rdmc::Fabric;
+use rdmc_files::fabric::Lockable;
+use rdmc_files::size::{Bytes, POOL_BYTES_DEFAULT};
 use rdmc_verbs::{DeviceInfo, PortInfo, VerbsConfig, VerbsError, VerbsFabric};
 
 use super::{Finding, State, good, weak};
-use crate::fabric::Lockable;
-use crate::size::{Bytes, POOL_BYTES_DEFAULT};
 
 /// Looks at all devices, and opens the best one; called inside a Tokio runtime.
 pub(super) fn examine() -> Vec<Finding> {

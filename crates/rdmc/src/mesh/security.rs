@@ -113,6 +113,11 @@ impl Security {
         Self::tls([ca, certificate, key], ["the authority's PEM", "the certificate's PEM", "the key's PEM"])
     }
 
+    /// Tells whether nodes show that they know a shared key. Otherwise they show certificates.
+    pub fn is_by_key(&self) -> bool {
+        self.0.proof == Proof::Key
+    }
+
     fn tls(pem: [&[u8]; 3], places: [&str; 3]) -> Result<Self, SecurityError> {
         let provider = tls::provider();
         let [ca, certificate, key] = places.map(str::to_owned);

@@ -1,0 +1,188 @@
+//! The members' processes, as the benchmark sees them.
+
+use std::time::Duration;
+
+use anyhow::{Context, bail, ensure};
+use tokio::io::{AsyncWriteExt, BufReader, Lines};
+use tokio::process::{Child, ChildStdin, ChildStdout};
+
+use crate::error::Kind;
+use crate::local::{Program, seconds};
+use crate::measured::{Burst, Round};
+use crate::orders::{Acknowledgement, Order, Work};
+use crate::plan::Case;
+use crate::process::{MemberRole, ProcessRole};
+
+/// The members of one configuration, whose groups exist.
+pub(crate) struct Members {
+    processes: Vec<Process>,
+    /// What moves the bytes.
+    pub(crate) fabric: String,
+    groups: u64,
+    senders: usize,
+    next_seed: u64,
+}
+
+impl Members {
+    /// Starts a process for each member, and lets them form their groups.
+    pub(crate) async fn start(program: &Program, case: &Case, device: Option<&str>) -> anyhow::Result<Self> {
+        let mut processes = Vec::new();
+        for place in 0..rdmc::Rank(case.nodes).index() {
+            processes.push(Process::start(program, place, case, device)?);
+        }
+        let mut addresses = Vec::new();
+        for process in &mut processes[1..] {
+            match process.answer().await? {
+                Acknowledgement::Listening { address } => addresses.push(address),
+                other => bail!("member {} began with {other:?}", process.place),
+            }
+        }
+        // Those who are to be invited have to wait for it first.
+        for process in processes[1..].iter_mut() {
+            process.tell(&Order::Begin { setup: case.into(), addresses: Vec::new() }).await?;
+        }
+        processes[0].tell(&Order::Begin { setup: case.into(), addresses }).await?;
+        let mut fabric = String::new();
+        for process in &mut processes {
+            match process.answer().await? {
+                Acknowledgement::Formed { fabric: formed } => fabric = formed,
+                other => bail!("member {} said {other:?} in place of having formed its groups", process.place),
+            }
+        }
+        let senders = rdmc::Rank(case.senders).index();
+        Ok(Self { processes, fabric, groups: case.groups.into(), senders, next_seed: 1 })
+    }
+
+    /// Sends one message in each group.
+    pub(crate) async fn round(&mut self) -> anyhow::Result<Round> {
+        let found = self.work(1, None).await?;
+        Ok(Round { seconds: found.seconds, skew_seconds: found.skew_seconds, cpu_seconds: found.cpu_seconds })
+    }
+
+    /// Sends so many messages in each group: packed, or with `window` of them in flight.
+    pub(crate) async fn burst(&mut self, messages: u64, window: Option<u32>) -> anyhow::Result<Burst> {
+        let found = self.work(messages, window).await?;
+        Ok(Burst { messages: messages * self.groups, seconds: found.seconds })
+    }
+
+    /// Closes the groups, which confirms that everybody has everything, and ends the processes.
+    pub(crate) async fn end(mut self) -> anyhow::Result<()> {
+        self.tell_all(&Order::Close).await?;
+        self.expect_all(&Acknowledgement::Closed).await?;
+        for process in &mut self.processes {
+            process.orders.shutdown().await?;
+        }
+        for mut process in self.processes {
+            drop(process.orders);
+            // One that does not end by itself is killed when it is dropped.
+            let _ = tokio::time::timeout(END_LIMIT, process.child.wait()).await;
+        }
+        Ok(())
+    }
+
+    async fn work(&mut self, messages: u64, window: Option<u32>) -> anyhow::Result<Worked> {
+        let work = Work { seed: self.next_seed, messages, window };
+        self.next_seed += messages;
+        self.tell_all(&Order::Prepare(work)).await?;
+        self.expect_all(&Acknowledgement::Ready).await?;
+        self.tell_all(&Order::Arm).await?;
+        self.expect_all(&Acknowledgement::Armed).await?;
+        for process in &mut self.processes[..self.senders] {
+            process.tell(&Order::Go).await?;
+        }
+        let (mut started, mut ended) = (Vec::new(), Vec::new());
+        for process in &mut self.processes {
+            match process.answer().await? {
+                Acknowledgement::Done { started_ns, ended_ns } => {
+                    started.extend(started_ns);
+                    ended.extend(ended_ns);
+                }
+                other => bail!("member {} said {other:?} in place of being done", process.place),
+            }
+        }
+        self.tell_all(&Order::Verify).await?;
+        let mut cpu = 0;
+        for process in &mut self.processes {
+            match process.answer().await? {
+                Acknowledgement::Verified { cpu_ns, wrong: 0 } => cpu += cpu_ns,
+                Acknowledgement::Verified { wrong, .. } => {
+                    let what = format!("member {} received {wrong} of {messages} messages wrong", process.place);
+                    return Err(Kind::Integrity.error(what));
+                }
+                other => bail!("member {} said {other:?} in place of having verified", process.place),
+            }
+        }
+        let times = started.iter().min().zip(ended.iter().min()).zip(ended.iter().max());
+        let ((started, first), last) = times.context("nobody sent, or nobody received")?;
+        Ok(Worked {
+            seconds: seconds(last.saturating_sub(*started)),
+            skew_seconds: seconds(last - first),
+            cpu_seconds: seconds(cpu),
+        })
+    }
+
+    async fn tell_all(&mut self, order: &Order) -> anyhow::Result<()> {
+        for process in &mut self.processes {
+            process.tell(order).await?;
+        }
+        Ok(())
+    }
+
+    async fn expect_all(&mut self, expected: &Acknowledgement) -> anyhow::Result<()> {
+        for process in &mut self.processes {
+            let answer = process.answer().await?;
+            ensure!(answer == *expected, "member {} said {answer:?} in place of {expected:?}", process.place);
+        }
+        Ok(())
+    }
+}
+
+/// What one piece of work took.
+struct Worked {
+    /// From the first root's start to the last receiver's last message.
+    seconds: f64,
+    skew_seconds: f64,
+    cpu_seconds: f64,
+}
+
+/// A member's process; it is killed when it is dropped.
+struct Process {
+    place: usize,
+    child: Child,
+    orders: ChildStdin,
+    answers: Lines<BufReader<ChildStdout>>,
+}
+
+impl Process {
+    fn start(program: &Program, place: usize, case: &Case, device: Option<&str>) -> anyhow::Result<Self> {
+        let (fabric, device) = (case.fabric, device.map(str::to_owned));
+        let role = ProcessRole::Member(MemberRole { fabric, device, invites: place == 0 });
+        let (mut child, answers) = program.start(role.arguments())?;
+        let orders = child.stdin.take().expect("it is piped");
+        Ok(Self { place, child, orders, answers })
+    }
+
+    async fn tell(&mut self, order: &Order) -> anyhow::Result<()> {
+        let line = serde_json::to_string(order)? + "\n";
+        self.orders.write_all(line.as_bytes()).await.with_context(|| format!("member {} has ended", self.place))
+    }
+
+    async fn answer(&mut self) -> anyhow::Result<Acknowledgement> {
+        let told = tokio::time::timeout(SILENCE_LIMIT, self.answers.next_line()).await;
+        let line = told.with_context(|| format!("member {} is silent", self.place))??;
+        let Some(line) = line else {
+            // It has said why on stderr; it ends with a usage error if it has no such device or fabric.
+            let status = self.child.wait().await?;
+            let what = format!("member {} has ended ({status})", self.place);
+            return Err(if status.code() == Some(USAGE) { Kind::Request.error(what) } else { anyhow::anyhow!(what) });
+        };
+        serde_json::from_str(&line).with_context(|| format!("{line:?} is no answer"))
+    }
+}
+
+/// How long a member may say nothing.
+const SILENCE_LIMIT: Duration = Duration::from_secs(300);
+/// How long members have to end.
+const END_LIMIT: Duration = Duration::from_secs(5);
+/// The exit code of a usage error.
+const USAGE: i32 = 2;

@@ -1,0 +1,82 @@
+//! Why a benchmark fails: the type that callers see, and how it comes about inside this crate.
+
+use std::fmt;
+
+use rdmc_files::TransferError;
+
+/// Why a benchmark failed. The variant tells who must act. The texts are complete, causes included, and have no source beside them.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum BenchError {
+    /// The caller must ask for something else: lists contradict each other, something is not installed or not there.
+    #[error("{message}")]
+    #[non_exhaustive]
+    Request {
+        /// What is wrong, and what to ask for.
+        message: String,
+    },
+    /// Wrong content arrived.
+    #[error("{message}")]
+    #[non_exhaustive]
+    Integrity {
+        /// What arrived where.
+        message: String,
+    },
+    /// A process failed, or something went wrong at this host.
+    #[error("{message}")]
+    #[non_exhaustive]
+    Failed {
+        /// What went wrong.
+        message: String,
+    },
+}
+
+impl From<anyhow::Error> for BenchError {
+    fn from(error: anyhow::Error) -> Self {
+        let message = format!("{error:#}");
+        match error.downcast_ref() {
+            Some(Kind::Request) => Self::Request { message },
+            Some(Kind::Integrity) => Self::Integrity { message },
+            None => Self::Failed { message },
+        }
+    }
+}
+
+/// The kind of an error, attached to it as its context. Errors without one are [`BenchError::Failed`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Kind {
+    Request,
+    Integrity,
+}
+
+impl Kind {
+    /// Makes an error of this kind.
+    pub(crate) fn error(self, message: impl fmt::Display) -> anyhow::Error {
+        anyhow::anyhow!("{message}").context(self)
+    }
+
+    /// Returns the kind of an error.
+    #[cfg(test)]
+    pub(crate) fn of(error: &anyhow::Error) -> Option<Self> {
+        error.downcast_ref().copied()
+    }
+}
+
+impl fmt::Display for Kind {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Kind::Request => "usage",
+            Kind::Integrity => "integrity error",
+        })
+    }
+}
+
+impl std::error::Error for Kind {}
+
+/// Takes an error over from the crate of files, whose fabrics are used here.
+pub(crate) fn taken_over(error: TransferError) -> anyhow::Error {
+    match error {
+        TransferError::Request { .. } => Kind::Request.error(error),
+        other => other.into(),
+    }
+}

@@ -1,0 +1,132 @@
+//! Several processes of one program on one host: their start, clocks and memory.
+
+use std::io::{Read, Write};
+use std::path::PathBuf;
+use std::process::Stdio;
+
+use anyhow::Context;
+use rdmc_files::size::Bytes;
+use rustix::time::{ClockId, clock_gettime};
+use tokio::io::{AsyncBufReadExt, BufReader, Lines};
+use tokio::process::{Child, ChildStdout, Command};
+
+use crate::error::{BenchError, Kind};
+
+/// How to start this program once more, as a process of its own kind.
+#[derive(Clone, Debug)]
+pub struct Program {
+    executable: PathBuf,
+    arguments: Vec<String>,
+}
+
+impl Program {
+    /// Finds this program. What is started gets `arguments` first, by which the program knows what it is to be.
+    ///
+    /// # Errors
+    /// The system does not tell where the program is.
+    pub fn this(arguments: impl IntoIterator<Item = impl Into<String>>) -> Result<Self, BenchError> {
+        let executable = std::env::current_exe().context("the program does not know where it is")?;
+        Ok(Self { executable, arguments: arguments.into_iter().map(Into::into).collect() })
+    }
+
+    /// Starts the program with its standard input and output piped. Dropped, it is killed.
+    ///
+    /// It has to end when its standard input ends, so that it does not outlive this process if that is killed.
+    ///
+    /// # Errors
+    /// No process can be started.
+    pub fn start(
+        &self,
+        arguments: impl IntoIterator<Item = String>,
+    ) -> Result<(Child, Lines<BufReader<ChildStdout>>), BenchError> {
+        Ok(start(Command::from(self.command()).args(arguments).kill_on_drop(true))?)
+    }
+
+    /// Starts the program likewise. Dropped, it has to find out that its standard input ends.
+    pub(crate) fn start_guard(
+        &self,
+        arguments: impl IntoIterator<Item = String>,
+    ) -> anyhow::Result<(Child, Lines<BufReader<ChildStdout>>)> {
+        start(Command::from(self.command()).args(arguments))
+    }
+
+    /// Returns a command that is the program.
+    pub(crate) fn command(&self) -> std::process::Command {
+        let mut command = std::process::Command::new(&self.executable);
+        command.args(&self.arguments);
+        command
+    }
+}
+
+fn start(command: &mut Command) -> anyhow::Result<(Child, Lines<BufReader<ChildStdout>>)> {
+    let command = command.stdin(Stdio::piped()).stdout(Stdio::piped());
+    let mut child = command.spawn().context("a process cannot be started")?;
+    let lines = BufReader::new(child.stdout.take().expect("it is piped")).lines();
+    Ok((child, lines))
+}
+
+/// Ends this process when its standard input ends, which whoever has started it holds.
+pub fn end_with_stdin() {
+    std::thread::spawn(|| {
+        let _ = std::io::stdin().read_to_end(&mut Vec::new());
+        std::process::exit(0);
+    });
+}
+
+/// Checks that the memory of this host suffices for all members.
+///
+/// # Errors
+/// [`BenchError::Request`]: less is available.
+pub fn check_memory(needed: u64) -> Result<(), BenchError> {
+    Ok(require_memory(needed)?)
+}
+
+pub(crate) fn require_memory(needed: u64) -> anyhow::Result<()> {
+    let available = std::fs::read_to_string("/proc/meminfo").ok().and_then(|text| {
+        let line = text.lines().find_map(|line| line.strip_prefix("MemAvailable:"))?;
+        line.split_whitespace().next()?.parse::<u64>().ok()?.checked_mul(1024)
+    });
+    match available {
+        Some(available) if needed > available => {
+            let (needed, available) = (Bytes(needed), Bytes(available));
+            let what = format!("{needed} are needed for all members, {available} are available: choose fewer or less");
+            Err(Kind::Request.error(what))
+        }
+        _ => Ok(()),
+    }
+}
+
+/// Returns the host's monotonic clock: the same for all its processes.
+pub fn monotonic_ns() -> u64 {
+    clock_ns(ClockId::Monotonic)
+}
+
+/// Returns the processor time, user and system, that this process has used.
+pub fn cpu_ns() -> u64 {
+    clock_ns(ClockId::ProcessCPUTime)
+}
+
+/// Returns nanoseconds as seconds.
+#[expect(clippy::cast_precision_loss, reason = "a duration to be displayed")]
+pub fn seconds(ns: u64) -> f64 {
+    ns as f64 / 1e9
+}
+
+/// Returns the number of cores that this process may use.
+pub fn cores() -> usize {
+    std::thread::available_parallelism().map_or(1, usize::from)
+}
+
+fn clock_ns(clock: ClockId) -> u64 {
+    let now = clock_gettime(clock);
+    let part = |value: i64| u64::try_from(value).unwrap_or(0);
+    part(now.tv_sec).saturating_mul(1_000_000_000).saturating_add(part(now.tv_nsec))
+}
+
+/// Prints a line of JSON to the standard output, for the process that has started this one.
+pub(crate) fn tell(value: &impl serde::Serialize) {
+    let line = serde_json::to_string(value).expect("what is told has string keys");
+    let mut stdout = std::io::stdout().lock();
+    // Whoever does not read it has ended, which ends this process too.
+    let _ = writeln!(stdout, "{line}").and_then(|()| stdout.flush());
+}

@@ -1,0 +1,171 @@
+//! What the benchmark and its members tell each other, as lines of JSON on standard input and output.
+
+use rdmc::{GroupSpec, NodeId};
+use serde::{Deserialize, Serialize};
+
+use crate::options::{Checks, Completion, Delivery};
+use crate::plan::Case;
+use rdmc_files::WireAlgorithm;
+
+/// What all members have to know before they form their groups.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub(crate) struct Setup {
+    pub(crate) nodes: u32,
+    pub(crate) groups: u32,
+    pub(crate) senders: u32,
+    pub(crate) algorithm: WireAlgorithm,
+    pub(crate) block_size: u32,
+    pub(crate) bytes: u64,
+    pub(crate) completion: Completion,
+    pub(crate) delivery: Delivery,
+    pub(crate) checks: Checks,
+}
+
+impl From<&Case> for Setup {
+    fn from(case: &Case) -> Self {
+        Self {
+            nodes: case.nodes,
+            groups: case.groups,
+            senders: case.senders,
+            algorithm: (&case.algorithm).into(),
+            block_size: case.block_size,
+            bytes: case.bytes,
+            completion: case.completion,
+            delivery: case.delivery,
+            checks: case.checks,
+        }
+    }
+}
+
+impl Setup {
+    /// Makes the specification of a group: all members, from its root on.
+    pub(crate) fn spec(&self, group: u32) -> anyhow::Result<GroupSpec> {
+        let root = group % self.senders;
+        let members = (0..self.nodes).map(|place| NodeId((root + place) % self.nodes));
+        let algorithm = self.algorithm.resolve(rdmc::Rank(self.nodes).index())?;
+        let spec = GroupSpec::new(1 + u64::from(group), members).algorithm(algorithm).block_size(self.block_size);
+        let spec = spec.delivery_mode(self.delivery.into());
+        Ok(match self.checks {
+            Checks::Auto => spec,
+            Checks::Off => spec.check_blocks(false),
+        })
+    }
+
+    /// Returns the memory that a pool may have: messages of all groups, those before that are not yet let go, and blocks.
+    pub(crate) fn pool_bytes(&self) -> u64 {
+        self.bytes.saturating_mul(4 * u64::from(self.groups)).saturating_add(4 << 30)
+    }
+}
+
+/// What the groups send between two verifications.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct Work {
+    /// The content of the first message; the messages after it count up.
+    pub(crate) seed: u64,
+    /// Messages of each group.
+    pub(crate) messages: u64,
+    /// Of them in flight; if they are many and this is not said, they are packed.
+    pub(crate) window: Option<u32>,
+}
+
+impl Work {
+    /// Returns the seed of a message. Only so many differ as are in memory at once.
+    pub(crate) fn seed_of(&self, group: u32, message: u64) -> u64 {
+        (self.seed + message % DISTINCT).wrapping_add(u64::from(group) << 48)
+    }
+
+    /// Tells whether messages are packed into batches.
+    pub(crate) fn is_packed(&self) -> bool {
+        self.messages > 1 && self.window.is_none()
+    }
+
+    /// Returns how many messages differ.
+    pub(crate) fn distinct(&self) -> u64 {
+        self.messages.min(DISTINCT)
+    }
+}
+
+/// What a member is told.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(tag = "order", rename_all = "kebab-case")]
+pub(crate) enum Order {
+    /// Invite those at the addresses, or wait to be invited, and form the groups.
+    Begin { setup: Setup, addresses: Vec<String> },
+    /// Make ready what is to be sent.
+    Prepare(Work),
+    /// Receive; and send, as soon as it is said.
+    Arm,
+    /// Send.
+    Go,
+    /// Everybody has everything: check it.
+    Verify,
+    /// Close the groups.
+    Close,
+}
+
+/// What a member answers.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(tag = "answer", rename_all = "kebab-case")]
+pub(crate) enum Acknowledgement {
+    Listening {
+        address: String,
+    },
+    /// The groups exist.
+    Formed {
+        /// What moves the bytes.
+        fabric: String,
+    },
+    Ready,
+    Armed,
+    /// All messages of the member's own groups are sent, and all others received.
+    Done {
+        /// When the member began to send, if it is a root.
+        started_ns: Option<u64>,
+        /// When it had the last message of each group in which it receives.
+        ended_ns: Vec<u64>,
+    },
+    /// The processor time from the arming to the order to verify, and how many messages were wrong.
+    Verified {
+        cpu_ns: u64,
+        wrong: u64,
+    },
+    Closed,
+}
+
+/// Messages of which all differ: those after them repeat them.
+const DISTINCT: u64 = 256;
+
+#[cfg(test)]
+mod tests {
+    use rdmc::Algorithm;
+
+    use super::*;
+
+    #[test]
+    fn every_group_has_all_members_and_the_roots_take_turns() {
+        let algorithm = WireAlgorithm::from(&Algorithm::Chain);
+        let completion = Completion::Event;
+        let (delivery, checks) = (Delivery::Private, Checks::Auto);
+        let setup =
+            Setup { nodes: 3, groups: 4, senders: 2, algorithm, block_size: 1, bytes: 1, completion, delivery, checks };
+        let members = |group| setup.spec(group).unwrap().members().iter().map(|node| node.0).collect::<Vec<_>>();
+        assert_eq!([members(0), members(1), members(2)], [vec![0, 1, 2], vec![1, 2, 0], vec![0, 1, 2]]);
+        assert_ne!(setup.spec(0).unwrap().id(), setup.spec(2).unwrap().id());
+    }
+
+    #[test]
+    fn messages_that_may_be_in_flight_together_differ() {
+        let work = Work { seed: 9, messages: 1000, window: Some(64) };
+        assert_ne!(work.seed_of(0, 0), work.seed_of(0, 255));
+        assert_ne!(work.seed_of(0, 0), work.seed_of(1, 0));
+        assert_eq!((work.seed_of(0, 256), work.distinct()), (work.seed_of(0, 0), 256));
+    }
+
+    #[test]
+    fn orders_are_lines() {
+        let order = Order::Prepare(Work { seed: 1, messages: 2, window: None });
+        let line = serde_json::to_string(&order).unwrap();
+        assert!(!line.contains('\n'));
+        assert_eq!(serde_json::from_str::<Order>(&line).unwrap(), order);
+    }
+}

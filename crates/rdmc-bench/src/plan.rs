@@ -1,0 +1,352 @@
+//! What is measured: every combination of what the lists name.
+
+use anyhow::Context;
+use rdmc::Algorithm;
+use rdmc_files::FabricSelection;
+use rdmc_files::costs::{self, Assumed};
+use rdmc_files::size::Bytes;
+use rdmc_files::words::count;
+
+use crate::error::Kind;
+use crate::limits::{Floor, Limits};
+use crate::options::{BenchOptions, Checks, Completion, Delivery};
+
+/// What stands for something that the cost model chooses.
+const AUTO: &str = "auto";
+
+/// One configuration.
+#[derive(Clone, Debug, PartialEq)]
+pub(crate) struct Case {
+    pub(crate) fabric: FabricSelection,
+    pub(crate) completion: Completion,
+    pub(crate) delivery: Delivery,
+    pub(crate) checks: Checks,
+    /// Members of each group.
+    pub(crate) nodes: u32,
+    pub(crate) groups: u32,
+    /// Members that are roots.
+    pub(crate) senders: u32,
+    pub(crate) algorithm: Algorithm,
+    pub(crate) block_size: u32,
+    /// Length of a message.
+    pub(crate) bytes: u64,
+    /// What of it the cost model has chosen.
+    pub(crate) left_to_model: LeftToModel,
+}
+
+/// Which parts of a configuration the cost model has chosen; the others were given.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub(crate) struct LeftToModel {
+    pub(crate) algorithm: bool,
+    pub(crate) block_size: bool,
+}
+
+impl Case {
+    /// Lists all configurations: those of one number of members together, the sizes of each one after the other.
+    pub(crate) fn all(options: &BenchOptions) -> anyhow::Result<Vec<Self>> {
+        let mut cases = Vec::new();
+        if options.nodes.iter().any(|&nodes| nodes < 2) || options.sizes.contains(&0) {
+            return Err(Kind::Request.error("a group needs 2 members, and a message 1 byte, to be measured"));
+        }
+        if options.explain && options.groups.iter().any(|&groups| groups > 1) {
+            return Err(Kind::Request.error("--explain predicts one group at a time: leave --groups at 1"));
+        }
+        if options.explain && options.deliveries.contains(&Delivery::Shared) {
+            return Err(Kind::Request.error("--explain predicts private copies: leave --delivery at private"));
+        }
+        if options.device.is_some() && !options.fabrics.contains(&FabricSelection::Verbs) {
+            return Err(Kind::Request.error("--device goes with --fabric verbs only"));
+        }
+        for &fabric in &distinct(&options.fabrics) {
+            let assumed = fabric.assumed_here();
+            for &completion in &distinct(&options.completions) {
+                for &delivery in &distinct(&options.deliveries) {
+                    check_delivery(delivery, fabric)?;
+                    for &checks in &distinct(&options.checks) {
+                        let case = Self { delivery, checks, ..Self::blank(fabric, completion) };
+                        cases.extend(case.with_members(options, assumed)?);
+                    }
+                }
+            }
+        }
+        Ok(cases)
+    }
+
+    /// Makes one of which everything else is still to be said.
+    fn blank(fabric: FabricSelection, completion: Completion) -> Self {
+        let (delivery, checks) = (Delivery::Private, Checks::Auto);
+        let (nodes, groups, senders, algorithm) = (0, 0, 0, Algorithm::Sequential);
+        let (block_size, bytes, left_to_model) = (0, 0, LeftToModel::default());
+        Self {
+            fabric,
+            completion,
+            delivery,
+            checks,
+            nodes,
+            groups,
+            senders,
+            algorithm,
+            block_size,
+            bytes,
+            left_to_model,
+        }
+    }
+
+    /// Lists the groups.
+    fn with_members(&self, options: &BenchOptions, assumed: Assumed) -> anyhow::Result<Vec<Self>> {
+        let mut cases = Vec::new();
+        for &groups in &distinct(&options.groups) {
+            for &nodes in &distinct(&options.nodes) {
+                for senders in senders(options, groups, nodes)? {
+                    let case = Self { nodes, groups, senders, ..self.clone() };
+                    cases.extend(case.with_content(options, assumed)?);
+                }
+            }
+        }
+        Ok(cases)
+    }
+
+    /// Lists what is sent, and how, among so many members.
+    fn with_content(&self, options: &BenchOptions, assumed: Assumed) -> anyhow::Result<Vec<Self>> {
+        let mut cases: Vec<Self> = Vec::new();
+        for (algorithm, block_size) in ways(options) {
+            let left_to_model = LeftToModel { algorithm: algorithm.is_none(), block_size: block_size.is_none() };
+            for bytes in distinct(&options.sizes) {
+                let plan = costs::plan(assumed, algorithm.as_ref(), block_size, self.nodes, bytes);
+                let plan = plan.context(Kind::Request)?;
+                let (algorithm, block_size) = (plan.algorithm, plan.block_size);
+                let case = Self { algorithm, block_size, bytes, left_to_model, ..self.clone() };
+                // What was chosen is beside what is listed for a comparison, and need not be measured twice for it.
+                if !(options.explain && cases.iter().any(|other| other.is_same(&case))) {
+                    cases.push(case);
+                }
+            }
+        }
+        Ok(cases)
+    }
+
+    /// Tells whether the cost model alone has chosen how blocks travel.
+    pub(crate) fn is_chosen(&self) -> bool {
+        self.left_to_model == LeftToModel { algorithm: true, block_size: true }
+    }
+
+    /// Tells whether another one does the same work, whichever way.
+    pub(crate) fn is_same_work(&self, other: &Self) -> bool {
+        let (algorithm, block_size, left_to_model) = (self.algorithm.clone(), self.block_size, self.left_to_model);
+        *self == Self { algorithm, block_size, left_to_model, ..other.clone() }
+    }
+
+    /// Tells whether another one does the same work in the same way: a block may be longer than the message.
+    fn is_same(&self, other: &Self) -> bool {
+        let block = |case: &Self| u64::from(case.block_size).min(case.bytes);
+        self.is_same_work(other) && self.algorithm == other.algorithm && block(self) == block(other)
+    }
+
+    /// Returns the receivers of a group.
+    pub(crate) fn receivers(&self) -> u32 {
+        self.nodes - 1
+    }
+
+    /// Returns the bytes that one round delivers to all receivers of all groups.
+    pub(crate) fn delivered(&self) -> u64 {
+        self.bytes * u64::from(self.receivers()) * u64::from(self.groups)
+    }
+
+    /// Returns the memory that its members take: each the messages of a round, and roots one more that is not yet let go.
+    pub(crate) fn memory(&self) -> u64 {
+        // What is shared is there once.
+        let nodes = if self.delivery == Delivery::Shared { 0 } else { self.nodes };
+        let floor = if self.has_floor_in_turn() { Limits::length_for(self.bytes) * u64::from(self.nodes) } else { 0 };
+        let members = self.bytes.saturating_mul(u64::from(self.groups)).saturating_mul(u64::from(nodes) + 2);
+        members.saturating_add(floor)
+    }
+
+    /// Tells whether the copy floor is measured in turn with its rounds.
+    pub(crate) fn has_floor_in_turn(&self) -> bool {
+        self.delivery == Delivery::Private && Floor::is_for(self.bytes)
+    }
+
+    /// Returns what it is called among those that are measured, without the size.
+    pub(crate) fn names(&self) -> [String; 9] {
+        [
+            self.fabric.name().to_owned(),
+            self.completion.name().to_owned(),
+            self.delivery.name().to_owned(),
+            self.checks.name().to_owned(),
+            self.groups.to_string(),
+            self.nodes.to_string(),
+            self.senders.to_string(),
+            if self.left_to_model.algorithm { AUTO.to_owned() } else { self.algorithm.to_string() },
+            if self.left_to_model.block_size { AUTO.to_owned() } else { Bytes(self.block_size.into()).to_string() },
+        ]
+    }
+
+    /// Returns how its blocks travel, whether that was chosen or given.
+    pub(crate) fn way(&self) -> String {
+        way(&self.algorithm.to_string(), self.block_size)
+    }
+}
+
+/// What [`Case::names`] names.
+pub(crate) const NAMES: [&str; 9] =
+    ["fabric", "completion", "delivery", "checks", "groups", "n", "senders", "algorithm", "block"];
+
+/// Refuses to share objects by what shares no memory.
+fn check_delivery(delivery: Delivery, fabric: FabricSelection) -> anyhow::Result<()> {
+    match (delivery, fabric) {
+        (Delivery::Shared, FabricSelection::Tcp | FabricSelection::Verbs) => {
+            let fabric = fabric.name();
+            let what = format!("--delivery shared needs shared memory: use --fabric shm or auto, not {fabric}");
+            Err(Kind::Request.error(what))
+        }
+        _ => Ok(()),
+    }
+}
+
+/// Names an algorithm and a block size together.
+pub(crate) fn way(algorithm: &str, block_size: u32) -> String {
+    format!("{algorithm}, {}", Bytes(block_size.into()))
+}
+
+/// An algorithm and a block size; `None` is what the cost model chooses.
+type Way = (Option<Algorithm>, Option<u32>);
+
+/// Lists how blocks are to travel: with `--explain` first what is chosen, and if no others are listed some to compare it with.
+fn ways(options: &BenchOptions) -> Vec<Way> {
+    let (mut algorithms, mut block_sizes) = (distinct(&options.algorithms), distinct(&options.block_sizes));
+    if options.explain && algorithms == [None] && block_sizes == [None] {
+        algorithms = EXPLAINED_ALGORITHMS.map(Some).to_vec();
+        block_sizes = EXPLAINED_BLOCK_SIZES.map(Some).to_vec();
+    }
+    let listed = algorithms.iter().flat_map(|algorithm| block_sizes.iter().map(|size| (algorithm.clone(), *size)));
+    let chosen = options.explain.then_some((None, None));
+    distinct(&chosen.into_iter().chain(listed).collect::<Vec<_>>())
+}
+
+/// With what a choice is compared unless something is listed.
+const EXPLAINED_ALGORITHMS: [Algorithm; 3] = [Algorithm::BinomialPipeline, Algorithm::Chain, Algorithm::Fanout];
+const EXPLAINED_BLOCK_SIZES: [u32; 3] = [256 << 10, 1 << 20, 4 << 20];
+
+/// Returns the numbers of roots to try with so many groups and members.
+fn senders(options: &BenchOptions, groups: u32, nodes: u32) -> anyhow::Result<Vec<u32>> {
+    if options.senders.is_empty() {
+        return Ok(vec![groups.min(nodes)]);
+    }
+    if let Some(&senders) = options.senders.iter().find(|senders| **senders > groups) {
+        let (senders, groups) = (count(senders, "sender"), count(groups, "group"));
+        let what = format!("{senders} need as many groups, not {groups}: give fewer --senders or more --groups");
+        return Err(Kind::Request.error(what));
+    }
+    if let Some(&senders) = options.senders.iter().find(|senders| **senders > nodes) {
+        let what = format!("{} among {nodes}: give fewer --senders or more --nodes", count(senders, "sender"));
+        return Err(Kind::Request.error(what));
+    }
+    Ok(distinct(&options.senders))
+}
+
+/// Returns what a list names, each once, in its order.
+fn distinct<T: Clone + PartialEq>(list: &[T]) -> Vec<T> {
+    let mut once = Vec::new();
+    for item in list {
+        if !once.contains(item) {
+            once.push(item.clone());
+        }
+    }
+    once
+}
+
+#[cfg(test)]
+mod tests {
+    use rdmc::{Hybrid, Racks, Spine};
+
+    use super::*;
+
+    const TCP: FabricSelection = FabricSelection::Tcp;
+
+    fn cases(options: BenchOptions) -> Vec<Case> {
+        Case::all(&options).unwrap()
+    }
+
+    fn defaults() -> BenchOptions {
+        BenchOptions::default()
+    }
+
+    #[test]
+    fn every_combination_is_a_case_once() {
+        let algorithms = [Algorithm::Chain, Algorithm::Sequential].map(Some).to_vec();
+        let (nodes, sizes, groups) = (vec![2, 3, 2], vec![1, 64 << 10], vec![1, 2]);
+        let all = cases(BenchOptions { nodes, sizes, algorithms, groups, ..defaults() });
+        assert_eq!(all.len(), 16);
+        let repeated = |case: &Case| all.iter().filter(|other| *other == case).count() > 1;
+        assert!(!all.iter().any(repeated));
+        assert_eq!((all[0].bytes, all[1].bytes, all[0].nodes, all[4].nodes), (1, 64 << 10, 2, 3));
+        assert!(all.iter().all(|case| case.senders == case.groups));
+    }
+
+    #[test]
+    fn by_default_there_are_three_sizes_of_groups_and_six_of_messages() {
+        assert_eq!(cases(defaults()).len(), 18);
+    }
+
+    #[test]
+    fn what_is_not_given_is_chosen_for_each_size_and_named_as_chosen() {
+        let tcp = || BenchOptions { nodes: vec![8], sizes: vec![1, 64 << 20], fabrics: vec![TCP], ..defaults() };
+        let all = cases(tcp());
+        assert!(all.iter().all(|case| case.is_chosen() && case.names()[7..] == ["auto", "auto"]));
+        assert_eq!(all[0].block_size, 64 << 10);
+        assert!(all[1].block_size > 64 << 10);
+        let (algorithms, block_sizes) = (vec![Some(Algorithm::Chain), None], vec![Some(64 << 10), None]);
+        let all = cases(BenchOptions { sizes: vec![64 << 20], algorithms, block_sizes, ..tcp() });
+        let names: Vec<_> = all.iter().map(|case| case.names()[7..].join(" ")).collect();
+        assert_eq!(names, ["chain 64 KiB", "chain auto", "auto 64 KiB", "auto auto"]);
+        assert_eq!((all[0].way(), &all[1].algorithm), ("chain, 64 KiB".to_owned(), &Algorithm::Chain));
+    }
+
+    #[test]
+    fn a_choice_is_explained_beside_others_none_of_which_is_measured_twice() {
+        let explained = |sizes| BenchOptions { nodes: vec![8], sizes, fabrics: vec![TCP], explain: true, ..defaults() };
+        let all = cases(explained(vec![100 << 10, 64 << 20]));
+        assert_eq!(all.iter().filter(|case| case.is_chosen()).count(), 2);
+        for (at, case) in all.iter().enumerate() {
+            assert!(!all[..at].iter().any(|other| other.is_same(case)), "{case:?}");
+        }
+        // In one block there is nothing to choose but the algorithm.
+        assert_eq!(all.iter().filter(|case| case.bytes == 100 << 10 && case.block_size >= 100 << 10).count(), 3);
+        let (algorithms, block_sizes) = (vec![Some(Algorithm::Chain)], vec![Some(1 << 10)]);
+        let listed = cases(BenchOptions { algorithms, block_sizes, ..explained(vec![64 << 20]) });
+        let ways: Vec<_> = listed.iter().map(Case::way).collect();
+        assert_eq!((ways.len(), ways[1].as_str()), (2, "chain, 1 KiB"));
+    }
+
+    #[test]
+    fn lists_that_make_no_sense_are_wrong_requests() {
+        let hybrid = Hybrid::new(Racks::from_sizes(&[2, 2]).unwrap(), Spine::Cascade);
+        let hybrid = || vec![Some(Algorithm::from(hybrid.clone()))];
+        let (private, shared) = (Delivery::Private, vec![Delivery::Shared]);
+        let wrong = [
+            BenchOptions { deliveries: vec![private, Delivery::Shared], fabrics: vec![TCP], ..defaults() },
+            BenchOptions { deliveries: shared, fabrics: vec![FabricSelection::Shm], explain: true, ..defaults() },
+            BenchOptions { groups: vec![1, 2], explain: true, ..defaults() },
+            BenchOptions { senders: vec![2], ..defaults() },
+            BenchOptions { senders: vec![3], groups: vec![3], nodes: vec![2], ..defaults() },
+            BenchOptions { algorithms: hybrid(), nodes: vec![8], ..defaults() },
+            BenchOptions { device: Some("rxe0".to_owned()), ..defaults() },
+            BenchOptions { nodes: vec![2, 1], ..defaults() },
+            BenchOptions { sizes: vec![0], ..defaults() },
+        ];
+        for options in wrong {
+            assert_eq!(Kind::of(&Case::all(&options).unwrap_err()), Some(Kind::Request), "{options:?}");
+        }
+        let algorithms = [hybrid(), vec![Some(Algorithm::Chain)]].concat();
+        assert!(Case::all(&BenchOptions { algorithms, nodes: vec![4], ..defaults() }).is_ok());
+    }
+
+    #[test]
+    fn a_round_delivers_to_every_receiver_of_every_group() {
+        let options = || BenchOptions { nodes: vec![4], sizes: vec![10], groups: vec![3], ..defaults() };
+        let all = cases(options());
+        assert_eq!((all[0].delivered(), all[0].memory()), (90, 180));
+        let shared = cases(BenchOptions { deliveries: vec![Delivery::Shared], ..options() });
+        assert_eq!((shared[0].delivered(), shared[0].memory()), (90, 60));
+    }
+}

@@ -1,0 +1,109 @@
+//! The processes that the benchmark starts, and how their command lines tell what they are to be.
+
+use anyhow::{Context, bail};
+use rdmc_files::FabricSelection;
+
+use crate::error::BenchError;
+
+/// What a process that the benchmark has started is to be.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum ProcessRole {
+    /// A member of the groups: [`run_member`](crate::run_member).
+    Member(MemberRole),
+    /// The receiver of a plain TCP stream: [`run_sink`](crate::run_sink).
+    Sink {
+        /// Bytes of a message.
+        bytes: usize,
+    },
+    /// Runs a command, and ends it when its own standard input ends: [`run_guard`](crate::run_guard).
+    Guard {
+        /// The command, with its arguments.
+        command: Vec<String>,
+    },
+}
+
+/// What a member has to know when it starts.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct MemberRole {
+    /// What moves the bytes.
+    pub(crate) fabric: FabricSelection,
+    /// The RDMA device.
+    pub(crate) device: Option<String>,
+    /// Whether it invites the others, instead of being invited.
+    pub(crate) invites: bool,
+}
+
+impl ProcessRole {
+    /// Reads what stands on the command line of a process that the benchmark has started, behind the arguments of its
+    /// [`Program`](crate::local::Program).
+    ///
+    /// # Errors
+    /// The benchmark gives no such arguments.
+    pub fn from_arguments(arguments: &[String]) -> Result<Self, BenchError> {
+        let words: Vec<&str> = arguments.iter().map(String::as_str).collect();
+        Ok(match words[..] {
+            [MEMBER, fabric, role, ..] => {
+                let device = words.get(3).map(|device| (*device).to_owned());
+                Self::Member(MemberRole { fabric: fabric_of(fabric)?, device, invites: role == INVITES })
+            }
+            [SINK, bytes] => Self::Sink { bytes: bytes.parse().context("the bytes of a message")? },
+            [GUARD, ..] => Self::Guard { command: arguments[1..].to_vec() },
+            _ => return Err(anyhow::anyhow!("{arguments:?} is no process of the benchmark").into()),
+        })
+    }
+
+    /// Returns the arguments of a process with this role.
+    pub(crate) fn arguments(&self) -> Vec<String> {
+        let words = |words: &[&str]| words.iter().map(|word| (*word).to_owned()).collect::<Vec<_>>();
+        match self {
+            Self::Member(MemberRole { fabric, device, invites }) => {
+                let mut arguments = words(&[MEMBER, fabric.name(), if *invites { INVITES } else { INVITED }]);
+                arguments.extend(device.clone());
+                arguments
+            }
+            Self::Sink { bytes } => words(&[SINK, &bytes.to_string()]),
+            Self::Guard { command } => words(&[GUARD]).into_iter().chain(command.iter().cloned()).collect(),
+        }
+    }
+}
+
+fn fabric_of(name: &str) -> anyhow::Result<FabricSelection> {
+    match FabricSelection::ALL.into_iter().find(|fabric| fabric.name() == name) {
+        Some(fabric) => Ok(fabric),
+        None => bail!("{name:?} is no fabric"),
+    }
+}
+
+/// The words that begin the command lines.
+const MEMBER: &str = "member";
+const SINK: &str = "sink";
+const GUARD: &str = "guard";
+/// What a member does at first.
+const INVITES: &str = "invites";
+const INVITED: &str = "invited";
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_process_knows_its_role_by_its_arguments() {
+        let member = |fabric, device: Option<&str>, invites| {
+            ProcessRole::Member(MemberRole { fabric, device: device.map(str::to_owned), invites })
+        };
+        let command = ["mpirun", "-n", "2", "--"].map(str::to_owned).to_vec();
+        let roles = [
+            member(FabricSelection::Tcp, None, true),
+            member(FabricSelection::Verbs, Some("rxe0"), false),
+            ProcessRole::Sink { bytes: 17 },
+            ProcessRole::Guard { command },
+        ];
+        for role in roles {
+            assert_eq!(ProcessRole::from_arguments(&role.arguments()), Ok(role));
+        }
+        for wrong in [&[][..], &["member"], &["member", "pigeon", "invites"], &["sink", "many"], &["spy"]] {
+            let arguments: Vec<String> = wrong.iter().map(ToString::to_string).collect();
+            assert!(ProcessRole::from_arguments(&arguments).is_err(), "{wrong:?}");
+        }
+    }
+}

@@ -1,0 +1,37 @@
+//! How messages of the libraries call the options and commands of this program.
+
+use rdmc_files::Wording;
+
+/// Returns the names under which users know what messages are about.
+pub(crate) fn wording() -> Wording {
+    let mut wording = Wording::default();
+    wording.sender = "rdmc send";
+    wording.receiver = "rdmc recv";
+    wording.not_listening =
+        "does rdmc recv run there? It listens at 127.0.0.1:7471, for this host only, unless --listen says otherwise";
+    wording.default_address = Some("rdmc recv listens at 127.0.0.1:7471 by default");
+    wording.directory = "the directory of --dir";
+    wording.choose_directory = "let this user write there, or choose another one with --dir";
+    wording.no_overwrite = "--no-overwrite";
+    wording.pool_bytes_max = "--pool-size";
+    wording.evict_after = "rdmc send --evict-after";
+    wording.fabric = "--fabric";
+    wording.device = "--device";
+    wording.no_shm = "--no-shm";
+    wording.encrypt = "--encrypt";
+    wording.security = "--key or --tls-ca keep others out";
+    wording.doctor = Some("rdmc doctor");
+    wording
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::cli::LISTEN;
+
+    #[test]
+    fn the_default_address_is_the_one_that_is_named() {
+        let Wording { not_listening, default_address, .. } = wording();
+        assert!(not_listening.contains(LISTEN) && default_address.is_some_and(|sentence| sentence.contains(LISTEN)));
+    }
+}

@@ -1,0 +1,240 @@
+//! What an invitation says about a transfer. A receiver decides by it whether to take part.
+
+use rdmc::{Algorithm, GroupSpec, NodeId};
+use serde::{Deserialize, Serialize};
+
+use crate::algorithm::WireAlgorithm;
+use crate::error::{Context, Problem};
+use crate::manifest::{self, Manifest};
+
+/// The transfer in numbers, and how it will travel.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct Announcement {
+    pub(crate) plans: Plans,
+    pub(crate) manifest_len: u64,
+    pub(crate) files: u64,
+    pub(crate) bytes: u64,
+    pub(crate) file_bytes_max: u64,
+    pub(crate) on_failure: OnFailure,
+}
+
+/// How blocks are to travel on either medium: which it will be is known only when all have accepted.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct Plans {
+    pub(crate) network: WirePlan,
+    pub(crate) host: WirePlan,
+}
+
+/// How blocks travel.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct WirePlan {
+    pub(crate) algorithm: WireAlgorithm,
+    /// In bytes.
+    pub(crate) block_size: u32,
+}
+
+/// What members share, as far as the way of blocks depends on it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Medium {
+    /// A network on which each has a port.
+    Network,
+    /// The memory and the processors of one host.
+    Host,
+}
+
+impl Medium {
+    pub(crate) const ALL: [Self; 2] = [Self::Network, Self::Host];
+}
+
+impl Plans {
+    /// Returns the plan for a medium.
+    pub(crate) fn on(&self, medium: Medium) -> &WirePlan {
+        match medium {
+            Medium::Network => &self.network,
+            Medium::Host => &self.host,
+        }
+    }
+}
+
+impl WirePlan {
+    pub(crate) fn new(algorithm: &Algorithm, block_size: u32) -> Self {
+        Self { algorithm: algorithm.into(), block_size }
+    }
+}
+
+/// What happens to a transfer when a member fails after all have agreed to the list of files.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+pub enum OnFailure {
+    /// The survivors complete what was interrupted from the blocks that they hold between them, and go on.
+    Repair,
+    /// The transfer ends for all.
+    Fail,
+}
+
+impl OnFailure {
+    /// Every variant.
+    pub const ALL: [Self; 2] = [Self::Repair, Self::Fail];
+}
+
+impl Announcement {
+    /// Describes the transfer of a manifest, which goes on after failures.
+    pub(crate) fn new(plans: Plans, manifest: &Manifest, manifest_len: u64) -> Self {
+        let (files, bytes) = manifest.totals();
+        let file_bytes_max = manifest.longest();
+        Self { plans, manifest_len, files, bytes, file_bytes_max, on_failure: OnFailure::Repair }
+    }
+
+    /// Encodes the announcement: its version, then the rest.
+    pub(crate) fn encode(&self) -> Vec<u8> {
+        let mut bytes = VERSION.to_le_bytes().to_vec();
+        bytes.extend(postcard::to_stdvec(self).expect("plain data in memory is always encoded"));
+        bytes
+    }
+
+    /// Decodes an announcement of this version.
+    pub(crate) fn decode(bytes: &[u8]) -> Result<Self, Problem> {
+        let (version, rest) = bytes.split_first_chunk().ok_or_else(|| Problem::local(NO_ANNOUNCEMENT))?;
+        let version = u16::from_le_bytes(*version);
+        if version != VERSION {
+            return Err(Problem::local(format!(
+                "version {VERSION} of the file transfer is spoken here, not {version}"
+            )));
+        }
+        let announcement: Self = postcard::from_bytes(rest).context(NO_ANNOUNCEMENT)?;
+        for medium in Medium::ALL {
+            let block_size = announcement.plans.on(medium).block_size;
+            if !(1..=GroupSpec::BLOCK_SIZE_MAX).contains(&block_size) {
+                return Err(Problem::local(format!("a block of {block_size} bytes is not possible")));
+            }
+        }
+        if announcement.manifest_len > manifest::LEN_MAX {
+            return Err(Problem::local("the list of files is too long"));
+        }
+        Ok(announcement)
+    }
+
+    /// Makes the groups that the transfer uses on a medium, which sender and receivers must agree on.
+    pub(crate) fn groups(&self, nodes: Vec<NodeId>, medium: Medium) -> Result<FileGroups, Problem> {
+        let plan = self.plans.on(medium);
+        let algorithm = plan.algorithm.resolve(nodes.len())?;
+        let spec = |id| GroupSpec::new(id, nodes.clone()).algorithm(algorithm.clone()).block_size(plan.block_size);
+        // A failure before anything was sent is the transfer's.
+        let manifest = spec(1).recoverable(false);
+        let files = spec(2).recoverable(self.on_failure == OnFailure::Repair);
+        Ok(FileGroups { manifest, files })
+    }
+
+    /// Checks that a manifest is the one that was announced.
+    pub(crate) fn check(&self, manifest: &Manifest) -> Result<(), Problem> {
+        let (files, bytes) = manifest.totals();
+        let found = Self { files, bytes, file_bytes_max: manifest.longest(), ..self.clone() };
+        if found != *self {
+            return Err(Problem::local("the list of files is not what the invitation announced"));
+        }
+        Ok(())
+    }
+}
+
+/// What a receiver says when it accepts: a byte if it has parts of files, from transfers that were interrupted; none if not.
+pub(crate) struct Reply {
+    pub(crate) has_parts: bool,
+}
+
+impl Reply {
+    pub(crate) fn encode(&self) -> Vec<u8> {
+        vec![1; usize::from(self.has_parts)]
+    }
+
+    pub(crate) fn decode(bytes: &[u8]) -> Self {
+        Self { has_parts: !bytes.is_empty() }
+    }
+}
+
+/// The groups of one transfer.
+///
+/// The manifest travels in a group of its own: its close tells the sender that every receiver agrees before the
+/// first byte of a file is sent. In both groups the last message is for a receiver that has found something wrong to say so,
+/// by refusing it. That of the files is empty; that of the manifest is a byte if only what receivers lack is to travel, as
+/// some have parts of files.
+pub(crate) struct FileGroups {
+    pub(crate) manifest: GroupSpec,
+    pub(crate) files: GroupSpec,
+}
+
+/// Messages under way at once in the group of the files, at most: fewer than a group queues.
+pub(crate) const UNDER_WAY_MAX: usize = 8;
+/// What is wrong with a group that ends too soon.
+pub(crate) const CLOSED_EARLY: &str = "the sender closed the group before everything was sent";
+/// Said of an invitation that announces something else.
+const NO_ANNOUNCEMENT: &str = "the invitation announces no file transfer";
+/// Version of the file transfer; changes with its meaning.
+const VERSION: u16 = 4;
+
+/// Bytes of a file's digest, which follows the file as a message of its own.
+pub(crate) const DIGEST_LEN: usize = blake3::OUT_LEN;
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    fn told() -> Announcement {
+        let (network, host) = (WirePlan::new(&Algorithm::Chain, 1 << 20), WirePlan::new(&Algorithm::Fanout, 1 << 18));
+        Announcement::new(Plans { network, host }, &Manifest::default(), 1)
+    }
+
+    #[test]
+    fn an_announcement_is_understood_by_the_same_version_only() {
+        let told = Announcement { on_failure: OnFailure::Fail, ..told() };
+        let mut bytes = told.encode();
+        assert_eq!(Announcement::decode(&bytes).unwrap(), told);
+        bytes[0] ^= 1;
+        let error = Announcement::decode(&bytes).unwrap_err().reason();
+        assert!(error.contains("version 4"), "{error}");
+    }
+
+    #[test]
+    fn only_the_files_are_sent_in_a_group_that_goes_on_and_only_if_that_is_wanted() {
+        let nodes = || vec![NodeId(0), NodeId(1)];
+        let groups = |on_failure| Announcement { on_failure, ..told() }.groups(nodes(), Medium::Host).unwrap();
+        let (repair, fail) = (groups(OnFailure::Repair), groups(OnFailure::Fail));
+        assert_eq!(repair.manifest, fail.manifest);
+        assert_eq!(repair.files.clone().recoverable(false), fail.files);
+        assert_ne!(repair.files, fail.files);
+    }
+
+    #[test]
+    fn both_groups_are_made_by_the_plan_for_the_medium() {
+        let nodes = || vec![NodeId(0), NodeId(1)];
+        let by = |algorithm, block_size| GroupSpec::new(1, nodes()).algorithm(algorithm).block_size(block_size);
+        for (medium, spec) in
+            [(Medium::Network, by(Algorithm::Chain, 1 << 20)), (Medium::Host, by(Algorithm::Fanout, 1 << 18))]
+        {
+            assert_eq!(told().groups(nodes(), medium).unwrap().manifest, spec.recoverable(false));
+        }
+    }
+
+    #[test]
+    fn a_block_that_is_not_possible_is_refused_on_either_medium() {
+        for (network, host) in [(0, 1), (1, 0), (GroupSpec::BLOCK_SIZE_MAX + 1, 1), (1, u32::MAX)] {
+            let mut wrong = told();
+            (wrong.plans.network.block_size, wrong.plans.host.block_size) = (network, host);
+            assert!(Announcement::decode(&wrong.encode()).is_err());
+        }
+    }
+
+    proptest! {
+        #[test]
+        fn invitations_from_anywhere_never_panic(mut bytes in prop::collection::vec(any::<u8>(), 0..128)) {
+            if let [version, rest, ..] = bytes.as_mut_slice() {
+                [*version, *rest] = VERSION.to_le_bytes();
+            }
+            if let Ok(told) = Announcement::decode(&bytes) {
+                for medium in Medium::ALL {
+                    let _ = told.groups(vec![NodeId(0), NodeId(1)], medium);
+                }
+            }
+        }
+    }
+}

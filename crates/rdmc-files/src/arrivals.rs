@@ -1,0 +1,543 @@
+//! The files of one transfer as they arrive, over failures of other members.
+//!
+//! Message 2i of the group is file i of the list, message 2i + 1 is its digest, the last one is empty. What has not come when
+//! the group fails is offered again, under the same number, in the group in which the survivors go on.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use futures::future::{BoxFuture, FutureExt};
+use futures::stream::{FuturesUnordered, StreamExt};
+use rdmc::{
+    BufferMut, Delivery, FailedMember, GroupError, GroupFailure, GroupSpec, Memory, Message, Node, NodeId, Offer,
+    OfferReceiver, RecoveryError,
+};
+use tokio::task::{JoinError, JoinSet};
+
+use crate::announcement::{CLOSED_EARLY, DIGEST_LEN};
+use crate::blame::{CUT_OFF, explain, given_up, peers, what_next};
+use crate::error::{Context, Kind, Problem};
+use crate::event::{Event, Events, Progress, TICK};
+use crate::manifest::{Entry, Manifest};
+use crate::store::{IncomingFile, Store};
+use crate::words::count;
+
+/// Receives all files of a manifest, and agrees to the end when all are whole and in place; returns at how many receivers
+/// they are.
+pub(crate) async fn take_files(
+    node: &Node,
+    spec: GroupSpec,
+    manifest: &Arc<Manifest>,
+    store: &Store,
+    events: &Events,
+) -> Result<usize, Problem> {
+    let mut arrivals = Arrivals {
+        node,
+        manifest,
+        files: manifest.files().collect(),
+        store,
+        events,
+        progress: events.progress(manifest.totals().1),
+        bytes_before: node.stats().bytes_received,
+        open: BTreeMap::new(),
+        preparing: None,
+        ready: None,
+        arriving: FuturesUnordered::new(),
+        finishing: JoinSet::new(),
+        last: None,
+        last_is_taken: false,
+        complete: 0,
+        formed: false,
+        failed: Vec::new(),
+        trouble: None,
+    };
+    let mut group = match node.join_group_with_offers(spec).await {
+        Err(GroupError::Failed(failure)) => arrivals.go_on(failure).await?,
+        joined => joined.of_kind(Kind::Refused)?,
+    };
+    arrivals.formed = true;
+    arrivals.trouble = arrivals.with_directories(Store::make_directories).await.err();
+    loop {
+        let failure = match arrivals.take_all(&mut group).await {
+            Ok(()) => {
+                let members = group.members().to_vec();
+                arrivals.check_end(&members);
+                if let Some(error) = arrivals.trouble {
+                    group.refuse(&error.reason());
+                    return Err(error);
+                }
+                match group.close().await {
+                    Ok(_) => return arrivals.outcome(&members).await,
+                    Err(failure) => failure,
+                }
+            }
+            Err(failure) => failure,
+        };
+        group = arrivals.go_on(failure).await?;
+    }
+}
+
+/// The files that are arriving.
+struct Arrivals<'a> {
+    node: &'a Node,
+    manifest: &'a Arc<Manifest>,
+    files: Vec<(&'a Entry, u64)>,
+    store: &'a Store,
+    events: &'a Events,
+    progress: Progress,
+    /// What the node had received before.
+    bytes_before: u64,
+    /// Files that have a place, but not all of their bytes and their digest, by their places in the list.
+    open: BTreeMap<usize, Open>,
+    /// The message for which memory is prepared.
+    preparing: Option<Preparing>,
+    /// What was prepared for a file when its message was to be offered again.
+    ready: Option<(usize, Result<Prepared, Problem>)>,
+    /// Messages under way, by their numbers.
+    arriving: FuturesUnordered<BoxFuture<'static, (u64, Result<Message, GroupFailure>)>>,
+    /// Compares bytes with their digest, and gives files their names.
+    finishing: JoinSet<Result<Event, Problem>>,
+    /// The last message, which waits until all files are in place.
+    last: Option<Offer>,
+    last_is_taken: bool,
+    /// Files in place.
+    complete: usize,
+    /// Whether a group was formed: something may have been sent.
+    formed: bool,
+    /// Who has failed on the way.
+    failed: Vec<FailedMember>,
+    /// What went wrong first here; the next message is refused for it.
+    trouble: Option<Problem>,
+}
+
+/// What a message of the group is; files by their places in the list.
+#[derive(Clone, Copy)]
+enum MessageRole {
+    File(usize),
+    Digest(usize),
+    Last,
+}
+
+/// A message that gets its memory.
+type Preparing = BoxFuture<'static, (Offer, Result<Prepared, Problem>)>;
+
+/// Where a file goes, and the memory to receive into, which may hold some of the file.
+type Prepared = (ReceiveInto, BufferMut);
+
+/// A file of which something is missing.
+struct Open {
+    into: ReceiveInto,
+    bytes: Option<Message>,
+    digest: Option<Message>,
+}
+
+/// Where the bytes of a file arrive.
+enum ReceiveInto {
+    /// In the file itself, which is mapped.
+    Mapping(IncomingFile),
+    /// In other memory, from which they are written.
+    Memory(IncomingFile),
+}
+
+impl ReceiveInto {
+    fn file(&self) -> &IncomingFile {
+        match self {
+            Self::Mapping(file) | Self::Memory(file) => file,
+        }
+    }
+
+    fn into_file(self) -> IncomingFile {
+        match self {
+            Self::Mapping(file) | Self::Memory(file) => file,
+        }
+    }
+}
+
+impl Arrivals<'_> {
+    /// Takes what one group carries. When it ends, everything that was under way has come, or has not.
+    async fn take_all(&mut self, group: &mut OfferReceiver) -> Result<(), GroupFailure> {
+        let mut tick = tokio::time::interval(TICK);
+        let mut closed = false;
+        loop {
+            if self.arriving.is_empty() && self.finishing.is_empty() {
+                if closed {
+                    return Ok(());
+                }
+                if let Some(last) = self.last.take_if(|_| self.open.is_empty()) {
+                    self.take_last(last).await;
+                    continue;
+                }
+            }
+            let room =
+                !closed && self.preparing.is_none() && self.last.is_none() && self.finishing.len() < FINISHING_MAX;
+            let offered = async {
+                match room {
+                    true => group.next_offer().await,
+                    false => Some(Err(group.failed().await)),
+                }
+            };
+            tokio::select! {
+                offer = offered => match offer {
+                    Some(Ok(offer)) => self.offered(offer),
+                    Some(Err(failure)) => return Err(failure),
+                    None => closed = true,
+                },
+                (offer, prepared) = next_of(&mut self.preparing) => self.prepared(offer, prepared),
+                Some((number, outcome)) = self.arriving.next() => self.arrived(number, outcome),
+                Some(finished) = self.finishing.join_next() => self.finished(finished),
+                _ = tick.tick() => self.progress.set(self.node.stats().bytes_received - self.bytes_before),
+            }
+        }
+    }
+
+    /// Forms the group in which the survivors of a failure go on.
+    async fn go_on(&mut self, mut failure: GroupFailure) -> Result<OfferReceiver, Problem> {
+        // These will be offered again. What is being done for a file goes on, whether it is waited for or not; memory of the
+        // pool may not be there before the survivors have gone on.
+        let preparing = self.preparing.take();
+        if let Some(preparing) = preparing.filter(|_| self.node.capabilities().receives_into_files) {
+            let (offer, prepared) = preparing.await;
+            if let MessageRole::File(at) = self.role(offer.number()) {
+                self.ready = Some((at, prepared));
+            }
+        }
+        self.last = None;
+        while let Some((number, outcome)) = self.arriving.next().await {
+            self.arrived(number, outcome);
+        }
+        loop {
+            self.failed.extend(failure.failed.iter().cloned());
+            match failure.recover_with_offers().await {
+                Ok(recovery) => {
+                    let group = recovery.into_receiver().expect("only the sender is a root");
+                    let (failed, receivers) = (peers(&failure.failed), receivers_of(group.members()));
+                    self.events.say(Event::GoingOn { failed, receivers });
+                    return Ok(group);
+                }
+                Err(RecoveryError::Group(GroupError::Failed(next))) => failure = next,
+                Err(error) => return Err(self.cut_short(Some(error)).await),
+            }
+        }
+    }
+
+    /// Looks at what is here when a group that is about to be closed has carried everything it will.
+    fn check_end(&mut self, members: &[NodeId]) {
+        if has_sender(members) && (!self.last_is_taken || self.complete < self.files.len()) {
+            self.trouble.get_or_insert_with(|| Kind::Partial.problem(CLOSED_EARLY));
+        }
+    }
+
+    /// Says what came of a transfer that everybody who is left has agreed to end.
+    async fn outcome(mut self, members: &[NodeId]) -> Result<usize, Problem> {
+        if has_sender(members) {
+            return Ok(receivers_of(members));
+        }
+        if self.complete == self.files.len() {
+            self.store.done();
+        }
+        self.trouble = self.with_directories(Store::finish_directories).await.err();
+        Err(self.cut_short(None).await)
+    }
+
+    /// Says why not everything is here, when all that can be has been put in place.
+    async fn cut_short(&mut self, error: Option<RecoveryError>) -> Problem {
+        self.keep_what_is_whole();
+        while let Some(finished) = self.finishing.join_next().await {
+            self.finished(finished);
+        }
+        if let Some(error) = self.trouble.take() {
+            return error;
+        }
+        let failed = peers(&self.failed);
+        let own = self.failed.iter().find(|failed| failed.node == self.node.id());
+        let told = match (own, &error) {
+            (Some(own), _) => given_up(&own.cause, self.store.wording()),
+            (None, Some(RecoveryError::NoQuorum)) if failed.len() > 1 => format!("{}; {CUT_OFF}", explain(&failed)),
+            (None, None | Some(RecoveryError::Off | RecoveryError::NoQuorum)) => explain(&failed),
+            (None, Some(error)) => format!("{}: {error}", explain(&failed)),
+        };
+        let next = what_next(self.store.keeps_parts(), self.store.wording());
+        if !self.formed {
+            return Kind::Refused.blaming(if own.is_some() { format!("{told}; {next}") } else { told }, failed);
+        }
+        let (complete, files) = (self.complete, count(self.files.len(), "file"));
+        let next = if complete < self.files.len() { format!("; {next}") } else { String::new() };
+        Kind::Partial.blaming(format!("{told}; {complete} of {files} complete{next}"), failed)
+    }
+
+    /// Lets go of files that will not be complete. Those that are whole are, also if their digest is lost: their blocks were
+    /// checked where they arrived, or the fabric protects them.
+    fn keep_what_is_whole(&mut self) {
+        for (at, open) in std::mem::take(&mut self.open) {
+            if let Open { into, bytes: Some(bytes), .. } = open {
+                let (entry, size) = self.files[at];
+                self.finishing.spawn(finish(into, bytes, None, entry.clone(), size));
+            }
+        }
+    }
+
+    /// Returns what a message is.
+    fn role(&self, number: u64) -> MessageRole {
+        let at = usize::try_from(number / 2).ok().filter(|at| *at < self.files.len());
+        match at {
+            Some(at) if number.is_multiple_of(2) => MessageRole::File(at),
+            Some(at) => MessageRole::Digest(at),
+            None => MessageRole::Last,
+        }
+    }
+
+    /// Looks at a message, which is accepted, refused, or waits.
+    fn offered(&mut self, offer: Offer) {
+        if let Some(error) = &self.trouble {
+            return offer.refuse(&error.reason());
+        }
+        let (number, size) = (offer.number(), offer.size());
+        match self.role(number) {
+            MessageRole::File(at) if size != self.files[at].1 => {
+                let what = format!("{} is not as long as listed", self.files[at].0.path);
+                self.refuse(offer, Kind::Integrity.problem(what));
+            }
+            MessageRole::Digest(at) if size != DIGEST_LEN as u64 => {
+                self.refuse(offer, Kind::Integrity.problem(format!("{} has no digest", self.files[at].0.path)));
+            }
+            MessageRole::Last if size != 0 => self.refuse(offer, Kind::Partial.problem(NOT_EMPTY)),
+            MessageRole::Last => self.last = Some(offer),
+            MessageRole::File(at) => match if self.open.contains_key(&at) { offer.stay() } else { Err(offer) } {
+                Ok(delivery) => self.arrive(number, delivery),
+                Err(offer) => {
+                    if let Some((_, prepared)) = self.ready.take_if(|(ready, _)| *ready == at) {
+                        return self.prepared(offer, prepared);
+                    }
+                    // Nothing is received into a file twice: the memory of its first place may still be in use.
+                    let before = self.open.remove(&at).map(|open| open.into.into_file());
+                    self.preparing = Some(prepare(self.node, self.store, offer, self.files[at].0, before));
+                }
+            },
+            MessageRole::Digest(_) => match offer.stay() {
+                Ok(delivery) => self.arrive(number, delivery),
+                Err(offer) => match register(self.node, Memory::from(vec![0; DIGEST_LEN])) {
+                    Ok(memory) => self.arrive(number, offer.accept(memory)),
+                    Err(error) => self.refuse(offer, error),
+                },
+            },
+        }
+    }
+
+    fn refuse(&mut self, offer: Offer, error: Problem) {
+        offer.refuse(&error.reason());
+        self.trouble.get_or_insert(error);
+    }
+
+    /// Receives a file into what was prepared for it.
+    fn prepared(&mut self, offer: Offer, prepared: Result<Prepared, Problem>) {
+        self.preparing = None;
+        match prepared {
+            Ok((mut into, memory)) => {
+                let (number, has_some) = (offer.number(), into.file().has_some());
+                if let ReceiveInto::Mapping(file) = &mut into {
+                    file.begins();
+                }
+                if let MessageRole::File(at) = self.role(number) {
+                    self.open.insert(at, Open { into, bytes: None, digest: None });
+                }
+                let delivery = if has_some { offer.accept_partial(memory) } else { offer.accept(memory) };
+                self.arrive(number, delivery);
+            }
+            Err(error) => self.refuse(offer, error),
+        }
+    }
+
+    fn arrive(&mut self, number: u64, delivery: Delivery) {
+        self.arriving.push(delivery.map(move |outcome| (number, outcome)).boxed());
+    }
+
+    /// Notes a message that is whole. If the group has failed instead, it is offered again, or lost.
+    fn arrived(&mut self, number: u64, outcome: Result<Message, GroupFailure>) {
+        let (Ok(message), role) = (outcome, self.role(number)) else { return };
+        let (MessageRole::File(at) | MessageRole::Digest(at)) = role else {
+            self.last_is_taken = true;
+            return;
+        };
+        let Some(mut open) = self.open.remove(&at) else { return };
+        match role {
+            MessageRole::File(_) => open.bytes = Some(message),
+            _ => open.digest = Some(message),
+        }
+        match open {
+            Open { into, bytes: Some(bytes), digest: Some(digest) } => {
+                let (entry, size) = self.files[at];
+                self.finishing.spawn(finish(into, bytes, Some(digest), entry.clone(), size));
+            }
+            open => drop(self.open.insert(at, open)),
+        }
+    }
+
+    fn finished(&mut self, finished: Result<Result<Event, Problem>, JoinError>) {
+        match finished.map_err(Problem::from).and_then(|outcome| outcome) {
+            Ok(event) => {
+                self.complete += 1;
+                self.events.say(event);
+            }
+            Err(error) => drop(self.trouble.get_or_insert(error)),
+        }
+    }
+
+    /// Takes the last message when all files are in place, or refuses it for what went wrong.
+    async fn take_last(&mut self, last: Offer) {
+        if self.trouble.is_none() {
+            self.trouble = self.with_directories(Store::finish_directories).await.err();
+        }
+        if let Some(error) = &self.trouble {
+            return last.refuse(&error.reason());
+        }
+        self.progress.confirms();
+        self.progress.set(self.manifest.totals().1);
+        self.arrive(last.number(), last.accept(BufferMut::empty()));
+    }
+
+    /// Does something with the directories of the manifest.
+    fn with_directories(
+        &self,
+        work: fn(&Store, &Manifest) -> Result<(), Problem>,
+    ) -> impl Future<Output = Result<(), Problem>> + use<> {
+        let (store, manifest) = (self.store.clone(), self.manifest.clone());
+        async move { tokio::task::spawn_blocking(move || work(&store, &manifest)).await? }
+    }
+}
+
+/// The sender is the first node, and the root while it is there.
+fn has_sender(members: &[NodeId]) -> bool {
+    members.first() == Some(&NodeId(0))
+}
+
+fn receivers_of(members: &[NodeId]) -> usize {
+    members.len() - usize::from(has_sender(members))
+}
+
+/// Waits for something, if there is something to wait for.
+async fn next_of<T>(work: &mut Option<BoxFuture<'static, T>>) -> T {
+    match work {
+        Some(work) => work.await,
+        None => std::future::pending().await,
+    }
+}
+
+/// Makes the temporary file, and the memory to receive its bytes: the file itself, mapped, if the fabric can.
+fn prepare(node: &Node, store: &Store, offer: Offer, entry: &Entry, before: Option<IncomingFile>) -> Preparing {
+    let (node, store, entry) = (node.clone(), store.clone(), entry.clone());
+    let (mapped, size, again) = (node.capabilities().receives_into_files, offer.size(), before.is_some());
+    let prepared = async move {
+        let begun = tokio::task::spawn_blocking(move || {
+            let file = store.begin(&entry, size, before)?;
+            let memory = mapped.then(|| file.memory(size)).transpose()?;
+            Ok::<_, Problem>((file, memory))
+        });
+        let (file, memory) = begun.await??;
+        let len = usize::try_from(size)?;
+        let mut memory = match memory {
+            Some(memory) => return Ok((ReceiveInto::Mapping(file), register(&node, memory)?)),
+            // The pool may be full of what this very file had before, which stays there until it is copied from there.
+            None if again => register(&node, Memory::from(vec![0; len]))?,
+            None => node.allocate(len).await?,
+        };
+        let read = tokio::task::spawn_blocking(move || {
+            if file.has_some() {
+                file.read(&mut memory)?;
+            }
+            Ok::<_, Problem>((ReceiveInto::Memory(file), memory))
+        });
+        read.await?
+    };
+    prepared.map(|prepared| (offer, prepared)).boxed()
+}
+
+fn register(node: &Node, memory: Memory) -> Result<BufferMut, Problem> {
+    let region = node.register(memory).context("the memory cannot be registered")?;
+    region.into_mut().map_err(|_| Problem::local("the memory cannot be written"))
+}
+
+/// Compares a file with its digest, if there is one, and gives it its name.
+async fn finish(
+    into: ReceiveInto,
+    bytes: Message,
+    digest: Option<Message>,
+    entry: Entry,
+    size: u64,
+) -> Result<Event, Problem> {
+    let finished = tokio::task::spawn_blocking(move || {
+        if digest.is_some_and(|digest| digest[..] != *blake3::hash(&bytes).as_bytes()) {
+            into.into_file().discard();
+            return Err(Kind::Integrity.problem(format!("{} arrived with a wrong digest", entry.path)));
+        }
+        let file = match into {
+            ReceiveInto::Mapping(file) => file,
+            ReceiveInto::Memory(file) => {
+                file.write(&bytes).with_context(|| entry.path.to_string())?;
+                file
+            }
+        };
+        // The memory is not needed any more; if it is a mapping, nothing may change the file after it has got its time.
+        drop(bytes);
+        file.keep(&entry)?;
+        Ok(Event::File { path: entry.path.to_string(), bytes: size })
+    });
+    finished.await?
+}
+
+/// What is wrong with a group that does not end with an empty message.
+const NOT_EMPTY: &str = "the last message is not empty";
+/// Files that have arrived and are not yet in place, at most.
+const FINISHING_MAX: usize = 8;
+
+#[cfg(test)]
+mod tests {
+    use bytes::Bytes;
+    use rdmc::NodeId;
+
+    use super::*;
+    use crate::fabric::register_to_send;
+    use crate::fabric::strict::{POOL_BYTES, Strict};
+    use crate::wording::Wording;
+
+    #[tokio::test]
+    async fn files_arrive_by_memory_where_the_fabric_does_not_receive_into_files() {
+        let mut nodes = Strict::nodes(3).await;
+        let spec = GroupSpec::new(1, (0..3).map(NodeId)).block_size(64 << 10);
+        // Each takes more than half of the pool, so that one waits for the other.
+        let sizes = [0, 600_000, 700_001, 1, usize::try_from(POOL_BYTES).unwrap()];
+        let (manifest, contents) = Manifest::of_sizes(&sizes);
+        let manifest = Arc::new(manifest);
+        let root = nodes.remove(0);
+        let receive = nodes.iter().map(|node| {
+            let (spec, manifest) = (spec.clone(), manifest.clone());
+            async move {
+                let dir = tempfile::tempdir()?;
+                let store = Store::open(dir.path(), Wording::default())?;
+                let (events, _said) = Events::new();
+                assert_eq!(take_files(node, spec, &manifest, &store, &events).await?, 2);
+                Ok::<_, Problem>(dir)
+            }
+        });
+        let send = async {
+            let sender = root.create_group(spec.clone()).await?;
+            for bytes in &contents {
+                let copied = bytes.clone();
+                let copy = move |to: &mut [u8]| {
+                    to.copy_from_slice(&copied);
+                    Ok(())
+                };
+                sender.send(register_to_send(&root, Memory::from(bytes.clone()), copy).await?).await?;
+                sender.send(blake3::hash(bytes).as_bytes().to_vec()).await?;
+            }
+            sender.send(Bytes::new()).await?;
+            sender.close().await?;
+            Ok::<_, Problem>(())
+        };
+        let ((), dirs) = futures::future::try_join(send, futures::future::try_join_all(receive)).await.unwrap();
+        for dir in dirs {
+            for (bytes, at) in contents.iter().zip(0..) {
+                assert_eq!(std::fs::read(dir.path().join(format!("file{at}"))).unwrap(), bytes[..]);
+            }
+        }
+    }
+}

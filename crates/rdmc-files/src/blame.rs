@@ -1,0 +1,253 @@
+//! Who has failed in a transfer, for people and for programs.
+
+use std::fmt;
+use std::io::ErrorKind;
+
+use rdmc::{FailedMember, FailureCause, InviteFailure};
+use serde::Serialize;
+
+use crate::wording::Wording;
+use crate::words::printable;
+
+/// A sender or receiver that has failed. Its display names it and says what happened to it.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct FailedPeer {
+    node: u32,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    address: Option<String>,
+    cause: PeerFailure,
+    message: String,
+}
+
+/// What happened to a peer. As JSON it is its name in lower case with hyphens, such as `connection-lost`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize)]
+#[serde(rename_all = "kebab-case")]
+#[non_exhaustive]
+pub enum PeerFailure {
+    /// Its connection broke.
+    ConnectionLost,
+    /// It did not answer for longer than the detection time.
+    Unresponsive,
+    /// A data connection to it broke.
+    DataConnection,
+    /// It left the group.
+    Left,
+    /// It refused the invitation or a message.
+    Refused,
+    /// It held the others up for longer than the sender allows.
+    TooSlow,
+    /// It did not join the group in time.
+    NotJoined,
+    /// It has formed another group under the same number.
+    OtherGroup,
+    /// It has broken the protocol.
+    Protocol,
+    /// It received or sent bytes that do not match their checksum.
+    Corrupted,
+    /// It delivered other bytes than the other members.
+    Diverged,
+    /// It ran out of resources.
+    Resources,
+    /// It could not be reached.
+    Unreachable,
+    /// What answers at its address speaks another protocol.
+    Stranger,
+    /// It offers no fabric that all have.
+    OtherFabrics,
+    /// It did not answer the invitation in time.
+    Silent,
+    /// It is not trusted, or does not trust this host.
+    Insecure,
+    /// Something that is not in this list.
+    Other,
+}
+
+impl FailedPeer {
+    /// Describes a member of a group, in which it has the number of its node.
+    pub(crate) fn new(failed: &FailedMember, address: Option<String>) -> Self {
+        let message = match &failed.cause {
+            FailureCause::Refused { reason } => format!("refused: {reason}"),
+            cause => cause.to_string(),
+        };
+        Self { node: failed.node.0, address, cause: PeerFailure::of(&failed.cause), message: printable(&message) }
+    }
+
+    /// Describes a receiver that did not accept an invitation.
+    pub(crate) fn uninvited(node: u32, address: &str, failure: &InviteFailure, wording: &Wording) -> Self {
+        let cause = match failure {
+            InviteFailure::Unreachable(_) => PeerFailure::Unreachable,
+            InviteFailure::Stranger(_) => PeerFailure::Stranger,
+            InviteFailure::Refused { .. } => PeerFailure::Refused,
+            InviteFailure::OtherFabrics { .. } | InviteFailure::NotForAll { .. } => PeerFailure::OtherFabrics,
+            InviteFailure::Silent(_) => PeerFailure::Silent,
+            InviteFailure::Insecure(_) => PeerFailure::Insecure,
+            _ => PeerFailure::Other,
+        };
+        let remedy = remedy(failure, wording).map_or_else(String::new, |remedy| format!("; {remedy}"));
+        Self { node, address: Some(address.to_owned()), cause, message: printable(&failure.to_string()) + &remedy }
+    }
+
+    /// Returns the peer's number: 0 is the sender, and the receivers count from 1 in the sender's order.
+    pub fn node(&self) -> u32 {
+        self.node
+    }
+
+    /// Returns the address of a receiver; `None` at receivers, since only the sender knows the addresses.
+    pub fn address(&self) -> Option<&str> {
+        self.address.as_deref()
+    }
+
+    /// Returns what happened to it, for programs.
+    pub fn cause(&self) -> PeerFailure {
+        self.cause
+    }
+
+    /// Returns what happened to it, for people. Control characters are escaped.
+    pub fn message(&self) -> &str {
+        &self.message
+    }
+}
+
+impl fmt::Display for FailedPeer {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match (&self.address, self.node) {
+            (Some(address), _) => write!(f, "{} {}", printable(address), self.message),
+            (None, 0) => write!(f, "the sender {}", self.message),
+            (None, number) => write!(f, "receiver {number} {}", self.message),
+        }
+    }
+}
+
+impl PeerFailure {
+    fn of(cause: &FailureCause) -> Self {
+        match cause {
+            FailureCause::ConnectionLost => Self::ConnectionLost,
+            FailureCause::Unresponsive { .. } => Self::Unresponsive,
+            FailureCause::DataConnection { .. } => Self::DataConnection,
+            FailureCause::Abandoned => Self::Left,
+            FailureCause::Refused { .. } => Self::Refused,
+            FailureCause::TooSlow { .. } => Self::TooSlow,
+            FailureCause::NotJoined => Self::NotJoined,
+            FailureCause::SpecMismatch => Self::OtherGroup,
+            FailureCause::Protocol { .. } => Self::Protocol,
+            FailureCause::Corrupted { .. } => Self::Corrupted,
+            FailureCause::Diverged => Self::Diverged,
+            FailureCause::Resources { .. } => Self::Resources,
+            _ => Self::Other,
+        }
+    }
+}
+
+/// Returns what may help against a failed invitation.
+fn remedy(failure: &InviteFailure, wording: &Wording) -> Option<String> {
+    let Wording { fabric, no_shm, encrypt, .. } = wording;
+    match failure {
+        InviteFailure::Unreachable(error) if error.kind() == ErrorKind::ConnectionRefused => {
+            Some(wording.not_listening.to_owned())
+        }
+        InviteFailure::OtherFabrics { offers, asked } => {
+            let encrypts = |names: &[String]| names.iter().any(|name| name.ends_with("+tls"));
+            if encrypts(offers) != encrypts(asked) {
+                return Some(format!("blocks are encrypted by both or by neither: {encrypt}"));
+            }
+            Some(format!("leave {fabric} at auto on both sides, and {no_shm} away, to use what both have"))
+        }
+        InviteFailure::NotForAll { .. } => {
+            Some(format!("leave {fabric} at auto, and {no_shm} away, at all receivers to use what all have"))
+        }
+        _ => None,
+    }
+}
+
+/// Names the peers that failed, and says what happened to them.
+pub fn explain(failed: &[FailedPeer]) -> String {
+    let told: Vec<String> = failed.iter().take(FAILED_SHOWN_MAX).map(ToString::to_string).collect();
+    match failed.len().checked_sub(FAILED_SHOWN_MAX) {
+        Some(more @ 1..) => format!("{}; and {more} more", told.join("; ")),
+        _ => told.join("; "),
+    }
+}
+
+/// Describes the peers that failed where nobody's address is known.
+pub(crate) fn peers(failed: &[FailedMember]) -> Vec<FailedPeer> {
+    failed.iter().map(|failed| FailedPeer::new(failed, None)).collect()
+}
+
+/// Says why a receiver has to end after the others have agreed to go on without it.
+pub(crate) fn given_up(cause: &FailureCause, wording: &Wording) -> String {
+    let why = match cause {
+        FailureCause::TooSlow { held_up } => {
+            let (held_up, option) = (held_up.as_millis(), wording.evict_after);
+            format!("it was too slow, and held the others up for {held_up} ms ({option})")
+        }
+        cause => format!("it {cause}"),
+    };
+    format!("this receiver was given up by the others: {why}")
+}
+
+/// Said at a receiver that cannot reach several others: they may have agreed to go on without it.
+pub(crate) const CUT_OFF: &str =
+    "they may have gone on without this receiver, if it was cut off or stopped for too long";
+
+/// Says what brings the rest to this receiver.
+pub(crate) fn what_next(keeps_parts: bool, wording: &Wording) -> String {
+    let Wording { sender, receiver, .. } = wording;
+    let travels = if keeps_parts { ": only what is missing here travels" } else { "" };
+    format!("with {receiver} running here, run {sender} again{travels}")
+}
+
+/// Says what a sender can do that cannot reach the others, or was given up by them.
+pub(crate) fn sender_cut_off(Wording { sender, .. }: &Wording) -> String {
+    format!(
+        "the others may have gone on without this sender, as far as something had come; run {sender} again: only what is missing travels"
+    )
+}
+
+/// Says what brings the rest to receivers that failed.
+pub(crate) fn send_again(Wording { sender, receiver, .. }: &Wording) -> String {
+    format!("with {receiver} running there, run {sender} again: what was kept there does not travel again")
+}
+
+/// Greatest number of failed peers that a message names.
+const FAILED_SHOWN_MAX: usize = 4;
+
+#[cfg(test)]
+mod tests {
+    use rdmc::{NodeId, Rank};
+
+    use super::*;
+    use crate::error::{Kind, TransferError};
+
+    #[test]
+    fn who_was_given_up_is_told_why_and_what_to_do() {
+        let wording = Wording { evict_after: "rdmc send --evict-after", ..Wording::default() };
+        let slow = FailureCause::TooSlow { held_up: std::time::Duration::from_millis(1250) };
+        let told = given_up(&slow, &wording);
+        assert!(told.contains("too slow") && told.contains("1250 ms") && told.contains("--evict-after"), "{told}");
+        assert!(given_up(&FailureCause::NotJoined, &wording).ends_with("it did not join in time"));
+        assert!(what_next(true, &wording).ends_with("only what is missing here travels"));
+        assert!(what_next(false, &wording).ends_with("run the sender again"));
+    }
+
+    #[test]
+    fn an_error_knows_whose_it_is() {
+        let failed = |node, cause| FailedMember { member: Rank(node), node: NodeId(node), cause };
+        let refused = FailureCause::Refused { reason: "full\n".into() };
+        let peers = [
+            FailedPeer::new(&failed(0, FailureCause::ConnectionLost), None),
+            FailedPeer::new(&failed(2, FailureCause::NotJoined), None),
+            FailedPeer::new(&failed(3, refused), Some("host:7471".into())),
+        ];
+        let told =
+            "the sender was lost: its connection broke; receiver 2 did not join in time; host:7471 refused: full\\n";
+        assert_eq!(explain(&peers), told);
+        let many = vec![peers[1].clone(); 6];
+        assert!(explain(&many).ends_with("; receiver 2 did not join in time; and 2 more"));
+        let error = TransferError::from(Kind::Partial.blaming(explain(&peers), peers.to_vec()).context("sending"));
+        assert_eq!((error.failed(), error.code()), (&peers[..], 3));
+        assert_eq!(error.to_string(), format!("partial delivery: sending: {told}"));
+        assert!(TransferError::from(Kind::Partial.problem("nobody's")).failed().is_empty());
+        let line = serde_json::to_string(&peers[2]).unwrap();
+        assert_eq!(line, r#"{"node":3,"address":"host:7471","cause":"refused","message":"refused: full\\n"}"#);
+    }
+}

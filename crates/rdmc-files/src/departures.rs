@@ -1,0 +1,362 @@
+//! The messages of one transfer as they are sent, over failures of receivers.
+
+use std::collections::VecDeque;
+use std::pin::{Pin, pin};
+
+use futures::future::{FutureExt, MaybeDone, maybe_done};
+use rdmc::{Buffer, FailedMember, FailureCause, GroupError, GroupFailure, GroupSpec, Multicast, Node, Rank};
+use rdmc::{RecoveryError, SendError, Sender};
+
+use crate::announcement::UNDER_WAY_MAX;
+use crate::blame::{explain, send_again, sender_cut_off};
+use crate::error::{INTEGRITY, Kind, Problem};
+use crate::event::{Event, Events};
+use crate::receivers::Receivers;
+use crate::words::count;
+
+/// The messages under way, and the group that they travel in.
+///
+/// Few are under way at once, so that each is in the group's queue when it was polled once.
+pub(crate) struct Departures<'a> {
+    course: Course<'a>,
+    sender: Sender,
+    under_way: VecDeque<Departure>,
+}
+
+/// A message under way.
+struct Departure {
+    multicast: MaybeDone<Multicast>,
+    /// In case that it has to be sent again.
+    bytes: Buffer,
+    /// What is told when it was sent.
+    done: Option<Event>,
+}
+
+impl<'a> Departures<'a> {
+    /// Forms the group that so many files travel in; without those who fail meanwhile, if it may go on without them.
+    ///
+    /// # Errors
+    /// Nothing was sent then.
+    pub(crate) async fn begin(
+        node: &Node,
+        spec: GroupSpec,
+        files: u64,
+        receivers: &'a Receivers,
+        events: &'a Events,
+    ) -> Result<Self, Problem> {
+        let mut course = Course { receivers, events, files, formed: false, carried: Vec::new(), failed: Vec::new() };
+        let sender = match node.create_group(spec).await {
+            Ok(sender) => sender,
+            Err(GroupError::Failed(failure)) => course.go_on(failure).await?,
+            Err(other) => return Err(Problem::from(other).of_kind(Kind::Refused)),
+        };
+        course.formed = true;
+        Ok(Self { course, sender, under_way: VecDeque::new() })
+    }
+
+    /// Sends a message, after those before it; waits while many are under way.
+    pub(crate) async fn send(&mut self, bytes: Buffer, done: Option<Event>) -> Result<(), Problem> {
+        while self.under_way.len() >= UNDER_WAY_MAX {
+            oldest(&mut self.under_way).await;
+            self.finish_oldest().await?;
+        }
+        self.queue(bytes, done);
+        Ok(())
+    }
+
+    /// Does something else while messages are under way, and goes on after failures: the survivors wait for each other.
+    pub(crate) async fn meanwhile<T>(&mut self, work: impl Future<Output = T>) -> Result<T, Problem> {
+        let mut work = pin!(work);
+        loop {
+            tokio::select! {
+                done = &mut work => return Ok(done),
+                () = oldest(&mut self.under_way) => self.finish_oldest().await?,
+                failure = self.sender.failed() => self.go_on(failure).await?,
+            }
+        }
+    }
+
+    /// Waits until everybody who is left has everything.
+    ///
+    /// # Errors
+    /// Who has failed on the way.
+    pub(crate) async fn close(mut self) -> Result<(), Problem> {
+        while !self.under_way.is_empty() {
+            oldest(&mut self.under_way).await;
+            self.finish_oldest().await?;
+        }
+        let Self { mut course, mut sender, .. } = self;
+        let receivers = loop {
+            let receivers = sender.members().len() - 1;
+            match sender.close().await {
+                Ok(_) => break receivers,
+                Err(failure) => sender = course.go_on(failure).await?,
+            }
+        };
+        course.closed(receivers)
+    }
+
+    fn queue(&mut self, bytes: Buffer, done: Option<Event>) {
+        let mut multicast = maybe_done(self.sender.send(bytes.clone()));
+        // Polled once, it has its place in the order.
+        let _ = (&mut multicast).now_or_never();
+        self.under_way.push_back(Departure { multicast, bytes, done });
+    }
+
+    /// Tells that the oldest message was sent, or goes on if the group has failed.
+    async fn finish_oldest(&mut self) -> Result<(), Problem> {
+        let Some(departure) = self.under_way.front_mut() else { return Ok(()) };
+        if let Some(Err(SendError::Failed(failure) | SendError::NotQueued(failure))) = departure.output() {
+            let failure = failure.clone();
+            return self.go_on(failure).await;
+        }
+        let departure = self.under_way.pop_front().expect("it is the one from above");
+        self.course.sent(departure).map(drop)
+    }
+
+    /// Goes on among the survivors of a failure.
+    async fn go_on(&mut self, failure: GroupFailure) -> Result<(), Problem> {
+        let mut again = Vec::new();
+        while !self.under_way.is_empty() {
+            // It has an end now.
+            oldest(&mut self.under_way).await;
+            let departure = self.under_way.pop_front().expect("it is not empty");
+            again.extend(self.course.sent(departure)?);
+        }
+        self.sender = self.course.go_on(failure).await?;
+        again.into_iter().for_each(|Departure { bytes, done, .. }| self.queue(bytes, done));
+        Ok(())
+    }
+}
+
+impl Departure {
+    fn output(&mut self) -> Option<&mut Result<(), SendError>> {
+        Pin::new(&mut self.multicast).output_mut()
+    }
+}
+
+/// Waits until the oldest message has come to an end, if there is one.
+async fn oldest(under_way: &mut VecDeque<Departure>) {
+    match under_way.front_mut() {
+        Some(departure) => (&mut departure.multicast).await,
+        None => std::future::pending().await,
+    }
+}
+
+/// What has happened from group to group.
+struct Course<'a> {
+    receivers: &'a Receivers,
+    events: &'a Events,
+    /// How many files there are.
+    files: u64,
+    /// Whether a group was formed: something may have been sent.
+    formed: bool,
+    /// What is told when those who are left have everything.
+    carried: Vec<Event>,
+    /// Who has failed on the way.
+    failed: Vec<FailedMember>,
+}
+
+impl Course<'_> {
+    /// Looks at what a message has come to; gives back one that is to be sent again.
+    fn sent(&mut self, mut departure: Departure) -> Result<Option<Departure>, Problem> {
+        match Pin::new(&mut departure.multicast).take_output().expect("it was waited for") {
+            Ok(()) => departure.done.into_iter().for_each(|event| self.events.say(event)),
+            // The group that goes on carries it.
+            Err(SendError::Failed(_)) => self.carried.extend(departure.done),
+            Err(SendError::NotQueued(_)) => return Ok(Some(departure)),
+            Err(other) => return Err(other.into()),
+        }
+        Ok(None)
+    }
+
+    /// Forms the group in which the survivors of a failure go on.
+    ///
+    /// # Errors
+    /// Who has failed, if nobody is left or they cannot go on.
+    async fn go_on(&mut self, mut failure: GroupFailure) -> Result<Sender, Problem> {
+        loop {
+            self.failed.extend(failure.failed.iter().cloned());
+            let left = failure.certificate.members().len() - failure.failed.len();
+            if left <= 1 {
+                return Err(self.error(""));
+            }
+            match failure.recover().await {
+                Ok(recovery) => {
+                    let sender = recovery.into_sender().expect("the root goes on as the root");
+                    let (failed, receivers) = (self.receivers.peers(&failure.failed), sender.members().len() - 1);
+                    self.events.say(Event::GoingOn { failed, receivers });
+                    return Ok(sender);
+                }
+                Err(RecoveryError::Group(GroupError::Failed(next))) => failure = next,
+                Err(RecoveryError::Off) => return Err(self.error(&self.left_with(&failure))),
+                Err(RecoveryError::NoQuorum | RecoveryError::Excluded { .. }) => {
+                    return Err(self.error_with("", Some(&sender_cut_off(self.receivers.wording()))));
+                }
+                Err(other) => return Err(self.error(&format!(": {other}"))),
+            }
+        }
+    }
+
+    /// Says what came of a transfer that everybody who is left has agreed to end.
+    fn closed(self, receivers: usize) -> Result<(), Problem> {
+        self.carried.iter().for_each(|event| self.events.say(event.clone()));
+        match (self.failed.is_empty(), receivers) {
+            (true, _) => Ok(()),
+            (false, 1) => Err(self.error("; the other receiver has everything")),
+            (false, _) => Err(self.error(&format!("; the other {receivers} receivers have everything"))),
+        }
+    }
+
+    /// Says what those who have not failed have of the files.
+    fn left_with(&self, failure: &GroupFailure) -> String {
+        let others = (1..).map(Rank).take(failure.certificate.members().len() - 1);
+        let others: Vec<Rank> = others.filter(|rank| !failure.names(*rank)).collect();
+        let held = others.iter().filter_map(|rank| failure.certificate.held_by(*rank));
+        // Each file is followed by its digest, without which it is kept as well.
+        let held: Vec<u64> = held.map(|messages| messages.div_ceil(2).min(self.files)).collect();
+        let (Some(least), Some(most), true) = (held.iter().min(), held.iter().max(), self.formed) else {
+            return String::new();
+        };
+        let (some, files) = (if least == most { least.to_string() } else { format!("{least} to {most}") }, self.files);
+        let unknown = if held.len() < others.len() { ", as far as is known" } else { "" };
+        match others.len() {
+            1 => format!("; the other receiver has {some} of {}", count(files, "file")),
+            others => format!("; the other {others} receivers have {some} of {}{unknown}", count(files, "file")),
+        }
+    }
+
+    fn error(&self, more: &str) -> Problem {
+        // To repeat what was refused helps nobody.
+        let lost = |failed: &FailedMember| !matches!(failed.cause, FailureCause::Refused { .. });
+        let helps = self.formed && self.failed.iter().any(lost);
+        self.error_with(more, helps.then(|| send_again(self.receivers.wording())).as_deref())
+    }
+
+    fn error_with(&self, more: &str, remedy: Option<&str>) -> Problem {
+        let integrity = |failed: &FailedMember| match &failed.cause {
+            FailureCause::Refused { reason } => reason.starts_with(INTEGRITY),
+            cause => matches!(cause, FailureCause::Corrupted { .. } | FailureCause::Diverged),
+        };
+        let kind = match self.failed.iter().any(integrity) {
+            true => Kind::Integrity,
+            false if self.formed => Kind::Partial,
+            false => Kind::Refused,
+        };
+        let failed = self.receivers.peers(&self.failed);
+        let remedy = remedy.map_or_else(String::new, |remedy| format!("; {remedy}"));
+        kind.blaming(format!("{}{more}{remedy}", explain(&failed)), failed)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+
+    use bytes::Bytes;
+    use rdmc::{GroupSpec, Memory, Node, NodeId};
+
+    use super::*;
+    use crate::arrivals::take_files;
+    use crate::fabric::register_to_send;
+    use crate::fabric::strict::{POOL_BYTES, Strict};
+    use crate::manifest::Manifest;
+    use crate::store::Store;
+    use crate::wording::Wording;
+
+    async fn receive(node: &Node, spec: GroupSpec, manifest: &Arc<Manifest>) -> Result<tempfile::TempDir, Problem> {
+        let dir = tempfile::tempdir()?;
+        let (events, _said) = Events::new();
+        let store = Store::open(dir.path(), Wording::default())?;
+        assert_eq!(take_files(node, spec, manifest, &store, &events).await?, 2);
+        Ok(dir)
+    }
+
+    /// Sends each followed by its digest.
+    async fn send(node: &Node, spec: GroupSpec, contents: &[Bytes]) -> Result<(), Problem> {
+        let addresses = (1..=3).map(|number| format!("10.0.0.{number}:7471")).collect();
+        let receivers = Receivers::new(addresses, Wording::default())?;
+        let (events, _said) = Events::new();
+        let mut departures = Departures::begin(node, spec, contents.len() as u64, &receivers, &events).await?;
+        for bytes in contents {
+            let copied = bytes.clone();
+            let copy = move |to: &mut [u8]| {
+                to.copy_from_slice(&copied);
+                Ok(())
+            };
+            let registered = departures.meanwhile(register_to_send(node, Memory::from(bytes.clone()), copy)).await??;
+            departures.send(registered, None).await?;
+            let digest = Memory::from(blake3::hash(bytes).as_bytes().to_vec());
+            departures.send(node.register(digest)?.into_shared(), None).await?;
+        }
+        departures.send(node.register(Memory::from(Vec::new()))?.into_shared(), None).await?;
+        departures.close().await
+    }
+
+    /// In memory of a pool that holds one large file at a time, so that whatever is kept too long holds all up.
+    #[tokio::test]
+    async fn those_who_are_left_get_everything_when_one_gives_up_after_any_number_of_messages() {
+        let sizes = [200_000, 0, usize::try_from(POOL_BYTES).unwrap(), 40_000, 1, 1_000_000, 10_000, 1_048_000];
+        let (manifest, contents) = Manifest::of_sizes(&sizes);
+        let manifest = Arc::new(manifest);
+        for taken in 0..=2 * contents.len() {
+            let nodes = Strict::nodes(4).await;
+            let spec = GroupSpec::new(1, (0..4).map(NodeId)).block_size(32 << 10);
+            let gives_up = async {
+                let mut group = nodes[2].join_group_with_offers(spec.clone()).await?;
+                for _ in 0..taken {
+                    let offer = group.next_offer().await.expect("a message")?;
+                    let memory = Memory::from(vec![0; usize::try_from(offer.size())?]);
+                    let memory = nodes[2].register(memory)?.into_mut().expect("it can be written");
+                    // It dies while the message arrives.
+                    drop(offer.accept(memory));
+                }
+                Ok::<_, Problem>(())
+            };
+            let sends = send(&nodes[0], spec.clone(), &contents).map(Ok::<_, Problem>);
+            let (first, second) =
+                (receive(&nodes[1], spec.clone(), &manifest), receive(&nodes[3], spec.clone(), &manifest));
+            let (sent, (), first, second) = futures::try_join!(sends, gives_up, first, second).unwrap();
+            let error = sent.unwrap_err();
+            assert_eq!(error.kind, Kind::Partial);
+            let told = error.to_string();
+            assert!(
+                told.contains("10.0.0.2:7471 left") && told.contains("the other 2 receivers have everything"),
+                "{told}"
+            );
+            [first, second].iter().for_each(|dir| assert_has(dir, &contents));
+        }
+    }
+
+    fn assert_has(dir: &tempfile::TempDir, contents: &[Bytes]) {
+        for (bytes, at) in contents.iter().zip(0..) {
+            assert_eq!(std::fs::read(dir.path().join(format!("file{at}"))).unwrap(), bytes[..]);
+        }
+        assert_eq!(std::fs::read_dir(dir.path()).unwrap().count(), contents.len());
+    }
+
+    #[tokio::test]
+    async fn those_who_are_left_get_everything_when_one_is_gone_before_the_group_is_formed() {
+        let (manifest, contents) = Manifest::of_sizes(&[100_000, 5]);
+        let manifest = Arc::new(manifest);
+        for (goes_on, delta) in [(true, false), (true, true), (false, false)] {
+            let nodes = Strict::nodes(4).await;
+            let spec = GroupSpec::new(1, (0..4).map(NodeId)).block_size(32 << 10).recoverable(goes_on).delta(delta);
+            nodes[2].clone().shutdown(rdmc::Shutdown::Abort).await;
+            let receive = |at: usize| receive(&nodes[at], spec.clone(), &manifest);
+            let (sent, first, second) =
+                futures::join!(send(&nodes[0], spec.clone(), &contents), receive(1), receive(3));
+            let error = sent.unwrap_err();
+            assert!(error.to_string().contains("10.0.0.2:7471"), "{error}");
+            if goes_on {
+                assert_eq!(error.kind, Kind::Partial);
+                [first, second].iter().for_each(|dir| assert_has(dir.as_ref().unwrap(), &contents));
+                continue;
+            }
+            for error in [error, first.unwrap_err(), second.unwrap_err()] {
+                assert_eq!(error.kind, Kind::Refused, "{error}");
+                assert!(!error.to_string().contains("files"), "{error}");
+            }
+        }
+    }
+}

@@ -1,0 +1,250 @@
+//! Why a transfer fails: the type that callers see, and how it comes about inside this crate.
+
+use std::fmt;
+
+use serde::ser::{Serialize, SerializeStruct, Serializer};
+
+use crate::blame::FailedPeer;
+
+/// Why a transfer failed, or could not be started. The variant tells who must act.
+///
+/// The texts are complete sentences for people, causes included, and have no source beside them. As JSON an error has the fields
+/// `code`, `message` and `failed` of the event `failed`.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum TransferError {
+    /// The caller must ask for something else: an address is malformed, a required device cannot be used.
+    #[error("{message}")]
+    #[non_exhaustive]
+    Request {
+        /// What is wrong with the request.
+        message: String,
+    },
+    /// The administrator of this host must act: a file cannot be read, a disk is full, an address is in use.
+    #[error("{message}")]
+    #[non_exhaustive]
+    Local {
+        /// What went wrong.
+        message: String,
+    },
+    /// A peer refused or could not be reached. Nothing was sent, so that the transfer can be tried again as it is.
+    #[error("nothing was sent: {message}")]
+    #[non_exhaustive]
+    Refused {
+        /// What happened, and to whom.
+        message: String,
+        /// The peers that refused or failed; empty if they are not known.
+        failed: Vec<FailedPeer>,
+    },
+    /// Peers failed during the transfer, so that not every receiver has everything. Those that are not in `failed` may.
+    #[error("partial delivery: {message}")]
+    #[non_exhaustive]
+    Partial {
+        /// What happened, to whom, and what the others have.
+        message: String,
+        /// The peers that failed; empty if they are not known.
+        failed: Vec<FailedPeer>,
+    },
+    /// The bytes are not those that were announced: they were changed on the way, or a file was changed while it was sent.
+    #[error("integrity error: {message}")]
+    #[non_exhaustive]
+    Integrity {
+        /// What happened, and to which file.
+        message: String,
+        /// The peers that failed by it; empty if they are not known.
+        failed: Vec<FailedPeer>,
+    },
+    /// The caller has stopped the transfer.
+    #[error("stopped")]
+    Stopped,
+}
+
+impl TransferError {
+    /// Returns the peers that failed; empty if none did, or if they are not known.
+    pub fn failed(&self) -> &[FailedPeer] {
+        match self {
+            Self::Refused { failed, .. } | Self::Partial { failed, .. } | Self::Integrity { failed, .. } => failed,
+            Self::Request { .. } | Self::Local { .. } | Self::Stopped => &[],
+        }
+    }
+
+    /// Returns the number by which programs know the variant: the exit code of the program `rdmc`.
+    ///
+    /// It is 1 for [`Local`](Self::Local), 2 for [`Request`](Self::Request), 3 for [`Partial`](Self::Partial), 4 for
+    /// [`Refused`](Self::Refused), 5 for [`Integrity`](Self::Integrity) and 130 for [`Stopped`](Self::Stopped).
+    pub fn code(&self) -> u8 {
+        match self {
+            Self::Local { .. } => 1,
+            Self::Request { .. } => 2,
+            Self::Partial { .. } => 3,
+            Self::Refused { .. } => 4,
+            Self::Integrity { .. } => 5,
+            Self::Stopped => 130,
+        }
+    }
+}
+
+impl Serialize for TransferError {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        let mut fields = serializer.serialize_struct("TransferError", 3)?;
+        fields.serialize_field("code", &self.code())?;
+        fields.serialize_field("message", &self.to_string())?;
+        fields.serialize_field("failed", self.failed())?;
+        fields.end()
+    }
+}
+
+/// An error on its way through this crate: any error becomes one, of the kind [`Kind::Local`].
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Problem {
+    pub(crate) kind: Kind,
+    message: String,
+    failed: Vec<FailedPeer>,
+}
+
+/// The variants of [`TransferError`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Kind {
+    Request,
+    Local,
+    Refused,
+    Partial,
+    Integrity,
+    Stopped,
+}
+
+impl Kind {
+    /// Makes a problem of this kind.
+    pub(crate) fn problem(self, message: impl fmt::Display) -> Problem {
+        self.blaming(message, Vec::new())
+    }
+
+    /// Makes a problem of this kind that these peers have caused.
+    pub(crate) fn blaming(self, message: impl fmt::Display, failed: Vec<FailedPeer>) -> Problem {
+        Problem { kind: self, message: message.to_string(), failed }
+    }
+}
+
+impl Problem {
+    /// Makes a local problem.
+    pub(crate) fn local(message: impl fmt::Display) -> Self {
+        Kind::Local.problem(message)
+    }
+
+    /// Puts a text before the message.
+    pub(crate) fn context(self, text: impl fmt::Display) -> Self {
+        Self { message: format!("{text}: {}", self.message), ..self }
+    }
+
+    /// Changes the kind.
+    pub(crate) fn of_kind(self, kind: Kind) -> Self {
+        Self { kind, ..self }
+    }
+
+    /// Returns the peers that have caused it.
+    pub(crate) fn failed(&self) -> &[FailedPeer] {
+        &self.failed
+    }
+
+    /// Returns the text that the other members get when something is refused for it: they need not know what the refusal means
+    /// for this member, unless bytes are wrong.
+    pub(crate) fn reason(&self) -> String {
+        match self.kind {
+            Kind::Integrity => format!("{INTEGRITY}: {}", self.message),
+            _ => self.message.clone(),
+        }
+    }
+}
+
+impl fmt::Display for Problem {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        TransferError::from(self.clone()).fmt(f)
+    }
+}
+
+impl<E: std::error::Error> From<E> for Problem {
+    fn from(error: E) -> Self {
+        Self::local(chain(&error))
+    }
+}
+
+impl From<Problem> for TransferError {
+    fn from(Problem { kind, message, failed }: Problem) -> Self {
+        match kind {
+            Kind::Request => Self::Request { message },
+            Kind::Local => Self::Local { message },
+            Kind::Refused => Self::Refused { message, failed },
+            Kind::Partial => Self::Partial { message, failed },
+            Kind::Integrity => Self::Integrity { message, failed },
+            Kind::Stopped => Self::Stopped,
+        }
+    }
+}
+
+/// Adds to errors on their way.
+pub(crate) trait Context<T> {
+    /// Puts a text before the message.
+    fn context(self, text: impl fmt::Display) -> Result<T, Problem>;
+    /// Puts a text before the message, which is made only if there is an error.
+    fn with_context<D: fmt::Display>(self, text: impl FnOnce() -> D) -> Result<T, Problem>;
+    /// Changes the kind.
+    fn of_kind(self, kind: Kind) -> Result<T, Problem>;
+}
+
+impl<T, E: Into<Problem>> Context<T> for Result<T, E> {
+    fn context(self, text: impl fmt::Display) -> Result<T, Problem> {
+        self.map_err(|error| error.into().context(text))
+    }
+
+    fn with_context<D: fmt::Display>(self, text: impl FnOnce() -> D) -> Result<T, Problem> {
+        self.map_err(|error| error.into().context(text()))
+    }
+
+    fn of_kind(self, kind: Kind) -> Result<T, Problem> {
+        self.map_err(|error| error.into().of_kind(kind))
+    }
+}
+
+/// Returns the text of an error, with those of its causes.
+pub(crate) fn chain(error: &dyn std::error::Error) -> String {
+    let mut text = error.to_string();
+    let mut source = error.source();
+    while let Some(cause) = source {
+        text += &format!(": {cause}");
+        source = cause.source();
+    }
+    text
+}
+
+/// How the text of a refusal begins that is due to wrong bytes. The sender recognizes such refusals by it.
+pub(crate) const INTEGRITY: &str = "integrity error";
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_kind_survives_further_context() {
+        let error = Kind::Partial.problem("10.0.0.2:7471 was lost").context("sending");
+        assert_eq!(error.kind, Kind::Partial);
+        let error = TransferError::from(error);
+        assert_eq!(
+            (error.code(), error.to_string().as_str()),
+            (3, "partial delivery: sending: 10.0.0.2:7471 was lost")
+        );
+    }
+
+    #[test]
+    fn any_error_is_local_and_tells_its_causes() {
+        let error = u8::try_from(300_u32).unwrap_err();
+        let text = error.to_string();
+        let problem = Err::<(), _>(error).context("the length").unwrap_err();
+        assert_eq!(TransferError::from(problem), TransferError::Local { message: format!("the length: {text}") });
+    }
+
+    #[test]
+    fn others_are_told_the_kind_of_wrong_bytes_alone() {
+        assert_eq!(Kind::Partial.problem("lost").reason(), "lost");
+        assert_eq!(Kind::Integrity.problem("wrong").reason(), "integrity error: wrong");
+    }
+}

@@ -1,0 +1,731 @@
+//! Which fabrics this host offers, which one was chosen for a transfer, and why it is not RDMA.
+
+use std::fmt;
+use std::net::{IpAddr, SocketAddr, UdpSocket};
+use std::sync::Arc;
+
+use rdmc::{Buffer, Fabric, FabricChoice, Fabrics, Memory, Node, Rendezvous, TcpConfig, TcpFabric};
+use serde::Serialize;
+
+use crate::announcement::Medium;
+use crate::costs::{Assumed, PortRate};
+use crate::error::{Context, Kind, Problem, TransferError, chain};
+use crate::size::POOL_BYTES_MIN;
+use crate::wording::Wording;
+use crate::words::printable;
+use lockable::LOCKED_BYTES_BESIDE;
+pub use lockable::Lockable;
+
+mod lockable;
+
+/// The fabrics between hosts that a program can ask for.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub enum FabricSelection {
+    /// Shared memory if all nodes are on one host; else RDMA if on every host a device has the address by which others reach it;
+    /// else shared memory between processes of one host and TCP between hosts.
+    #[default]
+    Auto,
+    /// TCP.
+    Tcp,
+    /// Shared memory between processes of this host, or nothing.
+    Shm,
+    /// RDMA, or nothing.
+    Verbs,
+}
+
+impl FabricSelection {
+    /// Every variant.
+    pub const ALL: [Self; 4] = [Self::Auto, Self::Tcp, Self::Shm, Self::Verbs];
+
+    /// Returns its name: `auto`, `tcp`, `shm` or `verbs`.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Auto => "auto",
+            Self::Tcp => "tcp",
+            Self::Shm => SHM,
+            Self::Verbs => VERBS,
+        }
+    }
+
+    /// Returns what to assume of processes of this host that all use it. A device is a port also among them.
+    pub fn assumed_here(self) -> Assumed {
+        match self {
+            Self::Auto if shared_memory().is_ok() => Assumed::Host,
+            Self::Shm => Assumed::Host,
+            Self::Auto | Self::Tcp => Assumed::Loopback,
+            Self::Verbs => Assumed::Network(PortRate::default()),
+        }
+    }
+}
+
+/// Which fabrics a node may offer. By default: whatever moves the bytes best, unencrypted.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct FabricSettings {
+    selection: FabricSelection,
+    device: Option<String>,
+    no_shm: bool,
+    encrypt: bool,
+    wording: Wording,
+}
+
+/// What a node offers to the others.
+#[derive(Clone, Debug)]
+pub struct OfferedFabrics {
+    fabrics: Fabrics,
+    device: Option<String>,
+    /// Memory that may be locked, if RDMA is offered.
+    lockable: Lockable,
+    /// Why RDMA is not offered.
+    tcp_because: Option<String>,
+}
+
+/// What moves the bytes of a transfer, and why.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[non_exhaustive]
+pub struct FabricInUse {
+    /// The name of the fabric.
+    pub fabric: String,
+    /// Why it was chosen. In JSON it is called `fabric_reason`.
+    #[serde(rename = "fabric_reason")]
+    pub reason: String,
+}
+
+impl fmt::Display for FabricInUse {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} ({})", self.fabric, printable(&self.reason))
+    }
+}
+
+impl FabricInUse {
+    /// Returns what its members share. Only on shared memory are all known to be on one host.
+    pub(crate) fn medium(&self) -> Medium {
+        if self.fabric == SHM { Medium::Host } else { Medium::Network }
+    }
+}
+
+impl OfferedFabrics {
+    /// Returns the fabrics, best first.
+    pub fn fabrics(&self) -> &Fabrics {
+        &self.fabrics
+    }
+
+    /// Returns the RDMA device, if one is offered.
+    pub fn device(&self) -> Option<&str> {
+        self.device.as_deref()
+    }
+
+    /// Returns the memory that may be locked, if RDMA is offered.
+    pub(crate) fn lockable(&self) -> Lockable {
+        self.lockable
+    }
+
+    /// Describes what was chosen.
+    pub fn in_use(&self, choice: &FabricChoice) -> FabricInUse {
+        self.in_use_unless(choice, None)
+    }
+
+    /// Describes what was chosen; `withheld` is why this side did not offer RDMA this time although it could.
+    pub(crate) fn in_use_unless(&self, choice: &FabricChoice, withheld: Option<String>) -> FabricInUse {
+        let here =
+            (choice.fabric == SHM && self.fabrics.names().count() > 1).then(|| "all are on this host".to_owned());
+        let own = withheld.or_else(|| self.tcp_because.clone()).map(|own| match self.lacking(choice) {
+            Some(lacking) => format!("{own}; {lacking}"),
+            None => own,
+        });
+        let own = here.or(own.filter(|_| choice.fabric != VERBS));
+        FabricInUse { fabric: choice.fabric.clone(), reason: own.unwrap_or_else(|| choice.reason()) }
+    }
+
+    /// Says who lacks a better fabric that this side has. Nobody asks why not all are on one host.
+    fn lacking(&self, choice: &FabricChoice) -> Option<String> {
+        let has = |name: &str| self.fabrics.names().any(|own| own == name);
+        let lacking = choice.passed_over.iter().find(|other| other.fabric != SHM && has(&other.fabric));
+        lacking.map(ToString::to_string)
+    }
+
+    /// Returns the length of a pool that is to have `wanted` bytes and must not fail for the limit of locked memory, if
+    /// `beside` bytes are registered for something else.
+    pub fn pool_bytes(&self, over: &FabricInUse, wanted: u64, beside: u64) -> u64 {
+        if over.fabric == VERBS { wanted.min(self.lockable.room(beside)) } else { wanted }
+    }
+
+    /// TCP, and shared memory between processes of one host if this system has it.
+    fn software(because: impl Into<String>) -> Self {
+        Self { fabrics: best_first(None, Rendezvous::new(), true), ..Self::tcp(because) }
+    }
+
+    fn tcp(because: impl Into<String>) -> Self {
+        let lockable = Lockable::WITHOUT_LIMIT;
+        Self { fabrics: TcpFabric::new().into(), device: None, lockable, tcp_because: Some(because.into()) }
+    }
+
+    fn encrypted_tcp(wording: &Wording) -> Self {
+        let mut config = TcpConfig::default();
+        config.encrypt = true;
+        Self { fabrics: TcpFabric::with_config(config).into(), ..Self::tcp(wording.encrypt) }
+    }
+}
+
+impl FabricSettings {
+    /// Asks for a fabric.
+    pub fn new(selection: FabricSelection) -> Self {
+        Self { selection, ..Self::default() }
+    }
+
+    /// Uses the RDMA device of this name. By default it is the one with the address that others reach, and with
+    /// [`FabricSelection::Verbs`] also the best one.
+    pub fn device(self, name: impl Into<Option<String>>) -> Self {
+        Self { device: name.into(), ..self }
+    }
+
+    /// Sets whether [`FabricSelection::Auto`] shares memory with processes of this host. By default it does.
+    pub fn share_memory(self, share: bool) -> Self {
+        Self { no_shm: !share, ..self }
+    }
+
+    /// Sets whether TCP encrypts what it carries, which sender and receivers must agree on. By default it does not.
+    pub fn encrypt(self, encrypt: bool) -> Self {
+        Self { encrypt, ..self }
+    }
+
+    /// Sets how messages call the settings.
+    pub fn wording(self, wording: Wording) -> Self {
+        Self { wording, ..self }
+    }
+
+    /// Opens the fabrics of a receiver that is to listen at `address`.
+    ///
+    /// # Cancel safety
+    /// Nothing was opened.
+    ///
+    /// # Errors
+    /// The settings contradict each other, or insist on what this host does not have.
+    pub async fn open_at(&self, address: &str) -> Result<OfferedFabrics, TransferError> {
+        Ok(self.open_here(address).await?)
+    }
+
+    /// Opens the fabrics of a sender to `receiver` that registers `bytes` at once.
+    ///
+    /// # Cancel safety
+    /// Nothing was opened.
+    ///
+    /// # Errors
+    /// The settings contradict each other, or insist on what this host does not have.
+    pub async fn open_towards(&self, receiver: &str, bytes: u64) -> Result<OfferedFabrics, TransferError> {
+        Ok(self.open_for(receiver, bytes).await?)
+    }
+
+    pub(crate) fn selection(&self) -> FabricSelection {
+        self.selection
+    }
+
+    pub(crate) async fn open_here(&self, address: &str) -> Result<OfferedFabrics, Problem> {
+        // An address that is none will be told by the attempt to listen there.
+        let found = tokio::net::lookup_host(address).await.ok().and_then(|mut found| found.next());
+        self.open(found.map(|address| address.ip()), POOL_BYTES_MIN)
+    }
+
+    pub(crate) async fn open_for(&self, receiver: &str, bytes: u64) -> Result<OfferedFabrics, Problem> {
+        // A receiver that is not found will be told by the attempt to reach it.
+        let found = tokio::net::lookup_host(receiver).await.ok().and_then(|mut found| found.next());
+        self.open(found.and_then(|receiver| route_to(receiver).ok()), bytes)
+    }
+
+    /// Checks that the settings do not contradict each other, nor whether others are kept out.
+    pub(crate) fn check(&self, secured: bool) -> Result<(), Problem> {
+        if self.encrypt && !secured {
+            let encrypt = self.wording.encrypt;
+            let what = "needs security: it hides nothing from one who reads the control connections";
+            return Err(Kind::Request.problem(format!("{encrypt} {what}")));
+        }
+        self.check_selection()
+    }
+
+    fn check_selection(&self) -> Result<(), Problem> {
+        let Wording { fabric, device, no_shm, encrypt, .. } = self.wording;
+        let wrong = match self.selection {
+            FabricSelection::Tcp | FabricSelection::Shm if self.device.is_some() => {
+                format!("{device} goes with {fabric} verbs or auto only")
+            }
+            FabricSelection::Shm if self.no_shm => format!("{no_shm} contradicts {fabric} shm"),
+            FabricSelection::Verbs | FabricSelection::Shm if self.encrypt => {
+                format!("{encrypt} goes with TCP only, {fabric} tcp: RDMA and shared memory carry the data as it is")
+            }
+            _ => return Ok(()),
+        };
+        Err(Kind::Request.problem(wrong))
+    }
+
+    /// Opens the fabrics of a node that others reach at `address`, if that is known, and that cannot do without
+    /// `bytes` of registered memory.
+    fn open(&self, address: Option<IpAddr>, bytes: u64) -> Result<OfferedFabrics, Problem> {
+        self.check_selection()?;
+        let Wording { fabric, no_shm, .. } = self.wording;
+        match self.selection {
+            FabricSelection::Shm => {
+                let opened = local::open().of_kind(Kind::Request)?;
+                Ok(OfferedFabrics { fabrics: opened.into(), ..OfferedFabrics::tcp(format!("{fabric} shm")) })
+            }
+            FabricSelection::Tcp | FabricSelection::Auto if self.encrypt => {
+                Ok(OfferedFabrics::encrypted_tcp(&self.wording))
+            }
+            FabricSelection::Tcp => Ok(OfferedFabrics::tcp(format!("{fabric} tcp"))),
+            FabricSelection::Verbs => {
+                let ports = verbs::ports().unwrap_or_default();
+                // On InfiniBand no device has an IP address: then the best one, or the one that was named.
+                let fits = |address: &IpAddr| fitting(&ports, *address, self.device.as_deref(), &self.wording).is_ok();
+                let address = address.filter(fits).filter(|address| !address.is_unspecified());
+                let opened = verbs::open(self.device.as_deref(), address, Rendezvous::new());
+                let (fabric, device) = opened.of_kind(Kind::Request)?;
+                let lockable = Lockable::find(Some(&*fabric));
+                lockable.check(bytes).map_err(|short| Kind::Request.problem(format!("{short}; {RAISE_THE_LIMIT}")))?;
+                Ok(OfferedFabrics { fabrics: fabric.into(), device: Some(device), lockable, tcp_because: None })
+            }
+            FabricSelection::Auto => Ok(self.open_best(address, bytes).unwrap_or_else(|because| match self.no_shm {
+                true => OfferedFabrics::tcp(format!("{because}; {no_shm}")),
+                false => OfferedFabrics::software(because),
+            })),
+        }
+    }
+
+    /// Opens RDMA and TCP, or says why RDMA is not to be used.
+    fn open_best(&self, address: Option<IpAddr>, bytes: u64) -> Result<OfferedFabrics, String> {
+        let ports = verbs::ports().map_err(|error| error.reason())?;
+        let address = address.ok_or("it is not known at which address this host is reached")?;
+        let device = fitting(&ports, address, self.device.as_deref(), &self.wording)?;
+        let address = Some(address).filter(|address| !address.is_unspecified());
+        let rendezvous = Rendezvous::new();
+        let opened = verbs::open(Some(device), address, rendezvous.clone());
+        let (fabric, device) = opened.map_err(|error| error.reason())?;
+        let lockable = Lockable::find(Some(&*fabric));
+        let see_doctor = self.wording.see_doctor("; ");
+        lockable.check(bytes.max(AUTO_BYTES_MIN)).map_err(|short| format!("{short}{see_doctor}"))?;
+        let fabrics = best_first(Some(fabric), rendezvous, !self.no_shm);
+        Ok(OfferedFabrics { fabrics, device: Some(device), lockable, tcp_because: None })
+    }
+}
+
+/// Checks whether processes of this host can share memory.
+///
+/// # Errors
+/// What is missing.
+pub fn shared_memory() -> Result<(), TransferError> {
+    local::open()?;
+    Ok(())
+}
+
+/// Lists what there is, best first: shared memory if all are on this host, RDMA, shared memory within hosts and TCP between
+/// them, TCP alone.
+fn best_first(rdma: Option<Arc<dyn Fabric>>, rendezvous: Arc<Rendezvous>, shm: bool) -> Fabrics {
+    type Open = fn(Arc<Rendezvous>) -> Result<Arc<dyn Fabric>, Problem>;
+    let found = |open: Open| {
+        let found = shm.then(|| open(rendezvous.clone()))?;
+        found.inspect_err(|error| tracing::debug!(error = error.reason(), "no shared memory")).ok()
+    };
+    let (here, mixed) = (found(local::open_beside), found(local::open_with_tcp));
+    let tcp: Arc<dyn Fabric> = TcpFabric::with_rendezvous(TcpConfig::default(), rendezvous);
+    Fabrics::new([here, rdma, mixed, Some(tcp)].into_iter().flatten().collect()).expect("their names differ")
+}
+
+/// Finds the usable RDMA devices of this host: the one called `name` or, if there is none, those whose names begin so; all
+/// without a name. With each comes the address where its member listens, if it has one. There is at least one.
+///
+/// # Errors
+/// Why there is none.
+pub fn usable_devices(name: Option<&str>) -> Result<Vec<(String, Option<IpAddr>)>, TransferError> {
+    let ports = verbs::ports()?;
+    let usable = ports.iter().filter(|port| port.active && !port.addresses.is_empty());
+    let mut usable: Vec<_> = usable.map(|port| (port.device.clone(), port.routable())).collect();
+    usable.dedup_by(|later, first| later.0 == first.0);
+    if let Some(name) = name {
+        let exact = usable.iter().any(|(device, _)| device == name);
+        usable.retain(|(device, _)| if exact { device == name } else { device.starts_with(name) });
+    }
+    if usable.is_empty() {
+        // Says what is missing.
+        let (_, device) = verbs::open(name, None, Rendezvous::new()).of_kind(Kind::Request)?;
+        usable.push((device, None));
+    }
+    Ok(usable)
+}
+
+/// Opens the fabric of one RDMA device.
+///
+/// # Errors
+/// The device cannot be used.
+pub fn open_device(device: &str, address: Option<IpAddr>) -> Result<Arc<dyn Fabric>, TransferError> {
+    let (fabric, _) = verbs::open(Some(device), address, Rendezvous::new()).of_kind(Kind::Request)?;
+    Ok(fabric)
+}
+
+/// Makes `memory` ready to be sent: registers it or, if the device refuses that, as some do for mapped files, lets `copy` fill
+/// registered memory of the same length.
+///
+/// # Cancel safety
+/// What was registered or copied is released.
+///
+/// # Errors
+/// The memory can be neither registered nor copied.
+pub async fn register_to_send(
+    node: &Node,
+    memory: Memory,
+    copy: impl FnOnce(&mut [u8]) -> std::io::Result<()> + Send + 'static,
+) -> Result<Buffer, TransferError> {
+    Ok(register_or_copy(node, memory, copy).await?)
+}
+
+async fn register_or_copy(
+    node: &Node,
+    memory: Memory,
+    copy: impl FnOnce(&mut [u8]) -> std::io::Result<()> + Send + 'static,
+) -> Result<Buffer, Problem> {
+    let len = memory.len();
+    let registering = node.clone();
+    // A device wants all pages in memory: a file is read for it.
+    let registered = tokio::task::spawn_blocking(move || registering.register(memory)).await?;
+    let refusal = match registered {
+        Ok(region) => return Ok(region.into_shared()),
+        Err(refusal) => chain(&refusal),
+    };
+    tracing::debug!(refusal, len, "copied, since it cannot be registered");
+    let allocated = node.allocate(len).await;
+    let mut buffer = allocated.with_context(|| format!("it cannot be registered ({refusal}), nor be copied"))?;
+    let copied = tokio::task::spawn_blocking(move || {
+        copy(&mut buffer)?;
+        Ok::<_, Problem>(buffer.freeze())
+    });
+    copied.await?
+}
+
+/// One port of an RDMA device.
+#[derive(Clone, Debug, PartialEq, Eq)]
+struct Port {
+    device: String,
+    number: u8,
+    state: String,
+    active: bool,
+    ethernet: bool,
+    addresses: Vec<IpAddr>,
+}
+
+impl Port {
+    /// Returns an address that other hosts can send to, IPv4 if there is one.
+    fn routable(&self) -> Option<IpAddr> {
+        let routable = self.addresses.iter().copied().filter(|address| match address {
+            IpAddr::V4(_) => true,
+            IpAddr::V6(address) => self.ethernet && !address.is_unicast_link_local(),
+        });
+        routable.min_by_key(IpAddr::is_ipv6)
+    }
+}
+
+/// Finds the device, among those called `name` if it is given, through which others reach `address`; or says why none.
+fn fitting<'a>(ports: &'a [Port], address: IpAddr, name: Option<&str>, wording: &Wording) -> Result<&'a str, String> {
+    if ports.is_empty() {
+        return Err(name.map_or("no RDMA device".to_owned(), |name| format!("no RDMA device {name}, nor any other")));
+    }
+    if address.is_loopback() {
+        return Err(format!("{address} is the loopback"));
+    }
+    let named: Vec<_> = ports.iter().filter(|port| name.is_none_or(|name| port.device == name)).collect();
+    let nobody_has = match name {
+        Some(name) if named.is_empty() => return Err(format!("no RDMA device {name}")),
+        Some(name) => format!("{name} does not have"),
+        None => "no RDMA device has".to_owned(),
+    };
+    if address.is_unspecified() {
+        return only(&named, wording).unwrap_or_else(|| Err(format!("{nobody_has} an active port with an address")));
+    }
+    let mut problem = format!("{nobody_has} the address {address}");
+    for Port { device, number, state, active, .. } in named.into_iter().filter(|port| port.addresses.contains(&address))
+    {
+        if *active {
+            return Ok(device);
+        }
+        problem = format!("port {number} of {device} is {state}");
+    }
+    Err(problem)
+}
+
+/// Finds the only device that others can mean who reach this host at whatever address; or says why none, if any is
+/// usable.
+///
+/// Which network the others are on is not known: among several ports a wrong one might be taken.
+fn only<'a>(ports: &[&'a Port], wording: &Wording) -> Option<Result<&'a str, String>> {
+    let usable = |port: &&&Port| port.active && (port.routable().is_some() || !port.ethernet);
+    let usable: Vec<&Port> = ports.iter().filter(usable).copied().collect();
+    let Port { device, ethernet, .. } = usable.first()?;
+    Some(match usable.len() {
+        1 if *ethernet => Ok(device),
+        1 => Err(format!("{device} is InfiniBand, which is used by {} verbs only", wording.fabric)),
+        _ if usable.iter().all(|port| port.device == *device) => {
+            Err(format!("several ports of {device} are active; listen at the address of one"))
+        }
+        _ => Err(format!("several RDMA devices; name one by {} or listen at its address", wording.device)),
+    })
+}
+
+/// Returns this host's address towards another one. No packet is sent.
+fn route_to(other: SocketAddr) -> std::io::Result<IpAddr> {
+    let any: IpAddr = if other.is_ipv4() { [0; 4].into() } else { [0; 16].into() };
+    let socket = UdpSocket::bind((any, 0))?;
+    socket.connect(other)?;
+    Ok(socket.local_addr()?.ip())
+}
+
+#[cfg(target_os = "linux")]
+mod local {
+    use std::sync::Arc;
+
+    use rdmc::{Fabric, Rendezvous, ShmFabric, TcpConfig, TcpShmFabric};
+
+    use crate::error::{Context, Problem};
+
+    /// Opens shared memory between processes of this host.
+    pub(super) fn open() -> Result<Arc<dyn Fabric>, Problem> {
+        Ok(ShmFabric::new().context("processes cannot share memory here")?)
+    }
+
+    /// Opens that, for a node that has other fabrics too.
+    pub(super) fn open_beside(rendezvous: Arc<Rendezvous>) -> Result<Arc<dyn Fabric>, Problem> {
+        Ok(ShmFabric::with_rendezvous(rendezvous)?)
+    }
+
+    /// Opens that, with TCP to other hosts.
+    pub(super) fn open_with_tcp(rendezvous: Arc<Rendezvous>) -> Result<Arc<dyn Fabric>, Problem> {
+        Ok(TcpShmFabric::with_rendezvous(TcpConfig::default(), rendezvous)?)
+    }
+}
+
+#[cfg(not(target_os = "linux"))]
+mod local {
+    use std::sync::Arc;
+
+    use rdmc::{Fabric, Rendezvous};
+
+    use crate::error::Problem;
+
+    pub(super) fn open() -> Result<Arc<dyn Fabric>, Problem> {
+        Err(Problem::local("the fabric shm exists on Linux only"))
+    }
+
+    pub(super) fn open_beside(_: Arc<Rendezvous>) -> Result<Arc<dyn Fabric>, Problem> {
+        open()
+    }
+
+    pub(super) fn open_with_tcp(_: Arc<Rendezvous>) -> Result<Arc<dyn Fabric>, Problem> {
+        open()
+    }
+}
+
+#[cfg(target_os = "linux")]
+mod verbs {
+    use std::net::IpAddr;
+    use std::sync::Arc;
+
+    use rdmc::{Fabric, Rendezvous};
+    use rdmc_verbs::{VerbsConfig, VerbsFabric};
+
+    use super::Port;
+    use crate::error::{Context, Problem};
+
+    /// Lists the ports that reliable connections can use.
+    pub(super) fn ports() -> Result<Vec<Port>, Problem> {
+        let devices = rdmc_verbs::devices().context("RDMA devices cannot be listed")?;
+        let usable = devices.into_iter().filter(|device| !device.iwarp);
+        let ports = usable.flat_map(|device| {
+            device.ports.into_iter().map(move |port| Port {
+                device: device.name.clone(),
+                number: port.number,
+                active: port.is_active(),
+                ethernet: port.ethernet,
+                addresses: port.gids.iter().map(rdmc_verbs::GidInfo::address).collect(),
+                state: port.state,
+            })
+        });
+        Ok(ports.collect())
+    }
+
+    /// Opens a device: the named one, one with the address, or the best.
+    pub(super) fn open(
+        device: Option<&str>,
+        address: Option<IpAddr>,
+        rendezvous: Arc<Rendezvous>,
+    ) -> Result<(Arc<dyn Fabric>, String), Problem> {
+        let mut config = VerbsConfig::default();
+        config.device = device.map(str::to_owned);
+        config.address = address;
+        let fabric = VerbsFabric::open_with_rendezvous(config, rendezvous)?;
+        let device = fabric.device().to_owned();
+        Ok((fabric, device))
+    }
+}
+
+#[cfg(not(target_os = "linux"))]
+mod verbs {
+    use std::net::IpAddr;
+    use std::sync::Arc;
+
+    use rdmc::{Fabric, Rendezvous};
+
+    use super::Port;
+    use crate::error::Problem;
+
+    pub(super) fn ports() -> Result<Vec<Port>, Problem> {
+        Ok(Vec::new())
+    }
+
+    pub(super) fn open(
+        _: Option<&str>,
+        _: Option<IpAddr>,
+        _: Arc<Rendezvous>,
+    ) -> Result<(Arc<dyn Fabric>, String), Problem> {
+        Err(Problem::local("the fabric verbs exists on Linux only"))
+    }
+}
+
+/// Registered memory with which RDMA is chosen by itself: with what is locked beside it, 1 GiB.
+const AUTO_BYTES_MIN: u64 = (1 << 30) - LOCKED_BYTES_BESIDE;
+/// What to do about too low a limit of locked memory.
+pub const RAISE_THE_LIMIT: &str =
+    "raise the limit with `ulimit -l`, in /etc/security/limits.d or by LimitMEMLOCK= of the service";
+/// The name of the fabric of shared memory.
+const SHM: &str = "shm";
+/// The name of the fabric of RDMA devices.
+const VERBS: &str = "verbs";
+
+#[cfg(test)]
+pub(crate) mod strict;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn port(device: &str, state: &str, ethernet: bool, addresses: &[&str]) -> Port {
+        let addresses = addresses.iter().map(|address| address.parse().unwrap()).collect();
+        let active = state == "ACTIVE";
+        Port { device: device.into(), number: 1, state: state.into(), active, ethernet, addresses }
+    }
+
+    fn machine() -> Vec<Port> {
+        vec![
+            port("bare", "ACTIVE", true, &["fe80::1"]),
+            port("down", "DOWN", true, &["10.0.0.3"]),
+            port("good", "ACTIVE", true, &["fe80::2", "2001:db8::2", "10.0.0.2"]),
+        ]
+    }
+
+    fn wording() -> Wording {
+        Wording { fabric: "--fabric", device: "--device", encrypt: "--encrypt", ..Wording::default() }
+    }
+
+    fn fits(ports: &[Port], address: &str, name: Option<&str>) -> Result<String, String> {
+        fitting(ports, address.parse().unwrap(), name, &wording()).map(str::to_owned)
+    }
+
+    #[test]
+    fn the_device_with_the_address_is_used() {
+        let machine = machine();
+        assert_eq!(fits(&machine, "10.0.0.2", None), Ok("good".into()));
+        assert_eq!(fits(&machine, "2001:db8::2", Some("good")), Ok("good".into()));
+        assert_eq!(fits(&machine, "0.0.0.0", None), Ok("good".into()));
+        assert_eq!(fits(&machine, "::", Some("good")), Ok("good".into()));
+    }
+
+    #[test]
+    fn at_all_addresses_only_the_one_ethernet_device_is_used() {
+        let ib = port("ib", "ACTIVE", false, &["fe80::3"]);
+        let (one, two) = (port("one", "ACTIVE", true, &["10.0.0.1"]), port("two", "ACTIVE", true, &["10.1.0.1"]));
+        let down = port("down", "DOWN", true, &["10.2.0.1"]);
+        let second = Port { number: 2, addresses: two.addresses.clone(), ..one.clone() };
+        let infiniband = "ib is InfiniBand, which is used by --fabric verbs only".to_owned();
+        let several = "several RDMA devices; name one by --device or listen at its address".to_owned();
+        let ports = "several ports of one are active; listen at the address of one".to_owned();
+        for any in ["0.0.0.0", "::"] {
+            assert_eq!(fits(&[one.clone(), down.clone()], any, None), Ok("one".into()));
+            assert_eq!(fits(std::slice::from_ref(&ib), any, None), Err(infiniband.clone()));
+            assert_eq!(fits(&[ib.clone(), one.clone()], any, None), Err(several.clone()));
+            assert_eq!(fits(&[one.clone(), two.clone()], any, None), Err(several.clone()));
+            assert_eq!(fits(&[ib.clone(), one.clone(), two.clone()], any, Some("two")), Ok("two".into()));
+            assert_eq!(fits(&[ib.clone(), one.clone()], any, Some("ib")), Err(infiniband.clone()));
+            assert_eq!(fits(&[one.clone(), second.clone()], any, None), Err(ports.clone()));
+        }
+        assert_eq!(fits(&[ib, one, two], "10.1.0.1", None), Ok("two".into()));
+    }
+
+    #[test]
+    fn a_pool_over_rdma_is_not_longer_than_what_may_be_locked() {
+        let offered = OfferedFabrics { lockable: Lockable::up_to(2 << 30), ..OfferedFabrics::tcp("a test") };
+        let over = |fabric: &str| FabricInUse { fabric: fabric.into(), reason: String::new() };
+        assert_eq!(offered.pool_bytes(&over("tcp"), 4 << 30, 0), 4 << 30);
+        assert_eq!(offered.pool_bytes(&over("verbs"), 4 << 30, 0), (2 << 30) - LOCKED_BYTES_BESIDE);
+        assert_eq!(offered.pool_bytes(&over("verbs"), 1 << 30, 1 << 20), 1 << 30);
+    }
+
+    #[test]
+    fn it_is_said_why_no_device_is_used() {
+        let machine = machine();
+        let problem = |address, name| fits(&machine, address, name).unwrap_err();
+        assert_eq!(problem("127.0.0.1", None), "127.0.0.1 is the loopback");
+        assert_eq!(problem("10.0.0.9", None), "no RDMA device has the address 10.0.0.9");
+        assert_eq!(problem("10.0.0.9", Some("good")), "good does not have the address 10.0.0.9");
+        assert_eq!(problem("10.0.0.2", Some("bad")), "no RDMA device bad");
+        assert_eq!(problem("10.0.0.3", None), "port 1 of down is DOWN");
+        assert_eq!(problem("0.0.0.0", Some("bare")), "bare does not have an active port with an address");
+        assert_eq!(fits(&machine[..2], "::", None).unwrap_err(), "no RDMA device has an active port with an address");
+        assert_eq!(fits(&[], "10.0.0.2", None).unwrap_err(), "no RDMA device");
+    }
+
+    #[test]
+    fn the_route_to_this_host_is_its_own_address() {
+        assert_eq!(route_to(([127, 0, 0, 1], 9).into()).unwrap(), IpAddr::from([127, 0, 0, 1]));
+    }
+
+    #[tokio::test]
+    async fn the_loopback_is_never_taken_for_rdma() {
+        let settings = FabricSettings::default();
+        for offered in [settings.open_at("127.0.0.1:0").await, settings.open_towards("127.0.0.1:1", 0).await] {
+            let offered = offered.unwrap();
+            assert_eq!((offered.fabrics.to_string(), offered.device), ("shm, tcp+shm, tcp".into(), None));
+            assert!(offered.tcp_because.is_some());
+        }
+    }
+
+    #[tokio::test]
+    async fn what_is_to_be_encrypted_travels_by_tcp() {
+        for selection in [FabricSelection::Auto, FabricSelection::Tcp] {
+            let settings = FabricSettings::new(selection).encrypt(true).wording(wording());
+            let offered = settings.open_at("0.0.0.0:0").await.unwrap();
+            assert_eq!(offered.fabrics.to_string(), "tcp+tls");
+            assert_eq!(offered.tcp_because.as_deref(), Some("--encrypt"));
+        }
+        for selection in [FabricSelection::Shm, FabricSelection::Verbs] {
+            let error = FabricSettings::new(selection).encrypt(true).open_at("0.0.0.0:0").await.unwrap_err();
+            assert_eq!(error.code(), 2);
+            assert!(error.to_string().contains("RDMA and shared memory carry the data as it is"), "{error}");
+        }
+    }
+
+    #[tokio::test]
+    async fn a_device_that_is_not_there_is_a_wrong_request_if_it_must_be() {
+        let named = |selection| FabricSettings::new(selection).device("no-such-device".to_owned());
+        for selection in [FabricSelection::Verbs, FabricSelection::Tcp] {
+            assert_eq!(named(selection).open_at("0.0.0.0:0").await.unwrap_err().code(), 2);
+        }
+        let offered = named(FabricSelection::Auto).open_at("0.0.0.0:0").await.unwrap();
+        assert_eq!(offered.fabrics.to_string(), "shm, tcp+shm, tcp");
+        assert!(offered.tcp_because.is_some_and(|reason| reason.contains("no RDMA device no-such-device")));
+    }
+
+    #[tokio::test]
+    async fn memory_that_cannot_be_registered_is_copied() {
+        let node = strict::Strict::nodes(1).await.remove(0);
+        let registered = register_to_send(&node, Memory::from(vec![7; 5000]), |_| panic!("it needs no copy"));
+        assert_eq!(registered.await.unwrap()[..], [7; 5000]);
+        let copied = register_to_send(&node, Memory::from(bytes::Bytes::from_static(b"bytes")), |to| {
+            to.copy_from_slice(b"bytes");
+            Ok(())
+        });
+        assert_eq!(copied.await.unwrap()[..], *b"bytes");
+    }
+}

@@ -1,0 +1,46 @@
+//! Decoders that are private otherwise, for fuzzers: exists under `--cfg fuzzing` only.
+
+use rdmc::{Algorithm, GroupSpec, NodeId};
+
+use crate::announcement::{self, Medium, Plans, WirePlan};
+use crate::manifest::Manifest;
+
+/// What an invitation says about a transfer.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Announcement(announcement::Announcement);
+
+impl Announcement {
+    /// Announces a manifest that takes `manifest_len` bytes, with an algorithm and a block size for each medium: a network, and one
+    /// host.
+    pub fn new(plans: [(&Algorithm, u32); 2], manifest: &Manifest, manifest_len: u64) -> Self {
+        let [network, host] = plans.map(|(algorithm, block_size)| WirePlan::new(algorithm, block_size));
+        Self(announcement::Announcement::new(Plans { network, host }, manifest, manifest_len))
+    }
+
+    /// Decodes an announcement; `None` if it is none.
+    pub fn decode(bytes: &[u8]) -> Option<Self> {
+        announcement::Announcement::decode(bytes).ok().map(Self)
+    }
+
+    /// Encodes the announcement.
+    pub fn encode(&self) -> Vec<u8> {
+        self.0.encode()
+    }
+
+    /// Returns the announced length of the encoded manifest.
+    pub fn manifest_len(&self) -> u64 {
+        self.0.manifest_len
+    }
+
+    /// Returns the block size for each medium.
+    pub fn block_sizes(&self) -> [u32; 2] {
+        Medium::ALL.map(|medium| self.0.plans.on(medium).block_size)
+    }
+
+    /// Makes the groups of the manifest and of the files, on one host or on a network; `None` if they are not possible.
+    pub fn groups(&self, nodes: Vec<NodeId>, on_one_host: bool) -> Option<[GroupSpec; 2]> {
+        let medium = if on_one_host { Medium::Host } else { Medium::Network };
+        let groups = self.0.groups(nodes, medium).ok()?;
+        Some([groups.manifest, groups.files])
+    }
+}

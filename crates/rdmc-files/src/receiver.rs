@@ -1,0 +1,526 @@
+//! A receiver of files and directories, for any number of senders.
+
+use std::net::SocketAddr;
+use std::path::PathBuf;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::task::{Context as TaskContext, Poll};
+use std::time::{Duration, Instant};
+
+use futures::stream::FuturesUnordered;
+use futures::{FutureExt, Stream, StreamExt};
+use rdmc::{
+    GroupError, GroupFailure, GroupSpec, Invitation, Listener, Node, NodeBuilder, NodeId, Offer, OfferReceiver,
+    Security, Shutdown, StartError,
+};
+use tokio::sync::{OwnedSemaphorePermit, Semaphore};
+
+use crate::announcement::{Announcement, CLOSED_EARLY, Medium, Reply};
+use crate::arrivals::take_files;
+use crate::blame::{explain, peers};
+use crate::driven::Driven;
+use crate::error::{Context, Kind, Problem, TransferError};
+use crate::event::{Direction, Event, Events, Proof, ReceiverEvent, SessionNumber};
+use crate::fabric::{FabricInUse, FabricSelection, FabricSettings, OfferedFabrics, RAISE_THE_LIMIT};
+use crate::manifest::Manifest;
+use crate::size::{Bytes, PAGE, POOL_BYTES_DEFAULT};
+use crate::stop::{Stop, StopHandle};
+use crate::store::Store;
+use crate::wording::Wording;
+
+/// Receives files and directories into a directory, from any number of senders, as the stream of what happens. Polling it drives
+/// all transfers.
+///
+/// Its first event is [`Event::Listening`]. A transfer that begins has [`Event::Started`] and ends with [`Event::Done`],
+/// [`Event::Declined`] or [`Event::Failed`]. The stream ends only after its [`StopHandle`] was used.
+///
+/// A process that reaches its limit of file sizes gets SIGXFSZ, which kills it by default. With that signal caught or ignored,
+/// the limit fails one transfer.
+///
+/// # Cancel safety
+/// If it is dropped, all transfers are abandoned as if the process were killed; what has arrived of their files is kept, unless
+/// [`keep_parts`](FileReceiverBuilder::keep_parts) says otherwise.
+///
+/// # Examples
+/// See [`FileSender`](crate::FileSender).
+#[derive(Debug)]
+#[must_use = "a receiver does nothing unless it is polled"]
+pub struct FileReceiver {
+    address: String,
+    driven: Driven<()>,
+    stop_handle: StopHandle,
+}
+
+/// Makes a [`FileReceiver`]. Everything but the directory has a default.
+#[derive(Clone, Debug)]
+pub struct FileReceiverBuilder {
+    dir: PathBuf,
+    fabric: FabricSettings,
+    security: Option<Security>,
+    bytes_max: Option<u64>,
+    overwrite: bool,
+    keep_parts: bool,
+    fsync: bool,
+    pool_bytes_max: u64,
+    sessions_max: usize,
+    wording: Wording,
+}
+
+impl FileReceiver {
+    /// Starts to describe a receiver into a directory, which must exist. Every path that is received lies below it.
+    pub fn builder(dir: impl Into<PathBuf>) -> FileReceiverBuilder {
+        FileReceiverBuilder {
+            dir: dir.into(),
+            fabric: FabricSettings::default(),
+            security: None,
+            bytes_max: None,
+            overwrite: true,
+            keep_parts: true,
+            fsync: false,
+            pool_bytes_max: POOL_BYTES_DEFAULT,
+            sessions_max: SESSIONS_MAX_DEFAULT,
+            wording: Wording::default(),
+        }
+    }
+
+    /// Returns the address that senders connect to, with the port that was chosen for port 0.
+    pub fn local_address(&self) -> &str {
+        &self.address
+    }
+
+    /// Returns a handle that ends the receiver in good order.
+    pub fn stop_handle(&self) -> StopHandle {
+        self.stop_handle.clone()
+    }
+}
+
+impl FileReceiverBuilder {
+    /// Sets which fabrics may move the bytes. By default it is whatever moves them best.
+    pub fn fabric(self, fabric: FabricSettings) -> Self {
+        Self { fabric, ..self }
+    }
+
+    /// Sets who may send. By default everybody may who reaches the address.
+    pub fn security(self, security: impl Into<Option<Security>>) -> Self {
+        Self { security: security.into(), ..self }
+    }
+
+    /// Declines transfers of more bytes. By default there is no limit.
+    pub fn bytes_max(self, bytes: impl Into<Option<u64>>) -> Self {
+        Self { bytes_max: bytes.into(), ..self }
+    }
+
+    /// Sets whether files may replace others. By default they may. Otherwise transfers that would are declined, and fail if a file
+    /// appears meanwhile.
+    pub fn overwrite(self, overwrite: bool) -> Self {
+        Self { overwrite, ..self }
+    }
+
+    /// Sets whether what has arrived of files is kept when a transfer is interrupted, so that a later one brings only the rest. By
+    /// default it is, for seven days. Otherwise what earlier transfers have left of the same files is removed too.
+    pub fn keep_parts(self, keep: bool) -> Self {
+        Self { keep_parts: keep, ..self }
+    }
+
+    /// Sets whether every file is forced to the disk before it takes its name. By default it is not.
+    pub fn fsync(self, fsync: bool) -> Self {
+        Self { fsync, ..self }
+    }
+
+    /// Sets the registered memory of a transfer in bytes, at most: 4 GiB by default. RDMA receives whole files into it, so that
+    /// longer ones need TCP or more.
+    pub fn pool_bytes_max(self, bytes: u64) -> Self {
+        Self { pool_bytes_max: bytes, ..self }
+    }
+
+    /// Sets how many transfers may be under way at once: 8 by default. More are declined.
+    pub fn sessions_max(self, count: usize) -> Self {
+        Self { sessions_max: count, ..self }
+    }
+
+    /// Sets how messages call the settings.
+    pub fn wording(self, wording: Wording) -> Self {
+        Self { wording, fabric: self.fabric.wording(wording), ..self }
+    }
+
+    /// Listens at `address`: `host:port`, port 0 for any free one.
+    ///
+    /// # Cancel safety
+    /// Nothing listens any more.
+    ///
+    /// # Errors
+    /// [`TransferError::Request`] if settings exclude each other or insist on what this host does not have;
+    /// [`TransferError::Local`] if the directory or the address cannot be used.
+    pub async fn bind(self, address: &str) -> Result<FileReceiver, TransferError> {
+        Ok(self.bound(address).await?)
+    }
+
+    async fn bound(self, address: &str) -> Result<FileReceiver, Problem> {
+        let Self { overwrite, keep_parts, fsync, wording, .. } = self;
+        self.fabric.check(self.security.is_some())?;
+        let store = Store::open(&self.dir, wording)?.overwrite(overwrite).fsync(fsync).keep_parts(keep_parts);
+        let offered = self.fabric.open_here(address).await?;
+        // Where there is a choice, each transfer for which that is too little says so.
+        let short = offered.lockable().check(self.pool_bytes_max);
+        if let (FabricSelection::Verbs, Err(short)) = (self.fabric.selection(), short) {
+            let pool = wording.pool_bytes_max;
+            tracing::warn!("{short} for all of {pool}: longer files are declined; {RAISE_THE_LIMIT}");
+        }
+        let security = match &self.security {
+            None => Proof::None,
+            Some(security) if security.is_by_key() => Proof::Key,
+            Some(_) => Proof::Certificate,
+        };
+        let bound = Listener::bind_secured(offered.fabrics().clone(), address, self.security).await;
+        let listener = bound.map_err(|error| {
+            let malformed = error.kind() == std::io::ErrorKind::InvalidInput;
+            let form = if malformed { ", which is to be ADDRESS:PORT" } else { "" };
+            let kind = if malformed { Kind::Request } else { Kind::Local };
+            Problem::from(error).context(format!("cannot listen at {address}{form}")).of_kind(kind)
+        })?;
+        let address = listener.local_address().to_owned();
+        let loopback_only = address.parse().is_ok_and(|at: SocketAddr| at.ip().is_loopback());
+        let (events, said) = Events::new();
+        events.say(Event::Listening {
+            address: address.clone(),
+            dir: self.dir.canonicalize().unwrap_or(self.dir).display().to_string(),
+            loopback_only,
+            security,
+            fabrics: offered.fabrics().names().collect(),
+            device: offered.device().map(str::to_owned),
+        });
+        if security == Proof::None && !loopback_only {
+            let message = format!(
+                "anybody who reaches {address} can send files here, and read what is sent: {}",
+                wording.security
+            );
+            events.say(Event::Warning { message });
+        }
+        let (stop_handle, stop) = Stop::new();
+        let (bytes_max, pool_bytes_max, sessions_max) = (self.bytes_max, self.pool_bytes_max, self.sessions_max);
+        let sessions = Sessions { store, events, offered, bytes_max, pool_bytes_max, wording, stop };
+        let driven = Driven::new(said, Arc::new(sessions).serve(listener, sessions_max));
+        Ok(FileReceiver { address, driven, stop_handle })
+    }
+}
+
+impl Stream for FileReceiver {
+    type Item = ReceiverEvent;
+
+    fn poll_next(mut self: Pin<&mut Self>, cx: &mut TaskContext<'_>) -> Poll<Option<ReceiverEvent>> {
+        self.driven.poll_next(cx)
+    }
+}
+
+/// What all transfers to this receiver share.
+struct Sessions {
+    store: Store,
+    events: Events,
+    offered: OfferedFabrics,
+    bytes_max: Option<u64>,
+    /// Registered memory of one transfer, at most.
+    pool_bytes_max: u64,
+    wording: Wording,
+    stop: Stop,
+}
+
+impl Sessions {
+    /// Takes invitations until that is to end, and drives what comes of them.
+    async fn serve(self: Arc<Self>, listener: Listener, sessions_max: usize) {
+        let permits = Arc::new(Semaphore::new(sessions_max.min(Semaphore::MAX_PERMITS)));
+        let mut sessions = FuturesUnordered::new();
+        for number in (1..).map(SessionNumber) {
+            let invitation = loop {
+                tokio::select! {
+                    invitation = listener.next_invitation() => break Some(invitation),
+                    Some(()) = sessions.next() => {}
+                    () = self.stop.requested() => break None,
+                }
+            };
+            let Some(invitation) = invitation else { break };
+            let permit = permits.clone().try_acquire_owned().ok();
+            sessions.push(self.clone().receive(invitation, permit, self.events.of(number)).boxed());
+        }
+        // Nobody is let in any more; those who are here have been told too.
+        drop(listener);
+        while sessions.next().await.is_some() {}
+    }
+
+    /// Judges an invitation and receives what it announces.
+    async fn receive(
+        self: Arc<Self>,
+        mut invitation: Invitation,
+        permit: Option<OwnedSemaphorePermit>,
+        events: Events,
+    ) {
+        let from = invitation.peer_address().map(|address| address.to_string());
+        let declined = |reason| events.say(Event::Declined { from: from.clone(), reason });
+        let judged = match &permit {
+            Some(_) => self.judge(&mut invitation),
+            None => Err(Problem::local("it is busy with other transfers")),
+        };
+        let Acceptable { announcement, withheld } = match judged {
+            Ok(acceptable) => acceptable,
+            Err(problem) => {
+                let reason = problem.reason();
+                // Whoever does not wait for the answer needs none.
+                let _ = tokio::time::timeout(LEAVE_LIMIT, invitation.decline(&reason)).await;
+                return declined(reason);
+            }
+        };
+        let nodes = invitation.nodes();
+        invitation.reply(Reply { has_parts: self.store.has_parts() }.encode());
+        let accepted = tokio::select! {
+            accepted = invitation.accept() => accepted,
+            () = self.stop.requested() => return,
+        };
+        let builder = match accepted {
+            Ok(builder) => builder,
+            Err(error) => return declined(error.to_string()),
+        };
+        let over = builder.fabric_choice().map(|choice| self.offered.in_use_unless(choice, withheld));
+        let over = over.expect("the builder comes from an invitation");
+        match self.session(builder, &announcement, nodes, from.clone(), over, &events).await {
+            Ok(()) => {}
+            // It came to nothing before the first file, here or elsewhere.
+            Err(problem) if problem.kind == Kind::Refused => declined(problem.reason()),
+            Err(problem) => events.say(Event::Failed(problem.into())),
+        }
+    }
+
+    fn judge(&self, invitation: &mut Invitation) -> Result<Acceptable, Problem> {
+        let announcement = Announcement::decode(invitation.payload())?;
+        for medium in Medium::ALL {
+            announcement.groups(invitation.nodes(), medium)?;
+        }
+        if let Some(max) = self.bytes_max
+            && announcement.bytes > max
+        {
+            let (bytes, max) = (Bytes(announcement.bytes), Bytes(max));
+            return Err(Problem::local(format!("{bytes} are more than the {max} allowed here")));
+        }
+        let pool = self.pool_bytes_max;
+        if announcement.manifest_len > pool {
+            let (pool, setting) = (Bytes(pool), self.wording.pool_bytes_max);
+            return Err(Problem::local(format!("the list of files is longer than the {pool} of {setting}")));
+        }
+        let mut withheld = None;
+        let lockable = self.offered.lockable().room(staging_bytes(&announcement));
+        if invitation.fabrics().iter().any(|fabric| !fabric.receives_into_files)
+            && let Some(reason) = too_long(&announcement, pool, lockable, &self.wording)
+        {
+            if !invitation.retain_fabrics(|fabric| fabric.receives_into_files) {
+                return Err(Problem::local(reason));
+            }
+            withheld = Some(reason);
+        }
+        Ok(Acceptable { announcement, withheld })
+    }
+
+    async fn session(
+        &self,
+        builder: NodeBuilder,
+        announcement: &Announcement,
+        nodes: Vec<NodeId>,
+        from: Option<String>,
+        over: FabricInUse,
+        events: &Events,
+    ) -> Result<(), Problem> {
+        let receivers = nodes.len() - 1;
+        let groups = announcement.groups(nodes, over.medium())?;
+        let how = announcement.plans.on(over.medium()).into();
+        let node = builder
+            .pool_bytes_max(self.offered.pool_bytes(&over, self.pool_bytes_max, staging_bytes(announcement)))
+            .start()
+            .await
+            .map_err(|error| match error {
+                StartError::Unreachable { .. } => Problem::from(error).of_kind(Kind::Refused),
+                local => local.into(),
+            })?;
+        let outcome = async {
+            let (manifest, delta) = take_manifest(&node, groups.manifest, announcement, &self.store).await?;
+            let store = self.store.for_transfer(&manifest, delta);
+            let (files, bytes) = (announcement.files, announcement.bytes);
+            let (direction, peers) = (Direction::Receiving, from.into_iter().collect());
+            events.say(Event::Started { direction, peers, receivers, files, bytes, over, how });
+            let (begun, before) = (Instant::now(), node.stats().bytes_received);
+            let files_group = groups.files.delta(delta);
+            let receivers = take_files(&node, files_group, &manifest, &store, events).await?;
+            store.done();
+            drop(store);
+            let seconds = begun.elapsed().as_secs_f64();
+            let received = Some(node.stats().bytes_received - before);
+            events.say(Event::Done { receivers, files, bytes, skipped: 0, seconds, received });
+            Ok(())
+        };
+        let outcome = tokio::select! {
+            outcome = outcome => outcome,
+            () = self.stop.due() => Err(Kind::Stopped.problem("")),
+        };
+        // The others are told, whatever happened.
+        node.shutdown(Shutdown::Abort).await;
+        outcome
+    }
+}
+
+/// An offer that is acceptable.
+struct Acceptable {
+    announcement: Announcement,
+    /// Why a fabric that could be used is not offered for this transfer.
+    withheld: Option<String>,
+}
+
+/// Says why what is announced does not fit into a pool of `pool` bytes where `lockable` may be locked, if so: a device
+/// that writes files behind the file system's back needs memory for the whole file instead.
+fn too_long(announcement: &Announcement, pool: u64, lockable: u64, wording: &Wording) -> Option<String> {
+    let longest = announcement.file_bytes_max.max(announcement.manifest_len);
+    if longest <= pool.min(lockable) {
+        return None;
+    }
+    let what = if announcement.file_bytes_max < longest { "the list of files" } else { "a file" };
+    let longest = Bytes(longest);
+    Some(if pool <= lockable {
+        format!(
+            "{what} of {longest} does not fit into the {} of registered memory that RDMA receives into; \
+             a larger {} at the receiver would allow it",
+            Bytes(pool),
+            wording.pool_bytes_max
+        )
+    } else {
+        format!(
+            "{what} of {longest} does not fit into the {} of memory that RDMA may lock at the receiver \
+             (RLIMIT_MEMLOCK); a higher limit there would allow it{}",
+            Bytes(lockable),
+            wording.see_doctor(", ")
+        )
+    })
+}
+
+/// Returns the memory that RDMA registers beside the pool: the first block of a message waits there, rounded up, until the
+/// message's size is known.
+fn staging_bytes(announcement: &Announcement) -> u64 {
+    (u64::from(announcement.plans.on(Medium::Network).block_size) * 9 / 8).next_multiple_of(PAGE)
+}
+
+/// Receives the list of files, and agrees to it or not. Tells also whether only what is lacking is to travel.
+async fn take_manifest(
+    node: &Node,
+    spec: GroupSpec,
+    announcement: &Announcement,
+    store: &Store,
+) -> Result<(Arc<Manifest>, bool), Problem> {
+    let mut group = node.join_group_with_offers(spec).await.map_err(not_formed)?;
+    let offer = next_offer(&mut group).await?;
+    if offer.size() != announcement.manifest_len {
+        return Err(refuse(group, offer, Kind::Refused.problem("the list of files is not as long as announced")).await);
+    }
+    let memory = node.allocate(usize::try_from(announcement.manifest_len)?).await?;
+    let message = offer.accept(memory).await.map_err(|failure| not_sent(&failure))?;
+    let (expected, place) = (announcement.clone(), store.clone());
+    let judged = tokio::task::spawn_blocking(move || {
+        let manifest = Manifest::decode(&message).context("the list of files is malformed")?;
+        expected.check(&manifest)?;
+        place.check(&manifest)?;
+        place.check_room(place.bytes_needed(&manifest))?;
+        Ok::<_, Problem>(manifest)
+    });
+    let judged = judged.await?;
+    let last = next_offer(&mut group).await?;
+    match judged {
+        Ok(manifest) => {
+            let delta = agree(node, group, last).await?;
+            Ok((Arc::new(manifest), delta))
+        }
+        Err(error) => Err(refuse(group, last, error.of_kind(Kind::Refused)).await),
+    }
+}
+
+/// Waits for a message of the list of files, which must come.
+async fn next_offer(group: &mut OfferReceiver) -> Result<Offer, Problem> {
+    match group.next_offer().await {
+        Some(offer) => offer.map_err(|failure| not_sent(&failure)),
+        None => Err(Kind::Refused.problem(CLOSED_EARLY)),
+    }
+}
+
+/// Takes the last message, and waits until all have done so; tells whether it says anything.
+async fn agree(node: &Node, group: OfferReceiver, last: Offer) -> Result<bool, Problem> {
+    if last.size() > 1 {
+        return Err(refuse(group, last, Kind::Refused.problem("the list of files ends in more than a byte")).await);
+    }
+    let delta = last.size() == 1;
+    let memory = node.allocate(usize::from(delta)).await?;
+    let agreed = async {
+        last.accept(memory).await?;
+        group.close().await
+    };
+    agreed.await.map(|_| delta).map_err(|failure: GroupFailure| not_sent(&failure))
+}
+
+/// Refuses a message because of `error`, and waits until the group has failed by it.
+async fn refuse(mut group: OfferReceiver, offer: Offer, error: Problem) -> Problem {
+    offer.refuse(&error.reason());
+    let _ = tokio::time::timeout(LEAVE_LIMIT, group.next_offer()).await;
+    error
+}
+
+/// Says that a failure has ended a transfer before anything was sent.
+fn not_sent(failure: &GroupFailure) -> Problem {
+    let failed = peers(&failure.failed);
+    Kind::Refused.blaming(explain(&failed), failed)
+}
+
+/// Says why the group of the list of files was not formed.
+fn not_formed(error: GroupError) -> Problem {
+    match error {
+        GroupError::Failed(failure) => not_sent(&failure),
+        other => Problem::from(other).of_kind(Kind::Refused),
+    }
+}
+
+/// Transfers under way at once, by default.
+const SESSIONS_MAX_DEFAULT: usize = 8;
+/// How long to wait for others who are told that this node refuses or leaves.
+const LEAVE_LIMIT: Duration = Duration::from_secs(5);
+
+#[cfg(test)]
+mod tests {
+    use rdmc::Algorithm;
+
+    use super::*;
+    use crate::announcement::{Plans, WirePlan};
+
+    fn wording() -> Wording {
+        Wording { pool_bytes_max: "--pool-size", ..Wording::default() }
+    }
+
+    fn told(file_bytes_max: u64) -> Announcement {
+        let plan = WirePlan::new(&Algorithm::Chain, 1 << 20);
+        let told = Announcement::new(Plans { network: plan.clone(), host: plan }, &Manifest::default(), 100);
+        Announcement { file_bytes_max, ..told }
+    }
+
+    #[test]
+    fn a_file_must_fit_into_the_pool_and_into_what_may_be_locked() {
+        let (file, pool) = (told(3 << 30), 4 << 30);
+        assert_eq!(too_long(&file, pool, u64::MAX, &wording()), None);
+        assert_eq!(too_long(&file, pool, 3 << 30, &wording()), None);
+        let reason = |pool, lockable| too_long(&file, pool, lockable, &wording()).unwrap();
+        assert!(reason(2 << 30, u64::MAX).contains("a file of 3 GiB does not fit into the 2 GiB of registered memory"));
+        assert!(reason(2 << 30, 2 << 30).contains("--pool-size"));
+        let locked = reason(pool, 2 << 30);
+        assert!(locked.contains("the 2 GiB of memory that RDMA may lock"), "{locked}");
+        assert!(locked.contains("RLIMIT_MEMLOCK"), "{locked}");
+    }
+
+    #[test]
+    fn the_list_of_files_must_fit_too() {
+        let list = Announcement { manifest_len: 2 << 20, ..told(0) };
+        assert!(
+            too_long(&list, 4 << 30, 1 << 20, &wording())
+                .unwrap()
+                .starts_with("the list of files of 2 MiB does not fit")
+        );
+        assert_eq!(too_long(&list, 4 << 30, 2 << 20, &wording()), None);
+    }
+}

@@ -1,0 +1,451 @@
+//! The sender of files and directories.
+
+use std::convert::Infallible;
+use std::path::PathBuf;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::task::{Context as TaskContext, Poll};
+use std::time::{Duration, Instant};
+
+use bytes::Bytes;
+use futures::{Stream, StreamExt};
+use rdmc::{
+    Algorithm, Buffer, GroupError, GroupFailure, GroupSpec, Memory, Node, NodeId, Security, SendError, Shutdown,
+};
+use rdmc::{SlowReceivers, StartError};
+use rdmc_schedule::{BlockCount, Rank, Schedule};
+
+use crate::announcement::{Announcement, FileGroups, OnFailure, Reply, UNDER_WAY_MAX, WirePlan};
+use crate::blame::explain;
+use crate::costs::{PortRate, plans};
+use crate::departures::Departures;
+use crate::driven::Driven;
+use crate::error::{Context, Kind, Problem, TransferError};
+use crate::event::{Direction, Event, Events, Progress, TICK};
+use crate::fabric::{FabricInUse, FabricSettings, OfferedFabrics, register_to_send};
+use crate::manifest;
+use crate::receivers::Receivers;
+use crate::size::POOL_BYTES_DEFAULT;
+use crate::source::{SourceFile, SourceTree, Watched};
+use crate::stop::{Stop, StopHandle};
+use crate::wording::Wording;
+use crate::words::printable;
+
+/// Sends files and directories to the same receivers, as often as it is asked to. Cheap to clone.
+///
+/// # Examples
+/// A file travels over loopback into another directory:
+/// ```
+/// use futures::StreamExt;
+/// use rdmc_files::{Event, FileReceiver, FileSender};
+///
+/// # #[tokio::main(flavor = "current_thread")]
+/// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// let (source, destination) = (tempfile::tempdir()?, tempfile::tempdir()?);
+/// let file = source.path().join("greeting");
+/// std::fs::write(&file, "hello, everybody")?;
+///
+/// let mut receiver = FileReceiver::builder(destination.path()).bind("127.0.0.1:0").await?;
+/// let sender = FileSender::builder([receiver.local_address()]).build()?;
+/// let sending = sender.send([file]);
+/// let receiving = async {
+///     while let Some(happened) = receiver.next().await {
+///         if let Event::Done { .. } = happened.event {
+///             break;
+///         }
+///     }
+/// };
+/// let (sent, ()) = tokio::join!(sending.outcome(), receiving);
+/// assert_eq!((sent?.files, std::fs::read(destination.path().join("greeting"))?), (1, b"hello, everybody".to_vec()));
+/// # Ok(())
+/// # }
+/// ```
+#[derive(Clone, Debug)]
+pub struct FileSender(Arc<Settings>);
+
+/// Makes a [`FileSender`]. Everything but the receivers has a default.
+#[derive(Clone, Debug)]
+pub struct FileSenderBuilder {
+    receivers: Vec<String>,
+    algorithm: Option<Algorithm>,
+    block_size: Option<u32>,
+    port_rate: PortRate,
+    fabric: FabricSettings,
+    security: Option<Security>,
+    invitation_limit: Duration,
+    on_failure: OnFailure,
+    evict_after: Option<Duration>,
+    wording: Wording,
+}
+
+/// What a sender has been built from, checked.
+#[derive(Debug)]
+struct Settings {
+    receivers: Receivers,
+    builder: FileSenderBuilder,
+}
+
+impl FileSender {
+    /// Starts to describe a sender to receivers that listen at these addresses, each `host:port`. They must reach each other under
+    /// these addresses too.
+    pub fn builder(receivers: impl IntoIterator<Item = impl Into<String>>) -> FileSenderBuilder {
+        FileSenderBuilder {
+            receivers: receivers.into_iter().map(Into::into).collect(),
+            algorithm: None,
+            block_size: None,
+            port_rate: PortRate::default(),
+            fabric: FabricSettings::default(),
+            security: None,
+            invitation_limit: INVITATION_LIMIT_DEFAULT,
+            on_failure: OnFailure::Repair,
+            evict_after: None,
+            wording: Wording::default(),
+        }
+    }
+
+    /// Sends files and directories, each under its own name. Nothing happens until the stream is polled.
+    pub fn send(&self, paths: impl IntoIterator<Item = impl Into<PathBuf>>) -> Sending {
+        let paths = paths.into_iter().map(Into::into).collect();
+        let (stop_handle, stop) = Stop::new();
+        let (events, said) = Events::new();
+        let settings = self.0.clone();
+        Sending { driven: Driven::new(said, async move { settings.send(paths, &events, &stop).await }), stop_handle }
+    }
+}
+
+impl FileSenderBuilder {
+    /// Sets how blocks travel. By default a cost model chooses.
+    pub fn algorithm(self, algorithm: impl Into<Option<Algorithm>>) -> Self {
+        Self { algorithm: algorithm.into(), ..self }
+    }
+
+    /// Sets the size of a block in bytes, 1 to [`GroupSpec::BLOCK_SIZE_MAX`]. By default a cost model chooses 64 KiB to 2 MiB.
+    pub fn block_size(self, bytes: impl Into<Option<u32>>) -> Self {
+        Self { block_size: bytes.into(), ..self }
+    }
+
+    /// Sets the rate of the members' ports, which the cost model assumes on a network: [2.5 Gbit/s](PortRate) by default.
+    pub fn port_rate(self, rate: PortRate) -> Self {
+        Self { port_rate: rate, ..self }
+    }
+
+    /// Sets which fabrics may move the bytes. By default it is whatever moves them best.
+    pub fn fabric(self, fabric: FabricSettings) -> Self {
+        Self { fabric, ..self }
+    }
+
+    /// Sets who may take part. By default everybody may.
+    pub fn security(self, security: impl Into<Option<Security>>) -> Self {
+        Self { security: security.into(), ..self }
+    }
+
+    /// Sets how long receivers may take to answer the invitation: 10 s by default.
+    pub fn invitation_limit(self, limit: Duration) -> Self {
+        Self { invitation_limit: limit, ..self }
+    }
+
+    /// Sets what happens when a member fails during the transfer. By default the survivors go on.
+    pub fn on_failure(self, on_failure: OnFailure) -> Self {
+        Self { on_failure, ..self }
+    }
+
+    /// Gives up a receiver that has held the others up for so long without a break. By default they wait for it.
+    pub fn evict_after(self, limit: impl Into<Option<Duration>>) -> Self {
+        Self { evict_after: limit.into(), ..self }
+    }
+
+    /// Sets how messages call the settings.
+    pub fn wording(self, wording: Wording) -> Self {
+        Self { wording, fabric: self.fabric.wording(wording), ..self }
+    }
+
+    /// Checks the settings. Nothing is opened or sent.
+    ///
+    /// # Errors
+    /// [`TransferError::Request`]: an address is malformed or occurs twice, or settings exclude each other.
+    pub fn build(self) -> Result<FileSender, TransferError> {
+        let receivers = Receivers::new(self.receivers.clone(), self.wording)?;
+        if let Some(bytes) = self.block_size.filter(|bytes| !(1..=GroupSpec::BLOCK_SIZE_MAX).contains(bytes)) {
+            return Err(Kind::Request.problem(format!("a block of {bytes} bytes is not possible")).into());
+        }
+        self.fabric.check(self.security.is_some())?;
+        // Finds an algorithm that cannot serve so many members.
+        plans(self.algorithm.as_ref(), self.block_size, receivers.members(), 0, self.port_rate)?;
+        Ok(FileSender(Arc::new(Settings { receivers, builder: self })))
+    }
+}
+
+/// A transfer to receivers, as the stream of its events. Polling it drives the transfer.
+///
+/// The stream ends when the transfer does; [`outcome`](Self::outcome) tells how.
+///
+/// # Cancel safety
+/// If it is dropped, the transfer is abandoned: the receivers find that the sender is gone, keep the files that are complete, and
+/// parts of the others. Use a [`StopHandle`] to end it in good order.
+#[derive(Debug)]
+#[must_use = "a transfer does nothing unless it is polled"]
+pub struct Sending {
+    driven: Driven<Result<Sent, Problem>>,
+    stop_handle: StopHandle,
+}
+
+impl Sending {
+    /// Returns a handle that ends the transfer in good order, with [`TransferError::Stopped`].
+    pub fn stop_handle(&self) -> StopHandle {
+        self.stop_handle.clone()
+    }
+
+    /// Drives the transfer to its end, leaves out the events that are still to come, and returns the outcome.
+    ///
+    /// # Cancel safety
+    /// The transfer is abandoned, as if the stream were dropped.
+    ///
+    /// # Errors
+    /// Why not every receiver has everything.
+    pub async fn outcome(mut self) -> Result<Sent, TransferError> {
+        while self.next().await.is_some() {}
+        Ok(self.driven.take_outcome().expect("it was driven to its end, and this takes it by value")?)
+    }
+}
+
+impl Stream for Sending {
+    type Item = Event;
+
+    fn poll_next(mut self: Pin<&mut Self>, cx: &mut TaskContext<'_>) -> Poll<Option<Event>> {
+        self.driven.poll_next(cx).map(|happened| happened.map(|happened| happened.event))
+    }
+}
+
+/// What was sent: every receiver has all of it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Sent {
+    /// How many receivers there are.
+    pub receivers: usize,
+    /// How many files they have.
+    pub files: u64,
+    /// The sum of their sizes.
+    pub bytes: u64,
+    /// How many things could not be sent: symbolic links, devices, sockets.
+    pub skipped: usize,
+    /// How long it took since all had agreed to the list of files.
+    pub duration: Duration,
+}
+
+impl Settings {
+    /// Sends everything to everybody.
+    async fn send(&self, paths: Vec<PathBuf>, events: &Events, stop: &Stop) -> Result<Sent, Problem> {
+        let Self { receivers, builder } = self;
+        let source = Arc::new(tokio::task::spawn_blocking(move || SourceTree::find(&paths)).await??);
+        for path in &source.skipped {
+            events.say(Event::Skipped { path: printable(&path.to_string_lossy()) });
+        }
+        let list = source.manifest.encode();
+        if list.len() as u64 > manifest::LEN_MAX {
+            return Err(Problem::local("there are too many files for one transfer"));
+        }
+        let (members, longest) = (receivers.members(), source.manifest.longest());
+        let plans = plans(builder.algorithm.as_ref(), builder.block_size, members, longest, builder.port_rate)?;
+        let announcement = Announcement::new(plans, &source.manifest, list.len() as u64);
+        let announcement = Announcement { on_failure: builder.on_failure, ..announcement };
+
+        let sizes: Vec<u64> = source.files().map(|(_, _, size)| size).collect();
+        let registered = registered_bytes_max(&sizes).max(announcement.manifest_len);
+        tokio::select! {
+            checked = receivers.check_distinct(builder.invitation_limit) => checked?,
+            () = stop.due() => return Err(stopped()),
+        }
+        let offered = builder.fabric.open_for(&receivers.addresses()[0], registered).await?;
+        let (node, over, delta) = tokio::select! {
+            started = self.start(&offered, &announcement) => started?,
+            () = stop.due() => return Err(stopped()),
+        };
+        let nodes = (0..members).map(NodeId).collect();
+        let mut groups = announcement.groups(nodes, over.medium()).context("the group cannot be formed")?;
+        groups.files = groups.files.delta(delta);
+        if let Some(limit) = builder.evict_after {
+            groups.files = groups.files.slow_receivers(SlowReceivers::evict_after(limit));
+        }
+        let plan = announcement.plans.on(over.medium());
+        let outbound = Outbound { node: &node, receivers, events, source: &source, announcement: &announcement, plan };
+        let outcome = tokio::select! {
+            outcome = outbound.send(list, groups, over) => outcome,
+            () = stop.due() => Err(stopped()),
+        };
+        // The others are told, whatever happened.
+        node.shutdown(Shutdown::Abort).await;
+        outcome
+    }
+
+    /// Forms the cluster: asks every receiver, and starts when all have agreed. Returns also whether any receiver has parts of files.
+    async fn start(
+        &self,
+        offered: &OfferedFabrics,
+        announcement: &Announcement,
+    ) -> Result<(Node, FabricInUse, bool), Problem> {
+        let Self { receivers, builder: FileSenderBuilder { security, invitation_limit: limit, .. } } = self;
+        let payload = Bytes::from(announcement.encode());
+        let (fabrics, addresses) = (offered.fabrics().clone(), receivers.addresses());
+        let invited = rdmc::invite_secured(fabrics, addresses, payload, *limit, security.clone()).await;
+        let builder = invited.map_err(|error| receivers.uninvited(&error))?;
+        let has_parts = builder.replies().values().any(|reply| Reply::decode(reply).has_parts);
+        let over = builder.fabric_choice().map(|choice| offered.in_use(choice));
+        let over = over.expect("the builder comes from an invitation");
+        // Files that a device does not register where they are mapped are copied there.
+        let builder = builder.pool_bytes_max(offered.pool_bytes(&over, POOL_BYTES_DEFAULT, 0));
+        let started = builder.connect_limit((*limit).max(CONNECT_LIMIT_MIN)).start().await;
+        let node = started.map_err(|error| match error {
+            StartError::Unreachable { missing, problem } => {
+                let missing: Vec<_> = missing.into_iter().filter_map(|node| receivers.address(node)).collect();
+                Kind::Refused.problem(format!("no connection to {}: {}", missing.join(", "), printable(&problem)))
+            }
+            other => Problem::from(other).of_kind(Kind::Refused),
+        })?;
+        Ok((node, over, has_parts))
+    }
+}
+
+/// One transfer under way.
+struct Outbound<'a> {
+    node: &'a Node,
+    receivers: &'a Receivers,
+    events: &'a Events,
+    source: &'a SourceTree,
+    announcement: &'a Announcement,
+    plan: &'a WirePlan,
+}
+
+impl Outbound<'_> {
+    async fn send(&self, list: Vec<u8>, groups: FileGroups, over: FabricInUse) -> Result<Sent, Problem> {
+        let not_sent = |failure: &GroupFailure| {
+            let failed = self.receivers.peers(&failure.failed);
+            Kind::Refused.blaming(explain(&failed), failed)
+        };
+        let not_formed = |error: GroupError| match error {
+            GroupError::Failed(failure) => not_sent(&failure),
+            other => Problem::from(other).of_kind(Kind::Refused),
+        };
+        let offer = self.node.create_group(groups.manifest).await.map_err(not_formed)?;
+        let offered = async {
+            offer.send(list).await?;
+            offer.send(vec![1; usize::from(groups.files.is_delta())]).await?;
+            offer.close().await?;
+            Ok(())
+        };
+        offered.await.map_err(|error: SendError| match error {
+            SendError::Failed(failure) | SendError::NotQueued(failure) => not_sent(&failure),
+            other => Problem::from(other).of_kind(Kind::Refused),
+        })?;
+        let (files, bytes) = (self.announcement.files, self.announcement.bytes);
+        let departures = Departures::begin(self.node, groups.files, files, self.receivers, self.events).await?;
+
+        let peers = self.receivers.addresses().to_vec();
+        let (receivers, direction, how) = (peers.len(), Direction::Sending, self.plan.into());
+        self.events.say(Event::Started { direction, peers, receivers, files, bytes, over, how });
+        let begun = Instant::now();
+        self.send_files(departures).await?;
+        let (duration, skipped) = (begun.elapsed(), self.source.skipped.len());
+        let seconds = duration.as_secs_f64();
+        self.events.say(Event::Done { receivers, files, bytes, skipped, seconds, received: None });
+        Ok(Sent { receivers, files, bytes, skipped, duration })
+    }
+
+    async fn send_files(&self, mut departures: Departures<'_>) -> Result<(), Problem> {
+        let progress = self.events.progress(self.announcement.bytes);
+        let share = self.root_share()?;
+        let mut watched = Watched::default();
+        let closed = async {
+            self.feed(&mut departures, &mut watched).await?;
+            progress.confirms();
+            departures.close().await
+        };
+        let closed = tokio::select! {
+            closed = closed => closed,
+            never = watch(self.node, &progress, share) => match never {},
+        };
+        closed.map_err(|error| watched.blamed_for(error))
+    }
+
+    /// Sends file after file, each followed by its digest.
+    async fn feed(&self, departures: &mut Departures<'_>, watched: &mut Watched) -> Result<(), Problem> {
+        for (path, entry, size) in self.source.files() {
+            let (at, entry) = (path.to_owned(), entry.clone());
+            let done = Event::File { path: entry.path.to_string(), bytes: size };
+            let opening = tokio::task::spawn_blocking(move || SourceFile::open(&at, &entry, size));
+            let file = Arc::new(departures.meanwhile(opening).await???);
+            watched.add(file.clone());
+            let registering = register_to_send(self.node, file.map()?, file.reader()?);
+            let registered = departures.meanwhile(registering).await?;
+            let registered = registered.with_context(|| path.display())?;
+            let digest = tokio::task::spawn_blocking(move || file.digest());
+            departures.send(registered, Some(done)).await?;
+            let digest = departures.meanwhile(digest).await???;
+            departures.send(self.register(digest.as_bytes().to_vec())?, None).await?;
+        }
+        departures.send(self.register(Vec::new())?, None).await
+    }
+
+    fn register(&self, bytes: Vec<u8>) -> Result<Buffer, Problem> {
+        Ok(self.node.register(Memory::from(bytes)).context("a digest cannot be registered")?.into_shared())
+    }
+
+    /// Returns how many bytes the sender itself sends for every byte of the files.
+    #[expect(clippy::cast_precision_loss, reason = "a ratio to be displayed")]
+    fn root_share(&self) -> Result<f64, Problem> {
+        let algorithm = self.plan.algorithm.resolve(Rank(self.receivers.members()).index())?;
+        let copies = |size: u64| {
+            let blocks = size.div_ceil(u64::from(self.plan.block_size)).clamp(1, BLOCKS_COUNTED_MAX);
+            let blocks = u32::try_from(blocks).expect("clamped");
+            let schedule = Schedule::new(&algorithm, self.receivers.members(), BlockCount(blocks));
+            let sends = schedule.map_or(0, |schedule| schedule.sends(Rank::ROOT).count());
+            sends as f64 / f64::from(blocks)
+        };
+        let sent: f64 = self.source.files().map(|(_, _, size)| size as f64 * copies(size)).sum();
+        Ok(if self.announcement.bytes == 0 { 1.0 } else { sent / self.announcement.bytes as f64 })
+    }
+}
+
+/// Returns the bytes that are registered at once, at most, when files of these sizes are sent one after the other.
+fn registered_bytes_max(sizes: &[u64]) -> u64 {
+    let at_once = sizes.windows(sizes.len().clamp(1, FILES_REGISTERED_MAX));
+    at_once.map(|files| files.iter().copied().fold(0, u64::saturating_add)).max().unwrap_or(0)
+}
+
+/// Shows the progress for ever, over all groups that the node sends in.
+#[expect(clippy::cast_precision_loss, clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "for display")]
+async fn watch(node: &Node, progress: &Progress, share: f64) -> Infallible {
+    let before = node.stats().bytes_sent;
+    loop {
+        tokio::time::sleep(TICK).await;
+        progress.set(((node.stats().bytes_sent - before) as f64 / share.max(1e-9)) as u64);
+    }
+}
+
+/// Says that the caller has ended the transfer.
+fn stopped() -> Problem {
+    Kind::Stopped.problem("")
+}
+
+/// How long receivers may take to answer an invitation, by default.
+const INVITATION_LIMIT_DEFAULT: Duration = Duration::from_secs(10);
+/// Files registered at once: those under way, each with its digest, and the next one.
+const FILES_REGISTERED_MAX: usize = UNDER_WAY_MAX / 2 + 1;
+/// Blocks beyond which the sender's share hardly changes.
+const BLOCKS_COUNTED_MAX: u64 = 4096;
+/// How long receivers that have all agreed have to connect, at least.
+const CONNECT_LIMIT_MIN: Duration = Duration::from_secs(30);
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn files_that_are_under_way_together_are_registered_together() {
+        assert_eq!(
+            (registered_bytes_max(&[]), registered_bytes_max(&[7]), registered_bytes_max(&[1, 2, 3])),
+            (0, 7, 6)
+        );
+        assert_eq!(registered_bytes_max(&[9, 0, 0, 0, 0, 9, 1, 1, 1, 1, 2]), 13);
+        assert_eq!(registered_bytes_max(&[u64::MAX, 1]), u64::MAX);
+    }
+}

@@ -1,0 +1,313 @@
+//! The sender's files: finds them, and reads them to make their digests.
+
+use std::collections::VecDeque;
+use std::fs::{File, Metadata};
+use std::io;
+use std::os::unix::ffi::OsStrExt;
+use std::os::unix::fs::{FileExt, MetadataExt};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use rdmc::Memory;
+
+use crate::announcement::UNDER_WAY_MAX;
+use crate::error::{Context, Kind, Problem};
+use crate::manifest::{Entry, EntryKind, EntryPath, Manifest};
+use crate::mapping;
+
+/// Everything that is to be sent, found by walking through the arguments.
+#[derive(Debug, Default)]
+pub(crate) struct SourceTree {
+    pub(crate) manifest: Manifest,
+    /// Where each entry of the manifest is.
+    pub(crate) paths: Vec<PathBuf>,
+    /// What cannot be sent: symbolic links inside directories, sockets, devices.
+    pub(crate) skipped: Vec<PathBuf>,
+}
+
+impl SourceTree {
+    /// Walks through files and directories, in the order of their names.
+    pub(crate) fn find(arguments: &[PathBuf]) -> Result<Self, Problem> {
+        let mut source = Self::default();
+        for argument in arguments {
+            let metadata = std::fs::metadata(argument).with_context(|| format!("{}", argument.display()))?;
+            if !metadata.is_file() && !metadata.is_dir() {
+                return Err(Kind::Request.problem(format!("{} is neither a file nor a directory", argument.display())));
+            }
+            let name = match argument.file_name() {
+                Some(name) => name.to_owned(),
+                // `.` and `..` have a name of their own.
+                None => match argument.canonicalize()?.file_name() {
+                    Some(name) => name.to_owned(),
+                    None => {
+                        return Err(
+                            Kind::Request.problem(format!("{} has no name to arrive under", argument.display()))
+                        );
+                    }
+                },
+            };
+            let path = EntryPath(vec![name.as_bytes().to_vec()]);
+            if source.manifest.entries.iter().any(|entry| entry.path == path) {
+                return Err(Kind::Request.problem(format!("two of the files are called {path}")));
+            }
+            source.add(argument.clone(), path, &metadata)?;
+        }
+        source.manifest.check().of_kind(Kind::Request)?;
+        Ok(source)
+    }
+
+    fn add(&mut self, at: PathBuf, path: EntryPath, metadata: &Metadata) -> Result<(), Problem> {
+        let kind = if metadata.is_dir() {
+            EntryKind::Directory
+        } else if metadata.is_file() {
+            EntryKind::File { size: metadata.len() }
+        } else {
+            self.skipped.push(at);
+            return Ok(());
+        };
+        let mtime_ns = u32::try_from(metadata.mtime_nsec()).context("a time without nanoseconds")?;
+        let entry = Entry { path, kind, mode: metadata.mode() & 0o777, mtime_s: metadata.mtime(), mtime_ns };
+        let path = entry.path.clone();
+        self.manifest.entries.push(entry);
+        self.paths.push(at.clone());
+        if kind != EntryKind::Directory {
+            // Told before anybody is invited.
+            return File::open(&at).map(drop).with_context(|| format!("{}", at.display()));
+        }
+        let listed = std::fs::read_dir(&at).and_then(Iterator::collect::<Result<Vec<_>, _>>);
+        let mut listed = listed.with_context(|| format!("{}", at.display()))?;
+        listed.sort_by_key(std::fs::DirEntry::file_name);
+        for inner in listed {
+            let mut names = path.0.clone();
+            names.push(inner.file_name().as_bytes().to_vec());
+            // Does not follow links.
+            let metadata = inner.metadata().with_context(|| format!("{}", inner.path().display()))?;
+            self.add(inner.path(), EntryPath(names), &metadata)?;
+        }
+        Ok(())
+    }
+
+    /// Returns the files in the manifest's order: where they are, what they are.
+    pub(crate) fn files(&self) -> impl Iterator<Item = (&Path, &Entry, u64)> {
+        self.manifest.entries.iter().zip(&self.paths).filter_map(|(entry, path)| match entry.kind {
+            EntryKind::File { size } => Some((path.as_path(), entry, size)),
+            EntryKind::Directory => None,
+        })
+    }
+}
+
+/// A file that is open to be sent, and was not changed since it was found.
+#[derive(Debug)]
+pub(crate) struct SourceFile {
+    file: File,
+    path: PathBuf,
+    size: u64,
+    stamp: (i64, i64, u64),
+}
+
+impl SourceFile {
+    /// Opens a file.
+    pub(crate) fn open(path: &Path, entry: &Entry, size: u64) -> Result<Self, Problem> {
+        let named = || format!("{}", path.display());
+        let file = File::open(path).map_err(|error| match error.kind() {
+            io::ErrorKind::NotFound | io::ErrorKind::NotADirectory => changed(path),
+            _ => Problem::from(error).context(named()),
+        })?;
+        let metadata = file.metadata().with_context(named)?;
+        let mtime = (metadata.mtime(), metadata.mtime_nsec());
+        if !metadata.is_file() || metadata.len() != size || mtime != (entry.mtime_s, i64::from(entry.mtime_ns)) {
+            return Err(changed(path));
+        }
+        Ok(Self { stamp: stamp(&metadata), path: path.to_owned(), file, size })
+    }
+
+    /// Tells whether the file was changed since it was opened.
+    pub(crate) fn has_changed(&self) -> bool {
+        self.file.metadata().is_ok_and(|metadata| stamp(&metadata) != self.stamp)
+    }
+
+    /// Says what became of the file, instead of what came of it, if it was changed since it was opened.
+    pub(crate) fn blamed_for(&self, problem: Problem) -> Problem {
+        let (named, said) = (self.path.display().to_string(), problem.reason());
+        match self.has_changed() {
+            true if said.contains(&named) && problem.kind == Kind::Integrity => problem,
+            true => {
+                let message = format!("{named} changed while it was being sent: {said}");
+                Kind::Integrity.blaming(message, problem.failed().to_vec())
+            }
+            false => problem,
+        }
+    }
+
+    /// Maps the file, to be sent without a copy.
+    pub(crate) fn map(&self) -> Result<Memory, Problem> {
+        let named = || format!("{}", self.path.display());
+        let len = usize::try_from(self.size).map_err(|_| Problem::local(TOO_LONG)).with_context(named)?;
+        mapping::to_send(&self.file, len).with_context(named)
+    }
+
+    /// Gives access to the bytes for whoever wants to copy them.
+    pub(crate) fn reader(&self) -> io::Result<impl FnOnce(&mut [u8]) -> io::Result<()> + Send + use<>> {
+        let file = self.file.try_clone()?;
+        Ok(move |to: &mut [u8]| file.read_exact_at(to, 0))
+    }
+
+    /// Computes the digest by reading the file, which must not be changed meanwhile.
+    pub(crate) fn digest(&self) -> Result<blake3::Hash, Problem> {
+        let mut hasher = blake3::Hasher::new();
+        let mut chunk = vec![0; READ_LEN];
+        let mut total = 0;
+        loop {
+            let len = self.file.read_at(&mut chunk, total).with_context(|| format!("{}", self.path.display()))?;
+            if len == 0 {
+                break;
+            }
+            hasher.update(&chunk[..len]);
+            total += len as u64;
+        }
+        if total != self.size || self.has_changed() {
+            return Err(changed(&self.path));
+        }
+        Ok(hasher.finalize())
+    }
+}
+
+/// The files that were sent last: who finds what is wrong with the bytes of one that is changed meanwhile is left to chance,
+/// and so is what it is taken for.
+#[derive(Debug, Default)]
+pub(crate) struct Watched {
+    files: VecDeque<Arc<SourceFile>>,
+    changed: Option<Arc<SourceFile>>,
+}
+
+impl Watched {
+    /// Watches one more, and lets go of one that was sent long ago.
+    pub(crate) fn add(&mut self, file: Arc<SourceFile>) {
+        if self.files.len() == WATCHED_MAX {
+            self.changed = self.changed.take().or(self.files.pop_front().filter(|oldest| oldest.has_changed()));
+        }
+        self.files.push_back(file);
+    }
+
+    /// Blames an error on a file that was changed, if one was.
+    pub(crate) fn blamed_for(&self, problem: Problem) -> Problem {
+        if problem.kind == Kind::Stopped {
+            return problem;
+        }
+        let changed = self.changed.iter().chain(&self.files).find(|file| file.has_changed());
+        match changed {
+            Some(file) => file.blamed_for(problem),
+            None => problem,
+        }
+    }
+}
+
+fn changed(path: &Path) -> Problem {
+    Kind::Integrity.problem(format!("{} changed while it was being sent", path.display()))
+}
+
+/// What changes when a file is written: seconds and nanoseconds of its last change, its length.
+fn stamp(metadata: &Metadata) -> (i64, i64, u64) {
+    (metadata.ctime(), metadata.ctime_nsec(), metadata.len())
+}
+
+/// Said of a file that cannot be mapped here.
+const TOO_LONG: &str = "the file is longer than the address space";
+/// Files that are watched: more than are under way at once.
+const WATCHED_MAX: usize = UNDER_WAY_MAX;
+/// Bytes read at once for a digest.
+const READ_LEN: usize = 1 << 20;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::error::TransferError;
+
+    fn code(problem: Problem) -> u8 {
+        TransferError::from(problem).code()
+    }
+
+    #[test]
+    fn a_tree_is_found_in_order_and_links_are_skipped() {
+        let dir = tempfile::tempdir().unwrap();
+        let root = dir.path().join("tree");
+        std::fs::create_dir_all(root.join("empty")).unwrap();
+        std::fs::write(root.join("b"), b"b").unwrap();
+        std::fs::write(root.join("a"), b"").unwrap();
+        std::os::unix::fs::symlink("/etc/passwd", root.join("link")).unwrap();
+        let source = SourceTree::find(&[root]).unwrap();
+        let paths: Vec<_> = source.manifest.entries.iter().map(|entry| entry.path.to_string()).collect();
+        assert_eq!(paths, ["tree", "tree/a", "tree/b", "tree/empty"]);
+        assert_eq!(source.skipped.len(), 1);
+    }
+
+    #[test]
+    fn files_of_the_same_name_are_a_usage_error() {
+        let dir = tempfile::tempdir().unwrap();
+        let paths = ["x", "y"].map(|name| dir.path().join(name).join("same"));
+        for path in &paths {
+            std::fs::create_dir_all(path.parent().unwrap()).unwrap();
+            std::fs::write(path, b"").unwrap();
+        }
+        assert_eq!(code(SourceTree::find(&paths).unwrap_err()), 2);
+    }
+
+    #[test]
+    fn a_special_file_is_skipped_in_a_directory_and_a_usage_error_by_itself() {
+        let dir = tempfile::tempdir().unwrap();
+        let socket = dir.path().join("socket");
+        let _listener = std::os::unix::net::UnixListener::bind(&socket).unwrap();
+        let link = dir.path().join("link");
+        std::os::unix::fs::symlink("/dev/null", &link).unwrap();
+        for path in [&socket, &link, Path::new("/dev/null")] {
+            let error = TransferError::from(SourceTree::find(&[path.to_owned()]).unwrap_err());
+            assert_eq!(error.code(), 2);
+            assert!(error.to_string().contains(&path.display().to_string()), "{error}");
+        }
+        let found = SourceTree::find(&[dir.path().to_owned()]).unwrap();
+        assert_eq!((found.skipped.len(), found.files().count()), (2, 0));
+    }
+
+    #[test]
+    fn a_file_that_changed_is_an_integrity_error() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("file");
+        std::fs::write(&path, b"one").unwrap();
+        let source = SourceTree::find(std::slice::from_ref(&path)).unwrap();
+        let (at, entry, size) = source.files().next().unwrap();
+        let open = SourceFile::open(at, entry, size).unwrap();
+        std::fs::write(&path, b"three").unwrap();
+        assert_eq!(code(open.digest().unwrap_err()), 5);
+        assert_eq!(code(SourceFile::open(at, entry, size).unwrap_err()), 5);
+        std::fs::remove_file(&path).unwrap();
+        let gone = TransferError::from(SourceFile::open(at, entry, size).unwrap_err());
+        assert!(gone.code() == 5 && gone.to_string().contains(&path.display().to_string()), "{gone}");
+    }
+
+    #[test]
+    fn what_comes_of_a_file_that_changed_is_blamed_on_it() {
+        let dir = tempfile::tempdir().unwrap();
+        let paths = ["changed", "other"].map(|name| dir.path().join(name));
+        paths.iter().for_each(|path| std::fs::write(path, b"one").unwrap());
+        let source = SourceTree::find(&paths).unwrap();
+        let files: Vec<_> =
+            source.files().map(|(at, entry, size)| Arc::new(SourceFile::open(at, entry, size).unwrap())).collect();
+        let mut watched = Watched::default();
+        files.iter().for_each(|file| watched.add(file.clone()));
+        let lost = || Kind::Partial.problem("10.0.0.2:7471 was lost");
+        assert_eq!(code(watched.blamed_for(lost())), 3);
+        std::fs::write(&paths[0], b"three").unwrap();
+        // Also when others were sent since.
+        for others in [0, WATCHED_MAX] {
+            (0..others).for_each(|_| watched.add(files[1].clone()));
+            let blamed = TransferError::from(watched.blamed_for(lost()));
+            assert_eq!(blamed.code(), 5);
+            let told = "/changed changed while it was being sent: 10.0.0.2:7471 was lost";
+            assert!(blamed.to_string().ends_with(told), "{blamed}");
+        }
+        let known = files[0].digest().unwrap_err();
+        assert_eq!(watched.blamed_for(known.clone()), known);
+        let stopped = Kind::Stopped.problem("");
+        assert_eq!(watched.blamed_for(stopped.clone()), stopped);
+    }
+}

@@ -1,0 +1,96 @@
+//! Ending a transfer in good order before it is done.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use tokio::sync::watch;
+use tokio::time::Instant;
+
+/// Ends a sender or a receiver in good order: its peers learn that it leaves. Cheap to clone.
+///
+/// The stream of events must be polled to its end afterwards, since it drives what is left to do.
+#[derive(Clone, Debug)]
+pub struct StopHandle(Arc<watch::Sender<Option<Instant>>>);
+
+impl StopHandle {
+    /// Ends everything as soon as possible.
+    pub fn stop(&self) {
+        self.drain(Duration::ZERO);
+    }
+
+    /// Takes nothing new, and ends what is still under way after `limit`.
+    ///
+    /// Called again it can only shorten the time.
+    pub fn drain(&self, limit: Duration) {
+        let end = Instant::now() + limit;
+        self.0.send_if_modified(|known| {
+            let is_sooner = known.is_none_or(|known| end < known);
+            if is_sooner {
+                *known = Some(end);
+            }
+            is_sooner
+        });
+    }
+}
+
+/// What a [`StopHandle`] tells.
+#[derive(Clone, Debug)]
+pub(crate) struct Stop(watch::Receiver<Option<Instant>>);
+
+impl Stop {
+    /// Makes one, with its handle.
+    pub(crate) fn new() -> (StopHandle, Self) {
+        let (tell, stop) = watch::channel(None);
+        (StopHandle(Arc::new(tell)), Self(stop))
+    }
+
+    /// Waits until nothing new is to be taken.
+    pub(crate) async fn requested(&self) {
+        let mut end = self.0.clone();
+        if end.wait_for(Option::is_some).await.is_err() {
+            // The last handle is gone.
+            std::future::pending().await
+        }
+    }
+
+    /// Waits until what is under way is to end.
+    pub(crate) async fn due(&self) {
+        self.requested().await;
+        let mut end = self.0.clone();
+        loop {
+            let at = end.borrow_and_update().expect("it was requested, which is not taken back");
+            tokio::select! {
+                () = tokio::time::sleep_until(at) => return,
+                Ok(()) = end.changed() => {}
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use futures::FutureExt;
+
+    use super::*;
+
+    const DAY: Duration = Duration::from_secs(24 * 3600);
+
+    #[tokio::test]
+    async fn what_is_under_way_may_go_on_until_the_soonest_limit() {
+        let (handle, stop) = Stop::new();
+        assert!(stop.requested().now_or_never().is_none());
+        handle.drain(DAY);
+        assert!(stop.requested().now_or_never().is_some() && stop.due().now_or_never().is_none());
+        // While somebody waits for it already.
+        tokio::join!(stop.due(), async { handle.stop() });
+        handle.drain(DAY);
+        stop.due().await;
+    }
+
+    #[tokio::test]
+    async fn a_handle_that_is_gone_stops_nothing() {
+        let (handle, stop) = Stop::new();
+        drop(handle);
+        assert!(stop.due().now_or_never().is_none());
+    }
+}
