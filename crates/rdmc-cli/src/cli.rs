@@ -13,6 +13,7 @@ use crate::bench::BenchOptions;
 use crate::choice::{AUTO, AlgorithmName, AlgorithmOptions, HybridOptions, OrAuto};
 use crate::fabric::FabricOptions;
 use crate::named::{Named, one_of};
+use crate::port::DemoPort;
 use crate::progress::OutputOptions;
 use crate::security::SecurityOptions;
 use crate::{exit, size};
@@ -207,7 +208,7 @@ pub(crate) struct DemoOptions {
     #[arg(long, short, env = "RDMC_NODES", default_value_t = 8, value_name = "COUNT", value_parser = clap::value_parser!(u32).range(2..=256))]
     pub(crate) nodes: u32,
     /// Bytes of random data to send
-    #[arg(long, short, env = "RDMC_SIZE", default_value = "256MiB", value_name = "SIZE", value_parser = size::parse)]
+    #[arg(long, short, env = "RDMC_SIZE", default_value = "64MiB", value_name = "SIZE", value_parser = size::parse)]
     pub(crate) size: u64,
     /// A file to send instead
     #[arg(long, value_name = "PATH", conflicts_with = "size")]
@@ -218,6 +219,9 @@ pub(crate) struct DemoOptions {
     /// For verbs, the RDMA device, or how the names of those begin that the members are to share
     #[arg(long, value_name = "NAME")]
     pub(crate) device: Option<String>,
+    /// Rate of the port that each member gets for sending, emulated in the program, or none [default: 1G; with verbs none]
+    #[arg(long, value_name = "RATE")]
+    pub(crate) port_rate: Option<DemoPort>,
     #[command(flatten)]
     pub(crate) algorithm: AlgorithmOptions,
     /// Bytes of a block, the unit that is relayed
@@ -247,6 +251,9 @@ pub(crate) struct DemoMemberOptions {
     /// The RDMA device; TCP without
     #[arg(long)]
     pub(crate) device: Option<String>,
+    /// The rate of its port
+    #[arg(long)]
+    pub(crate) port_rate: DemoPort,
 }
 
 /// Options of `rdmc schedule`.

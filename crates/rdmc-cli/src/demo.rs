@@ -16,6 +16,7 @@ use tokio::task::JoinSet;
 
 use crate::cli::{DemoFabric, DemoOptions};
 use crate::exit::{Exit, of_transfer};
+use crate::port::DemoPort;
 use crate::progress::{Bar, Reporter, print_json};
 use member::{DemoPlan, MemberEvent, take_rounds};
 use table::{DemoSetting, RoundResult};
@@ -33,6 +34,7 @@ pub(crate) async fn run(options: DemoOptions) -> anyhow::Result<()> {
         return Err(Exit::Usage.error("nothing can be shown with 0 bytes: give --size or --file more"));
     }
     let places = Places::find(&options)?;
+    let port = options.port_rate.unwrap_or_else(|| places.port_unless_given());
     // Every receiver holds the whole object in memory.
     check_memory(bytes.saturating_mul(options.nodes.into()))?;
     let data = make_data(file.map(|(file, _)| file), bytes).await?;
@@ -53,12 +55,13 @@ pub(crate) async fn run(options: DemoOptions) -> anyhow::Result<()> {
     let setting = DemoSetting {
         fabric: places.fabric_name(),
         devices: places.devices(options.nodes),
+        port_rate: matches!(port, DemoPort::Limited(_)).then(|| port.to_string()),
         members: options.nodes,
         bytes,
         block_size: options.block_size,
         cores: cores(),
     };
-    let mut members = Members::start(options.nodes, places, &plan).await?;
+    let mut members = Members::start(options.nodes, places, port, &plan).await?;
     let bytes = Bytes::from(data);
     let copied = bytes.clone();
     let copy = move |to: &mut [u8]| {
@@ -78,7 +81,7 @@ pub(crate) async fn run(options: DemoOptions) -> anyhow::Result<()> {
         }
     }
     members.end().await?;
-    reporter.print(&format!("{}\n{}", setting.table(&measured), setting.remark(&algorithm)));
+    reporter.print(&format!("{}\n{}", setting.table(&measured), setting.remark(&measured, &algorithm)));
     let receivers = rdmc::Rank(setting.receivers()).index();
     let wrong = measured.iter().any(|round| round.digests_ok != receivers);
     if wrong { Err(Exit::Integrity.error("a receiver's digest is wrong")) } else { Ok(()) }
@@ -151,6 +154,14 @@ impl Places {
         }
     }
 
+    /// Returns the port that each member gets unless the user says otherwise: devices have ports.
+    fn port_unless_given(&self) -> DemoPort {
+        match self {
+            Places::Tasks | Places::Loopback => DemoPort::default(),
+            Places::Devices(..) => DemoPort::Unlimited,
+        }
+    }
+
     /// Returns the names of the devices that so many members use.
     fn devices(&self, members: u32) -> Vec<String> {
         match self {
@@ -163,8 +174,12 @@ impl Places {
     }
 
     /// Returns the arguments of the process of member `rank`.
-    fn arguments(&self, rank: usize) -> Vec<String> {
-        let at = |ip: IpAddr| vec!["--listen".to_owned(), SocketAddr::new(ip, 0).to_string()];
+    fn arguments(&self, rank: usize, port: DemoPort) -> Vec<String> {
+        let at = |ip: IpAddr| {
+            ["--listen", &SocketAddr::new(ip, 0).to_string(), "--port-rate", &port.to_string()]
+                .map(str::to_owned)
+                .to_vec()
+        };
         match self {
             Places::Tasks | Places::Loopback => at(Ipv4Addr::LOCALHOST.into()),
             Places::Devices(devices, _) => {
@@ -202,13 +217,13 @@ struct Finished {
 }
 
 impl Members {
-    async fn start(members: u32, places: Places, plan: &DemoPlan) -> anyhow::Result<Self> {
+    async fn start(members: u32, places: Places, port: DemoPort, plan: &DemoPlan) -> anyhow::Result<Self> {
         let nodes: Vec<NodeId> = (0..members).map(NodeId).collect();
         let (tell, told) = mpsc::unbounded_channel();
         let mut tasks = JoinSet::new();
         let (builder, children) = match places {
-            Places::Tasks => (start_tasks(&nodes, plan, &tell, &mut tasks), Vec::new()),
-            places => start_processes(members, places, plan, &tell, &mut tasks).await?,
+            Places::Tasks => (start_tasks(&nodes, port, plan, &tell, &mut tasks), Vec::new()),
+            places => start_processes(members, places, port, plan, &tell, &mut tasks).await?,
         };
         let node = builder.pool_bytes_max(plan.pool_bytes()).start().await?;
         Ok(Self { node, nodes, told: News { told, tasks }, children })
@@ -292,6 +307,7 @@ impl News {
 async fn start_processes(
     members: u32,
     places: Places,
+    port: DemoPort,
     plan: &DemoPlan,
     tell: &mpsc::UnboundedSender<(usize, MemberEvent)>,
     tasks: &mut JoinSet<anyhow::Result<()>>,
@@ -299,7 +315,7 @@ async fn start_processes(
     let (mut children, mut addresses) = (Vec::new(), Vec::new());
     let program = Program::this(["internal-demo-member"])?;
     for place in 0..rdmc::Rank(members - 1).index() {
-        let (child, mut lines) = program.start(places.arguments(place + 1)).context("a receiver")?;
+        let (child, mut lines) = program.start(places.arguments(place + 1, port)).context("a receiver")?;
         let first = lines.next_line().await?.context("a receiver ended before it listened")?;
         match serde_json::from_str(&first)? {
             MemberEvent::Listening { address } => addresses.push(address),
@@ -319,19 +335,20 @@ async fn start_processes(
         Places::Devices(_, fabric) => fabric,
         Places::Tasks | Places::Loopback => TcpFabric::new(),
     };
-    Ok((rdmc::invite(fabric, &addresses, payload, START_LIMIT).await?, children))
+    Ok((rdmc::invite(port.limit(fabric), &addresses, payload, START_LIMIT).await?, children))
 }
 
 /// Starts a task for every receiver.
 fn start_tasks(
     nodes: &[NodeId],
+    port: DemoPort,
     plan: &DemoPlan,
     tell: &mpsc::UnboundedSender<(usize, MemberEvent)>,
     tasks: &mut JoinSet<anyhow::Result<()>>,
 ) -> NodeBuilder {
     let network = MemNetwork::new();
     let cluster = Cluster::new(nodes.iter().map(|node| (node.0, format!("member {node}"))));
-    let builder = |node| Node::builder(node, cluster.clone()).fabric(network.fabric());
+    let builder = |node| Node::builder(node, cluster.clone()).fabric(port.limit(network.fabric()));
     for (place, &me) in nodes[1..].iter().enumerate() {
         let (builder, nodes, plan, tell) = (builder(me), nodes.to_vec(), plan.clone(), tell.clone());
         tasks.spawn(async move {

@@ -13,6 +13,7 @@ mod exit;
 mod fabric;
 mod manual;
 mod named;
+mod port;
 mod progress;
 mod recv;
 mod schedule;

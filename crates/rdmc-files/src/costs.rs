@@ -43,7 +43,8 @@ impl PortRate {
         (1e3..=1e13).contains(&bits_per_second).then_some(Self(bits_per_second))
     }
 
-    fn bytes_per_second(self) -> f64 {
+    /// Returns the rate in bytes per second.
+    pub fn bytes_per_second(self) -> f64 {
         self.0 / 8.0
     }
 }

@@ -72,7 +72,7 @@ pub(crate) async fn run(options: DemoMemberOptions) -> anyhow::Result<()> {
         Some(device) => open_device(device, address).map_err(of_transfer)?,
         None => TcpFabric::new(),
     };
-    let listener = Listener::bind(fabric, &options.listen.to_string()).await?;
+    let listener = Listener::bind(options.port_rate.limit(fabric), &options.listen.to_string()).await?;
     print_json(&MemberEvent::Listening { address: listener.local_address().to_owned() });
     let invitation = listener.next_invitation().await;
     let plan: DemoPlan = postcard::from_bytes(invitation.payload())?;

@@ -14,6 +14,8 @@ pub(crate) struct DemoSetting {
     pub(crate) fabric: &'static str,
     /// The RDMA devices in use.
     pub(crate) devices: Vec<String>,
+    /// The rate of each member's emulated port; none if there are no such ports.
+    pub(crate) port_rate: Option<String>,
     pub(crate) members: u32,
     pub(crate) bytes: u64,
     pub(crate) block_size: u32,
@@ -84,6 +86,11 @@ impl DemoSetting {
         Rate { bytes: self.bytes, seconds: mean }
     }
 
+    /// Returns the object's bytes over the time until the last receiver has them.
+    fn rate(&self, measured: &RoundResult) -> Rate {
+        Rate { bytes: self.bytes, seconds: measured.seconds }
+    }
+
     fn aggregate(&self, measured: &RoundResult) -> Rate {
         let delivered = self.bytes.saturating_mul(u64::from(self.receivers()));
         Rate { bytes: delivered, seconds: measured.seconds }
@@ -104,26 +111,28 @@ impl DemoSetting {
             other => format!("{other} by {}", self.devices.join(", ")),
         };
         let mut text = format!(
-            "{} (1 sender, {}), {}, {place}, blocks of {}\n",
+            "{} (1 sender, {}), {}, {place}, blocks of {}",
             count(self.members, "member"),
             count(receivers, "receiver"),
             Bytes(self.bytes),
             Bytes(self.block_size.into()),
         );
+        let _ = match &self.port_rate {
+            Some(rate) => writeln!(text, ", a port of {rate} for each member"),
+            None => writeln!(text),
+        };
         let width = rounds.iter().map(|round| round.algorithm.len()).max().unwrap_or(0);
         let mut line = |cells: [&str; 7]| {
-            let [name, time, per, aggregate, skew, cpu, digests] = cells;
-            let _ = writeln!(
-                text,
-                "  {name:width$}  {time:>9}  {per:>12}  {aggregate:>11}  {skew:>9}  {cpu:>9}  {digests:>11}"
-            );
+            let [name, time, each, all, skew, cpu, digests] = cells;
+            let _ =
+                writeln!(text, "  {name:width$}  {time:>9}  {each:>12}  {all:>11}  {skew:>9}  {cpu:>9}  {digests:>11}");
         };
-        line(["", "time", "per receiver", "aggregate", "skew", "CPU s/GiB", "digests"]);
+        line(["", "time", "to each", "to all", "skew", "CPU s/GiB", "digests"]);
         for round in rounds {
             line([
                 &round.algorithm,
                 &seconds(round.seconds),
-                &self.rate_per_receiver(round).to_string(),
+                &self.rate(round).to_string(),
                 &self.aggregate(round).to_string(),
                 &seconds(round.skew_seconds),
                 &self.cpu_per_gib(round).map_or("-".to_owned(), |cpu| format!("{cpu:.2}")),
@@ -138,29 +147,33 @@ impl DemoSetting {
         text
     }
 
-    /// Says what the numbers mean, and what they do not.
-    #[expect(clippy::cast_precision_loss, reason = "a ratio to be displayed")]
-    pub(crate) fn remark(&self, algorithm: &Algorithm) -> String {
+    /// Explains the numbers, and what they do not show.
+    pub(crate) fn remark(&self, rounds: &[RoundResult], algorithm: &Algorithm) -> String {
         let (steps, sequential) = (self.steps(algorithm), self.steps(&Algorithm::Sequential));
-        let cores = count(self.cores, "core");
-        let here = match self.devices.len() {
-            0 => format!("Here all members share {cores}, so that copying sets the time more than the schedule does"),
-            // What moves the bytes depends on the device: a processor or an adapter.
-            _ => {
-                "Here all members share the devices and the memory of this host, so that the times are not those of a \
-                  network"
-                    .to_owned()
-            }
-        };
-        if steps == 0 || *algorithm == Algorithm::Sequential {
-            return format!("{here}.");
+        let compares = steps > 0 && *algorithm != Algorithm::Sequential;
+        let steps_told = format!("{} of one block instead of {sequential}", count(steps, "step"));
+        if let Some(rate) = &self.port_rate {
+            let here = format!(
+                "All members run on this host. The demo lets each send at most {rate}, like a port of its own (--port-rate)."
+            );
+            return match rounds {
+                [ours, alone] if compares && ours.seconds > 0.0 => {
+                    let gain = alone.seconds / ours.seconds;
+                    let (ours, alone) = (&ours.algorithm, &alone.algorithm);
+                    format!("{here}\n{ours} was {gain:.1} times as fast as {alone}: {steps_told}.")
+                }
+                _ => here,
+            };
         }
-        let gain = sequential as f64 / steps as f64;
-        format!(
-            "{here}.\nOn a network, where each has a port of its own, {algorithm} takes {} of one block instead \
-             of {sequential}: ×{gain:.1}.",
-            count(steps, "step")
-        )
+        let here = match self.devices.len() {
+            0 => {
+                let cores = count(self.cores, "core");
+                format!("All members share {cores} of this host: copying sets the time more than the schedule does.")
+            }
+            // The processor or an adapter moves the bytes, depending on the device.
+            _ => "All members share the devices and the memory of this host: on a network times differ.".to_owned(),
+        };
+        if compares { format!("{here}\nOn ports of their own {algorithm} takes {steps_told}.") } else { here }
     }
 }
 
@@ -176,42 +189,66 @@ mod tests {
     use super::*;
 
     fn setting(members: u32, bytes: u64) -> DemoSetting {
-        DemoSetting { fabric: "tcp", devices: Vec::new(), members, bytes, block_size: 1 << 20, cores: 2 }
+        DemoSetting {
+            fabric: "tcp",
+            devices: Vec::new(),
+            port_rate: None,
+            members,
+            bytes,
+            block_size: 1 << 20,
+            cores: 2,
+        }
     }
 
-    #[test]
-    fn the_table_shows_time_rates_skew_and_processor_time() {
-        let measured = RoundResult {
-            algorithm: "binomial-pipeline".into(),
-            seconds: 0.5,
-            seconds_of_receivers: vec![0.5; 7],
+    fn round(algorithm: &str, seconds: f64) -> RoundResult {
+        RoundResult {
+            algorithm: algorithm.into(),
+            seconds,
+            seconds_of_receivers: vec![seconds / 2.0; 7],
             skew_seconds: 0.012,
             cpu_seconds: 1.75,
             digests_ok: 7,
             blocks_healed: 0,
-        };
+        }
+    }
+
+    /// The time of the last receiver counts: it is what the user waits for.
+    #[test]
+    fn the_table_shows_time_rates_skew_and_processor_time() {
         let expected = "\
 8 members (1 sender, 7 receivers), 256 MiB, tcp on loopback, blocks of 1 MiB
-                          time  per receiver    aggregate       skew  CPU s/GiB      digests
+                          time       to each       to all       skew  CPU s/GiB      digests
   binomial-pipeline     0.50 s     512 MiB/s    3.5 GiB/s    12.0 ms       1.00    7 of 7 ok
 ";
-        assert_eq!(setting(8, 256 << 20).table(&[measured]), expected);
+        assert_eq!(setting(8, 256 << 20).table(&[round("binomial-pipeline", 0.5)]), expected);
+        let limited = DemoSetting { port_rate: Some("1 Gbit/s".into()), ..setting(8, 256 << 20) };
+        let first = limited.table(&[]);
+        assert!(
+            first.starts_with("8 members") && first.contains("blocks of 1 MiB, a port of 1 Gbit/s for each member\n")
+        );
     }
 
     #[test]
-    fn the_remark_names_the_gain_in_steps() {
-        let remark = setting(8, 256 << 20).remark(&Algorithm::BinomialPipeline);
-        assert!(remark.contains("258 steps of one block instead of 1792: ×6.9"), "{remark}");
+    fn the_remark_names_the_gain_in_time_and_in_steps() {
+        let limited = DemoSetting { port_rate: Some("1 Gbit/s".into()), ..setting(8, 256 << 20) };
+        let rounds = [round("binomial-pipeline", 0.5), round("sequential", 3.4)];
+        let remark = limited.remark(&rounds, &Algorithm::BinomialPipeline);
+        assert!(remark.contains("at most 1 Gbit/s"), "{remark}");
+        let gain = "binomial-pipeline was 6.8 times as fast as sequential: 258 steps of one block instead of 1792.";
+        assert!(remark.ends_with(gain), "{remark}");
     }
 
     #[test]
     fn the_remark_says_what_the_members_share() {
         let copied = setting(8, 256 << 20);
-        let remark = |setting: &DemoSetting| setting.remark(&Algorithm::BinomialPipeline);
-        assert!(remark(&copied).starts_with("Here all members share 2 cores, so that copying sets the time"));
+        let remark =
+            |setting: &DemoSetting| setting.remark(&[round("a", 1.0), round("b", 2.0)], &Algorithm::BinomialPipeline);
+        let shared = remark(&copied);
+        assert!(shared.starts_with("All members share 2 cores of this host: copying sets the time"), "{shared}");
+        assert!(!shared.contains("as fast as"), "there are no ports to compare: {shared}");
         let by_devices = DemoSetting { fabric: "verbs", devices: vec!["rxe1".into()], ..copied };
         let remark = remark(&by_devices);
-        assert!(remark.starts_with("Here all members share the devices and the memory of this host"), "{remark}");
+        assert!(remark.starts_with("All members share the devices and the memory of this host"), "{remark}");
         assert!(!remark.contains("copying") && !remark.contains("cores"), "{remark}");
     }
 
@@ -228,7 +265,7 @@ mod tests {
             blocks_healed: 0,
         };
         assert!(setting.table(std::slice::from_ref(&measured)).contains("0 of 0 ok"));
-        assert!(setting.remark(&Algorithm::Chain).ends_with('.'));
+        assert!(setting.remark(std::slice::from_ref(&measured), &Algorithm::Chain).ends_with('.'));
         assert!(setting.event(&measured, &Algorithm::Chain).cpu_seconds_per_gib.is_none());
     }
 }
