@@ -122,7 +122,7 @@ macro_rules! bodies {
             let nodes = rig.clone();
             rig.run(Box::pin(async move {
                 let (a, b) = nodes.pair().await;
-                let harness = Harness { a: End::new(a), b: End::new(b) };
+                let harness = Harness { a: TestNode::new(a), b: TestNode::new(b) };
                 let environment = harness.a.environment();
                 let watched: BoxFuture<'_, ()> = match body {
                     $($(stringify!($body) => Box::pin($module::$body(&harness)),)+)+
@@ -237,8 +237,8 @@ bodies! { $
 
 /// The two nodes a body runs on, `a` and `b`.
 struct Harness {
-    a: End,
-    b: End,
+    a: TestNode,
+    b: TestNode,
 }
 
 impl Harness {
@@ -276,12 +276,12 @@ impl Harness {
 }
 
 /// A node with one completion queue that is drained by a task.
-struct End {
+struct TestNode {
     node: Node,
     completions: Arc<dyn CompletionSource>,
 }
 
-impl End {
+impl TestNode {
     fn new(node: Node) -> Self {
         let (completions, queue) = completion_queue(&node, CompletionMode::Event);
         node.fabric.environment().spawn(Box::pin(queue.drain()));
@@ -332,9 +332,9 @@ impl End {
         self.filled_mut(len, seed).freeze()
     }
 
-    /// Returns memory whose return `shelf` counts, of the [`pattern`].
-    fn lent(&self, shelf: &Arc<Shelf>, len: usize, seed: u64) -> BufferMut {
-        let mut buffer = self.region(len).lend(shelf.clone()).expect("allocated memory is writable");
+    /// Returns memory whose return `lender` counts, of the [`pattern`].
+    fn lent(&self, lender: &Arc<CountingLender>, len: usize, seed: u64) -> BufferMut {
+        let mut buffer = self.region(len).lend(lender.clone()).expect("allocated memory is writable");
         buffer.copy_from_slice(&pattern(len, seed));
         buffer
     }
@@ -352,23 +352,23 @@ fn completion_queue(node: &Node, mode: CompletionMode) -> (Arc<dyn CompletionSou
 }
 
 /// A lender that counts what it gets back.
-struct Shelf {
+struct CountingLender {
     returned: watch::Sender<usize>,
 }
 
-impl Shelf {
+impl CountingLender {
     fn new() -> Arc<Self> {
         Arc::new(Self { returned: watch::Sender::new(0) })
     }
 
     /// Waits until `count` regions are back.
-    async fn holds(&self, count: usize) {
+    async fn holds_at_least(&self, count: usize) {
         let mut returned = self.returned.subscribe();
-        returned.wait_for(|&n| n >= count).await.expect("the shelf is borrowed, so its sender lives");
+        returned.wait_for(|&n| n >= count).await.expect("the lender is borrowed, so its sender lives");
     }
 }
 
-impl Lender for Shelf {
+impl Lender for CountingLender {
     fn take_back(&self, _region: MemoryRegion) {
         self.returned.send_modify(|count| *count += 1);
     }
@@ -376,15 +376,15 @@ impl Lender for Shelf {
 
 /// What an inspector was shown.
 #[derive(Debug, Default)]
-struct Seen(Mutex<Vec<u8>>);
+struct RecordingInspector(Mutex<Vec<u8>>);
 
-impl Seen {
+impl RecordingInspector {
     fn bytes(&self) -> Vec<u8> {
         self.0.lock().expect("nobody panics while it is held").clone()
     }
 }
 
-impl Inspector for Seen {
+impl Inspector for RecordingInspector {
     fn inspect(&self, bytes: &[u8]) {
         self.0.lock().expect("nobody panics while it is held").extend_from_slice(bytes);
     }

@@ -68,14 +68,14 @@ pub struct Posting {
 pub struct FaultFabric {
     inner: Arc<dyn Fabric>,
     plan: Arc<Plan>,
-    made: Mutex<Made>,
+    queue_pairs: Mutex<QueuePairs>,
 }
 
 type Plan = dyn Fn(&Posting) -> Fault + Send + Sync;
 
 /// The queue pairs of one fabric.
 #[derive(Default)]
-struct Made {
+struct QueuePairs {
     count: u64,
     alive: Vec<Weak<FaultQueuePair>>,
 }
@@ -83,12 +83,12 @@ struct Made {
 impl FaultFabric {
     /// Wraps `inner`; `plan` says what becomes of each request, and is called by whoever posts.
     pub fn new(inner: Arc<dyn Fabric>, plan: impl Fn(&Posting) -> Fault + Send + Sync + 'static) -> Arc<Self> {
-        Arc::new(Self { inner, plan: Arc::new(plan), made: Mutex::default() })
+        Arc::new(Self { inner, plan: Arc::new(plan), queue_pairs: Mutex::default() })
     }
 
     /// Closes every queue pair made so far, as the death of the node would.
     pub fn close_all(&self) {
-        let alive = std::mem::take(&mut lock(&self.made).alive);
+        let alive = std::mem::take(&mut lock(&self.queue_pairs).alive);
         for queue_pair in alive.iter().filter_map(Weak::upgrade) {
             QueuePairDecorator::close(&*queue_pair);
         }
@@ -112,9 +112,9 @@ impl FabricDecorator for FaultFabric {
         config: QueuePairConfig,
     ) -> Result<QueuePair, FabricError> {
         let queue_pair = self.inner.create_queue_pair(completions, config)?;
-        let mut made = lock(&self.made);
-        let index = made.count;
-        made.count += 1;
+        let mut queue_pairs = lock(&self.queue_pairs);
+        let index = queue_pairs.count;
+        queue_pairs.count += 1;
         Ok(queue_pair.map_raw(|inner| {
             let faulty = Arc::new_cyclic(|this| FaultQueuePair {
                 inner,
@@ -125,8 +125,8 @@ impl FabricDecorator for FaultFabric {
                 state: Mutex::default(),
                 this: this.clone(),
             });
-            made.alive.retain(|queue_pair| queue_pair.strong_count() > 0);
-            made.alive.push(Arc::downgrade(&faulty));
+            queue_pairs.alive.retain(|queue_pair| queue_pair.strong_count() > 0);
+            queue_pairs.alive.push(Arc::downgrade(&faulty));
             faulty
         }))
     }
@@ -145,20 +145,20 @@ struct FaultQueuePair {
 #[derive(Default)]
 struct FaultState {
     posted: BTreeMap<Opcode, u64>,
-    sends: Lane,
-    receives: Lane,
+    sends: DelayedQueue,
+    receives: DelayedQueue,
 }
 
 /// Requests that wait for their time, in order.
 #[derive(Default)]
-struct Lane {
+struct DelayedQueue {
     waiting: VecDeque<(Timestamp, WorkRequest)>,
     /// A task posts them; until it ends nobody may overtake.
     running: bool,
 }
 
 impl FaultState {
-    fn lane(&mut self, receives: bool) -> &mut Lane {
+    fn queue(&mut self, receives: bool) -> &mut DelayedQueue {
         if receives { &mut self.receives } else { &mut self.sends }
     }
 }
@@ -190,10 +190,10 @@ impl QueuePairDecorator for FaultQueuePair {
         let receives = matches!(request.work(), Work::Receive { .. });
         {
             let mut state = lock(&self.state);
-            let lane = state.lane(receives);
-            if lane.running || !delay.is_zero() {
-                lane.waiting.push_back((self.environment.now() + delay, request));
-                if !std::mem::replace(&mut lane.running, true) {
+            let queue = state.queue(receives);
+            if queue.running || !delay.is_zero() {
+                queue.waiting.push_back((self.environment.now() + delay, request));
+                if !std::mem::replace(&mut queue.running, true) {
                     let this = self.this.upgrade().expect("somebody holds the queue pair they post to");
                     self.environment.spawn(Box::pin(async move { this.post_waiting(receives).await }));
                 }
@@ -245,21 +245,21 @@ impl FaultQueuePair {
         }
     }
 
-    /// Posts the requests of one lane, each when its time has come, until none is left.
+    /// Posts the requests of one queue, each when its time has come, until none is left.
     async fn post_waiting(&self, receives: bool) {
         loop {
             let due = {
                 let mut state = lock(&self.state);
-                let lane = state.lane(receives);
-                let Some((due, _)) = lane.waiting.front() else {
-                    lane.running = false;
+                let queue = state.queue(receives);
+                let Some((due, _)) = queue.waiting.front() else {
+                    queue.running = false;
                     return;
                 };
                 *due
             };
             self.environment.sleep_until(due).await;
             // None if the queue pair was closed meanwhile.
-            let next = lock(&self.state).lane(receives).waiting.pop_front();
+            let next = lock(&self.state).queue(receives).waiting.pop_front();
             if let Some((_, request)) = next {
                 self.inner.post(request);
                 // The flush that was to let it out may be over.

@@ -41,7 +41,7 @@ pub use shm::{SHM_ENTRY_LEN, SHM_REQUEST_LEN, recode_shm_entry, recode_shm_reque
 
 #[cfg(target_os = "linux")]
 mod shm {
-    use crate::shm::ring::{ENTRY_LEN, Entry, INLINE_LEN_MAX, Kind, Place, Target};
+    use crate::shm::ring::{ENTRY_LEN, Entry, EntryKind, INLINE_LEN_MAX, Payload, Target};
     use crate::shm::wire::Request;
 
     /// Bytes of an entry of the fabric `shm`.
@@ -62,14 +62,14 @@ mod shm {
 
     /// Encodes an entry of each kind, by its name.
     pub fn shm_entries() -> Vec<(&'static str, [u8; ENTRY_LEN])> {
-        let (target, inline) = (Target { key: 7, address: 8 }, Place::Inline([9; INLINE_LEN_MAX]));
-        let shared = Place::Shared { object: 5, offset: 1 << 30 };
-        let entry = |kind, len, place| {
+        let (target, inline) = (Target { key: 7, address: 8 }, Payload::Inline([9; INLINE_LEN_MAX]));
+        let shared = Payload::Shared { object: 5, offset: 1 << 30 };
+        let entry = |kind, len, payload| {
             let imm = (len == 72).then_some(3);
-            Entry { kind, imm, first: true, last: true, total: 1 << 20, len, place }.encode()
+            Entry { kind, imm, first: true, last: true, total: 1 << 20, len, payload }.encode()
         };
-        let (send, write) = (entry(Kind::Send, 1 << 20, shared), entry(Kind::Write(target), 72, inline));
-        let (read, data) = (entry(Kind::Read(target), 0, inline), entry(Kind::ReadData, 1 << 18, shared));
+        let (send, write) = (entry(EntryKind::Send, 1 << 20, shared), entry(EntryKind::Write(target), 72, inline));
+        let (read, data) = (entry(EntryKind::Read(target), 0, inline), entry(EntryKind::ReadData, 1 << 18, shared));
         vec![("send", send), ("write", write), ("read", read), ("read-data", data)]
     }
 

@@ -22,7 +22,7 @@ use crate::fabric::{Capabilities, ConnectError, Endpoint, Fabric, FabricError, P
 use crate::memory::{AttachError, Buffer, Memory, MemoryRegion, ObjectDescriptor, ObjectShare, SharedObject};
 use crate::queue_pair::{QueuePair, next_queue_pair_id};
 use crate::remote::{Expose, ExposedRegion};
-use crate::software::{Exposures, Pairing, PostedWork, Turns};
+use crate::software::{Exposures, Pairing, PostedWork, YieldBudget};
 use crate::sync::lock;
 use crate::work::{QueuePairId, Work, WorkError, WorkRequest};
 
@@ -221,32 +221,32 @@ impl MemQueuePair {
 
     /// Carries out posted requests until the queue pair breaks.
     async fn carry_out_all(&self) {
-        let mut turns = Turns::default();
+        let mut budget = YieldBudget::default();
         while !self.posted.is_broken() {
             match self.posted.try_take_send() {
-                Some(request) => self.carry_out(request, &mut turns).await,
+                Some(request) => self.carry_out(request, &mut budget).await,
                 None => self.posted.sends_changed().await,
             }
         }
     }
 
-    async fn carry_out(&self, mut request: WorkRequest, turns: &mut Turns) {
+    async fn carry_out(&self, mut request: WorkRequest, budget: &mut YieldBudget) {
         let Some(peer) = self.pairing.peer() else {
             self.posted.finish(request, Err(WorkError::ConnectionLost));
             return self.break_both(WorkError::ConnectionLost);
         };
         let result = match request.work_mut() {
-            Work::Send { data, imm } => peer.take_in(Some(data), *imm, turns).await,
+            Work::Send { data, imm } => peer.take_in(Some(data), *imm, budget).await,
             Work::Write { data, to, imm } => match peer.exposures.open(*to, true) {
                 Ok(grant) => {
                     for at in (0..data.len()).step_by(COPY_CHUNK) {
                         let chunk = &data[at..data.len().min(at + COPY_CHUNK)];
                         let copy = |room: &mut [u8]| room.copy_from_slice(chunk);
                         grant.with_bytes_mut(at, chunk.len(), copy);
-                        turns.after(chunk.len()).await;
+                        budget.spend(chunk.len()).await;
                     }
                     match imm {
-                        Some(_) => peer.take_in(None, *imm, turns).await.map(|_| data.len()),
+                        Some(_) => peer.take_in(None, *imm, budget).await.map(|_| data.len()),
                         None => Ok(data.len()),
                     }
                 }
@@ -260,7 +260,7 @@ impl MemQueuePair {
                         let copied = room.len();
                         let copy = |bytes: &[u8]| room.copy_from_slice(bytes);
                         grant.with_bytes(at, copied, copy);
-                        turns.after(copied).await;
+                        budget.spend(copied).await;
                     }
                     Ok(len)
                 }
@@ -277,7 +277,12 @@ impl MemQueuePair {
 
     /// Takes a peer's send, or with no data the notice of its write with immediate. Returns the bytes taken or what
     /// to tell the sender.
-    async fn take_in(&self, data: Option<&[u8]>, imm: Option<u32>, turns: &mut Turns) -> Result<usize, WorkError> {
+    async fn take_in(
+        &self,
+        data: Option<&[u8]>,
+        imm: Option<u32>,
+        budget: &mut YieldBudget,
+    ) -> Result<usize, WorkError> {
         let limit = self.config.receiver_not_ready;
         let mut receive = match self.posted.take_receive(&*self.environment, limit).await {
             Ok(receive) => receive,
@@ -297,7 +302,7 @@ impl MemQueuePair {
             if let Some(inspector) = &inspector {
                 inspector.inspect(&room[..chunk.len()]);
             }
-            turns.after(chunk.len()).await;
+            budget.spend(chunk.len()).await;
         }
         let result = if self.posted.is_broken() { Err(WorkError::Flushed) } else { Ok(data.len()) };
         receive.finish(result, imm);

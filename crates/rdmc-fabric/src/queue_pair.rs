@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use crate::fabric::{ConnectError, Endpoint, Peer, QueuePairConfig, RawQueuePair};
 use crate::memory::{Buffer, BufferMut};
 use crate::remote::RemoteMemory;
-use crate::work::{Inspector, Manner, Operation, QueuePairId, Received, Slot, Work, WorkError, WorkRequest};
+use crate::work::{Inspector, Operation, QueuePairId, Received, Signaling, Slot, Work, WorkError, WorkRequest};
 
 /// A reliable connected queue pair.
 ///
@@ -73,7 +73,7 @@ impl QueuePair {
     /// It may not leave before a later send, write or read is posted or [`flush`](Self::flush) is called, and may end
     /// late, as with [`write_unsignaled`](Self::write_unsignaled).
     pub fn send_with_more(&self, data: Buffer, imm: Option<u32>) -> Operation<()> {
-        Operation::plain(self.post_with(Work::Send { data, imm }, Manner::MoreToCome))
+        Operation::plain(self.post_with(Work::Send { data, imm }, Signaling::MoreToCome))
     }
 
     /// Lets out what [`send_with_more`](Self::send_with_more) holds back.
@@ -88,7 +88,7 @@ impl QueuePair {
 
     /// Does what [`receive`](Self::receive) does; `inspector` looks at the bytes as they come, as far as the fabric shows them.
     pub fn receive_inspected(&self, into: BufferMut, inspector: Arc<dyn Inspector>) -> Operation<Received> {
-        let slot = self.post_as(Work::Receive { into }, Manner::Signaled, Some(inspector));
+        let slot = self.post_as(Work::Receive { into }, Signaling::Signaled, Some(inspector));
         Operation::receive(slot)
     }
 
@@ -108,7 +108,7 @@ impl QueuePair {
     /// for ever. For small writes that come in numbers, whose fate shows in the queue pair's.
     pub fn write_unsignaled(&self, data: Buffer, to: RemoteMemory, imm: Option<u32>) -> Operation<()> {
         let to = RemoteMemory { len: data.len() as u64, ..to };
-        Operation::plain(self.post_with(Work::Write { data, to, imm }, Manner::Unsignaled))
+        Operation::plain(self.post_with(Work::Write { data, to, imm }, Signaling::Unsignaled))
     }
 
     /// Reads the peer's memory at `from` into `into`, as many bytes as that has; the peer checks the bounds, as
@@ -124,14 +124,14 @@ impl QueuePair {
     }
 
     fn post(&self, work: Work) -> Arc<Slot> {
-        self.post_with(work, Manner::Signaled)
+        self.post_with(work, Signaling::Signaled)
     }
 
-    fn post_with(&self, work: Work, manner: Manner) -> Arc<Slot> {
-        self.post_as(work, manner, None)
+    fn post_with(&self, work: Work, signaling: Signaling) -> Arc<Slot> {
+        self.post_as(work, signaling, None)
     }
 
-    fn post_as(&self, work: Work, manner: Manner, inspector: Option<Arc<dyn Inspector>>) -> Arc<Slot> {
+    fn post_as(&self, work: Work, signaling: Signaling, inspector: Option<Arc<dyn Inspector>>) -> Arc<Slot> {
         let (outstanding, depth) = match work {
             Work::Receive { .. } => (&self.receives, self.config.receive_depth),
             _ => (&self.sends, self.config.send_depth),
@@ -141,8 +141,8 @@ impl QueuePair {
             return Slot::refused(WorkError::QueueFull { depth });
         };
         // Nothing could be posted behind it, on which its completion might wait.
-        let manner = if before + 1 == depth { Manner::Signaled } else { manner };
-        let (request, slot) = WorkRequest::new(work, manner, inspector, self.raw.id(), outstanding.clone());
+        let signaling = if before + 1 == depth { Signaling::Signaled } else { signaling };
+        let (request, slot) = WorkRequest::new(work, signaling, inspector, self.raw.id(), outstanding.clone());
         self.raw.post(request);
         slot
     }

@@ -33,13 +33,13 @@ use crate::tls::SharedSecret;
 #[derive(Default)]
 pub struct Rendezvous {
     /// Queue pairs that wait for the peer's connection, by their nonce or its name.
-    expected: Mutex<HashMap<u128, oneshot::Sender<Arrival>>>,
+    expected: Mutex<HashMap<u128, oneshot::Sender<AcceptedConnection>>>,
     listening: Mutex<Option<SocketAddr>>,
     refused: AtomicU64,
 }
 
 /// A connection that knew a nonce.
-struct Arrival {
+struct AcceptedConnection {
     stream: TcpStream,
     /// The nonce it gave as its own, or its name.
     from: u128,
@@ -63,13 +63,13 @@ impl Rendezvous {
 
     fn meeting_with(self: &Arc<Self>, environment: &dyn Environment, public: fn(u128) -> u128) -> Meeting {
         let nonce = environment.random_u128();
-        let (arrived, arrival) = oneshot::channel();
-        lock(&self.expected).insert(public(nonce), arrived);
+        let (sender, receiver) = oneshot::channel();
+        lock(&self.expected).insert(public(nonce), sender);
         Meeting {
             rendezvous: self.clone(),
             nonce,
             public,
-            arrival: Mutex::new(Some(arrival)),
+            accepted: Mutex::new(Some(receiver)),
             closed: watch::Sender::new(false),
         }
     }
@@ -105,7 +105,7 @@ impl DataAcceptor for Rendezvous {
             let (to, from) = (nonce_at(&nonces, 0), nonce_at(&nonces, 16));
             // Taken out, so that a nonce lets in one connection only.
             let expected = lock(&self.expected).remove(&to);
-            let accepted = expected.map(|arrived| arrived.send(Arrival { stream, from }).is_ok());
+            let accepted = expected.map(|sender| sender.send(AcceptedConnection { stream, from }).is_ok());
             if accepted == Some(true) {
                 return Ok(());
             }
@@ -122,7 +122,7 @@ pub struct Meeting {
     /// What of a nonce may be seen on the network.
     public: fn(u128) -> u128,
     /// The peer's connection, if this end is the passive one; taken by [`meet`](Self::meet).
-    arrival: Mutex<Option<oneshot::Receiver<Arrival>>>,
+    accepted: Mutex<Option<oneshot::Receiver<AcceptedConnection>>>,
     closed: watch::Sender<bool>,
 }
 
@@ -147,12 +147,12 @@ impl Meeting {
         role: Role,
         address: Option<IpAddr>,
     ) -> Result<TcpStream, ConnectError> {
-        let arrival = lock(&self.arrival).take().ok_or(ConnectError::WrongState)?;
+        let accepted = lock(&self.accepted).take().ok_or(ConnectError::WrongState)?;
         let met = async {
             match role {
                 Role::Active => self.open(remote, address).await,
                 Role::Passive => {
-                    let mut stream = self.await_arrival(arrival, remote).await?;
+                    let mut stream = self.await_connection(accepted, remote).await?;
                     // The peer's own nonce proves who is here.
                     let proof = remote.nonce.to_le_bytes();
                     stream.write_all(&proof).await.map_err(ConnectError::Unreachable)?;
@@ -170,19 +170,19 @@ impl Meeting {
         role: Role,
         address: Option<IpAddr>,
     ) -> Result<TlsStream<TcpStream>, ConnectError> {
-        let arrival = lock(&self.arrival).take().ok_or(ConnectError::WrongState)?;
+        let accepted = lock(&self.accepted).take().ok_or(ConnectError::WrongState)?;
         let secret = |active: u128, passive: u128| {
             SharedSecret::derive(CONNECTION_SECRET, &[active.to_le_bytes(), passive.to_le_bytes()].concat())
         };
         let met = async {
             let encrypted = match role {
                 Role::Active => {
-                    let stream = self.knock(remote, address).await?;
+                    let stream = self.dial(remote, address).await?;
                     let connector = TlsConnector::from(secret(self.nonce, remote.nonce).client_config());
                     connector.connect(SharedSecret::server_name(), stream).await.map(TlsStream::from)
                 }
                 Role::Passive => {
-                    let stream = self.await_arrival(arrival, remote).await?;
+                    let stream = self.await_connection(accepted, remote).await?;
                     let peer = stream.peer_addr().ok();
                     let acceptor = TlsAcceptor::from(secret(remote.nonce, self.nonce).server_config());
                     acceptor.accept(stream).await.map(TlsStream::from).inspect_err(|error| {
@@ -213,7 +213,7 @@ impl Meeting {
         self.closed.send_replace(true);
         self.forget();
         // A peer whose connection has arrived waits for the proof, which does not come any more.
-        drop(lock(&self.arrival).take());
+        drop(lock(&self.accepted).take());
     }
 
     /// Returns a view of whether the meeting was closed.
@@ -223,14 +223,14 @@ impl Meeting {
 
     /// Opens the connection and waits for the peer's proof that it is the one expected.
     async fn open(&self, remote: MeetingPlace, address: Option<IpAddr>) -> Result<TcpStream, ConnectError> {
-        let mut stream = self.knock(remote, address).await?;
+        let mut stream = self.dial(remote, address).await?;
         let mut proof = [0; 16];
         stream.read_exact(&mut proof).await.map_err(ConnectError::Unreachable)?;
         if u128::from_le_bytes(proof) == self.nonce { Ok(stream) } else { Err(ConnectError::BadNonce) }
     }
 
     /// Opens the connection and says who is meant, and who comes.
-    async fn knock(&self, remote: MeetingPlace, address: Option<IpAddr>) -> Result<TcpStream, ConnectError> {
+    async fn dial(&self, remote: MeetingPlace, address: Option<IpAddr>) -> Result<TcpStream, ConnectError> {
         self.forget();
         let mut at = remote.listening.ok_or(ConnectError::PeerNotListening)?;
         if let (true, Some(ip)) = (at.ip().is_unspecified(), address) {
@@ -248,16 +248,16 @@ impl Meeting {
     }
 
     /// Waits for the peer's connection.
-    async fn await_arrival(
+    async fn await_connection(
         &self,
-        arrival: oneshot::Receiver<Arrival>,
+        accepted: oneshot::Receiver<AcceptedConnection>,
         remote: MeetingPlace,
     ) -> Result<TcpStream, ConnectError> {
         if lock(&self.rendezvous.listening).is_none() {
             return Err(ConnectError::NotListening);
         }
-        let arrival = arrival.await.map_err(|_| ConnectError::WrongState)?;
-        if arrival.from == (self.public)(remote.nonce) { Ok(arrival.stream) } else { Err(ConnectError::BadNonce) }
+        let accepted = accepted.await.map_err(|_| ConnectError::WrongState)?;
+        if accepted.from == (self.public)(remote.nonce) { Ok(accepted.stream) } else { Err(ConnectError::BadNonce) }
     }
 
     fn forget(&self) {

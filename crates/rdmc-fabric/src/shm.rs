@@ -149,11 +149,11 @@ impl Fabric for ShmFabric {
         if len < SHARED_LEN_MIN {
             return self.register(Memory::anonymous(len).map_err(refused)?);
         }
-        let piece = self.node.arena.allocate(len).map_err(refused)?;
-        let (object, offset) = piece.place();
-        let (base, objects) = (piece.as_mut_ptr() as usize, self.node.objects.clone());
+        let allocation = self.node.arena.allocate(len).map_err(refused)?;
+        let (object, offset) = allocation.location();
+        let (base, objects) = (allocation.as_mut_ptr() as usize, self.node.objects.clone());
         let shared = Shared::Memory { base, object, offset, objects };
-        Ok(MemoryRegion::new(piece.into_memory(len), Box::new(shared)))
+        Ok(MemoryRegion::new(allocation.into_memory(len), Box::new(shared)))
     }
 
     fn expose(&self, memory: Expose) -> Result<ExposedRegion, FabricError> {
@@ -196,15 +196,15 @@ enum Shared {
 impl Shared {
     /// Returns the object's number and where in it the bytes of `data` begin, if they lie in this memory, which must be
     /// shared in `objects`, and are worth opening a file.
-    fn place_of(&self, data: &Buffer, objects: &Arc<Objects>) -> Option<(u64, u64)> {
+    fn locate(&self, data: &Buffer, objects: &Arc<Objects>) -> Option<(u64, u64)> {
         let at = data.as_ptr() as usize;
         let (object, base, offset, shared_in) = match self {
             Self::Memory { base, object, offset, objects } => (*object, *base, *offset, objects),
             Self::File { .. } if data.len() < FILE_LEN_MIN => return None,
             Self::File { base, file } => (file.number, *base, 0, file.objects()),
         };
-        let place = (object, (at.checked_sub(base)? + offset) as u64);
-        Arc::ptr_eq(shared_in, objects).then_some(place)
+        let location = (object, (at.checked_sub(base)? + offset) as u64);
+        Arc::ptr_eq(shared_in, objects).then_some(location)
     }
 }
 

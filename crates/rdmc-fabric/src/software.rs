@@ -19,14 +19,14 @@ use crate::work::{Inspector, Nearing, QueuePairId, Work, WorkError, WorkRequest}
 ///
 /// Short requests are taken several at a time: whoever waits for their completions is woken once for all of them.
 #[derive(Debug, Default)]
-pub(crate) struct Turns {
+pub(crate) struct YieldBudget {
     /// Bytes moved since then.
     moved: usize,
 }
 
-impl Turns {
+impl YieldBudget {
     /// Counts a request, or a part of one.
-    pub(crate) async fn after(&mut self, bytes: usize) {
+    pub(crate) async fn spend(&mut self, bytes: usize) {
         self.moved = self.moved.saturating_add(bytes.max(TURN_BYTES / TURN_REQUESTS));
         if self.moved >= TURN_BYTES {
             self.moved = 0;
@@ -114,7 +114,7 @@ impl PostedWork {
         &self,
         environment: &dyn Environment,
         limit: Duration,
-    ) -> Result<Taken<'_>, WorkError> {
+    ) -> Result<TakenRequest<'_>, WorkError> {
         let mut deadline: Option<Timestamp> = None;
         let mut late = false;
         loop {
@@ -124,7 +124,7 @@ impl PostedWork {
                     return Err(WorkError::Flushed);
                 }
                 if let Some(receive) = state.receives.pop_front() {
-                    return Ok(self.taken(receive));
+                    return Ok(self.guard(receive));
                 }
             }
             if late {
@@ -158,9 +158,9 @@ impl PostedWork {
     }
 
     /// Takes the oldest request that waits for an acknowledgement.
-    pub(crate) fn acknowledged(&self) -> Option<Taken<'_>> {
+    pub(crate) fn acknowledged(&self) -> Option<TakenRequest<'_>> {
         let request = self.lock().unacknowledged.pop_front()?;
-        Some(self.taken(request))
+        Some(self.guard(request))
     }
 
     /// Notes that the oldest request that waits for an acknowledgement is nearly done; false if there is none.
@@ -231,8 +231,8 @@ impl PostedWork {
     }
 
     /// Has a request be flushed unless it is finished.
-    pub(crate) fn taken(&self, request: WorkRequest) -> Taken<'_> {
-        Taken { posted: self, request: Some(request) }
+    pub(crate) fn guard(&self, request: WorkRequest) -> TakenRequest<'_> {
+        TakenRequest { posted: self, request: Some(request) }
     }
 
     fn lock(&self) -> MutexGuard<'_, PostedState> {
@@ -249,12 +249,12 @@ impl Drop for PostedWork {
 /// A request that a task has taken out to fill it.
 ///
 /// If the task ends on the way, the request is flushed, so that no completion is missing from the queue.
-pub(crate) struct Taken<'a> {
+pub(crate) struct TakenRequest<'a> {
     posted: &'a PostedWork,
     request: Option<WorkRequest>,
 }
 
-impl Taken<'_> {
+impl TakenRequest<'_> {
     pub(crate) fn work_mut(&mut self) -> &mut Work {
         self.request.as_mut().expect("only finishing takes the request out").work_mut()
     }
@@ -274,7 +274,7 @@ impl Taken<'_> {
     }
 }
 
-impl Drop for Taken<'_> {
+impl Drop for TakenRequest<'_> {
     fn drop(&mut self) {
         if let Some(request) = self.request.take() {
             self.posted.finish(request, Err(WorkError::Flushed));

@@ -127,7 +127,7 @@ impl RawQueuePair for TcpShmQueuePair {
 
     fn endpoint(&self) -> Endpoint {
         let state = &self.0;
-        Both { host: state.host, shm: state.shm.endpoint(), tcp: state.tcp.endpoint() }.to_endpoint()
+        TcpShmEndpoint { host: state.host, shm: state.shm.endpoint(), tcp: state.tcp.endpoint() }.encode()
     }
 
     fn connect(&self, peer: Peer) -> BoxFuture<'static, Result<(), ConnectError>> {
@@ -174,35 +174,35 @@ impl State {
             return Err(ConnectError::WrongState);
         }
         match self.meet(peer).await? {
-            Met::BySharedMemory => self.choose("shm", &self.shm, &self.tcp),
-            Met::ByTcp => self.choose("tcp", &self.tcp, &self.shm),
+            Transport::SharedMemory => self.choose("shm", &self.shm, &self.tcp),
+            Transport::Tcp => self.choose("tcp", &self.tcp, &self.shm),
         }
         Ok(())
     }
 
     /// Connects one of the two queue pairs.
-    async fn meet(&self, peer: Peer) -> Result<Met, ConnectError> {
-        let Both { host, shm, tcp } = Both::of_endpoint(&peer.endpoint)?;
+    async fn meet(&self, peer: Peer) -> Result<Transport, ConnectError> {
+        let TcpShmEndpoint { host, shm, tcp } = TcpShmEndpoint::decode(&peer.endpoint)?;
         let by = |endpoint: Endpoint| Peer { endpoint, ..peer.clone() };
-        let by_tcp = self.tcp.connect(by(tcp)).map_ok(|()| Met::ByTcp);
+        let via_tcp = self.tcp.connect(by(tcp)).map_ok(|()| Transport::Tcp);
         if host != self.host {
-            return by_tcp.await;
+            return via_tcp.await;
         }
-        let by_shm = self.shm.connect(by(shm)).map_ok(|()| Met::BySharedMemory);
+        let via_shm = self.shm.connect(by(shm)).map_ok(|()| Transport::SharedMemory);
         if peer.role == Role::Active {
-            return match by_shm.await {
+            return match via_shm.await {
                 Err(ConnectError::Unreachable(error)) => {
                     tracing::debug!(%error, "no shared memory with a peer that seems to be of this host");
-                    by_tcp.await
+                    via_tcp.await
                 }
                 met => met,
             };
         }
-        match select(by_shm, by_tcp).await {
+        match select(via_shm, via_tcp).await {
             // Only by shared memory can one be reached who listens nowhere.
-            Either::Right((Err(ConnectError::NotListening), by_shm)) => by_shm.await,
+            Either::Right((Err(ConnectError::NotListening), via_shm)) => via_shm.await,
             // The peer tries the other one next.
-            Either::Left((Err(ConnectError::Unreachable(_)), by_tcp)) => by_tcp.await,
+            Either::Left((Err(ConnectError::Unreachable(_)), via_tcp)) => via_tcp.await,
             Either::Left((met, _)) | Either::Right((met, _)) => met,
         }
     }
@@ -226,20 +226,20 @@ impl State {
 }
 
 /// Which of the two queue pairs is connected.
-enum Met {
-    BySharedMemory,
-    ByTcp,
+enum Transport {
+    SharedMemory,
+    Tcp,
 }
 
 /// Where both kinds of connections lead.
-struct Both {
+struct TcpShmEndpoint {
     host: Host,
     shm: Endpoint,
     tcp: Endpoint,
 }
 
-impl Both {
-    fn to_endpoint(&self) -> Endpoint {
+impl TcpShmEndpoint {
+    fn encode(&self) -> Endpoint {
         let mut out = ENDPOINT_TAG.to_vec();
         out.extend(self.host.as_bytes());
         let shm = self.shm.as_bytes();
@@ -249,7 +249,7 @@ impl Both {
         Endpoint::new(out).expect("both are short")
     }
 
-    fn of_endpoint(endpoint: &Endpoint) -> Result<Self, ConnectError> {
+    fn decode(endpoint: &Endpoint) -> Result<Self, ConnectError> {
         let parts = || {
             let rest = endpoint.as_bytes().strip_prefix(ENDPOINT_TAG)?;
             let (host, rest) = rest.split_first_chunk()?;
@@ -276,8 +276,8 @@ mod tests {
         fn any_bytes_are_both_endpoints_or_none(bytes in proptest::collection::vec(any::<u8>(), 0..200)) {
             let bytes = [ENDPOINT_TAG, &bytes].concat();
             let endpoint = Endpoint::new(bytes).unwrap();
-            if let Ok(both) = Both::of_endpoint(&endpoint) {
-                prop_assert_eq!(both.to_endpoint(), endpoint);
+            if let Ok(both) = TcpShmEndpoint::decode(&endpoint) {
+                prop_assert_eq!(both.encode(), endpoint);
             }
         }
     }

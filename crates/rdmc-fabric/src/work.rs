@@ -90,7 +90,7 @@ pub enum WorkError {
     #[error("flushed because the queue pair is broken or closed")]
     Flushed,
     /// The peer's send is longer than the memory posted for it.
-    #[error("the peer sent {} into a receive of {room}", told(*.got))]
+    #[error("the peer sent {} into a receive of {room}", describe_len(*.got))]
     LocalLength {
         /// Bytes the peer sent, where the fabric knows.
         got: Option<u64>,
@@ -132,7 +132,7 @@ pub enum WorkError {
     },
 }
 
-fn told(bytes: Option<u64>) -> String {
+fn describe_len(bytes: Option<u64>) -> String {
     bytes.map_or_else(|| "more bytes than there is room for".into(), |bytes| format!("{bytes} bytes"))
 }
 
@@ -190,14 +190,14 @@ impl fmt::Display for QueuePairId {
 #[derive(Debug)]
 pub struct WorkRequest {
     work: Option<Work>,
-    manner: Manner,
+    signaling: Signaling,
     queue_pair: QueuePairId,
     slot: Arc<Slot>,
 }
 
 /// How a request is to be posted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Manner {
+pub(crate) enum Signaling {
     /// Its completion is reported when it is done.
     Signaled,
     /// Nobody waits for its completion by itself.
@@ -209,24 +209,24 @@ pub(crate) enum Manner {
 impl WorkRequest {
     pub(crate) fn new(
         work: Work,
-        manner: Manner,
+        signaling: Signaling,
         inspector: Option<Arc<dyn Inspector>>,
         queue_pair: QueuePairId,
         depth: Arc<AtomicU32>,
     ) -> (Self, Arc<Slot>) {
         let slot = Arc::new(Slot { state: Mutex::default(), depth: Some(depth), inspector });
-        (Self { work: Some(work), manner, queue_pair, slot: slot.clone() }, slot)
+        (Self { work: Some(work), signaling, queue_pair, slot: slot.clone() }, slot)
     }
 
     /// Tells whether the completion may wait for that of a later request.
     pub fn is_unsignaled(&self) -> bool {
-        self.manner != Manner::Signaled
+        self.signaling != Signaling::Signaled
     }
 
     /// Tells whether it may be held back until a later request is posted or
     /// [`flush`](crate::RawQueuePair::flush) is called, to save a doorbell.
     pub fn has_more_behind(&self) -> bool {
-        self.manner == Manner::MoreToCome
+        self.signaling == Signaling::MoreToCome
     }
 
     /// Returns what is asked.

@@ -2,7 +2,7 @@
 
 use futures::future::{FutureExt, join_all};
 
-use super::{Harness, PATIENT, Shelf, assert_pattern, bytes_at, turn};
+use super::{CountingLender, Harness, PATIENT, assert_pattern, bytes_at, turn};
 use crate::fabric::QueuePairConfig;
 use crate::memory::BufferMut;
 use crate::remote::{Expose, RemoteAccess};
@@ -23,7 +23,7 @@ pub(super) async fn dropped_operations_are_carried_out_all_the_same(harness: &Ha
 
 pub(super) async fn dropped_operations_give_their_memory_back(harness: &Harness) {
     let (a, b) = harness.connected().await;
-    let (at_a, at_b) = (Shelf::new(), Shelf::new());
+    let (at_a, at_b) = (CountingLender::new(), CountingLender::new());
     let memory = Expose::Mutable(harness.b.lent(&at_b, 1000, 0), RemoteAccess::READ_WRITE);
     let exposed = harness.b.node.fabric.expose(memory).expect("memory can be exposed");
     for seed in 1..=10 {
@@ -32,15 +32,15 @@ pub(super) async fn dropped_operations_give_their_memory_back(harness: &Harness)
         drop(a.write(harness.a.lent(&at_a, 1000, seed).freeze(), exposed.remote(), None));
         drop(a.read(harness.a.lent(&at_a, 1000, 0), exposed.remote()));
     }
-    at_b.holds(10).await;
-    at_a.holds(30).await;
+    at_b.holds_at_least(10).await;
+    at_a.holds_at_least(30).await;
     drop(exposed);
-    at_b.holds(11).await;
+    at_b.holds_at_least(11).await;
 }
 
 pub(super) async fn operations_may_be_dropped_at_any_moment(harness: &Harness) {
     let (a, b) = harness.connected().await;
-    let (at_a, at_b) = (Shelf::new(), Shelf::new());
+    let (at_a, at_b) = (CountingLender::new(), CountingLender::new());
     let mut lent = 0;
     for turns in 0..30 {
         let receive = b.receive(harness.b.lent(&at_b, 300_000, 0));
@@ -56,8 +56,8 @@ pub(super) async fn operations_may_be_dropped_at_any_moment(harness: &Harness) {
         drop(send);
         drop(receive);
     }
-    at_a.holds(lent).await;
-    at_b.holds(lent).await;
+    at_a.holds_at_least(lent).await;
+    at_b.holds_at_least(lent).await;
     // The queue pair is none the worse for it.
     let receive = b.receive(harness.b.room(10));
     a.send(harness.a.filled(10, 1), None).await.expect("the peer takes it");
@@ -68,7 +68,7 @@ pub(super) async fn closing_gives_all_memory_back(harness: &Harness) {
     let config = QueuePairConfig { send_depth: 8, receive_depth: 8, ..PATIENT };
     for turns in 0..20 {
         let (a, b) = harness.connected_with(config).await;
-        let (at_a, at_b) = (Shelf::new(), Shelf::new());
+        let (at_a, at_b) = (CountingLender::new(), CountingLender::new());
         let memory = Expose::Mutable(harness.b.lent(&at_b, 300_000, 0), RemoteAccess::READ_WRITE);
         let exposed = harness.b.node.fabric.expose(memory).expect("memory can be exposed");
         let room = |seed| -> BufferMut { harness.b.lent(&at_b, 300_000, seed) };
@@ -89,7 +89,7 @@ pub(super) async fn closing_gives_all_memory_back(harness: &Harness) {
         drop(join_all(receives).await);
         drop(read.await);
         drop(exposed);
-        at_a.holds(4).await;
-        at_b.holds(4).await;
+        at_a.holds_at_least(4).await;
+        at_b.holds_at_least(4).await;
     }
 }

@@ -9,7 +9,7 @@ use std::time::Duration;
 use futures::future::{FutureExt, join, join_all};
 use futures::stream::{Stream, StreamExt};
 
-use super::{Harness, PATIENT, Shelf, assert_gone, assert_pattern, bytes_at, is_pending, turn};
+use super::{CountingLender, Harness, PATIENT, assert_gone, assert_pattern, bytes_at, is_pending, turn};
 use crate::completion::{CompletionMode, CompletionQueue};
 use crate::fabric::{FabricError, QueuePairConfig};
 use crate::queue_pair::UNSIGNALED_MAX;
@@ -135,9 +135,9 @@ pub(super) async fn unsignaled_writes_complete_with_later_requests(harness: &Har
     let config = QueuePairConfig { send_depth: 32, ..PATIENT };
     let (a, b) = harness.connected_with(config).await;
     let exposed = harness.b.expose(800, 0, RemoteAccess::WRITE);
-    let shelf = Shelf::new();
+    let lender = CountingLender::new();
     let write = |at: u64| {
-        let data = harness.a.lent(&shelf, 8, at).freeze();
+        let data = harness.a.lent(&lender, 8, at).freeze();
         a.write_unsignaled(data, exposed.remote().slice(8 * at, 8), None)
     };
     // A signaled request behind them ends them all.
@@ -161,7 +161,7 @@ pub(super) async fn unsignaled_writes_complete_with_later_requests(harness: &Har
     for outcome in join_all(posted).await {
         outcome.expect("the write lands");
     }
-    shelf.holds(100).await;
+    lender.holds_at_least(100).await;
     for at in 0..100 {
         assert_pattern(&bytes_at(&exposed, 8 * at, 8), at as u64);
     }
@@ -171,8 +171,8 @@ pub(super) async fn unsignaled_writes_end_with_the_queue_pair(harness: &Harness)
     for closes_b in [false, true] {
         let (a, b) = harness.connected().await;
         let exposed = harness.b.expose(8, 0, RemoteAccess::WRITE);
-        let shelf = Shelf::new();
-        let data = || harness.a.lent(&shelf, 8, 1).freeze();
+        let lender = CountingLender::new();
+        let data = || harness.a.lent(&lender, 8, 1).freeze();
         let writes: Vec<_> = (0..3).map(|_| a.write_unsignaled(data(), exposed.remote(), None)).collect();
         harness.settle().await;
         if closes_b {
@@ -186,7 +186,7 @@ pub(super) async fn unsignaled_writes_end_with_the_queue_pair(harness: &Harness)
                 assert_gone(outcome);
             }
         }
-        shelf.holds(3).await;
+        lender.holds_at_least(3).await;
     }
 }
 
@@ -250,9 +250,9 @@ pub(super) async fn sends_with_more_leave_in_order(harness: &Harness) {
 pub(super) async fn sends_with_more_end_with_the_queue_pair(harness: &Harness) {
     for closes_b in [false, true] {
         let (a, b) = harness.connected().await;
-        let shelf = Shelf::new();
+        let lender = CountingLender::new();
         let held: Vec<_> =
-            (0..3).map(|seed| a.send_with_more(harness.a.lent(&shelf, 64, seed).freeze(), None)).collect();
+            (0..3).map(|seed| a.send_with_more(harness.a.lent(&lender, 64, seed).freeze(), None)).collect();
         if closes_b {
             b.close()
         } else {
@@ -261,7 +261,7 @@ pub(super) async fn sends_with_more_end_with_the_queue_pair(harness: &Harness) {
         for outcome in join_all(held).await {
             assert_gone(outcome);
         }
-        shelf.holds(3).await;
+        lender.holds_at_least(3).await;
     }
 }
 

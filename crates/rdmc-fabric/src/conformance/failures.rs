@@ -136,7 +136,7 @@ pub(super) async fn revoked_memory_is_not_written_any_more(harness: &Harness) {
     let len = 1 << 20;
     for turns in 0..20 {
         let (a, _b) = harness.connected().await;
-        let (lender, returned) = Once::new();
+        let (lender, returned) = HandingLender::new();
         let memory = harness.b.region(len).lend(lender).expect("allocated memory is writable");
         let exposed = Expose::Mutable(memory, RemoteAccess::READ_WRITE);
         let exposed = harness.b.node.fabric.expose(exposed).expect("memory can be exposed");
@@ -357,7 +357,7 @@ pub(super) async fn a_close_during_large_writes_and_reads_ends_both_sides(harnes
 pub(super) async fn a_peer_that_is_gone_ends_all_work_of_both_sides(harness: &Harness) {
     let at_a = harness.a.expose(100, 0, RemoteAccess::READ_WRITE);
     let at_b = harness.b.expose(100, 0, RemoteAccess::READ_WRITE);
-    for leaves in [Leaves::AIsClosed, Leaves::BIsClosed, Leaves::AIsDropped, Leaves::BIsDropped] {
+    for departure in [Departure::CloseA, Departure::CloseB, Departure::DropA, Departure::DropB] {
         // All of it waits: behind a send for which there is no receive,
         let (a, b) = harness.connected().await;
         let mut posted = Vec::new();
@@ -370,7 +370,7 @@ pub(super) async fn a_peer_that_is_gone_ends_all_work_of_both_sides(harness: &Ha
             posted.push(queue_pair.send_with_more(end.filled(8, 1), None).boxed());
         }
         harness.settle().await;
-        let left = leaves.leave(a, b);
+        let left = departure.apply(a, b);
         join_all(posted).await.into_iter().for_each(assert_gone);
         drop(left);
         // or for a message.
@@ -378,7 +378,7 @@ pub(super) async fn a_peer_that_is_gone_ends_all_work_of_both_sides(harness: &Ha
         let mut posted: Vec<_> = (0..4).map(|_| a.receive(harness.a.room(8))).collect();
         posted.extend((0..4).map(|_| b.receive(harness.b.room(8))));
         harness.settle().await;
-        let left = leaves.leave(a, b);
+        let left = departure.apply(a, b);
         join_all(posted).await.into_iter().for_each(assert_gone);
         drop(left);
     }
@@ -389,10 +389,10 @@ pub(super) async fn a_peer_that_is_gone_ends_all_work_of_both_sides(harness: &Ha
 
 pub(super) async fn a_peer_that_leaves_before_the_first_work_leaves_nobody_waiting(harness: &Harness) {
     let exposed = (harness.a.expose(8, 0, RemoteAccess::READ_WRITE), harness.b.expose(8, 0, RemoteAccess::READ_WRITE));
-    for leaves in [Leaves::AIsClosed, Leaves::BIsClosed, Leaves::AIsDropped, Leaves::BIsDropped] {
+    for departure in [Departure::CloseA, Departure::CloseB, Departure::DropA, Departure::DropB] {
         for settles in [false, true] {
             let (a, b) = harness.connected().await;
-            let left = leaves.leave(a, b);
+            let left = departure.apply(a, b);
             if settles {
                 harness.settle().await;
             }
@@ -492,37 +492,37 @@ async fn assert_flushes(harness: &Harness, queue_pair: &QueuePair, remote: Remot
 
 /// Which of two connected queue pairs leaves, and how.
 #[derive(Clone, Copy)]
-enum Leaves {
-    AIsClosed,
-    BIsClosed,
-    AIsDropped,
-    BIsDropped,
+enum Departure {
+    CloseA,
+    CloseB,
+    DropA,
+    DropB,
 }
 
-impl Leaves {
+impl Departure {
     /// Makes it leave; returns what is left of both.
-    fn leave(self, a: QueuePair, b: QueuePair) -> (Option<QueuePair>, Option<QueuePair>) {
+    fn apply(self, a: QueuePair, b: QueuePair) -> (Option<QueuePair>, Option<QueuePair>) {
         match self {
-            Self::AIsClosed => a.close(),
-            Self::BIsClosed => b.close(),
-            Self::AIsDropped => return (None, Some(b)),
-            Self::BIsDropped => return (Some(a), None),
+            Self::CloseA => a.close(),
+            Self::CloseB => b.close(),
+            Self::DropA => return (None, Some(b)),
+            Self::DropB => return (Some(a), None),
         }
         (Some(a), Some(b))
     }
 }
 
 /// A lender that hands on the one region it gets back.
-struct Once(Mutex<Option<oneshot::Sender<MemoryRegion>>>);
+struct HandingLender(Mutex<Option<oneshot::Sender<MemoryRegion>>>);
 
-impl Once {
+impl HandingLender {
     fn new() -> (Arc<Self>, oneshot::Receiver<MemoryRegion>) {
         let (sender, receiver) = oneshot::channel();
         (Arc::new(Self(Mutex::new(Some(sender)))), receiver)
     }
 }
 
-impl Lender for Once {
+impl Lender for HandingLender {
     fn take_back(&self, region: MemoryRegion) {
         let sender = self.0.lock().expect("nobody panics while it is locked").take();
         sender.expect("it lends one region").send(region).expect("the body waits for it");

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use futures::future::{join, join_all};
 
-use super::{Harness, PATIENT, Seen, assert_pattern, assert_untouched, is_pending};
+use super::{Harness, PATIENT, RecordingInspector, assert_pattern, assert_untouched, is_pending};
 use crate::fabric::QueuePairConfig;
 use crate::remote::RemoteAccess;
 use crate::work::WorkError;
@@ -155,7 +155,7 @@ pub(super) async fn an_inspector_sees_each_byte_once_and_in_order(harness: &Harn
     // All are posted ahead, every other one uninspected, and longer than what comes.
     let receives: Vec<_> = sizes
         .map(|len| {
-            let seen = Arc::new(Seen::default());
+            let seen = Arc::new(RecordingInspector::default());
             let inspected = b.receive_inspected(harness.b.room(len + 100), seen.clone());
             (len, seen, inspected, b.receive(harness.b.room(len)))
         })
@@ -181,7 +181,7 @@ pub(super) async fn an_inspector_sees_each_byte_once_and_in_order(harness: &Harn
 pub(super) async fn an_inspector_sees_nothing_of_a_write(harness: &Harness) {
     let (a, b) = harness.connected().await;
     let exposed = harness.b.expose(100, 0, RemoteAccess::WRITE);
-    let seen = Arc::new(Seen::default());
+    let seen = Arc::new(RecordingInspector::default());
     let receive = b.receive_inspected(harness.b.room(100), seen.clone());
     a.write(harness.a.filled(100, 1), exposed.remote(), Some(3)).await.expect("the peer allows it");
     let received = receive.await.expect("the immediate arrives");

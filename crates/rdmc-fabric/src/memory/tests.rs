@@ -7,11 +7,11 @@ fn region(len: usize) -> MemoryRegion {
 }
 
 #[derive(Default)]
-struct Shelf(Mutex<Vec<MemoryRegion>>);
+struct CollectingLender(Mutex<Vec<MemoryRegion>>);
 
-impl Lender for Shelf {
+impl Lender for CollectingLender {
     fn take_back(&self, region: MemoryRegion) {
-        self.0.lock().expect("no test panics while it holds the shelf").push(region);
+        self.0.lock().expect("no test panics while it holds the lender").push(region);
     }
 }
 
@@ -61,14 +61,14 @@ fn read_only_memory_does_not_widen() {
 
 #[test]
 fn the_lender_gets_the_region_back_with_the_last_range() {
-    let shelf = Arc::new(Shelf::default());
-    let mut rest = region(8).lend(shelf.clone()).unwrap();
+    let lender = Arc::new(CollectingLender::default());
+    let mut rest = region(8).lend(lender.clone()).unwrap();
     let front = rest.split_to(3).freeze();
     let bytes = Bytes::from(front.clone());
     drop((rest, front));
-    assert!(shelf.0.lock().unwrap().is_empty());
+    assert!(lender.0.lock().unwrap().is_empty());
     drop(bytes);
-    assert_eq!(shelf.0.lock().unwrap().len(), 1);
+    assert_eq!(lender.0.lock().unwrap().len(), 1);
 }
 
 #[test]

@@ -21,11 +21,11 @@ pub(super) struct Arena {
 pub(super) struct Segment {
     pub(super) number: u64,
     memory: Mapping,
-    free: Mutex<Free>,
+    free: Mutex<FreeRanges>,
 }
 
 /// A range of a segment that is in use; its pages go back to the system when it is dropped.
-pub(super) struct Piece {
+pub(super) struct Allocation {
     segment: Arc<Segment>,
     offset: usize,
     len: usize,
@@ -38,7 +38,7 @@ impl Arena {
     }
 
     /// Takes `len` zeroed bytes.
-    pub(super) fn allocate(self: &Arc<Self>, len: usize) -> io::Result<Piece> {
+    pub(super) fn allocate(self: &Arc<Self>, len: usize) -> io::Result<Allocation> {
         let len = len.max(1).checked_next_multiple_of(PAGE).ok_or(io::ErrorKind::OutOfMemory)?;
         let align = if len >= LARGE_PAGE { LARGE_PAGE } else { PAGE };
         let mut segments = lock(&self.segments);
@@ -53,7 +53,7 @@ impl Arena {
                 (segment, offset)
             }
         };
-        Ok(Piece { segment, offset, len, arena: Arc::downgrade(self) })
+        Ok(Allocation { segment, offset, len, arena: Arc::downgrade(self) })
     }
 
     fn add_segment(&self, len: usize) -> io::Result<Arc<Segment>> {
@@ -61,11 +61,11 @@ impl Arena {
         // It is mapped: nobody of this user opens it for writing any more.
         rustix::fs::fchmod(&file, rustix::fs::Mode::RUSR)?;
         let number = self.objects.share(Object::Memory { file, len: len as u64 });
-        Ok(Arc::new(Segment { number, memory, free: Mutex::new(Free::new(len)) }))
+        Ok(Arc::new(Segment { number, memory, free: Mutex::new(FreeRanges::new(len)) }))
     }
 
     /// Lets go of segments that are not in use, but one.
-    fn tidy(&self) {
+    fn release_unused(&self) {
         let mut segments = lock(&self.segments);
         let mut spare = 1;
         segments.retain(|segment| {
@@ -80,9 +80,9 @@ impl Arena {
     }
 }
 
-impl Piece {
+impl Allocation {
     /// Returns the number under which the segment is shared, and where in it the piece begins.
-    pub(super) fn place(&self) -> (u64, usize) {
+    pub(super) fn location(&self) -> (u64, usize) {
         (self.segment.number, self.offset)
     }
 
@@ -100,20 +100,20 @@ impl Piece {
     }
 }
 
-impl Drop for Piece {
+impl Drop for Allocation {
     fn drop(&mut self) {
         self.segment.memory.remove(self.offset, self.len);
-        lock(&self.segment.free).put(self.offset, self.len);
+        lock(&self.segment.free).give_back(self.offset, self.len);
         if let Some(arena) = self.arena.upgrade() {
-            arena.tidy();
+            arena.release_unused();
         }
     }
 }
 
 /// The free ranges of a segment, by where they begin; neighbours are joined.
-struct Free(BTreeMap<usize, usize>);
+struct FreeRanges(BTreeMap<usize, usize>);
 
-impl Free {
+impl FreeRanges {
     fn new(len: usize) -> Self {
         Self(BTreeMap::from([(0, len)]))
     }
@@ -136,7 +136,7 @@ impl Free {
         Some(at)
     }
 
-    fn put(&mut self, offset: usize, len: usize) {
+    fn give_back(&mut self, offset: usize, len: usize) {
         let (mut start, mut end) = (offset, offset + len);
         if let Some((&before, &room)) = self.0.range(..offset).next_back().filter(|(at, room)| *at + *room == offset) {
             self.0.remove(&before);
@@ -191,7 +191,7 @@ mod tests {
     proptest! {
         #[test]
         fn ranges_in_use_never_overlap(steps in proptest::collection::vec((1usize..50, any::<bool>(), any::<u8>()), 1..200)) {
-            let mut free = Free::new(1000);
+            let mut free = FreeRanges::new(1000);
             let mut used: Vec<(usize, usize)> = Vec::new();
             for (len, aligned, which) in steps {
                 if which < 128 {
@@ -203,11 +203,11 @@ mod tests {
                     }
                 } else if !used.is_empty() {
                     let (at, len) = used.swap_remove(usize::from(which) % used.len());
-                    free.put(at, len);
+                    free.give_back(at, len);
                 }
             }
             for (at, len) in used {
-                free.put(at, len);
+                free.give_back(at, len);
             }
             prop_assert!(free.is_whole(1000));
         }
@@ -216,18 +216,18 @@ mod tests {
     #[test]
     fn pieces_are_zeroed_again_when_they_come_back() {
         let arena = Arena::new(Arc::default());
-        let piece = arena.allocate(5000).unwrap();
+        let allocation = arena.allocate(5000).unwrap();
         // SAFETY: the piece is this test's alone.
-        unsafe { piece.as_mut_ptr().write_bytes(7, 5000) };
-        let place = piece.place();
-        drop(piece);
+        unsafe { allocation.as_mut_ptr().write_bytes(7, 5000) };
+        let location = allocation.location();
+        drop(allocation);
         let again = arena.allocate(6000).unwrap();
-        assert_eq!((again.place(), again.len), (place, 8192));
+        assert_eq!((again.location(), again.len), (location, 8192));
         // SAFETY: as above.
         let bytes = unsafe { std::slice::from_raw_parts(again.as_mut_ptr(), 5000) };
         assert!(bytes.iter().all(|&byte| byte == 0));
         let long = arena.allocate(SEGMENT_LEN + 1).unwrap();
-        assert_ne!(long.place().0, place.0);
+        assert_ne!(long.location().0, location.0);
         drop(long);
         assert_eq!(lock(&arena.segments).len(), 1);
     }

@@ -9,7 +9,7 @@ use tokio::net::UnixStream;
 
 use super::node::{HANDSHAKE_TIMEOUT, Node, same_user, socket_of};
 use super::objects::Objects;
-use super::wire::{self, Answer, Request};
+use super::wire::{self, Request, Response};
 use crate::memory::{AttachError, Buffer, ObjectDescriptor, ObjectShare, SharedObject};
 
 /// An object that peers can ask for.
@@ -33,24 +33,24 @@ pub(super) fn share(node: &Node, object: &SharedObject) -> ObjectShare {
 
 /// Asks the owner of an object for it, and maps it.
 pub(super) async fn attach(object: ObjectDescriptor) -> Result<Buffer, AttachError> {
-    let asked = tokio::time::timeout(HANDSHAKE_TIMEOUT, ask(object)).await;
-    let (answer, files) = asked.unwrap_or_else(|_| Err(io::ErrorKind::TimedOut.into())).map_err(|error| {
+    let asked = tokio::time::timeout(HANDSHAKE_TIMEOUT, request_object(object)).await;
+    let (response, files) = asked.unwrap_or_else(|_| Err(io::ErrorKind::TimedOut.into())).map_err(|error| {
         // Of those, only what this process lacks is its own fault.
-        if is_lack(&error) { AttachError::Here(error) } else { AttachError::Unreachable(error) }
+        if is_exhausted(&error) { AttachError::Here(error) } else { AttachError::Unreachable(error) }
     })?;
     let len = object.len;
-    match (answer, <[OwnedFd; 1]>::try_from(files)) {
-        (Some(Answer::Memory(told)), Ok([file])) if told == len => SharedObject::attach(file, len),
-        (Some(Answer::Memory(told)), Err(none)) if told == len && none.is_empty() => {
+    match (response, <[OwnedFd; 1]>::try_from(files)) {
+        (Some(Response::Memory(told)), Ok([file])) if told == len => SharedObject::attach(file, len),
+        (Some(Response::Memory(told)), Err(none)) if told == len && none.is_empty() => {
             Err(AttachError::Here(io::Error::other("no descriptor came: are too many files open?")))
         }
-        (Some(Answer::Unknown), _) => Err(AttachError::NotShared),
-        (Some(Answer::Memory(_)), _) => Err(AttachError::Unsound { len, what: "it has another length" }),
+        (Some(Response::Unknown), _) => Err(AttachError::NotShared),
+        (Some(Response::Memory(_)), _) => Err(AttachError::Unsound { len, what: "it has another length" }),
         _ => Err(AttachError::Unsound { len, what: "it is no memory" }),
     }
 }
 
-async fn ask(object: ObjectDescriptor) -> io::Result<(Option<Answer>, Vec<OwnedFd>)> {
+async fn request_object(object: ObjectDescriptor) -> io::Result<(Option<Response>, Vec<OwnedFd>)> {
     let stream = loop {
         match UnixStream::connect(socket_of(object.owner)).await {
             // All members ask at about the same time: the listener's queue may be full.
@@ -60,15 +60,15 @@ async fn ask(object: ObjectDescriptor) -> io::Result<(Option<Answer>, Vec<OwnedF
     };
     same_user(&stream)?;
     wire::send(&stream, &Request::Attach { token: object.token }.encode(), &[]).await?;
-    let (answer, files) = wire::receive::<{ Answer::LEN }>(&stream).await?;
-    Ok((Answer::decode(answer), files))
+    let (response, files) = wire::receive::<{ Response::LEN }>(&stream).await?;
+    Ok((Response::decode(response), files))
 }
 
 /// Tells whether this process, or its host, has run out of descriptors or memory.
-fn is_lack(error: &io::Error) -> bool {
+fn is_exhausted(error: &io::Error) -> bool {
     use rustix::io::Errno;
-    let lacks = [Errno::MFILE, Errno::NFILE, Errno::NOMEM, Errno::NOBUFS];
-    lacks.iter().any(|lack| error.raw_os_error() == Some(lack.raw_os_error()))
+    let exhausted = [Errno::MFILE, Errno::NFILE, Errno::NOMEM, Errno::NOBUFS];
+    exhausted.iter().any(|errno| error.raw_os_error() == Some(errno.raw_os_error()))
 }
 
 /// Pause before a full queue is tried again.
@@ -117,13 +117,16 @@ mod tests {
         let unsealed = crate::memory::anonymous_file().unwrap();
         unsealed.set_len(10).unwrap();
         let liar = async {
-            for (answer, files) in
-                [(Answer::Memory(10), 1), (Answer::Memory(11), 1), (Answer::Granted, 1), (Answer::Memory(10), 2)]
-            {
+            for (response, files) in [
+                (Response::Memory(10), 1),
+                (Response::Memory(11), 1),
+                (Response::Granted, 1),
+                (Response::Memory(10), 2),
+            ] {
                 let (stream, _) = listener.accept().await.unwrap();
                 wire::receive::<{ Request::LEN }>(&stream).await.unwrap();
                 let fd = std::os::fd::AsFd::as_fd(&unsealed);
-                wire::send(&stream, &answer.encode(), &[fd, fd][..files]).await.unwrap();
+                wire::send(&stream, &response.encode(), &[fd, fd][..files]).await.unwrap();
             }
             let (stream, _) = listener.accept().await.unwrap();
             drop(stream);

@@ -16,11 +16,11 @@ use super::map::Mapping;
 /// the engine if that sleeps. A ringer that is stopped in the middle keeps nobody else from waking it. A peer that writes
 /// nonsense can make the engine look at lines without news, or miss some until it looks at all of them, which it does now and
 /// then.
-pub(super) struct Bell {
+pub(super) struct Doorbell {
     page: Mapping,
 }
 
-impl Bell {
+impl Doorbell {
     /// Makes a node's bell, and the file by which its peers reach it.
     pub(super) fn create() -> io::Result<(Self, File)> {
         let (page, file) = Mapping::create(PAGE_LEN)?;
@@ -33,7 +33,7 @@ impl Bell {
     }
 
     /// Says that there is news on a line.
-    pub(super) fn ring(&self, line: u32) {
+    pub(super) fn notify(&self, line: u32) {
         let line = line % LINES;
         let (group, bit) = (line / GROUP, line % GROUP);
         self.page.number(lines_at(group)).fetch_or(1 << bit, Ordering::SeqCst);
@@ -44,10 +44,10 @@ impl Bell {
 
     /// Wakes the engine, if it sleeps.
     pub(super) fn wake(&self) {
-        let rung = self.page.word(RUNG_AT);
-        rung.fetch_add(1, Ordering::SeqCst);
+        let notified = self.page.word(NOTIFIED_AT);
+        notified.fetch_add(1, Ordering::SeqCst);
         if self.page.word(ASLEEP_AT).load(Ordering::SeqCst) != 0
-            && let Err(error) = futex::wake(rung, futex::Flags::empty(), 1)
+            && let Err(error) = futex::wake(notified, futex::Flags::empty(), 1)
         {
             tracing::warn!(%error, "a sleeping engine could not be woken");
         }
@@ -68,9 +68,9 @@ impl Bell {
     /// Sleeps until the bell rings, or for `limit` if that is given; not at all if there is news, or `has_work` says so after
     /// the bell was armed. Called by the engine alone.
     pub(super) fn sleep(&self, limit: Option<Duration>, has_work: impl FnOnce() -> bool) {
-        let (rung, asleep) = (self.page.word(RUNG_AT), self.page.word(ASLEEP_AT));
+        let (notified, asleep) = (self.page.word(NOTIFIED_AT), self.page.word(ASLEEP_AT));
         asleep.store(1, Ordering::SeqCst);
-        let seen = rung.load(Ordering::SeqCst);
+        let seen = notified.load(Ordering::SeqCst);
         let news = self.page.number(GROUPS_AT).load(Ordering::SeqCst) != 0;
         if !news && !has_work() {
             let limit = limit.map(|limit| rustix::thread::Timespec {
@@ -78,7 +78,7 @@ impl Bell {
                 tv_nsec: limit.subsec_nanos().into(),
             });
             // However it ends, the engine looks.
-            let _ = futex::wait(rung, futex::Flags::empty(), seen, limit.as_ref());
+            let _ = futex::wait(notified, futex::Flags::empty(), seen, limit.as_ref());
         }
         asleep.store(0, Ordering::SeqCst);
     }
@@ -106,7 +106,7 @@ const _: () = assert!(LINES / GROUP <= u64::BITS, "each group has a bit");
 /// Bytes of the page.
 const PAGE_LEN: usize = 4096;
 /// Where ringers count, and where the engine sleeps.
-const RUNG_AT: usize = 0;
+const NOTIFIED_AT: usize = 0;
 /// Where the engine says that it sleeps, or is about to.
 const ASLEEP_AT: usize = 4;
 /// Where the groups' bits stand.
@@ -123,8 +123,8 @@ mod tests {
 
     #[test]
     fn lines_that_were_rung_are_taken_once() {
-        let (bell, file) = Bell::create().unwrap();
-        let ringer = Bell::attach(file.into()).unwrap();
+        let (bell, file) = Doorbell::create().unwrap();
+        let ringer = Doorbell::attach(file.into()).unwrap();
         let taken = || {
             let mut lines = Vec::new();
             bell.take(|line| lines.push(line));
@@ -132,7 +132,7 @@ mod tests {
         };
         assert_eq!(taken(), []);
         for line in [LINES - 1, 0, 63, 64, 700, 64, LINES + 5] {
-            ringer.ring(line);
+            ringer.notify(line);
         }
         assert_eq!(taken(), [0, 5, 63, 64, 700, LINES - 1]);
         assert_eq!(taken(), []);
@@ -140,9 +140,9 @@ mod tests {
 
     #[test]
     fn whoever_sleeps_is_woken_and_misses_no_line() {
-        let (bell, file) = Bell::create().unwrap();
-        let ringer = Bell::attach(file.into()).unwrap();
-        let ringing = std::thread::spawn(move || (0..LINES).step_by(7).for_each(|line| ringer.ring(line)));
+        let (bell, file) = Doorbell::create().unwrap();
+        let ringer = Doorbell::attach(file.into()).unwrap();
+        let ringing = std::thread::spawn(move || (0..LINES).step_by(7).for_each(|line| ringer.notify(line)));
         let mut lines = BTreeSet::new();
         while lines.len() < (0..LINES).step_by(7).len() {
             bell.take(|line| _ = lines.insert(line));

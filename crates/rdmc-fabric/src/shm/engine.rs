@@ -9,13 +9,13 @@ use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 use std::{io, thread};
 
-use super::bell::{Bell, LINES};
-use super::queue_pair::{ShmQueuePair, Step};
+use super::bell::{Doorbell, LINES};
+use super::queue_pair::{ShmQueuePair, TurnOutcome};
 use crate::sync::lock;
 
 /// The engine, as others see it.
 pub(super) struct Engine {
-    bell: Bell,
+    bell: Doorbell,
     /// The queue pairs on each line that has any.
     lines: Mutex<Lines>,
     stopping: AtomicBool,
@@ -30,7 +30,7 @@ struct Lines {
 }
 
 impl Engine {
-    pub(super) fn new(bell: Bell) -> Arc<Self> {
+    pub(super) fn new(bell: Doorbell) -> Arc<Self> {
         Arc::new(Self { bell, lines: Mutex::default(), stopping: AtomicBool::new(false) })
     }
 
@@ -57,12 +57,12 @@ impl Engine {
         }
         lines.queue_pairs.entry(line).or_default().push(queue_pair);
         drop(lines);
-        self.ring(line);
+        self.notify(line);
     }
 
     /// Has the queue pairs of a line looked at.
-    pub(super) fn ring(&self, line: u32) {
-        self.bell.ring(line);
+    pub(super) fn notify(&self, line: u32) {
+        self.bell.notify(line);
     }
 
     /// Ends the thread; there are no queue pairs any more.
@@ -87,15 +87,15 @@ impl Engine {
             if let Some(queue_pair) = busy.pop_front() {
                 queue_pair.dequeued();
                 waiting.retain(|(_, other)| !Arc::ptr_eq(other, &queue_pair));
-                match queue_pair.step() {
-                    Step::More => {
+                match queue_pair.take_turn() {
+                    TurnOutcome::More => {
                         if queue_pair.enqueue() {
                             busy.push_back(queue_pair);
                         }
                     }
-                    Step::Idle => {}
-                    Step::Until(limit) => waiting.push((limit, queue_pair)),
-                    Step::Ended => self.remove(&queue_pair),
+                    TurnOutcome::Idle => {}
+                    TurnOutcome::Until(limit) => waiting.push((limit, queue_pair)),
+                    TurnOutcome::Ended => self.remove(&queue_pair),
                 }
                 continue;
             }

@@ -12,11 +12,11 @@ use tokio::net::{UnixListener, UnixStream};
 use tokio::sync::{Semaphore, mpsc, oneshot, watch};
 
 use super::arena::Arena;
-use super::bell::Bell;
+use super::bell::Doorbell;
 use super::engine::Engine;
 use super::map::Mapping;
 use super::objects::{Objects, random};
-use super::wire::{self, Answer, Request};
+use super::wire::{self, Request, Response};
 use crate::software::Exposures;
 use crate::sync::lock;
 
@@ -29,10 +29,10 @@ pub(super) struct Node {
     pub(super) exposures: Arc<Exposures>,
     pub(super) engine: Arc<Engine>,
     bell: File,
-    expected: Mutex<HashMap<u128, oneshot::Sender<Arrival>>>,
+    expected: Mutex<HashMap<u128, oneshot::Sender<MeetRequest>>>,
     /// Kept for as long as they live, with what is mapped of them.
     /// By name, and by the file of their bell: a name alone could be anybody's.
-    peers: Mutex<HashMap<(u128, u64), Arc<Remote>>>,
+    peers: Mutex<HashMap<(u128, u64), Arc<PeerNode>>>,
     listening: Mutex<bool>,
     /// Ends, with the node, the tasks that serve others.
     alive: watch::Sender<()>,
@@ -40,10 +40,10 @@ pub(super) struct Node {
 }
 
 /// A peer's queue pair that knew the nonce of one of this node's.
-pub(super) struct Arrival {
+pub(super) struct MeetRequest {
     pub(super) stream: UnixStream,
-    pub(super) from: u128,
-    pub(super) name: u128,
+    pub(super) nonce: u128,
+    pub(super) node_name: u128,
     pub(super) rings: OwnedFd,
     pub(super) bell: OwnedFd,
 }
@@ -51,7 +51,7 @@ pub(super) struct Arrival {
 impl Node {
     pub(super) fn new(exposures: Arc<Exposures>) -> io::Result<Arc<Self>> {
         let objects: Arc<Objects> = Arc::default();
-        let (bell, file) = Bell::create()?;
+        let (bell, file) = Doorbell::create()?;
         Ok(Arc::new(Self {
             name: u128::from_le_bytes(random()),
             arena: Arena::new(objects.clone()),
@@ -80,10 +80,10 @@ impl Node {
     }
 
     /// Waits for the peer that knows `nonce`, until [`forget`](Self::forget).
-    pub(super) fn expect(&self, nonce: u128) -> oneshot::Receiver<Arrival> {
-        let (arrived, arrival) = oneshot::channel();
-        lock(&self.expected).insert(nonce, arrived);
-        arrival
+    pub(super) fn expect(&self, nonce: u128) -> oneshot::Receiver<MeetRequest> {
+        let (sender, receiver) = oneshot::channel();
+        lock(&self.expected).insert(nonce, sender);
+        receiver
     }
 
     pub(super) fn forget(&self, nonce: u128) {
@@ -100,7 +100,7 @@ impl Node {
     }
 
     /// Returns the peer of that name, with the bell that it has sent if it was not known.
-    pub(super) fn peer(self: &Arc<Self>, name: u128, bell: OwnedFd) -> io::Result<Arc<Remote>> {
+    pub(super) fn peer(self: &Arc<Self>, name: u128, bell: OwnedFd) -> io::Result<Arc<PeerNode>> {
         let key = (name, rustix::fs::fstat(&bell)?.st_ino);
         let mut peers = lock(&self.peers);
         if let Some(known) = peers.get(&key) {
@@ -108,10 +108,10 @@ impl Node {
         }
         let (wanted, asked) = mpsc::unbounded_channel();
         let engine = self.engine.clone();
-        let remote = Arc::new(Remote { bell: Bell::attach(bell)?, attached: Mutex::default(), wanted, engine });
-        peers.insert(key, remote.clone());
-        tokio::spawn(fetch(key, Arc::downgrade(self), Arc::downgrade(&remote), asked));
-        Ok(remote)
+        let peer = Arc::new(PeerNode { bell: Doorbell::attach(bell)?, attached: Mutex::default(), wanted, engine });
+        peers.insert(key, peer.clone());
+        tokio::spawn(fetch(key, Arc::downgrade(self), Arc::downgrade(&peer), asked));
+        Ok(peer)
     }
 
     /// Decides on one request.
@@ -120,12 +120,12 @@ impl Node {
             (Some(Request::Meet { to, from, name }), Ok([rings, bell])) => {
                 // Taken out, so that a nonce lets in one connection only.
                 let expected = lock(&self.expected).remove(&to);
-                let arrival = Arrival { stream, from, name, rings, bell };
+                let meet_request = MeetRequest { stream, nonce: from, node_name: name, rings, bell };
                 let refused = match expected {
-                    Some(arrived) => arrived.send(arrival).err(),
-                    None => Some(arrival),
+                    Some(sender) => sender.send(meet_request).err(),
+                    None => Some(meet_request),
                 };
-                Ok(refused.map_or(Decision::HandedOver, |arrival| Decision::Refuse(arrival.stream)))
+                Ok(refused.map_or(Decision::HandedOver, |meet_request| Decision::Refuse(meet_request.stream)))
             }
             (Some(Request::Stay), Err(none)) if none.is_empty() => Ok(Decision::Stay(stream)),
             (Some(Request::Open { object }), Err(none)) if none.is_empty() => {
@@ -199,12 +199,12 @@ async fn serve(listener: UnixListener, node: Weak<Node>, mut alive: watch::Recei
         tokio::spawn(async move {
             let Err(error) = same_user(&stream) else {
                 let served = async {
-                    let mut more = answer(&node, stream).await.or_else(gone)?;
+                    let mut more = answer(&node, stream).await.or_else(ignore_disconnect)?;
                     drop(permit);
                     while let Some(stream) = more {
                         // It is held for as long as the peer knows this node.
-                        wire::arriving(&stream).await?;
-                        more = answer(&node, stream).await.or_else(gone)?;
+                        wire::wait_readable(&stream).await?;
+                        more = answer(&node, stream).await.or_else(ignore_disconnect)?;
                     }
                     Ok(())
                 };
@@ -230,16 +230,16 @@ async fn answer(node: &Weak<Node>, stream: UnixStream) -> io::Result<Option<Unix
             Decision::HandedOver => Ok(None),
             Decision::Stay(stream) => Ok(Some(stream)),
             Decision::Give(stream, file, len) => {
-                let answer = len.map_or(Answer::Granted, Answer::Memory);
-                wire::send(&stream, &answer.encode(), &[file.as_fd()]).await?;
+                let response = len.map_or(Response::Granted, Response::Memory);
+                wire::send(&stream, &response.encode(), &[file.as_fd()]).await?;
                 Ok(Some(stream))
             }
             Decision::GiveNothing(stream) => {
-                wire::send(&stream, &Answer::Unknown.encode(), &[]).await?;
+                wire::send(&stream, &Response::Unknown.encode(), &[]).await?;
                 Ok(Some(stream))
             }
             Decision::Refuse(stream) => {
-                wire::send(&stream, &Answer::Unknown.encode(), &[]).await?;
+                wire::send(&stream, &Response::Unknown.encode(), &[]).await?;
                 Err(io::Error::new(io::ErrorKind::PermissionDenied, "no queue pair waits for its nonce"))
             }
         }
@@ -248,7 +248,7 @@ async fn answer(node: &Weak<Node>, stream: UnixStream) -> io::Result<Option<Unix
 }
 
 /// A peer that closes its connection wants nothing more.
-fn gone<T>(error: io::Error) -> io::Result<Option<T>> {
+fn ignore_disconnect<T>(error: io::Error) -> io::Result<Option<T>> {
     match error.kind() {
         io::ErrorKind::UnexpectedEof | io::ErrorKind::ConnectionReset | io::ErrorKind::BrokenPipe => Ok(None),
         _ => Err(error),
@@ -263,9 +263,9 @@ fn refuse(node: &Weak<Node>, error: io::Error) {
 }
 
 /// A peer: a node of another process, or of this one.
-pub(super) struct Remote {
-    pub(super) bell: Bell,
-    attached: Mutex<Attachments>,
+pub(super) struct PeerNode {
+    pub(super) bell: Doorbell,
+    attached: Mutex<AttachedObjects>,
     /// Objects that are to be fetched.
     wanted: mpsc::UnboundedSender<u64>,
     engine: Arc<Engine>,
@@ -273,7 +273,7 @@ pub(super) struct Remote {
 
 /// What a peer shares, as far as it is known.
 #[derive(Default)]
-struct Attachments {
+struct AttachedObjects {
     objects: HashMap<u64, Attachment>,
     /// The files among them, the latest last: each holds a descriptor, and keeps a file that was deleted.
     files: VecDeque<u64>,
@@ -282,8 +282,8 @@ struct Attachments {
 /// An object of a peer, on its way or here.
 enum Attachment {
     /// The lines that are to be rung when it is here.
-    Coming(Vec<u32>),
-    Here(Attached),
+    Fetching(Vec<u32>),
+    Ready(Attached),
     Refused,
 }
 
@@ -295,57 +295,57 @@ pub(super) enum Attached {
 }
 
 /// What is known of a peer's object.
-pub(super) enum Found {
-    Here(Attached),
+pub(super) enum Lookup {
+    Ready(Attached),
     /// The line will be rung when it is here.
-    Coming,
+    Fetching,
     /// The peer does not share it.
     Refused,
 }
 
-impl Remote {
+impl PeerNode {
     /// Finds an object of the peer, or has it fetched, upon which `line` is rung.
-    pub(super) fn find(&self, object: u64, line: u32) -> Found {
+    pub(super) fn find(&self, object: u64, line: u32) -> Lookup {
         let mut attached = lock(&self.attached);
         match attached.objects.get_mut(&object) {
-            Some(Attachment::Here(here)) => return Found::Here(here.clone()),
-            Some(Attachment::Refused) => return Found::Refused,
-            Some(Attachment::Coming(lines)) => {
+            Some(Attachment::Ready(here)) => return Lookup::Ready(here.clone()),
+            Some(Attachment::Refused) => return Lookup::Refused,
+            Some(Attachment::Fetching(lines)) => {
                 if !lines.contains(&line) {
                     lines.push(line);
                 }
-                return Found::Coming;
+                return Lookup::Fetching;
             }
             None => {}
         }
         // What is needed again is fetched again.
         if attached.objects.len() >= ATTACHED_MAX {
-            attached.objects.retain(|_, object| matches!(object, Attachment::Coming(_)));
+            attached.objects.retain(|_, object| matches!(object, Attachment::Fetching(_)));
         }
         if self.wanted.send(object).is_err() {
-            return Found::Refused;
+            return Lookup::Refused;
         }
-        attached.objects.insert(object, Attachment::Coming(vec![line]));
-        Found::Coming
+        attached.objects.insert(object, Attachment::Fetching(vec![line]));
+        Lookup::Fetching
     }
 
     fn note(&self, object: u64, found: Attachment) {
         let waiting = {
             let mut attached = lock(&self.attached);
-            if matches!(found, Attachment::Here(Attached::File(_))) {
+            if matches!(found, Attachment::Ready(Attached::File(_))) {
                 attached.files.push_back(object);
             }
             if attached.files.len() > FILES_MAX {
                 let oldest = attached.files.pop_front().expect("there are some");
                 // It may be on its way once more.
-                if matches!(attached.objects.get(&oldest), Some(Attachment::Here(_))) {
+                if matches!(attached.objects.get(&oldest), Some(Attachment::Ready(_))) {
                     attached.objects.remove(&oldest);
                 }
             }
             attached.objects.insert(object, found)
         };
-        if let Some(Attachment::Coming(lines)) = waiting {
-            lines.into_iter().for_each(|line| self.engine.ring(line));
+        if let Some(Attachment::Fetching(lines)) = waiting {
+            lines.into_iter().for_each(|line| self.engine.notify(line));
         }
     }
 
@@ -353,17 +353,17 @@ impl Remote {
     fn note_gone(&self) {
         let mut waiting = Vec::new();
         for object in lock(&self.attached).objects.values_mut() {
-            if let Attachment::Coming(lines) = object {
+            if let Attachment::Fetching(lines) = object {
                 waiting.append(lines);
                 *object = Attachment::Refused;
             }
         }
-        waiting.into_iter().for_each(|line| self.engine.ring(line));
+        waiting.into_iter().for_each(|line| self.engine.notify(line));
     }
 }
 
 /// Fetches objects of a peer, over a connection that tells when the peer is gone, and forgets the peer then.
-async fn fetch(key: (u128, u64), node: Weak<Node>, remote: Weak<Remote>, mut wanted: mpsc::UnboundedReceiver<u64>) {
+async fn fetch(key: (u128, u64), node: Weak<Node>, peer: Weak<PeerNode>, mut wanted: mpsc::UnboundedReceiver<u64>) {
     let fetching = async {
         let stream = UnixStream::connect(socket_of(key.0)).await?;
         same_user(&stream)?;
@@ -379,8 +379,8 @@ async fn fetch(key: (u128, u64), node: Weak<Node>, remote: Weak<Remote>, mut wan
             };
             let Some(object) = object else { return Ok(()) };
             let found = open(&stream, object).await?;
-            let Some(remote) = remote.upgrade() else { return Ok(()) };
-            remote.note(object, found.map_or(Attachment::Refused, Attachment::Here));
+            let Some(peer) = peer.upgrade() else { return Ok(()) };
+            peer.note(object, found.map_or(Attachment::Refused, Attachment::Ready));
         }
     };
     let fetched: io::Result<()> = fetching.await;
@@ -391,8 +391,8 @@ async fn fetch(key: (u128, u64), node: Weak<Node>, remote: Weak<Remote>, mut wan
     if let Some(node) = node.upgrade() {
         lock(&node.peers).remove(&key);
     }
-    if let Some(remote) = remote.upgrade() {
-        remote.note_gone();
+    if let Some(peer) = peer.upgrade() {
+        peer.note_gone();
     }
 }
 
@@ -400,23 +400,23 @@ async fn fetch(key: (u128, u64), node: Weak<Node>, remote: Weak<Remote>, mut wan
 async fn open(stream: &UnixStream, object: u64) -> io::Result<Option<Attached>> {
     let asked = async {
         wire::send(stream, &Request::Open { object }.encode(), &[]).await?;
-        wire::receive::<{ Answer::LEN }>(stream).await
+        wire::receive::<{ Response::LEN }>(stream).await
     };
     let asked = tokio::time::timeout(HANDSHAKE_TIMEOUT, asked).await;
-    let (answer, files) = asked.unwrap_or_else(|_| Err(io::ErrorKind::TimedOut.into()))?;
-    let attached = attach(Answer::decode(answer), files.into_iter().next());
+    let (response, files) = asked.unwrap_or_else(|_| Err(io::ErrorKind::TimedOut.into()))?;
+    let attached = attach(Response::decode(response), files.into_iter().next());
     Ok(attached.inspect_err(|error| tracing::warn!(%error, "a peer's memory cannot be read")).ok())
 }
 
-fn attach(answer: Option<Answer>, file: Option<OwnedFd>) -> io::Result<Attached> {
-    match (answer, file) {
-        (Some(Answer::Memory(len)), Some(file)) => {
+fn attach(response: Option<Response>, file: Option<OwnedFd>) -> io::Result<Attached> {
+    match (response, file) {
+        (Some(Response::Memory(len)), Some(file)) => {
             let len = usize::try_from(len).map_err(|_| io::ErrorKind::InvalidData)?;
             Ok(Attached::Memory(Arc::new(Mapping::attach_to_read(file, len)?)))
         }
         // Whatever else might keep the engine waiting.
-        (Some(Answer::Granted), Some(file)) if is_regular(&file)? => Ok(Attached::File(Arc::new(file.into()))),
-        (Some(Answer::Unknown), _) => Err(io::ErrorKind::NotFound.into()),
+        (Some(Response::Granted), Some(file)) if is_regular(&file)? => Ok(Attached::File(Arc::new(file.into()))),
+        (Some(Response::Unknown), _) => Err(io::ErrorKind::NotFound.into()),
         (Some(_), None) => Err(io::Error::other("no descriptor came: are too many files open?")),
         _ => Err(io::ErrorKind::InvalidData.into()),
     }

@@ -11,9 +11,9 @@ use tokio::net::UnixStream;
 use tokio::sync::{oneshot, watch};
 
 use super::map::Mapping;
-use super::node::{Arrival, Node, Remote, same_user, socket_of};
+use super::node::{MeetRequest, Node, PeerNode, same_user, socket_of};
 use super::ring::{RINGS_LEN, Ring};
-use super::wire::{self, Answer, Request};
+use super::wire::{self, Request, Response};
 use crate::completion::CompletionSource;
 use crate::environment::Environment;
 use crate::fabric::{ConnectError, Endpoint, FabricError, Peer, QueuePairConfig, RawQueuePair, Role};
@@ -36,8 +36,8 @@ pub(super) struct ShmQueuePair {
     /// The node's line by which the engine hears of news for this queue pair.
     pub(super) line: u32,
     /// The peer's connection, if this end is the passive one; taken when connecting.
-    arrival: Mutex<Option<oneshot::Receiver<Arrival>>>,
-    link: OnceLock<Link>,
+    meet_request: Mutex<Option<oneshot::Receiver<MeetRequest>>>,
+    connection: OnceLock<Connection>,
     outgoing: Mutex<Outgoing>,
     incoming: Mutex<Incoming>,
     /// The peer waits for a receive to be posted.
@@ -49,20 +49,20 @@ pub(super) struct ShmQueuePair {
 }
 
 /// What joins a queue pair with its peer.
-struct Link {
+struct Connection {
     outgoing: Ring,
     incoming: Ring,
-    peer: Arc<Remote>,
+    peer: Arc<PeerNode>,
     /// The peer's line.
     line: u32,
     /// The connection over which both met has ended.
     lost: AtomicBool,
 }
 
-impl Link {
+impl Connection {
     /// Tells the peer's engine that there is news.
-    fn ring(&self) {
-        self.peer.bell.ring(self.line);
+    fn notify_peer(&self) {
+        self.peer.bell.notify(self.line);
     }
 
     /// Tells whether the peer has closed its end, or is gone.
@@ -72,7 +72,7 @@ impl Link {
 }
 
 /// What the engine is to do with a queue pair next.
-pub(super) enum Step {
+pub(super) enum TurnOutcome {
     /// Look again when others had their turn.
     More,
     /// Wait for news.
@@ -85,7 +85,7 @@ pub(super) enum Step {
 
 /// Why a queue pair ends.
 #[derive(Debug)]
-enum Ending {
+enum EndReason {
     /// It was closed or broken.
     Closed,
     /// The peer closed it or is gone.
@@ -110,15 +110,15 @@ impl ShmQueuePair {
     ) -> Result<Arc<Self>, FabricError> {
         let posted = PostedWork::new(next_queue_pair_id(), completions, reserved)?;
         let nonce = environment.random_u128();
-        let arrival = node.expect(nonce);
+        let meet_request = node.expect(nonce);
         Ok(Arc::new_cyclic(|this| Self {
             posted,
             line: node.engine.next_line(),
             node,
             config,
             nonce,
-            arrival: Mutex::new(Some(arrival)),
-            link: OnceLock::new(),
+            meet_request: Mutex::new(Some(meet_request)),
+            connection: OnceLock::new(),
             outgoing: Mutex::default(),
             incoming: Mutex::default(),
             starved: AtomicBool::new(false),
@@ -145,47 +145,47 @@ impl ShmQueuePair {
     }
 
     /// Does a piece of work for it; called by the engine alone.
-    pub(super) fn step(&self) -> Step {
-        let Some(link) = self.link.get() else { return Step::Idle };
+    pub(super) fn take_turn(&self) -> TurnOutcome {
+        let Some(connection) = self.connection.get() else { return TurnOutcome::Idle };
         if self.posted.is_broken() {
             self.give_up_incoming(WorkError::Flushed);
-            return Step::Ended;
+            return TurnOutcome::Ended;
         }
-        match self.advance(link) {
-            Ok(step) => step,
+        match self.advance(connection) {
+            Ok(outcome) => outcome,
             Err(ending) => {
                 let cause = match &ending {
-                    Ending::Closed | Ending::Refused => WorkError::Flushed,
-                    Ending::Lost | Ending::Refusing => WorkError::ConnectionLost,
-                    Ending::Unreadable => WorkError::LocalProtection,
-                    Ending::Protocol(_) => WorkError::Protocol,
+                    EndReason::Closed | EndReason::Refused => WorkError::Flushed,
+                    EndReason::Lost | EndReason::Refusing => WorkError::ConnectionLost,
+                    EndReason::Unreadable => WorkError::LocalProtection,
+                    EndReason::Protocol(_) => WorkError::Protocol,
                 };
-                if let Ending::Protocol(what) = ending {
+                if let EndReason::Protocol(what) = ending {
                     tracing::warn!(qp = %self.posted.id, what, "the peer broke the protocol; connection closed");
                 } else {
                     tracing::debug!(qp = %self.posted.id, ?ending, "connection ended");
                 }
                 self.end(cause);
                 self.give_up_incoming(cause);
-                Step::Ended
+                TurnOutcome::Ended
             }
         }
     }
 
-    fn advance(&self, link: &Link) -> Result<Step, Ending> {
+    fn advance(&self, connection: &Connection) -> Result<TurnOutcome, EndReason> {
         // Before the counts: what the peer carried out before it ended has been carried out.
-        let ended = link.has_ended();
-        let refused = link.outgoing.refusal();
-        self.count_done(link)?;
-        let step = if ended { Step::Idle } else { self.take_entries(link)? };
+        let ended = connection.has_ended();
+        let refused = connection.outgoing.refusal();
+        self.count_done(connection)?;
+        let outcome = if ended { TurnOutcome::Idle } else { self.take_entries(connection)? };
         if let Some(ending) = refused.and_then(|reason| self.refused(reason, ended)) {
             return Err(ending);
         }
         if ended {
-            return Err(Ending::Lost);
+            return Err(EndReason::Lost);
         }
-        let pushed = self.push(link, true)?;
-        Ok(if pushed.again { Step::More } else { step })
+        let pushed = self.push(connection, true)?;
+        Ok(if pushed.needs_copy { TurnOutcome::More } else { outcome })
     }
 
     /// Breaks the queue pair. From here on its memory may be used otherwise, which the peer is told first.
@@ -193,8 +193,8 @@ impl ShmQueuePair {
         {
             // Nothing is written between the word to the peer and the release of what it may still read.
             let mut outgoing = lock(&self.outgoing);
-            if let Some(link) = self.link.get() {
-                link.outgoing.close();
+            if let Some(connection) = self.connection.get() {
+                connection.outgoing.close();
             }
             for request in outgoing.end() {
                 self.posted.await_acknowledgement(request);
@@ -204,22 +204,22 @@ impl ShmQueuePair {
         self.closed.send_replace(true);
         self.node.forget(self.nonce);
         // A peer whose connection has arrived waits for an answer, which does not come any more.
-        drop(lock(&self.arrival).take());
-        if let Some(link) = self.link.get() {
-            link.ring();
+        drop(lock(&self.meet_request).take());
+        if let Some(connection) = self.connection.get() {
+            connection.notify_peer();
             // The engine gives back what it was filling.
-            self.node.engine.ring(self.line);
+            self.node.engine.notify(self.line);
         }
     }
 
     async fn join(&self, peer: Peer) -> Result<(), ConnectError> {
-        let remote = Place::of_endpoint(&peer.endpoint)?;
-        let arrival = lock(&self.arrival).take().ok_or(ConnectError::WrongState)?;
+        let remote = ShmEndpoint::decode(&peer.endpoint)?;
+        let meet_request = lock(&self.meet_request).take().ok_or(ConnectError::WrongState)?;
         let mut closed = self.closed.subscribe();
         let met = async {
             match peer.role {
-                Role::Active => self.call(remote).await,
-                Role::Passive => self.await_call(arrival, remote).await,
+                Role::Active => self.open_connection(remote).await,
+                Role::Passive => self.await_connection(meet_request, remote).await,
             }
         };
         let (stream, rings, peer) = tokio::select! {
@@ -228,11 +228,12 @@ impl ShmQueuePair {
             met = met => met?,
         };
         let [ours, theirs] = rings;
-        let link = Link { outgoing: ours, incoming: theirs, peer, line: remote.line, lost: AtomicBool::new(false) };
-        self.link.set(link).map_err(|_| ConnectError::WrongState)?;
+        let connection =
+            Connection { outgoing: ours, incoming: theirs, peer, line: remote.line, lost: AtomicBool::new(false) };
+        self.connection.set(connection).map_err(|_| ConnectError::WrongState)?;
         let this = self.this.upgrade().expect("somebody holds the queue pair they connect");
         if this.posted.is_broken() {
-            // It was closed in between, and may not have seen its link.
+            // It was closed in between, and may not have seen its connection.
             this.end(WorkError::Flushed);
         }
         self.node.engine.add(this.clone());
@@ -241,40 +242,44 @@ impl ShmQueuePair {
     }
 
     /// Connects to the peer's node, with the memory of both rings.
-    async fn call(&self, remote: Place) -> Result<(UnixStream, [Ring; 2], Arc<Remote>), ConnectError> {
+    async fn open_connection(
+        &self,
+        remote: ShmEndpoint,
+    ) -> Result<(UnixStream, [Ring; 2], Arc<PeerNode>), ConnectError> {
         self.node.forget(self.nonce);
         let unreachable = ConnectError::Unreachable;
         let (memory, file) = Mapping::create(RINGS_LEN).map_err(unreachable)?;
-        let stream = UnixStream::connect(socket_of(remote.name)).await.map_err(unreachable)?;
+        let stream = UnixStream::connect(socket_of(remote.node_name)).await.map_err(unreachable)?;
         same_user(&stream).map_err(unreachable)?;
         let request = Request::Meet { to: remote.nonce, from: self.nonce, name: self.node.name };
         let bell = self.node.bell();
         wire::send(&stream, &request.encode(), &[file.as_fd(), bell.as_fd()]).await.map_err(unreachable)?;
-        let (answer, mut files) = wire::receive::<{ Answer::LEN }>(&stream).await.map_err(unreachable)?;
-        match (Answer::decode(answer), files.pop()) {
-            (Some(Answer::Granted), Some(bell)) => {
-                let peer = self.node.peer(remote.name, bell).map_err(unreachable)?;
+        let (response, mut files) = wire::receive::<{ Response::LEN }>(&stream).await.map_err(unreachable)?;
+        match (Response::decode(response), files.pop()) {
+            (Some(Response::Granted), Some(bell)) => {
+                let peer = self.node.peer(remote.node_name, bell).map_err(unreachable)?;
                 Ok((stream, Ring::both(&Arc::new(memory)), peer))
             }
-            (Some(Answer::Unknown), _) => Err(ConnectError::BadNonce),
+            (Some(Response::Unknown), _) => Err(ConnectError::BadNonce),
             _ => Err(unreachable(io::ErrorKind::InvalidData.into())),
         }
     }
 
     /// Waits until the peer has connected.
-    async fn await_call(
+    async fn await_connection(
         &self,
-        arrival: oneshot::Receiver<Arrival>,
-        remote: Place,
-    ) -> Result<(UnixStream, [Ring; 2], Arc<Remote>), ConnectError> {
-        let Arrival { stream, from, name, rings, bell } = arrival.await.map_err(|_| ConnectError::WrongState)?;
-        if (from, name) != (remote.nonce, remote.name) {
+        meet_request: oneshot::Receiver<MeetRequest>,
+        remote: ShmEndpoint,
+    ) -> Result<(UnixStream, [Ring; 2], Arc<PeerNode>), ConnectError> {
+        let MeetRequest { stream, nonce, node_name, rings, bell } =
+            meet_request.await.map_err(|_| ConnectError::WrongState)?;
+        if (nonce, node_name) != (remote.nonce, remote.node_name) {
             return Err(ConnectError::BadNonce);
         }
         let met = async {
             let memory = Mapping::attach(rings, RINGS_LEN)?;
-            let peer = self.node.peer(name, bell)?;
-            wire::send(&stream, &Answer::Granted.encode(), &[self.node.bell().as_fd()]).await?;
+            let peer = self.node.peer(node_name, bell)?;
+            wire::send(&stream, &Response::Granted.encode(), &[self.node.bell().as_fd()]).await?;
             let [theirs, ours] = Ring::both(&Arc::new(memory));
             Ok(([ours, theirs], peer))
         };
@@ -289,7 +294,7 @@ impl RawQueuePair for ShmQueuePair {
     }
 
     fn endpoint(&self) -> Endpoint {
-        Place { nonce: self.nonce, name: self.node.name, line: self.line }.to_endpoint()
+        ShmEndpoint { nonce: self.nonce, node_name: self.node.name, line: self.line }.encode()
     }
 
     fn connect(&self, peer: Peer) -> BoxFuture<'static, Result<(), ConnectError>> {
@@ -304,15 +309,15 @@ impl RawQueuePair for ShmQueuePair {
         self.posted.post(request);
         if receive {
             if self.starved.swap(false, Ordering::SeqCst) {
-                self.node.engine.ring(self.line);
+                self.node.engine.notify(self.line);
             }
             return;
         }
-        let Some(link) = self.link.get() else { return };
-        match self.push(link, false) {
-            Ok(pushed) if !pushed.again => {}
+        let Some(connection) = self.connection.get() else { return };
+        match self.push(connection, false) {
+            Ok(pushed) if !pushed.needs_copy => {}
             // What needs a copy, or goes wrong, is the engine's business.
-            _ => self.node.engine.ring(self.line),
+            _ => self.node.engine.notify(self.line),
         }
     }
 
@@ -337,40 +342,39 @@ async fn watch(queue_pair: Weak<ShmQueuePair>, stream: UnixStream, mut closed: w
         () = ended => {}
     }
     let Some(queue_pair) = queue_pair.upgrade() else { return };
-    if let Some(link) = queue_pair.link.get() {
-        link.lost.store(true, Ordering::Release);
-        queue_pair.node.engine.ring(queue_pair.line);
+    if let Some(connection) = queue_pair.connection.get() {
+        connection.lost.store(true, Ordering::Release);
+        queue_pair.node.engine.notify(queue_pair.line);
     }
 }
 
 /// Where a queue pair can be met.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Place {
+pub(super) struct ShmEndpoint {
     nonce: u128,
-    /// Its node.
-    name: u128,
+    node_name: u128,
     line: u32,
 }
 
-impl Place {
-    fn to_endpoint(self) -> Endpoint {
+impl ShmEndpoint {
+    fn encode(self) -> Endpoint {
         let mut out = ENDPOINT_TAG.to_vec();
         out.extend(self.nonce.to_le_bytes());
-        out.extend(self.name.to_le_bytes());
+        out.extend(self.node_name.to_le_bytes());
         out.extend(self.line.to_le_bytes());
         Endpoint::new(out).expect("40 bytes are within the limit")
     }
 
-    fn of_endpoint(endpoint: &Endpoint) -> Result<Self, ConnectError> {
-        let place = || {
+    fn decode(endpoint: &Endpoint) -> Result<Self, ConnectError> {
+        let parse = || {
             let rest = endpoint.as_bytes().strip_prefix(ENDPOINT_TAG)?;
             let rest: &[u8; 36] = rest.try_into().ok()?;
             let (nonce, rest) = rest.split_first_chunk()?;
-            let (name, line) = rest.split_first_chunk()?;
+            let (node_name, line) = rest.split_first_chunk()?;
             let line = u32::from_le_bytes(line.try_into().ok()?);
-            Some(Self { nonce: u128::from_le_bytes(*nonce), name: u128::from_le_bytes(*name), line })
+            Some(Self { nonce: u128::from_le_bytes(*nonce), node_name: u128::from_le_bytes(*node_name), line })
         };
-        place().ok_or(ConnectError::BadEndpoint)
+        parse().ok_or(ConnectError::BadEndpoint)
     }
 }
 

@@ -12,7 +12,7 @@ use crate::work::WorkError;
 
 /// What an entry is part of.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Kind {
+pub(crate) enum EntryKind {
     Send,
     Write(Target),
     Read(Target),
@@ -39,14 +39,14 @@ impl Target {
 
 /// Where an entry's bytes are.
 #[derive(Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Place {
+pub(crate) enum Payload {
     /// In the entry.
     Inline([u8; INLINE_LEN_MAX]),
     /// In memory that the end which wrote the entry shares under this number.
     Shared { object: u64, offset: u64 },
 }
 
-impl std::fmt::Debug for Place {
+impl std::fmt::Debug for Payload {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         match self {
             Self::Inline(_) => f.write_str("Inline"),
@@ -58,7 +58,7 @@ impl std::fmt::Debug for Place {
 /// One entry.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Entry {
-    pub(crate) kind: Kind,
+    pub(crate) kind: EntryKind,
     pub(crate) imm: Option<u32>,
     /// It is the first of its request's entries.
     pub(crate) first: bool,
@@ -68,16 +68,16 @@ pub(crate) struct Entry {
     pub(crate) total: u64,
     /// Bytes of this entry; of a request to read, none.
     pub(crate) len: u64,
-    pub(crate) place: Place,
+    pub(crate) payload: Payload,
 }
 
 impl Entry {
     pub(crate) fn encode(&self) -> [u8; ENTRY_LEN] {
         let (kind, target) = match self.kind {
-            Kind::Send => (1, Target { key: 0, address: 0 }),
-            Kind::Write(target) => (2, target),
-            Kind::Read(target) => (3, target),
-            Kind::ReadData => (4, Target { key: 0, address: 0 }),
+            EntryKind::Send => (1, Target { key: 0, address: 0 }),
+            EntryKind::Write(target) => (2, target),
+            EntryKind::Read(target) => (3, target),
+            EntryKind::ReadData => (4, Target { key: 0, address: 0 }),
         };
         let mut out = [0; ENTRY_LEN];
         let mut put = |at: usize, number: u64| out[at..at + 8].copy_from_slice(&number.to_le_bytes());
@@ -85,16 +85,16 @@ impl Entry {
         put(16, self.len);
         put(24, target.key);
         put(32, target.address);
-        if let Place::Shared { object, offset } = self.place {
+        if let Payload::Shared { object, offset } = self.payload {
             put(40, object);
             put(48, offset);
         }
         out[0] = kind;
-        let inline = matches!(self.place, Place::Inline(_));
+        let inline = matches!(self.payload, Payload::Inline(_));
         let flags = [(self.imm.is_some(), 1), (self.first, 2), (self.last, 4), (inline, 8)];
         out[1] = flags.iter().filter(|(set, _)| *set).map(|(_, flag)| flag).sum();
         out[4..8].copy_from_slice(&self.imm.unwrap_or(0).to_le_bytes());
-        if let Place::Inline(bytes) = self.place {
+        if let Payload::Inline(bytes) = self.payload {
             out[INLINE_AT..].copy_from_slice(&bytes);
         }
         out
@@ -105,24 +105,24 @@ impl Entry {
         let number = |at: usize| u64::from_le_bytes(std::array::from_fn(|i| bytes[at + i]));
         let target = Target { key: number(24), address: number(32) };
         let kind = match bytes[0] {
-            1 => Kind::Send,
-            2 => Kind::Write(target),
-            3 => Kind::Read(target),
-            4 => Kind::ReadData,
+            1 => EntryKind::Send,
+            2 => EntryKind::Write(target),
+            3 => EntryKind::Read(target),
+            4 => EntryKind::ReadData,
             _ => return None,
         };
         let flag = |flag: u8| bytes[1] & flag != 0;
-        let place = match flag(8) {
-            true => Place::Inline(std::array::from_fn(|i| bytes[INLINE_AT + i])),
-            false => Place::Shared { object: number(40), offset: number(48) },
+        let payload = match flag(8) {
+            true => Payload::Inline(std::array::from_fn(|i| bytes[INLINE_AT + i])),
+            false => Payload::Shared { object: number(40), offset: number(48) },
         };
         let imm = flag(1).then(|| u32::from_le_bytes(std::array::from_fn(|i| bytes[4 + i])));
         let (total, len) = (number(8), number(16));
-        let entry = Self { kind, imm, first: flag(2), last: flag(4), total, len, place };
-        let sensible = match (kind, place) {
-            (Kind::Read(_), _) => len == 0 && flag(2) && flag(4) && imm.is_none(),
-            (_, Place::Inline(_)) => len <= INLINE_LEN_MAX as u64,
-            (_, Place::Shared { offset, .. }) => len > 0 && offset.checked_add(len).is_some(),
+        let entry = Self { kind, imm, first: flag(2), last: flag(4), total, len, payload };
+        let sensible = match (kind, payload) {
+            (EntryKind::Read(_), _) => len == 0 && flag(2) && flag(4) && imm.is_none(),
+            (_, Payload::Inline(_)) => len <= INLINE_LEN_MAX as u64,
+            (_, Payload::Shared { offset, .. }) => len > 0 && offset.checked_add(len).is_some(),
         };
         (sensible && len <= total && bytes[1] < 16).then_some(entry)
     }
@@ -262,13 +262,13 @@ mod tests {
         let (memory, _file) = Mapping::create(RINGS_LEN).unwrap();
         let [ring, other] = Ring::both(&Arc::new(memory));
         let entry = Entry {
-            kind: Kind::Write(Target { key: 7, address: 8 }),
+            kind: EntryKind::Write(Target { key: 7, address: 8 }),
             imm: Some(9),
             first: true,
             last: false,
             total: 1 << 40,
             len: 1 << 20,
-            place: Place::Shared { object: 5, offset: 6 },
+            payload: Payload::Shared { object: 5, offset: 6 },
         };
         ring.put(SLOTS + 3, &entry);
         ring.publish(SLOTS + 4);

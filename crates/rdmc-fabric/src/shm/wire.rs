@@ -57,7 +57,7 @@ impl Request {
 
 /// The answer to a request: whether it is granted, and the length of memory. A descriptor comes along if it is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Answer {
+pub(super) enum Response {
     /// The other end's bell, or a file.
     Granted,
     /// Memory of so many bytes.
@@ -66,7 +66,7 @@ pub(super) enum Answer {
     Unknown,
 }
 
-impl Answer {
+impl Response {
     pub(super) const LEN: usize = 9;
 
     pub(super) fn encode(self) -> [u8; Self::LEN] {
@@ -107,7 +107,7 @@ pub(super) async fn send(stream: &UnixStream, bytes: &[u8], files: &[BorrowedFd<
 /// Waits until there is something to receive, or nothing will be any more.
 ///
 /// That a stream was readable says nothing: it counts as such until a read has found nothing.
-pub(super) async fn arriving(stream: &UnixStream) -> io::Result<()> {
+pub(super) async fn wait_readable(stream: &UnixStream) -> io::Result<()> {
     let look = || {
         rustix::net::recv(stream, &mut [0u8; 1][..], RecvFlags::PEEK)?;
         Ok(())
@@ -169,20 +169,20 @@ mod tests {
         let (near, far) = UnixStream::pair().unwrap();
         for _ in 0..3 {
             send(&far, &[7; Request::LEN], &[]).await.unwrap();
-            arriving(&near).await.unwrap();
+            wait_readable(&near).await.unwrap();
             receive::<{ Request::LEN }>(&near).await.unwrap();
-            assert!(arriving(&near).now_or_never().is_none());
+            assert!(wait_readable(&near).now_or_never().is_none());
         }
         drop(far);
-        arriving(&near).await.unwrap();
+        wait_readable(&near).await.unwrap();
         assert!(receive::<{ Request::LEN }>(&near).await.is_err());
     }
 
     #[test]
     fn answers_survive_encoding() {
-        for answer in [Answer::Granted, Answer::Memory(u64::MAX), Answer::Unknown] {
-            assert_eq!(Answer::decode(answer.encode()), Some(answer));
+        for answer in [Response::Granted, Response::Memory(u64::MAX), Response::Unknown] {
+            assert_eq!(Response::decode(answer.encode()), Some(answer));
         }
-        assert_eq!(Answer::decode([0; Answer::LEN]), None);
+        assert_eq!(Response::decode([0; Response::LEN]), None);
     }
 }

@@ -57,7 +57,7 @@ impl Frame {
     pub(crate) const LEN: usize = 32;
 
     /// Returns the bytes that a request brings.
-    pub(super) fn brought(self) -> usize {
+    pub(super) fn payload_len(self) -> usize {
         let len = match self {
             Self::Send { len, .. } => len,
             Self::Write { to, .. } => to.len,

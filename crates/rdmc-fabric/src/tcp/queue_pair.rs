@@ -17,7 +17,7 @@ use crate::fabric::{ConnectError, Endpoint, FabricError, Peer, QueuePairConfig, 
 use crate::memory::Buffer;
 use crate::queue_pair::next_queue_pair_id;
 use crate::rendezvous::{Meeting, MeetingPlace};
-use crate::software::{ExposureGrant, PostedWork, Taken, Turns};
+use crate::software::{ExposureGrant, PostedWork, TakenRequest, YieldBudget};
 use crate::sync::lock;
 use crate::work::{Nearing, QueuePairId, Work, WorkError, WorkRequest};
 
@@ -44,7 +44,7 @@ enum Response {
 
 /// Why a connection's tasks end.
 #[derive(Debug)]
-pub(super) enum Ending {
+pub(super) enum EndReason {
     /// The queue pair was closed or broken by the other task.
     Closed,
     /// The socket failed or ended.
@@ -57,7 +57,7 @@ pub(super) enum Ending {
     Protocol(&'static str),
 }
 
-impl From<io::Error> for Ending {
+impl From<io::Error> for EndReason {
     fn from(error: io::Error) -> Self {
         Self::Lost(error)
     }
@@ -162,18 +162,18 @@ impl TcpQueuePair {
             }
         };
         let cause = match &ending {
-            Ending::Closed | Ending::Refused => WorkError::Flushed,
-            Ending::Lost(error) if error.raw_os_error() == Some(BAD_ADDRESS) => WorkError::LocalProtection,
-            Ending::Lost(_) | Ending::Refusing => WorkError::ConnectionLost,
-            Ending::Protocol(_) => WorkError::Protocol,
+            EndReason::Closed | EndReason::Refused => WorkError::Flushed,
+            EndReason::Lost(error) if error.raw_os_error() == Some(BAD_ADDRESS) => WorkError::LocalProtection,
+            EndReason::Lost(_) | EndReason::Refusing => WorkError::ConnectionLost,
+            EndReason::Protocol(_) => WorkError::Protocol,
         };
-        if let Ending::Protocol(what) = ending {
+        if let EndReason::Protocol(what) = ending {
             tracing::warn!(qp = %self.posted.id, ?peer, what, "the peer broke the protocol; connection closed");
         } else {
             tracing::debug!(qp = %self.posted.id, ?peer, ?ending, "connection ended");
         }
         self.end(cause);
-        if matches!(ending, Ending::Refusing) {
+        if matches!(ending, EndReason::Refusing) {
             // The peer must read the refusal before a reset could overtake it: let it close first.
             let shut = async {
                 to.shutdown().await;
@@ -191,15 +191,15 @@ impl TcpQueuePair {
 
     // The reader.
 
-    async fn read_frames(&self, from: &mut Incoming) -> Result<std::convert::Infallible, Ending> {
+    async fn read_frames(&self, from: &mut Incoming) -> Result<std::convert::Infallible, EndReason> {
         let mut closed = self.meeting.closed();
         let mut from = Reader { from, closed: &mut closed };
-        let mut turns = Turns::default();
+        let mut budget = YieldBudget::default();
         loop {
             let mut header = [0; Frame::LEN];
             from.fill(&mut header).await?;
-            let frame = Frame::decode(&header).ok_or(Ending::Protocol("unknown frame"))?;
-            let bytes = frame.brought();
+            let frame = Frame::decode(&header).ok_or(EndReason::Protocol("unknown frame"))?;
+            let bytes = frame.payload_len();
             let answered = match frame {
                 Frame::Send { imm, len } => self.take_send(&mut from, imm, len).await?,
                 Frame::Write { imm, to } => match self.shared.exposures.open(to, true) {
@@ -231,14 +231,14 @@ impl TcpQueuePair {
                     let refused =
                         self.posted.acknowledged().ok_or_else(|| self.nothing_outstanding("nothing to refuse"))?;
                     refused.finish(Err(reason.error()), None);
-                    return Err(Ending::Refused);
+                    return Err(EndReason::Refused);
                 }
             };
             match answered {
                 Ok(()) => {
                     self.respond(Response::Acknowledge { requests: 1 })?;
                     // A peer that sends without a pause must not keep the writer from its turn.
-                    turns.after(bytes).await;
+                    budget.spend(bytes).await;
                 }
                 Err(error) => {
                     self.respond(Response::Refuse(Refusal::of(error)))?;
@@ -255,7 +255,7 @@ impl TcpQueuePair {
         from: &mut Reader<'_>,
         imm: Option<u32>,
         len: u64,
-    ) -> Result<Result<(), WorkError>, Ending> {
+    ) -> Result<Result<(), WorkError>, EndReason> {
         let mut receive = match self.take_receive(from).await? {
             Ok(receive) => receive,
             Err(error) => return Ok(Err(error)),
@@ -281,7 +281,8 @@ impl TcpQueuePair {
             filled = from.fill_inspected(&mut into[early..taken], inspector).await;
         }
         if let Err(ending) = filled {
-            let error = if matches!(ending, Ending::Closed) { WorkError::Flushed } else { WorkError::ConnectionLost };
+            let error =
+                if matches!(ending, EndReason::Closed) { WorkError::Flushed } else { WorkError::ConnectionLost };
             receive.finish(Err(error), None);
             return Err(ending);
         }
@@ -295,7 +296,7 @@ impl TcpQueuePair {
         from: &mut Reader<'_>,
         grant: ExposureGrant,
         imm: Option<u32>,
-    ) -> Result<Result<(), WorkError>, Ending> {
+    ) -> Result<Result<(), WorkError>, EndReason> {
         from.fill_grant(&grant).await?;
         if imm.is_none() {
             return Ok(Ok(()));
@@ -309,28 +310,28 @@ impl TcpQueuePair {
         }
     }
 
-    async fn take_receive(&self, from: &Reader<'_>) -> Result<Result<Taken<'_>, WorkError>, Ending> {
+    async fn take_receive(&self, from: &Reader<'_>) -> Result<Result<TakenRequest<'_>, WorkError>, EndReason> {
         let receive = match self.posted.try_take_receive() {
             Ok(None) => {
                 let limit = self.config.receiver_not_ready;
                 from.unless_reset(self.posted.take_receive(&*self.environment, limit)).await?
             }
-            Ok(Some(receive)) => Ok(self.posted.taken(receive)),
+            Ok(Some(receive)) => Ok(self.posted.guard(receive)),
             Err(error) => Err(error),
         };
         match receive {
-            Err(WorkError::Flushed) => Err(Ending::Closed),
+            Err(WorkError::Flushed) => Err(EndReason::Closed),
             outcome => Ok(outcome),
         }
     }
 
-    fn take_acknowledgement(&self, requests: u32) -> Result<(), Ending> {
+    fn take_acknowledgement(&self, requests: u32) -> Result<(), EndReason> {
         for _ in 0..requests {
             let mut request =
                 self.posted.acknowledged().ok_or_else(|| self.nothing_outstanding("nothing to acknowledge"))?;
             if matches!(request.work_mut(), Work::Read { .. }) {
                 request.finish(Err(WorkError::Protocol), None);
-                return Err(Ending::Protocol("a read was acknowledged without its bytes"));
+                return Err(EndReason::Protocol("a read was acknowledged without its bytes"));
             }
             let len = request.work_mut().len();
             request.finish(Ok(len), None);
@@ -338,12 +339,12 @@ impl TcpQueuePair {
         Ok(())
     }
 
-    async fn take_read_response(&self, from: &mut Reader<'_>, len: u64) -> Result<(), Ending> {
+    async fn take_read_response(&self, from: &mut Reader<'_>, len: u64) -> Result<(), EndReason> {
         let mut request =
             self.posted.acknowledged().ok_or_else(|| self.nothing_outstanding("nothing was to be read"))?;
         let outcome = match request.work_mut() {
             Work::Read { into, .. } if into.len() as u64 == len => from.fill(into).await,
-            _ => Err(Ending::Protocol("a response does not fit its read")),
+            _ => Err(EndReason::Protocol("a response does not fit its read")),
         };
         match outcome {
             Ok(()) => {
@@ -352,8 +353,8 @@ impl TcpQueuePair {
             }
             Err(ending) => {
                 let error = match ending {
-                    Ending::Closed => WorkError::Flushed,
-                    Ending::Protocol(_) => WorkError::Protocol,
+                    EndReason::Closed => WorkError::Flushed,
+                    EndReason::Protocol(_) => WorkError::Protocol,
                     _ => WorkError::ConnectionLost,
                 };
                 request.finish(Err(error), None);
@@ -363,20 +364,20 @@ impl TcpQueuePair {
     }
 
     /// Tells an answer to nothing from one that came as the queue pair was closed.
-    fn nothing_outstanding(&self, what: &'static str) -> Ending {
-        if self.posted.is_broken() { Ending::Closed } else { Ending::Protocol(what) }
+    fn nothing_outstanding(&self, what: &'static str) -> EndReason {
+        if self.posted.is_broken() { EndReason::Closed } else { EndReason::Protocol(what) }
     }
 
-    fn respond(&self, response: Response) -> Result<(), Ending> {
+    fn respond(&self, response: Response) -> Result<(), EndReason> {
         let mut responses = lock(&self.responses);
         if self.posted.is_broken() {
             // Those before it may be gone, and the peer would take it for the answer to another request.
-            return Err(Ending::Closed);
+            return Err(EndReason::Closed);
         }
         let full = responses.len() >= RESPONSES_MAX;
         match (responses.back_mut(), &response) {
             (Some(Response::Acknowledge { requests }), Response::Acknowledge { .. }) => *requests += 1,
-            _ if full => return Err(Ending::Protocol("too many requests at once")),
+            _ if full => return Err(EndReason::Protocol("too many requests at once")),
             _ => responses.push_back(response),
         }
         drop(responses);
@@ -386,15 +387,15 @@ impl TcpQueuePair {
 
     // The writer.
 
-    async fn write_frames(&self, to: &mut Outgoing) -> Result<std::convert::Infallible, Ending> {
+    async fn write_frames(&self, to: &mut Outgoing) -> Result<std::convert::Infallible, EndReason> {
         let mut closed = self.meeting.closed();
         let mut to = Writer { to, closed: &mut closed };
-        let mut batch = Batch { headers: Vec::with_capacity(HEADERS_LEN), ..Batch::default() };
+        let mut batch = WriteBatch { headers: Vec::with_capacity(HEADERS_LEN), ..WriteBatch::default() };
         loop {
             self.gather(&mut batch, to.is_encrypted())?;
             if batch.headers.is_empty() {
                 if self.posted.is_broken() {
-                    return Err(Ending::Closed);
+                    return Err(EndReason::Closed);
                 }
                 self.posted.sends_changed().await;
                 continue;
@@ -408,13 +409,13 @@ impl TcpQueuePair {
                 to.write_grant(&grant).await?;
             }
             if batch.refuses {
-                return Err(Ending::Refusing);
+                return Err(EndReason::Refusing);
             }
         }
     }
 
     /// Takes what is to be written at once: answers, then requests.
-    fn gather(&self, batch: &mut Batch, encrypts: bool) -> Result<(), Ending> {
+    fn gather(&self, batch: &mut WriteBatch, encrypts: bool) -> Result<(), EndReason> {
         while !batch.is_full() {
             let response = lock(&self.responses).pop_front();
             if let Some(response) = response {
@@ -429,7 +430,7 @@ impl TcpQueuePair {
     }
 
     /// Adds a request to what is to be written.
-    fn add(&self, batch: &mut Batch, request: WorkRequest, encrypts: bool) -> Result<(), Ending> {
+    fn add(&self, batch: &mut WriteBatch, request: WorkRequest, encrypts: bool) -> Result<(), EndReason> {
         let (frame, data) = match request.work() {
             Work::Send { data, imm } => (Frame::Send { imm: *imm, len: data.len() as u64 }, Some(data.clone())),
             Work::Write { data, to, imm } => (Frame::Write { imm: *imm, to: *to }, Some(data.clone())),
@@ -459,7 +460,7 @@ impl TcpQueuePair {
 
 /// What is written at once: headers with short payloads, and what comes behind the last one.
 #[derive(Default)]
-struct Batch {
+struct WriteBatch {
     headers: Vec<u8>,
     /// A long payload, or a copy of one.
     large: Option<Buffer>,
@@ -472,7 +473,7 @@ struct Batch {
     departing: Vec<Nearing>,
 }
 
-impl Batch {
+impl WriteBatch {
     /// Tells whether nothing may be added.
     fn is_full(&self) -> bool {
         let has_more = self.large.is_some() || !self.copied.is_empty() || self.reading.is_some() || self.refuses;

@@ -14,7 +14,7 @@ use tokio::net::tcp::{OwnedReadHalf, OwnedWriteHalf};
 use tokio::sync::watch;
 use tokio_rustls::TlsStream;
 
-use super::queue_pair::Ending;
+use super::queue_pair::EndReason;
 use crate::software::ExposureGrant;
 use crate::work::Inspector;
 
@@ -99,7 +99,7 @@ pub(super) struct Reader<'a> {
 }
 
 impl Reader<'_> {
-    pub(super) async fn fill(&mut self, room: &mut [u8]) -> Result<(), Ending> {
+    pub(super) async fn fill(&mut self, room: &mut [u8]) -> Result<(), EndReason> {
         self.fill_inspected(room, None).await
     }
 
@@ -108,7 +108,7 @@ impl Reader<'_> {
         &mut self,
         mut room: &mut [u8],
         inspector: Option<&dyn Inspector>,
-    ) -> Result<(), Ending> {
+    ) -> Result<(), EndReason> {
         while !room.is_empty() {
             let at_once = if inspector.is_some() { room.len().min(INSPECTED_LEN) } else { room.len() };
             let piece = &mut room[..at_once];
@@ -117,7 +117,7 @@ impl Reader<'_> {
                 Incoming::Encrypted { from, .. } => unless_closed(self.closed, from.read(piece)).await?,
             };
             match read {
-                Ok(0) => return Err(Ending::Lost(io::ErrorKind::UnexpectedEof.into())),
+                Ok(0) => return Err(EndReason::Lost(io::ErrorKind::UnexpectedEof.into())),
                 Ok(n) => {
                     if let Some(inspector) = inspector {
                         inspector.inspect(&room[..n]);
@@ -132,7 +132,7 @@ impl Reader<'_> {
     }
 
     /// Reads into exposed memory; its lock is held for one system call at a time.
-    pub(super) async fn fill_grant(&mut self, grant: &ExposureGrant) -> Result<(), Ending> {
+    pub(super) async fn fill_grant(&mut self, grant: &ExposureGrant) -> Result<(), EndReason> {
         let mut done = 0;
         while done < grant.len() {
             let left = grant.len() - done;
@@ -151,7 +151,7 @@ impl Reader<'_> {
                 }
             };
             match read.expect("write access was checked") {
-                Ok(0) => return Err(Ending::Lost(io::ErrorKind::UnexpectedEof.into())),
+                Ok(0) => return Err(EndReason::Lost(io::ErrorKind::UnexpectedEof.into())),
                 Ok(n) => done += n,
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => self.readable().await?,
                 Err(error) => return Err(error.into()),
@@ -161,7 +161,7 @@ impl Reader<'_> {
     }
 
     /// Waits for something else than the peer's bytes, unless the connection breaks, which nobody would see who does not read.
-    pub(super) async fn unless_reset<T>(&self, wait: impl Future<Output = T>) -> Result<T, Ending> {
+    pub(super) async fn unless_reset<T>(&self, wait: impl Future<Output = T>) -> Result<T, EndReason> {
         let broken = async {
             #[cfg(any(target_os = "linux", target_os = "android"))]
             let _ = match &*self.from {
@@ -174,12 +174,12 @@ impl Reader<'_> {
         tokio::select! {
             biased;
             done = wait => Ok(done),
-            () = broken => Err(Ending::Lost(io::ErrorKind::ConnectionReset.into())),
+            () = broken => Err(EndReason::Lost(io::ErrorKind::ConnectionReset.into())),
         }
     }
 
     /// Waits until there is something to read, where that is asked of the system; TLS has waited by itself.
-    async fn readable(&mut self) -> Result<(), Ending> {
+    async fn readable(&mut self) -> Result<(), EndReason> {
         match self.from {
             Incoming::Plain(from) => Ok(unless_closed(self.closed, from.readable()).await??),
             Incoming::Encrypted { .. } => Ok(()),
@@ -199,7 +199,7 @@ impl Writer<'_> {
         matches!(self.to, Outgoing::Encrypted(_))
     }
 
-    pub(super) async fn write_both(&mut self, mut head: &[u8], mut tail: &[u8]) -> Result<(), Ending> {
+    pub(super) async fn write_both(&mut self, mut head: &[u8], mut tail: &[u8]) -> Result<(), EndReason> {
         while !head.is_empty() || !tail.is_empty() {
             let both = [IoSlice::new(head), IoSlice::new(tail)];
             let written = match self.to {
@@ -221,7 +221,7 @@ impl Writer<'_> {
     }
 
     /// Writes exposed memory; its lock is held for one system call at a time.
-    pub(super) async fn write_grant(&mut self, grant: &ExposureGrant) -> Result<(), Ending> {
+    pub(super) async fn write_grant(&mut self, grant: &ExposureGrant) -> Result<(), EndReason> {
         let mut done = 0;
         while done < grant.len() {
             let left = grant.len() - done;
@@ -243,7 +243,7 @@ impl Writer<'_> {
     }
 
     /// Sends what TLS may have kept back.
-    async fn flush(&mut self) -> Result<(), Ending> {
+    async fn flush(&mut self) -> Result<(), EndReason> {
         match self.to {
             Outgoing::Plain(_) => Ok(()),
             Outgoing::Encrypted(to) => Ok(unless_closed(self.closed, to.flush()).await??),
@@ -251,7 +251,7 @@ impl Writer<'_> {
     }
 
     /// Waits until there is room to write, where that is asked of the system; TLS has waited by itself.
-    async fn writable(&mut self) -> Result<(), Ending> {
+    async fn writable(&mut self) -> Result<(), EndReason> {
         match self.to {
             Outgoing::Plain(to) => Ok(unless_closed(self.closed, to.writable()).await??),
             Outgoing::Encrypted(_) => Ok(()),
@@ -260,11 +260,11 @@ impl Writer<'_> {
 }
 
 /// Waits for `io`, unless the queue pair is closed first.
-async fn unless_closed<T>(closed: &mut watch::Receiver<bool>, io: impl Future<Output = T>) -> Result<T, Ending> {
+async fn unless_closed<T>(closed: &mut watch::Receiver<bool>, io: impl Future<Output = T>) -> Result<T, EndReason> {
     tokio::select! {
         biased;
         done = io => Ok(done),
-        _ = closed.wait_for(|&closed| closed) => Err(Ending::Closed),
+        _ = closed.wait_for(|&closed| closed) => Err(EndReason::Closed),
     }
 }
 

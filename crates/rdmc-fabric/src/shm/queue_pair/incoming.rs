@@ -6,10 +6,10 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
-use super::{Ending, Link, ShmQueuePair, Step};
+use super::{Connection, EndReason, ShmQueuePair, TurnOutcome};
 use crate::shm::copy::copy;
-use crate::shm::node::{Attached, Found};
-use crate::shm::ring::{Entry, Kind, Place, SLOTS};
+use crate::shm::node::{Attached, Lookup};
+use crate::shm::ring::{Entry, EntryKind, Payload, SLOTS};
 use crate::software::ExposureGrant;
 use crate::sync::lock;
 use crate::work::{Inspector, Work, WorkError, WorkRequest};
@@ -22,7 +22,7 @@ pub(super) struct Incoming {
     /// The entry at hand, and how many of its bytes are copied.
     entry: Option<(Entry, usize)>,
     /// The request that it is part of.
-    request: Option<Request>,
+    request: Option<PartialRequest>,
     /// Something was carried out of which neither side has been told, and how many bytes were copied since it was.
     unannounced: bool,
     unannounced_len: usize,
@@ -36,14 +36,14 @@ pub(super) struct Incoming {
 }
 
 /// A request of the peer of which something is carried out.
-enum Request {
+enum PartialRequest {
     Send { receive: WorkRequest, filled: usize },
     Write { grant: ExposureGrant, filled: usize },
     ReadData,
 }
 
 /// How far the engine got with an entry.
-enum Advance {
+enum EntryProgress {
     /// A piece was copied, of so many bytes.
     Copied(usize),
     /// It is carried out.
@@ -58,68 +58,70 @@ enum Advance {
 
 impl ShmQueuePair {
     /// Carries out entries of the peer: several short ones, or a piece of a long one.
-    pub(super) fn take_entries(&self, link: &Link) -> Result<Step, Ending> {
+    pub(super) fn take_entries(&self, connection: &Connection) -> Result<TurnOutcome, EndReason> {
         let mut incoming = lock(&self.incoming);
         let done_before = incoming.done;
-        let published = link.incoming.published();
+        let published = connection.incoming.published();
         if published < incoming.done || published - incoming.done > SLOTS {
-            return Err(Ending::Protocol("it counts entries that there is no room for"));
+            return Err(EndReason::Protocol("it counts entries that there is no room for"));
         }
         let mut copied = 0;
-        let step = loop {
+        let outcome = loop {
             if incoming.done == published {
-                break Step::Idle;
+                break TurnOutcome::Idle;
             }
             if copied >= PIECE_LEN {
-                break Step::More;
+                break TurnOutcome::More;
             }
-            let advance = match incoming.refusal {
-                Some(error) => Advance::Refused(error),
-                None => self.take_entry(link, &mut incoming)?,
+            let progress = match incoming.refusal {
+                Some(error) => EntryProgress::Refused(error),
+                None => self.take_entry(connection, &mut incoming)?,
             };
-            match advance {
-                Advance::Copied(len) => copied += len.max(1),
-                Advance::Done => {
+            match progress {
+                EntryProgress::Copied(len) => copied += len.max(1),
+                EntryProgress::Done => {
                     incoming.done += 1;
                     incoming.entry = None;
-                    link.incoming.set_done(incoming.done);
+                    connection.incoming.set_done(incoming.done);
                 }
-                Advance::Stalled => break Step::Idle,
-                Advance::Starved(limit) => break Step::Until(limit),
-                Advance::Refused(error) => {
-                    link.incoming.refuse(error);
+                EntryProgress::Stalled => break TurnOutcome::Idle,
+                EntryProgress::Starved(limit) => break TurnOutcome::Until(limit),
+                EntryProgress::Refused(error) => {
+                    connection.incoming.refuse(error);
                     let now = Instant::now();
                     let limit = *incoming.linger.get_or_insert(now + REFUSAL_LINGER);
                     // If both refuse, neither gets any further.
-                    if !self.is_being_read() || link.outgoing.refusal().is_some() || now >= limit {
-                        return Err(Ending::Refusing);
+                    if !self.is_being_read() || connection.outgoing.refusal().is_some() || now >= limit {
+                        return Err(EndReason::Refusing);
                     }
                     if incoming.refusal.replace(error).is_none() {
-                        link.ring();
+                        connection.notify_peer();
                     }
-                    break Step::Until(limit);
+                    break TurnOutcome::Until(limit);
                 }
             }
         };
         incoming.unannounced |= incoming.done > done_before;
         incoming.unannounced_len += copied;
         // Whoever has more of it at hand tells both sides of several at once.
-        if incoming.unannounced && (!matches!(step, Step::More) || incoming.unannounced_len >= ANNOUNCED_LEN) {
+        if incoming.unannounced && (!matches!(outcome, TurnOutcome::More) || incoming.unannounced_len >= ANNOUNCED_LEN)
+        {
             (incoming.unannounced, incoming.unannounced_len) = (false, 0);
             self.posted.announce();
-            link.ring();
+            connection.notify_peer();
         }
-        Ok(step)
+        Ok(outcome)
     }
 
     /// Advances the entry at hand.
-    fn take_entry(&self, link: &Link, incoming: &mut Incoming) -> Result<Advance, Ending> {
+    fn take_entry(&self, connection: &Connection, incoming: &mut Incoming) -> Result<EntryProgress, EndReason> {
         let (entry, at) = match incoming.entry {
             Some(at_hand) => at_hand,
             None => {
-                let entry = link.incoming.get(incoming.done).ok_or(Ending::Protocol("it writes no entries"))?;
+                let entry =
+                    connection.incoming.get(incoming.done).ok_or(EndReason::Protocol("it writes no entries"))?;
                 if entry.first != incoming.request.is_none() {
-                    return Err(Ending::Protocol("its requests do not follow each other whole"));
+                    return Err(EndReason::Protocol("its requests do not follow each other whole"));
                 }
                 incoming.entry = Some((entry, 0));
                 (entry, 0)
@@ -130,20 +132,20 @@ impl ShmQueuePair {
         {
             return Ok(otherwise);
         }
-        let left = usize::try_from(entry.len).map_err(|_| Ending::Protocol("it sends too much"))? - at;
-        if left > 0 || (at == 0 && entry.kind == Kind::ReadData) {
-            return self.copy_piece(link, incoming, &entry, at, left);
+        let left = usize::try_from(entry.len).map_err(|_| EndReason::Protocol("it sends too much"))? - at;
+        if left > 0 || (at == 0 && entry.kind == EntryKind::ReadData) {
+            return self.copy_piece(connection, incoming, &entry, at, left);
         }
         if !entry.last {
-            return Ok(Advance::Done);
+            return Ok(EntryProgress::Done);
         }
         self.complete(incoming, &entry)
     }
 
     /// Begins a request of the peer, unless something stands against it.
-    fn begin(&self, incoming: &mut Incoming, entry: &Entry) -> Result<Option<Advance>, Ending> {
+    fn begin(&self, incoming: &mut Incoming, entry: &Entry) -> Result<Option<EntryProgress>, EndReason> {
         let request = match entry.kind {
-            Kind::Send => {
+            EntryKind::Send => {
                 let receive = match self.next_receive(incoming)? {
                     Ok(receive) => receive,
                     Err(otherwise) => return Ok(Some(otherwise)),
@@ -152,30 +154,30 @@ impl ShmQueuePair {
                 if entry.total > room {
                     let error = WorkError::LocalLength { got: Some(entry.total), room };
                     self.posted.finish(receive, Err(error));
-                    return Ok(Some(Advance::Refused(WorkError::RemoteInvalidRequest)));
+                    return Ok(Some(EntryProgress::Refused(WorkError::RemoteInvalidRequest)));
                 }
-                Request::Send { receive, filled: 0 }
+                PartialRequest::Send { receive, filled: 0 }
             }
-            Kind::Write(target) => match self.node.exposures.open(target.of_len(entry.total), true) {
-                Ok(grant) => Request::Write { grant, filled: 0 },
-                Err(error) => return Ok(Some(Advance::Refused(error))),
+            EntryKind::Write(target) => match self.node.exposures.open(target.of_len(entry.total), true) {
+                Ok(grant) => PartialRequest::Write { grant, filled: 0 },
+                Err(error) => return Ok(Some(EntryProgress::Refused(error))),
             },
-            Kind::Read(target) => match self.node.exposures.open(target.of_len(entry.total), false) {
+            EntryKind::Read(target) => match self.node.exposures.open(target.of_len(entry.total), false) {
                 Ok(grant) => {
                     self.add_read(grant)?;
-                    return Ok(Some(Advance::Done));
+                    return Ok(Some(EntryProgress::Done));
                 }
-                Err(error) => return Ok(Some(Advance::Refused(error))),
+                Err(error) => return Ok(Some(EntryProgress::Refused(error))),
             },
-            Kind::ReadData => Request::ReadData,
+            EntryKind::ReadData => PartialRequest::ReadData,
         };
         incoming.request = Some(request);
         Ok(None)
     }
 
     /// Takes the oldest posted receive, or says what else is to be done.
-    fn next_receive(&self, incoming: &mut Incoming) -> Result<Result<WorkRequest, Advance>, Ending> {
-        let take = || self.posted.try_take_receive().map_err(|_| Ending::Closed);
+    fn next_receive(&self, incoming: &mut Incoming) -> Result<Result<WorkRequest, EntryProgress>, EndReason> {
+        let take = || self.posted.try_take_receive().map_err(|_| EndReason::Closed);
         let mut receive = take()?;
         if receive.is_none() {
             self.starved.store(true, Ordering::SeqCst);
@@ -193,8 +195,8 @@ impl ShmQueuePair {
                 let patience = self.config.receiver_not_ready.min(PATIENCE_MAX);
                 let limit = *incoming.deadline.get_or_insert(now + patience);
                 let late = limit <= now;
-                let refused = Advance::Refused(WorkError::ReceiverNotReady);
-                Ok(Err(if late { refused } else { Advance::Starved(limit) }))
+                let refused = EntryProgress::Refused(WorkError::ReceiverNotReady);
+                Ok(Err(if late { refused } else { EntryProgress::Starved(limit) }))
             }
         }
     }
@@ -202,77 +204,81 @@ impl ShmQueuePair {
     /// Copies a piece of an entry to its place.
     fn copy_piece(
         &self,
-        link: &Link,
+        connection: &Connection,
         incoming: &mut Incoming,
         entry: &Entry,
         at: usize,
         left: usize,
-    ) -> Result<Advance, Ending> {
-        let Some(source) = self.source_of(link, entry)? else { return Ok(Advance::Stalled) };
-        let (len, copied) = self.fill_piece(link, incoming, entry, &source, (at, left))?;
+    ) -> Result<EntryProgress, EndReason> {
+        let Some(source) = self.source_of(connection, entry)? else { return Ok(EntryProgress::Stalled) };
+        let (len, copied) = self.fill_piece(connection, incoming, entry, &source, (at, left))?;
         if let Err(error) = copied {
             return Ok(self.unreadable(incoming, error));
         }
-        if link.incoming.is_closed() {
+        if connection.incoming.is_closed() {
             // The peer may have overwritten what was just copied.
-            return Err(Ending::Lost);
+            return Err(EndReason::Lost);
         }
-        if len == left && matches!(incoming.request, Some(Request::ReadData)) {
+        if len == left && matches!(incoming.request, Some(PartialRequest::ReadData)) {
             if entry.last {
                 incoming.request = None;
             }
-            return Ok(Advance::Done);
+            return Ok(EntryProgress::Done);
         }
         incoming.entry = Some((*entry, at + len));
-        Ok(Advance::Copied(len))
+        Ok(EntryProgress::Copied(len))
     }
 
     /// Copies a piece of what is `left` of an entry from the `at`th byte on, and tells how long it was.
     fn fill_piece(
         &self,
-        link: &Link,
+        connection: &Connection,
         incoming: &mut Incoming,
         entry: &Entry,
         source: &Source,
         (at, left): (usize, usize),
-    ) -> Result<(usize, io::Result<()>), Ending> {
+    ) -> Result<(usize, io::Result<()>), EndReason> {
         match incoming.request.as_mut().expect("a piece is part of a request") {
-            Request::Send { receive, filled } => {
+            PartialRequest::Send { receive, filled } => {
                 let inspector = receive.inspector().cloned();
                 let len = left.min(if inspector.is_some() { INSPECTED_LEN } else { PIECE_LEN });
                 let Work::Receive { into } = receive.work_mut() else { unreachable!("it is a receive") };
                 // By the decoder an entry is not longer than its request, and several may be, together.
                 let room = into.get_mut(*filled..).and_then(|room| room.get_mut(..len));
-                let room = room.ok_or(Ending::Protocol("it sends more than it said"))?;
+                let room = room.ok_or(EndReason::Protocol("it sends more than it said"))?;
                 *filled += len;
                 let streaming = entry.total >= STREAMED_LEN_MIN && inspector.is_none();
                 let copied = source.copy_to(at, room, streaming);
-                if let (Some(inspector), Ok(()), false) = (inspector, &copied, link.incoming.is_closed()) {
+                if let (Some(inspector), Ok(()), false) = (inspector, &copied, connection.incoming.is_closed()) {
                     let inspector: &dyn Inspector = &*inspector;
                     inspector.inspect(room);
                 }
                 Ok((len, copied))
             }
-            Request::Write { grant, filled } => {
+            PartialRequest::Write { grant, filled } => {
                 let len = left.min(BOUNCED_LEN);
                 if len > grant.len() - *filled {
-                    return Err(Ending::Protocol("it writes more than it said"));
+                    return Err(EndReason::Protocol("it writes more than it said"));
                 }
                 // Not straight to its place, which stays in use: should the peer close its end meanwhile, the bytes are wrong.
                 incoming.bounce.resize(len, 0);
                 let copied = source.copy_to(at, &mut incoming.bounce, false);
-                if copied.is_ok() && !link.incoming.is_closed() {
+                if copied.is_ok() && !connection.incoming.is_closed() {
                     let place = |room: &mut [u8]| room.copy_from_slice(&incoming.bounce);
                     grant.with_bytes_mut(*filled, len, place).expect("write access was checked");
                     *filled += len;
                 }
                 Ok((len, copied))
             }
-            Request::ReadData => {
+            PartialRequest::ReadData => {
                 let len = left.min(PIECE_LEN);
                 let copy = |room: &mut [u8]| {
                     let copied = source.copy_to(at, room, false);
-                    if link.incoming.is_closed() { Err(Ending::Lost) } else { copied.map_err(|_| Ending::Lost) }
+                    if connection.incoming.is_closed() {
+                        Err(EndReason::Lost)
+                    } else {
+                        copied.map_err(|_| EndReason::Lost)
+                    }
                 };
                 self.take_read_data(entry, at, len, copy)?;
                 Ok((len, Ok(())))
@@ -281,56 +287,58 @@ impl ShmQueuePair {
     }
 
     /// Refuses what lies in a file of the peer that was shortened.
-    fn unreadable(&self, incoming: &mut Incoming, error: io::Error) -> Advance {
+    fn unreadable(&self, incoming: &mut Incoming, error: io::Error) -> EntryProgress {
         tracing::warn!(qp = %self.posted.id, %error, "a file that a peer sends cannot be read");
-        if let Some(Request::Send { receive, .. }) = incoming.request.take() {
+        if let Some(PartialRequest::Send { receive, .. }) = incoming.request.take() {
             self.posted.finish(receive, Err(WorkError::ConnectionLost));
         }
-        Advance::Refused(WorkError::LocalProtection)
+        EntryProgress::Refused(WorkError::LocalProtection)
     }
 
     /// Finds the bytes of an entry; none if they are being made reachable.
-    fn source_of(&self, link: &Link, entry: &Entry) -> Result<Option<Source>, Ending> {
-        let (object, offset) = match entry.place {
-            Place::Inline(bytes) => return Ok(Some(Source::Inline(bytes))),
-            Place::Shared { object, offset } => (object, offset),
+    fn source_of(&self, connection: &Connection, entry: &Entry) -> Result<Option<Source>, EndReason> {
+        let (object, offset) = match entry.payload {
+            Payload::Inline(bytes) => return Ok(Some(Source::Inline(bytes))),
+            Payload::Shared { object, offset } => (object, offset),
         };
-        match link.peer.find(object, self.line) {
-            Found::Here(Attached::Memory(memory)) => {
+        match connection.peer.find(object, self.line) {
+            Lookup::Ready(Attached::Memory(memory)) => {
                 let end = offset.checked_add(entry.len).filter(|&end| end <= memory.len() as u64);
-                end.ok_or(Ending::Protocol("it points outside its memory"))?;
+                end.ok_or(EndReason::Protocol("it points outside its memory"))?;
                 let offset = usize::try_from(offset).expect("it lies in mapped memory");
                 Ok(Some(Source::Memory { memory, offset }))
             }
-            Found::Here(Attached::File(file)) => Ok(Some(Source::File { file, offset })),
-            Found::Coming => Ok(None),
+            Lookup::Ready(Attached::File(file)) => Ok(Some(Source::File { file, offset })),
+            Lookup::Fetching => Ok(None),
             // Why was said when it could not be fetched.
-            Found::Refused => Err(Ending::Lost),
+            Lookup::Refused => Err(EndReason::Lost),
         }
     }
 
     /// Ends a request whose bytes are all here.
-    fn complete(&self, incoming: &mut Incoming, entry: &Entry) -> Result<Advance, Ending> {
+    fn complete(&self, incoming: &mut Incoming, entry: &Entry) -> Result<EntryProgress, EndReason> {
         match &incoming.request {
-            Some(Request::Send { filled, .. } | Request::Write { filled, .. }) if *filled as u64 != entry.total => {
-                return Err(Ending::Protocol("it sends less than it said"));
+            Some(PartialRequest::Send { filled, .. } | PartialRequest::Write { filled, .. })
+                if *filled as u64 != entry.total =>
+            {
+                return Err(EndReason::Protocol("it sends less than it said"));
             }
-            Some(Request::Write { .. }) if entry.imm.is_some() => match self.next_receive(incoming)? {
+            Some(PartialRequest::Write { .. }) if entry.imm.is_some() => match self.next_receive(incoming)? {
                 Ok(receive) => self.posted.finish_with_imm(receive, Ok(0), entry.imm),
                 Err(otherwise) => return Ok(otherwise),
             },
             _ => {}
         }
-        if let Some(Request::Send { receive, filled }) = incoming.request.take() {
+        if let Some(PartialRequest::Send { receive, filled }) = incoming.request.take() {
             self.posted.finish_unannounced(receive, Ok(filled), entry.imm);
         }
-        Ok(Advance::Done)
+        Ok(EntryProgress::Done)
     }
 
     /// Gives back what was being filled.
     pub(super) fn give_up_incoming(&self, cause: WorkError) {
         self.posted.announce();
-        if let Some(Request::Send { receive, .. }) = lock(&self.incoming).request.take() {
+        if let Some(PartialRequest::Send { receive, .. }) = lock(&self.incoming).request.take() {
             let cause = if cause == WorkError::Flushed { cause } else { WorkError::ConnectionLost };
             self.posted.finish(receive, Err(cause));
         }

@@ -2,11 +2,11 @@
 
 use std::collections::VecDeque;
 
-use super::{Ending, Link, ShmQueuePair};
+use super::{Connection, EndReason, ShmQueuePair};
 use crate::memory::Buffer;
 use crate::shm::Shared;
-use crate::shm::arena::Piece;
-use crate::shm::ring::{Entry, INLINE_LEN_MAX, Kind, Place, SLOTS, Target};
+use crate::shm::arena::Allocation;
+use crate::shm::ring::{Entry, EntryKind, INLINE_LEN_MAX, Payload, SLOTS, Target};
 use crate::software::ExposureGrant;
 use crate::sync::lock;
 use crate::work::{Work, WorkError, WorkRequest};
@@ -22,7 +22,7 @@ pub(super) struct Outgoing {
     /// What becomes of each entry that it has not, oldest first.
     in_flight: VecDeque<InFlight>,
     /// Requests of which some entries are written, or all, oldest first.
-    requests: VecDeque<Underway>,
+    requests: VecDeque<StartedRequest>,
     /// Bytes written of the last one, if it is not written whole.
     partial: Option<usize>,
     /// What the peer has asked to read and was not sent, and how much of the first was.
@@ -32,14 +32,14 @@ pub(super) struct Outgoing {
 }
 
 struct InFlight {
-    chunk: Option<usize>,
+    staging_chunk: Option<usize>,
     /// Its request is carried out with it.
-    ends: bool,
+    ends_request: bool,
     /// It brings what the peer has asked to read.
-    answers: bool,
+    is_read_data: bool,
 }
 
-struct Underway {
+struct StartedRequest {
     request: WorkRequest,
     done: bool,
     /// Bytes that have come, of a request to read.
@@ -48,16 +48,16 @@ struct Underway {
 
 /// Memory by way of which bytes travel that the peer cannot reach.
 struct Staging {
-    piece: Piece,
+    allocation: Allocation,
     free: Vec<usize>,
 }
 
 /// What came of an attempt to write entries.
 #[derive(Clone, Copy, Default)]
 pub(super) struct Pushed {
-    any: bool,
+    wrote_any: bool,
     /// There is more to be written that only needs somebody who may copy it.
-    pub(super) again: bool,
+    pub(super) needs_copy: bool,
 }
 
 impl Outgoing {
@@ -66,28 +66,27 @@ impl Outgoing {
         self.ended = true;
         self.reads.clear();
         self.staging = None;
-        self.requests.drain(..).map(|underway| underway.request).collect()
+        self.requests.drain(..).map(|started| started.request).collect()
     }
 
     fn has_room(&self) -> bool {
         self.written - self.done < SLOTS
     }
 
-    fn write(&mut self, link: &Link, entry: &Entry, in_flight: InFlight) {
-        link.outgoing.put(self.written, entry);
+    fn write(&mut self, connection: &Connection, entry: &Entry, in_flight: InFlight) {
+        connection.outgoing.put(self.written, entry);
         self.written += 1;
         self.in_flight.push_back(in_flight);
     }
 
     /// Takes a free chunk of the staging memory, which is made when first needed.
-    fn chunk(&mut self, queue_pair: &ShmQueuePair) -> Result<Option<usize>, Ending> {
+    fn chunk(&mut self, queue_pair: &ShmQueuePair) -> Result<Option<usize>, EndReason> {
         if self.staging.is_none() {
-            let allocated = queue_pair.node.arena.allocate(CHUNKS * CHUNK_LEN);
-            let piece = allocated.map_err(|error| {
+            let allocation = queue_pair.node.arena.allocate(CHUNKS * CHUNK_LEN).map_err(|error| {
                 tracing::warn!(%error, "no shared memory for what peers cannot reach");
-                Ending::Unreadable
+                EndReason::Unreadable
             })?;
-            self.staging = Some(Staging { piece, free: (0..CHUNKS).collect() });
+            self.staging = Some(Staging { allocation, free: (0..CHUNKS).collect() });
         }
         Ok(self.staging.as_mut().and_then(|staging| staging.free.pop()))
     }
@@ -97,21 +96,21 @@ impl Staging {
     /// Returns a chunk's bytes, which are the caller's until the peer has carried out the entry that names them.
     fn bytes(&mut self, chunk: usize, len: usize) -> &mut [u8] {
         assert!(chunk < CHUNKS && len <= CHUNK_LEN, "bytes outside the chunk");
-        let start = self.piece.as_mut_ptr().wrapping_add(chunk * CHUNK_LEN);
+        let start = self.allocation.as_mut_ptr().wrapping_add(chunk * CHUNK_LEN);
         // SAFETY: the chunk lies in the piece, which is this queue pair's alone; it was free, so no entry names it, and
         // peers map it for reading alone.
         unsafe { std::slice::from_raw_parts_mut(start, len) }
     }
 
-    fn place(&self, chunk: usize) -> Place {
-        let (object, offset) = self.piece.place();
-        Place::Shared { object, offset: (offset + chunk * CHUNK_LEN) as u64 }
+    fn payload(&self, chunk: usize) -> Payload {
+        let (object, offset) = self.allocation.location();
+        Payload::Shared { object, offset: (offset + chunk * CHUNK_LEN) as u64 }
     }
 }
 
 impl ShmQueuePair {
     /// Writes entries while there is room; what must be copied only if `may_copy`, a piece of it at a time.
-    pub(super) fn push(&self, link: &Link, may_copy: bool) -> Result<Pushed, Ending> {
+    pub(super) fn push(&self, connection: &Connection, may_copy: bool) -> Result<Pushed, EndReason> {
         let mut outgoing = lock(&self.outgoing);
         let mut pushed = Pushed::default();
         let mut copied = false;
@@ -119,53 +118,58 @@ impl ShmQueuePair {
             let may_copy = may_copy && !copied;
             // Entries of one request follow each other.
             let read = match outgoing.partial {
-                None => self.push_read(link, &mut outgoing, may_copy)?,
+                None => self.push_read(connection, &mut outgoing, may_copy)?,
                 Some(_) => None,
             };
             let step = match read {
                 Some(step) => step,
-                None => self.push_request(link, &mut outgoing, may_copy)?,
+                None => self.push_request(connection, &mut outgoing, may_copy)?,
             };
             match step {
-                Wrote::Entry => pushed.any = true,
-                Wrote::Copied => (pushed.any, copied) = (true, true),
+                Wrote::Entry => pushed.wrote_any = true,
+                Wrote::Copied => (pushed.wrote_any, copied) = (true, true),
                 Wrote::WouldCopy => {
-                    pushed.again = true;
+                    pushed.needs_copy = true;
                     break;
                 }
                 Wrote::Nothing => break,
             }
         }
-        if pushed.any {
-            link.outgoing.publish(outgoing.written);
+        if pushed.wrote_any {
+            connection.outgoing.publish(outgoing.written);
             drop(outgoing);
-            link.ring();
+            connection.notify_peer();
         }
         Ok(pushed)
     }
 
     /// Writes a piece of what the peer has asked to read; none if it has not.
-    fn push_read(&self, link: &Link, outgoing: &mut Outgoing, may_copy: bool) -> Result<Option<Wrote>, Ending> {
+    fn push_read(
+        &self,
+        connection: &Connection,
+        outgoing: &mut Outgoing,
+        may_copy: bool,
+    ) -> Result<Option<Wrote>, EndReason> {
         let (Some(grant), sent) = (outgoing.reads.front(), outgoing.read_sent) else { return Ok(None) };
         let total = grant.len();
         let len = (total - sent).min(CHUNK_LEN);
         if !may_copy {
             return Ok(Some(Wrote::WouldCopy));
         }
-        let (place, chunk) = if len == 0 {
-            (Place::Inline([0; INLINE_LEN_MAX]), None)
+        let (payload, chunk) = if len == 0 {
+            (Payload::Inline([0; INLINE_LEN_MAX]), None)
         } else {
             let Some(chunk) = outgoing.chunk(self)? else { return Ok(Some(Wrote::Nothing)) };
             let staging = outgoing.staging.as_mut().expect("the chunk is of it");
             let room = staging.bytes(chunk, len);
             let grant = outgoing.reads.front().expect("it was there above");
             grant.with_bytes(sent, len, |bytes| room.copy_from_slice(bytes));
-            (staging.place(chunk), Some(chunk))
+            (staging.payload(chunk), Some(chunk))
         };
         let (first, last) = (sent == 0, sent + len == total);
         let (total, len_sent) = (total as u64, len as u64);
-        let entry = Entry { kind: Kind::ReadData, imm: None, first, last, total, len: len_sent, place };
-        outgoing.write(link, &entry, InFlight { chunk, ends: false, answers: true });
+        let entry = Entry { kind: EntryKind::ReadData, imm: None, first, last, total, len: len_sent, payload };
+        outgoing.write(connection, &entry, InFlight { staging_chunk: chunk, ends_request: false, is_read_data: true });
         outgoing.read_sent += len;
         if last {
             outgoing.reads.pop_front();
@@ -175,82 +179,98 @@ impl ShmQueuePair {
     }
 
     /// Writes a piece of the next request.
-    fn push_request(&self, link: &Link, outgoing: &mut Outgoing, may_copy: bool) -> Result<Wrote, Ending> {
+    fn push_request(
+        &self,
+        connection: &Connection,
+        outgoing: &mut Outgoing,
+        may_copy: bool,
+    ) -> Result<Wrote, EndReason> {
         let sent = match outgoing.partial {
             Some(sent) => sent,
             None => {
                 let Some(request) = self.posted.try_take_send() else { return Ok(Wrote::Nothing) };
-                outgoing.requests.push_back(Underway { request, done: false, read: 0 });
+                outgoing.requests.push_back(StartedRequest { request, done: false, read: 0 });
                 outgoing.partial = Some(0);
                 0
             }
         };
-        let underway = outgoing.requests.back().expect("the last one is written in part");
-        let (kind, data, imm) = match underway.request.work() {
-            Work::Send { data, imm } => (Kind::Send, data.clone(), *imm),
-            Work::Write { data, to, imm } => (Kind::Write(Target::of(*to)), data.clone(), *imm),
+        let started = outgoing.requests.back().expect("the last one is written in part");
+        let (kind, data, imm) = match started.request.work() {
+            Work::Send { data, imm } => (EntryKind::Send, data.clone(), *imm),
+            Work::Write { data, to, imm } => (EntryKind::Write(Target::of(*to)), data.clone(), *imm),
             Work::Read { into, from } => {
-                let (kind, total) = (Kind::Read(Target::of(*from)), into.len() as u64);
-                let place = Place::Inline([0; INLINE_LEN_MAX]);
-                let entry = Entry { kind, imm: None, first: true, last: true, total, len: 0, place };
+                let (kind, total) = (EntryKind::Read(Target::of(*from)), into.len() as u64);
+                let payload = Payload::Inline([0; INLINE_LEN_MAX]);
+                let entry = Entry { kind, imm: None, first: true, last: true, total, len: 0, payload };
                 outgoing.partial = None;
-                outgoing.write(link, &entry, InFlight { chunk: None, ends: false, answers: false });
+                outgoing.write(
+                    connection,
+                    &entry,
+                    InFlight { staging_chunk: None, ends_request: false, is_read_data: false },
+                );
                 return Ok(Wrote::Entry);
             }
             Work::Receive { .. } => unreachable!("receives are queued apart"),
         };
-        let (place, len, chunk) = match self.place_of(outgoing, &data, sent, may_copy)? {
-            Placed::At { place, len, chunk } => (place, len, chunk),
-            Placed::Not(wrote) => return Ok(wrote),
+        let (payload, len, chunk) = match self.locate_payload(outgoing, &data, sent, may_copy)? {
+            Located::At { payload, len, chunk } => (payload, len, chunk),
+            Located::Not(wrote) => return Ok(wrote),
         };
         let (first, last) = (sent == 0, sent + len == data.len());
-        let entry = Entry { kind, imm, first, last, total: data.len() as u64, len: len as u64, place };
+        let entry = Entry { kind, imm, first, last, total: data.len() as u64, len: len as u64, payload };
         outgoing.partial = (!last).then_some(sent + len);
-        outgoing.write(link, &entry, InFlight { chunk, ends: last, answers: false });
+        outgoing.write(connection, &entry, InFlight { staging_chunk: chunk, ends_request: last, is_read_data: false });
         Ok(if chunk.is_some() { Wrote::Copied } else { Wrote::Entry })
     }
 
     /// Finds where the peer gets the bytes of a request from the `sent`th on: in its entry if they are few, where they lie
     /// if that is shared, or by way of the staging memory.
-    fn place_of(&self, outgoing: &mut Outgoing, data: &Buffer, sent: usize, may_copy: bool) -> Result<Placed, Ending> {
+    fn locate_payload(
+        &self,
+        outgoing: &mut Outgoing,
+        data: &Buffer,
+        sent: usize,
+        may_copy: bool,
+    ) -> Result<Located, EndReason> {
         if data.len() <= INLINE_LEN_MAX {
             let mut bytes = [0; INLINE_LEN_MAX];
-            data.copy_to(0, &mut bytes[..data.len()]).map_err(|_| Ending::Unreadable)?;
-            return Ok(Placed::At { place: Place::Inline(bytes), len: data.len(), chunk: None });
+            data.copy_to(0, &mut bytes[..data.len()]).map_err(|_| EndReason::Unreadable)?;
+            return Ok(Located::At { payload: Payload::Inline(bytes), len: data.len(), chunk: None });
         }
-        let shared = data.registration().and_then(|shared: &Shared| shared.place_of(data, &self.node.objects));
+        let shared = data.registration().and_then(|shared: &Shared| shared.locate(data, &self.node.objects));
         if let Some((object, offset)) = shared {
-            return Ok(Placed::At { place: Place::Shared { object, offset }, len: data.len(), chunk: None });
+            return Ok(Located::At { payload: Payload::Shared { object, offset }, len: data.len(), chunk: None });
         }
         if !may_copy {
-            return Ok(Placed::Not(Wrote::WouldCopy));
+            return Ok(Located::Not(Wrote::WouldCopy));
         }
-        let Some(chunk) = outgoing.chunk(self)? else { return Ok(Placed::Not(Wrote::Nothing)) };
+        let Some(chunk) = outgoing.chunk(self)? else { return Ok(Located::Not(Wrote::Nothing)) };
         let len = (data.len() - sent).min(CHUNK_LEN);
         let staging = outgoing.staging.as_mut().expect("the chunk is of it");
-        data.copy_to(sent, staging.bytes(chunk, len)).map_err(|_| Ending::Unreadable)?;
-        Ok(Placed::At { place: staging.place(chunk), len, chunk: Some(chunk) })
+        data.copy_to(sent, staging.bytes(chunk, len)).map_err(|_| EndReason::Unreadable)?;
+        Ok(Located::At { payload: staging.payload(chunk), len, chunk: Some(chunk) })
     }
 
     /// Completes what the peer has carried out.
-    pub(super) fn count_done(&self, link: &Link) -> Result<(), Ending> {
-        let done = link.outgoing.done();
+    pub(super) fn count_done(&self, connection: &Connection) -> Result<(), EndReason> {
+        let done = connection.outgoing.done();
         let mut outgoing = lock(&self.outgoing);
         if outgoing.ended {
-            return Err(Ending::Closed);
+            return Err(EndReason::Closed);
         }
         if done < outgoing.done || done > outgoing.written {
-            return Err(Ending::Protocol("it counts entries that it was not sent"));
+            return Err(EndReason::Protocol("it counts entries that it was not sent"));
         }
         let outgoing = &mut *outgoing;
         while outgoing.done < done {
             outgoing.done += 1;
-            let InFlight { chunk, ends, .. } = outgoing.in_flight.pop_front().expect("one for each entry");
-            if let (Some(chunk), Some(staging)) = (chunk, &mut outgoing.staging) {
+            let InFlight { staging_chunk, ends_request, .. } =
+                outgoing.in_flight.pop_front().expect("one for each entry");
+            if let (Some(chunk), Some(staging)) = (staging_chunk, &mut outgoing.staging) {
                 staging.free.push(chunk);
             }
-            if ends {
-                let is_open = |underway: &&mut Underway| !underway.done && !underway.is_read();
+            if ends_request {
+                let is_open = |started: &&mut StartedRequest| !started.done && !started.is_read();
                 let ended = outgoing.requests.iter_mut().find(is_open);
                 ended.expect("each request ends with its last entry").done = true;
             }
@@ -262,36 +282,36 @@ impl ShmQueuePair {
     /// Completes requests in the order in which they were posted.
     fn finish_done(&self, outgoing: &mut Outgoing) {
         while outgoing.requests.front().is_some_and(|oldest| oldest.done) {
-            let Some(Underway { request, .. }) = outgoing.requests.pop_front() else { return };
+            let Some(StartedRequest { request, .. }) = outgoing.requests.pop_front() else { return };
             let len = request.work().len();
             self.posted.finish(request, Ok(len));
         }
     }
 
     /// Completes the request that the peer has refused; none if what it has read before is still to come.
-    pub(super) fn refused(&self, reason: WorkError, ended: bool) -> Option<Ending> {
+    pub(super) fn refused(&self, reason: WorkError, ended: bool) -> Option<EndReason> {
         let mut outgoing = lock(&self.outgoing);
         if outgoing.ended {
-            return Some(Ending::Closed);
+            return Some(EndReason::Closed);
         }
-        if !ended && outgoing.requests.front().is_some_and(Underway::is_read) {
+        if !ended && outgoing.requests.front().is_some_and(StartedRequest::is_read) {
             return None;
         }
-        let Some(Underway { request, .. }) = outgoing.requests.pop_front() else {
-            return Some(Ending::Protocol("it refuses what it was not sent"));
+        let Some(StartedRequest { request, .. }) = outgoing.requests.pop_front() else {
+            return Some(EndReason::Protocol("it refuses what it was not sent"));
         };
         self.posted.finish(request, Err(reason));
-        Some(Ending::Refused)
+        Some(EndReason::Refused)
     }
 
     /// Notes that the peer wants to read.
-    pub(super) fn add_read(&self, grant: ExposureGrant) -> Result<(), Ending> {
+    pub(super) fn add_read(&self, grant: ExposureGrant) -> Result<(), EndReason> {
         let mut outgoing = lock(&self.outgoing);
         if outgoing.ended {
-            return Err(Ending::Closed);
+            return Err(EndReason::Closed);
         }
         if outgoing.reads.len() >= READS_MAX {
-            return Err(Ending::Protocol("too many reads at once"));
+            return Err(EndReason::Protocol("too many reads at once"));
         }
         outgoing.reads.push_back(grant);
         Ok(())
@@ -300,7 +320,7 @@ impl ShmQueuePair {
     /// Tells whether the peer has not yet got all that it wanted to read.
     pub(super) fn is_being_read(&self) -> bool {
         let outgoing = lock(&self.outgoing);
-        !outgoing.reads.is_empty() || outgoing.in_flight.iter().any(|entry| entry.answers)
+        !outgoing.reads.is_empty() || outgoing.in_flight.iter().any(|entry| entry.is_read_data)
     }
 
     /// Fills in bytes of the oldest request to read by `copy`, which is given their place.
@@ -309,33 +329,33 @@ impl ShmQueuePair {
         entry: &Entry,
         at: usize,
         len: usize,
-        copy: impl FnOnce(&mut [u8]) -> Result<(), Ending>,
-    ) -> Result<(), Ending> {
+        copy: impl FnOnce(&mut [u8]) -> Result<(), EndReason>,
+    ) -> Result<(), EndReason> {
         let mut outgoing = lock(&self.outgoing);
-        let is_open = |underway: &&mut Underway| !underway.done && underway.is_read();
-        let Some(underway) = outgoing.requests.iter_mut().find(is_open) else {
-            return Err(if outgoing.ended { Ending::Closed } else { Ending::Protocol("nothing was to be read") });
+        let is_open = |started: &&mut StartedRequest| !started.done && started.is_read();
+        let Some(started) = outgoing.requests.iter_mut().find(is_open) else {
+            return Err(if outgoing.ended { EndReason::Closed } else { EndReason::Protocol("nothing was to be read") });
         };
-        let begun = underway.read;
-        let Work::Read { into, .. } = underway.request.work_mut() else { unreachable!("it is one to read") };
+        let begun = started.read;
+        let Work::Read { into, .. } = started.request.work_mut() else { unreachable!("it is one to read") };
         let fits = into.len() as u64 == entry.total && (entry.first == (begun == 0 && at == 0) || at > 0);
         let Some(room) = into.get_mut(begun..).and_then(|room| room.get_mut(..len)).filter(|_| fits) else {
-            return Err(Ending::Protocol("what it sends does not fit the read"));
+            return Err(EndReason::Protocol("what it sends does not fit the read"));
         };
         copy(room)?;
-        underway.read += len;
+        started.read += len;
         if entry.last && (at + len) as u64 == entry.len {
-            if underway.read as u64 != entry.total {
-                return Err(Ending::Protocol("it sends less than was to be read"));
+            if started.read as u64 != entry.total {
+                return Err(EndReason::Protocol("it sends less than was to be read"));
             }
-            underway.done = true;
+            started.done = true;
             self.finish_done(&mut outgoing);
         }
         Ok(())
     }
 }
 
-impl Underway {
+impl StartedRequest {
     fn is_read(&self) -> bool {
         matches!(self.request.work(), Work::Read { .. })
     }
@@ -351,8 +371,9 @@ enum Wrote {
     Copied,
 }
 
-enum Placed {
-    At { place: Place, len: usize, chunk: Option<usize> },
+/// Where the bytes of a request are for the peer, or why they are not there yet.
+enum Located {
+    At { payload: Payload, len: usize, chunk: Option<usize> },
     Not(Wrote),
 }
 
