@@ -134,7 +134,7 @@ pub(crate) struct Completions {
     ready: Mutex<VecDeque<Completed>>,
     /// Whoever waits for `ready`.
     waker: AtomicWaker,
-    room: Mutex<Room>,
+    reservations: Mutex<Reservations>,
     capacity: u32,
 }
 
@@ -145,7 +145,7 @@ struct DeviceSide {
 }
 
 /// How much of the queue is promised.
-struct Room {
+struct Reservations {
     /// Entries set aside, as asked for.
     reserved: u32,
     /// Entries of the device's queue that may be in use at once.
@@ -171,7 +171,7 @@ impl Completions {
             connections: Mutex::default(),
             ready: Mutex::default(),
             waker: AtomicWaker::new(),
-            room: Mutex::new(Room { reserved: 0, needed: 0, entries }),
+            reservations: Mutex::new(Reservations { reserved: 0, needed: 0, entries }),
             capacity,
         })
     }
@@ -212,9 +212,9 @@ impl Completions {
 
     /// Sets entries of the device's queue aside besides those that [`reserve`](CompletionSource::reserve) counts.
     pub(crate) fn grow(&self, entries: u32) -> Result<(), FabricError> {
-        let mut room = lock(&self.room);
-        let needed = room.needed.saturating_add(entries);
-        if needed > room.entries {
+        let mut reservations = lock(&self.reservations);
+        let needed = reservations.needed.saturating_add(entries);
+        if needed > reservations.entries {
             let wanted = needed.next_power_of_two().max(ENTRIES_AT_FIRST);
             let max = u32::try_from(self.cq.device.attributes.max_cqe).unwrap_or(0);
             let entries = wanted.min(max);
@@ -231,15 +231,15 @@ impl Completions {
             }
             self.cq.resize(entries).map_err(refused)?;
             tracing::debug!(entries, "completion queue resized");
-            room.entries = entries;
+            reservations.entries = entries;
         }
-        room.needed = needed;
+        reservations.needed = needed;
         Ok(())
     }
 
     /// Gives back what [`grow`](Self::grow) set aside.
     pub(crate) fn shrink(&self, entries: u32) {
-        lock(&self.room).needed -= entries;
+        lock(&self.reservations).needed -= entries;
     }
 
     /// Takes completions from the device; tells whether there were any.
@@ -312,22 +312,22 @@ impl CompletionSource for Completions {
     }
 
     fn reserve(&self, entries: u32) -> Result<(), FabricError> {
-        let mut room = lock(&self.room);
-        match room.reserved.checked_add(entries).filter(|&sum| sum <= self.capacity) {
+        let mut reservations = lock(&self.reservations);
+        match reservations.reserved.checked_add(entries).filter(|&sum| sum <= self.capacity) {
             Some(sum) => {
-                room.reserved = sum;
+                reservations.reserved = sum;
                 Ok(())
             }
             None => Err(FabricError::CompletionQueueFull {
                 capacity: self.capacity,
-                reserved: room.reserved,
+                reserved: reservations.reserved,
                 wanted: entries,
             }),
         }
     }
 
     fn release(&self, entries: u32) {
-        lock(&self.room).reserved -= entries;
+        lock(&self.reservations).reserved -= entries;
     }
 }
 

@@ -19,10 +19,10 @@ use tokio::sync::watch;
 
 use crate::completion::Completions;
 use crate::device::Device;
-use crate::endpoint::Remote;
+use crate::endpoint::VerbsEndpoint;
 use crate::fabric::VerbsConfig;
 use crate::memory::Registration;
-use crate::qp::{Own, Qp, empty_send};
+use crate::qp::{LocalAttributes, Qp, empty_send};
 use crate::status::work_error;
 use crate::sys::{self, ibv_recv_wr, ibv_send_wr, ibv_sge, ibv_wc};
 
@@ -44,7 +44,7 @@ struct Posted {
     phase: Phase,
     /// Sends that the device has not seen: the connection is not made, or more are to come.
     held: VecDeque<WorkRequest>,
-    sends: VecDeque<Sent>,
+    sends: VecDeque<SentRequest>,
     receives: VecDeque<WorkRequest>,
     /// Numbers the sends; the low half of their work request ids.
     sequence: u32,
@@ -59,9 +59,9 @@ struct Posted {
 }
 
 /// A request that the device has not taken, and why.
-type Refused = (WorkRequest, WorkError);
+type RefusedRequest = (WorkRequest, WorkError);
 
-struct Sent {
+struct SentRequest {
     request: WorkRequest,
     sequence: u32,
 }
@@ -134,8 +134,13 @@ impl Connection {
     }
 
     /// Makes the queue pair ready for the peer. Blocks; to be called off the runtime's workers.
-    pub(crate) fn prepare(&self, remote: &Remote, own: &Own, config: &VerbsConfig) -> io::Result<()> {
-        self.qp.connect(remote, own, config)
+    pub(crate) fn prepare(
+        &self,
+        remote: &VerbsEndpoint,
+        local: &LocalAttributes,
+        config: &VerbsConfig,
+    ) -> io::Result<()> {
+        self.qp.connect(remote, local, config)
     }
 
     /// Lets sends out; false if the connection is broken.
@@ -177,14 +182,14 @@ impl Connection {
     }
 
     /// Ends requests that the device has refused, and the connection with them.
-    fn settle(&self, outcome: Result<(), Vec<Refused>>) {
+    fn settle(&self, outcome: Result<(), Vec<RefusedRequest>>) {
         if let Err(refused) = outcome {
             self.push(refused.into_iter().map(|(request, error)| request.complete(Err(error), None)).collect());
             self.break_with(WorkError::Flushed);
         }
     }
 
-    fn post_receive(&self, posted: &mut Posted, mut request: WorkRequest) -> Result<(), Refused> {
+    fn post_receive(&self, posted: &mut Posted, mut request: WorkRequest) -> Result<(), RefusedRequest> {
         let Work::Receive { into } = request.work_mut() else { unreachable!("the caller asked") };
         let sge = match self.writable_range(into) {
             Ok(sge) => sge,
@@ -207,7 +212,7 @@ impl Connection {
     }
 
     /// Posts all sends that were held; on failure returns those that the device does not take, which may be none.
-    fn post_held(&self, posted: &mut Posted) -> Result<(), Vec<Refused>> {
+    fn post_held(&self, posted: &mut Posted) -> Result<(), Vec<RefusedRequest>> {
         while !posted.held.is_empty() {
             if let Err(error) = self.post_chain(posted) {
                 // What is behind the refused one goes down with the connection.
@@ -258,7 +263,7 @@ impl Connection {
             posted.sequence = sequence_after(sequence, 1);
             let signaled = wr.send_flags & sys::IBV_SEND_SIGNALED.cast_unsigned() != 0;
             posted.unsignaled = if signaled { 0 } else { posted.unsignaled + 1 };
-            posted.sends.push_back(Sent { request, sequence });
+            posted.sends.push_back(SentRequest { request, sequence });
         }
         outcome
     }

@@ -16,7 +16,7 @@ use tokio::sync::oneshot;
 use rdmc_fabric::WorkError;
 
 use crate::connection::Connection;
-use crate::devices::Choice;
+use crate::devices::DeviceChoice;
 use crate::error::VerbsError;
 use crate::sys::{
     self, Library, ibv_async_event, ibv_context, ibv_context_ops, ibv_device, ibv_device_attr, ibv_pd, ibv_port_attr,
@@ -28,7 +28,7 @@ pub(crate) struct Device {
     pub(crate) context: NonNull<ibv_context>,
     pub(crate) pd: NonNull<ibv_pd>,
     pub(crate) ops: ibv_context_ops,
-    pub(crate) choice: Choice,
+    pub(crate) choice: DeviceChoice,
     pub(crate) attributes: ibv_device_attr,
     pub(crate) port: ibv_port_attr,
     /// Memory regions registered.
@@ -44,7 +44,7 @@ unsafe impl Sync for Device {}
 
 impl Device {
     /// Opens the chosen device. `library` must be loaded, so that its absence is reported as such.
-    pub(crate) fn open(library: &'static Library, choice: Choice) -> Result<Arc<Self>, VerbsError> {
+    pub(crate) fn open(library: &'static Library, choice: DeviceChoice) -> Result<Arc<Self>, VerbsError> {
         let failed = |action| {
             let device = choice.device.clone();
             move |source| VerbsError::Device { device, action, source }
@@ -206,7 +206,7 @@ fn open_context(library: &Library, name: &str) -> io::Result<NonNull<ibv_context
             let context = unsafe { (library.ibv_open_device)(entry) };
             opened = NonNull::new(context).ok_or_else(|| {
                 let error = io::Error::last_os_error();
-                why_closed(Path::new(SYSFS_VERBS), Path::new("/dev/infiniband"), name).unwrap_or(error)
+                explain_open_failure(Path::new(SYSFS_VERBS), Path::new("/dev/infiniband"), name).unwrap_or(error)
             });
             break;
         }
@@ -219,7 +219,7 @@ fn open_context(library: &Library, name: &str) -> io::Result<NonNull<ibv_context
 /// Finds out why the file by which a device is opened cannot be; none if it can.
 ///
 /// The library says "No such file or directory" in all cases.
-fn why_closed(classes: &Path, nodes: &Path, device: &str) -> Option<io::Error> {
+fn explain_open_failure(classes: &Path, nodes: &Path, device: &str) -> Option<io::Error> {
     let is_of_device = |class: &PathBuf| fs::read_to_string(class.join("ibdev")).is_ok_and(|of| of.trim() == device);
     let classes = fs::read_dir(classes).ok()?.flatten().map(|class| class.path());
     let node = classes.filter(|class| is_of_device(class)).find_map(|class| Some(nodes.join(class.file_name()?)))?;
@@ -271,10 +271,10 @@ mod tests {
         }
         fs::create_dir(&nodes).unwrap();
         fs::write(nodes.join("uverbs0"), "").unwrap();
-        assert!(why_closed(&classes, &nodes, "rxe1").is_none());
-        let missing = why_closed(&classes, &nodes, "rxe2").unwrap().to_string();
+        assert!(explain_open_failure(&classes, &nodes, "rxe1").is_none());
+        let missing = explain_open_failure(&classes, &nodes, "rxe2").unwrap().to_string();
         assert!(missing.contains("nodes/uverbs1: ") && missing.contains("load the module ib_uverbs"), "{missing}");
-        assert!(why_closed(&classes, &nodes, "rxe3").is_none());
-        assert!(why_closed(&root.path().join("none"), &nodes, "rxe1").is_none());
+        assert!(explain_open_failure(&classes, &nodes, "rxe3").is_none());
+        assert!(explain_open_failure(&root.path().join("none"), &nodes, "rxe1").is_none());
     }
 }

@@ -178,7 +178,7 @@ pub fn usable_devices() -> io::Result<Vec<String>> {
 
 /// The port and address that a fabric uses.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Choice {
+pub(crate) struct DeviceChoice {
     pub(crate) device: String,
     pub(crate) port: u8,
     pub(crate) ethernet: bool,
@@ -186,7 +186,7 @@ pub(crate) struct Choice {
 }
 
 /// Chooses among `devices` what the configuration names, and what is best where it says nothing.
-pub(crate) fn choose(devices: &[DeviceInfo], config: &VerbsConfig) -> Result<Choice, VerbsError> {
+pub(crate) fn choose(devices: &[DeviceInfo], config: &VerbsConfig) -> Result<DeviceChoice, VerbsError> {
     if devices.is_empty() {
         return Err(VerbsError::NoDevice);
     }
@@ -199,7 +199,7 @@ pub(crate) fn choose(devices: &[DeviceInfo], config: &VerbsConfig) -> Result<Cho
     if candidates.iter().all(|device| device.iwarp) {
         return Err(VerbsError::Iwarp { device: candidates[0].name.clone() });
     }
-    let mut best: Option<Choice> = None;
+    let mut best: Option<DeviceChoice> = None;
     let mut problem = VerbsError::NoDevice;
     for device in candidates.into_iter().filter(|device| !device.iwarp) {
         let asked = |port: &&PortInfo| config.port.is_none_or(|number| number == port.number);
@@ -228,7 +228,7 @@ pub(crate) fn choose(devices: &[DeviceInfo], config: &VerbsConfig) -> Result<Cho
             };
             if best.as_ref().is_none_or(|best| gid.preference() < best.gid.preference()) {
                 let (device, ethernet) = (device.name.clone(), port.ethernet);
-                best = Some(Choice { device, port: port.number, ethernet, gid: *gid });
+                best = Some(DeviceChoice { device, port: port.number, ethernet, gid: *gid });
             }
         }
     }

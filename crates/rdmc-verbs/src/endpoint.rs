@@ -6,7 +6,7 @@ use rdmc_fabric::{ConnectError, Endpoint, MeetingPlace};
 
 /// Where a queue pair is on the network, and how it likes to be reached.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Remote {
+pub(crate) struct VerbsEndpoint {
     /// Where to agree that both ends are ready.
     pub(crate) place: MeetingPlace,
     /// The queue pair's number.
@@ -27,7 +27,7 @@ pub(crate) struct Remote {
     pub(crate) receiver_not_ready_retries: u8,
 }
 
-impl Remote {
+impl VerbsEndpoint {
     /// Encodes as tag, place, then the numbers in the order of the fields, little endian; at most 70 bytes.
     pub(crate) fn encode(&self) -> Endpoint {
         let mut out = TAG.to_vec();
@@ -112,8 +112,8 @@ mod tests {
 
     use super::*;
 
-    fn remote() -> Remote {
-        Remote {
+    fn remote() -> VerbsEndpoint {
+        VerbsEndpoint {
             place: Rendezvous::new().meeting(&TokioEnvironment::new()).place(),
             qp_num: 0x12_3456,
             psn: 0xfe_dcba,
@@ -129,17 +129,17 @@ mod tests {
     #[test]
     fn endpoints_survive_encoding() {
         let remote = remote();
-        assert_eq!(Remote::decode(&remote.encode()).unwrap(), remote);
+        assert_eq!(VerbsEndpoint::decode(&remote.encode()).unwrap(), remote);
     }
 
     #[test]
     fn numbers_out_of_bounds_are_refused() {
-        let wrong: [fn(&mut Remote); 4] =
+        let wrong: [fn(&mut VerbsEndpoint); 4] =
             [|r| r.qp_num = 1 << 24, |r| r.psn = 1 << 24, |r| r.mtu = 6, |r| r.receiver_not_ready_retries = 8];
         for spoil in wrong {
             let mut remote = remote();
             spoil(&mut remote);
-            assert!(matches!(Remote::decode(&remote.encode()), Err(ConnectError::BadEndpoint)));
+            assert!(matches!(VerbsEndpoint::decode(&remote.encode()), Err(ConnectError::BadEndpoint)));
         }
     }
 
@@ -147,7 +147,7 @@ mod tests {
         #[test]
         fn any_bytes_are_an_endpoint_or_an_error(tail in proptest::collection::vec(any::<u8>(), 0..80)) {
             let bytes = [TAG, &tail].concat();
-            if let Ok(remote) = Remote::decode(&Endpoint::new(bytes.clone()).unwrap()) {
+            if let Ok(remote) = VerbsEndpoint::decode(&Endpoint::new(bytes.clone()).unwrap()) {
                 prop_assert_eq!(remote.encode().as_bytes().to_vec(), bytes);
             }
         }

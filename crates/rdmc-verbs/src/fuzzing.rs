@@ -2,16 +2,16 @@
 
 use rdmc_fabric::{Endpoint, MeetingPlace};
 
-use crate::endpoint::Remote;
+use crate::endpoint::VerbsEndpoint;
 
 /// Decodes an endpoint and encodes it again; none if it is none.
 pub fn recode_endpoint(endpoint: &Endpoint) -> Option<Endpoint> {
-    Remote::decode(endpoint).ok().map(|remote| remote.encode())
+    VerbsEndpoint::decode(endpoint).ok().map(|remote| remote.encode())
 }
 
 /// Encodes an endpoint of a queue pair to be met at `place`.
 pub fn endpoint(place: MeetingPlace) -> Endpoint {
-    let remote = Remote {
+    let remote = VerbsEndpoint {
         place,
         qp_num: 0x12_3456,
         psn: 0xfe_dcba,

@@ -11,7 +11,7 @@ use rdmc_fabric::QueuePairConfig;
 
 use crate::completion::Cq;
 use crate::device::{Device, check};
-use crate::endpoint::Remote;
+use crate::endpoint::VerbsEndpoint;
 use crate::fabric::VerbsConfig;
 use crate::sys::{self, ibv_qp, ibv_qp_attr, ibv_recv_wr, ibv_send_wr};
 
@@ -119,7 +119,12 @@ impl Qp {
     }
 
     /// Makes it ready to receive from `remote` and to send to it. Blocks while the network finds the way.
-    pub(crate) fn connect(&self, remote: &Remote, own: &Own, config: &VerbsConfig) -> io::Result<()> {
+    pub(crate) fn connect(
+        &self,
+        remote: &VerbsEndpoint,
+        local: &LocalAttributes,
+        config: &VerbsConfig,
+    ) -> io::Result<()> {
         let choice = &self.device.choice;
         let mask = sys::IBV_QP_AV
             | sys::IBV_QP_PATH_MTU
@@ -129,22 +134,22 @@ impl Qp {
             | sys::IBV_QP_MIN_RNR_TIMER;
         self.modify(sys::IBV_QPS_RTR, mask, |attributes| {
             // The smaller of both: a longer packet would be lost without a word.
-            attributes.path_mtu = c_int::from(remote.mtu.min(own.mtu));
+            attributes.path_mtu = c_int::from(remote.mtu.min(local.mtu));
             attributes.dest_qp_num = remote.qp_num;
             attributes.rq_psn = remote.psn;
-            attributes.max_dest_rd_atomic = own.reads_max;
-            attributes.min_rnr_timer = own.receiver_not_ready_timer;
-            let way = &mut attributes.ah_attr;
-            way.port_num = choice.port;
-            way.sl = config.service_level;
+            attributes.max_dest_rd_atomic = local.reads_max;
+            attributes.min_rnr_timer = local.receiver_not_ready_timer;
+            let path = &mut attributes.ah_attr;
+            path.port_num = choice.port;
+            path.sl = config.service_level;
             // InfiniBand without a local identifier, and Ethernet always, is reached by the global one.
-            way.is_global = u8::from(choice.ethernet || remote.lid == 0);
-            way.dlid = remote.lid;
-            way.grh.dgid = [&remote.gid[..8], &remote.gid[8..]]
+            path.is_global = u8::from(choice.ethernet || remote.lid == 0);
+            path.dlid = remote.lid;
+            path.grh.dgid = [&remote.gid[..8], &remote.gid[8..]]
                 .map(|half| u64::from_ne_bytes(half.try_into().expect("half of sixteen bytes")));
-            way.grh.sgid_index = choice.gid.index;
-            way.grh.hop_limit = HOPS_MAX;
-            way.grh.traffic_class = config.traffic_class;
+            path.grh.sgid_index = choice.gid.index;
+            path.grh.hop_limit = HOPS_MAX;
+            path.grh.traffic_class = config.traffic_class;
         })?;
         let mask = sys::IBV_QP_TIMEOUT
             | sys::IBV_QP_RETRY_CNT
@@ -152,11 +157,11 @@ impl Qp {
             | sys::IBV_QP_SQ_PSN
             | sys::IBV_QP_MAX_QP_RD_ATOMIC;
         self.modify(sys::IBV_QPS_RTS, mask, |attributes| {
-            attributes.sq_psn = own.psn;
+            attributes.sq_psn = local.psn;
             attributes.timeout = crate::endpoint::timeout_code(config.acknowledgement_timeout);
             attributes.retry_cnt = config.retries;
             attributes.rnr_retry = remote.receiver_not_ready_retries;
-            attributes.max_rd_atomic = remote.reads_max.min(own.reads_max);
+            attributes.max_rd_atomic = remote.reads_max.min(local.reads_max);
         })
     }
 
@@ -194,7 +199,7 @@ impl Drop for Qp {
 
 /// What this end tells the other, and asks of itself.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Own {
+pub(crate) struct LocalAttributes {
     pub(crate) psn: u32,
     pub(crate) mtu: u8,
     pub(crate) reads_max: u8,
@@ -208,5 +213,5 @@ pub(crate) fn empty_send() -> ibv_send_wr {
     unsafe { std::mem::zeroed() }
 }
 
-/// Routers on the way.
+/// Routers on the path.
 const HOPS_MAX: u8 = 64;

@@ -13,15 +13,15 @@ use tokio::net::TcpStream;
 
 use crate::completion::Completions;
 use crate::connection::Connection;
-use crate::endpoint::{Remote, receiver_not_ready};
+use crate::endpoint::{VerbsEndpoint, receiver_not_ready};
 use crate::fabric::Shared;
-use crate::qp::Own;
+use crate::qp::LocalAttributes;
 
 pub(crate) struct VerbsQueuePair {
     connection: Arc<Connection>,
     completions: Arc<Completions>,
     meeting: Meeting,
-    own: Own,
+    local: LocalAttributes,
     shared: Arc<Shared>,
     reserved: u32,
     this: Weak<Self>,
@@ -57,7 +57,7 @@ impl VerbsQueuePair {
         rdmc_fabric::Environment::fill_random(&*shared.environment, &mut psn);
         let (receiver_not_ready_timer, receiver_not_ready_retries) = receiver_not_ready(config.receiver_not_ready);
         let reads_max = attributes.max_qp_rd_atom.min(attributes.max_qp_init_rd_atom).clamp(0, READS_MAX);
-        let own = Own {
+        let local = LocalAttributes {
             psn: u32::from_le_bytes(psn) & PSN_MASK,
             mtu: u8::try_from(shared.device.port.active_mtu).unwrap_or(1).clamp(1, 5),
             reads_max: u8::try_from(reads_max).expect("clamped"),
@@ -69,7 +69,7 @@ impl VerbsQueuePair {
             connection,
             completions,
             meeting,
-            own,
+            local,
             shared: shared.clone(),
             reserved,
             this: this.clone(),
@@ -78,7 +78,7 @@ impl VerbsQueuePair {
 
     /// Meets the peer, readies the queue pair, and agrees with the peer that both are ready.
     async fn establish(&self, peer: Peer) -> Result<TcpStream, ConnectError> {
-        let remote = Remote::decode(&peer.endpoint)?;
+        let remote = VerbsEndpoint::decode(&peer.endpoint)?;
         if remote.ethernet != self.shared.device.choice.ethernet {
             return Err(ConnectError::Unreachable(std::io::Error::other(
                 "one port is InfiniBand, the other Ethernet: they are not on one network",
@@ -86,9 +86,9 @@ impl VerbsQueuePair {
         }
         let mut stream = self.meeting.meet(remote.place, peer.role, peer.address).await?;
         stream.set_nodelay(true).map_err(ConnectError::Unreachable)?;
-        let (connection, own, shared) = (self.connection.clone(), self.own, self.shared.clone());
+        let (connection, local, shared) = (self.connection.clone(), self.local, self.shared.clone());
         // Finding the way to the peer may take the kernel a while.
-        let prepared = tokio::task::spawn_blocking(move || connection.prepare(&remote, &own, &shared.config)).await;
+        let prepared = tokio::task::spawn_blocking(move || connection.prepare(&remote, &local, &shared.config)).await;
         prepared.map_err(std::io::Error::other).and_then(|done| done).map_err(ConnectError::Unreachable)?;
         let mut closed = self.meeting.closed();
         let agreed = async {
@@ -134,16 +134,16 @@ impl RawQueuePair for VerbsQueuePair {
 
     fn endpoint(&self) -> Endpoint {
         let choice = &self.shared.device.choice;
-        Remote {
+        VerbsEndpoint {
             place: self.meeting.place(),
             qp_num: self.connection.qp_num(),
-            psn: self.own.psn,
+            psn: self.local.psn,
             lid: self.shared.device.port.lid,
             gid: choice.gid.gid.octets(),
             ethernet: choice.ethernet,
-            mtu: self.own.mtu,
-            reads_max: self.own.reads_max,
-            receiver_not_ready_retries: self.own.receiver_not_ready_retries,
+            mtu: self.local.mtu,
+            reads_max: self.local.reads_max,
+            receiver_not_ready_retries: self.local.receiver_not_ready_retries,
         }
         .encode()
     }

@@ -142,12 +142,12 @@ async fn a_message_arrives_in_memory_that_was_written_after_a_fork() {
 }
 
 /// A node with one completion queue that is drained by a task.
-struct End {
+struct TestNode {
     node: Node,
     completions: Arc<dyn CompletionSource>,
 }
 
-impl End {
+impl TestNode {
     async fn new(device: &str) -> Self {
         let mut config = VerbsConfig::default();
         config.device = Some(device.into());
@@ -168,12 +168,13 @@ impl End {
     }
 }
 
-async fn pair() -> (End, End) {
-    (End::new("rxe1").await, End::new("rxe2").await)
+async fn pair() -> (TestNode, TestNode) {
+    (TestNode::new("rxe1").await, TestNode::new("rxe2").await)
 }
 
-async fn connected(a: &End, b: &End, config: QueuePairConfig) -> (QueuePair, QueuePair) {
-    let queue_pair = |end: &End| end.node.fabric.create_queue_pair(&end.completions, config).expect("there is room");
+async fn connected(a: &TestNode, b: &TestNode, config: QueuePairConfig) -> (QueuePair, QueuePair) {
+    let queue_pair =
+        |end: &TestNode| end.node.fabric.create_queue_pair(&end.completions, config).expect("there is room");
     let (at_a, at_b) = (queue_pair(a), queue_pair(b));
     let both = futures::future::try_join(
         at_a.connect(b.peer(&at_b, Role::Active)),
