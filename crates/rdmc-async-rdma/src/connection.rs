@@ -1,10 +1,10 @@
-//! The task of a connected queue pair, which owns the device's queue pair and the leash.
+//! The task of a connected queue pair, which owns the device's queue pair and the side channel.
 //!
-//! It ends in three steps. *Serving* ends with the first error, close or word of the peer's end. *Winding down* posts
-//! nothing new, tells the peer to do the same, and waits for what the device has: since the peer's queue pair stays
-//! until this end has let the leash go, that ends at once rather than after the retries of a device that nobody
-//! answers. Then the queue pair is spoiled, which gives back its receives, and destroyed; only after that is memory
-//! given back of which no completion has told.
+//! It ends in three steps. *Serving* ends with the first error, with a close, or when the peer ends. *Winding down*
+//! posts nothing new, asks the peer for the same, and waits for the requests that the device has. They end at once,
+//! without the device's retries: the peer's queue pair stays until this end has closed the side channel. Then the queue
+//! pair is broken on purpose, which gives back its receives, and destroyed. Memory without a completion is given back
+//! after that.
 
 use std::collections::VecDeque;
 use std::io;
@@ -18,31 +18,31 @@ use tokio::time::Instant;
 
 use crate::device::Device;
 use crate::frame::Frame;
-use crate::incoming::{Fate, Incoming};
-use crate::leash::{Listener, Speaker, leash};
-use crate::outgoing::{Next, Outgoing};
+use crate::incoming::{BufferUse, Incoming};
+use crate::outgoing::{Outgoing, PostOutcome};
 use crate::queue_pair::AsyncRdmaQueuePair;
+use crate::side_channel::{self, FrameReader, FrameWriter};
 
 pub(crate) struct Connection {
     /// The device's queue pair; destroyed before any memory below is given back.
     rdma: Arc<Rdma>,
     queue_pair: Arc<AsyncRdmaQueuePair>,
     device: Arc<Device>,
-    listener: Listener,
-    speaker: Speaker,
+    reader: FrameReader,
+    writer: FrameWriter,
     outgoing: Outgoing,
     incoming: Incoming,
     /// Receives that the device does not have yet.
     receives: VecDeque<WorkRequest>,
-    /// How long a send waits for a room.
+    /// How long a send waits for a buffer of the peer.
     patience: Duration,
-    /// Until when something is waited for.
+    /// When the current wait ends.
     deadline: Option<Instant>,
 }
 
 /// Why serving ends.
 #[derive(Debug)]
-enum Ending {
+enum EndReason {
     /// The queue pair was closed here.
     Closed,
     /// The peer closed its end, or it broke there.
@@ -55,14 +55,14 @@ enum Ending {
     ReceiverNotReady,
     /// A message did not fit the peer's receive.
     TooLong,
-    /// The leash failed or ended.
+    /// The side channel failed or ended.
     Lost(io::Error),
-    /// The peer said what no peer says.
+    /// The peer broke the protocol.
     Protocol(&'static str),
 }
 
-impl Ending {
-    /// Returns what the oldest request that did not end is told; all others are flushed.
+impl EndReason {
+    /// Returns the error of the oldest request that did not end; all others are flushed.
     fn cause(&self) -> WorkError {
         match self {
             Self::Closed | Self::Failed => WorkError::Flushed,
@@ -75,14 +75,14 @@ impl Ending {
     }
 }
 
-/// What the task wakes up for.
+/// What wakes the task.
 enum Event {
     Changed,
-    Heard(io::Result<Option<Frame>>),
-    Said(io::Result<()>),
+    FrameRead(io::Result<Option<Frame>>),
+    FramesWritten(io::Result<()>),
     Done(WorkRequest, Result<usize, WorkError>),
-    Noticed(Result<(), WorkError>),
-    TimeIsUp,
+    ReceiveCompleted(Result<(), WorkError>),
+    DeadlinePassed,
 }
 
 impl Connection {
@@ -93,13 +93,13 @@ impl Connection {
         stream: TcpStream,
         patience: Duration,
     ) -> Self {
-        let (listener, speaker) = leash(stream);
+        let (reader, writer) = side_channel::split(stream);
         Self {
             rdma: Arc::new(rdma),
             queue_pair,
             device,
-            listener,
-            speaker,
+            reader,
+            writer,
             outgoing: Outgoing::default(),
             incoming: Incoming::default(),
             receives: VecDeque::new(),
@@ -112,10 +112,10 @@ impl Connection {
     pub(crate) async fn run(mut self) {
         let Err(ending) = self.serve().await;
         match &ending {
-            Ending::Protocol(what) => {
+            EndReason::Protocol(what) => {
                 tracing::warn!(qp = %self.queue_pair.id(), what, "the peer broke the protocol; connection closed");
             }
-            Ending::Lost(error) => tracing::debug!(qp = %self.queue_pair.id(), %error, "the leash ended"),
+            EndReason::Lost(error) => tracing::debug!(qp = %self.queue_pair.id(), %error, "the side channel ended"),
             ending => tracing::debug!(qp = %self.queue_pair.id(), ?ending, "connection ends"),
         }
         self.queue_pair.take_last(&mut self.outgoing.queued, &mut self.receives);
@@ -123,123 +123,123 @@ impl Connection {
         self.end(cause).await;
     }
 
-    async fn serve(&mut self) -> Result<std::convert::Infallible, Ending> {
+    async fn serve(&mut self) -> Result<std::convert::Infallible, EndReason> {
         loop {
             self.post()?;
             match self.event(true).await {
                 Event::Changed => {}
-                Event::Heard(Ok(Some(frame))) => self.hear(frame)?,
-                Event::Heard(Ok(None)) => return Err(Ending::Lost(io::ErrorKind::UnexpectedEof.into())),
-                Event::Heard(Err(error)) if error.kind() == io::ErrorKind::InvalidData => {
-                    return Err(Ending::Protocol("it said what is no frame"));
+                Event::FrameRead(Ok(Some(frame))) => self.take_frame(frame)?,
+                Event::FrameRead(Ok(None)) => return Err(EndReason::Lost(io::ErrorKind::UnexpectedEof.into())),
+                Event::FrameRead(Err(error)) if error.kind() == io::ErrorKind::InvalidData => {
+                    return Err(EndReason::Protocol("it sent what is no frame"));
                 }
-                Event::Heard(Err(error)) => return Err(Ending::Lost(error)),
-                Event::Said(outcome) => outcome.map_err(Ending::Lost)?,
+                Event::FrameRead(Err(error)) => return Err(EndReason::Lost(error)),
+                Event::FramesWritten(outcome) => outcome.map_err(EndReason::Lost)?,
                 Event::Done(request, Ok(len)) => self.queue_pair.complete(request, Ok(len), None),
                 Event::Done(request, Err(error)) => {
-                    // Without a reason of its own, it was the peer's end that broke.
+                    // A request that failed without a reason of its own failed because the peer's end broke.
                     let error = if error == WorkError::Flushed { WorkError::ConnectionLost } else { error };
                     self.queue_pair.complete(request, Err(error), None);
-                    return Err(Ending::Failed);
+                    return Err(EndReason::Failed);
                 }
-                Event::Noticed(outcome) => {
-                    outcome.map_err(Ending::Device)?;
-                    self.complete_arrived();
+                Event::ReceiveCompleted(outcome) => {
+                    outcome.map_err(EndReason::Device)?;
+                    self.complete_receives();
                 }
-                Event::TimeIsUp => return Err(Ending::ReceiverNotReady),
+                Event::DeadlinePassed => return Err(EndReason::ReceiverNotReady),
             }
         }
     }
 
     /// Gives the device what it may have, receives first.
-    fn post(&mut self) -> Result<(), Ending> {
+    fn post(&mut self) -> Result<(), EndReason> {
         if !self.queue_pair.take(&mut self.outgoing.queued, &mut self.receives) {
-            return Err(Ending::Closed);
+            return Err(EndReason::Closed);
         }
-        while self.incoming.is_open() && !self.speaker.is_full() {
+        while self.incoming.is_open() && !self.writer.is_full() {
             let Some(request) = self.receives.pop_front() else { break };
             match self.incoming.post(&self.device, &self.rdma, request) {
-                Ok(room) => self.speaker.say(Frame::Room(room)),
+                Ok(buffer) => self.writer.queue(Frame::Buffer(buffer)),
                 Err((request, error)) => {
                     self.queue_pair.complete(request, Err(error), None);
-                    return Err(Ending::Failed);
+                    return Err(EndReason::Failed);
                 }
             }
         }
-        let mut needs_room = false;
-        while !self.speaker.is_full() && !needs_room {
+        let mut needs_buffer = false;
+        while !self.writer.is_full() && !needs_buffer {
             match self.outgoing.post_next(&self.device, &self.rdma) {
-                Next::Idle => break,
-                Next::Posted(frame) => {
+                PostOutcome::Idle => break,
+                PostOutcome::Posted(frame) => {
                     self.deadline = None;
-                    frame.into_iter().for_each(|frame| self.speaker.say(frame));
+                    frame.into_iter().for_each(|frame| self.writer.queue(frame));
                 }
-                Next::NeedsRoom => needs_room = true,
-                Next::TooLong { len } => {
-                    self.speaker.say(Frame::TooLong { len });
-                    return Err(Ending::TooLong);
+                PostOutcome::NeedsBuffer => needs_buffer = true,
+                PostOutcome::TooLong { len } => {
+                    self.writer.queue(Frame::TooLong { len });
+                    return Err(EndReason::TooLong);
                 }
             }
         }
-        self.deadline = if needs_room { self.deadline.or(Instant::now().checked_add(self.patience)) } else { None };
+        self.deadline = if needs_buffer { self.deadline.or(Instant::now().checked_add(self.patience)) } else { None };
         Ok(())
     }
 
-    /// Waits for the next event; with `listens`, also for what the peer says.
+    /// Waits for the next event; with `reads`, also for frames of the peer.
     ///
     /// # Cancel safety
     /// Nothing is lost.
-    async fn event(&mut self, listens: bool) -> Event {
+    async fn event(&mut self, reads: bool) -> Event {
         let deadline = self.deadline;
-        let time_is_up = async {
+        let deadline_passed = async {
             match deadline {
                 Some(at) => tokio::time::sleep_until(at).await,
                 None => std::future::pending().await,
             }
         };
-        let unsaid = !self.speaker.is_flushed();
+        let unwritten = !self.writer.is_flushed();
         tokio::select! {
             () = self.queue_pair.changed() => Event::Changed,
-            heard = self.listener.next(), if listens => Event::Heard(heard),
-            said = self.speaker.flush(), if unsaid => Event::Said(said),
+            read = self.reader.next(), if reads => Event::FrameRead(read),
+            written = self.writer.flush(), if unwritten => Event::FramesWritten(written),
             (request, result) = self.outgoing.done() => Event::Done(request, result),
-            noticed = self.incoming.notice() => Event::Noticed(noticed),
-            () = time_is_up => Event::TimeIsUp,
+            completed = self.incoming.next_completion() => Event::ReceiveCompleted(completed),
+            () = deadline_passed => Event::DeadlinePassed,
         }
     }
 
-    fn hear(&mut self, frame: Frame) -> Result<(), Ending> {
-        let heard = match frame {
-            Frame::Room(room) => self.outgoing.add_room(room),
-            Frame::Taken { len, imm } => self.incoming.hear(Fate::Filled { len, imm }),
-            Frame::Notified { imm } => self.incoming.hear(Fate::Notified { imm }),
-            Frame::TooLong { len } => self.incoming.hear(Fate::TooSmall { len }),
-            Frame::Break => return Err(Ending::PeerBroke),
+    fn take_frame(&mut self, frame: Frame) -> Result<(), EndReason> {
+        let noted = match frame {
+            Frame::Buffer(buffer) => self.outgoing.add_buffer(buffer),
+            Frame::Taken { len, imm } => self.incoming.note_use(BufferUse::Filled { len, imm }),
+            Frame::Notified { imm } => self.incoming.note_use(BufferUse::Notified { imm }),
+            Frame::TooLong { len } => self.incoming.note_use(BufferUse::TooSmall { len }),
+            Frame::Break => return Err(EndReason::PeerBroke),
         };
-        heard.map_err(Ending::Protocol)?;
-        self.complete_arrived();
+        noted.map_err(EndReason::Protocol)?;
+        self.complete_receives();
         Ok(())
     }
 
-    fn complete_arrived(&mut self) {
-        while let Some(arrived) = self.incoming.arrived() {
-            self.queue_pair.complete(arrived.request, Ok(arrived.len), arrived.imm);
+    fn complete_receives(&mut self) {
+        while let Some(receive) = self.incoming.take_completed() {
+            self.queue_pair.complete(receive.request, Ok(receive.len), receive.imm);
         }
     }
 
-    /// Waits until neither end has anything for the other; returns what the oldest request is told that did not end.
-    async fn wind_down(&mut self, ending: &Ending) -> WorkError {
+    /// Waits until neither end has requests for the other; returns the error for the oldest request that did not end.
+    async fn wind_down(&mut self, ending: &EndReason) -> WorkError {
         let mut cause = ending.cause();
-        let mut peer_ended = matches!(ending, Ending::Lost(_));
+        let mut peer_ended = matches!(ending, EndReason::Lost(_));
         let mut ended = false;
         self.deadline = None;
-        self.speaker.say(Frame::Break);
+        self.writer.queue(Frame::Break);
         loop {
             if !self.outgoing.is_under_way() {
                 self.deadline = self.deadline.or(Instant::now().checked_add(LINGER));
-                if !ended && (self.speaker.is_flushed() || peer_ended) {
-                    self.speaker.give_up();
-                    self.speaker.end().await;
+                if !ended && (self.writer.is_flushed() || peer_ended) {
+                    self.writer.discard();
+                    self.writer.shutdown().await;
                     ended = true;
                 }
                 if ended && peer_ended {
@@ -248,17 +248,17 @@ impl Connection {
             }
             match self.event(!peer_ended).await {
                 Event::Changed => {}
-                // The end of the leash: the peer has nothing under way any more, or is gone.
-                Event::Heard(Ok(None) | Err(_)) => peer_ended = true,
-                Event::Heard(Ok(Some(Frame::Room(_) | Frame::Break))) => {}
-                Event::Heard(Ok(Some(frame))) => {
-                    if self.hear(frame).is_err() {
+                // The end of the channel: the peer has nothing under way any more, or is gone.
+                Event::FrameRead(Ok(None) | Err(_)) => peer_ended = true,
+                Event::FrameRead(Ok(Some(Frame::Buffer(_) | Frame::Break))) => {}
+                Event::FrameRead(Ok(Some(frame))) => {
+                    if self.take_frame(frame).is_err() {
                         peer_ended = true;
                     }
                 }
-                Event::Said(Ok(())) => {}
-                Event::Said(Err(_)) => {
-                    self.speaker.give_up();
+                Event::FramesWritten(Ok(())) => {}
+                Event::FramesWritten(Err(_)) => {
+                    self.writer.discard();
                     peer_ended = true;
                 }
                 Event::Done(request, result) => {
@@ -273,8 +273,8 @@ impl Connection {
                     self.queue_pair.complete(request, result, None);
                 }
                 // Broken receives are taken back at the end.
-                Event::Noticed(_) => self.complete_arrived(),
-                Event::TimeIsUp => {
+                Event::ReceiveCompleted(_) => self.complete_receives(),
+                Event::DeadlinePassed => {
                     tracing::debug!(qp = %self.queue_pair.id(), "the peer did not end the connection in time");
                     return cause;
                 }
@@ -286,16 +286,16 @@ impl Connection {
     async fn end(mut self, mut cause: WorkError) {
         let taking_back = async {
             if self.incoming.is_posted() {
-                self.device.spoil(&self.rdma).await;
+                self.device.break_queue_pair(&self.rdma).await;
             }
             while self.incoming.is_posted() {
-                let _ = self.incoming.notice().await;
+                let _ = self.incoming.next_completion().await;
             }
         };
         if tokio::time::timeout(TAKE_BACK_LIMIT, taking_back).await.is_err() {
             tracing::warn!(qp = %self.queue_pair.id(), "the device keeps receives; they end with the queue pair");
         }
-        self.complete_arrived();
+        self.complete_receives();
         let queue_pair = self.queue_pair.clone();
         let mut outgoing = std::mem::take(&mut self.outgoing);
         let mut incoming = std::mem::take(&mut self.incoming);
@@ -316,7 +316,7 @@ impl Connection {
 }
 
 impl Drop for Connection {
-    /// Matters if the task does not come to its end, as when its runtime is shut down.
+    /// Matters if the task is dropped before its end, as when its runtime is shut down.
     fn drop(&mut self) {
         self.outgoing.let_go();
         self.incoming.let_go();

@@ -18,28 +18,29 @@ use tokio::sync::Mutex;
 
 use crate::error::AsyncRdmaError;
 use crate::fabric::AsyncRdmaConfig;
-use crate::frame::{CARD_LEN, Card};
+use crate::frame::{ADDRESS_LEN, QueuePairAddress};
 use crate::memory::Region;
 
 /// What all queue pairs of a fabric share.
 pub(crate) struct Device {
-    /// Makes the queue pairs, one at a time; a queue pair that stays unused is part of it.
+    /// Makes the queue pairs, one at a time; it holds an unused queue pair.
     root: Arc<Mutex<Rdma>>,
-    /// Allocates memory; another unused queue pair, so that allocating never waits for the making of one.
+    /// Allocates memory. It has an unused queue pair of its own, so that allocating never waits for the creation of
+    /// one.
     allocator: Rdma,
-    /// Names the protection domain.
+    /// Identifies the protection domain.
     domain: Arc<()>,
-    /// What empty messages are sent from.
+    /// The source of empty messages.
     scratch: Arc<Region>,
-    /// Memory of another protection domain, which no queue pair of this one may send.
-    poison: LocalMr,
+    /// Memory of another protection domain; a queue pair that sends it breaks.
+    foreign: LocalMr,
 }
 
 impl Device {
     pub(crate) async fn open(config: &AsyncRdmaConfig) -> Result<Arc<Self>, AsyncRdmaError> {
         let failed = |source| AsyncRdmaError::Device { device: config.device.clone(), source };
         let other = builder(config)?.build().map_err(failed)?;
-        let poison = other.alloc_local_mr(layout(POISON_LEN).map_err(failed)?).map_err(failed)?;
+        let foreign = other.alloc_local_mr(layout(FOREIGN_LEN).map_err(failed)?).map_err(failed)?;
         drop(other);
         let root = builder(config)?.build().map_err(failed)?;
         if root.get_qp_endpoint().gid().as_raw() == &[0; 16] {
@@ -51,13 +52,13 @@ impl Device {
         let domain = Arc::new(());
         let scratch = allocator.alloc_local_mr(layout(1).map_err(failed)?).map_err(failed)?;
         let scratch = Arc::new(Region::new(scratch, domain.clone()));
-        Ok(Arc::new(Self { root, allocator, domain, scratch, poison }))
+        Ok(Arc::new(Self { root, allocator, domain, scratch, foreign }))
     }
 
-    /// Makes a queue pair that is yet to be connected.
+    /// Prepares a queue pair that is not yet connected.
     pub(crate) async fn prepare(&self) -> io::Result<Prepared> {
-        // Whatever a queue pair is made from is borrowed until it is connected. So that nobody waits for anybody's
-        // peer, each is made from one of its own, which is connected to itself.
+        // A queue pair is made from another one, which stays borrowed until the new one is connected. Each gets a
+        // source of its own, connected to itself, so that no connection waits for another one's peer.
         let seed = prepare(self.root.clone().lock_owned().await).await?.connect_to_itself().await?;
         prepare(Box::new(seed)).await
     }
@@ -71,11 +72,11 @@ impl Device {
 
     /// Breaks a queue pair, so that the device gives back everything posted to it.
     ///
-    /// `async-rdma` has no call for it: it would forget what was posted, and the memory with it, for as long as the
-    /// completion queue lives. A request that must fail does the same. It takes its turn behind what was posted.
-    pub(crate) async fn spoil(&self, rdma: &Rdma) {
-        let mut nowhere = remote(0, 0, POISON_LEN);
-        if let Ok(()) = rdma.write(&self.poison, &mut nowhere).await {
+    /// `async-rdma` has no call for it: it would leak what was posted, and its memory, for as long as the completion
+    /// queue lives. A request that must fail breaks the queue pair too. It takes its turn behind the posted work.
+    pub(crate) async fn break_queue_pair(&self, rdma: &Rdma) {
+        let mut nowhere = remote(0, 0, FOREIGN_LEN);
+        if let Ok(()) = rdma.write(&self.foreign, &mut nowhere).await {
             tracing::warn!("a queue pair sent memory that is not its own and cannot be broken");
         }
     }
@@ -89,26 +90,26 @@ impl Device {
     }
 }
 
-/// A queue pair that waits for its peer's card.
+/// A queue pair that waits for its peer's address.
 pub(crate) struct Prepared {
-    card: Card,
-    /// The rest of its making.
+    address: QueuePairAddress,
+    /// The rest of its creation.
     making: BoxFuture<'static, io::Result<Rdma>>,
-    /// Where the making waits for the peer's card.
+    /// Where the creation waits for the peer's address.
     answer: TcpStream,
 }
 
 impl Prepared {
-    /// Returns what the peer needs.
-    pub(crate) fn card(&self) -> Card {
-        self.card
+    /// Returns the address for the peer.
+    pub(crate) fn address(&self) -> QueuePairAddress {
+        self.address
     }
 
     /// Makes the queue pair ready to send to and receive from the peer's.
-    pub(crate) async fn connect(self, peer: Card) -> io::Result<Rdma> {
-        let Self { card, making, mut answer } = self;
+    pub(crate) async fn connect(self, peer: QueuePairAddress) -> io::Result<Rdma> {
+        let Self { address, making, mut answer } = self;
         let runtime = Handle::current();
-        // The kernel may take a second to find the way to the peer, and holds the thread meanwhile.
+        // The kernel may take a second to resolve the path to the peer, and blocks the thread meanwhile.
         let made = tokio::task::spawn_blocking(move || {
             runtime.block_on(async {
                 answer.write_all(&peer).await?;
@@ -116,49 +117,53 @@ impl Prepared {
             })
         });
         let made = made.await.map_err(io::Error::other)??;
-        // The making asked on a port of this host, where anybody could have asked before it.
-        if card == card_of(&made.get_qp_endpoint()) { Ok(made) } else { Err(io::ErrorKind::PermissionDenied.into()) }
+        // The creation asked on a port of this host; another process could have answered before it.
+        if address == address_of(&made.get_qp_endpoint()) {
+            Ok(made)
+        } else {
+            Err(io::ErrorKind::PermissionDenied.into())
+        }
     }
 
     async fn connect_to_itself(self) -> io::Result<Rdma> {
-        let card = self.card;
-        self.connect(card).await
+        let address = self.address;
+        self.connect(address).await
     }
 }
 
-/// Begins to make a queue pair that shares everything with the one behind `from`.
+/// Begins to create a queue pair that shares the device's resources with the one behind `from`.
 ///
-/// The only way that `async-rdma` offers is to connect by TCP to somebody who tells the peer's card. Here that is this
-/// function, which so learns the own card; [`Prepared::connect`] is told the peer's.
+/// `async-rdma` offers only one way: to connect by TCP to a listener that tells the peer's address. Here that listener
+/// is this function, which learns the queue pair's own address from it; [`Prepared::connect`] gets the peer's.
 async fn prepare<R>(mut from: R) -> io::Result<Prepared>
 where
     R: DerefMut<Target = Rdma> + Send + 'static,
 {
     let listener = TcpListener::bind(("127.0.0.1", 0)).await?;
-    let address = listener.local_addr()?;
-    let making: BoxFuture<'static, _> = Box::pin(async move { from.new_connect(address).await });
+    let loopback = listener.local_addr()?;
+    let making: BoxFuture<'static, _> = Box::pin(async move { from.new_connect(loopback).await });
     let asked = std::pin::pin!(async {
         let (mut stream, _) = listener.accept().await?;
-        let mut card = [0; CARD_LEN];
-        stream.read_exact(&mut card).await?;
-        io::Result::Ok((card, stream))
+        let mut address = [0; ADDRESS_LEN];
+        stream.read_exact(&mut address).await?;
+        io::Result::Ok((address, stream))
     });
     match tokio::time::timeout(PREPARE_LIMIT, select(making, asked)).await? {
         Either::Right((asked, making)) => {
-            let (card, answer) = asked?;
-            Ok(Prepared { card, making, answer })
+            let (address, answer) = asked?;
+            Ok(Prepared { address, making, answer })
         }
         Either::Left((made, _)) => Err(made.err().unwrap_or_else(|| io::Error::other("made without a peer"))),
     }
 }
 
-/// Names memory of a peer to `async-rdma`, which in its raw mode looks at nothing but key and address.
+/// Names memory of a peer for `async-rdma`, which in its raw mode uses only key and address.
 pub(crate) fn remote(key: u32, address: usize, len: usize) -> RemoteMr {
     RemoteMr::new(MrToken { addr: address, len, rkey: key, ddl: std::time::UNIX_EPOCH, access: 0 })
 }
 
-/// Makes the device take an operation of `async-rdma` now, which otherwise happens when it is first polled: the order
-/// of the calls is the order of the operations.
+/// Starts an operation of `async-rdma` now instead of at its first poll, so that operations keep the order of the
+/// calls.
 pub(crate) fn post_now<T: Send + 'static>(mut operation: BoxFuture<'static, T>) -> BoxFuture<'static, T> {
     match operation.as_mut().poll(&mut Context::from_waker(Waker::noop())) {
         Poll::Ready(outcome) => Box::pin(std::future::ready(outcome)),
@@ -211,12 +216,12 @@ fn timeout_code(limit: Duration) -> u8 {
     (1..TIMEOUT_CODE_MAX).find(covers).unwrap_or(TIMEOUT_CODE_MAX)
 }
 
-fn card_of(endpoint: &QueuePairEndpoint) -> Card {
-    let mut card = [0; CARD_LEN];
-    card[..4].copy_from_slice(&endpoint.qp_num().to_le_bytes());
-    card[4..6].copy_from_slice(&endpoint.lid().to_le_bytes());
-    card[6..].copy_from_slice(endpoint.gid().as_raw());
-    card
+fn address_of(endpoint: &QueuePairEndpoint) -> QueuePairAddress {
+    let mut address = [0; ADDRESS_LEN];
+    address[..4].copy_from_slice(&endpoint.qp_num().to_le_bytes());
+    address[4..6].copy_from_slice(&endpoint.lid().to_le_bytes());
+    address[6..].copy_from_slice(endpoint.gid().as_raw());
+    address
 }
 
 fn layout(len: usize) -> io::Result<Layout> {
@@ -230,13 +235,13 @@ pub(crate) const SENDS_MAX: u32 = 16;
 pub(crate) const RECEIVES_MAX: u32 = 16;
 /// Reads of one queue pair that the device has under way at once.
 const READS_MAX: u8 = 16;
-/// A write with immediate meets a receive that was posted before its room was announced; seven would mean for ever.
+/// A write with immediate meets a receive that was posted before its buffer was announced. Seven would mean no limit.
 const RECEIVER_NOT_READY_RETRIES: u8 = 6;
 /// The code of the longest acknowledgement timeout, some 2.4 hours.
 const TIMEOUT_CODE_MAX: u8 = 31;
-/// How long a queue pair may take to ask this process for its peer.
+/// How long a queue pair may take to ask this process for its peer's address.
 const PREPARE_LIMIT: Duration = Duration::from_secs(10);
-const POISON_LEN: usize = 64;
+const FOREIGN_LEN: usize = 64;
 const PAGE_LEN: usize = 4096;
 
 #[cfg(test)]

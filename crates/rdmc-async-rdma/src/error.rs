@@ -4,42 +4,42 @@ use std::io;
 
 use rdmc_fabric::WorkError;
 
-/// The fabric could not be opened.
+/// An error of opening the fabric.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum AsyncRdmaError {
-    /// A setting makes no sense.
+    /// A setting is out of bounds; the caller must change it.
     #[error("{setting} must be {bounds}")]
     Setting {
-        /// Which one.
+        /// The setting.
         setting: &'static str,
-        /// What it may be.
+        /// Its bounds.
         bounds: &'static str,
     },
-    /// There is no such device, or it refused what the settings ask for.
+    /// No such device exists, or it refused the settings.
     #[error(
         "the RDMA device {} could not be opened; see `ibv_devinfo` for its name and ports, and whether this user may",
         device.as_deref().unwrap_or("(any)")
     )]
     Device {
-        /// The device asked for, if one was.
+        /// The device that the settings name.
         device: Option<String>,
-        /// What `async-rdma` said.
+        /// The error of `async-rdma`.
         source: io::Error,
     },
-    /// The port has no address at the place given.
+    /// The port has no address at this index.
     #[error("port {port} has no address at index {gid_index} of its table; `ibv_devinfo -v` lists those it has")]
     NoGid {
         /// The port.
         port: u8,
-        /// The place in its table.
+        /// The index in its table.
         gid_index: u8,
     },
 }
 
-/// Tells what a failed operation of `async-rdma` means.
+/// Translates the error of a failed operation of `async-rdma`.
 ///
-/// Its error type is private; what can be had is the name of the variant, which is the status of the verbs.
+/// Its error type is private. Only the variant's name is accessible, which is the status of the verbs.
 pub(crate) fn work_error(error: &io::Error) -> WorkError {
     let Some(inner) = error.get_ref() else {
         return device_error("the request could not be posted");
@@ -61,7 +61,7 @@ pub(crate) fn work_error(error: &io::Error) -> WorkError {
         "RespTimeout" => device_error("response timeout"),
         "GeneralErr" => device_error("general error"),
         name => {
-            tracing::debug!(name, "an error of async-rdma without a name of its own");
+            tracing::debug!(name, "an unknown error of async-rdma");
             device_error("an error that async-rdma does not explain")
         }
     }

@@ -19,22 +19,22 @@ use crate::queue_pair::AsyncRdmaQueuePair;
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct AsyncRdmaConfig {
-    /// The device's name, such as `mlx5_0`; the first one if none.
+    /// The device's name, such as `mlx5_0`. Default `None`, the first one.
     pub device: Option<String>,
     /// The port's number, from 1. Default 1.
     pub port: u8,
-    /// The place of the address in the port's table. Default 1, which on Soft-RoCE is the first IPv4 address.
+    /// The address's index in the port's table. Default 1, which on Soft-RoCE is the first IPv4 address.
     pub gid_index: u8,
-    /// Bytes of a packet, a power of two from 256 to 4096 that the port carries; the same at all nodes. Default 1024,
-    /// the most that fits an Ethernet frame of 1500 bytes.
+    /// Bytes of a packet: a power of two from 256 to 4096 that the port carries, the same at all nodes. Default 1024,
+    /// the largest that fits an Ethernet frame of 1500 bytes.
     pub packet_len: u16,
-    /// How long a packet may go unacknowledged before it is sent again; rounded up to 4.096 µs times a power of two.
+    /// How long a packet may go unacknowledged before it is retransmitted; rounded up to 4.096 µs times a power of two.
     /// Default 250 ms.
     pub acknowledgement_timeout: Duration,
-    /// How often an unacknowledged packet is sent again before the connection is lost, at most 7. Default 6, since
-    /// Soft-RoCE takes 7 for no limit.
+    /// Most retransmissions of a packet before the connection is lost, at most 7. Default 6, since Soft-RoCE takes 7
+    /// for no limit.
     pub retries: u8,
-    /// Most queue pairs at once; they share a completion queue of 33 entries for each. Default 900, which fits
+    /// Most queue pairs at once. They share a completion queue with 33 entries for each. Default 900, which fits
     /// Soft-RoCE's limit of 32767 entries.
     pub queue_pairs_max: u32,
 }
@@ -74,7 +74,7 @@ impl AsyncRdmaFabric {
     /// Opens the device that the configuration names.
     ///
     /// # Cancel safety
-    /// What was opened is closed.
+    /// If the future is dropped, the device is closed.
     ///
     /// # Errors
     /// See [`AsyncRdmaError`].
@@ -85,8 +85,8 @@ impl AsyncRdmaFabric {
         Self::open_with_rendezvous(config, Rendezvous::new()).await
     }
 
-    /// Does what [`open`](Self::open) does, with a rendezvous that other fabrics of the node use as well: whoever of
-    /// them listens, listens for all.
+    /// Opens the device like [`open`](Self::open), with a rendezvous that other fabrics of the node share. One of them
+    /// listens for all.
     ///
     /// # Cancel safety
     /// As [`open`](Self::open).
@@ -126,7 +126,8 @@ impl Fabric for AsyncRdmaFabric {
         self.shared.environment.clone()
     }
 
-    /// Takes memory as it is: `async-rdma` registers only what it allocates, so each request on it is copied.
+    /// Takes memory without registering it. `async-rdma` registers only what it allocates, so each request on this
+    /// memory is copied.
     fn register(&self, memory: Memory) -> Result<MemoryRegion, FabricError> {
         Ok(MemoryRegion::new(memory, Box::new(())))
     }
@@ -152,5 +153,5 @@ impl Fabric for AsyncRdmaFabric {
     }
 }
 
-/// Longest message in bytes: `async-rdma` counts in 32 bits, devices take 2 GiB or a little less.
+/// Longest message in bytes: `async-rdma` counts in 32 bits, and devices take 2 GiB or a little less.
 pub(crate) const MESSAGE_LEN_MAX: usize = 1 << 30;

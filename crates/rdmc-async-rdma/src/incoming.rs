@@ -1,4 +1,4 @@
-//! Receives: the rooms that the peer was told of, and what becomes of them.
+//! Receives: the buffers that were announced to the peer, and how it uses them.
 
 use std::alloc::Layout;
 use std::collections::VecDeque;
@@ -14,27 +14,27 @@ use rdmc_fabric::{Work, WorkError, WorkRequest};
 use crate::device::{Device, RECEIVES_MAX, post_now};
 use crate::error::{device_error, work_error};
 use crate::fabric::MESSAGE_LEN_MAX;
-use crate::frame::Room;
+use crate::frame::ReceiveBuffer;
 use crate::memory::Target;
 
 /// The receives that the device has, oldest first.
 ///
-/// Each has its room at the peer and waits for two things, which come in order but independently: the device's notice
-/// that a write with immediate has used it, and the peer's word for what was written.
+/// Each was announced to the peer and completes with two events: the device's completion of a write with immediate, and
+/// the peer's frame that describes the write. Each kind of event comes in order, independently of the other kind.
 #[derive(Default)]
 pub(crate) struct Incoming {
-    rooms: VecDeque<(WorkRequest, Target)>,
-    /// The device's notices to come.
-    notices: FuturesOrdered<BoxFuture<'static, io::Result<()>>>,
-    /// Notices that have come, of the oldest rooms.
-    noticed: usize,
-    /// What the peer said about the oldest rooms.
-    fates: VecDeque<Fate>,
+    buffers: VecDeque<(WorkRequest, Target)>,
+    /// The completions that the device has yet to report.
+    completions: FuturesOrdered<BoxFuture<'static, io::Result<()>>>,
+    /// Completions that the device has reported, of the oldest buffers.
+    completed: usize,
+    /// How the peer has used the oldest buffers.
+    uses: VecDeque<BufferUse>,
 }
 
-/// What the peer says about a room.
+/// How the peer has used a buffer.
 #[derive(Clone, Copy, Debug)]
-pub(crate) enum Fate {
+pub(crate) enum BufferUse {
     /// It gets this many bytes.
     Filled { len: u64, imm: Option<u32> },
     /// It is used up by a write to other memory.
@@ -44,7 +44,7 @@ pub(crate) enum Fate {
 }
 
 /// A receive that was successful.
-pub(crate) struct Arrived {
+pub(crate) struct CompletedReceive {
     pub(crate) request: WorkRequest,
     pub(crate) len: usize,
     pub(crate) imm: Option<u32>,
@@ -53,10 +53,10 @@ pub(crate) struct Arrived {
 impl Incoming {
     /// Tells whether the device takes another receive.
     pub(crate) fn is_open(&self) -> bool {
-        self.rooms.len() < RECEIVES_MAX as usize
+        self.buffers.len() < RECEIVES_MAX as usize
     }
 
-    /// Gives a receive to the device and returns the room to announce.
+    /// Gives a receive to the device and returns the buffer to announce.
     ///
     /// # Errors
     /// Gives the request back.
@@ -65,7 +65,7 @@ impl Incoming {
         device: &Device,
         rdma: &Arc<Rdma>,
         mut request: WorkRequest,
-    ) -> Result<Room, (WorkRequest, WorkError)> {
+    ) -> Result<ReceiveBuffer, (WorkRequest, WorkError)> {
         let Work::Receive { into } = request.work_mut() else { unreachable!("only receives are queued as such") };
         if into.len() > MESSAGE_LEN_MAX {
             return Err((request, device_error("longer than the longest message")));
@@ -77,27 +77,31 @@ impl Incoming {
                 return Err((request, WorkError::LocalProtection));
             }
         };
-        let room = target.room();
+        let buffer = target.buffer();
         let rdma = rdma.clone();
         // A write with immediate leaves the receive's memory alone, but async-rdma insists on some.
-        self.notices.push_back(post_now(Box::pin(async move {
+        self.completions.push_back(post_now(Box::pin(async move {
             rdma.receive_raw_with_imm(Layout::new::<u8>()).await.map(drop)
         })));
-        self.rooms.push_back((request, target));
-        Ok(room)
+        self.buffers.push_back((request, target));
+        Ok(buffer)
     }
 
-    /// Takes the peer's word for the next room.
+    /// Notes how the peer has used the next buffer.
     ///
     /// # Errors
-    /// What the peer may not say.
-    pub(crate) fn hear(&mut self, fate: Fate) -> Result<(), &'static str> {
-        let (_, target) = self.rooms.get(self.fates.len()).ok_or("a room was used that was not announced")?;
-        match fate {
-            Fate::Filled { len, .. } if len > target.room().len => Err("a room got more than it holds"),
-            Fate::TooSmall { len } if len <= target.room().len => Err("a room was too small that is not"),
+    /// The peer broke the protocol.
+    pub(crate) fn note_use(&mut self, buffer_use: BufferUse) -> Result<(), &'static str> {
+        let (_, target) = self.buffers.get(self.uses.len()).ok_or("the peer used a buffer that was not announced")?;
+        match buffer_use {
+            BufferUse::Filled { len, .. } if len > target.buffer().len => {
+                Err("the peer wrote more than a buffer holds")
+            }
+            BufferUse::TooSmall { len } if len <= target.buffer().len => {
+                Err("the peer called a buffer too small that is not")
+            }
             _ => {
-                self.fates.push_back(fate);
+                self.uses.push_back(buffer_use);
                 Ok(())
             }
         }
@@ -105,20 +109,20 @@ impl Incoming {
 
     /// Tells whether the device has receives.
     pub(crate) fn is_posted(&self) -> bool {
-        !self.notices.is_empty()
+        !self.completions.is_empty()
     }
 
-    /// Waits for the device's next notice; for ever if it has no receive.
+    /// Waits for the device's next completion; for ever if it has no receive.
     ///
     /// # Cancel safety
-    /// No notice is lost.
+    /// No completion is lost.
     ///
     /// # Errors
     /// The queue pair is broken.
-    pub(crate) async fn notice(&mut self) -> Result<(), WorkError> {
-        match self.notices.next().await {
+    pub(crate) async fn next_completion(&mut self) -> Result<(), WorkError> {
+        match self.completions.next().await {
             Some(Ok(())) => {
-                self.noticed += 1;
+                self.completed += 1;
                 Ok(())
             }
             Some(Err(error)) => Err(work_error(&error)),
@@ -126,33 +130,35 @@ impl Incoming {
         }
     }
 
-    /// Takes the oldest receive, if both the device and the peer have told of it.
-    pub(crate) fn arrived(&mut self) -> Option<Arrived> {
-        let (len, imm) = match self.fates.front().filter(|_| self.noticed > 0)? {
-            Fate::Filled { len, imm } => (usize::try_from(*len).expect("no more than the room, which is memory"), *imm),
-            Fate::Notified { imm } => (0, Some(*imm)),
-            Fate::TooSmall { .. } => return None,
+    /// Takes the oldest receive, if both the device and the peer have reported it.
+    pub(crate) fn take_completed(&mut self) -> Option<CompletedReceive> {
+        let (len, imm) = match self.uses.front().filter(|_| self.completed > 0)? {
+            BufferUse::Filled { len, imm } => {
+                (usize::try_from(*len).expect("no more than the buffer, which is memory"), *imm)
+            }
+            BufferUse::Notified { imm } => (0, Some(*imm)),
+            BufferUse::TooSmall { .. } => return None,
         };
-        let (mut request, target) = self.rooms.pop_front().expect("fates and notices are of rooms");
-        self.fates.pop_front();
-        self.noticed -= 1;
+        let (mut request, target) = self.buffers.pop_front().expect("uses and completions are of buffers");
+        self.uses.pop_front();
+        self.completed -= 1;
         if let Work::Receive { into } = request.work_mut() {
             target.deliver(&mut into[..len]);
         }
-        Some(Arrived { request, len, imm })
+        Some(CompletedReceive { request, len, imm })
     }
 
-    /// Lets go of the operations, which hold the device's queue pair. What became of them is not learnt any more.
+    /// Drops the operations, which hold the device's queue pair. Their outcome is lost.
     pub(crate) fn let_go(&mut self) {
-        self.notices.clear();
+        self.completions.clear();
     }
 
-    /// Returns what has not ended, and why; the device's queue pair must be gone.
+    /// Returns the receives that have not ended, each with its error. The device's queue pair must be gone.
     pub(crate) fn into_requests(self) -> impl Iterator<Item = (WorkRequest, WorkError)> {
-        let mut fates = self.fates.into_iter();
-        self.rooms.into_iter().map(move |(request, target)| match fates.next() {
-            Some(Fate::TooSmall { len }) => {
-                (request, WorkError::LocalLength { got: Some(len), room: target.room().len })
+        let mut uses = self.uses.into_iter();
+        self.buffers.into_iter().map(move |(request, target)| match uses.next() {
+            Some(BufferUse::TooSmall { len }) => {
+                (request, WorkError::LocalLength { got: Some(len), room: target.buffer().len })
             }
             _ => (request, WorkError::Flushed),
         })

@@ -1,7 +1,7 @@
 //! A fabric over the crate `async-rdma`: RDMA for programs that build on that crate already.
 //!
-//! Others use `rdmc-verbs`, which needs nothing at build time, copies less and notices errors sooner; the README says
-//! what differs.
+//! Other programs use `rdmc-verbs`, which needs nothing at build time, copies less and notices errors sooner. The
+//! README lists the differences.
 //!
 //! ```no_run
 //! use rdmc_async_rdma::{AsyncRdmaConfig, AsyncRdmaFabric};
@@ -16,11 +16,11 @@
 //! # }
 //! ```
 //!
-//! `async-rdma` hides queue pairs and completion queues, and its receives are not told the length of a message. So the
-//! two ends hold a *leash*, a TCP connection for each queue pair: an end that posts a receive announces where the
-//! memory is (a *room*); a send is an RDMA write with immediate into the oldest room, with a frame on the leash that
-//! says its length. The receive completes when the device has told of the write and the frame has come. What is sent,
-//! what is written and what is read keep one order, that of the device's queue pair.
+//! `async-rdma` hides queue pairs and completion queues, and its receives do not learn the length of a message. So each
+//! queue pair has a *side channel*, a TCP connection between its ends. An end that posts a receive announces the
+//! receive's buffer on it. A send is an RDMA write with immediate into the oldest announced buffer, and a frame on the
+//! side channel with its length. The receive completes when the device has reported the write and the frame has
+//! arrived. Sends, writes and reads keep one order, that of the device's queue pair.
 //!
 //! The `unsafe` code of the crate touches memory that the device may write; it is in the module `memory`.
 
@@ -32,10 +32,10 @@ mod error;
 mod fabric;
 mod frame;
 mod incoming;
-mod leash;
 mod memory;
 mod outgoing;
 mod queue_pair;
+mod side_channel;
 
 pub use error::AsyncRdmaError;
 pub use fabric::{AsyncRdmaConfig, AsyncRdmaFabric};

@@ -1,8 +1,8 @@
 //! Memory that the device reads and writes.
 //!
-//! `async-rdma` registers only memory that it allocates itself. So a [`Region`] is such an allocation; what the fabric
-//! allocates is one, and is sent from and received into in place. Memory that others allocated passes through a region
-//! of its own for each request, and so do exposures, which need their own bounds and access rights.
+//! `async-rdma` registers only memory that it allocates itself: a [`Region`]. Memory that the fabric allocated is a
+//! region, and is sent and received in place. Other memory is copied through a region for each request. Exposures are
+//! regions of their own too, since they need their own bounds and access rights.
 
 use std::ops::Range;
 use std::ptr::NonNull;
@@ -15,7 +15,7 @@ use rdmc_fabric::{
 };
 
 use crate::device::Device;
-use crate::frame::Room;
+use crate::frame::ReceiveBuffer;
 
 /// An allocation of `async-rdma`; deregistered and freed when it is dropped and the device is done with it.
 #[derive(Debug)]
@@ -79,17 +79,17 @@ pub(crate) fn allocate(device: &Device, len: usize) -> Result<MemoryRegion, Fabr
     if len == 0 {
         return Ok(MemoryRegion::new(Memory::from(Vec::new()), Box::new(())));
     }
-    // Peers write into it what they send here.
+    // Peers write their messages into it.
     let region = Arc::new(device.allocate(len, AccessFlag::LocalWrite | AccessFlag::RemoteWrite)?);
     let ptr = NonNull::new(region.ptr()).expect("an allocation is never null");
     // SAFETY: the region holds `len` zeroed bytes for as long as it lives; nothing in this crate touches them but on
-    // behalf of a request that owns the range. A peer that was told of a range as a room may write it later than it
-    // should: peers are trusted with that, as the README says.
+    // behalf of a request that owns the range. A peer to which a range was announced may write it later than it should:
+    // peers are trusted with that, as the README says.
     let memory = unsafe { Memory::from_raw(ptr, len, true, Box::new(region.clone())) };
     Ok(MemoryRegion::new(memory, Box::new(region)))
 }
 
-/// Bytes on their way out: a part of a region.
+/// Bytes of a send or write: a part of a region.
 pub(crate) struct Source {
     region: Arc<Region>,
     range: Range<usize>,
@@ -116,7 +116,7 @@ impl Source {
 
 /// The memory of a receive, open to the peer.
 pub(crate) struct Target {
-    room: Room,
+    buffer: ReceiveBuffer,
     /// Where the bytes arrive if the receive's own memory is not the device's.
     bounce: Option<Region>,
 }
@@ -124,21 +124,21 @@ pub(crate) struct Target {
 impl Target {
     pub(crate) fn of(device: &Device, into: &mut BufferMut) -> Result<Self, FabricError> {
         if into.is_empty() {
-            return Ok(Self { room: Room::default(), bounce: None });
+            return Ok(Self { buffer: ReceiveBuffer::default(), bounce: None });
         }
         let (address, len) = (into.as_mut_ptr() as u64, into.len() as u64);
         if let Some(region) = into.registration::<Arc<Region>>().filter(|region| region.is_of(device)) {
-            return Ok(Self { room: Room { key: region.key, address, len }, bounce: None });
+            return Ok(Self { buffer: ReceiveBuffer { key: region.key, address, len }, bounce: None });
         }
         let region = device.allocate(into.len(), AccessFlag::LocalWrite | AccessFlag::RemoteWrite)?;
-        Ok(Self { room: Room { key: region.key, address: region.address(), len }, bounce: Some(region) })
+        Ok(Self { buffer: ReceiveBuffer { key: region.key, address: region.address(), len }, bounce: Some(region) })
     }
 
-    pub(crate) fn room(&self) -> Room {
-        self.room
+    pub(crate) fn buffer(&self) -> ReceiveBuffer {
+        self.buffer
     }
 
-    /// Brings what has arrived to where it was asked for.
+    /// Copies the received bytes to the receive's own memory, if they are elsewhere.
     pub(crate) fn deliver(&self, arrived: &mut [u8]) {
         if let Some(region) = &self.bounce {
             region.copy_to(arrived);
@@ -163,7 +163,7 @@ impl Exposed {
             _ => return Err(FabricError::Memory { len: 0, source: std::io::ErrorKind::Unsupported.into() }),
         };
         let mut access = BitFlags::from(AccessFlag::LocalWrite);
-        // A region has at least one byte, which nobody is let into if there should be none.
+        // A region has at least one byte; an empty exposure lets no peer reach it.
         let allowed = if bytes.is_empty() { RemoteAccess::default() } else { allowed };
         access.set(AccessFlag::RemoteRead, allowed.read);
         access.set(AccessFlag::RemoteWrite, allowed.write);

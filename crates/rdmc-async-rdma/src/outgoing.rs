@@ -12,7 +12,7 @@ use rdmc_fabric::{RemoteMemory, Work, WorkError, WorkRequest};
 use crate::device::{Device, RECEIVES_MAX, SENDS_MAX, post_now, remote};
 use crate::error::{device_error, work_error};
 use crate::fabric::MESSAGE_LEN_MAX;
-use crate::frame::{Frame, Room};
+use crate::frame::{Frame, ReceiveBuffer};
 use crate::memory::{Region, Source};
 
 /// Everything on its way to the peer, in the order in which it was posted.
@@ -20,8 +20,8 @@ use crate::memory::{Region, Source};
 pub(crate) struct Outgoing {
     /// What the device does not have yet.
     pub(crate) queued: VecDeque<WorkRequest>,
-    /// The peer's rooms, oldest first.
-    rooms: VecDeque<Room>,
+    /// The buffers that the peer announced, oldest first.
+    buffers: VecDeque<ReceiveBuffer>,
     /// What the device has.
     under_way: VecDeque<WorkRequest>,
     outcomes: FuturesOrdered<BoxFuture<'static, Outcome>>,
@@ -29,53 +29,53 @@ pub(crate) struct Outgoing {
     refused: bool,
 }
 
-/// What became of a request: for a read, where the bytes are.
+/// The outcome of a request: for a read, the bytes.
 type Outcome = Result<Option<Region>, WorkError>;
 
-/// What became of the attempt to give the device another request.
-pub(crate) enum Next {
+/// The outcome of an attempt to give the device another request.
+pub(crate) enum PostOutcome {
     /// There is none, or the device has enough.
     Idle,
-    /// It has one more, of which the peer must be told this.
+    /// It has one more; the peer gets this frame.
     Posted(Option<Frame>),
-    /// The next one waits for a room.
-    NeedsRoom,
-    /// The next one does not fit its room.
+    /// The next one waits for a buffer of the peer.
+    NeedsBuffer,
+    /// The next one does not fit its buffer.
     TooLong { len: u64 },
 }
 
 impl Outgoing {
-    /// Takes note of a room.
+    /// Notes a buffer that the peer announced.
     ///
     /// # Errors
     /// There are too many already.
-    pub(crate) fn add_room(&mut self, room: Room) -> Result<(), &'static str> {
-        if self.rooms.len() >= RECEIVES_MAX as usize {
-            return Err("too many rooms at once");
+    pub(crate) fn add_buffer(&mut self, buffer: ReceiveBuffer) -> Result<(), &'static str> {
+        if self.buffers.len() >= RECEIVES_MAX as usize {
+            return Err("too many buffers at once");
         }
-        self.rooms.push_back(room);
+        self.buffers.push_back(buffer);
         Ok(())
     }
 
     /// Gives the device the next request, if it may have one.
-    pub(crate) fn post_next(&mut self, device: &Device, rdma: &Arc<Rdma>) -> Next {
+    pub(crate) fn post_next(&mut self, device: &Device, rdma: &Arc<Rdma>) -> PostOutcome {
         if self.refused || self.under_way.len() >= SENDS_MAX as usize {
-            return Next::Idle;
+            return PostOutcome::Idle;
         }
-        let Some(request) = self.queued.front() else { return Next::Idle };
-        let needs_room = matches!(request.work(), Work::Send { .. } | Work::Write { imm: Some(_), .. });
-        let mut room = Room::default();
-        if needs_room {
-            let Some(oldest) = self.rooms.front() else { return Next::NeedsRoom };
-            room = *oldest;
+        let Some(request) = self.queued.front() else { return PostOutcome::Idle };
+        let needs_buffer = matches!(request.work(), Work::Send { .. } | Work::Write { imm: Some(_), .. });
+        let mut buffer = ReceiveBuffer::default();
+        if needs_buffer {
+            let Some(oldest) = self.buffers.front() else { return PostOutcome::NeedsBuffer };
+            buffer = *oldest;
             let len = request.work().len() as u64;
-            if matches!(request.work(), Work::Send { .. }) && len > room.len {
-                return Next::TooLong { len };
+            if matches!(request.work(), Work::Send { .. }) && len > buffer.len {
+                return PostOutcome::TooLong { len };
             }
-            self.rooms.pop_front();
+            self.buffers.pop_front();
         }
         let request = self.queued.pop_front().expect("it was looked at above");
-        let (outcome, frame) = match start(device, rdma, request.work(), room) {
+        let (outcome, frame) = match start(device, rdma, request.work(), buffer) {
             Ok(started) => started,
             Err(error) => {
                 self.refused = true;
@@ -84,7 +84,7 @@ impl Outgoing {
         };
         self.outcomes.push_back(outcome);
         self.under_way.push_back(request);
-        Next::Posted(frame)
+        PostOutcome::Posted(frame)
     }
 
     /// Tells whether the device has requests.
@@ -108,12 +108,12 @@ impl Outgoing {
         (request, result)
     }
 
-    /// Lets go of the operations, which hold the device's queue pair. What became of them is not learnt any more.
+    /// Drops the operations, which hold the device's queue pair. Their outcome is lost.
     pub(crate) fn let_go(&mut self) {
         self.outcomes.clear();
     }
 
-    /// Returns what has not ended; the device's queue pair must be gone.
+    /// Returns the requests that have not ended. The device's queue pair must be gone.
     pub(crate) fn into_requests(self) -> impl Iterator<Item = WorkRequest> {
         self.under_way.into_iter().chain(self.queued)
     }
@@ -122,12 +122,12 @@ impl Outgoing {
 /// Gives the device a request.
 ///
 /// # Errors
-/// It is refused here, as the device would have done.
+/// It is refused here for a reason for which the device would refuse it.
 fn start(
     device: &Device,
     rdma: &Arc<Rdma>,
     work: &Work,
-    room: Room,
+    buffer: ReceiveBuffer,
 ) -> Result<(BoxFuture<'static, Outcome>, Option<Frame>), WorkError> {
     if work.len() > MESSAGE_LEN_MAX {
         return Err(device_error("longer than the longest message"));
@@ -142,16 +142,16 @@ fn start(
     Ok(match work {
         Work::Send { data, imm } => {
             let len = data.len() as u64;
-            let to = Place::of(RemoteMemory { key: room.key.into(), address: room.address, len })?;
+            let to = RemoteRange::of(RemoteMemory { key: buffer.key.into(), address: buffer.address, len })?;
             (write_with_notice(rdma, source(data)?, to, true), Some(Frame::Taken { len, imm: *imm }))
         }
         Work::Write { data, to, imm: Some(imm) } => {
-            let to = Place::of(*to)?;
+            let to = RemoteRange::of(*to)?;
             (write_with_notice(rdma, source(data)?, to, false), Some(Frame::Notified { imm: *imm }))
         }
         Work::Write { data, .. } if data.is_empty() => (done(Ok(None)), None),
         Work::Write { data, to, imm: None } => {
-            let (source, to) = (source(data)?, Place::of(*to)?);
+            let (source, to) = (source(data)?, RemoteRange::of(*to)?);
             let write = async move {
                 let written = rdma.write(&source.slice(), &mut remote(to.key, to.address, to.len)).await;
                 written.map(|()| None).map_err(|error| work_error(&error))
@@ -160,8 +160,8 @@ fn start(
         }
         Work::Read { into, .. } if into.is_empty() => (done(Ok(None)), None),
         Work::Read { from, .. } => {
-            let from = Place::of(*from)?;
-            // A read locks the whole allocation that it goes to, hence one of its own.
+            let from = RemoteRange::of(*from)?;
+            // A read locks the whole allocation that it fills, so it gets one of its own.
             let region = device.allocate(from.len, AccessFlag::LocalWrite.into());
             let mut region = region.map_err(|_| WorkError::LocalProtection)?;
             let read = async move {
@@ -174,13 +174,18 @@ fn start(
     })
 }
 
-/// Writes, and uses up the peer's oldest receive. The number that goes with it is not relied on: the frame has it.
-fn write_with_notice(rdma: Arc<Rdma>, source: Source, to: Place, into_room: bool) -> BoxFuture<'static, Outcome> {
+/// Writes and consumes the peer's oldest receive. The immediate is not used: the frame has it.
+fn write_with_notice(
+    rdma: Arc<Rdma>,
+    source: Source,
+    to: RemoteRange,
+    into_receive_buffer: bool,
+) -> BoxFuture<'static, Outcome> {
     post_now(Box::pin(async move {
         let written = rdma.write_with_imm(&source.slice(), &mut remote(to.key, to.address, to.len), 0).await;
         written.map(|()| None).map_err(|error| match work_error(&error) {
-            // A room is the peer's own; it goes only with the queue pair.
-            WorkError::RemoteAccess if into_room => WorkError::ConnectionLost,
+            // The peer made this buffer itself; it goes only with the queue pair.
+            WorkError::RemoteAccess if into_receive_buffer => WorkError::ConnectionLost,
             error => error,
         })
     }))
@@ -192,15 +197,15 @@ fn done(outcome: Outcome) -> BoxFuture<'static, Outcome> {
 
 /// Memory of the peer, in the device's terms.
 #[derive(Clone, Copy)]
-struct Place {
+struct RemoteRange {
     key: u32,
     address: usize,
     len: usize,
 }
 
-impl Place {
+impl RemoteRange {
     /// # Errors
-    /// There is no such memory, whatever the peer's is.
+    /// No peer can have such memory.
     fn of(memory: RemoteMemory) -> Result<Self, WorkError> {
         if memory.len == 0 {
             return Ok(Self { key: 0, address: 0, len: 0 });

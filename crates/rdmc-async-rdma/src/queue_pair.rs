@@ -1,4 +1,4 @@
-//! A queue pair as the fabric's users hold it: what is posted, and how it is connected.
+//! A queue pair as users of the fabric hold it: posted work, and the connection.
 
 use std::any::Any;
 use std::collections::VecDeque;
@@ -29,12 +29,12 @@ pub(crate) struct AsyncRdmaQueuePair {
     posted: Mutex<Posted>,
     /// Work was posted, or the queue pair closed.
     changed: Notify,
-    /// Room in the device's completion queue, until the device is done with the queue pair.
-    _room: OwnedSemaphorePermit,
+    /// Room in the device's completion queue, held until the device is done with the queue pair.
+    _permit: OwnedSemaphorePermit,
     this: Weak<Self>,
 }
 
-/// What was posted and not yet taken by the connection.
+/// Posted work that the connection has not taken yet.
 #[derive(Default)]
 struct Posted {
     phase: Phase,
@@ -44,12 +44,12 @@ struct Posted {
 
 #[derive(Clone, Copy, Default, PartialEq, Eq)]
 enum Phase {
-    /// Work is only collected.
+    /// Work is collected.
     #[default]
     Unconnected,
     /// A connection takes it.
     Connected,
-    /// It is flushed; what the connection has is its business.
+    /// Work is flushed. The connection ends the requests that it has.
     Closed,
 }
 
@@ -63,8 +63,8 @@ impl AsyncRdmaQueuePair {
             return Err(FabricError::ForeignCompletionQueue);
         }
         let max = shared.config.queue_pairs_max.into();
-        let room = shared.queue_pairs.clone().try_acquire_owned();
-        let room = room.map_err(|_| FabricError::Limit { what: "queue pairs", wanted: max + 1, max })?;
+        let permit = shared.queue_pairs.clone().try_acquire_owned();
+        let permit = permit.map_err(|_| FabricError::Limit { what: "queue pairs", wanted: max + 1, max })?;
         let reserved = config.requests_max();
         completions.reserve(reserved)?;
         let meeting = shared.rendezvous.meeting(&*shared.environment);
@@ -77,7 +77,7 @@ impl AsyncRdmaQueuePair {
             shared: shared.clone(),
             posted: Mutex::default(),
             changed: Notify::new(),
-            _room: room,
+            _permit: permit,
             this: this.clone(),
         }))
     }
@@ -88,7 +88,7 @@ impl AsyncRdmaQueuePair {
         queue.push(request.complete(result, imm));
     }
 
-    /// Moves what was posted to the connection's queues; false if the queue pair is closed.
+    /// Moves posted work to the connection's queues; returns false if the queue pair is closed.
     pub(crate) fn take(&self, sends: &mut VecDeque<WorkRequest>, receives: &mut VecDeque<WorkRequest>) -> bool {
         let mut posted = self.lock();
         sends.append(&mut posted.sends);
@@ -96,13 +96,13 @@ impl AsyncRdmaQueuePair {
         posted.phase == Phase::Connected
     }
 
-    /// Does what [`take`](Self::take) does for the last time: from now on what is posted is flushed.
+    /// Does what [`take`](Self::take) does for the last time: work that is posted later is flushed.
     pub(crate) fn take_last(&self, sends: &mut VecDeque<WorkRequest>, receives: &mut VecDeque<WorkRequest>) {
         self.lock().phase = Phase::Closed;
         self.take(sends, receives);
     }
 
-    /// Waits until there may be something to take, or the queue pair was closed. One waiter at a time.
+    /// Waits until work was posted or the queue pair was closed. Only one task may wait at a time.
     pub(crate) async fn changed(&self) {
         self.changed.notified().await;
     }
@@ -127,7 +127,7 @@ impl AsyncRdmaQueuePair {
         stream.set_nodelay(true).map_err(unreachable)?;
         let prepared = self.shared.device.prepare().await.map_err(unreachable)?;
         let own = Hello {
-            card: prepared.card(),
+            address: prepared.address(),
             packet_len: self.shared.config.packet_len,
             receiver_not_ready: self.config.receiver_not_ready,
         };
@@ -139,8 +139,8 @@ impl AsyncRdmaQueuePair {
             let text = format!("packet_len is {} here and {} at the peer", own.packet_len, theirs.packet_len);
             return Err(unreachable(io::Error::other(text)));
         }
-        let rdma = prepared.connect(theirs.card).await.map_err(unreachable)?;
-        // Nobody writes to a queue pair that is not ready.
+        let rdma = prepared.connect(theirs.address).await.map_err(unreachable)?;
+        // Neither end writes to a queue pair that is not ready.
         stream.write_u8(READY).await.map_err(unreachable)?;
         if stream.read_u8().await.map_err(unreachable)? != READY {
             return Err(ConnectError::BadEndpoint);
@@ -221,7 +221,7 @@ fn software(source: &Arc<dyn CompletionSource>) -> Option<&SoftwareCompletions> 
 
 /// First bytes of an encoded endpoint: fabric and version.
 const ENDPOINT_TAG: &[u8] = b"ard1";
-/// What each end says when its queue pair is ready.
+/// What each end sends when its queue pair is ready.
 const READY: u8 = 1;
-/// How long two queue pairs that have met may take to be ready.
+/// How long two queue pairs may take to be ready after they have met.
 const HANDSHAKE_LIMIT: Duration = Duration::from_secs(30);

@@ -22,17 +22,17 @@ use tokio::task::JoinHandle;
 #[tokio::test]
 async fn what_no_peer_says_breaks_the_queue_pair() -> Result<()> {
     let Some(victim) = Victim::open().await? else { return Ok(()) };
-    let room = || frame(1, 7, 4096, 8);
+    let buffer = || frame(1, 7, 4096, 8);
     let protocol = Some(WorkError::Protocol);
     let cases: [(&str, Vec<u8>, Option<WorkError>); 8] = [
         ("a kind that there is not", frame(9, 0, 0, 0), protocol),
         ("a frame with more than belongs into it", frame(6, 1, 0, 0), protocol),
-        ("a room that got more than it holds", frame(2, 0, 0, 9), protocol),
-        ("a room that is too small for what fits it", frame(5, 0, 0, 8), protocol),
-        ("a second room, where one was announced", [frame(2, 0, 0, 8), frame(4, 5, 0, 0)].concat(), protocol),
+        ("a buffer that got more than it holds", frame(2, 0, 0, 9), protocol),
+        ("a buffer that is too small for what fits it", frame(5, 0, 0, 8), protocol),
+        ("a second buffer, where one was announced", [frame(2, 0, 0, 8), frame(4, 5, 0, 0)].concat(), protocol),
         // The first of them is used at once, by a write that nobody answers.
-        ("too many rooms", (0..18).flat_map(|_| room()).collect(), None),
-        ("half a frame", room()[..13].to_vec(), Some(WorkError::ConnectionLost)),
+        ("too many buffers", (0..18).flat_map(|_| buffer()).collect(), None),
+        ("half a frame", buffer()[..13].to_vec(), Some(WorkError::ConnectionLost)),
         ("nothing", Vec::new(), Some(WorkError::ConnectionLost)),
     ];
     for (what, bytes, want) in cases {
@@ -43,7 +43,7 @@ async fn what_no_peer_says_breaks_the_queue_pair() -> Result<()> {
         ensure!(liar.read_u8().await? == READY);
         connecting.await?.context(what)?;
         let receive = queue_pair.receive(victim.fabric.allocate(8)?.into_mut().expect("writable"));
-        // The room is announced to the liar.
+        // The buffer is announced to the liar.
         liar.read_exact(&mut [0; FRAME_LEN]).await?;
         let send = queue_pair.send(victim.fabric.allocate(8)?.into_shared(), None);
         liar.write_all(&bytes).await?;

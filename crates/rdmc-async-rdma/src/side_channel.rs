@@ -1,4 +1,4 @@
-//! The TCP connection that goes with each queue pair.
+//! The side channel: the TCP connection beside each queue pair.
 
 use std::collections::VecDeque;
 use std::io;
@@ -9,27 +9,27 @@ use tokio::net::tcp::{OwnedReadHalf, OwnedWriteHalf};
 
 use crate::frame::Frame;
 
-/// Splits a connection over which everything before the frames has been said.
-pub(crate) fn leash(stream: TcpStream) -> (Listener, Speaker) {
+/// Splits a connection; everything that precedes the frames must have passed.
+pub(crate) fn split(stream: TcpStream) -> (FrameReader, FrameWriter) {
     let (from, to) = stream.into_split();
-    (Listener { from, buffer: [0; BUFFER_LEN], filled: 0 }, Speaker { to, unsaid: VecDeque::new() })
+    (FrameReader { from, buffer: [0; BUFFER_LEN], filled: 0 }, FrameWriter { to, unwritten: VecDeque::new() })
 }
 
-/// The end that takes the peer's frames.
-pub(crate) struct Listener {
+/// Reads the peer's frames.
+pub(crate) struct FrameReader {
     from: OwnedReadHalf,
     buffer: [u8; BUFFER_LEN],
     filled: usize,
 }
 
-impl Listener {
-    /// Takes the next frame; none at the end of the leash.
+impl FrameReader {
+    /// Returns the next frame; `None` at the end of the channel.
     ///
     /// # Cancel safety
     /// Nothing is lost.
     ///
     /// # Errors
-    /// Those of the connection; `InvalidData` for what is no frame.
+    /// Those of the connection; `InvalidData` for bytes that are not a frame.
     pub(crate) async fn next(&mut self) -> io::Result<Option<Frame>> {
         loop {
             if let Some(bytes) = self.buffer[..self.filled].first_chunk() {
@@ -50,40 +50,40 @@ impl Listener {
     }
 }
 
-/// The end that says frames to the peer, in order.
-pub(crate) struct Speaker {
+/// Writes frames to the peer, in order.
+pub(crate) struct FrameWriter {
     to: OwnedWriteHalf,
     /// Encoded frames that are not yet written.
-    unsaid: VecDeque<u8>,
+    unwritten: VecDeque<u8>,
 }
 
-impl Speaker {
-    /// Says a frame, with the next [`flush`](Self::flush).
-    pub(crate) fn say(&mut self, frame: Frame) {
-        self.unsaid.extend(frame.encode());
+impl FrameWriter {
+    /// Queues a frame for the next [`flush`](Self::flush).
+    pub(crate) fn queue(&mut self, frame: Frame) {
+        self.unwritten.extend(frame.encode());
     }
 
     pub(crate) fn is_flushed(&self) -> bool {
-        self.unsaid.is_empty()
+        self.unwritten.is_empty()
     }
 
-    /// Tells whether so much is unsaid that nothing should be added: the peer does not listen.
+    /// Tells whether so much is unwritten that nothing should be added, because the peer does not read.
     pub(crate) fn is_full(&self) -> bool {
-        self.unsaid.len() >= UNSAID_MAX
+        self.unwritten.len() >= UNWRITTEN_MAX
     }
 
-    /// Writes what is unsaid.
+    /// Writes the queued frames.
     ///
     /// # Cancel safety
-    /// What was not written is written by the next call.
+    /// The next call writes the rest.
     ///
     /// # Errors
     /// Those of the connection.
     pub(crate) async fn flush(&mut self) -> io::Result<()> {
-        while !self.unsaid.is_empty() {
+        while !self.unwritten.is_empty() {
             self.to.writable().await?;
-            match self.to.try_write(self.unsaid.as_slices().0) {
-                Ok(len) => drop(self.unsaid.drain(..len)),
+            match self.to.try_write(self.unwritten.as_slices().0) {
+                Ok(len) => drop(self.unwritten.drain(..len)),
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
                 Err(error) => return Err(error),
             }
@@ -91,19 +91,19 @@ impl Speaker {
         Ok(())
     }
 
-    /// Gives up what is unsaid, since the peer does not hear it.
-    pub(crate) fn give_up(&mut self) {
-        self.unsaid.clear();
+    /// Discards what is unwritten, since the peer does not read it.
+    pub(crate) fn discard(&mut self) {
+        self.unwritten.clear();
     }
 
-    /// Lets the peer see the end of the leash, behind everything that was said.
-    pub(crate) async fn end(&mut self) {
+    /// Closes this direction of the channel, behind everything that was written.
+    pub(crate) async fn shutdown(&mut self) {
         // Fails only if the connection has ended, as it should.
         let _ = self.to.shutdown().await;
     }
 }
 
-/// Bytes read at once at most.
+/// Most bytes of one read.
 const BUFFER_LEN: usize = 64 * Frame::LEN;
-/// Unsaid bytes above which no more is announced or sent.
-const UNSAID_MAX: usize = 64 << 10;
+/// Unwritten bytes above which nothing more is announced or sent.
+const UNWRITTEN_MAX: usize = 64 << 10;
