@@ -59,6 +59,6 @@ impl Rig for Sim {
     }
 }
 
-rdmc_fabric::conformance_suite!(free, crate::Sim::free());
-rdmc_fabric::conformance_suite!(costly, crate::Sim::costly());
-rdmc_fabric::conformance_suite!(scaled, crate::Sim::scaled());
+rdmc_fabric::conformance_suite!(free, Sim::free());
+rdmc_fabric::conformance_suite!(costly, Sim::costly());
+rdmc_fabric::conformance_suite!(scaled, Sim::scaled());

@@ -1,7 +1,7 @@
 //! The virtual times of a fixed set of multicasts: a change of a schedule or of the runtime that moves one of them shows
 //! in the difference of the file, and is reviewed there.
 //!
-//! `INSTA_UPDATE=always cargo test -p rdmc-sim --test snapshot` writes the file anew.
+//! `INSTA_UPDATE=always cargo test -p rdmc-sim --test suite snapshot` writes the file anew.
 
 use std::fmt::Write as _;
 
