@@ -1,8 +1,8 @@
-//! Campaigns: seeds draw everything that can vary and everything that can go wrong, and checkers judge what is seen.
+//! Campaigns: each seed draws a case with faults, and checkers judge the outcome.
 //!
-//! A seed draws a [`Case`]; [`play`] carries it out and returns an [`Observation`]; [`Checker`]s compare the two. A case
-//! has two phases. In the first anything may happen. In the second the world is healed, and everybody must come to an
-//! end, with success or with a failure. Since the same case always gives the same observation, a seed is a test.
+//! A seed draws a [`Case`]. [`play`] runs it and returns an [`Observation`]. [`Checker`]s compare the two. A case has
+//! two phases. In the first phase, faults happen. In the second phase the world is healed, and every member must end,
+//! with success or with a failure. The same case always gives the same observation, so a seed is a test.
 //!
 //! # Examples
 //! ```
@@ -35,48 +35,49 @@ mod shrink;
 mod suspects;
 
 pub use case::{
-    AlgorithmCase, Case, Fate, Fault, FaultCase, GroupCase, MemberCase, MessageCase, Milestone, PartsCase, When, Whim,
+    AlgorithmCase, Behaviour, Case, Fault, FaultCase, GroupCase, MemberCase, MessageCase, Milestone, PartsCase,
+    SendFuture, When,
 };
 pub use checks::{CHECKERS, Checker};
 pub use observation::{
-    Blame, Corruptions, Delivered, FaultObservation, Flipped, GroupObservation, Left, MemberObservation, Named,
-    Observation, Outcome, Seen,
+    Corruptions, Delivered, Ending, FaultObservation, FlippedBlock, GroupObservation, MemberObservation, NamedMember,
+    Observation, Outcome, ReportedFailure, ResourcesInUse,
 };
 pub use play::{CaseError, play};
 pub use shrink::shrink;
 pub use suspects::Suspects;
 
-/// What a campaign has found.
+/// The results of a campaign.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Report {
-    /// Seeds that were played.
+    /// Number of cases played.
     pub played: u64,
-    /// What failed, by seed.
+    /// The failures, in the order of the cases.
     pub failures: Vec<Failure>,
 }
 
-/// A case after which something does not hold that must.
+/// A case that violates a checker.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Failure {
     /// The seed.
     pub seed: u64,
-    /// The checker that found it.
+    /// The name of the checker.
     pub checker: &'static str,
-    /// What does not hold.
+    /// The violation.
     pub what: String,
     /// The case.
     pub case: Case,
 }
 
-/// Plays the cases of all seeds on all processors of this machine and judges them.
+/// Plays and judges the cases of all seeds, on all processors of this machine.
 ///
-/// What it reports depends on the seeds only.
+/// The report depends only on the seeds.
 pub fn run(seeds: Range<u64>) -> Report {
     let played = seeds.end.saturating_sub(seeds.start);
     Report { played, failures: judge_all(played, |number| Case::draw(seeds.start + number)) }
 }
 
-/// Plays so many cases on all processors of this machine; returns the failures in the order of the cases.
+/// Plays `count` cases on all processors of this machine; returns the failures in the order of the cases.
 fn judge_all(count: u64, case: impl Fn(u64) -> Case + Sync) -> Vec<Failure> {
     let next = AtomicU64::new(0);
     let failures = Mutex::new(Vec::new());
@@ -101,7 +102,7 @@ fn judge_all(count: u64, case: impl Fn(u64) -> Case + Sync) -> Vec<Failure> {
     failures.into_iter().map(|(_, failure)| failure).collect()
 }
 
-/// Plays a case and judges it; returns the first thing that does not hold. A panic is one, too.
+/// Plays and judges a case; returns the first violation. A panic is a violation too.
 pub fn judge(case: &Case) -> Option<Failure> {
     let failure = |checker, what| Some(Failure { seed: case.seed, checker, what, case: case.clone() });
     let seen = match catch_unwind(AssertUnwindSafe(|| play(case))) {
@@ -121,7 +122,7 @@ pub fn judge(case: &Case) -> Option<Failure> {
 }
 
 impl Failure {
-    /// Returns a smaller case after which the same checker finds something, by at most `plays` plays.
+    /// Returns a smaller case that violates the same checker, found in at most `plays` plays.
     pub fn shrunk(&self, plays: usize) -> Case {
         shrink(&self.case, plays, |case| judge(case).is_some_and(|failure| failure.checker == self.checker))
     }
@@ -130,6 +131,6 @@ impl Failure {
 impl fmt::Display for Failure {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self { checker, what, case, .. } = self;
-        write!(f, "not so: {checker}: {what}\n{case}")
+        write!(f, "violated: {checker}: {what}\n{case}")
     }
 }

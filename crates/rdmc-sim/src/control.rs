@@ -1,4 +1,4 @@
-//! Control connections: byte streams with a latency, that lose segments, stall and break.
+//! Control connections: byte streams with latency and loss that can stall and break.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::io;
@@ -15,7 +15,7 @@ use tokio::sync::mpsc;
 use crate::simulation::{NodeIndex, lock};
 use crate::world::WorldShared;
 
-/// The listeners and the streams of a world.
+/// The listeners and streams of a world.
 #[derive(Default)]
 pub(crate) struct Control {
     listeners: Mutex<BTreeMap<String, Listening>>,
@@ -29,7 +29,7 @@ struct Listening {
 }
 
 impl Control {
-    /// Starts to listen at an address of a node.
+    /// Listens at an address of a node.
     pub(crate) fn listen(
         world: &Arc<WorldShared>,
         node: NodeIndex,
@@ -54,7 +54,7 @@ impl Control {
         Ok(Box::new(SimListener { incoming, address, node, world: Arc::downgrade(world) }))
     }
 
-    /// Opens a connection from a node to whoever listens at an address.
+    /// Opens a connection from a node to the listener at an address.
     pub(crate) async fn connect(
         world: Arc<WorldShared>,
         from: NodeIndex,
@@ -85,10 +85,10 @@ impl Control {
         }
     }
 
-    /// Spoils what is written next from one node to another.
-    pub(crate) fn spoil(&self, from: NodeIndex, to: NodeIndex, spoil: Spoil) {
+    /// Injects a fault into the next write on each connection from one node to another.
+    pub(crate) fn inject(&self, from: NodeIndex, to: NodeIndex, fault: ControlFault) {
         for pipe in self.pipes_that(|pipe| (pipe.from, pipe.to) == (from, to)) {
-            lock(&pipe.state).spoil = Some(spoil);
+            lock(&pipe.state).fault = Some(fault);
         }
     }
 
@@ -139,17 +139,17 @@ impl ControlListener for SimListener {
     }
 }
 
-/// What can happen to bytes on a control connection.
+/// A fault of bytes on a control connection.
 #[derive(Clone, Copy, Debug)]
-pub(crate) enum Spoil {
-    /// Only so many arrive, and the connection breaks.
+pub(crate) enum ControlFault {
+    /// Only the first `bytes` arrive, and the connection breaks.
     Truncate { bytes: usize },
-    /// This bit is another.
+    /// This bit flips.
     Garble { bit: usize },
 }
 
-impl Spoil {
-    /// Spoils a segment that is not empty.
+impl ControlFault {
+    /// Applies the fault to a segment that is not empty.
     fn apply(self, segment: &mut Vec<u8>) {
         let len = segment.len();
         match self {
@@ -169,20 +169,20 @@ pub(crate) struct Pipe {
 
 #[derive(Default)]
 struct PipeState {
-    /// What has arrived.
+    /// Bytes that have arrived.
     readable: VecDeque<u8>,
-    /// What is under way and when it arrives, in order; an empty segment is the end.
+    /// Segments in flight with their arrival times, in order; an empty segment marks the end.
     in_flight: VecDeque<(u64, Vec<u8>)>,
     /// Bytes readable or in flight.
     held: usize,
     ended: bool,
     reset: bool,
-    /// It was reset while the path was cut, which is learnt when it is joined.
+    /// Reset during a cut: the ends learn it when the cut is healed.
     resets_later: bool,
     reader_gone: bool,
-    /// What is to happen to what is written next.
-    spoil: Option<Spoil>,
-    /// Counts how often the path was cut or healed.
+    /// The fault of the next write.
+    fault: Option<ControlFault>,
+    /// Number of cuts and healings of the path.
     changes: u64,
     reader: Option<Waker>,
     writer: Option<Waker>,
@@ -199,14 +199,14 @@ impl Pipe {
         pipe
     }
 
-    /// Sends a segment on its way.
+    /// Sends a segment.
     fn launch(self: &Arc<Self>, state: &mut PipeState, segment: Vec<u8>) {
         let Some(world) = self.world.upgrade() else { return };
         let model = &world.model.control;
         let lost = model.loss > 0.0 && lock(&world.random).chance(model.loss);
         let delay_ns = model.latency_ns + if lost { model.resend_ns } else { 0 };
         let at_ns = world.executor.now_ns() + delay_ns;
-        // What comes behind a lost segment waits for it.
+        // Segments behind a lost one wait for its retransmission.
         let at_ns = state.in_flight.back().map_or(at_ns, |(last, _)| at_ns.max(*last));
         let nodes = u64::from(self.from.0) << 32 | u64::from(self.to.0);
         lock(&world.log).note("control", [nodes, segment.len() as u64, at_ns]);
@@ -216,7 +216,7 @@ impl Pipe {
         world.executor.call_at(at_ns, move || pipe.arrive());
     }
 
-    /// Hands over what has arrived by now, if the path is not cut.
+    /// Delivers the segments that have arrived by now, unless the path is cut.
     fn arrive(&self) {
         let Some(world) = self.world.upgrade() else { return };
         if !world.reaches(self.from, self.to) {
@@ -236,7 +236,7 @@ impl Pipe {
         wake(waker);
     }
 
-    /// Gives the connection up at `at_ns` if the path is still cut then.
+    /// Breaks the connection at `at_ns` if the path is still cut then.
     pub(crate) fn stall(self: &Arc<Self>, at_ns: u64) {
         let Some(world) = self.world.upgrade() else { return };
         let changes = {
@@ -252,7 +252,7 @@ impl Pipe {
         });
     }
 
-    /// Sends again what was under way when the path was cut.
+    /// Retransmits the segments that were in flight when the path was cut.
     pub(crate) fn resume(self: &Arc<Self>) {
         let Some(world) = self.world.upgrade() else { return };
         let at_ns = world.executor.now_ns() + world.model.control.resend_ns;
@@ -272,7 +272,7 @@ impl Pipe {
         });
     }
 
-    /// Breaks the connection, which both ends learn one latency later.
+    /// Breaks the connection; both ends learn it one latency later.
     pub(crate) fn reset(self: &Arc<Self>) {
         let Some(world) = self.world.upgrade() else { return };
         let cut = !world.reach_each_other(self.from, self.to);
@@ -290,7 +290,7 @@ impl Pipe {
         world.control.pipes_between(self.from, self.to).iter().for_each(Self::reset);
     }
 
-    /// Counts an operation at one of its ends; tells whether that lives then.
+    /// Counts an operation at one of its ends; returns whether that node is alive.
     fn begin_operation(&self, node: NodeIndex) -> bool {
         self.world.upgrade().is_some_and(|world| world.begin_operation(node))
     }
@@ -351,7 +351,7 @@ impl AsyncRead for SimStream {
                 buf.put_slice(&[byte]);
             }
             if state.readable.is_empty() {
-                // A cluster of hundreds has hundreds of thousands of streams, most of them idle.
+                // Frees the buffer: a cluster of hundreds has hundreds of thousands of streams, most of them idle.
                 state.readable = VecDeque::new();
             }
             state.held -= len;
@@ -377,7 +377,7 @@ impl AsyncWrite for SimStream {
         if state.reset {
             return Poll::Ready(Err(io::ErrorKind::ConnectionReset.into()));
         }
-        // Of a host that cannot be reached nobody says that its reader is gone.
+        // An unreachable host cannot report that its reader is gone.
         if state.reader_gone && !outgoing.is_cut() {
             return Poll::Ready(Err(io::ErrorKind::BrokenPipe.into()));
         }
@@ -389,16 +389,16 @@ impl AsyncWrite for SimStream {
         if len == 0 {
             return Poll::Ready(Ok(0));
         }
-        let (mut segment, spoil) = (buf[..len].to_vec(), state.spoil.take());
-        if let Some(spoil) = spoil {
-            spoil.apply(&mut segment);
+        let (mut segment, fault) = (buf[..len].to_vec(), state.fault.take());
+        if let Some(fault) = fault {
+            fault.apply(&mut segment);
         }
-        // An empty segment would be the end.
+        // An empty segment would mark the end.
         if !segment.is_empty() {
             outgoing.launch(&mut state, segment);
         }
         drop(state);
-        if let Some(Spoil::Truncate { .. }) = spoil {
+        if let Some(ControlFault::Truncate { .. }) = fault {
             outgoing.reset_all();
         }
         Poll::Ready(Ok(len))
@@ -433,5 +433,5 @@ impl Drop for SimStream {
     }
 }
 
-/// Bytes that one direction holds, read or not.
+/// Limit of bytes in flight or readable in one direction.
 const WINDOW: usize = 64 << 10;

@@ -15,7 +15,7 @@ use tokio::sync::{Mutex, mpsc, oneshot};
 use crate::simulation::NodeIndex;
 use crate::world::World;
 
-/// A runtime on every node of a world, all of one cluster.
+/// A runtime on every node of a world, all in one cluster.
 #[derive(Clone, Debug)]
 pub struct Deployment {
     world: World,
@@ -25,17 +25,17 @@ pub struct Deployment {
 /// A group to be formed.
 #[derive(Clone, Debug)]
 pub struct GroupPlan {
-    /// The group's number; each is used once.
+    /// The group's number, unique in the world.
     pub id: u64,
     /// The members, the root first.
     pub members: Vec<NodeIndex>,
     /// The algorithm.
     pub algorithm: Algorithm,
-    /// The block size in bytes as modelled.
+    /// The block size in modelled bytes.
     pub block_size: u64,
 }
 
-/// What went wrong in a deployment.
+/// A deployment failed.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{what}")]
 pub struct DeploymentError {
@@ -78,40 +78,40 @@ impl From<StartError> for DeploymentError {
     }
 }
 
-/// A formed group: the ends of all members.
+/// A formed group, with the handles of all members.
 #[derive(Debug)]
 pub struct FormedGroup {
     world: World,
     plan: GroupPlan,
     sender: Sender,
-    /// Messages sent so far.
+    /// Number of messages sent so far.
     sent: AtomicUsize,
-    arrivals: Vec<Arrivals>,
+    deliveries: Vec<DeliveryLog>,
 }
 
-/// What has arrived at one member, and when.
+/// The deliveries at one member.
 #[derive(Debug)]
-struct Arrivals {
+struct DeliveryLog {
     member: NodeIndex,
-    seen: Mutex<Seen>,
+    seen: Mutex<DeliveryTimes>,
     closed: oneshot::Receiver<Result<Certificate, GroupFailure>>,
 }
 
 #[derive(Debug)]
-struct Seen {
+struct DeliveryTimes {
     times: Vec<Timestamp>,
-    /// Ends with the stream of messages, or with the node.
+    /// Ends with the stream of messages or with the node.
     more: mpsc::UnboundedReceiver<Timestamp>,
 }
 
-/// When one multicast began and when it was done.
+/// The times of one multicast.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct MulticastTimes {
-    /// When the root's application sent.
+    /// When the root's application called send.
     pub began: Timestamp,
     /// When the root's memory was free again.
     pub sent: Timestamp,
-    /// When each other member's application had the message, in rank order.
+    /// When each other member delivered the message, in rank order.
     pub delivered: Vec<Timestamp>,
 }
 
@@ -138,7 +138,7 @@ impl Deployment {
         Self::start_with(world, |builder| builder).await
     }
 
-    /// Does the same with nodes that are prepared further by `prepare`.
+    /// Does the same; `prepare` adjusts the builder of each node.
     ///
     /// # Errors
     /// A node cannot be started.
@@ -152,7 +152,8 @@ impl Deployment {
                 .fabric(world.fabric(node))
                 .connect_limit(CONNECT_LIMIT)
                 .completion_capacity(u32::MAX);
-            // The highest first, since the others connect to it: nobody is refused because many come at once.
+            // The highest node first, since the others connect to it: so no node refuses a connection for too many at
+            // once.
             let delay = START_INTERVAL * (world.model().nodes - 1 - node.0);
             let starting = prepare(builder).start();
             async move {
@@ -178,7 +179,7 @@ impl Deployment {
         &self.nodes[node.index()]
     }
 
-    /// Forms a group; every member but the root takes and drops what it receives.
+    /// Forms a group. Every member but the root receives and drops messages.
     ///
     /// # Errors
     /// A member cannot join.
@@ -201,18 +202,18 @@ impl Deployment {
         let (sender, receivers) = futures::try_join!(created, try_join_all(members))?;
         let receivers = receivers.into_iter().collect::<Result<Vec<_>, _>>()?;
         let members = plan.members.iter().skip(1).zip(receivers);
-        let arrivals = members.map(|(&member, receiver)| Arrivals::of(&self.world, member, receiver)).collect();
-        Ok(FormedGroup { world: self.world.clone(), plan, sender: sender?, sent: AtomicUsize::new(0), arrivals })
+        let deliveries = members.map(|(&member, receiver)| DeliveryLog::of(&self.world, member, receiver)).collect();
+        Ok(FormedGroup { world: self.world.clone(), plan, sender: sender?, sent: AtomicUsize::new(0), deliveries })
     }
 }
 
 impl FormedGroup {
-    /// Returns what the group was formed from.
+    /// Returns the plan of the group.
     pub fn plan(&self) -> &GroupPlan {
         &self.plan
     }
 
-    /// Sends a message of `bytes` modelled bytes and waits until every member has it.
+    /// Sends a message of `bytes` modelled bytes and waits until every member has delivered it.
     ///
     /// # Errors
     /// The group's failure.
@@ -220,7 +221,8 @@ impl FormedGroup {
         self.stream(bytes, 1).await
     }
 
-    /// Sends `count` messages of `bytes` modelled bytes as fast as they go, and waits until every member has them.
+    /// Sends `count` messages of `bytes` modelled bytes without pauses, and waits until every member has delivered
+    /// them.
     ///
     /// # Errors
     /// The group's failure.
@@ -240,7 +242,7 @@ impl FormedGroup {
         Ok(MulticastTimes { began, sent, delivered: self.delivered(last).await? })
     }
 
-    /// Begins to send a message on the root, behind those begun before.
+    /// Begins to send a message on the root, after the messages before it.
     pub(crate) fn begin(&self, bytes: u64) -> oneshot::Receiver<Result<Timestamp, SendError>> {
         let (done, sent) = oneshot::channel();
         let (send, world) = (self.sender.send(self.payload(bytes)), self.world.clone());
@@ -255,13 +257,14 @@ impl FormedGroup {
         sent
     }
 
-    /// Waits until every member has a message, counted from 0; returns when each had it, in rank order.
+    /// Waits until every member has delivered message `number`, counted from 0; returns the times in rank order.
     pub(crate) async fn delivered(&self, number: usize) -> Result<Vec<Timestamp>, DeploymentError> {
         let mut delivered = Vec::new();
-        for arrivals in &self.arrivals {
-            let time = arrivals.nth(number).await;
-            let member = arrivals.member;
-            delivered.push(time.ok_or_else(|| DeploymentError::new(format!("node {member} did not get it")))?);
+        for deliveries in &self.deliveries {
+            let time = deliveries.nth(number).await;
+            let member = deliveries.member;
+            delivered
+                .push(time.ok_or_else(|| DeploymentError::new(format!("node {member} did not deliver the message")))?);
         }
         Ok(delivered)
     }
@@ -271,10 +274,10 @@ impl FormedGroup {
     /// # Errors
     /// The group's failure.
     pub async fn close(self) -> Result<(), DeploymentError> {
-        // On its node, with which it ends.
+        // Runs on the root's node, and ends with it.
         on_node(&self.world, self.plan.members[0], self.sender.close()).await??;
-        for arrivals in self.arrivals {
-            arrivals.closed.await.map_err(|_| DeploymentError::new("a member's node died"))??;
+        for deliveries in self.deliveries {
+            deliveries.closed.await.map_err(|_| DeploymentError::new("a member's node died"))??;
         }
         Ok(())
     }
@@ -285,7 +288,7 @@ impl FormedGroup {
     }
 }
 
-impl Arrivals {
+impl DeliveryLog {
     fn of(world: &World, member: NodeIndex, mut receiver: Receiver) -> Self {
         let (arrived, more) = mpsc::unbounded_channel();
         let (done, closed) = oneshot::channel();
@@ -301,10 +304,10 @@ impl Arrivals {
                 let _ = done.send(receiver.close().await);
             }),
         );
-        Self { member, seen: Mutex::new(Seen { times: Vec::new(), more }), closed }
+        Self { member, seen: Mutex::new(DeliveryTimes { times: Vec::new(), more }), closed }
     }
 
-    /// Waits for a message and returns when it was delivered; none if it does not come any more.
+    /// Waits for message `number` and returns the time of its delivery; `None` if it cannot come any more.
     async fn nth(&self, number: usize) -> Option<Timestamp> {
         let mut seen = self.seen.lock().await;
         while seen.times.len() <= number {
@@ -315,15 +318,15 @@ impl Arrivals {
     }
 }
 
-/// Returns how many bytes one byte of payload stands for, so that the smallest block, and the shortest message, is
-/// modelled by a thousand at least and no block has a rest.
+/// Returns the payload scale: the smallest block and the shortest message keep a thousand bytes or more, and the scale
+/// divides every block size.
 pub(crate) fn scale_for(block_sizes: &[u64], shortest_message: u64) -> u64 {
     let smallest = block_sizes.iter().copied().min().unwrap_or(1).min(shortest_message);
     let divides = |scale: &u64| block_sizes.iter().all(|size| size.is_multiple_of(*scale));
     (1..=smallest / PAYLOAD_OF_A_BLOCK).rev().find(divides).unwrap_or(1)
 }
 
-/// Runs a future on a node and returns what it brings.
+/// Runs a future on a node and returns its output.
 pub(crate) async fn on_node<T: Send + 'static>(
     world: &World,
     node: NodeIndex,
@@ -339,16 +342,16 @@ pub(crate) async fn on_node<T: Send + 'static>(
     output.await.map_err(|_| DeploymentError::new(format!("node {node} died")))
 }
 
-/// The address at which a node's control plane listens.
+/// Returns the address at which a node's control plane listens.
 pub(crate) fn address(node: NodeIndex) -> String {
     format!("n{node}:1")
 }
 
-/// How long nodes and groups may take to come together: the largest have very many connections.
+/// Limit of the time to connect nodes and to form groups: large ones have very many connections.
 const CONNECT_LIMIT: Duration = Duration::from_secs(600);
 /// Time from the start of one node to that of the next.
 const START_INTERVAL: Duration = Duration::from_micros(50);
-/// Bytes by which a block is modelled.
+/// Payload bytes of a modelled block, at least.
 const PAYLOAD_OF_A_BLOCK: u64 = 1024;
-/// Messages of a stream that are under way at the root.
+/// Limit of the messages of a stream in flight at the root.
 const STREAM_AHEAD: usize = 8;

@@ -10,7 +10,7 @@ use crate::control::Control;
 use crate::simulation::{NodeIndex, lock};
 use crate::world::World;
 
-/// What one node of a world has instead of an operating system.
+/// The environment of one node, in place of an operating system.
 pub(crate) struct SimEnvironment {
     world: World,
     node: NodeIndex,

@@ -1,4 +1,4 @@
-//! The experiments of the papers, each as tables, a figure and what they say beside what the paper says.
+//! The experiments of the papers: each returns tables, a figure and a comparison with the paper.
 
 use std::fmt;
 use std::io;
@@ -29,12 +29,12 @@ mod slow_link;
 mod small_messages;
 mod workload;
 
-/// One experiment, by the name under which the program offers it.
+/// One experiment, with its name in the program.
 #[derive(Clone, Copy, Debug)]
 pub struct Experiment {
     /// The name, such as `8` or `slack`.
     pub name: &'static str,
-    /// What it is, in a line.
+    /// Describes it in a line.
     pub about: &'static str,
     run: fn(&Options) -> Result<Report, ExperimentError>,
 }
@@ -49,10 +49,10 @@ pub struct Options {
 }
 
 impl Experiment {
-    /// Carries the experiment out.
+    /// Runs the experiment.
     ///
     /// # Errors
-    /// The simulation could not be carried out.
+    /// The simulation fails.
     pub fn run(&self, options: &Options) -> Result<Report, ExperimentError> {
         (self.run)(options)
     }
@@ -77,25 +77,25 @@ pub const EXPERIMENTS: &[Experiment] = &[
     Experiment { name: "isolation", about: "small messages beside bulk on the same ports", run: isolation::run },
 ];
 
-/// What an experiment has brought.
+/// The results of an experiment.
 #[derive(Clone, Debug)]
 pub struct Report {
     /// The stem of its files, such as `figure-8`.
     pub name: &'static str,
-    /// What was done, in a line.
+    /// Describes the experiment in a line.
     pub title: String,
     /// The numbers.
     pub tables: Vec<Table>,
     /// The picture.
     pub figure: Figure,
-    /// What the paper found, and what was found here.
+    /// The comparisons with the paper.
     pub findings: Vec<Finding>,
 }
 
 /// Numbers, to be written as CSV.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Table {
-    /// What tells it apart from others of the experiment; empty if it is alone.
+    /// Distinguishes it from the other tables of the experiment; empty for the only one.
     pub name: &'static str,
     /// The names of the columns, with units.
     pub columns: Vec<String>,
@@ -112,13 +112,13 @@ impl Table {
     /// Adds a row.
     ///
     /// # Panics
-    /// If it has not as many values as there are columns.
+    /// If the number of values is not the number of columns.
     pub fn push(&mut self, row: Vec<String>) {
         assert_eq!(row.len(), self.columns.len(), "a row has a value for every column");
         self.rows.push(row);
     }
 
-    /// Writes the table as CSV. Values hold no commas.
+    /// Returns the table as CSV. Values must not contain commas.
     pub fn to_csv(&self) -> String {
         let mut text = String::new();
         for row in std::iter::once(&self.columns).chain(&self.rows) {
@@ -132,18 +132,18 @@ impl Table {
 /// One comparison with a paper.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Finding {
-    /// What is compared.
+    /// The subject of the comparison. It contains no measured value, so that lists can name it.
     pub what: String,
-    /// What the paper says; nothing if the papers say nothing of it.
+    /// The paper's statement; empty if the papers have none.
     pub paper: String,
-    /// What was seen here.
+    /// The result of the simulation.
     pub here: String,
-    /// Whether it agrees.
+    /// Whether the two agree.
     pub agrees: bool,
 }
 
 impl Finding {
-    /// Makes a finding of which the papers say nothing.
+    /// Makes a finding on a subject that the papers do not treat.
     pub fn beyond(what: impl Into<String>, here: impl Into<String>) -> Self {
         Self { what: what.into(), paper: String::new(), here: here.into(), agrees: true }
     }
@@ -192,11 +192,11 @@ impl Report {
     }
 }
 
-/// An experiment could not be carried out.
+/// An experiment failed.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum ExperimentError {
-    /// The model makes no sense.
+    /// The model is invalid.
     #[error(transparent)]
     Model(#[from] ModelError),
     /// The simulation did not end.
@@ -205,7 +205,7 @@ pub enum ExperimentError {
     /// The runtime reported an error.
     #[error(transparent)]
     Deployment(#[from] DeploymentError),
-    /// A file with numbers to go by could not be used.
+    /// An input file is not usable.
     #[error("{path}: {what}")]
     Input {
         /// The file.
@@ -231,10 +231,10 @@ pub enum PaperCluster {
 }
 
 impl PaperCluster {
-    /// Returns the parameters, which stand in a file of their own.
+    /// Returns the parameters from the cluster's file.
     ///
     /// # Panics
-    /// If that file is broken, which a test excludes.
+    /// If that file is invalid, which a test excludes.
     pub fn model(self) -> ClusterModel {
         let text = match self {
             Self::Fractus => include_str!("../clusters/fractus.toml"),

@@ -10,7 +10,7 @@ use rdmc_fabric::{
 };
 
 use crate::environment::SimEnvironment;
-use crate::model::Completion;
+use crate::model::WaitMode;
 use crate::queue_pair::SimQueuePair;
 use crate::simulation::{NodeIndex, lock};
 use crate::world::World;
@@ -38,12 +38,12 @@ impl fmt::Debug for SimFabric {
 impl Fabric for SimFabric {
     fn capabilities(&self) -> Capabilities {
         let mut capabilities = Capabilities::new("sim");
-        // Nothing flips bits there unless it is told to, and checking them would cost no virtual time.
+        // Bits flip only as an injected fault, and checking blocks takes no virtual time.
         capabilities.protects_blocks = true;
         capabilities.completion_mode = match self.world.model().host.completion {
-            Completion::Poll => CompletionMode::Poll,
-            Completion::Hybrid => CompletionMode::HYBRID,
-            Completion::Event => CompletionMode::Event,
+            WaitMode::Poll => CompletionMode::Poll,
+            WaitMode::Hybrid => CompletionMode::HYBRID,
+            WaitMode::Event => CompletionMode::Event,
         };
         capabilities
     }
@@ -56,7 +56,7 @@ impl Fabric for SimFabric {
         Ok(MemoryRegion::new(memory, Box::new(())))
     }
 
-    /// Takes memory from the heap: a world has very many small regions.
+    /// Allocates on the heap: a world has very many small regions.
     fn allocate(&self, len: usize) -> Result<MemoryRegion, FabricError> {
         self.register(Memory::from(vec![0; len]))
     }
@@ -68,14 +68,14 @@ impl Fabric for SimFabric {
 
     fn create_completion_queue(&self, capacity: u32, mode: CompletionMode) -> Result<CompletionQueue, FabricError> {
         let mode = match mode {
-            CompletionMode::Poll => Completion::Poll,
-            CompletionMode::Hybrid { .. } => Completion::Hybrid,
-            _ => Completion::Event,
+            CompletionMode::Poll => WaitMode::Poll,
+            CompletionMode::Hybrid { .. } => WaitMode::Hybrid,
+            _ => WaitMode::Event,
         };
         let thread = lock(&self.world.0.nodes[self.node.index()].host).add_thread();
         let inner = SoftwareCompletions::new(capacity);
         let source = Arc::new(SimCompletions { inner, mode, thread, world: self.world.clone(), node: self.node });
-        // Polling takes time, which a queue that really polled would never let pass: the model does it.
+        // The model accounts for polling. A queue that really polled would stop virtual time.
         Ok(CompletionQueue::new(source, self.environment.clone(), CompletionMode::Event))
     }
 
@@ -89,10 +89,10 @@ impl Fabric for SimFabric {
     }
 }
 
-/// The completions of one queue, and how the node waits for them.
+/// The completions of one queue, and the kind of waiting.
 pub(crate) struct SimCompletions {
     inner: SoftwareCompletions,
-    pub(crate) mode: Completion,
+    pub(crate) mode: WaitMode,
     /// The thread of the node's software that drains it.
     pub(crate) thread: usize,
     world: World,
@@ -100,7 +100,7 @@ pub(crate) struct SimCompletions {
 }
 
 impl SimCompletions {
-    /// Recognises a queue of this fabric.
+    /// Returns the source as a queue of this fabric; `None` for other fabrics.
     pub(crate) fn of(source: &Arc<dyn CompletionSource>) -> Option<&Self> {
         let any: &dyn std::any::Any = &**source;
         any.downcast_ref()
@@ -132,7 +132,7 @@ impl CompletionSource for SimCompletions {
 }
 
 impl World {
-    /// Hands completions to a node's software when it comes to take them.
+    /// Delivers completions to a node's software at the time at which it acts on them.
     pub(crate) fn deliver(&self, node: NodeIndex, completions: &Arc<dyn CompletionSource>, done: Vec<Completed>) {
         let &SimCompletions { mode, thread, .. } =
             SimCompletions::of(completions).expect("checked when the queue pair was made");

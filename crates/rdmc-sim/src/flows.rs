@@ -1,7 +1,7 @@
 //! The network: links, and flows that share them max-min fairly.
 //!
-//! Rates are whole bits per second and amounts are bits times nanoseconds, so that nothing is rounded but a fair share
-//! and the moment at which a flow ends, both to the slower side.
+//! Rates are whole bits per second and amounts are bits times nanoseconds. So only fair shares and the end of a flow
+//! are rounded, both to the slower side.
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex};
@@ -12,11 +12,11 @@ use crate::simulation::{Executor, lock};
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub(crate) struct LinkIndex(pub(crate) u32);
 
-/// A transfer under way.
+/// The number of a flow in progress.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub(crate) struct FlowNumber(u64);
 
-/// What is called when a flow reaches a point.
+/// A function that is called when a flow reaches a point.
 pub(crate) type Call = Box<dyn FnOnce() + Send>;
 
 /// All links of a network and the flows on them.
@@ -36,28 +36,28 @@ struct State {
 struct Link {
     bits_per_second: u64,
     flows: Vec<FlowNumber>,
-    /// Bits times nanoseconds that have passed.
+    /// Amount carried so far, in bits times nanoseconds.
     carried: u128,
 }
 
 struct Flow {
     path: Vec<LinkIndex>,
     bytes: u64,
-    /// Bits still to be carried, times nanoseconds per second.
+    /// Remaining bits, times nanoseconds per second.
     remaining: u128,
     bits_per_second: u64,
     since_ns: u64,
-    /// Counts changes of the rate: events of earlier rates are void.
+    /// Number of changes of the rate: events of earlier rates are void.
     generation: u64,
-    /// Its rate is being computed.
+    /// Whether its rate is being computed.
     undecided: bool,
-    /// With this much remaining, somebody is told.
+    /// The remaining amount at which `Call` is called.
     notice: Option<(u128, Call)>,
     done: Option<Call>,
 }
 
 impl Flow {
-    /// Accounts for the time since the rate was set, here and at the links of the path.
+    /// Accounts for the time since the rate was set, at the flow and at the links of its path.
     fn advance(&mut self, links: &mut [Link], now_ns: u64) {
         let carried = u128::from(self.bits_per_second) * u128::from(now_ns - self.since_ns);
         let carried = carried.min(self.remaining);
@@ -68,7 +68,7 @@ impl Flow {
         }
     }
 
-    /// Returns when the flow reaches its next point at its present rate.
+    /// Returns when the flow reaches its next point at its current rate.
     fn next_point_ns(&self) -> Option<u64> {
         let target = self.notice.as_ref().map_or(0, |(at, _)| (*at).min(self.remaining));
         let rest = self.remaining - target;
@@ -88,7 +88,7 @@ impl Flows {
         Self { executor, state: Arc::default() }
     }
 
-    /// Drops all flows, which hold the world they are in.
+    /// Drops all flows, which hold references to their world.
     pub(crate) fn end(&self) {
         let flows = {
             let mut state = lock(&self.state);
@@ -106,7 +106,7 @@ impl Flows {
         LinkIndex(index)
     }
 
-    /// Changes the rate of a link; 0 stops what is on it.
+    /// Changes the rate of a link; 0 stops its flows.
     pub(crate) fn set_rate(&self, link: LinkIndex, bits_per_second: u64) {
         {
             let mut state = lock(&self.state);
@@ -127,7 +127,7 @@ impl Flows {
         state.links[link.0 as usize].flows.iter().filter(|flow| state.flows[flow].bytes > bytes).count() as u64
     }
 
-    /// Returns the bytes a link has carried for flows so far.
+    /// Returns the bytes that a link has carried for flows so far.
     pub(crate) fn carried_bytes(&self, link: LinkIndex) -> u64 {
         let now_ns = self.executor.now_ns();
         let mut state = lock(&self.state);
@@ -138,8 +138,8 @@ impl Flows {
         u64::try_from(state.links[link.0 as usize].carried / BIT_NS_PER_BYTE).unwrap_or(u64::MAX)
     }
 
-    /// Carries bytes over a path: as a flow, or between the packets of flows if they are few. Calls as
-    /// [`start`](Self::start) does, with `notice` at once for what is no flow; returns the flow, if it is one.
+    /// Carries bytes over a path: few bytes go between the packets of flows, others are a flow. Calls `notice` and
+    /// `done` as [`start`](Self::start) does, `notice` at once for few bytes. Returns the flow, if any.
     pub(crate) fn carry(
         &self,
         path: Vec<LinkIndex>,
@@ -158,7 +158,7 @@ impl Flows {
         None
     }
 
-    /// Starts a flow of so many bytes, which calls `notice` when few are left and `done` at the end.
+    /// Starts a flow of `bytes`, which calls `notice` when only its number of bytes is left, and `done` at the end.
     pub(crate) fn start(
         &self,
         path: Vec<LinkIndex>,
@@ -191,7 +191,7 @@ impl Flows {
         number
     }
 
-    /// Ends a flow without a word.
+    /// Ends a flow without a call.
     pub(crate) fn cancel(&self, number: FlowNumber) {
         let removed = {
             let mut state = lock(&self.state);
@@ -206,7 +206,7 @@ impl Flows {
         }
     }
 
-    /// Shares the links of a path anew, with all links that share a flow with them.
+    /// Shares the links of a path again, with all links that share a flow with them.
     fn share_again(&self, path: &[LinkIndex]) {
         let now_ns = self.executor.now_ns();
         let events = lock(&self.state).share(path, now_ns);
@@ -216,7 +216,7 @@ impl Flows {
         }
     }
 
-    /// A flow has reached a point, unless its rate has changed since.
+    /// Handles the point that a flow has reached, unless its rate has changed since.
     fn reach(&self, number: FlowNumber, generation: u64) {
         let now_ns = self.executor.now_ns();
         let (call, ended, again) = {
@@ -254,10 +254,10 @@ impl State {
         }
     }
 
-    /// Gives every flow that may be affected its max-min fair rate; returns when those that changed reach a point.
+    /// Gives every affected flow its max-min fair rate; returns the next points of the flows whose rates changed.
     fn share(&mut self, path: &[LinkIndex], now_ns: u64) -> Vec<(FlowNumber, u64, u64)> {
         let (links, mut undecided) = self.reachable_from(path);
-        // What is left of each link, and for how many flows; of other links, nothing.
+        // The remaining rate of each link and the number of its undecided flows; zero for other links.
         let mut left = vec![(0, 0); self.links.len()];
         for &link in &links {
             let Link { bits_per_second, flows, .. } = &self.links[link.0 as usize];
@@ -265,7 +265,7 @@ impl State {
         }
         let mut events = Vec::new();
         while undecided > 0 {
-            // The link with the least for each of its flows decides about them.
+            // The link with the smallest share for each of its flows decides about them.
             let shares = links.iter().map(|&link| (link, left[link.0 as usize])).filter(|(_, (_, count))| *count > 0);
             let Some((link, (rate, count))) = shares.min_by_key(|(_, (rate, count))| rate / count) else { break };
             let share = rate / count;
@@ -290,13 +290,13 @@ impl State {
                 }
             }
         }
-        // In the order in which the flows began, whichever link was the tightest.
+        // In the order of the flows, independent of the order of the links.
         events.sort_unstable();
         events
     }
 
-    /// Returns, in order, the links that share a flow with those of a path, or with such links in turn; marks all flows
-    /// on them as undecided and counts them.
+    /// Returns, in order, the links that share a flow with those of a path, directly or through other links. Marks all
+    /// their flows as undecided and counts them.
     fn reachable_from(&mut self, path: &[LinkIndex]) -> (Vec<LinkIndex>, usize) {
         let mut known = vec![false; self.links.len()];
         let mut links: Vec<LinkIndex> = Vec::new();
@@ -322,12 +322,12 @@ impl State {
     }
 }
 
-/// Returns the time that bytes take at a rate in bits per second, which is not 0.
+/// Returns the time of `bytes` at a rate in bits per second above 0.
 pub(crate) fn wire_ns(bytes: u64, bits_per_second: u64) -> u64 {
     u64::try_from(u128::from(bytes) * BIT_NS_PER_BYTE / u128::from(bits_per_second)).unwrap_or(u64::MAX)
 }
 
-/// Messages of at most so many bytes do not take part in the sharing of links, unless a port stands still.
+/// Longest message in bytes that does not share links, unless a port is stopped.
 const SMALL_BYTES: u64 = 256;
 /// A byte, in bits times nanoseconds per second.
 const BIT_NS_PER_BYTE: u128 = 8_000_000_000;
@@ -337,7 +337,8 @@ mod tests {
     use super::*;
     use std::time::Duration;
 
-    /// Runs flows, given by their start, bytes and path, on links of 8 Gbit/s (a byte per ns); returns their ends in ns.
+    /// Runs flows, given by their start, bytes and path, on links of 8 Gbit/s (a byte per ns); returns their ends in
+    /// ns.
     fn ends(links: usize, flows: &[(u64, u64, &[u32])]) -> Vec<u64> {
         let executor = Executor::new();
         let network = Flows::new(executor.clone());
@@ -364,7 +365,7 @@ mod tests {
 
     #[test]
     fn two_flows_share_a_link_while_both_are_there() {
-        // The second has half from 500 on: the first ends at 1500, the second, with 500 left, at 2000.
+        // The second flow has half from 500 on: the first ends at 1500, the second, with 500 left, at 2000.
         assert_eq!(ends(3, &[(0, 1000, &[0, 1]), (500, 1000, &[0, 2])]), [1500, 2000]);
     }
 

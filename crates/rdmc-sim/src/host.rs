@@ -1,9 +1,9 @@
-//! Hosts: when software acts, and what it costs.
+//! Hosts: when software acts, and its costs.
 //!
-//! A node's software is one thread for each of its completion queues: one for a runtime. It posts operations and takes
-//! completions one after the other; how soon it takes one depends on how it waits (DSN §4.2), and on the scheduler.
+//! A node's software has one thread for each of its completion queues: one for a runtime. A thread posts operations and
+//! takes completions one by one. When it takes one depends on its kind of waiting (DSN §4.2) and on the scheduler.
 
-use crate::model::{Completion, DelayModel, Distribution, HostModel};
+use crate::model::{DelayModel, Distribution, HostModel, WaitMode};
 use crate::random::Random;
 
 /// The software of one node.
@@ -28,7 +28,7 @@ impl Host {
         &mut self.threads[number]
     }
 
-    /// Returns the first thread, which is added if there is none.
+    /// Returns the first thread, and adds it if there is none.
     pub(crate) fn first_thread(&mut self) -> &mut Thread {
         if self.threads.is_empty() {
             self.add_thread();
@@ -47,7 +47,7 @@ impl Host {
     }
 
     /// Returns the processor time of the first `elapsed_ns` of the simulation.
-    pub(crate) fn cpu_ns(&self, mode: Completion, elapsed_ns: u64) -> u64 {
+    pub(crate) fn cpu_ns(&self, mode: WaitMode, elapsed_ns: u64) -> u64 {
         self.threads.iter().map(|thread| thread.cpu_ns(mode, elapsed_ns)).sum()
     }
 }
@@ -55,20 +55,20 @@ impl Host {
 /// One thread of a node's software.
 #[derive(Debug, Default)]
 pub(crate) struct Thread {
-    /// When the thread has done what it was given.
+    /// When the thread has finished its work.
     free_at_ns: u64,
-    /// When a thread that polls for a while gives up.
+    /// When a thread with hybrid waiting stops polling.
     polls_until_ns: u64,
-    /// Processor time that was not waiting.
+    /// Processor time without waiting.
     worked_ns: u64,
-    /// Processor time of polling for a while, work in it included.
+    /// Processor time of hybrid waiting, work included.
     polled_ns: u64,
-    /// Everything takes this many times as long; 0 means once.
+    /// Factor of all times; 0 means 1.
     slowness: u64,
 }
 
 impl Thread {
-    /// Posts an operation; returns when the adapter learns of it.
+    /// Posts an operation; returns when the adapter gets it.
     pub(crate) fn post(&mut self, now_ns: u64, model: &HostModel) -> u64 {
         self.work(now_ns, model.post_ns)
     }
@@ -77,15 +77,15 @@ impl Thread {
     pub(crate) fn take_completion(
         &mut self,
         at_ns: u64,
-        mode: Completion,
+        mode: WaitMode,
         model: &HostModel,
         random: &mut Random,
     ) -> u64 {
         let asleep = at_ns > self.free_at_ns;
         let sleeps = match mode {
-            Completion::Poll => false,
-            Completion::Event => asleep,
-            Completion::Hybrid => asleep && at_ns > self.polls_until_ns,
+            WaitMode::Poll => false,
+            WaitMode::Event => asleep,
+            WaitMode::Hybrid => asleep && at_ns > self.polls_until_ns,
         };
         let mut from_ns = at_ns;
         if sleeps {
@@ -96,7 +96,7 @@ impl Thread {
             self.hold_up(from_ns, draw(delays, random));
         }
         let acts_at_ns = self.work(from_ns, model.completion_ns);
-        if mode == Completion::Hybrid {
+        if mode == WaitMode::Hybrid {
             let until_ns = acts_at_ns + HYBRID_WINDOW_NS;
             self.polled_ns += until_ns - self.polls_until_ns.max(from_ns).min(until_ns);
             self.polls_until_ns = until_ns;
@@ -109,11 +109,11 @@ impl Thread {
         self.free_at_ns = self.free_at_ns.max(at_ns).saturating_add(duration_ns);
     }
 
-    fn cpu_ns(&self, mode: Completion, elapsed_ns: u64) -> u64 {
+    fn cpu_ns(&self, mode: WaitMode, elapsed_ns: u64) -> u64 {
         match mode {
-            Completion::Poll => elapsed_ns,
-            Completion::Event => self.worked_ns,
-            Completion::Hybrid => {
+            WaitMode::Poll => elapsed_ns,
+            WaitMode::Event => self.worked_ns,
+            WaitMode::Hybrid => {
                 let ahead_ns = self.polls_until_ns.saturating_sub(elapsed_ns);
                 (self.polled_ns.saturating_sub(ahead_ns)).max(self.worked_ns)
             }
@@ -139,7 +139,7 @@ fn draw(delays: &DelayModel, random: &mut Random) -> u64 {
     ns
 }
 
-/// How long the hybrid mode polls after the last completion, in ns: the paper's 50 ms.
+/// Duration of polling after the last completion with hybrid waiting, in ns: the paper's 50 ms.
 const HYBRID_WINDOW_NS: u64 = 50_000_000;
 
 #[cfg(test)]
@@ -151,7 +151,7 @@ mod tests {
         completion_ns: 20,
         wake_ns: 1000,
         wake_cpu_ns: 500,
-        completion: Completion::Poll,
+        completion: WaitMode::Poll,
         delays: None,
     };
 
@@ -159,22 +159,22 @@ mod tests {
     fn a_sleeping_thread_is_woken_and_a_busy_one_goes_on() {
         let (mut host, mut random) = (Thread::default(), Random::new(0));
         let mut take = |host: &mut Thread, at, mode| host.take_completion(at, mode, &MODEL, &mut random);
-        assert_eq!(take(&mut host, 100, Completion::Event), 1120);
-        assert_eq!(take(&mut host, 1110, Completion::Event), 1140, "still awake");
+        assert_eq!(take(&mut host, 100, WaitMode::Event), 1120);
+        assert_eq!(take(&mut host, 1110, WaitMode::Event), 1140, "still awake");
         assert_eq!(host.post(1140, &MODEL), 1150);
-        assert_eq!(take(&mut host, 5000, Completion::Event), 6020);
-        assert_eq!(host.cpu_ns(Completion::Event, 10_000), 2 * 500 + 3 * 20 + 10);
-        assert_eq!(take(&mut host, 10_000, Completion::Poll), 10_020);
+        assert_eq!(take(&mut host, 5000, WaitMode::Event), 6020);
+        assert_eq!(host.cpu_ns(WaitMode::Event, 10_000), 2 * 500 + 3 * 20 + 10);
+        assert_eq!(take(&mut host, 10_000, WaitMode::Poll), 10_020);
     }
 
     #[test]
     fn the_hybrid_polls_for_a_while() {
         let (mut host, mut random) = (Thread::default(), Random::new(0));
-        let mut take = |host: &mut Thread, at| host.take_completion(at, Completion::Hybrid, &MODEL, &mut random);
+        let mut take = |host: &mut Thread, at| host.take_completion(at, WaitMode::Hybrid, &MODEL, &mut random);
         assert_eq!(take(&mut host, 100), 1120);
         assert_eq!(take(&mut host, 40_000_000), 40_000_020, "within the window");
         assert_eq!(take(&mut host, 200_000_000), 200_001_020, "asleep again");
         let polled = 40_000_020 + HYBRID_WINDOW_NS - 1100 + HYBRID_WINDOW_NS + 20;
-        assert_eq!(host.cpu_ns(Completion::Hybrid, 1_000_000_000), polled);
+        assert_eq!(host.cpu_ns(WaitMode::Hybrid, 1_000_000_000), polled);
     }
 }

@@ -1,17 +1,17 @@
 //! The unchanged runtime on a modelled network in virtual time.
 //!
-//! A [`Simulation`] is a [`World`] of nodes, ports, racks and hosts, described by a [`ClusterModel`], and the executor in which
-//! everything runs on one thread. [`World::fabric`] gives each node its access to the network, a fabric like all others; a
-//! [`Deployment`] starts a runtime on every node. A seed decides whatever is left to chance, so that the same seed gives the
-//! same history, to the nanosecond, on every machine.
+//! A [`Simulation`] has a [`World`] of nodes, ports, racks and hosts, described by a [`ClusterModel`], and an executor
+//! that runs everything on one thread. [`World::fabric`] returns a node's fabric; a [`Deployment`] starts a runtime on
+//! every node. A seed decides everything random: the same seed gives the same history, to the nanosecond, on every
+//! machine.
 //!
-//! On top of that stand
-//! - [`Scenario`]s: a cluster, groups, messages and faults, from a file; [`to_trace`] draws what was on the network;
-//! - [`experiments`]: those of the papers, as tables and pictures;
-//! - [`campaign`]: cases with faults, drawn at random by the thousand, and checkers of what must hold after each.
+//! Three things use it:
+//! - [`Scenario`]s read a cluster, groups, messages and faults from a file; [`to_trace`] draws the recorded traffic;
+//! - [`experiments`] replay those of the papers, as tables and figures;
+//! - [`campaign`]s draw thousands of cases with faults and check the outcome of each.
 //!
 //! # Examples
-//! Eight nodes with ports of 40 Gbit/s; 64 MiB take little longer than to one.
+//! A multicast of 64 MiB among eight nodes with ports of 40 Gbit/s takes little longer than a transfer to one node.
 //! ```
 //! use std::time::Duration;
 //! use rdmc_sim::{ClusterModel, Deployment, GroupPlan, Simulation};
@@ -62,8 +62,8 @@ mod world;
 pub use deployment::{Deployment, DeploymentError, FormedGroup, GroupPlan, MulticastTimes};
 pub use fabric::SimFabric;
 pub use log::Recorded;
-pub use model::{ClusterModel, Completion, ControlModel, DelayModel, Distribution, HostModel, NicModel, RackModel};
-pub use offload::{Offload, Pace};
+pub use model::{ClusterModel, ControlModel, DelayModel, Distribution, HostModel, NicModel, RackModel, WaitMode};
+pub use offload::{Offload, SendOrder};
 pub use random::Random;
 pub use scenario::{
     Played, PlayedGroup, PlayedMessage, Scenario, ScenarioError, ScenarioEvent, ScenarioGroup, ScenarioMessage,

@@ -1,52 +1,52 @@
-//! What happened: a digest always, a record if asked for.
+//! The events of a world: always a digest, and a record on request.
 
 use crate::simulation::NodeIndex;
 
-/// Something that happened in a world.
+/// An event of a world.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Recorded {
-    /// Bytes left one port and came in at another.
+    /// Bytes left one port and arrived at another.
     Carried {
-        /// The node they left.
+        /// The sending node.
         from: NodeIndex,
-        /// The node they reached.
+        /// The receiving node.
         to: NodeIndex,
-        /// The immediate that went with them: of a block its number, of a first block the message's size.
+        /// The immediate: the number of a block, or the message's size with a first block.
         imm: Option<u32>,
-        /// Whether they answered a read or were written, instead of sent.
+        /// Whether the bytes belong to a write or a read, instead of a send.
         one_sided: bool,
         /// Bytes on the network.
         bytes: u64,
-        /// When the first left, in ns.
+        /// When the first byte left, in ns.
         begin_ns: u64,
-        /// When the last left, in ns.
+        /// When the last byte left, in ns.
         end_ns: u64,
-        /// When the last came in, in ns.
+        /// When the last byte arrived, in ns.
         arrival_ns: u64,
     },
-    /// A node's software was held up.
+    /// The scheduler held up a node's software.
     HeldUp {
         /// The node.
         node: NodeIndex,
-        /// From when, in ns.
+        /// Start in ns.
         begin_ns: u64,
-        /// For how long, in ns.
+        /// Duration in ns.
         duration_ns: u64,
     },
     /// A fault.
     Fault {
-        /// When, in ns.
+        /// Time in ns.
         at_ns: u64,
-        /// The node, if it concerns one.
+        /// The node; `None` for a fault of several nodes.
         node: Option<NodeIndex>,
-        /// What it was.
+        /// The kind of fault.
         what: &'static str,
     },
 }
 
 impl Recorded {
-    /// Counts times from `start_ns`; what was earlier counts as then.
+    /// Counts times from `start_ns`; earlier times become 0.
     #[must_use]
     pub(crate) fn since(mut self, start_ns: u64) -> Self {
         let since = |ns: &mut u64| *ns = ns.saturating_sub(start_ns);
@@ -81,7 +81,7 @@ impl Log {
         self.digest
     }
 
-    /// Notes that something of a kind happened.
+    /// Adds an event to the digest.
     pub(crate) fn note(&mut self, kind: &'static str, facts: [u64; 3]) {
         for byte in kind.bytes() {
             self.mix(u64::from(byte));

@@ -1,39 +1,39 @@
-//! The parameters of a modelled cluster, as they stand in scenario files.
+//! The parameters of a modelled cluster, in the form of scenario files.
 
 use serde::{Deserialize, Serialize};
 
-/// A cluster: nodes, the network between them, what their hosts and adapters cost.
+/// A cluster: nodes, their network, and the costs of their hosts and adapters.
 ///
 /// Rates are in bits per second, times in nanoseconds.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct ClusterModel {
-    /// How many nodes there are.
+    /// Number of nodes.
     pub nodes: u32,
     /// Rate of each node's port, in either direction, in Mbit/s of payload.
     pub port_mbps: u64,
     /// Time from one port to another within a rack, in ns.
     pub latency_ns: u64,
-    /// Racks with uplinks; without, every port reaches every other at full rate.
+    /// Racks with uplinks. With `None`, every port reaches every other at full rate.
     #[serde(default)]
     pub racks: Option<RackModel>,
-    /// What adapters cost and can.
+    /// Adapters.
     #[serde(default)]
     pub nic: NicModel,
-    /// What software costs.
+    /// Hosts.
     #[serde(default)]
     pub host: HostModel,
-    /// The control plane.
+    /// Control connections.
     #[serde(default)]
     pub control: ControlModel,
-    /// Bytes on the network for each byte of a send: large messages are modelled by small ones. One-sided writes, which
-    /// carry the protocol, count as they are.
+    /// Bytes on the network for each byte of a send: small messages model large ones. One-sided writes, which carry the
+    /// protocol, are not scaled.
     #[serde(default = "one")]
     pub payload_scale: u64,
 }
 
 impl ClusterModel {
-    /// Describes a cluster of equal nodes on a switch that never blocks; nothing costs anything but the network.
+    /// Describes a cluster of equal nodes on a non-blocking switch. Only the network takes time.
     pub fn new(nodes: u32, port_mbps: u64, latency_ns: u64) -> Self {
         Self {
             nodes,
@@ -47,10 +47,10 @@ impl ClusterModel {
         }
     }
 
-    /// Says what is wrong with the parameters, if anything is.
+    /// Checks the parameters.
     ///
     /// # Errors
-    /// The key, and what it must be.
+    /// The first invalid key, and its valid values.
     pub fn check(&self) -> Result<(), String> {
         let must = |holds: bool, what: &str| if holds { Ok(()) } else { Err(what.to_owned()) };
         must(self.nodes >= 1 && self.nodes <= NODES_MAX, "nodes must be from 1 to 1024")?;
@@ -94,7 +94,7 @@ impl ClusterModel {
     }
 }
 
-/// Racks: ports of one rack reach each other at full rate, others through the racks' uplinks.
+/// Racks. Ports of one rack reach each other at full rate, others through the racks' uplinks.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct RackModel {
@@ -102,10 +102,10 @@ pub struct RackModel {
     pub size: u32,
     /// Rate of a rack's uplink, in either direction, in Mbit/s.
     pub uplink_mbps: u64,
-    /// What a path between racks takes longer, in ns.
+    /// Additional latency of a path between racks, in ns.
     #[serde(default)]
     pub latency_ns: u64,
-    /// The rack of each node, where they do not follow each other.
+    /// The rack of each node; empty if nodes fill the racks in order.
     #[serde(default)]
     pub rack_of: Vec<u32>,
 }
@@ -114,29 +114,29 @@ pub struct RackModel {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct NicModel {
-    /// Time that an operation occupies the adapter, at either end, in ns; operations follow each other.
+    /// Time for which an operation occupies the adapter, at either end, in ns.
     pub operation_ns: u64,
-    /// How long before the end of a block, in bytes on the network, its receiver learns that it is nearly through, as
-    /// software fabrics tell; its sender learns it when the last byte has left. 0 if neither learns it before the
-    /// completion, as with devices. Best is what a port carries in the time of a round trip.
+    /// Bytes on the network before the end of a block at which its receiver gets a notice, as with software fabrics.
+    /// Its sender gets one when the last byte has left. With 0, as with devices, neither gets one before the
+    /// completion. The best value is the bytes that a port carries in a round trip.
     pub notice_bytes: u64,
-    /// How long a peer that cannot be reached is tried before the connection breaks, in ns.
+    /// Time of retries before the connection to an unreachable peer breaks, in ns.
     pub retry_ns: u64,
-    /// Bytes that each message takes on the network besides its payload.
+    /// Bytes of each message on the network besides its payload.
     pub header_bytes: u64,
-    /// Bytes of each longer message under way that stand in the adapter before a message of one packet, at most 4096
-    /// bytes: it leaves when they have left.
+    /// Bytes of each longer message in flight that leave the adapter before a message of one packet, which has at most
+    /// 4096 bytes.
     pub queue_bytes: u64,
 }
 
 impl Default for NicModel {
-    /// Costs nothing, queues nothing, tells 64 KiB before the end, tries for half a second.
+    /// No costs, no queue, a notice 64 KiB before the end, retries for half a second.
     fn default() -> Self {
         Self { operation_ns: 0, notice_bytes: 64 << 10, retry_ns: 500_000_000, header_bytes: 0, queue_bytes: 0 }
     }
 }
 
-/// Hosts: what the software's share of each operation costs, on one core.
+/// Hosts: the costs of software for each operation, on one core.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct HostModel {
@@ -146,19 +146,19 @@ pub struct HostModel {
     pub completion_ns: u64,
     /// Time from an event until a sleeping thread runs, in ns.
     pub wake_ns: u64,
-    /// Processor time of such a wake-up, in ns.
+    /// Processor time of a wake-up, in ns.
     pub wake_cpu_ns: u64,
-    /// How completions are waited for, where the application does not say.
-    pub completion: Completion,
-    /// Times at which the scheduler gives the core to somebody else.
+    /// Kind of waiting for completions, unless the application chooses one.
+    pub completion: WaitMode,
+    /// Delays by the scheduler; `None` for no delays.
     pub delays: Option<DelayModel>,
 }
 
-/// How completions are waited for.
+/// The kind of waiting for completions.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
-pub enum Completion {
-    /// A core polls for ever.
+pub enum WaitMode {
+    /// A core polls all the time.
     #[default]
     Poll,
     /// A core polls for a while after the last completion, then sleeps.
@@ -171,7 +171,7 @@ pub enum Completion {
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct DelayModel {
-    /// Probability that software is delayed before it takes a completion.
+    /// Probability of a delay before software takes a completion.
     pub probability: f64,
     /// Mean of the delay in ns.
     pub mean_ns: f64,
@@ -190,7 +190,7 @@ pub enum Distribution {
     /// Exponential.
     #[default]
     Exponential,
-    /// Lognormal with a median of half the mean: most are short, few are long.
+    /// Lognormal with a median of half the mean: most delays are short, few are long.
     Lognormal,
 }
 
@@ -200,16 +200,16 @@ pub enum Distribution {
 pub struct ControlModel {
     /// Time from one end to the other, in ns.
     pub latency_ns: u64,
-    /// Probability that a segment is lost, once, and arrives when it is sent again.
+    /// Probability that a segment is lost. Its retransmission arrives.
     pub loss: f64,
-    /// Time until a lost segment is sent again, in ns.
+    /// Time until the retransmission of a lost segment, in ns.
     pub resend_ns: u64,
-    /// How long a peer that cannot be reached is tried before the connection is given up, in ns.
+    /// Time until the connection to an unreachable peer breaks, in ns.
     pub patience_ns: u64,
 }
 
 impl Default for ControlModel {
-    /// 20 µs, no loss, a repetition after 200 ms, given up after 30 s.
+    /// 20 µs, no loss, retransmission after 200 ms, a break after 30 s.
     fn default() -> Self {
         Self { latency_ns: 20_000, loss: 0.0, resend_ns: 200_000_000, patience_ns: 30_000_000_000 }
     }
@@ -219,17 +219,17 @@ fn one() -> u64 {
     1
 }
 
-/// Most nodes of a cluster: every two have a control connection, which take some 5 GB for as many.
+/// Limit of nodes: every two have a control connection, which together take about 5 GB at this limit.
 const NODES_MAX: u32 = 1024;
 /// Highest rate in Mbit/s.
 pub(crate) const MBPS_MAX: u64 = 10_000_000;
-/// Most bytes of a flow in an adapter.
+/// Limit of `queue_bytes`.
 const QUEUE_MAX: u64 = 16 << 20;
-/// Longest wait for a peer that cannot be reached, in ns.
+/// Limit of the time until a connection to an unreachable peer breaks, in ns.
 const PATIENCE_NS_MAX: u64 = 3_600_000_000_000;
-/// Shortest time until a lost segment is sent again, in ns: a cut is looked at so often.
+/// Shortest time until a retransmission, in ns: the interval at which connects check for a cut.
 const RESEND_NS_MIN: u64 = 1_000;
-/// Longest mean of a scheduler's delay, in ns.
+/// Limit of the mean of delays, in ns.
 const DELAY_NS_MAX: f64 = 60e9;
-/// Longest time in ns.
+/// Limit of other times, in ns.
 const NS_MAX: u64 = 60_000_000_000;

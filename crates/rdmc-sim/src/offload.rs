@@ -1,15 +1,17 @@
-//! Schedules that the adapters carry out by themselves, as CORE-Direct's cross-channel operations do (DSN §5.3).
+//! Schedules that adapters execute without software, like CORE-Direct's cross-channel operations (DSN §5.2.3).
 //!
-//! Before the message every member gives its adapter the member's whole part of the schedule: a receive for every
-//! block at its place, on the queue pair of the block's sender, and a list of sends, each behind what it waits for.
-//! Then software does nothing until the end: nothing between a block's receipt and its relays.
+//! Before the message, every member posts its whole part of the schedule to its adapter: a receive for every block at
+//! its place, on the queue pair of the block's sender, and a list of sends, each with the block it waits for. Software
+//! then does nothing until the end, and nothing between the receipt of a block and its relays.
 //!
-//! Modelled are the network, each adapter's time for an operation (a send, which includes the wait before it, a
-//! receive, and either end of a word), the root's doorbell, and at each member the taking of the one completion that
-//! tells that all blocks are there. The adapter works through its list in order; it prepares a send while the one
-//! before leaves, and puts one block at a time on the port. Not modelled are the time to post the lists, which is
-//! before the message, the room that they take in the adapter, and failures. That the size of the message is known
-//! beforehand is taken for granted: RDMC tells it with the first block.
+//! The model has:
+//! - the network;
+//! - each adapter's time for a send with its wait, for a receive, and for both ends of a turn's write;
+//! - the doorbell of the root, and the one completion at each member for all blocks.
+//!
+//! An adapter works through its list in order. It prepares a send while the one before leaves, and sends one block at a
+//! time. The model has no time for posting the lists, which happens before the message, no limit of their length, and
+//! no failures. Members know the size of the message beforehand; RDMC announces it with the first block.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::iter::Peekable;
@@ -24,34 +26,34 @@ use crate::deployment::MulticastTimes;
 use crate::simulation::{NodeIndex, lock};
 use crate::world::World;
 
-/// A multicast that is to be carried out by the adapters alone.
+/// A multicast by the adapters alone.
 #[derive(Clone, Debug)]
 pub struct Offload {
     /// The members, the root first.
     pub members: Vec<NodeIndex>,
     /// The algorithm.
     pub algorithm: Algorithm,
-    /// What keeps the members in step.
-    pub pace: Pace,
+    /// The order of sends to one receiver.
+    pub send_order: SendOrder,
     /// The message's size in bytes, at least 1.
     pub bytes: u64,
     /// The block size in bytes, at least 1.
     pub block_size: u64,
 }
 
-/// What a send in an adapter's list waits for, besides its block and the sends before it.
+/// The condition of a send in an adapter's list, besides its block and the sends before it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Pace {
-    /// Nothing, as all receives are posted. Where a member has two neighbours that send to it, one that is ahead of
-    /// its step takes half of the port from the one whose turn it is.
+pub enum SendOrder {
+    /// None, as all receives are posted. If a member has two senders, a sender that is ahead of its step takes half of
+    /// the port from the other one.
     Free,
-    /// Its turn at the receiver, whose adapter writes a word to the next sender when the block of the one before is
-    /// there: *ready_for_block* without software. Blocks of one sender in a run have one turn.
-    Turns,
+    /// The turn of its sender: the receiver's adapter writes to the next sender when the block of the sender before it
+    /// has arrived. This is *ready_for_block* without software. A run of blocks from one sender is one turn.
+    InTurn,
 }
 
 impl Offload {
-    /// Carries it out, in a world without other traffic or with it.
+    /// Runs it in a world, with or without other traffic.
     ///
     /// # Errors
     /// The algorithm cannot serve so many members, or there are too many blocks.
@@ -65,7 +67,7 @@ impl Offload {
         let count = u32::try_from(self.members.len()).unwrap_or(u32::MAX);
         let schedule = Schedule::new(&self.algorithm, count, BlockCount(blocks))?;
         let (ended, mut ends) = mpsc::unbounded_channel();
-        let lists = (0..count).map(|rank| Mutex::new(List::new(&schedule, Rank(rank), self.pace))).collect();
+        let lists = (0..count).map(|rank| Mutex::new(WorkList::new(&schedule, Rank(rank), self.send_order))).collect();
         let began = world.now();
         Arc::new(Adapters { world: world.clone(), plan: self.clone(), lists, ended }).begin();
         let mut times = MulticastTimes { began, sent: began, delivered: vec![began; self.members.len() - 1] };
@@ -84,28 +86,28 @@ impl Offload {
 struct Adapters {
     world: World,
     plan: Offload,
-    lists: Vec<Mutex<List>>,
-    /// Told when the root has sent everything, and when a member has everything.
+    lists: Vec<Mutex<WorkList>>,
+    /// Gets each member when it has everything, and the root when it has sent everything.
     ended: mpsc::UnboundedSender<(Rank, Timestamp)>,
 }
 
-/// What one adapter was given, and how far it is.
-struct List {
+/// The list of one adapter, and its progress.
+struct WorkList {
     sends: Peekable<Sends>,
-    /// What the next receive of each queue pair is for, by the rank at the other end.
+    /// The blocks of the posted receives on each queue pair, by the rank at the other end.
     receives: BTreeMap<Rank, VecDeque<BlockIndex>>,
-    /// Runs of receives from one sender: who, and how many have not come in.
+    /// Runs of receives from one sender: its rank, and the number of missing blocks.
     runs: VecDeque<(Rank, usize)>,
     held: Vec<bool>,
-    /// How many sends may still leave, by receiver; without, all may.
+    /// Number of sends that may leave, by receiver; `None` if all may.
     turns: Option<BTreeMap<Rank, usize>>,
     preparing: bool,
     prepared: Option<Hop>,
     leaving: bool,
 }
 
-impl List {
-    fn new(schedule: &Schedule, rank: Rank, pace: Pace) -> Self {
+impl WorkList {
+    fn new(schedule: &Schedule, rank: Rank, send_order: SendOrder) -> Self {
         let mut receives: BTreeMap<Rank, VecDeque<BlockIndex>> = BTreeMap::new();
         for receive in schedule.receives(rank) {
             receives.entry(receive.peer).or_default().push_back(receive.block);
@@ -115,14 +117,14 @@ impl List {
             receives,
             runs: runs(schedule, rank),
             held: vec![rank.is_root(); schedule.blocks().get() as usize],
-            turns: (pace == Pace::Turns).then(|| first_turns(schedule, rank)),
+            turns: (send_order == SendOrder::InTurn).then(|| first_turns(schedule, rank)),
             preparing: false,
             prepared: None,
             leaving: false,
         }
     }
 
-    /// Begins to prepare the next send, if the adapter may.
+    /// Begins to prepare the next send, if its conditions hold.
     fn next_to_prepare(&mut self) -> bool {
         let Some(send) = self.sends.peek() else { return false };
         if self.preparing || self.prepared.is_some() || !self.held[send.block.index()] {
@@ -138,7 +140,7 @@ impl List {
         true
     }
 
-    /// Takes the send that is prepared, if the port is free.
+    /// Returns the prepared send, if the port is free.
     fn next_to_leave(&mut self) -> Option<Hop> {
         if self.leaving {
             return None;
@@ -148,11 +150,12 @@ impl List {
         send
     }
 
-    /// Fills the oldest receive of a queue pair; returns who has the next turn, if it is another, and for how many.
+    /// Fills the oldest receive of a queue pair; returns the sender of the next turn and its number of blocks, if the
+    /// sender changes.
     fn fill(&mut self, from: Rank) -> Option<(Rank, usize)> {
         let block = self.receives.get_mut(&from).and_then(VecDeque::pop_front);
         self.held[block.expect("both ends compute the same schedule").index()] = true;
-        // Without turns a run may be over before the one that was due first.
+        // Without turns a run may end before an earlier one.
         let run = self.runs.iter().position(|(peer, _)| *peer == from).expect("as many runs as receives");
         self.runs[run].1 -= 1;
         if self.runs[run].1 > 0 {
@@ -171,7 +174,7 @@ impl List {
     }
 }
 
-/// Returns whom a member receives from, and how many blocks each time.
+/// Returns the runs of a member: each sender and its number of blocks.
 fn runs(schedule: &Schedule, rank: Rank) -> VecDeque<(Rank, usize)> {
     let mut runs: VecDeque<(Rank, usize)> = VecDeque::new();
     for receive in schedule.receives(rank) {
@@ -183,7 +186,7 @@ fn runs(schedule: &Schedule, rank: Rank) -> VecDeque<(Rank, usize)> {
     runs
 }
 
-/// Returns the sends that may leave without a word: those of each receiver's first run.
+/// Returns the sends that may leave without a write: those of each receiver's first run.
 fn first_turns(schedule: &Schedule, rank: Rank) -> BTreeMap<Rank, usize> {
     let receivers = schedule.sends(rank).map(|send| send.peer).collect::<BTreeSet<_>>();
     let firsts = receivers.into_iter().filter_map(|receiver| Some((receiver, *runs(schedule, receiver).front()?)));
@@ -191,7 +194,7 @@ fn first_turns(schedule: &Schedule, rank: Rank) -> BTreeMap<Rank, usize> {
 }
 
 impl Adapters {
-    /// The root's software rings the bell.
+    /// Rings the doorbell of the root's adapter.
     fn begin(self: Arc<Self>) {
         let root = self.plan.members[0];
         let now_ns = self.world.0.executor.now_ns();
@@ -204,7 +207,7 @@ impl Adapters {
         });
     }
 
-    /// An adapter does what it can.
+    /// Lets an adapter prepare and send what it can.
     fn go_on(self: &Arc<Self>, rank: Rank) {
         let leaves = self.list(rank).next_to_leave();
         if let Some(send) = leaves {
@@ -224,7 +227,7 @@ impl Adapters {
         }
     }
 
-    /// Puts a block on the network.
+    /// Sends a block.
     fn leave(self: &Arc<Self>, rank: Rank, send: Hop) {
         let (from, to) = (self.node(rank), self.node(send.peer));
         let bytes = self.len(send.block) + self.world.0.model.nic.header_bytes;
@@ -250,7 +253,7 @@ impl Adapters {
         self.world.0.flows.start(self.world.0.path(from, to), bytes, None, left);
     }
 
-    /// A block has come in.
+    /// Handles the arrival of a block.
     fn arrive(self: &Arc<Self>, rank: Rank, from: Rank) {
         let at_ns = self.world.0.occupy_adapter(self.node(rank), false);
         self.clone().call_at(at_ns, move |adapters| {
@@ -268,7 +271,7 @@ impl Adapters {
         });
     }
 
-    /// Writes to a sender that it is its turn.
+    /// Writes its turn to a sender.
     fn tell(self: &Arc<Self>, rank: Rank, sender: Rank, count: usize) {
         let left_ns = self.world.0.occupy_adapter(self.node(rank), true);
         let arrival_ns = left_ns + self.world.0.latency_ns(self.node(rank), self.node(sender));
@@ -283,7 +286,7 @@ impl Adapters {
         });
     }
 
-    /// The software of a member learns that it has everything.
+    /// Delivers the completion of the message to the software of a member.
     fn complete(self: &Arc<Self>, rank: Rank) {
         let (world, node) = (&self.world.0, self.node(rank));
         let acts_at_ns = {
@@ -296,11 +299,11 @@ impl Adapters {
     }
 
     fn end(&self, rank: Rank, at: Timestamp) {
-        // Nobody may wait any more.
+        // The receiver may be gone.
         let _ = self.ended.send((rank, at));
     }
 
-    fn list(&self, rank: Rank) -> std::sync::MutexGuard<'_, List> {
+    fn list(&self, rank: Rank) -> std::sync::MutexGuard<'_, WorkList> {
         lock(&self.lists[rank.index()])
     }
 
@@ -328,14 +331,20 @@ mod tests {
     use crate::model::ClusterModel;
     use crate::world::Simulation;
 
-    /// Ports of a byte per ns; returns the time until all had a message of so many blocks of 1000 bytes.
-    fn latency_ns(algorithm: &Algorithm, n: u32, k: u64, pace: Pace, prepare: impl FnOnce(&mut ClusterModel)) -> u64 {
+    /// Returns the time until all members have a message of `k` blocks of 1000 bytes, on ports of a byte per ns.
+    fn latency_ns(
+        algorithm: &Algorithm,
+        n: u32,
+        k: u64,
+        send_order: SendOrder,
+        prepare: impl FnOnce(&mut ClusterModel),
+    ) -> u64 {
         let mut model = ClusterModel::new(n, 8_000, 0);
         prepare(&mut model);
         let simulation = Simulation::new(model, 1).unwrap();
         let world = simulation.world().clone();
         let members = (0..n).map(NodeIndex).collect();
-        let offload = Offload { members, algorithm: algorithm.clone(), pace, bytes: 1000 * k, block_size: 1000 };
+        let offload = Offload { members, algorithm: algorithm.clone(), send_order, bytes: 1000 * k, block_size: 1000 };
         let times = simulation.run(Duration::MAX, async move { offload.run(&world).await }).unwrap().unwrap();
         u64::try_from(times.latency().as_nanos()).unwrap()
     }
@@ -346,7 +355,7 @@ mod tests {
             for n in 2..=33 {
                 for k in [1, 2, 3, 5, 8, 16] {
                     let steps = Schedule::new(&algorithm, n, BlockCount(u32::try_from(k).unwrap())).unwrap().steps();
-                    let took = latency_ns(&algorithm, n, k, Pace::Turns, |_| {});
+                    let took = latency_ns(&algorithm, n, k, SendOrder::InTurn, |_| {});
                     assert_eq!(took, 1000 * steps, "{algorithm}, n = {n}, k = {k}");
                 }
             }
@@ -357,13 +366,13 @@ mod tests {
     fn a_step_costs_at_most_the_latency_and_the_adapters_more() {
         for n in 2..=17 {
             for k in [1, 4, 9] {
-                let took = latency_ns(&Algorithm::BinomialPipeline, n, k, Pace::Turns, |model| {
+                let took = latency_ns(&Algorithm::BinomialPipeline, n, k, SendOrder::InTurn, |model| {
                     model.latency_ns = 50;
                     model.nic.operation_ns = 7;
                 });
                 let steps = k - 1 + u64::from(n.next_power_of_two().trailing_zeros());
                 assert!(took >= 1000 * steps + 50 + 7, "n = {n}, k = {k}: {took}");
-                // A word and a block: two latencies, four operations.
+                // A turn's write and a block: two latencies, four operations.
                 assert!(took <= (1000 + 2 * 50 + 4 * 7) * steps, "n = {n}, k = {k}: {took}");
             }
         }
@@ -371,23 +380,23 @@ mod tests {
 
     #[test]
     fn software_is_asked_once_for_each_member() {
-        let alone = latency_ns(&Algorithm::Chain, 3, 4, Pace::Free, |_| {});
-        let asked = latency_ns(&Algorithm::Chain, 3, 4, Pace::Free, |model| {
+        let alone = latency_ns(&Algorithm::Chain, 3, 4, SendOrder::Free, |_| {});
+        let asked = latency_ns(&Algorithm::Chain, 3, 4, SendOrder::Free, |model| {
             model.host.post_ns = 10;
             model.host.completion_ns = 20;
             model.host.wake_ns = 300;
-            model.host.completion = crate::model::Completion::Event;
+            model.host.completion = crate::model::WaitMode::Event;
         });
         assert_eq!(asked, alone + 10 + 300 + 20);
     }
 
     #[test]
     fn without_turns_the_slightest_latency_puts_a_pipeline_out_of_step() {
-        let took = |pace, n, late_ns| {
-            latency_ns(&Algorithm::BinomialPipeline, n, 96, pace, |model| model.latency_ns = late_ns)
+        let took = |send_order, n, late_ns| {
+            latency_ns(&Algorithm::BinomialPipeline, n, 96, send_order, |model| model.latency_ns = late_ns)
         };
-        assert_eq!(took(Pace::Free, 8, 0), 98_000, "a power of two, and no latency: the steps hold by themselves");
-        assert!(took(Pace::Free, 8, 16) > 140_000);
-        assert!(took(Pace::Turns, 8, 16) < 98_000 + 98 * 3 * 16);
+        assert_eq!(took(SendOrder::Free, 8, 0), 98_000, "a power of two, and no latency: the steps hold by themselves");
+        assert!(took(SendOrder::Free, 8, 16) > 140_000);
+        assert!(took(SendOrder::InTurn, 8, 16) < 98_000 + 98 * 3 * 16);
     }
 }

@@ -1,14 +1,14 @@
 //! Charts of experiments: lines, distributions and bars, as SVG and as PNG.
 //!
 //! A [`Figure`] is plain data. It is laid out once, as a list of shapes; [`Figure::to_svg`] writes the list as text and
-//! [`Figure::to_png`] paints it. Both need nothing of the machine: the font is compiled in, and the same figure gives
-//! the same bytes each time. (An SVG shows the same shapes everywhere, its text in the nearest font the viewer has.)
+//! [`Figure::to_png`] paints it. Both are independent of the machine: the font is compiled in, and the same figure
+//! gives the same bytes each time. An SVG has the same shapes everywhere, with text in the viewer's nearest font.
 //!
 //! A series keeps its colour and marker in all panels of a figure, by its name. Names stand beside the data in the
 //! colour of the series, in place of a legend.
 //!
-//! Whatever cannot be drawn is left out in silence: a NaN, an infinity, zero or less on a logarithmic axis, a series
-//! without points. A panel in which nothing is left says "no data".
+//! Values that cannot be drawn are skipped: a NaN, an infinity, zero or less on a logarithmic axis, a series without
+//! points. A panel without data shows "no data".
 
 mod axis;
 mod bars;
@@ -38,9 +38,9 @@ mod svg;
 pub struct Figure {
     /// Stands above everything, in bold.
     pub title: String,
-    /// Stands under the title: what was held fixed, how often it was repeated.
+    /// Stands under the title: the fixed parameters and the repetitions.
     pub subtitle: Option<String>,
-    /// Panels in one row before the next row begins: 1 or 2; anything else counts as the nearer of them.
+    /// Panels in a row: 1 or 2; other values count as the nearer of these.
     pub columns: usize,
     /// From left to right, then down.
     pub panels: Vec<Panel>,
@@ -76,11 +76,11 @@ pub struct Panel {
     pub title: Option<String>,
     /// The horizontal axis. Bars use its label only.
     pub x: Axis,
-    /// The vertical axis. Its label stands above the panel and is read without turning one's head.
+    /// The vertical axis. Its label stands above the panel, horizontally.
     pub y: Axis,
     /// The data.
     pub content: Content,
-    /// Horizontal lines to compare the data with; the vertical axis is stretched to show them.
+    /// Horizontal reference lines; the vertical axis includes them.
     pub references: Vec<Reference>,
     /// Small print under the panel, a paragraph each.
     pub notes: Vec<String>,
@@ -94,15 +94,15 @@ impl Panel {
     }
 }
 
-/// Describes an axis: what it measures, and how values are spaced along it.
+/// Describes an axis: its quantity and its scale.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Axis {
     /// The quantity with its unit, as in `latency (µs)`.
     pub label: String,
-    /// How values are spaced.
+    /// The scale.
     pub scale: Scale,
-    /// The first and the last value shown, in the unit of the data; data beyond it is cut off. `None`, and a range that
-    /// makes no sense on this scale, show all data.
+    /// The first and the last value shown, in the unit of the data; data beyond is cut off. `None` and a range that is
+    /// invalid on this scale show all data.
     pub range: Option<(f64, f64)>,
 }
 
@@ -133,7 +133,7 @@ impl Axis {
     }
 }
 
-/// Says how values are spaced along an axis.
+/// The scale of an axis.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Scale {
     /// Equal differences have equal lengths.
@@ -158,9 +158,9 @@ pub enum Content {
 pub struct Line {
     /// Stands beside the line, in its colour; may be empty.
     pub name: String,
-    /// `(x, y)` in the units of the axes, in the order in which they are joined.
+    /// `(x, y)` in the units of the axes, in the order of the line.
     pub points: Vec<(f64, f64)>,
-    /// How the points are joined.
+    /// The style of the line.
     pub style: LineStyle,
 }
 
@@ -171,7 +171,8 @@ impl Line {
         Self { name: name.into(), points, style }
     }
 
-    /// Makes the empirical distribution of `samples`: for each value the share of samples, 0 to 1, not above it.
+    /// Makes the empirical distribution of `samples`: for each value the share of samples, 0 to 1, that do not exceed
+    /// it.
     #[must_use]
     pub fn distribution(name: impl Into<String>, samples: &[f64]) -> Self {
         let mut sorted: Vec<f64> = samples.iter().copied().filter(|sample| sample.is_finite()).collect();
@@ -183,7 +184,7 @@ impl Line {
     }
 }
 
-/// Says how the points of a line are joined. A line of a single point is a marker in every style.
+/// The style of a line. A line of a single point is a marker in every style.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum LineStyle {
     /// Straight, with a marker at each point; above 64 points, without.
@@ -201,9 +202,9 @@ pub enum LineStyle {
 pub struct Bars {
     /// Names along the horizontal axis.
     pub categories: Vec<String>,
-    /// One bar per category each; a series of fewer values has no bar in the last categories.
+    /// The series, with one bar for each category. A series with fewer values has no bar in the last categories.
     pub series: Vec<BarSeries>,
-    /// Whether the bars of a category stand on each other and not side by side. Means nothing on a logarithmic axis.
+    /// Whether the bars of a category are stacked, not side by side. Ignored on a logarithmic axis.
     pub stacked: bool,
 }
 
@@ -212,7 +213,7 @@ pub struct Bars {
 pub struct BarSeries {
     /// Stands beside or above the bars, in their colour; may be empty.
     pub name: String,
-    /// In the order of the categories, in the unit of the vertical axis; NaN where there is none.
+    /// In the order of the categories, in the unit of the vertical axis; NaN for no value.
     pub values: Vec<f64>,
 }
 
@@ -224,10 +225,10 @@ impl BarSeries {
     }
 }
 
-/// Describes a horizontal line to compare the data with.
+/// Describes a horizontal reference line.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Reference {
-    /// Where it stands, in the unit of the vertical axis.
+    /// Its value, in the unit of the vertical axis.
     pub y: f64,
     /// Stands on the line; may be empty.
     pub label: String,
@@ -241,16 +242,16 @@ impl Reference {
     }
 }
 
-/// Says why a figure could not become a PNG.
+/// A figure cannot become a PNG.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum PlotError {
-    /// The figure needs more rows of pixels than we paint; draw fewer panels, or use the SVG.
+    /// The figure needs too many rows of pixels; draw fewer panels, or use the SVG.
     #[error("figure is {got} pixels high, want at most {want}")]
     TooHigh {
-        /// Rows of pixels that the figure needs.
+        /// Rows of pixels of the figure.
         got: u32,
-        /// Rows of pixels in the highest picture that we paint.
+        /// Limit of rows of pixels.
         want: u32,
     },
     /// The encoder refused the picture.

@@ -1,8 +1,8 @@
 //! Queue pairs: reliable connections over the modelled network.
 //!
-//! A request goes from the software to the adapter, which takes a queue pair's requests one by one: each occupies the
-//! adapter for a moment and then the ports for its bytes. What has left arrives one latency later, and its
-//! acknowledgement another latency after it was taken.
+//! Software posts a request to the adapter, which takes the requests of a queue pair one by one. Each request occupies
+//! the adapter for an operation and then the ports for its bytes. The message arrives one latency after it left. Its
+//! acknowledgement arrives one latency after the receiver took it.
 
 use std::collections::VecDeque;
 use std::sync::{Arc, Mutex, OnceLock, Weak};
@@ -30,11 +30,11 @@ pub(crate) struct SimQueuePair {
     nonce: u128,
     config: QueuePairConfig,
     reserved: u32,
-    /// The thread of the node's software that posts, and takes the completions.
+    /// The thread of the node's software that posts requests and takes completions.
     thread: usize,
     completions: Arc<dyn CompletionSource>,
     pairing: Pairing<SimQueuePair>,
-    /// The node of the peer, which is known even when that is gone.
+    /// The node of the peer, known even after the peer is gone.
     peer_node: OnceLock<NodeIndex>,
     this: Weak<SimQueuePair>,
     state: Mutex<State>,
@@ -43,34 +43,34 @@ pub(crate) struct SimQueuePair {
 #[derive(Default)]
 struct State {
     broken: bool,
-    /// Posted and not yet begun.
+    /// Requests posted and not begun.
     waiting: VecDeque<WorkRequest>,
-    /// How many of these the adapter has been told of, or will be.
-    told: usize,
-    /// How many of these the adapter knows.
-    known: usize,
-    /// The one that is leaving now.
-    leaving: Option<Leaving>,
-    /// Begun and not acknowledged, oldest first.
+    /// Number of these for which the doorbell was rung.
+    rung: usize,
+    /// Number of these that the adapter has seen.
+    seen: usize,
+    /// The request that is leaving now.
+    leaving: Option<Departure>,
+    /// Requests begun and not acknowledged, oldest first.
     outstanding: VecDeque<Outstanding>,
-    /// The number of the oldest of these.
+    /// The number of the oldest outstanding request.
     first_outstanding: u64,
     receives: VecDeque<WorkRequest>,
-    /// What has arrived and is not taken, oldest first.
+    /// Messages that have arrived and are not taken, oldest first.
     incoming: VecDeque<Message>,
-    /// The oldest of these is being taken.
+    /// Whether the oldest of these is being taken.
     taking: bool,
-    /// Answers to reads whose bytes have not left.
+    /// Number of answers to reads whose bytes have not left.
     reads_answered: u64,
-    /// The refusal of a request behind these, with its number: nothing behind it is taken.
+    /// The number and the error of a refused request behind these answers. Nothing behind it is taken.
     refusal: Option<(u64, WorkError)>,
-    /// Counts messages taken, for the wait for a receive.
+    /// Number of messages taken, for the wait for a receive.
     taken: u64,
-    /// Unsignaled requests that are done.
+    /// Unsignaled requests that are complete.
     unreported: Vec<Completed>,
-    /// Counts attempts of all requests to leave: events of earlier ones are void.
+    /// Number of attempts of all requests to leave: events of earlier attempts are void.
     attempts: u64,
-    /// Counts how often the path was cut.
+    /// Number of cuts of the path.
     stalls: u64,
 }
 
@@ -87,9 +87,9 @@ impl State {
     }
 }
 
-struct Leaving {
+struct Departure {
     flow: Option<FlowNumber>,
-    /// The peer cannot be reached: it waits, and leaves anew.
+    /// Whether it waits for a peer that cannot be reached, to leave again.
     stalled: bool,
     /// The number of this attempt.
     attempt: u64,
@@ -100,9 +100,9 @@ struct Outstanding {
     result: Option<Result<usize, WorkError>>,
 }
 
-/// What travels from one end to the other.
+/// A message from one end to the other.
 struct Message {
-    /// The sender's number of it.
+    /// Its number at the sender.
     number: u64,
     content: Content,
 }
@@ -136,11 +136,11 @@ impl Content {
     }
 }
 
-/// What becomes of the oldest message that has arrived.
-enum Next {
+/// What the adapter does with the oldest message that has arrived.
+enum NextAction {
     Nothing,
-    /// It waits for a receive: until when, and how many were taken before it.
-    Awaits(u64, u64),
+    /// Waits for a receive: until when, and the number of messages taken before it.
+    WaitForReceive(u64, u64),
     Take,
 }
 
@@ -183,8 +183,8 @@ impl SimQueuePair {
         self.peer_node.get().copied()
     }
 
-    /// Breaks this end, and the other one latency later if it is to be told: the oldest outstanding request gets
-    /// `cause`, all else is flushed.
+    /// Breaks this end, and with `tells` the other end one latency later. The oldest outstanding request fails with
+    /// `cause`; all others are flushed.
     pub(crate) fn break_with(&self, cause: WorkError, tells: bool) {
         let (leaving, outstanding, waiting, receives, unreported, incoming) = {
             let mut state = lock(&self.state);
@@ -192,7 +192,7 @@ impl SimQueuePair {
                 return;
             }
             state.broken = true;
-            (state.told, state.known) = (0, 0);
+            (state.rung, state.seen) = (0, 0);
             let state = &mut *state;
             (
                 state.leaving.take(),
@@ -209,7 +209,8 @@ impl SimQueuePair {
         }
         let mut done = unreported;
         let mut cause = cause;
-        // What was acknowledged behind one that was not is flushed with it: nothing succeeds after an error.
+        // Requests that were acknowledged behind an unacknowledged one are flushed with it: none succeeds after an
+        // error.
         for request in outstanding.into_iter().map(|outstanding| outstanding.request).chain(waiting) {
             done.push(request.complete(Err(cause), None));
             cause = WorkError::Flushed;
@@ -224,7 +225,8 @@ impl SimQueuePair {
         }
     }
 
-    /// Stops what is leaving: the path was cut. What has left waits for its acknowledgement no longer than what has not.
+    /// Stops the request that is leaving, since the path was cut. A request that has left waits for its acknowledgement
+    /// for the same time.
     pub(crate) fn stall(&self) {
         self.give_up_unacknowledged_later();
         let flow = {
@@ -240,7 +242,7 @@ impl SimQueuePair {
         self.give_up_later();
     }
 
-    /// Tries again: the path was joined.
+    /// Sends the request again, since the path was healed.
     pub(crate) fn resume(&self) {
         let Some(peer) = self.pairing.peer() else { return };
         if !self.world.0.reach_each_other(self.node, peer.node) {
@@ -255,7 +257,7 @@ impl SimQueuePair {
         }
     }
 
-    /// The other end is broken.
+    /// Breaks this end because the other end is broken.
     fn learn_of_break(&self) {
         self.break_with(WorkError::ConnectionLost, false);
     }
@@ -264,7 +266,7 @@ impl SimQueuePair {
         self.pairing.others().into_iter().next()
     }
 
-    /// Calls `call` at a moment, at once if it is now, unless the queue pair is gone by then.
+    /// Calls `call` at a moment, at once if it is now or past, unless the queue pair is gone by then.
     fn call_at(&self, at_ns: u64, call: impl FnOnce(&Self) + Send + 'static) {
         if at_ns <= self.world.0.executor.now_ns() {
             return call(self);
@@ -294,7 +296,7 @@ impl SimQueuePair {
         self.pairing.join(&self.this, &found, &found.pairing)?;
         let _ = self.peer_node.set(found.node);
         if lock(&found.state).broken {
-            // It closed in between, and may not have seen its caller.
+            // The peer closed in between, and may not have seen this end.
             self.break_with(WorkError::ConnectionLost, false);
         }
         Ok(())
@@ -383,7 +385,8 @@ impl Drop for SimQueuePair {
     }
 }
 
-/// Tells one end that the other, of a node, is broken: one latency later, or when the path is joined again before `until_ns`.
+/// Reports to one end that the other end, on node `by`, is broken: one latency later, or when the path is healed before
+/// `until_ns`.
 fn tell_of_break(world: &World, by: NodeIndex, to: &Arc<SimQueuePair>, until_ns: u64) {
     let now_ns = world.0.executor.now_ns();
     if world.0.reaches(by, to.node) {
@@ -394,13 +397,13 @@ fn tell_of_break(world: &World, by: NodeIndex, to: &Arc<SimQueuePair>, until_ns:
     if again_ns > until_ns || !world.0.is_alive(to.node) {
         return;
     }
-    let (told, to) = (world.clone(), Arc::downgrade(to));
+    let (later, to) = (world.clone(), Arc::downgrade(to));
     world.0.executor.call_at(again_ns, move || {
         if let Some(to) = to.upgrade() {
-            tell_of_break(&told, by, &to, until_ns);
+            tell_of_break(&later, by, &to, until_ns);
         }
     });
 }
 
-/// Messages of at most so many bytes are one packet, and wait behind the packets of others.
+/// Longest message in bytes that is one packet, and waits behind the packets of others.
 const PACKET_BYTES: u64 = 4096;

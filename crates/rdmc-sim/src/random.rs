@@ -5,7 +5,7 @@ use rand_chacha::rand_core::{Rng, SeedableRng};
 
 /// A generator in which one seed decides everything.
 ///
-/// Logarithms and the like come from a library in Rust, since those of operating systems differ in the last bit.
+/// Mathematical functions come from a Rust library, since those of operating systems differ in the last bit.
 #[derive(Clone, Debug)]
 pub struct Random(ChaCha8Rng);
 
@@ -15,7 +15,7 @@ impl Random {
         Self(ChaCha8Rng::seed_from_u64(seed))
     }
 
-    /// Makes an independent generator for one purpose, named by a number.
+    /// Makes an independent generator, seeded by the next number.
     #[must_use]
     pub fn branch(&mut self) -> Self {
         Self::new(self.next_u64())
@@ -58,7 +58,7 @@ impl Random {
         bits / 9_007_199_254_740_992.0
     }
 
-    /// Tells whether something of this probability happens.
+    /// Returns true with this probability.
     pub fn chance(&mut self, probability: f64) -> bool {
         self.unit() < probability
     }
@@ -95,7 +95,7 @@ impl Random {
     /// Draws one of `items`.
     ///
     /// # Panics
-    /// If there are none.
+    /// If there are no items.
     pub fn one_of<'a, T>(&mut self, items: &'a [T]) -> &'a T {
         &items[usize::try_from(self.below(items.len() as u64)).expect("an index")]
     }
@@ -113,7 +113,7 @@ mod tests {
         };
         assert_eq!(draw(7), draw(7));
         assert_ne!(draw(7), draw(8));
-        // On every machine: this fails where logarithms differ.
+        // The same on every machine: this fails if logarithms differ.
         assert_eq!(draw(1), (7424550030962593201, 4710000207665073356, 4604865653972719237));
     }
 

@@ -1,4 +1,4 @@
-//! Scenarios: a cluster, groups, messages and faults, as they stand in a file.
+//! Scenarios: a cluster, groups, messages and faults from a file.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -15,7 +15,7 @@ use crate::model::{ClusterModel, MBPS_MAX};
 use crate::simulation::{NodeIndex, Stalled};
 use crate::world::{ModelError, Simulation, World};
 
-/// What is to happen in a cluster.
+/// A cluster, its groups and messages, and its faults.
 ///
 /// # Examples
 /// ```
@@ -45,14 +45,14 @@ pub struct Scenario {
     /// The groups, all formed before anything is sent.
     #[serde(default)]
     pub groups: Vec<ScenarioGroup>,
-    /// What else happens, counted from when all groups are formed.
+    /// Faults and other events. Their times count from the moment at which all groups are formed.
     #[serde(default)]
     pub events: Vec<ScenarioEvent>,
-    /// Virtual seconds after which the scenario is given up; default an hour.
+    /// Limit in virtual seconds; an hour by default.
     #[serde(default = "default_limit_s")]
     pub limit_s: u64,
-    /// Whether payload is as long as modelled. Otherwise, unless the cluster says how much shorter it is, a block is
-    /// modelled by about a thousand bytes.
+    /// Whether payload has its modelled length. Otherwise about a thousand bytes model a block, unless the cluster sets
+    /// a scale.
     #[serde(default)]
     pub full_payload: bool,
 }
@@ -61,17 +61,17 @@ pub struct Scenario {
 #[derive(Clone, Debug, PartialEq, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct ScenarioGroup {
-    /// The members, the root first; all nodes in their order if there are none.
+    /// The members, the root first. An empty list means all nodes in order.
     #[serde(default)]
     pub members: Vec<u32>,
-    /// The algorithm, by the name that the program uses; `hybrid(chain)`, `hybrid(binomial-pipeline)` and
-    /// `hybrid(cascade)` take the cluster's racks.
+    /// The algorithm, by its name in the program. `hybrid(chain)`, `hybrid(binomial-pipeline)` and `hybrid(cascade)`
+    /// use the cluster's racks.
     #[serde(default = "default_algorithm")]
     pub algorithm: String,
-    /// Bytes of a block; default 1 MiB.
+    /// Block size in bytes; 1 MiB by default.
     #[serde(default = "default_block_size")]
     pub block_size: u64,
-    /// What the root sends.
+    /// The messages of the root.
     #[serde(default)]
     pub messages: Vec<ScenarioMessage>,
 }
@@ -80,36 +80,36 @@ pub struct ScenarioGroup {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct ScenarioMessage {
-    /// Its size.
+    /// Its size in bytes.
     pub bytes: u64,
-    /// When it is sent, in µs.
+    /// The time of its send, in µs.
     #[serde(default)]
     pub at_us: u64,
 }
 
-/// Something that happens in a scenario.
+/// A fault or another event of a scenario.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
 #[serde(tag = "what", rename_all = "snake_case", deny_unknown_fields)]
 #[non_exhaustive]
-#[allow(missing_docs, reason = "the fields are when, to which node, and how much")]
+#[allow(missing_docs, reason = "the fields are the time, the nodes and the amount")]
 pub enum ScenarioEvent {
     /// A process dies.
     Kill { at_us: u64, node: u32 },
     /// A host loses its power.
     Vanish { at_us: u64, node: u32 },
-    /// A process is stopped.
+    /// A process stops.
     Stop { at_us: u64, node: u32 },
-    /// A stopped process goes on.
+    /// A stopped process continues.
     Resume { at_us: u64, node: u32 },
-    /// Two nodes are cut off each other.
+    /// Two nodes are partitioned.
     Cut { at_us: u64, node: u32, other: u32 },
     /// Two nodes reach each other again.
     Heal { at_us: u64, node: u32, other: u32 },
-    /// The scheduler takes the core of a node's software for so many µs.
+    /// The scheduler takes the core of a node's software away for `us`.
     HoldUp { at_us: u64, node: u32, us: u64 },
-    /// A node becomes so many times as slow.
+    /// A node becomes slower by the factor `times`.
     SlowDown { at_us: u64, node: u32, times: u64 },
-    /// A port gets another rate.
+    /// A port changes its rate.
     LimitPort { at_us: u64, node: u32, mbps: u64 },
     /// The control connections of two nodes are reset.
     ResetControl { at_us: u64, node: u32, other: u32 },
@@ -117,63 +117,63 @@ pub enum ScenarioEvent {
     BreakQueuePairs { at_us: u64, node: u32, other: u32 },
 }
 
-/// What has happened in a scenario.
+/// The results of a scenario.
 #[derive(Clone, Debug)]
 pub struct Played {
     /// The groups, in the order of the scenario.
     pub groups: Vec<PlayedGroup>,
-    /// Virtual time from when all groups were formed until all was over.
+    /// Virtual time from the moment at which all groups were formed until the end.
     pub duration: Duration,
-    /// Tells whether two runs did the same at the same times.
+    /// Digest of all events and their times: equal runs have equal digests.
     pub digest: u64,
-    /// What was on the network, if it was recorded; times count from when all groups were formed.
+    /// The recorded events; empty without recording. Times count from the moment at which all groups were formed.
     pub recorded: Vec<Recorded>,
 }
 
-/// What has happened in a group.
+/// The results of a group.
 #[derive(Clone, Debug)]
 pub struct PlayedGroup {
     /// The members, the root first.
     pub members: Vec<NodeIndex>,
-    /// The messages, in the order in which they were sent.
+    /// The messages, in the order of their sends.
     pub messages: Vec<PlayedMessage>,
-    /// How the close of the group ended, or why there was none.
+    /// The result of closing the group.
     pub closed: Result<(), DeploymentError>,
 }
 
-/// What became of a message.
+/// The results of a message.
 #[derive(Clone, Debug)]
 pub struct PlayedMessage {
     /// Its size in bytes.
     pub bytes: u64,
-    /// When the application sent it, counted as everything else.
+    /// When the application sent it, counted like all times.
     pub began: Duration,
-    /// When each member but the root had it, in rank order; or why not all had.
+    /// When each member but the root delivered it, in rank order; or why a member did not.
     pub delivered: Result<Vec<Duration>, DeploymentError>,
 }
 
 impl PlayedMessage {
-    /// Returns the time until the last member had it, if all had.
+    /// Returns the time until the last delivery; `None` if a member did not deliver it.
     pub fn latency(&self) -> Option<Duration> {
         let delivered = self.delivered.as_ref().ok()?;
         Some(delivered.iter().copied().max().unwrap_or(self.began).saturating_sub(self.began))
     }
 }
 
-/// A scenario could not be read or played.
+/// A scenario cannot be read or played.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum ScenarioError {
-    /// The text is not that of a scenario.
+    /// The text is not a scenario.
     #[error("not a scenario")]
     Syntax(#[from] toml::de::Error),
-    /// Something in it makes no sense.
+    /// A value is invalid.
     #[error("{what}")]
-    Sense {
-        /// What, and what it must be.
+    Invalid {
+        /// The value, and the valid ones.
         what: String,
     },
-    /// The model makes no sense.
+    /// The model is invalid.
     #[error(transparent)]
     Model(#[from] ModelError),
     /// The groups could not be formed.
@@ -181,12 +181,13 @@ pub enum ScenarioError {
     Deployment(#[from] DeploymentError),
     /// The simulation did not end.
     #[error(
-        "the scenario did not end (what is stopped, or cannot send, is waited for without limit; limit_s says how long)"
+        "the scenario did not end (stopped processes and ports delay a group without limit; limit_s limits the \
+         scenario)"
     )]
     Stalled {
-        /// Why.
+        /// The cause.
         source: Stalled,
-        /// What was on the network until then, if it was recorded.
+        /// The recorded events until then; empty without recording.
         recorded: Vec<Recorded>,
     },
 }
@@ -202,10 +203,10 @@ impl std::str::FromStr for Scenario {
 }
 
 impl Scenario {
-    /// Plays the scenario; `records` keeps what was on the network.
+    /// Plays the scenario; `records` records its events.
     ///
     /// # Errors
-    /// The scenario makes no sense, or its groups cannot be formed. What fails later is told in [`Played`].
+    /// The scenario is invalid, or its groups cannot be formed. [`Played`] has later failures.
     pub fn play(&self, seed: u64, records: bool) -> Result<Played, ScenarioError> {
         self.check()?;
         let mut model = self.cluster.clone();
@@ -238,7 +239,7 @@ impl Scenario {
         }
     }
 
-    /// Returns the scale to play with.
+    /// Returns the payload scale.
     fn payload_scale(&self) -> u64 {
         if self.cluster.payload_scale > 1 || self.full_payload {
             return self.cluster.payload_scale;
@@ -250,60 +251,63 @@ impl Scenario {
     }
 
     fn check(&self) -> Result<(), ScenarioError> {
-        let sense = |what: String| Err(ScenarioError::Sense { what });
+        let invalid = |what: String| Err(ScenarioError::Invalid { what });
         if let Err(what) = self.cluster.check() {
-            return sense(format!("cluster: {what}"));
+            return invalid(format!("cluster: {what}"));
         }
         let nodes = self.cluster.nodes;
         for (number, group) in self.groups.iter().enumerate() {
             if let Some(node) = group.members.iter().find(|&&node| node >= nodes) {
-                return sense(format!("groups[{number}].members: there is no node {node}, the cluster has {nodes}"));
+                return invalid(format!(
+                    "groups[{number}].members: there is no node {node}; the cluster has {nodes} nodes"
+                ));
             }
             if group.block_size == 0 || group.block_size > BLOCK_SIZE_MAX {
-                return sense(format!("groups[{number}].block_size must be from 1 to {BLOCK_SIZE_MAX}"));
+                return invalid(format!("groups[{number}].block_size must be from 1 to {BLOCK_SIZE_MAX}"));
             }
             let distinct: BTreeSet<u32> = group.members.iter().copied().collect();
             if distinct.len() < group.members.len() {
-                return sense(format!("groups[{number}].members: a node stands there twice"));
+                return invalid(format!("groups[{number}].members: a node is listed twice"));
             }
             let scale = self.payload_scale();
             if !group.block_size.is_multiple_of(scale) {
                 let what = format!("cluster.payload_scale {scale} does not divide it");
-                return sense(format!("groups[{number}].block_size {}: {what}", group.block_size));
+                return invalid(format!("groups[{number}].block_size {}: {what}", group.block_size));
             }
             if let Some(message) = group.messages.iter().find(|message| message.bytes > MESSAGE_MAX) {
                 let bytes = message.bytes;
-                return sense(format!("groups[{number}].messages: {bytes} bytes are more than {MESSAGE_MAX}"));
+                return invalid(format!("groups[{number}].messages: {bytes} bytes are more than {MESSAGE_MAX}"));
             }
             let members = if group.members.is_empty() { u64::from(nodes) } else { group.members.len() as u64 };
             let longest = group.messages.iter().map(|message| message.bytes).max().unwrap_or(0).max(group.block_size);
             let bytes = longest.div_ceil(scale) * members;
             if bytes > PAYLOAD_MAX {
-                let what = "a larger cluster.payload_scale, larger blocks or shorter messages take less";
-                return sense(format!(
-                    "groups[{number}] takes {bytes} bytes of memory, more than {PAYLOAD_MAX}: {what}"
+                let what = "a larger cluster.payload_scale, larger blocks or shorter messages need less";
+                return invalid(format!(
+                    "groups[{number}] needs {bytes} bytes of memory, more than {PAYLOAD_MAX}: {what}"
                 ));
             }
             let blocks = group.messages.iter().map(|message| message.bytes / group.block_size).max().unwrap_or(0);
             if blocks * members > BLOCKS_MAX {
-                return sense(format!(
-                    "groups[{number}]: {blocks} blocks for each member ({members}) are more than {BLOCKS_MAX}; use larger blocks"
+                return invalid(format!(
+                    "groups[{number}]: {blocks} blocks for each of {members} members are more than {BLOCKS_MAX}; use \
+                     larger blocks"
                 ));
             }
         }
         for (number, event) in self.events.iter().enumerate() {
             if let Some(node) = event.nodes().into_iter().find(|&node| node >= nodes) {
-                return sense(format!("events[{number}]: there is no node {node}, the cluster has {nodes}"));
+                return invalid(format!("events[{number}]: there is no node {node}; the cluster has {nodes} nodes"));
             }
             match *event {
                 ScenarioEvent::SlowDown { times, .. } if !(1..=SLOWNESS_MAX).contains(&times) => {
-                    return sense(format!("events[{number}].times must be from 1 to {SLOWNESS_MAX}"));
+                    return invalid(format!("events[{number}].times must be from 1 to {SLOWNESS_MAX}"));
                 }
                 ScenarioEvent::LimitPort { mbps, .. } if mbps > MBPS_MAX => {
-                    return sense(format!("events[{number}].mbps must be at most {MBPS_MAX}"));
+                    return invalid(format!("events[{number}].mbps must be at most {MBPS_MAX}"));
                 }
                 ScenarioEvent::HoldUp { us, .. } if us > HOLD_UP_US_MAX => {
-                    return sense(format!("events[{number}].us must be at most {HOLD_UP_US_MAX}, an hour"));
+                    return invalid(format!("events[{number}].us must be at most {HOLD_UP_US_MAX}, an hour"));
                 }
                 _ => {}
             }
@@ -316,7 +320,7 @@ impl Scenario {
             let members: Vec<u32> =
                 if group.members.is_empty() { (0..self.cluster.nodes).collect() } else { group.members.clone() };
             let algorithm = algorithm(&group.algorithm, &self.cluster, &members)
-                .map_err(|what| ScenarioError::Sense { what: format!("groups[{}].algorithm: {what}", id - 1) })?;
+                .map_err(|what| ScenarioError::Invalid { what: format!("groups[{}].algorithm: {what}", id - 1) })?;
             let members = members.into_iter().map(NodeIndex).collect();
             Ok(GroupPlan { id, members, algorithm, block_size: group.block_size })
         };
@@ -325,7 +329,7 @@ impl Scenario {
 }
 
 impl ScenarioGroup {
-    /// Sends the messages at their times, waits until all have them, and closes the group.
+    /// Sends the messages at their times, waits for their deliveries, and closes the group.
     async fn play(&self, world: &World, start: Timestamp, formed: FormedGroup) -> PlayedGroup {
         let mut order: Vec<ScenarioMessage> = self.messages.clone();
         order.sort_by_key(|message| message.at_us);
@@ -386,7 +390,7 @@ impl ScenarioEvent {
         }
     }
 
-    /// Lets the event happen at its time, counted from now.
+    /// Schedules the event at its time, counted from now.
     fn schedule(&self, world: &World) {
         let (event, clock) = (*self, world.clone());
         let at = world.now() + Duration::from_micros(self.at_us());
@@ -413,7 +417,7 @@ impl ScenarioEvent {
     }
 }
 
-/// Finds an algorithm by its name; the hybrids take the racks of the cluster.
+/// Returns the algorithm with this name; hybrids use the racks of the cluster.
 fn algorithm(name: &str, cluster: &ClusterModel, members: &[u32]) -> Result<Algorithm, String> {
     let Some(spine) = Spine::in_name(name) else {
         let hybrids = Spine::ALL.map(|spine| format!("hybrid({spine})")).join(", ");
@@ -436,13 +440,13 @@ fn default_block_size() -> u64 {
     1 << 20
 }
 
-/// The slowest that a node can become, in times.
+/// Limit of the factor by which a node becomes slower.
 const SLOWNESS_MAX: u64 = 1_000_000;
-/// The longest that software can be held up, in µs.
+/// Limit of a delay of software, in µs.
 const HOLD_UP_US_MAX: u64 = 3_600_000_000;
-/// Most bytes of memory that one message takes at all members.
+/// Limit of the memory of one message at all members, in bytes.
 const PAYLOAD_MAX: u64 = 1 << 30;
-/// Most blocks of one message, counted at all members.
+/// Limit of the blocks of one message, counted at all members.
 const BLOCKS_MAX: u64 = 10_000_000;
 /// Largest block, in bytes.
 const BLOCK_SIZE_MAX: u64 = 1 << 30;

@@ -1,7 +1,7 @@
-//! The executor: tasks, events and a clock that stands still while they run.
+//! The executor: tasks, events and a clock that stops while they run.
 //!
 //! One thread polls tasks in the order in which they became ready. When none is ready, the clock jumps to the next
-//! event. Nothing else decides what happens next, so that a seed decides everything.
+//! event. Nothing else decides the order, so a seed decides everything.
 
 use std::collections::{BTreeMap, BinaryHeap, VecDeque};
 use std::fmt;
@@ -14,7 +14,7 @@ use std::time::Duration;
 use futures::future::BoxFuture;
 use rdmc_fabric::Timestamp;
 
-/// A number of a modelled node, from 0.
+/// The number of a modelled node, from 0.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct NodeIndex(pub u32);
 
@@ -34,12 +34,12 @@ impl fmt::Display for NodeIndex {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum Stalled {
-    /// Every task waits, and no event is to come: somebody waits for ever.
-    #[error("deadlock at {at:?}: {tasks} tasks wait and nothing is to happen")]
+    /// Every task waits, and there are no more events.
+    #[error("deadlock at {at:?}: {tasks} tasks wait and there are no more events")]
     Deadlock {
         /// Virtual time since the start.
         at: Duration,
-        /// Tasks that wait.
+        /// Number of waiting tasks.
         tasks: usize,
     },
     /// The virtual clock passed the limit.
@@ -47,20 +47,20 @@ pub enum Stalled {
     TimeLimit {
         /// The limit.
         limit: Duration,
-        /// Tasks that are left.
+        /// Number of tasks that have not ended.
         tasks: usize,
     },
-    /// Tasks and events brought forth each other for ever without any time passing.
-    #[error("livelock at {at:?}: {polls} polls and events without any time passing")]
+    /// Tasks and events caused each other without end, and virtual time did not advance.
+    #[error("livelock at {at:?}: {polls} polls and events while virtual time did not advance")]
     Livelock {
         /// Virtual time since the start.
         at: Duration,
-        /// Polls and events at that moment.
+        /// Number of polls and events at that moment.
         polls: u64,
     },
 }
 
-/// The tasks, the events to come and the clock of one simulated world.
+/// The tasks, events and clock of one simulated world.
 ///
 /// Cheap to clone; all clones are the same executor. [`Simulation`](crate::Simulation) ends it.
 #[derive(Clone)]
@@ -78,11 +78,11 @@ struct Core {
 struct State {
     events: BinaryHeap<Event>,
     next_event: u64,
-    /// Timers in `events` that were dropped.
+    /// Number of dropped timers in `events`.
     cancelled: usize,
     tasks: BTreeMap<u64, Arc<Task>>,
     next_task: u64,
-    /// Stopped nodes, and their tasks that would run.
+    /// Stopped nodes, and their tasks that are ready.
     stopped: BTreeMap<NodeIndex, Vec<Arc<Task>>>,
     /// Tasks of nodes that have died.
     ended: Vec<Arc<Task>>,
@@ -95,7 +95,7 @@ struct Ready {
     woken: Vec<Arc<Task>>,
 }
 
-/// Something that happens at a moment. The heap gives the earliest, of equals the one scheduled first.
+/// An event at a moment. The heap returns the earliest event, and of equal ones the one scheduled first.
 struct Event {
     at_ns: u64,
     number: u64,
@@ -132,7 +132,7 @@ struct Task {
     owner: Option<NodeIndex>,
     core: Weak<Core>,
     queued: AtomicBool,
-    /// None while it is polled and when it has ended.
+    /// `None` while it is polled and after it has ended.
     future: Mutex<Option<BoxFuture<'static, ()>>>,
 }
 
@@ -163,12 +163,12 @@ impl Executor {
         self.0.now_ns.load(Ordering::Relaxed)
     }
 
-    /// Calls `call` at a moment; in the past means as soon as possible.
+    /// Calls `call` at a moment; as soon as possible if the moment has passed.
     pub(crate) fn call_at(&self, at_ns: u64, call: impl FnOnce() + Send + 'static) {
         self.push_event(at_ns, Action::Call(Box::new(call)));
     }
 
-    /// Runs a task of a node, or of none, until it ends or its node dies.
+    /// Runs a task until it ends or its node, if any, dies.
     pub(crate) fn spawn(&self, owner: Option<NodeIndex>, future: BoxFuture<'static, ()>) {
         let task = {
             let mut state = self.state();
@@ -179,7 +179,7 @@ impl Executor {
                 owner,
                 core: Arc::downgrade(&self.0),
                 queued: AtomicBool::new(false),
-                // A task may run inside a Tokio runtime, whose budget must not decide anything.
+                // A task may run inside a Tokio runtime, whose budget must not affect the order.
                 future: Mutex::new(Some(Box::pin(tokio::task::unconstrained(future)))),
             });
             state.tasks.insert(number, task.clone());
@@ -192,13 +192,13 @@ impl Executor {
         Sleep { core: Arc::downgrade(&self.0), at_ns: at.as_nanos(), timer: None }
     }
 
-    /// Counts the tasks that have not ended, of one node.
+    /// Counts the tasks of one node that have not ended.
     pub(crate) fn tasks_of(&self, node: NodeIndex) -> usize {
         self.state().tasks.values().filter(|task| task.owner == Some(node)).count()
     }
 
-    /// Ends all tasks of a node, which are dropped when what runs now is done: it may be one of them, and hold locks that
-    /// the others take when they are dropped.
+    /// Ends all tasks of a node. They are dropped after the current task or event, which may be one of them and hold
+    /// locks that the others take on drop.
     pub(crate) fn end_tasks_of(&self, node: NodeIndex) {
         let mut state = self.state();
         let state = &mut *state;
@@ -215,19 +215,19 @@ impl Executor {
             self.0.any_ended.store(false, Ordering::Relaxed);
             let ended = std::mem::take(&mut self.state().ended);
             for task in ended {
-                // Out of all locks: what a task owns may call back here when it is dropped.
+                // Outside all locks: the values of a task may call the executor on drop.
                 let future = lock(&task.future).take();
                 drop(future);
             }
         }
     }
 
-    /// Stops the tasks of a node, as a signal stops a process.
+    /// Stops the tasks of a node, as SIGSTOP stops a process.
     pub(crate) fn stop_tasks_of(&self, node: NodeIndex) {
         self.state().stopped.entry(node).or_default();
     }
 
-    /// Lets the tasks of a stopped node go on.
+    /// Resumes the tasks of a stopped node.
     pub(crate) fn resume_tasks_of(&self, node: NodeIndex) {
         let tasks = self.state().stopped.remove(&node).unwrap_or_default();
         lock(&self.0.ready).woken.extend(tasks);
@@ -273,7 +273,7 @@ impl Executor {
         }
     }
 
-    /// Drops all tasks and events, which hold the world they run in.
+    /// Drops all tasks and events, which hold references to their world.
     pub(crate) fn end(&self) {
         self.drop_ended();
         loop {
@@ -293,7 +293,7 @@ impl Executor {
         }
     }
 
-    /// Appends what was woken to the queue, in an order that does not depend on how wakers are kept.
+    /// Appends the woken tasks to the queue, in an order that is independent of the order of wakers.
     fn take_woken(&self) {
         let mut ready = lock(&self.0.ready);
         let ready = &mut *ready;
@@ -322,12 +322,12 @@ impl Executor {
         } else if self.state().tasks.contains_key(&task.number) {
             *lock(&task.future) = Some(future);
         } else {
-            // Its node died meanwhile, by its own hand.
+            // The task killed its own node.
             drop(future);
         }
     }
 
-    /// Advances the clock to the next event and lets it happen.
+    /// Advances the clock to the next event and executes it.
     fn fire_next(&self, limit_ns: u64) -> Fired {
         loop {
             let event = {
@@ -378,7 +378,7 @@ impl Core {
         state.events.push(Event { at_ns, number, action });
     }
 
-    /// Notes that a timer was dropped, and clears them out when they are many.
+    /// Notes that a timer was dropped, and removes dropped timers when there are many.
     fn cancel(&self) {
         let mut state = lock(&self.state);
         state.cancelled += 1;
@@ -414,7 +414,7 @@ impl Timer {
     }
 }
 
-/// A wait for a moment of virtual time.
+/// A future that waits for a moment of virtual time.
 pub(crate) struct Sleep {
     core: Weak<Core>,
     at_ns: u64,
@@ -462,7 +462,7 @@ pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Polls at one moment after which tasks are taken to wake each other for ever.
+/// Polls at one moment after which the executor reports a livelock.
 const POLLS_MAX: u64 = 50_000_000;
-/// Dropped timers that are always put up with.
+/// Number of dropped timers that are always tolerated.
 const CANCELLED_MAX: usize = 1024;

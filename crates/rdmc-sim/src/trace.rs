@@ -6,10 +6,10 @@ use serde::Serialize;
 use crate::log::Recorded;
 use crate::simulation::NodeIndex;
 
-/// Writes what was recorded as a trace in Chrome's JSON format.
+/// Returns recorded events as a trace in Chrome's JSON format.
 ///
-/// A block has its immediate as name: its number, or with a message's first block the message's size in bytes of payload.
-/// Blocks that share a port at the same time are drawn below each other, in as many rows as are needed.
+/// The name of a block is its immediate: the number of the block, or with a first block the message's size in payload
+/// bytes. Blocks that share a port at the same time have rows of their own.
 pub fn to_trace(recorded: &[Recorded]) -> String {
     let mut rows = Rows::default();
     let mut events: Vec<TraceEvent<'_>> = Vec::new();
@@ -43,7 +43,7 @@ pub fn to_trace(recorded: &[Recorded]) -> String {
     serde_json::to_string(&trace).expect("plain values become JSON")
 }
 
-/// Leaves out the protocol's own small writes, which would hide the blocks.
+/// Returns whether the trace shows an event: the protocol's small writes would hide the blocks.
 fn matters(what: &Recorded) -> bool {
     !matches!(what, Recorded::Carried { one_sided: true, bytes, .. } if *bytes <= PROTOCOL_BYTES)
 }
@@ -70,12 +70,12 @@ impl Side {
     }
 }
 
-/// Which rows of which ports are occupied until when.
+/// The rows of each port, and until when they are occupied.
 #[derive(Default)]
 struct Rows(std::collections::BTreeMap<(NodeIndex, Side), Vec<u64>>);
 
 impl Rows {
-    /// Finds a row that is free from `begin_ns`.
+    /// Returns a row that is free from `begin_ns`.
     fn place(&mut self, node: NodeIndex, side: Side, begin_ns: u64, end_ns: u64) -> u32 {
         let rows = self.0.entry((node, side)).or_default();
         let free = rows.iter().position(|&until_ns| until_ns <= begin_ns).unwrap_or_else(|| {
@@ -115,7 +115,7 @@ struct Trace<'a> {
 struct TraceEvent<'a> {
     name: std::borrow::Cow<'a, str>,
     ph: &'a str,
-    /// Microseconds, with a fraction.
+    /// In µs, with a fraction.
     ts: f64,
     #[serde(skip_serializing_if = "Option::is_none")]
     dur: Option<f64>,
@@ -175,7 +175,7 @@ fn micros(ns: u64) -> f64 {
 
 /// The track of a node's software.
 const SOFTWARE_TRACK: u32 = 1;
-/// The longest write that is the protocol's.
+/// Longest write in bytes that belongs to the protocol.
 const PROTOCOL_BYTES: u64 = 256;
 
 #[cfg(test)]

@@ -1,4 +1,4 @@
-//! The modelled world: nodes, ports and paths, and what can happen to them.
+//! The modelled world: nodes, ports and paths, and their faults.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
@@ -9,12 +9,12 @@ use std::time::Duration;
 use futures::future::BoxFuture;
 use rdmc_fabric::{Exposures, Timestamp, WorkError};
 
-use crate::control::{Control, Pipe, Spoil};
+use crate::control::{Control, ControlFault, Pipe};
 use crate::fabric::SimFabric;
 use crate::flows::{Flows, LinkIndex};
 use crate::host::Host;
 use crate::log::{Log, Recorded};
-use crate::model::{ClusterModel, Completion};
+use crate::model::{ClusterModel, WaitMode};
 use crate::queue_pair::SimQueuePair;
 use crate::random::Random;
 use crate::simulation::{Executor, NodeIndex, Stalled, lock};
@@ -24,7 +24,7 @@ mod flips;
 pub use flips::FlippedBit;
 use flips::Flips;
 
-/// A simulation: a [`World`] and the executor that runs what happens in it.
+/// A simulation: a [`World`] and its executor.
 ///
 /// Dropping it ends all tasks of the world.
 ///
@@ -33,7 +33,7 @@ use flips::Flips;
 /// use std::time::Duration;
 /// use rdmc_sim::{ClusterModel, Simulation};
 ///
-/// let simulation = Simulation::new(ClusterModel::new(2, 10_000, 1_000), 1).expect("the model is sound");
+/// let simulation = Simulation::new(ClusterModel::new(2, 10_000, 1_000), 1).expect("the model is valid");
 /// let world = simulation.world().clone();
 /// let slept = simulation.run(Duration::MAX, async move {
 ///     world.sleep(Duration::from_secs(3600)).await;
@@ -47,24 +47,24 @@ pub struct Simulation {
 }
 
 impl Simulation {
-    /// Makes the world of a model in which `seed` decides whatever is left to chance.
+    /// Makes the world of a model; `seed` decides everything random.
     ///
     /// # Errors
-    /// What is wrong with the model.
+    /// The model is invalid.
     pub fn new(model: ClusterModel, seed: u64) -> Result<Self, ModelError> {
         model.check().map_err(|what| ModelError { what })?;
         Ok(Self { world: World::new(model, seed) })
     }
 
-    /// Returns the handle by which futures act in the world.
+    /// Returns the handle of the world.
     pub fn world(&self) -> &World {
         &self.world
     }
 
-    /// Runs until `future` has ended; what else is under way then goes on at the next call.
+    /// Runs until `future` has ended. Other tasks continue at the next call.
     ///
     /// # Errors
-    /// [`Stalled`] if it cannot end, or not within `limit` of virtual time.
+    /// [`Stalled`] if `future` cannot end, or does not end within `limit` of virtual time.
     pub fn run<T: Send + 'static>(
         &self,
         limit: Duration,
@@ -78,23 +78,23 @@ impl Drop for Simulation {
     fn drop(&mut self) {
         self.world.0.executor.end();
         self.world.0.flows.end();
-        // What is planned holds the world.
-        self.world.0.nodes.iter().for_each(|node| lock(&node.plans).clear());
+        // Planned calls hold references to the world.
+        self.world.0.nodes.iter().for_each(|node| lock(&node.planned_calls).clear());
     }
 }
 
-/// The parameters of a model make no sense.
+/// The parameters of a model are invalid.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("the cluster cannot be modelled: {what}")]
 pub struct ModelError {
-    /// The parameter, and what it must be.
+    /// The parameter, and its valid values.
     pub what: String,
 }
 
 /// A handle of a modelled world; cheap to clone.
 ///
 /// # Panics
-/// Whatever takes a node panics if there is no such node.
+/// Every method with a node panics if there is no such node.
 #[derive(Clone)]
 pub struct World(pub(crate) Arc<WorldShared>);
 
@@ -104,14 +104,14 @@ pub(crate) struct WorldShared {
     pub(crate) model: ClusterModel,
     pub(crate) random: Mutex<Random>,
     pub(crate) nodes: Vec<Node>,
-    /// Each rack's uplink: out of the rack, into it.
+    /// The uplink of each rack: out of the rack and into it.
     uplinks: Vec<(LinkIndex, LinkIndex)>,
-    /// Paths with a limit of their own: from one node to another.
+    /// Paths from one node to another with a limit of their own.
     limited: Mutex<BTreeMap<(NodeIndex, NodeIndex), LinkIndex>>,
-    /// Queue pairs by the nonce that is their endpoint.
+    /// Queue pairs, by the nonce in their endpoint.
     pub(crate) queue_pairs: Mutex<BTreeMap<u128, Weak<SimQueuePair>>>,
     pub(crate) control: Control,
-    /// Directions, from one node to another, in which nothing gets through.
+    /// Directions, from one node to another, that are cut.
     cut: Mutex<BTreeSet<(NodeIndex, NodeIndex)>>,
     flips: Flips,
     pub(crate) log: Mutex<Log>,
@@ -125,17 +125,17 @@ pub(crate) struct Node {
     pub(crate) ingress: LinkIndex,
     pub(crate) exposures: Arc<Exposures>,
     alive: AtomicBool,
-    /// How many operations it has begun.
+    /// Number of operations that it has begun.
     operations: AtomicU64,
-    /// The operation before which the first of the plans is carried out.
-    next_plan: AtomicU64,
-    plans: Mutex<BTreeMap<u64, Plan>>,
+    /// The number of the operation before which the first planned call is due.
+    next_planned: AtomicU64,
+    planned_calls: Mutex<BTreeMap<u64, PlannedCall>>,
 }
 
-/// What is done before an operation.
-type Plan = Box<dyn FnOnce() + Send>;
+/// A call that is planned before an operation.
+type PlannedCall = Box<dyn FnOnce() + Send>;
 
-/// Until when a node's adapter is occupied with earlier operations.
+/// Until when earlier operations occupy a node's adapter, in each direction.
 #[derive(Debug, Default)]
 pub(crate) struct Adapter {
     pub(crate) out_free_ns: u64,
@@ -155,8 +155,8 @@ impl World {
             exposures: Arc::default(),
             alive: AtomicBool::new(true),
             operations: AtomicU64::new(0),
-            next_plan: AtomicU64::new(u64::MAX),
-            plans: Mutex::default(),
+            next_planned: AtomicU64::new(u64::MAX),
+            planned_calls: Mutex::default(),
         });
         let nodes = nodes.collect();
         let racks = (0..model.nodes).map(|node| model.rack_of(node)).max().map_or(0, |rack| rack + 1);
@@ -203,7 +203,7 @@ impl World {
         self.0.executor.sleep_until(at).await;
     }
 
-    /// Makes a node's access to the network.
+    /// Makes a fabric of a node.
     ///
     /// # Panics
     /// If there is no such node.
@@ -229,59 +229,60 @@ impl World {
         self.0.executor.tasks_of(node)
     }
 
-    /// Counts the queue pairs of a node that exist, broken ones included.
+    /// Counts the queue pairs of a node, broken ones included.
     pub fn queue_pairs_of(&self, node: NodeIndex) -> usize {
         self.0.queue_pairs_of(node).len()
     }
 
-    /// Counts the operations that a node has begun: what its software does that others can see, or is told by others. These
-    /// are requests posted, completions taken, queue pairs connected and closed, control connections opened, accepted and
-    /// ended, and reads and writes on them.
+    /// Returns the number of operations that a node has begun: all actions of its software that other nodes can observe
+    /// or cause. These are requests posted, completions taken, queue pairs connected and closed, control connections
+    /// opened, accepted and ended, and reads and writes on them.
     pub fn operations_of(&self, node: NodeIndex) -> u64 {
         self.0.nodes[node.index()].operations.load(Ordering::Relaxed)
     }
 
     /// Calls `call` when a node has begun `count` operations and is about to begin the next.
     ///
-    /// If that kills the node, nothing comes of the operation, nor of anything after it. If it stops the node, that ends
-    /// when the task that is running waits for something.
+    /// If `call` kills the node, the operation and all later ones have no effect. If `call` stops the node, the running
+    /// task continues until it waits.
     pub fn before_operation(&self, node: NodeIndex, count: u64, call: impl FnOnce() + Send + 'static) {
         let node = &self.0.nodes[node.index()];
-        let mut plans = lock(&node.plans);
-        plans.insert(count, Box::new(call));
-        node.next_plan.store(plans.first_key_value().map_or(u64::MAX, |(count, _)| *count), Ordering::Relaxed);
+        let mut planned_calls = lock(&node.planned_calls);
+        planned_calls.insert(count, Box::new(call));
+        node.next_planned
+            .store(planned_calls.first_key_value().map_or(u64::MAX, |(count, _)| *count), Ordering::Relaxed);
     }
 
-    /// Returns a number that tells whether two runs did the same things at the same times.
+    /// Returns the digest of all events and their times: equal runs have equal digests.
     pub fn digest(&self) -> u64 {
         lock(&self.0.log).digest()
     }
 
-    /// Keeps a record of what happens from now on, for [`recorded`](Self::recorded).
+    /// Records events from now on, for [`recorded`](Self::recorded).
     pub fn record(&self) {
         lock(&self.0.log).record();
     }
 
-    /// Takes what was recorded.
+    /// Takes the recorded events.
     pub fn recorded(&self) -> Vec<Recorded> {
         lock(&self.0.log).take()
     }
 
-    /// Returns the bytes that have left a node's port in flows, and those that have come in.
+    /// Returns the bytes of flows that have left a node's port, and those that have arrived.
     pub fn carried_bytes(&self, node: NodeIndex) -> (u64, u64) {
         let Node { egress, ingress, .. } = self.0.nodes[node.index()];
         (self.0.flows.carried_bytes(egress), self.0.flows.carried_bytes(ingress))
     }
 
-    /// Returns the processor time a node's software has used so far.
-    pub fn cpu_time(&self, node: NodeIndex, mode: Completion) -> Duration {
+    /// Returns the processor time that a node's software has used so far.
+    pub fn cpu_time(&self, node: NodeIndex, mode: WaitMode) -> Duration {
         let cpu_ns = lock(&self.0.nodes[node.index()].host).cpu_ns(mode, self.0.executor.now_ns());
         Duration::from_nanos(cpu_ns)
     }
 
-    // What can happen.
+    // Faults.
 
-    /// Tells whether a node has not died.
+    /// Returns whether a node is alive.
     pub fn is_alive(&self, node: NodeIndex) -> bool {
         self.0.nodes[node.index()].alive.load(Ordering::Relaxed)
     }
@@ -300,7 +301,7 @@ impl World {
         self.0.executor.end_tasks_of(node);
     }
 
-    /// Takes the power of a node: nobody is told.
+    /// Removes a node without notice to the others, as a power failure does.
     pub fn vanish(&self, node: NodeIndex) {
         if !self.0.die(node, "vanished") {
             return;
@@ -311,23 +312,23 @@ impl World {
         for other in self.nodes().filter(|&other| other != node) {
             self.0.cut_off(node, other);
         }
-        // What it owns is dropped when nobody can be told any more.
+        // Its values are dropped when no connection can report it any more.
         self.0.executor.end_tasks_of(node);
     }
 
-    /// Stops the process of a node, as SIGSTOP does; its adapter and its kernel go on.
+    /// Stops the process of a node, as SIGSTOP does; its adapter and its kernel continue.
     pub fn stop(&self, node: NodeIndex) {
         self.0.note_fault(Some(node), "stopped");
         self.0.executor.stop_tasks_of(node);
     }
 
-    /// Lets a stopped process go on.
+    /// Resumes a stopped process.
     pub fn resume(&self, node: NodeIndex) {
         self.0.note_fault(Some(node), "resumed");
         self.0.executor.resume_tasks_of(node);
     }
 
-    /// Gives the core of a node's software to somebody else for a while.
+    /// Takes the core away from a node's software for a while.
     pub fn hold_up(&self, node: NodeIndex, duration: Duration) {
         let (now_ns, duration_ns) = (self.0.executor.now_ns(), duration.as_nanos());
         let duration_ns = u64::try_from(duration_ns).unwrap_or(u64::MAX);
@@ -335,7 +336,7 @@ impl World {
         lock(&self.0.nodes[node.index()].host).hold_up(now_ns, duration_ns);
     }
 
-    /// Makes a node's software and port so many times as slow as they were in the beginning.
+    /// Makes a node's software and port slower by a factor, relative to the model.
     pub fn slow_down(&self, node: NodeIndex, times: u64) {
         let times = times.max(1);
         lock(&self.0.nodes[node.index()].host).slow_down(times);
@@ -351,7 +352,7 @@ impl World {
         }
     }
 
-    /// Changes the rate of a rack's uplink, as others on it do.
+    /// Changes the rate of a rack's uplink.
     ///
     /// # Panics
     /// If there is no such rack.
@@ -363,8 +364,8 @@ impl World {
         }
     }
 
-    /// Limits the rate between two nodes, in either direction, whatever their ports can do; what is on the way between
-    /// them when this is done for the first time goes on without a limit.
+    /// Limits the rate between two nodes, in each direction, besides the rates of their ports. Messages in flight at
+    /// the first call have no limit.
     pub fn limit_path(&self, a: NodeIndex, b: NodeIndex, mbps: u64) {
         self.0.note_fault(None, "path limited");
         for ends in [(a, b), (b, a)] {
@@ -380,27 +381,27 @@ impl World {
         }
     }
 
-    /// Cuts two nodes off each other. What has not left its port waits, and fails if it waits too long; what has left it
-    /// still arrives, and so does its answer.
+    /// Partitions two nodes. A message that has not left its port waits, and fails if it waits too long. A message that
+    /// has left still arrives, and so does its acknowledgement.
     pub fn cut(&self, a: NodeIndex, b: NodeIndex) {
         if a != b {
             self.0.cut_off(a, b);
         }
     }
 
-    /// Lets nothing through from one node to another. Control connections carry what the other says until they are given
-    /// up; queue pairs, which wait for acknowledgements, stand still in both directions.
+    /// Cuts the direction from one node to another. Control connections carry the other direction until they break.
+    /// Queue pairs, which wait for acknowledgements, stop in both directions.
     pub fn cut_one_way(&self, from: NodeIndex, to: NodeIndex) {
         if from != to {
             self.0.cut_directions(from, to, &[(from, to)]);
         }
     }
 
-    /// Joins two nodes again.
+    /// Heals the partition of two nodes.
     pub fn heal(&self, a: NodeIndex, b: NodeIndex) {
         let joined = self.is_alive(a) && self.is_alive(b) && {
             let mut cut = lock(&self.0.cut);
-            // Both are to be removed.
+            // Without short-circuit: both are removed.
             cut.remove(&(a, b)) | cut.remove(&(b, a))
         };
         if joined {
@@ -416,7 +417,7 @@ impl World {
         }
     }
 
-    /// Joins all nodes again that live.
+    /// Heals all partitions of living nodes.
     pub fn heal_all(&self) {
         let cut: Vec<_> = lock(&self.0.cut).iter().copied().collect();
         for (a, b) in cut {
@@ -432,17 +433,17 @@ impl World {
         }
     }
 
-    /// Lets only so many bytes arrive of what one node writes next on each control connection to another, and resets the
-    /// connections between them then. At least one byte is missing.
+    /// Truncates the next write on each control connection from one node to another to `bytes`, or to all but one byte,
+    /// and then resets the connections between them.
     pub fn truncate_control(&self, from: NodeIndex, to: NodeIndex, bytes: usize) {
         self.0.note_fault(None, "control bytes cut short");
-        self.0.control.spoil(from, to, Spoil::Truncate { bytes });
+        self.0.control.inject(from, to, ControlFault::Truncate { bytes });
     }
 
-    /// Turns over a bit of what one node writes next on each control connection to another.
+    /// Flips a bit of the next write on each control connection from one node to another.
     pub fn garble_control(&self, from: NodeIndex, to: NodeIndex, bit: usize) {
         self.0.note_fault(None, "control bytes garbled");
-        self.0.control.spoil(from, to, Spoil::Garble { bit });
+        self.0.control.inject(from, to, ControlFault::Garble { bit });
     }
 
     /// Breaks the queue pairs between two nodes, as a bad cable does.
@@ -486,7 +487,7 @@ impl WorldShared {
         self.model.latency_ns + between
     }
 
-    /// Occupies a node's adapter with one operation; returns when it is done.
+    /// Occupies a node's adapter with one operation; returns when the operation ends.
     pub(crate) fn occupy_adapter(&self, node: NodeIndex, outwards: bool) -> u64 {
         let mut adapter = lock(&self.nodes[node.index()].adapter);
         let free_ns = if outwards { &mut adapter.out_free_ns } else { &mut adapter.in_free_ns };
@@ -494,12 +495,12 @@ impl WorldShared {
         *free_ns
     }
 
-    /// Tells whether anything gets through from one node to another.
+    /// Returns whether messages get through from one node to another.
     pub(crate) fn reaches(&self, from: NodeIndex, to: NodeIndex) -> bool {
         !lock(&self.cut).contains(&(from, to))
     }
 
-    /// Tells whether two nodes can speak with each other.
+    /// Returns whether messages get through between two nodes in both directions.
     pub(crate) fn reach_each_other(&self, a: NodeIndex, b: NodeIndex) -> bool {
         self.reaches(a, b) && self.reaches(b, a)
     }
@@ -513,22 +514,23 @@ impl WorldShared {
         queue_pairs.values().filter_map(Weak::upgrade).filter(|queue_pair| queue_pair.node() == node).collect()
     }
 
-    /// Counts an operation that a node is about to begin, after what was planned for this moment; tells whether the node
-    /// lives then.
+    /// Executes a call that is planned before a node's next operation, and counts the operation; returns whether the
+    /// node is alive.
     ///
     /// The caller holds no lock of the world.
     pub(crate) fn begin_operation(&self, node: NodeIndex) -> bool {
         let node = &self.nodes[node.index()];
         let count = node.operations.fetch_add(1, Ordering::Relaxed);
-        if count == node.next_plan.load(Ordering::Relaxed) {
-            let plan = {
-                let mut plans = lock(&node.plans);
-                let plan = plans.remove(&count);
-                node.next_plan.store(plans.first_key_value().map_or(u64::MAX, |(count, _)| *count), Ordering::Relaxed);
-                plan
+        if count == node.next_planned.load(Ordering::Relaxed) {
+            let call = {
+                let mut planned_calls = lock(&node.planned_calls);
+                let call = planned_calls.remove(&count);
+                node.next_planned
+                    .store(planned_calls.first_key_value().map_or(u64::MAX, |(count, _)| *count), Ordering::Relaxed);
+                call
             };
-            if let Some(plan) = plan {
-                plan();
+            if let Some(call) = call {
+                call();
             }
         }
         node.alive.load(Ordering::Relaxed)

@@ -1,4 +1,4 @@
-//! A case: everything that one seed draws, as plain data.
+//! Cases: everything that one seed draws, as plain data.
 
 use std::time::Duration;
 
@@ -10,23 +10,23 @@ use crate::random::Random;
 
 mod text;
 
-/// One experiment of a campaign: a cluster, the groups on it, what their members do and what happens to them.
+/// One case of a campaign: a cluster, its groups, the behaviour of their members, and faults.
 ///
 /// Times count from the moment at which all nodes are connected.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Case {
-    /// The seed of the world; of a case that was drawn, the seed it was drawn from.
+    /// The seed of the world. A drawn case has the seed from which it was drawn.
     pub seed: u64,
     /// The cluster.
     pub model: ClusterModel,
-    /// Most bytes of each node's pool.
+    /// Limit of each node's pool, in bytes.
     pub pool_bytes_max: u64,
     /// The groups.
     pub groups: Vec<GroupCase>,
-    /// What happens until the world is healed.
+    /// The faults that happen before the world is healed.
     pub faults: Vec<FaultCase>,
-    /// When the world is healed, in ns: cuts are joined, stopped processes go on, nothing happens any more.
+    /// When the world is healed, in ns: cuts end, stopped processes continue, and faults no longer happen.
     pub heal_ns: u64,
 }
 
@@ -42,21 +42,21 @@ pub struct GroupCase {
     pub algorithm: AlgorithmCase,
     /// The block size in bytes.
     pub block_size: u32,
-    /// How long its forming may take, in ns.
+    /// Limit of the time to form the group, in ns.
     pub formation_limit_ns: u64,
-    /// What the root sends, in order.
+    /// The messages of the root, in order.
     pub messages: Vec<MessageCase>,
-    /// Most sends the root has under way.
+    /// Limit of the root's sends in flight.
     pub sends_ahead: usize,
     /// Whether the root sends from pool memory.
     pub sends_from_pool: bool,
-    /// Whether members keep messages so that the group could go on after a failure.
+    /// Whether members keep messages for a recovery after a failure.
     #[serde(default = "yes")]
     pub recoverable: bool,
-    /// Whether blocks are checked where they arrive.
+    /// Whether receivers check blocks.
     #[serde(default)]
     pub checks: bool,
-    /// Whether members may have parts of the messages already.
+    /// Whether members may already have parts of the messages.
     #[serde(default)]
     pub delta: bool,
 }
@@ -65,7 +65,7 @@ fn yes() -> bool {
     true
 }
 
-/// A member of a group, and how its application behaves.
+/// A member of a group and the behaviour of its application.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct MemberCase {
@@ -73,61 +73,61 @@ pub struct MemberCase {
     pub node: u32,
     /// When it creates or joins the group, in ns.
     pub begins_ns: u64,
-    /// Whether it supplies the memory for each message, instead of the pool.
+    /// Whether its application supplies the memory for each message, instead of the pool.
     pub offers: bool,
-    /// What the memory that it supplies holds of each message already, if anything.
+    /// The parts of each message that its memory already holds; `None` without parts.
     #[serde(default)]
     pub has: Option<PartsCase>,
-    /// How long it waits before each send, or after each message it takes, in ns.
+    /// Pause before each send, or after each received message, in ns.
     pub pause_ns: u64,
-    /// Messages it keeps before it drops the oldest.
+    /// Number of messages that it keeps before it drops the oldest.
     pub holds: usize,
-    /// What it does that not every application does.
-    pub whim: Whim,
+    /// What its application does besides the ordinary.
+    pub behaviour: Behaviour,
 }
 
-/// Which blocks of a message are in a member's memory before it arrives; in the places of the others is something else.
+/// The blocks of a message that are in a member's memory before the message arrives. Other blocks have other bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct PartsCase {
-    /// How many of a hundred.
+    /// Share of the blocks, in percent.
     pub percent: u8,
-    /// Decides which, and what is in the places of the others.
+    /// Decides which blocks, and the bytes of the other blocks.
     pub seed: u64,
 }
 
-/// What a member's application does besides sending or taking everything and closing the group.
+/// What a member's application does besides sending or receiving everything and closing the group.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 #[non_exhaustive]
-pub enum Whim {
-    /// Nothing.
-    None,
+pub enum Behaviour {
+    /// Nothing else.
+    Ordinary,
     /// It does not join.
     Absent,
     /// It joins with another block size.
     OtherBlockSize,
     /// It drops the future of creating or joining the group.
     DropJoin {
-        /// After so many ns.
+        /// Time before the drop, in ns.
         after_ns: u64,
     },
-    /// It drops the future of the next message again and again, and takes up a new one.
+    /// It drops the future of the next message repeatedly, and makes a new one.
     DropNext {
-        /// First after so many ns, then after twice as many each time.
+        /// Time before the first drop, in ns; it doubles each time.
         after_ns: u64,
     },
     /// It drops its handle of the group.
     DropHandle {
-        /// After so many messages.
+        /// Number of messages before that.
         after: usize,
     },
-    /// It ends the group because it cannot go on.
+    /// It refuses the group.
     Refuse {
-        /// After so many messages.
+        /// Number of messages before that.
         after: usize,
     },
-    /// It refuses a message that it is offered.
+    /// It refuses the offer of a message.
     RefuseOffer {
         /// The message.
         message: usize,
@@ -137,19 +137,19 @@ pub enum Whim {
         /// The message.
         message: usize,
     },
-    /// It accepts a message and drops the future of its arrival.
+    /// It accepts a message and drops the future of its delivery.
     DropDelivery {
         /// The message.
         message: usize,
     },
-    /// It closes the group before it has taken everything.
+    /// It closes the group before it has received everything.
     CloseEarly {
-        /// After so many messages.
+        /// Number of messages before that.
         after: usize,
     },
     /// It drops the future of closing the group.
     DropClose {
-        /// After so many ns.
+        /// Time before the drop, in ns.
         after_ns: u64,
     },
 }
@@ -160,21 +160,21 @@ pub enum Whim {
 pub struct MessageCase {
     /// Its size in bytes.
     pub size: u64,
-    /// What becomes of the future of its send.
-    pub fate: Fate,
+    /// How the application treats the future of the send.
+    pub future: SendFuture,
 }
 
-/// What becomes of the future of a send.
+/// How the application treats the future of a send.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
-pub enum Fate {
-    /// It is awaited.
-    Awaited,
-    /// It is dropped before it is polled.
+pub enum SendFuture {
+    /// The application awaits it until it ends.
+    Completes,
+    /// The application drops it before the first poll.
     NeverPolled,
-    /// It is dropped if it has not ended.
+    /// The application drops it after a while, unless it has ended.
     Dropped {
-        /// After so many ns.
+        /// Time before the drop, in ns.
         after_ns: u64,
     },
 }
@@ -198,7 +198,7 @@ pub enum AlgorithmCase {
     Hybrid {
         /// The rack of each rank.
         racks: Vec<u32>,
-        /// The schedule among them.
+        /// The schedule among the racks.
         spine: SpineCase,
     },
 }
@@ -217,7 +217,7 @@ pub enum SpineCase {
 }
 
 impl SpineCase {
-    /// All of them.
+    /// All schedules.
     pub const ALL: [SpineCase; 3] = [SpineCase::Chain, SpineCase::BinomialPipeline, SpineCase::Cascade];
 
     fn spine(self) -> Spine {
@@ -229,46 +229,46 @@ impl SpineCase {
     }
 }
 
-/// Something that happens, and when.
+/// A fault and its time.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct FaultCase {
-    /// When.
+    /// The time.
     pub when: When,
-    /// What.
+    /// The fault.
     pub fault: Fault,
 }
 
-/// When something happens.
+/// The time of a fault.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum When {
-    /// At a moment.
+    /// A moment.
     At {
-        /// In ns.
+        /// The moment, in ns.
         ns: u64,
     },
-    /// When a member of a group has come so far.
+    /// When a member of a group has reached a milestone.
     Milestone {
         /// The group's number.
         group: u64,
         /// The member's node.
         node: u32,
-        /// How far.
+        /// The milestone.
         milestone: Milestone,
-        /// How long after, in ns.
+        /// Delay after the milestone, in ns.
         delay_ns: u64,
     },
     /// When a node is about to begin an operation ([`World::operations_of`](crate::World::operations_of)).
     Operation {
         /// The node.
         node: u32,
-        /// How many it has begun before.
+        /// Number of operations before that one.
         count: u64,
     },
 }
 
-/// How far a member has come in a group.
+/// The progress of a member in a group.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Milestone {
@@ -276,18 +276,18 @@ pub enum Milestone {
     Joining,
     /// It has joined.
     Joined,
-    /// It has sent, or received, so many messages.
+    /// It has sent or received `count` messages.
     Messages {
-        /// How many.
+        /// Number of messages.
         count: usize,
     },
     /// It begins to close the group.
     Closing,
-    /// The group is over for it.
+    /// It has left or closed the group.
     Ended,
 }
 
-/// What can happen to nodes and between them.
+/// A fault of a node, or between two nodes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 #[non_exhaustive]
@@ -302,126 +302,126 @@ pub enum Fault {
         /// The node.
         node: u32,
     },
-    /// The process is stopped for a while.
+    /// The process stops for a while, as by SIGSTOP.
     Stop {
         /// The node.
         node: u32,
-        /// In ns.
+        /// Duration in ns.
         for_ns: u64,
     },
-    /// The core is given to somebody else for a while.
+    /// The scheduler takes the core away for a while.
     HoldUp {
         /// The node.
         node: u32,
-        /// In ns.
+        /// Duration in ns.
         for_ns: u64,
     },
-    /// Software and port are slow for a while.
+    /// Software and port become slow for a while.
     SlowDown {
         /// The node.
         node: u32,
-        /// How many times as slow.
+        /// The factor.
         times: u64,
-        /// In ns.
+        /// Duration in ns.
         for_ns: u64,
     },
-    /// The port has another rate for a while.
+    /// The port changes its rate for a while.
     LimitPort {
         /// The node.
         node: u32,
         /// The rate in Mbit/s.
         mbps: u64,
-        /// In ns.
+        /// Duration in ns.
         for_ns: u64,
     },
-    /// Two nodes do not reach each other for a while.
+    /// Two nodes are partitioned for a while.
     Cut {
-        /// One.
+        /// One node.
         a: u32,
-        /// The other.
+        /// The other node.
         b: u32,
-        /// In ns.
+        /// Duration in ns.
         for_ns: u64,
     },
-    /// What one node says does not reach the other for a while.
+    /// Nothing from one node reaches the other for a while.
     CutOneWay {
-        /// The one that is not heard.
+        /// The sending node.
         from: u32,
-        /// The other.
+        /// The receiving node.
         to: u32,
-        /// In ns.
+        /// Duration in ns.
         for_ns: u64,
     },
-    /// What one node writes next on its control connections to another breaks off, and so do these.
+    /// The next write on each control connection to another node is truncated, and the connections break.
     TruncateControl {
-        /// The one that writes.
+        /// The writing node.
         from: u32,
-        /// The other.
+        /// The reading node.
         to: u32,
-        /// How many bytes arrive, at most.
+        /// Limit of the bytes that arrive.
         bytes: usize,
     },
-    /// What one node writes next on its control connections to another arrives with a bit turned over.
+    /// One bit of the next write on each control connection to another node is flipped.
     GarbleControl {
-        /// The one that writes.
+        /// The writing node.
         from: u32,
-        /// The other.
+        /// The reading node.
         to: u32,
-        /// Which bit.
+        /// The bit.
         bit: usize,
     },
-    /// The node is shut down.
+    /// The node shuts down.
     Leave {
         /// The node.
         node: u32,
-        /// How long it waits for its groups to end, in ns; if it does not, it leaves them at once.
+        /// Limit of the wait for its groups to end, in ns. `None` leaves them at once.
         drain_ns: Option<u64>,
     },
     /// The control connections of two nodes are reset.
     ResetControl {
-        /// One.
+        /// One node.
         a: u32,
-        /// The other.
+        /// The other node.
         b: u32,
     },
     /// The queue pairs of two nodes break.
     BreakQueuePairs {
-        /// One.
+        /// One node.
         a: u32,
-        /// The other.
+        /// The other node.
         b: u32,
     },
-    /// A bit of each of the next blocks that come to a node changes on the way.
+    /// One bit of each of the next blocks to a node flips on the way.
     FlipBits {
         /// The node.
         node: u32,
-        /// Which bit, counted from the first, modulo their number.
+        /// The bit, counted from the first, modulo the number of bits.
         bit: u64,
-        /// Whether it is one of the immediate that comes with the block, instead of its bytes.
+        /// Whether the bit is in the block's immediate instead of its bytes.
         immediate: bool,
-        /// How many blocks.
+        /// Number of blocks.
         blocks: u64,
     },
 }
 
 impl Case {
-    /// Writes the case as JSON, to be kept in a file and played again.
+    /// Returns the case as JSON, for a file that can be played again.
     pub fn to_json(&self) -> String {
         serde_json::to_string_pretty(self).expect("a case is plain data")
     }
 
-    /// Reads a case that [`to_json`](Self::to_json) wrote.
+    /// Reads a case from the JSON of [`to_json`](Self::to_json).
     ///
     /// # Errors
-    /// What is wrong with the text.
+    /// The text is not a case.
     pub fn from_json(text: &str) -> Result<Self, serde_json::Error> {
         serde_json::from_str(text)
     }
 
-    /// Says what makes a case that cannot be played, if anything does: cases may be written by hand.
+    /// Checks a case, which may be written by hand.
     ///
     /// # Errors
-    /// What is wrong.
+    /// The reason why the case cannot be played.
     pub fn check(&self) -> Result<(), String> {
         self.model.check()?;
         for group in &self.groups {
@@ -436,12 +436,16 @@ impl Case {
                 Racks::from_assignment(racks).map_err(|error| format!("group {}: {error}", group.id))?;
             }
             if nodes.is_empty() || nodes.iter().any(|&node| node >= self.model.nodes) {
-                return Err(format!("group {} has no members, or some that are no nodes of the cluster", group.id));
+                return Err(format!("group {} has no members, or members that are not nodes of the cluster", group.id));
             }
             if let AlgorithmCase::Hybrid { racks, .. } = &group.algorithm
                 && racks.len() != nodes.len()
             {
-                return Err(format!("group {} names the racks of {} of its members", group.id, racks.len()));
+                return Err(format!(
+                    "group {} names the racks of {} members, not of all its members",
+                    group.id,
+                    racks.len()
+                ));
             }
         }
         let outside = |fault: &FaultCase| {
@@ -452,12 +456,12 @@ impl Case {
             fault.fault.nodes().into_iter().chain(waits_for).any(|node| node >= self.model.nodes)
         };
         if self.faults.iter().any(outside) {
-            return Err("a fault hits a node that the cluster has not, or waits for one".to_owned());
+            return Err("a fault affects or waits for a node that is not in the cluster".to_owned());
         }
         let unchecked = |node: u32| self.groups.iter().find(|group| !group.checks && group.rank_of(node).is_some());
         let flips = self.faults.iter().filter(|it| matches!(it.fault, Fault::FlipBits { .. }));
         match flips.flat_map(|it| it.fault.nodes()).find_map(unchecked) {
-            Some(group) => Err(format!("bits change in group {}, which does not check blocks", group.id)),
+            Some(group) => Err(format!("bits flip in group {}, which does not check blocks", group.id)),
             None => Ok(()),
         }
     }
@@ -484,7 +488,7 @@ impl GroupCase {
 
     /// Returns the specification that a member uses.
     pub(super) fn spec(&self, member: &MemberCase) -> GroupSpec {
-        let other = member.whim == Whim::OtherBlockSize;
+        let other = member.behaviour == Behaviour::OtherBlockSize;
         GroupSpec::new(self.id, self.members.iter().map(|member| NodeId(member.node)))
             .algorithm(self.algorithm.algorithm())
             .formation_limit(Duration::from_nanos(self.formation_limit_ns))
@@ -496,7 +500,7 @@ impl GroupCase {
 }
 
 impl PartsCase {
-    /// Returns the memory for a message of this content, the `number`th that a member takes.
+    /// Returns a member's memory for its message `number` with this content.
     pub(super) fn memory(self, number: u64, block_size: u32, content: Vec<u8>) -> Vec<u8> {
         let mut random = Random::new(self.seed ^ number);
         let mut memory = content;
@@ -507,7 +511,7 @@ impl PartsCase {
             if random.chance(0.5) {
                 random.fill(block);
             }
-            // One bit makes it another block, too.
+            // One bit is enough to make it another block.
             let at = usize::try_from(random.below(block.len() as u64)).expect("an index");
             block[at] ^= 1 << random.below(8);
         }
@@ -532,7 +536,7 @@ impl AlgorithmCase {
 }
 
 impl Fault {
-    /// Returns the nodes it hits.
+    /// Returns the nodes that the fault affects.
     pub fn nodes(&self) -> Vec<u32> {
         match *self {
             Self::Kill { node }
@@ -550,7 +554,7 @@ impl Fault {
         }
     }
 
-    /// Returns for how long it lasts, in ns, if it ends.
+    /// Returns the duration in ns; `None` if the fault does not end.
     pub fn for_ns(&self) -> Option<u64> {
         match *self {
             Self::Stop { for_ns, .. }
@@ -570,7 +574,7 @@ impl Fault {
         }
     }
 
-    /// Returns the same fault with its nodes renamed.
+    /// Returns the same fault with its nodes renumbered.
     pub(super) fn renamed(mut self, name: impl Fn(u32) -> u32) -> Self {
         match &mut self {
             Self::Kill { node }
@@ -594,5 +598,5 @@ impl Fault {
     }
 }
 
-/// Longest message of a case, in bytes: its content is real.
+/// Largest message of a case, in bytes: its content is in memory.
 const MESSAGE_MAX: u64 = 256 << 20;

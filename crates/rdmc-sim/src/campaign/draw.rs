@@ -1,10 +1,10 @@
 //! Draws a case from a seed.
 
 use super::case::{
-    AlgorithmCase, Case, Fate, Fault, FaultCase, GroupCase, MemberCase, MessageCase, Milestone, PartsCase, SpineCase,
-    When, Whim,
+    AlgorithmCase, Behaviour, Case, Fault, FaultCase, GroupCase, MemberCase, MessageCase, Milestone, PartsCase,
+    SendFuture, SpineCase, When,
 };
-use crate::model::{ClusterModel, Completion, ControlModel, DelayModel, Distribution, HostModel, NicModel, RackModel};
+use crate::model::{ClusterModel, ControlModel, DelayModel, Distribution, HostModel, NicModel, RackModel, WaitMode};
 use crate::random::Random;
 
 impl Case {
@@ -27,28 +27,28 @@ impl Case {
         if groups == 1 && random.chance(0.2) {
             case.tighten_pool();
         }
-        // A fifth is quiet, most see one thing happen, some a storm.
+        // A fifth of the cases has no fault, most have one, a few have many.
         let disturbances = *random.one_of(&[0, 0, 1, 1, 1, 1, 1, 2, 3, 6]);
         for _ in 0..disturbances {
             if random.chance(0.3) {
-                case.draw_whim(&mut random);
+                case.draw_behaviour(&mut random);
             } else {
                 let fault = case.draw_fault(&mut random);
                 case.faults.push(fault);
             }
         }
-        // Whatever else happens.
+        // Independent of the other faults.
         if random.chance(0.2) {
             case.flip_bits(&mut random);
         }
         case
     }
 
-    /// Makes pools as small as they may be: one group whose application holds nothing needs no more than its longest message.
-    /// What members keep until all have it is a copy if it is short; of a longer one the root is told at once, so that its
-    /// memory comes back without anything else of the group.
+    /// Makes pools as small as possible: a group whose application keeps no messages needs memory for its longest
+    /// message only. Members keep a copy of a short message until all members have it. For a longer message they report
+    /// to the root at once, which frees the memory without other traffic of the group.
     ///
-    /// With several groups, members that took memory in different orders would wait for each other.
+    /// Several groups would deadlock: their members may take memory in different orders.
     fn tighten_pool(&mut self) {
         let Some(group) = self.groups.first_mut() else { return };
         let longest = group.messages.iter().map(|message| message.size).max().unwrap_or(0);
@@ -57,7 +57,7 @@ impl Case {
         self.pool_bytes_max = longest.next_multiple_of(PAGE).max(PAGE);
     }
 
-    /// Has bits change of blocks that come to a member; its groups check them.
+    /// Adds a fault that flips bits of blocks to a member; its groups check blocks.
     fn flip_bits(&mut self, random: &mut Random) {
         let group = random.one_of(&self.groups);
         let first = usize::from(group.members.len() > 1);
@@ -76,7 +76,7 @@ impl Case {
         its.for_each(|group| group.checks = true);
     }
 
-    fn draw_whim(&mut self, random: &mut Random) {
+    fn draw_behaviour(&mut self, random: &mut Random) {
         let group_at = index(random, self.groups.len());
         let group = &mut self.groups[group_at];
         let rank = index(random, group.members.len());
@@ -84,30 +84,34 @@ impl Case {
         if rank == 0 && count > 0 && random.chance(0.5) {
             let at = index(random, count);
             let after_ns = spread(random, 1, 100 * MS);
-            let fates = [Fate::NeverPolled, Fate::Dropped { after_ns }, Fate::Dropped { after_ns }];
-            group.messages[at].fate = *random.one_of(&fates);
+            let futures = [SendFuture::NeverPolled, SendFuture::Dropped { after_ns }, SendFuture::Dropped { after_ns }];
+            group.messages[at].future = *random.one_of(&futures);
             return;
         }
         let (after, after_ns) = (index(random, count + 1), spread(random, 1, 100 * MS));
-        let mut whims = vec![
-            Whim::Absent,
-            Whim::OtherBlockSize,
-            Whim::DropJoin { after_ns },
-            Whim::DropHandle { after },
-            Whim::DropClose { after_ns },
+        let mut behaviours = vec![
+            Behaviour::Absent,
+            Behaviour::OtherBlockSize,
+            Behaviour::DropJoin { after_ns },
+            Behaviour::DropHandle { after },
+            Behaviour::DropClose { after_ns },
         ];
         if rank > 0 {
-            whims.extend([Whim::DropNext { after_ns }, Whim::Refuse { after }, Whim::CloseEarly { after }]);
+            behaviours.extend([
+                Behaviour::DropNext { after_ns },
+                Behaviour::Refuse { after },
+                Behaviour::CloseEarly { after },
+            ]);
             if group.members[rank].offers {
                 let message = after;
-                whims.extend([
-                    Whim::RefuseOffer { message },
-                    Whim::DropOffer { message },
-                    Whim::DropDelivery { message },
+                behaviours.extend([
+                    Behaviour::RefuseOffer { message },
+                    Behaviour::DropOffer { message },
+                    Behaviour::DropDelivery { message },
                 ]);
             }
         }
-        group.members[rank].whim = *random.one_of(&whims);
+        group.members[rank].behaviour = *random.one_of(&behaviours);
     }
 
     fn draw_fault(&self, random: &mut Random) -> FaultCase {
@@ -194,7 +198,7 @@ fn draw_model(random: &mut Random, nodes: u32) -> ClusterModel {
             completion_ns: 500,
             wake_ns: 4_000,
             wake_cpu_ns: 2_000,
-            completion: *random.one_of(&[Completion::Poll, Completion::Hybrid, Completion::Event]),
+            completion: *random.one_of(&[WaitMode::Poll, WaitMode::Hybrid, WaitMode::Event]),
             delays,
         };
     }
@@ -240,7 +244,7 @@ fn draw_group(random: &mut Random, id: u64, nodes: u32) -> GroupCase {
 
 fn draw_member(random: &mut Random, node: u32, late: bool, delta: bool) -> MemberCase {
     let offers = random.chance(if delta { 0.6 } else { 0.3 });
-    // Where it is not asked for, it does no harm.
+    // Groups that are not delta groups ignore it.
     let has = (offers && random.chance(if delta { 0.8 } else { 0.1 }))
         .then(|| PartsCase { percent: *random.one_of(&[0, 10, 50, 90, 100]), seed: random.next_u64() });
     MemberCase {
@@ -250,7 +254,7 @@ fn draw_member(random: &mut Random, node: u32, late: bool, delta: bool) -> Membe
         has,
         pause_ns: if random.chance(0.2) { spread(random, US, 5 * MS) } else { 0 },
         holds: if random.chance(0.2) { index(random, 4) } else { 0 },
-        whim: Whim::None,
+        behaviour: Behaviour::Ordinary,
     }
 }
 
@@ -266,7 +270,7 @@ fn draw_message(random: &mut Random, block_size: u32) -> MessageCase {
         5..=6 => blocks * block,
         _ => blocks * block - random.below(block),
     };
-    MessageCase { size, fate: Fate::Awaited }
+    MessageCase { size, future: SendFuture::Completes }
 }
 
 fn draw_algorithm(random: &mut Random, members: usize) -> AlgorithmCase {
@@ -284,7 +288,7 @@ fn draw_algorithm(random: &mut Random, members: usize) -> AlgorithmCase {
     }
 }
 
-/// Draws a number of which all orders of magnitude are about as likely.
+/// Draws a number; all orders of magnitude are about equally likely.
 fn spread(random: &mut Random, low: u64, high: u64) -> u64 {
     let octave = low << random.within(0..=u64::from((high / low).ilog2()));
     random.within(octave..=(2 * octave).min(high))
@@ -294,7 +298,7 @@ fn index(random: &mut Random, count: usize) -> usize {
     usize::try_from(random.below(count as u64)).expect("an index")
 }
 
-/// Pools that nobody has to wait for.
+/// Pool size at which no member waits for memory.
 const POOL_BYTES_AMPLE: u64 = 1 << 30;
 /// The pool's unit in bytes.
 const PAGE: u64 = 4 << 10;

@@ -1,31 +1,33 @@
-//! Every member of small groups comes to harm at each of its operations.
+//! Exhaustive campaigns: faults of every member of small groups at each of its operations.
 //!
-//! A *history* is a group of so many members that sends one message of so many blocks by one algorithm, or of which the members
-//! have parts already. It is played once without a fault, which tells how many operations each member begins; then once for
-//! each member, each of its operations and each [`Harm`], which happens instead of the operation. Up to there both plays are
-//! the same, so that this is every place at which a member can be lost, as far as anybody else can tell.
+//! A *history* is a group with a number of members that sends one message with a number of blocks, by one algorithm or
+//! as a delta group whose members already have parts. A history is played once without a fault, which counts the
+//! operations of each member. It is then played once for each member, each of its operations and each [`Harm`], which
+//! replaces the operation. Both plays are equal up to that operation. So these are all points at which other members
+//! can observe the loss of a member.
 
 use std::ops::RangeInclusive;
 
 use super::case::{
-    AlgorithmCase, Case, Fate, Fault, FaultCase, GroupCase, MemberCase, MessageCase, PartsCase, SpineCase, When, Whim,
+    AlgorithmCase, Behaviour, Case, Fault, FaultCase, GroupCase, MemberCase, MessageCase, PartsCase, SendFuture,
+    SpineCase, When,
 };
 use super::play::play;
 use super::{Report, judge_all};
 use crate::model::ClusterModel;
 
-/// What is played exhaustively.
+/// The bounds of an exhaustive campaign.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Bounds {
     /// Members of the group, the root included.
     pub members: RangeInclusive<u32>,
     /// Blocks of the message.
     pub blocks: RangeInclusive<u32>,
-    /// What happens to the members.
+    /// The faults of the members.
     pub harms: Vec<Harm>,
 }
 
-/// What happens to a member.
+/// A fault of a member.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Harm {
@@ -33,14 +35,14 @@ pub enum Harm {
     Dies,
     /// Its host loses its power.
     Vanishes,
-    /// Its process is stopped, for less than it takes to be given up.
+    /// Its process stops, for less than the detection time.
     Pauses,
-    /// Its process is stopped until the others have ended.
+    /// Its process stops until the others have ended.
     Stops,
 }
 
 impl Harm {
-    /// All of them.
+    /// All faults.
     pub const ALL: [Self; 4] = [Self::Dies, Self::Vanishes, Self::Pauses, Self::Stops];
 
     fn fault(self, node: u32) -> Fault {
@@ -54,7 +56,7 @@ impl Harm {
 }
 
 impl Bounds {
-    /// All that is promised to be tried: up to 5 members, up to 4 blocks, every harm.
+    /// Returns the bounds of the promised campaign: up to 5 members, up to 4 blocks, every fault.
     pub fn all() -> Self {
         Self { members: 2..=5, blocks: 1..=4, harms: Harm::ALL.to_vec() }
     }
@@ -70,25 +72,25 @@ impl Bounds {
     }
 }
 
-/// What was found by playing everything within bounds.
+/// The results of an exhaustive campaign.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Survey {
-    /// Histories.
+    /// Number of histories.
     pub histories: u64,
-    /// Operations that all members of these began without a fault.
+    /// Number of operations of all members of all histories without a fault.
     pub operations: u64,
-    /// What the plays have found, those without a fault included.
+    /// The results of all plays, including those without a fault.
     pub report: Report,
 }
 
 /// Plays everything within bounds on all processors of this machine.
 ///
-/// What it reports depends on the bounds only.
+/// The result depends only on the bounds.
 pub fn run(bounds: &Bounds) -> Survey {
     let histories = bounds.histories();
     let (mut operations, mut members) = (0, Vec::new());
     for history in &histories {
-        // One that cannot be played is judged below.
+        // A history that cannot be played is reported below.
         let counts = play(history).map(|seen| seen.operations).unwrap_or_default();
         for (node, count) in (0..).zip(counts) {
             members.push((operations, history, node));
@@ -112,9 +114,16 @@ fn index(number: u64) -> usize {
 }
 
 fn history(count: u32, blocks: u32, algorithm: AlgorithmCase) -> Case {
-    let member =
-        |node| MemberCase { node, begins_ns: 0, offers: false, has: None, pause_ns: 0, holds: 0, whim: Whim::None };
-    // The last block is a short one.
+    let member = |node| MemberCase {
+        node,
+        begins_ns: 0,
+        offers: false,
+        has: None,
+        pause_ns: 0,
+        holds: 0,
+        behaviour: Behaviour::Ordinary,
+    };
+    // The last block is short.
     let size = u64::from(blocks * BLOCK_BYTES - 1);
     let group = GroupCase {
         id: 1,
@@ -122,7 +131,7 @@ fn history(count: u32, blocks: u32, algorithm: AlgorithmCase) -> Case {
         algorithm,
         block_size: BLOCK_BYTES,
         formation_limit_ns: FORMATION_LIMIT_NS,
-        messages: vec![MessageCase { size, fate: Fate::Awaited }],
+        messages: vec![MessageCase { size, future: SendFuture::Completes }],
         sends_ahead: 1,
         sends_from_pool: false,
         recoverable: true,
@@ -139,7 +148,7 @@ fn history(count: u32, blocks: u32, algorithm: AlgorithmCase) -> Case {
     }
 }
 
-/// Has the members of a history have parts of its message: how it goes on is the same for all algorithms.
+/// Makes a delta group of a history: members have parts of its message. The rest is the same for all algorithms.
 fn rest_of(mut history: Case) -> Case {
     for group in &mut history.groups {
         group.delta = true;
@@ -150,7 +159,7 @@ fn rest_of(mut history: Case) -> Case {
     history
 }
 
-/// Returns every algorithm; racks take turns.
+/// Returns every algorithm; ranks alternate between two racks.
 fn algorithms(members: u32) -> [AlgorithmCase; 8] {
     let racks: Vec<u32> = (0..members).map(|rank| rank % 2).collect();
     let [chain, pipeline, cascade] = SpineCase::ALL.map(|spine| AlgorithmCase::Hybrid { racks: racks.clone(), spine });
@@ -168,9 +177,9 @@ fn algorithms(members: u32) -> [AlgorithmCase; 8] {
 
 /// Bytes of a block.
 const BLOCK_BYTES: u32 = 256;
-/// How long forming the group may take, in ns.
+/// Limit of the time to form the group, in ns.
 const FORMATION_LIMIT_NS: u64 = 30_000_000_000;
-/// When the world is healed, in ns: long after everybody else must have given up whoever is silent.
+/// When the world is healed, in ns: long after the other members have detected a silent one.
 const HEAL_NS: u64 = 60_000_000_000;
-/// A stop that nobody need notice, in ns.
+/// Duration of a stop below the detection time, in ns.
 const PAUSE_NS: u64 = 100_000_000;

@@ -10,13 +10,13 @@ use rdmc::{
     Certificate, GroupFailure, GroupStats, Memory, Message, Node, OfferReceiver, Payload, Receiver, SendError, Sender,
 };
 
-use super::case::{Case, Fate, GroupCase, MemberCase, Whim};
-use super::observation::{Corruptions, Delivered, MemberObservation, Outcome, Seen};
-use super::play::Stage;
+use super::case::{Behaviour, Case, GroupCase, MemberCase, SendFuture};
+use super::observation::{Corruptions, Delivered, Ending, MemberObservation, Outcome};
+use super::play::RunningCase;
 
-/// One member's application.
+/// The application of one member.
 pub(super) struct Participant {
-    stage: Arc<Stage>,
+    running: Arc<RunningCase>,
     node: Node,
     group: usize,
     rank: usize,
@@ -24,7 +24,7 @@ pub(super) struct Participant {
 
 /// A receiving member's handle.
 enum Incoming {
-    /// Messages arrive in memory of the pool.
+    /// The pool supplies the memory.
     Pool(Receiver),
     /// The application supplies the memory.
     Offers(OfferReceiver),
@@ -38,7 +38,7 @@ impl Incoming {
         }
     }
 
-    /// Asks once more, when the end was told.
+    /// Returns whether the stream returns an item after its end.
     fn speaks_after_its_end(&mut self) -> bool {
         match self {
             Self::Pool(receiver) => !matches!(receiver.next().now_or_never(), Some(None)),
@@ -61,31 +61,31 @@ impl Incoming {
     }
 }
 
-/// How the next message came.
-enum Next {
+/// The next item of a stream of messages.
+enum NextMessage {
     Message(Message),
-    /// A message of this number and size, which the application does not want.
+    /// A message of this number and size that the application drops.
     Lost(u64, u64),
     Failed(GroupFailure),
     End,
 }
 
 impl Participant {
-    pub(super) fn new(stage: Arc<Stage>, node: Node, group: usize, rank: usize) -> Self {
-        Self { stage, node, group, rank }
+    pub(super) fn new(running: Arc<RunningCase>, node: Node, group: usize, rank: usize) -> Self {
+        Self { running, node, group, rank }
     }
 
-    /// Does what the case says, to the end.
+    /// Does what the case says until the member ends.
     pub(super) async fn act(self) {
-        self.stage.sleep(self.me().begins_ns).await;
-        if self.me().whim != Whim::Absent {
+        self.running.sleep(self.me().begins_ns).await;
+        if self.me().behaviour != Behaviour::Absent {
             self.note(|member, now_ns| member.joining_ns = Some(now_ns));
             match (self.rank, self.me().offers) {
                 (0, _) => self.send_all().await,
                 (_, supplies_memory) => self.receive(supplies_memory).await,
             }
         }
-        // Its handle of the node goes with it.
+        // This drops its handle of the node.
         self.note(|member, now_ns| member.ended_ns = Some(now_ns));
     }
 
@@ -96,28 +96,28 @@ impl Participant {
         let Some(sender) = created else { return };
         let mut sends: FuturesUnordered<BoxFuture<'static, ()>> = FuturesUnordered::new();
         for (number, message) in self.group().messages.iter().enumerate() {
-            if self.me().whim == (Whim::DropHandle { after: number }) {
+            if self.me().behaviour == (Behaviour::DropHandle { after: number }) {
                 break;
             }
-            self.stage.sleep(self.me().pause_ns).await;
+            self.running.sleep(self.me().pause_ns).await;
             while sends.len() >= self.group().sends_ahead.max(1) {
                 sends.next().await;
             }
             let payload = self.payload(number, message.size).await;
-            let mut send = match message.fate {
-                Fate::NeverPolled => {
+            let mut send = match message.future {
+                SendFuture::NeverPolled => {
                     drop(sender.send(payload));
                     continue;
                 }
-                Fate::Awaited => self.sending(&sender, payload, number, None),
-                Fate::Dropped { after_ns } => self.sending(&sender, payload, number, Some(after_ns)),
+                SendFuture::Completes => self.sending(&sender, payload, number, None),
+                SendFuture::Dropped { after_ns } => self.sending(&sender, payload, number, Some(after_ns)),
             };
-            // The order in which sends are first polled is that of the messages.
+            // Sends are first polled in the order of the messages.
             if futures::poll!(&mut send).is_pending() {
                 sends.push(send);
             }
         }
-        if let Whim::DropHandle { .. } = self.me().whim {
+        if let Behaviour::DropHandle { .. } = self.me().behaviour {
             drop(sender);
             while sends.next().await.is_some() {}
             return self.note_close(Outcome::Dropped);
@@ -126,7 +126,7 @@ impl Participant {
         self.close(sender.close()).await;
     }
 
-    /// Makes the future of one send, which puts down how it ends.
+    /// Returns the future of one send, which notes its ending.
     fn sending(
         &self,
         sender: &Sender,
@@ -134,17 +134,17 @@ impl Participant {
         number: usize,
         drop_after_ns: Option<u64>,
     ) -> BoxFuture<'static, ()> {
-        let (stage, group) = (self.stage.clone(), self.group);
+        let (running, group) = (self.running.clone(), self.group);
         let send = sender.send(payload);
         async move {
-            let outcome = match dropped_after(&stage, drop_after_ns, send).await {
+            let outcome = match dropped_after(&running, drop_after_ns, send).await {
                 None => Outcome::Dropped,
                 Some(Ok(())) => Outcome::Done,
                 Some(Err(SendError::Failed(failure) | SendError::NotQueued(failure))) => (&failure).into(),
                 Some(Err(error)) => Outcome::Error(error.to_string()),
             };
-            let at_ns = stage.now_ns();
-            stage.note(group, 0, |member| member.sends[number] = Some(Seen { at_ns, outcome }));
+            let at_ns = running.now_ns();
+            running.note(group, 0, |member| member.sends[number] = Some(Ending { at_ns, outcome }));
         }
         .boxed()
     }
@@ -172,13 +172,13 @@ impl Participant {
         let Some(mut incoming) = joined else { return };
         let mut held = VecDeque::new();
         for taken in 0.. {
-            match self.me().whim {
-                Whim::DropHandle { after } if after == taken => return self.note_close(Outcome::Dropped),
-                Whim::Refuse { after } if after == taken => {
+            match self.me().behaviour {
+                Behaviour::DropHandle { after } if after == taken => return self.note_close(Outcome::Dropped),
+                Behaviour::Refuse { after } if after == taken => {
                     incoming.refuse("it cannot go on");
                     return self.note_close(Outcome::Dropped);
                 }
-                Whim::CloseEarly { after } if after == taken => break,
+                Behaviour::CloseEarly { after } if after == taken => break,
                 _ => {}
             }
             let next = self.next(&mut incoming, taken).await;
@@ -194,55 +194,56 @@ impl Participant {
         self.close(incoming.close()).await;
     }
 
-    async fn next(&self, incoming: &mut Incoming, taken: usize) -> Next {
+    async fn next(&self, incoming: &mut Incoming, taken: usize) -> NextMessage {
         match incoming {
             Incoming::Pool(receiver) => match self.patiently(receiver, |receiver| receiver.next().boxed()).await {
-                None => Next::End,
-                Some(Ok(message)) => Next::Message(message),
-                Some(Err(failure)) => Next::Failed(failure),
+                None => NextMessage::End,
+                Some(Ok(message)) => NextMessage::Message(message),
+                Some(Err(failure)) => NextMessage::Failed(failure),
             },
             Incoming::Offers(receiver) => self.next_offered(receiver, taken).await,
         }
     }
 
-    async fn next_offered(&self, receiver: &mut OfferReceiver, taken: usize) -> Next {
+    async fn next_offered(&self, receiver: &mut OfferReceiver, taken: usize) -> NextMessage {
         loop {
             let offer = match self.patiently(receiver, |receiver| receiver.next_offer().boxed()).await {
-                None => return Next::End,
-                Some(Err(failure)) => return Next::Failed(failure),
+                None => return NextMessage::End,
+                Some(Err(failure)) => return NextMessage::Failed(failure),
                 Some(Ok(offer)) => offer,
             };
             let (number, size) = (offer.number(), offer.size());
-            match self.me().whim {
-                // The failure that follows is told next.
-                Whim::RefuseOffer { message } if message == taken => offer.refuse("it is not wanted"),
-                Whim::DropOffer { message } if message == taken => drop(offer),
-                whim => {
+            match self.me().behaviour {
+                // The stream reports the failure next.
+                Behaviour::RefuseOffer { message } if message == taken => offer.refuse("it is not wanted"),
+                Behaviour::DropOffer { message } if message == taken => drop(offer),
+                behaviour => {
                     let memory = self.node.register(self.memory(number, size)).expect("the fabric registers anything");
                     let memory = memory.into_mut().expect("the memory is the member's own");
                     let delivery = match self.me().has {
                         Some(_) => offer.accept_partial(memory),
                         None => offer.accept(memory),
                     };
-                    if whim == (Whim::DropDelivery { message: taken }) {
-                        return Next::Lost(number, size);
+                    if behaviour == (Behaviour::DropDelivery { message: taken }) {
+                        return NextMessage::Lost(number, size);
                     }
-                    // A failure is told by the receiver, too.
+                    // The receiver reports a failure too.
                     if let Ok(message) = delivery.await {
-                        return Next::Message(message);
+                        return NextMessage::Message(message);
                     }
                 }
             }
         }
     }
 
-    /// Returns the memory for a message, with what this member has of it.
+    /// Returns the memory for a message, with the parts that this member has.
     fn memory(&self, number: u64, size: u64) -> Memory {
         let GroupCase { id, messages, block_size, .. } = self.group();
         let Some(parts) = self.me().has else {
             return vec![0; usize::try_from(size).expect("messages of a campaign are short")].into();
         };
-        // Sends that were not carried out have no number: it may be another message of that size, which is something else.
+        // A send that was not executed has no number. So this may be another message of the same size, with other
+        // bytes.
         let place = (0_usize..).zip(messages).find(|(at, message)| *at as u64 >= number && message.size == size);
         let content = Case::content(*id, place.map_or(0, |(at, _)| at), size);
         parts.memory(number, *block_size, content).into()
@@ -257,21 +258,21 @@ impl Participant {
         }
     }
 
-    // All.
+    // All members.
 
-    /// Puts down what came next; returns whether more may come.
-    async fn take(&self, next: Next, held: &mut VecDeque<Message>) -> bool {
+    /// Notes the next item; returns whether more items may follow.
+    async fn take(&self, next: NextMessage, held: &mut VecDeque<Message>) -> bool {
         let (number, size, message) = match next {
-            Next::End => {
-                self.note(|member, at_ns| member.stream = Some(Seen { at_ns, outcome: Outcome::Done }));
+            NextMessage::End => {
+                self.note(|member, at_ns| member.stream = Some(Ending { at_ns, outcome: Outcome::Done }));
                 return false;
             }
-            Next::Failed(failure) => {
-                self.note(|member, at_ns| member.stream = Some(Seen { at_ns, outcome: (&failure).into() }));
+            NextMessage::Failed(failure) => {
+                self.note(|member, at_ns| member.stream = Some(Ending { at_ns, outcome: (&failure).into() }));
                 return false;
             }
-            Next::Lost(number, size) => (number, size, None),
-            Next::Message(message) => (message.number(), message.len() as u64, Some(message)),
+            NextMessage::Lost(number, size) => (number, size, None),
+            NextMessage::Message(message) => (message.number(), message.len() as u64, Some(message)),
         };
         let digest = message.as_ref().map(|message| Outcome::digest_of(message));
         self.note(|member, at_ns| member.delivered.push(Delivered { at_ns, number, size, digest }));
@@ -279,15 +280,15 @@ impl Participant {
         if held.len() > self.me().holds {
             held.pop_front();
         }
-        self.stage.sleep(self.me().pause_ns).await;
+        self.running.sleep(self.me().pause_ns).await;
         true
     }
 
-    /// Waits for what comes next, dropping the wait and taking it up anew if that is the member's whim.
+    /// Waits for the next item; with [`Behaviour::DropNext`] it drops the future and makes a new one.
     async fn patiently<R, T>(&self, receiver: &mut R, next: impl Fn(&mut R) -> BoxFuture<'_, T>) -> T {
-        let Whim::DropNext { mut after_ns } = self.me().whim else { return next(receiver).await };
+        let Behaviour::DropNext { mut after_ns } = self.me().behaviour else { return next(receiver).await };
         loop {
-            if let Some(output) = dropped_after(&self.stage, Some(after_ns), next(receiver)).await {
+            if let Some(output) = dropped_after(&self.running, Some(after_ns), next(receiver)).await {
                 return output;
             }
             after_ns = after_ns.saturating_mul(2);
@@ -295,37 +296,37 @@ impl Participant {
     }
 
     async fn join<T>(&self, joining: impl Future<Output = Result<T, rdmc::GroupError>>) -> Option<T> {
-        let drop_after_ns = match self.me().whim {
-            Whim::DropJoin { after_ns } => Some(after_ns),
+        let drop_after_ns = match self.me().behaviour {
+            Behaviour::DropJoin { after_ns } => Some(after_ns),
             _ => None,
         };
-        let joined = dropped_after(&self.stage, drop_after_ns, Box::pin(joining)).await;
+        let joined = dropped_after(&self.running, drop_after_ns, Box::pin(joining)).await;
         let outcome = joined.as_ref().map_or(Outcome::Dropped, Outcome::of_join);
-        self.note(|member, at_ns| member.joined = Some(Seen { at_ns, outcome }));
+        self.note(|member, at_ns| member.joined = Some(Ending { at_ns, outcome }));
         joined?.ok()
     }
 
     async fn close(&self, closing: impl Future<Output = Result<Certificate, GroupFailure>>) {
         self.note(|member, now_ns| member.closing_ns = Some(now_ns));
-        let drop_after_ns = match self.me().whim {
-            Whim::DropClose { after_ns } => Some(after_ns),
+        let drop_after_ns = match self.me().behaviour {
+            Behaviour::DropClose { after_ns } => Some(after_ns),
             _ => None,
         };
-        let closed = dropped_after(&self.stage, drop_after_ns, Box::pin(closing)).await;
+        let closed = dropped_after(&self.running, drop_after_ns, Box::pin(closing)).await;
         self.note_close(closed.as_ref().map_or(Outcome::Dropped, Into::into));
     }
 
     fn note_close(&self, outcome: Outcome) {
-        self.note(|member, at_ns| member.closed = Some(Seen { at_ns, outcome }));
+        self.note(|member, at_ns| member.closed = Some(Ending { at_ns, outcome }));
     }
 
     fn note(&self, write: impl FnOnce(&mut MemberObservation, u64)) {
-        let now_ns = self.stage.now_ns();
-        self.stage.note(self.group, self.rank, |member| write(member, now_ns));
+        let now_ns = self.running.now_ns();
+        self.running.note(self.group, self.rank, |member| write(member, now_ns));
     }
 
     fn group(&self) -> &GroupCase {
-        &self.stage.case.groups[self.group]
+        &self.running.case.groups[self.group]
     }
 
     fn me(&self) -> &MemberCase {
@@ -333,10 +334,10 @@ impl Participant {
     }
 }
 
-/// Awaits a future for at most so many ns of virtual time; none if it was dropped.
-async fn dropped_after<T>(stage: &Stage, after_ns: Option<u64>, future: impl Future<Output = T>) -> Option<T> {
+/// Awaits a future for at most `after_ns` of virtual time; returns `None` if it drops the future.
+async fn dropped_after<T>(running: &RunningCase, after_ns: Option<u64>, future: impl Future<Output = T>) -> Option<T> {
     let Some(after_ns) = after_ns else { return Some(future.await) };
-    match select(std::pin::pin!(future), std::pin::pin!(stage.sleep(after_ns))).await {
+    match select(std::pin::pin!(future), std::pin::pin!(running.sleep(after_ns))).await {
         Either::Left((output, _)) => Some(output),
         Either::Right(_) => None,
     }

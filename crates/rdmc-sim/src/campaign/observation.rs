@@ -1,172 +1,174 @@
-//! What was seen while a case was played, as plain data.
+//! Observations of a play, as plain data.
 
 use rdmc::{Certificate, FailureCause, GroupError, GroupFailure, Rank};
 
-/// What every member saw of a case, and what was left behind. Times are virtual, since all nodes were connected.
+/// The observations of all members of a case, and the resources still in use afterwards.
+///
+/// Times are virtual and count from the moment at which all nodes are connected.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Observation {
-    /// Tells whether two plays did the same things at the same times.
+    /// Digest of all events and their times: equal plays have equal digests.
     pub digest: u64,
-    /// Why the play did not come to its end, if it did not.
+    /// Why the play did not end; `None` if it ended.
     pub stalled: Option<String>,
-    /// What the members saw, in the order of the case's groups.
+    /// The observations of the groups, in the order of the case.
     pub groups: Vec<GroupObservation>,
-    /// The faults of the case that happened, in the order in which they did.
+    /// The faults that happened, in their order.
     pub faults: Vec<FaultObservation>,
-    /// The blocks of which a bit has changed on the way, in the order in which they arrived.
-    pub flipped: Vec<Flipped>,
+    /// The blocks with a flipped bit, in the order of their arrival.
+    pub flipped: Vec<FlippedBlock>,
     /// When the world was healed, in ns.
     pub healed_ns: Option<u64>,
-    /// When the last member had come to its end, in ns.
+    /// When the last member ended, in ns.
     pub ended_ns: Option<u64>,
-    /// How many operations each node had begun then, since all nodes were connected.
+    /// Number of operations of each node until then.
     pub operations: Vec<u64>,
-    /// What was left at each node after all.
-    pub left: Vec<Left>,
+    /// The resources of each node that were still in use at the end.
+    pub still_in_use: Vec<ResourcesInUse>,
 }
 
-/// What the members of one group saw, in rank order.
+/// The observations of the members of one group, in rank order.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct GroupObservation {
     /// The members.
     pub members: Vec<MemberObservation>,
 }
 
-/// What one member saw of one group.
+/// The observations of one member of one group.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct MemberObservation {
     /// When it began to create or join the group, in ns.
     pub joining_ns: Option<u64>,
-    /// How that ended.
-    pub joined: Option<Seen>,
-    /// At the root: how the sends ended, by message; none of one that was not polled or not reached.
-    pub sends: Vec<Option<Seen>>,
-    /// What was delivered, in order.
+    /// How the joining ended.
+    pub joined: Option<Ending>,
+    /// At the root: how the sends ended, by message. `None` for a send that was not polled or not reached.
+    pub sends: Vec<Option<Ending>>,
+    /// The delivered messages, in order.
     pub delivered: Vec<Delivered>,
     /// How the stream of messages ended.
-    pub stream: Option<Seen>,
-    /// Whether the stream said anything after its end.
+    pub stream: Option<Ending>,
+    /// Whether the stream returned an item after its end.
     pub spoke_after_end: bool,
-    /// What it was told of blocks that came corrupted, when the stream had ended.
+    /// The counts of corrupted blocks at the end of the stream.
     pub corruptions: Option<Corruptions>,
     /// When it called close, in ns.
     pub closing_ns: Option<u64>,
     /// How the close ended.
-    pub closed: Option<Seen>,
-    /// When its application had nothing more to do, in ns.
+    pub closed: Option<Ending>,
+    /// When its application ended, in ns.
     pub ended_ns: Option<u64>,
     /// When its node died, in ns.
     pub died_ns: Option<u64>,
 }
 
-/// What a member was told of blocks that came corrupted.
+/// A member's counts of corrupted blocks.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Corruptions {
-    /// How many.
+    /// Number of corrupted blocks.
     pub found: u64,
-    /// How many of them were fetched anew.
+    /// Number of corrupted blocks that were fetched again.
     pub healed: u64,
-    /// The node from which the last one came.
+    /// The node that sent the last one.
     pub last_from: Option<u32>,
 }
 
-/// A block of which a bit has changed on the way.
+/// A block with a bit that flipped on the way.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Flipped {
+pub struct FlippedBlock {
     /// The node that sent it.
     pub from: u32,
-    /// The node to which it came.
+    /// The node that received it.
     pub to: u32,
 }
 
-/// How something ended, and when.
+/// The outcome of an operation and its time.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Seen {
-    /// In ns.
+pub struct Ending {
+    /// The time in ns.
     pub at_ns: u64,
-    /// How.
+    /// The outcome.
     pub outcome: Outcome,
 }
 
-/// How something ended.
+/// The outcome of an operation.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Outcome {
-    /// Well.
+    /// Success.
     Done,
-    /// The application dropped it.
+    /// The application dropped the future.
     Dropped,
-    /// With a failure that names a member.
-    Failed(Blame),
-    /// With an error that names none.
+    /// A failure that names members.
+    Failed(ReportedFailure),
+    /// An error that names no member.
     Error(String),
 }
 
-/// What a failure says.
+/// A group failure as a member got it.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub struct Blame {
+pub struct ReportedFailure {
     /// The group's number.
     pub group: u64,
-    /// Whom it names.
-    pub named: Vec<Named>,
-    /// Whether those who agreed on it were a quorum.
+    /// The members that it names.
+    pub named: Vec<NamedMember>,
+    /// Whether a quorum agreed on it.
     pub quorum: bool,
-    /// Messages that were begun.
+    /// Number of messages that were begun.
     pub begun: u64,
-    /// How many of them each rank has, as far as that is known.
+    /// Number of messages that each rank has; `None` if unknown.
     pub held: Vec<Option<u64>>,
 }
 
 /// A member that a failure names.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub struct Named {
+pub struct NamedMember {
     /// The member's rank.
     pub rank: u32,
     /// The member's node.
     pub node: u32,
-    /// What is said of it.
+    /// The cause that the failure reports for it.
     pub cause: String,
-    /// Whether it is said that a block came from it corrupted.
+    /// Whether the cause is a corrupted block from it.
     pub corrupted: bool,
 }
 
-/// A message that was delivered.
+/// A delivered message.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Delivered {
-    /// In ns.
+    /// The time in ns.
     pub at_ns: u64,
     /// Its number.
     pub number: u64,
     /// Its size in bytes.
     pub size: u64,
-    /// The digest of its bytes; none if the application did not want them.
+    /// The digest of its bytes; `None` if the application dropped it.
     pub digest: Option<u64>,
 }
 
 /// A fault that happened.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct FaultObservation {
-    /// Its place in the case.
+    /// Its index in the case.
     pub fault: usize,
-    /// When, in ns.
+    /// Its time in ns.
     pub at_ns: u64,
-    /// When it was over, in ns; none of one that lasts.
+    /// Its end in ns; `None` if the fault does not end.
     pub until_ns: Option<u64>,
 }
 
-/// What was left at a node.
+/// The resources of a node that are still in use after all members have ended.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Left {
-    /// Bytes of the pool that were lent when no handle of a group was left; 0 of a node that died or left.
+pub struct ResourcesInUse {
+    /// Bytes of the pool that are lent when all handles of groups are dropped; 0 for a node that died or left.
     pub pool_bytes_lent: u64,
-    /// Tasks, when no handle of the node was left either.
+    /// Number of tasks when the handles of the node are dropped too.
     pub tasks: usize,
-    /// Queue pairs, then.
+    /// Number of queue pairs at the same time.
     pub queue_pairs: usize,
 }
 
 impl MemberObservation {
-    /// Returns all failures it was told, in the order in which an application asks.
-    pub fn blames(&self) -> impl Iterator<Item = &Blame> {
+    /// Returns all failures that the member got, in the order of the application's calls.
+    pub fn reported_failures(&self) -> impl Iterator<Item = &ReportedFailure> {
         let seen = self.joined.iter().chain(self.sends.iter().flatten()).chain(&self.stream).chain(&self.closed);
         seen.filter_map(|seen| match &seen.outcome {
             Outcome::Failed(blame) => Some(blame),
@@ -174,7 +176,7 @@ impl MemberObservation {
         })
     }
 
-    /// Tells whether its close succeeded.
+    /// Returns whether its close succeeded.
     pub fn closed_well(&self) -> bool {
         self.closed.as_ref().is_some_and(|seen| seen.outcome == Outcome::Done)
     }
@@ -192,7 +194,7 @@ impl Outcome {
         digest
     }
 
-    /// Puts down how creating or joining a group ended.
+    /// Returns the outcome of creating or joining a group.
     pub(super) fn of_join<T>(result: &Result<T, GroupError>) -> Self {
         match result {
             Ok(_) => Self::Done,
@@ -205,13 +207,13 @@ impl Outcome {
 impl From<&GroupFailure> for Outcome {
     fn from(failure: &GroupFailure) -> Self {
         let certificate = &failure.certificate;
-        let named = failure.failed.iter().map(|failed| Named {
+        let named = failure.failed.iter().map(|failed| NamedMember {
             rank: failed.member.0,
             node: failed.node.0,
             cause: failed.cause.to_string(),
             corrupted: matches!(failed.cause, FailureCause::Corrupted { .. }),
         });
-        Self::Failed(Blame {
+        Self::Failed(ReportedFailure {
             group: failure.group().0,
             named: named.collect(),
             quorum: failure.quorum,

@@ -1,4 +1,4 @@
-//! Carries a case out on a world and puts down what is seen.
+//! Plays a case on a world and notes the observations.
 
 use std::sync::{Arc, Mutex, OnceLock};
 use std::time::Duration;
@@ -10,7 +10,9 @@ use tokio::sync::{Notify, oneshot, watch};
 
 use super::case::{Case, Fault, Milestone, When};
 use super::member::Participant;
-use super::observation::{FaultObservation, Flipped, GroupObservation, Left, MemberObservation, Observation};
+use super::observation::{
+    FaultObservation, FlippedBlock, GroupObservation, MemberObservation, Observation, ResourcesInUse,
+};
 use crate::deployment::Deployment;
 use crate::simulation::{NodeIndex, lock};
 use crate::world::{FlippedBit, Simulation, World};
@@ -23,48 +25,48 @@ pub struct CaseError {
     pub what: String,
 }
 
-/// Plays a case: faults come first, then the world is healed and everybody must come to an end.
+/// Plays a case: faults come first, then the world is healed and every member must end.
 ///
 /// The same case always gives the same observation.
 ///
 /// # Errors
-/// The case makes no sense.
+/// The case is invalid.
 pub fn play(case: &Case) -> Result<Observation, CaseError> {
     case.check().map_err(|what| CaseError { what })?;
     let simulation = Simulation::new(case.model.clone(), case.seed).map_err(|error| CaseError { what: error.what })?;
     let world = simulation.world().clone();
-    let stage = Arc::new(Stage::new(world.clone(), case));
+    let running = Arc::new(RunningCase::new(world.clone(), case));
     let starting = {
         let (world, pool_bytes_max) = (world.clone(), case.pool_bytes_max);
         async move { Deployment::start_with(&world, |builder| builder.pool_bytes_max(pool_bytes_max)).await }
     };
     let limit = Duration::from_nanos(case.heal_ns) + END_LIMIT;
     let outcome = match simulation.run(START_LIMIT, starting) {
-        Ok(Ok(deployment)) => simulation.run(limit, stage.clone().perform(deployment)).map_err(|it| it.to_string()),
+        Ok(Ok(deployment)) => simulation.run(limit, running.clone().perform(deployment)).map_err(|it| it.to_string()),
         Ok(Err(error)) => Err(format!("the nodes did not start: {error}")),
         Err(stalled) => Err(format!("the nodes did not start: {stalled}")),
     };
-    let mut seen = std::mem::take(&mut *lock(&stage.seen));
+    let mut seen = std::mem::take(&mut *lock(&running.seen));
     seen.stalled = outcome.err();
     seen.digest = world.digest();
-    seen.flipped = world.flipped().into_iter().map(|(from, to)| Flipped { from: from.0, to: to.0 }).collect();
+    seen.flipped = world.flipped().into_iter().map(|(from, to)| FlippedBlock { from: from.0, to: to.0 }).collect();
     Ok(seen)
 }
 
-/// A case under way.
-pub(super) struct Stage {
+/// A case that is being played.
+pub(super) struct RunningCase {
     pub(super) world: World,
     pub(super) case: Case,
     began: OnceLock<Timestamp>,
     seen: Mutex<Observation>,
-    /// Told of everything that is seen.
+    /// Notified of every observation.
     changed: Notify,
     healed: watch::Sender<bool>,
-    /// The nodes, for those that are to be shut down.
+    /// The handles of the nodes, for faults that shut nodes down.
     nodes: Mutex<Vec<Node>>,
 }
 
-impl Stage {
+impl RunningCase {
     fn new(world: World, case: &Case) -> Self {
         let members = |count: usize| vec![MemberObservation::default(); count];
         let groups = case.groups.iter().map(|group| {
@@ -86,7 +88,7 @@ impl Stage {
         }
     }
 
-    /// Returns the time since all nodes were connected, in ns.
+    /// Returns the time since the start of the case, in ns: all nodes are connected then.
     pub(super) fn now_ns(&self) -> u64 {
         self.world.now().as_nanos() - self.began.get().map_or(0, |began| began.as_nanos())
     }
@@ -95,7 +97,7 @@ impl Stage {
         self.world.sleep(Duration::from_nanos(ns)).await;
     }
 
-    /// Puts down what a member has seen.
+    /// Notes an observation of a member.
     pub(super) fn note(&self, group: usize, rank: usize, write: impl FnOnce(&mut MemberObservation)) {
         write(&mut lock(&self.seen).groups[group].members[rank]);
         self.changed.notify_waiters();
@@ -120,13 +122,13 @@ impl Stage {
         }
         let before: Vec<u64> = self.world.nodes().map(|node| self.world.operations_of(node)).collect();
         for (number, planned) in self.case.faults.iter().enumerate() {
-            let stage = self.clone();
+            let running = self.clone();
             match planned.when {
                 When::Operation { node, count } => {
-                    let strike = move || stage.strike_at_once(number);
-                    self.world.before_operation(NodeIndex(node), before[node as usize] + count, strike);
+                    let inject = move || running.inject_at_once(number);
+                    self.world.before_operation(NodeIndex(node), before[node as usize] + count, inject);
                 }
-                When::At { .. } | When::Milestone { .. } => self.world.spawn(Box::pin(stage.befall(number))),
+                When::At { .. } | When::Milestone { .. } => self.world.spawn(Box::pin(running.inject_when_due(number))),
             }
         }
         let (everybody, healing) = (join_all(ends), std::pin::pin!(self.sleep(self.case.heal_ns)));
@@ -147,9 +149,9 @@ impl Stage {
         self.clean_up(deployment).await;
     }
 
-    /// Looks at what is left when the groups are gone, and when the nodes are gone too.
+    /// Notes the resources in use after the groups are dropped, and after the nodes are dropped too.
     async fn clean_up(&self, deployment: Deployment) {
-        // An engine whose application dropped the future of its close goes on until the mesh gives the others up.
+        // If the application dropped the future of its close, the engine runs until the mesh gives the others up.
         let settled = Duration::from_nanos(self.case.model.control.patience_ns) + SETTLE_TIME;
         self.world.sleep(settled).await;
         let left = |node: NodeIndex| {
@@ -159,57 +161,57 @@ impl Stage {
             };
             lock(&self.seen).faults.iter().any(left)
         };
-        // Of a node that was shut down, what was posted keeps its memory until its handles are gone.
+        // After a shutdown, posted work keeps its memory until the handles of the node are dropped.
         let lent = |node| match self.world.is_alive(node) && !left(node) {
             true => deployment.node(node).stats().pool_bytes_lent,
             false => 0,
         };
-        let mut left: Vec<Left> =
-            self.world.nodes().map(|node| Left { pool_bytes_lent: lent(node), ..Left::default() }).collect();
+        let in_use = |node| ResourcesInUse { pool_bytes_lent: lent(node), ..ResourcesInUse::default() };
+        let mut in_use: Vec<ResourcesInUse> = self.world.nodes().map(in_use).collect();
         drop(deployment);
         self.world.sleep(settled).await;
-        for (node, left) in self.world.nodes().zip(&mut left) {
-            left.tasks = self.world.tasks_of(node);
-            left.queue_pairs = self.world.queue_pairs_of(node);
+        for (node, in_use) in self.world.nodes().zip(&mut in_use) {
+            in_use.tasks = self.world.tasks_of(node);
+            in_use.queue_pairs = self.world.queue_pairs_of(node);
         }
-        lock(&self.seen).left = left;
+        lock(&self.seen).still_in_use = in_use;
     }
 
     // Faults.
 
-    /// Lets a fault happen when it is due, and end.
-    async fn befall(self: Arc<Self>, number: usize) {
+    /// Injects a fault when it is due, and ends it later.
+    async fn inject_when_due(self: Arc<Self>, number: usize) {
         let planned = self.case.faults[number];
         if self.unless_healed(self.moment(planned.when)).await.is_none() {
             return;
         }
-        let place = self.strike(number);
+        let place = self.inject(number);
         self.end(number, place).await;
     }
 
-    /// Lets a fault happen now, in the middle of what a node does, and end later.
-    fn strike_at_once(self: Arc<Self>, number: usize) {
+    /// Injects a fault now, in the middle of an operation, and ends it later.
+    fn inject_at_once(self: Arc<Self>, number: usize) {
         if *self.healed.borrow() {
             return;
         }
-        let place = self.strike(number);
+        let place = self.inject(number);
         let world = self.world.clone();
         world.spawn(Box::pin(async move { self.end(number, place).await }));
     }
 
-    /// Lets a fault happen; returns its place among those that have.
-    fn strike(&self, number: usize) -> usize {
+    /// Injects a fault; returns its index among those that happened.
+    fn inject(&self, number: usize) -> usize {
         let place = {
             let (fault, at_ns) = (number, self.now_ns());
             let mut seen = lock(&self.seen);
             seen.faults.push(FaultObservation { fault, at_ns, until_ns: None });
             seen.faults.len() - 1
         };
-        self.inflict(self.case.faults[number].fault);
+        self.apply(self.case.faults[number].fault);
         place
     }
 
-    /// Lets a fault that has happened end when it is time.
+    /// Ends an injected fault after its duration.
     async fn end(&self, number: usize, place: usize) {
         let fault = self.case.faults[number].fault;
         let Some(for_ns) = fault.for_ns() else { return };
@@ -219,7 +221,7 @@ impl Stage {
         }
     }
 
-    /// Waits for a moment, which may never come.
+    /// Waits for the time of a fault, which may never come.
     async fn moment(&self, when: When) {
         match when {
             When::At { ns } => self.sleep(ns).await,
@@ -236,7 +238,7 @@ impl Stage {
                 }
                 self.sleep(delay_ns).await;
             }
-            When::Operation { .. } => unreachable!("the world was told when all began"),
+            When::Operation { .. } => unreachable!("the world injects it"),
         }
     }
 
@@ -249,7 +251,7 @@ impl Stage {
         }
     }
 
-    fn inflict(&self, fault: Fault) {
+    fn apply(&self, fault: Fault) {
         let world = &self.world;
         match fault {
             Fault::Kill { node } => {
@@ -297,7 +299,7 @@ impl Stage {
         }
     }
 
-    /// Undoes what lasts and lets nothing happen any more.
+    /// Ends all lasting faults and prevents new ones.
     fn heal(&self) {
         self.healed.send_replace(true);
         let now_ns = self.now_ns();
@@ -342,9 +344,9 @@ fn reached(member: &MemberObservation, milestone: Milestone) -> bool {
     }
 }
 
-/// How long nodes may take to connect: control connections may lose segments.
+/// Limit of the time to connect all nodes: control connections may lose segments.
 const START_LIMIT: Duration = Duration::from_secs(700);
-/// How long after the world is healed everybody must have come to an end.
+/// Limit of the time from the healing until the last member ends.
 const END_LIMIT: Duration = Duration::from_secs(300);
-/// How long what ends by itself may take.
+/// Limit of the time for resources to be released.
 const SETTLE_TIME: Duration = Duration::from_secs(20);

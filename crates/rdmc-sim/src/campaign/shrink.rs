@@ -1,12 +1,12 @@
-//! Makes a case that fails smaller.
+//! Shrinks a failing case.
 
-use super::case::{AlgorithmCase, Case, Fate, Fault, When, Whim};
+use super::case::{AlgorithmCase, Behaviour, Case, Fault, SendFuture, When};
 use crate::model::{ControlModel, HostModel, NicModel};
 
-/// Makes a case smaller for as long as `fails` says that it still fails, with at most `plays` calls of that.
+/// Shrinks a case as long as `fails` returns true for it, with at most `plays` calls.
 ///
-/// Faults go first, then groups, members, nodes, messages, then what makes the rest hard to understand. What is left
-/// cannot be made smaller by one step, unless the plays were used up.
+/// It removes faults first, then groups, members, nodes and messages, and then simplifies the rest. The result cannot
+/// shrink by another step, unless the calls were used up.
 pub fn shrink(case: &Case, plays: usize, mut fails: impl FnMut(&Case) -> bool) -> Case {
     let mut smallest = case.clone();
     let mut left = plays;
@@ -29,7 +29,7 @@ pub fn shrink(case: &Case, plays: usize, mut fails: impl FnMut(&Case) -> bool) -
     smallest
 }
 
-/// Returns what is one step smaller, the largest steps first.
+/// Returns the cases that are one step smaller, the largest steps first.
 fn candidates(case: &Case) -> Vec<Case> {
     let mut found = Vec::new();
     let mut add = |change: &dyn Fn(&mut Case)| {
@@ -75,12 +75,12 @@ fn candidates(case: &Case) -> Vec<Case> {
     found
 }
 
-/// Takes out nodes that are in no group and in no fault; the others move up.
+/// Removes nodes that are in no group and in no fault, and renumbers the others.
 fn drop_idle_nodes(case: &mut Case) {
     let members = case.groups.iter().flat_map(|group| group.members.iter().map(|member| member.node));
     let hit = case.faults.iter().flat_map(|fault| fault.fault.nodes());
     let used: std::collections::BTreeSet<u32> = members.chain(hit).collect();
-    // A cluster of one node has nothing to say to anybody.
+    // A cluster of one node has no traffic.
     let nodes = u32::try_from(used.len().max(2)).unwrap_or(u32::MAX).min(case.model.nodes);
     let name = |node: u32| used.iter().zip(0..).find(|(used, _)| **used == node).map_or(node, |(_, name)| name);
     case.model.nodes = nodes;
@@ -101,7 +101,7 @@ fn drop_idle_nodes(case: &mut Case) {
 fn simplify_groups(case: &Case, add: &mut impl FnMut(&dyn Fn(&mut Case))) {
     for (at, group) in case.groups.iter().enumerate() {
         for rank in 0..group.members.len() {
-            add(&|case| case.groups[at].members[rank].whim = Whim::None);
+            add(&|case| case.groups[at].members[rank].behaviour = Behaviour::Ordinary);
             add(&|case| case.groups[at].members[rank].offers = false);
             add(&|case| case.groups[at].members[rank].has = None);
             add(&|case| case.groups[at].members[rank].holds = 0);
@@ -115,7 +115,7 @@ fn simplify_groups(case: &Case, add: &mut impl FnMut(&dyn Fn(&mut Case))) {
         add(&|case| case.groups[at].sends_ahead = 1);
         for message in 0..group.messages.len() {
             let block = u64::from(group.block_size);
-            add(&|case| case.groups[at].messages[message].fate = Fate::Awaited);
+            add(&|case| case.groups[at].messages[message].future = SendFuture::Completes);
             for size in [0, 1, block, 2 * block, 3 * block] {
                 if size < group.messages[message].size {
                     add(&|case| case.groups[at].messages[message].size = size);
@@ -144,7 +144,7 @@ fn simplify_model(add: &mut impl FnMut(&dyn Fn(&mut Case))) {
     add(&|case| case.pool_bytes_max = 1 << 30);
 }
 
-/// Makes times round, so that they can be kept in mind.
+/// Rounds times, so that they are easy to read.
 fn simplify_times(case: &Case, add: &mut impl FnMut(&dyn Fn(&mut Case))) {
     add(&|case| case.heal_ns = rounded(case.heal_ns));
     for at in 0..case.faults.len() {
@@ -171,7 +171,7 @@ fn simplify_times(case: &Case, add: &mut impl FnMut(&dyn Fn(&mut Case))) {
     }
 }
 
-/// Keeps the first digit.
+/// Rounds down to the first digit.
 fn rounded(ns: u64) -> u64 {
     let unit = 10_u64.pow(ns.checked_ilog10().unwrap_or(0));
     ns / unit * unit

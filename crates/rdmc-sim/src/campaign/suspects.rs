@@ -1,25 +1,24 @@
-//! Whom a group's failure may name, from what happened.
+//! The members that a group's failure may name.
 
 use std::collections::BTreeSet;
 
-use super::case::{Case, Fault, GroupCase, Whim};
-use super::observation::{Flipped, Named, Observation};
+use super::case::{Behaviour, Case, Fault, GroupCase};
+use super::observation::{FlippedBlock, NamedMember, Observation};
 
 /// The nodes that a failure of one group may name.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Suspects {
-    /// Members to whom something happened, or who did something, that may end the group. If there are none, the group
-    /// must not fail.
+    /// Members with a fault or a behaviour that may end the group. Without any, the group must not fail.
     pub causes: BTreeSet<u32>,
-    /// Members that were cut off each other for a while that does not break anything, but may delay the word of why
-    /// something else broke: they may be named too, if there is a cause.
+    /// Members that were partitioned for a time that breaks nothing, but may delay the report of another failure. If
+    /// there is a cause, a failure may name them too.
     pub delayed: BTreeSet<u32>,
-    /// Members from which blocks came corrupted to others: they may be named for that, if there is a cause for which nobody
-    /// supplied these whole.
+    /// Members that sent corrupted blocks. A failure may name them for that, if there is a cause that prevented
+    /// healing.
     pub corrupting: BTreeSet<u32>,
-    /// Members that were out of reach of others for so long that they may have come to an end of their own.
-    pub apart: BTreeSet<u32>,
-    /// Whether a member was stopped for so long: if it leads when it goes on, it names those who have given it up.
+    /// Members that were partitioned for so long that they may have an outcome of their own.
+    pub partitioned: BTreeSet<u32>,
+    /// Whether a member was stopped for that long. If it leads after that, it names the members that gave it up.
     pub stopped: bool,
 }
 
@@ -27,14 +26,14 @@ impl Suspects {
     /// Finds the suspects of a group of a case.
     pub fn of(case: &Case, seen: &Observation, group: &GroupCase) -> Self {
         let mut suspects = Self::default();
-        suspects.add_whims(group);
+        suspects.add_behaviours(group);
         suspects.add_faults(case, seen, group);
         suspects
     }
 
-    /// Tells whether a failure may name a node.
-    pub fn may_be(&self, named: &Named) -> bool {
-        let Named { node, corrupted, .. } = named;
+    /// Returns whether a failure may name a member.
+    pub fn may_be_named(&self, named: &NamedMember) -> bool {
+        let NamedMember { node, corrupted, .. } = named;
         let known = match corrupted {
             true => self.corrupting.contains(node),
             false => self.stopped || self.causes.contains(node) || self.delayed.contains(node),
@@ -42,14 +41,14 @@ impl Suspects {
         !self.causes.is_empty() && known
     }
 
-    fn add_whims(&mut self, group: &GroupCase) {
+    fn add_behaviours(&mut self, group: &GroupCase) {
         for member in &group.members {
-            match member.whim {
-                Whim::None | Whim::DropNext { .. } | Whim::DropDelivery { .. } => {}
-                // What was not begun is refused; messages in the pool's memory are taken and dropped.
-                Whim::CloseEarly { .. } if !member.offers => {}
-                // Neighbours accuse it, and it accuses them.
-                Whim::OtherBlockSize => self.causes.extend(group.members.iter().map(|member| member.node)),
+            match member.behaviour {
+                Behaviour::Ordinary | Behaviour::DropNext { .. } | Behaviour::DropDelivery { .. } => {}
+                // The runtime refuses messages that have not begun, and drops those in memory of the pool.
+                Behaviour::CloseEarly { .. } if !member.offers => {}
+                // The member and its neighbours name each other.
+                Behaviour::OtherBlockSize => self.causes.extend(group.members.iter().map(|member| member.node)),
                 _ => {
                     self.causes.insert(member.node);
                 }
@@ -60,7 +59,7 @@ impl Suspects {
     fn add_faults(&mut self, case: &Case, seen: &Observation, group: &GroupCase) {
         let within = |nodes: &[u32]| nodes.iter().all(|&node| group.rank_of(node).is_some());
         let flipped = seen.flipped.iter().filter(|flipped| within(&[flipped.from, flipped.to]));
-        self.corrupting.extend(flipped.map(|Flipped { from, .. }| from));
+        self.corrupting.extend(flipped.map(|FlippedBlock { from, .. }| from));
         let (mut waited_ns, mut waiting) = (0, BTreeSet::new());
         for happened in &seen.faults {
             let fault = case.faults[happened.fault].fault;
@@ -71,18 +70,18 @@ impl Suspects {
             let lasted_ns = happened.until_ns.map_or(0, |until_ns| until_ns - happened.at_ns);
             match fault {
                 Fault::Kill { .. } | Fault::Vanish { .. } => {
-                    self.apart.extend(&nodes);
+                    self.partitioned.extend(&nodes);
                     self.causes.extend(nodes);
                 }
                 Fault::ResetControl { .. } => {
-                    if mends_late(case, seen, &nodes) {
-                        self.apart.extend(&nodes);
+                    if reconnects_late(case, seen, &nodes) {
+                        self.partitioned.extend(&nodes);
                     }
                     self.causes.extend(nodes);
                 }
-                // Who waits for the rest of a frame of a garbled length hears no more, nor does who has left.
+                // A node that waits for the rest of a garbled frame reads nothing more; nor does a node that has left.
                 Fault::TruncateControl { .. } | Fault::GarbleControl { .. } | Fault::Leave { .. } => {
-                    self.apart.extend(&nodes);
+                    self.partitioned.extend(&nodes);
                     self.causes.extend(nodes);
                 }
                 Fault::BreakQueuePairs { .. } => self.causes.extend(nodes),
@@ -90,14 +89,14 @@ impl Suspects {
                     waited_ns += lasted_ns;
                     waiting.extend([a, b]);
                     self.delayed.extend([a, b]);
-                    // Cuts of the same two nodes may follow each other without a break.
+                    // Several cuts of the same two nodes may add up to one.
                     let cut_ns = cut_ns(case, seen, a, b);
                     let silent = cut_ns >= silence_ns(case);
                     if silent || cut_ns >= case.model.nic.retry_ns.min(case.model.control.patience_ns) {
                         self.causes.extend([a, b]);
                     }
                     if silent {
-                        self.apart.extend([a, b]);
+                        self.partitioned.extend([a, b]);
                     }
                 }
                 Fault::Stop { .. } | Fault::HoldUp { .. } => {
@@ -105,11 +104,11 @@ impl Suspects {
                     waiting.extend(&nodes);
                     if lasted_ns >= silence_ns(case) {
                         self.causes.extend(&nodes);
-                        self.apart.extend(nodes);
+                        self.partitioned.extend(nodes);
                         self.stopped = true;
                     }
                 }
-                // They are healed.
+                // Receivers heal these.
                 Fault::FlipBits { .. } => {}
                 Fault::SlowDown { .. } | Fault::LimitPort { .. } => {}
             }
@@ -120,16 +119,15 @@ impl Suspects {
     }
 }
 
-/// Returns the shortest silence after which a node may be given up, in ns: what is silent for a while may be so for longer,
-/// as what was lost is sent again later.
+/// Returns the shortest silence after which a node may be given up, in ns. Retransmission of lost segments makes a
+/// silence longer.
 fn silence_ns(case: &Case) -> u64 {
     let given_up = DETECTION_DEFAULT_NS * 2 / 5;
     given_up.saturating_sub(case.model.control.resend_ns + 2 * case.model.control.latency_ns + MARGIN_NS)
 }
 
-/// Tells whether the control connection of two nodes, once reset, may take longer to be made anew than one waits who is left
-/// alone by that.
-fn mends_late(case: &Case, seen: &Observation, nodes: &[u32]) -> bool {
+/// Returns whether reconnecting two nodes after a reset may take longer than the members wait.
+fn reconnects_late(case: &Case, seen: &Observation, nodes: &[u32]) -> bool {
     let delays = |fault: Fault| {
         matches!(fault, Fault::Cut { .. } | Fault::CutOneWay { .. } | Fault::Stop { .. } | Fault::HoldUp { .. })
             && fault.nodes().iter().any(|node| nodes.contains(node))
@@ -137,7 +135,7 @@ fn mends_late(case: &Case, seen: &Observation, nodes: &[u32]) -> bool {
     case.model.control.loss > 0.0 || seen.faults.iter().any(|happened| delays(case.faults[happened.fault].fault))
 }
 
-/// Returns for how long two nodes were cut off each other, in ns.
+/// Returns the time for which two nodes were partitioned, in ns.
 fn cut_ns(case: &Case, seen: &Observation, a: u32, b: u32) -> u64 {
     let of_both = seen.faults.iter().filter(|happened| match case.faults[happened.fault].fault {
         Fault::Cut { a: one, b: other, .. } | Fault::CutOneWay { from: one, to: other, .. } => {
@@ -148,7 +146,7 @@ fn cut_ns(case: &Case, seen: &Observation, a: u32, b: u32) -> u64 {
     of_both.map(|happened| happened.until_ns.map_or(0, |until_ns| until_ns - happened.at_ns)).sum()
 }
 
-/// After which silence a node that was not told otherwise gives others up, agreement included, in ns.
+/// Default detection time of the runtime, agreement included, in ns.
 const DETECTION_DEFAULT_NS: u64 = 2_000_000_000;
-/// What software may take, in ns.
+/// Margin for software, in ns.
 const MARGIN_NS: u64 = 20_000_000;

@@ -11,7 +11,7 @@ const ALGORITHMS: [Algorithm; 4] =
     [Algorithm::Sequential, Algorithm::BinomialTree, Algorithm::Chain, Algorithm::BinomialPipeline];
 /// The paper's two sizes, in MiB.
 const SIZES: [u64; 2] = [256, 8];
-/// Most members.
+/// Largest group.
 const MEMBERS_MAX: u32 = 16;
 
 pub(super) fn run(_: &Options) -> Result<Report, ExperimentError> {

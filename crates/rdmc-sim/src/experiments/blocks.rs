@@ -57,10 +57,11 @@ pub(super) fn run(_: &Options) -> Result<Report, ExperimentError> {
         Some("Fractus, 100 Gbit/s, groups of four, binomial pipeline; size over time until all have it".into());
     let findings = vec![Finding {
         what: "bandwidth over block size, for messages of 4 MiB and more".into(),
-        paper: "rises, peaks and falls: small blocks pay for every operation, large ones for filling the pipeline (shape only)"
-            .into(),
+        paper:
+            "rises, peaks and falls: small blocks cost operations, large blocks leave the pipeline empty (shape only)"
+                .into(),
         here: format!(
-            "{}, {}; 128 MiB go best in blocks of {} with {:.1} Gbit/s",
+            "{}, {}; 128 MiB are fastest in blocks of {}, at {:.1} Gbit/s",
             if rises { "rises" } else { "does not rise" },
             if falls { "falls" } else { "does not fall" },
             size_text(best_large.0),

@@ -8,7 +8,7 @@ use std::time::Duration;
 use rdmc::Algorithm;
 use rdmc_fabric::Timestamp;
 
-use super::measure::{MIB, Outcome, Single, wire_time};
+use super::measure::{MIB, Measurement, Single, wire_time};
 use super::{ExperimentError, Finding, Options, PaperCluster, Report, Table};
 use crate::log::Recorded;
 use crate::plot::{Axis, Content, Figure, Line, LineStyle, Panel};
@@ -43,7 +43,7 @@ pub(super) fn run(_: &Options) -> Result<Report, ExperimentError> {
         }));
     })?;
 
-    let parts = Parts::of(&calm);
+    let parts = TimeParts::of(&calm);
     let mut table = Table::new("table-1", &["part", "here_us", "paper_us"]);
     let paper = [11, 461, 4, 60_944, 449, 215, 62_084];
     for ((part, ns), paper) in parts.rows().into_iter().zip(paper) {
@@ -92,7 +92,7 @@ pub(super) fn run(_: &Options) -> Result<Report, ExperimentError> {
 
 /// The parts of the time until the farthest member has the message, in ns, by the paper's names.
 #[derive(Debug, Default)]
-struct Parts {
+struct TimeParts {
     /// Until the root and the relayer had begun to send the member's first block.
     remote_setup: u64,
     /// While that block was on the network.
@@ -105,17 +105,17 @@ struct Parts {
     waiting: u64,
 }
 
-impl Parts {
-    fn of(outcome: &Outcome) -> Self {
-        let began_ns = outcome.times.began.as_nanos();
-        let mut incoming = blocks(outcome, |_, to| to == FARTHEST);
+impl TimeParts {
+    fn of(measurement: &Measurement) -> Self {
+        let began_ns = measurement.times.began.as_nanos();
+        let mut incoming = blocks(measurement, |_, to| to == FARTHEST);
         incoming.sort_unstable_by_key(|block| block.arrival_ns);
         let first = incoming[0];
         // The same block on its way from the root to the relayer.
-        let from_root = blocks(outcome, |from, to| from == ROOT && to == first.from);
+        let from_root = blocks(measurement, |from, to| from == ROOT && to == first.from);
         let relayed =
             from_root.iter().filter(|block| block.arrival_ns <= first.begin_ns).max_by_key(|block| block.end_ns);
-        let on_the_way = relayed.map_or(0, Block::duration_ns) + first.duration_ns();
+        let on_the_way = relayed.map_or(0, CarriedBlock::duration_ns) + first.duration_ns();
         let mut parts = Self {
             remote_transfers: on_the_way,
             remote_setup: first.arrival_ns - began_ns - on_the_way,
@@ -128,7 +128,7 @@ impl Parts {
             parts.local_transfers += block.arrival_ns - begin_ns;
             busy_until = block.arrival_ns;
         }
-        let delivered = outcome.times.delivered[FARTHEST.index() - 1].as_nanos();
+        let delivered = measurement.times.delivered[FARTHEST.index() - 1].as_nanos();
         parts.local_setup = delivered - busy_until;
         parts
     }
@@ -153,33 +153,33 @@ impl Parts {
 
 /// A block on the network.
 #[derive(Clone, Copy, Debug)]
-struct Block {
+struct CarriedBlock {
     from: NodeIndex,
     begin_ns: u64,
     end_ns: u64,
     arrival_ns: u64,
 }
 
-impl Block {
+impl CarriedBlock {
     fn duration_ns(&self) -> u64 {
         self.end_ns - self.begin_ns
     }
 }
 
 /// Lists the blocks that went between nodes that `wanted` accepts.
-fn blocks(outcome: &Outcome, wanted: impl Fn(NodeIndex, NodeIndex) -> bool) -> Vec<Block> {
+fn blocks(measurement: &Measurement, wanted: impl Fn(NodeIndex, NodeIndex) -> bool) -> Vec<CarriedBlock> {
     let block = |what: &Recorded| match *what {
         Recorded::Carried { from, to, one_sided: false, begin_ns, end_ns, arrival_ns, .. } if wanted(from, to) => {
-            Some(Block { from, begin_ns, end_ns, arrival_ns })
+            Some(CarriedBlock { from, begin_ns, end_ns, arrival_ns })
         }
         _ => None,
     };
-    outcome.recorded.iter().filter_map(block).collect()
+    measurement.recorded.iter().filter_map(block).collect()
 }
 
 /// Returns the times between the ends of successive blocks, in µs.
-fn step_times(outcome: &Outcome, wanted: impl Fn(NodeIndex, NodeIndex) -> bool) -> Vec<f64> {
-    let mut ends: Vec<u64> = blocks(outcome, wanted).iter().map(|block| block.end_ns).collect();
+fn step_times(measurement: &Measurement, wanted: impl Fn(NodeIndex, NodeIndex) -> bool) -> Vec<f64> {
+    let mut ends: Vec<u64> = blocks(measurement, wanted).iter().map(|block| block.end_ns).collect();
     ends.sort_unstable();
     ends.windows(2).map(|pair| us(pair[1] - pair[0])).collect()
 }

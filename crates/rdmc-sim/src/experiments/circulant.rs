@@ -1,4 +1,4 @@
-//! Träff's circulant schedule against the binomial pipeline, where hosts are late and ports slow.
+//! Träff's circulant schedule against the binomial pipeline, on hosts that are late and with a slow port.
 
 use rdmc::Algorithm;
 
@@ -9,11 +9,11 @@ use crate::plot::{Axis, BarSeries, Bars, Content, Figure, Panel};
 use crate::random::Random;
 use crate::simulation::NodeIndex;
 
-/// Members of the groups: powers of two, and one more.
+/// Group sizes: powers of two, and one member more.
 const SIZES: [u32; 9] = [5, 8, 9, 16, 17, 32, 33, 64, 65];
 /// Blocks of the message.
 const BLOCKS: u32 = 64;
-/// Repetitions of what is left to chance, by the number of members: the largest take the longest.
+/// Seeds for each random disturbance, by group size: the largest groups take the longest.
 fn seeds(members: u32) -> u64 {
     match members {
         0..=9 => 20,
@@ -23,55 +23,55 @@ fn seeds(members: u32) -> u64 {
     }
 }
 
-/// What is wrong with the cluster.
+/// A disturbance of the cluster.
 #[derive(Clone, Copy, Debug, PartialEq)]
-struct Trouble {
+struct Disturbance {
     name: &'static str,
     title: &'static str,
-    kind: Kind,
+    kind: DisturbanceKind,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq)]
-enum Kind {
-    /// Nothing.
+enum DisturbanceKind {
+    /// None.
     None,
-    /// Software is late with this probability, by this mean in µs, whenever it takes a completion.
+    /// Each time software takes a completion, it is late with this probability, by this mean in µs.
     Late(f64, f64),
-    /// One node's port has this share of its rate, in percent.
+    /// One node's port runs at this share of its rate, in percent.
     SlowPort(u64),
 }
 
-const TROUBLES: [Trouble; 5] = [
-    Trouble { name: "none", title: "No trouble", kind: Kind::None },
-    Trouble {
+const DISTURBANCES: [Disturbance; 5] = [
+    Disturbance { name: "none", title: "No disturbance", kind: DisturbanceKind::None },
+    Disturbance {
         name: "10 % of completions by 50 µs",
         title: "10 % of completions late by 50 µs",
-        kind: Kind::Late(0.1, 50.0),
+        kind: DisturbanceKind::Late(0.1, 50.0),
     },
-    Trouble {
+    Disturbance {
         name: "2 % of completions by 200 µs",
         title: "2 % of completions late by 200 µs",
-        kind: Kind::Late(0.02, 200.0),
+        kind: DisturbanceKind::Late(0.02, 200.0),
     },
-    Trouble {
+    Disturbance {
         name: "0.2 % of completions by 2 ms",
         title: "0.2 % of completions late by 2 ms",
-        kind: Kind::Late(0.002, 2_000.0),
+        kind: DisturbanceKind::Late(0.002, 2_000.0),
     },
-    Trouble { name: "one port at 80 %", title: "One member's port at 80 %", kind: Kind::SlowPort(80) },
+    Disturbance { name: "one port at 80 %", title: "One member's port at 80 %", kind: DisturbanceKind::SlowPort(80) },
 ];
 
 const ALGORITHMS: [Algorithm; 2] = [Algorithm::BinomialPipeline, Algorithm::Circulant];
 
 #[derive(Clone, Debug)]
 struct Job {
-    trouble: Trouble,
+    disturbance: Disturbance,
     algorithm: Algorithm,
     members: u32,
     seed: u64,
 }
 
-/// Times of one kind, as multiples of the ideal.
+/// The times of one kind of job, as multiples of the ideal.
 #[derive(Clone, Copy, Debug)]
 struct Spread {
     least: f64,
@@ -99,23 +99,24 @@ impl Spread {
 struct Times(Vec<(Job, f64)>);
 
 impl Times {
-    fn of(&self, trouble: &Trouble, algorithm: &Algorithm, members: u32) -> Spread {
-        let wanted = |job: &Job| job.trouble == *trouble && job.algorithm == *algorithm && job.members == members;
+    fn of(&self, disturbance: &Disturbance, algorithm: &Algorithm, members: u32) -> Spread {
+        let wanted =
+            |job: &Job| job.disturbance == *disturbance && job.algorithm == *algorithm && job.members == members;
         let times: Vec<f64> = self.0.iter().filter(|(job, _)| wanted(job)).map(|&(_, time)| time).collect();
         Spread::of(&times)
     }
 
     /// Returns the circulant's mean time over the pipeline's, and its standard error.
-    fn ratio(&self, trouble: &Trouble, members: u32) -> (f64, f64) {
-        let [pipeline, circulant] = ALGORITHMS.map(|algorithm| self.of(trouble, &algorithm, members));
+    fn ratio(&self, disturbance: &Disturbance, members: u32) -> (f64, f64) {
+        let [pipeline, circulant] = ALGORITHMS.map(|algorithm| self.of(disturbance, &algorithm, members));
         let parts = [pipeline, circulant].map(|spread| spread.error / spread.mean);
         let ratio = circulant.mean / pipeline.mean;
         (ratio, ratio * libm::sqrt(parts[0] * parts[0] + parts[1] * parts[1]))
     }
 
     /// Returns the mean of these ratios over several sizes, and its standard error.
-    fn mean_ratio(&self, trouble: &Trouble, sizes: &[u32]) -> (f64, f64) {
-        let ratios = sizes.iter().map(|&members| self.ratio(trouble, members));
+    fn mean_ratio(&self, disturbance: &Disturbance, sizes: &[u32]) -> (f64, f64) {
+        let ratios = sizes.iter().map(|&members| self.ratio(disturbance, members));
         let (sum, squares) = ratios.fold((0.0, 0.0), |sums, (ratio, error)| (sums.0 + ratio, sums.1 + error * error));
         (sum / sizes.len() as f64, libm::sqrt(squares) / sizes.len() as f64)
     }
@@ -123,26 +124,33 @@ impl Times {
 
 pub(super) fn run(options: &Options) -> Result<Report, ExperimentError> {
     let mut jobs = Vec::new();
-    // The largest first: they take the longest.
+    // The largest groups first: they take the longest.
     for members in SIZES.into_iter().rev() {
-        for trouble in TROUBLES {
-            let seeds = if trouble.kind == Kind::None { 1 } else { seeds(members) };
+        for disturbance in DISTURBANCES {
+            let seeds = if disturbance.kind == DisturbanceKind::None { 1 } else { seeds(members) };
             for seed in 0..seeds {
                 let seed = options.seed * seeds + seed;
-                jobs.extend(ALGORITHMS.map(|algorithm| Job { trouble, algorithm, members, seed }));
+                jobs.extend(ALGORITHMS.map(|algorithm| Job { disturbance, algorithm, members, seed }));
             }
         }
     }
     let times = in_parallel(&jobs, measure)?;
     let times = Times(jobs.into_iter().zip(times).collect());
-    let columns =
-        ["trouble", "members", "algorithm", "least_over_ideal", "mean_over_ideal", "most_over_ideal", "error_of_mean"];
+    let columns = [
+        "disturbance",
+        "members",
+        "algorithm",
+        "least_over_ideal",
+        "mean_over_ideal",
+        "most_over_ideal",
+        "error_of_mean",
+    ];
     let mut table = Table::new("", &columns);
-    for trouble in &TROUBLES {
+    for disturbance in &DISTURBANCES {
         for members in SIZES {
             for algorithm in &ALGORITHMS {
-                let spread = times.of(trouble, algorithm, members);
-                let mut row = vec![trouble.name.to_owned(), members.to_string(), algorithm.to_string()];
+                let spread = times.of(disturbance, algorithm, members);
+                let mut row = vec![disturbance.name.to_owned(), members.to_string(), algorithm.to_string()];
                 row.extend([spread.least, spread.mean, spread.most, spread.error].map(|time| format!("{time:.4}")));
                 table.push(row);
             }
@@ -158,27 +166,27 @@ fn findings(times: &Times) -> Vec<Finding> {
         values.iter().fold((f64::INFINITY, 0.0_f64), |(least, most), &value| (least.min(value), most.max(value)))
     };
     let (powers, others): (Vec<u32>, Vec<u32>) = SIZES.iter().partition(|size| size.is_power_of_two());
-    let idle = range(&SIZES.map(|members| times.ratio(&TROUBLES[0], members).0));
+    let idle = range(&SIZES.map(|members| times.ratio(&DISTURBANCES[0], members).0));
     let mut findings = vec![Finding {
-        what: "circulant against binomial pipeline without trouble, 5 to 65 members".into(),
-        paper: "as many steps for every n (Träff)".into(),
+        what: "circulant against binomial pipeline without disturbance, 5 to 65 members".into(),
+        paper: "the same number of steps for every n (Träff)".into(),
         here: format!("{:.3} to {:.3} times the time", idle.0, idle.1),
         agrees: (0.98..=1.02).contains(&idle.0) && idle.1 <= 1.02,
     }];
-    for trouble in TROUBLES.iter().filter(|trouble| matches!(trouble.kind, Kind::Late(..))) {
-        let (above, at) = (times.mean_ratio(trouble, &others), times.mean_ratio(trouble, &powers));
+    for disturbance in DISTURBANCES.iter().filter(|disturbance| matches!(disturbance.kind, DisturbanceKind::Late(..))) {
+        let (above, at) = (times.mean_ratio(disturbance, &others), times.mean_ratio(disturbance, &powers));
         findings.push(Finding::beyond(
-            format!("software late, {} (more slack, 2.5 steps against 1.3 to 1.8, might lose less)", trouble.name),
+            format!("software late, {} (the circulant has more slack, 2.5 steps against 1.3 to 1.8)", disturbance.name),
             format!(
                 "circulant takes {:.3} ± {:.3} of the pipeline's time just above powers of two, {:.3} ± {:.3} at them",
                 above.0, above.1, at.0, at.1
             ),
         ));
     }
-    let slow = range(&SIZES.map(|members| times.ratio(&TROUBLES[4], members).0));
-    let pipeline = range(&SIZES.map(|members| times.of(&TROUBLES[4], &ALGORITHMS[0], members).mean));
+    let slow = range(&SIZES.map(|members| times.ratio(&DISTURBANCES[4], members).0));
+    let pipeline = range(&SIZES.map(|members| times.of(&DISTURBANCES[4], &ALGORITHMS[0], members).mean));
     findings.push(Finding::beyond(
-        "one member's port at 80 % (slack does not help against what lasts: 1.25 times the time)",
+        "one member's port at 80 % (slack cannot hide a lasting slowdown: 1.25 times the time)",
         format!(
             "pipeline {:.3} to {:.3} times the ideal; circulant {:.3} to {:.3} of that",
             pipeline.0, pipeline.1, slow.0, slow.1
@@ -188,9 +196,12 @@ fn findings(times: &Times) -> Vec<Finding> {
 }
 
 fn figure(times: &Times) -> Figure {
-    let panels = TROUBLES.iter().skip(1).map(|trouble| {
+    let panels = DISTURBANCES.iter().skip(1).map(|disturbance| {
         let bars = |name: &str, algorithm: &Algorithm| {
-            BarSeries::new(name, SIZES.map(|members| (times.of(trouble, algorithm, members).mean - 1.0) * 1e2).to_vec())
+            BarSeries::new(
+                name,
+                SIZES.map(|members| (times.of(disturbance, algorithm, members).mean - 1.0) * 1e2).to_vec(),
+            )
         };
         let [pipeline, circulant] = &ALGORITHMS;
         let bars = Bars {
@@ -199,11 +210,11 @@ fn figure(times: &Times) -> Figure {
             stacked: false,
         };
         Panel {
-            title: Some(trouble.title.to_owned()),
+            title: Some(disturbance.title.to_owned()),
             ..Panel::new(Axis::linear("members"), Axis::linear("time lost (% of the ideal)"), Content::Bars(bars))
         }
     });
-    let title = "The circulant schedule's slack helps where delays are short, hardly where they are long";
+    let title = "The circulant schedule's slack helps with short delays, hardly with long ones";
     let mut figure = Figure::new(title, panels.collect());
     figure.subtitle = Some(format!(
         "{BLOCKS} blocks of 210 µs, Sierra (40 Gbit/s); means of {} to {} seeds",
@@ -216,13 +227,13 @@ fn figure(times: &Times) -> Figure {
 fn measure(job: &Job) -> Result<f64, ExperimentError> {
     let mut model = PaperCluster::Sierra.model();
     let mut slow = None;
-    match job.trouble.kind {
-        Kind::None => {}
-        Kind::Late(probability, mean_us) => {
+    match job.disturbance.kind {
+        DisturbanceKind::None => {}
+        DisturbanceKind::Late(probability, mean_us) => {
             let mean_ns = mean_us * 1e3;
             model.host.delays = Some(DelayModel { probability, mean_ns, distribution: Distribution::Exponential });
         }
-        Kind::SlowPort(percent) => {
+        DisturbanceKind::SlowPort(percent) => {
             let node = Random::new(job.seed).below(u64::from(job.members));
             let node = u32::try_from(node).expect("members are few");
             slow = Some((NodeIndex(node), model.port_mbps * percent / 100));

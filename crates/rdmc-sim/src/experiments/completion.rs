@@ -1,15 +1,15 @@
 //! Figure 11: the processor load of waiting for completions, on Fractus.
 
-use super::groups::{Groups, Load};
+use super::groups::{OverlappingGroups, RoundsMeasurement};
 use super::measure::in_parallel;
 use super::{ExperimentError, Finding, Options, PaperCluster, Report, Table};
-use crate::model::Completion;
+use crate::model::WaitMode;
 use crate::plot::{Axis, Content, Figure, Line, LineStyle, Panel};
 
 /// The paper's sizes in bytes, their names and how many rounds are measured.
 const SIZES: [(u64, &str, u32); 3] = [(100_000_000, "100 MB", 2), (1_000_000, "1 MB", 10), (10_000, "10 KB", 50)];
-const MODES: [(&str, Completion); 3] =
-    [("polling", Completion::Poll), ("hybrid", Completion::Hybrid), ("events", Completion::Event)];
+const MODES: [(&str, WaitMode); 3] =
+    [("polling", WaitMode::Poll), ("hybrid", WaitMode::Hybrid), ("events", WaitMode::Event)];
 /// Largest group.
 const MEMBERS_MAX: u32 = 16;
 
@@ -18,7 +18,7 @@ struct Job {
     mode: &'static str,
     bytes: u64,
     members: u32,
-    groups: Groups,
+    groups: OverlappingGroups,
 }
 
 pub(super) fn run(_: &Options) -> Result<Report, ExperimentError> {
@@ -26,34 +26,34 @@ pub(super) fn run(_: &Options) -> Result<Report, ExperimentError> {
     for members in (2..=MEMBERS_MAX).rev() {
         for (bytes, _, rounds) in SIZES {
             for (mode, completion) in MODES {
-                let mut groups = Groups::new(PaperCluster::Fractus.model(), members, 1, bytes);
+                let mut groups = OverlappingGroups::new(PaperCluster::Fractus.model(), members, 1, bytes);
                 groups.model.host.completion = completion;
                 groups.rounds = rounds;
                 jobs.push(Job { mode, bytes, members, groups });
             }
         }
     }
-    let loads = in_parallel(&jobs, |job| job.groups.run())?;
+    let measurements = in_parallel(&jobs, |job| job.groups.run())?;
     let load = |mode: &str, bytes: u64, members: u32| {
         let is = |job: &Job| job.mode == mode && job.bytes == bytes && job.members == members;
         let place = jobs.iter().position(is).expect("every point was run");
-        (loads[place].cpu_percent(), loads[place].gbps(bytes))
+        (measurements[place].cpu_percent(), measurements[place].gbps(bytes))
     };
     Ok(Report {
         name: "figure-11",
         title: "processor load and bandwidth by how completions are waited for".into(),
-        tables: vec![table(&jobs, &loads)],
+        tables: vec![table(&jobs, &measurements)],
         figure: figure(&load),
         findings: findings(&load),
     })
 }
 
-fn table(jobs: &[Job], loads: &[Load]) -> Table {
+fn table(jobs: &[Job], measurements: &[RoundsMeasurement]) -> Table {
     let mut table = Table::new(
         "",
         &["completion", "message_bytes", "members", "cpu_percent", "root_cpu_percent", "bandwidth_gbps"],
     );
-    for (Job { mode, bytes, members, .. }, load) in jobs.iter().zip(loads) {
+    for (Job { mode, bytes, members, .. }, load) in jobs.iter().zip(measurements) {
         table.push(vec![
             (*mode).to_owned(),
             bytes.to_string(),

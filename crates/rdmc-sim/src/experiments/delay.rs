@@ -1,4 +1,4 @@
-//! One member is held up once in mid-transfer: DSN §4.5.
+//! One delay of one member in mid-transfer: DSN §4.5.
 
 use std::time::Duration;
 
@@ -14,14 +14,14 @@ use crate::simulation::NodeIndex;
 const BLOCKS: u64 = 128;
 /// The delays, in µs.
 const DELAYS_US: [u64; 6] = [10, 30, 100, 300, 1_000, 10_000];
-/// Moments and members that are tried for each delay.
+/// Pairs of a moment and a member for each delay.
 const SAMPLES: u64 = 8;
-/// How much more than ε is still taken for ε: the costs of a few operations, in ns.
+/// Tolerance above ε, in ns: the costs of a few operations.
 const TOLERANCE_NS: f64 = 10_000.0;
 
 /// A kind of group.
 #[derive(Clone, Debug)]
-struct Kind {
+struct GroupKind {
     name: &'static str,
     algorithm: Algorithm,
     members: u32,
@@ -30,14 +30,14 @@ struct Kind {
 /// One transfer with one delay.
 #[derive(Clone, Debug)]
 struct Job {
-    kind: Kind,
-    /// The member, after how long, for how long.
+    kind: GroupKind,
+    /// The member, the start of the delay and its duration.
     held_up: Option<(u32, Duration, Duration)>,
 }
 
-/// What one delay added to the transfers, in µs.
+/// The time that one delay added to the transfers, in µs.
 #[derive(Clone, Copy, Debug)]
-struct Added {
+struct AddedTime {
     delay_us: f64,
     least: f64,
     mean: f64,
@@ -46,9 +46,9 @@ struct Added {
 
 pub(super) fn run(options: &Options) -> Result<Report, ExperimentError> {
     let kinds = [
-        Kind { name: "pipeline, 16 members", algorithm: Algorithm::BinomialPipeline, members: 16 },
-        Kind { name: "pipeline, 64 members", algorithm: Algorithm::BinomialPipeline, members: 64 },
-        Kind { name: "chain, 16 members", algorithm: Algorithm::Chain, members: 16 },
+        GroupKind { name: "pipeline, 16 members", algorithm: Algorithm::BinomialPipeline, members: 16 },
+        GroupKind { name: "pipeline, 64 members", algorithm: Algorithm::BinomialPipeline, members: 64 },
+        GroupKind { name: "chain, 16 members", algorithm: Algorithm::Chain, members: 16 },
     ];
     let block = wire_time(&PaperCluster::Sierra.model(), MIB);
     let mut random = Random::new(options.seed);
@@ -56,7 +56,7 @@ pub(super) fn run(options: &Options) -> Result<Report, ExperimentError> {
     for kind in &kinds {
         jobs.push(Job { kind: kind.clone(), held_up: None });
         for _ in 0..SAMPLES {
-            // The same members and moments for all delays, so that these compare.
+            // All delays use the same members and moments, so that they compare.
             let member = u32::try_from(random.below(u64::from(kind.members))).expect("members are few");
             let after = middle(block, &mut random);
             let held_up = DELAYS_US.map(|delay_us| Some((member, after, Duration::from_micros(delay_us))));
@@ -75,7 +75,7 @@ pub(super) fn run(options: &Options) -> Result<Report, ExperimentError> {
             let delay = Duration::from_micros(delay_us);
             let with_it = of_kind().filter(|(job, _)| job.held_up.is_some_and(|held_up| held_up.2 == delay));
             let added: Vec<f64> = with_it.map(|(_, &us)| us - idle).collect();
-            let added = Added {
+            let added = AddedTime {
                 delay_us: delay_us as f64,
                 least: added.iter().copied().fold(f64::INFINITY, f64::min),
                 mean: added.iter().sum::<f64>() / added.len() as f64,
@@ -94,7 +94,7 @@ pub(super) fn run(options: &Options) -> Result<Report, ExperimentError> {
     Ok(Report { name: "delay", title: "One delay in mid-transfer".into(), tables: vec![table], figure, findings })
 }
 
-fn findings(all: &[(&str, Vec<Added>)], block: Duration) -> Vec<Finding> {
+fn findings(all: &[(&str, Vec<AddedTime>)], block: Duration) -> Vec<Finding> {
     let of =
         |kind: &'static str| all.iter().filter(move |(name, _)| name.starts_with(kind)).flat_map(|(_, series)| series);
     let block_us = block.as_secs_f64() * 1e6;
@@ -111,27 +111,31 @@ fn findings(all: &[(&str, Vec<Added>)], block: Duration) -> Vec<Finding> {
         Finding {
             what: "binomial pipeline among 16 and 64, one member held up once by ε = 10 µs to 10 ms".into(),
             paper: "the transfer takes at most about ε longer".into(),
-            here: format!("at most ε {pipeline:+.1} µs, over all members and moments"),
+            here: format!("at most ε {pipeline:+.1} µs longer, over all members and moments"),
             agrees: pipeline * 1e3 <= TOLERANCE_NS,
         },
         Finding {
-            what: "part of a delay that the pipeline's slack absorbs".into(),
-            paper: "part of it".into(),
+            what: "share of a delay that the pipeline's slack absorbs".into(),
+            paper: "a part (shape only)".into(),
             here: format!(
-                "{short:.0} % of delays up to a block's time ({block_us:.0} µs), {long:.0} % of those above ten times that"
+                "{short:.0} % of delays up to the time of a block ({block_us:.0} µs), {long:.0} % of delays above \
+                 ten times that"
             ),
             agrees: short > 0.0,
         },
         Finding::beyond(
-            "chain, for contrast",
-            format!("at most ε {chain:+.1} µs; {chain_short:.0} % of delays up to a block's time are absorbed"),
+            "chain, one delay",
+            format!(
+                "the transfer takes at most ε {chain:+.1} µs longer; {chain_short:.0} % of delays up to the time of \
+                 a block are absorbed"
+            ),
         ),
     ]
 }
 
-fn figure(all: &[(&str, Vec<Added>)], block: Duration) -> Figure {
+fn figure(all: &[(&str, Vec<AddedTime>)], block: Duration) -> Figure {
     let panels = all.iter().map(|(name, series)| {
-        let line = |name: &str, of: fn(&Added) -> f64, style| {
+        let line = |name: &str, of: fn(&AddedTime) -> f64, style| {
             Line::new(name, series.iter().map(|added| (added.delay_us, of(added).max(FLOOR_US))).collect(), style)
         };
         let equal = series.iter().map(|added| (added.delay_us, added.delay_us)).collect();
@@ -149,23 +153,24 @@ fn figure(all: &[(&str, Vec<Added>)], block: Duration) -> Figure {
             )
         }
     });
-    let share = |(name, series): &(&str, Vec<Added>)| {
+    let share = |(name, series): &(&str, Vec<AddedTime>)| {
         let points = series.iter().map(|added| (added.delay_us, added.mean / added.delay_us * 1e2)).collect();
         Line::new(*name, points, LineStyle::Markers)
     };
     let shares = Panel {
-        title: Some("What is left of a delay".into()),
+        title: Some("Share of a delay that remains".into()),
         references: vec![Reference::new(1e2, "all of it")],
         ..Panel::new(
             Axis::log10("delay ε of one member (µs)"),
-            Axis::linear("mean of what the transfer takes longer (% of ε)").with_range(0.0, 110.0),
+            Axis::linear("mean added time (% of ε)").with_range(0.0, 110.0),
             Content::Lines(all.iter().map(share).collect()),
         )
     };
     let panels = panels.chain(std::iter::once(shares));
-    let mut figure = Figure::new("A delay costs a multicast no more than itself", panels.collect());
+    let mut figure = Figure::new("A delay adds at most its own length to a multicast", panels.collect());
     figure.subtitle = Some(format!(
-        "{BLOCKS} blocks of {:.0} µs, Sierra (40 Gbit/s); {SAMPLES} members and moments each; what is below 1 µs is drawn at 1 µs",
+        "{BLOCKS} blocks of {:.0} µs, Sierra (40 Gbit/s); {SAMPLES} members and moments each; values below 1 µs are \
+         drawn at 1 µs",
         block.as_secs_f64() * 1e6
     ));
     figure
@@ -192,5 +197,5 @@ fn middle(block: Duration, random: &mut Random) -> Duration {
     Duration::from_nanos(random.within(whole_ns / 4..=whole_ns / 4 * 3))
 }
 
-/// What is drawn for less, in µs.
+/// Smallest value in the figure, in µs; smaller ones are drawn here.
 const FLOOR_US: f64 = 1.0;

@@ -1,8 +1,8 @@
-//! What the experiments with overlapping groups share: the authors' driver.
+//! Overlapping groups, driven as the authors' program does.
 //!
-//! All members are in every group, in rotated order, so that each group has another root. In a round every root sends
-//! one message; when everybody has everything the members meet at a barrier, and the next round begins. The time of
-//! the barrier counts, as it does in the authors' program.
+//! Every group has all members, in rotated order, so that each group has another root. In a round every root sends
+//! one message. When all messages are delivered, the members meet at a barrier, and the next round begins. The time
+//! includes the barriers, as in the authors' program.
 
 use std::time::Duration;
 
@@ -16,34 +16,34 @@ use crate::model::ClusterModel;
 use crate::simulation::NodeIndex;
 use crate::world::{Simulation, World};
 
-/// Groups in an otherwise idle world, all of whose roots send.
+/// Groups of the same members in an otherwise idle world; every root sends.
 #[derive(Clone, Debug)]
-pub(crate) struct Groups {
+pub(crate) struct OverlappingGroups {
     pub(crate) model: ClusterModel,
-    /// How many of the members send; all nodes of the model are members.
+    /// Number of members that send. All nodes of the model are members.
     pub(crate) senders: u32,
     pub(crate) bytes: u64,
     pub(crate) block_size: u64,
-    /// Messages that each sender sends one after the other before the barrier.
+    /// Messages of each sender before the barrier.
     pub(crate) stream: usize,
     pub(crate) rounds: u32,
-    /// Rates of the racks' uplinks in Mbit/s, where they are not the model's.
+    /// Rates of the racks' uplinks in Mbit/s; empty for those of the model.
     pub(crate) uplinks_mbps: Vec<u64>,
 }
 
-/// What came of it.
+/// The result of all measured rounds.
 #[derive(Clone, Debug)]
-pub(crate) struct Load {
-    /// How long all rounds took.
+pub(crate) struct RoundsMeasurement {
+    /// Duration of all rounds.
     pub(crate) elapsed: Duration,
-    /// How many messages were sent, each counted once.
+    /// Number of messages, each counted once.
     pub(crate) messages: u64,
     /// The processor time of each member's software.
     pub(crate) cpu: Vec<Duration>,
 }
 
-impl Groups {
-    /// Describes messages of a size among all nodes of a cluster of so many, with the blocks of the authors' driver.
+impl OverlappingGroups {
+    /// Describes messages of `bytes` among `members` nodes, with the block size of the authors' driver.
     pub(crate) fn new(mut model: ClusterModel, members: u32, senders: u32, bytes: u64) -> Self {
         model.nodes = members;
         let block_size = block_size_for(bytes);
@@ -51,8 +51,8 @@ impl Groups {
         Self { model, senders, bytes, block_size, stream: 1, rounds: 1, uplinks_mbps: Vec::new() }
     }
 
-    /// Carries it out, with one round before those that count, unless a single one counts.
-    pub(crate) fn run(&self) -> Result<Load, ExperimentError> {
+    /// Runs the rounds. One round that does not count comes first, unless only one round counts.
+    pub(crate) fn run(&self) -> Result<RoundsMeasurement, ExperimentError> {
         let simulation = Simulation::new(self.model.clone(), 1)?;
         let (world, plan) = (simulation.world().clone(), self.clone());
         for (rack, &mbps) in (0..).zip(&self.uplinks_mbps) {
@@ -76,7 +76,7 @@ impl Groups {
             }
             let cpu = cpu_times(&world).into_iter().zip(cpu_before).map(|(after, before)| after - before).collect();
             let messages = u64::from(plan.senders) * plan.stream as u64 * u64::from(plan.rounds);
-            Ok(Load { elapsed: world.now().since(began), messages, cpu })
+            Ok(RoundsMeasurement { elapsed: world.now().since(began), messages, cpu })
         });
         played?
     }
@@ -88,7 +88,7 @@ impl Groups {
     }
 }
 
-impl Load {
+impl RoundsMeasurement {
     /// Returns messages per second.
     pub(crate) fn per_second(&self) -> f64 {
         #[expect(clippy::cast_precision_loss, reason = "counts are small")]
@@ -112,7 +112,7 @@ impl Load {
     }
 }
 
-/// Starts a runtime on every node and forms groups; returns when nothing of that is left to disturb.
+/// Starts a runtime on every node and forms groups; returns when the nodes are idle again.
 pub(crate) async fn form_all(
     world: &World,
     plans: Vec<GroupPlan>,
@@ -123,7 +123,7 @@ pub(crate) async fn form_all(
     Ok((deployment, groups))
 }
 
-/// Returns the block size that the authors' driver takes for a message.
+/// Returns the block size of the authors' driver for a message.
 pub(crate) fn block_size_for(bytes: u64) -> u64 {
     match bytes {
         0..8_192 => bytes.max(1),
@@ -133,25 +133,25 @@ pub(crate) fn block_size_for(bytes: u64) -> u64 {
     }
 }
 
-/// Returns the members as the group with this number has them: member j is node (group + j) mod n.
+/// Returns the members of the group with this number: member j is node (group + j) mod n.
 pub(crate) fn rotated(members: &[NodeIndex], group: u32) -> Vec<NodeIndex> {
     let mut rotated = members.to_vec();
     rotated.rotate_left(group as usize % members.len().max(1));
     rotated
 }
 
-/// Returns how many of `members` send, with the names the paper's figures give to it.
+/// Returns the numbers of senders among `members`, with their names in the paper's figures.
 pub(crate) fn sender_counts(members: u32) -> [(&'static str, u32); 3] {
     [("all send", members), ("half send", members.div_ceil(2)), ("one sends", 1)]
 }
 
-/// Returns the time of a dissemination barrier: ⌈log₂ n⌉ times a small write to another member and its notice.
+/// Returns the time of a dissemination barrier: ⌈log₂ n⌉ small writes and their completions.
 pub(crate) fn barrier_time(model: &ClusterModel) -> Duration {
     hop_time(model) * model.nodes.next_power_of_two().trailing_zeros()
 }
 
-/// How long software is busy after groups were formed, at most: with hundreds of groups it has posted many receives. It
-/// still polls then, where it polls for a while.
+/// Upper bound of the time for which software is busy after groups were formed: with hundreds of groups it has posted
+/// many receives. Hybrid waiting still polls then.
 const SETTLED: Duration = Duration::from_millis(20);
 
 fn cpu_times(world: &World) -> Vec<Duration> {
@@ -178,7 +178,7 @@ mod tests {
     #[test]
     fn modelled_messages_have_as_many_blocks() {
         for bytes in [1, 10_000, 1_000_000, 100_000_000] {
-            let groups = Groups::new(PaperCluster::Fractus.model(), 2, 1, bytes);
+            let groups = OverlappingGroups::new(PaperCluster::Fractus.model(), 2, 1, bytes);
             let scale = groups.model.payload_scale;
             let modelled = bytes.div_ceil(scale).div_ceil((groups.block_size / scale).max(1));
             assert_eq!(modelled, bytes.div_ceil(groups.block_size), "{bytes} bytes");

@@ -1,5 +1,5 @@
-//! Performance isolation: what small messages suffer from large ones on the same ports, and what large ones do to each
-//! other (Zhang et al., KBNets 2017).
+//! Performance isolation between flows on the same ports: large beside large, and small beside large messages (Zhang et
+//! al., KBNets 2017).
 
 use super::{ExperimentError, Options, Report};
 use crate::plot::Figure;
@@ -10,13 +10,13 @@ mod groups;
 mod mice;
 
 use elephants::Elephants;
-use groups::BesideBulk;
+use groups::SmallBesideBulk;
 use mice::Mice;
 
 pub(super) fn run(options: &Options) -> Result<Report, ExperimentError> {
     let elephants = Elephants::measure()?;
     let mice = Mice::measure()?;
-    let bulk = BesideBulk::measure(options.seed)?;
+    let bulk = SmallBesideBulk::measure(options.seed)?;
     let mut findings = elephants.findings();
     findings.extend(mice.findings());
     findings.extend(bulk.findings());

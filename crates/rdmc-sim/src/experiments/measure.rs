@@ -1,4 +1,4 @@
-//! What the experiments share: single multicasts on a fresh world, many worlds at once.
+//! Single multicasts on a fresh world, and many worlds at once.
 
 use std::num::NonZeroUsize;
 use std::sync::Mutex;
@@ -14,9 +14,9 @@ use crate::model::ClusterModel;
 use crate::simulation::{NodeIndex, lock};
 use crate::world::{Simulation, World};
 
-/// Starts a runtime on every node of an experiment in which nobody fails.
+/// Starts a runtime on every node of an experiment without failures.
 ///
-/// Signs of life between any two of hundreds of nodes would be most of what happens, so they are rare.
+/// Failure detection is slow there: frequent signs of life among hundreds of nodes would be most of the events.
 pub(crate) async fn deploy(world: &World) -> Result<Deployment, DeploymentError> {
     Deployment::start_with(world, |builder| builder.detection(DETECTION)).await
 }
@@ -36,11 +36,11 @@ pub(crate) struct Single {
     pub(crate) seed: u64,
 }
 
-/// What it brought.
+/// The result of a multicast.
 #[derive(Clone, Debug)]
-pub(crate) struct Outcome {
+pub(crate) struct Measurement {
     pub(crate) times: MulticastTimes,
-    /// What was on the network, if it was recorded, from the moment at which the root sent.
+    /// The recorded traffic from the moment of the send; empty without recording.
     pub(crate) recorded: Vec<Recorded>,
 }
 
@@ -58,12 +58,12 @@ impl Single {
         Self { model, members: (0..members).map(NodeIndex).collect(), algorithm, bytes, block_size, seed: 1 }
     }
 
-    /// Carries it out.
+    /// Runs it.
     pub(crate) fn run(&self) -> Result<MulticastTimes, ExperimentError> {
         Ok(self.play(false, |_| {})?.times)
     }
 
-    /// Carries it out; `prepare` is called when the group is formed.
+    /// Runs it and calls `prepare` when the group is formed.
     pub(crate) fn run_with(
         &self,
         prepare: impl FnOnce(&World) + Send + 'static,
@@ -71,15 +71,19 @@ impl Single {
         Ok(self.play(false, prepare)?.times)
     }
 
-    /// Carries it out and keeps what was on the network; `prepare` is called when the group is formed.
+    /// Runs it, records the traffic, and calls `prepare` when the group is formed.
     pub(crate) fn run_recorded(
         &self,
         prepare: impl FnOnce(&World) + Send + 'static,
-    ) -> Result<Outcome, ExperimentError> {
+    ) -> Result<Measurement, ExperimentError> {
         self.play(true, prepare)
     }
 
-    fn play(&self, records: bool, prepare: impl FnOnce(&World) + Send + 'static) -> Result<Outcome, ExperimentError> {
+    fn play(
+        &self,
+        records: bool,
+        prepare: impl FnOnce(&World) + Send + 'static,
+    ) -> Result<Measurement, ExperimentError> {
         let simulation = Simulation::new(self.model.clone(), self.seed)?;
         let world = simulation.world().clone();
         let plan = GroupPlan {
@@ -92,7 +96,7 @@ impl Single {
         let played = simulation.run(VIRTUAL_LIMIT, async move {
             let deployment = deploy(&world).await?;
             let group = deployment.form(plan).await?;
-            // Forming leaves nothing behind that would disturb.
+            // The traffic of forming the group ends.
             world.sleep(Duration::from_millis(1)).await;
             if records {
                 world.record();
@@ -101,13 +105,13 @@ impl Single {
             let times = group.multicast(bytes).await?;
             let recorded = world.recorded();
             group.close().await?;
-            Ok(Outcome { times, recorded })
+            Ok(Measurement { times, recorded })
         });
         played?
     }
 }
 
-/// Runs independent jobs on all processors; the results are in the order of the jobs.
+/// Runs independent jobs on all processors; returns the results in the order of the jobs.
 pub(crate) fn in_parallel<J: Sync, T: Send>(
     jobs: &[J],
     run: impl Fn(&J) -> Result<T, ExperimentError> + Sync,
@@ -130,19 +134,19 @@ pub(crate) fn in_parallel<J: Sync, T: Send>(
     results.into_iter().map(|place| lock(&place).take().expect("every job was run")).collect()
 }
 
-/// Returns the time on a port of so many bytes.
+/// Returns the time that `bytes` take on a port.
 pub(crate) fn wire_time(model: &ClusterModel, bytes: u64) -> Duration {
     Duration::from_nanos(bytes * 8_000 / model.port_mbps)
 }
 
-/// Returns what it costs to pass on a block that has just come in, besides its time on the ports: the stated latencies
-/// of a model.
+/// Returns the time to relay a block that has just arrived, without its time on the ports: the stated latencies of a
+/// model.
 pub(crate) fn hop_time(model: &ClusterModel) -> Duration {
     let software_ns = model.host.completion_ns + model.host.post_ns;
     Duration::from_nanos(model.latency_ns + 2 * model.nic.operation_ns + software_ns)
 }
 
-/// After which silence nodes of experiments are given up.
+/// Silence after which a node of an experiment counts as failed.
 const DETECTION: Duration = Duration::from_secs(3600);
-/// The longest that an experiment may take in virtual time.
+/// Limit of an experiment in virtual time.
 pub(crate) const VIRTUAL_LIMIT: Duration = Duration::from_secs(24 * 3600);

@@ -1,4 +1,4 @@
-//! Figure 12: schedules that adapters carry out by themselves, against software, on Fractus.
+//! Figure 12: schedules executed by adapters against schedules executed by software, on Fractus.
 
 use std::time::Duration;
 
@@ -8,8 +8,8 @@ use rdmc_schedule::{BlockCount, Schedule};
 use super::measure::{MIB, Single, VIRTUAL_LIMIT, in_parallel, wire_time};
 use super::{ExperimentError, Finding, Options, PaperCluster, Report, Table};
 use crate::deployment::DeploymentError;
-use crate::model::{ClusterModel, Completion, DelayModel, Distribution};
-use crate::offload::{Offload, Pace};
+use crate::model::{ClusterModel, DelayModel, Distribution, WaitMode};
+use crate::offload::{Offload, SendOrder};
 use crate::plot::{Axis, Content, Figure, Line, LineStyle, Panel};
 use crate::world::Simulation;
 
@@ -17,37 +17,37 @@ use crate::world::Simulation;
 const MESSAGE: u64 = 100_000_000;
 /// Group sizes.
 const MEMBERS: [u32; 9] = [2, 3, 4, 5, 6, 8, 10, 12, 16];
-/// Runs over which times with stalls are averaged.
+/// Number of runs for each mean of times with stalls.
 const RUNS: u64 = 8;
-/// A stall in about as many completions as a member takes in a transfer of 256 blocks, as in the paper's Figure 5.
+/// One stall in about as many completions as a member takes for 256 blocks, as in the paper's Figure 5.
 const STALLS: DelayModel =
     DelayModel { probability: 1.0 / 512.0, mean_ns: 100_000.0, distribution: Distribution::Exponential };
 
-/// Who relays.
+/// Who relays blocks, and how.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Relay {
-    Software(Completion),
-    /// Software that polls and is not told when a block is nearly through.
+enum RelayedBy {
+    Software(WaitMode),
+    /// Software that polls and gets no notice shortly before the end of a block.
     Untold,
-    /// Software that polls and posts at no cost.
+    /// Software that polls and posts without costs.
     FreePosts,
-    Adapter(Pace),
+    Adapter(SendOrder),
 }
 
-const FREELY: Relay = Relay::Adapter(Pace::Free);
-const IN_TURN: Relay = Relay::Adapter(Pace::Turns);
-const HYBRID: Relay = Relay::Software(Completion::Hybrid);
-const EVENTS: Relay = Relay::Software(Completion::Event);
+const FREELY: RelayedBy = RelayedBy::Adapter(SendOrder::Free);
+const IN_TURN: RelayedBy = RelayedBy::Adapter(SendOrder::InTurn);
+const HYBRID: RelayedBy = RelayedBy::Software(WaitMode::Hybrid);
+const EVENTS: RelayedBy = RelayedBy::Software(WaitMode::Event);
 
-impl Relay {
+impl RelayedBy {
     fn name(self) -> &'static str {
         match self {
-            Self::Software(Completion::Event) => "software, events",
+            Self::Software(WaitMode::Event) => "software, events",
             Self::Software(_) => "software, hybrid",
             Self::Untold => "software, hybrid, no notices",
             Self::FreePosts => "software, hybrid, free posts",
-            Self::Adapter(Pace::Free) => "adapters",
-            Self::Adapter(Pace::Turns) => "adapters, in turn",
+            Self::Adapter(SendOrder::Free) => "adapters",
+            Self::Adapter(SendOrder::InTurn) => "adapters, in turn",
         }
     }
 }
@@ -57,7 +57,7 @@ impl Relay {
 struct Job {
     algorithm: Algorithm,
     members: u32,
-    relay: Relay,
+    relay: RelayedBy,
     stalls: bool,
 }
 
@@ -65,7 +65,7 @@ pub(super) fn run(options: &Options) -> Result<Report, ExperimentError> {
     let mut jobs = Vec::new();
     for &members in MEMBERS.iter().rev() {
         for algorithm in [Algorithm::Chain, Algorithm::BinomialPipeline] {
-            for relay in [FREELY, IN_TURN, HYBRID, EVENTS, Relay::Untold, Relay::FreePosts] {
+            for relay in [FREELY, IN_TURN, HYBRID, EVENTS, RelayedBy::Untold, RelayedBy::FreePosts] {
                 for stalls in [false, true] {
                     jobs.push(Job { algorithm: algorithm.clone(), members, relay, stalls });
                 }
@@ -73,7 +73,7 @@ pub(super) fn run(options: &Options) -> Result<Report, ExperimentError> {
         }
     }
     let times = in_parallel(&jobs, |job| job.run(options.seed))?;
-    let seconds = |algorithm: &Algorithm, members: u32, relay: Relay, stalls: bool| {
+    let seconds = |algorithm: &Algorithm, members: u32, relay: RelayedBy, stalls: bool| {
         let wanted = Job { algorithm: algorithm.clone(), members, relay, stalls };
         let place = jobs.iter().position(|job| *job == wanted);
         place.map_or(f64::NAN, |place| times[place].as_secs_f64())
@@ -103,7 +103,7 @@ pub(super) fn run(options: &Options) -> Result<Report, ExperimentError> {
 }
 
 impl Job {
-    /// Returns the time until the last member had the message, with stalls the mean of several runs.
+    /// Returns the time until the last member had the message; with stalls, the mean of several runs.
     fn run(&self, seed: u64) -> Result<Duration, ExperimentError> {
         let runs = if self.stalls { RUNS } else { 1 };
         let mut total = Duration::ZERO;
@@ -118,19 +118,19 @@ impl Job {
 
     fn run_once(&self, mut model: ClusterModel, seed: u64) -> Result<Duration, ExperimentError> {
         match self.relay {
-            Relay::Software(completion) => model.host.completion = completion,
-            Relay::Untold => model.nic.notice_bytes = 0,
-            Relay::FreePosts => model.host.post_ns = 0,
-            Relay::Adapter(_) => {}
+            RelayedBy::Software(completion) => model.host.completion = completion,
+            RelayedBy::Untold => model.nic.notice_bytes = 0,
+            RelayedBy::FreePosts => model.host.post_ns = 0,
+            RelayedBy::Adapter(_) => {}
         }
         match self.relay {
-            Relay::Adapter(pace) => {
+            RelayedBy::Adapter(send_order) => {
                 let simulation = Simulation::new(model, seed)?;
                 let world = simulation.world().clone();
                 let offload = Offload {
                     members: world.nodes().collect(),
                     algorithm: self.algorithm.clone(),
-                    pace,
+                    send_order,
                     bytes: MESSAGE,
                     block_size: MIB,
                 };
@@ -144,7 +144,7 @@ impl Job {
         }
     }
 
-    /// Returns by how many percent a time is longer than the schedule's steps at the port's rate.
+    /// Returns the excess of a time over the schedule's steps at the port's rate, in percent.
     fn beyond_steps(&self, seconds: f64) -> f64 {
         let blocks = u32::try_from(MESSAGE.div_ceil(MIB)).unwrap_or(u32::MAX);
         let steps = Schedule::new(&self.algorithm, self.members, BlockCount(blocks)).map_or(0, |it| it.steps());
@@ -154,11 +154,11 @@ impl Job {
     }
 }
 
-fn figure(seconds: &impl Fn(&Algorithm, u32, Relay, bool) -> f64) -> Figure {
+fn figure(seconds: &impl Fn(&Algorithm, u32, RelayedBy, bool) -> f64) -> Figure {
     let mut panels = Vec::new();
     for (algorithm, name) in [(Algorithm::Chain, "Chain"), (Algorithm::BinomialPipeline, "Binomial pipeline")] {
         for stalls in [false, true] {
-            let relays: &[Relay] = match algorithm {
+            let relays: &[RelayedBy] = match algorithm {
                 // A chain has one turn.
                 Algorithm::Chain => &[FREELY, HYBRID, EVENTS],
                 _ => &[FREELY, IN_TURN, HYBRID, EVENTS],
@@ -179,9 +179,9 @@ fn figure(seconds: &impl Fn(&Algorithm, u32, Relay, bool) -> f64) -> Figure {
     figure
 }
 
-fn findings(seconds: &impl Fn(&Algorithm, u32, Relay, bool) -> f64) -> Vec<Finding> {
+fn findings(seconds: &impl Fn(&Algorithm, u32, RelayedBy, bool) -> f64) -> Vec<Finding> {
     let most = MEMBERS[MEMBERS.len() - 1];
-    let gains = |algorithm: &Algorithm, adapters: Relay, software: Relay, stalls: bool| -> Vec<f64> {
+    let gains = |algorithm: &Algorithm, adapters: RelayedBy, software: RelayedBy, stalls: bool| -> Vec<f64> {
         let gain = |n: u32| seconds(algorithm, n, software, stalls) / seconds(algorithm, n, adapters, stalls);
         MEMBERS.iter().map(|&n| (gain(n) - 1.0) * 1e2).collect()
     };
@@ -209,7 +209,7 @@ fn findings(seconds: &impl Fn(&Algorithm, u32, Relay, bool) -> f64) -> Vec<Findi
                  window of receives before it relays the first block",
                 last(&hybrid),
                 last(&stalled),
-                last(&chain(Relay::FreePosts, false))
+                last(&chain(RelayedBy::FreePosts, false))
             ),
             agrees: (2.5..=10.0).contains(&last(&hybrid)),
         },
@@ -225,10 +225,10 @@ fn findings(seconds: &impl Fn(&Algorithm, u32, Relay, bool) -> f64) -> Vec<Findi
                 "gain {:.1} % over the hybrid, {:.1} % without notices of blocks nearly through, {:.1} % over events; \
                  with stalls {:.1} %, {:.1} %, {:.1} %",
                 last(&pipeline(HYBRID, false)),
-                last(&pipeline(Relay::Untold, false)),
+                last(&pipeline(RelayedBy::Untold, false)),
                 last(&pipeline(EVENTS, false)),
                 last(&pipeline(HYBRID, true)),
-                last(&pipeline(Relay::Untold, true)),
+                last(&pipeline(RelayedBy::Untold, true)),
                 last(&pipeline(EVENTS, true))
             ),
         ),
@@ -249,7 +249,7 @@ mod tests {
     fn adapters_of_a_chain_cost_their_operations_and_the_latency_alone() {
         let job = Job { algorithm: Algorithm::Chain, members: 3, relay: FREELY, stalls: false };
         let beyond = job.beyond_steps(job.run(0).unwrap().as_secs_f64());
-        // The last block is shorter; two hops of 1.5 µs, and what is prepared behind a block costs nothing.
+        // The last block is shorter. Two hops take 1.5 µs; preparing a send behind a block costs nothing.
         assert!((-0.7..0.1).contains(&beyond), "{beyond}");
     }
 

@@ -1,4 +1,4 @@
-//! Racks behind oversubscribed uplinks: one schedule for all against one among the racks (DSN §4.3).
+//! Racks behind oversubscribed uplinks: one flat schedule against hybrids of two levels (DSN §4.3).
 
 use rdmc::{Algorithm, Hybrid, Racks, Spine};
 
@@ -10,24 +10,24 @@ use crate::random::Random;
 
 /// Nodes in a rack.
 const RACK: u32 = 8;
-/// Numbers of racks.
+/// Numbers of racks in the groups.
 const COUNTS: [u32; 4] = [2, 4, 8, 16];
-/// A rack's ports together, as multiples of its uplink.
+/// Oversubscription: the rates of a rack's ports together, as multiples of its uplink.
 const OVERSUBSCRIBED: [u64; 4] = [1, 2, 4, 8];
 /// Blocks of the message.
 const BLOCKS: u32 = 64;
 
-/// Which ranks stand in which racks.
+/// The placement of ranks in racks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Placement {
     /// Rack by rack, in the order of ranks.
     Aligned,
-    /// In no order.
+    /// At random.
     Random,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Kind {
+enum ScheduleKind {
     Flat,
     Hybrid(Spine),
 }
@@ -37,35 +37,35 @@ struct Job {
     racks: u32,
     oversubscribed: u64,
     placement: Placement,
-    kind: Kind,
+    kind: ScheduleKind,
     seed: u64,
 }
 
-/// The times of all jobs, as multiples of the least that ports allow.
+/// The times of all jobs, as multiples of the least time that ports allow.
 struct Times(Vec<(Job, f64)>);
 
 impl Times {
-    fn of(&self, racks: u32, oversubscribed: u64, placement: Placement, kind: Kind) -> f64 {
+    fn of(&self, racks: u32, oversubscribed: u64, placement: Placement, kind: ScheduleKind) -> f64 {
         let wanted = |job: &Job| {
             (job.racks, job.oversubscribed, job.placement, job.kind) == (racks, oversubscribed, placement, kind)
         };
         self.0.iter().find(|(job, _)| wanted(job)).map_or(f64::NAN, |&(_, time)| time)
     }
 
-    /// Returns how many times as fast as the flat pipeline the hybrid is.
+    /// Returns the speed of the hybrid as a multiple of the flat pipeline's.
     fn speed_up(&self, racks: u32, oversubscribed: u64, placement: Placement, spine: Spine) -> f64 {
-        let flat = self.of(racks, oversubscribed, placement, Kind::Flat);
-        flat / self.of(racks, oversubscribed, placement, Kind::Hybrid(spine))
+        let flat = self.of(racks, oversubscribed, placement, ScheduleKind::Flat);
+        flat / self.of(racks, oversubscribed, placement, ScheduleKind::Hybrid(spine))
     }
 }
 
 pub(super) fn run(options: &Options) -> Result<Report, ExperimentError> {
     let mut jobs = Vec::new();
-    // The largest first: they take the longest.
+    // The largest groups first: they take the longest.
     for racks in COUNTS.into_iter().rev() {
         for oversubscribed in OVERSUBSCRIBED {
             for placement in [Placement::Random, Placement::Aligned] {
-                let kinds = std::iter::once(Kind::Flat).chain(Spine::ALL.map(Kind::Hybrid));
+                let kinds = std::iter::once(ScheduleKind::Flat).chain(Spine::ALL.map(ScheduleKind::Hybrid));
                 jobs.extend(kinds.map(|kind| Job { racks, oversubscribed, placement, kind, seed: options.seed }));
             }
         }
@@ -96,9 +96,9 @@ pub(super) fn run(options: &Options) -> Result<Report, ExperimentError> {
                     (racks * RACK).to_string(),
                     oversubscribed.to_string(),
                     format!("{placement:?}").to_lowercase(),
-                    format!("{:.3}", ms(Kind::Flat)),
+                    format!("{:.3}", ms(ScheduleKind::Flat)),
                 ];
-                row.extend(Spine::ALL.map(|spine| format!("{:.3}", ms(Kind::Hybrid(spine)))));
+                row.extend(Spine::ALL.map(|spine| format!("{:.3}", ms(ScheduleKind::Hybrid(spine)))));
                 row.extend(Spine::ALL.map(|spine| format!("{:.3}", speed_up(spine))));
                 table.push(row);
             }
@@ -120,22 +120,23 @@ fn findings(times: &Times) -> Vec<Finding> {
     let slow_uplinks = OVERSUBSCRIBED.into_iter().skip(1);
     let off = slow_uplinks.flat_map(|oversubscribed| {
         COUNTS.map(|racks| {
-            times.of(racks, oversubscribed, Placement::Aligned, Kind::Flat) / stated(racks, oversubscribed)
+            times.of(racks, oversubscribed, Placement::Aligned, ScheduleKind::Flat) / stated(racks, oversubscribed)
         })
     });
     let off = range(&off.collect::<Vec<_>>());
-    let price = |spine| range(&COUNTS.map(|racks| times.of(racks, 1, Placement::Aligned, Kind::Hybrid(spine))));
+    let price = |spine| range(&COUNTS.map(|racks| times.of(racks, 1, Placement::Aligned, ScheduleKind::Hybrid(spine))));
     let (leaders, cascade) = (price(Spine::BinomialPipeline), price(Spine::Cascade));
     let spines = range(&COUNTS.map(|racks| {
-        let time = |spine| times.of(racks, 8, Placement::Random, Kind::Hybrid(spine));
+        let time = |spine| times.of(racks, 8, Placement::Random, ScheduleKind::Hybrid(spine));
         time(Spine::Chain) / time(Spine::BinomialPipeline)
     }));
     vec![
         Finding {
             what: "hybrid (cascade) against flat pipeline on 2 to 16 racks".into(),
-            paper: "leaders across the slow layer first, then inside each rack: better there; not measured".into(),
+            paper: "better over slow uplinks: leaders first, then inside each rack (not measured)".into(),
             here: format!(
-                "8:1 {} times as fast with members placed at random, {} with ranks rack by rack; 4:1 {} and {}; 2:1 {} and {}",
+                "8:1: {} times as fast with members placed at random, {} with ranks rack by rack; 4:1: {} and {}; \
+                 2:1: {} and {}",
                 text(random),
                 text(aligned),
                 text(speed_ups(4, Placement::Random)),
@@ -146,32 +147,32 @@ fn findings(times: &Times) -> Vec<Finding> {
             agrees: random.0 > 1.0 && aligned.0 > 1.0,
         },
         Finding {
-            what: "price of the hybrid: its time against the least that ports allow, uplinks of full rate".into(),
-            paper: "the step count has a leader send one block on each level in the same step".into(),
+            what: "price of the hybrid: its time against the least time that ports allow, uplinks of full rate".into(),
+            paper: "by its step count, a leader sends a block on each level in one step (not measured)".into(),
             here: format!(
-                "{} times the least time with leaders on the spine: both levels' blocks share their ports; {} with the cascade, \
-                 where no port sends two blocks a step",
+                "{} times the least time with a pipeline among leaders, whose ports carry the blocks of both levels; \
+                 {} with the cascade, whose ports send one block a step",
                 text(leaders),
                 text(cascade)
             ),
             agrees: leaders.1 < 1.1,
         },
         Finding::beyond(
-            "flat pipeline with ranks rack by rack and uplinks of c:1: by count (3 + c·log₂ racks)/(3 + log₂ racks) block \
-             times a step, as the 3 inside racks take one each",
-            format!("{} of that", text(off)),
+            "flat pipeline with ranks rack by rack and uplinks of c:1, against (3 + c·log₂ racks)/(3 + log₂ racks) \
+             block times a step",
+            format!("{} times that", text(off)),
         ),
         Finding {
             what: "chain as spine against binomial pipeline as spine, 8:1".into(),
-            paper: "either; by count the chain takes racks − 1 steps to fill instead of log₂ racks".into(),
+            paper: "either; by count the chain fills in racks − 1 steps, the pipeline in log₂ racks".into(),
             here: format!("the chain takes {:.3} to {:.3} times as long", spines.0, spines.1),
             agrees: spines.0 > 0.99 && spines.1 < 1.2,
         },
     ]
 }
 
-/// Returns the flat pipeline's time with ranks rack by rack, as a multiple of the least that ports allow: the steps
-/// across racks take as much longer as the uplinks are short of.
+/// Returns the flat pipeline's time with ranks rack by rack, as a multiple of the least time that ports allow: steps
+/// across racks take longer by the oversubscription.
 fn stated(racks: u32, oversubscribed: u64) -> f64 {
     let (inside, across) = (f64::from(RACK.ilog2()), f64::from(racks.ilog2()));
     (inside + across * oversubscribed as f64) / (inside + across)
@@ -204,15 +205,19 @@ fn figure(times: &Times) -> Figure {
             Axis::log2("oversubscription of the uplinks (:1)"),
             Axis::linear("time (multiples of the least that ports allow)").with_range(0.0, 8.0),
             Content::Lines(vec![
-                line("flat, placed at random", Placement::Random, Kind::Flat),
-                line("flat, rack by rack", Placement::Aligned, Kind::Flat),
-                line("hybrid, pipeline among leaders", Placement::Random, Kind::Hybrid(Spine::BinomialPipeline)),
-                line("hybrid, cascade", Placement::Random, Kind::Hybrid(Spine::Cascade)),
+                line("flat, placed at random", Placement::Random, ScheduleKind::Flat),
+                line("flat, rack by rack", Placement::Aligned, ScheduleKind::Flat),
+                line(
+                    "hybrid, pipeline among leaders",
+                    Placement::Random,
+                    ScheduleKind::Hybrid(Spine::BinomialPipeline),
+                ),
+                line("hybrid, cascade", Placement::Random, ScheduleKind::Hybrid(Spine::Cascade)),
             ]),
         )
     };
     let spines = |name: &str, spine| {
-        let point = |racks| (f64::from(racks), times.of(racks, 8, Placement::Random, Kind::Hybrid(spine)));
+        let point = |racks| (f64::from(racks), times.of(racks, 8, Placement::Random, ScheduleKind::Hybrid(spine)));
         Line::new(name, COUNTS.map(point).to_vec(), LineStyle::Markers)
     };
     let spines = Panel {
@@ -247,8 +252,8 @@ fn measure(job: &Job) -> Result<f64, ExperimentError> {
         Random::new(job.seed).shuffle(&mut rack_of);
     }
     let algorithm = match job.kind {
-        Kind::Flat => Algorithm::BinomialPipeline,
-        Kind::Hybrid(spine) => {
+        ScheduleKind::Flat => Algorithm::BinomialPipeline,
+        ScheduleKind::Hybrid(spine) => {
             let racks = Racks::from_assignment(&rack_of).expect("there are members, and not too many");
             Hybrid::new(racks, spine).into()
         }
@@ -260,7 +265,7 @@ fn measure(job: &Job) -> Result<f64, ExperimentError> {
     Ok(times.latency().as_secs_f64() * 1e3 / bound_ms(job.racks))
 }
 
-/// Returns the least time that ports allow: (k − 1 + ⌈log₂ n⌉) blocks.
+/// Returns the least time that ports allow: (k − 1 + ⌈log₂ n⌉) block times.
 fn bound_ms(racks: u32) -> f64 {
     let steps = BLOCKS - 1 + (racks * RACK).next_power_of_two().ilog2();
     f64::from(steps) * wire_time(&model(), MIB).as_secs_f64() * 1e3

@@ -1,9 +1,12 @@
 //! Figure 9: the writes of Cosmos's replication layer on Fractus.
 //!
-//! Node 0 writes to three of fifteen hosts at a time; the 455 groups were formed beforehand. As in the authors' driver,
-//! writes start in the order in which they come, at most sixteen are open, one in each group, and a write that has to
-//! wait for its group holds up those behind it. Latency counts from a write's start. A write ends here when its last
-//! host has it, without the word by which the driver's hosts tell the writer, one latency of 1.3 µs.
+//! Node 0 writes to three of fifteen hosts at a time. The 455 groups are formed beforehand. As in the authors' driver:
+//! - writes start in their order;
+//! - at most sixteen writes are open, one in each group;
+//! - a write that waits for its group holds up the writes behind it.
+//!
+//! Latency counts from the start of a write until its last host has it. The driver's confirmation to the writer, one
+//! latency of 1.3 µs, is left out.
 
 use std::sync::Arc;
 
@@ -22,11 +25,11 @@ use crate::plot::{Axis, BarSeries, Bars, Content, Figure, Line, Panel, Reference
 use crate::simulation::NodeIndex;
 use crate::world::{Simulation, World};
 
-/// Writes that are drawn.
+/// Number of drawn writes.
 const WRITES: usize = 1_000;
-/// Writes under way at once.
+/// Limit of open writes.
 const OPEN_MAX: usize = 16;
-/// Drawn writes come this much faster than the writer's port could send them once.
+/// Rate of drawn writes, as a multiple of the rate at which the writer's port can send each once.
 const OVERLOAD: f64 = 1.2;
 const ALGORITHMS: [(&str, Algorithm); 3] = [
     ("sequential", Algorithm::Sequential),
@@ -34,11 +37,11 @@ const ALGORITHMS: [(&str, Algorithm); 3] = [
     ("binomial pipeline", Algorithm::BinomialPipeline),
 ];
 
-/// What the writes took with one algorithm.
+/// The latencies of the writes with one algorithm.
 struct Replayed {
-    /// Each write's, in ms, in ascending order.
+    /// The latency of each write, in ms, in ascending order.
     latencies_ms: Vec<f64>,
-    /// Bytes of all writes, counted once, over the time until the last has ended, in Gbit/s.
+    /// Bytes of all writes, counted once, over the time until the last write ended, in Gbit/s.
     gbps: f64,
 }
 
@@ -84,7 +87,7 @@ impl Replayed {
         self.latencies_ms.iter().sum::<f64>() / count
     }
 
-    /// Returns the least latency that this share of the writes do not exceed.
+    /// Returns the smallest latency that this share of the writes does not exceed.
     fn quantile_ms(&self, share: f64) -> f64 {
         #[expect(clippy::cast_precision_loss, reason = "counts are small")]
         let rank = libm::ceil(share * self.latencies_ms.len() as f64);
@@ -94,7 +97,7 @@ impl Replayed {
     }
 }
 
-/// Plays the writes with one algorithm.
+/// Replays the writes with one algorithm.
 fn replay(model: &ClusterModel, algorithm: &Algorithm, writes: &[Write]) -> Result<Replayed, ExperimentError> {
     let mut model = model.clone();
     model.nodes = HOSTS + 1;
@@ -125,7 +128,7 @@ fn replay(model: &ClusterModel, algorithm: &Algorithm, writes: &[Write]) -> Resu
     Ok(Replayed { latencies_ms, gbps: bits / 1e9 / end.since(began).as_secs_f64() })
 }
 
-/// Starts the writes as the authors' driver does; returns when all have ended.
+/// Starts the writes like the authors' driver; returns when all have ended.
 async fn write_all(
     world: &World,
     triples: &[[u32; 3]],
@@ -144,7 +147,7 @@ async fn write_all(
         world.spawn(Box::pin(async move {
             let times = group.multicast(bytes).await;
             drop((group, room));
-            // Nobody may wait any more, after a failure.
+            // After a failure the receiver may be gone.
             let _ = ended.send(times);
         }));
     }
@@ -237,7 +240,7 @@ mod tests {
         let writes = [write(0, [1, 2, 3]), write(0, [1, 2, 3]), write(0, [4, 5, 6])];
         let replayed = replay(&PaperCluster::Fractus.model(), &Algorithm::BinomialPipeline, &writes).unwrap();
         assert_eq!(replayed.latencies_ms.len(), 3);
-        // The second waits for the first; the third, behind it, shares the port with it.
+        // The second write waits for the first. The third one shares the port with the second.
         let [first, second, third] = [0, 1, 2].map(|place| replayed.latencies_ms[place]);
         assert!((1.6..2.4).contains(&(second / first)) && third < 1.1 * second, "{:?}", replayed.latencies_ms);
     }

@@ -1,4 +1,4 @@
-//! Figure 8: 256 MB to up to 512 nodes of Sierra.
+//! Figure 8: 256 MiB to up to 512 nodes of Sierra.
 
 use rdmc::Algorithm;
 
@@ -11,7 +11,7 @@ const MESSAGE: u64 = 256 * MIB;
 /// Blocks of the message.
 const BLOCKS: u32 = 256;
 
-/// What one group size brought, in s.
+/// The results of one group size, in s.
 struct Row {
     members: u32,
     /// Steps of the binomial pipeline.
@@ -24,7 +24,7 @@ struct Row {
 
 pub(super) fn run(_: &Options) -> Result<Report, ExperimentError> {
     let model = PaperCluster::Sierra.model();
-    // The largest first: they take the longest.
+    // The largest groups first: they take the longest.
     let jobs: Vec<(Algorithm, u32)> = [Algorithm::BinomialPipeline, Algorithm::Sequential]
         .into_iter()
         .flat_map(|algorithm| SIZES.iter().rev().map(move |&n| (algorithm.clone(), n)))
@@ -127,5 +127,5 @@ fn figure(rows: &[Row], block_time: f64) -> Figure {
     figure
 }
 
-/// The group sizes: powers of two, and those just above.
+/// The group sizes: powers of two, and some just above.
 const SIZES: [u32; 15] = [2, 3, 4, 5, 8, 9, 16, 17, 32, 33, 64, 65, 128, 256, 512];

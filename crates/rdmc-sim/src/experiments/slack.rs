@@ -1,4 +1,4 @@
-//! How long relays hold blocks before they pass them on: DSN §4.5.
+//! How long members hold a block before they relay it: DSN §4.5.
 
 use std::collections::BTreeMap;
 
@@ -10,27 +10,27 @@ use super::{ExperimentError, Finding, Options, PaperCluster, Report, Table};
 use crate::log::Recorded;
 use crate::plot::{Axis, Content, Figure, Line, LineStyle, Panel};
 
-/// Members of the groups; for powers of two the paper has a formula.
+/// Group sizes; the paper's formula is for powers of two.
 const SIZES: [u32; 13] = [8, 9, 12, 16, 17, 24, 32, 33, 48, 64, 65, 96, 128];
 /// Blocks of the message.
 const BLOCKS: u32 = 128;
-/// The group whose distribution is shown.
+/// The group size of the distribution in the figure.
 const SHOWN: u32 = 64;
 
-/// One block passed on by a relay.
+/// One block that a member relays.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-struct Relay {
-    /// The step of the schedule in which it is passed on.
+struct RelayedBlock {
+    /// The step in which the member relays it.
     step: u64,
     from: u32,
     to: u32,
-    /// The step in which it came in.
+    /// The step in which the member received it.
     came_in: u64,
-    /// Its place among the blocks that came in from the same member, and that member.
+    /// The member that sent it, and its place among the blocks from that member.
     source: (u32, usize),
 }
 
-impl Relay {
+impl RelayedBlock {
     fn slack(&self) -> u64 {
         self.step - self.came_in
     }
@@ -82,7 +82,7 @@ pub(super) fn run(_: &Options) -> Result<Report, ExperimentError> {
             what: "average slack of relays in every steady step of the schedule, 8 to 128 members, powers of two"
                 .into(),
             paper: "2(1 − (l−1)/(n−2)), with n = 2^l members".into(),
-            here: if exact { "exactly that, in every step" } else { "not that in every step" }.into(),
+            here: if exact { "exactly the formula, in every step" } else { "not the formula in every step" }.into(),
             agrees: exact,
         },
         Finding {
@@ -116,9 +116,8 @@ fn figure(series: Series, shown: Option<&Measured>) -> Figure {
     let mean = Panel {
         title: Some("Mean over all relays".into()),
         notes: vec![
-            "Slack of a relayed block: the step in which a member passes it on less the step in which it came in; \
-             1 is the least. In the trace: the time from the beginning of the one to the beginning of the other, in \
-             steps."
+            "Slack of a relayed block: the step in which a member relays it minus the step in which the member \
+             received it; the minimum is 1. In the trace: the time between the starts of the two transfers, in steps."
                 .into(),
         ],
         ..Panel::new(
@@ -152,15 +151,15 @@ fn figure(series: Series, shown: Option<&Measured>) -> Figure {
     figure
 }
 
-/// What was seen with one group size, in steady steps.
+/// The results of one group size, in steady steps.
 struct Measured {
-    /// For each step, the sum of the schedule's slacks and their number.
+    /// For each step, the sum and the number of the schedule's slacks.
     planned: Vec<(u64, u64)>,
     /// The slacks of the schedule.
     slacks: Vec<u64>,
-    /// The slacks of the trace: from the moment a block begins to come in until it begins to be passed on, in steps.
+    /// The slacks of the trace: from the start of a block's arrival to the start of its relay, in steps.
     steps: Vec<f64>,
-    /// The mean time from the last byte of a block until it begins to be passed on, in ns.
+    /// The mean time from the last byte of a block to the start of its relay, in ns.
     held_ns: f64,
     step_ns: f64,
 }
@@ -203,20 +202,20 @@ fn measure(members: u32) -> Result<Measured, ExperimentError> {
     }
     Ok(Measured {
         planned: planned.into_values().collect(),
-        slacks: relays.iter().map(Relay::slack).collect(),
+        slacks: relays.iter().map(RelayedBlock::slack).collect(),
         steps,
         held_ns: mean(held_ns.into_iter()),
         step_ns,
     })
 }
 
-/// Lists what members other than the root pass on in the steady steps of a schedule.
-fn steady(schedule: &Schedule) -> Vec<Relay> {
+/// Lists the blocks that members relay in the steady steps of a schedule.
+fn steady(schedule: &Schedule) -> Vec<RelayedBlock> {
     relays_of(schedule).into_iter().filter(|relay| is_steady(schedule, relay.step)).collect()
 }
 
-/// Tells whether all members have a block to pass on and the root still has new ones; of powers of two the last steps
-/// are like all others.
+/// Returns whether all members have a block to relay and the root still has new ones. With a power of two of members,
+/// the last steps are steady too.
 fn is_steady(schedule: &Schedule, step: u64) -> bool {
     let members = schedule.members();
     let until = if members.is_power_of_two() { schedule.steps() } else { u64::from(schedule.blocks().0) };
@@ -227,8 +226,8 @@ fn schedule_of(algorithm: Algorithm, members: u32) -> Schedule {
     Schedule::new(&algorithm, members, BlockCount(BLOCKS)).expect("the sizes are within the limits")
 }
 
-/// Lists what members other than the root pass on, in step order for each pair of members.
-fn relays_of(schedule: &Schedule) -> Vec<Relay> {
+/// Lists the blocks that members relay, in step order for each pair of members.
+fn relays_of(schedule: &Schedule) -> Vec<RelayedBlock> {
     let mut relays = Vec::new();
     for rank in 1..schedule.members() {
         let mut came_in = vec![(0, (0, 0)); schedule.blocks().0 as usize];
@@ -240,19 +239,19 @@ fn relays_of(schedule: &Schedule) -> Vec<Relay> {
         }
         for send in schedule.sends(Rank(rank)) {
             let (came_in, source) = came_in[send.block.index()];
-            relays.push(Relay { step: send.step.0, from: rank, to: send.peer.0, came_in, source });
+            relays.push(RelayedBlock { step: send.step.0, from: rank, to: send.peer.0, came_in, source });
         }
     }
     relays
 }
 
-/// The paper's average slack for a power of two of members.
+/// Returns the paper's average slack for a power of two of members.
 fn formula(members: u32) -> f64 {
     let dimensions = f64::from(members.ilog2());
     2.0 * (1.0 - (dimensions - 1.0) / (f64::from(members) - 2.0))
 }
 
-/// Tells whether a mean is the formula's, in whole numbers: sum/count = 2(n − 1 − l)/(n − 2).
+/// Returns whether a mean is exactly the formula's: sum/count = 2(n − 1 − l)/(n − 2).
 fn is_formula(members: u32, sum: u64, count: u64) -> bool {
     let (n, dimensions) = (u64::from(members), u64::from(members.ilog2()));
     sum * (n - 2) == count * 2 * (n - 1 - dimensions)

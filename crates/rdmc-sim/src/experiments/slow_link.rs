@@ -1,4 +1,4 @@
-//! One link between two members is slow: DSN §4.5.
+//! One slow link between two members: DSN §4.5.
 
 use std::collections::BTreeSet;
 
@@ -17,11 +17,11 @@ const MEMBERS: u32 = 64;
 const MESSAGE: u64 = 256 * MIB;
 /// Rates of the slow link, in tenths of the full rate.
 const TENTHS: [u64; 10] = [10, 9, 8, 7, 6, 5, 4, 3, 2, 1];
-/// The rate the paper speaks of, in tenths.
+/// The rate of the paper's example, in tenths.
 const HALF: u64 = 5;
-/// Links that are slowed, one at a time, to half rate, besides all of the root's.
+/// Links at half rate, one at a time, besides all links of the root.
 const LINKS: usize = 6;
-/// Links that are slowed to the other rates, one of the root's among them.
+/// Links at the other rates, one at a time; one of them is the root's.
 const LINKS_SWEPT: usize = 3;
 /// The paper's share of the full rate at half rate, l = 6.
 const PAPER_SHARE: f64 = 0.856;
@@ -36,7 +36,7 @@ struct Job {
     slow: Option<(Link, u64)>,
 }
 
-/// The bandwidths with one rate of the slow link, as shares of that without one.
+/// The bandwidths with one rate of the slow link, as shares of the bandwidth without a slow link.
 #[derive(Clone, Copy, Debug)]
 struct Shares {
     links: usize,
@@ -122,10 +122,10 @@ fn findings(pipeline: &[(u64, Shares)], chain: &[(u64, Shares)]) -> Vec<Finding>
     let fill = of_chain(rate(HALF));
     vec![
         Finding {
-            what: format!("binomial pipeline among {MEMBERS}, one link at half rate: bandwidth as share of the full"),
+            what: format!("binomial pipeline, {MEMBERS} members, one link at half rate: share of the full bandwidth"),
             paper: "at least 85.6 %".into(),
             here: format!(
-                "{:.1} % with the worst of {} links, all of the root's among them; {:.1} % on average",
+                "{:.1} % with the worst of {} links, among them all of the root; {:.1} % on average",
                 half.worst * 1e2,
                 half.links,
                 half.mean * 1e2
@@ -133,16 +133,16 @@ fn findings(pipeline: &[(u64, Shares)], chain: &[(u64, Shares)]) -> Vec<Finding>
             agrees: half.worst >= PAPER_SHARE,
         },
         Finding {
-            what: "the worst link at rates T' from 0.1 T to T".into(),
-            paper: "l·T'/(T + (l−1)·T') of the full rate at least, the link being used in every l-th step".into(),
-            here: format!("{:+.1} % to {:+.1} % of that besides it", least * 1e2, most * 1e2),
+            what: "binomial pipeline, the worst link at rates T' from 0.1 T to T".into(),
+            paper: "at least l·T'/(T + (l−1)·T') of the full bandwidth, since every l-th step uses the link".into(),
+            here: format!("{:+.1} % to {:+.1} % off", least * 1e2, most * 1e2),
             agrees: least >= -0.001,
         },
         Finding {
             what: "chain, one link at half rate".into(),
-            paper: "T'/T = 50 % of the full rate, in the long run".into(),
+            paper: "T'/T = 50 % of the full bandwidth in the long run".into(),
             here: format!(
-                "{:.1} to {:.1} %: the first n − 1 steps are not slowed, which makes {:.1} % of 50 % with {} blocks",
+                "{:.1} to {:.1} %; by count {:.1} % with {} blocks, since the first n − 1 steps are not slower",
                 chain_half.worst * 1e2,
                 chain_half.best * 1e2,
                 fill * 1e2,
@@ -162,14 +162,13 @@ fn figure(pipeline: &[(u64, Shares)], chain: &[(u64, Shares)]) -> Figure {
     let panel = Panel {
         references: vec![Reference::new(PAPER_SHARE * 1e2, "the paper: 85.6 % at T'/T = 0.5")],
         notes: vec![format!(
-            "Links between neighbours, one at a time: {} at half rate, all of the root's among them, and {LINKS_SWEPT} at \
-             each other rate. The chain is above T'/T because its first n − 1 steps, until the last member has something, \
-             are not slowed.",
+            "Links between neighbours, one at a time: {} at half rate, among them all of the root, and {LINKS_SWEPT} \
+             at each other rate. The chain is above T'/T because its first n − 1 steps are not slower.",
             pipeline.iter().map(|(_, shares)| shares.links).max().unwrap_or(0)
         )],
         ..Panel::new(
             Axis::linear("rate of the slow link, T'/T").with_range(0.0, 1.0),
-            Axis::linear("bandwidth of the multicast (% of that without a slow link)").with_range(0.0, 100.0),
+            Axis::linear("bandwidth of the multicast (% of the full bandwidth)").with_range(0.0, 100.0),
             Content::Lines(vec![
                 Line::new("l·T'/(T + (l−1)·T')", stated, LineStyle::Dashed),
                 Line::new("pipeline, worst link", percent(pipeline, |shares| shares.worst), LineStyle::Markers),
@@ -178,7 +177,7 @@ fn figure(pipeline: &[(u64, Shares)], chain: &[(u64, Shares)]) -> Figure {
             ]),
         )
     };
-    let mut figure = Figure::new("A slow link costs the pipeline little, and the chain all", vec![panel]);
+    let mut figure = Figure::new("A slow link slows the pipeline a little and the chain fully", vec![panel]);
     figure.subtitle = Some(format!("256 MiB to {MEMBERS} members, l = 6, Sierra (40 Gbit/s), blocks of 1 MiB"));
     figure
 }
@@ -195,7 +194,7 @@ fn measure(job: &Job) -> Result<f64, ExperimentError> {
     Ok(times.latency().as_secs_f64())
 }
 
-/// Lists the links between members that send to each other in random order: the root's, and the others.
+/// Lists the links of a schedule in random order: the links of the root, and the others.
 fn links_of(algorithm: &Algorithm, random: &mut Random) -> (Vec<Link>, Vec<Link>) {
     let mut links = BTreeSet::new();
     for rank in 0..MEMBERS {
@@ -211,14 +210,14 @@ fn rate(tenths: u64) -> f64 {
     tenths as f64 / 10.0
 }
 
-/// The paper's share of the full rate that the pipeline keeps, where a link has `rate` times the rate of the others.
+/// Returns the paper's share of the full rate for the pipeline, if one link has `rate` times the rate of the others.
 fn formula(rate: f64) -> f64 {
     let dimensions = f64::from(MEMBERS.ilog2());
     dimensions * rate / (1.0 + (dimensions - 1.0) * rate)
 }
 
-/// The share of the full rate that the chain keeps: each of its k blocks crosses the slow link, but the n − 1 steps
-/// until the last member has something take no longer.
+/// Returns the share of the full rate for the chain: each of its k blocks crosses the slow link, but the n − 1 steps of
+/// the start take no longer.
 fn of_chain(rate: f64) -> f64 {
     let (members, blocks) = (f64::from(MEMBERS), (MESSAGE / MIB) as f64);
     (blocks + members - 2.0) / ((blocks - 1.0) / rate + members - 1.0)

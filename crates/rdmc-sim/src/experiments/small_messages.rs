@@ -1,12 +1,12 @@
 //! Figure 7: messages of one byte on Fractus.
 
-use super::groups::{Groups, Load, barrier_time, sender_counts};
+use super::groups::{OverlappingGroups, RoundsMeasurement, barrier_time, sender_counts};
 use super::measure::{hop_time, in_parallel};
 use super::{ExperimentError, Finding, Options, PaperCluster, Report, Table};
-use crate::model::Completion;
+use crate::model::WaitMode;
 use crate::plot::{Axis, Content, Figure, Line, LineStyle, Panel};
 
-/// Rounds that are measured.
+/// Measured rounds.
 const ROUNDS: u32 = 20;
 /// Messages of a stream in a round.
 const STREAM: usize = 200;
@@ -17,44 +17,44 @@ const MEMBERS_MAX: u32 = 16;
 struct Job {
     name: &'static str,
     members: u32,
-    groups: Groups,
+    groups: OverlappingGroups,
 }
 
 pub(super) fn run(_: &Options) -> Result<Report, ExperimentError> {
     let mut jobs = Vec::new();
     for members in 2..=MEMBERS_MAX {
         for (name, senders) in sender_counts(members) {
-            jobs.push(job(name, members, senders, 1, Completion::Hybrid));
+            jobs.push(job(name, members, senders, 1, WaitMode::Hybrid));
         }
-        jobs.push(job("one sends a stream", members, 1, STREAM, Completion::Hybrid));
-        jobs.push(job("one sends, events", members, 1, 1, Completion::Event));
+        jobs.push(job("one sends a stream", members, 1, STREAM, WaitMode::Hybrid));
+        jobs.push(job("one sends, events", members, 1, 1, WaitMode::Event));
     }
-    let loads = in_parallel(&jobs, |job| job.groups.run())?;
+    let measurements = in_parallel(&jobs, |job| job.groups.run())?;
     let rate = |name: &str, members: u32| {
         let place = jobs.iter().position(|job| job.name == name && job.members == members);
-        place.map_or(f64::NAN, |place| loads[place].per_second())
+        place.map_or(f64::NAN, |place| measurements[place].per_second())
     };
     Ok(Report {
         name: "figure-7",
         title: "messages of 1 byte to 2 to 16 members".into(),
-        tables: vec![table(&jobs, &loads)],
+        tables: vec![table(&jobs, &measurements)],
         figure: figure(&rate),
         findings: findings(&rate),
     })
 }
 
-fn job(name: &'static str, members: u32, senders: u32, stream: usize, completion: Completion) -> Job {
-    let mut groups = Groups::new(PaperCluster::Fractus.model(), members, senders, 1);
+fn job(name: &'static str, members: u32, senders: u32, stream: usize, completion: WaitMode) -> Job {
+    let mut groups = OverlappingGroups::new(PaperCluster::Fractus.model(), members, senders, 1);
     groups.model.host.completion = completion;
     groups.stream = stream;
     groups.rounds = if stream == 1 { ROUNDS } else { 1 };
     Job { name, members, groups }
 }
 
-fn table(jobs: &[Job], loads: &[Load]) -> Table {
+fn table(jobs: &[Job], measurements: &[RoundsMeasurement]) -> Table {
     let mut table =
         Table::new("", &["members", "senders", "completion", "in_a_round", "messages_per_s", "cpu_percent"]);
-    for (Job { members, groups, .. }, load) in jobs.iter().zip(loads) {
+    for (Job { members, groups, .. }, load) in jobs.iter().zip(measurements) {
         table.push(vec![
             members.to_string(),
             groups.senders.to_string(),
@@ -83,7 +83,7 @@ fn figure(rate: &impl Fn(&str, u32) -> f64) -> Figure {
     let rounds = panel("One message a sender, then a barrier", &["all send", "half send", "one sends"]);
     let stream = panel("One sender", &["one sends a stream", "one sends", "one sends, events"]);
     let mut figure = Figure::new("Messages of one byte", vec![rounds, stream]);
-    figure.subtitle = Some("Fractus, hybrid completion where nothing else is said, messages counted once".into());
+    figure.subtitle = Some("Fractus, hybrid waiting unless stated otherwise, messages counted once".into());
     figure
 }
 
@@ -105,14 +105,15 @@ fn findings(rate: &impl Fn(&str, u32) -> f64) -> Vec<Finding> {
             agrees: falls,
         },
         Finding {
-            what: "one sender, 16 members: a round against ⌈log₂ n⌉ hops and a barrier of the stated costs".into(),
-            paper: "overhead, not bandwidth, decides (shape only)".into(),
+            what: "one sender, 16 members: time of a round against ⌈log₂ n⌉ hops and a barrier at the stated costs"
+                .into(),
+            paper: "overhead decides, not bandwidth (shape only)".into(),
             here: format!("{beyond:.2} times as long"),
             agrees: beyond < 3.0,
         },
         Finding {
             what: "16 members: all send against one".into(),
-            paper: "more senders, more messages in all (shape only)".into(),
+            paper: "more senders send more messages in all (shape only)".into(),
             here: format!("{ratio:.1} times as many"),
             agrees: ratio > 1.0,
         },

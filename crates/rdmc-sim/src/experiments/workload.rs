@@ -1,4 +1,4 @@
-//! The writes of a replication layer: who is written to, how much and when.
+//! The writes of a replication layer: targets, sizes and times.
 
 use std::path::Path;
 
@@ -8,23 +8,23 @@ use crate::random::Random;
 /// One write to three replicas.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Write {
-    /// When it comes, in ns since the first.
+    /// Its time, in ns since the first write.
     pub(crate) at_ns: u64,
     pub(crate) bytes: u64,
-    /// The replicas' nodes, in ascending order, from 1: node 0 writes.
+    /// The nodes of the replicas, in ascending order, from 1: node 0 is the writer.
     pub(crate) targets: [u32; 3],
 }
 
 /// Nodes that hold replicas.
 pub(crate) const HOSTS: u32 = 15;
-/// The median and the mean of the paper's sizes, in bytes.
+/// The median of the paper's sizes, in bytes.
 pub(crate) const MEDIAN: f64 = 12e6;
-/// The mean.
+/// The mean of the paper's sizes, in bytes.
 pub(crate) const MEAN: f64 = 29e6;
-/// The least and the greatest size: the paper's hundreds of bytes to hundreds of megabytes.
+/// The smallest and the largest size: the paper's hundreds of bytes to hundreds of megabytes.
 const SIZES: (f64, f64) = (200.0, 900e6);
 
-/// Draws writes whose targets are any three hosts, with exponential times between them.
+/// Draws writes to any three hosts, with exponential intervals.
 pub(crate) fn sample(count: usize, apart_ns: f64, seed: u64) -> Vec<Write> {
     let mut random = Random::new(seed);
     let (mut sizes, mut targets, mut times) = (random.branch(), random.branch(), random.branch());
@@ -48,11 +48,11 @@ pub(crate) fn triples() -> Vec<[u32; 3]> {
     (1..=HOSTS).flat_map(of).collect()
 }
 
-/// Reads a trace: lines `microseconds,bytes,target,target,target`, where targets are hosts from 1 to 15 and times do
-/// not fall. Empty lines and lines that begin with `#` are left out.
+/// Reads a trace of lines `microseconds,bytes,target,target,target`. Targets are hosts from 1 to 15; times do not
+/// decrease. Empty lines and lines that begin with `#` are skipped.
 ///
 /// # Errors
-/// The file cannot be read, or a line is not a write; the error says which.
+/// The file cannot be read, or a line is not a write; the error names the line.
 pub(crate) fn read(path: &Path) -> Result<Vec<Write>, ExperimentError> {
     let error = |what: String| ExperimentError::Input { path: path.display().to_string(), what };
     let text = std::fs::read_to_string(path).map_err(|cause| error(cause.to_string()))?;
@@ -68,12 +68,12 @@ fn parse(text: &str) -> Result<Vec<Write>, String> {
         }
         let write = parse_line(line).map_err(|what| format!("line {number}: {what}"))?;
         if writes.last().is_some_and(|before| write.at_ns < before.at_ns) {
-            return Err(format!("line {number}: comes before the write above it"));
+            return Err(format!("line {number}: earlier than the previous write"));
         }
         writes.push(write);
     }
     if writes.is_empty() {
-        return Err("there is no write in it".to_owned());
+        return Err("the trace has no writes".to_owned());
     }
     Ok(writes)
 }
@@ -106,7 +106,7 @@ fn parse_line(line: &str) -> Result<Write, String> {
     Ok(Write { at_ns, bytes, targets })
 }
 
-/// Most bytes of a write that is read: 64 GiB.
+/// Largest write in a trace, in bytes: 64 GiB.
 const BYTES_MAX: u64 = 64 << 30;
 
 #[cfg(test)]
@@ -152,13 +152,13 @@ mod tests {
     #[test]
     fn what_is_no_trace_is_told_with_its_line() {
         let error = |text: &str| parse(text).unwrap_err();
-        assert_eq!(error(""), "there is no write in it");
+        assert_eq!(error(""), "the trace has no writes");
         assert_eq!(error("0,1,1,2,3\n1,2,3\n"), "line 2: 3 fields, want microseconds,bytes,target,target,target");
         assert_eq!(error("0,x,1,2,3"), "line 1: the size is \"x\", not a number");
         assert_eq!(error("0,0,1,2,3"), "line 1: the size is 0, not from 1 to 68719476736");
         assert_eq!(error("0,1,1,2,16"), "line 1: a target is 16, not a host from 1 to 15");
         assert_eq!(error("0,1,1,2,0"), "line 1: a target is 0, not a host from 1 to 15");
         assert_eq!(error("0,1,1,2,1"), "line 1: a target is named twice");
-        assert_eq!(error("9,1,1,2,3\n8,1,1,2,3"), "line 2: comes before the write above it");
+        assert_eq!(error("9,1,1,2,3\n8,1,1,2,3"), "line 2: earlier than the previous write");
     }
 }

@@ -1,4 +1,4 @@
-//! Where values stand on an axis, which of them get a tick, and how numbers are written.
+//! Rulers: the positions of values on an axis, ticks, and the text of numbers.
 
 use super::font;
 use super::scene::TypeFace;
@@ -19,14 +19,14 @@ pub(super) struct Tick {
     pub(super) label: String,
 }
 
-/// How many units the ticks of an axis share, and along which side of their labels.
+/// The length that the ticks of an axis share, and the direction of the axis.
 #[derive(Debug, Clone, Copy)]
-pub(super) enum Room {
+pub(super) enum TickRoom {
     Across(f64),
     Up(f64),
 }
 
-/// Where an axis ends that shows all data.
+/// The ends of an axis that shows all data.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Ends {
     /// At the data.
@@ -38,7 +38,7 @@ pub(super) enum Ends {
 }
 
 impl Ruler {
-    pub(super) fn new(axis: &Axis, data: impl Iterator<Item = f64>, room: Room, ends: Ends) -> Self {
+    pub(super) fn new(axis: &Axis, data: impl Iterator<Item = f64>, room: TickRoom, ends: Ends) -> Self {
         let scale = axis.scale;
         let given = axis.range.map(|(a, b)| (a.min(b), a.max(b)));
         let given = given.filter(|&(first, last)| shows(scale, first) && shows(scale, last) && apart(first, last));
@@ -65,7 +65,8 @@ impl Ruler {
         Self { scale, first, last, ticks }
     }
 
-    /// Where `value` stands, 0 at the first end and 1 at the last, beyond them outside; `None` if it stands nowhere.
+    /// Returns the position of `value`: 0 at the first end, 1 at the last end, other numbers outside. `None` if it has
+    /// none.
     pub(super) fn place(&self, value: f64) -> Option<f64> {
         if !shows(self.scale, value) {
             return None;
@@ -76,13 +77,14 @@ impl Ruler {
         })
     }
 
-    /// Where the foot of a bar stands: zero, or the end of the axis next to it.
+    /// Returns the position of the foot of a bar: zero, or the nearest end of the axis.
     pub(super) fn foot(&self) -> f64 {
         self.place(0.0).map_or(0.0, |foot| foot.clamp(0.0, 1.0))
     }
 }
 
-/// Whether `value` has a place on the scale. Numbers beyond any measurement have none: sums and ratios stay finite.
+/// Returns whether `value` has a position on the scale. Numbers beyond any measurement have none, so that sums and
+/// ratios stay finite.
 pub(super) fn shows(scale: Scale, value: f64) -> bool {
     let sane = value.is_finite() && value.abs() <= LARGEST;
     match scale {
@@ -91,7 +93,7 @@ pub(super) fn shows(scale: Scale, value: f64) -> bool {
     }
 }
 
-/// Writes measured values with three digits, and no more decimals than one of them needs: `0.25`, `12.3`, `56.7k`.
+/// Formats measured values with three digits, and no more decimals than one of them needs: `0.25`, `12.3`, `56.7k`.
 pub(super) fn short(values: &[f64]) -> Vec<String> {
     let needed = values.iter().map(|value| {
         let digits = three_digits(*value, i32::MAX);
@@ -116,7 +118,7 @@ fn three_digits(value: f64, decimals_max: i32) -> String {
     format!("{}{suffix}", fixed(value / divisor, decimals.min(decimals_max)))
 }
 
-fn ticks(scale: Scale, first: f64, last: f64, room: Room) -> Vec<Tick> {
+fn ticks(scale: Scale, first: f64, last: f64, room: TickRoom) -> Vec<Tick> {
     match scale {
         Scale::Linear => linear_ticks(first, last, linear_step(first, last, room)),
         Scale::Log2 | Scale::Log10 => log_ticks(scale, first, last, room),
@@ -159,11 +161,11 @@ fn apart(first: f64, last: f64) -> bool {
     last - first > 1e-9 * first.abs().max(last.abs())
 }
 
-/// The smallest of 1, 2, 2.5, 5, 10 … with which the ticks do not crowd.
-fn linear_step(first: f64, last: f64, room: Room) -> f64 {
+/// Returns the smallest of 1, 2, 2.5, 5, 10 … at which ticks have enough room.
+fn linear_step(first: f64, last: f64, room: TickRoom) -> f64 {
     let (length, each) = match room {
-        Room::Across(length) => (length, 76.0),
-        Room::Up(length) => (length, 38.0),
+        TickRoom::Across(length) => (length, 76.0),
+        TickRoom::Up(length) => (length, 38.0),
     };
     let least = (last - first) / (length / each).max(2.0);
     let power = 10_f64.powf(least.log10().floor());
@@ -176,7 +178,7 @@ fn linear_ticks(first: f64, last: f64, step: f64) -> Vec<Tick> {
     let values = (0..TICKS_MAX).map(|index| (start + f64::from(index)) * step);
     let values: Vec<f64> = values.take_while(|value| *value <= last + ROUNDING * step).collect();
     let size_max = values.iter().fold(0.0_f64, |size, value| size.max(value.abs()));
-    // A suffix helps only while steps are not lost behind it.
+    // A suffix is used only if the step stays exact with it.
     let units = [suffix(size_max), (1.0, "")];
     let unit = units.into_iter().find_map(|(divisor, suffix)| Some((divisor, suffix, decimals(step / divisor)?)));
     let label = |value: f64| match unit {
@@ -187,7 +189,7 @@ fn linear_ticks(first: f64, last: f64, step: f64) -> Vec<Tick> {
     values.into_iter().map(|value| Tick { value, label: label(value) }).collect()
 }
 
-/// The decimals without which `step` is not exact, if they are few.
+/// Returns the number of decimals that `step` needs, if there are few.
 fn decimals(step: f64) -> Option<i32> {
     (0..=6).find(|&decimals| {
         let scaled = step * 10_f64.powi(decimals);
@@ -195,8 +197,8 @@ fn decimals(step: f64) -> Option<i32> {
     })
 }
 
-/// Powers of the base; on less than two of them, 1, 2, 5, 10 …; on less than an octave, equal steps.
-fn log_ticks(scale: Scale, first: f64, last: f64, room: Room) -> Vec<Tick> {
+/// Returns ticks at powers of the base; with fewer than two of them, at 1, 2, 5, 10 …; below an octave, at equal steps.
+fn log_ticks(scale: Scale, first: f64, last: f64, room: TickRoom) -> Vec<Tick> {
     let base = base(scale);
     let inside = |value: &f64| *value >= first * (1.0 - ROUNDING) && *value <= last * (1.0 + ROUNDING);
     let start = (first.ln() / base.ln() - ROUNDING).floor();
@@ -217,21 +219,22 @@ fn log_ticks(scale: Scale, first: f64, last: f64, room: Room) -> Vec<Tick> {
     thinned(ticks, (last / first).ln(), room)
 }
 
-/// Keeps every second, third … tick, until they have room along the axis, which spans `span` of natural logarithm.
-fn thinned(ticks: Vec<Tick>, span: f64, room: Room) -> Vec<Tick> {
+/// Keeps every second, third … tick, until they have enough room along the axis, which spans `span` of natural
+/// logarithm.
+fn thinned(ticks: Vec<Tick>, span: f64, room: TickRoom) -> Vec<Tick> {
     let each = ticks.windows(2).map(|pair| (pair[1].value / pair[0].value).ln() / span).fold(1.0, f64::min);
     let (have, want) = match room {
-        Room::Across(length) => {
+        TickRoom::Across(length) => {
             let width_max = ticks.iter().map(|tick| font::width(&tick.label, TICK_FACE)).fold(0.0, f64::max);
             (each * length, width_max + 14.0)
         }
-        Room::Up(length) => (each * length, 24.0),
+        TickRoom::Up(length) => (each * length, 24.0),
     };
     let stride = (1..ticks.len()).find(|&stride| stride as f64 * have >= want).unwrap_or(ticks.len());
     ticks.into_iter().step_by(stride).collect()
 }
 
-/// The nearest power of two, or of ten, or 2 or 5 times that, below or above `value`.
+/// Returns the nearest power of two, or of ten, or 2 or 5 times that, below or above `value`.
 fn log_beyond(scale: Scale, value: f64, above: bool) -> f64 {
     let base = base(scale);
     let exponent = value.ln() / base.ln();
@@ -262,7 +265,7 @@ fn power_label(value: f64) -> String {
     }
 }
 
-/// Whether `value` is 1, 2 or 5 times a power of ten: such a thousand is written `1k`, a power of two is not.
+/// Returns whether `value` is a whole number of thousands: these are written `1k`, powers of two are not.
 fn is_decimal(value: f64) -> bool {
     is_whole(value / 1e3)
 }
@@ -277,7 +280,7 @@ fn binary(value: f64) -> String {
     format!("{}{suffix}", power_label(value / divisor))
 }
 
-/// The divisor and the suffix with which a value up to `size` is short.
+/// Returns the divisor and the suffix that make a value up to `size` short.
 fn suffix(size: f64) -> (f64, &'static str) {
     let suffixes = [(1e12, 1e12, "T"), (1e9, 1e9, "G"), (1e6, 1e6, "M"), (1e4, 1e3, "k")];
     let found = suffixes.into_iter().find(|(least, _, _)| size >= least * (1.0 - ROUNDING));
@@ -288,7 +291,7 @@ fn scientific(value: f64) -> String {
     format!("{value:.1e}").replace(".0e", "e").replace('-', "−")
 }
 
-/// With so many decimals, and a proper minus.
+/// Formats a number with this many decimals and a proper minus.
 fn fixed(value: f64, decimals: i32) -> String {
     let decimals = usize::try_from(decimals).unwrap_or(0);
     format!("{value:.decimals$}").replace('-', "−")
@@ -300,10 +303,10 @@ fn base(scale: Scale) -> f64 {
 
 pub(super) const TICK_FACE: TypeFace = TypeFace::regular(11.0);
 
-/// Larger values, and on a logarithmic axis smaller ones than its reciprocal, have no place.
+/// Larger values, and on a logarithmic axis values below its reciprocal, have no position.
 const LARGEST: f64 = 1e100;
 const SUFFIX_LETTERS: [char; 4] = ['k', 'M', 'G', 'T'];
-/// What is nearer than this share counts as equal.
+/// Values within this relative distance count as equal.
 const ROUNDING: f64 = 1e-9;
 const TICKS_MAX: u32 = 100;
 /// `LARGEST` squared, in powers of two.
@@ -314,7 +317,7 @@ mod tests {
     use super::*;
 
     fn labels(axis: Axis, data: &[f64], ends: Ends) -> Vec<String> {
-        let ruler = Ruler::new(&axis, data.iter().copied(), Room::Across(600.0), ends);
+        let ruler = Ruler::new(&axis, data.iter().copied(), TickRoom::Across(600.0), ends);
         ruler.ticks.into_iter().map(|tick| tick.label).collect()
     }
 
@@ -354,7 +357,7 @@ mod tests {
         for axis in [Axis::linear(""), Axis::log2(""), Axis::log10("")] {
             for (first, last) in sizes.iter().flat_map(|a| sizes.iter().map(move |b| (*a, *b))) {
                 for ends in [Ends::Tight, Ends::Tick, Ends::TickAndZero] {
-                    let ruler = Ruler::new(&axis, [first, last].into_iter(), Room::Up(300.0), ends);
+                    let ruler = Ruler::new(&axis, [first, last].into_iter(), TickRoom::Up(300.0), ends);
                     assert!(ruler.ticks.len() <= 14, "{axis:?} {first} {last} {:?}", ruler.ticks);
                     for tick in &ruler.ticks {
                         let place = ruler.place(tick.value).expect("ticks have a place");
@@ -371,7 +374,7 @@ mod tests {
 
     #[test]
     fn what_has_no_logarithm_has_no_place() {
-        let ruler = Ruler::new(&Axis::log2(""), [1.0, 8.0].into_iter(), Room::Up(300.0), Ends::Tick);
+        let ruler = Ruler::new(&Axis::log2(""), [1.0, 8.0].into_iter(), TickRoom::Up(300.0), Ends::Tick);
         for value in [0.0, -1.0, f64::NAN, f64::INFINITY] {
             assert_eq!(ruler.place(value), None);
         }

@@ -1,4 +1,4 @@
-//! Values per category: bars side by side or on each other.
+//! Values per category: bars side by side or stacked.
 
 use super::axis::{self, Ruler};
 use super::colour::{Colour, INK, Paints, WHITE};
@@ -7,7 +7,7 @@ use super::labels::{Obstacles, TAG_FACE, Tag};
 use super::scene::{Anchor, Area, Mark, Stroke, Text, TypeFace};
 use super::{BarSeries, Bars, Scale};
 
-/// What else has to be placed around the bars.
+/// The names and obstacles around the bars.
 #[derive(Debug, Default)]
 pub(super) struct Drawn {
     pub(super) obstacles: Obstacles,
@@ -15,7 +15,7 @@ pub(super) struct Drawn {
     pub(super) tags: Vec<Tag>,
 }
 
-/// The values that the vertical axis has to show, with room for the numbers on the bars.
+/// Returns the values that the vertical axis must show, with room for the numbers on the bars.
 pub(super) fn reach(bars: &Bars) -> Vec<f64> {
     let count = bars.categories.len();
     let values: Vec<f64> = if bars.stacked {
@@ -35,8 +35,8 @@ pub(super) fn draw(marks: &mut Vec<Mark>, bars: &Bars, paints: &Paints<'_>, fram
     if bars.stacked { stacked(marks, bars, paints, frame, y) } else { grouped(marks, bars, paints, frame, y) }
 }
 
-/// Writes the categories under the frame and answers with the height they take; every second or third only, when they
-/// are many.
+/// Writes the categories under the frame and returns their height. If there are many, it writes only every second or
+/// third.
 pub(super) fn draw_categories(marks: &mut Vec<Mark>, bars: &Bars, frame: Area) -> f64 {
     let slot = slot(bars, frame);
     let widest = |face| {
@@ -45,7 +45,7 @@ pub(super) fn draw_categories(marks: &mut Vec<Mark>, bars: &Bars, frame: Area) -
     };
     let faces = CATEGORY_SIZES.map(TypeFace::regular);
     let face = faces.into_iter().find(|face| widest(*face) <= slot - 5.0).unwrap_or(faces[faces.len() - 1]);
-    // A few names that are too long lose their ends; of many names, each second or third is enough.
+    // A few long names lose their ends; many names are thinned out.
     let count = bars.categories.len();
     let room_wanted = widest(face) + 5.0;
     let fits = |stride: &usize| *stride as f64 * slot >= room_wanted;
@@ -62,7 +62,7 @@ pub(super) fn draw_categories(marks: &mut Vec<Mark>, bars: &Bars, frame: Area) -
     if lines_most == 0 { 2.0 } else { 17.0 + (lines_most - 1) as f64 * face.leading() }
 }
 
-/// The height of the names of bars that stand side by side, which stand above the frame.
+/// Returns the height of the key above the frame, which names bars that stand side by side.
 pub(super) fn key_height(bars: &Bars, width: f64) -> f64 {
     let rows = key(bars, width).last().map_or(0, |(row, _, _)| row + 1);
     if rows == 0 { 0.0 } else { rows as f64 * KEY_LEADING + 4.0 }
@@ -78,7 +78,7 @@ pub(super) fn draw_key(marks: &mut Vec<Mark>, bars: &Bars, paints: &Paints<'_>, 
     }
 }
 
-/// Row, left end and text of each name.
+/// Returns the row, left end and text of each name.
 fn key(bars: &Bars, width: f64) -> Vec<(usize, f64, &str)> {
     let mut places = Vec::new();
     let (mut row, mut left) = (0, 0.0);
@@ -114,7 +114,7 @@ fn grouped(marks: &mut Vec<Mark>, bars: &Bars, paints: &Paints<'_>, frame: Area,
             numbers.push(Number { value, place, bar: area, colour: paint.colour.for_text() });
         }
     }
-    // A lone series has the whole slot for its numbers.
+    // A single series has the whole slot for its numbers.
     let room = if bars.series.len() == 1 { slot(bars, frame) - 4.0 } else { pitch - 1.0 };
     areas.extend(draw_numbers(marks, numbers, room, false));
     Drawn { obstacles: Obstacles { segments: Vec::new(), areas }, tags: Vec::new() }
@@ -149,7 +149,7 @@ fn stacked(marks: &mut Vec<Mark>, bars: &Bars, paints: &Paints<'_>, frame: Area,
     Drawn { tags: last.enumerate().map(tag).collect(), obstacles: Obstacles { segments: Vec::new(), areas } }
 }
 
-/// A piece of a stack.
+/// A segment of a stack.
 #[derive(Debug)]
 struct Segment<'a> {
     series: &'a BarSeries,
@@ -158,7 +158,7 @@ struct Segment<'a> {
     area: Area,
 }
 
-/// The pieces of all stacks: what is positive stands on zero, what is negative hangs from it.
+/// Returns the segments of all stacks: positive ones go up from zero, negative ones down.
 fn segments<'a>(bars: &'a Bars, frame: Area, y: &Ruler) -> Vec<Segment<'a>> {
     let width = (slot(bars, frame) * STACK_SHARE).min(STACK_WIDTH_MAX);
     let mut segments = Vec::new();
@@ -178,7 +178,7 @@ fn segments<'a>(bars: &'a Bars, frame: Area, y: &Ruler) -> Vec<Segment<'a>> {
     segments
 }
 
-/// The sum of each stack that has nothing negative.
+/// Returns the sum of each stack without negative values.
 fn totals(segments: &[Segment<'_>], y: &Ruler) -> Vec<Number> {
     let stacks = segments.chunk_by(|a, b| a.category == b.category);
     let positive = stacks.filter(|stack| stack.iter().all(|segment| segment.value >= 0.0));
@@ -189,18 +189,18 @@ fn totals(segments: &[Segment<'_>], y: &Ruler) -> Vec<Number> {
     positive.filter_map(total).collect()
 }
 
-/// A value to be written at the end of its bar.
+/// The number at the end of a bar.
 #[derive(Debug)]
 struct Number {
     value: f64,
-    /// Where the value stands on the axis.
+    /// The position of the value on the axis.
     place: f64,
     bar: Area,
     colour: Colour,
 }
 
-/// Writes all numbers in one size, if there is one in which each has room, and answers with where they stand. A number
-/// beyond the axis is left out: its bar is cut off.
+/// Writes all numbers in one size, if there is one at which each has enough room, and returns their areas. A number
+/// beyond the axis is skipped: its bar is cut off.
 fn draw_numbers(marks: &mut Vec<Mark>, mut numbers: Vec<Number>, room: f64, bold: bool) -> Vec<Area> {
     numbers.retain(|number| (-1e-6..=1.000_001).contains(&number.place));
     let texts = axis::short(&numbers.iter().map(|number| number.value).collect::<Vec<_>>());
@@ -220,7 +220,7 @@ fn usable(value: &f64) -> bool {
     axis::shows(Scale::Linear, *value)
 }
 
-/// Top and bottom of a bar between two places of the axis, inside the frame.
+/// Returns top and bottom of a bar between two positions of the axis, inside the frame.
 fn ordered(frame: Area, a: f64, b: f64) -> (f64, f64) {
     let [a, b] = [a, b].map(|place| frame.bottom - place.clamp(0.0, 1.0) * frame.height());
     (a.min(b), a.max(b))
@@ -234,14 +234,14 @@ fn middle(bars: &Bars, frame: Area, category: usize) -> f64 {
     frame.left + (category as f64 + 0.5) * slot(bars, frame)
 }
 
-/// The share of the room of a category that its bars take.
+/// The share of the width of a category that its bars take.
 const GROUP_SHARE: f64 = 0.82;
 const STACK_SHARE: f64 = 0.62;
 const BAR_WIDTH_MAX: f64 = 56.0;
 const STACK_WIDTH_MAX: f64 = 76.0;
 const CATEGORY_SIZES: [f64; 3] = [11.5, 10.5, 9.5];
 const CATEGORIES_FEW: usize = 10;
-/// Numbers stand above bars that end this much below the top.
+/// Numbers stand above bars that end at least this much below the top.
 const HEADROOM: f64 = 1.06;
 const KEY_LEADING: f64 = 17.0;
 const KEY_SIDE: f64 = 10.0;

@@ -1,4 +1,4 @@
-//! Colours and markers, and which series gets which.
+//! Colours and markers of series.
 
 use super::{Content, Figure};
 
@@ -6,7 +6,7 @@ use super::{Content, Figure};
 pub(super) struct Colour(pub(super) u8, pub(super) u8, pub(super) u8);
 
 impl Colour {
-    /// Mixes the colour with `other`, of which it takes `share` percent.
+    /// Mixes the colour with `share` percent of `other`.
     pub(super) fn mixed(self, other: Self, share: u16) -> Self {
         let mix = |own: u8, other: u8| {
             let sum = u16::from(own) * (100 - share) + u16::from(other) * share;
@@ -20,12 +20,12 @@ impl Colour {
         if self.brightness() > 0.45 { self.mixed(INK, 28) } else { self.mixed(INK, 8) }
     }
 
-    /// The colour of text on this colour.
+    /// Returns the colour of text on this colour.
     pub(super) fn contrast(self) -> Self {
         if self.brightness() > 0.6 { INK } else { WHITE }
     }
 
-    /// Perceived brightness (Rec. 601 luma), 0 to 1.
+    /// Returns the perceived brightness (Rec. 601 luma), 0 to 1.
     fn brightness(self) -> f64 {
         (0.299 * f64::from(self.0) + 0.587 * f64::from(self.1) + 0.114 * f64::from(self.2)) / 255.0
     }
@@ -39,14 +39,14 @@ pub(super) enum Marker {
     Diamond,
 }
 
-/// What tells a series from the others.
+/// The colour and marker of a series.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Paint {
     pub(super) colour: Colour,
     pub(super) marker: Marker,
 }
 
-/// The series names of a figure in the order of their first appearance; the place decides colour and marker.
+/// The series names of a figure in the order of their first appearance, which decides colour and marker.
 #[derive(Debug)]
 pub(super) struct Paints<'a>(Vec<&'a str>);
 

@@ -1,4 +1,4 @@
-//! Widths and outlines of text in the font that is compiled in: Noto Sans, under the SIL Open Font License 1.1.
+//! Widths and outlines of text in the compiled-in font: Noto Sans, under the SIL Open Font License 1.1.
 
 use ttf_parser::{Face, OutlineBuilder};
 
@@ -26,8 +26,8 @@ pub(super) fn wrap(text: &str, type_face: TypeFace, width_max: f64) -> Vec<Strin
     lines
 }
 
-/// Calls `glyph` for each glyph of `text`, with the distance from the left end of the text to that of the glyph, and
-/// with what writes the outline in font units.
+/// Calls `glyph` for each glyph of `text`, with the distance of the glyph from the left end of the text and a writer of
+/// its outline in font units.
 pub(super) fn outline(text: &str, type_face: TypeFace, mut glyph: impl FnMut(f64, &dyn Fn(&mut dyn OutlineBuilder))) {
     let face = face(type_face);
     let mut pen = 0;
@@ -41,7 +41,7 @@ pub(super) fn outline(text: &str, type_face: TypeFace, mut glyph: impl FnMut(f64
     }
 }
 
-/// Answers with the length of a font unit.
+/// Returns the length of a font unit.
 pub(super) fn unit(type_face: TypeFace) -> f64 {
     scale(&face(type_face), type_face)
 }
@@ -73,7 +73,7 @@ fn face(type_face: TypeFace) -> Face<'static> {
     Face::parse(bytes, 0).expect("the font that is compiled in is well formed")
 }
 
-/// Stands for the end of a word that is too long.
+/// Replaces the end of a word that is too long.
 const ELLIPSIS: &str = "…";
-/// Stands for letters that the font lacks.
+/// Replaces letters that the font lacks.
 const SUBSTITUTE: char = '?';

@@ -1,34 +1,34 @@
-//! Finding places for names, so that they neither meet each other nor hide data.
+//! Positions of names that neither overlap each other nor hide data.
 
 use super::colour::{Colour, WHITE};
 use super::font;
 use super::scene::{Anchor, Area, Mark, Point, Stroke, Text, TypeFace};
 
-/// A name to stand right of the data.
+/// A name right of the data.
 #[derive(Debug)]
 pub(super) struct Tag {
     pub(super) name: String,
     pub(super) colour: Colour,
-    /// Where the series ends.
+    /// The end of the series.
     pub(super) end: Point,
-    /// How far the name may move up or down before a leader has to join it to its series; infinite for no leader.
+    /// Distance that the name may move up or down without a leader to its series; infinite for never a leader.
     pub(super) reach: f64,
-    /// Orders names whose series end at one height: the smaller stands higher.
+    /// Orders names whose series end at one height: smaller values stand higher.
     pub(super) tie: f64,
 }
 
-/// The width that `names` need when they are broken into lines of at most `width_max`.
+/// Returns the width of `names` broken into lines of at most `width_max`.
 pub(super) fn tag_width<'a>(names: impl Iterator<Item = &'a str>, width_max: f64) -> f64 {
     let lines = names.flat_map(|name| font::wrap(name, TAG_FACE, width_max));
     lines.map(|line| font::width(&line, TAG_FACE)).fold(0.0, f64::max)
 }
 
-/// The height that `names` need one under the other.
+/// Returns the height of `names` one under the other.
 pub(super) fn tag_height<'a>(names: impl Iterator<Item = &'a str>, width_max: f64) -> f64 {
     names.map(|name| height(&font::wrap(name, TAG_FACE, width_max))).sum()
 }
 
-/// Draws names in a column from `left`, each as near to the end of its series as the others allow.
+/// Draws names in a column from `left`, each as near as possible to the end of its series.
 pub(super) fn draw_tags(marks: &mut Vec<Mark>, mut tags: Vec<Tag>, left: f64, width_max: f64, top: f64, bottom: f64) {
     tags.sort_by(|a, b| a.end.1.round().total_cmp(&b.end.1.round()).then(a.tie.total_cmp(&b.tie)));
     let lines: Vec<Vec<String>> = tags.iter().map(|tag| font::wrap(&tag.name, TAG_FACE, width_max)).collect();
@@ -54,13 +54,13 @@ pub(super) fn draw_tags(marks: &mut Vec<Mark>, mut tags: Vec<Tag>, left: f64, wi
     }
 }
 
-/// Moves intervals of one line apart, by the least sum of squared moves that keeps their order.
+/// Moves intervals of one line apart, with the least sum of squared moves that keeps their order.
 ///
-/// Takes the wanted middle and the height of each, from top to bottom by the wanted middle; answers with the middles.
-/// Nothing leaves `top..bottom`, unless all together are higher than that: then they go on below it.
+/// Takes the wanted middle and the height of each, ordered by the wanted middle; returns the middles. All intervals
+/// stay in `top..bottom`, unless they are higher together: then they continue below it.
 pub(super) fn spread(wanted: &[(f64, f64)], top: f64, bottom: f64) -> Vec<f64> {
-    // Less what lies above it, each interval has to be at least as low as the one before: isotonic regression,
-    // by pooling neighbours that are in the wrong order at their mean.
+    // Without the heights above it, each interval must be at least as low as the one before. This is isotonic
+    // regression: neighbours in the wrong order are pooled at their mean.
     let mut pools: Vec<(f64, usize)> = Vec::new();
     let mut above = 0.0;
     for &(middle, height) in wanted {
@@ -86,7 +86,7 @@ pub(super) fn spread(wanted: &[(f64, f64)], top: f64, bottom: f64) -> Vec<f64> {
     placed.collect()
 }
 
-/// What a name must not hide.
+/// The lines and areas that a name must not hide.
 #[derive(Debug, Default)]
 pub(super) struct Obstacles {
     pub(super) segments: Vec<(Point, Point)>,
@@ -99,13 +99,13 @@ impl Obstacles {
         segments + self.areas.iter().filter(|other| other.overlaps(area)).count()
     }
 
-    /// Finds a place for a name of this size right beside `path`, inside `frame`, that hides nothing; middle heights
+    /// Returns an area for a name of this size beside `path`, inside `frame`, that hides nothing; middle heights come
     /// first.
     pub(super) fn beside(&self, path: &[Point], (width, height): (f64, f64), frame: Area) -> Option<Area> {
         let middle = f64::midpoint(frame.top, frame.bottom);
         let mut best: Option<(f64, Area)> = None;
         let points = path.windows(2).flat_map(|pair| walked(pair[0], pair[1]));
-        // The flatter the line, the farther the name has to stay from the point that it is beside of.
+        // The flatter the line, the farther the name stays from its point.
         for (point, gap) in points.flat_map(|point| BESIDE_GAPS.map(|gap| (point, gap))) {
             for (side_cost, (dx, dy)) in
                 [(0.0, (1.0, 0.0)), (30.0, (-1.0, 0.0)), (60.0, (0.0, -1.0)), (60.0, (0.0, 1.0))]
@@ -114,7 +114,7 @@ impl Obstacles {
                 let area = Area::around(centre, width, height);
                 let cost = side_cost + 2.0 * gap + (centre.1 - middle).abs();
                 let better = best.is_none_or(|(least, _)| cost < least);
-                // No other line may run between the name and its own.
+                // No other line may run between the name and its own line.
                 let between = (f64::midpoint(STROKE, gap), (gap - STROKE).max(1.0));
                 let gate = (point.0 + dx * between.0, point.1 + dy * between.0);
                 let gate = Area::around(gate, 1.0 + dx.abs() * between.1, 1.0 + dy.abs() * between.1);
@@ -128,7 +128,7 @@ impl Obstacles {
     }
 }
 
-/// Points a few units apart on a segment.
+/// Returns points a few units apart on a segment.
 fn walked(from: Point, to: Point) -> impl Iterator<Item = Point> {
     let length = (to.0 - from.0).hypot(to.1 - from.1);
     let count = (1..200_u32).find(|count| f64::from(*count) * 5.0 >= length).unwrap_or(200);
@@ -144,16 +144,16 @@ fn height(lines: &[String]) -> f64 {
 
 pub(super) const TAG_FACE: TypeFace = TypeFace::bold(11.5);
 
-/// Between the last line of a name and the first line of the next, beyond the leading.
+/// Gap between the last line of a name and the first line of the next, beyond the leading.
 const LINE_GAP: f64 = 2.0;
 
-/// Between a name inside the frame and a point of its line.
+/// Gap between a name inside the frame and a point of its line.
 const BESIDE_GAPS: [f64; 4] = [6.0, 10.0, 15.0, 22.0];
 
-/// How near to a point its line is met, whatever its slope may be.
+/// Distance from a point within which its line lies, for every slope.
 const STROKE: f64 = 2.5;
 
-/// Between a name inside the frame and whatever is nearest.
+/// Gap between a name inside the frame and the nearest obstacle.
 const CLEARANCE: f64 = 3.0;
 
 #[cfg(test)]

@@ -25,7 +25,7 @@ pub(super) fn scene(figure: &Figure) -> Scene {
         if index > 0 {
             top += ROW_GAP;
         }
-        // Panels of one row have their frames side by side, whatever stands above them.
+        // The frames of a row are at one height, independent of their headings.
         let header = row.iter().map(|panel| panel::header_height(panel, width)).fold(0.0, f64::max);
         let plot = row.iter().map(|panel| panel::plot_height_min(panel, width)).fold(plot_min, f64::max);
         let mut height = 0.0_f64;
@@ -40,7 +40,7 @@ pub(super) fn scene(figure: &Figure) -> Scene {
     Scene { width: WIDTH, height: (top + MARGIN).ceil(), marks }
 }
 
-/// Writes text over the whole width and answers with its height.
+/// Writes text over the whole width and returns its height.
 fn paragraph(marks: &mut Vec<Mark>, text: &str, type_face: TypeFace, colour: super::colour::Colour, top: f64) -> f64 {
     let lines = font::wrap(text, type_face, WIDTH - 2.0 * MARGIN);
     for (index, line) in lines.iter().enumerate() {

@@ -1,4 +1,4 @@
-//! Series of points: from data to strokes.
+//! Series of points as strokes.
 
 use super::axis::Ruler;
 use super::colour::{Marker, Paint, Paints, WHITE};
@@ -7,7 +7,7 @@ use super::labels::{Obstacles, TAG_FACE, Tag};
 use super::scene::{Anchor, Area, Mark, Point, Stroke, Text};
 use super::{Line, LineStyle};
 
-/// Turns data into places in the frame.
+/// Maps data to points in the frame.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Plane<'a> {
     pub(super) frame: Area,
@@ -16,7 +16,7 @@ pub(super) struct Plane<'a> {
 }
 
 impl Plane<'_> {
-    /// The place of a tick of the horizontal axis, on the middle of a column of pixels.
+    /// Returns the position of a tick of the horizontal axis, on the middle of a column of pixels.
     pub(super) fn across(&self, value: f64) -> f64 {
         self.x.place(value).map_or(self.frame.left, |place| self.column(place)).round()
     }
@@ -33,23 +33,23 @@ impl Plane<'_> {
 
 /// A line in the frame.
 #[derive(Debug)]
-pub(super) struct Trace<'a> {
+pub(super) struct DrawnLine<'a> {
     line: &'a Line,
     paint: Paint,
-    /// The points that have a place, inside the frame.
+    /// The points inside the frame.
     points: Vec<Point>,
-    /// The joined points, without what lies outside the frame or makes no visible difference.
+    /// The joined points inside the frame, without points that make no visible difference.
     runs: Vec<Vec<Point>>,
-    /// Where the line ends, if it is seen at all.
+    /// The end of the line; `None` if no part is visible.
     pub(super) end: Option<Point>,
 }
 
-pub(super) fn traces<'a>(lines: &'a [Line], paints: &Paints<'_>, plane: Plane<'_>) -> Vec<Trace<'a>> {
+pub(super) fn traces<'a>(lines: &'a [Line], paints: &Paints<'_>, plane: Plane<'_>) -> Vec<DrawnLine<'a>> {
     lines.iter().map(|line| trace(line, paints.paint(&line.name), plane)).collect()
 }
 
-/// Draws the first line last, so that it lies above the others.
-pub(super) fn draw(marks: &mut Vec<Mark>, traces: &[Trace<'_>]) -> Obstacles {
+/// Draws the lines, the first one last so that it lies above the others.
+pub(super) fn draw(marks: &mut Vec<Mark>, traces: &[DrawnLine<'_>]) -> Obstacles {
     for trace in traces.iter().rev() {
         let colour = trace.paint.colour;
         let stroke = match trace.line.style {
@@ -73,13 +73,14 @@ pub(super) fn draw(marks: &mut Vec<Mark>, traces: &[Trace<'_>]) -> Obstacles {
     obstacles(traces)
 }
 
-/// The names right of the frame.
-pub(super) fn tags(traces: &[Trace<'_>], frame: Area) -> Vec<Tag> {
-    let ended: Vec<(&Trace<'_>, Point)> = traces.iter().filter_map(|trace| trace.end.map(|end| (trace, end))).collect();
+/// Returns the names right of the frame.
+pub(super) fn tags(traces: &[DrawnLine<'_>], frame: Area) -> Vec<Tag> {
+    let ended: Vec<(&DrawnLine<'_>, Point)> =
+        traces.iter().filter_map(|trace| trace.end.map(|end| (trace, end))).collect();
     let ends: Vec<Point> = ended.iter().map(|(_, end)| *end).collect();
-    // The leaders of lines that end at one height would lie on each other: there the colours have to do.
+    // Leaders of lines that end at one height would overlap: there only colours identify the lines.
     let hidden = |end: Point| level_elsewhere(end, &ends);
-    let tag = |(trace, end): &(&Trace<'_>, Point)| Tag {
+    let tag = |(trace, end): &(&DrawnLine<'_>, Point)| Tag {
         name: trace.line.name.clone(),
         colour: trace.paint.colour,
         end: *end,
@@ -89,10 +90,10 @@ pub(super) fn tags(traces: &[Trace<'_>], frame: Area) -> Vec<Tag> {
     ended.iter().map(tag).collect()
 }
 
-/// Finds a place inside the frame for each name, if most lines end at one height in different places, as distributions
-/// do: right of the frame it would be guesswork which name belongs to which line. `rules` are the heights of the
+/// Returns an area inside the frame for each name, if most lines end at one height in different places, as
+/// distributions do: right of the frame a reader could not match names and lines. `rules` are the heights of the
 /// reference lines.
-pub(super) fn names_inside(traces: &[Trace<'_>], frame: Area, rules: &[f64]) -> Option<Vec<Option<Area>>> {
+pub(super) fn names_inside(traces: &[DrawnLine<'_>], frame: Area, rules: &[f64]) -> Option<Vec<Option<Area>>> {
     let ends: Vec<Point> = traces.iter().filter_map(|trace| trace.end).collect();
     let tied = ends.iter().filter(|end| level_elsewhere(**end, &ends)).count();
     if tied * 2 <= ends.len() {
@@ -117,7 +118,7 @@ pub(super) fn names_inside(traces: &[Trace<'_>], frame: Area, rules: &[f64]) -> 
     Some(areas)
 }
 
-pub(super) fn draw_inside(marks: &mut Vec<Mark>, traces: &[Trace<'_>], areas: &[Option<Area>]) {
+pub(super) fn draw_inside(marks: &mut Vec<Mark>, traces: &[DrawnLine<'_>], areas: &[Option<Area>]) {
     for (trace, area) in traces.iter().zip(areas) {
         let Some(area) = area else { continue };
         let base = f64::midpoint(area.top, area.bottom) + TAG_FACE.middle_to_base();
@@ -127,19 +128,19 @@ pub(super) fn draw_inside(marks: &mut Vec<Mark>, traces: &[Trace<'_>], areas: &[
     }
 }
 
-/// Whether another line ends at the same height, but in another place.
+/// Returns whether another line ends at the same height, but in another place.
 fn level_elsewhere(end: Point, ends: &[Point]) -> bool {
     ends.iter().any(|other| (other.1 - end.1).abs() < 6.0 && (other.0 - end.0).abs() > 20.0)
 }
 
-fn trace<'a>(line: &'a Line, paint: Paint, plane: Plane<'_>) -> Trace<'a> {
+fn trace<'a>(line: &'a Line, paint: Paint, plane: Plane<'_>) -> DrawnLine<'a> {
     let placed: Vec<Point> = line.points.iter().filter_map(|point| plane.place(*point)).collect();
     let joined = if line.style == LineStyle::Step { steps(&placed) } else { placed.clone() };
     let runs: Vec<Vec<Point>> =
         clipped(&joined, plane.frame).into_iter().map(|run| simplified(&thinned(run), TOLERANCE)).collect();
     let points: Vec<Point> = placed.into_iter().filter(|point| plane.frame.grown(0.5).holds(*point)).collect();
     let end = runs.last().and_then(|run| run.last()).or(points.last()).copied();
-    Trace { line, paint, points, runs, end }
+    DrawnLine { line, paint, points, runs, end }
 }
 
 fn steps(points: &[Point]) -> Vec<Point> {
@@ -147,7 +148,7 @@ fn steps(points: &[Point]) -> Vec<Point> {
     corners.chain(points.last().copied()).collect()
 }
 
-/// Cuts off what lies outside the frame; what is left can be several pieces.
+/// Clips a line to the frame, which may leave several pieces.
 fn clipped(points: &[Point], frame: Area) -> Vec<Vec<Point>> {
     let mut runs: Vec<Vec<Point>> = Vec::new();
     for pair in points.windows(2) {
@@ -160,7 +161,7 @@ fn clipped(points: &[Point], frame: Area) -> Vec<Vec<Point>> {
     runs
 }
 
-/// Keeps, of each stretch of points in one column of pixels, the first, the lowest, the highest and the last.
+/// Keeps the first, the lowest, the highest and the last of successive points in one column of pixels.
 fn thinned(points: Vec<Point>) -> Vec<Point> {
     let mut kept = Vec::new();
     for column in points.chunk_by(|a, b| a.0.floor() == b.0.floor()) {
@@ -194,7 +195,7 @@ fn simplified(points: &[Point], tolerance: f64) -> Vec<Point> {
     points.iter().zip(keep).filter_map(|(point, kept)| kept.then_some(*point)).collect()
 }
 
-/// The distance from `point` to the segment.
+/// Returns the distance from `point` to the segment.
 fn distance(point: Point, from: Point, to: Point) -> f64 {
     let (dx, dy) = (to.0 - from.0, to.1 - from.1);
     let length_squared = dx * dx + dy * dy;
@@ -206,14 +207,14 @@ fn distance(point: Point, from: Point, to: Point) -> f64 {
     (point.0 - from.0 - along * dx).hypot(point.1 - from.1 - along * dy)
 }
 
-fn obstacles(traces: &[Trace<'_>]) -> Obstacles {
+fn obstacles(traces: &[DrawnLine<'_>]) -> Obstacles {
     let runs = traces.iter().flat_map(|trace| &trace.runs);
     let segments = runs.flat_map(|run| run.windows(2).map(|pair| (pair[0], pair[1]))).collect();
     Obstacles { segments, areas: Vec::new() }
 }
 
-/// The mean height over the whole width of the frame, as if the ends of the line went on level.
-fn mean_height(trace: &Trace<'_>, frame: Area) -> f64 {
+/// Returns the mean height over the whole width of the frame, with level continuations at both ends of the line.
+fn mean_height(trace: &DrawnLine<'_>, frame: Area) -> f64 {
     let Some((&first, &last)) = trace.points.first().zip(trace.points.last()) else { return 0.0 };
     let level = (first.0 - frame.left) * first.1 + (frame.right - last.0) * last.1;
     let pairs = trace.points.windows(2);
@@ -234,12 +235,12 @@ fn marker(at: Point, paint: Paint) -> Mark {
     }
 }
 
-/// Between the sides of the frame and the first and the last value.
+/// Gap between the sides of the frame and the first and last values.
 const SIDE_MARGIN: f64 = 10.0;
-/// Between names inside the frame.
+/// Gap between names inside the frame.
 const NAME_GAP: f64 = 5.0;
 const MARKERS_MAX: usize = 64;
-/// A line may move by this much when points are dropped.
+/// Largest distance that a line moves when points are dropped.
 const TOLERANCE: f64 = 0.1;
 
 #[cfg(test)]

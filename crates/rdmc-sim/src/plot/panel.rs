@@ -1,6 +1,6 @@
 //! One panel: heading, frame, grid, content, reference lines, notes.
 
-use super::axis::{Ends, Room, Ruler, TICK_FACE};
+use super::axis::{Ends, Ruler, TICK_FACE, TickRoom};
 use super::colour::{GREY, GRID, INK, Paints, RULE};
 use super::font;
 use super::labels::{self, Obstacles};
@@ -8,7 +8,7 @@ use super::lines::{self, Plane};
 use super::scene::{Anchor, Area, Mark, Stroke, Text, TypeFace};
 use super::{Bars, Content, Line, Panel, Reference, bars};
 
-/// Lengths that the panels of a row share.
+/// The lengths that the panels of a row share.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Sizes {
     pub(super) width: f64,
@@ -18,7 +18,7 @@ pub(super) struct Sizes {
     pub(super) plot: f64,
 }
 
-/// The shapes of a panel, whose upper left corner is the origin.
+/// The shapes of a panel, relative to its upper left corner.
 #[derive(Debug)]
 pub(super) struct Drawn {
     pub(super) marks: Vec<Mark>,
@@ -34,7 +34,7 @@ pub(super) fn header_height(panel: &Panel, width: f64) -> f64 {
     title + block_height(&panel.y.label, LABEL_FACE, width) + key + HEADER_GAP
 }
 
-/// The least height of the frame at which the names right of it do not meet.
+/// Returns the least height of the frame at which the names right of it do not overlap.
 pub(super) fn plot_height_min(panel: &Panel, width: f64) -> f64 {
     labels::tag_height(tag_names(panel), width * TAG_SHARE)
 }
@@ -46,12 +46,12 @@ pub(super) fn draw(panel: &Panel, paints: &Paints<'_>, sizes: Sizes) -> Drawn {
     let (mut body, y) = match &panel.content {
         Content::Lines(lines) => {
             let values = lines.iter().flat_map(|line| &line.points).map(|point| point.1);
-            let y = Ruler::new(&panel.y, values.chain(references), Room::Up(sizes.plot), Ends::Tick);
+            let y = Ruler::new(&panel.y, values.chain(references), TickRoom::Up(sizes.plot), Ends::Tick);
             (draw_lines(&mut marks, panel, lines, paints, sizes, &y), y)
         }
         Content::Bars(bars) => {
             let values = bars::reach(bars).into_iter();
-            let y = Ruler::new(&panel.y, values.chain(references), Room::Up(sizes.plot), Ends::TickAndZero);
+            let y = Ruler::new(&panel.y, values.chain(references), TickRoom::Up(sizes.plot), Ends::TickAndZero);
             (draw_bars(&mut marks, panel, bars, paints, sizes, &y), y)
         }
     };
@@ -65,12 +65,12 @@ pub(super) fn draw(panel: &Panel, paints: &Paints<'_>, sizes: Sizes) -> Drawn {
     Drawn { marks, height }
 }
 
-/// What is known once the content of a panel is drawn.
+/// The result of drawing the content of a panel.
 #[derive(Debug)]
 struct Body {
     frame: Area,
     obstacles: Obstacles,
-    /// The height of what stands below the frame.
+    /// The height of the labels below the frame.
     below: f64,
 }
 
@@ -86,9 +86,9 @@ fn draw_lines(
     let tag_width = labels::tag_width(tag_names(panel), sizes.width * TAG_SHARE);
     let ruler = |frame: Area| {
         let values = lines.iter().flat_map(|line| &line.points).map(|point| point.0);
-        Ruler::new(&panel.x, values, Room::Across(frame.width()), Ends::Tight)
+        Ruler::new(&panel.x, values, TickRoom::Across(frame.width()), Ends::Tight)
     };
-    // Names stand inside the frame if they are clearer there, and else right of it, which narrows the frame.
+    // Names stand inside the frame if they are clearer there, otherwise right of it, which narrows the frame.
     let wide = frame(sizes, y, NARROW_MARGIN);
     let wide_x = ruler(wide);
     let traces = lines::traces(lines, paints, Plane { frame: wide, x: &wide_x, y });
@@ -151,7 +151,7 @@ fn draw_bars(marks: &mut Vec<Mark>, panel: &Panel, bars: &Bars, paints: &Paints<
     Body { frame, obstacles: drawn.obstacles, below }
 }
 
-/// The names that stand right of the frame.
+/// Returns the names that stand right of the frame.
 fn tag_names(panel: &Panel) -> impl Iterator<Item = &str> {
     let (lines, series): (&[Line], &[super::BarSeries]) = match &panel.content {
         Content::Lines(lines) => (lines, &[]),
@@ -171,8 +171,8 @@ fn frame(sizes: Sizes, y: &Ruler, right_margin: f64) -> Area {
     }
 }
 
-/// Writes the title at the top, and the label of the vertical axis and the key right above the frame; answers with the
-/// area of what stands there.
+/// Writes the title at the top, and the label of the vertical axis and the key directly above the frame; returns their
+/// area.
 fn draw_heading(marks: &mut Vec<Mark>, panel: &Panel, paints: &Paints<'_>, sizes: Sizes) -> Area {
     let mut top = sizes.header - header_height(panel, sizes.width);
     if let Some(title) = &panel.title {
@@ -199,7 +199,7 @@ fn grid(marks: &mut Vec<Mark>, frame: Area, y: &Ruler) {
     }
 }
 
-/// Draws the bottom of the frame, and zero when it stands higher.
+/// Draws the bottom of the frame, and the line of zero if it is higher.
 fn floor(marks: &mut Vec<Mark>, frame: Area, y: &Ruler) {
     let zero = height(frame, y, 0.0).unwrap_or(frame.bottom);
     for at in [frame.bottom, zero.clamp(frame.top, frame.bottom)] {
@@ -213,7 +213,7 @@ fn rule_lines(marks: &mut Vec<Mark>, references: &[Reference], frame: Area, y: &
     }
 }
 
-/// Writes each name on its reference line, where it hides least.
+/// Writes each name on its reference line, at the place where it hides least.
 fn rule_names(marks: &mut Vec<Mark>, references: &[Reference], frame: Area, y: &Ruler, mut obstacles: Obstacles) {
     for reference in references {
         let Some(at) = height(frame, y, reference.y) else { continue };
@@ -231,7 +231,7 @@ fn rule_names(marks: &mut Vec<Mark>, references: &[Reference], frame: Area, y: &
     }
 }
 
-/// Where `value` stands in the frame, on the middle of a row of pixels; `None` outside of it.
+/// Returns the height of `value` in the frame, on the middle of a row of pixels; `None` outside of it.
 fn height(frame: Area, y: &Ruler, value: f64) -> Option<f64> {
     let place = y.place(value).filter(|place| (-1e-6..=1.000_001).contains(place))?;
     Some((frame.bottom - place * frame.height()).round())
@@ -278,13 +278,13 @@ const NOTE_FACE: TypeFace = TypeFace::regular(10.5);
 
 const HEADER_GAP: f64 = 9.0;
 const NOTE_GAP: f64 = 5.0;
-/// From the frame to the base line of the numbers under it.
+/// Distance from the frame to the base line of the numbers under it.
 const TICK_BASE: f64 = 17.0;
 const TICK_GAP: f64 = 9.0;
 const LABEL_GAP: f64 = 3.0;
-/// From the frame to the names right of it, with as much to spare for a font that is wider than ours.
+/// Distance from the frame to the names right of it, with a margin for wider fonts.
 const TAG_GAP: f64 = 14.0;
-/// Leaves room for half of the last number under the frame.
+/// Margin for half of the last number under the frame.
 const NARROW_MARGIN: f64 = 14.0;
-/// The share of the width of a panel that names take at most.
+/// Limit of the names' share of the width of a panel.
 const TAG_SHARE: f64 = 0.27;

@@ -21,7 +21,7 @@ pub(super) fn encode(scene: &Scene) -> Result<Vec<u8>, PlotError> {
     for mark in &scene.marks {
         paint(&mut page, mark);
     }
-    // The page is opaque: three of the four bytes say everything.
+    // The page is opaque: the fourth byte of each pixel is constant.
     let rgb: Vec<u8> = page.data().chunks_exact(4).flat_map(|pixel| [pixel[0], pixel[1], pixel[2]]).collect();
     let mut file = Vec::new();
     let mut encoder = Encoder::new(&mut file, width, height);
@@ -110,7 +110,7 @@ fn letters(text: &Text) -> Option<Outline> {
     builder.finish()
 }
 
-/// Places the outline of one glyph, whose font counts upwards, on the page, which counts downwards.
+/// Places the outline of one glyph on the page: heights in the font count upwards, on the page downwards.
 struct Glyph<'a> {
     builder: &'a mut PathBuilder,
     left: f32,

@@ -1,8 +1,8 @@
-//! The list of shapes between the layout and the two ways to draw it.
+//! The list of shapes that the layout makes and the two writers draw.
 
 use super::colour::Colour;
 
-/// Horizontal and vertical distance from the upper left corner, in units of which the figure is 800 wide.
+/// Horizontal and vertical distance from the upper left corner, in units: the figure is 800 units wide.
 pub(super) type Point = (f64, f64);
 
 /// A laid-out figure: shapes from back to front on a white page.
@@ -57,7 +57,7 @@ pub(super) struct Path {
 pub(super) struct Stroke {
     pub(super) colour: Colour,
     pub(super) width: f64,
-    /// Lengths of a dash and of the gap after it.
+    /// The lengths of a dash and of the gap after it.
     pub(super) dash: Option<(f64, f64)>,
 }
 
@@ -74,12 +74,12 @@ impl Stroke {
 /// One line of text.
 #[derive(Debug)]
 pub(super) struct Text {
-    /// Left end, middle or right end of the base line.
+    /// The left end, middle or right end of the base line.
     pub(super) at: Point,
     pub(super) anchor: Anchor,
     pub(super) type_face: TypeFace,
     pub(super) colour: Colour,
-    /// Whether a white rim keeps the text apart from what it stands on.
+    /// Whether a white rim separates the text from the shapes behind it.
     pub(super) rim: bool,
     pub(super) content: String,
 }
@@ -116,12 +116,12 @@ impl TypeFace {
         Self { size, bold: true }
     }
 
-    /// From one base line to the next.
+    /// Returns the distance from one base line to the next.
     pub(super) fn leading(self) -> f64 {
         self.size * 1.3
     }
 
-    /// From the middle of a capital letter down to the base line.
+    /// Returns the distance from the middle of a capital letter down to the base line.
     pub(super) fn middle_to_base(self) -> f64 {
         self.size * 0.357
     }
@@ -170,7 +170,7 @@ impl Area {
         self.left < other.right && other.left < self.right && self.top < other.bottom && other.top < self.bottom
     }
 
-    /// The part of the segment that lies inside (Liang–Barsky).
+    /// Returns the part of the segment inside the area (Liang–Barsky).
     pub(super) fn clip(self, from: Point, to: Point) -> Option<(Point, Point)> {
         let (dx, dy) = (to.0 - from.0, to.1 - from.1);
         let (mut enter, mut leave) = (0.0_f64, 1.0_f64);

@@ -87,7 +87,7 @@ fn append(text: &mut String, arguments: std::fmt::Arguments<'_>) {
     text.write_fmt(arguments).expect("writing to a string cannot fail");
 }
 
-/// Two decimals at most, and no sign on zero: the last bits of a sum do not show.
+/// Formats a number with two decimals at most, and zero without a sign, so that the last bits of a sum do not show.
 fn number(value: f64) -> String {
     let fixed = format!("{value:.2}");
     let short = fixed.trim_end_matches('0').trim_end_matches('.');
@@ -98,7 +98,7 @@ fn hex(colour: Colour) -> String {
     format!("#{:02x}{:02x}{:02x}", colour.0, colour.1, colour.2)
 }
 
-/// Replaces what XML reserves, and drops the control characters that it forbids.
+/// Escapes characters that XML reserves, and drops control characters that it forbids.
 fn escaped(text: &str) -> String {
     let mut safe = String::with_capacity(text.len());
     for letter in text.chars() {
@@ -115,8 +115,8 @@ fn escaped(text: &str) -> String {
     safe
 }
 
-/// Width of the white rim around text, both sides together.
+/// Width of the white rim around text, on both sides together.
 pub(super) const RIM: f64 = 3.5;
 
-/// The font that widths are measured in, then fonts that are hardly wider.
+/// The font of the measured widths, then fonts that are hardly wider.
 const FAMILY: &str = "'Noto Sans','Open Sans','Segoe UI','Helvetica Neue',Helvetica,Arial,sans-serif";

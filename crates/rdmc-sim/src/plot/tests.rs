@@ -1,4 +1,4 @@
-//! Whole figures.
+//! Tests of whole figures.
 
 use super::*;
 
@@ -33,7 +33,7 @@ fn four_panels() -> Figure {
     }
 }
 
-/// Width and height of a PNG file, from its header.
+/// Returns width and height of a PNG file, from its header.
 fn png_size(png: &[u8]) -> (u32, u32) {
     assert_eq!(&png[..8], b"\x89PNG\r\n\x1a\n");
     let number = |at: usize| png[at..at + 4].iter().fold(0, |number, byte| number << 8 | u32::from(*byte));

@@ -1,15 +1,15 @@
-//! The receiving side: from the arrival of a message to its answer.
+//! The receiving side: from the arrival of a message to its acknowledgement.
 
 use std::sync::{Arc, Weak};
 
 use rdmc_fabric::{Buffer, Work, WorkError, WorkRequest};
 
-use super::{Content, Message, Next, SimQueuePair};
+use super::{Content, Message, NextAction, SimQueuePair};
 use crate::flows::Call;
 use crate::simulation::lock;
 
 impl SimQueuePair {
-    /// A message has come in.
+    /// Handles the arrival of a message.
     pub(super) fn arrive(&self, message: Message, from: Weak<Self>) {
         let broken = {
             let mut state = lock(&self.state);
@@ -19,7 +19,7 @@ impl SimQueuePair {
             state.broken
         };
         if broken {
-            // Nobody answers for a host that is gone.
+            // A host that is gone does not answer.
             let sender = from.upgrade().filter(|sender| self.world.0.reaches(self.node, sender.node));
             if let Some(sender) = sender {
                 let at_ns = self.world.0.executor.now_ns() + self.world.0.latency_ns(self.node, sender.node);
@@ -36,21 +36,21 @@ impl SimQueuePair {
             let mut state = lock(&self.state);
             let state = &mut *state;
             match state.incoming.front() {
-                None => Next::Nothing,
-                Some(_) if state.taking || state.broken => Next::Nothing,
+                None => NextAction::Nothing,
+                Some(_) if state.taking || state.broken => NextAction::Nothing,
                 Some(message) if message.content.takes_a_receive() && state.receives.is_empty() => {
                     let limit_ns = u64::try_from(self.config.receiver_not_ready.as_nanos()).unwrap_or(u64::MAX);
-                    Next::Awaits(self.world.0.executor.now_ns().saturating_add(limit_ns), state.taken)
+                    NextAction::WaitForReceive(self.world.0.executor.now_ns().saturating_add(limit_ns), state.taken)
                 }
                 Some(_) => {
                     state.taking = true;
-                    Next::Take
+                    NextAction::Take
                 }
             }
         };
         match next {
-            Next::Nothing => {}
-            Next::Awaits(until_ns, taken) => self.call_at(until_ns, move |queue_pair| {
+            NextAction::Nothing => {}
+            NextAction::WaitForReceive(until_ns, taken) => self.call_at(until_ns, move |queue_pair| {
                 let refused = {
                     let state = lock(&queue_pair.state);
                     let still = state.taken == taken && !state.taking && !state.broken;
@@ -60,14 +60,14 @@ impl SimQueuePair {
                     queue_pair.answer(number, Err(WorkError::ReceiverNotReady));
                 }
             }),
-            Next::Take => {
+            NextAction::Take => {
                 let free_ns = self.world.0.occupy_adapter(self.node, false);
                 self.call_at(free_ns, Self::take);
             }
         }
     }
 
-    /// Carries out the oldest message and answers it.
+    /// Executes the oldest message and acknowledges it.
     pub(super) fn take(&self) {
         let (message, receive) = {
             let mut state = lock(&self.state);
@@ -85,7 +85,7 @@ impl SimQueuePair {
         let number = message.number;
         match message.content {
             Content::Send { data, imm } => {
-                let receive = receive.expect("a message that takes a receive is taken only with one");
+                let receive = receive.expect("take_next waits for a receive");
                 let (data, imm) = match self.peer_node() {
                     Some(peer) => self.world.0.received((peer, self.node), data, imm),
                     None => (data, imm),
@@ -104,7 +104,7 @@ impl SimQueuePair {
                     self.answer(number, Ok(data.len()));
                 }
                 Err(error) => {
-                    // The receive was not used: it is flushed with the others.
+                    // The receive was not consumed; it is flushed with the others.
                     if let Some(receive) = receive {
                         lock(&self.state).receives.push_front(receive);
                     }
@@ -122,7 +122,7 @@ impl SimQueuePair {
         self.take_next();
     }
 
-    /// Puts a peer's bytes into a receive.
+    /// Copies a peer's bytes into a receive.
     pub(super) fn fill(&self, mut receive: WorkRequest, data: &Buffer, imm: Option<u32>) -> Result<(), WorkError> {
         let Work::Receive { into } = receive.work_mut() else { unreachable!("only receives are queued here") };
         if data.len() > into.len() {
@@ -135,8 +135,8 @@ impl SimQueuePair {
         Ok(())
     }
 
-    /// Tells the sender what became of its request, one latency later; an error breaks this end too,
-    /// and does not overtake the bytes of reads that were answered before it.
+    /// Sends the result of a request to its sender, one latency later. An error breaks this end too, and does not
+    /// overtake the bytes of earlier reads.
     pub(super) fn answer(&self, number: u64, result: Result<usize, WorkError>) {
         if let Err(error) = result {
             let mut state = lock(&self.state);
@@ -179,7 +179,7 @@ impl SimQueuePair {
         self.world.0.flows.carry(path, count, None, left);
     }
 
-    /// The bytes of an answer have left: a refusal behind the last one follows.
+    /// Notes that the bytes of an answer have left; a refusal behind the last answer follows.
     fn has_answered_read(&self) {
         let refusal = {
             let mut state = lock(&self.state);
@@ -191,7 +191,7 @@ impl SimQueuePair {
         }
     }
 
-    /// The bytes of a read have come in.
+    /// Handles the arrival of the bytes of a read.
     pub(super) fn has_read(&self, number: u64, bytes: &[u8]) {
         {
             let mut state = lock(&self.state);

@@ -4,18 +4,18 @@ use std::sync::Arc;
 
 use rdmc_fabric::{UNSIGNALED_MAX, Work, WorkError, WorkRequest};
 
-use super::{Content, Leaving, Message, Outstanding, PACKET_BYTES, SimQueuePair};
+use super::{Content, Departure, Message, Outstanding, PACKET_BYTES, SimQueuePair};
 use crate::flows::{Call, wire_ns};
 use crate::simulation::lock;
 use crate::world::WorldShared;
 
 impl SimQueuePair {
-    /// Tells the adapter of all requests that were posted.
+    /// Rings the doorbell: the adapter sees all posted requests at `at_ns`.
     pub(super) fn ring(&self, at_ns: u64) {
         let count = {
             let mut state = lock(&self.state);
-            let count = state.waiting.len() - state.told;
-            state.told += count;
+            let count = state.waiting.len() - state.rung;
+            state.rung += count;
             count
         };
         if count == 0 {
@@ -29,7 +29,7 @@ impl SimQueuePair {
                     if state.broken {
                         return;
                     }
-                    state.known += count;
+                    state.seen += count;
                 }
                 queue_pair.begin_next();
             }
@@ -37,20 +37,20 @@ impl SimQueuePair {
         if at_ns > self.world.0.executor.now_ns() { self.world.0.executor.call_at(at_ns, learn) } else { learn() }
     }
 
-    /// Begins the next request, if the adapter knows one and none is leaving.
+    /// Begins the next request, if the adapter has seen one and none is leaving.
     pub(super) fn begin_next(&self) {
         let attempt = {
             let mut state = lock(&self.state);
             let state = &mut *state;
-            if state.broken || state.leaving.is_some() || state.known == 0 || !self.pairing.is_joined() {
+            if state.broken || state.leaving.is_some() || state.seen == 0 || !self.pairing.is_joined() {
                 return;
             }
             let Some(request) = state.waiting.pop_front() else { return };
-            state.known -= 1;
-            state.told -= 1;
+            state.seen -= 1;
+            state.rung -= 1;
             state.outstanding.push_back(Outstanding { request, result: None });
             let attempt = state.next_attempt();
-            state.leaving = Some(Leaving { flow: None, stalled: false, attempt });
+            state.leaving = Some(Departure { flow: None, stalled: false, attempt });
             attempt
         };
         let free_ns = self.world.0.occupy_adapter(self.node, true) + self.queueing_ns();
@@ -117,8 +117,8 @@ impl SimQueuePair {
         }
     }
 
-    /// Tells the receiving end that the block that is leaving is nearly through. The sending end learns it when the
-    /// last byte has left: a block to somebody else that began earlier would share the port and delay this one.
+    /// Marks the receive at the other end as nearly done. The sending end is marked when the last byte has left:
+    /// otherwise a block to another neighbour would begin earlier, share the port and delay this one.
     pub(super) fn near(&self, peer: &Arc<Self>) {
         let at_ns = self.world.0.executor.now_ns() + self.world.0.latency_ns(self.node, peer.node);
         let peer = Arc::downgrade(peer);
@@ -134,7 +134,7 @@ impl SimQueuePair {
         });
     }
 
-    /// The last byte of a request has left.
+    /// Handles the departure of the last byte of a request.
     pub(super) fn has_left(&self, attempt: u64, message: Message, bytes: u64, begin_ns: u64) {
         {
             let mut state = lock(&self.state);
@@ -162,19 +162,19 @@ impl SimQueuePair {
         self.begin_next();
     }
 
-    /// Breaks this end if the peer cannot be reached for too long.
+    /// Breaks this end later, if the peer is still unreachable then.
     pub(super) fn give_up_later(&self) {
         let attempt = lock(&self.state).leaving.as_ref().map(|leaving| leaving.attempt);
         let at_ns = self.world.0.executor.now_ns() + self.world.0.model.nic.retry_ns;
         self.call_at(at_ns, move |queue_pair| {
-            let still = |leaving: &Leaving| leaving.stalled && Some(leaving.attempt) == attempt;
+            let still = |leaving: &Departure| leaving.stalled && Some(leaving.attempt) == attempt;
             if lock(&queue_pair.state).leaving.as_ref().is_some_and(still) {
                 queue_pair.break_with(WorkError::ConnectionLost, true);
             }
         });
     }
 
-    /// Breaks this end if what has left is not acknowledged for too long, by a peer that cannot be reached or is gone.
+    /// Breaks this end later, if an unreachable or vanished peer has still not acknowledged a request that has left.
     pub(super) fn give_up_unacknowledged_later(&self) {
         let (oldest, stalls) = {
             let mut state = lock(&self.state);
@@ -201,7 +201,7 @@ impl SimQueuePair {
         self.peer_node().is_some_and(|peer| !self.world.0.reach_each_other(self.node, peer))
     }
 
-    /// The peer tells what became of a request.
+    /// Handles the acknowledgement of a request.
     pub(super) fn acknowledged(&self, number: u64, result: Result<usize, WorkError>) {
         let (done, error) = {
             let mut state = lock(&self.state);
@@ -234,7 +234,8 @@ impl SimQueuePair {
         }
     }
 
-    /// Returns how long the newest outstanding request, if it is short, waits behind what long ones have queued.
+    /// Returns the time for which the newest outstanding request waits behind queued bytes of longer ones, if it is
+    /// short.
     fn queueing_ns(&self) -> u64 {
         let WorldShared { model, nodes, flows, .. } = &*self.world.0;
         let short = lock(&self.state).outstanding.back().is_some_and(|newest| {
@@ -242,7 +243,7 @@ impl SimQueuePair {
             let len = work.len() as u64;
             let bytes = match work {
                 Work::Send { .. } => len * model.payload_scale,
-                // Only the request for it leaves.
+                // Only the request of a read leaves.
                 Work::Read { .. } => 0,
                 _ => len,
             };
@@ -253,7 +254,7 @@ impl SimQueuePair {
         }
         let egress = nodes[self.node.index()].egress;
         match flows.rate_of(&[egress]) {
-            // It waits for the port itself.
+            // It waits for the stopped port instead.
             0 => 0,
             rate => wire_ns(flows.count_longer(egress, PACKET_BYTES).saturating_mul(model.nic.queue_bytes), rate),
         }

@@ -1,4 +1,4 @@
-//! Bits that change on the way.
+//! Bits that flip on the way.
 
 use std::collections::BTreeMap;
 use std::sync::Mutex;
@@ -8,27 +8,27 @@ use rdmc_fabric::{Buffer, Memory, MemoryRegion};
 use super::{World, WorldShared};
 use crate::simulation::{NodeIndex, lock};
 
-/// A bit that changes of what is sent, counted from the first, modulo their number.
+/// A bit of a send that flips, counted from the first, modulo the number of bits.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum FlippedBit {
-    /// One of the bytes, or of the immediate if there are none.
+    /// A bit of the bytes, or of the immediate if there are no bytes.
     OfPayload(u64),
-    /// One of the immediate.
+    /// A bit of the immediate.
     OfImmediate(u64),
 }
 
-/// What is to change, and what has.
+/// Planned flips, and those that happened.
 #[derive(Debug, Default)]
 pub(super) struct Flips {
-    /// By the node that receives: what changes, and of how many sends more.
+    /// By the receiving node: the bit, and the number of remaining sends.
     planned: Mutex<BTreeMap<NodeIndex, (FlippedBit, u64)>>,
-    /// From one node to another.
+    /// The sending and the receiving node of each flip.
     happened: Mutex<Vec<(NodeIndex, NodeIndex)>>,
 }
 
 impl World {
-    /// Turns over a bit of each of the next `count` sends that come to a node; the memory that they come from stays as it is.
-    /// It takes the place of what was said before.
+    /// Flips a bit of each of the next `count` sends to a node; the memory of the sender does not change. A second call
+    /// replaces the first.
     pub fn flip_bits(&self, node: NodeIndex, bit: FlippedBit, count: u64) {
         let mut planned = lock(&self.0.flips.planned);
         planned.remove(&node);
@@ -37,15 +37,14 @@ impl World {
         }
     }
 
-    /// Returns between which nodes, from one to the other, sends went of which a bit was turned over, in the order in which they
-    /// were received.
+    /// Returns the sending and the receiving node of each send with a flipped bit, in the order of receipt.
     pub fn flipped(&self) -> Vec<(NodeIndex, NodeIndex)> {
         lock(&self.0.flips.happened).clone()
     }
 }
 
 impl WorldShared {
-    /// Returns what a node receives of what another has sent.
+    /// Returns a send as its receiver gets it.
     pub(crate) fn received(
         &self,
         (from, to): (NodeIndex, NodeIndex),
@@ -73,7 +72,7 @@ impl WorldShared {
     }
 }
 
-/// Returns a copy of bytes, of which there are some, that differs in a bit.
+/// Returns a copy of non-empty bytes with one flipped bit.
 fn flipped(data: &Buffer, bit: u64) -> Buffer {
     let mut bytes = data.to_vec();
     let bits_of_byte = u64::from(u8::BITS);

@@ -1,4 +1,4 @@
-//! Parts of the world by themselves.
+//! Unit tests of the world.
 
 use rdmc_fabric::{CompletionMode, Fabric, Peer, QueuePairConfig, Role};
 
@@ -17,7 +17,7 @@ fn a_limited_path_has_a_rate_of_its_own() {
 }
 #[test]
 fn a_short_message_waits_behind_what_long_ones_have_queued() {
-    // A byte takes a ns; the flow lasts longer than all that is looked at.
+    // A byte takes a ns; the flows last longer than the test.
     let begins = |queue_bytes, flows: u64| {
         let mut model = ClusterModel::new(2, 8_000, 0);
         model.nic.queue_bytes = queue_bytes;

@@ -1,18 +1,19 @@
-//! Campaigns over drawn cases, and what they are made of.
+//! Campaigns: drawn cases, plays, checkers and shrinking.
 
 use std::collections::BTreeSet;
 use std::time::Instant;
 
 use rdmc_sim::ClusterModel;
 use rdmc_sim::campaign::{
-    self, AlgorithmCase, Blame, CHECKERS, Case, Corruptions, Delivered, Fate, Fault, FaultCase, Flipped, GroupCase,
-    MemberCase, MessageCase, Milestone, Named, Observation, Outcome, PartsCase, When, Whim, judge, play, shrink,
+    self, AlgorithmCase, Behaviour, CHECKERS, Case, Corruptions, Delivered, Fault, FaultCase, FlippedBlock, GroupCase,
+    MemberCase, MessageCase, Milestone, NamedMember, Observation, Outcome, PartsCase, ReportedFailure, SendFuture,
+    When, judge, play, shrink,
 };
 
 /// The seeds of the default run, or those of the variable `RDMC_CAMPAIGN_SEEDS`, as in `0..1000000`.
 fn seeds() -> std::ops::Range<u64> {
     let Ok(text) = std::env::var("RDMC_CAMPAIGN_SEEDS") else { return 0..SEEDS };
-    let (start, end) = text.split_once("..").expect("two seeds with two points between them");
+    let (start, end) = text.split_once("..").expect("a range of seeds, as in 0..1000");
     start.parse().expect("a number")..end.parse().expect("a number")
 }
 
@@ -28,7 +29,7 @@ fn every_seed_keeps_every_promise() {
     }
     for failure in report.failures.iter().take(SHOWN) {
         let smallest = judge(&failure.shrunk(PLAYS)).expect("it still fails");
-        eprintln!("made smaller, {smallest}{}\n", smallest.case.to_json());
+        eprintln!("shrunk: {smallest}{}\n", smallest.case.to_json());
     }
     let failed: Vec<u64> = report.failures.iter().map(|failure| failure.seed).collect();
     assert!(failed.is_empty(), "{} of the seeds {seeds:?} fail: {failed:?}", failed.len());
@@ -60,10 +61,11 @@ fn seeds_draw_everything_there_is() {
     let groups = || cases.iter().flat_map(|case| &case.groups);
     let name = |what: &dyn std::fmt::Debug| format!("{what:?}").split(' ').next().unwrap_or_default().to_owned();
     let faults: BTreeSet<_> = cases.iter().flat_map(|case| &case.faults).map(|it| name(&it.fault)).collect();
-    let whims: BTreeSet<_> = groups().flat_map(|group| &group.members).map(|member| name(&member.whim)).collect();
+    let behaviours: BTreeSet<_> =
+        groups().flat_map(|group| &group.members).map(|member| name(&member.behaviour)).collect();
     let algorithms: BTreeSet<_> = groups().map(|group| name(&group.algorithm)).collect();
-    let fates: BTreeSet<_> = groups().flat_map(|group| &group.messages).map(|it| name(&it.fate)).collect();
-    assert_eq!((faults.len(), whims.len(), algorithms.len(), fates.len()), (14, 12, 6, 3));
+    let futures: BTreeSet<_> = groups().flat_map(|group| &group.messages).map(|it| name(&it.future)).collect();
+    assert_eq!((faults.len(), behaviours.len(), algorithms.len(), futures.len()), (14, 12, 6, 3));
     let kinds: BTreeSet<_> = groups().map(|group| (group.recoverable, group.checks, group.delta)).collect();
     assert_eq!(kinds.len(), 8);
     let parts: BTreeSet<_> = groups()
@@ -82,7 +84,7 @@ fn seeds_draw_everything_there_is() {
     );
 }
 
-/// A case of one group in which all goes well.
+/// Returns a case of one group without faults.
 fn case(algorithm: AlgorithmCase, members: &[u32], sizes: &[u64]) -> Case {
     let member = |&node: &u32| MemberCase {
         node,
@@ -91,7 +93,7 @@ fn case(algorithm: AlgorithmCase, members: &[u32], sizes: &[u64]) -> Case {
         has: None,
         pause_ns: 0,
         holds: 0,
-        whim: Whim::None,
+        behaviour: Behaviour::Ordinary,
     };
     let group = GroupCase {
         id: 1,
@@ -99,7 +101,7 @@ fn case(algorithm: AlgorithmCase, members: &[u32], sizes: &[u64]) -> Case {
         algorithm,
         block_size: 256,
         formation_limit_ns: 2_000_000_000,
-        messages: sizes.iter().map(|&size| MessageCase { size, fate: Fate::Awaited }).collect(),
+        messages: sizes.iter().map(|&size| MessageCase { size, future: SendFuture::Completes }).collect(),
         sends_ahead: 1,
         sends_from_pool: false,
         recoverable: true,
@@ -125,69 +127,70 @@ fn quiet() -> Case {
     case(AlgorithmCase::Chain, &[0, 1], &[1_000, 2_000])
 }
 
-/// Returns the checker that finds something wrong with a quiet case of which something else was seen.
-fn verdict(change: impl FnOnce(&mut Observation)) -> Option<&'static str> {
+/// Returns the checker that a quiet case violates after a change of its observation.
+fn violated(change: impl FnOnce(&mut Observation)) -> Option<&'static str> {
     let case = quiet();
-    let mut seen = play(&case).expect("it can be played");
+    let mut seen = play(&case).expect("the case can be played");
     change(&mut seen);
     CHECKERS.iter().find(|checker| (checker.check)(&case, &seen).is_err()).map(|checker| checker.name)
 }
 
 #[test]
 fn checkers_see_what_is_wrong() {
-    assert_eq!(verdict(|_| {}), None);
-    let (whole, honest) = (Some("messages are whole and in order"), Some("a close is honest"));
-    assert_eq!(verdict(|seen| seen.groups[0].members[1].delivered.swap(0, 1)), whole);
-    assert_eq!(verdict(|seen| seen.groups[0].members[1].delivered = Vec::new()), honest);
-    assert_eq!(verdict(|seen| seen.groups[0].members[1].delivered.rotate_left(1)), whole);
+    assert_eq!(violated(|_| {}), None);
+    let (whole, honest) = (Some("messages are whole and in order"), Some("a close succeeds only after full delivery"));
+    assert_eq!(violated(|seen| seen.groups[0].members[1].delivered.swap(0, 1)), whole);
+    assert_eq!(violated(|seen| seen.groups[0].members[1].delivered = Vec::new()), honest);
+    assert_eq!(violated(|seen| seen.groups[0].members[1].delivered.rotate_left(1)), whole);
     let spoil = |message: &mut Delivered| message.digest = Some(7);
-    assert_eq!(verdict(|seen| spoil(&mut seen.groups[0].members[1].delivered[0])), whole);
+    assert_eq!(violated(|seen| spoil(&mut seen.groups[0].members[1].delivered[0])), whole);
     assert_eq!(
-        verdict(|seen| {
+        violated(|seen| {
             let message = seen.groups[0].members[1].delivered[1].clone();
             seen.groups[0].members[1].delivered.push(message);
         }),
         whole
     );
-    assert_eq!(verdict(|seen| seen.groups[0].members[1].delivered.truncate(1)), honest);
-    assert_eq!(verdict(|seen| seen.groups[0].members[1].closing_ns = None), honest);
-    assert_eq!(verdict(|seen| seen.groups[0].members[1].ended_ns = None), Some("everybody comes to an end"));
-    assert_eq!(verdict(|seen| seen.left[0].queue_pairs = 1), Some("nothing is left"));
-    assert_eq!(verdict(|seen| seen.groups[0].members[1].spoke_after_end = true), Some("a stream ends once"));
+    assert_eq!(violated(|seen| seen.groups[0].members[1].delivered.truncate(1)), honest);
+    assert_eq!(violated(|seen| seen.groups[0].members[1].closing_ns = None), honest);
+    assert_eq!(violated(|seen| seen.groups[0].members[1].ended_ns = None), Some("every member ends"));
+    assert_eq!(violated(|seen| seen.still_in_use[0].queue_pairs = 1), Some("no resources remain in use"));
+    assert_eq!(violated(|seen| seen.groups[0].members[1].spoke_after_end = true), Some("a stream ends once"));
     let healed = Some("corrupted blocks are found and healed");
-    assert_eq!(verdict(|seen| seen.flipped.push(Flipped { from: 0, to: 1 })), healed);
+    assert_eq!(violated(|seen| seen.flipped.push(FlippedBlock { from: 0, to: 1 })), healed);
     let found = Corruptions { found: 1, healed: 1, last_from: Some(0) };
     let flipped = |from, corruptions| {
-        verdict(|seen| {
-            seen.flipped.push(Flipped { from, to: 1 });
+        violated(|seen| {
+            seen.flipped.push(FlippedBlock { from, to: 1 });
             seen.groups[0].members[1].corruptions = Some(corruptions);
         })
     };
     assert_eq!(flipped(0, found), None);
     assert_eq!(flipped(1, found), healed);
     assert_eq!(flipped(0, Corruptions { healed: 0, ..found }), healed);
-    assert_eq!(verdict(|seen| seen.groups[0].members[1].corruptions = Some(found)), healed);
-    let named = vec![Named { rank: 1, node: 1, cause: "was lost".to_owned(), corrupted: false }];
-    let blame = Blame { group: 1, named, quorum: true, begun: 2, held: vec![Some(2), None] };
+    assert_eq!(violated(|seen| seen.groups[0].members[1].corruptions = Some(found)), healed);
+    let named = vec![NamedMember { rank: 1, node: 1, cause: "was lost".to_owned(), corrupted: false }];
+    let blame = ReportedFailure { group: 1, named, quorum: true, begun: 2, held: vec![Some(2), None] };
     let accuse = |seen: &mut Observation| {
         let closed = seen.groups[0].members[0].closed.as_mut().unwrap();
         closed.outcome = Outcome::Failed(blame);
     };
-    assert_eq!(verdict(accuse), Some("no failure without a cause"));
+    assert_eq!(violated(accuse), Some("no failure without a cause"));
 }
 
-/// A group of two whose receiver dies; returns the checker that finds something wrong if the root is told that its block was
-/// corrupted.
-fn verdict_on_corruption(flipped: &[Flipped]) -> Option<&'static str> {
+/// Plays a group of two whose receiver dies; returns the violated checker if all failures name the root for a corrupted
+/// block.
+fn violated_by_corruption(flipped: &[FlippedBlock]) -> Option<&'static str> {
     let mut case = quiet();
     case.faults = vec![at(1, Fault::ResetControl { a: 0, b: 1 }), at(20_000, Fault::Kill { node: 1 })];
-    let mut seen = play(&case).expect("it can be played");
+    let mut seen = play(&case).expect("the case can be played");
     seen.flipped = flipped.to_vec();
     for member in &mut seen.groups[0].members {
         let seen = [&mut member.joined, &mut member.stream, &mut member.closed].into_iter().flatten();
         for seen in seen.chain(member.sends.iter_mut().flatten()) {
             let Outcome::Failed(blame) = &mut seen.outcome else { continue };
-            blame.named = vec![Named { rank: 0, node: 0, cause: "passed on a block".to_owned(), corrupted: true }];
+            blame.named =
+                vec![NamedMember { rank: 0, node: 0, cause: "passed on a block".to_owned(), corrupted: true }];
         }
     }
     CHECKERS.iter().find(|checker| (checker.check)(&case, &seen).is_err()).map(|checker| checker.name)
@@ -195,9 +198,9 @@ fn verdict_on_corruption(flipped: &[Flipped]) -> Option<&'static str> {
 
 #[test]
 fn who_is_said_to_have_passed_on_a_corrupted_block_has_done_so() {
-    assert_eq!(verdict_on_corruption(&[Flipped { from: 0, to: 1 }]), None);
-    assert_eq!(verdict_on_corruption(&[]), Some("failures name who failed"));
-    assert_eq!(verdict_on_corruption(&[Flipped { from: 1, to: 0 }]), Some("failures name who failed"));
+    assert_eq!(violated_by_corruption(&[FlippedBlock { from: 0, to: 1 }]), None);
+    assert_eq!(violated_by_corruption(&[]), Some("failures name the failed members"));
+    assert_eq!(violated_by_corruption(&[FlippedBlock { from: 1, to: 0 }]), Some("failures name the failed members"));
 }
 
 #[test]
@@ -207,7 +210,7 @@ fn a_killed_member_is_named_by_all_survivors() {
         case.faults = vec![at(500_000, Fault::Kill { node })];
         let seen = play(&case).unwrap();
         for member in seen.groups[0].members.iter().filter(|member| member.died_ns.is_none()) {
-            let named = member.blames().flat_map(|blame| &blame.named).map(|named| named.node);
+            let named = member.reported_failures().flat_map(|blame| &blame.named).map(|named| named.node);
             assert_eq!(named.collect::<BTreeSet<_>>(), BTreeSet::from([node]));
         }
         assert_eq!(judge(&case), None);
@@ -227,14 +230,14 @@ fn all_know_within_the_detection_time_that_a_member_has_vanished() {
     }
 }
 
-/// Also of the one that begins the steps in which nodes ask for signs of life.
+/// Also if the node that begins the steps of the failure detection vanishes.
 #[test]
 fn all_know_so_when_they_have_fallen_into_step() {
     const PAUSE_NS: u64 = 50_000_000;
     for node in 0..3 {
         for at_ns in (500_000_000..1_700_000_000).step_by(70_000_000) {
             let mut case = case(AlgorithmCase::Chain, &[0, 1, 2], &[1000; 60]);
-            // So that the group lasts. The root looks for its end only when it has sent everything.
+            // Keeps the group alive. The root waits for its end only after it has sent everything.
             case.groups[0].members[0].pause_ns = PAUSE_NS;
             case.faults = vec![at(at_ns, Fault::Vanish { node })];
             let seen = play(&case).unwrap();
@@ -250,7 +253,7 @@ fn all_know_so_when_they_have_fallen_into_step() {
 #[test]
 fn a_root_that_announces_to_a_member_about_to_fail_is_not_blamed() {
     let mut case = case(AlgorithmCase::Circulant, &[0, 3, 1, 2], &[0]);
-    case.groups[0].members[1].whim = Whim::Refuse { after: 0 };
+    case.groups[0].members[1].behaviour = Behaviour::Refuse { after: 0 };
     assert_eq!(judge(&case), None);
 }
 
@@ -336,7 +339,7 @@ fn a_case_shrinks_to_what_matters() {
     });
     assert!(plays <= 1_000);
     assert_eq!((smallest.faults.len(), smallest.groups.len()), (1, 1));
-    // When all have ended, nothing happens any more: what waits may need some members more, and a message.
+    // No fault happens after all members have ended: a milestone may need more members, and a message.
     assert!(smallest.model.nodes <= 4 && smallest.groups[0].members.len() <= 3, "{smallest}");
     assert!(smallest.groups[0].messages.len() <= 1, "{smallest}");
 }
@@ -351,7 +354,7 @@ fn what_makes_no_sense_is_not_played() {
 
 /// Seeds of the default run.
 const SEEDS: u64 = 10_000;
-/// Failures that are made smaller and shown.
+/// Number of failures that are shrunk and printed.
 const SHOWN: usize = 3;
-/// Plays to make one smaller.
+/// Limit of plays to shrink one.
 const PLAYS: usize = 300;

@@ -3,7 +3,7 @@
 use futures::future::BoxFuture;
 use rdmc_fabric::conformance::{Node, Rig, WATCHDOG};
 use rdmc_sim::{
-    ClusterModel, Completion, DelayModel, Distribution, HostModel, NicModel, NodeIndex, RackModel, Simulation,
+    ClusterModel, DelayModel, Distribution, HostModel, NicModel, NodeIndex, RackModel, Simulation, WaitMode,
 };
 
 /// Two nodes of a modelled network.
@@ -11,15 +11,15 @@ struct Sim(Simulation);
 
 impl Sim {
     fn new(model: ClusterModel) -> Self {
-        Self(Simulation::new(model, 1).expect("the model is sound"))
+        Self(Simulation::new(model, 1).expect("the model is valid"))
     }
 
-    /// Nothing costs anything, nothing takes long.
+    /// Without costs and latency.
     fn free() -> Self {
         Self::new(ClusterModel::new(2, 100_000, 0))
     }
 
-    /// Everything costs something: racks, software that sleeps and is held up, adapters that tell nothing.
+    /// With all costs: racks, software that sleeps and is held up, adapters without notices.
     fn costly() -> Self {
         let mut model = ClusterModel::new(2, 10_000, 1_500);
         model.racks = Some(RackModel { size: 1, uplink_mbps: 5_000, latency_ns: 700, rack_of: Vec::new() });
@@ -30,14 +30,14 @@ impl Sim {
             completion_ns: 500,
             wake_ns: 4_000,
             wake_cpu_ns: 2_000,
-            completion: Completion::Event,
+            completion: WaitMode::Event,
             delays: Some(delays),
         };
         model.control.loss = 0.1;
         Self::new(model)
     }
 
-    /// What large transfers are modelled with.
+    /// With the payload scale of large transfers.
     fn scaled() -> Self {
         let mut model = ClusterModel::new(2, 40_000, 1_000);
         model.payload_scale = 1024;

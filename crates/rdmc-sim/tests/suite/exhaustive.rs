@@ -1,4 +1,4 @@
-//! Members of small groups come to harm at each of their operations.
+//! Faults of every member of small groups at each of its operations.
 
 use rdmc_sim::campaign::exhaustive::{self, Bounds, Harm, Survey};
 use rdmc_sim::campaign::{Case, Fault, FaultCase, When, play};

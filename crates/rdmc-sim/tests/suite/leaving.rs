@@ -19,7 +19,7 @@ async fn join_in_vain(node: Node, spec: GroupSpec) -> Vec<(NodeId, FailureCause)
 
 #[test]
 fn who_leaves_is_named_alone_although_somebody_does_not_poll_what_joins_the_group() {
-    let simulation = Simulation::new(ClusterModel::new(3, 1_000, 10_000), 1).expect("the model is sound");
+    let simulation = Simulation::new(ClusterModel::new(3, 1_000, 10_000), 1).expect("the model is valid");
     let world = simulation.world().clone();
     let played = simulation.run(Duration::from_secs(1_000), async move {
         let deployment = Deployment::start(&world).await.expect("nothing is in its way");
@@ -53,5 +53,5 @@ fn who_leaves_is_named_alone_although_somebody_does_not_poll_what_joins_the_grou
         assert_eq!(lazy.await, named);
         assert!(world.is_alive(NodeIndex(0)));
     });
-    played.expect("it ends");
+    played.expect("the simulation ends");
 }

@@ -1,4 +1,4 @@
-//! A receiver whose port is slow: it is found, and need not hold the others up.
+//! A receiver with a slow port: the others name it, and can evict it.
 
 use std::time::Duration;
 
@@ -12,18 +12,18 @@ use rdmc_sim::{ClusterModel, Deployment, NodeIndex, Simulation, World};
 
 const NODES: u32 = 8;
 const PORT_MBPS: u64 = 1_000;
-/// Bytes as modelled, of which a hundredth is moved.
+/// Payload scale: modelled bytes for each byte in memory.
 const SCALE: u64 = 100;
 const BLOCK: u32 = 256 << 10;
 const MESSAGE: usize = 128 * BLOCK as usize;
 
-/// What a run came to.
+/// The results of a run.
 struct Run {
-    /// When each member had the last message, and nobody failed any more.
+    /// When each member closed the group with all messages; `None` for an excluded member.
     ends: Vec<Option<Duration>>,
-    /// Whom each member saw named as slow, at any time.
+    /// The ranks that each member saw named as slow, at any time.
     named: Vec<Vec<Rank>>,
-    /// For what who was excluded.
+    /// The cause for which each member was excluded, if any.
     excluded: Vec<Option<FailureCause>>,
 }
 
@@ -63,7 +63,7 @@ async fn send(mut sender: Sender, messages: usize) {
     }
 }
 
-/// Takes all messages, and looks who is named; returns the cause if this member is excluded.
+/// Receives all messages and notes the named ranks; returns the cause if this member is excluded.
 async fn receive(world: &World, mut receiver: Receiver, named: &mut Vec<Rank>) -> Option<FailureCause> {
     loop {
         let failure = loop {
@@ -90,11 +90,11 @@ async fn receive(world: &World, mut receiver: Receiver, named: &mut Vec<Rank>) -
     }
 }
 
-/// Multicasts to `members`, one of which may have a tenth of the others' port.
+/// Multicasts to `members`; one member may have a port of a tenth of the rate.
 fn run(members: &[u32], algorithm: &Algorithm, slow: Option<u32>, policy: SlowReceivers, messages: usize) -> Run {
     let mut model = ClusterModel::new(NODES, PORT_MBPS, 2_000);
     model.payload_scale = SCALE;
-    let simulation = Simulation::new(model, 1).expect("the model is sound");
+    let simulation = Simulation::new(model, 1).expect("the model is valid");
     let world = simulation.world().clone();
     let (members, algorithm) = (members.to_vec(), algorithm.clone());
     let played = simulation.run(Duration::from_secs(600), async move {
@@ -122,7 +122,7 @@ fn run(members: &[u32], algorithm: &Algorithm, slow: Option<u32>, policy: SlowRe
         }
         run
     });
-    played.expect("it ends")
+    played.expect("the simulation ends")
 }
 
 fn members() -> Vec<u32> {
@@ -135,11 +135,11 @@ fn a_slow_receiver_is_named_and_nobody_else() {
         for slow in [1, 4, 7] {
             let run = run(&members(), &algorithm, Some(slow), SlowReceivers::Wait, 3);
             for (member, named) in run.named.iter().enumerate() {
-                assert!(named.iter().all(|rank| *rank == Rank(slow)), "{algorithm} {slow}: {member} heard {named:?}");
+                assert!(named.iter().all(|rank| *rank == Rank(slow)), "{algorithm} {slow}: {member} saw {named:?}");
             }
             let heard = run.named.iter().filter(|named| !named.is_empty()).count();
-            // In a chain those before it may be done before it is found.
-            assert!(heard > 0, "{algorithm} {slow}: nobody heard of it");
+            // In a chain the members before it may end before it is found.
+            assert!(heard > 0, "{algorithm} {slow}: no member saw it");
         }
     }
 }
@@ -160,7 +160,7 @@ fn the_others_are_done_in_little_more_than_their_own_time() {
         let others: Vec<u32> = members().into_iter().filter(|member| *member != slow).collect();
         let own = run(&others, &algorithm, None, evict, 100);
         let with = run(&members(), &algorithm, Some(slow), evict, 100);
-        let last = |run: &Run| run.ends.iter().flatten().max().copied().expect("somebody gets everything");
+        let last = |run: &Run| run.ends.iter().flatten().max().copied().expect("a member ends");
         let ratio = last(&with).as_secs_f64() / last(&own).as_secs_f64();
         println!("{algorithm}: {:.3} of their own time", ratio);
         assert!(ratio <= 1.1, "{algorithm}: {ratio}");

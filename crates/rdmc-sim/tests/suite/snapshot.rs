@@ -1,13 +1,11 @@
-//! The virtual times of a fixed set of multicasts: a change of a schedule or of the runtime that moves one of them shows
-//! in the difference of the file, and is reviewed there.
+//! The virtual times of a fixed set of multicasts: if a change of a schedule or of the runtime moves one of them, the
+//! difference of the file is reviewed.
 //!
-//! `INSTA_UPDATE=always cargo test -p rdmc-sim --test suite snapshot` writes the file anew.
+//! `INSTA_UPDATE=always cargo test -p rdmc-sim --test suite snapshot` writes the file again.
 
 use std::fmt::Write as _;
 
-use rdmc_sim::{
-    ClusterModel, Completion, HostModel, RackModel, Scenario, ScenarioEvent, ScenarioGroup, ScenarioMessage,
-};
+use rdmc_sim::{ClusterModel, HostModel, RackModel, Scenario, ScenarioEvent, ScenarioGroup, ScenarioMessage, WaitMode};
 
 const BLOCK: u64 = 64 << 10;
 const SIZES: [u64; 3] = [1, 3 * BLOCK + 1, 32 * BLOCK];
@@ -21,15 +19,15 @@ fn cluster(nodes: u32) -> ClusterModel {
         post_ns: 150,
         completion_ns: 250,
         wake_ns: 3_000,
-        completion: Completion::Event,
+        completion: WaitMode::Event,
         ..HostModel::default()
     };
     cluster
 }
 
-/// Sends three messages, one after the other has arrived; returns their latencies in ns.
+/// Sends three messages, each after the delivery of the one before; returns their latencies in ns.
 fn latencies(cluster: ClusterModel, algorithm: &str, slow: Option<u32>) -> Vec<u128> {
-    // Far enough apart that each has the network for itself.
+    // Far enough apart that each has the network to itself.
     let messages = SIZES.iter().zip(0..).map(|(&bytes, number)| ScenarioMessage { bytes, at_us: number * 1_000_000 });
     let group = ScenarioGroup {
         members: Vec::new(),
@@ -73,7 +71,7 @@ fn virtual_times_are_those_that_were_reviewed() {
     insta::assert_snapshot!(table);
 }
 
-/// One seed, one history: everything that happens, at the same nanosecond, however threads and hash maps fall.
+/// A seed gives the same events at the same nanoseconds, independent of threads and hash maps.
 #[test]
 fn a_seed_gives_the_same_history_every_time() {
     let history = |seed| {
@@ -99,7 +97,7 @@ fn a_seed_gives_the_same_history_every_time() {
     };
     let first = history(7);
     for _ in 0..4 {
-        // On a thread of its own, whose random state differs.
+        // On a thread of its own, with another random state of hash maps.
         let again = std::thread::spawn(move || history(7)).join().expect("it does not panic");
         assert!(again == first, "the same seed gave another history");
     }

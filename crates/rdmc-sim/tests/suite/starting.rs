@@ -10,14 +10,14 @@ use rdmc_fabric::Fabric;
 use rdmc_sim::{ClusterModel, Deployment, NodeIndex, Simulation, World};
 
 fn simulation(nodes: u32) -> Simulation {
-    Simulation::new(ClusterModel::new(nodes, 1_000, 10_000), 1).expect("the model is sound")
+    Simulation::new(ClusterModel::new(nodes, 1_000, 10_000), 1).expect("the model is valid")
 }
 
 fn fabric(world: &World, node: u32) -> Arc<dyn Fabric> {
     world.fabric(NodeIndex(node))
 }
 
-/// Runs a task on a node; returns its outcome.
+/// Runs a task on a node; returns its output.
 async fn on<T: Send + 'static>(world: &World, node: u32, task: impl Future<Output = T> + Send + 'static) -> T {
     let (tell, told) = tokio::sync::oneshot::channel();
     let task = async move {
@@ -50,7 +50,8 @@ fn who_has_accepted_does_not_wait_long_for_an_inviting_node_that_is_stopped() {
             })
         };
         let stopping = async {
-            // The other does not answer; the one that has accepted waits while it hears of the inviting node.
+            // One node does not answer. The node that has accepted waits as long as the inviting node shows signs of
+            // life.
             world.sleep(Duration::from_secs(10)).await;
             world.stop(NodeIndex(0));
             world.sleep(Duration::from_secs(100)).await;
@@ -64,7 +65,7 @@ fn who_has_accepted_does_not_wait_long_for_an_inviting_node_that_is_stopped() {
         assert!(accepted.is_err());
         assert!((10..20).contains(&(at.as_nanos() / 1_000_000_000)), "{at:?}");
     });
-    played.expect("it ends");
+    played.expect("the simulation ends");
 }
 
 /// Sends until the group fails; returns how it failed.
@@ -140,7 +141,7 @@ fn only_the_node_that_never_connected_is_named() {
         world.stop(NodeIndex(2));
         let started = (0..2u32).map(|node| {
             let builder = Node::builder(NodeId(node), cluster.clone()).listener(listeners[node as usize].clone());
-            // The second gives up first, and is gone then.
+            // The second node gives up first, and ends.
             let builder = builder.fabric(fabric(&world, node)).connect_limit(Duration::from_secs(20 - u64::from(node)));
             on(&world, node, builder.start())
         });
@@ -149,5 +150,5 @@ fn only_the_node_that_never_connected_is_named() {
             assert_eq!(missing, [NodeId(2)]);
         }
     });
-    played.expect("it ends");
+    played.expect("the simulation ends");
 }

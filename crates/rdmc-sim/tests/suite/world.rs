@@ -1,4 +1,4 @@
-//! The world itself: time limits, cuts at bad moments, parameters that make no sense.
+//! The world: time limits, cuts in the middle of a message, invalid parameters.
 
 use std::time::Duration;
 
@@ -11,7 +11,7 @@ use rdmc_sim::{
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 
 fn simulation(model: ClusterModel) -> Simulation {
-    Simulation::new(model, 1).expect("the model is sound")
+    Simulation::new(model, 1).expect("the model is valid")
 }
 
 #[test]
@@ -40,7 +40,7 @@ fn digest() -> u64 {
         group.stream(1 << 20, 20).await?;
         group.close().await
     });
-    played.expect("it ends").expect("the group closes");
+    played.expect("the simulation ends").expect("the group closes");
     simulation.world().digest()
 }
 
@@ -63,8 +63,8 @@ fn memory(fabric: &SimFabric, len: usize) -> BufferMut {
     fabric.allocate(len).expect("memory").into_mut().expect("it is writable")
 }
 
-/// A small message is on a slow port when the path is cut. It leaves anew when the path is joined, and what was to
-/// happen to it before does not happen to its successor.
+/// A small message is on a slow port when the path is cut. It leaves again when the path is healed, and events of its
+/// first attempt do not affect the next message.
 #[test]
 fn a_message_that_was_cut_off_arrives_once() {
     let simulation = simulation(ClusterModel::new(2, 1, 1_000));
@@ -103,7 +103,7 @@ fn of_a_node_that_dies_before_an_operation_others_see_what_it_did_before() {
             world.before_operation(NodeIndex(0), operations, move || dying.kill(NodeIndex(0)));
             let environment = near.clone();
             near.spawn(Box::pin(async move {
-                let mut stream = environment.connect("far:1").await.expect("somebody listens");
+                let mut stream = environment.connect("far:1").await.expect("a node listens");
                 for piece in ["one ", "two ", "three"] {
                     stream.write_all(piece.as_bytes()).await.expect("it is connected");
                 }
@@ -112,7 +112,7 @@ fn of_a_node_that_dies_before_an_operation_others_see_what_it_did_before() {
             let arrived = select(listener.accept(), Box::pin(world.sleep(Duration::from_secs(1)))).await;
             let Either::Left((stream, _)) = arrived else { return None };
             let mut text = Vec::new();
-            // Ends with an error when the connection breaks, with what came before.
+            // Returns an error when the connection breaks; `text` keeps the bytes before that.
             let _ = select(
                 Box::pin(stream.expect("it listens").read_to_end(&mut text)),
                 Box::pin(world.sleep(Duration::from_secs(1))),
@@ -120,43 +120,44 @@ fn of_a_node_that_dies_before_an_operation_others_see_what_it_did_before() {
             .await;
             Some(String::from_utf8(text).expect("it is text"))
         });
-        seen.expect("it ends")
+        seen.expect("the simulation ends")
     };
     let text = |text: &str| Some(text.to_owned());
     assert_eq!([0, 1, 2, 3, 4].map(seen), [None, text(""), text("one "), text("one two "), text("one two three")]);
 }
 
-/// Does something to the way from node 0 to node 1; returns what each read of the other's `hello` within a second.
-fn after_spoiling(spoil: fn(&World)) -> [String; 2] {
+/// Injects a fault into the connection from node 0 to node 1; returns the bytes of `hello` that each node reads in a
+/// second.
+fn after_fault(inject: fn(&World)) -> [String; 2] {
     let simulation = simulation(ClusterModel::new(2, 1_000, 1_000));
     let world = simulation.world().clone();
     let (near, far) = (world.fabric(NodeIndex(0)).environment(), world.fabric(NodeIndex(1)).environment());
     let read = simulation.run(Duration::from_secs(60), async move {
         let mut listener = far.listen("far:1").await.expect("the address is free");
         let (near, far) = join(near.connect("far:1"), listener.accept()).await;
-        let (mut near, mut far) = (near.expect("somebody listens"), far.expect("it listens"));
-        spoil(&world);
+        let (mut near, mut far) = (near.expect("a node listens"), far.expect("it listens"));
+        inject(&world);
         let (at_near, at_far) = join(near.write_all(b"hello"), far.write_all(b"hello")).await;
         at_near.and(at_far).expect("they are connected");
         let (mut texts, [at_near, at_far]) = ([Vec::new(), Vec::new()], [near, far]);
         for (text, mut stream) in texts.iter_mut().zip([at_near, at_far]) {
             let second = Box::pin(world.sleep(Duration::from_secs(1)));
-            // Ends with an error when the connection breaks, with what came before.
+            // Returns an error when the connection breaks; `text` keeps the bytes before that.
             let _ = select(Box::pin(stream.read_to_end(text)), second).await;
         }
         texts.map(|text| String::from_utf8_lossy(&text).into_owned())
     });
-    read.expect("it ends")
+    read.expect("the simulation ends")
 }
 
 #[test]
 fn control_bytes_are_lost_or_spoilt_in_one_direction() {
     let texts = |near: &str, far: &str| [near.to_owned(), far.to_owned()];
-    assert_eq!(after_spoiling(|_| {}), texts("hello", "hello"));
-    assert_eq!(after_spoiling(|world| world.cut_one_way(NodeIndex(0), NodeIndex(1))), texts("hello", ""));
-    assert_eq!(after_spoiling(|world| world.truncate_control(NodeIndex(0), NodeIndex(1), 3)), texts("", "hel"));
-    assert_eq!(after_spoiling(|world| world.truncate_control(NodeIndex(0), NodeIndex(1), 0)), texts("", ""));
-    assert_eq!(after_spoiling(|world| world.garble_control(NodeIndex(0), NodeIndex(1), 8)), texts("hello", "hdllo"));
+    assert_eq!(after_fault(|_| {}), texts("hello", "hello"));
+    assert_eq!(after_fault(|world| world.cut_one_way(NodeIndex(0), NodeIndex(1))), texts("hello", ""));
+    assert_eq!(after_fault(|world| world.truncate_control(NodeIndex(0), NodeIndex(1), 3)), texts("", "hel"));
+    assert_eq!(after_fault(|world| world.truncate_control(NodeIndex(0), NodeIndex(1), 0)), texts("", ""));
+    assert_eq!(after_fault(|world| world.garble_control(NodeIndex(0), NodeIndex(1), 8)), texts("hello", "hdllo"));
 }
 
 #[test]
@@ -177,13 +178,13 @@ fn a_scenario_goes_on_without_its_root_and_tells_why_it_does_not_end() {
     assert!(matches!(stopped, ScenarioError::Stalled { ref recorded, .. } if !recorded.is_empty()), "{stopped:?}");
 }
 
-/// A change of the parameters that makes them senseless.
-type Spoil = fn(&mut ClusterModel);
+/// A change that makes the parameters invalid.
+type Invalidate = fn(&mut ClusterModel);
 
 #[test]
 fn parameters_that_make_no_sense_are_named() {
     let delays = |mean_ns| Some(DelayModel { probability: 0.5, mean_ns, distribution: Distribution::Lognormal });
-    let spoils: [(&str, Spoil); 14] = [
+    let changes: [(&str, Invalidate); 14] = [
         ("nodes", |model| model.nodes = 0),
         ("nodes", |model| model.nodes = u32::MAX),
         ("port_mbps", |model| model.port_mbps = 0),
@@ -199,9 +200,9 @@ fn parameters_that_make_no_sense_are_named() {
         ("control.patience_ns", |model| model.control.patience_ns = u64::MAX),
         ("control.loss", |model| model.control.loss = f64::NAN),
     ];
-    for (name, spoil) in spoils {
+    for (name, invalidate) in changes {
         let mut model = ClusterModel::new(2, 1_000, 10);
-        spoil(&mut model);
+        invalidate(&mut model);
         let refused = Simulation::new(model, 1).expect_err(name).to_string();
         assert!(refused.contains(name), "{refused}");
     }

@@ -1,9 +1,9 @@
-//! How a case is told.
+//! The text form of a case.
 
 use std::fmt;
 use std::time::Duration;
 
-use super::{Case, Fate, FaultCase, GroupCase, PartsCase, When, Whim};
+use super::{Behaviour, Case, FaultCase, GroupCase, PartsCase, SendFuture, When};
 
 impl fmt::Display for Case {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -37,10 +37,10 @@ impl fmt::Display for GroupCase {
         let memory = if self.sends_from_pool { " from the pool" } else { "" };
         write!(f, "    sends up to {sends_ahead} at once{memory}:")?;
         for message in &self.messages {
-            match message.fate {
-                Fate::Awaited => write!(f, " {}", message.size)?,
-                Fate::NeverPolled => write!(f, " {} (never polled)", message.size)?,
-                Fate::Dropped { after_ns } => write!(f, " {} (dropped after {})", message.size, ns(after_ns))?,
+            match message.future {
+                SendFuture::Completes => write!(f, " {}", message.size)?,
+                SendFuture::NeverPolled => write!(f, " {} (never polled)", message.size)?,
+                SendFuture::Dropped { after_ns } => write!(f, " {} (dropped after {})", message.size, ns(after_ns))?,
             }
         }
         writeln!(f)?;
@@ -58,8 +58,8 @@ impl fmt::Display for GroupCase {
             if member.holds > 0 {
                 write!(f, ", holds {}", member.holds)?;
             }
-            if member.whim != Whim::None {
-                write!(f, ", {:?}", member.whim)?;
+            if member.behaviour != Behaviour::Ordinary {
+                write!(f, ", {:?}", member.behaviour)?;
             }
             writeln!(f)?;
         }
@@ -80,7 +80,7 @@ impl fmt::Display for FaultCase {
     }
 }
 
-/// Tells a time so that it can be read.
+/// Returns a time in readable units.
 fn ns(ns: u64) -> String {
     format!("{:?}", Duration::from_nanos(ns))
 }

@@ -1,8 +1,8 @@
-//! Two flows of large messages: Table 3 and Figure 4 of Zhang et al.
+//! Two flows of large messages (elephants): Table 3 and Figure 4 of Zhang et al.
 
 use super::super::measure::in_parallel;
 use super::super::{ExperimentError, Finding, Table};
-use super::flows::{self, Waits};
+use super::flows::{self, CompletionWait};
 use crate::plot::{Axis, Content, Line, LineStyle, Panel};
 
 /// Their Figure 4, events: messages of the base flow in MB, and the ratios of bandwidths against size ratios.
@@ -15,17 +15,19 @@ const FIGURE_4: [(u64, &[(u64, f64)]); 5] = [
 ];
 /// The largest ratio of their Figure 4 where both flows poll.
 const FIGURE_4_BUSY_MOST: f64 = 1.055;
-/// Two elephants: messages in MB, and how each waits.
-type Pair = [(u64, Waits); 2];
+/// Two elephants: the message size in MB and the kind of waiting of each.
+type Pair = [(u64, CompletionWait); 2];
 
 /// Two flows of large messages.
 pub(super) struct Elephants(Vec<(Pair, [f64; 2])>);
 
 impl Elephants {
     pub(super) fn measure() -> Result<Self, ExperimentError> {
-        let mut pairs: Vec<Pair> =
-            vec![[(1, Waits::Busy), (1000, Waits::Event)], [(1, Waits::Busy), (1, Waits::Event)]];
-        for waits in [Waits::Event, Waits::Busy] {
+        let mut pairs: Vec<Pair> = vec![
+            [(1, CompletionWait::Busy), (1000, CompletionWait::Event)],
+            [(1, CompletionWait::Busy), (1, CompletionWait::Event)],
+        ];
+        for waits in [CompletionWait::Event, CompletionWait::Busy] {
             for (base, points) in FIGURE_4 {
                 pairs.extend(points.iter().map(|&(ratio, _)| [(base * ratio, waits), (base, waits)]));
             }
@@ -38,8 +40,8 @@ impl Elephants {
         self.0.iter().find(|(of, _)| *of == pair).map_or([f64::NAN; 2], |&(_, rates)| rates)
     }
 
-    /// Returns the bandwidth of the flow of larger messages over that of the base flow.
-    fn ratio(&self, base: u64, ratio: u64, waits: Waits) -> f64 {
+    /// Returns the bandwidth of the flow with larger messages as a multiple of the base flow's.
+    fn ratio(&self, base: u64, ratio: u64, waits: CompletionWait) -> f64 {
         let [large, small] = self.rates([(base * ratio, waits), (base, waits)]);
         large / small
     }
@@ -51,11 +53,13 @@ impl Elephants {
             let points = FIGURE_4.iter().find(|(base, _)| *base == b.0).map(|(_, points)| *points);
             let point = points.and_then(|points| points.iter().find(|(ratio, _)| b.0 * ratio == a.0));
             let paper = match (a.1, b.1) {
-                (Waits::Event, Waits::Event) => point.map_or_else(String::new, |(_, ratio)| ratio.to_string()),
-                (Waits::Busy, Waits::Event) => if b.0 == 1 { "1.20" } else { "1.00" }.to_owned(),
+                (CompletionWait::Event, CompletionWait::Event) => {
+                    point.map_or_else(String::new, |(_, ratio)| ratio.to_string())
+                }
+                (CompletionWait::Busy, CompletionWait::Event) => if b.0 == 1 { "1.20" } else { "1.00" }.to_owned(),
                 _ => String::new(),
             };
-            let waits = |waits: Waits| format!("{waits:?}").to_lowercase();
+            let waits = |waits: CompletionWait| format!("{waits:?}").to_lowercase();
             let mut row = vec![a.0.to_string(), waits(a.1), b.0.to_string(), waits(b.1)];
             row.extend([rate_a, rate_b].map(|rate| format!("{rate:.2}")));
             row.extend([format!("{:.3}", rate_a / rate_b), paper]);
@@ -65,32 +69,31 @@ impl Elephants {
     }
 
     pub(super) fn findings(&self) -> Vec<Finding> {
-        let far = self.ratio(1, 1000, Waits::Event);
-        let [giga, mega] = self.rates([(1000, Waits::Event), (1, Waits::Event)]);
+        let far = self.ratio(1, 1000, CompletionWait::Event);
+        let [giga, mega] = self.rates([(1000, CompletionWait::Event), (1, CompletionWait::Event)]);
         let of_figure = |waits| {
             FIGURE_4.into_iter().flat_map(move |(base, points)| {
                 points.iter().map(move |&(ratio, paper)| (self.ratio(base, ratio, waits), paper))
             })
         };
-        let off = of_figure(Waits::Event).map(|(ratio, paper)| (ratio - paper).abs()).fold(0.0, f64::max);
-        let busy = of_figure(Waits::Busy).map(|(ratio, _)| ratio).fold(0.0, f64::max);
+        let off = of_figure(CompletionWait::Event).map(|(ratio, paper)| (ratio - paper).abs()).fold(0.0, f64::max);
+        let busy = of_figure(CompletionWait::Busy).map(|(ratio, _)| ratio).fold(0.0, f64::max);
         let mixed = |megabytes| {
-            let [busy, event] = self.rates([(1, Waits::Busy), (megabytes, Waits::Event)]);
+            let [busy, event] = self.rates([(1, CompletionWait::Busy), (megabytes, CompletionWait::Event)]);
             busy / event
         };
         let (against_large, against_same) = (mixed(1000), mixed(1));
         vec![
             Finding {
-                what: "1 GB against 1 MB messages, both waiting for events (Table 3); the pause is fitted to this"
-                    .into(),
-                paper: "1.37 to 1.44 times the bandwidth, whatever the verb; 28.2 and 20.5 Gbit/s".into(),
+                what: "1 GB against 1 MB messages, both with events (Table 3; the pause is fitted to it)".into(),
+                paper: "1.37 to 1.44 times the bandwidth, depending on the verb; 28.2 and 20.5 Gbit/s".into(),
                 here: format!("{far:.2} times, {giga:.1} and {mega:.1} Gbit/s; verbs do not differ in the model"),
                 agrees: (1.32..=1.49).contains(&far),
             },
             Finding {
                 what: "all of Figure 4, events: base messages of 1 to 100 MB, 1 to 1000 times larger ones".into(),
-                paper: "1.00 to 1.40, fading with the base size".into(),
-                here: format!("at most {off:.2} off, with the one fitted constant"),
+                paper: "1.00 to 1.40, less for larger base sizes".into(),
+                here: format!("differs by at most {off:.2}, with one fitted constant"),
                 agrees: off <= 0.1,
             },
             Finding {
@@ -109,7 +112,8 @@ impl Elephants {
                 what: "1 MB polling against 1 MB with events".into(),
                 paper: "1.20 times".into(),
                 here: format!(
-                    "{against_same:.2} times: a pause of one length after each event cannot give both this and Table 3"
+                    "{against_same:.2} times: one length of the pause after each event cannot match both this and \
+                     Table 3"
                 ),
                 agrees: (against_same - 1.2).abs() <= 0.06,
             },
@@ -119,15 +123,16 @@ impl Elephants {
     pub(super) fn panel(&self) -> Panel {
         let lines = FIGURE_4.into_iter().filter(|(base, _)| *base <= 10).flat_map(|(base, points)| {
             let at = |ratio: u64| ratio as f64;
-            let here = points.iter().map(|&(ratio, _)| (at(ratio), self.ratio(base, ratio, Waits::Event))).collect();
+            let here =
+                points.iter().map(|&(ratio, _)| (at(ratio), self.ratio(base, ratio, CompletionWait::Event))).collect();
             let paper = points.iter().map(|&(ratio, paper)| (at(ratio), paper)).collect();
             [Line::new(format!("{base} MB"), here, LineStyle::Markers), Line::new("", paper, LineStyle::Dashed)]
         });
         Panel {
-            title: Some("Two elephants, events; dashed: the paper".into()),
+            title: Some("Two elephants, events (dashed: the paper)".into()),
             ..Panel::new(
-                Axis::log10("size of the other's messages (times)"),
-                Axis::linear("its bandwidth (times that of the base flow)").with_range(0.95, 1.5),
+                Axis::log10("message size of the larger flow (times the base)"),
+                Axis::linear("bandwidth of the larger flow (times the base)").with_range(0.95, 1.5),
                 Content::Lines(lines.collect()),
             )
         }

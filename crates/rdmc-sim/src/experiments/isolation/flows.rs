@@ -1,4 +1,4 @@
-//! Two flows on queue pairs of their own, one message under way each: the benchmark of Zhang et al.
+//! Two flows, each on its own queue pair with one message in flight: the benchmark of Zhang et al.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -20,32 +20,32 @@ use crate::fabric::SimFabric;
 use crate::simulation::NodeIndex;
 use crate::world::{Simulation, World};
 
-/// A megabyte, the unit of the paper's elephants, and what a byte of theirs stands for here.
+/// A megabyte: the unit of the paper's elephants, and the payload scale of the model.
 pub(crate) const MB: u64 = 1_000_000;
 
-/// What a process does.
+/// The traffic of one process.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Flow {
-    /// Sends messages of so many megabytes.
-    Elephant { megabytes: u64, waits: Waits },
-    /// Writes messages of so many bytes, and polls for their completions.
+    /// Sends messages of `megabytes`.
+    Elephant { megabytes: u64, waits: CompletionWait },
+    /// Writes messages of `bytes`, and polls for their completions.
     Mouse { bytes: u64 },
 }
 
 /// How a process waits for its completions.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Waits {
-    /// It polls.
+pub(crate) enum CompletionWait {
+    /// By polling.
     Busy,
-    /// It sleeps until an event.
+    /// Asleep until an event.
     Event,
 }
 
-/// What a flow has done: when each of its messages was posted and complete, in ns.
+/// The times at which each message of a flow was posted and complete, in ns.
 #[derive(Clone, Debug, Default)]
-struct Done(Vec<(u64, u64)>);
+struct MessageTimes(Vec<(u64, u64)>);
 
-impl Done {
+impl MessageTimes {
     /// Returns the median time of a message in ns.
     fn median_ns(&self) -> f64 {
         let mut times: Vec<u64> = self.0.iter().map(|(posted, done)| done - posted).collect();
@@ -60,7 +60,7 @@ impl Done {
         self.0.len() as f64 * 1e9 / (last - first) as f64
     }
 
-    /// Returns messages per second between two moments, counting parts of those across them.
+    /// Returns messages per second between two moments. Messages across a moment count in proportion.
     fn per_second_within(&self, from: u64, to: u64) -> f64 {
         let part = |&(posted, done): &(u64, u64)| {
             let inside = done.min(to).saturating_sub(posted.max(from));
@@ -71,13 +71,13 @@ impl Done {
 }
 
 /// Lets two elephants share the port; returns their rates in Gbit/s.
-pub(crate) fn elephants(flows: [(u64, Waits); 2]) -> Result<[f64; 2], ExperimentError> {
+pub(crate) fn elephants(flows: [(u64, CompletionWait); 2]) -> Result<[f64; 2], ExperimentError> {
     let largest = flows[0].0.max(flows[1].0);
-    // Five messages of the larger flow if it had half the port.
+    // Long enough for five messages of the larger flow at half the rate of the port.
     let duration = Duration::from_nanos(largest * MB * 8 / 24 * 5).max(Duration::from_millis(20));
     let [a, b] = flows.map(|(megabytes, waits)| Flow::Elephant { megabytes, waits });
-    let Competed { done, until_ns, .. } = compete(&[a, b], duration)?;
-    // The window is that of whole messages of the larger size, as parts count as if they had gone at an even rate.
+    let FlowsMeasurement { done, until_ns, .. } = compete(&[a, b], duration)?;
+    // The window holds whole messages of the larger size, since a part of a message counts at an even rate.
     let larger = done[usize::from(flows[1].0 > flows[0].0)].0.iter().map(|&(_, done)| done);
     let within = || larger.clone().filter(|&done| done <= until_ns);
     let (from, to) = (within().next().unwrap_or(0), within().next_back().unwrap_or(0));
@@ -85,19 +85,19 @@ pub(crate) fn elephants(flows: [(u64, Waits); 2]) -> Result<[f64; 2], Experiment
     Ok([rate(0), rate(1)])
 }
 
-/// What a mouse had, and what it left to the elephant.
+/// The latency and rate of a mouse, and the rate of the elephant beside it.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct MouseTimes {
     pub(crate) median_us: f64,
-    /// Millions of messages a second.
+    /// Millions of messages per second.
     pub(crate) rate: f64,
     /// The rate of the elephant, in Gbit/s.
     pub(crate) elephant_gbps: f64,
 }
 
-/// Lets a mouse of so many bytes run alone, or beside an elephant that waits for events.
+/// Runs a mouse with messages of `bytes` alone, or beside an elephant that waits for events.
 pub(crate) fn mouse(bytes: u64, megabytes: Option<u64>) -> Result<MouseTimes, ExperimentError> {
-    let elephant = megabytes.map(|megabytes| Flow::Elephant { megabytes, waits: Waits::Event });
+    let elephant = megabytes.map(|megabytes| Flow::Elephant { megabytes, waits: CompletionWait::Event });
     let flows: Vec<Flow> = std::iter::once(Flow::Mouse { bytes }).chain(elephant).collect();
     let competed = compete(&flows, MOUSE_WINDOW)?;
     let mouse = &competed.done[0];
@@ -108,33 +108,33 @@ pub(crate) fn mouse(bytes: u64, megabytes: Option<u64>) -> Result<MouseTimes, Ex
     })
 }
 
-/// Returns the rate of an elephant alone that waits for events, in Gbit/s, over the window in which mice are watched.
+/// Returns the rate in Gbit/s of an elephant alone that waits for events, over the same window as for mice.
 pub(crate) fn elephant_alone(megabytes: u64) -> Result<f64, ExperimentError> {
-    let alone = compete(&[Flow::Elephant { megabytes, waits: Waits::Event }], MOUSE_WINDOW)?;
-    Ok(alone.elephants_gbps(0, &Done::default()))
+    let alone = compete(&[Flow::Elephant { megabytes, waits: CompletionWait::Event }], MOUSE_WINDOW)?;
+    Ok(alone.elephants_gbps(0, &MessageTimes::default()))
 }
 
-/// What flows have done in a while.
-struct Competed {
-    /// Their messages, the last one of each after the end.
-    done: Vec<Done>,
-    /// The end, in ns.
+/// The results of competing flows.
+struct FlowsMeasurement {
+    /// The messages of each flow; the last one of each ends after the window.
+    done: Vec<MessageTimes>,
+    /// The end of the window, in ns.
     until_ns: u64,
-    /// Bytes that the port has carried for flows that shared it.
+    /// Bytes that the port has carried for flows that share it.
     carried: u64,
     duration: Duration,
 }
 
-impl Competed {
-    fn elephants_gbps(&self, mouse_bytes: u64, mouse: &Done) -> f64 {
-        // Short messages do not take part in the sharing, and are not counted with it.
+impl FlowsMeasurement {
+    fn elephants_gbps(&self, mouse_bytes: u64, mouse: &MessageTimes) -> f64 {
+        // Short messages do not share the port, so they are not in the count.
         let mice = if mouse_bytes > 256 { mouse_bytes * mouse.0.len() as u64 } else { 0 };
         self.carried.saturating_sub(mice) as f64 * 8.0 / self.duration.as_secs_f64() / 1e9
     }
 }
 
-/// Lets flows go from one node to another for a while, each on a queue pair, by a thread of its own.
-fn compete(flows: &[Flow], duration: Duration) -> Result<Competed, ExperimentError> {
+/// Runs flows from one node to another for a while, each on its own queue pair and thread.
+fn compete(flows: &[Flow], duration: Duration) -> Result<FlowsMeasurement, ExperimentError> {
     let mut model = PaperCluster::Kbnets.model();
     model.nodes = 2;
     model.payload_scale = MB;
@@ -146,7 +146,7 @@ fn compete(flows: &[Flow], duration: Duration) -> Result<Competed, ExperimentErr
         let mut running = Vec::new();
         for flow in flows {
             running.push(start(&world, flow, stop.clone()).await);
-            // So that they are not in step.
+            // Keeps the flows out of step.
             world.sleep(Duration::from_micros(7)).await;
         }
         let (before, _) = world.carried_bytes(SENDER);
@@ -155,20 +155,20 @@ fn compete(flows: &[Flow], duration: Duration) -> Result<Competed, ExperimentErr
         let until_ns = world.now().as_nanos();
         stop.store(true, Ordering::Relaxed);
         let done = try_join_all(running).await?;
-        Ok::<_, DeploymentError>(Competed { done, until_ns, carried: after - before, duration })
+        Ok::<_, DeploymentError>(FlowsMeasurement { done, until_ns, carried: after - before, duration })
     })?;
     Ok(competed?)
 }
 
-/// Starts a flow; returns the future of what it has done when it was stopped.
+/// Starts a flow; the returned future resolves to its messages when it is stopped.
 async fn start(
     world: &World,
     flow: Flow,
     stop: Arc<AtomicBool>,
-) -> impl Future<Output = Result<Done, DeploymentError>> + use<> {
+) -> impl Future<Output = Result<MessageTimes, DeploymentError>> + use<> {
     let (sender, receiver) = (world.fabric(SENDER), world.fabric(RECEIVER));
     let waits = match flow {
-        Flow::Elephant { waits: Waits::Event, .. } => CompletionMode::Event,
+        Flow::Elephant { waits: CompletionWait::Event, .. } => CompletionMode::Event,
         _ => CompletionMode::Poll,
     };
     let (from, to) = (queue_pair(&sender, waits), queue_pair(&receiver, CompletionMode::Poll));
@@ -177,17 +177,17 @@ async fn start(
         from.connect(peer(to.endpoint(), Role::Active)),
         to.connect(peer(from.endpoint(), Role::Passive))
     );
-    near.and(far).expect("nothing fails in this world");
+    near.and(far).expect("this world has no failures");
     let clock = world.clone();
     let post = poster(flow, &sender, &receiver, from, to, world);
     let (ended, done) = oneshot::channel();
     world.spawn_on(
         SENDER,
         Box::pin(async move {
-            let mut done = Done::default();
+            let mut done = MessageTimes::default();
             while !stop.load(Ordering::Relaxed) {
                 let posted = clock.now().as_nanos();
-                post().await.expect("nothing fails in this world");
+                post().await.expect("this world has no failures");
                 done.0.push((posted, clock.now().as_nanos()));
             }
             let _ = ended.send(done);
@@ -196,7 +196,7 @@ async fn start(
     done.map_err(|_| DeploymentError::new("a flow did not end"))
 }
 
-/// Returns what posts a message of a flow; elephants' receives are posted ahead by the receiver.
+/// Returns a closure that posts a message of a flow. The receiver of an elephant posts receives ahead.
 fn poster(
     flow: Flow,
     sender: &Arc<SimFabric>,
@@ -233,7 +233,7 @@ fn poster(
     }
 }
 
-/// Takes messages and posts their receives anew.
+/// Takes messages and posts their receives again.
 async fn receive(mut rooms: VecDeque<Operation<Received>>, queue_pair: QueuePair) {
     while let Some(room) = rooms.pop_front() {
         let Ok(received) = room.await else { return };
@@ -250,7 +250,7 @@ fn queue_pair(fabric: &Arc<SimFabric>, mode: CompletionMode) -> QueuePair {
 
 const SENDER: NodeIndex = NodeIndex(0);
 const RECEIVER: NodeIndex = NodeIndex(1);
-/// Receives that an elephant's receiver posts ahead: theirs posted 5.
+/// Receives that an elephant's receiver posts ahead, as in the paper.
 const RECEIVES: usize = 5;
-/// How long mice are watched.
+/// Duration of the measurement of mice.
 const MOUSE_WINDOW: Duration = Duration::from_millis(20);

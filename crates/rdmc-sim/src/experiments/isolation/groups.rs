@@ -1,4 +1,4 @@
-//! A group that sends small messages beside one that moves bulk, over the same ports.
+//! A group with small messages beside a group with bulk traffic, over the same ports.
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
@@ -13,27 +13,27 @@ use crate::random::Random;
 use crate::simulation::NodeIndex;
 use crate::world::{Simulation, World};
 
-/// What the bulk group does.
+/// The traffic of the bulk group.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Bulk {
-    /// Bytes of a block.
+    /// Block size in bytes.
     block_size: u64,
-    /// Bytes of a message.
+    /// Message size in bytes.
     message: u64,
-    /// Share of the time in which it sends, in percent; after each message it sleeps for the rest.
+    /// Share of the time in which it sends, in percent. After each message it sleeps for the rest.
     share: u64,
 }
 
-/// What the two groups had.
+/// The results of the two groups.
 #[derive(Clone, Debug)]
-struct Beside {
-    /// Times of small messages until every member had them, in µs, ascending.
+struct GroupsMeasurement {
+    /// Latencies of the small messages until the last member, in µs, in ascending order.
     latencies_us: Vec<f64>,
     /// The bulk group's rate at the root, in Gbit/s.
     bulk_gbps: f64,
 }
 
-impl Beside {
+impl GroupsMeasurement {
     fn median_us(&self) -> f64 {
         self.quantile_us(50)
     }
@@ -42,15 +42,15 @@ impl Beside {
         self.latencies_us.iter().sum::<f64>() / self.latencies_us.len() as f64
     }
 
-    /// Returns the time that so many percent of the messages do not exceed.
+    /// Returns the latency that `percent` of the messages do not exceed.
     fn quantile_us(&self, percent: usize) -> f64 {
         let place = (self.latencies_us.len() * percent / 100).min(self.latencies_us.len().saturating_sub(1));
         self.latencies_us.get(place).copied().unwrap_or(f64::NAN)
     }
 }
 
-/// Sends small messages among all nodes by an algorithm, beside bulk or alone.
-fn beside(algorithm: &Algorithm, bulk: Option<Bulk>, seed: u64) -> Result<Beside, ExperimentError> {
+/// Multicasts small messages among all nodes by an algorithm, beside bulk or alone.
+fn beside(algorithm: &Algorithm, bulk: Option<Bulk>, seed: u64) -> Result<GroupsMeasurement, ExperimentError> {
     let mut model = PaperCluster::Kbnets.model();
     model.payload_scale = SMALL;
     let simulation = Simulation::new(model, seed)?;
@@ -81,12 +81,12 @@ fn beside(algorithm: &Algorithm, bulk: Option<Bulk>, seed: u64) -> Result<Beside
         let elapsed = world.now().since(began).as_secs_f64();
         let bulk_gbps = moved.into_inner() as f64 * 8.0 / elapsed / 1e9;
         futures::try_join!(small.close(), large.close())?;
-        Ok::<_, DeploymentError>(Beside { latencies_us, bulk_gbps })
+        Ok::<_, DeploymentError>(GroupsMeasurement { latencies_us, bulk_gbps })
     });
     Ok(played??)
 }
 
-/// Sends small messages one by one with pauses; returns their times.
+/// Sends small messages one by one with pauses; returns their latencies.
 async fn send_small(world: &World, group: &FormedGroup, seed: u64) -> Result<Vec<f64>, DeploymentError> {
     let mut random = Random::new(seed);
     let mut latencies_us = Vec::new();
@@ -98,7 +98,7 @@ async fn send_small(world: &World, group: &FormedGroup, seed: u64) -> Result<Vec
     Ok(latencies_us)
 }
 
-/// Sends large messages until it is told to stop.
+/// Sends large messages until `stop` is set.
 async fn move_bulk(
     world: &World,
     group: &FormedGroup,
@@ -115,32 +115,32 @@ async fn move_bulk(
     Ok(())
 }
 
-/// Bytes of a small message, and of a block of one.
+/// Bytes of a small message, which is one block.
 const SMALL: u64 = 1024;
-/// Small messages that are timed.
+/// Number of small messages.
 const MESSAGES: usize = 150;
 
-/// A group of small messages beside one that moves bulk.
-pub(super) struct BesideBulk {
-    idle: Beside,
-    settings: Vec<(Bulk, Beside)>,
+/// The latencies of small messages beside bulk, by the settings of the bulk group.
+pub(super) struct SmallBesideBulk {
+    idle: GroupsMeasurement,
+    settings: Vec<(Bulk, GroupsMeasurement)>,
     /// Small messages that the root sends to each member itself, alone and beside bulk in blocks of 1 MiB.
-    sequential: [Beside; 2],
+    sequential: [GroupsMeasurement; 2],
 }
 
 const KIB: u64 = 1 << 10;
-/// Blocks of the bulk group.
+/// Block sizes of the bulk group.
 const BLOCK_SIZES: [u64; 6] = [16 * KIB, 64 * KIB, 256 * KIB, 1024 * KIB, 4096 * KIB, 16384 * KIB];
-/// Bytes of its messages, where the block size is tried.
+/// Message size in the comparison of block sizes.
 const LONG: u64 = 32768 * KIB;
-/// Bytes of its messages, and of their blocks, where pacing is tried.
+/// Message size and block size in the comparison of pauses.
 const SHORT: (u64, u64) = (1024 * KIB, 128 * KIB);
-/// Shares of the time in which it sends, in percent.
+/// Shares of the time in which the bulk group sends, in percent.
 const SHARES: [u64; 5] = [100, 75, 50, 25, 10];
-/// How much more than its idle latency a small message may take.
+/// Largest accepted latency of a small message, in multiples of the idle latency.
 const BOUND: f64 = 2.0;
 
-impl BesideBulk {
+impl SmallBesideBulk {
     pub(super) fn measure(seed: u64) -> Result<Self, ExperimentError> {
         let mut jobs = vec![None];
         for block_size in BLOCK_SIZES {
@@ -149,21 +149,21 @@ impl BesideBulk {
         let (message, block_size) = SHORT;
         jobs.extend(SHARES.map(|share| Some(Bulk { block_size, message, share })));
         let pipeline = Algorithm::BinomialPipeline;
-        let mut brought = in_parallel(&jobs, |&bulk| beside(&pipeline, bulk, seed))?.into_iter();
-        let idle = brought.next().expect("the first job has no bulk");
+        let mut measured = in_parallel(&jobs, |&bulk| beside(&pipeline, bulk, seed))?.into_iter();
+        let idle = measured.next().expect("the first job has no bulk");
         let sequential = [
             beside(&Algorithm::Sequential, None, seed)?,
             beside(&Algorithm::Sequential, Some(Bulk { block_size: MIB, message: LONG, share: 100 }), seed)?,
         ];
-        Ok(Self { idle, settings: jobs.into_iter().flatten().zip(brought).collect(), sequential })
+        Ok(Self { idle, settings: jobs.into_iter().flatten().zip(measured).collect(), sequential })
     }
 
-    /// Returns the latency of so many percent of the messages, as a multiple of the idle median.
-    fn slower(&self, beside: &Beside, percent: usize) -> f64 {
+    /// Returns the latency that `percent` of the messages do not exceed, as a multiple of the idle median.
+    fn slower(&self, beside: &GroupsMeasurement, percent: usize) -> f64 {
         beside.quantile_us(percent) / self.idle.median_us()
     }
 
-    fn of(&self, message: u64, share: u64) -> impl Iterator<Item = &(Bulk, Beside)> {
+    fn of(&self, message: u64, share: u64) -> impl Iterator<Item = &(Bulk, GroupsMeasurement)> {
         self.settings.iter().filter(move |(bulk, _)| bulk.message == message && bulk.share == share)
     }
 
@@ -181,7 +181,7 @@ impl BesideBulk {
             "bulk_gbps",
         ];
         let mut table = Table::new("groups", &columns);
-        let mut push = |algorithm: Algorithm, bulk: Option<&Bulk>, beside: &Beside, idle_us: f64| {
+        let mut push = |algorithm: Algorithm, bulk: Option<&Bulk>, beside: &GroupsMeasurement, idle_us: f64| {
             let mut row = vec![algorithm.to_string()];
             row.extend(
                 bulk.map_or([0; 3], |bulk| [bulk.block_size / KIB, bulk.message / KIB, bulk.share])
@@ -209,14 +209,14 @@ impl BesideBulk {
         let sequential = &self.sequential;
         let name = |bulk: &Bulk| format!("{} KiB", bulk.block_size / KIB);
         let unpaced: Vec<_> = self.of(LONG, 100).map(|(bulk, beside)| (bulk, self.slower(beside, 50))).collect();
-        let all: Vec<String> = unpaced.iter().map(|(bulk, slower)| format!("{} {slower:.1}", name(bulk))).collect();
+        let all: Vec<String> = unpaced.iter().map(|(bulk, slower)| format!("{}: {slower:.1}", name(bulk))).collect();
         let keeping: Vec<String> =
             unpaced.iter().filter(|(_, slower)| *slower <= BOUND).map(|(bulk, _)| name(bulk)).collect();
         let paced: Vec<String> = SHARES
             .into_iter()
             .flat_map(|share| self.of(SHORT.0, share))
             .map(|(bulk, beside)| {
-                format!("{} % {:.1} ({:.1})", bulk.share, self.slower(beside, 50), self.slower(beside, 99))
+                format!("{} %: {:.1} ({:.1})", bulk.share, self.slower(beside, 50), self.slower(beside, 99))
             })
             .collect();
         let kept = SHARES
@@ -224,27 +224,30 @@ impl BesideBulk {
             .find(|&share| self.of(SHORT.0, share).all(|(_, beside)| self.slower(beside, 50) <= BOUND));
         vec![
             Finding {
-                what: format!(
-                    "multicasts of 1 KB to 8 beside bulk among the same: median latency, in multiples of the idle {:.1} µs",
-                    self.idle.median_us()
+                what: "multicasts of 1 KiB to 8 members beside bulk of the same members: median latency".into(),
+                paper: "two flows: about 2 times the idle latency, for all sizes of the elephant's messages".into(),
+                here: format!(
+                    "{} times the idle {:.1} µs, by the bulk group's block size; at most twice with {}",
+                    all.join(", "),
+                    self.idle.median_us(),
+                    list(&keeping)
                 ),
-                paper: "two flows: about 2, whatever the size of the elephant's messages".into(),
-                here: format!("by the bulk group's block size: {}; within twice: {}", all.join(", "), list(&keeping)),
                 agrees: unpaced.iter().all(|(_, slower)| (1.5..=3.0).contains(slower)),
             },
             Finding::beyond(
-                "the same where the bulk group sends 1 MiB messages in a share of the time",
+                "the same beside bulk messages of 1 MiB that are sent in a share of the time",
                 format!(
-                    "median (99th percentile): {}; median within twice: {}",
+                    "median (99th percentile) in multiples of the idle latency: {}; median at most twice {}",
                     paced.join(", "),
                     kept.map_or_else(|| "never".to_owned(), |share| format!("from {share} % down"))
                 ),
             ),
             Finding::beyond(
-                "small messages that the root sends to each member itself, beside bulk in blocks of 1 MiB",
+                "small messages by the sequential algorithm, beside bulk in blocks of 1 MiB",
                 format!(
-                    "{:.1} µs idle, {:.1} µs beside bulk: {:.2} times that, and {:.2} times the pipeline's idle latency: a send to \
-                     another neighbour waits until the one before it leaves, so the waits in the adapter add up",
+                    "{:.1} µs idle; {:.1} µs beside bulk, {:.2} times that and {:.2} times the pipeline's idle \
+                     latency: a send to another neighbour waits until the send before it leaves, so the waits in the \
+                     adapter add up",
                     sequential[0].median_us(),
                     sequential[1].median_us(),
                     sequential[1].median_us() / sequential[0].median_us(),
@@ -262,7 +265,7 @@ impl BesideBulk {
             Line::new(name, points.collect(), LineStyle::Markers)
         };
         Panel {
-            title: Some("Multicast of 1 KB to 8 beside bulk".into()),
+            title: Some("Multicast of 1 KiB to 8 members beside bulk".into()),
             references: vec![Reference::new(BOUND, "twice the idle latency")],
             ..Panel::new(
                 Axis::log2("block of the bulk group (KiB)"),
@@ -283,7 +286,7 @@ impl BesideBulk {
             Line::new(name, points.collect(), LineStyle::Markers)
         };
         Panel {
-            title: Some("Bulk of 1 MiB messages with pauses".into()),
+            title: Some("Bulk messages of 1 MiB with pauses".into()),
             references: vec![Reference::new(BOUND, "twice the idle latency")],
             ..Panel::new(
                 Axis::linear("bandwidth of the bulk group (Gbit/s)"),

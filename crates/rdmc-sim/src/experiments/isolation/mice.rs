@@ -1,4 +1,4 @@
-//! A flow of small messages beside one of large ones: Figure 7 of Zhang et al.
+//! A flow of small messages (mouse) beside a flow of large ones (elephant): Figure 7 of Zhang et al.
 
 use super::super::measure::in_parallel;
 use super::super::{ExperimentError, Finding, Table};
@@ -13,13 +13,13 @@ const FIGURE_7: [(u64, [f64; 3], [f64; 3]); 3] = [
 ];
 /// The port, in bit/s.
 const PORT_BPS: f64 = 48e9;
-/// What a mouse is beside, in MB.
+/// The message size of the elephant beside the mouse, in MB; `None` without an elephant.
 const BESIDE: [Option<u64>; 3] = [None, Some(1), Some(1000)];
 
 /// Flows of small messages, alone and beside large ones.
 pub(super) struct Mice {
     times: Vec<(u64, Option<u64>, MouseTimes)>,
-    /// What elephants have alone.
+    /// Rates of elephants alone: message size in MB, Gbit/s.
     alone: Vec<(u64, f64)>,
 }
 
@@ -79,35 +79,36 @@ impl Mice {
         let (kilo, kilo_alone) = (slower(1000, 1000), self.of(1000, None).median_us);
         vec![
             Finding {
-                what: "mouse of 10 and 100 bytes beside an elephant of 1 GB messages: median (Figure 7)".into(),
+                what: "median of a mouse of 10 and 100 bytes beside an elephant of 1 GB (Figure 7)".into(),
                 paper: "2.2 and 2.1 times that alone, 1.3 and 1.4 µs".into(),
                 here: format!("{ten:.2} and {hundred:.2} times; the queue is fitted to this"),
                 agrees: (1.8..=2.6).contains(&ten) && (1.7..=2.5).contains(&hundred),
             },
             Finding {
-                what: "its messages a second, 10 bytes, beside 1 MB and 1 GB".into(),
+                what: "messages per second of a mouse of 10 bytes beside 1 MB and 1 GB".into(),
                 paper: "0.47 and 0.42 of those alone".into(),
                 here: format!(
-                    "{:.2} and {:.2}: beside 1 MB the mouse has the port alone during the pauses, of which theirs had little",
+                    "{:.2} and {:.2}: beside 1 MB the mouse has the port alone during the pauses between messages",
                     rate(10, 1),
                     rate(10, 1000)
                 ),
                 agrees: (rate(10, 1) - 0.47).abs() <= 0.12 && (rate(10, 1000) - 0.42).abs() <= 0.12,
             },
             Finding {
-                what: "mouse of 1 KB: median alone, and beside 1 GB".into(),
+                what: "median of a mouse of 1 KB alone and beside 1 GB".into(),
                 paper: "2.4 µs, and 2.5 times that".into(),
                 here: format!(
-                    "{kilo_alone:.1} µs, and {kilo:.2} times that: not inlined, theirs is fetched by the adapter and \
-                     queues twice; the model has one queue and no fetch"
+                    "{kilo_alone:.1} µs, and {kilo:.2} times that: the model has one queue, and no fetch of payload \
+                     that is not inlined"
                 ),
                 agrees: (kilo_alone - 2.4).abs() <= 0.3 && (kilo - 2.5).abs() <= 0.3,
             },
             Finding {
-                what: "what the elephant loses to a mouse".into(),
-                paper: "nothing".into(),
+                what: "bandwidth that the elephant loses to a mouse".into(),
+                paper: "none".into(),
                 here: format!(
-                    "at most {:.1} %, to a mouse of 1 KB: its own bytes, {:.1} % of a full port; {:.1} % to 10 bytes",
+                    "at most {:.1} %, to a mouse of 1 KB, whose own bytes are {:.1} % of the port; {:.1} % to a mouse \
+                     of 10 bytes",
                     lost * 1e2,
                     self.of(1000, Some(1000)).rate * 1e6 * 8_000.0 / PORT_BPS * 1e2,
                     lost_to(10) * 1e2
