@@ -12,7 +12,7 @@ use anyhow::Context;
 use rdmc_files::words::count;
 use rdmc_sim::campaign::exhaustive::{self, Bounds, Survey};
 use rdmc_sim::campaign::{self, Case, Report};
-use rdmc_sim::experiments::{EXPERIMENTS, Experiment, Options};
+use rdmc_sim::experiments::{EXPERIMENTS, Experiment, KnownDifferences, Options};
 use rdmc_sim::{Played, PlayedGroup, Scenario, ScenarioError, to_trace};
 use serde::Serialize;
 
@@ -148,8 +148,9 @@ fn figures(options: &FigureOptions) -> anyhow::Result<()> {
     if options.workload.is_some() && !(wanted.contains("9") || wanted.contains(ALL_FIGURES)) {
         return Err(Exit::Usage.error("--workload is for experiment 9"));
     }
-    let asked = Options { seed: options.seed, workload: options.workload.clone() };
+    let asked = Options { seed: options.seed, workload: options.workload.clone(), ..Options::default() };
     let mut out = std::io::stdout();
+    let mut reports = Vec::new();
     for experiment in EXPERIMENTS.iter().filter(chosen) {
         let began = Instant::now();
         let report = experiment.run(&asked).with_context(|| format!("experiment {}", experiment.name))?;
@@ -161,8 +162,16 @@ fn figures(options: &FigureOptions) -> anyhow::Result<()> {
         let names = files.iter().filter_map(|file| file.file_name()?.to_str());
         writeln!(out, "  {}: {}", options.out.display(), names.collect::<Vec<_>>().join(" "))?;
         out.flush()?;
+        reports.push(report);
     }
-    Ok(())
+    if asked != Options::default() {
+        writeln!(
+            out,
+            "not compared with the reviewed list of differences, which is for seed 1 and the drawn workload"
+        )?;
+        return Ok(());
+    }
+    Ok(KnownDifferences::committed().check(&reports)?)
 }
 
 fn hunt(options: &CampaignOptions) -> anyhow::Result<()> {

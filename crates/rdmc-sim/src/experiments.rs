@@ -16,6 +16,7 @@ mod breakdown;
 mod circulant;
 mod completion;
 mod delay;
+mod differences;
 mod groups;
 mod isolation;
 mod measure;
@@ -29,6 +30,8 @@ mod slow_link;
 mod small_messages;
 mod workload;
 
+pub use differences::{DifferencesError, KnownDifference, KnownDifferences, Mismatch};
+
 /// One experiment, with its name in the program.
 #[derive(Clone, Copy, Debug)]
 pub struct Experiment {
@@ -39,13 +42,23 @@ pub struct Experiment {
     run: fn(&Options) -> Result<Report, ExperimentError>,
 }
 
-/// What can be asked of experiments.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
+/// The options of experiments.
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Options {
-    /// Decides what is left to chance.
+    /// Decides everything random.
     pub seed: u64,
     /// A file with the replication workload to play: a line `microseconds,bytes,target,target,target` for each write.
+    /// `None` draws one.
     pub workload: Option<PathBuf>,
+    /// Largest group of Figure 8; `None` runs all its groups.
+    pub members_max: Option<u32>,
+}
+
+impl Default for Options {
+    /// The options of the reviewed findings: seed 1, the drawn workload and all groups.
+    fn default() -> Self {
+        Self { seed: 1, workload: None, members_max: None }
+    }
 }
 
 impl Experiment {
@@ -54,7 +67,15 @@ impl Experiment {
     /// # Errors
     /// The simulation fails.
     pub fn run(&self, options: &Options) -> Result<Report, ExperimentError> {
-        (self.run)(options)
+        let report = (self.run)(options)?;
+        debug_assert_eq!(report.name, self.report_name());
+        Ok(report)
+    }
+
+    /// Returns the name of its report: `figure-8` of the experiment `8`, otherwise its own name.
+    pub fn report_name(&self) -> String {
+        let is_number = self.name.bytes().all(|byte| byte.is_ascii_digit());
+        if is_number { format!("figure-{}", self.name) } else { self.name.to_owned() }
     }
 }
 
@@ -68,10 +89,10 @@ pub const EXPERIMENTS: &[Experiment] = &[
     Experiment { name: "9", about: "writes of a replication layer to three of 15 hosts", run: replication::run },
     Experiment { name: "10", about: "overlapping groups, at full bisection and over racks", run: overlap::run },
     Experiment { name: "11", about: "processor load of polling, hybrid and events", run: completion::run },
-    Experiment { name: "12", about: "schedules carried out by adapters and by software", run: offloading::run },
-    Experiment { name: "slack", about: "how long relays hold blocks, in steps", run: slack::run },
-    Experiment { name: "slow-link", about: "one link between two members is slow", run: slow_link::run },
-    Experiment { name: "delay", about: "one member is held up once in mid-transfer", run: delay::run },
+    Experiment { name: "12", about: "schedules executed by adapters and by software", run: offloading::run },
+    Experiment { name: "slack", about: "how long members hold blocks before they relay them", run: slack::run },
+    Experiment { name: "slow-link", about: "one slow link between two members", run: slow_link::run },
+    Experiment { name: "delay", about: "one delay of one member in mid-transfer", run: delay::run },
     Experiment { name: "racks", about: "hybrid and flat schedules behind oversubscribed uplinks", run: racks::run },
     Experiment { name: "circulant", about: "circulant and binomial pipeline on jittery hosts", run: circulant::run },
     Experiment { name: "isolation", about: "small messages beside bulk on the same ports", run: isolation::run },

@@ -1,10 +1,13 @@
 //! The simulator's tests, in one binary.
+//!
+//! Long tests have a short form, which is the default, and a full one: see [`proof`].
 
 mod campaign;
 mod conformance;
 mod exhaustive;
 mod experiments;
 mod leaving;
+mod proof;
 mod slow;
 mod snapshot;
 mod starting;
