@@ -10,9 +10,13 @@ use rdmc_sim::campaign::{
     When, judge, play, shrink,
 };
 
-/// The seeds of the default run, or those of the variable `RDMC_CAMPAIGN_SEEDS`, as in `0..1000000`.
+use crate::proof;
+
+/// The seeds of the variable `RDMC_CAMPAIGN_SEEDS`, as in `0..1000000`, or those of the short or full form.
 fn seeds() -> std::ops::Range<u64> {
-    let Ok(text) = std::env::var("RDMC_CAMPAIGN_SEEDS") else { return 0..SEEDS };
+    let Ok(text) = std::env::var("RDMC_CAMPAIGN_SEEDS") else {
+        return proof::amount("every_seed_keeps_every_promise", 0..SEEDS_SHORT, 0..SEEDS);
+    };
     let (start, end) = text.split_once("..").expect("a range of seeds, as in 0..1000");
     start.parse().expect("a number")..end.parse().expect("a number")
 }
@@ -352,8 +356,10 @@ fn what_makes_no_sense_is_not_played() {
     assert_eq!(judge(&case).unwrap().checker, "the case can be played");
 }
 
-/// Seeds of the default run.
+/// Seeds of the full form.
 const SEEDS: u64 = 10_000;
+/// Seeds of the short form.
+const SEEDS_SHORT: u64 = 2_000;
 /// Number of failures that are shrunk and printed.
 const SHOWN: usize = 3;
 /// Limit of plays to shrink one.
