@@ -4,7 +4,6 @@ use clap::builder::FalseyValueParser;
 use rdmc_files::{FabricSelection, FabricSettings};
 
 use crate::named::{Named, one_of};
-use crate::wording::wording;
 
 /// The options that choose a fabric.
 #[derive(Clone, Debug, clap::Args)]
@@ -24,8 +23,7 @@ pub(crate) struct FabricOptions {
 impl FabricOptions {
     /// Returns what is asked for.
     pub(crate) fn settings(self, encrypt: bool) -> FabricSettings {
-        let settings = FabricSettings::new(self.fabric).device(self.device).share_memory(!self.no_shm);
-        settings.encrypt(encrypt).wording(wording())
+        FabricSettings::new(self.fabric).device(self.device).share_memory(!self.no_shm).encrypt(encrypt)
     }
 }
 

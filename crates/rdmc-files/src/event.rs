@@ -231,3 +231,70 @@ impl Progress {
 
 /// How often [`Progress::set`] is worth calling.
 pub(crate) const TICK: Duration = Duration::from_millis(100);
+
+#[cfg(test)]
+mod tests {
+    use rdmc::{FailedMember, FailureCause, NodeId, Rank};
+
+    use super::*;
+    use crate::error::Kind;
+
+    /// The names are a contract: docs and scripts rely on them.
+    #[test]
+    fn events_are_objects_with_the_documented_fields() {
+        let cause = FailureCause::NotJoined;
+        let failed = FailedPeer::new(&FailedMember { member: Rank(2), node: NodeId(2), cause }, Some("h:1".into()));
+        let peer = r#"{"node":2,"address":"h:1","cause":"not-joined","message":"did not join in time"}"#;
+        let started = Event::Started {
+            direction: Direction::Sending,
+            peers: vec!["h:1".into()],
+            receivers: 1,
+            files: 2,
+            bytes: 3,
+            over: FabricInUse { fabric: "tcp".into(), reason: "asked for".into() },
+            how: PlanInUse { algorithm: "chain".into(), block_size: 4 },
+        };
+        let done = |received| Event::Done { receivers: 1, files: 2, bytes: 3, skipped: 0, seconds: 0.5, received };
+        let expected = [
+            (
+                Event::Listening {
+                    address: "127.0.0.1:7471".into(),
+                    dir: "/in".into(),
+                    loopback_only: true,
+                    security: Proof::Key,
+                    fabrics: vec!["verbs", "tcp"],
+                    device: Some("rxe0".into()),
+                },
+                r#"{"event":"listening","address":"127.0.0.1:7471","dir":"/in","loopback_only":true,"security":"key","fabrics":["verbs","tcp"],"device":"rxe0"}"#,
+            ),
+            (Event::Warning { message: "open".into() }, r#"{"event":"warning","message":"open"}"#),
+            (
+                Event::Declined { from: None, reason: "full".into() },
+                r#"{"event":"declined","from":null,"reason":"full"}"#,
+            ),
+            (
+                started,
+                r#"{"event":"started","direction":"sending","peers":["h:1"],"receivers":1,"files":2,"bytes":3,"fabric":"tcp","fabric_reason":"asked for","algorithm":"chain","block_size":4}"#,
+            ),
+            (Event::Progress { bytes: 1, total: 3, confirming: true }, r#"{"event":"progress","bytes":1,"total":3}"#),
+            (Event::File { path: "a/b".into(), bytes: 3 }, r#"{"event":"file","path":"a/b","bytes":3}"#),
+            (Event::Skipped { path: "link".into() }, r#"{"event":"skipped","path":"link"}"#),
+            (
+                Event::GoingOn { failed: vec![failed.clone()], receivers: 1 },
+                &format!(r#"{{"event":"going-on","failed":[{peer}],"receivers":1}}"#),
+            ),
+            (done(None), r#"{"event":"done","receivers":1,"files":2,"bytes":3,"skipped":0,"seconds":0.5}"#),
+            (
+                done(Some(9)),
+                r#"{"event":"done","receivers":1,"files":2,"bytes":3,"skipped":0,"seconds":0.5,"received":9}"#,
+            ),
+            (
+                Event::Failed(Kind::Partial.blaming("lost", vec![failed]).into()),
+                &format!(r#"{{"event":"failed","code":3,"message":"partial delivery: lost","failed":[{peer}]}}"#),
+            ),
+        ];
+        for (event, object) in expected {
+            assert_eq!(serde_json::to_string(&event).unwrap(), object);
+        }
+    }
+}

@@ -140,7 +140,7 @@ impl FileReceiverBuilder {
 
     /// Sets how messages call the settings.
     pub fn wording(self, wording: Wording) -> Self {
-        Self { wording, fabric: self.fabric.wording(wording), ..self }
+        Self { wording, ..self }
     }
 
     /// Listens at `address`: `host:port`, port 0 for any free one.
@@ -157,12 +157,13 @@ impl FileReceiverBuilder {
 
     async fn bound(self, address: &str) -> Result<FileReceiver, Problem> {
         let Self { overwrite, keep_parts, fsync, wording, .. } = self;
-        self.fabric.check(self.security.is_some())?;
+        let fabric = self.fabric.wording(wording);
+        fabric.check(self.security.is_some())?;
         let store = Store::open(&self.dir, wording)?.overwrite(overwrite).fsync(fsync).keep_parts(keep_parts);
-        let offered = self.fabric.open_here(address).await?;
+        let offered = fabric.open_here(address).await?;
         // Where there is a choice, each transfer for which that is too little says so.
         let short = offered.lockable().check(self.pool_bytes_max);
-        if let (FabricSelection::Verbs, Err(short)) = (self.fabric.selection(), short) {
+        if let (FabricSelection::Verbs, Err(short)) = (fabric.selection(), short) {
             let pool = wording.pool_bytes_max;
             tracing::warn!("{short} for all of {pool}: longer files are declined; {RAISE_THE_LIMIT}");
         }

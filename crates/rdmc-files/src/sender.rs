@@ -156,14 +156,15 @@ impl FileSenderBuilder {
 
     /// Sets how messages call the settings.
     pub fn wording(self, wording: Wording) -> Self {
-        Self { wording, fabric: self.fabric.wording(wording), ..self }
+        Self { wording, ..self }
     }
 
     /// Checks the settings. Nothing is opened or sent.
     ///
     /// # Errors
     /// [`TransferError::Request`]: an address is malformed or occurs twice, or settings exclude each other.
-    pub fn build(self) -> Result<FileSender, TransferError> {
+    pub fn build(mut self) -> Result<FileSender, TransferError> {
+        self.fabric = self.fabric.wording(self.wording);
         let receivers = Receivers::new(self.receivers.clone(), self.wording)?;
         if let Some(bytes) = self.block_size.filter(|bytes| !(1..=GroupSpec::BLOCK_SIZE_MAX).contains(bytes)) {
             return Err(Kind::Request.problem(format!("a block of {bytes} bytes is not possible")).into());

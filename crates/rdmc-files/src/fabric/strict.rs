@@ -1,12 +1,10 @@
-//! A fabric for tests that is as particular about memory as a device: it registers no memory that cannot be written, as
-//! files to be sent, and must not receive into files.
+//! A fabric for tests that is as strict about memory as a device. It registers no read-only memory, such as files to be
+//! sent, and does not receive into files.
 
 use std::sync::Arc;
 
-use rdmc::{Capabilities, Cluster, CompletionMode, Fabric, MemNetwork, Memory, MemoryRegion, Node, NodeId};
-use rdmc_fabric::{
-    CompletionQueue, CompletionSource, Environment, Expose, ExposedRegion, FabricError, QueuePair, QueuePairConfig,
-};
+use rdmc::{Capabilities, Cluster, Fabric, MemNetwork, Memory, MemoryRegion, Node, NodeId};
+use rdmc_fabric::{FabricDecorator, FabricError};
 
 #[derive(Debug)]
 pub(crate) struct Strict(Arc<dyn Fabric>);
@@ -24,16 +22,16 @@ impl Strict {
     }
 }
 
-impl Fabric for Strict {
+impl FabricDecorator for Strict {
+    fn inner(&self) -> &dyn Fabric {
+        &*self.0
+    }
+
     fn capabilities(&self) -> Capabilities {
         let mut capabilities = self.0.capabilities();
         capabilities.receives_into_files = false;
         capabilities.shares_objects = false;
         capabilities
-    }
-
-    fn environment(&self) -> Arc<dyn Environment> {
-        self.0.environment()
     }
 
     fn register(&self, memory: Memory) -> Result<MemoryRegion, FabricError> {
@@ -43,23 +41,7 @@ impl Fabric for Strict {
         }
         self.0.register(memory)
     }
-
-    fn expose(&self, memory: Expose) -> Result<ExposedRegion, FabricError> {
-        self.0.expose(memory)
-    }
-
-    fn create_completion_queue(&self, capacity: u32, mode: CompletionMode) -> Result<CompletionQueue, FabricError> {
-        self.0.create_completion_queue(capacity, mode)
-    }
-
-    fn create_queue_pair(
-        &self,
-        completions: &Arc<dyn CompletionSource>,
-        config: QueuePairConfig,
-    ) -> Result<QueuePair, FabricError> {
-        self.0.create_queue_pair(completions, config)
-    }
 }
 
-/// What the nodes may lend: one large file of the tests at a time.
+/// Bound of each node's pool in bytes: one large file of the tests at a time.
 pub(crate) const POOL_BYTES: u64 = 1 << 20;
