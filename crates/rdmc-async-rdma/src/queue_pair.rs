@@ -163,7 +163,7 @@ impl RawQueuePair for AsyncRdmaQueuePair {
     }
 
     fn connect(&self, peer: Peer) -> BoxFuture<'static, Result<(), ConnectError>> {
-        let this = self.this.upgrade().expect("somebody holds the queue pair they connect");
+        let this = self.this.upgrade().expect("the caller holds the queue pair");
         Box::pin(async move {
             let connection = this.establish(peer).await?;
             {

@@ -20,11 +20,11 @@ use crate::work::{Completed, WorkCompletion};
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum CompletionMode {
-    /// Never sleeps: lowest latency, one core busy for ever.
+    /// Never sleeps: the lowest latency, but one core is always busy.
     Poll,
-    /// Sleeps until an event: no idle cost, one wake-up of latency. The default where cores are shared.
+    /// Sleeps until an event: no idle cost, but one wake-up of latency. The default where cores are shared.
     Event,
-    /// Polls for a while after the last completion, then sleeps: the paper's choice, with 50 ms.
+    /// Polls for a while after the last completion, then sleeps. The paper uses 50 ms.
     Hybrid {
         /// How long to poll after the last completion.
         window: Duration,
@@ -36,31 +36,31 @@ impl CompletionMode {
     pub const HYBRID: Self = Self::Hybrid { window: Duration::from_millis(50) };
 }
 
-/// Where a completion queue takes its completions from; implemented by fabrics.
+/// The source of a completion queue's completions; fabrics implement it.
 pub trait CompletionSource: Any + Send + Sync {
     /// Takes the next completion, if there is one.
     fn poll(&self) -> Option<Completed>;
 
-    /// Asks to be woken for the next completion; ready if there may be one already.
+    /// Registers the task to be woken for the next completion; ready if there may be one already.
     ///
-    /// After this returned pending, a completion that arrives wakes the task; one that arrived before the call is
+    /// After it has returned pending, the next completion wakes the task. A completion that arrived before the call is
     /// not missed.
     fn poll_event(&self, cx: &mut Context<'_>) -> Poll<()>;
 
-    /// Sets room aside for `entries` completions of one queue pair.
+    /// Reserves room for `entries` completions of one queue pair.
     ///
     /// # Errors
-    /// [`FabricError::CompletionQueueFull`]: a queue that could overflow loses completions.
+    /// [`FabricError::CompletionQueueFull`], because a queue that could overflow loses completions.
     fn reserve(&self, entries: u32) -> Result<(), FabricError>;
 
-    /// Gives back what [`reserve`](Self::reserve) set aside.
+    /// Releases what [`reserve`](Self::reserve) has reserved.
     fn release(&self, entries: u32);
 }
 
 /// A stream of work completions, shared by many queue pairs.
 ///
-/// Taking a completion out of the stream is what resolves the operation it belongs to: **somebody must poll it**,
-/// usually one task that runs [`drain`](Self::drain).
+/// Taking a completion from the stream resolves its operation. **A task must poll the queue**, usually one task that
+/// runs [`drain`](Self::drain).
 pub struct CompletionQueue {
     source: Arc<dyn CompletionSource>,
     environment: Arc<dyn Environment>,
@@ -69,18 +69,18 @@ pub struct CompletionQueue {
 }
 
 impl CompletionQueue {
-    /// Makes a queue over a fabric's source; called by fabrics.
+    /// Creates a queue over a fabric's source; fabrics call it.
     pub fn new(source: Arc<dyn CompletionSource>, environment: Arc<dyn Environment>, mode: CompletionMode) -> Self {
         let last = environment.now();
         Self { source, environment, mode, last }
     }
 
-    /// Returns the source, by which queue pairs are attached.
+    /// Returns the source, which attaches queue pairs to this queue.
     pub fn source(&self) -> Arc<dyn CompletionSource> {
         self.source.clone()
     }
 
-    /// Takes completions for ever, resolving the operations; never finishes.
+    /// Takes completions and resolves their operations for ever; never returns.
     ///
     /// # Cancel safety
     /// No completion is lost; it waits for the next poll of the queue.
@@ -109,7 +109,7 @@ impl Stream for CompletionQueue {
                 CompletionMode::Hybrid { window } => self.environment.now().since(self.last) < window,
             };
             if spin {
-                // Where cores are shared, whoever is to complete something needs this one.
+                // Where cores are shared, the task that completes the next work may need this one.
                 std::thread::yield_now();
                 cx.waker().wake_by_ref();
                 return Poll::Pending;
@@ -127,7 +127,7 @@ impl fmt::Debug for CompletionQueue {
     }
 }
 
-/// The queue of fabrics made in software: they [`push`](Self::push) what they have completed.
+/// The completion queue of software fabrics, which [`push`](Self::push) their completions.
 #[derive(Debug)]
 pub struct SoftwareCompletions {
     completed: Mutex<VecDeque<Completed>>,
@@ -137,23 +137,23 @@ pub struct SoftwareCompletions {
 }
 
 impl SoftwareCompletions {
-    /// Makes an empty queue that admits reservations of `capacity` entries in all.
+    /// Creates an empty queue that admits reservations of up to `capacity` entries.
     pub fn new(capacity: u32) -> Self {
         Self { completed: Mutex::default(), waker: AtomicWaker::new(), reserved: AtomicU32::new(0), capacity }
     }
 
-    /// Appends a completion and wakes whoever waits for one. It fits if room for it was reserved.
+    /// Appends a completion and wakes the task that waits for one. It fits if room for it was reserved.
     pub fn push(&self, completed: Completed) {
         self.push_unannounced(completed);
         self.announce();
     }
 
-    /// Appends a completion, of which nobody need hear before [`announce`](Self::announce) is called.
+    /// Appends a completion; no task needs to see it before [`announce`](Self::announce) is called.
     pub fn push_unannounced(&self, completed: Completed) {
         self.completed.lock().unwrap_or_else(PoisonError::into_inner).push_back(completed);
     }
 
-    /// Wakes whoever waits for completions.
+    /// Wakes the task that waits for completions.
     pub fn announce(&self) {
         self.waker.wake();
     }

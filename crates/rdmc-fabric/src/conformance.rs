@@ -1,6 +1,6 @@
-//! The bodies that every fabric must pass.
+//! The conformance suite: test bodies that every fabric must pass.
 //!
-//! A fabric joins with a [`Rig`], which makes two nodes that reach each other, and one line in a test file:
+//! A fabric joins with a [`Rig`], which creates two nodes that reach each other, and one line in a test file:
 //!
 //! ```
 //! use futures::future::BoxFuture;
@@ -21,10 +21,10 @@
 //! rdmc_fabric::conformance_suite!(mem, MemRig);
 //! ```
 //!
-//! Each body becomes a test of its own in the module named first. Bodies take time and tasks from the fabric's
-//! [`Environment`] alone, so that a simulated fabric runs them in virtual time, and each is watched: one that does not
-//! end within [`WATCHDOG`] fails. What fabrics may differ in is left open on purpose: the bodies ask for no more than
-//! the documentation of [`Fabric`] and [`QueuePair`] promises.
+//! Each body becomes a test in the module that the first argument names. Bodies take time and tasks from the fabric's
+//! [`Environment`] only, so a simulated fabric runs them in virtual time. A body that does not end within [`WATCHDOG`]
+//! fails. Bodies require no more than the documentation of [`Fabric`] and [`QueuePair`] promises: fabrics may differ in
+//! everything else.
 
 use std::fmt;
 use std::net::IpAddr;
@@ -50,21 +50,22 @@ mod failures;
 mod messages;
 mod objects;
 
-/// Makes the nodes that the bodies run on.
+/// Creates the nodes that the bodies run on.
 pub trait Rig: Send + Sync {
-    /// Makes two nodes that reach each other and nobody else.
+    /// Creates two nodes that reach each other and no other node.
     fn pair(&self) -> BoxFuture<'_, (Node, Node)>;
 
-    /// Runs a body to its end: on a Tokio runtime of one thread, unless the fabric brings an executor of its own.
+    /// Runs a body to its end. By default it runs on a Tokio runtime of one thread; a fabric with its own executor
+    /// overrides this.
     fn run(&self, body: BoxFuture<'static, ()>) {
         block_on(0, body);
     }
 }
 
-/// Runs a body to its end on a Tokio runtime of so many worker threads, or of the calling thread alone for none.
+/// Runs a body to its end on a Tokio runtime of `workers` threads, or on the calling thread if `workers` is 0.
 ///
 /// # Panics
-/// If the body does.
+/// If the body panics.
 pub fn block_on(workers: usize, body: BoxFuture<'static, ()>) {
     let mut builder = match workers {
         0 => tokio::runtime::Builder::new_current_thread(),
@@ -79,14 +80,14 @@ pub fn block_on(workers: usize, body: BoxFuture<'static, ()>) {
 pub struct Node {
     /// The node's access to the network.
     pub fabric: Arc<dyn Fabric>,
-    /// Where the control plane would reach the node, if it has an address.
+    /// The address at which the control plane would reach the node, if it has one.
     pub address: Option<IpAddr>,
-    /// Kept for its drop alone; the lock lets nodes be shared.
+    /// Kept only to be dropped with the node; the lock lets threads share nodes.
     _listener: Mutex<Box<dyn ControlListener>>,
 }
 
 impl Node {
-    /// Makes a node that listens at `address`, in the terms of the fabric's environment.
+    /// Creates a node that listens at `address`, in the form that the fabric's environment expects.
     ///
     /// # Panics
     /// If it cannot listen there.
@@ -111,13 +112,13 @@ impl fmt::Debug for Node {
     }
 }
 
-/// Lists the bodies once: from the list come the function that runs one and the macro that makes a test of each.
+/// Lists the bodies once. The list generates a function that runs one body, and a macro that makes a test of each.
 macro_rules! bodies {
     ($dollar:tt $($module:ident: $($body:ident),+;)+) => {
         /// Runs one body on a fresh pair of nodes.
         ///
         /// # Panics
-        /// If the fabric does not conform, hangs, or there is no such body.
+        /// If the fabric does not conform or hangs, or if there is no such body.
         pub fn run(rig: Arc<dyn Rig>, body: &'static str) {
             let nodes = rig.clone();
             rig.run(Box::pin(async move {
@@ -132,12 +133,12 @@ macro_rules! bodies {
             }));
         }
 
-        /// Makes a module with one test for each conformance body: `conformance_suite!(name, rig)`.
+        /// Creates a module with one test for each conformance body: `conformance_suite!(name, rig)`.
         #[macro_export]
         macro_rules! conformance_suite {
             ($dollar name:ident, $dollar rig:expr) => {
                 mod $dollar name {
-                    #[allow(unused_imports, reason = "a rig given by a path needs nothing of its surroundings")]
+                    #[allow(unused_imports, reason = "a rig given by a path uses no import")]
                     use super::*;
 
                     $($(
@@ -235,14 +236,15 @@ bodies! { $
         a_broken_queue_pair_leaves_others_whole;
 }
 
-/// The two nodes a body runs on, `a` and `b`.
+/// The two nodes of a body, `a` and `b`.
 struct Harness {
     a: TestNode,
     b: TestNode,
 }
 
 impl Harness {
-    /// Makes a connected pair of queue pairs with the default limits, except that nothing is given up as not ready.
+    /// Creates a connected pair of queue pairs with the default limits. Sends wait for a receive for as long as a body
+    /// takes.
     async fn connected(&self) -> (QueuePair, QueuePair) {
         self.connected_with(PATIENT).await
     }
@@ -261,7 +263,7 @@ impl Harness {
         of_b.expect("the passive end connects");
     }
 
-    /// Lets other traffic between the nodes pass, so that whatever could happen by now has had its time.
+    /// Lets other traffic pass between the nodes, so that every pending effect has had time to happen.
     async fn settle(&self) {
         let (a, b) = self.connected().await;
         for seed in 0..20 {
@@ -292,7 +294,7 @@ impl TestNode {
         self.node.fabric.environment()
     }
 
-    /// Makes a completion queue that the body drains itself.
+    /// Creates a completion queue that the body drains itself.
     fn completion_queue(&self, mode: CompletionMode) -> (Arc<dyn CompletionSource>, CompletionQueue) {
         completion_queue(&self.node, mode)
     }
@@ -305,7 +307,7 @@ impl TestNode {
         self.node.fabric.create_queue_pair(completions, config).expect("the completion queue has room")
     }
 
-    /// Says to the other node where `queue_pair`, of this node, is, and which role the other node has.
+    /// Describes `queue_pair`, of this node, to the other node, which gets the role `role`.
     fn peer(&self, queue_pair: &QueuePair, role: Role) -> Peer {
         Peer { endpoint: queue_pair.endpoint(), role, address: self.node.address }
     }
@@ -314,7 +316,7 @@ impl TestNode {
         self.node.fabric.allocate(len).expect("memory can be allocated")
     }
 
-    /// Returns memory to receive into, filled with a byte that tells it was not written.
+    /// Returns memory to receive into, filled with a byte that shows what was not written.
     fn room(&self, len: usize) -> BufferMut {
         let mut room = self.region(len).into_mut().expect("allocated memory is writable");
         room.fill(UNTOUCHED);
@@ -332,7 +334,7 @@ impl TestNode {
         self.filled_mut(len, seed).freeze()
     }
 
-    /// Returns memory whose return `lender` counts, of the [`pattern`].
+    /// Returns memory of the [`pattern`] whose return `lender` counts.
     fn lent(&self, lender: &Arc<CountingLender>, len: usize, seed: u64) -> BufferMut {
         let mut buffer = self.region(len).lend(lender.clone()).expect("allocated memory is writable");
         buffer.copy_from_slice(&pattern(len, seed));
@@ -351,7 +353,7 @@ fn completion_queue(node: &Node, mode: CompletionMode) -> (Arc<dyn CompletionSou
     (queue.source(), queue)
 }
 
-/// A lender that counts what it gets back.
+/// A lender that counts returned regions.
 struct CountingLender {
     returned: watch::Sender<usize>,
 }
@@ -374,19 +376,19 @@ impl Lender for CountingLender {
     }
 }
 
-/// What an inspector was shown.
+/// Records the bytes that it is shown.
 #[derive(Debug, Default)]
 struct RecordingInspector(Mutex<Vec<u8>>);
 
 impl RecordingInspector {
     fn bytes(&self) -> Vec<u8> {
-        self.0.lock().expect("nobody panics while it is held").clone()
+        self.0.lock().expect("no code panics while it is held").clone()
     }
 }
 
 impl Inspector for RecordingInspector {
     fn inspect(&self, bytes: &[u8]) {
-        self.0.lock().expect("nobody panics while it is held").extend_from_slice(bytes);
+        self.0.lock().expect("no code panics while it is held").extend_from_slice(bytes);
     }
 }
 
@@ -411,7 +413,7 @@ fn assert_untouched(bytes: &[u8]) {
     assert!(bytes.iter().all(|&byte| byte == UNTOUCHED), "bytes outside the transfer were written");
 }
 
-/// Returns the bytes of `len` at `offset` of an exposure.
+/// Returns `len` bytes at `offset` of an exposure.
 fn bytes_at(exposed: &ExposedRegion, offset: usize, len: usize) -> Vec<u8> {
     let mut bytes = vec![0; len];
     exposed.read_at(offset, &mut bytes).expect("the range lies inside");
@@ -423,7 +425,7 @@ fn is_pending<T>(operation: &mut Operation<T>) -> bool {
     operation.now_or_never().is_none()
 }
 
-/// Gives other tasks a turn.
+/// Lets other tasks run once.
 async fn turn() {
     let mut first = true;
     std::future::poll_fn(|cx| {
@@ -436,7 +438,7 @@ async fn turn() {
     .await;
 }
 
-/// Checks that work ended because the queue pair is gone, not for a reason of its own.
+/// Checks that work ended because the queue pair is gone, and for no other reason.
 #[track_caller]
 fn assert_gone<T: fmt::Debug>(outcome: Result<T, WorkError>) {
     let gone = matches!(outcome, Err(WorkError::Flushed | WorkError::ConnectionLost));
@@ -446,12 +448,12 @@ fn assert_gone<T: fmt::Debug>(outcome: Result<T, WorkError>) {
 /// The longest a body may take, in the environment's time.
 pub const WATCHDOG: Duration = Duration::from_secs(20);
 
-/// A limit on receives that no body reaches.
+/// A configuration in which sends wait for a receive longer than any body takes.
 const PATIENT: QueuePairConfig =
     QueuePairConfig { send_depth: 128, receive_depth: 128, receiver_not_ready: Duration::from_secs(3600) };
 
 /// Entries of the completion queues.
 const COMPLETIONS_MAX: u32 = 16 << 10;
 
-/// What memory holds that nobody has written.
+/// The content of memory that was not written.
 const UNTOUCHED: u8 = 0xa5;

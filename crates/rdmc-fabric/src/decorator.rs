@@ -19,8 +19,8 @@ use crate::work::{QueuePairId, WorkRequest};
 
 /// A fabric that wraps another one; every method forwards to the inner fabric unless it is overridden.
 ///
-/// Forwarding goes straight to the inner fabric: an overridden [`register`](Self::register), for example, sees nothing
-/// of what [`allocate`](Self::allocate) registers.
+/// An overridden method affects direct calls only: if [`register`](Self::register) is overridden, for example,
+/// [`allocate`](Self::allocate) still calls the inner fabric's own registration.
 ///
 /// # Examples
 /// A fabric that claims not to share objects:

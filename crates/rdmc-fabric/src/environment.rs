@@ -1,7 +1,7 @@
-//! Where the runtime gets time, tasks, randomness and control connections from.
+//! The source of time, tasks, randomness and control connections.
 //!
-//! Code above the fabrics never asks the operating system or an executor directly: it asks the [`Environment`] its
-//! fabric brings. The software and hardware fabrics bring Tokio's; a simulated fabric brings virtual time.
+//! Code above the fabrics never calls the operating system or an executor directly. It calls the [`Environment`] of its
+//! fabric. Software and hardware fabrics use Tokio; a simulated fabric uses virtual time.
 
 use std::fmt;
 use std::io;
@@ -23,7 +23,7 @@ pub use tokio_environment::{DataAcceptor, TokioEnvironment, UnknownNonce};
 
 /// A moment on an environment's monotonic clock, in nanoseconds since that clock's own start.
 ///
-/// Moments of different environments do not compare.
+/// Moments of different environments are not comparable.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Timestamp(u64);
 
@@ -31,7 +31,7 @@ impl Timestamp {
     /// The start of the clock.
     pub const ZERO: Self = Self(0);
 
-    /// Makes a moment from nanoseconds since the clock's start.
+    /// Creates a moment from nanoseconds since the clock's start.
     pub const fn from_nanos(nanos: u64) -> Self {
         Self(nanos)
     }
@@ -41,7 +41,7 @@ impl Timestamp {
         self.0
     }
 
-    /// Returns the time from `earlier` until this moment, zero if `earlier` is later.
+    /// Returns the time from `earlier` until this moment; zero if `earlier` is later.
     pub fn since(self, earlier: Self) -> Duration {
         Duration::from_nanos(self.0.saturating_sub(earlier.0))
     }
@@ -66,8 +66,8 @@ impl Sub for Timestamp {
 
 /// A reliable, ordered byte stream between two nodes' control planes.
 ///
-/// One task polls it to read, others to write, of which some do not wait: a waker given to one direction must not replace that
-/// of the other.
+/// One task polls it to read, several tasks poll it to write, and some of these do not wait. A waker for one direction
+/// must not replace the waker for the other.
 pub trait ControlStream: AsyncRead + AsyncWrite + Send + Unpin {
     /// Returns the address of the other end, where it has one; data connections to the same node may use it.
     fn peer_address(&self) -> Option<IpAddr>;
@@ -78,31 +78,31 @@ pub trait ControlListener: Send {
     /// Waits for the next connection.
     ///
     /// # Cancel safety
-    /// A connection is never lost when the future is dropped.
+    /// A dropped future loses no connection.
     ///
     /// # Errors
-    /// The listener is gone for good; transient errors of single connections are not reported.
+    /// The listener is gone for good. Errors of single connections are not returned.
     fn accept(&mut self) -> BoxFuture<'_, io::Result<Box<dyn ControlStream>>>;
 
-    /// Returns the address peers can connect to, with the port that was chosen for port 0.
+    /// Returns the address at which peers can connect; it has the actual port if port 0 was requested.
     fn local_address(&self) -> String;
 }
 
-/// Time, tasks, randomness and control connections.
+/// The source of time, tasks, randomness and control connections.
 pub trait Environment: Send + Sync + fmt::Debug {
     /// Returns the current moment of the monotonic clock.
     fn now(&self) -> Timestamp;
 
-    /// Waits until `at`, not earlier.
+    /// Waits until `at` and never returns earlier.
     fn sleep_until(&self, at: Timestamp) -> BoxFuture<'static, ()>;
 
-    /// Runs `task` in the background until it ends by itself.
+    /// Runs `task` in the background until it ends.
     fn spawn(&self, task: BoxFuture<'static, ()>);
 
-    /// Fills `bytes` with randomness fit for keys.
+    /// Fills `bytes` with random bytes that are fit for keys.
     fn fill_random(&self, bytes: &mut [u8]);
 
-    /// Listens for control connections at `address`: `host:port`, with port 0 for any free one, on networks.
+    /// Listens for control connections at `address`. On networks it is `host:port`, with port 0 for any free one.
     fn listen(&self, address: &str) -> BoxFuture<'_, io::Result<Box<dyn ControlListener>>>;
 
     /// Opens a control connection to the node that listens at `address`.
@@ -115,14 +115,14 @@ impl dyn Environment + '_ {
         self.sleep_until(self.now() + duration)
     }
 
-    /// Draws a random number fit for a key.
+    /// Returns a random number that is fit for a key.
     pub fn random_u64(&self) -> u64 {
         let mut bytes = [0; 8];
         self.fill_random(&mut bytes);
         u64::from_le_bytes(bytes)
     }
 
-    /// Draws a random number fit for a nonce.
+    /// Returns a random number that is fit for a nonce.
     pub fn random_u128(&self) -> u128 {
         let mut bytes = [0; 16];
         self.fill_random(&mut bytes);
@@ -132,7 +132,7 @@ impl dyn Environment + '_ {
     /// Runs `future` for at most `limit`.
     ///
     /// # Errors
-    /// [`Elapsed`] if it did not finish in time; it is dropped then.
+    /// [`Elapsed`] if it did not finish in time; the future is dropped then.
     pub async fn timeout<T>(&self, limit: Duration, future: impl Future<Output = T>) -> Result<T, Elapsed> {
         let sleep = self.sleep(limit);
         futures::pin_mut!(future);
@@ -147,6 +147,6 @@ impl dyn Environment + '_ {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("not finished within {limit:?}")]
 pub struct Elapsed {
-    /// The limit that was given.
+    /// The limit.
     pub limit: Duration,
 }

@@ -1,4 +1,4 @@
-//! What a fabric is: the one trait between the runtime and whatever moves the bytes.
+//! The traits between the runtime and the code that moves the bytes: the fabric and its queue pairs.
 
 use std::fmt;
 use std::io;
@@ -15,10 +15,10 @@ use crate::queue_pair::QueuePair;
 use crate::remote::{Expose, ExposedRegion};
 use crate::work::{QueuePairId, WorkRequest};
 
-/// One node's access to a network: makes memory regions, completion queues and queue pairs.
+/// One node's access to a network: creates memory regions, completion queues and queue pairs.
 ///
-/// A queue pair is reliable and connected: first in, first out; a receive completes after its bytes are in place; a
-/// send completes when the other end has taken it; an error breaks the queue pair and flushes everything posted.
+/// A queue pair is reliable and connected: first in, first out. A receive completes after its bytes are in place, a
+/// send when the other end has taken it. An error breaks the queue pair and flushes everything posted.
 ///
 /// A fabric that wraps another one implements [`FabricDecorator`](crate::FabricDecorator) instead, which forwards every
 /// method. The default methods below are for fabrics that move bytes themselves.
@@ -26,19 +26,19 @@ pub trait Fabric: Send + Sync + fmt::Debug {
     /// Returns what this fabric can do, as data.
     fn capabilities(&self) -> Capabilities;
 
-    /// Returns where code above gets time, tasks, randomness and control connections.
+    /// Returns the source of time, tasks, randomness and control connections for the code above.
     fn environment(&self) -> Arc<dyn Environment>;
 
     /// Registers memory.
     ///
     /// # Errors
-    /// The device's or the operating system's refusal.
+    /// The device or the operating system refuses.
     fn register(&self, memory: Memory) -> Result<MemoryRegion, FabricError>;
 
     /// Allocates and registers `len` zeroed bytes, in the way that suits the fabric.
     ///
     /// # Errors
-    /// As [`register`](Self::register), or out of memory.
+    /// As [`register`](Self::register), or the system is out of memory.
     fn allocate(&self, len: usize) -> Result<MemoryRegion, FabricError> {
         self.register(Memory::anonymous(len).map_err(|source| FabricError::Memory { len, source })?)
     }
@@ -46,44 +46,45 @@ pub trait Fabric: Send + Sync + fmt::Debug {
     /// Opens memory to one-sided operations of peers.
     ///
     /// # Errors
-    /// The device's refusal.
+    /// The device refuses.
     fn expose(&self, memory: Expose) -> Result<ExposedRegion, FabricError>;
 
-    /// Makes a completion queue with room for `capacity` completions.
+    /// Creates a completion queue with room for `capacity` completions.
     ///
     /// # Errors
-    /// The capacity exceeds what the device offers.
+    /// The capacity exceeds the device's limit.
     fn create_completion_queue(&self, capacity: u32, mode: CompletionMode) -> Result<CompletionQueue, FabricError>;
 
-    /// Makes a queue pair, not yet connected, whose completions go to `completions`.
+    /// Creates a queue pair, not yet connected, whose completions go to `completions`.
     ///
     /// # Errors
-    /// The completion queue has no room for the depths asked for, or belongs to another fabric.
+    /// The completion queue has no room for the requested depths, or belongs to another fabric.
     fn create_queue_pair(
         &self,
         completions: &Arc<dyn CompletionSource>,
         config: QueuePairConfig,
     ) -> Result<QueuePair, FabricError>;
 
-    /// Lets peers attach an object, where [objects are shared](Capabilities::shares_objects).
+    /// Lets peers attach an object, if the fabric [shares objects](Capabilities::shares_objects).
     ///
     /// # Errors
-    /// The fabric shares none, or the operating system refuses.
+    /// The fabric shares no objects, or the operating system refuses.
     fn share(&self, object: &SharedObject) -> Result<ObjectShare, FabricError> {
         let _ = object;
-        Err(FabricError::Device { what: "an object that is shared", source: io::ErrorKind::Unsupported.into() })
+        Err(FabricError::Device { what: "a shared object", source: io::ErrorKind::Unsupported.into() })
     }
 
-    /// Attaches an object that a peer shares: the result is the peer's memory, which nobody can change. It takes 10 seconds at most.
+    /// Attaches an object that a peer shares, in at most 10 seconds. The result is the peer's memory, which no process
+    /// can change.
     ///
-    /// Whoever receives a descriptor looks at its length first: so many bytes of address space are taken.
+    /// The caller checks the descriptor's length first: the object takes that much address space.
     ///
     /// # Cancel safety
-    /// Dropped, nothing is mapped and no descriptor left open.
+    /// If the future is dropped, nothing stays mapped and no descriptor stays open.
     ///
     /// # Errors
-    /// The peer cannot be asked or shares the object no more, what it hands over could still change or has another length, the
-    /// operating system refuses to map it, or the fabric shares none.
+    /// The peer cannot be asked or no longer shares the object. The peer's memory could still change or has another
+    /// length. The operating system refuses to map it. The fabric shares no objects.
     fn attach(&self, object: ObjectDescriptor) -> BoxFuture<'static, Result<Buffer, AttachError>> {
         let _ = object;
         let fabric = self.capabilities().name;
@@ -91,38 +92,39 @@ pub trait Fabric: Send + Sync + fmt::Debug {
     }
 }
 
-/// What a fabric can do.
+/// The properties of a fabric.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Capabilities {
     /// The fabric's short name, such as `tcp`: 1 to 32 graphic ASCII characters.
     pub name: &'static str,
-    /// Which other nodes can be reached, if not all that have the same fabric: those that say the same here. 1 to 16 graphic
-    /// ASCII characters.
+    /// The part of the network that the fabric reaches: 1 to 16 graphic ASCII characters. Nodes reach each other if
+    /// they have the same value. `None` if all nodes with this fabric reach each other.
     pub reach: Option<String>,
-    /// Longest single transfer in bytes.
+    /// Longest message in bytes.
     pub message_len_max: u64,
-    /// How completions are best waited for, where the user does not say.
+    /// The best completion mode, used if the user chooses none.
     pub completion_mode: CompletionMode,
-    /// Whether sending `Bytes` or mapped files needs no registration worth mentioning.
+    /// Whether sending `Bytes` or mapped files needs no registration that costs time.
     pub registers_cheaply: bool,
-    /// Whether mapped files can be received into: a device that writes by itself cannot tell a file system so.
+    /// Whether mapped files can be received into. A device that writes by itself cannot inform the file system.
     pub receives_into_files: bool,
-    /// Whether the fabric itself finds bits that change on the way between two hosts' memories. What it says is the same on
-    /// every node, since members of a group must come to the same conclusion.
+    /// Whether the fabric itself detects bits that change between two hosts' memories. It has the same value on every
+    /// node, because the members of a group must come to the same conclusion.
     pub protects_blocks: bool,
     /// Most entries of a completion queue.
     pub completions_max: u32,
-    /// Bytes that are worth having under way to one neighbour. Where processors copy them, more of them displace each other
-    /// from the caches. Fabrics that [save completions](crate::QueuePair::send_with_more) leave it unbounded.
+    /// Most bytes that are worth having under way to one neighbour. Where processors copy them, more bytes displace
+    /// each other from the caches. Fabrics that [save completions](crate::QueuePair::send_with_more) set no bound.
     pub ahead_bytes: u64,
-    /// Whether peers can have [objects](SharedObject) in common: those to whom queue pairs are [carried](crate::QueuePair::carrier)
-    /// by shared memory, or all where the fabric does not choose.
+    /// Whether peers can have [objects](SharedObject) in common. A fabric that chooses a
+    /// [carrier](crate::QueuePair::carrier) shares objects with the peers that shared memory carries, any other fabric
+    /// with all peers.
     pub shares_objects: bool,
 }
 
 impl Capabilities {
-    /// Describes a fabric; called by fabrics.
+    /// Describes a fabric; fabrics call it.
     pub fn new(name: &'static str) -> Self {
         Self {
             name,
@@ -146,27 +148,27 @@ pub struct QueuePairConfig {
     pub send_depth: u32,
     /// Most receives outstanding at once.
     pub receive_depth: u32,
-    /// How long a send of the peer waits here for a receive to be posted.
+    /// How long a peer's send waits for a receive to be posted here.
     pub receiver_not_ready: Duration,
 }
 
 impl QueuePairConfig {
-    /// Returns how many requests can be outstanding at once, of either kind: as many completions have to find room.
+    /// Returns the most requests of both kinds outstanding at once, which is also the number of completions to reserve.
     pub fn requests_max(&self) -> u32 {
         self.send_depth.saturating_add(self.receive_depth)
     }
 }
 
 impl Default for QueuePairConfig {
-    /// 128 requests on either side; a peer's send waits one second for a receive.
+    /// 128 requests of each kind; a peer's send waits one second for a receive.
     fn default() -> Self {
         Self { send_depth: 128, receive_depth: 128, receiver_not_ready: Duration::from_secs(1) }
     }
 }
 
-/// Where a queue pair can be reached: opaque to all but its fabric, and secret, since it lets in whoever knows it.
+/// The address of a queue pair: opaque to all but its fabric, and secret, since it grants access to the queue pair.
 ///
-/// Travels through the control plane only.
+/// It travels through the control plane only.
 #[derive(Clone, PartialEq, Eq)]
 pub struct Endpoint(Vec<u8>);
 
@@ -194,7 +196,7 @@ impl fmt::Debug for Endpoint {
     }
 }
 
-/// Which end opens the connection, where the fabric has such a thing; the two ends of a pair differ.
+/// Which end opens the connection, where one end does; the two ends of a pair differ.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Role {
     /// This end opens it.
@@ -203,59 +205,59 @@ pub enum Role {
     Passive,
 }
 
-/// The other end of a connection to be made.
+/// The other end of a connection that is to be made.
 #[derive(Clone, Debug)]
 pub struct Peer {
-    /// Where its queue pair can be reached.
+    /// The address of its queue pair.
     pub endpoint: Endpoint,
     /// Which end opens the connection.
     pub role: Role,
-    /// The address under which the control plane reaches the peer, for endpoints that do not know their own.
+    /// The address at which the control plane reaches the peer, for endpoints that do not know their own.
     pub address: Option<IpAddr>,
 }
 
-/// A queue pair as a fabric implements it; [`QueuePair`] is what users hold.
+/// A queue pair as a fabric implements it; users hold a [`QueuePair`].
 ///
 /// A queue pair that wraps another one implements [`QueuePairDecorator`](crate::QueuePairDecorator) instead.
 pub trait RawQueuePair: Send + Sync {
     /// Returns the number that its completions carry.
     fn id(&self) -> QueuePairId;
 
-    /// Returns where this end can be reached.
+    /// Returns the address of this end.
     fn endpoint(&self) -> Endpoint;
 
     /// Connects to the peer.
     fn connect(&self, peer: Peer) -> BoxFuture<'static, Result<(), ConnectError>>;
 
-    /// Takes a work request. Receives may be posted before the connection is made; anything posted to a broken queue
-    /// pair is flushed.
+    /// Posts a work request. Receives may be posted before the connection is made. A broken queue pair flushes
+    /// everything posted to it.
     fn post(&self, request: WorkRequest);
 
-    /// Lets out requests that were held back because [more were to come](WorkRequest::has_more_behind).
+    /// Sends the requests that were held back because [more follow](WorkRequest::has_more_behind).
     fn flush(&self) {}
 
-    /// Returns what carries it, where the fabric chooses that for each pair of ends: the name of another fabric, once it is
-    /// connected.
+    /// Returns the name of the fabric that carries this queue pair, once it is connected. `None` if the fabric does not
+    /// choose a carrier for each pair.
     fn carrier(&self) -> Option<&'static str> {
         None
     }
 
-    /// Breaks the queue pair: everything posted is flushed, the peer learns of it.
+    /// Breaks the queue pair: everything posted is flushed, and the peer learns of it.
     fn close(&self);
 }
 
-/// A fabric refused to make something.
+/// A fabric refused to create an object or a memory region.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum FabricError {
     /// The completion queue could overflow; make it larger.
     #[error("completion queue of {capacity} entries has {reserved} reserved and no room for {wanted} more")]
     CompletionQueueFull {
-        /// Entries in all.
+        /// All entries.
         capacity: u32,
-        /// Entries reserved by other queue pairs.
+        /// Entries that other queue pairs have reserved.
         reserved: u32,
-        /// Entries the new queue pair needs.
+        /// Entries that the new queue pair needs.
         wanted: u32,
     },
     /// Memory could not be allocated or registered.
@@ -263,28 +265,28 @@ pub enum FabricError {
     Memory {
         /// Bytes asked for.
         len: usize,
-        /// What the system said.
+        /// The system's error.
         source: io::Error,
     },
     /// The completion queue belongs to another fabric.
     #[error("the completion queue belongs to another fabric")]
     ForeignCompletionQueue,
-    /// More was asked for than the device offers; ask for less.
-    #[error("{wanted} {what} were asked for, the device offers {max}")]
+    /// The request exceeds a limit of the device; the caller must request less.
+    #[error("{wanted} {what} requested, but the device offers {max}")]
     Limit {
-        /// What there is too little of.
+        /// The limited resource.
         what: &'static str,
-        /// How much was asked for.
+        /// The amount requested.
         wanted: u64,
-        /// How much there is.
+        /// The limit.
         max: u64,
     },
-    /// The device refused to make something.
+    /// The device refused to create a resource.
     #[error("the device refused to make {what}")]
     Device {
-        /// What it was to make.
+        /// The resource.
         what: &'static str,
-        /// What it said.
+        /// The device's error.
         source: io::Error,
     },
 }
@@ -296,7 +298,7 @@ pub enum ConnectError {
     /// The endpoint is not one of this fabric; the peer uses another fabric or another version.
     #[error("the peer's endpoint is not one of this fabric")]
     BadEndpoint,
-    /// The peer is not there or refused.
+    /// The peer is not there or refused the connection.
     #[error("the peer could not be reached")]
     Unreachable(#[source] io::Error),
     /// The peer did not prove that it is the one expected.
@@ -314,10 +316,10 @@ pub enum ConnectError {
     /// The queue pair is connected, closed or broken already.
     #[error("the queue pair is not in a state to be connected")]
     WrongState,
-    /// The peer was to be connected to, but its fabric listens nowhere.
-    #[error("the peer listens at no address; all fabrics of a node must share one rendezvous")]
+    /// The peer must accept the connection, but its fabric does not listen.
+    #[error("the peer's fabric listens at no address; all fabrics of a node must share one rendezvous")]
     PeerNotListening,
-    /// This end was to be connected to, but listens nowhere.
-    #[error("this node listens at no address, so nobody can connect to it")]
+    /// This end must accept the connection, but does not listen.
+    #[error("this node listens at no address, so no peer can connect to it")]
     NotListening,
 }

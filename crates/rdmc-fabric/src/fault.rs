@@ -1,4 +1,4 @@
-//! A decorator that makes queue pairs fail, dawdle or change bits where a test wants it.
+//! A decorator that breaks queue pairs, delays requests or changes bits, as a test's plan says.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::fmt;
@@ -14,25 +14,25 @@ use crate::queue_pair::QueuePair;
 use crate::sync::lock;
 use crate::work::{Opcode, QueuePairId, Work, WorkRequest};
 
-/// What happens to a work request that is about to be posted.
+/// The fault that a plan chooses for a work request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Fault {
-    /// Nothing: it is posted.
+    /// No fault: the request is posted.
     None,
-    /// It is posted later, by the environment's clock; what is posted to the same queue after it waits behind it.
+    /// The request is posted later, by the environment's clock. Later requests to the same queue wait behind it.
     Delay(Duration),
-    /// The queue pair is closed first, so that the request is flushed with everything else.
+    /// The queue pair is closed first, so that the request is flushed with all others.
     Close,
-    /// A bit of the bytes that a send or write carries is changed, counted from the first and modulo their number. The
-    /// memory that they come from stays as it is. Nothing happens to what carries no bytes.
+    /// One bit of a send's or write's bytes is flipped. The memory of the bytes stays as it is. Requests without bytes
+    /// are posted unchanged.
     Flip {
-        /// Which bit.
+        /// The bit's index from the first bit, modulo the number of bits.
         bit: u64,
     },
-    /// A bit of the immediate is changed, modulo 32. Nothing happens to what has none.
+    /// One bit of the immediate is flipped. Requests without an immediate are posted unchanged.
     FlipImmediate {
-        /// Which bit.
+        /// The bit's index, modulo 32.
         bit: u32,
     },
 }
@@ -43,17 +43,17 @@ pub enum Fault {
 pub struct Posting {
     /// The queue pair it is posted to.
     pub queue_pair: QueuePairId,
-    /// How many queue pairs the fabric had made before this one.
+    /// How many queue pairs the fabric had created before this one.
     pub queue_pair_index: u64,
-    /// What is asked.
+    /// The kind of work.
     pub opcode: Opcode,
     /// How many requests of this opcode were posted to this queue pair before.
     pub index: u64,
-    /// Length in bytes of the memory that goes with it.
+    /// Length in bytes of the request's memory.
     pub len: usize,
 }
 
-/// A fabric with faults: wraps another one and asks a plan about everything that is posted.
+/// A fabric with faults: wraps another one and applies a plan to every posted request.
 ///
 /// # Examples
 /// The third send on every queue pair finds it closed:
@@ -81,12 +81,12 @@ struct QueuePairs {
 }
 
 impl FaultFabric {
-    /// Wraps `inner`; `plan` says what becomes of each request, and is called by whoever posts.
+    /// Wraps `inner`; `plan` chooses the fault of each request. The task that posts a request calls it.
     pub fn new(inner: Arc<dyn Fabric>, plan: impl Fn(&Posting) -> Fault + Send + Sync + 'static) -> Arc<Self> {
         Arc::new(Self { inner, plan: Arc::new(plan), queue_pairs: Mutex::default() })
     }
 
-    /// Closes every queue pair made so far, as the death of the node would.
+    /// Closes every queue pair created so far, as the death of the node would.
     pub fn close_all(&self) {
         let alive = std::mem::take(&mut lock(&self.queue_pairs).alive);
         for queue_pair in alive.iter().filter_map(Weak::upgrade) {
@@ -149,11 +149,11 @@ struct FaultState {
     receives: DelayedQueue,
 }
 
-/// Requests that wait for their time, in order.
+/// Requests that wait until they are due, in order.
 #[derive(Default)]
 struct DelayedQueue {
     waiting: VecDeque<(Timestamp, WorkRequest)>,
-    /// A task posts them; until it ends nobody may overtake.
+    /// A task posts them; until it ends, no later request may overtake them.
     running: bool,
 }
 
@@ -194,7 +194,7 @@ impl QueuePairDecorator for FaultQueuePair {
             if queue.running || !delay.is_zero() {
                 queue.waiting.push_back((self.environment.now() + delay, request));
                 if !std::mem::replace(&mut queue.running, true) {
-                    let this = self.this.upgrade().expect("somebody holds the queue pair they post to");
+                    let this = self.this.upgrade().expect("the caller holds the queue pair");
                     self.environment.spawn(Box::pin(async move { this.post_waiting(receives).await }));
                 }
                 return;
@@ -210,7 +210,7 @@ impl QueuePairDecorator for FaultQueuePair {
             let sends = std::mem::take(&mut state.sends.waiting);
             sends.into_iter().chain(std::mem::take(&mut state.receives.waiting))
         };
-        // To be flushed with the rest.
+        // Flushed with the rest.
         waiting.for_each(|(_, request)| self.inner.post(request));
     }
 }
@@ -231,7 +231,7 @@ impl FaultQueuePair {
         }
     }
 
-    /// Has a request carry a copy of its bytes, one bit of which differs.
+    /// Replaces the bytes of a request by a copy with one flipped bit.
     fn flip(&self, work: &mut Work, bit: u64) {
         let (Work::Send { data, .. } | Work::Write { data, .. }) = work else { return };
         let mut bytes = data.to_vec();
@@ -241,11 +241,11 @@ impl FaultQueuePair {
         bytes[at] ^= 1 << (bit % u64::from(u8::BITS));
         match self.fabric.register(Memory::from(bytes)) {
             Ok(region) => *data = region.into_shared(),
-            Err(error) => tracing::warn!(%error, "no memory for a flipped bit"),
+            Err(error) => tracing::warn!(%error, "no memory to flip a bit in"),
         }
     }
 
-    /// Posts the requests of one queue, each when its time has come, until none is left.
+    /// Posts the requests of one queue, each when it is due, until none is left.
     async fn post_waiting(&self, receives: bool) {
         loop {
             let due = {
@@ -258,11 +258,11 @@ impl FaultQueuePair {
                 *due
             };
             self.environment.sleep_until(due).await;
-            // None if the queue pair was closed meanwhile.
+            // `None` if the queue pair was closed meanwhile.
             let next = lock(&self.state).queue(receives).waiting.pop_front();
             if let Some((_, request)) = next {
                 self.inner.post(request);
-                // The flush that was to let it out may be over.
+                // The flush that would have sent it may be over.
                 self.inner.flush();
             }
         }

@@ -1,4 +1,4 @@
-//! Decoders that are private otherwise, for fuzzers: exists under `--cfg fuzzing` only.
+//! Private decoders, public for fuzzers: exists under `--cfg fuzzing` only.
 
 use crate::memory::ObjectDescriptor;
 use crate::remote::RemoteMemory;
@@ -6,15 +6,15 @@ use crate::tcp::frame::{Frame, Refusal};
 
 /// First bytes of a data connection.
 pub const DATA_MAGIC: [u8; 8] = crate::environment::DATA_MAGIC;
-/// Bytes of a header of the fabric `tcp`.
+/// Length in bytes of a header of the fabric `tcp`.
 pub const TCP_HEADER_LEN: usize = Frame::LEN;
 
-/// Decodes a header of the fabric `tcp` and encodes it again; none if it is none.
+/// Decodes a header of the fabric `tcp` and encodes it again; returns `None` if it is invalid.
 pub fn recode_tcp_header(header: &[u8; TCP_HEADER_LEN]) -> Option<[u8; TCP_HEADER_LEN]> {
     Frame::decode(header).map(Frame::encode)
 }
 
-/// Encodes one header of each kind, by its name; those that ask for memory ask for `at`.
+/// Encodes one header of each kind, with its name; those that access memory access `at`.
 pub fn tcp_headers(at: RemoteMemory) -> Vec<(&'static str, [u8; TCP_HEADER_LEN])> {
     let (imm, len) = (Some(7), at.len);
     let headers = [
@@ -31,7 +31,7 @@ pub fn tcp_headers(at: RemoteMemory) -> Vec<(&'static str, [u8; TCP_HEADER_LEN])
     headers.map(|(name, frame)| (name, frame.encode())).to_vec()
 }
 
-/// Decodes the descriptor of an object and encodes it again; none if it is none.
+/// Decodes an object's descriptor and encodes it again; returns `None` if it is invalid.
 pub fn recode_object_descriptor(bytes: &[u8]) -> Option<[u8; ObjectDescriptor::LEN]> {
     ObjectDescriptor::decode(bytes).map(ObjectDescriptor::encode)
 }
@@ -44,23 +44,24 @@ mod shm {
     use crate::shm::ring::{ENTRY_LEN, Entry, EntryKind, INLINE_LEN_MAX, Payload, Target};
     use crate::shm::wire::Request;
 
-    /// Bytes of an entry of the fabric `shm`.
+    /// Length in bytes of an entry of the fabric `shm`.
     pub const SHM_ENTRY_LEN: usize = ENTRY_LEN;
-    /// Bytes of a request at a node's socket.
+    /// Length in bytes of a request at a node's socket.
     pub const SHM_REQUEST_LEN: usize = Request::LEN;
 
-    /// Decodes an entry of the fabric `shm`, encodes it and decodes that, and tells whether it is the same; none if it is none.
+    /// Decodes, encodes and decodes an entry of the fabric `shm`; returns whether it stays the same, `None` if it is
+    /// invalid.
     pub fn recode_shm_entry(entry: &[u8; ENTRY_LEN]) -> Option<bool> {
         let entry = Entry::decode(entry)?;
         Some(entry.len <= entry.total && Entry::decode(&entry.encode()) == Some(entry))
     }
 
-    /// Decodes a request at a node's socket and encodes it again; none if it is none.
+    /// Decodes a request at a node's socket and encodes it again; returns `None` if it is invalid.
     pub fn recode_shm_request(request: &[u8; SHM_REQUEST_LEN]) -> Option<[u8; SHM_REQUEST_LEN]> {
         Request::decode(request).map(Request::encode)
     }
 
-    /// Encodes an entry of each kind, by its name.
+    /// Encodes one entry of each kind, with its name.
     pub fn shm_entries() -> Vec<(&'static str, [u8; ENTRY_LEN])> {
         let (target, inline) = (Target { key: 7, address: 8 }, Payload::Inline([9; INLINE_LEN_MAX]));
         let shared = Payload::Shared { object: 5, offset: 1 << 30 };
@@ -73,7 +74,7 @@ mod shm {
         vec![("send", send), ("write", write), ("read", read), ("read-data", data)]
     }
 
-    /// Encodes a request of each kind, by its name.
+    /// Encodes one request of each kind, with its name.
     pub fn shm_requests() -> Vec<(&'static str, [u8; SHM_REQUEST_LEN])> {
         let meet = Request::Meet { to: 1, from: u128::MAX, name: 3 };
         let requests = [

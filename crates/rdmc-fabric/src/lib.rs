@@ -1,19 +1,20 @@
 //! The verbs vocabulary as async Rust.
 //!
-//! RDMA hardware is programmed by posting work requests to queue pairs and taking work completions from completion
-//! queues. This crate says the same in Rust's terms:
+//! RDMA hardware is programmed by posting work requests to queue pairs and by taking work completions from completion
+//! queues. This crate expresses that in Rust:
 //!
-//! - a [`QueuePair`] posts sends, receives, one-sided writes and reads; each is an [`Operation`], a future;
-//! - a [`CompletionQueue`], shared by many queue pairs, is a stream of [`WorkCompletion`]s; the one task that drains it
-//!   resolves the operations through their wakers;
-//! - a [`MemoryRegion`] is registered memory, lent out as [`BufferMut`]s that move into operations and come back as
-//!   [`Buffer`]s; an [`ExposedRegion`] is memory that peers reach with a key;
-//! - a [`Fabric`] makes all of these. [`MemFabric`] joins nodes of one process, `ShmFabric` (on Linux) processes of one
-//!   host, [`TcpFabric`] nodes anywhere. Others live in crates of their own and pass the same conformance suite.
+//! - A [`QueuePair`] posts sends, receives, one-sided writes and reads. Each is an [`Operation`], a future.
+//! - A [`CompletionQueue`], shared by many queue pairs, is a stream of [`WorkCompletion`]s. The one task that drains it
+//!   resolves the operations through their wakers.
+//! - A [`MemoryRegion`] is registered memory. It is lent out as [`BufferMut`]s, which move into operations and come
+//!   back as [`Buffer`]s. An [`ExposedRegion`] is memory that peers reach with a key.
+//! - A [`Fabric`] creates all of these. [`MemFabric`] joins nodes of one process, `ShmFabric` (on Linux) joins
+//!   processes of one host, and [`TcpFabric`] joins nodes anywhere. Other fabrics are crates of their own and pass the
+//!   same conformance suite.
 //!
-//! What all fabrics promise is what reliable connections promise: first in, first out per queue pair; a receive
-//! completes after its bytes are in place; a send completes when the other end has taken it; any error breaks the
-//! queue pair, and a broken queue pair flushes everything posted, so that no future is left waiting.
+//! Every fabric makes the promises of reliable connections. A queue pair is first in, first out. A receive completes
+//! after its bytes are in place, a send when the other end has taken it. Any error breaks the queue pair. A broken
+//! queue pair flushes everything posted, so no future waits for ever.
 
 mod completion;
 #[cfg(feature = "conformance")]

@@ -1,7 +1,7 @@
 //! The fabric `mem`: nodes of one process, joined by memory copies.
 //!
-//! For tests, examples and embedding. Each direction of a queue pair has a task that carries out its requests one by
-//! one; control connections are in-process pipes. A network is an object: two of them never meet.
+//! It is meant for tests, examples and embedding. Each direction of a queue pair has a task that carries out its
+//! requests one by one. Control connections are in-process pipes. Nodes of different networks cannot reach each other.
 
 use std::collections::{BTreeMap, HashMap};
 use std::fmt;
@@ -44,17 +44,17 @@ struct NetworkShared {
     listeners: Mutex<BTreeMap<String, mpsc::Sender<DuplexStream>>>,
     queue_pairs: Mutex<HashMap<u128, Weak<MemQueuePair>>>,
     next_port: AtomicU16,
-    /// What nodes share, by token.
+    /// The shared objects of all nodes, by token.
     objects: Mutex<HashMap<u128, Buffer>>,
 }
 
 impl MemNetwork {
-    /// Makes a network without nodes.
+    /// Creates a network without nodes.
     pub fn new() -> Self {
         Self::default()
     }
 
-    /// Makes a node's access to the network.
+    /// Creates a node's access to the network.
     pub fn fabric(&self) -> Arc<MemFabric> {
         let environment = MemEnvironment { tokio: TokioEnvironment::new(), network: self.shared.clone() };
         Arc::new(MemFabric {
@@ -211,10 +211,10 @@ impl MemQueuePair {
         }
         self.pairing.join(&self.this, &found, &found.pairing)?;
         if found.posted.is_broken() {
-            // It closed in between, and may not have seen its caller.
+            // The peer closed in between, and may not have seen this queue pair.
             self.break_both(WorkError::ConnectionLost);
         }
-        let this = self.this.upgrade().expect("somebody holds the queue pair they connect");
+        let this = self.this.upgrade().expect("the caller holds the queue pair");
         self.environment.spawn(Box::pin(async move { this.carry_out_all().await }));
         Ok(())
     }
@@ -275,8 +275,8 @@ impl MemQueuePair {
         }
     }
 
-    /// Takes a peer's send, or with no data the notice of its write with immediate. Returns the bytes taken or what
-    /// to tell the sender.
+    /// Takes a peer's send, or without data the immediate of its write. Returns the bytes taken, or the error for the
+    /// sender.
     async fn take_in(
         &self,
         data: Option<&[u8]>,
@@ -318,7 +318,7 @@ impl MemQueuePair {
     }
 }
 
-/// Tokio's clock and tasks, control connections inside the process.
+/// Tokio's clock and tasks; control connections inside the process.
 struct MemEnvironment {
     tokio: TokioEnvironment,
     network: Arc<NetworkShared>,
@@ -355,7 +355,7 @@ impl Environment for MemEnvironment {
         let (connected, incoming) = mpsc::channel(ACCEPTED_MAX);
         let mut listeners = lock(&self.network.listeners);
         let result = if listeners.get(&address).is_some_and(|listener| !listener.is_closed()) {
-            Err(io::Error::new(io::ErrorKind::AddrInUse, format!("a node of this network listens at {address}")))
+            Err(io::Error::new(io::ErrorKind::AddrInUse, format!("a node already listens at {address}")))
         } else {
             listeners.insert(address.clone(), connected);
             Ok(Box::new(MemControlListener { incoming, address }) as Box<dyn ControlListener>)
@@ -428,7 +428,7 @@ impl AsyncWrite for MemControlStream {
 
 /// Bytes copied before other tasks of the thread get a turn.
 const COPY_CHUNK: usize = 256 << 10;
-/// Control connections that wait to be taken.
+/// Control connections that wait to be accepted.
 const ACCEPTED_MAX: usize = 64;
-/// Bytes that a control connection holds in either direction.
+/// Most bytes that a control connection holds in each direction.
 const CONTROL_BUFFER: usize = 64 << 10;

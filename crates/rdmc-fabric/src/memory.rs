@@ -1,14 +1,14 @@
-//! Registered memory and who may touch it.
+//! Registered memory and its owners.
 //!
 //! A [`MemoryRegion`] owns memory that a fabric may read and write. It is lent out as a [`BufferMut`], an exclusively
-//! owned range that can be split into disjoint ranges, each of which moves into an operation and comes back with its
-//! completion. A filled range freezes into a [`Buffer`], which is shared and read only, so that a block that has
-//! arrived can be read by the application and sent on at the same time. When the last range of a lease is gone, the
-//! whole region returns to whoever lent it: nobody frees memory that a device still writes.
+//! owned range. A `BufferMut` splits into disjoint ranges; each moves into an operation and comes back with its
+//! completion. A filled range freezes into a [`Buffer`], which is shared and read only. So the application can read a
+//! block that has arrived while the runtime sends it on. When the last range of a lease is gone, the whole region
+//! returns to its lender: memory is never freed while a device still writes it.
 //!
-//! The module holds raw pointers because ranges of one allocation are written by different owners at the same time.
-//! Soundness rests on one invariant: **at any time, every byte of a region belongs to at most one `BufferMut` or to
-//! any number of `Buffer`s, never to both.**
+//! The module holds raw pointers because different owners write ranges of one allocation at the same time. Soundness
+//! rests on one invariant: **at any time, every byte of a region belongs to at most one `BufferMut` or to any number of
+//! `Buffer`s, never to both.**
 
 use std::any::Any;
 use std::fmt;
@@ -29,7 +29,7 @@ pub use shared::{AttachError, ObjectDescriptor, ObjectShare, SharedObject, Share
 
 /// Memory that is not yet registered with a fabric.
 ///
-/// Its address never changes while it lives, and nobody else writes it.
+/// Its address never changes while it lives, and no other code writes it.
 pub struct Memory {
     ptr: NonNull<u8>,
     len: usize,
@@ -46,10 +46,10 @@ unsafe impl Send for Memory {}
 unsafe impl Sync for Memory {}
 
 impl Memory {
-    /// Maps `len` bytes of zeroed anonymous memory; pages are taken when first touched.
+    /// Maps `len` bytes of zeroed anonymous memory. The system allocates each page when it is first touched.
     ///
     /// # Errors
-    /// The operating system's refusal, for instance out of address space.
+    /// The operating system refuses, for example because it is out of address space.
     pub fn anonymous(len: usize) -> io::Result<Self> {
         if len == 0 {
             return Ok(Self::from(Vec::new()));
@@ -58,53 +58,53 @@ impl Memory {
         Ok(Self::from_map(map))
     }
 
-    /// Maps the first `len` bytes of `file` for writing; what is received there is in the file.
+    /// Maps the first `len` bytes of `file` for writing: received bytes are in the file at once.
     ///
-    /// The file must be at least `len` bytes long, and its blocks should be reserved in advance: a full disk shows as
-    /// a fault of the mapping, not as an error value.
+    /// The file must be at least `len` bytes long, and its blocks should be reserved in advance. A full disk causes a
+    /// fault of the mapping, not an error value.
     ///
     /// # Errors
     /// The file is too short or cannot be mapped for writing.
     ///
     /// # Safety
-    /// While the memory lives, nobody else may read, write, map or shorten the file.
+    /// While the memory lives, no other code may read, write, map or shorten the file.
     pub unsafe fn map_file_mut(file: &File, len: usize) -> io::Result<Self> {
         if len == 0 {
             return Ok(Self::from(Vec::new()));
         }
         require_len(file, len)?;
-        // SAFETY: by the contract of this function nobody else touches the file; its length was checked above.
+        // SAFETY: by the contract of this function no other code touches the file; its length was checked above.
         let map = unsafe { memmap2::MmapOptions::new().len(len).map_mut(file) }?;
         Ok(Self { file: Some(file.try_clone()?), ..Self::from_map(map) })
     }
 
     /// Maps the first `len` bytes of `file` for reading, to be sent without a copy.
     ///
-    /// The fabric `tcp` lets the kernel read the mapping, so a file shortened meanwhile fails the operation; code that
-    /// touches the bytes itself would be killed.
+    /// The fabric `tcp` lets the kernel read the mapping, so the operation fails if the file is shortened meanwhile.
+    /// Code that touched the bytes itself would be killed.
     ///
     /// # Errors
     /// The file is too short or cannot be mapped.
     ///
     /// # Safety
-    /// While the memory lives, nobody may write or shorten the file; or nobody may look at the bytes as a slice, here
-    /// or in what they are copied to, and rely on their staying the same.
+    /// While the memory lives, no code may write or shorten the file. Alternatively, no code may use the bytes as a
+    /// slice, here or in what they are copied to, and rely on their staying the same.
     pub unsafe fn map_file(file: &File, len: usize) -> io::Result<Self> {
         if len == 0 {
             return Ok(Self::from(Vec::new()));
         }
         require_len(file, len)?;
-        // SAFETY: by the contract of this function nobody writes or shortens the file; its length was checked above.
+        // SAFETY: by the contract of this function no code writes or shortens the file; its length was checked above.
         let map = unsafe { memmap2::MmapOptions::new().len(len).map(file) }?;
         let ptr = NonNull::from(&map[..]).cast();
         Ok(Self { ptr, len, writable: false, file: Some(file.try_clone()?), _owner: Box::new(map) })
     }
 
-    /// Takes memory that some other code owns, for fabrics that allocate in their own way.
+    /// Takes memory that other code owns, for fabrics that allocate in their own way.
     ///
     /// # Safety
     /// For as long as `owner` lives, `ptr` must be valid for reads of `len` initialised bytes, and for writes if
-    /// `writable`; nobody else may write them, nor read them if `writable`.
+    /// `writable`. No other code may write them, nor read them if `writable`.
     pub unsafe fn from_raw(ptr: NonNull<u8>, len: usize, writable: bool, owner: Box<dyn Any + Send + Sync>) -> Self {
         Self { ptr, len, writable, file: None, _owner: owner }
     }
@@ -114,7 +114,7 @@ impl Memory {
         self.len
     }
 
-    /// Tells whether there are no bytes at all.
+    /// Tells whether there are no bytes.
     pub fn is_empty(&self) -> bool {
         self.len == 0
     }
@@ -124,7 +124,7 @@ impl Memory {
         self.writable
     }
 
-    /// Returns the file whose first bytes are mapped, if it is a file's memory, for fabrics.
+    /// Returns the file whose first bytes are mapped, if it is a file's memory; for fabrics.
     pub fn file(&self) -> Option<&File> {
         self.file.as_ref()
     }
@@ -134,7 +134,7 @@ impl Memory {
         self.ptr.as_ptr()
     }
 
-    /// Returns the file that is mapped, if others may change it.
+    /// Returns the mapped file, if other code may change it.
     fn changing_file(&self) -> Option<&File> {
         self.file.as_ref().filter(|_| !self.writable)
     }
@@ -193,8 +193,8 @@ fn require_len(file: &File, len: usize) -> io::Result<()> {
 
 /// Memory registered with one fabric, owned as a whole.
 ///
-/// Registration is what a device needs to reach the memory: a software fabric keeps nothing, a verbs fabric its
-/// memory region object. It ends when the region is dropped, before the memory itself is given back.
+/// A device needs the registration to reach the memory. A software fabric keeps nothing, a verbs fabric its memory
+/// region object. The registration ends when the region is dropped, before the memory itself is given back.
 pub struct MemoryRegion {
     /// Dropped first: the device forgets the memory before it is freed.
     registration: Box<dyn Any + Send + Sync>,
@@ -202,7 +202,7 @@ pub struct MemoryRegion {
 }
 
 impl MemoryRegion {
-    /// Joins memory with what the fabric keeps about it; called by fabrics.
+    /// Joins memory with the fabric's registration; fabrics call it.
     pub fn new(memory: Memory, registration: Box<dyn Any + Send + Sync>) -> Self {
         Self { registration, memory }
     }
@@ -222,7 +222,7 @@ impl MemoryRegion {
         self.memory.writable
     }
 
-    /// Returns what the fabric keeps about the region, if it is a `T`.
+    /// Returns the fabric's registration of the region, if it is a `T`.
     pub fn registration<T: Any>(&self) -> Option<&T> {
         self.registration.downcast_ref()
     }
@@ -255,11 +255,11 @@ impl fmt::Debug for MemoryRegion {
     }
 }
 
-/// Who lent a region and wants it back, such as a pool.
+/// The lender of a region, such as a pool.
 pub trait Lender: Send + Sync {
-    /// Takes the region back; nobody holds any range of it any more.
+    /// Takes the region back; no ranges of it are left.
     ///
-    /// Called from whichever task drops the last range: it must not block.
+    /// The task that drops the last range calls it: it must not block.
     fn take_back(&self, region: MemoryRegion);
 }
 
@@ -320,7 +320,8 @@ impl BufferMut {
         front
     }
 
-    /// Shortens the range to `len` bytes; the rest is unused until the lease ends. Does nothing if it is shorter.
+    /// Shortens the range to `len` bytes; the rest is unused until the lease ends. Does nothing if the range is
+    /// shorter.
     pub fn truncate(&mut self, len: usize) {
         self.len = self.len.min(len);
     }
@@ -330,7 +331,7 @@ impl BufferMut {
         Buffer { lease: self.lease, start: self.start, len: self.len }
     }
 
-    /// Returns what the fabric keeps about the region this range lies in.
+    /// Returns the fabric's registration of the range's region.
     pub fn registration<T: Any>(&self) -> Option<&T> {
         self.lease.region().registration()
     }
@@ -400,7 +401,7 @@ impl Buffer {
     /// Returns a part of the range, without a copy.
     ///
     /// # Panics
-    /// If the bounds lie outside.
+    /// If the bounds lie outside the range.
     #[must_use]
     pub fn slice(&self, range: impl RangeBounds<usize>) -> Self {
         let from = match range.start_bound() {
@@ -417,13 +418,13 @@ impl Buffer {
         Self { lease: self.lease.clone(), start: self.start + from, len: to - from }
     }
 
-    /// Tells whether the bytes may change, or vanish, as those of a [mapped file](Memory::map_file) do that others write or
-    /// shorten: they should be looked at by [`copy_to`](Self::copy_to).
+    /// Tells whether the bytes may change or vanish, as those of a [mapped file](Memory::map_file) do when it is
+    /// written or shortened. Such bytes should be read by [`copy_to`](Self::copy_to).
     pub fn may_change(&self) -> bool {
         self.lease.region().memory.changing_file().is_some()
     }
 
-    /// Copies the bytes from the `from`th into `into`; those of a mapped file by way of the kernel.
+    /// Copies the bytes from index `from` on into `into`; the kernel copies those of a mapped file.
     ///
     /// # Errors
     /// The file was shortened, or cannot be read.
@@ -441,7 +442,7 @@ impl Buffer {
         }
     }
 
-    /// Appends `next`, if it is the range that follows in the same lease.
+    /// Appends `next`, if it follows in the same lease.
     ///
     /// # Errors
     /// Gives `next` back if it does not follow.
@@ -453,19 +454,19 @@ impl Buffer {
         Ok(())
     }
 
-    /// Returns how many ranges of its lease are held, this one included.
+    /// Returns how many ranges of its lease are held, including this one.
     pub fn holders(&self) -> usize {
         Arc::strong_count(&self.lease)
     }
 
-    /// Takes the range back for writing, with the `before` bytes in front of it and the `after` bytes behind it, if
-    /// nobody else holds any range of its lease.
+    /// Takes the range back for writing, with the `before` bytes in front of it and the `after` bytes behind it, if no
+    /// other range of its lease is held.
     ///
-    /// What is written there stays, also where nobody holds it any more.
+    /// What is written there stays, also in parts that no range holds any more.
     ///
     /// # Errors
-    /// Gives the range back if others hold some of the lease, if the wider range lies outside the region, or if the
-    /// region is read only.
+    /// Gives the range back if other ranges of the lease are held, if the wider range lies outside the region, or if
+    /// the region is read only.
     pub fn try_widen(mut self, before: usize, after: usize) -> Result<BufferMut, Self> {
         let start = self.start.checked_sub(before);
         let len = self.len.checked_add(before).and_then(|len| len.checked_add(after));
@@ -474,19 +475,19 @@ impl Buffer {
             let region = lease.region();
             region.memory.writable && start.checked_add(len).is_some_and(|end| end <= region.len())
         };
-        // Whoever holds a range has a share of the lease: with no other share, all of the region is free to be written.
+        // Each range has a share of the lease: with no other share, all of the region is free to be written.
         match Arc::get_mut(&mut self.lease).is_some_and(|lease| writable(lease)) {
             true => Ok(BufferMut { lease: self.lease, start, len }),
             false => Err(self),
         }
     }
 
-    /// Returns what the fabric keeps about the region this range lies in.
+    /// Returns the fabric's registration of the range's region.
     pub fn registration<T: Any>(&self) -> Option<&T> {
         self.lease.region().registration()
     }
 
-    /// Makes memory of the range, which must not change, to be registered anew.
+    /// Turns the range, which must not change, into memory that can be registered again.
     fn into_memory(self) -> Memory {
         debug_assert!(!self.may_change(), "others may write it");
         let (ptr, len) = (NonNull::from(&self[..]).cast(), self.len);
@@ -526,9 +527,9 @@ fn range_of(lease: &Lease, start: usize, len: usize) -> &[u8] {
         return &[];
     }
     let ptr = lease.region().memory.ptr.as_ptr().wrapping_add(start);
-    // SAFETY: `start + len <= region.len()` by construction, so the range lies in one live allocation, which the
-    // lease holds; its bytes are initialised; the caller is the `BufferMut` that owns the range, borrowed, or one of
-    // its `Buffer`s, so by the module's invariant nobody writes it while the result lives.
+    // SAFETY: `start + len <= region.len()` by construction, so the range lies in one live allocation, which the lease
+    // holds; its bytes are initialised; the caller is the `BufferMut` that owns the range, borrowed, or one of its
+    // `Buffer`s, so by the module's invariant no code writes it while the result lives.
     unsafe { std::slice::from_raw_parts(ptr, len) }
 }
 

@@ -22,12 +22,12 @@ pub struct QueuePair {
 }
 
 impl QueuePair {
-    /// Wraps a fabric's queue pair; called by fabrics.
+    /// Wraps a fabric's queue pair; fabrics call it.
     pub fn new(raw: Arc<dyn RawQueuePair>, config: QueuePairConfig) -> Self {
         Self { raw, config, sends: Arc::default(), receives: Arc::default(), closes_on_drop: true }
     }
 
-    /// Wraps this queue pair's implementation in another one; called by decorators.
+    /// Wraps this queue pair's implementation in another one; decorators call it.
     #[must_use]
     pub fn map_raw(mut self, wrap: impl FnOnce(Arc<dyn RawQueuePair>) -> Arc<dyn RawQueuePair>) -> Self {
         // The inner pair lives on inside the wrapper; only the wrapper closes it.
@@ -35,26 +35,26 @@ impl QueuePair {
         Self::new(wrap(self.raw.clone()), self.config)
     }
 
-    /// Returns the number that tells it apart in completions and logs.
+    /// Returns the number that identifies it in completions and logs.
     pub fn id(&self) -> QueuePairId {
         self.raw.id()
     }
 
-    /// Returns where the peer can reach this end; to be handed over by the control plane.
+    /// Returns the address of this end, for the control plane to give to the peer.
     pub fn endpoint(&self) -> Endpoint {
         self.raw.endpoint()
     }
 
-    /// Returns what carries it, where the fabric chooses that for each pair of ends: the name of another fabric, once it is
-    /// connected.
+    /// Returns the name of the fabric that carries this queue pair, once it is connected. `None` if the fabric does not
+    /// choose a carrier for each pair.
     pub fn carrier(&self) -> Option<&'static str> {
         self.raw.carrier()
     }
 
-    /// Connects to the peer; both ends do this.
+    /// Connects to the peer; both ends call it.
     ///
     /// # Cancel safety
-    /// Dropping the future leaves the queue pair unusable; close it.
+    /// If the future is dropped, the queue pair is unusable; close it.
     ///
     /// # Errors
     /// See [`ConnectError`].
@@ -67,16 +67,16 @@ impl QueuePair {
         Operation::plain(self.post(Work::Send { data, imm }))
     }
 
-    /// Does what [`send`](Self::send) does where more is posted behind it at once: saves the completion, and a call of
-    /// the device, where the fabric can.
+    /// Sends like [`send`](Self::send), if more is posted at once. Where the fabric can, it saves the completion and a
+    /// call of the device.
     ///
-    /// It may not leave before a later send, write or read is posted or [`flush`](Self::flush) is called, and may end
-    /// late, as with [`write_unsignaled`](Self::write_unsignaled).
+    /// The bytes may stay here until a later send, write or read is posted or [`flush`](Self::flush) is called. The
+    /// operation may end late, as with [`write_unsignaled`](Self::write_unsignaled).
     pub fn send_with_more(&self, data: Buffer, imm: Option<u32>) -> Operation<()> {
         Operation::plain(self.post_with(Work::Send { data, imm }, Signaling::MoreToCome))
     }
 
-    /// Lets out what [`send_with_more`](Self::send_with_more) holds back.
+    /// Sends what [`send_with_more`](Self::send_with_more) holds back.
     pub fn flush(&self) {
         self.raw.flush();
     }
@@ -86,7 +86,8 @@ impl QueuePair {
         Operation::receive(self.post(Work::Receive { into }))
     }
 
-    /// Does what [`receive`](Self::receive) does; `inspector` looks at the bytes as they come, as far as the fabric shows them.
+    /// Receives like [`receive`](Self::receive); `inspector` sees the bytes as they arrive, as far as the fabric shows
+    /// them.
     pub fn receive_inspected(&self, into: BufferMut, inspector: Arc<dyn Inspector>) -> Operation<Received> {
         let slot = self.post_as(Work::Receive { into }, Signaling::Signaled, Some(inspector));
         Operation::receive(slot)
@@ -94,31 +95,29 @@ impl QueuePair {
 
     /// Writes `data` into the peer's memory; with `imm` it also consumes and completes a receive of the peer.
     ///
-    /// The length written is that of `data`, wherever in the peer's region `to` begins; the peer checks the bounds. A
-    /// write of no bytes succeeds at the end of the region too; whether its key is looked at is left to the fabric.
+    /// The write has the length of `data`, wherever in the peer's region `to` begins; the peer checks the bounds. A
+    /// write of no bytes also succeeds at the end of the region. Whether its key is checked depends on the fabric.
     pub fn write(&self, data: Buffer, to: RemoteMemory, imm: Option<u32>) -> Operation<()> {
         let to = RemoteMemory { len: data.len() as u64, ..to };
         Operation::plain(self.post(Work::Write { data, to, imm }))
     }
 
-    /// Does what [`write`](Self::write) does, and saves the completion where the fabric can.
-    ///
-    /// The operation may end only with a later request: at the latest with the next signaled one, when
-    /// [`UNSIGNALED_MAX`] more unsignaled ones were posted, or when the queue is full. Whoever awaits it earlier may wait
-    /// for ever. For small writes that come in numbers, whose fate shows in the queue pair's.
+    /// Writes like [`write`](Self::write), and saves the completion where the fabric can.
+    /// The operation may end only with a later request: with the next signaled one, after [`UNSIGNALED_MAX`] more
+    /// unsignaled ones, or when the queue is full. A task that awaits it earlier may wait for ever. It is meant for
+    /// many small writes, whose failure shows as that of the queue pair.
     pub fn write_unsignaled(&self, data: Buffer, to: RemoteMemory, imm: Option<u32>) -> Operation<()> {
         let to = RemoteMemory { len: data.len() as u64, ..to };
         Operation::plain(self.post_with(Work::Write { data, to, imm }, Signaling::Unsignaled))
     }
 
-    /// Reads the peer's memory at `from` into `into`, as many bytes as that has; the peer checks the bounds, as
-    /// those of a write.
+    /// Reads the peer's memory at `from` and fills `into`; the peer checks the bounds.
     pub fn read(&self, into: BufferMut, from: RemoteMemory) -> Operation<BufferMut> {
         let from = RemoteMemory { len: into.len() as u64, ..from };
         Operation::read(self.post(Work::Read { into, from }))
     }
 
-    /// Breaks the connection: everything posted, here and at the peer, is flushed.
+    /// Breaks the connection; everything posted at both ends is flushed.
     pub fn close(&self) {
         self.raw.close();
     }
@@ -140,7 +139,7 @@ impl QueuePair {
         let Ok(before) = outstanding.fetch_update(Ordering::AcqRel, Ordering::Acquire, grow) else {
             return Slot::refused(WorkError::QueueFull { depth });
         };
-        // Nothing could be posted behind it, on which its completion might wait.
+        // The queue is full: no request can be posted behind this one to bring its completion.
         let signaling = if before + 1 == depth { Signaling::Signaled } else { signaling };
         let (request, slot) = WorkRequest::new(work, signaling, inspector, self.raw.id(), outstanding.clone());
         self.raw.post(request);
@@ -162,11 +161,11 @@ impl fmt::Debug for QueuePair {
     }
 }
 
-/// Draws the next queue pair number of this process.
+/// Returns the next queue pair number of this process.
 pub fn next_queue_pair_id() -> QueuePairId {
     static NEXT: AtomicU64 = AtomicU64::new(1);
     QueuePairId(NEXT.fetch_add(1, Ordering::Relaxed))
 }
 
-/// Unsignaled requests in a row after which a fabric reports a completion all the same.
+/// Unsignaled requests in a row after which a fabric nevertheless reports a completion.
 pub const UNSIGNALED_MAX: u32 = 16;

@@ -23,12 +23,12 @@ impl RemoteAccess {
     pub const READ_WRITE: Self = Self { read: true, write: true };
 }
 
-/// Where a peer's exposed memory is and the key that opens it; travels through the control plane only.
+/// The address and key of a peer's exposed memory; it travels through the control plane only.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub struct RemoteMemory {
-    /// The secret that opens the memory: an rkey, or on software fabrics 64 random bits.
+    /// The secret that opens the memory: an rkey, or 64 random bits on software fabrics.
     pub key: u64,
-    /// The address of the first byte, in the peer's terms.
+    /// The address of the first byte, as the peer counts.
     pub address: u64,
     /// The length in bytes.
     pub len: u64,
@@ -53,7 +53,7 @@ impl RemoteMemory {
         out
     }
 
-    /// Decodes what [`encode`](Self::encode) made; any bytes are a value.
+    /// Decodes the result of [`encode`](Self::encode); all bytes are valid.
     pub fn decode(bytes: [u8; Self::ENCODED_LEN]) -> Self {
         let field = |at: usize| {
             let mut field = [0; 8];
@@ -75,9 +75,9 @@ impl fmt::Debug for RemoteMemory {
 #[derive(Debug)]
 #[non_exhaustive]
 pub enum Expose {
-    /// Memory that peers may write, and read if allowed.
+    /// Memory that peers may write, and also read if [`RemoteAccess`] allows it.
     Mutable(BufferMut, RemoteAccess),
-    /// Memory that peers may only read, which the application reads too.
+    /// Memory that peers may only read; the application may read it too.
     Frozen(Buffer),
 }
 
@@ -85,9 +85,9 @@ pub enum Expose {
 pub trait ExposedMemory: Send + Sync {
     /// Returns what peers need to reach the memory.
     fn remote(&self) -> RemoteMemory;
-    /// Copies bytes out; the range was checked.
+    /// Copies bytes out; the caller has checked the range.
     fn read_at(&self, offset: usize, out: &mut [u8]);
-    /// Copies bytes in; the range was checked. Returns false if the memory is frozen.
+    /// Copies bytes in; the caller has checked the range. Returns false if the memory is frozen.
     fn write_at(&self, offset: usize, bytes: &[u8]) -> bool;
 }
 
@@ -99,7 +99,7 @@ pub struct ExposedRegion {
 }
 
 impl ExposedRegion {
-    /// Wraps a fabric's implementation; called by fabrics.
+    /// Wraps a fabric's implementation; fabrics call it.
     pub fn new(memory: Box<dyn ExposedMemory>) -> Self {
         Self { memory }
     }
@@ -109,7 +109,7 @@ impl ExposedRegion {
         self.memory.remote()
     }
 
-    /// Copies bytes out.
+    /// Copies bytes from the region.
     ///
     /// # Errors
     /// The range lies outside the region.
@@ -119,7 +119,7 @@ impl ExposedRegion {
         Ok(())
     }
 
-    /// Copies bytes in.
+    /// Copies bytes into the region.
     ///
     /// # Errors
     /// The range lies outside the region, or the region is frozen.

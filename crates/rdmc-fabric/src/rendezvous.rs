@@ -1,12 +1,12 @@
-//! Where two queue pairs meet: a TCP connection of their own, which lets in only who knows a nonce.
+//! How two queue pairs meet: over a TCP connection of their own, which admits only a peer that knows a nonce.
 //!
 //! Connections arrive at the port where the node listens for control connections. Each queue pair draws a nonce, which
-//! travels through the control plane inside its endpoint; a connection that names a nonce nobody waits for is refused
-//! and counted. Of the two ends the active one opens the connection. On `tcp` the blocks pass through it; fabrics of
-//! devices agree over it that both ends are ready, and learn by its end that the peer is gone.
+//! travels through the control plane inside its endpoint. A connection with an unknown nonce is refused and counted.
+//! The active end opens the connection, the passive one accepts it. On `tcp` the blocks pass through it. Fabrics over
+//! devices use it to agree that both ends are ready; its end tells an end that the peer is gone.
 //!
-//! Where it is encrypted the nonces do not cross it. Names derived from them do, which let nobody learn the nonces, and
-//! both nonces together are the secret of a TLS handshake.
+//! An encrypted connection does not carry the nonces. It carries names derived from them, which do not reveal the
+//! nonces. Both nonces together are the secret of a TLS handshake.
 
 use std::collections::HashMap;
 use std::fmt;
@@ -29,34 +29,34 @@ use crate::tls::SharedSecret;
 /// The connections that a node's queue pairs wait for.
 ///
 /// Give it to [`TokioEnvironment::with_data_acceptor`](crate::TokioEnvironment::with_data_acceptor), so that it gets
-/// what arrives at the node's port.
+/// the data connections that arrive at the node's port.
 #[derive(Default)]
 pub struct Rendezvous {
-    /// Queue pairs that wait for the peer's connection, by their nonce or its name.
+    /// Queue pairs that wait for the peer's connection, by their nonce or its public name.
     expected: Mutex<HashMap<u128, oneshot::Sender<AcceptedConnection>>>,
     listening: Mutex<Option<SocketAddr>>,
     refused: AtomicU64,
 }
 
-/// A connection that knew a nonce.
+/// A connection with the nonce of a waiting queue pair.
 struct AcceptedConnection {
     stream: TcpStream,
-    /// The nonce it gave as its own, or its name.
+    /// The peer's own nonce, or its public name.
     from: u128,
 }
 
 impl Rendezvous {
-    /// Makes a place where nobody waits yet.
+    /// Creates a rendezvous without waiting queue pairs.
     pub fn new() -> Arc<Self> {
         Arc::default()
     }
 
-    /// Makes one queue pair's meeting, with a fresh nonce.
+    /// Creates one queue pair's meeting, with a fresh nonce.
     pub fn meeting(self: &Arc<Self>, environment: &dyn Environment) -> Meeting {
         self.meeting_with(environment, |nonce| nonce)
     }
 
-    /// Makes one queue pair's meeting that is to be [encrypted](Meeting::meet_encrypted), with a fresh nonce.
+    /// Creates one queue pair's meeting for an [encrypted](Meeting::meet_encrypted) connection, with a fresh nonce.
     pub(crate) fn encrypted_meeting(self: &Arc<Self>, environment: &dyn Environment) -> Meeting {
         self.meeting_with(environment, name_of)
     }
@@ -74,7 +74,7 @@ impl Rendezvous {
         }
     }
 
-    /// Counts data connections that were refused because they knew no valid nonce, or could not prove it.
+    /// Returns the number of data connections that were refused: they named no valid nonce, or could not prove it.
     pub fn refused_connections(&self) -> u64 {
         self.refused.load(Ordering::Relaxed)
     }
@@ -115,11 +115,11 @@ impl DataAcceptor for Rendezvous {
     }
 }
 
-/// One queue pair's end of the connection to come.
+/// One queue pair's end of a connection that is yet to be made.
 pub struct Meeting {
     rendezvous: Arc<Rendezvous>,
     nonce: u128,
-    /// What of a nonce may be seen on the network.
+    /// Returns the form of a nonce that the network may see.
     public: fn(u128) -> u128,
     /// The peer's connection, if this end is the passive one; taken by [`meet`](Self::meet).
     accepted: Mutex<Option<oneshot::Receiver<AcceptedConnection>>>,
@@ -127,20 +127,21 @@ pub struct Meeting {
 }
 
 impl Meeting {
-    /// Returns what the peer needs to come here.
+    /// Returns the place that the peer needs to connect.
     pub fn place(&self) -> MeetingPlace {
         MeetingPlace { nonce: self.nonce, listening: *lock(&self.rendezvous.listening) }
     }
 
-    /// Meets the queue pair whose place is `remote`: opens the connection or waits for it, as the role says.
+    /// Meets the queue pair at the place `remote`: opens the connection or waits for it, as the role says.
     ///
-    /// `address` is where the control plane reaches the peer, for one that listens on all its addresses.
+    /// `address` is the address at which the control plane reaches the peer, for a peer that listens on all its
+    /// addresses.
     ///
     /// # Cancel safety
-    /// The meeting is over if the future is dropped; there is one attempt.
+    /// If the future is dropped, the meeting is over; there is only one attempt.
     ///
     /// # Errors
-    /// [`ConnectError::WrongState`] at the second attempt or if closed, and what else [`ConnectError`] names.
+    /// [`ConnectError::WrongState`] at the second attempt or if closed; any other [`ConnectError`].
     pub async fn meet(
         &self,
         remote: MeetingPlace,
@@ -153,7 +154,7 @@ impl Meeting {
                 Role::Active => self.open(remote, address).await,
                 Role::Passive => {
                     let mut stream = self.await_connection(accepted, remote).await?;
-                    // The peer's own nonce proves who is here.
+                    // The peer's own nonce proves this end's identity.
                     let proof = remote.nonce.to_le_bytes();
                     stream.write_all(&proof).await.map_err(ConnectError::Unreachable)?;
                     Ok(stream)
@@ -163,7 +164,7 @@ impl Meeting {
         self.unless_closed(met).await
     }
 
-    /// Meets as [`meet`](Self::meet) does, on a connection encrypted for those who know both nonces.
+    /// Meets like [`meet`](Self::meet), over a connection encrypted with both nonces.
     pub(crate) async fn meet_encrypted(
         &self,
         remote: MeetingPlace,
@@ -187,7 +188,7 @@ impl Meeting {
                     let acceptor = TlsAcceptor::from(secret(remote.nonce, self.nonce).server_config());
                     acceptor.accept(stream).await.map(TlsStream::from).inspect_err(|error| {
                         self.rendezvous.refused.fetch_add(1, Ordering::Relaxed);
-                        tracing::warn!(?peer, %error, "data connection refused: it does not prove both nonces");
+                        tracing::warn!(?peer, %error, "data connection refused: the peer did not prove both nonces");
                     })
                 }
             };
@@ -212,16 +213,16 @@ impl Meeting {
     pub fn close(&self) {
         self.closed.send_replace(true);
         self.forget();
-        // A peer whose connection has arrived waits for the proof, which does not come any more.
+        // A peer whose connection has arrived waits for the proof, which will not come.
         drop(lock(&self.accepted).take());
     }
 
-    /// Returns a view of whether the meeting was closed.
+    /// Returns a receiver that shows whether the meeting is closed.
     pub fn closed(&self) -> watch::Receiver<bool> {
         self.closed.subscribe()
     }
 
-    /// Opens the connection and waits for the peer's proof that it is the one expected.
+    /// Opens the connection and waits for the peer's proof of its identity.
     async fn open(&self, remote: MeetingPlace, address: Option<IpAddr>) -> Result<TcpStream, ConnectError> {
         let mut stream = self.dial(remote, address).await?;
         let mut proof = [0; 16];
@@ -229,7 +230,7 @@ impl Meeting {
         if u128::from_le_bytes(proof) == self.nonce { Ok(stream) } else { Err(ConnectError::BadNonce) }
     }
 
-    /// Opens the connection and says who is meant, and who comes.
+    /// Opens the connection and sends both nonces, or their public names.
     async fn dial(&self, remote: MeetingPlace, address: Option<IpAddr>) -> Result<TcpStream, ConnectError> {
         self.forget();
         let mut at = remote.listening.ok_or(ConnectError::PeerNotListening)?;
@@ -277,7 +278,7 @@ impl Drop for Meeting {
     }
 }
 
-/// Where and by which nonce a queue pair can be met; secret, since it lets in whoever knows it.
+/// The address and nonce of a queue pair; secret, since it grants access to the queue pair.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub struct MeetingPlace {
     nonce: u128,
@@ -285,8 +286,8 @@ pub struct MeetingPlace {
 }
 
 impl MeetingPlace {
-    /// Makes the endpoint of a queue pair that needs no more than to be met: `tag`, which names fabric and version, and
-    /// the place.
+    /// Encodes the endpoint of a queue pair that needs only a place: `tag`, which names fabric and version, and the
+    /// place.
     ///
     /// # Panics
     /// If the tag is longer than 200 bytes.
@@ -296,10 +297,10 @@ impl MeetingPlace {
         Endpoint::new(out).expect("a short tag and a place fit into an endpoint")
     }
 
-    /// Takes the place out of what [`to_endpoint`](Self::to_endpoint) has made with the same tag.
+    /// Decodes the place from an endpoint that [`to_endpoint`](Self::to_endpoint) has encoded with the same tag.
     ///
     /// # Errors
-    /// [`ConnectError::BadEndpoint`] if it is anything else.
+    /// [`ConnectError::BadEndpoint`] if the endpoint has another form.
     pub fn of_endpoint(endpoint: &Endpoint, tag: &[u8]) -> Result<Self, ConnectError> {
         let mut rest = endpoint.as_bytes().strip_prefix(tag).ok_or(ConnectError::BadEndpoint)?;
         let place = Self::decode(&mut rest).ok_or(ConnectError::BadEndpoint)?;
@@ -324,7 +325,7 @@ impl MeetingPlace {
         }
     }
 
-    /// Takes the encoded form off the front of `bytes`; none if it is not one.
+    /// Takes the encoded form off the front of `bytes`; returns `None` if the bytes have another form.
     pub fn decode(bytes: &mut &[u8]) -> Option<Self> {
         let mut take = |len: usize| {
             let (head, tail) = bytes.split_at_checked(len)?;
@@ -350,7 +351,7 @@ impl fmt::Debug for MeetingPlace {
     }
 }
 
-/// Returns what of a nonce may be seen on the network: it leads to the queue pair, and not back to the nonce.
+/// Returns the public name of a nonce: it identifies the queue pair and does not reveal the nonce.
 fn name_of(nonce: u128) -> u128 {
     let name = blake3::derive_key(NONCE_NAME, &nonce.to_le_bytes());
     u128::from_le_bytes(std::array::from_fn(|at| name[at]))
@@ -362,9 +363,9 @@ fn nonce_at(bytes: &[u8; 32], at: usize) -> u128 {
     u128::from_le_bytes(nonce)
 }
 
-/// What the secret of an encrypted connection is derived for.
+/// The purpose of the secret of an encrypted connection.
 const CONNECTION_SECRET: &str = "rdmc 2026-11 secret of a data connection";
-/// What the public name of a nonce is derived for.
+/// The purpose of the public name of a nonce.
 const NONCE_NAME: &str = "rdmc 2026-11 name of a nonce";
 
 #[cfg(test)]

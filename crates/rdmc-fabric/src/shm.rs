@@ -1,15 +1,16 @@
 //! The fabric `shm`: processes of one host, joined by shared memory.
 //!
-//! Memory that is allocated here lies in anonymous files, which peers map for reading. A request is an entry in a ring of
-//! shared memory that says where its bytes lie; the peer's copy engine, a thread of the fabric, copies them to their
-//! place, once, and counts the entry. Nobody makes a system call for that unless the other side sleeps. What a peer cannot
-//! map goes through a little memory that it can, and files are read by it.
+//! Memory that the fabric allocates lies in anonymous files, which peers map for reading. A request is an entry in a
+//! ring of shared memory; it names the location of its bytes. The peer's copy engine, a thread of the fabric, copies
+//! the bytes once, to their destination, and counts the entry. No end makes a system call for that unless the other end
+//! sleeps. Bytes that the peer cannot map pass through a small staging memory. The peer reads files with system calls.
 //!
-//! Queue pairs meet over Unix sockets of the abstract namespace, which belong to no file system: both ends must be of one
-//! user and in one network namespace, and know each other's nonce. The kernel ends the connection of a process that dies,
-//! and gives back its memory when nobody has it mapped any more.
+//! Queue pairs meet over Unix sockets of the abstract namespace, which belong to no file system. Both ends must have
+//! the same user and network namespace, and must know each other's nonce. If a process dies, the kernel ends its
+//! connections. It frees the memory when no process has it mapped any more.
 //!
-//! Peers can read all memory that is allocated here, of other groups too, as processes of one user can in any case.
+//! Peers can read all memory that the fabric allocates, also that of other groups. Processes of one user can do so
+//! anyway.
 
 use std::fmt;
 use std::sync::Arc;
@@ -46,8 +47,7 @@ use queue_pair::ShmQueuePair;
 
 /// One node's access to other processes of its host by shared memory.
 ///
-/// Must be used inside a Tokio runtime with I/O and time enabled. The environment it brings has control connections by
-/// TCP.
+/// It must be used inside a Tokio runtime with I/O and time enabled. Its environment has control connections over TCP.
 pub struct ShmFabric {
     node: Arc<Node>,
     environment: Arc<TokioEnvironment>,
@@ -55,16 +55,16 @@ pub struct ShmFabric {
 }
 
 impl ShmFabric {
-    /// Makes a fabric.
+    /// Creates a fabric.
     ///
     /// # Errors
-    /// [`FabricError::Device`] if the system has no anonymous files to share, or does not say which host this is.
+    /// [`FabricError::Device`] if the system has no anonymous files to share, or cannot tell which host this is.
     pub fn new() -> Result<Arc<Self>, FabricError> {
         Self::with_environment(Arc::new(TokioEnvironment::new()), Arc::default())
     }
 
-    /// Makes a fabric whose control connections arrive where a rendezvous's connections do, for a node that has other fabrics as
-    /// well.
+    /// Creates a fabric for a node with several fabrics: its control connections arrive at the same port as the
+    /// rendezvous's connections.
     ///
     /// # Errors
     /// As [`new`](Self::new).
@@ -72,7 +72,7 @@ impl ShmFabric {
         Self::with_environment(Arc::new(TokioEnvironment::with_data_acceptor(rendezvous)), Arc::default())
     }
 
-    /// Makes a fabric whose exposed memory others of the node expose as well.
+    /// Creates a fabric that shares its exposed memory with other fabrics of the node.
     pub(crate) fn with_environment(
         environment: Arc<TokioEnvironment>,
         exposures: Arc<Exposures>,
@@ -82,18 +82,18 @@ impl ShmFabric {
         Ok(Arc::new(Self { node, environment, host }))
     }
 
-    /// Returns which host this is.
+    /// Returns this host.
     pub(crate) fn host(&self) -> Host {
         self.host
     }
 
-    /// Begins to be there for processes of this host, if that was not done before.
+    /// Starts to serve processes of this host, unless it has started before.
     fn start(&self) -> Result<(), FabricError> {
         let refused = |source| FabricError::Device { what: "a socket for processes of this host", source };
         self.node.start().map_err(refused)
     }
 
-    /// Makes a queue pair with room for so many completions.
+    /// Creates a queue pair that reserves `reserved` completions.
     pub(crate) fn raw_queue_pair(
         &self,
         completions: &Arc<dyn CompletionSource>,
@@ -104,7 +104,8 @@ impl ShmFabric {
         Ok(ShmQueuePair::create(self.node.clone(), &*self.environment, completions, config, reserved)?)
     }
 
-    /// Counts connections that were refused: of another user, without a valid nonce, or to what is not shared.
+    /// Returns the number of refused connections: from another user, without a valid nonce, or for memory that is not
+    /// shared.
     pub fn refused_connections(&self) -> u64 {
         self.node.refused()
     }
@@ -120,7 +121,7 @@ impl Fabric for ShmFabric {
     fn capabilities(&self) -> Capabilities {
         let mut capabilities = Capabilities::new("shm");
         capabilities.reach = Some(self.host.to_string());
-        // Nothing lies between the two ends but the host's memory.
+        // Only the host's memory lies between the two ends.
         capabilities.protects_blocks = true;
         capabilities.ahead_bytes = AHEAD_BYTES;
         capabilities.shares_objects = true;
@@ -185,7 +186,7 @@ impl Fabric for ShmFabric {
     }
 }
 
-/// What the fabric keeps about memory that peers can reach.
+/// The fabric's registration of memory that peers can reach.
 enum Shared {
     /// Memory that they map.
     Memory { base: usize, object: u64, offset: usize, objects: Arc<Objects> },
@@ -194,8 +195,8 @@ enum Shared {
 }
 
 impl Shared {
-    /// Returns the object's number and where in it the bytes of `data` begin, if they lie in this memory, which must be
-    /// shared in `objects`, and are worth opening a file.
+    /// Returns the object's number and the offset of `data` in it. Returns `None` if `data` lies outside this memory,
+    /// if the memory is not shared in `objects`, or if `data` is too short to open a file for it.
     fn locate(&self, data: &Buffer, objects: &Arc<Objects>) -> Option<(u64, u64)> {
         let at = data.as_ptr() as usize;
         let (object, base, offset, shared_in) = match self {
@@ -208,9 +209,9 @@ impl Shared {
     }
 }
 
-/// Bytes under way to one neighbour.
+/// Most bytes that are worth having under way to one neighbour.
 const AHEAD_BYTES: u64 = 16 << 20;
-/// Shorter pieces of files are copied rather than read by the peer, which has to ask for a file's descriptor first.
+/// Shorter ranges of files are copied here, because the peer must request a file's descriptor before it can read.
 const FILE_LEN_MIN: usize = 64 << 10;
-/// Shorter memory is not shared: it is for what travels in entries.
+/// Shorter memory is not shared: its bytes travel in entries.
 const SHARED_LEN_MIN: usize = 16 << 10;

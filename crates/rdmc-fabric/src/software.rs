@@ -1,4 +1,4 @@
-//! What the software fabrics share: posted work in queues, exposed memory behind keys.
+//! Parts of the software fabrics: posted work in queues, exposed memory behind keys.
 
 use std::collections::{HashMap, VecDeque};
 use std::fmt;
@@ -15,12 +15,13 @@ use crate::memory::{Buffer, BufferMut};
 use crate::remote::{Expose, ExposedMemory, ExposedRegion, RemoteAccess, RemoteMemory};
 use crate::work::{Inspector, Nearing, QueuePairId, Work, WorkError, WorkRequest};
 
-/// Gives the thread's other tasks a turn when so much has been done since the last one.
+/// Lets the thread's other tasks run after a certain amount of work.
 ///
-/// Short requests are taken several at a time: whoever waits for their completions is woken once for all of them.
+/// Several short requests fit into one turn, so that the task that waits for their completions is woken once for all of
+/// them.
 #[derive(Debug, Default)]
 pub(crate) struct YieldBudget {
-    /// Bytes moved since then.
+    /// Bytes moved since the last turn ended.
     moved: usize,
 }
 
@@ -35,13 +36,13 @@ impl YieldBudget {
     }
 }
 
-/// Bytes that are moved in one turn, and requests, at most.
+/// Most bytes moved in one turn, and most requests.
 const TURN_BYTES: usize = 64 << 10;
 const TURN_REQUESTS: usize = 16;
 
 /// The work posted to one queue pair, until the fabric's tasks take it.
 ///
-/// Once broken, it stays so: everything in it and everything posted later is flushed.
+/// Once broken, it stays broken: it flushes all its requests and every later one.
 pub(crate) struct PostedWork {
     pub(crate) id: QueuePairId,
     completions: Arc<dyn CompletionSource>,
@@ -55,7 +56,7 @@ pub(crate) struct PostedWork {
 struct PostedState {
     broken: bool,
     sends: VecDeque<WorkRequest>,
-    /// Sent, not yet acknowledged, in order.
+    /// Requests that were sent and not yet acknowledged, in order.
     unacknowledged: VecDeque<WorkRequest>,
     receives: VecDeque<WorkRequest>,
 }
@@ -99,12 +100,13 @@ impl PostedWork {
         self.lock().sends.pop_front()
     }
 
-    /// Waits until a send, write or read may have been posted, or the queue pair broke. One waiter at a time.
+    /// Waits until a send, write or read may have been posted, or the queue pair broke. Only one task may wait at a
+    /// time.
     pub(crate) async fn sends_changed(&self) {
         self.sends_posted.notified().await;
     }
 
-    /// Wakes the task that waits in [`sends_changed`](Self::sends_changed), for other work it has.
+    /// Wakes the task that waits in [`sends_changed`](Self::sends_changed), because it has other work.
     pub(crate) fn wake_sender(&self) {
         self.sends_posted.notify_one();
     }
@@ -133,12 +135,12 @@ impl PostedWork {
             let at = *deadline.get_or_insert_with(|| environment.now() + limit);
             let posted = std::pin::pin!(self.receive_posted.notified());
             let expired = environment.sleep_until(at);
-            // The receive may come with the deadline: one last look is taken in any case.
+            // The receive may arrive with the deadline, so there is always a last look.
             late = matches!(futures::future::select(posted, expired).await, Either::Right(_));
         }
     }
 
-    /// Takes the oldest posted receive, if there is one; whoever takes it finishes it.
+    /// Takes the oldest posted receive, if there is one; the caller must finish it.
     ///
     /// # Errors
     /// [`WorkError::Flushed`] if the queue pair is broken.
@@ -147,7 +149,7 @@ impl PostedWork {
         if state.broken { Err(WorkError::Flushed) } else { Ok(state.receives.pop_front()) }
     }
 
-    /// Keeps a request until the peer acknowledges it; flushes it if the queue pair broke meanwhile.
+    /// Keeps a request until the peer acknowledges it; flushes it if the queue pair has broken meanwhile.
     pub(crate) fn await_acknowledgement(&self, request: WorkRequest) {
         let mut state = self.lock();
         if state.broken {
@@ -163,7 +165,7 @@ impl PostedWork {
         Some(self.guard(request))
     }
 
-    /// Notes that the oldest request that waits for an acknowledgement is nearly done; false if there is none.
+    /// Marks the oldest request that waits for an acknowledgement as nearly done; returns false if there is none.
     pub(crate) fn nearly_acknowledged(&self) -> bool {
         let state = self.lock();
         let nearing = state.unacknowledged.front().map(WorkRequest::nearing);
@@ -171,18 +173,18 @@ impl PostedWork {
         nearing.map(Nearing::mark).is_some()
     }
 
-    /// Ends a request that brought no immediate.
+    /// Ends a request that has no immediate.
     pub(crate) fn finish(&self, request: WorkRequest, result: Result<usize, WorkError>) {
         self.finish_with_imm(request, result, None);
     }
 
-    /// Ends a receive, of which nobody need hear before [`announce`](Self::announce) is called.
+    /// Ends a receive; no task needs to see it before [`announce`](Self::announce) is called.
     #[cfg(target_os = "linux")]
     pub(crate) fn finish_unannounced(&self, request: WorkRequest, result: Result<usize, WorkError>, imm: Option<u32>) {
         self.software().push_unannounced(request.complete(result, imm));
     }
 
-    /// Has completions be taken.
+    /// Wakes the task that takes completions.
     #[cfg(target_os = "linux")]
     pub(crate) fn announce(&self) {
         self.software().announce();
@@ -197,7 +199,7 @@ impl PostedWork {
         self.software().push(request.complete(result, imm));
     }
 
-    /// Breaks the queue pair: the oldest outstanding send gets `cause`, all else is flushed. Tells whether it was
+    /// Breaks the queue pair: the oldest outstanding send gets `cause`, all else is flushed. Returns whether it was
     /// whole before.
     pub(crate) fn break_with(&self, cause: WorkError) -> bool {
         let (unacknowledged, sends, receives) = {
@@ -230,7 +232,7 @@ impl PostedWork {
         self.lock().broken
     }
 
-    /// Has a request be flushed unless it is finished.
+    /// Wraps a request so that it is flushed unless it is finished.
     pub(crate) fn guard(&self, request: WorkRequest) -> TakenRequest<'_> {
         TakenRequest { posted: self, request: Some(request) }
     }
@@ -246,9 +248,9 @@ impl Drop for PostedWork {
     }
 }
 
-/// A request that a task has taken out to fill it.
+/// A request that a task has taken out to carry out.
 ///
-/// If the task ends on the way, the request is flushed, so that no completion is missing from the queue.
+/// If the task ends early, the request is flushed, so that its completion is not missing from the queue.
 pub(crate) struct TakenRequest<'a> {
     posted: &'a PostedWork,
     request: Option<WorkRequest>,
@@ -259,7 +261,7 @@ impl TakenRequest<'_> {
         self.request.as_mut().expect("only finishing takes the request out").work_mut()
     }
 
-    /// Returns who looks at the bytes of a receive as they come, if somebody does.
+    /// Returns the inspector of a receive, if it has one.
     pub(crate) fn inspector(&self) -> Option<Arc<dyn Inspector>> {
         self.request.as_ref().expect("only finishing takes the request out").inspector().cloned()
     }
@@ -287,11 +289,11 @@ fn software(source: &Arc<dyn CompletionSource>) -> Option<&SoftwareCompletions> 
     any.downcast_ref()
 }
 
-/// Which queue pair an end is connected with, where both ends live in one process.
+/// The peer of a queue pair, if both ends live in one process.
 pub struct Pairing<Q> {
     /// The queue pair this end connected to.
     peer: OnceLock<Weak<Q>>,
-    /// The queue pair that connected to this end: the same one, once both have.
+    /// The queue pair that connected to this end: the same one, once both have connected.
     caller: OnceLock<Weak<Q>>,
 }
 
@@ -308,11 +310,12 @@ impl<Q> fmt::Debug for Pairing<Q> {
 }
 
 impl<Q> Pairing<Q> {
-    /// Connects `this` end, whose pairing it is, to `found`. A queue pair has one peer, and takes no other that knows how
-    /// to reach it.
+    /// Connects `this` end, whose pairing it is, to `found`. A queue pair has one peer, and refuses any other queue
+    /// pair.
     ///
     /// # Errors
-    /// [`ConnectError::WrongState`] if it is connected, [`ConnectError::BadNonce`] if the other is meant for another.
+    /// [`ConnectError::WrongState`] if this end is connected, [`ConnectError::BadNonce`] if `found` has or expects
+    /// another peer.
     pub fn join(&self, this: &Weak<Q>, found: &Arc<Q>, of_found: &Self) -> Result<(), ConnectError> {
         if self.is_joined() {
             return Err(ConnectError::WrongState);
@@ -325,7 +328,7 @@ impl<Q> Pairing<Q> {
         self.peer.set(Arc::downgrade(found)).map_err(|_| ConnectError::WrongState)
     }
 
-    /// Tells whether this end has connected, to a peer that may be gone by now.
+    /// Tells whether this end has connected. The peer may be gone by now.
     pub fn is_joined(&self) -> bool {
         self.peer.get().is_some()
     }
@@ -335,7 +338,7 @@ impl<Q> Pairing<Q> {
         self.peer.get()?.upgrade()
     }
 
-    /// Returns who must hear of what happens to this end: its peer, and whoever connected to it.
+    /// Returns the queue pairs that must learn of this end's state: its peer, and the one that connected to it.
     pub fn others(&self) -> Vec<Arc<Q>> {
         let others = [self.peer.get(), self.caller.get()];
         let mut others: Vec<_> = others.into_iter().flatten().filter_map(Weak::upgrade).collect();
@@ -344,7 +347,7 @@ impl<Q> Pairing<Q> {
     }
 }
 
-/// The memory that one node exposes, by key: what a fabric made in software has instead of a device's tables.
+/// The exposed memory of one node, by key: a software fabric's counterpart of a device's tables.
 #[derive(Default)]
 pub struct Exposures {
     by_key: Mutex<HashMap<u64, Arc<Exposed>>>,
@@ -364,7 +367,7 @@ impl Exposed {
         }
     }
 
-    /// Runs `read` on bytes of a range that was checked.
+    /// Runs `read` on a checked range of bytes.
     fn with_bytes<T>(&self, offset: usize, len: usize, read: impl FnOnce(&[u8]) -> T) -> T {
         match self {
             Self::Mutable { memory, .. } => {
@@ -374,7 +377,7 @@ impl Exposed {
         }
     }
 
-    /// Runs `write` on bytes of a range that was checked; none if the region is frozen.
+    /// Runs `write` on a checked range of bytes; returns `None` if the region is frozen.
     fn with_bytes_mut<T>(&self, offset: usize, len: usize, write: impl FnOnce(&mut [u8]) -> T) -> Option<T> {
         match self {
             Self::Mutable { memory, .. } => {
@@ -403,7 +406,7 @@ impl ExposureGrant {
         self.len == 0
     }
 
-    /// Runs `read` on `len` bytes from `at` of the range, while no other access goes on.
+    /// Runs `read` on `len` bytes from `at` of the range, without any other access at the same time.
     ///
     /// # Panics
     /// If they lie outside the range.
@@ -412,7 +415,8 @@ impl ExposureGrant {
         self.exposed.with_bytes(self.offset + at, len, read)
     }
 
-    /// Runs `write` on `len` bytes from `at` of the range, while no other access goes on; none if it is frozen.
+    /// Runs `write` on `len` bytes from `at` of the range, without any other access at the same time. Returns `None` if
+    /// the range is frozen.
     ///
     /// # Panics
     /// If they lie outside the range.

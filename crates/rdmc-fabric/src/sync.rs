@@ -1,4 +1,4 @@
-//! Locks that outlive a panic: what they protect is whole whenever they are let go.
+//! Locks that outlive a panic: their content is consistent whenever they are released.
 
 use std::sync::{Mutex, MutexGuard, PoisonError};
 

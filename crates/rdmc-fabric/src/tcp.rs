@@ -1,10 +1,12 @@
 //! The fabric `tcp`: one connection per queue pair.
 //!
-//! A request is a fixed header and its payload, which is written straight out of registered memory and read straight
-//! into its place. The other end answers in order: an acknowledgement when it has taken the bytes, the bytes of a
-//! read, or a refusal. Connections are accepted at the port where the node listens for control connections, and only
-//! with the nonce of a queue pair that waits for one; the nonces travel through the control plane alone. With
-//! [`TcpConfig::encrypt`] all of that passes through TLS.
+//! A request is a fixed header and its payload. The payload is written directly from registered memory and read
+//! directly into its destination. The other end answers in order: an acknowledgement when it has taken the bytes, the
+//! bytes of a read, or a refusal.
+//!
+//! Connections arrive at the port where the node listens for control connections. A connection must name the nonce of a
+//! queue pair that waits for one; the nonces travel through the control plane only. With [`TcpConfig::encrypt`]
+//! everything passes through TLS.
 
 use std::fmt;
 use std::io;
@@ -31,28 +33,31 @@ use queue_pair::TcpQueuePair;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct TcpConfig {
-    /// Bytes a socket may hold that are not yet on the wire (`TCP_NOTSENT_LOWAT`).
+    /// Most bytes in a socket that are not yet on the wire (`TCP_NOTSENT_LOWAT`). Default 128 KiB.
     ///
-    /// Bounds how far a block that has left the queue pair overlaps the next one to another neighbour: small keeps
-    /// the members in step, too small starves the port between wake-ups. Default 128 KiB. Between processes of one host
-    /// there is no port; there the send buffer is bounded, so that what is written is still in the cache when it is read.
+    /// It bounds how far a block that has left the queue pair overlaps the next block, to another neighbour. A small
+    /// value keeps the members in step; too small a value starves the port between wake-ups. Between processes of one
+    /// host there is no port. There the send buffer is bounded, so that written bytes are still in the cache when they
+    /// are read.
     pub unsent_bytes_max: u32,
-    /// How many bytes before the end of a block the next one may begin elsewhere. Default 32 KiB.
+    /// How many bytes before the end of a block the next block, to another neighbour, may begin. Default 32 KiB.
     ///
-    /// Large enough to hide the latency of telling the next sender, small enough that blocks hardly share a port. Between
-    /// processes of one host there is no port to share, and blocks need not follow each other.
+    /// It is large enough to hide the latency of telling the next sender, and small enough that blocks hardly share a
+    /// port. Between processes of one host there is no port to share, and blocks need not follow each other.
     pub near_bytes: u32,
-    /// The congestion control of data connections (`TCP_CONGESTION`), where the system has it and allows it; the
-    /// system's own otherwise, and between processes of one host. Default `reno`.
+    /// The congestion control of data connections (`TCP_CONGESTION`), where the system has it and allows it. Otherwise,
+    /// and between processes of one host, the system's own applies. Default `reno`.
     ///
-    /// Blocks come in bursts with pauses between them, on paths of at most a millisecond. CUBIC leaves slow start at the
-    /// first sign of a queue and hardly grows during such bursts, BBR draws wrong conclusions from the pauses; Reno
-    /// fills the path at once and recovers within milliseconds. On paths of tens of milliseconds choose another.
+    /// Blocks come in bursts with pauses between them, on paths of at most a millisecond. CUBIC leaves slow start at
+    /// the first sign of a queue and hardly grows during such bursts. BBR draws wrong conclusions from the pauses. Reno
+    /// fills the path at once and recovers within milliseconds. For paths of tens of milliseconds, choose another one.
     pub congestion_control: Option<&'static str>,
-    /// Encrypts data connections by TLS 1.3, under secrets that both ends learn through the control plane; default false.
+    /// Whether data connections are encrypted by TLS 1.3, under secrets that both ends learn through the control plane.
+    /// Default false.
     ///
-    /// It hides nothing from one who reads the control plane: encrypt that as well. Both ends must agree, which is why the
-    /// fabric is called `tcp+tls` then. Payloads cost the processor time for the cipher, and a copy at each end.
+    /// It gives no protection against an attacker who reads the control plane: encrypt that as well. Both ends must
+    /// agree, so the encrypted fabric has the name `tcp+tls`. Payloads cost processor time for the cipher, and a copy
+    /// at each end.
     pub encrypt: bool,
 }
 
@@ -64,31 +69,31 @@ impl Default for TcpConfig {
 
 /// One node's access to other nodes by TCP.
 ///
-/// Must be used inside a Tokio runtime with I/O and time enabled. The environment it brings listens and connects;
-/// a node that only opens connections needs no listener.
+/// It must be used inside a Tokio runtime with I/O and time enabled. Its environment listens and connects; a node that
+/// only opens connections needs no listener.
 pub struct TcpFabric {
     shared: Arc<TcpShared>,
     environment: Arc<TokioEnvironment>,
 }
 
 impl TcpFabric {
-    /// Makes a fabric with default settings.
+    /// Creates a fabric with default settings.
     pub fn new() -> Arc<Self> {
         Self::with_config(TcpConfig::default())
     }
 
-    /// Makes a fabric.
+    /// Creates a fabric.
     pub fn with_config(config: TcpConfig) -> Arc<Self> {
         Self::with_rendezvous(config, Rendezvous::new())
     }
 
-    /// Makes a fabric whose connections arrive at a rendezvous that other fabrics of the node use as well: whoever of
-    /// them listens, listens for all.
+    /// Creates a fabric whose connections arrive at a rendezvous that other fabrics of the node share. One of them
+    /// listens for all.
     pub fn with_rendezvous(config: TcpConfig, rendezvous: Arc<Rendezvous>) -> Arc<Self> {
         Self::with_exposures(config, rendezvous, Arc::default())
     }
 
-    /// Makes a fabric whose exposed memory others of the node expose as well.
+    /// Creates a fabric that shares its exposed memory with other fabrics of the node.
     pub(crate) fn with_exposures(
         config: TcpConfig,
         rendezvous: Arc<Rendezvous>,
@@ -99,7 +104,7 @@ impl TcpFabric {
         Arc::new(Self { shared, environment })
     }
 
-    /// Makes a queue pair with room for so many completions.
+    /// Creates a queue pair that reserves `reserved` completions.
     pub(crate) fn raw_queue_pair(
         &self,
         completions: &Arc<dyn CompletionSource>,
@@ -110,7 +115,7 @@ impl TcpFabric {
         Ok(TcpQueuePair::create(shared, environment, completions, config, reserved)?)
     }
 
-    /// Counts data connections that were refused because they knew no valid nonce, or could not prove it.
+    /// Returns the number of data connections that were refused: they named no valid nonce, or could not prove it.
     pub fn refused_connections(&self) -> u64 {
         self.shared.rendezvous.refused_connections()
     }
@@ -155,7 +160,7 @@ impl Fabric for TcpFabric {
     }
 }
 
-/// What a fabric and its queue pairs share.
+/// The state that a fabric and its queue pairs share.
 struct TcpShared {
     config: TcpConfig,
     rendezvous: Arc<Rendezvous>,
@@ -183,7 +188,7 @@ fn tune(stream: &TcpStream, config: TcpConfig) -> io::Result<()> {
         if let Some(name) = config.congestion_control
             && let Err(error) = socket.set_tcp_congestion(name.as_bytes())
         {
-            tracing::debug!(name, %error, "congestion control is not available; the system's is used");
+            tracing::debug!(name, %error, "the system's congestion control is used, because this one is not available");
         }
     }
     #[cfg(not(any(target_os = "linux", target_os = "android")))]
@@ -191,8 +196,8 @@ fn tune(stream: &TcpStream, config: TcpConfig) -> io::Result<()> {
     Ok(())
 }
 
-/// Bytes that a process of the same host may have left untaken (`SO_SNDBUF`, of which the system takes the double for its own
-/// needs, and no more than it allows). The kernel's pages for them are then used again while they are in the cache: members
-/// took a quarter less processor time for each byte than with as much as the system would grow to, and twice as much was worse.
+/// Most bytes that a process of the same host has not yet read (`SO_SNDBUF`, which the system doubles for its own needs
+/// and bounds by its maximum). The kernel then reuses its pages for them while they are in the cache. Members took a
+/// quarter less processor time for each byte than with the system's automatic size; twice as many bytes were worse.
 #[cfg(any(target_os = "linux", target_os = "android"))]
 const ON_HOST_UNTAKEN: usize = 512 << 10;

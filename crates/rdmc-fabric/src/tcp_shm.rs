@@ -1,8 +1,8 @@
-//! The fabric `tcp+shm`: shared memory to processes of this host, TCP to all others, chosen for each pair of queue pairs.
+//! The fabric `tcp+shm`: for each pair of queue pairs, shared memory within this host, and TCP to all other nodes.
 //!
-//! Both ends say in their endpoint which host they are on, in which network namespace and of which user. If that is the
-//! same, the end that opens connections tries shared memory first, and TCP if nobody is there: two copies of one virtual
-//! machine may say the same and share nothing. The other end waits for either.
+//! Both ends encode in their endpoint their host, network namespace and user. If these are the same, the end that opens
+//! connections tries shared memory first, and TCP if it reaches no process. Two copies of one virtual machine, for
+//! example, have the same values and share no memory. The other end waits for either connection.
 
 use std::fmt;
 use std::io;
@@ -26,29 +26,29 @@ use crate::work::{QueuePairId, WorkError, WorkRequest};
 
 /// One node's access to processes of its host by shared memory, and to other nodes by TCP.
 ///
-/// Must be used inside a Tokio runtime with I/O and time enabled. What crosses a network is not encrypted.
+/// It must be used inside a Tokio runtime with I/O and time enabled. It does not encrypt.
 pub struct TcpShmFabric {
     tcp: Arc<TcpFabric>,
     shm: Arc<ShmFabric>,
 }
 
 impl TcpShmFabric {
-    /// Makes a fabric.
+    /// Creates a fabric.
     ///
     /// # Errors
-    /// [`FabricError::Device`] if the system has no anonymous files to share, or does not say which host this is, or if
-    /// connections are to be encrypted.
+    /// [`FabricError::Device`] if the system has no anonymous files to share, if it cannot tell which host this is, or
+    /// if the configuration asks for encryption.
     pub fn new(config: TcpConfig) -> Result<Arc<Self>, FabricError> {
         Self::with_rendezvous(config, Rendezvous::new())
     }
 
-    /// Makes a fabric whose TCP connections arrive at a rendezvous that other fabrics of the node use as well.
+    /// Creates a fabric whose TCP connections arrive at a rendezvous that other fabrics of the node share.
     ///
     /// # Errors
     /// As [`new`](Self::new).
     pub fn with_rendezvous(config: TcpConfig, rendezvous: Arc<Rendezvous>) -> Result<Arc<Self>, FabricError> {
         if config.encrypt {
-            let source = io::Error::new(io::ErrorKind::InvalidInput, "encrypted connections go without shared memory");
+            let source = io::Error::new(io::ErrorKind::InvalidInput, "encrypted connections cannot use shared memory");
             return Err(FabricError::Device { what: "the fabric tcp+shm", source });
         }
         let exposures: Arc<Exposures> = Arc::default();
@@ -64,7 +64,7 @@ impl fmt::Debug for TcpShmFabric {
     }
 }
 
-/// Memory and objects are those of shared memory; completions and control connections are those of TCP.
+/// Memory and objects are those of `shm`; completions and control connections are those of `tcp`.
 impl FabricDecorator for TcpShmFabric {
     fn inner(&self) -> &dyn Fabric {
         &*self.shm
@@ -89,7 +89,7 @@ impl FabricDecorator for TcpShmFabric {
         completions: &Arc<dyn CompletionSource>,
         config: QueuePairConfig,
     ) -> Result<QueuePair, FabricError> {
-        // Room for completions is reserved once.
+        // Room for completions is reserved once, for both.
         let reserved = config.requests_max();
         let raw = TcpShmQueuePair(Arc::new(State {
             waiting: PostedWork::new(next_queue_pair_id(), completions, reserved)?,
@@ -102,11 +102,11 @@ impl FabricDecorator for TcpShmFabric {
     }
 }
 
-/// A queue pair of which it shows when it is connected what carries it.
+/// A queue pair whose carrier is chosen when it is connected.
 struct TcpShmQueuePair(Arc<State>);
 
 struct State {
-    /// What is posted before that.
+    /// The work posted before that.
     waiting: PostedWork,
     tcp: Arc<dyn RawQueuePair>,
     shm: Arc<dyn RawQueuePair>,
@@ -192,26 +192,26 @@ impl State {
         if peer.role == Role::Active {
             return match via_shm.await {
                 Err(ConnectError::Unreachable(error)) => {
-                    tracing::debug!(%error, "no shared memory with a peer that seems to be of this host");
+                    tracing::debug!(%error, "a peer that seems to be on this host shares no memory");
                     via_tcp.await
                 }
                 met => met,
             };
         }
         match select(via_shm, via_tcp).await {
-            // Only by shared memory can one be reached who listens nowhere.
+            // An end that does not listen can be reached by shared memory only.
             Either::Right((Err(ConnectError::NotListening), via_shm)) => via_shm.await,
-            // The peer tries the other one next.
+            // The peer tries TCP next.
             Either::Left((Err(ConnectError::Unreachable(_)), via_tcp)) => via_tcp.await,
             Either::Left((met, _)) | Either::Right((met, _)) => met,
         }
     }
 
-    /// Has all that was and will be posted carried out by `raw`.
+    /// Lets `raw` carry out the posted work and all later work.
     fn choose(&self, name: &'static str, raw: &Arc<dyn RawQueuePair>, other: &Arc<dyn RawQueuePair>) {
         other.close();
         let mut chosen = lock(&self.chosen);
-        // Closed meanwhile, it is all flushed.
+        // If the queue pair was closed meanwhile, all of it is flushed.
         while let Ok(Some(receive)) = self.waiting.try_take_receive() {
             raw.post(receive);
         }
@@ -225,13 +225,13 @@ impl State {
     }
 }
 
-/// Which of the two queue pairs is connected.
+/// The carrier whose queue pair is connected.
 enum Transport {
     SharedMemory,
     Tcp,
 }
 
-/// Where both kinds of connections lead.
+/// The endpoints of both carriers.
 struct TcpShmEndpoint {
     host: Host,
     shm: Endpoint,

@@ -1,9 +1,9 @@
 //! TLS 1.3 between two ends that know the same secret.
 //!
-//! A secret gives two pairs of Ed25519 keys by a one-way function: one for ends that open connections, one for ends that
-//! accept them. The public keys take the place of certificates (RFC 7250), and an end proves that it knows the secret by
-//! signing the handshake, so that no authority, name or clock is needed. The keys of each session come from an exchange
-//! of fresh ones: who learns the secret later cannot read what was recorded before.
+//! A one-way function derives two pairs of Ed25519 keys from the secret: one for ends that open connections, one for
+//! ends that accept them. The public keys take the place of certificates (RFC 7250). An end proves that it knows the
+//! secret by signing the handshake, so no authority, name or clock is needed. The keys of each session come from an
+//! exchange of fresh keys: an attacker who learns the secret later cannot decrypt recorded sessions.
 
 use std::fmt;
 use std::sync::Arc;
@@ -20,24 +20,24 @@ use rustls::sign::CertifiedKey;
 use rustls::version::TLS13;
 use rustls::{CertificateError, ClientConfig, DigitallySignedStruct, DistinguishedName, ServerConfig, SignatureScheme};
 
-/// A secret that lets in whoever knows it.
+/// A secret; two ends accept each other if both know it.
 #[derive(Clone, PartialEq, Eq)]
 pub struct SharedSecret([u8; 32]);
 
 impl SharedSecret {
-    /// Takes a secret that cannot be guessed.
+    /// Wraps a secret, which must be impossible to guess.
     pub fn new(secret: [u8; 32]) -> Self {
         Self(secret)
     }
 
-    /// Derives a secret for one purpose; nothing about this one can be learnt from it.
+    /// Derives a secret for one purpose. The derived secret reveals nothing about the material.
     ///
-    /// `purpose` is a constant that is used for nothing else.
+    /// `purpose` is a constant with no other use.
     pub fn derive(purpose: &str, material: &[u8]) -> Self {
         Self(blake3::derive_key(purpose, material))
     }
 
-    /// Returns how ends that know the secret open connections.
+    /// Returns the configuration of ends that know the secret and open connections.
     pub fn client_config(&self) -> Arc<ClientConfig> {
         let provider = provider();
         let expected = Arc::new(ExpectedKey::new(&self.key(ACCEPTING, &provider), &provider));
@@ -51,7 +51,7 @@ impl SharedSecret {
         Arc::new(config)
     }
 
-    /// Returns how ends that know the secret accept connections.
+    /// Returns the configuration of ends that know the secret and accept connections.
     pub fn server_config(&self) -> Arc<ServerConfig> {
         let provider = provider();
         let expected = Arc::new(ExpectedKey::new(&self.key(OPENING, &provider), &provider));
@@ -65,12 +65,12 @@ impl SharedSecret {
         Arc::new(config)
     }
 
-    /// Returns the name that ends which share a secret give each other; it says nothing and is not sent.
+    /// Returns the server name between ends that share a secret; it has no meaning and is not sent.
     pub fn server_name() -> ServerName<'static> {
         ServerName::try_from("rdmc.invalid").expect("it is a name")
     }
 
-    /// Derives the key pair of one side, with the public key where a certificate would be.
+    /// Derives the key pair of one side, with the public key in place of a certificate.
     fn key(&self, side: &str, provider: &CryptoProvider) -> CertifiedKey {
         let seed = blake3::derive_key(side, &self.0);
         let encoded = [ED25519_PKCS8_PREFIX.as_slice(), &seed].concat();
@@ -92,19 +92,19 @@ pub fn provider() -> Arc<CryptoProvider> {
     Arc::new(rustls::crypto::ring::default_provider())
 }
 
-/// Turns off what is not needed: every connection is verified anew, and names of nodes stay out of the clear.
+/// Turns off unneeded features: every connection is verified anew, and node names are not sent in clear text.
 pub fn harden_client(config: &mut ClientConfig) {
     config.resumption = Resumption::disabled();
     config.enable_sni = false;
 }
 
-/// Turns off what is not needed: every connection is verified anew.
+/// Turns off unneeded features: every connection is verified anew.
 pub fn harden_server(config: &mut ServerConfig) {
     config.send_tls13_tickets = 0;
     config.session_storage = Arc::new(rustls::server::NoServerSessionStorage {});
 }
 
-/// Lets in who holds one key.
+/// Accepts an end that holds one particular key.
 #[derive(Debug)]
 struct ExpectedKey {
     public: CertificateDer<'static>,
@@ -117,7 +117,7 @@ impl ExpectedKey {
     }
 
     fn verify(&self, shown: &CertificateDer<'_>) -> Result<(), rustls::Error> {
-        // Public keys are no secrets: comparing them may take as long as it likes.
+        // Public keys are no secrets: their comparison may take variable time.
         if *shown == self.public { Ok(()) } else { Err(CertificateError::UnknownIssuer.into()) }
     }
 
@@ -132,7 +132,7 @@ impl ExpectedKey {
     }
 }
 
-/// What TLS 1.2 would ask for, which is not spoken.
+/// Rejects a TLS 1.2 signature; only TLS 1.3 is supported.
 fn only_tls13() -> Result<HandshakeSignatureValid, rustls::Error> {
     Err(rustls::PeerIncompatible::Tls12NotOffered.into())
 }
@@ -217,12 +217,12 @@ impl ClientCertVerifier for ExpectedKey {
     }
 }
 
-/// Everything of an encoded private key of Ed25519 that stands before its seed of 32 bytes (RFC 8410, version 1).
+/// The bytes before the 32-byte seed in an encoded Ed25519 private key (RFC 8410, version 1).
 const ED25519_PKCS8_PREFIX: [u8; 16] =
     [0x30, 0x2e, 0x02, 0x01, 0x00, 0x30, 0x05, 0x06, 0x03, 0x2b, 0x65, 0x70, 0x04, 0x22, 0x04, 0x20];
-/// What the key of ends that open connections is derived for.
+/// The purpose of the key of ends that open connections.
 const OPENING: &str = "rdmc 2026-11 TLS key of the end that opens a connection";
-/// What the key of ends that accept connections is derived for.
+/// The purpose of the key of ends that accept connections.
 const ACCEPTING: &str = "rdmc 2026-11 TLS key of the end that accepts a connection";
 
 #[cfg(test)]

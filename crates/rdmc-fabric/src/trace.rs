@@ -1,4 +1,4 @@
-//! A decorator that tells what is posted and what completes.
+//! A decorator that reports posts and completions.
 
 use std::any::Any;
 use std::fmt;
@@ -12,12 +12,12 @@ use crate::fabric::{Fabric, FabricError, QueuePairConfig, RawQueuePair};
 use crate::queue_pair::QueuePair;
 use crate::work::{Completed, Opcode, QueuePairId, Work, WorkCompletion, WorkRequest};
 
-/// Something that happened on a traced fabric.
+/// An event on a traced fabric.
 #[derive(Clone, Copy, Debug)]
 pub struct TraceEvent {
-    /// When, by the environment's clock.
+    /// The time, by the environment's clock.
     pub at: Timestamp,
-    /// What.
+    /// The event.
     pub kind: TraceKind,
 }
 
@@ -25,15 +25,15 @@ pub struct TraceEvent {
 #[derive(Clone, Copy, Debug)]
 #[non_exhaustive]
 pub enum TraceKind {
-    /// A work request was posted. Requests refused because the queue was full never are.
+    /// A work request was posted. A request that a full queue refuses is not reported.
     Posted {
         /// The queue pair it was posted to.
         queue_pair: QueuePairId,
-        /// What is asked.
+        /// The kind of work.
         opcode: Opcode,
-        /// Length in bytes of the memory that goes with it.
+        /// Length in bytes of the request's memory.
         len: usize,
-        /// The immediate that goes with it.
+        /// The request's immediate.
         imm: Option<u32>,
     },
     /// A work completion was taken from its queue.
@@ -70,7 +70,7 @@ impl Tracer {
 }
 
 impl TraceFabric {
-    /// Wraps `inner`; `sink` is called by whoever posts and by whoever drains a completion queue, and must not block.
+    /// Wraps `inner`. The tasks that post requests or drain a completion queue call `sink`, which must not block.
     ///
     /// Queue pairs of this fabric take completion queues of this fabric, not of `inner`.
     pub fn new(inner: Arc<dyn Fabric>, sink: impl Fn(TraceEvent) + Send + Sync + 'static) -> Arc<Self> {

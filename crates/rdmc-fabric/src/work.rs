@@ -1,4 +1,4 @@
-//! Work requests, what becomes of them, and the futures that wait for it.
+//! Work requests, their completions, and the futures that wait for them.
 
 use std::fmt;
 use std::pin::Pin;
@@ -9,7 +9,7 @@ use std::task::{Context, Poll, Waker};
 use crate::memory::{Buffer, BufferMut};
 use crate::remote::RemoteMemory;
 
-/// What a work request asks a queue pair to do, with the memory it owns until it is completed.
+/// The work that a request asks of a queue pair, with the memory that it owns until it is completed.
 #[derive(Debug)]
 #[non_exhaustive]
 pub enum Work {
@@ -17,28 +17,28 @@ pub enum Work {
     Send {
         /// The bytes.
         data: Buffer,
-        /// A number handed to the peer with the completion of its receive.
+        /// A number that the peer gets with the completion of its receive.
         imm: Option<u32>,
     },
     /// Takes the bytes of the peer's next send, or the immediate of its next write with immediate.
     Receive {
-        /// Where to put them.
+        /// The memory for them.
         into: BufferMut,
     },
     /// Writes bytes into the peer's memory, one-sided.
     Write {
         /// The bytes.
         data: Buffer,
-        /// Where to put them.
+        /// The memory of the peer.
         to: RemoteMemory,
-        /// With a number, the write also consumes a receive at the peer and completes it.
+        /// With an immediate, the write also consumes and completes a receive of the peer.
         imm: Option<u32>,
     },
     /// Reads bytes out of the peer's memory, one-sided.
     Read {
-        /// Where to put them.
+        /// The memory for them.
         into: BufferMut,
-        /// Where to find them; of the same length.
+        /// The memory of the peer, of the same length.
         from: RemoteMemory,
     },
 }
@@ -54,7 +54,7 @@ impl Work {
         }
     }
 
-    /// Returns the length in bytes of the memory that goes with it.
+    /// Returns the length in bytes of the request's memory.
     pub fn len(&self) -> usize {
         match self {
             Self::Send { data, .. } | Self::Write { data, .. } => data.len(),
@@ -62,7 +62,7 @@ impl Work {
         }
     }
 
-    /// Tells whether no memory goes with it.
+    /// Tells whether the request's memory is empty.
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }
@@ -82,25 +82,25 @@ pub enum Opcode {
     Read,
 }
 
-/// Why work failed. Any of these breaks the queue pair, as reliable connections do.
+/// Why work failed. Each of these breaks the queue pair, as on reliable connections.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, thiserror::Error)]
 #[non_exhaustive]
 pub enum WorkError {
-    /// The queue pair was broken or closed before this work was done; an earlier completion tells why.
+    /// The queue pair was broken or closed before this work was done; an earlier completion has the reason.
     #[error("flushed because the queue pair is broken or closed")]
     Flushed,
     /// The peer's send is longer than the memory posted for it.
     #[error("the peer sent {} into a receive of {room}", describe_len(*.got))]
     LocalLength {
-        /// Bytes the peer sent, where the fabric knows.
+        /// Bytes that the peer sent, where the fabric knows.
         got: Option<u64>,
-        /// Bytes posted for them.
+        /// Bytes of the memory posted.
         room: u64,
     },
-    /// The peer's receive is too small, or the request makes no sense to it.
+    /// The peer's receive is too small, or the request is invalid for it.
     #[error("the peer could not take the request: its receive is too small")]
     RemoteInvalidRequest,
-    /// Wrong key, out of bounds, or an access the peer did not allow.
+    /// The key is wrong, the range is out of bounds, or the peer does not allow the access.
     #[error("the peer refused access to its memory: wrong key, out of bounds or not allowed")]
     RemoteAccess,
     /// The peer posted no receive within the time that the queue pair waits for one.
@@ -112,7 +112,7 @@ pub enum WorkError {
     /// The peer broke the fabric's protocol.
     #[error("the peer broke the protocol of the fabric")]
     Protocol,
-    /// More work was posted than the queue holds; this one was not posted, the queue pair is not affected.
+    /// The queue is full: this work was not posted. The queue pair is not affected.
     #[error("the queue holds no more than {depth} work requests")]
     QueueFull {
         /// The configured depth.
@@ -122,12 +122,12 @@ pub enum WorkError {
     /// registered with this fabric.
     #[error("the memory of the request could not be read or written")]
     LocalProtection,
-    /// A device failed the work for a reason of its own.
+    /// The device failed the work for another reason.
     #[error("the device failed the request: {status} (vendor's code {vendor:#x})")]
     Device {
-        /// The device's reason, in the words of the verbs.
+        /// The status of the verbs.
         status: &'static str,
-        /// What else its vendor says.
+        /// The vendor's code.
         vendor: u32,
     },
 }
@@ -136,26 +136,26 @@ fn describe_len(bytes: Option<u64>) -> String {
     bytes.map_or_else(|| "more bytes than there is room for".into(), |bytes| format!("{bytes} bytes"))
 }
 
-/// What a successful receive brought.
+/// The result of a successful receive.
 #[derive(Debug)]
 pub struct Received {
-    /// The memory that was posted, all of it; the first `len` bytes are new.
+    /// All of the memory that was posted; the first `len` bytes are new.
     pub buffer: BufferMut,
-    /// Bytes received, 0 for a write with immediate (its bytes are where the peer wrote them).
+    /// Bytes received; 0 for a write with immediate, whose bytes are elsewhere in exposed memory.
     pub len: usize,
     /// The peer's immediate.
     pub imm: Option<u32>,
 }
 
-/// Looks at the bytes of a receive as they come.
+/// Inspects the bytes of a receive as they arrive.
 ///
-/// What looks at a large message after it has arrived fetches it from memory once more. A fabric that has the bytes in the
-/// processor's cache, since it copied them into their place, shows them then. It may show all of them or only the first
-/// ones, and shows none if a device put them into their place: what was not shown is left to whoever posted the receive.
+/// Code that reads a large message after it has arrived fetches it from memory once more. A fabric that has just copied
+/// the bytes shows them while they are in the processor's cache. It may show all bytes or only the first ones. It shows
+/// none if a device wrote them. The task that posted the receive reads the rest itself.
 pub trait Inspector: fmt::Debug + Send + Sync {
-    /// Looks at the next bytes, which begin where those before them ended.
+    /// Inspects the next bytes, which follow those of the previous call.
     ///
-    /// Called by the fabric's task before the receive completes, and not after; also for one that fails later. It must not
+    /// The fabric's task calls it before the receive completes, never after; the receive may still fail. It must not
     /// block.
     fn inspect(&self, bytes: &[u8]);
 }
@@ -165,15 +165,15 @@ pub trait Inspector: fmt::Debug + Send + Sync {
 pub struct WorkCompletion {
     /// The queue pair it was posted to.
     pub queue_pair: QueuePairId,
-    /// What was asked.
+    /// The kind of work.
     pub opcode: Opcode,
-    /// Bytes moved, or why they were not.
+    /// Bytes moved, or the error.
     pub result: Result<usize, WorkError>,
     /// The peer's immediate, for receives.
     pub imm: Option<u32>,
 }
 
-/// Tells queue pairs of one process apart.
+/// Identifies a queue pair of this process.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct QueuePairId(pub u64);
 
@@ -185,8 +185,8 @@ impl fmt::Display for QueuePairId {
 
 /// A posted work request as a fabric holds it.
 ///
-/// It owns the memory until it is completed. A request that is dropped without being completed resolves its future
-/// with [`WorkError::Flushed`], so that no bug of a fabric leaves somebody waiting.
+/// It owns the memory until it is completed. If it is dropped without being completed, its future resolves with
+/// [`WorkError::Flushed`]. So no bug of a fabric leaves a task waiting.
 #[derive(Debug)]
 pub struct WorkRequest {
     work: Option<Work>,
@@ -200,9 +200,9 @@ pub struct WorkRequest {
 pub(crate) enum Signaling {
     /// Its completion is reported when it is done.
     Signaled,
-    /// Nobody waits for its completion by itself.
+    /// Its completion may wait for that of a later request.
     Unsignaled,
-    /// As above, and more is posted at once.
+    /// As `Unsignaled`, and more requests follow at once.
     MoreToCome,
 }
 
@@ -223,40 +223,40 @@ impl WorkRequest {
         self.signaling != Signaling::Signaled
     }
 
-    /// Tells whether it may be held back until a later request is posted or
-    /// [`flush`](crate::RawQueuePair::flush) is called, to save a doorbell.
+    /// Tells whether the request may be held back to save a doorbell, until a later request is posted or
+    /// [`flush`](crate::RawQueuePair::flush) is called.
     pub fn has_more_behind(&self) -> bool {
         self.signaling == Signaling::MoreToCome
     }
 
-    /// Returns what is asked.
+    /// Returns the work.
     pub fn work(&self) -> &Work {
         self.work.as_ref().expect("only completion takes the work out")
     }
 
-    /// Returns what is asked, with the memory to be filled.
+    /// Returns the work, with the memory to be filled.
     pub fn work_mut(&mut self) -> &mut Work {
         self.work.as_mut().expect("only completion takes the work out")
     }
 
-    /// Returns who looks at the bytes of a receive as they come, if somebody does: a fabric that has them at hand shows them.
+    /// Returns the inspector of a receive. A fabric that has the bytes at hand shows them to it.
     pub fn inspector(&self) -> Option<&Arc<dyn Inspector>> {
         self.slot.inspector.as_ref()
     }
 
-    /// Notes that the work is nearly done: a fabric that knows calls it when few bytes are still to come.
+    /// Marks the work as nearly done; a fabric that can tell calls it when few bytes are still to come.
     pub fn nearly_done(&self) {
         self.slot.near();
     }
 
-    /// Returns a handle that does the same after the request was put away.
+    /// Returns a handle with the same effect, for a fabric that has put the request away.
     pub fn nearing(&self) -> Nearing {
         Nearing(self.slot.clone())
     }
 
-    /// Ends the request: what the completion queue will report, and resolve the future with.
+    /// Ends the request; the completion queue reports the result and resolves the future with it.
     ///
-    /// `result` is the number of bytes moved; `imm` the peer's immediate, for receives.
+    /// `result` is the number of bytes moved; `imm` is the peer's immediate, for receives.
     pub fn complete(mut self, result: Result<usize, WorkError>, imm: Option<u32>) -> Completed {
         let work = self.work.take().expect("a request is completed once");
         let report = WorkCompletion { queue_pair: self.queue_pair, opcode: work.opcode(), result, imm };
@@ -272,12 +272,12 @@ impl Drop for WorkRequest {
     }
 }
 
-/// Tells an operation that it is nearly done.
+/// Marks an operation as nearly done.
 #[derive(Debug)]
 pub struct Nearing(Arc<Slot>);
 
 impl Nearing {
-    /// Notes that few bytes are still to come.
+    /// Marks the operation: few bytes are still to come.
     pub fn mark(self) {
         self.0.near();
     }
@@ -285,7 +285,7 @@ impl Nearing {
 
 /// A completed work request on its way through a completion queue.
 ///
-/// One that is dropped on the way, since the queue is gone, resolves its future all the same.
+/// If it is dropped on the way because the queue is gone, it still resolves its future.
 #[derive(Debug)]
 pub struct Completed {
     report: WorkCompletion,
@@ -294,12 +294,12 @@ pub struct Completed {
 }
 
 impl Completed {
-    /// Returns what the completion queue will report.
+    /// Returns the report for the completion queue.
     pub fn report(&self) -> WorkCompletion {
         self.report
     }
 
-    /// Wakes whoever waits for the operation and returns the report.
+    /// Wakes the task that waits for the operation and returns the report.
     pub(crate) fn resolve(self) -> WorkCompletion {
         self.report
     }
@@ -313,18 +313,18 @@ impl Drop for Completed {
     }
 }
 
-/// The meeting place of a request's completion and its future.
+/// The state that a request and its future share.
 #[derive(Debug)]
 pub(crate) struct Slot {
     state: Mutex<SlotState>,
     depth: Option<Arc<AtomicU32>>,
-    /// Here, as requests are moved about.
+    /// It is stored here because requests are moved about.
     inspector: Option<Arc<dyn Inspector>>,
 }
 
 #[derive(Debug, Default)]
 struct SlotState {
-    /// Few bytes are still to come, or none.
+    /// At most few bytes are still to come.
     near: bool,
     outcome: Option<Outcome>,
     abandoned: bool,
@@ -340,7 +340,7 @@ struct Outcome {
 }
 
 impl Slot {
-    /// Makes the slot of a request that was never posted.
+    /// Creates the slot of a request that was never posted.
     pub(crate) fn refused(error: WorkError) -> Arc<Self> {
         let outcome = Some(Outcome { result: Err(error), imm: None, memory: None });
         let state = Mutex::new(SlotState { near: true, outcome, ..Default::default() });
@@ -359,7 +359,7 @@ impl Slot {
         let (abandoned, wakers) = {
             let mut state = self.lock();
             state.near = true;
-            // Memory that nobody waits for goes out of the lock before it goes back to its lender.
+            // Abandoned memory leaves the lock before it goes back to its lender.
             let abandoned = if state.abandoned { Some(outcome) } else { state.outcome.replace(outcome) };
             (abandoned, [state.near_waker.take(), state.waker.take()])
         };
@@ -394,7 +394,7 @@ impl Slot {
     }
 }
 
-/// Has the task be woken, if it was not to be already.
+/// Notes the task's waker, unless the same one is noted already.
 fn note_waker(noted: &mut Option<Waker>, cx: &Context<'_>) {
     match noted {
         Some(waker) => waker.clone_from(cx.waker()),
@@ -404,12 +404,12 @@ fn note_waker(noted: &mut Option<Waker>, cx: &Context<'_>) {
 
 /// A posted operation: a future of its work completion.
 ///
-/// The work was posted when the operation was made, not when it is first polled. `T` is what success brings: nothing
+/// The work was posted when the operation was created, not when it is first polled. `T` is the result of success: `()`
 /// for sends and writes, [`Received`] for receives, the filled memory for reads.
 ///
 /// # Cancel safety
-/// Dropping the operation does not take the work back: the fabric keeps the memory until the completion arrives and
-/// gives it back to its owner then. What was received is lost to the caller.
+/// Dropping the operation does not cancel the work. The fabric keeps the memory until the completion arrives and then
+/// gives it back to its owner. The caller loses the received bytes.
 #[must_use = "the outcome tells whether the memory may be used"]
 pub struct Operation<T> {
     slot: Arc<Slot>,
@@ -419,10 +419,10 @@ pub struct Operation<T> {
 impl<T> Operation<T> {
     /// Waits until the operation is nearly done, or has ended.
     ///
-    /// For a send, few of its bytes are still to be taken by the peer: the port is about to be free for a send to
-    /// somebody else. For a receive, few are still to come: the next sender may be told to begin. What is still under
-    /// way by then hides the latency of telling. Fabrics that cannot tell report it with the completion. Of several
-    /// such futures of one operation the last one polled is woken.
+    /// For a send, the peer has still to take few bytes: the port will soon be free for a send to another neighbour.
+    /// For a receive, few bytes are still to come: the next sender may be told to begin. The bytes still under way hide
+    /// the latency of that message. A fabric that cannot tell marks the operation at its completion. If an operation
+    /// has several such futures, the last one polled is woken.
     ///
     /// # Cancel safety
     /// Nothing is lost.
@@ -437,7 +437,7 @@ impl<T> Operation<T> {
 pub struct NearlyDone(Arc<Slot>);
 
 impl NearlyDone {
-    /// Tells whether it has come.
+    /// Tells whether the moment has come.
     pub fn is_reached(&self) -> bool {
         self.0.lock().near
     }
@@ -466,7 +466,7 @@ impl<T> Future for Operation<T> {
 
 impl<T> Drop for Operation<T> {
     fn drop(&mut self) {
-        // The outcome goes first out of the lock, then out of scope: its memory may call its lender.
+        // The outcome leaves the lock before it is dropped, because its memory may call its lender.
         let outcome = {
             let mut state = self.slot.lock();
             state.abandoned = true;

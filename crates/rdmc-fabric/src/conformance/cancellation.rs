@@ -1,4 +1,4 @@
-//! Dropped operations: the work is done all the same, and the memory comes back.
+//! Dropped operations: the work is still done, and the memory comes back.
 
 use futures::future::{FutureExt, join_all};
 
@@ -58,7 +58,7 @@ pub(super) async fn operations_may_be_dropped_at_any_moment(harness: &Harness) {
     }
     at_a.holds_at_least(lent).await;
     at_b.holds_at_least(lent).await;
-    // The queue pair is none the worse for it.
+    // The queue pair still works.
     let receive = b.receive(harness.b.room(10));
     a.send(harness.a.filled(10, 1), None).await.expect("the peer takes it");
     assert_pattern(&receive.await.expect("the message arrives").buffer, 1);
@@ -84,7 +84,7 @@ pub(super) async fn closing_gives_all_memory_back(harness: &Harness) {
         } else {
             drop(b)
         }
-        // Whatever became of them, each ends.
+        // Each ends, with any outcome.
         join_all(sends).await;
         drop(join_all(receives).await);
         drop(read.await);

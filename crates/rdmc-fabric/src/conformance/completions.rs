@@ -140,7 +140,7 @@ pub(super) async fn unsignaled_writes_complete_with_later_requests(harness: &Har
         let data = harness.a.lent(&lender, 8, at).freeze();
         a.write_unsignaled(data, exposed.remote().slice(8 * at, 8), None)
     };
-    // A signaled request behind them ends them all.
+    // A signaled request behind them ends all of them.
     let few: Vec<_> = (0..3).map(write).collect();
     let receive = b.receive(harness.b.room(1));
     a.send(harness.a.filled(1, 0), None).await.expect("the peer takes it");
@@ -148,7 +148,7 @@ pub(super) async fn unsignaled_writes_complete_with_later_requests(harness: &Har
     for outcome in join_all(few).await {
         outcome.expect("the write lands");
     }
-    // Without one, each ends when so many more were posted.
+    // Without one, each ends after `UNSIGNALED_MAX` more requests.
     let behind = u64::from(UNSIGNALED_MAX);
     let mut posted = VecDeque::new();
     for at in 3..100 {
@@ -181,7 +181,7 @@ pub(super) async fn unsignaled_writes_end_with_the_queue_pair(harness: &Harness)
             a.close()
         }
         for outcome in join_all(writes).await {
-            // Whether it was done by then, nobody may know any more.
+            // Whether it was done by then is unknown.
             if outcome.is_err() {
                 assert_gone(outcome);
             }
@@ -215,7 +215,7 @@ pub(super) async fn sends_with_more_leave_in_order(harness: &Harness) {
     let config = QueuePairConfig { send_depth: 64, receive_depth: 64, ..PATIENT };
     let (a, b) = harness.connected_with(config).await;
     let mut seed = 0;
-    // By a flush, by a request behind them, and by themselves where many are held.
+    // They leave by a flush, by a request behind them, or by themselves if many are held.
     for (count, flushes) in [(3, true), (3, false), (3 * UNSIGNALED_MAX, true), (0, true)] {
         let receives: Vec<_> = (0..=count).map(|_| b.receive(harness.b.room(64))).collect();
         let first = seed;
@@ -239,7 +239,7 @@ pub(super) async fn sends_with_more_leave_in_order(harness: &Harness) {
             outcome.expect("the peer takes it");
         }
     }
-    // A flush alone lets the last one out.
+    // A flush alone sends the last one.
     let receive = b.receive(harness.b.room(64));
     let last = a.send_with_more(harness.a.filled(64, 99), None);
     a.flush();
@@ -320,7 +320,7 @@ pub(super) async fn completions_around_an_error_come_in_order(harness: &Harness)
         let (source_b, mut queue_b) = harness.b.completion_queue(CompletionMode::Event);
         let (a, b) = (harness.a.queue_pair_on(&source_a, PATIENT), harness.b.queue_pair_on(&source_b, PATIENT));
         harness.connect(&a, &b).await;
-        // There is no receive before all is posted.
+        // All requests are posted before the first receive.
         drop(a.send(harness.a.filled(8, 1), None));
         drop(a.write(harness.a.filled(10, 0), exposed.remote(), None));
         drop(a.read(harness.a.room(20), exposed.remote()));

@@ -25,7 +25,7 @@ pub(super) async fn a_stale_endpoint_leads_nowhere(harness: &Harness) {
     drop(b);
     match a.connect(stale).await {
         Err(ConnectError::BadNonce | ConnectError::Unreachable(_)) => {}
-        // A fabric without a handshake learns it from the first request.
+        // A fabric without a handshake detects it at the first request.
         Ok(()) => assert_gone(a.send(harness.a.filled(8, 0), None).await),
         Err(error) => panic!("connecting to a queue pair that is gone failed with {error:?}"),
     }
@@ -40,7 +40,7 @@ pub(super) async fn a_queue_pair_connects_once(harness: &Harness) {
     }
     let refused = b.connect(harness.a.peer(&a, Role::Passive)).await;
     assert!(matches!(refused, Err(ConnectError::WrongState)), "{refused:?}");
-    // The connection that was made is none the worse for it.
+    // The existing connection still works.
     let receive = b.receive(harness.b.room(10));
     a.send(harness.a.filled(10, 1), None).await.expect("the peer takes it");
     assert_pattern(&receive.await.expect("the message arrives").buffer, 1);
@@ -97,7 +97,7 @@ pub(super) async fn a_third_party_does_not_get_in(harness: &Harness) {
     let third = harness.a.queue_pair(PATIENT);
     let refused = third.connect(harness.b.peer(&b, Role::Active)).await;
     if refused.is_ok() {
-        // A fabric without a handshake learns it from the first request.
+        // A fabric without a handshake detects it at the first request.
         assert_gone(third.send(harness.a.filled(8, 0), None).await);
     }
     let receive = b.receive(harness.b.room(10));

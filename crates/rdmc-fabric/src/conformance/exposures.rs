@@ -117,7 +117,7 @@ pub(super) async fn large_writes_and_reads_are_exact(harness: &Harness) {
     let len = (4 << 20) + 1;
     let at_a = harness.a.expose(len, 0, RemoteAccess::WRITE);
     let at_b = harness.b.expose(len, 1, RemoteAccess::READ_WRITE);
-    // Both move in the direction of the reader's answers, at the same time.
+    // Both move in the direction of the reader's responses, at the same time.
     let write = b.write(harness.b.filled(len, 2), at_a.remote(), None);
     let read = a.read(harness.a.room(len), at_b.remote());
     assert_pattern(&read.await.expect("the bytes arrive"), 1);

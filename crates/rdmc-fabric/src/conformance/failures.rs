@@ -1,4 +1,4 @@
-//! Errors: who gets which, and that a broken queue pair leaves nobody waiting.
+//! Errors: which end gets which one, and that no operation on a broken queue pair waits for ever.
 
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
@@ -60,7 +60,7 @@ pub(super) async fn access_out_of_bounds_is_refused(harness: &Harness) {
         refuses_write(harness, outside).await;
         refuses_read(harness, outside).await;
     }
-    // More than any address.
+    // The range ends behind the last address.
     for address in [u64::MAX, u64::MAX - 7] {
         refuses_write(harness, RemoteMemory { address, len: 16, ..exposed.remote() }).await;
         refuses_read(harness, RemoteMemory { address, len: 16, ..exposed.remote() }).await;
@@ -72,7 +72,7 @@ pub(super) async fn access_out_of_bounds_leaves_the_neighbours_alone(harness: &H
     for (offset, len) in [(0, 101), (100, 1), (u64::MAX, 2), (u64::MAX - 9, 10)] {
         let mut behind = harness.b.room(GUARD_LEN + 100 + GUARD_LEN);
         let before = behind.split_to(GUARD_LEN);
-        // It lies in the midst of memory that is registered as a whole.
+        // The exposure lies in the middle of memory that is registered as a whole.
         let exposed = Expose::Mutable(behind.split_to(100), RemoteAccess::READ_WRITE);
         let exposed = harness.b.node.fabric.expose(exposed).expect("memory can be exposed");
         let outside = exposed.remote().slice(offset, len);
@@ -115,7 +115,7 @@ pub(super) async fn a_key_revoked_before_its_turn_is_refused(harness: &Harness) 
     for writes in [true, false] {
         let exposed = harness.b.expose(100, 0, RemoteAccess::READ_WRITE);
         let (a, b) = harness.connected().await;
-        // It waits for its receive, and what was posted behind it waits for its turn.
+        // It waits for its receive, and the requests behind it wait for their turn.
         let first = a.send(harness.a.filled(8, 1), None);
         let late = access(harness, &a, exposed.remote(), writes);
         let behind = a.send(harness.a.filled(8, 2), None);
@@ -150,7 +150,7 @@ pub(super) async fn revoked_memory_is_not_written_any_more(harness: &Harness) {
         let region = returned.await.expect("the memory comes back");
         let memory = region.into_mut().expect("allocated memory is writable");
         let before = memory.to_vec();
-        // Which of them were done by then is left open; none is behind one that was refused.
+        // Any number of them may be done by then; none behind a refused one is.
         let mut refused = false;
         let outcomes = join_all(writes).await.into_iter().chain([read.await.map(drop)]);
         for outcome in outcomes {
@@ -221,7 +221,7 @@ pub(super) async fn work_of_every_kind_on_a_broken_queue_pair_is_flushed(harness
     let wrong = RemoteMemory { key: at_b.remote().key ^ 1, ..at_b.remote() };
     assert_eq!(a.write(harness.a.filled(8, 1), wrong, None).await, Err(WorkError::RemoteAccess));
     assert_gone(receive.await);
-    // More than the queues hold, since each ends.
+    // There are more requests than the queues hold, since each ends.
     for _ in 0..5 {
         for (end, queue_pair, remote) in [(&harness.a, &a, at_b.remote()), (&harness.b, &b, at_a.remote())] {
             let held = queue_pair.send_with_more(end.filled(8, 1), None);
@@ -310,7 +310,7 @@ pub(super) async fn a_close_during_a_transfer_ends_both_sides(harness: &Harness)
         for outcome in sent.into_iter().filter(Result::is_err) {
             assert_gone(outcome);
         }
-        // What did arrive is whole; nothing after the first failure arrives.
+        // Messages that arrived are complete; none arrives after the first failure.
         let arrived = received.iter().take_while(|outcome| outcome.is_ok()).count();
         for (place, outcome) in received.into_iter().enumerate() {
             match outcome {
@@ -340,7 +340,7 @@ pub(super) async fn a_close_during_large_writes_and_reads_ends_both_sides(harnes
         let (read, written) = join(join_all(reads), join_all(writes)).await;
         for outcome in read {
             match outcome {
-                // What did arrive is whole.
+                // Bytes that arrived are complete.
                 Ok(bytes) => assert_pattern(&bytes, 1),
                 outcome => assert_gone(outcome),
             }
@@ -358,7 +358,7 @@ pub(super) async fn a_peer_that_is_gone_ends_all_work_of_both_sides(harness: &Ha
     let at_a = harness.a.expose(100, 0, RemoteAccess::READ_WRITE);
     let at_b = harness.b.expose(100, 0, RemoteAccess::READ_WRITE);
     for departure in [Departure::CloseA, Departure::CloseB, Departure::DropA, Departure::DropB] {
-        // All of it waits: behind a send for which there is no receive,
+        // All of it waits: behind a send without a receive,
         let (a, b) = harness.connected().await;
         let mut posted = Vec::new();
         for (end, queue_pair, remote) in [(&harness.a, &a, at_b.remote()), (&harness.b, &b, at_a.remote())] {
@@ -474,7 +474,7 @@ fn len_of(memory: RemoteMemory) -> usize {
     usize::try_from(memory.len).expect("the bodies ask for short ranges")
 }
 
-/// Checks that both ends flush whatever is posted now.
+/// Checks that both ends flush all work that is posted now.
 async fn assert_broken(harness: &Harness, a: &QueuePair, b: &QueuePair) {
     assert_gone(a.send(harness.a.filled(1, 0), None).await);
     assert_gone(a.receive(harness.a.room(1)).await);
@@ -490,7 +490,7 @@ async fn assert_flushes(harness: &Harness, queue_pair: &QueuePair, remote: Remot
     assert_eq!(queue_pair.receive(harness.a.room(8)).await.map(drop), flushed);
 }
 
-/// Which of two connected queue pairs leaves, and how.
+/// How one of two connected queue pairs goes away.
 #[derive(Clone, Copy)]
 enum Departure {
     CloseA,
@@ -500,7 +500,7 @@ enum Departure {
 }
 
 impl Departure {
-    /// Makes it leave; returns what is left of both.
+    /// Lets it go away; returns the queue pairs that are left.
     fn apply(self, a: QueuePair, b: QueuePair) -> (Option<QueuePair>, Option<QueuePair>) {
         match self {
             Self::CloseA => a.close(),
@@ -512,7 +512,7 @@ impl Departure {
     }
 }
 
-/// A lender that hands on the one region it gets back.
+/// A lender that passes on the one region that it gets back.
 struct HandingLender(Mutex<Option<oneshot::Sender<MemoryRegion>>>);
 
 impl HandingLender {
@@ -524,7 +524,7 @@ impl HandingLender {
 
 impl Lender for HandingLender {
     fn take_back(&self, region: MemoryRegion) {
-        let sender = self.0.lock().expect("nobody panics while it is locked").take();
+        let sender = self.0.lock().expect("no code panics while it is locked").take();
         sender.expect("it lends one region").send(region).expect("the body waits for it");
     }
 }

@@ -98,12 +98,12 @@ pub(super) async fn a_send_waits_for_its_receive(harness: &Harness) {
     let mut small = a.send(harness.a.filled(16, 1), None);
     let mut large = a.send(harness.a.filled(1 << 20, 2), None);
     harness.settle().await;
-    assert!(is_pending(&mut small), "a send completed that nobody has taken");
+    assert!(is_pending(&mut small), "a send completed before the peer took it");
     let first = b.receive(harness.b.room(16)).await.expect("the message arrives");
     assert_pattern(&first.buffer, 1);
     small.await.expect("the peer has taken it");
     harness.settle().await;
-    assert!(is_pending(&mut large), "a send completed that nobody has taken");
+    assert!(is_pending(&mut large), "a send completed before the peer took it");
     let second = b.receive(harness.b.room(1 << 20)).await.expect("the message arrives");
     assert_pattern(&second.buffer, 2);
     large.await.expect("the peer has taken it");
@@ -135,14 +135,14 @@ pub(super) async fn nearly_done_is_no_later_than_completion(harness: &Harness) {
     for outcome in join_all(sends).await {
         outcome.expect("the peer takes it");
     }
-    // One that completed while nobody looked is nearly done as well.
+    // A send that completed before its state was asked for is nearly done as well.
     let receive = b.receive(harness.b.room(8));
     let send = a.send(harness.a.filled(8, 0), None);
     receive.await.expect("the message arrives");
     harness.settle().await;
     send.nearly_done().await;
     send.await.expect("the peer takes it");
-    // So has one that was flushed.
+    // So is a flushed one.
     let send = a.send(harness.a.filled(8, 0), None);
     a.close();
     send.nearly_done().await;
@@ -152,7 +152,7 @@ pub(super) async fn nearly_done_is_no_later_than_completion(harness: &Harness) {
 pub(super) async fn an_inspector_sees_each_byte_once_and_in_order(harness: &Harness) {
     let (a, b) = harness.connected().await;
     let sizes = [0, 1, 4097, 64 << 10, (1 << 20) + 3, 5, 3 << 20];
-    // All are posted ahead, every other one uninspected, and longer than what comes.
+    // All receives are posted in advance and longer than their messages; every other one has no inspector.
     let receives: Vec<_> = sizes
         .map(|len| {
             let seen = Arc::new(RecordingInspector::default());
@@ -164,7 +164,7 @@ pub(super) async fn an_inspector_sees_each_byte_once_and_in_order(harness: &Harn
     let sends: Vec<_> = sent.map(|(seed, len)| a.send(harness.a.filled(len, seed), None)).collect();
     for (seed, (len, seen, inspected, other)) in (0..).zip(receives) {
         let received = inspected.await.expect("the message arrives");
-        // How much of it a fabric shows is its own affair.
+        // A fabric may show any part of it.
         let seen = seen.bytes();
         assert!(seen.len() <= len, "{} bytes of {len} were shown", seen.len());
         assert_pattern(&seen, 2 * seed);

@@ -17,13 +17,13 @@ pub(super) async fn objects_are_shared_where_the_fabric_says_so(harness: &Harnes
     let descriptor = share.descriptor();
     assert_eq!(descriptor.len, 10_000);
     let attached = peer.attach(descriptor).await.expect("it is shared");
-    let by_itself = owner.attach(descriptor).await.expect("the owner is one of those who reach it");
+    let by_itself = owner.attach(descriptor).await.expect("the owner can reach it too");
     for wrong in [
         ObjectDescriptor { token: descriptor.token ^ 1, ..descriptor },
         ObjectDescriptor { len: 9_999, ..descriptor },
         ObjectDescriptor { len: u64::MAX, ..descriptor },
     ] {
-        assert!(peer.attach(wrong).await.is_err(), "{wrong:?} is nobody's");
+        assert!(peer.attach(wrong).await.is_err(), "no node shares {wrong:?}");
     }
     drop((share, object));
     assert!(matches!(peer.attach(descriptor).await, Err(AttachError::NotShared)));

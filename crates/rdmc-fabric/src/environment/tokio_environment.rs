@@ -1,4 +1,4 @@
-//! The environment of every fabric that runs on a real machine: Tokio's timers and tasks, TCP control connections.
+//! The environment of every fabric on a real machine: Tokio's timers and tasks, TCP control connections.
 
 use std::fmt;
 use std::io;
@@ -17,17 +17,17 @@ use super::{ControlListener, ControlStream, Environment, RefusalLog, RefusalSum,
 
 /// Takes connections that open a queue pair instead of a control connection.
 ///
-/// A node needs one open port: control and data connections arrive at the same listener and say in their first eight
-/// bytes which they are.
+/// A node needs only one open port. Control and data connections arrive at the same listener; their first eight bytes
+/// tell them apart.
 pub trait DataAcceptor: Send + Sync {
-    /// Learns that data connections can arrive at `local`.
+    /// Notes that data connections can arrive at `local`.
     fn listening(&self, local: SocketAddr);
 
-    /// Finishes the handshake of a data connection whose magic has been read; called on a task of its own and bounded
-    /// in time by the caller.
+    /// Finishes the handshake of a data connection whose magic has been read. The caller runs it on a task of its own
+    /// and bounds its time.
     ///
     /// # Errors
-    /// The connection is refused, which the caller logs.
+    /// The connection is refused; the caller logs it.
     fn accept(self: Arc<Self>, stream: TcpStream, peer: SocketAddr) -> BoxFuture<'static, Result<(), UnknownNonce>>;
 }
 
@@ -43,12 +43,12 @@ pub struct TokioEnvironment {
 }
 
 impl TokioEnvironment {
-    /// Makes an environment whose listeners take control connections only.
+    /// Creates an environment whose listeners take control connections only.
     pub fn new() -> Self {
         Self { data: None }
     }
 
-    /// Makes an environment whose listeners hand data connections to `acceptor`.
+    /// Creates an environment whose listeners give data connections to `acceptor`.
     pub fn with_data_acceptor(acceptor: Arc<dyn DataAcceptor>) -> Self {
         Self { data: Some(acceptor) }
     }
@@ -133,7 +133,7 @@ async fn accept_loop(
         let (stream, peer) = match connection {
             Ok(connection) => connection,
             Err(error) => {
-                // Out of descriptors or a connection reset in the queue: both pass.
+                // Out of descriptors, or a connection was reset in the queue: both are temporary.
                 tracing::warn!(%error, "a connection could not be accepted");
                 tokio::time::sleep(ACCEPT_PAUSE).await;
                 continue;
@@ -181,7 +181,7 @@ async fn handshake(
     place.note_spoken();
     if magic == CONTROL_MAGIC {
         if tune_control(&stream).is_ok() {
-            // Fails only if the listener is gone, which ends the connection too.
+            // Fails only if the listener is gone, which also ends the connection.
             let _ = accepted.send(TcpControlStream { stream, peer }).await;
         }
     } else if let (DATA_MAGIC, Some(data)) = (magic, data) {
@@ -202,7 +202,7 @@ enum HandshakeError {
 }
 
 impl HandshakeError {
-    /// Returns the kind under which refusals are summed.
+    /// Returns the kind under which refusals are counted.
     fn kind(&self) -> &'static str {
         match self {
             Self::Foreign(_) => "foreign",
@@ -229,8 +229,8 @@ impl fmt::Display for ForeignMagic {
 
 /// Sets the options of a control connection.
 ///
-/// It is idle most of the time: the kernel's probes tell when the host at the other end has vanished, within
-/// half a minute.
+/// The connection is idle most of the time. The kernel's probes detect within half a minute that the other host has
+/// vanished.
 fn tune_control(stream: &TcpStream) -> io::Result<()> {
     stream.set_nodelay(true)?;
     let probes = socket2::TcpKeepalive::new().with_time(PROBE_AFTER).with_interval(PROBE_INTERVAL);
@@ -302,16 +302,16 @@ const MAGIC_FAMILY_LEN: usize = 4;
 const STRANGERS_PER_PEER_MAX: usize = 64;
 /// Connections that have not yet said what they want, at once: of all peers.
 const STRANGERS_MAX: usize = 256;
-/// How long a connection may take to prove who it is.
+/// How long a connection may take to prove its identity.
 const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(10);
 /// Idle time after which a control connection is probed.
 const PROBE_AFTER: Duration = Duration::from_secs(10);
 /// Time between probes.
 const PROBE_INTERVAL: Duration = Duration::from_secs(5);
-/// Probes without an answer after which the other host is given up.
+/// Unanswered probes after which the other host counts as gone.
 #[cfg(any(target_os = "linux", target_os = "android", target_vendor = "apple", target_os = "freebsd"))]
 const PROBES: u32 = 4;
-/// Pause after a failed accept, so that a lack of descriptors does not spin.
+/// Pause after a failed accept, so that the loop does not spin while descriptors are short.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(50);
 
 #[cfg(test)]

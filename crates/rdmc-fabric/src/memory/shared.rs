@@ -1,8 +1,8 @@
-//! Objects that nobody can change any more, so that any number of processes can have the same memory.
+//! Objects that no process can change any more, so that any number of processes can have the same memory.
 //!
-//! On Linux an object is an anonymous file that was sealed: the kernel refuses to write, shorten or lengthen it, to whoever has
-//! made it as well. So its mapping is lent as a slice although other processes have it, and what a peer hands over is looked at
-//! before it is mapped. Elsewhere an object is memory of this process, which others do not reach.
+//! On Linux an object is a sealed anonymous file: the kernel refuses to write, shorten or lengthen it, for its creator
+//! too. So its mapping can be lent as a slice although other processes have it. A peer's object is checked before it is
+//! mapped. On other systems an object is memory of this process, which peers cannot reach.
 
 use std::any::Any;
 use std::fmt;
@@ -13,9 +13,9 @@ use std::os::unix::fs::FileExt;
 
 use super::{Buffer, BufferMut, Memory, MemoryRegion};
 
-/// An object that is being filled, to be [sealed](Self::seal).
+/// An object that is still being filled; [`seal`](Self::seal) makes a [`SharedObject`] of it.
 ///
-/// It derefs to its bytes, which are zeros at first; pages are taken when they are first touched.
+/// It derefs to its bytes, which are zeros at first. The system allocates each page when it is first touched.
 ///
 /// # Examples
 /// ```
@@ -36,10 +36,11 @@ pub struct SharedObjectMut {
 }
 
 impl SharedObjectMut {
-    /// Makes an object of `len` zero bytes.
+    /// Creates an object of `len` zero bytes.
     ///
     /// # Errors
-    /// The operating system's refusal: it is out of memory, of address space, or of descriptors, of which an object takes one.
+    /// The operating system refuses: it is out of memory, of address space, or of descriptors. An object takes one
+    /// descriptor.
     pub fn new(len: usize) -> io::Result<Self> {
         #[cfg(target_os = "linux")]
         let (memory, file) = sealable::create(len)?;
@@ -54,15 +55,16 @@ impl SharedObjectMut {
         })
     }
 
-    /// Makes the object unchangeable, for this process as well.
+    /// Makes the object unchangeable, also for this process.
     ///
     /// # Errors
-    /// The operating system refuses while a device still reads the object's pages, for which it waits a fraction of a second.
+    /// The operating system refuses while a device still reads the object's pages; it waits for that for a fraction of
+    /// a second.
     pub fn seal(self) -> io::Result<SharedObject> {
         #[cfg(target_os = "linux")]
         {
             let len = self.memory.len();
-            // The one mapping by which it could be written.
+            // The only mapping by which it could be written.
             drop(self.memory);
             sealable::seal(&self.file)?;
             SharedObject::map(self.file, len)
@@ -92,9 +94,9 @@ impl fmt::Debug for SharedObjectMut {
     }
 }
 
-/// An object that nobody can change, which other processes of the host can map; cheap to clone.
+/// An object that no process can change and that other processes of the host can map; cheap to clone.
 ///
-/// It derefs to its bytes. The memory goes back to the system when nobody has it mapped any more, here or in another process.
+/// It derefs to its bytes. The system gets the memory back when no process has it mapped any more.
 #[derive(Clone)]
 pub struct SharedObject {
     bytes: Buffer,
@@ -103,7 +105,7 @@ pub struct SharedObject {
 }
 
 impl SharedObject {
-    /// Makes an object of these bytes, which are copied once.
+    /// Creates an object of these bytes, which are copied once.
     ///
     /// # Errors
     /// As [`SharedObjectMut::new`].
@@ -113,7 +115,7 @@ impl SharedObject {
         object.seal()
     }
 
-    /// Makes an object of what is in a file now, which is read once, with blocking calls.
+    /// Creates an object of the file's present content, which is read once, with blocking calls.
     ///
     /// # Errors
     /// The file cannot be read, is shortened meanwhile, or does not fit into memory; or as [`SharedObjectMut::new`].
@@ -124,7 +126,7 @@ impl SharedObject {
         object.seal()
     }
 
-    /// Returns the bytes as a buffer, without a copy. They stay mapped while it lives.
+    /// Returns the bytes as a buffer, without a copy. They stay mapped while the buffer lives.
     pub fn to_buffer(&self) -> Buffer {
         self.bytes.clone()
     }
@@ -132,18 +134,18 @@ impl SharedObject {
 
 #[cfg(target_os = "linux")]
 impl SharedObject {
-    /// Maps a file that was sealed.
+    /// Maps a sealed file.
     fn map(file: File, len: usize) -> io::Result<Self> {
         let bytes = sealable::map(&file, len)?;
         Ok(Self { bytes, file: std::sync::Arc::new(file) })
     }
 
-    /// Returns the sealed file, to be handed to peers.
+    /// Returns the sealed file, for peers.
     pub(crate) fn file(&self) -> &std::sync::Arc<File> {
         &self.file
     }
 
-    /// Maps an object of `len` bytes that a peer has handed over, after a look at whether it is what it is said to be.
+    /// Checks and maps a peer's object of `len` bytes.
     pub(crate) fn attach(file: std::os::fd::OwnedFd, len: u64) -> Result<Buffer, AttachError> {
         let file = File::from(file);
         sealable::check(&file, len)?;
@@ -167,7 +169,7 @@ impl AsRef<[u8]> for SharedObject {
 }
 
 impl From<SharedObject> for Memory {
-    /// Shares the memory, to be sent as any other; nothing is copied.
+    /// Shares the memory, to be sent like any other; nothing is copied.
     fn from(object: SharedObject) -> Self {
         object.to_buffer().into_memory()
     }
@@ -179,16 +181,17 @@ impl fmt::Debug for SharedObject {
     }
 }
 
-/// What a peer needs to know to attach an object.
+/// What a peer needs to attach an object.
 ///
-/// Who knows it, and is let in by the fabric, has the object: it travels through queue pairs and the control plane only.
+/// A process that knows it, and that the fabric lets in, can attach the object. So it travels through queue pairs and
+/// the control plane only.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub struct ObjectDescriptor {
     /// Bytes of the object.
     pub len: u64,
-    /// The node that has it, as its fabric names nodes.
+    /// The node that shares it, in its fabric's terms.
     pub owner: u128,
-    /// Random, for this time that it is shared.
+    /// A random number of this share.
     pub token: u128,
 }
 
@@ -207,7 +210,7 @@ impl ObjectDescriptor {
         out
     }
 
-    /// Decodes what a peer has sent; none if it is no descriptor.
+    /// Decodes a peer's descriptor; `None` if the bytes are not one.
     pub fn decode(bytes: &[u8]) -> Option<Self> {
         let bytes: &[u8; Self::LEN] = bytes.try_into().ok()?;
         let number = |at: usize| u128::from_le_bytes(std::array::from_fn(|i| bytes[at + i]));
@@ -224,7 +227,7 @@ impl fmt::Debug for ObjectDescriptor {
 
 /// Lets peers attach an object for as long as it lives.
 ///
-/// Who has attached it keeps it when this is dropped.
+/// A peer that has attached the object keeps it when this is dropped.
 #[must_use = "the object is shared for as long as this lives"]
 pub struct ObjectShare {
     descriptor: ObjectDescriptor,
@@ -232,12 +235,12 @@ pub struct ObjectShare {
 }
 
 impl ObjectShare {
-    /// Joins a descriptor with what ends the sharing when it is dropped; called by fabrics.
+    /// Joins a descriptor with a value whose drop ends the sharing; fabrics call it.
     pub fn new(descriptor: ObjectDescriptor, published: Box<dyn Any + Send + Sync>) -> Self {
         Self { descriptor, _published: published }
     }
 
-    /// Returns what peers need to know.
+    /// Returns the descriptor for peers.
     pub fn descriptor(&self) -> ObjectDescriptor {
         self.descriptor
     }
@@ -249,7 +252,7 @@ impl fmt::Debug for ObjectShare {
     }
 }
 
-/// An object of a peer was not attached.
+/// An object of a peer could not be attached.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum AttachError {
@@ -259,21 +262,21 @@ pub enum AttachError {
         /// The fabric's name.
         fabric: &'static str,
     },
-    /// Its owner is not there, refused, or did not answer in time.
+    /// The owner is not there, refused, or did not answer in time.
     #[error("the owner of the object could not be asked for it")]
     Unreachable(#[source] io::Error),
-    /// The owner does not share it, or not any more.
+    /// The owner does not share the object, or no longer does.
     #[error("the owner does not share the object any more")]
     NotShared,
-    /// What the owner handed over is not what it is said to be, and was not mapped.
-    #[error("the owner handed over what is no sealed object of {len} bytes: {what}")]
+    /// The owner handed over something else, which was not mapped.
+    #[error("the owner did not hand over a sealed object of {len} bytes: {what}")]
     Unsound {
-        /// Bytes that it should have.
+        /// Bytes that the object should have.
         len: u64,
         /// What is wrong with it.
         what: &'static str,
     },
-    /// It could not be mapped here: memory, address space or descriptors are used up.
+    /// This process could not map the object: memory, address space or descriptors are used up.
     #[error("the object could not be mapped")]
     Here(#[source] io::Error),
 }
@@ -290,55 +293,57 @@ pub(crate) mod sealable {
     use super::super::{Buffer, Memory, MemoryRegion};
     use super::AttachError;
 
-    /// Makes an anonymous file of no bytes.
+    /// Creates an empty anonymous file.
     pub(crate) fn anonymous_file() -> io::Result<File> {
         let flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING;
-        // Some systems insist that it cannot be executed, older ones do not know that.
+        // Some systems insist on this flag, older ones do not know it.
         let file = rustix::fs::memfd_create("rdmc", flags | MemfdFlags::NOEXEC_SEAL)
             .or_else(|_| rustix::fs::memfd_create("rdmc", flags))?;
         Ok(file.into())
     }
 
-    /// Makes a file of `len` zero bytes, and maps it for writing.
+    /// Creates a file of `len` zero bytes, and maps it for writing.
     pub(super) fn create(len: usize) -> io::Result<(Memory, File)> {
         let file = anonymous_file()?;
         file.set_len(len as u64)?;
         if len == 0 {
             return Ok((Memory::from(Vec::new()), file));
         }
-        // SAFETY: nobody else knows the file before it is sealed, and it is long enough.
+        // SAFETY: no other code knows the file before it is sealed, and it is long enough.
         let map = unsafe { MmapOptions::new().len(len).map_mut(&file) }?;
-        // A process that is forked to run a program has all other mappings until it runs it, and could not be waited for.
+        // A process that is forked to run a program keeps all other mappings until it runs it, and sealing cannot wait
+        // for that.
         map.advise(Advice::DontFork)?;
         if len >= LARGE_PAGE {
-            // Where the host offers them for shared memory; elsewhere that is refused.
+            // Large pages, where the host offers them for shared memory; elsewhere it refuses.
             let _ = map.advise(Advice::HugePage);
         }
         Ok((Memory::from_map(map), file))
     }
 
-    /// Makes a file unchangeable, if nobody has it mapped for writing.
+    /// Makes a file unchangeable, if no process has it mapped for writing.
     pub(super) fn seal(file: &File) -> io::Result<()> {
         Ok(rustix::fs::fcntl_add_seals(file, seals() | SealFlags::SEAL)?)
     }
 
-    /// Maps the first `len` bytes of a file that was sealed and has so many.
+    /// Maps the first `len` bytes of a sealed file of at least that length.
     pub(super) fn map(file: &File, len: usize) -> io::Result<Buffer> {
         if len == 0 {
             return Ok(Buffer::empty());
         }
-        // SAFETY: the callers have made or seen the seals by which nobody can write or shorten the file, and its length.
+        // SAFETY: the callers have set or checked the seals by which no process can write or shorten the file, and its
+        // length.
         let map = unsafe { MmapOptions::new().len(len).map(file) }?;
         if len >= LARGE_PAGE {
             let _ = map.advise(Advice::HugePage);
         }
         let ptr = std::ptr::NonNull::from(&map[..]).cast();
-        // SAFETY: the mapping is the owner, has `len` bytes that nobody writes, and does not move when it is boxed.
+        // SAFETY: the mapping is the owner, has `len` bytes that no process writes, and does not move when it is boxed.
         let memory = unsafe { Memory::from_raw(ptr, len, false, Box::new(map)) };
         Ok(MemoryRegion::new(memory, Box::new(())).into_shared())
     }
 
-    /// Refuses what could be changed, or does not have exactly so many bytes: whoever looked at it could be killed for that.
+    /// Refuses a file that could change, or that does not have exactly `len` bytes: reading it could kill this process.
     pub(super) fn check(file: &File, len: u64) -> Result<(), AttachError> {
         let unsound = |what| Err(AttachError::Unsound { len, what });
         match rustix::fs::fcntl_get_seals(file) {
@@ -360,7 +365,7 @@ pub(crate) mod sealable {
         SealFlags::WRITE | SealFlags::SHRINK | SealFlags::GROW
     }
 
-    /// What anonymous files lie on.
+    /// The file system of anonymous files.
     const TMPFS_MAGIC: rustix::fs::FsWord = 0x0102_1994;
     /// Bytes of a large page.
     const LARGE_PAGE: usize = 2 << 20;

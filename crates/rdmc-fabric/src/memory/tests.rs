@@ -94,7 +94,7 @@ fn ranges_are_written_from_two_threads_at_once() {
 fn a_mapped_file_that_changes_is_copied_as_it_is_and_not_at_all_when_it_is_gone() {
     let file = tempfile::tempfile().unwrap();
     file.write_all_at(b"_hello", 0).unwrap();
-    // SAFETY: nobody looks at the bytes as a slice.
+    // SAFETY: no code uses the bytes as a slice.
     let memory = unsafe { Memory::map_file(&file, 6) }.unwrap();
     let buffer = MemoryRegion::new(memory, Box::new(())).into_shared().slice(1..);
     let mut copy = [0; 4];
@@ -111,7 +111,7 @@ fn a_mapped_file_that_changes_is_copied_as_it_is_and_not_at_all_when_it_is_gone(
 #[cfg_attr(miri, ignore = "maps a file")]
 fn a_mapped_file_holds_what_was_written() {
     let mut file = tempfile::tempfile().unwrap();
-    // SAFETY: the file has no name; nobody else knows it.
+    // SAFETY: the file has no name; no other code knows it.
     assert!(unsafe { Memory::map_file_mut(&file, 5) }.is_err());
     file.set_len(5).unwrap();
     // SAFETY: as above, and the mapping is dropped before the file is read.

@@ -1,4 +1,4 @@
-//! Memory that a node shares: pieces of a few long segments, which peers map whole.
+//! Memory that a node shares: ranges of a few long segments, which peers map whole.
 
 use std::collections::BTreeMap;
 use std::fs::File;
@@ -17,14 +17,14 @@ pub(super) struct Arena {
     segments: Mutex<Vec<Arc<Segment>>>,
 }
 
-/// One segment: shared under a number.
+/// One segment, shared under a number.
 pub(super) struct Segment {
     pub(super) number: u64,
     memory: Mapping,
     free: Mutex<FreeRanges>,
 }
 
-/// A range of a segment that is in use; its pages go back to the system when it is dropped.
+/// A range of a segment that is in use. Dropping it gives its pages back to the system.
 pub(super) struct Allocation {
     segment: Arc<Segment>,
     offset: usize,
@@ -37,7 +37,7 @@ impl Arena {
         Arc::new(Self { objects, segments: Mutex::default() })
     }
 
-    /// Takes `len` zeroed bytes.
+    /// Allocates `len` zeroed bytes.
     pub(super) fn allocate(self: &Arc<Self>, len: usize) -> io::Result<Allocation> {
         let len = len.max(1).checked_next_multiple_of(PAGE).ok_or(io::ErrorKind::OutOfMemory)?;
         let align = if len >= LARGE_PAGE { LARGE_PAGE } else { PAGE };
@@ -58,13 +58,13 @@ impl Arena {
 
     fn add_segment(&self, len: usize) -> io::Result<Arc<Segment>> {
         let (memory, file) = Mapping::create(len)?;
-        // It is mapped: nobody of this user opens it for writing any more.
+        // It is mapped already: no process of this user can open it for writing from now on.
         rustix::fs::fchmod(&file, rustix::fs::Mode::RUSR)?;
         let number = self.objects.share(Object::Memory { file, len: len as u64 });
         Ok(Arc::new(Segment { number, memory, free: Mutex::new(FreeRanges::new(len)) }))
     }
 
-    /// Lets go of segments that are not in use, but one.
+    /// Releases the unused segments, except one.
     fn release_unused(&self) {
         let mut segments = lock(&self.segments);
         let mut spare = 1;
@@ -81,7 +81,7 @@ impl Arena {
 }
 
 impl Allocation {
-    /// Returns the number under which the segment is shared, and where in it the piece begins.
+    /// Returns the number under which the segment is shared, and the range's offset in it.
     pub(super) fn location(&self) -> (u64, usize) {
         (self.segment.number, self.offset)
     }
@@ -90,12 +90,12 @@ impl Allocation {
         self.segment.memory.as_mut_ptr().wrapping_add(self.offset)
     }
 
-    /// Turns the piece, or its first `len` bytes, into memory.
+    /// Turns the range, or its first `len` bytes, into memory.
     pub(super) fn into_memory(self, len: usize) -> Memory {
-        assert!(len <= self.len, "more bytes than the piece has");
+        assert!(len <= self.len, "more bytes than the range has");
         let ptr = NonNull::new(self.as_mut_ptr()).expect("a mapping is never at address 0");
-        // SAFETY: the piece holds its range of the segment for itself, which stays mapped while it lives; peers map it for
-        // reading alone.
+        // SAFETY: the range of the segment belongs to this allocation only, and stays mapped while the allocation
+        // lives; peers map it for reading only.
         unsafe { Memory::from_raw(ptr, len, true, Box::new(self)) }
     }
 }
@@ -110,7 +110,7 @@ impl Drop for Allocation {
     }
 }
 
-/// The free ranges of a segment, by where they begin; neighbours are joined.
+/// The free ranges of a segment, by their offset; adjacent ranges are joined.
 struct FreeRanges(BTreeMap<usize, usize>);
 
 impl FreeRanges {
@@ -118,7 +118,7 @@ impl FreeRanges {
         Self(BTreeMap::from([(0, len)]))
     }
 
-    /// Takes the first range of `len` bytes that begins at a multiple of `align`.
+    /// Takes `len` bytes from the first free range in which they fit at a multiple of `align`.
     fn take(&mut self, len: usize, align: usize) -> Option<usize> {
         let fits = |(&start, &room): (&usize, &usize)| {
             let at = start.checked_next_multiple_of(align)?;
@@ -154,7 +154,7 @@ impl FreeRanges {
     }
 }
 
-/// Shares a file that is mapped for as long as the value lives.
+/// A mapped file that is shared for as long as the value lives.
 pub(super) struct SharedFile {
     pub(super) number: u64,
     objects: Arc<Objects>,
@@ -165,7 +165,7 @@ impl SharedFile {
         Self { number: objects.share(Object::File(file)), objects: objects.clone() }
     }
 
-    /// Returns where it is shared.
+    /// Returns the objects among which it is shared.
     pub(super) fn objects(&self) -> &Arc<Objects> {
         &self.objects
     }
@@ -179,7 +179,7 @@ impl Drop for SharedFile {
 
 /// Bytes of a page.
 const PAGE: usize = 4 << 10;
-/// Bytes of a segment, of which only those in use are taken from the system. Longer pieces have segments of their own.
+/// Bytes of a segment. The system provides only the pages in use. A longer allocation has a segment of its own.
 const SEGMENT_LEN: usize = 1 << 30;
 
 #[cfg(test)]
@@ -190,7 +190,9 @@ mod tests {
 
     proptest! {
         #[test]
-        fn ranges_in_use_never_overlap(steps in proptest::collection::vec((1usize..50, any::<bool>(), any::<u8>()), 1..200)) {
+        fn ranges_in_use_never_overlap(
+            steps in proptest::collection::vec((1usize..50, any::<bool>(), any::<u8>()), 1..200),
+        ) {
             let mut free = FreeRanges::new(1000);
             let mut used: Vec<(usize, usize)> = Vec::new();
             for (len, aligned, which) in steps {
@@ -217,7 +219,7 @@ mod tests {
     fn pieces_are_zeroed_again_when_they_come_back() {
         let arena = Arena::new(Arc::default());
         let allocation = arena.allocate(5000).unwrap();
-        // SAFETY: the piece is this test's alone.
+        // SAFETY: the allocation belongs to this test only.
         unsafe { allocation.as_mut_ptr().write_bytes(7, 5000) };
         let location = allocation.location();
         drop(allocation);

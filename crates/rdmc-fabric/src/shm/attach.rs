@@ -1,4 +1,4 @@
-//! Sealed objects among the processes of a host: the owner hands out descriptors by token, who asks maps what it gets.
+//! Sealed objects among the processes of a host: the owner hands out a descriptor for a token, and the peer maps it.
 
 use std::io;
 use std::os::fd::OwnedFd;
@@ -12,7 +12,7 @@ use super::objects::Objects;
 use super::wire::{self, Request, Response};
 use crate::memory::{AttachError, Buffer, ObjectDescriptor, ObjectShare, SharedObject};
 
-/// An object that peers can ask for.
+/// An object that peers can request.
 struct Published {
     objects: Arc<Objects>,
     token: u128,
@@ -24,36 +24,36 @@ impl Drop for Published {
     }
 }
 
-/// Lets peers ask for an object. The node must have been started.
+/// Lets peers request an object. The node must have been started.
 pub(super) fn share(node: &Node, object: &SharedObject) -> ObjectShare {
     let token = node.objects.publish(object.file().clone());
     let descriptor = ObjectDescriptor { len: object.len() as u64, owner: node.name, token };
     ObjectShare::new(descriptor, Box::new(Published { objects: node.objects.clone(), token }))
 }
 
-/// Asks the owner of an object for it, and maps it.
+/// Requests an object from its owner and maps it.
 pub(super) async fn attach(object: ObjectDescriptor) -> Result<Buffer, AttachError> {
     let asked = tokio::time::timeout(HANDSHAKE_TIMEOUT, request_object(object)).await;
     let (response, files) = asked.unwrap_or_else(|_| Err(io::ErrorKind::TimedOut.into())).map_err(|error| {
-        // Of those, only what this process lacks is its own fault.
+        // Of these errors, only a lack of descriptors or memory is this process's own.
         if is_exhausted(&error) { AttachError::Here(error) } else { AttachError::Unreachable(error) }
     })?;
     let len = object.len;
     match (response, <[OwnedFd; 1]>::try_from(files)) {
         (Some(Response::Memory(told)), Ok([file])) if told == len => SharedObject::attach(file, len),
         (Some(Response::Memory(told)), Err(none)) if told == len && none.is_empty() => {
-            Err(AttachError::Here(io::Error::other("no descriptor came: are too many files open?")))
+            Err(AttachError::Here(io::Error::other("no descriptor arrived; this process may have too many open files")))
         }
         (Some(Response::Unknown), _) => Err(AttachError::NotShared),
         (Some(Response::Memory(_)), _) => Err(AttachError::Unsound { len, what: "it has another length" }),
-        _ => Err(AttachError::Unsound { len, what: "it is no memory" }),
+        _ => Err(AttachError::Unsound { len, what: "it is not memory" }),
     }
 }
 
 async fn request_object(object: ObjectDescriptor) -> io::Result<(Option<Response>, Vec<OwnedFd>)> {
     let stream = loop {
         match UnixStream::connect(socket_of(object.owner)).await {
-            // All members ask at about the same time: the listener's queue may be full.
+            // All members connect at about the same time, so the listener's queue may be full.
             Err(error) if error.kind() == io::ErrorKind::WouldBlock => tokio::time::sleep(QUEUE_PAUSE).await,
             connected => break connected?,
         }
@@ -71,7 +71,7 @@ fn is_exhausted(error: &io::Error) -> bool {
     exhausted.iter().any(|errno| error.raw_os_error() == Some(errno.raw_os_error()))
 }
 
-/// Pause before a full queue is tried again.
+/// Pause before a connection to a full queue is retried.
 const QUEUE_PAUSE: Duration = Duration::from_millis(1);
 
 #[cfg(test)]
@@ -105,7 +105,7 @@ mod tests {
         let owner = again.descriptor();
         drop((again, node));
         assert!(attached.iter().chain(third.iter()).all(|&byte| byte == 7), "they outlive their owner");
-        // Its socket is gone when its task has ended.
+        // The owner's socket is gone when its task has ended.
         while !matches!(attach(owner).await, Err(AttachError::Unreachable(_))) {
             tokio::task::yield_now().await;
         }

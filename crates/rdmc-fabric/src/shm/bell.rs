@@ -1,4 +1,4 @@
-//! The doorbell of a node: a page that its peers write to say which queue pair has news, and that wakes its engine.
+//! The doorbell of a node: a page in which peers mark the queue pairs with news, and by which they wake the engine.
 
 use std::fs::File;
 use std::io;
@@ -12,16 +12,16 @@ use super::map::Mapping;
 
 /// One node's doorbell, mapped by the node and by its peers.
 ///
-/// There is one bit for each line, and one for each group of lines; whoever has news on a line sets both, counts on, and wakes
-/// the engine if that sleeps. A ringer that is stopped in the middle keeps nobody else from waking it. A peer that writes
-/// nonsense can make the engine look at lines without news, or miss some until it looks at all of them, which it does now and
-/// then.
+/// Each line has a bit, and so has each group of lines. A peer with news on a line sets both bits, increments a
+/// counter, and wakes the engine if it sleeps. If the peer is stopped in the middle, other peers can still wake the
+/// engine. A peer that writes nonsense can make the engine look at lines without news. It can also make the engine miss
+/// lines until its next look at all lines, which it takes now and then.
 pub(super) struct Doorbell {
     page: Mapping,
 }
 
 impl Doorbell {
-    /// Makes a node's bell, and the file by which its peers reach it.
+    /// Creates a node's bell, and the file through which its peers map it.
     pub(super) fn create() -> io::Result<(Self, File)> {
         let (page, file) = Mapping::create(PAGE_LEN)?;
         Ok((Self { page }, file))
@@ -32,12 +32,12 @@ impl Doorbell {
         Ok(Self { page: Mapping::attach(file, PAGE_LEN)? })
     }
 
-    /// Says that there is news on a line.
+    /// Marks a line as having news, and wakes the engine.
     pub(super) fn notify(&self, line: u32) {
         let line = line % LINES;
         let (group, bit) = (line / GROUP, line % GROUP);
         self.page.number(lines_at(group)).fetch_or(1 << bit, Ordering::SeqCst);
-        // After the line: whoever takes the group finds it.
+        // After the line's bit, so that the engine finds it when it takes the group's.
         self.page.number(GROUPS_AT).fetch_or(1 << group, Ordering::SeqCst);
         self.wake();
     }
@@ -65,8 +65,8 @@ impl Doorbell {
         }
     }
 
-    /// Sleeps until the bell rings, or for `limit` if that is given; not at all if there is news, or `has_work` says so after
-    /// the bell was armed. Called by the engine alone.
+    /// Sleeps until a peer notifies the engine, or for at most `limit`. It does not sleep if there is news, or if
+    /// `has_work` returns true after the bell is armed. Only the engine calls it.
     pub(super) fn sleep(&self, limit: Option<Duration>, has_work: impl FnOnce() -> bool) {
         let (notified, asleep) = (self.page.word(NOTIFIED_AT), self.page.word(ASLEEP_AT));
         asleep.store(1, Ordering::SeqCst);
@@ -77,14 +77,14 @@ impl Doorbell {
                 tv_sec: i64::try_from(limit.as_secs()).unwrap_or(i64::MAX),
                 tv_nsec: limit.subsec_nanos().into(),
             });
-            // However it ends, the engine looks.
+            // Whatever ends the sleep, the engine looks for news.
             let _ = futex::wait(notified, futex::Flags::empty(), seen, limit.as_ref());
         }
         asleep.store(0, Ordering::SeqCst);
     }
 }
 
-/// Lists the bits that are set.
+/// Iterates over the bits that are set.
 fn bits(mut number: u64) -> impl Iterator<Item = u32> {
     std::iter::from_fn(move || {
         let lowest = (number != 0).then(|| number.trailing_zeros())?;
@@ -93,25 +93,25 @@ fn bits(mut number: u64) -> impl Iterator<Item = u32> {
     })
 }
 
-/// Returns where the bits of a group of lines stand.
+/// Returns the offset of the bits of a group of lines.
 fn lines_at(group: u32) -> usize {
     LINES_AT + 8 * group as usize
 }
 
-/// Lines of one bell; more queue pairs share them.
+/// Lines of one bell; more queue pairs than that share lines.
 pub(super) const LINES: u32 = 4096;
 /// Lines of one group.
 const GROUP: u32 = 64;
 const _: () = assert!(LINES / GROUP <= u64::BITS, "each group has a bit");
 /// Bytes of the page.
 const PAGE_LEN: usize = 4096;
-/// Where ringers count, and where the engine sleeps.
+/// Offset of the counter of notifications, on which the engine sleeps.
 const NOTIFIED_AT: usize = 0;
-/// Where the engine says that it sleeps, or is about to.
+/// Offset of the flag that the engine sleeps, or is about to.
 const ASLEEP_AT: usize = 4;
-/// Where the groups' bits stand.
+/// Offset of the groups' bits.
 const GROUPS_AT: usize = 8;
-/// Where the lines' bits begin, on a line of the cache of their own.
+/// Offset of the lines' bits, on a cache line of their own.
 const LINES_AT: usize = 64;
 const _: () = assert!(LINES_AT + LINES as usize / 8 <= PAGE_LEN, "the bits fit into the page");
 

@@ -1,11 +1,11 @@
 //! The copy itself: from a peer's memory into this process's.
 
-/// Copies `len` bytes. With `streaming` they go past the processor's caches on their way, where it can do that: for
-/// what nobody reads soon, which then costs no fetch of the old content and displaces nothing.
+/// Copies `len` bytes. With `streaming` they bypass the processor's caches, if it can do that. That suits bytes that no
+/// code reads soon: it saves fetching the old content and displaces nothing from the caches.
 ///
 /// # Safety
-/// `from` must be valid for reads of `len` bytes, `to` for writes, and they must not overlap. Others may write the bytes at
-/// `from` meanwhile; what is copied of them is unspecified then.
+/// `from` must be valid for reads of `len` bytes, `to` for writes, and they must not overlap. Other code may write the
+/// bytes at `from` meanwhile; their copies are unspecified then.
 pub(super) unsafe fn copy(from: *const u8, to: *mut u8, len: usize, streaming: bool) {
     #[cfg(target_arch = "x86_64")]
     if streaming && len >= 2 * LINE && is_x86_feature_detected!("avx2") {
@@ -27,7 +27,7 @@ pub(super) unsafe fn copy(from: *const u8, to: *mut u8, len: usize, streaming: b
 unsafe fn stream(from: *const u8, to: *mut u8, len: usize) {
     use std::arch::x86_64::{_mm_sfence, _mm256_loadu_si256, _mm256_stream_si256};
 
-    // Such stores are whole lines of the cache.
+    // These stores write whole cache lines.
     let head = to.align_offset(LINE);
     // SAFETY: `head < LINE <= len`, so the bytes are part of both ranges.
     unsafe { std::ptr::copy_nonoverlapping(from, to, head) };
@@ -45,13 +45,13 @@ unsafe fn stream(from: *const u8, to: *mut u8, len: usize) {
         unsafe { _mm256_stream_si256(to.wrapping_add(LINE / 2).cast(), high) };
     }
     let done = head + lines * LINE;
-    // SAFETY: what is left of both ranges.
+    // SAFETY: this is the rest of both ranges.
     unsafe { std::ptr::copy_nonoverlapping(from.wrapping_add(done), to.wrapping_add(done), len - done) };
-    // Such stores are not ordered with others: whoever is told of the bytes must see them.
+    // These stores are not ordered with others; the copied bytes must be visible before any later store.
     _mm_sfence();
 }
 
-/// Bytes of a line of the cache.
+/// Bytes of a cache line.
 #[cfg(target_arch = "x86_64")]
 const LINE: usize = 64;
 

@@ -1,7 +1,7 @@
-//! The copy engine of a node: the thread that carries out what peers ask for.
+//! The copy engine of a node: the thread that carries out the peers' requests.
 //!
-//! It sleeps until its bell rings. One piece of one request at a time is copied, and queue pairs take turns, so that a
-//! word about the next block does not wait behind a long one.
+//! It sleeps until a peer notifies it. It copies one piece of one request at a time, and queue pairs take turns. So a
+//! grant for the next block does not wait behind a long block.
 
 use std::collections::{HashMap, VecDeque};
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -13,7 +13,7 @@ use super::bell::{Doorbell, LINES};
 use super::queue_pair::{ShmQueuePair, TurnOutcome};
 use crate::sync::lock;
 
-/// The engine, as others see it.
+/// The part of the engine that other threads use.
 pub(super) struct Engine {
     bell: Doorbell,
     /// The queue pairs on each line that has any.
@@ -24,7 +24,7 @@ pub(super) struct Engine {
 #[derive(Default)]
 struct Lines {
     next: u32,
-    /// There is no engine any more.
+    /// Whether the engine has ended.
     dead: bool,
     queue_pairs: HashMap<u32, Vec<Arc<ShmQueuePair>>>,
 }
@@ -34,7 +34,7 @@ impl Engine {
         Arc::new(Self { bell, lines: Mutex::default(), stopping: AtomicBool::new(false) })
     }
 
-    /// Returns the line of the next queue pair. When all are in use, some are shared.
+    /// Returns the line for the next queue pair. If all lines are in use, queue pairs share lines.
     pub(super) fn next_line(&self) -> u32 {
         let mut lines = lock(&self.lines);
         lines.next = (lines.next + 1) % LINES;
@@ -47,7 +47,7 @@ impl Engine {
         thread::Builder::new().name("rdmc-shm".into()).spawn(move || engine.run()).map(drop)
     }
 
-    /// Takes care of a queue pair until it ends.
+    /// Serves a queue pair until it ends.
     pub(super) fn add(&self, queue_pair: Arc<ShmQueuePair>) {
         let line = queue_pair.line;
         let mut lines = lock(&self.lines);
@@ -60,12 +60,12 @@ impl Engine {
         self.notify(line);
     }
 
-    /// Has the queue pairs of a line looked at.
+    /// Makes the engine look at the queue pairs of a line.
     pub(super) fn notify(&self, line: u32) {
         self.bell.notify(line);
     }
 
-    /// Ends the thread; there are no queue pairs any more.
+    /// Ends the thread when no queue pairs are left.
     pub(super) fn stop(&self) {
         self.stopping.store(true, Ordering::SeqCst);
         self.bell.wake();
@@ -74,7 +74,7 @@ impl Engine {
     fn run(&self) {
         let _guard = EndAllOnPanic(self);
         let mut busy: VecDeque<Arc<ShmQueuePair>> = VecDeque::new();
-        // Those that wait for a receive to be posted, and until when.
+        // Queue pairs that wait for a receive, and until when.
         let mut waiting: Vec<(Instant, Arc<ShmQueuePair>)> = Vec::new();
         let (mut looked_at_all, mut look_after) = (Instant::now(), LOOK_AT_ALL_MIN);
         loop {
@@ -136,7 +136,7 @@ impl Engine {
     }
 }
 
-/// Should the engine panic, nobody is left waiting.
+/// Ends all queue pairs if the engine panics, so that no task waits for ever.
 struct EndAllOnPanic<'a>(&'a Engine);
 
 impl Drop for EndAllOnPanic<'_> {
@@ -152,7 +152,7 @@ impl Drop for EndAllOnPanic<'_> {
     }
 }
 
-/// After which time all queue pairs are looked at although nobody rang for them: a peer may have spoilt the bell.
+/// How long the engine goes without a look at all queue pairs, because a peer may have spoilt the bell.
 const LOOK_AT_ALL_MIN: Duration = Duration::from_secs(1);
-/// The same where nobody rings at all; each time four times as long, up to this.
+/// The longest such time without any notification; it grows fourfold each time, up to this.
 const LOOK_AT_ALL_MAX: Duration = Duration::from_secs(16);

@@ -3,8 +3,8 @@
 use std::fmt;
 use std::os::unix::fs::MetadataExt;
 
-/// Which host a node is on, as far as shared memory is concerned: one kernel, one network
-/// namespace, one user of one user namespace.
+/// Identifies the host of a node for the purpose of shared memory: one kernel, one network namespace, one user of one
+/// user namespace.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Host([u8; 16]);
 
@@ -28,12 +28,12 @@ impl Host {
     }
 }
 
-/// Enough of the name to tell hosts apart.
+/// Writes enough of the name to tell hosts apart.
 impl fmt::Display for Host {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         self.0[..8].iter().try_for_each(|byte| write!(f, "{byte:02x}"))
     }
 }
 
-/// What the name of a host is derived for.
+/// The purpose of the name of a host.
 const HOST_NAME: &str = "rdmc 2026-11 name of a host that shares memory";

@@ -1,4 +1,4 @@
-//! One node among those of its host: its socket, its bell, what it shares, and the peers it has met.
+//! One node among those of its host: its socket, its bell, its shared memory, and the peers it has met.
 
 use std::collections::{HashMap, VecDeque};
 use std::fs::File;
@@ -20,9 +20,9 @@ use super::wire::{self, Request, Response};
 use crate::software::Exposures;
 use crate::sync::lock;
 
-/// A node, as its queue pairs share it.
+/// The state of a node that its queue pairs share.
 pub(super) struct Node {
-    /// Random; its socket is called by it.
+    /// Random; the name of its socket.
     pub(super) name: u128,
     pub(super) objects: Arc<Objects>,
     pub(super) arena: Arc<Arena>,
@@ -30,16 +30,16 @@ pub(super) struct Node {
     pub(super) engine: Arc<Engine>,
     bell: File,
     expected: Mutex<HashMap<u128, oneshot::Sender<MeetRequest>>>,
-    /// Kept for as long as they live, with what is mapped of them.
-    /// By name, and by the file of their bell: a name alone could be anybody's.
+    /// Peers are kept for as long as they live, with their mapped memory. The key is the name and the file of the bell:
+    /// another process could use the same name.
     peers: Mutex<HashMap<(u128, u64), Arc<PeerNode>>>,
     listening: Mutex<bool>,
-    /// Ends, with the node, the tasks that serve others.
+    /// Ends, with the node, the tasks that serve peers.
     alive: watch::Sender<()>,
     refused: AtomicU64,
 }
 
-/// A peer's queue pair that knew the nonce of one of this node's.
+/// A request of a peer's queue pair that knew the nonce of one of this node's queue pairs.
 pub(super) struct MeetRequest {
     pub(super) stream: UnixStream,
     pub(super) nonce: u128,
@@ -67,7 +67,7 @@ impl Node {
         }))
     }
 
-    /// Begins, at the first call, to listen on a task of the current runtime, and starts the engine.
+    /// At the first call, starts to listen on a task of the current runtime, and starts the engine.
     pub(super) fn start(self: &Arc<Self>) -> io::Result<()> {
         let mut listening = lock(&self.listening);
         if !*listening {
@@ -79,7 +79,7 @@ impl Node {
         Ok(())
     }
 
-    /// Waits for the peer that knows `nonce`, until [`forget`](Self::forget).
+    /// Expects the peer that knows `nonce`, until [`forget`](Self::forget).
     pub(super) fn expect(&self, nonce: u128) -> oneshot::Receiver<MeetRequest> {
         let (sender, receiver) = oneshot::channel();
         lock(&self.expected).insert(nonce, sender);
@@ -94,12 +94,12 @@ impl Node {
         &self.bell
     }
 
-    /// Counts connections that were refused.
+    /// Returns the number of refused connections.
     pub(super) fn refused(&self) -> u64 {
         self.refused.load(Ordering::Relaxed)
     }
 
-    /// Returns the peer of that name, with the bell that it has sent if it was not known.
+    /// Returns the peer with this name and bell. A new peer gets the bell that it has sent.
     pub(super) fn peer(self: &Arc<Self>, name: u128, bell: OwnedFd) -> io::Result<Arc<PeerNode>> {
         let key = (name, rustix::fs::fstat(&bell)?.st_ino);
         let mut peers = lock(&self.peers);
@@ -118,7 +118,7 @@ impl Node {
     fn decide(&self, request: Option<Request>, files: Vec<OwnedFd>, stream: UnixStream) -> io::Result<Decision> {
         match (request, <[OwnedFd; 2]>::try_from(files)) {
             (Some(Request::Meet { to, from, name }), Ok([rings, bell])) => {
-                // Taken out, so that a nonce lets in one connection only.
+                // Taken out, so that a nonce admits one connection only.
                 let expected = lock(&self.expected).remove(&to);
                 let meet_request = MeetRequest { stream, nonce: from, node_name: name, rings, bell };
                 let refused = match expected {
@@ -140,7 +140,7 @@ impl Node {
     }
 }
 
-/// What becomes of a request.
+/// The decision on a request.
 enum Decision {
     /// A queue pair has the connection.
     HandedOver,
@@ -157,9 +157,9 @@ impl Decision {
             Ok((file, len)) => Self::Give(stream, file, len),
             Err(error) => {
                 if error.kind() == io::ErrorKind::NotFound {
-                    tracing::debug!("a peer asks for memory that is not shared any more");
+                    tracing::debug!("a peer requests memory that is no longer shared");
                 } else {
-                    tracing::warn!(%error, "memory that a peer asks for cannot be opened for it");
+                    tracing::warn!(%error, "memory that a peer requests cannot be opened for it");
                 }
                 Self::GiveNothing(stream)
             }
@@ -184,13 +184,13 @@ async fn serve(listener: UnixListener, node: Weak<Node>, mut alive: watch::Recei
         let stream = match accepted {
             Ok((stream, _)) => stream,
             Err(error) => {
-                // Out of descriptors, or a connection reset in the queue: both pass.
+                // Out of descriptors, or a connection was reset in the queue: both are temporary.
                 tracing::warn!(%error, "a connection of a process of this host could not be accepted");
                 tokio::time::sleep(ACCEPT_PAUSE).await;
                 continue;
             }
         };
-        // Others wait in the listener's queue.
+        // Other connections wait in the listener's queue.
         let permit = tokio::select! {
             _ = alive.changed() => return,
             permit = handshakes.clone().acquire_owned() => permit.expect("it is never closed"),
@@ -202,7 +202,7 @@ async fn serve(listener: UnixListener, node: Weak<Node>, mut alive: watch::Recei
                     let mut more = answer(&node, stream).await.or_else(ignore_disconnect)?;
                     drop(permit);
                     while let Some(stream) = more {
-                        // It is held for as long as the peer knows this node.
+                        // The connection is held for as long as the peer knows this node.
                         wire::wait_readable(&stream).await?;
                         more = answer(&node, stream).await.or_else(ignore_disconnect)?;
                     }
@@ -219,7 +219,8 @@ async fn serve(listener: UnixListener, node: Weak<Node>, mut alive: watch::Recei
     }
 }
 
-/// Answers one request, in bounded time; gives the connection back if more may follow on it. The node is not kept meanwhile.
+/// Answers one request, in bounded time; returns the connection if more requests may follow on it. It does not keep the
+/// node alive meanwhile.
 async fn answer(node: &Weak<Node>, stream: UnixStream) -> io::Result<Option<UnixStream>> {
     let answered = async {
         let (bytes, files) = wire::receive::<{ Request::LEN }>(&stream).await?;
@@ -247,7 +248,7 @@ async fn answer(node: &Weak<Node>, stream: UnixStream) -> io::Result<Option<Unix
     tokio::time::timeout(HANDSHAKE_TIMEOUT, answered).await.unwrap_or_else(|_| Err(io::ErrorKind::TimedOut.into()))
 }
 
-/// A peer that closes its connection wants nothing more.
+/// Treats a closed connection as the end of the peer's requests.
 fn ignore_disconnect<T>(error: io::Error) -> io::Result<Option<T>> {
     match error.kind() {
         io::ErrorKind::UnexpectedEof | io::ErrorKind::ConnectionReset | io::ErrorKind::BrokenPipe => Ok(None),
@@ -266,22 +267,22 @@ fn refuse(node: &Weak<Node>, error: io::Error) {
 pub(super) struct PeerNode {
     pub(super) bell: Doorbell,
     attached: Mutex<AttachedObjects>,
-    /// Objects that are to be fetched.
+    /// The objects that are to be fetched.
     wanted: mpsc::UnboundedSender<u64>,
     engine: Arc<Engine>,
 }
 
-/// What a peer shares, as far as it is known.
+/// The objects of a peer that this node knows.
 #[derive(Default)]
 struct AttachedObjects {
     objects: HashMap<u64, Attachment>,
-    /// The files among them, the latest last: each holds a descriptor, and keeps a file that was deleted.
+    /// The files among them, the latest last. Each holds a descriptor, which keeps a deleted file alive.
     files: VecDeque<u64>,
 }
 
-/// An object of a peer, on its way or here.
+/// The state of an object of a peer.
 enum Attachment {
-    /// The lines that are to be rung when it is here.
+    /// It is being fetched; these lines are notified when it is ready.
     Fetching(Vec<u32>),
     Ready(Attached),
     Refused,
@@ -294,17 +295,17 @@ pub(super) enum Attached {
     File(Arc<File>),
 }
 
-/// What is known of a peer's object.
+/// The result of looking up a peer's object.
 pub(super) enum Lookup {
     Ready(Attached),
-    /// The line will be rung when it is here.
+    /// It is being fetched; the line is notified when it is ready.
     Fetching,
     /// The peer does not share it.
     Refused,
 }
 
 impl PeerNode {
-    /// Finds an object of the peer, or has it fetched, upon which `line` is rung.
+    /// Looks up an object of the peer. If it is not known, it is fetched, and `line` is notified then.
     pub(super) fn find(&self, object: u64, line: u32) -> Lookup {
         let mut attached = lock(&self.attached);
         match attached.objects.get_mut(&object) {
@@ -318,7 +319,7 @@ impl PeerNode {
             }
             None => {}
         }
-        // What is needed again is fetched again.
+        // An object that is needed again is fetched again.
         if attached.objects.len() >= ATTACHED_MAX {
             attached.objects.retain(|_, object| matches!(object, Attachment::Fetching(_)));
         }
@@ -337,7 +338,7 @@ impl PeerNode {
             }
             if attached.files.len() > FILES_MAX {
                 let oldest = attached.files.pop_front().expect("there are some");
-                // It may be on its way once more.
+                // It may be fetched again at this moment.
                 if matches!(attached.objects.get(&oldest), Some(Attachment::Ready(_))) {
                     attached.objects.remove(&oldest);
                 }
@@ -349,7 +350,7 @@ impl PeerNode {
         }
     }
 
-    /// Notes that nothing can be fetched any more.
+    /// Notes that no more objects can be fetched.
     fn note_gone(&self) {
         let mut waiting = Vec::new();
         for object in lock(&self.attached).objects.values_mut() {
@@ -362,7 +363,7 @@ impl PeerNode {
     }
 }
 
-/// Fetches objects of a peer, over a connection that tells when the peer is gone, and forgets the peer then.
+/// Fetches objects of a peer. The connection also tells when the peer is gone; the peer is forgotten then.
 async fn fetch(key: (u128, u64), node: Weak<Node>, peer: Weak<PeerNode>, mut wanted: mpsc::UnboundedReceiver<u64>) {
     let fetching = async {
         let stream = UnixStream::connect(socket_of(key.0)).await?;
@@ -371,7 +372,7 @@ async fn fetch(key: (u128, u64), node: Weak<Node>, peer: Weak<PeerNode>, mut wan
         loop {
             let object = tokio::select! {
                 object = wanted.recv() => object,
-                // Nothing comes that was not asked for.
+                // Only requested objects arrive here.
                 _ = stream.readable() => match stream.try_read(&mut [0]) {
                     Err(error) if error.kind() == io::ErrorKind::WouldBlock => continue,
                     _ => return Ok(()),
@@ -396,7 +397,7 @@ async fn fetch(key: (u128, u64), node: Weak<Node>, peer: Weak<PeerNode>, mut wan
     }
 }
 
-/// Asks for an object; none if the peer does not share it, or it cannot be reached here.
+/// Requests an object; returns `None` if the peer does not share it, or if this process cannot use it.
 async fn open(stream: &UnixStream, object: u64) -> io::Result<Option<Attached>> {
     let asked = async {
         wire::send(stream, &Request::Open { object }.encode(), &[]).await?;
@@ -414,10 +415,10 @@ fn attach(response: Option<Response>, file: Option<OwnedFd>) -> io::Result<Attac
             let len = usize::try_from(len).map_err(|_| io::ErrorKind::InvalidData)?;
             Ok(Attached::Memory(Arc::new(Mapping::attach_to_read(file, len)?)))
         }
-        // Whatever else might keep the engine waiting.
+        // Any other file could make the engine wait.
         (Some(Response::Granted), Some(file)) if is_regular(&file)? => Ok(Attached::File(Arc::new(file.into()))),
         (Some(Response::Unknown), _) => Err(io::ErrorKind::NotFound.into()),
-        (Some(_), None) => Err(io::Error::other("no descriptor came: are too many files open?")),
+        (Some(_), None) => Err(io::Error::other("no descriptor arrived; this process may have too many open files")),
         _ => Err(io::ErrorKind::InvalidData.into()),
     }
 }
@@ -436,18 +437,18 @@ pub(super) fn same_user(stream: &UnixStream) -> io::Result<()> {
     Err(io::Error::new(io::ErrorKind::PermissionDenied, text))
 }
 
-/// Returns the address of a node's socket, which is no file: it vanishes with the last process that has it open.
+/// Returns the address of a node's socket. It is not a file: it vanishes with the last process that has it open.
 pub(super) fn socket_of(name: u128) -> String {
     format!("\0rdmc-{name:032x}")
 }
 
-/// Connections that have not yet said what they want, at once.
+/// Most connections at once that have not yet made a request.
 const HANDSHAKES_MAX: usize = 256;
-/// How long a connection may take to say what it wants, and a peer to answer.
+/// How long a connection may take to make a request, and a peer to answer.
 pub(super) const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(10);
-/// Pause after a failed accept, so that a lack of descriptors does not spin.
+/// Pause after a failed accept, so that the loop does not spin while descriptors are short.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(50);
-/// Files of one peer that are kept open.
+/// Most files of one peer that are kept open.
 const FILES_MAX: usize = 8;
-/// Objects of one peer that are known.
+/// Most objects of one peer that are known.
 const ATTACHED_MAX: usize = 256;

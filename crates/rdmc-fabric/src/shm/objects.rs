@@ -1,5 +1,5 @@
-//! What a node shares with its peers: descriptors of memory and of files, by number, and of sealed objects, by token, handed out
-//! for reading.
+//! The memory and files that a node shares by number, and the sealed objects that it shares by token. Peers get
+//! descriptors for reading only.
 
 use std::collections::HashMap;
 use std::fs::File;
@@ -10,22 +10,23 @@ use std::sync::{Arc, Mutex};
 use super::map::read_only;
 use crate::sync::lock;
 
-/// Something that is shared.
+/// A shared object.
 pub(super) enum Object {
-    /// Memory, which never becomes shorter.
+    /// Memory that can never become shorter.
     Memory { file: File, len: u64 },
-    /// A file, opened for reading alone, which others may change and shorten: it is read, not mapped.
+    /// A file that is opened for reading only. Other code may change and shorten it, so peers read it and do not map
+    /// it.
     File(File),
 }
 
-/// What one node shares. Numbers and tokens are random: whoever was not told one does not guess it.
+/// The shared objects of one node. Numbers and tokens are random, so that a process must be told one to know it.
 #[derive(Default)]
 pub(super) struct Objects {
     numbered: Mutex<HashMap<u64, Object>>,
     sealed: Mutex<HashMap<u128, Arc<File>>>,
 }
 
-/// Returns bytes that nobody guesses.
+/// Returns bytes that are impossible to guess.
 pub(super) fn random<const LEN: usize>() -> [u8; LEN] {
     let mut bytes = [0; LEN];
     getrandom::fill(&mut bytes).expect("the operating system provides randomness");
@@ -44,7 +45,7 @@ impl Objects {
         lock(&self.numbered).remove(&number);
     }
 
-    /// Opens an object for a peer: a descriptor by which it can be read alone, and the length of memory.
+    /// Opens an object for a peer: returns a descriptor for reading only, and the length of memory.
     pub(super) fn open(&self, number: u64) -> io::Result<(OwnedFd, Option<u64>)> {
         match lock(&self.numbered).get(&number) {
             Some(Object::Memory { file, len }) => Ok((read_only(file)?, Some(*len))),
@@ -65,7 +66,7 @@ impl Objects {
         drop(file);
     }
 
-    /// Opens a sealed file for a peer: a descriptor by which it can be read alone, and its length.
+    /// Opens a sealed file for a peer: returns a descriptor for reading only, and its length.
     pub(super) fn open_sealed(&self, token: u128) -> io::Result<(OwnedFd, u64)> {
         let file = lock(&self.sealed).get(&token).cloned().ok_or(io::ErrorKind::NotFound)?;
         Ok((read_only(&file)?, file.metadata()?.len()))

@@ -1,4 +1,5 @@
-//! A queue pair between two processes of a host: two rings, of which the engine carries out one and fills the other.
+//! A queue pair between two processes of a host: two rings. The engine carries out the entries of one and fills the
+//! other.
 
 use std::io;
 use std::os::fd::AsFd;
@@ -33,29 +34,29 @@ pub(super) struct ShmQueuePair {
     node: Arc<Node>,
     config: QueuePairConfig,
     nonce: u128,
-    /// The node's line by which the engine hears of news for this queue pair.
+    /// The node's line on which the engine gets news for this queue pair.
     pub(super) line: u32,
-    /// The peer's connection, if this end is the passive one; taken when connecting.
+    /// The peer's request, if this end is the passive one; taken when connecting.
     meet_request: Mutex<Option<oneshot::Receiver<MeetRequest>>>,
     connection: OnceLock<Connection>,
     outgoing: Mutex<Outgoing>,
     incoming: Mutex<Incoming>,
-    /// The peer waits for a receive to be posted.
+    /// Whether the peer waits for a receive to be posted.
     starved: AtomicBool,
-    /// The engine is about to look at it.
+    /// Whether the engine is about to look at it.
     enqueued: AtomicBool,
     closed: watch::Sender<bool>,
     this: Weak<ShmQueuePair>,
 }
 
-/// What joins a queue pair with its peer.
+/// The connection of a queue pair with its peer.
 struct Connection {
     outgoing: Ring,
     incoming: Ring,
     peer: Arc<PeerNode>,
     /// The peer's line.
     line: u32,
-    /// The connection over which both met has ended.
+    /// Whether the socket connection over which both met has ended.
     lost: AtomicBool,
 }
 
@@ -65,38 +66,38 @@ impl Connection {
         self.peer.bell.notify(self.line);
     }
 
-    /// Tells whether the peer has closed its end, or is gone.
+    /// Tells whether the peer has closed its end or is gone.
     fn has_ended(&self) -> bool {
         self.lost.load(Ordering::Acquire) || self.incoming.is_closed()
     }
 }
 
-/// What the engine is to do with a queue pair next.
+/// What the engine does next with a queue pair.
 pub(super) enum TurnOutcome {
-    /// Look again when others had their turn.
+    /// Give it another turn after the others.
     More,
     /// Wait for news.
     Idle,
-    /// Wait for news, but not longer.
+    /// Wait for news, but not longer than this.
     Until(Instant),
-    /// Nothing, any more.
+    /// Remove it.
     Ended,
 }
 
-/// Why a queue pair ends.
+/// The reason why a queue pair ends.
 #[derive(Debug)]
 enum EndReason {
     /// It was closed or broken.
     Closed,
     /// The peer closed it or is gone.
     Lost,
-    /// The peer refused a request, which has been completed with the reason.
+    /// The peer refused a request, which has been completed with the peer's reason.
     Refused,
-    /// This end refused a request of the peer and has told it.
+    /// This end refused a request of the peer and has told the peer.
     Refusing,
-    /// Memory of a request could not be read, or there was none to copy it to.
+    /// Memory of a request could not be read, or there was no memory to copy it to.
     Unreadable,
-    /// The peer wrote what no peer writes.
+    /// The peer broke the protocol.
     Protocol(&'static str),
 }
 
@@ -128,23 +129,23 @@ impl ShmQueuePair {
         }))
     }
 
-    /// Notes that the engine is about to look at it; false if it was noted before.
+    /// Notes that the engine is about to look at it; returns false if that was noted before.
     pub(super) fn enqueue(&self) -> bool {
         !self.enqueued.swap(true, Ordering::Relaxed)
     }
 
-    /// Notes that the engine looks at it.
+    /// Notes that the engine looks at it now.
     pub(super) fn dequeued(&self) {
         self.enqueued.store(false, Ordering::Relaxed);
     }
 
-    /// Ends it, because there is no engine any more.
+    /// Ends it because the engine has ended.
     pub(super) fn abandon(&self) {
         self.end(WorkError::ConnectionLost);
         self.give_up_incoming(WorkError::ConnectionLost);
     }
 
-    /// Does a piece of work for it; called by the engine alone.
+    /// Does a piece of its work; only the engine calls it.
     pub(super) fn take_turn(&self) -> TurnOutcome {
         let Some(connection) = self.connection.get() else { return TurnOutcome::Idle };
         if self.posted.is_broken() {
@@ -173,7 +174,7 @@ impl ShmQueuePair {
     }
 
     fn advance(&self, connection: &Connection) -> Result<TurnOutcome, EndReason> {
-        // Before the counts: what the peer carried out before it ended has been carried out.
+        // This is read before the counts: entries that the peer carried out before it ended count as carried out.
         let ended = connection.has_ended();
         let refused = connection.outgoing.refusal();
         self.count_done(connection)?;
@@ -188,10 +189,10 @@ impl ShmQueuePair {
         Ok(if pushed.needs_copy { TurnOutcome::More } else { outcome })
     }
 
-    /// Breaks the queue pair. From here on its memory may be used otherwise, which the peer is told first.
+    /// Breaks the queue pair. The peer is told first, because the owner may use the memory otherwise from here on.
     fn end(&self, cause: WorkError) {
         {
-            // Nothing is written between the word to the peer and the release of what it may still read.
+            // No entry is written between the word to the peer and the release of memory that the peer may still read.
             let mut outgoing = lock(&self.outgoing);
             if let Some(connection) = self.connection.get() {
                 connection.outgoing.close();
@@ -203,11 +204,11 @@ impl ShmQueuePair {
         }
         self.closed.send_replace(true);
         self.node.forget(self.nonce);
-        // A peer whose connection has arrived waits for an answer, which does not come any more.
+        // A peer whose connection has arrived waits for a response, which will not come.
         drop(lock(&self.meet_request).take());
         if let Some(connection) = self.connection.get() {
             connection.notify_peer();
-            // The engine gives back what it was filling.
+            // The engine gives back the memory that it was filling.
             self.node.engine.notify(self.line);
         }
     }
@@ -231,9 +232,9 @@ impl ShmQueuePair {
         let connection =
             Connection { outgoing: ours, incoming: theirs, peer, line: remote.line, lost: AtomicBool::new(false) };
         self.connection.set(connection).map_err(|_| ConnectError::WrongState)?;
-        let this = self.this.upgrade().expect("somebody holds the queue pair they connect");
+        let this = self.this.upgrade().expect("the caller holds the queue pair");
         if this.posted.is_broken() {
-            // It was closed in between, and may not have seen its connection.
+            // It was closed in between, and `end` may not have seen its connection.
             this.end(WorkError::Flushed);
         }
         self.node.engine.add(this.clone());
@@ -298,12 +299,12 @@ impl RawQueuePair for ShmQueuePair {
     }
 
     fn connect(&self, peer: Peer) -> BoxFuture<'static, Result<(), ConnectError>> {
-        let this = self.this.upgrade().expect("somebody holds the queue pair they connect");
+        let this = self.this.upgrade().expect("the caller holds the queue pair");
         Box::pin(async move { this.join(peer).await })
     }
 
     fn post(&self, request: WorkRequest) {
-        // No port is shared on a host: nothing has to wait for its turn at one.
+        // Queue pairs of one host share no port, so no block has to wait for its turn at one.
         request.nearly_done();
         let receive = matches!(request.work(), Work::Receive { .. });
         self.posted.post(request);
@@ -316,7 +317,7 @@ impl RawQueuePair for ShmQueuePair {
         let Some(connection) = self.connection.get() else { return };
         match self.push(connection, false) {
             Ok(pushed) if !pushed.needs_copy => {}
-            // What needs a copy, or goes wrong, is the engine's business.
+            // The engine copies, and handles errors.
             _ => self.node.engine.notify(self.line),
         }
     }
@@ -326,10 +327,10 @@ impl RawQueuePair for ShmQueuePair {
     }
 }
 
-/// Notes when the connection over which two queue pairs have met ends.
+/// Watches for the end of the socket connection over which two queue pairs have met.
 async fn watch(queue_pair: Weak<ShmQueuePair>, stream: UnixStream, mut closed: watch::Receiver<bool>) {
     let ended = async {
-        // Nothing is ever sent on it: whatever happens is its end.
+        // No bytes are ever sent on it: any event is its end.
         while stream.readable().await.is_ok() {
             match stream.try_read(&mut [0]) {
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
@@ -348,7 +349,7 @@ async fn watch(queue_pair: Weak<ShmQueuePair>, stream: UnixStream, mut closed: w
     }
 }
 
-/// Where a queue pair can be met.
+/// The address of a queue pair.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct ShmEndpoint {
     nonce: u128,

@@ -1,7 +1,7 @@
-//! The rings of a queue pair: shared memory in which each end writes requests that the other carries out.
+//! The rings of a queue pair: shared memory in which each end writes entries that the other end carries out.
 //!
-//! A request is one entry or several: entries say where bytes lie, and short ones carry them. Entries are carried out in
-//! order, and the end that does so counts them.
+//! A request has one entry or several. An entry names the location of its bytes, or carries them if they are few.
+//! Entries are carried out in order, and the end that carries them out counts them.
 
 use std::sync::Arc;
 use std::sync::atomic::{Ordering, fence};
@@ -10,13 +10,13 @@ use super::map::Mapping;
 use crate::remote::RemoteMemory;
 use crate::work::WorkError;
 
-/// What an entry is part of.
+/// The kind of request that an entry belongs to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum EntryKind {
     Send,
     Write(Target),
     Read(Target),
-    /// Bytes that the other end has asked to read.
+    /// Bytes that the other end has requested by a read.
     ReadData,
 }
 
@@ -40,9 +40,9 @@ impl Target {
 /// Where an entry's bytes are.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Payload {
-    /// In the entry.
+    /// The bytes stand in the entry.
     Inline([u8; INLINE_LEN_MAX]),
-    /// In memory that the end which wrote the entry shares under this number.
+    /// The bytes lie in memory that the writer of the entry shares under this number.
     Shared { object: u64, offset: u64 },
 }
 
@@ -60,13 +60,13 @@ impl std::fmt::Debug for Payload {
 pub(crate) struct Entry {
     pub(crate) kind: EntryKind,
     pub(crate) imm: Option<u32>,
-    /// It is the first of its request's entries.
+    /// Whether it is the first entry of its request.
     pub(crate) first: bool,
-    /// It is the last of its request's entries.
+    /// Whether it is the last entry of its request.
     pub(crate) last: bool,
     /// Bytes of the whole request.
     pub(crate) total: u64,
-    /// Bytes of this entry; of a request to read, none.
+    /// Bytes of this entry; 0 for a read.
     pub(crate) len: u64,
     pub(crate) payload: Payload,
 }
@@ -100,7 +100,7 @@ impl Entry {
         out
     }
 
-    /// Decodes an entry; none if it is not one that a peer writes.
+    /// Decodes an entry; returns `None` if no peer writes such an entry.
     pub(crate) fn decode(bytes: &[u8; ENTRY_LEN]) -> Option<Self> {
         let number = |at: usize| u64::from_le_bytes(std::array::from_fn(|i| bytes[at + i]));
         let target = Target { key: number(24), address: number(32) };
@@ -128,7 +128,7 @@ impl Entry {
     }
 }
 
-/// One direction: who writes the entries is the producer, who carries them out the consumer.
+/// One direction of a queue pair: the producer writes the entries, the consumer carries them out.
 #[derive(Clone)]
 pub(super) struct Ring {
     memory: Arc<Mapping>,
@@ -136,14 +136,14 @@ pub(super) struct Ring {
 }
 
 impl Ring {
-    /// Returns the two rings of a queue pair's memory: that of the end which made it, and the other's.
+    /// Returns the two rings in a queue pair's memory: first that of the end that created the memory.
     pub(super) fn both(memory: &Arc<Mapping>) -> [Self; 2] {
         [0, RING_LEN].map(|at| Self { memory: memory.clone(), at })
     }
 
     // The producer.
 
-    /// Writes the `number`th entry, which the consumer does not see yet. Its slot must be free.
+    /// Writes the entry `number`, which the consumer does not see yet. Its slot must be free.
     pub(super) fn put(&self, number: u64, entry: &Entry) {
         let encoded = entry.encode();
         // SAFETY: the slot lies in the mapping, and the consumer reads it only after it was published.
@@ -155,55 +155,55 @@ impl Ring {
         self.memory.number(self.at + PUBLISHED_AT).store(count, Ordering::Release);
     }
 
-    /// Returns how many entries the consumer has carried out, if one believes it.
+    /// Returns how many entries the consumer claims to have carried out.
     pub(super) fn done(&self) -> u64 {
         self.memory.number(self.at + DONE_AT).load(Ordering::Acquire)
     }
 
-    /// Returns why the consumer has refused the entry that it has not carried out, if it has.
+    /// Returns the reason why the consumer has refused its next entry, if it has.
     pub(super) fn refusal(&self) -> Option<WorkError> {
         let code = self.memory.word(self.at + REFUSAL_AT).load(Ordering::Acquire);
         let at = usize::try_from(code).ok()?.checked_sub(1)?;
         Some(REFUSALS.get(at).copied().unwrap_or(WorkError::RemoteInvalidRequest))
     }
 
-    /// Says that the memory which entries speak of may change from now on.
+    /// Announces that the memory of all entries may change from now on.
     pub(super) fn close(&self) {
         self.memory.word(self.at + CLOSED_AT).store(1, Ordering::SeqCst);
-        // Before anything that the memory's owner does when it has it back.
+        // This comes before anything that the memory's owner does with it afterwards.
         fence(Ordering::SeqCst);
     }
 
     // The consumer.
 
-    /// Returns how many entries the producer has written, if one believes it.
+    /// Returns how many entries the producer claims to have written.
     pub(super) fn published(&self) -> u64 {
         self.memory.number(self.at + PUBLISHED_AT).load(Ordering::Acquire)
     }
 
-    /// Copies the `number`th entry, which must be published; none if it is not one.
+    /// Copies the entry `number`, which must be published; returns `None` if it is invalid.
     pub(super) fn get(&self, number: u64) -> Option<Entry> {
         let mut encoded = [0; ENTRY_LEN];
-        // SAFETY: the slot lies in the mapping; a producer that writes it nevertheless spoils no more than this copy.
+        // SAFETY: the slot lies in the mapping; a producer that writes it now spoils only this copy.
         unsafe { std::ptr::copy_nonoverlapping(self.slot(number), encoded.as_mut_ptr(), ENTRY_LEN) };
         Entry::decode(&encoded)
     }
 
-    /// Says that all entries below `count` have been carried out.
+    /// Announces that all entries below `count` have been carried out.
     pub(super) fn set_done(&self, count: u64) {
         self.memory.number(self.at + DONE_AT).store(count, Ordering::Release);
     }
 
-    /// Says that the first entry which is not done is refused, and what its producer is to make of that.
+    /// Announces that the first entry that is not done is refused, with the reason for its producer.
     pub(super) fn refuse(&self, reason: WorkError) {
         let at = REFUSALS.iter().position(|known| *known == reason).unwrap_or(0);
         let code = u32::try_from(at + 1).expect("there are few");
         self.memory.word(self.at + REFUSAL_AT).store(code, Ordering::SeqCst);
     }
 
-    /// Tells whether the memory that entries speak of may have changed. What was copied before was copied whole, if not.
+    /// Tells whether the memory of entries may have changed. If not, everything copied before is intact.
     pub(super) fn is_closed(&self) -> bool {
-        // What was copied was read before this.
+        // The bytes were copied before this load.
         fence(Ordering::SeqCst);
         self.memory.word(self.at + CLOSED_AT).load(Ordering::SeqCst) != 0
     }
@@ -214,27 +214,27 @@ impl Ring {
     }
 }
 
-/// What a request may be refused with. The last one: its bytes could not be read.
+/// The reasons for a refusal. The last one means that the bytes could not be read.
 const REFUSALS: [WorkError; 4] =
     [WorkError::RemoteInvalidRequest, WorkError::RemoteAccess, WorkError::ReceiverNotReady, WorkError::LocalProtection];
-/// Entries of one direction that the other end has not carried out.
+/// Most entries of one direction that are not carried out yet.
 pub(super) const SLOTS: u64 = 64;
-/// Most bytes that an entry carries itself.
+/// Most bytes that stand in an entry itself.
 pub(crate) const INLINE_LEN_MAX: usize = ENTRY_LEN - INLINE_AT;
 /// Bytes of an entry.
 pub(crate) const ENTRY_LEN: usize = 128;
-/// Where its own bytes begin.
+/// Offset of those bytes.
 const INLINE_AT: usize = 56;
-/// Bytes of the memory of a queue pair: two rings.
+/// Bytes of a queue pair's memory: two rings.
 pub(super) const RINGS_LEN: usize = 2 * RING_LEN;
 /// Bytes of one ring, a multiple of pages.
 const RING_LEN: usize = 12 << 10;
-/// Where its numbers stand: those of producer and consumer on different lines of the cache.
+/// Offsets of the numbers: those of producer and consumer are on different cache lines.
 const PUBLISHED_AT: usize = 0;
 const CLOSED_AT: usize = 64;
 const DONE_AT: usize = 128;
 const REFUSAL_AT: usize = 192;
-/// Where the entries begin.
+/// Offset of the entries.
 const SLOTS_AT: usize = 256;
 const _: () = assert!(SLOTS * (ENTRY_LEN as u64) + SLOTS_AT as u64 <= RING_LEN as u64, "the entries fit");
 
@@ -246,7 +246,9 @@ mod tests {
 
     proptest! {
         #[test]
-        fn any_bytes_are_an_entry_or_none(mut bytes: [u8; ENTRY_LEN], kind in 0u8..6, flags in 0u8..17, len in 0u64..100) {
+        fn any_bytes_are_an_entry_or_none(
+            mut bytes: [u8; ENTRY_LEN], kind in 0u8..6, flags in 0u8..17, len in 0u64..100,
+        ) {
             bytes[0] = kind;
             bytes[1] = flags;
             bytes[16..24].copy_from_slice(&len.to_le_bytes());

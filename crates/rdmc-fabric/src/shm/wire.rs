@@ -1,4 +1,4 @@
-//! What processes of one host say to each other when they meet: a few bytes and descriptors over a Unix socket.
+//! The messages between processes of one host when they meet: a few bytes and descriptors over a Unix socket.
 
 use std::io::{self, IoSlice, IoSliceMut};
 use std::mem::MaybeUninit;
@@ -10,17 +10,17 @@ use rustix::net::{
 use tokio::io::Interest;
 use tokio::net::UnixStream;
 
-/// What the one who connects asks for.
+/// A request of the connecting process.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Request {
-    /// To be joined to the queue pair that waits for `to`; two descriptors come along, of the rings and of the bell of the
-    /// node called `name`.
+    /// Joins the queue pair that waits for `to`. Two descriptors come along: of the rings, and of the bell of the node
+    /// `name`.
     Meet { to: u128, from: u128, name: u128 },
-    /// The descriptor of an object.
+    /// Requests the descriptor of an object.
     Open { object: u64 },
-    /// The descriptor of a sealed object.
+    /// Requests the descriptor of a sealed object.
     Attach { token: u128 },
-    /// To stay: the connection's end says that the node is gone. Objects may be asked for on it.
+    /// Keeps the connection, whose end means that the node is gone. Requests for objects may follow on it.
     Stay,
 }
 
@@ -41,7 +41,7 @@ impl Request {
         out
     }
 
-    /// Decodes a request; none if it is not one that [`encode`](Self::encode) makes.
+    /// Decodes a request; returns `None` unless [`encode`](Self::encode) makes such a request.
     pub(crate) fn decode(bytes: &[u8; Self::LEN]) -> Option<Self> {
         let number = |at: usize| u128::from_le_bytes(std::array::from_fn(|i| bytes[1 + 16 * at + i]));
         let request = match bytes[0] {
@@ -55,14 +55,14 @@ impl Request {
     }
 }
 
-/// The answer to a request: whether it is granted, and the length of memory. A descriptor comes along if it is.
+/// The response to a request. A descriptor comes along unless the response is `Unknown`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Response {
-    /// The other end's bell, or a file.
+    /// Granted, with the other end's bell, or with a file.
     Granted,
-    /// Memory of so many bytes.
+    /// Granted, with memory of this length in bytes.
     Memory(u64),
-    /// There is no such queue pair, or no such object.
+    /// No such queue pair or object exists.
     Unknown,
 }
 
@@ -90,7 +90,7 @@ impl Response {
     }
 }
 
-/// Sends a few bytes, and descriptors with them.
+/// Sends a few bytes, with descriptors.
 pub(super) async fn send(stream: &UnixStream, bytes: &[u8], files: &[BorrowedFd<'_>]) -> io::Result<()> {
     let sent = stream.async_io(Interest::WRITABLE, || {
         let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(FILES_MAX))];
@@ -100,13 +100,13 @@ pub(super) async fn send(stream: &UnixStream, bytes: &[u8], files: &[BorrowedFd<
         }
         Ok(rustix::net::sendmsg(stream, &[IoSlice::new(bytes)], &mut control, SendFlags::NOSIGNAL)?)
     });
-    // The socket's buffer has room for far more.
+    // The socket's buffer has room for far more bytes.
     if sent.await? == bytes.len() { Ok(()) } else { Err(io::ErrorKind::WriteZero.into()) }
 }
 
-/// Waits until there is something to receive, or nothing will be any more.
+/// Waits until there is something to receive, or until the connection ends.
 ///
-/// That a stream was readable says nothing: it counts as such until a read has found nothing.
+/// A stream also counts as readable after all bytes were received, until a read finds none.
 pub(super) async fn wait_readable(stream: &UnixStream) -> io::Result<()> {
     let look = || {
         rustix::net::recv(stream, &mut [0u8; 1][..], RecvFlags::PEEK)?;
@@ -115,7 +115,7 @@ pub(super) async fn wait_readable(stream: &UnixStream) -> io::Result<()> {
     stream.async_io(Interest::READABLE, look).await
 }
 
-/// Receives exactly so many bytes, and the descriptors that come with them.
+/// Receives exactly `LEN` bytes, and the descriptors that come with them.
 pub(super) async fn receive<const LEN: usize>(stream: &UnixStream) -> io::Result<([u8; LEN], Vec<OwnedFd>)> {
     let (mut bytes, mut files, mut filled) = ([0; LEN], Vec::new(), 0);
     while filled < LEN {

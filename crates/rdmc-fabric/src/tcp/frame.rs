@@ -1,4 +1,4 @@
-//! The 32-byte header in front of everything on a data connection.
+//! The 32-byte header of every message on a data connection.
 //!
 //! ```text
 //! byte  0      kind: 1 send, 2 write, 3 read, 4 acknowledgement, 5 read response, 6 refusal, 7 nearly taken
@@ -9,8 +9,8 @@
 //!      16..24  key (write, read)
 //!      24..32  address (write, read)
 //! ```
-//! Little endian; fields that a kind does not use are 0. The payload follows the header of a send, a write and a read
-//! response. Requests are answered in order; that a long send is nearly taken is said before its acknowledgement.
+//! Numbers are little endian; fields that a kind does not use are 0. The payload of a send, a write or a read response
+//! follows its header. Requests are answered in order; "nearly taken" precedes the acknowledgement of a long send.
 
 use crate::remote::RemoteMemory;
 use crate::work::WorkError;
@@ -56,7 +56,7 @@ impl Refusal {
 impl Frame {
     pub(crate) const LEN: usize = 32;
 
-    /// Returns the bytes that a request brings.
+    /// Returns the length of the payload that follows.
     pub(super) fn payload_len(self) -> usize {
         let len = match self {
             Self::Send { len, .. } => len,
@@ -87,7 +87,7 @@ impl Frame {
         out
     }
 
-    /// Decodes a header; none if it is not one that [`encode`](Self::encode) makes.
+    /// Decodes a header; returns `None` unless [`encode`](Self::encode) makes such a header.
     pub(crate) fn decode(bytes: &[u8; Self::LEN]) -> Option<Self> {
         let long = |at: usize| u64::from_le_bytes(std::array::from_fn(|i| bytes[at + i]));
         let number = u32::from_le_bytes(std::array::from_fn(|i| bytes[4 + i]));
@@ -110,7 +110,7 @@ impl Frame {
             7 => Self::NearlyTaken,
             _ => return None,
         };
-        // Unused fields are 0: one header, one meaning.
+        // Unused fields are 0, so that each header has one form.
         (frame.encode() == *bytes).then_some(frame)
     }
 }

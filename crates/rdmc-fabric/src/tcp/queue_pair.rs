@@ -1,4 +1,4 @@
-//! A queue pair over one TCP connection: a task that reads frames and one that writes them.
+//! A queue pair over one TCP connection: one task reads frames, another writes them.
 
 use std::collections::VecDeque;
 use std::io;
@@ -27,14 +27,14 @@ pub(super) struct TcpQueuePair {
     config: QueuePairConfig,
     shared: Arc<TcpShared>,
     environment: Arc<TokioEnvironment>,
-    /// What the reader wants written, before any request.
+    /// Responses that the reader hands to the writer; they go before any request.
     responses: Mutex<VecDeque<Response>>,
-    /// The peer is on this host: no port is shared, so nothing has to wait for its turn at one.
+    /// Whether the peer is on this host: then blocks share no port and need not wait for each other.
     on_host: AtomicBool,
     this: Weak<TcpQueuePair>,
 }
 
-/// An answer to a request of the peer.
+/// A response to a request of the peer.
 enum Response {
     Acknowledge { requests: u32 },
     Read(ExposureGrant),
@@ -42,18 +42,18 @@ enum Response {
     NearlyTaken,
 }
 
-/// Why a connection's tasks end.
+/// The reason why a connection's tasks end.
 #[derive(Debug)]
 pub(super) enum EndReason {
     /// The queue pair was closed or broken by the other task.
     Closed,
     /// The socket failed or ended.
     Lost(io::Error),
-    /// The peer refused a request, which has been completed with the reason.
+    /// The peer refused a request, which has been completed with the peer's reason.
     Refused,
-    /// This end refused a request of the peer and has told it.
+    /// This end refused a request of the peer and has sent the refusal.
     Refusing,
-    /// The peer sent what no peer sends.
+    /// The peer broke the protocol.
     Protocol(&'static str),
 }
 
@@ -99,7 +99,7 @@ impl RawQueuePair for TcpQueuePair {
     }
 
     fn connect(&self, peer: Peer) -> BoxFuture<'static, Result<(), ConnectError>> {
-        let this = self.this.upgrade().expect("somebody holds the queue pair they connect");
+        let this = self.this.upgrade().expect("the caller holds the queue pair");
         Box::pin(async move {
             let remote = this.place_of(&peer.endpoint)?;
             let stream = match this.shared.config.encrypt {
@@ -130,7 +130,7 @@ impl RawQueuePair for TcpQueuePair {
 }
 
 impl TcpQueuePair {
-    /// Reads where the peer is, which must encrypt if this end does, and not otherwise.
+    /// Decodes the peer's place; both ends must encrypt, or neither.
     fn place_of(&self, endpoint: &Endpoint) -> Result<MeetingPlace, ConnectError> {
         let encrypt = self.shared.config.encrypt;
         MeetingPlace::of_endpoint(endpoint, endpoint_tag(encrypt)).map_err(|error| {
@@ -174,7 +174,7 @@ impl TcpQueuePair {
         }
         self.end(cause);
         if matches!(ending, EndReason::Refusing) {
-            // The peer must read the refusal before a reset could overtake it: let it close first.
+            // A reset must not overtake the refusal: let the peer read it and close first.
             let shut = async {
                 to.shutdown().await;
                 from.drain().await;
@@ -237,12 +237,12 @@ impl TcpQueuePair {
             match answered {
                 Ok(()) => {
                     self.respond(Response::Acknowledge { requests: 1 })?;
-                    // A peer that sends without a pause must not keep the writer from its turn.
+                    // A peer that sends without a pause must not keep the writer waiting.
                     budget.spend(bytes).await;
                 }
                 Err(error) => {
                     self.respond(Response::Refuse(Refusal::of(error)))?;
-                    // The writer ends the connection when the refusal is out.
+                    // The writer ends the connection when it has sent the refusal.
                     std::future::pending::<()>().await;
                 }
             }
@@ -269,7 +269,7 @@ impl TcpQueuePair {
             receive.finish(Err(error), None);
             return Ok(Err(WorkError::RemoteInvalidRequest));
         };
-        // The next sender may be told, and this one go on to somebody else, while the last bytes come.
+        // The next sender may be told now, and this sender may go on to another neighbour, while the last bytes arrive.
         let early = taken.saturating_sub(self.shared.config.near_bytes as usize);
         let mut filled = if early > 0 { from.fill_inspected(&mut into[..early], inspector).await } else { Ok(()) };
         if filled.is_ok() {
@@ -363,7 +363,7 @@ impl TcpQueuePair {
         }
     }
 
-    /// Tells an answer to nothing from one that came as the queue pair was closed.
+    /// Tells a response to no request from one that arrived while the queue pair was closed.
     fn nothing_outstanding(&self, what: &'static str) -> EndReason {
         if self.posted.is_broken() { EndReason::Closed } else { EndReason::Protocol(what) }
     }
@@ -371,7 +371,7 @@ impl TcpQueuePair {
     fn respond(&self, response: Response) -> Result<(), EndReason> {
         let mut responses = lock(&self.responses);
         if self.posted.is_broken() {
-            // Those before it may be gone, and the peer would take it for the answer to another request.
+            // Earlier responses may be lost, and the peer would take this one for the response to another request.
             return Err(EndReason::Closed);
         }
         let full = responses.len() >= RESPONSES_MAX;
@@ -414,7 +414,7 @@ impl TcpQueuePair {
         }
     }
 
-    /// Takes what is to be written at once: answers, then requests.
+    /// Collects the next write: responses first, then requests.
     fn gather(&self, batch: &mut WriteBatch, encrypts: bool) -> Result<(), EndReason> {
         while !batch.is_full() {
             let response = lock(&self.responses).pop_front();
@@ -429,7 +429,7 @@ impl TcpQueuePair {
         Ok(())
     }
 
-    /// Adds a request to what is to be written.
+    /// Adds a request to the next write.
     fn add(&self, batch: &mut WriteBatch, request: WorkRequest, encrypts: bool) -> Result<(), EndReason> {
         let (frame, data) = match request.work() {
             Work::Send { data, imm } => (Frame::Send { imm: *imm, len: data.len() as u64 }, Some(data.clone())),
@@ -438,18 +438,18 @@ impl TcpQueuePair {
             Work::Receive { .. } => unreachable!("receives are queued apart"),
         };
         batch.headers.extend(frame.encode());
-        // A short one, or one that stays on this host, is nearly done when it is written; of others the peer tells.
+        // A short request, or one within this host, is nearly done when it is written. The peer reports long ones.
         let len = data.as_ref().map_or(0, Buffer::len);
         if len <= self.shared.config.near_bytes as usize || self.on_host.load(Ordering::Relaxed) {
             batch.departing.push(request.nearing());
         }
-        // Before its bytes are out, since the answer may come before this task runs again.
+        // This comes before the bytes leave, since the response may come before this task runs again.
         self.posted.await_acknowledgement(request);
         let Some(data) = data else { return Ok(()) };
         if len <= SMALL_LEN {
             copy_behind(&mut batch.headers, &data)?;
         } else if encrypts && data.may_change() {
-            // What is encrypted is looked at here.
+            // TLS reads these bytes in this process.
             copy_behind(&mut batch.copied, &data)?;
         } else {
             batch.large = Some(data);
@@ -458,7 +458,7 @@ impl TcpQueuePair {
     }
 }
 
-/// What is written at once: headers with short payloads, and what comes behind the last one.
+/// The content of one write: headers with short payloads, and the payload behind the last header.
 #[derive(Default)]
 struct WriteBatch {
     headers: Vec<u8>,
@@ -467,20 +467,20 @@ struct WriteBatch {
     copied: Vec<u8>,
     /// Exposed memory that the peer reads.
     reading: Option<ExposureGrant>,
-    /// The last header refuses a request, after which nothing comes.
+    /// Whether the last header is a refusal, after which nothing follows.
     refuses: bool,
     /// Requests that are nearly done when this is written.
     departing: Vec<Nearing>,
 }
 
 impl WriteBatch {
-    /// Tells whether nothing may be added.
+    /// Tells whether the batch is complete.
     fn is_full(&self) -> bool {
         let has_more = self.large.is_some() || !self.copied.is_empty() || self.reading.is_some() || self.refuses;
         has_more || self.headers.len() >= HEADERS_LEN
     }
 
-    /// Adds an answer to a request of the peer.
+    /// Adds a response to a request of the peer.
     fn answer(&mut self, response: Response) {
         let frame = match response {
             Response::Acknowledge { requests } => Frame::Acknowledge { requests },
@@ -499,10 +499,10 @@ impl WriteBatch {
     }
 }
 
-/// Copies a payload behind what is to be written.
+/// Appends a copy of a payload to `bytes`.
 ///
 /// # Errors
-/// It lies in a mapped file, which was shortened, as if the kernel had found it.
+/// The payload lies in a mapped file that was shortened. The error is the same as the kernel's.
 fn copy_behind(bytes: &mut Vec<u8>, data: &Buffer) -> io::Result<()> {
     if !data.may_change() {
         bytes.extend_from_slice(data);
@@ -513,18 +513,18 @@ fn copy_behind(bytes: &mut Vec<u8>, data: &Buffer) -> io::Result<()> {
     data.copy_to(0, &mut bytes[from..]).map_err(|_| io::Error::from_raw_os_error(BAD_ADDRESS))
 }
 
-/// Returns the first bytes of an encoded endpoint: fabric, whether it encrypts, and version.
+/// Returns the first bytes of an encoded endpoint: they name fabric, encryption and version.
 fn endpoint_tag(encrypt: bool) -> &'static [u8] {
     if encrypt { b"tls1" } else { b"tcp1" }
 }
 
-/// `EFAULT`: the kernel could not touch the memory, as when a mapped file was shortened.
+/// `EFAULT`: the kernel could not access the memory, for example because a mapped file was shortened.
 const BAD_ADDRESS: i32 = 14;
-/// Payloads up to this many bytes are copied behind their header; longer ones are written from where they lie.
+/// Payloads up to this many bytes are copied behind their header; longer ones are written from their own memory.
 const SMALL_LEN: usize = 4 << 10;
-/// Headers and small payloads gathered for one write.
+/// Most bytes of headers and small payloads in one write.
 const HEADERS_LEN: usize = 16 << 10;
-/// Answers that may wait to be written, above which the peer asks for too much at once.
+/// Responses that may wait to be written; a peer that causes more breaks the protocol.
 const RESPONSES_MAX: usize = 16 << 10;
 /// How long a connection that carries a refusal waits for the peer to close it.
 const REFUSAL_LINGER: Duration = Duration::from_secs(2);

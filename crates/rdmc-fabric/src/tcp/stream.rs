@@ -1,7 +1,7 @@
-//! The bytes of a data connection, as they are or inside TLS.
+//! The byte stream of a data connection, in clear text or inside TLS.
 //!
-//! Without encryption payloads are read straight into their place and written straight from it. With it they pass through
-//! the buffers of TLS once.
+//! Without encryption, payloads are read directly into their destination and written directly from their memory. With
+//! encryption they pass once through the buffers of TLS.
 
 use std::future::poll_fn;
 use std::io::{self, IoSlice};
@@ -18,7 +18,7 @@ use super::queue_pair::EndReason;
 use crate::software::ExposureGrant;
 use crate::work::Inspector;
 
-/// A connection that two queue pairs have met on.
+/// The connection of two queue pairs.
 pub(super) enum Connection {
     Plain(TcpStream),
     Encrypted(Box<TlsStream<TcpStream>>),
@@ -39,7 +39,7 @@ impl Connection {
                 Ok((Incoming::Plain(from), Outgoing::Plain(to)))
             }
             Self::Encrypted(stream) => {
-                // The halves do not give the socket away.
+                // The halves do not expose the socket.
                 let socket = socket2::SockRef::from(stream.get_ref().0).try_clone()?;
                 let socket = TcpStream::from_std(socket.into())?;
                 let (from, to) = tokio::io::split(stream);
@@ -49,18 +49,18 @@ impl Connection {
     }
 }
 
-/// What comes from the peer.
+/// The receiving half of the connection.
 pub(super) enum Incoming {
     Plain(OwnedReadHalf),
     Encrypted {
         from: ReadHalf<Box<TlsStream<TcpStream>>>,
-        /// To see that the connection is broken, and for nothing else.
+        /// Used only to detect that the connection is broken.
         socket: TcpStream,
     },
 }
 
 impl Incoming {
-    /// Reads what still comes until the peer closes the connection.
+    /// Reads and discards bytes until the peer closes the connection.
     pub(super) async fn drain(&mut self) {
         let mut rest = [0; 4096];
         loop {
@@ -75,16 +75,16 @@ impl Incoming {
     }
 }
 
-/// What goes to the peer.
+/// The sending half of the connection.
 pub(super) enum Outgoing {
     Plain(OwnedWriteHalf),
     Encrypted(WriteHalf<Box<TlsStream<TcpStream>>>),
 }
 
 impl Outgoing {
-    /// Says that nothing more comes.
+    /// Closes this direction.
     pub(super) async fn shutdown(&mut self) {
-        // A peer that is gone need not be told.
+        // An error means that the peer is gone.
         let _ = match self {
             Self::Plain(to) => to.shutdown().await,
             Self::Encrypted(to) => to.shutdown().await,
@@ -103,7 +103,7 @@ impl Reader<'_> {
         self.fill_inspected(room, None).await
     }
 
-    /// Reads, and shows what it has read while that is in the cache.
+    /// Reads, and shows the bytes to the inspector while they are in the cache.
     pub(super) async fn fill_inspected(
         &mut self,
         mut room: &mut [u8],
@@ -160,7 +160,8 @@ impl Reader<'_> {
         Ok(())
     }
 
-    /// Waits for something else than the peer's bytes, unless the connection breaks, which nobody would see who does not read.
+    /// Waits for an event other than the peer's bytes, unless the connection breaks; without a read, a break would go
+    /// unnoticed.
     pub(super) async fn unless_reset<T>(&self, wait: impl Future<Output = T>) -> Result<T, EndReason> {
         let broken = async {
             #[cfg(any(target_os = "linux", target_os = "android"))]
@@ -178,7 +179,7 @@ impl Reader<'_> {
         }
     }
 
-    /// Waits until there is something to read, where that is asked of the system; TLS has waited by itself.
+    /// Waits until there is something to read. TLS has already waited by itself.
     async fn readable(&mut self) -> Result<(), EndReason> {
         match self.from {
             Incoming::Plain(from) => Ok(unless_closed(self.closed, from.readable()).await??),
@@ -242,7 +243,7 @@ impl Writer<'_> {
         self.flush().await
     }
 
-    /// Sends what TLS may have kept back.
+    /// Sends the bytes that TLS may hold back.
     async fn flush(&mut self) -> Result<(), EndReason> {
         match self.to {
             Outgoing::Plain(_) => Ok(()),
@@ -250,7 +251,7 @@ impl Writer<'_> {
         }
     }
 
-    /// Waits until there is room to write, where that is asked of the system; TLS has waited by itself.
+    /// Waits until there is room to write. TLS has already waited by itself.
     async fn writable(&mut self) -> Result<(), EndReason> {
         match self.to {
             Outgoing::Plain(to) => Ok(unless_closed(self.closed, to.writable()).await??),
@@ -268,5 +269,5 @@ async fn unless_closed<T>(closed: &mut watch::Receiver<bool>, io: impl Future<Ou
     }
 }
 
-/// Bytes read at once if they are looked at: few enough to be in the second-level cache then.
+/// Most bytes of one read that an inspector sees, so that they are in the second-level cache then.
 const INSPECTED_LEN: usize = 128 << 10;

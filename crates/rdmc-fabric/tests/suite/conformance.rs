@@ -1,4 +1,4 @@
-//! Every fabric of this crate, and every decorator with nothing to do, passes the conformance suite.
+//! Every fabric of this crate passes the conformance suite, and so does every decorator without anything to do.
 
 use std::sync::Arc;
 
@@ -65,7 +65,7 @@ impl Rig for TcpShm {
     }
 }
 
-/// Runs the bodies of another rig on a runtime of several threads, where tasks really meet.
+/// Runs the bodies of another rig on a runtime of several threads, where tasks run at the same time.
 struct Threads<R>(R);
 
 impl<R: Rig> Rig for Threads<R> {

@@ -1,4 +1,4 @@
-//! What the decorators do beyond passing everything on, which the conformance suite checks.
+//! What the decorators do besides forwarding, which the conformance suite and `forwarding` check.
 
 #![expect(clippy::unwrap_used, reason = "a test that cannot be set up has failed")]
 
@@ -11,7 +11,7 @@ use rdmc_fabric::{
     Operation, Peer, QueuePair, QueuePairConfig, Received, Role, TraceFabric, TraceKind, WorkError,
 };
 
-/// Makes a queue pair of `fabric` whose completions a task drains.
+/// Creates a queue pair of `fabric` whose completions a task drains.
 fn queue_pair(fabric: &dyn Fabric) -> QueuePair {
     let queue = fabric.create_completion_queue(1024, CompletionMode::Event).unwrap();
     let queue_pair = fabric.create_queue_pair(&queue.source(), QueuePairConfig::default()).unwrap();
@@ -53,7 +53,7 @@ async fn a_flipped_bit_is_flipped_on_the_way_only() {
     let receives: Vec<_> = (0..4).map(|_| b.receive(room(&*clean))).collect();
     let bytes: Vec<_> = (0..3).map(|_| byte(&*faulty, 0)).collect();
     let sends: Vec<_> = bytes.iter().map(|bytes| a.send(bytes.clone(), Some(0))).collect();
-    // No bit of what is empty can be flipped.
+    // An empty message has no bit to flip.
     let empty = a.send(Buffer::empty(), Some(0));
     let received: Vec<_> = join_all(receives).await.into_iter().map(Result::unwrap).collect();
     assert_eq!(received[..3].iter().map(|received| received.buffer[0]).collect::<Vec<_>>(), [0, 1 << 3, 0]);
@@ -78,7 +78,7 @@ async fn a_delayed_request_keeps_its_place() {
     assert_eq!(values(receives).await, [0, 1, 2, 3]);
     assert!(slow.environment().now().since(start) >= delay);
     assert!(join_all(sends).await.iter().all(Result::is_ok));
-    // Once the delayed one is out, nothing waits any more.
+    // After the delayed request, nothing waits any more.
     let receive = b.receive(room(&*fast));
     a.send(byte(&*slow, 9), None).await.unwrap();
     assert_eq!(values(vec![receive]).await, [9]);

@@ -166,7 +166,7 @@ async fn forwards_all(decorate: impl Fn(Arc<dyn Fabric>) -> Arc<dyn Fabric>) {
         queue_pair_calls: queue_pair_calls.clone(),
     });
     let fabric = decorate(recorder);
-    // What was called to make the decorator does not count.
+    // Calls that created the decorator do not count.
     calls.lock().unwrap().clear();
 
     assert_eq!(fabric.capabilities().name, "mem");

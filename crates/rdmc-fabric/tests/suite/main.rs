@@ -1,4 +1,4 @@
-//! The tests of the crate from outside, as one program.
+//! The integration tests of the crate, linked as one program.
 
 mod conformance;
 mod decorators;

@@ -1,4 +1,4 @@
-//! What the fabric `shm` promises beyond the conformance suite.
+//! Promises of the fabric `shm` beyond the conformance suite.
 
 use std::sync::Arc;
 
@@ -73,7 +73,7 @@ async fn ends_that_refuse_each_other_both_end() {
     };
     let (read_a, wrong_a) = ask(&a, at_b.remote());
     let (read_b, wrong_b) = ask(&b, at_a.remote());
-    // The reads may succeed or be flushed; nobody waits for ever.
+    // The reads may succeed or be flushed; none waits for ever.
     let ((read_a, wrong_a), (read_b, wrong_b)) = join(join(read_a, wrong_a), join(read_b, wrong_b)).await;
     assert!(wrong_a.is_err() && wrong_b.is_err());
     for bytes in [read_a, read_b].into_iter().flatten() {
@@ -96,13 +96,13 @@ async fn who_knows_no_nonce_is_refused_and_counted() {
     let (a, b) = pair().await;
     let queue = a.fabric.create_completion_queue(1000, CompletionMode::Event).unwrap();
     let stranger = a.fabric.create_queue_pair(&queue.source(), QueuePairConfig::default()).unwrap();
-    // It is connected already, and expects nobody else.
+    // It is connected already and accepts no other peer.
     let peer = Peer { endpoint: b.queue_pair.endpoint(), role: Role::Active, address: None };
     assert!(stranger.connect(peer).await.is_err());
     let received = b.queue_pair.receive(b.room(100));
     a.queue_pair.send(a.unshared(100, 3), None).await.unwrap();
     assert_eq!(received.await.unwrap().len, 100);
-    // It is counted behind the answer.
+    // The refusal is counted after the response is sent.
     while b.fabric.refused_connections() == 0 {
         tokio::task::yield_now().await;
     }
@@ -113,7 +113,7 @@ async fn a_file_that_is_sent_need_not_be_in_memory_and_may_be_shortened() {
     let (a, b) = pair().await;
     let file = tempfile::tempfile().unwrap();
     std::os::unix::fs::FileExt::write_all_at(&file, &[4; 1_000_000], 0).unwrap();
-    // SAFETY: nobody looks at the bytes as a slice.
+    // SAFETY: no code uses the bytes as a slice.
     let memory = unsafe { Memory::map_file(&file, 1_000_000) }.unwrap();
     let data = a.fabric.register(memory).unwrap().into_shared();
     let received = b.queue_pair.receive(b.room(1_000_000));

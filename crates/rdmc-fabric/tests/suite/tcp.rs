@@ -1,4 +1,4 @@
-//! What strangers and peers that break the protocol can do to a node over TCP: nothing.
+//! Strangers and peers that break the protocol cannot harm a node over TCP.
 
 #![expect(clippy::unwrap_used, reason = "a test that cannot be set up has failed")]
 
@@ -40,7 +40,7 @@ fn nonce(endpoint: &Endpoint) -> &[u8] {
     &endpoint.as_bytes()[4..20]
 }
 
-/// Says that this test is where `queue_pair` connects to: tag, nonce, no address.
+/// Describes this test as the peer of `queue_pair`: tag, nonce, no address.
 fn myself() -> Peer {
     let endpoint = Endpoint::new([b"tcp1".as_slice(), &OWN_NONCE, &[0]].concat()).unwrap();
     Peer { endpoint, role: Role::Passive, address: None }
@@ -131,7 +131,7 @@ async fn a_peer_that_breaks_the_protocol_breaks_its_queue_pair_alone() {
     }
 }
 
-/// Reads what the node still sends until it shuts the connection.
+/// Reads the node's remaining bytes until it shuts the connection.
 async fn ends(mut stream: TcpStream) -> bool {
     let mut rest = Vec::new();
     tokio::time::timeout(WATCHDOG, stream.read_to_end(&mut rest)).await.is_ok()
@@ -160,7 +160,7 @@ fn encrypting() -> std::sync::Arc<TcpFabric> {
     TcpFabric::with_config(config)
 }
 
-/// Says that a queue pair in which `endpoint` stands for this test's own nonce listens at `address`.
+/// Describes a queue pair with this test's own nonce that listens at `address`.
 fn at(address: std::net::SocketAddr, role: Role) -> Peer {
     let std::net::IpAddr::V4(ip) = address.ip() else { panic!("{address}") };
     let parts = [b"tls1".as_slice(), &OWN_NONCE, &[4], &ip.octets(), &address.port().to_le_bytes()];
@@ -178,7 +178,7 @@ async fn nonces_of_encrypted_connections_do_not_cross_the_network() {
         let (mut stream, _) = impostor.accept().await.unwrap();
         let mut bytes = vec![0; 8 + 32];
         stream.read_exact(&mut bytes).await.unwrap();
-        // One who knows no nonce cannot answer.
+        // An impostor without a nonce cannot answer.
         stream.shutdown().await.unwrap();
         stream.read_to_end(&mut bytes).await.unwrap();
         bytes
@@ -191,7 +191,7 @@ async fn nonces_of_encrypted_connections_do_not_cross_the_network() {
     }
 }
 
-/// Says that `queue_pair` is to be reached where `detour` listens.
+/// Describes `queue_pair` as if it listened where `detour` does.
 fn by_way_of(detour: &TcpListener, queue_pair: &QueuePair) -> Peer {
     let mut place = queue_pair.endpoint().as_bytes().to_vec();
     let port = place.len() - 2;
@@ -199,7 +199,7 @@ fn by_way_of(detour: &TcpListener, queue_pair: &QueuePair) -> Peer {
     Peer { endpoint: Endpoint::new(place).unwrap(), role: Role::Active, address: None }
 }
 
-/// Sends 100,000 bytes 7 over a connection that somebody listens to, who returns what was said.
+/// Sends 100,000 bytes of value 7 over a connection that an eavesdropper relays; returns the bytes that it saw.
 async fn overheard(fabric: std::sync::Arc<TcpFabric>) -> Vec<u8> {
     let overhearing = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let listener = fabric.environment().listen("127.0.0.1:0").await.unwrap();
@@ -250,7 +250,7 @@ async fn payloads_of_encrypted_connections_cannot_be_read_on_the_way() {
 
 #[tokio::test]
 async fn one_who_has_overheard_the_names_of_nonces_gets_nowhere() {
-    // What the peer says as it comes is overheard, and said again.
+    // An eavesdropper records the peer's first bytes and replays them.
     let overhearing = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let fabric = encrypting();
     let listener = fabric.environment().listen("127.0.0.1:0").await.unwrap();
@@ -309,7 +309,7 @@ async fn connected(fabrics: &[std::sync::Arc<TcpFabric>; 2]) -> [QueuePair; 2] {
     [a, b]
 }
 
-/// Checks that an inspector is shown a whole message, in pieces that fit the second-level cache.
+/// Checks that an inspector sees a whole message, in pieces that fit the second-level cache.
 async fn shows_all(fabrics: [std::sync::Arc<TcpFabric>; 2]) {
     let [a, b] = connected(&fabrics).await;
     let message: Vec<u8> = (0..3_000_001_u32).map(|i| u8::try_from(i % 251).unwrap()).collect();
@@ -329,7 +329,7 @@ async fn an_inspector_is_shown_all_in_pieces() {
     shows_all([encrypting(), encrypting()]).await;
 }
 
-/// Whoever touches a mapping behind the end of its file is killed, unless it is the kernel for somebody.
+/// A process that touches a mapping behind the end of its file is killed, unless the kernel does it in a system call.
 #[tokio::test]
 async fn a_file_that_is_shortened_while_it_is_sent_fails_the_send() {
     for fabric in [TcpFabric::new, encrypting] {
@@ -338,8 +338,8 @@ async fn a_file_that_is_shortened_while_it_is_sent_fails_the_send() {
             let [a, b] = connected(&fabrics).await;
             let file = tempfile::tempfile().unwrap();
             file.set_len(len as u64).unwrap();
-            // SAFETY: nobody looks at the bytes as a slice.
-            #[expect(unsafe_code, reason = "what becomes of a mapped file is tested")]
+            // SAFETY: no code uses the bytes as a slice.
+            #[expect(unsafe_code, reason = "the test needs a mapped file")]
             let memory = unsafe { Memory::map_file(&file, len) }.unwrap();
             let data = fabrics[0].register(memory).unwrap().into_shared();
             let receive = b.receive(fabrics[1].allocate(len).unwrap().into_mut().unwrap());

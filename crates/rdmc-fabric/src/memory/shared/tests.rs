@@ -12,7 +12,7 @@ fn file(bytes: &[u8], seals: SealFlags) -> OwnedFd {
     let file = rustix::fs::memfd_create("test", MemfdFlags::ALLOW_SEALING | MemfdFlags::CLOEXEC);
     let file = File::from(file.expect("there are anonymous files"));
     file.write_all_at(bytes, 0).expect("it is only memory");
-    rustix::fs::fcntl_add_seals(&file, seals).expect("nobody has it mapped");
+    rustix::fs::fcntl_add_seals(&file, seals).expect("no process has it mapped");
     file.into()
 }
 

@@ -1,4 +1,4 @@
-//! What comes from the peer: entries of its ring, carried out by copying.
+//! The consuming side of a queue pair: carries out the entries of the peer's ring by copying.
 
 use std::io;
 use std::os::unix::fs::FileExt;
@@ -14,28 +14,29 @@ use crate::software::ExposureGrant;
 use crate::sync::lock;
 use crate::work::{Inspector, Work, WorkError, WorkRequest};
 
-/// The consuming side of a queue pair; the engine's alone.
+/// The state of the consuming side; only the engine uses it.
 #[derive(Default)]
 pub(super) struct Incoming {
-    /// Entries carried out so far.
+    /// Number of entries carried out.
     done: u64,
-    /// The entry at hand, and how many of its bytes are copied.
+    /// The current entry, and how many of its bytes are copied.
     entry: Option<(Entry, usize)>,
-    /// The request that it is part of.
+    /// The request of that entry.
     request: Option<PartialRequest>,
-    /// Something was carried out of which neither side has been told, and how many bytes were copied since it was.
+    /// Whether something was carried out that neither side knows of yet, and how many bytes were copied since then.
     unannounced: bool,
     unannounced_len: usize,
-    /// Where the bytes of a write pass through.
+    /// The intermediate buffer of writes.
     bounce: Vec<u8>,
-    /// Until when the peer waits for a receive to be posted.
+    /// When the peer's wait for a receive ends.
     deadline: Option<Instant>,
-    /// Why the entry at hand is refused; the queue pair ends when the peer has got what it wanted to read before, or then.
+    /// Why the current entry is refused. The queue pair ends when the peer has got its earlier reads, or at the time
+    /// `linger`.
     refusal: Option<WorkError>,
     linger: Option<Instant>,
 }
 
-/// A request of the peer of which something is carried out.
+/// A request of the peer that is partly carried out.
 enum PartialRequest {
     Send { receive: WorkRequest, filled: usize },
     Write { grant: ExposureGrant, filled: usize },
@@ -44,13 +45,13 @@ enum PartialRequest {
 
 /// How far the engine got with an entry.
 enum EntryProgress {
-    /// A piece was copied, of so many bytes.
+    /// A piece of this many bytes was copied.
     Copied(usize),
     /// It is carried out.
     Done,
-    /// Something else must happen first.
+    /// It waits for another event.
     Stalled,
-    /// A receive must be posted first, until then.
+    /// It waits for a receive, until then.
     Starved(Instant),
     /// The request is refused.
     Refused(WorkError),
@@ -90,7 +91,7 @@ impl ShmQueuePair {
                     connection.incoming.refuse(error);
                     let now = Instant::now();
                     let limit = *incoming.linger.get_or_insert(now + REFUSAL_LINGER);
-                    // If both refuse, neither gets any further.
+                    // If both ends refuse, neither gets any further.
                     if !self.is_being_read() || connection.outgoing.refusal().is_some() || now >= limit {
                         return Err(EndReason::Refusing);
                     }
@@ -103,7 +104,7 @@ impl ShmQueuePair {
         };
         incoming.unannounced |= incoming.done > done_before;
         incoming.unannounced_len += copied;
-        // Whoever has more of it at hand tells both sides of several at once.
+        // If more work is at hand, several completions are announced together.
         if incoming.unannounced && (!matches!(outcome, TurnOutcome::More) || incoming.unannounced_len >= ANNOUNCED_LEN)
         {
             (incoming.unannounced, incoming.unannounced_len) = (false, 0);
@@ -113,7 +114,7 @@ impl ShmQueuePair {
         Ok(outcome)
     }
 
-    /// Advances the entry at hand.
+    /// Advances the current entry.
     fn take_entry(&self, connection: &Connection, incoming: &mut Incoming) -> Result<EntryProgress, EndReason> {
         let (entry, at) = match incoming.entry {
             Some(at_hand) => at_hand,
@@ -142,7 +143,7 @@ impl ShmQueuePair {
         self.complete(incoming, &entry)
     }
 
-    /// Begins a request of the peer, unless something stands against it.
+    /// Begins a request of the peer, unless it must wait or is refused.
     fn begin(&self, incoming: &mut Incoming, entry: &Entry) -> Result<Option<EntryProgress>, EndReason> {
         let request = match entry.kind {
             EntryKind::Send => {
@@ -175,13 +176,13 @@ impl ShmQueuePair {
         Ok(None)
     }
 
-    /// Takes the oldest posted receive, or says what else is to be done.
+    /// Takes the oldest posted receive; returns other progress if there is none.
     fn next_receive(&self, incoming: &mut Incoming) -> Result<Result<WorkRequest, EntryProgress>, EndReason> {
         let take = || self.posted.try_take_receive().map_err(|_| EndReason::Closed);
         let mut receive = take()?;
         if receive.is_none() {
             self.starved.store(true, Ordering::SeqCst);
-            // One may have come before that was seen.
+            // A receive may have been posted before `starved` was set.
             receive = take()?;
         }
         match receive {
@@ -201,7 +202,7 @@ impl ShmQueuePair {
         }
     }
 
-    /// Copies a piece of an entry to its place.
+    /// Copies a piece of an entry to its destination.
     fn copy_piece(
         &self,
         connection: &Connection,
@@ -229,7 +230,7 @@ impl ShmQueuePair {
         Ok(EntryProgress::Copied(len))
     }
 
-    /// Copies a piece of what is `left` of an entry from the `at`th byte on, and tells how long it was.
+    /// Copies a piece of the `left` bytes of an entry from index `at` on, and returns its length.
     fn fill_piece(
         &self,
         connection: &Connection,
@@ -243,7 +244,7 @@ impl ShmQueuePair {
                 let inspector = receive.inspector().cloned();
                 let len = left.min(if inspector.is_some() { INSPECTED_LEN } else { PIECE_LEN });
                 let Work::Receive { into } = receive.work_mut() else { unreachable!("it is a receive") };
-                // By the decoder an entry is not longer than its request, and several may be, together.
+                // The decoder ensures that an entry is not longer than its request. Several entries together may be.
                 let room = into.get_mut(*filled..).and_then(|room| room.get_mut(..len));
                 let room = room.ok_or(EndReason::Protocol("it sends more than it said"))?;
                 *filled += len;
@@ -260,7 +261,8 @@ impl ShmQueuePair {
                 if len > grant.len() - *filled {
                     return Err(EndReason::Protocol("it writes more than it said"));
                 }
-                // Not straight to its place, which stays in use: should the peer close its end meanwhile, the bytes are wrong.
+                // The bytes are not copied directly into the exposed memory, which stays in use: they are wrong if the
+                // peer closes its end meanwhile.
                 incoming.bounce.resize(len, 0);
                 let copied = source.copy_to(at, &mut incoming.bounce, false);
                 if copied.is_ok() && !connection.incoming.is_closed() {
@@ -286,7 +288,7 @@ impl ShmQueuePair {
         }
     }
 
-    /// Refuses what lies in a file of the peer that was shortened.
+    /// Refuses a request whose bytes lie in a file of the peer that was shortened.
     fn unreadable(&self, incoming: &mut Incoming, error: io::Error) -> EntryProgress {
         tracing::warn!(qp = %self.posted.id, %error, "a file that a peer sends cannot be read");
         if let Some(PartialRequest::Send { receive, .. }) = incoming.request.take() {
@@ -295,7 +297,7 @@ impl ShmQueuePair {
         EntryProgress::Refused(WorkError::LocalProtection)
     }
 
-    /// Finds the bytes of an entry; none if they are being made reachable.
+    /// Returns the source of an entry's bytes; `None` while the peer's object is being fetched.
     fn source_of(&self, connection: &Connection, entry: &Entry) -> Result<Option<Source>, EndReason> {
         let (object, offset) = match entry.payload {
             Payload::Inline(bytes) => return Ok(Some(Source::Inline(bytes))),
@@ -310,12 +312,12 @@ impl ShmQueuePair {
             }
             Lookup::Ready(Attached::File(file)) => Ok(Some(Source::File { file, offset })),
             Lookup::Fetching => Ok(None),
-            // Why was said when it could not be fetched.
+            // The reason was logged when the object could not be fetched.
             Lookup::Refused => Err(EndReason::Lost),
         }
     }
 
-    /// Ends a request whose bytes are all here.
+    /// Ends a request that has all its bytes.
     fn complete(&self, incoming: &mut Incoming, entry: &Entry) -> Result<EntryProgress, EndReason> {
         match &incoming.request {
             Some(PartialRequest::Send { filled, .. } | PartialRequest::Write { filled, .. })
@@ -335,7 +337,7 @@ impl ShmQueuePair {
         Ok(EntryProgress::Done)
     }
 
-    /// Gives back what was being filled.
+    /// Gives back the receive that was being filled.
     pub(super) fn give_up_incoming(&self, cause: WorkError) {
         self.posted.announce();
         if let Some(PartialRequest::Send { receive, .. }) = lock(&self.incoming).request.take() {
@@ -345,7 +347,7 @@ impl ShmQueuePair {
     }
 }
 
-/// Bytes of the peer.
+/// The source of an entry's bytes.
 enum Source {
     Inline([u8; crate::shm::ring::INLINE_LEN_MAX]),
     Memory { memory: Arc<crate::shm::map::Mapping>, offset: usize },
@@ -353,7 +355,7 @@ enum Source {
 }
 
 impl Source {
-    /// Copies the bytes of the entry from the `at`th on; there are as many.
+    /// Copies the entry's bytes from index `at` on; the caller has checked that there are enough.
     fn copy_to(&self, at: usize, room: &mut [u8], streaming: bool) -> io::Result<()> {
         match self {
             Self::Inline(bytes) => room.copy_from_slice(&bytes[at..at + room.len()]),
@@ -361,8 +363,9 @@ impl Source {
                 let start = offset + at;
                 assert!(start + room.len() <= memory.len(), "the entry was checked");
                 let from = memory.as_mut_ptr().wrapping_add(start);
-                // SAFETY: the range lies in the mapping, which stays readable, as its file cannot be shortened; `room` is
-                // memory of this process, exclusively borrowed. The peer may write it, and the bytes are then not used.
+                // SAFETY: the range lies in the mapping, which stays readable, as its file cannot be shortened; `room`
+                // is memory of this process, exclusively borrowed. The peer may write it, and the bytes are then not
+                // used.
                 unsafe { copy(from, room.as_mut_ptr(), room.len(), streaming) };
             }
             Self::File { file, offset } => file.read_exact_at(room, offset + at as u64)?,
@@ -371,17 +374,17 @@ impl Source {
     }
 }
 
-/// Bytes copied before other queue pairs have their turn.
+/// Most bytes copied before other queue pairs have their turn.
 const PIECE_LEN: usize = 256 << 10;
-/// Bytes copied at once if they are looked at: few enough to be in the second-level cache then.
+/// Most bytes copied at once for an inspector, so that they are in the second-level cache when it sees them.
 const INSPECTED_LEN: usize = 128 << 10;
-/// Bytes after which both sides are told of what was carried out, although there is more.
+/// Bytes after which completions are announced even if there is more work.
 const ANNOUNCED_LEN: usize = 4 << 20;
-/// How long what the peer wanted to read before a request that is refused may take.
+/// How long the peer's earlier reads may take before a refused request ends the queue pair.
 const REFUSAL_LINGER: Duration = Duration::from_secs(2);
 /// Longest wait for a receive: a year.
 const PATIENCE_MAX: Duration = Duration::from_secs(365 * 24 * 3600);
-/// Bytes of a write that pass at once.
+/// Most bytes of a write that are copied at once.
 const BOUNCED_LEN: usize = 64 << 10;
-/// Length of a request from which on what is copied goes past the caches.
+/// Shortest request whose copies bypass the caches.
 const STREAMED_LEN_MIN: u64 = 256 << 10;

@@ -1,4 +1,4 @@
-//! What goes to the peer: requests and what the peer has asked to read, written into a ring.
+//! The producing side of a queue pair: writes requests, and data for the peer's reads, into a ring.
 
 use std::collections::VecDeque;
 
@@ -11,21 +11,21 @@ use crate::software::ExposureGrant;
 use crate::sync::lock;
 use crate::work::{Work, WorkError, WorkRequest};
 
-/// The producing side of a queue pair.
+/// The state of the producing side.
 #[derive(Default)]
 pub(super) struct Outgoing {
     ended: bool,
-    /// Entries written so far.
+    /// Number of entries written.
     written: u64,
-    /// Entries that the peer has carried out.
+    /// Number of entries that the peer has carried out.
     done: u64,
-    /// What becomes of each entry that it has not, oldest first.
+    /// The entries that the peer has not carried out, oldest first.
     in_flight: VecDeque<InFlight>,
-    /// Requests of which some entries are written, or all, oldest first.
+    /// Requests with at least one written entry, oldest first.
     requests: VecDeque<StartedRequest>,
-    /// Bytes written of the last one, if it is not written whole.
+    /// Bytes written of the last request, if it is not written completely.
     partial: Option<usize>,
-    /// What the peer has asked to read and was not sent, and how much of the first was.
+    /// The peer's reads without all their data, and how many bytes of the first one were sent.
     reads: VecDeque<ExposureGrant>,
     read_sent: usize,
     staging: Option<Staging>,
@@ -33,35 +33,35 @@ pub(super) struct Outgoing {
 
 struct InFlight {
     staging_chunk: Option<usize>,
-    /// Its request is carried out with it.
+    /// Whether the entry is the last one of its request.
     ends_request: bool,
-    /// It brings what the peer has asked to read.
+    /// Whether the entry carries data for a read of the peer.
     is_read_data: bool,
 }
 
 struct StartedRequest {
     request: WorkRequest,
     done: bool,
-    /// Bytes that have come, of a request to read.
+    /// Bytes received so far, for a read.
     read: usize,
 }
 
-/// Memory by way of which bytes travel that the peer cannot reach.
+/// Shared memory for bytes that the peer cannot reach otherwise.
 struct Staging {
     allocation: Allocation,
     free: Vec<usize>,
 }
 
-/// What came of an attempt to write entries.
+/// The result of an attempt to write entries.
 #[derive(Clone, Copy, Default)]
 pub(super) struct Pushed {
     wrote_any: bool,
-    /// There is more to be written that only needs somebody who may copy it.
+    /// More entries can be written, but only by a caller that may copy.
     pub(super) needs_copy: bool,
 }
 
 impl Outgoing {
-    /// Takes all requests of which entries are written: nothing more is.
+    /// Takes all started requests; no more entries are written.
     pub(super) fn end(&mut self) -> Vec<WorkRequest> {
         self.ended = true;
         self.reads.clear();
@@ -79,11 +79,11 @@ impl Outgoing {
         self.in_flight.push_back(in_flight);
     }
 
-    /// Takes a free chunk of the staging memory, which is made when first needed.
+    /// Takes a free chunk of the staging memory, which is allocated at the first call.
     fn chunk(&mut self, queue_pair: &ShmQueuePair) -> Result<Option<usize>, EndReason> {
         if self.staging.is_none() {
             let allocation = queue_pair.node.arena.allocate(CHUNKS * CHUNK_LEN).map_err(|error| {
-                tracing::warn!(%error, "no shared memory for what peers cannot reach");
+                tracing::warn!(%error, "no shared memory for bytes that peers cannot reach");
                 EndReason::Unreadable
             })?;
             self.staging = Some(Staging { allocation, free: (0..CHUNKS).collect() });
@@ -93,12 +93,12 @@ impl Outgoing {
 }
 
 impl Staging {
-    /// Returns a chunk's bytes, which are the caller's until the peer has carried out the entry that names them.
+    /// Returns a chunk's bytes, which belong to the caller until an entry names them.
     fn bytes(&mut self, chunk: usize, len: usize) -> &mut [u8] {
         assert!(chunk < CHUNKS && len <= CHUNK_LEN, "bytes outside the chunk");
         let start = self.allocation.as_mut_ptr().wrapping_add(chunk * CHUNK_LEN);
-        // SAFETY: the chunk lies in the piece, which is this queue pair's alone; it was free, so no entry names it, and
-        // peers map it for reading alone.
+        // SAFETY: the chunk lies in the allocation, which belongs to this queue pair only; it was free, so no entry
+        // names it, and peers map it for reading only.
         unsafe { std::slice::from_raw_parts_mut(start, len) }
     }
 
@@ -109,14 +109,14 @@ impl Staging {
 }
 
 impl ShmQueuePair {
-    /// Writes entries while there is room; what must be copied only if `may_copy`, a piece of it at a time.
+    /// Writes entries while there is room. Bytes are copied only if `may_copy`, one piece per call.
     pub(super) fn push(&self, connection: &Connection, may_copy: bool) -> Result<Pushed, EndReason> {
         let mut outgoing = lock(&self.outgoing);
         let mut pushed = Pushed::default();
         let mut copied = false;
         while outgoing.has_room() && !outgoing.ended {
             let may_copy = may_copy && !copied;
-            // Entries of one request follow each other.
+            // The entries of a request are contiguous.
             let read = match outgoing.partial {
                 None => self.push_read(connection, &mut outgoing, may_copy)?,
                 Some(_) => None,
@@ -143,7 +143,7 @@ impl ShmQueuePair {
         Ok(pushed)
     }
 
-    /// Writes a piece of what the peer has asked to read; none if it has not.
+    /// Writes a piece of data for the peer's oldest read; returns `None` if there is no read.
     fn push_read(
         &self,
         connection: &Connection,
@@ -223,8 +223,8 @@ impl ShmQueuePair {
         Ok(if chunk.is_some() { Wrote::Copied } else { Wrote::Entry })
     }
 
-    /// Finds where the peer gets the bytes of a request from the `sent`th on: in its entry if they are few, where they lie
-    /// if that is shared, or by way of the staging memory.
+    /// Chooses the location of a request's bytes from index `sent` on: in the entry if they are few, in their own
+    /// memory if that is shared, else in the staging memory.
     fn locate_payload(
         &self,
         outgoing: &mut Outgoing,
@@ -251,7 +251,7 @@ impl ShmQueuePair {
         Ok(Located::At { payload: staging.payload(chunk), len, chunk: Some(chunk) })
     }
 
-    /// Completes what the peer has carried out.
+    /// Completes the requests that the peer has carried out.
     pub(super) fn count_done(&self, connection: &Connection) -> Result<(), EndReason> {
         let done = connection.outgoing.done();
         let mut outgoing = lock(&self.outgoing);
@@ -288,7 +288,7 @@ impl ShmQueuePair {
         }
     }
 
-    /// Completes the request that the peer has refused; none if what it has read before is still to come.
+    /// Completes the request that the peer has refused; returns `None` if data for an earlier read is still to come.
     pub(super) fn refused(&self, reason: WorkError, ended: bool) -> Option<EndReason> {
         let mut outgoing = lock(&self.outgoing);
         if outgoing.ended {
@@ -304,7 +304,7 @@ impl ShmQueuePair {
         Some(EndReason::Refused)
     }
 
-    /// Notes that the peer wants to read.
+    /// Notes a read of the peer.
     pub(super) fn add_read(&self, grant: ExposureGrant) -> Result<(), EndReason> {
         let mut outgoing = lock(&self.outgoing);
         if outgoing.ended {
@@ -317,13 +317,13 @@ impl ShmQueuePair {
         Ok(())
     }
 
-    /// Tells whether the peer has not yet got all that it wanted to read.
+    /// Tells whether the peer still waits for data of a read.
     pub(super) fn is_being_read(&self) -> bool {
         let outgoing = lock(&self.outgoing);
         !outgoing.reads.is_empty() || outgoing.in_flight.iter().any(|entry| entry.is_read_data)
     }
 
-    /// Fills in bytes of the oldest request to read by `copy`, which is given their place.
+    /// Fills part of the oldest read by `copy`, which gets the destination.
     pub(super) fn take_read_data(
         &self,
         entry: &Entry,
@@ -361,17 +361,17 @@ impl StartedRequest {
     }
 }
 
-/// What was written.
+/// The result of an attempt to write one entry.
 enum Wrote {
     Nothing,
-    /// Something must be copied first.
+    /// Bytes must be copied first.
     WouldCopy,
     Entry,
-    /// An entry, for which bytes were copied.
+    /// An entry was written, and bytes were copied for it.
     Copied,
 }
 
-/// Where the bytes of a request are for the peer, or why they are not there yet.
+/// The location of a request's bytes, or why they have none yet.
 enum Located {
     At { payload: Payload, len: usize, chunk: Option<usize> },
     Not(Wrote),
@@ -381,5 +381,5 @@ enum Located {
 const CHUNKS: usize = 4;
 /// Bytes of a chunk.
 const CHUNK_LEN: usize = 256 << 10;
-/// What a peer may have asked to read and not been sent, above which it asks for too much at once.
+/// Most reads of the peer without their data; a peer that requests more breaks the protocol.
 const READS_MAX: usize = 16 << 10;
