@@ -1,4 +1,4 @@
-//! A completion queue of the device as a source of completions: polled, or awaited on its channel's descriptor.
+//! A completion queue of the device as a completion source: polled, or awaited through its channel's descriptor.
 
 use std::any::Any;
 use std::collections::{HashMap, VecDeque};
@@ -23,7 +23,7 @@ pub(crate) struct Cq {
     device: Arc<Device>,
     channel: NonNull<ibv_comp_channel>,
     cq: NonNull<ibv_cq>,
-    /// Events taken, which must be acknowledged before the queue is destroyed.
+    /// Events that were taken and must be acknowledged before the queue is destroyed.
     events: AtomicU32,
 }
 
@@ -39,14 +39,14 @@ impl Cq {
         let channel = unsafe { (library.ibv_create_comp_channel)(device.context.as_ptr()) };
         let channel = NonNull::new(channel).ok_or_else(refused("a completion channel"))?;
         let entries = c_int::try_from(entries).unwrap_or(c_int::MAX);
-        let nobody = std::ptr::null_mut();
+        let no_context = std::ptr::null_mut();
         // SAFETY: context and channel are open; vector 0 exists on every device.
-        let cq = unsafe { (library.ibv_create_cq)(device.context.as_ptr(), entries, nobody, channel.as_ptr(), 0) };
+        let cq = unsafe { (library.ibv_create_cq)(device.context.as_ptr(), entries, no_context, channel.as_ptr(), 0) };
         match NonNull::new(cq) {
             Some(cq) => Ok(Self { device: device.clone(), channel, cq, events: AtomicU32::new(0) }),
             None => {
                 let error = refused("a completion queue")();
-                // SAFETY: the channel was made above and nothing uses it.
+                // SAFETY: the channel was created above and nothing uses it.
                 unsafe { (library.ibv_destroy_comp_channel)(channel.as_ptr()) };
                 Err(error)
             }
@@ -62,11 +62,11 @@ impl Cq {
         check(unsafe { (self.device.library.ibv_resize_cq)(self.cq.as_ptr(), entries.cast_signed()) })
     }
 
-    /// Fills `room` with completions and returns how many there were.
+    /// Fills `room` with completions and returns their number.
     fn poll(&self, room: &mut [ibv_wc]) -> usize {
         let poll = self.device.ops.poll_cq.expect("every driver polls");
         let len = c_int::try_from(room.len()).expect("a small array");
-        // SAFETY: the queue lives, the room has `len` places of the library's layout.
+        // SAFETY: the queue lives, the room has `len` entries of the library's layout.
         let count = unsafe { poll(self.cq.as_ptr(), len, room.as_mut_ptr()) };
         usize::try_from(count).unwrap_or_else(|_| {
             tracing::error!(count, "the completion queue could not be polled");
@@ -74,7 +74,7 @@ impl Cq {
         })
     }
 
-    /// Asks for an event with the next completion.
+    /// Requests an event for the next completion.
     fn arm(&self) {
         let arm = self.device.ops.req_notify_cq.expect("every driver notifies");
         // SAFETY: the queue lives; 0 asks for every completion.
@@ -84,7 +84,7 @@ impl Cq {
         }
     }
 
-    /// Takes an event off the channel, if there is one.
+    /// Takes an event from the channel, if there is one.
     fn take_event(&self) -> bool {
         let (mut cq, mut context) = (std::ptr::null_mut(), std::ptr::null_mut());
         // SAFETY: the channel lives and its descriptor does not block.
@@ -123,34 +123,34 @@ pub(crate) fn refused(what: &'static str) -> impl FnOnce() -> FabricError {
 
 /// The source behind a [`CompletionQueue`](rdmc_fabric::CompletionQueue).
 ///
-/// Locks are taken in this order: `device_side`, `connections`, a connection's own, `ready`.
+/// Locks are taken in this order: `device_side`, `connections`, a connection's own lock, `ready`.
 pub(crate) struct Completions {
     pub(crate) cq: Arc<Cq>,
     fd: AsyncFd<OwnedFd>,
     device_side: Mutex<DeviceSide>,
-    /// Queue pairs that may still complete something, by the number in their work requests.
+    /// Queue pairs that may still complete work, by the number in their work requests.
     connections: Mutex<HashMap<u32, Arc<Connection>>>,
-    /// What is completed and was not taken yet.
+    /// Completed requests that were not taken yet.
     ready: Mutex<VecDeque<Completed>>,
-    /// Whoever waits for `ready`.
+    /// The task that waits for `ready`.
     waker: AtomicWaker,
     reservations: Mutex<Reservations>,
     capacity: u32,
 }
 
 struct DeviceSide {
-    /// An event will come with the next completion.
+    /// Whether an event will come with the next completion.
     armed: bool,
     polled: [ibv_wc; POLLED_MAX],
 }
 
-/// How much of the queue is promised.
+/// Reserved entries of the queue.
 struct Reservations {
-    /// Entries set aside, as asked for.
+    /// Reserved entries, as users count them.
     reserved: u32,
     /// Entries of the device's queue that may be in use at once.
     needed: u32,
-    /// Entries the device's queue has.
+    /// Entries of the device's queue.
     entries: u32,
 }
 
@@ -176,7 +176,7 @@ impl Completions {
         })
     }
 
-    /// Finds the source behind `source`, if it is one of this kind.
+    /// Returns the `Completions` behind `source`, if it is one.
     pub(crate) fn of(source: &Arc<dyn CompletionSource>) -> Option<Arc<Self>> {
         let any: Arc<dyn Any + Send + Sync> = source.clone();
         any.downcast().ok()
@@ -186,7 +186,7 @@ impl Completions {
         Arc::ptr_eq(&self.cq.device, device)
     }
 
-    /// Adds what was completed without the device.
+    /// Adds requests that were completed without the device.
     pub(crate) fn push(&self, completed: impl IntoIterator<Item = Completed>) {
         let mut ready = lock(&self.ready);
         let before = ready.len();
@@ -198,19 +198,19 @@ impl Completions {
         }
     }
 
-    /// Routes completions of `connection` to it from now on.
+    /// Routes completions to `connection` from now on.
     pub(crate) fn attach(&self, connection: &Arc<Connection>) {
         lock(&self.connections).insert(connection.number(), connection.clone());
     }
 
-    /// Forgets a connection that will complete nothing any more.
+    /// Forgets a connection that will complete no more work.
     pub(crate) fn detach(&self, number: u32) {
         let gone = lock(&self.connections).remove(&number);
-        // Destroying a queue pair takes a while: not under the lock.
+        // Destroying a queue pair takes a while, so it happens outside the lock.
         drop(gone);
     }
 
-    /// Sets entries of the device's queue aside besides those that [`reserve`](CompletionSource::reserve) counts.
+    /// Reserves entries of the device's queue, in addition to those that [`reserve`](CompletionSource::reserve) counts.
     pub(crate) fn grow(&self, entries: u32) -> Result<(), FabricError> {
         let mut reservations = lock(&self.reservations);
         let needed = reservations.needed.saturating_add(entries);
@@ -237,12 +237,12 @@ impl Completions {
         Ok(())
     }
 
-    /// Gives back what [`grow`](Self::grow) set aside.
+    /// Releases what [`grow`](Self::grow) has reserved.
     pub(crate) fn shrink(&self, entries: u32) {
         lock(&self.reservations).needed -= entries;
     }
 
-    /// Takes completions from the device; tells whether there were any.
+    /// Takes completions from the device; returns whether there were any.
     fn poll_device(&self, side: &mut DeviceSide) -> bool {
         let count = self.cq.poll(&mut side.polled);
         for wc in &side.polled[..count] {
@@ -265,7 +265,7 @@ impl CompletionSource for Completions {
         }
         let mut side = lock(&self.device_side);
         while self.poll_device(&mut side) {
-            // What was polled may complete nothing, when it marks that a queue is drained.
+            // A polled completion may complete no request: it may mark that a queue is drained.
             if let Some(next) = lock(&self.ready).pop_front() {
                 return Some(next);
             }
@@ -279,7 +279,7 @@ impl CompletionSource for Completions {
         loop {
             match self.fd.poll_read_ready(cx) {
                 Poll::Ready(Ok(mut guard)) => {
-                    // One event comes for each arming, so that one look is enough.
+                    // Each arming brings one event, so one look is enough.
                     if self.cq.take_event() {
                         side.armed = false;
                     }
@@ -293,15 +293,15 @@ impl CompletionSource for Completions {
                 Poll::Pending => {}
             }
             if !side.armed {
-                // On a busy machine others run now, among them whoever brings the next completions: many share one
-                // sleep and one wake-up then. On an idle one it costs next to nothing.
+                // On a busy machine other tasks run now, also those that cause the next completions: many completions
+                // then share one sleep and one wake-up. On an idle machine it costs next to nothing.
                 std::thread::yield_now();
                 if self.poll_device(&mut side) {
                     return Poll::Ready(());
                 }
                 self.cq.arm();
                 side.armed = true;
-                // What came before the arming brings no event.
+                // A completion that came before the arming brings no event.
                 if self.poll_device(&mut side) {
                     return Poll::Ready(());
                 }
@@ -333,7 +333,7 @@ impl CompletionSource for Completions {
 
 impl Drop for Completions {
     fn drop(&mut self) {
-        // Queue pairs first: once they are destroyed, the device touches no memory of their requests.
+        // Queue pairs are dropped first: once they are destroyed, the device touches no memory of their requests.
         lock(&self.connections).clear();
     }
 }
@@ -342,9 +342,9 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Entries of a device's queue before queue pairs ask for more.
+/// Entries of a device's queue before queue pairs reserve more.
 const ENTRIES_AT_FIRST: u32 = 1024;
-/// Completions taken from the device at once.
+/// Most completions taken from the device at once.
 const POLLED_MAX: usize = 32;
-/// Events taken before they are acknowledged, which costs a lock each time.
+/// Most events taken before they are acknowledged; each acknowledgement costs a lock.
 const EVENTS_UNACKNOWLEDGED_MAX: u32 = 64;

@@ -1,9 +1,10 @@
-//! A queue pair of the device and the work posted to it.
+//! A queue pair of the device and its posted work.
 //!
-//! Requests stay here, with their memory, from posting to completion. A reliable connection completes sends and receives
-//! in the order of posting, so each side is a queue, and a completion of a signaled request also completes the unsignaled
-//! ones before it. Broken means: the device's queue pair is in its error state, in which the device flushes everything
-//! posted. It is destroyed only when nothing is outstanding, or with everything that is.
+//! Requests stay here, with their memory, from posting to completion. A reliable connection completes sends and
+//! receives in the order of posting, so each side is a queue. The completion of a signaled request also completes the
+//! unsignaled ones before it. In a broken connection, the device's queue pair is in its error state, in which the
+//! device flushes all posted work. The device's queue pair is destroyed only when no work is outstanding, or together
+//! with all outstanding work.
 
 use std::collections::VecDeque;
 use std::ffi::c_int;
@@ -28,37 +29,38 @@ use crate::sys::{self, ibv_recv_wr, ibv_send_wr, ibv_sge, ibv_wc};
 
 /// A queue pair and its outstanding work.
 ///
-/// The device's queue pair is declared, and so dropped, first: what is then left of the work is out of its reach.
+/// The device's queue pair is declared first, and so dropped first: the device cannot reach the remaining work after
+/// that.
 pub(crate) struct Connection {
     qp: Qp,
     posted: Mutex<Posted>,
     pub(crate) id: QueuePairId,
     number: u32,
     completions: Weak<Completions>,
-    /// Entries of the completion queue set aside.
+    /// Reserved entries of the completion queue.
     entries: u32,
     broken: watch::Sender<bool>,
 }
 
 struct Posted {
     phase: Phase,
-    /// Sends that the device has not seen: the connection is not made, or more are to come.
+    /// Sends that the device does not have yet: the connection is not made, or more sends follow.
     held: VecDeque<WorkRequest>,
     sends: VecDeque<SentRequest>,
     receives: VecDeque<WorkRequest>,
-    /// Numbers the sends; the low half of their work request ids.
+    /// The number of the next send, which is the low half of its work request id.
     sequence: u32,
     /// Unsignaled sends since the last signaled one.
     unsignaled: u32,
-    /// Why the connection broke, for the first send that is flushed.
+    /// Why the connection broke; the error of the first send that is flushed.
     cause: Option<WorkError>,
-    /// A mark is posted behind the last send and was not completed yet.
+    /// Whether a mark is posted behind the last send and was not completed yet.
     marked: bool,
-    /// Nobody holds the queue pair any more.
+    /// Whether the queue pair was dropped.
     abandoned: bool,
 }
 
-/// A request that the device has not taken, and why.
+/// A request that the device has not taken, with the error.
 type RefusedRequest = (WorkRequest, WorkError);
 
 struct SentRequest {
@@ -81,7 +83,7 @@ impl Connection {
         config: QueuePairConfig,
         inline: u32,
     ) -> io::Result<Arc<Self>> {
-        // Numbers of connections that are gone for long may come again.
+        // Numbers of connections that ended long ago may be used again.
         static NEXT: AtomicU32 = AtomicU32::new(0);
         let qp = Qp::create(device, &completions.cq, config, inline)?;
         qp.initialise()?;
@@ -110,7 +112,7 @@ impl Connection {
         Ok(connection)
     }
 
-    /// Returns how many completions may be under way at once: one for each request, one for the mark.
+    /// Returns the most completions under way at once: one for each request, and one for the mark.
     pub(crate) fn entries(config: QueuePairConfig) -> u32 {
         config.requests_max().saturating_add(1)
     }
@@ -119,7 +121,7 @@ impl Connection {
         self.number
     }
 
-    /// Returns the number of the connection that a work request id belongs to.
+    /// Returns the number of the connection to which a work request id belongs.
     pub(crate) fn number_in(wr_id: u64) -> u32 {
         u32::try_from(wr_id >> 32).expect("the upper half")
     }
@@ -133,7 +135,7 @@ impl Connection {
         self.qp.address()
     }
 
-    /// Makes the queue pair ready for the peer. Blocks; to be called off the runtime's workers.
+    /// Makes the queue pair ready for the peer. It blocks, so it must not run on the runtime's workers.
     pub(crate) fn prepare(
         &self,
         remote: &VerbsEndpoint,
@@ -143,7 +145,7 @@ impl Connection {
         self.qp.connect(remote, local, config)
     }
 
-    /// Lets sends out; false if the connection is broken.
+    /// Allows sends; returns false if the connection is broken.
     pub(crate) fn connected(&self) -> bool {
         let mut posted = self.lock();
         if posted.phase == Phase::Broken {
@@ -171,7 +173,7 @@ impl Connection {
         self.settle(outcome);
     }
 
-    /// Hands the device what was held back because more was to come.
+    /// Posts the sends that were held back because more followed.
     pub(crate) fn flush(&self) {
         let mut posted = self.lock();
         if posted.phase == Phase::Connected {
@@ -181,7 +183,7 @@ impl Connection {
         }
     }
 
-    /// Ends requests that the device has refused, and the connection with them.
+    /// Ends requests that the device has refused, and breaks the connection.
     fn settle(&self, outcome: Result<(), Vec<RefusedRequest>>) {
         if let Err(refused) = outcome {
             self.push(refused.into_iter().map(|(request, error)| request.complete(Err(error), None)).collect());
@@ -211,11 +213,11 @@ impl Connection {
         }
     }
 
-    /// Posts all sends that were held; on failure returns those that the device does not take, which may be none.
+    /// Posts all held sends. On failure it returns the sends that the device does not take, which may be none.
     fn post_held(&self, posted: &mut Posted) -> Result<(), Vec<RefusedRequest>> {
         while !posted.held.is_empty() {
             if let Err(error) = self.post_chain(posted) {
-                // What is behind the refused one goes down with the connection.
+                // The requests behind the refused one end with the connection.
                 let reasons = std::iter::once(error).chain(std::iter::repeat(WorkError::Flushed));
                 return Err(posted.held.drain(..).zip(reasons).collect());
             }
@@ -223,7 +225,7 @@ impl Connection {
         Ok(())
     }
 
-    /// Posts the oldest sends that are held, as many as fit, by one call of the device. Those refused stay held.
+    /// Posts the oldest held sends, as many as fit, by one call of the device. Refused sends stay held.
     fn post_chain(&self, posted: &mut Posted) -> Result<(), WorkError> {
         let mut wrs = [empty_send(); CHAIN_MAX];
         let mut lists = [EMPTY_LIST; CHAIN_MAX];
@@ -306,7 +308,7 @@ impl Connection {
         }
         let addr = data.as_ptr() as u64;
         if data.len() <= self.qp.inline_max {
-            // Copied at posting: no registration is needed.
+            // Copied at posting, so no registration is needed.
             return Ok(Some(ibv_sge { addr, length: length(data.len())?, lkey: 0 }));
         }
         let lkey = self.lkey(data.registration())?;
@@ -331,10 +333,10 @@ impl Connection {
         Ok(mr.lkey())
     }
 
-    /// Takes a completion of the device; hands on what it completes.
+    /// Takes a completion of the device; passes the completed requests to `completed`.
     pub(crate) fn complete(&self, wc: &ibv_wc, mut completed: impl FnMut(Completed)) {
         let mut posted = self.lock();
-        #[expect(clippy::cast_possible_truncation, reason = "the lower half is what was put there")]
+        #[expect(clippy::cast_possible_truncation, reason = "the lower half is a 32-bit number")]
         let sequence = wc.wr_id as u32;
         if sequence == MARK {
             posted.marked = false;
@@ -350,7 +352,7 @@ impl Connection {
             while let Some(sent) = posted.sends.pop_front() {
                 let len = sent.request.work().len();
                 if sent.sequence != sequence {
-                    // Unsignaled and before a completed one: it was done.
+                    // Unsignaled and before a completed one: it is done.
                     completed(sent.request.complete(Ok(len), None));
                     continue;
                 }
@@ -374,7 +376,7 @@ impl Connection {
         }
     }
 
-    /// Breaks the connection: everything posted is flushed, the first send with `cause`. Tells whether it was whole.
+    /// Breaks the connection: all posted work is flushed, the first send with `cause`. Returns whether it was whole.
     pub(crate) fn break_with(&self, cause: WorkError) -> bool {
         let mut posted = self.lock();
         let before = std::mem::replace(&mut posted.phase, Phase::Broken);
@@ -394,17 +396,19 @@ impl Connection {
         true
     }
 
-    /// Has the device flush all that is posted, and what was held because more was to come.
+    /// Makes the device flush all posted work, including sends that were held because more followed.
     fn flush_device(&self, posted: &mut Posted, connected: bool) -> io::Result<()> {
         self.qp.modify(sys::IBV_QPS_ERR, 0, |_| {})?;
         if connected {
-            // Behind the others, so that all end in order. Those that a driver refuses in this state end at once.
+            // They are posted behind the others, so that all end in order. Requests that a driver refuses in this state
+            // end at once.
             if let Err(refused) = self.post_held(posted) {
                 posted.held.extend(refused.into_iter().map(|(request, _)| request));
             }
         }
         if posted.unsignaled > 0 && !posted.sends.is_empty() {
-            // Unsignaled work that was done brings no completion; that of a mark behind it tells of it.
+            // Finished unsignaled work brings no completion; the completion of a mark behind it shows that it is
+            // finished.
             let mut mark = empty_send();
             mark.wr_id = self.wr_id(MARK);
             mark.opcode = sys::IBV_WR_SEND;
@@ -425,7 +429,7 @@ impl Connection {
         let _ = self.broken.subscribe().wait_for(|&broken| broken).await;
     }
 
-    /// Breaks the connection, which nobody holds any more, and lets it go when nothing is outstanding.
+    /// Breaks the connection after its queue pair was dropped, and forgets it when no work is outstanding.
     pub(crate) fn abandon(&self) {
         self.break_with(WorkError::Flushed);
         let mut posted = self.lock();
@@ -471,8 +475,7 @@ impl Drop for Connection {
 }
 
 impl Posted {
-    /// Ends all that was posted to a queue pair that is destroyed. Memory that the device may not have released is never
-    /// used again.
+    /// Ends all work of a destroyed queue pair. Memory that the device may not have released is never used again.
     fn end_all(&mut self, released: bool, ended: &mut Vec<Completed>) {
         let requests = self.sends.drain(..).map(|sent| sent.request).chain(self.receives.drain(..));
         for mut request in requests {
@@ -497,12 +500,12 @@ fn finish_receive(request: WorkRequest, wc: &ibv_wc) -> Completed {
         return request.complete(Err(work_error(wc.status, wc.vendor_err, Opcode::Receive, room)), None);
     }
     let imm = (wc.wc_flags & sys::IBV_WC_WITH_IMM.cast_unsigned() != 0).then(|| u32::from_be(wc.imm_data));
-    // Of a write the length tells how much was written elsewhere.
+    // For a write, the length is that of the bytes written elsewhere.
     let len = if wc.opcode == sys::IBV_WC_RECV_RDMA_WITH_IMM { 0 } else { wc.byte_len as usize };
     request.complete(Ok(len), imm)
 }
 
-/// Translates where the peer's memory is; refuses what no memory can be, which devices do not all check.
+/// Translates the address of the peer's memory. It refuses impossible addresses, which some devices do not check.
 fn reachable(remote: RemoteMemory) -> Result<(u64, u32), WorkError> {
     let key = u32::try_from(remote.key).map_err(|_| WorkError::RemoteAccess)?;
     remote.address.checked_add(remote.len).ok_or(WorkError::RemoteAccess)?;
@@ -518,7 +521,7 @@ fn posting_failed(error: &io::Error) -> WorkError {
     WorkError::Device { status: "posting failed", vendor }
 }
 
-/// Returns the number of the send `more` places behind the one of number `sequence`.
+/// Returns the number of the send that is `more` sends behind the send `sequence`.
 fn sequence_after(sequence: u32, more: usize) -> u32 {
     #[expect(clippy::cast_possible_truncation, reason = "the numbers wrap around")]
     let sequence = sequence.wrapping_add(more as u32);
@@ -527,9 +530,9 @@ fn sequence_after(sequence: u32, more: usize) -> u32 {
 
 const EMPTY_LIST: ibv_sge = ibv_sge { addr: 0, length: 0, lkey: 0 };
 
-/// In the low half of a work request id: a receive. They are told apart by their order alone.
+/// In the low half of a work request id: a receive. Receives are identified by their order only.
 const RECEIVE: u32 = 1 << 31;
 /// In the low half of a work request id: the mark behind the last send.
 const MARK: u32 = 1 << 30;
-/// Requests posted with one doorbell.
+/// Most requests posted with one doorbell.
 const CHAIN_MAX: usize = UNSIGNALED_MAX as usize;

@@ -1,4 +1,4 @@
-//! An open device: its context and protection domain, what it offers, and its asynchronous events.
+//! An open device: its context, protection domain, limits and asynchronous events.
 
 use std::collections::HashMap;
 use std::ffi::{CStr, c_int};
@@ -22,7 +22,7 @@ use crate::sys::{
     self, Library, ibv_async_event, ibv_context, ibv_context_ops, ibv_device, ibv_device_attr, ibv_pd, ibv_port_attr,
 };
 
-/// An open device. Whatever is made on it keeps it open.
+/// An open device. Every object that was created on it keeps it open.
 pub(crate) struct Device {
     pub(crate) library: &'static Library,
     pub(crate) context: NonNull<ibv_context>,
@@ -31,7 +31,7 @@ pub(crate) struct Device {
     pub(crate) choice: DeviceChoice,
     pub(crate) attributes: ibv_device_attr,
     pub(crate) port: ibv_port_attr,
-    /// Memory regions registered.
+    /// Number of registered memory regions.
     pub(crate) regions: AtomicU32,
     /// The queue pairs that the device's events may name, by address.
     connections: Mutex<HashMap<usize, Weak<Connection>>>,
@@ -43,7 +43,7 @@ unsafe impl Send for Device {}
 unsafe impl Sync for Device {}
 
 impl Device {
-    /// Opens the chosen device. `library` must be loaded, so that its absence is reported as such.
+    /// Opens the chosen device. `library` must be loaded, so that a missing library is reported as such.
     pub(crate) fn open(library: &'static Library, choice: DeviceChoice) -> Result<Arc<Self>, VerbsError> {
         let failed = |action| {
             let device = choice.device.clone();
@@ -55,7 +55,7 @@ impl Device {
         let pd = unsafe { (library.ibv_alloc_pd)(context.as_ptr()) };
         let Some(pd) = NonNull::new(pd) else {
             let error = io::Error::last_os_error();
-            // SAFETY: the context is open and nothing was made on it.
+            // SAFETY: the context is open and nothing was created on it.
             unsafe { (library.ibv_close_device)(context.as_ptr()) };
             return Err(failed("allocate a protection domain")(error));
         };
@@ -82,7 +82,7 @@ impl Device {
         Ok(Arc::new(device))
     }
 
-    /// Lets the device's events reach a queue pair.
+    /// Makes the device's events reach a queue pair.
     pub(crate) fn watch(&self, connection: &Arc<Connection>) {
         self.connections().insert(connection.address(), Arc::downgrade(connection));
     }
@@ -92,7 +92,7 @@ impl Device {
         self.connections().remove(&address);
     }
 
-    /// Starts the task that takes the device's events; it ends when the result is dropped.
+    /// Starts the task that takes the device's events; dropping the result ends it.
     pub(crate) fn take_events(self: &Arc<Self>) -> io::Result<oneshot::Sender<()>> {
         // SAFETY: an open context is initialised up to the fields declared.
         let fd = unsafe { self.context.as_ref() }.async_fd;
@@ -135,7 +135,7 @@ impl Device {
                 self.connections().values().filter_map(Weak::upgrade).collect()
             }
             sys::IBV_EVENT_PORT_ERR => {
-                tracing::warn!(device, "a port went down; transfers wait until it is back or their retries end");
+                tracing::warn!(device, "a port went down; transfers wait until it is up again or their retries end");
                 Vec::new()
             }
             sys::IBV_EVENT_PORT_ACTIVE => {
@@ -162,7 +162,7 @@ impl Device {
 
 impl Drop for Device {
     fn drop(&mut self) {
-        // SAFETY: whatever was made in the protection domain kept the device alive and is gone.
+        // SAFETY: all objects of the protection domain kept the device alive, so they are gone.
         let deallocated = unsafe { (self.library.ibv_dealloc_pd)(self.pd.as_ptr()) };
         // SAFETY: as above, for the context.
         let closed = unsafe { (self.library.ibv_close_device)(self.context.as_ptr()) };
@@ -172,8 +172,8 @@ impl Drop for Device {
     }
 }
 
-/// Keeps a fork, as of a child process to be started, from taking pages away that a device writes: older kernels and
-/// libraries must be told before the first registration.
+/// Prevents a fork, such as the start of a child process, from moving pages that a device writes. Older kernels and
+/// libraries need this call before the first registration.
 fn allow_forks(library: &Library) {
     // SAFETY: takes nothing, may be called at any time.
     let status = unsafe { (library.ibv_is_fork_initialized)() };
@@ -216,9 +216,9 @@ fn open_context(library: &Library, name: &str) -> io::Result<NonNull<ibv_context
     opened
 }
 
-/// Finds out why the file by which a device is opened cannot be; none if it can.
+/// Returns why the file of a device cannot be opened; `None` if it can.
 ///
-/// The library says "No such file or directory" in all cases.
+/// The library reports "No such file or directory" in all cases.
 fn explain_open_failure(classes: &Path, nodes: &Path, device: &str) -> Option<io::Error> {
     let is_of_device = |class: &PathBuf| fs::read_to_string(class.join("ibdev")).is_ok_and(|of| of.trim() == device);
     let classes = fs::read_dir(classes).ok()?.flatten().map(|class| class.path());
@@ -232,10 +232,10 @@ fn explain_open_failure(classes: &Path, nodes: &Path, device: &str) -> Option<io
     Some(io::Error::new(error.kind(), format!("{}: {error}{remedy}", node.display())))
 }
 
-/// Where the kernel lists the files by which devices are opened.
+/// The directory in which the kernel lists the devices' files.
 const SYSFS_VERBS: &str = "/sys/class/infiniband_verbs";
 
-/// Lets a descriptor of the library's be awaited: by a duplicate, and not blocking, which goes for both.
+/// Makes a descriptor of the library awaitable. The result is a duplicate; both descriptors become non-blocking.
 pub(crate) fn await_on(fd: c_int) -> io::Result<AsyncFd<OwnedFd>> {
     // SAFETY: the caller gives a descriptor of an open device or channel, which stays open meanwhile.
     let fd = unsafe { BorrowedFd::borrow_raw(fd) };
@@ -247,7 +247,7 @@ pub(crate) fn await_on(fd: c_int) -> io::Result<AsyncFd<OwnedFd>> {
     Ok(registered?)
 }
 
-/// Makes an error of a function's result, which is an error number.
+/// Translates a function's result, which is an error number, to an error.
 pub(crate) fn check(code: c_int) -> io::Result<()> {
     match code {
         0 => Ok(()),

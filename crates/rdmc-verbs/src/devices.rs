@@ -1,4 +1,4 @@
-//! The machine's RDMA devices as the kernel lists them, and the choice of one port and address.
+//! The machine's RDMA devices as the kernel lists them, and the choice of a port and an address.
 
 use std::fmt;
 use std::fs;
@@ -17,12 +17,12 @@ pub struct DeviceInfo {
     pub name: String,
     /// Whether it speaks iWARP, which has no immediates and is not supported.
     pub iwarp: bool,
-    /// Its ports, counted from 1.
+    /// Its ports, numbered from 1.
     pub ports: Vec<PortInfo>,
 }
 
 impl DeviceInfo {
-    /// Tells whether reliable connections with immediates can be made now, through one of its ports at least.
+    /// Tells whether at least one of its ports can make reliable connections with immediates now.
     pub fn is_usable(&self) -> bool {
         !self.iwarp && self.ports.iter().any(PortInfo::is_active)
     }
@@ -34,9 +34,9 @@ impl DeviceInfo {
 pub struct PortInfo {
     /// Its number, from 1.
     pub number: u8,
-    /// The kernel's word for its state, such as `ACTIVE` or `DOWN`.
+    /// Its state as the kernel names it, such as `ACTIVE` or `DOWN`.
     pub state: String,
-    /// Whether it is an Ethernet port (RoCE) and not one of InfiniBand.
+    /// Whether it is an Ethernet port (RoCE) instead of an InfiniBand port.
     pub ethernet: bool,
     /// Its addresses.
     pub gids: Vec<GidInfo>,
@@ -53,16 +53,16 @@ impl PortInfo {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct GidInfo {
-    /// Its place in the port's table.
+    /// Its index in the port's table.
     pub index: u8,
     /// The address.
     pub gid: Ipv6Addr,
-    /// What protocol it stands for.
+    /// The protocol that uses it.
     pub kind: GidKind,
 }
 
 impl GidInfo {
-    /// Returns the IP address, which for RoCE is the network interface's.
+    /// Returns the IP address; for RoCE it is the address of the network interface.
     pub fn address(&self) -> IpAddr {
         self.gid.to_ipv4_mapped().map_or(IpAddr::V6(self.gid), IpAddr::V4)
     }
@@ -78,11 +78,11 @@ impl GidInfo {
     }
 }
 
-/// What protocol an address of a port stands for.
+/// The protocol that uses an address of a port.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum GidKind {
-    /// RDMA over UDP, which is routed.
+    /// RDMA over UDP, which can be routed.
     RoceV2,
     /// RDMA over bare Ethernet frames.
     RoceV1,
@@ -103,7 +103,7 @@ impl fmt::Display for GidKind {
 /// Lists the machine's RDMA devices, by name.
 ///
 /// # Errors
-/// The kernel's list could not be read; a machine without RDMA has an empty one.
+/// The kernel's list could not be read. A machine without RDMA has an empty list, which is not an error.
 pub fn devices() -> io::Result<Vec<DeviceInfo>> {
     devices_in(Path::new(SYSFS))
 }
@@ -130,7 +130,7 @@ fn gids_in(port: &Path, ethernet: bool) -> io::Result<Vec<GidInfo>> {
     let mut gids = Vec::new();
     for index in numbers_in(&port.join("gids"))? {
         let Ok(gid) = read(&port.join("gids").join(index.to_string())).parse::<Ipv6Addr>() else { continue };
-        // An empty place, or one whose interface has no address yet: only the subnet's prefix.
+        // An empty entry, or one whose interface has no address yet: it has only the subnet's prefix.
         if gid.is_unspecified() || gid == Ipv6Addr::new(0xfe80, 0, 0, 0, 0, 0, 0, 0) {
             continue;
         }
@@ -163,12 +163,12 @@ fn numbers_in(directory: &Path) -> io::Result<Vec<u8>> {
     Ok(numbers)
 }
 
-/// Reads a file of one line; what cannot be read, such as an empty place of a table, is an empty line.
+/// Reads a file of one line. A file that cannot be read, such as an empty entry of a table, counts as an empty line.
 fn read(path: &Path) -> String {
     fs::read_to_string(path).map(|text| text.trim().to_owned()).unwrap_or_default()
 }
 
-/// Returns the names of the devices with which a fabric can be opened, in their order.
+/// Returns the names of the devices on which a fabric can be opened, in the order of [`devices`].
 ///
 /// # Errors
 /// The kernel's list cannot be read.
@@ -185,7 +185,7 @@ pub(crate) struct DeviceChoice {
     pub(crate) gid: GidInfo,
 }
 
-/// Chooses among `devices` what the configuration names, and what is best where it says nothing.
+/// Chooses the device, port and address that the configuration names, and the best ones where it names none.
 pub(crate) fn choose(devices: &[DeviceInfo], config: &VerbsConfig) -> Result<DeviceChoice, VerbsError> {
     if devices.is_empty() {
         return Err(VerbsError::NoDevice);

@@ -1,13 +1,13 @@
-//! What one end of a connection must know of the other.
+//! The endpoint of a queue pair: what the other end must know of it.
 
 use std::time::Duration;
 
 use rdmc_fabric::{ConnectError, Endpoint, MeetingPlace};
 
-/// Where a queue pair is on the network, and how it likes to be reached.
+/// The identifiers and limits of a queue pair.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct VerbsEndpoint {
-    /// Where to agree that both ends are ready.
+    /// The place at which both ends agree that they are ready.
     pub(crate) place: MeetingPlace,
     /// The queue pair's number.
     pub(crate) qp_num: u32,
@@ -17,18 +17,18 @@ pub(crate) struct VerbsEndpoint {
     pub(crate) lid: u16,
     /// Its port's global identifier.
     pub(crate) gid: [u8; 16],
-    /// Whether its port is one of Ethernet.
+    /// Whether its port is an Ethernet port.
     pub(crate) ethernet: bool,
-    /// Its port's longest packet, as the verbs number it: 1 for 256 bytes to 5 for 4096.
+    /// Its port's longest packet, as the verbs number it: from 1 for 256 bytes to 5 for 4096.
     pub(crate) mtu: u8,
-    /// Reads of the peer that it answers at once.
+    /// Most reads of the peer that it answers at once.
     pub(crate) reads_max: u8,
-    /// How often a request that found no receive is to be repeated.
+    /// How often the peer retries a request that found no receive.
     pub(crate) receiver_not_ready_retries: u8,
 }
 
 impl VerbsEndpoint {
-    /// Encodes as tag, place, then the numbers in the order of the fields, little endian; at most 70 bytes.
+    /// Encodes the tag, the place, and the numbers in the order of the fields, little endian; at most 70 bytes.
     pub(crate) fn encode(&self) -> Endpoint {
         let mut out = TAG.to_vec();
         self.place.encode(&mut out);
@@ -73,10 +73,10 @@ impl VerbsEndpoint {
     }
 }
 
-/// Chooses how long the peer pauses before it repeats a request that found no receive, as the verbs number it, and how
-/// often it does so, to cover `wait` in all.
+/// Chooses how long the peer pauses before it retries a request that found no receive, as the verbs number it, and how
+/// often it retries. Together they cover `wait`.
 ///
-/// The count has three bits: beyond four seconds the peer repeats for ever.
+/// The count has three bits: beyond four seconds the peer retries without end.
 pub(crate) fn receiver_not_ready(wait: Duration) -> (u8, u8) {
     let micros = wait.as_micros();
     let mut codes = TIMERS_MICROS.iter().zip(1u8..).chain([(&655_360, 0)]);
@@ -86,20 +86,21 @@ pub(crate) fn receiver_not_ready(wait: Duration) -> (u8, u8) {
     }
 }
 
-/// Chooses the verbs' number for an acknowledgement timeout of at least `timeout`: 4.096 µs times a power of two.
+/// Returns the verbs' number for the shortest acknowledgement timeout of at least `timeout`: 4.096 µs times a power of
+/// two.
 pub(crate) fn timeout_code(timeout: Duration) -> u8 {
     (1..31).find(|&code| 4_096u128 << code >= timeout.as_nanos()).unwrap_or(31)
 }
 
 /// First bytes of an encoded endpoint: fabric and version.
 const TAG: &[u8] = b"vrb1";
-/// Most repetitions that end.
+/// The largest count of retries that has an end.
 const RETRIES_MAX: u8 = 6;
-/// The count that means for ever.
+/// The count that means retries without end.
 const RETRIES_FOR_EVER: u8 = 7;
-/// The pause between repetitions without end: 5 ms.
+/// The pause between retries without end: 5 ms.
 const TIMER_FOR_EVER: u8 = 18;
-/// The pauses that codes 1 to 31 stand for, in microseconds (InfiniBand specification, volume 1, table "RNR NAK timer").
+/// The pauses of codes 1 to 31, in microseconds (InfiniBand specification, volume 1, table "RNR NAK timer").
 const TIMERS_MICROS: [u32; 31] = [
     10, 20, 30, 40, 60, 80, 120, 160, 240, 320, 480, 640, 960, 1_280, 1_920, 2_560, 3_840, 5_120, 7_680, 10_240,
     15_360, 20_480, 30_720, 40_960, 61_440, 81_920, 122_880, 163_840, 245_760, 327_680, 491_520,

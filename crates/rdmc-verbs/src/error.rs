@@ -1,4 +1,4 @@
-//! Why a fabric over verbs could not be opened.
+//! The errors of opening a fabric over verbs.
 
 use std::io;
 use std::net::IpAddr;
@@ -15,31 +15,31 @@ pub enum VerbsError {
         LIBRARY_NAME
     )]
     Library {
-        /// What the dynamic linker said.
+        /// The dynamic linker's message.
         reason: &'static str,
     },
     /// The machine has no RDMA device.
     #[error(
-        "this machine has no RDMA device; without hardware, `modprobe rdma_rxe` and `rdma link add rxe0 type rxe netdev IFACE` \
-         make one in software"
+        "this machine has no RDMA device; without hardware, `modprobe rdma_rxe` and \
+         `rdma link add rxe0 type rxe netdev IFACE` make one in software"
     )]
     NoDevice,
-    /// There is no device of that name.
+    /// There is no device with this name.
     #[error("there is no RDMA device \"{name}\"; there are {}", have.join(", "))]
     UnknownDevice {
-        /// The name asked for.
+        /// The name requested.
         name: String,
-        /// The names there are.
+        /// The names of the existing devices.
         have: Vec<String>,
     },
-    /// The device has no port of that number.
+    /// The device has no port with this number.
     #[error("{device} has no port {port}; it has {}", have.iter().map(u8::to_string).collect::<Vec<_>>().join(", "))]
     UnknownPort {
         /// The device.
         device: String,
-        /// The port asked for.
+        /// The port requested.
         port: u8,
-        /// The ports there are.
+        /// The existing ports.
         have: Vec<u8>,
     },
     /// The port cannot be used now.
@@ -51,10 +51,10 @@ pub enum VerbsError {
         device: String,
         /// The port.
         port: u8,
-        /// The kernel's word for its state.
+        /// The port's state, as the kernel names it.
         state: String,
     },
-    /// The port has no address, or not the one asked for.
+    /// The port has no address, or not the requested one.
     #[error("port {port} of {device} has no address of the kind asked for; it has {}", list(have))]
     NoGid {
         /// The device.
@@ -65,27 +65,27 @@ pub enum VerbsError {
         have: Vec<IpAddr>,
     },
     /// The device speaks iWARP.
-    #[error("{device} speaks iWARP, which sends no immediates; RoCE or InfiniBand is needed, or the fabric tcp")]
+    #[error("{device} speaks iWARP, which sends no immediates; use RoCE, InfiniBand or the fabric tcp")]
     Iwarp {
         /// The device.
         device: String,
     },
-    /// The device could not be opened or asked.
+    /// The device could not be opened or queried.
     #[error("{device}: could not {action}")]
     Device {
         /// The device.
         device: String,
-        /// What was tried.
+        /// The action that failed.
         action: &'static str,
-        /// What the system said.
+        /// The system's error.
         source: io::Error,
     },
-    /// A setting makes no sense.
+    /// A setting is out of bounds; the caller must change it.
     #[error("{setting} must be {bounds}")]
     Setting {
-        /// Which one.
+        /// The setting.
         setting: &'static str,
-        /// What it may be.
+        /// Its bounds.
         bounds: &'static str,
     },
     /// The kernel's list of devices could not be read.
@@ -100,14 +100,15 @@ fn list(addresses: &[IpAddr]) -> String {
     addresses.iter().map(IpAddr::to_string).collect::<Vec<_>>().join(", ")
 }
 
-/// A device refused to register memory because too little may be locked.
+/// A device refused to register memory because this process may lock too little.
 #[derive(Debug, thiserror::Error)]
 #[error(
-    "{len} bytes must stay in memory for the device, of {max} bytes that this process may lock (RLIMIT_MEMLOCK); \
-     raise the limit with `ulimit -l`, /etc/security/limits.conf or LimitMEMLOCK= of the service, or make the pool smaller"
+    "the device needs {len} bytes of locked memory, but this process may lock {max} bytes (RLIMIT_MEMLOCK); \
+     raise the limit with `ulimit -l`, /etc/security/limits.conf or LimitMEMLOCK= of the service, or make the pool \
+     smaller"
 )]
 pub struct LockedMemoryLimit {
-    /// Bytes that were to be registered.
+    /// Bytes to be registered.
     pub len: usize,
     /// The limit in bytes.
     pub max: u64,

@@ -19,34 +19,36 @@ use crate::memory::{Exposed, Registration};
 use crate::queue_pair::VerbsQueuePair;
 use crate::sys;
 
-/// Settings of a [`VerbsFabric`]. What is not named is chosen: an active port, RoCE v2 with an IPv4 address preferred.
+/// Settings of a [`VerbsFabric`]. By default it chooses an active port, preferably one with RoCE v2 and an IPv4
+/// address.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct VerbsConfig {
-    /// The device's name, such as `mlx5_0`; any if none.
+    /// The device's name, such as `mlx5_0`. Default `None`, any device.
     pub device: Option<String>,
-    /// The port's number, from 1; any active one if none.
+    /// The port's number, from 1. Default `None`, any active port.
     pub port: Option<u8>,
-    /// The place of the address in the port's table; the best if none.
+    /// The address's index in the port's table. Default `None`, the best address.
     pub gid_index: Option<u8>,
-    /// The address the port must have, which for RoCE is its network interface's; any if none.
+    /// The address that the port must have; for RoCE it is the address of its network interface. Default `None`, any
+    /// address.
     pub address: Option<IpAddr>,
-    /// How long a packet may go unacknowledged before it is sent again; rounded up to 4.096 µs times a power of two.
+    /// How long a packet may go unacknowledged before it is retransmitted; rounded up to 4.096 µs times a power of two.
     ///
-    /// Default 250 ms, which is 268 ms then: longer than any pause of a busy host, so that a repetition means a loss. With
-    /// the default of `retries` a peer that vanished under a transfer is noticed in about two seconds. At most 2.4 hours;
-    /// longer ones count as that.
+    /// Default 250 ms, which is rounded up to 268 ms. That is longer than any pause of a busy host, so a retransmission
+    /// means a loss. With the default of `retries`, a peer that vanishes during a transfer is noticed in about two
+    /// seconds. At most 2.4 hours; longer values count as 2.4 hours.
     pub acknowledgement_timeout: Duration,
-    /// How often an unacknowledged packet is sent again before the connection is lost, at most 7. Default 6, since
-    /// Soft-RoCE takes 7 for no limit.
+    /// Most retransmissions of a packet before the connection is lost, at most 7. Default 6, since Soft-RoCE takes 7
+    /// for no limit.
     pub retries: u8,
-    /// Up to how many bytes are copied into the work request instead of being fetched by the device. Default 64, which
-    /// holds a grant; most devices offer more, at the price of longer queues. A device that refuses so much sends nothing
-    /// inline, with a warning.
+    /// Longest message in bytes that is copied into the work request instead of being fetched by the device. Default
+    /// 64, which holds a grant. Most devices offer more, at the price of longer queues. If a device refuses this
+    /// length, it sends nothing inline, and the fabric warns.
     pub inline_bytes: u32,
     /// The service level on InfiniBand, the priority on Ethernet, at most 15. Default 0.
     pub service_level: u8,
-    /// The traffic class of global routes, for RoCE v2 the IP header's DSCP and ECN bits. Default 0.
+    /// The traffic class of global routes; for RoCE v2 it is the IP header's DSCP and ECN bits. Default 0.
     pub traffic_class: u8,
 }
 
@@ -68,27 +70,27 @@ impl Default for VerbsConfig {
 
 /// One node's access to an RDMA network through libibverbs.
 ///
-/// Must be made and used inside one Tokio runtime with I/O and time enabled. Control connections, and the meetings by
-/// which queue pairs are connected, run over TCP; blocks and grants go through the device.
+/// It must be created and used inside one Tokio runtime with I/O and time enabled. Control connections and the meetings
+/// of queue pairs use TCP; blocks and grants use the device.
 pub struct VerbsFabric {
     shared: Arc<Shared>,
 }
 
-/// What the fabric and its queue pairs share.
+/// The state that the fabric and its queue pairs share.
 pub(crate) struct Shared {
     pub(crate) device: Arc<Device>,
     pub(crate) config: VerbsConfig,
     pub(crate) environment: Arc<TokioEnvironment>,
     pub(crate) rendezvous: Arc<Rendezvous>,
-    /// Ends the task that takes the device's events.
+    /// Dropping it ends the task that takes the device's events.
     _events: oneshot::Sender<()>,
 }
 
 impl VerbsFabric {
-    /// Opens the device that the configuration names, or the best there is.
+    /// Opens the device that the configuration names, or else the best one.
     ///
     /// # Errors
-    /// See [`VerbsError`]; each says what is missing and the remedy.
+    /// See [`VerbsError`]; each error names the problem and the remedy.
     ///
     /// # Panics
     /// Outside a Tokio runtime.
@@ -96,8 +98,8 @@ impl VerbsFabric {
         Self::open_with_rendezvous(config, Rendezvous::new())
     }
 
-    /// Does what [`open`](Self::open) does, with a rendezvous that other fabrics of the node use as well: whoever of them
-    /// listens, listens for all.
+    /// Opens the device like [`open`](Self::open), with a rendezvous that other fabrics of the node share. One of them
+    /// listens for all.
     ///
     /// # Errors
     /// As [`open`](Self::open).
@@ -162,7 +164,7 @@ impl Fabric for VerbsFabric {
         capabilities.completion_mode = CompletionMode::Event;
         capabilities.registers_cheaply = false;
         capabilities.receives_into_files = false;
-        // Every packet carries a checksum of what no switch changes.
+        // Every packet carries a checksum of the bytes that no switch changes.
         capabilities.protects_blocks = true;
         capabilities.completions_max = u32::try_from(device.attributes.max_cqe).unwrap_or(0);
         capabilities

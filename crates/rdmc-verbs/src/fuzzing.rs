@@ -1,15 +1,15 @@
-//! Decoders that are private otherwise, for fuzzers: exists under `--cfg fuzzing` only.
+//! Private decoders, public for fuzzers: exists under `--cfg fuzzing` only.
 
 use rdmc_fabric::{Endpoint, MeetingPlace};
 
 use crate::endpoint::VerbsEndpoint;
 
-/// Decodes an endpoint and encodes it again; none if it is none.
+/// Decodes an endpoint and encodes it again; returns `None` if it is invalid.
 pub fn recode_endpoint(endpoint: &Endpoint) -> Option<Endpoint> {
     VerbsEndpoint::decode(endpoint).ok().map(|remote| remote.encode())
 }
 
-/// Encodes an endpoint of a queue pair to be met at `place`.
+/// Encodes an endpoint of a queue pair at `place`.
 pub fn endpoint(place: MeetingPlace) -> Endpoint {
     let remote = VerbsEndpoint {
         place,

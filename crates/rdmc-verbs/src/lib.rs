@@ -1,8 +1,8 @@
 //! Real RDMA: a fabric over libibverbs, which is loaded at run time.
 //!
-//! Nothing is needed to build it, and it builds into programs that run where there is no RDMA: [`VerbsFabric::open`]
-//! then says what is missing. Any device with reliable connections serves, InfiniBand and RoCE; a kernel module, `rdma_rxe`,
-//! makes one out of any network interface.
+//! The crate needs nothing at build time. A program that uses it also runs on machines without RDMA: there
+//! [`VerbsFabric::open`] fails with an error that names what is missing. Any device with reliable connections works,
+//! InfiniBand or RoCE. The kernel module `rdma_rxe` makes one out of any network interface.
 //!
 //! ```no_run
 //! use rdmc_fabric::Fabric;
@@ -19,12 +19,12 @@
 //! # }
 //! ```
 //!
-//! Queue pairs are reliable connected ones. Their keys (identifiers, number, first packet's number, packet length) are in
-//! the endpoint, which the control plane carries. Before the first request both ends meet over a TCP connection, agree
-//! that they are ready, and keep it: its end is how an idle queue pair learns that the peer has closed or died, of
-//! which the device itself tells nothing.
+//! Queue pairs are reliable and connected. An endpoint, which the control plane carries, has the identifiers of the
+//! queue pair: its port's addresses, its number, the number of its first packet and the packet length. Before the first
+//! request, both ends meet over a TCP connection and agree that they are ready. They keep the connection: by its end an
+//! idle queue pair learns that the peer has closed or died, which the device does not report.
 //!
-//! All `unsafe` code of the crate calls libibverbs or touches memory that a device may write; it is in the modules
+//! All `unsafe` code of the crate calls libibverbs or touches memory that a device may write. It is in the modules
 //! `sys`, `device`, `memory`, `completion` and `qp`.
 
 #![cfg(target_os = "linux")]

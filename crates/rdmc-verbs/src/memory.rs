@@ -1,4 +1,4 @@
-//! Registered memory: what the device may read and write, and what peers may.
+//! Registered memory and exposed memory.
 
 use std::ffi::c_int;
 use std::io;
@@ -62,7 +62,7 @@ impl Drop for Mr {
     }
 }
 
-/// Tells the limit on locked memory from other reasons for which registering fails, such as too many regions.
+/// Tells the limit on locked memory from other causes of a failed registration, such as too many regions.
 fn explain(error: io::Error, len: usize, device: &Device) -> io::Error {
     let limit = rustix::process::getrlimit(rustix::process::Resource::Memlock).current;
     match (error.kind(), limit) {
@@ -75,18 +75,18 @@ fn explain(error: io::Error, len: usize, device: &Device) -> io::Error {
     }
 }
 
-/// What the fabric keeps about memory that it may send from and receive into.
+/// The registration of memory that the fabric may send from and receive into.
 pub(crate) struct Registration {
     device: Arc<Device>,
     ptr: *mut u8,
     len: usize,
     access: c_int,
-    /// Made at once, except for memory so short that it is usually sent inline.
+    /// Created at once, except for memory so short that it is usually sent inline.
     mr: OnceLock<Mr>,
     making: Mutex<()>,
 }
 
-// SAFETY: the pointer is not followed here; it is handed to the device.
+// SAFETY: the pointer is not dereferenced here; it is given to the device.
 unsafe impl Send for Registration {}
 // SAFETY: as above.
 unsafe impl Sync for Registration {}
@@ -109,7 +109,7 @@ impl Registration {
         Ok(registration)
     }
 
-    /// Returns the device's object, making it if it was put off.
+    /// Returns the device's object; creates it if that was deferred.
     pub(crate) fn mr(&self) -> Result<&Mr, FabricError> {
         if let Some(mr) = self.mr.get() {
             return Ok(mr);
@@ -130,7 +130,7 @@ impl Registration {
 
 /// Memory that peers reach with a key.
 pub(crate) struct Exposed {
-    /// Dropped first: the key is void before the memory goes back.
+    /// Dropped first: the key is revoked before the memory goes back.
     mr: Mr,
     ptr: *mut u8,
     len: usize,
@@ -142,10 +142,10 @@ enum Exposure {
     Frozen { _memory: Buffer },
 }
 
-// SAFETY: the pointer is into memory that `memory` owns, and is followed as the methods below say.
+// SAFETY: the pointer is into memory that `memory` owns, and is dereferenced as the methods below describe.
 unsafe impl Send for Exposed {}
-// SAFETY: the owner's accesses are volatile copies, so that they may meet those of peers and of each other: a reader
-// sees old or new bytes, and whole aligned words.
+// SAFETY: the owner's accesses are volatile copies, so that they may coincide with those of peers and of each other: a
+// reader sees old or new bytes, and whole aligned words.
 unsafe impl Sync for Exposed {}
 
 impl Exposed {
@@ -228,6 +228,6 @@ fn write_bytes(to: *mut u8, bytes: &[u8]) {
     }
 }
 
-/// Memory up to this length in bytes is registered when the device first needs it: grants and sizes, which are sent
-/// inline, never do.
+/// Memory up to this length in bytes is registered when the device first needs it. Grants and sizes, which are sent
+/// inline, never need it.
 const DEFERRED_LEN_MAX: usize = 64;

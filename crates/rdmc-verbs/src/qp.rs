@@ -1,6 +1,6 @@
-//! A queue pair of the device itself: its states, and what is posted to it.
+//! A queue pair of the device itself: its states, and the work posted to it.
 //!
-//! Unsafe because all of it calls the device's driver, with pointers to requests and to the memory they name.
+//! The module is unsafe because it calls the device's driver with pointers to requests and their memory.
 
 use std::ffi::c_int;
 use std::io;
@@ -15,7 +15,7 @@ use crate::endpoint::VerbsEndpoint;
 use crate::fabric::VerbsConfig;
 use crate::sys::{self, ibv_qp, ibv_qp_attr, ibv_recv_wr, ibv_send_wr};
 
-/// A queue pair of the device; dropping it destroys it, if that was not done before.
+/// A queue pair of the device; dropping it destroys it unless it is destroyed already.
 pub(crate) struct Qp {
     pub(crate) device: Arc<Device>,
     /// Keeps the completion queue alive.
@@ -39,7 +39,7 @@ impl Qp {
             recv_cq: cq.as_ptr(),
             srq: std::ptr::null_mut(),
             cap: sys::ibv_qp_cap {
-                // One more, for the mark behind the last.
+                // One more, for the mark behind the last request.
                 max_send_wr: config.send_depth.saturating_add(1),
                 max_recv_wr: config.receive_depth.max(1),
                 max_send_sge: 1,
@@ -57,14 +57,14 @@ impl Qp {
         let (qp, inline_max) = match create() {
             Ok(qp) => (qp, wanted.cap.max_inline_data.min(inline)),
             Err(error) if inline == 0 => return Err(error),
-            // Some devices send nothing inline, or not that much.
+            // Some devices send nothing inline, or only shorter messages.
             Err(error) => {
-                static SAID: Once = Once::new();
-                SAID.call_once(|| {
+                static WARNED: Once = Once::new();
+                WARNED.call_once(|| {
                     tracing::warn!(
                         inline_bytes = inline,
                         %error,
-                        "the device refuses queue pairs that send so much inline: nothing is; each grant costs a registration"
+                        "the device refuses this inline length and sends nothing inline; a grant costs a registration"
                     );
                 });
                 return Self::create(device, cq, config, 0);
@@ -76,11 +76,11 @@ impl Qp {
         Ok(Self { device: device.clone(), _cq: cq.clone(), qp, number, inline_max, destroyed: OnceLock::new() })
     }
 
-    /// Destroys it; afterwards nothing may be posted. Tells whether the device has let go of what was posted.
+    /// Destroys it; nothing may be posted afterwards. Returns whether the device has released the posted work.
     pub(crate) fn destroy(&self) -> bool {
         *self.destroyed.get_or_init(|| {
             self.device.unwatch(self.address());
-            // SAFETY: made by this library, destroyed once; afterwards the device touches no memory of its requests.
+            // SAFETY: created by this library, destroyed once; afterwards the device touches no memory of its requests.
             let code = unsafe { (self.device.library.ibv_destroy_qp)(self.qp.as_ptr()) };
             if code != 0 {
                 tracing::error!(code, "a queue pair could not be destroyed");
@@ -108,7 +108,7 @@ impl Qp {
         check(unsafe { (self.device.library.ibv_modify_qp)(self.qp.as_ptr(), &mut attributes, mask) })
     }
 
-    /// Lets receives be posted.
+    /// Allows receives to be posted.
     pub(crate) fn initialise(&self) -> io::Result<()> {
         let mask = sys::IBV_QP_PKEY_INDEX | sys::IBV_QP_PORT | sys::IBV_QP_ACCESS_FLAGS;
         self.modify(sys::IBV_QPS_INIT, mask, |attributes| {
@@ -118,7 +118,7 @@ impl Qp {
         })
     }
 
-    /// Makes it ready to receive from `remote` and to send to it. Blocks while the network finds the way.
+    /// Makes it ready to receive from `remote` and to send to it. Blocks while the kernel resolves the path.
     pub(crate) fn connect(
         &self,
         remote: &VerbsEndpoint,
@@ -133,7 +133,7 @@ impl Qp {
             | sys::IBV_QP_MAX_DEST_RD_ATOMIC
             | sys::IBV_QP_MIN_RNR_TIMER;
         self.modify(sys::IBV_QPS_RTR, mask, |attributes| {
-            // The smaller of both: a longer packet would be lost without a word.
+            // The smaller of both: a longer packet would be lost without an error.
             attributes.path_mtu = c_int::from(remote.mtu.min(local.mtu));
             attributes.dest_qp_num = remote.qp_num;
             attributes.rq_psn = remote.psn;
@@ -142,7 +142,7 @@ impl Qp {
             let path = &mut attributes.ah_attr;
             path.port_num = choice.port;
             path.sl = config.service_level;
-            // InfiniBand without a local identifier, and Ethernet always, is reached by the global one.
+            // InfiniBand without a local identifier, and Ethernet always, uses the global identifier.
             path.is_global = u8::from(choice.ethernet || remote.lid == 0);
             path.dlid = remote.lid;
             path.grh.dgid = [&remote.gid[..8], &remote.gid[8..]]
@@ -165,7 +165,7 @@ impl Qp {
         })
     }
 
-    /// Posts requests, one behind the other, with one doorbell; on failure tells how many the device may have taken.
+    /// Posts requests as a chain, with one doorbell. On failure it returns how many requests the device may have taken.
     pub(crate) fn post_send(&self, wrs: &mut [ibv_send_wr]) -> Result<(), (usize, io::Error)> {
         let post = self.device.ops.post_send.expect("every driver sends");
         let mut first = std::ptr::null_mut();
@@ -174,10 +174,11 @@ impl Qp {
             first = wr;
         }
         let mut bad = std::ptr::null_mut();
-        // SAFETY: the queue pair lives; requests and lists live during the call, which copies them; the memory they name
-        // is registered and owned by the requests that the caller keeps until their completion, or copied if inline.
+        // SAFETY: the queue pair lives; requests and lists live during the call, which copies them; the memory they
+        // name is registered and owned by the requests that the caller keeps until their completion, or copied if
+        // inline.
         check(unsafe { post(self.qp.as_ptr(), first, &mut bad) }).map_err(|error| {
-            // Soft-RoCE's driver names none if all are in its queue and only the doorbell failed.
+            // Soft-RoCE's driver names no request if all are in its queue and only the doorbell failed.
             let taken = wrs.iter().position(|wr| std::ptr::eq(wr, bad)).unwrap_or(wrs.len());
             (taken, error)
         })
@@ -197,7 +198,7 @@ impl Drop for Qp {
     }
 }
 
-/// What this end tells the other, and asks of itself.
+/// The attributes of this end, some of which the endpoint tells the peer.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct LocalAttributes {
     pub(crate) psn: u32,
@@ -207,11 +208,11 @@ pub(crate) struct LocalAttributes {
     pub(crate) receiver_not_ready_retries: u8,
 }
 
-/// Makes a request to be filled in.
+/// Returns an empty request to be filled in.
 pub(crate) fn empty_send() -> ibv_send_wr {
     // SAFETY: all fields are numbers or raw pointers, for which zero is a value.
     unsafe { std::mem::zeroed() }
 }
 
-/// Routers on the path.
+/// Most routers on the path.
 const HOPS_MAX: u8 = 64;

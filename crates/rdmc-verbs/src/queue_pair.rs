@@ -1,4 +1,4 @@
-//! A queue pair as the fabric's users hold it: a connection, and the meeting by which it is made and ended.
+//! A queue pair as users of the fabric hold it: a connection, and the meeting that makes and ends it.
 
 use std::sync::{Arc, Weak};
 use std::time::Duration;
@@ -87,7 +87,7 @@ impl VerbsQueuePair {
         let mut stream = self.meeting.meet(remote.place, peer.role, peer.address).await?;
         stream.set_nodelay(true).map_err(ConnectError::Unreachable)?;
         let (connection, local, shared) = (self.connection.clone(), self.local, self.shared.clone());
-        // Finding the way to the peer may take the kernel a while.
+        // The kernel may take a while to resolve the path to the peer.
         let prepared = tokio::task::spawn_blocking(move || connection.prepare(&remote, &local, &shared.config)).await;
         prepared.map_err(std::io::Error::other).and_then(|done| done).map_err(ConnectError::Unreachable)?;
         let mut closed = self.meeting.closed();
@@ -103,8 +103,8 @@ impl VerbsQueuePair {
         if agreed == READY { Ok(stream) } else { Err(ConnectError::BadEndpoint) }
     }
 
-    /// Holds the meeting's connection until either end closes: by its end the peer learns of a close here, and this
-    /// end of the peer's close or death.
+    /// Holds the meeting's connection until either end closes. By its end the peer learns of a close here, and this end
+    /// learns of the peer's close or death.
     async fn hold(self: Arc<Self>, mut stream: TcpStream) {
         let mut byte = [0; 1];
         tokio::select! {
@@ -113,7 +113,7 @@ impl VerbsQueuePair {
             ended = stream.read(&mut byte) => {
                 tracing::debug!(qp = %self.connection.id, ?ended, "the peer closed the queue pair or is gone");
                 if self.connection.has_sends() {
-                    // A peer that broke because of a request says so through the device, whose word is the better one.
+                    // If the peer broke because of a request, the device reports the reason, which is more precise.
                     let _ = tokio::time::timeout(REFUSAL_GRACE, self.connection.broken()).await;
                 }
             }
@@ -181,11 +181,11 @@ impl Drop for VerbsQueuePair {
     }
 }
 
-/// What each end says when its queue pair is ready.
+/// What each end sends when its queue pair is ready.
 const READY: u8 = 1;
-/// How long the device may take to say why the peer broke the connection, in which sends are under way.
+/// How long the device may take to report why the peer broke a connection with outstanding sends.
 const REFUSAL_GRACE: Duration = Duration::from_millis(50);
 /// Packet sequence numbers have 24 bits.
 const PSN_MASK: u32 = 0xff_ffff;
-/// Reads of one queue pair under way at once.
+/// Most reads of one queue pair under way at once.
 const READS_MAX: i32 = 16;

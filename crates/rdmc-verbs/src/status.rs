@@ -1,4 +1,4 @@
-//! What a device says of a request, as typed errors.
+//! The statuses of a device's completions, as typed errors.
 
 use rdmc_fabric::{Opcode, WorkError};
 
@@ -7,8 +7,8 @@ pub(crate) fn work_error(status: i32, vendor: u32, opcode: Opcode, room: usize) 
     let known = usize::try_from(status).ok().and_then(|status| STATUSES.get(status));
     let Some(&(_, name)) = known else { return WorkError::Device { status: "unknown status", vendor } };
     match (status, opcode) {
-        // Soft-RoCE tells the receiver of a message that does not fit in other words: in the sender's, or, if there is no
-        // room at all, that the receive was malformed, which the sender hears as a failed operation.
+        // Soft-RoCE reports a message that does not fit to the receiver with other statuses. It uses the sender's
+        // status. If there is no room at all, it reports a malformed receive, and the sender gets a failed operation.
         (1 | 2 | 9, Opcode::Receive) => WorkError::LocalLength { got: None, room: room as u64 },
         (4, _) | (8, _) => WorkError::LocalProtection,
         (5, _) => WorkError::Flushed,
@@ -21,7 +21,7 @@ pub(crate) fn work_error(status: i32, vendor: u32, opcode: Opcode, room: usize) 
     }
 }
 
-/// The statuses of libibverbs in their order, with what each says.
+/// The statuses of libibverbs in their order, with a text for each.
 pub(crate) const STATUSES: [(&str, &str); 24] = [
     ("IBV_WC_SUCCESS", "success"),
     ("IBV_WC_LOC_LEN_ERR", "local length error"),

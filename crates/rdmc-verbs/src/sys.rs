@@ -1,8 +1,8 @@
-//! The part of libibverbs that is used: layouts, numbers, and the library, loaded at run time.
+//! The part of libibverbs that this crate uses: layouts, numbers, and the library, loaded at run time.
 //!
-//! Names are libibverbs' own. Its ABI has been stable since version 1.1; `sys/layout.rs` compares every size and
-//! offset that matters with the installed headers. Posting and polling are functions of the device's driver, found in
-//! a table inside the open context, as the inline functions of the headers find them.
+//! The names are those of libibverbs. Its ABI has been stable since version 1.1; `sys/layout.rs` compares every
+//! relevant size and offset with the installed headers. Posting and polling are functions of the device's driver. They
+//! stand in a table inside the open context, where the inline functions of the headers find them too.
 
 #![allow(non_camel_case_types, reason = "these are libibverbs' names")]
 
@@ -31,7 +31,7 @@ macro_rules! layouts {
     };
 }
 
-/// What only libibverbs looks into.
+/// A device; only libibverbs reads it.
 pub(crate) enum ibv_device {}
 /// A protection domain.
 pub(crate) enum ibv_pd {}
@@ -53,7 +53,7 @@ layouts! {
         post_recv: Option<PostRecv>,
         _after: [Unused; 5],
     }
-    /// An open device, as far as it is looked at.
+    /// An open device; only the fields that this crate reads.
     struct ibv_context {
         device: *mut ibv_device,
         ops: ibv_context_ops,
@@ -66,7 +66,7 @@ layouts! {
         fd: c_int,
         refcnt: c_int,
     }
-    /// A completion queue, as far as it is looked at.
+    /// A completion queue; only the fields that this crate reads.
     struct ibv_cq {
         context: *mut ibv_context,
         channel: *mut ibv_comp_channel,
@@ -74,7 +74,7 @@ layouts! {
         handle: u32,
         cqe: c_int,
     }
-    /// A queue pair, as far as it is looked at.
+    /// A queue pair; only the fields that this crate reads.
     struct ibv_qp {
         context: *mut ibv_context,
         qp_context: *mut c_void,
@@ -95,7 +95,7 @@ layouts! {
         lkey: u32,
         rkey: u32,
     }
-    /// What a device offers.
+    /// The limits and properties of a device.
     struct ibv_device_attr {
         fw_ver: [c_char; 64],
         node_guid: u64,
@@ -171,7 +171,7 @@ layouts! {
         max_recv_sge: u32,
         max_inline_data: u32,
     }
-    /// What a queue pair is made of.
+    /// The attributes of a new queue pair.
     struct ibv_qp_init_attr {
         qp_context: *mut c_void,
         send_cq: *mut ibv_cq,
@@ -189,7 +189,7 @@ layouts! {
         hop_limit: u8,
         traffic_class: u8,
     }
-    /// The way to the peer.
+    /// The path to the peer.
     struct ibv_ah_attr {
         grh: ibv_global_route,
         dlid: u16,
@@ -199,7 +199,7 @@ layouts! {
         is_global: u8,
         port_num: u8,
     }
-    /// What a queue pair is changed to.
+    /// The attributes to change of a queue pair.
     struct ibv_qp_attr {
         qp_state: c_int,
         cur_qp_state: c_int,
@@ -381,14 +381,14 @@ functions! {
     ibv_fork_init: fn() -> c_int;
 }
 
-/// Loads the library at the first call; gives the same answer ever after.
+/// Loads the library at the first call; returns the same result at every call.
 ///
 /// # Errors
-/// What the dynamic linker said.
+/// The dynamic linker's message.
 pub(crate) fn library() -> Result<&'static Library, &'static str> {
     static LIBRARY: OnceLock<Result<Library, String>> = OnceLock::new();
     let loaded = LIBRARY.get_or_init(|| {
-        // SAFETY: libibverbs' initialisers are made to run in any process that links it.
+        // SAFETY: libibverbs' initialisers may run in any process that links it.
         let library = unsafe { libloading::Library::new(LIBRARY_NAME) }.map_err(|error| error.to_string())?;
         let functions = Library::resolve(&library).map_err(|error| error.to_string())?;
         // Never unloaded: the drivers' threads and the functions' addresses stay valid.

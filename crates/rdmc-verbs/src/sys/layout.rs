@@ -1,4 +1,4 @@
-//! Compares sizes, offsets and numbers with the headers of libibverbs, where those and a C compiler are installed.
+//! Compares sizes, offsets and numbers with the headers of libibverbs, if those and a C compiler are installed.
 
 use std::fmt::Write as _;
 use std::process::Command;
@@ -12,7 +12,7 @@ fn layouts_and_numbers_are_those_of_the_headers() {
     let mut ours = String::new();
     let mut body = String::new();
     for (name, size, fields) in layouts() {
-        // Of these libibverbs hands out pointers only, and the fields behind those declared are its own.
+        // libibverbs hands out only pointers to these; the fields behind the declared ones are its own.
         if !matches!(name, "ibv_context" | "ibv_cq" | "ibv_qp") {
             writeln!(ours, "{name} {size}").unwrap();
             writeln!(body, "printf(\"{name} %zu\\n\", sizeof(struct {name}));").unwrap();

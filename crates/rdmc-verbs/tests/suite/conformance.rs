@@ -1,6 +1,6 @@
-//! The conformance suite on real verbs: on the first two RDMA devices of the machine, or twice on the only one.
+//! The conformance suite on real verbs: on the first two RDMA devices of the machine, or twice on a single one.
 //!
-//! Without a device each body is skipped and says so; `cargo xtask lab test conformance` runs them on Soft-RoCE.
+//! Without a device each body prints that it is skipped; `cargo xtask lab test conformance` runs them on Soft-RoCE.
 
 use futures::future::BoxFuture;
 use rdmc_fabric::conformance::{Node, Rig, block_on};

@@ -1,6 +1,6 @@
-//! What links, limits and forks do to queue pairs: on two devices of the machine that `cargo xtask lab` makes.
+//! The effects of links, limits and forks on queue pairs: on two devices of the machine that `cargo xtask lab` makes.
 //!
-//! Elsewhere the tests are skipped and say so.
+//! On other machines the tests print that they are skipped.
 
 use std::io::{Read, Write};
 use std::os::unix::process::CommandExt;
@@ -50,14 +50,14 @@ async fn a_link_that_comes_back_within_the_retries_loses_nothing() {
     let mut data = a.room(1 << 20);
     data.fill(7);
     let mut sent = std::pin::pin!(at_a.send(data.freeze(), None));
-    // Far less than the two seconds after which the repetitions end.
+    // Far less than the two seconds after which the retries end.
     assert!(
         tokio::time::timeout(Duration::from_millis(100), &mut sent).await.is_err(),
         "it passes a link that is down"
     );
     drop(down);
-    watched(sent).await.expect("the repetition arrives");
-    assert!(watched(arrived).await.expect("the repetition arrives").buffer.iter().all(|&byte| byte == 7));
+    watched(sent).await.expect("the retransmission arrives");
+    assert!(watched(arrived).await.expect("the retransmission arrives").buffer.iter().all(|&byte| byte == 7));
 }
 
 #[tokio::test]
@@ -101,8 +101,8 @@ async fn more_memory_regions_than_the_device_offers_are_refused_with_its_limit()
     regions.push(region().expect("there is room for one again"));
 }
 
-/// A child process shares the parent's pages until one of them writes: then the writer gets a copy, and if that were
-/// the parent, the device would go on writing into the child's page.
+/// A child process shares the parent's pages until one of them writes. The writer then gets a copy. If the writer is
+/// the parent, the device would go on writing to the child's page.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_message_arrives_in_memory_that_was_written_after_a_fork() {
     if !in_lab() {
@@ -128,7 +128,7 @@ async fn a_message_arrives_in_memory_that_was_written_after_a_fork() {
     };
     let spawned = std::thread::spawn(move || child.spawn());
     forked.read_exact(&mut [0]).expect("the child is there");
-    // The same page as the posted receive's.
+    // This is the page of the posted receive.
     page.fill(1);
     let mut data = a.room(2048);
     data.fill(9);
@@ -214,7 +214,7 @@ fn set_link(interface: &str, state: &str) {
     assert!(status.expect("the lab has ip").success());
 }
 
-/// Fails the test, rather than hang.
+/// Fails the test instead of hanging.
 async fn watched<T>(test: impl Future<Output = T>) -> T {
     tokio::time::timeout(Duration::from_secs(60), test).await.expect("the test hangs")
 }

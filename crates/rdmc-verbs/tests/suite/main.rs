@@ -1,4 +1,4 @@
-//! The tests of the crate from outside, as one program.
+//! The integration tests of the crate, linked as one program.
 
 #![cfg(target_os = "linux")]
 
