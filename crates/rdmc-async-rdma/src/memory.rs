@@ -37,7 +37,7 @@ impl Region {
     /// Copies `bytes` into a new region.
     fn copy_of(device: &Device, bytes: &[u8], access: BitFlags<AccessFlag>) -> Result<Self, FabricError> {
         let region = device.allocate(bytes.len(), access)?;
-        // SAFETY: the region is as long as `bytes`, initialised, and so new that nobody else knows of it.
+        // SAFETY: the region is as long as `bytes`, initialised, and so new that no other code knows it.
         unsafe { region.ptr().copy_from_nonoverlapping(bytes.as_ptr(), bytes.len()) };
         Ok(region)
     }

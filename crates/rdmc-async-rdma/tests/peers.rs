@@ -30,7 +30,7 @@ async fn what_no_peer_says_breaks_the_queue_pair() -> Result<()> {
         ("a buffer that got more than it holds", frame(2, 0, 0, 9), protocol),
         ("a buffer that is too small for what fits it", frame(5, 0, 0, 8), protocol),
         ("a second buffer, where one was announced", [frame(2, 0, 0, 8), frame(4, 5, 0, 0)].concat(), protocol),
-        // The first of them is used at once, by a write that nobody answers.
+        // The first of them is used at once, by a write without an answer.
         ("too many buffers", (0..18).flat_map(|_| buffer()).collect(), None),
         ("half a frame", buffer()[..13].to_vec(), Some(WorkError::ConnectionLost)),
         ("nothing", Vec::new(), Some(WorkError::ConnectionLost)),
@@ -103,7 +103,7 @@ impl Victim {
         };
         let mut config = AsyncRdmaConfig::default();
         config.device = Some(device.clone());
-        // A write that nobody answers ends soon.
+        // A write without an answer ends soon.
         (config.acknowledgement_timeout, config.retries) = (Duration::from_millis(15), 2);
         let fabric = AsyncRdmaFabric::open(config).await?;
         let listener = fabric.environment().listen("127.0.0.1:0").await?;
