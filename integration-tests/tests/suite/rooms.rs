@@ -15,7 +15,8 @@ const ARROWS: [(&str, &[&str]); 8] = [
     ("rdmc-files", &["rdmc", "rdmc-schedule", "rdmc-fabric", "rdmc-verbs"]),
     // Members name algorithms to each other as senders of files do, and choose fabrics as they do.
     ("rdmc-bench", &["rdmc", "rdmc-sim", "rdmc-files"]),
-    ("rdmc-cli", &["rdmc", "rdmc-schedule", "rdmc-verbs", "rdmc-sim", "rdmc-files", "rdmc-bench"]),
+    // The ports of the demo are a decorator of fabrics.
+    ("rdmc-cli", &["rdmc", "rdmc-schedule", "rdmc-fabric", "rdmc-verbs", "rdmc-sim", "rdmc-files", "rdmc-bench"]),
 ];
 
 #[test]
