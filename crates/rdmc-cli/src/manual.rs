@@ -28,3 +28,6 @@ pub(crate) fn man(dir: Option<&Path>) -> anyhow::Result<()> {
         .and_then(|()| clap_mangen::generate_to(Cli::command(), dir))
         .with_context(|| format!("the manual pages cannot be written to {}", dir.display()))
 }
+
+#[cfg(test)]
+mod reference;
