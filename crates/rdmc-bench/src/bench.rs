@@ -1,4 +1,4 @@
-//! The benchmark: measures every configuration, and says what it finds.
+//! The benchmark: measures every configuration, and prints the results.
 
 use std::collections::BTreeSet;
 use std::time::{Duration, Instant};
@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 use anyhow::Context;
 use rdmc_files::FabricSelection;
 use rdmc_files::fabric::usable_devices;
-use rdmc_files::size::Bytes;
+use rdmc_files::size::ByteSize;
 use serde::Serialize;
 
 use crate::cluster::Members;
@@ -14,7 +14,7 @@ use crate::error::{BenchError, taken_over};
 use crate::explain::{self, Explanation};
 use crate::limits::{Floor, Limits};
 use crate::local::{Program, cores, require_memory};
-use crate::measured::{By, CaseResult, Samples};
+use crate::measured::{Attribution, CaseResult, Samples};
 use crate::mpi::{self, Block, Compiled};
 use crate::options::{BenchOptions, Delivery, PACKED_MAX, WINDOW, is_short};
 use crate::picture;
@@ -28,11 +28,11 @@ pub struct Bench {
     program: Program,
     cases: Vec<Case>,
     rivals: Vec<Compiled>,
-    /// Those that were measured already.
+    /// The limits that are already measured.
     limits: Vec<Limits>,
 }
 
-/// How results are written.
+/// Form of the printed results.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum OutputFormat {
     /// A table for people.
@@ -43,32 +43,33 @@ pub enum OutputFormat {
     Json,
 }
 
-/// Where results go.
+/// Output of a benchmark.
 pub trait Output {
-    /// Takes one or more lines, without the line end of the last one.
+    /// Prints one or more lines. The last line end is missing.
     fn print(&self, text: &str);
 
-    /// Notes that `done` configurations are measured, and which one is measured now: none, and an empty text, after the last one.
+    /// Shows the progress: `done` configurations are measured, and `now` describes the one that is being measured.
+    /// After the last one `now` is empty.
     fn progress(&self, now: &str, done: u64);
 }
 
-/// What was measured.
+/// The results of a benchmark.
 #[derive(Debug)]
 pub struct Results(Vec<(Case, CaseResult)>);
 
 impl Results {
-    /// Draws time and rate over the size, as SVG.
+    /// Draws time and rate over the size as SVG.
     pub fn picture(&self) -> String {
         picture::draw(&self.0).to_svg()
     }
 }
 
 impl Bench {
-    /// Checks the options, and compiles what the MPIs are to run. `program` starts the processes, which find their
-    /// [role](crate::ProcessRole) in their arguments.
+    /// Checks the options, and compiles the program for the MPIs. `program` starts the processes, whose arguments tell
+    /// them their [role](crate::ProcessRole).
     ///
     /// # Errors
-    /// [`BenchError::Request`]: the options contradict each other, or need what is not there.
+    /// [`BenchError::Request`]: options contradict each other, or require what this host does not have.
     pub fn prepare(options: BenchOptions, program: Program) -> Result<Self, BenchError> {
         Ok(Self::prepared(options, program)?)
     }
@@ -76,7 +77,7 @@ impl Bench {
     fn prepared(options: BenchOptions, program: Program) -> anyhow::Result<Self> {
         let cases = Case::all(&options)?;
         if options.fabrics.contains(&FabricSelection::Verbs) {
-            // Says what is missing.
+            // Fails with what is missing.
             usable_devices(options.device.as_deref()).map_err(taken_over)?;
         }
         require_memory(cases.iter().map(Case::memory).max().unwrap_or(0))?;
@@ -88,12 +89,12 @@ impl Bench {
         Ok(Self { options, program, cases, rivals, limits: Vec::new() })
     }
 
-    /// Returns how many configurations there are.
+    /// Returns the number of configurations.
     pub fn configurations(&self) -> u64 {
         self.cases.len() as u64
     }
 
-    /// Measures every configuration. Results are printed as they come.
+    /// Measures every configuration, and prints each result at once.
     ///
     /// # Cancel safety
     /// The processes are killed.
@@ -111,7 +112,7 @@ impl Bench {
         let mut results = Vec::new();
         printer.begin(&self.options);
         for (done, case) in (0..).zip(&cases) {
-            let label = format!("n = {}, {}", case.nodes, Bytes(case.bytes));
+            let label = format!("n = {}, {}", case.nodes, ByteSize(case.bytes));
             output.progress(&label, done);
             let (limits, new) = self.limits(case).await?;
             if new {
@@ -137,21 +138,21 @@ impl Bench {
             return Ok((known.clone(), false));
         }
         let program = self.program.clone();
-        // Elsewhere, so that a signal is heeded meanwhile.
+        // In another thread, so that this task can be cancelled meanwhile.
         let limits = tokio::task::spawn_blocking(move || Limits::measure(&program, nodes, bytes)).await?;
         let limits = limits.context("the machine's limits")?;
         self.limits.push(limits.clone());
         Ok((limits, true))
     }
 
-    /// Returns how many multicasts are in flight when messages per second are counted; none if messages are packed.
+    /// Returns how many multicasts are in flight when messages per second are counted; `None` if messages are packed.
     fn window(&self, case: &Case) -> Option<u32> {
-        // Objects cannot be packed, and longer messages lose more by the copy than they gain.
+        // Objects cannot be packed. Longer messages lose more by the copy than they gain.
         let is_packed = case.delivery == Delivery::Private && case.bytes <= PACKED_MAX;
         self.options.window.or((!is_packed).then_some(WINDOW))
     }
 
-    /// Measures one configuration: in turn with each MPI, if any is to be compared.
+    /// Measures one configuration, in turn with each MPI.
     async fn measure(&self, case: &Case, limits: &Limits) -> anyhow::Result<Vec<CaseResult>> {
         let blocks = if self.rivals.is_empty() { 1 } else { BLOCKS };
         let mut own = Samples::default();
@@ -165,7 +166,7 @@ impl Bench {
             None
         };
         for block in 0..blocks {
-            // As many in each block, the rest in the first ones.
+            // Each block has as many rounds; the first blocks have the rest.
             let rounds = self.options.rounds.map(|rounds| rounds / blocks + u32::from(block < rounds % blocks));
             if rounds == Some(0) {
                 break;
@@ -188,7 +189,8 @@ impl Bench {
         }
         let copy_floor_in_turn_rate = floor.map(Floor::rate).transpose()?;
         let limits = &Limits { copy_floor_in_turn_rate, ..limits.clone() };
-        let own = CaseResult::of(case, By::rdmc(&fabric), &own, limits, None).context("nothing was measured")?;
+        let own =
+            CaseResult::of(case, Attribution::rdmc(&fabric), &own, limits, None).context("nothing was measured")?;
         let rivals = self.rivals.iter().zip(&others);
         let others =
             rivals.filter_map(|(rival, theirs)| CaseResult::of(case, rival.by(&fabric), theirs, limits, Some(&own)));
@@ -196,7 +198,7 @@ impl Bench {
         Ok(std::iter::once(own).chain(others).collect())
     }
 
-    /// Lets the members work for their share of the time; finds out how many messages fill a burst, unless that is known.
+    /// Measures one block of rounds and bursts. Finds the number of messages of a burst, unless it is known.
     async fn own_block(
         &self,
         case: &Case,
@@ -230,7 +232,7 @@ impl Bench {
                 Some(known) => known,
                 None => *messages.insert(full_burst(members, window).await?),
             };
-            // Not counted: memory for as many messages at once has to be taken first.
+            // Not counted, because it first takes memory for so many messages.
             members.burst(count, window).await?;
             for _ in 0..BURSTS.div_ceil(blocks) {
                 samples.bursts.push(members.burst(count, window).await?);
@@ -240,7 +242,7 @@ impl Bench {
     }
 }
 
-/// Finds how many messages take long enough to be counted per second.
+/// Finds a number of messages that takes long enough to be counted per second.
 async fn full_burst(members: &mut Members, window: Option<u32>) -> anyhow::Result<u64> {
     let mut messages = burst_min(window);
     loop {
@@ -252,19 +254,19 @@ async fn full_burst(members: &mut Members, window: Option<u32>) -> anyhow::Resul
     }
 }
 
-/// Returns with how many messages a burst is tried first.
+/// Returns the first number of messages to try in a burst.
 fn burst_min(window: Option<u32>) -> u64 {
     4 * u64::from(window.unwrap_or(64))
 }
 
-/// Prints what is measured.
+/// Prints results in the chosen form.
 struct Printer<'a> {
     output: &'a dyn Output,
     format: OutputFormat,
     table: Table,
 }
 
-/// The machine and the settings, as programs read them.
+/// The machine and the settings as programs read them.
 #[derive(Serialize)]
 #[serde(tag = "event", rename = "setting")]
 struct MachineSetting {
@@ -309,7 +311,7 @@ impl Printer<'_> {
         }
     }
 
-    /// Prints what stands below the table.
+    /// Prints the tables below the results.
     fn end(&self, limits: &[Limits], results: &[(Case, CaseResult)]) {
         if self.format != OutputFormat::Table {
             return;
@@ -319,7 +321,7 @@ impl Printer<'_> {
             let setup = measured.setup.as_ref()?;
             Some(format!("{}:{} is {setup}", measured.by, measured.transport))
         });
-        // Each once.
+        // Prints each setup once.
         for setup in setups.collect::<BTreeSet<_>>() {
             self.output.print(&setup);
         }
@@ -337,16 +339,16 @@ fn processor() -> Option<String> {
     Some(name.trim_start_matches([' ', '\t', ':']).to_owned())
 }
 
-/// Turns in which rounds of rdmc and of an MPI alternate.
+/// Number of blocks in which rounds of rdmc and of an MPI alternate.
 const BLOCKS: u32 = 4;
-/// Rounds that are measured unless their number is given.
+/// Bounds of the number of rounds, unless it is given.
 const ROUNDS_MIN: u32 = 5;
 const ROUNDS_MAX: u32 = 1000;
-/// How long they may take together if there are enough, verification included.
+/// How long the rounds may take together, verification included, once there are enough.
 const ROUNDS_LIMIT: Duration = Duration::from_millis(1500);
-/// Bursts that are measured.
+/// Number of measured bursts.
 const BURSTS: u32 = 3;
 /// How long a burst should take.
 const BURST_MIN: Duration = Duration::from_millis(150);
-/// Messages of a burst, at most.
+/// Greatest number of messages of a burst.
 const BURST_MESSAGES_MAX: u64 = 1 << 22;

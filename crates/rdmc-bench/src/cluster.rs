@@ -1,4 +1,4 @@
-//! The members' processes, as the benchmark sees them.
+//! The members' processes at the benchmark.
 
 use std::time::Duration;
 
@@ -13,10 +13,10 @@ use crate::orders::{Acknowledgement, Order, Work};
 use crate::plan::Case;
 use crate::process::{MemberRole, ProcessRole};
 
-/// The members of one configuration, whose groups exist.
+/// The members of one configuration, in their groups.
 pub(crate) struct Members {
     processes: Vec<Process>,
-    /// What moves the bytes.
+    /// Name of the fabric.
     pub(crate) fabric: String,
     groups: u64,
     senders: usize,
@@ -24,7 +24,7 @@ pub(crate) struct Members {
 }
 
 impl Members {
-    /// Starts a process for each member, and lets them form their groups.
+    /// Starts a process for each member, which then form their groups.
     pub(crate) async fn start(program: &Program, case: &Case, device: Option<&str>) -> anyhow::Result<Self> {
         let mut processes = Vec::new();
         for place in 0..rdmc::Rank(case.nodes).index() {
@@ -37,7 +37,7 @@ impl Members {
                 other => bail!("member {} began with {other:?}", process.place),
             }
         }
-        // Those who are to be invited have to wait for it first.
+        // Members that will be invited must wait for the invitation first.
         for process in processes[1..].iter_mut() {
             process.tell(&Order::Begin { setup: case.into(), addresses: Vec::new() }).await?;
         }
@@ -46,7 +46,7 @@ impl Members {
         for process in &mut processes {
             match process.answer().await? {
                 Acknowledgement::Formed { fabric: formed } => fabric = formed,
-                other => bail!("member {} said {other:?} in place of having formed its groups", process.place),
+                other => bail!("member {} answered {other:?} instead of forming its groups", process.place),
             }
         }
         let senders = rdmc::Rank(case.senders).index();
@@ -59,13 +59,13 @@ impl Members {
         Ok(Round { seconds: found.seconds, skew_seconds: found.skew_seconds, cpu_seconds: found.cpu_seconds })
     }
 
-    /// Sends so many messages in each group: packed, or with `window` of them in flight.
+    /// Sends so many messages in each group: packed, or with `window` messages in flight.
     pub(crate) async fn burst(&mut self, messages: u64, window: Option<u32>) -> anyhow::Result<Burst> {
         let found = self.work(messages, window).await?;
         Ok(Burst { messages: messages * self.groups, seconds: found.seconds })
     }
 
-    /// Closes the groups, which confirms that everybody has everything, and ends the processes.
+    /// Closes the groups, which confirms that all members have everything, and ends the processes.
     pub(crate) async fn end(mut self) -> anyhow::Result<()> {
         self.tell_all(&Order::Close).await?;
         self.expect_all(&Acknowledgement::Closed).await?;
@@ -74,13 +74,13 @@ impl Members {
         }
         for mut process in self.processes {
             drop(process.orders);
-            // One that does not end by itself is killed when it is dropped.
+            // A process that does not end by itself is killed when it is dropped.
             let _ = tokio::time::timeout(END_LIMIT, process.child.wait()).await;
         }
         Ok(())
     }
 
-    async fn work(&mut self, messages: u64, window: Option<u32>) -> anyhow::Result<Worked> {
+    async fn work(&mut self, messages: u64, window: Option<u32>) -> anyhow::Result<WorkTimes> {
         let work = Work { seed: self.next_seed, messages, window };
         self.next_seed += messages;
         self.tell_all(&Order::Prepare(work)).await?;
@@ -97,7 +97,7 @@ impl Members {
                     started.extend(started_ns);
                     ended.extend(ended_ns);
                 }
-                other => bail!("member {} said {other:?} in place of being done", process.place),
+                other => bail!("member {} answered {other:?} instead of being done", process.place),
             }
         }
         self.tell_all(&Order::Verify).await?;
@@ -109,12 +109,12 @@ impl Members {
                     let what = format!("member {} received {wrong} of {messages} messages wrong", process.place);
                     return Err(Kind::Integrity.error(what));
                 }
-                other => bail!("member {} said {other:?} in place of having verified", process.place),
+                other => bail!("member {} answered {other:?} instead of verifying", process.place),
             }
         }
         let times = started.iter().min().zip(ended.iter().min()).zip(ended.iter().max());
-        let ((started, first), last) = times.context("nobody sent, or nobody received")?;
-        Ok(Worked {
+        let ((started, first), last) = times.context("no member sent, or no member received")?;
+        Ok(WorkTimes {
             seconds: seconds(last.saturating_sub(*started)),
             skew_seconds: seconds(last - first),
             cpu_seconds: seconds(cpu),
@@ -131,21 +131,21 @@ impl Members {
     async fn expect_all(&mut self, expected: &Acknowledgement) -> anyhow::Result<()> {
         for process in &mut self.processes {
             let answer = process.answer().await?;
-            ensure!(answer == *expected, "member {} said {answer:?} in place of {expected:?}", process.place);
+            ensure!(answer == *expected, "member {} answered {answer:?} instead of {expected:?}", process.place);
         }
         Ok(())
     }
 }
 
-/// What one piece of work took.
-struct Worked {
+/// The times of one piece of work.
+struct WorkTimes {
     /// From the first root's start to the last receiver's last message.
     seconds: f64,
     skew_seconds: f64,
     cpu_seconds: f64,
 }
 
-/// A member's process; it is killed when it is dropped.
+/// A member's process. Dropping it kills it.
 struct Process {
     place: usize,
     child: Child,
@@ -171,18 +171,18 @@ impl Process {
         let told = tokio::time::timeout(SILENCE_LIMIT, self.answers.next_line()).await;
         let line = told.with_context(|| format!("member {} is silent", self.place))??;
         let Some(line) = line else {
-            // It has said why on stderr; it ends with a usage error if it has no such device or fabric.
+            // It has printed the reason on stderr. A device or fabric that it does not have is a usage error.
             let status = self.child.wait().await?;
             let what = format!("member {} has ended ({status})", self.place);
             return Err(if status.code() == Some(USAGE) { Kind::Request.error(what) } else { anyhow::anyhow!(what) });
         };
-        serde_json::from_str(&line).with_context(|| format!("{line:?} is no answer"))
+        serde_json::from_str(&line).with_context(|| format!("{line:?} is not an acknowledgement"))
     }
 }
 
-/// How long a member may say nothing.
+/// How long a member may be silent.
 const SILENCE_LIMIT: Duration = Duration::from_secs(300);
-/// How long members have to end.
+/// How long members may take to end.
 const END_LIMIT: Duration = Duration::from_secs(5);
-/// The exit code of a usage error.
+/// Exit code of a usage error.
 const USAGE: i32 = 2;

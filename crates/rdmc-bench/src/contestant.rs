@@ -6,7 +6,7 @@ use std::str::FromStr;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Contestant {
     pub(crate) mpi: Mpi,
-    /// What moves its bytes; `None` does what the fabric does.
+    /// Transport of the MPI; `None` for that of the fabric.
     pub(crate) transport: Option<Transport>,
 }
 
@@ -16,7 +16,7 @@ pub(crate) enum Mpi {
     Mpich,
 }
 
-/// What moves an MPI's bytes.
+/// Transport of an MPI.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Transport {
     SharedMemory,
@@ -24,7 +24,7 @@ pub(crate) enum Transport {
 }
 
 impl Transport {
-    /// Returns the name under which it is typed.
+    /// Returns the name of the transport.
     pub(crate) fn name(self) -> &'static str {
         match self {
             Self::SharedMemory => "shm",
@@ -41,20 +41,22 @@ impl FromStr for Contestant {
         let mpi = match name {
             "ompi" => Mpi::Open,
             "mpich" => Mpi::Mpich,
-            _ => return Err(format!("{name:?} is no MPI that is known here: give ompi or mpich")),
+            _ => return Err(format!("{name:?} is not a known MPI: give ompi or mpich")),
         };
         let transport = match transport {
             None => None,
             Some("shm") => Some(Transport::SharedMemory),
             Some("tcp") => Some(Transport::Tcp),
-            Some(other) => return Err(format!("{other:?} is none of its transports: give {name}:shm or {name}:tcp")),
+            Some(other) => {
+                return Err(format!("{other:?} is not one of its transports: give {name}:shm or {name}:tcp"));
+            }
         };
         Ok(Self { mpi, transport })
     }
 }
 
 impl Contestant {
-    /// Returns what moves its bytes where rdmc uses the named fabric.
+    /// Returns the transport if rdmc uses the named fabric.
     pub(crate) fn transport(self, fabric: &str) -> Transport {
         // All members are on this host, so that tcp+shm is shared memory.
         let is_tcp = fabric.starts_with("tcp") && !fabric.contains("shm");
@@ -71,7 +73,7 @@ impl Mpi {
         }
     }
 
-    /// Returns compilers and launchers by the names that distributions give them, the ones that mean this MPI alone first.
+    /// Returns names of compilers and launchers in distributions. Names that only this MPI has come first.
     pub(crate) fn programs(self) -> [(&'static str, &'static str); 2] {
         match self {
             Self::Open => [("mpicc.openmpi", "mpirun.openmpi"), ("mpicc", "mpirun")],
@@ -79,7 +81,7 @@ impl Mpi {
         }
     }
 
-    /// Tells whether this is what a launcher of this MPI says of its version.
+    /// Tells whether a launcher's version is that of this MPI.
     pub(crate) fn knows(self, version: &str) -> bool {
         match self {
             Self::Open => version.contains("Open MPI") || version.contains("OpenRTE"),

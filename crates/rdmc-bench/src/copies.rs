@@ -1,6 +1,6 @@
-//! Copies in memory: what a multicast to processes of one host cannot beat by much.
+//! Copies in memory: the bound that a multicast to processes of one host cannot beat by much.
 //!
-//! The unsafe code here is the store that goes around the caches, which has no safe form.
+//! The unsafe code here is the store that bypasses the caches, which has no safe form.
 
 use std::sync::Barrier;
 
@@ -9,7 +9,7 @@ use rdmc::{BufferMut, Fabric, TcpFabric};
 
 use crate::local::{monotonic_ns, seconds};
 
-/// A source and as many destinations as there are receivers, in memory as receivers have it, touched before.
+/// A source, and a destination for each receiver, in memory like that of receivers. All pages have been touched.
 pub(crate) struct Copies {
     source: BufferMut,
     destinations: Vec<BufferMut>,
@@ -20,7 +20,7 @@ pub(crate) struct Copies {
 pub(crate) enum Stores {
     /// As the standard library copies.
     Plain,
-    /// Around the caches.
+    /// Bypassing the caches.
     NonTemporal,
 }
 
@@ -29,9 +29,9 @@ pub(crate) enum Stores {
 pub(crate) struct Pass {
     pub(crate) stores: Stores,
     pub(crate) threads: usize,
-    /// The unit in which the threads share out the work, and after which the next destination has its turn.
+    /// Length in bytes of the unit that a thread copies to one destination after the other.
     pub(crate) block: usize,
-    /// How often everything is copied, where once is too short to be timed.
+    /// Number of repetitions, if a single copy is too short to be timed.
     pub(crate) times: usize,
 }
 
@@ -49,7 +49,7 @@ impl Copies {
         Ok(Self { source: touched(0x5a)?, destinations })
     }
 
-    /// Copies the source to all destinations, and returns the seconds that took once.
+    /// Copies the source to all destinations, and returns the seconds for one repetition.
     #[expect(clippy::cast_precision_loss, reason = "a mean of a few")]
     pub(crate) fn run(&mut self, pass: Pass) -> f64 {
         let source: &[u8] = &self.source;
@@ -82,10 +82,10 @@ impl Copies {
     }
 }
 
-/// What a thread copies: blocks, each with its places.
+/// The blocks that a thread copies, each with its destinations.
 type Share<'a> = Vec<(&'a [u8], Vec<&'a mut [u8]>)>;
 
-/// Tells whether this processor has non-temporal stores.
+/// Whether this processor has non-temporal stores.
 pub(crate) const HAS_NON_TEMPORAL: bool = cfg!(target_arch = "x86_64");
 
 fn copy(to: &mut [u8], from: &[u8], stores: Stores) {
@@ -93,7 +93,7 @@ fn copy(to: &mut [u8], from: &[u8], stores: Stores) {
         Stores::Plain => to.copy_from_slice(from),
         Stores::NonTemporal => copy_around_caches(to, from),
     }
-    // As if somebody looked at it: one pass must not be taken for another.
+    // Keeps the compiler from merging passes.
     std::hint::black_box(to);
 }
 
@@ -117,8 +117,8 @@ fn copy_around_caches(to: &mut [u8], from: &[u8]) {
     for (vector, bytes) in vectors.iter_mut().zip(middle.chunks_exact(16)) {
         // SAFETY: `bytes` are 16 bytes, which may be read at any alignment; x86-64 always has SSE2.
         let value = unsafe { _mm_loadu_si128(bytes.as_ptr().cast()) };
-        // SAFETY: `vector` is exclusive and aligned, as a reference is; the fence below orders the store before
-        // whatever other threads are told.
+        // SAFETY: `vector` is exclusive and aligned, as a reference is. The fence below orders the store before
+        // anything that other threads learn.
         unsafe { _mm_stream_si128(vector, value) };
     }
     // SAFETY: x86-64 always has SSE.

@@ -1,28 +1,30 @@
-//! Why a benchmark fails: the type that callers see, and how it comes about inside this crate.
+//! The errors of benchmarks: the type that callers see, and the kinds inside this crate.
 
 use std::fmt;
 
 use rdmc_files::TransferError;
 
-/// Why a benchmark failed. The variant tells who must act. The texts are complete, causes included, and have no source beside them.
+/// Error of a benchmark. The variant tells who must act.
+///
+/// The texts are complete, causes included; an error has no source.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum BenchError {
-    /// The caller must ask for something else: lists contradict each other, something is not installed or not there.
+    /// The caller must change the request: options contradict each other, or require what this host does not have.
     #[error("{message}")]
     #[non_exhaustive]
     Request {
-        /// What is wrong, and what to ask for.
+        /// What is wrong, and what to request instead.
         message: String,
     },
     /// Wrong content arrived.
     #[error("{message}")]
     #[non_exhaustive]
     Integrity {
-        /// What arrived where.
+        /// Which member received what.
         message: String,
     },
-    /// A process failed, or something went wrong at this host.
+    /// A process failed, or this host has a problem.
     #[error("{message}")]
     #[non_exhaustive]
     Failed {
@@ -42,7 +44,7 @@ impl From<anyhow::Error> for BenchError {
     }
 }
 
-/// The kind of an error, attached to it as its context. Errors without one are [`BenchError::Failed`].
+/// Kind of an error, attached to it as its context. An error without one is [`BenchError::Failed`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Kind {
     Request,
@@ -73,7 +75,7 @@ impl fmt::Display for Kind {
 
 impl std::error::Error for Kind {}
 
-/// Takes an error over from the crate of files, whose fabrics are used here.
+/// Converts an error of a fabric.
 pub(crate) fn taken_over(error: TransferError) -> anyhow::Error {
     match error {
         TransferError::Request { .. } => Kind::Request.error(error),

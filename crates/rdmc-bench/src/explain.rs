@@ -1,15 +1,15 @@
-//! What the cost model chose, beside what was measured.
+//! The cost model's choice beside the measurements.
 
 use rdmc_files::PortRate;
 use rdmc_files::costs;
-use rdmc_files::size::Bytes;
+use rdmc_files::size::ByteSize;
 use serde::Serialize;
 
 use crate::measured::CaseResult;
 use crate::plan::{Case, way};
 use crate::report::time;
 
-/// The choice for one combination, and what took least.
+/// The choice for one combination, and the fastest way.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 #[serde(tag = "event", rename = "explanation")]
 pub(crate) struct Explanation {
@@ -26,7 +26,7 @@ pub(crate) struct Explanation {
     best_algorithm: String,
     best_block_size: u32,
     best_seconds: f64,
-    /// The time of the choice over the best one.
+    /// The time of the choice over the best time.
     to_best: f64,
 }
 
@@ -67,22 +67,22 @@ impl Explanation {
 /// Returns the table of explanations.
 pub(crate) fn table(all: &[Explanation]) -> String {
     let mut text = format!(
-        "What the cost model chooses, and what took least of all that was measured. Of shared memory and TCP on this machine \
-         the\nmodel assumes that the processors copy; of RDMA, and of TCP where rdmc send plans it, ports of {} each\n",
+        "The cost model's choice beside the fastest measured way. For shared memory and TCP on this machine the model \
+         assumes\nthat the processors copy. For RDMA, and for the TCP of rdmc send, it assumes ports of {} each.\n",
         PortRate::default()
     );
     let mut line = |cells: [&str; 9]| {
         let [nodes, size, fabric, completion, chosen, predicted, measured, best, ratio] = cells;
         text += &format!(
-            "{nodes:>4}  {size:>8}  {fabric:>7}  {completion:>10}  {chosen:>26}  {predicted:>9}  {measured:>9}  {best:>38}  \
-             {ratio:>6}\n"
+            "{nodes:>4}  {size:>8}  {fabric:>7}  {completion:>10}  {chosen:>26}  {predicted:>9}  {measured:>9}  \
+             {best:>38}  {ratio:>6}\n"
         );
     };
     line(["n", "size", "fabric", "completion", "chosen", "predicted", "measured", "best", "/best"]);
     for explained in all {
         line([
             &explained.nodes.to_string(),
-            &Bytes(explained.bytes).to_string(),
+            &ByteSize(explained.bytes).to_string(),
             &explained.transport,
             explained.completion,
             &way(&explained.algorithm, explained.block_size),

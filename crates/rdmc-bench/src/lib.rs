@@ -1,8 +1,8 @@
-//! Measures multicasts to processes of one host against what the host can do, and against MPI.
+//! Measures multicasts to processes of one host, and compares with the limits of the host and with MPI.
 //!
-//! It is the subcommand `rdmc bench` of the program. A [`Bench`] starts that program again for each member, as a process of its own,
-//! and gives each a [`ProcessRole`]. What it finds goes to an [`Output`]. [`local`] serves whatever else runs several processes of one
-//! program on one host.
+//! This is the subcommand `rdmc bench` of the program. A [`Bench`] starts that program again as a process for each
+//! member, which gets a [`ProcessRole`]. The results go to an [`Output`]. Messages name the options of the subcommand.
+//! [`local`] helps to run several processes of one program on one host.
 
 #![deny(unsafe_code)]
 

@@ -1,4 +1,4 @@
-//! What this machine can do at all: copies in memory, and plain TCP streams on loopback.
+//! The limits of this machine: copies in memory, and plain TCP streams on loopback.
 
 use std::io::{BufRead, BufReader, Lines, Read, Write};
 use std::net::{TcpListener, TcpStream};
@@ -15,33 +15,33 @@ use crate::local::{Program, cores, end_with_stdin, monotonic_ns, seconds};
 use crate::process::ProcessRole;
 use crate::statistics::median;
 
-/// The limits for messages of one length to one number of members.
+/// The limits for messages of one length to a number of members.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 #[serde(tag = "event", rename = "limits")]
 pub(crate) struct Limits {
-    /// Members: the sender, and a destination or stream for each receiver.
+    /// Number of members: the sender, and a destination or stream for each receiver.
     pub(crate) nodes: u32,
-    /// Length of what was copied and sent.
+    /// Length of the copied and sent messages.
     pub(crate) bytes: u64,
     /// Bytes per second that one thread copies to warm private memory.
     pub(crate) memcpy_rate: f64,
     pub(crate) copy_threads: usize,
-    /// Bytes per second that threads copy from one source to a destination for each receiver, together.
+    /// Bytes per second that all threads together copy from one source to a destination for each receiver.
     pub(crate) copy_floor_plain_rate: f64,
     pub(crate) copy_floor_non_temporal_rate: Option<f64>,
-    /// The faster of both, where it was measured in turn with rounds.
+    /// Rate of the faster stores, if it was measured in turn with rounds.
     #[serde(skip)]
     pub(crate) copy_floor_in_turn_rate: Option<f64>,
     /// Bytes per second of one TCP stream.
     pub(crate) stream_rate: f64,
     pub(crate) stream_seconds: f64,
-    /// Bytes per second of a TCP stream for each receiver, together.
+    /// Bytes per second of all TCP streams together, one for each receiver.
     pub(crate) streams_rate: f64,
     pub(crate) streams_seconds: f64,
 }
 
 impl Limits {
-    /// Measures them; takes one to three seconds for long messages.
+    /// Measures the limits. It takes one to three seconds for long messages.
     pub(crate) fn measure(program: &Program, nodes: u32, bytes: u64) -> anyhow::Result<Self> {
         let bytes = bytes.min(BYTES_MAX);
         let len = usize::try_from(bytes)?;
@@ -77,12 +77,12 @@ impl Limits {
         })
     }
 
-    /// Returns the length with which the limits of a message are measured.
+    /// Returns the length of the messages with which the limits are measured.
     pub(crate) fn length_for(bytes: u64) -> u64 {
         bytes.min(BYTES_MAX)
     }
 
-    /// Returns the rate of copies by the faster kind of stores.
+    /// Returns the rate of copies by the faster stores.
     pub(crate) fn copy_floor_rate(&self) -> f64 {
         let before = self.copy_floor_non_temporal_rate.unwrap_or(0.0).max(self.copy_floor_plain_rate);
         self.copy_floor_in_turn_rate.unwrap_or(before)
@@ -94,17 +94,18 @@ impl Limits {
     }
 }
 
-/// The copy floor in turn with rounds: a machine that others use too has other rates a second later.
+/// The copy floor, measured in turn with rounds, because a shared machine has other rates a second later.
 pub(crate) struct Floor {
     copies: Copies,
     pass: Pass,
-    /// Bytes that a pass copies.
+    /// Bytes of one pass.
     len: usize,
     seconds: Vec<f64>,
 }
 
 impl Floor {
-    /// Tells whether it is measured in turn with messages of this length: those that fit into caches would be slower for it.
+    /// Tells whether the floor is measured in turn with messages of this length. Messages that fit into caches would
+    /// become slower.
     pub(crate) fn is_for(bytes: u64) -> bool {
         bytes >= IN_TURN_MIN
     }
@@ -126,18 +127,18 @@ impl Floor {
         self
     }
 
-    /// Returns the bytes per second in the middle.
+    /// Returns the median rate in bytes per second.
     pub(crate) fn rate(self) -> anyhow::Result<f64> {
         per_second(self.len, Ok(median(self.seconds)))
     }
 }
 
-/// Returns how many threads copy to so many receivers' places.
+/// Returns the number of threads that copy for so many receivers.
 fn copy_threads(receivers: usize) -> usize {
     cores().min(receivers.max(2))
 }
 
-/// Receives messages on one TCP stream, and prints when each was complete, until the stream ends.
+/// Receives messages on one TCP stream, and prints the time of each, until the stream ends.
 ///
 /// # Errors
 /// Nothing can be received or printed.
@@ -158,14 +159,14 @@ fn receive(bytes: usize) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Measures one message on each of so many TCP streams at once: seconds to the last receiver's last byte.
+/// Measures one message on each TCP stream at the same time. Returns the seconds to the last receiver's last byte.
 fn streams(program: &Program, bytes: usize, receivers: usize) -> anyhow::Result<f64> {
     let mut sinks = (0..receivers).map(|_| Sink::start(program, bytes)).collect::<anyhow::Result<Vec<_>>>()?;
     let message = vec![0x5a; bytes];
     repeat(|| send_to_all(&mut sinks, &message))
 }
 
-/// Sends the message to all receivers at once, and returns the seconds to the last one's last byte.
+/// Sends the message to all receivers at the same time. Returns the seconds to the last receiver's last byte.
 fn send_to_all(sinks: &mut [Sink], message: &[u8]) -> anyhow::Result<f64> {
     let barrier = Barrier::new(sinks.len());
     let write = |stream: &mut TcpStream| {
@@ -174,7 +175,7 @@ fn send_to_all(sinks: &mut [Sink], message: &[u8]) -> anyhow::Result<f64> {
         message.chunks(BLOCK).try_for_each(|block| stream.write_all(block)).map(|()| begun)
     };
     let begun: Vec<u64> = match &mut *sinks {
-        // A thread more would be paid for by short messages.
+        // An additional thread would slow short messages down.
         [only] => vec![write(&mut only.stream)?],
         many => std::thread::scope(|scope| {
             let writers: Vec<_> = many.iter_mut().map(|sink| scope.spawn(|| write(&mut sink.stream))).collect();
@@ -189,7 +190,7 @@ fn send_to_all(sinks: &mut [Sink], message: &[u8]) -> anyhow::Result<f64> {
     Ok(seconds(ended.into_iter().max().unwrap_or(begun).saturating_sub(begun)))
 }
 
-/// A process that receives from one stream; dropping it ends it.
+/// A process that receives from one stream. Dropping it ends the process.
 struct Sink {
     child: Child,
     stream: TcpStream,
@@ -210,19 +211,19 @@ impl Sink {
 
     fn ended(&mut self) -> anyhow::Result<u64> {
         let line = self.told.next().context("the receiver of a stream has ended")??;
-        line.parse().with_context(|| format!("{line:?} is no time"))
+        line.parse().with_context(|| format!("{line:?} is not a time"))
     }
 }
 
 impl Drop for Sink {
     fn drop(&mut self) {
-        // It ends with the stream anyway.
+        // It also ends with the stream.
         let _ = self.child.kill();
         let _ = self.child.wait();
     }
 }
 
-/// Measures again and again, first without counting, and returns the median of the seconds.
+/// Measures repeatedly, first without counting, and returns the median of the seconds.
 fn repeat(mut once: impl FnMut() -> anyhow::Result<f64>) -> anyhow::Result<f64> {
     for _ in 0..WARM_UP {
         once()?;
@@ -240,22 +241,22 @@ fn per_second(bytes: usize, seconds: anyhow::Result<f64>) -> anyhow::Result<f64>
     Ok(bytes as f64 / seconds?.max(1e-9))
 }
 
-/// Length of what is copied and sent, at most: longer messages do not change the rates.
+/// Greatest length of copied and sent messages. Longer ones do not change the rates.
 const BYTES_MAX: u64 = 256 << 20;
 /// Shortest message with which the copy floor is measured in turn.
 const IN_TURN_MIN: u64 = 16 << 20;
-/// What is copied or written at once.
+/// Length of one copy or write.
 const BLOCK: usize = 256 << 10;
-/// Bytes that have to be copied for the time to be worth reading.
+/// Least number of bytes whose copy can be timed.
 const TIMED_MIN: usize = 1 << 20;
-/// How often a short message is copied for that, at most.
+/// Greatest number of repetitions of a short copy.
 const TIMES_MAX: usize = 10_000;
-/// Measurements that are not counted.
+/// Number of measurements that are not counted.
 const WARM_UP: usize = 2;
-/// Measurements that are.
+/// Bounds of the number of counted measurements.
 const SAMPLES_MIN: usize = 5;
 const SAMPLES_MAX: usize = 200;
-/// How long they may take together if there are enough.
+/// How long the measurements may take together, once there are enough.
 const LIMIT: Duration = Duration::from_millis(250);
 
 #[cfg(test)]

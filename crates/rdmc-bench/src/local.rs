@@ -1,18 +1,18 @@
-//! Several processes of one program on one host: their start, clocks and memory.
+//! Several processes of one program on one host: how they start, their clocks and memory.
 
 use std::io::{Read, Write};
 use std::path::PathBuf;
 use std::process::Stdio;
 
 use anyhow::Context;
-use rdmc_files::size::Bytes;
+use rdmc_files::size::ByteSize;
 use rustix::time::{ClockId, clock_gettime};
 use tokio::io::{AsyncBufReadExt, BufReader, Lines};
 use tokio::process::{Child, ChildStdout, Command};
 
 use crate::error::{BenchError, Kind};
 
-/// How to start this program once more, as a process of its own kind.
+/// A way to start this program again.
 #[derive(Clone, Debug)]
 pub struct Program {
     executable: PathBuf,
@@ -20,7 +20,7 @@ pub struct Program {
 }
 
 impl Program {
-    /// Finds this program. What is started gets `arguments` first, by which the program knows what it is to be.
+    /// Finds this program. `arguments` come first on its command line, and tell it what to do.
     ///
     /// # Errors
     /// The system does not tell where the program is.
@@ -29,9 +29,9 @@ impl Program {
         Ok(Self { executable, arguments: arguments.into_iter().map(Into::into).collect() })
     }
 
-    /// Starts the program with its standard input and output piped. Dropped, it is killed.
+    /// Starts the program with piped standard input and output. Dropping the child kills it.
     ///
-    /// It has to end when its standard input ends, so that it does not outlive this process if that is killed.
+    /// It must end when its standard input ends, so that it does not outlive this process.
     ///
     /// # Errors
     /// No process can be started.
@@ -42,7 +42,8 @@ impl Program {
         Ok(start(Command::from(self.command()).args(arguments).kill_on_drop(true))?)
     }
 
-    /// Starts the program likewise. Dropped, it has to find out that its standard input ends.
+    /// Starts the program with piped standard input and output. A dropped child must notice that its standard input
+    /// ends.
     pub(crate) fn start_guard(
         &self,
         arguments: impl IntoIterator<Item = String>,
@@ -50,7 +51,7 @@ impl Program {
         start(Command::from(self.command()).args(arguments))
     }
 
-    /// Returns a command that is the program.
+    /// Returns a command that runs the program.
     pub(crate) fn command(&self) -> std::process::Command {
         let mut command = std::process::Command::new(&self.executable);
         command.args(&self.arguments);
@@ -65,7 +66,7 @@ fn start(command: &mut Command) -> anyhow::Result<(Child, Lines<BufReader<ChildS
     Ok((child, lines))
 }
 
-/// Ends this process when its standard input ends, which whoever has started it holds.
+/// Ends this process when its standard input ends, whose other end the starting process holds.
 pub fn end_with_stdin() {
     std::thread::spawn(|| {
         let _ = std::io::stdin().read_to_end(&mut Vec::new());
@@ -73,10 +74,10 @@ pub fn end_with_stdin() {
     });
 }
 
-/// Checks that the memory of this host suffices for all members.
+/// Checks that this host has enough memory for all members.
 ///
 /// # Errors
-/// [`BenchError::Request`]: less is available.
+/// [`BenchError::Request`]: less memory is available.
 pub fn check_memory(needed: u64) -> Result<(), BenchError> {
     Ok(require_memory(needed)?)
 }
@@ -88,7 +89,7 @@ pub(crate) fn require_memory(needed: u64) -> anyhow::Result<()> {
     });
     match available {
         Some(available) if needed > available => {
-            let (needed, available) = (Bytes(needed), Bytes(available));
+            let (needed, available) = (ByteSize(needed), ByteSize(available));
             let what = format!("{needed} are needed for all members, {available} are available: choose fewer or less");
             Err(Kind::Request.error(what))
         }
@@ -96,12 +97,12 @@ pub(crate) fn require_memory(needed: u64) -> anyhow::Result<()> {
     }
 }
 
-/// Returns the host's monotonic clock: the same for all its processes.
+/// Returns the host's monotonic clock, which is the same for all its processes.
 pub fn monotonic_ns() -> u64 {
     clock_ns(ClockId::Monotonic)
 }
 
-/// Returns the processor time, user and system, that this process has used.
+/// Returns the processor time of this process, user and system.
 pub fn cpu_ns() -> u64 {
     clock_ns(ClockId::ProcessCPUTime)
 }
@@ -123,10 +124,10 @@ fn clock_ns(clock: ClockId) -> u64 {
     part(now.tv_sec).saturating_mul(1_000_000_000).saturating_add(part(now.tv_nsec))
 }
 
-/// Prints a line of JSON to the standard output, for the process that has started this one.
+/// Prints a line of JSON to standard output, for the process that has started this one.
 pub(crate) fn tell(value: &impl serde::Serialize) {
     let line = serde_json::to_string(value).expect("what is told has string keys");
     let mut stdout = std::io::stdout().lock();
-    // Whoever does not read it has ended, which ends this process too.
+    // If nothing reads it, the starting process has ended, which ends this process too.
     let _ = writeln!(stdout, "{line}").and_then(|()| stdout.flush());
 }

@@ -1,4 +1,4 @@
-//! What was measured of one configuration, and what is told of it.
+//! The measurements of one configuration, and its result.
 
 use serde::Serialize;
 
@@ -8,33 +8,33 @@ use crate::options::Delivery;
 use crate::plan::Case;
 use crate::statistics::{Distribution, median};
 
-/// What one round took: a message of each group.
+/// The times of one round: a message of each group.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) struct Round {
     /// To the last receiver's last message.
     pub(crate) seconds: f64,
-    /// From the first receiver that had it to the last.
+    /// From the first receiver's last message to the last one's.
     pub(crate) skew_seconds: f64,
-    /// Of all members.
+    /// Processor time of all members.
     pub(crate) cpu_seconds: f64,
 }
 
-/// What many messages in flight took.
+/// The time of many messages in flight.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) struct Burst {
-    /// Of all groups.
+    /// Number of messages of all groups.
     pub(crate) messages: u64,
     pub(crate) seconds: f64,
 }
 
-/// Whose figures these are.
+/// The measured program, and its transport.
 #[derive(Clone, Debug, PartialEq)]
-pub(crate) struct By {
+pub(crate) struct Attribution {
     /// `rdmc`, `ompi` or `mpich`.
     pub(crate) name: String,
-    /// What moves the bytes.
+    /// Name of the fabric or transport.
     pub(crate) transport: String,
-    /// How an MPI was configured.
+    /// Configuration of an MPI.
     pub(crate) setup: Option<String>,
 }
 
@@ -46,14 +46,14 @@ pub(crate) struct Samples {
 }
 
 impl Samples {
-    /// Adds what was measured later.
+    /// Adds later measurements.
     pub(crate) fn extend(&mut self, later: Self) {
         self.rounds.extend(later.rounds);
         self.bursts.extend(later.bursts);
     }
 }
 
-/// A result, as it is printed.
+/// A result as it is printed.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 #[serde(tag = "event", rename = "result")]
 pub(crate) struct CaseResult {
@@ -71,20 +71,21 @@ pub(crate) struct CaseResult {
     pub(crate) rounds: usize,
     pub(crate) seconds: Distribution,
     pub(crate) skew_seconds: f64,
-    /// Bytes per second, where they are copied.
+    /// Bytes per second; `None` if nothing is copied.
     pub(crate) receiver_rate: Option<f64>,
-    /// Of all receivers of all groups together.
+    /// Bytes per second of all receivers of all groups together.
     pub(crate) aggregate_rate: Option<f64>,
     pub(crate) cpu_seconds_per_gib: f64,
-    /// Messages per second, of short ones.
+    /// Messages per second; `None` for long messages.
     pub(crate) message_rate: Option<f64>,
-    /// Bytes per second of copies in memory: in turn with the rounds if they are long, before them if not.
+    /// Bytes per second of copies in memory. They are measured in turn with the rounds of long messages, and before the
+    /// rounds of short ones.
     pub(crate) copy_floor_rate: f64,
-    /// The aggregate rate over that.
+    /// The aggregate rate over the copy floor.
     pub(crate) to_copy_floor: Option<f64>,
     /// The aggregate rate over that of plain TCP streams.
     pub(crate) to_streams: Option<f64>,
-    /// The rate of a receiver over that of one thread that copies.
+    /// The rate of a receiver over that of one copying thread.
     pub(crate) to_memcpy: Option<f64>,
     /// An MPI's time over that of rdmc.
     pub(crate) seconds_to_rdmc: Option<f64>,
@@ -93,13 +94,19 @@ pub(crate) struct CaseResult {
 }
 
 impl CaseResult {
-    /// Makes a result of samples; none if there are none.
+    /// Makes a result of samples; `None` if there are none.
     #[expect(clippy::cast_precision_loss, reason = "rates to be displayed")]
-    pub(crate) fn of(case: &Case, by: By, samples: &Samples, limits: &Limits, rdmc: Option<&Self>) -> Option<Self> {
+    pub(crate) fn of(
+        case: &Case,
+        by: Attribution,
+        samples: &Samples,
+        limits: &Limits,
+        rdmc: Option<&Self>,
+    ) -> Option<Self> {
         let seconds = Distribution::of(samples.rounds.iter().map(|round| round.seconds))?;
         let cpu_seconds: f64 = samples.rounds.iter().map(|round| round.cpu_seconds).sum();
         let delivered = case.delivered() as f64;
-        // Of what all have in common nothing moves.
+        // A shared object does not move.
         let copied = case.delivery == Delivery::Private;
         let aggregate_rate = copied.then(|| rate(delivered, seconds.median));
         let receiver_rate = copied.then(|| rate(case.bytes as f64, seconds.median));
@@ -135,12 +142,12 @@ impl CaseResult {
     }
 }
 
-/// Returns a quotient, 0 where there is none.
+/// Returns a quotient; 0 if the divisor is 0.
 fn rate(amount: f64, per: f64) -> f64 {
     if per > 0.0 { amount / per } else { 0.0 }
 }
 
-impl By {
+impl Attribution {
     /// The program itself.
     pub(crate) fn rdmc(fabric: &str) -> Self {
         Self { name: "rdmc".to_owned(), transport: fabric.to_owned(), setup: None }
@@ -201,7 +208,7 @@ pub(crate) mod tests {
             rounds: vec![round(0.5), round(1.0), round(1.5)],
             bursts: vec![Burst { messages: 1000, seconds: 0.5 }],
         };
-        CaseResult::of(&case(3, 1 << 30), By::rdmc("tcp"), &samples, &limits(), None).unwrap()
+        CaseResult::of(&case(3, 1 << 30), Attribution::rdmc("tcp"), &samples, &limits(), None).unwrap()
     }
 
     #[test]
@@ -223,7 +230,7 @@ pub(crate) mod tests {
     fn another_program_is_compared_with_rdmc() {
         let samples =
             Samples { rounds: vec![Round { seconds: 2.0, skew_seconds: 0.0, cpu_seconds: 0.0 }], bursts: Vec::new() };
-        let by = By::mpi("ompi", Transport::Tcp, "as it comes".to_owned());
+        let by = Attribution::mpi("ompi", Transport::Tcp, "as it comes".to_owned());
         let theirs = CaseResult::of(&case(3, 1 << 30), by, &samples, &limits(), Some(&measured())).unwrap();
         assert_eq!((theirs.seconds_to_rdmc, theirs.message_rate), (Some(2.0), None));
     }
@@ -233,13 +240,13 @@ pub(crate) mod tests {
         let samples =
             Samples { rounds: vec![Round { seconds: 2.0, skew_seconds: 0.0, cpu_seconds: 0.0 }], bursts: Vec::new() };
         let case = Case { delivery: Delivery::Shared, ..case(3, 1 << 30) };
-        let measured = CaseResult::of(&case, By::rdmc("shm"), &samples, &limits(), None).unwrap();
+        let measured = CaseResult::of(&case, Attribution::rdmc("shm"), &samples, &limits(), None).unwrap();
         assert_eq!((measured.delivery, measured.aggregate_rate, measured.to_copy_floor), ("shared", None, None));
         assert!((measured.seconds.median - 2.0).abs() < 1e-9);
     }
 
     #[test]
     fn nothing_measured_is_no_result() {
-        assert!(CaseResult::of(&case(2, 1), By::rdmc("tcp"), &Samples::default(), &limits(), None).is_none());
+        assert!(CaseResult::of(&case(2, 1), Attribution::rdmc("tcp"), &Samples::default(), &limits(), None).is_none());
     }
 }

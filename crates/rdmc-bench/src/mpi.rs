@@ -11,12 +11,12 @@ use tempfile::TempDir;
 use crate::contestant::{Contestant, Mpi, Transport};
 use crate::error::Kind;
 use crate::local::{Program, seconds};
-use crate::measured::{Burst, By, Round, Samples};
+use crate::measured::{Attribution, Burst, Round, Samples};
 use crate::options::Delivery;
 use crate::plan::Case;
 use crate::process::ProcessRole;
 
-/// Refuses what cannot be compared with an MPI.
+/// Refuses a configuration that cannot be compared with an MPI.
 pub(crate) fn check(contestant: Contestant, case: &Case) -> anyhow::Result<()> {
     if case.groups > 1 {
         return Err(Kind::Request.error("--vs compares one group at a time: leave --groups at 1"));
@@ -26,29 +26,29 @@ pub(crate) fn check(contestant: Contestant, case: &Case) -> anyhow::Result<()> {
     }
     if case.fabric == FabricSelection::Verbs && contestant.transport.is_none() {
         let name = contestant.mpi.name();
-        let what = format!("--vs {name} does not use RDMA devices: say {name}:shm or {name}:tcp to compare anyway");
+        let what = format!("--vs {name} does not use RDMA devices: give {name}:shm or {name}:tcp to compare anyway");
         return Err(Kind::Request.error(what));
     }
     Ok(())
 }
 
-/// An MPI for which the program is compiled.
+/// An MPI, with the program compiled for it.
 #[derive(Debug)]
 pub(crate) struct Compiled {
     contestant: Contestant,
-    /// This program, which guards it.
+    /// This program, which runs the guard of the MPI.
     program: Program,
     launcher: &'static str,
-    /// Where the program is, removed with this.
+    /// Directory of the compiled program. Dropping it removes the directory.
     dir: TempDir,
 }
 
-/// What an MPI is to do in one start.
+/// The work of one start of an MPI.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Block {
     pub(crate) warm_up: u32,
     pub(crate) rounds: usize,
-    /// Messages of a burst at least, how many of those, and how long each should take.
+    /// Least number of messages of a burst, number of bursts, and how long each should take.
     pub(crate) messages: u64,
     pub(crate) bursts: usize,
     pub(crate) burst_min: Duration,
@@ -71,14 +71,14 @@ impl Compiled {
         Ok(Self { contestant, program: program.clone(), launcher, dir })
     }
 
-    /// Says whose figures are measured where rdmc uses the named fabric.
-    pub(crate) fn by(&self, fabric: &str) -> By {
+    /// Describes the MPI if rdmc uses the named fabric.
+    pub(crate) fn by(&self, fabric: &str) -> Attribution {
         let transport = self.contestant.transport(fabric);
         let setup = format!("{} {}", self.launcher, self.options(transport).join(" "));
-        By::mpi(self.contestant.mpi.name(), transport, setup)
+        Attribution::mpi(self.contestant.mpi.name(), transport, setup)
     }
 
-    /// Measures rounds, and bursts if any are asked for.
+    /// Measures rounds and bursts.
     pub(crate) async fn run(&self, case: &Case, fabric: &str, block: Block) -> anyhow::Result<Samples> {
         let transport = self.contestant.transport(fabric);
         let Block { warm_up, rounds, messages, bursts, burst_min } = block;
@@ -91,7 +91,7 @@ impl Compiled {
         command.extend(["-n".to_owned(), case.nodes.to_string(), self.path("bcast")]);
         command.extend(work.map(|number| number.to_string()));
         let (mut child, mut lines) = self.program.start_guard(ProcessRole::Guard { command }.arguments())?;
-        // While it is open, the guard lets the MPI run.
+        // The guard ends the MPI when this is closed.
         let _open = child.stdin.take();
         let mut told = MpiOutput::default();
         let reading = async {
@@ -134,13 +134,13 @@ impl Compiled {
     }
 }
 
-/// What the program has said.
+/// The output of the program.
 #[derive(Debug, Default)]
 struct MpiOutput {
     samples: Samples,
-    /// Messages that were wrong, as soon as it is done.
+    /// Number of wrong messages; `None` until the program is done.
     wrong: Option<u64>,
-    /// Lines of others, the last ones.
+    /// The last lines of other output.
     others: Vec<String>,
 }
 
@@ -167,7 +167,7 @@ impl MpiOutput {
     }
 }
 
-/// Returns what a program says of its version, if there is one.
+/// Returns a program's version; `None` if there is no such program.
 fn says(program: &str) -> Option<String> {
     let output = Command::new(program).arg("--version").stdin(Stdio::null()).output().ok()?;
     Some(String::from_utf8_lossy(&output.stdout).into_owned())
@@ -183,11 +183,11 @@ fn compile(compiler: &str, dir: &Path, name: &str, source: &str, options: &[&str
     Ok(())
 }
 
-/// Options of Open MPI: more ranks than cores, none bound to one, and each gives way while it waits.
+/// Options of Open MPI: more ranks than cores, no rank bound to a core, and ranks that yield while they wait.
 const OPEN: &str = "--allow-run-as-root --oversubscribe --bind-to none --mca pml ob1 --mca mpi_yield_when_idle 1";
 /// How long one start of an MPI may take.
 const RUN_LIMIT: Duration = Duration::from_secs(300);
-/// Lines kept of what others said.
+/// Greatest number of lines of other output.
 const OTHERS_MAX: usize = 20;
 
 #[cfg(test)]

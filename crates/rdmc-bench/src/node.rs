@@ -1,4 +1,4 @@
-//! The processes that the benchmark starts: a member, which does what it is told.
+//! A member's process, which follows the orders of the benchmark.
 
 use std::io::BufRead;
 use std::time::Duration;
@@ -21,13 +21,14 @@ use crate::options::Delivery;
 use crate::orders::{Acknowledgement, Order, Setup, Work};
 use crate::process::MemberRole;
 
-/// Takes part as a member, with orders on the standard input and answers on the standard output, until that input ends.
+/// Takes part as a member until standard input ends. Orders come from standard input, and acknowledgements go to
+/// standard output.
 ///
 /// # Cancel safety
-/// The member leaves its groups without a word.
+/// The member leaves its groups.
 ///
 /// # Errors
-/// What went wrong; the other members then fail too.
+/// What went wrong. The other members then fail too.
 pub async fn run_member(role: MemberRole) -> Result<(), BenchError> {
     Ok(take_part(role).await?)
 }
@@ -37,7 +38,7 @@ async fn take_part(MemberRole { fabric, device, invites }: MemberRole) -> anyhow
     let fabric = FabricSettings::new(fabric).device(device);
     let mut member = if invites {
         let (setup, addresses) = orders.begin().await?;
-        let towards = addresses.first().context("a group of one has nobody to invite")?;
+        let towards = addresses.first().context("a group of one has no member to invite")?;
         let offered = fabric.open_towards(towards, setup.pool_bytes()).await.map_err(taken_over)?;
         Member::invite(offered, setup, &addresses).await?
     } else {
@@ -52,7 +53,7 @@ async fn take_part(MemberRole { fabric, device, invites }: MemberRole) -> anyhow
         match orders.next().await? {
             Order::Prepare(work) => member.work(work, &mut orders).await?,
             Order::Close => break,
-            other => bail!("it is no time for {other:?}"),
+            other => bail!("{other:?} is out of order"),
         }
     }
     let Member { node, groups, .. } = member;
@@ -63,20 +64,20 @@ async fn take_part(MemberRole { fabric, device, invites }: MemberRole) -> anyhow
     .await?;
     tell(&Acknowledgement::Closed);
     node.shutdown(Shutdown::Abort).await;
-    // Ends with its standard input.
+    // The process ends when its standard input ends.
     std::future::pending().await
 }
 
-/// What the benchmark tells this member.
+/// The orders of the benchmark.
 struct Orders(mpsc::UnboundedReceiver<String>);
 
 impl Orders {
-    /// Reads them in a thread; the process ends when nobody can give any more of them.
+    /// Reads orders in a thread. The process ends when no order can come any more.
     fn read() -> Self {
         let (tell, told) = mpsc::unbounded_channel();
         std::thread::spawn(move || {
             let lines = std::io::stdin().lock().lines().map_while(Result::ok);
-            // Fails only when the member has failed, which ends the process.
+            // Fails only if the member has failed, which ends the process.
             lines.into_iter().for_each(|line| drop(tell.send(line)));
             std::process::exit(0);
         });
@@ -84,20 +85,20 @@ impl Orders {
     }
 
     async fn next(&mut self) -> anyhow::Result<Order> {
-        let line = self.0.recv().await.context("nobody gives orders any more")?;
-        serde_json::from_str(&line).with_context(|| format!("{line:?} is no order"))
+        let line = self.0.recv().await.context("no order can come any more")?;
+        serde_json::from_str(&line).with_context(|| format!("{line:?} is not an order"))
     }
 
     async fn begin(&mut self) -> anyhow::Result<(Setup, Vec<String>)> {
         match self.next().await? {
             Order::Begin { setup, addresses } => Ok((setup, addresses)),
-            other => bail!("it is no time for {other:?}"),
+            other => bail!("{other:?} is out of order"),
         }
     }
 
     async fn expect(&mut self, expected: Order) -> anyhow::Result<()> {
         let order = self.next().await?;
-        ensure!(order == expected, "{order:?} was told in place of {expected:?}");
+        ensure!(order == expected, "the order is {order:?} instead of {expected:?}");
         Ok(())
     }
 }
@@ -110,7 +111,7 @@ struct Member {
     delivery: Delivery,
 }
 
-/// What is sent.
+/// The content of a message.
 #[derive(Clone)]
 enum Content {
     Private(Buffer),
@@ -159,7 +160,7 @@ impl Member {
         Ok(Self { node, groups, bytes: usize::try_from(setup.bytes)?, delivery: setup.delivery })
     }
 
-    /// Sends and receives one piece of work, and checks what came when nobody's time is taken any more.
+    /// Sends and receives one piece of work. Verifies the content outside of the measured time.
     async fn work(&mut self, work: Work, orders: &mut Orders) -> anyhow::Result<()> {
         let prepared = self.prepare(work).await?;
         tell(&Acknowledgement::Ready);
@@ -198,7 +199,7 @@ impl Member {
         Ok(())
     }
 
-    /// Fills memory of the pool, which has been used before, or new objects, with what each root is to send.
+    /// Fills memory of the pool, which is warm, or new objects with the messages of each root.
     async fn prepare(&self, work: Work) -> anyhow::Result<Vec<Vec<Content>>> {
         let mut prepared = Vec::new();
         for (group, role) in (0..).zip(&self.groups) {
@@ -236,12 +237,12 @@ impl Member {
     }
 }
 
-/// Does what takes long in another thread: a member that is not heard of for long is given up by the others.
+/// Runs long work in another thread. The others would give up a member that is silent for long.
 async fn aside<T: Send + 'static>(work: impl FnOnce() -> T + Send + 'static) -> anyhow::Result<T> {
     Ok(tokio::task::spawn_blocking(work).await?)
 }
 
-/// Sends the messages of a group, packed or so many of them at once.
+/// Sends the messages of a group: packed, or single messages with several in flight.
 async fn send(root: &Sender, distinct: &[Content], work: Work) -> anyhow::Result<()> {
     if work.is_packed() {
         return send_packed(root, distinct, work).await;
@@ -268,26 +269,26 @@ async fn send_packed(root: &Sender, distinct: &[Content], work: Work) -> anyhow:
     Ok(root.flush().await?)
 }
 
-/// What a receiver has of one piece of work.
+/// The state of a receiver after one piece of work.
 struct Received {
     group: u32,
-    /// When it had the last message.
+    /// Time of the last message.
     ended_ns: u64,
-    /// The first message, if it is the only one: it is checked later.
+    /// A single message, which is verified later.
     only: Option<Message>,
-    /// Messages that were found wrong.
+    /// Number of wrong messages.
     wrong: u64,
 }
 
 impl Received {
-    /// Returns how many messages were wrong.
+    /// Returns the number of wrong messages.
     fn wrong(self, work: Work, bytes: usize) -> u64 {
         let only = self.only.map_or(0, |message| wrong(&message, bytes, work.seed_of(self.group, 0)));
         self.wrong + only
     }
 }
 
-/// Receives the messages of a group. A single one is kept, and checked later; many are checked as they come.
+/// Receives the messages of a group. A single message is verified later; several are verified as they come.
 async fn receive(receiver: &mut Receiver, group: u32, bytes: usize, work: Work) -> anyhow::Result<Received> {
     let mut received = Received { group, ended_ns: 0, only: None, wrong: 0 };
     let too_early = "the group was closed too early";
@@ -309,14 +310,14 @@ async fn receive(receiver: &mut Receiver, group: u32, bytes: usize, work: Work) 
     Ok(received)
 }
 
-/// Returns 1 if a message is not what it should be.
+/// Returns 1 for a wrong message.
 fn wrong(message: &[u8], bytes: usize, seed: u64) -> u64 {
     u64::from(message.len() != bytes || !pattern::is_right(message, seed))
 }
 
-/// Where members listen.
+/// Address where members listen.
 const LOOPBACK: &str = "127.0.0.1:0";
-/// How long members have to answer an invitation.
+/// How long members may take to answer an invitation.
 const START_LIMIT: Duration = Duration::from_secs(60);
 
 #[cfg(test)]

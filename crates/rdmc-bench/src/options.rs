@@ -1,4 +1,4 @@
-//! What the benchmark is asked for.
+//! The options of the benchmark.
 
 use rdmc::{Algorithm, CompletionMode, DeliveryMode};
 use rdmc_files::FabricSelection;
@@ -6,44 +6,45 @@ use serde::{Deserialize, Serialize};
 
 use crate::contestant::Contestant;
 
-/// What to measure. Every combination of what the lists name is a configuration.
+/// Options of the benchmark. Every combination of the lists is a configuration.
 ///
-/// The program `rdmc bench` has an option for each field; messages call the fields by the names of these options.
+/// `rdmc bench` has an option for each field, and messages name these options.
 #[derive(Clone, Debug, PartialEq)]
 #[non_exhaustive]
 pub struct BenchOptions {
-    /// Members of a group, the sender included: 2 or more.
+    /// Numbers of members, the sender included: 2 or more each.
     pub nodes: Vec<u32>,
-    /// Bytes of a message: 1 or more.
+    /// Sizes of messages in bytes: 1 or more each.
     pub sizes: Vec<u64>,
-    /// How blocks travel; `None` is what the cost model chooses.
+    /// Algorithms; `None` leaves the choice to the cost model.
     pub algorithms: Vec<Option<Algorithm>>,
-    /// Bytes of a block; `None` is what the cost model chooses.
+    /// Block sizes in bytes; `None` leaves the choice to the cost model.
     pub block_sizes: Vec<Option<u32>>,
-    /// What moves the bytes.
+    /// Fabrics.
     pub fabrics: Vec<FabricSelection>,
     /// How receivers get messages.
     pub deliveries: Vec<Delivery>,
-    /// Whether blocks are summed by the members.
+    /// Whether members check sums of blocks.
     pub checks: Vec<Checks>,
-    /// For [`FabricSelection::Verbs`], the RDMA device.
+    /// The RDMA device for [`FabricSelection::Verbs`].
     pub device: Option<String>,
     /// How members wait for completions.
     pub completions: Vec<Completion>,
-    /// Groups that send at once, each over all members.
+    /// Numbers of groups that send at the same time, each over all members.
     pub groups: Vec<u32>,
-    /// Members among which the groups' roots are shared out. If it is empty, each group has another root, as far as there are
+    /// Numbers of members that are roots. If the list is empty, each group has another root, as far as there are
     /// members.
     pub senders: Vec<u32>,
-    /// Rounds that are measured; `None` is as many as take about a second and a half, 5 to 1000.
+    /// Number of measured rounds; `None` measures for about a second and a half, 5 to 1000 rounds.
     pub rounds: Option<u32>,
-    /// Rounds before those, which are not counted.
+    /// Number of rounds before those, which are not counted.
     pub warm_up: u32,
-    /// How many messages are in flight when messages per second are counted; `None` packs those of up to 4 KiB into batches.
+    /// Number of messages in flight while messages per second are counted. `None` packs messages of up to 4 KiB into
+    /// batches.
     pub window: Option<u32>,
-    /// The MPIs to measure in turn with rdmc.
+    /// MPIs to measure in turn with rdmc.
     pub vs: Vec<Contestant>,
-    /// Whether what the cost model chooses is compared with other ways, up to nine of them if the lists name none.
+    /// Whether the cost model's choice is compared with other ways, up to nine if the lists name none.
     pub explain: bool,
 }
 
@@ -70,15 +71,15 @@ impl Default for BenchOptions {
     }
 }
 
-/// How a node waits for completions.
+/// How a member waits for completions.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Completion {
-    /// Sleeps until there is one.
+    /// Sleeps until there is a completion.
     Event,
-    /// Polls for 50 ms after the last one, then sleeps.
+    /// Polls for 50 ms after the last completion, then sleeps.
     Hybrid,
-    /// Never sleeps: keeps a core busy for each member.
+    /// Never sleeps, so that each member keeps a core busy.
     Poll,
 }
 
@@ -110,9 +111,9 @@ impl From<Completion> for CompletionMode {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Delivery {
-    /// Each has a copy in its own memory.
+    /// Each receiver has a copy in its own memory.
     Private,
-    /// All map one object, which nobody can change, and nothing is copied.
+    /// All map one object that cannot be changed, and nothing is copied.
     Shared,
 }
 
@@ -138,13 +139,13 @@ impl From<Delivery> for DeliveryMode {
     }
 }
 
-/// Whether blocks are summed by the members.
+/// Whether members check sums of blocks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Checks {
-    /// Where the fabric does not protect what it carries, as groups do by default: with TCP.
+    /// They check if the fabric does not protect the data, as with TCP. This is the default of groups.
     Auto,
-    /// Nowhere.
+    /// They do not check.
     Off,
 }
 
@@ -161,14 +162,14 @@ impl Checks {
     }
 }
 
-/// Tells whether messages of so many bytes are also counted per second.
+/// Tells whether messages of this size are also counted per second.
 pub(crate) fn is_short(bytes: u64) -> bool {
     bytes <= SHORT_MAX
 }
 
-/// Longest message of which messages per second are counted, in bytes.
+/// Greatest size of messages that are counted per second, in bytes.
 const SHORT_MAX: u64 = 64 << 10;
-/// Longest message that is packed when messages per second are counted, in bytes.
+/// Greatest size of messages that are packed when they are counted per second, in bytes.
 pub(crate) const PACKED_MAX: u64 = 4 << 10;
-/// Multicasts in flight where messages are not packed, unless it is said how many.
+/// Default number of multicasts in flight if messages are not packed.
 pub(crate) const WINDOW: u32 = 64;

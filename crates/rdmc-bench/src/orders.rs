@@ -1,4 +1,4 @@
-//! What the benchmark and its members tell each other, as lines of JSON on standard input and output.
+//! Orders to members and their acknowledgements, as lines of JSON on standard input and output.
 
 use rdmc::{GroupSpec, NodeId};
 use serde::{Deserialize, Serialize};
@@ -7,7 +7,7 @@ use crate::options::{Checks, Completion, Delivery};
 use crate::plan::Case;
 use rdmc_files::WireAlgorithm;
 
-/// What all members have to know before they form their groups.
+/// What all members must know before they form their groups.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub(crate) struct Setup {
     pub(crate) nodes: u32,
@@ -38,7 +38,7 @@ impl From<&Case> for Setup {
 }
 
 impl Setup {
-    /// Makes the specification of a group: all members, from its root on.
+    /// Makes the specification of a group. Its members follow each other from the root on.
     pub(crate) fn spec(&self, group: u32) -> anyhow::Result<GroupSpec> {
         let root = group % self.senders;
         let members = (0..self.nodes).map(|place| NodeId((root + place) % self.nodes));
@@ -51,25 +51,25 @@ impl Setup {
         })
     }
 
-    /// Returns the memory that a pool may have: messages of all groups, those before that are not yet let go, and blocks.
+    /// Returns the bound of a pool: messages of all groups, earlier ones that are not released yet, and blocks.
     pub(crate) fn pool_bytes(&self) -> u64 {
         self.bytes.saturating_mul(4 * u64::from(self.groups)).saturating_add(4 << 30)
     }
 }
 
-/// What the groups send between two verifications.
+/// The messages between two verifications.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Work {
-    /// The content of the first message; the messages after it count up.
+    /// Seed of the first message's content. Later messages count up.
     pub(crate) seed: u64,
-    /// Messages of each group.
+    /// Number of messages of each group.
     pub(crate) messages: u64,
-    /// Of them in flight; if they are many and this is not said, they are packed.
+    /// Number of messages in flight. If it is `None`, several messages are packed.
     pub(crate) window: Option<u32>,
 }
 
 impl Work {
-    /// Returns the seed of a message. Only so many differ as are in memory at once.
+    /// Returns the seed of a message. Only as many messages differ as are in memory at the same time.
     pub(crate) fn seed_of(&self, group: u32, message: u64) -> u64 {
         (self.seed + message % DISTINCT).wrapping_add(u64::from(group) << 48)
     }
@@ -79,52 +79,52 @@ impl Work {
         self.messages > 1 && self.window.is_none()
     }
 
-    /// Returns how many messages differ.
+    /// Returns the number of different messages.
     pub(crate) fn distinct(&self) -> u64 {
         self.messages.min(DISTINCT)
     }
 }
 
-/// What a member is told.
+/// An order of the benchmark to a member.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(tag = "order", rename_all = "kebab-case")]
 pub(crate) enum Order {
-    /// Invite those at the addresses, or wait to be invited, and form the groups.
+    /// Invite the addresses, or wait for an invitation; then form the groups.
     Begin { setup: Setup, addresses: Vec<String> },
-    /// Make ready what is to be sent.
+    /// Prepare the messages.
     Prepare(Work),
-    /// Receive; and send, as soon as it is said.
+    /// Receive, and be ready to send.
     Arm,
     /// Send.
     Go,
-    /// Everybody has everything: check it.
+    /// Verify the content, since all members have everything.
     Verify,
     /// Close the groups.
     Close,
 }
 
-/// What a member answers.
+/// The acknowledgement of an order by a member.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(tag = "answer", rename_all = "kebab-case")]
 pub(crate) enum Acknowledgement {
     Listening {
         address: String,
     },
-    /// The groups exist.
+    /// The groups are formed.
     Formed {
-        /// What moves the bytes.
+        /// Name of the fabric.
         fabric: String,
     },
     Ready,
     Armed,
-    /// All messages of the member's own groups are sent, and all others received.
+    /// The member has sent all messages of its own groups, and received all others.
     Done {
-        /// When the member began to send, if it is a root.
+        /// When the member began to send; `None` if it is no root.
         started_ns: Option<u64>,
-        /// When it had the last message of each group in which it receives.
+        /// When it had the last message of each group that it receives from.
         ended_ns: Vec<u64>,
     },
-    /// The processor time from the arming to the order to verify, and how many messages were wrong.
+    /// Processor time from arming to this verification, and the number of wrong messages.
     Verified {
         cpu_ns: u64,
         wrong: u64,
@@ -132,7 +132,7 @@ pub(crate) enum Acknowledgement {
     Closed,
 }
 
-/// Messages of which all differ: those after them repeat them.
+/// Number of different messages, which are repeated afterwards.
 const DISTINCT: u64 = 256;
 
 #[cfg(test)]

@@ -1,6 +1,6 @@
-//! The content of messages: another one for each message, and checked to the last byte.
+//! The content of messages. It differs between messages, and every byte is verified.
 
-/// Writes the content that `seed` stands for.
+/// Writes the content of a seed.
 pub(crate) fn fill(bytes: &mut [u8], seed: u64) {
     let start = start(seed);
     let mut words = bytes.chunks_exact_mut(8);
@@ -13,7 +13,7 @@ pub(crate) fn fill(bytes: &mut [u8], seed: u64) {
     rest.copy_from_slice(&value.to_le_bytes()[..rest.len()]);
 }
 
-/// Tells whether `bytes` are the content that `seed` stands for.
+/// Tells whether `bytes` are the content of a seed.
 pub(crate) fn is_right(bytes: &[u8], seed: u64) -> bool {
     let mut value = start(seed);
     let mut words = bytes.chunks_exact(8);
@@ -26,7 +26,7 @@ pub(crate) fn is_right(bytes: &[u8], seed: u64) -> bool {
     difference == 0 && *rest == value.to_le_bytes()[..rest.len()]
 }
 
-/// Returns the first word; its low byte differs between seeds that follow each other, for messages of one byte.
+/// Returns the first word. Its low byte differs between consecutive seeds, for messages of one byte.
 fn start(seed: u64) -> u64 {
     seed.wrapping_mul(START)
 }

@@ -1,4 +1,4 @@
-//! The picture: time and rate over the size, a line for each configuration.
+//! The picture of the results: time and rate over the size, with a line for each configuration.
 
 use rdmc_sim::plot::{Axis, Content, Figure, Line, LineStyle, Panel};
 
@@ -6,7 +6,7 @@ use crate::measured::CaseResult;
 use crate::plan::{Case, NAMES};
 use crate::report::time;
 
-/// Draws what was measured.
+/// Draws the results.
 pub(crate) fn draw(results: &[(Case, CaseResult)]) -> Figure {
     let varying: Vec<usize> = (0..NAMES.len())
         .filter(|place| results.iter().any(|(case, _)| case.names()[*place] != results[0].0.names()[*place]))

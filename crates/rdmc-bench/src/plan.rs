@@ -1,17 +1,17 @@
-//! What is measured: every combination of what the lists name.
+//! The configurations: every combination of the lists.
 
 use anyhow::Context;
 use rdmc::Algorithm;
 use rdmc_files::FabricSelection;
 use rdmc_files::costs::{self, Assumed};
-use rdmc_files::size::Bytes;
+use rdmc_files::size::ByteSize;
 use rdmc_files::words::count;
 
 use crate::error::Kind;
 use crate::limits::{Floor, Limits};
 use crate::options::{BenchOptions, Checks, Completion, Delivery};
 
-/// What stands for something that the cost model chooses.
+/// Name of a value that the cost model chooses.
 const AUTO: &str = "auto";
 
 /// One configuration.
@@ -21,20 +21,20 @@ pub(crate) struct Case {
     pub(crate) completion: Completion,
     pub(crate) delivery: Delivery,
     pub(crate) checks: Checks,
-    /// Members of each group.
+    /// Number of members of each group.
     pub(crate) nodes: u32,
     pub(crate) groups: u32,
-    /// Members that are roots.
+    /// Number of members that are roots.
     pub(crate) senders: u32,
     pub(crate) algorithm: Algorithm,
     pub(crate) block_size: u32,
-    /// Length of a message.
+    /// Size of a message in bytes.
     pub(crate) bytes: u64,
-    /// What of it the cost model has chosen.
+    /// The values that the cost model has chosen.
     pub(crate) left_to_model: LeftToModel,
 }
 
-/// Which parts of a configuration the cost model has chosen; the others were given.
+/// Which values of a configuration the cost model has chosen. The others were given.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub(crate) struct LeftToModel {
     pub(crate) algorithm: bool,
@@ -42,11 +42,11 @@ pub(crate) struct LeftToModel {
 }
 
 impl Case {
-    /// Lists all configurations: those of one number of members together, the sizes of each one after the other.
+    /// Lists all configurations. Those with the same number of members are together, ordered by size.
     pub(crate) fn all(options: &BenchOptions) -> anyhow::Result<Vec<Self>> {
         let mut cases = Vec::new();
         if options.nodes.iter().any(|&nodes| nodes < 2) || options.sizes.contains(&0) {
-            return Err(Kind::Request.error("a group needs 2 members, and a message 1 byte, to be measured"));
+            return Err(Kind::Request.error("a measured group needs 2 members, and a message 1 byte"));
         }
         if options.explain && options.groups.iter().any(|&groups| groups > 1) {
             return Err(Kind::Request.error("--explain predicts one group at a time: leave --groups at 1"));
@@ -55,7 +55,7 @@ impl Case {
             return Err(Kind::Request.error("--explain predicts private copies: leave --delivery at private"));
         }
         if options.device.is_some() && !options.fabrics.contains(&FabricSelection::Verbs) {
-            return Err(Kind::Request.error("--device goes with --fabric verbs only"));
+            return Err(Kind::Request.error("--device needs --fabric verbs"));
         }
         for &fabric in &distinct(&options.fabrics) {
             let assumed = fabric.assumed_here();
@@ -72,7 +72,7 @@ impl Case {
         Ok(cases)
     }
 
-    /// Makes one of which everything else is still to be said.
+    /// Makes a configuration whose other values are set later.
     fn blank(fabric: FabricSelection, completion: Completion) -> Self {
         let (delivery, checks) = (Delivery::Private, Checks::Auto);
         let (nodes, groups, senders, algorithm) = (0, 0, 0, Algorithm::Sequential);
@@ -92,7 +92,7 @@ impl Case {
         }
     }
 
-    /// Lists the groups.
+    /// Lists the configurations with their groups.
     fn with_members(&self, options: &BenchOptions, assumed: Assumed) -> anyhow::Result<Vec<Self>> {
         let mut cases = Vec::new();
         for &groups in &distinct(&options.groups) {
@@ -106,7 +106,7 @@ impl Case {
         Ok(cases)
     }
 
-    /// Lists what is sent, and how, among so many members.
+    /// Lists the configurations with their messages, algorithms and block sizes.
     fn with_content(&self, options: &BenchOptions, assumed: Assumed) -> anyhow::Result<Vec<Self>> {
         let mut cases: Vec<Self> = Vec::new();
         for (algorithm, block_size) in ways(options) {
@@ -116,7 +116,7 @@ impl Case {
                 let plan = plan.context(Kind::Request)?;
                 let (algorithm, block_size) = (plan.algorithm, plan.block_size);
                 let case = Self { algorithm, block_size, bytes, left_to_model, ..self.clone() };
-                // What was chosen is beside what is listed for a comparison, and need not be measured twice for it.
+                // The choice of the cost model may be among the listed ways. It is measured once.
                 if !(options.explain && cases.iter().any(|other| other.is_same(&case))) {
                     cases.push(case);
                 }
@@ -125,24 +125,24 @@ impl Case {
         Ok(cases)
     }
 
-    /// Tells whether the cost model alone has chosen how blocks travel.
+    /// Tells whether the cost model has chosen both algorithm and block size.
     pub(crate) fn is_chosen(&self) -> bool {
         self.left_to_model == LeftToModel { algorithm: true, block_size: true }
     }
 
-    /// Tells whether another one does the same work, whichever way.
+    /// Tells whether another configuration does the same work in any way.
     pub(crate) fn is_same_work(&self, other: &Self) -> bool {
         let (algorithm, block_size, left_to_model) = (self.algorithm.clone(), self.block_size, self.left_to_model);
         *self == Self { algorithm, block_size, left_to_model, ..other.clone() }
     }
 
-    /// Tells whether another one does the same work in the same way: a block may be longer than the message.
+    /// Tells whether another configuration does the same work in the same way. A block may be longer than the message.
     fn is_same(&self, other: &Self) -> bool {
         let block = |case: &Self| u64::from(case.block_size).min(case.bytes);
         self.is_same_work(other) && self.algorithm == other.algorithm && block(self) == block(other)
     }
 
-    /// Returns the receivers of a group.
+    /// Returns the number of receivers of a group.
     pub(crate) fn receivers(&self) -> u32 {
         self.nodes - 1
     }
@@ -152,9 +152,10 @@ impl Case {
         self.bytes * u64::from(self.receivers()) * u64::from(self.groups)
     }
 
-    /// Returns the memory that its members take: each the messages of a round, and roots one more that is not yet let go.
+    /// Returns the memory of all members in bytes: the messages of a round at each, and one more at roots that is not
+    /// released yet.
     pub(crate) fn memory(&self) -> u64 {
-        // What is shared is there once.
+        // A shared object exists once.
         let nodes = if self.delivery == Delivery::Shared { 0 } else { self.nodes };
         let floor = if self.has_floor_in_turn() { Limits::length_for(self.bytes) * u64::from(self.nodes) } else { 0 };
         let members = self.bytes.saturating_mul(u64::from(self.groups)).saturating_mul(u64::from(nodes) + 2);
@@ -166,7 +167,7 @@ impl Case {
         self.delivery == Delivery::Private && Floor::is_for(self.bytes)
     }
 
-    /// Returns what it is called among those that are measured, without the size.
+    /// Returns the names of its values, without the size.
     pub(crate) fn names(&self) -> [String; 9] {
         [
             self.fabric.name().to_owned(),
@@ -177,21 +178,21 @@ impl Case {
             self.nodes.to_string(),
             self.senders.to_string(),
             if self.left_to_model.algorithm { AUTO.to_owned() } else { self.algorithm.to_string() },
-            if self.left_to_model.block_size { AUTO.to_owned() } else { Bytes(self.block_size.into()).to_string() },
+            if self.left_to_model.block_size { AUTO.to_owned() } else { ByteSize(self.block_size.into()).to_string() },
         ]
     }
 
-    /// Returns how its blocks travel, whether that was chosen or given.
+    /// Returns its algorithm and block size.
     pub(crate) fn way(&self) -> String {
         way(&self.algorithm.to_string(), self.block_size)
     }
 }
 
-/// What [`Case::names`] names.
+/// The values that [`Case::names`] names.
 pub(crate) const NAMES: [&str; 9] =
     ["fabric", "completion", "delivery", "checks", "groups", "n", "senders", "algorithm", "block"];
 
-/// Refuses to share objects by what shares no memory.
+/// Refuses shared objects on a fabric without shared memory.
 fn check_delivery(delivery: Delivery, fabric: FabricSelection) -> anyhow::Result<()> {
     match (delivery, fabric) {
         (Delivery::Shared, FabricSelection::Tcp | FabricSelection::Verbs) => {
@@ -205,13 +206,14 @@ fn check_delivery(delivery: Delivery, fabric: FabricSelection) -> anyhow::Result
 
 /// Names an algorithm and a block size together.
 pub(crate) fn way(algorithm: &str, block_size: u32) -> String {
-    format!("{algorithm}, {}", Bytes(block_size.into()))
+    format!("{algorithm}, {}", ByteSize(block_size.into()))
 }
 
 /// An algorithm and a block size; `None` is what the cost model chooses.
 type Way = (Option<Algorithm>, Option<u32>);
 
-/// Lists how blocks are to travel: with `--explain` first what is chosen, and if no others are listed some to compare it with.
+/// Lists the ways that blocks travel. With `--explain` the cost model's choice comes first, and other ways follow even
+/// if none are listed.
 fn ways(options: &BenchOptions) -> Vec<Way> {
     let (mut algorithms, mut block_sizes) = (distinct(&options.algorithms), distinct(&options.block_sizes));
     if options.explain && algorithms == [None] && block_sizes == [None] {
@@ -223,11 +225,11 @@ fn ways(options: &BenchOptions) -> Vec<Way> {
     distinct(&chosen.into_iter().chain(listed).collect::<Vec<_>>())
 }
 
-/// With what a choice is compared unless something is listed.
+/// The ways that a choice is compared with if none are listed.
 const EXPLAINED_ALGORITHMS: [Algorithm; 3] = [Algorithm::BinomialPipeline, Algorithm::Chain, Algorithm::Fanout];
 const EXPLAINED_BLOCK_SIZES: [u32; 3] = [256 << 10, 1 << 20, 4 << 20];
 
-/// Returns the numbers of roots to try with so many groups and members.
+/// Returns the numbers of roots for so many groups and members.
 fn senders(options: &BenchOptions, groups: u32, nodes: u32) -> anyhow::Result<Vec<u32>> {
     if options.senders.is_empty() {
         return Ok(vec![groups.min(nodes)]);
@@ -244,7 +246,7 @@ fn senders(options: &BenchOptions, groups: u32, nodes: u32) -> anyhow::Result<Ve
     Ok(distinct(&options.senders))
 }
 
-/// Returns what a list names, each once, in its order.
+/// Returns the distinct items of a list in their order.
 fn distinct<T: Clone + PartialEq>(list: &[T]) -> Vec<T> {
     let mut once = Vec::new();
     for item in list {

@@ -1,44 +1,43 @@
-//! The processes that the benchmark starts, and how their command lines tell what they are to be.
+//! The roles of the processes that the benchmark starts, and their command lines.
 
 use anyhow::{Context, bail};
 use rdmc_files::FabricSelection;
 
 use crate::error::BenchError;
 
-/// What a process that the benchmark has started is to be.
+/// Role of a process that the benchmark has started.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum ProcessRole {
-    /// A member of the groups: [`run_member`](crate::run_member).
+    /// A member of the groups, run by [`run_member`](crate::run_member).
     Member(MemberRole),
-    /// The receiver of a plain TCP stream: [`run_sink`](crate::run_sink).
+    /// A receiver of a plain TCP stream, run by [`run_sink`](crate::run_sink).
     Sink {
         /// Bytes of a message.
         bytes: usize,
     },
-    /// Runs a command, and ends it when its own standard input ends: [`run_guard`](crate::run_guard).
+    /// A process that runs a command and ends it with its own standard input, run by [`run_guard`](crate::run_guard).
     Guard {
-        /// The command, with its arguments.
+        /// The command and its arguments.
         command: Vec<String>,
     },
 }
 
-/// What a member has to know when it starts.
+/// What a member must know when it starts.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct MemberRole {
-    /// What moves the bytes.
+    /// The fabric.
     pub(crate) fabric: FabricSelection,
     /// The RDMA device.
     pub(crate) device: Option<String>,
-    /// Whether it invites the others, instead of being invited.
+    /// Whether it invites the others or is invited.
     pub(crate) invites: bool,
 }
 
 impl ProcessRole {
-    /// Reads what stands on the command line of a process that the benchmark has started, behind the arguments of its
-    /// [`Program`](crate::local::Program).
+    /// Reads the role from the command line, after the arguments of [`Program`](crate::local::Program).
     ///
     /// # Errors
-    /// The benchmark gives no such arguments.
+    /// The arguments are not those of a role.
     pub fn from_arguments(arguments: &[String]) -> Result<Self, BenchError> {
         let words: Vec<&str> = arguments.iter().map(String::as_str).collect();
         Ok(match words[..] {
@@ -48,7 +47,7 @@ impl ProcessRole {
             }
             [SINK, bytes] => Self::Sink { bytes: bytes.parse().context("the bytes of a message")? },
             [GUARD, ..] => Self::Guard { command: arguments[1..].to_vec() },
-            _ => return Err(anyhow::anyhow!("{arguments:?} is no process of the benchmark").into()),
+            _ => return Err(anyhow::anyhow!("{arguments:?} is not a role of the benchmark").into()),
         })
     }
 
@@ -70,15 +69,15 @@ impl ProcessRole {
 fn fabric_of(name: &str) -> anyhow::Result<FabricSelection> {
     match FabricSelection::ALL.into_iter().find(|fabric| fabric.name() == name) {
         Some(fabric) => Ok(fabric),
-        None => bail!("{name:?} is no fabric"),
+        None => bail!("{name:?} is not a fabric"),
     }
 }
 
-/// The words that begin the command lines.
+/// First arguments of the roles.
 const MEMBER: &str = "member";
 const SINK: &str = "sink";
 const GUARD: &str = "guard";
-/// What a member does at first.
+/// Third argument of a member.
 const INVITES: &str = "invites";
 const INVITED: &str = "invited";
 

@@ -1,13 +1,13 @@
-//! How results are printed: a table for people, values for spreadsheets.
+//! The printed results: a table for people, values for spreadsheets.
 
 use crate::limits::Limits;
 use crate::measured::CaseResult;
 use crate::options::{PACKED_MAX, WINDOW};
 use crate::plan::{Case, LeftToModel, NAMES};
-use rdmc_files::size::{Bytes, Rate};
+use rdmc_files::size::{ByteSize, Rate};
 use rdmc_files::words::count;
 
-/// The table, printed row by row as results come.
+/// The table, which is printed row by row.
 #[derive(Debug)]
 pub(crate) struct Table {
     columns: Vec<Column>,
@@ -18,12 +18,12 @@ pub(crate) struct Table {
 struct Column {
     name: &'static str,
     width: usize,
-    /// Of a name whose values differ: its place among [`NAMES`].
+    /// Index in [`NAMES`] of a value that differs between configurations.
     named: Option<usize>,
 }
 
 impl Table {
-    /// Lays the table out: what is the same everywhere stands above it.
+    /// Lays the table out. Values that all configurations share stand above it.
     pub(crate) fn new(cases: &[Case], compares: bool) -> Self {
         let mut columns = Vec::new();
         let mut same = Vec::new();
@@ -53,12 +53,12 @@ impl Table {
         Self { columns, heading: same.join(", ") }
     }
 
-    /// Returns what stands above the rows.
+    /// Returns the lines above the rows.
     pub(crate) fn head(&self, window: Option<u32>, cores: u64) -> String {
         let titles = self.line(|column| column.name.to_owned());
         let flight = match window {
             Some(window) => format!("with {window} in flight"),
-            None => format!("packed up to {}, with {WINDOW} in flight above", Bytes(PACKED_MAX)),
+            None => format!("packed up to {}, with {WINDOW} in flight above", ByteSize(PACKED_MAX)),
         };
         format!(
             "{}\n{}: processes on loopback, every byte of every round verified; msg/s {flight}\n{titles}",
@@ -108,7 +108,7 @@ fn cell(column: &str, measured: &CaseResult) -> String {
     let shown = |figure: Option<f64>, show: fn(f64) -> String| figure.map_or("-".to_owned(), show);
     let ratio = |ratio: f64| if ratio < 0.005 { "<0.01".to_owned() } else { format!("{ratio:.2}") };
     match column {
-        "size" => Bytes(measured.bytes).to_string(),
+        "size" => ByteSize(measured.bytes).to_string(),
         "by" => format!("{}:{}", measured.by, measured.transport),
         "rounds" => measured.rounds.to_string(),
         "time" => time(measured.seconds.median),
@@ -118,7 +118,7 @@ fn cell(column: &str, measured: &CaseResult) -> String {
         "skew" => time(measured.skew_seconds),
         "each" => shown(measured.receiver_rate, per_second),
         "aggregate" => shown(measured.aggregate_rate, per_second),
-        // Of a few bytes it would be a number of no meaning.
+        // For a few bytes it would mean nothing.
         "CPU s/GiB" if measured.bytes < CPU_SHOWN_MIN => "-".to_owned(),
         "CPU s/GiB" => format!("{:.2}", measured.cpu_seconds_per_gib),
         "/floor" => shown(measured.to_copy_floor, ratio),
@@ -129,24 +129,24 @@ fn cell(column: &str, measured: &CaseResult) -> String {
     }
 }
 
-/// Returns the table of what the machine can do.
+/// Returns the table of the machine's limits.
 pub(crate) fn limits_table(all: &[Limits]) -> String {
     let mut text =
-        "This machine, in the same run: one thread that copies, threads that copy to all receivers' places (the copy \
-         floor),\nand plain TCP streams on loopback, one and one for each receiver\n"
+        "The limits of this machine in the same run: one copying thread; threads that copy to a place for each \
+         receiver (the\ncopy floor); plain TCP streams on loopback, one stream and one for each receiver\n"
             .to_owned();
     let mut line = |cells: [&str; 9]| {
         let [nodes, size, memcpy, threads, plain, around, stream, streams, took] = cells;
         text += &format!(
-            "{nodes:>4}  {size:>8}  {memcpy:>11}  {threads:>7}  {plain:>11}  {around:>12}  {stream:>11}  {streams:>11}  \
-             {took:>12}\n"
+            "{nodes:>4}  {size:>8}  {memcpy:>11}  {threads:>7}  {plain:>11}  {around:>12}  {stream:>11}  \
+             {streams:>11}  {took:>12}\n"
         );
     };
     line(["n", "size", "memcpy", "threads", "floor", "non-temporal", "1 stream", "streams", "streams take"]);
     for limits in all {
         line([
             &limits.nodes.to_string(),
-            &Bytes(limits.bytes).to_string(),
+            &ByteSize(limits.bytes).to_string(),
             &per_second(limits.memcpy_rate),
             &limits.copy_threads.to_string(),
             &per_second(limits.copy_floor_plain_rate),
@@ -165,13 +165,13 @@ pub(crate) fn csv_head() -> String {
     names.join(",")
 }
 
-/// Returns the comma-separated values of a result.
+/// Returns a result as comma-separated values.
 pub(crate) fn csv_row(measured: &CaseResult) -> String {
     let values: Vec<String> = CSV.iter().map(|(_, value)| quoted(value(measured))).collect();
     values.join(",")
 }
 
-/// The value of a column.
+/// Makes the text of a column.
 type Value = fn(&CaseResult) -> String;
 
 /// Columns of comma-separated values, with the names and units of the JSON.
@@ -212,12 +212,12 @@ fn optional(value: Option<f64>) -> String {
     value.map_or(String::new(), |value| value.to_string())
 }
 
-/// Quotes what has a comma or a quotation mark in it.
+/// Quotes a value that has a comma or a quotation mark.
 fn quoted(value: String) -> String {
     if value.contains([',', '"']) { format!("\"{}\"", value.replace('"', "\"\"")) } else { value }
 }
 
-/// Seconds as people read them, with three digits or so.
+/// Formats seconds with about three digits.
 pub(crate) fn time(seconds: f64) -> String {
     match seconds {
         _ if seconds >= 0.9995 => format!("{seconds:.2} s"),
@@ -235,7 +235,7 @@ fn per_second(rate: f64) -> String {
     Rate { bytes, seconds: 1.0 }.to_string()
 }
 
-/// Shortest message for which processor time is shown per GiB, in bytes.
+/// Least size of messages whose processor time is shown per GiB, in bytes.
 const CPU_SHOWN_MIN: u64 = 4 << 10;
 
 #[cfg(test)]
@@ -250,7 +250,8 @@ mod tests {
         let expected = "\
 fabric tcp, completion event, delivery private, checks auto, groups 1, senders 1, algorithm chain, block 1 MiB
 2 cores: processes on loopback, every byte of every round verified; msg/s with 64 in flight
-n      size            by  rounds      time       p10       p90       p99      skew         each    aggregate  CPU s/GiB  /floor  /streams     msg/s";
+n      size            by  rounds      time       p10       p90       p99      skew         each    aggregate  \
+CPU s/GiB  /floor  /streams     msg/s";
         assert_eq!(table.head(Some(64), 2), expected);
         let row = "3     1 GiB   rdmc:tcp     3    1.00 s    600 ms    1.40 s    1.49 s    250 ms  1.0 GiB/s  \
                    2.0 GiB/s       0.50    0.25      0.50      2000";
@@ -276,7 +277,8 @@ n      size            by  rounds      time       p10       p90       p99      s
             |bytes| Case { left_to_model: LeftToModel { algorithm: true, block_size: true }, ..case(3, bytes) };
         let table = Table::new(&[chosen(1), chosen(2)], false);
         assert!(table.head(Some(64), 2).starts_with(
-            "fabric tcp, completion event, delivery private, checks auto, groups 1, n 3, senders 1, algorithm auto, block auto"
+            "fabric tcp, completion event, delivery private, checks auto, groups 1, n 3, senders 1, algorithm auto, \
+             block auto"
         ));
         let row = table.row(&chosen(1), &measured());
         assert!(row.contains("  chain, 1 MiB  "), "{row}");

@@ -2,7 +2,7 @@
 
 use serde::Serialize;
 
-/// How samples are distributed.
+/// Distribution of samples.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
 pub(crate) struct Distribution {
     pub(crate) median: f64,
@@ -14,7 +14,7 @@ pub(crate) struct Distribution {
 }
 
 impl Distribution {
-    /// Summarises samples; none if there are none.
+    /// Summarizes samples; `None` if there are none.
     pub(crate) fn of(samples: impl IntoIterator<Item = f64>) -> Option<Self> {
         let mut sorted: Vec<f64> = samples.into_iter().collect();
         sorted.sort_by(f64::total_cmp);
@@ -29,7 +29,7 @@ pub(crate) fn median(samples: impl IntoIterator<Item = f64>) -> f64 {
     Distribution::of(samples).map_or(0.0, |distribution| distribution.median)
 }
 
-/// Returns the value below which a share of the sorted samples lies, by linear interpolation between the nearest two.
+/// Returns the value below which a share of the sorted samples lies, interpolated linearly.
 #[expect(clippy::cast_precision_loss, clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "an index")]
 fn quantile(sorted: &[f64], share: f64) -> f64 {
     let last = sorted.len() - 1;

@@ -1,4 +1,4 @@
-//! `rdmc bench`: its options, and where its results go.
+//! `rdmc bench`: the options, and the output of the results.
 
 use std::cell::RefCell;
 use std::path::PathBuf;
@@ -9,7 +9,7 @@ use rdmc::Algorithm;
 use rdmc_bench::local::Program;
 use rdmc_bench::{Bench, Checks, Completion, Contestant, Delivery, Output, OutputFormat};
 use rdmc_files::FabricSelection;
-use rdmc_files::size::Bytes;
+use rdmc_files::size::ByteSize;
 
 use crate::choice::{AUTO, AlgorithmName, HybridOptions, OrAuto, RacksText, SpineName};
 use crate::exit::Exit;
@@ -23,67 +23,106 @@ use crate::size;
 #[command(after_help = HELP)]
 pub(crate) struct BenchOptions {
     /// Members of a group, the sender included
-    #[arg(long, short, default_value = "2,4,8", value_delimiter = ',', value_name = "COUNT,…", value_parser = parse_nodes)]
+    #[arg(
+        long,
+        short,
+        default_value = "2,4,8",
+        value_delimiter = ',',
+        value_name = "COUNT,…",
+        value_parser = parse_nodes
+    )]
     nodes: Vec<u32>,
     /// Bytes of a message, 1 byte to 1 GiB
-    #[arg(long, short, default_value = "1,64k,1M,16M,64M,256M", value_delimiter = ',', value_name = "SIZE,…", value_parser = parse_size)]
+    #[arg(
+        long,
+        short,
+        default_value = "1,64k,1M,16M,64M,256M",
+        value_delimiter = ',',
+        value_name = "SIZE,…",
+        value_parser = parse_size
+    )]
     size: Vec<u64>,
-    /// How blocks travel from the sender to all receivers
+    /// The algorithms by which blocks travel
     #[arg(long, short, default_value = AUTO, value_delimiter = ',', value_name = "NAME,…")]
     algorithm: Vec<OrAuto<AlgorithmName>>,
-    /// For hybrid, who shares a rack: sizes in order of rank (4,4), or the ranks of each rack (0,2/1,3)
+    /// For hybrid, the members that share a rack: sizes in order of rank (4,4), or the ranks of each rack (0,2/1,3)
     #[arg(long, value_name = "RACKS")]
     racks: Option<RacksText>,
-    /// For hybrid, the schedule among the racks: the cascade unless another one is given
+    /// For hybrid, the schedule among the racks; the default is the cascade
     #[arg(long, value_name = "NAME")]
     spine: Option<SpineName>,
-    /// Bytes of a block, the unit that is relayed, up to 1 GiB, or auto: what should take least, from 64 KiB to 2 MiB
-    #[arg(long, short, default_value = AUTO, value_delimiter = ',', value_name = "SIZE,…", value_parser = size::parse_block_or_auto)]
+    /// Bytes of a block, the unit of relaying, up to 1 GiB; auto takes the fastest by a cost model, from 64 KiB to 2
+    /// MiB
+    #[arg(
+        long,
+        short,
+        default_value = AUTO,
+        value_delimiter = ',',
+        value_name = "SIZE,…",
+        value_parser = size::parse_block_or_auto
+    )]
     block_size: Vec<OrAuto<u32>>,
-    /// What moves the bytes; the members are processes of this host, and listen on its loopback only
+    /// The fabrics, which move the bytes; the members are processes of this host and listen on its loopback only
     #[arg(long, default_value = "auto", value_delimiter = ',', value_name = "NAME,…", value_parser = one_of(&FABRICS))]
     fabric: Vec<FabricSelection>,
-    /// How receivers get messages: a copy each, or one sealed object that all of them map; the second on shared memory only
-    #[arg(long, default_value = "private", value_delimiter = ',', value_name = "NAME,…", value_parser = one_of(&DELIVERIES))]
+    /// How receivers get messages: a copy each, or one sealed object that all map, which needs shared memory
+    #[arg(
+        long,
+        default_value = "private",
+        value_delimiter = ',',
+        value_name = "NAME,…",
+        value_parser = one_of(&DELIVERIES)
+    )]
     delivery: Vec<Delivery>,
-    /// Whether receivers verify a sum of each block as it comes, which no MPI does
+    /// Whether receivers check a sum of each block on arrival, which no MPI does
     #[arg(long, default_value = "auto", value_delimiter = ',', value_name = "NAME,…", value_parser = one_of(&CHECKS))]
     checks: Vec<Checks>,
     /// For verbs, the RDMA device
     #[arg(long, value_name = "NAME")]
     device: Option<String>,
     /// How members wait for completions
-    #[arg(long, default_value = "event", value_delimiter = ',', value_name = "NAME,…", value_parser = one_of(&COMPLETIONS))]
+    #[arg(
+        long,
+        default_value = "event",
+        value_delimiter = ',',
+        value_name = "NAME,…",
+        value_parser = one_of(&COMPLETIONS)
+    )]
     completion: Vec<Completion>,
     /// Groups that send at once, each over all members
-    #[arg(long, default_value = "1", value_delimiter = ',', value_name = "COUNT,…", value_parser = clap::value_parser!(u32).range(1..=64))]
+    #[arg(
+        long,
+        default_value = "1",
+        value_delimiter = ',',
+        value_name = "COUNT,…",
+        value_parser = clap::value_parser!(u32).range(1..=64)
+    )]
     groups: Vec<u32>,
-    /// Members among which the groups' roots are shared out; by default each group has another root, as far as there are
-    /// members
+    /// Number of members that are roots; by default each group has another root, as far as there are members
     #[arg(long, value_delimiter = ',', value_name = "COUNT,…", value_parser = clap::value_parser!(u32).range(1..=64))]
     senders: Vec<u32>,
-    /// Rounds that are measured; by default as many as take about a second and a half, 5 to 1000
+    /// Number of measured rounds; by default as many as take about a second and a half, 5 to 1000
     #[arg(long, value_name = "COUNT", value_parser = clap::value_parser!(u32).range(1..=100_000))]
     rounds: Option<u32>,
-    /// Rounds before those, which are not counted
+    /// Number of rounds before those, which are not counted
     #[arg(long, default_value_t = 2, value_name = "COUNT", value_parser = clap::value_parser!(u32).range(0..=1000))]
     warm_up: u32,
-    /// Count messages per second of messages that are sent one by one, with so many of them in flight, instead of packing
-    /// those of up to 4 KiB into batches
+    /// Count messages per second of single messages with so many in flight, instead of packing messages of up to 4 KiB
+    /// into batches
     #[arg(long, value_name = "COUNT", value_parser = clap::value_parser!(u32).range(1..=1024))]
     window: Option<u32>,
-    /// Measure MPI_Bcast on the same work, in turn with rdmc: ompi (Open MPI) or mpich, which use shared memory or TCP
-    /// as the fabric does; ompi:tcp, ompi:shm, … insist
+    /// Measure MPI_Bcast on the same work in turn with rdmc: ompi (Open MPI) or mpich, on shared memory or TCP as the
+    /// fabric does; ompi:tcp, ompi:shm, … insist
     #[arg(long, value_delimiter = ',', value_name = "MPI,…")]
     vs: Vec<Contestant>,
-    /// Say for each combination what the cost model chooses, how long it predicts that to take, how long it took, and what of
-    /// all that was measured took least; without lists of algorithms and block sizes up to nine ways are measured beside
+    /// Compare the cost model's choice, its prediction and its time with the fastest way that was measured; without
+    /// lists of algorithms and block sizes, measure up to nine ways
     #[arg(long)]
     explain: bool,
-    /// Print lines of comma-separated values instead of the table
+    /// Print comma-separated values instead of the table
     #[arg(long, conflicts_with_all = ["json", "quiet", "explain"])]
     csv: bool,
-    /// Draw time and rate over the size, as SVG
+    /// Draw time and rate over the size as SVG
     #[arg(long, value_name = "FILE.svg")]
     plot: Option<PathBuf>,
     #[command(flatten)]
@@ -91,7 +130,7 @@ pub(crate) struct BenchOptions {
 }
 
 impl BenchOptions {
-    /// Returns what is to be measured.
+    /// Returns the options of the library.
     fn measured(&self) -> anyhow::Result<rdmc_bench::BenchOptions> {
         let mut options = rdmc_bench::BenchOptions::default();
         options.nodes.clone_from(&self.nodes);
@@ -113,11 +152,11 @@ impl BenchOptions {
         Ok(options)
     }
 
-    /// Makes the algorithm, if one is given, which must suit every number of members.
+    /// Makes the algorithm, if one is given. It must suit every number of members.
     fn resolve(&self, algorithm: OrAuto<AlgorithmName>) -> anyhow::Result<Option<Algorithm>> {
         let mut hybrid = HybridOptions { racks: self.racks.clone(), spine: self.spine };
         let named = OrAuto::Given(AlgorithmName::Hybrid);
-        // They are for the one in the list that needs them.
+        // The racks belong to the hybrid algorithm in the list.
         if self.algorithm.contains(&named) && algorithm != named {
             (hybrid.racks, hybrid.spine) = (None, None);
         }
@@ -132,7 +171,7 @@ impl BenchOptions {
 /// Runs the benchmark.
 pub(crate) async fn run(options: BenchOptions) -> anyhow::Result<()> {
     let bench = Bench::prepare(options.measured()?, Program::this([PROCESS])?)?;
-    // Before it takes long to find out that it cannot be written.
+    // Fails before the measurements if the file cannot be written.
     if let Some(path) = &options.plot {
         std::fs::write(path, "").with_context(|| path.display().to_string()).context(Exit::Usage)?;
     }
@@ -151,10 +190,10 @@ pub(crate) async fn run(options: BenchOptions) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Where results go.
+/// The output of the results.
 struct Printer {
     reporter: Reporter,
-    /// Until everything is measured.
+    /// `None` when everything is measured.
     bar: RefCell<Option<Bar>>,
     total: u64,
 }
@@ -171,7 +210,7 @@ impl Output for Printer {
     fn progress(&self, now: &str, done: u64) {
         if let Some(bar) = &*self.bar.borrow() {
             bar.label(now);
-            // Programs see the results.
+            // Programs see the results instead.
             if !self.reporter.is_json() {
                 bar.set(done);
             }
@@ -182,28 +221,29 @@ impl Output for Printer {
     }
 }
 
-/// The subcommand that is a process of the benchmark.
+/// Name of the subcommand that is a process of the benchmark.
 pub(crate) const PROCESS: &str = "internal-bench-node";
 
-/// How members can wait for completions.
+/// How members wait for completions.
 const COMPLETIONS: [Named<Completion>; 3] = [
-    (Completion::Event, "event", "Sleeps until there is one"),
+    (Completion::Event, "event", "Sleeps until there is a completion"),
     (Completion::Hybrid, "hybrid", "Polls for 50 ms after the last one, then sleeps"),
     (Completion::Poll, "poll", "Never sleeps: keeps a core busy for each member"),
 ];
-/// How receivers can get messages.
+/// How receivers get messages.
 const DELIVERIES: [Named<Delivery>; 2] = [
-    (Delivery::Private, "private", "Each has a copy in its own memory"),
-    (Delivery::Shared, "shared", "All map one object, which nobody can change, and nothing is copied"),
+    (Delivery::Private, "private", "Each receiver has a copy in its own memory"),
+    (Delivery::Shared, "shared", "All map one object that cannot be changed, and nothing is copied"),
 ];
-/// Whether blocks can be summed.
+/// Whether blocks are checked.
 const CHECKS: [Named<Checks>; 2] = [
-    (Checks::Auto, "auto", "Where the fabric does not protect what it carries, as groups do by default: with TCP"),
+    (Checks::Auto, "auto", "If the fabric does not protect the data, as with TCP; the default of groups"),
     (Checks::Off, "off", "Nowhere"),
 ];
 
 fn parse_nodes(text: &str) -> Result<u32, String> {
-    let nodes = text.parse::<u32>().map_err(|_| format!("{text:?} is no number of members: give 2 to {NODES_MAX}"))?;
+    let nodes =
+        text.parse::<u32>().map_err(|_| format!("{text:?} is not a number of members: give 2 to {NODES_MAX}"))?;
     match nodes {
         0 | 1 => Err(format!("a group of {nodes} has no receiver: give 2 or more members, the sender included")),
         2..=NODES_MAX => Ok(nodes),
@@ -214,84 +254,82 @@ fn parse_nodes(text: &str) -> Result<u32, String> {
 fn parse_size(text: &str) -> Result<u64, String> {
     match size::parse(text)? {
         0 => Err("a message of 0 bytes has no content to time or to verify: give 1 byte or more".to_owned()),
-        bytes if bytes > BYTES_MAX => Err(format!("{} are too long: give 1 GiB at most", Bytes(bytes))),
+        bytes if bytes > BYTES_MAX => Err(format!("{} are too long: give 1 GiB at most", ByteSize(bytes))),
         bytes => Ok(bytes),
     }
 }
 
-/// Processes on one host, at most.
+/// Greatest number of processes on one host.
 const NODES_MAX: u32 = 64;
-/// Bytes of a message, at most.
+/// Greatest length of a message in bytes.
 const BYTES_MAX: u64 = 1 << 30;
 
-/// What the help says about the figures.
+/// The end of the help, which explains the figures.
 const HELP: &str = "\
-Every combination of what the lists name is a configuration. Each member is a process of its own,
-of one thread. A round is one message of each group: it begins when all members are ready, and
-ends when the last receiver has the message, by the host's monotonic clock. Memory is warm at both
-ends. Each round has other content; every byte is verified at every receiver, outside of the time
-taken (but inside it where messages per second are counted). A mismatch ends the program with code
-5.
+Every combination of the lists is a configuration. Each member is a process with one thread.
 
-With --delivery shared the sender fills an object and seals it, outside of the time taken, and a
-round ends when the last receiver has mapped it: nothing is copied, and pages are brought in when
-the content is verified, outside of the time taken. So it has no rates, and is not compared with
-what copies: those columns are empty.
+A round is one message of each group. It begins when all members are ready, and ends when the last
+receiver has the message, by the host's monotonic clock. Memory is warm at both ends. Each round
+has other content. Every receiver verifies every byte, outside of the measured time; where messages
+per second are counted, inside of it. A mismatch ends the program with code 5.
 
-Algorithm and block size are what the cost model chooses for processes of one host, unless they are
-given; rdmc send plans TCP for a network.
+With --delivery shared the sender fills and seals an object before the measured time. The round
+ends when the last receiver has mapped the object. Nothing is copied, and the first access of the
+verification brings in the pages, outside of the measured time. Therefore these configurations have
+no rates and are not compared with copies; their columns are empty.
+
+Algorithm and block size are given, or the cost model chooses them for processes of one host.
+rdmc send plans TCP for a network.
 
 Columns:
-  chosen       algorithm and block size, where one of them is left to auto
-  by           whose figures these are, and what moved the bytes
+  chosen       algorithm and block size, if one of them is left to auto
+  by           the measured program, and what moved the bytes
   time         to the last receiver: median, and the 10th, 90th and 99th percentile of the rounds
-  skew         from the first receiver that has it to the last (median)
+  skew         from the first receiver that has the message to the last (median)
   each         bytes of the message over the median time
-  aggregate    the same for all receivers, and all groups, together
+  aggregate    the same for all receivers and groups together
   CPU s/GiB    processor time, user and system, of all members over the rounds, for each GiB
                delivered
-  /floor       aggregate over the copy floor: threads, 2 or as many as there are cores and
-               receivers, that copy blocks of 256 KiB from one source to as many warm places as
-               there are receivers; by plain or non-temporal stores, whichever is faster. From
-               16 MiB on once after each round, whose median counts, up to then before the rounds
-  /streams     aggregate over that of plain TCP streams on loopback, one for each receiver at
-               once: a writing process with a thread for each (writes of 256 KiB), a reading
-               process for each
-  msg/s        up to 64 KiB: messages a second of all groups. Up to 4 KiB they are fed to a
-               BatchSender and come out of BatchReceivers. Longer ones, objects that are shared,
-               and all if --window is given, are a multicast each, 64 or so many of them in flight
-               in each group
+  /floor       aggregate over the copy floor. Threads, 2 or as many as there are cores and
+               receivers, copy blocks of 256 KiB from one source to as many warm places as there are
+               receivers, by plain or non-temporal stores, whichever is faster. From 16 MiB on this
+               runs after each round, and the median counts; below it runs before the rounds
+  /streams     aggregate over that of plain TCP streams on loopback, one for each receiver at once:
+               a writing process with a thread for each (writes of 256 KiB), a reading process for
+               each
+  msg/s        up to 64 KiB: messages per second of all groups. Messages of up to 4 KiB go through a
+               BatchSender and BatchReceivers. Longer ones, shared objects, and all messages with
+               --window are single multicasts, 64 or so many of them in flight in each group
   /rdmc        for --vs: its time over that of rdmc
-The machine's limits are measured before each combination of size and members, with messages of
-256 MiB at most.
+The limits of the machine are measured before each combination of size and members, with messages
+of 256 MiB at most.
 
 Output for programs (--json), one object per line, times in seconds, rates in bytes or messages
 per second:
   setting   cores, processor, window (null if not given), warm_up
   limits    nodes, bytes, memcpy_rate (one thread, warm private memory), copy_threads,
-            copy_floor_plain_rate, copy_floor_non_temporal_rate (null where there are no such
+            copy_floor_plain_rate, copy_floor_non_temporal_rate (null if there are no such
             stores), stream_rate (one stream), stream_seconds, streams_rate (one for each
             receiver, together), streams_seconds
   result    by (rdmc, or the MPI), transport, setup (of an MPI), fabric, completion, nodes,
             groups, senders, algorithm, block_size, bytes, rounds, seconds {median, p10, p90, p99,
             min, max}, skew_seconds, receiver_rate, aggregate_rate, cpu_seconds_per_gib,
             message_rate (null above 64 KiB), to_copy_floor, to_streams, to_memcpy,
-            seconds_to_rdmc (null for rdmc), delivery (private or shared; for the latter the rates
-            of bytes, and to_…, are null), checks (auto or off), copy_floor_rate (of which
-            to_copy_floor is the part)
+            seconds_to_rdmc (null for rdmc), delivery (private or shared; for shared the rates
+            of bytes and to_… are null), checks (auto or off), copy_floor_rate (the divisor of
+            to_copy_floor)
   explanation with --explain: fabric, transport, completion, nodes, senders, bytes; of the choice
-            algorithm, block_size, predicted_seconds, measured_seconds; of what took least
+            algorithm, block_size, predicted_seconds, measured_seconds; of the fastest way
             best_algorithm, best_block_size, best_seconds; to_best (the choice's time over that)
   failed    code, message
---csv prints the results' fields in the same units.
+--csv prints the fields of the results in the same units.
 
-MPI: a program of rdmc's is compiled with the compiler that comes with the MPI, into a temporary
-directory, and does the same work: a barrier, MPI_Bcast, a barrier, verification; for msg/s
-MPI_Bcast in a loop, as far ahead as it lets its root. Rounds of both alternate in four blocks,
-each in fresh processes with its own warm-up. Both MPIs wait with sched_yield, as members share
-cores.
+MPI: the compiler that comes with the MPI compiles a program of rdmc into a temporary directory.
+The program does the same work: a barrier, MPI_Bcast, a barrier, verification; for msg/s MPI_Bcast
+in a loop, as far ahead as it lets its root. Rounds of both alternate in four blocks, each in new
+processes with its own warm-up. Both MPIs wait with sched_yield, because members share cores.
 
-Exit codes: 0 done; 1 a process failed; 2 the arguments make no sense, or an MPI is not installed;
+Exit codes: 0 done; 1 a process failed; 2 wrong arguments, or an MPI that is not installed;
 5 wrong content arrived; 130, 143 interrupted.";
 
 #[cfg(test)]

@@ -1,4 +1,4 @@
-//! The choice of an algorithm and a block size as they are typed.
+//! Options that choose an algorithm.
 
 use std::str::FromStr;
 
@@ -10,29 +10,29 @@ use rdmc_files::words::count;
 
 use crate::exit::Exit;
 
-/// The options that choose an algorithm.
+/// Options that choose an algorithm.
 #[derive(Clone, Debug, clap::Args)]
 pub(crate) struct AlgorithmOptions {
-    /// How blocks travel from the sender to all receivers
+    /// The algorithm by which blocks travel
     #[arg(long, short, env = "RDMC_ALGORITHM", default_value = "binomial-pipeline", value_name = "NAME")]
     pub(crate) algorithm: AlgorithmName,
     #[command(flatten)]
     pub(crate) hybrid: HybridOptions,
 }
 
-/// The options of the algorithm hybrid.
+/// Options of the hybrid algorithm.
 #[derive(Clone, Debug, clap::Args)]
 pub(crate) struct HybridOptions {
-    /// For hybrid, who shares a rack: sizes in order of rank (4,4), or the ranks of each rack (0,2/1,3); rank 0 is the
-    /// sender
+    /// For hybrid, the members that share a rack: sizes in order of rank (4,4), or the ranks of each rack (0,2/1,3);
+    /// rank 0 is the sender
     #[arg(long, env = "RDMC_RACKS", value_name = "RACKS")]
     pub(crate) racks: Option<RacksText>,
-    /// For hybrid, the schedule among the racks: the cascade unless another one is given
+    /// For hybrid, the schedule among the racks; the default is the cascade
     #[arg(long, env = "RDMC_SPINE", value_name = "NAME")]
     pub(crate) spine: Option<SpineName>,
 }
 
-/// The algorithms by the names under which they are typed.
+/// The algorithms by their names on the command line.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub(crate) enum AlgorithmName {
     /// The sender gives everything to one receiver after the other
@@ -43,15 +43,15 @@ pub(crate) enum AlgorithmName {
     BinomialTree,
     /// Blocks spread along all dimensions of a hypercube at once: the fewest steps possible
     BinomialPipeline,
-    /// As few steps on a circulant graph
+    /// As few steps, on a circulant graph
     Circulant,
     /// The sender gives every block to each receiver: for processes of one host
     Fanout,
-    /// One schedule among the racks, a binomial pipeline inside each; needs --racks
+    /// One schedule among the racks and a binomial pipeline inside each; needs --racks
     Hybrid,
 }
 
-/// Something that is given, or chosen by what should take least.
+/// A value that is given, or left to a cost model.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum OrAuto<T> {
     Auto,
@@ -59,7 +59,7 @@ pub(crate) enum OrAuto<T> {
 }
 
 impl<T> OrAuto<T> {
-    /// Returns what is given, if so.
+    /// Returns the given value.
     pub(crate) fn given(self) -> Option<T> {
         match self {
             Self::Auto => None,
@@ -86,7 +86,7 @@ impl ValueEnum for OrAuto<AlgorithmName> {
         match self {
             Self::Auto => Some(
                 PossibleValue::new(AUTO)
-                    .help("What should take least for so many members, the longest file and what moves the bytes"),
+                    .help("The fastest by a cost model for the members, the largest file and the fabric"),
             ),
             Self::Given(name) => name.to_possible_value(),
         }
@@ -96,11 +96,11 @@ impl ValueEnum for OrAuto<AlgorithmName> {
 /// The schedules among racks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub(crate) enum SpineName {
-    /// Leader to leader, from rack to rack: leaders send two blocks a step
+    /// Leader to leader, from rack to rack: leaders send two blocks in a step
     Chain,
-    /// A binomial pipeline among the leaders, which send two blocks a step: for short files and many racks
+    /// A binomial pipeline among the leaders, which send two blocks in a step: for short files and many racks
     BinomialPipeline,
-    /// Rack to rack, from whoever has a port to spare: nobody sends two blocks a step
+    /// Rack to rack, from members with a free port: none sends two blocks in a step
     Cascade,
 }
 
@@ -122,7 +122,7 @@ impl AlgorithmOptions {
 }
 
 impl HybridOptions {
-    /// Makes the algorithm of that name for a group of `members`, the sender included.
+    /// Makes the named algorithm for a group of `members`, the sender included.
     pub(crate) fn resolve(&self, algorithm: AlgorithmName, members: u32) -> anyhow::Result<Algorithm> {
         let flat = match algorithm {
             AlgorithmName::Sequential => Algorithm::Sequential,
@@ -156,7 +156,7 @@ impl HybridOptions {
     }
 
     fn check_unused(&self) -> anyhow::Result<()> {
-        let only_for_hybrid = |option| Err(Exit::Usage.error(format!("{option} goes with --algorithm hybrid only")));
+        let only_for_hybrid = |option| Err(Exit::Usage.error(format!("{option} needs --algorithm hybrid")));
         match (&self.racks, self.spine) {
             (Some(_), _) => only_for_hybrid("--racks (or RDMC_RACKS)"),
             (None, Some(_)) => only_for_hybrid("--spine (or RDMC_SPINE)"),
@@ -165,12 +165,12 @@ impl HybridOptions {
     }
 }
 
-/// Racks as they are typed, not yet checked against the members.
+/// Racks as typed, before they are checked against the members.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum RacksText {
-    /// The sizes of racks of consecutive ranks.
+    /// Sizes of racks of consecutive ranks.
     Sizes(Vec<u32>),
-    /// The ranks in each rack.
+    /// Ranks in each rack.
     Ranks(Vec<Vec<u32>>),
 }
 
@@ -179,7 +179,7 @@ impl FromStr for RacksText {
 
     fn from_str(text: &str) -> Result<Self, String> {
         let numbers = |part: &str| {
-            let number = |word: &str| word.trim().parse::<u32>().map_err(|_| format!("{word:?} is no number"));
+            let number = |word: &str| word.trim().parse::<u32>().map_err(|_| format!("{word:?} is not a number"));
             part.split(',').map(number).collect::<Result<Vec<u32>, String>>()
         };
         if text.contains('/') {
@@ -209,7 +209,7 @@ fn assignment(racks: &[Vec<u32>], members: u32) -> anyhow::Result<Vec<u32>> {
         for &rank in ranks {
             let Some(place) = rack_of.get_mut(Rank(rank).index()) else {
                 anyhow::bail!(
-                    "there is no rank {rank}: those of {} are 0 to {}",
+                    "rank {rank} does not exist: {} have ranks 0 to {}",
                     count(members, "member"),
                     members - 1
                 );
@@ -221,9 +221,9 @@ fn assignment(racks: &[Vec<u32>], members: u32) -> anyhow::Result<Vec<u32>> {
     rack_of.into_iter().collect::<Option<_>>().with_context(|| format!("rank {} is in no rack", missing.unwrap_or(0)))
 }
 
-/// The spine of hybrids that are given none.
+/// Default schedule among the racks.
 const SPINE: SpineName = SpineName::Cascade;
-/// The name under which something is left to be chosen.
+/// Name of a value that is left to a cost model.
 pub(crate) const AUTO: &str = "auto";
 
 #[cfg(test)]

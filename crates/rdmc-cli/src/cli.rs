@@ -1,4 +1,4 @@
-//! The command line, from which help, completions and manual pages are made.
+//! The command line. Help, completions and manual pages are made from it.
 
 use std::ffi::OsString;
 use std::ops::Range;
@@ -20,8 +20,8 @@ use crate::{exit, size};
 
 /// Sends files and directories from one host to many at once, by reliable multicast
 ///
-/// Receivers run `rdmc recv`, the sender runs `rdmc send FILE… --to HOST:PORT,…`. Every receiver passes blocks on to
-/// others, so that sending to many takes hardly longer than sending to one. `rdmc demo` shows it on this host.
+/// Receivers run `rdmc recv`, and the sender runs `rdmc send FILE… --to HOST:PORT,…`. Every receiver passes blocks on
+/// to others, so that sending to many takes hardly longer than sending to one. `rdmc demo` shows it on this host.
 #[derive(Debug, Parser)]
 #[command(name = "rdmc", version, after_help = exit::HELP, propagate_version = true, disable_help_subcommand = true)]
 pub(crate) struct Cli {
@@ -30,7 +30,7 @@ pub(crate) struct Cli {
 }
 
 impl Cli {
-    /// Reads the arguments of the program and its environment; ends it if they make no sense.
+    /// Reads the arguments of the program and its environment. Ends the program if they are wrong.
     pub(crate) fn read() -> Self {
         Self::read_from(command(), std::env::args_os()).unwrap_or_else(|error| error.exit())
     }
@@ -45,7 +45,7 @@ impl Cli {
         else {
             return Ok(cli);
         };
-        // A variable holds for many commands, and says nothing to one that uses no device.
+        // A variable serves many commands. One that uses no device ignores it.
         let source = matches.subcommand().and_then(|(_, options)| options.value_source("device"));
         if matches!(fabric.fabric, FabricSelection::Tcp | FabricSelection::Shm)
             && source == Some(ValueSource::EnvVariable)
@@ -56,7 +56,7 @@ impl Cli {
     }
 }
 
-/// Returns the program's command, whose options refuse negative numbers by their names.
+/// Returns the program's command. Its options take negative numbers as values, so that a refusal names the option.
 fn command() -> clap::Command {
     let takes_them = |option: clap::Arg| {
         let has_value = !option.is_positional() && option.get_action().takes_values();
@@ -65,29 +65,29 @@ fn command() -> clap::Command {
     Cli::command().mut_subcommands(|command| command.mut_args(takes_them))
 }
 
-/// Where receivers listen by default.
+/// Default address of receivers.
 pub(crate) const LISTEN: &str = "127.0.0.1:7471";
 
-/// What to do.
+/// The subcommands.
 #[derive(Debug, Subcommand)]
 pub(crate) enum Command {
     /// Multicast real data to processes on this host, and measure it
     Demo(DemoOptions),
-    /// Measure multicasts to processes on this host, against what the host can do and against MPI
+    /// Measure multicasts to processes on this host, and compare with the host's limits and with MPI
     Bench(BenchOptions),
     /// Send files and directories to receivers
     Send(SendOptions),
     /// Receive files and directories
     Recv(RecvOptions),
-    /// Print who sends which block to whom in which step
+    /// Print which member sends which block to which member in which step
     Schedule(ScheduleOptions),
-    /// Tell what this host offers, and what to do about what is missing
+    /// Examine what this host offers, and advise on what is missing
     Doctor(DoctorOptions),
-    /// Simulate: the same runtime on a modelled network, in virtual time
+    /// Simulate the same runtime on a modelled network, in virtual time
     Sim(SimOptions),
-    /// Write a new key, for --key of send and recv, to a file; copy it to the other hosts by a way that is safe
+    /// Write a new key for --key of send and recv to a file; copy it to the other hosts on a safe way
     Keygen {
-        /// The file, which must not exist yet
+        /// The file; it must not exist yet
         file: PathBuf,
     },
     /// Print a completion script for a shell
@@ -97,18 +97,18 @@ pub(crate) enum Command {
     },
     /// Print the manual page, or write the pages of all subcommands to a directory
     Man {
-        /// Where to write rdmc.1, rdmc-send.1, …
+        /// The directory for rdmc.1, rdmc-send.1, …
         #[arg(long, value_name = "DIR")]
         dir: Option<PathBuf>,
     },
-    /// A process of the benchmark; started by it
+    /// A process of the benchmark, which starts it
     #[command(hide = true, name = "internal-bench-node")]
     BenchNode {
-        /// What it is to be
+        /// Its role
         #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
         role: Vec<String>,
     },
-    /// A receiver of the demo; started by it
+    /// A receiver of the demo, which starts it
     #[command(hide = true, name = "internal-demo-member")]
     DemoMember(DemoMemberOptions),
 }
@@ -120,68 +120,95 @@ pub(crate) struct SendOptions {
     /// Files and directories; each arrives under its own name
     #[arg(required = true, value_name = "FILE")]
     pub(crate) files: Vec<PathBuf>,
-    /// The receivers; they must be able to reach each other under these addresses
+    /// The receivers; they must reach each other at these addresses
     #[arg(long, short, env = "RDMC_TO", required = true, value_delimiter = ',', value_name = "HOST:PORT,…")]
     pub(crate) to: Vec<String>,
-    /// How blocks travel from the sender to all receivers
+    /// The algorithm by which blocks travel
     #[arg(long, short, env = "RDMC_ALGORITHM", default_value = AUTO, value_name = "NAME")]
     pub(crate) algorithm: OrAuto<AlgorithmName>,
     #[command(flatten)]
     pub(crate) hybrid: HybridOptions,
-    /// Bytes of a block, the unit that is relayed, up to 1 GiB, or auto: what should take least, from 64 KiB to 2 MiB
-    #[arg(long, short, env = "RDMC_BLOCK_SIZE", default_value = AUTO, value_name = "SIZE", value_parser = size::parse_block_or_auto)]
+    /// Bytes of a block, the unit of relaying, up to 1 GiB; auto takes the fastest by a cost model, from 64 KiB to 2
+    /// MiB
+    #[arg(
+        long,
+        short,
+        env = "RDMC_BLOCK_SIZE",
+        default_value = AUTO,
+        value_name = "SIZE",
+        value_parser = size::parse_block_or_auto
+    )]
     pub(crate) block_size: OrAuto<u32>,
-    /// Bits per second of the members' ports, by which algorithm and block size are chosen on a network: 200M, 10G
+    /// Bits per second of the members' ports, for the cost model on a network: 200M, 10G
     #[arg(long, env = "RDMC_PORT_RATE", default_value = "2.5G", value_name = "RATE")]
     pub(crate) port_rate: PortRate,
     #[command(flatten)]
     pub(crate) fabric: FabricOptions,
     #[command(flatten)]
     pub(crate) security: SecurityOptions,
-    /// Seconds to wait for the receivers to answer
-    #[arg(long, env = "RDMC_TIMEOUT", default_value_t = 10, value_name = "SECONDS", value_parser = clap::value_parser!(u64).range(1..=86_400))]
+    /// Seconds to wait for the receivers' answers
+    #[arg(
+        long,
+        env = "RDMC_TIMEOUT",
+        default_value_t = 10,
+        value_name = "SECONDS",
+        value_parser = clap::value_parser!(u64).range(1..=86_400)
+    )]
     pub(crate) timeout: u64,
-    /// What to do when a receiver fails, or the sender, after all have agreed to the list of files
-    #[arg(long, env = "RDMC_ON_FAILURE", default_value = "repair", value_name = "WHAT", value_parser = one_of(&ON_FAILURE))]
+    /// What happens if a receiver or the sender fails after all have agreed to the list of files
+    #[arg(
+        long,
+        env = "RDMC_ON_FAILURE",
+        default_value = "repair",
+        value_name = "WHAT",
+        value_parser = one_of(&ON_FAILURE)
+    )]
     pub(crate) on_failure: OnFailure,
-    /// Give up a receiver that has held the others up for so long without a break; by default they wait for it
-    #[arg(long, env = "RDMC_EVICT_AFTER", value_name = "SECONDS", value_parser = clap::value_parser!(u64).range(1..=86_400))]
+    /// Evict a receiver that has held the others up for so long without a break; by default they wait for it
+    #[arg(
+        long,
+        env = "RDMC_EVICT_AFTER",
+        value_name = "SECONDS",
+        value_parser = clap::value_parser!(u64).range(1..=86_400)
+    )]
     pub(crate) evict_after: Option<u64>,
     #[command(flatten)]
     pub(crate) output: OutputOptions,
 }
 
-/// What can happen when a member fails.
+/// What can happen if a member fails.
 const ON_FAILURE: [Named<OnFailure>; 2] = [
     (
         OnFailure::Repair,
         "repair",
-        "The others complete what was interrupted from what they hold between them, and go on",
+        "The survivors complete what was interrupted from the blocks that they hold, and go on",
     ),
-    (OnFailure::Fail, "fail", "It ends for all"),
+    (OnFailure::Fail, "fail", "The transfer ends for all"),
 ];
 
 /// Options of `rdmc recv`.
 #[derive(Clone, Debug, Args)]
 #[command(after_help = exit::HELP)]
 pub(crate) struct RecvOptions {
-    /// Where to listen; the default is reachable from this host only, 0.0.0.0:7471 from anywhere; port 0 is any free one
+    /// Where to listen; the default is reachable from this host only, 0.0.0.0:7471 from anywhere; port 0 is any free
+    /// port
     #[arg(long, short, env = "RDMC_LISTEN", default_value = LISTEN, value_name = "ADDR")]
     pub(crate) listen: String,
-    /// The directory that everything is put into; this user must be allowed to write there
+    /// The directory for everything that is received; this user must be able to write there
     #[arg(long, short, env = "RDMC_DIR", default_value = ".", value_name = "DIR")]
     pub(crate) dir: PathBuf,
-    /// End after the first transfer, with its outcome as exit code; offers that came to nothing, as somebody declined, do not count
+    /// End after the first transfer, with its outcome as exit code; an offer that ends before the first file does not
+    /// count
     #[arg(long, env = "RDMC_ONCE", value_parser = FalseyValueParser::new())]
     pub(crate) once: bool,
     /// Decline transfers of more bytes than this
     #[arg(long, env = "RDMC_MAX_SIZE", value_name = "SIZE", value_parser = size::parse)]
     pub(crate) max_size: Option<u64>,
-    /// Decline transfers that would replace a file, and give up if one appears meanwhile
+    /// Decline transfers that would replace a file; a transfer fails if a file appears meanwhile
     #[arg(long, env = "RDMC_NO_OVERWRITE", value_parser = FalseyValueParser::new())]
     pub(crate) no_overwrite: bool,
-    /// Keep nothing of files that are not whole when a transfer is interrupted, nor what earlier ones left of the files that come, and
-    /// compare nothing with what is sent; by default a later transfer brings only what is missing
+    /// Keep no parts of files when a transfer is interrupted, remove those that earlier transfers have left of the same
+    /// files, and receive every file in full; by default a later transfer brings only what is missing
     #[arg(long, env = "RDMC_DISCARD_PARTS", value_parser = FalseyValueParser::new())]
     pub(crate) discard_parts: bool,
     /// Force every file to the disk before it takes its name
@@ -191,10 +218,17 @@ pub(crate) struct RecvOptions {
     pub(crate) fabric: FabricOptions,
     #[command(flatten)]
     pub(crate) security: SecurityOptions,
-    /// Seconds that transfers under way may go on after SIGTERM; SIGINT, or a second signal, ends them at once
-    #[arg(long, env = "RDMC_DRAIN", default_value_t = 10, value_name = "SECONDS", value_parser = clap::value_parser!(u64).range(0..=86_400))]
+    /// Seconds that transfers under way may go on after SIGTERM; SIGINT or a second signal ends them at once
+    #[arg(
+        long,
+        env = "RDMC_DRAIN",
+        default_value_t = 10,
+        value_name = "SECONDS",
+        value_parser = clap::value_parser!(u64).range(0..=86_400)
+    )]
     pub(crate) drain: u64,
-    /// Registered memory of a transfer, at most; RDMA receives whole files into it, so longer ones need TCP or more
+    /// Bound of a transfer's registered memory; RDMA receives whole files into it, so that longer files need TCP or a
+    /// larger bound
     #[arg(long, env = "RDMC_POOL_SIZE", default_value = "4GiB", value_name = "SIZE", value_parser = size::parse_pool)]
     pub(crate) pool_size: u64,
     #[command(flatten)]
@@ -204,8 +238,15 @@ pub(crate) struct RecvOptions {
 /// Options of `rdmc demo`.
 #[derive(Clone, Debug, Args)]
 pub(crate) struct DemoOptions {
-    /// Members: one sender, all others receivers
-    #[arg(long, short, env = "RDMC_NODES", default_value_t = 8, value_name = "COUNT", value_parser = clap::value_parser!(u32).range(2..=256))]
+    /// Members: one sender and the receivers
+    #[arg(
+        long,
+        short,
+        env = "RDMC_NODES",
+        default_value_t = 8,
+        value_name = "COUNT",
+        value_parser = clap::value_parser!(u32).range(2..=256)
+    )]
     pub(crate) nodes: u32,
     /// Bytes of random data to send
     #[arg(long, short, env = "RDMC_SIZE", default_value = "64MiB", value_name = "SIZE", value_parser = size::parse)]
@@ -213,10 +254,10 @@ pub(crate) struct DemoOptions {
     /// A file to send instead
     #[arg(long, value_name = "PATH", conflicts_with = "size")]
     pub(crate) file: Option<PathBuf>,
-    /// What moves the bytes
+    /// The fabric, which moves the bytes
     #[arg(long, default_value = "tcp", value_name = "NAME")]
     pub(crate) fabric: DemoFabric,
-    /// For verbs, the RDMA device, or how the names of those begin that the members are to share
+    /// For verbs, the RDMA device, or the beginning of the names of the devices that the members share
     #[arg(long, value_name = "NAME")]
     pub(crate) device: Option<String>,
     /// Rate of the port that each member gets for sending, emulated in the program, or none [default: 1G; with verbs none]
@@ -224,8 +265,15 @@ pub(crate) struct DemoOptions {
     pub(crate) port_rate: Option<DemoPort>,
     #[command(flatten)]
     pub(crate) algorithm: AlgorithmOptions,
-    /// Bytes of a block, the unit that is relayed
-    #[arg(long, short, env = "RDMC_BLOCK_SIZE", default_value = "1MiB", value_name = "SIZE", value_parser = size::parse_block)]
+    /// Bytes of a block, the unit of relaying
+    #[arg(
+        long,
+        short,
+        env = "RDMC_BLOCK_SIZE",
+        default_value = "1MiB",
+        value_name = "SIZE",
+        value_parser = size::parse_block
+    )]
     pub(crate) block_size: u32,
     #[command(flatten)]
     pub(crate) output: OutputOptions,
@@ -238,7 +286,7 @@ pub(crate) enum DemoFabric {
     Mem,
     /// TCP on loopback; every receiver is a process
     Tcp,
-    /// RDMA; every receiver is a process, and the members take the devices of this host in turn
+    /// RDMA; every receiver is a process, and the members take turns with the devices of this host
     Verbs,
 }
 
@@ -248,7 +296,7 @@ pub(crate) struct DemoMemberOptions {
     /// Where to listen
     #[arg(long)]
     pub(crate) listen: std::net::SocketAddr,
-    /// The RDMA device; TCP without
+    /// The RDMA device; TCP if there is none
     #[arg(long)]
     pub(crate) device: Option<String>,
     /// The rate of its port
@@ -259,18 +307,31 @@ pub(crate) struct DemoMemberOptions {
 /// Options of `rdmc schedule`.
 #[derive(Debug, Args)]
 pub(crate) struct ScheduleOptions {
-    /// Members, the root included
-    #[arg(long, short, env = "RDMC_NODES", default_value_t = 8, value_name = "COUNT", value_parser = clap::value_parser!(u32).range(1..=i64::from(rdmc_schedule::MEMBERS_MAX)))]
+    /// Members, the sender included
+    #[arg(
+        long,
+        short,
+        env = "RDMC_NODES",
+        default_value_t = 8,
+        value_name = "COUNT",
+        value_parser = clap::value_parser!(u32).range(1..=i64::from(rdmc_schedule::MEMBERS_MAX))
+    )]
     pub(crate) nodes: u32,
     /// Blocks of the message
-    #[arg(long, short = 'k', default_value_t = 3, value_name = "COUNT", value_parser = clap::value_parser!(u32).range(1..))]
+    #[arg(
+        long,
+        short = 'k',
+        default_value_t = 3,
+        value_name = "COUNT",
+        value_parser = clap::value_parser!(u32).range(1..)
+    )]
     pub(crate) blocks: u32,
     #[command(flatten)]
     pub(crate) algorithm: AlgorithmOptions,
-    /// Show what every member sends, instead of what it receives
+    /// Show what every member sends instead of what it receives
     #[arg(long, conflicts_with = "json")]
     pub(crate) sends: bool,
-    /// Print a JSON object with all transfers
+    /// Print a JSON object with every hop of a block
     #[arg(long, env = "RDMC_JSON", value_parser = FalseyValueParser::new())]
     pub(crate) json: bool,
 }
@@ -286,13 +347,13 @@ pub(crate) struct ScheduleOptions {
 pub(crate) struct SimOptions {
     #[command(subcommand)]
     pub(crate) command: Option<SimCommand>,
-    /// The scenario to play: cluster, groups, messages and faults, as docs/EXPERIMENTS.md describes
+    /// The scenario to play: cluster, groups, messages and faults, as described in docs/EXPERIMENTS.md
     #[arg(long, value_name = "FILE.toml", required = true)]
     pub(crate) scenario: Option<PathBuf>,
-    /// Decides what is left to chance; the same seed gives the same times on every machine
+    /// The seed of everything random; the same seed gives the same times on every machine
     #[arg(long, default_value_t = 1, value_name = "NUMBER")]
     pub(crate) seed: u64,
-    /// Write what was on the network, for <https://ui.perfetto.dev> or chrome://tracing
+    /// Write the traffic as a trace for <https://ui.perfetto.dev> or chrome://tracing
     #[arg(long, value_name = "FILE.json")]
     pub(crate) trace: Option<PathBuf>,
     /// Print a JSON object
@@ -300,12 +361,12 @@ pub(crate) struct SimOptions {
     pub(crate) json: bool,
 }
 
-/// What `rdmc sim` does besides scenarios.
+/// The subcommands of `rdmc sim`.
 #[derive(Debug, Subcommand)]
 pub(crate) enum SimCommand {
-    /// Repeat experiments of the papers: tables, plots and a comparison with what the papers found
+    /// Repeat experiments of the papers: tables, plots and a comparison with the papers' findings
     Figure(FigureOptions),
-    /// Hunt for faults: each seed draws a cluster, groups, messages and what goes wrong, and everything is checked
+    /// Hunt for faults: each seed draws a cluster, groups, messages and faults, and everything is checked
     Campaign(CampaignOptions),
 }
 
@@ -315,13 +376,13 @@ pub(crate) struct FigureOptions {
     /// The experiments, or all of them
     #[arg(required = true, value_name = "NAME", value_parser = figure_names())]
     pub(crate) names: Vec<String>,
-    /// The directory to write to
+    /// The directory for the results
     #[arg(long, short, default_value = "figures", value_name = "DIR")]
     pub(crate) out: PathBuf,
-    /// Decides what is left to chance
+    /// The seed of everything random
     #[arg(long, default_value_t = 1, value_name = "NUMBER")]
     pub(crate) seed: u64,
-    /// For experiment 9, a workload to play instead of the fitted one: lines `microseconds,bytes,target,target,target`
+    /// For experiment 9, a workload that replaces the fitted one: lines `microseconds,bytes,target,target,target`
     #[arg(long, value_name = "FILE")]
     pub(crate) workload: Option<PathBuf>,
 }
@@ -329,14 +390,14 @@ pub(crate) struct FigureOptions {
 /// Options of `rdmc sim campaign`.
 #[derive(Debug, Args)]
 pub(crate) struct CampaignOptions {
-    /// The seeds to play, the last one excluded; or a single one
+    /// The seeds to play: a range without its end, or a single seed
     #[arg(long, default_value = "0..1000", value_name = "A..B", value_parser = parse_seeds)]
     pub(crate) seeds: Range<u64>,
-    /// Play the case in this file instead, such as --shrink has written
+    /// Play the case in this file instead, for example one that --shrink has written
     #[arg(long, value_name = "FILE.json", conflicts_with = "seeds")]
     pub(crate) case: Option<PathBuf>,
-    /// Instead of seeds, let each member of groups of up to 5 come to harm at each of its operations, with every algorithm
-    /// and messages of up to 4 blocks; cases that fail are written to exhaustive-NUMBER.json
+    /// Instead of seeds, harm each member at each of its operations, in groups of up to 5 with every algorithm and
+    /// messages of up to 4 blocks; cases that fail are written to exhaustive-NUMBER.json
     #[arg(long, conflicts_with_all = ["seeds", "case"])]
     pub(crate) exhaustive: bool,
     /// Look for a smaller case that fails in the same way, and write it to case-SEED.json
@@ -344,29 +405,29 @@ pub(crate) struct CampaignOptions {
     pub(crate) shrink: bool,
 }
 
-/// What the exit codes of `rdmc sim` mean.
-const SIM_EXIT_CODES: &str = "Exit codes: 0 if it was played, whatever became of its groups, or if no case failed; 1 if it \
-    could not be played to its end, or a case failed; 2 if the file or the arguments make no sense";
+/// The exit codes of `rdmc sim`.
+const SIM_EXIT_CODES: &str = "Exit codes: 0 if the scenario was played, even if groups failed, or if no case failed; \
+    1 if it could not be played to its end, or if a case failed; 2 if the file or the arguments are wrong";
 
 fn parse_seeds(text: &str) -> Result<Range<u64>, String> {
-    let number = |text: &str| text.parse::<u64>().map_err(|error| format!("{text:?} is no seed: {error}"));
+    let number = |text: &str| text.parse::<u64>().map_err(|error| format!("{text:?} is not a seed: {error}"));
     let Some((first, end)) = text.split_once("..") else {
         let seed = number(text)?;
         return Ok(seed..seed.checked_add(1).ok_or("this seed is too large")?);
     };
     let (first, end) = (number(first)?, number(end)?);
-    if first < end { Ok(first..end) } else { Err(format!("{first}..{end} has no seed: the last one is excluded")) }
+    if first < end { Ok(first..end) } else { Err(format!("{first}..{end} is empty: its end is excluded")) }
 }
 
 fn figure_names() -> clap::builder::PossibleValuesParser {
-    let all = clap::builder::PossibleValue::new(ALL_FIGURES).help("every one of them");
+    let all = clap::builder::PossibleValue::new(ALL_FIGURES).help("every experiment");
     let each = rdmc_sim::experiments::EXPERIMENTS
         .iter()
         .map(|experiment| clap::builder::PossibleValue::new(experiment.name).help(experiment.about));
     clap::builder::PossibleValuesParser::new(each.chain([all]))
 }
 
-/// The name that stands for all experiments.
+/// Name that stands for all experiments.
 pub(crate) const ALL_FIGURES: &str = "all";
 
 /// Options of `rdmc doctor`.

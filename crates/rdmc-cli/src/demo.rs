@@ -1,4 +1,4 @@
-//! `rdmc demo`: multicasts real data to processes on this host, and measures it.
+//! `rdmc demo` multicasts real data to processes on this host, and measures it.
 
 use std::fs::File;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
@@ -31,15 +31,15 @@ pub(crate) async fn run(options: DemoOptions) -> anyhow::Result<()> {
     let file = options.file.as_ref().map(|path| open(path)).transpose()?;
     let bytes = file.as_ref().map_or(options.size, |(_, bytes)| *bytes);
     if bytes == 0 {
-        return Err(Exit::Usage.error("nothing can be shown with 0 bytes: give --size or --file more"));
+        return Err(Exit::Usage.error("0 bytes show nothing: give a larger --size or --file"));
     }
-    let places = Places::find(&options)?;
-    let port = options.port_rate.unwrap_or_else(|| places.port_unless_given());
+    let placement = Placement::find(&options)?;
+    let port = options.port_rate.unwrap_or_else(|| placement.port_unless_given());
     // Every receiver holds the whole object in memory.
     check_memory(bytes.saturating_mul(options.nodes.into()))?;
     let data = make_data(file.map(|(file, _)| file), bytes).await?;
 
-    // The first round is not measured: it takes the memory and the connections' first windows.
+    // The first round is not measured. It takes memory, and opens the connections' windows.
     let mut algorithms = vec![algorithm.clone(), algorithm.clone()];
     if algorithm != Algorithm::Sequential {
         algorithms.push(Algorithm::Sequential);
@@ -49,19 +49,19 @@ pub(crate) async fn run(options: DemoOptions) -> anyhow::Result<()> {
         block_size: options.block_size,
         bytes,
         digest: *blake3::hash(&data).as_bytes(),
-        processes: !matches!(places, Places::Tasks),
+        processes: !matches!(placement, Placement::Tasks),
         progress: !options.output.quiet,
     };
     let setting = DemoSetting {
-        fabric: places.fabric_name(),
-        devices: places.devices(options.nodes),
+        fabric: placement.fabric_name(),
+        devices: placement.devices(options.nodes),
         port_rate: matches!(port, DemoPort::Limited(_)).then(|| port.to_string()),
         members: options.nodes,
         bytes,
         block_size: options.block_size,
         cores: cores(),
     };
-    let mut members = Members::start(options.nodes, places, port, &plan).await?;
+    let mut members = Members::start(options.nodes, placement, port, &plan).await?;
     let bytes = Bytes::from(data);
     let copied = bytes.clone();
     let copy = move |to: &mut [u8]| {
@@ -94,12 +94,12 @@ fn open(path: &std::path::Path) -> anyhow::Result<(File, u64)> {
     Ok((file, metadata.len()))
 }
 
-/// Makes the object: the file, or bytes that nothing can compress.
+/// Makes the object: the file, or incompressible bytes.
 async fn make_data(file: Option<File>, bytes: u64) -> anyhow::Result<Buffer> {
     let len = usize::try_from(bytes).context("longer than the address space")?;
     let fabric = TcpFabric::new();
     if let Some(file) = file {
-        // SAFETY: the user gives the file for a demonstration; one who changes it meanwhile spoils the digests.
+        // SAFETY: the user gives the file for a demonstration. A process that changes it meanwhile spoils the digests.
         #[expect(unsafe_code, reason = "the file is mapped, to be sent without a copy")]
         let memory = unsafe { Memory::map_file(&file, len) }?;
         return Ok(fabric.register(memory)?.into_shared());
@@ -119,54 +119,54 @@ async fn make_data(file: Option<File>, bytes: u64) -> anyhow::Result<Buffer> {
     made.await?
 }
 
-/// Where the members run, and what joins them.
-enum Places {
-    /// In this process.
+/// Where the members run, and which fabric connects them.
+enum Placement {
+    /// Tasks of this process.
     Tasks,
-    /// In processes, by TCP on the loopback.
+    /// Processes on TCP over loopback.
     Loopback,
-    /// In processes that take turns with the RDMA devices; with the fabric of the first one, the sender's.
+    /// Processes that take turns with the RDMA devices, and the fabric of the sender's device.
     Devices(Vec<(String, Option<IpAddr>)>, Arc<dyn Fabric>),
 }
 
-impl Places {
+impl Placement {
     fn find(options: &DemoOptions) -> anyhow::Result<Self> {
         if options.device.is_some() && options.fabric != DemoFabric::Verbs {
-            return Err(Exit::Usage.error("--device goes with --fabric verbs only"));
+            return Err(Exit::Usage.error("--device needs --fabric verbs"));
         }
         Ok(match options.fabric {
-            DemoFabric::Mem => Places::Tasks,
-            DemoFabric::Tcp => Places::Loopback,
+            DemoFabric::Mem => Placement::Tasks,
+            DemoFabric::Tcp => Placement::Loopback,
             DemoFabric::Verbs => {
                 let devices = usable_devices(options.device.as_deref()).map_err(of_transfer)?;
                 let (name, address) = devices.first().expect("there is one, or it is an error");
                 let fabric = open_device(name, *address).map_err(of_transfer)?;
-                Places::Devices(devices, fabric)
+                Placement::Devices(devices, fabric)
             }
         })
     }
 
     fn fabric_name(&self) -> &'static str {
         match self {
-            Places::Tasks => "mem",
-            Places::Loopback => "tcp",
-            Places::Devices(_, fabric) => fabric.capabilities().name,
+            Placement::Tasks => "mem",
+            Placement::Loopback => "tcp",
+            Placement::Devices(_, fabric) => fabric.capabilities().name,
         }
     }
 
     /// Returns the port that each member gets unless the user says otherwise: devices have ports.
     fn port_unless_given(&self) -> DemoPort {
         match self {
-            Places::Tasks | Places::Loopback => DemoPort::default(),
-            Places::Devices(..) => DemoPort::Unlimited,
+            Placement::Tasks | Placement::Loopback => DemoPort::default(),
+            Placement::Devices(..) => DemoPort::Unlimited,
         }
     }
 
     /// Returns the names of the devices that so many members use.
     fn devices(&self, members: u32) -> Vec<String> {
         match self {
-            Places::Tasks | Places::Loopback => Vec::new(),
-            Places::Devices(devices, _) => {
+            Placement::Tasks | Placement::Loopback => Vec::new(),
+            Placement::Devices(devices, _) => {
                 let used = devices.iter().take(rdmc::Rank(members).index());
                 used.map(|(name, _)| name.clone()).collect()
             }
@@ -181,8 +181,8 @@ impl Places {
                 .to_vec()
         };
         match self {
-            Places::Tasks | Places::Loopback => at(Ipv4Addr::LOCALHOST.into()),
-            Places::Devices(devices, _) => {
+            Placement::Tasks | Placement::Loopback => at(Ipv4Addr::LOCALHOST.into()),
+            Placement::Devices(devices, _) => {
                 let (name, address) = &devices[rank % devices.len()];
                 let mut arguments = at(address.unwrap_or(Ipv4Addr::LOCALHOST.into()));
                 arguments.extend(["--device".to_owned(), name.clone()]);
@@ -192,19 +192,19 @@ impl Places {
     }
 }
 
-/// The sender's node, and the receivers wherever they run.
+/// The sender's node, and the receivers.
 struct Members {
     node: Node,
     nodes: Vec<NodeId>,
-    told: News,
+    told: MemberEvents,
     /// The receivers' processes.
     children: Vec<Child>,
 }
 
-/// What the receivers, by their places, tell.
-struct News {
+/// The events of the receivers, which are known by their indices.
+struct MemberEvents {
     told: mpsc::UnboundedReceiver<(usize, MemberEvent)>,
-    /// The receivers' tasks, or those that read what the processes say.
+    /// The receivers' tasks, or tasks that read the output of the receivers' processes.
     tasks: JoinSet<anyhow::Result<()>>,
 }
 
@@ -217,16 +217,16 @@ struct Finished {
 }
 
 impl Members {
-    async fn start(members: u32, places: Places, port: DemoPort, plan: &DemoPlan) -> anyhow::Result<Self> {
+    async fn start(members: u32, placement: Placement, port: DemoPort, plan: &DemoPlan) -> anyhow::Result<Self> {
         let nodes: Vec<NodeId> = (0..members).map(NodeId).collect();
         let (tell, told) = mpsc::unbounded_channel();
         let mut tasks = JoinSet::new();
-        let (builder, children) = match places {
-            Places::Tasks => (start_tasks(&nodes, port, plan, &tell, &mut tasks), Vec::new()),
-            places => start_processes(members, places, port, plan, &tell, &mut tasks).await?,
+        let (builder, children) = match placement {
+            Placement::Tasks => (start_tasks(&nodes, port, plan, &tell, &mut tasks), Vec::new()),
+            placement => start_processes(members, placement, port, plan, &tell, &mut tasks).await?,
         };
         let node = builder.pool_bytes_max(plan.pool_bytes()).start().await?;
-        Ok(Self { node, nodes, told: News { told, tasks }, children })
+        Ok(Self { node, nodes, told: MemberEvents { told, tasks }, children })
     }
 
     /// Sends the object once, and measures it.
@@ -271,14 +271,14 @@ impl Members {
         self.node.shutdown(Shutdown::Abort).await;
         for mut child in self.children {
             drop(child.stdin.take());
-            // What does not end by itself is killed when it is dropped.
+            // A process that does not end by itself is killed when it is dropped.
             let _ = tokio::time::timeout(END_LIMIT, child.wait()).await;
         }
         Ok(())
     }
 }
 
-impl News {
+impl MemberEvents {
     /// Waits until all receivers have finished a round.
     async fn collect(&mut self, round: usize, receivers: usize, bar: &Bar) -> anyhow::Result<Vec<Finished>> {
         let mut finished = Vec::new();
@@ -306,7 +306,7 @@ impl News {
 /// Starts a process for every receiver, and invites them all.
 async fn start_processes(
     members: u32,
-    places: Places,
+    placement: Placement,
     port: DemoPort,
     plan: &DemoPlan,
     tell: &mpsc::UnboundedSender<(usize, MemberEvent)>,
@@ -315,7 +315,7 @@ async fn start_processes(
     let (mut children, mut addresses) = (Vec::new(), Vec::new());
     let program = Program::this(["internal-demo-member"])?;
     for place in 0..rdmc::Rank(members - 1).index() {
-        let (child, mut lines) = program.start(places.arguments(place + 1, port)).context("a receiver")?;
+        let (child, mut lines) = program.start(placement.arguments(place + 1, port)).context("a receiver")?;
         let first = lines.next_line().await?.context("a receiver ended before it listened")?;
         match serde_json::from_str(&first)? {
             MemberEvent::Listening { address } => addresses.push(address),
@@ -331,9 +331,9 @@ async fn start_processes(
         children.push(child);
     }
     let payload = postcard::to_stdvec(plan)?.into();
-    let fabric = match places {
-        Places::Devices(_, fabric) => fabric,
-        Places::Tasks | Places::Loopback => TcpFabric::new(),
+    let fabric = match placement {
+        Placement::Devices(_, fabric) => fabric,
+        Placement::Tasks | Placement::Loopback => TcpFabric::new(),
     };
     Ok((rdmc::invite(port.limit(fabric), &addresses, payload, START_LIMIT).await?, children))
 }
@@ -353,7 +353,7 @@ fn start_tasks(
         let (builder, nodes, plan, tell) = (builder(me), nodes.to_vec(), plan.clone(), tell.clone());
         tasks.spawn(async move {
             let node = builder.pool_bytes_max(plan.pool_bytes()).start().await?;
-            // Nobody listens any more if the sender has failed, which says so.
+            // Fails only if the sender has failed, which reports it.
             take_rounds(&node, &nodes, &plan, |told| drop(tell.send((place, told)))).await?;
             node.shutdown(Shutdown::Abort).await;
             Ok(())
@@ -362,7 +362,7 @@ fn start_tasks(
     builder(nodes[0])
 }
 
-/// How long the receivers' processes have to answer.
+/// How long the receivers' processes may take to answer.
 const START_LIMIT: Duration = Duration::from_secs(60);
-/// How long they have to end.
+/// How long they may take to end.
 const END_LIMIT: Duration = Duration::from_secs(5);

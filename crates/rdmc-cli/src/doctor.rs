@@ -1,18 +1,18 @@
-//! `rdmc doctor`: what this host offers, and what to do about what is missing.
+//! `rdmc doctor` examines what this host offers, and advises on what is missing.
 
 use std::fmt;
 use std::fs;
 use std::io::Write;
 
 use rdmc_files::fabric::shared_memory;
-use rdmc_files::size::Bytes;
+use rdmc_files::size::ByteSize;
 use rustix::process::{Resource, getrlimit};
 use serde::Serialize;
 
 use crate::cli::DoctorOptions;
 use crate::progress::print_json;
 
-/// Looks at everything, and prints what it found.
+/// Examines the host, and prints the findings.
 pub(crate) async fn run(options: DoctorOptions) -> anyhow::Result<()> {
     let report = Examination { findings: examine() };
     if options.json {
@@ -28,24 +28,24 @@ struct Examination {
     findings: Vec<Finding>,
 }
 
-/// One thing that was looked at.
+/// One finding.
 #[derive(Debug, Serialize)]
 struct Finding {
     topic: String,
     state: State,
     found: String,
-    /// What to do, if something is missing.
+    /// What to do if something is missing.
     advice: Option<String>,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "kebab-case")]
 enum State {
-    /// As it should be.
+    /// Good.
     Good,
-    /// Works, could be better.
+    /// Works, but could be better.
     Weak,
-    /// Not there.
+    /// Missing.
     Missing,
 }
 
@@ -133,7 +133,7 @@ fn send_buffer() -> Finding {
     let (Some(send), Some(receive)) = (send, receive) else {
         return good(TOPIC, "as the system chooses");
     };
-    let found = format!("send up to {}, receive up to {}", Bytes(send), Bytes(receive));
+    let found = format!("send up to {}, receive up to {}", ByteSize(send), ByteSize(receive));
     if send.min(receive) < TCP_BUFFER_MIN {
         let advice = "fast or long links need more: sysctl net.ipv4.tcp_rmem='4096 131072 6291456' (and tcp_wmem)";
         return weak(TOPIC, State::Weak, found, advice);
@@ -158,9 +158,9 @@ mod rdma {
 #[cfg(target_os = "linux")]
 mod rdma;
 
-/// Open files that suffice for a hundred members.
+/// Number of open files that suffices for a hundred members.
 const OPEN_FILES_MIN: u64 = 1024;
-/// Largest TCP buffers that do not limit a fast local network.
+/// Size of TCP buffers in bytes that suffices for a fast local network.
 const TCP_BUFFER_MIN: u64 = 4 << 20;
 
 #[cfg(test)]

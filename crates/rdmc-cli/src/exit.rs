@@ -1,4 +1,4 @@
-//! How the program ends: the exit codes that scripts rely on.
+//! The end of the program, and its exit codes.
 
 use std::fmt;
 use std::io::Write;
@@ -8,53 +8,53 @@ use rdmc_bench::BenchError;
 use rdmc_files::{FailedPeer, TransferError};
 use tokio::sync::watch;
 
-/// The kind of failure, which decides the exit code; attached to errors as their context.
+/// Kind of a failure, attached to an error as its context. It decides the exit code.
 ///
-/// Errors without one are local failures.
+/// Errors of the libraries know their own codes. Others without a kind are local failures.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Exit {
-    /// The arguments make no sense.
+    /// The arguments are wrong.
     Usage,
     /// The transfer began, but not every receiver has everything.
     Partial,
-    /// The bytes that arrived, or that were read, are not those that were announced; a file changed while it was sent.
+    /// Bytes that arrived or were read differ from the announced ones.
     Integrity,
     /// A signal ended the program.
     Signal(Signal),
 }
 
-/// The signals that end the program in good order.
+/// Signals that end the program in good order.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Signal {
     Interrupt,
     Terminate,
 }
 
-/// Tells the parts of a command that the program is to end.
+/// Tells a command that a signal has come.
 #[derive(Clone, Debug)]
 pub(crate) struct Stop(watch::Receiver<Option<Signal>>);
 
 impl Stop {
-    /// Makes one, and what tells it.
+    /// Makes one, and its sending end.
     pub(crate) fn new() -> (watch::Sender<Option<Signal>>, Self) {
         let (told, stop) = watch::channel(None);
         (told, Self(stop))
     }
 
-    /// Waits until a signal has come.
+    /// Waits for a signal.
     pub(crate) async fn signalled(&self) -> Signal {
         let mut told = self.0.clone();
         let signal = told.wait_for(Option::is_some).await.ok().and_then(|signal| *signal);
         match signal {
             Some(signal) => signal,
-            // Nobody is there to tell it any more.
+            // No signal can come any more.
             None => std::future::pending().await,
         }
     }
 }
 
 impl Exit {
-    /// Returns the code of an error: that of its kind, 1 if it has none.
+    /// Returns the exit code of an error.
     pub(crate) fn code_of(error: &anyhow::Error) -> u8 {
         if let Some(exit) = error.downcast_ref::<Exit>() {
             return exit.code();
@@ -99,7 +99,7 @@ impl fmt::Display for Exit {
 
 impl std::error::Error for Exit {}
 
-/// Takes over an error of a transfer: a request that makes no sense is a usage error of this program.
+/// Takes over an error of a transfer. A wrong request is a usage error of this program.
 pub(crate) fn of_transfer(error: TransferError) -> anyhow::Error {
     match error {
         TransferError::Request { .. } => Exit::Usage.error(error),
@@ -107,17 +107,17 @@ pub(crate) fn of_transfer(error: TransferError) -> anyhow::Error {
     }
 }
 
-/// Returns whose error it is, if that is known.
+/// Returns the peers that an error names.
 pub(crate) fn failed_peers(error: &anyhow::Error) -> &[FailedPeer] {
     error.downcast_ref().map_or(&[], TransferError::failed)
 }
 
-/// Tells people something on the standard error. Where nobody can hear it the work goes on.
+/// Prints a text for people to stderr. If that fails, the program goes on.
 pub(crate) fn tell(text: impl fmt::Display) {
     let _ = writeln!(std::io::stderr(), "{text}");
 }
 
-/// Turns the outcome into the code the shell sees.
+/// Prints the error, and returns the exit code.
 pub(crate) fn report(outcome: Result<(), anyhow::Error>) -> ExitCode {
     match outcome {
         Ok(()) => ExitCode::SUCCESS,
@@ -129,27 +129,27 @@ pub(crate) fn report(outcome: Result<(), anyhow::Error>) -> ExitCode {
     }
 }
 
-/// Tells whether the reader of the output has gone, as `head` does.
+/// Tells whether the reader of the output is gone, as `head` may be.
 fn is_broken_pipe(error: &anyhow::Error) -> bool {
     let io = error.downcast_ref::<std::io::Error>();
     io.is_some_and(|error| error.kind() == std::io::ErrorKind::BrokenPipe)
 }
 
-/// The code of failures that are of no other kind.
+/// Code of failures of no other kind.
 const LOCAL: u8 = 1;
 
-/// What the help and the manual say about the codes.
+/// Exit codes in the help and the manual.
 pub(crate) const HELP: &str = "\
 Exit codes:
-  0    done: every receiver (at a receiver: that is left) has everything, and every digest is right
+  0    done: every receiver (for recv: every remaining one) has everything, and every digest is right
   1    local failure: a file, the disk, the network interface, a defect
-  2    the arguments make no sense, or ask for an RDMA device that cannot be used
+  2    wrong arguments, or a required RDMA device that cannot be used
   3    partial delivery: the transfer began, but not every receiver has everything
   4    a receiver refused or could not be reached; nothing was sent
-  5    integrity error: the bytes are not those that were announced, or a file changed while it was sent
+  5    integrity error: bytes differ from the announced ones, or a file changed while it was sent
   130  interrupted (SIGINT); 143: terminated (SIGTERM)
 
-Logging: RDMC_LOG=info (or debug, rdmc=trace, …) writes what happens to stderr; the default is warn.";
+Logging: RDMC_LOG=info (or debug, rdmc=trace, …) writes log messages to stderr; the default is warn.";
 
 #[cfg(test)]
 mod tests {

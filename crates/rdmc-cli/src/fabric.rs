@@ -1,18 +1,18 @@
-//! The options that choose a fabric.
+//! Options that choose a fabric.
 
 use clap::builder::FalseyValueParser;
 use rdmc_files::{FabricSelection, FabricSettings};
 
 use crate::named::{Named, one_of};
 
-/// The options that choose a fabric.
+/// Options that choose a fabric.
 #[derive(Clone, Debug, clap::Args)]
 pub(crate) struct FabricOptions {
-    /// What moves the bytes
+    /// The fabric, which moves the bytes
     #[arg(long, env = "RDMC_FABRIC", default_value = "auto", value_name = "NAME", value_parser = one_of(&FABRICS))]
     pub(crate) fabric: FabricSelection,
-    /// The RDMA device to use, such as mlx5_0; by default the one with the address that others reach, with --fabric verbs
-    /// also the best; with --fabric tcp or shm the variable is ignored
+    /// The RDMA device to use, such as mlx5_0; by default the one with the address that others reach, with --fabric
+    /// verbs also the best one; --fabric tcp and shm ignore the variable
     #[arg(long, env = "RDMC_DEVICE", value_name = "NAME")]
     pub(crate) device: Option<String>,
     /// Share no memory with processes of this host, although --fabric auto would
@@ -21,7 +21,7 @@ pub(crate) struct FabricOptions {
 }
 
 impl FabricOptions {
-    /// Returns what is asked for.
+    /// Returns the settings of the library.
     pub(crate) fn settings(self, encrypt: bool) -> FabricSettings {
         FabricSettings::new(self.fabric).device(self.device).share_memory(!self.no_shm).encrypt(encrypt)
     }
@@ -32,12 +32,12 @@ pub(crate) const FABRICS: [Named<FabricSelection>; 4] = [
     (
         FabricSelection::Auto,
         "auto",
-        "Shared memory if all are on one host; else RDMA, if on every host a device has the address by which others reach it; \
-         else shared memory between processes of one host and TCP between hosts",
+        "Shared memory if all are on one host; else RDMA if on every host a device has the address by which others \
+         reach it; else shared memory between processes of one host and TCP between hosts",
     ),
     (FabricSelection::Tcp, "tcp", "TCP"),
-    (FabricSelection::Shm, "shm", "Shared memory between processes of this host, or nothing"),
-    (FabricSelection::Verbs, "verbs", "RDMA, or nothing"),
+    (FabricSelection::Shm, "shm", "Shared memory between processes of this host only"),
+    (FabricSelection::Verbs, "verbs", "RDMA only"),
 ];
 
 #[cfg(test)]

@@ -1,7 +1,7 @@
-//! The program `rdmc`: files and directories from one host to many, by reliable multicast.
+//! The program `rdmc` sends files and directories from one host to many by reliable multicast.
 
 #![deny(unsafe_code)]
-// These panic where nobody reads on.
+// These macros panic if the reader is gone.
 #![deny(clippy::print_stdout, clippy::print_stderr)]
 
 mod bench;
@@ -38,17 +38,17 @@ use cli::{Cli, Command, DemoFabric};
 use exit::{Exit, Signal, Stop};
 use progress::tell_outcome;
 
-/// Reads what is to be logged.
+/// Reads the filter of log messages.
 fn log_filter(given: Option<OsString>, default: &str) -> anyhow::Result<EnvFilter> {
     let Some(given) = given.filter(|given| !given.is_empty()) else { return Ok(EnvFilter::new(default)) };
     let given = given.to_string_lossy();
     EnvFilter::try_new(&given).map_err(|error| {
         let given = printable(&given);
-        Exit::Usage.error(format!("RDMC_LOG is {given}: {error}; say for instance info, or rdmc=debug"))
+        Exit::Usage.error(format!("RDMC_LOG is {given}: {error}; give for example info, or rdmc=debug"))
     })
 }
 
-/// Logs to the standard error. Where nobody can read it the work goes on.
+/// Logs to stderr. If that fails, the program goes on.
 fn log(filter: EnvFilter) {
     tracing_subscriber::fmt()
         .with_env_filter(filter)
@@ -60,7 +60,7 @@ fn log(filter: EnvFilter) {
 
 fn main() -> ExitCode {
     let cli = Cli::read();
-    // What simulated nodes have to say is of no concern, unless it is asked for.
+    // Messages of simulated nodes are off by default.
     let default = if matches!(cli.command, Command::Sim(_)) { "off" } else { LOG_DEFAULT };
     match log_filter(std::env::var_os("RDMC_LOG"), default) {
         Ok(filter) => log(filter),
@@ -99,16 +99,16 @@ fn bench_process(arguments: &[String]) -> anyhow::Result<()> {
     }
 }
 
-/// How many threads a command is worth.
+/// Number of threads of a command.
 enum Threads {
-    /// One, where there are more processes than cores: with 8 members on 2 cores it takes less processor time.
+    /// One thread, for commands with more processes than cores. With 8 members on 2 cores it takes less processor time.
     One,
-    /// One for each core, where one process has all the work.
+    /// One thread for each core, for commands that are one process.
     Many,
 }
 
-/// Runs a command until it ends. It is told of the first signal, and ends in good order, in bounded time; a second signal
-/// ends it at once.
+/// Runs a command until it ends. After the first signal it ends in good order and in bounded time. A second signal ends
+/// it at once.
 fn run<F>(threads: Threads, command: impl FnOnce(Stop) -> F) -> anyhow::Result<()>
 where
     F: Future<Output = anyhow::Result<()>>,
@@ -142,7 +142,7 @@ where
     outcome
 }
 
-/// Runs what is simply dropped when a signal comes.
+/// Runs a command that a signal cancels.
 async fn unless_stopped(stop: Stop, command: impl Future<Output = anyhow::Result<()>>) -> anyhow::Result<()> {
     tokio::select! {
         outcome = command => outcome,
@@ -150,7 +150,7 @@ async fn unless_stopped(stop: Stop, command: impl Future<Output = anyhow::Result
     }
 }
 
-/// How long work in the background may take to end: the removal of temporary files waits for nothing else.
+/// How long background work may take to end. The removal of temporary files does not wait longer.
 const SHUTDOWN_LIMIT: Duration = Duration::from_secs(5);
-/// What is logged unless `RDMC_LOG` says otherwise: that a group has failed is told by the command itself.
+/// Default filter of log messages. Commands report the failures of groups themselves.
 const LOG_DEFAULT: &str = "warn,rdmc::group=off";

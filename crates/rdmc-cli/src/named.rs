@@ -1,8 +1,8 @@
-//! Options whose values are those of a library, under names.
+//! Options whose values belong to a library.
 
 use clap::builder::{PossibleValue, PossibleValuesParser, TypedValueParser};
 
-/// A value, the name under which it is typed, and its help.
+/// A value, its name on the command line, and its help.
 pub(crate) type Named<T> = (T, &'static str, &'static str);
 
 /// Returns a parser of these values.

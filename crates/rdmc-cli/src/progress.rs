@@ -1,4 +1,4 @@
-//! What the program says while it runs: bars on a terminal, lines otherwise, JSON for programs, or nothing.
+//! The output while the program runs: bars on a terminal, lines otherwise, JSON for programs, or nothing.
 
 use std::collections::HashMap;
 use std::fmt;
@@ -9,14 +9,14 @@ use std::time::{Duration, Instant};
 use clap::Args;
 use clap::builder::FalseyValueParser;
 use indicatif::{MultiProgress, ProgressBar, ProgressDrawTarget, ProgressStyle};
-use rdmc_files::size::{Bytes, Rate};
+use rdmc_files::size::{ByteSize, Rate};
 use rdmc_files::words::{count, printable};
 use rdmc_files::{Direction, Event, FailedPeer, Proof, SessionNumber, explain};
 use serde::Serialize;
 
 use crate::exit::{Exit, failed_peers, tell};
 
-/// How much to say, and how.
+/// Options for the amount and form of the output.
 #[derive(Clone, Copy, Debug, Args)]
 pub(crate) struct OutputOptions {
     /// Print one JSON object per line, each with an "event", to stdout
@@ -27,17 +27,17 @@ pub(crate) struct OutputOptions {
     pub(crate) quiet: bool,
 }
 
-/// The last event of a command that has failed.
+/// The last event of a command that fails.
 #[derive(Serialize)]
 #[serde(tag = "event", rename = "failed")]
 struct Failed<'a> {
     code: u8,
     message: String,
-    /// Whose failure it was; nobody's, or not known, if empty.
+    /// The peers that failed; empty if none did or they are not known.
     failed: &'a [FailedPeer],
 }
 
-/// Tells whether an event belongs to stdout even where people read.
+/// Tells whether an event goes to stdout for people too.
 fn is_result(event: &Event) -> bool {
     matches!(event, Event::Done { .. })
 }
@@ -57,8 +57,8 @@ impl fmt::Display for Line<'_> {
                 write!(f, "listening at {address}, receiving into {dir}")?;
                 f.write_str(match security {
                     Proof::None => "",
-                    Proof::Key => ", from who has the key",
-                    Proof::Certificate => ", from who has a certificate",
+                    Proof::Key => ", from peers with the key",
+                    Proof::Certificate => ", from peers with a certificate",
                 })?;
                 if let (Some(device), Some((first, others))) = (device, fabrics.split_first()) {
                     write!(f, ", by {first} ({device})")?;
@@ -69,41 +69,41 @@ impl fmt::Display for Line<'_> {
             }
             Event::Warning { message, .. } => write!(f, "warning: {message}"),
             Event::Declined { from, reason, .. } => {
-                write!(f, "nothing comes from {}: {}", from.as_deref().unwrap_or(SOMEBODY), printable(reason))
+                write!(f, "no transfer from {}: {}", from.as_deref().unwrap_or(SOMEBODY), printable(reason))
             }
-            Event::Started { direction, peers, receivers, files, bytes, over, how, .. } => {
+            Event::Started { direction, peers, receivers, files, bytes, fabric, plan, .. } => {
                 let (shown, more) = peers.split_at(peers.len().min(PEERS_SHOWN_MAX));
                 let shown = if shown.is_empty() { SOMEBODY.to_owned() } else { printable(&shown.join(", ")) };
                 f.write_str(if *direction == Direction::Sending { "sending to " } else { "receiving from " })?;
                 f.write_str(&shown)?;
                 f.write_str(if more.is_empty() { "" } else { ", …" })?;
                 let (files, receivers) = (count(*files, "file"), count(*receivers, "receiver"));
-                write!(f, ": {} in {files}, {receivers}, by {over}, ", Bytes(*bytes))?;
-                write!(f, "{} in blocks of {}", how.algorithm, Bytes(how.block_size.into()))
+                write!(f, ": {} in {files}, {receivers}, by {fabric}, ", ByteSize(*bytes))?;
+                write!(f, "{} in blocks of {}", plan.algorithm, ByteSize(plan.block_size.into()))
             }
-            Event::Progress { bytes, total, .. } => write!(f, "{} of {}", Bytes(*bytes), Bytes(*total)),
-            Event::File { path, bytes, .. } => write!(f, "{path}  {}", Bytes(*bytes)),
-            Event::Skipped { path, .. } => write!(f, "skipped {path}: a symbolic link, a device or the like"),
+            Event::Progress { bytes, total, .. } => write!(f, "{} of {}", ByteSize(*bytes), ByteSize(*total)),
+            Event::File { path, bytes, .. } => write!(f, "{path}  {}", ByteSize(*bytes)),
+            Event::Skipped { path, .. } => write!(f, "skipped {path}: a symbolic link, a device or a socket"),
             Event::GoingOn { failed, receivers, .. } => {
                 write!(f, "{}; going on with {}", explain(failed), count(*receivers, "receiver"))
             }
             Event::Done { receivers, files, bytes, skipped, seconds, received, .. } => {
                 let rate = Rate { bytes: *bytes, seconds: *seconds };
                 let (files, receivers) = (count(*files, "file"), count(*receivers, "receiver"));
-                write!(f, "{files}, {} to {receivers} in {seconds:.2} s, {rate} each", Bytes(*bytes))?;
+                write!(f, "{files}, {} to {receivers} in {seconds:.2} s, {rate} each", ByteSize(*bytes))?;
                 if let Some(had @ 1..) = received.and_then(|received| bytes.checked_sub(received)) {
-                    write!(f, "; {} were here already", Bytes(had))?;
+                    write!(f, "; {} were already here", ByteSize(had))?;
                 }
                 if *skipped > 0 { write!(f, "; {skipped} skipped") } else { Ok(()) }
             }
             Event::Failed(error) => write!(f, "{error}"),
-            // Events that came later are for programs.
+            // Later events are for programs.
             _ => Ok(()),
         }
     }
 }
 
-/// Tells programs how a command has failed; people read it on stderr when the program ends.
+/// Prints the failure of a command for programs. People read it on stderr when the program ends.
 pub(crate) fn tell_outcome(options: OutputOptions, outcome: anyhow::Result<()>) -> anyhow::Result<()> {
     if let (true, Err(error)) = (options.json, &outcome) {
         let (code, message) = (Exit::code_of(error), format!("{error:#}"));
@@ -112,7 +112,7 @@ pub(crate) fn tell_outcome(options: OutputOptions, outcome: anyhow::Result<()>) 
     outcome
 }
 
-/// Tells events, in the way that suits whoever listens.
+/// Prints events as bars, lines or JSON.
 #[derive(Clone, Debug)]
 pub(crate) struct Reporter {
     mode: Mode,
@@ -128,7 +128,7 @@ enum Mode {
 }
 
 impl Reporter {
-    /// Chooses the way by the options and by what stderr is.
+    /// Chooses the form by the options and by whether stderr is a terminal.
     pub(crate) fn new(options: OutputOptions) -> Self {
         let mode = match options {
             OutputOptions { json: true, .. } => Mode::Json,
@@ -140,11 +140,11 @@ impl Reporter {
         Self { mode, bars: MultiProgress::with_draw_target(target) }
     }
 
-    /// Tells an event.
+    /// Prints an event.
     pub(crate) fn say(&self, event: &Event) {
         match self.mode {
             Mode::Quiet => {
-                // A failure that does not end the program.
+                // The failure of one transfer, while the program goes on.
                 if let Event::Failed(error) = event {
                     tell(format_args!("rdmc: {error}"));
                 }
@@ -160,7 +160,7 @@ impl Reporter {
     /// Prints a result for people.
     pub(crate) fn print(&self, text: &str) {
         if matches!(self.mode, Mode::Bars | Mode::Lines) {
-            // A reader that is gone wants no results.
+            // If the reader is gone, it wants no results.
             self.bars.suspend(|| drop(writeln!(std::io::stdout(), "{text}")));
         }
     }
@@ -170,40 +170,40 @@ impl Reporter {
         self.mode == Mode::Json
     }
 
-    /// Starts to show how far something of `total` bytes is.
+    /// Starts to show the progress of something of `total` bytes.
     pub(crate) fn bar(&self, label: &str, total: u64) -> Bar {
         self.bar_like(BAR, label, total)
     }
 
-    /// Starts to show how far work is, whose parts add up to `total`.
+    /// Starts to show the progress of work whose parts add up to `total`.
     pub(crate) fn work_bar(&self, label: &str, total: u64) -> Bar {
         let bar = self.bar_like(WORK_BAR, label, total);
-        if let Face::Bar(bar) = &bar.0 {
-            // Its parts may take long.
+        if let BarKind::Bar(bar) = &bar.0 {
+            // A part may take long.
             bar.enable_steady_tick(Duration::from_secs(1));
         }
         bar
     }
 
     fn bar_like(&self, template: &str, label: &str, total: u64) -> Bar {
-        let face = match self.mode {
+        let kind = match self.mode {
             Mode::Bars => {
                 let style = ProgressStyle::with_template(template).expect("the templates are constant");
                 let bar =
                     ProgressBar::new(total).with_style(style.progress_chars("=> ")).with_message(label.to_owned());
                 let bar = self.bars.add(bar);
-                // Before the first part is done.
+                // Shows the bar before the first part is done.
                 bar.tick();
-                Face::Bar(bar)
+                BarKind::Bar(bar)
             }
-            Mode::Json => Face::Json { told: Mutex::new(Instant::now()), total },
-            Mode::Lines | Mode::Quiet => Face::None,
+            Mode::Json => BarKind::Json { told: Mutex::new(Instant::now()), total },
+            Mode::Lines | Mode::Quiet => BarKind::None,
         };
-        Bar(face)
+        Bar(kind)
     }
 }
 
-/// How far something is, for programs.
+/// Progress as programs read it.
 #[derive(Serialize)]
 #[serde(tag = "event", rename = "progress")]
 struct Progress {
@@ -211,19 +211,19 @@ struct Progress {
     total: u64,
 }
 
-/// The events of transfers, each of which has a bar.
+/// Prints the events of transfers, and shows a bar for each.
 #[derive(Debug)]
-pub(crate) struct Transfers {
+pub(crate) struct TransferView {
     reporter: Reporter,
     bars: HashMap<Option<SessionNumber>, Bar>,
 }
 
-impl Transfers {
+impl TransferView {
     pub(crate) fn new(reporter: Reporter) -> Self {
         Self { reporter, bars: HashMap::new() }
     }
 
-    /// Tells an event of a transfer.
+    /// Prints an event of a transfer.
     pub(crate) fn show(&mut self, session: Option<SessionNumber>, event: &Event) {
         match event {
             Event::Progress { bytes, confirming, .. } => {
@@ -245,42 +245,42 @@ impl Transfers {
         }
     }
 
-    /// Takes the bar of a transfer away.
+    /// Removes the bar of a transfer.
     pub(crate) fn end(&mut self, session: Option<SessionNumber>) {
         self.bars.remove(&session);
     }
 }
 
-/// How far something is. It disappears when dropped.
+/// Progress on the screen. Dropping it removes it.
 #[derive(Debug)]
-pub(crate) struct Bar(Face);
+pub(crate) struct Bar(BarKind);
 
 #[derive(Debug)]
-enum Face {
+enum BarKind {
     Bar(ProgressBar),
     Json { told: Mutex<Instant>, total: u64 },
     None,
 }
 
 impl Bar {
-    /// Shows that `bytes` of the total, or so much of the work, are done.
+    /// Shows that so many bytes, or parts of the work, are done.
     pub(crate) fn set(&self, bytes: u64) {
         match &self.0 {
-            Face::Bar(bar) => bar.set_position(bytes.min(bar.length().unwrap_or(bytes))),
-            Face::Json { told, total } => {
+            BarKind::Bar(bar) => bar.set_position(bytes.min(bar.length().unwrap_or(bytes))),
+            BarKind::Json { told, total } => {
                 let mut told = told.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
                 if told.elapsed() >= JSON_INTERVAL {
                     *told = Instant::now();
                     print_json(&Progress { bytes: bytes.min(*total), total: *total });
                 }
             }
-            Face::None => {}
+            BarKind::None => {}
         }
     }
 
     /// Shows what is being done.
     pub(crate) fn label(&self, label: &str) {
-        if let Face::Bar(bar) = &self.0 {
+        if let BarKind::Bar(bar) = &self.0 {
             bar.set_message(label.to_owned());
         }
     }
@@ -288,7 +288,7 @@ impl Bar {
 
 impl Drop for Bar {
     fn drop(&mut self) {
-        if let Face::Bar(bar) = &self.0 {
+        if let BarKind::Bar(bar) = &self.0 {
             bar.finish_and_clear();
         }
     }
@@ -299,21 +299,22 @@ pub(crate) fn print_json(value: &impl Serialize) {
     print_line(&serde_json::to_string(value).expect("events have string keys"));
 }
 
-/// Prints a line for programs; a reader that is gone wants no more of them.
+/// Prints a line for programs. If the reader is gone, the line is lost.
 pub(crate) fn print_line(line: &str) {
     let mut stdout = std::io::stdout().lock();
     let _ = writeln!(stdout, "{line}").and_then(|()| stdout.flush());
 }
 
-/// How often [`Bar::set`] is worth calling.
+/// Interval between calls of [`Bar::set`].
 pub(crate) const TICK: Duration = Duration::from_millis(100);
-/// How often programs are told how far it is.
+/// Interval between lines of progress for programs.
 const JSON_INTERVAL: Duration = Duration::from_millis(500);
-/// How a bar looks.
-const BAR: &str = "{msg:18!} [{wide_bar}] {percent:>3}% {binary_bytes:>10} of {binary_total_bytes} {binary_bytes_per_sec:>12} {eta:>3}";
-/// How one for work looks that is not measured in bytes.
+/// Form of a bar for bytes.
+const BAR: &str = "{msg:18!} [{wide_bar}] {percent:>3}% {binary_bytes:>10} of {binary_total_bytes} \
+                   {binary_bytes_per_sec:>12} {eta:>3}";
+/// Form of a bar for other work.
 const WORK_BAR: &str = "{msg:32!} [{wide_bar}] {percent:>3}% {elapsed:>4}";
-/// Peers named before a transfer.
+/// Greatest number of peers that the first line of a transfer names.
 const PEERS_SHOWN_MAX: usize = 4;
-/// What one is called whose address is not known.
-const SOMEBODY: &str = "somebody";
+/// Name of a peer whose address is not known.
+const SOMEBODY: &str = "an unknown host";

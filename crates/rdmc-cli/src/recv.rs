@@ -8,12 +8,12 @@ use tokio::signal::unix::{SignalKind, signal};
 
 use crate::cli::RecvOptions;
 use crate::exit::{Exit, Signal, Stop, of_transfer};
-use crate::progress::{Reporter, Transfers};
+use crate::progress::{Reporter, TransferView};
 use crate::wording::wording;
 
-/// Receives until a signal comes, or one transfer with `--once`.
+/// Receives until a signal comes. With `--once`, receives one transfer.
 pub(crate) async fn run(options: RecvOptions, stop: Stop) -> anyhow::Result<()> {
-    // So that a file beyond the limit of file sizes (ulimit -f) is an error of its transfer: by default the signal kills.
+    // The signal kills by default. Handled, the limit of file sizes (ulimit -f) fails only one transfer.
     let _file_size_limit = signal(SignalKind::from_raw(rustix::process::Signal::XFSZ.as_raw()))?;
     let RecvOptions { once, drain, .. } = options;
     let builder = FileReceiver::builder(options.dir)
@@ -28,26 +28,26 @@ pub(crate) async fn run(options: RecvOptions, stop: Stop) -> anyhow::Result<()> 
     let builder = if once { builder.sessions_max(1) } else { builder };
     let mut receiver = builder.bind(&options.listen).await.map_err(of_transfer)?;
     let handle = receiver.stop_handle();
-    let mut transfers = Transfers::new(Reporter::new(options.output));
+    let mut view = TransferView::new(Reporter::new(options.output));
     let (mut told, mut outcome) = (None, None);
     loop {
         tokio::select! {
             happened = receiver.next() => {
                 let Some(ReceiverEvent { session, event, .. }) = happened else { break };
                 match event {
-                    // Said when the program ends.
-                    Event::Failed(TransferError::Stopped) => transfers.end(session),
+                    // The end of the program tells it.
+                    Event::Failed(TransferError::Stopped) => view.end(session),
                     Event::Failed(error) if once => {
-                        transfers.end(session);
+                        view.end(session);
                         outcome.get_or_insert(Err(of_transfer(error)));
                         handle.stop();
                     }
                     Event::Done { .. } if once => {
-                        transfers.show(session, &event);
+                        view.show(session, &event);
                         outcome.get_or_insert(Ok(()));
                         handle.stop();
                     }
-                    event => transfers.show(session, &event),
+                    event => view.show(session, &event),
                 }
             }
             signal = stop.signalled(), if told.is_none() => {

@@ -1,4 +1,4 @@
-//! `rdmc schedule`: the grid of a schedule, to be checked by eye (DSN, Figure 3).
+//! `rdmc schedule` prints a schedule as a grid (DSN, Figure 3).
 
 use std::fmt::Write as _;
 use std::io::Write as _;
@@ -29,7 +29,7 @@ pub(crate) fn run(options: &ScheduleOptions) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Draws a row for each member and a column for each step; the root sends, so its row shows what it sends.
+/// Draws a row for each member and a column for each step. The row of the root shows what it sends.
 fn grid(schedule: &Schedule, sends: bool) -> String {
     let columns = usize::try_from(schedule.steps()).expect("few enough to print");
     let cells = |rank: Rank| {
@@ -89,7 +89,7 @@ struct DescribedHop {
     block: u32,
 }
 
-/// Lists all transfers, by step and sender.
+/// Lists all hops by step and sender.
 fn described(schedule: &Schedule) -> Described {
     let sends = |from: u32| {
         let sends = schedule.sends(Rank(from));
@@ -101,7 +101,7 @@ fn described(schedule: &Schedule) -> Described {
     Described { algorithm: schedule.algorithm().to_string(), members, blocks, steps: schedule.steps(), transfers }
 }
 
-/// Cells beyond which nobody reads a grid.
+/// Greatest number of cells of a grid.
 const CELLS_MAX: u64 = 1 << 22;
 
 #[cfg(test)]

@@ -1,4 +1,4 @@
-//! Who may take part: the options for keys and certificates, and `rdmc keygen`.
+//! Options for keys and certificates, and `rdmc keygen`.
 
 use std::fs::OpenOptions;
 use std::io::Write;
@@ -11,30 +11,30 @@ use rdmc::Security;
 
 use crate::exit::Exit;
 
-/// The options that say who may take part.
+/// Options that admit only known peers.
 #[derive(Clone, Debug, Default, clap::Args)]
 pub(crate) struct SecurityOptions {
-    /// The key that sender and receivers share, made by rdmc keygen: only who has it takes part. Like ssh, rdmc refuses a
-    /// file of yours that others can read
+    /// The key that sender and receivers share, made by rdmc keygen: only peers with the key take part. Like ssh, rdmc
+    /// refuses a file of yours that others can read
     #[arg(long, env = "RDMC_KEY_FILE", value_name = "FILE", conflicts_with_all = ["tls_ca", "tls_cert", "tls_key"])]
     pub(crate) key: Option<PathBuf>,
-    /// Certificates (PEM) of the authority: only who has a certificate of it takes part
+    /// Certificates (PEM) of the authority: only peers with one of its certificates take part
     #[arg(long, env = "RDMC_TLS_CA", value_name = "FILE", requires_all = ["tls_cert", "tls_key"])]
     pub(crate) tls_ca: Option<PathBuf>,
-    /// This host's certificate (PEM); a receiver's is for the host after --to
+    /// This host's certificate (PEM); that of a receiver names the host in --to
     #[arg(long, env = "RDMC_TLS_CERT", value_name = "FILE", requires_all = ["tls_ca", "tls_key"])]
     pub(crate) tls_cert: Option<PathBuf>,
-    /// The private key (PEM) of this host's certificate; as private as --key
+    /// The private key (PEM) of this host's certificate; it must be as private as --key
     #[arg(long, env = "RDMC_TLS_KEY", value_name = "FILE", requires_all = ["tls_ca", "tls_cert"])]
     pub(crate) tls_key: Option<PathBuf>,
-    /// Encrypt the data too, which TCP carries then; sender and receivers must agree. Needs --key or --tls-ca, --tls-cert and
+    /// Encrypt the data that TCP carries; sender and receivers must agree. Needs --key, or --tls-ca, --tls-cert and
     /// --tls-key
     #[arg(long, env = "RDMC_ENCRYPT", value_parser = FalseyValueParser::new())]
     pub(crate) encrypt: bool,
 }
 
 impl SecurityOptions {
-    /// Reads keys and certificates; none if everybody may take part.
+    /// Reads keys and certificates; `None` if everybody may take part.
     pub(crate) fn open(&self) -> anyhow::Result<Option<Security>> {
         let security = match self {
             Self { key: Some(key), .. } => {
@@ -49,16 +49,16 @@ impl SecurityOptions {
         };
         if self.encrypt && security.is_none() {
             return Err(Exit::Usage.error(
-                "--encrypt needs --key, or --tls-ca, --tls-cert and --tls-key: it hides nothing from one who reads the \
-                 control connections",
+                "--encrypt needs --key, or --tls-ca, --tls-cert and --tls-key: a reader of the control connections \
+                 could decrypt the data",
             ));
         }
         Ok(security)
     }
 }
 
-/// Refuses a private file that others can read or write, as ssh does: it is not private. Files of other users, such as
-/// those that a service manager hands out, are theirs to protect.
+/// Refuses a private file that others can read or write, as ssh does. Files of other users, such as those of a service
+/// manager, are not checked.
 fn check_private(file: &Path) -> anyhow::Result<()> {
     let metadata = std::fs::metadata(file).with_context(|| format!("cannot read {}", file.display()))?;
     let (mode, ours) = (metadata.mode() & 0o777, metadata.uid() == rustix::process::getuid().as_raw());
@@ -70,7 +70,7 @@ fn check_private(file: &Path) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Writes a new key to a file that does not exist yet.
+/// Writes a new key to a file that must not exist yet.
 pub(crate) fn keygen(file: &Path) -> anyhow::Result<()> {
     let mut key = [0; 32];
     getrandom::fill(&mut key).map_err(|error| anyhow::anyhow!("the operating system has no randomness: {error}"))?;
@@ -84,7 +84,7 @@ pub(crate) fn keygen(file: &Path) -> anyhow::Result<()> {
     })?;
     let text = format!("{}\n", blake3::Hash::from_bytes(key).to_hex());
     written.write_all(text.as_bytes()).and_then(|()| written.sync_all()).map_err(|error| {
-        // What is not a whole key is of no use to anybody.
+        // An incomplete key must not stay.
         let _ = std::fs::remove_file(file);
         anyhow::Error::new(error).context(format!("cannot write {}", file.display()))
     })

@@ -7,10 +7,10 @@ use rdmc_files::{FileSender, TransferError};
 
 use crate::cli::SendOptions;
 use crate::exit::{Exit, Stop, of_transfer};
-use crate::progress::{Reporter, Transfers};
+use crate::progress::{Reporter, TransferView};
 use crate::wording::wording;
 
-/// Sends everything to everybody.
+/// Sends the files to all receivers.
 pub(crate) async fn run(options: SendOptions, stop: Stop) -> anyhow::Result<()> {
     let security = options.security.open()?;
     let members = u32::try_from(options.to.len() + 1).unwrap_or(u32::MAX);
@@ -28,12 +28,12 @@ pub(crate) async fn run(options: SendOptions, stop: Stop) -> anyhow::Result<()> 
         .build()
         .map_err(of_transfer)?;
     let mut sending = sender.send(options.files);
-    let mut transfers = Transfers::new(Reporter::new(options.output));
+    let mut view = TransferView::new(Reporter::new(options.output));
     let mut told = None;
     loop {
         tokio::select! {
             event = sending.next() => match event {
-                Some(event) => transfers.show(None, &event),
+                Some(event) => view.show(None, &event),
                 None => break,
             },
             signal = stop.signalled(), if told.is_none() => {
@@ -42,7 +42,7 @@ pub(crate) async fn run(options: SendOptions, stop: Stop) -> anyhow::Result<()> 
             }
         }
     }
-    drop(transfers);
+    drop(view);
     match (sending.outcome().await, told) {
         (Err(TransferError::Stopped), Some(signal)) => Err(Exit::Signal(signal).into()),
         (outcome, _) => outcome.map(drop).map_err(of_transfer),

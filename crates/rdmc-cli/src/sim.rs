@@ -20,7 +20,7 @@ use crate::cli::{ALL_FIGURES, CampaignOptions, FigureOptions, SimCommand, SimOpt
 use crate::exit::Exit;
 use crate::progress::{OutputOptions, Reporter};
 
-/// Plays a scenario, or does what the subcommand says.
+/// Plays a scenario, or runs a subcommand.
 pub(crate) fn run(options: &SimOptions) -> anyhow::Result<()> {
     match (&options.command, &options.scenario) {
         (Some(SimCommand::Figure(options)), _) => figures(options),
@@ -34,7 +34,7 @@ fn play(path: &Path, options: &SimOptions) -> anyhow::Result<()> {
     let named = || path.display().to_string();
     let text = read_text(path)?;
     let scenario: Scenario = text.parse().with_context(named).context(Exit::Usage)?;
-    // Before it is played, which may take long.
+    // Opened before a scenario that may take long.
     let trace = options.trace.as_deref();
     let trace =
         trace.map(|path| File::create(path).with_context(|| path.display().to_string()).map(|file| (path, file)));
@@ -57,7 +57,7 @@ fn play(path: &Path, options: &SimOptions) -> anyhow::Result<()> {
     traced
 }
 
-/// Reads a file that somebody has written to be read here.
+/// Reads a file that a user has written.
 fn read_text(path: &Path) -> anyhow::Result<String> {
     let text = std::fs::read_to_string(path);
     text.map_err(|error| match error.kind() {
@@ -66,7 +66,7 @@ fn read_text(path: &Path) -> anyhow::Result<String> {
     })
 }
 
-/// Tells what has happened, in a table.
+/// Describes in a table what has happened.
 fn told(played: &Played, took: Duration, options: &SimOptions) -> String {
     let mut text = String::from("  group  message        bytes      sent at     complete after      Gbit/s  skew\n");
     for (number, group) in played.groups.iter().enumerate() {
@@ -223,7 +223,7 @@ fn hunt(options: &CampaignOptions) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Plays the cases of all seeds, and shows how far it is.
+/// Plays the cases of all seeds, and shows the progress.
 fn play_seeds(seeds: &Range<u64>, reporter: &Reporter) -> Report {
     let mut report = Report::default();
     let bar = reporter.work_bar("playing seeds", seeds.end.saturating_sub(seeds.start));
@@ -239,10 +239,10 @@ fn play_seeds(seeds: &Range<u64>, reporter: &Reporter) -> Report {
     report
 }
 
-/// Plays everything within bounds, one size of groups and messages after the other, and shows how far it is.
+/// Plays everything within bounds, by the sizes of groups and messages, and shows the progress.
 fn survey(all: &Bounds, reporter: &Reporter) -> Survey {
     let sizes = all.members.clone().flat_map(|members| all.blocks.clone().map(move |blocks| (members, blocks)));
-    // About what they cost: each of the operations is a case, which has as many operations.
+    // Approximate cost: each operation is a case, and a case has as many operations.
     let cost = |(members, blocks): (u32, u32)| u64::from(members * members * (blocks + 1) * (blocks + 1));
     let bar = reporter.work_bar("", sizes.clone().map(cost).sum());
     let (mut survey, mut done) = (Survey::default(), 0);
@@ -270,11 +270,11 @@ fn gbits(bytes: u64, time: Duration) -> String {
     if time.is_zero() { "-".to_owned() } else { format!("{:.2}", bits / time.as_secs_f64() / 1e9) }
 }
 
-/// Seeds that are played before it is shown how far it is.
+/// Number of seeds between two updates of the progress.
 const SEEDS_AT_ONCE: u64 = 128;
-/// Cases of an exhaustive campaign that are written.
+/// Greatest number of cases of an exhaustive campaign that are written.
 const WRITTEN_MAX: usize = 20;
-/// Cases that are played to find a smaller one.
+/// Number of cases that are played to find a smaller one.
 const SHRINK_PLAYS: usize = 2000;
 
 #[cfg(test)]

@@ -1,13 +1,13 @@
-//! Numbers of bytes as they are typed.
+//! Numbers of bytes as typed.
 
-use rdmc_files::size::{Bytes, PAGE, POOL_BYTES_MIN};
+use rdmc_files::size::{ByteSize, PAGE, POOL_BYTES_MIN};
 
 use crate::choice::{AUTO, OrAuto};
 
 /// Parses `256MiB`, `1M`, `4k` or plain bytes; the units are powers of 1024.
 pub(crate) fn parse(text: &str) -> Result<u64, String> {
     let allowed =
-        || format!("{text:?} is no size: write bytes, or a number with k, M, G or T (powers of 1024): 256MiB");
+        || format!("{text:?} is not a size: write bytes, or a number with k, M, G or T (powers of 1024): 256MiB");
     let digits = text.find(|c: char| !c.is_ascii_digit()).unwrap_or(text.len());
     let (number, unit) = text.split_at(digits);
     let number: u64 = number.parse().map_err(|_| allowed())?;
@@ -31,10 +31,10 @@ pub(crate) fn parse(text: &str) -> Result<u64, String> {
 pub(crate) fn parse_block(text: &str) -> Result<u32, String> {
     let bytes = parse(text)?;
     let allowed = u32::try_from(bytes).ok().filter(|bytes| (1..=rdmc::GroupSpec::BLOCK_SIZE_MAX).contains(bytes));
-    allowed.ok_or_else(|| format!("a block of {} is not possible: 1 byte to 1 GiB", Bytes(bytes)))
+    allowed.ok_or_else(|| format!("a block of {} is not possible: 1 byte to 1 GiB", ByteSize(bytes)))
 }
 
-/// Parses a block size that may be left to be chosen.
+/// Parses a block size that may be left to a cost model.
 pub(crate) fn parse_block_or_auto(text: &str) -> Result<OrAuto<u32>, String> {
     if text == AUTO {
         return Ok(OrAuto::Auto);
@@ -46,7 +46,7 @@ pub(crate) fn parse_block_or_auto(text: &str) -> Result<OrAuto<u32>, String> {
 pub(crate) fn parse_pool(text: &str) -> Result<u64, String> {
     let bytes = parse(text)?;
     let pages = bytes.checked_next_multiple_of(PAGE).filter(|bytes| *bytes >= POOL_BYTES_MIN);
-    pages.ok_or_else(|| format!("a pool of {} is not possible: at least {}", Bytes(bytes), Bytes(POOL_BYTES_MIN)))
+    pages.ok_or_else(|| format!("a pool of {} is not possible: at least {}", ByteSize(bytes), ByteSize(POOL_BYTES_MIN)))
 }
 
 #[cfg(test)]

@@ -1,8 +1,8 @@
-//! How messages of the libraries call the options and commands of this program.
+//! The names of this program's options and commands in messages of the libraries.
 
 use rdmc_files::Wording;
 
-/// Returns the names under which users know what messages are about.
+/// Returns the names that users know.
 pub(crate) fn wording() -> Wording {
     let mut wording = Wording::default();
     wording.sender = "rdmc send";

@@ -1,4 +1,4 @@
-//! An algorithm as the sender names it to the receivers.
+//! Algorithms as a sender names them to the receivers.
 
 use std::fmt;
 
@@ -51,19 +51,19 @@ impl fmt::Display for WireAlgorithm {
     }
 }
 
-/// Why an algorithm that a sender names cannot be used.
+/// Error of an algorithm that a sender names but that cannot be used.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum WireAlgorithmError {
     /// Its name is unknown.
     #[error(transparent)]
     Unknown(#[from] ParseAlgorithmError),
-    /// Its racks hold another number of members.
+    /// Its racks hold another number of members than the group.
     #[error("racks for {} in a group of {members}", count(*held, "member"))]
     Members {
-        /// The members in the racks.
+        /// Members in the racks.
         held: usize,
-        /// The members of the group.
+        /// Members of the group.
         members: usize,
     },
     /// Its racks are malformed.

@@ -1,4 +1,4 @@
-//! What an invitation says about a transfer. A receiver decides by it whether to take part.
+//! The announcement that an invitation carries. A receiver decides by it whether to take part.
 
 use rdmc::{Algorithm, GroupSpec, NodeId};
 use serde::{Deserialize, Serialize};
@@ -7,7 +7,7 @@ use crate::algorithm::WireAlgorithm;
 use crate::error::{Context, Problem};
 use crate::manifest::{self, Manifest};
 
-/// The transfer in numbers, and how it will travel.
+/// A transfer in numbers, and how its blocks will travel.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Announcement {
     pub(crate) plans: Plans,
@@ -18,7 +18,7 @@ pub(crate) struct Announcement {
     pub(crate) on_failure: OnFailure,
 }
 
-/// How blocks are to travel on either medium: which it will be is known only when all have accepted.
+/// How blocks travel on each medium. Which medium it is becomes known only when all receivers have accepted.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Plans {
     pub(crate) network: WirePlan,
@@ -29,14 +29,14 @@ pub(crate) struct Plans {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct WirePlan {
     pub(crate) algorithm: WireAlgorithm,
-    /// In bytes.
+    /// Size of a block in bytes.
     pub(crate) block_size: u32,
 }
 
-/// What members share, as far as the way of blocks depends on it.
+/// What the members share, as far as the plan depends on it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Medium {
-    /// A network on which each has a port.
+    /// A network on which each member has a port.
     Network,
     /// The memory and the processors of one host.
     Host,
@@ -77,27 +77,27 @@ impl OnFailure {
 }
 
 impl Announcement {
-    /// Describes the transfer of a manifest, which goes on after failures.
+    /// Describes the transfer of a manifest. The survivors of a failure go on by default.
     pub(crate) fn new(plans: Plans, manifest: &Manifest, manifest_len: u64) -> Self {
         let (files, bytes) = manifest.totals();
         let file_bytes_max = manifest.longest();
         Self { plans, manifest_len, files, bytes, file_bytes_max, on_failure: OnFailure::Repair }
     }
 
-    /// Encodes the announcement: its version, then the rest.
+    /// Encodes the announcement: its version first, then its fields.
     pub(crate) fn encode(&self) -> Vec<u8> {
         let mut bytes = VERSION.to_le_bytes().to_vec();
         bytes.extend(postcard::to_stdvec(self).expect("plain data in memory is always encoded"));
         bytes
     }
 
-    /// Decodes an announcement of this version.
+    /// Decodes an announcement of this version, and checks its bounds.
     pub(crate) fn decode(bytes: &[u8]) -> Result<Self, Problem> {
         let (version, rest) = bytes.split_first_chunk().ok_or_else(|| Problem::local(NO_ANNOUNCEMENT))?;
         let version = u16::from_le_bytes(*version);
         if version != VERSION {
             return Err(Problem::local(format!(
-                "version {VERSION} of the file transfer is spoken here, not {version}"
+                "this receiver speaks version {VERSION} of the file transfer, not {version}"
             )));
         }
         let announcement: Self = postcard::from_bytes(rest).context(NO_ANNOUNCEMENT)?;
@@ -113,18 +113,18 @@ impl Announcement {
         Ok(announcement)
     }
 
-    /// Makes the groups that the transfer uses on a medium, which sender and receivers must agree on.
+    /// Makes the groups of the transfer on a medium. Sender and receivers must make the same ones.
     pub(crate) fn groups(&self, nodes: Vec<NodeId>, medium: Medium) -> Result<FileGroups, Problem> {
         let plan = self.plans.on(medium);
         let algorithm = plan.algorithm.resolve(nodes.len())?;
         let spec = |id| GroupSpec::new(id, nodes.clone()).algorithm(algorithm.clone()).block_size(plan.block_size);
-        // A failure before anything was sent is the transfer's.
+        // A failure before the first file ends the transfer, so that no survivor goes on.
         let manifest = spec(1).recoverable(false);
         let files = spec(2).recoverable(self.on_failure == OnFailure::Repair);
         Ok(FileGroups { manifest, files })
     }
 
-    /// Checks that a manifest is the one that was announced.
+    /// Checks that a manifest is the announced one.
     pub(crate) fn check(&self, manifest: &Manifest) -> Result<(), Problem> {
         let (files, bytes) = manifest.totals();
         let found = Self { files, bytes, file_bytes_max: manifest.longest(), ..self.clone() };
@@ -135,7 +135,7 @@ impl Announcement {
     }
 }
 
-/// What a receiver says when it accepts: a byte if it has parts of files, from transfers that were interrupted; none if not.
+/// The reply of a receiver that accepts: one byte if it has parts of files from interrupted transfers, else nothing.
 pub(crate) struct Reply {
     pub(crate) has_parts: bool,
 }
@@ -152,25 +152,25 @@ impl Reply {
 
 /// The groups of one transfer.
 ///
-/// The manifest travels in a group of its own: its close tells the sender that every receiver agrees before the
-/// first byte of a file is sent. In both groups the last message is for a receiver that has found something wrong to say so,
-/// by refusing it. That of the files is empty; that of the manifest is a byte if only what receivers lack is to travel, as
-/// some have parts of files.
+/// The manifest travels in its own group. The close of that group tells the sender that every receiver agrees, before
+/// the first byte of a file is sent. In both groups a receiver that has found a problem refuses the last message. The
+/// last message of the files is empty. That of the manifest is one byte in a delta transfer, where only missing blocks
+/// travel because some receiver has parts of files; else it is empty.
 pub(crate) struct FileGroups {
     pub(crate) manifest: GroupSpec,
     pub(crate) files: GroupSpec,
 }
 
-/// Messages under way at once in the group of the files, at most: fewer than a group queues.
+/// Greatest number of messages under way at once in the group of the files; fewer than a group queues.
 pub(crate) const UNDER_WAY_MAX: usize = 8;
-/// What is wrong with a group that ends too soon.
+/// Reason for refusing a group that ends too soon.
 pub(crate) const CLOSED_EARLY: &str = "the sender closed the group before everything was sent";
-/// Said of an invitation that announces something else.
+/// Reason for declining an invitation that announces something else.
 const NO_ANNOUNCEMENT: &str = "the invitation announces no file transfer";
-/// Version of the file transfer; changes with its meaning.
+/// Version of the file transfer; changes when the meaning of its messages does.
 const VERSION: u16 = 4;
 
-/// Bytes of a file's digest, which follows the file as a message of its own.
+/// Length of a file's digest in bytes. The digest follows the file as a message of its own.
 pub(crate) const DIGEST_LEN: usize = blake3::OUT_LEN;
 
 #[cfg(test)]

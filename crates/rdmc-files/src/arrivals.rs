@@ -1,7 +1,8 @@
-//! The files of one transfer as they arrive, over failures of other members.
+//! The files of one transfer as they arrive, also when other members fail.
 //!
-//! Message 2i of the group is file i of the list, message 2i + 1 is its digest, the last one is empty. What has not come when
-//! the group fails is offered again, under the same number, in the group in which the survivors go on.
+//! Message 2i of the group is file i of the manifest, message 2i + 1 is the digest of that file, and the last message
+//! is empty. If the group fails, the survivors form another one. It offers every unfinished message again, under the
+//! same number.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -22,8 +23,8 @@ use crate::manifest::{Entry, Manifest};
 use crate::store::{IncomingFile, Store};
 use crate::words::count;
 
-/// Receives all files of a manifest, and agrees to the end when all are whole and in place; returns at how many receivers
-/// they are.
+/// Receives all files of a manifest. Agrees to the end when all are complete and in place. Returns how many receivers
+/// have them.
 pub(crate) async fn take_files(
     node: &Node,
     spec: GroupSpec,
@@ -49,20 +50,20 @@ pub(crate) async fn take_files(
         complete: 0,
         formed: false,
         failed: Vec::new(),
-        trouble: None,
+        problem: None,
     };
     let mut group = match node.join_group_with_offers(spec).await {
         Err(GroupError::Failed(failure)) => arrivals.go_on(failure).await?,
         joined => joined.of_kind(Kind::Refused)?,
     };
     arrivals.formed = true;
-    arrivals.trouble = arrivals.with_directories(Store::make_directories).await.err();
+    arrivals.problem = arrivals.with_directories(Store::make_directories).await.err();
     loop {
         let failure = match arrivals.take_all(&mut group).await {
             Ok(()) => {
                 let members = group.members().to_vec();
                 arrivals.check_end(&members);
-                if let Some(error) = arrivals.trouble {
+                if let Some(error) = arrivals.problem {
                     group.refuse(&error.reason());
                     return Err(error);
                 }
@@ -85,32 +86,32 @@ struct Arrivals<'a> {
     store: &'a Store,
     events: &'a Events,
     progress: Progress,
-    /// What the node had received before.
+    /// Bytes that the node had received before.
     bytes_before: u64,
-    /// Files that have a place, but not all of their bytes and their digest, by their places in the list.
-    open: BTreeMap<usize, Open>,
+    /// Files that have begun to arrive but lack bytes or digest, by their indices.
+    open: BTreeMap<usize, OpenFile>,
     /// The message for which memory is prepared.
     preparing: Option<Preparing>,
-    /// What was prepared for a file when its message was to be offered again.
+    /// What was prepared for a file whose message is offered again.
     ready: Option<(usize, Result<Prepared, Problem>)>,
-    /// Messages under way, by their numbers.
+    /// Messages that arrive, by their numbers.
     arriving: FuturesUnordered<BoxFuture<'static, (u64, Result<Message, GroupFailure>)>>,
-    /// Compares bytes with their digest, and gives files their names.
+    /// Tasks that compare files with their digests and move them into place.
     finishing: JoinSet<Result<Event, Problem>>,
-    /// The last message, which waits until all files are in place.
+    /// The last message. It waits until all files are in place.
     last: Option<Offer>,
     last_is_taken: bool,
-    /// Files in place.
+    /// Number of files in place.
     complete: usize,
-    /// Whether a group was formed: something may have been sent.
+    /// Whether a group was formed. Afterwards something may have been sent.
     formed: bool,
-    /// Who has failed on the way.
+    /// Members that have failed so far.
     failed: Vec<FailedMember>,
-    /// What went wrong first here; the next message is refused for it.
-    trouble: Option<Problem>,
+    /// The first problem at this receiver. It refuses the next message for it.
+    problem: Option<Problem>,
 }
 
-/// What a message of the group is; files by their places in the list.
+/// What a message of the group carries; files by their indices.
 #[derive(Clone, Copy)]
 enum MessageRole {
     File(usize),
@@ -118,14 +119,14 @@ enum MessageRole {
     Last,
 }
 
-/// A message that gets its memory.
+/// A message for which memory is being prepared.
 type Preparing = BoxFuture<'static, (Offer, Result<Prepared, Problem>)>;
 
 /// Where a file goes, and the memory to receive into, which may hold some of the file.
 type Prepared = (ReceiveInto, BufferMut);
 
-/// A file of which something is missing.
-struct Open {
+/// A file of which bytes or digest are missing.
+struct OpenFile {
     into: ReceiveInto,
     bytes: Option<Message>,
     digest: Option<Message>,
@@ -135,7 +136,7 @@ struct Open {
 enum ReceiveInto {
     /// In the file itself, which is mapped.
     Mapping(IncomingFile),
-    /// In other memory, from which they are written.
+    /// In other memory, from which they are written to the file.
     Memory(IncomingFile),
 }
 
@@ -154,7 +155,7 @@ impl ReceiveInto {
 }
 
 impl Arrivals<'_> {
-    /// Takes what one group carries. When it ends, everything that was under way has come, or has not.
+    /// Receives the messages of one group. When this returns, no message of the group is arriving any more.
     async fn take_all(&mut self, group: &mut OfferReceiver) -> Result<(), GroupFailure> {
         let mut tick = tokio::time::interval(TICK);
         let mut closed = false;
@@ -190,10 +191,10 @@ impl Arrivals<'_> {
         }
     }
 
-    /// Forms the group in which the survivors of a failure go on.
+    /// Forms the group of the survivors of a failure.
     async fn go_on(&mut self, mut failure: GroupFailure) -> Result<OfferReceiver, Problem> {
-        // These will be offered again. What is being done for a file goes on, whether it is waited for or not; memory of the
-        // pool may not be there before the survivors have gone on.
+        // These messages will be offered again. Work on a file continues even if nothing waits for it. Memory of the
+        // pool may become free only after the survivors have formed their group.
         let preparing = self.preparing.take();
         if let Some(preparing) = preparing.filter(|_| self.node.capabilities().receives_into_files) {
             let (offer, prepared) = preparing.await;
@@ -215,19 +216,19 @@ impl Arrivals<'_> {
                     return Ok(group);
                 }
                 Err(RecoveryError::Group(GroupError::Failed(next))) => failure = next,
-                Err(error) => return Err(self.cut_short(Some(error)).await),
+                Err(error) => return Err(self.incomplete(Some(error)).await),
             }
         }
     }
 
-    /// Looks at what is here when a group that is about to be closed has carried everything it will.
+    /// Finds a problem if the group that is about to close has not carried everything.
     fn check_end(&mut self, members: &[NodeId]) {
         if has_sender(members) && (!self.last_is_taken || self.complete < self.files.len()) {
-            self.trouble.get_or_insert_with(|| Kind::Partial.problem(CLOSED_EARLY));
+            self.problem.get_or_insert_with(|| Kind::Partial.problem(CLOSED_EARLY));
         }
     }
 
-    /// Says what came of a transfer that everybody who is left has agreed to end.
+    /// Returns the outcome of a transfer that all survivors have agreed to end.
     async fn outcome(mut self, members: &[NodeId]) -> Result<usize, Problem> {
         if has_sender(members) {
             return Ok(receivers_of(members));
@@ -235,17 +236,17 @@ impl Arrivals<'_> {
         if self.complete == self.files.len() {
             self.store.done();
         }
-        self.trouble = self.with_directories(Store::finish_directories).await.err();
-        Err(self.cut_short(None).await)
+        self.problem = self.with_directories(Store::finish_directories).await.err();
+        Err(self.incomplete(None).await)
     }
 
-    /// Says why not everything is here, when all that can be has been put in place.
-    async fn cut_short(&mut self, error: Option<RecoveryError>) -> Problem {
+    /// Returns why files are missing, after every complete file was moved into place.
+    async fn incomplete(&mut self, error: Option<RecoveryError>) -> Problem {
         self.keep_what_is_whole();
         while let Some(finished) = self.finishing.join_next().await {
             self.finished(finished);
         }
-        if let Some(error) = self.trouble.take() {
+        if let Some(error) = self.problem.take() {
             return error;
         }
         let failed = peers(&self.failed);
@@ -265,18 +266,18 @@ impl Arrivals<'_> {
         Kind::Partial.blaming(format!("{told}; {complete} of {files} complete{next}"), failed)
     }
 
-    /// Lets go of files that will not be complete. Those that are whole are, also if their digest is lost: their blocks were
-    /// checked where they arrived, or the fabric protects them.
+    /// Drops files that cannot be completed. A file with all its bytes is kept even if its digest is lost: its blocks
+    /// were checked on arrival, or the fabric protects them.
     fn keep_what_is_whole(&mut self) {
         for (at, open) in std::mem::take(&mut self.open) {
-            if let Open { into, bytes: Some(bytes), .. } = open {
+            if let OpenFile { into, bytes: Some(bytes), .. } = open {
                 let (entry, size) = self.files[at];
                 self.finishing.spawn(finish(into, bytes, None, entry.clone(), size));
             }
         }
     }
 
-    /// Returns what a message is.
+    /// Returns what a message carries.
     fn role(&self, number: u64) -> MessageRole {
         let at = usize::try_from(number / 2).ok().filter(|at| *at < self.files.len());
         match at {
@@ -286,15 +287,15 @@ impl Arrivals<'_> {
         }
     }
 
-    /// Looks at a message, which is accepted, refused, or waits.
+    /// Accepts an offered message, refuses it, or puts it off.
     fn offered(&mut self, offer: Offer) {
-        if let Some(error) = &self.trouble {
+        if let Some(error) = &self.problem {
             return offer.refuse(&error.reason());
         }
         let (number, size) = (offer.number(), offer.size());
         match self.role(number) {
             MessageRole::File(at) if size != self.files[at].1 => {
-                let what = format!("{} is not as long as listed", self.files[at].0.path);
+                let what = format!("{} has another size than listed", self.files[at].0.path);
                 self.refuse(offer, Kind::Integrity.problem(what));
             }
             MessageRole::Digest(at) if size != DIGEST_LEN as u64 => {
@@ -308,7 +309,7 @@ impl Arrivals<'_> {
                     if let Some((_, prepared)) = self.ready.take_if(|(ready, _)| *ready == at) {
                         return self.prepared(offer, prepared);
                     }
-                    // Nothing is received into a file twice: the memory of its first place may still be in use.
+                    // Never receive into a file twice: the memory of the first attempt may still be in use.
                     let before = self.open.remove(&at).map(|open| open.into.into_file());
                     self.preparing = Some(prepare(self.node, self.store, offer, self.files[at].0, before));
                 }
@@ -325,7 +326,7 @@ impl Arrivals<'_> {
 
     fn refuse(&mut self, offer: Offer, error: Problem) {
         offer.refuse(&error.reason());
-        self.trouble.get_or_insert(error);
+        self.problem.get_or_insert(error);
     }
 
     /// Receives a file into what was prepared for it.
@@ -338,7 +339,7 @@ impl Arrivals<'_> {
                     file.begins();
                 }
                 if let MessageRole::File(at) = self.role(number) {
-                    self.open.insert(at, Open { into, bytes: None, digest: None });
+                    self.open.insert(at, OpenFile { into, bytes: None, digest: None });
                 }
                 let delivery = if has_some { offer.accept_partial(memory) } else { offer.accept(memory) };
                 self.arrive(number, delivery);
@@ -351,7 +352,7 @@ impl Arrivals<'_> {
         self.arriving.push(delivery.map(move |outcome| (number, outcome)).boxed());
     }
 
-    /// Notes a message that is whole. If the group has failed instead, it is offered again, or lost.
+    /// Stores a complete message. A message that failed with its group is offered again, or lost.
     fn arrived(&mut self, number: u64, outcome: Result<Message, GroupFailure>) {
         let (Ok(message), role) = (outcome, self.role(number)) else { return };
         let (MessageRole::File(at) | MessageRole::Digest(at)) = role else {
@@ -364,7 +365,7 @@ impl Arrivals<'_> {
             _ => open.digest = Some(message),
         }
         match open {
-            Open { into, bytes: Some(bytes), digest: Some(digest) } => {
+            OpenFile { into, bytes: Some(bytes), digest: Some(digest) } => {
                 let (entry, size) = self.files[at];
                 self.finishing.spawn(finish(into, bytes, Some(digest), entry.clone(), size));
             }
@@ -378,16 +379,16 @@ impl Arrivals<'_> {
                 self.complete += 1;
                 self.events.say(event);
             }
-            Err(error) => drop(self.trouble.get_or_insert(error)),
+            Err(error) => drop(self.problem.get_or_insert(error)),
         }
     }
 
-    /// Takes the last message when all files are in place, or refuses it for what went wrong.
+    /// Accepts the last message if all files are in place; refuses it if there was a problem.
     async fn take_last(&mut self, last: Offer) {
-        if self.trouble.is_none() {
-            self.trouble = self.with_directories(Store::finish_directories).await.err();
+        if self.problem.is_none() {
+            self.problem = self.with_directories(Store::finish_directories).await.err();
         }
-        if let Some(error) = &self.trouble {
+        if let Some(error) = &self.problem {
             return last.refuse(&error.reason());
         }
         self.progress.confirms();
@@ -395,7 +396,7 @@ impl Arrivals<'_> {
         self.arrive(last.number(), last.accept(BufferMut::empty()));
     }
 
-    /// Does something with the directories of the manifest.
+    /// Runs `work` on the directories of the manifest in a blocking thread.
     fn with_directories(
         &self,
         work: fn(&Store, &Manifest) -> Result<(), Problem>,
@@ -405,7 +406,7 @@ impl Arrivals<'_> {
     }
 }
 
-/// The sender is the first node, and the root while it is there.
+/// Tells whether the sender is a member. It is the first node, and the root of every group it is in.
 fn has_sender(members: &[NodeId]) -> bool {
     members.first() == Some(&NodeId(0))
 }
@@ -414,7 +415,7 @@ fn receivers_of(members: &[NodeId]) -> usize {
     members.len() - usize::from(has_sender(members))
 }
 
-/// Waits for something, if there is something to wait for.
+/// Waits for `work`; for ever if there is none.
 async fn next_of<T>(work: &mut Option<BoxFuture<'static, T>>) -> T {
     match work {
         Some(work) => work.await,
@@ -422,7 +423,8 @@ async fn next_of<T>(work: &mut Option<BoxFuture<'static, T>>) -> T {
     }
 }
 
-/// Makes the temporary file, and the memory to receive its bytes: the file itself, mapped, if the fabric can.
+/// Makes the temporary file, and the memory for its bytes. If the fabric receives into files, the memory is the mapped
+/// file.
 fn prepare(node: &Node, store: &Store, offer: Offer, entry: &Entry, before: Option<IncomingFile>) -> Preparing {
     let (node, store, entry) = (node.clone(), store.clone(), entry.clone());
     let (mapped, size, again) = (node.capabilities().receives_into_files, offer.size(), before.is_some());
@@ -436,7 +438,7 @@ fn prepare(node: &Node, store: &Store, offer: Offer, entry: &Entry, before: Opti
         let len = usize::try_from(size)?;
         let mut memory = match memory {
             Some(memory) => return Ok((ReceiveInto::Mapping(file), register(&node, memory)?)),
-            // The pool may be full of what this very file had before, which stays there until it is copied from there.
+            // The pool may be full of this file's earlier bytes, which stay there until they are copied.
             None if again => register(&node, Memory::from(vec![0; len]))?,
             None => node.allocate(len).await?,
         };
@@ -456,7 +458,7 @@ fn register(node: &Node, memory: Memory) -> Result<BufferMut, Problem> {
     region.into_mut().map_err(|_| Problem::local("the memory cannot be written"))
 }
 
-/// Compares a file with its digest, if there is one, and gives it its name.
+/// Compares a file with its digest, if there is one, and moves it into place.
 async fn finish(
     into: ReceiveInto,
     bytes: Message,
@@ -476,7 +478,7 @@ async fn finish(
                 file
             }
         };
-        // The memory is not needed any more; if it is a mapping, nothing may change the file after it has got its time.
+        // The memory is no longer needed. If it is a mapping, nothing may change the file once its time is set.
         drop(bytes);
         file.keep(&entry)?;
         Ok(Event::File { path: entry.path.to_string(), bytes: size })
@@ -484,9 +486,9 @@ async fn finish(
     finished.await?
 }
 
-/// What is wrong with a group that does not end with an empty message.
+/// Reason for refusing a last message that is not empty.
 const NOT_EMPTY: &str = "the last message is not empty";
-/// Files that have arrived and are not yet in place, at most.
+/// Greatest number of files that are being moved into place.
 const FINISHING_MAX: usize = 8;
 
 #[cfg(test)]

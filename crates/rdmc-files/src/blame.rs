@@ -1,4 +1,4 @@
-//! Who has failed in a transfer, for people and for programs.
+//! The peers that have failed in a transfer, for people and for programs.
 
 use std::fmt;
 use std::io::ErrorKind;
@@ -9,7 +9,7 @@ use serde::Serialize;
 use crate::wording::Wording;
 use crate::words::printable;
 
-/// A sender or receiver that has failed. Its display names it and says what happened to it.
+/// A sender or receiver that has failed. Its display names the peer and says what happened.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct FailedPeer {
     node: u32,
@@ -19,16 +19,17 @@ pub struct FailedPeer {
     message: String,
 }
 
-/// What happened to a peer. As JSON it is its name in lower case with hyphens, such as `connection-lost`.
+/// The cause of a peer's failure. As JSON it is the variant's name in lower case with hyphens, such as
+/// `connection-lost`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize)]
 #[serde(rename_all = "kebab-case")]
 #[non_exhaustive]
 pub enum PeerFailure {
     /// Its connection broke.
     ConnectionLost,
-    /// It did not answer for longer than the detection time.
+    /// It was silent for longer than the detection time.
     Unresponsive,
-    /// A data connection to it broke.
+    /// It could not exchange blocks with another member.
     DataConnection,
     /// It left the group.
     Left,
@@ -38,32 +39,32 @@ pub enum PeerFailure {
     TooSlow,
     /// It did not join the group in time.
     NotJoined,
-    /// It has formed another group under the same number.
+    /// It formed the group with another specification.
     OtherGroup,
-    /// It has broken the protocol.
+    /// It sent what the protocol does not allow.
     Protocol,
-    /// It received or sent bytes that do not match their checksum.
+    /// It passed on a corrupted block that no other member could supply.
     Corrupted,
-    /// It delivered other bytes than the other members.
+    /// Its messages have other digests than the sender's.
     Diverged,
-    /// It ran out of resources.
+    /// It lacked memory or other resources.
     Resources,
     /// It could not be reached.
     Unreachable,
-    /// What answers at its address speaks another protocol.
+    /// The program at its address speaks another protocol.
     Stranger,
-    /// It offers no fabric that all have.
+    /// It does not offer a fabric that all nodes offer.
     OtherFabrics,
     /// It did not answer the invitation in time.
     Silent,
     /// It is not trusted, or does not trust this host.
     Insecure,
-    /// Something that is not in this list.
+    /// A cause that is not in this list.
     Other,
 }
 
 impl FailedPeer {
-    /// Describes a member of a group, in which it has the number of its node.
+    /// Describes a member of a group by its node and its cause.
     pub(crate) fn new(failed: &FailedMember, address: Option<String>) -> Self {
         let message = match &failed.cause {
             FailureCause::Refused { reason } => format!("refused: {reason}"),
@@ -92,7 +93,7 @@ impl FailedPeer {
         self.node
     }
 
-    /// Returns the address of a receiver; `None` at receivers, since only the sender knows the addresses.
+    /// Returns the address of a receiver; `None` at receivers, because only the sender knows the addresses.
     pub fn address(&self) -> Option<&str> {
         self.address.as_deref()
     }
@@ -138,7 +139,7 @@ impl PeerFailure {
     }
 }
 
-/// Returns what may help against a failed invitation.
+/// Returns a remedy against a failed invitation.
 fn remedy(failure: &InviteFailure, wording: &Wording) -> Option<String> {
     let Wording { fabric, no_shm, encrypt, .. } = wording;
     match failure {
@@ -148,12 +149,12 @@ fn remedy(failure: &InviteFailure, wording: &Wording) -> Option<String> {
         InviteFailure::OtherFabrics { offers, asked } => {
             let encrypts = |names: &[String]| names.iter().any(|name| name.ends_with("+tls"));
             if encrypts(offers) != encrypts(asked) {
-                return Some(format!("blocks are encrypted by both or by neither: {encrypt}"));
+                return Some(format!("{encrypt} must be set at both ends or at neither"));
             }
-            Some(format!("leave {fabric} at auto on both sides, and {no_shm} away, to use what both have"))
+            Some(format!("leave {fabric} at auto on both sides, without {no_shm}, to use a fabric that both have"))
         }
         InviteFailure::NotForAll { .. } => {
-            Some(format!("leave {fabric} at auto, and {no_shm} away, at all receivers to use what all have"))
+            Some(format!("leave {fabric} at auto at all receivers, without {no_shm}, to use a fabric that all have"))
         }
         _ => None,
     }
@@ -168,12 +169,12 @@ pub fn explain(failed: &[FailedPeer]) -> String {
     }
 }
 
-/// Describes the peers that failed where nobody's address is known.
+/// Describes failed members whose addresses are not known.
 pub(crate) fn peers(failed: &[FailedMember]) -> Vec<FailedPeer> {
     failed.iter().map(|failed| FailedPeer::new(failed, None)).collect()
 }
 
-/// Says why a receiver has to end after the others have agreed to go on without it.
+/// Says why this receiver ends although the others go on.
 pub(crate) fn given_up(cause: &FailureCause, wording: &Wording) -> String {
     let why = match cause {
         FailureCause::TooSlow { held_up } => {
@@ -182,28 +183,29 @@ pub(crate) fn given_up(cause: &FailureCause, wording: &Wording) -> String {
         }
         cause => format!("it {cause}"),
     };
-    format!("this receiver was given up by the others: {why}")
+    format!("the others have given up this receiver: {why}")
 }
 
-/// Said at a receiver that cannot reach several others: they may have agreed to go on without it.
+/// Says at a receiver that cannot reach several others that they may have gone on.
 pub(crate) const CUT_OFF: &str =
     "they may have gone on without this receiver, if it was cut off or stopped for too long";
 
-/// Says what brings the rest to this receiver.
+/// Says what brings this receiver the missing files.
 pub(crate) fn what_next(keeps_parts: bool, wording: &Wording) -> String {
     let Wording { sender, receiver, .. } = wording;
     let travels = if keeps_parts { ": only what is missing here travels" } else { "" };
     format!("with {receiver} running here, run {sender} again{travels}")
 }
 
-/// Says what a sender can do that cannot reach the others, or was given up by them.
+/// Says what to do at a sender that cannot reach the others, or that the others have given up.
 pub(crate) fn sender_cut_off(Wording { sender, .. }: &Wording) -> String {
     format!(
-        "the others may have gone on without this sender, as far as something had come; run {sender} again: only what is missing travels"
+        "without this sender the others may have completed what had reached them; run {sender} again: only what is \
+         missing travels"
     )
 }
 
-/// Says what brings the rest to receivers that failed.
+/// Says what brings failed receivers the missing files.
 pub(crate) fn send_again(Wording { sender, receiver, .. }: &Wording) -> String {
     format!("with {receiver} running there, run {sender} again: what was kept there does not travel again")
 }

@@ -1,4 +1,4 @@
-//! The costs of multicasts, by which a sender chooses algorithm and block size unless they are given.
+//! The assumptions about networks and hosts by which a sender chooses algorithm and block size.
 
 use std::fmt;
 use std::str::FromStr;
@@ -18,22 +18,22 @@ pub enum Assumed {
     Network(PortRate),
     /// The memory and the processors of one host.
     Host,
-    /// The processors of one host, which copy into sockets and out of them. Only a benchmark knows that members on one host do
-    /// not share memory.
+    /// The processors of one host, which copy into sockets and out of them. Use it if members on one host share no
+    /// memory.
     Loopback,
 }
 
-/// The rate of a member's port in each direction: 1 kbit/s to 10 Tbit/s. It is read and displayed with a unit: `2.5G`,
-/// `2.5 Gbit/s`.
+/// Rate of a member's port in each direction: 1 kbit/s to 10 Tbit/s. It is read and displayed with a unit: `2.5G`, `2.5
+/// Gbit/s`.
 ///
-/// The default of 2.5 Gbit/s is in the middle of the ports that TCP is used on. The best block size grows with the root of the
-/// rate, and blocks of half or twice that size cost little. To seven receivers, 64 MiB should take longer than in the best blocks
-/// by less than 1 % at 200 Mbit/s, by 2 % at 10 Gbit/s, and by 8 % at 25 Gbit/s.
+/// The default of 2.5 Gbit/s is in the middle of the ports that TCP is used on. The best block size grows with the
+/// square root of the rate, and blocks of half or twice that size cost little. To seven receivers, 64 MiB should take
+/// longer than in the best blocks by less than 1 % at 200 Mbit/s, by 2 % at 10 Gbit/s, and by 8 % at 25 Gbit/s.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct PortRate(f64);
 
 impl PortRate {
-    /// Makes a rate of so many bits per second; `None` if it is out of range.
+    /// Makes a rate; `None` if it is out of range.
     pub fn from_bits_per_second(bits: u64) -> Option<Self> {
         #[expect(clippy::cast_precision_loss, reason = "an estimate")]
         Self::checked(bits as f64)
@@ -55,11 +55,11 @@ impl Default for PortRate {
     }
 }
 
-/// The text is not the rate of a port.
+/// Error of a text that is not the rate of a port.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error(
-    "{text:?} is no rate of a port: write bits per second (bit/s), or a number with k, M, G or T (powers of 1000), from 1k to \
-     10T: 2.5G"
+    "{text:?} is not the rate of a port: write bits per second (bit/s), or a number with k, M, G or T \
+     (powers of 1000), from 1k to 10T: 2.5G"
 )]
 pub struct ParsePortRateError {
     text: String,
@@ -95,8 +95,8 @@ impl fmt::Display for PortRate {
     }
 }
 
-/// Plans messages of up to `bytes` to `members`, the sender included, for either medium. What is given is kept. On a network
-/// each member has a port of that rate.
+/// Plans messages of up to `bytes` to `members`, the sender included, for each medium. Given values are kept. On a
+/// network each member has a port of `port_rate`.
 ///
 /// # Errors
 /// The given algorithm cannot serve so many members.
@@ -114,8 +114,7 @@ pub(crate) fn plans(
     Ok(Plans { network: wire(Assumed::Network(port_rate))?, host: wire(Assumed::Host)? })
 }
 
-/// Plans messages of up to `bytes` to `members`, the sender included, by what the members are assumed to share, and predicts the
-/// time. What is given is kept.
+/// Plans messages of up to `bytes` to `members`, the sender included, and predicts the time. Given values are kept.
 ///
 /// # Errors
 /// The given algorithm cannot serve so many members.
@@ -129,8 +128,8 @@ pub fn plan(
     model(assumed).complete(algorithm, block_size, members, bytes)
 }
 
-/// Returns what it should cost. Nothing is measured before a transfer: that would take longer than most of them, and the choice
-/// depends little on it.
+/// Returns the cost model. Nothing is measured before a transfer: measuring takes longer than most transfers, and the
+/// choice depends little on it.
 fn model(assumed: Assumed) -> CostModel {
     let cores = std::thread::available_parallelism().map_or(1, usize::from);
     let processors = u32::try_from(cores).unwrap_or(u32::MAX);
@@ -146,29 +145,29 @@ fn model(assumed: Assumed) -> CostModel {
     }
 }
 
-/// What of a block's handling does not happen while the port carries another. On ports of 400 to 1000 Mbit/s a step more took 4
-/// to 108 µs, which is 2 to 27 for each of the hosts that shared a processor. With 12 the chosen blocks, of 128 or 256 KiB,
-/// took at most 1 % longer there than the best did.
+/// Part of a block's handling that does not overlap with the transmission of another block. On ports of 400 to 1000
+/// Mbit/s an additional step took 4 to 108 µs, which is 2 to 27 µs for each of the hosts that shared a processor. With
+/// 12 µs the chosen blocks, of 128 or 256 KiB, took at most 1 % longer there than the best ones.
 const PORT_PER_BLOCK: Duration = Duration::from_micros(12);
-/// A hop through a switch, and a wake-up.
+/// One hop through a switch and one wake-up.
 const PORT_LATENCY: Duration = Duration::from_micros(50);
-/// What is lost at most when a member is interrupted in a block, and what waits outside of its place until a message's size is
-/// known. What it costs besides is lost in what its bytes take.
+/// Bounds what an interrupted member loses, and what is buffered until a message's size is known. Longer blocks save
+/// little: their cost per block is small beside their bytes.
 const PORT_BLOCK_SIZE_MAX: u32 = 2 << 20;
-/// Bytes per second that a processor copies from the memory of another process, while others copy too: 64 MiB to seven receivers
-/// went at that rate, to one at 10 GB/s.
+/// Bytes per second that a processor copies from the memory of another process while other processors copy too.
+/// Measured with 64 MiB to seven receivers; one receiver copied 10 GB/s.
 const COPY_RATE: f64 = 6e9;
-/// Members are woken for it: between 6 µs, measured where blocks follow each other closely, and 30, where many members share
-/// processors.
+/// Wake-ups of the members. Measured: 6 µs if blocks follow each other closely, 30 µs if many members share processors.
 const COPY_PER_BLOCK: Duration = Duration::from_micros(20);
-/// A wake-up.
+/// One wake-up.
 const COPY_LATENCY: Duration = Duration::from_micros(50);
-/// So that several blocks are ahead to one neighbour, and what one receiver copies is still in the cache when the next one does.
+/// Lets several blocks be ahead to one neighbour, and keeps what one receiver copies in the cache until the next one
+/// copies it.
 const COPY_BLOCK_SIZE_MAX: u32 = 1 << 20;
-/// A grant, a send and their completions at both ends: over TCP on the loopback, 64 MiB to one receiver took 27 µs more for each
-/// block more.
+/// A grant, a send and their completions at both ends. Measured over TCP on loopback: with 64 MiB to one receiver each
+/// additional block took 27 µs.
 const SOCKET_PER_BLOCK: Duration = Duration::from_micros(30);
-/// Bytes per second that a processor copies into a socket and out of it again: 64 MiB to seven receivers went at that rate.
+/// Bytes per second that a processor copies into a socket and out of it again. Measured with 64 MiB to seven receivers.
 const SOCKET_RATE: f64 = 2.9e9;
 
 #[cfg(test)]

@@ -1,4 +1,4 @@
-//! The messages of one transfer as they are sent, over failures of receivers.
+//! The messages of one transfer as they are sent, also when receivers fail.
 
 use std::collections::VecDeque;
 use std::pin::{Pin, pin};
@@ -14,11 +14,11 @@ use crate::event::{Event, Events};
 use crate::receivers::Receivers;
 use crate::words::count;
 
-/// The messages under way, and the group that they travel in.
+/// Messages under way, and the group that carries them.
 ///
-/// Few are under way at once, so that each is in the group's queue when it was polled once.
+/// There are fewer than the group's queue takes, so that polling a message once puts it into the queue.
 pub(crate) struct Departures<'a> {
-    course: Course<'a>,
+    history: TransferHistory<'a>,
     sender: Sender,
     under_way: VecDeque<Departure>,
 }
@@ -26,17 +26,18 @@ pub(crate) struct Departures<'a> {
 /// A message under way.
 struct Departure {
     multicast: MaybeDone<Multicast>,
-    /// In case that it has to be sent again.
+    /// Kept in case the message must be sent again.
     bytes: Buffer,
-    /// What is told when it was sent.
+    /// The event that tells that the message was sent.
     done: Option<Event>,
 }
 
 impl<'a> Departures<'a> {
-    /// Forms the group that so many files travel in; without those who fail meanwhile, if it may go on without them.
+    /// Forms the group that carries the files. If the transfer may go on without receivers that fail meanwhile, it is
+    /// formed without them.
     ///
     /// # Errors
-    /// Nothing was sent then.
+    /// Nothing was sent.
     pub(crate) async fn begin(
         node: &Node,
         spec: GroupSpec,
@@ -44,17 +45,18 @@ impl<'a> Departures<'a> {
         receivers: &'a Receivers,
         events: &'a Events,
     ) -> Result<Self, Problem> {
-        let mut course = Course { receivers, events, files, formed: false, carried: Vec::new(), failed: Vec::new() };
+        let mut history =
+            TransferHistory { receivers, events, files, formed: false, carried: Vec::new(), failed: Vec::new() };
         let sender = match node.create_group(spec).await {
             Ok(sender) => sender,
-            Err(GroupError::Failed(failure)) => course.go_on(failure).await?,
+            Err(GroupError::Failed(failure)) => history.go_on(failure).await?,
             Err(other) => return Err(Problem::from(other).of_kind(Kind::Refused)),
         };
-        course.formed = true;
-        Ok(Self { course, sender, under_way: VecDeque::new() })
+        history.formed = true;
+        Ok(Self { history, sender, under_way: VecDeque::new() })
     }
 
-    /// Sends a message, after those before it; waits while many are under way.
+    /// Sends a message after those before it. Waits while too many are under way.
     pub(crate) async fn send(&mut self, bytes: Buffer, done: Option<Event>) -> Result<(), Problem> {
         while self.under_way.len() >= UNDER_WAY_MAX {
             oldest(&mut self.under_way).await;
@@ -64,7 +66,8 @@ impl<'a> Departures<'a> {
         Ok(())
     }
 
-    /// Does something else while messages are under way, and goes on after failures: the survivors wait for each other.
+    /// Does other work while messages are under way. After a failure it forms the next group, because the survivors
+    /// wait for each other.
     pub(crate) async fn meanwhile<T>(&mut self, work: impl Future<Output = T>) -> Result<T, Problem> {
         let mut work = pin!(work);
         loop {
@@ -76,34 +79,34 @@ impl<'a> Departures<'a> {
         }
     }
 
-    /// Waits until everybody who is left has everything.
+    /// Waits until all remaining receivers have everything.
     ///
     /// # Errors
-    /// Who has failed on the way.
+    /// The receivers that failed on the way.
     pub(crate) async fn close(mut self) -> Result<(), Problem> {
         while !self.under_way.is_empty() {
             oldest(&mut self.under_way).await;
             self.finish_oldest().await?;
         }
-        let Self { mut course, mut sender, .. } = self;
+        let Self { mut history, mut sender, .. } = self;
         let receivers = loop {
             let receivers = sender.members().len() - 1;
             match sender.close().await {
                 Ok(_) => break receivers,
-                Err(failure) => sender = course.go_on(failure).await?,
+                Err(failure) => sender = history.go_on(failure).await?,
             }
         };
-        course.closed(receivers)
+        history.closed(receivers)
     }
 
     fn queue(&mut self, bytes: Buffer, done: Option<Event>) {
         let mut multicast = maybe_done(self.sender.send(bytes.clone()));
-        // Polled once, it has its place in the order.
+        // The first poll gives the message its place in the queue.
         let _ = (&mut multicast).now_or_never();
         self.under_way.push_back(Departure { multicast, bytes, done });
     }
 
-    /// Tells that the oldest message was sent, or goes on if the group has failed.
+    /// Finishes the oldest message: says that it was sent, or forms the next group if its group has failed.
     async fn finish_oldest(&mut self) -> Result<(), Problem> {
         let Some(departure) = self.under_way.front_mut() else { return Ok(()) };
         if let Some(Err(SendError::Failed(failure) | SendError::NotQueued(failure))) = departure.output() {
@@ -111,19 +114,19 @@ impl<'a> Departures<'a> {
             return self.go_on(failure).await;
         }
         let departure = self.under_way.pop_front().expect("it is the one from above");
-        self.course.sent(departure).map(drop)
+        self.history.sent(departure).map(drop)
     }
 
-    /// Goes on among the survivors of a failure.
+    /// Forms the group of the survivors, and sends again what was not queued.
     async fn go_on(&mut self, failure: GroupFailure) -> Result<(), Problem> {
         let mut again = Vec::new();
         while !self.under_way.is_empty() {
-            // It has an end now.
+            // The group has failed, so this does not wait for long.
             oldest(&mut self.under_way).await;
             let departure = self.under_way.pop_front().expect("it is not empty");
-            again.extend(self.course.sent(departure)?);
+            again.extend(self.history.sent(departure)?);
         }
-        self.sender = self.course.go_on(failure).await?;
+        self.sender = self.history.go_on(failure).await?;
         again.into_iter().for_each(|Departure { bytes, done, .. }| self.queue(bytes, done));
         Ok(())
     }
@@ -135,7 +138,7 @@ impl Departure {
     }
 }
 
-/// Waits until the oldest message has come to an end, if there is one.
+/// Waits until the oldest message is sent or has failed; for ever if there is none.
 async fn oldest(under_way: &mut VecDeque<Departure>) {
     match under_way.front_mut() {
         Some(departure) => (&mut departure.multicast).await,
@@ -143,26 +146,26 @@ async fn oldest(under_way: &mut VecDeque<Departure>) {
     }
 }
 
-/// What has happened from group to group.
-struct Course<'a> {
+/// What has happened in all groups of a transfer.
+struct TransferHistory<'a> {
     receivers: &'a Receivers,
     events: &'a Events,
-    /// How many files there are.
+    /// Number of files.
     files: u64,
-    /// Whether a group was formed: something may have been sent.
+    /// Whether a group was formed. Afterwards something may have been sent.
     formed: bool,
-    /// What is told when those who are left have everything.
+    /// Events to say when all remaining receivers have everything.
     carried: Vec<Event>,
-    /// Who has failed on the way.
+    /// Members that have failed so far.
     failed: Vec<FailedMember>,
 }
 
-impl Course<'_> {
-    /// Looks at what a message has come to; gives back one that is to be sent again.
+impl TransferHistory<'_> {
+    /// Records the outcome of a message. Returns a message that must be sent again.
     fn sent(&mut self, mut departure: Departure) -> Result<Option<Departure>, Problem> {
         match Pin::new(&mut departure.multicast).take_output().expect("it was waited for") {
             Ok(()) => departure.done.into_iter().for_each(|event| self.events.say(event)),
-            // The group that goes on carries it.
+            // The group of the survivors carries it.
             Err(SendError::Failed(_)) => self.carried.extend(departure.done),
             Err(SendError::NotQueued(_)) => return Ok(Some(departure)),
             Err(other) => return Err(other.into()),
@@ -170,10 +173,10 @@ impl Course<'_> {
         Ok(None)
     }
 
-    /// Forms the group in which the survivors of a failure go on.
+    /// Forms the group of the survivors.
     ///
     /// # Errors
-    /// Who has failed, if nobody is left or they cannot go on.
+    /// The members that failed, if no receiver is left or the survivors cannot go on.
     async fn go_on(&mut self, mut failure: GroupFailure) -> Result<Sender, Problem> {
         loop {
             self.failed.extend(failure.failed.iter().cloned());
@@ -189,7 +192,7 @@ impl Course<'_> {
                     return Ok(sender);
                 }
                 Err(RecoveryError::Group(GroupError::Failed(next))) => failure = next,
-                Err(RecoveryError::Off) => return Err(self.error(&self.left_with(&failure))),
+                Err(RecoveryError::Off) => return Err(self.error(&self.held_by_survivors(&failure))),
                 Err(RecoveryError::NoQuorum | RecoveryError::Excluded { .. }) => {
                     return Err(self.error_with("", Some(&sender_cut_off(self.receivers.wording()))));
                 }
@@ -198,7 +201,7 @@ impl Course<'_> {
         }
     }
 
-    /// Says what came of a transfer that everybody who is left has agreed to end.
+    /// Returns the outcome of a transfer that all survivors have agreed to end.
     fn closed(self, receivers: usize) -> Result<(), Problem> {
         self.carried.iter().for_each(|event| self.events.say(event.clone()));
         match (self.failed.is_empty(), receivers) {
@@ -208,12 +211,12 @@ impl Course<'_> {
         }
     }
 
-    /// Says what those who have not failed have of the files.
-    fn left_with(&self, failure: &GroupFailure) -> String {
+    /// Says how many files the survivors have.
+    fn held_by_survivors(&self, failure: &GroupFailure) -> String {
         let others = (1..).map(Rank).take(failure.certificate.members().len() - 1);
         let others: Vec<Rank> = others.filter(|rank| !failure.names(*rank)).collect();
         let held = others.iter().filter_map(|rank| failure.certificate.held_by(*rank));
-        // Each file is followed by its digest, without which it is kept as well.
+        // Each file is followed by its digest. A receiver keeps a file whose digest is lost.
         let held: Vec<u64> = held.map(|messages| messages.div_ceil(2).min(self.files)).collect();
         let (Some(least), Some(most), true) = (held.iter().min(), held.iter().max(), self.formed) else {
             return String::new();
@@ -227,7 +230,7 @@ impl Course<'_> {
     }
 
     fn error(&self, more: &str) -> Problem {
-        // To repeat what was refused helps nobody.
+        // Sending again does not help against a refusal.
         let lost = |failed: &FailedMember| !matches!(failed.cause, FailureCause::Refused { .. });
         let helps = self.formed && self.failed.iter().any(lost);
         self.error_with(more, helps.then(|| send_again(self.receivers.wording())).as_deref())

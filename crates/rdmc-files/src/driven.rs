@@ -1,4 +1,4 @@
-//! Work that is driven by polling a stream of its events.
+//! Work that makes progress when the stream of its events is polled.
 
 use std::fmt;
 use std::task::{Context, Poll};
@@ -9,16 +9,16 @@ use tokio::sync::mpsc;
 
 use crate::event::ReceiverEvent;
 
-/// Work that says events, and its outcome.
+/// Work that produces events, and its outcome.
 pub(crate) struct Driven<T> {
     events: mpsc::UnboundedReceiver<ReceiverEvent>,
-    /// `None` as soon as it is done.
+    /// `None` when it is done.
     work: Option<BoxFuture<'static, T>>,
     outcome: Option<T>,
 }
 
 impl<T> Driven<T> {
-    /// Makes a stream of what `work` says.
+    /// Makes a stream of the events that `work` produces.
     pub(crate) fn new(
         events: mpsc::UnboundedReceiver<ReceiverEvent>,
         work: impl Future<Output = T> + Send + 'static,
@@ -26,7 +26,7 @@ impl<T> Driven<T> {
         Self { events, work: Some(work.boxed()), outcome: None }
     }
 
-    /// Returns the next event. Lets the work go on only if there is none yet.
+    /// Returns the next event. Polls the work only if no event is waiting.
     pub(crate) fn poll_next(&mut self, cx: &mut Context<'_>) -> Poll<Option<ReceiverEvent>> {
         loop {
             if let Ok(event) = self.events.try_recv() {

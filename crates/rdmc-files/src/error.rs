@@ -1,4 +1,4 @@
-//! Why a transfer fails: the type that callers see, and how it comes about inside this crate.
+//! The errors of transfers: the type that callers see, and the type that travels inside this crate.
 
 use std::fmt;
 
@@ -6,28 +6,28 @@ use serde::ser::{Serialize, SerializeStruct, Serializer};
 
 use crate::blame::FailedPeer;
 
-/// Why a transfer failed, or could not be started. The variant tells who must act.
+/// Error of a transfer. The variant tells who must act.
 ///
-/// The texts are complete sentences for people, causes included, and have no source beside them. As JSON an error has the fields
-/// `code`, `message` and `failed` of the event `failed`.
+/// The texts are complete, causes included; an error has no source. As JSON it has the fields `code`, `message` and
+/// `failed` of the event `failed`.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum TransferError {
-    /// The caller must ask for something else: an address is malformed, a required device cannot be used.
+    /// The caller must change the request: an address is malformed, or a required device cannot be used.
     #[error("{message}")]
     #[non_exhaustive]
     Request {
         /// What is wrong with the request.
         message: String,
     },
-    /// The administrator of this host must act: a file cannot be read, a disk is full, an address is in use.
+    /// Something must be changed at this host: a file cannot be read, a disk is full, or an address is in use.
     #[error("{message}")]
     #[non_exhaustive]
     Local {
         /// What went wrong.
         message: String,
     },
-    /// A peer refused or could not be reached. Nothing was sent, so that the transfer can be tried again as it is.
+    /// A peer refused or could not be reached. Nothing was sent.
     #[error("nothing was sent: {message}")]
     #[non_exhaustive]
     Refused {
@@ -36,7 +36,7 @@ pub enum TransferError {
         /// The peers that refused or failed; empty if they are not known.
         failed: Vec<FailedPeer>,
     },
-    /// Peers failed during the transfer, so that not every receiver has everything. Those that are not in `failed` may.
+    /// Peers failed during the transfer, so that not every receiver has everything.
     #[error("partial delivery: {message}")]
     #[non_exhaustive]
     Partial {
@@ -45,13 +45,14 @@ pub enum TransferError {
         /// The peers that failed; empty if they are not known.
         failed: Vec<FailedPeer>,
     },
-    /// The bytes are not those that were announced: they were changed on the way, or a file was changed while it was sent.
+    /// Bytes differ from those that were announced. They were changed on the way, or a file was changed while it was
+    /// sent.
     #[error("integrity error: {message}")]
     #[non_exhaustive]
     Integrity {
-        /// What happened, and to which file.
+        /// What happened to which file.
         message: String,
-        /// The peers that failed by it; empty if they are not known.
+        /// The peers that failed because of it; empty if they are not known.
         failed: Vec<FailedPeer>,
     },
     /// The caller has stopped the transfer.
@@ -60,7 +61,7 @@ pub enum TransferError {
 }
 
 impl TransferError {
-    /// Returns the peers that failed; empty if none did, or if they are not known.
+    /// Returns the peers that failed; empty if none failed or they are not known.
     pub fn failed(&self) -> &[FailedPeer] {
         match self {
             Self::Refused { failed, .. } | Self::Partial { failed, .. } | Self::Integrity { failed, .. } => failed,
@@ -68,7 +69,7 @@ impl TransferError {
         }
     }
 
-    /// Returns the number by which programs know the variant: the exit code of the program `rdmc`.
+    /// Returns the exit code with which the program `rdmc` reports the variant.
     ///
     /// It is 1 for [`Local`](Self::Local), 2 for [`Request`](Self::Request), 3 for [`Partial`](Self::Partial), 4 for
     /// [`Refused`](Self::Refused), 5 for [`Integrity`](Self::Integrity) and 130 for [`Stopped`](Self::Stopped).
@@ -94,7 +95,7 @@ impl Serialize for TransferError {
     }
 }
 
-/// An error on its way through this crate: any error becomes one, of the kind [`Kind::Local`].
+/// An error inside this crate. Every other error converts into one of [`Kind::Local`].
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Problem {
     pub(crate) kind: Kind,
@@ -146,8 +147,8 @@ impl Problem {
         &self.failed
     }
 
-    /// Returns the text that the other members get when something is refused for it: they need not know what the refusal means
-    /// for this member, unless bytes are wrong.
+    /// Returns the text that other members get if this problem makes a member refuse something. The kind is for this
+    /// member alone, unless bytes are wrong.
     pub(crate) fn reason(&self) -> String {
         match self.kind {
             Kind::Integrity => format!("{INTEGRITY}: {}", self.message),
@@ -181,11 +182,11 @@ impl From<Problem> for TransferError {
     }
 }
 
-/// Adds to errors on their way.
+/// Adds facts to an error.
 pub(crate) trait Context<T> {
     /// Puts a text before the message.
     fn context(self, text: impl fmt::Display) -> Result<T, Problem>;
-    /// Puts a text before the message, which is made only if there is an error.
+    /// Puts a text before the message. `text` runs only if there is an error.
     fn with_context<D: fmt::Display>(self, text: impl FnOnce() -> D) -> Result<T, Problem>;
     /// Changes the kind.
     fn of_kind(self, kind: Kind) -> Result<T, Problem>;
@@ -205,7 +206,7 @@ impl<T, E: Into<Problem>> Context<T> for Result<T, E> {
     }
 }
 
-/// Returns the text of an error, with those of its causes.
+/// Returns the text of an error and its causes.
 pub(crate) fn chain(error: &dyn std::error::Error) -> String {
     let mut text = error.to_string();
     let mut source = error.source();
@@ -216,7 +217,7 @@ pub(crate) fn chain(error: &dyn std::error::Error) -> String {
     text
 }
 
-/// How the text of a refusal begins that is due to wrong bytes. The sender recognizes such refusals by it.
+/// Beginning of a refusal because of wrong bytes. The sender recognizes such refusals by it.
 pub(crate) const INTEGRITY: &str = "integrity error";
 
 #[cfg(test)]

@@ -1,4 +1,4 @@
-//! What happens in transfers, as values.
+//! The events of transfers.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
@@ -11,37 +11,37 @@ use crate::blame::FailedPeer;
 use crate::error::TransferError;
 use crate::fabric::FabricInUse;
 
-/// Something that happened. A stream yields each event once.
+/// An event of a transfer or of a receiver.
 ///
-/// As JSON an event is an object with the field `event`, the variant's name in lower case with hyphens, and the fields below. More
-/// variants and fields may come; those that are here stay.
+/// As JSON an event is an object. Its field `event` is the variant's name in lower case with hyphens; the other fields
+/// are those below. Later versions may add variants and fields, and keep these.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 #[serde(tag = "event", rename_all = "kebab-case")]
 #[non_exhaustive]
 pub enum Event {
-    /// A receiver listens. It is the first event of every receiver.
+    /// A receiver listens. This is the first event of every receiver.
     #[non_exhaustive]
     Listening {
         /// The address that senders connect to.
         address: String,
-        /// The directory that files are put into.
+        /// The directory that receives the files.
         dir: String,
         /// Whether only this host can reach the address.
         loopback_only: bool,
-        /// What a sender must have to be let in.
+        /// What a sender must prove.
         security: Proof,
         /// The names of the offered fabrics, best first.
         fabrics: Vec<&'static str>,
         /// The RDMA device, if one is offered.
         device: Option<String>,
     },
-    /// Something works, but the user should know about it.
+    /// The user should know about something that works nevertheless.
     #[non_exhaustive]
     Warning {
-        /// What it is.
+        /// What to know.
         message: String,
     },
-    /// An offer ended before the first file: this receiver or another one declined it, or the sender withdrew it.
+    /// An offer ended before the first file: a receiver declined it, or the sender withdrew it.
     #[non_exhaustive]
     Declined {
         /// The sender's address, if it is known.
@@ -49,95 +49,96 @@ pub enum Event {
         /// Why.
         reason: String,
     },
-    /// A transfer begins: all have agreed to the list of files.
+    /// A transfer begins. All have agreed to the list of files.
     #[non_exhaustive]
     Started {
-        /// Which way it goes.
+        /// The direction.
         direction: Direction,
         /// The receivers' addresses, or the sender's if it is known.
         peers: Vec<String>,
-        /// How many receivers take part.
+        /// Number of receivers.
         receivers: usize,
-        /// How many files travel.
+        /// Number of files.
         files: u64,
-        /// The sum of their sizes.
+        /// Sum of the files' sizes.
         bytes: u64,
-        /// What moves the bytes. Its fields stand among those of the event.
+        /// The fabric. Its fields are fields of the event.
         #[serde(flatten)]
-        over: FabricInUse,
-        /// How the blocks travel. Its fields stand among those of the event.
+        fabric: FabricInUse,
+        /// The plan. Its fields are fields of the event.
         #[serde(flatten)]
-        how: PlanInUse,
+        plan: PlanInUse,
     },
-    /// How far a transfer is; comes about every 100 ms.
+    /// The progress of a transfer; comes about every 100 ms.
     #[non_exhaustive]
     Progress {
-        /// Bytes that were sent or received.
+        /// Bytes that were sent or received so far.
         bytes: u64,
-        /// Bytes of all files.
+        /// Sum of the files' sizes.
         total: u64,
-        /// Whether everything was sent or received, and is only confirmed. It is not part of the JSON.
+        /// Whether all bytes have travelled and only the end is to be confirmed. Not part of the JSON.
         #[serde(skip)]
         confirming: bool,
     },
-    /// A file was sent, or is complete and in its place.
+    /// A file was sent, or is complete and in place.
     #[non_exhaustive]
     File {
-        /// Its path below the destination; control characters are escaped.
+        /// Its path below the destination, with control characters escaped.
         path: String,
-        /// Its size.
+        /// Its size in bytes.
         bytes: u64,
     },
     /// Something cannot be sent: a symbolic link, a device or a socket.
     #[non_exhaustive]
     Skipped {
-        /// Where it is; control characters are escaped.
+        /// Its path, with control characters escaped.
         path: String,
     },
     /// Peers have failed, and the others go on.
     #[non_exhaustive]
     GoingOn {
-        /// Those that failed.
+        /// The peers that failed.
         failed: Vec<FailedPeer>,
-        /// How many receivers are left.
+        /// Number of remaining receivers.
         receivers: usize,
     },
-    /// A transfer is done: every receiver that is left has everything.
+    /// A transfer is done. Every remaining receiver has everything.
     #[non_exhaustive]
     Done {
-        /// How many receivers are left.
+        /// Number of remaining receivers.
         receivers: usize,
-        /// How many files there are.
+        /// Number of files.
         files: u64,
-        /// The sum of their sizes.
+        /// Sum of the files' sizes.
         bytes: u64,
-        /// How many things could not be sent; 0 at receivers.
+        /// Number of things that could not be sent; 0 at receivers.
         skipped: usize,
-        /// How long it took since it began.
+        /// Duration since the beginning.
         seconds: f64,
-        /// At a receiver, the bytes that have arrived, digests included: fewer than `bytes` if it had parts already.
+        /// Only at a receiver: bytes that have arrived, digests included. It is less than `bytes` if the receiver had
+        /// parts of files.
         #[serde(skip_serializing_if = "Option::is_none")]
         received: Option<u64>,
     },
-    /// A transfer to this receiver failed. A sender fails with the outcome of its stream instead.
+    /// A transfer to this receiver failed. A failed transfer of a sender has an outcome instead of this event.
     Failed(TransferError),
 }
 
-/// An event at a receiver, and the transfer that it belongs to.
+/// An event of a receiver, and its transfer.
 #[derive(Clone, Debug, PartialEq)]
 #[non_exhaustive]
 pub struct ReceiverEvent {
-    /// The transfer; `None` if the event belongs to the receiver itself.
+    /// The transfer; `None` for events of the receiver itself.
     pub session: Option<SessionNumber>,
-    /// What happened.
+    /// The event.
     pub event: Event,
 }
 
-/// A number that a receiver gives to each invitation, in their order from 1.
+/// Number of a transfer at a receiver. Invitations are numbered in their order, from 1.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct SessionNumber(pub u64);
 
-/// Which way a transfer goes.
+/// Direction of a transfer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Direction {
@@ -147,25 +148,25 @@ pub enum Direction {
     Receiving,
 }
 
-/// What a sender must have to be let in.
+/// What a sender must prove to be admitted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Proof {
-    /// Nothing: everybody is let in.
+    /// Nothing.
     None,
-    /// The shared key.
+    /// That it knows the shared key.
     Key,
-    /// A certificate of the authority.
+    /// That it has a certificate of the authority.
     Certificate,
 }
 
-/// How the blocks of a transfer travel.
+/// The plan by which the blocks of a transfer travel.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 #[non_exhaustive]
 pub struct PlanInUse {
-    /// The name of the algorithm.
+    /// Name of the algorithm.
     pub algorithm: String,
-    /// The size of a block in bytes.
+    /// Size of a block in bytes.
     pub block_size: u32,
 }
 
@@ -175,9 +176,10 @@ impl From<&WirePlan> for PlanInUse {
     }
 }
 
-/// Where events go: to the stream that drives the work.
+/// The queue from the work to its stream of events.
 ///
-/// The queue has no bound of its own. The stream empties it before it lets the work go on, so that it holds what one step says.
+/// It has no bound of its own. The stream empties it before it polls the work again, so that it holds the events of one
+/// poll.
 #[derive(Clone, Debug)]
 pub(crate) struct Events {
     queue: mpsc::UnboundedSender<ReceiverEvent>,
@@ -185,30 +187,30 @@ pub(crate) struct Events {
 }
 
 impl Events {
-    /// Makes one, and where its events come out.
+    /// Makes the queue and its other end.
     pub(crate) fn new() -> (Self, mpsc::UnboundedReceiver<ReceiverEvent>) {
         let (queue, events) = mpsc::unbounded_channel();
         (Self { queue, session: None }, events)
     }
 
-    /// Makes one for the events of a session.
+    /// Returns the queue for the events of a session.
     pub(crate) fn of(&self, session: SessionNumber) -> Self {
         Self { queue: self.queue.clone(), session: Some(session) }
     }
 
-    /// Says what happened.
+    /// Puts an event into the queue.
     pub(crate) fn say(&self, event: Event) {
-        // Fails only while the stream is dropped, which wants no more.
+        // Fails only if the stream is being dropped.
         let _ = self.queue.send(ReceiverEvent { session: self.session, event });
     }
 
-    /// Starts to tell how far a transfer of `total` bytes is.
+    /// Starts to report the progress of a transfer of `total` bytes.
     pub(crate) fn progress(&self, total: u64) -> Progress {
         Progress { events: self.clone(), total, confirming: AtomicBool::new(false) }
     }
 }
 
-/// Tells how far a transfer is.
+/// Reports the progress of a transfer.
 #[derive(Debug)]
 pub(crate) struct Progress {
     events: Events,
@@ -217,19 +219,19 @@ pub(crate) struct Progress {
 }
 
 impl Progress {
-    /// Says that `bytes` of the total are done.
+    /// Reports that `bytes` of the total have travelled.
     pub(crate) fn set(&self, bytes: u64) {
         let confirming = self.confirming.load(Ordering::Relaxed);
         self.events.say(Event::Progress { bytes: bytes.min(self.total), total: self.total, confirming });
     }
 
-    /// Notes that what follows only confirms.
+    /// Notes that all bytes have travelled.
     pub(crate) fn confirms(&self) {
         self.confirming.store(true, Ordering::Relaxed);
     }
 }
 
-/// How often [`Progress::set`] is worth calling.
+/// Interval between reports of progress.
 pub(crate) const TICK: Duration = Duration::from_millis(100);
 
 #[cfg(test)]
@@ -251,8 +253,8 @@ mod tests {
             receivers: 1,
             files: 2,
             bytes: 3,
-            over: FabricInUse { fabric: "tcp".into(), reason: "asked for".into() },
-            how: PlanInUse { algorithm: "chain".into(), block_size: 4 },
+            fabric: FabricInUse { fabric: "tcp".into(), reason: "asked for".into() },
+            plan: PlanInUse { algorithm: "chain".into(), block_size: 4 },
         };
         let done = |received| Event::Done { receivers: 1, files: 2, bytes: 3, skipped: 0, seconds: 0.5, received };
         let expected = [
@@ -265,7 +267,10 @@ mod tests {
                     fabrics: vec!["verbs", "tcp"],
                     device: Some("rxe0".into()),
                 },
-                r#"{"event":"listening","address":"127.0.0.1:7471","dir":"/in","loopback_only":true,"security":"key","fabrics":["verbs","tcp"],"device":"rxe0"}"#,
+                concat!(
+                    r#"{"event":"listening","address":"127.0.0.1:7471","dir":"/in","loopback_only":true,"#,
+                    r#""security":"key","fabrics":["verbs","tcp"],"device":"rxe0"}"#,
+                ),
             ),
             (Event::Warning { message: "open".into() }, r#"{"event":"warning","message":"open"}"#),
             (
@@ -274,7 +279,10 @@ mod tests {
             ),
             (
                 started,
-                r#"{"event":"started","direction":"sending","peers":["h:1"],"receivers":1,"files":2,"bytes":3,"fabric":"tcp","fabric_reason":"asked for","algorithm":"chain","block_size":4}"#,
+                concat!(
+                    r#"{"event":"started","direction":"sending","peers":["h:1"],"receivers":1,"files":2,"bytes":3,"#,
+                    r#""fabric":"tcp","fabric_reason":"asked for","algorithm":"chain","block_size":4}"#,
+                ),
             ),
             (Event::Progress { bytes: 1, total: 3, confirming: true }, r#"{"event":"progress","bytes":1,"total":3}"#),
             (Event::File { path: "a/b".into(), bytes: 3 }, r#"{"event":"file","path":"a/b","bytes":3}"#),

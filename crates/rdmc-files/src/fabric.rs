@@ -1,4 +1,4 @@
-//! Which fabrics this host offers, which one was chosen for a transfer, and why it is not RDMA.
+//! The fabrics that this host offers, and the fabric that a transfer uses.
 
 use std::fmt;
 use std::net::{IpAddr, SocketAddr, UdpSocket};
@@ -18,18 +18,18 @@ pub use lockable::Lockable;
 
 mod lockable;
 
-/// The fabrics between hosts that a program can ask for.
+/// The fabrics between hosts that a user can select.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum FabricSelection {
-    /// Shared memory if all nodes are on one host; else RDMA if on every host a device has the address by which others reach it;
-    /// else shared memory between processes of one host and TCP between hosts.
+    /// Shared memory if all nodes are on one host. Else RDMA, if on every host a device has the address by which the
+    /// others reach that host. Else shared memory between processes of one host and TCP between hosts.
     #[default]
     Auto,
     /// TCP.
     Tcp,
-    /// Shared memory between processes of this host, or nothing.
+    /// Shared memory between processes of this host only.
     Shm,
-    /// RDMA, or nothing.
+    /// RDMA only.
     Verbs,
 }
 
@@ -47,7 +47,8 @@ impl FabricSelection {
         }
     }
 
-    /// Returns what to assume of processes of this host that all use it. A device is a port also among them.
+    /// Returns what to assume of processes of this host that all use the fabric. A device is a port between processes
+    /// of one host too.
     pub fn assumed_here(self) -> Assumed {
         match self {
             Self::Auto if shared_memory().is_ok() => Assumed::Host,
@@ -58,7 +59,7 @@ impl FabricSelection {
     }
 }
 
-/// Which fabrics a node may offer. By default: whatever moves the bytes best, unencrypted.
+/// Settings of the fabrics that a node may offer. By default it offers every fabric of this host, unencrypted.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct FabricSettings {
     selection: FabricSelection,
@@ -68,24 +69,24 @@ pub struct FabricSettings {
     wording: Wording,
 }
 
-/// What a node offers to the others.
+/// The fabrics that a node offers.
 #[derive(Clone, Debug)]
 pub struct OfferedFabrics {
     fabrics: Fabrics,
     device: Option<String>,
     /// Memory that may be locked, if RDMA is offered.
     lockable: Lockable,
-    /// Why RDMA is not offered.
+    /// Why the node does not offer RDMA.
     tcp_because: Option<String>,
 }
 
-/// What moves the bytes of a transfer, and why.
+/// The fabric of a transfer, and the reason for it.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 #[non_exhaustive]
 pub struct FabricInUse {
-    /// The name of the fabric.
+    /// Name of the fabric.
     pub fabric: String,
-    /// Why it was chosen. In JSON it is called `fabric_reason`.
+    /// Why it was chosen; `fabric_reason` in JSON.
     #[serde(rename = "fabric_reason")]
     pub reason: String,
 }
@@ -97,7 +98,7 @@ impl fmt::Display for FabricInUse {
 }
 
 impl FabricInUse {
-    /// Returns what its members share. Only on shared memory are all known to be on one host.
+    /// Returns what the members share. They are known to be on one host only if they share memory.
     pub(crate) fn medium(&self) -> Medium {
         if self.fabric == SHM { Medium::Host } else { Medium::Network }
     }
@@ -119,12 +120,13 @@ impl OfferedFabrics {
         self.lockable
     }
 
-    /// Describes what was chosen.
+    /// Describes the fabric that the nodes have agreed on.
     pub fn in_use(&self, choice: &FabricChoice) -> FabricInUse {
         self.in_use_unless(choice, None)
     }
 
-    /// Describes what was chosen; `withheld` is why this side did not offer RDMA this time although it could.
+    /// Describes the fabric that the nodes have agreed on. `withheld` tells why this node did not offer RDMA for this
+    /// transfer.
     pub(crate) fn in_use_unless(&self, choice: &FabricChoice, withheld: Option<String>) -> FabricInUse {
         let here =
             (choice.fabric == SHM && self.fabrics.names().count() > 1).then(|| "all are on this host".to_owned());
@@ -136,20 +138,20 @@ impl OfferedFabrics {
         FabricInUse { fabric: choice.fabric.clone(), reason: own.unwrap_or_else(|| choice.reason()) }
     }
 
-    /// Says who lacks a better fabric that this side has. Nobody asks why not all are on one host.
+    /// Names the nodes that lack a better fabric of this node. That nodes are on several hosts needs no explanation.
     fn lacking(&self, choice: &FabricChoice) -> Option<String> {
         let has = |name: &str| self.fabrics.names().any(|own| own == name);
         let lacking = choice.passed_over.iter().find(|other| other.fabric != SHM && has(&other.fabric));
         lacking.map(ToString::to_string)
     }
 
-    /// Returns the length of a pool that is to have `wanted` bytes and must not fail for the limit of locked memory, if
-    /// `beside` bytes are registered for something else.
+    /// Returns the length of a pool: `wanted` bytes, or less if the limit of locked memory demands it. `beside` bytes
+    /// are registered for other purposes.
     pub fn pool_bytes(&self, over: &FabricInUse, wanted: u64, beside: u64) -> u64 {
         if over.fabric == VERBS { wanted.min(self.lockable.room(beside)) } else { wanted }
     }
 
-    /// TCP, and shared memory between processes of one host if this system has it.
+    /// Offers TCP, and shared memory between processes of one host if this system has it.
     fn software(because: impl Into<String>) -> Self {
         Self { fabrics: best_first(None, Rendezvous::new(), true), ..Self::tcp(because) }
     }
@@ -167,23 +169,23 @@ impl OfferedFabrics {
 }
 
 impl FabricSettings {
-    /// Asks for a fabric.
+    /// Makes settings with defaults but for the fabric.
     pub fn new(selection: FabricSelection) -> Self {
         Self { selection, ..Self::default() }
     }
 
-    /// Uses the RDMA device of this name. By default it is the one with the address that others reach, and with
-    /// [`FabricSelection::Verbs`] also the best one.
+    /// Selects an RDMA device by its name. By default it is the device with the address that others reach. With
+    /// [`FabricSelection::Verbs`] it can also be the best device.
     pub fn device(self, name: impl Into<Option<String>>) -> Self {
         Self { device: name.into(), ..self }
     }
 
-    /// Sets whether [`FabricSelection::Auto`] shares memory with processes of this host. By default it does.
+    /// Sets whether [`FabricSelection::Auto`] may share memory with processes of this host. It may by default.
     pub fn share_memory(self, share: bool) -> Self {
         Self { no_shm: !share, ..self }
     }
 
-    /// Sets whether TCP encrypts what it carries, which sender and receivers must agree on. By default it does not.
+    /// Sets whether TCP encrypts the data. Sender and receivers must agree. It does not by default.
     pub fn encrypt(self, encrypt: bool) -> Self {
         Self { encrypt, ..self }
     }
@@ -193,24 +195,24 @@ impl FabricSettings {
         Self { wording, ..self }
     }
 
-    /// Opens the fabrics of a receiver that is to listen at `address`.
+    /// Opens the fabrics of a receiver that will listen at `address`.
     ///
     /// # Cancel safety
-    /// Nothing was opened.
+    /// Nothing stays open.
     ///
     /// # Errors
-    /// The settings contradict each other, or insist on what this host does not have.
+    /// The settings contradict each other, or require what this host does not have.
     pub async fn open_at(&self, address: &str) -> Result<OfferedFabrics, TransferError> {
         Ok(self.open_here(address).await?)
     }
 
-    /// Opens the fabrics of a sender to `receiver` that registers `bytes` at once.
+    /// Opens the fabrics of a sender to `receiver`, which registers `bytes` at once.
     ///
     /// # Cancel safety
-    /// Nothing was opened.
+    /// Nothing stays open.
     ///
     /// # Errors
-    /// The settings contradict each other, or insist on what this host does not have.
+    /// The settings contradict each other, or require what this host does not have.
     pub async fn open_towards(&self, receiver: &str, bytes: u64) -> Result<OfferedFabrics, TransferError> {
         Ok(self.open_for(receiver, bytes).await?)
     }
@@ -220,22 +222,22 @@ impl FabricSettings {
     }
 
     pub(crate) async fn open_here(&self, address: &str) -> Result<OfferedFabrics, Problem> {
-        // An address that is none will be told by the attempt to listen there.
+        // The attempt to listen reports a malformed address.
         let found = tokio::net::lookup_host(address).await.ok().and_then(|mut found| found.next());
         self.open(found.map(|address| address.ip()), POOL_BYTES_MIN)
     }
 
     pub(crate) async fn open_for(&self, receiver: &str, bytes: u64) -> Result<OfferedFabrics, Problem> {
-        // A receiver that is not found will be told by the attempt to reach it.
+        // The attempt to connect reports a receiver that is not found.
         let found = tokio::net::lookup_host(receiver).await.ok().and_then(|mut found| found.next());
         self.open(found.and_then(|receiver| route_to(receiver).ok()), bytes)
     }
 
-    /// Checks that the settings do not contradict each other, nor whether others are kept out.
+    /// Checks the settings against each other. `secured` tells whether only known peers are admitted.
     pub(crate) fn check(&self, secured: bool) -> Result<(), Problem> {
         if self.encrypt && !secured {
             let encrypt = self.wording.encrypt;
-            let what = "needs security: it hides nothing from one who reads the control connections";
+            let what = "needs security: a reader of the control connections could decrypt the data";
             return Err(Kind::Request.problem(format!("{encrypt} {what}")));
         }
         self.check_selection()
@@ -245,19 +247,19 @@ impl FabricSettings {
         let Wording { fabric, device, no_shm, encrypt, .. } = self.wording;
         let wrong = match self.selection {
             FabricSelection::Tcp | FabricSelection::Shm if self.device.is_some() => {
-                format!("{device} goes with {fabric} verbs or auto only")
+                format!("{device} needs {fabric} verbs or auto")
             }
             FabricSelection::Shm if self.no_shm => format!("{no_shm} contradicts {fabric} shm"),
             FabricSelection::Verbs | FabricSelection::Shm if self.encrypt => {
-                format!("{encrypt} goes with TCP only, {fabric} tcp: RDMA and shared memory carry the data as it is")
+                format!("{encrypt} needs TCP ({fabric} tcp): RDMA and shared memory carry the data as it is")
             }
             _ => return Ok(()),
         };
         Err(Kind::Request.problem(wrong))
     }
 
-    /// Opens the fabrics of a node that others reach at `address`, if that is known, and that cannot do without
-    /// `bytes` of registered memory.
+    /// Opens the fabrics of a node that others reach at `address`, if that is known. The node needs `bytes` of
+    /// registered memory.
     fn open(&self, address: Option<IpAddr>, bytes: u64) -> Result<OfferedFabrics, Problem> {
         self.check_selection()?;
         let Wording { fabric, no_shm, .. } = self.wording;
@@ -272,7 +274,7 @@ impl FabricSettings {
             FabricSelection::Tcp => Ok(OfferedFabrics::tcp(format!("{fabric} tcp"))),
             FabricSelection::Verbs => {
                 let ports = verbs::ports().unwrap_or_default();
-                // On InfiniBand no device has an IP address: then the best one, or the one that was named.
+                // On InfiniBand no device has an IP address. Then it is the named device or the best one.
                 let fits = |address: &IpAddr| fitting(&ports, *address, self.device.as_deref(), &self.wording).is_ok();
                 let address = address.filter(fits).filter(|address| !address.is_unspecified());
                 let opened = verbs::open(self.device.as_deref(), address, Rendezvous::new());
@@ -288,10 +290,10 @@ impl FabricSettings {
         }
     }
 
-    /// Opens RDMA and TCP, or says why RDMA is not to be used.
+    /// Opens RDMA and TCP. Fails with the reason if RDMA should not be used.
     fn open_best(&self, address: Option<IpAddr>, bytes: u64) -> Result<OfferedFabrics, String> {
         let ports = verbs::ports().map_err(|error| error.reason())?;
-        let address = address.ok_or("it is not known at which address this host is reached")?;
+        let address = address.ok_or("the address at which others reach this host is unknown")?;
         let device = fitting(&ports, address, self.device.as_deref(), &self.wording)?;
         let address = Some(address).filter(|address| !address.is_unspecified());
         let rendezvous = Rendezvous::new();
@@ -308,14 +310,14 @@ impl FabricSettings {
 /// Checks whether processes of this host can share memory.
 ///
 /// # Errors
-/// What is missing.
+/// Why they cannot.
 pub fn shared_memory() -> Result<(), TransferError> {
     local::open()?;
     Ok(())
 }
 
-/// Lists what there is, best first: shared memory if all are on this host, RDMA, shared memory within hosts and TCP between
-/// them, TCP alone.
+/// Lists the fabrics of this host, best first: shared memory if all nodes are on it, RDMA, shared memory within hosts
+/// with TCP between them, TCP alone.
 fn best_first(rdma: Option<Arc<dyn Fabric>>, rendezvous: Arc<Rendezvous>, shm: bool) -> Fabrics {
     type Open = fn(Arc<Rendezvous>) -> Result<Arc<dyn Fabric>, Problem>;
     let found = |open: Open| {
@@ -327,11 +329,13 @@ fn best_first(rdma: Option<Arc<dyn Fabric>>, rendezvous: Arc<Rendezvous>, shm: b
     Fabrics::new([here, rdma, mixed, Some(tcp)].into_iter().flatten().collect()).expect("their names differ")
 }
 
-/// Finds the usable RDMA devices of this host: the one called `name` or, if there is none, those whose names begin so; all
-/// without a name. With each comes the address where its member listens, if it has one. There is at least one.
+/// Finds the usable RDMA devices of this host, and the address where a member on each can listen. The list is not
+/// empty.
+///
+/// `name` selects the device of that name or, if there is none, the devices whose names begin with it.
 ///
 /// # Errors
-/// Why there is none.
+/// Why no device is usable.
 pub fn usable_devices(name: Option<&str>) -> Result<Vec<(String, Option<IpAddr>)>, TransferError> {
     let ports = verbs::ports()?;
     let usable = ports.iter().filter(|port| port.active && !port.addresses.is_empty());
@@ -342,7 +346,7 @@ pub fn usable_devices(name: Option<&str>) -> Result<Vec<(String, Option<IpAddr>)
         usable.retain(|(device, _)| if exact { device == name } else { device.starts_with(name) });
     }
     if usable.is_empty() {
-        // Says what is missing.
+        // Fails with what is missing.
         let (_, device) = verbs::open(name, None, Rendezvous::new()).of_kind(Kind::Request)?;
         usable.push((device, None));
     }
@@ -358,11 +362,11 @@ pub fn open_device(device: &str, address: Option<IpAddr>) -> Result<Arc<dyn Fabr
     Ok(fabric)
 }
 
-/// Makes `memory` ready to be sent: registers it or, if the device refuses that, as some do for mapped files, lets `copy` fill
+/// Prepares memory for sending. If the device refuses to register it, as some do with mapped files, `copy` fills
 /// registered memory of the same length.
 ///
 /// # Cancel safety
-/// What was registered or copied is released.
+/// The memory is released.
 ///
 /// # Errors
 /// The memory can be neither registered nor copied.
@@ -381,15 +385,15 @@ async fn register_or_copy(
 ) -> Result<Buffer, Problem> {
     let len = memory.len();
     let registering = node.clone();
-    // A device wants all pages in memory: a file is read for it.
+    // Registering reads a file, because a device needs all pages in memory.
     let registered = tokio::task::spawn_blocking(move || registering.register(memory)).await?;
     let refusal = match registered {
         Ok(region) => return Ok(region.into_shared()),
         Err(refusal) => chain(&refusal),
     };
-    tracing::debug!(refusal, len, "copied, since it cannot be registered");
+    tracing::debug!(refusal, len, "copied because it cannot be registered");
     let allocated = node.allocate(len).await;
-    let mut buffer = allocated.with_context(|| format!("it cannot be registered ({refusal}), nor be copied"))?;
+    let mut buffer = allocated.with_context(|| format!("it can be neither registered ({refusal}) nor copied"))?;
     let copied = tokio::task::spawn_blocking(move || {
         copy(&mut buffer)?;
         Ok::<_, Problem>(buffer.freeze())
@@ -409,7 +413,7 @@ struct Port {
 }
 
 impl Port {
-    /// Returns an address that other hosts can send to, IPv4 if there is one.
+    /// Returns an address that other hosts can send to; an IPv4 address if there is one.
     fn routable(&self) -> Option<IpAddr> {
         let routable = self.addresses.iter().copied().filter(|address| match address {
             IpAddr::V4(_) => true,
@@ -419,7 +423,8 @@ impl Port {
     }
 }
 
-/// Finds the device, among those called `name` if it is given, through which others reach `address`; or says why none.
+/// Finds the device through which others reach `address`. If `name` is given, only that device counts. Fails with the
+/// reason.
 fn fitting<'a>(ports: &'a [Port], address: IpAddr, name: Option<&str>, wording: &Wording) -> Result<&'a str, String> {
     if ports.is_empty() {
         return Err(name.map_or("no RDMA device".to_owned(), |name| format!("no RDMA device {name}, nor any other")));
@@ -447,17 +452,17 @@ fn fitting<'a>(ports: &'a [Port], address: IpAddr, name: Option<&str>, wording: 
     Err(problem)
 }
 
-/// Finds the only device that others can mean who reach this host at whatever address; or says why none, if any is
-/// usable.
+/// Finds the device that is meant if this host is reached at any address. `None` if no device is usable; fails if
+/// several are.
 ///
-/// Which network the others are on is not known: among several ports a wrong one might be taken.
+/// The network of the other hosts is not known, so that one of several ports might be the wrong one.
 fn only<'a>(ports: &[&'a Port], wording: &Wording) -> Option<Result<&'a str, String>> {
     let usable = |port: &&&Port| port.active && (port.routable().is_some() || !port.ethernet);
     let usable: Vec<&Port> = ports.iter().filter(usable).copied().collect();
     let Port { device, ethernet, .. } = usable.first()?;
     Some(match usable.len() {
         1 if *ethernet => Ok(device),
-        1 => Err(format!("{device} is InfiniBand, which is used by {} verbs only", wording.fabric)),
+        1 => Err(format!("{device} is InfiniBand, which only {} verbs uses", wording.fabric)),
         _ if usable.iter().all(|port| port.device == *device) => {
             Err(format!("several ports of {device} are active; listen at the address of one"))
         }
@@ -465,7 +470,7 @@ fn only<'a>(ports: &[&'a Port], wording: &Wording) -> Option<Result<&'a str, Str
     })
 }
 
-/// Returns this host's address towards another one. No packet is sent.
+/// Returns this host's address towards another host. No packet is sent.
 fn route_to(other: SocketAddr) -> std::io::Result<IpAddr> {
     let any: IpAddr = if other.is_ipv4() { [0; 4].into() } else { [0; 16].into() };
     let socket = UdpSocket::bind((any, 0))?;
@@ -481,17 +486,17 @@ mod local {
 
     use crate::error::{Context, Problem};
 
-    /// Opens shared memory between processes of this host.
+    /// Opens the fabric of shared memory between processes of this host.
     pub(super) fn open() -> Result<Arc<dyn Fabric>, Problem> {
         Ok(ShmFabric::new().context("processes cannot share memory here")?)
     }
 
-    /// Opens that, for a node that has other fabrics too.
+    /// Opens the fabric of shared memory for a node that offers other fabrics too.
     pub(super) fn open_beside(rendezvous: Arc<Rendezvous>) -> Result<Arc<dyn Fabric>, Problem> {
         Ok(ShmFabric::with_rendezvous(rendezvous)?)
     }
 
-    /// Opens that, with TCP to other hosts.
+    /// Opens the fabric of shared memory with TCP to other hosts.
     pub(super) fn open_with_tcp(rendezvous: Arc<Rendezvous>) -> Result<Arc<dyn Fabric>, Problem> {
         Ok(TcpShmFabric::with_rendezvous(TcpConfig::default(), rendezvous)?)
     }
@@ -546,7 +551,7 @@ mod verbs {
         Ok(ports.collect())
     }
 
-    /// Opens a device: the named one, one with the address, or the best.
+    /// Opens the named device, the device with the address, or the best one.
     pub(super) fn open(
         device: Option<&str>,
         address: Option<IpAddr>,
@@ -584,14 +589,14 @@ mod verbs {
     }
 }
 
-/// Registered memory with which RDMA is chosen by itself: with what is locked beside it, 1 GiB.
+/// Least registered memory with which RDMA is chosen automatically: 1 GiB, with the memory that is locked beside it.
 const AUTO_BYTES_MIN: u64 = (1 << 30) - LOCKED_BYTES_BESIDE;
-/// What to do about too low a limit of locked memory.
+/// Remedy against a low limit of locked memory.
 pub const RAISE_THE_LIMIT: &str =
     "raise the limit with `ulimit -l`, in /etc/security/limits.d or by LimitMEMLOCK= of the service";
-/// The name of the fabric of shared memory.
+/// Name of the fabric of shared memory.
 const SHM: &str = "shm";
-/// The name of the fabric of RDMA devices.
+/// Name of the fabric of RDMA devices.
 const VERBS: &str = "verbs";
 
 #[cfg(test)]
@@ -638,7 +643,7 @@ mod tests {
         let (one, two) = (port("one", "ACTIVE", true, &["10.0.0.1"]), port("two", "ACTIVE", true, &["10.1.0.1"]));
         let down = port("down", "DOWN", true, &["10.2.0.1"]);
         let second = Port { number: 2, addresses: two.addresses.clone(), ..one.clone() };
-        let infiniband = "ib is InfiniBand, which is used by --fabric verbs only".to_owned();
+        let infiniband = "ib is InfiniBand, which only --fabric verbs uses".to_owned();
         let several = "several RDMA devices; name one by --device or listen at its address".to_owned();
         let ports = "several ports of one are active; listen at the address of one".to_owned();
         for any in ["0.0.0.0", "::"] {

@@ -1,17 +1,17 @@
-//! Decoders that are private otherwise, for fuzzers: exists under `--cfg fuzzing` only.
+//! Decoders that are private otherwise, for fuzzers. The module exists under `--cfg fuzzing` only.
 
 use rdmc::{Algorithm, GroupSpec, NodeId};
 
 use crate::announcement::{self, Medium, Plans, WirePlan};
 use crate::manifest::Manifest;
 
-/// What an invitation says about a transfer.
+/// The announcement that an invitation carries.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Announcement(announcement::Announcement);
 
 impl Announcement {
-    /// Announces a manifest that takes `manifest_len` bytes, with an algorithm and a block size for each medium: a network, and one
-    /// host.
+    /// Announces a manifest of `manifest_len` bytes. The plans, an algorithm and a block size each, are for a network
+    /// and for one host.
     pub fn new(plans: [(&Algorithm, u32); 2], manifest: &Manifest, manifest_len: u64) -> Self {
         let [network, host] = plans.map(|(algorithm, block_size)| WirePlan::new(algorithm, block_size));
         Self(announcement::Announcement::new(Plans { network, host }, manifest, manifest_len))
@@ -27,12 +27,12 @@ impl Announcement {
         self.0.encode()
     }
 
-    /// Returns the announced length of the encoded manifest.
+    /// Returns the announced length of the encoded manifest in bytes.
     pub fn manifest_len(&self) -> u64 {
         self.0.manifest_len
     }
 
-    /// Returns the block size for each medium.
+    /// Returns the block sizes for a network and for one host.
     pub fn block_sizes(&self) -> [u32; 2] {
         Medium::ALL.map(|medium| self.0.plans.on(medium).block_size)
     }

@@ -1,16 +1,17 @@
 //! Sends files and directories from one host to many at once, by reliable multicast.
 //!
-//! A [`FileSender`] sends paths to receivers that it knows by their addresses. A [`FileReceiver`] listens and puts what it receives
-//! into a directory. Both are streams of [`Event`]s, and polling the stream drives the transfer. Nothing is printed, and no signal is
-//! handled.
+//! A [`FileSender`] sends paths to receivers at known addresses. A [`FileReceiver`] listens, and puts what it receives
+//! into a directory. Both give streams of [`Event`]s, and polling the stream drives the transfer. The crate prints
+//! nothing and handles no signals.
 //!
-//! - Every receiver passes blocks on to others, so that sending to many takes hardly longer than sending to one.
-//! - A file takes its name only when it is complete and matches its digest. A name that is received cannot leave the directory.
-//! - If a receiver fails, the others go on; if the sender fails, the receivers complete what they hold between them.
-//! - What an interrupted transfer leaves is kept, and the next one brings only the rest.
-//! - Every failure is a [`TransferError`]. Its variant tells who must act, and it names the [peers](FailedPeer) that failed.
+//! - Every receiver passes blocks on to others. Sending to many receivers takes hardly longer than sending to one.
+//! - A file takes its name only when it is complete and matches its digest. No received name leaves the directory.
+//! - If a receiver fails, the others go on. If the sender fails, the receivers complete what they hold between them.
+//! - Parts of an interrupted transfer stay, and the next transfer brings only the rest.
+//! - Every failure is a [`TransferError`]. Its variant tells who must act. It names the [peers](FailedPeer) that
+//!   failed.
 //!
-//! The program `rdmc` is a thin layer over this crate. [`Wording`] lets messages name the options of a program.
+//! The program `rdmc` is a thin layer over this crate. With [`Wording`] messages name the options of a program.
 //!
 //! # Examples
 //! See [`FileSender`].

@@ -1,7 +1,7 @@
-//! The list of files and directories that a transfer carries, and the checks that make it safe to write them.
+//! The list of files and directories of a transfer, and the checks that make it safe to write them.
 //!
-//! A manifest comes from another host, so nothing in it is trusted. [`Manifest::decode`] accepts it only if every path stays
-//! below the directory that it is written to, whatever the file system folds or forbids.
+//! A manifest comes from another host, so nothing in it is trusted. [`Manifest::decode`] accepts it only if every path
+//! stays below the destination, whatever the file system folds or forbids.
 
 use std::collections::BTreeMap;
 use std::ffi::OsStr;
@@ -17,7 +17,7 @@ use crate::words::printable;
 /// The files and directories of a transfer.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Manifest {
-    /// In the order in which they are sent; a directory comes before what is in it.
+    /// In the order in which they are sent. A directory comes before its entries.
     pub entries: Vec<Entry>,
 }
 
@@ -30,9 +30,9 @@ pub struct Entry {
     pub kind: EntryKind,
     /// Permission bits; only the lowest nine are applied.
     pub mode: u32,
-    /// Time of the last modification: seconds since 1970.
+    /// Time of the last modification, in seconds since 1970.
     pub mtime_s: i64,
-    /// The nanoseconds beyond those seconds, below 1,000,000,000.
+    /// Nanoseconds beyond those seconds, below 1,000,000,000.
     pub mtime_ns: u32,
 }
 
@@ -53,7 +53,8 @@ pub enum EntryKind {
 pub struct EntryPath(pub Vec<Vec<u8>>);
 
 impl<'de> Deserialize<'de> for EntryPath {
-    /// Stops at a component that is empty or one too many: such components take far more memory than they have bytes.
+    /// Stops at an empty component and at the first one too many: such components take far more memory than they have
+    /// bytes.
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
         deserializer.deserialize_newtype_struct("EntryPath", Components)
     }
@@ -132,7 +133,7 @@ impl EntryPath {
 }
 
 impl fmt::Display for EntryPath {
-    /// Escapes control characters: a name from another host must not steer this terminal.
+    /// Escapes control characters, so that a name from another host cannot steer this terminal.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let joined = self.0.join(&b'/');
         f.write_str(&printable(&String::from_utf8_lossy(&joined)))
@@ -167,9 +168,9 @@ impl Manifest {
             let flaw = |what| Flaw { path: entry.path.to_string(), what };
             let folded = entry.path.folded();
             if let Some((_, parents)) = folded.split_last().filter(|(_, parents)| !parents.is_empty()) {
-                let parent = seen.get(parents).ok_or_else(|| flaw("its directory does not come before it"))?;
+                let parent = seen.get(parents).ok_or_else(|| flaw("its directory does not precede it"))?;
                 if parent.kind != EntryKind::Directory || !entry.path.0.starts_with(&parent.path.0) {
-                    return Err(flaw("it lies in what is no directory"));
+                    return Err(flaw("its parent is not a directory"));
                 }
             }
             if let EntryKind::File { size } = entry.kind {
@@ -179,7 +180,7 @@ impl Manifest {
                 return Err(flaw("its time is malformed"));
             }
             if seen.insert(folded, entry).is_some() {
-                return Err(flaw("another one has the same name, but for upper and lower case"));
+                return Err(flaw("another path differs from it only in upper and lower case"));
             }
         }
         Ok(())
@@ -211,7 +212,7 @@ impl Manifest {
 
 #[cfg(test)]
 impl Manifest {
-    /// Makes files `file0`, `file1`, … of these sizes; returns them with their contents.
+    /// Makes files `file0`, `file1`, … of these sizes, and their contents.
     pub(crate) fn of_sizes(sizes: &[usize]) -> (Self, Vec<bytes::Bytes>) {
         let entries = sizes.iter().zip(0..).map(|(size, at)| Entry {
             path: EntryPath(vec![format!("file{at}").into_bytes()]),
@@ -225,7 +226,7 @@ impl Manifest {
     }
 }
 
-/// Why bytes are not accepted as a manifest.
+/// Error of bytes that are not accepted as a manifest.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum ManifestError {
@@ -361,7 +362,10 @@ mod tests {
             "...",
             "..\\",
         ]);
-        prop_oneof![3 => hostile.prop_map(|name| name.as_bytes().to_vec()), 1 => prop::collection::vec(any::<u8>(), 0..300)]
+        prop_oneof![
+            3 => hostile.prop_map(|name| name.as_bytes().to_vec()),
+            1 => prop::collection::vec(any::<u8>(), 0..300),
+        ]
     }
 
     fn entries() -> impl Strategy<Value = Entry> {

@@ -1,12 +1,15 @@
-//! What has arrived of files that are not whole: kept when a transfer is interrupted, so that the next one brings the rest.
+//! Parts of files: what has arrived of files that are not complete. They stay when a transfer is interrupted, so that
+//! the next transfer brings only the rest.
 //!
-//! Everything is in one directory below the receiver's, [`DIR`], which is there only as long as something is in it, and which
-//! nobody but its owner may look into. A file has its part there, under a name that follows from its path and size, unless
-//! somebody else has that part open; and each transfer under way, or interrupted, has a mark. Whoever uses one of these has it
-//! locked, where the file system has locks. The sender compares what is here with its own bytes, so that nothing depends on how
-//! a transfer has ended.
+//! All parts are in one directory below the receiver's, [`DIR`]. It exists only while it contains something, and only
+//! its owner may enter it. The name of a part follows from the path and size of its file. A file whose part another
+//! transfer has open gets another part. Each transfer that is under way or interrupted has a mark.
 //!
-//! A part that cannot be found again has a random name. It goes with whoever made it; after a day, if that was killed.
+//! Parts and marks are locked while they are in use, if the file system has locks. The sender compares parts with its
+//! own bytes, so that nothing depends on how a transfer has ended.
+//!
+//! A part that no later transfer can find has a random name, and is called a stray. Its transfer removes it. If that
+//! process was killed, another one removes it after a day.
 
 use std::collections::HashSet;
 use std::ffi::{OsStr, OsString};
@@ -31,29 +34,29 @@ pub(crate) struct Parts {
     root: Arc<Dir>,
 }
 
-/// A file of which nothing, some or everything is here. Dropped, it goes, unless it is to stay.
+/// A temporary file with nothing, some or all bytes of a file. When it is dropped, it is removed unless it is to stay.
 #[derive(Debug)]
 pub(crate) struct Part {
     pub(crate) file: File,
     dir: Dir,
     name: OsString,
-    /// Whether it was here before.
+    /// Whether an earlier transfer has left it.
     pub(crate) found: bool,
-    /// Whether it is found again by its name.
+    /// Whether a later transfer finds it by its name.
     lasting: bool,
-    /// The directory of parts, if it is there.
+    /// The directory of parts, if it is in there.
     parts: Option<Parts>,
     stays: bool,
 }
 
-/// A transfer under way. Dropped, its mark goes, unless it was interrupted when some of it was here.
+/// The mark of a transfer under way. When it is dropped, the mark is removed, unless some bytes of the transfer stay.
 #[derive(Debug)]
-pub(crate) struct Ongoing {
+pub(crate) struct TransferMark {
     parts: Parts,
     name: OsString,
-    /// The mark, locked.
+    /// The mark's file, locked.
     _mark: File,
-    /// Whether some of it is here.
+    /// Whether some bytes of the transfer are here.
     some: AtomicBool,
     done: AtomicBool,
 }
@@ -63,7 +66,7 @@ impl Parts {
         Self { root }
     }
 
-    /// Returns the bytes that are here of interrupted transfers, and that nobody uses; none if nothing is.
+    /// Returns the bytes that interrupted transfers have left and no transfer uses; `None` if there is nothing.
     pub(crate) fn kept(&self) -> Option<u64> {
         let (mut count, mut bytes) = (0, 0);
         self.visit_unused(any, |_, found| {
@@ -74,7 +77,7 @@ impl Parts {
         (count > 0).then_some(bytes)
     }
 
-    /// Removes what nobody uses, if it was not changed for so long; after a day, if it cannot be found again.
+    /// Removes what no transfer uses and what did not change for so long; strays after a day at most.
     pub(crate) fn remove_unused(&self, for_at_least: Duration) {
         self.visit_unused(any, |name, found| {
             let limit = if is_stray(name) { for_at_least.min(STRAYS_KEPT_FOR) } else { for_at_least };
@@ -83,15 +86,15 @@ impl Parts {
         self.remove_if_empty();
     }
 
-    /// Removes what is here of a file, of whatever size, unless somebody uses it.
+    /// Removes the unused parts of a file, whatever its size was.
     pub(crate) fn forget(&self, entry: &Entry) {
         let path = hash_of(entry);
         self.visit_unused(|name| path_of(name) == Some(path.as_bytes()), |_, _| true);
     }
 
-    /// Removes what earlier transfers have left of these files, of whatever size, unless somebody uses it.
+    /// Removes the unused parts of these files, whatever their sizes were, and their mark.
     pub(crate) fn forget_all(&self, manifest: &Manifest) {
-        // Mostly there is nothing.
+        // Usually there is no such directory.
         if !self.dir().is_ok_and(|dir| dir.is_some()) {
             return;
         }
@@ -108,31 +111,33 @@ impl Parts {
         }
     }
 
-    /// Tells whether a file's part is here.
+    /// Tells whether there is a part of this file.
     pub(crate) fn have(&self, entry: &Entry, size: u64) -> bool {
         let found = self.dir().ok().flatten().and_then(|dir| dir.symlink_metadata(name_of(entry, size)).ok());
         found.is_some_and(|found| found.is_file() && found.len() == size)
     }
 
-    /// Notes that a transfer begins, which is known by the paths of its files: it ends an earlier one of these.
-    pub(crate) fn begin(&self, manifest: &Manifest) -> io::Result<Ongoing> {
+    /// Makes the mark of a transfer. The paths of the files identify the transfer, so that it continues an interrupted
+    /// one.
+    pub(crate) fn begin(&self, manifest: &Manifest) -> io::Result<TransferMark> {
         let name = mark_of(manifest);
         let mark = self.in_dir(|dir| Ok(dir.open_with(&name, &options())?.into_std()))?;
-        // Another transfer of these files may have it.
+        // Another transfer of these files may have it locked.
         lock(&mark);
         mark.set_modified(SystemTime::now())?;
         let (some, done) = (AtomicBool::new(false), AtomicBool::new(false));
-        Ok(Ongoing { parts: self.clone(), name, _mark: mark, some, done })
+        Ok(TransferMark { parts: self.clone(), name, _mark: mark, some, done })
     }
 
-    /// Opens the part of a file, or makes it. If somebody has it open, the file gets another one, which is not found again.
+    /// Opens the part of a file, or makes it. If another transfer has it open, this makes a stray.
     pub(crate) fn open(&self, entry: &Entry, size: u64) -> io::Result<Part> {
         let name = name_of(entry, size);
         self.in_dir(|dir| {
             for _ in 0..ATTEMPTS_MAX {
                 let file = match dir.open_with(&name, &options()) {
                     Ok(file) => file.into_std(),
-                    // Its owner may not write it: it is about to take its name, or was when somebody was killed.
+                    // A part gets the file's mode just before it is moved into place. If it is old, its process was
+                    // killed at that moment.
                     Err(error) if error.kind() == io::ErrorKind::PermissionDenied => {
                         if age(&dir.symlink_metadata(&name)?) < RENAMED_WITHIN {
                             break;
@@ -143,7 +148,7 @@ impl Parts {
                     Err(error) => return Err(error),
                 };
                 if !lock(&file) {
-                    // For a moment it may be somebody who only looks.
+                    // It may be locked only while another process looks at it.
                     std::thread::sleep(PAUSE);
                     continue;
                 }
@@ -160,7 +165,7 @@ impl Parts {
         })
     }
 
-    /// Does something in the directory, which is made if it is not there; another transfer that ends may just remove it.
+    /// Does `work` in the directory. Makes the directory if needed, because another transfer may just have removed it.
     fn in_dir<T>(&self, work: impl Fn(&Dir) -> io::Result<T>) -> io::Result<T> {
         let mut attempts = 0..ATTEMPTS_MAX;
         loop {
@@ -178,21 +183,21 @@ impl Parts {
         }
     }
 
-    /// Returns the directory, if it is there.
+    /// Returns the directory if it exists.
     ///
     /// # Errors
-    /// It is none, or others can reach what is in it.
+    /// It is not a directory, or others can reach what is in it.
     fn dir(&self) -> io::Result<Option<Dir>> {
         match self.root.symlink_metadata(DIR) {
             Ok(found) if found.is_dir() => {}
-            Ok(_) => return Err(io::Error::other(format!("{DIR} is no directory"))),
+            Ok(_) => return Err(io::Error::other(format!("{DIR} is not a directory"))),
             Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
             Err(error) => return Err(error),
         }
         let dir = self.root.open_dir(DIR)?;
         let found = dir.dir_metadata()?;
         if found.uid() != rustix::process::geteuid().as_raw() || found.mode() & 0o077 != 0 {
-            return Err(io::Error::other(format!("{DIR} is not this user's alone")));
+            return Err(io::Error::other(format!("other users can access {DIR}")));
         }
         Ok(Some(dir))
     }
@@ -204,17 +209,17 @@ impl Parts {
 }
 
 impl Part {
-    /// Makes one in another directory, which is not found again.
+    /// Makes a stray in another directory.
     pub(crate) fn elsewhere(dir: &Dir) -> io::Result<Self> {
         new_part(dir, None)
     }
 
-    /// Says whether it is to stay when it is dropped, if it can be found again.
+    /// Sets whether the part stays when it is dropped. A stray never stays.
     pub(crate) fn stay(&mut self, stays: bool) {
         self.stays = stays && self.lasting;
     }
 
-    /// Gives the file its name, which another file may have only if it `replaces` that.
+    /// Gives the file its name. If `replaces`, it may replace another file.
     pub(crate) fn rename(&mut self, to: &Dir, name: &OsStr, replaces: bool) -> io::Result<()> {
         if !is_named(&self.dir, &self.name, &self.file) {
             return Err(io::Error::other("its temporary file was removed or replaced"));
@@ -228,11 +233,11 @@ impl Part {
         }
     }
 
-    /// Gives the file its name where the file system does not rename without replacing.
+    /// Gives the file its name if the file system cannot rename without replacing.
     fn link(&self, to: &Dir, name: &OsStr) -> io::Result<()> {
         match rustix::fs::linkat(&self.dir, &self.name, to, name, AtFlags::empty()) {
             Ok(()) => self.dir.remove_file(&self.name),
-            // Nor has it links: what appears between these two calls is replaced.
+            // The file system has no links either: a file that appears between these two calls is replaced.
             Err(Errno::PERM | Errno::NOSYS | Errno::OPNOTSUPP) => match to.symlink_metadata(name) {
                 Ok(_) => Err(io::ErrorKind::AlreadyExists.into()),
                 Err(error) if error.kind() == io::ErrorKind::NotFound => self.dir.rename(&self.name, to, name),
@@ -245,7 +250,7 @@ impl Part {
 
 impl Drop for Part {
     fn drop(&mut self) {
-        // It may have taken its name, or somebody have removed it.
+        // It may have been moved into place, or removed by another process.
         if !self.stays
             && is_named(&self.dir, &self.name, &self.file)
             && let Err(error) = self.dir.remove_file(&self.name)
@@ -256,8 +261,8 @@ impl Drop for Part {
     }
 }
 
-impl Ongoing {
-    /// Notes that some of the transfer is here.
+impl TransferMark {
+    /// Notes that some bytes of the transfer are here.
     pub(crate) fn note_some(&self) {
         self.some.store(true, Ordering::Release);
     }
@@ -268,13 +273,13 @@ impl Ongoing {
         self.parts.forget(entry);
     }
 
-    /// Notes that everything is here.
+    /// Notes that every file is in place.
     pub(crate) fn note_done(&self) {
         self.done.store(true, Ordering::Release);
     }
 }
 
-impl Drop for Ongoing {
+impl Drop for TransferMark {
     fn drop(&mut self) {
         if self.done.load(Ordering::Acquire) || !self.some.load(Ordering::Acquire) {
             if let Ok(Some(dir)) = self.parts.dir() {
@@ -285,20 +290,20 @@ impl Drop for Ongoing {
     }
 }
 
-/// Removes from a directory the parts that nobody can find again and nobody uses, if they were not changed for so long.
+/// Removes from a directory the unused strays that did not change for so long.
 pub(crate) fn remove_strays(dir: &Dir, for_at_least: Duration) {
     let user = rustix::process::geteuid().as_raw();
     let removes = |_: &OsStr, found: &Metadata| found.is_file() && found.uid() == user && age(found) >= for_at_least;
     visit_unused(dir, is_stray, removes);
 }
 
-/// Tells whether a name is one of parts that cannot be found again.
+/// Tells whether a name is that of a stray.
 pub(crate) fn is_stray(name: &OsStr) -> bool {
     let digits = name.as_bytes().strip_prefix(STRAY.as_bytes()).and_then(|rest| rest.strip_suffix(SUFFIX.as_bytes()));
     digits.is_some_and(|digits| digits.len() == 16 && digits.iter().all(u8::is_ascii_hexdigit))
 }
 
-/// Looks at what nobody uses under such names, and nobody can use while it is looked at; removes what is not wanted.
+/// Locks each unused file with a wanted name, and removes it if `removes` says so.
 fn visit_unused(dir: &Dir, which: impl Fn(&OsStr) -> bool, mut removes: impl FnMut(&OsStr, &Metadata) -> bool) {
     for entry in dir.entries().into_iter().flatten().flatten() {
         let name = entry.file_name();
@@ -309,34 +314,34 @@ fn visit_unused(dir: &Dir, which: impl Fn(&OsStr) -> bool, mut removes: impl FnM
         let _locked = match entry.open_with(options().create(false)).map(cap_std::fs::File::into_std) {
             Ok(file) if lock(&file) && is_named(dir, &name, &file) => Some(file),
             Ok(_) => continue,
-            // It may be about to take its name, and have the mode already that keeps it from being opened.
+            // It may be about to be moved into place, with a mode that forbids to open it.
             Err(_) if age(&found) < RENAMED_WITHIN => continue,
             Err(_) => None,
         };
         if removes(&name, &found)
             && let Err(error) = dir.remove_file(&name)
         {
-            tracing::warn!(?name, %error, "what an interrupted transfer left cannot be removed");
+            tracing::warn!(?name, %error, "a part of an interrupted transfer could not be removed");
         }
     }
 }
 
-/// Takes every name.
+/// Accepts every name.
 fn any(_: &OsStr) -> bool {
     true
 }
 
-/// Returns for how long something was not changed. The time of its last write says nothing: a part that was about to be
-/// whole has it from the sender.
+/// Returns how long ago a file changed. The time of the last write does not tell: a part that is almost complete has
+/// the sender's.
 fn age(found: &Metadata) -> Duration {
     let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
     now.saturating_sub(Duration::from_secs(u64::try_from(found.ctime()).unwrap_or(0)))
 }
 
-/// Makes a file that nobody else has, readable by its owner alone until it is whole.
+/// Makes a stray that only its owner can read until it is complete.
 fn new_part(dir: &Dir, parts: Option<Parts>) -> io::Result<Part> {
     for _ in 0..ATTEMPTS_MAX {
-        // Seeded from the operating system; a guessed name is no danger, as an existing file is never opened.
+        // Seeded by the operating system. A guessed name does no harm, because an existing file is never opened.
         let name = OsString::from(format!("{STRAY}{:016x}{SUFFIX}", RandomState::new().build_hasher().finish()));
         match dir.open_with(&name, options().create(false).create_new(true)) {
             Ok(file) => {
@@ -351,7 +356,7 @@ fn new_part(dir: &Dir, parts: Option<Parts>) -> io::Result<Part> {
     Err(io::Error::other("no free temporary name was found"))
 }
 
-/// How files are opened here: to be read and written, made if they are not there, and no others than that.
+/// Returns the options to open files here: for reading and writing, made if missing, never a link or a pipe.
 fn options() -> OpenOptions {
     let mut options = OpenOptions::new();
     let flags = (OFlags::NOFOLLOW | OFlags::NONBLOCK).bits().cast_signed();
@@ -370,14 +375,14 @@ fn name_of(entry: &Entry, size: u64) -> OsString {
     OsString::from(format!("{}-{size:x}{SUFFIX}", hash_of(entry)))
 }
 
-/// Returns how the names of a file's parts begin.
+/// Returns the beginning of the names of a file's parts.
 fn hash_of(entry: &Entry) -> String {
     let mut hash = blake3::Hasher::new();
     add_path(&mut hash, entry);
     hash.finalize().to_hex()[..HASH_LEN].to_owned()
 }
 
-/// Returns with what the name of a part begins.
+/// Returns the beginning of a part's name, which identifies the path.
 fn path_of(name: &OsStr) -> Option<&[u8]> {
     let (path, rest) = name.as_bytes().split_at_checked(HASH_LEN)?;
     (rest.starts_with(b"-") && rest.ends_with(SUFFIX.as_bytes())).then_some(path)
@@ -397,27 +402,28 @@ fn add_path(hash: &mut blake3::Hasher, entry: &Entry) {
     }
 }
 
-/// Locks a file as long as it is open; tells whether nobody else has it locked. Some file systems have no locks.
+/// Locks a file while it is open. Tells whether no other process has it locked. On file systems without locks it always
+/// succeeds.
 fn lock(file: &File) -> bool {
     !matches!(rustix::fs::flock(file, FlockOperation::NonBlockingLockExclusive), Err(Errno::WOULDBLOCK))
 }
 
-/// The directory's name, which no file of a transfer may have.
+/// Name of the directory of parts. No file of a transfer may have it.
 pub(crate) const DIR: &str = ".rdmc-partial";
 /// How long the parts of an interrupted transfer are kept.
 pub(crate) const KEPT_FOR: Duration = Duration::from_secs(7 * 24 * 3600);
-/// How long parts of which nobody knows are left to whoever may have made them, where the file system has no locks.
+/// How long strays are left alone, for file systems without locks.
 pub(crate) const STRAYS_KEPT_FOR: Duration = Duration::from_secs(24 * 3600);
-/// How long it may take until a part that has its mode has its name.
+/// How long a part with its final mode may take to be moved into place.
 const RENAMED_WITHIN: Duration = Duration::from_secs(60);
-/// How the names of parts begin that cannot be found again, and how those of all parts end.
+/// Beginning of the names of strays, and end of the names of all parts.
 const STRAY: &str = ".rdmc-";
 const SUFFIX: &str = ".part";
-/// Hexadecimal digits of a path in a name.
+/// Number of hexadecimal digits of a path's hash in a name.
 const HASH_LEN: usize = 32;
-/// How often something is tried.
+/// Greatest number of attempts.
 const ATTEMPTS_MAX: u32 = 16;
-/// How long to wait for somebody who only looks at what is here.
+/// How long to wait for a process that only looks at a part.
 const PAUSE: Duration = Duration::from_millis(1);
 
 #[cfg(test)]

@@ -23,23 +23,23 @@ use crate::error::{Context, Kind, Problem, TransferError};
 use crate::event::{Direction, Event, Events, Proof, ReceiverEvent, SessionNumber};
 use crate::fabric::{FabricInUse, FabricSelection, FabricSettings, OfferedFabrics, RAISE_THE_LIMIT};
 use crate::manifest::Manifest;
-use crate::size::{Bytes, PAGE, POOL_BYTES_DEFAULT};
+use crate::size::{ByteSize, PAGE, POOL_BYTES_DEFAULT};
 use crate::stop::{Stop, StopHandle};
 use crate::store::Store;
 use crate::wording::Wording;
 
-/// Receives files and directories into a directory, from any number of senders, as the stream of what happens. Polling it drives
-/// all transfers.
+/// Receives files and directories into a directory, from any number of senders. It is a stream of events, and polling
+/// it drives all transfers.
 ///
-/// Its first event is [`Event::Listening`]. A transfer that begins has [`Event::Started`] and ends with [`Event::Done`],
-/// [`Event::Declined`] or [`Event::Failed`]. The stream ends only after its [`StopHandle`] was used.
+/// The first event is [`Event::Listening`]. A transfer begins with [`Event::Started`], and ends with [`Event::Done`],
+/// [`Event::Declined`] or [`Event::Failed`]. The stream ends only after a [`StopHandle`] was used.
 ///
-/// A process that reaches its limit of file sizes gets SIGXFSZ, which kills it by default. With that signal caught or ignored,
-/// the limit fails one transfer.
+/// A process that reaches its limit of file sizes gets SIGXFSZ, which kills it by default. If the process catches or
+/// ignores the signal, only the transfer fails.
 ///
 /// # Cancel safety
-/// If it is dropped, all transfers are abandoned as if the process were killed; what has arrived of their files is kept, unless
-/// [`keep_parts`](FileReceiverBuilder::keep_parts) says otherwise.
+/// Dropping the receiver abandons all transfers. Their senders find that this host has left. Parts of files stay,
+/// unless [`keep_parts`](FileReceiverBuilder::keep_parts) is off.
 ///
 /// # Examples
 /// See [`FileSender`](crate::FileSender).
@@ -51,7 +51,7 @@ pub struct FileReceiver {
     stop_handle: StopHandle,
 }
 
-/// Makes a [`FileReceiver`]. Everything but the directory has a default.
+/// Makes a [`FileReceiver`]. Every setting but the directory has a default.
 #[derive(Clone, Debug)]
 pub struct FileReceiverBuilder {
     dir: PathBuf,
@@ -67,7 +67,7 @@ pub struct FileReceiverBuilder {
 }
 
 impl FileReceiver {
-    /// Starts to describe a receiver into a directory, which must exist. Every path that is received lies below it.
+    /// Begins to configure a receiver. The directory must exist. Every received path stays below it.
     pub fn builder(dir: impl Into<PathBuf>) -> FileReceiverBuilder {
         FileReceiverBuilder {
             dir: dir.into(),
@@ -95,45 +95,46 @@ impl FileReceiver {
 }
 
 impl FileReceiverBuilder {
-    /// Sets which fabrics may move the bytes. By default it is whatever moves them best.
+    /// Sets which fabrics may move the bytes. By default the best one does that all nodes offer.
     pub fn fabric(self, fabric: FabricSettings) -> Self {
         Self { fabric, ..self }
     }
 
-    /// Sets who may send. By default everybody may who reaches the address.
+    /// Admits only senders that know the key or have a certificate. By default everybody who reaches the address may
+    /// send.
     pub fn security(self, security: impl Into<Option<Security>>) -> Self {
         Self { security: security.into(), ..self }
     }
 
-    /// Declines transfers of more bytes. By default there is no limit.
+    /// Declines transfers of more bytes than this. By default there is no limit.
     pub fn bytes_max(self, bytes: impl Into<Option<u64>>) -> Self {
         Self { bytes_max: bytes.into(), ..self }
     }
 
-    /// Sets whether files may replace others. By default they may. Otherwise transfers that would are declined, and fail if a file
-    /// appears meanwhile.
+    /// Sets whether files may replace others; they may by default. If not, transfers that would replace a file are
+    /// declined, and a transfer fails if a file appears meanwhile.
     pub fn overwrite(self, overwrite: bool) -> Self {
         Self { overwrite, ..self }
     }
 
-    /// Sets whether what has arrived of files is kept when a transfer is interrupted, so that a later one brings only the rest. By
-    /// default it is, for seven days. Otherwise what earlier transfers have left of the same files is removed too.
+    /// Sets whether parts of files stay when a transfer is interrupted; they do by default, for seven days. A later
+    /// transfer then brings only the rest. If not, a transfer also removes what earlier ones have left of its files.
     pub fn keep_parts(self, keep: bool) -> Self {
         Self { keep_parts: keep, ..self }
     }
 
-    /// Sets whether every file is forced to the disk before it takes its name. By default it is not.
+    /// Sets whether every file is forced to the disk before it takes its name; it is not by default.
     pub fn fsync(self, fsync: bool) -> Self {
         Self { fsync, ..self }
     }
 
-    /// Sets the registered memory of a transfer in bytes, at most: 4 GiB by default. RDMA receives whole files into it, so that
-    /// longer ones need TCP or more.
+    /// Bounds the registered memory of a transfer in bytes: 4 GiB by default. RDMA receives whole files into it, so
+    /// that longer files need TCP or a larger bound.
     pub fn pool_bytes_max(self, bytes: u64) -> Self {
         Self { pool_bytes_max: bytes, ..self }
     }
 
-    /// Sets how many transfers may be under way at once: 8 by default. More are declined.
+    /// Sets how many transfers may be under way at once: 8 by default. Further ones are declined.
     pub fn sessions_max(self, count: usize) -> Self {
         Self { sessions_max: count, ..self }
     }
@@ -143,13 +144,13 @@ impl FileReceiverBuilder {
         Self { wording, ..self }
     }
 
-    /// Listens at `address`: `host:port`, port 0 for any free one.
+    /// Listens at `address`: `host:port`, with port 0 for any free port.
     ///
     /// # Cancel safety
     /// Nothing listens any more.
     ///
     /// # Errors
-    /// [`TransferError::Request`] if settings exclude each other or insist on what this host does not have;
+    /// [`TransferError::Request`] if settings contradict each other or require what this host does not have;
     /// [`TransferError::Local`] if the directory or the address cannot be used.
     pub async fn bind(self, address: &str) -> Result<FileReceiver, TransferError> {
         Ok(self.bound(address).await?)
@@ -161,7 +162,7 @@ impl FileReceiverBuilder {
         fabric.check(self.security.is_some())?;
         let store = Store::open(&self.dir, wording)?.overwrite(overwrite).fsync(fsync).keep_parts(keep_parts);
         let offered = fabric.open_here(address).await?;
-        // Where there is a choice, each transfer for which that is too little says so.
+        // With other fabrics to choose from, each transfer that does not fit says so itself.
         let short = offered.lockable().check(self.pool_bytes_max);
         if let (FabricSelection::Verbs, Err(short)) = (fabric.selection(), short) {
             let pool = wording.pool_bytes_max;
@@ -213,20 +214,20 @@ impl Stream for FileReceiver {
     }
 }
 
-/// What all transfers to this receiver share.
+/// The state that all transfers to this receiver share.
 struct Sessions {
     store: Store,
     events: Events,
     offered: OfferedFabrics,
     bytes_max: Option<u64>,
-    /// Registered memory of one transfer, at most.
+    /// Bound of the registered memory of one transfer.
     pool_bytes_max: u64,
     wording: Wording,
     stop: Stop,
 }
 
 impl Sessions {
-    /// Takes invitations until that is to end, and drives what comes of them.
+    /// Takes invitations until the receiver stops, and drives the transfers.
     async fn serve(self: Arc<Self>, listener: Listener, sessions_max: usize) {
         let permits = Arc::new(Semaphore::new(sessions_max.min(Semaphore::MAX_PERMITS)));
         let mut sessions = FuturesUnordered::new();
@@ -242,12 +243,12 @@ impl Sessions {
             let permit = permits.clone().try_acquire_owned().ok();
             sessions.push(self.clone().receive(invitation, permit, self.events.of(number)).boxed());
         }
-        // Nobody is let in any more; those who are here have been told too.
+        // No sender is admitted any more. The transfers under way have learned of the stop themselves.
         drop(listener);
         while sessions.next().await.is_some() {}
     }
 
-    /// Judges an invitation and receives what it announces.
+    /// Accepts or declines an invitation, and receives its transfer.
     async fn receive(
         self: Arc<Self>,
         mut invitation: Invitation,
@@ -264,7 +265,7 @@ impl Sessions {
             Ok(acceptable) => acceptable,
             Err(problem) => {
                 let reason = problem.reason();
-                // Whoever does not wait for the answer needs none.
+                // A sender that does not wait for the answer needs none.
                 let _ = tokio::time::timeout(LEAVE_LIMIT, invitation.decline(&reason)).await;
                 return declined(reason);
             }
@@ -279,11 +280,11 @@ impl Sessions {
             Ok(builder) => builder,
             Err(error) => return declined(error.to_string()),
         };
-        let over = builder.fabric_choice().map(|choice| self.offered.in_use_unless(choice, withheld));
-        let over = over.expect("the builder comes from an invitation");
-        match self.session(builder, &announcement, nodes, from.clone(), over, &events).await {
+        let fabric = builder.fabric_choice().map(|choice| self.offered.in_use_unless(choice, withheld));
+        let fabric = fabric.expect("the builder comes from an invitation");
+        match self.session(builder, &announcement, nodes, from.clone(), fabric, &events).await {
             Ok(()) => {}
-            // It came to nothing before the first file, here or elsewhere.
+            // A receiver declined, or the sender withdrew, before the first file.
             Err(problem) if problem.kind == Kind::Refused => declined(problem.reason()),
             Err(problem) => events.say(Event::Failed(problem.into())),
         }
@@ -297,12 +298,12 @@ impl Sessions {
         if let Some(max) = self.bytes_max
             && announcement.bytes > max
         {
-            let (bytes, max) = (Bytes(announcement.bytes), Bytes(max));
+            let (bytes, max) = (ByteSize(announcement.bytes), ByteSize(max));
             return Err(Problem::local(format!("{bytes} are more than the {max} allowed here")));
         }
         let pool = self.pool_bytes_max;
         if announcement.manifest_len > pool {
-            let (pool, setting) = (Bytes(pool), self.wording.pool_bytes_max);
+            let (pool, setting) = (ByteSize(pool), self.wording.pool_bytes_max);
             return Err(Problem::local(format!("the list of files is longer than the {pool} of {setting}")));
         }
         let mut withheld = None;
@@ -324,14 +325,14 @@ impl Sessions {
         announcement: &Announcement,
         nodes: Vec<NodeId>,
         from: Option<String>,
-        over: FabricInUse,
+        fabric: FabricInUse,
         events: &Events,
     ) -> Result<(), Problem> {
         let receivers = nodes.len() - 1;
-        let groups = announcement.groups(nodes, over.medium())?;
-        let how = announcement.plans.on(over.medium()).into();
+        let groups = announcement.groups(nodes, fabric.medium())?;
+        let plan = announcement.plans.on(fabric.medium()).into();
         let node = builder
-            .pool_bytes_max(self.offered.pool_bytes(&over, self.pool_bytes_max, staging_bytes(announcement)))
+            .pool_bytes_max(self.offered.pool_bytes(&fabric, self.pool_bytes_max, staging_bytes(announcement)))
             .start()
             .await
             .map_err(|error| match error {
@@ -343,7 +344,7 @@ impl Sessions {
             let store = self.store.for_transfer(&manifest, delta);
             let (files, bytes) = (announcement.files, announcement.bytes);
             let (direction, peers) = (Direction::Receiving, from.into_iter().collect());
-            events.say(Event::Started { direction, peers, receivers, files, bytes, over, how });
+            events.say(Event::Started { direction, peers, receivers, files, bytes, fabric, plan });
             let (begun, before) = (Instant::now(), node.stats().bytes_received);
             let files_group = groups.files.delta(delta);
             let receivers = take_files(&node, files_group, &manifest, &store, events).await?;
@@ -358,52 +359,52 @@ impl Sessions {
             outcome = outcome => outcome,
             () = self.stop.due() => Err(Kind::Stopped.problem("")),
         };
-        // The others are told, whatever happened.
+        // Tells the others that this node leaves, whatever happened.
         node.shutdown(Shutdown::Abort).await;
         outcome
     }
 }
 
-/// An offer that is acceptable.
+/// An acceptable offer.
 struct Acceptable {
     announcement: Announcement,
-    /// Why a fabric that could be used is not offered for this transfer.
+    /// Why this transfer does not get a fabric that this host has.
     withheld: Option<String>,
 }
 
-/// Says why what is announced does not fit into a pool of `pool` bytes where `lockable` may be locked, if so: a device
-/// that writes files behind the file system's back needs memory for the whole file instead.
+/// Returns why the announced files do not fit into a pool of `pool` bytes with `lockable` bytes that may be locked;
+/// `None` if they fit. A device that cannot receive into files needs memory for a whole file.
 fn too_long(announcement: &Announcement, pool: u64, lockable: u64, wording: &Wording) -> Option<String> {
     let longest = announcement.file_bytes_max.max(announcement.manifest_len);
     if longest <= pool.min(lockable) {
         return None;
     }
     let what = if announcement.file_bytes_max < longest { "the list of files" } else { "a file" };
-    let longest = Bytes(longest);
+    let longest = ByteSize(longest);
     Some(if pool <= lockable {
         format!(
             "{what} of {longest} does not fit into the {} of registered memory that RDMA receives into; \
              a larger {} at the receiver would allow it",
-            Bytes(pool),
+            ByteSize(pool),
             wording.pool_bytes_max
         )
     } else {
         format!(
             "{what} of {longest} does not fit into the {} of memory that RDMA may lock at the receiver \
              (RLIMIT_MEMLOCK); a higher limit there would allow it{}",
-            Bytes(lockable),
+            ByteSize(lockable),
             wording.see_doctor(", ")
         )
     })
 }
 
-/// Returns the memory that RDMA registers beside the pool: the first block of a message waits there, rounded up, until the
-/// message's size is known.
+/// Returns the memory that RDMA registers beside the pool. The first block of a message waits there, rounded up, until
+/// the message's size is known.
 fn staging_bytes(announcement: &Announcement) -> u64 {
     (u64::from(announcement.plans.on(Medium::Network).block_size) * 9 / 8).next_multiple_of(PAGE)
 }
 
-/// Receives the list of files, and agrees to it or not. Tells also whether only what is lacking is to travel.
+/// Receives the manifest, and agrees to it or refuses it. Returns also whether only missing blocks will travel.
 async fn take_manifest(
     node: &Node,
     spec: GroupSpec,
@@ -413,7 +414,9 @@ async fn take_manifest(
     let mut group = node.join_group_with_offers(spec).await.map_err(not_formed)?;
     let offer = next_offer(&mut group).await?;
     if offer.size() != announcement.manifest_len {
-        return Err(refuse(group, offer, Kind::Refused.problem("the list of files is not as long as announced")).await);
+        return Err(
+            refuse(group, offer, Kind::Refused.problem("the list of files has another length than announced")).await
+        );
     }
     let memory = node.allocate(usize::try_from(announcement.manifest_len)?).await?;
     let message = offer.accept(memory).await.map_err(|failure| not_sent(&failure))?;
@@ -436,7 +439,7 @@ async fn take_manifest(
     }
 }
 
-/// Waits for a message of the list of files, which must come.
+/// Waits for a message of the manifest, which must come.
 async fn next_offer(group: &mut OfferReceiver) -> Result<Offer, Problem> {
     match group.next_offer().await {
         Some(offer) => offer.map_err(|failure| not_sent(&failure)),
@@ -444,10 +447,12 @@ async fn next_offer(group: &mut OfferReceiver) -> Result<Offer, Problem> {
     }
 }
 
-/// Takes the last message, and waits until all have done so; tells whether it says anything.
+/// Accepts the last message, and waits until all have accepted it. Returns whether it has a byte.
 async fn agree(node: &Node, group: OfferReceiver, last: Offer) -> Result<bool, Problem> {
     if last.size() > 1 {
-        return Err(refuse(group, last, Kind::Refused.problem("the list of files ends in more than a byte")).await);
+        return Err(
+            refuse(group, last, Kind::Refused.problem("the last message of the list of files is too long")).await
+        );
     }
     let delta = last.size() == 1;
     let memory = node.allocate(usize::from(delta)).await?;
@@ -458,20 +463,20 @@ async fn agree(node: &Node, group: OfferReceiver, last: Offer) -> Result<bool, P
     agreed.await.map(|_| delta).map_err(|failure: GroupFailure| not_sent(&failure))
 }
 
-/// Refuses a message because of `error`, and waits until the group has failed by it.
+/// Refuses a message because of `error`, and waits until the group has failed.
 async fn refuse(mut group: OfferReceiver, offer: Offer, error: Problem) -> Problem {
     offer.refuse(&error.reason());
     let _ = tokio::time::timeout(LEAVE_LIMIT, group.next_offer()).await;
     error
 }
 
-/// Says that a failure has ended a transfer before anything was sent.
+/// Returns the error of a failure before anything was sent.
 fn not_sent(failure: &GroupFailure) -> Problem {
     let failed = peers(&failure.failed);
     Kind::Refused.blaming(explain(&failed), failed)
 }
 
-/// Says why the group of the list of files was not formed.
+/// Returns why the group of the manifest was not formed.
 fn not_formed(error: GroupError) -> Problem {
     match error {
         GroupError::Failed(failure) => not_sent(&failure),
@@ -479,9 +484,9 @@ fn not_formed(error: GroupError) -> Problem {
     }
 }
 
-/// Transfers under way at once, by default.
+/// Default of the number of transfers under way at once.
 const SESSIONS_MAX_DEFAULT: usize = 8;
-/// How long to wait for others who are told that this node refuses or leaves.
+/// How long the others may take to learn that this node refuses or leaves.
 const LEAVE_LIMIT: Duration = Duration::from_secs(5);
 
 #[cfg(test)]

@@ -1,4 +1,4 @@
-//! The receivers of a transfer, as the sender knows them.
+//! The receivers of a transfer at the sender.
 
 use std::collections::{BTreeSet, HashMap};
 use std::time::Duration;
@@ -10,7 +10,7 @@ use crate::blame::FailedPeer;
 use crate::error::{Kind, Problem};
 use crate::wording::Wording;
 
-/// The receivers by their addresses; they are the nodes 1, 2, ….
+/// The addresses of the receivers, which are the nodes 1, 2, ….
 #[derive(Clone, Debug)]
 pub(crate) struct Receivers {
     addresses: Vec<String>,
@@ -25,7 +25,7 @@ impl Receivers {
             let port = address.rsplit_once(':').filter(|(host, _)| !host.is_empty()).map(|(_, port)| port);
             if !port.is_some_and(|port| port.parse::<u16>().is_ok_and(|port| port != 0)) {
                 let default = wording.default_address.map_or_else(String::new, |default| format!("; {default}"));
-                return Err(Kind::Request.problem(format!("{address:?} is no HOST:PORT{default}")));
+                return Err(Kind::Request.problem(format!("{address:?} is not HOST:PORT{default}")));
             }
             if !seen.insert(address) {
                 return Err(Kind::Request.problem(format!("{address} is given twice")));
@@ -40,10 +40,10 @@ impl Receivers {
         Ok(Self { addresses, wording })
     }
 
-    /// Checks that no two names stand for the same address. Those that are not found in time do not.
+    /// Checks that no two names stand for the same address. Names that are not found in time are distinct.
     pub(crate) async fn check_distinct(&self, limit: Duration) -> Result<(), Problem> {
         let looked_up = self.addresses.iter().map(|address| async move {
-            // A receiver that is not found will be told by the attempt to reach it.
+            // The attempt to connect reports a receiver that is not found.
             let found = tokio::time::timeout(limit, tokio::net::lookup_host(address)).await;
             found.ok().and_then(Result::ok).map_or_else(Vec::new, Iterator::collect)
         });
@@ -70,7 +70,7 @@ impl Receivers {
         &self.wording
     }
 
-    /// Returns the members of the group, the sender included.
+    /// Returns the number of members, the sender included.
     pub(crate) fn members(&self) -> u32 {
         u32::try_from(self.addresses.len() + 1).expect("checked against the largest group")
     }
@@ -81,7 +81,7 @@ impl Receivers {
         self.addresses.get(index).map(String::as_str)
     }
 
-    /// Says who did not accept the invitation.
+    /// Returns which receivers did not accept the invitation.
     pub(crate) fn uninvited(&self, error: &InviteError) -> Problem {
         let failed = error.failures.iter().map(|(address, failure)| {
             let node = (1..).zip(&self.addresses).find(|(_, known)| *known == address).map_or(0, |(node, _)| node);
@@ -92,7 +92,7 @@ impl Receivers {
         Kind::Refused.blaming(told.join("; "), failed)
     }
 
-    /// Returns who has failed, by their addresses.
+    /// Describes failed members with their addresses.
     pub(crate) fn peers(&self, failed: &[FailedMember]) -> Vec<FailedPeer> {
         failed.iter().map(|failed| FailedPeer::new(failed, self.address(failed.node).map(str::to_owned))).collect()
     }

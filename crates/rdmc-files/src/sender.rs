@@ -26,12 +26,12 @@ use crate::fabric::{FabricInUse, FabricSettings, OfferedFabrics, register_to_sen
 use crate::manifest;
 use crate::receivers::Receivers;
 use crate::size::POOL_BYTES_DEFAULT;
-use crate::source::{SourceFile, SourceTree, Watched};
+use crate::source::{RecentFiles, SourceFile, SourceTree};
 use crate::stop::{Stop, StopHandle};
 use crate::wording::Wording;
 use crate::words::printable;
 
-/// Sends files and directories to the same receivers, as often as it is asked to. Cheap to clone.
+/// Sends files and directories to the same receivers, any number of times. Cheap to clone.
 ///
 /// # Examples
 /// A file travels over loopback into another directory:
@@ -63,7 +63,7 @@ use crate::words::printable;
 #[derive(Clone, Debug)]
 pub struct FileSender(Arc<Settings>);
 
-/// Makes a [`FileSender`]. Everything but the receivers has a default.
+/// Makes a [`FileSender`]. Every setting but the receivers has a default.
 #[derive(Clone, Debug)]
 pub struct FileSenderBuilder {
     receivers: Vec<String>,
@@ -78,7 +78,7 @@ pub struct FileSenderBuilder {
     wording: Wording,
 }
 
-/// What a sender has been built from, checked.
+/// The checked settings of a sender.
 #[derive(Debug)]
 struct Settings {
     receivers: Receivers,
@@ -86,8 +86,8 @@ struct Settings {
 }
 
 impl FileSender {
-    /// Starts to describe a sender to receivers that listen at these addresses, each `host:port`. They must reach each other under
-    /// these addresses too.
+    /// Begins to configure a sender. Each receiver listens at an address `host:port`, and the receivers must reach each
+    /// other at these addresses too.
     pub fn builder(receivers: impl IntoIterator<Item = impl Into<String>>) -> FileSenderBuilder {
         FileSenderBuilder {
             receivers: receivers.into_iter().map(Into::into).collect(),
@@ -103,7 +103,7 @@ impl FileSender {
         }
     }
 
-    /// Sends files and directories, each under its own name. Nothing happens until the stream is polled.
+    /// Sends files and directories, each under its own name. Nothing happens before the stream is polled.
     pub fn send(&self, paths: impl IntoIterator<Item = impl Into<PathBuf>>) -> Sending {
         let paths = paths.into_iter().map(Into::into).collect();
         let (stop_handle, stop) = Stop::new();
@@ -114,27 +114,29 @@ impl FileSender {
 }
 
 impl FileSenderBuilder {
-    /// Sets how blocks travel. By default a cost model chooses.
+    /// Sets the algorithm by which blocks travel. By default a cost model chooses it.
     pub fn algorithm(self, algorithm: impl Into<Option<Algorithm>>) -> Self {
         Self { algorithm: algorithm.into(), ..self }
     }
 
-    /// Sets the size of a block in bytes, 1 to [`GroupSpec::BLOCK_SIZE_MAX`]. By default a cost model chooses 64 KiB to 2 MiB.
+    /// Sets the size of a block in bytes, 1 to [`GroupSpec::BLOCK_SIZE_MAX`]. By default a cost model chooses it, from
+    /// 64 KiB to 2 MiB.
     pub fn block_size(self, bytes: impl Into<Option<u32>>) -> Self {
         Self { block_size: bytes.into(), ..self }
     }
 
-    /// Sets the rate of the members' ports, which the cost model assumes on a network: [2.5 Gbit/s](PortRate) by default.
+    /// Sets the rate of the members' ports for the cost model: [2.5 Gbit/s](PortRate) by default. It matters on a
+    /// network.
     pub fn port_rate(self, rate: PortRate) -> Self {
         Self { port_rate: rate, ..self }
     }
 
-    /// Sets which fabrics may move the bytes. By default it is whatever moves them best.
+    /// Sets which fabrics may move the bytes. By default the best one does that all nodes offer.
     pub fn fabric(self, fabric: FabricSettings) -> Self {
         Self { fabric, ..self }
     }
 
-    /// Sets who may take part. By default everybody may.
+    /// Sends only to receivers that know the key or have a certificate. By default everybody may take part.
     pub fn security(self, security: impl Into<Option<Security>>) -> Self {
         Self { security: security.into(), ..self }
     }
@@ -144,12 +146,12 @@ impl FileSenderBuilder {
         Self { invitation_limit: limit, ..self }
     }
 
-    /// Sets what happens when a member fails during the transfer. By default the survivors go on.
+    /// Sets what happens if a member fails during the transfer. By default the survivors go on.
     pub fn on_failure(self, on_failure: OnFailure) -> Self {
         Self { on_failure, ..self }
     }
 
-    /// Gives up a receiver that has held the others up for so long without a break. By default they wait for it.
+    /// Evicts a receiver that has held the others up for so long without a break. By default they wait for it.
     pub fn evict_after(self, limit: impl Into<Option<Duration>>) -> Self {
         Self { evict_after: limit.into(), ..self }
     }
@@ -162,7 +164,7 @@ impl FileSenderBuilder {
     /// Checks the settings. Nothing is opened or sent.
     ///
     /// # Errors
-    /// [`TransferError::Request`]: an address is malformed or occurs twice, or settings exclude each other.
+    /// [`TransferError::Request`]: an address is malformed or given twice, or settings contradict each other.
     pub fn build(mut self) -> Result<FileSender, TransferError> {
         self.fabric = self.fabric.wording(self.wording);
         let receivers = Receivers::new(self.receivers.clone(), self.wording)?;
@@ -170,19 +172,19 @@ impl FileSenderBuilder {
             return Err(Kind::Request.problem(format!("a block of {bytes} bytes is not possible")).into());
         }
         self.fabric.check(self.security.is_some())?;
-        // Finds an algorithm that cannot serve so many members.
+        // Fails if the algorithm cannot serve so many members.
         plans(self.algorithm.as_ref(), self.block_size, receivers.members(), 0, self.port_rate)?;
         Ok(FileSender(Arc::new(Settings { receivers, builder: self })))
     }
 }
 
-/// A transfer to receivers, as the stream of its events. Polling it drives the transfer.
+/// A transfer to receivers. It is a stream of events, and polling it drives the transfer.
 ///
-/// The stream ends when the transfer does; [`outcome`](Self::outcome) tells how.
+/// The stream ends with the transfer. [`outcome`](Self::outcome) returns whether it succeeded.
 ///
 /// # Cancel safety
-/// If it is dropped, the transfer is abandoned: the receivers find that the sender is gone, keep the files that are complete, and
-/// parts of the others. Use a [`StopHandle`] to end it in good order.
+/// Dropping the stream abandons the transfer. The receivers find that the sender has left. They keep complete files and
+/// parts of others. A [`StopHandle`] ends the transfer in good order.
 #[derive(Debug)]
 #[must_use = "a transfer does nothing unless it is polled"]
 pub struct Sending {
@@ -191,12 +193,12 @@ pub struct Sending {
 }
 
 impl Sending {
-    /// Returns a handle that ends the transfer in good order, with [`TransferError::Stopped`].
+    /// Returns a handle that ends the transfer in good order. The outcome is then [`TransferError::Stopped`].
     pub fn stop_handle(&self) -> StopHandle {
         self.stop_handle.clone()
     }
 
-    /// Drives the transfer to its end, leaves out the events that are still to come, and returns the outcome.
+    /// Drives the transfer to its end, discards the remaining events, and returns the outcome.
     ///
     /// # Cancel safety
     /// The transfer is abandoned, as if the stream were dropped.
@@ -217,24 +219,24 @@ impl Stream for Sending {
     }
 }
 
-/// What was sent: every receiver has all of it.
+/// A transfer that succeeded: every receiver has everything.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Sent {
-    /// How many receivers there are.
+    /// Number of receivers.
     pub receivers: usize,
-    /// How many files they have.
+    /// Number of files.
     pub files: u64,
-    /// The sum of their sizes.
+    /// Sum of the files' sizes in bytes.
     pub bytes: u64,
-    /// How many things could not be sent: symbolic links, devices, sockets.
+    /// Number of things that could not be sent: symbolic links, devices, sockets.
     pub skipped: usize,
-    /// How long it took since all had agreed to the list of files.
+    /// Duration since all have agreed to the list of files.
     pub duration: Duration,
 }
 
 impl Settings {
-    /// Sends everything to everybody.
+    /// Sends the files to all receivers.
     async fn send(&self, paths: Vec<PathBuf>, events: &Events, stop: &Stop) -> Result<Sent, Problem> {
         let Self { receivers, builder } = self;
         let source = Arc::new(tokio::task::spawn_blocking(move || SourceTree::find(&paths)).await??);
@@ -257,28 +259,29 @@ impl Settings {
             () = stop.due() => return Err(stopped()),
         }
         let offered = builder.fabric.open_for(&receivers.addresses()[0], registered).await?;
-        let (node, over, delta) = tokio::select! {
+        let (node, fabric, delta) = tokio::select! {
             started = self.start(&offered, &announcement) => started?,
             () = stop.due() => return Err(stopped()),
         };
         let nodes = (0..members).map(NodeId).collect();
-        let mut groups = announcement.groups(nodes, over.medium()).context("the group cannot be formed")?;
+        let mut groups = announcement.groups(nodes, fabric.medium()).context("the group cannot be formed")?;
         groups.files = groups.files.delta(delta);
         if let Some(limit) = builder.evict_after {
             groups.files = groups.files.slow_receivers(SlowReceivers::evict_after(limit));
         }
-        let plan = announcement.plans.on(over.medium());
+        let plan = announcement.plans.on(fabric.medium());
         let outbound = Outbound { node: &node, receivers, events, source: &source, announcement: &announcement, plan };
         let outcome = tokio::select! {
-            outcome = outbound.send(list, groups, over) => outcome,
+            outcome = outbound.send(list, groups, fabric) => outcome,
             () = stop.due() => Err(stopped()),
         };
-        // The others are told, whatever happened.
+        // Tells the others that this node leaves, whatever happened.
         node.shutdown(Shutdown::Abort).await;
         outcome
     }
 
-    /// Forms the cluster: asks every receiver, and starts when all have agreed. Returns also whether any receiver has parts of files.
+    /// Forms the cluster: invites every receiver, and starts when all have accepted. Returns also whether a receiver
+    /// has parts of files.
     async fn start(
         &self,
         offered: &OfferedFabrics,
@@ -290,10 +293,10 @@ impl Settings {
         let invited = rdmc::invite_secured(fabrics, addresses, payload, *limit, security.clone()).await;
         let builder = invited.map_err(|error| receivers.uninvited(&error))?;
         let has_parts = builder.replies().values().any(|reply| Reply::decode(reply).has_parts);
-        let over = builder.fabric_choice().map(|choice| offered.in_use(choice));
-        let over = over.expect("the builder comes from an invitation");
-        // Files that a device does not register where they are mapped are copied there.
-        let builder = builder.pool_bytes_max(offered.pool_bytes(&over, POOL_BYTES_DEFAULT, 0));
+        let fabric = builder.fabric_choice().map(|choice| offered.in_use(choice));
+        let fabric = fabric.expect("the builder comes from an invitation");
+        // The pool takes copies of files whose mappings the device does not register.
+        let builder = builder.pool_bytes_max(offered.pool_bytes(&fabric, POOL_BYTES_DEFAULT, 0));
         let started = builder.connect_limit((*limit).max(CONNECT_LIMIT_MIN)).start().await;
         let node = started.map_err(|error| match error {
             StartError::Unreachable { missing, problem } => {
@@ -302,7 +305,7 @@ impl Settings {
             }
             other => Problem::from(other).of_kind(Kind::Refused),
         })?;
-        Ok((node, over, has_parts))
+        Ok((node, fabric, has_parts))
     }
 }
 
@@ -317,7 +320,7 @@ struct Outbound<'a> {
 }
 
 impl Outbound<'_> {
-    async fn send(&self, list: Vec<u8>, groups: FileGroups, over: FabricInUse) -> Result<Sent, Problem> {
+    async fn send(&self, list: Vec<u8>, groups: FileGroups, fabric: FabricInUse) -> Result<Sent, Problem> {
         let not_sent = |failure: &GroupFailure| {
             let failed = self.receivers.peers(&failure.failed);
             Kind::Refused.blaming(explain(&failed), failed)
@@ -341,8 +344,8 @@ impl Outbound<'_> {
         let departures = Departures::begin(self.node, groups.files, files, self.receivers, self.events).await?;
 
         let peers = self.receivers.addresses().to_vec();
-        let (receivers, direction, how) = (peers.len(), Direction::Sending, self.plan.into());
-        self.events.say(Event::Started { direction, peers, receivers, files, bytes, over, how });
+        let (receivers, direction, plan) = (peers.len(), Direction::Sending, self.plan.into());
+        self.events.say(Event::Started { direction, peers, receivers, files, bytes, fabric, plan });
         let begun = Instant::now();
         self.send_files(departures).await?;
         let (duration, skipped) = (begun.elapsed(), self.source.skipped.len());
@@ -354,9 +357,9 @@ impl Outbound<'_> {
     async fn send_files(&self, mut departures: Departures<'_>) -> Result<(), Problem> {
         let progress = self.events.progress(self.announcement.bytes);
         let share = self.root_share()?;
-        let mut watched = Watched::default();
+        let mut recent = RecentFiles::default();
         let closed = async {
-            self.feed(&mut departures, &mut watched).await?;
+            self.feed(&mut departures, &mut recent).await?;
             progress.confirms();
             departures.close().await
         };
@@ -364,17 +367,17 @@ impl Outbound<'_> {
             closed = closed => closed,
             never = watch(self.node, &progress, share) => match never {},
         };
-        closed.map_err(|error| watched.blamed_for(error))
+        closed.map_err(|error| recent.blamed_for(error))
     }
 
-    /// Sends file after file, each followed by its digest.
-    async fn feed(&self, departures: &mut Departures<'_>, watched: &mut Watched) -> Result<(), Problem> {
+    /// Sends one file after the other, each followed by its digest.
+    async fn feed(&self, departures: &mut Departures<'_>, recent: &mut RecentFiles) -> Result<(), Problem> {
         for (path, entry, size) in self.source.files() {
             let (at, entry) = (path.to_owned(), entry.clone());
             let done = Event::File { path: entry.path.to_string(), bytes: size };
             let opening = tokio::task::spawn_blocking(move || SourceFile::open(&at, &entry, size));
             let file = Arc::new(departures.meanwhile(opening).await???);
-            watched.add(file.clone());
+            recent.add(file.clone());
             let registering = register_to_send(self.node, file.map()?, file.reader()?);
             let registered = departures.meanwhile(registering).await?;
             let registered = registered.with_context(|| path.display())?;
@@ -390,7 +393,7 @@ impl Outbound<'_> {
         Ok(self.node.register(Memory::from(bytes)).context("a digest cannot be registered")?.into_shared())
     }
 
-    /// Returns how many bytes the sender itself sends for every byte of the files.
+    /// Returns how many bytes the sender itself sends for each byte of the files.
     #[expect(clippy::cast_precision_loss, reason = "a ratio to be displayed")]
     fn root_share(&self) -> Result<f64, Problem> {
         let algorithm = self.plan.algorithm.resolve(Rank(self.receivers.members()).index())?;
@@ -406,13 +409,13 @@ impl Outbound<'_> {
     }
 }
 
-/// Returns the bytes that are registered at once, at most, when files of these sizes are sent one after the other.
+/// Returns the greatest number of bytes that are registered at once if files of these sizes are sent in their order.
 fn registered_bytes_max(sizes: &[u64]) -> u64 {
     let at_once = sizes.windows(sizes.len().clamp(1, FILES_REGISTERED_MAX));
     at_once.map(|files| files.iter().copied().fold(0, u64::saturating_add)).max().unwrap_or(0)
 }
 
-/// Shows the progress for ever, over all groups that the node sends in.
+/// Reports the progress for ever, over all groups that the node sends in.
 #[expect(clippy::cast_precision_loss, clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "for display")]
 async fn watch(node: &Node, progress: &Progress, share: f64) -> Infallible {
     let before = node.stats().bytes_sent;
@@ -422,18 +425,18 @@ async fn watch(node: &Node, progress: &Progress, share: f64) -> Infallible {
     }
 }
 
-/// Says that the caller has ended the transfer.
+/// Makes the problem of a transfer that its caller has stopped.
 fn stopped() -> Problem {
     Kind::Stopped.problem("")
 }
 
-/// How long receivers may take to answer an invitation, by default.
+/// Default of how long receivers may take to answer an invitation.
 const INVITATION_LIMIT_DEFAULT: Duration = Duration::from_secs(10);
-/// Files registered at once: those under way, each with its digest, and the next one.
+/// Greatest number of files that are registered at once: those under way, each with its digest, and the next one.
 const FILES_REGISTERED_MAX: usize = UNDER_WAY_MAX / 2 + 1;
-/// Blocks beyond which the sender's share hardly changes.
+/// Number of blocks from which on the sender's share hardly changes.
 const BLOCKS_COUNTED_MAX: u64 = 4096;
-/// How long receivers that have all agreed have to connect, at least.
+/// Least time to connect for receivers that have all accepted.
 const CONNECT_LIMIT_MIN: Duration = Duration::from_secs(30);
 
 #[cfg(test)]

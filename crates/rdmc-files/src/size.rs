@@ -4,9 +4,9 @@ use std::fmt;
 
 /// A number of bytes, displayed with a unit: `256 MiB`, `1.5 GiB`, `17 B`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Bytes(pub u64);
+pub struct ByteSize(pub u64);
 
-impl fmt::Display for Bytes {
+impl fmt::Display for ByteSize {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let text = match UNITS.iter().rposition(|&(_, unit)| self.0 >= unit) {
             None => format!("{} B", self.0),
@@ -34,7 +34,7 @@ pub struct Rate {
 }
 
 impl Rate {
-    /// Returns bytes per second, 0 if no time passed.
+    /// Returns bytes per second; 0 if no time passed.
     #[expect(clippy::cast_precision_loss, reason = "a rate to be displayed")]
     pub fn per_second(self) -> f64 {
         if self.seconds > 0.0 { self.bytes as f64 / self.seconds } else { 0.0 }
@@ -50,7 +50,7 @@ impl fmt::Display for Rate {
             Some(&(name, unit)) if rate < 100 * unit => {
                 format!("{}.{} {name}/s", rate / unit, rate % unit * 10 / unit)
             }
-            _ => format!("{}/s", Bytes(rate)),
+            _ => format!("{}/s", ByteSize(rate)),
         };
         f.pad(&text)
     }
@@ -72,7 +72,7 @@ mod tests {
     fn bytes_are_shown_with_a_unit_that_fits() {
         let shown = [(0, "0 B"), (1023, "1023 B"), (1 << 20, "1 MiB"), (3 << 29, "1.5 GiB"), (256 << 20, "256 MiB")];
         for (bytes, text) in shown {
-            assert_eq!(Bytes(bytes).to_string(), text);
+            assert_eq!(ByteSize(bytes).to_string(), text);
         }
         assert_eq!(Rate { bytes: 1 << 30, seconds: 2.0 }.to_string(), "512 MiB/s");
         assert_eq!(Rate { bytes: 2 << 30, seconds: 1.0 }.to_string(), "2.0 GiB/s");

@@ -1,4 +1,4 @@
-//! The sender's files: finds them, and reads them to make their digests.
+//! The sender's files. This module finds them, and reads them to make their digests.
 
 use std::collections::VecDeque;
 use std::fs::{File, Metadata};
@@ -15,18 +15,18 @@ use crate::error::{Context, Kind, Problem};
 use crate::manifest::{Entry, EntryKind, EntryPath, Manifest};
 use crate::mapping;
 
-/// Everything that is to be sent, found by walking through the arguments.
+/// The files and directories to send.
 #[derive(Debug, Default)]
 pub(crate) struct SourceTree {
     pub(crate) manifest: Manifest,
-    /// Where each entry of the manifest is.
+    /// The path of each entry of the manifest.
     pub(crate) paths: Vec<PathBuf>,
-    /// What cannot be sent: symbolic links inside directories, sockets, devices.
+    /// Things that cannot be sent: symbolic links inside directories, sockets, devices.
     pub(crate) skipped: Vec<PathBuf>,
 }
 
 impl SourceTree {
-    /// Walks through files and directories, in the order of their names.
+    /// Walks through files and directories in the order of their names.
     pub(crate) fn find(arguments: &[PathBuf]) -> Result<Self, Problem> {
         let mut source = Self::default();
         for argument in arguments {
@@ -36,7 +36,7 @@ impl SourceTree {
             }
             let name = match argument.file_name() {
                 Some(name) => name.to_owned(),
-                // `.` and `..` have a name of their own.
+                // `.` and `..` arrive under the names of their directories.
                 None => match argument.canonicalize()?.file_name() {
                     Some(name) => name.to_owned(),
                     None => {
@@ -65,13 +65,13 @@ impl SourceTree {
             self.skipped.push(at);
             return Ok(());
         };
-        let mtime_ns = u32::try_from(metadata.mtime_nsec()).context("a time without nanoseconds")?;
+        let mtime_ns = u32::try_from(metadata.mtime_nsec()).context("the time of its last change is malformed")?;
         let entry = Entry { path, kind, mode: metadata.mode() & 0o777, mtime_s: metadata.mtime(), mtime_ns };
         let path = entry.path.clone();
         self.manifest.entries.push(entry);
         self.paths.push(at.clone());
         if kind != EntryKind::Directory {
-            // Told before anybody is invited.
+            // Fails before a receiver is invited.
             return File::open(&at).map(drop).with_context(|| format!("{}", at.display()));
         }
         let listed = std::fs::read_dir(&at).and_then(Iterator::collect::<Result<Vec<_>, _>>);
@@ -80,14 +80,14 @@ impl SourceTree {
         for inner in listed {
             let mut names = path.0.clone();
             names.push(inner.file_name().as_bytes().to_vec());
-            // Does not follow links.
+            // Links are not followed.
             let metadata = inner.metadata().with_context(|| format!("{}", inner.path().display()))?;
             self.add(inner.path(), EntryPath(names), &metadata)?;
         }
         Ok(())
     }
 
-    /// Returns the files in the manifest's order: where they are, what they are.
+    /// Returns the files in the manifest's order, with their paths, entries and sizes.
     pub(crate) fn files(&self) -> impl Iterator<Item = (&Path, &Entry, u64)> {
         self.manifest.entries.iter().zip(&self.paths).filter_map(|(entry, path)| match entry.kind {
             EntryKind::File { size } => Some((path.as_path(), entry, size)),
@@ -96,7 +96,7 @@ impl SourceTree {
     }
 }
 
-/// A file that is open to be sent, and was not changed since it was found.
+/// A file that is open to be sent. It was not changed between finding and opening it.
 #[derive(Debug)]
 pub(crate) struct SourceFile {
     file: File,
@@ -126,7 +126,7 @@ impl SourceFile {
         self.file.metadata().is_ok_and(|metadata| stamp(&metadata) != self.stamp)
     }
 
-    /// Says what became of the file, instead of what came of it, if it was changed since it was opened.
+    /// Blames a problem on the file if it was changed since it was opened.
     pub(crate) fn blamed_for(&self, problem: Problem) -> Problem {
         let (named, said) = (self.path.display().to_string(), problem.reason());
         match self.has_changed() {
@@ -139,20 +139,20 @@ impl SourceFile {
         }
     }
 
-    /// Maps the file, to be sent without a copy.
+    /// Maps the file to be sent without a copy.
     pub(crate) fn map(&self) -> Result<Memory, Problem> {
         let named = || format!("{}", self.path.display());
         let len = usize::try_from(self.size).map_err(|_| Problem::local(TOO_LONG)).with_context(named)?;
         mapping::to_send(&self.file, len).with_context(named)
     }
 
-    /// Gives access to the bytes for whoever wants to copy them.
+    /// Returns a function that copies the file's bytes into memory.
     pub(crate) fn reader(&self) -> io::Result<impl FnOnce(&mut [u8]) -> io::Result<()> + Send + use<>> {
         let file = self.file.try_clone()?;
         Ok(move |to: &mut [u8]| file.read_exact_at(to, 0))
     }
 
-    /// Computes the digest by reading the file, which must not be changed meanwhile.
+    /// Computes the digest by reading the file. Fails if the file was changed.
     pub(crate) fn digest(&self) -> Result<blake3::Hash, Problem> {
         let mut hasher = blake3::Hasher::new();
         let mut chunk = vec![0; READ_LEN];
@@ -172,24 +172,24 @@ impl SourceFile {
     }
 }
 
-/// The files that were sent last: who finds what is wrong with the bytes of one that is changed meanwhile is left to chance,
-/// and so is what it is taken for.
+/// The files that were sent last. If one is changed while it is sent, chance decides who finds wrong bytes, and what it
+/// takes them for.
 #[derive(Debug, Default)]
-pub(crate) struct Watched {
+pub(crate) struct RecentFiles {
     files: VecDeque<Arc<SourceFile>>,
     changed: Option<Arc<SourceFile>>,
 }
 
-impl Watched {
-    /// Watches one more, and lets go of one that was sent long ago.
+impl RecentFiles {
+    /// Adds a file, and forgets one that was sent long ago.
     pub(crate) fn add(&mut self, file: Arc<SourceFile>) {
-        if self.files.len() == WATCHED_MAX {
+        if self.files.len() == RECENT_MAX {
             self.changed = self.changed.take().or(self.files.pop_front().filter(|oldest| oldest.has_changed()));
         }
         self.files.push_back(file);
     }
 
-    /// Blames an error on a file that was changed, if one was.
+    /// Blames a problem on a recent file that was changed, if there is one.
     pub(crate) fn blamed_for(&self, problem: Problem) -> Problem {
         if problem.kind == Kind::Stopped {
             return problem;
@@ -206,16 +206,16 @@ fn changed(path: &Path) -> Problem {
     Kind::Integrity.problem(format!("{} changed while it was being sent", path.display()))
 }
 
-/// What changes when a file is written: seconds and nanoseconds of its last change, its length.
+/// Returns what changes when a file is written: seconds and nanoseconds of its last change, and its length.
 fn stamp(metadata: &Metadata) -> (i64, i64, u64) {
     (metadata.ctime(), metadata.ctime_nsec(), metadata.len())
 }
 
-/// Said of a file that cannot be mapped here.
+/// Error of a file that cannot be mapped.
 const TOO_LONG: &str = "the file is longer than the address space";
-/// Files that are watched: more than are under way at once.
-const WATCHED_MAX: usize = UNDER_WAY_MAX;
-/// Bytes read at once for a digest.
+/// Number of recent files: as many as are under way at once.
+const RECENT_MAX: usize = UNDER_WAY_MAX;
+/// Number of bytes read at once for a digest.
 const READ_LEN: usize = 1 << 20;
 
 #[cfg(test)]
@@ -292,22 +292,22 @@ mod tests {
         let source = SourceTree::find(&paths).unwrap();
         let files: Vec<_> =
             source.files().map(|(at, entry, size)| Arc::new(SourceFile::open(at, entry, size).unwrap())).collect();
-        let mut watched = Watched::default();
-        files.iter().for_each(|file| watched.add(file.clone()));
+        let mut recent = RecentFiles::default();
+        files.iter().for_each(|file| recent.add(file.clone()));
         let lost = || Kind::Partial.problem("10.0.0.2:7471 was lost");
-        assert_eq!(code(watched.blamed_for(lost())), 3);
+        assert_eq!(code(recent.blamed_for(lost())), 3);
         std::fs::write(&paths[0], b"three").unwrap();
         // Also when others were sent since.
-        for others in [0, WATCHED_MAX] {
-            (0..others).for_each(|_| watched.add(files[1].clone()));
-            let blamed = TransferError::from(watched.blamed_for(lost()));
+        for others in [0, RECENT_MAX] {
+            (0..others).for_each(|_| recent.add(files[1].clone()));
+            let blamed = TransferError::from(recent.blamed_for(lost()));
             assert_eq!(blamed.code(), 5);
             let told = "/changed changed while it was being sent: 10.0.0.2:7471 was lost";
             assert!(blamed.to_string().ends_with(told), "{blamed}");
         }
         let known = files[0].digest().unwrap_err();
-        assert_eq!(watched.blamed_for(known.clone()), known);
+        assert_eq!(recent.blamed_for(known.clone()), known);
         let stopped = Kind::Stopped.problem("");
-        assert_eq!(watched.blamed_for(stopped.clone()), stopped);
+        assert_eq!(recent.blamed_for(stopped.clone()), stopped);
     }
 }

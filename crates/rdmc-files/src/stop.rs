@@ -1,4 +1,4 @@
-//! Ending a transfer in good order before it is done.
+//! Handles that end transfers in good order.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -6,21 +6,21 @@ use std::time::Duration;
 use tokio::sync::watch;
 use tokio::time::Instant;
 
-/// Ends a sender or a receiver in good order: its peers learn that it leaves. Cheap to clone.
+/// Ends a sender or a receiver in good order, so that its peers learn that it leaves. Cheap to clone.
 ///
-/// The stream of events must be polled to its end afterwards, since it drives what is left to do.
+/// The stream must then be polled to its end, because polling drives the rest of the work.
 #[derive(Clone, Debug)]
 pub struct StopHandle(Arc<watch::Sender<Option<Instant>>>);
 
 impl StopHandle {
-    /// Ends everything as soon as possible.
+    /// Ends all transfers at once.
     pub fn stop(&self) {
         self.drain(Duration::ZERO);
     }
 
-    /// Takes nothing new, and ends what is still under way after `limit`.
+    /// Takes no further transfer, and ends those under way after `limit`.
     ///
-    /// Called again it can only shorten the time.
+    /// A later call can only shorten the time.
     pub fn drain(&self, limit: Duration) {
         let end = Instant::now() + limit;
         self.0.send_if_modified(|known| {
@@ -33,18 +33,18 @@ impl StopHandle {
     }
 }
 
-/// What a [`StopHandle`] tells.
+/// The end of a [`StopHandle`] inside the work.
 #[derive(Clone, Debug)]
 pub(crate) struct Stop(watch::Receiver<Option<Instant>>);
 
 impl Stop {
-    /// Makes one, with its handle.
+    /// Makes both ends.
     pub(crate) fn new() -> (StopHandle, Self) {
         let (tell, stop) = watch::channel(None);
         (StopHandle(Arc::new(tell)), Self(stop))
     }
 
-    /// Waits until nothing new is to be taken.
+    /// Waits until no further transfer may begin.
     pub(crate) async fn requested(&self) {
         let mut end = self.0.clone();
         if end.wait_for(Option::is_some).await.is_err() {
@@ -53,7 +53,7 @@ impl Stop {
         }
     }
 
-    /// Waits until what is under way is to end.
+    /// Waits until the transfers under way must end.
     pub(crate) async fn due(&self) {
         self.requested().await;
         let mut end = self.0.clone();

@@ -1,6 +1,6 @@
-//! The receiver's directory: where files arrive under a temporary name and take their own when they are whole.
+//! The receiver's directory. Files arrive there under temporary names, and take their own names when they are complete.
 //!
-//! Everything is reached through a [`Dir`], which no path can leave, not even through a symbolic link.
+//! Everything is reached through a [`Dir`]. No path can leave it, not even through a symbolic link.
 
 use std::collections::BTreeSet;
 use std::ffi::{OsStr, OsString};
@@ -22,45 +22,45 @@ use crate::announcement::UNDER_WAY_MAX;
 use crate::error::{Context, Problem};
 use crate::manifest::{Entry, EntryKind, Manifest};
 use crate::mapping;
-use crate::partial::{self, KEPT_FOR, Ongoing, Part, Parts, STRAYS_KEPT_FOR};
-use crate::size::Bytes;
+use crate::partial::{self, KEPT_FOR, Part, Parts, STRAYS_KEPT_FOR, TransferMark};
+use crate::size::ByteSize;
 use crate::wording::Wording;
 use crate::words::printable;
 
-/// The directory below which everything is put.
+/// The directory of a receiver, with its settings.
 #[derive(Clone, Debug)]
 pub(crate) struct Store {
     dir: Arc<Dir>,
     no_overwrite: bool,
     fsync: bool,
     parts: Parts,
-    /// Whether something stays of transfers that are interrupted.
+    /// Whether parts stay when a transfer is interrupted.
     keeps_parts: bool,
-    /// The transfer that it is used for, if something of it may stay.
-    ongoing: Option<Arc<Ongoing>>,
-    /// Whether only what is lacking travels.
+    /// The mark of the transfer, if its parts may stay.
+    mark: Option<Arc<TransferMark>>,
+    /// Whether only missing blocks travel.
     delta: bool,
     wording: Wording,
 }
 
 impl Store {
-    /// Opens the directory, which must exist and let files be put into it.
+    /// Opens the directory. It must exist, and this user must be allowed to put files into it.
     pub(crate) fn open(path: &Path, wording: Wording) -> Result<Self, Problem> {
         let dir = Dir::open_ambient_dir(path, ambient_authority())
             .with_context(|| format!("the directory {} cannot be used", path.display()))?;
         match Part::elsewhere(&dir) {
             Err(error) if is_forbidden(error.kind()) => {
                 let (path, remedy) = (path.display(), wording.choose_directory);
-                let what = format!("nothing can be put into the directory {path}: {error}; {remedy}");
+                let what = format!("cannot put files into the directory {path}: {error}; {remedy}");
                 return Err(Problem::local(what));
             }
-            // What is wrong otherwise, as a full disk, may have changed when something comes.
+            // Another problem, such as a full disk, may be gone when a transfer comes.
             _ => partial::remove_strays(&dir, STRAYS_KEPT_FOR),
         }
         let dir = Arc::new(dir);
         let parts = Parts::new(dir.clone());
         let (no_overwrite, fsync, keeps_parts) = (false, false, true);
-        Ok(Self { dir, no_overwrite, fsync, parts, keeps_parts, ongoing: None, delta: false, wording })
+        Ok(Self { dir, no_overwrite, fsync, parts, keeps_parts, mark: None, delta: false, wording })
     }
 
     /// Sets whether files may replace others.
@@ -75,13 +75,13 @@ impl Store {
         self
     }
 
-    /// Sets whether what has arrived of files is kept when their transfer is interrupted.
+    /// Sets whether parts of files stay when a transfer is interrupted.
     pub(crate) fn keep_parts(mut self, keep: bool) -> Self {
         self.keeps_parts = keep;
         self
     }
 
-    /// Tells whether interrupted transfers have left something, of which what is old is removed.
+    /// Tells whether there are parts from interrupted transfers. Removes old ones first.
     pub(crate) fn has_parts(&self) -> bool {
         self.parts.remove_unused(KEPT_FOR);
         self.keeps_parts && self.parts.kept().is_some()
@@ -92,56 +92,60 @@ impl Store {
         &self.wording
     }
 
-    /// Tells whether something stays of transfers that are interrupted.
+    /// Tells whether parts stay when a transfer is interrupted.
     pub(crate) fn keeps_parts(&self) -> bool {
         self.keeps_parts
     }
 
-    /// Returns the store for the files of one transfer, of which only what is lacking travels if `delta`.
+    /// Returns the store for the files of one transfer. If `delta`, only missing blocks travel.
     pub(crate) fn for_transfer(&self, manifest: &Manifest, delta: bool) -> Self {
         if !self.keeps_parts {
             self.parts.forget_all(manifest);
         }
-        let ongoing = self.keeps_parts.then(|| self.parts.begin(manifest)).transpose().unwrap_or_else(|error| {
-            tracing::warn!(%error, "nothing is kept of this transfer if it is interrupted");
+        let mark = self.keeps_parts.then(|| self.parts.begin(manifest)).transpose().unwrap_or_else(|error| {
+            tracing::warn!(%error, "no parts will stay if this transfer is interrupted");
             None
         });
-        Self { ongoing: ongoing.map(Arc::new), delta, ..self.clone() }
+        Self { mark: mark.map(Arc::new), delta, ..self.clone() }
     }
 
     /// Notes that every file of the transfer is in place.
     pub(crate) fn done(&self) {
-        self.ongoing.iter().for_each(|ongoing| ongoing.note_done());
+        self.mark.iter().for_each(|mark| mark.note_done());
     }
 
-    /// Tells whether the directory is gone. Some file systems count no links; only these are asked to make a file.
+    /// Tells whether the directory was removed. Only on file systems that count no links does it try to make a file.
     fn is_removed(&self) -> bool {
         rustix::fs::fstat(&*self.dir).is_ok_and(|stat| stat.st_nlink == 0)
             && Part::elsewhere(&self.dir).is_err_and(|error| error.kind() == io::ErrorKind::NotFound)
     }
 
-    /// Checks whether so many bytes can be stored, and the directory is still there. What is kept of interrupted transfers
-    /// makes room.
+    /// Checks that so many bytes can be stored, and that the directory still exists. Parts of interrupted transfers
+    /// count as free.
     pub(crate) fn check_room(&self, needed: u64) -> Result<(), Problem> {
         if self.is_removed() {
             let Wording { directory, receiver, .. } = self.wording;
-            let what = format!("{directory} was removed: start {receiver} anew, with one that is there");
+            let what = format!("{directory} was removed: start {receiver} again with an existing one");
             return Err(Problem::local(what));
         }
         let space = rustix::fs::fstatvfs(&*self.dir).context("the free space is unknown")?;
         let free = space.f_bavail.saturating_mul(space.f_frsize).saturating_add(self.parts.kept().unwrap_or(0));
         if needed > free {
-            return Err(Problem::local(format!("{} do not fit into the {} free here", Bytes(needed), Bytes(free))));
+            return Err(Problem::local(format!(
+                "{} do not fit into the {} free here",
+                ByteSize(needed),
+                ByteSize(free)
+            )));
         }
         Ok(())
     }
 
-    /// Returns the bytes that the files of a manifest take while they are received, besides what is here of them already.
+    /// Returns how many more bytes the files of a manifest need while they are received.
     ///
-    /// One that is in place gives its room back when the new one takes its place; only some arrive at once.
+    /// A file in place is freed when the new one replaces it, so that only some files are there twice at once.
     pub(crate) fn bytes_needed(&self, manifest: &Manifest) -> u64 {
         let sizes = manifest.files().map(|(entry, size)| {
-            // Room that its part has does not have to be made.
+            // The space of a part is already taken.
             let has_part = self.parts.have(entry, size);
             let found = (!has_part).then(|| self.dir.symlink_metadata(entry.path.to_path()));
             match found {
@@ -155,20 +159,20 @@ impl Store {
         sum(&added).saturating_add(at_once)
     }
 
-    /// Checks a manifest against what is there already.
+    /// Checks a manifest against what is in the directory.
     pub(crate) fn check(&self, manifest: &Manifest) -> Result<(), Problem> {
         let going_on = self.no_overwrite && self.has_parts();
         let mut parents = BTreeSet::new();
         for entry in &manifest.entries {
             if entry.path.0.iter().any(|name| partial::is_stray(OsStr::from_bytes(name))) {
-                return Err(refused(entry, ": files that are not whole have such names here"));
+                return Err(refused(entry, ": the receiver gives such names to incomplete files"));
             }
             if entry.path.0.first().is_some_and(|first| first.eq_ignore_ascii_case(partial::DIR.as_bytes())) {
-                return Err(refused(entry, ": parts of files are kept under this name here"));
+                return Err(refused(entry, ": the receiver keeps parts of files under this name"));
             }
             let path = entry.path.to_path();
             let found = match entry.kind {
-                // A link to a directory inside will do.
+                // A symbolic link to a directory inside is accepted.
                 EntryKind::Directory => self.dir.metadata(&path),
                 EntryKind::File { .. } => self.dir.symlink_metadata(&path),
             };
@@ -184,7 +188,7 @@ impl Store {
                 (Ok(found), EntryKind::File { .. }) if found.is_dir() => {
                     return Err(refused(entry, " exists and is a directory"));
                 }
-                // It came with an interrupted transfer.
+                // An interrupted transfer has put it there.
                 (Ok(found), EntryKind::File { size }) if going_on && looks_the_same(&found, entry, size) => {}
                 (Ok(_), EntryKind::File { .. }) if self.no_overwrite => return Err(exists(entry, &self.wording)),
                 (Ok(_), _) => {}
@@ -193,8 +197,7 @@ impl Store {
         parents.iter().try_for_each(|parent| self.check_parent(parent))
     }
 
-    /// Checks whether something can be put into a directory of a transfer, if it is there already, and removes what those who
-    /// were killed have left there.
+    /// Checks that files can be put into a directory of a transfer, if it exists. Removes strays from it.
     fn check_parent(&self, path: &Path) -> Result<(), Problem> {
         let Ok(dir) = self.parent(path) else { return Ok(()) };
         let allowed = rustix::fs::accessat(&*dir, ".", Access::WRITE_OK | Access::EXEC_OK, AtFlags::EACCESS);
@@ -203,13 +206,13 @@ impl Store {
         {
             let of_it = if path.as_os_str().is_empty() { String::new() } else { format!("{} in ", path.display()) };
             let (of_it, directory) = (printable(&of_it), self.wording.directory);
-            return Err(Problem::local(format!("nothing can be put into {of_it}{directory}: {error}")));
+            return Err(Problem::local(format!("cannot put files into {of_it}{directory}: {error}")));
         }
         partial::remove_strays(&dir, STRAYS_KEPT_FOR);
         Ok(())
     }
 
-    /// Opens the directory that something is put into.
+    /// Opens a directory of the transfer.
     fn parent(&self, path: &Path) -> io::Result<Arc<Dir>> {
         match path.as_os_str().is_empty() {
             true => Ok(self.dir.clone()),
@@ -217,7 +220,7 @@ impl Store {
         }
     }
 
-    /// Makes the directories that are not there.
+    /// Makes the missing directories.
     pub(crate) fn make_directories(&self, manifest: &Manifest) -> Result<(), Problem> {
         for entry in manifest.directories() {
             match self.dir.create_dir(entry.path.to_path()) {
@@ -230,7 +233,7 @@ impl Store {
         Ok(())
     }
 
-    /// Gives the directories their modes and times, inner ones first.
+    /// Sets modes and times of the directories, inner ones first.
     pub(crate) fn finish_directories(&self, manifest: &Manifest) -> Result<(), Problem> {
         for entry in manifest.directories().rev() {
             let finish = || -> io::Result<()> {
@@ -245,11 +248,10 @@ impl Store {
         Ok(())
     }
 
-    /// Makes the temporary file for an entry, with its space reserved.
+    /// Makes the temporary file for an entry, and reserves its space.
     ///
-    /// In a transfer of which only what is lacking travels, it has what was received before: in a part that was kept, in the
-    /// file that is in place if that looks the same, or in the place that it had `before` a failure, whose memory may still be
-    /// in use.
+    /// In a delta transfer the file begins with bytes that are here already: a part, the file in place if size and time
+    /// are equal, or the file from `before` a failure, whose memory may still be in use.
     pub(crate) fn begin(
         &self,
         entry: &Entry,
@@ -258,16 +260,16 @@ impl Store {
     ) -> Result<IncomingFile, Problem> {
         self.try_to_begin(entry, size, before).map_err(|error| match error.kind() {
             io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded => Problem::local(format!(
-                "no space for {} ({}): {error}; free some in the directory's file system (inodes, if bytes are left), then run \
-                 {} again",
+                "no space for {} ({}): {error}; free space in the directory's file system (inodes if bytes are left), \
+                 then run {} again",
                 entry.path,
-                Bytes(size),
+                ByteSize(size),
                 self.wording.sender
             )),
             io::ErrorKind::FileTooLarge => Problem::local(format!(
                 "{} ({}) is longer than the file system or the limit of {} (ulimit -f) allows: {error}",
                 entry.path,
-                Bytes(size),
+                ByteSize(size),
                 self.wording.receiver
             )),
             _ => refused(entry, format!(": {error}")),
@@ -277,17 +279,17 @@ impl Store {
     fn try_to_begin(&self, entry: &Entry, size: u64, before: Option<IncomingFile>) -> io::Result<IncomingFile> {
         let (parents, name) = entry.path.split();
         let parent = self.parent(&parents)?;
-        // The file stays as long as it is open.
+        // The file exists as long as it is open.
         let before = before.map(IncomingFile::remove).transpose()?;
-        // A part cannot take its name in another file system.
+        // A part cannot be moved to another file system.
         let near = parent.dir_metadata()?.dev() == self.dir.dir_metadata()?.dev();
-        let part = match self.ongoing.is_some() && near {
+        let part = match self.mark.is_some() && near {
             true => self.parts.open(entry, size).or_else(|_| Part::elsewhere(&parent))?,
             false => Part::elsewhere(&parent)?,
         };
-        let (name, ongoing) = (name.to_owned(), self.ongoing.clone());
+        let (name, mark) = (name.to_owned(), self.mark.clone());
         let (fsync, replaces, wording) = (self.fsync, !self.no_overwrite, self.wording);
-        let mut incoming = IncomingFile { parent, part, name, fsync, replaces, ongoing, wording };
+        let mut incoming = IncomingFile { parent, part, name, fsync, replaces, mark, wording };
         if incoming.part.found {
             incoming.begins();
             return Ok(incoming);
@@ -301,49 +303,49 @@ impl Store {
         }
         if self.delta && size > 0 {
             let source = before.or_else(|| self.in_place(entry, size));
-            // It only spares the network.
+            // A failed copy costs only network traffic.
             incoming.part.found = source.is_some_and(|source| copy(&source, &incoming.part.file, size).is_ok());
         }
         Ok(incoming)
     }
 
-    /// Opens the file that is there under an entry's name, if it is as long and as old.
+    /// Opens the file in place, if its size and time are those of the entry.
     fn in_place(&self, entry: &Entry, size: u64) -> Option<std::fs::File> {
         open_the_same(&self.dir, &entry.path.to_path(), entry, size)
     }
 }
 
-/// Opens a file, if it is as long and as old as an entry says.
+/// Opens a file, if its size and time are those of the entry.
 fn open_the_same(dir: &Dir, path: &Path, entry: &Entry, size: u64) -> Option<std::fs::File> {
     let flags = (OFlags::NOFOLLOW | OFlags::NONBLOCK).bits().cast_signed();
     let file = dir.open_with(path, OpenOptions::new().read(true).custom_flags(flags)).ok()?;
     file.metadata().is_ok_and(|found| looks_the_same(&found, entry, size)).then(|| file.into_std())
 }
 
-/// Says what is wrong with an entry, right behind its path.
+/// Makes a problem with an entry; `what` follows its path.
 fn refused(entry: &Entry, what: impl Display) -> Problem {
     Problem::local(format!("{}{what}", entry.path))
 }
 
-/// Says that a file is there that must not be replaced.
+/// Makes the problem of a file that must not be replaced.
 fn exists(entry: &Entry, wording: &Wording) -> Problem {
     refused(entry, format!(" exists ({})", wording.no_overwrite))
 }
 
-/// Tells whether this user can do nothing about it by waiting.
+/// Tells whether waiting cannot help against an error.
 fn is_forbidden(kind: io::ErrorKind) -> bool {
     matches!(kind, io::ErrorKind::PermissionDenied | io::ErrorKind::ReadOnlyFilesystem)
 }
 
-/// Tells whether a file is as long and as old as an entry says.
+/// Tells whether size and time of a file are those of an entry.
 fn looks_the_same(found: &Metadata, entry: &Entry, size: u64) -> bool {
     let time = (found.mtime(), found.mtime_nsec());
     found.is_file() && found.len() == size && time == (entry.mtime_s, entry.mtime_ns.into())
 }
 
-/// A file that is arriving.
+/// A file that arrives.
 ///
-/// Dropped, it leaves nothing, unless some of it may be here and parts are kept.
+/// When it is dropped, it is removed, unless it has bytes and parts stay.
 #[derive(Debug)]
 pub(crate) struct IncomingFile {
     parent: Arc<Dir>,
@@ -352,56 +354,56 @@ pub(crate) struct IncomingFile {
     fsync: bool,
     /// Whether it may replace another file.
     replaces: bool,
-    ongoing: Option<Arc<Ongoing>>,
+    mark: Option<Arc<TransferMark>>,
     wording: Wording,
 }
 
 impl IncomingFile {
-    /// Tells whether some of the file may be here already.
+    /// Tells whether the file may have bytes already.
     pub(crate) fn has_some(&self) -> bool {
         self.part.found
     }
 
-    /// Maps the file, for its bytes to be received into.
+    /// Maps the file for receiving.
     pub(crate) fn memory(&self, size: u64) -> Result<Memory, Problem> {
         let len = usize::try_from(size).context("the file is longer than the address space")?;
         Ok(mapping::to_receive(&self.part.file, len)?)
     }
 
-    /// Reads what may be here, where it is not received into a mapping.
+    /// Reads the bytes that the file has already, if it is not mapped.
     pub(crate) fn read(&self, bytes: &mut [u8]) -> io::Result<()> {
         self.part.file.read_exact_at(bytes, 0)
     }
 
-    /// Writes the whole file, where it was not received into a mapping.
+    /// Writes all bytes, if the file is not mapped.
     pub(crate) fn write(&self, bytes: &[u8]) -> io::Result<()> {
         self.part.file.write_all_at(bytes, 0)
     }
 
-    /// Notes that from now on bytes arrive in the file.
+    /// Notes that bytes begin to arrive in the file.
     pub(crate) fn begins(&mut self) {
-        if let Some(ongoing) = &self.ongoing {
+        if let Some(mark) = &self.mark {
             self.part.stay(true);
-            ongoing.note_some();
+            mark.note_some();
         }
     }
 
-    /// Removes what is here, which is of no use.
+    /// Removes the file, because its bytes are wrong.
     pub(crate) fn discard(mut self) {
         self.part.stay(false);
     }
 
-    /// Removes the file, and returns it as it is open.
+    /// Removes the file, and returns it open.
     fn remove(mut self) -> io::Result<std::fs::File> {
         self.part.stay(false);
         self.part.file.try_clone()
     }
 
-    /// Gives the file its mode, its time and its name. Nothing may be written to the mapping any more.
+    /// Sets the file's mode and time, and moves it into place. Nothing may write to the mapping any more.
     pub(crate) fn keep(mut self, entry: &Entry) -> Result<(), Problem> {
         match self.put_in_place(entry) {
             Err(error) if error.kind() == io::ErrorKind::AlreadyExists && !self.replaces => {
-                // It may have come with an interrupted transfer.
+                // An interrupted transfer may have put it there.
                 if !self.is_in_place(entry) {
                     return Err(exists(entry, &self.wording));
                 }
@@ -409,7 +411,7 @@ impl IncomingFile {
             }
             placed => placed.with_context(|| entry.path.to_string())?,
         }
-        self.ongoing.iter().for_each(|ongoing| ongoing.note_file(entry));
+        self.mark.iter().for_each(|mark| mark.note_file(entry));
         if self.fsync {
             let synced = self.parent.open(".").and_then(|dir| dir.sync_all());
             synced.with_context(|| entry.path.to_string())?;
@@ -427,7 +429,7 @@ impl IncomingFile {
         }
         keep_metadata(&self.part.file, entry)?;
         match self.part.rename(&self.parent, &self.name, self.replaces) {
-            // In the same file system, and yet another mount.
+            // It is another mount of the same file system.
             Err(error) if error.kind() == io::ErrorKind::CrossesDevices => {
                 let mut part = Part::elsewhere(&self.parent)?;
                 copy(&self.part.file, &part.file, size)?;
@@ -443,7 +445,7 @@ impl IncomingFile {
         }
     }
 
-    /// Tells whether the file that has the name looks the same and has the same bytes.
+    /// Tells whether the file in place has the same size, time and bytes.
     fn is_in_place(&self, entry: &Entry) -> bool {
         let EntryKind::File { size } = entry.kind else { return false };
         let found = open_the_same(&self.parent, Path::new(&self.name), entry, size);
@@ -451,7 +453,7 @@ impl IncomingFile {
     }
 }
 
-/// Copies a file's bytes into another one. No blocks are shared, as these may be written to without any space being left.
+/// Copies a file's bytes. It shares no blocks, because a later write to a shared block might find no space.
 fn copy(from: &std::fs::File, to: &std::fs::File, size: u64) -> io::Result<()> {
     let mut bytes = vec![0; PIECE_LEN];
     pieces(size).try_for_each(|(at, len)| {
@@ -473,13 +475,13 @@ fn have_the_same(one: &std::fs::File, other: &std::fs::File, size: u64) -> io::R
     Ok(true)
 }
 
-/// Cuts a file into pieces: where they begin, and how long they are.
+/// Cuts a file into pieces: their offsets and lengths.
 fn pieces(size: u64) -> impl Iterator<Item = (u64, usize)> {
     let len = move |at| usize::try_from(size - at).map_or(PIECE_LEN, |left| left.min(PIECE_LEN));
     (0..size).step_by(PIECE_LEN).map(move |at| (at, len(at)))
 }
 
-/// Applies the lowest nine bits of the mode, and the modification time.
+/// Sets the modification time, and the lowest nine bits of the mode.
 fn keep_metadata(file: &std::fs::File, entry: &Entry) -> io::Result<()> {
     file.set_permissions(std::fs::Permissions::from_mode(entry.mode & 0o777))?;
     let mtime = Timespec { tv_sec: entry.mtime_s, tv_nsec: entry.mtime_ns.into() };
@@ -488,7 +490,7 @@ fn keep_metadata(file: &std::fs::File, entry: &Entry) -> io::Result<()> {
     Ok(())
 }
 
-/// Reserves space, so that a full disk is an error now and not a fault while the mapping is written.
+/// Reserves space. A full disk is an error now, and would be a fault while the mapping is written.
 fn reserve(file: &std::fs::File, size: u64) -> io::Result<()> {
     if size == 0 {
         return Ok(());
@@ -502,9 +504,9 @@ fn reserve(file: &std::fs::File, size: u64) -> io::Result<()> {
     }
 }
 
-/// Files under way at once, at most, each with its digest.
+/// Greatest number of files under way at once, each with its digest.
 const ARRIVING_MAX: usize = UNDER_WAY_MAX / 2;
-/// Bytes written at once where space cannot be reserved otherwise, or copied.
+/// Length of a piece in bytes.
 const PIECE_LEN: usize = 1 << 20;
 
 #[cfg(test)]

@@ -1,9 +1,10 @@
-//! How messages call the parts and settings of the program that embeds this crate.
+//! Names of a program's parts and settings in messages.
 
-/// The names that messages use for the parts and settings of the program that embeds this crate.
+/// Names of a program's parts and settings in messages.
 ///
-/// Messages say what to do: which setting to change, what to run again. By default a setting has the name of its method in this
-/// crate. A program gives the names that its own users know. Some of the texts travel: the sender's user reads a receiver's refusal.
+/// Messages say what to do: which setting to change, what to run again. By default a setting is called by its method in
+/// this crate. A program sets the names that its users know. Some texts travel: the sender's user reads a receiver's
+/// refusal.
 ///
 /// # Examples
 /// ```
@@ -39,7 +40,7 @@ pub struct Wording {
     pub no_shm: &'static str,
     /// The setting that encrypts data: `encrypt`.
     pub encrypt: &'static str,
-    /// The settings that admit only known peers: `security keeps others out`.
+    /// What admits only known peers: `security keeps others out`.
     pub security: &'static str,
     /// The program that examines the host; `None` if there is none.
     pub doctor: Option<&'static str>,
@@ -68,7 +69,7 @@ impl Default for Wording {
 }
 
 impl Wording {
-    /// Refers to the program that examines the host, behind `separator`.
+    /// Refers to the program that examines the host, after `separator`.
     pub(crate) fn see_doctor(&self, separator: &str) -> String {
         self.doctor.map_or_else(String::new, |doctor| format!("{separator}see {doctor}"))
     }

@@ -1,4 +1,4 @@
-//! Words of messages that people read.
+//! Words of messages for people.
 
 /// Counts things in English: `1 file`, `2 files`.
 pub fn count(number: impl TryInto<u64>, noun: &str) -> String {

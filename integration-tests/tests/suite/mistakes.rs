@@ -209,7 +209,7 @@ fn encryption_at_one_end_alone_is_refused_with_the_remedy() {
         let receiver = Receiver::start(&with_key(theirs));
         let sent = send(std::slice::from_ref(&path), std::slice::from_ref(&receiver), &with_key(ours), "1M");
         let said = text(&sent.stderr);
-        assert!(code(&sent) == 4 && said.contains("by both or by neither: --encrypt"), "{said}");
+        assert!(code(&sent) == 4 && said.contains("--encrypt must be set at both ends or at neither"), "{said}");
         assert!(tree(receiver.dir.path()).is_empty());
     }
 }

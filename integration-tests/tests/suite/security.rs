@@ -313,7 +313,7 @@ fn options_that_contradict_each_other_end_with_2() {
     let base = ["send", "Cargo.toml", "--to", "h:1"];
     let cases: [(&[&str], &str); 5] = [
         (&["--encrypt"], "--encrypt needs --key"),
-        (&["--encrypt", "--fabric", "verbs", "--key", &key[1]], "--encrypt goes with TCP only"),
+        (&["--encrypt", "--fabric", "verbs", "--key", &key[1]], "--encrypt needs TCP"),
         (&["--key", &key[1], "--tls-ca", "a", "--tls-cert", "b", "--tls-key", "c"], "cannot be used with"),
         (&["--tls-ca", "a"], "--tls-cert"),
         (&["--tls-cert", "a", "--tls-key", "b"], "--tls-ca"),

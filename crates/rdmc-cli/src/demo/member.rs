@@ -1,4 +1,4 @@
-//! A receiver of the demo: a process of its own, or a task.
+//! A receiver of the demo: a process or a task.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -22,9 +22,9 @@ pub(crate) struct DemoPlan {
     pub(crate) block_size: u32,
     pub(crate) bytes: u64,
     pub(crate) digest: [u8; 32],
-    /// Whether each member has a process, and so a processor time, of its own.
+    /// Whether each member is a process, with its own processor time.
     pub(crate) processes: bool,
-    /// Whether anybody wants to see the progress.
+    /// Whether progress is shown.
     pub(crate) progress: bool,
 }
 
@@ -36,36 +36,36 @@ impl DemoPlan {
         Ok(spec.algorithm(algorithm).block_size(self.block_size).formation_limit(FORMATION_LIMIT))
     }
 
-    /// Returns the memory that a node's pool needs: the object, and room for blocks.
+    /// Returns the bound of a node's pool: the object, and room for blocks.
     pub(crate) fn pool_bytes(&self) -> u64 {
         self.bytes.saturating_add(4 << 30)
     }
 }
 
-/// What a member tells the sender's process.
+/// What a member reports to the sender's process.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(tag = "event", rename_all = "kebab-case")]
 pub(crate) enum MemberEvent {
     /// It listens.
     Listening { address: String },
-    /// It has so many bytes of the round's object.
+    /// It has received so many bytes of the round's object.
     Progress { round: usize, bytes: u64 },
     /// It has finished a round.
     Finished {
         round: usize,
         /// When it had the whole object, by the host's monotonic clock.
         at_ns: u64,
-        /// The processor time that it took.
+        /// Processor time of the round.
         cpu_ns: u64,
         digest_ok: bool,
-        /// Blocks that came corrupted and were fetched anew.
+        /// Corrupted blocks that were fetched again.
         blocks_healed: u64,
     },
 }
 
-/// Takes part as a process: says where it listens, is invited, receives, and ends with its standard input.
+/// Takes part as a process: prints where it listens, is invited, receives, and ends with its standard input.
 pub(crate) async fn run(options: DemoMemberOptions) -> anyhow::Result<()> {
-    // The sender's process holds the other end: nobody is left behind when it dies.
+    // The sender's process holds the other end, so that this process ends with it.
     end_with_stdin();
     let address = Some(options.listen.ip()).filter(|ip| !ip.is_loopback());
     let fabric: Arc<dyn Fabric> = match &options.device {
@@ -83,7 +83,7 @@ pub(crate) async fn run(options: DemoMemberOptions) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Receives the object of every round, and checks it when nobody's time is measured.
+/// Receives the object of every round, and checks it outside of the measured time.
 pub(crate) async fn take_rounds(
     node: &Node,
     nodes: &[NodeId],
@@ -97,7 +97,9 @@ pub(crate) async fn take_rounds(
         let message = loop {
             tokio::select! {
                 message = group.next() => break message.context("the group was closed before the object was sent")??,
-                _ = tick.tick(), if plan.progress => tell(MemberEvent::Progress { round, bytes: group.stats().bytes_received }),
+                _ = tick.tick(), if plan.progress => {
+                    tell(MemberEvent::Progress { round, bytes: group.stats().bytes_received });
+                }
             }
         };
         let at_ns = monotonic_ns();
@@ -111,5 +113,5 @@ pub(crate) async fn take_rounds(
     Ok(())
 }
 
-/// How long the next round may take to begin: members check what they received first.
+/// How long the next round may take to begin. Members first check what they received.
 const FORMATION_LIMIT: Duration = Duration::from_secs(600);

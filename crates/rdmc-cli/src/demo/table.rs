@@ -1,14 +1,14 @@
-//! What the demo found: a table for people, objects for programs.
+//! The results of the demo: a table for people, objects for programs.
 
 use std::fmt::Write;
 
 use rdmc::Algorithm;
-use rdmc_files::size::{Bytes, Rate};
+use rdmc_files::size::{ByteSize, Rate};
 use rdmc_files::words::count;
 use rdmc_schedule::{BlockCount, Schedule};
 use serde::Serialize;
 
-/// The circumstances, the same for all rounds.
+/// What all rounds have in common.
 #[derive(Clone, Debug, Serialize)]
 pub(crate) struct DemoSetting {
     pub(crate) fabric: &'static str,
@@ -22,7 +22,7 @@ pub(crate) struct DemoSetting {
     pub(crate) cores: usize,
 }
 
-/// What was measured in one round.
+/// The measurements of one round.
 #[derive(Clone, Debug, Serialize)]
 pub(crate) struct RoundResult {
     pub(crate) algorithm: String,
@@ -35,7 +35,7 @@ pub(crate) struct RoundResult {
     /// Processor time of all members together.
     pub(crate) cpu_seconds: f64,
     pub(crate) digests_ok: usize,
-    /// Blocks that came corrupted and were fetched anew.
+    /// Corrupted blocks that were fetched again.
     pub(crate) blocks_healed: u64,
 }
 
@@ -47,21 +47,21 @@ pub(crate) struct RoundEvent<'a> {
     pub(crate) setting: &'a DemoSetting,
     #[serde(flatten)]
     pub(crate) measured: &'a RoundResult,
-    /// The object's bytes over the mean of the receivers' times.
+    /// Bytes of the object over the mean of the receivers' times.
     pub(crate) bytes_per_second_per_receiver: f64,
     pub(crate) bytes_per_second_aggregate: f64,
-    /// Per GiB delivered to one receiver; none if nothing was.
+    /// Per GiB delivered to one receiver; `None` if nothing was delivered.
     pub(crate) cpu_seconds_per_gib: Option<f64>,
     pub(crate) steps: u64,
 }
 
 impl DemoSetting {
-    /// Returns the receivers.
+    /// Returns the number of receivers.
     pub(crate) fn receivers(&self) -> u32 {
         self.members - 1
     }
 
-    /// Returns the steps of a schedule for this object.
+    /// Returns the number of steps of a schedule for this object.
     pub(crate) fn steps(&self, algorithm: &Algorithm) -> u64 {
         let blocks = self.bytes.div_ceil(u64::from(self.block_size)).clamp(1, u64::from(u32::MAX));
         let blocks = BlockCount(u32::try_from(blocks).unwrap_or(u32::MAX));
@@ -80,7 +80,7 @@ impl DemoSetting {
         }
     }
 
-    /// Returns the object's bytes over the mean of the receivers' times.
+    /// Returns the bytes of the object over the mean of the receivers' times.
     fn rate_per_receiver(&self, measured: &RoundResult) -> Rate {
         let mean = measured.seconds_of_receivers.iter().sum::<f64>() / f64::from(self.receivers().max(1));
         Rate { bytes: self.bytes, seconds: mean }
@@ -114,8 +114,8 @@ impl DemoSetting {
             "{} (1 sender, {}), {}, {place}, blocks of {}",
             count(self.members, "member"),
             count(receivers, "receiver"),
-            Bytes(self.bytes),
-            Bytes(self.block_size.into()),
+            ByteSize(self.bytes),
+            ByteSize(self.block_size.into()),
         );
         let _ = match &self.port_rate {
             Some(rate) => writeln!(text, ", a port of {rate} for each member"),
@@ -177,7 +177,7 @@ impl DemoSetting {
     }
 }
 
-/// Seconds as people read them.
+/// Formats seconds.
 fn seconds(seconds: f64) -> String {
     if seconds < 0.0995 { format!("{:.1} ms", seconds * 1e3) } else { format!("{seconds:.2} s") }
 }

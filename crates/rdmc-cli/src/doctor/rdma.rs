@@ -4,12 +4,12 @@ use std::sync::Arc;
 
 use rdmc::Fabric;
 use rdmc_files::fabric::Lockable;
-use rdmc_files::size::{Bytes, POOL_BYTES_DEFAULT};
+use rdmc_files::size::{ByteSize, POOL_BYTES_DEFAULT};
 use rdmc_verbs::{DeviceInfo, PortInfo, VerbsConfig, VerbsError, VerbsFabric};
 
 use super::{Finding, State, good, weak};
 
-/// Looks at all devices, and opens the best one; called inside a Tokio runtime.
+/// Examines all devices, and opens the best one. Must be called inside a Tokio runtime.
 pub(super) fn examine() -> Vec<Finding> {
     let devices = match rdmc_verbs::devices() {
         Ok(devices) => devices,
@@ -39,13 +39,14 @@ fn fabric(opened: &Opened, no_devices: bool) -> Finding {
             good(TOPIC, found)
         }
         Err(_) if no_devices => {
-            let advice = "tcp+shm is used; for tests without hardware: modprobe rdma_rxe && rdma link add rxe0 type rxe netdev NAME";
+            let advice = "tcp+shm is used; for tests without hardware: modprobe rdma_rxe && \
+                          rdma link add rxe0 type rxe netdev NAME";
             weak(TOPIC, State::Missing, "no RDMA device in /sys/class/infiniband", advice)
         }
         Err(VerbsError::Library { .. }) => {
             weak(TOPIC, State::Missing, "needs libibverbs", "see below; tcp+shm is used")
         }
-        // The text says what to do.
+        // The error says what to do.
         Err(error) => weak(TOPIC, State::Missing, "no device can be used", chain(error)),
     }
 }
@@ -85,13 +86,13 @@ fn port(device: &str, port: &PortInfo) -> Finding {
     }
 }
 
-/// Says what to do about a port in this state, unless it can be used.
+/// Returns advice on a port in this state; `None` if the port can be used.
 fn remedy(state: &str, ethernet: bool, has_address: bool) -> Option<&'static str> {
     match (state, ethernet) {
         (_, true) if !has_address => Some("give its network interface an IP address: ip addr add … dev NAME"),
         ("ACTIVE", _) if has_address => None,
         (_, true) => Some("check its cable and its state: rdma link; ip link set NAME up"),
-        // The link is there; addresses and the last state come from the subnet manager.
+        // The link works. Addresses and the last state come from the subnet manager.
         ("INIT" | "ARMED" | "ACTIVE", false) => {
             Some("its network has no subnet manager: start one, such as opensm, on a host or in a switch")
         }
@@ -107,14 +108,14 @@ fn locked_memory(lockable: Lockable) -> Finding {
         let advice = format!(
             "registered memory is locked, in rdmc recv up to {} and a little more: raise memlock in \
              /etc/security/limits.d, or set LimitMEMLOCK=infinity",
-            Bytes(POOL_BYTES_DEFAULT)
+            ByteSize(POOL_BYTES_DEFAULT)
         );
         return weak(TOPIC, State::Weak, lockable.to_string(), advice);
     }
     good(TOPIC, lockable.to_string())
 }
 
-/// Says what went wrong, with its causes.
+/// Returns the text of an error and its causes.
 fn chain(error: &VerbsError) -> String {
     let mut text = error.to_string();
     let mut source = std::error::Error::source(error);

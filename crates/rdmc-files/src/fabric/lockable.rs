@@ -1,40 +1,40 @@
-//! How much memory this process may lock: what is registered stays in memory, and so is locked.
+//! How much memory this process may lock. Registered memory stays in memory, and is locked thereby.
 
 use std::fmt;
 
 use rdmc::Fabric;
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 
-use crate::size::{Bytes, PAGE};
+use crate::size::{ByteSize, PAGE};
 
 /// The limit of locked memory of this process, `RLIMIT_MEMLOCK`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Lockable {
     /// In bytes; `None` if there is no limit.
     limit: Option<u64>,
-    /// Whether it does not hold for this user.
+    /// Whether this user is exempt from the limit.
     exempt: bool,
 }
 
 impl Lockable {
-    /// There is no limit, or nothing is registered.
+    /// No limit, or no registered memory.
     pub const WITHOUT_LIMIT: Self = Self { limit: None, exempt: false };
 
-    /// Makes a limit that holds.
+    /// Makes a limit that applies.
     pub fn up_to(bytes: u64) -> Self {
         Self { limit: Some(bytes), exempt: false }
     }
 
-    /// Finds the limit, and by registering memory of `fabric` whether it holds for this user.
+    /// Finds the limit. Registers memory of `fabric` to find whether the limit applies to this user.
     ///
-    /// Nothing else of the process may register memory meanwhile.
+    /// Nothing else in the process may register memory meanwhile.
     pub fn find(fabric: Option<&dyn Fabric>) -> Self {
         let limit = getrlimit(Resource::Memlock).current;
         let exempt = limit.is_some() && fabric.is_some_and(is_exempt);
         Self { limit, exempt }
     }
 
-    /// Returns the bytes that messages may take if `beside` are registered for something else.
+    /// Returns how many bytes of messages may be registered if `beside` bytes are registered for other purposes.
     pub fn room(self, beside: u64) -> u64 {
         match self.limit {
             Some(limit) if !self.exempt => {
@@ -45,15 +45,15 @@ impl Lockable {
         }
     }
 
-    /// Checks that there is room for messages of so many bytes.
+    /// Checks that so many bytes of messages may be registered.
     ///
     /// # Errors
-    /// How much may be locked, and how much would have to be.
+    /// How much may be locked, and how much would be needed.
     pub fn check(self, bytes: u64) -> Result<(), String> {
         if bytes <= self.room(0) {
             return Ok(());
         }
-        // Rounded up, so that a limit of as much is one that suffices.
+        // Rounded up, so that a limit of this size suffices.
         let needed_mib = bytes.saturating_add(LOCKED_BYTES_BESIDE).div_ceil(1 << 20);
         Err(format!("memory may be locked {self} only (RLIMIT_MEMLOCK), where RDMA needs {needed_mib} MiB"))
     }
@@ -63,15 +63,15 @@ impl fmt::Display for Lockable {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self.limit {
             None => f.write_str("without limit"),
-            Some(limit) if self.exempt => write!(f, "up to {}, but by this user without limit", Bytes(limit)),
-            Some(limit) => write!(f, "up to {}", Bytes(limit)),
+            Some(limit) if self.exempt => write!(f, "up to {}, but by this user without limit", ByteSize(limit)),
+            Some(limit) => write!(f, "up to {}", ByteSize(limit)),
         }
     }
 }
 
-/// Tells whether the limit does not hold for this user: registers a page while nothing may be locked.
+/// Tells whether this user is exempt from the limit: registers a page while the limit is 0.
 ///
-/// The capability alone does not tell: the kernel asks for it outside of all user namespaces.
+/// The capability does not tell, because the kernel checks it outside of all user namespaces.
 fn is_exempt(fabric: &dyn Fabric) -> bool {
     let limit = getrlimit(Resource::Memlock);
     if setrlimit(Resource::Memlock, Rlimit { current: Some(0), ..limit }).is_err() {
@@ -82,9 +82,9 @@ fn is_exempt(fabric: &dyn Fabric) -> bool {
     registered.is_ok()
 }
 
-/// What is locked beside messages, in bytes: queues, and cells that peers write.
+/// Memory that is locked beside messages, in bytes: queues, and cells that peers write.
 pub(super) const LOCKED_BYTES_BESIDE: u64 = 16 << 20;
-/// Long enough to be registered at once, which devices put off for a few bytes.
+/// Length of the probe in bytes. Devices register memory of this length at once, and put off a few bytes.
 const PROBE_LEN: usize = 4 << 10;
 
 #[cfg(test)]

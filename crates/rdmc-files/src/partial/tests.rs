@@ -20,12 +20,12 @@ fn names(dir: &Path) -> Vec<String> {
 
 /// Leaves `bytes` of a file of 4.
 fn interrupted(parts: &Parts, bytes: &[u8]) {
-    let ongoing = parts.begin(&Manifest::default()).unwrap();
+    let mark = parts.begin(&Manifest::default()).unwrap();
     let mut part = parts.open(&entry(&["a", "b"]), 4).unwrap();
     part.file.set_len(4).unwrap();
     part.file.write_all_at(bytes, 0).unwrap();
     part.stay(true);
-    ongoing.note_some();
+    mark.note_some();
 }
 
 #[test]
@@ -100,9 +100,9 @@ fn parts_of_a_file_go_whatever_their_size_unless_somebody_uses_them() {
     assert_eq!(found, left);
     drop(used);
     let manifest = Manifest { entries: vec![this, other] };
-    let ongoing = parts.begin(&manifest).unwrap();
-    ongoing.note_some();
-    drop(ongoing);
+    let mark = parts.begin(&manifest).unwrap();
+    mark.note_some();
+    drop(mark);
     parts.forget_all(&manifest);
     assert!(!dir.path().join(DIR).exists());
 }
@@ -162,14 +162,14 @@ fn a_transfer_that_is_done_or_brought_nothing_leaves_nothing() {
     let manifest = Manifest { entries: vec![entry(&["a"])] };
     drop(parts.begin(&manifest).unwrap());
     assert!(!dir.path().join(DIR).exists());
-    let ongoing = parts.begin(&manifest).unwrap();
-    ongoing.note_some();
-    drop(ongoing);
+    let mark = parts.begin(&manifest).unwrap();
+    mark.note_some();
+    drop(mark);
     assert_eq!(names(dir.path()).len(), 1);
-    let ongoing = parts.begin(&manifest).unwrap();
-    ongoing.note_some();
-    ongoing.note_done();
-    drop(ongoing);
+    let mark = parts.begin(&manifest).unwrap();
+    mark.note_some();
+    mark.note_done();
+    drop(mark);
     assert!(!dir.path().join(DIR).exists());
 }
 
