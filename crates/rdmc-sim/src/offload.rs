@@ -56,7 +56,7 @@ impl Offload {
     /// Runs it in a world, with or without other traffic.
     ///
     /// # Errors
-    /// The algorithm cannot serve so many members, or there are too many blocks.
+    /// The algorithm does not support this number of members, or there are too many blocks.
     ///
     /// # Panics
     /// If a node is a member twice, or the block size is 0.

@@ -23,7 +23,7 @@ const RUNS: u64 = 8;
 const STALLS: DelayModel =
     DelayModel { probability: 1.0 / 512.0, mean_ns: 100_000.0, distribution: Distribution::Exponential };
 
-/// Who relays blocks, and how.
+/// The party that relays blocks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum RelayedBy {
     Software(WaitMode),
