@@ -58,7 +58,8 @@ pub fn announcement_seeds() -> Vec<Seed> {
 /// Seeds of [`manifest`].
 pub fn manifest_seeds() -> Vec<Seed> {
     let path = EntryPath(vec![b"..".to_vec(), b"/etc/passwd".to_vec()]);
-    let hostile = Entry { path, kind: EntryKind::File { size: u64::MAX }, mode: 0o7777, mtime_s: -1, mtime_ns: u32::MAX };
+    let hostile =
+        Entry { path, kind: EntryKind::File { size: u64::MAX }, mode: 0o7777, mtime_s: -1, mtime_ns: u32::MAX };
     named([
         ("empty", Manifest::default().encode()),
         ("tree", listed().encode()),

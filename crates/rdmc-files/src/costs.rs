@@ -204,7 +204,7 @@ mod tests {
         assert_eq!(sizes(Assumed::Loopback), [least, least, 128 << 10, 2 << 20, 2 << 20, 2 << 20]);
         assert_eq!(sizes(MEDIA[0].1), [least, least, least, 256 << 10, middle, 2 << 20]);
         for (_, assumed) in MEDIA {
-            // With one receiver nobody relays, and one block after the other is as good as it gets.
+            // With one receiver no member relays, and one block after the other is optimal.
             assert_eq!(way(assumed, 2, MIB).1, 1 << 20);
         }
     }

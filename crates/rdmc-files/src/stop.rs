@@ -81,7 +81,7 @@ mod tests {
         assert!(stop.requested().now_or_never().is_none());
         handle.drain(DAY);
         assert!(stop.requested().now_or_never().is_some() && stop.due().now_or_never().is_none());
-        // While somebody waits for it already.
+        // Also for a task that already waits.
         tokio::join!(stop.due(), async { handle.stop() });
         handle.drain(DAY);
         stop.due().await;
