@@ -23,7 +23,7 @@ mod decorator;
 mod environment;
 mod fabric;
 mod fault;
-#[cfg(fuzzing)]
+#[cfg(feature = "fuzzing")]
 #[doc(hidden)]
 pub mod fuzzing;
 mod mem;

@@ -28,7 +28,7 @@ mod driven;
 mod error;
 mod event;
 pub mod fabric;
-#[cfg(fuzzing)]
+#[cfg(feature = "fuzzing")]
 #[doc(hidden)]
 pub mod fuzzing;
 pub mod manifest;

@@ -36,7 +36,7 @@ mod devices;
 mod endpoint;
 mod error;
 mod fabric;
-#[cfg(fuzzing)]
+#[cfg(feature = "fuzzing")]
 #[doc(hidden)]
 pub mod fuzzing;
 mod memory;

@@ -48,7 +48,7 @@ mod batch;
 mod certificate;
 mod count;
 mod failure;
-#[cfg(fuzzing)]
+#[cfg(feature = "fuzzing")]
 #[doc(hidden)]
 pub mod fuzzing;
 mod group;
