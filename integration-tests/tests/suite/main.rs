@@ -18,6 +18,7 @@ mod multicast;
 mod network;
 mod operations;
 mod outcomes;
+mod pages;
 mod program;
 mod promises;
 mod recovery;

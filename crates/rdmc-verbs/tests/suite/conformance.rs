@@ -1,6 +1,6 @@
 //! The conformance suite on real verbs: on the first two RDMA devices of the machine, or twice on a single one.
 //!
-//! Without a device each body prints that it is skipped; `cargo xtask lab test conformance` runs them on Soft-RoCE.
+//! Without a device the suite prints that it is skipped; `cargo xtask lab test conformance` runs them on Soft-RoCE.
 
 use futures::future::BoxFuture;
 use rdmc_fabric::conformance::{Node, Rig, block_on};
@@ -26,7 +26,7 @@ impl Rig for VerbsRig {
 
     fn run(&self, body: BoxFuture<'static, ()>) {
         if usable_devices().is_empty() {
-            println!("skipped: this machine has no RDMA device with an active port");
+            crate::skip("conformance of verbs: this machine has no RDMA device with an active port");
             return;
         }
         block_on(self.workers, body);

@@ -1,6 +1,6 @@
 //! The effects of links, limits and forks on queue pairs: on two devices of the machine that `cargo xtask lab` makes.
 //!
-//! On other machines the tests print that they are skipped.
+//! On other machines the suite prints that it is skipped.
 
 use std::io::{Read, Write};
 use std::os::unix::process::CommandExt;
@@ -188,7 +188,7 @@ fn in_lab() -> bool {
     let lab = std::env::var_os("RDMC_LAB_NODES").is_some()
         && std::env::var_os("RDMC_LAB_DRIVER").is_some_and(|name| name == "rxe");
     if !lab {
-        println!("skipped: this is no lab; run `cargo xtask lab test verbs-lab`");
+        crate::skip("verbs on chosen devices: this is no lab; run `cargo xtask lab test verbs-lab`");
     }
     lab
 }
