@@ -20,7 +20,7 @@ fn whoever_is_killed_or_stopped_at_any_moment_is_named_by_all_others() {
     let quiet = Fleet::start(&vec![Host::default(); 4], &path, &OPTIONS).end();
     assert_eq!(judge(&quiet, &BTreeSet::new(), &path), Ok(true));
     let span = begun.elapsed();
-    Campaign::of("RDMC_ROUNDS", ROUNDS).play(|seed| Round::draw(seed, span).play(&path));
+    Campaign::of("RDMC_ROUNDS", ROUNDS).play(LANES, |_, seed| Round::draw(seed, span).play(&path));
 }
 
 /// A round: what happens to one process of a transfer.
@@ -92,6 +92,8 @@ impl Round {
 
 /// Rounds in a run of the test suite.
 const ROUNDS: u64 = 6;
+/// Rounds at a time in a long campaign.
+const LANES: usize = 3;
 /// Length of the file in bytes; with blocks this small, the transfer takes a while.
 const FILE_BYTES: usize = 48 << 20;
 /// Options of the sender.

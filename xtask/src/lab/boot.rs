@@ -237,10 +237,7 @@ impl Pinned {
     /// Chooses the last processor that may be used; where that cannot be, all stays as it is.
     fn to_last_cpu() -> Option<Self> {
         let before = sched_getaffinity(None).ok()?;
-        let last = (0..CpuSet::MAX_CPU).rev().find(|&cpu| before.is_set(cpu))?;
-        let mut only = CpuSet::new();
-        only.set(last);
-        sched_setaffinity(None, &only).ok()?;
+        sched_setaffinity(None, cpus().ok()?.last()?).ok()?;
         Some(Self { before })
     }
 }
@@ -249,6 +246,17 @@ impl Drop for Pinned {
     fn drop(&mut self) {
         let _ = sched_setaffinity(None, &self.before);
     }
+}
+
+/// Lists the processors that this thread may use, each as a set of one.
+pub(crate) fn cpus() -> io::Result<Vec<CpuSet>> {
+    let usable = sched_getaffinity(None)?;
+    let only = |cpu| {
+        let mut only = CpuSet::new();
+        only.set(cpu);
+        only
+    };
+    Ok((0..CpuSet::MAX_CPU).filter(|&cpu| usable.is_set(cpu)).map(only).collect())
 }
 
 /// Kills the kernel and the processes in which it runs those of the guest: it has made itself the leader of their group.

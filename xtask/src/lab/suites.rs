@@ -27,7 +27,7 @@ pub(crate) struct Suite {
 
 // ------------------------------------------------------------------------------------------------------------ the table
 
-/// The suites, in the order in which they run.
+/// The suites, in the order in which they begin: two that tell at once if devices work, then long ones before short ones.
 pub(crate) const SUITES: &[Suite] = &[
     // Every node's device is there, and its port is up.
     Suite {
@@ -50,22 +50,6 @@ pub(crate) const SUITES: &[Suite] = &[
              measure rxe2 127.0.0.1
              wait $server",
         ],
-        ..RXE
-    },
-    // The fabric's own tests, that of its layouts against the headers of libibverbs included.
-    Suite { name: "verbs-lib", builds: &[WORKSPACE], command: &["{lib:rdmc_verbs}", "--test-threads", "1"], ..RXE },
-    Suite {
-        name: "verbs-conformance",
-        builds: &[WORKSPACE],
-        command: &["{test:rdmc-verbs/suite}", "--test-threads", "1", "conformance::"],
-        ..RXE
-    },
-    // What the fabric does when links and limits fail it.
-    Suite {
-        name: "verbs-lab",
-        nodes: 3,
-        builds: &[WORKSPACE],
-        command: &["{test:rdmc-verbs/suite}", "--test-threads", "1", "--nocapture", "lab::"],
         ..RXE
     },
     // Groups in one process.
@@ -122,6 +106,22 @@ pub(crate) const SUITES: &[Suite] = &[
              done
              test -z \"$failed\"",
         ],
+        ..RXE
+    },
+    // The fabric's own tests, that of its layouts against the headers of libibverbs included.
+    Suite { name: "verbs-lib", builds: &[WORKSPACE], command: &["{lib:rdmc_verbs}", "--test-threads", "1"], ..RXE },
+    Suite {
+        name: "verbs-conformance",
+        builds: &[WORKSPACE],
+        command: &["{test:rdmc-verbs/suite}", "--test-threads", "1", "conformance::"],
+        ..RXE
+    },
+    // What the fabric does when links and limits fail it.
+    Suite {
+        name: "verbs-lab",
+        nodes: 3,
+        builds: &[WORKSPACE],
+        command: &["{test:rdmc-verbs/suite}", "--test-threads", "1", "--nocapture", "lab::"],
         ..RXE
     },
     // What iWARP can do for us: be refused with the reason.

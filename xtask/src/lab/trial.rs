@@ -1,15 +1,19 @@
 //! Builds the suites on the host, runs them in the lab and sums up.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::ffi::OsString;
+use std::io::{self, Seek, Write};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
+use std::sync::Mutex;
+use std::thread;
 use std::time::Instant;
 
 use anyhow::{Context, Result, bail, ensure};
+use rustix::thread::{CpuSet, sched_setaffinity};
 use serde_json::Value;
 
-use super::boot::{self, Guest, Outcome};
+use super::boot::{self, Guest};
 use super::build::Parts;
 use super::suites::{SUITES, Suite};
 use super::{Driver, Machine};
@@ -18,31 +22,44 @@ use super::{Driver, Machine};
 type Executables = BTreeMap<String, PathBuf>;
 
 /// Runs the suites with `filter` in their names, or those of every day if it is empty; returns the status to exit with.
-pub(crate) fn run_suites(parts: &Parts, filter: &str, verbose: bool) -> Result<u8> {
+///
+/// A machine has one processor. So as many machines run at once as the host has processors, each on its own.
+pub(crate) fn run_suites(filter: &str, verbose: bool) -> Result<u8> {
     let chosen = |suite: &&Suite| if filter.is_empty() { suite.by_default } else { suite.name.contains(filter) };
     let suites: Vec<&Suite> = SUITES.iter().filter(chosen).collect();
     ensure!(!suites.is_empty(), "no suite has {filter:?} in its name");
     std::env::set_current_dir(workspace()).context("the workspace is not where it was compiled")?;
-    let mut summary = Vec::new();
-    for suite in suites {
-        eprintln!("lab: suite {}", suite.name);
-        let start = Instant::now();
-        let outcome = run_suite(parts, suite, verbose);
-        let verdict = match &outcome {
-            Ok(Outcome::Exited(0)) => "passed".to_owned(),
-            Ok(Outcome::Exited(status)) => format!("FAILED with status {status}"),
-            Ok(Outcome::TimedOut) => format!("FAILED: timed out after {} s", suite.timeout_s),
-            Ok(outcome @ Outcome::Interrupted(_)) => return Ok(outcome.status()),
-            Err(error) => format!("FAILED: {error:#}"),
-        };
-        summary.push((suite.name, matches!(outcome, Ok(Outcome::Exited(0))), verdict, start.elapsed()));
+    let mut executables = Executables::new();
+    let builds: BTreeSet<&[&str]> = suites.iter().flat_map(|suite| suite.builds).copied().collect();
+    builds.into_iter().try_for_each(|arguments| build(arguments, &mut executables))?;
+
+    let (queue, ended) = (Mutex::new(suites.iter()), Mutex::new(Vec::new()));
+    let next = || queue.lock().expect("nothing panics with the lock").next();
+    let run_on = |cpu: &CpuSet| {
+        // The machines that this thread starts inherit it. If it cannot be, they share processors.
+        let _ = sched_setaffinity(None, cpu);
+        while let Some(suite) = next() {
+            let start = Instant::now();
+            let result = run_suite(suite, &executables, verbose, suites.len() == 1);
+            ended.lock().expect("nothing panics with the lock").push((suite.name, result, start.elapsed()));
+        }
+    };
+    let run_on = &run_on;
+    thread::scope(|scope| {
+        for cpu in boot::cpus()?.into_iter().take(suites.len()) {
+            scope.spawn(move || run_on(&cpu));
+        }
+        anyhow::Ok(())
+    })?;
+
+    let ended = ended.into_inner().expect("nothing panics with the lock");
+    for (name, result, elapsed) in &ended {
+        let result = result.as_ref().map_or_else(|error| format!("FAILED: {error:#}"), |()| "passed".to_owned());
+        eprintln!("lab: {name:<20} {:>6.1} s  {result}", elapsed.as_secs_f64());
     }
-    for (name, _, verdict, elapsed) in &summary {
-        eprintln!("lab: {name:<20} {:>6.1} s  {verdict}", elapsed.as_secs_f64());
-    }
-    let passed = summary.iter().all(|(_, passed, ..)| *passed);
+    let passed = ended.iter().all(|(_, result, _)| result.is_ok());
     if passed {
-        eprintln!("lab: all passed: {} suites", summary.len());
+        eprintln!("lab: all passed: {} suites", ended.len());
     }
     Ok(u8::from(!passed))
 }
@@ -54,7 +71,16 @@ pub(crate) fn run_bench(parts: &Parts, port_rate_mbit: Option<u32>, arguments: &
     build(&["bench", "-p", "rdmc-benches", "--bench", "verbs"], &mut executables)?;
     let bench = substitute("{bench:verbs}", &executables)?;
     let run = |port_rate_mbit: Option<u32>, command: &[OsString]| {
-        let machine = Machine { port_rate_mbit, ..machine(4, Driver::Rxe, 6 << 10, BENCH_LIMIT_S) };
+        let machine = Machine {
+            nodes: 4,
+            driver: Driver::Rxe,
+            memory_mib: 6 << 10,
+            port_rate_mbit,
+            timeout_s: Some(BENCH_LIMIT_S),
+            writable: Vec::new(),
+            kernel_log: None,
+            verbose: false,
+        };
         anyhow::Ok(boot::boot(parts, &machine, &Guest::Run(command))?.status())
     };
     if !arguments.is_empty() {
@@ -73,27 +99,34 @@ pub(crate) fn run_bench(parts: &Parts, port_rate_mbit: Option<u32>, arguments: &
     run(Some(mbit), &all(r#""$0" pair --mib 32; "$0" group --mib 32"#))
 }
 
-fn run_suite(parts: &Parts, suite: &Suite, verbose: bool) -> Result<Outcome> {
-    let mut executables = Executables::new();
-    for arguments in suite.builds {
-        build(arguments, &mut executables)?;
+/// Runs a suite in a machine of a process of its own, and shows its output: as it comes if it runs `alone`.
+fn run_suite(suite: &Suite, executables: &Executables, verbose: bool, alone: bool) -> Result<()> {
+    // If this thread ends early, because the process was killed, so does the machine.
+    let mut lab = Command::new("setpriv");
+    lab.args(["--pdeathsig", "TERM"]).arg(std::env::current_exe()?).args(["lab", "run"]);
+    lab.arg(format!("--nodes={}", suite.nodes)).arg(format!("--driver={}", suite.driver));
+    lab.arg(format!("--memory={}", suite.memory_mib)).arg(format!("--timeout={}", suite.timeout_s));
+    lab.args(verbose.then_some("--verbose")).arg("--");
+    for word in suite.command {
+        lab.arg(substitute(word, executables)?);
     }
-    let command = suite.command.iter().map(|word| substitute(word, &executables)).collect::<Result<Vec<OsString>>>()?;
-    let machine = Machine { verbose, ..machine(suite.nodes, suite.driver, suite.memory_mib, suite.timeout_s) };
-    boot::boot(parts, &machine, &Guest::Run(&command))
-}
-
-fn machine(nodes: u8, driver: Driver, memory_mib: u32, timeout_s: u32) -> Machine {
-    Machine {
-        nodes,
-        driver,
-        memory_mib,
-        port_rate_mbit: None,
-        timeout_s: Some(timeout_s),
-        writable: Vec::new(),
-        kernel_log: None,
-        verbose: false,
+    lab.stdin(Stdio::null());
+    let mut output = tempfile::tempfile()?;
+    if alone {
+        eprintln!("lab: suite {}", suite.name);
+    } else {
+        lab.stdout(output.try_clone()?).stderr(output.try_clone()?);
     }
+    let status = lab.status().context("cannot run setpriv (package util-linux)")?;
+    if !alone {
+        // Locked, so that the outputs of suites do not mix.
+        let mut stdout = io::stdout().lock();
+        writeln!(stdout, "lab: suite {}", suite.name)?;
+        output.rewind()?;
+        io::copy(&mut output, &mut stdout)?;
+    }
+    ensure!(status.success(), "{status}");
+    Ok(())
 }
 
 /// Runs cargo and adds the executables that it tells of.
