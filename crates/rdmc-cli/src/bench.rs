@@ -15,7 +15,7 @@ use crate::choice::{AUTO, AlgorithmName, HybridOptions, OrAuto, RacksText, Spine
 use crate::exit::Exit;
 use crate::fabric::FABRICS;
 use crate::named::{Named, one_of};
-use crate::progress::{Bar, OutputOptions, Reporter, print_line};
+use crate::progress::{Bar, OutputOptions, Reporter, Screen, print_line};
 use crate::size;
 
 /// Options of `rdmc bench`.
@@ -169,7 +169,7 @@ impl BenchOptions {
 }
 
 /// Runs the benchmark.
-pub(crate) async fn run(options: BenchOptions) -> anyhow::Result<()> {
+pub(crate) async fn run(options: BenchOptions, screen: Screen) -> anyhow::Result<()> {
     let bench = Bench::prepare(options.measured()?, Program::this([PROCESS])?)?;
     // Fails before the measurements if the file cannot be written.
     if let Some(path) = &options.plot {
@@ -180,7 +180,7 @@ pub(crate) async fn run(options: BenchOptions) -> anyhow::Result<()> {
         BenchOptions { csv: true, .. } => OutputFormat::Csv,
         _ => OutputFormat::Table,
     };
-    let reporter = Reporter::new(options.output);
+    let reporter = Reporter::new(options.output, screen);
     let total = bench.configurations();
     let bar = RefCell::new(Some(reporter.work_bar("", total)));
     let results = bench.run(format, &Printer { reporter, bar, total }).await?;

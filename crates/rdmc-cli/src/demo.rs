@@ -17,7 +17,7 @@ use tokio::task::JoinSet;
 use crate::cli::{DemoFabric, DemoOptions};
 use crate::exit::{Exit, of_transfer};
 use crate::port::DemoPort;
-use crate::progress::{Bar, Reporter, print_json};
+use crate::progress::{Bar, Reporter, Screen, print_json};
 use member::{DemoPlan, MemberEvent, take_rounds};
 use table::{DemoSetting, RoundResult};
 
@@ -25,8 +25,8 @@ pub(crate) mod member;
 mod table;
 
 /// Runs the demo.
-pub(crate) async fn run(options: DemoOptions) -> anyhow::Result<()> {
-    let reporter = Reporter::new(options.output);
+pub(crate) async fn run(options: DemoOptions, screen: Screen) -> anyhow::Result<()> {
+    let reporter = Reporter::new(options.output, screen);
     let algorithm = options.algorithm.resolve(options.nodes)?;
     let file = options.file.as_ref().map(|path| open(path)).transpose()?;
     let bytes = file.as_ref().map_or(options.size, |(_, bytes)| *bytes);

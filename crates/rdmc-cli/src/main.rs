@@ -36,7 +36,7 @@ use tracing_subscriber::EnvFilter;
 
 use cli::{Cli, Command, DemoFabric};
 use exit::{Exit, Signal, Stop};
-use progress::tell_outcome;
+use progress::{Screen, tell_outcome};
 
 /// Reads the filter of log messages.
 fn log_filter(given: Option<OsString>, default: &str) -> anyhow::Result<EnvFilter> {
@@ -48,11 +48,11 @@ fn log_filter(given: Option<OsString>, default: &str) -> anyhow::Result<EnvFilte
     })
 }
 
-/// Logs to stderr. If that fails, the program goes on.
-fn log(filter: EnvFilter) {
+/// Logs to the screen. If that fails, the program goes on.
+fn log(filter: EnvFilter, screen: Screen) {
     tracing_subscriber::fmt()
         .with_env_filter(filter)
-        .with_writer(std::io::stderr)
+        .with_writer(move || screen.clone())
         .with_ansi(std::io::stderr().is_terminal())
         .log_internal_errors(false)
         .init();
@@ -62,26 +62,31 @@ fn main() -> ExitCode {
     let cli = Cli::read();
     // Messages of simulated nodes are off by default.
     let default = if matches!(cli.command, Command::Sim(_)) { "off" } else { LOG_DEFAULT };
+    let screen = Screen::new();
     match log_filter(std::env::var_os("RDMC_LOG"), default) {
-        Ok(filter) => log(filter),
+        Ok(filter) => log(filter, screen.clone()),
         Err(error) => return exit::report(Err(error)),
     }
     exit::report(match cli.command {
-        Command::Send(options) => tell_outcome(options.output, run(Threads::Many, |stop| send::run(options, stop))),
-        Command::Recv(options) => tell_outcome(options.output, run(Threads::Many, |stop| recv::run(options, stop))),
+        Command::Send(options) => {
+            tell_outcome(options.output, run(Threads::Many, |stop| send::run(options, screen, stop)))
+        }
+        Command::Recv(options) => {
+            tell_outcome(options.output, run(Threads::Many, |stop| recv::run(options, screen, stop)))
+        }
         Command::Demo(options) => {
             let threads = if options.fabric == DemoFabric::Mem { Threads::Many } else { Threads::One };
-            tell_outcome(options.output, run(threads, |stop| unless_stopped(stop, demo::run(options))))
+            tell_outcome(options.output, run(threads, |stop| unless_stopped(stop, demo::run(options, screen))))
         }
         Command::Bench(options) => {
             let output = options.output;
-            tell_outcome(output, run(Threads::One, |stop| unless_stopped(stop, bench::run(options))))
+            tell_outcome(output, run(Threads::One, |stop| unless_stopped(stop, bench::run(options, screen))))
         }
         Command::BenchNode { role } => bench_process(&role),
         Command::DemoMember(options) => run(Threads::One, |stop| unless_stopped(stop, demo::member::run(options))),
         Command::Schedule(options) => schedule::run(&options),
         Command::Doctor(options) => run(Threads::One, |stop| unless_stopped(stop, doctor::run(options))),
-        Command::Sim(options) => sim::run(&options),
+        Command::Sim(options) => sim::run(&options, screen),
         Command::Keygen { file } => security::keygen(&file),
         Command::Completions { shell } => manual::completions(shell),
         Command::Man { dir } => manual::man(dir.as_deref()),

@@ -2,19 +2,22 @@
 
 use std::collections::HashMap;
 use std::fmt;
-use std::io::{IsTerminal, Write};
+use std::io::{self, IsTerminal, Write};
 use std::sync::Mutex;
 use std::time::{Duration, Instant};
 
 use clap::Args;
 use clap::builder::FalseyValueParser;
-use indicatif::{MultiProgress, ProgressBar, ProgressDrawTarget, ProgressStyle};
+use indicatif::{MultiProgress, ProgressBar, ProgressDrawTarget};
 use rdmc_files::size::{ByteSize, Rate};
 use rdmc_files::words::{count, printable};
 use rdmc_files::{Direction, Event, FailedPeer, Proof, SessionNumber, explain};
 use serde::Serialize;
 
 use crate::exit::{Exit, failed_peers, tell};
+use line::{BarKind, Label};
+
+mod line;
 
 /// Options for the amount and form of the output.
 #[derive(Clone, Copy, Debug, Args)]
@@ -112,11 +115,31 @@ pub(crate) fn tell_outcome(options: OutputOptions, outcome: anyhow::Result<()>) 
     outcome
 }
 
+/// Standard error, on which there may be bars. Text goes above the bars.
+#[derive(Clone, Debug)]
+pub(crate) struct Screen(MultiProgress);
+
+impl Screen {
+    pub(crate) fn new() -> Self {
+        Self(MultiProgress::with_draw_target(ProgressDrawTarget::hidden()))
+    }
+}
+
+impl Write for Screen {
+    fn write(&mut self, text: &[u8]) -> io::Result<usize> {
+        self.0.suspend(|| io::stderr().write(text))
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        io::stderr().flush()
+    }
+}
+
 /// Prints events as bars, lines or JSON.
 #[derive(Clone, Debug)]
 pub(crate) struct Reporter {
     mode: Mode,
-    bars: MultiProgress,
+    screen: Screen,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -129,15 +152,17 @@ enum Mode {
 
 impl Reporter {
     /// Chooses the form by the options and by whether stderr is a terminal.
-    pub(crate) fn new(options: OutputOptions) -> Self {
+    pub(crate) fn new(options: OutputOptions, screen: Screen) -> Self {
         let mode = match options {
             OutputOptions { json: true, .. } => Mode::Json,
             OutputOptions { quiet: true, .. } => Mode::Quiet,
-            _ if std::io::stderr().is_terminal() => Mode::Bars,
+            _ if io::stderr().is_terminal() => Mode::Bars,
             _ => Mode::Lines,
         };
-        let target = if mode == Mode::Bars { ProgressDrawTarget::stderr() } else { ProgressDrawTarget::hidden() };
-        Self { mode, bars: MultiProgress::with_draw_target(target) }
+        if mode == Mode::Bars {
+            screen.0.set_draw_target(ProgressDrawTarget::stderr());
+        }
+        Self { mode, screen }
     }
 
     /// Prints an event.
@@ -152,7 +177,7 @@ impl Reporter {
             Mode::Json => print_json(event),
             Mode::Bars if is_shown_by_bars(event) => {}
             Mode::Bars | Mode::Lines if is_result(event) => self.print(&Line(event).to_string()),
-            Mode::Bars => self.bars.suspend(|| tell(Line(event))),
+            Mode::Bars => self.screen.0.suspend(|| tell(Line(event))),
             Mode::Lines => tell(Line(event)),
         }
     }
@@ -161,7 +186,7 @@ impl Reporter {
     pub(crate) fn print(&self, text: &str) {
         if matches!(self.mode, Mode::Bars | Mode::Lines) {
             // If the reader is gone, it wants no results.
-            self.bars.suspend(|| drop(writeln!(std::io::stdout(), "{text}")));
+            self.screen.0.suspend(|| drop(writeln!(io::stdout(), "{text}")));
         }
     }
 
@@ -172,34 +197,32 @@ impl Reporter {
 
     /// Starts to show the progress of something of `total` bytes.
     pub(crate) fn bar(&self, label: &str, total: u64) -> Bar {
-        self.bar_like(BAR, label, total)
+        self.bar_of(BarKind::Bytes, label, total)
     }
 
     /// Starts to show the progress of work whose parts add up to `total`.
     pub(crate) fn work_bar(&self, label: &str, total: u64) -> Bar {
-        let bar = self.bar_like(WORK_BAR, label, total);
-        if let BarKind::Bar(bar) = &bar.0 {
+        let bar = self.bar_of(BarKind::Work, label, total);
+        if let Shown::Bar(bar, _) = &bar.0 {
             // A part may take long.
             bar.enable_steady_tick(Duration::from_secs(1));
         }
         bar
     }
 
-    fn bar_like(&self, template: &str, label: &str, total: u64) -> Bar {
-        let kind = match self.mode {
+    fn bar_of(&self, kind: BarKind, label: &str, total: u64) -> Bar {
+        Bar(match self.mode {
             Mode::Bars => {
-                let style = ProgressStyle::with_template(template).expect("the templates are constant");
-                let bar =
-                    ProgressBar::new(total).with_style(style.progress_chars("=> ")).with_message(label.to_owned());
-                let bar = self.bars.add(bar);
+                let label = Label::new(label);
+                let bar = ProgressBar::new(total).with_style(kind.style(label.clone()));
+                let bar = self.screen.0.add(bar);
                 // Shows the bar before the first part is done.
                 bar.tick();
-                BarKind::Bar(bar)
+                Shown::Bar(bar, label)
             }
-            Mode::Json => BarKind::Json { told: Mutex::new(Instant::now()), total },
-            Mode::Lines | Mode::Quiet => BarKind::None,
-        };
-        Bar(kind)
+            Mode::Json => Shown::Json { told: Mutex::new(Instant::now()), total },
+            Mode::Lines | Mode::Quiet => Shown::Nothing,
+        })
     }
 }
 
@@ -226,10 +249,11 @@ impl TransferView {
     /// Prints an event of a transfer.
     pub(crate) fn show(&mut self, session: Option<SessionNumber>, event: &Event) {
         match event {
-            Event::Progress { bytes, confirming, .. } => {
+            Event::Progress { bytes, total, confirming, .. } => {
                 if let Some(bar) = self.bars.get(&session) {
                     bar.set(*bytes);
-                    if *confirming {
+                    // A sender has queued everything before everything has travelled.
+                    if *confirming && bytes >= total {
                         bar.label("confirming");
                     }
                 }
@@ -253,42 +277,49 @@ impl TransferView {
 
 /// Progress on the screen. Dropping it removes it.
 #[derive(Debug)]
-pub(crate) struct Bar(BarKind);
+pub(crate) struct Bar(Shown);
 
+/// Where progress is shown.
 #[derive(Debug)]
-enum BarKind {
-    Bar(ProgressBar),
-    Json { told: Mutex<Instant>, total: u64 },
-    None,
+enum Shown {
+    /// As a bar with a label.
+    Bar(ProgressBar, Label),
+    /// As lines for programs.
+    Json {
+        told: Mutex<Instant>,
+        total: u64,
+    },
+    Nothing,
 }
 
 impl Bar {
     /// Shows that so many bytes, or parts of the work, are done.
     pub(crate) fn set(&self, bytes: u64) {
         match &self.0 {
-            BarKind::Bar(bar) => bar.set_position(bytes.min(bar.length().unwrap_or(bytes))),
-            BarKind::Json { told, total } => {
+            Shown::Bar(bar, _) => bar.set_position(bytes.min(bar.length().unwrap_or(bytes))),
+            Shown::Json { told, total } => {
                 let mut told = told.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
                 if told.elapsed() >= JSON_INTERVAL {
                     *told = Instant::now();
                     print_json(&Progress { bytes: bytes.min(*total), total: *total });
                 }
             }
-            BarKind::None => {}
+            Shown::Nothing => {}
         }
     }
 
     /// Shows what is being done.
-    pub(crate) fn label(&self, label: &str) {
-        if let BarKind::Bar(bar) = &self.0 {
-            bar.set_message(label.to_owned());
+    pub(crate) fn label(&self, text: &str) {
+        if let Shown::Bar(bar, label) = &self.0 {
+            label.set(text);
+            bar.tick();
         }
     }
 }
 
 impl Drop for Bar {
     fn drop(&mut self) {
-        if let BarKind::Bar(bar) = &self.0 {
+        if let Shown::Bar(bar, _) = &self.0 {
             bar.finish_and_clear();
         }
     }
@@ -301,7 +332,7 @@ pub(crate) fn print_json(value: &impl Serialize) {
 
 /// Prints a line for programs. If the reader is gone, the line is lost.
 pub(crate) fn print_line(line: &str) {
-    let mut stdout = std::io::stdout().lock();
+    let mut stdout = io::stdout().lock();
     let _ = writeln!(stdout, "{line}").and_then(|()| stdout.flush());
 }
 
@@ -309,11 +340,6 @@ pub(crate) fn print_line(line: &str) {
 pub(crate) const TICK: Duration = Duration::from_millis(100);
 /// Interval between lines of progress for programs.
 const JSON_INTERVAL: Duration = Duration::from_millis(500);
-/// Form of a bar for bytes.
-const BAR: &str = "{msg:18!} [{wide_bar}] {percent:>3}% {binary_bytes:>10} of {binary_total_bytes} \
-                   {binary_bytes_per_sec:>12} {eta:>3}";
-/// Form of a bar for other work.
-const WORK_BAR: &str = "{msg:32!} [{wide_bar}] {percent:>3}% {elapsed:>4}";
 /// Greatest number of peers that the first line of a transfer names.
 const PEERS_SHOWN_MAX: usize = 4;
 /// Name of a peer whose address is not known.

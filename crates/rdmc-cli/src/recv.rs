@@ -8,11 +8,11 @@ use tokio::signal::unix::{SignalKind, signal};
 
 use crate::cli::RecvOptions;
 use crate::exit::{Exit, Signal, Stop, of_transfer};
-use crate::progress::{Reporter, TransferView};
+use crate::progress::{Reporter, Screen, TransferView};
 use crate::wording::wording;
 
 /// Receives until a signal comes. With `--once`, receives one transfer.
-pub(crate) async fn run(options: RecvOptions, stop: Stop) -> anyhow::Result<()> {
+pub(crate) async fn run(options: RecvOptions, screen: Screen, stop: Stop) -> anyhow::Result<()> {
     // The signal kills by default. Handled, the limit of file sizes (ulimit -f) fails only one transfer.
     let _file_size_limit = signal(SignalKind::from_raw(rustix::process::Signal::XFSZ.as_raw()))?;
     let RecvOptions { once, drain, .. } = options;
@@ -28,7 +28,7 @@ pub(crate) async fn run(options: RecvOptions, stop: Stop) -> anyhow::Result<()> 
     let builder = if once { builder.sessions_max(1) } else { builder };
     let mut receiver = builder.bind(&options.listen).await.map_err(of_transfer)?;
     let handle = receiver.stop_handle();
-    let mut view = TransferView::new(Reporter::new(options.output));
+    let mut view = TransferView::new(Reporter::new(options.output, screen));
     let (mut told, mut outcome) = (None, None);
     loop {
         tokio::select! {

@@ -7,11 +7,11 @@ use rdmc_files::{FileSender, TransferError};
 
 use crate::cli::SendOptions;
 use crate::exit::{Exit, Stop, of_transfer};
-use crate::progress::{Reporter, TransferView};
+use crate::progress::{Reporter, Screen, TransferView};
 use crate::wording::wording;
 
 /// Sends the files to all receivers.
-pub(crate) async fn run(options: SendOptions, stop: Stop) -> anyhow::Result<()> {
+pub(crate) async fn run(options: SendOptions, screen: Screen, stop: Stop) -> anyhow::Result<()> {
     let security = options.security.open()?;
     let members = u32::try_from(options.to.len() + 1).unwrap_or(u32::MAX);
     let algorithm = options.hybrid.resolve_given(options.algorithm, members)?;
@@ -28,7 +28,7 @@ pub(crate) async fn run(options: SendOptions, stop: Stop) -> anyhow::Result<()> 
         .build()
         .map_err(of_transfer)?;
     let mut sending = sender.send(options.files);
-    let mut view = TransferView::new(Reporter::new(options.output));
+    let mut view = TransferView::new(Reporter::new(options.output, screen));
     let mut told = None;
     loop {
         tokio::select! {

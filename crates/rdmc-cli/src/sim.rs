@@ -18,13 +18,13 @@ use serde::Serialize;
 
 use crate::cli::{ALL_FIGURES, CampaignOptions, FigureOptions, SimCommand, SimOptions};
 use crate::exit::Exit;
-use crate::progress::{OutputOptions, Reporter};
+use crate::progress::{OutputOptions, Reporter, Screen};
 
 /// Plays a scenario, or runs a subcommand.
-pub(crate) fn run(options: &SimOptions) -> anyhow::Result<()> {
+pub(crate) fn run(options: &SimOptions, screen: Screen) -> anyhow::Result<()> {
     match (&options.command, &options.scenario) {
         (Some(SimCommand::Figure(options)), _) => figures(options),
-        (Some(SimCommand::Campaign(options)), _) => hunt(options),
+        (Some(SimCommand::Campaign(options)), _) => hunt(options, screen),
         (None, Some(scenario)) => play(scenario, options),
         (None, None) => Err(Exit::Usage.error("name a scenario with --scenario FILE.toml")),
     }
@@ -174,10 +174,10 @@ fn figures(options: &FigureOptions) -> anyhow::Result<()> {
     Ok(KnownDifferences::committed().check(&reports)?)
 }
 
-fn hunt(options: &CampaignOptions) -> anyhow::Result<()> {
+fn hunt(options: &CampaignOptions, screen: Screen) -> anyhow::Result<()> {
     let began = Instant::now();
     let mut out = std::io::stdout();
-    let reporter = Reporter::new(OutputOptions { json: false, quiet: false });
+    let reporter = Reporter::new(OutputOptions { json: false, quiet: false }, screen);
     let report = match &options.case {
         None if options.exhaustive => {
             let Survey { histories, operations, report } = survey(&Bounds::all(), &reporter);
@@ -284,7 +284,7 @@ mod tests {
     use super::*;
 
     fn reporter() -> Reporter {
-        Reporter::new(OutputOptions { json: false, quiet: true })
+        Reporter::new(OutputOptions { json: false, quiet: true }, Screen::new())
     }
 
     #[test]

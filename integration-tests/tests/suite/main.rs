@@ -32,3 +32,5 @@ mod security;
 mod sharing;
 mod sim;
 mod survivors;
+#[cfg(target_os = "linux")]
+mod terminal;
