@@ -9,6 +9,7 @@ use clap::parser::ValueSource;
 use clap::{Args, CommandFactory, FromArgMatches, Parser, Subcommand, ValueEnum};
 use rdmc_files::{FabricSelection, OnFailure, PortRate};
 
+use crate::address::{AddressList, LISTEN_DEFAULT};
 use crate::bench::BenchOptions;
 use crate::choice::{AUTO, AlgorithmName, AlgorithmOptions, HybridOptions, OrAuto};
 use crate::fabric::FabricOptions;
@@ -16,14 +17,14 @@ use crate::named::{Named, one_of};
 use crate::port::DemoPort;
 use crate::progress::OutputOptions;
 use crate::security::SecurityOptions;
-use crate::{exit, size};
+use crate::{address, exit, size};
 
 /// Sends files and directories from one host to many at once, by reliable multicast
 ///
-/// Receivers run `rdmc recv`, and the sender runs `rdmc send FILE… --to HOST:PORT,…`. Every receiver passes blocks on
+/// Receivers run `rdmc recv`, and the sender runs `rdmc send FILE… --to HOST,…`. Every receiver passes blocks on
 /// to others, so that sending to many takes hardly longer than sending to one. `rdmc demo` shows it on this host.
 #[derive(Debug, Parser)]
-#[command(name = "rdmc", version, after_help = exit::HELP, propagate_version = true, disable_help_subcommand = true)]
+#[command(name = "rdmc", version, after_help = exit::HELP, propagate_version = true)]
 pub(crate) struct Cli {
     #[command(subcommand)]
     pub(crate) command: Command,
@@ -64,9 +65,6 @@ fn command() -> clap::Command {
     };
     Cli::command().mut_subcommands(|command| command.mut_args(takes_them))
 }
-
-/// Default address of receivers.
-pub(crate) const LISTEN: &str = "127.0.0.1:7471";
 
 /// The subcommands.
 #[derive(Debug, Subcommand)]
@@ -121,8 +119,15 @@ pub(crate) struct SendOptions {
     #[arg(required = true, value_name = "FILE")]
     pub(crate) files: Vec<PathBuf>,
     /// The receivers; they must reach each other at these addresses
-    #[arg(long, short, env = "RDMC_TO", required = true, value_delimiter = ',', value_name = "HOST:PORT,…")]
-    pub(crate) to: Vec<String>,
+    #[arg(
+        long,
+        short,
+        env = "RDMC_TO",
+        required = true,
+        value_name = "HOST[:PORT],…",
+        value_parser = address::parse_receivers
+    )]
+    pub(crate) to: Vec<AddressList>,
     /// The algorithm by which blocks travel
     #[arg(long, short, env = "RDMC_ALGORITHM", default_value = AUTO, value_name = "NAME")]
     pub(crate) algorithm: OrAuto<AlgorithmName>,
@@ -192,7 +197,14 @@ const ON_FAILURE: [Named<OnFailure>; 2] = [
 pub(crate) struct RecvOptions {
     /// Where to listen; the default is reachable from this host only, 0.0.0.0:7471 from anywhere; port 0 is any free
     /// port
-    #[arg(long, short, env = "RDMC_LISTEN", default_value = LISTEN, value_name = "ADDR")]
+    #[arg(
+        long,
+        short,
+        env = "RDMC_LISTEN",
+        default_value = LISTEN_DEFAULT,
+        value_name = "ADDRESS[:PORT]",
+        value_parser = address::parse_listen
+    )]
     pub(crate) listen: String,
     /// The directory for everything that is received; this user must be able to write there
     #[arg(long, short, env = "RDMC_DIR", default_value = ".", value_name = "DIR")]

@@ -4,6 +4,7 @@
 // These macros panic if the reader is gone.
 #![deny(clippy::print_stdout, clippy::print_stderr)]
 
+mod address;
 mod bench;
 mod choice;
 mod cli;

@@ -27,11 +27,14 @@ pub(crate) fn wording() -> Wording {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::cli::LISTEN;
+    use crate::address::LISTEN_DEFAULT;
 
     #[test]
     fn the_default_address_is_the_one_that_is_named() {
         let Wording { not_listening, default_address, .. } = wording();
-        assert!(not_listening.contains(LISTEN) && default_address.is_some_and(|sentence| sentence.contains(LISTEN)));
+        assert!(
+            not_listening.contains(LISTEN_DEFAULT)
+                && default_address.is_some_and(|sentence| sentence.contains(LISTEN_DEFAULT))
+        );
     }
 }

@@ -257,6 +257,9 @@ fn help_completions_manual_and_doctor_are_printed() {
     }
     let help = text(&rdmc(&["send", "--help"]).stdout);
     assert!(help.contains("partial delivery") && help.contains("RDMC_TO"), "{help}");
+    assert_eq!(text(&rdmc(&["help", "send"]).stdout), help);
+    let help = rdmc(&["help"]);
+    assert_eq!((code(&help), text(&help.stdout)), (0, text(&rdmc(&["--help"]).stdout)));
     let pages = TempDir::new().unwrap();
     let output = rdmc(&[OsStr::new("man"), "--dir".as_ref(), pages.path().as_os_str()]);
     assert_eq!(code(&output), 0);
@@ -266,6 +269,34 @@ fn help_completions_manual_and_doctor_are_printed() {
     assert!(text(&rdmc(&["man"]).stdout).contains(".TH rdmc"));
     assert!(text(&rdmc(&["doctor"]).stdout).contains("fabric tcp"));
     assert!(events(&rdmc(&["doctor", "--json"]))[0]["findings"].is_array());
+}
+
+#[cfg(target_os = "linux")]
+#[test]
+fn addresses_are_taken_as_they_are_typed() {
+    let source = TempDir::new().unwrap();
+    let path = source.path().join("file");
+    std::fs::write(&path, b"bytes").unwrap();
+    // All of 127.0.0.0/8 belongs to this host, and each address has a default port.
+    let [_, _, high, low] = std::process::id().to_be_bytes();
+    let hosts = [format!("127.{high}.{low}.2"), format!("127.{high}.{low}.3")];
+    let receivers = hosts.each_ref().map(|host| Receiver::start_at(&format!(" {host} "), &["--once"]));
+    let addresses = receivers.each_ref().map(|receiver| receiver.address.clone());
+    assert_eq!(addresses, hosts.each_ref().map(|host| format!("{host}:7471")));
+    let to = format!("{}, {}:7471 ,", hosts[0], hosts[1]);
+    let sent = rdmc(&[OsStr::new("send"), path.as_os_str(), "--to".as_ref(), to.as_ref()]);
+    assert_eq!(code(&sent), 0, "{sent:?}");
+    assert_all_have(receivers, &source);
+
+    for (wrong, part) in [
+        (&["send", "file", "--to", "node:"][..], "'--to"),
+        (&["send", "file", "--to", "node,,node2"], "'--to"),
+        (&["send", "file", "10.0.0.3", "--to", "10.0.0.2,"], "10.0.0.3"),
+        (&["recv", "--listen", "7471"], "'--listen"),
+    ] {
+        let output = rdmc(wrong);
+        assert!(code(&output) == 2 && text(&output.stderr).contains(part), "{wrong:?}: {output:?}");
+    }
 }
 
 #[test]

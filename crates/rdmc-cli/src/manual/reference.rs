@@ -1,6 +1,6 @@
 //! The reference of all commands and options in docs/CLI.md, made from the definition of the command line.
 //!
-//! `RDMC_WRITE_DOCS=1 cargo test -p rdmc-cli reference` writes it anew.
+//! `RDMC_WRITE_DOCS=1 cargo test --workspace --bin rdmc reference` writes it anew.
 
 use std::fmt::Write;
 use std::path::Path;
@@ -22,7 +22,7 @@ fn the_reference_is_that_of_the_program() {
     }
     assert!(
         made == stood,
-        "docs/CLI.md is not that of the program: RDMC_WRITE_DOCS=1 cargo test -p rdmc-cli reference"
+        "docs/CLI.md is not that of the program: RDMC_WRITE_DOCS=1 cargo test --workspace --bin rdmc reference"
     );
 }
 
