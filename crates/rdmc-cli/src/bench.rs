@@ -12,6 +12,7 @@ use rdmc_files::FabricSelection;
 use rdmc_files::size::ByteSize;
 
 use crate::choice::{AUTO, AlgorithmName, HybridOptions, OrAuto, RacksText, SpineName};
+use crate::examples;
 use crate::exit::Exit;
 use crate::fabric::FABRICS;
 use crate::named::{Named, one_of};
@@ -20,9 +21,9 @@ use crate::size;
 
 /// Options of `rdmc bench`.
 #[derive(Clone, Debug, Args)]
-#[command(after_help = HELP)]
+#[command(after_help = HELP, after_long_help = format!("{}\n\n{HELP}", examples::BENCH))]
 pub(crate) struct BenchOptions {
-    /// Members of a group, the sender included
+    /// Numbers of members of a group, the sender included; 2 to 64
     #[arg(
         long,
         short,
@@ -32,7 +33,7 @@ pub(crate) struct BenchOptions {
         value_parser = parse_nodes
     )]
     nodes: Vec<u32>,
-    /// Bytes of a message, 1 byte to 1 GiB
+    /// Bytes of a message, 1 byte to 1 GiB: 64k, 16M (powers of 1024)
     #[arg(
         long,
         short,
@@ -45,14 +46,15 @@ pub(crate) struct BenchOptions {
     /// The algorithms by which blocks travel
     #[arg(long, short, default_value = AUTO, value_delimiter = ',', value_name = "NAME,…")]
     algorithm: Vec<OrAuto<AlgorithmName>>,
-    /// For hybrid, the members that share a rack: sizes in order of rank (4,4), or the ranks of each rack (0,2/1,3)
+    /// With --algorithm hybrid, the members that share a rack: sizes in order of rank (4,4), or the ranks of each rack
+    /// (0,2/1,3); rank 0 is the sender
     #[arg(long, value_name = "RACKS")]
     racks: Option<RacksText>,
-    /// For hybrid, the schedule among the racks; the default is the cascade
+    /// With --algorithm hybrid, the schedule among the racks; by default the cascade
     #[arg(long, value_name = "NAME")]
     spine: Option<SpineName>,
-    /// Bytes of a block, the unit of relaying, up to 1 GiB; auto takes the fastest by a cost model, from 64 KiB to 2
-    /// MiB
+    /// Bytes of a block, the unit that receivers relay, up to 1 GiB: 64k, 1M (powers of 1024); auto chooses 64 KiB to
+    /// 2 MiB by a cost model
     #[arg(
         long,
         short,
@@ -62,7 +64,7 @@ pub(crate) struct BenchOptions {
         value_parser = size::parse_block_or_auto
     )]
     block_size: Vec<OrAuto<u32>>,
-    /// The fabrics, which move the bytes; the members are processes of this host and listen on its loopback only
+    /// The fabrics, which carry the data; the members are processes of this host and listen on its loopback only
     #[arg(long, default_value = "auto", value_delimiter = ',', value_name = "NAME,…", value_parser = one_of(&FABRICS))]
     fabric: Vec<FabricSelection>,
     /// How receivers get messages: a copy each, or one sealed object that all map, which needs shared memory
@@ -74,10 +76,10 @@ pub(crate) struct BenchOptions {
         value_parser = one_of(&DELIVERIES)
     )]
     delivery: Vec<Delivery>,
-    /// Whether receivers check a sum of each block on arrival, which no MPI does
+    /// Whether receivers verify a checksum of each block on arrival, which no MPI does
     #[arg(long, default_value = "auto", value_delimiter = ',', value_name = "NAME,…", value_parser = one_of(&CHECKS))]
     checks: Vec<Checks>,
-    /// For verbs, the RDMA device
+    /// With --fabric verbs, the RDMA device; by default the best one
     #[arg(long, value_name = "NAME")]
     device: Option<String>,
     /// How members wait for completions
@@ -89,7 +91,7 @@ pub(crate) struct BenchOptions {
         value_parser = one_of(&COMPLETIONS)
     )]
     completion: Vec<Completion>,
-    /// Groups that send at once, each over all members
+    /// Number of groups that send at the same time, each with all members
     #[arg(
         long,
         default_value = "1",
@@ -98,31 +100,31 @@ pub(crate) struct BenchOptions {
         value_parser = clap::value_parser!(u32).range(1..=64)
     )]
     groups: Vec<u32>,
-    /// Number of members that are roots; by default each group has another root, as far as there are members
+    /// Number of members that send; by default each group has another sender, as far as there are members
     #[arg(long, value_delimiter = ',', value_name = "COUNT,…", value_parser = clap::value_parser!(u32).range(1..=64))]
     senders: Vec<u32>,
-    /// Number of measured rounds; by default as many as take about a second and a half, 5 to 1000
+    /// Number of measured rounds; by default as many as take about 1.5 seconds, 5 to 1000
     #[arg(long, value_name = "COUNT", value_parser = clap::value_parser!(u32).range(1..=100_000))]
     rounds: Option<u32>,
-    /// Number of rounds before those, which are not counted
+    /// Number of rounds before those, which are not measured
     #[arg(long, default_value_t = 2, value_name = "COUNT", value_parser = clap::value_parser!(u32).range(0..=1000))]
     warm_up: u32,
-    /// Count messages per second of single messages with so many in flight, instead of packing messages of up to 4 KiB
-    /// into batches
+    /// Send single messages with so many in flight when messages per second are counted; by default messages of up to
+    /// 4 KiB are packed into batches
     #[arg(long, value_name = "COUNT", value_parser = clap::value_parser!(u32).range(1..=1024))]
     window: Option<u32>,
-    /// Measure MPI_Bcast on the same work in turn with rdmc: ompi (Open MPI) or mpich, on shared memory or TCP as the
-    /// fabric does; ompi:tcp, ompi:shm, … insist
+    /// Measure MPI_Bcast on the same work in turn with rdmc: ompi (Open MPI) or mpich, over shared memory or TCP as
+    /// rdmc does; ompi:tcp, ompi:shm, mpich:tcp and mpich:shm name the transport
     #[arg(long, value_delimiter = ',', value_name = "MPI,…")]
     vs: Vec<Contestant>,
     /// Compare the cost model's choice, its prediction and its time with the fastest way that was measured; without
-    /// lists of algorithms and block sizes, measure up to nine ways
+    /// lists of algorithms and block sizes, up to nine ways are measured
     #[arg(long)]
     explain: bool,
     /// Print comma-separated values instead of the table
     #[arg(long, conflicts_with_all = ["json", "quiet", "explain"])]
     csv: bool,
-    /// Draw time and rate over the size as SVG
+    /// Draw time and rate over the message's size into this file
     #[arg(long, value_name = "FILE.svg")]
     plot: Option<PathBuf>,
     #[command(flatten)]
@@ -237,7 +239,7 @@ const DELIVERIES: [Named<Delivery>; 2] = [
 ];
 /// Whether blocks are checked.
 const CHECKS: [Named<Checks>; 2] = [
-    (Checks::Auto, "auto", "If the fabric does not protect the data, as with TCP; the default of groups"),
+    (Checks::Auto, "auto", "Where the fabric does not protect the data, as with TCP; the default of groups"),
     (Checks::Off, "off", "Nowhere"),
 ];
 

@@ -23,11 +23,11 @@ pub(crate) struct AlgorithmOptions {
 /// Options of the hybrid algorithm.
 #[derive(Clone, Debug, clap::Args)]
 pub(crate) struct HybridOptions {
-    /// For hybrid, the members that share a rack: sizes in order of rank (4,4), or the ranks of each rack (0,2/1,3);
-    /// rank 0 is the sender
+    /// With --algorithm hybrid, the members that share a rack: sizes in order of rank (4,4), or the ranks of each rack
+    /// (0,2/1,3); rank 0 is the sender
     #[arg(long, env = "RDMC_RACKS", value_name = "RACKS")]
     pub(crate) racks: Option<RacksText>,
-    /// For hybrid, the schedule among the racks; the default is the cascade
+    /// With --algorithm hybrid, the schedule among the racks; by default the cascade
     #[arg(long, env = "RDMC_SPINE", value_name = "NAME")]
     pub(crate) spine: Option<SpineName>,
 }
@@ -43,7 +43,7 @@ pub(crate) enum AlgorithmName {
     BinomialTree,
     /// Blocks spread along all dimensions of a hypercube at once: the fewest steps possible
     BinomialPipeline,
-    /// As few steps, on a circulant graph
+    /// Blocks spread on a circulant graph, in as few steps
     Circulant,
     /// The sender gives every block to each receiver: for processes of one host
     Fanout,

@@ -17,7 +17,7 @@ use crate::named::{Named, one_of};
 use crate::port::DemoPort;
 use crate::progress::OutputOptions;
 use crate::security::SecurityOptions;
-use crate::{address, exit, size};
+use crate::{address, examples, exit, size};
 
 /// Sends files and directories from one host to many at once, by reliable multicast
 ///
@@ -36,7 +36,7 @@ impl Cli {
         Self::read_from(command(), std::env::args_os()).unwrap_or_else(|error| error.exit())
     }
 
-    fn read_from(
+    pub(crate) fn read_from(
         mut command: clap::Command,
         arguments: impl IntoIterator<Item = impl Into<OsString> + Clone>,
     ) -> Result<Self, clap::Error> {
@@ -58,7 +58,7 @@ impl Cli {
 }
 
 /// Returns the program's command. Its options take negative numbers as values, so that a refusal names the option.
-fn command() -> clap::Command {
+pub(crate) fn command() -> clap::Command {
     let takes_them = |option: clap::Arg| {
         let has_value = !option.is_positional() && option.get_action().takes_values();
         if has_value { option.allow_negative_numbers(true) } else { option }
@@ -83,7 +83,7 @@ pub(crate) enum Command {
     Doctor(DoctorOptions),
     /// Simulate the same runtime on a modelled network, in virtual time
     Sim(SimOptions),
-    /// Write a new key for --key of send and recv to a file; copy it to the other hosts on a safe way
+    /// Write a new key for --key of send and recv to a file; copy it to the other hosts by a safe way
     Keygen {
         /// The file; it must not exist yet
         file: PathBuf,
@@ -95,7 +95,7 @@ pub(crate) enum Command {
     },
     /// Print the manual page, or write the pages of all subcommands to a directory
     Man {
-        /// The directory for rdmc.1, rdmc-send.1, …
+        /// The directory for the pages rdmc.1, rdmc-send.1, …; by default the main page goes to stdout
         #[arg(long, value_name = "DIR")]
         dir: Option<PathBuf>,
     },
@@ -113,12 +113,13 @@ pub(crate) enum Command {
 
 /// Options of `rdmc send`.
 #[derive(Debug, Args)]
-#[command(after_help = exit::HELP)]
+#[command(after_help = exit::HELP, after_long_help = examples::of_send())]
 pub(crate) struct SendOptions {
-    /// Files and directories; each arrives under its own name
+    /// Files and directories to send; each arrives under its own name
     #[arg(required = true, value_name = "FILE")]
     pub(crate) files: Vec<PathBuf>,
-    /// The receivers; they must reach each other at these addresses
+    /// The receivers, with commas between them; the port is 7471 unless given. The receivers must reach each other at
+    /// these addresses, too
     #[arg(
         long,
         short,
@@ -133,8 +134,8 @@ pub(crate) struct SendOptions {
     pub(crate) algorithm: OrAuto<AlgorithmName>,
     #[command(flatten)]
     pub(crate) hybrid: HybridOptions,
-    /// Bytes of a block, the unit of relaying, up to 1 GiB; auto takes the fastest by a cost model, from 64 KiB to 2
-    /// MiB
+    /// Bytes of a block, the unit that receivers relay, up to 1 GiB: 64k, 1M (powers of 1024); auto chooses 64 KiB to
+    /// 2 MiB by a cost model
     #[arg(
         long,
         short,
@@ -144,7 +145,7 @@ pub(crate) struct SendOptions {
         value_parser = size::parse_block_or_auto
     )]
     pub(crate) block_size: OrAuto<u32>,
-    /// Bits per second of the members' ports, for the cost model on a network: 200M, 10G
+    /// Speed of the members' network ports in bits per second, for the cost model: 200M, 10G (powers of 1000)
     #[arg(long, env = "RDMC_PORT_RATE", default_value = "2.5G", value_name = "RATE")]
     pub(crate) port_rate: PortRate,
     #[command(flatten)]
@@ -160,16 +161,17 @@ pub(crate) struct SendOptions {
         value_parser = clap::value_parser!(u64).range(1..=86_400)
     )]
     pub(crate) timeout: u64,
-    /// What happens if a receiver or the sender fails after all have agreed to the list of files
+    /// How the transfer goes on if a receiver or the sender fails after all have agreed to the list of files
     #[arg(
         long,
         env = "RDMC_ON_FAILURE",
         default_value = "repair",
-        value_name = "WHAT",
+        value_name = "NAME",
         value_parser = one_of(&ON_FAILURE)
     )]
     pub(crate) on_failure: OnFailure,
-    /// Evict a receiver that has held the others up for so long without a break; by default they wait for it
+    /// Evict a receiver that has delayed the others for so many seconds without a break; by default the others wait for
+    /// it
     #[arg(
         long,
         env = "RDMC_EVICT_AFTER",
@@ -186,17 +188,17 @@ const ON_FAILURE: [Named<OnFailure>; 2] = [
     (
         OnFailure::Repair,
         "repair",
-        "The survivors complete what was interrupted from the blocks that they hold, and go on",
+        "The survivors complete the interrupted file from the blocks that they hold, and go on",
     ),
     (OnFailure::Fail, "fail", "The transfer ends for all"),
 ];
 
 /// Options of `rdmc recv`.
 #[derive(Clone, Debug, Args)]
-#[command(after_help = exit::HELP)]
+#[command(after_help = exit::HELP, after_long_help = examples::of_recv())]
 pub(crate) struct RecvOptions {
-    /// Where to listen; the default is reachable from this host only, 0.0.0.0:7471 from anywhere; port 0 is any free
-    /// port
+    /// The address to listen at. The default is for senders on this host only; 0.0.0.0 or :7471 is for senders
+    /// anywhere. The port is 7471 unless given; port 0 is any free port
     #[arg(
         long,
         short,
@@ -206,31 +208,31 @@ pub(crate) struct RecvOptions {
         value_parser = address::parse_listen
     )]
     pub(crate) listen: String,
-    /// The directory for everything that is received; this user must be able to write there
+    /// The directory for received files; this user must be able to write there
     #[arg(long, short, env = "RDMC_DIR", default_value = ".", value_name = "DIR")]
     pub(crate) dir: PathBuf,
-    /// End after the first transfer, with its outcome as exit code; an offer that ends before the first file does not
-    /// count
+    /// End after the first transfer, with its exit code; an offer that ends before the first file does not count. By
+    /// default rdmc recv runs until a signal comes
     #[arg(long, env = "RDMC_ONCE", value_parser = FalseyValueParser::new())]
     pub(crate) once: bool,
-    /// Decline transfers of more bytes than this
+    /// Decline transfers of more bytes than this: 500M, 2GiB (powers of 1024); by default there is no limit
     #[arg(long, env = "RDMC_MAX_SIZE", value_name = "SIZE", value_parser = size::parse)]
     pub(crate) max_size: Option<u64>,
-    /// Decline transfers that would replace a file; a transfer fails if a file appears meanwhile
+    /// Decline transfers that would replace a file, and fail if such a file appears later; by default files are replaced
     #[arg(long, env = "RDMC_NO_OVERWRITE", value_parser = FalseyValueParser::new())]
     pub(crate) no_overwrite: bool,
     /// Keep no parts of files when a transfer is interrupted, remove those that earlier transfers have left of the same
-    /// files, and receive every file in full; by default a later transfer brings only what is missing
+    /// files, and receive every file in full; by default a later transfer sends only the missing blocks
     #[arg(long, env = "RDMC_DISCARD_PARTS", value_parser = FalseyValueParser::new())]
     pub(crate) discard_parts: bool,
-    /// Force every file to the disk before it takes its name
+    /// Force every file to the disk (fsync) before it takes its name; by default the kernel writes it later
     #[arg(long, env = "RDMC_FSYNC", value_parser = FalseyValueParser::new())]
     pub(crate) fsync: bool,
     #[command(flatten)]
     pub(crate) fabric: FabricOptions,
     #[command(flatten)]
     pub(crate) security: SecurityOptions,
-    /// Seconds that transfers under way may go on after SIGTERM; SIGINT or a second signal ends them at once
+    /// Seconds for which running transfers may go on after SIGTERM; SIGINT or a second signal ends them at once
     #[arg(
         long,
         env = "RDMC_DRAIN",
@@ -239,8 +241,8 @@ pub(crate) struct RecvOptions {
         value_parser = clap::value_parser!(u64).range(0..=86_400)
     )]
     pub(crate) drain: u64,
-    /// Bound of a transfer's registered memory; RDMA receives whole files into it, so that longer files need TCP or a
-    /// larger bound
+    /// Greatest registered memory of a transfer in bytes: 512M, 4GiB (powers of 1024). RDMA receives whole files into
+    /// it, so that longer files need TCP or a larger pool
     #[arg(long, env = "RDMC_POOL_SIZE", default_value = "4GiB", value_name = "SIZE", value_parser = size::parse_pool)]
     pub(crate) pool_size: u64,
     #[command(flatten)]
@@ -249,8 +251,9 @@ pub(crate) struct RecvOptions {
 
 /// Options of `rdmc demo`.
 #[derive(Clone, Debug, Args)]
+#[command(after_long_help = examples::DEMO)]
 pub(crate) struct DemoOptions {
-    /// Members: one sender and the receivers
+    /// Number of members: one sender and the receivers; 2 to 256
     #[arg(
         long,
         short,
@@ -260,24 +263,26 @@ pub(crate) struct DemoOptions {
         value_parser = clap::value_parser!(u32).range(2..=256)
     )]
     pub(crate) nodes: u32,
-    /// Bytes of random data to send
+    /// Bytes of random data to send: 500M, 1GiB (powers of 1024)
     #[arg(long, short, env = "RDMC_SIZE", default_value = "64MiB", value_name = "SIZE", value_parser = size::parse)]
     pub(crate) size: u64,
-    /// A file to send instead
+    /// Send this file instead of random data
     #[arg(long, value_name = "PATH", conflicts_with = "size")]
     pub(crate) file: Option<PathBuf>,
-    /// The fabric, which moves the bytes
+    /// The fabric, which carries the data
     #[arg(long, default_value = "tcp", value_name = "NAME")]
     pub(crate) fabric: DemoFabric,
-    /// For verbs, the RDMA device, or the beginning of the names of the devices that the members share
+    /// With --fabric verbs, the RDMA device, or the beginning of the names of the devices that the members share; by
+    /// default they share all devices
     #[arg(long, value_name = "NAME")]
     pub(crate) device: Option<String>,
-    /// Rate of the port that each member gets for sending, emulated in the program, or none [default: 1G; with verbs none]
+    /// Speed of the port that each member gets for sending, in bits per second: 200M, 10G (powers of 1000), or none.
+    /// The program emulates these ports [default: 1G; with --fabric verbs: none]
     #[arg(long, value_name = "RATE")]
     pub(crate) port_rate: Option<DemoPort>,
     #[command(flatten)]
     pub(crate) algorithm: AlgorithmOptions,
-    /// Bytes of a block, the unit of relaying
+    /// Bytes of a block, the unit that receivers relay, up to 1 GiB: 64k, 1M (powers of 1024)
     #[arg(
         long,
         short,
@@ -319,7 +324,7 @@ pub(crate) struct DemoMemberOptions {
 /// Options of `rdmc schedule`.
 #[derive(Debug, Args)]
 pub(crate) struct ScheduleOptions {
-    /// Members, the sender included
+    /// Number of members, the sender included
     #[arg(
         long,
         short,
@@ -329,7 +334,7 @@ pub(crate) struct ScheduleOptions {
         value_parser = clap::value_parser!(u32).range(1..=i64::from(rdmc_schedule::MEMBERS_MAX))
     )]
     pub(crate) nodes: u32,
-    /// Blocks of the message
+    /// Number of blocks of the message
     #[arg(
         long,
         short = 'k',
@@ -394,7 +399,8 @@ pub(crate) struct FigureOptions {
     /// The seed of everything random
     #[arg(long, default_value_t = 1, value_name = "NUMBER")]
     pub(crate) seed: u64,
-    /// For experiment 9, a workload that replaces the fitted one: lines `microseconds,bytes,target,target,target`
+    /// For experiment 9, a file with a workload instead of the fitted one, in lines
+    /// `microseconds,bytes,target,target,target`
     #[arg(long, value_name = "FILE")]
     pub(crate) workload: Option<PathBuf>,
 }
@@ -405,7 +411,7 @@ pub(crate) struct CampaignOptions {
     /// The seeds to play: a range without its end, or a single seed
     #[arg(long, default_value = "0..1000", value_name = "A..B", value_parser = parse_seeds)]
     pub(crate) seeds: Range<u64>,
-    /// Play the case in this file instead, for example one that --shrink has written
+    /// Play the case in this file instead of seeds, for example one that --shrink has written
     #[arg(long, value_name = "FILE.json", conflicts_with = "seeds")]
     pub(crate) case: Option<PathBuf>,
     /// Instead of seeds, harm each member at each of its operations, in groups of up to 5 with every algorithm and

@@ -141,15 +141,19 @@ const LOCAL: u8 = 1;
 /// Exit codes in the help and the manual.
 pub(crate) const HELP: &str = "\
 Exit codes:
-  0    done: every receiver (for recv: every remaining one) has everything, and every digest is right
+  0    done: every receiver has everything, and every digest is right;
+       for recv: every receiver that remains
   1    local failure: a file, the disk, the network interface, a defect
   2    wrong arguments, or a required RDMA device that cannot be used
-  3    partial delivery: the transfer began, but not every receiver has everything
+  3    partial delivery: the transfer began, but not every receiver has
+       everything
   4    a receiver refused or could not be reached; nothing was sent
-  5    integrity error: bytes differ from the announced ones, or a file changed while it was sent
+  5    integrity error: bytes differ from the announced ones, or a file changed
+       while it was sent
   130  interrupted (SIGINT); 143: terminated (SIGTERM)
 
-Logging: RDMC_LOG=info (or debug, rdmc=trace, …) writes log messages to stderr; the default is warn.";
+Logging: RDMC_LOG=info (or debug, rdmc=trace, …) writes log messages to stderr;
+the default is warn.";
 
 #[cfg(test)]
 mod tests {

@@ -8,14 +8,14 @@ use crate::named::{Named, one_of};
 /// Options that choose a fabric.
 #[derive(Clone, Debug, clap::Args)]
 pub(crate) struct FabricOptions {
-    /// The fabric, which moves the bytes
+    /// The fabric, which carries the data
     #[arg(long, env = "RDMC_FABRIC", default_value = "auto", value_name = "NAME", value_parser = one_of(&FABRICS))]
     pub(crate) fabric: FabricSelection,
-    /// The RDMA device to use, such as mlx5_0; by default the one with the address that others reach, with --fabric
-    /// verbs also the best one; --fabric tcp and shm ignore the variable
+    /// The RDMA device, such as mlx5_0; by default the one with the address that others reach, or with --fabric verbs
+    /// the best one. RDMC_DEVICE does not count with --fabric tcp and shm
     #[arg(long, env = "RDMC_DEVICE", value_name = "NAME")]
     pub(crate) device: Option<String>,
-    /// Share no memory with processes of this host, although --fabric auto would
+    /// Share no memory with processes of this host; by default --fabric auto does
     #[arg(long, env = "RDMC_NO_SHM", value_parser = FalseyValueParser::new())]
     pub(crate) no_shm: bool,
 }
@@ -32,11 +32,11 @@ pub(crate) const FABRICS: [Named<FabricSelection>; 4] = [
     (
         FabricSelection::Auto,
         "auto",
-        "Shared memory if all are on one host; else RDMA if on every host a device has the address by which others \
-         reach it; else shared memory between processes of one host and TCP between hosts",
+        "Shared memory if all members are on one host; else RDMA if every host has a device with the address by which \
+         others reach it; else shared memory between processes of one host and TCP between hosts",
     ),
-    (FabricSelection::Tcp, "tcp", "TCP"),
-    (FabricSelection::Shm, "shm", "Shared memory between processes of this host only"),
+    (FabricSelection::Tcp, "tcp", "TCP only"),
+    (FabricSelection::Shm, "shm", "Shared memory only, between processes of this host"),
     (FabricSelection::Verbs, "verbs", "RDMA only"),
 ];
 

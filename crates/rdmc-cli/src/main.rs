@@ -10,6 +10,7 @@ mod choice;
 mod cli;
 mod demo;
 mod doctor;
+mod examples;
 mod exit;
 mod fabric;
 mod manual;

@@ -22,7 +22,7 @@ mod line;
 /// Options for the amount and form of the output.
 #[derive(Clone, Copy, Debug, Args)]
 pub(crate) struct OutputOptions {
-    /// Print one JSON object per line, each with an "event", to stdout
+    /// Print one JSON object per line to stdout, each with an "event", instead of text
     #[arg(long, env = "RDMC_JSON", value_parser = FalseyValueParser::new())]
     pub(crate) json: bool,
     /// Print errors only

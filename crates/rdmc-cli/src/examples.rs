@@ -1,0 +1,81 @@
+//! Examples of command lines in the help.
+
+use crate::exit;
+
+/// Examples of `rdmc send`, and the exit codes.
+pub(crate) fn of_send() -> String {
+    format!("{SEND}\n{}", exit::HELP)
+}
+
+/// Examples of `rdmc recv`, and the exit codes.
+pub(crate) fn of_recv() -> String {
+    format!("{RECV}\n{}", exit::HELP)
+}
+
+const SEND: &str = "\
+Examples:
+  A file to two receivers, at port 7471:
+      rdmc send model.bin --to 10.0.0.2,10.0.0.3
+  A directory and a file; one of the receivers listens at another port:
+      rdmc send images/ labels.csv --to node2,node3:7500
+  The network ports of all hosts have 10 Gbit/s:
+      rdmc send model.bin --to node2,node3 --port-rate 10G
+  Only peers with the key take part, and the data is encrypted:
+      rdmc send model.bin --to node2,node3 --key cluster.key --encrypt
+";
+
+const RECV: &str = "\
+Examples:
+  From any host, at port 7471, into /data, until a signal comes:
+      rdmc recv --listen 0.0.0.0 --dir /data
+  One transfer, from this host only:
+      rdmc recv --once
+  At one address and another port, at most 10 GiB for each transfer:
+      rdmc recv --listen 10.0.0.2:7500 --dir /data --max-size 10GiB
+  Only from senders with the key, which send encrypted data:
+      rdmc recv --listen 0.0.0.0 --dir /data --key cluster.key --encrypt
+";
+
+/// Examples of `rdmc demo`.
+pub(crate) const DEMO: &str = "\
+Examples:
+  64 MiB to seven receivers, each with a port of 1 Gbit/s:
+      rdmc demo
+  A chain of 16 members, with slower ports:
+      rdmc demo --nodes 16 --algorithm chain --size 16MiB --port-rate 200M
+  A file, as fast as this host copies it:
+      rdmc demo --file disk.img --port-rate none";
+
+/// Examples of `rdmc bench`.
+pub(crate) const BENCH: &str = "\
+Examples:
+  One message of 64 MiB to three receivers:
+      rdmc bench --nodes 4 --size 64M
+  Two fabrics and two algorithms: four configurations:
+      rdmc bench -n 4 -s 1M --fabric shm,tcp --algorithm chain,binomial-pipeline
+  The same work by Open MPI, in turn:
+      rdmc bench -n 4 -s 1,1M --vs ompi
+  Is the cost model's choice the fastest one?
+      rdmc bench -n 8 -s 1M,64M --explain";
+
+#[cfg(test)]
+mod tests {
+    use crate::cli::{Cli, command};
+
+    #[test]
+    fn every_example_is_a_valid_command_line() {
+        for (name, examples) in
+            [("send", super::SEND), ("recv", super::RECV), ("demo", super::DEMO), ("bench", super::BENCH)]
+        {
+            let typed = examples.lines().filter_map(|line| line.strip_prefix("      "));
+            let mut count = 0;
+            for line in typed {
+                assert!(line.starts_with(&format!("rdmc {name}")), "{line}");
+                Cli::read_from(command(), line.split_whitespace()).unwrap_or_else(|error| panic!("{line}: {error}"));
+                count += 1;
+            }
+            assert!(count > 1, "{name}");
+            assert!(examples.lines().all(|line| line.chars().count() <= 80), "{name}");
+        }
+    }
+}
