@@ -90,7 +90,9 @@ pub(crate) fn require_memory(needed: u64) -> anyhow::Result<()> {
     match available {
         Some(available) if needed > available => {
             let (needed, available) = (ByteSize(needed), ByteSize(available));
-            let what = format!("{needed} are needed for all members, {available} are available: choose fewer or less");
+            let what = format!(
+                "{needed} are needed for all members, {available} are available: choose fewer members or a smaller size"
+            );
             Err(Kind::Request.error(what))
         }
         _ => Ok(()),

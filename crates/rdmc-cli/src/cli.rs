@@ -37,9 +37,11 @@ impl Cli {
     }
 
     pub(crate) fn read_from(
-        mut command: clap::Command,
+        command: clap::Command,
         arguments: impl IntoIterator<Item = impl Into<OsString> + Clone>,
     ) -> Result<Self, clap::Error> {
+        let arguments: Vec<OsString> = arguments.into_iter().map(Into::into).collect();
+        let mut command = without_contradicting_variables(command, &arguments);
         let matches = command.try_get_matches_from_mut(arguments)?;
         let mut cli = Self::from_arg_matches(&matches).map_err(|error| error.format(&mut command))?;
         let (Command::Send(SendOptions { fabric, .. }) | Command::Recv(RecvOptions { fabric, .. })) = &mut cli.command
@@ -64,6 +66,28 @@ pub(crate) fn command() -> clap::Command {
         if has_value { option.allow_negative_numbers(true) } else { option }
     };
     Cli::command().mut_subcommands(|command| command.mut_args(takes_them))
+}
+
+/// Returns the command without variables that contradict a typed option: RDMC_SIZE does not forbid --file.
+fn without_contradicting_variables(command: clap::Command, arguments: &[OsString]) -> clap::Command {
+    let no_variables = |command: clap::Command| command.mut_args(|option| option.env(None::<&str>));
+    let typed = command.clone().mut_subcommands(no_variables).ignore_errors(true).try_get_matches_from(arguments);
+    // --help and --version are errors.
+    let Some((name, typed)) = typed.as_ref().ok().and_then(clap::ArgMatches::subcommand) else { return command };
+    let Some(subcommand) = command.find_subcommand(name) else { return command };
+    let is_typed = |option: &&clap::Arg| typed.value_source(option.get_id().as_str()) == Some(ValueSource::CommandLine);
+    let contradict = |one: &clap::Arg, other: &clap::Arg| {
+        let of = |option| subcommand.get_arg_conflicts_with(option);
+        of(one).contains(&other) || of(other).contains(&one)
+    };
+    let typed: Vec<&clap::Arg> = subcommand.get_arguments().filter(is_typed).collect();
+    let unheard = subcommand.get_arguments().filter(|option| {
+        option.get_env().is_some() && !typed.contains(option) && typed.iter().any(|typed| contradict(typed, option))
+    });
+    let unheard: Vec<clap::Id> = unheard.map(|option| option.get_id().clone()).collect();
+    command.mut_subcommand(name, |subcommand| {
+        unheard.into_iter().fold(subcommand, |command, id| command.mut_arg(id, |option| option.env(None::<&str>)))
+    })
 }
 
 /// The subcommands.
@@ -509,6 +533,30 @@ mod tests {
             assert_eq!(with(&["--fabric", "verbs"]), path);
             assert_eq!(with(&["--fabric", "auto"]), path);
         }
+    }
+
+    #[test]
+    fn a_typed_option_counts_more_than_a_variable_that_contradicts_it() {
+        // A variable that is set wherever tests run takes the place of RDMC_SIZE and RDMC_KEY_FILE.
+        let exported = |option: &'static str| {
+            let export =
+                |command: clap::Command| command.mut_arg(option, |option| option.env("CARGO_PKG_VERSION_MAJOR"));
+            Cli::command().mut_subcommand("demo", export)
+        };
+        let demo = |command: clap::Command, options: &[&str]| {
+            let read = Cli::read_from(command, ["rdmc", "demo"].iter().chain(options));
+            read.map(|cli| match cli.command {
+                Command::Demo(options) => options,
+                other => panic!("{other:?}"),
+            })
+        };
+        let size = |options: &[&str]| demo(exported("size"), options).map(|options| options.size);
+        assert_eq!(size(&[]).unwrap(), 0, "the variable is read");
+        assert_eq!(size(&["--file", "x"]).unwrap(), 64 << 20, "the default");
+        assert_eq!(size(&["--size", "3", "--nodes", "2"]).unwrap(), 3);
+        assert!(size(&["--file", "x", "--size", "1"]).is_err());
+        let output = demo(exported("json"), &["--quiet"]).unwrap().output;
+        assert!(output.quiet && !output.json);
     }
 
     #[test]
