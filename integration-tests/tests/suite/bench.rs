@@ -160,7 +160,7 @@ fn lists_that_make_no_sense_are_refused_with_the_remedy() {
         ("--explain --groups 1,2", "--groups at 1"),
         ("--block-size 0", "or auto"),
         ("--explain --delivery shared --fabric shm", "at private"),
-        ("--nodes 64 --size 1G --groups 64", "choose fewer or less"),
+        ("--nodes 64 --size 1G --groups 64", "choose fewer members or a smaller size"),
     ];
     for (wrong, remedy) in cases {
         let arguments: Vec<&str> = ["bench"].into_iter().chain(wrong.split(' ')).collect();
