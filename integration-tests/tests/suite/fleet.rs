@@ -78,9 +78,20 @@ impl Fleet {
         let mut fleet = Self { members };
         wait_until("all take part", || {
             let begun = fleet.members.iter().all(|member| member.event("started").is_some());
-            begun || fleet.members.iter_mut().any(|member| member.child.try_wait().unwrap().is_some())
+            let ended = fleet.members.iter_mut().any(|member| member.child.try_wait().unwrap().is_some());
+            assert!(begun || !ended, "nobody was harmed yet, and not all took part:\n{}", fleet.said());
+            begun
         });
         fleet
+    }
+
+    /// Lists what the processes have said.
+    fn said(&self) -> String {
+        let said = self.members.iter().enumerate().map(|(number, member)| {
+            let events = member.said.lock().unwrap();
+            format!("{number}: {}\n", events.iter().map(Value::to_string).collect::<Vec<_>>().join(" "))
+        });
+        said.collect()
     }
 
     /// Waits until all processes except these have ended.

@@ -79,7 +79,8 @@ fn pages_stay_short() {
     }
 }
 
-/// Each path in the tables of ARCHITECTURE is one of `src/` of a crate that its heading names, or of the repository.
+/// Each path in the tables of ARCHITECTURE is one of the repository, of `src/` of a crate that its heading names, or of a
+/// directory in the same line.
 #[test]
 fn architecture_names_files_that_exist() {
     let root = root();
@@ -90,9 +91,10 @@ fn architecture_names_files_that_exist() {
             let named = heading.split('`').map(|word| root.join("crates").join(word).join("src"));
             rooms = named.filter(|dir| dir.is_dir()).collect();
         }
-        let words = line.split('`').skip(1).step_by(2);
-        for path in words.filter(|word| [".rs", ".sh", ".toml", ".c"].iter().any(|end| word.ends_with(end))) {
-            let found = rooms.iter().chain([&root]).any(|dir| dir.join(path).exists());
+        let words = || line.split('`').skip(1).step_by(2);
+        let dirs: Vec<PathBuf> = words().filter(|word| word.ends_with('/')).map(|dir| root.join(dir)).collect();
+        for path in words().filter(|word| [".rs", ".sh", ".toml", ".c"].iter().any(|end| word.ends_with(end))) {
+            let found = rooms.iter().chain(&dirs).chain([&root]).any(|dir| dir.join(path).exists());
             assert!(found, "docs/ARCHITECTURE.md:{number}: there is no {path}");
         }
     }
