@@ -176,7 +176,7 @@ pub(crate) struct SendOptions {
     pub(crate) fabric: FabricOptions,
     #[command(flatten)]
     pub(crate) security: SecurityOptions,
-    /// Seconds to wait for the receivers' answers
+    /// Seconds to wait for the receivers' answers; with --wait, seconds during which receivers are invited again
     #[arg(
         long,
         env = "RDMC_TIMEOUT",
@@ -185,6 +185,10 @@ pub(crate) struct SendOptions {
         value_parser = clap::value_parser!(u64).range(1..=86_400)
     )]
     pub(crate) timeout: u64,
+    /// Wait for receivers that are busy, closed the connection or cannot be reached, and invite them again until
+    /// --timeout has passed; by default the first refusal ends the program
+    #[arg(long, env = "RDMC_WAIT", value_parser = FalseyValueParser::new())]
+    pub(crate) wait: bool,
     /// How the transfer goes on if a receiver or the sender fails after all have agreed to the list of files
     #[arg(
         long,

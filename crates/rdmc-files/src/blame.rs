@@ -6,6 +6,7 @@ use std::io::ErrorKind;
 use rdmc::{FailedMember, FailureCause, InviteFailure};
 use serde::Serialize;
 
+use crate::error::BUSY;
 use crate::wording::Wording;
 use crate::words::printable;
 
@@ -51,8 +52,14 @@ pub enum PeerFailure {
     Resources,
     /// It could not be reached.
     Unreachable,
+    /// It closed the connection before it answered the invitation.
+    Closed,
+    /// It is busy with other transfers.
+    Busy,
     /// The program at its address speaks another protocol.
     Stranger,
+    /// It speaks another version of the protocol.
+    OtherVersion,
     /// It does not offer a fabric that all nodes offer.
     OtherFabrics,
     /// It did not answer the invitation in time.
@@ -67,6 +74,7 @@ impl FailedPeer {
     /// Describes a member of a group by its node and its cause.
     pub(crate) fn new(failed: &FailedMember, address: Option<String>) -> Self {
         let message = match &failed.cause {
+            FailureCause::Refused { reason } if reason.starts_with(BUSY) => format!("is {reason}"),
             FailureCause::Refused { reason } => format!("refused: {reason}"),
             cause => cause.to_string(),
         };
@@ -77,7 +85,10 @@ impl FailedPeer {
     pub(crate) fn uninvited(node: u32, address: &str, failure: &InviteFailure, wording: &Wording) -> Self {
         let cause = match failure {
             InviteFailure::Unreachable(_) => PeerFailure::Unreachable,
+            InviteFailure::Closed(_) => PeerFailure::Closed,
+            InviteFailure::Busy => PeerFailure::Busy,
             InviteFailure::Stranger(_) => PeerFailure::Stranger,
+            InviteFailure::OtherVersion { .. } => PeerFailure::OtherVersion,
             InviteFailure::Refused { .. } => PeerFailure::Refused,
             InviteFailure::OtherFabrics { .. } | InviteFailure::NotForAll { .. } => PeerFailure::OtherFabrics,
             InviteFailure::Silent(_) => PeerFailure::Silent,
@@ -120,12 +131,18 @@ impl fmt::Display for FailedPeer {
 }
 
 impl PeerFailure {
+    /// Tells whether the peer may accept if it is invited again soon.
+    pub(crate) fn may_pass(self) -> bool {
+        matches!(self, Self::Busy | Self::Closed | Self::Unreachable)
+    }
+
     fn of(cause: &FailureCause) -> Self {
         match cause {
             FailureCause::ConnectionLost => Self::ConnectionLost,
             FailureCause::Unresponsive { .. } => Self::Unresponsive,
             FailureCause::DataConnection { .. } => Self::DataConnection,
             FailureCause::Abandoned => Self::Left,
+            FailureCause::Refused { reason } if reason.starts_with(BUSY) => Self::Busy,
             FailureCause::Refused { .. } => Self::Refused,
             FailureCause::TooSlow { .. } => Self::TooSlow,
             FailureCause::NotJoined => Self::NotJoined,

@@ -109,6 +109,8 @@ pub(crate) enum Kind {
     Request,
     Local,
     Refused,
+    /// As [`Refused`](Self::Refused), because another transfer is under way. The message begins with [`BUSY`].
+    Busy,
     Partial,
     Integrity,
     Stopped,
@@ -140,6 +142,12 @@ impl Problem {
     /// Changes the kind.
     pub(crate) fn of_kind(self, kind: Kind) -> Self {
         Self { kind, ..self }
+    }
+
+    /// Tells whether the same transfer may succeed soon: nothing was sent, for reasons that pass.
+    pub(crate) fn may_pass(&self) -> bool {
+        let passes = |peer: &FailedPeer| peer.cause().may_pass();
+        self.kind == Kind::Refused && !self.failed.is_empty() && self.failed.iter().all(passes)
     }
 
     /// Returns the peers that have caused it.
@@ -174,7 +182,7 @@ impl From<Problem> for TransferError {
         match kind {
             Kind::Request => Self::Request { message },
             Kind::Local => Self::Local { message },
-            Kind::Refused => Self::Refused { message, failed },
+            Kind::Refused | Kind::Busy => Self::Refused { message, failed },
             Kind::Partial => Self::Partial { message, failed },
             Kind::Integrity => Self::Integrity { message, failed },
             Kind::Stopped => Self::Stopped,
@@ -219,6 +227,9 @@ pub(crate) fn chain(error: &dyn std::error::Error) -> String {
 
 /// Beginning of a refusal because of wrong bytes. The sender recognizes such refusals by it.
 pub(crate) const INTEGRITY: &str = "integrity error";
+/// Beginning of a refusal because of another transfer. The sender recognizes such refusals by it. No name of a file is
+/// likely to begin with it.
+pub(crate) const BUSY: &str = "busy with another transfer";
 
 #[cfg(test)]
 mod tests {

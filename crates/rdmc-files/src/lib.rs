@@ -21,6 +21,7 @@
 mod algorithm;
 mod announcement;
 mod arrivals;
+mod attempts;
 mod blame;
 pub mod costs;
 mod departures;
@@ -36,6 +37,7 @@ mod mapping;
 mod partial;
 mod receiver;
 mod receivers;
+mod reservation;
 mod sender;
 pub mod size;
 mod source;

@@ -134,7 +134,8 @@ impl FileReceiverBuilder {
         Self { pool_bytes_max: bytes, ..self }
     }
 
-    /// Sets how many transfers may be under way at once: 8 by default. Further ones are declined.
+    /// Sets how many transfers may be under way at once: 8 by default. Further ones are declined as busy, so that
+    /// senders that [wait](crate::FileSenderBuilder::wait) try again.
     pub fn sessions_max(self, count: usize) -> Self {
         Self { sessions_max: count, ..self }
     }
@@ -257,11 +258,11 @@ impl Sessions {
     ) {
         let from = invitation.peer_address().map(|address| address.to_string());
         let declined = |reason| events.say(Event::Declined { from: from.clone(), reason });
-        let judged = match &permit {
-            Some(_) => self.judge(&mut invitation),
-            None => Err(Problem::local("it is busy with other transfers")),
-        };
-        let Acceptable { announcement, withheld } = match judged {
+        if permit.is_none() {
+            let _ = tokio::time::timeout(LEAVE_LIMIT, invitation.busy()).await;
+            return declined("busy with other transfers".to_owned());
+        }
+        let Acceptable { announcement, withheld } = match self.judge(&mut invitation) {
             Ok(acceptable) => acceptable,
             Err(problem) => {
                 let reason = problem.reason();
@@ -285,7 +286,7 @@ impl Sessions {
         match self.session(builder, &announcement, nodes, from.clone(), fabric, &events).await {
             Ok(()) => {}
             // A receiver declined, or the sender withdrew, before the first file.
-            Err(problem) if problem.kind == Kind::Refused => declined(problem.reason()),
+            Err(problem) if matches!(problem.kind, Kind::Refused | Kind::Busy) => declined(problem.reason()),
             Err(problem) => events.say(Event::Failed(problem.into())),
         }
     }
@@ -340,8 +341,8 @@ impl Sessions {
                 local => local.into(),
             })?;
         let outcome = async {
-            let (manifest, delta) = take_manifest(&node, groups.manifest, announcement, &self.store).await?;
-            let store = self.store.for_transfer(&manifest, delta);
+            let (manifest, store, delta) = take_manifest(&node, groups.manifest, announcement, &self.store).await?;
+            let store = store.for_transfer(&manifest, delta);
             let (files, bytes) = (announcement.files, announcement.bytes);
             let (direction, peers) = (Direction::Receiving, from.into_iter().collect());
             events.say(Event::Started { direction, peers, receivers, files, bytes, fabric, plan });
@@ -404,13 +405,14 @@ fn staging_bytes(announcement: &Announcement) -> u64 {
     (u64::from(announcement.plans.on(Medium::Network).block_size) * 9 / 8).next_multiple_of(PAGE)
 }
 
-/// Receives the manifest, and agrees to it or refuses it. Returns also whether only missing blocks will travel.
+/// Receives the manifest, and agrees to it or refuses it. Returns also the store with its paths reserved, and whether
+/// only missing blocks will travel.
 async fn take_manifest(
     node: &Node,
     spec: GroupSpec,
     announcement: &Announcement,
     store: &Store,
-) -> Result<(Arc<Manifest>, bool), Problem> {
+) -> Result<(Arc<Manifest>, Store, bool), Problem> {
     let mut group = node.join_group_with_offers(spec).await.map_err(not_formed)?;
     let offer = next_offer(&mut group).await?;
     if offer.size() != announcement.manifest_len {
@@ -424,17 +426,20 @@ async fn take_manifest(
     let judged = tokio::task::spawn_blocking(move || {
         let manifest = Manifest::decode(&message).context("the list of files is malformed")?;
         expected.check(&manifest)?;
+        // Before the checks, so that no other transfer makes a file that they have missed.
+        let place = place.reserve(&manifest)?;
         place.check(&manifest)?;
         place.check_room(place.bytes_needed(&manifest))?;
-        Ok::<_, Problem>(manifest)
+        Ok::<_, Problem>((manifest, place))
     });
     let judged = judged.await?;
     let last = next_offer(&mut group).await?;
     match judged {
-        Ok(manifest) => {
+        Ok((manifest, store)) => {
             let delta = agree(node, group, last).await?;
-            Ok((Arc::new(manifest), delta))
+            Ok((Arc::new(manifest), store, delta))
         }
+        Err(error) if error.kind == Kind::Busy => Err(refuse(group, last, error).await),
         Err(error) => Err(refuse(group, last, error.of_kind(Kind::Refused)).await),
     }
 }

@@ -16,6 +16,7 @@ use rdmc::{SlowReceivers, StartError};
 use rdmc_schedule::{BlockCount, Rank, Schedule};
 
 use crate::announcement::{Announcement, FileGroups, OnFailure, Reply, UNDER_WAY_MAX, WirePlan};
+use crate::attempts::Attempts;
 use crate::blame::explain;
 use crate::costs::{PortRate, plans};
 use crate::departures::Departures;
@@ -73,6 +74,7 @@ pub struct FileSenderBuilder {
     fabric: FabricSettings,
     security: Option<Security>,
     invitation_limit: Duration,
+    wait: bool,
     on_failure: OnFailure,
     evict_after: Option<Duration>,
     wording: Wording,
@@ -97,6 +99,7 @@ impl FileSender {
             fabric: FabricSettings::default(),
             security: None,
             invitation_limit: INVITATION_LIMIT_DEFAULT,
+            wait: false,
             on_failure: OnFailure::Repair,
             evict_after: None,
             wording: Wording::default(),
@@ -144,6 +147,13 @@ impl FileSenderBuilder {
     /// Sets how long receivers may take to answer the invitation: 10 s by default.
     pub fn invitation_limit(self, limit: Duration) -> Self {
         Self { invitation_limit: limit, ..self }
+    }
+
+    /// Sets whether the sender waits for receivers that are busy, closed the connection or cannot be reached. It then
+    /// invites all again until the [invitation limit](Self::invitation_limit) has passed since the beginning. By
+    /// default it fails at the first refusal.
+    pub fn wait(self, wait: bool) -> Self {
+        Self { wait, ..self }
     }
 
     /// Sets what happens if a member fails during the transfer. By default the survivors go on.
@@ -236,13 +246,46 @@ pub struct Sent {
 }
 
 impl Settings {
-    /// Sends the files to all receivers.
+    /// Sends the files to all receivers. If it is to wait, it tries again while receivers cannot take part.
     async fn send(&self, paths: Vec<PathBuf>, events: &Events, stop: &Stop) -> Result<Sent, Problem> {
-        let Self { receivers, builder } = self;
-        let source = Arc::new(tokio::task::spawn_blocking(move || SourceTree::find(&paths)).await??);
-        for path in &source.skipped {
-            events.say(Event::Skipped { path: printable(&path.to_string_lossy()) });
+        let limit = self.builder.invitation_limit;
+        let mut attempts = Attempts::new(if self.builder.wait { limit } else { Duration::ZERO });
+        loop {
+            // Files may have changed while the sender waited.
+            let paths = paths.clone();
+            let source = Arc::new(tokio::task::spawn_blocking(move || SourceTree::find(&paths)).await??);
+            let is_first = attempts.is_first();
+            if is_first {
+                for path in &source.skipped {
+                    events.say(Event::Skipped { path: printable(&path.to_string_lossy()) });
+                }
+            }
+            let limit = if is_first { limit } else { attempts.left().max(INVITATION_LIMIT_MIN).min(limit) };
+            let problem = match self.attempt(source, limit, events, stop).await {
+                Err(problem) if problem.may_pass() => problem,
+                outcome => return outcome,
+            };
+            let Some(pause) = attempts.next_pause() else { return Err(problem) };
+            if is_first {
+                let message = format!("{}; trying again for {} s", problem.reason(), attempts.left().as_secs());
+                events.say(Event::Warning { message });
+            }
+            tokio::select! {
+                () = tokio::time::sleep(pause) => {}
+                () = stop.due() => return Err(stopped()),
+            }
         }
+    }
+
+    /// Sends the files to all receivers if all of them take part. They must answer the invitation within `limit`.
+    async fn attempt(
+        &self,
+        source: Arc<SourceTree>,
+        limit: Duration,
+        events: &Events,
+        stop: &Stop,
+    ) -> Result<Sent, Problem> {
+        let Self { receivers, builder } = self;
         let list = source.manifest.encode();
         if list.len() as u64 > manifest::LEN_MAX {
             return Err(Problem::local("there are too many files for one transfer"));
@@ -255,12 +298,12 @@ impl Settings {
         let sizes: Vec<u64> = source.files().map(|(_, _, size)| size).collect();
         let registered = registered_bytes_max(&sizes).max(announcement.manifest_len);
         tokio::select! {
-            checked = receivers.check_distinct(builder.invitation_limit) => checked?,
+            checked = receivers.check_distinct(limit) => checked?,
             () = stop.due() => return Err(stopped()),
         }
         let offered = builder.fabric.open_for(&receivers.addresses()[0], registered).await?;
         let (node, fabric, delta) = tokio::select! {
-            started = self.start(&offered, &announcement) => started?,
+            started = self.start(&offered, &announcement, limit) => started?,
             () = stop.due() => return Err(stopped()),
         };
         let nodes = (0..members).map(NodeId).collect();
@@ -286,18 +329,19 @@ impl Settings {
         &self,
         offered: &OfferedFabrics,
         announcement: &Announcement,
+        limit: Duration,
     ) -> Result<(Node, FabricInUse, bool), Problem> {
-        let Self { receivers, builder: FileSenderBuilder { security, invitation_limit: limit, .. } } = self;
+        let Self { receivers, builder: FileSenderBuilder { security, .. } } = self;
         let payload = Bytes::from(announcement.encode());
         let (fabrics, addresses) = (offered.fabrics().clone(), receivers.addresses());
-        let invited = rdmc::invite_secured(fabrics, addresses, payload, *limit, security.clone()).await;
+        let invited = rdmc::invite_secured(fabrics, addresses, payload, limit, security.clone()).await;
         let builder = invited.map_err(|error| receivers.uninvited(&error))?;
         let has_parts = builder.replies().values().any(|reply| Reply::decode(reply).has_parts);
         let fabric = builder.fabric_choice().map(|choice| offered.in_use(choice));
         let fabric = fabric.expect("the builder comes from an invitation");
         // The pool takes copies of files whose mappings the device does not register.
         let builder = builder.pool_bytes_max(offered.pool_bytes(&fabric, POOL_BYTES_DEFAULT, 0));
-        let started = builder.connect_limit((*limit).max(CONNECT_LIMIT_MIN)).start().await;
+        let started = builder.connect_limit(limit.max(CONNECT_LIMIT_MIN)).start().await;
         let node = started.map_err(|error| match error {
             StartError::Unreachable { missing, problem } => {
                 let missing: Vec<_> = missing.into_iter().filter_map(|node| receivers.address(node)).collect();
@@ -432,6 +476,8 @@ fn stopped() -> Problem {
 
 /// Default of how long receivers may take to answer an invitation.
 const INVITATION_LIMIT_DEFAULT: Duration = Duration::from_secs(10);
+/// Least time to answer an invitation at a later attempt, also if that is after the limit.
+const INVITATION_LIMIT_MIN: Duration = Duration::from_secs(1);
 /// Greatest number of files that are registered at once: those under way, each with its digest, and the next one.
 const FILES_REGISTERED_MAX: usize = UNDER_WAY_MAX / 2 + 1;
 /// Number of blocks from which on the sender's share hardly changes.

@@ -2,13 +2,13 @@
 //!
 //! Everything is reached through a [`Dir`]. No path can leave it, not even through a symbolic link.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeSet, HashMap};
 use std::ffi::{OsStr, OsString};
 use std::fmt::Display;
 use std::io;
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::{FileExt, PermissionsExt};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -19,10 +19,11 @@ use rustix::fs::{Access, AtFlags, FallocateFlags, OFlags, Timespec, Timestamps};
 use rustix::io::Errno;
 
 use crate::announcement::UNDER_WAY_MAX;
-use crate::error::{Context, Problem};
+use crate::error::{BUSY, Context, Kind, Problem};
 use crate::manifest::{Entry, EntryKind, Manifest};
 use crate::mapping;
 use crate::partial::{self, KEPT_FOR, Part, Parts, STRAYS_KEPT_FOR, TransferMark};
+use crate::reservation::{PathsWritten, Reservation, Reservations, Written};
 use crate::size::ByteSize;
 use crate::wording::Wording;
 use crate::words::printable;
@@ -40,6 +41,10 @@ pub(crate) struct Store {
     mark: Option<Arc<TransferMark>>,
     /// Whether only missing blocks travel.
     delta: bool,
+    /// What the transfers under way write.
+    reservations: Reservations,
+    /// The paths of the transfer.
+    reservation: Option<Arc<Reservation>>,
     wording: Wording,
 }
 
@@ -60,7 +65,9 @@ impl Store {
         let dir = Arc::new(dir);
         let parts = Parts::new(dir.clone());
         let (no_overwrite, fsync, keeps_parts) = (false, false, true);
-        Ok(Self { dir, no_overwrite, fsync, parts, keeps_parts, mark: None, delta: false, wording })
+        let reservations = Reservations::default();
+        let (mark, delta, reservation) = (None, false, None);
+        Ok(Self { dir, no_overwrite, fsync, parts, keeps_parts, mark, delta, reservations, reservation, wording })
     }
 
     /// Sets whether files may replace others.
@@ -95,6 +102,38 @@ impl Store {
     /// Tells whether parts stay when a transfer is interrupted.
     pub(crate) fn keeps_parts(&self) -> bool {
         self.keeps_parts
+    }
+
+    /// Returns the store with the paths of a manifest reserved: no other transfer writes them while the returned store,
+    /// one of its clones or one of its files exists.
+    ///
+    /// # Errors
+    /// Another transfer writes one of them.
+    pub(crate) fn reserve(&self, manifest: &Manifest) -> Result<Self, Problem> {
+        let reserved = self.reservations.reserve(self.paths_written(manifest));
+        let busy = |taken: PathBuf| format!("{BUSY} of {}", printable(&taken.to_string_lossy()));
+        let reservation = reserved.map_err(|taken| Kind::Busy.problem(busy(taken)))?;
+        Ok(Self { reservation: Some(Arc::new(reservation)), ..self.clone() })
+    }
+
+    /// Lists what a transfer writes, by paths without symbolic links, which may lead to one directory in two ways.
+    fn paths_written(&self, manifest: &Manifest) -> PathsWritten {
+        let mut places: HashMap<&[Vec<u8>], PathBuf> = HashMap::new();
+        let mut paths = PathsWritten::new();
+        for entry in &manifest.entries {
+            let (name, parents) = entry.path.0.split_last().expect("a checked path has a component");
+            let parent = places.get(parents).cloned().unwrap_or_default();
+            let path = parent.join(OsStr::from_bytes(name));
+            if entry.kind != EntryKind::Directory {
+                paths.insert(path, Written::File);
+                continue;
+            }
+            let is_link = self.dir.symlink_metadata(&path).is_ok_and(|found| found.is_symlink());
+            let place = if is_link { self.dir.canonicalize(&path).unwrap_or(path) } else { path };
+            paths.insert(place.clone(), Written::Directory { mode: entry.mode & MODE_BITS });
+            places.insert(&entry.path.0, place);
+        }
+        paths
     }
 
     /// Returns the store for the files of one transfer. If `delta`, only missing blocks travel.
@@ -287,9 +326,10 @@ impl Store {
             true => self.parts.open(entry, size).or_else(|_| Part::elsewhere(&parent))?,
             false => Part::elsewhere(&parent)?,
         };
-        let (name, mark) = (name.to_owned(), self.mark.clone());
+        let (name, mark, reservation) = (name.to_owned(), self.mark.clone(), self.reservation.clone());
         let (fsync, replaces, wording) = (self.fsync, !self.no_overwrite, self.wording);
-        let mut incoming = IncomingFile { parent, part, name, fsync, replaces, mark, wording };
+        let mut incoming =
+            IncomingFile { parent, part, name, fsync, replaces, mark, _reservation: reservation, wording };
         if incoming.part.found {
             incoming.begins();
             return Ok(incoming);
@@ -355,6 +395,8 @@ pub(crate) struct IncomingFile {
     /// Whether it may replace another file.
     replaces: bool,
     mark: Option<Arc<TransferMark>>,
+    /// Kept until the file is in place or dropped, which may be after the end of its transfer.
+    _reservation: Option<Arc<Reservation>>,
     wording: Wording,
 }
 
@@ -483,7 +525,7 @@ fn pieces(size: u64) -> impl Iterator<Item = (u64, usize)> {
 
 /// Sets the modification time, and the lowest nine bits of the mode.
 fn keep_metadata(file: &std::fs::File, entry: &Entry) -> io::Result<()> {
-    file.set_permissions(std::fs::Permissions::from_mode(entry.mode & 0o777))?;
+    file.set_permissions(std::fs::Permissions::from_mode(entry.mode & MODE_BITS))?;
     let mtime = Timespec { tv_sec: entry.mtime_s, tv_nsec: entry.mtime_ns.into() };
     let unchanged = Timespec { tv_sec: 0, tv_nsec: rustix::fs::UTIME_OMIT };
     rustix::fs::futimens(file, &Timestamps { last_access: unchanged, last_modification: mtime })?;
@@ -506,6 +548,8 @@ fn reserve(file: &std::fs::File, size: u64) -> io::Result<()> {
 
 /// Greatest number of files under way at once, each with its digest.
 const ARRIVING_MAX: usize = UNDER_WAY_MAX / 2;
+/// The bits of a mode that are applied.
+const MODE_BITS: u32 = 0o777;
 /// Length of a piece in bytes.
 const PIECE_LEN: usize = 1 << 20;
 

@@ -5,6 +5,7 @@ mod bench;
 mod cancellation;
 mod choice;
 mod cluster;
+mod contention;
 mod delta;
 mod failure;
 #[cfg(target_os = "linux")]

@@ -210,3 +210,27 @@ fn nothing_arrives_under_the_name_of_the_directory_of_parts() {
         assert!(store(&dir, false).check(&manifest).is_err());
     }
 }
+
+#[test]
+fn a_file_is_written_by_one_transfer_at_a_time_whatever_leads_to_it() {
+    let dir = tempfile::tempdir().unwrap();
+    std::fs::create_dir_all(dir.path().join("a/b")).unwrap();
+    std::os::unix::fs::symlink("a/b", dir.path().join("link")).unwrap();
+    let file = |names: &[&str]| entry(names, EntryKind::File { size: 3 }, 0o600);
+    let directory = |names: &[&str]| entry(names, EntryKind::Directory, 0o700);
+    let direct = [directory(&["a"]), directory(&["a", "b"]), file(&["a", "b", "file"])];
+    let linked = [directory(&["link"]), file(&["link", "file"])];
+    let (direct, linked) = (Manifest { entries: direct.into() }, Manifest { entries: linked.into() });
+    let store = store(&dir, false);
+    for (first, second) in [(&direct, &linked), (&linked, &direct), (&direct, &direct)] {
+        let reserved = store.reserve(first).unwrap();
+        let refused = store.reserve(second).unwrap_err();
+        assert_eq!(refused.reason(), "busy with another transfer of a/b/file");
+        // A file that is still being put in place keeps its name.
+        let arrival = reserved.begin(first.entries.last().unwrap(), 3, None).unwrap();
+        drop(reserved);
+        assert!(store.reserve(second).is_err());
+        drop(arrival);
+        drop(store.reserve(second).unwrap());
+    }
+}

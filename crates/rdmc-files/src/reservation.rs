@@ -1,0 +1,119 @@
+//! The paths that the transfers under way to one receiver write. Each path has one writer at a time.
+//!
+//! A transfer reserves its paths before it agrees to the list of files, and begins only if all receivers agree. So two
+//! transfers of one path never overlap, at no receiver.
+
+use std::collections::{BTreeMap, HashMap};
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+/// The paths of all transfers to a receiver. Cheap to clone.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Reservations(Arc<Mutex<Table>>);
+
+#[derive(Debug, Default)]
+struct Table {
+    /// Number of the next reservation.
+    next: u64,
+    reserved: BTreeMap<u64, PathsWritten>,
+}
+
+/// What a transfer writes, by path. A directory comes with everything in it that the transfer writes.
+pub(crate) type PathsWritten = HashMap<PathBuf, Written>;
+
+/// What a transfer makes of a path.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Written {
+    /// A file.
+    File,
+    /// A directory with this mode.
+    Directory {
+        /// Permission bits.
+        mode: u32,
+    },
+}
+
+/// The paths of one transfer. They are free again when it is dropped.
+#[derive(Debug)]
+pub(crate) struct Reservation {
+    all: Reservations,
+    number: u64,
+}
+
+impl Reservations {
+    /// Reserves paths. Transfers may share a directory in which they write different files, if they give it the same
+    /// mode.
+    ///
+    /// # Errors
+    /// A path that another transfer writes.
+    pub(crate) fn reserve(&self, paths: PathsWritten) -> Result<Reservation, PathBuf> {
+        let mut table = self.table();
+        if let Some(taken) = table.reserved.values().find_map(|others| collision(&paths, others)) {
+            return Err(taken.to_owned());
+        }
+        let number = table.next;
+        table.next += 1;
+        table.reserved.insert(number, paths);
+        Ok(Reservation { all: self.clone(), number })
+    }
+
+    fn table(&self) -> MutexGuard<'_, Table> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Drop for Reservation {
+    fn drop(&mut self) {
+        self.all.table().reserved.remove(&self.number);
+    }
+}
+
+/// Finds a path that two transfers cannot both write. A path below a file of the other transfer needs no search: its
+/// directory has the path of that file.
+fn collision<'a>(one: &'a PathsWritten, other: &'a PathsWritten) -> Option<&'a Path> {
+    let (few, many) = if one.len() <= other.len() { (one, other) } else { (other, one) };
+    let collides = |(path, here): &(&PathBuf, &Written)| match (here, many.get(*path)) {
+        (_, None) => false,
+        (Written::Directory { .. }, Some(there)) => *here != there,
+        (Written::File, Some(_)) => true,
+    };
+    few.iter().find(collides).map(|(path, _)| path.as_path())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn paths(of: &[(&str, Written)]) -> PathsWritten {
+        of.iter().map(|(path, written)| (PathBuf::from(path), *written)).collect()
+    }
+
+    const FILE: Written = Written::File;
+    const DIRECTORY: Written = Written::Directory { mode: 0o755 };
+
+    #[test]
+    fn a_path_has_one_writer_until_its_transfer_ends() {
+        let all = Reservations::default();
+        let tree = || paths(&[("d", DIRECTORY), ("d/x", FILE), ("y", FILE)]);
+        let first = all.reserve(tree()).unwrap();
+        assert!(all.reserve(tree()).is_err());
+        assert_eq!(all.reserve(paths(&[("z", FILE), ("y", FILE)])).unwrap_err(), Path::new("y"));
+        // What was refused reserves nothing.
+        let other = all.reserve(paths(&[("z", FILE)])).unwrap();
+        drop(first);
+        let again = all.reserve(tree()).unwrap();
+        drop((other, again));
+        assert!(all.table().reserved.is_empty());
+    }
+
+    #[test]
+    fn a_directory_is_shared_unless_it_would_differ_or_be_a_file() {
+        let all = Reservations::default();
+        let _first = all.reserve(paths(&[("d", DIRECTORY), ("d/x", FILE)])).unwrap();
+        drop(all.reserve(paths(&[("d", DIRECTORY), ("d/y", FILE), ("d/z", FILE)])).unwrap());
+        let taken = |of: &[(&str, Written)]| all.reserve(paths(of)).unwrap_err();
+        assert_eq!(taken(&[("d", Written::Directory { mode: 0o700 })]), Path::new("d"));
+        assert_eq!(taken(&[("d", FILE)]), Path::new("d"));
+        assert_eq!(taken(&[("d", DIRECTORY), ("d/x", DIRECTORY), ("d/x/y", FILE)]), Path::new("d/x"));
+    }
+}
