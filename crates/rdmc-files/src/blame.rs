@@ -136,6 +136,13 @@ impl PeerFailure {
         matches!(self, Self::Busy | Self::Closed | Self::Unreachable)
     }
 
+    /// Tells whether a peer may fail so because the sender's file changed while it was sent. A connection breaks if
+    /// bytes of the file cannot be read any more.
+    pub(crate) fn may_follow_from_a_changed_file(self) -> bool {
+        let is_wrong = matches!(self, Self::Refused | Self::Corrupted | Self::Diverged | Self::Resources);
+        is_wrong || matches!(self, Self::ConnectionLost | Self::DataConnection)
+    }
+
     fn of(cause: &FailureCause) -> Self {
         match cause {
             FailureCause::ConnectionLost => Self::ConnectionLost,

@@ -155,6 +155,11 @@ impl Problem {
         &self.failed
     }
 
+    /// Returns the message without the kind.
+    pub(crate) fn reason_alone(&self) -> &str {
+        &self.message
+    }
+
     /// Returns the text that other members get if this problem makes a member refuse something. The kind is for this
     /// member alone, unless bytes are wrong.
     pub(crate) fn reason(&self) -> String {

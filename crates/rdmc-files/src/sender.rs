@@ -411,7 +411,11 @@ impl Outbound<'_> {
             closed = closed => closed,
             never = watch(self.node, &progress, share) => match never {},
         };
-        closed.map_err(|error| recent.blamed_for(error))
+        closed.map_err(|error| recent.blamed_for(error))?;
+        match recent.changed() {
+            Some(changed) => Err(changed.context("every receiver has the bytes that were announced")),
+            None => Ok(()),
+        }
     }
 
     /// Sends one file after the other, each followed by its digest.

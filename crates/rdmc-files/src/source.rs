@@ -1,5 +1,6 @@
 //! The sender's files. This module finds them, and reads them to make their digests.
 
+use std::cmp::Ordering;
 use std::collections::VecDeque;
 use std::fs::{File, Metadata};
 use std::io;
@@ -11,6 +12,7 @@ use std::sync::Arc;
 use rdmc::Memory;
 
 use crate::announcement::UNDER_WAY_MAX;
+use crate::blame::FailedPeer;
 use crate::error::{Context, Kind, Problem};
 use crate::manifest::{Entry, EntryKind, EntryPath, Manifest};
 use crate::mapping;
@@ -81,7 +83,11 @@ impl SourceTree {
             let mut names = path.0.clone();
             names.push(inner.file_name().as_bytes().to_vec());
             // Links are not followed.
-            let metadata = inner.metadata().with_context(|| format!("{}", inner.path().display()))?;
+            let metadata = match inner.metadata() {
+                // It was deleted since the directory was listed.
+                Err(error) if error.kind() == io::ErrorKind::NotFound => continue,
+                found => found.with_context(|| format!("{}", inner.path().display()))?,
+            };
             self.add(inner.path(), EntryPath(names), &metadata)?;
         }
         Ok(())
@@ -102,7 +108,7 @@ pub(crate) struct SourceFile {
     file: File,
     path: PathBuf,
     size: u64,
-    stamp: (i64, i64, u64),
+    stamp: Stamp,
 }
 
 impl SourceFile {
@@ -110,33 +116,29 @@ impl SourceFile {
     pub(crate) fn open(path: &Path, entry: &Entry, size: u64) -> Result<Self, Problem> {
         let named = || format!("{}", path.display());
         let file = File::open(path).map_err(|error| match error.kind() {
-            io::ErrorKind::NotFound | io::ErrorKind::NotADirectory => changed(path),
+            io::ErrorKind::NotFound | io::ErrorKind::NotADirectory => changed(path, "it was deleted"),
             _ => Problem::from(error).context(named()),
         })?;
         let metadata = file.metadata().with_context(named)?;
-        let mtime = (metadata.mtime(), metadata.mtime_nsec());
-        if !metadata.is_file() || metadata.len() != size || mtime != (entry.mtime_s, i64::from(entry.mtime_ns)) {
-            return Err(changed(path));
+        if !metadata.is_file() {
+            return Err(changed(path, "it is no longer a file"));
         }
-        Ok(Self { stamp: stamp(&metadata), path: path.to_owned(), file, size })
+        let now = Stamp::of(&metadata);
+        let listed = Stamp { len: size, mtime: (entry.mtime_s, entry.mtime_ns.into()), ..now };
+        match now.change_since(listed) {
+            Some(what) => Err(changed(path, &what)),
+            None => Ok(Self { stamp: now, path: path.to_owned(), file, size }),
+        }
     }
 
-    /// Tells whether the file was changed since it was opened.
-    pub(crate) fn has_changed(&self) -> bool {
-        self.file.metadata().is_ok_and(|metadata| stamp(&metadata) != self.stamp)
+    /// Returns how the file was changed since it was opened; `None` if it was not, even if it was deleted.
+    fn change(&self) -> Option<String> {
+        self.file.metadata().ok().and_then(|metadata| Stamp::of(&metadata).change_since(self.stamp))
     }
 
-    /// Blames a problem on the file if it was changed since it was opened.
-    pub(crate) fn blamed_for(&self, problem: Problem) -> Problem {
-        let (named, said) = (self.path.display().to_string(), problem.reason());
-        match self.has_changed() {
-            true if said.contains(&named) && problem.kind == Kind::Integrity => problem,
-            true => {
-                let message = format!("{named} changed while it was being sent: {said}");
-                Kind::Integrity.blaming(message, problem.failed().to_vec())
-            }
-            false => problem,
-        }
+    /// Returns the problem of a file that was changed since it was opened; `None` if it was not.
+    fn problem(&self) -> Option<Problem> {
+        self.change().map(|what| changed(&self.path, &what))
     }
 
     /// Maps the file to be sent without a copy.
@@ -165,10 +167,11 @@ impl SourceFile {
             hasher.update(&chunk[..len]);
             total += len as u64;
         }
-        if total != self.size || self.has_changed() {
-            return Err(changed(&self.path));
+        match self.problem() {
+            Some(problem) => Err(problem),
+            None if total != self.size => Err(changed(&self.path, "its length changed")),
+            None => Ok(hasher.finalize()),
         }
-        Ok(hasher.finalize())
     }
 }
 
@@ -184,33 +187,70 @@ impl RecentFiles {
     /// Adds a file, and forgets one that was sent long ago.
     pub(crate) fn add(&mut self, file: Arc<SourceFile>) {
         if self.files.len() == RECENT_MAX {
-            self.changed = self.changed.take().or(self.files.pop_front().filter(|oldest| oldest.has_changed()));
+            self.changed = self.changed.take().or(self.files.pop_front().filter(|oldest| oldest.change().is_some()));
         }
         self.files.push_back(file);
     }
 
-    /// Blames a problem on a recent file that was changed, if there is one.
+    /// Blames a problem on a recent file that was changed, if there is one. Receivers that found wrong bytes, or could
+    /// not get the bytes, are not blamed for it.
     pub(crate) fn blamed_for(&self, problem: Problem) -> Problem {
         if problem.kind == Kind::Stopped {
             return problem;
         }
-        let changed = self.changed.iter().chain(&self.files).find(|file| file.has_changed());
-        match changed {
-            Some(file) => file.blamed_for(problem),
-            None => problem,
+        let Some(changed) = self.changed() else { return problem };
+        let follows = |peer: &FailedPeer| peer.cause().may_follow_from_a_changed_file();
+        let all_follow = !problem.failed().is_empty() && problem.failed().iter().all(follows);
+        if all_follow || problem == changed {
+            return changed;
         }
+        Kind::Integrity.blaming(format!("{}; {}", changed.reason_alone(), problem.reason()), problem.failed().to_vec())
+    }
+
+    /// Returns the problem of a recent file that was changed, if there is one.
+    pub(crate) fn changed(&self) -> Option<Problem> {
+        self.changed.iter().chain(&self.files).find_map(|file| file.problem())
     }
 }
 
-fn changed(path: &Path) -> Problem {
-    Kind::Integrity.problem(format!("{} changed while it was being sent", path.display()))
+/// What changes when a file is written.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Stamp {
+    len: u64,
+    /// Seconds and nanoseconds of the last change of the content.
+    mtime: (i64, i64),
+    /// The same of the last change of anything, which no process can set.
+    ctime: (i64, i64),
+    links: u64,
 }
 
-/// Returns what changes when a file is written: seconds and nanoseconds of its last change, and its length.
-fn stamp(metadata: &Metadata) -> (i64, i64, u64) {
-    (metadata.ctime(), metadata.ctime_nsec(), metadata.len())
+impl Stamp {
+    fn of(metadata: &Metadata) -> Self {
+        let mtime = (metadata.mtime(), metadata.mtime_nsec());
+        let ctime = (metadata.ctime(), metadata.ctime_nsec());
+        Self { len: metadata.len(), mtime, ctime, links: metadata.nlink() }
+    }
+
+    /// Returns what has happened to the file; `None` if nothing did, or only its names changed.
+    fn change_since(&self, before: Self) -> Option<String> {
+        let (was, is) = (before.len, self.len);
+        match is.cmp(&was) {
+            Ordering::Less => return Some(format!("it was truncated from {was} to {is} bytes")),
+            Ordering::Greater => return Some(format!("it has grown from {was} to {is} bytes")),
+            Ordering::Equal => {}
+        }
+        let touched = self.ctime != before.ctime && self.links == before.links;
+        (self.mtime != before.mtime || touched).then(|| "it was written to".to_owned())
+    }
 }
 
+fn changed(path: &Path, what: &str) -> Problem {
+    let path = path.display();
+    Kind::Integrity.problem(format!("{path} changed while it was being sent: {what}; {REMEDY}"))
+}
+
+/// What to do about a file that was changed.
+const REMEDY: &str = "send it again when nothing changes it";
 /// Error of a file that cannot be mapped.
 const TOO_LONG: &str = "the file is longer than the address space";
 /// Number of recent files: as many as are under way at once.
@@ -220,6 +260,8 @@ const READ_LEN: usize = 1 << 20;
 
 #[cfg(test)]
 mod tests {
+    use rdmc::{FailedMember, FailureCause, NodeId, Rank};
+
     use super::*;
     use crate::error::TransferError;
 
@@ -282,6 +324,27 @@ mod tests {
         std::fs::remove_file(&path).unwrap();
         let gone = TransferError::from(SourceFile::open(at, entry, size).unwrap_err());
         assert!(gone.code() == 5 && gone.to_string().contains(&path.display().to_string()), "{gone}");
+        assert!(gone.to_string().contains("it was deleted"), "{gone}");
+    }
+
+    #[test]
+    fn a_change_is_called_by_its_name_and_a_deleted_file_that_is_open_is_none() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("file");
+        let change = |change: &dyn Fn(&File)| {
+            std::fs::write(&path, b"three").unwrap();
+            let source = SourceTree::find(std::slice::from_ref(&path)).unwrap();
+            let (at, entry, size) = source.files().next().unwrap();
+            let open = SourceFile::open(at, entry, size).unwrap();
+            change(&File::options().write(true).open(&path).unwrap());
+            (open.change(), open.digest().is_ok())
+        };
+        let failed = |what: &str| (Some(what.to_owned()), false);
+        assert_eq!(change(&|file| file.set_len(2).unwrap()), failed("it was truncated from 5 to 2 bytes"));
+        assert_eq!(change(&|file| file.set_len(7).unwrap()), failed("it has grown from 5 to 7 bytes"));
+        let later = std::time::UNIX_EPOCH;
+        assert_eq!(change(&|file| file.set_modified(later).unwrap()), failed("it was written to"));
+        assert_eq!(change(&|_| std::fs::remove_file(&path).unwrap()), (None, true));
     }
 
     #[test]
@@ -296,14 +359,20 @@ mod tests {
         files.iter().for_each(|file| recent.add(file.clone()));
         let lost = || Kind::Partial.problem("10.0.0.2:7471 was lost");
         assert_eq!(code(recent.blamed_for(lost())), 3);
+        let cause = FailureCause::Refused { reason: "integrity error: changed arrived with a wrong digest".into() };
+        let peer = FailedPeer::new(&FailedMember { member: Rank(1), node: NodeId(1), cause }, Some("host:1".into()));
+        let refused = || Kind::Integrity.blaming(format!("host:1 {}", peer.message()), vec![peer.clone()]);
+        assert_eq!(recent.blamed_for(refused()), refused());
         std::fs::write(&paths[0], b"three").unwrap();
         // Also when others were sent since.
         for others in [0, RECENT_MAX] {
             (0..others).for_each(|_| recent.add(files[1].clone()));
             let blamed = TransferError::from(recent.blamed_for(lost()));
             assert_eq!(blamed.code(), 5);
-            let told = "/changed changed while it was being sent: 10.0.0.2:7471 was lost";
+            let told = "/changed changed while it was being sent: it has grown from 3 to 5 bytes; send it again when \
+                        nothing changes it; 10.0.0.2:7471 was lost";
             assert!(blamed.to_string().ends_with(told), "{blamed}");
+            assert_eq!(recent.blamed_for(refused()), files[0].problem().unwrap());
         }
         let known = files[0].digest().unwrap_err();
         assert_eq!(recent.blamed_for(known.clone()), known);

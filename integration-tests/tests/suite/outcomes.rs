@@ -159,3 +159,48 @@ fn a_file_that_changes_in_whatever_way_is_named_by_the_sender() {
         receivers.into_iter().for_each(|receiver| assert_ne!(end(receiver).0, 0));
     }
 }
+
+/// Changes something in a directory.
+type Change = fn(&Path);
+
+/// The sender calls the file as the user has called it, says how it changed, and blames no receiver.
+#[test]
+fn a_source_that_changes_is_blamed_itself_and_the_change_has_a_name() {
+    const LEN: usize = 32 << 20;
+    let changes: [(Change, &str); 4] = [
+        (
+            |dir| File::options().write(true).open(dir.join("0")).unwrap().set_len(1000).unwrap(),
+            "it was truncated from",
+        ),
+        (
+            |dir| File::options().append(true).open(dir.join("0")).unwrap().write_all(b"more").unwrap(),
+            "it has grown from",
+        ),
+        (|dir| std::fs::write(dir.join("0"), vec![0; LEN]).unwrap(), "it "),
+        (|dir| std::fs::remove_file(dir.join("2")).unwrap(), "it was deleted"),
+    ];
+    for ((change, told), name) in changes.into_iter().zip(["0", "0", "0", "2"]) {
+        let source = TempDir::new().unwrap();
+        write_files(&source, 1, LEN);
+        for small in 1..20 {
+            std::fs::write(source.path().join(small.to_string()), b"small").unwrap();
+        }
+        let receivers = [0; 2].map(|_| Receiver::start(&["--once"]));
+        let to = receivers.each_ref().map(|receiver| receiver.address.as_str()).join(",");
+        // The first file is under way, the last ones are not open yet.
+        let names = (3..20).map(|name| name.to_string()).chain(["2".to_owned()]);
+        let names = ["0".to_owned(), "1".to_owned()].into_iter().chain(names);
+        let mut sender = command(&["send", "--json", "--to", &to, "--block-size", "512"]);
+        let sender = sender.args(names).current_dir(source.path()).spawn().unwrap();
+        wait_until("the file begins to arrive", || begins(&receivers[0]));
+        change(source.path());
+        let sent = finish(sender);
+        assert_eq!(code(&sent), 5, "{told} {sent:?}");
+        let failed = events(&text(&sent.stdout)).pop().unwrap();
+        let message = failed["message"].as_str().unwrap();
+        let begins = format!("{name} changed while it was being sent: {told}");
+        assert!(message.contains(&begins) && message.contains("send it again"), "{failed}");
+        assert!(!message.contains("refused") && !message.contains("127.0.0.1"), "{failed}");
+        assert_eq!(failed["failed"].as_array().unwrap().len(), 0, "{failed}");
+    }
+}
