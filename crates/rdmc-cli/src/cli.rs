@@ -3,6 +3,7 @@
 use std::ffi::OsString;
 use std::ops::Range;
 use std::path::PathBuf;
+use std::time::Duration;
 
 use clap::builder::FalseyValueParser;
 use clap::parser::ValueSource;
@@ -189,6 +190,9 @@ pub(crate) struct SendOptions {
     /// --timeout has passed; by default the first refusal ends the program
     #[arg(long, env = "RDMC_WAIT", value_parser = FalseyValueParser::new())]
     pub(crate) wait: bool,
+    /// Seconds after which a silent member is given up, from 0.05 to 3600; longer for machines that stop for a while
+    #[arg(long, env = "RDMC_DETECTION", default_value = "2", value_name = "SECONDS", value_parser = parse_seconds)]
+    pub(crate) detection: Duration,
     /// How the transfer goes on if a receiver or the sender fails after all have agreed to the list of files
     #[arg(
         long,
@@ -209,6 +213,12 @@ pub(crate) struct SendOptions {
     pub(crate) evict_after: Option<u64>,
     #[command(flatten)]
     pub(crate) output: OutputOptions,
+}
+
+/// Parses a number of seconds, which may have a fraction.
+fn parse_seconds(text: &str) -> Result<Duration, String> {
+    let seconds = text.parse().ok().and_then(|seconds| Duration::try_from_secs_f64(seconds).ok());
+    seconds.ok_or_else(|| "a number of seconds is expected, such as 0.5 or 10".to_owned())
 }
 
 /// What can happen if a member fails.

@@ -28,6 +28,7 @@ pub(crate) async fn run(options: SendOptions, screen: Screen, stop: Stop) -> any
         .security(security)
         .invitation_limit(Duration::from_secs(options.timeout))
         .wait(options.wait)
+        .detection(options.detection)
         .on_failure(options.on_failure)
         .evict_after(options.evict_after.map(Duration::from_secs))
         .wording(wording())

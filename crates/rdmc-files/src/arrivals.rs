@@ -6,6 +6,7 @@
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
+use std::time::Duration;
 
 use futures::future::{BoxFuture, FutureExt};
 use futures::stream::{FuturesUnordered, StreamExt};
@@ -16,7 +17,7 @@ use rdmc::{
 use tokio::task::{JoinError, JoinSet};
 
 use crate::announcement::{CLOSED_EARLY, DIGEST_LEN};
-use crate::blame::{CUT_OFF, explain, given_up, peers, what_next};
+use crate::blame::{CUT_OFF, explain, given_up, peers, stopped_before, stopped_for, what_next};
 use crate::error::{Context, Kind, Problem};
 use crate::event::{Event, Events, Progress, TICK};
 use crate::manifest::{Entry, Manifest};
@@ -50,6 +51,7 @@ pub(crate) async fn take_files(
         complete: 0,
         formed: false,
         failed: Vec::new(),
+        stopped: None,
         problem: None,
     };
     let mut group = match node.join_group_with_offers(spec).await {
@@ -107,6 +109,8 @@ struct Arrivals<'a> {
     formed: bool,
     /// Members that have failed so far.
     failed: Vec<FailedMember>,
+    /// For how long this process was stopped before the latest failure.
+    stopped: Option<Duration>,
     /// The first problem at this receiver. It refuses the next message for it.
     problem: Option<Problem>,
 }
@@ -208,6 +212,7 @@ impl Arrivals<'_> {
         }
         loop {
             self.failed.extend(failure.failed.iter().cloned());
+            self.stopped = stopped_before(&failure);
             match failure.recover_with_offers().await {
                 Ok(recovery) => {
                     let group = recovery.into_receiver().expect("only the sender is a root");
@@ -249,13 +254,22 @@ impl Arrivals<'_> {
         if let Some(error) = self.problem.take() {
             return error;
         }
-        let failed = peers(&self.failed);
+        let mut failed = peers(&self.failed);
         let own = self.failed.iter().find(|failed| failed.node == self.node.id());
-        let told = match (own, &error) {
-            (Some(own), _) => given_up(&own.cause, self.store.wording()),
-            (None, Some(RecoveryError::NoQuorum)) if failed.len() > 1 => format!("{}; {CUT_OFF}", explain(&failed)),
-            (None, None | Some(RecoveryError::Off | RecoveryError::NoQuorum)) => explain(&failed),
-            (None, Some(error)) => format!("{}: {error}", explain(&failed)),
+        let is_cut_off = matches!(error, Some(RecoveryError::NoQuorum | RecoveryError::Excluded { .. }));
+        let stopped = self.stopped.filter(|_| own.is_some() || is_cut_off).map(stopped_for);
+        let told = match (own, &error, stopped) {
+            (Some(own), _, None) => given_up(&own.cause, self.store.wording()),
+            (Some(own), _, Some(stopped)) => format!("{}; {stopped}", given_up(&own.cause, self.store.wording())),
+            (None, _, Some(stopped)) => {
+                failed.clear();
+                stopped
+            }
+            (None, Some(RecoveryError::NoQuorum), None) if failed.len() > 1 => {
+                format!("{}; {CUT_OFF}", explain(&failed))
+            }
+            (None, None | Some(RecoveryError::Off | RecoveryError::NoQuorum), None) => explain(&failed),
+            (None, Some(error), None) => format!("{}: {error}", explain(&failed)),
         };
         let next = what_next(self.store.keeps_parts(), self.store.wording());
         if !self.formed {

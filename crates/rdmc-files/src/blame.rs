@@ -2,8 +2,9 @@
 
 use std::fmt;
 use std::io::ErrorKind;
+use std::time::Duration;
 
-use rdmc::{FailedMember, FailureCause, InviteFailure};
+use rdmc::{FailedMember, FailureCause, GroupFailure, InviteFailure};
 use serde::Serialize;
 
 use crate::error::BUSY;
@@ -210,6 +211,31 @@ pub(crate) fn given_up(cause: &FailureCause, wording: &Wording) -> String {
     format!("the others have given up this receiver: {why}")
 }
 
+/// Returns for how long at least this process was stopped before a failure, if that may be why it has lost the others;
+/// `None` if it ran, or a member failed in another way.
+pub(crate) fn stopped_before(failure: &GroupFailure) -> Option<Duration> {
+    let follows = |failed: &FailedMember| {
+        matches!(
+            failed.cause,
+            FailureCause::ConnectionLost
+                | FailureCause::Unresponsive { .. }
+                | FailureCause::DataConnection { .. }
+                | FailureCause::Abandoned
+                | FailureCause::NotJoined
+        )
+    };
+    failure.stalled().filter(|_| failure.failed.iter().all(follows))
+}
+
+/// Says that this process was stopped.
+pub(crate) fn stopped_for(at_least: Duration) -> String {
+    let (seconds, tenths) = (at_least.as_secs(), at_least.subsec_millis() / 100);
+    format!(
+        "this process was stopped for at least {seconds}.{tenths} s (a signal, a suspended machine or too much load), \
+         so that the others may have given it up"
+    )
+}
+
 /// Says at a receiver that cannot reach several others that they may have gone on.
 pub(crate) const CUT_OFF: &str =
     "they may have gone on without this receiver, if it was cut off or stopped for too long";
@@ -247,10 +273,12 @@ mod tests {
     #[test]
     fn who_was_given_up_is_told_why_and_what_to_do() {
         let wording = Wording { evict_after: "rdmc send --evict-after", ..Wording::default() };
-        let slow = FailureCause::TooSlow { held_up: std::time::Duration::from_millis(1250) };
+        let slow = FailureCause::TooSlow { held_up: Duration::from_millis(1250) };
         let told = given_up(&slow, &wording);
         assert!(told.contains("too slow") && told.contains("1250 ms") && told.contains("--evict-after"), "{told}");
         assert!(given_up(&FailureCause::NotJoined, &wording).ends_with("it did not join in time"));
+        let stopped = stopped_for(Duration::from_millis(3290));
+        assert!(stopped.starts_with("this process was stopped for at least 3.2 s ("), "{stopped}");
         assert!(what_next(true, &wording).ends_with("only what is missing here travels"));
         assert!(what_next(false, &wording).ends_with("run the sender again"));
     }

@@ -2,13 +2,14 @@
 
 use std::collections::VecDeque;
 use std::pin::{Pin, pin};
+use std::time::Duration;
 
 use futures::future::{FutureExt, MaybeDone, maybe_done};
 use rdmc::{Buffer, FailedMember, FailureCause, GroupError, GroupFailure, GroupSpec, Multicast, Node, Rank};
 use rdmc::{RecoveryError, SendError, Sender};
 
 use crate::announcement::UNDER_WAY_MAX;
-use crate::blame::{explain, send_again, sender_cut_off};
+use crate::blame::{explain, send_again, sender_cut_off, stopped_before, stopped_for};
 use crate::error::{INTEGRITY, Kind, Problem};
 use crate::event::{Event, Events};
 use crate::receivers::Receivers;
@@ -179,10 +180,12 @@ impl TransferHistory<'_> {
     /// The members that failed, if no receiver is left or the survivors cannot go on.
     async fn go_on(&mut self, mut failure: GroupFailure) -> Result<Sender, Problem> {
         loop {
+            let failed_before = self.failed.len();
             self.failed.extend(failure.failed.iter().cloned());
             let left = failure.certificate.members().len() - failure.failed.len();
+            let stopped = stopped_before(&failure);
             if left <= 1 {
-                return Err(self.error(""));
+                return Err(stopped.map_or_else(|| self.error(""), |stopped| self.was_stopped(stopped, failed_before)));
             }
             match failure.recover().await {
                 Ok(recovery) => {
@@ -194,6 +197,9 @@ impl TransferHistory<'_> {
                 Err(RecoveryError::Group(GroupError::Failed(next))) => failure = next,
                 Err(RecoveryError::Off) => return Err(self.error(&self.held_by_survivors(&failure))),
                 Err(RecoveryError::NoQuorum | RecoveryError::Excluded { .. }) => {
+                    if let Some(stopped) = stopped {
+                        return Err(self.was_stopped(stopped, failed_before));
+                    }
                     return Err(self.error_with("", Some(&sender_cut_off(self.receivers.wording()))));
                 }
                 Err(other) => return Err(self.error(&format!(": {other}"))),
@@ -227,6 +233,16 @@ impl TransferHistory<'_> {
             1 => format!("; the other receiver has {some} of {}", count(files, "file")),
             others => format!("; the other {others} receivers have {some} of {}{unknown}", count(files, "file")),
         }
+    }
+
+    /// Returns the error of a sender that was itself stopped, and so has lost all others. It blames only the first
+    /// `failed_before` members that have failed.
+    fn was_stopped(&self, stopped: Duration, failed_before: usize) -> Problem {
+        let failed = self.receivers.peers(&self.failed[..failed_before]);
+        let earlier = if failed.is_empty() { String::new() } else { format!("{}; ", explain(&failed)) };
+        let (told, next) = (stopped_for(stopped), sender_cut_off(self.receivers.wording()));
+        let kind = if self.formed { Kind::Partial } else { Kind::Refused };
+        kind.blaming(format!("{earlier}{told}; {next}"), failed)
     }
 
     fn error(&self, more: &str) -> Problem {

@@ -17,7 +17,7 @@ use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
 use crate::announcement::{Announcement, CLOSED_EARLY, Medium, Reply};
 use crate::arrivals::take_files;
-use crate::blame::{explain, peers};
+use crate::blame::{explain, peers, stopped_before, stopped_for};
 use crate::driven::Driven;
 use crate::error::{Context, Kind, Problem, TransferError};
 use crate::event::{Direction, Event, Events, Proof, ReceiverEvent, SessionNumber};
@@ -477,6 +477,9 @@ async fn refuse(mut group: OfferReceiver, offer: Offer, error: Problem) -> Probl
 
 /// Returns the error of a failure before anything was sent.
 fn not_sent(failure: &GroupFailure) -> Problem {
+    if let Some(stopped) = stopped_before(failure) {
+        return Kind::Refused.problem(stopped_for(stopped));
+    }
     let failed = peers(&failure.failed);
     Kind::Refused.blaming(explain(&failed), failed)
 }

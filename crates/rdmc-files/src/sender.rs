@@ -10,14 +10,14 @@ use std::time::{Duration, Instant};
 use bytes::Bytes;
 use futures::{Stream, StreamExt};
 use rdmc::{
-    Algorithm, Buffer, GroupError, GroupFailure, GroupSpec, Memory, Node, NodeId, Security, SendError, Shutdown,
+    Algorithm, Buffer, DetectionError, GroupError, GroupFailure, GroupSpec, InviteOptions, Memory, Node, NodeBuilder,
+    NodeId, Security, SendError, Shutdown, SlowReceivers, StartError,
 };
-use rdmc::{SlowReceivers, StartError};
 use rdmc_schedule::{BlockCount, Rank, Schedule};
 
 use crate::announcement::{Announcement, FileGroups, OnFailure, Reply, UNDER_WAY_MAX, WirePlan};
 use crate::attempts::Attempts;
-use crate::blame::explain;
+use crate::blame::{explain, stopped_before, stopped_for};
 use crate::costs::{PortRate, plans};
 use crate::departures::Departures;
 use crate::driven::Driven;
@@ -75,6 +75,7 @@ pub struct FileSenderBuilder {
     security: Option<Security>,
     invitation_limit: Duration,
     wait: bool,
+    detection: Duration,
     on_failure: OnFailure,
     evict_after: Option<Duration>,
     wording: Wording,
@@ -100,6 +101,7 @@ impl FileSender {
             security: None,
             invitation_limit: INVITATION_LIMIT_DEFAULT,
             wait: false,
+            detection: NodeBuilder::DETECTION_DEFAULT,
             on_failure: OnFailure::Repair,
             evict_after: None,
             wording: Wording::default(),
@@ -156,6 +158,12 @@ impl FileSenderBuilder {
         Self { wait, ..self }
     }
 
+    /// Sets after which time a silent member is given up, at all members: 2 s by default, from
+    /// [`NodeBuilder::DETECTION_MIN`] to [`NodeBuilder::DETECTION_MAX`]. A longer time lets processes stop for longer.
+    pub fn detection(self, detection: Duration) -> Self {
+        Self { detection, ..self }
+    }
+
     /// Sets what happens if a member fails during the transfer. By default the survivors go on.
     pub fn on_failure(self, on_failure: OnFailure) -> Self {
         Self { on_failure, ..self }
@@ -180,6 +188,10 @@ impl FileSenderBuilder {
         let receivers = Receivers::new(self.receivers.clone(), self.wording)?;
         if let Some(bytes) = self.block_size.filter(|bytes| !(1..=GroupSpec::BLOCK_SIZE_MAX).contains(bytes)) {
             return Err(Kind::Request.problem(format!("a block of {bytes} bytes is not possible")).into());
+        }
+        let detection = self.detection;
+        if !(NodeBuilder::DETECTION_MIN..=NodeBuilder::DETECTION_MAX).contains(&detection) {
+            return Err(Kind::Request.problem(DetectionError { got: detection }).into());
         }
         self.fabric.check(self.security.is_some())?;
         // Fails if the algorithm cannot serve so many members.
@@ -331,10 +343,11 @@ impl Settings {
         announcement: &Announcement,
         limit: Duration,
     ) -> Result<(Node, FabricInUse, bool), Problem> {
-        let Self { receivers, builder: FileSenderBuilder { security, .. } } = self;
+        let Self { receivers, builder: FileSenderBuilder { security, detection, .. } } = self;
         let payload = Bytes::from(announcement.encode());
         let (fabrics, addresses) = (offered.fabrics().clone(), receivers.addresses());
-        let invited = rdmc::invite_secured(fabrics, addresses, payload, limit, security.clone()).await;
+        let options = InviteOptions::new(limit).payload(payload).security(security.clone()).detection(*detection);
+        let invited = rdmc::invite_with(fabrics, addresses, options).await;
         let builder = invited.map_err(|error| receivers.uninvited(&error))?;
         let has_parts = builder.replies().values().any(|reply| Reply::decode(reply).has_parts);
         let fabric = builder.fabric_choice().map(|choice| offered.in_use(choice));
@@ -366,6 +379,9 @@ struct Outbound<'a> {
 impl Outbound<'_> {
     async fn send(&self, list: Vec<u8>, groups: FileGroups, fabric: FabricInUse) -> Result<Sent, Problem> {
         let not_sent = |failure: &GroupFailure| {
+            if let Some(stopped) = stopped_before(failure) {
+                return Kind::Refused.problem(stopped_for(stopped));
+            }
             let failed = self.receivers.peers(&failure.failed);
             Kind::Refused.blaming(explain(&failed), failed)
         };

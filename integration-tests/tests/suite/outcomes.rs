@@ -6,11 +6,14 @@ use std::fs::File;
 use std::io::Write as _;
 use std::path::Path;
 use std::process::Output;
+use std::time::Duration;
 
 use serde_json::Value;
 use tempfile::TempDir;
 
-use crate::program::{Receiver, assert_all_have, begins, code, command, finish, signal, text, tree, wait_until};
+use crate::program::{
+    Receiver, assert_all_have, begins, code, command, exit_of, finish, signal, text, tree, wait_until,
+};
 use crate::survivors::{end, start_send, write_files};
 
 /// Parses the output of a receiver.
@@ -202,5 +205,64 @@ fn a_source_that_changes_is_blamed_itself_and_the_change_has_a_name() {
         assert!(message.contains(&begins) && message.contains("send it again"), "{failed}");
         assert!(!message.contains("refused") && !message.contains("127.0.0.1"), "{failed}");
         assert_eq!(failed["failed"].as_array().unwrap().len(), 0, "{failed}");
+    }
+}
+
+/// A process that was stopped for longer than the others wait says so itself, and blames none of them.
+#[test]
+fn a_sender_or_a_receiver_that_was_stopped_says_so_itself() {
+    let source = TempDir::new().unwrap();
+    let files = write_files(&source, 1, 32 << 20);
+    for stops_sender in [true, false] {
+        let mut receivers = [0; 3].map(|_| Receiver::start(&["--once"]));
+        let sender = start_send(&files, &receivers, &["--json", "--detection", "0.5"]);
+        wait_until("the file begins to arrive", || begins(&receivers[2]));
+        signal(if stops_sender { &sender } else { &receivers[2].child }, "STOP");
+        // The others have gone on without it when they end.
+        for receiver in &mut receivers[..2] {
+            let exit = exit_of(&mut receiver.child);
+            assert_eq!(exit, if stops_sender { 3 } else { 0 });
+        }
+        if stops_sender {
+            signal(&sender, "CONT");
+        }
+        let sent = finish(sender);
+        assert_eq!(code(&sent), 3, "{sent:?}");
+        let failed = events(&text(&sent.stdout)).pop().unwrap();
+        let [_, _, last] = receivers;
+        if stops_sender {
+            let message = failed["message"].as_str().unwrap();
+            assert!(message.contains("this process was stopped for at least"), "{failed}");
+            assert!(!message.contains("127.0.0.1"), "{failed}");
+            assert_eq!(failed["failed"].as_array().unwrap().len(), 0, "{failed}");
+            continue;
+        }
+        assert_eq!(failed["failed"][0]["address"], last.address, "{failed}");
+        signal(&last.child, "CONT");
+        let (exit, said, _) = end(last);
+        let failed = events(&said).pop().unwrap();
+        assert_eq!(exit, 3, "{failed}");
+        assert!(failed["message"].as_str().unwrap().contains("this process was stopped for at least"), "{failed}");
+    }
+}
+
+/// The detection time is the sender's choice for all. With a long one a process may stop for a while.
+#[test]
+fn with_a_long_detection_time_a_sender_may_stop_for_a_while() {
+    let source = TempDir::new().unwrap();
+    let files = write_files(&source, 1, 32 << 20);
+    let receivers = [0; 2].map(|_| Receiver::start(&["--once"]));
+    let sender = start_send(&files, &receivers, &["--detection", "60"]);
+    wait_until("the file begins to arrive", || begins(&receivers[0]));
+    signal(&sender, "STOP");
+    // Longer than the default.
+    std::thread::sleep(Duration::from_secs(3));
+    signal(&sender, "CONT");
+    let sent = finish(sender);
+    assert_eq!(code(&sent), 0, "{sent:?}");
+    assert_all_have(receivers, &source);
+    for wrong in ["0.01", "3601", "-1", "soon"] {
+        let sent = command(&["send", "--to", "127.0.0.1:1", "--detection", wrong]).args(&files).spawn().unwrap();
+        assert_eq!(code(&finish(sent)), 2, "{wrong}");
     }
 }
