@@ -5,6 +5,7 @@ use std::fmt;
 use serde::ser::{Serialize, SerializeStruct, Serializer};
 
 use crate::blame::FailedPeer;
+use crate::descriptors;
 
 /// Error of a transfer. The variant tells who must act.
 ///
@@ -178,7 +179,7 @@ impl fmt::Display for Problem {
 
 impl<E: std::error::Error> From<E> for Problem {
     fn from(error: E) -> Self {
-        Self::local(chain(&error))
+        Self::local(descriptors::with_remedy(chain(&error)))
     }
 }
 

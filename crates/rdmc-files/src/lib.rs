@@ -25,6 +25,7 @@ mod attempts;
 mod blame;
 pub mod costs;
 mod departures;
+mod descriptors;
 mod driven;
 mod error;
 mod event;

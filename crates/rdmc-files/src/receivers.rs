@@ -3,10 +3,11 @@
 use std::collections::{BTreeSet, HashMap};
 use std::time::Duration;
 
-use rdmc::{FailedMember, InviteError, NodeId};
+use rdmc::{FailedMember, InviteError, InviteFailure, NodeId};
 use rdmc_schedule::{MEMBERS_MAX, Rank};
 
 use crate::blame::FailedPeer;
+use crate::descriptors;
 use crate::error::{Kind, Problem};
 use crate::wording::Wording;
 
@@ -89,7 +90,9 @@ impl Receivers {
         });
         let failed: Vec<FailedPeer> = failed.collect();
         let told: Vec<String> = failed.iter().map(ToString::to_string).collect();
-        Kind::Refused.blaming(told.join("; "), failed)
+        let problem = Kind::Refused.blaming(told.join("; "), failed);
+        let own_call = |(_, failure): &(String, InviteFailure)| matches!(failure, InviteFailure::Unreachable(_));
+        if error.failures.iter().any(own_call) { descriptors::blamed_for_call(problem) } else { problem }
     }
 
     /// Describes failed members with their addresses.

@@ -20,6 +20,7 @@ use crate::attempts::Attempts;
 use crate::blame::{explain, stopped_before, stopped_for};
 use crate::costs::{PortRate, plans};
 use crate::departures::Departures;
+use crate::descriptors;
 use crate::driven::Driven;
 use crate::error::{Context, Kind, Problem, TransferError};
 use crate::event::{Direction, Event, Events, Progress, TICK};
@@ -330,6 +331,7 @@ impl Settings {
             outcome = outbound.send(list, groups, fabric) => outcome,
             () = stop.due() => Err(stopped()),
         };
+        let outcome = outcome.map_err(|problem| descriptors::blamed_for(problem, receivers.addresses().len()));
         // Tells the others that this node leaves, whatever happened.
         node.shutdown(Shutdown::Abort).await;
         outcome
@@ -361,8 +363,8 @@ impl Settings {
                 Kind::Refused.problem(format!("no connection to {}: {}", missing.join(", "), printable(&problem)))
             }
             other => Problem::from(other).of_kind(Kind::Refused),
-        })?;
-        Ok((node, fabric, has_parts))
+        });
+        Ok((node.map_err(descriptors::blamed_for_call)?, fabric, has_parts))
     }
 }
 

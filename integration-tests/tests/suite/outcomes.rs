@@ -5,7 +5,7 @@
 use std::fs::File;
 use std::io::Write as _;
 use std::path::Path;
-use std::process::Output;
+use std::process::{Output, Stdio};
 use std::time::Duration;
 
 use serde_json::Value;
@@ -265,4 +265,35 @@ fn with_a_long_detection_time_a_sender_may_stop_for_a_while() {
         let sent = command(&["send", "--to", "127.0.0.1:1", "--detection", wrong]).args(&files).spawn().unwrap();
         assert_eq!(code(&finish(sent)), 2, "{wrong}");
     }
+}
+
+/// Whatever the sender could not open: its own limit is its own failure, and no receiver is blamed.
+#[test]
+fn a_sender_that_may_open_too_few_files_fails_by_itself_and_names_the_limit() {
+    let source = TempDir::new().unwrap();
+    let files = write_files(&source, 1, 100_000);
+    let receivers = [0; 4].map(|_| Receiver::start(&[]));
+    let to = receivers.each_ref().map(|receiver| receiver.address.as_str()).join(",");
+    let mut limited = 0;
+    for limit in (11..40).step_by(2) {
+        for fabric in ["tcp", "auto"] {
+            let limit = limit.to_string();
+            let sender = command(&["send", "--to", &to, "--fabric", fabric]);
+            let mut shell = std::process::Command::new("sh");
+            shell.args(["-c", "ulimit -n $0; exec \"$@\"", &limit]).arg(sender.get_program());
+            let shell = shell.args(sender.get_args()).args(&files).stdout(Stdio::piped()).stderr(Stdio::piped());
+            let sent = finish(shell.spawn().unwrap());
+            let told = text(&sent.stderr);
+            match code(&sent) {
+                0 => continue,
+                // The others have everything.
+                3 => assert!(told.contains("going on"), "{limit} {fabric} {told}"),
+                code => assert_eq!(code, 1, "{limit} {fabric} {told}"),
+            }
+            assert!(told.contains("ulimit -n") && told.contains(&format!("limit of {limit} ")), "{limit} {told}");
+            assert!(code(&sent) == 3 || !told.contains("could not be reached"), "{limit} {fabric} {told}");
+            limited += 1;
+        }
+    }
+    assert!(limited > 5, "{limited}");
 }
