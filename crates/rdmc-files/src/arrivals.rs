@@ -495,7 +495,7 @@ async fn finish(
         // The memory is no longer needed. If it is a mapping, nothing may change the file once its time is set.
         drop(bytes);
         file.keep(&entry)?;
-        Ok(Event::File { path: entry.path.to_string(), bytes: size })
+        Ok(Event::file(&entry.path, size))
     });
     finished.await?
 }

@@ -1,5 +1,7 @@
 //! The events of transfers.
 
+use std::os::unix::ffi::OsStrExt;
+use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
@@ -10,6 +12,8 @@ use crate::announcement::WirePlan;
 use crate::blame::FailedPeer;
 use crate::error::TransferError;
 use crate::fabric::FabricInUse;
+use crate::manifest::EntryPath;
+use crate::words::printable;
 
 /// An event of a transfer or of a receiver.
 ///
@@ -85,6 +89,9 @@ pub enum Event {
     File {
         /// Its path below the destination, with control characters escaped.
         path: String,
+        /// The bytes of the path in hexadecimal, if they are not UTF-8; `path` then has replacement characters.
+        #[serde(skip_serializing_if = "Option::is_none")]
+        path_bytes: Option<String>,
         /// Its size in bytes.
         bytes: u64,
     },
@@ -93,6 +100,9 @@ pub enum Event {
     Skipped {
         /// Its path, with control characters escaped.
         path: String,
+        /// The bytes of the path in hexadecimal, if they are not UTF-8; `path` then has replacement characters.
+        #[serde(skip_serializing_if = "Option::is_none")]
+        path_bytes: Option<String>,
     },
     /// Peers have failed, and the others go on.
     #[non_exhaustive]
@@ -210,6 +220,26 @@ impl Events {
     }
 }
 
+impl Event {
+    /// Makes the event of a file that was sent, or is in place.
+    pub(crate) fn file(path: &EntryPath, bytes: u64) -> Self {
+        let path_bytes = unless_utf8(&path.0.join(&b'/'));
+        Self::File { path: path.to_string(), path_bytes, bytes }
+    }
+
+    /// Makes the event of something that cannot be sent.
+    pub(crate) fn skipped(path: &Path) -> Self {
+        let path_bytes = unless_utf8(path.as_os_str().as_bytes());
+        Self::Skipped { path: printable(&path.to_string_lossy()), path_bytes }
+    }
+}
+
+/// Returns bytes in hexadecimal; `None` if they are UTF-8.
+fn unless_utf8(bytes: &[u8]) -> Option<String> {
+    let hex = || bytes.iter().map(|byte| format!("{byte:02x}")).collect();
+    std::str::from_utf8(bytes).is_err().then(hex)
+}
+
 /// Reports the progress of a transfer.
 #[derive(Debug)]
 pub(crate) struct Progress {
@@ -236,6 +266,8 @@ pub(crate) const TICK: Duration = Duration::from_millis(100);
 
 #[cfg(test)]
 mod tests {
+    use std::ffi::OsStr;
+
     use rdmc::{FailedMember, FailureCause, NodeId, Rank};
 
     use super::*;
@@ -285,8 +317,16 @@ mod tests {
                 ),
             ),
             (Event::Progress { bytes: 1, total: 3, confirming: true }, r#"{"event":"progress","bytes":1,"total":3}"#),
-            (Event::File { path: "a/b".into(), bytes: 3 }, r#"{"event":"file","path":"a/b","bytes":3}"#),
-            (Event::Skipped { path: "link".into() }, r#"{"event":"skipped","path":"link"}"#),
+            (Event::file(&EntryPath(vec![b"a".into(), b"b".into()]), 3), r#"{"event":"file","path":"a/b","bytes":3}"#),
+            (
+                Event::file(&EntryPath(vec![b"a".into(), vec![0xe4, b'\n']]), 3),
+                concat!(r#"{"event":"file","path":"a/"#, "\u{fffd}", r#"\\n","path_bytes":"612fe40a","bytes":3}"#),
+            ),
+            (Event::skipped(Path::new("link")), r#"{"event":"skipped","path":"link"}"#),
+            (
+                Event::skipped(Path::new(OsStr::from_bytes(&[0xff]))),
+                concat!(r#"{"event":"skipped","path":""#, "\u{fffd}", r#"","path_bytes":"ff"}"#),
+            ),
             (
                 Event::GoingOn { failed: vec![failed.clone()], receivers: 1 },
                 &format!(r#"{{"event":"going-on","failed":[{peer}],"receivers":1}}"#),

@@ -270,7 +270,7 @@ impl Settings {
             let is_first = attempts.is_first();
             if is_first {
                 for path in &source.skipped {
-                    events.say(Event::Skipped { path: printable(&path.to_string_lossy()) });
+                    events.say(Event::skipped(path));
                 }
             }
             let limit = if is_first { limit } else { attempts.left().max(INVITATION_LIMIT_MIN).min(limit) };
@@ -440,7 +440,7 @@ impl Outbound<'_> {
     async fn feed(&self, departures: &mut Departures<'_>, recent: &mut RecentFiles) -> Result<(), Problem> {
         for (path, entry, size) in self.source.files() {
             let (at, entry) = (path.to_owned(), entry.clone());
-            let done = Event::File { path: entry.path.to_string(), bytes: size };
+            let done = Event::file(&entry.path, size);
             let opening = tokio::task::spawn_blocking(move || SourceFile::open(&at, &entry, size));
             let file = Arc::new(departures.meanwhile(opening).await???);
             recent.add(file.clone());
