@@ -297,6 +297,15 @@ pub(crate) fn remove_strays(dir: &Dir, for_at_least: Duration) {
     visit_unused(dir, is_stray, removes);
 }
 
+/// Tells whether a directory takes names for one that differ only in upper and lower case. It makes a file to find out.
+///
+/// # Errors
+/// No file can be made.
+pub(crate) fn folds_case(dir: &Dir) -> io::Result<bool> {
+    let probe = Part::elsewhere(dir)?;
+    Ok(dir.symlink_metadata(probe.name.to_ascii_uppercase()).is_ok())
+}
+
 /// Tells whether a name is that of a stray.
 pub(crate) fn is_stray(name: &OsStr) -> bool {
     let digits = name.as_bytes().strip_prefix(STRAY.as_bytes()).and_then(|rest| rest.strip_suffix(SUFFIX.as_bytes()));

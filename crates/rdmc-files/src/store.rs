@@ -2,7 +2,7 @@
 //!
 //! Everything is reached through a [`Dir`]. No path can leave it, not even through a symbolic link.
 
-use std::collections::{BTreeSet, HashMap};
+use std::collections::{BTreeSet, HashMap, HashSet};
 use std::ffi::{OsStr, OsString};
 use std::fmt::Display;
 use std::io;
@@ -32,6 +32,8 @@ use crate::words::printable;
 #[derive(Clone, Debug)]
 pub(crate) struct Store {
     dir: Arc<Dir>,
+    /// Whether names are one that differ only in upper and lower case.
+    folds_case: bool,
     no_overwrite: bool,
     fsync: bool,
     parts: Parts,
@@ -53,7 +55,8 @@ impl Store {
     pub(crate) fn open(path: &Path, wording: Wording) -> Result<Self, Problem> {
         let dir = Dir::open_ambient_dir(path, ambient_authority())
             .with_context(|| format!("the directory {} cannot be used", path.display()))?;
-        match Part::elsewhere(&dir) {
+        let folds_case = partial::folds_case(&dir);
+        match &folds_case {
             Err(error) if is_forbidden(error.kind()) => {
                 let (path, remedy) = (path.display(), wording.choose_directory);
                 let what = format!("cannot put files into the directory {path}: {error}; {remedy}");
@@ -67,7 +70,20 @@ impl Store {
         let (no_overwrite, fsync, keeps_parts) = (false, false, true);
         let reservations = Reservations::default();
         let (mark, delta, reservation) = (None, false, None);
-        Ok(Self { dir, no_overwrite, fsync, parts, keeps_parts, mark, delta, reservations, reservation, wording })
+        let folds_case = folds_case.unwrap_or(false);
+        Ok(Self {
+            dir,
+            folds_case,
+            no_overwrite,
+            fsync,
+            parts,
+            keeps_parts,
+            mark,
+            delta,
+            reservations,
+            reservation,
+            wording,
+        })
     }
 
     /// Sets whether files may replace others.
@@ -120,17 +136,21 @@ impl Store {
     fn paths_written(&self, manifest: &Manifest) -> PathsWritten {
         let mut places: HashMap<&[Vec<u8>], PathBuf> = HashMap::new();
         let mut paths = PathsWritten::new();
+        let reserved = |path: &Path| match self.folds_case {
+            true => PathBuf::from(path.to_string_lossy().to_lowercase()),
+            false => path.to_owned(),
+        };
         for entry in &manifest.entries {
             let (name, parents) = entry.path.0.split_last().expect("a checked path has a component");
             let parent = places.get(parents).cloned().unwrap_or_default();
             let path = parent.join(OsStr::from_bytes(name));
             if entry.kind != EntryKind::Directory {
-                paths.insert(path, Written::File);
+                paths.insert(reserved(&path), Written::File);
                 continue;
             }
             let is_link = self.dir.symlink_metadata(&path).is_ok_and(|found| found.is_symlink());
             let place = if is_link { self.dir.canonicalize(&path).unwrap_or(path) } else { path };
-            paths.insert(place.clone(), Written::Directory { mode: entry.mode & MODE_BITS });
+            paths.insert(reserved(&place), Written::Directory { mode: entry.mode & MODE_BITS });
             places.insert(&entry.path.0, place);
         }
         paths
@@ -233,7 +253,26 @@ impl Store {
                 (Ok(_), _) => {}
             }
         }
+        self.check_case(manifest)?;
         parents.iter().try_for_each(|parent| self.check_parent(parent))
+    }
+
+    /// Checks that names which differ only in upper and lower case are different files here.
+    fn check_case(&self, manifest: &Manifest) -> Result<(), Problem> {
+        let mut probed = HashSet::new();
+        for entry in manifest.folded_alike() {
+            let parents = entry.path.split().0;
+            // Directories that are made get this from the one that they are made in.
+            let existing =
+                parents.ancestors().find_map(|path| self.parent(path).ok().map(|dir| (path.to_owned(), dir)));
+            let Some((path, dir)) = existing else { continue };
+            // If no file can be made, it is better to refuse than to mix up two files.
+            if probed.insert(path) && partial::folds_case(&dir).unwrap_or(true) {
+                let what = "another path differs from it only in upper and lower case, and they are the same file here";
+                return Err(refused(entry, format!(": {what}")));
+            }
+        }
+        Ok(())
     }
 
     /// Checks that files can be put into a directory of a transfer, if it exists. Removes strays from it.

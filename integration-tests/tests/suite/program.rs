@@ -85,6 +85,20 @@ fn a_directory_tree_arrives_with_its_modes_times_and_empty_directories() {
 }
 
 #[test]
+fn names_that_differ_only_in_case_arrive_where_they_are_different_files() {
+    let source = TempDir::new().unwrap();
+    for name in ["Makefile", "makefile", "D/x", "d/X", "d/x"] {
+        let path = source.path().join("tree").join(name);
+        std::fs::create_dir_all(path.parent().unwrap()).unwrap();
+        std::fs::write(path, name).unwrap();
+    }
+    let receivers = [Receiver::start(&["--once"]), Receiver::start(&["--once"])];
+    let sent = send(&[source.path().join("tree")], &receivers, &[], "64k");
+    assert_eq!(code(&sent), 0, "{sent:?}");
+    assert_all_have(receivers, &source);
+}
+
+#[test]
 fn links_are_skipped_and_counted() {
     let source = TempDir::new().unwrap();
     let root = source.path().join("tree");

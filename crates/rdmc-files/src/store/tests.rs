@@ -234,3 +234,22 @@ fn a_file_is_written_by_one_transfer_at_a_time_whatever_leads_to_it() {
         drop(store.reserve(second).unwrap());
     }
 }
+
+#[test]
+fn names_that_differ_only_in_case_are_refused_only_where_they_are_one_file() {
+    let dir = tempfile::tempdir().unwrap();
+    std::fs::write(dir.path().join("probe"), b"").unwrap();
+    let folds = dir.path().join("PROBE").exists();
+    let file = |names: &[&str]| entry(names, EntryKind::File { size: 3 }, 0o600);
+    let alike = [entry(&["new"], EntryKind::Directory, 0o700), file(&["new", "Makefile"]), file(&["new", "makefile"])];
+    let manifest = Manifest { entries: alike.into() };
+    assert_eq!(store(&dir, false).check(&manifest).is_err(), folds);
+    // Two transfers of such names disturb each other there, too.
+    let [one, other] = ["Makefile", "makefile"].map(|name| Manifest { entries: vec![file(&[name])] });
+    for folds_case in [true, false] {
+        let store = Store { folds_case, ..store(&dir, false) };
+        let reserved = store.reserve(&one).unwrap();
+        assert_eq!(store.reserve(&other).is_err(), folds_case);
+        drop(reserved);
+    }
+}
