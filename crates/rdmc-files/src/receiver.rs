@@ -432,6 +432,7 @@ async fn take_manifest(
         let place = place.reserve(&manifest)?;
         place.check(&manifest)?;
         place.check_room(place.bytes_needed(&manifest))?;
+        place.check_inodes(&manifest)?;
         Ok::<_, Problem>((manifest, place))
     });
     let judged = judged.await?;

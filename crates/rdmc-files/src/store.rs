@@ -26,7 +26,7 @@ use crate::partial::{self, KEPT_FOR, Part, Parts, STRAYS_KEPT_FOR, TransferMark}
 use crate::reservation::{PathsWritten, Reservation, Reservations, Written};
 use crate::size::ByteSize;
 use crate::wording::Wording;
-use crate::words::printable;
+use crate::words::{count, printable};
 
 /// The directory of a receiver, with its settings.
 #[derive(Clone, Debug)]
@@ -57,12 +57,12 @@ impl Store {
             .with_context(|| format!("the directory {} cannot be used", path.display()))?;
         let folds_case = partial::folds_case(&dir);
         match &folds_case {
-            Err(error) if is_forbidden(error.kind()) => {
+            Err(error) if !is_full(error) => {
                 let (path, remedy) = (path.display(), wording.choose_directory);
                 let what = format!("cannot put files into the directory {path}: {error}; {remedy}");
                 return Err(Problem::local(what));
             }
-            // Another problem, such as a full disk, may be gone when a transfer comes.
+            // A full disk may have room when a transfer comes.
             _ => partial::remove_strays(&dir, STRAYS_KEPT_FOR),
         }
         let dir = Arc::new(dir);
@@ -190,13 +190,36 @@ impl Store {
         let space = rustix::fs::fstatvfs(&*self.dir).context("the free space is unknown")?;
         let free = space.f_bavail.saturating_mul(space.f_frsize).saturating_add(self.parts.kept().unwrap_or(0));
         if needed > free {
-            return Err(Problem::local(format!(
-                "{} do not fit into the {} free here",
-                ByteSize(needed),
-                ByteSize(free)
-            )));
+            return Err(Problem::local(too_large(needed, free)));
         }
         Ok(())
+    }
+
+    /// Checks that there are inodes for the files and directories that are missing. Some file systems do not count them.
+    pub(crate) fn check_inodes(&self, manifest: &Manifest) -> Result<(), Problem> {
+        let space = rustix::fs::fstatvfs(&*self.dir).context("the free space is unknown")?;
+        if space.f_files == 0 || manifest.entries.len() as u64 <= space.f_favail {
+            return Ok(());
+        }
+        let is_missing = |entry: &&Entry| {
+            let has_part = matches!(entry.kind, EntryKind::File { size } if self.parts.have(entry, size));
+            !has_part && self.dir.symlink_metadata(entry.path.to_path()).is_err()
+        };
+        let missing = manifest.entries.iter().filter(is_missing).count() as u64;
+        if missing <= space.f_favail {
+            return Ok(());
+        }
+        let (missing, free) = (count(missing, "inode"), space.f_favail);
+        Err(Problem::local(format!("{missing} are needed, and {free} are free in the file system here")))
+    }
+
+    /// Returns why a file finds no space.
+    fn no_space(&self) -> &'static str {
+        let space = rustix::fs::fstatvfs(&*self.dir);
+        match space.is_ok_and(|space| space.f_files > 0 && space.f_favail == 0) {
+            true => "no inodes are left: remove files from the directory's file system",
+            false => "free space in the directory's file system",
+        }
     }
 
     /// Returns how many more bytes the files of a manifest need while they are received.
@@ -338,10 +361,10 @@ impl Store {
     ) -> Result<IncomingFile, Problem> {
         self.try_to_begin(entry, size, before).map_err(|error| match error.kind() {
             io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded => Problem::local(format!(
-                "no space for {} ({}): {error}; free space in the directory's file system (inodes if bytes are left), \
-                 then run {} again",
+                "no space for {} ({}): {error}; {}, then run {} again",
                 entry.path,
                 ByteSize(size),
+                self.no_space(),
                 self.wording.sender
             )),
             io::ErrorKind::FileTooLarge => Problem::local(format!(
@@ -409,6 +432,20 @@ fn refused(entry: &Entry, what: impl Display) -> Problem {
 /// Makes the problem of a file that must not be replaced.
 fn exists(entry: &Entry, wording: &Wording) -> Problem {
     refused(entry, format!(" exists ({})", wording.no_overwrite))
+}
+
+/// Says that files do not fit, in figures that differ.
+fn too_large(needed: u64, free: u64) -> String {
+    let [short, other] = [needed, free].map(|bytes| ByteSize(bytes).to_string());
+    match short == other {
+        true => format!("{needed} bytes do not fit into the {free} bytes free here"),
+        false => format!("{short} do not fit into the {other} free here"),
+    }
+}
+
+/// Tells whether a file finds no space.
+fn is_full(error: &io::Error) -> bool {
+    matches!(error.kind(), io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded)
 }
 
 /// Tells whether waiting cannot help against an error.

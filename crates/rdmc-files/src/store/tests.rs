@@ -253,3 +253,20 @@ fn names_that_differ_only_in_case_are_refused_only_where_they_are_one_file() {
         drop(reserved);
     }
 }
+
+#[test]
+fn figures_of_a_lack_of_space_differ() {
+    assert_eq!(too_large(3 << 30, 1 << 30), "3 GiB do not fit into the 1 GiB free here");
+    assert_eq!(too_large((3 << 30) + 1, 3 << 30), "3221225473 bytes do not fit into the 3221225472 bytes free here");
+}
+
+#[test]
+fn a_directory_that_cannot_hold_files_is_refused_at_once() {
+    let dir = tempfile::tempdir().unwrap();
+    std::fs::write(dir.path().join("file"), b"").unwrap();
+    let places = ["file", "missing", "missing/below"].map(|name| dir.path().join(name));
+    for place in places.iter().map(PathBuf::as_path).chain(["/proc", "/sys"].map(Path::new)) {
+        let error = Store::open(place, wording()).unwrap_err().to_string();
+        assert!(error.contains(&place.display().to_string()), "{error}");
+    }
+}
