@@ -263,7 +263,7 @@ impl Arrivals<'_> {
             (Some(own), _, Some(stopped)) => format!("{}; {stopped}", given_up(&own.cause, self.store.wording())),
             (None, _, Some(stopped)) => {
                 failed.clear();
-                stopped
+                format!("{stopped}; they may have gone on without this receiver")
             }
             (None, Some(RecoveryError::NoQuorum), None) if failed.len() > 1 => {
                 format!("{}; {CUT_OFF}", explain(&failed))

@@ -7,7 +7,6 @@ use std::time::Duration;
 use rdmc::{FailedMember, FailureCause, GroupFailure, InviteFailure};
 use serde::Serialize;
 
-use crate::error::BUSY;
 use crate::wording::Wording;
 use crate::words::printable;
 
@@ -260,6 +259,9 @@ pub(crate) fn send_again(Wording { sender, receiver, .. }: &Wording) -> String {
     format!("with {receiver} running there, run {sender} again: what was kept there does not travel again")
 }
 
+/// Beginning of a refusal because of another transfer. The sender recognizes such refusals by it. No name of a file is
+/// likely to begin with it.
+pub(crate) const BUSY: &str = "busy with another transfer";
 /// Greatest number of failed peers that a message names.
 const FAILED_SHOWN_MAX: usize = 4;
 

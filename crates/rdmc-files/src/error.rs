@@ -4,7 +4,7 @@ use std::fmt;
 
 use serde::ser::{Serialize, SerializeStruct, Serializer};
 
-use crate::blame::FailedPeer;
+use crate::blame::{FailedPeer, PeerFailure};
 use crate::descriptors;
 
 /// Error of a transfer. The variant tells who must act.
@@ -110,7 +110,8 @@ pub(crate) enum Kind {
     Request,
     Local,
     Refused,
-    /// As [`Refused`](Self::Refused), because another transfer is under way. The message begins with [`BUSY`].
+    /// As [`Refused`](Self::Refused), because another transfer is under way. The message begins with
+    /// [`BUSY`](crate::blame::BUSY).
     Busy,
     Partial,
     Integrity,
@@ -159,6 +160,31 @@ impl Problem {
     /// Returns the message without the kind.
     pub(crate) fn reason_alone(&self) -> &str {
         &self.message
+    }
+
+    /// Makes a refusal a local problem if this process has reached its limit of open files. Says so of a partial
+    /// delivery, too. It is called while the connections to the members are open.
+    pub(crate) fn blamed_on_limit(self, members: usize) -> Self {
+        // A connection that could not be accepted here is broken for the peer.
+        let may_be = |peer: &FailedPeer| peer.cause() == PeerFailure::DataConnection;
+        let may_be = descriptors::names_limit(&self.message) || self.failed.iter().any(may_be);
+        match self.kind {
+            Kind::Refused if descriptors::is_reached(members, may_be) => self.of_own_limit(),
+            // Connections were closed when the others went on.
+            Kind::Partial if may_be && descriptors::is_low(members) => self.context(descriptors::reached()),
+            _ => self,
+        }
+    }
+
+    /// Makes the problem of a failed system call of this process a local one, if the call has failed because of the
+    /// limit of open files.
+    pub(crate) fn blamed_on_limit_of_call(self) -> Self {
+        if descriptors::names_limit(&self.message) { self.of_own_limit() } else { self }
+    }
+
+    fn of_own_limit(self) -> Self {
+        let says_so = self.message.contains(descriptors::REMEDY);
+        Self::local(if says_so { self.message } else { descriptors::reached() })
     }
 
     /// Returns the text that other members get if this problem makes a member refuse something. The kind is for this
@@ -233,9 +259,6 @@ pub(crate) fn chain(error: &dyn std::error::Error) -> String {
 
 /// Beginning of a refusal because of wrong bytes. The sender recognizes such refusals by it.
 pub(crate) const INTEGRITY: &str = "integrity error";
-/// Beginning of a refusal because of another transfer. The sender recognizes such refusals by it. No name of a file is
-/// likely to begin with it.
-pub(crate) const BUSY: &str = "busy with another transfer";
 
 #[cfg(test)]
 mod tests {
@@ -258,6 +281,19 @@ mod tests {
         let text = error.to_string();
         let problem = Err::<(), _>(error).context("the length").unwrap_err();
         assert_eq!(TransferError::from(problem), TransferError::Local { message: format!("the length: {text}") });
+    }
+
+    #[test]
+    fn the_limit_of_this_process_is_not_blamed_on_peers() {
+        let failed = Problem::from(std::io::Error::from_raw_os_error(24)).of_kind(Kind::Refused);
+        let told = "Too many open files (os error 24); raise this process's limit of ";
+        assert!(failed.reason_alone().contains(told), "{failed}");
+        assert_eq!(failed.blamed_on_limit_of_call().kind, Kind::Local);
+        // Of a peer, while this process may open many more.
+        let of_peer = Kind::Refused.problem("host:7471 could not be reached: Too many open files (os error 24)");
+        assert_eq!(of_peer.clone().blamed_on_limit(3), of_peer);
+        let other = Kind::Partial.problem("host:7471 was lost");
+        assert_eq!(other.clone().blamed_on_limit(3).blamed_on_limit_of_call(), other);
     }
 
     #[test]

@@ -18,7 +18,6 @@ use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use crate::announcement::{Announcement, CLOSED_EARLY, Medium, Reply};
 use crate::arrivals::take_files;
 use crate::blame::{explain, peers, stopped_before, stopped_for};
-use crate::descriptors;
 use crate::driven::Driven;
 use crate::error::{Context, Kind, Problem, TransferError};
 use crate::event::{Direction, Event, Events, Proof, ReceiverEvent, SessionNumber};
@@ -361,7 +360,7 @@ impl Sessions {
             outcome = outcome => outcome,
             () = self.stop.due() => Err(Kind::Stopped.problem("")),
         };
-        let outcome = outcome.map_err(|problem| descriptors::blamed_for(problem, receivers));
+        let outcome = outcome.map_err(|problem| problem.blamed_on_limit(receivers));
         // Tells the others that this node leaves, whatever happened.
         node.shutdown(Shutdown::Abort).await;
         outcome

@@ -7,7 +7,6 @@ use rdmc::{FailedMember, InviteError, InviteFailure, NodeId};
 use rdmc_schedule::{MEMBERS_MAX, Rank};
 
 use crate::blame::FailedPeer;
-use crate::descriptors;
 use crate::error::{Kind, Problem};
 use crate::wording::Wording;
 
@@ -92,7 +91,7 @@ impl Receivers {
         let told: Vec<String> = failed.iter().map(ToString::to_string).collect();
         let problem = Kind::Refused.blaming(told.join("; "), failed);
         let own_call = |(_, failure): &(String, InviteFailure)| matches!(failure, InviteFailure::Unreachable(_));
-        if error.failures.iter().any(own_call) { descriptors::blamed_for_call(problem) } else { problem }
+        if error.failures.iter().any(own_call) { problem.blamed_on_limit_of_call() } else { problem }
     }
 
     /// Describes failed members with their addresses.

@@ -20,7 +20,6 @@ use crate::attempts::Attempts;
 use crate::blame::{explain, stopped_before, stopped_for};
 use crate::costs::{PortRate, plans};
 use crate::departures::Departures;
-use crate::descriptors;
 use crate::driven::Driven;
 use crate::error::{Context, Kind, Problem, TransferError};
 use crate::event::{Direction, Event, Events, Progress, TICK};
@@ -331,7 +330,7 @@ impl Settings {
             outcome = outbound.send(list, groups, fabric) => outcome,
             () = stop.due() => Err(stopped()),
         };
-        let outcome = outcome.map_err(|problem| descriptors::blamed_for(problem, receivers.addresses().len()));
+        let outcome = outcome.map_err(|problem| problem.blamed_on_limit(receivers.addresses().len()));
         // Tells the others that this node leaves, whatever happened.
         node.shutdown(Shutdown::Abort).await;
         outcome
@@ -364,7 +363,7 @@ impl Settings {
             }
             other => Problem::from(other).of_kind(Kind::Refused),
         });
-        Ok((node.map_err(descriptors::blamed_for_call)?, fabric, has_parts))
+        Ok((node.map_err(Problem::blamed_on_limit_of_call)?, fabric, has_parts))
     }
 }
 

@@ -19,7 +19,8 @@ use rustix::fs::{Access, AtFlags, FallocateFlags, OFlags, Timespec, Timestamps};
 use rustix::io::Errno;
 
 use crate::announcement::UNDER_WAY_MAX;
-use crate::error::{BUSY, Context, Kind, Problem};
+use crate::blame::BUSY;
+use crate::error::{Context, Kind, Problem};
 use crate::manifest::{Entry, EntryKind, Manifest};
 use crate::mapping;
 use crate::partial::{self, KEPT_FOR, Part, Parts, STRAYS_KEPT_FOR, TransferMark};
