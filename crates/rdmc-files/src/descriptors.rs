@@ -12,14 +12,19 @@ pub(crate) fn names_limit(text: &str) -> bool {
 /// Tells whether this process has hardly room for another connection. If `failed`, connections to members were attempted
 /// and failed, which has made room again.
 pub(crate) fn is_reached(members: usize, failed: bool) -> bool {
-    let spare = if failed { members * DESCRIPTORS_OF_MEMBER } else { SPARE_MIN };
+    let spare = if failed { of_attempts(members) } else { SPARE_MIN };
     free().is_some_and(|free| free <= spare as u64)
 }
 
-/// Tells whether the limit is too low for so many members.
+/// Tells whether the limit is so low that connections to so many members may have failed because of it.
 pub(crate) fn is_low(members: usize) -> bool {
-    let needed = members * DESCRIPTORS_OF_MEMBER + OTHERS_MAX;
+    let needed = of_attempts(members) + OTHERS_MAX;
     getrlimit(Resource::Nofile).current.is_some_and(|limit| limit <= needed as u64)
+}
+
+/// Returns how many descriptors attempts to connect to the members may take at the same moment.
+fn of_attempts(members: usize) -> usize {
+    (members * DESCRIPTORS_OF_MEMBER).min(ATTEMPTS_MAX)
 }
 
 /// Says that the limit is reached, and what to do.
@@ -54,5 +59,7 @@ pub(crate) const REMEDY: &str = "ulimit -n";
 const DESCRIPTORS_OF_MEMBER: usize = 8;
 /// Greatest number of descriptors that do not belong to connections to members.
 const OTHERS_MAX: usize = 32;
+/// Greatest number of descriptors that attempts to connect take at the same moment, as far as is assumed.
+const ATTEMPTS_MAX: usize = 64;
 /// Number of free descriptors that are too few to make a connection.
 const SPARE_MIN: usize = 8;

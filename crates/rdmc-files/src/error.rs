@@ -166,8 +166,10 @@ impl Problem {
     /// delivery, too. It is called while the connections to the members are open.
     pub(crate) fn blamed_on_limit(self, members: usize) -> Self {
         // A connection that could not be accepted here is broken for the peer.
-        let may_be = |peer: &FailedPeer| peer.cause() == PeerFailure::DataConnection;
-        let may_be = descriptors::names_limit(&self.message) || self.failed.iter().any(may_be);
+        let broke =
+            |peer: &FailedPeer| matches!(peer.cause(), PeerFailure::DataConnection | PeerFailure::ConnectionLost);
+        let (named, broke) = (descriptors::names_limit(&self.message), self.failed.iter().any(broke));
+        let may_be = named || broke;
         match self.kind {
             Kind::Refused if descriptors::is_reached(members, may_be) => self.of_own_limit(),
             // Connections were closed when the others went on.
