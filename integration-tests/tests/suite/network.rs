@@ -214,7 +214,7 @@ const HOSTS: usize = 4;
 /// Rounds in a run of the test suite.
 const ROUNDS: u64 = 2;
 /// Rounds at a time in a long campaign, each in a network of its own.
-const LANES: usize = 4;
+const LANES: usize = 8;
 /// Length of the file in bytes; with blocks this small, the transfer takes a while.
 const FILE_BYTES: usize = 48 << 20;
 /// Options of the sender.

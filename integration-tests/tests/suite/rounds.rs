@@ -93,10 +93,10 @@ impl Round {
 /// Rounds in a run of the test suite.
 const ROUNDS: u64 = 6;
 /// Rounds at a time in a long campaign.
-const LANES: usize = 3;
+const LANES: usize = 4;
 /// Length of the file in bytes; with blocks this small, the transfer takes a while.
 const FILE_BYTES: usize = 48 << 20;
 /// Options of the sender.
-const OPTIONS: [&str; 2] = ["--block-size", "1k"];
+const OPTIONS: [&str; 2] = ["--block-size", "4k"];
 /// Longest pause: long enough for the process to be declared failed.
 const PAUSE_MAX: Duration = Duration::from_secs(4);
