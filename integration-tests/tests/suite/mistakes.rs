@@ -19,7 +19,7 @@ fn wrong_arguments_end_with_2() {
         &["teleport"],
         &["send"],
         &["send", "Cargo.toml"],
-        &["send", "Cargo.toml", "--to", "nowhere"],
+        &["send", "Cargo.toml", "--to", "nowhere:"],
         &["send", "Cargo.toml", "--to", "h:1,h:1"],
         &["send", "Cargo.toml", "--to", "[::1]:1,[0::1]:1"],
         &["send", "Cargo.toml", "--to", "h:1", "--port-rate", "10GB/s"],
