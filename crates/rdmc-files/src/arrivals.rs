@@ -44,6 +44,7 @@ pub(crate) async fn take_files(
         open: BTreeMap::new(),
         preparing: None,
         ready: None,
+        held: None,
         arriving: FuturesUnordered::new(),
         finishing: JoinSet::new(),
         last: None,
@@ -96,6 +97,8 @@ struct Arrivals<'a> {
     preparing: Option<Preparing>,
     /// What was prepared for a file whose message is offered again.
     ready: Option<(usize, Result<Prepared, Problem>)>,
+    /// A file that waits until those before it are in place, because space is short.
+    held: Option<(usize, Offer)>,
     /// Messages that arrive, by their numbers.
     arriving: FuturesUnordered<BoxFuture<'static, (u64, Result<Message, GroupFailure>)>>,
     /// Tasks that compare files with their digests and move them into place.
@@ -165,6 +168,11 @@ impl Arrivals<'_> {
         let mut closed = false;
         loop {
             if self.arriving.is_empty() && self.finishing.is_empty() {
+                // A file that has lost its digest with its sender does not hold up the next one.
+                if let Some((at, offer)) = self.held.take() {
+                    self.prepare(at, offer);
+                    continue;
+                }
                 if closed {
                     return Ok(());
                 }
@@ -173,8 +181,8 @@ impl Arrivals<'_> {
                     continue;
                 }
             }
-            let room =
-                !closed && self.preparing.is_none() && self.last.is_none() && self.finishing.len() < FINISHING_MAX;
+            let waiting = self.preparing.is_some() || self.held.is_some() || self.last.is_some();
+            let room = !closed && !waiting && self.finishing.len() < FINISHING_MAX;
             let offered = async {
                 match room {
                     true => group.next_offer().await,
@@ -206,7 +214,7 @@ impl Arrivals<'_> {
                 self.ready = Some((at, prepared));
             }
         }
-        self.last = None;
+        (self.held, self.last) = (None, None);
         while let Some((number, outcome)) = self.arriving.next().await {
             self.arrived(number, outcome);
         }
@@ -323,9 +331,11 @@ impl Arrivals<'_> {
                     if let Some((_, prepared)) = self.ready.take_if(|(ready, _)| *ready == at) {
                         return self.prepared(offer, prepared);
                     }
-                    // Never receive into a file twice: the memory of the first attempt may still be in use.
-                    let before = self.open.remove(&at).map(|open| open.into.into_file());
-                    self.preparing = Some(prepare(self.node, self.store, offer, self.files[at].0, before));
+                    if self.store.one_by_one() {
+                        self.held = Some((at, offer));
+                    } else {
+                        self.prepare(at, offer);
+                    }
                 }
             },
             MessageRole::Digest(_) => match offer.stay() {
@@ -336,6 +346,13 @@ impl Arrivals<'_> {
                 },
             },
         }
+    }
+
+    /// Makes the temporary file for an offered file.
+    fn prepare(&mut self, at: usize, offer: Offer) {
+        // Never receive into a file twice: the memory of the first attempt may still be in use.
+        let before = self.open.remove(&at).map(|open| open.into.into_file());
+        self.preparing = Some(prepare(self.node, self.store, offer, self.files[at].0, before));
     }
 
     fn refuse(&mut self, offer: Offer, error: Problem) {

@@ -430,7 +430,7 @@ async fn take_manifest(
         // Before the checks, so that no other transfer makes a file that they have missed.
         let place = place.reserve(&manifest)?;
         place.check(&manifest)?;
-        place.check_room(place.bytes_needed(&manifest))?;
+        let place = place.with_room(&manifest)?;
         place.check_inodes(&manifest)?;
         Ok::<_, Problem>((manifest, place))
     });

@@ -44,6 +44,8 @@ pub(crate) struct Store {
     mark: Option<Arc<TransferMark>>,
     /// Whether only missing blocks travel.
     delta: bool,
+    /// Whether space is so short that a file must be in place before the next one begins.
+    one_by_one: bool,
     /// What the transfers under way write.
     reservations: Reservations,
     /// The paths of the transfer.
@@ -70,7 +72,7 @@ impl Store {
         let parts = Parts::new(dir.clone());
         let (no_overwrite, fsync, keeps_parts) = (false, false, true);
         let reservations = Reservations::default();
-        let (mark, delta, reservation) = (None, false, None);
+        let (mark, delta, one_by_one, reservation) = (None, false, false, None);
         let folds_case = folds_case.unwrap_or(false);
         Ok(Self {
             dir,
@@ -81,6 +83,7 @@ impl Store {
             keeps_parts,
             mark,
             delta,
+            one_by_one,
             reservations,
             reservation,
             wording,
@@ -180,9 +183,9 @@ impl Store {
             && Part::elsewhere(&self.dir).is_err_and(|error| error.kind() == io::ErrorKind::NotFound)
     }
 
-    /// Checks that so many bytes can be stored, and that the directory still exists. Parts of interrupted transfers
-    /// count as free.
-    pub(crate) fn check_room(&self, needed: u64) -> Result<(), Problem> {
+    /// Checks that the files of a manifest can be stored, and that the directory still exists. Parts of interrupted
+    /// transfers count as free. If space is short, the returned store asks for one file at a time.
+    pub(crate) fn with_room(self, manifest: &Manifest) -> Result<Self, Problem> {
         if self.is_removed() {
             let Wording { directory, receiver, .. } = self.wording;
             let what = format!("{directory} was removed: start {receiver} again with an existing one");
@@ -190,10 +193,22 @@ impl Store {
         }
         let space = rustix::fs::fstatvfs(&*self.dir).context("the free space is unknown")?;
         let free = space.f_bavail.saturating_mul(space.f_frsize).saturating_add(self.parts.kept().unwrap_or(0));
-        if needed > free {
-            return Err(Problem::local(too_large(needed, free)));
+        self.within(manifest, free)
+    }
+
+    /// Checks that the files of a manifest can be stored in so many bytes.
+    fn within(self, manifest: &Manifest, free: u64) -> Result<Self, Problem> {
+        let least = self.bytes_needed(manifest, 1);
+        if least > free {
+            return Err(Problem::local(too_large(least, free)));
         }
-        Ok(())
+        let one_by_one = self.bytes_needed(manifest, ARRIVING_MAX) > free;
+        Ok(Self { one_by_one, ..self })
+    }
+
+    /// Tells whether space is so short that a file must be in place before the next one begins.
+    pub(crate) fn one_by_one(&self) -> bool {
+        self.one_by_one
     }
 
     /// Checks that there are inodes for the files and directories that are missing. Some file systems do not count them.
@@ -223,10 +238,10 @@ impl Store {
         }
     }
 
-    /// Returns how many more bytes the files of a manifest need while they are received.
+    /// Returns how many more bytes the files of a manifest need while they are received, so many at once.
     ///
-    /// A file in place is freed when the new one replaces it, so that only some files are there twice at once.
-    pub(crate) fn bytes_needed(&self, manifest: &Manifest) -> u64 {
+    /// A file in place is freed when the new one replaces it, so that only the files that arrive are there twice.
+    fn bytes_needed(&self, manifest: &Manifest, arriving: usize) -> u64 {
         let sizes = manifest.files().map(|(entry, size)| {
             // The space of a part is already taken.
             let has_part = self.parts.have(entry, size);
@@ -238,7 +253,7 @@ impl Store {
         });
         let (added, replaced): (Vec<u64>, Vec<u64>) = sizes.unzip();
         let sum = |sizes: &[u64]| sizes.iter().copied().fold(0, u64::saturating_add);
-        let at_once = replaced.windows(replaced.len().clamp(1, ARRIVING_MAX)).map(sum).max().unwrap_or(0);
+        let at_once = replaced.windows(replaced.len().clamp(1, arriving)).map(sum).max().unwrap_or(0);
         sum(&added).saturating_add(at_once)
     }
 

@@ -16,6 +16,7 @@ use serde_json::Value;
 use tempfile::TempDir;
 
 use crate::cluster::pattern;
+use crate::requirement::skip;
 
 #[test]
 fn files_of_every_size_arrive_by_every_algorithm_at_any_number_of_receivers() {
@@ -350,7 +351,31 @@ impl Receiver {
         let listen = ["recv", "--listen", address, "--json", "--dir"].map(OsStr::new);
         let arguments: Vec<_> =
             listen.into_iter().chain([dir.path().as_os_str()]).chain(options.iter().map(OsStr::new)).collect();
-        let mut child = command(&arguments).stderr(Stdio::inherit()).spawn().unwrap();
+        Self::started(command(&arguments), dir)
+    }
+
+    /// Starts a receiver on a disk of so many bytes, which only it and its children see.
+    pub(crate) fn start_on_disk(bytes: u64) -> Option<Self> {
+        let dir = TempDir::new().unwrap();
+        let script = format!("mount -t tmpfs -o size={bytes} none \"$1\" && shift && exec \"$@\"");
+        let place = dir.path().as_os_str();
+        let run = |program: &[&OsStr]| {
+            let mut command = command_of(Path::new("unshare"));
+            command.args(["--mount", "sh", "-c", &script, "sh"]).arg(place).args(program);
+            command
+        };
+        let tried = run(&[OsStr::new("true")]).output();
+        if !tried.as_ref().is_ok_and(|tried| tried.status.success()) {
+            skip("disk", &format!("no disk can be made here (needs root and unshare): {tried:?}"));
+            return None;
+        }
+        let listen = ["recv", "--listen", "127.0.0.1:0", "--json", "--dir"].map(OsStr::new);
+        let arguments: Vec<_> = [program().as_os_str()].into_iter().chain(listen).chain([place]).collect();
+        Some(Self::started(run(&arguments), dir))
+    }
+
+    fn started(mut command: Command, dir: TempDir) -> Self {
+        let mut child = command.stderr(Stdio::inherit()).spawn().unwrap();
         let mut lines = BufReader::new(child.stdout.take().unwrap());
         let mut first = String::new();
         lines.read_line(&mut first).unwrap();
@@ -438,16 +463,23 @@ pub(crate) fn command<S: AsRef<OsStr>>(arguments: &[S]) -> Command {
 
 /// Prepares the same in a network namespace.
 pub(crate) fn command_in<S: AsRef<OsStr>>(namespace: Option<&str>, arguments: &[S]) -> Command {
-    let mut command = Command::new(if namespace.is_some() { Path::new("ip") } else { program() });
+    let mut command = command_of(if namespace.is_some() { Path::new("ip") } else { program() });
     if let Some(namespace) = namespace {
         command.args(["netns", "exec", namespace]).arg(program());
     }
+    command.args(arguments);
+    command
+}
+
+/// Prepares a run of a program without any of the caller's settings.
+fn command_of(program: &Path) -> Command {
+    let mut command = Command::new(program);
     for (name, _) in std::env::vars_os() {
         if name.to_string_lossy().starts_with("RDMC_") {
             command.env_remove(name);
         }
     }
-    command.args(arguments).stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
+    command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
     command
 }
 

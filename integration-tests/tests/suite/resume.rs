@@ -2,6 +2,7 @@
 
 #![expect(clippy::unwrap_used, reason = "the helpers belong to the tests, where nothing goes on after a failure")]
 
+use std::os::unix::fs::DirBuilderExt;
 use std::path::{Path, PathBuf};
 use std::process::Child;
 
@@ -169,4 +170,33 @@ fn one_that_keeps_no_parts_takes_everything_again() {
     assert_eq!(send_again(&files, &source, vec![dir]), [FILE_LEN as u64 + 32]);
     let help = finish(command(&["recv", "--help"]).spawn().unwrap());
     assert!(text(&help.stdout).contains("--discard-parts"));
+}
+
+#[test]
+fn files_in_place_on_a_small_disk_need_room_for_one_of_them() {
+    const FILES: u64 = 8;
+    let source = TempDir::new().unwrap();
+    let files = write_files(&source, FILES, 1 << 20);
+    let Some(receiver) = Receiver::start_on_disk((FILES + 1) << 20) else { return };
+    let send_all = || {
+        let mut sender = command(&["send", "--to", &receiver.address, "--block-size", "64k"]);
+        let sent = finish(sender.args(&files).spawn().unwrap());
+        assert_eq!(code(&sent), 0, "{sent:?}");
+    };
+    send_all();
+    // All files are replaced.
+    send_all();
+    // Something is left of an interrupted transfer, so that files are compared.
+    let seen_there = Path::new("/proc").join(receiver.child.id().to_string()).join("root");
+    let parts = seen_there.join(receiver.dir.path().strip_prefix("/").unwrap()).join(PARTS);
+    std::fs::DirBuilder::new().mode(0o700).create(&parts).unwrap();
+    std::fs::write(parts.join("other.part"), "x").unwrap();
+    send_all();
+    signal(&receiver.child, "INT");
+    let (_, said) = receiver.finish_telling();
+    let events = said.lines().map(|line| serde_json::from_str::<serde_json::Value>(line).unwrap());
+    let done = events.filter(|event| event["event"] == "done");
+    let received: Vec<_> = done.map(|event| event["received"].as_u64().unwrap()).collect();
+    let (all, digests) = (FILES << 20, 32 * FILES);
+    assert_eq!(received, [all + digests, all + digests, digests], "{said}");
 }

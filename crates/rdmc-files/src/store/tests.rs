@@ -152,13 +152,19 @@ fn what_is_in_place_needs_room_for_some_files_only() {
     let named = |at: usize| entry(&[&format!("{at}")], EntryKind::File { size: sizes[at] }, 0o600);
     let manifest = Manifest { entries: (0..sizes.len()).map(named).collect() };
     let store = store(&dir, false);
-    assert_eq!(store.bytes_needed(&manifest), 170);
+    assert_eq!(store.bytes_needed(&manifest, 4), 170);
     // The last one is not here.
     for entry in &manifest.entries[..6] {
         let EntryKind::File { size } = entry.kind else { unreachable!() };
         store.begin(entry, size, None).unwrap().keep(entry).unwrap();
     }
-    assert_eq!(store.bytes_needed(&manifest), 7 + 112);
+    assert_eq!(store.bytes_needed(&manifest, 4), 7 + 112);
+    // One file at a time needs least.
+    let within = |free| store.clone().within(&manifest, free);
+    assert!(!within(7 + 112).unwrap().one_by_one());
+    assert!(within(7 + 111).unwrap().one_by_one() && within(7 + 100).unwrap().one_by_one());
+    let error = within(7 + 99).unwrap_err().to_string();
+    assert!(error.contains("107") && error.contains("106"), "{error}");
 }
 
 #[test]
