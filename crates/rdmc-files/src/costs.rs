@@ -196,6 +196,18 @@ mod tests {
     }
 
     #[test]
+    fn the_loopback_gets_the_fan_out_in_whole_messages_of_up_to_2_mib() {
+        for members in [4, 8] {
+            for (bytes, block) in
+                [64 << 10, 256 << 10, MIB, 4 * MIB, 16 * MIB].into_iter().zip([64, 256, 1024, 2048, 2048])
+            {
+                let chosen = way(Assumed::Loopback, members, bytes);
+                assert_eq!(chosen, (Algorithm::Fanout, block << 10), "{members} {bytes}");
+            }
+        }
+    }
+
+    #[test]
     fn blocks_are_as_long_as_messages_are_worth_and_no_longer_than_a_medium_bears() {
         let sizes =
             |assumed: Assumed| [0, 1, 100_000, 64 * MIB, 1 << 30, u64::MAX].map(|bytes| way(assumed, 8, bytes).1);
