@@ -39,6 +39,7 @@ pub(crate) fn parse_listen(text: &str) -> Result<String, String> {
                 format!("write {}:{port} for this host only, or :{port} for all of its addresses", Ipv4Addr::LOCALHOST)
             }
             Wrong::Ambiguous { .. } => String::new(),
+            Wrong::Port(_) => format!("write ADDRESS or ADDRESS:PORT, such as {all}; port 0 is any free one"),
             _ => format!("write ADDRESS or ADDRESS:PORT, such as {all}"),
         };
         wrong.told(text, &remedy)

@@ -71,8 +71,8 @@ pub(crate) fn command() -> clap::Command {
 
 /// Returns the command without variables that contradict a typed option: RDMC_SIZE does not forbid --file.
 fn without_contradicting_variables(command: clap::Command, arguments: &[OsString]) -> clap::Command {
-    let no_variables = |command: clap::Command| command.mut_args(|option| option.env(None::<&str>));
-    let typed = command.clone().mut_subcommands(no_variables).ignore_errors(true).try_get_matches_from(arguments);
+    let without_variables = |command: clap::Command| command.mut_args(|option| option.env(None::<&str>));
+    let typed = command.clone().mut_subcommands(without_variables).ignore_errors(true).try_get_matches_from(arguments);
     // --help and --version are errors.
     let Some((name, typed)) = typed.as_ref().ok().and_then(clap::ArgMatches::subcommand) else { return command };
     let Some(subcommand) = command.find_subcommand(name) else { return command };
@@ -82,12 +82,12 @@ fn without_contradicting_variables(command: clap::Command, arguments: &[OsString
         of(one).contains(&other) || of(other).contains(&one)
     };
     let typed: Vec<&clap::Arg> = subcommand.get_arguments().filter(is_typed).collect();
-    let unheard = subcommand.get_arguments().filter(|option| {
+    let overruled = subcommand.get_arguments().filter(|option| {
         option.get_env().is_some() && !typed.contains(option) && typed.iter().any(|typed| contradict(typed, option))
     });
-    let unheard: Vec<clap::Id> = unheard.map(|option| option.get_id().clone()).collect();
+    let overruled: Vec<clap::Id> = overruled.map(|option| option.get_id().clone()).collect();
     command.mut_subcommand(name, |subcommand| {
-        unheard.into_iter().fold(subcommand, |command, id| command.mut_arg(id, |option| option.env(None::<&str>)))
+        overruled.into_iter().fold(subcommand, |command, id| command.mut_arg(id, |option| option.env(None::<&str>)))
     })
 }
 
@@ -108,7 +108,7 @@ pub(crate) enum Command {
     Doctor(DoctorOptions),
     /// Simulate the same runtime on a modelled network, in virtual time
     Sim(SimOptions),
-    /// Write a new key for --key of send and recv to a file; copy it to the other hosts by a safe way
+    /// Write a new key for --key of send and recv to a file; copy it to the other hosts over a secure channel, such as scp
     Keygen {
         /// The file; it must not exist yet
         file: PathBuf,
@@ -143,7 +143,7 @@ pub(crate) struct SendOptions {
     /// Files and directories to send; each arrives under its own name
     #[arg(required = true, value_name = "FILE")]
     pub(crate) files: Vec<PathBuf>,
-    /// The receivers, with commas between them; the port is 7471 unless given. The receivers must reach each other at
+    /// The receivers, with commas or spaces between them; the port is 7471 unless given. The receivers must reach each other at
     /// these addresses, too
     #[arg(
         long,
@@ -550,7 +550,7 @@ mod tests {
     }
 
     #[test]
-    fn a_typed_option_counts_more_than_a_variable_that_contradicts_it() {
+    fn a_typed_option_overrules_a_variable_that_contradicts_it() {
         // A variable that is set wherever tests run takes the place of RDMC_SIZE and RDMC_KEY_FILE.
         let exported = |option: &'static str| {
             let export =

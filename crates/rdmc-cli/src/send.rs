@@ -64,7 +64,8 @@ fn check_files(files: &[PathBuf]) -> anyhow::Result<()> {
         let is_address = address.parse::<IpAddr>().is_ok() || address.parse::<SocketAddr>().is_ok();
         if is_address && !file.exists() {
             return Err(Exit::Usage.error(format!(
-                "there is no file {text}: to send to {address}, write the receivers of --to without spaces"
+                "there is no file {text}: to send to {address}, too, separate the receivers of --to by commas only, or quote \
+                 them"
             )));
         }
     }

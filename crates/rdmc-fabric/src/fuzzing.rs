@@ -1,4 +1,4 @@
-//! Private decoders, public for fuzzers: exists under `--cfg fuzzing` only.
+//! Private decoders, public for the fuzz targets. The module exists only with the feature `fuzzing`.
 
 use crate::memory::ObjectDescriptor;
 use crate::remote::RemoteMemory;

@@ -331,7 +331,7 @@ impl Arrivals<'_> {
                     if let Some((_, prepared)) = self.ready.take_if(|(ready, _)| *ready == at) {
                         return self.prepared(offer, prepared);
                     }
-                    if self.store.one_by_one() {
+                    if self.store.receives_one_by_one() {
                         self.held = Some((at, offer));
                     } else {
                         self.prepare(at, offer);

@@ -4,7 +4,7 @@ use std::fmt;
 use std::io::ErrorKind;
 use std::time::Duration;
 
-use rdmc::{FailedMember, FailureCause, GroupFailure, InviteFailure};
+use rdmc::{FailedMember, FailureCause, GroupFailure, InviteFailure, NodeId};
 use serde::Serialize;
 
 use crate::wording::Wording;
@@ -97,6 +97,12 @@ impl FailedPeer {
         };
         let remedy = remedy(failure, wording).map_or_else(String::new, |remedy| format!("; {remedy}"));
         Self { node, address: Some(address.to_owned()), cause, message: printable(&failure.to_string()) + &remedy }
+    }
+
+    /// Describes a receiver that accepted the invitation, and then could not be connected with.
+    pub(crate) fn unreachable(node: NodeId, address: &str, problem: &str) -> Self {
+        let message = format!("could not be reached: {}", printable(problem));
+        Self { node: node.0, address: Some(address.to_owned()), cause: PeerFailure::Unreachable, message }
     }
 
     /// Returns the peer's number: 0 is the sender, and the receivers count from 1 in the sender's order.
@@ -259,8 +265,8 @@ pub(crate) fn send_again(Wording { sender, receiver, .. }: &Wording) -> String {
     format!("with {receiver} running there, run {sender} again: what was kept there does not travel again")
 }
 
-/// Beginning of a refusal because of another transfer. The sender recognizes such refusals by it. No name of a file is
-/// likely to begin with it.
+/// Beginning of a refusal because of another transfer. The sender recognizes such refusals by it. A refusal of a file
+/// whose path begins with these words is mistaken for one.
 pub(crate) const BUSY: &str = "busy with another transfer";
 /// Greatest number of failed peers that a message names.
 const FAILED_SHOWN_MAX: usize = 4;

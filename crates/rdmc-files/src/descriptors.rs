@@ -9,8 +9,8 @@ pub(crate) fn names_limit(text: &str) -> bool {
     [Errno::MFILE, Errno::NFILE].iter().any(|errno| text.contains(&format!("(os error {})", errno.raw_os_error())))
 }
 
-/// Tells whether this process has hardly room for another connection. If `failed`, connections to members were attempted
-/// and failed, which has made room again.
+/// Tells whether this process has too few descriptors left for another connection. `failed` tells that attempts to
+/// connect failed, which has freed descriptors.
 pub(crate) fn is_reached(members: usize, failed: bool) -> bool {
     let spare = if failed { of_attempts(members) } else { SPARE_MIN };
     free().is_some_and(|free| free <= spare as u64)
@@ -34,12 +34,12 @@ pub(crate) fn reached() -> String {
 
 /// Adds to the text of an error what to do, if a limit is the reason.
 pub(crate) fn with_remedy(text: String) -> String {
-    if names_limit(&text) && !text.contains(REMEDY) { format!("{text}; {}", remedy()) } else { text }
+    if names_limit(&text) && !text.contains(LIMIT_COMMAND) { format!("{text}; {}", remedy()) } else { text }
 }
 
 fn remedy() -> String {
     let limit = getrlimit(Resource::Nofile).current.map_or_else(String::new, |limit| format!(" of {limit}"));
-    format!("raise this process's limit{limit} ({REMEDY}), or the limit of all processes of this host")
+    format!("raise this process's limit{limit} ({LIMIT_COMMAND}), or the limit of all processes of this host")
 }
 
 /// Returns how many more files this process may open; `None` if there is no limit or it is not known.
@@ -48,13 +48,13 @@ fn free() -> Option<u64> {
     let limit = getrlimit(Resource::Nofile).current?;
     match open {
         Ok(open) => Some(limit.saturating_sub(open.count() as u64)),
-        // There is none left to look.
+        // No descriptor is left to open the directory with.
         Err(error) => names_limit(&error.to_string()).then_some(0),
     }
 }
 
-/// How the limit is raised.
-pub(crate) const REMEDY: &str = "ulimit -n";
+/// Command that shows and raises the limit.
+pub(crate) const LIMIT_COMMAND: &str = "ulimit -n";
 /// Greatest number of descriptors that a connection to a member takes, while it is made.
 const DESCRIPTORS_OF_MEMBER: usize = 8;
 /// Greatest number of descriptors that do not belong to connections to members.

@@ -184,8 +184,9 @@ impl Problem {
         if descriptors::names_limit(&self.message) { self.of_own_limit() } else { self }
     }
 
-    fn of_own_limit(self) -> Self {
-        let says_so = self.message.contains(descriptors::REMEDY);
+    /// Makes a local problem of one that comes from the limit of open files of this process.
+    pub(crate) fn of_own_limit(self) -> Self {
+        let says_so = self.message.contains(descriptors::LIMIT_COMMAND);
         Self::local(if says_so { self.message } else { descriptors::reached() })
     }
 

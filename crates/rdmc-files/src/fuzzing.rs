@@ -1,4 +1,4 @@
-//! Decoders that are private otherwise, for fuzzers. The module exists under `--cfg fuzzing` only.
+//! Private decoders, public for the fuzz targets. The module exists only with the feature `fuzzing`.
 
 use rdmc::{Algorithm, GroupSpec, NodeId};
 

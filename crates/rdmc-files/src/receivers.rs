@@ -7,6 +7,7 @@ use rdmc::{FailedMember, InviteError, InviteFailure, NodeId};
 use rdmc_schedule::{MEMBERS_MAX, Rank};
 
 use crate::blame::FailedPeer;
+use crate::descriptors;
 use crate::error::{Kind, Problem};
 use crate::wording::Wording;
 
@@ -90,8 +91,12 @@ impl Receivers {
         let failed: Vec<FailedPeer> = failed.collect();
         let told: Vec<String> = failed.iter().map(ToString::to_string).collect();
         let problem = Kind::Refused.blaming(told.join("; "), failed);
-        let own_call = |(_, failure): &(String, InviteFailure)| matches!(failure, InviteFailure::Unreachable(_));
-        if error.failures.iter().any(own_call) { problem.blamed_on_limit_of_call() } else { problem }
+        // What a receiver answers may name a limit, too: its own.
+        let own_limit = |(_, failure): &(String, InviteFailure)| match failure {
+            InviteFailure::Unreachable(error) => descriptors::names_limit(&error.to_string()),
+            _ => false,
+        };
+        if error.failures.iter().any(own_limit) { problem.of_own_limit() } else { problem }
     }
 
     /// Describes failed members with their addresses.

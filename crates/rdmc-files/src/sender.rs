@@ -17,7 +17,7 @@ use rdmc_schedule::{BlockCount, Rank, Schedule};
 
 use crate::announcement::{Announcement, FileGroups, OnFailure, Reply, UNDER_WAY_MAX, WirePlan};
 use crate::attempts::Attempts;
-use crate::blame::{explain, stopped_before, stopped_for};
+use crate::blame::{FailedPeer, explain, stopped_before, stopped_for};
 use crate::costs::{PortRate, plans};
 use crate::departures::Departures;
 use crate::driven::Driven;
@@ -30,7 +30,6 @@ use crate::size::POOL_BYTES_DEFAULT;
 use crate::source::{RecentFiles, SourceFile, SourceTree};
 use crate::stop::{Stop, StopHandle};
 use crate::wording::Wording;
-use crate::words::printable;
 
 /// Sends files and directories to the same receivers, any number of times. Cheap to clone.
 ///
@@ -358,8 +357,11 @@ impl Settings {
         let started = builder.connect_limit(limit.max(CONNECT_LIMIT_MIN)).start().await;
         let node = started.map_err(|error| match error {
             StartError::Unreachable { missing, problem } => {
-                let missing: Vec<_> = missing.into_iter().filter_map(|node| receivers.address(node)).collect();
-                Kind::Refused.problem(format!("no connection to {}: {}", missing.join(", "), printable(&problem)))
+                let failed = missing.into_iter().filter_map(|node| Some((node, receivers.address(node)?)));
+                let failed: Vec<_> =
+                    failed.map(|(node, address)| FailedPeer::unreachable(node, address, &problem)).collect();
+                let told: Vec<String> = failed.iter().map(ToString::to_string).collect();
+                Kind::Refused.blaming(told.join("; "), failed)
             }
             other => Problem::from(other).of_kind(Kind::Refused),
         });

@@ -231,7 +231,8 @@ impl Stamp {
         Self { len: metadata.len(), mtime, ctime, links: metadata.nlink() }
     }
 
-    /// Returns what has happened to the file; `None` if nothing did, or only its names changed.
+    /// Returns what has happened to the file; `None` if nothing did, or only its number of links changed. A rename and a
+    /// new mode count as changes.
     fn change_since(&self, before: Self) -> Option<String> {
         let (was, is) = (before.len, self.len);
         match is.cmp(&was) {
@@ -239,8 +240,11 @@ impl Stamp {
             Ordering::Greater => return Some(format!("it has grown from {was} to {is} bytes")),
             Ordering::Equal => {}
         }
+        if self.mtime != before.mtime {
+            return Some("it was written to".to_owned());
+        }
         let touched = self.ctime != before.ctime && self.links == before.links;
-        (self.mtime != before.mtime || touched).then(|| "it was written to".to_owned())
+        touched.then(|| "its metadata changed".to_owned())
     }
 }
 
@@ -260,6 +264,9 @@ const READ_LEN: usize = 1 << 20;
 
 #[cfg(test)]
 mod tests {
+    use std::fs::Permissions;
+    use std::os::unix::fs::PermissionsExt;
+
     use rdmc::{FailedMember, FailureCause, NodeId, Rank};
 
     use super::*;
@@ -344,6 +351,8 @@ mod tests {
         assert_eq!(change(&|file| file.set_len(7).unwrap()), failed("it has grown from 5 to 7 bytes"));
         let later = std::time::UNIX_EPOCH;
         assert_eq!(change(&|file| file.set_modified(later).unwrap()), failed("it was written to"));
+        let touched = change(&|file| file.set_permissions(Permissions::from_mode(0o640)).unwrap());
+        assert_eq!(touched, failed("its metadata changed"));
         assert_eq!(change(&|_| std::fs::remove_file(&path).unwrap()), (None, true));
     }
 

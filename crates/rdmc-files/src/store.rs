@@ -33,7 +33,7 @@ use crate::words::{count, printable};
 #[derive(Clone, Debug)]
 pub(crate) struct Store {
     dir: Arc<Dir>,
-    /// Whether names are one that differ only in upper and lower case.
+    /// Whether the file system ignores upper and lower case in names.
     folds_case: bool,
     no_overwrite: bool,
     fsync: bool,
@@ -154,7 +154,11 @@ impl Store {
             }
             let is_link = self.dir.symlink_metadata(&path).is_ok_and(|found| found.is_symlink());
             let place = if is_link { self.dir.canonicalize(&path).unwrap_or(path) } else { path };
-            paths.insert(reserved(&place), Written::Directory { mode: entry.mode & MODE_BITS });
+            // The receiver's own directory is `.`, which would make another path of each name in it.
+            let place = place.strip_prefix(".").map(Path::to_owned).unwrap_or(place);
+            if !place.as_os_str().is_empty() {
+                paths.insert(reserved(&place), Written::Directory { mode: entry.mode & MODE_BITS });
+            }
             places.insert(&entry.path.0, place);
         }
         paths
@@ -207,7 +211,7 @@ impl Store {
     }
 
     /// Tells whether space is so short that a file must be in place before the next one begins.
-    pub(crate) fn one_by_one(&self) -> bool {
+    pub(crate) fn receives_one_by_one(&self) -> bool {
         self.one_by_one
     }
 
@@ -226,7 +230,7 @@ impl Store {
             return Ok(());
         }
         let (missing, free) = (count(missing, "inode"), space.f_favail);
-        Err(Problem::local(format!("{missing} are needed, and {free} are free in the file system here")))
+        Err(Problem::local(format!("this transfer needs {missing}, but the file system here has {free} free")))
     }
 
     /// Returns why a file finds no space.
@@ -238,7 +242,7 @@ impl Store {
         }
     }
 
-    /// Returns how many more bytes the files of a manifest need while they are received, so many at once.
+    /// Returns how many more bytes the files of a manifest need if `arriving` files are received at once.
     ///
     /// A file in place is freed when the new one replaces it, so that only the files that arrive are there twice.
     fn bytes_needed(&self, manifest: &Manifest, arriving: usize) -> u64 {

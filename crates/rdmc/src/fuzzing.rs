@@ -1,4 +1,4 @@
-//! Private decoders, for fuzzers; exists only under `--cfg fuzzing`.
+//! Private decoders, public for the fuzz targets. The module exists only with the feature `fuzzing`.
 
 use std::collections::BTreeSet;
 use std::io;

@@ -32,7 +32,7 @@ fn senders_of_one_name_at_the_same_time_leave_the_same_file_at_all_receivers() {
     }
 }
 
-/// A short transfer of a name that a long one writes comes after it, and the receiver says so.
+/// A short transfer of a name that a long one writes waits for it. The receiver reports the first attempt as declined.
 #[test]
 fn a_sender_waits_while_another_one_sends_a_file_of_the_same_name() {
     let sources = [0; 2].map(|_| TempDir::new().unwrap());
@@ -60,7 +60,7 @@ fn a_sender_waits_while_another_one_sends_a_file_of_the_same_name() {
     assert!(reasons.into_iter().any(|reason| reason == "busy with another transfer of file"), "{said}");
 }
 
-/// As above, without waiting: at most one of the two senders succeeds, and the other one is refused as busy.
+/// Two senders do not wait. One that loses is refused as busy, and all receivers have the file of the same sender.
 #[test]
 fn of_two_senders_that_do_not_wait_the_loser_is_told_that_the_receivers_are_busy() {
     let receivers = [Receiver::start(&[]), Receiver::start(&["--fsync"])];

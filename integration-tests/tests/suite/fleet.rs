@@ -77,9 +77,10 @@ impl Fleet {
         members.insert(0, Member::start(&hosts[0], arguments, TempDir::new().unwrap()));
         let mut fleet = Self { members };
         wait_until("all take part", || {
-            let begun = fleet.members.iter().all(|member| member.event("started").is_some());
+            // In this order: a process may start and end in between.
             let ended = fleet.members.iter_mut().any(|member| member.child.try_wait().unwrap().is_some());
-            assert!(begun || !ended, "nobody was harmed yet, and not all took part:\n{}", fleet.said());
+            let begun = fleet.members.iter().all(|member| member.event("started").is_some());
+            assert!(begun || !ended, "a process ended before all had started:\n{}", fleet.said());
             begun
         });
         fleet
@@ -242,7 +243,7 @@ impl Campaign {
                 break;
             }
             let played = catch_unwind(AssertUnwindSafe(|| round(lane, seed)));
-            let played = played.unwrap_or_else(|_| Err("something panicked or hung, as was told".to_owned()));
+            let played = played.unwrap_or_else(|_| Err("the round panicked or hung; see above".to_owned()));
             let (failed, counts) = &mut *tally.lock().unwrap();
             match played {
                 Ok(what) => *counts.entry(what).or_default() += 1,

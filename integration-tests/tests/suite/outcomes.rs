@@ -267,7 +267,7 @@ fn with_a_long_detection_time_a_sender_may_stop_for_a_while() {
     }
 }
 
-/// Whatever the sender could not open: its own limit is its own failure, and no receiver is blamed.
+/// A sender that reaches its own limit of open files fails with exit code 1 and blames no receiver.
 #[test]
 fn a_sender_that_may_open_too_few_files_fails_by_itself_and_names_the_limit() {
     let source = TempDir::new().unwrap();

@@ -88,6 +88,11 @@ fn a_directory_tree_arrives_with_its_modes_times_and_empty_directories() {
 #[test]
 fn names_that_differ_only_in_case_arrive_where_they_are_different_files() {
     let source = TempDir::new().unwrap();
+    std::fs::create_dir(source.path().join("tree")).unwrap();
+    if source.path().join("TREE").exists() {
+        skip("case", "the file system of temporary files ignores upper and lower case in names");
+        return;
+    }
     for name in ["Makefile", "makefile", "D/x", "d/X", "d/x"] {
         let path = source.path().join("tree").join(name);
         std::fs::create_dir_all(path.parent().unwrap()).unwrap();

@@ -32,7 +32,7 @@ fn a_bar_stays_on_one_line_of_any_terminal() {
 }
 
 #[test]
-fn a_transfer_is_confirmed_when_everything_was_sent() {
+fn a_bar_never_says_confirming_before_everything_was_sent() {
     let source = TempDir::new().unwrap();
     let path = source.path().join("file");
     std::fs::write(&path, pattern(32 << 20, 5)).unwrap();

@@ -161,8 +161,8 @@ fn what_is_in_place_needs_room_for_some_files_only() {
     assert_eq!(store.bytes_needed(&manifest, 4), 7 + 112);
     // One file at a time needs least.
     let within = |free| store.clone().within(&manifest, free);
-    assert!(!within(7 + 112).unwrap().one_by_one());
-    assert!(within(7 + 111).unwrap().one_by_one() && within(7 + 100).unwrap().one_by_one());
+    assert!(!within(7 + 112).unwrap().receives_one_by_one());
+    assert!(within(7 + 111).unwrap().receives_one_by_one() && within(7 + 100).unwrap().receives_one_by_one());
     let error = within(7 + 99).unwrap_err().to_string();
     assert!(error.contains("107") && error.contains("106"), "{error}");
 }
@@ -239,6 +239,20 @@ fn a_file_is_written_by_one_transfer_at_a_time_whatever_leads_to_it() {
         drop(arrival);
         drop(store.reserve(second).unwrap());
     }
+}
+
+#[test]
+fn a_link_to_the_receivers_own_directory_leads_to_the_same_file() {
+    let dir = tempfile::tempdir().unwrap();
+    std::os::unix::fs::symlink(".", dir.path().join("here")).unwrap();
+    let file = |names: &[&str]| entry(names, EntryKind::File { size: 3 }, 0o600);
+    let direct = Manifest { entries: vec![file(&["file"])] };
+    let linked = Manifest { entries: vec![entry(&["here"], EntryKind::Directory, 0o700), file(&["here", "file"])] };
+    let store = store(&dir, false);
+    let reserved = store.reserve(&linked).unwrap();
+    assert_eq!(store.reserve(&direct).unwrap_err().reason(), "busy with another transfer of file");
+    drop(reserved);
+    drop(store.reserve(&direct).unwrap());
 }
 
 #[test]
