@@ -23,7 +23,7 @@ type Executables = BTreeMap<String, PathBuf>;
 
 /// Runs the suites with `filter` in their names, or those of every day if it is empty; returns the status to exit with.
 ///
-/// A machine has one processor, and waits half of the time. So two run at once on each processor of the host.
+/// A machine has one processor. So as many machines run at once as the host has processors, each on its own.
 pub(crate) fn run_suites(filter: &str, verbose: bool) -> Result<u8> {
     let chosen = |suite: &&Suite| if filter.is_empty() { suite.by_default } else { suite.name.contains(filter) };
     let suites: Vec<&Suite> = SUITES.iter().filter(chosen).collect();
@@ -46,9 +46,7 @@ pub(crate) fn run_suites(filter: &str, verbose: bool) -> Result<u8> {
     };
     let run_on = &run_on;
     thread::scope(|scope| {
-        let cpus = boot::cpus()?;
-        for cpu in cpus.iter().cycle().take(suites.len().min(MACHINES_PER_CPU * cpus.len())) {
-            let cpu = *cpu;
+        for cpu in boot::cpus()?.into_iter().take(suites.len()) {
             scope.spawn(move || run_on(&cpu));
         }
         anyhow::Ok(())
@@ -196,7 +194,6 @@ fn workspace() -> &'static Path {
 }
 
 const KINDS: [&str; 5] = ["test:", "bench:", "lib:", "bin:", "example:"];
-const MACHINES_PER_CPU: usize = 2;
 const BENCH_LIMIT_S: u32 = 3600;
 const BENCH_PORT_RATE_MBIT: u32 = 200;
 
