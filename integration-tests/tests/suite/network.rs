@@ -214,11 +214,11 @@ const HOSTS: usize = 4;
 /// Rounds in a run of the test suite.
 const ROUNDS: u64 = 2;
 /// Rounds at a time in a long campaign, each in a network of its own.
-const LANES: usize = 5;
+const LANES: usize = 4;
 /// Length of the file in bytes; with blocks this small, the transfer takes a while.
 const FILE_BYTES: usize = 48 << 20;
-/// Options of the sender.
-const OPTIONS: [&str; 2] = ["--block-size", "4k"];
+/// Options of the sender. It waits for links that came up just before.
+const OPTIONS: [&str; 5] = ["--block-size", "4k", "--wait", "--timeout", "20"];
 /// Longest time for which a link is down before it comes up again: too short for the host to be declared failed. TCP
 /// repeats after 0.2 s, 0.6 s and 1.4 s, and 1.7 s of silence are a failure.
 const SHORT_MAX: Duration = Duration::from_millis(600);
