@@ -1,5 +1,6 @@
 //! A receiver of files and directories, for any number of senders.
 
+use std::io;
 use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::pin::Pin;
@@ -19,7 +20,7 @@ use crate::announcement::{Announcement, CLOSED_EARLY, Medium, Reply};
 use crate::arrivals::take_files;
 use crate::blame::{explain, peers, stopped_before, stopped_for};
 use crate::driven::Driven;
-use crate::error::{Context, Kind, Problem, TransferError};
+use crate::error::{Context, Kind, Problem, TransferError, chain};
 use crate::event::{Direction, Event, Events, Proof, ReceiverEvent, SessionNumber};
 use crate::fabric::{FabricInUse, FabricSelection, FabricSettings, OfferedFabrics, RAISE_THE_LIMIT};
 use crate::manifest::Manifest;
@@ -176,10 +177,13 @@ impl FileReceiverBuilder {
         };
         let bound = Listener::bind_secured(offered.fabrics().clone(), address, self.security).await;
         let listener = bound.map_err(|error| {
-            let malformed = error.kind() == std::io::ErrorKind::InvalidInput;
-            let form = if malformed { ", which is to be ADDRESS:PORT" } else { "" };
-            let kind = if malformed { Kind::Request } else { Kind::Local };
-            Problem::from(error).context(format!("cannot listen at {address}{form}")).of_kind(kind)
+            let (kind, remedy) = match error.kind() {
+                io::ErrorKind::InvalidInput => (Kind::Request, "; write it as ADDRESS:PORT"),
+                io::ErrorKind::AddrInUse => (Kind::Local, "; another receiver may run here: choose another port"),
+                io::ErrorKind::AddrNotAvailable => (Kind::Local, "; it is not an address of this host"),
+                _ => (Kind::Local, ""),
+            };
+            kind.problem(format!("cannot listen at {address}: {}{remedy}", chain(&error)))
         })?;
         let address = listener.local_address().to_owned();
         let loopback_only = address.parse().is_ok_and(|at: SocketAddr| at.ip().is_loopback());

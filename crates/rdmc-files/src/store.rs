@@ -56,8 +56,10 @@ pub(crate) struct Store {
 impl Store {
     /// Opens the directory. It must exist, and this user must be allowed to put files into it.
     pub(crate) fn open(path: &Path, wording: Wording) -> Result<Self, Problem> {
-        let dir = Dir::open_ambient_dir(path, ambient_authority())
-            .with_context(|| format!("the directory {} cannot be used", path.display()))?;
+        let dir = Dir::open_ambient_dir(path, ambient_authority()).map_err(|error| {
+            let remedy = if error.kind() == io::ErrorKind::NotFound { "; create it first" } else { "" };
+            Problem::local(format!("the directory {} cannot be used: {error}{remedy}", path.display()))
+        })?;
         let folds_case = partial::folds_case(&dir);
         match &folds_case {
             Err(error) if !is_full(error) => {
