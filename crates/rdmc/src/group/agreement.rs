@@ -429,7 +429,8 @@ impl Agreement {
         let overtaken = !outcome.is_of_quorum() && self.accepted.all().any(overtakes);
         if overtaken {
             // The leader of that higher ballot knows that this member has accepted its outcome, and may have decided
-            // it.
+            // it. The sender of this one has ended: it answers no ballot any more.
+            self.silence.expect_nothing(from);
             return;
         }
         if let Outcome::Failed(verdict) = &outcome {

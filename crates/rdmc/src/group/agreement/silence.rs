@@ -27,6 +27,11 @@ impl SilenceTracker {
         self.counted_out.remove(&rank);
     }
 
+    /// Expects no answers of a member any more, without an accusation.
+    pub(super) fn expect_nothing(&mut self, rank: u32) {
+        self.counted_out.insert(rank);
+    }
+
     pub(super) fn is_counted_out(&self, rank: u32) -> bool {
         self.counted_out.contains(&rank)
     }

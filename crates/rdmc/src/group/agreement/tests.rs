@@ -408,6 +408,16 @@ fn who_leaves_before_there_is_an_outcome_names_nobody_else() {
 }
 
 #[test]
+fn who_has_ended_without_the_others_is_not_waited_for() {
+    // Member 0 has ended alone when member 1 finds it again. Member 1 has accepted another outcome, and leads.
+    let mut network = Network::new(4, 6_684_034_265_202_688_508);
+    network.run(0, Fate { deaths: 1, cuts: 3, mends: 2, refusals: 1 }, 41);
+    network.quorums_agree();
+    assert_eq!(network.outcome(1), network.outcome(2));
+    assert!(network.now < Timestamp::ZERO + PATIENCE.all, "somebody had to give up");
+}
+
+#[test]
 fn who_answers_nothing_is_counted_out() {
     for (count, mute) in [(3, 0), (3, 1), (3, 2), (5, 0), (5, 3)] {
         let mut network = Network::new(count, 3);
