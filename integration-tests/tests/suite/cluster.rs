@@ -1,7 +1,9 @@
 //! Makes clusters of nodes inside the test process, on any fabric.
 
 use std::fmt;
+use std::net::Ipv4Addr;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 
 use futures::{FutureExt, StreamExt};
@@ -95,10 +97,15 @@ pub(crate) async fn start_on(fabrics: Vec<Arc<dyn Fabric>>, kind: Kind) -> Vec<N
     futures::future::try_join_all(starts).await.expect("all nodes start")
 }
 
-/// Finds free loopback addresses. If another program takes one before it is used, the start fails.
+/// Finds free loopback addresses, which stay free: connections of other programs leave from 127.0.0.1, and each call has
+/// a host address of its own.
 pub(crate) fn free_addresses(count: usize) -> Vec<String> {
+    static CALLS: AtomicU32 = AtomicU32::new(0);
+    let [.., high, low] = std::process::id().to_be_bytes();
+    let [.., call] = CALLS.fetch_add(1, Ordering::Relaxed).to_be_bytes();
+    let host = Ipv4Addr::new(127, high | 0x80, low, call);
     let bound: Vec<_> =
-        (0..count).map(|_| std::net::TcpListener::bind("127.0.0.1:0").expect("a loopback port is free")).collect();
+        (0..count).map(|_| std::net::TcpListener::bind((host, 0)).expect("a loopback port is free")).collect();
     bound.iter().map(|listener| listener.local_addr().expect("it is bound").to_string()).collect()
 }
 
@@ -132,15 +139,8 @@ pub(crate) async fn take_all(mut receiver: Receiver) -> Vec<Message> {
 
 /// Returns bytes that depend on every position and on the seed.
 pub(crate) fn pattern(len: usize, seed: u64) -> Vec<u8> {
-    let mut state = seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1;
-    let mut bytes = Vec::with_capacity(len + 8);
-    while bytes.len() < len {
-        state ^= state << 13;
-        state ^= state >> 7;
-        state ^= state << 17;
-        bytes.extend_from_slice(&state.to_le_bytes());
-    }
-    bytes.truncate(len);
+    let mut bytes = vec![0; len];
+    blake3::Hasher::new().update(&seed.to_le_bytes()).finalize_xof().fill(&mut bytes);
     bytes
 }
 
