@@ -45,6 +45,8 @@ pub(crate) enum AlgorithmName {
     BinomialPipeline,
     /// Blocks spread on a circulant graph, in as few steps
     Circulant,
+    /// Half of the blocks go down one binary tree, half down another: for distant hosts
+    TwoTree,
     /// The sender gives every block to each receiver: for processes of one host
     Fanout,
     /// One schedule among the racks and a binomial pipeline inside each; needs --racks
@@ -77,6 +79,7 @@ impl ValueEnum for OrAuto<AlgorithmName> {
             Self::Given(AlgorithmName::BinomialTree),
             Self::Given(AlgorithmName::BinomialPipeline),
             Self::Given(AlgorithmName::Circulant),
+            Self::Given(AlgorithmName::TwoTree),
             Self::Given(AlgorithmName::Fanout),
             Self::Given(AlgorithmName::Hybrid),
         ]
@@ -130,6 +133,7 @@ impl HybridOptions {
             AlgorithmName::BinomialTree => Algorithm::BinomialTree,
             AlgorithmName::BinomialPipeline => Algorithm::BinomialPipeline,
             AlgorithmName::Circulant => Algorithm::Circulant,
+            AlgorithmName::TwoTree => Algorithm::TwoTree,
             AlgorithmName::Fanout => Algorithm::Fanout,
             AlgorithmName::Hybrid => {
                 let Some(racks) = &self.racks else {

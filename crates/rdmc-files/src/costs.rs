@@ -186,12 +186,12 @@ mod tests {
     }
 
     #[test]
-    fn hosts_get_the_fan_out_and_networks_the_pipeline() {
+    fn hosts_get_the_fan_out_and_networks_two_trees() {
         for (members, bytes) in [(4, MIB), (8, 64 * MIB), (8, 10 << 30), (64, 256 * MIB)] {
             for assumed in [Assumed::Host, Assumed::Loopback] {
                 assert_eq!(way(assumed, members, bytes).0, Algorithm::Fanout, "{members} {bytes}");
             }
-            assert_eq!(way(MEDIA[0].1, members, bytes).0, Algorithm::BinomialPipeline, "{members} {bytes}");
+            assert_eq!(way(MEDIA[0].1, members, bytes).0, Algorithm::TwoTree, "{members} {bytes}");
         }
     }
 
@@ -225,9 +225,9 @@ mod tests {
     fn ports_that_are_known_get_blocks_that_suit_them() {
         let size = |rate: &str| way(Assumed::Network(rate.parse().unwrap()), 8, 64 * MIB).1;
         let rates = ["200M", "1G", "2.5G", "10G", "25G"];
-        assert_eq!(rates.map(size), [128 << 10, 256 << 10, 256 << 10, 512 << 10, 1 << 20]);
+        assert_eq!(rates.map(size), [64 << 10, 128 << 10, 256 << 10, 512 << 10, 1 << 20]);
         let told = plans(None, None, 8, 64 * MIB, "200M".parse().unwrap()).unwrap();
-        assert_eq!((told.network.block_size, told.host.block_size), (128 << 10, 1 << 20));
+        assert_eq!((told.network.block_size, told.host.block_size), (64 << 10, 1 << 20));
     }
 
     #[test]

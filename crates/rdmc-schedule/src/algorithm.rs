@@ -10,7 +10,7 @@ use crate::racks::Racks;
 /// Chooses how a message's blocks travel from the root to all members; n is the number of members, k that of blocks.
 ///
 /// The flat algorithms are written and parsed by name: `sequential`, `chain`, `binomial-tree`, `binomial-pipeline`,
-/// `circulant`, `fanout`. The hybrid is written as `hybrid(chain)`, `hybrid(binomial-pipeline)` or `hybrid(cascade)`.
+/// `circulant`, `two-tree`, `fanout`. The hybrid is written as `hybrid(chain)`, `hybrid(binomial-pipeline)` or `hybrid(cascade)`.
 /// It is not parsed, since it needs the racks; [`Spine::in_name`] returns its spine.
 ///
 /// # Examples
@@ -47,18 +47,25 @@ pub enum Algorithm {
     /// Relays have more slack when n is just above a power of two. They have more neighbours, and most of them have no
     /// fixed first source.
     Circulant,
+    /// Half of the blocks go down one binary tree, half down another: k + 2⌊log₂ (n − 1)⌋ steps at most.
+    ///
+    /// Every member is inside one tree and a leaf of the other (after Sanders, Speck, Träff, *Parallel Computing* 35(12),
+    /// 2009), and has two parents and two children. No block waits for one that comes a longer way, so distance delays
+    /// a member only once for each level of the trees.
+    TwoTree,
     /// One schedule among the racks, and the binomial pipeline inside each of them (DSN §4.3).
     Hybrid(Hybrid),
 }
 
 impl Algorithm {
     /// Lists the algorithms that take no parameter.
-    pub const ALL_FLAT: [Algorithm; 6] = [
+    pub const ALL_FLAT: [Algorithm; 7] = [
         Algorithm::Sequential,
         Algorithm::Chain,
         Algorithm::BinomialTree,
         Algorithm::BinomialPipeline,
         Algorithm::Circulant,
+        Algorithm::TwoTree,
         Algorithm::Fanout,
     ];
 }
@@ -73,6 +80,7 @@ impl fmt::Display for Algorithm {
             Algorithm::BinomialTree => "binomial-tree",
             Algorithm::BinomialPipeline => "binomial-pipeline",
             Algorithm::Circulant => "circulant",
+            Algorithm::TwoTree => "two-tree",
         })
     }
 }

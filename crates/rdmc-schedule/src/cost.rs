@@ -1,8 +1,14 @@
 //! A simple model of the time of a multicast, and the algorithm and block size that take least by it.
 //!
-//! The model is the one by which the paper compares its algorithms (DSN §4.3). A schedule's steps follow each other,
-//! and a step takes as long as a block takes to cross a port, and the cost of a block besides. Members that are
-//! processes of one host have no ports. They share processors, which copy every block to every member.
+//! The paper compares its algorithms by their steps (DSN §4.3): a step takes as long as a block takes to cross a port,
+//! and the cost of a block besides. Distance adds to that:
+//!
+//! - A block that goes from member to member is late by one latency at each of them.
+//! - Members that keep in step with several neighbours wait at the end of each step for a word, which takes a round
+//!   trip. [Near](is_near) members do.
+//! - Otherwise blocks share ports. That costs some steps more, and no round trips.
+//!
+//! Members that are processes of one host have no ports. They share processors, which copy every block to every member.
 
 use std::time::Duration;
 
@@ -19,10 +25,10 @@ use crate::simple::stages;
 ///
 /// use rdmc_schedule::{Algorithm, CostModel};
 ///
-/// // Ports of 10 Gbit/s, 50 µs for each block.
-/// let network = CostModel::network(1.25e9, Duration::from_micros(50), Duration::from_micros(20));
+/// // Ports of 10 Gbit/s, 50 µs for each block, half a millisecond from host to host.
+/// let network = CostModel::network(1.25e9, Duration::from_micros(50), Duration::from_micros(500));
 /// let plan = network.best(8, 64 << 20)?;
-/// assert_eq!(plan.algorithm, Algorithm::BinomialPipeline);
+/// assert_eq!(plan.algorithm, Algorithm::TwoTree);
 /// assert!((512 << 10..=4 << 20).contains(&plan.block_size));
 /// # Ok::<(), rdmc_schedule::ScheduleError>(())
 /// ```
@@ -30,7 +36,7 @@ use crate::simple::stages;
 pub struct CostModel {
     /// The cost of a block of any length: posting it, granting it, waking the task that waits for it.
     per_block: Duration,
-    /// From the end of a block to the beginning of its relay.
+    /// From one member's software to another's.
     latency: Duration,
     medium: Medium,
     /// The longest block that is chosen, in bytes.
@@ -62,7 +68,7 @@ impl CostModel {
     /// Describes members that have ports of `rate` bytes per second in each direction.
     ///
     /// `per_block` is the time that a block takes besides its way through the port. Handling that goes on meanwhile
-    /// costs nothing.
+    /// costs nothing. `latency` is the time from one member's software to another's, half of a round trip.
     ///
     /// # Panics
     /// If the rate is not a positive number.
@@ -104,12 +110,12 @@ impl CostModel {
         block_size: u32,
     ) -> Result<Duration, ScheduleError> {
         let blocks = u32::try_from(bytes.div_ceil(block_size.max(1).into()).max(1)).unwrap_or(u32::MAX);
-        let steps = Schedule::new(algorithm, members, BlockCount(blocks))?.steps();
+        let schedule = Schedule::new(algorithm, members, BlockCount(blocks))?;
         // The last block may be shorter: all are as long as they are on average.
         let len = as_f64(bytes) / f64::from(blocks);
         let (hops, overhead) = (f64::from(hops(algorithm, members)), self.per_block.as_secs_f64());
         let seconds = match self.medium {
-            Medium::Ports { rate } => as_f64(steps) * (len / rate + overhead) + hops * self.latency.as_secs_f64(),
+            Medium::Ports { rate } => self.time_on_ports(&schedule, len, rate),
             Medium::Host { rate, processors } => {
                 let receivers = f64::from(members.saturating_sub(1));
                 let copy = len / rate + overhead;
@@ -121,6 +127,32 @@ impl CostModel {
             }
         };
         Ok(Duration::from_secs_f64(seconds.min(SECONDS_MAX)))
+    }
+
+    /// Predicts the time of a message on ports of `rate` bytes per second; its blocks have `len` bytes on average.
+    fn time_on_ports(&self, schedule: &Schedule, len: f64, rate: f64) -> f64 {
+        let latency = self.latency.as_secs_f64();
+        let block_time = len / rate + self.per_block.as_secs_f64();
+        let (algorithm, members) = (schedule.algorithm(), schedule.members());
+        let (steps, hops) = (as_f64(schedule.steps()), f64::from(hops(algorithm, members)));
+        match algorithm {
+            _ if members < 3 => steps * block_time + 2.0 * latency,
+            // Before the first block, members learn the message's size, and grant.
+            Algorithm::TwoTree => steps * block_time + (hops + 2.0) * latency,
+            Algorithm::BinomialPipeline | Algorithm::Circulant | Algorithm::Hybrid(_) => {
+                if is_near(len, 2 * self.latency, rate) {
+                    // The word is given some time before the end of the block. Too late, the port idles; too early, the
+                    // blocks share it.
+                    let waits = (2.0 * latency - NOTICE_BYTES.min(len) / rate).abs();
+                    return steps * (block_time + waits) * IN_STEP_RATIO + latency;
+                }
+                let crowded = if members.is_power_of_two() { 1.0 } else { CROWDED_RATIO };
+                let fill = hops * (FREE_FILL_BLOCKS * block_time + FREE_FILL_LATENCIES * latency);
+                let blocks_time = f64::from(schedule.blocks().get()) * block_time;
+                (blocks_time * crowded + fill).min(steps * (block_time + 2.0 * latency)) + latency
+            }
+            _ => steps * block_time + (hops + 1.0) * latency,
+        }
     }
 
     /// Chooses the flat algorithm and the block size that should take least; block sizes are powers of two from 64 KiB.
@@ -182,6 +214,13 @@ impl CostModel {
     }
 }
 
+/// Tells whether members are so near that they should keep in step: a round trip takes at most a sixth of the time that a
+/// block of `block_len` bytes takes to cross a port of `rate` bytes per second.
+#[must_use]
+pub fn is_near(block_len: f64, round_trip: Duration, rate: f64) -> bool {
+    round_trip.as_secs_f64() * rate * NEAR_PARTS <= block_len
+}
+
 /// Returns the number of members that a block passes, one after the other, to reach the last one.
 fn hops(algorithm: &Algorithm, members: u32) -> u32 {
     match algorithm {
@@ -191,6 +230,7 @@ fn hops(algorithm: &Algorithm, members: u32) -> u32 {
         Algorithm::BinomialTree | Algorithm::BinomialPipeline | Algorithm::Circulant | Algorithm::Hybrid(_) => {
             stages(members)
         }
+        Algorithm::TwoTree => (members - 1).ilog2() + 1,
     }
 }
 
@@ -200,8 +240,26 @@ fn as_f64(number: u64) -> f64 {
 }
 
 /// The candidates; of several with the same time the first is taken.
-static CANDIDATES: [Algorithm; 5] =
-    [Algorithm::BinomialPipeline, Algorithm::Fanout, Algorithm::Chain, Algorithm::BinomialTree, Algorithm::Sequential];
+static CANDIDATES: [Algorithm; 6] = [
+    Algorithm::BinomialPipeline,
+    Algorithm::TwoTree,
+    Algorithm::Fanout,
+    Algorithm::Chain,
+    Algorithm::BinomialTree,
+    Algorithm::Sequential,
+];
+/// Members are near if a round trip takes at most this part of a block's time.
+const NEAR_PARTS: f64 = 6.0;
+/// Members that keep in step take this many times as long: one that is late makes others late.
+const IN_STEP_RATIO: f64 = 1.02;
+/// Bytes before the end of a block at which its receiver is ready for one of another member.
+const NOTICE_BYTES: f64 = 32.0 * 1024.0;
+/// If blocks share ports, and the number of members is no power of two, this many times the blocks' time.
+const CROWDED_RATIO: f64 = 1.14;
+/// If blocks share ports, the time until the last member gets its blocks at full rate: so many blocks and latencies for
+/// each doubling of the members.
+const FREE_FILL_BLOCKS: f64 = 3.0;
+const FREE_FILL_LATENCIES: f64 = 1.8;
 /// The block sizes that are candidates, in bytes: the powers of two from the first to the second.
 const BLOCK_SIZE_MIN: u32 = 64 << 10;
 const BLOCK_SIZE_MAX: u32 = 16 << 20;
@@ -225,10 +283,18 @@ mod tests {
     #[test]
     fn on_ports_it_is_steps_times_what_a_step_takes() {
         let model = network(100e6, 500);
-        let predicted = model.time(&Algorithm::BinomialPipeline, 8, 64 * MIB, 1 << 20).unwrap();
-        // 66 steps of 1 MiB, and three hops.
-        let expected = 66.0 * (1_048_576.0 / 100e6 + 500e-6) + 3.0 * 20e-6;
-        assert!((predicted.as_secs_f64() / expected - 1.0).abs() < 1e-6, "{predicted:?}");
+        let predicted = |algorithm, block_size| model.time(&algorithm, 8, 64 * MIB, block_size).unwrap();
+        let is = |time: Duration, expected: f64| (time.as_secs_f64() / expected - 1.0).abs() < 1e-6;
+        // 66 steps of 1 MiB. At the end of each the next sender is ready 287 µs too early.
+        let (block_time, early) = (1_048_576.0 / 100e6 + 500e-6, 32_768.0 / 100e6 - 40e-6);
+        let pipeline = predicted(Algorithm::BinomialPipeline, 1 << 20);
+        assert!(is(pipeline, 66.0 * (block_time + early) * 1.02 + 20e-6), "{pipeline:?}");
+        // Three levels, an announcement and a grant.
+        let two_tree = predicted(Algorithm::TwoTree, 1 << 20);
+        assert!(is(two_tree, 68.0 * block_time + 5.0 * 20e-6), "{two_tree:?}");
+        let chain = predicted(Algorithm::Chain, 1 << 20);
+        assert!(is(chain, 70.0 * block_time + 8.0 * 20e-6), "{chain:?}");
+        let predicted = pipeline;
         let one_by_one = model.time(&Algorithm::Sequential, 8, 64 * MIB, 1 << 20).unwrap();
         assert!(one_by_one > 6 * predicted);
     }
@@ -258,10 +324,16 @@ mod tests {
     }
 
     #[test]
-    fn networks_get_the_pipeline_and_hosts_the_fan_out() {
+    fn networks_get_a_pipeline_or_two_trees_and_hosts_the_fan_out() {
         for (members, bytes) in [(4, 64 * MIB), (8, 256 * MIB), (16, MIB)] {
-            assert_eq!(network(1.25e9, 50).best(members, bytes).unwrap().algorithm, Algorithm::BinomialPipeline);
+            let near = network(1.25e9, 50).best(members, bytes).unwrap().algorithm;
+            assert!([Algorithm::BinomialPipeline, Algorithm::TwoTree].contains(&near), "{members} {bytes}: {near}");
             assert_eq!(host().best(members, bytes).unwrap().algorithm, Algorithm::Fanout);
+        }
+        for (members, rate) in [(8, 1.25e9), (13, 125e6), (64, 12.5e9)] {
+            let (per_block, latency) = (Duration::from_micros(5), Duration::from_millis(5));
+            let far = CostModel::network(rate, per_block, latency).best(members, 4096 * MIB).unwrap();
+            assert_eq!(far.algorithm, Algorithm::TwoTree, "{members} {rate}");
         }
         // With two members all are the same.
         assert_eq!(host().best(2, MIB).unwrap().algorithm, Algorithm::BinomialPipeline);
@@ -286,7 +358,7 @@ mod tests {
         assert!(chain.block_size > long.block_size, "{chain:?} {long:?}");
         // One block goes fastest from those who have it to as many others.
         let whole = model.complete(None, Some(64 << 20), 8, 64 * MIB).unwrap();
-        assert_eq!((whole.algorithm, whole.block_size), (Algorithm::BinomialPipeline, 64 << 20));
+        assert_eq!((whole.algorithm, whole.block_size), (Algorithm::BinomialTree, 64 << 20));
         let both = model.complete(Some(&Algorithm::Sequential), Some(1000), 8, MIB).unwrap();
         assert_eq!((both.algorithm, both.block_size), (Algorithm::Sequential, 1000));
     }

@@ -12,6 +12,7 @@
 //! | binomial tree | k⌈log₂ n⌉ | DSN §4.3 |
 //! | binomial pipeline | k − 1 + ⌈log₂ n⌉ | DSN §4.4; Draft, App. A |
 //! | circulant | k − 1 + ⌈log₂ n⌉ | Träff, arXiv 2312.11236 |
+//! | two trees | k + 2⌊log₂ (n − 1)⌋ at most | after Sanders, Speck, Träff, Parallel Computing 35(12), 2009 |
 //! | fan-out | k(n − 1) | for members of one host |
 //! | hybrid | by racks | DSN §4.3 |
 //!
@@ -66,10 +67,11 @@ mod racks;
 mod repair;
 mod schedule;
 mod simple;
+mod two_tree;
 mod walk;
 
 pub use algorithm::{Algorithm, Hybrid, ParseAlgorithmError, Spine};
-pub use cost::{CostModel, Plan};
+pub use cost::{CostModel, Plan, is_near};
 pub use hop::{BlockCount, BlockIndex, Hop, Rank, Step};
 pub use racks::{Racks, RacksError};
 pub use repair::{BlockSet, BlockSetError, REPAIR_BLOCKS_MAX, REPAIR_HOPS_MAX, Repair, RepairError, RepairHops};

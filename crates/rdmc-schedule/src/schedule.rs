@@ -10,6 +10,7 @@ use crate::hop::{BlockCount, BlockIndex, Hop, Rank, Step};
 use crate::hybrid::{self, Levels};
 use crate::pipeline::{self, Cube};
 use crate::simple;
+use crate::two_tree;
 use crate::walk::{PeerBlock, Side, Walk};
 
 /// The largest group: ranks fit 16 bits.
@@ -65,6 +66,7 @@ impl Schedule {
             Algorithm::BinomialTree => simple::tree_steps(members, k),
             Algorithm::BinomialPipeline => Cube::new(members, k).steps(),
             Algorithm::Circulant => circulant::steps(members, k),
+            Algorithm::TwoTree => two_tree::steps(members, k),
             Algorithm::Hybrid(hybrid) => hybrid::steps(hybrid, k),
         };
         Ok(Schedule { algorithm: algorithm.clone(), members, blocks, steps })
@@ -130,6 +132,7 @@ impl Schedule {
             Algorithm::BinomialTree => simple::tree(n, k, rank, side),
             Algorithm::BinomialPipeline => pipeline::walk(n, k, rank, side),
             Algorithm::Circulant => circulant::walk(n, k, rank, side),
+            Algorithm::TwoTree => two_tree::walk(n, k, rank, side),
             Algorithm::Hybrid(hybrid) => {
                 return MemberSide::Hybrid(Box::new(hybrid::levels(hybrid, k, rank, side)));
             }
@@ -238,7 +241,8 @@ pub fn neighbours(algorithm: &Algorithm, members: u32, rank: Rank) -> Result<Nei
 /// is not fixed.
 ///
 /// The root has none. In the circulant schedule only the O(log n) members to which the root sends have one, the root.
-/// In all other schedules every member except the root has one. A receiver that does not know the size of the message
+/// With two trees the members inside the first have one, if it reaches them before the second. In all other schedules every
+/// member except the root has one. A receiver that does not know the size of the message
 /// yet must expect its first block from this member (DSN §4.2). O(log² n).
 ///
 /// # Errors
@@ -258,6 +262,9 @@ pub fn first_source(algorithm: &Algorithm, members: u32, rank: Rank) -> Result<O
         return Ok(from.into_iter().find(|source| source.is_root()));
     }
     let schedule = member_schedule(algorithm, members, rank, BlockCount(1))?;
+    if *algorithm == Algorithm::TwoTree && !rank.is_root() {
+        return Ok(two_tree::first_source(members, rank.0).map(Rank));
+    }
     Ok(schedule.receives(rank).next().map(|first| first.peer))
 }
 

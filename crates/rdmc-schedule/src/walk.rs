@@ -6,6 +6,7 @@ use crate::cascade::Handover;
 use crate::circulant::Lanes;
 use crate::pipeline::CubeSide;
 use crate::simple::{Fan, Run};
+use crate::two_tree::Edges;
 
 /// The end of the hops that a member is asked about.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -53,6 +54,7 @@ pub(crate) enum StepSource {
     Fan(Fan),
     Cube(CubeSide),
     Lanes(Box<Lanes>),
+    Edges(Edges),
     Handover(Box<Handover>),
 }
 
@@ -64,6 +66,7 @@ impl StepSource {
             StepSource::Handover(handover) => return handover.peer_block(index),
             StepSource::Cube(side) => side.peer_block(index),
             StepSource::Lanes(lanes) => lanes.peer_block(index),
+            StepSource::Edges(edges) => edges.peer_block(index),
         };
         hop.map(|hop| (index, hop))
     }

@@ -356,7 +356,9 @@ mod tests {
                 for k in [1, 2, 3, 5, 8, 16] {
                     let steps = Schedule::new(&algorithm, n, BlockCount(u32::try_from(k).unwrap())).unwrap().steps();
                     let took = latency_ns(&algorithm, n, k, SendOrder::InTurn, |_| {});
-                    assert_eq!(took, 1000 * steps, "{algorithm}, n = {n}, k = {k}");
+                    // With two trees some ports idle in some steps, for which adapters do not wait.
+                    let in_time = took == 1000 * steps || (algorithm == Algorithm::TwoTree && took < 1000 * steps);
+                    assert!(in_time, "{algorithm}, n = {n}, k = {k}: {took}");
                 }
             }
         }

@@ -12,10 +12,10 @@ fn how_blocks_travel_is_chosen_for_the_fabric_unless_it_is_given() {
     let file = source.path().join("file");
     std::fs::write(&file, pattern(5 << 20, 1)).unwrap();
     // The algorithms on shared memory, where there is such a fabric, and on TCP.
-    let (fanout, pipeline) = (Some("fanout"), Some("binomial-pipeline"));
+    let (fanout, two_tree) = (Some("fanout"), Some("two-tree"));
     let cases: [(&[&str], Option<&str>, Option<&str>); 4] = [
-        (&[], fanout, pipeline),
-        (&["--algorithm", "auto", "--block-size", "auto"], fanout, pipeline),
+        (&[], fanout, two_tree),
+        (&["--algorithm", "auto", "--block-size", "auto"], fanout, two_tree),
         (&["--algorithm", "chain"], Some("chain"), Some("chain")),
         (&["--block-size", "128k"], None, None),
     ];

@@ -23,7 +23,7 @@ fn hybrids_are_displayed_and_not_parsed() {
     assert!(Spine::ALL.into_iter().all(|spine| Spine::in_name(&name(spine)) == Some(spine)));
     let error = "hybrid(chain)".parse::<Algorithm>().unwrap_err();
     let expected = "unknown algorithm \"hybrid(chain)\", known are sequential, chain, binomial-tree, \
-                    binomial-pipeline, circulant, fanout";
+                    binomial-pipeline, circulant, two-tree, fanout";
     assert_eq!(error.to_string(), expected);
 }
 

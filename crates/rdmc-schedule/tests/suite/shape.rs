@@ -15,6 +15,7 @@ fn the_number_of_steps_is_that_of_the_table() {
                 (Algorithm::BinomialTree, k * ceil_log),
                 (Algorithm::BinomialPipeline, least),
                 (Algorithm::Circulant, least),
+                (Algorithm::TwoTree, two_tree_steps(members, k)),
                 (Algorithm::Fanout, k * (n - 1)),
             ];
             for (algorithm, steps) in expected {
@@ -23,6 +24,13 @@ fn the_number_of_steps_is_that_of_the_table() {
             }
         }
     }
+}
+
+/// The latest member is on the last row, behind edges of the same kind only if the row is full, or all but one place.
+fn two_tree_steps(members: u32, blocks: u64) -> u64 {
+    let Some(row) = (members - 1).checked_ilog2() else { return 0 };
+    let is_full = [members + 1, members].contains(&(2 << row));
+    blocks + u64::from(2 * row) - u64::from(!is_full)
 }
 
 #[test]

@@ -194,6 +194,8 @@ pub enum AlgorithmCase {
     BinomialPipeline,
     /// [`Algorithm::Circulant`].
     Circulant,
+    /// [`Algorithm::TwoTree`].
+    TwoTree,
     /// [`Algorithm::Hybrid`].
     Hybrid {
         /// The rack of each rank.
@@ -527,6 +529,7 @@ impl AlgorithmCase {
             Self::BinomialTree => Algorithm::BinomialTree,
             Self::BinomialPipeline => Algorithm::BinomialPipeline,
             Self::Circulant => Algorithm::Circulant,
+            Self::TwoTree => Algorithm::TwoTree,
             Self::Hybrid { racks, spine } => {
                 let racks = Racks::from_assignment(racks).expect("the case was checked");
                 Hybrid::new(racks, spine.spine()).into()

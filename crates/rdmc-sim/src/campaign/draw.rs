@@ -274,12 +274,13 @@ fn draw_message(random: &mut Random, block_size: u32) -> MessageCase {
 }
 
 fn draw_algorithm(random: &mut Random, members: usize) -> AlgorithmCase {
-    match random.below(8) {
+    match random.below(9) {
         0 => AlgorithmCase::Sequential,
         1 => AlgorithmCase::Chain,
         2 => AlgorithmCase::BinomialTree,
         3..=4 => AlgorithmCase::BinomialPipeline,
         5 => AlgorithmCase::Circulant,
+        6 => AlgorithmCase::TwoTree,
         _ => {
             let most = random.within(1..=members as u64);
             let racks = (0..members).map(|_| u32::try_from(random.below(most)).expect("at most 16")).collect();

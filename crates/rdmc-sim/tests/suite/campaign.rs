@@ -69,7 +69,7 @@ fn seeds_draw_everything_there_is() {
         groups().flat_map(|group| &group.members).map(|member| name(&member.behaviour)).collect();
     let algorithms: BTreeSet<_> = groups().map(|group| name(&group.algorithm)).collect();
     let futures: BTreeSet<_> = groups().flat_map(|group| &group.messages).map(|it| name(&it.future)).collect();
-    assert_eq!((faults.len(), behaviours.len(), algorithms.len(), futures.len()), (14, 12, 6, 3));
+    assert_eq!((faults.len(), behaviours.len(), algorithms.len(), futures.len()), (14, 12, 7, 3));
     let kinds: BTreeSet<_> = groups().map(|group| (group.recoverable, group.checks, group.delta)).collect();
     assert_eq!(kinds.len(), 8);
     let parts: BTreeSet<_> = groups()
@@ -210,7 +210,7 @@ fn who_is_said_to_have_passed_on_a_corrupted_block_has_done_so() {
 #[test]
 fn a_killed_member_is_named_by_all_survivors() {
     for node in 0..4 {
-        let mut case = case(AlgorithmCase::BinomialPipeline, &[0, 1, 2, 3], &[10_000; 8]);
+        let mut case = case(AlgorithmCase::BinomialPipeline, &[0, 1, 2, 3], &[10_000; 32]);
         case.faults = vec![at(500_000, Fault::Kill { node })];
         let seen = play(&case).unwrap();
         for member in seen.groups[0].members.iter().filter(|member| member.died_ns.is_none()) {
