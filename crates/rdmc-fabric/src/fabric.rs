@@ -117,6 +117,8 @@ pub struct Capabilities {
     /// Most bytes that are worth having under way to one neighbour. Where processors copy them, more bytes displace
     /// each other from the caches. Fabrics that [save completions](crate::QueuePair::send_with_more) set no bound.
     pub ahead_bytes: u64,
+    /// The rate of the node's port in bytes per second in each direction, where the fabric knows it.
+    pub port_rate: Option<u64>,
     /// Whether peers can have [objects](SharedObject) in common. A fabric that chooses a
     /// [carrier](crate::QueuePair::carrier) shares objects with the peers that shared memory carries, any other fabric
     /// with all peers.
@@ -136,6 +138,7 @@ impl Capabilities {
             protects_blocks: false,
             completions_max: u32::MAX,
             ahead_bytes: u64::MAX,
+            port_rate: None,
             shares_objects: false,
         }
     }

@@ -17,6 +17,7 @@ mod circulant;
 mod completion;
 mod delay;
 mod differences;
+mod distance;
 mod groups;
 mod isolation;
 mod measure;
@@ -31,6 +32,7 @@ mod small_messages;
 mod workload;
 
 pub use differences::{DifferencesError, KnownDifference, KnownDifferences, Mismatch};
+pub use distance::{DistanceCase, DistanceOutcome, LATENCIES_NS, RATES_MBPS};
 
 /// One experiment, with its name in the program.
 #[derive(Clone, Copy, Debug)]
@@ -95,6 +97,7 @@ pub const EXPERIMENTS: &[Experiment] = &[
     Experiment { name: "delay", about: "one delay of one member in mid-transfer", run: delay::run },
     Experiment { name: "racks", about: "hybrid and flat schedules behind oversubscribed uplinks", run: racks::run },
     Experiment { name: "circulant", about: "circulant and binomial pipeline on jittery hosts", run: circulant::run },
+    Experiment { name: "distance", about: "256 MiB to hosts from 1.3 µs to 25 ms apart", run: distance::run },
     Experiment { name: "isolation", about: "small messages beside bulk on the same ports", run: isolation::run },
 ];
 

@@ -40,6 +40,8 @@ impl Fabric for SimFabric {
         let mut capabilities = Capabilities::new("sim");
         // Bits flip only as an injected fault, and checking blocks takes no virtual time.
         capabilities.protects_blocks = true;
+        let model = self.world.model();
+        capabilities.port_rate = Some(model.port_mbps * 125_000 / model.payload_scale);
         capabilities.completion_mode = match self.world.model().host.completion {
             WaitMode::Poll => CompletionMode::Poll,
             WaitMode::Hybrid => CompletionMode::HYBRID,

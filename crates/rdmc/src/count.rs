@@ -1,7 +1,7 @@
 //! Counts that tasks wait for.
 
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::task::Poll;
+use std::task::{Context, Poll};
 
 use futures::task::AtomicWaker;
 
@@ -38,15 +38,17 @@ impl Count {
     /// # Cancel safety
     /// Nothing is lost.
     pub(crate) async fn reaches(&self, value: u64) {
-        std::future::poll_fn(|cx| {
-            if self.get() >= value {
-                return Poll::Ready(());
-            }
-            self.waiting.register(cx.waker());
-            // It may have grown before the registration.
-            if self.get() >= value { Poll::Ready(()) } else { Poll::Pending }
-        })
-        .await;
+        std::future::poll_fn(|cx| self.poll_reaches(value, cx)).await;
+    }
+
+    /// Tells whether it is at least `value`; if not, the task is woken when it is.
+    pub(crate) fn poll_reaches(&self, value: u64, cx: &mut Context<'_>) -> Poll<()> {
+        if self.get() >= value {
+            return Poll::Ready(());
+        }
+        self.waiting.register(cx.waker());
+        // It may have grown before the registration.
+        if self.get() >= value { Poll::Ready(()) } else { Poll::Pending }
     }
 }
 

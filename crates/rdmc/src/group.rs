@@ -16,6 +16,7 @@ use tokio::sync::mpsc;
 use crate::failure::{FailureCause, GroupError, with_sources};
 use crate::mesh::frame::GroupFrame;
 use crate::node::{NodeId, NodeShared};
+use crate::round_trips::PAUSES;
 use crate::stats::{Corruption, Counters, GroupStats};
 use crate::sync::lock;
 use crate::transfer::{BlockIdentity, Port, TransferError};
@@ -23,6 +24,7 @@ use crate::woken::WhenWoken;
 
 pub(crate) mod agreement;
 mod delta;
+pub(crate) mod distance;
 mod ending;
 mod events;
 pub(crate) mod healing;
@@ -38,10 +40,11 @@ pub(crate) mod sharing;
 mod spec;
 
 use delta::Delta;
+use distance::Distance;
 use ending::GroupEnd;
 use events::{EventRouting, OfferedEndpoints};
 use healing::Healing;
-use neighbour::Neighbour;
+use neighbour::{Depth, Neighbour};
 use pace::PaceMonitor;
 use recovery::{Continuation, Holdings, Irrecoverable, PriorProgress, Resumption};
 use retained::RetainedMessages;
@@ -60,6 +63,7 @@ pub(crate) struct Group {
     neighbours: BTreeMap<Rank, Neighbour>,
     ingress: Port,
     egress: Port,
+    distance: Distance,
     counters: Counters,
     pace: PaceMonitor,
     end: GroupEnd,
@@ -126,6 +130,7 @@ pub(crate) async fn form(
         neighbours: peers,
         ingress: Port::default(),
         egress: Port::default(),
+        distance: Distance::new(&spec.algorithm, spec.block_size, node.fabric.capabilities().port_rate),
         counters: Counters::default(),
         pace: PaceMonitor::default(),
         end: GroupEnd::new(rank, count, node.mesh.detection(), continuation),
@@ -189,12 +194,13 @@ impl Neighbourhood {
             true => Ok(None),
             false => first_source(&spec.algorithm, count, member),
         };
+        let depth = Depth::shared(node.completions_max, neighbours.sends_to.len() + neighbours.receives_from.len());
         let mut peers = BTreeMap::new();
         for &peer in neighbours.sends_to.iter().chain(&neighbours.receives_from) {
             let learns_size_here = first_source_of(peer)? == Some(rank);
             let id = spec.members[peer.index()];
             if let Entry::Vacant(vacant) = peers.entry(peer) {
-                vacant.insert(Neighbour::new(node, peer, id, learns_size_here, spec.block_size)?);
+                vacant.insert(Neighbour::new(node, peer, id, learns_size_here, spec.block_size, depth)?);
             }
         }
         let mut announced_to = Vec::new();
@@ -308,6 +314,35 @@ impl Group {
         &self.ingress
     }
 
+    /// Returns how far apart the neighbours are.
+    pub(crate) fn distance(&self) -> &Distance {
+        &self.distance
+    }
+
+    /// Measures the round trips to all neighbours, a few times. The shortest count.
+    async fn measure_round_trips(&self) {
+        let (environment, known) = (&*self.node.environment, &self.node.round_trips);
+        for pause in PAUSES {
+            environment.sleep(pause).await;
+            let due = self.neighbours.values().filter(|neighbour| known.is_due(neighbour.node, self.now()));
+            let measuring = due.map(|neighbour| async {
+                // If a connection is broken, the group is about to end.
+                let measured = neighbour.round_trip(environment).await;
+                measured.into_iter().for_each(|measured| known.note(neighbour.node, measured));
+            });
+            futures::future::join_all(measuring).await;
+            let all = self.neighbours.values().map(|neighbour| known.shortest(neighbour.node));
+            if let Some(farthest) = all.collect::<Option<Vec<_>>>().and_then(|all| all.into_iter().max()) {
+                let (round_trip, once) = farthest;
+                self.distance.note_round_trip(round_trip, once);
+            }
+        }
+        let (round_trip, rate) = (self.distance.round_trip(), self.distance.rate());
+        tracing::info!(
+            parent: &self.span, ?round_trip, rate, runs_free = self.distance.runs_free(), "distance measured"
+        );
+    }
+
     /// Returns the port by which blocks go out.
     pub(crate) fn egress(&self) -> &Port {
         &self.egress
@@ -316,7 +351,15 @@ impl Group {
     pub(crate) fn stats(&self) -> GroupStats {
         let (slow, held_up) = self.held_up();
         let (neighbours, neighbours_by_shared_memory) = self.carriers();
-        GroupStats { slow, held_up, neighbours, neighbours_by_shared_memory, ..self.counters.group_stats() }
+        GroupStats {
+            slow,
+            held_up,
+            neighbours,
+            neighbours_by_shared_memory,
+            round_trip: self.distance.round_trip(),
+            port_rate: self.distance.rate(),
+            ..self.counters.group_stats()
+        }
     }
 
     /// Counts the neighbours, and the neighbours that the fabric reaches by shared memory.
@@ -472,12 +515,15 @@ pub(crate) fn start(group: Arc<Group>, engine: impl Future<Output = Result<(), T
             let mut working = std::pin::pin!(working.fuse());
             let (stopped, pacing) = (std::pin::pin!(group.stopped()), std::pin::pin!(group.watch_pace()));
             let (mut stopped, mut pacing) = (WhenWoken::new(stopped).fuse(), WhenWoken::new(pacing).fuse());
+            let measuring = std::pin::pin!(group.measure_round_trips());
+            let mut measuring = WhenWoken::new(measuring).fuse();
             // The engine ends when this member has done its part. Others may be far behind.
             loop {
                 futures::select_biased! {
                     () = stopped => break,
                     () = working => {}
                     () = pacing => {}
+                    () = measuring => {}
                 }
             }
         }

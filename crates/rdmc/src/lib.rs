@@ -55,6 +55,7 @@ mod group;
 mod mesh;
 mod node;
 mod pool;
+mod round_trips;
 mod scope;
 mod stats;
 mod sync;

@@ -22,6 +22,7 @@ use crate::mesh::fabrics::FabricChoice;
 use crate::mesh::listener::{Listener, NodeConnection};
 use crate::mesh::security::{Fingerprint, Identities, Identity, PeerSecurity, Security, host};
 use crate::pool::{Pool, PoolError};
+use crate::round_trips::RoundTrips;
 use crate::scope::Scope;
 use crate::stats::{Counters, NodeStats, Refusals};
 use crate::sync::lock;
@@ -391,9 +392,11 @@ impl NodeBuilder {
             choice: self.choice,
             environment,
             completions,
+            completions_max: capacity,
             pool,
             counters,
             groups: OpenGroups::default(),
+            round_trips: RoundTrips::default(),
             _listener: listener,
             scope,
         };
@@ -419,9 +422,12 @@ pub(crate) struct NodeShared {
     choice: Option<FabricChoice>,
     pub(crate) environment: Arc<dyn Environment>,
     pub(crate) completions: Arc<dyn CompletionSource>,
+    /// Entries of the completion queue.
+    pub(crate) completions_max: u32,
     pub(crate) pool: Pool,
     pub(crate) counters: Arc<Counters>,
     pub(crate) groups: OpenGroups,
+    pub(crate) round_trips: RoundTrips,
     _listener: Option<Listener>,
     scope: Scope,
 }

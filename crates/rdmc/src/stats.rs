@@ -111,6 +111,11 @@ pub struct GroupStats {
     pub neighbours: usize,
     /// Of these, the members reached by shared memory, where the fabric chooses for each pair of members.
     pub neighbours_by_shared_memory: usize,
+    /// The round trip to the farthest of them, the software at both ends included; `None` until it is measured.
+    pub round_trip: Option<Duration>,
+    /// The rate of this member's port in bytes per second: what [the fabric knows](rdmc_fabric::Capabilities::port_rate),
+    /// or the highest rate that was seen. `None` before the first blocks.
+    pub port_rate: Option<u64>,
 }
 
 /// A block that a member received corrupted.

@@ -5,13 +5,15 @@
 //! sent *ready_for_block* and when the port is about to be free. It waits for nothing else, so members need no common
 //! clock.
 
+use std::future::poll_fn;
 use std::sync::Arc;
+use std::task::Poll;
 use std::time::Duration;
 
 use futures::future::BoxFuture;
 use futures::{FutureExt, try_join};
 use rdmc_fabric::{Buffer, BufferMut, Received, WorkError};
-use rdmc_schedule::{BlockCount, BlockIndex, Rank};
+use rdmc_schedule::{BlockCount, BlockIndex, Hop, Rank};
 use tokio::sync::oneshot;
 
 use crate::certificate::Digest;
@@ -24,13 +26,15 @@ use crate::group::receiver::Message;
 mod blocks;
 mod checksum;
 mod in_flight;
+mod pending;
 mod plan;
 mod port;
 mod turn;
 
 pub(crate) use blocks::Blocks;
 pub(crate) use checksum::{BlockIdentity, Checksum, IncrementalChecksum, yield_now};
-use in_flight::{InFlight, IncomingBlocks, OutgoingBlocks};
+use in_flight::{BlockTraffic, InFlight, IncomingBlocks, OutgoingBlocks, SentBlock};
+use pending::PendingHops;
 pub(crate) use plan::HopPlan;
 pub(crate) use port::Port;
 pub(crate) use turn::{Turn, Turnstile};
@@ -79,9 +83,18 @@ pub(crate) enum TransferError {
 
 /// A block that is to arrive.
 struct ExpectedBlock {
-    receive: rdmc_schedule::Hop,
+    receive: Hop,
     /// Its checksum as it arrives, if blocks are checked.
     summing: Option<Arc<IncrementalChecksum>>,
+}
+
+/// A block that may leave.
+struct Departure {
+    send: Hop,
+    block: Buffer,
+    /// Its seal, if blocks are checked.
+    seal: Option<u32>,
+    waited_for_ready: Duration,
 }
 
 /// One member's part in one multicast.
@@ -141,34 +154,67 @@ impl Transfer {
     /// Posts the receives of the schedule, each with its block's destination, as far ahead as the senders may be.
     async fn receive_blocks(&self, first_is_here: bool, turn: Turn) -> Result<(), TransferError> {
         let mut arriving = InFlight::new(IncomingBlocks::new(self));
-        let mut untold: Option<&Neighbour> = None;
-        for receive in self.plan.receives(self.group.rank()).skip(usize::from(first_is_here)) {
-            let (neighbour, ingress) = (self.group.neighbour(receive.peer), self.group.ingress());
-            let has_room = || ingress.is_free_for(receive.peer) && neighbour.has_room_to_grant();
-            if !has_room() {
+        let mut untold: Vec<&Neighbour> = Vec::new();
+        let hops = self.plan.receives(self.group.rank()).skip(usize::from(first_is_here));
+        let mut receives = PendingHops::new(Box::new(hops));
+        loop {
+            receives.look_ahead(if self.runs_free() { HOPS_AHEAD } else { 1 });
+            let Some(next) = receives.first(|_| true) else { break };
+            let has_room = |receive: &Hop| self.has_room_to_receive(receive);
+            if receives.first(has_room).is_none() {
                 arriving.settle().await?;
             }
-            if !has_room() {
+            let receive = loop {
+                if let Some(receive) = receives.first(has_room) {
+                    break receive;
+                }
                 // One write announces all grants that could be given at once.
-                untold.take().inspect(|neighbour| neighbour.announce_grants_if_due());
-                let occupant = ingress.occupant().unwrap_or(receive.peer);
-                let room = async {
-                    ingress.free_for(receive.peer).await;
-                    neighbour.room_to_grant().await;
-                };
-                self.group.waiting(WaitReason::Arriving, occupant, arriving.unless_failing(room)).await.0?;
-            }
+                untold.drain(..).for_each(Neighbour::announce_grants_if_due);
+                let occupant = self.group.ingress().occupant().unwrap_or(next.peer);
+                let room = arriving.unless_failing(self.room_to_receive(&receives, next));
+                self.group.waiting(WaitReason::Arriving, occupant, room).await.0?;
+            };
+            receives.remove(receive.peer);
+            let neighbour = self.group.neighbour(receive.peer);
             let summing = self.group.checks_blocks().then(IncrementalChecksum::new);
             let (operation, granted) = neighbour.grant(self.blocks.take_destination(receive.block), summing.clone());
-            ingress.occupy(receive.peer, operation.nearly_done());
-            if let Some(other) = untold.replace(neighbour).filter(|other| !std::ptr::eq(*other, neighbour)) {
-                other.announce_grants_if_due();
+            self.group.ingress().occupy(receive.peer, (self.number, receive.step), operation.nearly_done());
+            if !untold.iter().any(|other| std::ptr::eq(*other, neighbour)) {
+                untold.push(neighbour);
+            }
+            if neighbour.has_many_to_announce() {
+                neighbour.announce_grants_if_due();
             }
             arriving.blocks.push(ExpectedBlock { receive, summing }, (operation, granted));
         }
-        untold.inspect(|neighbour| neighbour.announce_grants_if_due());
+        untold.into_iter().for_each(Neighbour::announce_grants_if_due);
         turn.end();
-        arriving.all().await
+        self.all_of(arriving, WaitReason::Arriving).await
+    }
+
+    /// Tells whether the receive of a hop may be posted now.
+    fn has_room_to_receive(&self, receive: &Hop) -> bool {
+        let window = self.group.distance().window();
+        (self.runs_free() || self.group.ingress().is_free_for(receive.peer, (self.number, receive.step)))
+            && self.group.neighbour(receive.peer).has_room_to_grant(window)
+    }
+
+    /// Waits until the next receive may be posted; if ports run free, that of any neighbour.
+    async fn room_to_receive(&self, receives: &PendingHops, next: Hop) {
+        let window = self.group.distance().window();
+        if !self.runs_free() {
+            self.group.ingress().free_for(next.peer, (self.number, next.step)).await;
+            return self.group.neighbour(next.peer).room_to_grant(window).await;
+        }
+        poll_fn(|cx| {
+            // Each registers the task.
+            let mut rooms = receives.neighbours_next().map(|hop| self.group.neighbour(hop.peer));
+            if rooms.any(|neighbour| neighbour.poll_room_to_grant(window, cx).is_ready()) {
+                return Poll::Ready(());
+            }
+            Poll::Pending
+        })
+        .await;
     }
 
     /// Checks a block that has arrived and passes it to the relay; returns the work that is left until then, if any.
@@ -177,7 +223,7 @@ impl Transfer {
         expected: ExpectedBlock,
         outcome: Result<Received, WorkError>,
     ) -> Result<Option<BoxFuture<'_, Result<(), TransferError>>>, TransferError> {
-        let ExpectedBlock { receive: rdmc_schedule::Hop { step, peer: by, block, .. }, summing } = expected;
+        let ExpectedBlock { receive: Hop { step, peer: by, block, .. }, summing } = expected;
         let Received { buffer, len, imm } = outcome.map_err(|error| TransferError::Work { with: by, error })?;
         // The one block whose immediate may be the message's size was taken before the transfer began.
         let seal = imm.filter(|imm| summing.is_some() || *imm == block.0);
@@ -196,6 +242,7 @@ impl Transfer {
         }
         tracing::trace!(step = step.0, from = %by, block = block.0, "block received");
         self.group.count_received(len);
+        self.group.distance().count_block(len, || self.group.now());
         if let Some(summing) = summing {
             match summing.checksum_at_once(&buffer) {
                 Some(checksum) if checksum.seal(self.identity_of(block)) == seal => {
@@ -276,68 +323,154 @@ impl Transfer {
         }
         let mut leaving = InFlight::new(OutgoingBlocks::new(self));
         let mut sizes_told = std::collections::BTreeSet::new();
-        let mut sends = self.plan.sends(self.group.rank()).peekable();
-        while let Some(send) = sends.next() {
-            let (neighbour, egress) = (self.group.neighbour(send.peer), self.group.egress());
-            // Blocks sent to this neighbour before leave at the latest when this one has to wait.
-            let (block, waited_for_block) = match self.blocks.if_held(send.block) {
-                Some(block) => (block, Duration::ZERO),
-                None => {
-                    neighbour.flush();
-                    let began = self.group.now();
-                    let block = leaving.unless_failing(self.blocks.held(send.block)).await?;
-                    (block, self.group.now().since(began))
-                }
+        let mut sends = PendingHops::new(self.plan.sends(self.group.rank()));
+        loop {
+            sends.look_ahead(if self.runs_free() { HOPS_AHEAD } else { 1 });
+            let Some(next) = sends.first(|_| true) else { break };
+            let Departure { send, block, seal, waited_for_ready } = match self.runs_free() {
+                false => self.departure_in_step(next, &mut leaving).await?,
+                true => self.departure_of_any(&sends, next, &mut leaving).await?,
             };
-            let seal = self.seal(send.block, &block).await?;
-            let mut waited_for_ready = Duration::ZERO;
-            if !neighbour.try_ready_for_block() {
-                neighbour.flush();
-                let ready = leaving.unless_failing(neighbour.ready_for_block());
-                waited_for_ready = self.waiting(WaitReason::Ready, send.peer, ready).await?;
-            }
-            let mut waited_for_port = Duration::ZERO;
-            let has_room = || egress.is_free_for(send.peer) && neighbour.has_room_to_send();
-            if !has_room() {
-                leaving.settle().await?;
-            }
-            if !has_room() {
-                neighbour.flush();
-                let occupant = egress.occupant().unwrap_or(send.peer);
-                let free = leaving.unless_failing(async {
-                    egress.free_for(send.peer).await;
-                    neighbour.room_to_send().await;
-                });
-                waited_for_port = self.waiting(WaitReason::Leaving, occupant, free).await?;
-            }
-            self.group.count_sent(block.len(), waited_for_ready);
+            sends.remove(send.peer);
+            let (neighbour, egress) = (self.group.neighbour(send.peer), self.group.egress());
+            let bytes = block.len();
+            self.group.count_sent(bytes, waited_for_ready);
             self.group.pace().block_due(send.peer, || self.group.now());
             let tells_size = !self.plan.is_repair() && neighbour.learns_size_here && sizes_told.insert(send.peer);
-            let (operation, sent) = if tells_size {
+            let (operation, unacknowledged) = if tells_size {
                 neighbour.send_first_block(block, self.shape.size, seal)
             } else {
-                let in_a_run = sends.peek().is_some_and(|next| next.peer == send.peer);
+                let in_a_run = !self.runs_free() && sends.goes_on_with(send.peer);
                 neighbour.send_block(block, seal.unwrap_or(send.block.0), in_a_run)
             };
-            egress.occupy(send.peer, operation.nearly_done());
+            egress.occupy(send.peer, (self.number, send.step), operation.nearly_done());
             tracing::trace!(
                 step = send.step.0,
                 to = %send.peer,
                 block = send.block.0,
-                ?waited_for_block,
                 ?waited_for_ready,
-                ?waited_for_port,
                 "sending block"
             );
-            leaving.blocks.push(send.peer, (operation, sent));
+            let sent = SentBlock { step: send.step, bytes, unacknowledged };
+            leaving.blocks.push(send.peer, operation, sent);
         }
         turn.end();
-        leaving.all().await
+        self.all_of(leaving, WaitReason::Leaving).await
+    }
+
+    /// Waits until the block of the schedule's next hop is held, its receiver is ready for it, and the port is about to
+    /// be free.
+    async fn departure_in_step<'a>(
+        &'a self,
+        send: Hop,
+        leaving: &mut InFlight<OutgoingBlocks<'a>>,
+    ) -> Result<Departure, TransferError> {
+        let (neighbour, egress) = (self.group.neighbour(send.peer), self.group.egress());
+        // Blocks sent to this neighbour before leave at the latest when this one has to wait.
+        let block = match self.blocks.if_held(send.block) {
+            Some(block) => block,
+            None => {
+                neighbour.flush();
+                leaving.unless_failing(self.blocks.held(send.block)).await?
+            }
+        };
+        let seal = self.seal(send.block, &block).await?;
+        let mut waited_for_ready = Duration::ZERO;
+        if !neighbour.try_ready_for_block() {
+            neighbour.flush();
+            let ready = leaving.unless_failing(neighbour.ready_for_block());
+            waited_for_ready = self.waiting(WaitReason::Ready, send.peer, ready).await?;
+        }
+        let window = self.group.distance().window();
+        let turn = (self.number, send.step);
+        let has_room = || egress.is_free_for(send.peer, turn) && neighbour.has_room_to_send(window);
+        if !has_room() {
+            leaving.settle().await?;
+        }
+        if !has_room() {
+            neighbour.flush();
+            let occupant = egress.occupant().unwrap_or(send.peer);
+            let free = leaving.unless_failing(async {
+                egress.free_for(send.peer, turn).await;
+                neighbour.room_to_send(window).await;
+            });
+            self.waiting(WaitReason::Leaving, occupant, free).await?;
+        }
+        Ok(Departure { send, block, seal, waited_for_ready })
+    }
+
+    /// Waits until the block of any neighbour's next hop is held and the neighbour is ready for it; `next` is the first
+    /// of these hops. The port carries the blocks of several neighbours at once.
+    async fn departure_of_any<'a>(
+        &'a self,
+        sends: &PendingHops,
+        next: Hop,
+        leaving: &mut InFlight<OutgoingBlocks<'a>>,
+    ) -> Result<Departure, TransferError> {
+        let mut waited_for_ready = Duration::ZERO;
+        let window = self.group.distance().window();
+        let can_go = |hop: &Hop| {
+            let neighbour = self.group.neighbour(hop.peer);
+            self.blocks.is_held(hop.block) && neighbour.is_ready_for_block() && neighbour.has_room_to_send(window)
+        };
+        let send = loop {
+            if let Some(send) = sends.first(can_go) {
+                break send;
+            }
+            leaving.settle().await?;
+            // The ports may have kept in step until now, with blocks of a run held back.
+            self.group.neighbour(next.peer).flush();
+            let any = poll_fn(|cx| {
+                // Each registers the task.
+                let goes = |hop: Hop| {
+                    let neighbour = self.group.neighbour(hop.peer);
+                    self.blocks.poll_held(hop.block, cx).is_ready()
+                        && neighbour.poll_ready_for_block(cx).is_ready()
+                        && neighbour.poll_room_to_send(window, cx).is_ready()
+                };
+                if sends.neighbours_next().any(goes) { Poll::Ready(()) } else { Poll::Pending }
+            });
+            // The neighbours, if not the port, would be idle: the first hop tells why.
+            let neighbour = self.group.neighbour(next.peer);
+            let any = leaving.unless_failing(any);
+            if !self.blocks.is_held(next.block) {
+                any.await?;
+            } else if neighbour.is_ready_for_block() {
+                self.waiting(WaitReason::Leaving, next.peer, any).await?;
+            } else {
+                waited_for_ready += self.waiting(WaitReason::Ready, next.peer, any).await?;
+            }
+        };
+        let is_ready = self.group.neighbour(send.peer).try_ready_for_block();
+        debug_assert!(is_ready, "no other transfer uses up grants");
+        let block = self.blocks.if_held(send.block).expect("it was held");
+        let seal = self.seal(send.block, &block).await?;
+        Ok(Departure { send, block, seal, waited_for_ready })
+    }
+
+    /// Waits until all blocks in flight are through.
+    async fn all_of<B: BlockTraffic>(&self, mut blocks: InFlight<B>, what: WaitReason) -> Result<(), TransferError> {
+        loop {
+            blocks.settle().await?;
+            let Some(with) = blocks.oldest() else { return blocks.all().await };
+            if !self.runs_free() {
+                return blocks.all().await;
+            }
+            self.waiting(what, with, blocks.next()).await?;
+        }
+    }
+
+    /// Tells whether the ports carry the blocks of all neighbours at once.
+    fn runs_free(&self) -> bool {
+        self.group.distance().runs_free()
     }
 
     /// Notes that a neighbour has received a block.
-    fn block_sent(&self, to: Rank, outcome: Result<(), WorkError>) -> Result<(), TransferError> {
+    fn block_sent(&self, to: Rank, bytes: usize, outcome: Result<(), WorkError>) -> Result<(), TransferError> {
         self.group.pace().block_taken(to, 1, || self.group.now());
+        if self.group.rank().is_root() {
+            self.group.distance().count_block(bytes, || self.group.now());
+        }
         outcome.map_err(|error| TransferError::Work { with: to, error })
     }
 
@@ -365,3 +498,6 @@ pub(crate) async fn checksum_of(blocks: &Blocks, block: BlockIndex, bytes: &Buff
     blocks.note_checksum(block, checksum);
     Ok(checksum)
 }
+
+/// Hops to which a port that runs free looks ahead: a neighbour that is not ready holds up those behind it later.
+const HOPS_AHEAD: usize = 2048;

@@ -93,11 +93,12 @@ impl Single {
             block_size: self.block_size,
         };
         let bytes = self.bytes;
+        let settling = Duration::from_nanos(self.model.latency_ns) * SETTLING_LATENCIES;
         let played = simulation.run(VIRTUAL_LIMIT, async move {
             let deployment = deploy(&world).await?;
             let group = deployment.form(plan).await?;
-            // The traffic of forming the group ends.
-            world.sleep(Duration::from_millis(1)).await;
+            // The traffic of forming the group ends, and the round trips are measured.
+            world.sleep(Duration::from_millis(1).max(settling)).await;
             if records {
                 world.record();
             }
@@ -146,6 +147,8 @@ pub(crate) fn hop_time(model: &ClusterModel) -> Duration {
     Duration::from_nanos(model.latency_ns + 2 * model.nic.operation_ns + software_ns)
 }
 
+/// Latencies after which a group that is formed is at rest.
+const SETTLING_LATENCIES: u32 = 10;
 /// Silence after which a node of an experiment counts as failed.
 const DETECTION: Duration = Duration::from_secs(3600);
 /// Limit of an experiment in virtual time.

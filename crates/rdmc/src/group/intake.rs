@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use rdmc_fabric::{Buffer, BufferMut, ObjectDescriptor, Received};
-use rdmc_schedule::{BlockIndex, Rank};
+use rdmc_schedule::{BlockIndex, Rank, Step};
 use tokio::sync::{Semaphore, mpsc, oneshot};
 
 use super::Group;
@@ -204,12 +204,14 @@ impl Intake {
     async fn first_block(&self, number: u64, source: Rank) -> Result<(Shape, FirstBlock), TransferError> {
         let neighbour = self.group.neighbour(source);
         let staging = self.staging(self.group.block_size() as usize)?;
-        self.group.ingress().free_for(source).await;
-        neighbour.room_to_grant().await;
+        if !self.group.distance().runs_free() {
+            self.group.ingress().free_for(source, (number, Step(0))).await;
+        }
+        neighbour.room_to_grant(self.group.distance().window()).await;
         let summing = self.group.checks_blocks().then(IncrementalChecksum::new);
         let (arriving, granted) = neighbour.grant(staging, summing.clone());
         neighbour.announce_grants_if_due();
-        self.group.ingress().occupy(source, arriving.nearly_done());
+        self.group.ingress().occupy(source, (number, Step(0)), arriving.nearly_done());
         let Received { mut buffer, len, imm } =
             arriving.await.map_err(|error| TransferError::Work { with: source, error })?;
         drop(granted);

@@ -1,12 +1,17 @@
 //! A member that this one exchanges blocks with: queue pairs, grants and windows.
 
 use std::collections::VecDeque;
+use std::future::poll_fn;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, OnceLock};
+use std::task::{Context, Poll, ready};
+use std::time::Duration;
+
+use futures::FutureExt;
 
 use rdmc_fabric::{
-    Buffer, BufferMut, ConnectError, Endpoint, Expose, ExposedRegion, Fabric, FabricError, Memory, Operation, Peer,
-    QueuePair, QueuePairConfig, Received, RemoteAccess, RemoteMemory, Role, UNSIGNALED_MAX,
+    Buffer, BufferMut, ConnectError, Endpoint, Environment, Expose, ExposedRegion, Fabric, FabricError, Memory,
+    Operation, Peer, QueuePair, QueuePairConfig, Received, RemoteAccess, RemoteMemory, Role, UNSIGNALED_MAX,
 };
 use rdmc_schedule::Rank;
 
@@ -40,7 +45,7 @@ pub(crate) struct Neighbour {
     given: AtomicU64,
     /// Of these, the blocks whose grants were written to the neighbour.
     told: AtomicU64,
-    /// Of these, the blocks that have arrived. At most [`GRANTS_AHEAD`] have not.
+    /// Of these, the blocks that have arrived. At most `depth` have not.
     arrived: Count,
     /// Blocks the neighbour has granted so far.
     granted: Count,
@@ -51,6 +56,20 @@ pub(crate) struct Neighbour {
     /// Of these, the blocks that the neighbour has acknowledged. At most `sends_ahead` are not.
     acknowledged: Count,
     sends_ahead: u64,
+    /// Blocks under way in one direction, at most.
+    depth: u64,
+}
+
+/// How many blocks may be under way from one neighbour to another.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Depth(u32);
+
+impl Depth {
+    /// Shares the entries of a node's completion queue among `neighbours`; many groups must find room in it.
+    pub(crate) fn shared(completions: u32, neighbours: usize) -> Self {
+        let neighbours = u32::try_from(neighbours.max(1)).unwrap_or(u32::MAX);
+        Self((completions / GROUPS_MIN / ENTRIES / neighbours).clamp(DEPTH_MIN, DEPTH_MAX))
+    }
 }
 
 impl Neighbour {
@@ -60,6 +79,7 @@ impl Neighbour {
         id: NodeId,
         learns_size_here: bool,
         block_size: u32,
+        Depth(depth): Depth,
     ) -> Result<Self, FabricError> {
         let fabric = node.fabric.clone();
         let worthwhile = fabric.capabilities().ahead_bytes / u64::from(block_size.max(1));
@@ -67,9 +87,9 @@ impl Neighbour {
             let config = QueuePairConfig { send_depth, receive_depth, ..Default::default() };
             fabric.create_queue_pair(&node.completions, config)
         };
-        // Each send may have a size before it.
-        let data = queue_pair(2 * UNACKNOWLEDGED_MAX, GRANTS_AHEAD)?;
-        let ready = queue_pair(GRANT_WRITES_MAX, GRANTS_AHEAD + 2)?;
+        // The first send of a message may have a size before it.
+        let data = queue_pair(depth + SIZES_MAX, depth)?;
+        let ready = queue_pair(GRANT_WRITES_MAX + 1, GRANT_RECEIVES)?;
         let cells = fabric.allocate(CELLS_LEN)?.into_mut().expect("a fabric allocates writable memory");
         let cells = fabric.expose(Expose::Mutable(cells, RemoteAccess::WRITE))?;
         Ok(Self {
@@ -89,7 +109,8 @@ impl Neighbour {
             used: AtomicU64::new(0),
             sent: AtomicU64::new(0),
             acknowledged: Count::default(),
-            sends_ahead: worthwhile.clamp(2, UNACKNOWLEDGED_MAX.into()),
+            sends_ahead: worthwhile.clamp(2, depth.into()),
+            depth: depth.into(),
         })
     }
 
@@ -129,29 +150,34 @@ impl Neighbour {
 
     // Receiving blocks.
 
-    /// Tells whether one more block may be granted now.
-    pub(crate) fn has_room_to_grant(&self) -> bool {
-        self.arrived.get() >= self.due_to_grant() && lock(&self.granting).len() < GRANT_WRITES_MAX as usize
+    /// Tells whether one more block may be granted now, of at most `window` under way.
+    pub(crate) fn has_room_to_grant(&self, window: u64) -> bool {
+        self.arrived.get() >= self.due_to_grant(window) && lock(&self.granting).len() < GRANT_WRITES_MAX as usize
     }
 
-    /// Waits until one more block may be granted. One task waits at a time: grants are given in order.
-    pub(crate) async fn room_to_grant(&self) {
-        self.arrived.reaches(self.due_to_grant()).await;
+    /// Tells whether one more block may be granted, of at most `window` under way; if not, the task is woken when it may.
+    pub(crate) fn poll_room_to_grant(&self, window: u64, cx: &mut Context<'_>) -> Poll<()> {
+        ready!(self.arrived.poll_reaches(self.due_to_grant(window), cx));
         // The neighbour acts on a grant before it acknowledges it: acknowledgements may be far behind.
-        while let Some(oldest) = self.oldest_grant_if_full() {
+        let mut granting = lock(&self.granting);
+        while granting.len() >= GRANT_WRITES_MAX as usize {
+            let oldest = granting.front_mut().expect("it is full");
             // A grant that is lost breaks the queue pair, which the neighbour notices.
-            let _ = oldest.await;
+            let _ = ready!(oldest.poll_unpin(cx));
+            granting.pop_front();
         }
+        Poll::Ready(())
+    }
+
+    /// Waits until one more block may be granted, of at most `window` under way. One task waits at a time: grants are
+    /// given in order.
+    pub(crate) async fn room_to_grant(&self, window: u64) {
+        poll_fn(|cx| self.poll_room_to_grant(window, cx)).await;
     }
 
     /// Returns how many blocks must have arrived before one more is granted.
-    fn due_to_grant(&self) -> u64 {
-        (self.given.load(Ordering::Relaxed) + 1).saturating_sub(GRANTS_AHEAD.into())
-    }
-
-    fn oldest_grant_if_full(&self) -> Option<Operation<()>> {
-        let mut granting = lock(&self.granting);
-        if granting.len() < GRANT_WRITES_MAX as usize { None } else { granting.pop_front() }
+    fn due_to_grant(&self, window: u64) -> u64 {
+        (self.given.load(Ordering::Relaxed) + 1).saturating_sub(window.min(self.depth))
     }
 
     /// Posts the destination of the next block from this neighbour, for which there [is room](Self::room_to_grant). The
@@ -169,15 +195,15 @@ impl Neighbour {
         (arriving, GrantGuard { neighbour: self })
     }
 
-    /// Announces all grants to the neighbour, once half of those that it knows are used up.
+    /// Announces all grants to the neighbour, once they are as many as those that it knows and has not used up.
     ///
     /// In a run of blocks from one neighbour a write announces several grants, in time. A single grant is announced at
-    /// once.
+    /// once. As each write doubles the unused grants that the neighbour knows, few writes wait for it.
     pub(crate) fn announce_grants_if_due(&self) {
         let (given, told) = (self.given.load(Ordering::Relaxed), self.told.load(Ordering::Relaxed));
         // Grants of a transfer that failed count as used up, told or not.
         let unused = told.saturating_sub(self.arrived.get());
-        if given == told || unused > u64::from(GRANTS_AHEAD / 2) {
+        if given == told || given - told < unused {
             return;
         }
         self.told.store(given, Ordering::Relaxed);
@@ -194,6 +220,11 @@ impl Neighbour {
         }
     }
 
+    /// Tells whether so many grants are to be announced that the neighbour should not wait for more.
+    pub(crate) fn has_many_to_announce(&self) -> bool {
+        self.given.load(Ordering::Relaxed) - self.told.load(Ordering::Relaxed) >= ANNOUNCED_AT_ONCE
+    }
+
     /// Returns the message size that the immediate of a first block stands for.
     pub(crate) fn message_size(&self, imm: u32) -> u64 {
         if imm & SIZE_IN_CELL == 0 { u64::from(imm) } else { self.message_size_told() }
@@ -206,19 +237,35 @@ impl Neighbour {
 
     // Sending blocks.
 
-    /// Tells whether one more send may be unacknowledged now.
-    pub(crate) fn has_room_to_send(&self) -> bool {
-        self.acknowledged.get() >= self.due_to_send()
+    /// Tells whether one more send may be unacknowledged now, of at most twice `window`.
+    pub(crate) fn has_room_to_send(&self, window: u64) -> bool {
+        self.acknowledged.get() >= self.due_to_send(window)
     }
 
     /// Waits until one more send may be unacknowledged. One task waits at a time: blocks are sent in order.
-    pub(crate) async fn room_to_send(&self) {
-        self.acknowledged.reaches(self.due_to_send()).await;
+    pub(crate) async fn room_to_send(&self, window: u64) {
+        self.acknowledged.reaches(self.due_to_send(window)).await;
     }
 
-    /// Returns how many blocks must be acknowledged before one more is sent.
-    fn due_to_send(&self) -> u64 {
-        (self.sent.load(Ordering::Relaxed) + 1).saturating_sub(self.sends_ahead)
+    /// Returns how many blocks must be acknowledged before one more is sent. An acknowledgement may come later than the
+    /// next grant.
+    fn due_to_send(&self, window: u64) -> u64 {
+        (self.sent.load(Ordering::Relaxed) + 1).saturating_sub(self.sends_ahead.min(2 * window))
+    }
+
+    /// Tells whether the neighbour has sent a *ready_for_block* that is not used up.
+    pub(crate) fn is_ready_for_block(&self) -> bool {
+        self.granted.get() > self.used.load(Ordering::Acquire)
+    }
+
+    /// Registers the task to be woken by the neighbour's next *ready_for_block*.
+    pub(crate) fn poll_ready_for_block(&self, cx: &mut Context<'_>) -> Poll<()> {
+        self.granted.poll_reaches(self.used.load(Ordering::Acquire) + 1, cx)
+    }
+
+    /// Registers the task to be woken when one more send may be unacknowledged.
+    pub(crate) fn poll_room_to_send(&self, window: u64, cx: &mut Context<'_>) -> Poll<()> {
+        self.acknowledged.poll_reaches(self.due_to_send(window), cx)
     }
 
     /// Uses up the neighbour's next *ready_for_block* if it has arrived; returns whether it had.
@@ -294,7 +341,7 @@ impl Neighbour {
 
     /// Posts the receives that the neighbour's grants consume. Before the connection is made.
     pub(crate) fn expect_grants(&self) -> VecDeque<Operation<Received>> {
-        (0..GRANTS_AHEAD + 2).map(|_| self.ready.receive(BufferMut::empty())).collect()
+        (0..GRANT_RECEIVES).map(|_| self.ready.receive(BufferMut::empty())).collect()
     }
 
     /// Takes the neighbour's grants until its connection breaks.
@@ -305,13 +352,22 @@ impl Neighbour {
             }
             posted.push_back(self.ready.receive(BufferMut::empty()));
             let granted = self.cells.read_u64(GRANTS_CELL).expect("the cell lies in the region");
-            if granted > self.used.load(Ordering::Acquire) + u64::from(GRANTS_AHEAD) {
+            if granted > self.used.load(Ordering::Acquire) + u64::from(DEPTH_MAX) {
                 let what = format!("granted {granted} blocks, more than it may");
                 return TransferError::Protocol { by: self.rank, what };
             }
             self.granted.raise_to(granted);
         }
         unreachable!("each receive that is taken is posted again");
+    }
+
+    /// Measures the time of a write to the neighbour and its acknowledgement, the software at both ends included; `None`
+    /// if the connection breaks.
+    pub(crate) async fn round_trip(&self, environment: &dyn Environment) -> Option<Duration> {
+        let began = environment.now();
+        let probe = self.small(&0_u64.to_le_bytes()).ok()?;
+        self.ready.write(probe, self.cell(PROBE_CELL), None).await.ok()?;
+        Some(environment.now().since(began))
     }
 
     fn cell(&self, at: usize) -> RemoteMemory {
@@ -346,21 +402,35 @@ impl Drop for SendGuard<'_> {
     }
 }
 
-/// Blocks that one neighbour may send ahead. Two hide the latency of a grant; with 32, one write grants sixteen.
-pub(crate) const GRANTS_AHEAD: u32 = 32;
-/// Unacknowledged sends to one neighbour, at most.
-const UNACKNOWLEDGED_MAX: u32 = 63;
+/// Blocks under way from one neighbour to another: between these, as completion queues have room. The grants for them
+/// cover distance: 64 MiB in the shortest blocks, a GiB in blocks of 1 MiB.
+const DEPTH_MIN: u32 = 32;
+const DEPTH_MAX: u32 = 1024;
+/// Grants that are announced while more are given.
+const ANNOUNCED_AT_ONCE: u64 = 16;
+/// Groups with many neighbours for which a completion queue has room.
+const GROUPS_MIN: u32 = 32;
+/// Entries of the completion queue for each block of the depth, about.
+const ENTRIES: u32 = 3;
 /// Unacknowledged writes of grants to one neighbour, at most.
 const GRANT_WRITES_MAX: u32 = 31;
+/// Receives posted for a neighbour's writes of grants. A write announces as many grants as are unused, or more, so no
+/// more than log₂ [`DEPTH_MAX`] + 2 of them can have unused grants.
+const GRANT_RECEIVES: u32 = 34;
+const _: () = assert!(GRANT_RECEIVES > DEPTH_MAX.ilog2() + 2, "a write of grants finds a receive");
+/// Sizes of messages under way to one neighbour, at most.
+const SIZES_MAX: u32 = 32;
 const _: () = assert!(GRANT_WRITES_MAX > UNSIGNALED_MAX, "a write that is awaited must be able to complete");
-const _: () = assert!(UNACKNOWLEDGED_MAX > UNSIGNALED_MAX, "a send that is awaited must be able to complete");
+const _: () = assert!(DEPTH_MIN > UNSIGNALED_MAX, "a send that is awaited must be able to complete");
 /// Bytes of one cell.
 const CELL_LEN: usize = 8;
 /// Where the neighbour writes how many blocks it has granted.
 const GRANTS_CELL: usize = 0;
 /// Where the neighbour writes a message's size before its first block.
 const SIZE_CELL: usize = CELL_LEN;
+/// Where the neighbour writes to measure the round trip.
+const PROBE_CELL: usize = 2 * CELL_LEN;
 /// Bytes of all cells.
-const CELLS_LEN: usize = 2 * CELL_LEN;
+const CELLS_LEN: usize = 3 * CELL_LEN;
 /// In the immediate of a first block: the size does not fit and stands in the cell.
 const SIZE_IN_CELL: u32 = 1 << 31;

@@ -1,7 +1,7 @@
 //! The blocks of one message at one member: their destinations, and which are held.
 
 use std::sync::{Mutex, MutexGuard, PoisonError};
-use std::task::Poll;
+use std::task::{Context, Poll};
 
 use futures::task::AtomicWaker;
 use rdmc_fabric::{Buffer, BufferMut};
@@ -131,6 +131,23 @@ impl Blocks {
             self.if_held(block).map_or(Poll::Pending, Poll::Ready)
         })
         .await
+    }
+
+    /// Tells whether a block is held; if not, the task is woken when it is.
+    pub(crate) fn poll_held(&self, block: BlockIndex, cx: &mut Context<'_>) -> Poll<()> {
+        if self.is_held(block) {
+            return Poll::Ready(());
+        }
+        self.waiting.register(cx.waker());
+        if self.is_held(block) { Poll::Ready(()) } else { Poll::Pending }
+    }
+
+    /// Tells whether a block is held.
+    pub(crate) fn is_held(&self, block: BlockIndex) -> bool {
+        match &self.content {
+            Content::Whole(_) => true,
+            Content::Parts(_) => self.parts()[block.index()].bytes().is_some(),
+        }
     }
 
     /// Returns a block if it is held.

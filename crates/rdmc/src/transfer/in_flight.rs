@@ -7,7 +7,7 @@ use std::task::{Context, Poll, ready};
 use futures::stream::{FuturesUnordered, StreamExt};
 use futures::{FutureExt, future::BoxFuture};
 use rdmc_fabric::{Operation, Received};
-use rdmc_schedule::Rank;
+use rdmc_schedule::{Rank, Step};
 
 use super::{ExpectedBlock, Transfer, TransferError, yield_now};
 use crate::group::neighbour::{GrantGuard, SendGuard};
@@ -51,6 +51,11 @@ impl<O: Future + Unpin, A> OperationQueues<O, A> {
         self.queues[self.at].in_flight.push_back((operation, about));
     }
 
+    /// Lists the values that belong to the first operation of each neighbour.
+    fn firsts(&self) -> impl Iterator<Item = (Rank, &A)> {
+        self.queues.iter().filter_map(|queue| Some((queue.with, &queue.in_flight.front()?.1)))
+    }
+
     /// Returns the next outcome, or `None` if no operation is in flight.
     fn poll_next(&mut self, cx: &mut Context<'_>) -> Poll<Option<EndedOperation<O::Output, A>>> {
         let mut is_empty = true;
@@ -73,6 +78,9 @@ impl<O: Future + Unpin, A> OperationQueues<O, A> {
 pub(super) trait BlockTraffic {
     /// Takes the next one that is through; `None` if no more are in flight.
     fn poll_next(&mut self, cx: &mut Context<'_>) -> Poll<Option<Result<(), TransferError>>>;
+
+    /// Returns the neighbour with which a block is in flight for longest, about.
+    fn oldest(&self) -> Option<Rank>;
 }
 
 /// Waits for other events while blocks are in flight.
@@ -114,6 +122,16 @@ impl<B: BlockTraffic> InFlight<B> {
         wait.wait(wanted, |cx| blocks.poll_next(cx)).await
     }
 
+    /// Returns the neighbour with which a block is in flight for longest, about.
+    pub(super) fn oldest(&self) -> Option<Rank> {
+        self.blocks.oldest()
+    }
+
+    /// Waits until one more block is through, if any are in flight.
+    pub(super) async fn next(&mut self) -> Result<(), TransferError> {
+        poll_fn(|cx| self.blocks.poll_next(cx)).await.unwrap_or(Ok(()))
+    }
+
     /// Waits until all blocks are through.
     pub(super) async fn all(mut self) -> Result<(), TransferError> {
         loop {
@@ -129,7 +147,14 @@ impl<B: BlockTraffic> InFlight<B> {
 /// Blocks that leave to neighbours.
 pub(super) struct OutgoingBlocks<'a> {
     transfer: &'a Transfer,
-    queues: OperationQueues<Operation<()>, SendGuard<'a>>,
+    queues: OperationQueues<Operation<()>, SentBlock<'a>>,
+}
+
+/// A block that was sent.
+pub(super) struct SentBlock<'a> {
+    pub(super) step: Step,
+    pub(super) bytes: usize,
+    pub(super) unacknowledged: SendGuard<'a>,
 }
 
 impl<'a> OutgoingBlocks<'a> {
@@ -137,7 +162,7 @@ impl<'a> OutgoingBlocks<'a> {
         Self { transfer, queues: OperationQueues::new() }
     }
 
-    pub(super) fn push(&mut self, to: Rank, (operation, sent): (Operation<()>, SendGuard<'a>)) {
+    pub(super) fn push(&mut self, to: Rank, operation: Operation<()>, sent: SentBlock<'a>) {
         self.queues.push(to, operation, sent);
     }
 }
@@ -147,8 +172,13 @@ impl BlockTraffic for OutgoingBlocks<'_> {
         let Some(EndedOperation { with: to, outcome, about: sent }) = ready!(self.queues.poll_next(cx)) else {
             return Poll::Ready(None);
         };
-        drop(sent);
-        Poll::Ready(Some(self.transfer.block_sent(to, outcome)))
+        let SentBlock { bytes, unacknowledged, .. } = sent;
+        drop(unacknowledged);
+        Poll::Ready(Some(self.transfer.block_sent(to, bytes, outcome)))
+    }
+
+    fn oldest(&self) -> Option<Rank> {
+        self.queues.firsts().min_by_key(|(_, sent)| sent.step).map(|(to, _)| to)
     }
 }
 
@@ -188,6 +218,10 @@ impl BlockTraffic for IncomingBlocks<'_> {
         Poll::Ready(Some(
             self.transfer.take_arrived(expected, outcome).map(|unsettled| self.unsettled.extend(unsettled)),
         ))
+    }
+
+    fn oldest(&self) -> Option<Rank> {
+        self.queues.firsts().min_by_key(|(_, (expected, _))| expected.receive.step).map(|(from, _)| from)
     }
 }
 
@@ -257,6 +291,10 @@ mod tests {
                 (None, Some(never)) => never.poll_unpin(cx).map(|()| None),
                 (None, None) => Poll::Ready(None),
             }
+        }
+
+        fn oldest(&self) -> Option<Rank> {
+            None
         }
     }
 

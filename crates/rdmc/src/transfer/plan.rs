@@ -12,7 +12,7 @@ pub(crate) enum HopPlan {
 
 impl HopPlan {
     /// Lists the hops that a member sends, in step order.
-    pub(crate) fn sends(&self, rank: Rank) -> Box<dyn Iterator<Item = Hop> + Send> {
+    pub(crate) fn sends(&self, rank: Rank) -> Box<dyn Iterator<Item = Hop> + Send + Sync> {
         match self {
             Self::Schedule(schedule) => Box::new(schedule.sends(rank)),
             Self::Repair(repair) => Box::new(repair.sends(rank)),
@@ -20,7 +20,7 @@ impl HopPlan {
     }
 
     /// Lists the hops that a member receives, in step order.
-    pub(crate) fn receives(&self, rank: Rank) -> Box<dyn Iterator<Item = Hop> + Send> {
+    pub(crate) fn receives(&self, rank: Rank) -> Box<dyn Iterator<Item = Hop> + Send + Sync> {
         match self {
             Self::Schedule(schedule) => Box::new(schedule.receives(rank)),
             Self::Repair(repair) => Box::new(repair.receives(rank)),

@@ -8,38 +8,56 @@
 use std::sync::Mutex;
 
 use rdmc_fabric::NearlyDone;
-use rdmc_schedule::Rank;
+use rdmc_schedule::{Rank, Step};
 
 use crate::sync::lock;
 
 /// One direction of a member's port.
 #[derive(Debug, Default)]
 pub(crate) struct Port {
-    /// The neighbour of the last block and when that is nearly through.
-    last: Mutex<Option<(Rank, NearlyDone)>>,
+    last: Mutex<Option<PortBlock>>,
 }
+
+/// The last block that took the port.
+#[derive(Debug)]
+struct PortBlock {
+    with: Rank,
+    turn: PortTurn,
+    nearly_done: NearlyDone,
+}
+
+/// When a block is due: the number of its message, and the step in it.
+pub(crate) type PortTurn = (u64, Step);
 
 impl Port {
     /// Returns the neighbour of the last block.
     pub(crate) fn occupant(&self) -> Option<Rank> {
-        lock(&self.last).as_ref().map(|(of, _)| *of)
+        lock(&self.last).as_ref().map(|block| block.with)
     }
 
     /// Tells whether a block of `peer` may follow the last one at once.
-    pub(crate) fn is_free_for(&self, peer: Rank) -> bool {
-        lock(&self.last).as_ref().is_none_or(|(of, nearly_done)| *of == peer || nearly_done.is_reached())
+    ///
+    /// A block never waits for one that is due later, as there is when ports have run free: that one may depend on it.
+    pub(crate) fn is_free_for(&self, peer: Rank, turn: PortTurn) -> bool {
+        lock(&self.last).as_ref().is_none_or(|block| !block.is_before(peer, turn) || block.nearly_done.is_reached())
     }
 
     /// Waits until a block of `peer` may follow the last one.
-    pub(crate) async fn free_for(&self, peer: Rank) {
-        let other = lock(&self.last).take_if(|(of, _)| *of != peer);
-        if let Some((_, nearly_done)) = other {
-            nearly_done.await;
+    pub(crate) async fn free_for(&self, peer: Rank, turn: PortTurn) {
+        let other = lock(&self.last).take_if(|block| block.is_before(peer, turn));
+        if let Some(block) = other {
+            block.nearly_done.await;
         }
     }
 
     /// Notes the block that has the port now.
-    pub(crate) fn occupy(&self, peer: Rank, nearly_done: NearlyDone) {
-        *lock(&self.last) = Some((peer, nearly_done));
+    pub(crate) fn occupy(&self, with: Rank, turn: PortTurn, nearly_done: NearlyDone) {
+        *lock(&self.last) = Some(PortBlock { with, turn, nearly_done });
+    }
+}
+
+impl PortBlock {
+    fn is_before(&self, peer: Rank, turn: PortTurn) -> bool {
+        self.with != peer && self.turn < turn
     }
 }

@@ -155,7 +155,7 @@ async fn a_listener_of_another_version_is_told_apart() {
     let failure = refusal_of(&[3, 0, 0, 0, 2, 0, 5]).await;
     let InviteFailure::OtherVersion { theirs, ours } = failure else { panic!("{failure:?}") };
     assert_eq!((theirs, ours), (5, PROTOCOL_VERSION));
-    assert_eq!(failure.to_string(), "speaks version 5 of the protocol, this node speaks version 6");
+    assert_eq!(failure.to_string(), "speaks version 5 of the protocol, this node speaks version 7");
 }
 
 #[tokio::test]

@@ -1,0 +1,119 @@
+//! The hops that a member has still to make in one direction.
+
+use std::collections::VecDeque;
+
+use rdmc_schedule::{Hop, Rank};
+
+/// The hops that a member has still to make in one direction: those that come next, by neighbour.
+pub(super) struct PendingHops {
+    later: Box<dyn Iterator<Item = Hop> + Send + Sync>,
+    next: Vec<NeighbourHops>,
+    /// Number of hops in `next`.
+    looked_ahead: usize,
+}
+
+struct NeighbourHops {
+    with: Rank,
+    hops: VecDeque<Hop>,
+}
+
+impl PendingHops {
+    /// Takes the hops in the order of their steps.
+    pub(super) fn new(hops: Box<dyn Iterator<Item = Hop> + Send + Sync>) -> Self {
+        Self { later: hops, next: Vec::new(), looked_ahead: 0 }
+    }
+
+    /// Looks at the hops that come next, `count` of them at most.
+    pub(super) fn look_ahead(&mut self, count: usize) {
+        while self.looked_ahead < count {
+            let Some(hop) = self.later.next() else { return };
+            let known = self.next.iter().position(|hops| hops.with == hop.peer);
+            let at = known.unwrap_or_else(|| {
+                self.next.push(NeighbourHops { with: hop.peer, hops: VecDeque::new() });
+                self.next.len() - 1
+            });
+            self.next[at].hops.push_back(hop);
+            self.looked_ahead += 1;
+        }
+    }
+
+    /// Returns the first of the neighbours' next hops for which `can_go` holds, in the order of the steps.
+    pub(super) fn first(&self, mut can_go: impl FnMut(&Hop) -> bool) -> Option<Hop> {
+        let mut first: Option<Hop> = None;
+        for hop in self.neighbours_next() {
+            if first.is_none_or(|first| hop.step < first.step) && can_go(&hop) {
+                first = Some(hop);
+            }
+        }
+        first
+    }
+
+    /// Lists the next hop with each neighbour.
+    pub(super) fn neighbours_next(&self) -> impl Iterator<Item = Hop> {
+        self.next.iter().filter_map(|next| next.hops.front().copied())
+    }
+
+    /// Removes the next hop with a neighbour.
+    pub(super) fn remove(&mut self, with: Rank) {
+        if let Some(next) = self.next.iter_mut().find(|next| next.with == with) {
+            self.looked_ahead -= usize::from(next.hops.pop_front().is_some());
+        }
+    }
+
+    /// Tells whether the first of the next hops is with this neighbour.
+    pub(super) fn goes_on_with(&mut self, with: Rank) -> bool {
+        self.look_ahead(1);
+        self.first(|_| true).is_some_and(|next| next.peer == with)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use rdmc_schedule::{BlockIndex, Step};
+
+    use super::*;
+
+    fn pending(peers: &[u32]) -> PendingHops {
+        let hops: Vec<Hop> = (0..)
+            .zip(peers)
+            .map(|(step, &peer)| Hop { step: Step(step), peer: Rank(peer), block: BlockIndex(0) })
+            .collect();
+        PendingHops::new(Box::new(hops.into_iter()))
+    }
+
+    fn step(hop: Option<Hop>) -> Option<u64> {
+        hop.map(|hop| hop.step.0)
+    }
+
+    #[test]
+    fn the_first_that_can_go_goes_and_each_neighbours_hops_keep_their_order() {
+        let mut sends = pending(&[1, 1, 2, 1, 2, 3]);
+        sends.look_ahead(5);
+        assert_eq!(step(sends.first(|_| true)), Some(0));
+        assert_eq!(step(sends.first(|hop| hop.peer != Rank(1))), Some(2));
+        sends.remove(Rank(2));
+        assert_eq!(step(sends.first(|hop| hop.peer != Rank(1))), Some(4));
+        sends.remove(Rank(2));
+        assert_eq!(step(sends.first(|hop| hop.peer != Rank(1))), None);
+        sends.look_ahead(5);
+        assert_eq!(step(sends.first(|hop| hop.peer != Rank(1))), Some(5));
+        for expected in [Some(0), Some(1), Some(3), None] {
+            let next = sends.first(|hop| hop.peer == Rank(1));
+            assert_eq!(step(next), expected);
+            sends.remove(Rank(1));
+        }
+    }
+
+    #[test]
+    fn a_run_ends_where_another_neighbour_comes_next() {
+        let mut sends = pending(&[1, 1, 2]);
+        for more in [true, false, false] {
+            sends.look_ahead(1);
+            let hop = sends.first(|_| true).expect("a hop");
+            sends.remove(hop.peer);
+            assert_eq!(sends.goes_on_with(hop.peer), more);
+        }
+        sends.look_ahead(1);
+        assert_eq!(sends.first(|_| true), None);
+    }
+}
