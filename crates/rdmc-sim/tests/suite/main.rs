@@ -4,6 +4,7 @@
 
 mod campaign;
 mod conformance;
+mod distance;
 mod exhaustive;
 mod experiments;
 mod leaving;
