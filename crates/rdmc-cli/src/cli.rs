@@ -173,6 +173,10 @@ pub(crate) struct SendOptions {
     /// Speed of the members' network ports in bits per second, for the cost model: 200M, 10G (powers of 1000)
     #[arg(long, env = "RDMC_PORT_RATE", default_value = "2.5G", value_name = "RATE")]
     pub(crate) port_rate: PortRate,
+    /// Time from a member to the farthest one and back, for the cost model, with its unit: 250us, 24ms; measured by
+    /// default
+    #[arg(long, env = "RDMC_PATH_RTT", value_name = "TIME", value_parser = parse_round_trip)]
+    pub(crate) path_rtt: Option<Duration>,
     #[command(flatten)]
     pub(crate) fabric: FabricOptions,
     #[command(flatten)]
@@ -219,6 +223,21 @@ pub(crate) struct SendOptions {
 fn parse_seconds(text: &str) -> Result<Duration, String> {
     let seconds = text.parse().ok().and_then(|seconds| Duration::try_from_secs_f64(seconds).ok());
     seconds.ok_or_else(|| "a number of seconds is expected, such as 0.5 or 10".to_owned())
+}
+
+/// Parses a time of at most a minute with its unit: `us`, `ms` or `s`.
+fn parse_round_trip(text: &str) -> Result<Duration, String> {
+    let unit_at = text.find(|c: char| !c.is_ascii_digit() && c != '.').unwrap_or(text.len());
+    let (number, unit) = text.split_at(unit_at);
+    let unit_s = match unit.trim() {
+        "us" | "µs" => 1e-6,
+        "ms" => 1e-3,
+        "s" => 1.0,
+        _ => f64::NAN,
+    };
+    let seconds = number.parse::<f64>().ok().map(|number| number * unit_s).filter(|seconds| *seconds <= 60.0);
+    let time = seconds.and_then(|seconds| Duration::try_from_secs_f64(seconds).ok());
+    time.ok_or_else(|| "a time of at most a minute with its unit is expected, such as 250us or 24ms".to_owned())
 }
 
 /// What can happen if a member fails.
@@ -500,6 +519,17 @@ mod tests {
 
     use super::*;
     use rdmc_files::size::POOL_BYTES_DEFAULT;
+
+    #[test]
+    fn round_trips_have_a_unit_and_are_at_most_a_minute() {
+        let us = [("250us", 250), ("24ms", 24_000), ("1.5 ms", 1_500), ("2s", 2_000_000), ("0ms", 0), ("3µs", 3)];
+        for (text, us) in us {
+            assert_eq!(parse_round_trip(text), Ok(Duration::from_micros(us)), "{text}");
+        }
+        for text in ["", "5", "ms", "-1ms", "61s", "1h", "NaNms", "1e3ms", "infs"] {
+            assert!(parse_round_trip(text).is_err_and(|error| error.contains("24ms")), "{text}");
+        }
+    }
 
     #[test]
     fn the_command_line_is_consistent() {

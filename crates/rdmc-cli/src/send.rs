@@ -24,6 +24,7 @@ pub(crate) async fn run(options: SendOptions, screen: Screen, stop: Stop) -> any
         .algorithm(algorithm)
         .block_size(options.block_size.given())
         .port_rate(options.port_rate)
+        .round_trip(options.path_rtt)
         .fabric(options.fabric.settings(options.security.encrypt))
         .security(security)
         .invitation_limit(Duration::from_secs(options.timeout))

@@ -118,8 +118,11 @@ impl Announcement {
         let plan = self.plans.on(medium);
         let algorithm = plan.algorithm.resolve(nodes.len())?;
         let spec = |id| GroupSpec::new(id, nodes.clone()).algorithm(algorithm.clone()).block_size(plan.block_size);
-        // A failure before the first file ends the transfer, so that no survivor goes on.
+        // A failure before the first file ends the transfer, so that no survivor goes on. A short list is there soonest if
+        // it passes no other receiver.
+        let is_short = self.manifest_len * nodes.len() as u64 <= FANNED_OUT_MAX;
         let manifest = spec(1).recoverable(false);
+        let manifest = if is_short { manifest.algorithm(Algorithm::Fanout) } else { manifest };
         let files = spec(2).recoverable(self.on_failure == OnFailure::Repair);
         Ok(FileGroups { manifest, files })
     }
@@ -161,6 +164,8 @@ pub(crate) struct FileGroups {
     pub(crate) files: GroupSpec,
 }
 
+/// Most bytes of a list of files that the sender sends to each receiver itself, in all.
+const FANNED_OUT_MAX: u64 = 256 << 10;
 /// Greatest number of messages under way at once in the group of the files; fewer than a group queues.
 pub(crate) const UNDER_WAY_MAX: usize = 8;
 /// Reason for refusing a group that ends too soon.
@@ -168,7 +173,7 @@ pub(crate) const CLOSED_EARLY: &str = "the sender closed the group before everyt
 /// Reason for declining an invitation that announces something else.
 const NO_ANNOUNCEMENT: &str = "the invitation announces no file transfer";
 /// Version of the file transfer; changes when the meaning of its messages does.
-const VERSION: u16 = 4;
+const VERSION: u16 = 5;
 
 /// Length of a file's digest in bytes. The digest follows the file as a message of its own.
 pub(crate) const DIGEST_LEN: usize = blake3::OUT_LEN;
@@ -191,7 +196,7 @@ mod tests {
         assert_eq!(Announcement::decode(&bytes).unwrap(), told);
         bytes[0] ^= 1;
         let error = Announcement::decode(&bytes).unwrap_err().reason();
-        assert!(error.contains("version 4"), "{error}");
+        assert!(error.contains("version 5"), "{error}");
     }
 
     #[test]
@@ -211,7 +216,12 @@ mod tests {
         for (medium, spec) in
             [(Medium::Network, by(Algorithm::Chain, 1 << 20)), (Medium::Host, by(Algorithm::Fanout, 1 << 18))]
         {
-            assert_eq!(told().groups(nodes(), medium).unwrap().manifest, spec.recoverable(false));
+            let spec = spec.recoverable(false);
+            let long = Announcement { manifest_len: FANNED_OUT_MAX, ..told() };
+            assert_eq!(long.groups(nodes(), medium).unwrap().manifest, spec);
+            // A short list passes no other receiver.
+            let short = Announcement { manifest_len: FANNED_OUT_MAX / 2, ..told() };
+            assert_eq!(short.groups(nodes(), medium).unwrap().manifest, spec.algorithm(Algorithm::Fanout));
         }
     }
 

@@ -21,6 +21,7 @@ use crate::blame::{CUT_OFF, explain, given_up, peers, stopped_before, stopped_fo
 use crate::error::{Context, Kind, Problem};
 use crate::event::{Event, Events, Progress, TICK};
 use crate::manifest::{Entry, Manifest};
+use crate::source::has_digest;
 use crate::store::{IncomingFile, Store};
 use crate::words::count;
 
@@ -498,7 +499,7 @@ async fn finish(
     size: u64,
 ) -> Result<Event, Problem> {
     let finished = tokio::task::spawn_blocking(move || {
-        if digest.is_some_and(|digest| digest[..] != *blake3::hash(&bytes).as_bytes()) {
+        if digest.is_some_and(|digest| !has_digest(&bytes, &digest)) {
             into.into_file().discard();
             return Err(Kind::Integrity.problem(format!("{} arrived with a wrong digest", entry.path)));
         }
@@ -560,7 +561,7 @@ mod tests {
                     Ok(())
                 };
                 sender.send(register_to_send(&root, Memory::from(bytes.clone()), copy).await?).await?;
-                sender.send(blake3::hash(bytes).as_bytes().to_vec()).await?;
+                sender.send(rdmc::Digest::of(bytes, 64 << 10).0.to_vec()).await?;
             }
             sender.send(Bytes::new()).await?;
             sender.close().await?;

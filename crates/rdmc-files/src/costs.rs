@@ -14,13 +14,22 @@ use crate::error::{Context, Kind, Problem};
 #[derive(Clone, Copy, Debug, PartialEq)]
 #[non_exhaustive]
 pub enum Assumed {
-    /// A network on which each member has a port of that rate.
-    Network(PortRate),
+    /// A network.
+    Network(Path),
     /// The memory and the processors of one host.
     Host,
     /// The processors of one host, which copy into sockets and out of them. Use it if members on one host share no
     /// memory.
     Loopback,
+}
+
+/// A network between members.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct Path {
+    /// The rate of each member's port.
+    pub port_rate: PortRate,
+    /// The round trip between the members that are farthest from each other.
+    pub round_trip: Duration,
 }
 
 /// Rate of a member's port in each direction: 1 kbit/s to 10 Tbit/s. It is read and displayed with a unit: `2.5G`, `2.5
@@ -96,7 +105,7 @@ impl fmt::Display for PortRate {
 }
 
 /// Plans messages of up to `bytes` to `members`, the sender included, for each medium. Given values are kept. On a
-/// network each member has a port of `port_rate`.
+/// network, `path` is between the members.
 ///
 /// # Errors
 /// The given algorithm cannot serve so many members.
@@ -105,13 +114,13 @@ pub(crate) fn plans(
     block_size: Option<u32>,
     members: u32,
     bytes: u64,
-    port_rate: PortRate,
+    path: Path,
 ) -> Result<Plans, Problem> {
     let wire = |assumed| {
         let planned = plan(assumed, algorithm, block_size, members, bytes).of_kind(Kind::Request)?;
         Ok::<_, Problem>(WirePlan::new(&planned.algorithm, planned.block_size))
     };
-    Ok(Plans { network: wire(Assumed::Network(port_rate))?, host: wire(Assumed::Host)? })
+    Ok(Plans { network: wire(Assumed::Network(path))?, host: wire(Assumed::Host)? })
 }
 
 /// Plans messages of up to `bytes` to `members`, the sender included, and predicts the time. Given values are kept.
@@ -128,14 +137,16 @@ pub fn plan(
     model(assumed).complete(algorithm, block_size, members, bytes)
 }
 
-/// Returns the cost model. Nothing is measured before a transfer: measuring takes longer than most transfers, and the
-/// choice depends little on it.
+/// Returns the cost model.
 fn model(assumed: Assumed) -> CostModel {
     let cores = std::thread::available_parallelism().map_or(1, usize::from);
     let processors = u32::try_from(cores).unwrap_or(u32::MAX);
     match assumed {
-        Assumed::Network(rate) => CostModel::network(rate.bytes_per_second(), PORT_PER_BLOCK, PORT_LATENCY)
-            .block_size_max(PORT_BLOCK_SIZE_MAX),
+        Assumed::Network(Path { port_rate, round_trip }) => {
+            let latency = PORT_LATENCY + round_trip / 2;
+            CostModel::network(port_rate.bytes_per_second(), PORT_PER_BLOCK, latency)
+                .block_size_max(PORT_BLOCK_SIZE_MAX)
+        }
         Assumed::Host => {
             CostModel::host(COPY_RATE, processors, COPY_PER_BLOCK, COPY_LATENCY).block_size_max(COPY_BLOCK_SIZE_MAX)
         }
@@ -177,8 +188,14 @@ mod tests {
 
     const MIB: u64 = 1 << 20;
 
-    const MEDIA: [(Medium, Assumed); 2] =
-        [(Medium::Network, Assumed::Network(PortRate(2.5e9))), (Medium::Host, Assumed::Host)];
+    const MEDIA: [(Medium, Assumed); 2] = [
+        (Medium::Network, Assumed::Network(Path { port_rate: PortRate(2.5e9), round_trip: Duration::ZERO })),
+        (Medium::Host, Assumed::Host),
+    ];
+
+    fn path(port_rate: &str) -> Path {
+        Path { port_rate: port_rate.parse().unwrap(), round_trip: Duration::ZERO }
+    }
 
     fn way(assumed: Assumed, members: u32, bytes: u64) -> (Algorithm, u32) {
         let plan = plan(assumed, None, None, members, bytes).unwrap();
@@ -223,11 +240,21 @@ mod tests {
 
     #[test]
     fn ports_that_are_known_get_blocks_that_suit_them() {
-        let size = |rate: &str| way(Assumed::Network(rate.parse().unwrap()), 8, 64 * MIB).1;
+        let size = |rate: &str| way(Assumed::Network(path(rate)), 8, 64 * MIB).1;
         let rates = ["200M", "1G", "2.5G", "10G", "25G"];
         assert_eq!(rates.map(size), [64 << 10, 128 << 10, 256 << 10, 512 << 10, 1 << 20]);
-        let told = plans(None, None, 8, 64 * MIB, "200M".parse().unwrap()).unwrap();
+        let told = plans(None, None, 8, 64 * MIB, path("200M")).unwrap();
         assert_eq!((told.network.block_size, told.host.block_size), (64 << 10, 1 << 20));
+    }
+
+    #[test]
+    fn far_members_get_two_trees_in_blocks_that_keep_the_path_full() {
+        for (rate, ms) in [("200M", 24), ("10G", 1), ("10G", 50)] {
+            let far = Path { round_trip: Duration::from_millis(ms), ..path(rate) };
+            let (algorithm, block_size) = way(Assumed::Network(far), 8, 1 << 30);
+            assert_eq!(algorithm, Algorithm::TwoTree, "{rate} {ms} ms");
+            assert!((64 << 10..=2 << 20).contains(&block_size), "{rate} {ms} ms: {block_size}");
+        }
     }
 
     #[test]
@@ -252,8 +279,8 @@ mod tests {
     fn the_same_is_chosen_each_time_and_told_for_both_media() {
         for members in [2, 3, 8, 100] {
             for bytes in [0, 1, MIB, 1 << 40] {
-                let told = plans(None, None, members, bytes, PortRate::default()).unwrap();
-                assert_eq!(told, plans(None, None, members, bytes, PortRate::default()).unwrap());
+                let told = plans(None, None, members, bytes, Path::default()).unwrap();
+                assert_eq!(told, plans(None, None, members, bytes, Path::default()).unwrap());
                 for (medium, assumed) in MEDIA {
                     let (algorithm, block_size) = way(assumed, members, bytes);
                     assert_eq!(*told.on(medium), WirePlan::new(&algorithm, block_size));
@@ -264,9 +291,9 @@ mod tests {
 
     #[test]
     fn what_is_given_is_told_for_both_media() {
-        let told = plans(Some(&Algorithm::Circulant), Some(1000), 8, 64 * MIB, PortRate::default()).unwrap();
+        let told = plans(Some(&Algorithm::Circulant), Some(1000), 8, 64 * MIB, Path::default()).unwrap();
         assert_eq!((&told.network, &told.host), (&told.host, &WirePlan::new(&Algorithm::Circulant, 1000)));
-        let told = plans(Some(&Algorithm::Chain), None, 8, 64 * MIB, PortRate::default()).unwrap();
+        let told = plans(Some(&Algorithm::Chain), None, 8, 64 * MIB, Path::default()).unwrap();
         for medium in Medium::ALL {
             assert_eq!(told.on(medium).algorithm, (&Algorithm::Chain).into());
         }

@@ -283,6 +283,8 @@ mod tests {
     use crate::store::Store;
     use crate::wording::Wording;
 
+    const BLOCK_SIZE: u32 = 32 << 10;
+
     async fn receive(node: &Node, spec: GroupSpec, manifest: &Arc<Manifest>) -> Result<tempfile::TempDir, Problem> {
         let dir = tempfile::tempdir()?;
         let (events, _said) = Events::new();
@@ -305,7 +307,7 @@ mod tests {
             };
             let registered = departures.meanwhile(register_to_send(node, Memory::from(bytes.clone()), copy)).await??;
             departures.send(registered, None).await?;
-            let digest = Memory::from(blake3::hash(bytes).as_bytes().to_vec());
+            let digest = Memory::from(rdmc::Digest::of(bytes, BLOCK_SIZE).0.to_vec());
             departures.send(node.register(digest)?.into_shared(), None).await?;
         }
         departures.send(node.register(Memory::from(Vec::new()))?.into_shared(), None).await?;
@@ -320,7 +322,7 @@ mod tests {
         let manifest = Arc::new(manifest);
         for taken in 0..=2 * contents.len() {
             let nodes = Strict::nodes(4).await;
-            let spec = GroupSpec::new(1, (0..4).map(NodeId)).block_size(32 << 10);
+            let spec = GroupSpec::new(1, (0..4).map(NodeId)).block_size(BLOCK_SIZE);
             let gives_up = async {
                 let mut group = nodes[2].join_group_with_offers(spec.clone()).await?;
                 for _ in 0..taken {
@@ -360,7 +362,7 @@ mod tests {
         let manifest = Arc::new(manifest);
         for (goes_on, delta) in [(true, false), (true, true), (false, false)] {
             let nodes = Strict::nodes(4).await;
-            let spec = GroupSpec::new(1, (0..4).map(NodeId)).block_size(32 << 10).recoverable(goes_on).delta(delta);
+            let spec = GroupSpec::new(1, (0..4).map(NodeId)).block_size(BLOCK_SIZE).recoverable(goes_on).delta(delta);
             nodes[2].clone().shutdown(rdmc::Shutdown::Abort).await;
             let receive = |at: usize| receive(&nodes[at], spec.clone(), &manifest);
             let (sent, first, second) =

@@ -72,6 +72,9 @@ pub enum Event {
         /// The plan. Its fields are fields of the event.
         #[serde(flatten)]
         plan: PlanInUse,
+        /// Only at the sender: the round trip to the farthest receiver in ms, by which the plan was chosen.
+        #[serde(skip_serializing_if = "Option::is_none")]
+        round_trip_ms: Option<f64>,
     },
     /// The progress of a transfer; comes about every 100 ms.
     #[non_exhaustive]
@@ -287,6 +290,7 @@ mod tests {
             bytes: 3,
             fabric: FabricInUse { fabric: "tcp".into(), reason: "asked for".into() },
             plan: PlanInUse { algorithm: "chain".into(), block_size: 4 },
+            round_trip_ms: Some(0.25),
         };
         let done = |received| Event::Done { receivers: 1, files: 2, bytes: 3, skipped: 0, seconds: 0.5, received };
         let expected = [
@@ -313,7 +317,7 @@ mod tests {
                 started,
                 concat!(
                     r#"{"event":"started","direction":"sending","peers":["h:1"],"receivers":1,"files":2,"bytes":3,"#,
-                    r#""fabric":"tcp","fabric_reason":"asked for","algorithm":"chain","block_size":4}"#,
+                    r#""fabric":"tcp","fabric_reason":"asked for","algorithm":"chain","block_size":4,"round_trip_ms":0.25}"#,
                 ),
             ),
             (Event::Progress { bytes: 1, total: 3, confirming: true }, r#"{"event":"progress","bytes":1,"total":3}"#),

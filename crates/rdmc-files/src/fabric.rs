@@ -8,7 +8,7 @@ use rdmc::{Buffer, Fabric, FabricChoice, Fabrics, Memory, Node, Rendezvous, TcpC
 use serde::Serialize;
 
 use crate::announcement::Medium;
-use crate::costs::{Assumed, PortRate};
+use crate::costs::{Assumed, Path};
 use crate::error::{Context, Kind, Problem, TransferError, chain};
 use crate::size::POOL_BYTES_MIN;
 use crate::wording::Wording;
@@ -56,7 +56,7 @@ impl FabricSelection {
             Self::Auto if shared_memory().is_ok() => Assumed::Host,
             Self::Shm => Assumed::Host,
             Self::Auto | Self::Tcp => Assumed::Loopback,
-            Self::Verbs => Assumed::Network(PortRate::default()),
+            Self::Verbs => Assumed::Network(Path::default()),
         }
     }
 }

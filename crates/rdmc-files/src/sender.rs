@@ -7,7 +7,6 @@ use std::sync::Arc;
 use std::task::{Context as TaskContext, Poll};
 use std::time::{Duration, Instant};
 
-use bytes::Bytes;
 use futures::{Stream, StreamExt};
 use rdmc::{
     Algorithm, Buffer, DetectionError, GroupError, GroupFailure, GroupSpec, InviteOptions, Memory, Node, NodeBuilder,
@@ -18,7 +17,7 @@ use rdmc_schedule::{BlockCount, Rank, Schedule};
 use crate::announcement::{Announcement, FileGroups, OnFailure, Reply, UNDER_WAY_MAX, WirePlan};
 use crate::attempts::Attempts;
 use crate::blame::{FailedPeer, explain, stopped_before, stopped_for};
-use crate::costs::{PortRate, plans};
+use crate::costs::{Path, PortRate, plans};
 use crate::departures::Departures;
 use crate::driven::Driven;
 use crate::error::{Context, Kind, Problem, TransferError};
@@ -27,7 +26,7 @@ use crate::fabric::{FabricInUse, FabricSettings, OfferedFabrics, register_to_sen
 use crate::manifest;
 use crate::receivers::Receivers;
 use crate::size::POOL_BYTES_DEFAULT;
-use crate::source::{RecentFiles, SourceFile, SourceTree};
+use crate::source::{FileHasher, RecentFiles, SourceFile, SourceTree};
 use crate::stop::{Stop, StopHandle};
 use crate::wording::Wording;
 
@@ -70,6 +69,7 @@ pub struct FileSenderBuilder {
     algorithm: Option<Algorithm>,
     block_size: Option<u32>,
     port_rate: PortRate,
+    round_trip: Option<Duration>,
     fabric: FabricSettings,
     security: Option<Security>,
     invitation_limit: Duration,
@@ -96,6 +96,7 @@ impl FileSender {
             algorithm: None,
             block_size: None,
             port_rate: PortRate::default(),
+            round_trip: None,
             fabric: FabricSettings::default(),
             security: None,
             invitation_limit: INVITATION_LIMIT_DEFAULT,
@@ -133,6 +134,12 @@ impl FileSenderBuilder {
     /// network.
     pub fn port_rate(self, rate: PortRate) -> Self {
         Self { port_rate: rate, ..self }
+    }
+
+    /// Sets the round trip between the members for the cost model. By default the sender measures it when it connects to
+    /// the receivers. It matters on a network.
+    pub fn round_trip(self, round_trip: impl Into<Option<Duration>>) -> Self {
+        Self { round_trip: round_trip.into(), ..self }
     }
 
     /// Sets which fabrics may move the bytes. By default the best one does that all nodes offer.
@@ -194,7 +201,7 @@ impl FileSenderBuilder {
         }
         self.fabric.check(self.security.is_some())?;
         // Fails if the algorithm cannot serve so many members.
-        plans(self.algorithm.as_ref(), self.block_size, receivers.members(), 0, self.port_rate)?;
+        plans(self.algorithm.as_ref(), self.block_size, receivers.members(), 0, Path::default())?;
         Ok(FileSender(Arc::new(Settings { receivers, builder: self })))
     }
 }
@@ -301,20 +308,16 @@ impl Settings {
         if list.len() as u64 > manifest::LEN_MAX {
             return Err(Problem::local("there are too many files for one transfer"));
         }
-        let (members, longest) = (receivers.members(), source.manifest.longest());
-        let plans = plans(builder.algorithm.as_ref(), builder.block_size, members, longest, builder.port_rate)?;
-        let announcement = Announcement::new(plans, &source.manifest, list.len() as u64);
-        let announcement = Announcement { on_failure: builder.on_failure, ..announcement };
-
+        let members = receivers.members();
         let sizes: Vec<u64> = source.files().map(|(_, _, size)| size).collect();
-        let registered = registered_bytes_max(&sizes).max(announcement.manifest_len);
+        let registered = registered_bytes_max(&sizes).max(list.len() as u64);
         tokio::select! {
             checked = receivers.check_distinct(limit) => checked?,
             () = stop.due() => return Err(stopped()),
         }
         let offered = builder.fabric.open_for(&receivers.addresses()[0], registered).await?;
-        let (node, fabric, delta) = tokio::select! {
-            started = self.start(&offered, &announcement, limit) => started?,
+        let Started { node, fabric, delta, announcement, round_trip } = tokio::select! {
+            started = self.start(&offered, &source, list.len() as u64, limit) => started?,
             () = stop.due() => return Err(stopped()),
         };
         let nodes = (0..members).map(NodeId).collect();
@@ -324,7 +327,8 @@ impl Settings {
             groups.files = groups.files.slow_receivers(SlowReceivers::evict_after(limit));
         }
         let plan = announcement.plans.on(fabric.medium());
-        let outbound = Outbound { node: &node, receivers, events, source: &source, announcement: &announcement, plan };
+        let outbound =
+            Outbound { node: &node, receivers, events, source: &source, announcement: &announcement, plan, round_trip };
         let outcome = tokio::select! {
             outcome = outbound.send(list, groups, fabric) => outcome,
             () = stop.due() => Err(stopped()),
@@ -335,21 +339,24 @@ impl Settings {
         outcome
     }
 
-    /// Forms the cluster: invites every receiver, and starts when all have accepted. Returns also whether a receiver
-    /// has parts of files.
+    /// Forms the cluster: invites every receiver, and starts when all have accepted.
     async fn start(
         &self,
         offered: &OfferedFabrics,
-        announcement: &Announcement,
+        source: &SourceTree,
+        list_len: u64,
         limit: Duration,
-    ) -> Result<(Node, FabricInUse, bool), Problem> {
+    ) -> Result<Started, Problem> {
         let Self { receivers, builder: FileSenderBuilder { security, detection, .. } } = self;
-        let payload = Bytes::from(announcement.encode());
         let (fabrics, addresses) = (offered.fabrics().clone(), receivers.addresses());
-        let options = InviteOptions::new(limit).payload(payload).security(security.clone()).detection(*detection);
-        let invited = rdmc::invite_with(fabrics, addresses, options).await;
+        let options = InviteOptions::new(limit).security(security.clone()).detection(*detection);
+        let reached = rdmc::reach_listeners(fabrics, addresses, options).await;
+        let reached = reached.map_err(|error| receivers.uninvited(&error))?;
+        let round_trip = self.builder.round_trip.or(reached.round_trip());
+        let announcement = self.announcement(source, list_len, round_trip.unwrap_or_default())?;
+        let invited = reached.invite(announcement.encode()).await;
         let builder = invited.map_err(|error| receivers.uninvited(&error))?;
-        let has_parts = builder.replies().values().any(|reply| Reply::decode(reply).has_parts);
+        let delta = builder.replies().values().any(|reply| Reply::decode(reply).has_parts);
         let fabric = builder.fabric_choice().map(|choice| offered.in_use(choice));
         let fabric = fabric.expect("the builder comes from an invitation");
         // The pool takes copies of files whose mappings the device does not register.
@@ -365,8 +372,30 @@ impl Settings {
             }
             other => Problem::from(other).of_kind(Kind::Refused),
         });
-        Ok((node.map_err(Problem::blamed_on_limit_of_call)?, fabric, has_parts))
+        let node = node.map_err(Problem::blamed_on_limit_of_call)?;
+        Ok(Started { node, fabric, delta, announcement, round_trip })
     }
+
+    /// Announces the files, and how their blocks will travel.
+    fn announcement(&self, source: &SourceTree, list_len: u64, round_trip: Duration) -> Result<Announcement, Problem> {
+        let FileSenderBuilder { algorithm, block_size, port_rate, on_failure, .. } = &self.builder;
+        let (members, longest) = (self.receivers.members(), source.manifest.longest());
+        let path = Path { port_rate: *port_rate, round_trip };
+        let plans = plans(algorithm.as_ref(), *block_size, members, longest, path)?;
+        let announcement = Announcement::new(plans, &source.manifest, list_len);
+        Ok(Announcement { on_failure: *on_failure, ..announcement })
+    }
+}
+
+/// A cluster that is formed.
+struct Started {
+    node: Node,
+    fabric: FabricInUse,
+    /// Whether a receiver has parts of files.
+    delta: bool,
+    announcement: Announcement,
+    /// The round trip to the farthest receiver, as given or measured.
+    round_trip: Option<Duration>,
 }
 
 /// One transfer under way.
@@ -377,6 +406,7 @@ struct Outbound<'a> {
     source: &'a SourceTree,
     announcement: &'a Announcement,
     plan: &'a WirePlan,
+    round_trip: Option<Duration>,
 }
 
 impl Outbound<'_> {
@@ -394,8 +424,8 @@ impl Outbound<'_> {
         };
         let offer = self.node.create_group(groups.manifest).await.map_err(not_formed)?;
         let offered = async {
-            offer.send(list).await?;
-            offer.send(vec![1; usize::from(groups.files.is_delta())]).await?;
+            let (list, last) = (offer.send(list), offer.send(vec![1; usize::from(groups.files.is_delta())]));
+            futures::try_join!(list, last)?;
             offer.close().await?;
             Ok(())
         };
@@ -408,7 +438,8 @@ impl Outbound<'_> {
 
         let peers = self.receivers.addresses().to_vec();
         let (receivers, direction, plan) = (peers.len(), Direction::Sending, self.plan.into());
-        self.events.say(Event::Started { direction, peers, receivers, files, bytes, fabric, plan });
+        let round_trip_ms = self.round_trip.map(|round_trip| round_trip.as_secs_f64() * 1e3);
+        self.events.say(Event::Started { direction, peers, receivers, files, bytes, fabric, plan, round_trip_ms });
         let begun = Instant::now();
         self.send_files(departures).await?;
         let (duration, skipped) = (begun.elapsed(), self.source.skipped.len());
@@ -448,10 +479,11 @@ impl Outbound<'_> {
             let registering = register_to_send(self.node, file.map()?, file.reader()?);
             let registered = departures.meanwhile(registering).await?;
             let registered = registered.with_context(|| path.display())?;
-            let digest = tokio::task::spawn_blocking(move || file.digest());
+            let hasher = FileHasher::new(self.node, self.plan.block_size);
+            let digest = tokio::task::spawn_blocking(move || file.digest(hasher));
             departures.send(registered, Some(done)).await?;
             let digest = departures.meanwhile(digest).await???;
-            departures.send(self.register(digest.as_bytes().to_vec())?, None).await?;
+            departures.send(self.register(digest.to_vec())?, None).await?;
         }
         departures.send(self.register(Vec::new())?, None).await
     }

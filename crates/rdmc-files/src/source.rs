@@ -9,9 +9,9 @@ use std::os::unix::fs::{FileExt, MetadataExt};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use rdmc::Memory;
+use rdmc::{DigestHasher, Memory, Message, Node};
 
-use crate::announcement::UNDER_WAY_MAX;
+use crate::announcement::{DIGEST_LEN, UNDER_WAY_MAX};
 use crate::blame::FailedPeer;
 use crate::error::{Context, Kind, Problem};
 use crate::manifest::{Entry, EntryKind, EntryPath, Manifest};
@@ -155,8 +155,7 @@ impl SourceFile {
     }
 
     /// Computes the digest by reading the file. Fails if the file was changed.
-    pub(crate) fn digest(&self) -> Result<blake3::Hash, Problem> {
-        let mut hasher = blake3::Hasher::new();
+    pub(crate) fn digest(&self, mut hasher: FileHasher) -> Result<[u8; DIGEST_LEN], Problem> {
         let mut chunk = vec![0; READ_LEN];
         let mut total = 0;
         loop {
@@ -170,9 +169,47 @@ impl SourceFile {
         match self.problem() {
             Some(problem) => Err(problem),
             None if total != self.size => Err(changed(&self.path, "its length changed")),
-            None => Ok(hasher.finalize()),
+            None => Ok(hasher.finish()),
         }
     }
+}
+
+/// Computes the digest of a file, which travels behind it.
+pub(crate) enum FileHasher {
+    /// That of the group's message. Receivers have computed it from the blocks as they came.
+    OfMessage(Box<DigestHasher>),
+    /// BLAKE3, where no blocks are checked.
+    OfContent(Box<blake3::Hasher>),
+}
+
+impl FileHasher {
+    /// Chooses the digest for messages in blocks of `block_size` bytes on a node's fabric.
+    pub(crate) fn new(node: &Node, block_size: u32) -> Self {
+        match node.capabilities().protects_blocks {
+            false => Self::OfMessage(Box::new(DigestHasher::new(block_size))),
+            true => Self::OfContent(Box::default()),
+        }
+    }
+
+    fn update(&mut self, bytes: &[u8]) {
+        match self {
+            Self::OfMessage(hasher) => hasher.update(bytes),
+            Self::OfContent(hasher) => drop(hasher.update(bytes)),
+        }
+    }
+
+    fn finish(self) -> [u8; DIGEST_LEN] {
+        match self {
+            Self::OfMessage(hasher) => hasher.finish().0,
+            Self::OfContent(hasher) => hasher.finalize().into(),
+        }
+    }
+}
+
+/// Tells whether a file that has arrived has this digest.
+pub(crate) fn has_digest(file: &Message, digest: &[u8]) -> bool {
+    let own = file.digest().map_or_else(|| blake3::hash(file).into(), |digest| digest.0);
+    own[..] == *digest
 }
 
 /// The files that were sent last. If one is changed while it is sent, chance decides who finds wrong bytes, and what it
@@ -276,6 +313,10 @@ mod tests {
         TransferError::from(problem).code()
     }
 
+    fn hasher() -> FileHasher {
+        FileHasher::OfMessage(Box::new(DigestHasher::new(1 << 20)))
+    }
+
     #[test]
     fn a_tree_is_found_in_order_and_links_are_skipped() {
         let dir = tempfile::tempdir().unwrap();
@@ -326,7 +367,7 @@ mod tests {
         let (at, entry, size) = source.files().next().unwrap();
         let open = SourceFile::open(at, entry, size).unwrap();
         std::fs::write(&path, b"three").unwrap();
-        assert_eq!(code(open.digest().unwrap_err()), 5);
+        assert_eq!(code(open.digest(hasher()).unwrap_err()), 5);
         assert_eq!(code(SourceFile::open(at, entry, size).unwrap_err()), 5);
         std::fs::remove_file(&path).unwrap();
         let gone = TransferError::from(SourceFile::open(at, entry, size).unwrap_err());
@@ -344,7 +385,7 @@ mod tests {
             let (at, entry, size) = source.files().next().unwrap();
             let open = SourceFile::open(at, entry, size).unwrap();
             change(&File::options().write(true).open(&path).unwrap());
-            (open.change(), open.digest().is_ok())
+            (open.change(), open.digest(hasher()).is_ok())
         };
         let failed = |what: &str| (Some(what.to_owned()), false);
         assert_eq!(change(&|file| file.set_len(2).unwrap()), failed("it was truncated from 5 to 2 bytes"));
@@ -383,7 +424,7 @@ mod tests {
             assert!(blamed.to_string().ends_with(told), "{blamed}");
             assert_eq!(recent.blamed_for(refused()), files[0].problem().unwrap());
         }
-        let known = files[0].digest().unwrap_err();
+        let known = files[0].digest(hasher()).unwrap_err();
         assert_eq!(recent.blamed_for(known.clone()), known);
         let stopped = Kind::Stopped.problem("");
         assert_eq!(recent.blamed_for(stopped.clone()), stopped);

@@ -5,6 +5,7 @@ use std::sync::Arc;
 
 use rdmc_schedule::Rank;
 use serde::{Deserialize, Serialize};
+use twox_hash::xxhash3_128;
 
 use crate::group::GroupId;
 use crate::node::NodeId;
@@ -136,6 +137,73 @@ impl Digest {
             hash.update(&checksum.0.to_le_bytes());
         }
         Self(hash.finalize().into())
+    }
+}
+
+/// Computes the digest of a message piece by piece, for content that is not in memory.
+///
+/// # Examples
+/// ```
+/// use rdmc::{Digest, DigestHasher};
+///
+/// let message = vec![7; 3_000_000];
+/// let mut hasher = DigestHasher::new(1 << 20);
+/// message.chunks(100_000).for_each(|piece| hasher.update(piece));
+/// assert_eq!(hasher.finish(), Digest::of(&message, 1 << 20));
+/// ```
+pub struct DigestHasher {
+    block_size: u32,
+    size: u64,
+    /// Bytes that the current block still takes.
+    room: usize,
+    block: xxhash3_128::Hasher,
+    checksums: Vec<Checksum>,
+}
+
+impl DigestHasher {
+    /// Begins with a message that is sent in blocks of `block_size` bytes.
+    ///
+    /// # Panics
+    /// If the block size is zero.
+    pub fn new(block_size: u32) -> Self {
+        assert!(block_size > 0, "a block has bytes");
+        let (room, block) = (block_size as usize, xxhash3_128::Hasher::new());
+        Self { block_size, size: 0, room, block, checksums: Vec::new() }
+    }
+
+    /// Appends bytes to the message.
+    pub fn update(&mut self, mut bytes: &[u8]) {
+        self.size += bytes.len() as u64;
+        while !bytes.is_empty() {
+            let (piece, rest) = bytes.split_at(bytes.len().min(self.room));
+            self.block.write(piece);
+            self.room -= piece.len();
+            if self.room == 0 {
+                self.end_block();
+            }
+            bytes = rest;
+        }
+    }
+
+    /// Returns the digest of the message.
+    pub fn finish(mut self) -> Digest {
+        // No bytes are one block.
+        if self.room < self.block_size as usize || self.checksums.is_empty() {
+            self.end_block();
+        }
+        Digest::of_checksums(self.size, self.block_size, self.checksums)
+    }
+
+    fn end_block(&mut self) {
+        let block = std::mem::replace(&mut self.block, xxhash3_128::Hasher::new());
+        self.checksums.push(Checksum(block.finish_128()));
+        self.room = self.block_size as usize;
+    }
+}
+
+impl fmt::Debug for DigestHasher {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("DigestHasher").field("size", &self.size).finish_non_exhaustive()
     }
 }
 

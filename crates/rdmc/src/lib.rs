@@ -63,7 +63,7 @@ mod transfer;
 mod woken;
 
 pub use batch::{BatchError, BatchReceiver, BatchSender};
-pub use certificate::{Certificate, Digest, MessageRecord};
+pub use certificate::{Certificate, Digest, DigestHasher, MessageRecord};
 pub use failure::{FailedMember, FailureCause, GroupError, GroupFailure, SendError, StartError};
 pub use group::pace::SlowReceivers;
 pub use group::receiver::{Delivery, Message, Offer, OfferReceiver, Receiver};
@@ -72,7 +72,10 @@ pub use group::sender::{Multicast, Payload, Sender};
 pub use group::sharing::DeliveryMode;
 pub use group::{GroupId, GroupSpec};
 pub use mesh::fabrics::{FabricChoice, Fabrics, FabricsError, PassedOver};
-pub use mesh::invite::{Invitation, InviteError, InviteFailure, InviteOptions, invite, invite_secured, invite_with};
+pub use mesh::invite::{
+    Invitation, InviteError, InviteFailure, InviteOptions, ReachedListeners, invite, invite_secured, invite_with,
+    reach_listeners,
+};
 pub use mesh::listener::Listener;
 pub use mesh::security::{Distrust, Security, SecurityError};
 pub use node::{Cluster, DetectionError, Node, NodeBuilder, NodeId, Shutdown};

@@ -138,7 +138,7 @@ impl Transfer {
                 let digest = self.digest().await?;
                 let whole = self.blocks.whole();
                 let content = self.group.content(self.number, &whole).await?;
-                self.group.deliver(deliver, Message::new(self.number, content), &whole, digest);
+                self.group.deliver(deliver, Message::new(self.number, content, digest), &whole, digest);
             }
             Ok(())
         };
@@ -318,9 +318,6 @@ impl Transfer {
     /// Sends the blocks that the schedule names, each when it is held and the receiver is ready for it.
     async fn relay_blocks(&self, mut turn: Turn) -> Result<(), TransferError> {
         turn.wait().await;
-        if !self.plan.is_repair() && !self.group.is_delta() {
-            self.group.announce(self.number, self.shape.size).await;
-        }
         let mut leaving = InFlight::new(OutgoingBlocks::new(self));
         let mut sizes_told = std::collections::BTreeSet::new();
         let mut sends = PendingHops::new(self.plan.sends(self.group.rank()));

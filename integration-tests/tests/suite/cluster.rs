@@ -97,17 +97,20 @@ pub(crate) async fn start_on(fabrics: Vec<Arc<dyn Fabric>>, kind: Kind) -> Vec<N
     futures::future::try_join_all(starts).await.expect("all nodes start")
 }
 
-/// Finds free loopback addresses, which stay free: connections of other programs leave from 127.0.0.1, and each call has
-/// a host address of its own.
+/// Finds free loopback addresses, which stay free: each call has a host address of its own, and neither connections nor
+/// listeners at all addresses get ports below the ephemeral ones.
 pub(crate) fn free_addresses(count: usize) -> Vec<String> {
     static CALLS: AtomicU32 = AtomicU32::new(0);
     let [.., high, low] = std::process::id().to_be_bytes();
-    let [.., call] = CALLS.fetch_add(1, Ordering::Relaxed).to_be_bytes();
+    let [_, _, round, call] = CALLS.fetch_add(1, Ordering::Relaxed).to_be_bytes();
     let host = Ipv4Addr::new(127, high | 0x80, low, call);
-    let bound: Vec<_> =
-        (0..count).map(|_| std::net::TcpListener::bind((host, 0)).expect("a loopback port is free")).collect();
-    bound.iter().map(|listener| listener.local_addr().expect("it is bound").to_string()).collect()
+    (PORT_FIRST + PORTS_MAX * u16::from(round)..).take(count).map(|port| format!("{host}:{port}")).collect()
 }
+
+/// The first port of a test's nodes.
+const PORT_FIRST: u16 = 10_000;
+/// Most nodes of a test.
+const PORTS_MAX: u16 = 64;
 
 /// Specifies a group of all the nodes in order.
 pub(crate) fn spec_of_all(id: u64, nodes: &[Node], algorithm: Algorithm, block_size: u32) -> GroupSpec {

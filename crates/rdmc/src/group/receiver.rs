@@ -16,7 +16,7 @@ use tokio::sync::{OwnedSemaphorePermit, mpsc, oneshot};
 use super::intake::{Intake, MESSAGES_AHEAD, MemorySource, StartedTransfer};
 use super::recovery::{Continuation, LostMessage, Recovered, Recovery, RecoveryError};
 use super::{FormedGroup, Grants, Group, GroupSpec, MemberRole, OwnedFuture, form, start, take_grants};
-use crate::certificate::Certificate;
+use crate::certificate::{Certificate, Digest};
 use crate::failure::{FailureCause, GroupError, GroupFailure};
 use crate::node::{NodeId, NodeShared};
 use crate::stats::GroupStats;
@@ -30,16 +30,23 @@ use crate::transfer::{TransferError, Turnstile};
 pub struct Message {
     number: u64,
     buffer: Buffer,
+    digest: Option<Digest>,
 }
 
 impl Message {
-    pub(crate) fn new(number: u64, buffer: Buffer) -> Self {
-        Self { number, buffer }
+    pub(crate) fn new(number: u64, buffer: Buffer, digest: Option<Digest>) -> Self {
+        Self { number, buffer, digest }
     }
 
     /// Returns the message's place in the group's order, from 0.
     pub fn number(&self) -> u64 {
         self.number
+    }
+
+    /// Returns the digest of the content, computed from the blocks as they arrived; `None` unless the group [checks
+    /// blocks](crate::GroupSpec::check_blocks).
+    pub fn digest(&self) -> Option<Digest> {
+        self.digest
     }
 
     /// Returns the bytes as the fabric's shared memory, which can be sent on without a copy.

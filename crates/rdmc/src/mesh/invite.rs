@@ -10,7 +10,7 @@ use std::time::Duration;
 use bytes::Bytes;
 use futures::future::FutureExt;
 use futures::stream::{FuturesUnordered, StreamExt};
-use rdmc_fabric::{Capabilities, ControlStream, Elapsed, Environment};
+use rdmc_fabric::{Capabilities, ControlStream, Elapsed, Environment, Timestamp};
 use tokio::io::AsyncWriteExt;
 
 use super::fabrics::{ChosenFabric, FabricChoice, FabricName, FabricNames, Fabrics, PassedOver};
@@ -128,68 +128,143 @@ pub async fn invite_with(
     addresses: &[String],
     options: InviteOptions,
 ) -> Result<NodeBuilder, InviteError> {
-    let InviteOptions { payload, limit, security, detection } = options;
+    let payload = options.payload.clone();
+    reach_listeners(fabrics, addresses, options).await?.invite(payload).await
+}
+
+/// Connects to the listeners at `addresses`, to invite them then. [`invite_with`] does both.
+///
+/// What the caller announces can depend on the [round trips](ReachedListeners::round_trip).
+///
+/// # Cancel safety
+/// Dropping the future closes the connections.
+///
+/// # Errors
+/// [`InviteFailure::Detection`] for every listener if the detection time is out of bounds. Listeners that cannot be
+/// reached are named by the invitation.
+pub async fn reach_listeners(
+    fabrics: impl Into<Fabrics>,
+    addresses: &[String],
+    options: InviteOptions,
+) -> Result<ReachedListeners, InviteError> {
+    let InviteOptions { limit, security, detection, .. } = options;
     let fabrics = fabrics.into();
     if let Err(error) = check_detection(detection) {
         let failures = addresses.iter().map(|address| (address.clone(), InviteFailure::Detection(error)));
         return Err(InviteError { failures: failures.collect() });
     }
-    let detection_ms = u32::try_from(detection.as_millis()).expect("its bounds are checked");
     let environment = fabrics.environment();
-    let cluster = environment.random_u128();
-    let members: Vec<(NodeId, String)> = std::iter::once((NodeId(0), String::new()))
-        .chain((1u32..).map(NodeId).zip(addresses.iter().cloned()))
-        .collect();
-    let ask = members[1..].iter().map(|(you, address)| {
-        let invite = Frame::Invite {
-            version: PROTOCOL_VERSION,
-            cluster,
-            you: *you,
-            members: members.clone(),
-            fabrics: fabrics.wire_names().clone(),
-            payload: payload.to_vec(),
-            detection_ms,
-        };
+    let began = environment.now();
+    let reach = addresses.iter().map(|address| {
         let (environment, security) = (&environment, security.as_ref());
         async move {
-            let asked = environment.timeout(limit, invite_one(&**environment, address, &invite, security)).await;
-            asked.unwrap_or_else(|elapsed| Err(InviteFailure::Silent(elapsed)))
+            let reached = environment.timeout(limit, reach_one(&**environment, address, security)).await;
+            reached.unwrap_or_else(|elapsed| Err(InviteFailure::Silent(elapsed)))
         }
     });
-    let mut accepted = Vec::new();
-    let mut offers = Vec::new();
-    let mut replies = BTreeMap::new();
-    let mut failures = Vec::new();
-    for (answer, (node, address)) in invite_all(&*environment, ask).await.into_iter().zip(&members[1..]) {
-        match answer {
-            Ok((stream, names, reply)) => {
-                accepted.push((stream, address));
-                offers.push((*node, names));
-                replies.insert(*node, reply);
+    let connections = futures::future::join_all(reach).await;
+    Ok(ReachedListeners { fabrics, addresses: addresses.to_vec(), connections, began, limit, security, detection })
+}
+
+/// Connections to listeners that are to be invited; made by [`reach_listeners`].
+pub struct ReachedListeners {
+    fabrics: Fabrics,
+    addresses: Vec<String>,
+    connections: Vec<Result<ReachedListener, InviteFailure>>,
+    began: Timestamp,
+    limit: Duration,
+    security: Option<Security>,
+    detection: Duration,
+}
+
+struct ReachedListener {
+    stream: Box<dyn ControlStream>,
+    /// How long it took to connect: a round trip, and the look-up of its name.
+    round_trip: Duration,
+}
+
+impl fmt::Debug for ReachedListeners {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("ReachedListeners").field("addresses", &self.addresses).finish_non_exhaustive()
+    }
+}
+
+impl ReachedListeners {
+    /// Returns the round trip to the farthest listener that was reached: the time to connect to it. `None` if none was
+    /// reached.
+    pub fn round_trip(&self) -> Option<Duration> {
+        self.connections.iter().flatten().map(|reached| reached.round_trip).max()
+    }
+
+    /// Invites the listeners with `payload`, as [`invite_with`] does. The options' payload does not count.
+    ///
+    /// # Cancel safety
+    /// Dropping the future withdraws the invitations.
+    ///
+    /// # Errors
+    /// As [`invite_secured`].
+    pub async fn invite(self, payload: impl Into<Bytes>) -> Result<NodeBuilder, InviteError> {
+        let Self { fabrics, addresses, connections, began, limit, security, detection } = self;
+        let payload: Bytes = payload.into();
+        let detection_ms = u32::try_from(detection.as_millis()).expect("its bounds are checked");
+        let environment = fabrics.environment();
+        // If one could not be reached, the others have some time to answer all the same.
+        let limit = limit.saturating_sub(environment.now().since(began)).max(limit.min(ANSWER_LIMIT_MIN));
+        let cluster = environment.random_u128();
+        let members: Vec<(NodeId, String)> = std::iter::once((NodeId(0), String::new()))
+            .chain((1u32..).map(NodeId).zip(addresses.iter().cloned()))
+            .collect();
+        let ask = connections.into_iter().zip(&members[1..]).map(|(reached, (you, _))| {
+            let invite = Frame::Invite {
+                version: PROTOCOL_VERSION,
+                cluster,
+                you: *you,
+                members: members.clone(),
+                fabrics: fabrics.wire_names().clone(),
+                payload: payload.to_vec(),
+                detection_ms,
+            };
+            let environment = &environment;
+            async move {
+                let asked = environment.timeout(limit, invite_one(reached?.stream, &invite)).await;
+                asked.unwrap_or_else(|elapsed| Err(InviteFailure::Silent(elapsed)))
             }
-            Err(failure) => failures.push((address.clone(), failure)),
+        });
+        let mut accepted = Vec::new();
+        let mut offers = Vec::new();
+        let mut replies = BTreeMap::new();
+        let mut failures = Vec::new();
+        for (answer, (node, address)) in invite_all(&*environment, ask).await.into_iter().zip(&members[1..]) {
+            match answer {
+                Ok((stream, names, reply)) => {
+                    accepted.push((stream, address));
+                    offers.push((*node, names));
+                    replies.insert(*node, reply);
+                }
+                Err(failure) => failures.push((address.clone(), failure)),
+            }
         }
-    }
-    if !failures.is_empty() {
-        return Err(InviteError { failures });
-    }
-    let members: BTreeMap<NodeId, String> = members.iter().cloned().collect();
-    let Some(chosen) = fabrics.wire_names().choose(&offers) else {
-        return Err(nothing_in_common(fabrics.wire_names(), &offers, &members));
-    };
-    let go = frame::encode(&Frame::Go(chosen.clone()));
-    for (stream, address) in &mut accepted {
-        if let Err(error) = write_frame(stream, &go).await {
-            failures.push(((*address).clone(), InviteFailure::Unreachable(error)));
+        if !failures.is_empty() {
+            return Err(InviteError { failures });
         }
+        let members: BTreeMap<NodeId, String> = members.iter().cloned().collect();
+        let Some(chosen) = fabrics.wire_names().choose(&offers) else {
+            return Err(nothing_in_common(fabrics.wire_names(), &offers, &members));
+        };
+        let go = frame::encode(&Frame::Go(chosen.clone()));
+        for (stream, address) in &mut accepted {
+            if let Err(error) = write_frame(stream, &go).await {
+                failures.push(((*address).clone(), InviteFailure::Unreachable(error)));
+            }
+        }
+        if !failures.is_empty() {
+            return Err(InviteError { failures });
+        }
+        let choice = chosen.explained(|node| members.get(&node).cloned());
+        let fabric = fabrics.named(&chosen.fabric).expect("it was chosen among these");
+        let builder = NodeBuilder::new(NodeId(0), Cluster::from_parts(cluster, members)).security(security);
+        Ok(builder.chosen(fabric, choice).invited_with(Duration::from_millis(detection_ms.into())).replied(replies))
     }
-    if !failures.is_empty() {
-        return Err(InviteError { failures });
-    }
-    let choice = chosen.explained(|node| members.get(&node).cloned());
-    let fabric = fabrics.named(&chosen.fabric).expect("it was chosen among these");
-    let builder = NodeBuilder::new(NodeId(0), Cluster::from_parts(cluster, members)).security(security);
-    Ok(builder.chosen(fabric, choice).invited_with(Duration::from_millis(detection_ms.into())).replied(replies))
 }
 
 /// Names every node that lacks one of our fabrics.
@@ -240,20 +315,29 @@ async fn write_frame(stream: &mut Box<dyn ControlStream>, frame: &[u8]) -> io::R
     stream.flush().await
 }
 
-async fn invite_one(
+/// Least time to answer an invitation, unless the caller's limit is shorter.
+const ANSWER_LIMIT_MIN: Duration = Duration::from_secs(1);
+
+/// Connects to a listener.
+async fn reach_one(
     environment: &dyn Environment,
     address: &str,
-    invite: &Frame,
     security: Option<&Security>,
-) -> InviteResult {
+) -> Result<ReachedListener, InviteFailure> {
+    let began = environment.now();
+    let mut stream = environment.connect(address).await.map_err(InviteFailure::of)?;
+    let round_trip = environment.now().since(began);
+    if let Some(security) = security {
+        stream = security.connect(environment, stream, host(address)).await.map_err(InviteFailure::of)?;
+    }
+    Ok(ReachedListener { stream, round_trip })
+}
+
+async fn invite_one(mut stream: Box<dyn ControlStream>, invite: &Frame) -> InviteResult {
     let bytes = frame::encode(invite);
     if bytes.len() > FRAME_LEN_MAX {
         let error = io::Error::new(io::ErrorKind::InvalidInput, "the invitation's payload is too long");
         return Err(InviteFailure::Unreachable(error));
-    }
-    let mut stream = environment.connect(address).await.map_err(InviteFailure::of)?;
-    if let Some(security) = security {
-        stream = security.connect(environment, stream, host(address)).await.map_err(InviteFailure::of)?;
     }
     write_frame(&mut stream, &bytes).await.map_err(InviteFailure::of)?;
     match frame::read(&mut stream).await.map_err(InviteFailure::of)? {
