@@ -274,11 +274,11 @@ async fn run(
                     queue.starting = repair.is_none().then(|| blocks.clone());
                     group.begin_whole(blocks.shape().size).await;
                     queue.starting = None;
+                    group.retained().keep(messages, &blocks);
                     if repair.is_none() && !group.is_delta() {
                         // Before its turn, so that members can be ready for it when those before have left.
                         group.announce(messages, blocks.shape().size).await;
                     }
-                    group.retained().keep(messages, &blocks);
                     let planned = PlanSource::new(&group, messages, repair, blocks.shape());
                     let (receive_turn, relay_turn) = (receive_turns.next(), relay_turns.next());
                     let (group, number) = (&group, messages);
