@@ -118,8 +118,8 @@ impl Announcement {
         let plan = self.plans.on(medium);
         let algorithm = plan.algorithm.resolve(nodes.len())?;
         let spec = |id| GroupSpec::new(id, nodes.clone()).algorithm(algorithm.clone()).block_size(plan.block_size);
-        // A failure before the first file ends the transfer, so that no survivor goes on. A short list is there soonest if
-        // it passes no other receiver.
+        // A failure before the first file ends the transfer, so that no survivor goes on. A short list is there soonest
+        // if it passes no other receiver.
         let is_short = self.manifest_len * nodes.len() as u64 <= FANNED_OUT_MAX;
         let manifest = spec(1).recoverable(false);
         let manifest = if is_short { manifest.algorithm(Algorithm::Fanout) } else { manifest };

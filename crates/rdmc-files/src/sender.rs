@@ -136,8 +136,8 @@ impl FileSenderBuilder {
         Self { port_rate: rate, ..self }
     }
 
-    /// Sets the round trip between the members for the cost model. By default the sender measures it when it connects to
-    /// the receivers. It matters on a network.
+    /// Sets the round trip between the members for the cost model. By default the sender measures it when it connects
+    /// to the receivers. It matters on a network.
     pub fn round_trip(self, round_trip: impl Into<Option<Duration>>) -> Self {
         Self { round_trip: round_trip.into(), ..self }
     }

@@ -10,8 +10,8 @@ use crate::racks::Racks;
 /// Chooses how a message's blocks travel from the root to all members; n is the number of members, k that of blocks.
 ///
 /// The flat algorithms are written and parsed by name: `sequential`, `chain`, `binomial-tree`, `binomial-pipeline`,
-/// `circulant`, `two-tree`, `fanout`. The hybrid is written as `hybrid(chain)`, `hybrid(binomial-pipeline)` or `hybrid(cascade)`.
-/// It is not parsed, since it needs the racks; [`Spine::in_name`] returns its spine.
+/// `circulant`, `two-tree`, `fanout`. The hybrid is written as `hybrid(chain)`, `hybrid(binomial-pipeline)` or
+/// `hybrid(cascade)`. It is not parsed, since it needs the racks; [`Spine::in_name`] returns its spine.
 ///
 /// # Examples
 /// ```
@@ -49,9 +49,10 @@ pub enum Algorithm {
     Circulant,
     /// Half of the blocks go down one binary tree, half down another: k + 2⌊log₂ (n − 1)⌋ steps at most.
     ///
-    /// Every member is inside one tree and a leaf of the other (after Sanders, Speck, Träff, *Parallel Computing* 35(12),
-    /// 2009), and has two parents and two children. No block waits for one that comes a longer way, so distance delays
-    /// a member only once for each level of the trees.
+    /// Every member is inside one tree and a leaf of the other (after Sanders, Speck, Träff, *Parallel Computing*
+    /// 35(12), 2009), and has two parents and two children. No block waits for one that comes a longer way, so distance
+    /// delays a member only once for each level of the trees. Members inside the second tree have no fixed first
+    /// source.
     TwoTree,
     /// One schedule among the racks, and the binomial pipeline inside each of them (DSN §4.3).
     Hybrid(Hybrid),

@@ -241,9 +241,9 @@ pub fn neighbours(algorithm: &Algorithm, members: u32, rank: Rank) -> Result<Nei
 /// is not fixed.
 ///
 /// The root has none. In the circulant schedule only the O(log n) members to which the root sends have one, the root.
-/// With two trees the members inside the first have one, if it reaches them before the second. In all other schedules every
-/// member except the root has one. A receiver that does not know the size of the message
-/// yet must expect its first block from this member (DSN §4.2). O(log² n).
+/// With two trees the members inside the first have one, if it reaches them before the second. In all other schedules
+/// every member except the root has one. A receiver that does not know the size of the message yet must expect its
+/// first block from this member (DSN §4.2). O(log² n).
 ///
 /// # Errors
 /// The algorithm cannot serve so many members, or `rank` is not one of them.

@@ -303,9 +303,9 @@ impl Group {
     }
 
     /// At the root: announces the size of a message to the members that cannot learn it from their first block.
-    pub(crate) async fn announce(&self, message: u64, size: u64) {
+    pub(crate) fn announce(&self, message: u64, size: u64) {
         for &to in &self.announced_to {
-            self.node.mesh.send(to, self.id, GroupFrame::Announce { message, size }).await;
+            self.node.mesh.post(to, self.id, GroupFrame::Announce { message, size });
         }
     }
 

@@ -16,7 +16,9 @@ pub(crate) struct RoundTrips(Mutex<BTreeMap<NodeId, MeasuredPeer>>);
 #[derive(Default)]
 struct MeasuredPeer {
     shortest: Option<Duration>,
-    measurements: usize,
+    /// Measurements that have begun, and that have ended.
+    begun: usize,
+    ended: usize,
     last: Option<Timestamp>,
 }
 
@@ -25,10 +27,10 @@ impl RoundTrips {
     pub(crate) fn is_due(&self, to: NodeId, now: Timestamp) -> bool {
         let mut peers = lock(&self.0);
         let peer = peers.entry(to).or_default();
-        let pause = PAUSES.get(peer.measurements).copied().unwrap_or(PAUSE_MAX);
+        let pause = PAUSES.get(peer.begun).copied().unwrap_or(PAUSE_MAX);
         let is_due = peer.last.is_none_or(|last| now.since(last) >= pause);
         if is_due {
-            peer.measurements += 1;
+            peer.begun += 1;
             peer.last = Some(now);
         }
         is_due
@@ -38,6 +40,7 @@ impl RoundTrips {
     pub(crate) fn note(&self, to: NodeId, measured: Duration) {
         let mut peers = lock(&self.0);
         let peer = peers.entry(to).or_default();
+        peer.ended += 1;
         peer.shortest = Some(peer.shortest.map_or(measured, |shortest| shortest.min(measured)));
     }
 
@@ -45,7 +48,7 @@ impl RoundTrips {
     pub(crate) fn shortest(&self, to: NodeId) -> Option<(Duration, bool)> {
         let peers = lock(&self.0);
         let peer = peers.get(&to)?;
-        Some((peer.shortest?, peer.measurements < 2))
+        Some((peer.shortest?, peer.ended < 2))
     }
 }
 

@@ -113,8 +113,8 @@ pub struct GroupStats {
     pub neighbours_by_shared_memory: usize,
     /// The round trip to the farthest of them, the software at both ends included; `None` until it is measured.
     pub round_trip: Option<Duration>,
-    /// The rate of this member's port in bytes per second: what [the fabric knows](rdmc_fabric::Capabilities::port_rate),
-    /// or the highest rate that was seen. `None` before the first blocks.
+    /// The rate of this member's port in bytes per second: what [the fabric
+    /// knows](rdmc_fabric::Capabilities::port_rate), or the highest rate that was seen. `None` before the first blocks.
     pub port_rate: Option<u64>,
 }
 

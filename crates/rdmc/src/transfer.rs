@@ -170,7 +170,11 @@ impl Transfer {
                 }
                 // One write announces all grants that could be given at once.
                 untold.drain(..).for_each(Neighbour::announce_grants_if_due);
-                let occupant = self.group.ingress().occupant().unwrap_or(next.peer);
+                let occupant = match self.runs_free() {
+                    // Its window is full.
+                    true => next.peer,
+                    false => self.group.ingress().occupant().unwrap_or(next.peer),
+                };
                 let room = arriving.unless_failing(self.room_to_receive(&receives, next));
                 self.group.waiting(WaitReason::Arriving, occupant, room).await.0?;
             };
@@ -496,5 +500,6 @@ pub(crate) async fn checksum_of(blocks: &Blocks, block: BlockIndex, bytes: &Buff
     Ok(checksum)
 }
 
-/// Hops to which a port that runs free looks ahead: a neighbour that is not ready holds up those behind it later.
+/// Hops to which a port that runs free looks ahead. With more hops, a neighbour that is not ready delays the others
+/// later.
 const HOPS_AHEAD: usize = 2048;

@@ -1,11 +1,11 @@
 //! How far apart neighbours are, and whether their ports follow the steps of the schedule.
 //!
 //! Near neighbours keep in step: a port carries one block at a time, that of the schedule's step. No block comes late
-//! because another one shared its port. But at the end of each step, members wait for a word of each other, which takes
+//! because another one shared its port. But at the end of each step, members wait for each other's grant, which takes
 //! a round trip.
 //!
 //! Distant neighbours run free: a port carries the blocks of all neighbours that are ready, each neighbour's in their
-//! order, and receivers are ready for all blocks that find room. Then blocks share ports, and none waits for a word.
+//! order, and receivers are ready for all blocks that find room. Then blocks share ports, and none waits for a grant.
 
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
@@ -22,6 +22,8 @@ pub(crate) struct Distance {
     block_size: u32,
     stepping: Stepping,
     runs_free: AtomicBool,
+    /// Whether the fabric knows the rate.
+    rate_is_known: bool,
     /// The round trip to the farthest neighbour in ns; 0 while it is not known.
     round_trip_ns: AtomicU64,
     /// The rate of the port in bytes per second; 0 while it is not known.
@@ -34,8 +36,8 @@ pub(crate) struct Distance {
 /// What an algorithm needs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Stepping {
-    /// Blocks come from one member only, or one message follows the other: a step costs no round trip. Or blocks must
-    /// not share ports.
+    /// In step at every distance: blocks come from one member only, one message follows the other, or blocks must not
+    /// share ports.
     InStep,
     /// No block waits for one that comes a longer way, so blocks may share ports.
     Free,
@@ -66,13 +68,14 @@ struct RateMeter {
 }
 
 impl Distance {
-    /// Begins with what is known before: the rate of the port in bytes per second.
+    /// Begins with what is known before: the rate of the port in bytes per second. Otherwise it is measured.
     pub(crate) fn new(algorithm: &Algorithm, block_size: u32, port_rate: Option<u64>) -> Self {
         let stepping = Stepping::of(algorithm);
         Self {
             block_size,
             stepping,
             runs_free: AtomicBool::new(stepping == Stepping::Free),
+            rate_is_known: port_rate.is_some(),
             round_trip_ns: AtomicU64::new(0),
             rate: AtomicU64::new(port_rate.unwrap_or(0)),
             blocks: AtomicU32::new(0),
@@ -119,16 +122,18 @@ impl Distance {
 
     /// Counts a block that the port has carried.
     pub(crate) fn count_block(&self, bytes: usize, now: impl FnOnce() -> Timestamp) {
+        if self.rate_is_known {
+            return;
+        }
         let blocks = self.blocks.fetch_add(1, Ordering::Relaxed);
         let mut meter = lock(&self.meter);
         meter.bytes += bytes as u64;
-        if blocks.is_multiple_of(BLOCKS_METERED) {
-            let maximum = meter.read(now());
+        if blocks.is_multiple_of(BLOCKS_METERED)
+            && let Some(maximum) = meter.read(now())
+        {
             drop(meter);
-            if maximum > self.rate.load(Ordering::Relaxed) {
-                self.rate.store(maximum, Ordering::Relaxed);
-                self.decide();
-            }
+            self.rate.store(maximum, Ordering::Relaxed);
+            self.decide();
         }
     }
 
@@ -145,19 +150,24 @@ impl Distance {
 }
 
 impl RateMeter {
-    /// Returns the maximum of the rate, in bytes per second.
-    fn read(&mut self, now: Timestamp) -> u64 {
-        let bytes = std::mem::take(&mut self.bytes);
-        let Some(since) = self.since.replace(now) else { return 0 };
+    /// Returns the maximum of the rate, in bytes per second; `None` if too little time has passed. Blocks that are
+    /// handled at once may have come one after the other.
+    fn read(&mut self, now: Timestamp) -> Option<u64> {
+        let since = *self.since.get_or_insert(now);
         let nanos = now.since(since).as_nanos();
-        let rate = u64::try_from(u128::from(bytes) * 1_000_000_000 / nanos.max(1)).unwrap_or(u64::MAX);
+        if nanos < METERED_MIN.as_nanos() {
+            return None;
+        }
+        self.since = Some(now);
+        let bytes = std::mem::take(&mut self.bytes);
+        let rate = u64::try_from(u128::from(bytes) * 1_000_000_000 / nanos).unwrap_or(u64::MAX);
         let began = *self.epoch_began.get_or_insert(now);
         if now.since(began) >= EPOCH {
             self.maxima = [0, self.maxima[0]];
             self.epoch_began = Some(now);
         }
         self.maxima[0] = self.maxima[0].max(rate);
-        self.maxima[0].max(self.maxima[1])
+        Some(self.maxima[0].max(self.maxima[1]))
     }
 }
 
@@ -167,6 +177,8 @@ const BLOCKS_AHEAD: u64 = 32;
 const BLOCKS_AHEAD_FREE: u64 = 16;
 /// Longest delay by a node that is busy with forming groups, about.
 const DELAY_MAX: Duration = Duration::from_millis(2);
+/// Shortest time over which the rate is measured.
+const METERED_MIN: Duration = Duration::from_millis(2);
 /// Blocks after which the rate is read.
 const BLOCKS_METERED: u32 = 4;
 /// Time for which a maximum of the rate counts at least.
@@ -217,10 +229,21 @@ mod tests {
         let pipeline = distance(Algorithm::BinomialPipeline, None);
         pipeline.note_round_trip(Duration::from_millis(1), false);
         assert_eq!((pipeline.rate(), pipeline.runs_free()), (None, false));
-        for block in 0..=BLOCKS_METERED {
-            pipeline.count_block(1 << 20, || Timestamp::from_nanos(u64::from(block) * 1_000_000));
+        // Blocks that are handled at once say nothing.
+        for _ in 0..=2 * BLOCKS_METERED {
+            pipeline.count_block(1 << 20, || Timestamp::from_nanos(0));
         }
-        assert_eq!(pipeline.rate(), Some((1 << 20) * 1000));
+        assert_eq!(pipeline.rate(), None);
+        let at_ms = |ms: u64| move || Timestamp::from_nanos(ms * 1_000_000);
+        for ms in 1..=4 * u64::from(BLOCKS_METERED) {
+            pipeline.count_block(1 << 20, at_ms(ms));
+        }
+        let burst = pipeline.rate().expect("it was measured");
         assert!(pipeline.runs_free());
+        // It counts for a while only.
+        for ms in (20..15_000).step_by(10) {
+            pipeline.count_block(1 << 20, at_ms(ms));
+        }
+        assert!(pipeline.rate().is_some_and(|rate| rate < burst / 5 && rate > 90 << 20), "{:?}", pipeline.rate());
     }
 }

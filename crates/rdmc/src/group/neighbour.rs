@@ -155,7 +155,8 @@ impl Neighbour {
         self.arrived.get() >= self.due_to_grant(window) && lock(&self.granting).len() < GRANT_WRITES_MAX as usize
     }
 
-    /// Tells whether one more block may be granted, of at most `window` under way; if not, the task is woken when it may.
+    /// Tells whether one more block may be granted, of at most `window` under way; if not, the task is woken when it
+    /// may.
     pub(crate) fn poll_room_to_grant(&self, window: u64, cx: &mut Context<'_>) -> Poll<()> {
         ready!(self.arrived.poll_reaches(self.due_to_grant(window), cx));
         // The neighbour acts on a grant before it acknowledges it: acknowledgements may be far behind.
@@ -361,8 +362,8 @@ impl Neighbour {
         unreachable!("each receive that is taken is posted again");
     }
 
-    /// Measures the time of a write to the neighbour and its acknowledgement, the software at both ends included; `None`
-    /// if the connection breaks.
+    /// Measures the time of a write to the neighbour and its acknowledgement, the software at both ends included;
+    /// `None` if the connection breaks.
     pub(crate) async fn round_trip(&self, environment: &dyn Environment) -> Option<Duration> {
         let began = environment.now();
         let probe = self.small(&0_u64.to_le_bytes()).ok()?;
@@ -409,7 +410,7 @@ const DEPTH_MAX: u32 = 1024;
 /// Grants that are announced while more are given.
 const ANNOUNCED_AT_ONCE: u64 = 16;
 /// Groups with many neighbours for which a completion queue has room.
-const GROUPS_MIN: u32 = 32;
+const GROUPS_MIN: u32 = 128;
 /// Entries of the completion queue for each block of the depth, about.
 const ENTRIES: u32 = 3;
 /// Unacknowledged writes of grants to one neighbour, at most.

@@ -277,7 +277,7 @@ async fn run(
                     group.retained().keep(messages, &blocks);
                     if repair.is_none() && !group.is_delta() {
                         // Before its turn, so that members can be ready for it when those before have left.
-                        group.announce(messages, blocks.shape().size).await;
+                        group.announce(messages, blocks.shape().size);
                     }
                     let planned = PlanSource::new(&group, messages, repair, blocks.shape());
                     let (receive_turn, relay_turn) = (receive_turns.next(), relay_turns.next());

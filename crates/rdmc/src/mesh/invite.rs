@@ -132,7 +132,8 @@ pub async fn invite_with(
     reach_listeners(fabrics, addresses, options).await?.invite(payload).await
 }
 
-/// Connects to the listeners at `addresses`, to invite them then. [`invite_with`] does both.
+/// Connects to the listeners at `addresses`, to invite them then. [`invite_with`] does both. Invite soon: a listener
+/// closes a connection that is silent for 10 s.
 ///
 /// What the caller announces can depend on the [round trips](ReachedListeners::round_trip).
 ///
@@ -158,6 +159,7 @@ pub async fn reach_listeners(
     let reach = addresses.iter().map(|address| {
         let (environment, security) = (&environment, security.as_ref());
         async move {
+            let limit = limit.min(REACH_LIMIT);
             let reached = environment.timeout(limit, reach_one(&**environment, address, security)).await;
             reached.unwrap_or_else(|elapsed| Err(InviteFailure::Silent(elapsed)))
         }
@@ -315,6 +317,8 @@ async fn write_frame(stream: &mut Box<dyn ControlStream>, frame: &[u8]) -> io::R
     stream.flush().await
 }
 
+/// Time to connect to all listeners: those that were reached first must not have closed their connections.
+const REACH_LIMIT: Duration = Duration::from_secs(7);
 /// Least time to answer an invitation, unless the caller's limit is shorter.
 const ANSWER_LIMIT_MIN: Duration = Duration::from_secs(1);
 

@@ -55,8 +55,11 @@ impl PendingHops {
 
     /// Removes the next hop with a neighbour.
     pub(super) fn remove(&mut self, with: Rank) {
-        if let Some(next) = self.next.iter_mut().find(|next| next.with == with) {
-            self.looked_ahead -= usize::from(next.hops.pop_front().is_some());
+        let Some(at) = self.next.iter().position(|next| next.with == with) else { return };
+        self.looked_ahead -= usize::from(self.next[at].hops.pop_front().is_some());
+        // Few neighbours come again, and keep their memory. A root may have thousands.
+        if self.next[at].hops.is_empty() && self.next.len() > NEIGHBOURS_KEPT {
+            self.next.swap_remove(at);
         }
     }
 
@@ -66,6 +69,9 @@ impl PendingHops {
         self.first(|_| true).is_some_and(|next| next.peer == with)
     }
 }
+
+/// Neighbours that are kept although no hop with them comes next.
+const NEIGHBOURS_KEPT: usize = 32;
 
 #[cfg(test)]
 mod tests {

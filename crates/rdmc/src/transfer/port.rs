@@ -58,6 +58,6 @@ impl Port {
 
 impl PortBlock {
     fn is_before(&self, peer: Rank, turn: PortTurn) -> bool {
-        self.with != peer && self.turn < turn
+        self.with != peer && self.turn <= turn
     }
 }
