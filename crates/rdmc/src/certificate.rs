@@ -123,10 +123,9 @@ impl Digest {
     /// assert_ne!(Digest::of(&message, 1 << 20), Digest::of(&other, 1 << 20));
     /// ```
     pub fn of(bytes: &[u8], block_size: u32) -> Self {
-        let blocks = bytes.chunks(block_size as usize);
-        // No bytes are one block.
-        let none = bytes.is_empty().then_some(bytes);
-        Self::of_checksums(bytes.len() as u64, block_size, blocks.chain(none).map(Checksum::of))
+        let mut hasher = DigestHasher::new(block_size);
+        hasher.update(bytes);
+        hasher.finish()
     }
 
     pub(crate) fn of_checksums(size: u64, block_size: u32, checksums: impl IntoIterator<Item = Checksum>) -> Self {

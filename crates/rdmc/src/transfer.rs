@@ -161,11 +161,13 @@ impl Transfer {
             receives.look_ahead(if self.runs_free() { HOPS_AHEAD } else { 1 });
             let Some(next) = receives.first(|_| true) else { break };
             let has_room = |receive: &Hop| self.has_room_to_receive(receive);
-            if receives.first(has_room).is_none() {
+            let mut found = receives.first(has_room);
+            if found.is_none() {
                 arriving.settle().await?;
+                found = receives.first(has_room);
             }
             let receive = loop {
-                if let Some(receive) = receives.first(has_room) {
+                if let Some(receive) = found {
                     break receive;
                 }
                 // One write announces all grants that could be given at once.
@@ -177,6 +179,7 @@ impl Transfer {
                 };
                 let room = arriving.unless_failing(self.room_to_receive(&receives, next));
                 self.group.waiting(WaitReason::Arriving, occupant, room).await.0?;
+                found = receives.first(has_room);
             };
             receives.remove(receive.peer);
             let neighbour = self.group.neighbour(receive.peer);

@@ -249,11 +249,13 @@ mod tests {
     #[test]
     fn writes_wait_for_their_group_and_are_all_carried_out() {
         let write = |at_ns, targets| Write { at_ns, bytes: 4 * MIB, targets };
-        let writes = [write(0, [1, 2, 3]), write(0, [1, 2, 3]), write(0, [4, 5, 6])];
+        // When all groups are formed, and have measured the round trips.
+        let at_ns = 1_000_000_000;
+        let writes = [write(at_ns, [1, 2, 3]), write(at_ns, [1, 2, 3]), write(at_ns, [4, 5, 6])];
         let replayed = replay(&PaperCluster::Fractus.model(), &Algorithm::BinomialPipeline, &writes).unwrap();
         assert_eq!(replayed.latencies_ms.len(), 3);
         // The second write waits for the first. The third one shares the port with the second.
         let [first, second, third] = [0, 1, 2].map(|place| replayed.latencies_ms[place]);
-        assert!((1.4..2.4).contains(&(second / first)) && third < 1.3 * second, "{:?}", replayed.latencies_ms);
+        assert!((1.6..2.4).contains(&(second / first)) && third < 1.1 * second, "{:?}", replayed.latencies_ms);
     }
 }

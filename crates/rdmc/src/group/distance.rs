@@ -215,7 +215,7 @@ mod tests {
     }
 
     #[test]
-    fn what_needs_no_steps_runs_free_and_what_waits_for_no_word_never_does() {
+    fn what_needs_no_steps_runs_free_and_what_waits_for_no_grant_never_does() {
         for (algorithm, free) in [(Algorithm::TwoTree, true), (Algorithm::Chain, false), (Algorithm::Sequential, false)]
         {
             let distance = distance(algorithm, Some(1 << 30));

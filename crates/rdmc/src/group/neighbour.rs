@@ -8,7 +8,6 @@ use std::task::{Context, Poll, ready};
 use std::time::Duration;
 
 use futures::FutureExt;
-
 use rdmc_fabric::{
     Buffer, BufferMut, ConnectError, Endpoint, Environment, Expose, ExposedRegion, Fabric, FabricError, Memory,
     Operation, Peer, QueuePair, QueuePairConfig, Received, RemoteAccess, RemoteMemory, Role, UNSIGNALED_MAX,

@@ -317,11 +317,6 @@ async fn write_frame(stream: &mut Box<dyn ControlStream>, frame: &[u8]) -> io::R
     stream.flush().await
 }
 
-/// Time to connect to all listeners: those that were reached first must not have closed their connections.
-const REACH_LIMIT: Duration = Duration::from_secs(7);
-/// Least time to answer an invitation, unless the caller's limit is shorter.
-const ANSWER_LIMIT_MIN: Duration = Duration::from_secs(1);
-
 /// Connects to a listener.
 async fn reach_one(
     environment: &dyn Environment,
@@ -666,6 +661,10 @@ impl fmt::Debug for Invitation {
 const REPLY_LEN_MAX: usize = 1024;
 /// How long a node that has accepted waits for the others to accept.
 const GO_LIMIT: Duration = Duration::from_secs(60);
+/// Time to connect to all listeners: those that were reached first must not have closed their connections.
+const REACH_LIMIT: Duration = Duration::from_secs(7);
+/// Least time to answer an invitation, unless the caller's limit is shorter.
+const ANSWER_LIMIT_MIN: Duration = Duration::from_secs(1);
 /// Time between two signs of life of an inviting node.
 const PING_PAUSE: Duration = Duration::from_secs(1);
 /// Longest time without a sign of life of the inviting node.

@@ -126,11 +126,8 @@ impl Blocks {
 
     /// Waits until a block is held. One waiter at a time.
     pub(crate) async fn held(&self, block: BlockIndex) -> Buffer {
-        std::future::poll_fn(|cx| {
-            self.waiting.register(cx.waker());
-            self.if_held(block).map_or(Poll::Pending, Poll::Ready)
-        })
-        .await
+        std::future::poll_fn(|cx| self.poll_held(block, cx)).await;
+        self.if_held(block).expect("a block that is held stays")
     }
 
     /// Tells whether a block is held; if not, the task is woken when it is.
