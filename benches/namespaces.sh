@@ -1,9 +1,15 @@
 # Makes hosts for benches/shaped.sh, racks.sh and program.sh, which source it with `name`, `hosts` and `rate` set. Every
 # host is a network namespace; tbf limits its port in both directions. Needs root, iproute2 and a kernel with network
 # namespaces. Traffic stays inside the namespaces, which are deleted at the end.
+#
+# With DELAY_US in the environment, packets take so many microseconds from host to host: a cable of half that delay joins
+# each host to its switch (benches/cable.c, which needs cc).
+delay_us=${DELAY_US:-0}
+cables=()
 burst=140000 # Bytes: two full segments of the largest size the stack passes on.
 queue=524288 # Bytes at a switch port.
 down() {
+    [ -z "${cable_pid:-}" ] || { kill "$cable_pid" 2>/dev/null || true; rm -rf "$cable_dir"; }
     for ((i = 0; i < hosts; i++)); do ip netns del "$name-$i" 2>/dev/null || true; done
     ip netns del "$name-sw" 2>/dev/null || true
 }
@@ -29,13 +35,31 @@ add_bridge() {
 
 # Makes a host on a bridge: add_host NUMBER BRIDGE
 add_host() {
-    local host=$name-$1 port=port$1
+    local host=$name-$1 port=port$1 last=port$1
     ip netns add "$host"
-    ip link add eth0 netns "$host" type veth peer name "$port" netns "$name-sw"
+    if [ "$delay_us" -gt 0 ]; then
+        last=near$1
+        ip -n "$name-sw" link add "far$1" type veth peer name "$port"
+        ip -n "$name-sw" link set "far$1" up
+        cables+=("$last" "far$1")
+    fi
+    ip link add eth0 netns "$host" type veth peer name "$last" netns "$name-sw"
+    ip -n "$name-sw" link set "$last" up
+    # No connection learns from an earlier one.
+    ip netns exec "$host" sh -c 'echo 1 >/proc/sys/net/ipv4/tcp_no_metrics_save'
     ip -n "$host" addr add "10.77.0.$(($1 + 1))/24" brd + dev eth0
     ip -n "$host" link set lo up
     ip -n "$host" link set eth0 up
     ip -n "$name-sw" link set "$port" master "$2" up
     tc -n "$host" qdisc add dev eth0 root tbf rate "${rate}mbit" burst $burst limit 4194304
-    limit_link "$port" "$rate"
+    limit_link "$last" "$rate"
+}
+
+# Lays the cables of all hosts, when these are there.
+lay_cables() {
+    [ ${#cables[@]} -gt 0 ] || return 0
+    cable_dir=$(mktemp -d)
+    cc -O2 -o "$cable_dir/cable" benches/cable.c
+    ip netns exec "$name-sw" "$cable_dir/cable" $((delay_us / 2)) "${cables[@]}" &
+    cable_pid=$!
 }

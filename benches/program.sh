@@ -4,10 +4,12 @@
 # inside the namespaces. Prints comma-separated values: receivers, the value of `--algorithm`, the median of the seconds
 # of the whole command, the same over the time that the bytes take at the rate of a port, and the seconds of each round.
 #
-#   benches/program.sh [HOSTS=8] [RATE_MBIT=200] [MIB=64] [ROUNDS=3] [ALGORITHMS="auto sequential"]
+#   [DELAY_US=0] benches/program.sh [HOSTS=8] [RATE_MBIT=200] [MIB=64] [ROUNDS=3] [ALGORITHMS="auto sequential"]
+#                                   [RECEIVERS="1 2 3 4 5 6 7"]
 set -euo pipefail
 cd "$(dirname "$0")/.."
 hosts=${1:-8} rate=${2:-200} mib=${3:-64} rounds=${4:-3} algorithms=${5:-auto sequential}
+receivers=${6:-$(seq -s ' ' $((hosts - 1)))}
 name=rdmcbench$$ # Unique, so that several runs do not meet.
 cargo build --release --quiet -p rdmc-cli
 program=${CARGO_TARGET_DIR:-target}/release/rdmc
@@ -16,13 +18,14 @@ work=$(mktemp -d)
 pids=()
 finish() {
     kill "${pids[@]}" 2>/dev/null || true
-    wait
+    wait "${pids[@]}" 2>/dev/null || true
     rm -rf "$work"
     down
 }
 trap finish EXIT
 add_bridge switch
 for ((i = 0; i < hosts; i++)); do add_host $i switch; done
+lay_cables
 head -c "${mib}M" /dev/urandom >"$work/file"
 for ((i = 1; i < hosts; i++)); do
     mkdir "$work/$i"
@@ -45,7 +48,7 @@ send_to() {
 }
 
 echo "receivers,algorithm,seconds,over_wire,rounds"
-for ((n = 1; n < hosts; n++)); do
+for n in $receivers; do
     declare -A taken=()
     for ((round = 0; round <= rounds; round++)); do
         for algorithm in $algorithms; do
