@@ -7,6 +7,7 @@
 //! - Members that keep in step with several neighbours wait at the end of each step for a grant, which takes a round
 //!   trip. [Near](is_near) members do.
 //! - Otherwise blocks share ports. That costs some steps more, and no round trips.
+//! - Connections that begin slowly carry the first block in several round trips.
 //!
 //! Members that are processes of one host have no ports. They share processors, which copy every block to every member.
 
@@ -39,8 +40,10 @@ pub struct CostModel {
     /// From one member's software to another's.
     latency: Duration,
     medium: Medium,
-    /// The longest block that is chosen, in bytes.
+    /// The shortest and the longest block that is chosen, in bytes.
+    block_size_min: u32,
     block_size_max: u32,
+    slow_start: Option<SlowStart>,
 }
 
 /// The resource that members share.
@@ -50,6 +53,13 @@ enum Medium {
     Ports { rate: f64 },
     /// All are processes of one host, in which each of so many processors copies so many bytes per second.
     Host { rate: f64, processors: u32 },
+}
+
+/// How connections begin: so many bytes in the first round trip.
+#[derive(Clone, Copy, Debug, PartialEq)]
+struct SlowStart {
+    initial_window: f64,
+    round_trip: Duration,
 }
 
 /// An algorithm and a block size, and their predicted time.
@@ -75,7 +85,7 @@ impl CostModel {
     #[must_use]
     pub fn network(rate: f64, per_block: Duration, latency: Duration) -> CostModel {
         assert!(rate.is_finite() && rate > 0.0, "a rate of {rate} bytes per second");
-        CostModel { per_block, latency, medium: Medium::Ports { rate }, block_size_max: BLOCK_SIZE_MAX }
+        CostModel::new(per_block, latency, Medium::Ports { rate })
     }
 
     /// Describes members that are processes of one host; each of its `processors` copies `rate` bytes per second.
@@ -86,10 +96,31 @@ impl CostModel {
     pub fn host(rate: f64, processors: u32, per_block: Duration, latency: Duration) -> CostModel {
         assert!(rate.is_finite() && rate > 0.0, "a rate of {rate} bytes per second");
         assert!(processors > 0, "a host without processors");
-        CostModel { per_block, latency, medium: Medium::Host { rate, processors }, block_size_max: BLOCK_SIZE_MAX }
+        CostModel::new(per_block, latency, Medium::Host { rate, processors })
     }
 
-    /// Sets the longest block to choose, in bytes; default 16 MiB, at least 64 KiB.
+    fn new(per_block: Duration, latency: Duration, medium: Medium) -> CostModel {
+        let (block_size_min, block_size_max) = (BLOCK_SIZE_MIN, BLOCK_SIZE_MAX);
+        CostModel { per_block, latency, medium, block_size_min, block_size_max, slow_start: None }
+    }
+
+    /// Sets how many bytes a connection sends in its first round trip, which takes `round_trip`, and twice as many in
+    /// each further one, as TCP does. By default connections begin at the rate of the port.
+    ///
+    /// A relay sends a block on when the block is whole. So the first block is late by its round trips at every member
+    /// that it passes, and short blocks are late by fewer.
+    #[must_use]
+    pub fn slow_start(self, initial_window: u32, round_trip: Duration) -> CostModel {
+        CostModel { slow_start: Some(SlowStart { initial_window: initial_window.max(1).into(), round_trip }), ..self }
+    }
+
+    /// Sets the shortest block to choose, in bytes, a power of two; default 64 KiB.
+    #[must_use]
+    pub fn block_size_min(self, bytes: u32) -> CostModel {
+        CostModel { block_size_min: bytes.clamp(1, BLOCK_SIZE_MAX), ..self }
+    }
+
+    /// Sets the longest block to choose, in bytes; default 16 MiB. The shortest one is chosen in any case.
     ///
     /// The model does not know the other costs of long blocks: memory, caches, and the part of a block that is lost
     /// when a transfer is interrupted.
@@ -115,7 +146,7 @@ impl CostModel {
         let len = as_f64(bytes) / f64::from(blocks);
         let (hops, overhead) = (f64::from(hops(algorithm, members)), self.per_block.as_secs_f64());
         let seconds = match self.medium {
-            Medium::Ports { rate } => self.time_on_ports(&schedule, len, rate),
+            Medium::Ports { rate } => self.time_on_ports(&schedule, len, rate) + hops * self.late_by_slow_start(len),
             Medium::Host { rate, processors } => {
                 let receivers = f64::from(members.saturating_sub(1));
                 let copy = len / rate + overhead;
@@ -127,6 +158,13 @@ impl CostModel {
             }
         };
         Ok(Duration::from_secs_f64(seconds.min(SECONDS_MAX)))
+    }
+
+    /// Returns how much longer the first block of `len` bytes takes from one member to another.
+    fn late_by_slow_start(&self, len: f64) -> f64 {
+        let Some(SlowStart { initial_window, round_trip }) = self.slow_start else { return 0.0 };
+        let rounds = (1.0 + len / initial_window).log2() - 1.0;
+        rounds.max(0.0) * round_trip.as_secs_f64()
     }
 
     /// Predicts the time of a message on ports of `rate` bytes per second; its blocks have `len` bytes on average.
@@ -167,7 +205,7 @@ impl CostModel {
         }
     }
 
-    /// Chooses the flat algorithm and the block size that should take least; block sizes are powers of two from 64 KiB.
+    /// Chooses the flat algorithm and the block size that should take least; block sizes are powers of two.
     ///
     /// Of equal times the longest blocks win, but no block of which half would stay empty. The circulant schedule is
     /// not considered: near members take as long with it as with the binomial pipeline, distant members longer.
@@ -220,9 +258,9 @@ impl CostModel {
     /// Returns the block sizes that are candidates, the longest first.
     fn block_sizes(&self, bytes: u64) -> Vec<u32> {
         let useful = |block_size: &u32| u64::from(block_size / 2) < bytes && *block_size <= self.block_size_max;
-        let (least, most) = (BLOCK_SIZE_MIN.ilog2(), BLOCK_SIZE_MAX.ilog2());
+        let (least, most) = (self.block_size_min.ilog2(), BLOCK_SIZE_MAX.ilog2());
         let longer = (least + 1..=most).rev().map(|log2| 1 << log2).filter(useful);
-        longer.chain([BLOCK_SIZE_MIN]).collect()
+        longer.chain([1 << least]).collect()
     }
 }
 
@@ -274,7 +312,7 @@ const CROWDED_RATIO: f64 = 1.14;
 /// each doubling of the members.
 const FREE_FILL_BLOCKS: f64 = 3.0;
 const FREE_FILL_LATENCIES: f64 = 1.8;
-/// The block sizes that are candidates, in bytes: the powers of two from the first to the second.
+/// The block sizes that are candidates by default, in bytes: the powers of two from the first to the second.
 const BLOCK_SIZE_MIN: u32 = 64 << 10;
 const BLOCK_SIZE_MAX: u32 = 16 << 20;
 /// Longer times are all the same: a century.
@@ -292,6 +330,22 @@ mod tests {
 
     fn host() -> CostModel {
         CostModel::host(10e9, 2, Duration::from_micros(30), Duration::from_micros(20))
+    }
+
+    #[test]
+    fn connections_that_begin_slowly_want_short_blocks_where_round_trips_are_long() {
+        let block_size = |round_trip_ms| {
+            let round_trip = Duration::from_millis(round_trip_ms);
+            let model = CostModel::network(312e6, Duration::from_micros(12), round_trip / 2);
+            let model = model.slow_start(14_480, round_trip).block_size_min(32 << 10);
+            model.best(8, 64 * MIB).unwrap().block_size
+        };
+        assert!(block_size(0) > block_size(12), "{} {}", block_size(0), block_size(12));
+        assert_eq!(block_size(24), 32 << 10);
+        let (near, late) = (network(100e6, 12), network(100e6, 12).slow_start(10_000, Duration::from_millis(10)));
+        let time = |model: &CostModel| model.time(&Algorithm::Chain, 3, 70_000, 70_000).unwrap();
+        // A block of seven windows takes three round trips instead of one, at both members that it passes.
+        assert_eq!((time(&late) - time(&near)).as_millis(), 40);
     }
 
     #[test]
