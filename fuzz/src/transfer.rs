@@ -15,6 +15,8 @@ pub fn announcement(bytes: &[u8]) {
     let Some(told) = bounded(bytes.len(), PER_BYTE, || Announcement::decode(bytes)) else { return };
     assert_eq!(Announcement::decode(&told.encode()).expect("it was encoded here"), told);
     assert!(told.manifest_len() <= LEN_MAX);
+    let manifest = bounded(bytes.len(), PER_BYTE, || told.manifest());
+    assert!(manifest.is_none_or(|manifest| manifest.encode().len() as u64 <= told.manifest_len()));
     assert!(told.block_sizes().iter().all(|size| (1..=rdmc::GroupSpec::BLOCK_SIZE_MAX).contains(size)));
     for on_one_host in [false, true] {
         for members in [1, 2, 3, 8] {
@@ -48,11 +50,14 @@ pub fn manifest(bytes: &[u8]) {
 pub fn announcement_seeds() -> Vec<Seed> {
     let racks = Racks::from_sizes(&[2, 1]).expect("two racks");
     let hybrid = Algorithm::Hybrid(Hybrid::new(racks, Spine::Chain));
-    let encoded = |network: &Algorithm, host: &Algorithm| {
-        Announcement::new([(network, 1 << 20), (host, 4 << 20)], &listed(), 200).encode()
+    let list = listed().encode();
+    let announced = |network: &Algorithm, host: &Algorithm| {
+        Announcement::new([(network, 1 << 20), (host, 4 << 20)], &listed(), list.len() as u64)
     };
-    let flat = encoded(&Algorithm::BinomialPipeline, &Algorithm::Fanout);
-    named([("flat", flat), ("hybrid", encoded(&hybrid, &hybrid))])
+    let flat = announced(&Algorithm::BinomialPipeline, &Algorithm::Fanout);
+    let short = flat.clone().with_manifest(&list);
+    let hybrid = announced(&hybrid, &hybrid);
+    named([("flat", flat.encode()), ("short", short.encode()), ("hybrid", hybrid.encode())])
 }
 
 /// Seeds of [`manifest`].

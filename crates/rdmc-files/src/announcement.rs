@@ -1,5 +1,6 @@
 //! The announcement that an invitation carries. A receiver decides by it whether to take part.
 
+use bytes::Bytes;
 use rdmc::{Algorithm, GroupSpec, NodeId};
 use serde::{Deserialize, Serialize};
 
@@ -12,6 +13,8 @@ use crate::manifest::{self, Manifest};
 pub(crate) struct Announcement {
     pub(crate) plans: Plans,
     pub(crate) manifest_len: u64,
+    /// The encoded manifest, if it is so short that every receiver gets it with the invitation.
+    pub(crate) manifest: Option<Vec<u8>>,
     pub(crate) files: u64,
     pub(crate) bytes: u64,
     pub(crate) file_bytes_max: u64,
@@ -77,11 +80,17 @@ impl OnFailure {
 }
 
 impl Announcement {
-    /// Describes the transfer of a manifest. The survivors of a failure go on by default.
+    /// Describes the transfer of a manifest, which travels apart. The survivors of a failure go on by default.
     pub(crate) fn new(plans: Plans, manifest: &Manifest, manifest_len: u64) -> Self {
         let (files, bytes) = manifest.totals();
         let file_bytes_max = manifest.longest();
-        Self { plans, manifest_len, files, bytes, file_bytes_max, on_failure: OnFailure::Repair }
+        Self { plans, manifest_len, manifest: None, files, bytes, file_bytes_max, on_failure: OnFailure::Repair }
+    }
+
+    /// Adds the encoded manifest if it is short enough to be sent to so many receivers with their invitations.
+    pub(crate) fn with_short_manifest(self, encoded: &[u8], receivers: usize) -> Self {
+        let is_short = encoded.len().saturating_mul(receivers) <= INVITED_BYTES_MAX;
+        Self { manifest: is_short.then(|| encoded.to_vec()), ..self }
     }
 
     /// Encodes the announcement: its version first, then its fields.
@@ -118,23 +127,21 @@ impl Announcement {
         let plan = self.plans.on(medium);
         let algorithm = plan.algorithm.resolve(nodes.len())?;
         let spec = |id| GroupSpec::new(id, nodes.clone()).algorithm(algorithm.clone()).block_size(plan.block_size);
-        // A failure before the first file ends the transfer, so that no survivor goes on. A short list is there soonest
-        // if it passes no other receiver.
-        let is_short = self.manifest_len * nodes.len() as u64 <= FANNED_OUT_MAX;
+        // A failure before the first file ends the transfer, so that no survivor goes on.
         let manifest = spec(1).recoverable(false);
-        let manifest = if is_short { manifest.algorithm(Algorithm::Fanout) } else { manifest };
         let files = spec(2).recoverable(self.on_failure == OnFailure::Repair);
         Ok(FileGroups { manifest, files })
     }
 
-    /// Checks that a manifest is the announced one.
-    pub(crate) fn check(&self, manifest: &Manifest) -> Result<(), Problem> {
+    /// Decodes a manifest, and checks that it is the announced one.
+    pub(crate) fn decode_manifest(&self, encoded: &[u8]) -> Result<Manifest, Problem> {
+        let manifest = Manifest::decode(encoded).context("the list of files is malformed")?;
         let (files, bytes) = manifest.totals();
-        let found = Self { files, bytes, file_bytes_max: manifest.longest(), ..self.clone() };
-        if found != *self {
+        let found = (encoded.len() as u64, files, bytes, manifest.longest());
+        if found != (self.manifest_len, self.files, self.bytes, self.file_bytes_max) {
             return Err(Problem::local("the list of files is not what the invitation announced"));
         }
-        Ok(())
+        Ok(manifest)
     }
 }
 
@@ -153,19 +160,38 @@ impl Reply {
     }
 }
 
+/// What the sender concludes from all replies: one byte if only missing blocks are to travel, because some receiver has
+/// parts of files, else nothing.
+pub(crate) struct Conclusion {
+    pub(crate) delta: bool,
+}
+
+impl Conclusion {
+    pub(crate) fn of<'a>(replies: impl IntoIterator<Item = &'a Bytes>) -> Self {
+        Self { delta: replies.into_iter().any(|reply| Reply::decode(reply).has_parts) }
+    }
+
+    pub(crate) fn encode(&self) -> Bytes {
+        vec![1; usize::from(self.delta)].into()
+    }
+
+    pub(crate) fn decode(bytes: &[u8]) -> Self {
+        Self { delta: !bytes.is_empty() }
+    }
+}
+
 /// The groups of one transfer.
 ///
-/// The manifest travels in its own group. The close of that group tells the sender that every receiver agrees, before
-/// the first byte of a file is sent. In both groups a receiver that has found a problem refuses the last message. The
-/// last message of the files is empty. That of the manifest is one byte in a delta transfer, where only missing blocks
-/// travel because some receiver has parts of files; else it is empty.
+/// Receivers get a short manifest with their invitations, and accept only if they agree to it. A longer one travels in
+/// a group of its own. The close of that group tells the sender that every receiver agrees, before the first byte of a
+/// file is sent. A receiver that has found a problem refuses a message, or the end of the group.
 pub(crate) struct FileGroups {
     pub(crate) manifest: GroupSpec,
     pub(crate) files: GroupSpec,
 }
 
-/// Most bytes of a list of files that the sender sends to each receiver itself, in all.
-const FANNED_OUT_MAX: u64 = 256 << 10;
+/// Most bytes of a list of files that travel in invitations, to all receivers together.
+const INVITED_BYTES_MAX: usize = 256 << 10;
 /// Greatest number of messages under way at once in the group of the files; fewer than a group queues.
 pub(crate) const UNDER_WAY_MAX: usize = 8;
 /// Reason for refusing a group that ends too soon.
@@ -173,7 +199,7 @@ pub(crate) const CLOSED_EARLY: &str = "the sender closed the group before everyt
 /// Reason for declining an invitation that announces something else.
 const NO_ANNOUNCEMENT: &str = "the invitation announces no file transfer";
 /// Version of the file transfer; changes when the meaning of its messages does.
-const VERSION: u16 = 5;
+const VERSION: u16 = 6;
 
 /// Length of a file's digest in bytes. The digest follows the file as a message of its own.
 pub(crate) const DIGEST_LEN: usize = blake3::OUT_LEN;
@@ -196,7 +222,7 @@ mod tests {
         assert_eq!(Announcement::decode(&bytes).unwrap(), told);
         bytes[0] ^= 1;
         let error = Announcement::decode(&bytes).unwrap_err().reason();
-        assert!(error.contains("version 5"), "{error}");
+        assert!(error.contains("version 6"), "{error}");
     }
 
     #[test]
@@ -216,13 +242,22 @@ mod tests {
         for (medium, spec) in
             [(Medium::Network, by(Algorithm::Chain, 1 << 20)), (Medium::Host, by(Algorithm::Fanout, 1 << 18))]
         {
-            let spec = spec.recoverable(false);
-            let long = Announcement { manifest_len: FANNED_OUT_MAX, ..told() };
-            assert_eq!(long.groups(nodes(), medium).unwrap().manifest, spec);
-            // A short list passes no other receiver.
-            let short = Announcement { manifest_len: FANNED_OUT_MAX / 2, ..told() };
-            assert_eq!(short.groups(nodes(), medium).unwrap().manifest, spec.algorithm(Algorithm::Fanout));
+            assert_eq!(told().groups(nodes(), medium).unwrap().manifest, spec.recoverable(false));
         }
+    }
+
+    #[test]
+    fn a_short_manifest_travels_with_the_invitation_and_must_be_the_announced_one() {
+        let (manifest, _) = Manifest::of_sizes(&[3, 5]);
+        let encoded = manifest.encode();
+        let told = Announcement::new(told().plans, &manifest, encoded.len() as u64);
+        let with = |receivers| told.clone().with_short_manifest(&encoded, receivers).manifest;
+        assert_eq!(with(INVITED_BYTES_MAX / encoded.len()).as_ref(), Some(&encoded));
+        assert_eq!(with(INVITED_BYTES_MAX / encoded.len() + 1), None);
+        assert_eq!(told.decode_manifest(&encoded).unwrap().totals(), (2, 8));
+        let (other, _) = Manifest::of_sizes(&[3, 6]);
+        let error = told.decode_manifest(&other.encode()).unwrap_err().reason();
+        assert!(error.contains("not what the invitation announced"), "{error}");
     }
 
     #[test]

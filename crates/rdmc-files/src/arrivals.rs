@@ -1,8 +1,8 @@
 //! The files of one transfer as they arrive, also when other members fail.
 //!
-//! Message 2i of the group is file i of the manifest, message 2i + 1 is the digest of that file, and the last message
-//! is empty. If the group fails, the survivors form another one. It offers every unfinished message again, under the
-//! same number.
+//! Message 2i of the group is file i of the manifest, message 2i + 1 is the digest of that file. A receiver agrees to
+//! the end of the group when all files are in place, and refuses it if there was a problem. If the group fails, the
+//! survivors form another one. It offers every unfinished message again, under the same number.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -48,8 +48,6 @@ pub(crate) async fn take_files(
         held: None,
         arriving: FuturesUnordered::new(),
         finishing: JoinSet::new(),
-        last: None,
-        last_is_taken: false,
         complete: 0,
         formed: false,
         failed: Vec::new(),
@@ -66,7 +64,7 @@ pub(crate) async fn take_files(
         let failure = match arrivals.take_all(&mut group).await {
             Ok(()) => {
                 let members = group.members().to_vec();
-                arrivals.check_end(&members);
+                arrivals.finish_all(&members).await;
                 if let Some(error) = arrivals.problem {
                     group.refuse(&error.reason());
                     return Err(error);
@@ -104,9 +102,6 @@ struct Arrivals<'a> {
     arriving: FuturesUnordered<BoxFuture<'static, (u64, Result<Message, GroupFailure>)>>,
     /// Tasks that compare files with their digests and move them into place.
     finishing: JoinSet<Result<Event, Problem>>,
-    /// The last message. It waits until all files are in place.
-    last: Option<Offer>,
-    last_is_taken: bool,
     /// Number of files in place.
     complete: usize,
     /// Whether a group was formed. Afterwards something may have been sent.
@@ -115,7 +110,7 @@ struct Arrivals<'a> {
     failed: Vec<FailedMember>,
     /// For how long this process was stopped before the latest failure.
     stopped: Option<Duration>,
-    /// The first problem at this receiver. It refuses the next message for it.
+    /// The first problem at this receiver. It refuses the next message, or the end of the group, for it.
     problem: Option<Problem>,
 }
 
@@ -124,7 +119,7 @@ struct Arrivals<'a> {
 enum MessageRole {
     File(usize),
     Digest(usize),
-    Last,
+    Unexpected,
 }
 
 /// A message for which memory is being prepared.
@@ -177,12 +172,8 @@ impl Arrivals<'_> {
                 if closed {
                     return Ok(());
                 }
-                if let Some(last) = self.last.take_if(|_| self.open.is_empty()) {
-                    self.take_last(last).await;
-                    continue;
-                }
             }
-            let waiting = self.preparing.is_some() || self.held.is_some() || self.last.is_some();
+            let waiting = self.preparing.is_some() || self.held.is_some();
             let room = !closed && !waiting && self.finishing.len() < FINISHING_MAX;
             let offered = async {
                 match room {
@@ -215,7 +206,7 @@ impl Arrivals<'_> {
                 self.ready = Some((at, prepared));
             }
         }
-        (self.held, self.last) = (None, None);
+        self.held = None;
         while let Some((number, outcome)) = self.arriving.next().await {
             self.arrived(number, outcome);
         }
@@ -235,10 +226,18 @@ impl Arrivals<'_> {
         }
     }
 
-    /// Finds a problem if the group that is about to close has not carried everything.
-    fn check_end(&mut self, members: &[NodeId]) {
-        if has_sender(members) && (!self.last_is_taken || self.complete < self.files.len()) {
-            self.problem.get_or_insert_with(|| Kind::Partial.problem(CLOSED_EARLY));
+    /// Finishes the directories when the group has carried everything. Finds a problem if it has not.
+    async fn finish_all(&mut self, members: &[NodeId]) {
+        if !has_sender(members) || self.problem.is_some() {
+            return;
+        }
+        self.problem = match self.complete < self.files.len() {
+            true => Some(Kind::Partial.problem(CLOSED_EARLY)),
+            false => self.with_directories(Store::finish_directories).await.err(),
+        };
+        if self.problem.is_none() {
+            self.progress.confirms();
+            self.progress.set(self.manifest.totals().1);
         }
     }
 
@@ -306,7 +305,7 @@ impl Arrivals<'_> {
         match at {
             Some(at) if number.is_multiple_of(2) => MessageRole::File(at),
             Some(at) => MessageRole::Digest(at),
-            None => MessageRole::Last,
+            None => MessageRole::Unexpected,
         }
     }
 
@@ -324,8 +323,7 @@ impl Arrivals<'_> {
             MessageRole::Digest(at) if size != DIGEST_LEN as u64 => {
                 self.refuse(offer, Kind::Integrity.problem(format!("{} has no digest", self.files[at].0.path)));
             }
-            MessageRole::Last if size != 0 => self.refuse(offer, Kind::Partial.problem(NOT_EMPTY)),
-            MessageRole::Last => self.last = Some(offer),
+            MessageRole::Unexpected => self.refuse(offer, Kind::Partial.problem(NOT_LISTED)),
             MessageRole::File(at) => match if self.open.contains_key(&at) { offer.stay() } else { Err(offer) } {
                 Ok(delivery) => self.arrive(number, delivery),
                 Err(offer) => {
@@ -387,10 +385,7 @@ impl Arrivals<'_> {
     /// Stores a complete message. A message that failed with its group is offered again, or lost.
     fn arrived(&mut self, number: u64, outcome: Result<Message, GroupFailure>) {
         let (Ok(message), role) = (outcome, self.role(number)) else { return };
-        let (MessageRole::File(at) | MessageRole::Digest(at)) = role else {
-            self.last_is_taken = true;
-            return;
-        };
+        let (MessageRole::File(at) | MessageRole::Digest(at)) = role else { return };
         let Some(mut open) = self.open.remove(&at) else { return };
         match role {
             MessageRole::File(_) => open.bytes = Some(message),
@@ -413,19 +408,6 @@ impl Arrivals<'_> {
             }
             Err(error) => drop(self.problem.get_or_insert(error)),
         }
-    }
-
-    /// Accepts the last message if all files are in place; refuses it if there was a problem.
-    async fn take_last(&mut self, last: Offer) {
-        if self.problem.is_none() {
-            self.problem = self.with_directories(Store::finish_directories).await.err();
-        }
-        if let Some(error) = &self.problem {
-            return last.refuse(&error.reason());
-        }
-        self.progress.confirms();
-        self.progress.set(self.manifest.totals().1);
-        self.arrive(last.number(), last.accept(BufferMut::empty()));
     }
 
     /// Runs `work` on the directories of the manifest in a blocking thread.
@@ -518,14 +500,13 @@ async fn finish(
     finished.await?
 }
 
-/// Reason for refusing a last message that is not empty.
-const NOT_EMPTY: &str = "the last message is not empty";
+/// Reason for refusing a message that is no file's.
+const NOT_LISTED: &str = "more was sent than the list of files has";
 /// Greatest number of files that are being moved into place.
 const FINISHING_MAX: usize = 8;
 
 #[cfg(test)]
 mod tests {
-    use bytes::Bytes;
     use rdmc::NodeId;
 
     use super::*;
@@ -563,7 +544,6 @@ mod tests {
                 sender.send(register_to_send(&root, Memory::from(bytes.clone()), copy).await?).await?;
                 sender.send(rdmc::Digest::of(bytes, 64 << 10).0.to_vec()).await?;
             }
-            sender.send(Bytes::new()).await?;
             sender.close().await?;
             Ok::<_, Problem>(())
         };

@@ -89,14 +89,19 @@ impl FailedPeer {
             InviteFailure::Busy => PeerFailure::Busy,
             InviteFailure::Stranger(_) => PeerFailure::Stranger,
             InviteFailure::OtherVersion { .. } => PeerFailure::OtherVersion,
+            InviteFailure::Refused { reason } if reason.starts_with(BUSY) => PeerFailure::Busy,
             InviteFailure::Refused { .. } => PeerFailure::Refused,
             InviteFailure::OtherFabrics { .. } | InviteFailure::NotForAll { .. } => PeerFailure::OtherFabrics,
             InviteFailure::Silent(_) => PeerFailure::Silent,
             InviteFailure::Insecure(_) => PeerFailure::Insecure,
             _ => PeerFailure::Other,
         };
+        let message = match failure {
+            InviteFailure::Refused { reason } if cause == PeerFailure::Busy => format!("is {reason}"),
+            failure => failure.to_string(),
+        };
         let remedy = remedy(failure, wording).map_or_else(String::new, |remedy| format!("; {remedy}"));
-        Self { node, address: Some(address.to_owned()), cause, message: printable(&failure.to_string()) + &remedy }
+        Self { node, address: Some(address.to_owned()), cause, message: printable(&message) + &remedy }
     }
 
     /// Describes a receiver that accepted the invitation, and then could not be connected with.

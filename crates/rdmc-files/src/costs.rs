@@ -145,6 +145,8 @@ fn model(assumed: Assumed) -> CostModel {
         Assumed::Network(Path { port_rate, round_trip }) => {
             let latency = PORT_LATENCY + round_trip / 2;
             CostModel::network(port_rate.bytes_per_second(), PORT_PER_BLOCK, latency)
+                .slow_start(PORT_INITIAL_WINDOW, round_trip)
+                .block_size_min(if round_trip < FAR { PORT_BLOCK_SIZE_MIN } else { PORT_BLOCK_SIZE_MIN_FAR })
                 .block_size_max(PORT_BLOCK_SIZE_MAX)
         }
         Assumed::Host => {
@@ -162,6 +164,13 @@ fn model(assumed: Assumed) -> CostModel {
 const PORT_PER_BLOCK: Duration = Duration::from_micros(12);
 /// One hop through a switch and one wake-up.
 const PORT_LATENCY: Duration = Duration::from_micros(50);
+/// Bytes that a TCP connection sends in its first round trip: ten segments.
+const PORT_INITIAL_WINDOW: u32 = 14_480;
+/// Shorter blocks would cost processors more than they save. Between sites, short blocks save round trips.
+const PORT_BLOCK_SIZE_MIN: u32 = 64 << 10;
+const PORT_BLOCK_SIZE_MIN_FAR: u32 = 32 << 10;
+/// The round trip from which on members are at different sites. On a busy host it takes a millisecond to connect.
+const FAR: Duration = Duration::from_millis(4);
 /// Bounds what an interrupted member loses, and what is buffered until a message's size is known. Longer blocks save
 /// little: their cost per block is small beside their bytes.
 const PORT_BLOCK_SIZE_MAX: u32 = 2 << 20;

@@ -50,7 +50,14 @@ impl<'a> Departures<'a> {
             TransferHistory { receivers, events, files, formed: false, carried: Vec::new(), failed: Vec::new() };
         let sender = match node.create_group(spec).await {
             Ok(sender) => sender,
-            Err(GroupError::Failed(failure)) => history.go_on(failure).await?,
+            Err(GroupError::Failed(failure)) => {
+                // With too few descriptors here, the others are not at fault.
+                let problem = receivers.not_sent(&failure).blamed_on_limit(receivers.addresses().len());
+                if problem.kind == Kind::Local {
+                    return Err(problem);
+                }
+                history.go_on(failure).await?
+            }
             Err(other) => return Err(Problem::from(other).of_kind(Kind::Refused)),
         };
         history.formed = true;
@@ -84,27 +91,34 @@ impl<'a> Departures<'a> {
     ///
     /// # Errors
     /// The receivers that failed on the way.
-    pub(crate) async fn close(mut self) -> Result<(), Problem> {
-        while !self.under_way.is_empty() {
-            oldest(&mut self.under_way).await;
-            self.finish_oldest().await?;
-        }
-        let Self { mut history, mut sender, .. } = self;
+    pub(crate) async fn close(self) -> Result<(), Problem> {
+        let Self { mut history, mut sender, mut under_way } = self;
         let receivers = loop {
             let receivers = sender.members().len() - 1;
-            match sender.close().await {
+            let mut again = Vec::new();
+            // At once: the group then closes as soon as the last message is through.
+            let mut closing = pin!(sender.close());
+            let closed = loop {
+                tokio::select! {
+                    () = oldest(&mut under_way) => again.extend(history.oldest_sent(&mut under_way)?),
+                    closed = &mut closing => break closed,
+                }
+            };
+            while !under_way.is_empty() {
+                oldest(&mut under_way).await;
+                again.extend(history.oldest_sent(&mut under_way)?);
+            }
+            match closed {
                 Ok(_) => break receivers,
                 Err(failure) => sender = history.go_on(failure).await?,
             }
+            under_way.extend(again.into_iter().map(|departure| departure.queued(&sender)));
         };
         history.closed(receivers)
     }
 
     fn queue(&mut self, bytes: Buffer, done: Option<Event>) {
-        let mut multicast = maybe_done(self.sender.send(bytes.clone()));
-        // The first poll gives the message its place in the queue.
-        let _ = (&mut multicast).now_or_never();
-        self.under_way.push_back(Departure { multicast, bytes, done });
+        self.under_way.push_back(Departure::new(&self.sender, bytes, done));
     }
 
     /// Finishes the oldest message: says that it was sent, or forms the next group if its group has failed.
@@ -114,8 +128,7 @@ impl<'a> Departures<'a> {
             let failure = failure.clone();
             return self.go_on(failure).await;
         }
-        let departure = self.under_way.pop_front().expect("it is the one from above");
-        self.history.sent(departure).map(drop)
+        self.history.oldest_sent(&mut self.under_way).map(drop)
     }
 
     /// Forms the group of the survivors, and sends again what was not queued.
@@ -124,16 +137,27 @@ impl<'a> Departures<'a> {
         while !self.under_way.is_empty() {
             // The group has failed, so this does not wait for long.
             oldest(&mut self.under_way).await;
-            let departure = self.under_way.pop_front().expect("it is not empty");
-            again.extend(self.history.sent(departure)?);
+            again.extend(self.history.oldest_sent(&mut self.under_way)?);
         }
         self.sender = self.history.go_on(failure).await?;
-        again.into_iter().for_each(|Departure { bytes, done, .. }| self.queue(bytes, done));
+        self.under_way.extend(again.into_iter().map(|departure| departure.queued(&self.sender)));
         Ok(())
     }
 }
 
 impl Departure {
+    fn new(sender: &Sender, bytes: Buffer, done: Option<Event>) -> Self {
+        let mut multicast = maybe_done(sender.send(bytes.clone()));
+        // The first poll gives the message its place in the queue.
+        let _ = (&mut multicast).now_or_never();
+        Self { multicast, bytes, done }
+    }
+
+    /// Queues the message again, in another group.
+    fn queued(self, sender: &Sender) -> Self {
+        Self::new(sender, self.bytes, self.done)
+    }
+
     fn output(&mut self) -> Option<&mut Result<(), SendError>> {
         Pin::new(&mut self.multicast).output_mut()
     }
@@ -162,8 +186,9 @@ struct TransferHistory<'a> {
 }
 
 impl TransferHistory<'_> {
-    /// Records the outcome of a message. Returns a message that must be sent again.
-    fn sent(&mut self, mut departure: Departure) -> Result<Option<Departure>, Problem> {
+    /// Records the outcome of the oldest message, which was waited for. Returns it if it must be sent again.
+    fn oldest_sent(&mut self, under_way: &mut VecDeque<Departure>) -> Result<Option<Departure>, Problem> {
+        let Some(mut departure) = under_way.pop_front() else { return Ok(None) };
         match Pin::new(&mut departure.multicast).take_output().expect("it was waited for") {
             Ok(()) => departure.done.into_iter().for_each(|event| self.events.say(event)),
             // The group of the survivors carries it.
@@ -310,7 +335,6 @@ mod tests {
             let digest = Memory::from(rdmc::Digest::of(bytes, BLOCK_SIZE).0.to_vec());
             departures.send(node.register(digest)?.into_shared(), None).await?;
         }
-        departures.send(node.register(Memory::from(Vec::new()))?.into_shared(), None).await?;
         departures.close().await
     }
 

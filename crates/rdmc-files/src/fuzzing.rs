@@ -17,6 +17,17 @@ impl Announcement {
         Self(announcement::Announcement::new(Plans { network, host }, manifest, manifest_len))
     }
 
+    /// Adds a manifest that is short enough to travel with the announcement.
+    #[must_use]
+    pub fn with_manifest(self, encoded: &[u8]) -> Self {
+        Self(self.0.with_short_manifest(encoded, 1))
+    }
+
+    /// Decodes the manifest that came with the announcement; `None` if there is none, or another one was announced.
+    pub fn manifest(&self) -> Option<Manifest> {
+        self.0.decode_manifest(self.0.manifest.as_ref()?).ok()
+    }
+
     /// Decodes an announcement; `None` if it is none.
     pub fn decode(bytes: &[u8]) -> Option<Self> {
         announcement::Announcement::decode(bytes).ok().map(Self)

@@ -11,16 +11,16 @@ use std::time::{Duration, Instant};
 use futures::stream::FuturesUnordered;
 use futures::{FutureExt, Stream, StreamExt};
 use rdmc::{
-    GroupError, GroupFailure, GroupSpec, Invitation, Listener, Node, NodeBuilder, NodeId, Offer, OfferReceiver,
-    Security, Shutdown, StartError,
+    GroupError, GroupFailure, GroupSpec, Invitation, InvitationWithdrawn, Listener, Node, NodeBuilder, NodeId, Offer,
+    OfferReceiver, Security, Shutdown, StartError,
 };
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
-use crate::announcement::{Announcement, CLOSED_EARLY, Medium, Reply};
+use crate::announcement::{Announcement, CLOSED_EARLY, Conclusion, Medium, Reply};
 use crate::arrivals::take_files;
 use crate::blame::{explain, peers, stopped_before, stopped_for};
 use crate::driven::Driven;
-use crate::error::{Context, Kind, Problem, TransferError, chain};
+use crate::error::{Kind, Problem, TransferError, chain};
 use crate::event::{Direction, Event, Events, Proof, ReceiverEvent, SessionNumber};
 use crate::fabric::{FabricInUse, FabricSelection, FabricSettings, OfferedFabrics, RAISE_THE_LIMIT};
 use crate::manifest::Manifest;
@@ -28,6 +28,7 @@ use crate::size::{ByteSize, PAGE, POOL_BYTES_DEFAULT};
 use crate::stop::{Stop, StopHandle};
 use crate::store::Store;
 use crate::wording::Wording;
+use crate::words::printable;
 
 /// Receives files and directories into a directory, from any number of senders. It is a stream of events, and polling
 /// it drives all transfers.
@@ -266,7 +267,7 @@ impl Sessions {
             let _ = tokio::time::timeout(LEAVE_LIMIT, invitation.busy()).await;
             return declined("busy with other transfers".to_owned());
         }
-        let Acceptable { announcement, withheld } = match self.judge(&mut invitation) {
+        let mut acceptable = match self.judge(&mut invitation).await {
             Ok(acceptable) => acceptable,
             Err(problem) => {
                 let reason = problem.reason();
@@ -283,11 +284,12 @@ impl Sessions {
         };
         let builder = match accepted {
             Ok(builder) => builder,
-            Err(error) => return declined(error.to_string()),
+            Err(error) => return declined(withdrawn(&error)),
         };
+        let withheld = acceptable.withheld.take();
         let fabric = builder.fabric_choice().map(|choice| self.offered.in_use_unless(choice, withheld));
         let fabric = fabric.expect("the builder comes from an invitation");
-        match self.session(builder, &announcement, nodes, from.clone(), fabric, &events).await {
+        match self.session(builder, acceptable, nodes, from.clone(), fabric, &events).await {
             Ok(()) => {}
             // A receiver declined, or the sender withdrew, before the first file.
             Err(problem) if matches!(problem.kind, Kind::Refused | Kind::Busy) => declined(problem.reason()),
@@ -295,8 +297,8 @@ impl Sessions {
         }
     }
 
-    fn judge(&self, invitation: &mut Invitation) -> Result<Acceptable, Problem> {
-        let announcement = Announcement::decode(invitation.payload())?;
+    async fn judge(&self, invitation: &mut Invitation) -> Result<Acceptable, Problem> {
+        let mut announcement = Announcement::decode(invitation.payload())?;
         for medium in Medium::ALL {
             announcement.groups(invitation.nodes(), medium)?;
         }
@@ -321,23 +323,32 @@ impl Sessions {
             }
             withheld = Some(reason);
         }
-        Ok(Acceptable { announcement, withheld })
+        let agreed = match announcement.manifest.take() {
+            Some(encoded) => {
+                let (announced, store) = (announcement.clone(), self.store.clone());
+                Some(tokio::task::spawn_blocking(move || agree(&announced, &encoded, &store)).await??)
+            }
+            None => None,
+        };
+        Ok(Acceptable { announcement, withheld, agreed })
     }
 
     async fn session(
         &self,
         builder: NodeBuilder,
-        announcement: &Announcement,
+        acceptable: Acceptable,
         nodes: Vec<NodeId>,
         from: Option<String>,
         fabric: FabricInUse,
         events: &Events,
     ) -> Result<(), Problem> {
+        let Acceptable { announcement, agreed, .. } = acceptable;
         let receivers = nodes.len() - 1;
         let groups = announcement.groups(nodes, fabric.medium())?;
         let plan = announcement.plans.on(fabric.medium()).into();
+        let Conclusion { delta } = Conclusion::decode(builder.conclusion());
         let node = builder
-            .pool_bytes_max(self.offered.pool_bytes(&fabric, self.pool_bytes_max, staging_bytes(announcement)))
+            .pool_bytes_max(self.offered.pool_bytes(&fabric, self.pool_bytes_max, staging_bytes(&announcement)))
             .start()
             .await
             .map_err(|error| match error {
@@ -345,7 +356,10 @@ impl Sessions {
                 local => local.into(),
             })?;
         let outcome = async {
-            let (manifest, store, delta) = take_manifest(&node, groups.manifest, announcement, &self.store).await?;
+            let AgreedFiles { manifest, store } = match agreed {
+                Some(agreed) => agreed,
+                None => take_manifest(&node, groups.manifest, &announcement, &self.store).await?,
+            };
             let store = store.for_transfer(&manifest, delta);
             let (files, bytes) = (announcement.files, announcement.bytes);
             let (direction, peers) = (Direction::Receiving, from.into_iter().collect());
@@ -371,11 +385,28 @@ impl Sessions {
     }
 }
 
+/// Says why an invitation was withdrawn.
+fn withdrawn(error: &io::Error) -> String {
+    let because_of = error.get_ref().and_then(|error| error.downcast_ref::<InvitationWithdrawn>());
+    match because_of {
+        Some(InvitationWithdrawn { because_of, reason, .. }) => format!("receiver {because_of} {}", printable(reason)),
+        None => error.to_string(),
+    }
+}
+
 /// An acceptable offer.
 struct Acceptable {
     announcement: Announcement,
     /// Why this transfer does not get a fabric that this host has.
     withheld: Option<String>,
+    /// The files, if the invitation lists them.
+    agreed: Option<AgreedFiles>,
+}
+
+/// A list of files that this receiver agrees to, and the store with their paths reserved.
+struct AgreedFiles {
+    manifest: Arc<Manifest>,
+    store: Store,
 }
 
 /// Returns why the announced files do not fit into a pool of `pool` bytes with `lockable` bytes that may be locked;
@@ -410,43 +441,43 @@ fn staging_bytes(announcement: &Announcement) -> u64 {
     (u64::from(announcement.plans.on(Medium::Network).block_size) * 9 / 8).next_multiple_of(PAGE)
 }
 
-/// Receives the manifest, and agrees to it or refuses it. Returns also the store with its paths reserved, and whether
-/// only missing blocks will travel.
+/// Agrees to an encoded list of files: decodes it, reserves its paths, and checks that it can be stored.
+fn agree(announcement: &Announcement, encoded: &[u8], store: &Store) -> Result<AgreedFiles, Problem> {
+    let manifest = announcement.decode_manifest(encoded)?;
+    // Before the checks, so that no other transfer makes a file that they have missed.
+    let store = store.reserve(&manifest)?;
+    store.check(&manifest)?;
+    let store = store.with_room(&manifest)?;
+    store.check_inodes(&manifest)?;
+    Ok(AgreedFiles { manifest: Arc::new(manifest), store })
+}
+
+/// Receives the manifest in its group. Agrees to it with all others, or refuses the end of the group.
 async fn take_manifest(
     node: &Node,
     spec: GroupSpec,
     announcement: &Announcement,
     store: &Store,
-) -> Result<(Arc<Manifest>, Store, bool), Problem> {
+) -> Result<AgreedFiles, Problem> {
     let mut group = node.join_group_with_offers(spec).await.map_err(not_formed)?;
     let offer = next_offer(&mut group).await?;
     if offer.size() != announcement.manifest_len {
-        return Err(
-            refuse(group, offer, Kind::Refused.problem("the list of files has another length than announced")).await
-        );
+        let problem = Kind::Refused.problem("the list of files has another length than announced");
+        group.refuse(&problem.reason());
+        return Err(problem);
     }
     let memory = node.allocate(usize::try_from(announcement.manifest_len)?).await?;
     let message = offer.accept(memory).await.map_err(|failure| not_sent(&failure))?;
-    let (expected, place) = (announcement.clone(), store.clone());
-    let judged = tokio::task::spawn_blocking(move || {
-        let manifest = Manifest::decode(&message).context("the list of files is malformed")?;
-        expected.check(&manifest)?;
-        // Before the checks, so that no other transfer makes a file that they have missed.
-        let place = place.reserve(&manifest)?;
-        place.check(&manifest)?;
-        let place = place.with_room(&manifest)?;
-        place.check_inodes(&manifest)?;
-        Ok::<_, Problem>((manifest, place))
-    });
-    let judged = judged.await?;
-    let last = next_offer(&mut group).await?;
-    match judged {
-        Ok((manifest, store)) => {
-            let delta = agree(node, group, last).await?;
-            Ok((Arc::new(manifest), store, delta))
+    let (announced, store) = (announcement.clone(), store.clone());
+    match tokio::task::spawn_blocking(move || agree(&announced, &message, &store)).await? {
+        Ok(agreed) => {
+            group.close().await.map_err(|failure| not_sent(&failure))?;
+            Ok(agreed)
         }
-        Err(error) if error.kind == Kind::Busy => Err(refuse(group, last, error).await),
-        Err(error) => Err(refuse(group, last, error.of_kind(Kind::Refused)).await),
+        Err(error) => {
+            group.refuse(&error.reason());
+            Err(if error.kind == Kind::Busy { error } else { error.of_kind(Kind::Refused) })
+        }
     }
 }
 
@@ -456,29 +487,6 @@ async fn next_offer(group: &mut OfferReceiver) -> Result<Offer, Problem> {
         Some(offer) => offer.map_err(|failure| not_sent(&failure)),
         None => Err(Kind::Refused.problem(CLOSED_EARLY)),
     }
-}
-
-/// Accepts the last message, and waits until all have accepted it. Returns whether it has a byte.
-async fn agree(node: &Node, group: OfferReceiver, last: Offer) -> Result<bool, Problem> {
-    if last.size() > 1 {
-        return Err(
-            refuse(group, last, Kind::Refused.problem("the last message of the list of files is too long")).await
-        );
-    }
-    let delta = last.size() == 1;
-    let memory = node.allocate(usize::from(delta)).await?;
-    let agreed = async {
-        last.accept(memory).await?;
-        group.close().await
-    };
-    agreed.await.map(|_| delta).map_err(|failure: GroupFailure| not_sent(&failure))
-}
-
-/// Refuses a message because of `error`, and waits until the group has failed.
-async fn refuse(mut group: OfferReceiver, offer: Offer, error: Problem) -> Problem {
-    offer.refuse(&error.reason());
-    let _ = tokio::time::timeout(LEAVE_LIMIT, group.next_offer()).await;
-    error
 }
 
 /// Returns the error of a failure before anything was sent.

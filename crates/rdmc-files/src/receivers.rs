@@ -3,10 +3,10 @@
 use std::collections::{BTreeSet, HashMap};
 use std::time::Duration;
 
-use rdmc::{FailedMember, InviteError, InviteFailure, NodeId};
+use rdmc::{FailedMember, GroupFailure, InviteError, InviteFailure, NodeId};
 use rdmc_schedule::{MEMBERS_MAX, Rank};
 
-use crate::blame::FailedPeer;
+use crate::blame::{FailedPeer, explain, stopped_before, stopped_for};
 use crate::descriptors;
 use crate::error::{Kind, Problem};
 use crate::wording::Wording;
@@ -97,6 +97,15 @@ impl Receivers {
             _ => false,
         };
         if error.failures.iter().any(own_limit) { problem.of_own_limit() } else { problem }
+    }
+
+    /// Returns why nothing was sent: a group has failed before.
+    pub(crate) fn not_sent(&self, failure: &GroupFailure) -> Problem {
+        if let Some(stopped) = stopped_before(failure) {
+            return Kind::Refused.problem(stopped_for(stopped));
+        }
+        let failed = self.peers(&failure.failed);
+        Kind::Refused.blaming(explain(&failed), failed)
     }
 
     /// Describes failed members with their addresses.

@@ -1,5 +1,6 @@
 //! The sender of files and directories.
 
+use std::collections::BTreeMap;
 use std::convert::Infallible;
 use std::path::PathBuf;
 use std::pin::Pin;
@@ -7,6 +8,7 @@ use std::sync::Arc;
 use std::task::{Context as TaskContext, Poll};
 use std::time::{Duration, Instant};
 
+use bytes::Bytes;
 use futures::{Stream, StreamExt};
 use rdmc::{
     Algorithm, Buffer, DetectionError, GroupError, GroupFailure, GroupSpec, InviteOptions, Memory, Node, NodeBuilder,
@@ -14,9 +16,9 @@ use rdmc::{
 };
 use rdmc_schedule::{BlockCount, Rank, Schedule};
 
-use crate::announcement::{Announcement, FileGroups, OnFailure, Reply, UNDER_WAY_MAX, WirePlan};
+use crate::announcement::{Announcement, Conclusion, FileGroups, OnFailure, UNDER_WAY_MAX, WirePlan};
 use crate::attempts::Attempts;
-use crate::blame::{FailedPeer, explain, stopped_before, stopped_for};
+use crate::blame::FailedPeer;
 use crate::costs::{Path, PortRate, plans};
 use crate::departures::Departures;
 use crate::driven::Driven;
@@ -317,7 +319,7 @@ impl Settings {
         }
         let offered = builder.fabric.open_for(&receivers.addresses()[0], registered).await?;
         let Started { node, fabric, delta, announcement, round_trip } = tokio::select! {
-            started = self.start(&offered, &source, list.len() as u64, limit) => started?,
+            started = self.start(&offered, &source, &list, limit) => started?,
             () = stop.due() => return Err(stopped()),
         };
         let nodes = (0..members).map(NodeId).collect();
@@ -344,7 +346,7 @@ impl Settings {
         &self,
         offered: &OfferedFabrics,
         source: &SourceTree,
-        list_len: u64,
+        list: &[u8],
         limit: Duration,
     ) -> Result<Started, Problem> {
         let Self { receivers, builder: FileSenderBuilder { security, detection, .. } } = self;
@@ -353,10 +355,11 @@ impl Settings {
         let reached = rdmc::reach_listeners(fabrics, addresses, options).await;
         let reached = reached.map_err(|error| receivers.uninvited(&error))?;
         let round_trip = self.builder.round_trip.or(reached.round_trip());
-        let announcement = self.announcement(source, list_len, round_trip.unwrap_or_default())?;
-        let invited = reached.invite(announcement.encode()).await;
+        let announcement = self.announcement(source, list, round_trip.unwrap_or_default())?;
+        let conclude = |replies: &BTreeMap<NodeId, Bytes>| Conclusion::of(replies.values()).encode();
+        let invited = reached.invite_and_conclude(announcement.encode(), conclude).await;
         let builder = invited.map_err(|error| receivers.uninvited(&error))?;
-        let delta = builder.replies().values().any(|reply| Reply::decode(reply).has_parts);
+        let Conclusion { delta } = Conclusion::decode(builder.conclusion());
         let fabric = builder.fabric_choice().map(|choice| offered.in_use(choice));
         let fabric = fabric.expect("the builder comes from an invitation");
         // The pool takes copies of files whose mappings the device does not register.
@@ -377,12 +380,13 @@ impl Settings {
     }
 
     /// Announces the files, and how their blocks will travel.
-    fn announcement(&self, source: &SourceTree, list_len: u64, round_trip: Duration) -> Result<Announcement, Problem> {
+    fn announcement(&self, source: &SourceTree, list: &[u8], round_trip: Duration) -> Result<Announcement, Problem> {
         let FileSenderBuilder { algorithm, block_size, port_rate, on_failure, .. } = &self.builder;
         let (members, longest) = (self.receivers.members(), source.manifest.longest());
         let path = Path { port_rate: *port_rate, round_trip };
         let plans = plans(algorithm.as_ref(), *block_size, members, longest, path)?;
-        let announcement = Announcement::new(plans, &source.manifest, list_len);
+        let announcement = Announcement::new(plans, &source.manifest, list.len() as u64);
+        let announcement = announcement.with_short_manifest(list, self.receivers.addresses().len());
         Ok(Announcement { on_failure: *on_failure, ..announcement })
     }
 }
@@ -411,28 +415,9 @@ struct Outbound<'a> {
 
 impl Outbound<'_> {
     async fn send(&self, list: Vec<u8>, groups: FileGroups, fabric: FabricInUse) -> Result<Sent, Problem> {
-        let not_sent = |failure: &GroupFailure| {
-            if let Some(stopped) = stopped_before(failure) {
-                return Kind::Refused.problem(stopped_for(stopped));
-            }
-            let failed = self.receivers.peers(&failure.failed);
-            Kind::Refused.blaming(explain(&failed), failed)
-        };
-        let not_formed = |error: GroupError| match error {
-            GroupError::Failed(failure) => not_sent(&failure),
-            other => Problem::from(other).of_kind(Kind::Refused),
-        };
-        let offer = self.node.create_group(groups.manifest).await.map_err(not_formed)?;
-        let offered = async {
-            let (list, last) = (offer.send(list), offer.send(vec![1; usize::from(groups.files.is_delta())]));
-            futures::try_join!(list, last)?;
-            offer.close().await?;
-            Ok(())
-        };
-        offered.await.map_err(|error: SendError| match error {
-            SendError::Failed(failure) | SendError::NotQueued(failure) => not_sent(&failure),
-            other => Problem::from(other).of_kind(Kind::Refused),
-        })?;
+        if self.announcement.manifest.is_none() {
+            self.agree(list, groups.manifest).await?;
+        }
         let (files, bytes) = (self.announcement.files, self.announcement.bytes);
         let departures = Departures::begin(self.node, groups.files, files, self.receivers, self.events).await?;
 
@@ -446,6 +431,25 @@ impl Outbound<'_> {
         let seconds = duration.as_secs_f64();
         self.events.say(Event::Done { receivers, files, bytes, skipped, seconds, received: None });
         Ok(Sent { receivers, files, bytes, skipped, duration })
+    }
+
+    /// Sends the list of files in a group of its own, and waits until all receivers agree to it.
+    async fn agree(&self, list: Vec<u8>, group: GroupSpec) -> Result<(), Problem> {
+        let not_sent = |failure: &GroupFailure| self.receivers.not_sent(failure);
+        let not_formed = |error: GroupError| match error {
+            GroupError::Failed(failure) => not_sent(&failure),
+            other => Problem::from(other).of_kind(Kind::Refused),
+        };
+        let offer = self.node.create_group(group).await.map_err(not_formed)?;
+        let agreed = async {
+            offer.send(list).await?;
+            offer.close().await?;
+            Ok(())
+        };
+        agreed.await.map_err(|error: SendError| match error {
+            SendError::Failed(failure) | SendError::NotQueued(failure) => not_sent(&failure),
+            other => Problem::from(other).of_kind(Kind::Refused),
+        })
     }
 
     async fn send_files(&self, mut departures: Departures<'_>) -> Result<(), Problem> {
@@ -485,7 +489,7 @@ impl Outbound<'_> {
             let digest = departures.meanwhile(digest).await???;
             departures.send(self.register(digest.to_vec())?, None).await?;
         }
-        departures.send(self.register(Vec::new())?, None).await
+        Ok(())
     }
 
     fn register(&self, bytes: Vec<u8>) -> Result<Buffer, Problem> {

@@ -13,8 +13,9 @@ use futures::stream::{Stream, StreamExt};
 use thiserror::Error;
 
 use crate::certificate::Certificate;
-use crate::failure::{GroupFailure, SendError};
-use crate::group::receiver::{Message, Receiver};
+use crate::group::error::{GroupFailure, SendError};
+use crate::group::offer::Message;
+use crate::group::receiver::Receiver;
 use crate::group::sender::{Multicast, Sender};
 
 /// Packs small messages at the root of a group: a [`Sink`] of messages that leave together, in batches.

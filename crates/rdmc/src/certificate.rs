@@ -7,9 +7,9 @@ use rdmc_schedule::Rank;
 use serde::{Deserialize, Serialize};
 use twox_hash::xxhash3_128;
 
-use crate::group::GroupId;
-use crate::node::NodeId;
-use crate::transfer::Checksum;
+use crate::checksum::Checksum;
+use crate::id::GroupId;
+use crate::id::NodeId;
 
 /// Certifies which messages a group had, and which member has which of them.
 ///

@@ -2,20 +2,21 @@
 
 use std::collections::BTreeSet;
 use std::io;
+use std::time::Duration;
 
 use tokio::io::AsyncRead;
 
-use crate::group::GroupId;
-use crate::mesh::fabrics::{ChosenFabric, FabricNames};
-use crate::mesh::frame::{self, GroupFrame, PROTOCOL_VERSION, RejectReason};
-use crate::mesh::invite::Roster;
-use crate::node::NodeId;
+use crate::fabrics::{ChosenFabric, FabricNames};
+use crate::id::GroupId;
+use crate::id::NodeId;
+use crate::mesh::roster::Roster;
+use crate::wire::{self, GroupFrame, PROTOCOL_VERSION, RejectReason};
 
 pub mod agreement;
 
 /// A frame of a control connection.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Frame(frame::Frame);
+pub struct Frame(wire::Frame);
 
 /// The members that an invitation lists, and whether the list is valid.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -34,7 +35,7 @@ impl Frame {
     /// # Errors
     /// The bytes are not a frame.
     pub fn decode(bytes: &[u8]) -> io::Result<Self> {
-        frame::decode(bytes).map(Self)
+        wire::decode(bytes).map(Self)
     }
 
     /// Reads one frame of a handshake; returns `None` if the stream ended between frames.
@@ -45,7 +46,7 @@ impl Frame {
     /// # Errors
     /// The stream's, or its bytes are not a frame.
     pub async fn read(stream: &mut (impl AsyncRead + Unpin)) -> io::Result<Option<Self>> {
-        Ok(frame::read(stream).await?.map(Self))
+        Ok(wire::read(stream).await?.map(Self))
     }
 
     /// Reads the next frames until there are no more.
@@ -56,9 +57,9 @@ impl Frame {
     /// # Errors
     /// Returned with the frames before: the stream's, or its bytes are not a frame.
     pub async fn read_all(stream: &mut (impl AsyncRead + Unpin)) -> (Vec<Self>, io::Result<()>) {
-        let (mut frames, mut check) = (Vec::new(), frame::FrameCheck::default());
+        let (mut frames, mut check) = (Vec::new(), wire::FrameCheck::default());
         loop {
-            match frame::read_next(stream, &mut check).await {
+            match wire::read_next(stream, &mut check).await {
                 Ok(Some(frame)) => frames.push(Self(frame)),
                 Ok(None) => return (frames, Ok(())),
                 Err(error) => return (frames, Err(error)),
@@ -68,12 +69,12 @@ impl Frame {
 
     /// Encodes the frame with its length, four bytes, before it, and without a check value.
     pub fn encode(&self) -> Vec<u8> {
-        frame::encode_unchecked(&self.0)
+        wire::encode_unchecked(&self.0)
     }
 
     /// Appends check values to the frames of a stream that has none.
     pub fn seal(mut stream: &[u8]) -> Vec<u8> {
-        let (mut sealed, mut check) = (Vec::new(), frame::FrameCheck::default());
+        let (mut sealed, mut check) = (Vec::new(), wire::FrameCheck::default());
         while let Some(len) = stream.first_chunk().map(|len| u32::from_le_bytes(*len) as usize)
             && let Some((whole, rest)) = len.checked_add(4).and_then(|len| stream.split_at_checked(len))
         {
@@ -88,8 +89,8 @@ impl Frame {
 
     /// Returns the members that an invitation lists, or `None` if the frame is another.
     pub fn invited(&self) -> Option<Invited> {
-        let frame::Frame::Invite { cluster, you, members, .. } = &self.0 else { return None };
-        let sound = Roster::new(*cluster, *you, members.clone()).is_some();
+        let wire::Frame::Invite { cluster, you, members, .. } = &self.0 else { return None };
+        let sound = Roster::new(*cluster, *you, members.clone(), Duration::from_secs(1)).is_some();
         Some(Invited { you: *you, members: members.clone(), sound })
     }
 
@@ -101,8 +102,8 @@ impl Frame {
         let lacking = BTreeSet::from([NodeId(1), NodeId(300)]);
         let chosen = ChosenFabric { fabric: verbs.clone(), passed_over: vec![(verbs, lacking)] };
         let members = (0..3).map(|node| (NodeId(node), format!("10.0.0.{node}:7471"))).collect();
-        let hello = frame::Frame::Hello { version: PROTOCOL_VERSION, cluster: 7, from: NodeId(1), to: NodeId(2) };
-        let invite = frame::Frame::Invite {
+        let hello = wire::Frame::Hello { version: PROTOCOL_VERSION, cluster: 7, from: NodeId(1), to: NodeId(2) };
+        let invite = wire::Frame::Invite {
             version: PROTOCOL_VERSION,
             cluster: u128::MAX,
             you: NodeId(1),
@@ -113,25 +114,26 @@ impl Frame {
         };
         let declined = RejectReason::Declined { reason: "no room".to_owned() };
         let asked = RejectReason::Fabrics { offers: fabrics.clone(), asked: fabrics.clone() };
-        let group = |frame| frame::Frame::Group { group: GroupId(1), frame };
+        let group = |frame| wire::Frame::Group { group: GroupId(1), frame };
         let offer = GroupFrame::Offer { spec: [1; 32], told: 0, data: vec![2; 40], ready: vec![3; 40], cells: [4; 24] };
         let frames = [
             ("hello", hello),
-            ("welcome", frame::Frame::Welcome),
-            ("reject-version", frame::Frame::Reject { reason: RejectReason::Version { ours: PROTOCOL_VERSION } }),
-            ("reject-fabrics", frame::Frame::Reject { reason: asked }),
-            ("reject-declined", frame::Frame::Reject { reason: declined }),
-            ("reject-busy", frame::Frame::Reject { reason: RejectReason::Busy }),
+            ("welcome", wire::Frame::Welcome),
+            ("reject-version", wire::Frame::Reject { reason: RejectReason::Version { ours: PROTOCOL_VERSION } }),
+            ("reject-fabrics", wire::Frame::Reject { reason: asked }),
+            ("reject-declined", wire::Frame::Reject { reason: declined }),
+            ("reject-busy", wire::Frame::Reject { reason: RejectReason::Busy }),
             ("invite", invite),
-            ("accept", frame::Frame::Accept { fabrics, reply: b"reply".to_vec() }),
-            ("go", frame::Frame::Go(chosen)),
+            ("accept", wire::Frame::Accept { fabrics, reply: b"reply".to_vec() }),
+            ("go", wire::Frame::Go { chosen, conclusion: b"conclusion".to_vec() }),
+            ("withdrawn", wire::Frame::Withdrawn { because_of: NodeId(2), reason: "refused: no".to_owned() }),
             ("group-offer", group(offer)),
             ("group-announce", group(GroupFrame::Announce { message: 3, size: 1 << 40 })),
             ("group-holding", group(GroupFrame::Holding { message: 3, size: 1 << 20, blocks: vec![1, 0b10] })),
             ("group-have", group(GroupFrame::Have { message: 3, checksums: vec![7; 32], is_whole: true })),
             ("group-parts", group(GroupFrame::Parts { message: 3, member: 2, blocks: vec![1, 0b10] })),
             ("group-begin", group(GroupFrame::Begin { message: 3 })),
-            ("goodbye", frame::Frame::Goodbye),
+            ("goodbye", wire::Frame::Goodbye),
         ];
         frames.into_iter().map(|(name, frame)| (name, Self(frame))).collect()
     }

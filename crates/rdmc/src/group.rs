@@ -5,31 +5,38 @@ use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::pin::Pin;
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex};
-use std::time::Duration;
 
 use futures::future::{BoxFuture, FutureExt};
 use futures::stream::{FuturesUnordered, StreamExt};
-use rdmc_fabric::{ConnectError, Operation, Received, Timestamp};
-use rdmc_schedule::{BlockCount, BlockIndex, Neighbours, Rank, Schedule, first_source, neighbours};
-use tokio::sync::mpsc;
+use rdmc_fabric::{Capabilities, ConnectError, Operation, Received, Role, Timestamp};
+use rdmc_schedule::{BlockCount, MEMBERS_MAX, Neighbours, Rank, Schedule, first_source, neighbours};
+use tokio::sync::{mpsc, oneshot};
 
-use crate::failure::{FailureCause, GroupError, with_sources};
-use crate::mesh::frame::GroupFrame;
-use crate::node::{NodeId, NodeShared};
+use crate::certificate::Digest;
+use crate::checksum::BlockIdentity;
+use crate::failure::{FailureCause, with_sources};
+use crate::id::{GroupId, NodeId};
+use crate::resources::{GroupEnding, NodeResources, OpenGroup};
 use crate::round_trips::PAUSES;
 use crate::stats::{Corruption, Counters, GroupStats};
 use crate::sync::lock;
-use crate::transfer::{BlockIdentity, Port, TransferError};
+use crate::transfer::distance::Distance;
+use crate::transfer::exchange::Exchange;
+use crate::transfer::neighbour::{Depth, Endpoints, Neighbour};
+use crate::transfer::waits::WaitMonitor;
+use crate::transfer::{Blocks, Deliver, HealedBlock, HopPlan, Owner, Port, Transfer, TransferError};
+use crate::wire::GroupFrame;
 use crate::woken::WhenWoken;
 
 pub(crate) mod agreement;
+pub(crate) mod continuation;
 mod delta;
-pub(crate) mod distance;
 mod ending;
+pub(crate) mod error;
 mod events;
 pub(crate) mod healing;
 mod intake;
-pub(crate) mod neighbour;
+pub(crate) mod offer;
 pub(crate) mod pace;
 mod queue;
 pub(crate) mod receiver;
@@ -37,18 +44,18 @@ pub(crate) mod recovery;
 pub(crate) mod retained;
 pub(crate) mod sender;
 pub(crate) mod sharing;
-mod spec;
+pub(crate) mod spec;
 
+use continuation::{Continuation, Holdings, Irrecoverable, PriorProgress, Resumption};
 use delta::Delta;
-use distance::Distance;
 use ending::GroupEnd;
+use error::GroupError;
 use events::{EventRouting, OfferedEndpoints};
 use healing::Healing;
-use neighbour::{Depth, Neighbour};
-use pace::PaceMonitor;
-use recovery::{Continuation, Holdings, Irrecoverable, PriorProgress, Resumption};
+use offer::Message;
+use pace::PaceJudge;
 use retained::RetainedMessages;
-pub use spec::{GroupId, GroupSpec};
+pub use spec::GroupSpec;
 
 /// One member's side of a group.
 pub(crate) struct Group {
@@ -59,13 +66,9 @@ pub(crate) struct Group {
     first_source: Option<Rank>,
     /// At the root: the members that cannot learn a message's size from its first block.
     announced_to: Vec<NodeId>,
-    node: Arc<NodeShared>,
-    neighbours: BTreeMap<Rank, Neighbour>,
-    ingress: Port,
-    egress: Port,
-    distance: Distance,
-    counters: Counters,
-    pace: PaceMonitor,
+    node: Arc<NodeResources>,
+    exchange: Arc<Exchange>,
+    pace: PaceJudge,
     end: GroupEnd,
     prior: PriorProgress,
     retained: Arc<RetainedMessages>,
@@ -96,7 +99,7 @@ pub(crate) enum MemberRole {
 
 /// Forms a group: exchanges queue pairs with all neighbours and connects them.
 pub(crate) async fn form(
-    node: Arc<NodeShared>,
+    node: Arc<NodeResources>,
     mut spec: GroupSpec,
     role: MemberRole,
 ) -> Result<FormedGroup, GroupError> {
@@ -120,6 +123,21 @@ pub(crate) async fn form(
         .and_for_healing(spec.check_blocks == Some(true))
         .and_for_sharing(spec.is_shared(), rank.is_root());
     let (healing, asked) = Healing::new();
+    let exchange = Exchange {
+        rank,
+        members: count,
+        algorithm: spec.algorithm.clone(),
+        block_size: spec.block_size,
+        checks_blocks: spec.check_blocks == Some(true),
+        neighbours: peers,
+        ingress: Port::default(),
+        egress: Port::default(),
+        distance: Distance::new(&spec.algorithm, spec.block_size, node.fabric.capabilities().port_rate),
+        waits: WaitMonitor::default(),
+        counters: Counters::default(),
+        node_counters: node.counters.clone(),
+        environment: node.environment.clone(),
+    };
     let group = Arc::new(Group {
         id: spec.id,
         rank,
@@ -127,12 +145,8 @@ pub(crate) async fn form(
         members,
         first_source,
         announced_to,
-        neighbours: peers,
-        ingress: Port::default(),
-        egress: Port::default(),
-        distance: Distance::new(&spec.algorithm, spec.block_size, node.fabric.capabilities().port_rate),
-        counters: Counters::default(),
-        pace: PaceMonitor::default(),
+        exchange: Arc::new(exchange),
+        pace: PaceJudge::default(),
         end: GroupEnd::new(rank, count, node.mesh.detection(), continuation),
         prior,
         healing,
@@ -142,19 +156,20 @@ pub(crate) async fn form(
         node,
     });
     let (announced, announcements) = mpsc::channel(ANNOUNCEMENTS_MAX);
-    let unheard: BTreeSet<Rank> = group.neighbours.keys().copied().collect();
+    let unheard: BTreeSet<Rank> = group.exchange.neighbours.keys().copied().collect();
     // Each neighbour is let in once.
     let (offered, offers) = mpsc::channel(unheard.len().max(1));
     let holdings = Arc::<Mutex<Holdings>>::default();
     let routing = EventRouting { inbox, announced, offered, unheard, holdings: holdings.clone() };
     let abandon = AbandonOnDrop(Some(group.clone()));
-    if !group.node.groups.add(&group) {
+    let open: Arc<dyn OpenGroup> = group.clone();
+    if !group.node.groups.add(Arc::downgrade(&open), group.id) {
         return Err(GroupError::ShuttingDown);
     }
     if let Some(continuation) = continuation {
         continuation.hand_over(&group.retained);
     }
-    let grants = neighbours.sends_to.iter().map(|&to| (to, group.neighbour(to).expect_grants())).collect();
+    let grants = neighbours.sends_to.iter().map(|&to| (to, group.exchange.neighbour(to).expect_grants())).collect();
     // A task of its own: others wait for this member's answers even if its application does not poll this future.
     let listening = group.clone();
     let listening = async move { listening.listen(routing, asked).await };
@@ -182,7 +197,7 @@ struct Neighbourhood {
 }
 
 impl Neighbourhood {
-    fn new(node: &NodeShared, spec: &GroupSpec, rank: Rank, continues: bool) -> Result<Self, GroupError> {
+    fn new(node: &NodeResources, spec: &GroupSpec, rank: Rank, continues: bool) -> Result<Self, GroupError> {
         let count = spec.count();
         // Missing blocks may come from any member.
         let neighbours = match continues || spec.delta {
@@ -200,7 +215,16 @@ impl Neighbourhood {
             let learns_size_here = first_source_of(peer)? == Some(rank);
             let id = spec.members[peer.index()];
             if let Entry::Vacant(vacant) = peers.entry(peer) {
-                vacant.insert(Neighbour::new(node, peer, id, learns_size_here, spec.block_size, depth)?);
+                let (fabric, block_size) = (node.fabric.clone(), spec.block_size);
+                vacant.insert(Neighbour::new(
+                    fabric,
+                    &node.completions,
+                    peer,
+                    id,
+                    learns_size_here,
+                    block_size,
+                    depth,
+                )?);
             }
         }
         let mut announced_to = Vec::new();
@@ -210,6 +234,51 @@ impl Neighbourhood {
             }
         }
         Ok(Self { first_source: first_source_of(rank)?, neighbours, peers, announced_to })
+    }
+}
+
+impl GroupSpec {
+    /// Checks the specification at a node; returns the node's rank.
+    fn check(&self, node: &NodeResources) -> Result<Rank, GroupError> {
+        if self.block_size == 0 || self.block_size > Self::BLOCK_SIZE_MAX {
+            let max = u64::from(Self::BLOCK_SIZE_MAX);
+            return Err(GroupError::BlockSize { bytes: u64::from(self.block_size), max });
+        }
+        let Capabilities { message_len_max: max, name: fabric, .. } = node.fabric.capabilities();
+        if u64::from(self.block_size) > max {
+            return Err(GroupError::BlockTooLong { bytes: u64::from(self.block_size), max, fabric });
+        }
+        self.check_sharing(node)?;
+        let mut seen = BTreeSet::new();
+        for &member in &self.members {
+            if !node.mesh.knows(member) {
+                return Err(GroupError::UnknownNode { node: member });
+            }
+            if !seen.insert(member) {
+                return Err(GroupError::DuplicateMember { node: member });
+            }
+        }
+        let me = node.mesh.me();
+        let position = self.members.iter().position(|&member| member == me);
+        let rank = position.ok_or(GroupError::NotMember { node: me })?;
+        Ok(Rank(u32::try_from(rank).unwrap_or(MEMBERS_MAX)))
+    }
+
+    /// Checks that the group's other settings allow shared objects.
+    pub(super) fn check_sharing(&self, node: &NodeResources) -> Result<(), GroupError> {
+        let capabilities = node.fabric.capabilities();
+        match self.is_shared() {
+            true if !capabilities.shares_objects => {
+                Err(GroupError::SharesNoObjects { node: node.mesh.me(), fabric: capabilities.name })
+            }
+            true if self.delta => Err(GroupError::SharedDelta),
+            _ => Ok(()),
+        }
+    }
+
+    /// Checks that the application does not supply memory for shared objects.
+    pub(super) fn check_offers(&self) -> Result<(), GroupError> {
+        if self.is_shared() { Err(GroupError::SharedOffers) } else { Ok(()) }
     }
 }
 
@@ -244,10 +313,6 @@ impl Drop for AbandonOnDrop {
 }
 
 impl Group {
-    pub(crate) fn id(&self) -> GroupId {
-        self.id
-    }
-
     pub(crate) fn rank(&self) -> Rank {
         self.rank
     }
@@ -260,20 +325,11 @@ impl Group {
         self.spec.block_size
     }
 
-    pub(crate) fn pace(&self) -> &PaceMonitor {
-        &self.pace
-    }
-
     pub(crate) fn retained(&self) -> &RetainedMessages {
         &self.retained
     }
 
-    /// Tells whether blocks are checked where they arrive.
-    pub(crate) fn checks_blocks(&self) -> bool {
-        self.spec.check_blocks == Some(true)
-    }
-
-    pub(crate) fn node(&self) -> &NodeShared {
+    pub(crate) fn node(&self) -> &NodeResources {
         &self.node
     }
 
@@ -283,23 +339,40 @@ impl Group {
 
     /// Returns the schedule of a message of `blocks` blocks.
     pub(crate) fn schedule(&self, blocks: BlockCount) -> Schedule {
-        let members = u32::try_from(self.members.len()).expect("checked when the group was formed");
-        Schedule::new(&self.spec.algorithm, members, blocks).expect("checked when the group was formed")
+        self.exchange.schedule(blocks)
     }
 
-    /// Returns the first block that a member receives of a message of `blocks` blocks; `None` at the root.
-    fn first_received(&self, blocks: BlockCount, rank: Rank) -> Option<BlockIndex> {
-        self.schedule(blocks).receives(rank).next().map(|receive| receive.block)
+    pub(crate) fn exchange(&self) -> &Arc<Exchange> {
+        &self.exchange
+    }
+
+    /// Makes this member's part in the multicast of a message, which is kept until it is not needed any more. It is
+    /// delivered to `to`, unless this member has it from the start.
+    pub(crate) fn transfer(
+        self: &Arc<Self>,
+        number: u64,
+        plan: HopPlan,
+        blocks: Arc<Blocks>,
+        to: Option<oneshot::Sender<Message>>,
+    ) -> Transfer {
+        self.retained.keep(number, &blocks);
+        let deliver = to.map(|to| -> Deliver {
+            let group = self.clone();
+            Box::new(move |whole, digest| {
+                async move {
+                    let content = group.content(number, &whole).await?;
+                    group.deliver(to, Message::new(number, content, digest), &whole, digest);
+                    Ok(())
+                }
+                .boxed()
+            })
+        });
+        Transfer::new(self.exchange.clone(), self.clone(), number, plan, blocks, deliver)
     }
 
     /// Tells whether members report which blocks of a message they have before it begins.
     pub(crate) fn is_delta(&self) -> bool {
         self.spec.delta
-    }
-
-    /// Returns a member that the schedule names as a peer of this one.
-    pub(crate) fn neighbour(&self, rank: Rank) -> &Neighbour {
-        self.neighbours.get(&rank).expect("the neighbours are all peers of every schedule")
     }
 
     /// At the root: announces the size of a message to the members that cannot learn it from their first block.
@@ -309,43 +382,28 @@ impl Group {
         }
     }
 
-    /// Returns the port by which blocks come in.
-    pub(crate) fn ingress(&self) -> &Port {
-        &self.ingress
-    }
-
-    /// Returns how far apart the neighbours are.
-    pub(crate) fn distance(&self) -> &Distance {
-        &self.distance
-    }
-
     /// Measures the round trips to all neighbours, a few times. The shortest count.
     async fn measure_round_trips(&self) {
         let (environment, known) = (&*self.node.environment, &self.node.round_trips);
         for pause in PAUSES {
             environment.sleep(pause).await;
-            let due = self.neighbours.values().filter(|neighbour| known.is_due(neighbour.node, self.now()));
+            let due = self.exchange.neighbours.values().filter(|neighbour| known.is_due(neighbour.node, self.now()));
             let measuring = due.map(|neighbour| async {
                 // If a connection is broken, the group is about to end.
                 let measured = neighbour.round_trip(environment).await;
                 measured.into_iter().for_each(|measured| known.note(neighbour.node, measured));
             });
             futures::future::join_all(measuring).await;
-            let all = self.neighbours.values().map(|neighbour| known.shortest(neighbour.node));
+            let all = self.exchange.neighbours.values().map(|neighbour| known.shortest(neighbour.node));
             if let Some(farthest) = all.collect::<Option<Vec<_>>>().and_then(|all| all.into_iter().max()) {
                 let (round_trip, once) = farthest;
-                self.distance.note_round_trip(round_trip, once);
+                self.exchange.distance.note_round_trip(round_trip, once);
             }
         }
-        let (round_trip, rate) = (self.distance.round_trip(), self.distance.rate());
+        let (round_trip, rate) = (self.exchange.distance.round_trip(), self.exchange.distance.rate());
         tracing::info!(
-            parent: &self.span, ?round_trip, rate, runs_free = self.distance.runs_free(), "distance measured"
+            parent: &self.span, ?round_trip, rate, runs_free = self.exchange.distance.runs_free(), "distance measured"
         );
-    }
-
-    /// Returns the port by which blocks go out.
-    pub(crate) fn egress(&self) -> &Port {
-        &self.egress
     }
 
     pub(crate) fn stats(&self) -> GroupStats {
@@ -356,26 +414,18 @@ impl Group {
             held_up,
             neighbours,
             neighbours_by_shared_memory,
-            round_trip: self.distance.round_trip(),
-            port_rate: self.distance.rate(),
-            ..self.counters.group_stats()
+            round_trip: self.exchange.distance.round_trip(),
+            port_rate: self.exchange.distance.rate(),
+            ..self.exchange.counters.group_stats()
         }
     }
 
     /// Counts the neighbours, and the neighbours that the fabric reaches by shared memory.
     fn carriers(&self) -> (usize, usize) {
-        (self.neighbours.len(), self.neighbours.values().filter(|neighbour| neighbour.shares_memory()).count())
-    }
-
-    pub(crate) fn count_received(&self, bytes: usize) {
-        self.counters.received(bytes);
-        self.node.counters.received(bytes);
-    }
-
-    pub(crate) fn count_sent(&self, bytes: usize, waited_for_ready: Duration) {
-        self.counters.sent(bytes);
-        self.counters.waited(waited_for_ready);
-        self.node.counters.sent(bytes);
+        (
+            self.exchange.neighbours.len(),
+            self.exchange.neighbours.values().filter(|neighbour| neighbour.shares_memory()).count(),
+        )
     }
 
     /// Counts and logs a corrupted block.
@@ -383,12 +433,12 @@ impl Group {
         let BlockIdentity { message, block, .. } = identity;
         tracing::warn!(parent: &self.span, %from, to = %self.rank, message, block = block.0, "a block came corrupted");
         let corruption = Corruption { from, to: self.rank, message, block: block.0 };
-        self.counters.corrupted(corruption);
+        self.exchange.counters.corrupted(corruption);
         self.node.counters.corrupted(corruption);
     }
 
     pub(crate) fn message_completed(&self, number: u64, size: u64) {
-        self.counters.completed();
+        self.exchange.counters.completed();
         self.node.counters.completed();
         tracing::debug!(parent: &self.span, message = number, size, "transfer completed");
     }
@@ -403,15 +453,17 @@ impl Group {
     ) -> Result<Resumption, GroupError> {
         let told = self.holdings();
         let count = u32::try_from(told.len()).unwrap_or(u32::MAX);
-        for neighbour in self.neighbours.values() {
+        for neighbour in self.exchange.neighbours.values() {
             // Before the offer: a member that has all offers knows which blocks each member holds.
             for holding in &told {
                 self.node.mesh.send(neighbour.node, self.id, holding.clone()).await;
             }
-            self.node.mesh.post(neighbour.node, self.id, neighbour.offer(spec, count));
+            let Endpoints { data, ready, cells } = neighbour.endpoints();
+            let offer = GroupFrame::Offer { spec, told: count, data, ready, cells };
+            self.node.mesh.post(neighbour.node, self.id, offer);
         }
         self.own_holdings(&told, &mut lock(holdings));
-        let mut unheard: BTreeSet<Rank> = self.neighbours.keys().copied().collect();
+        let mut unheard: BTreeSet<Rank> = self.exchange.neighbours.keys().copied().collect();
         let mut unconnected = unheard.clone();
         let mut connecting = FuturesUnordered::new();
         let mut late = std::pin::pin!(self.wait_in_steps(self.spec.formation_limit).fuse());
@@ -453,7 +505,10 @@ impl Group {
                         self.accuse(rank, FailureCause::SpecMismatch);
                         continue;
                     }
-                    let connect = self.neighbour(rank).connect(&self.node, theirs.data, theirs.ready, theirs.cells);
+                    let neighbour = self.exchange.neighbour(rank);
+                    let role = if self.node.mesh.me() < neighbour.node { Role::Active } else { Role::Passive };
+                    let address = self.node.mesh.address(neighbour.node);
+                    let connect = neighbour.connect(role, address, theirs.endpoints);
                     connecting.push(connect.map(move |connected| (rank, connected)));
                 }
                 (member, outcome) = connecting.select_next_some() => {
@@ -469,7 +524,9 @@ impl Group {
     /// Tells whether a member is connected as the group needs it; accuses it if not.
     fn is_connected(&self, member: Rank, outcome: Result<(), ConnectError>) -> bool {
         let outcome = outcome.map_err(|error| with_sources(&error));
-        match outcome.and_then(|()| self.neighbour(member).check_sharing(&self.spec)) {
+        let can_share = !self.spec.is_shared() || self.exchange.neighbour(member).can_share();
+        let shares = |()| if can_share { Ok(()) } else { Err("no memory is shared with it".to_owned()) };
+        match outcome.and_then(shares) {
             Ok(()) => true,
             Err(what) => {
                 let what = sharing::with_remedy(&self.spec, what);
@@ -491,6 +548,47 @@ impl Group {
     fn rank_of(&self, node: NodeId) -> Option<Rank> {
         let position = self.members.iter().position(|&member| member == node)?;
         u32::try_from(position).ok().map(Rank)
+    }
+}
+
+impl OpenGroup for Group {
+    fn id(&self) -> GroupId {
+        self.id
+    }
+
+    fn declare(&self, cause: FailureCause) {
+        Group::declare(self, cause);
+    }
+
+    fn depart(&self) {
+        Group::depart(self);
+    }
+
+    fn state(&self) -> Option<GroupEnding> {
+        Some(match self.outcome()? {
+            Ok(_) => GroupEnding::Closed,
+            Err(_) => GroupEnding::Failed,
+        })
+    }
+
+    fn ended(&self) -> BoxFuture<'_, ()> {
+        Group::ended(self).map(drop).boxed()
+    }
+}
+
+impl Owner for Group {
+    fn heal<'a>(
+        &'a self,
+        by: Rank,
+        identity: BlockIdentity,
+        first: bool,
+        memory: &'a mut [u8],
+    ) -> BoxFuture<'a, Result<HealedBlock, TransferError>> {
+        self.fetch_anew(by, identity, first, memory).boxed()
+    }
+
+    fn note_digest(&self, message: u64, digest: Option<Digest>) {
+        self.note_own_digest(message, digest);
     }
 }
 
@@ -530,7 +628,7 @@ pub(crate) fn start(group: Arc<Group>, engine: impl Future<Output = Result<(), T
         // The connections stay until all have agreed: a neighbour that does not know of the failure yet must not take
         // this member for its cause.
         let _ = group.ended().await;
-        for neighbour in group.neighbours.values() {
+        for neighbour in group.exchange.neighbours.values() {
             neighbour.close();
         }
         group.retained.mark_idle();
@@ -544,7 +642,7 @@ pub(crate) fn take_grants(group: &Arc<Group>, grants: Grants) -> FuturesUnordere
         .into_iter()
         .map(|(rank, posted)| {
             let group = group.clone();
-            async move { group.neighbour(rank).take_grants(posted).await }.boxed()
+            async move { group.exchange.neighbour(rank).take_grants(posted).await }.boxed()
         })
         .collect()
 }

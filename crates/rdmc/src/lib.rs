@@ -46,39 +46,52 @@
 
 mod batch;
 mod certificate;
+mod checksum;
+mod cluster;
 mod count;
+mod detection;
+mod fabrics;
 mod failure;
 #[cfg(feature = "fuzzing")]
 #[doc(hidden)]
 pub mod fuzzing;
 mod group;
+mod id;
+mod invite;
 mod mesh;
 mod node;
 mod pool;
+mod resources;
 mod round_trips;
 mod scope;
+mod security;
 mod stats;
 mod sync;
 mod transfer;
+mod wire;
 mod woken;
 
 pub use batch::{BatchError, BatchReceiver, BatchSender};
 pub use certificate::{Certificate, Digest, DigestHasher, MessageRecord};
-pub use failure::{FailedMember, FailureCause, GroupError, GroupFailure, SendError, StartError};
-pub use group::pace::SlowReceivers;
-pub use group::receiver::{Delivery, Message, Offer, OfferReceiver, Receiver};
-pub use group::recovery::{LostMessage, Recovered, Recovery, RecoveryError};
+pub use cluster::Cluster;
+pub use detection::DetectionError;
+pub use fabrics::{FabricChoice, Fabrics, FabricsError, PassedOver};
+pub use failure::{FailedMember, FailureCause};
+pub use group::GroupSpec;
+pub use group::continuation::LostMessage;
+pub use group::error::{GroupError, GroupFailure, SendError};
+pub use group::offer::{Delivery, Message, Offer};
+pub use group::receiver::{OfferReceiver, Receiver};
+pub use group::recovery::{Recovered, Recovery, RecoveryError};
 pub use group::sender::{Multicast, Payload, Sender};
-pub use group::sharing::DeliveryMode;
-pub use group::{GroupId, GroupSpec};
-pub use mesh::fabrics::{FabricChoice, Fabrics, FabricsError, PassedOver};
-pub use mesh::invite::{
-    Invitation, InviteError, InviteFailure, InviteOptions, ReachedListeners, invite, invite_secured, invite_with,
-    reach_listeners,
+pub use group::spec::{DeliveryMode, SlowReceivers};
+pub use id::{GroupId, NodeId};
+pub use invite::{
+    Invitation, InvitationWithdrawn, InviteError, InviteFailure, InviteOptions, ReachedListeners, invite,
+    invite_secured, invite_with, reach_listeners,
 };
 pub use mesh::listener::Listener;
-pub use mesh::security::{Distrust, Security, SecurityError};
-pub use node::{Cluster, DetectionError, Node, NodeBuilder, NodeId, Shutdown};
+pub use node::{Node, NodeBuilder, Shutdown, StartError};
 pub use pool::PoolError;
 pub use rdmc_fabric::{
     Buffer, BufferMut, Capabilities, CompletionMode, Elapsed, Fabric, MemFabric, MemNetwork, Memory, MemoryRegion,
@@ -87,4 +100,5 @@ pub use rdmc_fabric::{
 #[cfg(target_os = "linux")]
 pub use rdmc_fabric::{ShmFabric, TcpShmFabric};
 pub use rdmc_schedule::{Algorithm, Hybrid, Racks, RacksError, Rank, ScheduleError, Spine};
+pub use security::{Distrust, Security, SecurityError};
 pub use stats::{Corruption, GroupStats, ListenerStats, NodeStats};

@@ -16,26 +16,22 @@ use tokio::io::{AsyncRead, AsyncWriteExt, BufReader};
 use tokio::sync::{Notify, mpsc, watch};
 
 use crate::failure::FailureCause;
-use crate::group::GroupId;
-use crate::group::agreement::frame::{Ballot, Outcome};
-use crate::node::NodeId;
+use crate::id::{GroupId, NodeId};
+use crate::security::PeerSecurity;
 use crate::sync::lock;
+use crate::wire::end::{Ballot, Outcome};
+use crate::wire::{self, Frame, FrameCheck, GroupFrame, PROTOCOL_VERSION, RejectReason};
 
-pub(crate) mod fabrics;
-pub(crate) mod frame;
 mod groups;
-pub(crate) mod invite;
 pub(crate) mod listener;
 mod liveness;
 mod outbox;
-pub(crate) mod security;
+pub(crate) mod roster;
 
-use frame::{Frame, FrameCheck, GroupFrame, PROTOCOL_VERSION, RejectReason};
 use groups::{FrameRoute, Groups};
 use listener::NodeConnection;
 use liveness::{LastHeard, Liveness, Stall};
 use outbox::{Outbox, PostError};
-use security::PeerSecurity;
 
 /// One node's control connections and the groups they serve.
 #[derive(Clone)]
@@ -64,6 +60,8 @@ struct MeshState {
     ever_connected: BTreeSet<NodeId>,
     /// The last problem with a node that is not connected.
     problems: BTreeMap<NodeId, String>,
+    /// This process could not open a connection because it has too many descriptors open.
+    out_of_descriptors: bool,
     /// This node is leaving: others answer by closing their connections.
     leaving: bool,
     /// When liveness was last checked.
@@ -213,6 +211,21 @@ impl Mesh {
         }
     }
 
+    /// Waits until this process could not open a connection because it has too many descriptors open.
+    pub(crate) async fn out_of_descriptors(&self) {
+        let mut changes = self.0.changes.subscribe();
+        while !self.lock().out_of_descriptors {
+            changes.changed().await.expect("the sender lives in self");
+        }
+    }
+
+    fn note_if_out_of_descriptors(&self, error: &io::Error) {
+        if matches!(error.raw_os_error(), Some(ENFILE | EMFILE)) {
+            self.lock().out_of_descriptors = true;
+            self.0.changes.send_modify(|count| *count += 1);
+        }
+    }
+
     /// Returns the nodes that are not connected, or only those that never were, if there are any.
     ///
     /// The other nodes may only have given these up sooner than this node.
@@ -251,13 +264,17 @@ impl Mesh {
         }
     }
 
-    async fn say_hello(&self, peer: NodeId, address: &str) -> io::Result<Box<dyn ControlStream>> {
-        let name = |error: io::Error| io::Error::new(error.kind(), format!("{address}: {error}"));
+    /// Opens a connection to `peer` and greets it.
+    pub(crate) async fn say_hello(&self, peer: NodeId, address: &str) -> io::Result<Box<dyn ControlStream>> {
+        let name = |error: io::Error| {
+            self.note_if_out_of_descriptors(&error);
+            io::Error::new(error.kind(), format!("{address}: {error}"))
+        };
         let mut stream = self.0.peers.connect(&*self.0.environment, peer, address).await.map_err(name)?;
         let hello = Frame::Hello { version: PROTOCOL_VERSION, cluster: self.0.cluster, from: self.0.me, to: peer };
-        stream.write_all(&frame::encode(&hello)).await.map_err(name)?;
+        stream.write_all(&wire::encode(&hello)).await.map_err(name)?;
         stream.flush().await.map_err(name)?;
-        match frame::read(&mut stream).await.map_err(name)? {
+        match wire::read(&mut stream).await.map_err(name)? {
             Some(Frame::Welcome) => Ok(stream),
             Some(Frame::Reject { reason }) => Err(io::Error::other(format!("{address}: {reason}"))),
             Some(_) => Err(io::Error::other(format!("{address}: it does not answer as a node"))),
@@ -274,7 +291,7 @@ impl Mesh {
                 let address = arrived.stream.peer_address();
                 let meant = mesh.knows(from) && from < mesh.0.me;
                 let answer = if meant { Frame::Welcome } else { Frame::Reject { reason: RejectReason::Identity } };
-                let written = arrived.stream.write_all(&frame::encode(&answer)).await;
+                let written = arrived.stream.write_all(&wire::encode(&answer)).await;
                 if written.is_ok() && arrived.stream.flush().await.is_ok() && meant {
                     mesh.run_link(arrived.stream, from).await;
                 } else if !meant && arrived.refusals.add("unexpected", address) {
@@ -374,7 +391,7 @@ impl Mesh {
 
     async fn read_link(&self, from: &mut (impl AsyncRead + Unpin), peer: NodeId, heard: &LastHeard) -> io::Result<()> {
         let mut check = FrameCheck::default();
-        while let Some(frame) = frame::read_next(from, &mut check).await? {
+        while let Some(frame) = wire::read_next(from, &mut check).await? {
             heard.set(self.0.environment.now());
             match frame {
                 Frame::Group { group, frame } => self.deliver(peer, group, frame).await,
@@ -436,7 +453,7 @@ impl Mesh {
     /// gets an event of that.
     pub(crate) async fn send(&self, to: NodeId, group: GroupId, frame: GroupFrame) {
         if let Some(outgoing) = self.outbox(to) {
-            outgoing.send(frame::encode_unchecked(&Frame::Group { group, frame })).await;
+            outgoing.send(wire::encode_unchecked(&Frame::Group { group, frame })).await;
         }
     }
 
@@ -448,7 +465,7 @@ impl Mesh {
     fn post_frame(&self, to: NodeId, frame: &Frame) {
         let state = self.lock();
         let Some(link) = state.links.get(&to) else { return };
-        if let Err(PostError) = link.outgoing.post(frame::encode_unchecked(frame)) {
+        if let Err(PostError) = link.outgoing.post(wire::encode_unchecked(frame)) {
             // The node must notice that it misses a frame. Fails only if the connection was cut before.
             let _ = link.cut.try_send(FailureCause::Unresponsive { silence: self.0.detection });
         }
@@ -477,7 +494,7 @@ impl Mesh {
             for (&node, link) in &state.links {
                 for frame in told(node).chain([Frame::Goodbye]) {
                     // A node that takes no more frames does not get it.
-                    let _ = link.outgoing.post(frame::encode_unchecked(&frame));
+                    let _ = link.outgoing.post(wire::encode_unchecked(&frame));
                 }
             }
             state.links.values().map(|link| link.outgoing.clone()).collect()
@@ -494,6 +511,9 @@ impl Mesh {
     }
 }
 
+/// Errors of the operating system: too many open files in all, and in this process.
+const ENFILE: i32 = 23;
+const EMFILE: i32 = 24;
 /// How long connecting and greeting may take.
 const HANDSHAKE_LIMIT: Duration = Duration::from_secs(5);
 /// First pause before a connection is tried again; doubles up to the longest.

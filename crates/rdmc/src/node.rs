@@ -3,134 +3,38 @@
 use std::collections::BTreeMap;
 use std::fmt;
 use std::io;
-use std::sync::{Arc, Mutex, MutexGuard, Weak};
+use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::Bytes;
+use futures::future::FutureExt;
 use rdmc_fabric::{
-    BufferMut, Capabilities, CompletionMode, CompletionSource, Environment, Fabric, FabricError, Memory, MemoryRegion,
+    BufferMut, Capabilities, CompletionMode, ControlStream, Environment, Fabric, FabricError, Memory, MemoryRegion,
 };
-use serde::{Deserialize, Serialize};
+use tokio::io::AsyncReadExt;
 use tokio::sync::mpsc;
 
-use crate::failure::{FailureCause, GroupError, StartError};
+use crate::cluster::Cluster;
+use crate::detection::{DETECTION_MAX, DETECTION_MIN, check_detection};
+use crate::fabrics::FabricChoice;
+use crate::failure::FailureCause;
+use crate::group::error::GroupError;
 use crate::group::receiver::{OfferReceiver, Receiver};
 use crate::group::sender::Sender;
-use crate::group::{self, Group, GroupId, GroupSpec};
+use crate::group::{self, GroupSpec};
+use crate::id::{GroupId, NodeId};
 use crate::mesh::Mesh;
-use crate::mesh::fabrics::FabricChoice;
 use crate::mesh::listener::{Listener, NodeConnection};
-use crate::mesh::security::{Fingerprint, Identities, Identity, PeerSecurity, Security, host};
 use crate::pool::{Pool, PoolError};
+use crate::resources::{GroupEnding, NodeResources, OpenGroups};
 use crate::round_trips::RoundTrips;
 use crate::scope::Scope;
-use crate::stats::{Counters, NodeStats, Refusals};
-use crate::sync::lock;
+use crate::security::{PeerSecurity, Security};
+use crate::stats::{NodeStats, Refusals};
 
-/// A node's number in its cluster.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
-pub struct NodeId(pub u32);
+mod error;
 
-impl fmt::Display for NodeId {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        self.0.fmt(f)
-    }
-}
-
-/// Lists the nodes that know each other, with the addresses of their control planes.
-///
-/// All nodes of a cluster need the same list.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Cluster {
-    key: u128,
-    nodes: BTreeMap<NodeId, String>,
-    /// Names that are not the hosts of addresses.
-    names: BTreeMap<NodeId, String>,
-    /// The credential that node 0 has shown, if it has invited this one.
-    inviting: Option<Fingerprint>,
-}
-
-impl Cluster {
-    /// Makes a cluster of nodes listening at `host:port` addresses.
-    ///
-    /// # Examples
-    /// ```
-    /// let cluster = rdmc::Cluster::new([(0, "10.0.0.1:7400"), (1, "10.0.0.2:7400")]);
-    /// assert_eq!(cluster.len(), 2);
-    /// ```
-    pub fn new<A: Into<String>>(nodes: impl IntoIterator<Item = (u32, A)>) -> Self {
-        let nodes = nodes.into_iter().map(|(id, address)| (NodeId(id), address.into())).collect();
-        Self::from_parts(0, nodes)
-    }
-
-    /// Sets the key that connections must show: clusters with different keys on the same machines do not mix.
-    ///
-    /// The key guards against mistakes alone. Without [`Security`] it crosses the network unencrypted.
-    #[must_use]
-    pub fn key(mut self, key: u128) -> Self {
-        self.key = key;
-        self
-    }
-
-    /// Sets the name that a node's certificate must have, a DNS name or an IP address; default: the host in its
-    /// address.
-    ///
-    /// Nodes with the same name can stand in for each other. Without certificates names have no effect.
-    ///
-    /// # Examples
-    /// ```
-    /// use rdmc::{Cluster, NodeId};
-    ///
-    /// let two_on_a_host = Cluster::new([(0, "10.0.0.1:7400"), (1, "10.0.0.1:7401")])
-    ///     .name(NodeId(0), "zero.example")
-    ///     .name(NodeId(1), "one.example");
-    /// # assert_eq!(two_on_a_host.len(), 2);
-    /// ```
-    #[must_use]
-    pub fn name(mut self, node: NodeId, name: impl Into<String>) -> Self {
-        self.names.insert(node, name.into());
-        self
-    }
-
-    /// Returns the number of nodes.
-    pub fn len(&self) -> usize {
-        self.nodes.len()
-    }
-
-    /// Tells whether the list is empty.
-    pub fn is_empty(&self) -> bool {
-        self.nodes.is_empty()
-    }
-
-    /// Returns the nodes' numbers in ascending order.
-    pub fn nodes(&self) -> Vec<NodeId> {
-        self.nodes.keys().copied().collect()
-    }
-
-    pub(crate) fn from_parts(key: u128, nodes: BTreeMap<NodeId, String>) -> Self {
-        Self { key, nodes, names: BTreeMap::new(), inviting: None }
-    }
-
-    /// Binds node 0 to the credential that it showed when it invited.
-    pub(crate) fn invited_by(mut self, inviting: Option<Fingerprint>) -> Self {
-        self.inviting = inviting;
-        self
-    }
-
-    /// Returns the key that connections must show.
-    pub(crate) fn shared_key(&self) -> u128 {
-        self.key
-    }
-
-    /// Returns the identity that each node must prove.
-    pub(crate) fn identities(&self) -> Identities {
-        let identity = |(&node, address): (&NodeId, &String)| match self.inviting {
-            Some(inviting) if node == NodeId(0) => (node, Identity::Certificate(inviting)),
-            _ => (node, Identity::Name(self.names.get(&node).map_or(host(address), String::as_str).to_owned())),
-        };
-        self.nodes.iter().map(identity).collect()
-    }
-}
+pub use error::StartError;
 
 /// Prepares a node; made by [`Node::builder`], [`invite`](crate::invite) or an accepted invitation.
 pub struct NodeBuilder {
@@ -139,6 +43,10 @@ pub struct NodeBuilder {
     fabric: Option<Arc<dyn Fabric>>,
     choice: Option<FabricChoice>,
     replies: BTreeMap<NodeId, Bytes>,
+    conclusion: Bytes,
+    /// The connections of the invitation: to the invited nodes, or to the inviting one. They stay open until the node
+    /// has started, so that each side notices if the other one gives up.
+    invitation: Vec<Box<dyn ControlStream>>,
     listener: Option<Listener>,
     arrivals: Option<mpsc::Receiver<NodeConnection>>,
     security: Option<Security>,
@@ -156,9 +64,9 @@ impl NodeBuilder {
     /// The detection time by default.
     pub const DETECTION_DEFAULT: Duration = Duration::from_secs(2);
     /// The shortest detection time.
-    pub const DETECTION_MIN: Duration = Duration::from_millis(50);
+    pub const DETECTION_MIN: Duration = DETECTION_MIN;
     /// The longest detection time.
-    pub const DETECTION_MAX: Duration = Duration::from_secs(3600);
+    pub const DETECTION_MAX: Duration = DETECTION_MAX;
 
     pub(crate) fn new(me: NodeId, cluster: Cluster) -> Self {
         Self {
@@ -167,6 +75,8 @@ impl NodeBuilder {
             fabric: None,
             choice: None,
             replies: BTreeMap::new(),
+            conclusion: Bytes::new(),
+            invitation: Vec::new(),
             listener: None,
             arrivals: None,
             security: None,
@@ -202,6 +112,13 @@ impl NodeBuilder {
     /// [`invite`](crate::invite).
     pub fn replies(&self) -> &BTreeMap<NodeId, Bytes> {
         &self.replies
+    }
+
+    /// Returns what the inviting application [concludes](crate::ReachedListeners::invite_and_conclude) from the replies
+    /// of all invited nodes, at most [`REPLY_LEN_MAX`](crate::Invitation::REPLY_LEN_MAX) bytes; empty if it says
+    /// nothing.
+    pub fn conclusion(&self) -> &Bytes {
+        &self.conclusion
     }
 
     /// Sets which nodes may take part; by default all that reach the port.
@@ -299,6 +216,12 @@ impl NodeBuilder {
         self
     }
 
+    pub(crate) fn concluded(mut self, conclusion: Bytes, streams: Vec<Box<dyn ControlStream>>) -> Self {
+        self.conclusion = conclusion;
+        self.invitation = streams;
+        self
+    }
+
     pub(crate) fn replied(mut self, replies: BTreeMap<NodeId, Bytes>) -> Self {
         self.replies = replies;
         self
@@ -373,7 +296,14 @@ impl NodeBuilder {
             }
         };
         let peers = PeerSecurity { security: self.security, identities: self.cluster.identities(), refusals };
-        let mesh = Mesh::new(self.me, self.cluster.key, self.cluster.nodes, environment.clone(), self.detection, peers);
+        let mesh = Mesh::new(
+            self.me,
+            self.cluster.shared_key(),
+            self.cluster.nodes,
+            environment.clone(),
+            self.detection,
+            peers,
+        );
         scope.spawn(mesh.clone().watch());
         if let Some(arrivals) = arrivals {
             scope.spawn(mesh.clone().welcome(arrivals, scope.spawner()));
@@ -381,12 +311,12 @@ impl NodeBuilder {
         for peer in mesh.dialled() {
             scope.spawn(mesh.clone().dial(peer));
         }
-        if environment.timeout(self.connect_limit, mesh.complete()).await.is_err() {
-            return Err(StartError::Unreachable { missing: mesh.missing(), problem: mesh.problem() });
+        if let Err(problem) = connected(&*environment, &mesh, self.connect_limit, self.invitation).await {
+            return Err(StartError::Unreachable { missing: mesh.missing(), problem });
         }
         tracing::info!(node = %self.me, fabric = capabilities.name, "node started");
         let counters = Arc::default();
-        let shared = NodeShared {
+        let shared = NodeResources {
             mesh,
             fabric,
             choice: self.choice,
@@ -404,6 +334,39 @@ impl NodeBuilder {
     }
 }
 
+/// Waits until all nodes are connected. Holds the connections of the invitation until then, unless descriptors lack.
+///
+/// # Errors
+/// The last problem, if that takes longer than `limit`, or if the inviting node gives up before it has connected.
+async fn connected(
+    environment: &dyn Environment,
+    mesh: &Mesh,
+    limit: Duration,
+    mut invitation: Vec<Box<dyn ControlStream>>,
+) -> Result<(), String> {
+    let inviting = NodeId(0);
+    let given_up = async {
+        if let (true, [stream]) = (mesh.me() != inviting, &mut invitation[..]) {
+            // It closes its end when all are connected with it, which this node may notice later.
+            let ended = stream.read(&mut [0; 1]).await;
+            environment.sleep(NOTICED_AFTER).await;
+            if ended.is_ok_and(|bytes| bytes > 0) || mesh.missing().contains(&inviting) {
+                return;
+            }
+        } else {
+            mesh.out_of_descriptors().await;
+            invitation.clear();
+        }
+        std::future::pending::<()>().await;
+    };
+    futures::select_biased! {
+        connected = std::pin::pin!(environment.timeout(limit, mesh.complete()).fuse()) => {
+            connected.map_err(|_| mesh.problem())
+        }
+        () = std::pin::pin!(given_up.fuse()) => Err("it gave up after all had accepted".to_owned()),
+    }
+}
+
 impl fmt::Debug for NodeBuilder {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("NodeBuilder").field("me", &self.me).field("cluster", &self.cluster).finish_non_exhaustive()
@@ -414,23 +377,7 @@ impl fmt::Debug for NodeBuilder {
 ///
 /// It lives until its last clone and the last handle of its groups are dropped.
 #[derive(Clone)]
-pub struct Node(pub(crate) Arc<NodeShared>);
-
-pub(crate) struct NodeShared {
-    pub(crate) mesh: Mesh,
-    pub(crate) fabric: Arc<dyn Fabric>,
-    choice: Option<FabricChoice>,
-    pub(crate) environment: Arc<dyn Environment>,
-    pub(crate) completions: Arc<dyn CompletionSource>,
-    /// Entries of the completion queue.
-    pub(crate) completions_max: u32,
-    pub(crate) pool: Pool,
-    pub(crate) counters: Arc<Counters>,
-    pub(crate) groups: OpenGroups,
-    pub(crate) round_trips: RoundTrips,
-    _listener: Option<Listener>,
-    scope: Scope,
-}
+pub struct Node(pub(crate) Arc<NodeResources>);
 
 impl Node {
     /// Prepares node `me` of `cluster`.
@@ -544,7 +491,7 @@ impl Node {
             let ended = futures::future::join_all(groups.iter().map(|group| group.ended()));
             let _ = shared.environment.timeout(limit, ended).await;
         }
-        groups.retain(|group| group.outcome().is_none());
+        groups.retain(|group| group.state().is_none());
         groups.iter().for_each(|group| group.declare(FailureCause::Abandoned));
         let ended = futures::future::join_all(groups.iter().map(|group| group.ended()));
         let _ = shared.environment.timeout(shared.mesh.detection() * 2, ended).await;
@@ -552,7 +499,7 @@ impl Node {
         let _ = shared.environment.timeout(LEAVE_LIMIT, shared.mesh.leave()).await;
         shared.scope.end();
         // Some may have closed well while this node was about to leave them.
-        groups.retain(|group| !matches!(group.outcome(), Some(Ok(_))));
+        groups.retain(|group| group.state() != Some(GroupEnding::Closed));
         groups.iter().map(|group| group.id()).collect()
     }
 }
@@ -569,61 +516,10 @@ pub enum Shutdown {
     Abort,
 }
 
-/// The groups of a node.
-#[derive(Default)]
-pub(crate) struct OpenGroups(Mutex<GroupRegistry>);
-
-#[derive(Default)]
-struct GroupRegistry {
-    closed: bool,
-    groups: BTreeMap<GroupId, Weak<Group>>,
-}
-
-impl OpenGroups {
-    /// Adds a group; returns false if the node takes no more groups.
-    pub(crate) fn add(&self, group: &Arc<Group>) -> bool {
-        let mut registry = self.lock();
-        registry.groups.retain(|_, known| known.strong_count() > 0);
-        if !registry.closed {
-            registry.groups.insert(group.id(), Arc::downgrade(group));
-        }
-        !registry.closed
-    }
-
-    /// Takes no more groups; returns the groups of the node.
-    fn close(&self) -> Vec<Arc<Group>> {
-        let mut registry = self.lock();
-        registry.closed = true;
-        registry.groups.values().filter_map(Weak::upgrade).collect()
-    }
-
-    fn lock(&self) -> MutexGuard<'_, GroupRegistry> {
-        lock(&self.0)
-    }
-}
-
 impl fmt::Debug for Node {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Node").field("id", &self.id()).finish_non_exhaustive()
     }
-}
-
-/// A detection time is too short or too long.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-#[error(
-    "a detection time of {got:?} is not between {:?} and {:?}",
-    NodeBuilder::DETECTION_MIN,
-    NodeBuilder::DETECTION_MAX
-)]
-pub struct DetectionError {
-    /// The time asked for.
-    pub got: Duration,
-}
-
-/// Checks the bounds of a detection time.
-pub(crate) fn check_detection(got: Duration) -> Result<(), DetectionError> {
-    let bounds = NodeBuilder::DETECTION_MIN..=NodeBuilder::DETECTION_MAX;
-    if bounds.contains(&got) { Ok(()) } else { Err(DetectionError { got }) }
 }
 
 /// Completions that a node can have outstanding by default.
@@ -632,5 +528,7 @@ const COMPLETIONS_DEFAULT: u32 = 1 << 20;
 const CONNECT_LIMIT: Duration = Duration::from_secs(30);
 /// The same in a cluster formed by invitation, in which all nodes have just accepted.
 const CONNECT_INVITED_LIMIT: Duration = Duration::from_secs(10);
+/// How long a connection that was made may remain unnoticed.
+const NOTICED_AFTER: Duration = Duration::from_millis(200);
 /// How long it may take to tell the other nodes that this one leaves.
 const LEAVE_LIMIT: Duration = Duration::from_secs(1);

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use rdmc_fabric::Timestamp;
 
-use crate::node::NodeId;
+use crate::id::NodeId;
 use crate::sync::lock;
 
 /// The shortest round trips to other nodes that were seen. The software at both ends is included.

@@ -14,30 +14,33 @@ use futures::future::BoxFuture;
 use futures::{FutureExt, try_join};
 use rdmc_fabric::{Buffer, BufferMut, Received, WorkError};
 use rdmc_schedule::{BlockCount, BlockIndex, Hop, Rank};
-use tokio::sync::oneshot;
 
 use crate::certificate::Digest;
+use crate::checksum::{BlockIdentity, Checksum, IncrementalChecksum, yield_now};
 use crate::failure::FailureCause;
-use crate::group::Group;
-use crate::group::neighbour::Neighbour;
-use crate::group::pace::WaitReason;
-use crate::group::receiver::Message;
 
 mod blocks;
-mod checksum;
+pub(crate) mod distance;
+pub(crate) mod exchange;
+mod first;
 mod in_flight;
+pub(crate) mod neighbour;
 mod pending;
 mod plan;
 mod port;
 mod turn;
+pub(crate) mod waits;
 
 pub(crate) use blocks::Blocks;
-pub(crate) use checksum::{BlockIdentity, Checksum, IncrementalChecksum, yield_now};
+use exchange::{ArrivingBlock, Exchange};
+pub(crate) use first::FirstBlock;
 use in_flight::{BlockTraffic, InFlight, IncomingBlocks, OutgoingBlocks, SentBlock};
+use neighbour::Neighbour;
 use pending::PendingHops;
 pub(crate) use plan::HopPlan;
 pub(crate) use port::Port;
 pub(crate) use turn::{Turn, Turnstile};
+use waits::WaitReason;
 
 /// The division of a message into blocks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -97,30 +100,60 @@ struct Departure {
     waited_for_ready: Duration,
 }
 
+/// What a transfer needs of the group that it is part of.
+pub(crate) trait Owner: Send + Sync {
+    /// Fetches a block anew that came corrupted from `by`, into the beginning of `memory`.
+    ///
+    /// `identity` may be wrong if the block is the `first` of its message, since the message's size came with it.
+    fn heal<'a>(
+        &'a self,
+        by: Rank,
+        identity: BlockIdentity,
+        first: bool,
+        memory: &'a mut [u8],
+    ) -> BoxFuture<'a, Result<HealedBlock, TransferError>>;
+
+    /// Takes the digest of a message that this member had from the start.
+    fn note_digest(&self, message: u64, digest: Option<Digest>);
+}
+
+/// A block that was fetched anew.
+pub(crate) struct HealedBlock {
+    pub(crate) shape: Shape,
+    pub(crate) block: BlockIndex,
+    pub(crate) checksum: Checksum,
+}
+
+/// Delivers a message that is whole, with its digest if blocks are checked.
+pub(crate) type Deliver =
+    Box<dyn FnOnce(Buffer, Option<Digest>) -> BoxFuture<'static, Result<(), TransferError>> + Send + Sync>;
+
 /// One member's part in one multicast.
 pub(crate) struct Transfer {
-    group: Arc<Group>,
+    exchange: Arc<Exchange>,
+    owner: Arc<dyn Owner>,
     number: u64,
     shape: Shape,
     plan: HopPlan,
     blocks: Arc<Blocks>,
-    /// Delivers the message to a receiver's application.
-    deliver: Option<oneshot::Sender<Message>>,
+    /// `None` if this member has the message from the start.
+    deliver: Option<Deliver>,
 }
 
 impl Transfer {
     pub(crate) fn new(
-        group: Arc<Group>,
+        exchange: Arc<Exchange>,
+        owner: Arc<dyn Owner>,
         number: u64,
         plan: HopPlan,
         blocks: Arc<Blocks>,
-        deliver: Option<oneshot::Sender<Message>>,
+        deliver: Option<Deliver>,
     ) -> Self {
-        group.retained().keep(number, &blocks);
-        Self { group, number, shape: blocks.shape(), plan, blocks, deliver }
+        Self { exchange, owner, number, shape: blocks.shape(), plan, blocks, deliver }
     }
 
     /// Runs until this member holds every block and has sent every block that it is to send.
+    /// Returns the message's size in bytes.
     ///
     /// The turns keep messages in order: the next one is received when all receives of this one are posted, and sent
     /// on when all sends of this one have left. `first_is_here` if the first block has arrived already.
@@ -129,33 +162,31 @@ impl Transfer {
         first_is_here: bool,
         receive_turn: Turn,
         relay_turn: Turn,
-    ) -> Result<(), TransferError> {
+    ) -> Result<u64, TransferError> {
         let deliver = self.deliver.take();
         let holds_from_the_start = deliver.is_none();
+        // Its blocks are summed as they are sent. The root announces the end of the group with the digest.
+        let sums_all = holds_from_the_start && self.exchange.rank.is_root();
         let received = async {
             try_join!(self.receive_blocks(first_is_here, receive_turn), self.copy_first_block())?;
             if let Some(deliver) = deliver {
                 let digest = self.digest().await?;
-                let whole = self.blocks.whole();
-                let content = self.group.content(self.number, &whole).await?;
-                self.group.deliver(deliver, Message::new(self.number, content, digest), &whole, digest);
+                deliver(self.blocks.whole(), digest).await?;
             }
             Ok(())
         };
-        try_join!(received, self.relay_blocks(relay_turn))?;
-        if holds_from_the_start {
-            // Its blocks were summed as they were sent.
-            self.group.note_digest(self.number, self.digest().await?);
+        try_join!(received, self.relay_blocks(relay_turn, sums_all))?;
+        if holds_from_the_start && !sums_all {
+            self.owner.note_digest(self.number, self.digest().await?);
         }
-        self.group.message_completed(self.number, self.shape.size);
-        Ok(())
+        Ok(self.shape.size)
     }
 
     /// Posts the receives of the schedule, each with its block's destination, as far ahead as the senders may be.
     async fn receive_blocks(&self, first_is_here: bool, turn: Turn) -> Result<(), TransferError> {
         let mut arriving = InFlight::new(IncomingBlocks::new(self));
         let mut untold: Vec<&Neighbour> = Vec::new();
-        let hops = self.plan.receives(self.group.rank()).skip(usize::from(first_is_here));
+        let hops = self.plan.receives(self.exchange.rank).skip(usize::from(first_is_here));
         let mut receives = PendingHops::new(Box::new(hops));
         loop {
             receives.look_ahead(if self.runs_free() { HOPS_AHEAD } else { 1 });
@@ -175,17 +206,17 @@ impl Transfer {
                 let occupant = match self.runs_free() {
                     // Its window is full.
                     true => next.peer,
-                    false => self.group.ingress().occupant().unwrap_or(next.peer),
+                    false => self.exchange.ingress.occupant().unwrap_or(next.peer),
                 };
                 let room = arriving.unless_failing(self.room_to_receive(&receives, next));
-                self.group.waiting(WaitReason::Arriving, occupant, room).await.0?;
+                self.exchange.waiting(WaitReason::Arriving, occupant, room).await.0?;
                 found = receives.first(has_room);
             };
             receives.remove(receive.peer);
-            let neighbour = self.group.neighbour(receive.peer);
-            let summing = self.group.checks_blocks().then(IncrementalChecksum::new);
-            let (operation, granted) = neighbour.grant(self.blocks.take_destination(receive.block), summing.clone());
-            self.group.ingress().occupy(receive.peer, (self.number, receive.step), operation.nearly_done());
+            let neighbour = self.exchange.neighbour(receive.peer);
+            let destination = self.blocks.take_destination(receive.block);
+            let turn = (self.number, receive.step);
+            let ArrivingBlock { operation, granted, summing } = self.exchange.receive(receive.peer, turn, destination);
             if !untold.iter().any(|other| std::ptr::eq(*other, neighbour)) {
                 untold.push(neighbour);
             }
@@ -201,21 +232,21 @@ impl Transfer {
 
     /// Tells whether the receive of a hop may be posted now.
     fn has_room_to_receive(&self, receive: &Hop) -> bool {
-        let window = self.group.distance().window();
-        (self.runs_free() || self.group.ingress().is_free_for(receive.peer, (self.number, receive.step)))
-            && self.group.neighbour(receive.peer).has_room_to_grant(window)
+        let window = self.exchange.distance.window();
+        (self.runs_free() || self.exchange.ingress.is_free_for(receive.peer, (self.number, receive.step)))
+            && self.exchange.neighbour(receive.peer).has_room_to_grant(window)
     }
 
     /// Waits until the next receive may be posted; if ports run free, that of any neighbour.
     async fn room_to_receive(&self, receives: &PendingHops, next: Hop) {
-        let window = self.group.distance().window();
+        let window = self.exchange.distance.window();
         if !self.runs_free() {
-            self.group.ingress().free_for(next.peer, (self.number, next.step)).await;
-            return self.group.neighbour(next.peer).room_to_grant(window).await;
+            self.exchange.ingress.free_for(next.peer, (self.number, next.step)).await;
+            return self.exchange.neighbour(next.peer).room_to_grant(window).await;
         }
         poll_fn(|cx| {
             // Each registers the task.
-            let mut rooms = receives.neighbours_next().map(|hop| self.group.neighbour(hop.peer));
+            let mut rooms = receives.neighbours_next().map(|hop| self.exchange.neighbour(hop.peer));
             if rooms.any(|neighbour| neighbour.poll_room_to_grant(window, cx).is_ready()) {
                 return Poll::Ready(());
             }
@@ -248,8 +279,8 @@ impl Transfer {
             });
         }
         tracing::trace!(step = step.0, from = %by, block = block.0, "block received");
-        self.group.count_received(len);
-        self.group.distance().count_block(len, || self.group.now());
+        self.exchange.count_received(len);
+        self.exchange.distance.count_block(len, || self.exchange.now());
         if let Some(summing) = summing {
             match summing.checksum_at_once(&buffer) {
                 Some(checksum) if checksum.seal(self.identity_of(block)) == seal => {
@@ -274,7 +305,7 @@ impl Transfer {
         let mut checksum = summing.checksum_of(&buffer).await;
         let identity = self.identity_of(block);
         if checksum.seal(identity) != seal {
-            checksum = self.group.heal(by, identity, false, &mut buffer).await?.checksum;
+            checksum = self.owner.heal(by, identity, false, &mut buffer).await?.checksum;
         }
         self.blocks.note_checksum(block, checksum);
         self.blocks.hold(block, buffer.freeze());
@@ -287,7 +318,7 @@ impl Transfer {
 
     /// Returns the seal with which a block travels, if blocks are checked.
     async fn seal(&self, block: BlockIndex, bytes: &Buffer) -> Result<Option<u32>, TransferError> {
-        if !self.group.checks_blocks() {
+        if !self.exchange.checks_blocks {
             return Ok(None);
         }
         Ok(Some(self.checksum(block, bytes).await?.seal(self.identity_of(block))))
@@ -300,7 +331,7 @@ impl Transfer {
 
     /// Returns the digest of the message, if blocks are checked and all are here.
     async fn digest(&self) -> Result<Option<Digest>, TransferError> {
-        if !self.group.checks_blocks() {
+        if !self.exchange.checks_blocks {
             return Ok(None);
         }
         // Not all were summed if this member sends none, or if the message was kept as a short copy.
@@ -323,11 +354,13 @@ impl Transfer {
     }
 
     /// Sends the blocks that the schedule names, each when it is held and the receiver is ready for it.
-    async fn relay_blocks(&self, mut turn: Turn) -> Result<(), TransferError> {
+    ///
+    /// If it `sums_all`, the message's digest is known when the turn ends.
+    async fn relay_blocks(&self, mut turn: Turn, sums_all: bool) -> Result<(), TransferError> {
         turn.wait().await;
         let mut leaving = InFlight::new(OutgoingBlocks::new(self));
         let mut sizes_told = std::collections::BTreeSet::new();
-        let mut sends = PendingHops::new(self.plan.sends(self.group.rank()));
+        let mut sends = PendingHops::new(self.plan.sends(self.exchange.rank));
         loop {
             sends.look_ahead(if self.runs_free() { HOPS_AHEAD } else { 1 });
             let Some(next) = sends.first(|_| true) else { break };
@@ -336,10 +369,10 @@ impl Transfer {
                 true => self.departure_of_any(&sends, next, &mut leaving).await?,
             };
             sends.remove(send.peer);
-            let (neighbour, egress) = (self.group.neighbour(send.peer), self.group.egress());
+            let neighbour = self.exchange.neighbour(send.peer);
             let bytes = block.len();
-            self.group.count_sent(bytes, waited_for_ready);
-            self.group.pace().block_due(send.peer, || self.group.now());
+            self.exchange.count_sent(bytes, waited_for_ready);
+            self.exchange.waits.block_due(send.peer, || self.exchange.now());
             let tells_size = !self.plan.is_repair() && neighbour.learns_size_here && sizes_told.insert(send.peer);
             let (operation, unacknowledged) = if tells_size {
                 neighbour.send_first_block(block, self.shape.size, seal)
@@ -347,7 +380,7 @@ impl Transfer {
                 let in_a_run = !self.runs_free() && sends.goes_on_with(send.peer);
                 neighbour.send_block(block, seal.unwrap_or(send.block.0), in_a_run)
             };
-            egress.occupy(send.peer, (self.number, send.step), operation.nearly_done());
+            self.exchange.egress.occupy(send.peer, (self.number, send.step), operation.nearly_done());
             tracing::trace!(
                 step = send.step.0,
                 to = %send.peer,
@@ -357,6 +390,9 @@ impl Transfer {
             );
             let sent = SentBlock { step: send.step, bytes, unacknowledged };
             leaving.blocks.push(send.peer, operation, sent);
+        }
+        if sums_all {
+            self.owner.note_digest(self.number, self.digest().await?);
         }
         turn.end();
         self.all_of(leaving, WaitReason::Leaving).await
@@ -369,7 +405,7 @@ impl Transfer {
         send: Hop,
         leaving: &mut InFlight<OutgoingBlocks<'a>>,
     ) -> Result<Departure, TransferError> {
-        let (neighbour, egress) = (self.group.neighbour(send.peer), self.group.egress());
+        let (neighbour, egress) = (self.exchange.neighbour(send.peer), &self.exchange.egress);
         // Blocks sent to this neighbour before leave at the latest when this one has to wait.
         let block = match self.blocks.if_held(send.block) {
             Some(block) => block,
@@ -385,7 +421,7 @@ impl Transfer {
             let ready = leaving.unless_failing(neighbour.ready_for_block());
             waited_for_ready = self.waiting(WaitReason::Ready, send.peer, ready).await?;
         }
-        let window = self.group.distance().window();
+        let window = self.exchange.distance.window();
         let turn = (self.number, send.step);
         let has_room = || egress.is_free_for(send.peer, turn) && neighbour.has_room_to_send(window);
         if !has_room() {
@@ -412,9 +448,9 @@ impl Transfer {
         leaving: &mut InFlight<OutgoingBlocks<'a>>,
     ) -> Result<Departure, TransferError> {
         let mut waited_for_ready = Duration::ZERO;
-        let window = self.group.distance().window();
+        let window = self.exchange.distance.window();
         let can_go = |hop: &Hop| {
-            let neighbour = self.group.neighbour(hop.peer);
+            let neighbour = self.exchange.neighbour(hop.peer);
             self.blocks.is_held(hop.block) && neighbour.is_ready_for_block() && neighbour.has_room_to_send(window)
         };
         let send = loop {
@@ -423,11 +459,11 @@ impl Transfer {
             }
             leaving.settle().await?;
             // The ports may have kept in step until now, with blocks of a run held back.
-            self.group.neighbour(next.peer).flush();
+            self.exchange.neighbour(next.peer).flush();
             let any = poll_fn(|cx| {
                 // Each registers the task.
                 let goes = |hop: Hop| {
-                    let neighbour = self.group.neighbour(hop.peer);
+                    let neighbour = self.exchange.neighbour(hop.peer);
                     self.blocks.poll_held(hop.block, cx).is_ready()
                         && neighbour.poll_ready_for_block(cx).is_ready()
                         && neighbour.poll_room_to_send(window, cx).is_ready()
@@ -435,7 +471,7 @@ impl Transfer {
                 if sends.neighbours_next().any(goes) { Poll::Ready(()) } else { Poll::Pending }
             });
             // The neighbours, if not the port, would be idle: the first hop tells why.
-            let neighbour = self.group.neighbour(next.peer);
+            let neighbour = self.exchange.neighbour(next.peer);
             let any = leaving.unless_failing(any);
             if !self.blocks.is_held(next.block) {
                 any.await?;
@@ -445,7 +481,7 @@ impl Transfer {
                 waited_for_ready += self.waiting(WaitReason::Ready, next.peer, any).await?;
             }
         };
-        let is_ready = self.group.neighbour(send.peer).try_ready_for_block();
+        let is_ready = self.exchange.neighbour(send.peer).try_ready_for_block();
         debug_assert!(is_ready, "no other transfer uses up grants");
         let block = self.blocks.if_held(send.block).expect("it was held");
         let seal = self.seal(send.block, &block).await?;
@@ -466,14 +502,14 @@ impl Transfer {
 
     /// Tells whether the ports carry the blocks of all neighbours at once.
     fn runs_free(&self) -> bool {
-        self.group.distance().runs_free()
+        self.exchange.distance.runs_free()
     }
 
     /// Notes that a neighbour has received a block.
     fn block_sent(&self, to: Rank, bytes: usize, outcome: Result<(), WorkError>) -> Result<(), TransferError> {
-        self.group.pace().block_taken(to, 1, || self.group.now());
-        if self.group.rank().is_root() {
-            self.group.distance().count_block(bytes, || self.group.now());
+        self.exchange.waits.block_taken(to, 1, || self.exchange.now());
+        if self.exchange.rank.is_root() {
+            self.exchange.distance.count_block(bytes, || self.exchange.now());
         }
         outcome.map_err(|error| TransferError::Work { with: to, error })
     }
@@ -485,7 +521,7 @@ impl Transfer {
         on: Rank,
         wait: impl Future<Output = Result<(), TransferError>>,
     ) -> Result<Duration, TransferError> {
-        let (outcome, waited) = self.group.waiting(what, on, wait).await;
+        let (outcome, waited) = self.exchange.waiting(what, on, wait).await;
         outcome.map(|()| waited)
     }
 }

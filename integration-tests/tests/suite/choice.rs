@@ -35,7 +35,7 @@ fn how_blocks_travel_is_chosen_for_the_fabric_unless_it_is_given() {
                 assert_eq!(told["algorithm"], algorithm, "{options:?} {fabric}");
             }
             let block_size = told["block_size"].as_u64().unwrap();
-            assert!((64 << 10..=2 << 20).contains(&block_size), "{told}");
+            assert!((32 << 10..=2 << 20).contains(&block_size), "{told}");
             assert!(!options.contains(&"128k") || block_size == 128 << 10, "{told}");
             for receiver in receivers {
                 assert_eq!(tree(receiver.dir.path()), tree(source.path()));
@@ -57,7 +57,7 @@ fn a_receiver_is_told_what_its_sender_insists_on() {
     let block_sizes = [&[][..], &["--port-rate", "100G"]].map(|options: &[&str]| {
         let receivers = [0; 3].map(|_| Receiver::start(&["--once"]));
         let to = receivers.each_ref().map(|receiver| receiver.address.as_str()).join(",");
-        let arguments = ["send", "--json", "--fabric", "tcp", "--to", &to];
+        let arguments = ["send", "--json", "--fabric", "tcp", "--path-rtt", "0.1ms", "--to", &to];
         let sent = finish(command(&arguments).args(options).arg(&file).spawn().unwrap());
         assert_eq!(code(&sent), 0, "{sent:?}");
         let told = started(&text(&sent.stdout));

@@ -278,7 +278,8 @@ fn a_sender_that_may_open_too_few_files_fails_by_itself_and_names_the_limit() {
     for limit in (11..40).step_by(2) {
         for fabric in ["tcp", "auto"] {
             let limit = limit.to_string();
-            let sender = command(&["send", "--to", &to, "--fabric", fabric]);
+            // Receivers may be busy for a while with the transfer that failed before.
+            let sender = command(&["send", "--wait", "--to", &to, "--fabric", fabric]);
             let mut shell = std::process::Command::new("sh");
             shell.args(["-c", "ulimit -n $0; exec \"$@\"", &limit]).arg(sender.get_program());
             let shell = shell.args(sender.get_args()).args(&files).stdout(Stdio::piped()).stderr(Stdio::piped());

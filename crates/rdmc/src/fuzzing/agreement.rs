@@ -6,8 +6,8 @@ use rdmc_fabric::Timestamp;
 use serde::{Deserialize, Serialize};
 
 use crate::failure::FailureCause;
-use crate::group::agreement::frame::{Ballot, EndFrame, Evidence, Outcome, Report};
 use crate::group::agreement::{Agreement, Patience};
+use crate::wire::end::{Ballot, EndFrame, Evidence, Outcome, Report};
 
 /// An event at the member.
 #[derive(Debug, Serialize, Deserialize)]

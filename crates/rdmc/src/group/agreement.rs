@@ -26,13 +26,12 @@ use crate::certificate::{Digest, MessageRecord};
 use crate::failure::FailureCause;
 
 mod chain;
-pub(crate) mod frame;
 mod leading;
 mod silence;
 mod verdict;
 
+use crate::wire::end::{Accepted, Ballot, EndFrame, Evidence, Outcome, Progress, Report};
 use chain::DigestChain;
-use frame::{Accepted, Ballot, EndFrame, Evidence, Outcome, Progress, Report};
 use leading::Lead;
 use silence::SilenceTracker;
 
@@ -61,6 +60,8 @@ pub(crate) struct Agreement {
     accepted: Accepted,
     lead: Option<Lead>,
     decided: Option<(Ballot, Outcome)>,
+    /// At the root: it has done all its work, so the group may be closed.
+    finished: bool,
     /// When it may lead again after it was outbid.
     retry_at: Timestamp,
     /// When to ask the others again.
@@ -100,6 +101,7 @@ impl Agreement {
             accepted: Accepted::default(),
             lead: None,
             decided: None,
+            finished: false,
             retry_at: Timestamp::ZERO,
             ask_at: Timestamp::ZERO,
             give_up_at: None,
@@ -150,13 +152,19 @@ impl Agreement {
         }
     }
 
+    /// At the root: announces that the group ends after so many messages, whose digests are known. The group is not
+    /// closed before [`close`](Self::close).
+    pub(crate) fn announce_close(&mut self, messages: u64) {
+        if !self.stopped() && self.progress.messages.is_none() {
+            self.progress.messages = Some(messages);
+            self.send_all(&EndFrame::Closing { messages, digest: self.digests.of(messages) });
+        }
+    }
+
     /// At the root: closes the group after so many messages.
     pub(crate) fn close(&mut self, messages: u64, now: Timestamp) {
-        if self.stopped() {
-            return;
-        }
-        self.progress.messages = Some(messages);
-        self.send_all(&EndFrame::Closing { messages, digest: self.digests.of(messages) });
+        self.announce_close(messages);
+        self.finished = true;
         self.advance(now);
     }
 

@@ -12,9 +12,10 @@ use rdmc_schedule::{BlockCount, BlockIndex, BlockSet, Rank, Repair};
 use tokio::sync::oneshot;
 
 use super::Group;
-use crate::mesh::frame::GroupFrame;
+use crate::checksum::Checksum;
 use crate::sync::lock;
-use crate::transfer::{Blocks, Checksum, HopPlan, Shape, TransferError, checksum_of};
+use crate::transfer::{Blocks, HopPlan, Shape, TransferError, checksum_of};
+use crate::wire::GroupFrame;
 
 /// The answers of members about messages that are about to begin.
 #[derive(Default)]

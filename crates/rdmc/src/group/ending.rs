@@ -11,17 +11,18 @@ use rdmc_schedule::Rank;
 use tokio::sync::{oneshot, watch};
 
 use super::Group;
-use super::agreement::frame::{Ballot, EndFrame, Outcome, Verdict};
 use super::agreement::{Agreement, Patience, RECORDS_MAX};
-use super::receiver::Message;
-use super::recovery::{Continuation, RecoveryState};
+use super::continuation::{Continuation, RecoveryState};
+use super::offer::Message;
 use crate::certificate::{Certificate, Digest, MessageRecord};
-use crate::failure::{FailedMember, FailureCause, GroupFailure};
-use crate::mesh::frame::GroupFrame;
+use crate::failure::{FailedMember, FailureCause};
+use crate::group::error::GroupFailure;
+use crate::id::NodeId;
 use crate::mesh::{GroupEvent, Inbox};
-use crate::node::NodeId;
 use crate::sync::lock;
 use crate::transfer::TransferError;
+use crate::wire::GroupFrame;
+use crate::wire::end::{Ballot, EndFrame, Outcome, Verdict};
 use crate::woken::WhenWoken;
 
 /// How a group ended.
@@ -156,8 +157,13 @@ impl Group {
     }
 
     /// Notes the digest of a whole message, if there is one.
-    pub(crate) fn note_digest(&self, message: u64, digest: Option<Digest>) {
+    pub(super) fn note_own_digest(&self, message: u64, digest: Option<Digest>) {
         self.act(|state, _| state.agreement.note_digest(message, digest));
+    }
+
+    /// At the root: announces the end of the group while its last messages are on their way.
+    pub(super) fn announce_close(&self, messages: u64) {
+        self.act(|state, _| state.agreement.announce_close(messages));
     }
 
     /// At the root: closes the group.

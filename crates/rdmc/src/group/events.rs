@@ -8,13 +8,14 @@ use rdmc_schedule::Rank;
 use tokio::sync::mpsc;
 
 use super::Group;
+use super::continuation::Holdings;
 use super::healing::FetchRequest;
-use super::recovery::Holdings;
 use crate::failure::FailureCause;
-use crate::mesh::frame::GroupFrame;
+use crate::id::NodeId;
 use crate::mesh::{GroupEvent, Inbox};
-use crate::node::NodeId;
 use crate::sync::lock;
+use crate::transfer::neighbour::Endpoints;
+use crate::wire::GroupFrame;
 
 /// The events of a group, and where they go.
 pub(super) struct EventRouting {
@@ -30,9 +31,7 @@ pub(super) struct EventRouting {
 /// A neighbour's queue pairs and cells, as in [`GroupFrame::Offer`].
 pub(super) struct OfferedEndpoints {
     pub(super) spec: [u8; 32],
-    pub(super) data: Vec<u8>,
-    pub(super) ready: Vec<u8>,
-    pub(super) cells: [u8; 24],
+    pub(super) endpoints: Endpoints,
 }
 
 impl Group {
@@ -77,7 +76,8 @@ impl Group {
                     self.declare(FailureCause::Resources { what });
                 }
                 // Fails only if forming the group has ended.
-                let _ = routing.offered.try_send((rank, OfferedEndpoints { spec, data, ready, cells }));
+                let endpoints = Endpoints { data, ready, cells };
+                let _ = routing.offered.try_send((rank, OfferedEndpoints { spec, endpoints }));
             }
             (GroupEvent::Frame(from, GroupFrame::Holding { message, size, blocks }), Some(rank)) => {
                 let holding = (message, size, &blocks[..]);

@@ -6,14 +6,14 @@
 use std::sync::Mutex;
 
 use rdmc_schedule::{BlockIndex, Rank};
-use serde::{Deserialize, Serialize};
 use tokio::sync::{Semaphore, mpsc, oneshot};
 
 use super::Group;
 use super::retained::RetainedMessage;
-use crate::mesh::frame::GroupFrame;
+use crate::checksum::{BlockIdentity, Checksum};
 use crate::sync::lock;
-use crate::transfer::{BlockIdentity, Checksum, Shape, TransferError};
+use crate::transfer::{HealedBlock, Shape, TransferError};
+use crate::wire::{BlockPiece, GroupFrame, PIECE_LEN_MAX, PieceRequest};
 
 /// A member's state for fetching blocks, and for supplying them.
 pub(super) struct Healing {
@@ -26,38 +26,10 @@ pub(super) struct Healing {
 /// A member's request for a piece of a block.
 pub(super) type FetchRequest = (Rank, PieceRequest);
 
-/// A piece of a block that a member wants.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub(crate) struct PieceRequest {
-    pub(crate) message: u64,
-    /// `None` for the first block that the member gets of the message: which one that is depends on the size.
-    pub(crate) block: Option<u32>,
-    /// Where in the block the piece begins, in bytes.
-    pub(crate) offset: u32,
-}
-
-/// A piece of a block, of [`PIECE_LEN_MAX`] bytes unless the block ends before.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub(crate) struct BlockPiece {
-    /// The message's size in bytes.
-    pub(crate) size: u64,
-    pub(crate) block: u32,
-    /// Of the whole block.
-    pub(crate) checksum: u128,
-    pub(crate) bytes: Vec<u8>,
-}
-
 struct PendingFetch {
     from: Rank,
     wanted: PieceRequest,
     answer: oneshot::Sender<Option<BlockPiece>>,
-}
-
-/// A block that was fetched.
-pub(crate) struct HealedBlock {
-    pub(crate) shape: Shape,
-    pub(crate) block: BlockIndex,
-    pub(crate) checksum: Checksum,
 }
 
 impl Healing {
@@ -68,10 +40,8 @@ impl Healing {
 }
 
 impl Group {
-    /// Notes that a block came corrupted from `by`, and fetches it anew into the beginning of `memory`.
-    ///
-    /// `identity` may be wrong if the block is the `first` of its message, since the message's size came with it.
-    pub(crate) async fn heal(
+    /// Notes that a block came corrupted from `by`, and [fetches it anew](crate::transfer::Owner::heal).
+    pub(super) async fn fetch_anew(
         &self,
         by: Rank,
         identity: BlockIdentity,
@@ -89,7 +59,7 @@ impl Group {
                 FetchOutcome::Whole(healed) => {
                     let (message, block) = (identity.message, healed.block.0);
                     tracing::info!(parent: &self.span, message, block, from = %holder, "a corrupted block is healed");
-                    self.counters.healed();
+                    self.exchange.counters.healed();
                     self.node.counters.healed();
                     return Ok(healed);
                 }
@@ -116,7 +86,7 @@ impl Group {
                 None => first || (size, block) == (identity.size, identity.block.0),
             };
             let due = |shape: &Shape| match first {
-                true => self.first_received(shape.count, self.rank) == Some(BlockIndex(block)),
+                true => self.exchange.first_received(*shape, self.rank) == Some(BlockIndex(block)),
                 false => block < shape.count.0,
             };
             let shape = Shape::new(size, self.spec.block_size).filter(|shape| as_expected && due(shape));
@@ -188,7 +158,7 @@ impl Group {
         let shape = kept.shape();
         let block = match wanted.block {
             Some(block) => BlockIndex(block),
-            None => self.first_received(shape.count, asker)?,
+            None => self.exchange.first_received(shape, asker)?,
         };
         if block.0 >= shape.count.0 {
             return None;
@@ -220,8 +190,6 @@ enum FetchOutcome {
     Nothing,
 }
 
-/// Longest piece of a block in one frame, in bytes.
-pub(crate) const PIECE_LEN_MAX: usize = 256 << 10;
 /// Members that may send something else than the block before it is given up.
 const BAD_MAX: u32 = 3;
 /// Requests of others that wait for an answer.

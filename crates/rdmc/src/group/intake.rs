@@ -3,19 +3,16 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use rdmc_fabric::{Buffer, BufferMut, ObjectDescriptor, Received};
-use rdmc_schedule::{BlockIndex, Rank, Step};
+use rdmc_fabric::{BufferMut, ObjectDescriptor};
+use rdmc_schedule::Rank;
 use tokio::sync::{Semaphore, mpsc, oneshot};
 
 use super::Group;
-use super::healing::HealedBlock;
-use super::receiver::{Delivery, Offer, OfferReply};
-use super::recovery::{InterruptedMessage, Resumption};
+use super::continuation::{InterruptedMessage, Resumption};
+use super::offer::{Delivery, Offer, OfferReply};
+use crate::checksum::yield_now;
 use crate::failure::{FailureCause, with_sources};
-use crate::transfer::{
-    BlockIdentity, Blocks, Checksum, HopPlan, IncrementalChecksum, Shape, Transfer, TransferError, Turn, Turnstile,
-    yield_now,
-};
+use crate::transfer::{Blocks, FirstBlock, HopPlan, Shape, Transfer, TransferError, Turn, Turnstile};
 
 /// The source of the memory of messages.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -42,14 +39,6 @@ pub(super) struct StartedTransfer {
     pub(super) transfer: Transfer,
     pub(super) first_is_here: bool,
     pub(super) turn: Turn,
-}
-
-/// The first block of a message, which arrived before its destination was known.
-struct FirstBlock {
-    block: BlockIndex,
-    bytes: Buffer,
-    /// If blocks are checked.
-    checksum: Option<Checksum>,
 }
 
 impl Intake {
@@ -95,7 +84,7 @@ impl Intake {
         let delivery = Delivery::new(self.group.clone(), message, ahead);
         if self.group.is_delta() {
             let (blocks, plan) = self.delta_blocks(number, shape, delivery).await?;
-            let transfer = Transfer::new(self.group.clone(), number, plan, Arc::new(blocks), Some(deliver));
+            let transfer = self.group.transfer(number, plan, Arc::new(blocks), Some(deliver));
             return Ok((self, StartedTransfer { transfer, first_is_here: false, turn }));
         }
         let blocks = self.message_blocks(number, shape, first.as_ref(), delivery).await?;
@@ -103,7 +92,7 @@ impl Intake {
             blocks.note_checksum(*block, *checksum);
         }
         let plan = HopPlan::Schedule(self.group.schedule(shape.count));
-        let transfer = Transfer::new(self.group.clone(), number, plan, Arc::new(blocks), Some(deliver));
+        let transfer = self.group.transfer(number, plan, Arc::new(blocks), Some(deliver));
         Ok((self, StartedTransfer { transfer, first_is_here: first.is_some(), turn }))
     }
 
@@ -126,7 +115,7 @@ impl Intake {
             let delivery = Delivery::new(self.group.clone(), message, ahead);
             (self.resumed_blocks(number, shape, delivery).await?, Some(deliver))
         };
-        let transfer = Transfer::new(self.group.clone(), number, HopPlan::Repair(repair), blocks, deliver);
+        let transfer = self.group.transfer(number, HopPlan::Repair(repair), blocks, deliver);
         Ok((self, StartedTransfer { transfer, first_is_here: false, turn }))
     }
 
@@ -202,71 +191,10 @@ impl Intake {
 
     /// Receives the first block, into memory of its own, since the message's size is not known yet.
     async fn first_block(&self, number: u64, source: Rank) -> Result<(Shape, FirstBlock), TransferError> {
-        let neighbour = self.group.neighbour(source);
         let staging = self.staging(self.group.block_size() as usize)?;
-        if !self.group.distance().runs_free() {
-            self.group.ingress().free_for(source, (number, Step(0))).await;
-        }
-        neighbour.room_to_grant(self.group.distance().window()).await;
-        let summing = self.group.checks_blocks().then(IncrementalChecksum::new);
-        let (arriving, granted) = neighbour.grant(staging, summing.clone());
-        neighbour.announce_grants_if_due();
-        self.group.ingress().occupy(source, (number, Step(0)), arriving.nearly_done());
-        let Received { mut buffer, len, imm } =
-            arriving.await.map_err(|error| TransferError::Work { with: source, error })?;
-        drop(granted);
-        self.group.count_received(len);
-        let imm = imm.ok_or_else(|| self.malformed("a block without an immediate"))?;
-        if let Some(summing) = summing {
-            let checksum = summing.checksum_of(&buffer[..len]).await;
-            return self.check_first(number, source, buffer, len, imm, checksum).await;
-        }
-        let shape = self.shape(neighbour.message_size(imm))?;
-        let block = self.first_of(shape);
-        if len != shape.len(block) {
-            return Err(self.wrong_first_len(shape, len));
-        }
-        buffer.truncate(len);
-        Ok((shape, FirstBlock { block, bytes: buffer.freeze(), checksum: None }))
-    }
-
-    /// Checks the first block and the size that came with it, and fetches both anew if they are corrupted.
-    async fn check_first(
-        &self,
-        message: u64,
-        source: Rank,
-        mut buffer: BufferMut,
-        len: usize,
-        seal: u32,
-        checksum: Checksum,
-    ) -> Result<(Shape, FirstBlock), TransferError> {
-        let size = self.group.neighbour(source).message_size_told();
-        let shape = Shape::new(size, self.group.block_size());
-        let identity =
-            BlockIdentity { message, size, block: shape.map_or(BlockIndex(0), |shape| self.first_of(shape)) };
-        let (shape, block, checksum) = match shape {
-            Some(shape) if checksum.seal(identity) == seal => {
-                if len != shape.len(identity.block) {
-                    return Err(self.wrong_first_len(shape, len));
-                }
-                (shape, identity.block, checksum)
-            }
-            _ => {
-                let HealedBlock { shape, block, checksum } =
-                    self.group.heal(source, identity, true, &mut buffer).await?;
-                (shape, block, checksum)
-            }
-        };
-        buffer.truncate(shape.len(block));
-        Ok((shape, FirstBlock { block, bytes: buffer.freeze(), checksum: Some(checksum) }))
-    }
-
-    fn first_of(&self, shape: Shape) -> BlockIndex {
-        self.group.first_received(shape.count, self.group.rank()).expect("a member receives every block")
-    }
-
-    fn wrong_first_len(&self, shape: Shape, len: usize) -> TransferError {
-        self.malformed(&format!("{len} bytes as the first block of a message of {}", shape.size))
+        let first = FirstBlock::receive(self.group.exchange(), &*self.group, number, source, staging).await?;
+        // Where objects are shared, only descriptors are possible.
+        Ok((self.shape(first.shape.size)?, first))
     }
 
     fn shape(&self, size: u64) -> Result<Shape, TransferError> {

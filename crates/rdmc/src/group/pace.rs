@@ -1,120 +1,37 @@
 //! Finds the member that holds a group up.
 //!
-//! A member notes for which neighbours it waits: with a block ready to send, for their *ready_for_block* or for room on
-//! the way to them; with destinations posted, for their blocks. Several times a second members report to the root. The
-//! root finds the cause of the waiting, and tells all members.
+//! A member notes for which neighbours it waits (`transfer/waits.rs`). Several times a second members report to the root.
+//! The root finds the cause of the waiting, and tells all members.
 
-use std::collections::BTreeMap;
 use std::sync::{Mutex, MutexGuard};
 use std::time::Duration;
 
 use rdmc_fabric::Timestamp;
 use rdmc_schedule::Rank;
-use serde::{Deserialize, Serialize};
-use tokio::sync::Notify;
 
 use super::Group;
+use super::spec::SlowReceivers;
 use crate::failure::FailureCause;
-use crate::mesh::frame::GroupFrame;
 use crate::sync::lock;
+use crate::wire::{GroupFrame, WaitTimes};
 
 mod judge;
 
 pub(crate) use judge::WaitReports;
 
-/// Chooses what a group does about a member that holds the others up.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-#[non_exhaustive]
-pub enum SlowReceivers {
-    /// It waits.
-    #[default]
-    Wait,
-    /// It evicts the member after it has been held up for so long: the member fails with [`FailureCause::TooSlow`], and
-    /// the others can [recover](crate::GroupFailure::recover).
-    Evict {
-        /// How long the group waits; at least a second.
-        after: Duration,
-    },
-}
-
-impl SlowReceivers {
-    /// Evicts a member that has held the others up for so long; at least a second.
-    pub fn evict_after(after: Duration) -> Self {
-        Self::Evict { after }
-    }
-}
-
-/// How long one member has waited for another within [`WINDOW`], in milliseconds.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub(crate) struct WaitTimes {
-    /// The rank of the other.
-    pub(crate) on: u32,
-    /// For its grants.
-    pub(crate) ready_ms: u32,
-    /// For blocks to leave to it.
-    pub(crate) leaving_ms: u32,
-    /// For its blocks.
-    pub(crate) arriving_ms: u32,
-    /// How long it was receiving blocks, or was due to receive one.
-    pub(crate) busy_ms: u32,
-    /// Blocks that it has received.
-    pub(crate) blocks: u32,
-}
-
-/// What a member waits for.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum WaitReason {
-    Ready,
-    Leaving,
-    Arriving,
-}
-
-/// Measures the waiting of one member.
+/// At the root: finds the member that holds the group up. At the others: the root's finding.
 #[derive(Default)]
-pub(crate) struct PaceMonitor {
-    state: Mutex<PaceState>,
-    /// A wait has begun while there was none.
-    wait_began: Notify,
-}
+pub(crate) struct PaceJudge(Mutex<JudgeState>);
 
 #[derive(Default)]
-struct PaceState {
-    /// The current waits: blocks go out one after the other, and so do grants.
-    relay: Option<CurrentWait>,
-    intake: Option<CurrentWait>,
-    spent: BTreeMap<Rank, WaitTotals>,
-    busy: BTreeMap<Rank, BusyPeriod>,
-    /// At the root: the reports of members.
+struct JudgeState {
+    /// The reports of members.
     reports: WaitReports,
     slow: Option<SlowMember>,
     /// The member that holds the others up by the latest window, and since when.
     suspect: Option<(Rank, Timestamp)>,
     /// The member that was slow last, and when it was.
     last: Option<(Rank, Timestamp)>,
-    /// All time for which this member has waited for slow members.
-    held_up: Duration,
-}
-
-struct CurrentWait {
-    what: WaitReason,
-    on: Rank,
-    since: Timestamp,
-}
-
-#[derive(Default)]
-struct WaitTotals {
-    ready: Duration,
-    leaving: Duration,
-    arriving: Duration,
-    busy: Duration,
-    blocks: u32,
-}
-
-/// The blocks that a neighbour is to receive.
-#[derive(Default)]
-struct BusyPeriod {
-    with: u32,
-    since: Option<Timestamp>,
 }
 
 /// A member that holds the others up.
@@ -124,138 +41,26 @@ pub(crate) struct SlowMember {
     pub(crate) since: Timestamp,
 }
 
-impl PaceMonitor {
-    /// Notes that a wait begins. A neighbour that is waited for to be ready is due to receive a block.
-    fn begin(&self, what: WaitReason, on: Rank, now: Timestamp) {
-        if what == WaitReason::Ready {
-            self.block_due(on, || now);
-        }
-        *self.lock().slot(what) = Some(CurrentWait { what, on, since: now });
-        self.wait_began.notify_one();
-    }
-
-    /// Tells whether there is nothing to report; forgets the blocks that were sent meanwhile.
+impl PaceJudge {
     fn is_idle(&self) -> bool {
-        let mut state = self.lock();
-        let waited = |spent: &WaitTotals| !(spent.ready + spent.leaving + spent.arriving).is_zero();
-        let still = state.relay.is_none()
-            && state.intake.is_none()
-            && state.slow.is_none()
-            && state.suspect.is_none()
-            && state.reports.is_empty()
-            && !state.spent.values().any(waited);
-        if still {
-            state.spent.clear();
-        }
-        still
+        let state = self.lock();
+        state.slow.is_none() && state.suspect.is_none() && state.reports.is_empty()
     }
 
-    /// Notes that a wait is over.
-    fn end(&self, what: WaitReason, on: Rank, now: Timestamp) {
-        if what == WaitReason::Ready {
-            self.block_taken(on, 0, || now);
-        }
-        let mut state = self.lock();
-        if let Some(wait) = state.slot(what).take() {
-            state.spend(&wait, now);
-        }
-    }
-
-    /// Notes that a neighbour is due to receive a block.
-    pub(crate) fn block_due(&self, who: Rank, now: impl FnOnce() -> Timestamp) {
-        let mut state = self.lock();
-        let busy = state.busy.entry(who).or_default();
-        busy.with += 1;
-        if busy.with == 1 {
-            busy.since = Some(now());
-        }
-    }
-
-    /// Notes that a neighbour has received so many blocks, or is not due to receive one any more.
-    pub(crate) fn block_taken(&self, who: Rank, blocks: u32, now: impl FnOnce() -> Timestamp) {
-        let mut state = self.lock();
-        let busy = state.busy.entry(who).or_default();
-        busy.with = busy.with.saturating_sub(1);
-        let since = if busy.with == 0 { busy.since.take() } else { None };
-        let spent = state.spent.entry(who).or_default();
-        spent.blocks = spent.blocks.saturating_add(blocks);
-        spent.busy += since.map_or(Duration::ZERO, |since| now().since(since));
-    }
-
-    /// Takes the waiting since the last call.
-    fn take(&self, now: Timestamp) -> Vec<WaitTimes> {
-        let mut state = self.lock();
-        for what in [WaitReason::Ready, WaitReason::Arriving] {
-            if let Some(wait) = state.slot(what).take() {
-                state.spend(&wait, now);
-                *state.slot(what) = Some(CurrentWait { since: now, ..wait });
-            }
-        }
-        let PaceState { busy, spent, .. } = &mut *state;
-        for (who, busy) in busy {
-            if let Some(since) = &mut busy.since {
-                spent.entry(*who).or_default().busy += now.since(std::mem::replace(since, now));
-            }
-        }
-        let millis = |time: Duration| u32::try_from(time.as_millis()).unwrap_or(u32::MAX);
-        let spent = std::mem::take(&mut state.spent);
-        let waited = spent.into_iter().map(|(on, spent)| WaitTimes {
-            on: on.0,
-            ready_ms: millis(spent.ready),
-            leaving_ms: millis(spent.leaving),
-            arriving_ms: millis(spent.arriving),
-            busy_ms: millis(spent.busy),
-            blocks: spent.blocks,
-        });
-        waited.filter(|waited| *waited != WaitTimes { on: waited.on, ..WaitTimes::default() }).collect()
-    }
-
-    fn lock(&self) -> MutexGuard<'_, PaceState> {
-        lock(&self.state)
-    }
-}
-
-impl PaceState {
-    fn slot(&mut self, what: WaitReason) -> &mut Option<CurrentWait> {
-        match what {
-            WaitReason::Ready | WaitReason::Leaving => &mut self.relay,
-            WaitReason::Arriving => &mut self.intake,
-        }
-    }
-
-    fn spend(&mut self, wait: &CurrentWait, now: Timestamp) {
-        let time = now.since(wait.since);
-        let spent = self.spent.entry(wait.on).or_default();
-        match wait.what {
-            WaitReason::Ready => spent.ready += time,
-            WaitReason::Leaving => spent.leaving += time,
-            WaitReason::Arriving => spent.arriving += time,
-        }
-        if self.slow.is_some_and(|slow| slow.member == wait.on) {
-            self.held_up += time;
-        }
+    fn lock(&self) -> MutexGuard<'_, JudgeState> {
+        lock(&self.0)
     }
 }
 
 impl Group {
-    /// Awaits `wait`, which is for a neighbour; returns also how long it took.
-    pub(crate) async fn waiting<T>(&self, what: WaitReason, on: Rank, wait: impl Future<Output = T>) -> (T, Duration) {
-        let began = self.now();
-        self.pace.begin(what, on, began);
-        let value = wait.await;
-        let ended = self.now();
-        self.pace.end(what, on, ended);
-        (value, ended.since(began))
-    }
-
     /// Reports the waiting of this member for ever; at the root, judges which member holds the group up.
     pub(super) async fn watch_pace(&self) {
         loop {
-            while self.pace.is_idle() {
-                self.pace.wait_began.notified().await;
+            while self.pace.is_idle() && self.exchange.waits.is_idle() {
+                self.exchange.waits.changed().await;
             }
             self.node.environment.sleep(WINDOW).await;
-            let waited = self.pace.take(self.now());
+            let waited = self.exchange.waits.take(self.now());
             if self.rank.is_root() {
                 if !waited.is_empty() {
                     self.receive_wait_times(self.rank, waited);
@@ -278,7 +83,7 @@ impl Group {
             }
         }
         self.pace.lock().reports.add(from, waited);
-        self.pace.wait_began.notify_one();
+        self.exchange.waits.wake();
     }
 
     /// At the root: finds the member that holds the group up, tells the others, and evicts it if it is time.
@@ -304,6 +109,7 @@ impl Group {
             let told = state.slow.map(|slow| slow.member) != slow.map(|slow| slow.member);
             state.slow = slow;
             state.last = slow.map(|slow| (slow.member, now)).or(state.last);
+            self.exchange.waits.set_slow(slow.map(|slow| slow.member));
             (slow, told)
         };
         if told {
@@ -327,6 +133,7 @@ impl Group {
         }
         let member = member.map(Rank);
         self.pace.lock().slow = member.map(|member| SlowMember { member, since: self.now() });
+        self.exchange.waits.set_slow(member);
         self.log_slow(member);
         Ok(())
     }
@@ -343,8 +150,7 @@ impl Group {
 
     /// Returns the member that holds the group up, and for how long this member has waited for such members in all.
     pub(super) fn held_up(&self) -> (Option<Rank>, Duration) {
-        let state = self.pace.lock();
-        (state.slow.map(|slow| slow.member), state.held_up)
+        (self.pace.lock().slow.map(|slow| slow.member), self.exchange.waits.held_up())
     }
 }
 

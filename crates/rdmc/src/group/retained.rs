@@ -11,8 +11,9 @@ use rdmc_fabric::{Buffer, Fabric, FabricError, Memory};
 use rdmc_schedule::{BlockIndex, BlockSet, Rank};
 use tokio::sync::watch;
 
+use crate::checksum::Checksum;
 use crate::sync::lock;
-use crate::transfer::{Blocks, Checksum, Shape};
+use crate::transfer::{Blocks, Shape};
 
 /// The messages that one member retains.
 pub(crate) struct RetainedMessages {
@@ -297,6 +298,8 @@ impl RetainedMessages {
 
 /// Messages that the root begins before all members have the first of them.
 pub(crate) const UNSTABLE_MAX: u64 = 1024;
+/// Messages that the root begins before all members have the first of them: as many objects are open.
+pub(crate) const UNSTABLE_OBJECTS_MAX: u64 = 64;
 /// Longest message that is kept as a copy, in bytes.
 const SHORT_MAX: usize = 16 << 10;
 /// Most short messages that are not reported to the root.

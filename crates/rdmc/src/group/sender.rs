@@ -13,17 +13,18 @@ use rdmc_fabric::{Buffer, BufferMut, Memory, SharedObject};
 use rdmc_schedule::Repair;
 use tokio::sync::oneshot;
 
+use super::continuation::{Continuation, Resumption};
 use super::delta::ChecksumsByRank;
 use super::queue::{QueueSlot, RequestQueue, RequestSender, RootRequest};
-use super::recovery::{Continuation, Recovered, Recovery, RecoveryError, Resumption};
-use super::retained::UNSTABLE_MAX;
-use super::sharing::UNSTABLE_OBJECTS_MAX;
+use super::retained::{UNSTABLE_MAX, UNSTABLE_OBJECTS_MAX};
 use super::{FormedGroup, Grants, Group, GroupSpec, MemberRole, form, start, take_grants};
 use crate::certificate::Certificate;
-use crate::failure::{FailureCause, GroupError, GroupFailure, SendError};
-use crate::node::{NodeId, NodeShared};
+use crate::failure::FailureCause;
+use crate::group::error::{GroupError, GroupFailure, SendError};
+use crate::id::NodeId;
+use crate::resources::NodeResources;
 use crate::stats::GroupStats;
-use crate::transfer::{Blocks, HopPlan, Shape, Transfer, TransferError, Turnstile};
+use crate::transfer::{Blocks, HopPlan, Shape, TransferError, Turnstile};
 
 /// The root's handle of a group: sends messages to all members.
 ///
@@ -97,15 +98,14 @@ impl From<&'static str> for Payload {
     }
 }
 
-pub(crate) async fn create(node: Arc<NodeShared>, spec: GroupSpec) -> Result<Sender, GroupError> {
+pub(crate) async fn create(node: Arc<NodeResources>, spec: GroupSpec) -> Result<Sender, GroupError> {
     Ok(start_sending(form(node, spec, MemberRole::Root).await?))
 }
 
 /// Continues a failed group at its root.
-pub(crate) async fn go_on<R>(node: Arc<NodeShared>, continuation: Continuation) -> Result<Recovery<R>, RecoveryError> {
+pub(crate) async fn go_on(node: Arc<NodeResources>, continuation: Continuation) -> Result<Sender, GroupError> {
     let spec = continuation.spec.clone();
-    let formed = form(node, spec, MemberRole::Survivor(Box::new(continuation))).await?;
-    Ok(Recovery { handle: Recovered::Sender(start_sending(formed)), lost: Vec::new() })
+    Ok(start_sending(form(node, spec, MemberRole::Survivor(Box::new(continuation))).await?))
 }
 
 fn start_sending(formed: FormedGroup) -> Sender {
@@ -219,7 +219,8 @@ fn queue(
 async fn complete(group: &Group, completed: oneshot::Receiver<()>) -> Result<(), SendError> {
     match completed.await {
         Ok(()) => Ok(()),
-        Err(_) => Err(group.ended().await.err().map_or(SendError::Closed, SendError::Failed)),
+        // A group that has closed has carried every message that was queued.
+        Err(_) => group.ended().await.map(drop).map_err(SendError::Failed),
     }
 }
 
@@ -284,8 +285,9 @@ async fn run(
                     let (group, number) = (&group, messages);
                     running.push(async move {
                         let plan = planned.plan(group, number, &blocks).await?;
-                        let transfer = Transfer::new(group.clone(), number, plan, blocks, None);
-                        transfer.run(false, receive_turn, relay_turn).await?;
+                        let transfer = group.transfer(number, plan, blocks, None);
+                        let size = transfer.run(false, receive_turn, relay_turn).await?;
+                        group.message_completed(number, size);
                         Ok((number, done))
                     });
                     messages += 1;
@@ -294,10 +296,16 @@ async fn run(
             },
         }
     };
+    let mut last = relay_turns.next();
+    let mut on_its_way = std::pin::pin!(last.wait().fuse());
     while !running.is_empty() {
         futures::select_biased! {
             error = grants.select_next_some() => return Err(error),
             outcome = running.select_next_some() => completed.add(outcome)?,
+            // So that members can agree to the end as soon as they have the last message.
+            () = on_its_way => if close {
+                group.announce_close(messages);
+            },
         }
     }
     if !close {

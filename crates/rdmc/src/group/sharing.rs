@@ -8,58 +8,12 @@ use bytes::Bytes;
 use rdmc_fabric::{AttachError, Buffer, Memory, ObjectDescriptor, ObjectShare, SharedObject};
 use rdmc_schedule::Rank;
 
+use super::error::SendError;
 use super::sender::Payload;
 use super::{Group, GroupSpec};
-use crate::failure::{FailureCause, GroupError, SendError, with_sources};
-use crate::node::NodeShared;
+use crate::failure::{FailureCause, with_sources};
 use crate::pool::PoolError;
 use crate::transfer::TransferError;
-
-/// Chooses how members get the messages of a group.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum DeliveryMode {
-    /// Every member has a copy in its own memory. The root may write to its own when the message is sent.
-    #[default]
-    Private,
-    /// All members have the same memory, read only: nothing is copied.
-    ///
-    /// Every message is a [`SharedObject`](rdmc_fabric::SharedObject). All members are processes of one user on one
-    /// host, joined by shared memory.
-    ///
-    /// The descriptor of the object travels as a short message does. A member has the message when it has mapped the
-    /// object; pages come in as they are read. The root keeps objects open until all members have them, at most 64 at a
-    /// time. A member that has mapped an object keeps it, even if the root is gone. A survivor that has not mapped it
-    /// when the root is gone cannot get it from the others: it fails. An object may be as long as [a message that the
-    /// pool takes](crate::NodeBuilder::pool_bytes_max), although it takes no memory of the pool.
-    ///
-    /// Sizes and digests in the [certificate](crate::Certificate), and [checks](GroupSpec::check_blocks) of blocks, are
-    /// those of descriptors: sealed objects cannot change, so they are not summed.
-    Shared,
-}
-
-impl GroupSpec {
-    /// Tells whether members [share](DeliveryMode::Shared) objects.
-    pub fn is_shared(&self) -> bool {
-        self.delivery_mode == DeliveryMode::Shared
-    }
-
-    /// Checks that the group's other settings allow shared objects.
-    pub(super) fn check_sharing(&self, node: &NodeShared) -> Result<(), GroupError> {
-        let capabilities = node.fabric.capabilities();
-        match self.is_shared() {
-            true if !capabilities.shares_objects => {
-                Err(GroupError::SharesNoObjects { node: node.mesh.me(), fabric: capabilities.name })
-            }
-            true if self.delta => Err(GroupError::SharedDelta),
-            _ => Ok(()),
-        }
-    }
-
-    /// Checks that the application does not supply memory for shared objects.
-    pub(super) fn check_offers(&self) -> Result<(), GroupError> {
-        if self.is_shared() { Err(GroupError::SharedOffers) } else { Ok(()) }
-    }
-}
 
 /// The descriptor of an object, as it is sent. The object stays shared as long as this memory lives.
 struct SharedDescriptor {
@@ -126,5 +80,3 @@ pub(super) fn with_remedy(spec: &GroupSpec, what: String) -> String {
 /// The remedy for members that are not on one host.
 const REMEDY: &str = "members that share objects must be processes of one host, joined by shared memory: \
                       choose them so, or private delivery";
-/// Messages that the root begins before all members have the first of them: as many objects are open.
-pub(super) const UNSTABLE_OBJECTS_MAX: u64 = 64;

@@ -1,27 +1,57 @@
 //! The specification of a group.
 
-use std::collections::BTreeSet;
-use std::fmt;
 use std::time::Duration;
 
+#[cfg(doc)]
 use rdmc_fabric::Capabilities;
-use rdmc_schedule::{Algorithm, MEMBERS_MAX, Rank};
-use serde::{Deserialize, Serialize};
+use rdmc_schedule::Algorithm;
 
-use super::pace::SlowReceivers;
-use super::recovery::Continuation;
-use super::sharing::DeliveryMode;
-use crate::failure::GroupError;
-use crate::node::{NodeId, NodeShared};
+#[cfg(doc)]
+use crate::failure::FailureCause;
+use crate::id::{GroupId, NodeId};
 
-/// Numbers a group, the same on all members. Each number is used once.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
-pub struct GroupId(pub u64);
+/// Chooses what a group does about a member that holds the others up.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum SlowReceivers {
+    /// It waits.
+    #[default]
+    Wait,
+    /// It evicts the member after it has been held up for so long: the member fails with [`FailureCause::TooSlow`], and
+    /// the others can [recover](crate::GroupFailure::recover).
+    Evict {
+        /// How long the group waits; at least a second.
+        after: Duration,
+    },
+}
 
-impl fmt::Display for GroupId {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        self.0.fmt(f)
+impl SlowReceivers {
+    /// Evicts a member that has held the others up for so long; at least a second.
+    pub fn evict_after(after: Duration) -> Self {
+        Self::Evict { after }
     }
+}
+
+/// Chooses how members get the messages of a group.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum DeliveryMode {
+    /// Every member has a copy in its own memory. The root may write to its own when the message is sent.
+    #[default]
+    Private,
+    /// All members have the same memory, read only: nothing is copied.
+    ///
+    /// Every message is a [`SharedObject`](rdmc_fabric::SharedObject). All members are processes of one user on one
+    /// host, joined by shared memory.
+    ///
+    /// The descriptor of the object travels as a short message does. A member has the message when it has mapped the
+    /// object; pages come in as they are read. The root keeps objects open until all members have them, at most 64 at a
+    /// time. A member that has mapped an object keeps it, even if the root is gone. A survivor that has not mapped it
+    /// when the root is gone cannot get it from the others: it fails. An object may be as long as [a message that the
+    /// pool takes](crate::NodeBuilder::pool_bytes_max), although it takes no memory of the pool.
+    ///
+    /// Sizes and digests in the [certificate](crate::Certificate), and [checks](GroupSpec::check_blocks) of blocks, are
+    /// those of descriptors: sealed objects cannot change, so they are not summed.
+    Shared,
 }
 
 /// Specifies a group: all members must agree on it.
@@ -189,56 +219,12 @@ impl GroupSpec {
         &self.members
     }
 
-    /// Checks the specification at a node; returns the node's rank.
-    pub(super) fn check(&self, node: &NodeShared) -> Result<Rank, GroupError> {
-        if self.block_size == 0 || self.block_size > Self::BLOCK_SIZE_MAX {
-            let max = u64::from(Self::BLOCK_SIZE_MAX);
-            return Err(GroupError::BlockSize { bytes: u64::from(self.block_size), max });
-        }
-        let Capabilities { message_len_max: max, name: fabric, .. } = node.fabric.capabilities();
-        if u64::from(self.block_size) > max {
-            return Err(GroupError::BlockTooLong { bytes: u64::from(self.block_size), max, fabric });
-        }
-        self.check_sharing(node)?;
-        let mut seen = BTreeSet::new();
-        for &member in &self.members {
-            if !node.mesh.knows(member) {
-                return Err(GroupError::UnknownNode { node: member });
-            }
-            if !seen.insert(member) {
-                return Err(GroupError::DuplicateMember { node: member });
-            }
-        }
-        let me = node.mesh.me();
-        let position = self.members.iter().position(|&member| member == me);
-        let rank = position.ok_or(GroupError::NotMember { node: me })?;
-        Ok(Rank(u32::try_from(rank).unwrap_or(MEMBERS_MAX)))
+    /// Tells whether members [share](DeliveryMode::Shared) objects.
+    pub fn is_shared(&self) -> bool {
+        self.delivery_mode == DeliveryMode::Shared
     }
 
     pub(super) fn count(&self) -> u32 {
         u32::try_from(self.members.len()).unwrap_or(u32::MAX)
-    }
-
-    /// Hashes everything on which members must agree.
-    pub(super) fn digest(&self, continuation: Option<&Continuation>) -> [u8; 32] {
-        let mut hash = blake3::Hasher::new();
-        hash.update(&[u8::from(self.recoverable), u8::from(self.delta)]);
-        if let Some(continuation) = continuation {
-            continuation.add_to(&mut hash);
-        }
-        if self.is_shared() {
-            hash.update(b"shared objects");
-        }
-        hash.update(&self.id.0.to_le_bytes());
-        hash.update(&self.block_size.to_le_bytes());
-        hash.update(&[u8::from(self.check_blocks == Some(true))]);
-        hash.update(self.algorithm.to_string().as_bytes());
-        for (&member, rank) in self.members.iter().zip(0..) {
-            hash.update(&member.0.to_le_bytes());
-            if let Algorithm::Hybrid(hybrid) = &self.algorithm {
-                hash.update(&hybrid.racks.rack_of(Rank(rank)).unwrap_or(u32::MAX).to_le_bytes());
-            }
-        }
-        hash.finalize().into()
     }
 }

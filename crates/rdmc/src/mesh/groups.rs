@@ -5,11 +5,11 @@ use std::sync::Arc;
 
 use tokio::sync::mpsc;
 
-use super::frame::{self, Frame, GroupFrame};
 use super::{GroupEvent, InboxEvent};
-use crate::group::GroupId;
-use crate::group::agreement::frame::{Ballot, EndFrame, Outcome};
-use crate::node::NodeId;
+use crate::id::GroupId;
+use crate::id::NodeId;
+use crate::wire::end::{Ballot, EndFrame, Outcome};
+use crate::wire::{self, Frame, GroupFrame};
 
 /// The groups of a node.
 #[derive(Default)]
@@ -81,7 +81,7 @@ impl Groups {
 
     /// Keeps a frame for a group that may be joined later. If a node has sent too many, its oldest group is forgotten.
     fn keep_early(&mut self, group: GroupId, from: NodeId, frame: GroupFrame) {
-        let bytes = frame::encode_unchecked(&Frame::Group { group, frame: frame.clone() }).len();
+        let bytes = wire::encode_unchecked(&Frame::Group { group, frame: frame.clone() }).len();
         self.early.push_back(EarlyFrame { group, from, frame, bytes });
         loop {
             let of_node = || self.early.iter().filter(|early| early.from == from);

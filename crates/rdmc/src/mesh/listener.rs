@@ -12,14 +12,16 @@ use rustls::pki_types::CertificateDer;
 use tokio::io::AsyncWriteExt;
 use tokio::sync::{Semaphore, SemaphorePermit, mpsc};
 
-use super::fabrics::Fabrics;
-use super::frame::{self, Frame, OtherVersion, PROTOCOL_VERSION, RejectReason};
-use super::invite::{Invitation, Roster};
-use super::security::{self, Distrust, Fingerprint, Identities, Opening, Security};
-use crate::node::{Cluster, NodeId, check_detection};
+use super::roster::Roster;
+use crate::checksum::yield_now;
+use crate::cluster::Cluster;
+use crate::detection::check_detection;
+use crate::fabrics::{FabricNames, Fabrics};
+use crate::id::NodeId;
 use crate::scope::Scope;
+use crate::security::{self, Distrust, Fingerprint, Identities, Opening, Security};
 use crate::stats::{ListenerStats, Refusals};
-use crate::transfer::yield_now;
+use crate::wire::{self, Frame, OtherVersion, PROTOCOL_VERSION, RejectReason};
 
 /// Listens at one address for the nodes of any number of clusters, and for invitations to new ones.
 ///
@@ -31,14 +33,14 @@ use crate::transfer::yield_now;
 #[derive(Clone)]
 pub struct Listener {
     shared: Arc<ListenerShared>,
-    invitations: Arc<tokio::sync::Mutex<mpsc::Receiver<Invitation>>>,
+    invitations: Arc<tokio::sync::Mutex<mpsc::Receiver<ArrivedInvitation>>>,
     _scope: Arc<Scope>,
 }
 
 struct ListenerShared {
     address: String,
     nodes: Mutex<BTreeMap<(u128, NodeId), Registration>>,
-    invited: mpsc::Sender<Invitation>,
+    invited: mpsc::Sender<ArrivedInvitation>,
     takes_invitations: bool,
     fabrics: Fabrics,
     environment: Arc<dyn Environment>,
@@ -62,6 +64,20 @@ pub(crate) struct NodeConnection {
     pub(crate) from: NodeId,
     /// Counts it if it is refused.
     pub(crate) refusals: Refusals,
+}
+
+/// An invitation that another node sent, with what both have in common.
+pub(crate) struct ArrivedInvitation {
+    pub(crate) environment: Arc<dyn Environment>,
+    pub(crate) stream: Box<dyn ControlStream>,
+    pub(crate) roster: Roster,
+    /// The inviting node's fabrics.
+    pub(crate) asked: FabricNames,
+    /// The fabrics among these that this node offers.
+    pub(crate) offered: FabricNames,
+    pub(crate) payload: Vec<u8>,
+    /// The credential that the inviting node has shown, if any.
+    pub(crate) inviting: Option<Fingerprint>,
 }
 
 impl Listener {
@@ -134,11 +150,9 @@ impl Listener {
     ///
     /// # Cancel safety
     /// No invitation is lost.
-    pub async fn next_invitation(&self) -> Invitation {
+    pub(crate) async fn invited(&self) -> ArrivedInvitation {
         let mut invitations = self.invitations.lock().await;
-        let mut invitation = invitations.recv().await.expect("the sender lives in self");
-        invitation.arrived_at(self.clone());
-        invitation
+        invitations.recv().await.expect("the sender lives in self")
     }
 
     pub(crate) fn fabrics(&self) -> &Fabrics {
@@ -245,17 +259,18 @@ impl ListenerShared {
                 if self.takes_invitations =>
             {
                 let (offers, detection) = (self.fabrics.wire_names(), Duration::from_millis(detection_ms.into()));
-                match (Roster::new(cluster, you, members), asked.in_common(offers), check_detection(detection)) {
+                let roster = Roster::new(cluster, you, members, detection);
+                match (roster, asked.in_common(offers), check_detection(detection)) {
                     (None, ..) => RejectReason::Identity,
                     (_, _, Err(error)) => RejectReason::Declined { reason: error.to_string() },
                     (_, None, _) => RejectReason::Fabrics { offers: offers.clone(), asked },
-                    (Some(roster), Some(common), Ok(())) => match self.room_for_invitation().await {
+                    (Some(roster), Some(offered), Ok(())) => match self.room_for_invitation().await {
                         Some(room) => {
                             let environment = self.environment.clone();
-                            let roster = roster.with_detection(detection);
-                            let mut invitation = Invitation::new(environment, stream, roster, asked, common, payload);
-                            invitation.came_from(shown.as_ref().map(Fingerprint::of));
-                            room.send(invitation);
+                            let inviting = shown.as_ref().map(Fingerprint::of);
+                            let arrived =
+                                ArrivedInvitation { environment, stream, roster, asked, offered, payload, inviting };
+                            room.send(arrived);
                             return Ok(());
                         }
                         None => RejectReason::Busy,
@@ -275,7 +290,7 @@ impl ListenerShared {
     }
 
     /// Waits for room among the invitations that wait for the application; returns `None` if it takes none in time.
-    async fn room_for_invitation(&self) -> Option<mpsc::Permit<'_, Invitation>> {
+    async fn room_for_invitation(&self) -> Option<mpsc::Permit<'_, ArrivedInvitation>> {
         let room = self.environment.timeout(INVITATION_LIMIT, self.invited.reserve()).await;
         room.ok().and_then(Result::ok)
     }
@@ -295,7 +310,7 @@ impl ListenerShared {
         place.note_spoken();
         match (&self.security, opening.asks_for_tls()) {
             (None, false) => {
-                let first = frame::read(&mut opening.before(&mut stream)).await;
+                let first = wire::read(&mut opening.before(&mut stream)).await;
                 let Some(first) = self.unless_of_another_version(first, &mut stream).await? else { return Ok(None) };
                 drop(place);
                 let Some(admitted) = self.admit(&mut stream).await? else { return Ok(None) };
@@ -305,7 +320,7 @@ impl ListenerShared {
                 Ok((mut stream, shown)) => {
                     drop(place);
                     let Some(admitted) = self.admit(&mut stream).await? else { return Ok(None) };
-                    let first = frame::read(&mut stream).await;
+                    let first = wire::read(&mut stream).await;
                     let first = self.unless_of_another_version(first, &mut stream).await?;
                     Ok(first.map(|first| Greeted { first, stream, shown: Some(shown), _admitted: admitted }))
                 }
@@ -391,7 +406,7 @@ impl ListenerShared {
 
 /// Tells the other end why it is refused.
 pub(crate) async fn refuse(stream: &mut Box<dyn ControlStream>, reason: RejectReason) -> io::Result<()> {
-    stream.write_all(&frame::encode(&Frame::Reject { reason })).await?;
+    stream.write_all(&wire::encode(&Frame::Reject { reason })).await?;
     stream.flush().await
 }
 

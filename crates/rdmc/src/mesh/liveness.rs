@@ -18,9 +18,9 @@ use futures::future::FutureExt;
 use rdmc_fabric::Timestamp;
 
 use super::Mesh;
-use super::frame::{self, Frame};
 use crate::failure::FailureCause;
-use crate::node::NodeId;
+use crate::id::NodeId;
+use crate::wire::{self, Frame};
 
 /// The signs of life of one connection.
 #[derive(Default)]
@@ -216,7 +216,7 @@ impl Mesh {
         for outgoing in asked {
             // Fails only for a node that takes no frames, and for a connection that has ended: both are noticed
             // elsewhere.
-            let _ = outgoing.post_now(frame::encode_unchecked(&Frame::Ping));
+            let _ = outgoing.post_now(wire::encode_unchecked(&Frame::Ping));
         }
         suspected.sort_by_key(|suspected| suspected.at);
         // A node that may be given up soon is checked in time, even if the leader falls silent.
@@ -256,7 +256,7 @@ impl Mesh {
             link.outgoing.clone()
         };
         if outgoing.waiting() < PONG_BYTES_MAX {
-            let _ = outgoing.post_now(frame::encode_unchecked(&Frame::Pong));
+            let _ = outgoing.post_now(wire::encode_unchecked(&Frame::Pong));
         }
     }
 }

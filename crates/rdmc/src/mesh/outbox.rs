@@ -10,8 +10,8 @@ use rdmc_fabric::ControlStream;
 use tokio::io::{AsyncWrite, AsyncWriteExt, WriteHalf};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc, oneshot};
 
-use super::frame::FrameCheck;
 use crate::sync::lock;
+use crate::wire::FrameCheck;
 
 /// The frames that wait to be written to one node, in order.
 pub(super) struct Outbox {
@@ -182,10 +182,10 @@ const BATCH_MAX: usize = 256;
 mod tests {
     use tokio::io::DuplexStream;
 
-    use super::super::frame::{self, Frame, GroupFrame};
     use super::*;
-    use crate::group::GroupId;
+    use crate::id::GroupId;
     use crate::mesh::tests::Stream;
+    use crate::wire::{self, Frame, GroupFrame};
 
     /// Opens an outbox whose connection holds so many bytes that are not yet read.
     fn outbox(room: usize) -> (Arc<Outbox>, OutboxWriter, DuplexStream) {
@@ -203,8 +203,8 @@ mod tests {
     #[tokio::test]
     async fn what_is_posted_now_does_not_wait_for_the_writer() {
         let (outbox, _writer, mut far) = outbox(64);
-        outbox.post_now(frame::encode_unchecked(&Frame::Ping)).unwrap();
-        let frame = frame::read_next(&mut far, &mut FrameCheck::default()).await.unwrap();
+        outbox.post_now(wire::encode_unchecked(&Frame::Ping)).unwrap();
+        let frame = wire::read_next(&mut far, &mut FrameCheck::default()).await.unwrap();
         assert_eq!(frame, Some(Frame::Ping));
     }
 
@@ -212,15 +212,15 @@ mod tests {
     async fn what_a_connection_does_not_take_at_once_is_written_by_the_writer() {
         for room in 1..40 {
             let (outbox, writer, mut far) = outbox(room);
-            outbox.post(frame::encode_unchecked(&announced(1))).unwrap();
+            outbox.post(wire::encode_unchecked(&announced(1))).unwrap();
             for _ in 0..5 {
-                outbox.post_now(frame::encode_unchecked(&Frame::Ping)).unwrap();
+                outbox.post_now(wire::encode_unchecked(&Frame::Ping)).unwrap();
             }
-            outbox.post(frame::encode_unchecked(&announced(2))).unwrap();
+            outbox.post(wire::encode_unchecked(&announced(2))).unwrap();
             let hear = async {
                 let (mut check, mut frames) = (FrameCheck::default(), Vec::new());
                 for _ in 0..7 {
-                    frames.push(frame::read_next(&mut far, &mut check).await.unwrap().expect("seven frames"));
+                    frames.push(wire::read_next(&mut far, &mut check).await.unwrap().expect("seven frames"));
                 }
                 // The first that does not find room goes to the writer, and those that follow queue behind it.
                 let before = (room / 9 + 1).min(5);
@@ -230,8 +230,8 @@ mod tests {
                 assert_eq!(frames, expected, "{room}");
                 // When nothing is left, it goes on as before.
                 outbox.flush().await;
-                outbox.post_now(frame::encode_unchecked(&Frame::Pong)).unwrap();
-                assert_eq!(frame::read_next(&mut far, &mut check).await.unwrap(), Some(Frame::Pong), "{room}");
+                outbox.post_now(wire::encode_unchecked(&Frame::Pong)).unwrap();
+                assert_eq!(wire::read_next(&mut far, &mut check).await.unwrap(), Some(Frame::Pong), "{room}");
                 drop(outbox);
             };
             let (written, ()) = futures::join!(writer.run(), hear);
@@ -243,17 +243,17 @@ mod tests {
     async fn what_waits_for_a_writer_that_has_no_turn_is_counted() {
         let (outbox, _writer, _far) = outbox(64);
         for _ in 0..1000 {
-            outbox.post_now(frame::encode_unchecked(&Frame::Ping)).unwrap();
+            outbox.post_now(wire::encode_unchecked(&Frame::Ping)).unwrap();
         }
         // Seven were taken, and the rest of the eighth is kept.
-        assert_eq!(outbox.waiting(), (1000 - 8) * frame::encode_unchecked(&Frame::Ping).len());
+        assert_eq!(outbox.waiting(), (1000 - 8) * wire::encode_unchecked(&Frame::Ping).len());
     }
 
     #[tokio::test]
     async fn a_connection_is_closed_with_its_writer() {
         let (outbox, writer, mut far) = outbox(64);
         drop(writer);
-        assert!(matches!(outbox.post_now(frame::encode_unchecked(&Frame::Ping)), Err(PostError)));
-        assert!(frame::read_next(&mut far, &mut FrameCheck::default()).await.unwrap().is_none());
+        assert!(matches!(outbox.post_now(wire::encode_unchecked(&Frame::Ping)), Err(PostError)));
+        assert!(wire::read_next(&mut far, &mut FrameCheck::default()).await.unwrap().is_none());
     }
 }

@@ -7,7 +7,7 @@ use tokio::io::{AsyncWrite, DuplexStream, ReadBuf};
 use tokio::sync::Notify;
 
 use super::*;
-use crate::group::agreement::frame::EndFrame;
+use crate::wire::end::EndFrame;
 
 /// One end of a connection. If the other is `deaf`, it takes no bytes, and notifies of each attempt.
 pub(super) struct Stream {
@@ -85,7 +85,7 @@ async fn what_was_said_before_a_connection_broke_is_heard() {
     let mut inbox = mesh.open_group(GroupId(7), &Arc::from([NodeId(0), peer])).expect("a new group");
     mesh.post(peer, GroupId(7), GroupFrame::Announce { message: 0, size: 0 });
     refused.notified().await;
-    far.write_all(&frame::encode(&told(GroupId(7)))).await.unwrap();
+    far.write_all(&wire::encode(&told(GroupId(7)))).await.unwrap();
     drop(far);
     let heard = inbox.next().await.expect("the group is open");
     assert!(matches!(heard, GroupEvent::Frame(_, GroupFrame::End(EndFrame::Decided { .. }))), "{heard:?}");
@@ -107,7 +107,7 @@ async fn who_leaves_tells_first_how_groups_have_ended() {
     let frames = async |stream: &mut DuplexStream| {
         let (mut frames, mut check) = (Vec::new(), FrameCheck::default());
         while frames.last() != Some(&Frame::Goodbye) {
-            frames.push(frame::read_next(stream, &mut check).await.unwrap().expect("it says goodbye"));
+            frames.push(wire::read_next(stream, &mut check).await.unwrap().expect("it says goodbye"));
         }
         frames
     };
@@ -141,7 +141,7 @@ async fn a_frame_that_was_changed_ends_the_connection() {
     let peer = NodeId(1);
     let mut far = connect(&mesh, peer, None).await;
     let mut inbox = mesh.open_group(GroupId(7), &Arc::from([NodeId(0), peer])).expect("a new group");
-    let mut bytes = frame::encode(&told(GroupId(7)));
+    let mut bytes = wire::encode(&told(GroupId(7)));
     bytes[6] ^= 1;
     far.write_all(&bytes).await.unwrap();
     assert!(matches!(inbox.next().await, Some(GroupEvent::Lost(NodeId(1), _))));
@@ -201,7 +201,7 @@ async fn a_node_that_reads_nothing_is_given_up_before_memory_is() {
     let mut inbox = mesh.open_group(GroupId(7), &Arc::from([NodeId(0), peer])).expect("a new group");
     // Its questions are not answered without end.
     let mut check = FrameCheck::default();
-    let mut ping = frame::encode_unchecked(&Frame::Ping);
+    let mut ping = wire::encode_unchecked(&Frame::Ping);
     let mut pings = Vec::new();
     for _ in 0..100 {
         ping.truncate(5);
@@ -215,7 +215,7 @@ async fn a_node_that_reads_nothing_is_given_up_before_memory_is() {
     assert!(matches!(inbox.next().await, Some(GroupEvent::Lost(NodeId(1), FailureCause::Unresponsive { .. }))));
     // The frames before have arrived in order.
     let mut check = FrameCheck::default();
-    let heard = frame::read_next(&mut far, &mut check).await.unwrap();
+    let heard = wire::read_next(&mut far, &mut check).await.unwrap();
     assert!(matches!(heard, None | Some(Frame::Group { .. } | Frame::Pong)), "{heard:?}");
 }
 
@@ -227,13 +227,13 @@ async fn who_was_asked_is_answered_from_its_second_question_on() {
     let _inbox = mesh.open_group(GroupId(7), &Arc::from([NodeId(0), peer])).expect("a new group");
     mesh.0.environment.spawn(Box::pin(mesh.clone().watch()));
     let (mut to, mut from) = (FrameCheck::default(), FrameCheck::default());
-    assert_eq!(frame::read_next(&mut far, &mut from).await.unwrap(), Some(Frame::Ping));
+    assert_eq!(wire::read_next(&mut far, &mut from).await.unwrap(), Some(Frame::Ping));
     for _ in 0..2 {
-        let mut ping = frame::encode_unchecked(&Frame::Ping);
+        let mut ping = wire::encode_unchecked(&Frame::Ping);
         to.seal(&mut ping);
         far.write_all(&ping).await.unwrap();
     }
     // The first one crossed this node's own question.
-    assert_eq!(frame::read_next(&mut far, &mut from).await.unwrap(), Some(Frame::Pong));
-    assert_eq!(frame::read_next(&mut far, &mut from).await.unwrap(), Some(Frame::Ping));
+    assert_eq!(wire::read_next(&mut far, &mut from).await.unwrap(), Some(Frame::Pong));
+    assert_eq!(wire::read_next(&mut far, &mut from).await.unwrap(), Some(Frame::Ping));
 }

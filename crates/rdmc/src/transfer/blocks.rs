@@ -7,8 +7,9 @@ use futures::task::AtomicWaker;
 use rdmc_fabric::{Buffer, BufferMut};
 use rdmc_schedule::{BlockIndex, BlockSet};
 
-use super::{Checksum, Shape};
+use super::Shape;
 use crate::certificate::Digest;
+use crate::checksum::Checksum;
 use crate::sync::lock;
 
 /// The blocks of one message.

@@ -9,8 +9,9 @@ use futures::{FutureExt, future::BoxFuture};
 use rdmc_fabric::{Operation, Received};
 use rdmc_schedule::{Rank, Step};
 
-use super::{ExpectedBlock, Transfer, TransferError, yield_now};
-use crate::group::neighbour::{GrantGuard, SendGuard};
+use super::neighbour::{GrantGuard, SendGuard};
+use super::{ExpectedBlock, Transfer, TransferError};
+use crate::checksum::yield_now;
 use crate::woken::WokenWait;
 
 /// The operations of each neighbour, in the order in which they were posted, which is the order in which they end.

@@ -4,8 +4,8 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use rdmc_fabric::Timestamp;
 
-use super::frame::{Ballot, EndFrame, Outcome, Report};
 use super::{Agreement, ROOT};
+use crate::wire::end::{Ballot, EndFrame, Outcome, Report};
 
 /// A ballot that this member leads.
 #[derive(Debug)]
@@ -60,8 +60,7 @@ impl Agreement {
         if !self.wedged {
             let confirmed = &self.progress.confirmed;
             // Counted, as the root of a large group looks often.
-            let ready =
-                self.me == ROOT && self.promised == Ballot::CLOSE && confirmed.len() + 1 == self.members as usize;
+            let ready = self.finished && self.promised == Ballot::CLOSE && confirmed.len() + 1 == self.members as usize;
             let Some(messages) = self.progress.messages.filter(|_| ready) else { return StepResult::Wait };
             let others = self.others().collect();
             return self.put_forward(Ballot::CLOSE, Outcome::Closed { messages }, others, true);

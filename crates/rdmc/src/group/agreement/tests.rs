@@ -6,10 +6,10 @@ use std::time::Duration;
 use proptest::prelude::*;
 use rdmc_fabric::Timestamp;
 
-use super::frame::{Accepted, Ballot, EndFrame, Evidence, Outcome, Progress, Report, Verdict};
 use super::{Agreement, Patience};
 use crate::certificate::{Digest, MessageRecord};
 use crate::failure::FailureCause;
+use crate::wire::end::{Accepted, Ballot, EndFrame, Evidence, Outcome, Progress, Report, Verdict};
 
 /// A group whose members agree over connections that deliver in order, in an order among them that chance decides.
 struct Network {

@@ -2,11 +2,11 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use super::frame::{Ballot, Evidence, Outcome, Report, Verdict};
 use super::leading::all_confirmed;
 use super::{Agreement, RECORDS_REPORTED_MAX, ROOT};
 use crate::certificate::MessageRecord;
 use crate::failure::FailureCause;
+use crate::wire::end::{Ballot, Evidence, Outcome, Report, Verdict};
 
 impl Agreement {
     /// Chooses the outcome to propose.

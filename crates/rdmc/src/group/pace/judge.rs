@@ -8,7 +8,8 @@ use std::collections::BTreeMap;
 
 use rdmc_schedule::Rank;
 
-use super::{WINDOW, WaitTimes};
+use super::WINDOW;
+use crate::wire::WaitTimes;
 
 /// The waiting of members within the latest window.
 #[derive(Default)]

@@ -12,8 +12,8 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt};
 
 use super::*;
 use crate::mesh::Mesh;
-use crate::mesh::frame::{self, Frame, PROTOCOL_VERSION, RejectReason};
 use crate::stats::Refusals;
+use crate::wire::{self, Frame, PROTOCOL_VERSION, RejectReason};
 use crate::{Cluster, GroupSpec, InviteFailure, Listener, Node, NodeId, StartError, invite_secured};
 
 /// Signs certificates.
@@ -278,7 +278,7 @@ impl Door {
 
 fn hello(from: u32) -> Vec<u8> {
     let (from, to) = (NodeId(from), NodeId(1));
-    frame::encode(&Frame::Hello { version: PROTOCOL_VERSION, cluster: 0, from, to })
+    wire::encode(&Frame::Hello { version: PROTOCOL_VERSION, cluster: 0, from, to })
 }
 
 fn abc() -> Cluster {
@@ -295,7 +295,7 @@ async fn nobody_but_the_inviting_node_is_node_0_of_an_invited_cluster() {
     let mut impostor = door.enter(&other).await.unwrap();
     impostor.write_all(&hello(0)).await.unwrap();
     impostor.flush().await.unwrap();
-    let answer = frame::read(&mut impostor).await.unwrap();
+    let answer = wire::read(&mut impostor).await.unwrap();
     let Some(Frame::Reject { reason: RejectReason::Declined { reason } }) = answer else { panic!("{answer:?}") };
     assert!(reason.contains("not that of the node that invited"), "{reason}");
     assert_eq!(door.refused(), 1);
@@ -319,7 +319,7 @@ async fn an_end_without_a_certificate_is_refused() {
     let server = security.0.server.clone();
     let anonymous = Security(Arc::new(SecurityShared { proof: Proof::Certificate, client, server }));
     let mut stream = door.enter(&anonymous).await.unwrap();
-    let error = frame::read(&mut stream).await.unwrap_err();
+    let error = wire::read(&mut stream).await.unwrap_err();
     assert_eq!(error.to_string(), "it asks for a certificate");
     drop(stream);
     assert_eq!(door.refused(), 1);
@@ -348,8 +348,8 @@ async fn a_long_frame_without_tls_is_refused_and_not_kept() {
     for _ in 0..4 << 10 {
         stream.write_all(&[0; 1 << 10]).await.unwrap();
     }
-    stream.write_all(&[0; frame::CHECK_LEN]).await.unwrap();
-    let answer = frame::read(&mut stream).await.unwrap();
+    stream.write_all(&[0; wire::CHECK_LEN]).await.unwrap();
+    let answer = wire::read(&mut stream).await.unwrap();
     assert!(matches!(answer, Some(Frame::Reject { reason: RejectReason::Declined { .. } })), "{answer:?}");
     assert_eq!(door.refused(), 1);
 }

@@ -13,11 +13,15 @@ use futures::stream::{FuturesUnordered, StreamExt};
 use rdmc_fabric::{Capabilities, ControlStream, Elapsed, Environment, Timestamp};
 use tokio::io::AsyncWriteExt;
 
-use super::fabrics::{ChosenFabric, FabricChoice, FabricName, FabricNames, Fabrics, PassedOver};
-use super::frame::{self, FRAME_LEN_MAX, Frame, OtherVersion, PROTOCOL_VERSION, RejectReason};
-use super::listener::{Listener, refuse};
-use super::security::{Distrust, Fingerprint, Security, host};
-use crate::node::{Cluster, DetectionError, Node, NodeBuilder, NodeId, check_detection};
+use crate::cluster::Cluster;
+use crate::detection::{DetectionError, check_detection};
+use crate::fabrics::{ChosenFabric, FabricChoice, FabricName, FabricNames, Fabrics, PassedOver};
+use crate::id::NodeId;
+use crate::mesh::listener::{ArrivedInvitation, Listener, refuse};
+use crate::mesh::roster::Roster;
+use crate::node::{Node, NodeBuilder};
+use crate::security::{Distrust, Fingerprint, Security, host};
+use crate::wire::{self, FRAME_LEN_MAX, Frame, OtherVersion, PROTOCOL_VERSION, RejectReason};
 
 /// Sets the options of an invitation.
 ///
@@ -206,6 +210,25 @@ impl ReachedListeners {
     /// # Errors
     /// As [`invite_secured`].
     pub async fn invite(self, payload: impl Into<Bytes>) -> Result<NodeBuilder, InviteError> {
+        self.invite_and_conclude(payload, |_| Bytes::new()).await
+    }
+
+    /// Invites the listeners with `payload`, as [`invite`](Self::invite) does, and tells them what the caller concludes
+    /// from the [replies](NodeBuilder::replies) of all. They start with that [conclusion](NodeBuilder::conclusion).
+    ///
+    /// # Cancel safety
+    /// Dropping the future withdraws the invitations.
+    ///
+    /// # Errors
+    /// As [`invite_secured`].
+    ///
+    /// # Panics
+    /// If the conclusion is longer than [`Invitation::REPLY_LEN_MAX`] bytes.
+    pub async fn invite_and_conclude(
+        self,
+        payload: impl Into<Bytes>,
+        conclude: impl FnOnce(&BTreeMap<NodeId, Bytes>) -> Bytes,
+    ) -> Result<NodeBuilder, InviteError> {
         let Self { fabrics, addresses, connections, began, limit, security, detection } = self;
         let payload: Bytes = payload.into();
         let detection_ms = u32::try_from(detection.as_millis()).expect("its bounds are checked");
@@ -246,14 +269,22 @@ impl ReachedListeners {
                 Err(failure) => failures.push((address.clone(), failure)),
             }
         }
-        if !failures.is_empty() {
-            return Err(InviteError { failures });
-        }
         let members: BTreeMap<NodeId, String> = members.iter().cloned().collect();
-        let Some(chosen) = fabrics.wire_names().choose(&offers) else {
-            return Err(nothing_in_common(fabrics.wire_names(), &offers, &members));
+        let chosen = fabrics.wire_names().choose(&offers);
+        let error = match &chosen {
+            _ if !failures.is_empty() => Some(InviteError { failures: std::mem::take(&mut failures) }),
+            Some(_) => None,
+            None => Some(nothing_in_common(fabrics.wire_names(), &offers, &members)),
         };
-        let go = frame::encode(&Frame::Go(chosen.clone()));
+        if let Some(error) = error {
+            let accepted = accepted.into_iter().map(|(stream, _)| stream);
+            withdraw(&*environment, accepted, &error, &members).await;
+            return Err(error);
+        }
+        let chosen = chosen.expect("without one there is an error");
+        let conclusion = conclude(&replies);
+        assert!(conclusion.len() <= REPLY_LEN_MAX, "a conclusion has at most {REPLY_LEN_MAX} bytes");
+        let go = wire::encode(&Frame::Go { chosen: chosen.clone(), conclusion: conclusion.to_vec() });
         for (stream, address) in &mut accepted {
             if let Err(error) = write_frame(stream, &go).await {
                 failures.push(((*address).clone(), InviteFailure::Unreachable(error)));
@@ -265,7 +296,9 @@ impl ReachedListeners {
         let choice = chosen.explained(|node| members.get(&node).cloned());
         let fabric = fabrics.named(&chosen.fabric).expect("it was chosen among these");
         let builder = NodeBuilder::new(NodeId(0), Cluster::from_parts(cluster, members)).security(security);
-        Ok(builder.chosen(fabric, choice).invited_with(Duration::from_millis(detection_ms.into())).replied(replies))
+        let builder = builder.chosen(fabric, choice).invited_with(Duration::from_millis(detection_ms.into()));
+        let streams = accepted.into_iter().map(|(stream, _)| stream).collect();
+        Ok(builder.replied(replies).concluded(conclusion, streams))
     }
 }
 
@@ -293,7 +326,7 @@ async fn invite_all(
     let asked = ask.enumerate().map(|(index, ask)| async move { (index, ask.await) });
     let mut asked: FuturesUnordered<_> = asked.collect();
     let mut answers: BTreeMap<usize, InviteResult> = BTreeMap::new();
-    let ping = frame::encode(&Frame::Ping);
+    let ping = wire::encode(&Frame::Ping);
     let mut pause = environment.sleep(PING_PAUSE).fuse();
     loop {
         futures::select_biased! {
@@ -310,6 +343,25 @@ async fn invite_all(
             }
         }
     }
+}
+
+/// Tells the listeners that have accepted which one cannot take part.
+async fn withdraw(
+    environment: &dyn Environment,
+    accepted: impl Iterator<Item = Box<dyn ControlStream>>,
+    error: &InviteError,
+    members: &BTreeMap<NodeId, String>,
+) {
+    let Some((address, failure)) = error.failures.first() else { return };
+    let because_of = members.iter().find(|(_, known)| *known == address).map_or(NodeId(0), |(node, _)| *node);
+    let reason = failure.to_string().chars().take(WITHDRAWN_REASON_MAX).collect();
+    let withdrawn = wire::encode(&Frame::Withdrawn { because_of, reason });
+    let told = accepted.map(|mut stream| {
+        let withdrawn = &withdrawn;
+        // If one does not take it, the end of the connection withdraws the invitation as well.
+        async move { environment.timeout(PING_PAUSE, write_frame(&mut stream, withdrawn)).await }
+    });
+    futures::future::join_all(told).await;
 }
 
 async fn write_frame(stream: &mut Box<dyn ControlStream>, frame: &[u8]) -> io::Result<()> {
@@ -333,13 +385,13 @@ async fn reach_one(
 }
 
 async fn invite_one(mut stream: Box<dyn ControlStream>, invite: &Frame) -> InviteResult {
-    let bytes = frame::encode(invite);
+    let bytes = wire::encode(invite);
     if bytes.len() > FRAME_LEN_MAX {
         let error = io::Error::new(io::ErrorKind::InvalidInput, "the invitation's payload is too long");
         return Err(InviteFailure::Unreachable(error));
     }
     write_frame(&mut stream, &bytes).await.map_err(InviteFailure::of)?;
-    match frame::read(&mut stream).await.map_err(InviteFailure::of)? {
+    match wire::read(&mut stream).await.map_err(InviteFailure::of)? {
         Some(Frame::Accept { reply, .. }) if reply.len() > REPLY_LEN_MAX => {
             Err(InviteFailure::Refused { reason: format!("its reply is longer than {REPLY_LEN_MAX} bytes") })
         }
@@ -448,29 +500,15 @@ impl InviteFailure {
     }
 }
 
-/// The nodes of the cluster to form, as an invitation lists them.
-pub(crate) struct Roster {
-    cluster: u128,
-    you: NodeId,
-    members: BTreeMap<NodeId, String>,
-    detection: Duration,
-}
-
-impl Roster {
-    /// Checks the list; returns `None` if it is invalid.
-    pub(crate) fn new(cluster: u128, you: NodeId, members: Vec<(NodeId, String)>) -> Option<Self> {
-        let count = members.len();
-        let printable = |address: &String| address.len() <= ADDRESS_LEN_MAX && !address.contains(char::is_control);
-        let sound = members.iter().all(|(_, address)| printable(address));
-        let members: BTreeMap<_, _> = members.into_iter().collect();
-        let sound = sound && members.len() == count && members.contains_key(&you) && you != NodeId(0);
-        sound.then_some(Self { cluster, you, members, detection: NodeBuilder::DETECTION_DEFAULT })
-    }
-
-    /// Sets the detection time of all nodes.
-    pub(crate) fn with_detection(self, detection: Duration) -> Self {
-        Self { detection, ..self }
-    }
+/// An invitation was withdrawn because another listener cannot take part.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("the invitation was withdrawn: node {because_of} {reason}")]
+#[non_exhaustive]
+pub struct InvitationWithdrawn {
+    /// The other listener's number.
+    pub because_of: NodeId,
+    /// Why it cannot take part, as the inviting node tells it; at most 1000 characters.
+    pub reason: String,
 }
 
 /// An invitation to become a node of a new cluster.
@@ -486,34 +524,26 @@ pub struct Invitation {
     offered: FabricNames,
     payload: Bytes,
     reply: Vec<u8>,
-    listener: Option<Listener>,
+    listener: Listener,
     /// The credential that the inviting node has shown, if any.
     inviting: Option<Fingerprint>,
+}
+
+impl Listener {
+    /// Waits for the next invitation.
+    ///
+    /// # Cancel safety
+    /// No invitation is lost.
+    pub async fn next_invitation(&self) -> Invitation {
+        let ArrivedInvitation { environment, stream, roster, asked, offered, payload, inviting } = self.invited().await;
+        let (payload, reply, listener) = (payload.into(), Vec::new(), self.clone());
+        Invitation { environment, stream, roster, asked, offered, payload, reply, listener, inviting }
+    }
 }
 
 impl Invitation {
     /// Longest reply in bytes.
     pub const REPLY_LEN_MAX: usize = REPLY_LEN_MAX;
-
-    pub(crate) fn new(
-        environment: Arc<dyn Environment>,
-        stream: Box<dyn ControlStream>,
-        roster: Roster,
-        asked: FabricNames,
-        offered: FabricNames,
-        payload: Vec<u8>,
-    ) -> Self {
-        let (payload, reply) = (payload.into(), Vec::new());
-        Self { environment, stream, roster, asked, offered, payload, reply, listener: None, inviting: None }
-    }
-
-    pub(crate) fn came_from(&mut self, inviting: Option<Fingerprint>) {
-        self.inviting = inviting;
-    }
-
-    pub(crate) fn arrived_at(&mut self, listener: Listener) {
-        self.listener = Some(listener);
-    }
 
     /// Returns the inviting application's payload.
     pub fn payload(&self) -> &Bytes {
@@ -542,14 +572,14 @@ impl Invitation {
 
     /// Returns the fabrics that this node and the inviting one have in common; the cluster uses one of them.
     pub fn fabrics(&self) -> Vec<Capabilities> {
-        let named = |name| self.listener().fabrics().named(name).expect("what is offered is had");
+        let named = |name| self.listener.fabrics().named(name).expect("what is offered is had");
         self.offered.iter().map(|name| named(name).capabilities()).collect()
     }
 
     /// Offers only the [`fabrics`](Self::fabrics) for which `keep` is true. If there are none, changes nothing and
     /// returns false.
     pub fn retain_fabrics(&mut self, keep: impl Fn(&Capabilities) -> bool) -> bool {
-        let fabrics = self.listener().fabrics();
+        let fabrics = self.listener.fabrics();
         let kept = |name: &FabricName| fabrics.named(name).is_some_and(|fabric| keep(&fabric.capabilities()));
         let kept = self.offered.filtered(kept);
         let some = kept.is_some();
@@ -572,35 +602,42 @@ impl Invitation {
     /// Dropping the future declines.
     ///
     /// # Errors
-    /// The invitation was withdrawn, for instance because another listener refused. Or the inviting node gave no sign
-    /// of life for five seconds, or did not finish within a minute.
+    /// The invitation was withdrawn; the error has an [`InvitationWithdrawn`] if another listener cannot take part. Or
+    /// the inviting node gave no sign of life for five seconds, or did not finish within a minute.
     pub async fn accept(mut self) -> io::Result<NodeBuilder> {
-        let listener = self.listener().clone();
+        let listener = self.listener.clone();
         let you = self.roster.you;
         let cluster = Cluster::from_parts(self.roster.cluster, self.roster.members.clone()).invited_by(self.inviting);
         // Registered before the answer: others connect as soon as all have answered.
         let arrivals = listener.register(&cluster, you);
         let accept = Frame::Accept { fabrics: self.offered.clone(), reply: std::mem::take(&mut self.reply) };
-        write_frame(&mut self.stream, &frame::encode(&accept)).await?;
+        write_frame(&mut self.stream, &wire::encode(&accept)).await?;
         let environment = self.environment.clone();
         let told = environment.timeout(GO_LIMIT, self.wait_for_go()).await;
-        let chosen = told.unwrap_or_else(|elapsed| Err(io::Error::new(io::ErrorKind::TimedOut, elapsed)))?;
+        let (chosen, conclusion) =
+            told.unwrap_or_else(|elapsed| Err(io::Error::new(io::ErrorKind::TimedOut, elapsed)))?;
         let offered = listener.fabrics().named(&chosen.fabric).filter(|_| self.offered.has(&chosen.fabric));
         let not_offered =
             || io::Error::other(format!("the fabric {} was chosen, which was not offered", chosen.fabric));
         let fabric = offered.ok_or_else(not_offered)?;
         let choice = self.explained(&listener, &chosen);
-        let builder = Node::builder(you, cluster);
-        Ok(builder.chosen(fabric, choice).invited_with(self.roster.detection).arrivals(listener, arrivals))
+        let builder = Node::builder(you, cluster).chosen(fabric, choice).invited_with(self.roster.detection);
+        Ok(builder.concluded(conclusion.into(), vec![self.stream]).arrivals(listener, arrivals))
     }
 
     /// Waits until all others have accepted, as long as the inviting node gives signs of life.
-    async fn wait_for_go(&mut self) -> io::Result<ChosenFabric> {
+    async fn wait_for_go(&mut self) -> io::Result<(ChosenFabric, Vec<u8>)> {
         loop {
-            let heard = self.environment.timeout(SILENCE_MAX, frame::read(&mut self.stream)).await;
+            let heard = self.environment.timeout(SILENCE_MAX, wire::read(&mut self.stream)).await;
             match heard.map_err(|elapsed| io::Error::new(io::ErrorKind::TimedOut, elapsed))?? {
-                Some(Frame::Go(chosen)) => return Ok(chosen),
+                Some(Frame::Go { chosen, conclusion }) if conclusion.len() <= REPLY_LEN_MAX => {
+                    return Ok((chosen, conclusion));
+                }
                 Some(Frame::Ping) => {}
+                Some(Frame::Withdrawn { because_of, reason }) => {
+                    let reason = reason.chars().take(WITHDRAWN_REASON_MAX).collect();
+                    return Err(io::Error::other(InvitationWithdrawn { because_of, reason }));
+                }
                 _ => return Err(io::Error::other("the invitation was withdrawn")),
             }
         }
@@ -618,10 +655,6 @@ impl Invitation {
         let unknown = unknown.map(|name| PassedOver { fabric: name.to_string(), lacking: vec![inviting()] });
         choice.passed_over.splice(0..0, unknown);
         choice
-    }
-
-    fn listener(&self) -> &Listener {
-        self.listener.as_ref().expect("invitations are handed out by their listener")
     }
 
     /// Declines with a reason, of which at most 1000 characters are sent.
@@ -657,8 +690,10 @@ impl fmt::Debug for Invitation {
     }
 }
 
-/// Longest reply to an invitation in bytes.
+/// Longest reply to an invitation, and longest conclusion from all replies, in bytes.
 const REPLY_LEN_MAX: usize = 1024;
+/// Longest reason of a withdrawal, in characters.
+const WITHDRAWN_REASON_MAX: usize = 1000;
 /// How long a node that has accepted waits for the others to accept.
 const GO_LIMIT: Duration = Duration::from_secs(60);
 /// Time to connect to all listeners: those that were reached first must not have closed their connections.
@@ -669,8 +704,6 @@ const ANSWER_LIMIT_MIN: Duration = Duration::from_secs(1);
 const PING_PAUSE: Duration = Duration::from_secs(1);
 /// Longest time without a sign of life of the inviting node.
 const SILENCE_MAX: Duration = Duration::from_secs(5);
-/// Longest address of a member in bytes: a host name and a port.
-const ADDRESS_LEN_MAX: usize = 300;
 
 #[cfg(test)]
 mod tests;

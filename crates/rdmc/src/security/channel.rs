@@ -19,9 +19,9 @@ use tokio_rustls::{TlsAcceptor, TlsConnector, TlsStream};
 use super::identity::{Identities, Identity, server_name};
 use super::refusal::Distrust;
 use super::{Proof, Security};
-use crate::mesh::frame::CHECK_LEN;
-use crate::node::NodeId;
+use crate::id::NodeId;
 use crate::stats::Refusals;
+use crate::wire::CHECK_LEN;
 
 /// Secures the connections that a node opens to others of its cluster.
 pub(crate) struct PeerSecurity {

@@ -10,20 +10,21 @@ use std::io;
 use serde::{Deserialize, Serialize};
 use tokio::io::{AsyncRead, AsyncReadExt};
 
-use crate::group::GroupId;
-use crate::group::agreement::frame::EndFrame;
-use crate::group::healing::{BlockPiece, PieceRequest};
-use crate::group::pace::WaitTimes;
-use crate::node::NodeId;
+use crate::fabrics::{ChosenFabric, FabricNames};
+use crate::id::{GroupId, NodeId};
 
-use super::fabrics::{ChosenFabric, FabricNames};
+pub(crate) mod end;
+
+use end::EndFrame;
 
 /// Changes whenever frames change their meaning; nodes of different versions do not talk.
-pub(crate) const PROTOCOL_VERSION: u16 = 7;
+pub(crate) const PROTOCOL_VERSION: u16 = 8;
 /// Bytes of a check value.
 pub(crate) const CHECK_LEN: usize = 4;
 /// Longest frame in bytes: an invitation.
 pub(crate) const FRAME_LEN_MAX: usize = 4 << 20;
+/// Longest piece of a block in one frame, in bytes.
+pub(crate) const PIECE_LEN_MAX: usize = 256 << 10;
 /// Longest frame in bytes after the handshake.
 pub(crate) const LINK_FRAME_LEN_MAX: usize = 1 << 20;
 
@@ -49,8 +50,8 @@ pub(crate) enum Frame {
     },
     /// Accepts an `Invite`, on any of these of its fabrics, and answers its payload.
     Accept { fabrics: FabricNames, reply: Vec<u8> },
-    /// All have accepted: start, on this fabric.
-    Go(ChosenFabric),
+    /// All have accepted: start, on this fabric. The inviting application concludes this from all replies.
+    Go { chosen: ChosenFabric, conclusion: Vec<u8> },
     /// Concerns one group.
     Group { group: GroupId, frame: GroupFrame },
     /// Ends the connection in good order.
@@ -59,6 +60,8 @@ pub(crate) enum Frame {
     Ping,
     /// Gives a sign of life.
     Pong,
+    /// Withdraws an invitation that was accepted: this node cannot take part, for this reason.
+    Withdrawn { because_of: NodeId, reason: String },
 }
 
 /// The first frame of the other end is of another version of the protocol.
@@ -154,6 +157,44 @@ pub(crate) enum GroupFrame {
     Fetch(PieceRequest),
     /// The piece, if the member has it.
     Piece { wanted: PieceRequest, piece: Option<BlockPiece> },
+}
+
+/// How long one member has waited for another within a window, in milliseconds.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct WaitTimes {
+    /// The rank of the other.
+    pub(crate) on: u32,
+    /// For its grants.
+    pub(crate) ready_ms: u32,
+    /// For blocks to leave to it.
+    pub(crate) leaving_ms: u32,
+    /// For its blocks.
+    pub(crate) arriving_ms: u32,
+    /// How long it was receiving blocks, or was due to receive one.
+    pub(crate) busy_ms: u32,
+    /// Blocks that it has received.
+    pub(crate) blocks: u32,
+}
+
+/// A piece of a block that a member wants.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct PieceRequest {
+    pub(crate) message: u64,
+    /// `None` for the first block that the member gets of the message: which one that is depends on the size.
+    pub(crate) block: Option<u32>,
+    /// Where in the block the piece begins, in bytes.
+    pub(crate) offset: u32,
+}
+
+/// A piece of a block, of [`PIECE_LEN_MAX`] bytes unless the block ends before.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct BlockPiece {
+    /// The message's size in bytes.
+    pub(crate) size: u64,
+    pub(crate) block: u32,
+    /// Of the whole block.
+    pub(crate) checksum: u128,
+    pub(crate) bytes: Vec<u8>,
 }
 
 /// The CRC-32 of all frames of one direction so far, which finds frames that were changed, lost or repeated on the way.
@@ -367,15 +408,16 @@ mod tests {
             (fabrics(), fabrics())
                 .prop_map(|(offers, asked)| { Frame::Reject { reason: RejectReason::Fabrics { offers, asked } } }),
             (fabrics(), bytes()).prop_map(|(fabrics, reply)| Frame::Accept { fabrics, reply }),
-            (fabrics(), proptest::collection::vec(any::<u32>().prop_map(NodeId), 0..5)).prop_map(
-                |(fabrics, lacking)| {
+            (fabrics(), proptest::collection::vec(any::<u32>().prop_map(NodeId), 0..5), bytes()).prop_map(
+                |(fabrics, lacking, conclusion)| {
                     let passed_over =
                         fabrics.iter().map(|name| (name.clone(), lacking.iter().copied().collect())).collect();
                     let fabric = fabrics.iter().next().expect("there is one").clone();
-                    Frame::Go(ChosenFabric { fabric, passed_over })
+                    Frame::Go { chosen: ChosenFabric { fabric, passed_over }, conclusion }
                 }
             ),
             (any::<u64>(), group_frames()).prop_map(|(group, frame)| Frame::Group { group: GroupId(group), frame }),
+            (any::<u32>(), ".{0,40}").prop_map(|(node, reason)| Frame::Withdrawn { because_of: NodeId(node), reason }),
             Just(Frame::Goodbye),
             Just(Frame::Ping),
             Just(Frame::Pong),

@@ -7,7 +7,7 @@ use std::sync::Arc;
 use rdmc_fabric::{Capabilities, Environment, Fabric};
 use serde::{Deserialize, Serialize};
 
-use crate::node::NodeId;
+use crate::id::NodeId;
 
 /// Lists the fabrics that a node can use, in order of preference.
 ///

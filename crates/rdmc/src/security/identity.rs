@@ -8,7 +8,7 @@ use rustls::server::ParsedCertificate;
 
 use super::refusal::Distrust;
 use super::{Proof, Security};
-use crate::node::NodeId;
+use crate::id::NodeId;
 
 /// The identity that a node of a cluster must prove.
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -2,6 +2,7 @@
 
 use std::collections::VecDeque;
 use std::future::poll_fn;
+use std::net::IpAddr;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, OnceLock};
 use std::task::{Context, Poll, ready};
@@ -9,17 +10,17 @@ use std::time::Duration;
 
 use futures::FutureExt;
 use rdmc_fabric::{
-    Buffer, BufferMut, ConnectError, Endpoint, Environment, Expose, ExposedRegion, Fabric, FabricError, Memory,
-    Operation, Peer, QueuePair, QueuePairConfig, Received, RemoteAccess, RemoteMemory, Role, UNSIGNALED_MAX,
+    Buffer, BufferMut, CompletionSource, ConnectError, Endpoint, Environment, Expose, ExposedRegion, Fabric,
+    FabricError, Memory, Operation, Peer, QueuePair, QueuePairConfig, Received, RemoteAccess, RemoteMemory, Role,
+    UNSIGNALED_MAX,
 };
 use rdmc_schedule::Rank;
 
-use super::GroupSpec;
+use super::TransferError;
+use crate::checksum::IncrementalChecksum;
 use crate::count::Count;
-use crate::mesh::frame::GroupFrame;
-use crate::node::{NodeId, NodeShared};
+use crate::id::NodeId;
 use crate::sync::lock;
-use crate::transfer::{IncrementalChecksum, TransferError};
 
 /// A neighbour in a group's schedule.
 ///
@@ -59,6 +60,14 @@ pub(crate) struct Neighbour {
     depth: u64,
 }
 
+/// What a neighbour needs to connect: the endpoints of this member's queue pairs, and the cells that it may write.
+#[derive(Debug)]
+pub(crate) struct Endpoints {
+    pub(crate) data: Vec<u8>,
+    pub(crate) ready: Vec<u8>,
+    pub(crate) cells: [u8; 24],
+}
+
 /// How many blocks may be under way from one neighbour to another.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Depth(u32);
@@ -73,18 +82,18 @@ impl Depth {
 
 impl Neighbour {
     pub(crate) fn new(
-        node: &NodeShared,
+        fabric: Arc<dyn Fabric>,
+        completions: &Arc<dyn CompletionSource>,
         rank: Rank,
-        id: NodeId,
+        node: NodeId,
         learns_size_here: bool,
         block_size: u32,
         Depth(depth): Depth,
     ) -> Result<Self, FabricError> {
-        let fabric = node.fabric.clone();
         let worthwhile = fabric.capabilities().ahead_bytes / u64::from(block_size.max(1));
         let queue_pair = |send_depth, receive_depth| {
             let config = QueuePairConfig { send_depth, receive_depth, ..Default::default() };
-            fabric.create_queue_pair(&node.completions, config)
+            fabric.create_queue_pair(completions, config)
         };
         // The first send of a message may have a size before it.
         let data = queue_pair(depth + SIZES_MAX, depth)?;
@@ -93,7 +102,7 @@ impl Neighbour {
         let cells = fabric.expose(Expose::Mutable(cells, RemoteAccess::WRITE))?;
         Ok(Self {
             rank,
-            node: id,
+            node,
             learns_size_here,
             fabric,
             data,
@@ -113,27 +122,22 @@ impl Neighbour {
         })
     }
 
-    /// Returns the frame with which the neighbour connects; this member has `told` the neighbour of so many messages.
-    pub(crate) fn offer(&self, spec: [u8; 32], told: u32) -> GroupFrame {
-        GroupFrame::Offer {
-            spec,
-            told,
+    /// Returns what the neighbour needs to connect.
+    pub(crate) fn endpoints(&self) -> Endpoints {
+        Endpoints {
             data: self.data.endpoint().as_bytes().to_vec(),
             ready: self.ready.endpoint().as_bytes().to_vec(),
             cells: self.cells.remote().encode(),
         }
     }
 
-    /// Connects both queue pairs to what the neighbour offered.
+    /// Connects both queue pairs to what the neighbour offered. `address` is that of its control connection.
     pub(crate) async fn connect(
         &self,
-        node: &NodeShared,
-        data: Vec<u8>,
-        ready: Vec<u8>,
-        cells: [u8; 24],
+        role: Role,
+        address: Option<IpAddr>,
+        Endpoints { data, ready, cells }: Endpoints,
     ) -> Result<(), ConnectError> {
-        let role = if node.mesh.me() < self.node { Role::Active } else { Role::Passive };
-        let address = node.mesh.address(self.node);
         let peer = |endpoint: Vec<u8>| Ok(Peer { endpoint: Endpoint::new(endpoint)?, role, address });
         self.remote_cells.set(RemoteMemory::decode(cells)).map_err(|_| ConnectError::WrongState)?;
         let (data, ready) = (peer(data)?, peer(ready)?);
@@ -225,14 +229,13 @@ impl Neighbour {
         self.given.load(Ordering::Relaxed) - self.told.load(Ordering::Relaxed) >= ANNOUNCED_AT_ONCE
     }
 
-    /// Returns the message size that the immediate of a first block stands for.
-    pub(crate) fn message_size(&self, imm: u32) -> u64 {
-        if imm & SIZE_IN_CELL == 0 { u64::from(imm) } else { self.message_size_told() }
-    }
-
-    /// Reads the size that was written before the last first block.
-    pub(crate) fn message_size_told(&self) -> u64 {
-        self.cells.read_u64(SIZE_CELL).expect("the cell lies in the region")
+    /// Returns the message's size that came with its first block: in the immediate, if it fits and the immediate is not
+    /// the block's seal; else in a cell that was written before.
+    pub(crate) fn message_size(&self, imm: u32, is_seal: bool) -> u64 {
+        match is_seal || imm & SIZE_IN_CELL != 0 {
+            true => self.cells.read_u64(SIZE_CELL).expect("the cell lies in the region"),
+            false => u64::from(imm),
+        }
     }
 
     // Sending blocks.
@@ -306,10 +309,9 @@ impl Neighbour {
         self.data.carrier() == Some("shm")
     }
 
-    /// Checks that the neighbour can share objects with this member, if the group needs it.
-    pub(crate) fn check_sharing(&self, spec: &GroupSpec) -> Result<(), String> {
-        let can_share = self.data.carrier().is_none() || self.shares_memory();
-        if spec.is_shared() && !can_share { Err("no memory is shared with it".to_owned()) } else { Ok(()) }
+    /// Tells whether the neighbour can share objects with this member, if the fabric can.
+    pub(crate) fn can_share(&self) -> bool {
+        self.data.carrier().is_none() || self.shares_memory()
     }
 
     /// Sends out the blocks of a run that is interrupted.

@@ -7,7 +7,7 @@ use futures::future::Either;
 use rdmc_fabric::{CompletionQueue, Fabric, FabricDecorator, FabricError, Rendezvous, TcpConfig, TcpFabric};
 
 use super::*;
-use crate::{CompletionMode, GroupError, GroupSpec};
+use crate::{CompletionMode, GroupError, GroupSpec, StartError};
 
 /// TCP under another name, and with bounds of its own.
 #[derive(Debug)]
@@ -108,6 +108,37 @@ async fn replies_come_with_acceptances() {
 }
 
 #[tokio::test]
+async fn all_learn_what_the_inviting_application_concludes_from_their_replies() {
+    let listeners = [0; 2].map(|_| Listener::bind(fabrics(&["tcp"]), "127.0.0.1:0"));
+    let listeners = futures::future::try_join_all(listeners).await.unwrap();
+    let addresses: Vec<_> = listeners.iter().map(|listener| listener.local_address().to_owned()).collect();
+    let accepting = listeners.iter().zip(1_u8..).map(async |(listener, number)| {
+        let mut invitation = listener.next_invitation().await;
+        invitation.reply([number]);
+        invitation.accept().await.unwrap()
+    });
+    let inviting = async {
+        let reached = reach_listeners(fabrics(&["tcp"]), &addresses, InviteOptions::new(LIMIT)).await?;
+        reached.invite_and_conclude("payload", |replies| replies.values().flatten().copied().collect()).await
+    };
+    let (builder, accepted) = futures::join!(inviting, futures::future::join_all(accepting));
+    assert_eq!(builder.unwrap().conclusion()[..], [1, 2]);
+    accepted.iter().for_each(|builder| assert_eq!(builder.conclusion()[..], [1, 2]));
+}
+
+#[tokio::test]
+async fn who_is_invited_notices_that_the_inviting_node_gives_up_before_it_has_started() {
+    let (ours, theirs) = negotiate(&["tcp"], &[&["tcp"], &["tcp"]]).await;
+    drop(ours.unwrap());
+    for builder in theirs {
+        let Err(StartError::Unreachable { missing, problem }) = builder.unwrap().start().await else {
+            panic!("it has started without the inviting node")
+        };
+        assert_eq!((missing.contains(&NodeId(0)), problem.as_str()), (true, "it gave up after all had accepted"));
+    }
+}
+
+#[tokio::test]
 async fn the_inviting_nodes_preference_is_used_if_everybody_has_it() {
     let (ours, theirs) = negotiate(&["verbs", "tcp"], &[&["verbs", "tcp"], &["tcp", "verbs"]]).await;
     assert_eq!(reason(&ours.unwrap()), "verbs: everybody has it");
@@ -135,7 +166,8 @@ async fn a_listener_without_any_of_the_fabrics_refuses_and_names_both_lists() {
     let said = ours.unwrap_err();
     assert_eq!(said, "1 of the invited cannot take part: #2 refused: it offers tcp, other, not verbs");
     let said: Vec<_> = theirs.into_iter().map(|outcome| outcome.unwrap_err().to_string()).collect();
-    assert_eq!(said, ["the invitation was withdrawn", "not invited"]);
+    let withdrawn = "the invitation was withdrawn: node 2 refused: it offers tcp, other, not verbs";
+    assert_eq!(said, [withdrawn, "not invited"]);
 }
 
 #[tokio::test]
@@ -200,15 +232,15 @@ async fn what_is_no_list_of_fabrics_is_refused() {
         payload: Vec::new(),
         detection_ms: 2000,
     };
-    let mut bytes = frame::encode_unchecked(&invite);
+    let mut bytes = wire::encode_unchecked(&invite);
     let at = bytes.windows(3).position(|bytes| bytes == b"tcp").unwrap();
     bytes[at] = b'\n';
-    frame::FrameCheck::default().seal(&mut bytes);
+    wire::FrameCheck::default().seal(&mut bytes);
     let environment = TcpFabric::new().environment();
     let mut stream = environment.connect(listener.local_address()).await.unwrap();
     stream.write_all(&bytes).await.unwrap();
     stream.flush().await.unwrap();
-    assert!(matches!(frame::read(&mut stream).await, Ok(None) | Err(_)));
+    assert!(matches!(wire::read(&mut stream).await, Ok(None) | Err(_)));
 }
 
 #[tokio::test]
@@ -286,7 +318,7 @@ async fn a_detection_time_out_of_bounds_is_refused() {
         );
         let builder = Node::builder(NodeId(0), Cluster::new([(0, "a")])).fabric(TcpFabric::new()).detection(detection);
         let refused = builder.start().await.expect_err("it is out of bounds");
-        assert!(matches!(refused, crate::StartError::Detection(error) if error == expected), "{refused}");
+        assert!(matches!(refused, StartError::Detection(error) if error == expected), "{refused}");
     }
     // Nor is it believed when a peer says it.
     let invite = Frame::Invite {
@@ -299,8 +331,8 @@ async fn a_detection_time_out_of_bounds_is_refused() {
         detection_ms: 49,
     };
     let mut stream = TcpFabric::new().environment().connect(&addresses[0]).await.unwrap();
-    write_frame(&mut stream, &frame::encode(&invite)).await.unwrap();
-    let answer = frame::read(&mut stream).await.unwrap();
+    write_frame(&mut stream, &wire::encode(&invite)).await.unwrap();
+    let answer = wire::read(&mut stream).await.unwrap();
     let Some(Frame::Reject { reason }) = answer else { panic!("{answer:?}") };
     assert_eq!(reason.to_string(), "a detection time of 49ms is not between 50ms and 3600s");
 }
@@ -309,7 +341,7 @@ async fn a_detection_time_out_of_bounds_is_refused() {
 fn a_list_of_members_must_make_sense() {
     let roster = |you: u32, members: &[(u32, &str)]| {
         let members = members.iter().map(|&(node, address)| (NodeId(node), address.to_owned())).collect();
-        Roster::new(1, NodeId(you), members).is_some()
+        Roster::new(1, NodeId(you), members, NodeBuilder::DETECTION_DEFAULT).is_some()
     };
     assert!(roster(1, &[(0, ""), (1, "a:1")]));
     assert!(!roster(0, &[(0, ""), (1, "a:1")]), "the inviting node itself");

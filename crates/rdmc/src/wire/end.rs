@@ -88,12 +88,12 @@ pub(crate) struct Accepted {
 
 impl Accepted {
     /// Notes an outcome; a ballot is never lower than those before.
-    pub(super) fn put(&mut self, ballot: Ballot, outcome: Outcome, quorum: bool) {
+    pub(crate) fn put(&mut self, ballot: Ballot, outcome: Outcome, quorum: bool) {
         let place = if quorum { &mut self.of_quorum } else { &mut self.of_minority };
         *place = Some((ballot, outcome));
     }
 
-    pub(super) fn all(&self) -> impl Iterator<Item = &(Ballot, Outcome)> {
+    pub(crate) fn all(&self) -> impl Iterator<Item = &(Ballot, Outcome)> {
         self.of_quorum.iter().chain(&self.of_minority)
     }
 }
@@ -124,7 +124,7 @@ pub(crate) enum Outcome {
 
 impl Outcome {
     /// Tells whether only a quorum can have decided it.
-    pub(super) fn is_of_quorum(&self) -> bool {
+    pub(crate) fn is_of_quorum(&self) -> bool {
         match self {
             Self::Closed { .. } => true,
             Self::Failed(verdict) => verdict.quorum,

@@ -1,0 +1,244 @@
+//! Messages as receivers get them: offered, under way, whole.
+
+use std::fmt;
+use std::ops::Deref;
+use std::pin::Pin;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::task::{Context, Poll};
+
+use bytes::Bytes;
+use futures::future::FutureExt;
+use rdmc_fabric::{Buffer, BufferMut};
+use tokio::sync::{OwnedSemaphorePermit, oneshot};
+
+#[cfg(doc)]
+use super::GroupSpec;
+use super::error::GroupFailure;
+use super::{Group, OwnedFuture};
+use crate::certificate::Digest;
+
+/// A received message: read only, without a copy.
+///
+/// When the message and everything made from it are dropped, its memory goes back to the pool, or to the application
+/// that supplied it. Where members [share](crate::DeliveryMode::Shared) objects, the object is unmapped then.
+#[derive(Clone)]
+pub struct Message {
+    number: u64,
+    buffer: Buffer,
+    digest: Option<Digest>,
+}
+
+impl Message {
+    pub(crate) fn new(number: u64, buffer: Buffer, digest: Option<Digest>) -> Self {
+        Self { number, buffer, digest }
+    }
+
+    /// Returns the message's place in the group's order, from 0.
+    pub fn number(&self) -> u64 {
+        self.number
+    }
+
+    /// Returns the digest of the content, computed from the blocks as they arrived; `None` unless the group [checks
+    /// blocks](crate::GroupSpec::check_blocks).
+    pub fn digest(&self) -> Option<Digest> {
+        self.digest
+    }
+
+    /// Returns the bytes as the fabric's shared memory, which can be sent on without a copy.
+    pub fn into_buffer(self) -> Buffer {
+        self.buffer
+    }
+
+    /// Returns the bytes, without a copy.
+    ///
+    /// They keep the whole message's memory from its pool. A message of one block, however short, has the memory of a
+    /// block. Copy bytes that you keep for long, or receive them into the application's memory.
+    pub fn into_bytes(self) -> Bytes {
+        self.buffer.into()
+    }
+}
+
+impl Deref for Message {
+    type Target = [u8];
+
+    fn deref(&self) -> &[u8] {
+        &self.buffer
+    }
+}
+
+impl AsRef<[u8]> for Message {
+    fn as_ref(&self) -> &[u8] {
+        self
+    }
+}
+
+impl From<Message> for Bytes {
+    fn from(message: Message) -> Self {
+        message.into_bytes()
+    }
+}
+
+impl fmt::Debug for Message {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Message").field("number", &self.number).field("len", &self.len()).finish()
+    }
+}
+
+/// A message that is about to be received: its size is known, its memory is not.
+///
+/// The group receives nothing more until the application accepts or refuses the offer. Dropping it refuses it.
+pub struct Offer {
+    number: u64,
+    size: u64,
+    /// `None` if the memory is the pool's.
+    answer: Option<oneshot::Sender<OfferReply>>,
+    /// The memory with which it was accepted before holds some of it already, and can be used further.
+    begun: bool,
+    pub(super) delivery: Delivery,
+}
+
+/// The application's reply to an offer.
+pub(super) enum OfferReply {
+    Memory(BufferMut),
+    /// Memory that may hold parts of the message.
+    Partial(BufferMut),
+    KeepMemory,
+    Refuse(String),
+}
+
+/// A message under way, as a future.
+///
+/// # Cancel safety
+/// Dropping it loses the message for the application. The member receives and relays it all the same.
+pub struct Delivery {
+    group: Arc<Group>,
+    message: oneshot::Receiver<Message>,
+    /// Waits for the group's failure when the message does not come.
+    failing: Exclusive<Option<OwnedFuture<GroupFailure>>>,
+    _ahead: OwnedSemaphorePermit,
+}
+
+impl Delivery {
+    pub(super) fn new(group: Arc<Group>, message: oneshot::Receiver<Message>, ahead: OwnedSemaphorePermit) -> Self {
+        Self { group, message, failing: Exclusive::default(), _ahead: ahead }
+    }
+}
+
+impl Future for Delivery {
+    type Output = Result<Message, GroupFailure>;
+
+    fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
+        if self.failing.content().is_none() {
+            match self.message.poll_unpin(cx) {
+                Poll::Pending => return Poll::Pending,
+                Poll::Ready(Ok(message)) => return Poll::Ready(Ok(message)),
+                Poll::Ready(Err(_)) => *self.failing.content() = Some(failure_of(&self.group)),
+            }
+        }
+        let failing = self.failing.content().as_mut().expect("set above");
+        failing.poll_unpin(cx).map(Err)
+    }
+}
+
+impl Offer {
+    pub(super) fn new(
+        number: u64,
+        size: u64,
+        answer: Option<oneshot::Sender<OfferReply>>,
+        begun: bool,
+        delivery: Delivery,
+    ) -> Self {
+        Self { number, size, answer, begun, delivery }
+    }
+
+    /// Returns the message's place in the group's order, from 0.
+    pub fn number(&self) -> u64 {
+        self.number
+    }
+
+    /// Returns the message's size in bytes.
+    pub fn size(&self) -> u64 {
+        self.size
+    }
+
+    /// Receives the message into `memory`, which must have exactly the message's size.
+    ///
+    /// # Panics
+    /// If the length differs.
+    pub fn accept(mut self, memory: BufferMut) -> Delivery {
+        assert_eq!(memory.len() as u64, self.size, "the memory must have the message's size");
+        self.answer(OfferReply::Memory(memory));
+        self.delivery
+    }
+
+    /// Receives the missing blocks of the message into `memory`, which must have exactly the message's size and may
+    /// hold any of its blocks already, each in its place.
+    ///
+    /// In a [delta](GroupSpec::delta) group, blocks that equal the root's stay, and this member sends them to members
+    /// that lack them. All other blocks are overwritten. In another group all blocks are overwritten. Messages of more
+    /// than 65,536 blocks are sent in full.
+    ///
+    /// # Panics
+    /// If the length differs.
+    pub fn accept_partial(mut self, memory: BufferMut) -> Delivery {
+        assert_eq!(memory.len() as u64, self.size, "the memory must have the message's size");
+        self.answer(OfferReply::Partial(memory));
+        self.delivery
+    }
+
+    fn answer(&mut self, with: OfferReply) {
+        if let Some(answer) = self.answer.take() {
+            // Fails only if the group has just failed, which the delivery reports.
+            let _ = answer.send(with);
+        }
+    }
+
+    /// Receives the rest of the message into the memory with which it was accepted in the group that this one
+    /// [continues](GroupFailure::recover_with_offers).
+    ///
+    /// # Errors
+    /// Returns the offer if it was not accepted there, if no block had arrived, or if that memory is still in use.
+    pub fn stay(mut self) -> Result<Delivery, Self> {
+        if !self.begun {
+            return Err(self);
+        }
+        self.answer(OfferReply::KeepMemory);
+        Ok(self.delivery)
+    }
+
+    /// Refuses the message, which ends the group for all members.
+    pub fn refuse(mut self, reason: &str) {
+        self.answer(OfferReply::Refuse(reason.chars().take(REASON_MAX).collect()));
+    }
+}
+
+impl fmt::Debug for Offer {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Offer").field("number", &self.number).field("size", &self.size).finish_non_exhaustive()
+    }
+}
+
+impl fmt::Debug for Delivery {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Delivery").finish_non_exhaustive()
+    }
+}
+
+/// A value that is only reached by `&mut`, so that a handle is `Sync` whatever the value is.
+#[derive(Default)]
+pub(super) struct Exclusive<T>(Mutex<T>);
+
+impl<T> Exclusive<T> {
+    pub(super) fn content(&mut self) -> &mut T {
+        self.0.get_mut().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// Returns a future of the group's failure that owns everything it needs.
+pub(super) fn failure_of(group: &Arc<Group>) -> OwnedFuture<GroupFailure> {
+    let group = group.clone();
+    async move { group.failed().await }.boxed()
+}
+
+/// Longest reason for a refusal, in characters.
+pub(super) const REASON_MAX: usize = 1000;

@@ -1,0 +1,90 @@
+//! What a member exchanges blocks by: its neighbours, both directions of its port, and what it knows of them.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::time::Duration;
+
+use rdmc_fabric::{BufferMut, Environment, Operation, Received, Timestamp};
+use rdmc_schedule::{Algorithm, BlockCount, Rank, Schedule};
+
+use super::distance::Distance;
+use super::neighbour::{GrantGuard, Neighbour};
+use super::port::{Port, PortTurn};
+use super::waits::{WaitMonitor, WaitReason};
+use crate::checksum::IncrementalChecksum;
+use crate::stats::Counters;
+
+/// One member's connections to its neighbours in a group. The transfers of all messages share them.
+pub(crate) struct Exchange {
+    pub(crate) rank: Rank,
+    pub(crate) members: u32,
+    pub(crate) algorithm: Algorithm,
+    /// Size of a block in bytes.
+    pub(crate) block_size: u32,
+    /// Whether blocks are checked where they arrive.
+    pub(crate) checks_blocks: bool,
+    pub(crate) neighbours: BTreeMap<Rank, Neighbour>,
+    /// The port by which blocks come in.
+    pub(crate) ingress: Port,
+    /// The port by which blocks go out.
+    pub(crate) egress: Port,
+    pub(crate) distance: Distance,
+    pub(crate) waits: WaitMonitor,
+    pub(crate) counters: Counters,
+    pub(crate) node_counters: Arc<Counters>,
+    pub(crate) environment: Arc<dyn Environment>,
+}
+
+/// A block that arrives into its destination.
+pub(crate) struct ArrivingBlock<'a> {
+    pub(crate) operation: Operation<Received>,
+    pub(crate) granted: GrantGuard<'a>,
+    /// Its checksum as it arrives, if blocks are checked.
+    pub(crate) summing: Option<Arc<IncrementalChecksum>>,
+}
+
+impl Exchange {
+    pub(crate) fn now(&self) -> Timestamp {
+        self.environment.now()
+    }
+
+    /// Returns the schedule of a message of `blocks` blocks.
+    pub(crate) fn schedule(&self, blocks: BlockCount) -> Schedule {
+        Schedule::new(&self.algorithm, self.members, blocks).expect("checked when the group was formed")
+    }
+
+    /// Returns a member that the schedule names as a peer of this one.
+    pub(crate) fn neighbour(&self, rank: Rank) -> &Neighbour {
+        self.neighbours.get(&rank).expect("the neighbours are all peers of every schedule")
+    }
+
+    /// Posts the receive of the next block from a neighbour for which there is room. The grant is still to be
+    /// announced.
+    pub(crate) fn receive(&self, from: Rank, turn: PortTurn, destination: BufferMut) -> ArrivingBlock<'_> {
+        let summing = self.checks_blocks.then(IncrementalChecksum::new);
+        let (operation, granted) = self.neighbour(from).grant(destination, summing.clone());
+        self.ingress.occupy(from, turn, operation.nearly_done());
+        ArrivingBlock { operation, granted, summing }
+    }
+
+    /// Awaits `wait`, which is for a neighbour; returns also how long it took.
+    pub(crate) async fn waiting<T>(&self, what: WaitReason, on: Rank, wait: impl Future<Output = T>) -> (T, Duration) {
+        let began = self.now();
+        self.waits.begin(what, on, began);
+        let value = wait.await;
+        let ended = self.now();
+        self.waits.end(what, on, ended);
+        (value, ended.since(began))
+    }
+
+    pub(crate) fn count_received(&self, bytes: usize) {
+        self.counters.received(bytes);
+        self.node_counters.received(bytes);
+    }
+
+    pub(crate) fn count_sent(&self, bytes: usize, waited_for_ready: Duration) {
+        self.counters.sent(bytes);
+        self.counters.waited(waited_for_ready);
+        self.node_counters.sent(bytes);
+    }
+}

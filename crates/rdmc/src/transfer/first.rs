@@ -1,0 +1,81 @@
+//! The first block of a message, which brings the message's size.
+
+use rdmc_fabric::{Buffer, BufferMut, Received};
+use rdmc_schedule::{BlockIndex, Rank, Step};
+
+use super::exchange::{ArrivingBlock, Exchange};
+use super::{HealedBlock, Owner, Shape, TransferError};
+use crate::checksum::{BlockIdentity, Checksum};
+
+/// The first block of a message, which arrived before its destination was known.
+pub(crate) struct FirstBlock {
+    pub(crate) shape: Shape,
+    pub(crate) block: BlockIndex,
+    pub(crate) bytes: Buffer,
+    /// If blocks are checked.
+    pub(crate) checksum: Option<Checksum>,
+}
+
+impl FirstBlock {
+    /// Receives the first block of a message from `source` into `staging`, which has the size of a block.
+    pub(crate) async fn receive(
+        exchange: &Exchange,
+        owner: &dyn Owner,
+        message: u64,
+        source: Rank,
+        staging: BufferMut,
+    ) -> Result<Self, TransferError> {
+        let neighbour = exchange.neighbour(source);
+        let turn = (message, Step(0));
+        if !exchange.distance.runs_free() {
+            exchange.ingress.free_for(source, turn).await;
+        }
+        neighbour.room_to_grant(exchange.distance.window()).await;
+        let ArrivingBlock { operation, granted, summing } = exchange.receive(source, turn, staging);
+        neighbour.announce_grants_if_due();
+        let arrived = operation.await.map_err(|error| TransferError::Work { with: source, error })?;
+        let Received { mut buffer, len, imm } = arrived;
+        drop(granted);
+        exchange.count_received(len);
+        let malformed = |what: String| TransferError::Protocol { by: source, what: format!("sent {what}") };
+        let imm = imm.ok_or_else(|| malformed("a block without an immediate".to_owned()))?;
+        let size = neighbour.message_size(imm, exchange.checks_blocks);
+        let shape = Shape::new(size, exchange.block_size);
+        let (shape, block, checksum) = match summing {
+            None => {
+                let shape = shape.ok_or_else(|| malformed("a message with too many blocks".to_owned()))?;
+                (shape, exchange.first_of(shape), None)
+            }
+            Some(summing) => {
+                let checksum = summing.checksum_of(&buffer[..len]).await;
+                let block = shape.map_or(BlockIndex(0), |shape| exchange.first_of(shape));
+                let identity = BlockIdentity { message, size, block };
+                let Some(shape) = shape.filter(|_| checksum.seal(identity) == imm) else {
+                    // Block or size came corrupted: both are fetched anew.
+                    let healed = owner.heal(source, identity, true, &mut buffer).await?;
+                    let HealedBlock { shape, block, checksum } = healed;
+                    buffer.truncate(shape.len(block));
+                    return Ok(Self { shape, block, bytes: buffer.freeze(), checksum: Some(checksum) });
+                };
+                (shape, block, Some(checksum))
+            }
+        };
+        if len != shape.len(block) {
+            return Err(malformed(format!("{len} bytes as the first block of a message of {}", shape.size)));
+        }
+        buffer.truncate(len);
+        Ok(Self { shape, block, bytes: buffer.freeze(), checksum })
+    }
+}
+
+impl Exchange {
+    /// Returns the first block that a member receives of a message; `None` at the root.
+    pub(crate) fn first_received(&self, shape: Shape, rank: Rank) -> Option<BlockIndex> {
+        self.schedule(shape.count).receives(rank).next().map(|receive| receive.block)
+    }
+
+    /// Returns the first block that this member receives of a message.
+    fn first_of(&self, shape: Shape) -> BlockIndex {
+        self.first_received(shape, self.rank).expect("a member that is not the root receives every block")
+    }
+}
