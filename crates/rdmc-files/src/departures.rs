@@ -52,7 +52,7 @@ impl<'a> Departures<'a> {
             Ok(sender) => sender,
             Err(GroupError::Failed(failure)) => {
                 // With too few descriptors here, the others are not at fault.
-                let problem = receivers.not_sent(&failure).blamed_on_limit(receivers.addresses().len());
+                let problem = receivers.not_sent(&failure).blamed_on_limit(node.id(), receivers.addresses().len());
                 if problem.kind == Kind::Local {
                     return Err(problem);
                 }

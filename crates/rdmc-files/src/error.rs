@@ -2,6 +2,7 @@
 
 use std::fmt;
 
+use rdmc::NodeId;
 use serde::ser::{Serialize, SerializeStruct, Serializer};
 
 use crate::blame::{FailedPeer, PeerFailure};
@@ -163,15 +164,17 @@ impl Problem {
     }
 
     /// Makes a refusal a local problem if this process has reached its limit of open files. Says so of a partial
-    /// delivery, too. It is called while the connections to the members are open.
-    pub(crate) fn blamed_on_limit(self, members: usize) -> Self {
+    /// delivery, too. It is called at node `me` while the connections to the members are open.
+    pub(crate) fn blamed_on_limit(self, me: NodeId, members: usize) -> Self {
         // A connection that could not be accepted here is broken for the peer.
         let broke =
             |peer: &FailedPeer| matches!(peer.cause(), PeerFailure::DataConnection | PeerFailure::ConnectionLost);
         let (named, broke) = (descriptors::names_limit(&self.message), self.failed.iter().any(broke));
+        let lacked = self.failed.iter().any(|peer| peer.node() == me.0 && peer.cause() == PeerFailure::Resources);
         let may_be = named || broke;
         match self.kind {
             Kind::Refused if descriptors::is_reached(members, may_be) => self.of_own_limit(),
+            Kind::Partial if lacked && descriptors::is_low(members) => self.of_own_limit(),
             // Connections were closed when the others went on.
             Kind::Partial if may_be && descriptors::is_low(members) => self.context(descriptors::reached()),
             _ => self,
@@ -294,9 +297,9 @@ mod tests {
         assert_eq!(failed.blamed_on_limit_of_call().kind, Kind::Local);
         // Of a peer, while this process may open many more.
         let of_peer = Kind::Refused.problem("host:7471 could not be reached: Too many open files (os error 24)");
-        assert_eq!(of_peer.clone().blamed_on_limit(3), of_peer);
+        assert_eq!(of_peer.clone().blamed_on_limit(NodeId(0), 3), of_peer);
         let other = Kind::Partial.problem("host:7471 was lost");
-        assert_eq!(other.clone().blamed_on_limit(3).blamed_on_limit_of_call(), other);
+        assert_eq!(other.clone().blamed_on_limit(NodeId(0), 3).blamed_on_limit_of_call(), other);
     }
 
     #[test]

@@ -378,7 +378,7 @@ impl Sessions {
             outcome = outcome => outcome,
             () = self.stop.due() => Err(Kind::Stopped.problem("")),
         };
-        let outcome = outcome.map_err(|problem| problem.blamed_on_limit(receivers));
+        let outcome = outcome.map_err(|problem| problem.blamed_on_limit(node.id(), receivers));
         // Tells the others that this node leaves, whatever happened.
         node.shutdown(Shutdown::Abort).await;
         outcome

@@ -335,7 +335,7 @@ impl Settings {
             outcome = outbound.send(list, groups, fabric) => outcome,
             () = stop.due() => Err(stopped()),
         };
-        let outcome = outcome.map_err(|problem| problem.blamed_on_limit(receivers.addresses().len()));
+        let outcome = outcome.map_err(|problem| problem.blamed_on_limit(node.id(), receivers.addresses().len()));
         // Tells the others that this node leaves, whatever happened.
         node.shutdown(Shutdown::Abort).await;
         outcome
