@@ -170,9 +170,10 @@ pub(crate) struct SendOptions {
         value_parser = size::parse_block_or_auto
     )]
     pub(crate) block_size: OrAuto<u32>,
-    /// Speed of the members' network ports in bits per second, for the cost model: 200M, 10G (powers of 1000)
-    #[arg(long, env = "RDMC_PORT_RATE", default_value = "2.5G", value_name = "RATE")]
-    pub(crate) port_rate: PortRate,
+    /// Speed of the members' network ports in bits per second, for the cost model: 200M, 10G (powers of 1000); by default
+    /// that of this host's network device, or 2.5G if the system does not know it
+    #[arg(long, env = "RDMC_PORT_RATE", value_name = "RATE")]
+    pub(crate) port_rate: Option<PortRate>,
     /// Time from a member to the farthest one and back, for the cost model, with its unit: 250us, 24ms; measured by
     /// default
     #[arg(long, env = "RDMC_PATH_RTT", value_name = "TIME", value_parser = parse_round_trip)]

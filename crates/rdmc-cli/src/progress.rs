@@ -74,7 +74,7 @@ impl fmt::Display for Line<'_> {
             Event::Declined { from, reason, .. } => {
                 write!(f, "no transfer from {}: {}", from.as_deref().unwrap_or(SOMEBODY), printable(reason))
             }
-            Event::Started { direction, peers, receivers, files, bytes, fabric, plan, round_trip_ms, .. } => {
+            Event::Started { direction, peers, receivers, files, bytes, fabric, plan, path, .. } => {
                 let (shown, more) = peers.split_at(peers.len().min(PEERS_SHOWN_MAX));
                 let shown = if shown.is_empty() { SOMEBODY.to_owned() } else { printable(&shown.join(", ")) };
                 f.write_str(if *direction == Direction::Sending { "sending to " } else { "receiving from " })?;
@@ -84,7 +84,7 @@ impl fmt::Display for Line<'_> {
                 write!(f, ": {} in {files}, {receivers}, by {fabric}, ", ByteSize(*bytes))?;
                 write!(f, "{} in blocks of {}", plan.algorithm, ByteSize(plan.block_size.into()))?;
                 // Shorter ones hardly matter.
-                match round_trip_ms.filter(|ms| *ms >= 0.5) {
+                match path.map(|path| path.round_trip_ms).filter(|ms| *ms >= 0.5) {
                     Some(ms) => write!(f, ", {ms:.1} ms to the farthest and back"),
                     None => Ok(()),
                 }

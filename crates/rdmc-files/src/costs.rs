@@ -52,6 +52,12 @@ impl PortRate {
         (1e3..=1e13).contains(&bits_per_second).then_some(Self(bits_per_second))
     }
 
+    /// Returns the rate in bits per second.
+    #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "its bounds are checked")]
+    pub fn bits_per_second(self) -> u64 {
+        self.0.round() as u64
+    }
+
     /// Returns the rate in bytes per second.
     pub fn bytes_per_second(self) -> f64 {
         self.0 / 8.0

@@ -10,6 +10,7 @@ use tokio::sync::mpsc;
 
 use crate::announcement::WirePlan;
 use crate::blame::FailedPeer;
+use crate::costs;
 use crate::error::TransferError;
 use crate::fabric::FabricInUse;
 use crate::manifest::EntryPath;
@@ -72,9 +73,9 @@ pub enum Event {
         /// The plan. Its fields are fields of the event.
         #[serde(flatten)]
         plan: PlanInUse,
-        /// Only at the sender: the round trip to the farthest receiver in ms, by which the plan was chosen.
-        #[serde(skip_serializing_if = "Option::is_none")]
-        round_trip_ms: Option<f64>,
+        /// Only at the sender: the network for which the plan was chosen. Its fields are fields of the event.
+        #[serde(flatten)]
+        path: Option<PathInUse>,
     },
     /// The progress of a transfer; comes about every 100 ms.
     #[non_exhaustive]
@@ -181,6 +182,22 @@ pub struct PlanInUse {
     pub algorithm: String,
     /// Size of a block in bytes.
     pub block_size: u32,
+}
+
+/// What a plan assumes of the network.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
+#[non_exhaustive]
+pub struct PathInUse {
+    /// The round trip to the farthest receiver in ms, as given or measured.
+    pub round_trip_ms: f64,
+    /// The rate of each member's port in bits per second: as given, of the sender's network device, or the default.
+    pub port_rate_bits: u64,
+}
+
+impl From<costs::Path> for PathInUse {
+    fn from(costs::Path { port_rate, round_trip }: costs::Path) -> Self {
+        Self { round_trip_ms: round_trip.as_secs_f64() * 1e3, port_rate_bits: port_rate.bits_per_second() }
+    }
 }
 
 impl From<&WirePlan> for PlanInUse {
@@ -290,7 +307,7 @@ mod tests {
             bytes: 3,
             fabric: FabricInUse { fabric: "tcp".into(), reason: "asked for".into() },
             plan: PlanInUse { algorithm: "chain".into(), block_size: 4 },
-            round_trip_ms: Some(0.25),
+            path: Some(PathInUse { round_trip_ms: 0.25, port_rate_bits: 10_000_000_000 }),
         };
         let done = |received| Event::Done { receivers: 1, files: 2, bytes: 3, skipped: 0, seconds: 0.5, received };
         let expected = [
@@ -317,7 +334,8 @@ mod tests {
                 started,
                 concat!(
                     r#"{"event":"started","direction":"sending","peers":["h:1"],"receivers":1,"files":2,"bytes":3,"#,
-                    r#""fabric":"tcp","fabric_reason":"asked for","algorithm":"chain","block_size":4,"round_trip_ms":0.25}"#,
+                    r#""fabric":"tcp","fabric_reason":"asked for","algorithm":"chain","block_size":4,"round_trip_ms":0.25,"#,
+                    r#""port_rate_bits":10000000000}"#,
                 ),
             ),
             (Event::Progress { bytes: 1, total: 3, confirming: true }, r#"{"event":"progress","bytes":1,"total":3}"#),

@@ -33,6 +33,7 @@ pub mod fabric;
 #[cfg(feature = "fuzzing")]
 #[doc(hidden)]
 pub mod fuzzing;
+mod interface;
 pub mod manifest;
 mod mapping;
 mod partial;
@@ -52,7 +53,7 @@ pub use announcement::OnFailure;
 pub use blame::{FailedPeer, PeerFailure, explain};
 pub use costs::PortRate;
 pub use error::TransferError;
-pub use event::{Direction, Event, PlanInUse, Proof, ReceiverEvent, SessionNumber};
+pub use event::{Direction, Event, PathInUse, PlanInUse, Proof, ReceiverEvent, SessionNumber};
 pub use fabric::{FabricInUse, FabricSelection, FabricSettings};
 pub use receiver::{FileReceiver, FileReceiverBuilder};
 pub use sender::{FileSender, FileSenderBuilder, Sending, Sent};

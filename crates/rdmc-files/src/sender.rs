@@ -25,6 +25,7 @@ use crate::driven::Driven;
 use crate::error::{Context, Kind, Problem, TransferError};
 use crate::event::{Direction, Event, Events, Progress, TICK};
 use crate::fabric::{FabricInUse, FabricSettings, OfferedFabrics, register_to_send};
+use crate::interface;
 use crate::manifest;
 use crate::receivers::Receivers;
 use crate::size::POOL_BYTES_DEFAULT;
@@ -70,7 +71,7 @@ pub struct FileSenderBuilder {
     receivers: Vec<String>,
     algorithm: Option<Algorithm>,
     block_size: Option<u32>,
-    port_rate: PortRate,
+    port_rate: Option<PortRate>,
     round_trip: Option<Duration>,
     fabric: FabricSettings,
     security: Option<Security>,
@@ -97,7 +98,7 @@ impl FileSender {
             receivers: receivers.into_iter().map(Into::into).collect(),
             algorithm: None,
             block_size: None,
-            port_rate: PortRate::default(),
+            port_rate: None,
             round_trip: None,
             fabric: FabricSettings::default(),
             security: None,
@@ -132,10 +133,10 @@ impl FileSenderBuilder {
         Self { block_size: bytes.into(), ..self }
     }
 
-    /// Sets the rate of the members' ports for the cost model: [2.5 Gbit/s](PortRate) by default. It matters on a
-    /// network.
-    pub fn port_rate(self, rate: PortRate) -> Self {
-        Self { port_rate: rate, ..self }
+    /// Sets the rate of the members' ports for the cost model. By default it is that of the network device by which the
+    /// sender reaches the receivers, where the system knows it, or else [2.5 Gbit/s](PortRate). It matters on a network.
+    pub fn port_rate(self, rate: impl Into<Option<PortRate>>) -> Self {
+        Self { port_rate: rate.into(), ..self }
     }
 
     /// Sets the round trip between the members for the cost model. By default the sender measures it when it connects
@@ -318,7 +319,7 @@ impl Settings {
             () = stop.due() => return Err(stopped()),
         }
         let offered = builder.fabric.open_for(&receivers.addresses()[0], registered).await?;
-        let Started { node, fabric, delta, announcement, round_trip } = tokio::select! {
+        let Started { node, fabric, delta, announcement, path } = tokio::select! {
             started = self.start(&offered, &source, &list, limit) => started?,
             () = stop.due() => return Err(stopped()),
         };
@@ -330,7 +331,7 @@ impl Settings {
         }
         let plan = announcement.plans.on(fabric.medium());
         let outbound =
-            Outbound { node: &node, receivers, events, source: &source, announcement: &announcement, plan, round_trip };
+            Outbound { node: &node, receivers, events, source: &source, announcement: &announcement, plan, path };
         let outcome = tokio::select! {
             outcome = outbound.send(list, groups, fabric) => outcome,
             () = stop.due() => Err(stopped()),
@@ -355,7 +356,10 @@ impl Settings {
         let reached = rdmc::reach_listeners(fabrics, addresses, options).await;
         let reached = reached.map_err(|error| receivers.uninvited(&error))?;
         let round_trip = self.builder.round_trip.or(reached.round_trip());
-        let announcement = self.announcement(source, list, round_trip.unwrap_or_default())?;
+        let known = || interface::rate_towards(reached.peer_addresses()).and_then(PortRate::from_bits_per_second);
+        let port_rate = self.builder.port_rate.or_else(known).unwrap_or_default();
+        let path = Path { port_rate, round_trip: round_trip.unwrap_or_default() };
+        let announcement = self.announcement(source, list, path)?;
         let conclude = |replies: &BTreeMap<NodeId, Bytes>| Conclusion::of(replies.values()).encode();
         let invited = reached.invite_and_conclude(announcement.encode(), conclude).await;
         let builder = invited.map_err(|error| receivers.uninvited(&error))?;
@@ -376,14 +380,13 @@ impl Settings {
             other => Problem::from(other).of_kind(Kind::Refused),
         });
         let node = node.map_err(Problem::blamed_on_limit_of_call)?;
-        Ok(Started { node, fabric, delta, announcement, round_trip })
+        Ok(Started { node, fabric, delta, announcement, path })
     }
 
     /// Announces the files, and how their blocks will travel.
-    fn announcement(&self, source: &SourceTree, list: &[u8], round_trip: Duration) -> Result<Announcement, Problem> {
-        let FileSenderBuilder { algorithm, block_size, port_rate, on_failure, .. } = &self.builder;
+    fn announcement(&self, source: &SourceTree, list: &[u8], path: Path) -> Result<Announcement, Problem> {
+        let FileSenderBuilder { algorithm, block_size, on_failure, .. } = &self.builder;
         let (members, longest) = (self.receivers.members(), source.manifest.longest());
-        let path = Path { port_rate: *port_rate, round_trip };
         let plans = plans(algorithm.as_ref(), *block_size, members, longest, path)?;
         let announcement = Announcement::new(plans, &source.manifest, list.len() as u64);
         let announcement = announcement.with_short_manifest(list, self.receivers.addresses().len());
@@ -398,8 +401,8 @@ struct Started {
     /// Whether a receiver has parts of files.
     delta: bool,
     announcement: Announcement,
-    /// The round trip to the farthest receiver, as given or measured.
-    round_trip: Option<Duration>,
+    /// As given, or as measured.
+    path: Path,
 }
 
 /// One transfer under way.
@@ -410,7 +413,7 @@ struct Outbound<'a> {
     source: &'a SourceTree,
     announcement: &'a Announcement,
     plan: &'a WirePlan,
-    round_trip: Option<Duration>,
+    path: Path,
 }
 
 impl Outbound<'_> {
@@ -423,8 +426,8 @@ impl Outbound<'_> {
 
         let peers = self.receivers.addresses().to_vec();
         let (receivers, direction, plan) = (peers.len(), Direction::Sending, self.plan.into());
-        let round_trip_ms = self.round_trip.map(|round_trip| round_trip.as_secs_f64() * 1e3);
-        self.events.say(Event::Started { direction, peers, receivers, files, bytes, fabric, plan, round_trip_ms });
+        let path = Some(self.path.into());
+        self.events.say(Event::Started { direction, peers, receivers, files, bytes, fabric, plan, path });
         let begun = Instant::now();
         self.send_files(departures).await?;
         let (duration, skipped) = (begun.elapsed(), self.source.skipped.len());

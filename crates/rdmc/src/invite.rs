@@ -202,6 +202,11 @@ impl ReachedListeners {
         self.connections.iter().flatten().map(|reached| reached.round_trip).max()
     }
 
+    /// Returns the addresses of the listeners that were reached, where they have one.
+    pub fn peer_addresses(&self) -> impl Iterator<Item = IpAddr> {
+        self.connections.iter().flatten().filter_map(|reached| reached.stream.peer_address())
+    }
+
     /// Invites the listeners with `payload`, as [`invite_with`] does. The options' payload does not count.
     ///
     /// # Cancel safety
