@@ -1,4 +1,4 @@
-/* cable MICROSECONDS NEAR FAR [NEAR FAR ...]: joins pairs of network interfaces of this namespace by cables with a delay.
+/* cable MICROSECONDS NEAR FAR [NEAR FAR ...]: joins pairs of interfaces of this network namespace by cables with delay.
  *
  * What arrives at one end of a cable leaves at the other one so many microseconds later, in the same order. So a kernel
  * without netem gets distance. Give ends of veth pairs that have no address. Frames keep the headers of segmentation

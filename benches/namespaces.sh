@@ -2,14 +2,15 @@
 # host is a network namespace; tbf limits its port in both directions. Needs root, iproute2 and a kernel with network
 # namespaces. Traffic stays inside the namespaces, which are deleted at the end.
 #
-# With DELAY_US in the environment, packets take so many microseconds from host to host: a cable of half that delay joins
-# each host to its switch (benches/cable.c, which needs cc).
+# With DELAY_US in the environment, packets take so many microseconds from host to host: a cable of half that delay
+# joins each host to its switch (benches/cable.c, which needs cc).
 delay_us=${DELAY_US:-0}
 cables=()
 burst=140000 # Bytes: two full segments of the largest size the stack passes on.
 queue=524288 # Bytes at a switch port.
 down() {
-    [ -z "${cable_pid:-}" ] || { kill "$cable_pid" 2>/dev/null || true; rm -rf "$cable_dir"; }
+    [ -z "${cable_pid:-}" ] || kill "$cable_pid" 2>/dev/null || true
+    [ -z "${cable_dir:-}" ] || rm -rf "$cable_dir"
     for ((i = 0; i < hosts; i++)); do ip netns del "$name-$i" 2>/dev/null || true; done
     ip netns del "$name-sw" 2>/dev/null || true
 }

@@ -18,7 +18,7 @@ work=$(mktemp -d)
 pids=()
 finish() {
     kill "${pids[@]}" 2>/dev/null || true
-    wait "${pids[@]}" 2>/dev/null || true
+    [ ${#pids[@]} -eq 0 ] || wait "${pids[@]}" 2>/dev/null || true
     rm -rf "$work"
     down
 }

@@ -3,7 +3,9 @@
 # its port in both directions. Each rack has a bridge, and a link that is limited in both directions joins the two.
 # Needs root, iproute2 and a kernel with network namespaces. Traffic stays inside the namespaces.
 #
-#   benches/racks.sh [HOSTS_IN_A_RACK=4] [RATE_MBIT=200] [UPLINK_MBIT=400] [arguments of `--bench cluster -- racks`]
+#   [DELAY_US=0] benches/racks.sh [HOSTS_IN_A_RACK=4] [RATE_MBIT=200] [UPLINK_MBIT=400] [ARGUMENTS]
+#
+# ARGUMENTS are those of `--bench cluster -- racks`.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 size=${1:-4} rate=${2:-200} uplink=${3:-400}
@@ -18,4 +20,5 @@ for ((rack = 0; rack < 2; rack++)); do
     limit_link "uplink$rack" "$uplink"
 done
 for ((i = 0; i < hosts; i++)); do add_host $i "rack$((i / size))"; done
+lay_cables
 ip netns exec "$name-0" "$program" racks --prefix "$name-" --rate "$rate" --uplink "$uplink" --racks "$size,$size" "$@"

@@ -159,7 +159,7 @@ pub(crate) struct SendOptions {
     pub(crate) algorithm: OrAuto<AlgorithmName>,
     #[command(flatten)]
     pub(crate) hybrid: HybridOptions,
-    /// Bytes of a block, the unit that receivers relay, up to 1 GiB: 64k, 1M (powers of 1024); auto chooses 64 KiB to
+    /// Bytes of a block, the unit that receivers relay, up to 1 GiB: 64k, 1M (powers of 1024); auto chooses 32 KiB to
     /// 2 MiB by a cost model
     #[arg(
         long,
@@ -170,8 +170,8 @@ pub(crate) struct SendOptions {
         value_parser = size::parse_block_or_auto
     )]
     pub(crate) block_size: OrAuto<u32>,
-    /// Speed of the members' network ports in bits per second, for the cost model: 200M, 10G (powers of 1000); by default
-    /// that of this host's network device, or 2.5G if the system does not know it
+    /// Speed of the members' network ports in bits per second, for the cost model: 200M, 10G (powers of 1000); by
+    /// default that of this host's network device, or 2.5G if the system does not know it
     #[arg(long, env = "RDMC_PORT_RATE", value_name = "RATE")]
     pub(crate) port_rate: Option<PortRate>,
     /// Time from a member to the farthest one and back, for the cost model, with its unit: 250us, 24ms; measured by

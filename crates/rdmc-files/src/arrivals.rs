@@ -49,6 +49,7 @@ pub(crate) async fn take_files(
         arriving: FuturesUnordered::new(),
         finishing: JoinSet::new(),
         complete: 0,
+        directories_finished: false,
         formed: false,
         failed: Vec::new(),
         stopped: None,
@@ -104,6 +105,8 @@ struct Arrivals<'a> {
     finishing: JoinSet<Result<Event, Problem>>,
     /// Number of files in place.
     complete: usize,
+    /// Whether the directories have their modes and times.
+    directories_finished: bool,
     /// Whether a group was formed. Afterwards something may have been sent.
     formed: bool,
     /// Members that have failed so far.
@@ -228,14 +231,16 @@ impl Arrivals<'_> {
 
     /// Finishes the directories when the group has carried everything. Finds a problem if it has not.
     async fn finish_all(&mut self, members: &[NodeId]) {
-        if !has_sender(members) || self.problem.is_some() {
+        // Once they have their modes, they may not be entered again.
+        if !has_sender(members) || self.problem.is_some() || self.directories_finished {
             return;
         }
         self.problem = match self.complete < self.files.len() {
             true => Some(Kind::Partial.problem(CLOSED_EARLY)),
             false => self.with_directories(Store::finish_directories).await.err(),
         };
-        if self.problem.is_none() {
+        self.directories_finished = self.problem.is_none();
+        if self.directories_finished {
             self.progress.confirms();
             self.progress.set(self.manifest.totals().1);
         }
@@ -249,7 +254,9 @@ impl Arrivals<'_> {
         if self.complete == self.files.len() {
             self.store.done();
         }
-        self.problem = self.with_directories(Store::finish_directories).await.err();
+        if !self.directories_finished {
+            self.problem = self.with_directories(Store::finish_directories).await.err();
+        }
         Err(self.incomplete(None).await)
     }
 

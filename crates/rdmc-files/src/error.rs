@@ -163,8 +163,8 @@ impl Problem {
         &self.message
     }
 
-    /// Makes a refusal a local problem if this process has reached its limit of open files. Says so of a partial
-    /// delivery, too. It is called at node `me` while the connections to the members are open.
+    /// Makes a refusal a local problem if this process has reached its limit of open files, and a partial delivery if
+    /// this process has failed and its limit is low. Says so of other partial deliveries, too. It is called at node `me` while the connections to the members are open.
     pub(crate) fn blamed_on_limit(self, me: NodeId, members: usize) -> Self {
         // A connection that could not be accepted here is broken for the peer.
         let broke =

@@ -1,6 +1,6 @@
 //! The rate of the network interface by which a peer is reached, as far as the system tells it.
 
-use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, UdpSocket};
 use std::path::Path;
 
 /// Returns the rate in bits per second of the slowest interface by which one of these addresses is reached. `None` if
@@ -8,11 +8,23 @@ use std::path::Path;
 pub(crate) fn rate_towards(addresses: impl IntoIterator<Item = IpAddr>) -> Option<u64> {
     let read = |path| std::fs::read_to_string(path).unwrap_or_default();
     let (routes_v4, routes_v6) = (routes_v4(&read("/proc/net/route")), routes_v6(&read("/proc/net/ipv6_route")));
-    let interfaces = addresses.into_iter().filter_map(|address| match address.to_canonical() {
+    let others = addresses.into_iter().filter(|address| !is_here(*address));
+    let interfaces = others.filter_map(|address| match address.to_canonical() {
         IpAddr::V4(address) => interface_towards(&routes_v4, u128::from(u32::from(address))),
         IpAddr::V6(address) => interface_towards(&routes_v6, u128::from(address)),
     });
     interfaces.filter_map(|name| rate_of(&Path::new("/sys/class/net").join(name))).min()
+}
+
+/// Tells whether an address is one of this host: a socket that is connected with it has it, too. Nothing is sent.
+fn is_here(address: IpAddr) -> bool {
+    let any: IpAddr = if address.is_ipv4() { Ipv4Addr::UNSPECIFIED.into() } else { Ipv6Addr::UNSPECIFIED.into() };
+    let local = || {
+        let socket = UdpSocket::bind((any, 0))?;
+        socket.connect((address, 9))?;
+        socket.local_addr()
+    };
+    address.is_loopback() || local().is_ok_and(|local| local.ip() == address)
 }
 
 /// A line of a routing table. Addresses are numbers, of as many bits as they have.

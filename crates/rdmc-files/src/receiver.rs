@@ -18,7 +18,7 @@ use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
 use crate::announcement::{Announcement, CLOSED_EARLY, Conclusion, Medium, Reply};
 use crate::arrivals::take_files;
-use crate::blame::{explain, peers, stopped_before, stopped_for};
+use crate::blame::{BUSY, explain, peers, stopped_before, stopped_for};
 use crate::driven::Driven;
 use crate::error::{Kind, Problem, TransferError, chain};
 use crate::event::{Direction, Event, Events, Proof, ReceiverEvent, SessionNumber};
@@ -352,7 +352,9 @@ impl Sessions {
             .start()
             .await
             .map_err(|error| match error {
-                StartError::Unreachable { .. } => Problem::from(error).of_kind(Kind::Refused),
+                StartError::Unreachable { .. } | StartError::GaveUp { .. } => {
+                    Problem::from(error).of_kind(Kind::Refused)
+                }
                 local => local.into(),
             })?;
         let outcome = async {
@@ -389,7 +391,12 @@ impl Sessions {
 fn withdrawn(error: &io::Error) -> String {
     let because_of = error.get_ref().and_then(|error| error.downcast_ref::<InvitationWithdrawn>());
     match because_of {
-        Some(InvitationWithdrawn { because_of, reason, .. }) => format!("receiver {because_of} {}", printable(reason)),
+        // As the sender says it.
+        Some(InvitationWithdrawn { because_of, reason, .. }) => {
+            let busy = reason.strip_prefix("refused: ").filter(|reason| reason.starts_with(BUSY));
+            let told = busy.map_or_else(|| reason.clone(), |busy| format!("is {busy}"));
+            format!("receiver {because_of} {}", printable(&told))
+        }
         None => error.to_string(),
     }
 }

@@ -128,7 +128,7 @@ impl FileSenderBuilder {
     }
 
     /// Sets the size of a block in bytes, 1 to [`GroupSpec::BLOCK_SIZE_MAX`]. By default a cost model chooses it, from
-    /// 64 KiB to 2 MiB.
+    /// 32 KiB to 2 MiB.
     pub fn block_size(self, bytes: impl Into<Option<u32>>) -> Self {
         Self { block_size: bytes.into(), ..self }
     }
@@ -376,6 +376,11 @@ impl Settings {
                     failed.map(|(node, address)| FailedPeer::unreachable(node, address, &problem)).collect();
                 let told: Vec<String> = failed.iter().map(ToString::to_string).collect();
                 Kind::Refused.blaming(told.join("; "), failed)
+            }
+            StartError::GaveUp { node } => {
+                let address = receivers.address(node).unwrap_or_default();
+                let failed = FailedPeer::unreachable(node, address, "it gave up after it had accepted");
+                Kind::Refused.blaming(failed.to_string(), vec![failed])
             }
             other => Problem::from(other).of_kind(Kind::Refused),
         });

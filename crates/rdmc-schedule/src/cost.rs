@@ -114,10 +114,10 @@ impl CostModel {
         CostModel { slow_start: Some(SlowStart { initial_window: initial_window.max(1).into(), round_trip }), ..self }
     }
 
-    /// Sets the shortest block to choose, in bytes, a power of two; default 64 KiB.
+    /// Sets the shortest block to choose, in bytes, rounded up to a power of two; default 64 KiB.
     #[must_use]
     pub fn block_size_min(self, bytes: u32) -> CostModel {
-        CostModel { block_size_min: bytes.clamp(1, BLOCK_SIZE_MAX), ..self }
+        CostModel { block_size_min: bytes.clamp(1, BLOCK_SIZE_MAX).next_power_of_two(), ..self }
     }
 
     /// Sets the longest block to choose, in bytes; default 16 MiB. The shortest one is chosen in any case.
@@ -146,7 +146,9 @@ impl CostModel {
         let len = as_f64(bytes) / f64::from(blocks);
         let (hops, overhead) = (f64::from(hops(algorithm, members)), self.per_block.as_secs_f64());
         let seconds = match self.medium {
-            Medium::Ports { rate } => self.time_on_ports(&schedule, len, rate) + hops * self.late_by_slow_start(len),
+            Medium::Ports { rate } => {
+                self.time_on_ports(&schedule, len, rate) + hops * self.late_by_slow_start(len, rate)
+            }
             Medium::Host { rate, processors } => {
                 let receivers = f64::from(members.saturating_sub(1));
                 let copy = len / rate + overhead;
@@ -161,9 +163,11 @@ impl CostModel {
     }
 
     /// Returns how much longer the first block of `len` bytes takes from one member to another.
-    fn late_by_slow_start(&self, len: f64) -> f64 {
+    fn late_by_slow_start(&self, len: f64, rate: f64) -> f64 {
         let Some(SlowStart { initial_window, round_trip }) = self.slow_start else { return 0.0 };
-        let rounds = (1.0 + len / initial_window).log2() - 1.0;
+        // From then on the port is the limit.
+        let until_full = len.min(rate * round_trip.as_secs_f64());
+        let rounds = (1.0 + until_full / initial_window).log2() - 1.0;
         rounds.max(0.0) * round_trip.as_secs_f64()
     }
 

@@ -302,7 +302,7 @@ impl ReachedListeners {
         let fabric = fabrics.named(&chosen.fabric).expect("it was chosen among these");
         let builder = NodeBuilder::new(NodeId(0), Cluster::from_parts(cluster, members)).security(security);
         let builder = builder.chosen(fabric, choice).invited_with(Duration::from_millis(detection_ms.into()));
-        let streams = accepted.into_iter().map(|(stream, _)| stream).collect();
+        let streams = (1..).map(NodeId).zip(accepted.into_iter().map(|(stream, _)| stream)).collect();
         Ok(builder.replied(replies).concluded(conclusion, streams))
     }
 }
@@ -627,7 +627,7 @@ impl Invitation {
         let fabric = offered.ok_or_else(not_offered)?;
         let choice = self.explained(&listener, &chosen);
         let builder = Node::builder(you, cluster).chosen(fabric, choice).invited_with(self.roster.detection);
-        Ok(builder.concluded(conclusion.into(), vec![self.stream]).arrivals(listener, arrivals))
+        Ok(builder.concluded(conclusion.into(), vec![(NodeId(0), self.stream)]).arrivals(listener, arrivals))
     }
 
     /// Waits until all others have accepted, as long as the inviting node gives signs of life.

@@ -211,6 +211,19 @@ impl Mesh {
         }
     }
 
+    /// Tells whether a node is connected.
+    pub(crate) fn is_connected(&self, node: NodeId) -> bool {
+        self.lock().links.contains_key(&node)
+    }
+
+    /// Waits until a node is connected.
+    pub(crate) async fn connection_to(&self, node: NodeId) {
+        let mut changes = self.0.changes.subscribe();
+        while !self.is_connected(node) {
+            changes.changed().await.expect("the sender lives in self");
+        }
+    }
+
     /// Waits until this process could not open a connection because it has too many descriptors open.
     pub(crate) async fn out_of_descriptors(&self) {
         let mut changes = self.0.changes.subscribe();

@@ -8,10 +8,11 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use futures::future::FutureExt;
+use futures::stream::StreamExt;
 use rdmc_fabric::{
     BufferMut, Capabilities, CompletionMode, ControlStream, Environment, Fabric, FabricError, Memory, MemoryRegion,
 };
-use tokio::io::AsyncReadExt;
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::sync::mpsc;
 
 use crate::cluster::Cluster;
@@ -31,6 +32,7 @@ use crate::round_trips::RoundTrips;
 use crate::scope::Scope;
 use crate::security::{PeerSecurity, Security};
 use crate::stats::{NodeStats, Refusals};
+use crate::wire::{self, Frame};
 
 mod error;
 
@@ -44,9 +46,9 @@ pub struct NodeBuilder {
     choice: Option<FabricChoice>,
     replies: BTreeMap<NodeId, Bytes>,
     conclusion: Bytes,
-    /// The connections of the invitation: to the invited nodes, or to the inviting one. They stay open until the node
-    /// has started, so that each side notices if the other one gives up.
-    invitation: Vec<Box<dyn ControlStream>>,
+    /// The connections of the invitation. They stay open until the node has started, so that each side notices if the
+    /// other one gives up.
+    invitation: InvitationStreams,
     listener: Option<Listener>,
     arrivals: Option<mpsc::Receiver<NodeConnection>>,
     security: Option<Security>,
@@ -216,7 +218,7 @@ impl NodeBuilder {
         self
     }
 
-    pub(crate) fn concluded(mut self, conclusion: Bytes, streams: Vec<Box<dyn ControlStream>>) -> Self {
+    pub(crate) fn concluded(mut self, conclusion: Bytes, streams: InvitationStreams) -> Self {
         self.conclusion = conclusion;
         self.invitation = streams;
         self
@@ -311,9 +313,7 @@ impl NodeBuilder {
         for peer in mesh.dialled() {
             scope.spawn(mesh.clone().dial(peer));
         }
-        if let Err(problem) = connected(&*environment, &mesh, self.connect_limit, self.invitation).await {
-            return Err(StartError::Unreachable { missing: mesh.missing(), problem });
-        }
+        Box::pin(connected(&*environment, &mesh, self.connect_limit, self.invitation)).await?;
         tracing::info!(node = %self.me, fabric = capabilities.name, "node started");
         let counters = Arc::default();
         let shared = NodeResources {
@@ -334,37 +334,65 @@ impl NodeBuilder {
     }
 }
 
+/// Connections of an invitation, with the nodes at their other ends.
+pub(crate) type InvitationStreams = Vec<(NodeId, Box<dyn ControlStream>)>;
+
 /// Waits until all nodes are connected. Holds the connections of the invitation until then, unless descriptors lack.
 ///
 /// # Errors
-/// The last problem, if that takes longer than `limit`, or if the inviting node gives up before it has connected.
+/// Some nodes are missing after `limit`, or a node gives up before it is connected.
 async fn connected(
     environment: &dyn Environment,
     mesh: &Mesh,
     limit: Duration,
-    mut invitation: Vec<Box<dyn ControlStream>>,
-) -> Result<(), String> {
-    let inviting = NodeId(0);
-    let given_up = async {
-        if let (true, [stream]) = (mesh.me() != inviting, &mut invitation[..]) {
-            // It closes its end when all are connected with it, which this node may notice later.
-            let ended = stream.read(&mut [0; 1]).await;
-            environment.sleep(NOTICED_AFTER).await;
-            if ended.is_ok_and(|bytes| bytes > 0) || mesh.missing().contains(&inviting) {
-                return;
+    mut invitation: InvitationStreams,
+) -> Result<(), StartError> {
+    let watched = async {
+        let gave_up = {
+            let watch = invitation.iter_mut().map(|(node, stream)| gives_up(environment, mesh, *node, stream).boxed());
+            let mut gave_up = futures::stream::FuturesUnordered::from_iter(watch);
+            let mut lacking = std::pin::pin!(mesh.out_of_descriptors().fuse());
+            futures::select_biased! {
+                () = lacking => None,
+                gave_up = gave_up.select_next_some() => Some(gave_up),
             }
-        } else {
-            mesh.out_of_descriptors().await;
+        };
+        if gave_up.is_none() {
+            // The others are not to take the end of the connection for that of this node.
+            let goodbye = wire::encode(&Frame::Goodbye);
+            for (_, stream) in &mut invitation {
+                let _ = stream.write_all(&goodbye).await;
+            }
             invitation.clear();
+            std::future::pending::<()>().await;
         }
-        std::future::pending::<()>().await;
+        gave_up
     };
     futures::select_biased! {
-        connected = std::pin::pin!(environment.timeout(limit, mesh.complete()).fuse()) => {
-            connected.map_err(|_| mesh.problem())
-        }
-        () = std::pin::pin!(given_up.fuse()) => Err("it gave up after all had accepted".to_owned()),
+        connected = std::pin::pin!(environment.timeout(limit, mesh.complete()).fuse()) => connected.map_err(|_| {
+            StartError::Unreachable { missing: mesh.missing(), problem: mesh.problem() }
+        }),
+        gave_up = std::pin::pin!(watched.fuse()) => match gave_up {
+            Some(node) => Err(StartError::GaveUp { node }),
+            None => unreachable!("it waits for ever"),
+        },
     }
+}
+
+/// Waits until a node closes the connection of the invitation although it is not connected; else for ever.
+async fn gives_up(
+    environment: &dyn Environment,
+    mesh: &Mesh,
+    node: NodeId,
+    stream: &mut Box<dyn ControlStream>,
+) -> NodeId {
+    // A node that says goodbye goes on. One that is connected with all closes the connection, which may be noticed
+    // before its own connection is.
+    let ended = !matches!(stream.read(&mut [0; 1]).await, Ok(1..));
+    if ended && environment.timeout(NOTICED_AFTER, mesh.connection_to(node)).await.is_err() {
+        return node;
+    }
+    std::future::pending().await
 }
 
 impl fmt::Debug for NodeBuilder {
@@ -529,6 +557,6 @@ const CONNECT_LIMIT: Duration = Duration::from_secs(30);
 /// The same in a cluster formed by invitation, in which all nodes have just accepted.
 const CONNECT_INVITED_LIMIT: Duration = Duration::from_secs(10);
 /// How long a connection that was made may remain unnoticed.
-const NOTICED_AFTER: Duration = Duration::from_millis(200);
+const NOTICED_AFTER: Duration = Duration::from_secs(1);
 /// How long it may take to tell the other nodes that this one leaves.
 const LEAVE_LIMIT: Duration = Duration::from_secs(1);

@@ -4,8 +4,8 @@ use std::time::Duration;
 
 use futures::StreamExt;
 use rdmc::{
-    Algorithm, Cluster, FailureCause, GroupError, Listener, MemNetwork, Node, NodeId, Receiver, Sender, Shutdown,
-    StartError, TcpFabric,
+    Algorithm, Cluster, FailureCause, GroupError, GroupSpec, Listener, MemNetwork, Node, NodeId, Receiver, SendError,
+    Sender, Shutdown, StartError, TcpFabric,
 };
 
 use crate::cluster::{
@@ -185,4 +185,20 @@ async fn a_recovery_dropped_at_any_poll_leaves_the_others_to_go_on() {
         }
     })
     .await;
+}
+
+#[tokio::test]
+async fn a_message_that_comes_after_the_close_is_not_said_to_be_sent() {
+    let network = MemNetwork::new();
+    let cluster = Cluster::new([(0, "a"), (1, "b")]);
+    let node = |id| Node::builder(NodeId(id), cluster.clone()).fabric(network.fabric()).start();
+    let (a, b) = futures::try_join!(node(0), node(1)).unwrap();
+    let spec = GroupSpec::new(1, cluster.nodes());
+    let (sender, receiver) = futures::try_join!(a.create_group(spec.clone()), b.join_group(spec)).unwrap();
+    let (first, late) = (sender.send("first"), sender.send("late"));
+    // They are polled in this order.
+    let (first, closed, late, received) = futures::join!(first, sender.close(), late, receiver.close());
+    first.unwrap();
+    assert_eq!((closed.unwrap().messages(), received.unwrap().messages()), (1, 1));
+    assert!(matches!(late, Err(SendError::Closed)), "{late:?}");
 }

@@ -53,8 +53,8 @@ fn a_receiver_is_told_what_its_sender_insists_on() {
     let source = TempDir::new().unwrap();
     let file = source.path().join("file");
     std::fs::write(&file, pattern(5 << 20, 1)).unwrap();
-    // Blocks for the ports that the model assumes, and for fast ports.
-    let block_sizes = [&[][..], &["--port-rate", "100G"]].map(|options: &[&str]| {
+    // Blocks for ports of usual speed, and for fast ports.
+    let block_sizes = [["--port-rate", "2.5G"], ["--port-rate", "100G"]].map(|options| {
         let receivers = [0; 3].map(|_| Receiver::start(&["--once"]));
         let to = receivers.each_ref().map(|receiver| receiver.address.as_str()).join(",");
         let arguments = ["send", "--json", "--fabric", "tcp", "--path-rtt", "0.1ms", "--to", &to];

@@ -4,8 +4,8 @@
 //! the others to promise to accept no lower one, and to report. It proposes an outcome: that of the highest ballot
 //! which one of them has accepted, if there is one. When they have accepted it, it is decided.
 //!
-//! - Ballot zero is the root's. When all members have confirmed that they have every message, the root proposes that
-//!   the group is closed, without asking for promises.
+//! - Ballot zero is the root's. When all members have confirmed that they have every message, and the root has done
+//!   its own work, it proposes that the group is closed, without asking for promises.
 //! - A member with evidence of a failure *wedges*: it does no further work in the group and tells all others, which do
 //!   the same. The lowest rank that can reach most members leads. Its verdict names the members that it cannot reach
 //!   and those that declared that they cannot go on. Where members accuse each other, it names the fewest that explain

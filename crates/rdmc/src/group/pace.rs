@@ -1,7 +1,7 @@
 //! Finds the member that holds a group up.
 //!
-//! A member notes for which neighbours it waits (`transfer/waits.rs`). Several times a second members report to the root.
-//! The root finds the cause of the waiting, and tells all members.
+//! A member notes for which neighbours it waits (`transfer/waits.rs`). Several times a second members report to the
+//! root. The root finds the cause of the waiting, and tells all members.
 
 use std::sync::{Mutex, MutexGuard};
 use std::time::Duration;

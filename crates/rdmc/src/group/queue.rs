@@ -32,7 +32,7 @@ struct QueuedRequests {
     /// By their slots.
     requests: BTreeMap<u64, RootRequest>,
     next: u64,
-    /// The group has ended.
+    /// The group is to be closed, or has ended.
     closed: bool,
 }
 
@@ -67,7 +67,7 @@ impl RequestSender {
         Some(QueueSlot { waiting: self.waiting.clone(), number: Some(number) })
     }
 
-    /// Requests that the group is closed, after all requests before.
+    /// Requests that the group is closed, after all requests before. It takes no more requests.
     pub(super) fn close(&self) {
         self.put(RootRequest::Close);
     }
@@ -80,6 +80,7 @@ impl RequestSender {
             }
             let number = waiting.next;
             waiting.next += 1;
+            waiting.closed = matches!(request, RootRequest::Close);
             waiting.requests.insert(number, request);
             number
         };

@@ -47,6 +47,12 @@ pub enum StartError {
         /// The last problem with one of them.
         problem: String,
     },
+    /// A node of a cluster formed by invitation gave up after all had accepted.
+    #[error("node {node} gave up after all had accepted")]
+    GaveUp {
+        /// The node.
+        node: NodeId,
+    },
     /// The fabric refused a resource.
     #[error("the fabric refused a resource")]
     Fabric(#[from] FabricError),
