@@ -74,8 +74,7 @@ impl FailedPeer {
     /// Describes a member of a group by its node and its cause.
     pub(crate) fn new(failed: &FailedMember, address: Option<String>) -> Self {
         let message = match &failed.cause {
-            FailureCause::Refused { reason } if reason.starts_with(BUSY) => format!("is {reason}"),
-            FailureCause::Refused { reason } => format!("refused: {reason}"),
+            FailureCause::Refused { reason } => refusal(reason),
             cause => cause.to_string(),
         };
         Self { node: failed.node.0, address, cause: PeerFailure::of(&failed.cause), message: printable(&message) }
@@ -97,7 +96,7 @@ impl FailedPeer {
             _ => PeerFailure::Other,
         };
         let message = match failure {
-            InviteFailure::Refused { reason } if cause == PeerFailure::Busy => format!("is {reason}"),
+            InviteFailure::Refused { reason } => refusal(reason),
             failure => failure.to_string(),
         };
         let remedy = remedy(failure, wording).map_or_else(String::new, |remedy| format!("; {remedy}"));
@@ -193,6 +192,11 @@ fn remedy(failure: &InviteFailure, wording: &Wording) -> Option<String> {
         }
         _ => None,
     }
+}
+
+/// Says that a peer refused, or that it is busy.
+pub(crate) fn refusal(reason: &str) -> String {
+    if reason.starts_with(BUSY) { format!("is {reason}") } else { format!("refused: {reason}") }
 }
 
 /// Names the peers that failed, and says what happened to them.

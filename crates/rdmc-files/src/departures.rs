@@ -104,10 +104,7 @@ impl<'a> Departures<'a> {
                     closed = &mut closing => break closed,
                 }
             };
-            while !under_way.is_empty() {
-                oldest(&mut under_way).await;
-                again.extend(history.oldest_sent(&mut under_way)?);
-            }
+            again.extend(history.all_sent(&mut under_way).await?);
             match closed {
                 Ok(_) => break receivers,
                 Err(failure) => sender = history.go_on(failure).await?,
@@ -133,12 +130,7 @@ impl<'a> Departures<'a> {
 
     /// Forms the group of the survivors, and sends again what was not queued.
     async fn go_on(&mut self, failure: GroupFailure) -> Result<(), Problem> {
-        let mut again = Vec::new();
-        while !self.under_way.is_empty() {
-            // The group has failed, so this does not wait for long.
-            oldest(&mut self.under_way).await;
-            again.extend(self.history.oldest_sent(&mut self.under_way)?);
-        }
+        let again = self.history.all_sent(&mut self.under_way).await?;
         self.sender = self.history.go_on(failure).await?;
         self.under_way.extend(again.into_iter().map(|departure| departure.queued(&self.sender)));
         Ok(())
@@ -197,6 +189,17 @@ impl TransferHistory<'_> {
             Err(other) => return Err(other.into()),
         }
         Ok(None)
+    }
+
+    /// Records the outcomes of all messages of a group that has ended, so this does not wait for long. Returns those that
+    /// must be sent again.
+    async fn all_sent(&mut self, under_way: &mut VecDeque<Departure>) -> Result<Vec<Departure>, Problem> {
+        let mut again = Vec::new();
+        while !under_way.is_empty() {
+            oldest(under_way).await;
+            again.extend(self.oldest_sent(under_way)?);
+        }
+        Ok(again)
     }
 
     /// Forms the group of the survivors.

@@ -2,10 +2,10 @@
 
 use std::fmt;
 
-use rdmc::NodeId;
+use rdmc::{GroupFailure, NodeId};
 use serde::ser::{Serialize, SerializeStruct, Serializer};
 
-use crate::blame::{FailedPeer, PeerFailure};
+use crate::blame::{FailedPeer, PeerFailure, explain, stopped_before, stopped_for};
 use crate::descriptors;
 
 /// Error of a transfer. The variant tells who must act.
@@ -163,8 +163,17 @@ impl Problem {
         &self.message
     }
 
+    /// Makes the problem of a group that has failed, because of these peers, before anything was sent.
+    pub(crate) fn not_sent(failure: &GroupFailure, failed: Vec<FailedPeer>) -> Self {
+        match stopped_before(failure) {
+            Some(stopped) => Kind::Refused.problem(stopped_for(stopped)),
+            None => Kind::Refused.blaming(explain(&failed), failed),
+        }
+    }
+
     /// Makes a refusal a local problem if this process has reached its limit of open files, and a partial delivery if
-    /// this process has failed and its limit is low. Says so of other partial deliveries, too. It is called at node `me` while the connections to the members are open.
+    /// this process has failed and its limit is low. Says so of other partial deliveries, too. It is called at node
+    /// `me` while the connections to the members are open.
     pub(crate) fn blamed_on_limit(self, me: NodeId, members: usize) -> Self {
         // A connection that could not be accepted here is broken for the peer.
         let broke =

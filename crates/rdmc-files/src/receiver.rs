@@ -18,7 +18,7 @@ use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
 use crate::announcement::{Announcement, CLOSED_EARLY, Conclusion, Medium, Reply};
 use crate::arrivals::take_files;
-use crate::blame::{BUSY, explain, peers, stopped_before, stopped_for};
+use crate::blame::{peers, refusal};
 use crate::driven::Driven;
 use crate::error::{Kind, Problem, TransferError, chain};
 use crate::event::{Direction, Event, Events, Proof, ReceiverEvent, SessionNumber};
@@ -393,8 +393,7 @@ fn withdrawn(error: &io::Error) -> String {
     match because_of {
         // As the sender says it.
         Some(InvitationWithdrawn { because_of, reason, .. }) => {
-            let busy = reason.strip_prefix("refused: ").filter(|reason| reason.starts_with(BUSY));
-            let told = busy.map_or_else(|| reason.clone(), |busy| format!("is {busy}"));
+            let told = reason.strip_prefix("refused: ").map_or_else(|| reason.clone(), refusal);
             format!("receiver {because_of} {}", printable(&told))
         }
         None => error.to_string(),
@@ -498,11 +497,7 @@ async fn next_offer(group: &mut OfferReceiver) -> Result<Offer, Problem> {
 
 /// Returns the error of a failure before anything was sent.
 fn not_sent(failure: &GroupFailure) -> Problem {
-    if let Some(stopped) = stopped_before(failure) {
-        return Kind::Refused.problem(stopped_for(stopped));
-    }
-    let failed = peers(&failure.failed);
-    Kind::Refused.blaming(explain(&failed), failed)
+    Problem::not_sent(failure, peers(&failure.failed))
 }
 
 /// Returns why the group of the manifest was not formed.

@@ -6,7 +6,7 @@ use std::time::Duration;
 use rdmc::{FailedMember, GroupFailure, InviteError, InviteFailure, NodeId};
 use rdmc_schedule::{MEMBERS_MAX, Rank};
 
-use crate::blame::{FailedPeer, explain, stopped_before, stopped_for};
+use crate::blame::FailedPeer;
 use crate::descriptors;
 use crate::error::{Kind, Problem};
 use crate::wording::Wording;
@@ -101,11 +101,7 @@ impl Receivers {
 
     /// Returns why nothing was sent: a group has failed before.
     pub(crate) fn not_sent(&self, failure: &GroupFailure) -> Problem {
-        if let Some(stopped) = stopped_before(failure) {
-            return Kind::Refused.problem(stopped_for(stopped));
-        }
-        let failed = self.peers(&failure.failed);
-        Kind::Refused.blaming(explain(&failed), failed)
+        Problem::not_sent(failure, self.peers(&failure.failed))
     }
 
     /// Describes failed members with their addresses.

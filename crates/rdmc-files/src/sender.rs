@@ -134,7 +134,8 @@ impl FileSenderBuilder {
     }
 
     /// Sets the rate of the members' ports for the cost model. By default it is that of the network device by which the
-    /// sender reaches the receivers, where the system knows it, or else [2.5 Gbit/s](PortRate). It matters on a network.
+    /// sender reaches the receivers. If the system does not know that, it is [2.5 Gbit/s](PortRate). It matters on a
+    /// network.
     pub fn port_rate(self, rate: impl Into<Option<PortRate>>) -> Self {
         Self { port_rate: rate.into(), ..self }
     }

@@ -7,8 +7,7 @@ use std::time::Duration;
 use tokio::io::AsyncRead;
 
 use crate::fabrics::{ChosenFabric, FabricNames};
-use crate::id::GroupId;
-use crate::id::NodeId;
+use crate::id::{GroupId, NodeId};
 use crate::mesh::roster::Roster;
 use crate::wire::{self, GroupFrame, PROTOCOL_VERSION, RejectReason};
 

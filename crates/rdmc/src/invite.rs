@@ -275,21 +275,23 @@ impl ReachedListeners {
             }
         }
         let members: BTreeMap<NodeId, String> = members.iter().cloned().collect();
-        let chosen = fabrics.wire_names().choose(&offers);
-        let error = match &chosen {
-            _ if !failures.is_empty() => Some(InviteError { failures: std::mem::take(&mut failures) }),
-            Some(_) => None,
-            None => Some(nothing_in_common(fabrics.wire_names(), &offers, &members)),
+        let chosen = match fabrics.wire_names().choose(&offers) {
+            _ if !failures.is_empty() => Err(InviteError { failures }),
+            None => Err(nothing_in_common(fabrics.wire_names(), &offers, &members)),
+            Some(chosen) => Ok(chosen),
         };
-        if let Some(error) = error {
-            let accepted = accepted.into_iter().map(|(stream, _)| stream);
-            withdraw(&*environment, accepted, &error, &members).await;
-            return Err(error);
-        }
-        let chosen = chosen.expect("without one there is an error");
+        let chosen = match chosen {
+            Ok(chosen) => chosen,
+            Err(error) => {
+                let accepted = accepted.into_iter().map(|(stream, _)| stream);
+                withdraw(&*environment, accepted, &error, &members).await;
+                return Err(error);
+            }
+        };
         let conclusion = conclude(&replies);
         assert!(conclusion.len() <= REPLY_LEN_MAX, "a conclusion has at most {REPLY_LEN_MAX} bytes");
         let go = wire::encode(&Frame::Go { chosen: chosen.clone(), conclusion: conclusion.to_vec() });
+        let mut failures = Vec::new();
         for (stream, address) in &mut accepted {
             if let Err(error) = write_frame(stream, &go).await {
                 failures.push(((*address).clone(), InviteFailure::Unreachable(error)));

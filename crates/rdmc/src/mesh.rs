@@ -45,7 +45,7 @@ struct MeshShared {
     detection: Duration,
     peers: PeerSecurity,
     state: Mutex<MeshState>,
-    /// Counts connections made or lost.
+    /// Counts connections made or lost, and failed for want of descriptors.
     changes: watch::Sender<u64>,
     /// Other nodes have begun a check of liveness.
     check_now: Notify,
@@ -204,32 +204,26 @@ impl Mesh {
 
     /// Waits until every other node is connected.
     pub(crate) async fn complete(&self) {
-        let mut changes = self.0.changes.subscribe();
         // Counted, since a node of a large cluster checks very often. The links are those of members.
-        while self.lock().links.len() + 1 < self.0.members.len() {
-            changes.changed().await.expect("the sender lives in self");
-        }
+        self.until(|state| state.links.len() + 1 >= self.0.members.len()).await;
     }
 
-    /// Tells whether a node is connected.
-    pub(crate) fn is_connected(&self, node: NodeId) -> bool {
-        self.lock().links.contains_key(&node)
+    /// Waits until a condition holds that changes with the connections.
+    async fn until(&self, condition: impl Fn(&MeshState) -> bool) {
+        let mut changes = self.0.changes.subscribe();
+        while !condition(&self.lock()) {
+            changes.changed().await.expect("the sender lives in self");
+        }
     }
 
     /// Waits until a node is connected.
     pub(crate) async fn connection_to(&self, node: NodeId) {
-        let mut changes = self.0.changes.subscribe();
-        while !self.is_connected(node) {
-            changes.changed().await.expect("the sender lives in self");
-        }
+        self.until(|state| state.links.contains_key(&node)).await;
     }
 
     /// Waits until this process could not open a connection because it has too many descriptors open.
     pub(crate) async fn out_of_descriptors(&self) {
-        let mut changes = self.0.changes.subscribe();
-        while !self.lock().out_of_descriptors {
-            changes.changed().await.expect("the sender lives in self");
-        }
+        self.until(|state| state.out_of_descriptors).await;
     }
 
     fn note_if_out_of_descriptors(&self, error: &io::Error) {

@@ -11,12 +11,12 @@ use futures::stream::{FuturesUnordered, Stream, StreamExt};
 use tokio::sync::{mpsc, oneshot};
 
 use super::continuation::{Continuation, LostMessage};
+use super::error::{GroupError, GroupFailure};
 use super::intake::{Intake, MESSAGES_AHEAD, MemorySource, StartedTransfer};
 use super::offer::{Delivery, Exclusive, Message, Offer, REASON_MAX, failure_of};
 use super::{FormedGroup, Grants, Group, GroupSpec, MemberRole, OwnedFuture, form, start, take_grants};
 use crate::certificate::Certificate;
 use crate::failure::FailureCause;
-use crate::group::error::{GroupError, GroupFailure};
 use crate::id::NodeId;
 use crate::resources::NodeResources;
 use crate::stats::GroupStats;

@@ -2,8 +2,8 @@
 //!
 //! Members retain the messages that not all of them have (`retained.rs`). Each survivor tells all others which blocks
 //! of the interrupted messages it holds. From that all compute the same [`Repair`](rdmc_schedule::Repair), and only
-//! missing blocks travel, each from any survivor that holds it. Then the group goes on as any other if its root is among
-//! the survivors. Else it closes.
+//! missing blocks travel, each from any survivor that holds it. Then the group goes on as any other if its root is
+//! among the survivors. Else it closes.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};

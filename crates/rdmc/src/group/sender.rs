@@ -15,12 +15,12 @@ use tokio::sync::oneshot;
 
 use super::continuation::{Continuation, Resumption};
 use super::delta::ChecksumsByRank;
+use super::error::{GroupError, GroupFailure, SendError};
 use super::queue::{QueueSlot, RequestQueue, RequestSender, RootRequest};
 use super::retained::{UNSTABLE_MAX, UNSTABLE_OBJECTS_MAX};
 use super::{FormedGroup, Grants, Group, GroupSpec, MemberRole, form, start, take_grants};
 use crate::certificate::Certificate;
 use crate::failure::FailureCause;
-use crate::group::error::{GroupError, GroupFailure, SendError};
 use crate::id::NodeId;
 use crate::resources::NodeResources;
 use crate::stats::GroupStats;

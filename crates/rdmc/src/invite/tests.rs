@@ -84,6 +84,19 @@ fn reason(builder: &NodeBuilder) -> String {
     choice
 }
 
+/// An invitation to a cluster of two nodes over TCP, with this detection time.
+fn invitation(detection_ms: u32) -> Frame {
+    Frame::Invite {
+        version: PROTOCOL_VERSION,
+        cluster: 1,
+        you: NodeId(1),
+        members: vec![(NodeId(0), String::new()), (NodeId(1), "a:1".into())],
+        fabrics: vec!["tcp".to_owned()].try_into().unwrap(),
+        payload: Vec::new(),
+        detection_ms,
+    }
+}
+
 #[tokio::test]
 async fn replies_come_with_acceptances() {
     let mut listeners = Vec::new();
@@ -221,15 +234,7 @@ async fn the_chosen_fabric_carries_a_group_though_another_one_listens() {
 #[tokio::test]
 async fn what_is_no_list_of_fabrics_is_refused() {
     let listener = Listener::bind(fabrics(&["tcp"]), "127.0.0.1:0").await.unwrap();
-    let invite = Frame::Invite {
-        version: PROTOCOL_VERSION,
-        cluster: 1,
-        you: NodeId(1),
-        members: vec![(NodeId(0), String::new()), (NodeId(1), "a:1".into())],
-        fabrics: vec!["tcp".to_owned()].try_into().unwrap(),
-        payload: Vec::new(),
-        detection_ms: 2000,
-    };
+    let invite = invitation(2000);
     let mut bytes = wire::encode_unchecked(&invite);
     let at = bytes.windows(3).position(|bytes| bytes == b"tcp").unwrap();
     bytes[at] = b'\n';
@@ -319,15 +324,7 @@ async fn a_detection_time_out_of_bounds_is_refused() {
         assert!(matches!(refused, StartError::Detection(error) if error == expected), "{refused}");
     }
     // Nor is it believed when a peer says it.
-    let invite = Frame::Invite {
-        version: PROTOCOL_VERSION,
-        cluster: 1,
-        you: NodeId(1),
-        members: vec![(NodeId(0), String::new()), (NodeId(1), "a:1".into())],
-        fabrics: vec!["tcp".to_owned()].try_into().unwrap(),
-        payload: Vec::new(),
-        detection_ms: 49,
-    };
+    let invite = invitation(49);
     let mut stream = TcpFabric::new().environment().connect(&addresses[0]).await.unwrap();
     write_frame(&mut stream, &wire::encode(&invite)).await.unwrap();
     let answer = wire::read(&mut stream).await.unwrap();
