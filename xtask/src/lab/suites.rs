@@ -52,24 +52,6 @@ pub(crate) const SUITES: &[Suite] = &[
         ],
         ..RXE
     },
-    // Groups in one process.
-    Suite {
-        name: "groups",
-        nodes: 4,
-        memory_mib: 2048,
-        timeout_s: 600,
-        builds: &[WORKSPACE],
-        command: &[
-            "env",
-            "RDMC_TEST_FABRICS=verbs",
-            "{test:integration-tests/suite}",
-            "--test-threads",
-            "1",
-            "multicast::",
-            "failure::",
-        ],
-        ..RXE
-    },
     // Processes: the program on devices, and what goes wrong between them. They stand for hosts, and share no memory.
     Suite {
         name: "program",
@@ -108,8 +90,6 @@ pub(crate) const SUITES: &[Suite] = &[
         ],
         ..RXE
     },
-    // The fabric's own tests, that of its layouts against the headers of libibverbs included.
-    Suite { name: "verbs-lib", builds: &[WORKSPACE], command: &["{lib:rdmc_verbs}", "--test-threads", "1"], ..RXE },
     Suite {
         name: "verbs-conformance",
         builds: &[WORKSPACE],
@@ -124,6 +104,26 @@ pub(crate) const SUITES: &[Suite] = &[
         command: &["{test:rdmc-verbs/suite}", "--test-threads", "1", "--nocapture", "lab::"],
         ..RXE
     },
+    // Groups in one process.
+    Suite {
+        name: "groups",
+        nodes: 4,
+        memory_mib: 2048,
+        timeout_s: 600,
+        builds: &[WORKSPACE],
+        command: &[
+            "env",
+            "RDMC_TEST_FABRICS=verbs",
+            "{test:integration-tests/suite}",
+            "--test-threads",
+            "1",
+            "multicast::",
+            "failure::",
+        ],
+        ..RXE
+    },
+    // The fabric's own tests, that of its layouts against the headers of libibverbs included.
+    Suite { name: "verbs-lib", builds: &[WORKSPACE], command: &["{lib:rdmc_verbs}", "--test-threads", "1"], ..RXE },
     // What iWARP can do for us: be refused with the reason.
     Suite {
         name: "siw",

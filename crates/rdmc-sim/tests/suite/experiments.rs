@@ -19,13 +19,12 @@ fn differs_as_listed(name: &str) {
     KnownDifferences::committed().check(&[report]).unwrap_or_else(|error| panic!("{error}"));
 }
 
-/// All group sizes are within 1 % of (k − 1 + ⌈log₂ n⌉) block times and the stated latencies; 512 nodes take less than
+/// All group sizes are within 1 % of (k − 1 + ⌈log₂ n⌉) block times and the stated latencies; 64 nodes take less than
 /// 1.05 times as long as 2.
 #[test]
-fn five_hundred_nodes_take_hardly_longer_than_two() {
-    let short = Options { members_max: Some(65), ..Options::default() };
-    let options = proof::amount("five_hundred_nodes_take_hardly_longer_than_two", short, Options::default());
-    let report = run("8", &options);
+fn many_nodes_take_hardly_longer_than_two() {
+    // `rdmc sim figure 8` plays all 512, and judges them alike.
+    let report = run("8", &Options { members_max: Some(65), ..Options::default() });
     let differing: Vec<String> =
         report.findings.iter().filter(|finding| !finding.agrees).map(ToString::to_string).collect();
     assert!(differing.is_empty(), "{}", differing.join("\n"));
