@@ -17,6 +17,7 @@ use crate::cluster::Cluster;
 use crate::detection::{DetectionError, check_detection};
 use crate::fabrics::{ChosenFabric, FabricChoice, FabricName, FabricNames, Fabrics, PassedOver};
 use crate::id::NodeId;
+use crate::mesh::ahead::open_ahead;
 use crate::mesh::listener::{ArrivedInvitation, Listener, refuse};
 use crate::mesh::roster::Roster;
 use crate::node::{Node, NodeBuilder};
@@ -244,6 +245,8 @@ impl ReachedListeners {
         let members: Vec<(NodeId, String)> = std::iter::once((NodeId(0), String::new()))
             .chain((1u32..).map(NodeId).zip(addresses.iter().cloned()))
             .collect();
+        let reached = connections.iter().zip(&members[1..]).filter(|(reached, _)| reached.is_ok());
+        let ahead = open_ahead(&environment, NodeId(0), reached.map(|(_, (node, address))| (*node, address)));
         let ask = connections.into_iter().zip(&members[1..]).map(|(reached, (you, _))| {
             let invite = Frame::Invite {
                 version: PROTOCOL_VERSION,
@@ -305,7 +308,7 @@ impl ReachedListeners {
         let builder = NodeBuilder::new(NodeId(0), Cluster::from_parts(cluster, members)).security(security);
         let builder = builder.chosen(fabric, choice).invited_with(Duration::from_millis(detection_ms.into()));
         let streams = (1..).map(NodeId).zip(accepted.into_iter().map(|(stream, _)| stream)).collect();
-        Ok(builder.replied(replies).concluded(conclusion, streams))
+        Ok(builder.replied(replies).concluded(conclusion, streams).ahead(ahead))
     }
 }
 
@@ -620,6 +623,8 @@ impl Invitation {
         let accept = Frame::Accept { fabrics: self.offered.clone(), reply: std::mem::take(&mut self.reply) };
         write_frame(&mut self.stream, &wire::encode(&accept)).await?;
         let environment = self.environment.clone();
+        let members = self.roster.members.iter().map(|(node, address)| (*node, address));
+        let ahead = open_ahead(&environment, you, members);
         let told = environment.timeout(GO_LIMIT, self.wait_for_go()).await;
         let (chosen, conclusion) =
             told.unwrap_or_else(|elapsed| Err(io::Error::new(io::ErrorKind::TimedOut, elapsed)))?;
@@ -629,7 +634,8 @@ impl Invitation {
         let fabric = offered.ok_or_else(not_offered)?;
         let choice = self.explained(&listener, &chosen);
         let builder = Node::builder(you, cluster).chosen(fabric, choice).invited_with(self.roster.detection);
-        Ok(builder.concluded(conclusion.into(), vec![(NodeId(0), self.stream)]).arrivals(listener, arrivals))
+        let streams = vec![(NodeId(0), self.stream)];
+        Ok(builder.concluded(conclusion.into(), streams).ahead(ahead).arrivals(listener, arrivals))
     }
 
     /// Waits until all others have accepted, as long as the inviting node gives signs of life.

@@ -22,12 +22,14 @@ use crate::sync::lock;
 use crate::wire::end::{Ballot, Outcome};
 use crate::wire::{self, Frame, FrameCheck, GroupFrame, PROTOCOL_VERSION, RejectReason};
 
+pub(crate) mod ahead;
 mod groups;
 pub(crate) mod listener;
 mod liveness;
 mod outbox;
 pub(crate) mod roster;
 
+use ahead::Opening;
 use groups::{FrameRoute, Groups};
 use listener::NodeConnection;
 use liveness::{LastHeard, Liveness, Stall};
@@ -252,13 +254,13 @@ impl Mesh {
         problem.unwrap_or_else(|| "they did not connect".to_owned())
     }
 
-    /// Keeps a connection to `peer` open, for ever.
-    pub(crate) async fn dial(self, peer: NodeId) {
+    /// Keeps a connection to `peer` open, for ever. The first one may be open already.
+    pub(crate) async fn dial(self, peer: NodeId, mut ahead: Option<Opening>) {
         let environment = &*self.0.environment;
         let address = &self.0.members[&peer];
         let mut pause = DIAL_PAUSE_MIN;
         loop {
-            match environment.timeout(HANDSHAKE_LIMIT, self.say_hello(peer, address)).await {
+            match environment.timeout(HANDSHAKE_LIMIT, self.say_hello(peer, address, ahead.take())).await {
                 Ok(Ok(stream)) => {
                     pause = DIAL_PAUSE_MIN;
                     self.run_link(stream, peer).await;
@@ -271,13 +273,24 @@ impl Mesh {
         }
     }
 
-    /// Opens a connection to `peer` and greets it.
-    pub(crate) async fn say_hello(&self, peer: NodeId, address: &str) -> io::Result<Box<dyn ControlStream>> {
+    /// Opens a connection to `peer`, unless it is open already, and greets the peer.
+    pub(crate) async fn say_hello(
+        &self,
+        peer: NodeId,
+        address: &str,
+        ahead: Option<Opening>,
+    ) -> io::Result<Box<dyn ControlStream>> {
         let name = |error: io::Error| {
             self.note_if_out_of_descriptors(&error);
             io::Error::new(error.kind(), format!("{address}: {error}"))
         };
-        let mut stream = self.0.peers.connect(&*self.0.environment, peer, address).await.map_err(name)?;
+        let environment = &*self.0.environment;
+        let open = futures::future::OptionFuture::from(ahead).await;
+        let stream = match open {
+            Some(Ok(stream)) => stream,
+            _ => environment.connect(address).await.map_err(name)?,
+        };
+        let mut stream = self.0.peers.secure(environment, stream, peer, address).await.map_err(name)?;
         let hello = Frame::Hello { version: PROTOCOL_VERSION, cluster: self.0.cluster, from: self.0.me, to: peer };
         stream.write_all(&wire::encode(&hello)).await.map_err(name)?;
         stream.flush().await.map_err(name)?;

@@ -25,6 +25,7 @@ use crate::group::sender::Sender;
 use crate::group::{self, GroupSpec};
 use crate::id::{GroupId, NodeId};
 use crate::mesh::Mesh;
+use crate::mesh::ahead::OpenedAhead;
 use crate::mesh::listener::{Listener, NodeConnection};
 use crate::pool::{Pool, PoolError};
 use crate::resources::{GroupEnding, NodeResources, OpenGroups};
@@ -49,6 +50,7 @@ pub struct NodeBuilder {
     /// The connections of the invitation. They stay open until the node has started, so that each side notices if the
     /// other one gives up.
     invitation: InvitationStreams,
+    ahead: OpenedAhead,
     listener: Option<Listener>,
     arrivals: Option<mpsc::Receiver<NodeConnection>>,
     security: Option<Security>,
@@ -79,6 +81,7 @@ impl NodeBuilder {
             replies: BTreeMap::new(),
             conclusion: Bytes::new(),
             invitation: Vec::new(),
+            ahead: OpenedAhead::new(),
             listener: None,
             arrivals: None,
             security: None,
@@ -218,6 +221,12 @@ impl NodeBuilder {
         self
     }
 
+    /// Takes connections that are open already, or are being opened.
+    pub(crate) fn ahead(mut self, ahead: OpenedAhead) -> Self {
+        self.ahead = ahead;
+        self
+    }
+
     pub(crate) fn concluded(mut self, conclusion: Bytes, streams: InvitationStreams) -> Self {
         self.conclusion = conclusion;
         self.invitation = streams;
@@ -310,8 +319,9 @@ impl NodeBuilder {
         if let Some(arrivals) = arrivals {
             scope.spawn(mesh.clone().welcome(arrivals, scope.spawner()));
         }
+        let mut ahead = self.ahead;
         for peer in mesh.dialled() {
-            scope.spawn(mesh.clone().dial(peer));
+            scope.spawn(mesh.clone().dial(peer, ahead.remove(&peer)));
         }
         Box::pin(connected(&*environment, &mesh, self.connect_limit, self.invitation)).await?;
         tracing::info!(node = %self.me, fabric = capabilities.name, "node started");

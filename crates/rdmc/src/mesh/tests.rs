@@ -237,3 +237,21 @@ async fn who_was_asked_is_answered_from_its_second_question_on() {
     assert_eq!(wire::read_next(&mut far, &mut from).await.unwrap(), Some(Frame::Pong));
     assert_eq!(wire::read_next(&mut far, &mut from).await.unwrap(), Some(Frame::Ping));
 }
+
+#[tokio::test]
+async fn a_connection_that_was_opened_ahead_is_greeted_and_without_it_another_is_opened() {
+    let mesh = mesh(2);
+    let (near, mut far) = tokio::io::duplex(1 << 10);
+    let (opened, opening) = tokio::sync::oneshot::channel();
+    let _ = opened.send(Box::new(Stream { stream: near, deaf: None }) as Box<dyn ControlStream>);
+    far.write_all(&wire::encode(&Frame::Welcome)).await.unwrap();
+    // Nobody could be reached at this address.
+    let greeted = mesh.say_hello(NodeId(1), "nowhere", Some(opening)).await;
+    assert!(greeted.is_ok());
+    assert!(matches!(wire::read(&mut far).await, Ok(Some(Frame::Hello { to: NodeId(1), .. }))));
+
+    let (failed, opening) = tokio::sync::oneshot::channel();
+    drop(failed);
+    let error = mesh.say_hello(NodeId(1), "nowhere", Some(opening)).await.err().expect("it tries to connect");
+    assert!(error.to_string().starts_with("nowhere: "), "{error}");
+}

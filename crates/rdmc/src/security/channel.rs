@@ -31,14 +31,14 @@ pub(crate) struct PeerSecurity {
 }
 
 impl PeerSecurity {
-    /// Opens a control connection to a node of the cluster, and verifies the node's identity.
-    pub(crate) async fn connect(
+    /// Makes a control connection to a node of the cluster secure, and verifies the node's identity.
+    pub(crate) async fn secure(
         &self,
         environment: &dyn Environment,
+        stream: Box<dyn ControlStream>,
         node: NodeId,
         address: &str,
     ) -> io::Result<Box<dyn ControlStream>> {
-        let stream = environment.connect(address).await?;
         let Some(security) = &self.security else { return Ok(stream) };
         let to = stream.peer_address();
         let connected = match self.identities.get(&node) {

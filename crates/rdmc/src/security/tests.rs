@@ -148,7 +148,7 @@ async fn pair(opening: Option<Security>, accepting: Option<Security>) -> (String
     let _arrivals = listener.register(&cluster, NodeId(1));
     let peers = PeerSecurity { security: opening, identities: cluster.identities(), refusals: Refusals::default() };
     let mesh = Mesh::new(NodeId(0), 0, BTreeMap::new(), network.fabric().environment(), Duration::from_secs(2), peers);
-    let failed = mesh.say_hello(NodeId(1), "b").await.err().expect("they refuse each other").to_string();
+    let failed = mesh.say_hello(NodeId(1), "b", None).await.err().expect("they refuse each other").to_string();
     // The other end reads only later that it was refused.
     let environment = network.fabric().environment();
     let counted = async {
@@ -241,7 +241,7 @@ async fn a_node_without_a_possible_name_is_told() {
     let (security, identities) = (Some(authority.security(&["a"])), cluster.identities());
     let peers = PeerSecurity { security, identities, refusals: Refusals::default() };
     let mesh = Mesh::new(NodeId(0), 0, BTreeMap::new(), network.fabric().environment(), Duration::from_secs(2), peers);
-    let problem = mesh.say_hello(NodeId(1), "no name").await.err().expect("it is refused").to_string();
+    let problem = mesh.say_hello(NodeId(1), "no name", None).await.err().expect("it is refused").to_string();
     assert!(problem.contains("\"no name\" is neither a DNS name nor an IP address"), "{problem}");
     let named = cluster.name(NodeId(1), "b");
     assert_eq!(named.identities()[&NodeId(1)], Identity::Name("b".into()));
