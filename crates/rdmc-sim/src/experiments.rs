@@ -32,7 +32,7 @@ mod small_messages;
 mod workload;
 
 pub use differences::{DifferencesError, KnownDifference, KnownDifferences, Mismatch};
-pub use distance::{DistanceCase, DistanceOutcome, LATENCIES_NS, RATES_MBPS};
+pub use distance::{BOUND, DistanceCase, DistanceOutcome, PREDICTED};
 
 /// One experiment, with its name in the program.
 #[derive(Clone, Copy, Debug)]
@@ -169,7 +169,12 @@ pub struct Finding {
 impl Finding {
     /// Makes a finding on a subject that the papers do not treat.
     pub fn beyond(what: impl Into<String>, here: impl Into<String>) -> Self {
-        Self { what: what.into(), paper: String::new(), here: here.into(), agrees: true }
+        Self::target(what, here, true)
+    }
+
+    /// Makes such a finding about a target of our own. It differs if the target is not met.
+    pub fn target(what: impl Into<String>, here: impl Into<String>, is_met: bool) -> Self {
+        Self { what: what.into(), paper: String::new(), here: here.into(), agrees: is_met }
     }
 }
 
@@ -177,7 +182,8 @@ impl fmt::Display for Finding {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self { what, paper, here, agrees } = self;
         match (paper.is_empty(), agrees) {
-            (true, _) => write!(f, "beyond the papers: {what}: {here}"),
+            (true, true) => write!(f, "beyond the papers: {what}: {here}"),
+            (true, false) => write!(f, "DIFFERS: {what}: {here}"),
             (false, true) => write!(f, "agrees: {what}: paper: {paper}; here: {here}"),
             (false, false) => write!(f, "DIFFERS: {what}: paper: {paper}; here: {here}"),
         }

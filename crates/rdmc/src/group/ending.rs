@@ -232,10 +232,10 @@ impl Group {
                 WorkError::Device { .. } | WorkError::QueueFull { .. } => {
                     self.declare(FailureCause::Resources { what: error.to_string() });
                 }
-                WorkError::Flushed | WorkError::ConnectionLost => {
-                    // Flushed work says no more than that.
-                    let what = WorkError::ConnectionLost.to_string();
-                    self.accuse(with, FailureCause::DataConnection { what });
+                error if may_come_from_the_dying(&error) => {
+                    // Flushed work says no more than that the connection was lost.
+                    let error = if error == WorkError::Flushed { WorkError::ConnectionLost } else { error };
+                    self.accuse(with, FailureCause::DataConnection { what: error.to_string() });
                 }
                 error => self.accuse(with, FailureCause::Protocol { what: error.to_string() }),
             },
@@ -422,3 +422,26 @@ impl Group {
 const PATIENCE_STEPS: u32 = 4;
 /// How long the last frames of a group may take to be written.
 const FLUSH_LIMIT: Duration = Duration::from_secs(1);
+
+/// Tells whether a process may cause the error by dying: its memory may go before its connections do.
+fn may_come_from_the_dying(error: &WorkError) -> bool {
+    matches!(
+        error,
+        WorkError::Flushed | WorkError::ConnectionLost | WorkError::RemoteInvalidRequest | WorkError::RemoteAccess
+    )
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn requests_that_a_peer_refuses_do_not_prove_that_it_broke_the_protocol() {
+        for error in [WorkError::RemoteInvalidRequest, WorkError::RemoteAccess, WorkError::ConnectionLost] {
+            assert!(may_come_from_the_dying(&error), "{error}");
+        }
+        for error in [WorkError::Protocol, WorkError::LocalLength { got: None, room: 0 }, WorkError::ReceiverNotReady] {
+            assert!(!may_come_from_the_dying(&error), "{error}");
+        }
+    }
+}
