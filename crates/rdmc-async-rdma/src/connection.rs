@@ -237,8 +237,8 @@ impl Connection {
         loop {
             if !self.outgoing.is_under_way() {
                 self.deadline = self.deadline.or(Instant::now().checked_add(LINGER));
-                if !ended && (self.writer.is_flushed() || peer_ended) {
-                    self.writer.discard();
+                // A peer that has ended still reads which of its buffers this end has used.
+                if !ended && self.writer.is_flushed() {
                     self.writer.shutdown().await;
                     ended = true;
                 }
