@@ -1,28 +1,29 @@
-//! Clusters formed on the fly: one node invites listeners by their addresses.
+//! Clusters formed on the fly: one node invites listeners by their addresses. `invited.rs` has the listeners' side.
 
 use std::collections::BTreeMap;
 use std::fmt;
 use std::io;
 use std::net::IpAddr;
-use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::Bytes;
 use futures::future::FutureExt;
 use futures::stream::{FuturesUnordered, StreamExt};
-use rdmc_fabric::{Capabilities, ControlStream, Elapsed, Environment, Timestamp};
+use rdmc_fabric::{ControlStream, Elapsed, Environment, Timestamp};
 use tokio::io::AsyncWriteExt;
 
 use crate::cluster::Cluster;
 use crate::detection::{DetectionError, check_detection};
-use crate::fabrics::{ChosenFabric, FabricChoice, FabricName, FabricNames, Fabrics, PassedOver};
+use crate::fabrics::{FabricNames, Fabrics};
 use crate::id::NodeId;
 use crate::mesh::ahead::open_ahead;
-use crate::mesh::listener::{ArrivedInvitation, Listener, refuse};
-use crate::mesh::roster::Roster;
-use crate::node::{Node, NodeBuilder};
-use crate::security::{Distrust, Fingerprint, Security, host};
+use crate::node::NodeBuilder;
+use crate::security::{Distrust, Security, host};
 use crate::wire::{self, FRAME_LEN_MAX, Frame, OtherVersion, PROTOCOL_VERSION, RejectReason};
+
+mod invited;
+
+pub use invited::{Invitation, InvitationWithdrawn};
 
 /// Sets the options of an invitation.
 ///
@@ -510,213 +511,16 @@ impl InviteFailure {
     }
 }
 
-/// An invitation was withdrawn because another listener cannot take part.
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("the invitation was withdrawn: node {because_of} {reason}")]
-#[non_exhaustive]
-pub struct InvitationWithdrawn {
-    /// The other listener's number.
-    pub because_of: NodeId,
-    /// Why it cannot take part, as the inviting node tells it; at most 1000 characters.
-    pub reason: String,
-}
-
-/// An invitation to become a node of a new cluster.
-///
-/// Dropping it declines without a reason.
-pub struct Invitation {
-    environment: Arc<dyn Environment>,
-    stream: Box<dyn ControlStream>,
-    roster: Roster,
-    /// The inviting node's fabrics.
-    asked: FabricNames,
-    /// The fabrics among these that this node offers.
-    offered: FabricNames,
-    payload: Bytes,
-    reply: Vec<u8>,
-    listener: Listener,
-    /// The credential that the inviting node has shown, if any.
-    inviting: Option<Fingerprint>,
-}
-
-impl Listener {
-    /// Waits for the next invitation.
-    ///
-    /// # Cancel safety
-    /// No invitation is lost.
-    pub async fn next_invitation(&self) -> Invitation {
-        let ArrivedInvitation { environment, stream, roster, asked, offered, payload, inviting } = self.invited().await;
-        let (payload, reply, listener) = (payload.into(), Vec::new(), self.clone());
-        Invitation { environment, stream, roster, asked, offered, payload, reply, listener, inviting }
-    }
-}
-
-impl Invitation {
-    /// Longest reply in bytes.
-    pub const REPLY_LEN_MAX: usize = REPLY_LEN_MAX;
-
-    /// Returns the inviting application's payload.
-    pub fn payload(&self) -> &Bytes {
-        &self.payload
-    }
-
-    /// Returns the address of the inviting node, where it has one.
-    pub fn peer_address(&self) -> Option<IpAddr> {
-        self.stream.peer_address()
-    }
-
-    /// Returns the numbers of all nodes, the inviting one (0) and this one included.
-    pub fn nodes(&self) -> Vec<NodeId> {
-        self.roster.members.keys().copied().collect()
-    }
-
-    /// Returns the [detection time](NodeBuilder::detection) of the cluster, which the inviting node chooses for all.
-    pub fn detection(&self) -> Duration {
-        self.roster.detection
-    }
-
-    /// Returns the number that this node would have.
-    pub fn me(&self) -> NodeId {
-        self.roster.you
-    }
-
-    /// Returns the fabrics that this node and the inviting one have in common; the cluster uses one of them.
-    pub fn fabrics(&self) -> Vec<Capabilities> {
-        let named = |name| self.listener.fabrics().named(name).expect("what is offered is had");
-        self.offered.iter().map(|name| named(name).capabilities()).collect()
-    }
-
-    /// Offers only the [`fabrics`](Self::fabrics) for which `keep` is true. If there are none, changes nothing and
-    /// returns false.
-    pub fn retain_fabrics(&mut self, keep: impl Fn(&Capabilities) -> bool) -> bool {
-        let fabrics = self.listener.fabrics();
-        let kept = |name: &FabricName| fabrics.named(name).is_some_and(|fabric| keep(&fabric.capabilities()));
-        let kept = self.offered.filtered(kept);
-        let some = kept.is_some();
-        self.offered = kept.unwrap_or(self.offered.clone());
-        some
-    }
-
-    /// Sets the reply to the inviting application, sent if the invitation is accepted; default empty.
-    ///
-    /// # Panics
-    /// If it is longer than [`REPLY_LEN_MAX`](Self::REPLY_LEN_MAX) bytes.
-    pub fn reply(&mut self, reply: impl Into<Vec<u8>>) {
-        self.reply = reply.into();
-        assert!(self.reply.len() <= REPLY_LEN_MAX, "a reply has at most {REPLY_LEN_MAX} bytes");
-    }
-
-    /// Accepts, waits until all others have accepted too, and returns the node to start.
-    ///
-    /// # Cancel safety
-    /// Dropping the future declines.
-    ///
-    /// # Errors
-    /// The invitation was withdrawn; the error has an [`InvitationWithdrawn`] if another listener cannot take part. Or
-    /// the inviting node gave no sign of life for five seconds, or did not finish within a minute.
-    pub async fn accept(mut self) -> io::Result<NodeBuilder> {
-        let listener = self.listener.clone();
-        let you = self.roster.you;
-        let cluster = Cluster::from_parts(self.roster.cluster, self.roster.members.clone()).invited_by(self.inviting);
-        // Registered before the answer: others connect as soon as all have answered.
-        let arrivals = listener.register(&cluster, you);
-        let accept = Frame::Accept { fabrics: self.offered.clone(), reply: std::mem::take(&mut self.reply) };
-        write_frame(&mut self.stream, &wire::encode(&accept)).await?;
-        let environment = self.environment.clone();
-        let members = self.roster.members.iter().map(|(node, address)| (*node, address));
-        let ahead = open_ahead(&environment, you, members);
-        let told = environment.timeout(GO_LIMIT, self.wait_for_go()).await;
-        let (chosen, conclusion) =
-            told.unwrap_or_else(|elapsed| Err(io::Error::new(io::ErrorKind::TimedOut, elapsed)))?;
-        let offered = listener.fabrics().named(&chosen.fabric).filter(|_| self.offered.has(&chosen.fabric));
-        let not_offered =
-            || io::Error::other(format!("the fabric {} was chosen, which was not offered", chosen.fabric));
-        let fabric = offered.ok_or_else(not_offered)?;
-        let choice = self.explained(&listener, &chosen);
-        let builder = Node::builder(you, cluster).chosen(fabric, choice).invited_with(self.roster.detection);
-        let streams = vec![(NodeId(0), self.stream)];
-        Ok(builder.concluded(conclusion.into(), streams).ahead(ahead).arrivals(listener, arrivals))
-    }
-
-    /// Waits until all others have accepted, as long as the inviting node gives signs of life.
-    async fn wait_for_go(&mut self) -> io::Result<(ChosenFabric, Vec<u8>)> {
-        loop {
-            let heard = self.environment.timeout(SILENCE_MAX, wire::read(&mut self.stream)).await;
-            match heard.map_err(|elapsed| io::Error::new(io::ErrorKind::TimedOut, elapsed))?? {
-                Some(Frame::Go { chosen, conclusion }) if conclusion.len() <= REPLY_LEN_MAX => {
-                    return Ok((chosen, conclusion));
-                }
-                Some(Frame::Ping) => {}
-                Some(Frame::Withdrawn { because_of, reason }) => {
-                    let reason = reason.chars().take(WITHDRAWN_REASON_MAX).collect();
-                    return Err(io::Error::other(InvitationWithdrawn { because_of, reason }));
-                }
-                _ => return Err(io::Error::other("the invitation was withdrawn")),
-            }
-        }
-    }
-
-    /// Adds to the inviting node's choice the better fabrics of this node, which that one does not know.
-    fn explained(&self, listener: &Listener, chosen: &ChosenFabric) -> FabricChoice {
-        let inviting = || self.peer_address().map_or("the inviting node".to_owned(), |address| address.to_string());
-        let mut choice = chosen.explained(|node| match node {
-            NodeId(0) => Some(inviting()),
-            node => self.roster.members.get(&node).cloned(),
-        });
-        let better = listener.fabrics().wire_names().preferred_to(&chosen.fabric);
-        let unknown = better.filter(|name| !self.asked.has(name));
-        let unknown = unknown.map(|name| PassedOver { fabric: name.to_string(), lacking: vec![inviting()] });
-        choice.passed_over.splice(0..0, unknown);
-        choice
-    }
-
-    /// Declines with a reason, of which at most 1000 characters are sent.
-    ///
-    /// # Cancel safety
-    /// Dropping the future declines without a reason.
-    ///
-    /// # Errors
-    /// The inviting node is gone.
-    pub async fn decline(mut self, reason: &str) -> io::Result<()> {
-        let reason = reason.chars().take(1000).collect();
-        refuse(&mut self.stream, RejectReason::Declined { reason }).await
-    }
-
-    /// Declines because this application is busy: the inviting one gets [`InviteFailure::Busy`] and may invite again.
-    ///
-    /// # Cancel safety
-    /// Dropping the future declines without a reason.
-    ///
-    /// # Errors
-    /// The inviting node is gone.
-    pub async fn busy(mut self) -> io::Result<()> {
-        refuse(&mut self.stream, RejectReason::Busy).await
-    }
-}
-
-impl fmt::Debug for Invitation {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Invitation")
-            .field("me", &self.roster.you)
-            .field("members", &self.roster.members)
-            .finish_non_exhaustive()
-    }
-}
-
 /// Longest reply to an invitation, and longest conclusion from all replies, in bytes.
 const REPLY_LEN_MAX: usize = 1024;
 /// Longest reason of a withdrawal, in characters.
 const WITHDRAWN_REASON_MAX: usize = 1000;
-/// How long a node that has accepted waits for the others to accept.
-const GO_LIMIT: Duration = Duration::from_secs(60);
 /// Time to connect to all listeners: those that were reached first must not have closed their connections.
 const REACH_LIMIT: Duration = Duration::from_secs(7);
 /// Least time to answer an invitation, unless the caller's limit is shorter.
 const ANSWER_LIMIT_MIN: Duration = Duration::from_secs(1);
 /// Time between two signs of life of an inviting node.
 const PING_PAUSE: Duration = Duration::from_secs(1);
-/// Longest time without a sign of life of the inviting node.
-const SILENCE_MAX: Duration = Duration::from_secs(5);
 
 #[cfg(test)]
 mod tests;

@@ -29,7 +29,7 @@ mod liveness;
 mod outbox;
 pub(crate) mod roster;
 
-use ahead::Opening;
+use ahead::ConnectionAhead;
 use groups::{FrameRoute, Groups};
 use listener::NodeConnection;
 use liveness::{LastHeard, Liveness, Stall};
@@ -255,7 +255,7 @@ impl Mesh {
     }
 
     /// Keeps a connection to `peer` open, for ever. The first one may be open already.
-    pub(crate) async fn dial(self, peer: NodeId, mut ahead: Option<Opening>) {
+    pub(crate) async fn dial(self, peer: NodeId, mut ahead: Option<ConnectionAhead>) {
         let environment = &*self.0.environment;
         let address = &self.0.members[&peer];
         let mut pause = DIAL_PAUSE_MIN;
@@ -278,7 +278,7 @@ impl Mesh {
         &self,
         peer: NodeId,
         address: &str,
-        ahead: Option<Opening>,
+        ahead: Option<ConnectionAhead>,
     ) -> io::Result<Box<dyn ControlStream>> {
         let name = |error: io::Error| {
             self.note_if_out_of_descriptors(&error);

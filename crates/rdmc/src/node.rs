@@ -25,7 +25,7 @@ use crate::group::sender::Sender;
 use crate::group::{self, GroupSpec};
 use crate::id::{GroupId, NodeId};
 use crate::mesh::Mesh;
-use crate::mesh::ahead::OpenedAhead;
+use crate::mesh::ahead::ConnectionsAhead;
 use crate::mesh::listener::{Listener, NodeConnection};
 use crate::pool::{Pool, PoolError};
 use crate::resources::{GroupEnding, NodeResources, OpenGroups};
@@ -50,7 +50,7 @@ pub struct NodeBuilder {
     /// The connections of the invitation. They stay open until the node has started, so that each side notices if the
     /// other one gives up.
     invitation: InvitationStreams,
-    ahead: OpenedAhead,
+    ahead: ConnectionsAhead,
     listener: Option<Listener>,
     arrivals: Option<mpsc::Receiver<NodeConnection>>,
     security: Option<Security>,
@@ -81,7 +81,7 @@ impl NodeBuilder {
             replies: BTreeMap::new(),
             conclusion: Bytes::new(),
             invitation: Vec::new(),
-            ahead: OpenedAhead::new(),
+            ahead: ConnectionsAhead::new(),
             listener: None,
             arrivals: None,
             security: None,
@@ -222,7 +222,7 @@ impl NodeBuilder {
     }
 
     /// Takes connections that are open already, or are being opened.
-    pub(crate) fn ahead(mut self, ahead: OpenedAhead) -> Self {
+    pub(crate) fn ahead(mut self, ahead: ConnectionsAhead) -> Self {
         self.ahead = ahead;
         self
     }

@@ -33,6 +33,13 @@ pub struct DistanceOutcome {
     pub time: Duration,
 }
 
+impl DistanceOutcome {
+    /// Returns the predicted time over the time that was taken.
+    pub fn prediction(&self) -> f64 {
+        self.plan.time.as_secs_f64() / self.time.as_secs_f64()
+    }
+}
+
 impl DistanceCase {
     /// Returns the time of the message's bytes on a port.
     pub fn wire_time(&self) -> Duration {
@@ -170,7 +177,7 @@ pub(super) fn run(_: &Options) -> Result<Report, ExperimentError> {
     let auto = RATES_MBPS.into_iter().flat_map(|port_mbps| of(&None, port_mbps));
     let auto: Vec<_> = auto.chain(besides.iter().zip(&outcomes_besides)).collect();
     let ratios = auto.iter().map(|(case, outcome)| outcome.time.as_secs_f64() / case.bound(BOUND).as_secs_f64());
-    let predicted = auto.iter().map(|(_, outcome)| outcome.plan.time.as_secs_f64() / outcome.time.as_secs_f64());
+    let predicted = auto.iter().map(|(_, outcome)| outcome.prediction());
     let worst = ratios.fold(0.0, f64::max);
     let (least, most) =
         predicted.fold((f64::MAX, 0.0), |(least, most): (f64, f64), ratio| (least.min(ratio), most.max(ratio)));

@@ -8,18 +8,16 @@ const MIB: u64 = 1 << 20;
 /// A few cases. The experiment `distance` plays many more, and judges them alike.
 #[test]
 fn what_is_chosen_takes_little_longer_than_the_bytes_and_the_latencies_of_its_depth() {
-    for members in [8, 13] {
-        for (port_mbps, latency_ns) in
-            [1_000, 100_000].into_iter().flat_map(|rate| [1_300, 50_000, 1_000_000].map(|latency| (rate, latency)))
-        {
-            for bytes in [16 * MIB, 64 * MIB] {
-                let case = DistanceCase { members, port_mbps, latency_ns, bytes };
-                let outcome = case.play(None, None).unwrap();
-                let bound = case.bound(BOUND);
-                assert!(outcome.time <= bound, "{case:?}: {outcome:?}, not {bound:?}");
-                let ratio = outcome.plan.time.as_secs_f64() / outcome.time.as_secs_f64();
-                assert!(PREDICTED.contains(&ratio), "{case:?}: predicted {ratio:.3} times what it takes: {outcome:?}");
-            }
+    let rates = |members| [1_000, 100_000].map(|port_mbps| (members, port_mbps));
+    let paths = |(members, port_mbps)| [1_300, 50_000, 1_000_000].map(|latency_ns| (members, port_mbps, latency_ns));
+    for (members, port_mbps, latency_ns) in [8, 13].into_iter().flat_map(rates).flat_map(paths) {
+        for bytes in [16 * MIB, 64 * MIB] {
+            let case = DistanceCase { members, port_mbps, latency_ns, bytes };
+            let outcome = case.play(None, None).unwrap();
+            let bound = case.bound(BOUND);
+            assert!(outcome.time <= bound, "{case:?}: {outcome:?}, not {bound:?}");
+            let ratio = outcome.prediction();
+            assert!(PREDICTED.contains(&ratio), "{case:?}: predicted {ratio:.3} times what it takes: {outcome:?}");
         }
     }
 }

@@ -418,11 +418,6 @@ impl Group {
     }
 }
 
-/// Steps into which a limit is divided.
-const PATIENCE_STEPS: u32 = 4;
-/// How long the last frames of a group may take to be written.
-const FLUSH_LIMIT: Duration = Duration::from_secs(1);
-
 /// Tells whether a process may cause the error by dying: its memory may go before its connections do.
 fn may_come_from_the_dying(error: &WorkError) -> bool {
     matches!(
@@ -430,6 +425,11 @@ fn may_come_from_the_dying(error: &WorkError) -> bool {
         WorkError::Flushed | WorkError::ConnectionLost | WorkError::RemoteInvalidRequest | WorkError::RemoteAccess
     )
 }
+
+/// Steps into which a limit is divided.
+const PATIENCE_STEPS: u32 = 4;
+/// How long the last frames of a group may take to be written.
+const FLUSH_LIMIT: Duration = Duration::from_secs(1);
 
 #[cfg(test)]
 mod tests {

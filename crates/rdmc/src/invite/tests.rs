@@ -1,12 +1,18 @@
 //! Invitations, among them to clusters with several fabrics: TCP under other names.
 
 use std::net::Ipv4Addr;
+use std::sync::Arc;
 
 use futures::StreamExt;
 use futures::future::Either;
-use rdmc_fabric::{CompletionQueue, Fabric, FabricDecorator, FabricError, Rendezvous, TcpConfig, TcpFabric};
+use rdmc_fabric::{
+    Capabilities, CompletionQueue, Fabric, FabricDecorator, FabricError, Rendezvous, TcpConfig, TcpFabric,
+};
 
 use super::*;
+use crate::mesh::listener::Listener;
+use crate::mesh::roster::Roster;
+use crate::node::Node;
 use crate::{CompletionMode, GroupError, GroupSpec, StartError};
 
 /// TCP under another name, and with bounds of its own.

@@ -10,16 +10,16 @@ use super::HANDSHAKE_LIMIT;
 use crate::id::NodeId;
 
 /// The connections that a node opens, each without a greeting.
-pub(crate) type OpenedAhead = BTreeMap<NodeId, Opening>;
+pub(crate) type ConnectionsAhead = BTreeMap<NodeId, ConnectionAhead>;
 /// A connection on the way to being open; an error if it could not be opened.
-pub(crate) type Opening = oneshot::Receiver<Box<dyn ControlStream>>;
+pub(crate) type ConnectionAhead = oneshot::Receiver<Box<dyn ControlStream>>;
 
 /// Begins to open connections from node `me` to the members with higher numbers. They are closed if nobody takes them.
 pub(crate) fn open_ahead<'a>(
     environment: &Arc<dyn Environment>,
     me: NodeId,
     members: impl Iterator<Item = (NodeId, &'a String)>,
-) -> OpenedAhead {
+) -> ConnectionsAhead {
     let open = |(node, address): (NodeId, &String)| {
         let (opened, opening) = oneshot::channel();
         let (connecting, address) = (environment.clone(), address.clone());
