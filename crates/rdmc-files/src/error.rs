@@ -178,9 +178,9 @@ impl Problem {
         // A connection that could not be accepted here is broken for the peer.
         let broke =
             |peer: &FailedPeer| matches!(peer.cause(), PeerFailure::DataConnection | PeerFailure::ConnectionLost);
-        let (named, broke) = (descriptors::names_limit(&self.message), self.failed.iter().any(broke));
-        let lacked = self.failed.iter().any(|peer| peer.node() == me.0 && peer.cause() == PeerFailure::Resources);
-        let may_be = named || broke;
+        let lacks = |peer: &FailedPeer| peer.cause() == PeerFailure::Resources || broke(peer);
+        let lacked = self.failed.iter().any(|peer| peer.node() == me.0 && lacks(peer));
+        let may_be = descriptors::names_limit(&self.message) || self.failed.iter().any(broke);
         match self.kind {
             Kind::Refused if descriptors::is_reached(members, may_be) => self.of_own_limit(),
             Kind::Partial if lacked && descriptors::is_low(members) => self.of_own_limit(),
