@@ -133,11 +133,14 @@ impl Mesh {
         let mut follows = false;
         loop {
             // Without groups no node needs monitoring.
-            while self.lock().groups.is_empty() {
+            if self.lock().groups.is_empty() {
                 self.lock().links.values_mut().for_each(|link| link.liveness.stop());
                 follows = false;
-                if changes.changed().await.is_err() {
-                    return;
+                // Most changes are connections; all links would be walked for each of them.
+                while self.lock().groups.is_empty() {
+                    if changes.changed().await.is_err() {
+                        return;
+                    }
                 }
                 self.lock().checked_at = environment.now();
             }
