@@ -365,7 +365,7 @@ async fn withdraw(
 ) {
     let Some((address, failure)) = error.failures.first() else { return };
     let because_of = members.iter().find(|(_, known)| *known == address).map_or(NodeId(0), |(node, _)| *node);
-    let reason = failure.to_string().chars().take(WITHDRAWN_REASON_MAX).collect();
+    let reason = failure.to_string().chars().take(REASON_MAX).collect();
     let withdrawn = wire::encode(&Frame::Withdrawn { because_of, reason });
     let told = accepted.map(|mut stream| {
         let withdrawn = &withdrawn;
@@ -513,8 +513,8 @@ impl InviteFailure {
 
 /// Longest reply to an invitation, and longest conclusion from all replies, in bytes.
 const REPLY_LEN_MAX: usize = 1024;
-/// Longest reason of a withdrawal, in characters.
-const WITHDRAWN_REASON_MAX: usize = 1000;
+/// Longest reason of declining or withdrawing an invitation, in characters.
+const REASON_MAX: usize = 1000;
 /// Time to connect to all listeners: those that were reached first must not have closed their connections.
 const REACH_LIMIT: Duration = Duration::from_secs(7);
 /// Least time to answer an invitation, unless the caller's limit is shorter.

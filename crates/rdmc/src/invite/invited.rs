@@ -9,7 +9,7 @@ use std::time::Duration;
 use bytes::Bytes;
 use rdmc_fabric::{Capabilities, ControlStream, Environment};
 
-use super::{REPLY_LEN_MAX, WITHDRAWN_REASON_MAX, write_frame};
+use super::{REASON_MAX, REPLY_LEN_MAX, write_frame};
 use crate::cluster::Cluster;
 use crate::fabrics::{ChosenFabric, FabricChoice, FabricName, FabricNames, PassedOver};
 use crate::id::NodeId;
@@ -158,7 +158,7 @@ impl Invitation {
                 }
                 Some(Frame::Ping) => {}
                 Some(Frame::Withdrawn { because_of, reason }) => {
-                    let reason = reason.chars().take(WITHDRAWN_REASON_MAX).collect();
+                    let reason = reason.chars().take(REASON_MAX).collect();
                     return Err(io::Error::other(InvitationWithdrawn { because_of, reason }));
                 }
                 _ => return Err(io::Error::other("the invitation was withdrawn")),
@@ -188,7 +188,7 @@ impl Invitation {
     /// # Errors
     /// The inviting node is gone.
     pub async fn decline(mut self, reason: &str) -> io::Result<()> {
-        let reason = reason.chars().take(1000).collect();
+        let reason = reason.chars().take(REASON_MAX).collect();
         refuse(&mut self.stream, RejectReason::Declined { reason }).await
     }
 
