@@ -3,13 +3,14 @@
 # namespaces. Traffic stays inside the namespaces, which are deleted at the end.
 #
 # With DELAY_US in the environment, packets take so many microseconds from host to host: a cable of half that delay
-# joins each host to its switch (benches/cable.c, which needs cc).
-delay_us=${DELAY_US:-0}
-cables=()
+# joins each host to its switch (benches/cable.c, which needs cc). With UPLINK_DELAY_US, those from rack to rack take
+# so many more.
+delay_us=${DELAY_US:-0} uplink_delay_us=${UPLINK_DELAY_US:-0}
+cables=() uplinks=() cable_pids=()
 burst=140000 # Bytes: two full segments of the largest size the stack passes on.
 queue=524288 # Bytes at a switch port.
 down() {
-    [ -z "${cable_pid:-}" ] || kill "$cable_pid" 2>/dev/null || true
+    [ ${#cable_pids[@]} -eq 0 ] || kill "${cable_pids[@]}" 2>/dev/null || true
     [ -z "${cable_dir:-}" ] || rm -rf "$cable_dir"
     for ((i = 0; i < hosts; i++)); do ip netns del "$name-$i" 2>/dev/null || true; done
     ip netns del "$name-sw" 2>/dev/null || true
@@ -34,6 +35,23 @@ add_bridge() {
     ip -n "$name-sw" link set "$1" up
 }
 
+# Joins the bridges rack0 and rack1 by a link that is limited in both directions: add_uplink RATE_MBIT
+add_uplink() {
+    if [ "$uplink_delay_us" -gt 0 ]; then
+        for rack in 0 1; do
+            ip -n "$name-sw" link add "uplink$rack" type veth peer name "between$rack"
+            ip -n "$name-sw" link set "between$rack" up
+            uplinks+=("between$rack")
+        done
+    else
+        ip -n "$name-sw" link add uplink0 type veth peer name uplink1
+    fi
+    for rack in 0 1; do
+        ip -n "$name-sw" link set "uplink$rack" master "rack$rack" up
+        limit_link "uplink$rack" "$1"
+    done
+}
+
 # Makes a host on a bridge: add_host NUMBER BRIDGE
 add_host() {
     local host=$name-$1 port=port$1 last=port$1
@@ -56,11 +74,16 @@ add_host() {
     limit_link "$last" "$rate"
 }
 
-# Lays the cables of all hosts, when these are there.
+# Lays all cables, when hosts and racks are there.
 lay_cables() {
-    [ ${#cables[@]} -gt 0 ] || return 0
+    [ $((${#cables[@]} + ${#uplinks[@]})) -gt 0 ] || return 0
     cable_dir=$(mktemp -d)
     cc -O2 -o "$cable_dir/cable" benches/cable.c
-    ip netns exec "$name-sw" "$cable_dir/cable" $((delay_us / 2)) "${cables[@]}" &
-    cable_pid=$!
+    lay_cable $((delay_us / 2)) "${cables[@]}"
+    lay_cable "$uplink_delay_us" "${uplinks[@]}"
+}
+lay_cable() { # DELAY_US ENDS...
+    [ $# -gt 1 ] || return 0
+    ip netns exec "$name-sw" "$cable_dir/cable" "$@" &
+    cable_pids+=($!)
 }

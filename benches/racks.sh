@@ -3,7 +3,7 @@
 # its port in both directions. Each rack has a bridge, and a link that is limited in both directions joins the two.
 # Needs root, iproute2 and a kernel with network namespaces. Traffic stays inside the namespaces.
 #
-#   [DELAY_US=0] benches/racks.sh [HOSTS_IN_A_RACK=4] [RATE_MBIT=200] [UPLINK_MBIT=400] [ARGUMENTS]
+#   [DELAY_US=0] [UPLINK_DELAY_US=0] benches/racks.sh [HOSTS_IN_A_RACK=4] [RATE_MBIT=200] [UPLINK_MBIT=400] [ARGUMENTS]
 #
 # ARGUMENTS are those of `--bench cluster -- racks`.
 set -euo pipefail
@@ -13,12 +13,8 @@ shift $(($# < 3 ? $# : 3))
 hosts=$((2 * size))
 name=rdmcracks$$ # Unique, so that several runs do not meet.
 . benches/namespaces.sh
-ip -n "$name-sw" link add uplink0 type veth peer name uplink1
-for ((rack = 0; rack < 2; rack++)); do
-    add_bridge "rack$rack"
-    ip -n "$name-sw" link set "uplink$rack" master "rack$rack" up
-    limit_link "uplink$rack" "$uplink"
-done
+for rack in 0 1; do add_bridge "rack$rack"; done
+add_uplink "$uplink"
 for ((i = 0; i < hosts; i++)); do add_host $i "rack$((i / size))"; done
 lay_cables
 ip netns exec "$name-0" "$program" racks --prefix "$name-" --rate "$rate" --uplink "$uplink" --racks "$size,$size" "$@"

@@ -17,14 +17,14 @@ pub(crate) struct Racks {
     uplink: f64,
     /// Ways to compare; the first is compared with each other one.
     ///
-    /// A way is an algorithm, or `hybrid(chain)`, `hybrid(binomial-pipeline)`, `hybrid(cascade)`, followed by a
-    /// placement: `/grouped` ranks the members rack by rack, `/alternating` puts each into another rack than the one
-    /// before.
+    /// A way is an algorithm, or `hybrid(chain)`, `hybrid(binomial-pipeline)`, `hybrid(cascade)`, `hybrid(two-tree)`,
+    /// followed by a placement: `/grouped` ranks the members rack by rack, `/alternating` puts each into another rack
+    /// than the one before.
     #[arg(
         long,
         value_delimiter = ',',
-        default_value = "binomial-pipeline/alternating,binomial-pipeline/grouped,hybrid(cascade)/grouped,\
-                         hybrid(cascade)/alternating,hybrid(chain)/grouped,chain/grouped"
+        default_value = "binomial-pipeline/alternating,binomial-pipeline/grouped,hybrid(two-tree)/alternating,\
+                         hybrid(two-tree)/grouped,hybrid(cascade)/alternating,chain/grouped"
     )]
     ways: Vec<String>,
     #[command(flatten)]

@@ -50,7 +50,7 @@ pub(crate) struct BenchOptions {
     /// (0,2/1,3); rank 0 is the sender
     #[arg(long, value_name = "RACKS")]
     racks: Option<RacksText>,
-    /// With --algorithm hybrid, the schedule among the racks; by default the cascade
+    /// With --algorithm hybrid, the schedule among the racks; by default two trees
     #[arg(long, value_name = "NAME")]
     spine: Option<SpineName>,
     /// Bytes of a block, the unit that receivers relay, up to 1 GiB: 64k, 1M (powers of 1024); auto chooses 64 KiB to

@@ -6,6 +6,7 @@ use anyhow::Context;
 use clap::ValueEnum;
 use clap::builder::PossibleValue;
 use rdmc::{Algorithm, Hybrid, Racks, Rank, Spine};
+use rdmc_files::RackSelection;
 use rdmc_files::words::count;
 
 use crate::exit::Exit;
@@ -23,11 +24,12 @@ pub(crate) struct AlgorithmOptions {
 /// Options of the hybrid algorithm.
 #[derive(Clone, Debug, clap::Args)]
 pub(crate) struct HybridOptions {
-    /// With --algorithm hybrid, the members that share a rack: sizes in order of rank (4,4), or the ranks of each rack
-    /// (0,2/1,3); rank 0 is the sender
+    /// The members that share a rack: sizes in order of rank (4,4), or the ranks of each rack (0,2/1,3); rank 0 is the
+    /// sender. With --algorithm auto of rdmc send, auto finds them by the round trips between hosts, and none takes all
+    /// hosts for equally far from each other; auto is the default there
     #[arg(long, env = "RDMC_RACKS", value_name = "RACKS")]
     pub(crate) racks: Option<RacksText>,
-    /// With --algorithm hybrid, the schedule among the racks; by default the cascade
+    /// With --algorithm hybrid, the schedule among the racks; by default two trees
     #[arg(long, env = "RDMC_SPINE", value_name = "NAME")]
     pub(crate) spine: Option<SpineName>,
 }
@@ -49,7 +51,7 @@ pub(crate) enum AlgorithmName {
     TwoTree,
     /// The sender gives every block to each receiver: for processes of one host
     Fanout,
-    /// One schedule among the racks and a binomial pipeline inside each; needs --racks
+    /// One schedule among the racks, and a binomial pipeline or two trees inside each; needs --racks
     Hybrid,
 }
 
@@ -105,6 +107,8 @@ pub(crate) enum SpineName {
     BinomialPipeline,
     /// Rack to rack, from members with a free port: none sends two blocks in a step
     Cascade,
+    /// Two trees of racks, and two trees of members inside each: for distant racks
+    TwoTree,
 }
 
 impl From<SpineName> for Spine {
@@ -113,6 +117,7 @@ impl From<SpineName> for Spine {
             SpineName::Chain => Spine::Chain,
             SpineName::BinomialPipeline => Spine::BinomialPipeline,
             SpineName::Cascade => Spine::Cascade,
+            SpineName::TwoTree => Spine::TwoTree,
         }
     }
 }
@@ -147,6 +152,18 @@ impl HybridOptions {
         Ok(flat)
     }
 
+    /// Returns how a sender learns of racks while a cost model chooses the algorithm.
+    pub(crate) fn selection(&self, members: u32) -> anyhow::Result<RackSelection> {
+        if self.spine.is_some() {
+            return Err(Exit::Usage.error("--spine (or RDMC_SPINE) needs --algorithm hybrid"));
+        }
+        match &self.racks {
+            None | Some(RacksText::Auto) => Ok(RackSelection::Find),
+            Some(RacksText::None) => Ok(RackSelection::Ignore),
+            Some(given) => Ok(RackSelection::Given(given.resolve(members).context(Exit::Usage)?)),
+        }
+    }
+
     /// Makes the algorithm if one is given.
     pub(crate) fn resolve_given(
         &self,
@@ -172,6 +189,10 @@ impl HybridOptions {
 /// Racks as typed, before they are checked against the members.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum RacksText {
+    /// To be found.
+    Auto,
+    /// None.
+    None,
     /// Sizes of racks of consecutive ranks.
     Sizes(Vec<u32>),
     /// Ranks in each rack.
@@ -186,7 +207,11 @@ impl FromStr for RacksText {
             let number = |word: &str| word.trim().parse::<u32>().map_err(|_| format!("{word:?} is not a number"));
             part.split(',').map(number).collect::<Result<Vec<u32>, String>>()
         };
-        if text.contains('/') {
+        if text == AUTO {
+            Ok(RacksText::Auto)
+        } else if text == NONE {
+            Ok(RacksText::None)
+        } else if text.contains('/') {
             text.split('/').map(numbers).collect::<Result<_, _>>().map(RacksText::Ranks)
         } else {
             numbers(text).map(RacksText::Sizes)
@@ -199,6 +224,11 @@ impl RacksText {
         let racks = match self {
             RacksText::Sizes(sizes) => Racks::from_sizes(sizes)?,
             RacksText::Ranks(racks) => Racks::from_assignment(&assignment(racks, members)?)?,
+            RacksText::Auto | RacksText::None => {
+                anyhow::bail!(
+                    "--racks {AUTO} and {NONE} are for --algorithm {AUTO} of rdmc send; write them as 4,4 or 0,2/1,3"
+                )
+            }
         };
         let held = racks.members();
         let (hold, are) = (count(held, "member"), if members == 1 { "is" } else { "are" });
@@ -226,7 +256,9 @@ fn assignment(racks: &[Vec<u32>], members: u32) -> anyhow::Result<Vec<u32>> {
 }
 
 /// Default schedule among the racks.
-const SPINE: SpineName = SpineName::Cascade;
+const SPINE: SpineName = SpineName::TwoTree;
+/// Name of racks that there are not.
+const NONE: &str = "none";
 /// Name of a value that is left to a cost model.
 pub(crate) const AUTO: &str = "auto";
 

@@ -188,7 +188,7 @@ pub(crate) struct SendOptions {
         env = "RDMC_TIMEOUT",
         default_value_t = 10,
         value_name = "SECONDS",
-        value_parser = clap::value_parser!(u64).range(1..=86_400)
+        value_parser = parse_whole_seconds::<1>
     )]
     pub(crate) timeout: u64,
     /// Wait for receivers that are busy, closed the connection or cannot be reached, and invite them again until
@@ -213,11 +213,17 @@ pub(crate) struct SendOptions {
         long,
         env = "RDMC_EVICT_AFTER",
         value_name = "SECONDS",
-        value_parser = clap::value_parser!(u64).range(1..=86_400)
+        value_parser = parse_whole_seconds::<1>
     )]
     pub(crate) evict_after: Option<u64>,
     #[command(flatten)]
     pub(crate) output: OutputOptions,
+}
+
+/// Parses a number of seconds from `MIN` to a day.
+fn parse_whole_seconds<const MIN: u64>(text: &str) -> Result<u64, String> {
+    let seconds = text.parse().ok().filter(|seconds| (MIN..=86_400).contains(seconds));
+    seconds.ok_or_else(|| format!("a whole number of seconds from {MIN} to 86400 is expected"))
 }
 
 /// Parses a number of seconds, which may have a fraction.
@@ -296,7 +302,7 @@ pub(crate) struct RecvOptions {
         env = "RDMC_DRAIN",
         default_value_t = 10,
         value_name = "SECONDS",
-        value_parser = clap::value_parser!(u64).range(0..=86_400)
+        value_parser = parse_whole_seconds::<0>
     )]
     pub(crate) drain: u64,
     /// Greatest registered memory of a transfer in bytes: 512M, 4GiB (powers of 1024). RDMA receives whole files into

@@ -83,6 +83,11 @@ impl fmt::Display for Line<'_> {
                 let (files, receivers) = (count(*files, "file"), count(*receivers, "receiver"));
                 write!(f, ": {} in {files}, {receivers}, by {fabric}, ", ByteSize(*bytes))?;
                 write!(f, "{} in blocks of {}", plan.algorithm, ByteSize(plan.block_size.into()))?;
+                if !plan.racks.is_empty() {
+                    let racks =
+                        plan.racks.iter().map(|ranks| ranks.iter().map(u32::to_string).collect::<Vec<_>>().join(","));
+                    write!(f, ", racks {}", racks.collect::<Vec<_>>().join("/"))?;
+                }
                 // Shorter ones hardly matter.
                 match path.map(|path| path.round_trip_ms).filter(|ms| *ms >= 0.5) {
                     Some(ms) => write!(f, ", {ms:.1} ms to the farthest and back"),

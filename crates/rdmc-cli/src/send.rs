@@ -5,9 +5,10 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use futures::StreamExt;
-use rdmc_files::{FileSender, TransferError};
+use rdmc_files::{FileSender, RackSelection, TransferError};
 
 use crate::address::AddressList;
+use crate::choice::OrAuto;
 use crate::cli::SendOptions;
 use crate::exit::{Exit, Stop, of_transfer};
 use crate::progress::{Reporter, Screen, TransferView};
@@ -19,10 +20,14 @@ pub(crate) async fn run(options: SendOptions, screen: Screen, stop: Stop) -> any
     let security = options.security.open()?;
     let receivers: Vec<String> = options.to.into_iter().flat_map(|AddressList(addresses)| addresses).collect();
     let members = u32::try_from(receivers.len() + 1).unwrap_or(u32::MAX);
-    let algorithm = options.hybrid.resolve_given(options.algorithm, members)?;
+    let (algorithm, racks) = match options.algorithm {
+        OrAuto::Auto => (None, options.hybrid.selection(members)?),
+        OrAuto::Given(name) => (Some(options.hybrid.resolve(name, members)?), RackSelection::Ignore),
+    };
     let sender = FileSender::builder(receivers)
         .algorithm(algorithm)
         .block_size(options.block_size.given())
+        .racks(racks)
         .port_rate(options.port_rate)
         .round_trip(options.path_rtt)
         .fabric(options.fabric.settings(options.security.encrypt))

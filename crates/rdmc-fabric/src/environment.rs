@@ -71,6 +71,13 @@ impl Sub for Timestamp {
 pub trait ControlStream: AsyncRead + AsyncWrite + Send + Unpin {
     /// Returns the address of the other end, where it has one; data connections to the same node may use it.
     fn peer_address(&self) -> Option<IpAddr>;
+
+    /// Returns the round trip to the other end as the operating system has measured it; `None` if it does not tell.
+    ///
+    /// It is shorter than any round trip that a program can measure, and other work on this host does not change it.
+    fn round_trip(&self) -> Option<Duration> {
+        None
+    }
 }
 
 /// Accepts control connections.

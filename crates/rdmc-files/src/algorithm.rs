@@ -43,6 +43,18 @@ impl WireAlgorithm {
         }
         Ok(Hybrid::new(Racks::from_assignment(&self.racks)?, spine).into())
     }
+
+    /// Returns the ranks in each rack, in order; none of the flat algorithms has racks.
+    pub(crate) fn racks(&self) -> Vec<Vec<u32>> {
+        let mut racks: Vec<(u32, Vec<u32>)> = Vec::new();
+        for (rank, rack) in (0..).zip(&self.racks) {
+            match racks.iter_mut().find(|(known, _)| known == rack) {
+                Some((_, ranks)) => ranks.push(rank),
+                None => racks.push((*rack, vec![rank])),
+            }
+        }
+        racks.into_iter().map(|(_, ranks)| ranks).collect()
+    }
 }
 
 impl fmt::Display for WireAlgorithm {

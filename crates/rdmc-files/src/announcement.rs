@@ -1,7 +1,9 @@
 //! The announcement that an invitation carries. A receiver decides by it whether to take part.
 
+use std::time::Duration;
+
 use bytes::Bytes;
-use rdmc::{Algorithm, GroupSpec, NodeId};
+use rdmc::{Algorithm, GroupSpec, NodeId, Rank};
 use serde::{Deserialize, Serialize};
 
 use crate::algorithm::WireAlgorithm;
@@ -19,6 +21,8 @@ pub(crate) struct Announcement {
     pub(crate) bytes: u64,
     pub(crate) file_bytes_max: u64,
     pub(crate) on_failure: OnFailure,
+    /// Whether receivers are to measure the round trips between them, so that the sender finds racks.
+    pub(crate) asks_round_trips: bool,
 }
 
 /// How blocks travel on each medium. Which medium it is becomes known only when all receivers have accepted.
@@ -84,7 +88,9 @@ impl Announcement {
     pub(crate) fn new(plans: Plans, manifest: &Manifest, manifest_len: u64) -> Self {
         let (files, bytes) = manifest.totals();
         let file_bytes_max = manifest.longest();
-        Self { plans, manifest_len, manifest: None, files, bytes, file_bytes_max, on_failure: OnFailure::Repair }
+        let on_failure = OnFailure::Repair;
+        let asks_round_trips = false;
+        Self { plans, manifest_len, manifest: None, files, bytes, file_bytes_max, on_failure, asks_round_trips }
     }
 
     /// Adds the encoded manifest if it is short enough to be sent to so many receivers with their invitations.
@@ -122,6 +128,14 @@ impl Announcement {
         Ok(announcement)
     }
 
+    /// Changes the plan for a network to the algorithm that the sender has concluded.
+    pub(crate) fn concluded(mut self, conclusion: &Conclusion) -> Self {
+        if let Some(algorithm) = &conclusion.algorithm {
+            self.plans.network.algorithm = algorithm.clone();
+        }
+        self
+    }
+
     /// Makes the groups of the transfer on a medium. Sender and receivers must make the same ones.
     pub(crate) fn groups(&self, nodes: Vec<NodeId>, medium: Medium) -> Result<FileGroups, Problem> {
         let plan = self.plans.on(medium);
@@ -145,38 +159,67 @@ impl Announcement {
     }
 }
 
-/// The reply of a receiver that accepts: one byte if it has parts of files from interrupted transfers, else nothing.
+/// The reply of a receiver that accepts. It is encoded as one byte for the parts, and one for each round trip.
+#[derive(Debug, PartialEq, Eq)]
 pub(crate) struct Reply {
+    /// Whether it has parts of files from interrupted transfers.
     pub(crate) has_parts: bool,
+    /// The round trips to the next receivers, in their order. 0 if it is not known; else 1 is a microsecond, and each
+    /// further one makes it longer by an eighth of an octave.
+    round_trips: Vec<u8>,
 }
 
 impl Reply {
-    pub(crate) fn encode(&self) -> Vec<u8> {
-        vec![1; usize::from(self.has_parts)]
+    /// Replies with the round trips to the `receivers` that come next.
+    pub(crate) fn new(has_parts: bool, round_trips: impl IntoIterator<Item = Option<Duration>>) -> Self {
+        #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "it is clamped")]
+        let encoded = |round_trip: Duration| {
+            let octaves = (round_trip.as_secs_f64() / ROUND_TRIP_UNIT.as_secs_f64()).max(1.0).log2();
+            (1.0 + ROUND_TRIPS_IN_OCTAVE * octaves).round().min(255.0) as u8
+        };
+        Self { has_parts, round_trips: round_trips.into_iter().map(|known| known.map_or(0, encoded)).collect() }
     }
 
+    /// Returns the round trip to the receiver that comes `nth` after this one, as far as it is known.
+    pub(crate) fn round_trip(&self, nth: u32) -> Option<Duration> {
+        let encoded = *self.round_trips.get(Rank(nth).index()).filter(|encoded| **encoded > 0)?;
+        Some(ROUND_TRIP_UNIT.mul_f64(((f64::from(encoded) - 1.0) / ROUND_TRIPS_IN_OCTAVE).exp2()))
+    }
+
+    pub(crate) fn encode(&self) -> Vec<u8> {
+        let mut bytes = vec![u8::from(self.has_parts)];
+        bytes.extend(&self.round_trips);
+        bytes
+    }
+
+    /// Decodes a reply. Other bytes are the reply of a receiver that has no parts, or make no difference.
     pub(crate) fn decode(bytes: &[u8]) -> Self {
-        Self { has_parts: !bytes.is_empty() }
+        let (has_parts, round_trips) = bytes.split_first().unwrap_or((&0, &[]));
+        Self { has_parts: *has_parts != 0, round_trips: round_trips.to_vec() }
     }
 }
 
-/// What the sender concludes from all replies: one byte if only missing blocks are to travel, because some receiver has
-/// parts of files, else nothing.
+/// What the sender concludes from all replies.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Conclusion {
+    /// Whether only missing blocks are to travel, because some receiver has parts of files.
     pub(crate) delta: bool,
+    /// The algorithm for a network, if it is not the announced one.
+    pub(crate) algorithm: Option<WireAlgorithm>,
 }
 
 impl Conclusion {
-    pub(crate) fn of<'a>(replies: impl IntoIterator<Item = &'a Bytes>) -> Self {
-        Self { delta: replies.into_iter().any(|reply| Reply::decode(reply).has_parts) }
-    }
-
     pub(crate) fn encode(&self) -> Bytes {
-        vec![1; usize::from(self.delta)].into()
+        postcard::to_stdvec(self).expect("plain data in memory is always encoded").into()
     }
 
-    pub(crate) fn decode(bytes: &[u8]) -> Self {
-        Self { delta: !bytes.is_empty() }
+    /// Decodes a conclusion for a group of `members`, and checks that there is such an algorithm.
+    pub(crate) fn decode(bytes: &[u8], members: usize) -> Result<Self, Problem> {
+        let conclusion: Self = postcard::from_bytes(bytes).context("the sender's conclusion is malformed")?;
+        if let Some(algorithm) = &conclusion.algorithm {
+            algorithm.resolve(members).context("the sender's conclusion cannot be followed")?;
+        }
+        Ok(conclusion)
     }
 }
 
@@ -199,7 +242,10 @@ pub(crate) const CLOSED_EARLY: &str = "the sender closed the group before everyt
 /// Reason for declining an invitation that announces something else.
 const NO_ANNOUNCEMENT: &str = "the invitation announces no file transfer";
 /// Version of the file transfer; changes when the meaning of its messages does.
-const VERSION: u16 = 6;
+const VERSION: u16 = 7;
+/// The unit of round trips in replies, and how many steps double one.
+const ROUND_TRIP_UNIT: Duration = Duration::from_micros(1);
+const ROUND_TRIPS_IN_OCTAVE: f64 = 8.0;
 
 /// Length of a file's digest in bytes. The digest follows the file as a message of its own.
 pub(crate) const DIGEST_LEN: usize = blake3::OUT_LEN;
@@ -207,6 +253,7 @@ pub(crate) const DIGEST_LEN: usize = blake3::OUT_LEN;
 #[cfg(test)]
 mod tests {
     use proptest::prelude::*;
+    use rdmc::{Hybrid, Invitation, Racks, Spine};
 
     use super::*;
 
@@ -222,7 +269,7 @@ mod tests {
         assert_eq!(Announcement::decode(&bytes).unwrap(), told);
         bytes[0] ^= 1;
         let error = Announcement::decode(&bytes).unwrap_err().reason();
-        assert!(error.contains("version 6"), "{error}");
+        assert!(error.contains("version 7"), "{error}");
     }
 
     #[test]
@@ -233,6 +280,45 @@ mod tests {
         assert_eq!(repair.manifest, fail.manifest);
         assert_eq!(repair.files.clone().recoverable(false), fail.files);
         assert_ne!(repair.files, fail.files);
+    }
+
+    #[test]
+    fn round_trips_are_told_to_a_tenth() {
+        let told = [Some(1), Some(37), None, Some(24_000), Some(60_000_000)].map(|us| us.map(Duration::from_micros));
+        let reply = Reply::decode(&Reply::new(true, told).encode());
+        assert!(reply.has_parts);
+        for (nth, told) in (0..).zip(told) {
+            let ratio = reply.round_trip(nth).zip(told).map(|(got, told)| got.as_secs_f64() / told.as_secs_f64());
+            assert_eq!(ratio.is_some(), told.is_some());
+            assert!(ratio.is_none_or(|ratio| (0.95..1.05).contains(&ratio)), "{ratio:?}");
+        }
+        assert_eq!(reply.round_trip(5), None);
+        assert_eq!(Reply::decode(&[]), Reply::new(false, []));
+        // A century is as long as an hour.
+        assert!(Reply::new(false, [Some(Duration::MAX)]).round_trip(0).is_some_and(|it| it.as_secs() > 3000));
+    }
+
+    #[test]
+    fn a_conclusion_changes_the_plan_for_a_network_and_must_suit_the_group() {
+        let racks = Racks::from_assignment(&[0, 1, 0, 1]).unwrap();
+        let by_racks: Algorithm = Hybrid::new(racks, Spine::TwoTree).into();
+        let conclusion = Conclusion { delta: true, algorithm: Some((&by_racks).into()) };
+        assert_eq!(Conclusion::decode(&conclusion.encode(), 4).unwrap(), conclusion);
+        assert!(Conclusion::decode(&conclusion.encode(), 5).is_err());
+        assert!(Conclusion::decode(&[7], 4).is_err());
+        let changed = told().concluded(&conclusion);
+        assert_eq!(changed.plans.network, WirePlan::new(&by_racks, 1 << 20));
+        assert_eq!(changed.plans.host, told().plans.host);
+        assert_eq!(told().concluded(&Conclusion::default()), told());
+    }
+
+    #[test]
+    fn the_conclusion_for_the_most_receivers_is_short_enough() {
+        let racks = Racks::from_assignment(&(0..128).collect::<Vec<_>>()).unwrap();
+        let by_racks: Algorithm = Hybrid::new(racks, Spine::TwoTree).into();
+        let conclusion = Conclusion { delta: true, algorithm: Some((&by_racks).into()) };
+        assert!(conclusion.encode().len() <= Invitation::REPLY_LEN_MAX);
+        assert!(Reply::new(true, vec![None; 127]).encode().len() <= Invitation::REPLY_LEN_MAX);
     }
 
     #[test]

@@ -151,6 +151,7 @@ fn model(assumed: Assumed) -> CostModel {
         Assumed::Network(Path { port_rate, round_trip }) => {
             let latency = PORT_LATENCY + round_trip / 2;
             CostModel::network(port_rate.bytes_per_second(), PORT_PER_BLOCK, latency)
+                .latency_in_rack(PORT_LATENCY)
                 .slow_start(PORT_INITIAL_WINDOW, round_trip)
                 .block_size_min(if round_trip < FAR { PORT_BLOCK_SIZE_MIN } else { PORT_BLOCK_SIZE_MIN_FAR })
                 .block_size_max(PORT_BLOCK_SIZE_MAX)

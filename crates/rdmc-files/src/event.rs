@@ -182,6 +182,9 @@ pub struct PlanInUse {
     pub algorithm: String,
     /// Size of a block in bytes.
     pub block_size: u32,
+    /// The members of each rack, if blocks travel by racks. 0 is the sender, 1 the first receiver.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub racks: Vec<Vec<u32>>,
 }
 
 /// What a plan assumes of the network.
@@ -202,7 +205,7 @@ impl From<costs::Path> for PathInUse {
 
 impl From<&WirePlan> for PlanInUse {
     fn from(plan: &WirePlan) -> Self {
-        Self { algorithm: plan.algorithm.to_string(), block_size: plan.block_size }
+        Self { algorithm: plan.algorithm.to_string(), block_size: plan.block_size, racks: plan.algorithm.racks() }
     }
 }
 
@@ -306,7 +309,7 @@ mod tests {
             files: 2,
             bytes: 3,
             fabric: FabricInUse { fabric: "tcp".into(), reason: "asked for".into() },
-            plan: PlanInUse { algorithm: "chain".into(), block_size: 4 },
+            plan: PlanInUse { algorithm: "chain".into(), block_size: 4, racks: Vec::new() },
             path: Some(PathInUse { round_trip_ms: 0.25, port_rate_bits: 10_000_000_000 }),
         };
         let done = |received| Event::Done { receivers: 1, files: 2, bytes: 3, skipped: 0, seconds: 0.5, received };

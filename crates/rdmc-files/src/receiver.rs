@@ -1,5 +1,6 @@
 //! A receiver of files and directories, for any number of senders.
 
+use std::collections::BTreeMap;
 use std::io;
 use std::net::SocketAddr;
 use std::path::PathBuf;
@@ -24,6 +25,7 @@ use crate::error::{Kind, Problem, TransferError, chain};
 use crate::event::{Direction, Event, Events, Proof, ReceiverEvent, SessionNumber};
 use crate::fabric::{FabricInUse, FabricSelection, FabricSettings, OfferedFabrics, RAISE_THE_LIMIT};
 use crate::manifest::Manifest;
+use crate::racks::RECEIVERS_MAX;
 use crate::size::{ByteSize, PAGE, POOL_BYTES_DEFAULT};
 use crate::stop::{Stop, StopHandle};
 use crate::store::Store;
@@ -277,14 +279,20 @@ impl Sessions {
             }
         };
         let nodes = invitation.nodes();
-        invitation.reply(Reply { has_parts: self.store.has_parts() }.encode());
+        let address = |node: &NodeId| Some((*node, invitation.address(*node)?.to_owned()));
+        let addresses: BTreeMap<NodeId, String> = nodes.iter().filter_map(address).collect();
+        let accepted = async {
+            let reply = self.reply(&mut invitation, &acceptable.announcement).await;
+            invitation.reply(reply.encode());
+            invitation.accept().await
+        };
         let accepted = tokio::select! {
-            accepted = invitation.accept() => accepted,
+            accepted = accepted => accepted,
             () = self.stop.requested() => return,
         };
         let builder = match accepted {
             Ok(builder) => builder,
-            Err(error) => return declined(withdrawn(&error)),
+            Err(error) => return declined(withdrawn(&error, &addresses)),
         };
         let withheld = acceptable.withheld.take();
         let fabric = builder.fabric_choice().map(|choice| self.offered.in_use_unless(choice, withheld));
@@ -333,6 +341,18 @@ impl Sessions {
         Ok(Acceptable { announcement, withheld, agreed })
     }
 
+    /// Replies to an invitation. If the sender asks for it, measures the round trips to the receivers that come next.
+    async fn reply(&self, invitation: &mut Invitation, announcement: &Announcement) -> Reply {
+        let has_parts = self.store.has_parts();
+        let (me, members) = (invitation.me(), invitation.nodes().len());
+        if !announcement.asks_round_trips || members > RECEIVERS_MAX + 1 {
+            return Reply::new(has_parts, []);
+        }
+        let measured = invitation.round_trips(MEASURED_LIMIT).await;
+        let next = invitation.nodes().into_iter().filter(|node| *node > me);
+        Reply::new(has_parts, next.map(|node| measured.get(&node).copied()))
+    }
+
     async fn session(
         &self,
         builder: NodeBuilder,
@@ -344,9 +364,10 @@ impl Sessions {
     ) -> Result<(), Problem> {
         let Acceptable { announcement, agreed, .. } = acceptable;
         let receivers = nodes.len() - 1;
+        let conclusion = Conclusion::decode(builder.conclusion(), nodes.len())?;
+        let (delta, announcement) = (conclusion.delta, announcement.concluded(&conclusion));
         let groups = announcement.groups(nodes, fabric.medium())?;
         let plan = announcement.plans.on(fabric.medium()).into();
-        let Conclusion { delta } = Conclusion::decode(builder.conclusion());
         let node = builder
             .pool_bytes_max(self.offered.pool_bytes(&fabric, self.pool_bytes_max, staging_bytes(&announcement)))
             .start()
@@ -388,13 +409,15 @@ impl Sessions {
 }
 
 /// Says why an invitation was withdrawn.
-fn withdrawn(error: &io::Error) -> String {
+fn withdrawn(error: &io::Error, addresses: &BTreeMap<NodeId, String>) -> String {
     let because_of = error.get_ref().and_then(|error| error.downcast_ref::<InvitationWithdrawn>());
     match because_of {
         // As the sender says it.
         Some(InvitationWithdrawn { because_of, reason, .. }) => {
             let told = reason.strip_prefix("refused: ").map_or_else(|| reason.clone(), refusal);
-            format!("receiver {because_of} {}", printable(&told))
+            let address = addresses.get(because_of).filter(|address| !address.is_empty());
+            let receiver = address.map_or_else(|| format!("receiver {because_of}"), |address| printable(address));
+            format!("{receiver} {}", printable(&told))
         }
         None => error.to_string(),
     }
@@ -510,6 +533,8 @@ fn not_formed(error: GroupError) -> Problem {
 
 /// Default of the number of transfers under way at once.
 const SESSIONS_MAX_DEFAULT: usize = 8;
+/// How long other receivers may take to answer, so that the round trip to them is known.
+const MEASURED_LIMIT: Duration = Duration::from_secs(2);
 /// How long the others may take to learn that this node refuses or leaves.
 const LEAVE_LIMIT: Duration = Duration::from_secs(5);
 

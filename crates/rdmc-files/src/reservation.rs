@@ -1,4 +1,5 @@
-//! The paths that the transfers under way to one receiver write. Each path has one writer at a time.
+//! The paths that the transfers under way to one receiver write, and the space that they will take. Each path has one
+//! writer at a time.
 //!
 //! A transfer reserves its paths before it agrees to the list of files, and begins only if all receivers agree. So two
 //! transfers of one path never overlap, at no receiver.
@@ -16,6 +17,8 @@ struct Table {
     /// Number of the next reservation.
     next: u64,
     reserved: BTreeMap<u64, PathsWritten>,
+    /// Bytes that each transfer will still take.
+    promised: BTreeMap<u64, u64>,
 }
 
 /// What a transfer writes, by path. A directory comes with everything in it that the transfer writes.
@@ -57,14 +60,41 @@ impl Reservations {
         Ok(Reservation { all: self.clone(), number })
     }
 
+    #[cfg(test)]
+    pub(crate) fn promised(&self) -> u64 {
+        self.table().promised.values().copied().fold(0, u64::saturating_add)
+    }
+
     fn table(&self) -> MutexGuard<'_, Table> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
+impl Reservation {
+    /// Promises space to this transfer. `decide` gets the bytes that are promised to the others, reads how many are
+    /// free, and returns how many this one will take. Meanwhile no other transfer gets a promise.
+    pub(crate) fn promise<E>(&self, decide: impl FnOnce(u64) -> Result<u64, E>) -> Result<(), E> {
+        let mut table = self.all.table();
+        let others = table.promised.iter().filter(|(number, _)| **number != self.number);
+        let others = others.map(|(_, bytes)| *bytes).fold(0, u64::saturating_add);
+        let promised = decide(others)?;
+        table.promised.insert(self.number, promised);
+        Ok(())
+    }
+
+    /// Notes that this transfer has taken some of the space that was promised to it.
+    pub(crate) fn note_taken(&self, bytes: u64) {
+        if let Some(promised) = self.all.table().promised.get_mut(&self.number) {
+            *promised = promised.saturating_sub(bytes);
+        }
+    }
+}
+
 impl Drop for Reservation {
     fn drop(&mut self) {
-        self.all.table().reserved.remove(&self.number);
+        let mut table = self.all.table();
+        table.reserved.remove(&self.number);
+        table.promised.remove(&self.number);
     }
 }
 
@@ -104,6 +134,23 @@ mod tests {
         let again = all.reserve(tree()).unwrap();
         drop((other, again));
         assert!(all.table().reserved.is_empty());
+    }
+
+    #[test]
+    fn space_is_promised_to_one_transfer_until_it_takes_it_or_ends() {
+        let all = Reservations::default();
+        let [one, two] = [("x", FILE), ("y", FILE)].map(|path| all.reserve(paths(&[path])).unwrap());
+        let asks = |transfer: &Reservation, bytes: u64| {
+            transfer.promise(|others| if others + bytes <= 100 { Ok(bytes) } else { Err(others) })
+        };
+        assert_eq!(asks(&one, 70), Ok(()));
+        assert_eq!(asks(&two, 40), Err(70));
+        one.note_taken(20);
+        assert_eq!(asks(&two, 40), Ok(()));
+        one.note_taken(1000);
+        assert_eq!(all.promised(), 40);
+        drop((one, two));
+        assert_eq!(all.promised(), 0);
     }
 
     #[test]

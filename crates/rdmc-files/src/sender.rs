@@ -16,7 +16,7 @@ use rdmc::{
 };
 use rdmc_schedule::{BlockCount, Rank, Schedule};
 
-use crate::announcement::{Announcement, Conclusion, FileGroups, OnFailure, UNDER_WAY_MAX, WirePlan};
+use crate::announcement::{Announcement, Conclusion, FileGroups, OnFailure, Reply, UNDER_WAY_MAX, WirePlan};
 use crate::attempts::Attempts;
 use crate::blame::FailedPeer;
 use crate::costs::{Path, PortRate, plans};
@@ -27,11 +27,13 @@ use crate::event::{Direction, Event, Events, Progress, TICK};
 use crate::fabric::{FabricInUse, FabricSettings, OfferedFabrics, register_to_send};
 use crate::interface;
 use crate::manifest;
+use crate::racks::{RackSelection, RoundTrips, is_worth_a_round_trip, two_trees};
 use crate::receivers::Receivers;
 use crate::size::POOL_BYTES_DEFAULT;
 use crate::source::{FileHasher, RecentFiles, SourceFile, SourceTree};
 use crate::stop::{Stop, StopHandle};
 use crate::wording::Wording;
+use crate::words::count;
 
 /// Sends files and directories to the same receivers, any number of times. Cheap to clone.
 ///
@@ -71,6 +73,7 @@ pub struct FileSenderBuilder {
     receivers: Vec<String>,
     algorithm: Option<Algorithm>,
     block_size: Option<u32>,
+    racks: RackSelection,
     port_rate: Option<PortRate>,
     round_trip: Option<Duration>,
     fabric: FabricSettings,
@@ -98,6 +101,7 @@ impl FileSender {
             receivers: receivers.into_iter().map(Into::into).collect(),
             algorithm: None,
             block_size: None,
+            racks: RackSelection::default(),
             port_rate: None,
             round_trip: None,
             fabric: FabricSettings::default(),
@@ -131,6 +135,13 @@ impl FileSenderBuilder {
     /// 32 KiB to 2 MiB.
     pub fn block_size(self, bytes: impl Into<Option<u32>>) -> Self {
         Self { block_size: bytes.into(), ..self }
+    }
+
+    /// Sets how the cost model learns of racks. Unless an algorithm is given, blocks travel by racks if there are any:
+    /// each block then enters each rack once. By default the members measure the round trips between them, and those
+    /// that are far closer to each other than to the rest form a rack.
+    pub fn racks(self, racks: RackSelection) -> Self {
+        Self { racks, ..self }
     }
 
     /// Sets the rate of the members' ports for the cost model. By default it is that of the network device by which the
@@ -204,6 +215,12 @@ impl FileSenderBuilder {
             return Err(Kind::Request.problem(DetectionError { got: detection }).into());
         }
         self.fabric.check(self.security.is_some())?;
+        if let RackSelection::Given(racks) = &self.racks
+            && racks.members() != receivers.members()
+        {
+            let (held, members) = (count(racks.members(), "member"), receivers.members());
+            return Err(Kind::Request.problem(format!("racks for {held}, not for {members} with the sender")).into());
+        }
         // Fails if the algorithm cannot serve so many members.
         plans(self.algorithm.as_ref(), self.block_size, receivers.members(), 0, Path::default())?;
         Ok(FileSender(Arc::new(Settings { receivers, builder: self })))
@@ -360,11 +377,23 @@ impl Settings {
         let known = || interface::rate_towards(reached.peer_addresses()).and_then(PortRate::from_bits_per_second);
         let port_rate = self.builder.port_rate.or_else(known).unwrap_or_default();
         let path = Path { port_rate, round_trip: round_trip.unwrap_or_default() };
+        let (of_sender, members) = (reached.round_trips(), receivers.members());
         let announcement = self.announcement(source, list, path)?;
-        let conclude = |replies: &BTreeMap<NodeId, Bytes>| Conclusion::of(replies.values()).encode();
+        let transfer = Duration::from_secs_f64(announcement.bytes as f64 / path.port_rate.bytes_per_second());
+        let finds_racks = self.builder.algorithm.is_none() && self.builder.racks == RackSelection::Find;
+        let asks_round_trips = finds_racks && is_worth_a_round_trip(&of_sender, reached.peer_addresses(), transfer);
+        let announcement = Announcement { asks_round_trips, ..announcement };
+        let conclude = |replies: &BTreeMap<NodeId, Bytes>| {
+            let delta = replies.values().any(|reply| Reply::decode(reply).has_parts);
+            let found = || RoundTrips { of_sender, replies }.racks(members);
+            let by_racks =
+                asks_round_trips.then(found).flatten().and_then(|racks| two_trees(racks, &announcement, path));
+            Conclusion { delta, algorithm: by_racks.as_ref().map(Into::into) }.encode()
+        };
         let invited = reached.invite_and_conclude(announcement.encode(), conclude).await;
         let builder = invited.map_err(|error| receivers.uninvited(&error))?;
-        let Conclusion { delta } = Conclusion::decode(builder.conclusion());
+        let conclusion = Conclusion::decode(builder.conclusion(), Rank(members).index())?;
+        let (delta, announcement) = (conclusion.delta, announcement.concluded(&conclusion));
         let fabric = builder.fabric_choice().map(|choice| offered.in_use(choice));
         let fabric = fabric.expect("the builder comes from an invitation");
         // The pool takes copies of files whose mappings the device does not register.
@@ -391,11 +420,16 @@ impl Settings {
 
     /// Announces the files, and how their blocks will travel.
     fn announcement(&self, source: &SourceTree, list: &[u8], path: Path) -> Result<Announcement, Problem> {
-        let FileSenderBuilder { algorithm, block_size, on_failure, .. } = &self.builder;
+        let FileSenderBuilder { algorithm, block_size, racks, on_failure, .. } = &self.builder;
         let (members, longest) = (self.receivers.members(), source.manifest.longest());
         let plans = plans(algorithm.as_ref(), *block_size, members, longest, path)?;
         let announcement = Announcement::new(plans, &source.manifest, list.len() as u64);
-        let announcement = announcement.with_short_manifest(list, self.receivers.addresses().len());
+        let mut announcement = announcement.with_short_manifest(list, self.receivers.addresses().len());
+        if let (None, RackSelection::Given(racks)) = (algorithm, racks)
+            && let Some(by_racks) = two_trees(racks.clone(), &announcement, path)
+        {
+            announcement.plans.network.algorithm = (&by_racks).into();
+        }
         Ok(Announcement { on_failure: *on_failure, ..announcement })
     }
 }

@@ -189,26 +189,44 @@ impl Store {
             && Part::elsewhere(&self.dir).is_err_and(|error| error.kind() == io::ErrorKind::NotFound)
     }
 
-    /// Checks that the files of a manifest can be stored, and that the directory still exists. Parts of interrupted
-    /// transfers count as free. If space is short, the returned store asks for one file at a time.
+    /// Checks that the files of a manifest can be stored beside those of the transfers under way, and that the directory
+    /// still exists. Parts of interrupted transfers count as free. If space is short, the returned store asks for one
+    /// file at a time.
     pub(crate) fn with_room(self, manifest: &Manifest) -> Result<Self, Problem> {
         if self.is_removed() {
             let Wording { directory, receiver, .. } = self.wording;
             let what = format!("{directory} was removed: start {receiver} again with an existing one");
             return Err(Problem::local(what));
         }
-        let space = rustix::fs::fstatvfs(&*self.dir).context("the free space is unknown")?;
-        let free = space.f_bavail.saturating_mul(space.f_frsize).saturating_add(self.parts.kept().unwrap_or(0));
-        self.within(manifest, free)
+        let (kept, dir) = (self.parts.kept().unwrap_or(0), self.dir.clone());
+        self.within(manifest, || {
+            let space = rustix::fs::fstatvfs(&*dir).context("the free space is unknown")?;
+            Ok(space.f_bavail.saturating_mul(space.f_frsize).saturating_add(kept))
+        })
     }
 
     /// Checks that the files of a manifest can be stored in so many bytes.
-    fn within(self, manifest: &Manifest, free: u64) -> Result<Self, Problem> {
-        let least = self.bytes_needed(manifest, 1);
-        if least > free {
-            return Err(Problem::local(too_large(least, free)));
+    fn within(self, manifest: &Manifest, free: impl FnOnce() -> Result<u64, Problem>) -> Result<Self, Problem> {
+        let (least, most) = (self.bytes_needed(manifest, 1), self.bytes_needed(manifest, ARRIVING_MAX));
+        let mut one_by_one = false;
+        let decide = |promised: u64| {
+            let free = free()?;
+            let left = free.saturating_sub(promised);
+            one_by_one = most > left;
+            match least <= left {
+                true if one_by_one => Ok(least),
+                true => Ok(most),
+                false if least <= free => {
+                    let others = ByteSize(promised);
+                    Err(Kind::Busy.problem(format!("{BUSY} that takes {others}: {}", too_large(least, left))))
+                }
+                false => Err(Problem::local(too_large(least, free))),
+            }
+        };
+        match &self.reservation {
+            Some(reservation) => reservation.promise(decide)?,
+            None => decide(0).map(drop)?,
         }
-        let one_by_one = self.bytes_needed(manifest, ARRIVING_MAX) > free;
         Ok(Self { one_by_one, ..self })
     }
 
@@ -285,6 +303,9 @@ impl Store {
             }
             match (found, entry.kind) {
                 (Err(error), _) if error.kind() == io::ErrorKind::NotFound => {}
+                (Err(_), _) if self.dir.symlink_metadata(&path).is_ok_and(|found| found.is_symlink()) => {
+                    return Err(refused(entry, " is a symbolic link out of the receiver's directory"));
+                }
                 (Err(error), _) => return Err(refused(entry, format!(": {error}"))),
                 (Ok(found), EntryKind::Directory) if !found.is_dir() => {
                     return Err(refused(entry, " exists and is no directory"));
@@ -406,7 +427,8 @@ impl Store {
         let before = before.map(IncomingFile::remove).transpose()?;
         // A part cannot be moved to another file system.
         let near = parent.dir_metadata()?.dev() == self.dir.dir_metadata()?.dev();
-        let part = match self.mark.is_some() && near {
+        // Of an empty file there are no parts.
+        let part = match self.mark.is_some() && near && size > 0 {
             true => self.parts.open(entry, size).or_else(|_| Part::elsewhere(&parent))?,
             false => Part::elsewhere(&parent)?,
         };
@@ -425,6 +447,7 @@ impl Store {
             }
             outcome => outcome?,
         }
+        self.reservation.iter().for_each(|reservation| reservation.note_taken(size));
         if self.delta && size > 0 {
             let source = before.or_else(|| self.in_place(entry, size));
             // A failed copy costs only network traffic.

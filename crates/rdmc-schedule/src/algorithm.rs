@@ -10,8 +10,9 @@ use crate::racks::Racks;
 /// Chooses how a message's blocks travel from the root to all members; n is the number of members, k that of blocks.
 ///
 /// The flat algorithms are written and parsed by name: `sequential`, `chain`, `binomial-tree`, `binomial-pipeline`,
-/// `circulant`, `two-tree`, `fanout`. The hybrid is written as `hybrid(chain)`, `hybrid(binomial-pipeline)` or
-/// `hybrid(cascade)`. It is not parsed, since it needs the racks; [`Spine::in_name`] returns its spine.
+/// `circulant`, `two-tree`, `fanout`. The hybrid is written as `hybrid(chain)`, `hybrid(binomial-pipeline)`,
+/// `hybrid(cascade)` or `hybrid(two-tree)`. It is not parsed, since it needs the racks; [`Spine::in_name`] returns its
+/// spine.
 ///
 /// # Examples
 /// ```
@@ -54,7 +55,8 @@ pub enum Algorithm {
     /// delays a member only once for each level of the trees. Members inside the second tree have no fixed first
     /// source.
     TwoTree,
-    /// One schedule among the racks, and the binomial pipeline inside each of them (DSN §4.3).
+    /// One schedule among the racks, and the binomial pipeline inside each of them (DSN §4.3); or two trees on both
+    /// levels.
     Hybrid(Hybrid),
 }
 
@@ -102,7 +104,8 @@ impl FromStr for Algorithm {
 /// The spine brings the blocks over the slow links between racks to the leaders of the racks. The leaders follow one
 /// another in order of rank, so the root is the first. Each leader is the root of a binomial pipeline inside its rack,
 /// which takes the blocks in the order in which the spine delivers them. A member can send one block on each level in
-/// the same step.
+/// the same step. With [`Spine::TwoTree`] there are trees inside the racks too, and each rack has a leader for each of
+/// them.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Hybrid {
     /// The rack of each member; must cover exactly the members of the group.
@@ -138,11 +141,15 @@ pub enum Spine {
     /// No port sends two blocks a step, as long messages need it. The last rack begins after d + 1 steps for each rack
     /// before it. In a rack whose size is no power of two, one member sends two blocks in the last step.
     Cascade,
+    /// Two trees of racks, and two trees of members inside each, as in [`Algorithm::TwoTree`]: for distant racks.
+    ///
+    /// No port sends two blocks a step. A block passes O(log r) racks, and as many members as the trees have levels.
+    TwoTree,
 }
 
 impl Spine {
     /// Lists all spines.
-    pub const ALL: [Spine; 3] = [Spine::Chain, Spine::BinomialPipeline, Spine::Cascade];
+    pub const ALL: [Spine; 4] = [Spine::Chain, Spine::BinomialPipeline, Spine::Cascade, Spine::TwoTree];
 
     /// Returns the spine of the hybrid that is written so, or `None` if the name is not that of a hybrid.
     ///
@@ -165,6 +172,7 @@ impl fmt::Display for Spine {
             Spine::Chain => "chain",
             Spine::BinomialPipeline => "binomial-pipeline",
             Spine::Cascade => "cascade",
+            Spine::TwoTree => "two-tree",
         })
     }
 }

@@ -13,7 +13,7 @@
 
 use std::time::Duration;
 
-use crate::algorithm::Algorithm;
+use crate::algorithm::{Algorithm, Hybrid, Spine};
 use crate::hop::BlockCount;
 use crate::schedule::{Schedule, ScheduleError};
 use crate::simple::stages;
@@ -39,6 +39,8 @@ pub struct CostModel {
     per_block: Duration,
     /// From one member's software to another's.
     latency: Duration,
+    /// The same, inside a rack.
+    latency_in_rack: Duration,
     medium: Medium,
     /// The shortest and the longest block that is chosen, in bytes.
     block_size_min: u32,
@@ -101,7 +103,15 @@ impl CostModel {
 
     fn new(per_block: Duration, latency: Duration, medium: Medium) -> CostModel {
         let (block_size_min, block_size_max) = (BLOCK_SIZE_MIN, BLOCK_SIZE_MAX);
-        CostModel { per_block, latency, medium, block_size_min, block_size_max, slow_start: None }
+        let latency_in_rack = latency;
+        CostModel { per_block, latency, latency_in_rack, medium, block_size_min, block_size_max, slow_start: None }
+    }
+
+    /// Sets the latency inside racks, as far as it is shorter than that between them. It counts for
+    /// [`Spine::TwoTree`]. By default both are the same.
+    #[must_use]
+    pub fn latency_in_rack(self, latency: Duration) -> CostModel {
+        CostModel { latency_in_rack: latency.min(self.latency), ..self }
     }
 
     /// Sets how many bytes a connection sends in its first round trip, which takes `round_trip`, and twice as many in
@@ -144,7 +154,7 @@ impl CostModel {
         let schedule = Schedule::new(algorithm, members, BlockCount(blocks))?;
         // The last block may be shorter: all are as long as they are on average.
         let len = as_f64(bytes) / f64::from(blocks);
-        let (hops, overhead) = (f64::from(hops(algorithm, members)), self.per_block.as_secs_f64());
+        let (hops, overhead) = (f64::from(hops(algorithm, members).between), self.per_block.as_secs_f64());
         let seconds = match self.medium {
             Medium::Ports { rate } => {
                 self.time_on_ports(&schedule, len, rate) + hops * self.late_by_slow_start(len, rate)
@@ -173,19 +183,25 @@ impl CostModel {
 
     /// Predicts the time of a message on ports of `rate` bytes per second; its blocks have `len` bytes on average.
     fn time_on_ports(&self, schedule: &Schedule, len: f64, rate: f64) -> f64 {
-        let latency = self.latency.as_secs_f64();
+        let (latency, latency_in_rack) = (self.latency.as_secs_f64(), self.latency_in_rack.as_secs_f64());
         let (algorithm, members) = (schedule.algorithm(), schedule.members());
         // Of each sender, so many blocks may be under way.
         let senders = match algorithm {
-            Algorithm::TwoTree | Algorithm::BinomialPipeline => 2.0,
+            Algorithm::TwoTree
+            | Algorithm::BinomialPipeline
+            | Algorithm::Hybrid(Hybrid { spine: Spine::TwoTree, .. }) => 2.0,
             _ => 1.0,
         };
         let block_time = (len / rate + self.per_block.as_secs_f64()).max(2.0 * latency / (BLOCKS_UNDER_WAY * senders));
-        let (steps, hops) = (as_f64(schedule.steps()), f64::from(hops(algorithm, members)));
+        let (steps, hops) = (as_f64(schedule.steps()), hops(algorithm, members));
+        let (hops, in_rack) = (f64::from(hops.between), f64::from(hops.inside) * latency_in_rack);
         match algorithm {
             _ if members < 3 => steps * block_time + 2.0 * latency,
             // Before the first block, members learn the message's size, and grant.
             Algorithm::TwoTree => steps * block_time + (hops + 2.0) * latency,
+            Algorithm::Hybrid(Hybrid { spine: Spine::TwoTree, .. }) => {
+                steps * block_time + (hops + 2.0) * latency + in_rack
+            }
             Algorithm::BinomialPipeline | Algorithm::Circulant | Algorithm::Hybrid(_) => {
                 if *algorithm == Algorithm::Circulant || is_near(len, 2 * self.latency, rate) {
                     // The word is given some time before the end of the block. Too late, the port idles; too early, the
@@ -275,9 +291,21 @@ pub fn is_near(block_len: f64, round_trip: Duration, rate: f64) -> bool {
     round_trip.as_secs_f64() * rate * NEAR_PARTS <= block_len
 }
 
-/// Returns the number of members that a block passes, one after the other, to reach the last one.
-fn hops(algorithm: &Algorithm, members: u32) -> u32 {
-    match algorithm {
+/// The hops that a block takes, one after the other, to reach the last member.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct HopCount {
+    /// All hops, or with two trees by racks those from rack to rack.
+    between: u32,
+    /// Hops inside racks with two trees by racks.
+    inside: u32,
+}
+
+fn hops(algorithm: &Algorithm, members: u32) -> HopCount {
+    if let Algorithm::Hybrid(Hybrid { racks, spine: Spine::TwoTree }) = algorithm {
+        let (between, inside) = racks.hops_in_trees();
+        return HopCount { between, inside };
+    }
+    let between = match algorithm {
         _ if members < 2 => 0,
         Algorithm::Sequential | Algorithm::Fanout => 1,
         Algorithm::Chain => members - 1,
@@ -285,7 +313,8 @@ fn hops(algorithm: &Algorithm, members: u32) -> u32 {
             stages(members)
         }
         Algorithm::TwoTree => (members - 1).ilog2() + 1,
-    }
+    };
+    HopCount { between, inside: 0 }
 }
 
 #[expect(clippy::cast_precision_loss, reason = "a prediction needs no more than 53 bits")]

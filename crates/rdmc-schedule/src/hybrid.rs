@@ -7,38 +7,57 @@
 use std::iter::Peekable;
 use std::sync::Arc;
 
-use crate::algorithm::{Hybrid, Spine};
+use crate::algorithm::Spine;
 use crate::hop::{BlockIndex, Hop, Rank, Step};
 use crate::pipeline::{self, Cube};
 use crate::racks::Racks;
 use crate::walk::{PeerBlock, Side, Walk, capped};
 use crate::{cascade, simple};
 
+/// The spines that bring the blocks to one leader of each rack.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum LeaderSpine {
+    Chain,
+    BinomialPipeline,
+    Cascade,
+}
+
+impl LeaderSpine {
+    /// Returns the spine; `None` if it is that of [`rack_trees`](crate::rack_trees).
+    pub(crate) fn of(spine: Spine) -> Option<LeaderSpine> {
+        match spine {
+            Spine::Chain => Some(LeaderSpine::Chain),
+            Spine::BinomialPipeline => Some(LeaderSpine::BinomialPipeline),
+            Spine::Cascade => Some(LeaderSpine::Cascade),
+            Spine::TwoTree => None,
+        }
+    }
+}
+
 /// Lists the hops that `rank` sends or receives on both levels.
-pub(crate) fn levels(hybrid: &Hybrid, blocks: u32, rank: u32, side: Side) -> Levels {
-    let racks = &hybrid.racks;
+pub(crate) fn levels(racks: &Arc<Racks>, kind: LeaderSpine, blocks: u32, rank: u32, side: Side) -> Levels {
     let rack = racks.rack_of(Rank(rank)).expect("ranks are checked where they come in");
     let ranks = racks.ranks_of(rack);
     let place = ranks.partition_point(|&other| other < rank);
     let place = count(&ranks[..place]);
-    let start = match hybrid.spine {
-        Spine::Cascade => cascade::start(racks, rack),
+    let start = match kind {
+        LeaderSpine::Cascade => cascade::start(racks, rack),
         _ => 0,
     };
-    let spine = match hybrid.spine {
-        Spine::Cascade => cascade::walk(racks, blocks, rack, start, place, side),
+    let spine = match kind {
+        LeaderSpine::Cascade => cascade::walk(racks, blocks, rack, start, place, side),
         _ if place > 0 => simple::idle(),
-        Spine::Chain => simple::chain(racks.count(), blocks, rack, side),
-        Spine::BinomialPipeline => pipeline::walk(racks.count(), blocks, rack, side),
+        LeaderSpine::Chain => simple::chain(racks.count(), blocks, rack, side),
+        LeaderSpine::BinomialPipeline => pipeline::walk(racks.count(), blocks, rack, side),
     };
-    let peers = match (hybrid.spine, side) {
-        (Spine::Cascade, Side::Receive) => SpinePeers::MembersOf(rack.saturating_sub(1)),
+    let peers = match (kind, side) {
+        (LeaderSpine::Cascade, Side::Receive) => SpinePeers::MembersOf(rack.saturating_sub(1)),
         _ => SpinePeers::Leaders,
     };
     let spine = SpineLevel { walk: spine, peers, racks: Arc::clone(racks) };
     let rack = RackLevel {
         walk: pipeline::walk(count(ranks), blocks, place, side),
-        clock: RackClock::new(hybrid, blocks, rack, start),
+        clock: RackClock::new(racks, kind, blocks, rack, start),
         racks: Arc::clone(racks),
         rack,
     };
@@ -46,19 +65,19 @@ pub(crate) fn levels(hybrid: &Hybrid, blocks: u32, rank: u32, side: Side) -> Lev
 }
 
 /// Returns the number of steps until the last rack, and the spine, have done their last one. O(racks).
-pub(crate) fn steps(hybrid: &Hybrid, blocks: u32) -> u64 {
-    let leaders = hybrid.racks.count();
-    let spine = match hybrid.spine {
-        Spine::Chain => simple::chain_steps(leaders, blocks),
-        Spine::BinomialPipeline => Cube::new(leaders, blocks).steps(),
-        Spine::Cascade => cascade::steps(&hybrid.racks, blocks),
+pub(crate) fn steps(racks: &Racks, kind: LeaderSpine, blocks: u32) -> u64 {
+    let leaders = racks.count();
+    let spine = match kind {
+        LeaderSpine::Chain => simple::chain_steps(leaders, blocks),
+        LeaderSpine::BinomialPipeline => Cube::new(leaders, blocks).steps(),
+        LeaderSpine::Cascade => cascade::steps(racks, blocks),
     };
     let mut start = 0;
     (0..leaders)
         .filter_map(|rack| {
-            let clock = RackClock::new(hybrid, blocks, rack, start);
-            start += cascade::delay(&hybrid.racks, rack);
-            let last = Cube::new(hybrid.racks.size(rack), blocks).steps().checked_sub(1)?;
+            let clock = RackClock::new(racks, kind, blocks, rack, start);
+            start += cascade::delay(racks, rack);
+            let last = Cube::new(racks.size(rack), blocks).steps().checked_sub(1)?;
             Some(clock.step(last) + 1)
         })
         .fold(spine, u64::max)
@@ -154,13 +173,13 @@ enum LeaderArrivals {
 
 impl RackClock {
     /// Returns the clock of a rack that, if the spine is the cascade, begins in step `start`.
-    fn new(hybrid: &Hybrid, blocks: u32, rack: u32, start: u64) -> RackClock {
-        let leader = match (rack, hybrid.spine) {
+    fn new(racks: &Racks, spine: LeaderSpine, blocks: u32, rack: u32, start: u64) -> RackClock {
+        let leader = match (rack, spine) {
             (0, _) => LeaderArrivals::InOrder { first: 0 },
-            (_, Spine::Cascade) => LeaderArrivals::InOrder { first: start },
-            (_, Spine::Chain) => LeaderArrivals::InOrder { first: u64::from(rack) },
-            (_, Spine::BinomialPipeline) => {
-                LeaderArrivals::Pipeline { spine: Cube::new(hybrid.racks.count(), blocks), place: rack }
+            (_, LeaderSpine::Cascade) => LeaderArrivals::InOrder { first: start },
+            (_, LeaderSpine::Chain) => LeaderArrivals::InOrder { first: u64::from(rack) },
+            (_, LeaderSpine::BinomialPipeline) => {
+                LeaderArrivals::Pipeline { spine: Cube::new(racks.count(), blocks), place: rack }
             }
         };
         RackClock { blocks, leader }

@@ -59,10 +59,12 @@
 mod algorithm;
 mod cascade;
 mod circulant;
+mod clusters;
 mod cost;
 mod hop;
 mod hybrid;
 mod pipeline;
+mod rack_trees;
 mod racks;
 mod repair;
 mod schedule;

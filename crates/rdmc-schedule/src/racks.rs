@@ -4,8 +4,11 @@ use std::collections::HashMap;
 use std::error::Error;
 use std::fmt;
 use std::ops::Range;
+use std::time::Duration;
 
+use crate::clusters;
 use crate::hop::Rank;
+use crate::rack_trees::RackTrees;
 use crate::schedule::MEMBERS_MAX;
 
 /// Divides the members of a group into racks, each with a leader (DSN §4.3).
@@ -33,6 +36,8 @@ pub struct Racks {
     ranks: Vec<u32>,
     /// Where each rack begins in `ranks`, and at last the number of members.
     starts: Vec<u32>,
+    /// The trees of [`Spine::TwoTree`](crate::Spine::TwoTree), which depend on the racks alone.
+    trees: RackTrees,
 }
 
 impl Racks {
@@ -89,7 +94,34 @@ impl Racks {
         }
         let mut ranks: Vec<u32> = (0..members).collect();
         ranks.sort_by_key(|&rank| rack_of[rank as usize]);
-        Ok(Racks { rack_of, ranks, starts })
+        let racks = starts.windows(2).map(|ends| &ranks[ends[0] as usize..ends[1] as usize]);
+        let trees = RackTrees::new(&racks.collect::<Vec<_>>());
+        Ok(Racks { rack_of, ranks, starts, trees })
+    }
+
+    /// Finds racks by the round trips between members: those that are far closer to each other than to the rest.
+    ///
+    /// `round_trip` returns the time from a member to one of higher rank and back, or `None` if it is not known. Groups
+    /// of members are joined one after the other, the closest first, by the geometric mean of the round trips between
+    /// them, so that a single one that was measured badly counts little. Racks are the groups before the step at which
+    /// the distance grows most. It must double there, and grow by 50 µs, which software can delay.
+    ///
+    /// Returns `None` if there are no racks, or all members would be in racks of their own. O(n³).
+    ///
+    /// # Examples
+    /// ```
+    /// use std::time::Duration;
+    ///
+    /// use rdmc_schedule::Racks;
+    ///
+    /// // Members of even rank are at one site, the others at another.
+    /// let round_trip_ms = |a: u32, b: u32| if a % 2 == b % 2 { 1 } else { 25 };
+    /// let racks = Racks::by_round_trips(6, |a, b| Some(Duration::from_millis(round_trip_ms(a.0, b.0))));
+    /// assert_eq!(racks, Some(Racks::from_assignment(&[0, 1, 0, 1, 0, 1])?));
+    /// # Ok::<(), rdmc_schedule::RacksError>(())
+    /// ```
+    pub fn by_round_trips(members: u32, round_trip: impl Fn(Rank, Rank) -> Option<Duration>) -> Option<Racks> {
+        Racks::from_assignment(&clusters::by_distance(members, round_trip)?).ok()
     }
 
     /// Returns the number of members in all racks together.
@@ -129,6 +161,16 @@ impl Racks {
     /// Returns the ranks in `rack`, ascending.
     pub(crate) fn ranks_of(&self, rack: u32) -> &[u32] {
         &self.ranks[self.range(rack)]
+    }
+
+    pub(crate) fn trees(&self) -> &RackTrees {
+        &self.trees
+    }
+
+    /// Returns how many hops from rack to rack, and how many inside racks, a block takes at most in the
+    /// [trees](Self::trees).
+    pub(crate) fn hops_in_trees(&self) -> (u32, u32) {
+        self.trees.hops(|rank| self.rack_of[rank as usize])
     }
 
     fn range(&self, rack: u32) -> Range<usize> {

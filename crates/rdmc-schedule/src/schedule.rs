@@ -4,10 +4,10 @@ use std::error::Error;
 use std::fmt;
 use std::iter::FusedIterator;
 
-use crate::algorithm::Algorithm;
+use crate::algorithm::{Algorithm, Hybrid, Spine};
 use crate::circulant;
 use crate::hop::{BlockCount, BlockIndex, Hop, Rank, Step};
-use crate::hybrid::{self, Levels};
+use crate::hybrid::{self, LeaderSpine, Levels};
 use crate::pipeline::{self, Cube};
 use crate::simple;
 use crate::two_tree;
@@ -67,7 +67,10 @@ impl Schedule {
             Algorithm::BinomialPipeline => Cube::new(members, k).steps(),
             Algorithm::Circulant => circulant::steps(members, k),
             Algorithm::TwoTree => two_tree::steps(members, k),
-            Algorithm::Hybrid(hybrid) => hybrid::steps(hybrid, k),
+            Algorithm::Hybrid(Hybrid { racks, spine }) => match LeaderSpine::of(*spine) {
+                Some(spine) => hybrid::steps(racks, spine, k),
+                None => racks.trees().steps(k),
+            },
         };
         Ok(Schedule { algorithm: algorithm.clone(), members, blocks, steps })
     }
@@ -133,9 +136,10 @@ impl Schedule {
             Algorithm::BinomialPipeline => pipeline::walk(n, k, rank, side),
             Algorithm::Circulant => circulant::walk(n, k, rank, side),
             Algorithm::TwoTree => two_tree::walk(n, k, rank, side),
-            Algorithm::Hybrid(hybrid) => {
-                return MemberSide::Hybrid(Box::new(hybrid::levels(hybrid, k, rank, side)));
-            }
+            Algorithm::Hybrid(Hybrid { racks, spine }) => match LeaderSpine::of(*spine) {
+                Some(spine) => return MemberSide::Hybrid(Box::new(hybrid::levels(racks, spine, k, rank, side))),
+                None => racks.trees().walk(k, rank, side),
+            },
         })
     }
 }
@@ -241,7 +245,8 @@ pub fn neighbours(algorithm: &Algorithm, members: u32, rank: Rank) -> Result<Nei
 /// is not fixed.
 ///
 /// The root has none. In the circulant schedule only the O(log n) members to which the root sends have one, the root.
-/// With two trees the members inside the first have one, if it reaches them before the second. In all other schedules
+/// With two trees, those of the hybrid included, the members inside the first have one, if it reaches them before the
+/// second. In all other schedules
 /// every member except the root has one. A receiver that does not know the size of the message yet must expect its
 /// first block from this member (DSN §4.2). O(log² n).
 ///
@@ -262,10 +267,12 @@ pub fn first_source(algorithm: &Algorithm, members: u32, rank: Rank) -> Result<O
         return Ok(from.into_iter().find(|source| source.is_root()));
     }
     let schedule = member_schedule(algorithm, members, rank, BlockCount(1))?;
-    if *algorithm == Algorithm::TwoTree && !rank.is_root() {
-        return Ok(two_tree::first_source(members, rank.0).map(Rank));
-    }
-    Ok(schedule.receives(rank).next().map(|first| first.peer))
+    Ok(match algorithm {
+        _ if rank.is_root() => None,
+        Algorithm::TwoTree => two_tree::first_source(members, rank.0).map(Rank),
+        Algorithm::Hybrid(Hybrid { racks, spine: Spine::TwoTree }) => racks.trees().first_source(rank.0).map(Rank),
+        _ => schedule.receives(rank).next().map(|first| first.peer),
+    })
 }
 
 /// There is no such schedule; the caller must ask for another one.

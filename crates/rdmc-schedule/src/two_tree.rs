@@ -18,10 +18,17 @@ use crate::walk::{PeerBlock, Side, StepSource, Walk};
 /// Lists the hops that `rank` sends or receives; O(log n) once, then O(1) a step.
 pub(crate) fn walk(members: u32, blocks: u32, rank: u32, side: Side) -> Walk {
     let trees = TwoTrees::new(members);
-    let edges = match side {
-        Side::Receive => trees.edges_to(rank),
-        Side::Send => trees.edges_from(rank),
-    };
+    walk_edges(
+        blocks,
+        match side {
+            Side::Receive => trees.edges_to(rank),
+            Side::Send => trees.edges_from(rank),
+        },
+    )
+}
+
+/// Lists the hops on a member's edges on one side.
+pub(crate) fn walk_edges(blocks: u32, edges: [Option<Edge>; 2]) -> Walk {
     let edges = edges.map(|edge| edge.filter(|edge| edge.tree.blocks(blocks) > 0));
     let begin = edges.iter().flatten().map(|edge| edge.begin).min();
     let end = edges.iter().flatten().map(|edge| edge.end(blocks)).max();
@@ -67,15 +74,15 @@ impl Edges {
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Tree {
+pub(crate) enum Tree {
     First,
     Second,
 }
 
 impl Tree {
-    const BOTH: [Tree; 2] = [Tree::First, Tree::Second];
+    pub(crate) const BOTH: [Tree; 2] = [Tree::First, Tree::Second];
 
-    fn other(self) -> Tree {
+    pub(crate) fn other(self) -> Tree {
         match self {
             Tree::First => Tree::Second,
             Tree::Second => Tree::First,
@@ -83,7 +90,7 @@ impl Tree {
     }
 
     /// Returns how many of a message's blocks go down this tree.
-    fn blocks(self, blocks: u32) -> u32 {
+    pub(crate) fn blocks(self, blocks: u32) -> u32 {
         match self {
             Tree::First => blocks.div_ceil(2),
             Tree::Second => blocks / 2,
@@ -92,17 +99,17 @@ impl Tree {
 }
 
 /// An edge of a tree, from the view of one of its ends.
-#[derive(Clone, Copy, Debug)]
-struct Edge {
-    tree: Tree,
-    peer: u32,
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Edge {
+    pub(crate) tree: Tree,
+    pub(crate) peer: u32,
     /// The step of the tree's first block.
-    begin: u64,
+    pub(crate) begin: u64,
 }
 
 impl Edge {
     /// Returns the step after the tree's last block, of which there is one at least.
-    fn end(&self, blocks: u32) -> u64 {
+    pub(crate) fn end(&self, blocks: u32) -> u64 {
         self.begin + 2 * u64::from(self.tree.blocks(blocks) - 1) + 1
     }
 
@@ -116,14 +123,14 @@ impl Edge {
 
 /// The heaps of both trees.
 #[derive(Clone, Copy, Debug)]
-struct TwoTrees {
+pub(crate) struct TwoTrees {
     receivers: u32,
     /// How many indices of a heap have children.
     inner: u32,
 }
 
 impl TwoTrees {
-    fn new(members: u32) -> TwoTrees {
+    pub(crate) fn new(members: u32) -> TwoTrees {
         let receivers = members - 1;
         TwoTrees { receivers, inner: receivers / 2 }
     }
@@ -138,7 +145,7 @@ impl TwoTrees {
     }
 
     /// Returns the edges on which `rank` sends: to its children, or to both tops if it is the root.
-    fn edges_from(self, rank: u32) -> [Option<Edge>; 2] {
+    pub(crate) fn edges_from(self, rank: u32) -> [Option<Edge>; 2] {
         let to = |tree, index| {
             let begin = (index <= self.receivers).then(|| self.begin(tree, index))?;
             Some(Edge { tree, peer: self.rank(tree, index), begin })

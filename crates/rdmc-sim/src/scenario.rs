@@ -64,8 +64,8 @@ pub struct ScenarioGroup {
     /// The members, the root first. An empty list means all nodes in order.
     #[serde(default)]
     pub members: Vec<u32>,
-    /// The algorithm, by its name in the program. `hybrid(chain)`, `hybrid(binomial-pipeline)` and `hybrid(cascade)`
-    /// use the cluster's racks.
+    /// The algorithm, by its name in the program. `hybrid(chain)`, `hybrid(binomial-pipeline)`, `hybrid(cascade)` and
+    /// `hybrid(two-tree)` use the cluster's racks.
     #[serde(default = "default_algorithm")]
     pub algorithm: String,
     /// Block size in bytes; 1 MiB by default.

@@ -187,7 +187,7 @@ pub struct ReachedListeners {
 
 struct ReachedListener {
     stream: Box<dyn ControlStream>,
-    /// How long it took to connect: a round trip, and the look-up of its name.
+    /// As the operating system has measured it, or how long it took to connect.
     round_trip: Duration,
 }
 
@@ -198,10 +198,17 @@ impl fmt::Debug for ReachedListeners {
 }
 
 impl ReachedListeners {
-    /// Returns the round trip to the farthest listener that was reached: the time to connect to it. `None` if none was
-    /// reached.
+    /// Returns the round trip to the farthest listener that was reached; `None` if none was reached.
     pub fn round_trip(&self) -> Option<Duration> {
-        self.connections.iter().flatten().map(|reached| reached.round_trip).max()
+        self.round_trips().into_values().max()
+    }
+
+    /// Returns the round trips to the listeners that were reached, by the numbers that they would have as nodes.
+    ///
+    /// With TCP on Linux they are those that the kernel has measured, else the times to connect.
+    pub fn round_trips(&self) -> BTreeMap<NodeId, Duration> {
+        let reached = (1..).map(NodeId).zip(&self.connections);
+        reached.filter_map(|(node, reached)| Some((node, reached.as_ref().ok()?.round_trip))).collect()
     }
 
     /// Returns the addresses of the listeners that were reached, where they have one.
@@ -388,7 +395,7 @@ async fn reach_one(
 ) -> Result<ReachedListener, InviteFailure> {
     let began = environment.now();
     let mut stream = environment.connect(address).await.map_err(InviteFailure::of)?;
-    let round_trip = environment.now().since(began);
+    let round_trip = stream.round_trip().unwrap_or_else(|| environment.now().since(began));
     if let Some(security) = security {
         stream = security.connect(environment, stream, host(address)).await.map_err(InviteFailure::of)?;
     }

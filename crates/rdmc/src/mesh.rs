@@ -287,7 +287,7 @@ impl Mesh {
         let environment = &*self.0.environment;
         let open = futures::future::OptionFuture::from(ahead).await;
         let stream = match open {
-            Some(Ok(stream)) => stream,
+            Some(Ok(open)) => open.stream,
             _ => environment.connect(address).await.map_err(name)?,
         };
         let mut stream = self.0.peers.secure(environment, stream, peer, address).await.map_err(name)?;

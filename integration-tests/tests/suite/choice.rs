@@ -73,6 +73,44 @@ fn a_receiver_is_told_what_its_sender_insists_on() {
     assert!(block_sizes[0] < block_sizes[1], "{block_sizes:?}");
 }
 
+#[test]
+fn a_sender_that_is_told_of_racks_sends_by_racks() {
+    let source = TempDir::new().unwrap();
+    let file = source.path().join("file");
+    std::fs::write(&file, pattern(5 << 20, 1)).unwrap();
+    for (racks, expected) in [("0,2/1,3", "[[0,2],[1,3]]"), ("none", "null")] {
+        let receivers = [0; 3].map(|_| Receiver::start(&["--once"]));
+        let to = receivers.each_ref().map(|receiver| receiver.address.as_str()).join(",");
+        let arguments = ["send", "--json", "--fabric", "tcp", "--path-rtt", "1ms", "--racks", racks, "--to", &to];
+        let sent = finish(command(&arguments).arg(&file).spawn().unwrap());
+        assert_eq!(code(&sent), 0, "{sent:?}");
+        let told = started(&text(&sent.stdout));
+        assert_eq!(told["racks"].to_string(), expected);
+        let algorithm = if racks == "none" { "two-tree" } else { "hybrid(two-tree)" };
+        assert_eq!(told["algorithm"], algorithm);
+        for receiver in receivers {
+            assert_eq!(std::fs::read(receiver.dir.path().join("file")).unwrap(), pattern(5 << 20, 1));
+            let (exit, said) = receiver.finish_telling();
+            assert_eq!(exit, 0);
+            let here = started(&said);
+            assert_eq!((&here["algorithm"], &here["racks"]), (&told["algorithm"], &told["racks"]));
+        }
+    }
+}
+
+#[test]
+fn racks_that_do_not_suit_the_receivers_are_usage_errors() {
+    for (arguments, said) in [
+        (["--racks", "2,2"], "the racks hold 4 members, but there are 3"),
+        (["--racks", "some"], "\"some\" is not a number"),
+        (["--spine", "chain"], "needs --algorithm hybrid"),
+    ] {
+        let sent = finish(command(&["send", "--to", "10.0.0.2,10.0.0.3", "file"]).args(arguments).spawn().unwrap());
+        assert_eq!(code(&sent), 2, "{sent:?}");
+        assert!(text(&sent.stderr).contains(said), "{sent:?}");
+    }
+}
+
 /// Returns the event of the start of a transfer.
 fn started(said: &str) -> Value {
     let mut events = said.lines().map(|line| serde_json::from_str::<Value>(line).expect("every line is an object"));

@@ -22,6 +22,7 @@ async fn every_algorithm_delivers_every_size_to_every_member() {
                     algorithms.push(hybrid(&[3, 1, 4], Spine::Chain));
                     algorithms.push(hybrid(&[4, 4], Spine::BinomialPipeline));
                     algorithms.push(hybrid(&[3, 1, 4], Spine::Cascade));
+                    algorithms.push(hybrid(&[3, 1, 4], Spine::TwoTree));
                 }
                 for algorithm in algorithms {
                     id += 1;

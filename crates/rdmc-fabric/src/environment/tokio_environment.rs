@@ -259,6 +259,29 @@ impl ControlListener for TcpControlListener {
     }
 }
 
+/// Returns the round trip of a connection as TCP has measured it, from the first segment on.
+#[cfg(target_os = "linux")]
+fn tcp_round_trip(stream: &TcpStream) -> Option<Duration> {
+    use std::mem::{MaybeUninit, size_of};
+    use std::os::fd::AsRawFd;
+
+    let mut info = MaybeUninit::<libc::tcp_info>::zeroed();
+    let mut len = libc::socklen_t::try_from(size_of::<libc::tcp_info>()).expect("some hundred bytes");
+    // SAFETY: the descriptor is open as long as `stream` is borrowed; `info` has room for `len` bytes, and `len` lives
+    // as long as the call.
+    let failed = unsafe {
+        libc::getsockopt(stream.as_raw_fd(), libc::IPPROTO_TCP, libc::TCP_INFO, info.as_mut_ptr().cast(), &raw mut len)
+    };
+    // SAFETY: it was zeroed, the kernel has written whole fields at most, and every field is an integer.
+    let info = unsafe { info.assume_init() };
+    (failed == 0 && info.tcpi_rtt > 0).then(|| Duration::from_micros(info.tcpi_rtt.into()))
+}
+
+#[cfg(not(target_os = "linux"))]
+fn tcp_round_trip(_: &TcpStream) -> Option<Duration> {
+    None
+}
+
 struct TcpControlStream {
     stream: TcpStream,
     peer: SocketAddr,
@@ -267,6 +290,10 @@ struct TcpControlStream {
 impl ControlStream for TcpControlStream {
     fn peer_address(&self) -> Option<IpAddr> {
         Some(self.peer.ip())
+    }
+
+    fn round_trip(&self) -> Option<Duration> {
+        tcp_round_trip(&self.stream)
     }
 }
 

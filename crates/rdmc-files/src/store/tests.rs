@@ -160,11 +160,32 @@ fn what_is_in_place_needs_room_for_some_files_only() {
     }
     assert_eq!(store.bytes_needed(&manifest, 4), 7 + 112);
     // One file at a time needs least.
-    let within = |free| store.clone().within(&manifest, free);
+    let within = |free| store.clone().within(&manifest, || Ok(free));
     assert!(!within(7 + 112).unwrap().receives_one_by_one());
     assert!(within(7 + 111).unwrap().receives_one_by_one() && within(7 + 100).unwrap().receives_one_by_one());
     let error = within(7 + 99).unwrap_err().to_string();
     assert!(error.contains("107") && error.contains("106"), "{error}");
+}
+
+#[test]
+fn two_transfers_are_not_promised_the_same_space() {
+    let dir = tempfile::tempdir().unwrap();
+    let store = store(&dir, false);
+    let files = ["one", "two"].map(|name| entry(&[name], EntryKind::File { size: 60 }, 0o600));
+    let asks = |file: &Entry, free| {
+        let manifest = Manifest { entries: vec![file.clone()] };
+        store.reserve(&manifest).unwrap().within(&manifest, || Ok(free))
+    };
+    let first = asks(&files[0], 100).unwrap();
+    let busy = asks(&files[1], 100).unwrap_err();
+    assert_eq!(busy.kind, Kind::Busy);
+    assert!(busy.reason().contains("another transfer that takes 60 B"), "{}", busy.reason());
+    assert_eq!(asks(&files[1], 50).unwrap_err().kind, Kind::Local);
+    // It has taken its space, so that less is free.
+    let incoming = first.begin(&files[0], 60, None).unwrap();
+    assert_eq!(asks(&files[1], 40).unwrap_err().kind, Kind::Local);
+    assert!(asks(&files[1], 60).is_ok());
+    drop((incoming, first));
 }
 
 #[test]

@@ -1,8 +1,9 @@
 //! A spine from rack to rack, and the binomial pipeline inside each rack.
 
 use std::collections::HashSet;
+use std::time::Duration;
 
-use rdmc_schedule::{Algorithm, Hybrid, Racks, Rank, Spine, first_source};
+use rdmc_schedule::{Algorithm, BlockCount, Hybrid, Racks, Rank, Schedule, Spine, first_source, neighbours};
 
 use crate::neighbours::check_neighbours;
 use crate::timetable::{Timetable, crosses_racks};
@@ -26,8 +27,12 @@ fn check(racks: &Racks, block_counts: impl IntoIterator<Item = u32>) {
             let mut count = 0;
             for crossing in between {
                 let is_leader = |rank| racks.leader(racks.rack_of(Rank(rank)).unwrap()) == Some(Rank(rank));
-                assert!(is_leader(crossing.to), "{racks:?}: {crossing:?}");
-                assert!(spine == Spine::Cascade || is_leader(crossing.from), "{racks:?}: {crossing:?}");
+                let (to_leader, from_leader) = match spine {
+                    Spine::TwoTree => (true, true),
+                    Spine::Cascade => (is_leader(crossing.to), true),
+                    _ => (is_leader(crossing.to), is_leader(crossing.from)),
+                };
+                assert!(to_leader && from_leader, "{racks:?}: {crossing:?}");
                 count += 1;
             }
             assert_eq!(count, (racks.count() - 1) * blocks, "each block enters each rack once");
@@ -73,7 +78,7 @@ fn neighbours_and_first_sources_are_exact() {
             let algorithm = Algorithm::Hybrid(Hybrid::new(racks, spine));
             let block_counts: Vec<u32> = (1..=26).chain([100]).collect();
             check_neighbours(&algorithm, members, &block_counts);
-            for rank in 1..members {
+            for rank in (1..members).filter(|_| spine != Spine::TwoTree) {
                 assert_ne!(first_source(&algorithm, members, Rank(rank)), Ok(None));
             }
         }
@@ -145,6 +150,78 @@ fn the_cascade_takes_one_block_a_step_from_every_port() {
                 assert!(first || (!size.is_power_of_two() && crossing.block + 1 == blocks), "{racks:?}: {crossing:?}");
             }
         }
+    }
+}
+
+#[test]
+fn two_trees_by_racks_take_one_block_a_step_from_every_port_and_two_children_at_most() {
+    let mut dice = Dice(4);
+    for members in 1..=80 {
+        let racks = 1 + dice.below(members.min(20));
+        let assignment: Vec<u32> = (0..members).map(|_| dice.below(racks)).collect();
+        let algorithm = Algorithm::Hybrid(Hybrid::new(Racks::from_assignment(&assignment).unwrap(), Spine::TwoTree));
+        for blocks in [1, 2, 3, 8, 40] {
+            let timetable = Timetable::checked(&algorithm, members, blocks);
+            let mut sends = HashSet::new();
+            for crossing in &timetable.crossings {
+                assert!(sends.insert((crossing.from, crossing.step)), "{assignment:?}: {crossing:?}");
+            }
+        }
+        for rank in 0..members {
+            let found = neighbours(&algorithm, members, Rank(rank)).unwrap();
+            assert!(found.sends_to.len() <= 2 && found.receives_from.len() <= 2, "{assignment:?}: {rank} {found:?}");
+        }
+    }
+}
+
+#[test]
+fn two_trees_by_racks_are_hardly_deeper_than_two_trees() {
+    for (racks, size) in [(1, 8), (2, 4), (4, 4), (8, 8), (16, 8), (64, 1), (3, 40), (100, 3)] {
+        let sizes = vec![size; racks];
+        let racks = Racks::from_sizes(&sizes).unwrap();
+        let members = racks.members();
+        let blocks = BlockCount(1000);
+        let steps = |algorithm: &Algorithm| Schedule::new(algorithm, members, blocks).unwrap().steps();
+        let (flat, by_racks) = (steps(&Algorithm::TwoTree), steps(&Hybrid::new(racks, Spine::TwoTree).into()));
+        assert!(by_racks <= flat + 2 * u64::from(members.ilog2()), "{sizes:?}: {by_racks} against {flat} steps");
+    }
+}
+
+#[test]
+fn racks_are_found_by_round_trips_even_if_some_are_measured_badly() {
+    let mut dice = Dice(5);
+    for members in [4, 8, 13, 40] {
+        for count in 2..=3.min(members / 2) {
+            let assignment: Vec<u32> = (0..members).map(|_| dice.below(count)).chain([]).collect();
+            let mut round_trip = |inside: u64| {
+                // Up to a half more, and one of twenty takes ten times as long.
+                let us = inside + u64::from(dice.below(100)) * inside / 200;
+                Some(Duration::from_micros(if dice.below(20) == 0 { 10 * us } else { us }))
+            };
+            let measured: Vec<Vec<_>> = (0..members)
+                .map(|a| {
+                    let near = |b: u32| assignment[a as usize] == assignment[b as usize];
+                    (0..members).map(|b| round_trip(if near(b) { 100 } else { 2000 })).collect()
+                })
+                .collect();
+            let found = Racks::by_round_trips(members, |a, b| measured[a.index()][b.index()]);
+            let expected = Racks::from_assignment(&assignment).unwrap();
+            let some = expected.count() > 1 && expected.count() < members;
+            assert_eq!(found, some.then_some(expected), "{assignment:?}");
+        }
+    }
+}
+
+#[test]
+fn members_that_are_equally_far_from_each_other_have_no_racks() {
+    let mut dice = Dice(6);
+    for members in [0, 1, 2, 3, 8, 30] {
+        let all_alike = |_, _| Some(Duration::from_millis(2));
+        assert_eq!(Racks::by_round_trips(members, all_alike), None);
+        assert_eq!(Racks::by_round_trips(members, |_, _| None), None);
+        let noisy: Vec<u64> = (0..members * members).map(|_| 20 + u64::from(dice.below(60))).collect();
+        let at = |a: Rank, b: Rank| Duration::from_micros(noisy[a.index() * members as usize + b.index()]);
+        assert_eq!(Racks::by_round_trips(members, |a, b| Some(at(a, b))), None);
     }
 }
 

@@ -20,6 +20,7 @@ fn hybrids_are_displayed_and_not_parsed() {
     assert_eq!(name(Spine::Chain), "hybrid(chain)");
     assert_eq!(name(Spine::BinomialPipeline), "hybrid(binomial-pipeline)");
     assert_eq!(name(Spine::Cascade), "hybrid(cascade)");
+    assert_eq!(name(Spine::TwoTree), "hybrid(two-tree)");
     assert!(Spine::ALL.into_iter().all(|spine| Spine::in_name(&name(spine)) == Some(spine)));
     let error = "hybrid(chain)".parse::<Algorithm>().unwrap_err();
     let expected = "unknown algorithm \"hybrid(chain)\", known are sequential, chain, binomial-tree, \

@@ -216,17 +216,21 @@ pub enum SpineCase {
     BinomialPipeline,
     /// [`Spine::Cascade`].
     Cascade,
+    /// [`Spine::TwoTree`].
+    TwoTree,
 }
 
 impl SpineCase {
     /// All schedules.
-    pub const ALL: [SpineCase; 3] = [SpineCase::Chain, SpineCase::BinomialPipeline, SpineCase::Cascade];
+    pub const ALL: [SpineCase; 4] =
+        [SpineCase::Chain, SpineCase::BinomialPipeline, SpineCase::Cascade, SpineCase::TwoTree];
 
     fn spine(self) -> Spine {
         match self {
             Self::Chain => Spine::Chain,
             Self::BinomialPipeline => Spine::BinomialPipeline,
             Self::Cascade => Spine::Cascade,
+            Self::TwoTree => Spine::TwoTree,
         }
     }
 }

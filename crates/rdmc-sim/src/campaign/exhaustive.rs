@@ -160,19 +160,18 @@ fn rest_of(mut history: Case) -> Case {
 }
 
 /// Returns every algorithm; ranks alternate between two racks.
-fn algorithms(members: u32) -> [AlgorithmCase; 8] {
+fn algorithms(members: u32) -> Vec<AlgorithmCase> {
     let racks: Vec<u32> = (0..members).map(|rank| rank % 2).collect();
-    let [chain, pipeline, cascade] = SpineCase::ALL.map(|spine| AlgorithmCase::Hybrid { racks: racks.clone(), spine });
-    [
+    let hybrids = SpineCase::ALL.map(|spine| AlgorithmCase::Hybrid { racks: racks.clone(), spine });
+    let flat = [
         AlgorithmCase::Sequential,
         AlgorithmCase::Chain,
         AlgorithmCase::BinomialTree,
         AlgorithmCase::BinomialPipeline,
         AlgorithmCase::Circulant,
-        chain,
-        pipeline,
-        cascade,
-    ]
+        AlgorithmCase::TwoTree,
+    ];
+    flat.into_iter().chain(hybrids).collect()
 }
 
 /// Bytes of a block.

@@ -1,4 +1,5 @@
-//! Racks behind oversubscribed uplinks: one flat schedule against hybrids of two levels (DSN §4.3).
+//! Racks behind oversubscribed uplinks, and racks that are far apart: flat schedules against hybrids of two levels (DSN
+//! §4.3).
 
 use rdmc::{Algorithm, Hybrid, Racks, Spine};
 
@@ -16,6 +17,21 @@ const COUNTS: [u32; 4] = [2, 4, 8, 16];
 const OVERSUBSCRIBED: [u64; 4] = [1, 2, 4, 8];
 /// Blocks of the message.
 const BLOCKS: u32 = 64;
+/// Latency between racks, besides that of a port.
+const UPLINK_NS: u64 = 500;
+/// The same of racks that are far apart, of which there are two; their uplinks have the full rate.
+const FAR_NS: [u64; 4] = [UPLINK_NS, 50_000, 1_000_000, 25_000_000];
+/// Blocks of the message to them.
+const FAR_BLOCKS: u32 = 1024;
+/// The schedules for them.
+const FAR_KINDS: [ScheduleKind; 6] = [
+    ScheduleKind::Flat,
+    ScheduleKind::TwoTree,
+    ScheduleKind::Hybrid(Spine::Chain),
+    ScheduleKind::Hybrid(Spine::BinomialPipeline),
+    ScheduleKind::Hybrid(Spine::Cascade),
+    ScheduleKind::Hybrid(Spine::TwoTree),
+];
 
 /// The placement of ranks in racks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -28,7 +44,9 @@ enum Placement {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum ScheduleKind {
+    /// The binomial pipeline.
     Flat,
+    TwoTree,
     Hybrid(Spine),
 }
 
@@ -36,8 +54,10 @@ enum ScheduleKind {
 struct Job {
     racks: u32,
     oversubscribed: u64,
+    between_ns: u64,
     placement: Placement,
     kind: ScheduleKind,
+    blocks: u32,
     seed: u64,
 }
 
@@ -46,9 +66,18 @@ struct Times(Vec<(Job, f64)>);
 
 impl Times {
     fn of(&self, racks: u32, oversubscribed: u64, placement: Placement, kind: ScheduleKind) -> f64 {
-        let wanted = |job: &Job| {
+        self.find(|job| {
             (job.racks, job.oversubscribed, job.placement, job.kind) == (racks, oversubscribed, placement, kind)
-        };
+                && job.blocks == BLOCKS
+        })
+    }
+
+    /// Returns the time to two racks that are far apart.
+    fn far(&self, between_ns: u64, kind: ScheduleKind) -> f64 {
+        self.find(|job| (job.between_ns, job.kind, job.blocks) == (between_ns, kind, FAR_BLOCKS))
+    }
+
+    fn find(&self, wanted: impl Fn(&Job) -> bool) -> f64 {
         self.0.iter().find(|(job, _)| wanted(job)).map_or(f64::NAN, |&(_, time)| time)
     }
 
@@ -66,9 +95,17 @@ pub(super) fn run(options: &Options) -> Result<Report, ExperimentError> {
         for oversubscribed in OVERSUBSCRIBED {
             for placement in [Placement::Random, Placement::Aligned] {
                 let kinds = std::iter::once(ScheduleKind::Flat).chain(Spine::ALL.map(ScheduleKind::Hybrid));
-                jobs.extend(kinds.map(|kind| Job { racks, oversubscribed, placement, kind, seed: options.seed }));
+                let (between_ns, blocks, seed) = (UPLINK_NS, BLOCKS, options.seed);
+                let job = |kind| Job { racks, oversubscribed, between_ns, placement, kind, blocks, seed };
+                jobs.extend(kinds.map(job));
             }
         }
+    }
+    for between_ns in FAR_NS {
+        jobs.extend(FAR_KINDS.map(|kind| {
+            let (placement, blocks, seed) = (Placement::Random, FAR_BLOCKS, options.seed);
+            Job { racks: 2, oversubscribed: 1, between_ns, placement, kind, blocks, seed }
+        }));
     }
     let times = in_parallel(&jobs, measure)?;
     let times = Times(jobs.into_iter().zip(times).collect());
@@ -81,15 +118,17 @@ pub(super) fn run(options: &Options) -> Result<Report, ExperimentError> {
         "hybrid_chain_ms",
         "hybrid_pipeline_ms",
         "hybrid_cascade_ms",
+        "hybrid_two_tree_ms",
         "speed_up_chain",
         "speed_up_pipeline",
         "speed_up_cascade",
+        "speed_up_two_tree",
     ];
     let mut table = Table::new("", &columns);
     for racks in COUNTS {
         for oversubscribed in OVERSUBSCRIBED {
             for placement in [Placement::Aligned, Placement::Random] {
-                let ms = |kind| times.of(racks, oversubscribed, placement, kind) * bound_ms(racks);
+                let ms = |kind| times.of(racks, oversubscribed, placement, kind) * bound_ms(racks, BLOCKS);
                 let speed_up = |spine| times.speed_up(racks, oversubscribed, placement, spine);
                 let mut row = vec![
                     racks.to_string(),
@@ -104,8 +143,20 @@ pub(super) fn run(options: &Options) -> Result<Report, ExperimentError> {
             }
         }
     }
+    let tables = vec![table, far_table(&times)];
     let (findings, figure) = (findings(&times), figure(&times));
-    Ok(Report { name: "racks", title: "Racks behind slow uplinks".into(), tables: vec![table], figure, findings })
+    Ok(Report { name: "racks", title: "Racks behind slow uplinks".into(), tables, figure, findings })
+}
+
+fn far_table(times: &Times) -> Table {
+    let columns =
+        ["between_us", "flat", "two_tree", "hybrid_chain", "hybrid_pipeline", "hybrid_cascade", "hybrid_two_tree"];
+    let mut table = Table::new("far", &columns);
+    for between_ns in FAR_NS {
+        let cells = FAR_KINDS.map(|kind| format!("{:.3}", times.far(between_ns, kind)));
+        table.push(std::iter::once(format!("{:.1}", between_ns as f64 / 1e3)).chain(cells).collect());
+    }
+    table
 }
 
 fn findings(times: &Times) -> Vec<Finding> {
@@ -129,6 +180,16 @@ fn findings(times: &Times) -> Vec<Finding> {
     let spines = range(&COUNTS.map(|racks| {
         let time = |spine| times.of(racks, 8, Placement::Random, ScheduleKind::Hybrid(spine));
         time(Spine::Chain) / time(Spine::BinomialPipeline)
+    }));
+    let trees = ScheduleKind::Hybrid(Spine::TwoTree);
+    let by_trees = |oversubscribed| {
+        range(&COUNTS.map(|racks| times.speed_up(racks, oversubscribed, Placement::Random, Spine::TwoTree)))
+    };
+    let trees_far = range(&FAR_NS.map(|between_ns| times.far(between_ns, trees)));
+    let cascade_far = range(&FAR_NS.map(|between_ns| times.far(between_ns, ScheduleKind::Hybrid(Spine::Cascade))));
+    let trees_near = range(&OVERSUBSCRIBED.map(|oversubscribed| {
+        let time = |kind| times.of(8, oversubscribed, Placement::Random, kind);
+        time(trees) / time(ScheduleKind::Hybrid(Spine::Cascade))
     }));
     vec![
         Finding {
@@ -162,6 +223,25 @@ fn findings(times: &Times) -> Vec<Finding> {
              block times a step",
             format!("{} times that", text(off)),
         ),
+        Finding::beyond(
+            "hybrid (two trees) against flat pipeline on 2 to 16 racks, members placed at random",
+            format!(
+                "8:1: {} times as fast; 4:1: {}; 2:1: {}; 1:1: {}",
+                text(by_trees(8)),
+                text(by_trees(4)),
+                text(by_trees(2)),
+                text(by_trees(1)),
+            ),
+        ),
+        Finding::beyond(
+            "two racks up to 25 ms apart, two trees on both levels and the cascade; multiples of the least that ports \
+             allow",
+            format!("two trees take {} times that, the cascade {}", text(trees_far), text(cascade_far)),
+        ),
+        Finding::beyond(
+            "two trees on both levels against the cascade, 8 racks behind uplinks of 1:1 to 8:1",
+            format!("{} times the time", text(trees_near)),
+        ),
         Finding {
             what: "chain as spine against binomial pipeline as spine, 8:1".into(),
             paper: "either; by count the chain fills in racks − 1 steps, the pipeline in log₂ racks".into(),
@@ -180,20 +260,19 @@ fn stated(racks: u32, oversubscribed: u64) -> f64 {
 
 fn figure(times: &Times) -> Figure {
     let axis = || Axis::log2("racks of 8 members");
-    let speed_ups = |title: &str, placement| {
-        let line = |oversubscribed: &u64| {
-            let point = |racks| (f64::from(racks), times.speed_up(racks, *oversubscribed, placement, Spine::Cascade));
-            Line::new(format!("{oversubscribed}:1"), COUNTS.map(point).to_vec(), LineStyle::Markers)
-        };
-        Panel {
-            title: Some(title.into()),
-            references: vec![Reference::new(1.0, "")],
-            ..Panel::new(
-                axis(),
-                Axis::linear("speed-up by the cascade (times)").with_range(0.0, 5.5),
-                Content::Lines(OVERSUBSCRIBED.iter().rev().map(line).collect()),
-            )
-        }
+    let speed_up = |oversubscribed: &u64| {
+        let speed_up = |racks| times.speed_up(racks, *oversubscribed, Placement::Random, Spine::TwoTree);
+        let points = COUNTS.map(|racks| (f64::from(racks), speed_up(racks)));
+        Line::new(format!("{oversubscribed}:1"), points.to_vec(), LineStyle::Markers)
+    };
+    let speed_ups = Panel {
+        title: Some("Members placed at random".into()),
+        references: vec![Reference::new(1.0, "")],
+        ..Panel::new(
+            axis(),
+            Axis::linear("speed-up by two trees (times)").with_range(0.0, 7.0),
+            Content::Lines(OVERSUBSCRIBED.iter().rev().map(speed_up).collect()),
+        )
     };
     let line = |name: &str, placement, kind| {
         let point = |oversubscribed| (oversubscribed as f64, times.of(8, oversubscribed, placement, kind));
@@ -213,6 +292,7 @@ fn figure(times: &Times) -> Figure {
                     ScheduleKind::Hybrid(Spine::BinomialPipeline),
                 ),
                 line("hybrid, cascade", Placement::Random, ScheduleKind::Hybrid(Spine::Cascade)),
+                line("hybrid, two trees", Placement::Random, ScheduleKind::Hybrid(Spine::TwoTree)),
             ]),
         )
     };
@@ -230,16 +310,30 @@ fn figure(times: &Times) -> Figure {
                 spines("chain among leaders", Spine::Chain),
                 spines("pipeline among leaders", Spine::BinomialPipeline),
                 spines("cascade", Spine::Cascade),
+                spines("two trees", Spine::TwoTree),
             ]),
         )
     };
-    let panels = vec![
-        costs,
-        spines,
-        speed_ups("Members placed at random", Placement::Random),
-        speed_ups("Ranks rack by rack", Placement::Aligned),
-    ];
-    let mut figure = Figure::new("A cascade among the racks pays behind uplinks of 4:1, and often of 2:1", panels);
+    let far = |name: &str, kind| {
+        let point = |between_ns| (between_ns as f64 / 1e3, times.far(between_ns, kind));
+        Line::new(name, FAR_NS.map(point).to_vec(), LineStyle::Markers)
+    };
+    let far = Panel {
+        title: Some("2 racks far apart".into()),
+        references: vec![Reference::new(1.0, "")],
+        ..Panel::new(
+            Axis::log10("latency between racks (µs)"),
+            Axis::log10("time (multiples of the least that ports allow)"),
+            Content::Lines(vec![
+                far("binomial pipeline", ScheduleKind::Flat),
+                far("two trees", ScheduleKind::TwoTree),
+                far("hybrid, cascade", ScheduleKind::Hybrid(Spine::Cascade)),
+                far("hybrid, two trees", ScheduleKind::Hybrid(Spine::TwoTree)),
+            ]),
+        )
+    };
+    let panels = vec![costs, spines, far, speed_ups];
+    let mut figure = Figure::new("Two trees by racks cross narrow uplinks once, and bear distance", panels);
     figure.subtitle =
         Some(format!("{BLOCKS} blocks of 1 MiB, ports of 40 Gbit/s, racks of {RACK}; speed-up over the flat pipeline"));
     figure
@@ -253,6 +347,7 @@ fn measure(job: &Job) -> Result<f64, ExperimentError> {
     }
     let algorithm = match job.kind {
         ScheduleKind::Flat => Algorithm::BinomialPipeline,
+        ScheduleKind::TwoTree => Algorithm::TwoTree,
         ScheduleKind::Hybrid(spine) => {
             let racks = Racks::from_assignment(&rack_of).expect("there are members, and not too many");
             Hybrid::new(racks, spine).into()
@@ -260,14 +355,16 @@ fn measure(job: &Job) -> Result<f64, ExperimentError> {
     };
     let mut model = model();
     let uplink_mbps = u64::from(RACK) * model.port_mbps / job.oversubscribed;
-    model.racks = Some(RackModel { size: RACK, uplink_mbps, latency_ns: 500, rack_of });
-    let times = Single::new(model, members, algorithm, u64::from(BLOCKS) * MIB, MIB).run()?;
-    Ok(times.latency().as_secs_f64() * 1e3 / bound_ms(job.racks))
+    model.racks = Some(RackModel { size: RACK, uplink_mbps, latency_ns: job.between_ns, rack_of });
+    // The other end of a group may be in another rack.
+    model.control.latency_ns += job.between_ns - UPLINK_NS;
+    let times = Single::new(model, members, algorithm, u64::from(job.blocks) * MIB, MIB).run()?;
+    Ok(times.latency().as_secs_f64() * 1e3 / bound_ms(job.racks, job.blocks))
 }
 
 /// Returns the least time that ports allow: (k − 1 + ⌈log₂ n⌉) block times.
-fn bound_ms(racks: u32) -> f64 {
-    let steps = BLOCKS - 1 + (racks * RACK).next_power_of_two().ilog2();
+fn bound_ms(racks: u32, blocks: u32) -> f64 {
+    let steps = blocks - 1 + (racks * RACK).next_power_of_two().ilog2();
     f64::from(steps) * wire_time(&model(), MIB).as_secs_f64() * 1e3
 }
 

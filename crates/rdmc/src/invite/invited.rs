@@ -1,5 +1,6 @@
 //! The invited side: an invitation is accepted or declined, and one that was accepted leads to a node or is withdrawn.
 
+use std::collections::BTreeMap;
 use std::fmt;
 use std::io;
 use std::net::IpAddr;
@@ -13,7 +14,7 @@ use super::{REASON_MAX, REPLY_LEN_MAX, write_frame};
 use crate::cluster::Cluster;
 use crate::fabrics::{ChosenFabric, FabricChoice, FabricName, FabricNames, PassedOver};
 use crate::id::NodeId;
-use crate::mesh::ahead::open_ahead;
+use crate::mesh::ahead::{ConnectionsAhead, open_ahead, round_trips};
 use crate::mesh::listener::{ArrivedInvitation, Listener, refuse};
 use crate::mesh::roster::Roster;
 use crate::node::{Node, NodeBuilder};
@@ -44,6 +45,8 @@ pub struct Invitation {
     offered: FabricNames,
     payload: Bytes,
     reply: Vec<u8>,
+    /// Connections to other nodes, if they are being opened already.
+    ahead: Option<ConnectionsAhead>,
     listener: Listener,
     /// The credential that the inviting node has shown, if any.
     inviting: Option<Fingerprint>,
@@ -57,7 +60,7 @@ impl Listener {
     pub async fn next_invitation(&self) -> Invitation {
         let ArrivedInvitation { environment, stream, roster, asked, offered, payload, inviting } = self.invited().await;
         let (payload, reply, listener) = (payload.into(), Vec::new(), self.clone());
-        Invitation { environment, stream, roster, asked, offered, payload, reply, listener, inviting }
+        Invitation { environment, stream, roster, asked, offered, payload, reply, ahead: None, listener, inviting }
     }
 }
 
@@ -78,6 +81,11 @@ impl Invitation {
     /// Returns the numbers of all nodes, the inviting one (0) and this one included.
     pub fn nodes(&self) -> Vec<NodeId> {
         self.roster.members.keys().copied().collect()
+    }
+
+    /// Returns the address of a node as the inviting one gave it; that of node 0 is empty.
+    pub fn address(&self, node: NodeId) -> Option<&str> {
+        self.roster.members.get(&node).map(String::as_str)
     }
 
     /// Returns the [detection time](NodeBuilder::detection) of the cluster, which the inviting node chooses for all.
@@ -116,6 +124,26 @@ impl Invitation {
         assert!(self.reply.len() <= REPLY_LEN_MAX, "a reply has at most {REPLY_LEN_MAX} bytes");
     }
 
+    /// Measures the round trips to the nodes with higher numbers, and returns those that are known after `limit`.
+    ///
+    /// With those of all nodes, the inviting application knows how far any two of them are from each other. It takes a
+    /// round trip, in which the connections to these nodes are opened. With TCP on Linux it is the kernel that measures
+    /// the round trips.
+    ///
+    /// # Cancel safety
+    /// Connections that are open are kept.
+    pub async fn round_trips(&mut self, limit: Duration) -> BTreeMap<NodeId, Duration> {
+        let environment = self.environment.clone();
+        round_trips(&environment, self.connections_ahead(), limit).await
+    }
+
+    /// Begins to open the connections to the nodes with higher numbers, unless it has begun.
+    fn connections_ahead(&mut self) -> &mut ConnectionsAhead {
+        let Self { environment, roster, ahead, .. } = self;
+        let members = roster.members.iter().map(|(node, address)| (*node, address));
+        ahead.get_or_insert_with(|| open_ahead(environment, roster.you, members))
+    }
+
     /// Accepts, waits until all others have accepted too, and returns the node to start.
     ///
     /// # Cancel safety
@@ -133,8 +161,7 @@ impl Invitation {
         let accept = Frame::Accept { fabrics: self.offered.clone(), reply: std::mem::take(&mut self.reply) };
         write_frame(&mut self.stream, &wire::encode(&accept)).await?;
         let environment = self.environment.clone();
-        let members = self.roster.members.iter().map(|(node, address)| (*node, address));
-        let ahead = open_ahead(&environment, you, members);
+        let ahead = std::mem::take(self.connections_ahead());
         let told = environment.timeout(GO_LIMIT, self.wait_for_go()).await;
         let (chosen, conclusion) =
             told.unwrap_or_else(|elapsed| Err(io::Error::new(io::ErrorKind::TimedOut, elapsed)))?;

@@ -127,6 +127,32 @@ async fn replies_come_with_acceptances() {
 }
 
 #[tokio::test]
+async fn an_invited_node_measures_the_round_trips_to_those_with_higher_numbers_and_its_node_uses_the_connections() {
+    let listeners = [0; 3].map(|_| Listener::bind(fabrics(&["tcp"]), "127.0.0.1:0"));
+    let listeners = futures::future::try_join_all(listeners).await.unwrap();
+    let addresses: Vec<_> = listeners.iter().map(|listener| listener.local_address().to_owned()).collect();
+    let accepting = listeners.iter().map(async |listener| {
+        let mut invitation = listener.next_invitation().await;
+        let measured = invitation.round_trips(LIMIT).await;
+        assert!(measured.values().all(|round_trip| !round_trip.is_zero()), "{measured:?}");
+        let measured: Vec<_> = measured.into_keys().map(|node| node.0).collect();
+        let expected: Vec<_> = (invitation.me().0 + 1..=3).collect();
+        assert_eq!(measured, expected);
+        // A second time they are known.
+        assert_eq!(invitation.round_trips(LIMIT).await.len(), expected.len());
+        invitation.accept().await.unwrap().start().await.unwrap()
+    });
+    let inviting = async {
+        let reached = reach_listeners(fabrics(&["tcp"]), &addresses, InviteOptions::new(LIMIT)).await.unwrap();
+        let measured = reached.round_trips();
+        assert_eq!(measured.values().max(), reached.round_trip().as_ref());
+        assert!(measured.into_keys().eq((1..=3).map(NodeId)));
+        reached.invite("").await.unwrap().start().await.unwrap()
+    };
+    futures::join!(inviting, futures::future::join_all(accepting));
+}
+
+#[tokio::test]
 async fn all_learn_what_the_inviting_application_concludes_from_their_replies() {
     let listeners = [0; 2].map(|_| Listener::bind(fabrics(&["tcp"]), "127.0.0.1:0"));
     let listeners = futures::future::try_join_all(listeners).await.unwrap();

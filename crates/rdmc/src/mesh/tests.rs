@@ -6,6 +6,7 @@ use rdmc_fabric::TokioEnvironment;
 use tokio::io::{AsyncWrite, DuplexStream, ReadBuf};
 use tokio::sync::Notify;
 
+use super::ahead::OpenAhead;
 use super::*;
 use crate::wire::end::EndFrame;
 
@@ -243,7 +244,8 @@ async fn a_connection_that_was_opened_ahead_is_greeted_and_without_it_another_is
     let mesh = mesh(2);
     let (near, mut far) = tokio::io::duplex(1 << 10);
     let (opened, opening) = tokio::sync::oneshot::channel();
-    let _ = opened.send(Box::new(Stream { stream: near, deaf: None }) as Box<dyn ControlStream>);
+    let stream = Box::new(Stream { stream: near, deaf: None }) as Box<dyn ControlStream>;
+    let _ = opened.send(OpenAhead { stream, round_trip: Duration::ZERO });
     far.write_all(&wire::encode(&Frame::Welcome)).await.unwrap();
     // Nobody could be reached at this address.
     let greeted = mesh.say_hello(NodeId(1), "nowhere", Some(opening)).await;

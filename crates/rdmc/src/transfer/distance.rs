@@ -12,7 +12,7 @@ use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::time::Duration;
 
 use rdmc_fabric::Timestamp;
-use rdmc_schedule::{Algorithm, is_near};
+use rdmc_schedule::{Algorithm, Hybrid, Spine, is_near};
 
 use crate::sync::lock;
 
@@ -49,7 +49,7 @@ impl Stepping {
     fn of(algorithm: &Algorithm) -> Self {
         match algorithm {
             Algorithm::Sequential | Algorithm::Fanout | Algorithm::Chain | Algorithm::BinomialTree => Self::InStep,
-            Algorithm::TwoTree => Self::Free,
+            Algorithm::TwoTree | Algorithm::Hybrid(Hybrid { spine: Spine::TwoTree, .. }) => Self::Free,
             // Each member has most others as neighbours. Running free, it takes up to twice as long.
             Algorithm::Circulant => Self::InStep,
             _ => Self::ByDistance,

@@ -1,0 +1,142 @@
+//! Racks among the members: given, or found by round trips.
+
+use std::collections::BTreeMap;
+use std::net::IpAddr;
+use std::time::Duration;
+
+use bytes::Bytes;
+use rdmc::{Algorithm, Hybrid, NodeId, Racks, Rank, Spine};
+
+use crate::announcement::{Announcement, Reply};
+use crate::costs::{Assumed, Path, plan};
+
+/// How a sender learns which members share a rack or a site, while a cost model chooses the algorithm.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub enum RackSelection {
+    /// By the round trips between all members, where it costs little to measure them.
+    #[default]
+    Find,
+    /// All members count as equally far from each other.
+    Ignore,
+    /// As told. Rank 0 is the sender, rank i the receiver at the i-th address.
+    Given(Racks),
+}
+
+/// The round trips that the sender has measured, and the receivers' replies.
+pub(crate) struct RoundTrips<'a> {
+    pub(crate) of_sender: BTreeMap<NodeId, Duration>,
+    pub(crate) replies: &'a BTreeMap<NodeId, Bytes>,
+}
+
+impl RoundTrips<'_> {
+    /// Returns the racks of the members, if there are any.
+    pub(crate) fn racks(&self, members: u32) -> Option<Racks> {
+        let of_receivers: BTreeMap<NodeId, Reply> =
+            self.replies.iter().map(|(node, reply)| (*node, Reply::decode(reply))).collect();
+        let between = |a: Rank, b: Rank| match a {
+            Rank::ROOT => self.of_sender.get(&NodeId(b.0)).copied(),
+            a => of_receivers.get(&NodeId(a.0))?.round_trip(b.0.checked_sub(a.0 + 1)?),
+        };
+        Racks::by_round_trips(members, between)
+    }
+}
+
+/// Tells whether the receivers should measure the round trips between them before the transfer, which takes the longest
+/// one. It should be short beside the transfer, unless some receivers are much farther from the sender than others.
+pub(crate) fn is_worth_a_round_trip(
+    of_sender: &BTreeMap<NodeId, Duration>,
+    mut addresses: impl Iterator<Item = IpAddr>,
+    predicted: Duration,
+) -> bool {
+    let (Some(least), Some(most)) = (of_sender.values().min(), of_sender.values().max()) else { return false };
+    let few = (RECEIVERS_MIN..=RECEIVERS_MAX).contains(&of_sender.len());
+    let differ = most.as_secs_f64() >= DIFFERENT_RATIO * least.as_secs_f64() && *most >= DIFFERENT_MIN;
+    few && (differ || *most * TRANSFER_ROUND_TRIPS_MIN <= predicted) && !addresses.all(|address| address.is_loopback())
+}
+
+/// Returns two trees by racks, unless the cost model predicts that they take longer than what is announced.
+pub(crate) fn two_trees(racks: Racks, announcement: &Announcement, path: Path) -> Option<Algorithm> {
+    let (members, bytes, announced) = (racks.members(), announcement.file_bytes_max, &announcement.plans.network);
+    let by_racks = Hybrid::new(racks, Spine::TwoTree).into();
+    let time = |algorithm: &Algorithm| {
+        let planned = plan(Assumed::Network(path), Some(algorithm), Some(announced.block_size), members, bytes);
+        planned.ok().map(|planned| planned.time.as_secs_f64())
+    };
+    let flat = announced.algorithm.resolve(Rank(members).index()).ok()?;
+    (time(&by_racks)? <= LONGER_MAX * time(&flat)?).then_some(by_racks)
+}
+
+/// With fewer receivers than this, all orders are about the same.
+const RECEIVERS_MIN: usize = 3;
+/// The racks of this many receivers fit a conclusion. To find them takes some milliseconds.
+pub(crate) const RECEIVERS_MAX: usize = 127;
+/// Receivers that are so many times farther from the sender than others may be in another rack.
+const DIFFERENT_RATIO: f64 = 2.0;
+/// Round trips below this do not tell racks apart.
+const DIFFERENT_MIN: Duration = Duration::from_micros(100);
+/// A round trip is short beside a transfer of this many.
+const TRANSFER_ROUND_TRIPS_MIN: u32 = 200;
+/// Fewer bytes between racks are worth so much longer a time.
+const LONGER_MAX: f64 = 1.03;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::announcement::{Plans, WirePlan};
+    use crate::costs::PortRate;
+    use crate::manifest::Manifest;
+
+    const NEAR: Duration = Duration::from_micros(200);
+    const FAR: Duration = Duration::from_millis(5);
+
+    #[test]
+    fn racks_are_found_from_what_sender_and_receivers_have_measured() {
+        let rack_of = [0, 1, 0, 1, 1, 0];
+        let between = |a: usize, b: usize| if rack_of[a] == rack_of[b] { NEAR } else { FAR };
+        let mut replies: BTreeMap<NodeId, Bytes> = BTreeMap::new();
+        for receiver in 1..6_u32 {
+            let next = (receiver + 1..6).map(|other| Some(between(receiver as usize, other as usize)));
+            replies.insert(NodeId(receiver), Reply::new(false, next).encode().into());
+        }
+        let of_sender = (1..6).map(|receiver| (NodeId(receiver), between(0, receiver as usize))).collect();
+        let measured = RoundTrips { of_sender, replies: &replies };
+        assert_eq!(measured.racks(6), Some(Racks::from_assignment(&rack_of).unwrap()));
+
+        // Replies that say nothing, or nonsense.
+        let replies = [(NodeId(1), Bytes::new()), (NodeId(7), vec![255; 1000].into())].into();
+        assert_eq!(RoundTrips { of_sender: BTreeMap::new(), replies: &replies }.racks(6), None);
+    }
+
+    #[test]
+    fn receivers_measure_if_that_is_short_beside_the_transfer_or_some_are_much_farther_than_others() {
+        let asks = |of_sender: &[Duration], transfer, address: [u8; 4]| {
+            let of_sender = (1..).map(NodeId).zip(of_sender.iter().copied()).collect();
+            is_worth_a_round_trip(&of_sender, [IpAddr::from(address)].into_iter(), transfer)
+        };
+        let (short, long, elsewhere) = (Duration::from_millis(100), Duration::from_secs(5), [10, 0, 0, 7]);
+        assert!(asks(&[FAR; 7], long, elsewhere) && !asks(&[FAR; 7], short, elsewhere));
+        assert!(asks(&[NEAR, FAR, FAR], short, elsewhere));
+        for few in [&[][..], &[NEAR], &[NEAR, FAR]] {
+            assert!(!asks(few, long, elsewhere));
+        }
+        assert!(!asks(&[NEAR; 128], long, elsewhere));
+        assert!(!asks(&[NEAR; 7], long, [127, 0, 0, 1]));
+    }
+
+    #[test]
+    fn blocks_travel_by_racks_unless_that_takes_much_longer() {
+        let path = Path { port_rate: PortRate::default(), round_trip: FAR };
+        let chosen = |racks: &[u32], bytes: u64| {
+            let network = WirePlan::new(&Algorithm::TwoTree, 256 << 10);
+            let plans = Plans { host: network.clone(), network };
+            let announcement = Announcement::new(plans, &Manifest::default(), 1);
+            let announcement = Announcement { file_bytes_max: bytes, ..announcement };
+            two_trees(Racks::from_assignment(racks).unwrap(), &announcement, path)
+        };
+        let alternating: Vec<u32> = (0..8).map(|rank| rank % 2).collect();
+        for bytes in [1 << 10, 1 << 20, 1 << 30] {
+            let by_racks = chosen(&alternating, bytes);
+            assert!(matches!(by_racks, Some(Algorithm::Hybrid(Hybrid { spine: Spine::TwoTree, .. }))), "{bytes}");
+        }
+    }
+}
