@@ -82,7 +82,8 @@ lay_cables() {
     lay_cable $((delay_us / 2)) "${cables[@]}"
     lay_cable "$uplink_delay_us" "${uplinks[@]}"
 }
-lay_cable() { # DELAY_US ENDS...
+# Joins pairs of ends by cables: lay_cable DELAY_US ENDS...
+lay_cable() {
     [ $# -gt 1 ] || return 0
     ip netns exec "$name-sw" "$cable_dir/cable" "$@" &
     cable_pids+=($!)

@@ -8,7 +8,8 @@
 # With UPLINK_MBIT the hosts stand in two racks, each in another one than the host before it. A link of that rate in
 # either direction joins the racks.
 #
-#   [DELAY_US=0] [UPLINK_MBIT=] [UPLINK_DELAY_US=0] benches/program.sh [HOSTS=8] [RATE_MBIT=200] [MIB=64] [ROUNDS=3] [ALGORITHMS="auto sequential"]
+#   [DELAY_US=0] [UPLINK_MBIT=] [UPLINK_DELAY_US=0] benches/program.sh [HOSTS=8] [RATE_MBIT=200] [MIB=64]
+#                                   [ROUNDS=3] [ALGORITHMS="auto sequential"]
 #                                   [RECEIVERS="1 2 3 4 5 6 7"]
 set -euo pipefail
 cd "$(dirname "$0")/.."

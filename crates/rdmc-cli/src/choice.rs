@@ -25,8 +25,7 @@ pub(crate) struct AlgorithmOptions {
 #[derive(Clone, Debug, clap::Args)]
 pub(crate) struct HybridOptions {
     /// The members that share a rack: sizes in order of rank (4,4), or the ranks of each rack (0,2/1,3); rank 0 is the
-    /// sender. With --algorithm auto of rdmc send, auto finds them by the round trips between hosts, and none takes all
-    /// hosts for equally far from each other; auto is the default there
+    /// sender; none ignores racks; with --algorithm auto, rdmc send finds them by default (auto)
     #[arg(long, env = "RDMC_RACKS", value_name = "RACKS")]
     pub(crate) racks: Option<RacksText>,
     /// With --algorithm hybrid, the schedule among the racks; by default two trees
@@ -179,6 +178,7 @@ impl HybridOptions {
     fn check_unused(&self) -> anyhow::Result<()> {
         let only_for_hybrid = |option| Err(Exit::Usage.error(format!("{option} needs --algorithm hybrid")));
         match (&self.racks, self.spine) {
+            (Some(RacksText::Auto | RacksText::None), None) => Ok(()),
             (Some(_), _) => only_for_hybrid("--racks (or RDMC_RACKS)"),
             (None, Some(_)) => only_for_hybrid("--spine (or RDMC_SPINE)"),
             (None, None) => Ok(()),
@@ -189,9 +189,9 @@ impl HybridOptions {
 /// Racks as typed, before they are checked against the members.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum RacksText {
-    /// To be found.
+    /// The sender finds them.
     Auto,
-    /// None.
+    /// There are none.
     None,
     /// Sizes of racks of consecutive ranks.
     Sizes(Vec<u32>),
@@ -257,7 +257,7 @@ fn assignment(racks: &[Vec<u32>], members: u32) -> anyhow::Result<Vec<u32>> {
 
 /// Default schedule among the racks.
 const SPINE: SpineName = SpineName::TwoTree;
-/// Name of racks that there are not.
+/// Value of --racks that ignores racks.
 const NONE: &str = "none";
 /// Name of a value that is left to a cost model.
 pub(crate) const AUTO: &str = "auto";

@@ -74,7 +74,8 @@ pub trait ControlStream: AsyncRead + AsyncWrite + Send + Unpin {
 
     /// Returns the round trip to the other end as the operating system has measured it; `None` if it does not tell.
     ///
-    /// It is shorter than any round trip that a program can measure, and other work on this host does not change it.
+    /// The kernel takes the times, so that a program that is scheduled late does not lengthen it. A first connection
+    /// includes the search for the peer's link address.
     fn round_trip(&self) -> Option<Duration> {
         None
     }

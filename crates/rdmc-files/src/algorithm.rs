@@ -1,5 +1,6 @@
 //! Algorithms as a sender names them to the receivers.
 
+use std::collections::HashMap;
 use std::fmt;
 
 use rdmc::{Algorithm, Hybrid, Racks, RacksError, Rank, Spine};
@@ -46,14 +47,16 @@ impl WireAlgorithm {
 
     /// Returns the ranks in each rack, in order; none of the flat algorithms has racks.
     pub(crate) fn racks(&self) -> Vec<Vec<u32>> {
-        let mut racks: Vec<(u32, Vec<u32>)> = Vec::new();
+        let mut place_of = HashMap::new();
+        let mut racks: Vec<Vec<u32>> = Vec::new();
         for (rank, rack) in (0..).zip(&self.racks) {
-            match racks.iter_mut().find(|(known, _)| known == rack) {
-                Some((_, ranks)) => ranks.push(rank),
-                None => racks.push((*rack, vec![rank])),
+            let place = *place_of.entry(*rack).or_insert(racks.len());
+            if place == racks.len() {
+                racks.push(Vec::new());
             }
+            racks[place].push(rank);
         }
-        racks.into_iter().map(|(_, ranks)| ranks).collect()
+        racks
     }
 }
 

@@ -164,13 +164,12 @@ impl Announcement {
 pub(crate) struct Reply {
     /// Whether it has parts of files from interrupted transfers.
     pub(crate) has_parts: bool,
-    /// The round trips to the next receivers, in their order. 0 if it is not known; else 1 is a microsecond, and each
-    /// further one makes it longer by an eighth of an octave.
+    /// The round trips to the next receivers, in their order: 0 if unknown, else v for 2^((v − 1)/8) µs.
     round_trips: Vec<u8>,
 }
 
 impl Reply {
-    /// Replies with the round trips to the `receivers` that come next.
+    /// Replies with the round trips to the receivers that come next.
     pub(crate) fn new(has_parts: bool, round_trips: impl IntoIterator<Item = Option<Duration>>) -> Self {
         #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "it is clamped")]
         let encoded = |round_trip: Duration| {
@@ -192,7 +191,7 @@ impl Reply {
         bytes
     }
 
-    /// Decodes a reply. Other bytes are the reply of a receiver that has no parts, or make no difference.
+    /// Decodes a reply. An empty one says that there are no parts; bytes beyond the last receiver are ignored.
     pub(crate) fn decode(bytes: &[u8]) -> Self {
         let (has_parts, round_trips) = bytes.split_first().unwrap_or((&0, &[]));
         Self { has_parts: *has_parts != 0, round_trips: round_trips.to_vec() }

@@ -114,7 +114,7 @@ impl FailedPeer {
         self.node
     }
 
-    /// Returns the address of a receiver; `None` at receivers, because only the sender knows the addresses.
+    /// Returns the address of a receiver; `None` in failures that a receiver reports.
     pub fn address(&self) -> Option<&str> {
         self.address.as_deref()
     }

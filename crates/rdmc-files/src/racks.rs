@@ -10,7 +10,7 @@ use rdmc::{Algorithm, Hybrid, NodeId, Racks, Rank, Spine};
 use crate::announcement::{Announcement, Reply};
 use crate::costs::{Assumed, Path, plan};
 
-/// How a sender learns which members share a rack or a site, while a cost model chooses the algorithm.
+/// Says how a sender finds the members that share a rack or a site. It counts if a cost model chooses the algorithm.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub enum RackSelection {
     /// By the round trips between all members, where it costs little to measure them.
@@ -18,7 +18,7 @@ pub enum RackSelection {
     Find,
     /// All members count as equally far from each other.
     Ignore,
-    /// As told. Rank 0 is the sender, rank i the receiver at the i-th address.
+    /// As given. Rank 0 is the sender, rank i the receiver at the i-th address.
     Given(Racks),
 }
 
@@ -41,8 +41,8 @@ impl RoundTrips<'_> {
     }
 }
 
-/// Tells whether the receivers should measure the round trips between them before the transfer, which takes the longest
-/// one. It should be short beside the transfer, unless some receivers are much farther from the sender than others.
+/// Tells whether the receivers should measure the round trips between them. It takes the longest one, so the transfer
+/// must be long, or some receivers much farther than others.
 pub(crate) fn is_worth_a_round_trip(
     of_sender: &BTreeMap<NodeId, Duration>,
     mut addresses: impl Iterator<Item = IpAddr>,
@@ -66,17 +66,17 @@ pub(crate) fn two_trees(racks: Racks, announcement: &Announcement, path: Path) -
     (time(&by_racks)? <= LONGER_MAX * time(&flat)?).then_some(by_racks)
 }
 
-/// With fewer receivers than this, all orders are about the same.
+/// Fewest receivers for which racks are looked for.
 const RECEIVERS_MIN: usize = 3;
-/// The racks of this many receivers fit a conclusion. To find them takes some milliseconds.
+/// Most receivers for which racks are looked for: their racks fit a conclusion, and finding them takes milliseconds.
 pub(crate) const RECEIVERS_MAX: usize = 127;
-/// Receivers that are so many times farther from the sender than others may be in another rack.
+/// Receivers that are this many times farther from the sender than others may be in another rack.
 const DIFFERENT_RATIO: f64 = 2.0;
-/// Round trips below this do not tell racks apart.
+/// Shorter round trips do not show a rack.
 const DIFFERENT_MIN: Duration = Duration::from_micros(100);
-/// A round trip is short beside a transfer of this many.
+/// Least time of a transfer, in round trips, for which the receivers measure.
 const TRANSFER_ROUND_TRIPS_MIN: u32 = 200;
-/// Fewer bytes between racks are worth so much longer a time.
+/// Greatest predicted time of two trees by racks, over that of the announced algorithm.
 const LONGER_MAX: f64 = 1.03;
 
 #[cfg(test)]
@@ -125,8 +125,8 @@ mod tests {
 
     #[test]
     fn blocks_travel_by_racks_unless_that_takes_much_longer() {
-        let path = Path { port_rate: PortRate::default(), round_trip: FAR };
-        let chosen = |racks: &[u32], bytes: u64| {
+        let chosen = |racks: &[u32], bytes: u64, round_trip| {
+            let path = Path { port_rate: PortRate::default(), round_trip };
             let network = WirePlan::new(&Algorithm::TwoTree, 256 << 10);
             let plans = Plans { host: network.clone(), network };
             let announcement = Announcement::new(plans, &Manifest::default(), 1);
@@ -135,8 +135,11 @@ mod tests {
         };
         let alternating: Vec<u32> = (0..8).map(|rank| rank % 2).collect();
         for bytes in [1 << 10, 1 << 20, 1 << 30] {
-            let by_racks = chosen(&alternating, bytes);
+            let by_racks = chosen(&alternating, bytes, FAR);
             assert!(matches!(by_racks, Some(Algorithm::Hybrid(Hybrid { spine: Spine::TwoTree, .. }))), "{bytes}");
         }
+        // Sixteen racks of one that are near have more levels than the trees of sixteen members.
+        let pairs: Vec<u32> = (0..64).map(|rank| rank / 2).collect();
+        assert_eq!(chosen(&pairs, 4 << 20, Duration::ZERO), None);
     }
 }

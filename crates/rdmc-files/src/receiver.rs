@@ -534,7 +534,7 @@ fn not_formed(error: GroupError) -> Problem {
 /// Default of the number of transfers under way at once.
 const SESSIONS_MAX_DEFAULT: usize = 8;
 /// How long other receivers may take to answer, so that the round trip to them is known.
-const MEASURED_LIMIT: Duration = Duration::from_secs(2);
+const MEASURED_LIMIT: Duration = Duration::from_millis(500);
 /// How long the others may take to learn that this node refuses or leaves.
 const LEAVE_LIMIT: Duration = Duration::from_secs(5);
 

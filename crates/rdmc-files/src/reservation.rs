@@ -19,6 +19,24 @@ struct Table {
     reserved: BTreeMap<u64, PathsWritten>,
     /// Bytes that each transfer will still take.
     promised: BTreeMap<u64, u64>,
+    /// Number of changes of these.
+    changes: u64,
+}
+
+/// The space that a transfer was promised.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Promised {
+    /// As much as it wants.
+    All,
+    /// As little as it needs.
+    Least,
+    /// None: it does not fit beside the other transfers.
+    Nothing {
+        /// Bytes that are free.
+        free: u64,
+        /// Bytes that are promised to the others.
+        others: u64,
+    },
 }
 
 /// What a transfer writes, by path. A directory comes with everything in it that the transfer writes.
@@ -71,20 +89,38 @@ impl Reservations {
 }
 
 impl Reservation {
-    /// Promises space to this transfer. `decide` gets the bytes that are promised to the others, reads how many are
-    /// free, and returns how many this one will take. Meanwhile no other transfer gets a promise.
-    pub(crate) fn promise<E>(&self, decide: impl FnOnce(u64) -> Result<u64, E>) -> Result<(), E> {
-        let mut table = self.all.table();
-        let others = table.promised.iter().filter(|(number, _)| **number != self.number);
-        let others = others.map(|(_, bytes)| *bytes).fold(0, u64::saturating_add);
-        let promised = decide(others)?;
-        table.promised.insert(self.number, promised);
-        Ok(())
+    /// Promises `most` bytes to this transfer, or else `least`, as far as they are not promised to others. `free` returns
+    /// the bytes that are free; it is asked again if another transfer takes some meanwhile.
+    ///
+    /// # Errors
+    /// That of `free`.
+    pub(crate) fn promise<E>(&self, least: u64, most: u64, free: impl Fn() -> Result<u64, E>) -> Result<Promised, E> {
+        loop {
+            let seen = self.all.table().changes;
+            let free = free()?;
+            let mut table = self.all.table();
+            if table.changes != seen {
+                continue;
+            }
+            let others = table.promised.iter().filter(|(number, _)| **number != self.number);
+            let others = others.map(|(_, bytes)| *bytes).fold(0, u64::saturating_add);
+            let left = free.saturating_sub(others);
+            let (bytes, promised) = match left {
+                left if most <= left => (most, Promised::All),
+                left if least <= left => (least, Promised::Least),
+                _ => return Ok(Promised::Nothing { free, others }),
+            };
+            table.promised.insert(self.number, bytes);
+            table.changes += 1;
+            return Ok(promised);
+        }
     }
 
     /// Notes that this transfer has taken some of the space that was promised to it.
     pub(crate) fn note_taken(&self, bytes: u64) {
-        if let Some(promised) = self.all.table().promised.get_mut(&self.number) {
+        let mut table = self.all.table();
+        table.changes += 1;
+        if let Some(promised) = table.promised.get_mut(&self.number) {
             *promised = promised.saturating_sub(bytes);
         }
     }
@@ -95,6 +131,7 @@ impl Drop for Reservation {
         let mut table = self.all.table();
         table.reserved.remove(&self.number);
         table.promised.remove(&self.number);
+        table.changes += 1;
     }
 }
 
@@ -140,15 +177,26 @@ mod tests {
     fn space_is_promised_to_one_transfer_until_it_takes_it_or_ends() {
         let all = Reservations::default();
         let [one, two] = [("x", FILE), ("y", FILE)].map(|path| all.reserve(paths(&[path])).unwrap());
-        let asks = |transfer: &Reservation, bytes: u64| {
-            transfer.promise(|others| if others + bytes <= 100 { Ok(bytes) } else { Err(others) })
+        let asks = |transfer: &Reservation, least, most, free| {
+            transfer.promise(least, most, || Ok::<u64, std::convert::Infallible>(free)).unwrap()
         };
-        assert_eq!(asks(&one, 70), Ok(()));
-        assert_eq!(asks(&two, 40), Err(70));
+        assert_eq!(asks(&one, 10, 70, 100), Promised::All);
+        assert_eq!(asks(&two, 40, 50, 100), Promised::Nothing { free: 100, others: 70 });
+        assert_eq!(asks(&two, 30, 50, 100), Promised::Least);
         one.note_taken(20);
-        assert_eq!(asks(&two, 40), Ok(()));
+        assert_eq!(asks(&two, 40, 50, 100), Promised::All);
+        // It is asked again if another transfer changes something meanwhile.
+        let asked = std::cell::Cell::new(0);
+        let free = || {
+            asked.set(asked.get() + 1);
+            if asked.get() == 1 {
+                one.note_taken(10);
+            }
+            Ok::<u64, std::convert::Infallible>(90)
+        };
+        assert_eq!((two.promise(40, 50, free), asked.get()), (Ok(Promised::All), 2));
         one.note_taken(1000);
-        assert_eq!(all.promised(), 40);
+        assert_eq!(all.promised(), 50);
         drop((one, two));
         assert_eq!(all.promised(), 0);
     }

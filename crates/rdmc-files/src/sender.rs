@@ -11,8 +11,8 @@ use std::time::{Duration, Instant};
 use bytes::Bytes;
 use futures::{Stream, StreamExt};
 use rdmc::{
-    Algorithm, Buffer, DetectionError, GroupError, GroupFailure, GroupSpec, InviteOptions, Memory, Node, NodeBuilder,
-    NodeId, Security, SendError, Shutdown, SlowReceivers, StartError,
+    Algorithm, Buffer, DetectionError, GroupError, GroupFailure, GroupSpec, Hybrid, InviteOptions, Memory, Node,
+    NodeBuilder, NodeId, Security, SendError, Shutdown, SlowReceivers, Spine, StartError,
 };
 use rdmc_schedule::{BlockCount, Rank, Schedule};
 
@@ -219,7 +219,8 @@ impl FileSenderBuilder {
             && racks.members() != receivers.members()
         {
             let (held, members) = (count(racks.members(), "member"), receivers.members());
-            return Err(Kind::Request.problem(format!("racks for {held}, not for {members} with the sender")).into());
+            let what = format!("the racks hold {held}, but there are {members} with the sender");
+            return Err(Kind::Request.problem(what).into());
         }
         // Fails if the algorithm cannot serve so many members.
         plans(self.algorithm.as_ref(), self.block_size, receivers.members(), 0, Path::default())?;
@@ -381,7 +382,10 @@ impl Settings {
         let announcement = self.announcement(source, list, path)?;
         let transfer = Duration::from_secs_f64(announcement.bytes as f64 / path.port_rate.bytes_per_second());
         let finds_racks = self.builder.algorithm.is_none() && self.builder.racks == RackSelection::Find;
-        let asks_round_trips = finds_racks && is_worth_a_round_trip(&of_sender, reached.peer_addresses(), transfer);
+        // If one was not reached, the invitation fails anyway.
+        let all_reached = of_sender.len() == receivers.addresses().len();
+        let asks_round_trips =
+            finds_racks && all_reached && is_worth_a_round_trip(&of_sender, reached.peer_addresses(), transfer);
         let announcement = Announcement { asks_round_trips, ..announcement };
         let conclude = |replies: &BTreeMap<NodeId, Bytes>| {
             let delta = replies.values().any(|reply| Reply::decode(reply).has_parts);
@@ -425,9 +429,8 @@ impl Settings {
         let plans = plans(algorithm.as_ref(), *block_size, members, longest, path)?;
         let announcement = Announcement::new(plans, &source.manifest, list.len() as u64);
         let mut announcement = announcement.with_short_manifest(list, self.receivers.addresses().len());
-        if let (None, RackSelection::Given(racks)) = (algorithm, racks)
-            && let Some(by_racks) = two_trees(racks.clone(), &announcement, path)
-        {
+        if let (None, RackSelection::Given(racks)) = (algorithm, racks) {
+            let by_racks: Algorithm = Hybrid::new(racks.clone(), Spine::TwoTree).into();
             announcement.plans.network.algorithm = (&by_racks).into();
         }
         Ok(Announcement { on_failure: *on_failure, ..announcement })

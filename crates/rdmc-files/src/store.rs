@@ -24,7 +24,7 @@ use crate::error::{Context, Kind, Problem};
 use crate::manifest::{Entry, EntryKind, Manifest};
 use crate::mapping;
 use crate::partial::{self, KEPT_FOR, Part, Parts, STRAYS_KEPT_FOR, TransferMark};
-use crate::reservation::{PathsWritten, Reservation, Reservations, Written};
+use crate::reservation::{PathsWritten, Promised, Reservation, Reservations, Written};
 use crate::size::ByteSize;
 use crate::wording::Wording;
 use crate::words::{count, printable};
@@ -198,35 +198,26 @@ impl Store {
             let what = format!("{directory} was removed: start {receiver} again with an existing one");
             return Err(Problem::local(what));
         }
-        let (kept, dir) = (self.parts.kept().unwrap_or(0), self.dir.clone());
+        let (parts, dir) = (self.parts.clone(), self.dir.clone());
         self.within(manifest, || {
             let space = rustix::fs::fstatvfs(&*dir).context("the free space is unknown")?;
-            Ok(space.f_bavail.saturating_mul(space.f_frsize).saturating_add(kept))
+            Ok(space.f_bavail.saturating_mul(space.f_frsize).saturating_add(parts.kept().unwrap_or(0)))
         })
     }
 
     /// Checks that the files of a manifest can be stored in so many bytes.
-    fn within(self, manifest: &Manifest, free: impl FnOnce() -> Result<u64, Problem>) -> Result<Self, Problem> {
+    fn within(self, manifest: &Manifest, free: impl Fn() -> Result<u64, Problem>) -> Result<Self, Problem> {
         let (least, most) = (self.bytes_needed(manifest, 1), self.bytes_needed(manifest, ARRIVING_MAX));
-        let mut one_by_one = false;
-        let decide = |promised: u64| {
-            let free = free()?;
-            let left = free.saturating_sub(promised);
-            one_by_one = most > left;
-            match least <= left {
-                true if one_by_one => Ok(least),
-                true => Ok(most),
-                false if least <= free => {
-                    let others = ByteSize(promised);
-                    Err(Kind::Busy.problem(format!("{BUSY} that takes {others}: {}", too_large(least, left))))
-                }
-                false => Err(Problem::local(too_large(least, free))),
+        let reservation = self.reservation.as_ref().expect("its paths are reserved first");
+        let one_by_one = match reservation.promise(least, most, free)? {
+            Promised::All => false,
+            Promised::Least => true,
+            Promised::Nothing { free, others } if least <= free => {
+                let (others, left) = (ByteSize(others), free.saturating_sub(others));
+                return Err(Kind::Busy.problem(format!("{BUSY} that takes {others}: {}", too_large(least, left))));
             }
+            Promised::Nothing { free, .. } => return Err(Problem::local(too_large(least, free))),
         };
-        match &self.reservation {
-            Some(reservation) => reservation.promise(decide)?,
-            None => decide(0).map(drop)?,
-        }
         Ok(Self { one_by_one, ..self })
     }
 
@@ -262,18 +253,14 @@ impl Store {
         }
     }
 
-    /// Returns how many more bytes the files of a manifest need if `arriving` files are received at once.
+    /// Returns how many bytes the files of a manifest need if `arriving` files are received at once. The space of parts
+    /// counts as free.
     ///
     /// A file in place is freed when the new one replaces it, so that only the files that arrive are there twice.
     fn bytes_needed(&self, manifest: &Manifest, arriving: usize) -> u64 {
-        let sizes = manifest.files().map(|(entry, size)| {
-            // The space of a part is already taken.
-            let has_part = self.parts.have(entry, size);
-            let found = (!has_part).then(|| self.dir.symlink_metadata(entry.path.to_path()));
-            match found {
-                Some(Ok(found)) if looks_the_same(&found, entry, size) => (0, size),
-                _ => (size, 0),
-            }
+        let sizes = manifest.files().map(|(entry, size)| match self.dir.symlink_metadata(entry.path.to_path()) {
+            Ok(found) if looks_the_same(&found, entry, size) => (0, size),
+            _ => (size, 0),
         });
         let (added, replaced): (Vec<u64>, Vec<u64>) = sizes.unzip();
         let sum = |sizes: &[u64]| sizes.iter().copied().fold(0, u64::saturating_add);
@@ -303,7 +290,10 @@ impl Store {
             }
             match (found, entry.kind) {
                 (Err(error), _) if error.kind() == io::ErrorKind::NotFound => {}
-                (Err(_), _) if self.dir.symlink_metadata(&path).is_ok_and(|found| found.is_symlink()) => {
+                (Err(error), _)
+                    if error.raw_os_error().is_none()
+                        && self.dir.symlink_metadata(&path).is_ok_and(|found| found.is_symlink()) =>
+                {
                     return Err(refused(entry, " is a symbolic link out of the receiver's directory"));
                 }
                 (Err(error), _) => return Err(refused(entry, format!(": {error}"))),
@@ -427,7 +417,7 @@ impl Store {
         let before = before.map(IncomingFile::remove).transpose()?;
         // A part cannot be moved to another file system.
         let near = parent.dir_metadata()?.dev() == self.dir.dir_metadata()?.dev();
-        // Of an empty file there are no parts.
+        // An empty file has no part.
         let part = match self.mark.is_some() && near && size > 0 {
             true => self.parts.open(entry, size).or_else(|_| Part::elsewhere(&parent))?,
             false => Part::elsewhere(&parent)?,
@@ -436,7 +426,9 @@ impl Store {
         let (fsync, replaces, wording) = (self.fsync, !self.no_overwrite, self.wording);
         let mut incoming =
             IncomingFile { parent, part, name, fsync, replaces, mark, _reservation: reservation, wording };
+        let note_taken = || self.reservation.iter().for_each(|reservation| reservation.note_taken(size));
         if incoming.part.found {
+            note_taken();
             incoming.begins();
             return Ok(incoming);
         }
@@ -447,7 +439,10 @@ impl Store {
             }
             outcome => outcome?,
         }
-        self.reservation.iter().for_each(|reservation| reservation.note_taken(size));
+        // One that replaces an equal file gives its space back, and one that begins again has taken it already.
+        if before.is_none() && self.in_place(entry, size).is_none() {
+            note_taken();
+        }
         if self.delta && size > 0 {
             let source = before.or_else(|| self.in_place(entry, size));
             // A failed copy costs only network traffic.

@@ -104,8 +104,7 @@ impl FromStr for Algorithm {
 /// The spine brings the blocks over the slow links between racks to the leaders of the racks. The leaders follow one
 /// another in order of rank, so the root is the first. Each leader is the root of a binomial pipeline inside its rack,
 /// which takes the blocks in the order in which the spine delivers them. A member can send one block on each level in
-/// the same step. With [`Spine::TwoTree`] there are trees inside the racks too, and each rack has a leader for each of
-/// them.
+/// the same step. With [`Spine::TwoTree`] racks have no leaders: each tree enters a rack at a member of its own.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Hybrid {
     /// The rack of each member; must cover exactly the members of the group.
@@ -143,7 +142,8 @@ pub enum Spine {
     Cascade,
     /// Two trees of racks, and two trees of members inside each, as in [`Algorithm::TwoTree`]: for distant racks.
     ///
-    /// No port sends two blocks a step. A block passes O(log r) racks, and as many members as the trees have levels.
+    /// No port sends two blocks a step. A block passes O(log r) racks, and O(log s) members in each; s is the size of the
+    /// largest rack.
     TwoTree,
 }
 

@@ -11,12 +11,11 @@ pub(crate) fn by_distance(members: u32, round_trip: impl Fn(Rank, Rank) -> Optio
     while let Some(join) = clusters.join_closest() {
         joins.push(join);
     }
-    let growth = |pair: &[Join]| {
+    let grows = |pair: &[Join]| {
         let (inside, between) = (pair[0].distance, pair[1].distance);
-        (between - inside >= APART_MIN.as_secs_f64()).then_some(between / inside)
+        between - inside >= APART_MIN.as_secs_f64() && between >= APART_RATIO * inside
     };
-    let steps = joins.windows(2).enumerate().filter_map(|(step, pair)| Some((step, growth(pair)?)));
-    let (last, _) = steps.filter(|(_, growth)| *growth >= APART_RATIO).max_by(|a, b| a.1.total_cmp(&b.1))?;
+    let last = joins.windows(2).rposition(grows)?;
     let mut cluster_of: Vec<u32> = (0..members).collect();
     for Join { from, into, .. } in &joins[..=last] {
         cluster_of.iter_mut().filter(|cluster| *cluster == from).for_each(|cluster| *cluster = *into);
@@ -83,9 +82,9 @@ impl Clusters {
     }
 }
 
-/// Clusters are so many times farther from each other than their members are.
+/// Least ratio of the distance between clusters to that inside.
 const APART_RATIO: f64 = 2.0;
-/// And so much farther.
+/// Least difference of the two distances.
 const APART_MIN: Duration = Duration::from_micros(50);
 /// Shorter round trips are all the same.
 const ROUND_TRIP_MIN: Duration = Duration::from_micros(1);

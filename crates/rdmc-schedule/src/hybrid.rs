@@ -1,4 +1,5 @@
-//! The hybrid: a spine from rack to rack, and the binomial pipeline inside each rack (DSN §4.3).
+//! The hybrid with a leader for each rack: a spine from rack to rack, and the binomial pipeline inside each rack (DSN
+//! §4.3). The one without leaders is in `rack_trees.rs`.
 //!
 //! A rack runs the pipeline over *logical* blocks: logical block i is the i-th one that its leader gets. Step j of
 //! the rack runs as soon as the leader holds logical block j, and once the leader has them all, one step after the

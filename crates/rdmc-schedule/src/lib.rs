@@ -14,7 +14,7 @@
 //! | circulant | k − 1 + ⌈log₂ n⌉ | Träff, arXiv 2312.11236 |
 //! | two trees | k + 2⌊log₂ (n − 1)⌋ at most | after Sanders, Speck, Träff, Parallel Computing 35(12), 2009 |
 //! | fan-out | k(n − 1) | for members of one host |
-//! | hybrid | by racks | DSN §4.3 |
+//! | hybrid | by racks | DSN §4.3; the spines cascade and two-tree are ours |
 //!
 //! With one block out and one block in per member and step, k − 1 + ⌈log₂ n⌉ steps are the least possible. Groups
 //! have up to [`MEMBERS_MAX`] members, messages up to 2³² − 1 blocks.

@@ -5,9 +5,8 @@
 //! two trees of this kind, the root's rack above both. In a rack of s members a tree has s − 1 edges, and one more to
 //! each rack below it. Both trees together have 2s edges at most, two for each member.
 //!
-//! The part of a tree in a rack grows from its entry. Each further member takes the oldest place that is left. So does
-//! a rack below, before the members, as long as another place is left for these: other racks may be far away. Members
-//! that have children in the first tree come last in the second.
+//! In a rack, a tree grows from its entry. Members take the oldest free place. Racks below go first, because they may be
+//! far away, but leave one place for the members. Members that have children in the first tree come last in the second.
 //!
 //! An edge is active in every other step. Two edges that end at one member are active in different steps, and so are
 //! two that begin at one. These pairs form paths and even cycles of edges, along which the steps alternate.
@@ -160,7 +159,7 @@ impl Growing {
         trees
     }
 
-    /// Tells of the edge to each rank in each tree whether it is active in the odd steps.
+    /// Returns, for each rank and tree, whether the edge to the rank is active in odd steps.
     fn parities(&self) -> Vec<[bool; 2]> {
         let members = self.children.len();
         let mut above = vec![[0_u32; 2]; members];

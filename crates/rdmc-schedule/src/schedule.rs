@@ -49,7 +49,7 @@ pub struct Schedule {
 impl Schedule {
     /// Chooses the schedule for a group of `members`, the root included, and a message of `blocks`.
     ///
-    /// Takes O(1), or for the hybrid O(racks).
+    /// Takes O(1), or for the hybrid O(racks), with [`Spine::TwoTree`] O(members).
     ///
     /// # Errors
     /// `members` is not in 1 ..= [`MEMBERS_MAX`], `blocks` is 0, or the hybrid's racks are for another number of
@@ -246,9 +246,8 @@ pub fn neighbours(algorithm: &Algorithm, members: u32, rank: Rank) -> Result<Nei
 ///
 /// The root has none. In the circulant schedule only the O(log n) members to which the root sends have one, the root.
 /// With two trees, those of the hybrid included, the members inside the first have one, if it reaches them before the
-/// second. In all other schedules
-/// every member except the root has one. A receiver that does not know the size of the message yet must expect its
-/// first block from this member (DSN §4.2). O(log² n).
+/// second. In all other schedules every member except the root has one. A receiver that does not know the size of the
+/// message yet must expect its first block from this member (DSN §4.2). O(log² n).
 ///
 /// # Errors
 /// The algorithm cannot serve so many members, or `rank` is not one of them.

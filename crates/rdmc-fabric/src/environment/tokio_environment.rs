@@ -1,4 +1,6 @@
 //! The environment of every fabric on a real machine: Tokio's timers and tasks, TCP control connections.
+//!
+//! Unsafe code reads what the kernel has measured of a connection (`TCP_INFO`), for which there is no safe call.
 
 use std::fmt;
 use std::io;
@@ -267,8 +269,8 @@ fn tcp_round_trip(stream: &TcpStream) -> Option<Duration> {
 
     let mut info = MaybeUninit::<libc::tcp_info>::zeroed();
     let mut len = libc::socklen_t::try_from(size_of::<libc::tcp_info>()).expect("some hundred bytes");
-    // SAFETY: the descriptor is open as long as `stream` is borrowed; `info` has room for `len` bytes, and `len` lives
-    // as long as the call.
+    // SAFETY: the descriptor is open as long as `stream` is borrowed. For `IPPROTO_TCP` and `TCP_INFO` the kernel writes
+    // a `tcp_info`, of which at most `len` bytes, for which `info` has room. `len` lives as long as the call.
     let failed = unsafe {
         libc::getsockopt(stream.as_raw_fd(), libc::IPPROTO_TCP, libc::TCP_INFO, info.as_mut_ptr().cast(), &raw mut len)
     };

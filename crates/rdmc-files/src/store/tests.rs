@@ -160,7 +160,8 @@ fn what_is_in_place_needs_room_for_some_files_only() {
     }
     assert_eq!(store.bytes_needed(&manifest, 4), 7 + 112);
     // One file at a time needs least.
-    let within = |free| store.clone().within(&manifest, || Ok(free));
+    let reserved = store.reserve(&manifest).unwrap();
+    let within = |free| reserved.clone().within(&manifest, || Ok(free));
     assert!(!within(7 + 112).unwrap().receives_one_by_one());
     assert!(within(7 + 111).unwrap().receives_one_by_one() && within(7 + 100).unwrap().receives_one_by_one());
     let error = within(7 + 99).unwrap_err().to_string();
@@ -186,6 +187,13 @@ fn two_transfers_are_not_promised_the_same_space() {
     assert_eq!(asks(&files[1], 40).unwrap_err().kind, Kind::Local);
     assert!(asks(&files[1], 60).is_ok());
     drop((incoming, first));
+    // To replace an equal file takes no space for long.
+    let small = entry(&["small"], EntryKind::File { size: 5 }, 0o600);
+    store.begin(&small, 5, None).unwrap().keep(&small).unwrap();
+    let manifest = Manifest { entries: vec![small.clone(), files[0].clone()] };
+    let both = store.reserve(&manifest).unwrap().within(&manifest, || Ok(100)).unwrap();
+    both.begin(&small, 5, None).unwrap().keep(&small).unwrap();
+    assert_eq!(store.reservations.promised(), 65);
 }
 
 #[test]

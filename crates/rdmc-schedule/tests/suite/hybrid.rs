@@ -1,4 +1,4 @@
-//! A spine from rack to rack, and the binomial pipeline inside each rack.
+//! A schedule among racks, and one inside each rack; racks that are found.
 
 use std::collections::HashSet;
 use std::time::Duration;
@@ -192,7 +192,7 @@ fn racks_are_found_by_round_trips_even_if_some_are_measured_badly() {
     let mut dice = Dice(5);
     for members in [4, 8, 13, 40] {
         for count in 2..=3.min(members / 2) {
-            let assignment: Vec<u32> = (0..members).map(|_| dice.below(count)).chain([]).collect();
+            let assignment: Vec<u32> = (0..members).map(|_| dice.below(count)).collect();
             let mut round_trip = |inside: u64| {
                 // Up to a half more, and one of twenty takes ten times as long.
                 let us = inside + u64::from(dice.below(100)) * inside / 200;

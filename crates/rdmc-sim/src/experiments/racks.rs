@@ -319,7 +319,7 @@ fn figure(times: &Times) -> Figure {
         Line::new(name, FAR_NS.map(point).to_vec(), LineStyle::Markers)
     };
     let far = Panel {
-        title: Some("2 racks far apart".into()),
+        title: Some(format!("2 racks far apart, {FAR_BLOCKS} blocks")),
         references: vec![Reference::new(1.0, "")],
         ..Panel::new(
             Axis::log10("latency between racks (µs)"),

@@ -126,12 +126,12 @@ impl Invitation {
 
     /// Measures the round trips to the nodes with higher numbers, and returns those that are known after `limit`.
     ///
-    /// With those of all nodes, the inviting application knows how far any two of them are from each other. It takes a
-    /// round trip, in which the connections to these nodes are opened. With TCP on Linux it is the kernel that measures
-    /// the round trips.
+    /// With those of all nodes, the inviting application knows how far any two of them are from each other. It takes the
+    /// longest of these round trips, or `limit` if a node does not answer. Meanwhile the connections to these nodes are
+    /// opened. With TCP on Linux the kernel measures the round trips.
     ///
     /// # Cancel safety
-    /// Connections that are open are kept.
+    /// The connections go on opening. The next call, or [`accept`](Self::accept), uses them.
     pub async fn round_trips(&mut self, limit: Duration) -> BTreeMap<NodeId, Duration> {
         let environment = self.environment.clone();
         round_trips(&environment, self.connections_ahead(), limit).await

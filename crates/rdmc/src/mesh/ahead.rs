@@ -20,7 +20,7 @@ pub(crate) type ConnectionAhead = oneshot::Receiver<OpenAhead>;
 /// A connection that is open.
 pub(crate) struct OpenAhead {
     pub(crate) stream: Box<dyn ControlStream>,
-    /// The round trip to the peer, as far as it is known.
+    /// The round trip to the peer: measured by the system, or the time to connect.
     pub(crate) round_trip: Duration,
 }
 
@@ -55,15 +55,38 @@ pub(crate) async fn round_trips(
     let late = environment.sleep(limit).shared();
     let measured = connections.iter_mut().map(|(node, connection)| async {
         let open = futures::select_biased! {
-            open = (&mut *connection).fuse() => open.ok()?,
+            open = (&mut *connection).fuse() => open,
             () = late.clone().fuse() => return None,
         };
-        let round_trip = open.round_trip;
+        // A receiver that has completed must not be polled again. If the connection failed, the new one fails as well.
         let (opened, opening) = oneshot::channel();
-        // The receiver is there.
-        let _ = opened.send(open);
         *connection = opening;
+        let open = open.ok()?;
+        let round_trip = open.round_trip;
+        let _ = opened.send(open);
         Some((*node, round_trip))
     });
     join_all(measured).await.into_iter().flatten().collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use rdmc_fabric::TokioEnvironment;
+
+    use super::*;
+
+    #[tokio::test]
+    async fn a_connection_that_failed_while_it_was_measured_fails_again_and_a_late_one_is_waited_for() {
+        let environment: Arc<dyn Environment> = Arc::new(TokioEnvironment::new());
+        let (failed, failing) = oneshot::channel();
+        let (_late, waiting) = oneshot::channel();
+        drop(failed);
+        let mut connections: ConnectionsAhead = [(NodeId(1), failing), (NodeId(2), waiting)].into();
+        for _ in 0..2 {
+            let measured = round_trips(&environment, &mut connections, Duration::from_millis(5)).await;
+            assert!(measured.is_empty());
+        }
+        assert!(connections.remove(&NodeId(1)).unwrap().await.is_err());
+        assert!(connections.remove(&NodeId(2)).unwrap().try_recv().is_err());
+    }
 }

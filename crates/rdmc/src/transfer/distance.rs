@@ -186,6 +186,8 @@ const EPOCH: Duration = Duration::from_secs(5);
 
 #[cfg(test)]
 mod tests {
+    use rdmc_schedule::Racks;
+
     use super::*;
 
     fn distance(algorithm: Algorithm, port_rate: Option<u64>) -> Distance {
@@ -216,7 +218,10 @@ mod tests {
 
     #[test]
     fn what_needs_no_steps_runs_free_and_what_waits_for_no_grant_never_does() {
-        for (algorithm, free) in [(Algorithm::TwoTree, true), (Algorithm::Chain, false), (Algorithm::Sequential, false)]
+        let racks = Racks::from_sizes(&[2, 2]).unwrap();
+        let by_racks = Hybrid::new(racks, Spine::TwoTree).into();
+        for (algorithm, free) in
+            [(Algorithm::TwoTree, true), (by_racks, true), (Algorithm::Chain, false), (Algorithm::Sequential, false)]
         {
             let distance = distance(algorithm, Some(1 << 30));
             distance.note_round_trip(Duration::from_secs(1), true);
