@@ -1,7 +1,7 @@
 //! The addresses of receivers, as users write them.
 
 use std::fmt;
-use std::net::{Ipv4Addr, SocketAddrV6};
+use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr, SocketAddrV6};
 
 /// The port of receivers unless users name another.
 pub(crate) const PORT_DEFAULT: u16 = 7471;
@@ -53,7 +53,7 @@ fn parse_receiver(text: &str) -> Result<String, String> {
     let wrong = |wrong: Wrong| {
         let remedy = match &wrong {
             Wrong::Number(port) => format!("write HOST:{port}"),
-            Wrong::Ambiguous { .. } => String::new(),
+            Wrong::Ambiguous { .. } | Wrong::NoInterface(_) => String::new(),
             _ => FORM_OF_RECEIVERS.to_owned(),
         };
         wrong.told(text, &remedy)
@@ -65,7 +65,14 @@ fn parse_receiver(text: &str) -> Result<String, String> {
     if port == 0 {
         return Err(wrong(Wrong::Port("0".to_owned())));
     }
-    Ok(format!("{host}:{port}"))
+    let address = format!("{host}:{port}");
+    match address.parse::<SocketAddr>() {
+        Ok(all) if all.ip().is_unspecified() => Err(wrong(Wrong::AllInterfaces)),
+        Ok(SocketAddr::V6(local)) if local.ip().is_unicast_link_local() && local.scope_id() == 0 => {
+            Err(wrong(Wrong::NoInterface(*local.ip())))
+        }
+        _ => Ok(address),
+    }
 }
 
 /// A host and a port.
@@ -87,6 +94,12 @@ enum Wrong {
     NoPort,
     Ipv4(String),
     Ipv6(String),
+    /// It begins with a scheme.
+    Url,
+    /// It is where a receiver listens, and leads nowhere.
+    AllInterfaces,
+    /// An address that each link has anew, without its interface.
+    NoInterface(Ipv6Addr),
     /// The host contains this.
     Char(char),
     /// The IPv6 address may end with a port, or not.
@@ -99,6 +112,9 @@ enum Wrong {
 
 impl Address {
     fn read(text: &str) -> Result<Self, Wrong> {
+        if text.contains("://") {
+            return Err(Wrong::Url);
+        }
         if let Some(rest) = text.strip_prefix('[') {
             let (host, rest) = rest.split_once(']').ok_or_else(|| Wrong::Ipv6(text.to_owned()))?;
             let host = bracketed(host).ok_or_else(|| Wrong::Ipv6(format!("[{host}]")))?;
@@ -184,6 +200,11 @@ impl fmt::Display for Wrong {
             }
             Self::Ipv6(host) => {
                 write!(f, "has the host {host:?}, which is not an IPv6 address; an interface after % needs its number")
+            }
+            Self::Url => f.write_str("is a URL, not an address"),
+            Self::AllInterfaces => f.write_str("stands for all addresses of a host, and names none"),
+            Self::NoInterface(host) => {
+                write!(f, "is a link-local address: add the number of this host's interface, such as [{host}%2]")
             }
             Self::Char(char) => write!(f, "contains {char:?}, which is not part of a host's name"),
             Self::Ambiguous { host, port, whole } => {
@@ -283,7 +304,12 @@ mod tests {
             ("[::1", "host \"[::1\"", "IPv6"),
             ("[host]:80", "host \"[host]\"", "IPv6"),
             ("fe80::1%eth0", "host \"fe80::1%eth0\"", "its number"),
-            ("http://a", "port \"//a\"", "HOST:PORT"),
+            ("http://a", "is a URL", "HOST:PORT"),
+            ("http://127.0.0.1:7471/", "is a URL", "HOST:PORT"),
+            ("0.0.0.0", "stands for all addresses", "HOST:PORT"),
+            ("[::]:80", "stands for all addresses", "HOST:PORT"),
+            ("fe80::1", "link-local", "[fe80::1%2]"),
+            ("[fe80::1]:9", "link-local", "[fe80::1%2]"),
             ("me@a:80", "contains '@'", "HOST:PORT"),
             ("a;b", "contains ';'", "commas between"),
             ("a:80:90", "host \"a:80:90\"", "IPv6"),

@@ -61,6 +61,7 @@ impl SecurityOptions {
 /// manager, are not checked.
 fn check_private(file: &Path) -> anyhow::Result<()> {
     let metadata = std::fs::metadata(file).with_context(|| format!("cannot read {}", file.display()))?;
+    anyhow::ensure!(!metadata.is_dir(), "{} is a directory, not the file of a key", file.display());
     let (mode, ours) = (metadata.mode() & 0o777, metadata.uid() == rustix::process::getuid().as_raw());
     anyhow::ensure!(
         !ours || mode & 0o077 == 0,
@@ -129,6 +130,8 @@ mod tests {
         }
         std::fs::set_permissions(&key, std::fs::Permissions::from_mode(0o400)).unwrap();
         assert!(with_key(&key).open().is_ok());
+        let error = with_key(dir.path()).open().unwrap_err();
+        assert!(error.to_string().contains("is a directory"), "{error}");
         let error = with_key(&dir.path().join("gone")).open().unwrap_err();
         assert!(error.to_string().contains("cannot read"), "{error}");
     }

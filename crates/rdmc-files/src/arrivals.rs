@@ -272,10 +272,13 @@ impl Arrivals<'_> {
         let mut failed = peers(&self.failed);
         let own = self.failed.iter().find(|failed| failed.node == self.node.id());
         let is_cut_off = matches!(error, Some(RecoveryError::NoQuorum | RecoveryError::Excluded { .. }));
-        let stopped = self.stopped.filter(|_| own.is_some() || is_cut_off).map(stopped_for);
+        let lost_sender = failed.iter().any(|peer| peer.node() == 0);
+        let stopped = self.stopped.filter(|_| own.is_some() || is_cut_off || lost_sender).map(stopped_for);
         let told = match (own, &error, stopped) {
             (Some(own), _, None) => given_up(&own.cause, self.store.wording()),
             (Some(own), _, Some(stopped)) => format!("{}; {stopped}", given_up(&own.cause, self.store.wording())),
+            // All receivers may have been stopped, and the sender has given them up.
+            (None, _, Some(stopped)) if !is_cut_off => format!("{}; {stopped}", explain(&failed)),
             (None, _, Some(stopped)) => {
                 failed.clear();
                 format!("{stopped}; they may have gone on without this receiver")

@@ -184,8 +184,8 @@ pub enum SecurityError {
     },
     /// A file is too short for a key.
     #[error(
-        "{} has {bytes} bytes, which is too short for a key: it takes 64 hexadecimal digits, 32 bytes, or a longer \
-         text",
+        "{} has {bytes} bytes, which is too short for a key: it takes 64 hexadecimal digits, 32 bytes, or a text of \
+         more than 32 bytes",
         file.display()
     )]
     ShortKey {

@@ -247,6 +247,25 @@ fn a_sender_or_a_receiver_that_was_stopped_says_so_itself() {
     }
 }
 
+#[test]
+fn receivers_that_were_all_stopped_say_so_themselves() {
+    let source = TempDir::new().unwrap();
+    let files = write_files(&source, 1, 32 << 20);
+    let receivers = [0; 2].map(|_| Receiver::start(&["--once"]));
+    let sender = start_send(&files, &receivers, &["--detection", "0.5"]);
+    wait_until("the file begins to arrive", || begins(&receivers[1]));
+    receivers.iter().for_each(|receiver| signal(&receiver.child, "STOP"));
+    let sent = finish(sender);
+    assert_eq!(code(&sent), 3, "{sent:?}");
+    receivers.iter().for_each(|receiver| signal(&receiver.child, "CONT"));
+    for receiver in receivers {
+        let (exit, said, _) = end(receiver);
+        let failed = events(&said).pop().unwrap();
+        assert_eq!(exit, 3, "{failed}");
+        assert!(failed["message"].as_str().unwrap().contains("this process was stopped for at least"), "{failed}");
+    }
+}
+
 /// The detection time is the sender's choice for all. With a long one a process may stop for a while.
 #[test]
 fn with_a_long_detection_time_a_sender_may_stop_for_a_while() {
