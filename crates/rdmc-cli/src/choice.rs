@@ -154,7 +154,7 @@ impl HybridOptions {
     /// Returns how a sender learns of racks while a cost model chooses the algorithm.
     pub(crate) fn selection(&self, members: u32) -> anyhow::Result<RackSelection> {
         if self.spine.is_some() {
-            return Err(Exit::Usage.error("--spine (or RDMC_SPINE) needs --algorithm hybrid"));
+            return Err(only_for_hybrid("--spine (or RDMC_SPINE)"));
         }
         match &self.racks {
             None | Some(RacksText::Auto) => Ok(RackSelection::Find),
@@ -176,14 +176,17 @@ impl HybridOptions {
     }
 
     fn check_unused(&self) -> anyhow::Result<()> {
-        let only_for_hybrid = |option| Err(Exit::Usage.error(format!("{option} needs --algorithm hybrid")));
         match (&self.racks, self.spine) {
             (Some(RacksText::Auto | RacksText::None), None) => Ok(()),
-            (Some(_), _) => only_for_hybrid("--racks (or RDMC_RACKS)"),
-            (None, Some(_)) => only_for_hybrid("--spine (or RDMC_SPINE)"),
+            (Some(_), _) => Err(only_for_hybrid("--racks (or RDMC_RACKS)")),
+            (None, Some(_)) => Err(only_for_hybrid("--spine (or RDMC_SPINE)")),
             (None, None) => Ok(()),
         }
     }
+}
+
+fn only_for_hybrid(option: &str) -> anyhow::Error {
+    Exit::Usage.error(format!("{option} needs --algorithm hybrid"))
 }
 
 /// Racks as typed, before they are checked against the members.

@@ -1,6 +1,5 @@
 //! Algorithms as a sender names them to the receivers.
 
-use std::collections::HashMap;
 use std::fmt;
 
 use rdmc::{Algorithm, Hybrid, Racks, RacksError, Rank, Spine};
@@ -47,16 +46,8 @@ impl WireAlgorithm {
 
     /// Returns the ranks in each rack, in order; none of the flat algorithms has racks.
     pub(crate) fn racks(&self) -> Vec<Vec<u32>> {
-        let mut place_of = HashMap::new();
-        let mut racks: Vec<Vec<u32>> = Vec::new();
-        for (rank, rack) in (0..).zip(&self.racks) {
-            let place = *place_of.entry(*rack).or_insert(racks.len());
-            if place == racks.len() {
-                racks.push(Vec::new());
-            }
-            racks[place].push(rank);
-        }
-        racks
+        let Ok(racks) = Racks::from_assignment(&self.racks) else { return Vec::new() };
+        (0..racks.count()).map(|rack| racks.members_of(rack).map(|rank| rank.0).collect()).collect()
     }
 }
 

@@ -4,7 +4,6 @@ use std::collections::BTreeMap;
 use std::net::IpAddr;
 use std::time::Duration;
 
-use bytes::Bytes;
 use rdmc::{Algorithm, Hybrid, NodeId, Racks, Rank, Spine};
 
 use crate::announcement::{Announcement, Reply};
@@ -22,23 +21,16 @@ pub enum RackSelection {
     Given(Racks),
 }
 
-/// The round trips that the sender has measured, and the receivers' replies.
-pub(crate) struct RoundTrips<'a> {
-    pub(crate) of_sender: BTreeMap<NodeId, Duration>,
-    pub(crate) replies: &'a BTreeMap<NodeId, Bytes>,
-}
-
-impl RoundTrips<'_> {
-    /// Returns the racks of the members, if there are any.
-    pub(crate) fn racks(&self, members: u32) -> Option<Racks> {
-        let of_receivers: BTreeMap<NodeId, Reply> =
-            self.replies.iter().map(|(node, reply)| (*node, Reply::decode(reply))).collect();
-        let between = |a: Rank, b: Rank| match a {
-            Rank::ROOT => self.of_sender.get(&NodeId(b.0)).copied(),
-            a => of_receivers.get(&NodeId(a.0))?.round_trip(b.0.checked_sub(a.0 + 1)?),
-        };
-        Racks::by_round_trips(members, between)
-    }
+/// Returns the racks of the members, if there are any, by the round trips that sender and receivers have measured.
+pub(crate) fn find(
+    members: u32,
+    of_sender: &BTreeMap<NodeId, Duration>,
+    replies: &BTreeMap<NodeId, Reply>,
+) -> Option<Racks> {
+    Racks::by_round_trips(members, |a, b| match a {
+        Rank::ROOT => of_sender.get(&NodeId(b.0)).copied(),
+        a => replies.get(&NodeId(a.0))?.round_trip(b.0.checked_sub(a.0 + 1)?),
+    })
 }
 
 /// Tells whether the receivers should measure the round trips between them. It takes the longest one, so the transfer
@@ -93,18 +85,17 @@ mod tests {
     fn racks_are_found_from_what_sender_and_receivers_have_measured() {
         let rack_of = [0, 1, 0, 1, 1, 0];
         let between = |a: usize, b: usize| if rack_of[a] == rack_of[b] { NEAR } else { FAR };
-        let mut replies: BTreeMap<NodeId, Bytes> = BTreeMap::new();
+        let mut replies = BTreeMap::new();
         for receiver in 1..6_u32 {
             let next = (receiver + 1..6).map(|other| Some(between(receiver as usize, other as usize)));
-            replies.insert(NodeId(receiver), Reply::new(false, next).encode().into());
+            replies.insert(NodeId(receiver), Reply::decode(&Reply::new(false, next).encode()));
         }
         let of_sender = (1..6).map(|receiver| (NodeId(receiver), between(0, receiver as usize))).collect();
-        let measured = RoundTrips { of_sender, replies: &replies };
-        assert_eq!(measured.racks(6), Some(Racks::from_assignment(&rack_of).unwrap()));
+        assert_eq!(find(6, &of_sender, &replies), Some(Racks::from_assignment(&rack_of).unwrap()));
 
         // Replies that say nothing, or nonsense.
-        let replies = [(NodeId(1), Bytes::new()), (NodeId(7), vec![255; 1000].into())].into();
-        assert_eq!(RoundTrips { of_sender: BTreeMap::new(), replies: &replies }.racks(6), None);
+        let replies = [(NodeId(1), Reply::decode(&[])), (NodeId(7), Reply::decode(&[255; 1000]))].into();
+        assert_eq!(find(6, &BTreeMap::new(), &replies), None);
     }
 
     #[test]

@@ -1,6 +1,5 @@
 //! A receiver of files and directories, for any number of senders.
 
-use std::collections::BTreeMap;
 use std::io;
 use std::net::SocketAddr;
 use std::path::PathBuf;
@@ -279,8 +278,6 @@ impl Sessions {
             }
         };
         let nodes = invitation.nodes();
-        let address = |node: &NodeId| Some((*node, invitation.address(*node)?.to_owned()));
-        let addresses: BTreeMap<NodeId, String> = nodes.iter().filter_map(address).collect();
         let accepted = async {
             let reply = self.reply(&mut invitation, &acceptable.announcement).await;
             invitation.reply(reply.encode());
@@ -292,7 +289,7 @@ impl Sessions {
         };
         let builder = match accepted {
             Ok(builder) => builder,
-            Err(error) => return declined(withdrawn(&error, &addresses)),
+            Err(error) => return declined(withdrawn(&error)),
         };
         let withheld = acceptable.withheld.take();
         let fabric = builder.fabric_choice().map(|choice| self.offered.in_use_unless(choice, withheld));
@@ -409,14 +406,13 @@ impl Sessions {
 }
 
 /// Says why an invitation was withdrawn.
-fn withdrawn(error: &io::Error, addresses: &BTreeMap<NodeId, String>) -> String {
+fn withdrawn(error: &io::Error) -> String {
     let because_of = error.get_ref().and_then(|error| error.downcast_ref::<InvitationWithdrawn>());
     match because_of {
         // As the sender says it.
-        Some(InvitationWithdrawn { because_of, reason, .. }) => {
+        Some(InvitationWithdrawn { because_of, address, reason, .. }) => {
             let told = reason.strip_prefix("refused: ").map_or_else(|| reason.clone(), refusal);
-            let address = addresses.get(because_of).filter(|address| !address.is_empty());
-            let receiver = address.map_or_else(|| format!("receiver {because_of}"), |address| printable(address));
+            let receiver = if address.is_empty() { format!("receiver {because_of}") } else { printable(address) };
             format!("{receiver} {}", printable(&told))
         }
         None => error.to_string(),

@@ -89,8 +89,8 @@ impl Reservations {
 }
 
 impl Reservation {
-    /// Promises `most` bytes to this transfer, or else `least`, as far as they are not promised to others. `free` returns
-    /// the bytes that are free; it is asked again if another transfer takes some meanwhile.
+    /// Promises `most` bytes to this transfer, or else `least`, as far as they are not promised to others. `free`
+    /// returns the bytes that are free; it is asked again if another transfer takes some meanwhile.
     ///
     /// # Errors
     /// That of `free`.
@@ -105,10 +105,12 @@ impl Reservation {
             let others = table.promised.iter().filter(|(number, _)| **number != self.number);
             let others = others.map(|(_, bytes)| *bytes).fold(0, u64::saturating_add);
             let left = free.saturating_sub(others);
-            let (bytes, promised) = match left {
-                left if most <= left => (most, Promised::All),
-                left if least <= left => (least, Promised::Least),
-                _ => return Ok(Promised::Nothing { free, others }),
+            let (bytes, promised) = if most <= left {
+                (most, Promised::All)
+            } else if least <= left {
+                (least, Promised::Least)
+            } else {
+                return Ok(Promised::Nothing { free, others });
             };
             table.promised.insert(self.number, bytes);
             table.changes += 1;

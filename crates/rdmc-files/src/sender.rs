@@ -27,7 +27,7 @@ use crate::event::{Direction, Event, Events, Progress, TICK};
 use crate::fabric::{FabricInUse, FabricSettings, OfferedFabrics, register_to_send};
 use crate::interface;
 use crate::manifest;
-use crate::racks::{RackSelection, RoundTrips, is_worth_a_round_trip, two_trees};
+use crate::racks::{self, RackSelection};
 use crate::receivers::Receivers;
 use crate::size::POOL_BYTES_DEFAULT;
 use crate::source::{FileHasher, RecentFiles, SourceFile, SourceTree};
@@ -385,13 +385,13 @@ impl Settings {
         // If one was not reached, the invitation fails anyway.
         let all_reached = of_sender.len() == receivers.addresses().len();
         let asks_round_trips =
-            finds_racks && all_reached && is_worth_a_round_trip(&of_sender, reached.peer_addresses(), transfer);
+            finds_racks && all_reached && racks::is_worth_a_round_trip(&of_sender, reached.peer_addresses(), transfer);
         let announcement = Announcement { asks_round_trips, ..announcement };
         let conclude = |replies: &BTreeMap<NodeId, Bytes>| {
-            let delta = replies.values().any(|reply| Reply::decode(reply).has_parts);
-            let found = || RoundTrips { of_sender, replies }.racks(members);
-            let by_racks =
-                asks_round_trips.then(found).flatten().and_then(|racks| two_trees(racks, &announcement, path));
+            let replies = replies.iter().map(|(node, reply)| (*node, Reply::decode(reply))).collect::<BTreeMap<_, _>>();
+            let delta = replies.values().any(|reply| reply.has_parts);
+            let found = asks_round_trips.then(|| racks::find(members, &of_sender, &replies)).flatten();
+            let by_racks = found.and_then(|racks| racks::two_trees(racks, &announcement, path));
             Conclusion { delta, algorithm: by_racks.as_ref().map(Into::into) }.encode()
         };
         let invited = reached.invite_and_conclude(announcement.encode(), conclude).await;

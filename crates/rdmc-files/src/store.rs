@@ -189,9 +189,9 @@ impl Store {
             && Part::elsewhere(&self.dir).is_err_and(|error| error.kind() == io::ErrorKind::NotFound)
     }
 
-    /// Checks that the files of a manifest can be stored beside those of the transfers under way, and that the directory
-    /// still exists. Parts of interrupted transfers count as free. If space is short, the returned store asks for one
-    /// file at a time.
+    /// Checks that the files of a manifest can be stored beside those of the transfers under way, and that the
+    /// directory still exists. Parts of interrupted transfers count as free. If space is short, the returned store asks
+    /// for one file at a time.
     pub(crate) fn with_room(self, manifest: &Manifest) -> Result<Self, Problem> {
         if self.is_removed() {
             let Wording { directory, receiver, .. } = self.wording;
@@ -258,14 +258,19 @@ impl Store {
     ///
     /// A file in place is freed when the new one replaces it, so that only the files that arrive are there twice.
     fn bytes_needed(&self, manifest: &Manifest, arriving: usize) -> u64 {
-        let sizes = manifest.files().map(|(entry, size)| match self.dir.symlink_metadata(entry.path.to_path()) {
-            Ok(found) if looks_the_same(&found, entry, size) => (0, size),
-            _ => (size, 0),
+        let sizes = manifest.files().map(|(entry, size)| match self.replaces_equal(entry, size) {
+            true => (0, size),
+            false => (size, 0),
         });
         let (added, replaced): (Vec<u64>, Vec<u64>) = sizes.unzip();
         let sum = |sizes: &[u64]| sizes.iter().copied().fold(0, u64::saturating_add);
         let at_once = replaced.windows(replaced.len().clamp(1, arriving)).map(sum).max().unwrap_or(0);
         sum(&added).saturating_add(at_once)
+    }
+
+    /// Tells whether a file is in place whose size and time are those of the entry.
+    fn replaces_equal(&self, entry: &Entry, size: u64) -> bool {
+        self.dir.symlink_metadata(entry.path.to_path()).is_ok_and(|found| looks_the_same(&found, entry, size))
     }
 
     /// Checks a manifest against what is in the directory.
@@ -440,7 +445,7 @@ impl Store {
             outcome => outcome?,
         }
         // One that replaces an equal file gives its space back, and one that begins again has taken it already.
-        if before.is_none() && self.in_place(entry, size).is_none() {
+        if before.is_none() && !self.replaces_equal(entry, size) {
             note_taken();
         }
         if self.delta && size > 0 {

@@ -142,8 +142,8 @@ pub enum Spine {
     Cascade,
     /// Two trees of racks, and two trees of members inside each, as in [`Algorithm::TwoTree`]: for distant racks.
     ///
-    /// No port sends two blocks a step. A block passes O(log r) racks, and O(log s) members in each; s is the size of the
-    /// largest rack.
+    /// No port sends two blocks a step. A block passes O(log r) racks, and O(log s) members in each; s is the size of
+    /// the largest rack.
     TwoTree,
 }
 

@@ -34,15 +34,15 @@ struct Join {
 
 /// Clusters that are joined until one is left. Each has the number of its lowest member.
 struct Clusters {
-    /// By a cluster and one of higher number, the round trips between their members.
-    between: Vec<Vec<RoundTrips>>,
+    /// By a cluster and one of higher number, the round trip between their members.
+    between: Vec<Vec<MeanRoundTrip>>,
     /// The clusters that are left.
     left: Vec<u32>,
 }
 
-/// Round trips of which the geometric mean counts.
+/// The geometric mean of round trips, as far as they are known.
 #[derive(Clone, Copy, Debug, Default)]
-struct RoundTrips {
+struct MeanRoundTrip {
     logarithms: f64,
     count: f64,
 }
@@ -51,15 +51,15 @@ impl Clusters {
     fn new(members: u32, round_trip: impl Fn(Rank, Rank) -> Option<Duration>) -> Self {
         let measured = |a, b| match round_trip(Rank(a), Rank(b)) {
             Some(round_trip) => {
-                RoundTrips { logarithms: round_trip.max(ROUND_TRIP_MIN).as_secs_f64().ln(), count: 1.0 }
+                MeanRoundTrip { logarithms: round_trip.max(ROUND_TRIP_MIN).as_secs_f64().ln(), count: 1.0 }
             }
-            None => RoundTrips::default(),
+            None => MeanRoundTrip::default(),
         };
-        let row = |a| (0..members).map(|b| if a < b { measured(a, b) } else { RoundTrips::default() }).collect();
+        let row = |a| (0..members).map(|b| if a < b { measured(a, b) } else { MeanRoundTrip::default() }).collect();
         Self { between: (0..members).map(row).collect(), left: (0..members).collect() }
     }
 
-    fn between(&mut self, a: u32, b: u32) -> &mut RoundTrips {
+    fn between(&mut self, a: u32, b: u32) -> &mut MeanRoundTrip {
         &mut self.between[a.min(b) as usize][a.max(b) as usize]
     }
 
@@ -67,13 +67,13 @@ impl Clusters {
     fn join_closest(&mut self) -> Option<Join> {
         let pairs = self.left.iter().enumerate().flat_map(|(nth, a)| self.left[nth + 1..].iter().map(|b| (*a, *b)));
         let known = pairs.filter_map(|(a, b)| {
-            let RoundTrips { logarithms, count } = self.between[a as usize][b as usize];
+            let MeanRoundTrip { logarithms, count } = self.between[a as usize][b as usize];
             (count > 0.0).then(|| Join { from: b, into: a, distance: (logarithms / count).exp() })
         });
         let closest = known.min_by(|a, b| a.distance.total_cmp(&b.distance))?;
         self.left.retain(|cluster| *cluster != closest.from);
         for other in self.left.clone().into_iter().filter(|other| *other != closest.into) {
-            let RoundTrips { logarithms, count } = *self.between(closest.from, other);
+            let MeanRoundTrip { logarithms, count } = *self.between(closest.from, other);
             let joined = self.between(closest.into, other);
             joined.logarithms += logarithms;
             joined.count += count;

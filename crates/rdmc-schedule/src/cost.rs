@@ -154,10 +154,11 @@ impl CostModel {
         let schedule = Schedule::new(algorithm, members, BlockCount(blocks))?;
         // The last block may be shorter: all are as long as they are on average.
         let len = as_f64(bytes) / f64::from(blocks);
-        let (hops, overhead) = (f64::from(hops(algorithm, members).between), self.per_block.as_secs_f64());
+        let (count, overhead) = (hops(algorithm, members), self.per_block.as_secs_f64());
+        let hops = f64::from(count.between);
         let seconds = match self.medium {
             Medium::Ports { rate } => {
-                self.time_on_ports(&schedule, len, rate) + hops * self.late_by_slow_start(len, rate)
+                self.time_on_ports(&schedule, count, len, rate) + hops * self.late_by_slow_start(len, rate)
             }
             Medium::Host { rate, processors } => {
                 let receivers = f64::from(members.saturating_sub(1));
@@ -182,7 +183,7 @@ impl CostModel {
     }
 
     /// Predicts the time of a message on ports of `rate` bytes per second; its blocks have `len` bytes on average.
-    fn time_on_ports(&self, schedule: &Schedule, len: f64, rate: f64) -> f64 {
+    fn time_on_ports(&self, schedule: &Schedule, hops: HopCount, len: f64, rate: f64) -> f64 {
         let (latency, latency_in_rack) = (self.latency.as_secs_f64(), self.latency_in_rack.as_secs_f64());
         let (algorithm, members) = (schedule.algorithm(), schedule.members());
         // Of each sender, so many blocks may be under way.
@@ -193,13 +194,12 @@ impl CostModel {
             _ => 1.0,
         };
         let block_time = (len / rate + self.per_block.as_secs_f64()).max(2.0 * latency / (BLOCKS_UNDER_WAY * senders));
-        let (steps, hops) = (as_f64(schedule.steps()), hops(algorithm, members));
-        let (hops, in_rack) = (f64::from(hops.between), f64::from(hops.inside) * latency_in_rack);
+        let (steps, in_rack) = (as_f64(schedule.steps()), f64::from(hops.inside) * latency_in_rack);
+        let hops = f64::from(hops.between);
         match algorithm {
             _ if members < 3 => steps * block_time + 2.0 * latency,
             // Before the first block, members learn the message's size, and grant.
-            Algorithm::TwoTree => steps * block_time + (hops + 2.0) * latency,
-            Algorithm::Hybrid(Hybrid { spine: Spine::TwoTree, .. }) => {
+            Algorithm::TwoTree | Algorithm::Hybrid(Hybrid { spine: Spine::TwoTree, .. }) => {
                 steps * block_time + (hops + 2.0) * latency + in_rack
             }
             Algorithm::BinomialPipeline | Algorithm::Circulant | Algorithm::Hybrid(_) => {

@@ -5,8 +5,9 @@
 //! two trees of this kind, the root's rack above both. In a rack of s members a tree has s − 1 edges, and one more to
 //! each rack below it. Both trees together have 2s edges at most, two for each member.
 //!
-//! In a rack, a tree grows from its entry. Members take the oldest free place. Racks below go first, because they may be
-//! far away, but leave one place for the members. Members that have children in the first tree come last in the second.
+//! In a rack, a tree grows from its entry. Members take the oldest free place. Racks below go first, because they may
+//! be far away, but leave one place for the members. Members that have children in the first tree come last in the
+//! second.
 //!
 //! An edge is active in every other step. Two edges that end at one member are active in different steps, and so are
 //! two that begin at one. These pairs form paths and even cycles of edges, along which the steps alternate.
@@ -64,13 +65,11 @@ impl RackTrees {
 
     /// Returns the sender of `rank`'s first block as [`two_tree::first_source`] does.
     pub(crate) fn first_source(&self, rank: u32) -> Option<u32> {
-        let [Some(first), Some(second)] = self.to[rank as usize] else { return None };
-        let comes_first = first.begin < second.begin || first.peer == second.peer;
-        let is_inside_second = self.edges_below(Tree::Second, rank).next().is_some();
-        (comes_first && !is_inside_second).then_some(first.peer)
+        two_tree::fixed_source(self.to[rank as usize], self.from[rank as usize])
     }
 
-    /// Returns the most hops from rack to rack that a block takes, one after the other, and the most inside racks. O(n).
+    /// Returns the most hops from rack to rack that a block takes, one after the other, and the most inside racks.
+    /// O(n).
     pub(crate) fn hops(&self, rack_of: impl Fn(u32) -> u32) -> (u32, u32) {
         let (mut most_between, mut most_inside) = (0, 0);
         for tree in Tree::BOTH {

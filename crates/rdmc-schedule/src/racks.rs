@@ -104,8 +104,8 @@ impl Racks {
     /// `round_trip` returns the time from a member to one of higher rank and back, or `None` if it is not known. Groups
     /// of members are joined one after the other, the closest first, by the geometric mean of the round trips between
     /// them, so that a single one that was measured badly counts little. Racks are the groups before the last step at
-    /// which the distance doubles, and grows by 50 µs, which software can delay. So hosts of several sites are divided by
-    /// site, not by the racks of a site.
+    /// which the distance doubles, and grows by 50 µs, which software can delay. So hosts of several sites are divided
+    /// by site, not by the racks of a site.
     ///
     /// Returns `None` if there are no racks, or all members would be in racks of their own. O(n³), in O(n²)
     /// memory.

@@ -52,10 +52,14 @@ pub(crate) fn steps(members: u32, blocks: u32) -> u64 {
 /// of the message at the end of the first tree.
 pub(crate) fn first_source(members: u32, rank: u32) -> Option<u32> {
     let trees = TwoTrees::new(members);
-    let [first, second] = trees.edges_to(rank);
-    let (first, second) = (first?, second?);
+    fixed_source(trees.edges_to(rank), trees.edges_from(rank))
+}
+
+/// Returns the [first source](first_source) of a member with these edges.
+pub(crate) fn fixed_source(to: [Option<Edge>; 2], from: [Option<Edge>; 2]) -> Option<u32> {
+    let [Some(first), Some(second)] = to else { return None };
     let comes_first = first.begin < second.begin || first.peer == second.peer;
-    let is_inside_second = trees.index(Tree::Second, rank) <= trees.inner;
+    let is_inside_second = from.iter().flatten().any(|edge| edge.tree == Tree::Second);
     (comes_first && !is_inside_second).then_some(first.peer)
 }
 

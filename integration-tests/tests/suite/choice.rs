@@ -1,5 +1,7 @@
 //! Tests of the cost model's choice of algorithm and block size, which all members follow.
 
+use std::path::Path;
+
 use serde_json::Value;
 use tempfile::TempDir;
 
@@ -25,11 +27,7 @@ fn how_blocks_travel_is_chosen_for_the_fabric_unless_it_is_given() {
                 continue;
             }
             let receivers = [0; 3].map(|_| Receiver::start(&["--once", "--fabric", fabric]));
-            let to = receivers.each_ref().map(|receiver| receiver.address.as_str()).join(",");
-            let arguments = ["send", "--json", "--fabric", fabric, "--to", &to];
-            let sent = finish(command(&arguments).args(options).arg(&file).spawn().unwrap());
-            assert_eq!(code(&sent), 0, "{options:?} {fabric}: {sent:?}");
-            let told = started(&text(&sent.stdout));
+            let told = send_to(&receivers, &[&["--fabric", fabric], options].concat(), &file);
             assert_eq!(told["fabric"], fabric);
             if let Some(algorithm) = algorithm {
                 assert_eq!(told["algorithm"], algorithm, "{options:?} {fabric}");
@@ -56,11 +54,7 @@ fn a_receiver_is_told_what_its_sender_insists_on() {
     // Blocks for ports of usual speed, and for fast ports.
     let block_sizes = [["--port-rate", "2.5G"], ["--port-rate", "100G"]].map(|options| {
         let receivers = [0; 3].map(|_| Receiver::start(&["--once"]));
-        let to = receivers.each_ref().map(|receiver| receiver.address.as_str()).join(",");
-        let arguments = ["send", "--json", "--fabric", "tcp", "--path-rtt", "0.1ms", "--to", &to];
-        let sent = finish(command(&arguments).args(options).arg(&file).spawn().unwrap());
-        assert_eq!(code(&sent), 0, "{sent:?}");
-        let told = started(&text(&sent.stdout));
+        let told = send_to(&receivers, &[&["--fabric", "tcp", "--path-rtt", "0.1ms"], &options[..]].concat(), &file);
         assert_eq!((&told["fabric"], &told["fabric_reason"]), (&"tcp".into(), &"--fabric tcp".into()));
         for receiver in receivers {
             let (exit, said) = receiver.finish_telling();
@@ -80,11 +74,7 @@ fn a_sender_that_is_told_of_racks_sends_by_racks() {
     std::fs::write(&file, pattern(5 << 20, 1)).unwrap();
     for (racks, expected) in [("0,2/1,3", "[[0,2],[1,3]]"), ("none", "null")] {
         let receivers = [0; 3].map(|_| Receiver::start(&["--once"]));
-        let to = receivers.each_ref().map(|receiver| receiver.address.as_str()).join(",");
-        let arguments = ["send", "--json", "--fabric", "tcp", "--path-rtt", "1ms", "--racks", racks, "--to", &to];
-        let sent = finish(command(&arguments).arg(&file).spawn().unwrap());
-        assert_eq!(code(&sent), 0, "{sent:?}");
-        let told = started(&text(&sent.stdout));
+        let told = send_to(&receivers, &["--fabric", "tcp", "--path-rtt", "1ms", "--racks", racks], &file);
         assert_eq!(told["racks"].to_string(), expected);
         let algorithm = if racks == "none" { "two-tree" } else { "hybrid(two-tree)" };
         assert_eq!(told["algorithm"], algorithm);
@@ -109,6 +99,14 @@ fn racks_that_do_not_suit_the_receivers_are_usage_errors() {
         assert_eq!(code(&sent), 2, "{sent:?}");
         assert!(text(&sent.stderr).contains(said), "{sent:?}");
     }
+}
+
+/// Sends a file, and returns the sender's event of the start.
+fn send_to(receivers: &[Receiver], options: &[&str], file: &Path) -> Value {
+    let to = receivers.iter().map(|receiver| receiver.address.as_str()).collect::<Vec<_>>().join(",");
+    let sent = finish(command(&["send", "--json", "--to", &to]).args(options).arg(file).spawn().expect("rdmc starts"));
+    assert_eq!(code(&sent), 0, "{options:?}: {sent:?}");
+    started(&text(&sent.stdout))
 }
 
 /// Returns the event of the start of a transfer.

@@ -269,8 +269,8 @@ fn tcp_round_trip(stream: &TcpStream) -> Option<Duration> {
 
     let mut info = MaybeUninit::<libc::tcp_info>::zeroed();
     let mut len = libc::socklen_t::try_from(size_of::<libc::tcp_info>()).expect("some hundred bytes");
-    // SAFETY: the descriptor is open as long as `stream` is borrowed. For `IPPROTO_TCP` and `TCP_INFO` the kernel writes
-    // a `tcp_info`, of which at most `len` bytes, for which `info` has room. `len` lives as long as the call.
+    // SAFETY: the descriptor is open as long as `stream` is borrowed. For `IPPROTO_TCP` and `TCP_INFO` the kernel
+    // writes at most `len` bytes of a `tcp_info`, for which `info` has room. `len` lives as long as the call.
     let failed = unsafe {
         libc::getsockopt(stream.as_raw_fd(), libc::IPPROTO_TCP, libc::TCP_INFO, info.as_mut_ptr().cast(), &raw mut len)
     };

@@ -16,6 +16,13 @@ impl Dice {
         self.0 = self.0.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
         u32::try_from((self.0 >> 33) % u64::from(limit)).unwrap()
     }
+
+    /// Draws racks, `most` at most.
+    fn racks(&mut self, members: u32, most: u32) -> Racks {
+        let racks = 1 + self.below(most);
+        let assignment: Vec<u32> = (0..members).map(|_| self.below(racks)).collect();
+        Racks::from_assignment(&assignment).unwrap()
+    }
 }
 
 fn check(racks: &Racks, block_counts: impl IntoIterator<Item = u32>) {
@@ -54,9 +61,7 @@ fn random_assignments_deliver_every_block_once() {
     let mut dice = Dice(1);
     for members in 1..=70 {
         for _ in 0..4 {
-            let racks = 1 + dice.below(members);
-            let assignment: Vec<u32> = (0..members).map(|_| dice.below(racks)).collect();
-            check(&Racks::from_assignment(&assignment).unwrap(), [1, 2, 3, 5, 8, 16, 40]);
+            check(&dice.racks(members, members), [1, 2, 3, 5, 8, 16, 40]);
         }
     }
 }
@@ -71,11 +76,9 @@ fn large_racks_deliver_every_block_once() {
 fn neighbours_and_first_sources_are_exact() {
     let mut dice = Dice(2);
     for members in 1..=40 {
-        let racks = 1 + dice.below(members);
-        let assignment: Vec<u32> = (0..members).map(|_| dice.below(racks)).collect();
+        let racks = dice.racks(members, members);
         for spine in Spine::ALL {
-            let racks = Racks::from_assignment(&assignment).unwrap();
-            let algorithm = Algorithm::Hybrid(Hybrid::new(racks, spine));
+            let algorithm = Algorithm::Hybrid(Hybrid::new(racks.clone(), spine));
             let block_counts: Vec<u32> = (1..=26).chain([100]).collect();
             check_neighbours(&algorithm, members, &block_counts);
             for rank in (1..members).filter(|_| spine != Spine::TwoTree) {
@@ -133,9 +136,7 @@ fn leaders_send_on_the_spine_first() {
 fn the_cascade_takes_one_block_a_step_from_every_port() {
     let mut dice = Dice(3);
     for members in 1..=80 {
-        let racks = 1 + dice.below(members.min(9));
-        let assignment: Vec<u32> = (0..members).map(|_| dice.below(racks)).collect();
-        let racks = Racks::from_assignment(&assignment).unwrap();
+        let racks = dice.racks(members, members.min(9));
         let algorithm = Algorithm::Hybrid(Hybrid::new(racks.clone(), Spine::Cascade));
         for blocks in [1, 2, 3, 5, 8, 16, 40] {
             let timetable = Timetable::checked(&algorithm, members, blocks);
@@ -157,19 +158,18 @@ fn the_cascade_takes_one_block_a_step_from_every_port() {
 fn two_trees_by_racks_take_one_block_a_step_from_every_port_and_two_children_at_most() {
     let mut dice = Dice(4);
     for members in 1..=80 {
-        let racks = 1 + dice.below(members.min(20));
-        let assignment: Vec<u32> = (0..members).map(|_| dice.below(racks)).collect();
-        let algorithm = Algorithm::Hybrid(Hybrid::new(Racks::from_assignment(&assignment).unwrap(), Spine::TwoTree));
+        let racks = dice.racks(members, members.min(20));
+        let algorithm = Algorithm::Hybrid(Hybrid::new(racks.clone(), Spine::TwoTree));
         for blocks in [1, 2, 3, 8, 40] {
             let timetable = Timetable::checked(&algorithm, members, blocks);
             let mut sends = HashSet::new();
             for crossing in &timetable.crossings {
-                assert!(sends.insert((crossing.from, crossing.step)), "{assignment:?}: {crossing:?}");
+                assert!(sends.insert((crossing.from, crossing.step)), "{racks:?}: {crossing:?}");
             }
         }
         for rank in 0..members {
             let found = neighbours(&algorithm, members, Rank(rank)).unwrap();
-            assert!(found.sends_to.len() <= 2 && found.receives_from.len() <= 2, "{assignment:?}: {rank} {found:?}");
+            assert!(found.sends_to.len() <= 2 && found.receives_from.len() <= 2, "{racks:?}: {rank} {found:?}");
         }
     }
 }

@@ -28,6 +28,8 @@ use crate::wire::{self, Frame, RejectReason};
 pub struct InvitationWithdrawn {
     /// The other listener's number.
     pub because_of: NodeId,
+    /// Its address, as the inviting node gave it.
+    pub address: String,
     /// Why it cannot take part, as the inviting node tells it; at most 1000 characters.
     pub reason: String,
 }
@@ -83,11 +85,6 @@ impl Invitation {
         self.roster.members.keys().copied().collect()
     }
 
-    /// Returns the address of a node as the inviting one gave it; that of node 0 is empty.
-    pub fn address(&self, node: NodeId) -> Option<&str> {
-        self.roster.members.get(&node).map(String::as_str)
-    }
-
     /// Returns the [detection time](NodeBuilder::detection) of the cluster, which the inviting node chooses for all.
     pub fn detection(&self) -> Duration {
         self.roster.detection
@@ -126,9 +123,9 @@ impl Invitation {
 
     /// Measures the round trips to the nodes with higher numbers, and returns those that are known after `limit`.
     ///
-    /// With those of all nodes, the inviting application knows how far any two of them are from each other. It takes the
-    /// longest of these round trips, or `limit` if a node does not answer. Meanwhile the connections to these nodes are
-    /// opened. With TCP on Linux the kernel measures the round trips.
+    /// With those of all nodes, the inviting application knows how far any two of them are from each other. It takes
+    /// the longest of these round trips, or `limit` if a node does not answer. Meanwhile the connections to these nodes
+    /// are opened. With TCP on Linux the kernel measures the round trips.
     ///
     /// # Cancel safety
     /// The connections go on opening. The next call, or [`accept`](Self::accept), uses them.
@@ -186,7 +183,8 @@ impl Invitation {
                 Some(Frame::Ping) => {}
                 Some(Frame::Withdrawn { because_of, reason }) => {
                     let reason = reason.chars().take(REASON_MAX).collect();
-                    return Err(io::Error::other(InvitationWithdrawn { because_of, reason }));
+                    let address = self.roster.members.get(&because_of).cloned().unwrap_or_default();
+                    return Err(io::Error::other(InvitationWithdrawn { because_of, address, reason }));
                 }
                 _ => return Err(io::Error::other("the invitation was withdrawn")),
             }
