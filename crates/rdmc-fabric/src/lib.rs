@@ -68,6 +68,6 @@ pub use tcp::{TcpConfig, TcpFabric};
 pub use tcp_shm::TcpShmFabric;
 pub use trace::{TraceEvent, TraceFabric, TraceKind};
 pub use work::{
-    Completed, Inspector, Nearing, NearlyDone, Opcode, Operation, QueuePairId, Received, Work, WorkCompletion,
-    WorkError, WorkRequest,
+    Completed, Inspector, Nearing, NearlyDone, Opcode, Operation, QueuePairId, ReceiveOptions, Received, Work,
+    WorkCompletion, WorkError, WorkRequest,
 };

@@ -87,6 +87,7 @@ impl fmt::Debug for MemFabric {
 impl Fabric for MemFabric {
     fn capabilities(&self) -> Capabilities {
         let mut capabilities = Capabilities::new("mem");
+        capabilities.tells_near = true;
         capabilities.shares_objects = true;
         capabilities
     }

@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use crate::fabric::{ConnectError, Endpoint, Peer, QueuePairConfig, RawQueuePair};
 use crate::memory::{Buffer, BufferMut};
 use crate::remote::RemoteMemory;
-use crate::work::{Inspector, Operation, QueuePairId, Received, Signaling, Slot, Work, WorkError, WorkRequest};
+use crate::work::{Operation, QueuePairId, ReceiveOptions, Received, Signaling, Slot, Work, WorkError, WorkRequest};
 
 /// A reliable connected queue pair.
 ///
@@ -86,11 +86,9 @@ impl QueuePair {
         Operation::receive(self.post(Work::Receive { into }))
     }
 
-    /// Receives like [`receive`](Self::receive); `inspector` sees the bytes as they arrive, as far as the fabric shows
-    /// them.
-    pub fn receive_inspected(&self, into: BufferMut, inspector: Arc<dyn Inspector>) -> Operation<Received> {
-        let slot = self.post_as(Work::Receive { into }, Signaling::Signaled, Some(inspector));
-        Operation::receive(slot)
+    /// Receives like [`receive`](Self::receive), with more that is asked of the fabric.
+    pub fn receive_with(&self, into: BufferMut, options: ReceiveOptions) -> Operation<Received> {
+        Operation::receive(self.post_as(Work::Receive { into }, Signaling::Signaled, options))
     }
 
     /// Writes `data` into the peer's memory; with `imm` it also consumes and completes a receive of the peer.
@@ -127,10 +125,10 @@ impl QueuePair {
     }
 
     fn post_with(&self, work: Work, signaling: Signaling) -> Arc<Slot> {
-        self.post_as(work, signaling, None)
+        self.post_as(work, signaling, ReceiveOptions::default())
     }
 
-    fn post_as(&self, work: Work, signaling: Signaling, inspector: Option<Arc<dyn Inspector>>) -> Arc<Slot> {
+    fn post_as(&self, work: Work, signaling: Signaling, options: ReceiveOptions) -> Arc<Slot> {
         let (outstanding, depth) = match work {
             Work::Receive { .. } => (&self.receives, self.config.receive_depth),
             _ => (&self.sends, self.config.send_depth),
@@ -141,7 +139,7 @@ impl QueuePair {
         };
         // The queue is full: no request can be posted behind this one to bring its completion.
         let signaling = if before + 1 == depth { Signaling::Signaled } else { signaling };
-        let (request, slot) = WorkRequest::new(work, signaling, inspector, self.raw.id(), outstanding.clone());
+        let (request, slot) = WorkRequest::new(work, signaling, options, self.raw.id(), outstanding.clone());
         self.raw.post(request);
         slot
     }

@@ -124,6 +124,7 @@ impl Fabric for ShmFabric {
         // Only the host's memory lies between the two ends.
         capabilities.protects_blocks = true;
         capabilities.ahead_bytes = AHEAD_BYTES;
+        capabilities.tells_near = true;
         capabilities.shares_objects = true;
         capabilities
     }

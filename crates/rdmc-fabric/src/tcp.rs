@@ -40,10 +40,10 @@ pub struct TcpConfig {
     /// host there is no port. There the send buffer is bounded, so that written bytes are still in the cache when they
     /// are read.
     pub unsent_bytes_max: u32,
-    /// How many bytes before the end of a block the next block, to another neighbour, may begin. Default 32 KiB.
+    /// How many bytes before the end of a send it is nearly done, unless its receive [says](
+    /// crate::ReceiveOptions::near_bytes) it. Default 32 KiB.
     ///
-    /// It is large enough to hide the latency of telling the next sender, and small enough that blocks hardly share a
-    /// port. Between processes of one host there is no port to share, and blocks need not follow each other.
+    /// Between processes of one host there is no port to share. There, work is nearly done when it is posted.
     pub near_bytes: u32,
     /// The congestion control of data connections (`TCP_CONGESTION`), where the system has it and allows it. Otherwise,
     /// and between processes of one host, the system's own applies. Default `reno`.
@@ -129,7 +129,9 @@ impl fmt::Debug for TcpFabric {
 
 impl Fabric for TcpFabric {
     fn capabilities(&self) -> Capabilities {
-        Capabilities::new(if self.shared.config.encrypt { "tcp+tls" } else { "tcp" })
+        let mut capabilities = Capabilities::new(if self.shared.config.encrypt { "tcp+tls" } else { "tcp" });
+        capabilities.tells_near = true;
+        capabilities
     }
 
     fn environment(&self) -> Arc<dyn Environment> {

@@ -160,6 +160,19 @@ pub trait Inspector: fmt::Debug + Send + Sync {
     fn inspect(&self, bytes: &[u8]);
 }
 
+/// What else may be asked of a receive.
+#[derive(Clone, Debug, Default)]
+pub struct ReceiveOptions {
+    /// Sees the bytes as they arrive, as far as the fabric shows them.
+    pub inspector: Option<Arc<dyn Inspector>>,
+    /// The receive is [nearly done](Operation::nearly_done) when at most so many bytes are still to come. `None` leaves
+    /// the number to the fabric. A fabric that cannot tell when that is ignores it.
+    ///
+    /// To hide the way of a message that begins then, it is what arrives in a round trip. The peer's send is nearly done
+    /// at the same time, if the fabric tells the peer.
+    pub near_bytes: Option<u32>,
+}
+
 /// The outcome of one work request as the completion queue reports it.
 #[derive(Clone, Copy, Debug)]
 pub struct WorkCompletion {
@@ -210,11 +223,11 @@ impl WorkRequest {
     pub(crate) fn new(
         work: Work,
         signaling: Signaling,
-        inspector: Option<Arc<dyn Inspector>>,
+        options: ReceiveOptions,
         queue_pair: QueuePairId,
         depth: Arc<AtomicU32>,
     ) -> (Self, Arc<Slot>) {
-        let slot = Arc::new(Slot { state: Mutex::default(), depth: Some(depth), inspector });
+        let slot = Arc::new(Slot { state: Mutex::default(), depth: Some(depth), options });
         (Self { work: Some(work), signaling, queue_pair, slot: slot.clone() }, slot)
     }
 
@@ -241,7 +254,12 @@ impl WorkRequest {
 
     /// Returns the inspector of a receive. A fabric that has the bytes at hand shows them to it.
     pub fn inspector(&self) -> Option<&Arc<dyn Inspector>> {
-        self.slot.inspector.as_ref()
+        self.slot.options.inspector.as_ref()
+    }
+
+    /// Returns how many bytes may be still to come when a receive is to be marked as nearly done, if it was said.
+    pub fn near_bytes(&self) -> Option<u32> {
+        self.slot.options.near_bytes
     }
 
     /// Marks the work as nearly done; a fabric that can tell calls it when few bytes are still to come.
@@ -318,8 +336,8 @@ impl Drop for Completed {
 pub(crate) struct Slot {
     state: Mutex<SlotState>,
     depth: Option<Arc<AtomicU32>>,
-    /// It is stored here because requests are moved about.
-    inspector: Option<Arc<dyn Inspector>>,
+    /// They are stored here because requests are moved about.
+    options: ReceiveOptions,
 }
 
 #[derive(Debug, Default)]
@@ -344,7 +362,7 @@ impl Slot {
     pub(crate) fn refused(error: WorkError) -> Arc<Self> {
         let outcome = Some(Outcome { result: Err(error), imm: None, memory: None });
         let state = Mutex::new(SlotState { near: true, outcome, ..Default::default() });
-        Arc::new(Self { state, depth: None, inspector: None })
+        Arc::new(Self { state, depth: None, options: ReceiveOptions::default() })
     }
 
     fn resolve(&self, result: Result<usize, WorkError>, imm: Option<u32>, work: Work) {

@@ -4,9 +4,8 @@
 //! and the cost of a block besides. Distance adds to that:
 //!
 //! - A block that goes from member to member is late by one latency at each of them.
-//! - Members that keep in step with several neighbours wait at the end of each step for a grant, which takes a round
-//!   trip. [Near](is_near) members do.
-//! - Otherwise blocks share ports. That costs some steps more, and no round trips.
+//! - Members that keep in step with several neighbours [wait](wait_in_step) at the end of each step.
+//! - Members that [run free](runs_free_from) do not. But their blocks share ports, which costs some steps more.
 //! - Connections that begin slowly carry the first block in several round trips.
 //!
 //! Members that are processes of one host have no ports. They share processors, which copy every block to every member.
@@ -17,6 +16,7 @@ use crate::algorithm::{Algorithm, Hybrid, Spine};
 use crate::hop::BlockCount;
 use crate::schedule::{Schedule, ScheduleError};
 use crate::simple::stages;
+use crate::stepping::{FREE_FILL_BLOCKS, crowded_ratio, runs_free_from, wait_in_step};
 
 /// Models the cost of moving blocks between members.
 ///
@@ -203,16 +203,16 @@ impl CostModel {
                 steps * block_time + (hops + 2.0) * latency + in_rack
             }
             Algorithm::BinomialPipeline | Algorithm::Circulant | Algorithm::Hybrid(_) => {
-                if *algorithm == Algorithm::Circulant || is_near(len, 2 * self.latency, rate) {
-                    // The word is given some time before the end of the block. Too late, the port idles; too early, the
-                    // blocks share it.
-                    let waits = (2.0 * latency - NOTICE_BYTES.min(len) / rate).abs();
-                    return steps * (block_time + waits) * IN_STEP_RATIO + latency;
+                let wait = wait_in_step(2 * self.latency, true);
+                let blocks = schedule.blocks();
+                if *algorithm == Algorithm::Circulant || blocks < runs_free_from(members, len, rate, wait) {
+                    // The next block is granted in the middle of this one, at the earliest.
+                    let late = (2.0 * latency - len / rate / 2.0).max(0.0);
+                    return steps * (block_time + wait.as_secs_f64() + late) * IN_STEP_RATIO + latency;
                 }
-                let crowded = if members.is_power_of_two() { 1.0 } else { CROWDED_RATIO };
                 let fill = hops * (FREE_FILL_BLOCKS * block_time + FREE_FILL_LATENCIES * latency);
-                let blocks_time = f64::from(schedule.blocks().get()) * block_time;
-                (blocks_time * crowded + fill).min(steps * (block_time + 2.0 * latency)) + latency
+                let blocks_time = f64::from(blocks.get()) * block_time;
+                (blocks_time * crowded_ratio(members) + fill).min(steps * (block_time + 2.0 * latency)) + latency
             }
             // The members of the last stage are behind fewer others, unless they are as many as all before.
             Algorithm::BinomialTree if schedule.blocks().get() == 1 => {
@@ -284,13 +284,6 @@ impl CostModel {
     }
 }
 
-/// Tells whether members are so near that they should keep in step: a round trip takes at most a sixth of the time that
-/// a block of `block_len` bytes takes to cross a port of `rate` bytes per second.
-#[must_use]
-pub fn is_near(block_len: f64, round_trip: Duration, rate: f64) -> bool {
-    round_trip.as_secs_f64() * rate * NEAR_PARTS <= block_len
-}
-
 /// The hops that a block takes, one after the other, to reach the last member.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct HopCount {
@@ -331,19 +324,12 @@ static CANDIDATES: [Algorithm; 6] = [
     Algorithm::BinomialTree,
     Algorithm::Sequential,
 ];
-/// Members are near if a round trip takes at most this part of a block's time.
-const NEAR_PARTS: f64 = 6.0;
 /// Members that keep in step take this many times as long: one that is late makes others late.
 const IN_STEP_RATIO: f64 = 1.02;
 /// Blocks of one sender that are under way, about, where distance needs many.
 const BLOCKS_UNDER_WAY: f64 = 512.0;
-/// Bytes before the end of a block at which its receiver is ready for one of another member.
-const NOTICE_BYTES: f64 = 32.0 * 1024.0;
-/// If blocks share ports, and the number of members is no power of two, this many times the blocks' time.
-const CROWDED_RATIO: f64 = 1.14;
-/// If blocks share ports, the time until the last member gets its blocks at full rate: so many blocks and latencies for
-/// each doubling of the members.
-const FREE_FILL_BLOCKS: f64 = 3.0;
+/// If blocks share ports, the time until the last member gets its blocks at full rate, besides blocks: so many latencies
+/// for each doubling of the members.
 const FREE_FILL_LATENCIES: f64 = 1.8;
 /// The block sizes that are candidates by default, in bytes: the powers of two from the first to the second.
 const BLOCK_SIZE_MIN: u32 = 64 << 10;
@@ -386,10 +372,10 @@ mod tests {
         let model = network(100e6, 500);
         let predicted = |algorithm, block_size| model.time(&algorithm, 8, 64 * MIB, block_size).unwrap();
         let is = |time: Duration, expected: f64| (time.as_secs_f64() / expected - 1.0).abs() < 1e-6;
-        // 66 steps of 1 MiB. At the end of each the next sender is ready 287 µs too early.
-        let (block_time, early) = (1_048_576.0 / 100e6 + 500e-6, 32_768.0 / 100e6 - 40e-6);
+        // 66 steps of 1 MiB. At the end of each, members wait for a part of a round trip.
+        let (block_time, wait) = (1_048_576.0 / 100e6 + 500e-6, 0.3 * 40e-6);
         let pipeline = predicted(Algorithm::BinomialPipeline, 1 << 20);
-        assert!(is(pipeline, 66.0 * (block_time + early) * 1.02 + 20e-6), "{pipeline:?}");
+        assert!(is(pipeline, 66.0 * (block_time + wait) * 1.02 + 20e-6), "{pipeline:?}");
         // Three levels, an announcement and a grant.
         let two_tree = predicted(Algorithm::TwoTree, 1 << 20);
         assert!(is(two_tree, 68.0 * block_time + 5.0 * 20e-6), "{two_tree:?}");

@@ -69,12 +69,14 @@ mod racks;
 mod repair;
 mod schedule;
 mod simple;
+mod stepping;
 mod two_tree;
 mod walk;
 
 pub use algorithm::{Algorithm, Hybrid, ParseAlgorithmError, Spine};
-pub use cost::{CostModel, Plan, is_near};
+pub use cost::{CostModel, Plan};
 pub use hop::{BlockCount, BlockIndex, Hop, Rank, Step};
 pub use racks::{Racks, RacksError};
 pub use repair::{BlockSet, BlockSetError, REPAIR_BLOCKS_MAX, REPAIR_HOPS_MAX, Repair, RepairError, RepairHops};
 pub use schedule::{MEMBERS_MAX, Neighbours, Receives, Schedule, ScheduleError, Sends, first_source, neighbours};
+pub use stepping::{runs_free_from, wait_in_step};

@@ -32,7 +32,7 @@ mod small_messages;
 mod workload;
 
 pub use differences::{DifferencesError, KnownDifference, KnownDifferences, Mismatch};
-pub use distance::{BOUND, DistanceCase, DistanceOutcome, PREDICTED};
+pub use distance::{BOUND, BOUND_PIPELINE, DistanceCase, DistanceOutcome, PREDICTED};
 
 /// One experiment, with its name in the program.
 #[derive(Clone, Copy, Debug)]

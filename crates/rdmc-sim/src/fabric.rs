@@ -42,6 +42,7 @@ impl Fabric for SimFabric {
         capabilities.protects_blocks = true;
         let model = self.world.model();
         capabilities.port_rate = Some(model.port_mbps * 125_000 / model.payload_scale);
+        capabilities.tells_near = model.nic.notice_bytes > 0;
         capabilities.completion_mode = match model.host.completion {
             WaitMode::Poll => CompletionMode::Poll,
             WaitMode::Hybrid => CompletionMode::HYBRID,

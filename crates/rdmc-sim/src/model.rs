@@ -116,9 +116,9 @@ pub struct RackModel {
 pub struct NicModel {
     /// Time for which an operation occupies the adapter, at either end, in ns.
     pub operation_ns: u64,
-    /// Bytes on the network before the end of a block at which its receiver gets a notice, as with software fabrics.
-    /// Its sender gets one when the last byte has left. With 0, as with devices, neither gets one before the
-    /// completion. The best value is the bytes that a port carries in a round trip.
+    /// Bytes on the network before the end of a block at which its receiver gets a notice, as with software fabrics,
+    /// unless the receive says how many. Its sender gets one when the last byte has left. With 0, as with devices,
+    /// neither gets one before the completion.
     pub notice_bytes: u64,
     /// Time of retries before the connection to an unreachable peer breaks, in ns.
     pub retry_ns: u64,

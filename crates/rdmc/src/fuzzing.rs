@@ -132,6 +132,7 @@ impl Frame {
             ("group-have", group(GroupFrame::Have { message: 3, checksums: vec![7; 32], is_whole: true })),
             ("group-parts", group(GroupFrame::Parts { message: 3, member: 2, blocks: vec![1, 0b10] })),
             ("group-begin", group(GroupFrame::Begin { message: 3 })),
+            ("group-run-free", group(GroupFrame::RunFree { from_blocks: 300 })),
             ("goodbye", wire::Frame::Goodbye),
         ];
         frames.into_iter().map(|(name, frame)| (name, Self(frame))).collect()

@@ -132,7 +132,14 @@ pub(crate) async fn form(
         neighbours: peers,
         ingress: Port::default(),
         egress: Port::default(),
-        distance: Distance::new(&spec.algorithm, spec.block_size, node.fabric.capabilities().port_rate),
+        distance: Distance::new(
+            &spec.algorithm,
+            count,
+            rank.is_root(),
+            spec.block_size,
+            node.fabric.capabilities().port_rate,
+            node.fabric.capabilities().tells_near,
+        ),
         waits: WaitMonitor::default(),
         counters: Counters::default(),
         node_counters: node.counters.clone(),
@@ -400,10 +407,20 @@ impl Group {
                 self.exchange.distance.note_round_trip(round_trip, once);
             }
         }
-        let (round_trip, rate) = (self.exchange.distance.round_trip(), self.exchange.distance.rate());
-        tracing::info!(
-            parent: &self.span, ?round_trip, rate, runs_free = self.exchange.distance.runs_free(), "distance measured"
-        );
+        let distance = &self.exchange.distance;
+        let (round_trip, rate, near_bytes) = (distance.round_trip(), distance.rate(), distance.near_bytes());
+        let runs_free = distance.runs_free(distance.latest());
+        tracing::info!(parent: &self.span, ?round_trip, rate, near_bytes, runs_free, "distance measured");
+    }
+
+    /// At the root: tells the others which messages run free, whenever it has decided.
+    async fn tell_decisions(&self) {
+        loop {
+            let from_blocks = self.exchange.distance.decided().await;
+            for &member in &self.members[1..] {
+                self.node.mesh.post(member, self.id, GroupFrame::RunFree { from_blocks });
+            }
+        }
     }
 
     pub(crate) fn stats(&self) -> GroupStats {
@@ -615,6 +632,8 @@ pub(crate) fn start(group: Arc<Group>, engine: impl Future<Output = Result<(), T
             let (mut stopped, mut pacing) = (WhenWoken::new(stopped).fuse(), WhenWoken::new(pacing).fuse());
             let measuring = std::pin::pin!(group.measure_round_trips());
             let mut measuring = WhenWoken::new(measuring).fuse();
+            let telling = std::pin::pin!(group.tell_decisions());
+            let mut telling = WhenWoken::new(telling).fuse();
             // The engine ends when this member has done its part. Others may be far behind.
             loop {
                 futures::select_biased! {
@@ -622,6 +641,7 @@ pub(crate) fn start(group: Arc<Group>, engine: impl Future<Output = Result<(), T
                     () = working => {}
                     () = pacing => {}
                     () = measuring => {}
+                    () = telling => {}
                 }
             }
         }

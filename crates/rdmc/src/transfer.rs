@@ -149,7 +149,9 @@ impl Transfer {
         blocks: Arc<Blocks>,
         deliver: Option<Deliver>,
     ) -> Self {
-        Self { exchange, owner, number, shape: blocks.shape(), plan, blocks, deliver }
+        let shape = blocks.shape();
+        exchange.distance.note_message(shape.count);
+        Self { exchange, owner, number, shape, plan, blocks, deliver }
     }
 
     /// Runs until this member holds every block and has sent every block that it is to send.
@@ -232,14 +234,14 @@ impl Transfer {
 
     /// Tells whether the receive of a hop may be posted now.
     fn has_room_to_receive(&self, receive: &Hop) -> bool {
-        let window = self.exchange.distance.window();
+        let window = self.window();
         (self.runs_free() || self.exchange.ingress.is_free_for(receive.peer, (self.number, receive.step)))
             && self.exchange.neighbour(receive.peer).has_room_to_grant(window)
     }
 
     /// Waits until the next receive may be posted; if ports run free, that of any neighbour.
     async fn room_to_receive(&self, receives: &PendingHops, next: Hop) {
-        let window = self.exchange.distance.window();
+        let window = self.window();
         if !self.runs_free() {
             self.exchange.ingress.free_for(next.peer, (self.number, next.step)).await;
             return self.exchange.neighbour(next.peer).room_to_grant(window).await;
@@ -421,7 +423,7 @@ impl Transfer {
             let ready = leaving.unless_failing(neighbour.ready_for_block());
             waited_for_ready = self.waiting(WaitReason::Ready, send.peer, ready).await?;
         }
-        let window = self.exchange.distance.window();
+        let window = self.window();
         let turn = (self.number, send.step);
         let has_room = || egress.is_free_for(send.peer, turn) && neighbour.has_room_to_send(window);
         if !has_room() {
@@ -448,7 +450,7 @@ impl Transfer {
         leaving: &mut InFlight<OutgoingBlocks<'a>>,
     ) -> Result<Departure, TransferError> {
         let mut waited_for_ready = Duration::ZERO;
-        let window = self.exchange.distance.window();
+        let window = self.window();
         let can_go = |hop: &Hop| {
             let neighbour = self.exchange.neighbour(hop.peer);
             self.blocks.is_held(hop.block) && neighbour.is_ready_for_block() && neighbour.has_room_to_send(window)
@@ -502,7 +504,12 @@ impl Transfer {
 
     /// Tells whether the ports carry the blocks of all neighbours at once.
     fn runs_free(&self) -> bool {
-        self.exchange.distance.runs_free()
+        self.exchange.distance.runs_free(self.shape.count)
+    }
+
+    /// Returns how many blocks of one neighbour may be under way.
+    fn window(&self) -> u64 {
+        self.exchange.distance.window(self.runs_free())
     }
 
     /// Notes that a neighbour has received a block.

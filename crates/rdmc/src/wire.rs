@@ -18,7 +18,7 @@ pub(crate) mod end;
 use end::EndFrame;
 
 /// Changes whenever frames change their meaning; nodes of different versions do not talk.
-pub(crate) const PROTOCOL_VERSION: u16 = 8;
+pub(crate) const PROTOCOL_VERSION: u16 = 9;
 /// Bytes of a check value.
 pub(crate) const CHECK_LEN: usize = 4;
 /// Longest frame in bytes: an invitation.
@@ -157,6 +157,8 @@ pub(crate) enum GroupFrame {
     Fetch(PieceRequest),
     /// The piece, if the member has it.
     Piece { wanted: PieceRequest, piece: Option<BlockPiece> },
+    /// From the root: the blocks of messages that have at least so many share ports.
+    RunFree { from_blocks: u32 },
 }
 
 /// How long one member has waited for another within a window, in milliseconds.
@@ -353,6 +355,7 @@ mod tests {
             (any::<[u8; 32]>(), any::<u32>(), bytes(), bytes(), any::<[u8; 24]>())
                 .prop_map(|(spec, told, data, ready, cells)| GroupFrame::Offer { spec, told, data, ready, cells }),
             (any::<u64>(), any::<u64>()).prop_map(|(message, size)| GroupFrame::Announce { message, size }),
+            any::<u32>().prop_map(|from_blocks| GroupFrame::RunFree { from_blocks }),
             any::<u64>().prop_map(|messages| GroupFrame::Held { messages }),
             any::<u64>().prop_map(|messages| GroupFrame::Stable { messages }),
             any::<Option<u32>>().prop_map(|member| GroupFrame::Slow { member }),
@@ -506,10 +509,11 @@ mod tests {
 
     #[test]
     fn versions_stand_where_every_version_looks_for_them() {
-        let hello = Frame::Hello { version: 9, cluster: 1, from: NodeId(1), to: NodeId(2) };
-        let reject = Frame::Reject { reason: RejectReason::Version { ours: 9 } };
+        const OTHER: u16 = PROTOCOL_VERSION + 1;
+        let hello = Frame::Hello { version: OTHER, cluster: 1, from: NodeId(1), to: NodeId(2) };
+        let reject = Frame::Reject { reason: RejectReason::Version { ours: OTHER } };
         let invite = Frame::Invite {
-            version: 9,
+            version: OTHER,
             cluster: 1,
             you: NodeId(1),
             members: Vec::new(),
@@ -519,7 +523,7 @@ mod tests {
         };
         for frame in [hello, reject, invite] {
             let value = encode_unchecked(&frame).split_off(4);
-            assert_eq!(OtherVersion::of(&value), Some(OtherVersion { theirs: 9 }), "{frame:?}");
+            assert_eq!(OtherVersion::of(&value), Some(OtherVersion { theirs: OTHER }), "{frame:?}");
         }
     }
 

@@ -7,7 +7,7 @@ use futures::future::{join, join_all};
 use super::{Harness, PATIENT, RecordingInspector, assert_pattern, assert_untouched, is_pending};
 use crate::fabric::QueuePairConfig;
 use crate::remote::RemoteAccess;
-use crate::work::WorkError;
+use crate::work::{ReceiveOptions, WorkError};
 
 pub(super) async fn a_send_brings_its_bytes_and_its_immediate(harness: &Harness) {
     let (a, b) = harness.connected().await;
@@ -125,9 +125,16 @@ pub(super) async fn nearly_done_is_no_later_than_completion(harness: &Harness) {
     let refused = a.send(harness.a.filled(1, 0), None);
     refused.nearly_done().await;
     assert_eq!(refused.await, Err(WorkError::QueueFull { depth: 3 }));
-    let receives: Vec<_> = (0..3).map(|_| b.receive(harness.b.room(1 << 20))).collect();
+    let nearness = [None, Some(0), Some(u32::MAX)];
+    let receives: Vec<_> = nearness
+        .into_iter()
+        .map(|near_bytes| b.receive_with(harness.b.room(1 << 20), ReceiveOptions { near_bytes, ..Default::default() }))
+        .collect();
     for send in &mut sends {
         send.nearly_done().await;
+    }
+    for receive in &receives {
+        receive.nearly_done().await;
     }
     for received in join_all(receives).await {
         received.expect("the message arrives");
@@ -149,6 +156,11 @@ pub(super) async fn nearly_done_is_no_later_than_completion(harness: &Harness) {
     send.await.expect_err("it was flushed");
 }
 
+/// Returns options by which a receive is shown to `inspector`, and is nearly done early.
+fn shown_to(inspector: &Arc<RecordingInspector>) -> ReceiveOptions {
+    ReceiveOptions { inspector: Some(inspector.clone()), near_bytes: Some(1000) }
+}
+
 pub(super) async fn an_inspector_sees_each_byte_once_and_in_order(harness: &Harness) {
     let (a, b) = harness.connected().await;
     let sizes = [0, 1, 4097, 64 << 10, (1 << 20) + 3, 5, 3 << 20];
@@ -156,7 +168,7 @@ pub(super) async fn an_inspector_sees_each_byte_once_and_in_order(harness: &Harn
     let receives: Vec<_> = sizes
         .map(|len| {
             let seen = Arc::new(RecordingInspector::default());
-            let inspected = b.receive_inspected(harness.b.room(len + 100), seen.clone());
+            let inspected = b.receive_with(harness.b.room(len + 100), shown_to(&seen));
             (len, seen, inspected, b.receive(harness.b.room(len)))
         })
         .into();
@@ -182,7 +194,7 @@ pub(super) async fn an_inspector_sees_nothing_of_a_write(harness: &Harness) {
     let (a, b) = harness.connected().await;
     let exposed = harness.b.expose(100, 0, RemoteAccess::WRITE);
     let seen = Arc::new(RecordingInspector::default());
-    let receive = b.receive_inspected(harness.b.room(100), seen.clone());
+    let receive = b.receive_with(harness.b.room(100), shown_to(&seen));
     a.write(harness.a.filled(100, 1), exposed.remote(), Some(3)).await.expect("the peer allows it");
     let received = receive.await.expect("the immediate arrives");
     assert_eq!((received.len, received.imm, seen.bytes().len()), (0, Some(3), 0));

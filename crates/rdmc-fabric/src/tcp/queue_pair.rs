@@ -262,6 +262,7 @@ impl TcpQueuePair {
         };
         let inspector = receive.inspector();
         let inspector = inspector.as_deref();
+        let near_bytes = receive.near_bytes();
         let Work::Receive { into } = receive.work_mut() else { unreachable!("only receives are queued here") };
         let room = into.len();
         let Some(taken) = usize::try_from(len).ok().filter(|&len| len <= room) else {
@@ -270,11 +271,13 @@ impl TcpQueuePair {
             return Ok(Err(WorkError::RemoteInvalidRequest));
         };
         // The next sender may be told now, and this sender may go on to another neighbour, while the last bytes arrive.
-        let early = taken.saturating_sub(self.shared.config.near_bytes as usize);
+        let usual = self.shared.config.near_bytes;
+        let early = taken.saturating_sub(near_bytes.unwrap_or(usual) as usize);
         let mut filled = if early > 0 { from.fill_inspected(&mut into[..early], inspector).await } else { Ok(()) };
         if filled.is_ok() {
             receive.nearly_done();
-            if early > 0 && !self.on_host.load(Ordering::Relaxed) {
+            // The sender knows of a short send itself, unless it has another notion of short.
+            if (early > 0 || taken > usual as usize) && !self.on_host.load(Ordering::Relaxed) {
                 self.respond(Response::NearlyTaken)?;
             }
             let Work::Receive { into } = receive.work_mut() else { unreachable!("it was one above") };

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use rdmc_fabric::{
     CompletionMode, ConnectError, ControlListener, Endpoint, Fabric, Inspector, Memory, Peer, QueuePair,
-    QueuePairConfig, Role, TcpConfig, TcpFabric, WorkError,
+    QueuePairConfig, ReceiveOptions, Role, TcpConfig, TcpFabric, WorkError,
 };
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream};
@@ -314,7 +314,10 @@ async fn shows_all(fabrics: [std::sync::Arc<TcpFabric>; 2]) {
     let [a, b] = connected(&fabrics).await;
     let message: Vec<u8> = (0..3_000_001_u32).map(|i| u8::try_from(i % 251).unwrap()).collect();
     let pieces = std::sync::Arc::new(Pieces::default());
-    let receive = b.receive_inspected(fabrics[1].allocate(message.len()).unwrap().into_mut().unwrap(), pieces.clone());
+    let receive = b.receive_with(
+        fabrics[1].allocate(message.len()).unwrap().into_mut().unwrap(),
+        ReceiveOptions { inspector: Some(pieces.clone()), ..Default::default() },
+    );
     let data = fabrics[0].register(Memory::from(message.clone())).unwrap().into_shared();
     a.send(data, None).await.unwrap();
     assert_eq!(receive.await.unwrap().len, message.len());

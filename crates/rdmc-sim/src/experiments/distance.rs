@@ -46,13 +46,17 @@ impl DistanceCase {
         Duration::from_nanos(self.bytes * 8_000 / self.port_mbps)
     }
 
+    fn round_trip(&self) -> Duration {
+        Duration::from_nanos(2 * self.latency_ns)
+    }
+
     /// Returns the bound for the choice: `ratio` times the bytes' time on a port, and for each doubling of the members
     /// two latencies and two times of 64 KiB, and a round trip.
     pub fn bound(&self, ratio: f64) -> Duration {
         let (latency, chunk) =
             (Duration::from_nanos(self.latency_ns), Duration::from_nanos((64 << 10) * 8_000 / self.port_mbps));
         let doublings = self.members.next_power_of_two().ilog2();
-        self.wire_time().mul_f64(ratio) + 2 * doublings * (latency + chunk) + 2 * latency
+        self.wire_time().mul_f64(ratio) + 2 * doublings * (latency + chunk) + self.round_trip()
     }
 
     /// Returns the cost model of the modelled hosts.
@@ -100,6 +104,9 @@ const RATES_MBPS: [u64; 4] = [1_000, 10_000, 25_000, 100_000];
 const LATENCIES_NS: [u64; 9] = [1_300, 10_000, 25_000, 50_000, 100_000, 250_000, 1_000_000, 5_000_000, 25_000_000];
 /// What the choice may take, in the bytes' time, beside the latencies of its depth.
 pub const BOUND: f64 = 1.08;
+/// The same for the binomial pipeline, and how many round trips the bytes take at least then.
+pub const BOUND_PIPELINE: f64 = 1.10;
+const ROUND_TRIPS: u32 = 50;
 /// What the cost model may predict, in the time that it takes.
 pub const PREDICTED: RangeInclusive<f64> = 0.9..=1.1;
 /// The members of the figure, and the size of its message.
@@ -181,7 +188,19 @@ pub(super) fn run(_: &Options) -> Result<Report, ExperimentError> {
     let worst = ratios.fold(0.0, f64::max);
     let (least, most) =
         predicted.fold((f64::MAX, 0.0), |(least, most): (f64, f64), ratio| (least.min(ratio), most.max(ratio)));
+    let pipeline = RATES_MBPS.into_iter().flat_map(|port_mbps| of(&Some(Algorithm::BinomialPipeline), port_mbps));
+    let pipeline: Vec<f64> = pipeline
+        .filter(|(case, _)| case.wire_time() >= case.round_trip() * ROUND_TRIPS)
+        .map(|(case, outcome)| outcome.time.as_secs_f64() / case.bound(BOUND_PIPELINE).as_secs_f64())
+        .collect();
+    let worst_of_pipeline = pipeline.iter().copied().fold(0.0, f64::max);
     let findings = vec![
+        Finding::target(
+            "the binomial pipeline against 1.10 times the bytes' time and the latencies of its depth, 8 members, where \
+             the bytes take 50 round trips or more",
+            format!("at most {worst_of_pipeline:.2} times that, in {} cases", pipeline.len()),
+            worst_of_pipeline <= 1.0,
+        ),
         Finding::target(
             "the chosen algorithm against 1.08 times the bytes' time and the latencies of its depth",
             format!("at most {worst:.2} times that, in {} cases of 8, 13, 16 and 64 members", auto.len()),

@@ -101,13 +101,16 @@ impl SimQueuePair {
         });
         let path = self.world.0.path(self.node, peer.node);
         let notice = (model.nic.notice_bytes > 0).then(|| {
+            // The receive says when, if it is there already.
+            let said = lock(&peer.state).receives.front().and_then(WorkRequest::near_bytes);
+            let near_bytes = said.map_or(model.nic.notice_bytes, |bytes| u64::from(bytes) * model.payload_scale);
             let this = self.this.clone();
             let near: Call = Box::new(move || {
                 if let Some(queue_pair) = this.upgrade() {
                     queue_pair.near(&peer);
                 }
             });
-            (model.nic.notice_bytes, near)
+            (near_bytes, near)
         });
         let flow = self.world.0.flows.carry(path, bytes, notice, left);
         if let Some(leaving) = &mut lock(&self.state).leaving

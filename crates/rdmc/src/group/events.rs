@@ -120,6 +120,9 @@ impl Group {
             (GroupEvent::Frame(from, GroupFrame::Slow { member }), Some(Rank::ROOT)) => {
                 self.blame_if(from, self.receive_slow(member))
             }
+            (GroupEvent::Frame(from, GroupFrame::RunFree { from_blocks }), Some(Rank::ROOT)) => {
+                self.blame_if(from, self.exchange.distance.obey(from_blocks));
+            }
             (GroupEvent::Frame(from, _), Some(_)) => self.blame(from, "sent a frame that is not due"),
             (GroupEvent::Lost(..) | GroupEvent::Connected(_), None) => {}
         }

@@ -1,18 +1,24 @@
 //! How far apart neighbours are, and whether their ports follow the steps of the schedule.
 //!
-//! Near neighbours keep in step: a port carries one block at a time, that of the schedule's step. No block comes late
-//! because another one shared its port. But at the end of each step, members wait for each other's grant, which takes
-//! a round trip.
+//! Members can *keep in step*: a port carries one block at a time, that of the schedule's step. No block comes late
+//! because another one shared its port. But at the end of each step, members wait for each other's grant and for each
+//! other's last bytes.
 //!
-//! Distant neighbours run free: a port carries the blocks of all neighbours that are ready, each neighbour's in their
-//! order, and receivers are ready for all blocks that find room. Then blocks share ports, and none waits for a grant.
+//! Or they *run free*: a port carries the blocks of all neighbours that are ready, each neighbour's in their order, and
+//! receivers are ready for all blocks that find room. Then none waits for a grant, but blocks share ports.
+//!
+//! Unless the algorithm needs one of them, the root decides by [`runs_free_from`] and tells the others: members that
+//! decide differently wait for each other. In a hypercube its neighbours are as far away as anybody's. In a hybrid of
+//! pipelines they may all be in its own rack, and members with near neighbours keep in step while others run free. There
+//! each member decides for itself.
 
 use std::sync::Mutex;
-use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::time::Duration;
 
 use rdmc_fabric::Timestamp;
-use rdmc_schedule::{Algorithm, Hybrid, Spine, is_near};
+use rdmc_schedule::{Algorithm, BlockCount, Hybrid, Spine, runs_free_from, wait_in_step};
+use tokio::sync::Notify;
 
 use crate::sync::lock;
 
@@ -20,8 +26,16 @@ use crate::sync::lock;
 #[derive(Debug)]
 pub(crate) struct Distance {
     block_size: u32,
-    stepping: Stepping,
-    runs_free: AtomicBool,
+    members: u32,
+    decider: Decider,
+    /// Whether the fabric tells when a block is nearly through.
+    tells_near: bool,
+    /// Messages of at least so many blocks run free.
+    free_from: AtomicU32,
+    /// At the root: wakes the task that tells the others when it has changed.
+    changed: Notify,
+    /// The number of blocks of the latest message.
+    latest: AtomicU32,
     /// Whether the fabric knows the rate.
     rate_is_known: bool,
     /// The round trip to the farthest neighbour in ns; 0 while it is not known.
@@ -33,26 +47,35 @@ pub(crate) struct Distance {
     meter: Mutex<RateMeter>,
 }
 
-/// What an algorithm needs.
+/// Who decides whether ports keep in step.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Stepping {
-    /// In step at every distance: blocks come from one member only, one message follows the other, or blocks must not
-    /// share ports.
-    InStep,
-    /// No block waits for one that comes a longer way, so blocks may share ports.
-    Free,
-    /// Members get their blocks from several others in turn.
-    ByDistance,
+enum Decider {
+    /// The algorithm.
+    Nobody,
+    /// This member, for itself.
+    Myself,
+    /// This member, which is the root, for all.
+    MyselfForAll,
+    /// The root.
+    Root,
 }
 
-impl Stepping {
-    fn of(algorithm: &Algorithm) -> Self {
+impl Decider {
+    /// Returns who decides at a member, and from how many blocks messages run free until then.
+    fn of(algorithm: &Algorithm, is_root: bool) -> (Self, u32) {
+        const IN_STEP: u32 = u32::MAX;
         match algorithm {
-            Algorithm::Sequential | Algorithm::Fanout | Algorithm::Chain | Algorithm::BinomialTree => Self::InStep,
-            Algorithm::TwoTree | Algorithm::Hybrid(Hybrid { spine: Spine::TwoTree, .. }) => Self::Free,
+            // Blocks come from one member only, or one message follows the other.
+            Algorithm::Sequential | Algorithm::Fanout | Algorithm::Chain | Algorithm::BinomialTree => {
+                (Self::Nobody, IN_STEP)
+            }
             // Each member has most others as neighbours. Running free, it takes up to twice as long.
-            Algorithm::Circulant => Self::InStep,
-            _ => Self::ByDistance,
+            Algorithm::Circulant => (Self::Nobody, IN_STEP),
+            // No block waits for one that comes a longer way.
+            Algorithm::TwoTree | Algorithm::Hybrid(Hybrid { spine: Spine::TwoTree, .. }) => (Self::Nobody, 0),
+            Algorithm::Hybrid(_) => (Self::Myself, IN_STEP),
+            _ if is_root => (Self::MyselfForAll, IN_STEP),
+            _ => (Self::Root, IN_STEP),
         }
     }
 }
@@ -69,12 +92,23 @@ struct RateMeter {
 
 impl Distance {
     /// Begins with what is known before: the rate of the port in bytes per second. Otherwise it is measured.
-    pub(crate) fn new(algorithm: &Algorithm, block_size: u32, port_rate: Option<u64>) -> Self {
-        let stepping = Stepping::of(algorithm);
+    pub(crate) fn new(
+        algorithm: &Algorithm,
+        members: u32,
+        is_root: bool,
+        block_size: u32,
+        port_rate: Option<u64>,
+        tells_near: bool,
+    ) -> Self {
+        let (decider, free_from) = Decider::of(algorithm, is_root);
         Self {
             block_size,
-            stepping,
-            runs_free: AtomicBool::new(stepping == Stepping::Free),
+            members,
+            decider,
+            tells_near,
+            changed: Notify::new(),
+            free_from: AtomicU32::new(free_from),
+            latest: AtomicU32::new(0),
             rate_is_known: port_rate.is_some(),
             round_trip_ns: AtomicU64::new(0),
             rate: AtomicU64::new(port_rate.unwrap_or(0)),
@@ -83,9 +117,20 @@ impl Distance {
         }
     }
 
-    /// Tells whether ports carry the blocks of all neighbours at once.
-    pub(crate) fn runs_free(&self) -> bool {
-        self.runs_free.load(Ordering::Relaxed)
+    /// Tells whether ports carry the blocks of all neighbours at once, for a message of so many blocks.
+    pub(crate) fn runs_free(&self, blocks: BlockCount) -> bool {
+        blocks.0 >= self.free_from.load(Ordering::Relaxed)
+    }
+
+    /// Notes that a message of so many blocks begins.
+    pub(crate) fn note_message(&self, blocks: BlockCount) {
+        self.latest.store(blocks.0, Ordering::Relaxed);
+        self.decide();
+    }
+
+    /// Returns the number of blocks of the latest message. The next one is likely to have as many.
+    pub(crate) fn latest(&self) -> BlockCount {
+        BlockCount(self.latest.load(Ordering::Relaxed))
     }
 
     /// Returns the round trip to the farthest neighbour, the software at both ends included.
@@ -102,11 +147,23 @@ impl Distance {
 
     /// Returns how many blocks of one neighbour may be under way: those of two round trips and some more, so that the
     /// port never idles.
-    pub(crate) fn window(&self) -> u64 {
-        let ahead = if self.runs_free() { BLOCKS_AHEAD_FREE } else { BLOCKS_AHEAD };
-        let (Some(round_trip), Some(rate)) = (self.round_trip(), self.rate()) else { return ahead };
-        let bytes = round_trip.as_nanos() * u128::from(rate) / 1_000_000_000;
-        u64::try_from(2 * bytes / u128::from(self.block_size)).unwrap_or(u64::MAX).saturating_add(ahead)
+    pub(crate) fn window(&self, runs_free: bool) -> u64 {
+        let ahead = if runs_free { BLOCKS_AHEAD_FREE } else { BLOCKS_AHEAD };
+        let Some(bytes) = self.bytes_on_the_way() else { return ahead };
+        (bytes.saturating_mul(2) / u64::from(self.block_size)).saturating_add(ahead)
+    }
+
+    /// Returns how long before its end a block is nearly through, in bytes; `None` if it is not known: a round trip, so
+    /// that the next sender's block follows without a gap, and does not share the port.
+    pub(crate) fn near_bytes(&self) -> Option<u32> {
+        let bytes = u32::try_from(self.bytes_on_the_way()?).unwrap_or(u32::MAX);
+        Some(bytes.min(self.block_size / 2))
+    }
+
+    /// Returns the bytes that a port carries in a round trip.
+    fn bytes_on_the_way(&self) -> Option<u64> {
+        let bytes = self.round_trip()?.as_nanos() * u128::from(self.rate()?) / 1_000_000_000;
+        Some(u64::try_from(bytes).unwrap_or(u64::MAX))
     }
 
     /// Notes the round trip to the farthest neighbour. `once` if it was measured only once: then a busy node may have
@@ -137,15 +194,45 @@ impl Distance {
         }
     }
 
-    /// Ports run free if the neighbours are not near.
+    /// Decides which messages run free, if that matters for the latest one.
     fn decide(&self) {
-        if self.stepping != Stepping::ByDistance {
+        if !matches!(self.decider, Decider::Myself | Decider::MyselfForAll) {
             return;
         }
         let (Some(round_trip), Some(rate)) = (self.round_trip(), self.rate()) else { return };
+        let wait = wait_in_step(round_trip, self.tells_near);
         #[expect(clippy::cast_precision_loss, reason = "a rate")]
-        let near = is_near(self.block_size.into(), round_trip, rate as f64);
-        self.runs_free.store(!near, Ordering::Relaxed);
+        let BlockCount(from) = runs_free_from(self.members, self.block_size.into(), rate as f64, wait);
+        let blocks = self.latest();
+        // What is measured scatters. Members should not change their minds for that.
+        let turns = match self.runs_free(blocks) {
+            true => blocks.0.saturating_add(blocks.0 / 4) < from,
+            false => from.saturating_add(from / 4) <= blocks.0,
+        };
+        if turns {
+            self.free_from.store(from, Ordering::Relaxed);
+            if self.decider == Decider::MyselfForAll {
+                self.changed.notify_one();
+            }
+        }
+    }
+
+    /// At the root: waits until it has decided anew; returns from how many blocks messages run free.
+    pub(crate) async fn decided(&self) -> u32 {
+        self.changed.notified().await;
+        self.free_from.load(Ordering::Relaxed)
+    }
+
+    /// At another member: takes the root's decision.
+    ///
+    /// # Errors
+    /// There is nothing to decide.
+    pub(crate) fn obey(&self, free_from: u32) -> Result<(), &'static str> {
+        if self.decider != Decider::Root {
+            return Err("decided how blocks share ports, where it may not");
+        }
+        self.free_from.store(free_from, Ordering::Relaxed);
+        Ok(())
     }
 }
 
@@ -186,34 +273,74 @@ const EPOCH: Duration = Duration::from_secs(5);
 
 #[cfg(test)]
 mod tests {
+    use futures::FutureExt;
     use rdmc_schedule::Racks;
 
     use super::*;
 
+    const SHORT: BlockCount = BlockCount(10);
+    const LONG: BlockCount = BlockCount(1000);
+
     fn distance(algorithm: Algorithm, port_rate: Option<u64>) -> Distance {
-        Distance::new(&algorithm, 1 << 20, port_rate)
+        Distance::new(&algorithm, 8, true, 1 << 20, port_rate, true)
+    }
+
+    fn cascade() -> Algorithm {
+        Hybrid::new(Racks::from_sizes(&[4, 4]).unwrap(), Spine::Cascade).into()
     }
 
     #[test]
     fn distant_neighbours_run_free_and_near_ones_keep_in_step() {
         // A block takes 1 ms.
-        for (round_trip_us, free) in [(1, false), (160, false), (170, true), (10_000, true)] {
+        for (round_trip_us, free) in [(1, false), (50, false), (70, true), (10_000, true)] {
             let pipeline = distance(Algorithm::BinomialPipeline, Some(1 << 30));
-            assert!(!pipeline.runs_free());
+            pipeline.note_message(LONG);
+            assert!(!pipeline.runs_free(LONG));
             pipeline.note_round_trip(Duration::from_micros(round_trip_us), false);
-            assert_eq!(pipeline.runs_free(), free, "{round_trip_us} µs");
+            assert_eq!(pipeline.runs_free(LONG), free, "{round_trip_us} µs");
+            assert_eq!(pipeline.runs_free(SHORT), round_trip_us == 10_000);
         }
+    }
+
+    #[test]
+    fn the_root_decides_for_all_and_only_if_it_matters() {
+        let root = distance(Algorithm::BinomialPipeline, Some(1 << 30));
+        root.note_round_trip(Duration::from_micros(100), false);
+        root.note_message(SHORT);
+        assert_eq!(root.decided().now_or_never(), None);
+        root.note_message(LONG);
+        let from = root.decided().now_or_never().expect("it has decided");
+        assert!((200..500).contains(&from), "{from}");
+        // A little more or less is no reason.
+        root.note_message(BlockCount(from - 1));
+        root.note_message(BlockCount(from));
+        assert_eq!(root.decided().now_or_never(), None);
+        let other = Distance::new(&Algorithm::BinomialPipeline, 8, false, 1 << 20, Some(1 << 30), true);
+        other.note_round_trip(Duration::from_micros(100), false);
+        other.note_message(LONG);
+        assert!(!other.runs_free(LONG));
+        assert_eq!(other.obey(from), Ok(()));
+        assert!(other.runs_free(LONG) && !other.runs_free(SHORT));
+        for algorithm in [Algorithm::TwoTree, cascade()] {
+            let other = Distance::new(&algorithm, 8, false, 1 << 20, None, true);
+            other.obey(5).expect_err("the root does not decide here");
+        }
+        let leader = Distance::new(&cascade(), 8, false, 1 << 20, Some(1 << 30), true);
+        leader.note_message(LONG);
+        leader.note_round_trip(Duration::from_millis(50), false);
+        assert!(leader.runs_free(LONG));
     }
 
     #[test]
     fn a_short_round_trip_counts_if_it_was_measured_again() {
         let pipeline = distance(Algorithm::BinomialPipeline, Some(1 << 30));
+        pipeline.note_message(SHORT);
         pipeline.note_round_trip(Duration::from_micros(500), true);
-        assert_eq!((pipeline.round_trip(), pipeline.runs_free()), (None, false));
+        assert_eq!((pipeline.round_trip(), pipeline.runs_free(SHORT)), (None, false));
         pipeline.note_round_trip(Duration::from_millis(5), true);
-        assert!(pipeline.runs_free());
+        assert!(pipeline.runs_free(SHORT));
         pipeline.note_round_trip(Duration::from_micros(50), false);
-        assert_eq!((pipeline.round_trip(), pipeline.runs_free()), (Some(Duration::from_micros(50)), false));
+        assert_eq!((pipeline.round_trip(), pipeline.runs_free(SHORT)), (Some(Duration::from_micros(50)), false));
     }
 
     #[test]
@@ -225,15 +352,16 @@ mod tests {
         {
             let distance = distance(algorithm, Some(1 << 30));
             distance.note_round_trip(Duration::from_secs(1), true);
-            assert_eq!(distance.runs_free(), free);
+            assert_eq!((distance.runs_free(SHORT), distance.runs_free(LONG)), (free, free));
         }
     }
 
     #[test]
     fn the_rate_is_measured_if_it_is_not_known() {
         let pipeline = distance(Algorithm::BinomialPipeline, None);
+        pipeline.note_message(LONG);
         pipeline.note_round_trip(Duration::from_millis(1), false);
-        assert_eq!((pipeline.rate(), pipeline.runs_free()), (None, false));
+        assert_eq!((pipeline.rate(), pipeline.runs_free(LONG)), (None, false));
         // Blocks that are handled at once say nothing.
         for _ in 0..=2 * BLOCKS_METERED {
             pipeline.count_block(1 << 20, || Timestamp::from_nanos(0));
@@ -244,7 +372,7 @@ mod tests {
             pipeline.count_block(1 << 20, at_ms(ms));
         }
         let burst = pipeline.rate().expect("it was measured");
-        assert!(pipeline.runs_free());
+        assert!(pipeline.runs_free(LONG));
         // It counts for a while only.
         for ms in (20..15_000).step_by(10) {
             pipeline.count_block(1 << 20, at_ms(ms));

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
-use rdmc_fabric::{BufferMut, Environment, Operation, Received, Timestamp};
+use rdmc_fabric::{BufferMut, Environment, Inspector, Operation, ReceiveOptions, Received, Timestamp};
 use rdmc_schedule::{Algorithm, BlockCount, Rank, Schedule};
 
 use super::distance::Distance;
@@ -62,7 +62,9 @@ impl Exchange {
     /// announced.
     pub(crate) fn receive(&self, from: Rank, turn: PortTurn, destination: BufferMut) -> ArrivingBlock<'_> {
         let summing = self.checks_blocks.then(IncrementalChecksum::new);
-        let (operation, granted) = self.neighbour(from).grant(destination, summing.clone());
+        let inspector = summing.clone().map(|summing| summing as Arc<dyn Inspector>);
+        let options = ReceiveOptions { inspector, near_bytes: self.distance.near_bytes() };
+        let (operation, granted) = self.neighbour(from).grant(destination, options);
         self.ingress.occupy(from, turn, operation.nearly_done());
         ArrivingBlock { operation, granted, summing }
     }

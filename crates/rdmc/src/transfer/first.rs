@@ -27,10 +27,11 @@ impl FirstBlock {
     ) -> Result<Self, TransferError> {
         let neighbour = exchange.neighbour(source);
         let turn = (message, Step(0));
-        if !exchange.distance.runs_free() {
+        let runs_free = exchange.distance.runs_free(exchange.distance.latest());
+        if !runs_free {
             exchange.ingress.free_for(source, turn).await;
         }
-        neighbour.room_to_grant(exchange.distance.window()).await;
+        neighbour.room_to_grant(exchange.distance.window(runs_free)).await;
         let ArrivingBlock { operation, granted, summing } = exchange.receive(source, turn, staging);
         neighbour.announce_grants_if_due();
         let arrived = operation.await.map_err(|error| TransferError::Work { with: source, error })?;

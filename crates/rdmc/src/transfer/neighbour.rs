@@ -11,13 +11,12 @@ use std::time::Duration;
 use futures::FutureExt;
 use rdmc_fabric::{
     Buffer, BufferMut, CompletionSource, ConnectError, Endpoint, Environment, Expose, ExposedRegion, Fabric,
-    FabricError, Memory, Operation, Peer, QueuePair, QueuePairConfig, Received, RemoteAccess, RemoteMemory, Role,
-    UNSIGNALED_MAX,
+    FabricError, Memory, Operation, Peer, QueuePair, QueuePairConfig, ReceiveOptions, Received, RemoteAccess,
+    RemoteMemory, Role, UNSIGNALED_MAX,
 };
 use rdmc_schedule::Rank;
 
 use super::TransferError;
-use crate::checksum::IncrementalChecksum;
 use crate::count::Count;
 use crate::id::NodeId;
 use crate::sync::lock;
@@ -185,16 +184,13 @@ impl Neighbour {
     }
 
     /// Posts the destination of the next block from this neighbour, for which there [is room](Self::room_to_grant). The
-    /// grant is still to be announced. `summing` sums the block as it arrives.
+    /// grant is still to be announced.
     pub(crate) fn grant(
         &self,
         destination: BufferMut,
-        summing: Option<Arc<IncrementalChecksum>>,
+        options: ReceiveOptions,
     ) -> (Operation<Received>, GrantGuard<'_>) {
-        let arriving = match summing {
-            Some(summing) => self.data.receive_inspected(destination, summing),
-            None => self.data.receive(destination),
-        };
+        let arriving = self.data.receive_with(destination, options);
         self.given.fetch_add(1, Ordering::Relaxed);
         (arriving, GrantGuard { neighbour: self })
     }
