@@ -33,7 +33,7 @@ pub(crate) mod waits;
 
 pub(crate) use blocks::Blocks;
 use exchange::{ArrivingBlock, Exchange};
-pub(crate) use first::FirstBlock;
+pub(crate) use first::{FirstBlock, FirstContent, FirstPlace};
 use in_flight::{BlockTraffic, InFlight, IncomingBlocks, OutgoingBlocks, SentBlock};
 use neighbour::Neighbour;
 use pending::PendingHops;

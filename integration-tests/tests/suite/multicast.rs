@@ -172,6 +172,60 @@ async fn many_groups_of_the_same_nodes_work_at_once() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn messages_arrive_in_memory_that_was_provided() {
+    watched(async {
+        for kind in Kind::all() {
+            for algorithm in [Algorithm::BinomialPipeline, Algorithm::TwoTree] {
+                let nodes = start(kind, 3).await;
+                let spec = spec_of_all(1, &nodes, algorithm.clone(), 1000);
+                let root = nodes[0].create_group(spec.clone());
+                let joining = nodes[1..].iter().map(|node| node.join_group_with_offers(spec.clone()));
+                let (sender, receivers) = futures::join!(root, futures::future::try_join_all(joining));
+                let (sender, receivers) = (sender.unwrap(), receivers.unwrap());
+                // The memory is shorter, as long, and longer than the message; the last one has none.
+                let sizes = [
+                    (5000, 4000),
+                    (25_000, 25_000),
+                    (4321, 4321),
+                    (7, 7),
+                    (3000, 3001),
+                    (8, 8),
+                    (2500, 2500),
+                    (900, 0),
+                ];
+                let received = receivers.into_iter().zip(&nodes[1..]).map(async |(mut receiver, node)| {
+                    let memory = |len| node.register(Memory::anonymous(len).unwrap()).unwrap().into_mut().unwrap();
+                    for (number, (_, provided)) in (0..).zip(sizes).take(7) {
+                        receiver.provide(number, memory(provided));
+                    }
+                    for (number, (size, provided)) in (0..).zip(sizes) {
+                        let offer = receiver.next_offer().await.unwrap().unwrap();
+                        assert_eq!((offer.number(), offer.size()), (number, size as u64));
+                        let delivery = match provided == size {
+                            // The application may still prefer other memory.
+                            true if number == 3 => offer.accept(memory(size)),
+                            true => offer.stay().expect("it has memory"),
+                            false => offer.stay().expect_err("it has no memory").accept(memory(size)),
+                        };
+                        let message = delivery.await.unwrap();
+                        assert!(message[..] == pattern(size, number), "{kind} size={size}");
+                    }
+                    receiver.close().await.unwrap();
+                });
+                let sent = async {
+                    for (seed, (size, _)) in (0..).zip(sizes) {
+                        sender.send(pattern(size, seed)).await.unwrap();
+                    }
+                    sender.close().await.unwrap();
+                };
+                futures::join!(futures::future::join_all(received), sent);
+            }
+        }
+    })
+    .await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_message_is_received_into_memory_of_the_application() {
     watched(async {
         for kind in Kind::all() {

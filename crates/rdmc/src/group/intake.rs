@@ -1,6 +1,7 @@
 //! The beginning of a message at a receiving member: it learns the size and gets the memory.
 
-use std::sync::Arc;
+use std::collections::BTreeMap;
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use rdmc_fabric::{BufferMut, ObjectDescriptor};
@@ -12,7 +13,10 @@ use super::continuation::{InterruptedMessage, Resumption};
 use super::offer::{Delivery, Offer, OfferReply};
 use crate::checksum::yield_now;
 use crate::failure::{FailureCause, with_sources};
-use crate::transfer::{Blocks, FirstBlock, HopPlan, Shape, Transfer, TransferError, Turn, Turnstile};
+use crate::sync::lock;
+use crate::transfer::{
+    Blocks, FirstBlock, FirstContent, FirstPlace, HopPlan, Shape, Transfer, TransferError, Turn, Turnstile,
+};
 
 /// The source of the memory of messages.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -26,6 +30,8 @@ pub(super) struct Intake {
     group: Arc<Group>,
     memory: MemorySource,
     offers: mpsc::Sender<Offer>,
+    /// Memory that the application has provided for some messages.
+    provided: Arc<ProvidedMemory>,
     ahead: Arc<Semaphore>,
     receive_turns: Turnstile,
     /// Sizes by message number, where first blocks do not carry them.
@@ -47,10 +53,11 @@ impl Intake {
         memory: MemorySource,
         announcements: mpsc::Receiver<(u64, u64)>,
         offers: mpsc::Sender<Offer>,
+        provided: Arc<ProvidedMemory>,
         resumption: Resumption,
     ) -> Self {
         let ahead = Arc::new(Semaphore::new(MESSAGES_AHEAD));
-        Self { group, memory, offers, ahead, receive_turns: Turnstile::default(), announcements, resumption }
+        Self { group, memory, offers, provided, ahead, receive_turns: Turnstile::default(), announcements, resumption }
     }
 
     /// Returns the number of all messages if the root is gone, else `None`.
@@ -71,12 +78,12 @@ impl Intake {
         turn.wait().await;
         let (shape, first) = match self.group.first_source() {
             Some(source) => {
-                let (shape, first) = self.first_block(number, source).await?;
-                (shape, Some(first))
+                let first = self.first_block(number, source).await?;
+                (self.checked(first.shape)?, Some(first))
             }
             None => {
                 let size = self.announced_size(number).await?;
-                (self.shape(size)?, None)
+                (self.checked(Shape::new(size, self.group.block_size()).ok_or_else(|| self.too_many_blocks())?)?, None)
             }
         };
         self.group.begin(shape.size).await;
@@ -87,13 +94,15 @@ impl Intake {
             let transfer = self.group.transfer(number, plan, Arc::new(blocks), Some(deliver));
             return Ok((self, StartedTransfer { transfer, first_is_here: false, turn }));
         }
-        let blocks = self.message_blocks(number, shape, first.as_ref(), delivery).await?;
-        if let Some(FirstBlock { block, checksum: Some(checksum), .. }) = &first {
-            blocks.note_checksum(*block, *checksum);
+        let first_is_here = first.is_some();
+        let checksum = first.as_ref().and_then(|first| Some((first.block, first.checksum?)));
+        let blocks = self.message_blocks(number, shape, first, delivery).await?;
+        if let Some((block, checksum)) = checksum {
+            blocks.note_checksum(block, checksum);
         }
         let plan = HopPlan::Schedule(self.group.schedule(shape.count));
         let transfer = self.group.transfer(number, plan, Arc::new(blocks), Some(deliver));
-        Ok((self, StartedTransfer { transfer, first_is_here: first.is_some(), turn }))
+        Ok((self, StartedTransfer { transfer, first_is_here, turn }))
     }
 
     /// Resumes a message that was interrupted.
@@ -189,19 +198,33 @@ impl Intake {
         }
     }
 
-    /// Receives the first block, into memory of its own, since the message's size is not known yet.
-    async fn first_block(&self, number: u64, source: Rank) -> Result<(Shape, FirstBlock), TransferError> {
-        let staging = self.staging(self.group.block_size() as usize)?;
-        let first = FirstBlock::receive(self.group.exchange(), &*self.group, number, source, staging).await?;
-        // Where objects are shared, only descriptors are possible.
-        Ok((self.shape(first.shape.size)?, first))
+    /// Receives the first block: into the memory that was provided for the message, or into memory of its own, since
+    /// the message's size is not known yet.
+    async fn first_block(&self, number: u64, source: Rank) -> Result<FirstBlock, TransferError> {
+        let exchange = self.group.exchange();
+        let place = match self.provided.take(number).map(|memory| FirstPlace::within(exchange, memory)) {
+            Some(Ok(place)) => place,
+            unsuitable => {
+                if let Some(Err(memory)) = unsuitable {
+                    // The rest of the message may arrive there.
+                    self.provided.add(number, memory);
+                }
+                FirstPlace::Elsewhere(self.staging(self.group.block_size() as usize)?)
+            }
+        };
+        FirstBlock::receive(exchange, &*self.group, number, source, place).await
     }
 
-    fn shape(&self, size: u64) -> Result<Shape, TransferError> {
-        if self.group.spec.is_shared() && size != ObjectDescriptor::LEN as u64 {
-            return Err(self.malformed(&format!("a message of {size} bytes where objects are shared")));
+    /// Checks the shape of a message: where objects are shared, only descriptors are possible.
+    fn checked(&self, shape: Shape) -> Result<Shape, TransferError> {
+        match self.group.spec.is_shared() && shape.size != ObjectDescriptor::LEN as u64 {
+            true => Err(self.malformed(&format!("a message of {} bytes where objects are shared", shape.size))),
+            false => Ok(shape),
         }
-        Shape::new(size, self.group.block_size()).ok_or_else(|| self.malformed("a message with too many blocks"))
+    }
+
+    fn too_many_blocks(&self) -> TransferError {
+        self.malformed("a message with too many blocks")
     }
 
     async fn announced_size(&mut self, number: u64) -> Result<u64, TransferError> {
@@ -220,11 +243,21 @@ impl Intake {
         &self,
         number: u64,
         shape: Shape,
-        first: Option<&FirstBlock>,
+        first: Option<FirstBlock>,
         delivery: Delivery,
     ) -> Result<Blocks, TransferError> {
         let size = self.len_of(shape)?;
-        let staged = first.map(|first| (first.block, first.bytes.clone()));
+        let staged = match first {
+            Some(FirstBlock { content: FirstContent::InPlace(blocks), .. }) => {
+                return self.provided_blocks(number, blocks, delivery).await;
+            }
+            Some(FirstBlock { content: FirstContent::Staged(bytes), block, .. }) => Some((block, bytes)),
+            None => None,
+        };
+        if let Some(memory) = self.provided.take(number).filter(|memory| memory.len() == size) {
+            let blocks = Blocks::to_receive(shape, memory, staged);
+            return self.provided_blocks(number, blocks, delivery).await;
+        }
         match self.memory {
             MemorySource::Pool => {
                 let blocks = match staged {
@@ -241,6 +274,16 @@ impl Intake {
                 let memory = self.answer(answered).await?.expect("only a message that has begun can stay where it is");
                 Ok(Blocks::to_receive(shape, memory, staged))
             }
+        }
+    }
+
+    /// Offers a message in the memory that was provided for it, unless the application now prefers other memory.
+    async fn provided_blocks(&self, number: u64, blocks: Blocks, delivery: Delivery) -> Result<Blocks, TransferError> {
+        let (answer, answered) = oneshot::channel();
+        self.offer(Offer::new(number, blocks.shape().size, Some(answer), true, delivery)).await?;
+        match self.answer(answered).await? {
+            None => Ok(blocks),
+            Some(memory) => Ok(blocks.move_to(memory, yield_now).await),
         }
     }
 
@@ -292,6 +335,29 @@ impl Intake {
     fn malformed(&self, what: &str) -> TransferError {
         let by = self.group.first_source().unwrap_or(Rank::ROOT);
         TransferError::Protocol { by, what: format!("sent {what}") }
+    }
+}
+
+/// Memory that the application has provided, by the number of the message.
+#[derive(Debug, Default)]
+pub(super) struct ProvidedMemory(Mutex<BTreeMap<u64, BufferMut>>);
+
+impl ProvidedMemory {
+    pub(super) fn add(&self, number: u64, memory: BufferMut) {
+        let before = lock(&self.0).insert(number, memory);
+        // It leaves the lock before it is dropped, because its memory may call its lender.
+        drop(before);
+    }
+
+    /// Takes the memory for a message; drops that for the messages before.
+    fn take(&self, number: u64) -> Option<BufferMut> {
+        let mut provided = lock(&self.0);
+        let later = provided.split_off(&number);
+        let passed_over = std::mem::replace(&mut *provided, later);
+        let memory = provided.remove(&number);
+        drop(provided);
+        drop(passed_over);
+        memory
     }
 }
 

@@ -92,7 +92,7 @@ pub struct Offer {
     size: u64,
     /// `None` if the memory is the pool's.
     answer: Option<oneshot::Sender<OfferReply>>,
-    /// The memory with which it was accepted before holds some of it already, and can be used further.
+    /// It has memory: what was provided for it, or the memory with which it was accepted before, which holds some of it.
     begun: bool,
     pub(super) delivery: Delivery,
 }
@@ -193,11 +193,13 @@ impl Offer {
         }
     }
 
-    /// Receives the rest of the message into the memory with which it was accepted in the group that this one
+    /// Receives the message into the memory that was [provided](crate::OfferReceiver::provide) for it, or the rest of it
+    /// into the memory with which it was accepted in the group that this one
     /// [continues](GroupFailure::recover_with_offers).
     ///
     /// # Errors
-    /// Returns the offer if it was not accepted there, if no block had arrived, or if that memory is still in use.
+    /// Returns the offer if no memory of its size was provided. In a group that continues another, if it was not
+    /// accepted there, if no block had arrived, or if that memory is still in use.
     pub fn stay(mut self) -> Result<Delivery, Self> {
         if !self.begun {
             return Err(self);

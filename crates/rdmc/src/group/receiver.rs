@@ -8,11 +8,12 @@ use std::task::{Context, Poll};
 
 use futures::future::{FusedFuture, FutureExt};
 use futures::stream::{FuturesUnordered, Stream, StreamExt};
+use rdmc_fabric::BufferMut;
 use tokio::sync::{mpsc, oneshot};
 
 use super::continuation::{Continuation, LostMessage};
 use super::error::{GroupError, GroupFailure};
-use super::intake::{Intake, MESSAGES_AHEAD, MemorySource, StartedTransfer};
+use super::intake::{Intake, MESSAGES_AHEAD, MemorySource, ProvidedMemory, StartedTransfer};
 use super::offer::{Delivery, Exclusive, Message, Offer, REASON_MAX, failure_of};
 use super::{FormedGroup, Grants, Group, GroupSpec, MemberRole, OwnedFuture, form, start, take_grants};
 use crate::certificate::Certificate;
@@ -40,6 +41,7 @@ pub struct Receiver {
 pub struct OfferReceiver {
     group: Arc<Group>,
     offers: mpsc::Receiver<Offer>,
+    provided: Arc<ProvidedMemory>,
     confirm: Option<oneshot::Sender<()>>,
     /// Set when no more offers come.
     complete: Arc<AtomicBool>,
@@ -58,6 +60,19 @@ impl OfferReceiver {
     /// The group's failure, once; then `None`.
     pub async fn next_offer(&mut self) -> Option<Result<Offer, GroupFailure>> {
         std::future::poll_fn(|cx| self.poll_offer(cx)).await
+    }
+
+    /// Provides memory for message `number`, counted from 0, if the application knows its size ahead (DSN §4.6).
+    ///
+    /// If the message has exactly the memory's size, its blocks arrive there from the first one on, without a copy, and
+    /// its offer can [`stay`](Offer::stay). Else the memory is dropped, and the message is offered as usual.
+    ///
+    /// Call it before the message before is complete, and for the first message right after joining. Later, the first
+    /// block is copied. So is a message of one block that is shorter than the group's blocks. After the offer, the
+    /// memory is dropped. It is not used in [delta](GroupSpec::delta) groups, and for messages that are completed for a
+    /// group that failed.
+    pub fn provide(&mut self, number: u64, memory: BufferMut) {
+        self.provided.add(number, memory);
     }
 
     /// Agrees to the end of the group, waits until every member has every message, and returns the certificate.
@@ -264,12 +279,14 @@ fn start_receiving(formed: FormedGroup, memory: MemorySource) -> OfferReceiver {
     // One more than can be under way, so that the engine never waits for the application to take an offer.
     let (offers, taken) = mpsc::channel(MESSAGES_AHEAD + 1);
     let (confirm, confirmed) = oneshot::channel();
-    let intake = Intake::new(group.clone(), memory, announcements, offers, resumption);
+    let provided = Arc::<ProvidedMemory>::default();
+    let intake = Intake::new(group.clone(), memory, announcements, offers, provided.clone(), resumption);
     let complete = Arc::new(AtomicBool::new(false));
     start(group.clone(), run(group.clone(), intake, grants, confirmed, complete.clone()));
     OfferReceiver {
         group,
         offers: taken,
+        provided,
         confirm: Some(confirm),
         complete,
         failing: Exclusive::default(),

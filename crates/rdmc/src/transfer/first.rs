@@ -4,27 +4,62 @@ use rdmc_fabric::{Buffer, BufferMut, Received};
 use rdmc_schedule::{BlockIndex, Rank, Step};
 
 use super::exchange::{ArrivingBlock, Exchange};
-use super::{HealedBlock, Owner, Shape, TransferError};
+use super::{Blocks, HealedBlock, Owner, Shape, TransferError};
 use crate::checksum::{BlockIdentity, Checksum};
 
-/// The first block of a message, which arrived before its destination was known.
+/// Memory for the first block of a message, with the size of a block.
+pub(crate) enum FirstPlace {
+    /// Its destination is not known yet.
+    Elsewhere(BufferMut),
+    /// It is in the memory of a message of the size that is expected.
+    Expected(Blocks),
+}
+
+/// The first block of a message.
 pub(crate) struct FirstBlock {
     pub(crate) shape: Shape,
     pub(crate) block: BlockIndex,
-    pub(crate) bytes: Buffer,
+    pub(crate) content: FirstContent,
     /// If blocks are checked.
     pub(crate) checksum: Option<Checksum>,
 }
 
+/// Where the first block has arrived.
+pub(crate) enum FirstContent {
+    /// Before its destination was known.
+    Staged(Buffer),
+    /// In its destination.
+    InPlace(Blocks),
+}
+
+impl FirstPlace {
+    /// Returns a place in `memory` for the first block of a message that has exactly the memory's size.
+    ///
+    /// # Errors
+    /// Returns the memory if the first block of another message may have no room there.
+    pub(crate) fn within(exchange: &Exchange, memory: BufferMut) -> Result<Self, BufferMut> {
+        match Shape::new(memory.len() as u64, exchange.block_size) {
+            Some(shape) if shape.len(exchange.first_of(shape)) == exchange.block_size as usize => {
+                Ok(Self::Expected(Blocks::to_receive(shape, memory, None)))
+            }
+            _ => Err(memory),
+        }
+    }
+}
+
 impl FirstBlock {
-    /// Receives the first block of a message from `source` into `staging`, which has the size of a block.
+    /// Receives the first block of a message from `source` into `place`.
     pub(crate) async fn receive(
         exchange: &Exchange,
         owner: &dyn Owner,
         message: u64,
         source: Rank,
-        staging: BufferMut,
+        place: FirstPlace,
     ) -> Result<Self, TransferError> {
+        let (destination, expected) = match place {
+            FirstPlace::Elsewhere(staging) => (staging, None),
+            FirstPlace::Expected(blocks) => (blocks.take_destination(exchange.first_of(blocks.shape())), Some(blocks)),
+        };
         let neighbour = exchange.neighbour(source);
         let turn = (message, Step(0));
         let runs_free = exchange.distance.runs_free(exchange.distance.latest());
@@ -32,10 +67,10 @@ impl FirstBlock {
             exchange.ingress.free_for(source, turn).await;
         }
         neighbour.room_to_grant(exchange.distance.window(runs_free)).await;
-        let ArrivingBlock { operation, granted, summing } = exchange.receive(source, turn, staging);
+        let ArrivingBlock { operation, granted, summing } = exchange.receive(source, turn, destination);
         neighbour.announce_grants_if_due();
         let arrived = operation.await.map_err(|error| TransferError::Work { with: source, error })?;
-        let Received { mut buffer, len, imm } = arrived;
+        let Received { mut buffer, mut len, imm } = arrived;
         drop(granted);
         exchange.count_received(len);
         let malformed = |what: String| TransferError::Protocol { by: source, what: format!("sent {what}") };
@@ -51,21 +86,32 @@ impl FirstBlock {
                 let checksum = summing.checksum_of(&buffer[..len]).await;
                 let block = shape.map_or(BlockIndex(0), |shape| exchange.first_of(shape));
                 let identity = BlockIdentity { message, size, block };
-                let Some(shape) = shape.filter(|_| checksum.seal(identity) == imm) else {
-                    // Block or size came corrupted: both are fetched anew.
-                    let healed = owner.heal(source, identity, true, &mut buffer).await?;
-                    let HealedBlock { shape, block, checksum } = healed;
-                    buffer.truncate(shape.len(block));
-                    return Ok(Self { shape, block, bytes: buffer.freeze(), checksum: Some(checksum) });
-                };
-                (shape, block, Some(checksum))
+                match shape.filter(|_| checksum.seal(identity) == imm) {
+                    Some(shape) => (shape, block, Some(checksum)),
+                    None => {
+                        // Block or size came corrupted: both are fetched anew.
+                        let healed = owner.heal(source, identity, true, &mut buffer).await?;
+                        let HealedBlock { shape, block, checksum } = healed;
+                        len = shape.len(block);
+                        (shape, block, Some(checksum))
+                    }
+                }
             }
         };
         if len != shape.len(block) {
             return Err(malformed(format!("{len} bytes as the first block of a message of {}", shape.size)));
         }
-        buffer.truncate(len);
-        Ok(Self { shape, block, bytes: buffer.freeze(), checksum })
+        let content = match expected.filter(|blocks| blocks.shape() == shape) {
+            Some(blocks) => {
+                blocks.hold(block, buffer.freeze());
+                FirstContent::InPlace(blocks)
+            }
+            None => {
+                buffer.truncate(len);
+                FirstContent::Staged(buffer.freeze())
+            }
+        };
+        Ok(Self { shape, block, content, checksum })
     }
 }
 
