@@ -1,8 +1,8 @@
 //! Whether the ports of a group follow the steps of its schedule.
 //!
 //! Members that *keep in step* have one block on each port at a time. At the end of each step they wait for each other.
-//! If members *run free*, blocks share ports, and none waits. But then the first blocks take longer, and in groups whose
-//! size is no power of two, all do.
+//! If members *run free*, blocks share ports, and none waits. But then the first blocks take longer, and in groups
+//! whose size is no power of two, all do.
 
 use std::time::Duration;
 
@@ -25,8 +25,8 @@ pub fn runs_free_from(members: u32, block_len: f64, rate: f64, wait: Duration) -
 
 /// Returns how long members in step wait at the end of each step.
 ///
-/// If a fabric `tells_near` that a block is nearly through, the grant for the next one is under way meanwhile. Then they
-/// wait only for the last bytes of a block that is passed on at once.
+/// If a fabric `tells_near` that a block is nearly through, the grant for the next one is under way meanwhile. Then
+/// they wait only for the last bytes of a block that is passed on at once.
 #[must_use]
 pub fn wait_in_step(round_trip: Duration, tells_near: bool) -> Duration {
     if tells_near { round_trip.mul_f64(WAIT_WITH_NOTICE) } else { round_trip }

@@ -92,7 +92,7 @@ pub struct Offer {
     size: u64,
     /// `None` if the memory is the pool's.
     answer: Option<oneshot::Sender<OfferReply>>,
-    /// It has memory: what was provided for it, or the memory with which it was accepted before, which holds some of it.
+    /// It has memory: what was provided for it, or that with which it was accepted before, which holds some of it.
     begun: bool,
     pub(super) delivery: Delivery,
 }
@@ -193,8 +193,8 @@ impl Offer {
         }
     }
 
-    /// Receives the message into the memory that was [provided](crate::OfferReceiver::provide) for it, or the rest of it
-    /// into the memory with which it was accepted in the group that this one
+    /// Receives the message into the memory that was [provided](crate::OfferReceiver::provide) for it. Or receives the
+    /// rest of it into the memory with which it was accepted in the group that this one
     /// [continues](GroupFailure::recover_with_offers).
     ///
     /// # Errors
