@@ -9,6 +9,7 @@ use std::time::Duration;
 
 use rdmc_schedule::{Algorithm, BlockSet, Hybrid, Racks, Rank, Repair, RepairError};
 
+use super::membership::{Membership, PriorProgress};
 use super::retained::RetainedMessages;
 use super::{Group, GroupSpec};
 use crate::certificate::MessageRecord;
@@ -35,15 +36,15 @@ pub(super) struct RecoveryShared {
 }
 
 impl RecoveryState {
-    pub(super) fn new(group: &Group) -> Self {
+    pub(super) fn new(membership: &Membership, retained: &Arc<RetainedMessages>) -> Self {
         Self(Arc::new(RecoveryShared {
-            node: Arc::downgrade(&group.node),
-            spec: group.spec.clone(),
-            rank: group.rank,
-            prior: group.prior,
-            retained: group.retained.clone(),
+            node: Arc::downgrade(&membership.node),
+            spec: membership.spec.clone(),
+            rank: membership.rank,
+            prior: membership.prior,
+            retained: retained.clone(),
             taken: AtomicBool::new(false),
-            stalled: group.node.mesh.stalled(),
+            stalled: membership.node.mesh.stalled(),
         }))
     }
 
@@ -77,27 +78,6 @@ pub struct LostMessage {
     /// How many of its blocks no survivor holds; `None` if no survivor knows how many blocks it has. Zero if it only
     /// follows a message that is lost.
     pub blocks_missing: Option<u32>,
-}
-
-/// The progress of a member before its group was formed, as numbers of messages from the first. Zero, unless the group
-/// continues another one.
-#[derive(Clone, Copy, Debug, Default)]
-pub(crate) struct PriorProgress {
-    /// Messages that every member has.
-    pub(super) base: u64,
-    /// Messages that were begun, whole or not.
-    pub(super) begun: u64,
-    /// Messages that this member's application has.
-    pub(super) delivered: u64,
-    /// The root is gone: the group only completes the interrupted messages.
-    pub(super) root_gone: bool,
-}
-
-impl PriorProgress {
-    /// Returns the messages that are completed before the group goes on.
-    pub(super) fn interrupted(&self) -> Range<u64> {
-        self.base..self.begun
-    }
 }
 
 /// How a group continues at one member.
@@ -252,7 +232,7 @@ pub(crate) struct InterruptedMessage {
 impl Group {
     /// Returns the frames that report which blocks of the interrupted messages are here.
     pub(super) fn holdings(&self) -> Vec<GroupFrame> {
-        let kept = self.prior.interrupted().filter_map(|number| {
+        let kept = self.membership.prior.interrupted().filter_map(|number| {
             let kept = self.retained.message(number)?;
             let shape = kept.shape();
             // A longer message is not reported, so it is lost unless all members have it.
@@ -270,8 +250,8 @@ impl Group {
     /// # Errors
     /// Not all can be completed although the root is there.
     pub(super) fn resumption(&self, mut holdings: Holdings) -> Result<Resumption, Irrecoverable> {
-        let mut resumption = Resumption { next: self.prior.begun, ..Resumption::default() };
-        for number in self.prior.interrupted() {
+        let mut resumption = Resumption { next: self.membership.prior.begun, ..Resumption::default() };
+        for number in self.membership.prior.interrupted() {
             let mut known: Option<(Rank, Shape)> = None;
             for (rank, held) in &holdings.0 {
                 let Some((shape, _)) = held.get(&number) else { continue };
@@ -282,14 +262,14 @@ impl Group {
                 }
             }
             let Some((_, shape)) = known else {
-                if !self.prior.root_gone {
+                if !self.membership.prior.root_gone {
                     // The root has it: it is too long to be reported.
                     return Err(Irrecoverable::TooLong { message: number });
                 }
                 resumption.lost.push(LostMessage { number, size: None, blocks_missing: None });
                 continue;
             };
-            let sets: Vec<BlockSet> = (0..self.spec.count())
+            let sets: Vec<BlockSet> = (0..self.membership.spec.count())
                 .map(|rank| {
                     let held = holdings.0.get_mut(&Rank(rank)).and_then(|held| held.remove(&number));
                     held.map_or_else(|| BlockSet::empty(shape.count), |(_, blocks)| blocks)
@@ -310,7 +290,7 @@ impl Group {
         if let Some(first) = resumption.lost.first() {
             let message = first.number;
             match first.blocks_missing {
-                _ if self.prior.root_gone => {}
+                _ if self.membership.prior.root_gone => {}
                 None if first.size.is_some() => return Err(Irrecoverable::TooLong { message }),
                 _ => {
                     let what = format!("has dropped message {message}, which some members lack");
@@ -327,9 +307,9 @@ impl Group {
         for frame in frames {
             if let GroupFrame::Holding { message, size, blocks } = frame {
                 let noted = holdings.note(
-                    self.rank,
-                    &self.prior.interrupted(),
-                    self.spec.block_size,
+                    self.membership.rank,
+                    &self.membership.prior.interrupted(),
+                    self.membership.spec.block_size,
                     (*message, *size, blocks),
                 );
                 debug_assert!(noted.is_ok(), "this member's own reports are well formed");

@@ -6,20 +6,24 @@
 //! equals the root's, whichever member it comes from.
 
 use std::collections::BTreeMap;
-use std::sync::{Mutex, MutexGuard};
+use std::sync::{Arc, Mutex, MutexGuard};
 
 use rdmc_schedule::{BlockCount, BlockIndex, BlockSet, Rank, Repair};
 use tokio::sync::oneshot;
 
-use super::Group;
+use super::membership::Membership;
 use crate::checksum::Checksum;
 use crate::sync::lock;
+use crate::transfer::exchange::Exchange;
 use crate::transfer::{Blocks, HopPlan, Shape, TransferError, checksum_of};
 use crate::wire::GroupFrame;
 
 /// The answers of members about messages that are about to begin.
-#[derive(Default)]
-pub(super) struct Delta(Mutex<DeltaState>);
+pub(super) struct Delta {
+    membership: Arc<Membership>,
+    exchange: Arc<Exchange>,
+    state: Mutex<DeltaState>,
+}
 
 #[derive(Default)]
 struct DeltaState {
@@ -63,25 +67,25 @@ pub(super) struct DeltaStart {
 }
 
 impl Delta {
-    fn lock(&self) -> MutexGuard<'_, DeltaState> {
-        lock(&self.0)
+    pub(super) fn new(membership: Arc<Membership>, exchange: Arc<Exchange>) -> Self {
+        Self { membership, exchange, state: Mutex::default() }
     }
-}
 
-// At the root.
+    fn lock(&self) -> MutexGuard<'_, DeltaState> {
+        lock(&self.state)
+    }
 
-impl Group {
+    // At the root.
+
     /// Announces a message; the answers come when all members have answered.
     pub(super) fn ask_for_parts(&self, message: u64, shape: Shape) -> oneshot::Receiver<ChecksumsByRank> {
         let (complete, answers) = oneshot::channel();
-        let mut all = vec![BlockChecksums::default(); self.members.len()];
-        all[self.rank.index()].is_whole = true;
+        let mut all = vec![BlockChecksums::default(); self.membership.members.len()];
+        all[self.membership.rank.index()].is_whole = true;
         let asked = PendingComparison { blocks: shape.count, answers: all, complete };
-        self.delta.lock().asked.insert(message, asked);
+        self.lock().asked.insert(message, asked);
         self.finish_asking(message);
-        for &member in &self.announced_to {
-            self.node.mesh.post(member, self.id, GroupFrame::Announce { message, size: shape.size });
-        }
+        self.membership.post_to_others(&GroupFrame::Announce { message, size: shape.size });
         answers
     }
 
@@ -89,7 +93,7 @@ impl Group {
     ///
     /// # Errors
     /// How the frame violates the protocol.
-    pub(super) fn receive_delta_frame(&self, from: Rank, frame: GroupFrame) -> Result<(), &'static str> {
+    pub(super) fn receive(&self, from: Rank, frame: GroupFrame) -> Result<(), &'static str> {
         match frame {
             GroupFrame::Have { message, checksums, is_whole } => self.receive_have(from, message, &checksums, is_whole),
             GroupFrame::Parts { message, member, blocks } => self.receive_parts(message, member, &blocks),
@@ -101,7 +105,7 @@ impl Group {
     /// Takes a piece of a member's answer.
     fn receive_have(&self, from: Rank, message: u64, checksums: &[u8], is_whole: bool) -> Result<(), &'static str> {
         {
-            let mut state = self.delta.lock();
+            let mut state = self.lock();
             let asked =
                 state.asked.get_mut(&message).ok_or("reports blocks of a message that is not about to begin")?;
             let answer = &mut asked.answers[from.index()];
@@ -122,7 +126,7 @@ impl Group {
     }
 
     fn finish_asking(&self, message: u64) {
-        let mut state = self.delta.lock();
+        let mut state = self.lock();
         if state.asked.get(&message).is_some_and(|asked| asked.answers.iter().all(|answer| answer.is_whole))
             && let Some(asked) = state.asked.remove(&message)
         {
@@ -132,7 +136,7 @@ impl Group {
     }
 
     /// Waits for the answers of all members, compares them with the message, and tells all members the result.
-    pub(super) async fn begin_delta(
+    pub(super) async fn begin(
         &self,
         message: u64,
         blocks: &Blocks,
@@ -152,19 +156,21 @@ impl Group {
                 }
             }
         }
-        had[self.rank.index()] = BlockSet::full(shape.count);
-        for &member in self.members.iter().filter(|member| **member != self.node.mesh.me()) {
-            for (had, rank) in had.iter().zip(0..).filter(|(had, rank)| *rank != self.rank.0 && !had.is_empty()) {
+        had[self.membership.rank.index()] = BlockSet::full(shape.count);
+        for &member in self.membership.members.iter().filter(|member| **member != self.membership.node.mesh.me()) {
+            for (had, rank) in
+                had.iter().zip(0..).filter(|(had, rank)| *rank != self.membership.rank.0 && !had.is_empty())
+            {
                 let parts = GroupFrame::Parts { message, member: rank, blocks: had.encode() };
-                self.node.mesh.send(member, self.id, parts).await;
+                self.membership.send(member, parts).await;
             }
-            self.node.mesh.send(member, self.id, GroupFrame::Begin { message }).await;
+            self.membership.send(member, GroupFrame::Begin { message }).await;
         }
-        Ok(self.plan_delta(shape, &had))
+        Ok(self.plan(shape, &had))
     }
 
     /// Plans the hops of a message of which members have these blocks; all members compute the same plan.
-    fn plan_delta(&self, shape: Shape, had: &[BlockSet]) -> HopPlan {
+    fn plan(&self, shape: Shape, had: &[BlockSet]) -> HopPlan {
         let nothing = had.iter().zip(0..).all(|(had, rank)| Rank(rank).is_root() || had.is_empty());
         let lacking: u64 =
             had.iter().map(|had| u64::from(shape.count.get() - had.len().get().min(shape.count.get()))).sum();
@@ -172,14 +178,12 @@ impl Group {
         let repair = (!nothing && lacking <= LACKING_MAX).then(|| Repair::new(had));
         match repair {
             Some(Ok(repair)) => HopPlan::Repair(repair),
-            _ => HopPlan::Schedule(self.schedule(shape.count)),
+            _ => HopPlan::Schedule(self.exchange.schedule(shape.count)),
         }
     }
-}
 
-// At the other members.
+    // At the other members.
 
-impl Group {
     /// Reports to the root which blocks are in `memory`, if it may hold any, and waits to learn which blocks each
     /// member has.
     pub(super) async fn report_parts(
@@ -197,10 +201,10 @@ impl Group {
             checksums.push(Checksum::of_yielding(block).await);
         }
         let (complete, had) = oneshot::channel();
-        let mut all = vec![BlockSet::empty(shape.count); self.members.len()];
+        let mut all = vec![BlockSet::empty(shape.count); self.membership.members.len()];
         all[Rank::ROOT.index()] = BlockSet::full(shape.count);
-        self.delta.lock().answered = Some(AnsweredMessage { message, blocks: shape.count, had: all, complete });
-        let root = self.members[Rank::ROOT.index()];
+        self.lock().answered = Some(AnsweredMessage { message, blocks: shape.count, had: all, complete });
+        let root = self.membership.members[Rank::ROOT.index()];
         let encoded: Vec<u8> = checksums.iter().flat_map(|checksum| checksum.0.to_le_bytes()).collect();
         let mut rest = encoded.as_slice();
         loop {
@@ -208,18 +212,18 @@ impl Group {
             rest = behind;
             let is_whole = rest.is_empty();
             let have = GroupFrame::Have { message, checksums: piece.to_vec(), is_whole };
-            self.node.mesh.send(root, self.id, have).await;
+            self.membership.send(root, have).await;
             if is_whole {
                 break;
             }
         }
         let Ok(had) = had.await else { return std::future::pending().await };
-        let mine = &had[self.rank.index()];
+        let mine = &had[self.membership.rank.index()];
         if checksums.is_empty() && !mine.is_empty() {
             let what = "says that a member has blocks that it does not have".to_owned();
             return Err(TransferError::Protocol { by: Rank::ROOT, what });
         }
-        let plan = self.plan_delta(shape, &had);
+        let plan = self.plan(shape, &had);
         let here = checksums
             .into_iter()
             .zip((0..).map(BlockIndex))
@@ -229,7 +233,7 @@ impl Group {
 
     /// Takes the root's report of the blocks that a member has.
     fn receive_parts(&self, message: u64, member: u32, blocks: &[u8]) -> Result<(), &'static str> {
-        let mut state = self.delta.lock();
+        let mut state = self.lock();
         let answered = state.answered.as_mut().filter(|answered| answered.message == message);
         let answered = answered.ok_or("reports a member's blocks of a message that is not about to begin")?;
         let blocks = BlockSet::decode(answered.blocks, blocks).map_err(|_| "reports malformed blocks of a member")?;
@@ -242,7 +246,7 @@ impl Group {
 
     /// Notes that a message begins.
     fn receive_begin(&self, message: u64) -> Result<(), &'static str> {
-        let answered = self.delta.lock().answered.take_if(|answered| answered.message == message);
+        let answered = self.lock().answered.take_if(|answered| answered.message == message);
         let answered = answered.ok_or("begins a message that is not about to begin")?;
         // Fails only if the group has failed.
         let _ = answered.complete.send(answered.had);

@@ -10,11 +10,12 @@ use rdmc_fabric::{Buffer, Timestamp, WorkError};
 use rdmc_schedule::Rank;
 use tokio::sync::{oneshot, watch};
 
-use super::Group;
 use super::agreement::{Agreement, Patience, RECORDS_MAX};
 use super::continuation::{Continuation, RecoveryState};
 use super::error::GroupFailure;
+use super::membership::Membership;
 use super::offer::Message;
+use super::retained::RetainedMessages;
 use crate::certificate::{Certificate, Digest, MessageRecord};
 use crate::failure::{FailedMember, FailureCause};
 use crate::id::NodeId;
@@ -30,6 +31,8 @@ pub(crate) type GroupResult = Result<Certificate, GroupFailure>;
 
 /// The end of a group, from the view of one member.
 pub(super) struct GroupEnd {
+    membership: Arc<Membership>,
+    retained: Arc<RetainedMessages>,
     state: Mutex<EndState>,
     status: watch::Sender<EndStatus>,
     outcome: watch::Sender<Option<GroupResult>>,
@@ -54,13 +57,21 @@ struct EndStatus {
 }
 
 impl GroupEnd {
-    pub(super) fn new(rank: Rank, members: u32, detection: Duration, continuation: Option<&Continuation>) -> Self {
+    pub(super) fn new(
+        membership: Arc<Membership>,
+        retained: Arc<RetainedMessages>,
+        continuation: Option<&Continuation>,
+    ) -> Self {
+        let (rank, members) = (membership.rank, membership.spec.count());
+        let detection = membership.node.mesh.detection();
         let patience = Patience { settling: detection / 8, outbid: detection / 2, all: detection * 4 };
         let mut agreement = Agreement::new(rank.0, members, patience);
         if let Some(Continuation { prior, records, .. }) = continuation {
             agreement = agreement.continuing(prior.base, records.iter().cloned());
         }
         Self {
+            membership,
+            retained,
             state: Mutex::new(EndState { agreement, early: BTreeMap::new(), concluded: false }),
             status: watch::Sender::default(),
             outcome: watch::Sender::new(None),
@@ -70,9 +81,7 @@ impl GroupEnd {
     fn lock(&self) -> MutexGuard<'_, EndState> {
         lock(&self.state)
     }
-}
 
-impl Group {
     // Progress of this member.
 
     /// Notes that a message has begun. Waits for ever if the group does no further work.
@@ -83,10 +92,9 @@ impl Group {
     }
 
     /// At the root: notes that a message has begun, and that the root has it whole.
-    pub(crate) async fn begin_whole(&self, size: u64) {
+    pub(super) async fn begin_whole(&self, size: u64) {
         self.begin(size).await;
         self.act(|state, _| state.agreement.hold());
-        self.report_held(size);
     }
 
     /// Delivers a whole message, or the object that it describes, to the application, after the messages before it.
@@ -99,7 +107,6 @@ impl Group {
         whole: &Buffer,
         digest: Option<Digest>,
     ) {
-        let bytes = message.len() as u64;
         self.retained.shorten(message.number(), whole);
         self.act(|state, _| {
             state.agreement.note_digest(message.number(), digest);
@@ -113,47 +120,16 @@ impl Group {
                 let _ = to.send(message);
             }
         });
-        self.report_held(bytes);
     }
 
-    /// Reports to the root how many messages are here, the latest of so many bytes; at the root, notes it for itself.
-    fn report_held(&self, bytes: u64) {
-        if !self.retained.keeps() {
-            return;
-        }
-        let held = self.end.lock().agreement.held();
-        if self.rank.is_root() {
-            self.note_held(Rank::ROOT, held);
-        } else if self.retained.should_report(held, bytes) {
-            self.node.mesh.post(self.members[0], self.id, GroupFrame::Held { messages: held });
-        }
+    /// Returns how many messages this member has, from the first.
+    pub(super) fn held(&self) -> u64 {
+        self.lock().agreement.held()
     }
 
-    /// At the root: notes how many messages a member has; announces how many all members have, if that is more.
-    fn note_held(&self, member: Rank, messages: u64) {
-        if let Some(stable) = self.retained.note_held(member, messages) {
-            for &other in &self.members[1..] {
-                self.node.mesh.post(other, self.id, GroupFrame::Stable { messages: stable });
-            }
-        }
-    }
-
-    /// At the root: takes a member's report of how many messages it has.
-    pub(super) fn receive_held(&self, from: Rank, messages: u64) -> Result<(), &'static str> {
-        if messages > self.end.lock().agreement.begun().max(self.prior.begun) {
-            return Err("says that it has messages that were not begun");
-        }
-        self.note_held(from, messages);
-        Ok(())
-    }
-
-    /// At another member: takes the root's announcement of how many messages all members have.
-    pub(super) fn receive_stable(&self, messages: u64) -> Result<(), &'static str> {
-        if messages > self.end.lock().agreement.held() {
-            return Err("announces as held by all a message that this member does not have");
-        }
-        self.retained.release(messages);
-        Ok(())
+    /// Returns how many messages have begun here.
+    pub(super) fn begun(&self) -> u64 {
+        self.lock().agreement.begun()
     }
 
     /// Notes the digest of a whole message, if there is one.
@@ -187,13 +163,13 @@ impl Group {
     /// told.
     pub(crate) fn depart(&self) {
         if self.outcome().is_none() {
-            self.node.mesh.leave_group(self.id);
+            self.membership.node.mesh.leave_group(self.membership.id);
             self.act(|state, _| state.agreement.depart());
         }
     }
 
     pub(super) fn accuse(&self, member: Rank, cause: FailureCause) {
-        tracing::debug!(parent: &self.span, %member, %cause, "trouble");
+        tracing::debug!(parent: &self.membership.span, %member, %cause, "trouble");
         self.act(|state, now| state.agreement.accuse([(member.0, cause)], now));
     }
 
@@ -246,12 +222,12 @@ impl Group {
 
     /// Returns how the group ended, or `None` if it has not.
     pub(crate) fn outcome(&self) -> Option<GroupResult> {
-        self.end.outcome.borrow().clone()
+        self.outcome.borrow().clone()
     }
 
     /// Waits until the group has ended.
     pub(crate) async fn ended(&self) -> GroupResult {
-        let mut outcome = self.end.outcome.subscribe();
+        let mut outcome = self.outcome.subscribe();
         let outcome = outcome.wait_for(Option::is_some).await.expect("the sender lives in self");
         outcome.clone().expect("waited for one")
     }
@@ -266,18 +242,18 @@ impl Group {
 
     /// Tells whether this member is to do no further work.
     pub(super) fn has_stopped(&self) -> bool {
-        self.end.status.borrow().stopped
+        self.status.borrow().stopped
     }
 
     /// Waits until this member is to do no further work.
     pub(super) async fn stopped(&self) {
-        let mut status = self.end.status.subscribe();
+        let mut status = self.status.subscribe();
         let _ = status.wait_for(|status| status.stopped).await.expect("the sender lives in self");
     }
 
     /// At a member: waits until the root closes the group; returns the number of messages.
     pub(super) async fn closing(&self) -> u64 {
-        let mut status = self.end.status.subscribe();
+        let mut status = self.status.subscribe();
         let closed = std::pin::pin!(status.wait_for(|status| status.messages.is_some()));
         let status = WhenWoken::new(closed).await.expect("the sender lives in self");
         status.messages.expect("waited for it")
@@ -287,17 +263,17 @@ impl Group {
     /// frames that came meanwhile, before it gives a member up.
     pub(super) async fn wait_in_steps(&self, limit: Duration) {
         for _ in 0..PATIENCE_STEPS {
-            self.node.environment.sleep(limit / PATIENCE_STEPS).await;
+            self.membership.node.environment.sleep(limit / PATIENCE_STEPS).await;
         }
     }
 
     /// Waits for the next event of the mesh; returns `None` if the agreement has had its turn instead.
     pub(super) async fn next_event(&self, inbox: &mut Inbox) -> Option<GroupEvent> {
-        let mut status = self.end.status.subscribe();
+        let mut status = self.status.subscribe();
         let deadline = status.borrow_and_update().deadline;
         let elapsed = async {
             match deadline {
-                Some(at) => self.node.environment.sleep_until(at).await,
+                Some(at) => self.membership.node.environment.sleep_until(at).await,
                 None => std::future::pending().await,
             }
         };
@@ -322,17 +298,17 @@ impl Group {
 
     /// Takes a step in the agreement and carries out its results.
     fn act<T>(&self, step: impl FnOnce(&mut EndState, Timestamp) -> T) -> T {
-        let now = self.node.environment.now();
-        let mut state = self.end.lock();
+        let now = self.membership.now();
+        let mut state = self.lock();
         let result = step(&mut state, now);
         // Queued while the state is locked: frames arrive in the order of the steps.
         let mut told = Vec::new();
         for (rank, frame) in state.agreement.take_frames() {
-            let node = self.members[rank as usize];
+            let node = self.membership.members[rank as usize];
             if matches!(frame, EndFrame::Decided { .. }) {
                 told.push(node);
             }
-            self.node.mesh.post(node, self.id, GroupFrame::End(frame));
+            self.membership.post(node, GroupFrame::End(frame));
         }
         let agreement = &state.agreement;
         let status =
@@ -342,7 +318,7 @@ impl Group {
             self.conclude(&state.agreement, ballot, outcome, told);
         }
         // While the state is locked: an older status must not replace a newer one.
-        self.end.status.send_if_modified(|known| {
+        self.status.send_if_modified(|known| {
             let changed = *known != status;
             *known = status;
             changed
@@ -358,7 +334,7 @@ impl Group {
     fn conclude(&self, agreement: &Agreement, ballot: Ballot, outcome: Outcome, told: Vec<NodeId>) {
         let ended = match &outcome {
             Outcome::Closed { messages } => {
-                let held = self.members.iter().map(|_| Some(*messages)).collect();
+                let held = self.membership.members.iter().map(|_| Some(*messages)).collect();
                 let records = agreement.records().cloned().collect();
                 Ok(self.certificate(*messages, held, records))
             }
@@ -366,25 +342,25 @@ impl Group {
         };
         match &ended {
             Ok(certificate) => {
-                tracing::info!(parent: &self.span, %certificate, "group closed");
+                tracing::info!(parent: &self.membership.span, %certificate, "group closed");
                 self.retained.clear();
             }
             Err(failure) => {
-                tracing::error!(parent: &self.span, %failure, "group failed");
-                if !self.spec.recoverable || !failure.quorum || failure.names(self.rank) {
+                tracing::error!(parent: &self.membership.span, %failure, "group failed");
+                if !self.membership.spec.recoverable || !failure.quorum || failure.names(self.membership.rank) {
                     // This member cannot go on.
                     self.retained.clear();
                 }
-                self.node.counters.groups_failed.fetch_add(1, Ordering::Relaxed);
+                self.membership.node.counters.groups_failed.fetch_add(1, Ordering::Relaxed);
             }
         }
-        self.node.mesh.conclude_group(self.id, ballot, outcome);
+        self.membership.node.mesh.conclude_group(self.membership.id, ballot, outcome);
         if told.is_empty() {
-            self.end.outcome.send_replace(Some(ended));
+            self.outcome.send_replace(Some(ended));
             return;
         }
         // They depend on this member's frames, which must be written before the application may end the process.
-        let (outcome, node) = (self.end.outcome.clone(), self.node.clone());
+        let (outcome, node) = (self.outcome.clone(), self.membership.node.clone());
         let environment = node.environment.clone();
         environment.spawn(Box::pin(async move {
             let _ = node.environment.timeout(FLUSH_LIMIT, node.mesh.flush(&told)).await;
@@ -402,19 +378,19 @@ impl Group {
         let records = known.chain(&verdict.records).cloned().collect();
         let failed = verdict.failed.iter().map(|(rank, cause)| FailedMember {
             member: Rank(*rank),
-            node: self.members[*rank as usize],
+            node: self.membership.members[*rank as usize],
             cause: cause.clone(),
         });
         GroupFailure {
             failed: failed.collect(),
             quorum: verdict.quorum,
             certificate: self.certificate(verdict.begun, verdict.held.clone().into(), records),
-            recovery: RecoveryState::new(self),
+            recovery: RecoveryState::new(&self.membership, &self.retained),
         }
     }
 
     fn certificate(&self, messages: u64, held: Arc<[Option<u64>]>, records: Arc<[MessageRecord]>) -> Certificate {
-        Certificate { group: self.id, members: self.members.clone(), messages, held, records }
+        Certificate { group: self.membership.id, members: self.membership.members.clone(), messages, held, records }
     }
 }
 

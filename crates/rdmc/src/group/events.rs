@@ -40,15 +40,15 @@ impl Group {
     pub(super) async fn listen(&self, mut routing: EventRouting, asked: mpsc::Receiver<FetchRequest>) {
         {
             let listening = async {
-                while self.outcome().is_none() {
-                    if let Some(event) = self.next_event(&mut routing.inbox).await {
+                while self.end.outcome().is_none() {
+                    if let Some(event) = self.end.next_event(&mut routing.inbox).await {
                         self.take_event(event, &mut routing);
                     }
                 }
             };
             futures::select_biased! {
                 () = std::pin::pin!(listening.fuse()) => {}
-                () = std::pin::pin!(self.supply(asked).fuse()) => {}
+                () = std::pin::pin!(self.healing.supply(asked).fuse()) => {}
             }
         }
         while let Some(event) = routing.inbox.next().await {
@@ -57,10 +57,11 @@ impl Group {
     }
 
     fn take_event(&self, event: GroupEvent, routing: &mut EventRouting) {
-        let rank = self.rank_of(event.node());
+        let rank = self.membership.rank_of(event.node());
         match (event, rank) {
             (GroupEvent::Frame(from, _), None) => {
-                tracing::warn!(parent: &self.span, node = %from, "a node that is no member talks to the group");
+                let span = &self.membership.span;
+                tracing::warn!(parent: span, node = %from, "a node that is no member talks to the group");
             }
             (GroupEvent::Frame(from, GroupFrame::Offer { spec, told, data, ready, cells }), Some(rank)) => {
                 if !routing.unheard.remove(&rank) {
@@ -73,7 +74,7 @@ impl Group {
                 if heard != told as usize {
                     // It came long before this member was here to take it.
                     let what = format!("the blocks that node {from} holds of interrupted messages were forgotten");
-                    self.declare(FailureCause::Resources { what });
+                    self.end.declare(FailureCause::Resources { what });
                 }
                 // Fails only if forming the group has ended.
                 let endpoints = Endpoints { data, ready, cells };
@@ -81,13 +82,18 @@ impl Group {
             }
             (GroupEvent::Frame(from, GroupFrame::Holding { message, size, blocks }), Some(rank)) => {
                 let holding = (message, size, &blocks[..]);
-                let noted = lock(&routing.holdings).note(rank, &self.prior.interrupted(), self.block_size(), holding);
+                let noted = lock(&routing.holdings).note(
+                    rank,
+                    &self.membership.prior.interrupted(),
+                    self.block_size(),
+                    holding,
+                );
                 self.blame_if(from, noted);
             }
-            (GroupEvent::Lost(_, cause), Some(rank)) => self.lose(rank, cause),
-            (GroupEvent::Connected(_), Some(rank)) => self.reconnected(rank),
+            (GroupEvent::Lost(_, cause), Some(rank)) => self.end.lose(rank, cause),
+            (GroupEvent::Connected(_), Some(rank)) => self.end.reconnected(rank),
             (GroupEvent::Frame(from, GroupFrame::End(frame)), Some(rank)) => {
-                self.blame_if(from, self.receive_end_frame(rank, frame))
+                self.blame_if(from, self.end.receive_end_frame(rank, frame))
             }
             (GroupEvent::Frame(from, GroupFrame::Announce { message, size }), Some(Rank::ROOT)) => {
                 // If the engine takes no more of them, it has ended and the group is about to fail.
@@ -95,30 +101,32 @@ impl Group {
                     self.blame(from, "announced more messages than it may");
                 }
             }
-            (GroupEvent::Frame(from, GroupFrame::Held { messages }), Some(rank)) if self.rank.is_root() => {
-                self.blame_if(from, self.receive_held(rank, messages))
+            (GroupEvent::Frame(from, GroupFrame::Held { messages }), Some(rank)) if self.membership.rank.is_root() => {
+                self.blame_if(from, self.stability.receive_held(rank, messages))
             }
             (GroupEvent::Frame(from, GroupFrame::Stable { messages }), Some(Rank::ROOT)) => {
-                self.blame_if(from, self.receive_stable(messages))
+                self.blame_if(from, self.stability.receive_stable(messages))
             }
-            (GroupEvent::Frame(from, frame @ GroupFrame::Have { .. }), Some(rank)) if self.rank.is_root() => {
-                self.blame_if(from, self.receive_delta_frame(rank, frame));
+            (GroupEvent::Frame(from, frame @ GroupFrame::Have { .. }), Some(rank))
+                if self.membership.rank.is_root() =>
+            {
+                self.blame_if(from, self.delta.receive(rank, frame));
             }
             (
                 GroupEvent::Frame(from, frame @ (GroupFrame::Parts { .. } | GroupFrame::Begin { .. })),
                 Some(Rank::ROOT),
             ) => {
-                self.blame_if(from, self.receive_delta_frame(Rank::ROOT, frame));
+                self.blame_if(from, self.delta.receive(Rank::ROOT, frame));
             }
-            (GroupEvent::Frame(_, GroupFrame::Fetch(wanted)), Some(rank)) => self.queue_fetch(rank, wanted),
+            (GroupEvent::Frame(_, GroupFrame::Fetch(wanted)), Some(rank)) => self.healing.queue_fetch(rank, wanted),
             (GroupEvent::Frame(_, GroupFrame::Piece { wanted, piece }), Some(rank)) => {
-                self.take_piece(rank, wanted, piece);
+                self.healing.take_piece(rank, wanted, piece);
             }
-            (GroupEvent::Frame(_, GroupFrame::WaitTimes { on }), Some(rank)) if self.rank.is_root() => {
-                self.receive_wait_times(rank, on);
+            (GroupEvent::Frame(_, GroupFrame::WaitTimes { on }), Some(rank)) if self.membership.rank.is_root() => {
+                self.pace.receive_wait_times(rank, on);
             }
             (GroupEvent::Frame(from, GroupFrame::Slow { member }), Some(Rank::ROOT)) => {
-                self.blame_if(from, self.receive_slow(member))
+                self.blame_if(from, self.pace.receive_slow(member))
             }
             (GroupEvent::Frame(from, GroupFrame::RunFree { from_blocks }), Some(Rank::ROOT)) => {
                 self.blame_if(from, self.exchange.distance.obey(from_blocks));
@@ -135,8 +143,8 @@ impl Group {
     }
 
     fn blame(&self, node: NodeId, what: &str) {
-        if let Some(rank) = self.rank_of(node) {
-            self.accuse(rank, FailureCause::Protocol { what: what.to_owned() });
+        if let Some(rank) = self.membership.rank_of(node) {
+            self.end.accuse(rank, FailureCause::Protocol { what: what.to_owned() });
         }
     }
 }

@@ -3,20 +3,25 @@
 //! The member that finds a corrupted block asks one holder after the other, the root first, piece by piece. A holder
 //! keeps no state for it: it looks up each piece among the messages that it retains (`retained.rs`).
 
-use std::sync::Mutex;
+use std::sync::{Arc, Mutex};
 
 use rdmc_schedule::{BlockIndex, Rank};
 use tokio::sync::{Semaphore, mpsc, oneshot};
 
-use super::Group;
-use super::retained::RetainedMessage;
+use super::membership::Membership;
+use super::retained::{RetainedMessage, RetainedMessages};
 use crate::checksum::{BlockIdentity, Checksum};
+use crate::stats::Corruption;
 use crate::sync::lock;
+use crate::transfer::exchange::Exchange;
 use crate::transfer::{HealedBlock, Shape, TransferError};
 use crate::wire::{BlockPiece, GroupFrame, PIECE_LEN_MAX, PieceRequest};
 
 /// A member's state for fetching blocks, and for supplying them.
 pub(super) struct Healing {
+    membership: Arc<Membership>,
+    exchange: Arc<Exchange>,
+    retained: Arc<RetainedMessages>,
     /// One block at a time.
     turn: Semaphore,
     pending: Mutex<Option<PendingFetch>>,
@@ -33,13 +38,16 @@ struct PendingFetch {
 }
 
 impl Healing {
-    pub(super) fn new() -> (Self, mpsc::Receiver<FetchRequest>) {
+    pub(super) fn new(
+        membership: Arc<Membership>,
+        exchange: Arc<Exchange>,
+        retained: Arc<RetainedMessages>,
+    ) -> (Self, mpsc::Receiver<FetchRequest>) {
         let (asked, asking) = mpsc::channel(ASKED_MAX);
-        (Self { turn: Semaphore::new(1), pending: Mutex::default(), asked }, asking)
+        let (turn, pending) = (Semaphore::new(1), Mutex::default());
+        (Self { membership, exchange, retained, turn, pending, asked }, asking)
     }
-}
 
-impl Group {
     /// Notes that a block came corrupted from `by`, and [fetches it anew](crate::transfer::Owner::heal).
     pub(super) async fn fetch_anew(
         &self,
@@ -49,18 +57,19 @@ impl Group {
         memory: &mut [u8],
     ) -> Result<HealedBlock, TransferError> {
         self.count_corrupted(by, identity);
-        let _turn = self.healing.turn.acquire().await.expect("it is never closed");
-        let count = u32::try_from(self.members.len()).expect("checked when the group was formed");
+        let _turn = self.turn.acquire().await.expect("it is never closed");
+        let count = u32::try_from(self.membership.members.len()).expect("checked when the group was formed");
         let others = (1..count).map(Rank).filter(|rank| *rank != by);
         let from = [Rank::ROOT].into_iter().chain((!by.is_root()).then_some(by)).chain(others);
         let mut bad = 0;
-        for holder in from.filter(|holder| *holder != self.rank) {
+        for holder in from.filter(|holder| *holder != self.membership.rank) {
             match self.fetch(holder, identity, first, memory).await {
                 FetchOutcome::Whole(healed) => {
                     let (message, block) = (identity.message, healed.block.0);
-                    tracing::info!(parent: &self.span, message, block, from = %holder, "a corrupted block is healed");
+                    let span = &self.membership.span;
+                    tracing::info!(parent: span, message, block, from = %holder, "a corrupted block is healed");
                     self.exchange.counters.healed();
-                    self.node.counters.healed();
+                    self.membership.node.counters.healed();
                     return Ok(healed);
                 }
                 FetchOutcome::Bad => bad += 1,
@@ -71,6 +80,16 @@ impl Group {
             }
         }
         Err(TransferError::Corrupted { by, message: identity.message, block: identity.block })
+    }
+
+    /// Counts and logs a corrupted block.
+    fn count_corrupted(&self, from: Rank, identity: BlockIdentity) {
+        let BlockIdentity { message, block, .. } = identity;
+        let (span, to) = (&self.membership.span, self.membership.rank);
+        tracing::warn!(parent: span, %from, %to, message, block = block.0, "a block came corrupted");
+        let corruption = Corruption { from, to, message, block: block.0 };
+        self.exchange.counters.corrupted(corruption);
+        self.membership.node.counters.corrupted(corruption);
     }
 
     /// Fetches a block from one member.
@@ -86,10 +105,10 @@ impl Group {
                 None => first || (size, block) == (identity.size, identity.block.0),
             };
             let due = |shape: &Shape| match first {
-                true => self.exchange.first_received(*shape, self.rank) == Some(BlockIndex(block)),
+                true => self.exchange.first_received(*shape, self.membership.rank) == Some(BlockIndex(block)),
                 false => block < shape.count.0,
             };
-            let shape = Shape::new(size, self.spec.block_size).filter(|shape| as_expected && due(shape));
+            let shape = Shape::new(size, self.membership.spec.block_size).filter(|shape| as_expected && due(shape));
             let Some(shape) = shape else { return FetchOutcome::Bad };
             let len = shape.len(BlockIndex(block));
             let offset = wanted.offset as usize;
@@ -118,15 +137,15 @@ impl Group {
     /// Asks a member for a piece of a block; returns `None` if it does not have the piece, or does not answer.
     async fn ask(&self, holder: Rank, wanted: PieceRequest) -> Option<BlockPiece> {
         let (answer, answered) = oneshot::channel();
-        *lock(&self.healing.pending) = Some(PendingFetch { from: holder, wanted, answer });
-        self.node.mesh.send(self.members[holder.index()], self.id, GroupFrame::Fetch(wanted)).await;
-        let answered = self.node.environment.timeout(self.node.mesh.detection(), answered).await;
+        *lock(&self.pending) = Some(PendingFetch { from: holder, wanted, answer });
+        self.membership.send(self.membership.members[holder.index()], GroupFrame::Fetch(wanted)).await;
+        let answered = self.membership.node.environment.timeout(self.membership.node.mesh.detection(), answered).await;
         answered.ok()?.ok()?
     }
 
     /// Takes a member's answer to a request. An answer that comes too late is dropped.
     pub(super) fn take_piece(&self, from: Rank, wanted: PieceRequest, piece: Option<BlockPiece>) {
-        let mut pending = lock(&self.healing.pending);
+        let mut pending = lock(&self.pending);
         if let Some(PendingFetch { answer, .. }) = pending.take_if(|it| (it.from, it.wanted) == (from, wanted)) {
             // Fails only if the task no longer waits.
             let _ = answer.send(piece);
@@ -135,20 +154,20 @@ impl Group {
 
     /// Queues a member's request. A member that does not wait for answers gets no more of them than fit in the queue.
     pub(super) fn queue_fetch(&self, from: Rank, wanted: PieceRequest) {
-        let _ = self.healing.asked.try_send((from, wanted));
+        let _ = self.asked.try_send((from, wanted));
     }
 
     /// Supplies pieces of blocks, one after the other, for ever.
     pub(super) async fn supply(&self, mut asked: mpsc::Receiver<FetchRequest>) {
         while let Some((from, wanted)) = asked.recv().await {
-            let to = self.members[from.index()];
+            let to = self.membership.members[from.index()];
             let frame = GroupFrame::Piece { wanted, piece: self.piece(from, wanted) };
             // Pieces that are not written yet take memory: one at a time.
             let written = async {
-                self.node.mesh.send(to, self.id, frame).await;
-                self.node.mesh.flush(&[to]).await;
+                self.membership.send(to, frame).await;
+                self.membership.node.mesh.flush(&[to]).await;
             };
-            let _ = self.node.environment.timeout(self.node.mesh.detection(), written).await;
+            let _ = self.membership.node.environment.timeout(self.membership.node.mesh.detection(), written).await;
         }
     }
 

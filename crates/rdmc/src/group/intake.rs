@@ -62,7 +62,7 @@ impl Intake {
 
     /// Returns the number of all messages if the root is gone, else `None`.
     pub(super) fn all(&self) -> Option<u64> {
-        self.group.prior.root_gone.then_some(self.resumption.next)
+        self.group.membership.prior.root_gone.then_some(self.resumption.next)
     }
 
     /// Waits for message `number` to begin.
@@ -70,7 +70,7 @@ impl Intake {
         if let Some(interrupted) = self.resumption.messages.pop_front() {
             return self.resume(interrupted).await;
         }
-        if self.group.prior.root_gone {
+        if self.group.membership.prior.root_gone {
             return std::future::pending().await;
         }
         let ahead = self.ahead.clone().acquire_owned().await.expect("it is never closed");
@@ -86,7 +86,7 @@ impl Intake {
                 (self.checked(Shape::new(size, self.group.block_size()).ok_or_else(|| self.too_many_blocks())?)?, None)
             }
         };
-        self.group.begin(shape.size).await;
+        self.group.end.begin(shape.size).await;
         let (deliver, message) = oneshot::channel();
         let delivery = Delivery::new(self.group.clone(), message, ahead);
         if self.group.is_delta() {
@@ -110,16 +110,16 @@ impl Intake {
         let InterruptedMessage { number, shape, repair } = interrupted;
         let mut turn = self.receive_turns.next();
         turn.wait().await;
-        let (blocks, deliver) = if number < self.group.prior.delivered {
+        let (blocks, deliver) = if number < self.group.membership.prior.delivered {
             // The application has it. Others may lack it.
             let kept = self.group.retained().message(number);
-            self.group.begin_whole(shape.size).await;
+            self.group.stability.begin_whole(shape.size).await;
             let kept = kept.ok_or_else(|| self.out_of_memory("a message that was delivered is not kept"))?;
             let blocks = kept.into_blocks(&*self.group.node().fabric);
             (blocks.map_err(|error| self.out_of_memory(&with_sources(&error)))?, None)
         } else {
             let ahead = self.ahead.clone().acquire_owned().await.expect("it is never closed");
-            self.group.begin(shape.size).await;
+            self.group.end.begin(shape.size).await;
             let (deliver, message) = oneshot::channel();
             let delivery = Delivery::new(self.group.clone(), message, ahead);
             (self.resumed_blocks(number, shape, delivery).await?, Some(deliver))
@@ -217,7 +217,7 @@ impl Intake {
 
     /// Checks the shape of a message: where objects are shared, only descriptors are possible.
     fn checked(&self, shape: Shape) -> Result<Shape, TransferError> {
-        match self.group.spec.is_shared() && shape.size != ObjectDescriptor::LEN as u64 {
+        match self.group.membership.spec.is_shared() && shape.size != ObjectDescriptor::LEN as u64 {
             true => Err(self.malformed(&format!("a message of {} bytes where objects are shared", shape.size))),
             false => Ok(shape),
         }
@@ -307,7 +307,7 @@ impl Intake {
                 answer.expect("only a message that has begun can stay where it is")
             }
         };
-        let beginning = self.group.report_parts(number, shape, is_partial.then_some(&memory[..])).await?;
+        let beginning = self.group.delta.report_parts(number, shape, is_partial.then_some(&memory[..])).await?;
         Ok((Blocks::to_complete(shape, memory, beginning.here), beginning.plan))
     }
 

@@ -239,7 +239,7 @@ impl<T> Exclusive<T> {
 /// Returns a future of the group's failure that owns everything it needs.
 pub(super) fn failure_of(group: &Arc<Group>) -> OwnedFuture<GroupFailure> {
     let group = group.clone();
-    async move { group.failed().await }.boxed()
+    async move { group.end.failed().await }.boxed()
 }
 
 /// Longest reason for a refusal, in characters.

@@ -3,16 +3,18 @@
 //! A member notes for which neighbours it waits (`transfer/waits.rs`). Several times a second members report to the
 //! root. The root finds the cause of the waiting, and tells all members.
 
-use std::sync::{Mutex, MutexGuard};
+use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::Duration;
 
 use rdmc_fabric::Timestamp;
 use rdmc_schedule::Rank;
 
-use super::Group;
+use super::ending::GroupEnd;
+use super::membership::Membership;
 use super::spec::SlowReceivers;
 use crate::failure::FailureCause;
 use crate::sync::lock;
+use crate::transfer::exchange::Exchange;
 use crate::wire::{GroupFrame, WaitTimes};
 
 mod judge;
@@ -20,8 +22,12 @@ mod judge;
 pub(crate) use judge::WaitReports;
 
 /// At the root: finds the member that holds the group up. At the others: the root's finding.
-#[derive(Default)]
-pub(crate) struct PaceJudge(Mutex<JudgeState>);
+pub(super) struct PaceJudge {
+    membership: Arc<Membership>,
+    exchange: Arc<Exchange>,
+    end: Arc<GroupEnd>,
+    state: Mutex<JudgeState>,
+}
 
 #[derive(Default)]
 struct JudgeState {
@@ -42,32 +48,34 @@ pub(crate) struct SlowMember {
 }
 
 impl PaceJudge {
+    pub(super) fn new(membership: Arc<Membership>, exchange: Arc<Exchange>, end: Arc<GroupEnd>) -> Self {
+        Self { membership, exchange, end, state: Mutex::default() }
+    }
+
     fn is_idle(&self) -> bool {
         let state = self.lock();
         state.slow.is_none() && state.suspect.is_none() && state.reports.is_empty()
     }
 
     fn lock(&self) -> MutexGuard<'_, JudgeState> {
-        lock(&self.0)
+        lock(&self.state)
     }
-}
 
-impl Group {
     /// Reports the waiting of this member for ever; at the root, judges which member holds the group up.
-    pub(super) async fn watch_pace(&self) {
+    pub(super) async fn watch(&self) {
         loop {
-            while self.pace.is_idle() && self.exchange.waits.is_idle() {
+            while self.is_idle() && self.exchange.waits.is_idle() {
                 self.exchange.waits.changed().await;
             }
-            self.node.environment.sleep(WINDOW).await;
-            let waited = self.exchange.waits.take(self.now());
-            if self.rank.is_root() {
+            self.membership.node.environment.sleep(WINDOW).await;
+            let waited = self.exchange.waits.take(self.membership.now());
+            if self.membership.rank.is_root() {
                 if !waited.is_empty() {
-                    self.receive_wait_times(self.rank, waited);
+                    self.receive_wait_times(self.membership.rank, waited);
                 }
                 self.judge();
             } else if !waited.is_empty() {
-                self.node.mesh.post(self.members[0], self.id, GroupFrame::WaitTimes { on: waited });
+                self.membership.post_to_root(GroupFrame::WaitTimes { on: waited });
             }
         }
     }
@@ -75,23 +83,23 @@ impl Group {
     /// At the root: takes a member's report of its waiting.
     pub(super) fn receive_wait_times(&self, from: Rank, mut waited: Vec<WaitTimes>) {
         // No member waits for more than the others.
-        waited.truncate(self.members.len());
-        waited.retain(|waited| waited.on < self.spec.count() && waited.on != from.0);
+        waited.truncate(self.membership.members.len());
+        waited.retain(|waited| waited.on < self.membership.spec.count() && waited.on != from.0);
         for WaitTimes { ready_ms, leaving_ms, arriving_ms, busy_ms, .. } in &mut waited {
             for time in [ready_ms, leaving_ms, arriving_ms, busy_ms] {
                 *time = (*time).min(WAITED_MAX_MS);
             }
         }
-        self.pace.lock().reports.add(from, waited);
+        self.lock().reports.add(from, waited);
         self.exchange.waits.wake();
     }
 
     /// At the root: finds the member that holds the group up, tells the others, and evicts it if it is time.
     fn judge(&self) {
-        let now = self.now();
+        let now = self.membership.now();
         let (verdict, told) = {
-            let mut state = self.pace.lock();
-            let found = state.reports.slowest(self.spec.count()).map(|(slow, patient)| match state.last {
+            let mut state = self.lock();
+            let found = state.reports.slowest(self.membership.spec.count()).map(|(slow, patient)| match state.last {
                 // The blocks that a slow member sends take long too.
                 Some((last, at)) if last == patient && now.since(at) < MEMORY => last,
                 _ => slow,
@@ -114,25 +122,23 @@ impl Group {
         };
         if told {
             let member = verdict.map(|slow| slow.member.0);
-            for &other in &self.members[1..] {
-                self.node.mesh.post(other, self.id, GroupFrame::Slow { member });
-            }
+            self.membership.post_to_others(&GroupFrame::Slow { member });
             self.log_slow(verdict.map(|slow| slow.member));
         }
-        if let (Some(slow), SlowReceivers::Evict { after }) = (verdict, self.spec.slow_receivers)
+        if let (Some(slow), SlowReceivers::Evict { after }) = (verdict, self.membership.spec.slow_receivers)
             && now.since(slow.since) >= after.max(EVICT_MIN)
         {
-            self.accuse(slow.member, FailureCause::TooSlow { held_up: now.since(slow.since) });
+            self.end.accuse(slow.member, FailureCause::TooSlow { held_up: now.since(slow.since) });
         }
     }
 
     /// At another member: takes the root's report of the member that holds the group up.
     pub(super) fn receive_slow(&self, member: Option<u32>) -> Result<(), &'static str> {
-        if member.is_some_and(|member| member >= self.spec.count()) {
+        if member.is_some_and(|member| member >= self.membership.spec.count()) {
             return Err("calls a rank slow that has no member");
         }
         let member = member.map(Rank);
-        self.pace.lock().slow = member.map(|member| SlowMember { member, since: self.now() });
+        self.lock().slow = member.map(|member| SlowMember { member, since: self.membership.now() });
         self.exchange.waits.set_slow(member);
         self.log_slow(member);
         Ok(())
@@ -141,16 +147,16 @@ impl Group {
     fn log_slow(&self, member: Option<Rank>) {
         match member {
             Some(member) => {
-                let node = self.members[member.index()];
-                tracing::warn!(parent: &self.span, %member, %node, "a member holds the group up");
+                let node = self.membership.members[member.index()];
+                tracing::warn!(parent: &self.membership.span, %member, %node, "a member holds the group up");
             }
-            None => tracing::info!(parent: &self.span, "no member holds the group up any more"),
+            None => tracing::info!(parent: &self.membership.span, "no member holds the group up any more"),
         }
     }
 
     /// Returns the member that holds the group up, and for how long this member has waited for such members in all.
     pub(super) fn held_up(&self) -> (Option<Rank>, Duration) {
-        (self.pace.lock().slow.map(|slow| slow.member), self.exchange.waits.held_up())
+        (self.lock().slow.map(|slow| slow.member), self.exchange.waits.held_up())
     }
 }
 

@@ -13,9 +13,10 @@ use tokio::sync::{mpsc, oneshot};
 
 use super::continuation::{Continuation, LostMessage};
 use super::error::{GroupError, GroupFailure};
+use super::forming::{FormedGroup, Grants, MemberRole, form};
 use super::intake::{Intake, MESSAGES_AHEAD, MemorySource, ProvidedMemory, StartedTransfer};
 use super::offer::{Delivery, Exclusive, Message, Offer, REASON_MAX, failure_of};
-use super::{FormedGroup, Grants, Group, GroupSpec, MemberRole, OwnedFuture, form, start, take_grants};
+use super::{Group, GroupSpec, OwnedFuture, start, take_grants};
 use crate::certificate::Certificate;
 use crate::failure::FailureCause;
 use crate::id::NodeId;
@@ -94,7 +95,7 @@ impl OfferReceiver {
     /// Ends the group because this member cannot go on; the others learn at most 1000 characters of the reason.
     pub fn refuse(self, reason: &str) {
         let reason = reason.chars().take(REASON_MAX).collect();
-        self.group.declare(FailureCause::Refused { reason });
+        self.group.end.declare(FailureCause::Refused { reason });
     }
 
     /// Waits until the group fails; may wait for ever.
@@ -105,12 +106,12 @@ impl OfferReceiver {
     /// # Cancel safety
     /// Nothing is lost.
     pub async fn failed(&self) -> GroupFailure {
-        self.group.failed().await
+        self.group.end.failed().await
     }
 
     /// Returns the members in rank order.
     pub fn members(&self) -> &[NodeId] {
-        &self.group.members
+        &self.group.membership.members
     }
 
     /// Returns the group's counters at this member.
@@ -137,7 +138,7 @@ impl OfferReceiver {
         let confirm = self.confirm.take().expect("only agreeing takes it, once");
         // Fails only if the group has stopped, which the outcome reports.
         let _ = confirm.send(());
-        self.group.ended().await
+        self.group.end.ended().await
     }
 }
 
@@ -213,13 +214,13 @@ impl Stream for Receiver {
 
 impl fmt::Debug for Receiver {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Receiver").field("group", &self.offers.group.id).finish_non_exhaustive()
+        f.debug_struct("Receiver").field("group", &self.offers.group.membership.id).finish_non_exhaustive()
     }
 }
 
 impl fmt::Debug for OfferReceiver {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("OfferReceiver").field("group", &self.group.id).finish_non_exhaustive()
+        f.debug_struct("OfferReceiver").field("group", &self.group.membership.id).finish_non_exhaustive()
     }
 }
 
@@ -307,11 +308,11 @@ async fn run(
     let mut confirm = confirm.fuse();
     let mut running = FuturesUnordered::new();
     let mut relay_turns = Turnstile::default();
-    let mut started = group.prior.base;
+    let mut started = group.membership.prior.base;
     // If the root is gone, the interrupted messages are all.
     let all = intake.all();
     let mut starting: futures::future::Fuse<OwnedFuture<_>> = intake.start(started).boxed().fuse();
-    let mut closing = std::pin::pin!(group.closing().fuse());
+    let mut closing = std::pin::pin!(group.end.closing().fuse());
     let mut messages = all;
     let mut confirmed = false;
     loop {
@@ -355,13 +356,13 @@ async fn run(
         confirm.await.map_err(|_| abandoned())?;
     }
     match all {
-        Some(messages) if group.rank().is_root() => group.close(messages),
+        Some(messages) if group.rank().is_root() => group.end.close(messages),
         _ => {
             if !closing.is_terminated() && closing.await != started {
                 let what = "closed the group after another number of messages than there are".to_owned();
                 return Err(TransferError::Protocol { by: rdmc_schedule::Rank::ROOT, what });
             }
-            group.confirm();
+            group.end.confirm();
         }
     }
     Ok(())

@@ -12,8 +12,9 @@ use rdmc_schedule::Rank;
 
 #[cfg(doc)]
 use super::GroupSpec;
-use super::continuation::{Continuation, LostMessage, PriorProgress};
+use super::continuation::{Continuation, LostMessage};
 use super::error::{GroupError, GroupFailure};
+use super::membership::PriorProgress;
 use super::receiver::{OfferReceiver, Receiver};
 use super::sender::Sender;
 use super::{receiver, sender};

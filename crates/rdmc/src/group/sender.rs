@@ -16,9 +16,10 @@ use tokio::sync::oneshot;
 use super::continuation::{Continuation, Resumption};
 use super::delta::ChecksumsByRank;
 use super::error::{GroupError, GroupFailure, SendError};
+use super::forming::{FormedGroup, Grants, MemberRole, form};
 use super::queue::{QueueSlot, RequestQueue, RequestSender, RootRequest};
 use super::retained::{UNSTABLE_MAX, UNSTABLE_OBJECTS_MAX};
-use super::{FormedGroup, Grants, Group, GroupSpec, MemberRole, form, start, take_grants};
+use super::{Group, GroupSpec, start, take_grants};
 use crate::certificate::Certificate;
 use crate::failure::FailureCause;
 use crate::id::NodeId;
@@ -176,7 +177,7 @@ impl Sender {
     pub async fn close(self) -> Result<Certificate, GroupFailure> {
         // After all earlier requests; it stays if this future is dropped.
         self.requests.close();
-        self.group.ended().await
+        self.group.end.ended().await
     }
 
     /// Waits until the group fails; may wait for ever.
@@ -184,12 +185,12 @@ impl Sender {
     /// # Cancel safety
     /// Nothing is lost.
     pub async fn failed(&self) -> GroupFailure {
-        self.group.failed().await
+        self.group.end.failed().await
     }
 
     /// Returns the members in rank order; the first is this node.
     pub fn members(&self) -> &[NodeId] {
-        &self.group.members
+        &self.group.membership.members
     }
 
     /// Returns the group's counters at the root.
@@ -208,7 +209,7 @@ fn queue(
     let (size, block_size) = (message.len() as u64, group.block_size());
     let shape = Shape::new(size, block_size).ok_or(SendError::TooManyBlocks { size, block_size, max: u32::MAX })?;
     // The queue may still be open after the end is known, while the engine has not had its turn.
-    if group.outcome().is_some() {
+    if group.end.outcome().is_some() {
         return Ok(None);
     }
     let (done, completed) = oneshot::channel();
@@ -220,17 +221,17 @@ async fn complete(group: &Group, completed: oneshot::Receiver<()>) -> Result<(),
     match completed.await {
         Ok(()) => Ok(()),
         // A group that has closed has carried every message that was queued.
-        Err(_) => group.ended().await.map(drop).map_err(SendError::Failed),
+        Err(_) => group.end.ended().await.map(drop).map_err(SendError::Failed),
     }
 }
 
 async fn not_queued(group: &Group) -> SendError {
-    group.ended().await.err().map_or(SendError::Closed, SendError::NotQueued)
+    group.end.ended().await.err().map_or(SendError::Closed, SendError::NotQueued)
 }
 
 impl fmt::Debug for Sender {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Sender").field("group", &self.group.id).finish_non_exhaustive()
+        f.debug_struct("Sender").field("group", &self.group.membership.id).finish_non_exhaustive()
     }
 }
 
@@ -261,7 +262,7 @@ async fn run(
 ) -> Result<(), TransferError> {
     let mut grants = take_grants(&group, grants);
     let mut running = FuturesUnordered::new();
-    let mut messages = group.prior.base;
+    let mut messages = group.membership.prior.base;
     let mut completed = OrderedCompletions { next: messages, early: BTreeMap::new() };
     let mut relay_turns = Turnstile::default();
     let mut receive_turns = Turnstile::default();
@@ -273,7 +274,7 @@ async fn run(
             next = next_message(&group, &mut resumption, &mut queue, messages, room).fuse() => match next {
                 NextStep::Message { repair, blocks, done } => {
                     queue.starting = repair.is_none().then(|| blocks.clone());
-                    group.begin_whole(blocks.shape().size).await;
+                    group.stability.begin_whole(blocks.shape().size).await;
                     queue.starting = None;
                     group.retained().keep(messages, &blocks);
                     if repair.is_none() && !group.is_delta() {
@@ -304,14 +305,14 @@ async fn run(
             outcome = running.select_next_some() => completed.add(outcome)?,
             // So that members can agree to the end as soon as they have the last message.
             () = on_its_way => if close {
-                group.announce_close(messages);
+                group.end.announce_close(messages);
             },
         }
     }
     if !close {
         return Err(TransferError::Local(FailureCause::Abandoned));
     }
-    group.close(messages);
+    group.end.close(messages);
     Ok(())
 }
 
@@ -333,15 +334,16 @@ async fn next_message(
         return std::future::pending().await;
     }
     if let Some(interrupted) = resumption.messages.pop_front() {
-        let kept = group.retained().message(interrupted.number).map(|kept| kept.into_blocks(&*group.node.fabric));
+        let kept =
+            group.retained().message(interrupted.number).map(|kept| kept.into_blocks(&*group.membership.node.fabric));
         if let Some(Ok(blocks)) = kept {
             return NextStep::Message { repair: Some(interrupted.repair), blocks, done: None };
         }
         let what = format!("message {} cannot be registered again", interrupted.number);
-        group.declare(FailureCause::Resources { what });
+        group.end.declare(FailureCause::Resources { what });
         return std::future::pending().await;
     }
-    let unstable_max = if group.spec.is_shared() { UNSTABLE_OBJECTS_MAX } else { UNSTABLE_MAX };
+    let unstable_max = if group.membership.spec.is_shared() { UNSTABLE_OBJECTS_MAX } else { UNSTABLE_MAX };
     group.retained().room(number, unstable_max).await;
     match queue.next().await {
         Some(RootRequest::Send { message, shape, done }) => {
@@ -363,7 +365,7 @@ impl PlanSource {
     fn new(group: &Group, message: u64, repair: Option<Repair>, shape: Shape) -> Self {
         match repair {
             Some(repair) => Self::Known(HopPlan::Repair(repair)),
-            None if group.is_delta() => Self::Asked(group.ask_for_parts(message, shape)),
+            None if group.is_delta() => Self::Asked(group.delta.ask_for_parts(message, shape)),
             None => Self::Known(HopPlan::Schedule(group.schedule(shape.count))),
         }
     }
@@ -371,7 +373,7 @@ impl PlanSource {
     async fn plan(self, group: &Group, message: u64, blocks: &Blocks) -> Result<HopPlan, TransferError> {
         match self {
             Self::Known(plan) => Ok(plan),
-            Self::Asked(answers) => group.begin_delta(message, blocks, answers).await,
+            Self::Asked(answers) => group.delta.begin(message, blocks, answers).await,
         }
     }
 }

@@ -8,9 +8,9 @@ use bytes::Bytes;
 use rdmc_fabric::{AttachError, Buffer, Memory, ObjectDescriptor, ObjectShare, SharedObject};
 use rdmc_schedule::Rank;
 
+use super::Group;
 use super::error::SendError;
 use super::sender::Payload;
-use super::{Group, GroupSpec};
 use crate::failure::{FailureCause, with_sources};
 use crate::pool::PoolError;
 use crate::transfer::TransferError;
@@ -31,38 +31,38 @@ impl Group {
     /// At the root: turns a payload into the memory that is sent.
     pub(super) fn register_payload(&self, payload: Payload) -> Result<Buffer, SendError> {
         let memory = match payload {
-            Payload::Object(object) if self.spec.is_shared() => self.announced(&object)?,
-            _ if self.spec.is_shared() => return Err(SendError::NotAnObject),
+            Payload::Object(object) if self.membership.spec.is_shared() => self.announced(&object)?,
+            _ if self.membership.spec.is_shared() => return Err(SendError::NotAnObject),
             Payload::Buffer(buffer) => return Ok(buffer),
             Payload::Memory(memory) => memory,
             Payload::Object(object) => object.into(),
         };
-        Ok(self.node.fabric.register(memory)?.into_shared())
+        Ok(self.membership.node.fabric.register(memory)?.into_shared())
     }
 
     fn announced(&self, object: &SharedObject) -> Result<Memory, SendError> {
-        let share = self.node.fabric.share(object)?;
+        let share = self.membership.node.fabric.share(object)?;
         Ok(Bytes::from_owner(SharedDescriptor { bytes: share.descriptor().encode(), _share: share }).into())
     }
 
     /// At another member: returns the content of a whole message: its bytes, or the object that they describe.
     pub(crate) async fn content(&self, message: u64, whole: &Buffer) -> Result<Buffer, TransferError> {
-        if !self.spec.is_shared() {
+        if !self.membership.spec.is_shared() {
             return Ok(whole.clone());
         }
         let malformed = |what: &str| TransferError::Protocol { by: Rank::ROOT, what: format!("sent {what}") };
         let descriptor = ObjectDescriptor::decode(whole).ok_or_else(|| malformed("no descriptor of an object"))?;
-        let (len, max) = (descriptor.len, self.node.pool.bytes_max());
+        let (len, max) = (descriptor.len, self.membership.node.pool.bytes_max());
         if len > max {
             let what = PoolError::TooLong { len, max }.to_string();
             return Err(TransferError::Local(FailureCause::Resources { what }));
         }
-        let attached = self.node.fabric.attach(descriptor).await;
+        let attached = self.membership.node.fabric.attach(descriptor).await;
         attached.map_err(|error| {
             let what = format!("the object of message {message}: {}", with_sources(&error));
             match error {
                 AttachError::Unsound { .. } => TransferError::Protocol { by: Rank::ROOT, what },
-                AttachError::Unreachable(_) | AttachError::NotShared if !self.prior.root_gone => {
+                AttachError::Unreachable(_) | AttachError::NotShared if !self.membership.prior.root_gone => {
                     TransferError::Unattached { by: Rank::ROOT, what }
                 }
                 // The owner is not a member any more, or this member is at fault.
@@ -71,12 +71,3 @@ impl Group {
         })
     }
 }
-
-/// Adds a remedy to an error, if members that share objects cannot be joined.
-pub(super) fn with_remedy(spec: &GroupSpec, what: String) -> String {
-    if spec.is_shared() { format!("{what}; {REMEDY}") } else { what }
-}
-
-/// The remedy for members that are not on one host.
-const REMEDY: &str = "members that share objects must be processes of one host, joined by shared memory: \
-                      choose them so, or private delivery";

@@ -9,8 +9,8 @@
 //!
 //! Unless the algorithm needs one of them, the root decides by [`runs_free_from`] and tells the others: members that
 //! decide differently wait for each other. In a hypercube its neighbours are as far away as anybody's. In a hybrid of
-//! pipelines they may all be in its own rack, and members with near neighbours keep in step while others run free. There
-//! each member decides for itself.
+//! pipelines they may all be in its own rack, and members with near neighbours keep in step while others run free.
+//! There each member decides for itself.
 
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};

@@ -1,0 +1,404 @@
+//! How a group forms: members exchange queue pairs with their neighbours and connect them.
+
+use std::collections::btree_map::Entry;
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::sync::atomic::Ordering;
+use std::sync::{Arc, Mutex};
+
+use futures::future::FutureExt;
+use futures::stream::{FuturesUnordered, StreamExt};
+use rdmc_fabric::{Capabilities, ConnectError, Operation, Received, Role};
+use rdmc_schedule::{MEMBERS_MAX, Neighbours, Rank, first_source, neighbours};
+use tokio::sync::mpsc;
+
+use super::continuation::{Continuation, Holdings, Irrecoverable, Resumption};
+use super::delta::Delta;
+use super::ending::GroupEnd;
+use super::error::GroupError;
+use super::events::{EventRouting, OfferedEndpoints};
+use super::healing::Healing;
+use super::membership::Membership;
+use super::pace::PaceJudge;
+use super::retained::RetainedMessages;
+use super::stability::Stability;
+use super::{Group, GroupSpec};
+use crate::failure::{FailureCause, with_sources};
+use crate::id::NodeId;
+use crate::resources::{NodeResources, OpenGroup};
+use crate::stats::Counters;
+use crate::sync::lock;
+use crate::transfer::Port;
+use crate::transfer::distance::Distance;
+use crate::transfer::exchange::Exchange;
+use crate::transfer::neighbour::{Depth, Endpoints, Neighbour};
+use crate::transfer::waits::WaitMonitor;
+use crate::wire::GroupFrame;
+
+/// A group that is formed, for its engine.
+pub(crate) struct FormedGroup {
+    pub(crate) group: Arc<Group>,
+    /// Sizes by message number, as the root announces them.
+    pub(crate) announcements: mpsc::Receiver<(u64, u64)>,
+    pub(crate) grants: Grants,
+    pub(crate) resumption: Resumption,
+}
+
+/// The receives that grants consume, by neighbour.
+pub(crate) type Grants = Vec<(Rank, VecDeque<Operation<Received>>)>;
+
+/// A node's role in a group that it forms.
+pub(crate) enum MemberRole {
+    Root,
+    Receiver,
+    /// The role that it has in the group that it continues.
+    Survivor(Box<Continuation>),
+}
+
+/// Forms a group: exchanges queue pairs with all neighbours and connects them.
+pub(crate) async fn form(
+    node: Arc<NodeResources>,
+    mut spec: GroupSpec,
+    role: MemberRole,
+) -> Result<FormedGroup, GroupError> {
+    let rank = spec.check(&node)?;
+    let continuation = match role {
+        MemberRole::Root | MemberRole::Receiver if rank.is_root() != matches!(role, MemberRole::Root) => {
+            return Err(GroupError::WrongRole { rank });
+        }
+        MemberRole::Root | MemberRole::Receiver => None,
+        MemberRole::Survivor(continuation) => Some(continuation),
+    };
+    let continuation = continuation.as_deref();
+    let count = spec.count();
+    let Neighbourhood { neighbours, first_source, peers, announced_to } =
+        Neighbourhood::new(&node, &spec, rank, continuation.is_some())?;
+    spec.check_blocks.get_or_insert(!node.fabric.capabilities().protects_blocks);
+    let members: Arc<[NodeId]> = spec.members.clone().into();
+    let inbox = node.mesh.open_group(spec.id, &members).ok_or(GroupError::GroupIdUsed { group: spec.id })?;
+    let prior = continuation.map(|continuation| continuation.prior).unwrap_or_default();
+    let retained = RetainedMessages::new(members.len(), prior.base, spec.recoverable)
+        .and_for_healing(spec.check_blocks == Some(true))
+        .and_for_sharing(spec.is_shared(), rank.is_root());
+    let exchange = Exchange {
+        rank,
+        members: count,
+        algorithm: spec.algorithm.clone(),
+        block_size: spec.block_size,
+        checks_blocks: spec.check_blocks == Some(true),
+        neighbours: peers,
+        ingress: Port::default(),
+        egress: Port::default(),
+        distance: Distance::new(
+            &spec.algorithm,
+            count,
+            rank.is_root(),
+            spec.block_size,
+            node.fabric.capabilities().port_rate,
+            node.fabric.capabilities().tells_near,
+        ),
+        waits: WaitMonitor::default(),
+        counters: Counters::default(),
+        node_counters: node.counters.clone(),
+        environment: node.environment.clone(),
+    };
+    let span = tracing::info_span!("group", group = spec.id.0, rank = rank.0);
+    let membership = Arc::new(Membership { id: spec.id, rank, members, spec, prior, node, span });
+    let retained = Arc::new(retained);
+    let end = Arc::new(GroupEnd::new(membership.clone(), retained.clone(), continuation));
+    let stability = Stability::new(membership.clone(), end.clone(), retained.clone());
+    let exchange = Arc::new(exchange);
+    let (healing, asked) = Healing::new(membership.clone(), exchange.clone(), retained.clone());
+    let group = Arc::new(Group {
+        pace: PaceJudge::new(membership.clone(), exchange.clone(), end.clone()),
+        delta: Delta::new(membership.clone(), exchange.clone()),
+        membership,
+        first_source,
+        announced_to,
+        exchange,
+        end,
+        stability,
+        retained,
+        healing,
+    });
+    let (announced, announcements) = mpsc::channel(ANNOUNCEMENTS_MAX);
+    let unheard: BTreeSet<Rank> = group.exchange.neighbours.keys().copied().collect();
+    // Each neighbour is let in once.
+    let (offered, offers) = mpsc::channel(unheard.len().max(1));
+    let holdings = Arc::<Mutex<Holdings>>::default();
+    let routing = EventRouting { inbox, announced, offered, unheard, holdings: holdings.clone() };
+    let abandon = AbandonOnDrop(Some(group.clone()));
+    let open: Arc<dyn OpenGroup> = group.clone();
+    if !group.membership.node.groups.add(Arc::downgrade(&open), group.membership.id) {
+        return Err(GroupError::ShuttingDown);
+    }
+    if let Some(continuation) = continuation {
+        continuation.hand_over(&group.retained);
+    }
+    let grants = neighbours.sends_to.iter().map(|&to| (to, group.exchange.neighbour(to).expect_grants())).collect();
+    // A task of its own: others wait for this member's answers even if its application does not poll this future.
+    let listening = group.clone();
+    let listening = async move { listening.listen(routing, asked).await };
+    group
+        .membership
+        .node
+        .environment
+        .spawn(Box::pin(tracing::Instrument::instrument(listening, group.membership.span.clone())));
+    let connected = group.connect(offers, &holdings, group.membership.spec.digest(continuation)).await;
+    let resumption = connected.inspect_err(|_| group.retained.mark_idle())?;
+    abandon.disarm();
+    group.membership.node.counters.groups_formed.fetch_add(1, Ordering::Relaxed);
+    let (algorithm, fabric) = (&group.membership.spec.algorithm, group.membership.node.fabric.capabilities().name);
+    let (neighbours, shared) = group.carriers();
+    tracing::info!(
+        parent: &group.membership.span,
+        members = count,
+        %algorithm,
+        fabric,
+        neighbours,
+        by_shared_memory = shared,
+        "group formed"
+    );
+    Ok(FormedGroup { group, announcements, grants, resumption })
+}
+
+/// The members with which a member exchanges blocks.
+struct Neighbourhood {
+    neighbours: Neighbours,
+    /// The member that sends this one the first block of every message, if it is always the same.
+    first_source: Option<Rank>,
+    peers: BTreeMap<Rank, Neighbour>,
+    /// At the root: the members to which it has to announce a message's size.
+    announced_to: Vec<NodeId>,
+}
+
+impl Neighbourhood {
+    fn new(node: &NodeResources, spec: &GroupSpec, rank: Rank, continues: bool) -> Result<Self, GroupError> {
+        let count = spec.count();
+        // Missing blocks may come from any member.
+        let neighbours = match continues || spec.delta {
+            true => everybody_but(rank, count),
+            false => neighbours(&spec.algorithm, count, rank)?,
+        };
+        // In a delta group all members know the size before the first block comes.
+        let first_source_of = |member| match spec.delta {
+            true => Ok(None),
+            false => first_source(&spec.algorithm, count, member),
+        };
+        let depth = Depth::shared(node.completions_max, neighbours.sends_to.len() + neighbours.receives_from.len());
+        let mut peers = BTreeMap::new();
+        for &peer in neighbours.sends_to.iter().chain(&neighbours.receives_from) {
+            let learns_size_here = first_source_of(peer)? == Some(rank);
+            let id = spec.members[peer.index()];
+            if let Entry::Vacant(vacant) = peers.entry(peer) {
+                let (fabric, block_size) = (node.fabric.clone(), spec.block_size);
+                vacant.insert(Neighbour::new(
+                    fabric,
+                    &node.completions,
+                    peer,
+                    id,
+                    learns_size_here,
+                    block_size,
+                    depth,
+                )?);
+            }
+        }
+        let mut announced_to = Vec::new();
+        for member in (1..count).filter(|_| rank.is_root()) {
+            if first_source_of(Rank(member))?.is_none() {
+                announced_to.push(spec.members[Rank(member).index()]);
+            }
+        }
+        Ok(Self { first_source: first_source_of(rank)?, neighbours, peers, announced_to })
+    }
+}
+
+impl GroupSpec {
+    /// Checks the specification at a node; returns the node's rank.
+    fn check(&self, node: &NodeResources) -> Result<Rank, GroupError> {
+        if self.block_size == 0 || self.block_size > Self::BLOCK_SIZE_MAX {
+            let max = u64::from(Self::BLOCK_SIZE_MAX);
+            return Err(GroupError::BlockSize { bytes: u64::from(self.block_size), max });
+        }
+        let Capabilities { message_len_max: max, name: fabric, .. } = node.fabric.capabilities();
+        if u64::from(self.block_size) > max {
+            return Err(GroupError::BlockTooLong { bytes: u64::from(self.block_size), max, fabric });
+        }
+        self.check_sharing(node)?;
+        let mut seen = BTreeSet::new();
+        for &member in &self.members {
+            if !node.mesh.knows(member) {
+                return Err(GroupError::UnknownNode { node: member });
+            }
+            if !seen.insert(member) {
+                return Err(GroupError::DuplicateMember { node: member });
+            }
+        }
+        let me = node.mesh.me();
+        let position = self.members.iter().position(|&member| member == me);
+        let rank = position.ok_or(GroupError::NotMember { node: me })?;
+        Ok(Rank(u32::try_from(rank).unwrap_or(MEMBERS_MAX)))
+    }
+
+    /// Checks that the group's other settings allow shared objects.
+    pub(super) fn check_sharing(&self, node: &NodeResources) -> Result<(), GroupError> {
+        let capabilities = node.fabric.capabilities();
+        match self.is_shared() {
+            true if !capabilities.shares_objects => {
+                Err(GroupError::SharesNoObjects { node: node.mesh.me(), fabric: capabilities.name })
+            }
+            true if self.delta => Err(GroupError::SharedDelta),
+            _ => Ok(()),
+        }
+    }
+
+    /// Checks that the application does not supply memory for shared objects.
+    pub(super) fn check_offers(&self) -> Result<(), GroupError> {
+        if self.is_shared() { Err(GroupError::SharedOffers) } else { Ok(()) }
+    }
+}
+
+/// Returns the next offer; waits for ever when the group has ended.
+async fn next_of(offers: &mut mpsc::Receiver<(Rank, OfferedEndpoints)>) -> (Rank, OfferedEndpoints) {
+    match offers.recv().await {
+        Some(offer) => offer,
+        None => std::future::pending().await,
+    }
+}
+
+fn everybody_but(rank: Rank, count: u32) -> Neighbours {
+    let others: Vec<Rank> = (0..count).map(Rank).filter(|other| *other != rank).collect();
+    Neighbours { sends_to: others.clone(), receives_from: others }
+}
+
+/// Tells the others that this member has left, unless it is disarmed.
+struct AbandonOnDrop(Option<Arc<Group>>);
+
+impl AbandonOnDrop {
+    fn disarm(mut self) {
+        self.0 = None;
+    }
+}
+
+impl Drop for AbandonOnDrop {
+    fn drop(&mut self) {
+        if let Some(group) = self.0.take() {
+            group.end.declare(FailureCause::Abandoned);
+        }
+    }
+}
+
+impl Group {
+    async fn connect(
+        &self,
+        mut offers: mpsc::Receiver<(Rank, OfferedEndpoints)>,
+        holdings: &Mutex<Holdings>,
+        spec: [u8; 32],
+    ) -> Result<Resumption, GroupError> {
+        let told = self.holdings();
+        let count = u32::try_from(told.len()).unwrap_or(u32::MAX);
+        for neighbour in self.exchange.neighbours.values() {
+            // Before the offer: a member that has all offers knows which blocks each member holds.
+            for holding in &told {
+                self.membership.send(neighbour.node, holding.clone()).await;
+            }
+            let Endpoints { data, ready, cells } = neighbour.endpoints();
+            let offer = GroupFrame::Offer { spec, told: count, data, ready, cells };
+            self.membership.post(neighbour.node, offer);
+        }
+        self.own_holdings(&told, &mut lock(holdings));
+        let mut unheard: BTreeSet<Rank> = self.exchange.neighbours.keys().copied().collect();
+        let mut unconnected = unheard.clone();
+        let mut connecting = FuturesUnordered::new();
+        let mut late = std::pin::pin!(self.end.wait_in_steps(self.membership.spec.formation_limit).fuse());
+        let mut ended = std::pin::pin!(self.end.ended().fuse());
+        let mut stopped = std::pin::pin!(self.end.stopped().fuse());
+        loop {
+            if unconnected.is_empty() && !self.end.has_stopped() {
+                let told = std::mem::take(&mut *lock(holdings));
+                match self.resumption(told) {
+                    Ok(resumption) => return Ok(resumption),
+                    Err(Irrecoverable::TooLong { message }) if self.membership.rank.is_root() => {
+                        let what = format!("message {message} has too many blocks to complete it from parts");
+                        self.end.declare(FailureCause::Resources { what });
+                    }
+                    // The root declares it.
+                    Err(Irrecoverable::TooLong { message }) => futures::select_biased! {
+                        () = stopped => {}
+                        () = late => {
+                            let what = format!("has dropped message {message}, which some members lack");
+                            self.end.accuse(Rank::ROOT, FailureCause::Protocol { what });
+                        }
+                    },
+                    Err(Irrecoverable::Contradiction { by, what }) if by == self.membership.rank => {
+                        self.end.declare(FailureCause::Resources { what });
+                    }
+                    Err(Irrecoverable::Contradiction { by, what }) => {
+                        self.end.accuse(by, FailureCause::Protocol { what })
+                    }
+                }
+            }
+            futures::select_biased! {
+                outcome = ended => {
+                    let failure = outcome.expect_err("a group that this member has not joined is not closed");
+                    return Err(GroupError::Failed(failure));
+                }
+                // Only the end of the group is awaited then.
+                () = stopped => {}
+                (rank, theirs) = std::pin::pin!(next_of(&mut offers).fuse()) => {
+                    unheard.remove(&rank);
+                    if theirs.spec != spec {
+                        self.end.accuse(rank, FailureCause::SpecMismatch);
+                        continue;
+                    }
+                    let neighbour = self.exchange.neighbour(rank);
+                    let mesh = &self.membership.node.mesh;
+                    let role = if mesh.me() < neighbour.node { Role::Active } else { Role::Passive };
+                    let address = mesh.address(neighbour.node);
+                    let connect = neighbour.connect(role, address, theirs.endpoints);
+                    connecting.push(connect.map(move |connected| (rank, connected)));
+                }
+                (member, outcome) = connecting.select_next_some() => {
+                    if self.is_connected(member, outcome) {
+                        unconnected.remove(&member);
+                    }
+                }
+                () = late => self.accuse_late(&unconnected, &unheard),
+            }
+        }
+    }
+
+    /// Tells whether a member is connected as the group needs it; accuses it if not.
+    fn is_connected(&self, member: Rank, outcome: Result<(), ConnectError>) -> bool {
+        let outcome = outcome.map_err(|error| with_sources(&error));
+        let can_share = !self.membership.spec.is_shared() || self.exchange.neighbour(member).can_share();
+        let shares = |()| if can_share { Ok(()) } else { Err("no memory is shared with it".to_owned()) };
+        match outcome.and_then(shares) {
+            Ok(()) => true,
+            Err(what) => {
+                let what = with_remedy(&self.membership.spec, what);
+                self.end.accuse(member, FailureCause::DataConnection { what });
+                false
+            }
+        }
+    }
+
+    /// Accuses the members that are not connected in time; some of them were not heard of.
+    fn accuse_late(&self, unconnected: &BTreeSet<Rank>, unheard: &BTreeSet<Rank>) {
+        let late = unconnected.iter().map(|&rank| match unheard.contains(&rank) {
+            true => (rank, FailureCause::NotJoined),
+            false => (rank, FailureCause::DataConnection { what: "it was not connected in time".to_owned() }),
+        });
+        self.end.accuse_all(late.collect());
+    }
+}
+
+/// Adds a remedy to an error, if members that share objects cannot be joined.
+fn with_remedy(spec: &GroupSpec, what: String) -> String {
+    if spec.is_shared() { format!("{what}; {REMEDY}") } else { what }
+}
+
+/// The remedy for members that are not on one host.
+const REMEDY: &str = "members that share objects must be processes of one host, joined by shared memory: \
+                      choose them so, or private delivery";
+/// Announced sizes that wait for their message.
+const ANNOUNCEMENTS_MAX: usize = 4096;
