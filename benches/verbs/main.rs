@@ -1,5 +1,5 @@
-//! Measures RDMA devices: `rdmc` against perftest's `ib_send_bw`, algorithms against each other, and the phases of a
-//! transfer.
+//! Measures RDMA devices: `rdmc` against perftest's `ib_send_bw`, algorithms against each other, the phases of a
+//! transfer, and transfers over a network that loses packets.
 //!
 //! Every member is a process on its own device. `cargo xtask lab bench` runs this on Soft-RoCE. On a host with two
 //! ports of hardware, `cargo bench -p rdmc-benches --bench verbs -- pair` compares these. Variants take turns. Figures
@@ -12,13 +12,17 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail, ensure};
 use bytes::Bytes;
-use clap::{Parser, Subcommand};
+use clap::{Args, Parser, Subcommand};
 use futures::{StreamExt, TryStreamExt};
 use rdmc::{Algorithm, CompletionMode, Fabric, GroupSpec, Listener, Node, NodeId};
 use rdmc_benches::{Figure, Process, median, monotonic, object, processor_time, report};
-use rdmc_fabric::{Opcode, QueuePairId, TraceEvent, TraceFabric, TraceKind};
+use rdmc_fabric::{Opcode, QueuePairId, TcpFabric, TraceEvent, TraceFabric, TraceKind};
 use rdmc_schedule::{BlockCount, Rank, Schedule};
 use rdmc_verbs::{VerbsConfig, VerbsFabric};
+
+mod loss;
+
+use loss::Loss;
 
 #[derive(Parser)]
 struct Arguments {
@@ -76,19 +80,48 @@ enum What {
         #[arg(long, default_value_t = 256)]
         mib: usize,
     },
+    /// Counts the transfers that complete over a network that loses packets, on devices and over TCP; in the lab only
+    Loss(Loss),
     /// Runs one receiver
     #[command(hide = true)]
     Receiver {
         device: String,
+        #[arg(long, default_value = "127.0.0.1:0")]
+        listen: String,
         #[arg(long)]
         traced: bool,
+        #[command(flatten)]
+        reliability: Reliability,
     },
+}
+
+/// How a connection on a device retransmits.
+#[derive(Args, Clone, Copy, Default)]
+struct Reliability {
+    /// Retransmissions before a connection is lost; Soft-RoCE takes 7 for no limit [default: the fabric's]
+    #[arg(long)]
+    retries: Option<u8>,
+    /// Milliseconds until a packet counts as lost [default: the fabric's]
+    #[arg(long)]
+    timeout_ms: Option<u64>,
+}
+
+impl Reliability {
+    /// Returns the options for a receiver.
+    fn options(&self) -> Vec<String> {
+        let retries = self.retries.map(|retries| format!("--retries={retries}"));
+        let timeout = self.timeout_ms.map(|ms| format!("--timeout-ms={ms}"));
+        retries.into_iter().chain(timeout).collect()
+    }
 }
 
 fn main() -> Result<()> {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
     match Arguments::parse().what {
-        What::Receiver { device, traced } => receiver(&runtime, &device, traced),
+        What::Receiver { device, listen, traced, reliability } => {
+            receiver(&runtime, &device, &listen, traced, reliability)
+        }
+        What::Loss(loss) => loss.measure(&runtime),
         What::Pair { block_kib, modes, mib, message_mib, rounds } => {
             pair(&runtime, &block_kib, &modes, mib / message_mib, message_mib, rounds)
         }
@@ -277,10 +310,16 @@ impl BlockTrace {
     }
 }
 
-/// Opens a device, with a trace on request.
-fn open(device: &str, trace: Option<BlockTrace>) -> Result<Arc<dyn Fabric>> {
+/// Opens a device, with a trace on request, or TCP by the name `tcp`.
+fn open(device: &str, trace: Option<BlockTrace>, reliability: Reliability) -> Result<Arc<dyn Fabric>> {
+    if device == "tcp" {
+        return Ok(TcpFabric::new());
+    }
     let mut config = VerbsConfig::default();
     config.device = Some(device.to_owned());
+    config.retries = reliability.retries.unwrap_or(config.retries);
+    config.acknowledgement_timeout =
+        reliability.timeout_ms.map_or(config.acknowledgement_timeout, Duration::from_millis);
     let fabric = VerbsFabric::open(config)?;
     Ok(match trace {
         Some(trace) => TraceFabric::new(fabric, move |event| trace.note(event)),
@@ -307,15 +346,26 @@ struct Cluster {
 
 impl Cluster {
     fn start(runtime: &tokio::runtime::Runtime, devices: &[String], waiting: &str, traced: bool) -> Result<Self> {
-        let mut receivers =
-            devices[1..].iter().map(|device| Receiver::start(device, traced)).collect::<Result<Vec<_>>>()?;
+        let members: Vec<Member> = devices.iter().map(|device| Member::of_device(device)).collect();
+        Self::start_among(runtime, &members, waiting, traced, Reliability::default())
+    }
+
+    fn start_among(
+        runtime: &tokio::runtime::Runtime,
+        members: &[Member],
+        waiting: &str,
+        traced: bool,
+        reliability: Reliability,
+    ) -> Result<Self> {
+        let start = |member| Receiver::start(member, traced, reliability);
+        let mut receivers = members[1..].iter().map(start).collect::<Result<Vec<_>>>()?;
         let addresses: Vec<String> = receivers.iter().map(|receiver| receiver.address.clone()).collect();
         for receiver in &mut receivers {
             receiver.process.tell(&format!("node {waiting}"))?;
         }
         let trace = BlockTrace::default();
         let node = runtime.block_on(async {
-            let fabric = open(&devices[0], traced.then(|| trace.clone()))?;
+            let fabric = open(&members[0].device, traced.then(|| trace.clone()), reliability)?;
             let builder = rdmc::invite(fabric, &addresses, Bytes::new(), Duration::from_secs(20)).await?;
             anyhow::Ok(builder.completion_mode(mode(waiting)?).start().await?)
         })?;
@@ -372,6 +422,22 @@ impl Cluster {
     }
 }
 
+/// Where a member runs.
+struct Member {
+    /// The device's name, or `tcp`.
+    device: String,
+    /// Where it listens, if it is a receiver.
+    listen: String,
+    /// Its network namespace, if that is not the sender's.
+    namespace: Option<String>,
+}
+
+impl Member {
+    fn of_device(device: &str) -> Self {
+        Self { device: device.to_owned(), listen: "127.0.0.1:0".to_owned(), namespace: None }
+    }
+}
+
 /// A receiver's process and its address.
 struct Receiver {
     process: Process,
@@ -379,19 +445,34 @@ struct Receiver {
 }
 
 impl Receiver {
-    fn start(device: &str, traced: bool) -> Result<Self> {
-        let mut command = Command::new(std::env::current_exe()?);
-        let process = Process::start(command.args(["receiver", device]).args(traced.then_some("--traced")))?;
+    fn start(member: &Member, traced: bool, reliability: Reliability) -> Result<Self> {
+        let program = std::env::current_exe()?;
+        let mut command = match &member.namespace {
+            Some(namespace) => {
+                let mut command = Command::new("ip");
+                command.args(["netns", "exec", namespace]).arg(program);
+                command
+            }
+            None => Command::new(program),
+        };
+        command.args(["receiver", &member.device, "--listen", &member.listen]);
+        let process = Process::start(command.args(traced.then_some("--traced")).args(reliability.options()))?;
         let address = process.answer()?;
         Ok(Self { process, address })
     }
 }
 
 /// Serves commands until standard input ends.
-fn receiver(runtime: &tokio::runtime::Runtime, device: &str, traced: bool) -> Result<()> {
+fn receiver(
+    runtime: &tokio::runtime::Runtime,
+    device: &str,
+    listen: &str,
+    traced: bool,
+    reliability: Reliability,
+) -> Result<()> {
     let trace = BlockTrace::default();
     let listener = runtime.block_on(async {
-        anyhow::Ok(Listener::bind(open(device, traced.then(|| trace.clone()))?, "127.0.0.1:0").await?)
+        anyhow::Ok(Listener::bind(open(device, traced.then(|| trace.clone()), reliability)?, listen).await?)
     })?;
     println!("{}", listener.local_address());
     let mut node = None;
