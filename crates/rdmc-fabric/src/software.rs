@@ -266,7 +266,7 @@ impl TakenRequest<'_> {
         self.request.as_ref().expect("only finishing takes the request out").inspector().cloned()
     }
 
-    /// Returns how many bytes may be still to come when a receive is nearly done, if it was said.
+    /// Returns how many bytes may be still to come when a receive is nearly done; `None` if it does not say.
     pub(crate) fn near_bytes(&self) -> Option<u32> {
         self.request.as_ref().expect("only finishing takes the request out").near_bytes()
     }

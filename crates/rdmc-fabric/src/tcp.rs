@@ -43,7 +43,8 @@ pub struct TcpConfig {
     /// How many bytes before the end of a send it is nearly done, unless its receive [says](
     /// crate::ReceiveOptions::near_bytes) it. Default 32 KiB.
     ///
-    /// Between processes of one host there is no port to share. There, work is nearly done when it is posted.
+    /// Sends of at most so many bytes are nearly done when they are written. Between processes of one host, all are,
+    /// since there is no port to share.
     pub near_bytes: u32,
     /// The congestion control of data connections (`TCP_CONGESTION`), where the system has it and allows it. Otherwise,
     /// and between processes of one host, the system's own applies. Default `reno`.

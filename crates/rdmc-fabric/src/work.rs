@@ -166,10 +166,11 @@ pub struct ReceiveOptions {
     /// Sees the bytes as they arrive, as far as the fabric shows them.
     pub inspector: Option<Arc<dyn Inspector>>,
     /// The receive is [nearly done](Operation::nearly_done) when at most so many bytes are still to come. `None` leaves
-    /// the number to the fabric. A fabric that cannot tell when that is ignores it.
+    /// the number to the fabric. Ignored by fabrics that [cannot tell](crate::Capabilities::tells_near), and between
+    /// processes of one host.
     ///
-    /// To hide the way of a message that begins then, it is what arrives in a round trip. The peer's send is nearly done
-    /// at the same time, if the fabric tells the peer.
+    /// With the bytes that arrive in a round trip, what the next sender is told then is under way meanwhile. The peer's
+    /// send is nearly done then or later.
     pub near_bytes: Option<u32>,
 }
 
@@ -257,7 +258,8 @@ impl WorkRequest {
         self.slot.options.inspector.as_ref()
     }
 
-    /// Returns how many bytes may be still to come when a receive is to be marked as nearly done, if it was said.
+    /// Returns how many bytes may be still to come when a receive is to be marked as nearly done; `None` if it does not
+    /// say.
     pub fn near_bytes(&self) -> Option<u32> {
         self.slot.options.near_bytes
     }

@@ -6,6 +6,7 @@
 //! - A block that goes from member to member is late by one latency at each of them.
 //! - Members that keep in step with several neighbours [wait](wait_in_step) at the end of each step.
 //! - Members that [run free](runs_free_from) do not. But their blocks share ports, which costs some steps more.
+//! - The fabric is assumed to tell when a block is nearly through, as software fabrics do.
 //! - Connections that begin slowly carry the first block in several round trips.
 //!
 //! Members that are processes of one host have no ports. They share processors, which copy every block to every member.
@@ -328,8 +329,8 @@ static CANDIDATES: [Algorithm; 6] = [
 const IN_STEP_RATIO: f64 = 1.02;
 /// Blocks of one sender that are under way, about, where distance needs many.
 const BLOCKS_UNDER_WAY: f64 = 512.0;
-/// If blocks share ports, the time until the last member gets its blocks at full rate, besides blocks: so many latencies
-/// for each doubling of the members.
+/// If blocks share ports, the time until the last member gets its blocks at full rate, besides blocks: so many
+/// latencies for each doubling of the members.
 const FREE_FILL_LATENCIES: f64 = 1.8;
 /// The block sizes that are candidates by default, in bytes: the powers of two from the first to the second.
 const BLOCK_SIZE_MIN: u32 = 64 << 10;

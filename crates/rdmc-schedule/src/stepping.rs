@@ -11,8 +11,8 @@ use crate::hop::BlockCount;
 /// Returns how many blocks a message must have at least to be faster if members run free; [`BlockCount`]'s maximum if
 /// it is always slower. It is meant for the binomial pipeline and what is built from it.
 ///
-/// Blocks of `block_len` bytes cross ports of `rate` bytes per second. In step, members [wait](wait_in_step) for each
-/// other after each.
+/// Blocks of `block_len` bytes cross ports of `rate` bytes per second; both are positive. In step, members `wait` for
+/// each other after each block, as [`wait_in_step`] says. There are at most [`MEMBERS_MAX`](crate::MEMBERS_MAX) members.
 #[must_use]
 pub fn runs_free_from(members: u32, block_len: f64, rate: f64, wait: Duration) -> BlockCount {
     let waits = wait.as_secs_f64() * rate / block_len;

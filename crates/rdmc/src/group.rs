@@ -167,10 +167,10 @@ impl Group {
         tracing::info!(parent: &self.membership.span, ?round_trip, rate, near_bytes, runs_free, "distance measured");
     }
 
-    /// At the root: tells the others which messages run free, whenever it has decided.
+    /// At the root: tells the others which messages run free, whenever it has decided. Elsewhere it waits for ever.
     async fn tell_decisions(&self) {
         loop {
-            let from_blocks = self.exchange.distance.decided().await;
+            let from_blocks = self.exchange.distance.next_decision().await;
             self.membership.post_to_others(&GroupFrame::RunFree { from_blocks });
         }
     }

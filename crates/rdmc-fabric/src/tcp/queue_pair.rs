@@ -271,13 +271,15 @@ impl TcpQueuePair {
             return Ok(Err(WorkError::RemoteInvalidRequest));
         };
         // The next sender may be told now, and this sender may go on to another neighbour, while the last bytes arrive.
+        let on_host = self.on_host.load(Ordering::Relaxed);
         let usual = self.shared.config.near_bytes;
-        let early = taken.saturating_sub(near_bytes.unwrap_or(usual) as usize);
+        // Within a host there is no port to share.
+        let early = if on_host { 0 } else { taken.saturating_sub(near_bytes.unwrap_or(usual) as usize) };
         let mut filled = if early > 0 { from.fill_inspected(&mut into[..early], inspector).await } else { Ok(()) };
         if filled.is_ok() {
             receive.nearly_done();
-            // The sender knows of a short send itself, unless it has another notion of short.
-            if (early > 0 || taken > usual as usize) && !self.on_host.load(Ordering::Relaxed) {
+            // The sender marks short sends itself.
+            if !on_host && taken > usual as usize {
                 self.respond(Response::NearlyTaken)?;
             }
             let Work::Receive { into } = receive.work_mut() else { unreachable!("it was one above") };

@@ -101,7 +101,7 @@ impl SimQueuePair {
         });
         let path = self.world.0.path(self.node, peer.node);
         let notice = (model.nic.notice_bytes > 0).then(|| {
-            // The receive says when, if it is there already.
+            // The receive says when, if it is there already. Those before it say the same.
             let said = lock(&peer.state).receives.front().and_then(WorkRequest::near_bytes);
             let near_bytes = said.map_or(model.nic.notice_bytes, |bytes| u64::from(bytes) * model.payload_scale);
             let this = self.this.clone();

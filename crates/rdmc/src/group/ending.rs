@@ -91,7 +91,7 @@ impl GroupEnd {
         }
     }
 
-    /// At the root: notes that a message has begun, and that the root has it whole.
+    /// Notes that a message has begun, and that this member has it whole.
     pub(super) async fn begin_whole(&self, size: u64) {
         self.begin(size).await;
         self.act(|state, _| state.agreement.hold());

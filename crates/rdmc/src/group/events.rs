@@ -129,7 +129,7 @@ impl Group {
                 self.blame_if(from, self.pace.receive_slow(member))
             }
             (GroupEvent::Frame(from, GroupFrame::RunFree { from_blocks }), Some(Rank::ROOT)) => {
-                self.blame_if(from, self.exchange.distance.obey(from_blocks));
+                self.blame_if(from, self.exchange.distance.take_decision(from_blocks));
             }
             (GroupEvent::Frame(from, _), Some(_)) => self.blame(from, "sent a frame that is not due"),
             (GroupEvent::Lost(..) | GroupEvent::Connected(_), None) => {}

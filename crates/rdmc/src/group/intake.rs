@@ -1,6 +1,7 @@
 //! The beginning of a message at a receiving member: it learns the size and gets the memory.
 
 use std::collections::BTreeMap;
+use std::collections::btree_map::Entry;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
@@ -83,7 +84,9 @@ impl Intake {
             }
             None => {
                 let size = self.announced_size(number).await?;
-                (self.checked(Shape::new(size, self.group.block_size()).ok_or_else(|| self.too_many_blocks())?)?, None)
+                let shape = Shape::new(size, self.group.block_size());
+                let shape = shape.ok_or_else(|| self.malformed("a message with too many blocks"))?;
+                (self.checked(shape)?, None)
             }
         };
         self.group.end.begin(shape.size).await;
@@ -207,7 +210,7 @@ impl Intake {
             unsuitable => {
                 if let Some(Err(memory)) = unsuitable {
                     // The rest of the message may arrive there.
-                    self.provided.add(number, memory);
+                    self.provided.put_back(number, memory);
                 }
                 FirstPlace::Elsewhere(self.staging(self.group.block_size() as usize)?)
             }
@@ -221,10 +224,6 @@ impl Intake {
             true => Err(self.malformed(&format!("a message of {} bytes where objects are shared", shape.size))),
             false => Ok(shape),
         }
-    }
-
-    fn too_many_blocks(&self) -> TransferError {
-        self.malformed("a message with too many blocks")
     }
 
     async fn announced_size(&mut self, number: u64) -> Result<u64, TransferError> {
@@ -347,6 +346,17 @@ impl ProvidedMemory {
         let before = lock(&self.0).insert(number, memory);
         // It leaves the lock before it is dropped, because its memory may call its lender.
         drop(before);
+    }
+
+    /// Puts memory back, unless the application has provided other memory meanwhile.
+    fn put_back(&self, number: u64, memory: BufferMut) {
+        let mut provided = lock(&self.0);
+        if let Entry::Vacant(vacant) = provided.entry(number) {
+            vacant.insert(memory);
+            return;
+        }
+        drop(provided);
+        drop(memory);
     }
 
     /// Takes the memory for a message; drops that for the messages before.

@@ -1,4 +1,4 @@
-//! Who is in a group, and the way to the others: what the parts of a group have in common.
+//! The members of a group and how to reach them: what its parts have in common.
 
 use std::ops::Range;
 use std::sync::Arc;

@@ -84,7 +84,8 @@ impl fmt::Debug for Message {
     }
 }
 
-/// A message that is about to be received: its size is known, its memory is not.
+/// A message that is about to be received: its size is known. Its memory is not, unless it was
+/// [provided](crate::OfferReceiver::provide).
 ///
 /// The group receives nothing more until the application accepts or refuses the offer. Dropping it refuses it.
 pub struct Offer {
@@ -193,9 +194,11 @@ impl Offer {
         }
     }
 
-    /// Receives the message into the memory that was [provided](crate::OfferReceiver::provide) for it. Or receives the
-    /// rest of it into the memory with which it was accepted in the group that this one
-    /// [continues](GroupFailure::recover_with_offers).
+    /// Receives the message into the memory that it has already:
+    ///
+    /// - the memory that was [provided](crate::OfferReceiver::provide) for it;
+    /// - the memory with which it was accepted in the group that this one
+    ///   [continues](GroupFailure::recover_with_offers). The rest of the message arrives there.
     ///
     /// # Errors
     /// Returns the offer if no memory of its size was provided. In a group that continues another, if it was not

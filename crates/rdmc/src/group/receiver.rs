@@ -66,12 +66,14 @@ impl OfferReceiver {
     /// Provides memory for message `number`, counted from 0, if the application knows its size ahead (DSN §4.6).
     ///
     /// If the message has exactly the memory's size, its blocks arrive there from the first one on, without a copy, and
-    /// its offer can [`stay`](Offer::stay). Else the memory is dropped, and the message is offered as usual.
+    /// its offer can [`stay`](Offer::stay). Else the message is offered as usual, and the memory is dropped.
     ///
-    /// Call it before the message before is complete, and for the first message right after joining. Later, the first
-    /// block is copied. So is a message of one block that is shorter than the group's blocks. After the offer, the
-    /// memory is dropped. It is not used in [delta](GroupSpec::delta) groups, and for messages that are completed for a
-    /// group that failed.
+    /// Call it before the offer of the message before is answered, and for the first message right after joining.
+    /// Later, the first block is copied. So is a message of one block that is shorter than the group's blocks. Memory
+    /// that comes after the message's own offer is dropped with the next message. A second call for the same message
+    /// replaces the memory of the first, unless that is in use.
+    ///
+    /// It is not used in [delta](GroupSpec::delta) groups, and for messages that are completed for a group that failed.
     pub fn provide(&mut self, number: u64, memory: BufferMut) {
         self.provided.add(number, memory);
     }

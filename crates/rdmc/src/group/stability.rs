@@ -23,7 +23,7 @@ impl Stability {
         Self { membership, end, retained }
     }
 
-    /// At the root: notes that a message has begun, and that the root has it whole.
+    /// Notes that a message has begun, and that this member has it whole.
     pub(super) async fn begin_whole(&self, size: u64) {
         self.end.begin_whole(size).await;
         self.report_held(size);

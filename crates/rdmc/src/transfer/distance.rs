@@ -8,9 +8,9 @@
 //! receivers are ready for all blocks that find room. Then none waits for a grant, but blocks share ports.
 //!
 //! Unless the algorithm needs one of them, the root decides by [`runs_free_from`] and tells the others: members that
-//! decide differently wait for each other. In a hypercube its neighbours are as far away as anybody's. In a hybrid of
-//! pipelines they may all be in its own rack, and members with near neighbours keep in step while others run free.
-//! There each member decides for itself.
+//! decide differently wait for each other. In a hypercube its neighbours are as far away as those of any member. In a
+//! hybrid of pipelines they may all be in its own rack, and members with near neighbours keep in step while others run
+//! free. There each member decides for itself.
 
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
@@ -51,11 +51,11 @@ pub(crate) struct Distance {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Decider {
     /// The algorithm.
-    Nobody,
+    Algorithm,
     /// This member, for itself.
-    Myself,
+    Member,
     /// This member, which is the root, for all.
-    MyselfForAll,
+    RootForAll,
     /// The root.
     Root,
 }
@@ -67,14 +67,14 @@ impl Decider {
         match algorithm {
             // Blocks come from one member only, or one message follows the other.
             Algorithm::Sequential | Algorithm::Fanout | Algorithm::Chain | Algorithm::BinomialTree => {
-                (Self::Nobody, IN_STEP)
+                (Self::Algorithm, IN_STEP)
             }
             // Each member has most others as neighbours. Running free, it takes up to twice as long.
-            Algorithm::Circulant => (Self::Nobody, IN_STEP),
+            Algorithm::Circulant => (Self::Algorithm, IN_STEP),
             // No block waits for one that comes a longer way.
-            Algorithm::TwoTree | Algorithm::Hybrid(Hybrid { spine: Spine::TwoTree, .. }) => (Self::Nobody, 0),
-            Algorithm::Hybrid(_) => (Self::Myself, IN_STEP),
-            _ if is_root => (Self::MyselfForAll, IN_STEP),
+            Algorithm::TwoTree | Algorithm::Hybrid(Hybrid { spine: Spine::TwoTree, .. }) => (Self::Algorithm, 0),
+            Algorithm::Hybrid(_) => (Self::Member, IN_STEP),
+            _ if is_root => (Self::RootForAll, IN_STEP),
             _ => (Self::Root, IN_STEP),
         }
     }
@@ -153,8 +153,8 @@ impl Distance {
         (bytes.saturating_mul(2) / u64::from(self.block_size)).saturating_add(ahead)
     }
 
-    /// Returns how long before its end a block is nearly through, in bytes; `None` if it is not known: a round trip, so
-    /// that the next sender's block follows without a gap, and does not share the port.
+    /// Returns how long before its end a block is nearly through: the bytes of a round trip, at most half a block. So
+    /// the next sender's block follows without a gap, and does not share the port. `None` while that is not known.
     pub(crate) fn near_bytes(&self) -> Option<u32> {
         let bytes = u32::try_from(self.bytes_on_the_way()?).unwrap_or(u32::MAX);
         Some(bytes.min(self.block_size / 2))
@@ -196,11 +196,12 @@ impl Distance {
 
     /// Decides which messages run free, if that matters for the latest one.
     fn decide(&self) {
-        if !matches!(self.decider, Decider::Myself | Decider::MyselfForAll) {
+        if !matches!(self.decider, Decider::Member | Decider::RootForAll) {
             return;
         }
         let (Some(round_trip), Some(rate)) = (self.round_trip(), self.rate()) else { return };
         let wait = wait_in_step(round_trip, self.tells_near);
+        // In a hybrid, the pipelines have fewer members. So this is an estimate there.
         #[expect(clippy::cast_precision_loss, reason = "a rate")]
         let BlockCount(from) = runs_free_from(self.members, self.block_size.into(), rate as f64, wait);
         let blocks = self.latest();
@@ -211,14 +212,14 @@ impl Distance {
         };
         if turns {
             self.free_from.store(from, Ordering::Relaxed);
-            if self.decider == Decider::MyselfForAll {
+            if self.decider == Decider::RootForAll {
                 self.changed.notify_one();
             }
         }
     }
 
     /// At the root: waits until it has decided anew; returns from how many blocks messages run free.
-    pub(crate) async fn decided(&self) -> u32 {
+    pub(crate) async fn next_decision(&self) -> u32 {
         self.changed.notified().await;
         self.free_from.load(Ordering::Relaxed)
     }
@@ -227,7 +228,7 @@ impl Distance {
     ///
     /// # Errors
     /// There is nothing to decide.
-    pub(crate) fn obey(&self, free_from: u32) -> Result<(), &'static str> {
+    pub(crate) fn take_decision(&self, free_from: u32) -> Result<(), &'static str> {
         if self.decider != Decider::Root {
             return Err("decided how blocks share ports, where it may not");
         }
@@ -307,23 +308,23 @@ mod tests {
         let root = distance(Algorithm::BinomialPipeline, Some(1 << 30));
         root.note_round_trip(Duration::from_micros(100), false);
         root.note_message(SHORT);
-        assert_eq!(root.decided().now_or_never(), None);
+        assert_eq!(root.next_decision().now_or_never(), None);
         root.note_message(LONG);
-        let from = root.decided().now_or_never().expect("it has decided");
+        let from = root.next_decision().now_or_never().expect("it has decided");
         assert!((200..500).contains(&from), "{from}");
         // A little more or less is no reason.
         root.note_message(BlockCount(from - 1));
         root.note_message(BlockCount(from));
-        assert_eq!(root.decided().now_or_never(), None);
+        assert_eq!(root.next_decision().now_or_never(), None);
         let other = Distance::new(&Algorithm::BinomialPipeline, 8, false, 1 << 20, Some(1 << 30), true);
         other.note_round_trip(Duration::from_micros(100), false);
         other.note_message(LONG);
         assert!(!other.runs_free(LONG));
-        assert_eq!(other.obey(from), Ok(()));
+        assert_eq!(other.take_decision(from), Ok(()));
         assert!(other.runs_free(LONG) && !other.runs_free(SHORT));
         for algorithm in [Algorithm::TwoTree, cascade()] {
             let other = Distance::new(&algorithm, 8, false, 1 << 20, None, true);
-            other.obey(5).expect_err("the root does not decide here");
+            other.take_decision(5).expect_err("the root does not decide here");
         }
         let leader = Distance::new(&cascade(), 8, false, 1 << 20, Some(1 << 30), true);
         leader.note_message(LONG);
