@@ -119,8 +119,8 @@ pub struct Capabilities {
     pub ahead_bytes: u64,
     /// The rate of the node's port in bytes per second in each direction, where the fabric knows it.
     pub port_rate: Option<u64>,
-    /// Whether the fabric tells when work is [nearly done](crate::Operation::nearly_done), before its completion. Devices
-    /// do not.
+    /// Whether the fabric tells when work is [nearly done](crate::Operation::nearly_done), before its completion.
+    /// Devices do not.
     pub tells_near: bool,
     /// Whether peers can have [objects](SharedObject) in common. A fabric that chooses a
     /// [carrier](crate::QueuePair::carrier) shares objects with the peers that shared memory carries, any other fabric

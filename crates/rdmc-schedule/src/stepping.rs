@@ -12,7 +12,8 @@ use crate::hop::BlockCount;
 /// it is always slower. It is meant for the binomial pipeline and what is built from it.
 ///
 /// Blocks of `block_len` bytes cross ports of `rate` bytes per second; both are positive. In step, members `wait` for
-/// each other after each block, as [`wait_in_step`] says. There are at most [`MEMBERS_MAX`](crate::MEMBERS_MAX) members.
+/// each other after each block, as [`wait_in_step`] says. There are at most [`MEMBERS_MAX`](crate::MEMBERS_MAX)
+/// members.
 #[must_use]
 pub fn runs_free_from(members: u32, block_len: f64, rate: f64, wait: Duration) -> BlockCount {
     let waits = wait.as_secs_f64() * rate / block_len;

@@ -136,8 +136,7 @@ fn findings(pipeline: &[(u64, Shares)], chain: &[(u64, Shares)]) -> Vec<Finding>
             what: "binomial pipeline, the worst link at rates T' from 0.1 T to T".into(),
             paper: "at least l·T'/(T + (l−1)·T') of the full bandwidth, since every l-th step uses the link".into(),
             here: format!("{:+.1} % to {:+.1} % off", least * 1e2, most * 1e2),
-            // The formula has no waits. The notice of a round trip leaves some on a slow link.
-            agrees: least >= -0.002,
+            agrees: least >= -0.001,
         },
         Finding {
             what: "chain, one link at half rate".into(),

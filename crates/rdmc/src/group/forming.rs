@@ -72,7 +72,8 @@ pub(crate) async fn form(
     let count = spec.count();
     let Neighbourhood { neighbours, first_source, peers, announced_to } =
         Neighbourhood::new(&node, &spec, rank, continuation.is_some())?;
-    spec.check_blocks.get_or_insert(!node.fabric.capabilities().protects_blocks);
+    let capabilities = node.fabric.capabilities();
+    spec.check_blocks.get_or_insert(!capabilities.protects_blocks);
     let members: Arc<[NodeId]> = spec.members.clone().into();
     let inbox = node.mesh.open_group(spec.id, &members).ok_or(GroupError::GroupIdUsed { group: spec.id })?;
     let prior = continuation.map(|continuation| continuation.prior).unwrap_or_default();
@@ -88,14 +89,7 @@ pub(crate) async fn form(
         neighbours: peers,
         ingress: Port::default(),
         egress: Port::default(),
-        distance: Distance::new(
-            &spec.algorithm,
-            count,
-            rank.is_root(),
-            spec.block_size,
-            node.fabric.capabilities().port_rate,
-            node.fabric.capabilities().tells_near,
-        ),
+        distance: Distance::new(&spec.algorithm, count, rank, spec.block_size, &capabilities),
         waits: WaitMonitor::default(),
         counters: Counters::default(),
         node_counters: node.counters.clone(),
@@ -147,7 +141,7 @@ pub(crate) async fn form(
     let resumption = connected.inspect_err(|_| group.retained.mark_idle())?;
     abandon.disarm();
     group.membership.node.counters.groups_formed.fetch_add(1, Ordering::Relaxed);
-    let (algorithm, fabric) = (&group.membership.spec.algorithm, group.membership.node.fabric.capabilities().name);
+    let (algorithm, fabric) = (&group.membership.spec.algorithm, capabilities.name);
     let (neighbours, shared) = group.carriers();
     tracing::info!(
         parent: &group.membership.span,

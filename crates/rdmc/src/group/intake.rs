@@ -1,7 +1,6 @@
 //! The beginning of a message at a receiving member: it learns the size and gets the memory.
 
 use std::collections::BTreeMap;
-use std::collections::btree_map::Entry;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
@@ -205,15 +204,11 @@ impl Intake {
     /// the message's size is not known yet.
     async fn first_block(&self, number: u64, source: Rank) -> Result<FirstBlock, TransferError> {
         let exchange = self.group.exchange();
-        let place = match self.provided.take(number).map(|memory| FirstPlace::within(exchange, memory)) {
-            Some(Ok(place)) => place,
-            unsuitable => {
-                if let Some(Err(memory)) = unsuitable {
-                    // The rest of the message may arrive there.
-                    self.provided.put_back(number, memory);
-                }
-                FirstPlace::Elsewhere(self.staging(self.group.block_size() as usize)?)
-            }
+        // Other memory may still serve when the size is known.
+        let provided = self.provided.take(number, |memory| FirstPlace::is_within(exchange, memory));
+        let place = match provided {
+            Some(memory) => FirstPlace::within(exchange, memory),
+            None => FirstPlace::Elsewhere(self.staging(self.group.block_size() as usize)?),
         };
         FirstBlock::receive(exchange, &*self.group, number, source, place).await
     }
@@ -253,7 +248,7 @@ impl Intake {
             Some(FirstBlock { content: FirstContent::Staged(bytes), block, .. }) => Some((block, bytes)),
             None => None,
         };
-        if let Some(memory) = self.provided.take(number).filter(|memory| memory.len() == size) {
+        if let Some(memory) = self.provided.take(number, |_| true).filter(|memory| memory.len() == size) {
             let blocks = Blocks::to_receive(shape, memory, staged);
             return self.provided_blocks(number, blocks, delivery).await;
         }
@@ -348,23 +343,12 @@ impl ProvidedMemory {
         drop(before);
     }
 
-    /// Puts memory back, unless the application has provided other memory meanwhile.
-    fn put_back(&self, number: u64, memory: BufferMut) {
-        let mut provided = lock(&self.0);
-        if let Entry::Vacant(vacant) = provided.entry(number) {
-            vacant.insert(memory);
-            return;
-        }
-        drop(provided);
-        drop(memory);
-    }
-
-    /// Takes the memory for a message; drops that for the messages before.
-    fn take(&self, number: u64) -> Option<BufferMut> {
+    /// Takes the memory for a message if it is `suitable`; drops that for the messages before.
+    fn take(&self, number: u64, suitable: impl FnOnce(&BufferMut) -> bool) -> Option<BufferMut> {
         let mut provided = lock(&self.0);
         let later = provided.split_off(&number);
         let passed_over = std::mem::replace(&mut *provided, later);
-        let memory = provided.remove(&number);
+        let memory = if provided.get(&number).is_some_and(suitable) { provided.remove(&number) } else { None };
         drop(provided);
         drop(passed_over);
         memory

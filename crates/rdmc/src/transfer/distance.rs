@@ -16,8 +16,8 @@ use std::sync::Mutex;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::time::Duration;
 
-use rdmc_fabric::Timestamp;
-use rdmc_schedule::{Algorithm, BlockCount, Hybrid, Spine, runs_free_from, wait_in_step};
+use rdmc_fabric::{Capabilities, Timestamp};
+use rdmc_schedule::{Algorithm, BlockCount, Hybrid, Rank, Spine, runs_free_from, wait_in_step};
 use tokio::sync::Notify;
 
 use crate::sync::lock;
@@ -91,16 +91,15 @@ struct RateMeter {
 }
 
 impl Distance {
-    /// Begins with what is known before: the rate of the port in bytes per second. Otherwise it is measured.
+    /// Begins with what the fabric knows before: the rate of the port. Otherwise it is measured.
     pub(crate) fn new(
         algorithm: &Algorithm,
         members: u32,
-        is_root: bool,
+        rank: Rank,
         block_size: u32,
-        port_rate: Option<u64>,
-        tells_near: bool,
+        &Capabilities { port_rate, tells_near, .. }: &Capabilities,
     ) -> Self {
-        let (decider, free_from) = Decider::of(algorithm, is_root);
+        let (decider, free_from) = Decider::of(algorithm, rank.is_root());
         Self {
             block_size,
             members,
@@ -283,7 +282,13 @@ mod tests {
     const LONG: BlockCount = BlockCount(1000);
 
     fn distance(algorithm: Algorithm, port_rate: Option<u64>) -> Distance {
-        Distance::new(&algorithm, 8, true, 1 << 20, port_rate, true)
+        at_rank(Rank::ROOT, &algorithm, port_rate)
+    }
+
+    fn at_rank(rank: Rank, algorithm: &Algorithm, port_rate: Option<u64>) -> Distance {
+        let mut capabilities = Capabilities::new("test");
+        (capabilities.port_rate, capabilities.tells_near) = (port_rate, true);
+        Distance::new(algorithm, 8, rank, 1 << 20, &capabilities)
     }
 
     fn cascade() -> Algorithm {
@@ -316,17 +321,17 @@ mod tests {
         root.note_message(BlockCount(from - 1));
         root.note_message(BlockCount(from));
         assert_eq!(root.next_decision().now_or_never(), None);
-        let other = Distance::new(&Algorithm::BinomialPipeline, 8, false, 1 << 20, Some(1 << 30), true);
+        let other = at_rank(Rank(1), &Algorithm::BinomialPipeline, Some(1 << 30));
         other.note_round_trip(Duration::from_micros(100), false);
         other.note_message(LONG);
         assert!(!other.runs_free(LONG));
         assert_eq!(other.take_decision(from), Ok(()));
         assert!(other.runs_free(LONG) && !other.runs_free(SHORT));
         for algorithm in [Algorithm::TwoTree, cascade()] {
-            let other = Distance::new(&algorithm, 8, false, 1 << 20, None, true);
+            let other = at_rank(Rank(1), &algorithm, None);
             other.take_decision(5).expect_err("the root does not decide here");
         }
-        let leader = Distance::new(&cascade(), 8, false, 1 << 20, Some(1 << 30), true);
+        let leader = at_rank(Rank(1), &cascade(), Some(1 << 30));
         leader.note_message(LONG);
         leader.note_round_trip(Duration::from_millis(50), false);
         assert!(leader.runs_free(LONG));

@@ -33,17 +33,17 @@ pub(crate) enum FirstContent {
 }
 
 impl FirstPlace {
-    /// Returns a place in `memory` for the first block of a message that has exactly the memory's size.
-    ///
-    /// # Errors
-    /// Returns the memory if the first block of another message may have no room there.
-    pub(crate) fn within(exchange: &Exchange, memory: BufferMut) -> Result<Self, BufferMut> {
-        match Shape::new(memory.len() as u64, exchange.block_size) {
-            Some(shape) if shape.len(exchange.first_of(shape)) == exchange.block_size as usize => {
-                Ok(Self::Expected(Blocks::to_receive(shape, memory, None)))
-            }
-            _ => Err(memory),
-        }
+    /// Tells whether `memory` has a whole block at the place of the first block of a message of its size. So the first
+    /// block of a message of any other size has room there too.
+    pub(crate) fn is_within(exchange: &Exchange, memory: &BufferMut) -> bool {
+        let shape = Shape::new(memory.len() as u64, exchange.block_size);
+        shape.is_some_and(|shape| shape.len(exchange.first_of(shape)) == exchange.block_size as usize)
+    }
+
+    /// Returns the place for the first block of a message of its size in `memory`, which [has one](Self::is_within).
+    pub(crate) fn within(exchange: &Exchange, memory: BufferMut) -> Self {
+        let shape = Shape::new(memory.len() as u64, exchange.block_size).expect("it has a place");
+        Self::Expected(Blocks::to_receive(shape, memory, None))
     }
 }
 
