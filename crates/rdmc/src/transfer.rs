@@ -12,13 +12,14 @@ use std::time::Duration;
 
 use futures::future::BoxFuture;
 use futures::{FutureExt, try_join};
-use rdmc_fabric::{Buffer, BufferMut, Received, WorkError};
+use rdmc_fabric::{Buffer, Received, WorkError};
 use rdmc_schedule::{BlockCount, BlockIndex, Hop, Rank};
 
 use crate::certificate::Digest;
-use crate::checksum::{BlockIdentity, Checksum, IncrementalChecksum, yield_now};
+use crate::checksum::{BlockIdentity, Checksum, yield_now};
 use crate::failure::FailureCause;
 
+mod arrival;
 mod blocks;
 pub(crate) mod distance;
 pub(crate) mod exchange;
@@ -31,8 +32,9 @@ mod port;
 mod turn;
 pub(crate) mod waits;
 
+use arrival::{Arrival, ArrivedBlock, DueBlock, ExpectedBlock};
 pub(crate) use blocks::Blocks;
-use exchange::{ArrivingBlock, Exchange};
+use exchange::Exchange;
 pub(crate) use first::{FirstBlock, FirstContent, FirstPlace};
 use in_flight::{BlockTraffic, InFlight, IncomingBlocks, OutgoingBlocks, SentBlock};
 use neighbour::Neighbour;
@@ -82,13 +84,6 @@ pub(crate) enum TransferError {
     Unattached { by: Rank, what: String },
     /// This member itself cannot, or will not, go on.
     Local(FailureCause),
-}
-
-/// A block that is to arrive.
-struct ExpectedBlock {
-    receive: Hop,
-    /// Its checksum as it arrives, if blocks are checked.
-    summing: Option<Arc<IncrementalChecksum>>,
 }
 
 /// A block that may leave.
@@ -218,14 +213,15 @@ impl Transfer {
             let neighbour = self.exchange.neighbour(receive.peer);
             let destination = self.blocks.take_destination(receive.block);
             let turn = (self.number, receive.step);
-            let ArrivingBlock { operation, granted, summing } = self.exchange.receive(receive.peer, turn, destination);
+            let due = DueBlock::Known(self.shape, receive.block);
+            let arriving_block = self.exchange.receive(receive.peer, turn, due, destination);
             if !untold.iter().any(|other| std::ptr::eq(*other, neighbour)) {
                 untold.push(neighbour);
             }
             if neighbour.has_many_to_announce() {
                 neighbour.announce_grants_if_due();
             }
-            arriving.blocks.push(ExpectedBlock { receive, summing }, (operation, granted));
+            arriving.blocks.push(arriving_block);
         }
         untold.into_iter().for_each(Neighbour::announce_grants_if_due);
         turn.end();
@@ -241,11 +237,10 @@ impl Transfer {
 
     /// Waits until the next receive may be posted; if ports run free, that of any neighbour.
     async fn room_to_receive(&self, receives: &PendingHops, next: Hop) {
-        let window = self.window();
         if !self.runs_free() {
-            self.exchange.ingress.free_for(next.peer, (self.number, next.step)).await;
-            return self.exchange.neighbour(next.peer).room_to_grant(window).await;
+            return self.exchange.room_to_receive(next.peer, (self.number, next.step), false).await;
         }
+        let window = self.window();
         poll_fn(|cx| {
             // Each registers the task.
             let mut rooms = receives.neighbours_next().map(|hop| self.exchange.neighbour(hop.peer));
@@ -263,55 +258,20 @@ impl Transfer {
         expected: ExpectedBlock,
         outcome: Result<Received, WorkError>,
     ) -> Result<Option<BoxFuture<'_, Result<(), TransferError>>>, TransferError> {
-        let ExpectedBlock { receive: Hop { step, peer: by, block, .. }, summing } = expected;
-        let Received { buffer, len, imm } = outcome.map_err(|error| TransferError::Work { with: by, error })?;
-        // The one block whose immediate may be the message's size was taken before the transfer began.
-        let seal = imm.filter(|imm| summing.is_some() || *imm == block.0);
-        let Some(seal) = seal else {
-            return Err(TransferError::Protocol {
-                by,
-                what: format!("sent block {imm:?} where block {block} was due"),
-            });
-        };
-        let due = self.shape.len(block);
-        if len != due {
-            return Err(TransferError::Protocol {
-                by,
-                what: format!("sent {len} bytes as block {block} of {due} bytes"),
-            });
-        }
-        tracing::trace!(step = step.0, from = %by, block = block.0, "block received");
-        self.exchange.count_received(len);
-        self.exchange.distance.count_block(len, || self.exchange.now());
-        if let Some(summing) = summing {
-            match summing.checksum_at_once(&buffer) {
-                Some(checksum) if checksum.seal(self.identity_of(block)) == seal => {
-                    self.blocks.note_checksum(block, checksum);
-                }
-                _ => return Ok(Some(self.verify(by, block, buffer, summing, seal).boxed())),
+        match self.exchange.take_arrived(&*self.owner, expected, outcome)? {
+            Arrival::Checked(arrived) => self.hold(arrived),
+            Arrival::Unsettled(settling) => {
+                return Ok(Some(async { settling.await.map(|arrived| self.hold(arrived)) }.boxed()));
             }
         }
-        self.blocks.hold(block, buffer.freeze());
         Ok(None)
     }
 
-    /// Sums a block, and fetches it anew if it is corrupted.
-    async fn verify(
-        &self,
-        by: Rank,
-        block: BlockIndex,
-        mut buffer: BufferMut,
-        summing: Arc<IncrementalChecksum>,
-        seal: u32,
-    ) -> Result<(), TransferError> {
-        let mut checksum = summing.checksum_of(&buffer).await;
-        let identity = self.identity_of(block);
-        if checksum.seal(identity) != seal {
-            checksum = self.owner.heal(by, identity, false, &mut buffer).await?.checksum;
+    fn hold(&self, ArrivedBlock { block, buffer, checksum, .. }: ArrivedBlock) {
+        if let Some(checksum) = checksum {
+            self.blocks.note_checksum(block, checksum);
         }
-        self.blocks.note_checksum(block, checksum);
         self.blocks.hold(block, buffer.freeze());
-        Ok(())
     }
 
     fn identity_of(&self, block: BlockIndex) -> BlockIdentity {

@@ -4,14 +4,13 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
-use rdmc_fabric::{BufferMut, Environment, Inspector, Operation, ReceiveOptions, Received, Timestamp};
+use rdmc_fabric::{Environment, Timestamp};
 use rdmc_schedule::{Algorithm, BlockCount, Rank, Schedule};
 
 use super::distance::Distance;
-use super::neighbour::{GrantGuard, Neighbour};
-use super::port::{Port, PortTurn};
+use super::neighbour::Neighbour;
+use super::port::Port;
 use super::waits::{WaitMonitor, WaitReason};
-use crate::checksum::IncrementalChecksum;
 use crate::stats::Counters;
 
 /// One member's connections to its neighbours in a group. The transfers of all messages share them.
@@ -35,14 +34,6 @@ pub(crate) struct Exchange {
     pub(crate) environment: Arc<dyn Environment>,
 }
 
-/// A block that arrives into its destination.
-pub(crate) struct ArrivingBlock<'a> {
-    pub(crate) operation: Operation<Received>,
-    pub(crate) granted: GrantGuard<'a>,
-    /// Its checksum as it arrives, if blocks are checked.
-    pub(crate) summing: Option<Arc<IncrementalChecksum>>,
-}
-
 impl Exchange {
     pub(crate) fn now(&self) -> Timestamp {
         self.environment.now()
@@ -56,17 +47,6 @@ impl Exchange {
     /// Returns a member that the schedule names as a peer of this one.
     pub(crate) fn neighbour(&self, rank: Rank) -> &Neighbour {
         self.neighbours.get(&rank).expect("the neighbours are all peers of every schedule")
-    }
-
-    /// Posts the receive of the next block from a neighbour for which there is room. The grant is still to be
-    /// announced.
-    pub(crate) fn receive(&self, from: Rank, turn: PortTurn, destination: BufferMut) -> ArrivingBlock<'_> {
-        let summing = self.checks_blocks.then(IncrementalChecksum::new);
-        let inspector = summing.clone().map(|summing| summing as Arc<dyn Inspector>);
-        let options = ReceiveOptions { inspector, near_bytes: self.distance.near_bytes() };
-        let (operation, granted) = self.neighbour(from).grant(destination, options);
-        self.ingress.occupy(from, turn, operation.nearly_done());
-        ArrivingBlock { operation, granted, summing }
     }
 
     /// Awaits `wait`, which is for a neighbour; returns also how long it took.

@@ -1,11 +1,12 @@
 //! The first block of a message, which brings the message's size.
 
-use rdmc_fabric::{Buffer, BufferMut, Received};
+use rdmc_fabric::{Buffer, BufferMut};
 use rdmc_schedule::{BlockIndex, Rank, Step};
 
-use super::exchange::{ArrivingBlock, Exchange};
-use super::{Blocks, HealedBlock, Owner, Shape, TransferError};
-use crate::checksum::{BlockIdentity, Checksum};
+use super::arrival::{Arrival, ArrivedBlock, ArrivingBlock, DueBlock};
+use super::exchange::Exchange;
+use super::{Blocks, Owner, Shape, TransferError};
+use crate::checksum::Checksum;
 
 /// Memory for the first block of a message, with the size of a block.
 pub(crate) enum FirstPlace {
@@ -56,60 +57,28 @@ impl FirstBlock {
         source: Rank,
         place: FirstPlace,
     ) -> Result<Self, TransferError> {
-        let (destination, expected) = match place {
+        let (destination, provided) = match place {
             FirstPlace::Elsewhere(staging) => (staging, None),
             FirstPlace::Expected(blocks) => (blocks.take_destination(exchange.first_of(blocks.shape())), Some(blocks)),
         };
-        let neighbour = exchange.neighbour(source);
         let turn = (message, Step(0));
         let runs_free = exchange.distance.runs_free(exchange.distance.latest());
-        if !runs_free {
-            exchange.ingress.free_for(source, turn).await;
-        }
-        neighbour.room_to_grant(exchange.distance.window(runs_free)).await;
-        let ArrivingBlock { operation, granted, summing } = exchange.receive(source, turn, destination);
-        neighbour.announce_grants_if_due();
-        let arrived = operation.await.map_err(|error| TransferError::Work { with: source, error })?;
-        let Received { mut buffer, mut len, imm } = arrived;
+        exchange.room_to_receive(source, turn, runs_free).await;
+        let ArrivingBlock { operation, granted, expected } =
+            exchange.receive(source, turn, DueBlock::First, destination);
+        exchange.neighbour(source).announce_grants_if_due();
+        let outcome = operation.await;
         drop(granted);
-        exchange.count_received(len);
-        let malformed = |what: String| TransferError::Protocol { by: source, what: format!("sent {what}") };
-        let imm = imm.ok_or_else(|| malformed("a block without an immediate".to_owned()))?;
-        let size = neighbour.message_size(imm, exchange.checks_blocks);
-        let shape = Shape::new(size, exchange.block_size);
-        let (shape, block, checksum) = match summing {
-            None => {
-                let shape = shape.ok_or_else(|| malformed("a message with too many blocks".to_owned()))?;
-                (shape, exchange.first_of(shape), None)
-            }
-            Some(summing) => {
-                let checksum = summing.checksum_of(&buffer[..len]).await;
-                let block = shape.map_or(BlockIndex(0), |shape| exchange.first_of(shape));
-                let identity = BlockIdentity { message, size, block };
-                match shape.filter(|_| checksum.seal(identity) == imm) {
-                    Some(shape) => (shape, block, Some(checksum)),
-                    None => {
-                        // Block or size came corrupted: both are fetched anew.
-                        let healed = owner.heal(source, identity, true, &mut buffer).await?;
-                        let HealedBlock { shape, block, checksum } = healed;
-                        len = shape.len(block);
-                        (shape, block, Some(checksum))
-                    }
-                }
-            }
+        let ArrivedBlock { shape, block, buffer, checksum } = match exchange.take_arrived(owner, expected, outcome)? {
+            Arrival::Checked(arrived) => arrived,
+            Arrival::Unsettled(settling) => settling.await?,
         };
-        if len != shape.len(block) {
-            return Err(malformed(format!("{len} bytes as the first block of a message of {}", shape.size)));
-        }
-        let content = match expected.filter(|blocks| blocks.shape() == shape) {
+        let content = match provided.filter(|blocks| blocks.shape() == shape) {
             Some(blocks) => {
                 blocks.hold(block, buffer.freeze());
                 FirstContent::InPlace(blocks)
             }
-            None => {
-                buffer.truncate(len);
-                FirstContent::Staged(buffer.freeze())
-            }
+            None => FirstContent::Staged(buffer.freeze()),
         };
         Ok(Self { shape, block, content, checksum })
     }
@@ -122,7 +91,7 @@ impl Exchange {
     }
 
     /// Returns the first block that this member receives of a message.
-    fn first_of(&self, shape: Shape) -> BlockIndex {
+    pub(super) fn first_of(&self, shape: Shape) -> BlockIndex {
         self.first_received(shape, self.rank).expect("a member that is not the root receives every block")
     }
 }

@@ -9,8 +9,9 @@ use futures::{FutureExt, future::BoxFuture};
 use rdmc_fabric::{Operation, Received};
 use rdmc_schedule::{Rank, Step};
 
+use super::arrival::{ArrivingBlock, ExpectedBlock};
 use super::neighbour::{GrantGuard, SendGuard};
-use super::{ExpectedBlock, Transfer, TransferError};
+use super::{Transfer, TransferError};
 use crate::checksum::yield_now;
 use crate::woken::WokenWait;
 
@@ -196,12 +197,8 @@ impl<'a> IncomingBlocks<'a> {
         Self { transfer, queues: OperationQueues::new(), unsettled: FuturesUnordered::new() }
     }
 
-    pub(super) fn push(
-        &mut self,
-        expected: ExpectedBlock,
-        (operation, granted): (Operation<Received>, GrantGuard<'a>),
-    ) {
-        self.queues.push(expected.receive.peer, operation, (expected, granted));
+    pub(super) fn push(&mut self, ArrivingBlock { operation, granted, expected }: ArrivingBlock<'a>) {
+        self.queues.push(expected.from, operation, (expected, granted));
     }
 }
 
@@ -222,7 +219,7 @@ impl BlockTraffic for IncomingBlocks<'_> {
     }
 
     fn oldest(&self) -> Option<Rank> {
-        self.queues.firsts().min_by_key(|(_, (expected, _))| expected.receive.step).map(|(from, _)| from)
+        self.queues.firsts().min_by_key(|(_, (expected, _))| expected.step).map(|(from, _)| from)
     }
 }
 

@@ -1,0 +1,157 @@
+//! A block on its way in: its receive, and the checks when it is here.
+
+use std::sync::Arc;
+
+use futures::FutureExt;
+use futures::future::BoxFuture;
+use rdmc_fabric::{BufferMut, Inspector, Operation, ReceiveOptions, Received, WorkError};
+use rdmc_schedule::{BlockIndex, Rank, Step};
+
+use super::exchange::Exchange;
+use super::neighbour::GrantGuard;
+use super::port::PortTurn;
+use super::{HealedBlock, Owner, Shape, TransferError};
+use crate::checksum::{BlockIdentity, Checksum, IncrementalChecksum};
+
+/// A block that is to arrive.
+pub(super) struct ExpectedBlock {
+    pub(super) from: Rank,
+    pub(super) step: Step,
+    message: u64,
+    due: DueBlock,
+    /// Its checksum as it arrives, if blocks are checked.
+    summing: Option<Arc<IncrementalChecksum>>,
+}
+
+/// Which block is to arrive.
+#[derive(Clone, Copy)]
+pub(super) enum DueBlock {
+    /// The first block of a message. The message's size comes with it.
+    First,
+    /// A block of a message of known size.
+    Known(Shape, BlockIndex),
+}
+
+/// A block that arrives into its destination.
+pub(super) struct ArrivingBlock<'a> {
+    pub(super) operation: Operation<Received>,
+    pub(super) granted: GrantGuard<'a>,
+    pub(super) expected: ExpectedBlock,
+}
+
+/// A block that has arrived.
+pub(super) enum Arrival<'a> {
+    Checked(ArrivedBlock),
+    /// It is still being summed, or fetched anew.
+    Unsettled(BoxFuture<'a, Result<ArrivedBlock, TransferError>>),
+}
+
+/// A block that has arrived as it was sent.
+pub(super) struct ArrivedBlock {
+    pub(super) shape: Shape,
+    pub(super) block: BlockIndex,
+    /// Its bytes alone.
+    pub(super) buffer: BufferMut,
+    /// If blocks are checked.
+    pub(super) checksum: Option<Checksum>,
+}
+
+impl Exchange {
+    /// Waits until the next receive from a neighbour may be posted, of at most `window` under way. If ports keep in
+    /// step, that is when its port is about to be free.
+    pub(super) async fn room_to_receive(&self, from: Rank, turn: PortTurn, runs_free: bool) {
+        if !runs_free {
+            self.ingress.free_for(from, turn).await;
+        }
+        self.neighbour(from).room_to_grant(self.distance.window(runs_free)).await;
+    }
+
+    /// Posts the receive of the next block from a neighbour for which there is room. The grant is still to be
+    /// announced.
+    pub(super) fn receive(
+        &self,
+        from: Rank,
+        (message, step): PortTurn,
+        due: DueBlock,
+        destination: BufferMut,
+    ) -> ArrivingBlock<'_> {
+        let summing = self.checks_blocks.then(IncrementalChecksum::new);
+        let inspector = summing.clone().map(|summing| summing as Arc<dyn Inspector>);
+        let options = ReceiveOptions { inspector, near_bytes: self.distance.near_bytes() };
+        let (operation, granted) = self.neighbour(from).grant(destination, options);
+        self.ingress.occupy(from, (message, step), operation.nearly_done());
+        ArrivingBlock { operation, granted, expected: ExpectedBlock { from, step, message, due, summing } }
+    }
+
+    /// Takes a block that has arrived and checks it; a corrupted one is fetched anew.
+    pub(super) fn take_arrived<'a>(
+        &self,
+        owner: &'a dyn Owner,
+        expected: ExpectedBlock,
+        outcome: Result<Received, WorkError>,
+    ) -> Result<Arrival<'a>, TransferError> {
+        let ExpectedBlock { from, step, message, due, summing } = expected;
+        let Received { buffer, len, imm } = outcome.map_err(|error| TransferError::Work { with: from, error })?;
+        tracing::trace!(message, step = step.0, %from, len, "block arrived");
+        self.count_received(len);
+        self.distance.count_block(len, || self.now());
+        let imm = imm.ok_or_else(|| malformed(from, "a block without an immediate".to_owned()))?;
+        let (size, known) = match due {
+            DueBlock::Known(shape, block) => (shape.size, Some((shape, block))),
+            DueBlock::First => {
+                let size = self.neighbour(from).message_size(imm, self.checks_blocks);
+                (size, Shape::new(size, self.block_size).map(|shape| (shape, self.first_of(shape))))
+            }
+        };
+        let Some(summing) = summing else {
+            let (shape, block) = known.ok_or_else(|| malformed(from, "a message with too many blocks".to_owned()))?;
+            // The immediate of a first block is the message's size.
+            if matches!(due, DueBlock::Known(..)) && imm != block.0 {
+                return Err(malformed(from, format!("block {imm} where block {block} was due")));
+            }
+            return ArrivedBlock::new(from, shape, block, buffer, len, None).map(Arrival::Checked);
+        };
+        let is_first = matches!(due, DueBlock::First);
+        let identity = BlockIdentity { message, size, block: known.map_or(BlockIndex(0), |(_, block)| block) };
+        let is_intact = move |checksum: Checksum| known.filter(|_| checksum.seal(identity) == imm);
+        if let Some(checksum) = summing.checksum_at_once(&buffer[..len])
+            && let Some((shape, block)) = is_intact(checksum)
+        {
+            return ArrivedBlock::new(from, shape, block, buffer, len, Some(checksum)).map(Arrival::Checked);
+        }
+        let settling = async move {
+            let mut buffer = buffer;
+            let checksum = summing.checksum_of(&buffer[..len]).await;
+            if let Some((shape, block)) = is_intact(checksum) {
+                return ArrivedBlock::new(from, shape, block, buffer, len, Some(checksum));
+            }
+            // Its bytes came corrupted, or the message's size did.
+            let HealedBlock { shape, block, checksum } = owner.heal(from, identity, is_first, &mut buffer).await?;
+            ArrivedBlock::new(from, shape, block, buffer, shape.len(block), Some(checksum))
+        };
+        Ok(Arrival::Unsettled(settling.boxed()))
+    }
+}
+
+impl ArrivedBlock {
+    /// Takes a block of `len` bytes that may have more room, which must have the length of its place in the message.
+    fn new(
+        from: Rank,
+        shape: Shape,
+        block: BlockIndex,
+        mut buffer: BufferMut,
+        len: usize,
+        checksum: Option<Checksum>,
+    ) -> Result<Self, TransferError> {
+        let due = shape.len(block);
+        if len != due {
+            return Err(malformed(from, format!("{len} bytes as block {block} of {due} bytes")));
+        }
+        buffer.truncate(len);
+        Ok(Self { shape, block, buffer, checksum })
+    }
+}
+
+fn malformed(by: Rank, what: String) -> TransferError {
+    TransferError::Protocol { by, what: format!("sent {what}") }
+}
