@@ -11,6 +11,7 @@ use std::ffi::c_int;
 use std::io;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::time::{Duration, Instant};
 
 use rdmc_fabric::{
     Buffer, Completed, Opcode, QueuePairConfig, QueuePairId, RemoteMemory, UNSIGNALED_MAX, Work, WorkError, WorkRequest,
@@ -20,7 +21,7 @@ use tokio::sync::watch;
 
 use crate::completion::Completions;
 use crate::device::Device;
-use crate::endpoint::VerbsEndpoint;
+use crate::endpoint::{RETRIES_FOR_EVER, VerbsEndpoint};
 use crate::fabric::VerbsConfig;
 use crate::memory::Registration;
 use crate::qp::{LocalAttributes, Qp, empty_send};
@@ -58,6 +59,10 @@ struct Posted {
     marked: bool,
     /// Whether the queue pair was dropped.
     abandoned: bool,
+    /// Whether the peer may take for ever to post a receive.
+    waits_for_receives: bool,
+    /// The oldest send at the last [look](Connection::look_for_progress), and when it was first seen to be that.
+    oldest: Option<(u32, Instant)>,
 }
 
 /// A request that the device has not taken, with the error.
@@ -97,6 +102,8 @@ impl Connection {
             cause: None,
             marked: false,
             abandoned: false,
+            waits_for_receives: false,
+            oldest: None,
         };
         let connection = Arc::new(Self {
             qp,
@@ -142,6 +149,7 @@ impl Connection {
         local: &LocalAttributes,
         config: &VerbsConfig,
     ) -> io::Result<()> {
+        self.lock().waits_for_receives = remote.receiver_not_ready_retries == RETRIES_FOR_EVER;
         self.qp.connect(remote, local, config)
     }
 
@@ -424,6 +432,16 @@ impl Connection {
         !self.lock().sends.is_empty()
     }
 
+    /// Breaks the connection if its sends have made no progress for too long.
+    ///
+    /// Some devices retransmit for ever. So this notices what the device does not: a path that no packet passes.
+    pub(crate) fn look_for_progress(&self, now: Instant) {
+        let is_stuck = self.lock().is_stuck(now);
+        if is_stuck && self.break_with(WorkError::ConnectionLost) {
+            tracing::debug!(qp = %self.id, "the device retransmits without progress; connection closed");
+        }
+    }
+
     /// Waits until the connection is broken.
     pub(crate) async fn broken(&self) {
         let _ = self.broken.subscribe().wait_for(|&broken| broken).await;
@@ -489,6 +507,28 @@ impl Posted {
         self.marked = false;
     }
 
+    /// Tells whether the oldest send has taken longer than the sends up to the next completion may take.
+    fn is_stuck(&mut self, now: Instant) -> bool {
+        // Unsignaled sends behind the last signaled one bring no completion.
+        let bring_completion = self.sends.len() - self.sends.len().min(self.unsignaled as usize);
+        let may_be_stuck = self.phase == Phase::Connected && !self.waits_for_receives;
+        let Some(oldest) = self.sends.front().filter(|_| may_be_stuck && bring_completion > 0) else {
+            self.oldest = None;
+            return false;
+        };
+        match self.oldest {
+            Some((sequence, since)) if sequence == oldest.sequence => {
+                let up_to_completion = self.sends.iter().take(bring_completion.min(UNSIGNALED_MAX as usize));
+                let bytes: usize = up_to_completion.map(|sent| sent.request.work().len()).sum();
+                now.saturating_duration_since(since) > time_for(bytes)
+            }
+            _ => {
+                self.oldest = Some((oldest.sequence, now));
+                false
+            }
+        }
+    }
+
     fn is_drained(&self) -> bool {
         self.sends.is_empty() && self.receives.is_empty() && !self.marked
     }
@@ -527,6 +567,18 @@ fn sequence_after(sequence: u32, more: usize) -> u32 {
     let sequence = sequence.wrapping_add(more as u32);
     sequence & !(RECEIVE | MARK)
 }
+
+/// Returns how long sends of so many bytes in all may take.
+fn time_for(bytes: usize) -> Duration {
+    STUCK_AFTER + TIME_OF_BYTE_MAX * u32::try_from(bytes).unwrap_or(u32::MAX)
+}
+
+/// How often connections are looked at.
+pub(crate) const LOOK_INTERVAL: Duration = Duration::from_secs(1);
+/// How long sends may make no progress, beside the time for their bytes.
+const STUCK_AFTER: Duration = Duration::from_secs(15);
+/// The time of a byte at the slowest rate that counts as progress, a MB per second.
+const TIME_OF_BYTE_MAX: Duration = Duration::from_micros(1);
 
 const EMPTY_LIST: ibv_sge = ibv_sge { addr: 0, length: 0, lkey: 0 };
 

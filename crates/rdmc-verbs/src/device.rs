@@ -9,13 +9,15 @@ use std::path::{Path, PathBuf};
 use std::ptr::NonNull;
 use std::sync::atomic::AtomicU32;
 use std::sync::{Arc, Mutex, PoisonError, Weak};
+use std::time::Instant;
 
 use tokio::io::unix::AsyncFd;
 use tokio::sync::oneshot;
+use tokio::time::MissedTickBehavior;
 
 use rdmc_fabric::WorkError;
 
-use crate::connection::Connection;
+use crate::connection::{Connection, LOOK_INTERVAL};
 use crate::devices::DeviceChoice;
 use crate::error::VerbsError;
 use crate::sys::{
@@ -92,7 +94,7 @@ impl Device {
         self.connections().remove(&address);
     }
 
-    /// Starts the task that takes the device's events; dropping the result ends it.
+    /// Starts the task that takes the device's events and looks after its connections; dropping the result ends it.
     pub(crate) fn take_events(self: &Arc<Self>) -> io::Result<oneshot::Sender<()>> {
         // SAFETY: an open context is initialised up to the fields declared.
         let fd = unsafe { self.context.as_ref() }.async_fd;
@@ -100,12 +102,19 @@ impl Device {
         let (end, mut ended) = oneshot::channel();
         let device = Arc::downgrade(self);
         tokio::spawn(async move {
+            let mut looks = tokio::time::interval(LOOK_INTERVAL);
+            looks.set_missed_tick_behavior(MissedTickBehavior::Delay);
             loop {
-                let mut ready = tokio::select! {
+                let ready = tokio::select! {
                     _ = &mut ended => return,
-                    ready = fd.readable() => match ready { Ok(ready) => ready, Err(_) => return },
+                    ready = fd.readable() => match ready { Ok(ready) => Some(ready), Err(_) => return },
+                    _ = looks.tick() => None,
                 };
                 let Some(device) = device.upgrade() else { return };
+                let Some(mut ready) = ready else {
+                    device.look_for_progress();
+                    continue;
+                };
                 while let Some(event) = device.next_event() {
                     device.handle(event);
                 }
@@ -113,6 +122,13 @@ impl Device {
             }
         });
         Ok(end)
+    }
+
+    fn look_for_progress(&self) {
+        // They leave the lock before they are dropped, because the last drop takes it.
+        let connections: Vec<_> = self.connections().values().filter_map(Weak::upgrade).collect();
+        let now = Instant::now();
+        connections.iter().for_each(|connection| connection.look_for_progress(now));
     }
 
     fn next_event(&self) -> Option<ibv_async_event> {

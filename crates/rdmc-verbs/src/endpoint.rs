@@ -97,7 +97,7 @@ const TAG: &[u8] = b"vrb1";
 /// The largest count of retries that has an end.
 const RETRIES_MAX: u8 = 6;
 /// The count that means retries without end.
-const RETRIES_FOR_EVER: u8 = 7;
+pub(crate) const RETRIES_FOR_EVER: u8 = 7;
 /// The pause between retries without end: 5 ms.
 const TIMER_FOR_EVER: u8 = 18;
 /// The pauses of codes 1 to 31, in microseconds (InfiniBand specification, volume 1, table "RNR NAK timer").

@@ -36,11 +36,13 @@ pub struct VerbsConfig {
     /// How long a packet may go unacknowledged before it is retransmitted; rounded up to 4.096 µs times a power of two.
     ///
     /// Default 250 ms, which is rounded up to 268 ms. That is longer than any pause of a busy host, so a retransmission
-    /// means a loss. With the default of `retries`, a peer that vanishes during a transfer is noticed in about two
-    /// seconds. At most 2.4 hours; longer values count as 2.4 hours.
+    /// means a loss. At most 2.4 hours; longer values count as 2.4 hours.
     pub acknowledgement_timeout: Duration,
-    /// Most retransmissions of a packet before the connection is lost, at most 7. Default 6, since Soft-RoCE takes 7
-    /// for no limit.
+    /// Most retransmissions of a packet before the connection is lost, at most 7, the default. A peer that vanishes
+    /// during a transfer is noticed in about two seconds then.
+    ///
+    /// Soft-RoCE takes 7 for no limit. Whatever the device does, a connection is lost if no send completes for 15
+    /// seconds and one more for each MB of the sixteen oldest sends.
     pub retries: u8,
     /// Longest message in bytes that is copied into the work request instead of being fetched by the device. Default
     /// 64, which holds a grant. Most devices offer more, at the price of longer queues. If a device refuses this
@@ -60,7 +62,7 @@ impl Default for VerbsConfig {
             gid_index: None,
             address: None,
             acknowledgement_timeout: Duration::from_millis(250),
-            retries: 6,
+            retries: 7,
             inline_bytes: 64,
             service_level: 0,
             traffic_class: 0,

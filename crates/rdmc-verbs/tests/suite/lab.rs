@@ -28,8 +28,10 @@ async fn sends_to_a_peer_whose_link_is_down_end_as_a_lost_connection() {
     let idle = at_a.receive(a.room(8));
     let _posted = at_b.receive(b.room(1 << 20));
     let _up = LinkDown::new("port2");
+    let went_down = std::time::Instant::now();
     let sends: Vec<_> = (0..3).map(|_| at_a.send(a.room(1 << 20).freeze(), None)).collect();
     let mut outcomes = watched(futures::future::join_all(sends)).await;
+    println!("noticed after {:.1?}", went_down.elapsed());
     assert_eq!(outcomes.remove(0), Err(WorkError::ConnectionLost));
     for outcome in outcomes {
         assert!(matches!(outcome, Err(WorkError::Flushed | WorkError::ConnectionLost)), "{outcome:?}");
@@ -50,7 +52,7 @@ async fn a_link_that_comes_back_within_the_retries_loses_nothing() {
     let mut data = a.room(1 << 20);
     data.fill(7);
     let mut sent = std::pin::pin!(at_a.send(data.freeze(), None));
-    // Far less than the two seconds after which the retries end.
+    // Far less than the two seconds after which the retries of a device end.
     assert!(
         tokio::time::timeout(Duration::from_millis(100), &mut sent).await.is_err(),
         "it passes a link that is down"
