@@ -14,9 +14,10 @@ use std::any::Any;
 use std::fmt;
 use std::fs::File;
 use std::io;
-use std::ops::{Bound, Deref, DerefMut, RangeBounds};
+use std::ops::{Bound, Deref, DerefMut, Range, RangeBounds};
 use std::os::unix::fs::FileExt;
 use std::ptr::NonNull;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, OnceLock};
 
 use bytes::Bytes;
@@ -36,6 +37,8 @@ pub struct Memory {
     writable: bool,
     /// The file that is mapped, from its beginning.
     file: Option<File>,
+    /// If pages of a file are prepared.
+    pages: Option<Arc<PreparedPages>>,
     /// Keeps the allocation alive; never touched otherwise.
     _owner: Box<dyn Any + Send + Sync>,
 }
@@ -73,9 +76,25 @@ impl Memory {
             return Ok(Self::from(Vec::new()));
         }
         require_len(file, len)?;
-        // SAFETY: by the contract of this function no other code touches the file; its length was checked above.
-        let map = unsafe { memmap2::MmapOptions::new().len(len).map_mut(file) }?;
-        Ok(Self { file: Some(file.try_clone()?), ..Self::from_map(map) })
+        let map = Arc::new(memmap2::MmapOptions::new().len(len).map_raw(file)?);
+        let ptr = NonNull::new(map.as_mut_ptr()).expect("a mapping is never at null");
+        let pages = Some(Arc::new(PreparedPages { map: map.clone(), next: AtomicUsize::new(len) }));
+        Ok(Self { ptr, len, writable: true, file: Some(file.try_clone()?), pages, _owner: Box::new(map) })
+    }
+
+    /// Has pages of a file's [mapping](Self::map_file_mut) allocated ahead of the bytes that arrive there, in another
+    /// thread, up to 32 MiB ahead. Otherwise each page is allocated when its first byte arrives, which takes several
+    /// times as long, and delays other blocks while the file system is busy.
+    ///
+    /// It is for new files. Pages that are prepared count as changed, and are read from the disk before if they have
+    /// content. Does nothing for other memory, outside a Tokio runtime, and on systems that cannot do it.
+    #[must_use]
+    pub fn prepare_pages(self) -> Self {
+        if let Some(pages) = &self.pages {
+            pages.next.store(0, Ordering::Relaxed);
+            pages.prepare_behind(0);
+        }
+        self
     }
 
     /// Maps the first `len` bytes of `file` for reading, to be sent without a copy.
@@ -97,7 +116,7 @@ impl Memory {
         // SAFETY: by the contract of this function no code writes or shortens the file; its length was checked above.
         let map = unsafe { memmap2::MmapOptions::new().len(len).map(file) }?;
         let ptr = NonNull::from(&map[..]).cast();
-        Ok(Self { ptr, len, writable: false, file: Some(file.try_clone()?), _owner: Box::new(map) })
+        Ok(Self { ptr, len, writable: false, file: Some(file.try_clone()?), pages: None, _owner: Box::new(map) })
     }
 
     /// Takes memory that other code owns, for fabrics that allocate in their own way.
@@ -106,7 +125,7 @@ impl Memory {
     /// For as long as `owner` lives, `ptr` must be valid for reads of `len` initialised bytes, and for writes if
     /// `writable`. No other code may write them, nor read them if `writable`.
     pub unsafe fn from_raw(ptr: NonNull<u8>, len: usize, writable: bool, owner: Box<dyn Any + Send + Sync>) -> Self {
-        Self { ptr, len, writable, file: None, _owner: owner }
+        Self { ptr, len, writable, file: None, pages: None, _owner: owner }
     }
 
     /// Returns the length in bytes.
@@ -141,7 +160,7 @@ impl Memory {
 
     fn from_map(mut map: memmap2::MmapMut) -> Self {
         let ptr = NonNull::from(&mut map[..]).cast();
-        Self { ptr, len: map.len(), writable: true, file: None, _owner: Box::new(map) }
+        Self { ptr, len: map.len(), writable: true, file: None, pages: None, _owner: Box::new(map) }
     }
 }
 
@@ -150,14 +169,14 @@ impl From<Vec<u8>> for Memory {
         let len = vec.len();
         let raw: *mut [u8] = Box::into_raw(vec.into_boxed_slice());
         let ptr = NonNull::new(raw.cast::<u8>()).expect("a box is never null");
-        Self { ptr, len, writable: true, file: None, _owner: Box::new(RawBox(raw)) }
+        Self { ptr, len, writable: true, file: None, pages: None, _owner: Box::new(RawBox(raw)) }
     }
 }
 
 impl From<Bytes> for Memory {
     fn from(bytes: Bytes) -> Self {
         let ptr = NonNull::from(&bytes[..]).cast();
-        Self { ptr, len: bytes.len(), writable: false, file: None, _owner: Box::new(bytes) }
+        Self { ptr, len: bytes.len(), writable: false, file: None, pages: None, _owner: Box::new(bytes) }
     }
 }
 
@@ -166,6 +185,57 @@ impl fmt::Debug for Memory {
         f.debug_struct("Memory").field("len", &self.len).field("writable", &self.writable).finish_non_exhaustive()
     }
 }
+
+/// The pages of a file's mapping that are allocated before bytes arrive there.
+struct PreparedPages {
+    map: Arc<memmap2::MmapRaw>,
+    /// The offset up to which pages are prepared, or are about to be.
+    next: AtomicUsize,
+}
+
+impl PreparedPages {
+    /// Prepares pages behind `end`, unless enough of them are prepared.
+    fn prepare_behind(self: &Arc<Self>, end: usize) {
+        let (next, len) = (self.next.load(Ordering::Relaxed), self.map.len());
+        if next >= len.min(end.saturating_add(PREPARED / 2)) {
+            return;
+        }
+        let to = len.min(end.saturating_add(PREPARED));
+        let Ok(runtime) = tokio::runtime::Handle::try_current() else { return };
+        if self.next.compare_exchange(next, to, Ordering::Relaxed, Ordering::Relaxed).is_ok() {
+            let pages = self.clone();
+            runtime.spawn_blocking(move || pages.prepare(next..to));
+        }
+    }
+
+    fn prepare(&self, pages: Range<usize>) {
+        let Range { start, end } = pages;
+        for at in (start..end).step_by(PREPARED_AT_ONCE) {
+            if let Err(error) = populate(&self.map, at, PREPARED_AT_ONCE.min(end - at)) {
+                // They are allocated when bytes arrive, as ever.
+                tracing::debug!(%error, "pages of a file cannot be prepared");
+                self.next.store(self.map.len(), Ordering::Relaxed);
+                return;
+            }
+        }
+    }
+}
+
+/// Allocates pages of a file for writing. Their bytes stay as they are.
+#[cfg(target_os = "linux")]
+fn populate(map: &memmap2::MmapRaw, at: usize, len: usize) -> io::Result<()> {
+    map.advise_range(memmap2::Advice::PopulateWrite, at, len)
+}
+
+#[cfg(not(target_os = "linux"))]
+fn populate(_: &memmap2::MmapRaw, _: usize, _: usize) -> io::Result<()> {
+    Err(io::ErrorKind::Unsupported.into())
+}
+
+/// Bytes of pages that are prepared behind those that were received into last.
+const PREPARED: usize = 32 << 20;
+/// Bytes of pages that are prepared with one call.
+const PREPARED_AT_ONCE: usize = 1 << 20;
 
 /// A boxed slice held by pointer, so that moving the owner does not assert uniqueness over the bytes.
 struct RawBox(*mut [u8]);
@@ -341,6 +411,13 @@ impl BufferMut {
         self.lease.region().memory.ptr.as_ptr().wrapping_add(self.start)
     }
 
+    /// Has pages prepared behind this range, which is about to be received into.
+    pub(crate) fn prepare_pages(&self) {
+        if let Some(pages) = &self.lease.region().memory.pages {
+            pages.prepare_behind(self.start + self.len);
+        }
+    }
+
     fn lease(region: MemoryRegion, lender: Option<Arc<dyn Lender>>) -> Self {
         let len = region.len();
         Self { lease: Arc::new(Lease { region: Some(region), lender }), start: 0, len }
@@ -491,7 +568,7 @@ impl Buffer {
     fn into_memory(self) -> Memory {
         debug_assert!(!self.may_change(), "others may write it");
         let (ptr, len) = (NonNull::from(&self[..]).cast(), self.len);
-        Memory { ptr, len, writable: false, file: None, _owner: Box::new(self) }
+        Memory { ptr, len, writable: false, file: None, pages: None, _owner: Box::new(self) }
     }
 }
 

@@ -88,6 +88,7 @@ impl QueuePair {
 
     /// Receives like [`receive`](Self::receive), with more that is asked of the fabric.
     pub fn receive_with(&self, into: BufferMut, options: ReceiveOptions) -> Operation<Received> {
+        into.prepare_pages();
         Operation::receive(self.post_as(Work::Receive { into }, Signaling::Signaled, options))
     }
 

@@ -530,7 +530,9 @@ impl IncomingFile {
     /// Maps the file for receiving.
     pub(crate) fn memory(&self, size: u64) -> Result<Memory, Problem> {
         let len = usize::try_from(size).context("the file is longer than the address space")?;
-        Ok(mapping::to_receive(&self.part.file, len)?)
+        let memory = mapping::to_receive(&self.part.file, len)?;
+        // What a file has already is to stay as it is on the disk.
+        Ok(if self.has_some() { memory } else { memory.prepare_pages() })
     }
 
     /// Reads the bytes that the file has already, if it is not mapped.
