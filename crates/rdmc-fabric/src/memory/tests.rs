@@ -1,4 +1,5 @@
 use std::sync::Mutex;
+use std::time::Duration;
 
 use super::*;
 
@@ -122,4 +123,56 @@ fn a_mapped_file_holds_what_was_written() {
     let mut text = String::new();
     io::Read::read_to_string(&mut file, &mut text).unwrap();
     assert_eq!(text, "hello");
+}
+
+/// Returns how many bytes of mappings of the file with this name are in memory.
+#[cfg(target_os = "linux")]
+fn resident(name: &str) -> usize {
+    let maps = std::fs::read_to_string("/proc/self/smaps").unwrap();
+    let behind_name = maps.split_once(name).expect("the file is mapped").1;
+    let line = behind_name.lines().find_map(|line| line.strip_prefix("Rss:")).expect("every mapping has it");
+    line.trim().trim_end_matches(" kB").parse::<usize>().unwrap() << 10
+}
+
+#[cfg(target_os = "linux")]
+#[tokio::test]
+#[cfg_attr(miri, ignore = "maps a file")]
+async fn pages_of_a_file_are_allocated_ahead_of_the_bytes_and_not_all_at_once() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("pages-ahead");
+    let file = File::options().create(true).truncate(true).read(true).write(true).open(&path).unwrap();
+    let len = 3 * PREPARED;
+    file.set_len(len as u64).unwrap();
+    // SAFETY: nothing else touches the file while it is mapped.
+    let memory = unsafe { Memory::map_file_mut(&file, len) }.unwrap();
+    if let Err(error) = memory.pages.as_ref().unwrap().map.advise_range(memmap2::Advice::PopulateWrite, 0, 1) {
+        println!("skipped: this kernel cannot allocate pages ahead ({error}); Linux 5.14 can");
+        return;
+    }
+    let one_page = resident("pages-ahead");
+    assert!((1..PREPARED / 2).contains(&one_page), "{one_page}");
+    let becomes_resident = async |len: usize| {
+        for _ in 0..2000 {
+            if resident("pages-ahead") >= len {
+                break;
+            }
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
+        resident("pages-ahead")
+    };
+    let region = MemoryRegion::new(memory.prepare_pages(), Box::new(()));
+    assert_eq!(becomes_resident(PREPARED).await, PREPARED);
+    let mut rest = region.into_mut().unwrap();
+    let mut block = rest.split_to(PREPARED / 4);
+    block.prepare_pages();
+    assert_eq!(becomes_resident(PREPARED).await, PREPARED, "enough of them are ahead");
+    block.fill(7);
+    let next = rest.split_to(PREPARED / 2);
+    next.prepare_pages();
+    let ahead = PREPARED / 4 + PREPARED / 2 + PREPARED;
+    assert_eq!(becomes_resident(ahead).await, ahead);
+    assert!(block.iter().all(|&byte| byte == 7) && next.iter().all(|&byte| byte == 0));
+    let last = rest.split_to(rest.len());
+    last.prepare_pages();
+    assert_eq!(becomes_resident(len).await, len);
 }
