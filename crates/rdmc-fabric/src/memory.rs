@@ -203,20 +203,22 @@ impl PreparedPages {
         let to = len.min(end.saturating_add(PREPARED));
         let Ok(runtime) = tokio::runtime::Handle::try_current() else { return };
         if self.next.compare_exchange(next, to, Ordering::Relaxed, Ordering::Relaxed).is_ok() {
-            let pages = self.clone();
-            runtime.spawn_blocking(move || pages.prepare(next..to));
+            // It ends with the memory.
+            let pages = Arc::downgrade(self);
+            runtime.spawn_blocking(move || {
+                let mut parts = (next..to).step_by(PREPARED_AT_ONCE).map(|at| at..to.min(at + PREPARED_AT_ONCE));
+                while let (Some(part), Some(pages)) = (parts.next(), pages.upgrade()) {
+                    pages.prepare(part);
+                }
+            });
         }
     }
 
-    fn prepare(&self, pages: Range<usize>) {
-        let Range { start, end } = pages;
-        for at in (start..end).step_by(PREPARED_AT_ONCE) {
-            if let Err(error) = populate(&self.map, at, PREPARED_AT_ONCE.min(end - at)) {
-                // They are allocated when bytes arrive, as ever.
-                tracing::debug!(%error, "pages of a file cannot be prepared");
-                self.next.store(self.map.len(), Ordering::Relaxed);
-                return;
-            }
+    fn prepare(&self, Range { start, end }: Range<usize>) {
+        if let Err(error) = populate(&self.map, start, end - start) {
+            // They are allocated when bytes arrive, as ever.
+            tracing::debug!(%error, "pages of a file cannot be prepared");
+            self.next.store(self.map.len(), Ordering::Relaxed);
         }
     }
 }
