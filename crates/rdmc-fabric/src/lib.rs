@@ -54,8 +54,8 @@ pub use fabric::{
 pub use fault::{Fault, FaultFabric, Posting};
 pub use mem::{MemFabric, MemNetwork};
 pub use memory::{
-    AttachError, Buffer, BufferMut, Lender, Memory, MemoryRegion, ObjectDescriptor, ObjectShare, SharedObject,
-    SharedObjectMut,
+    AllocatingAhead, AttachError, Buffer, BufferMut, Lender, Memory, MemoryRegion, ObjectDescriptor, ObjectShare,
+    SharedObject, SharedObjectMut,
 };
 pub use queue_pair::{QueuePair, UNSIGNALED_MAX, next_queue_pair_id};
 pub use remote::{Expose, ExposedMemory, ExposedRegion, RemoteAccess, RemoteMemory};

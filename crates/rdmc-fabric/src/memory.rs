@@ -18,7 +18,7 @@ use std::ops::{Bound, Deref, DerefMut, Range, RangeBounds};
 use std::os::unix::fs::FileExt;
 use std::ptr::NonNull;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Arc, OnceLock};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 
 use bytes::Bytes;
 
@@ -37,8 +37,10 @@ pub struct Memory {
     writable: bool,
     /// The file that is mapped, from its beginning.
     file: Option<File>,
-    /// If pages of a file are prepared.
-    pages: Option<Arc<PreparedPages>>,
+    /// The mapping of a file for writing.
+    file_map: Option<Arc<memmap2::MmapRaw>>,
+    /// If pages are allocated ahead.
+    ahead: Option<Arc<PagesAhead>>,
     /// Keeps the allocation alive; never touched otherwise.
     _owner: Box<dyn Any + Send + Sync>,
 }
@@ -78,23 +80,24 @@ impl Memory {
         require_len(file, len)?;
         let map = Arc::new(memmap2::MmapOptions::new().len(len).map_raw(file)?);
         let ptr = NonNull::new(map.as_mut_ptr()).expect("a mapping is never at null");
-        let pages = Some(Arc::new(PreparedPages { map: map.clone(), next: AtomicUsize::new(len) }));
-        Ok(Self { ptr, len, writable: true, file: Some(file.try_clone()?), pages, _owner: Box::new(map) })
+        let (file, file_map) = (Some(file.try_clone()?), Some(map.clone()));
+        Ok(Self { ptr, len, writable: true, file, file_map, ahead: None, _owner: Box::new(map) })
     }
 
-    /// Has pages of a file's [mapping](Self::map_file_mut) allocated ahead of the bytes that arrive there, in another
-    /// thread, up to 32 MiB ahead. Otherwise each page is allocated when its first byte arrives, which takes several
-    /// times as long, and delays other blocks while the file system is busy.
+    /// Has pages of a [mapped](Self::map_file_mut) file allocated ahead of the bytes that arrive there, in another
+    /// thread, 32 MiB ahead. Otherwise a page is allocated when its first byte arrives, which takes longer, and waits
+    /// while the file system is busy. It ends at the latest with the result, which the caller keeps.
     ///
-    /// It is for new files. Pages that are prepared count as changed, and are read from the disk before if they have
-    /// content. Does nothing for other memory, outside a Tokio runtime, and on systems that cannot do it.
-    #[must_use]
-    pub fn prepare_pages(self) -> Self {
-        if let Some(pages) = &self.pages {
-            pages.next.store(0, Ordering::Relaxed);
-            pages.prepare_behind(0);
-        }
-        self
+    /// It is for new files. Pages count as changed when they are allocated, and are read from the disk if they have
+    /// content. Returns `None` for other memory, for files of at most a MiB, and outside a Tokio runtime. Does nothing
+    /// on systems that cannot do it: Linux can since 5.14.
+    pub fn allocate_ahead(&mut self) -> Option<AllocatingAhead> {
+        let map = self.file_map.clone().filter(|map| map.len() > ALLOCATED_AT_ONCE)?;
+        let runtime = tokio::runtime::Handle::try_current().ok()?;
+        let pages = Arc::new(PagesAhead { map, next: AtomicUsize::new(0), ended: Mutex::new(false), runtime });
+        pages.note_receive(0, 0);
+        self.ahead = Some(pages.clone());
+        Some(AllocatingAhead(pages))
     }
 
     /// Maps the first `len` bytes of `file` for reading, to be sent without a copy.
@@ -116,7 +119,15 @@ impl Memory {
         // SAFETY: by the contract of this function no code writes or shortens the file; its length was checked above.
         let map = unsafe { memmap2::MmapOptions::new().len(len).map(file) }?;
         let ptr = NonNull::from(&map[..]).cast();
-        Ok(Self { ptr, len, writable: false, file: Some(file.try_clone()?), pages: None, _owner: Box::new(map) })
+        Ok(Self {
+            ptr,
+            len,
+            writable: false,
+            file: Some(file.try_clone()?),
+            file_map: None,
+            ahead: None,
+            _owner: Box::new(map),
+        })
     }
 
     /// Takes memory that other code owns, for fabrics that allocate in their own way.
@@ -125,7 +136,7 @@ impl Memory {
     /// For as long as `owner` lives, `ptr` must be valid for reads of `len` initialised bytes, and for writes if
     /// `writable`. No other code may write them, nor read them if `writable`.
     pub unsafe fn from_raw(ptr: NonNull<u8>, len: usize, writable: bool, owner: Box<dyn Any + Send + Sync>) -> Self {
-        Self { ptr, len, writable, file: None, pages: None, _owner: owner }
+        Self { ptr, len, writable, file: None, file_map: None, ahead: None, _owner: owner }
     }
 
     /// Returns the length in bytes.
@@ -160,7 +171,7 @@ impl Memory {
 
     fn from_map(mut map: memmap2::MmapMut) -> Self {
         let ptr = NonNull::from(&mut map[..]).cast();
-        Self { ptr, len: map.len(), writable: true, file: None, pages: None, _owner: Box::new(map) }
+        Self { ptr, len: map.len(), writable: true, file: None, file_map: None, ahead: None, _owner: Box::new(map) }
     }
 }
 
@@ -169,14 +180,22 @@ impl From<Vec<u8>> for Memory {
         let len = vec.len();
         let raw: *mut [u8] = Box::into_raw(vec.into_boxed_slice());
         let ptr = NonNull::new(raw.cast::<u8>()).expect("a box is never null");
-        Self { ptr, len, writable: true, file: None, pages: None, _owner: Box::new(RawBox(raw)) }
+        Self { ptr, len, writable: true, file: None, file_map: None, ahead: None, _owner: Box::new(RawBox(raw)) }
     }
 }
 
 impl From<Bytes> for Memory {
     fn from(bytes: Bytes) -> Self {
         let ptr = NonNull::from(&bytes[..]).cast();
-        Self { ptr, len: bytes.len(), writable: false, file: None, pages: None, _owner: Box::new(bytes) }
+        Self {
+            ptr,
+            len: bytes.len(),
+            writable: false,
+            file: None,
+            file_map: None,
+            ahead: None,
+            _owner: Box::new(bytes),
+        }
     }
 }
 
@@ -186,58 +205,83 @@ impl fmt::Debug for Memory {
     }
 }
 
-/// The pages of a file's mapping that are allocated before bytes arrive there.
-struct PreparedPages {
-    map: Arc<memmap2::MmapRaw>,
-    /// The offset up to which pages are prepared, or are about to be.
-    next: AtomicUsize,
+/// Ends the allocation of pages [ahead](Memory::allocate_ahead) when it is dropped. After that, nothing but received
+/// bytes changes the file or its times.
+#[derive(Debug)]
+#[must_use]
+pub struct AllocatingAhead(Arc<PagesAhead>);
+
+impl Drop for AllocatingAhead {
+    /// Waits for the pages that are being allocated, a MiB at most.
+    fn drop(&mut self) {
+        *self.0.ended.lock().unwrap_or_else(PoisonError::into_inner) = true;
+    }
 }
 
-impl PreparedPages {
-    /// Prepares pages behind `end`, unless enough of them are prepared.
-    fn prepare_behind(self: &Arc<Self>, end: usize) {
+/// The pages of a file's mapping that are allocated before bytes arrive there.
+struct PagesAhead {
+    map: Arc<memmap2::MmapRaw>,
+    /// The offset up to which pages are allocated, or are about to be.
+    next: AtomicUsize,
+    /// Held while pages are allocated.
+    ended: Mutex<bool>,
+    runtime: tokio::runtime::Handle,
+}
+
+impl PagesAhead {
+    /// Has pages allocated ahead of a range into which bytes are about to be received, if few are.
+    fn note_receive(self: &Arc<Self>, start: usize, end: usize) {
         let (next, len) = (self.next.load(Ordering::Relaxed), self.map.len());
-        if next >= len.min(end.saturating_add(PREPARED / 2)) {
+        if next >= len.min(end.saturating_add(AHEAD / 2)) {
             return;
         }
-        let to = len.min(end.saturating_add(PREPARED));
-        let Ok(runtime) = tokio::runtime::Handle::try_current() else { return };
+        // Pages before the range were passed over. They are allocated when bytes arrive.
+        let (from, to) = (next.max(start), len.min(end.saturating_add(AHEAD)));
         if self.next.compare_exchange(next, to, Ordering::Relaxed, Ordering::Relaxed).is_ok() {
-            // It ends with the memory.
-            let pages = Arc::downgrade(self);
-            runtime.spawn_blocking(move || {
-                let mut parts = (next..to).step_by(PREPARED_AT_ONCE).map(|at| at..to.min(at + PREPARED_AT_ONCE));
-                while let (Some(part), Some(pages)) = (parts.next(), pages.upgrade()) {
-                    pages.prepare(part);
-                }
+            let pages = self.clone();
+            self.runtime.spawn_blocking(move || {
+                let mut parts = (from..to).step_by(ALLOCATED_AT_ONCE).map(|at| at..to.min(at + ALLOCATED_AT_ONCE));
+                while parts.next().is_some_and(|part| pages.allocate(part)) {}
             });
         }
     }
 
-    fn prepare(&self, Range { start, end }: Range<usize>) {
-        if let Err(error) = populate(&self.map, start, end - start) {
-            // They are allocated when bytes arrive, as ever.
-            tracing::debug!(%error, "pages of a file cannot be prepared");
+    /// Allocates pages; returns whether there is more to do.
+    fn allocate(&self, Range { start, end }: Range<usize>) -> bool {
+        let ended = self.ended.lock().unwrap_or_else(PoisonError::into_inner);
+        if *ended {
+            return false;
+        }
+        let outcome = allocate(&self.map, start, end - start);
+        if let Err(error) = &outcome {
+            tracing::debug!(%error, "pages of a file cannot be allocated ahead");
             self.next.store(self.map.len(), Ordering::Relaxed);
         }
+        outcome.is_ok()
+    }
+}
+
+impl fmt::Debug for PagesAhead {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("PagesAhead").field("next", &self.next).finish_non_exhaustive()
     }
 }
 
 /// Allocates pages of a file for writing. Their bytes stay as they are.
 #[cfg(target_os = "linux")]
-fn populate(map: &memmap2::MmapRaw, at: usize, len: usize) -> io::Result<()> {
+fn allocate(map: &memmap2::MmapRaw, at: usize, len: usize) -> io::Result<()> {
     map.advise_range(memmap2::Advice::PopulateWrite, at, len)
 }
 
 #[cfg(not(target_os = "linux"))]
-fn populate(_: &memmap2::MmapRaw, _: usize, _: usize) -> io::Result<()> {
+fn allocate(_: &memmap2::MmapRaw, _: usize, _: usize) -> io::Result<()> {
     Err(io::ErrorKind::Unsupported.into())
 }
 
-/// Bytes of pages that are prepared behind those that were received into last.
-const PREPARED: usize = 32 << 20;
-/// Bytes of pages that are prepared with one call.
-const PREPARED_AT_ONCE: usize = 1 << 20;
+/// Bytes of pages that are allocated ahead.
+const AHEAD: usize = 32 << 20;
+/// Bytes of pages that are allocated with one call.
+const ALLOCATED_AT_ONCE: usize = 1 << 20;
 
 /// A boxed slice held by pointer, so that moving the owner does not assert uniqueness over the bytes.
 struct RawBox(*mut [u8]);
@@ -413,10 +457,10 @@ impl BufferMut {
         self.lease.region().memory.ptr.as_ptr().wrapping_add(self.start)
     }
 
-    /// Has pages prepared behind this range, which is about to be received into.
-    pub(crate) fn prepare_pages(&self) {
-        if let Some(pages) = &self.lease.region().memory.pages {
-            pages.prepare_behind(self.start + self.len);
+    /// Notes that this range is about to be received into.
+    pub(crate) fn note_receive(&self) {
+        if let Some(pages) = &self.lease.region().memory.ahead {
+            pages.note_receive(self.start, self.start + self.len);
         }
     }
 
@@ -570,7 +614,7 @@ impl Buffer {
     fn into_memory(self) -> Memory {
         debug_assert!(!self.may_change(), "others may write it");
         let (ptr, len) = (NonNull::from(&self[..]).cast(), self.len);
-        Memory { ptr, len, writable: false, file: None, pages: None, _owner: Box::new(self) }
+        Memory { ptr, len, writable: false, file: None, file_map: None, ahead: None, _owner: Box::new(self) }
     }
 }
 

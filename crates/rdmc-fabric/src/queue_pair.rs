@@ -83,12 +83,13 @@ impl QueuePair {
 
     /// Posts `into` for the peer's next send or write with immediate. Allowed before the connection is made.
     pub fn receive(&self, into: BufferMut) -> Operation<Received> {
+        into.note_receive();
         Operation::receive(self.post(Work::Receive { into }))
     }
 
     /// Receives like [`receive`](Self::receive), with more that is asked of the fabric.
     pub fn receive_with(&self, into: BufferMut, options: ReceiveOptions) -> Operation<Received> {
-        into.prepare_pages();
+        into.note_receive();
         Operation::receive(self.post_as(Work::Receive { into }, Signaling::Signaled, options))
     }
 

@@ -454,7 +454,7 @@ fn prepare(node: &Node, store: &Store, offer: Offer, entry: &Entry, before: Opti
     let (mapped, size, again) = (node.capabilities().receives_into_files, offer.size(), before.is_some());
     let prepared = async move {
         let begun = tokio::task::spawn_blocking(move || {
-            let file = store.begin(&entry, size, before)?;
+            let mut file = store.begin(&entry, size, before)?;
             let memory = mapped.then(|| file.memory(size)).transpose()?;
             Ok::<_, Problem>((file, memory))
         });

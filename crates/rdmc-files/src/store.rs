@@ -14,7 +14,7 @@ use std::time::Duration;
 
 use cap_std::ambient_authority;
 use cap_std::fs::{Dir, Metadata, MetadataExt, OpenOptions, OpenOptionsExt};
-use rdmc::Memory;
+use rdmc::{AllocatingAhead, Memory};
 use rustix::fs::{Access, AtFlags, FallocateFlags, OFlags, Timespec, Timestamps};
 use rustix::io::Errno;
 
@@ -429,8 +429,17 @@ impl Store {
         };
         let (name, mark, reservation) = (name.to_owned(), self.mark.clone(), self.reservation.clone());
         let (fsync, replaces, wording) = (self.fsync, !self.no_overwrite, self.wording);
-        let mut incoming =
-            IncomingFile { parent, part, name, fsync, replaces, mark, _reservation: reservation, wording };
+        let mut incoming = IncomingFile {
+            parent,
+            part,
+            name,
+            fsync,
+            replaces,
+            mark,
+            allocating: None,
+            _reservation: reservation,
+            wording,
+        };
         let note_taken = || self.reservation.iter().for_each(|reservation| reservation.note_taken(size));
         if incoming.part.found {
             note_taken();
@@ -516,6 +525,8 @@ pub(crate) struct IncomingFile {
     /// Whether it may replace another file.
     replaces: bool,
     mark: Option<Arc<TransferMark>>,
+    /// Allocates pages of a new file ahead, while it is received.
+    allocating: Option<AllocatingAhead>,
     /// Kept until the file is in place or dropped, which may be after the end of its transfer.
     _reservation: Option<Arc<Reservation>>,
     wording: Wording,
@@ -528,11 +539,13 @@ impl IncomingFile {
     }
 
     /// Maps the file for receiving.
-    pub(crate) fn memory(&self, size: u64) -> Result<Memory, Problem> {
+    pub(crate) fn memory(&mut self, size: u64) -> Result<Memory, Problem> {
         let len = usize::try_from(size).context("the file is longer than the address space")?;
-        let memory = mapping::to_receive(&self.part.file, len)?;
-        // What a file has already is to stay as it is on the disk.
-        Ok(if self.has_some() { memory } else { memory.prepare_pages() })
+        let mut memory = mapping::to_receive(&self.part.file, len)?;
+        if !self.has_some() {
+            self.allocating = memory.allocate_ahead();
+        }
+        Ok(memory)
     }
 
     /// Reads the bytes that the file has already, if it is not mapped.
@@ -566,6 +579,8 @@ impl IncomingFile {
 
     /// Sets the file's mode and time, and moves it into place. Nothing may write to the mapping any more.
     pub(crate) fn keep(mut self, entry: &Entry) -> Result<(), Problem> {
+        // It would change the file's time.
+        drop(self.allocating.take());
         match self.put_in_place(entry) {
             Err(error) if error.kind() == io::ErrorKind::AlreadyExists && !self.replaces => {
                 // An interrupted transfer may have put it there.

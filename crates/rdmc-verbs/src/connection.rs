@@ -11,7 +11,7 @@ use std::ffi::c_int;
 use std::io;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use rdmc_fabric::{
     Buffer, Completed, Opcode, QueuePairConfig, QueuePairId, RemoteMemory, UNSIGNALED_MAX, Work, WorkError, WorkRequest,
@@ -59,18 +59,31 @@ struct Posted {
     marked: bool,
     /// Whether the queue pair was dropped.
     abandoned: bool,
-    /// Whether the peer may take for ever to post a receive.
-    waits_for_receives: bool,
-    /// The oldest send at the last [look](Connection::look_for_progress), and when it was first seen to be that.
-    oldest: Option<(u32, Instant)>,
+    /// How long sends may make no progress, beside the time for their bytes; `None` if that has no limit, or if the
+    /// device has one.
+    patience: Option<Duration>,
+    /// The oldest send at the last [look](Connection::look_for_progress), and at how many looks before it was that.
+    oldest: Option<(u32, u32)>,
 }
 
 /// A request that the device has not taken, with the error.
 type RefusedRequest = (WorkRequest, WorkError);
 
 struct SentRequest {
-    request: WorkRequest,
+    /// `None` for a probe.
+    request: Option<WorkRequest>,
     sequence: u32,
+}
+
+/// What a look at a connection has found.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Progress {
+    /// Nothing is to be done.
+    Going,
+    /// The sends under way bring no completion: a probe would.
+    Unknown,
+    /// Sends have made no progress for too long.
+    Stuck,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -102,7 +115,7 @@ impl Connection {
             cause: None,
             marked: false,
             abandoned: false,
-            waits_for_receives: false,
+            patience: None,
             oldest: None,
         };
         let connection = Arc::new(Self {
@@ -119,9 +132,9 @@ impl Connection {
         Ok(connection)
     }
 
-    /// Returns the most completions under way at once: one for each request, and one for the mark.
+    /// Returns the most completions under way at once: one for each request, one for the mark, one for a probe.
     pub(crate) fn entries(config: QueuePairConfig) -> u32 {
-        config.requests_max().saturating_add(1)
+        config.requests_max().saturating_add(EXTRA_SENDS)
     }
 
     pub(crate) fn number(&self) -> u32 {
@@ -149,7 +162,8 @@ impl Connection {
         local: &LocalAttributes,
         config: &VerbsConfig,
     ) -> io::Result<()> {
-        self.lock().waits_for_receives = remote.receiver_not_ready_retries == RETRIES_FOR_EVER;
+        let unlimited = config.retries == RETRIES_FOR_EVER && remote.receiver_not_ready_retries != RETRIES_FOR_EVER;
+        self.lock().patience = unlimited.then(|| STUCK_AFTER.max(config.acknowledgement_timeout * TIMEOUTS));
         self.qp.connect(remote, local, config)
     }
 
@@ -273,7 +287,7 @@ impl Connection {
             posted.sequence = sequence_after(sequence, 1);
             let signaled = wr.send_flags & sys::IBV_SEND_SIGNALED.cast_unsigned() != 0;
             posted.unsignaled = if signaled { 0 } else { posted.unsignaled + 1 };
-            posted.sends.push_back(SentRequest { request, sequence });
+            posted.sends.push_back(SentRequest { request: Some(request), sequence });
         }
         outcome
     }
@@ -348,30 +362,31 @@ impl Connection {
         let sequence = wc.wr_id as u32;
         if sequence == MARK {
             posted.marked = false;
-            for sent in posted.sends.drain(..) {
-                let len = sent.request.work().len();
-                completed(sent.request.complete(Ok(len), None));
+            for request in posted.sends.drain(..).filter_map(|sent| sent.request) {
+                let len = request.work().len();
+                completed(request.complete(Ok(len), None));
             }
         } else if sequence == RECEIVE {
             if let Some(request) = posted.receives.pop_front() {
                 completed(finish_receive(request, wc));
             }
         } else {
-            while let Some(sent) = posted.sends.pop_front() {
-                let len = sent.request.work().len();
-                if sent.sequence != sequence {
-                    // Unsignaled and before a completed one: it is done.
-                    completed(sent.request.complete(Ok(len), None));
-                    continue;
+            while let Some(SentRequest { request, sequence: of }) = posted.sends.pop_front() {
+                let done = of == sequence;
+                if let Some(request) = request {
+                    let len = request.work().len();
+                    let mut result = Ok(len);
+                    // An unsignaled one before a completed one is done.
+                    if done && wc.status != 0 {
+                        let error = work_error(wc.status, wc.vendor_err, request.work().opcode(), len);
+                        let cause = posted.cause.take().filter(|_| error == WorkError::Flushed);
+                        result = Err(cause.unwrap_or(error));
+                    }
+                    completed(request.complete(result, None));
                 }
-                let mut result = Ok(len);
-                if wc.status != 0 {
-                    let error = work_error(wc.status, wc.vendor_err, sent.request.work().opcode(), len);
-                    let cause = posted.cause.take().filter(|_| error == WorkError::Flushed);
-                    result = Err(cause.unwrap_or(error));
+                if done {
+                    break;
                 }
-                completed(sent.request.complete(result, None));
-                break;
             }
         }
         let broke = wc.status != 0 && posted.phase != Phase::Broken;
@@ -432,14 +447,34 @@ impl Connection {
         !self.lock().sends.is_empty()
     }
 
-    /// Breaks the connection if its sends have made no progress for too long.
+    /// Breaks the connection if its sends have made no progress for too long. Called every [`LOOK_INTERVAL`].
     ///
     /// Some devices retransmit for ever. So this notices what the device does not: a path that no packet passes.
-    pub(crate) fn look_for_progress(&self, now: Instant) {
-        let is_stuck = self.lock().is_stuck(now);
-        if is_stuck && self.break_with(WorkError::ConnectionLost) {
+    pub(crate) fn look_for_progress(&self) {
+        let mut posted = self.lock();
+        let progress = posted.look();
+        let outcome = if progress == Progress::Unknown { self.post_probe(&mut posted) } else { Ok(()) };
+        drop(posted);
+        if let Err(error) = outcome {
+            tracing::debug!(qp = %self.id, %error, "the device refuses a probe");
+        }
+        if progress == Progress::Stuck && self.break_with(WorkError::ConnectionLost) {
             tracing::debug!(qp = %self.id, "the device retransmits without progress; connection closed");
         }
+    }
+
+    /// Posts a write of no bytes, whose completion completes the unsignaled sends before it. It needs no key.
+    fn post_probe(&self, posted: &mut Posted) -> io::Result<()> {
+        let sequence = posted.sequence;
+        let mut probe = empty_send();
+        probe.wr_id = self.wr_id(sequence);
+        probe.opcode = sys::IBV_WR_RDMA_WRITE;
+        probe.send_flags = sys::IBV_SEND_SIGNALED.cast_unsigned();
+        self.qp.post_send(std::slice::from_mut(&mut probe)).map_err(|(_, error)| error)?;
+        posted.sequence = sequence_after(sequence, 1);
+        posted.unsignaled = 0;
+        posted.sends.push_back(SentRequest { request: None, sequence });
+        Ok(())
     }
 
     /// Waits until the connection is broken.
@@ -495,7 +530,7 @@ impl Drop for Connection {
 impl Posted {
     /// Ends all work of a destroyed queue pair. Memory that the device may not have released is never used again.
     fn end_all(&mut self, released: bool, ended: &mut Vec<Completed>) {
-        let requests = self.sends.drain(..).map(|sent| sent.request).chain(self.receives.drain(..));
+        let requests = self.sends.drain(..).filter_map(|sent| sent.request).chain(self.receives.drain(..));
         for mut request in requests {
             if !released {
                 let nothing = Work::Send { data: Buffer::empty(), imm: None };
@@ -507,26 +542,30 @@ impl Posted {
         self.marked = false;
     }
 
-    /// Tells whether the oldest send has taken longer than the sends up to the next completion may take.
-    fn is_stuck(&mut self, now: Instant) -> bool {
-        // Unsignaled sends behind the last signaled one bring no completion.
-        let bring_completion = self.sends.len() - self.sends.len().min(self.unsignaled as usize);
-        let may_be_stuck = self.phase == Phase::Connected && !self.waits_for_receives;
-        let Some(oldest) = self.sends.front().filter(|_| may_be_stuck && bring_completion > 0) else {
+    /// Looks whether sends make progress.
+    ///
+    /// Looks are counted, not time, so that a pause of the whole process does not look like a lost path.
+    fn look(&mut self) -> Progress {
+        let (Phase::Connected, Some(patience), Some(oldest)) = (self.phase, self.patience, self.sends.front()) else {
             self.oldest = None;
-            return false;
+            return Progress::Going;
         };
-        match self.oldest {
-            Some((sequence, since)) if sequence == oldest.sequence => {
-                let up_to_completion = self.sends.iter().take(bring_completion.min(UNSIGNALED_MAX as usize));
-                let bytes: usize = up_to_completion.map(|sent| sent.request.work().len()).sum();
-                now.saturating_duration_since(since) > time_for(bytes)
-            }
-            _ => {
-                self.oldest = Some((oldest.sequence, now));
-                false
-            }
+        let looks = match self.oldest {
+            Some((sequence, looks)) if sequence == oldest.sequence => looks.saturating_add(1),
+            _ => 0,
+        };
+        self.oldest = Some((oldest.sequence, looks));
+        let waited = LOOK_INTERVAL.saturating_mul(looks);
+        // Unsignaled sends behind the last signaled one bring no completion.
+        let completing = self.sends.len().saturating_sub(self.unsignaled as usize);
+        if completing == 0 {
+            return if waited >= PROBED_AFTER { Progress::Unknown } else { Progress::Going };
         }
+        // The next completion is at most that of the last of these.
+        let next = self.sends.iter().take(completing.min(UNSIGNALED_MAX as usize));
+        let bytes: usize = next.map(|sent| sent.request.as_ref().map_or(0, |request| request.work().len())).sum();
+        let limit = patience.saturating_add(TIME_OF_BYTE_MAX.saturating_mul(u32::try_from(bytes).unwrap_or(u32::MAX)));
+        if waited > limit { Progress::Stuck } else { Progress::Going }
     }
 
     fn is_drained(&self) -> bool {
@@ -568,17 +607,19 @@ fn sequence_after(sequence: u32, more: usize) -> u32 {
     sequence & !(RECEIVE | MARK)
 }
 
-/// Returns how long sends of so many bytes in all may take.
-fn time_for(bytes: usize) -> Duration {
-    STUCK_AFTER + TIME_OF_BYTE_MAX * u32::try_from(bytes).unwrap_or(u32::MAX)
-}
-
+/// Sends besides those of the user that a queue pair has room for: the mark and a probe.
+pub(crate) const EXTRA_SENDS: u32 = 2;
 /// How often connections are looked at.
 pub(crate) const LOOK_INTERVAL: Duration = Duration::from_secs(1);
-/// How long sends may make no progress, beside the time for their bytes.
-const STUCK_AFTER: Duration = Duration::from_secs(15);
-/// The time of a byte at the slowest rate that counts as progress, a MB per second.
-const TIME_OF_BYTE_MAX: Duration = Duration::from_micros(1);
+/// How long unsignaled sends may be the last ones before a probe is posted behind them.
+const PROBED_AFTER: Duration = Duration::from_secs(5);
+/// How long sends may make no progress, beside the time for their bytes. The sixteen sends up to a completion may each
+/// wait a second for a receive.
+const STUCK_AFTER: Duration = Duration::from_secs(30);
+/// If the acknowledgement timeout is long, so many of them instead.
+const TIMEOUTS: u32 = 64;
+/// The time of a byte at the slowest rate that counts as progress, 250 kB per second.
+const TIME_OF_BYTE_MAX: Duration = Duration::from_micros(4);
 
 const EMPTY_LIST: ibv_sge = ibv_sge { addr: 0, length: 0, lkey: 0 };
 
@@ -588,3 +629,61 @@ const RECEIVE: u32 = 1 << 31;
 const MARK: u32 = 1 << 30;
 /// Most requests posted with one doorbell.
 const CHAIN_MAX: usize = UNSIGNALED_MAX as usize;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A connection of which so many sends are under way, the last of them unsignaled.
+    fn posted(sends: u32, unsignaled: u32) -> Posted {
+        let sends = (0..sends).map(|sequence| SentRequest { request: None, sequence }).collect();
+        Posted {
+            phase: Phase::Connected,
+            held: VecDeque::new(),
+            sends,
+            receives: VecDeque::new(),
+            sequence: 0,
+            unsignaled,
+            cause: None,
+            marked: false,
+            abandoned: false,
+            patience: Some(STUCK_AFTER),
+            oldest: None,
+        }
+    }
+
+    fn looks(posted: &mut Posted, count: u64) -> Progress {
+        (0..count).map(|_| posted.look()).last().expect("at least one")
+    }
+
+    #[test]
+    fn sends_that_stay_the_oldest_for_long_are_stuck() {
+        let seconds = STUCK_AFTER.as_secs();
+        let mut stuck = posted(2, 0);
+        assert_eq!(looks(&mut stuck, seconds + 1), Progress::Going);
+        assert_eq!(stuck.look(), Progress::Stuck);
+        let mut going = posted(100, 0);
+        for _ in 0..90 {
+            assert_eq!(looks(&mut going, seconds), Progress::Going);
+            going.sends.pop_front();
+        }
+    }
+
+    #[test]
+    fn nothing_is_stuck_that_is_idle_broken_or_may_take_for_ever() {
+        assert_eq!(looks(&mut posted(0, 0), 1000), Progress::Going);
+        assert_eq!(looks(&mut Posted { phase: Phase::Broken, ..posted(1, 0) }, 1000), Progress::Going);
+        assert_eq!(looks(&mut Posted { patience: None, ..posted(1, 0) }, 1000), Progress::Going);
+    }
+
+    #[test]
+    fn sends_that_bring_no_completion_are_probed() {
+        let mut last = posted(3, 3);
+        assert_eq!(looks(&mut last, PROBED_AFTER.as_secs()), Progress::Going);
+        assert_eq!(last.look(), Progress::Unknown);
+        last.sends.push_back(SentRequest { request: None, sequence: 3 });
+        last.unsignaled = 0;
+        assert_eq!(last.look(), Progress::Going);
+        assert_eq!(looks(&mut last, STUCK_AFTER.as_secs()), Progress::Stuck);
+    }
+}

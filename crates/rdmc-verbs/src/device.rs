@@ -9,7 +9,6 @@ use std::path::{Path, PathBuf};
 use std::ptr::NonNull;
 use std::sync::atomic::AtomicU32;
 use std::sync::{Arc, Mutex, PoisonError, Weak};
-use std::time::Instant;
 
 use tokio::io::unix::AsyncFd;
 use tokio::sync::oneshot;
@@ -125,10 +124,9 @@ impl Device {
     }
 
     fn look_for_progress(&self) {
-        // They leave the lock before they are dropped, because the last drop takes it.
+        // The lock is released before: to drop the last handle of a connection takes it.
         let connections: Vec<_> = self.connections().values().filter_map(Weak::upgrade).collect();
-        let now = Instant::now();
-        connections.iter().for_each(|connection| connection.look_for_progress(now));
+        connections.iter().for_each(|connection| connection.look_for_progress());
     }
 
     fn next_event(&self) -> Option<ibv_async_event> {
@@ -151,7 +149,10 @@ impl Device {
                 self.connections().values().filter_map(Weak::upgrade).collect()
             }
             sys::IBV_EVENT_PORT_ERR => {
-                tracing::warn!(device, "a port went down; transfers wait until it is up again or their retries end");
+                tracing::warn!(
+                    device,
+                    "a port went down; transfers wait until it is up again or their connections are lost"
+                );
                 Vec::new()
             }
             sys::IBV_EVENT_PORT_ACTIVE => {

@@ -38,11 +38,13 @@ pub struct VerbsConfig {
     /// Default 250 ms, which is rounded up to 268 ms. That is longer than any pause of a busy host, so a retransmission
     /// means a loss. At most 2.4 hours; longer values count as 2.4 hours.
     pub acknowledgement_timeout: Duration,
-    /// Most retransmissions of a packet before the connection is lost, at most 7, the default. A peer that vanishes
-    /// during a transfer is noticed in about two seconds then.
+    /// Most retransmissions of a packet before the connection is lost, at most 7, the default. With it, an adapter
+    /// notices in about two seconds that the peer's host or link is gone.
     ///
-    /// Soft-RoCE takes 7 for no limit. Whatever the device does, a connection is lost if no send completes for 15
-    /// seconds and one more for each MB of the sixteen oldest sends.
+    /// Soft-RoCE takes 7 for no limit. So with 7 the fabric looks too: the connection is lost if no send completes for
+    /// 30 seconds (or 64 acknowledgement timeouts if they are longer) and four more for each MB of the sixteen oldest
+    /// sends. It does not look if the peer's [`receiver_not_ready`](rdmc_fabric::QueuePairConfig::receiver_not_ready)
+    /// is longer than four seconds.
     pub retries: u8,
     /// Longest message in bytes that is copied into the work request instead of being fetched by the device. Default
     /// 64, which holds a grant. Most devices offer more, at the price of longer queues. If a device refuses this

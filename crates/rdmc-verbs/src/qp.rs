@@ -10,6 +10,7 @@ use std::sync::{Arc, Once, OnceLock};
 use rdmc_fabric::QueuePairConfig;
 
 use crate::completion::Cq;
+use crate::connection::EXTRA_SENDS;
 use crate::device::{Device, check};
 use crate::endpoint::VerbsEndpoint;
 use crate::fabric::VerbsConfig;
@@ -39,8 +40,7 @@ impl Qp {
             recv_cq: cq.as_ptr(),
             srq: std::ptr::null_mut(),
             cap: sys::ibv_qp_cap {
-                // One more, for the mark behind the last request.
-                max_send_wr: config.send_depth.saturating_add(1),
+                max_send_wr: config.send_depth.saturating_add(EXTRA_SENDS),
                 max_recv_wr: config.receive_depth.max(1),
                 max_send_sge: 1,
                 max_recv_sge: 1,

@@ -12,7 +12,7 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
 
 use crate::completion::Completions;
-use crate::connection::Connection;
+use crate::connection::{Connection, EXTRA_SENDS};
 use crate::endpoint::{VerbsEndpoint, receiver_not_ready};
 use crate::fabric::Shared;
 use crate::qp::LocalAttributes;
@@ -35,7 +35,7 @@ impl VerbsQueuePair {
     ) -> Result<Arc<Self>, FabricError> {
         use rdmc_fabric::CompletionSource as _;
         let attributes = &shared.device.attributes;
-        let wanted = config.send_depth.saturating_add(1).max(config.receive_depth);
+        let wanted = config.send_depth.saturating_add(EXTRA_SENDS).max(config.receive_depth);
         let max = u32::try_from(attributes.max_qp_wr).unwrap_or(0);
         let reserved = config.requests_max();
         completions.reserve(reserved)?;

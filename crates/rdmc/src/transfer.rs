@@ -238,7 +238,7 @@ impl Transfer {
     /// Waits until the next receive may be posted; if ports run free, that of any neighbour.
     async fn room_to_receive(&self, receives: &PendingHops, next: Hop) {
         if !self.runs_free() {
-            return self.exchange.room_to_receive(next.peer, (self.number, next.step), false).await;
+            return self.exchange.room_in_step(next.peer, (self.number, next.step)).await;
         }
         let window = self.window();
         poll_fn(|cx| {

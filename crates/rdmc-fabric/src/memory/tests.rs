@@ -141,38 +141,51 @@ async fn pages_of_a_file_are_allocated_ahead_of_the_bytes_and_not_all_at_once() 
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("pages-ahead");
     let file = File::options().create(true).truncate(true).read(true).write(true).open(&path).unwrap();
-    let len = 3 * PREPARED;
+    let len = 8 * AHEAD;
     file.set_len(len as u64).unwrap();
     // SAFETY: nothing else touches the file while it is mapped.
-    let memory = unsafe { Memory::map_file_mut(&file, len) }.unwrap();
-    if let Err(error) = memory.pages.as_ref().unwrap().map.advise_range(memmap2::Advice::PopulateWrite, 0, 1) {
+    let mut memory = unsafe { Memory::map_file_mut(&file, len) }.unwrap();
+    if let Err(error) = allocate(memory.file_map.as_ref().unwrap(), 0, 1) {
         println!("skipped: this kernel cannot allocate pages ahead ({error}); Linux 5.14 can");
         return;
     }
-    let one_page = resident("pages-ahead");
-    assert!((1..PREPARED / 2).contains(&one_page), "{one_page}");
     let becomes_resident = async |len: usize| {
-        for _ in 0..2000 {
-            if resident("pages-ahead") >= len {
-                break;
-            }
+        while resident("pages-ahead") < len {
             tokio::time::sleep(Duration::from_millis(5)).await;
         }
-        resident("pages-ahead")
     };
-    let region = MemoryRegion::new(memory.prepare_pages(), Box::new(()));
-    assert_eq!(becomes_resident(PREPARED).await, PREPARED);
-    let mut rest = region.into_mut().unwrap();
-    let mut block = rest.split_to(PREPARED / 4);
-    block.prepare_pages();
-    assert_eq!(becomes_resident(PREPARED).await, PREPARED, "enough of them are ahead");
+    let allocating = memory.allocate_ahead().expect("it is a file, in a runtime");
+    let (pages, next) = (allocating.0.clone(), |pages: &PagesAhead| pages.next.load(Ordering::Relaxed));
+    let mut rest = MemoryRegion::new(memory, Box::new(())).into_mut().unwrap();
+    becomes_resident(AHEAD).await;
+    assert_eq!(next(&pages), AHEAD);
+    let mut block = rest.split_to(AHEAD / 4);
+    block.note_receive();
+    assert_eq!(next(&pages), AHEAD, "enough of them are ahead");
     block.fill(7);
-    let next = rest.split_to(PREPARED / 2);
-    next.prepare_pages();
-    let ahead = PREPARED / 4 + PREPARED / 2 + PREPARED;
-    assert_eq!(becomes_resident(ahead).await, ahead);
-    assert!(block.iter().all(|&byte| byte == 7) && next.iter().all(|&byte| byte == 0));
-    let last = rest.split_to(rest.len());
-    last.prepare_pages();
-    assert_eq!(becomes_resident(len).await, len);
+    let near = rest.split_to(AHEAD / 2);
+    near.note_receive();
+    assert_eq!(next(&pages), 2 * AHEAD - AHEAD / 4);
+    becomes_resident(next(&pages)).await;
+    assert!(block.iter().all(|&byte| byte == 7) && near.iter().all(|&byte| byte == 0));
+    // Blocks that come in another order do not have all pages between them allocated.
+    let _passed_over = rest.split_to(4 * AHEAD);
+    let before = resident("pages-ahead");
+    let far = rest.split_to(AHEAD / 4);
+    far.note_receive();
+    becomes_resident(before + AHEAD + AHEAD / 4).await;
+    assert!(resident("pages-ahead") < before + 2 * AHEAD);
+    drop(allocating);
+    assert!(!pages.allocate(0..1), "it has ended");
+}
+
+#[tokio::test]
+#[cfg_attr(miri, ignore = "maps a file")]
+async fn only_long_files_have_pages_allocated_ahead() {
+    let file = tempfile::tempfile().unwrap();
+    file.set_len(ALLOCATED_AT_ONCE as u64).unwrap();
+    // SAFETY: the file has no name; no other code knows it.
+    let mut short = unsafe { Memory::map_file_mut(&file, ALLOCATED_AT_ONCE) }.unwrap();
+    assert!(short.allocate_ahead().is_none());
+    assert!(Memory::from(vec![0; 2 * ALLOCATED_AT_ONCE]).allocate_ahead().is_none());
 }

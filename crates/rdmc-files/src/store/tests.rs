@@ -21,7 +21,7 @@ fn store(dir: &tempfile::TempDir, no_overwrite: bool) -> Store {
 fn a_file_takes_its_name_with_mode_and_time_but_no_special_bits() {
     let dir = tempfile::tempdir().unwrap();
     let entry = entry(&["file"], EntryKind::File { size: 10 }, 0o6751);
-    let arrival = store(&dir, false).begin(&entry, 10, None).unwrap();
+    let mut arrival = store(&dir, false).begin(&entry, 10, None).unwrap();
     assert_eq!(arrival.memory(10).unwrap().len(), 10);
     assert!(!dir.path().join("file").exists());
     arrival.keep(&entry).unwrap();

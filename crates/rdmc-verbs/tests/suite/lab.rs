@@ -10,7 +10,8 @@ use std::time::Duration;
 
 use rdmc_fabric::conformance::Node;
 use rdmc_fabric::{
-    BufferMut, CompletionMode, CompletionSource, FabricError, Memory, Peer, QueuePair, QueuePairConfig, Role, WorkError,
+    BufferMut, CompletionMode, CompletionSource, Expose, FabricError, Memory, Peer, QueuePair, QueuePairConfig,
+    RemoteAccess, Role, WorkError,
 };
 use rdmc_verbs::{VerbsConfig, VerbsFabric};
 
@@ -38,6 +39,20 @@ async fn sends_to_a_peer_whose_link_is_down_end_as_a_lost_connection() {
     }
     let idle = watched(idle).await.map(|_| ());
     assert!(matches!(idle, Err(WorkError::Flushed | WorkError::ConnectionLost)), "{idle:?}");
+}
+
+#[tokio::test]
+async fn unsignaled_writes_end_without_a_request_behind_them() {
+    if !in_lab() {
+        return;
+    }
+    let (a, b) = pair().await;
+    let (at_a, _at_b) = connected(&a, &b, QueuePairConfig::default()).await;
+    let exposed = b.node.fabric.expose(Expose::Mutable(b.room(8), RemoteAccess::WRITE)).expect("it can be exposed");
+    let write = || at_a.write_unsignaled(a.room(8).freeze(), exposed.remote(), None);
+    watched(write()).await.expect("the link is up");
+    let _up = LinkDown::new("port2");
+    assert_eq!(watched(write()).await, Err(WorkError::ConnectionLost));
 }
 
 #[tokio::test]

@@ -57,13 +57,10 @@ pub(super) struct ArrivedBlock {
 }
 
 impl Exchange {
-    /// Waits until the next receive from a neighbour may be posted, of at most `window` under way. If ports keep in
-    /// step, that is when its port is about to be free.
-    pub(super) async fn room_to_receive(&self, from: Rank, turn: PortTurn, runs_free: bool) {
-        if !runs_free {
-            self.ingress.free_for(from, turn).await;
-        }
-        self.neighbour(from).room_to_grant(self.distance.window(runs_free)).await;
+    /// Waits until the next receive from a neighbour may be posted if ports keep in step: its port is about to be free.
+    pub(super) async fn room_in_step(&self, from: Rank, turn: PortTurn) {
+        self.ingress.free_for(from, turn).await;
+        self.neighbour(from).room_to_grant(self.distance.window(false)).await;
     }
 
     /// Posts the receive of the next block from a neighbour for which there is room. The grant is still to be
@@ -90,14 +87,17 @@ impl Exchange {
         expected: ExpectedBlock,
         outcome: Result<Received, WorkError>,
     ) -> Result<Arrival<'a>, TransferError> {
-        let ExpectedBlock { from, step, message, due, summing } = expected;
+        let ExpectedBlock { from, message, due, summing, .. } = expected;
         let Received { buffer, len, imm } = outcome.map_err(|error| TransferError::Work { with: from, error })?;
-        tracing::trace!(message, step = step.0, %from, len, "block arrived");
         self.count_received(len);
-        self.distance.count_block(len, || self.now());
         let imm = imm.ok_or_else(|| malformed(from, "a block without an immediate".to_owned()))?;
         let (size, known) = match due {
-            DueBlock::Known(shape, block) => (shape.size, Some((shape, block))),
+            DueBlock::Known(shape, block) => {
+                self.distance.count_block(len, || self.now());
+                // Whatever its bytes are.
+                ArrivedBlock::check_len(from, shape, block, len)?;
+                (shape.size, Some((shape, block)))
+            }
             DueBlock::First => {
                 let size = self.neighbour(from).message_size(imm, self.checks_blocks);
                 (size, Shape::new(size, self.block_size).map(|shape| (shape, self.first_of(shape))))
@@ -143,12 +143,17 @@ impl ArrivedBlock {
         len: usize,
         checksum: Option<Checksum>,
     ) -> Result<Self, TransferError> {
-        let due = shape.len(block);
-        if len != due {
-            return Err(malformed(from, format!("{len} bytes as block {block} of {due} bytes")));
-        }
+        Self::check_len(from, shape, block, len)?;
         buffer.truncate(len);
+        tracing::trace!(%from, block = block.0, "block received");
         Ok(Self { shape, block, buffer, checksum })
+    }
+
+    fn check_len(from: Rank, shape: Shape, block: BlockIndex, len: usize) -> Result<(), TransferError> {
+        match shape.len(block) {
+            due if due == len => Ok(()),
+            due => Err(malformed(from, format!("{len} bytes as block {block}, which has {due}"))),
+        }
     }
 }
 

@@ -5,8 +5,9 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use rdmc_fabric::{Environment, Timestamp};
-use rdmc_schedule::{Algorithm, BlockCount, Rank, Schedule};
+use rdmc_schedule::{Algorithm, BlockCount, BlockIndex, Rank, Schedule};
 
+use super::Shape;
 use super::distance::Distance;
 use super::neighbour::Neighbour;
 use super::port::Port;
@@ -42,6 +43,16 @@ impl Exchange {
     /// Returns the schedule of a message of `blocks` blocks.
     pub(crate) fn schedule(&self, blocks: BlockCount) -> Schedule {
         Schedule::new(&self.algorithm, self.members, blocks).expect("checked when the group was formed")
+    }
+
+    /// Returns the first block that a member receives of a message; `None` at the root.
+    pub(crate) fn first_received(&self, shape: Shape, rank: Rank) -> Option<BlockIndex> {
+        self.schedule(shape.count).receives(rank).next().map(|receive| receive.block)
+    }
+
+    /// Returns the first block that this member receives of a message.
+    pub(super) fn first_of(&self, shape: Shape) -> BlockIndex {
+        self.first_received(shape, self.rank).expect("a member that is not the root receives every block")
     }
 
     /// Returns a member that the schedule names as a peer of this one.

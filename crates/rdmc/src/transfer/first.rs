@@ -62,8 +62,10 @@ impl FirstBlock {
             FirstPlace::Expected(blocks) => (blocks.take_destination(exchange.first_of(blocks.shape())), Some(blocks)),
         };
         let turn = (message, Step(0));
-        let runs_free = exchange.distance.runs_free(exchange.distance.latest());
-        exchange.room_to_receive(source, turn, runs_free).await;
+        match exchange.distance.runs_free(exchange.distance.latest()) {
+            true => exchange.neighbour(source).room_to_grant(exchange.distance.window(true)).await,
+            false => exchange.room_in_step(source, turn).await,
+        }
         let ArrivingBlock { operation, granted, expected } =
             exchange.receive(source, turn, DueBlock::First, destination);
         exchange.neighbour(source).announce_grants_if_due();
@@ -81,17 +83,5 @@ impl FirstBlock {
             None => FirstContent::Staged(buffer.freeze()),
         };
         Ok(Self { shape, block, content, checksum })
-    }
-}
-
-impl Exchange {
-    /// Returns the first block that a member receives of a message; `None` at the root.
-    pub(crate) fn first_received(&self, shape: Shape, rank: Rank) -> Option<BlockIndex> {
-        self.schedule(shape.count).receives(rank).next().map(|receive| receive.block)
-    }
-
-    /// Returns the first block that this member receives of a message.
-    pub(super) fn first_of(&self, shape: Shape) -> BlockIndex {
-        self.first_received(shape, self.rank).expect("a member that is not the root receives every block")
     }
 }
