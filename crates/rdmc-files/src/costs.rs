@@ -4,7 +4,7 @@ use std::fmt;
 use std::str::FromStr;
 use std::time::Duration;
 
-use rdmc::Algorithm;
+use rdmc::{Algorithm, GroupSpec};
 use rdmc_schedule::{CostModel, Plan, ScheduleError};
 
 use crate::announcement::{Plans, WirePlan};
@@ -140,29 +140,33 @@ pub fn plan(
     members: u32,
     bytes: u64,
 ) -> Result<Plan, ScheduleError> {
-    model(assumed).complete(algorithm, block_size, members, bytes)
+    model(assumed, bytes).complete(algorithm, block_size, members, bytes)
 }
 
-/// Returns the cost model.
-fn model(assumed: Assumed) -> CostModel {
+/// Returns the cost model for messages of up to `bytes`, which must not have too many blocks.
+fn model(assumed: Assumed, bytes: u64) -> CostModel {
     let cores = std::thread::available_parallelism().map_or(1, usize::from);
     let processors = u32::try_from(cores).unwrap_or(u32::MAX);
-    match assumed {
+    let (model, shortest) = match assumed {
         Assumed::Network(Path { port_rate, round_trip }) => {
             let latency = PORT_LATENCY + round_trip / 2;
-            CostModel::network(port_rate.bytes_per_second(), PORT_PER_BLOCK, latency)
+            let model = CostModel::network(port_rate.bytes_per_second(), PORT_PER_BLOCK, latency)
                 .latency_in_rack(PORT_LATENCY)
                 .slow_start(PORT_INITIAL_WINDOW, round_trip)
-                .block_size_min(if round_trip < FAR { PORT_BLOCK_SIZE_MIN } else { PORT_BLOCK_SIZE_MIN_FAR })
-                .block_size_max(PORT_BLOCK_SIZE_MAX)
+                .block_size_max(PORT_BLOCK_SIZE_MAX);
+            (model, if round_trip < FAR { BLOCK_SIZE_MIN } else { BLOCK_SIZE_MIN_FAR })
         }
         Assumed::Host => {
-            CostModel::host(COPY_RATE, processors, COPY_PER_BLOCK, COPY_LATENCY).block_size_max(COPY_BLOCK_SIZE_MAX)
+            let model = CostModel::host(COPY_RATE, processors, COPY_PER_BLOCK, COPY_LATENCY);
+            (model.block_size_max(COPY_BLOCK_SIZE_MAX), BLOCK_SIZE_MIN)
         }
         Assumed::Loopback => {
-            CostModel::host(SOCKET_RATE, processors, SOCKET_PER_BLOCK, PORT_LATENCY).block_size_max(PORT_BLOCK_SIZE_MAX)
+            let model = CostModel::host(SOCKET_RATE, processors, SOCKET_PER_BLOCK, PORT_LATENCY);
+            (model.block_size_max(PORT_BLOCK_SIZE_MAX), BLOCK_SIZE_MIN)
         }
-    }
+    };
+    let least = u32::try_from(bytes.div_ceil(GroupSpec::BLOCKS_MAX.into())).unwrap_or(u32::MAX);
+    model.block_size_min(shortest.max(least))
 }
 
 /// Part of a block's handling that does not overlap with the transmission of another block. On ports of 400 to 1000
@@ -174,8 +178,8 @@ const PORT_LATENCY: Duration = Duration::from_micros(50);
 /// Bytes that a TCP connection sends in its first round trip: ten segments.
 const PORT_INITIAL_WINDOW: u32 = 14_480;
 /// Shorter blocks would cost processors more than they save. Between sites, short blocks save round trips.
-const PORT_BLOCK_SIZE_MIN: u32 = 64 << 10;
-const PORT_BLOCK_SIZE_MIN_FAR: u32 = 32 << 10;
+const BLOCK_SIZE_MIN: u32 = 64 << 10;
+const BLOCK_SIZE_MIN_FAR: u32 = 32 << 10;
 /// The round trip from which on members are at different sites. On a busy host it takes a millisecond to connect.
 const FAR: Duration = Duration::from_millis(4);
 /// Bounds what an interrupted member loses, and what is buffered until a message's size is known. Longer blocks save
@@ -243,12 +247,13 @@ mod tests {
     #[test]
     fn blocks_are_as_long_as_messages_are_worth_and_no_longer_than_a_medium_bears() {
         let sizes =
-            |assumed: Assumed| [0, 1, 100_000, 64 * MIB, 1 << 30, u64::MAX].map(|bytes| way(assumed, 8, bytes).1);
+            |assumed: Assumed| [0, 1, 100_000, 64 * MIB, 1 << 30, 1 << 40].map(|bytes| way(assumed, 8, bytes).1);
         let (least, middle) = (64 << 10, 1 << 20);
         assert_eq!(sizes(Assumed::Host), [least, least, 128 << 10, middle, middle, middle]);
         assert_eq!(sizes(Assumed::Loopback), [least, least, 128 << 10, 2 << 20, 2 << 20, 2 << 20]);
         assert_eq!(sizes(MEDIA[0].1), [least, least, least, 256 << 10, middle, 2 << 20]);
         for (_, assumed) in MEDIA {
+            assert_eq!(way(assumed, 8, 7 << 40).1, 8 << 20, "no more blocks than there can be");
             // With one receiver no member relays, and one block after the other is optimal.
             assert_eq!(way(assumed, 2, MIB).1, 1 << 20);
         }

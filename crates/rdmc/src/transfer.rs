@@ -56,7 +56,7 @@ impl Shape {
     /// Divides a message of `size` bytes; returns `None` if it has too many blocks. An empty message has one block.
     pub(crate) fn new(size: u64, block_size: u32) -> Option<Self> {
         let count = u32::try_from(size.div_ceil(u64::from(block_size)).max(1)).ok()?;
-        Some(Self { size, block_size, count: BlockCount(count) })
+        (count <= BLOCKS_MAX).then_some(Self { size, block_size, count: BlockCount(count) })
     }
 
     /// Returns the length of a block in bytes; the last one may be shorter.
@@ -506,6 +506,9 @@ pub(crate) async fn checksum_of(blocks: &Blocks, block: BlockIndex, bytes: &Buff
     Ok(checksum)
 }
 
+/// Most blocks of a message. What a member keeps about each, about 90 bytes, must not need much memory, since the sender
+/// of the first block tells how many there are.
+pub(crate) const BLOCKS_MAX: u32 = 1 << 20;
 /// Hops to which a port that runs free looks ahead. With more hops, a neighbour that is not ready delays the others
 /// later.
 const HOPS_AHEAD: usize = 2048;

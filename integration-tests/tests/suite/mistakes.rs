@@ -56,6 +56,19 @@ fn a_file_that_is_not_there_ends_with_1() {
 }
 
 #[test]
+fn more_blocks_than_a_receiver_can_remember_end_with_2() {
+    let source = TempDir::new().unwrap();
+    let path = source.path().join("file");
+    File::create(&path).unwrap().set_len((1 << 20) + 1).unwrap();
+    let receiver = Receiver::start(&[]);
+    let sent = send(std::slice::from_ref(&path), std::slice::from_ref(&receiver), &[], "1");
+    let said = text(&sent.stderr);
+    assert_eq!(code(&sent), 2, "{said}");
+    assert!(said.contains("choose blocks of 2 bytes or more"), "{said}");
+    assert!(tree(receiver.dir.path()).is_empty());
+}
+
+#[test]
 fn a_receiver_that_is_not_there_ends_with_4_and_nothing_is_sent() {
     let source = TempDir::new().unwrap();
     let path = source.path().join("file");

@@ -51,6 +51,29 @@ async fn every_algorithm_delivers_every_size_to_every_member() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_message_of_too_many_blocks_is_refused_and_the_next_one_arrives() {
+    watched(async {
+        let nodes = start(Kind::all()[0], 2).await;
+        let spec = spec_of_all(1, &nodes, Algorithm::Chain, 2);
+        let (sender, mut receivers) = form(&nodes, &spec).await;
+        let most = GroupSpec::BLOCKS_MAX as usize * 2;
+        let refused = sender.send(vec![0; most + 1]).await.unwrap_err();
+        assert_eq!(
+            refused.to_string(),
+            "a message of 2097153 bytes has more than 1048576 blocks of 2 bytes; choose blocks of 3 bytes or more"
+        );
+        let taken = take_all(receivers.remove(0));
+        let sent = async {
+            sender.send("short").await.unwrap();
+            sender.close().await.unwrap();
+        };
+        let (taken, ()) = futures::join!(taken, sent);
+        assert_eq!(taken.len(), 1);
+    })
+    .await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn more_than_65535_blocks_arrive() {
     const BLOCKS: usize = 70_000;
     for kind in Kind::all() {

@@ -15,7 +15,7 @@ use super::{Group, GroupSpec};
 use crate::certificate::MessageRecord;
 use crate::id::{GroupId, NodeId};
 use crate::resources::NodeResources;
-use crate::transfer::Shape;
+use crate::transfer::{BLOCKS_MAX, Shape};
 use crate::wire::GroupFrame;
 
 /// The state from which a failed group is recovered at one member.
@@ -195,8 +195,8 @@ impl Holdings {
         if !due.contains(&message) {
             return Err("told of blocks of a message that is not to be completed");
         }
-        let shape = Shape::new(size, block_size).filter(|shape| shape.count.0 <= BLOCKS_MAX);
-        let shape = shape.ok_or("told of blocks of a message that is too long to be completed")?;
+        let shape =
+            Shape::new(size, block_size).ok_or("told of blocks of a message that is too long to be completed")?;
         let blocks = BlockSet::decode(shape.count, blocks).map_err(|_| "told of blocks in a malformed way")?;
         match self.0.entry(from).or_default().insert(message, (shape, blocks)) {
             None => Ok(()),
@@ -234,13 +234,8 @@ impl Group {
     pub(super) fn holdings(&self) -> Vec<GroupFrame> {
         let kept = self.membership.prior.interrupted().filter_map(|number| {
             let kept = self.retained.message(number)?;
-            let shape = kept.shape();
-            // A longer message is not reported, so it is lost unless all members have it.
-            (shape.count.0 <= BLOCKS_MAX).then(|| GroupFrame::Holding {
-                message: number,
-                size: shape.size,
-                blocks: kept.here().encode(),
-            })
+            let size = kept.shape().size;
+            Some(GroupFrame::Holding { message: number, size, blocks: kept.here().encode() })
         });
         kept.collect()
     }
@@ -318,6 +313,4 @@ impl Group {
     }
 }
 
-/// Most blocks of a message that can be completed: a report of its blocks fits into one frame.
-pub(crate) const BLOCKS_MAX: u32 = 4 << 20;
-const _: () = assert!(BLOCKS_MAX as usize / 8 + 64 < crate::wire::LINK_FRAME_LEN_MAX);
+const _: () = assert!(BLOCKS_MAX as usize / 8 + 64 < crate::wire::LINK_FRAME_LEN_MAX, "a report fits into one frame");

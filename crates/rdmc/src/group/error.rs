@@ -165,8 +165,11 @@ pub enum SendError {
     /// The group failed before the message was queued: no member has any of it, and recovering does not send it.
     #[error("the message was not queued: {0}")]
     NotQueued(#[source] GroupFailure),
-    /// The message has more than 2^32 − 1 blocks: choose a larger block size.
-    #[error("a message of {size} bytes has more than {max} blocks of {block_size} bytes")]
+    /// The message has more than [`BLOCKS_MAX`](crate::GroupSpec::BLOCKS_MAX) blocks: choose a larger block size.
+    #[error(
+        "a message of {size} bytes has more than {max} blocks of {block_size} bytes; choose blocks of {} bytes or more",
+        size.div_ceil((*max).into())
+    )]
     TooManyBlocks {
         /// Bytes of the message.
         size: u64,

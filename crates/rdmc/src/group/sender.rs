@@ -207,7 +207,11 @@ fn queue(
 ) -> Result<Option<(QueueSlot, oneshot::Receiver<()>)>, SendError> {
     let message = group.register_payload(payload)?;
     let (size, block_size) = (message.len() as u64, group.block_size());
-    let shape = Shape::new(size, block_size).ok_or(SendError::TooManyBlocks { size, block_size, max: u32::MAX })?;
+    let shape = Shape::new(size, block_size).ok_or(SendError::TooManyBlocks {
+        size,
+        block_size,
+        max: GroupSpec::BLOCKS_MAX,
+    })?;
     // The queue may still be open after the end is known, while the engine has not had its turn.
     if group.end.outcome().is_some() {
         return Ok(None);

@@ -9,6 +9,7 @@ use rdmc_schedule::Algorithm;
 #[cfg(doc)]
 use crate::failure::FailureCause;
 use crate::id::{GroupId, NodeId};
+use crate::transfer::BLOCKS_MAX;
 
 /// Chooses what a group does about a member that holds the others up.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -82,6 +83,8 @@ pub struct GroupSpec {
 impl GroupSpec {
     /// Largest block size in bytes: 1 GiB.
     pub const BLOCK_SIZE_MAX: u32 = 1 << 30;
+    /// Most blocks of a message: 1,048,576. Each needs about 90 bytes of memory at every member.
+    pub const BLOCKS_MAX: u32 = BLOCKS_MAX;
 
     /// Specifies a group of these members, the first of which is the root; default: binomial pipeline, blocks of 1 MiB.
     pub fn new(id: u64, members: impl IntoIterator<Item = NodeId>) -> Self {
