@@ -18,9 +18,11 @@ use std::ops::{Bound, Deref, DerefMut, Range, RangeBounds};
 use std::os::unix::fs::FileExt;
 use std::ptr::NonNull;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, OnceLock, PoisonError};
+use std::sync::{Arc, Mutex, OnceLock};
 
 use bytes::Bytes;
+
+use crate::sync::lock;
 
 mod shared;
 
@@ -37,12 +39,10 @@ pub struct Memory {
     writable: bool,
     /// The file that is mapped, from its beginning.
     file: Option<File>,
-    /// The mapping of a file for writing.
-    file_map: Option<Arc<memmap2::MmapRaw>>,
     /// If pages are allocated ahead.
     ahead: Option<Arc<PagesAhead>>,
-    /// Keeps the allocation alive; never touched otherwise.
-    _owner: Box<dyn Any + Send + Sync>,
+    /// Keeps the allocation alive. A file's mapping for writing is an `Arc<MmapRaw>`.
+    owner: Box<dyn Any + Send + Sync>,
 }
 
 // SAFETY: `Memory` owns its bytes (the owner is `Send`), and the pointer is only a view of them.
@@ -80,8 +80,7 @@ impl Memory {
         require_len(file, len)?;
         let map = Arc::new(memmap2::MmapOptions::new().len(len).map_raw(file)?);
         let ptr = NonNull::new(map.as_mut_ptr()).expect("a mapping is never at null");
-        let (file, file_map) = (Some(file.try_clone()?), Some(map.clone()));
-        Ok(Self { ptr, len, writable: true, file, file_map, ahead: None, _owner: Box::new(map) })
+        Ok(Self { file: Some(file.try_clone()?), ..Self::new(ptr, len, true, Box::new(map)) })
     }
 
     /// Has pages of a [mapped](Self::map_file_mut) file allocated ahead of the bytes that arrive there, in another
@@ -92,7 +91,7 @@ impl Memory {
     /// content. Returns `None` for other memory, for files of at most a MiB, and outside a Tokio runtime. Does nothing
     /// on systems that cannot do it: Linux can since 5.14.
     pub fn allocate_ahead(&mut self) -> Option<AllocatingAhead> {
-        let map = self.file_map.clone().filter(|map| map.len() > ALLOCATED_AT_ONCE)?;
+        let map = self.writable_map().filter(|map| map.len() > ALLOCATED_AT_ONCE)?.clone();
         let runtime = tokio::runtime::Handle::try_current().ok()?;
         let pages = Arc::new(PagesAhead { map, next: AtomicUsize::new(0), ended: Mutex::new(false), runtime });
         pages.note_receive(0, 0);
@@ -119,15 +118,7 @@ impl Memory {
         // SAFETY: by the contract of this function no code writes or shortens the file; its length was checked above.
         let map = unsafe { memmap2::MmapOptions::new().len(len).map(file) }?;
         let ptr = NonNull::from(&map[..]).cast();
-        Ok(Self {
-            ptr,
-            len,
-            writable: false,
-            file: Some(file.try_clone()?),
-            file_map: None,
-            ahead: None,
-            _owner: Box::new(map),
-        })
+        Ok(Self { file: Some(file.try_clone()?), ..Self::new(ptr, len, false, Box::new(map)) })
     }
 
     /// Takes memory that other code owns, for fabrics that allocate in their own way.
@@ -136,7 +127,7 @@ impl Memory {
     /// For as long as `owner` lives, `ptr` must be valid for reads of `len` initialised bytes, and for writes if
     /// `writable`. No other code may write them, nor read them if `writable`.
     pub unsafe fn from_raw(ptr: NonNull<u8>, len: usize, writable: bool, owner: Box<dyn Any + Send + Sync>) -> Self {
-        Self { ptr, len, writable, file: None, file_map: None, ahead: None, _owner: owner }
+        Self::new(ptr, len, writable, owner)
     }
 
     /// Returns the length in bytes.
@@ -169,9 +160,19 @@ impl Memory {
         self.file.as_ref().filter(|_| !self.writable)
     }
 
+    /// Returns the mapping of a file for writing.
+    fn writable_map(&self) -> Option<&Arc<memmap2::MmapRaw>> {
+        self.owner.downcast_ref()
+    }
+
     fn from_map(mut map: memmap2::MmapMut) -> Self {
         let ptr = NonNull::from(&mut map[..]).cast();
-        Self { ptr, len: map.len(), writable: true, file: None, file_map: None, ahead: None, _owner: Box::new(map) }
+        Self::new(ptr, map.len(), true, Box::new(map))
+    }
+
+    /// Joins bytes with their owner; `from_raw` says what must hold.
+    fn new(ptr: NonNull<u8>, len: usize, writable: bool, owner: Box<dyn Any + Send + Sync>) -> Self {
+        Self { ptr, len, writable, file: None, ahead: None, owner }
     }
 }
 
@@ -180,22 +181,14 @@ impl From<Vec<u8>> for Memory {
         let len = vec.len();
         let raw: *mut [u8] = Box::into_raw(vec.into_boxed_slice());
         let ptr = NonNull::new(raw.cast::<u8>()).expect("a box is never null");
-        Self { ptr, len, writable: true, file: None, file_map: None, ahead: None, _owner: Box::new(RawBox(raw)) }
+        Self::new(ptr, len, true, Box::new(RawBox(raw)))
     }
 }
 
 impl From<Bytes> for Memory {
     fn from(bytes: Bytes) -> Self {
         let ptr = NonNull::from(&bytes[..]).cast();
-        Self {
-            ptr,
-            len: bytes.len(),
-            writable: false,
-            file: None,
-            file_map: None,
-            ahead: None,
-            _owner: Box::new(bytes),
-        }
+        Self::new(ptr, bytes.len(), false, Box::new(bytes))
     }
 }
 
@@ -214,7 +207,7 @@ pub struct AllocatingAhead(Arc<PagesAhead>);
 impl Drop for AllocatingAhead {
     /// Waits for the pages that are being allocated, a MiB at most.
     fn drop(&mut self) {
-        *self.0.ended.lock().unwrap_or_else(PoisonError::into_inner) = true;
+        *lock(&self.0.ended) = true;
     }
 }
 
@@ -248,7 +241,7 @@ impl PagesAhead {
 
     /// Allocates pages; returns whether there is more to do.
     fn allocate(&self, Range { start, end }: Range<usize>) -> bool {
-        let ended = self.ended.lock().unwrap_or_else(PoisonError::into_inner);
+        let ended = lock(&self.ended);
         if *ended {
             return false;
         }
@@ -614,7 +607,7 @@ impl Buffer {
     fn into_memory(self) -> Memory {
         debug_assert!(!self.may_change(), "others may write it");
         let (ptr, len) = (NonNull::from(&self[..]).cast(), self.len);
-        Memory { ptr, len, writable: false, file: None, file_map: None, ahead: None, _owner: Box::new(self) }
+        Memory::new(ptr, len, false, Box::new(self))
     }
 }
 

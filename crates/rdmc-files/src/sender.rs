@@ -426,13 +426,10 @@ impl Settings {
     fn announcement(&self, source: &SourceTree, list: &[u8], path: Path) -> Result<Announcement, Problem> {
         let FileSenderBuilder { algorithm, block_size, racks, on_failure, .. } = &self.builder;
         let (members, longest) = (self.receivers.members(), source.manifest.longest());
-        if let Some(bytes) = block_size.filter(|bytes| longest > u64::from(*bytes) * u64::from(GroupSpec::BLOCKS_MAX)) {
-            let least = longest.div_ceil(GroupSpec::BLOCKS_MAX.into());
-            let what = format!(
-                "a file of {longest} bytes has more than {} blocks of {bytes} bytes; choose blocks of {least} bytes or more",
-                GroupSpec::BLOCKS_MAX
-            );
-            return Err(Kind::Request.problem(what));
+        let max = GroupSpec::BLOCKS_MAX;
+        if let Some(block_size) = block_size.filter(|bytes| longest > u64::from(*bytes) * u64::from(max)) {
+            let too_many = SendError::TooManyBlocks { size: longest, block_size, max };
+            return Err(Kind::Request.problem(format!("the longest file: {too_many}")));
         }
         let plans = plans(algorithm.as_ref(), *block_size, members, longest, path)?;
         let announcement = Announcement::new(plans, &source.manifest, list.len() as u64);

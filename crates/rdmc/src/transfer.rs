@@ -5,6 +5,7 @@
 //! sent *ready_for_block* and when the port is about to be free. It waits for nothing else, so members need no common
 //! clock.
 
+use std::fmt;
 use std::future::poll_fn;
 use std::sync::Arc;
 use std::task::Poll;
@@ -84,6 +85,13 @@ pub(crate) enum TransferError {
     Unattached { by: Rank, what: String },
     /// This member itself cannot, or will not, go on.
     Local(FailureCause),
+}
+
+impl TransferError {
+    /// A member sent what it may not.
+    pub(crate) fn sent(by: Rank, what: impl fmt::Display) -> Self {
+        Self::Protocol { by, what: format!("sent {what}") }
+    }
 }
 
 /// A block that may leave.
@@ -506,8 +514,8 @@ pub(crate) async fn checksum_of(blocks: &Blocks, block: BlockIndex, bytes: &Buff
     Ok(checksum)
 }
 
-/// Most blocks of a message. What a member keeps about each, about 90 bytes, must not need much memory, since the sender
-/// of the first block tells how many there are.
+/// Most blocks of a message. What a member keeps about each, about 90 bytes, must not need much memory, since the
+/// sender of the first block tells how many there are.
 pub(crate) const BLOCKS_MAX: u32 = 1 << 20;
 /// Hops to which a port that runs free looks ahead. With more hops, a neighbour that is not ready delays the others
 /// later.

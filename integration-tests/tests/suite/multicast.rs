@@ -60,7 +60,7 @@ async fn a_message_of_too_many_blocks_is_refused_and_the_next_one_arrives() {
         let refused = sender.send(vec![0; most + 1]).await.unwrap_err();
         assert_eq!(
             refused.to_string(),
-            "a message of 2097153 bytes has more than 1048576 blocks of 2 bytes; choose blocks of 3 bytes or more"
+            "2097153 bytes are more than 1048576 blocks of 2 bytes; choose blocks of 3 bytes or more"
         );
         let taken = take_all(receivers.remove(0));
         let sent = async {

@@ -145,7 +145,7 @@ async fn pages_of_a_file_are_allocated_ahead_of_the_bytes_and_not_all_at_once() 
     file.set_len(len as u64).unwrap();
     // SAFETY: nothing else touches the file while it is mapped.
     let mut memory = unsafe { Memory::map_file_mut(&file, len) }.unwrap();
-    if let Err(error) = allocate(memory.file_map.as_ref().unwrap(), 0, 1) {
+    if let Err(error) = allocate(memory.writable_map().unwrap(), 0, 1) {
         println!("skipped: this kernel cannot allocate pages ahead ({error}); Linux 5.14 can");
         return;
     }

@@ -167,7 +167,7 @@ pub enum SendError {
     NotQueued(#[source] GroupFailure),
     /// The message has more than [`BLOCKS_MAX`](crate::GroupSpec::BLOCKS_MAX) blocks: choose a larger block size.
     #[error(
-        "a message of {size} bytes has more than {max} blocks of {block_size} bytes; choose blocks of {} bytes or more",
+        "{size} bytes are more than {max} blocks of {block_size} bytes; choose blocks of {} bytes or more",
         size.div_ceil((*max).into())
     )]
     TooManyBlocks {

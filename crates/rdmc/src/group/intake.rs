@@ -327,8 +327,7 @@ impl Intake {
     }
 
     fn malformed(&self, what: &str) -> TransferError {
-        let by = self.group.first_source().unwrap_or(Rank::ROOT);
-        TransferError::Protocol { by, what: format!("sent {what}") }
+        TransferError::sent(self.group.first_source().unwrap_or(Rank::ROOT), what)
     }
 }
 

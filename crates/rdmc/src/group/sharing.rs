@@ -50,8 +50,8 @@ impl Group {
         if !self.membership.spec.is_shared() {
             return Ok(whole.clone());
         }
-        let malformed = |what: &str| TransferError::Protocol { by: Rank::ROOT, what: format!("sent {what}") };
-        let descriptor = ObjectDescriptor::decode(whole).ok_or_else(|| malformed("no descriptor of an object"))?;
+        let descriptor = ObjectDescriptor::decode(whole)
+            .ok_or_else(|| TransferError::sent(Rank::ROOT, "no descriptor of an object"))?;
         let (len, max) = (descriptor.len, self.membership.node.pool.bytes_max());
         if len > max {
             let what = PoolError::TooLong { len, max }.to_string();

@@ -90,7 +90,7 @@ impl Exchange {
         let ExpectedBlock { from, message, due, summing, .. } = expected;
         let Received { buffer, len, imm } = outcome.map_err(|error| TransferError::Work { with: from, error })?;
         self.count_received(len);
-        let imm = imm.ok_or_else(|| malformed(from, "a block without an immediate".to_owned()))?;
+        let imm = imm.ok_or_else(|| TransferError::sent(from, "a block without an immediate"))?;
         let (size, known) = match due {
             DueBlock::Known(shape, block) => {
                 self.distance.count_block(len, || self.now());
@@ -104,10 +104,10 @@ impl Exchange {
             }
         };
         let Some(summing) = summing else {
-            let (shape, block) = known.ok_or_else(|| malformed(from, "a message with too many blocks".to_owned()))?;
+            let (shape, block) = known.ok_or_else(|| TransferError::sent(from, "a message with too many blocks"))?;
             // The immediate of a first block is the message's size.
             if matches!(due, DueBlock::Known(..)) && imm != block.0 {
-                return Err(malformed(from, format!("block {imm} where block {block} was due")));
+                return Err(TransferError::sent(from, format_args!("block {imm} where block {block} was due")));
             }
             return ArrivedBlock::new(from, shape, block, buffer, len, None).map(Arrival::Checked);
         };
@@ -152,11 +152,7 @@ impl ArrivedBlock {
     fn check_len(from: Rank, shape: Shape, block: BlockIndex, len: usize) -> Result<(), TransferError> {
         match shape.len(block) {
             due if due == len => Ok(()),
-            due => Err(malformed(from, format!("{len} bytes as block {block}, which has {due}"))),
+            due => Err(TransferError::sent(from, format_args!("{len} bytes as block {block}, which has {due}"))),
         }
     }
-}
-
-fn malformed(by: Rank, what: String) -> TransferError {
-    TransferError::Protocol { by, what: format!("sent {what}") }
 }
