@@ -11,7 +11,7 @@ use std::time::Duration;
 use futures::future::{BoxFuture, FutureExt};
 use futures::stream::{FuturesUnordered, StreamExt};
 use rdmc::{
-    BufferMut, Delivery, FailedMember, GroupError, GroupFailure, GroupSpec, Memory, Message, Node, NodeId, Offer,
+    Arrival, BufferMut, FailedMember, GroupError, GroupFailure, GroupSpec, Memory, Message, Node, NodeId, Offer,
     OfferReceiver, RecoveryError,
 };
 use tokio::task::{JoinError, JoinSet};
@@ -388,7 +388,7 @@ impl Arrivals<'_> {
         }
     }
 
-    fn arrive(&mut self, number: u64, delivery: Delivery) {
+    fn arrive(&mut self, number: u64, delivery: Arrival) {
         self.arriving.push(delivery.map(move |outcome| (number, outcome)).boxed());
     }
 

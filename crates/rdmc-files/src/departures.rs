@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use futures::future::{FutureExt, MaybeDone, maybe_done};
 use rdmc::{Buffer, FailedMember, FailureCause, GroupError, GroupFailure, GroupSpec, Multicast, Node, Rank};
-use rdmc::{RecoveryError, SendError, Sender};
+use rdmc::{Receipt, RecoveryError, SendError, Sender};
 
 use crate::announcement::UNDER_WAY_MAX;
 use crate::blame::{explain, send_again, sender_cut_off, stopped_before, stopped_for};
@@ -150,7 +150,7 @@ impl Departure {
         Self::new(sender, self.bytes, self.done)
     }
 
-    fn output(&mut self) -> Option<&mut Result<(), SendError>> {
+    fn output(&mut self) -> Option<&mut Result<Receipt, SendError>> {
         Pin::new(&mut self.multicast).output_mut()
     }
 }
@@ -182,7 +182,7 @@ impl TransferHistory<'_> {
     fn oldest_sent(&mut self, under_way: &mut VecDeque<Departure>) -> Result<Option<Departure>, Problem> {
         let Some(mut departure) = under_way.pop_front() else { return Ok(None) };
         match Pin::new(&mut departure.multicast).take_output().expect("it was waited for") {
-            Ok(()) => departure.done.into_iter().for_each(|event| self.events.say(event)),
+            Ok(_) => departure.done.into_iter().for_each(|event| self.events.say(event)),
             // The group of the survivors carries it.
             Err(SendError::Failed(_)) => self.carried.extend(departure.done),
             Err(SendError::NotQueued(_)) => return Ok(Some(departure)),

@@ -251,7 +251,7 @@ impl FormedGroup {
             root,
             Box::pin(async move {
                 let outcome = send.await;
-                let _ = done.send(outcome.map(|()| world.now()));
+                let _ = done.send(outcome.map(|_| world.now()));
             }),
         );
         sent

@@ -124,7 +124,7 @@ impl<S: Borrow<Sender>> BatchSender<S> {
         // waits.
         let last = self.leaving.len() - 1;
         match self.leaving[last].multicast.poll_unpin(cx) {
-            Poll::Ready(sent) => self.settle(last, sent),
+            Poll::Ready(sent) => self.settle(last, sent.map(drop)),
             Poll::Pending => Ok(()),
         }
     }
@@ -133,7 +133,7 @@ impl<S: Borrow<Sender>> BatchSender<S> {
     fn poll_leaving(&mut self, cx: &mut Context<'_>, most: usize) -> Poll<Result<(), SendError>> {
         while self.leaving.len() > most {
             let sent = ready!(self.leaving[0].multicast.poll_unpin(cx));
-            self.settle(0, sent)?;
+            self.settle(0, sent.map(drop))?;
         }
         Poll::Ready(Ok(()))
     }

@@ -9,7 +9,7 @@ use tokio::io::AsyncRead;
 use crate::fabrics::{ChosenFabric, FabricNames};
 use crate::id::{GroupId, NodeId};
 use crate::mesh::roster::Roster;
-use crate::wire::{self, GroupFrame, PROTOCOL_VERSION, RejectReason};
+use crate::wire::{self, BlockEndpoints, GroupFrame, PROTOCOL_VERSION, RejectReason, TableEndpoint};
 
 pub mod agreement;
 
@@ -114,7 +114,12 @@ impl Frame {
         let declined = RejectReason::Declined { reason: "no room".to_owned() };
         let asked = RejectReason::Fabrics { offers: fabrics.clone(), asked: fabrics.clone() };
         let group = |frame| wire::Frame::Group { group: GroupId(1), frame };
-        let offer = GroupFrame::Offer { spec: [1; 32], told: 0, data: vec![2; 40], ready: vec![3; 40], cells: [4; 24] };
+        let offer = GroupFrame::Offer {
+            spec: [1; 32],
+            told: 0,
+            blocks: Some(BlockEndpoints { data: vec![2; 40], ready: vec![3; 40], cells: [4; 24] }),
+            table: Some(TableEndpoint { queue_pair: vec![5; 40], row: [6; 24] }),
+        };
         let frames = [
             ("hello", hello),
             ("welcome", wire::Frame::Welcome),
@@ -131,6 +136,8 @@ impl Frame {
             ("group-holding", group(GroupFrame::Holding { message: 3, size: 1 << 20, blocks: vec![1, 0b10] })),
             ("group-have", group(GroupFrame::Have { message: 3, checksums: vec![7; 32], is_whole: true })),
             ("group-parts", group(GroupFrame::Parts { message: 3, member: 2, blocks: vec![1, 0b10] })),
+            ("group-let-go", group(GroupFrame::LetGo { first: 3, count: 2 })),
+            ("group-repeat-row", group(GroupFrame::RepeatRow)),
             ("group-begin", group(GroupFrame::Begin { message: 3 })),
             ("group-run-free", group(GroupFrame::RunFree { from_blocks: 300 })),
             ("goodbye", wire::Frame::Goodbye),

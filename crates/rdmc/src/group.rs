@@ -16,6 +16,7 @@ use crate::id::{GroupId, NodeId};
 use crate::resources::{GroupEnding, NodeResources, OpenGroup};
 use crate::round_trips::PAUSES;
 use crate::stats::GroupStats;
+use crate::table::ExpectedRows;
 use crate::transfer::exchange::Exchange;
 use crate::transfer::{Blocks, Deliver, HealedBlock, HopPlan, Owner, Transfer, TransferError};
 use crate::wire::GroupFrame;
@@ -27,6 +28,7 @@ mod delta;
 mod ending;
 pub(crate) mod error;
 mod events;
+mod fates;
 pub(crate) mod forming;
 pub(crate) mod healing;
 mod intake;
@@ -34,13 +36,14 @@ mod membership;
 pub(crate) mod offer;
 pub(crate) mod pace;
 mod queue;
+pub(crate) mod receipt;
 pub(crate) mod receiver;
 pub(crate) mod recovery;
 pub(crate) mod retained;
 pub(crate) mod sender;
 pub(crate) mod sharing;
 pub(crate) mod spec;
-mod stability;
+mod status;
 
 use delta::Delta;
 use ending::GroupEnd;
@@ -51,7 +54,7 @@ use offer::Message;
 use pace::PaceJudge;
 use retained::RetainedMessages;
 pub use spec::GroupSpec;
-use stability::Stability;
+use status::Status;
 
 /// One member's side of a group.
 ///
@@ -64,7 +67,7 @@ pub(crate) struct Group {
     exchange: Arc<Exchange>,
     pace: PaceJudge,
     end: Arc<GroupEnd>,
-    stability: Stability,
+    status: Status,
     retained: Arc<RetainedMessages>,
     healing: Healing,
     delta: Delta,
@@ -119,10 +122,10 @@ impl Group {
             Box::new(move |whole, digest| {
                 async move {
                     let content = group.content(number, &whole).await?;
-                    let message = Message::new(number, content, digest);
+                    let message = Message::new(number, content, digest, group.status.fates.fate(number));
                     let bytes = message.len() as u64;
                     group.end.deliver(to, message, &whole, digest);
-                    group.stability.report_held(bytes);
+                    group.status.report_held(bytes);
                     Ok(())
                 }
                 .boxed()
@@ -253,7 +256,11 @@ impl Drop for Group {
 
 /// Runs a member's engine until the group is to do no further work; then waits until all members agree on its end, and
 /// closes its connections.
-pub(crate) fn start(group: Arc<Group>, engine: impl Future<Output = Result<(), TransferError>> + Send + 'static) {
+pub(crate) fn start(
+    group: Arc<Group>,
+    engine: impl Future<Output = Result<(), TransferError>> + Send + 'static,
+    expected_rows: ExpectedRows,
+) {
     let environment = group.membership.node.environment.clone();
     let span = group.membership.span.clone();
     let task = async move {
@@ -263,6 +270,9 @@ pub(crate) fn start(group: Arc<Group>, engine: impl Future<Output = Result<(), T
                     group.end.report(error);
                 }
             };
+            let tending = std::pin::pin!(group.status.run(expected_rows));
+            let mut tending = WhenWoken::new(tending).fuse();
+            let mut is_working = true;
             let mut working = std::pin::pin!(working.fuse());
             let (stopped, pacing) = (std::pin::pin!(group.end.stopped()), std::pin::pin!(group.pace.watch()));
             let (mut stopped, mut pacing) = (WhenWoken::new(stopped).fuse(), WhenWoken::new(pacing).fuse());
@@ -274,7 +284,11 @@ pub(crate) fn start(group: Arc<Group>, engine: impl Future<Output = Result<(), T
             loop {
                 futures::select_biased! {
                     () = stopped => break,
-                    () = working => {}
+                    () = working => is_working = false,
+                    // Later, others may have ended the group already.
+                    error = tending => if is_working {
+                        group.end.report(error);
+                    },
                     () = pacing => {}
                     () = measuring => {}
                     () = telling => {}
@@ -287,6 +301,7 @@ pub(crate) fn start(group: Arc<Group>, engine: impl Future<Output = Result<(), T
         for neighbour in group.exchange.neighbours.values() {
             neighbour.close();
         }
+        group.status.table.close();
         group.retained.mark_idle();
     };
     environment.spawn(Box::pin(tracing::Instrument::instrument(task, span)));

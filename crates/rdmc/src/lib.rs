@@ -67,6 +67,7 @@ mod scope;
 mod security;
 mod stats;
 mod sync;
+mod table;
 mod transfer;
 mod wire;
 mod woken;
@@ -80,11 +81,12 @@ pub use failure::{FailedMember, FailureCause};
 pub use group::GroupSpec;
 pub use group::continuation::LostMessage;
 pub use group::error::{GroupError, GroupFailure, SendError};
-pub use group::offer::{Delivery, Message, Offer};
+pub use group::offer::{Arrival, Message, Offer};
+pub use group::receipt::{Receipt, ReceiptError};
 pub use group::receiver::{OfferReceiver, Receiver};
 pub use group::recovery::{Recovered, Recovery, RecoveryError};
 pub use group::sender::{Multicast, Payload, Sender};
-pub use group::spec::{DeliveryMode, SlowReceivers};
+pub use group::spec::{Delivery, DeliveryMode, SlowReceivers};
 pub use id::{GroupId, NodeId};
 pub use invite::{
     Invitation, InvitationWithdrawn, InviteError, InviteFailure, InviteOptions, ReachedListeners, invite,

@@ -18,7 +18,7 @@ pub(crate) mod end;
 use end::EndFrame;
 
 /// Changes whenever frames change their meaning; nodes of different versions do not talk.
-pub(crate) const PROTOCOL_VERSION: u16 = 9;
+pub(crate) const PROTOCOL_VERSION: u16 = 10;
 /// Bytes of a check value.
 pub(crate) const CHECK_LEN: usize = 4;
 /// Longest frame in bytes: an invitation.
@@ -129,15 +129,15 @@ pub(crate) enum RejectReason {
 /// A frame between two members of a group.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) enum GroupFrame {
-    /// To a neighbour: the endpoints of this member's two queue pairs, and the cells that the neighbour may write.
-    /// `told` is the number of `Holding` frames before it.
-    Offer { spec: [u8; 32], told: u32, data: Vec<u8>, ready: Vec<u8>, cells: [u8; 24] },
+    /// To a member to which this one connects: by what they exchange blocks, and by what they exchange rows of the
+    /// status table. `told` is the number of `Holding` frames before it.
+    Offer { spec: [u8; 32], told: u32, blocks: Option<BlockEndpoints>, table: Option<TableEndpoint> },
     /// From the root, where members cannot learn it from the first block: the size of a message.
     Announce { message: u64, size: u64 },
-    /// To the root: this member has so many messages, from the first.
-    Held { messages: u64 },
-    /// From the root: every member has so many messages.
-    Stable { messages: u64 },
+    /// To the root: this member's application has let go of these messages without storing them.
+    LetGo { first: u64, count: u64 },
+    /// Asks a member to write its row of the status table again.
+    RepeatRow,
     /// To all, before a group is formed that continues another: the blocks of an interrupted message that are here.
     Holding { message: u64, size: u64, blocks: Vec<u8> },
     /// To the root of a delta group, about an announced message: the checksums of the blocks that are here, from the
@@ -159,6 +159,23 @@ pub(crate) enum GroupFrame {
     Piece { wanted: PieceRequest, piece: Option<BlockPiece> },
     /// From the root: the blocks of messages that have at least so many share ports.
     RunFree { from_blocks: u32 },
+}
+
+/// What a neighbour needs to exchange blocks with a member: the endpoints of two queue pairs, and the cells that it may
+/// write.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct BlockEndpoints {
+    pub(crate) data: Vec<u8>,
+    pub(crate) ready: Vec<u8>,
+    pub(crate) cells: [u8; 24],
+}
+
+/// What a member needs to write its row of the status table to another: the endpoint of a queue pair, and the place of
+/// the row.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct TableEndpoint {
+    pub(crate) queue_pair: Vec<u8>,
+    pub(crate) row: [u8; 24],
 }
 
 /// How long one member has waited for another within a window, in milliseconds.
@@ -352,12 +369,21 @@ mod tests {
                 .prop_map(|(message, block, offset)| PieceRequest { message, block, offset })
         };
         prop_oneof![
-            (any::<[u8; 32]>(), any::<u32>(), bytes(), bytes(), any::<[u8; 24]>())
-                .prop_map(|(spec, told, data, ready, cells)| GroupFrame::Offer { spec, told, data, ready, cells }),
+            (
+                any::<[u8; 32]>(),
+                any::<u32>(),
+                proptest::option::of((bytes(), bytes(), any::<[u8; 24]>())),
+                proptest::option::of((bytes(), any::<[u8; 24]>()))
+            )
+                .prop_map(|(spec, told, blocks, table)| {
+                    let blocks = blocks.map(|(data, ready, cells)| BlockEndpoints { data, ready, cells });
+                    let table = table.map(|(queue_pair, row)| TableEndpoint { queue_pair, row });
+                    GroupFrame::Offer { spec, told, blocks, table }
+                }),
             (any::<u64>(), any::<u64>()).prop_map(|(message, size)| GroupFrame::Announce { message, size }),
             any::<u32>().prop_map(|from_blocks| GroupFrame::RunFree { from_blocks }),
-            any::<u64>().prop_map(|messages| GroupFrame::Held { messages }),
-            any::<u64>().prop_map(|messages| GroupFrame::Stable { messages }),
+            (any::<u64>(), any::<u64>()).prop_map(|(first, count)| GroupFrame::LetGo { first, count }),
+            Just(GroupFrame::RepeatRow),
             any::<Option<u32>>().prop_map(|member| GroupFrame::Slow { member }),
             proptest::collection::vec((any::<u32>(), any::<u32>()), 0..5).prop_map(|on| {
                 let waited = |(on, ready_ms)| WaitTimes { on, ready_ms, ..WaitTimes::default() };

@@ -53,7 +53,7 @@ fn a_member_that_dies_ends_the_group_with_one_verdict_for_all_survivors() {
                 let sender = node.create_group(spec.clone()).await.unwrap();
                 let failure = loop {
                     match sender.send(pattern(100_000, 1)).await {
-                        Ok(()) => {}
+                        Ok(_) => {}
                         Err(SendError::Failed(failure) | SendError::NotQueued(failure)) => break failure,
                         Err(other) => panic!("{other}"),
                     }

@@ -22,6 +22,7 @@ mod outcomes;
 mod pages;
 mod program;
 mod promises;
+mod receipts;
 mod recovery;
 mod requirement;
 mod resume;

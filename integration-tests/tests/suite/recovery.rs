@@ -48,7 +48,7 @@ async fn send_from(sender: &Sender, next: &mut u64, count: u64) -> Result<(), Gr
     let mut failed = None;
     while let Some(sent) = sends.next().await {
         match sent {
-            Ok(()) => *next += 1,
+            Ok(_) => *next += 1,
             Err(SendError::Failed(failure)) => {
                 *next += 1;
                 failed = Some(failure);
@@ -296,7 +296,7 @@ async fn a_message_goes_on_in_the_memory_that_the_application_gave() {
             let sends = async {
                 let failure = match sender.send(long.clone()).await {
                     Err(SendError::Failed(failure)) => failure,
-                    Ok(()) => sender.failed().await,
+                    Ok(_) => sender.failed().await,
                     Err(other) => panic!("{other}"),
                 };
                 let sender = go_on(failure).await.into_sender().expect("the root goes on as the root");

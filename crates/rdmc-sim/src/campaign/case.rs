@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use rdmc::{Algorithm, GroupSpec, Hybrid, NodeId, Racks, Spine};
+use rdmc::{Algorithm, Delivery, GroupSpec, Hybrid, NodeId, Racks, Spine};
 use serde::{Deserialize, Serialize};
 
 use crate::model::ClusterModel;
@@ -59,6 +59,12 @@ pub struct GroupCase {
     /// Whether members may already have parts of the messages.
     #[serde(default)]
     pub delta: bool,
+    /// Whether members deliver messages only when all have them.
+    #[serde(default)]
+    pub stable: bool,
+    /// Whether the root awaits the receipts of its messages.
+    #[serde(default)]
+    pub receipts: bool,
 }
 
 fn yes() -> bool {
@@ -82,6 +88,9 @@ pub struct MemberCase {
     pub pause_ns: u64,
     /// Number of messages that it keeps before it drops the oldest.
     pub holds: usize,
+    /// Its application lets every message of this many go without storing it; 0 if it stores all.
+    #[serde(default)]
+    pub lets_go_each: u64,
     /// What its application does besides the ordinary.
     pub behaviour: Behaviour,
 }
@@ -501,6 +510,7 @@ impl GroupCase {
             .recoverable(self.recoverable)
             .check_blocks(self.checks)
             .delta(self.delta)
+            .delivery(if self.stable { Delivery::Stable } else { Delivery::Immediate })
             .block_size(self.block_size + u32::from(other))
     }
 }

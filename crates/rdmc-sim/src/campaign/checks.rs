@@ -4,7 +4,8 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use super::case::{Behaviour, Case, GroupCase, SendFuture};
 use super::observation::{
-    Delivered, GroupObservation, MemberObservation, NamedMember, Observation, Outcome, ReportedFailure,
+    Delivered, Ending, GroupObservation, MemberObservation, NamedMember, Observation, Outcome, ReportedFailure,
+    SeenStored,
 };
 use super::suspects::Suspects;
 
@@ -29,6 +30,8 @@ pub const CHECKERS: &[Checker] = &[
     Checker { name: "one outcome by quorum", check: quorums_agree },
     Checker { name: "corrupted blocks are found and healed", check: corruptions_are_healed },
     Checker { name: "certificates are true", check: certificates_are_true },
+    Checker { name: "receipts are true", check: receipts_are_true },
+    Checker { name: "stable delivery is atomic", check: stable_delivery_is_atomic },
     Checker { name: "a stream ends once", check: streams_end_once },
     Checker { name: "no resources remain in use", check: no_resources_remain },
 ];
@@ -298,11 +301,97 @@ fn certificates_are_true(case: &Case, seen: &Observation) -> Result<(), String> 
                 // The observation does not see messages that the application dropped.
                 let given = member.delivered.iter().filter(|message| message.digest.is_some()).count() as u64;
                 let ended = member.stream.is_some();
-                let takes_all = ended && !matches!(group.members[rank].behaviour, Behaviour::CloseEarly { .. });
+                // With stable delivery a member may have more than it gets.
+                let takes_all =
+                    ended && !group.stable && !matches!(group.members[rank].behaviour, Behaviour::CloseEarly { .. });
                 if given > held || (takes_all && given < held && !group.members[rank].offers) {
                     let id = group.id;
                     return Err(format!("group {id}: rank {rank} received {given} messages, but {failure:?}"));
                 }
+            }
+        }
+    }
+    Ok(())
+}
+
+/// A receipt says that all members have a message only if no member is known to lack it, and that they have stored it
+/// only if they have said so.
+fn receipts_are_true(case: &Case, seen: &Observation) -> Result<(), String> {
+    for (group, of_group) in groups(case, seen) {
+        let Some(root) = of_group.members.first() else { continue };
+        for receipt in &root.receipts {
+            let number = receipt.number;
+            let wrong = |what: String| Err(format!("group {}: {receipt:?}, but {what}", group.id));
+            let has_stored = |node: u32| {
+                group.rank_of(node).is_some_and(|rank| rank == 0 || of_group.members[rank].stored.contains(&number))
+            };
+            let failures = of_group.members.iter().flat_map(MemberObservation::reported_failures);
+            for failure in failures.filter(|failure| failure.quorum) {
+                for ((rank, held), member) in failure.held.iter().enumerate().zip(&group.members) {
+                    let said = match &receipt.delivered {
+                        Ok(()) => true,
+                        Err(nodes) => nodes.contains(&member.node),
+                    };
+                    if said && held.is_some_and(|held| held <= number) {
+                        return wrong(format!("rank {rank} has only {held:?} messages"));
+                    }
+                }
+            }
+            let mut receivers = group.members.iter().skip(1).map(|member| member.node);
+            match &receipt.stored {
+                SeenStored::Everywhere => {
+                    if let Some(node) = receivers.find(|node| !has_stored(*node)) {
+                        return wrong(format!("node {node} has not stored it"));
+                    }
+                }
+                SeenStored::NotAt(nodes) => {
+                    if let Some(node) = nodes.iter().find(|node| has_stored(**node)) {
+                        return wrong(format!("node {node} has stored it"));
+                    }
+                }
+                SeenStored::Failed(nodes) => {
+                    if let Some(node) = nodes.iter().find(|node| !has_stored(**node)) {
+                        return wrong(format!("node {node} has not stored it"));
+                    }
+                }
+            }
+        }
+    }
+    Ok(())
+}
+
+/// With stable delivery, survivors of a failure deliver the same messages, and nobody has delivered another one.
+fn stable_delivery_is_atomic(case: &Case, seen: &Observation) -> Result<(), String> {
+    for (group, of_group) in groups(case, seen).filter(|(group, _)| group.stable) {
+        let given = |member: &MemberObservation| {
+            let given = member.delivered.iter().filter(|message| message.digest.is_some());
+            given.map(|message| message.number + 1).max().unwrap_or(0)
+        };
+        let mut survivors: Option<(usize, u64)> = None;
+        for (rank, member) in of_group.members.iter().enumerate().skip(1) {
+            let Some(Ending { outcome: Outcome::Failed(failure), .. }) = &member.stream else { continue };
+            let named = failure.named.iter().any(|named| named.rank as usize == rank);
+            let drops = matches!(group.members[rank].behaviour, Behaviour::DropDelivery { .. });
+            if !failure.quorum || named || drops {
+                continue;
+            }
+            let (first, cut) = *survivors.get_or_insert((rank, given(member)));
+            if given(member) != cut {
+                return Err(format!(
+                    "group {}: rank {first} delivered {cut} messages, but rank {rank} {}",
+                    group.id,
+                    given(member)
+                ));
+            }
+        }
+        let Some((survivor, cut)) = survivors else { continue };
+        for (rank, member) in of_group.members.iter().enumerate().skip(1) {
+            if given(member) > cut {
+                return Err(format!(
+                    "group {}: rank {rank} delivered {} messages, but the survivor {survivor} only {cut}",
+                    group.id,
+                    given(member)
+                ));
             }
         }
     }

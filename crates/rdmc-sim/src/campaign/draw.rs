@@ -41,6 +41,7 @@ impl Case {
         if random.chance(0.2) {
             case.flip_bits(&mut random);
         }
+        case.groups.iter_mut().for_each(|group| group.draw_promises(&mut random));
         case
     }
 
@@ -145,6 +146,16 @@ impl Case {
     }
 }
 
+impl GroupCase {
+    fn draw_promises(&mut self, random: &mut Random) {
+        self.stable = random.chance(0.3);
+        self.receipts = random.chance(0.4);
+        for member in &mut self.members {
+            member.lets_go_each = *random.one_of(&[0, 0, 0, 1, 2, 3]);
+        }
+    }
+}
+
 fn draw_when(random: &mut Random, group: &GroupCase) -> When {
     if random.chance(0.3) {
         return When::At { ns: spread(random, US, S) };
@@ -239,6 +250,8 @@ fn draw_group(random: &mut Random, id: u64, nodes: u32) -> GroupCase {
         recoverable: random.chance(0.7),
         checks: random.chance(0.3),
         delta,
+        stable: false,
+        receipts: false,
     }
 }
 
@@ -254,6 +267,7 @@ fn draw_member(random: &mut Random, node: u32, late: bool, delta: bool) -> Membe
         has,
         pause_ns: if random.chance(0.2) { spread(random, US, 5 * MS) } else { 0 },
         holds: if random.chance(0.2) { index(random, 4) } else { 0 },
+        lets_go_each: 0,
         behaviour: Behaviour::Ordinary,
     }
 }

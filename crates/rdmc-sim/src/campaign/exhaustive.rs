@@ -1,7 +1,7 @@
 //! Exhaustive campaigns: faults of every member of small groups at each of its operations.
 //!
 //! A *history* is a group with a number of members that sends one message with a number of blocks, by one algorithm or
-//! as a delta group whose members already have parts. A history is played once without a fault, which counts the
+//! as a delta group whose members already have parts; or three messages with stable delivery. A history is played once without a fault, which counts the
 //! operations of each member. It is then played once for each member, each of its operations and each [`Harm`], which
 //! replaces the operation. Both plays are equal up to that operation. So these are all points at which other members
 //! can observe the loss of a member.
@@ -66,7 +66,8 @@ impl Bounds {
         let shapes = self.members.clone().flat_map(|members| self.blocks.clone().map(move |blocks| (members, blocks)));
         let of_shape = |(members, blocks)| {
             let whole = algorithms(members).into_iter().map(move |it| history(members, blocks, it));
-            whole.chain([rest_of(history(members, blocks, AlgorithmCase::BinomialPipeline))])
+            let pipeline = || history(members, blocks, AlgorithmCase::BinomialPipeline);
+            whole.chain([rest_of(pipeline()), stable(pipeline())])
         };
         shapes.flat_map(of_shape).collect()
     }
@@ -121,6 +122,7 @@ fn history(count: u32, blocks: u32, algorithm: AlgorithmCase) -> Case {
         has: None,
         pause_ns: 0,
         holds: 0,
+        lets_go_each: 0,
         behaviour: Behaviour::Ordinary,
     };
     // The last block is short.
@@ -137,6 +139,8 @@ fn history(count: u32, blocks: u32, algorithm: AlgorithmCase) -> Case {
         recoverable: true,
         checks: false,
         delta: false,
+        stable: false,
+        receipts: true,
     };
     Case {
         seed: 1,
@@ -155,6 +159,16 @@ fn rest_of(mut history: Case) -> Case {
         for (member, seed) in group.members.iter_mut().skip(1).zip(0..) {
             (member.offers, member.has) = (true, Some(PartsCase { percent: 50, seed }));
         }
+    }
+    history
+}
+
+/// Makes the group of a history deliver its messages, three of them, when all members have them.
+fn stable(mut history: Case) -> Case {
+    for group in &mut history.groups {
+        group.stable = true;
+        group.messages = vec![group.messages[0]; 3];
+        group.sends_ahead = 3;
     }
     history
 }

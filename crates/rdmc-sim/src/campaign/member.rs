@@ -2,16 +2,18 @@
 
 use std::collections::VecDeque;
 use std::sync::Arc;
+use std::task::Poll;
 
 use futures::StreamExt;
 use futures::future::{BoxFuture, Either, FutureExt, select};
 use futures::stream::FuturesUnordered;
 use rdmc::{
-    Certificate, GroupFailure, GroupStats, Memory, Message, Node, OfferReceiver, Payload, Receiver, SendError, Sender,
+    Certificate, GroupFailure, GroupStats, Memory, Message, Node, OfferReceiver, Payload, Receipt, Receiver, SendError,
+    Sender,
 };
 
 use super::case::{Behaviour, Case, GroupCase, MemberCase, SendFuture};
-use super::observation::{Corruptions, Delivered, Ending, MemberObservation, Outcome};
+use super::observation::{Corruptions, Delivered, Ending, MemberObservation, Outcome, SeenReceipt};
 use super::play::RunningCase;
 
 /// The application of one member.
@@ -94,14 +96,15 @@ impl Participant {
     async fn send_all(&self) {
         let created = self.join(self.node.create_group(self.group().spec(self.me()))).await;
         let Some(sender) = created else { return };
-        let mut sends: FuturesUnordered<BoxFuture<'static, ()>> = FuturesUnordered::new();
+        let mut sends: FuturesUnordered<BoxFuture<'static, Option<Receipt>>> = FuturesUnordered::new();
+        let mut receipts: FuturesUnordered<BoxFuture<'static, SeenReceipt>> = FuturesUnordered::new();
         for (number, message) in self.group().messages.iter().enumerate() {
             if self.me().behaviour == (Behaviour::DropHandle { after: number }) {
                 break;
             }
             self.running.sleep(self.me().pause_ns).await;
             while sends.len() >= self.group().sends_ahead.max(1) {
-                sends.next().await;
+                receipts.extend(sends.next().await.flatten().map(|receipt| SeenReceipt::of(receipt).boxed()));
             }
             let payload = self.payload(number, message.size).await;
             let mut send = match message.future {
@@ -113,17 +116,30 @@ impl Participant {
                 SendFuture::Dropped { after_ns } => self.sending(&sender, payload, number, Some(after_ns)),
             };
             // Sends are first polled in the order of the messages.
-            if futures::poll!(&mut send).is_pending() {
-                sends.push(send);
+            match futures::poll!(&mut send) {
+                Poll::Pending => sends.push(send),
+                Poll::Ready(receipt) => receipts.extend(receipt.map(|receipt| SeenReceipt::of(receipt).boxed())),
             }
         }
         if let Behaviour::DropHandle { .. } = self.me().behaviour {
             drop(sender);
-            while sends.next().await.is_some() {}
+            while let Some(receipt) = sends.next().await {
+                receipts.extend(receipt.map(|receipt| SeenReceipt::of(receipt).boxed()));
+            }
+            self.note_receipts(receipts).await;
             return self.note_close(Outcome::Dropped);
         }
-        while sends.next().await.is_some() {}
-        self.close(sender.close()).await;
+        while let Some(receipt) = sends.next().await {
+            receipts.extend(receipt.map(|receipt| SeenReceipt::of(receipt).boxed()));
+        }
+        futures::join!(self.close(sender.close()), self.note_receipts(receipts));
+    }
+
+    async fn note_receipts(&self, mut receipts: FuturesUnordered<BoxFuture<'static, SeenReceipt>>) {
+        while let Some(receipt) = receipts.next().await {
+            self.note(|member, _| member.receipts.push(receipt));
+        }
+        self.note(|member, _| member.receipts.sort_by_key(|receipt| receipt.number));
     }
 
     /// Returns the future of one send, which notes its ending.
@@ -133,18 +149,23 @@ impl Participant {
         payload: Payload,
         number: usize,
         drop_after_ns: Option<u64>,
-    ) -> BoxFuture<'static, ()> {
-        let (running, group) = (self.running.clone(), self.group);
+    ) -> BoxFuture<'static, Option<Receipt>> {
+        let (running, group, wants_receipt) = (self.running.clone(), self.group, self.group().receipts);
         let send = sender.send(payload);
         async move {
+            let mut receipt = None;
             let outcome = match dropped_after(&running, drop_after_ns, send).await {
                 None => Outcome::Dropped,
-                Some(Ok(())) => Outcome::Done,
+                Some(Ok(sent)) => {
+                    receipt = Some(sent).filter(|_| wants_receipt);
+                    Outcome::Done
+                }
                 Some(Err(SendError::Failed(failure) | SendError::NotQueued(failure))) => (&failure).into(),
                 Some(Err(error)) => Outcome::Error(error.to_string()),
             };
             let at_ns = running.now_ns();
             running.note(group, 0, |member| member.sends[number] = Some(Ending { at_ns, outcome }));
+            receipt
         }
         .boxed()
     }
@@ -275,7 +296,15 @@ impl Participant {
             NextMessage::Message(message) => (message.number(), message.len() as u64, Some(message)),
         };
         let digest = message.as_ref().map(|message| Outcome::digest_of(message));
-        self.note(|member, at_ns| member.delivered.push(Delivered { at_ns, number, size, digest }));
+        let lets_go_each = self.me().lets_go_each;
+        let stores = lets_go_each == 0 || number % lets_go_each != 0;
+        self.note(|member, at_ns| {
+            member.delivered.push(Delivered { at_ns, number, size, digest });
+            if stores && message.is_some() {
+                member.stored.insert(number);
+            }
+        });
+        message.iter().filter(|_| stores).for_each(Message::stored);
         held.extend(message);
         if held.len() > self.me().holds {
             held.pop_front();

@@ -1,6 +1,8 @@
 //! Observations of a play, as plain data.
 
-use rdmc::{Certificate, FailureCause, GroupError, GroupFailure, Rank};
+use std::collections::BTreeSet;
+
+use rdmc::{Certificate, FailureCause, GroupError, GroupFailure, NodeId, Rank, Receipt, ReceiptError};
 
 /// The observations of all members of a case, and the resources still in use afterwards.
 ///
@@ -43,8 +45,12 @@ pub struct MemberObservation {
     pub joined: Option<Ending>,
     /// At the root: how the sends ended, by message. `None` for a send that was not polled or not reached.
     pub sends: Vec<Option<Ending>>,
+    /// At the root: the receipts that it awaited.
+    pub receipts: Vec<SeenReceipt>,
     /// The delivered messages, in order.
     pub delivered: Vec<Delivered>,
+    /// The messages that its application said to be stored.
+    pub stored: BTreeSet<u64>,
     /// How the stream of messages ended.
     pub stream: Option<Ending>,
     /// Whether the stream returned an item after its end.
@@ -59,6 +65,28 @@ pub struct MemberObservation {
     pub ended_ns: Option<u64>,
     /// When its node died, in ns.
     pub died_ns: Option<u64>,
+}
+
+/// A receipt that the root awaited.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct SeenReceipt {
+    /// The message.
+    pub number: u64,
+    /// Whether all members had it; else the nodes that are known to have it.
+    pub delivered: Result<(), Vec<u32>>,
+    /// Whether all receivers had stored it.
+    pub stored: SeenStored,
+}
+
+/// What a receipt said about storing.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum SeenStored {
+    /// All receivers have stored the message.
+    Everywhere,
+    /// These nodes did not say so.
+    NotAt(Vec<u32>),
+    /// The group failed; these nodes have stored it.
+    Failed(Vec<u32>),
 }
 
 /// A member's counts of corrupted blocks.
@@ -179,6 +207,29 @@ impl MemberObservation {
     /// Returns whether its close succeeded.
     pub fn closed_well(&self) -> bool {
         self.closed.as_ref().is_some_and(|seen| seen.outcome == Outcome::Done)
+    }
+}
+
+impl SeenReceipt {
+    /// Awaits both answers of a receipt.
+    pub(super) async fn of(receipt: Receipt) -> Self {
+        let nodes = |nodes: Vec<NodeId>| nodes.into_iter().map(|node| node.0).collect();
+        let (delivered, stored) = futures::join!(receipt.delivered(), receipt.stored());
+        Self {
+            number: receipt.number(),
+            delivered: delivered.map_err(|error| match error {
+                ReceiptError::Failed { nodes: known, .. } | ReceiptError::NotStored { nodes: known, .. } => {
+                    nodes(known)
+                }
+                _ => Vec::new(),
+            }),
+            stored: match stored {
+                Ok(()) => SeenStored::Everywhere,
+                Err(ReceiptError::NotStored { nodes: not, .. }) => SeenStored::NotAt(nodes(not)),
+                Err(ReceiptError::Failed { nodes: known, .. }) => SeenStored::Failed(nodes(known)),
+                Err(_) => SeenStored::Failed(Vec::new()),
+            },
+        }
     }
 }
 

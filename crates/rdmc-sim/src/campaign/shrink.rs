@@ -105,6 +105,7 @@ fn simplify_groups(case: &Case, add: &mut impl FnMut(&dyn Fn(&mut Case))) {
             add(&|case| case.groups[at].members[rank].offers = false);
             add(&|case| case.groups[at].members[rank].has = None);
             add(&|case| case.groups[at].members[rank].holds = 0);
+            add(&|case| case.groups[at].members[rank].lets_go_each = 0);
             add(&|case| case.groups[at].members[rank].pause_ns = 0);
             add(&|case| case.groups[at].members[rank].begins_ns = 0);
         }
@@ -112,6 +113,8 @@ fn simplify_groups(case: &Case, add: &mut impl FnMut(&dyn Fn(&mut Case))) {
         add(&|case| case.groups[at].recoverable = false);
         add(&|case| case.groups[at].checks = false);
         add(&|case| case.groups[at].delta = false);
+        add(&|case| case.groups[at].stable = false);
+        add(&|case| case.groups[at].receipts = false);
         add(&|case| case.groups[at].sends_ahead = 1);
         for message in 0..group.messages.len() {
             let block = u64::from(group.block_size);

@@ -97,6 +97,7 @@ fn case(algorithm: AlgorithmCase, members: &[u32], sizes: &[u64]) -> Case {
         has: None,
         pause_ns: 0,
         holds: 0,
+        lets_go_each: 0,
         behaviour: Behaviour::Ordinary,
     };
     let group = GroupCase {
@@ -111,6 +112,8 @@ fn case(algorithm: AlgorithmCase, members: &[u32], sizes: &[u64]) -> Case {
         recoverable: true,
         checks: false,
         delta: false,
+        stable: false,
+        receipts: false,
     };
     let nodes = members.iter().max().map_or(1, |most| most + 1);
     Case {
@@ -344,7 +347,7 @@ fn a_case_shrinks_to_what_matters() {
     assert!(plays <= 1_000);
     assert_eq!((smallest.faults.len(), smallest.groups.len()), (1, 1));
     // No fault happens after all members have ended: a milestone may need more members, and a message.
-    assert!(smallest.model.nodes <= 4 && smallest.groups[0].members.len() <= 3, "{smallest}");
+    assert!(smallest.model.nodes <= 5 && smallest.groups[0].members.len() <= 4, "{smallest}");
     assert!(smallest.groups[0].messages.len() <= 1, "{smallest}");
 }
 

@@ -42,7 +42,7 @@ async fn send(mut sender: Sender, messages: usize) {
         let mut failed: Option<GroupFailure> = None;
         while let Some(sent) = sends.next().await {
             match sent {
-                Ok(()) => left -= 1,
+                Ok(_) => left -= 1,
                 Err(SendError::Failed(failure)) => {
                     left -= 1;
                     failed = Some(failure);

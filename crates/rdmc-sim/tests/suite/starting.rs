@@ -73,7 +73,7 @@ async fn send_until_it_fails(node: Node, spec: GroupSpec) -> GroupFailure {
     let root = node.create_group(spec).await.expect("the group is formed");
     loop {
         match root.send(vec![7; 100_000]).await {
-            Ok(()) => {}
+            Ok(_) => {}
             Err(SendError::Failed(failure) | SendError::NotQueued(failure)) => return failure,
             Err(error) => panic!("the group was not closed: {error}"),
         }

@@ -134,6 +134,9 @@ impl GroupSpec {
         if self.is_shared() {
             hash.update(b"shared objects");
         }
+        if self.is_stable() {
+            hash.update(b"stable delivery");
+        }
         hash.update(&self.id.0.to_le_bytes());
         hash.update(&self.block_size.to_le_bytes());
         hash.update(&[u8::from(self.check_blocks == Some(true))]);

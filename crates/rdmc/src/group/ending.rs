@@ -1,6 +1,6 @@
 //! The end of a group: connects its [`Agreement`] to the mesh and to the tasks that wait for the end.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, VecDeque};
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::Duration;
@@ -42,6 +42,10 @@ struct EndState {
     agreement: Agreement,
     /// Messages that are whole, while one before them is not.
     early: BTreeMap<u64, (oneshot::Sender<Message>, Message)>,
+    /// With stable delivery: messages that this member has, but perhaps not all.
+    unstable: VecDeque<(oneshot::Sender<Message>, Message)>,
+    /// How many messages all members are known to have.
+    stable: u64,
     concluded: bool,
 }
 
@@ -72,7 +76,13 @@ impl GroupEnd {
         Self {
             membership,
             retained,
-            state: Mutex::new(EndState { agreement, early: BTreeMap::new(), concluded: false }),
+            state: Mutex::new(EndState {
+                agreement,
+                early: BTreeMap::new(),
+                unstable: VecDeque::new(),
+                stable: 0,
+                concluded: false,
+            }),
             status: watch::Sender::default(),
             outcome: watch::Sender::new(None),
         }
@@ -115,10 +125,22 @@ impl GroupEnd {
                 if *next.key() != state.agreement.held() || !state.agreement.hold() {
                     break;
                 }
-                let (to, message) = next.remove();
-                // Fails only if the application no longer waits.
-                let _ = to.send(message);
+                let next = next.remove();
+                if self.membership.spec.is_stable() {
+                    state.unstable.push_back(next);
+                } else {
+                    hand_over(next);
+                }
             }
+            state.deliver_stable();
+        });
+    }
+
+    /// With stable delivery: delivers the messages that all members have.
+    pub(super) fn deliver_stable(&self, messages: u64) {
+        self.act(|state, _| {
+            state.stable = messages.max(state.stable);
+            state.deliver_stable();
         });
     }
 
@@ -315,6 +337,8 @@ impl GroupEnd {
             EndStatus { messages: agreement.messages(), stopped: agreement.stopped(), deadline: agreement.deadline() };
         if let (false, Some((ballot, outcome))) = (state.concluded, state.agreement.outcome().cloned()) {
             state.concluded = true;
+            state.stable = self.cut(&outcome).max(state.stable);
+            state.deliver_stable();
             self.conclude(&state.agreement, ballot, outcome, told);
         }
         // While the state is locked: an older status must not replace a newer one.
@@ -325,8 +349,9 @@ impl GroupEnd {
         });
         // Messages that this member has reported as missing are not delivered any more: tasks that wait learn that.
         let undeliverable = if status.stopped { std::mem::take(&mut state.early) } else { BTreeMap::new() };
+        let discarded = if state.concluded { std::mem::take(&mut state.unstable) } else { VecDeque::new() };
         drop(state);
-        drop(undeliverable);
+        drop((undeliverable, discarded));
         result
     }
 
@@ -368,6 +393,20 @@ impl GroupEnd {
         }));
     }
 
+    /// Returns how many messages all survivors deliver if delivery is stable. No member has delivered more.
+    fn cut(&self, outcome: &Outcome) -> u64 {
+        match outcome {
+            Outcome::Closed { messages } => *messages,
+            Outcome::Failed(verdict) if verdict.quorum => {
+                let survivors = (0..).zip(&verdict.held);
+                let survivors = survivors.filter(|(rank, _)| verdict.failed.iter().all(|(failed, _)| failed != rank));
+                survivors.map(|(_, held)| held.unwrap_or(0)).min().unwrap_or(0)
+            }
+            // Others may have agreed on less.
+            Outcome::Failed(_) => 0,
+        }
+    }
+
     fn failure(&self, agreement: &Agreement, verdict: &Verdict) -> GroupFailure {
         // Every member has the same records of the messages that all have. The verdict has the others.
         let lacking = verdict.held.iter().flatten().min().copied().unwrap_or(0);
@@ -392,6 +431,20 @@ impl GroupEnd {
     fn certificate(&self, messages: u64, held: Arc<[Option<u64>]>, records: Arc<[MessageRecord]>) -> Certificate {
         Certificate { group: self.membership.id, members: self.membership.members.clone(), messages, held, records }
     }
+}
+
+impl EndState {
+    /// Delivers the messages that all members are known to have.
+    fn deliver_stable(&mut self) {
+        while self.unstable.front().is_some_and(|(_, message)| message.number() < self.stable) {
+            self.unstable.pop_front().into_iter().for_each(hand_over);
+        }
+    }
+}
+
+fn hand_over((to, message): (oneshot::Sender<Message>, Message)) {
+    // Fails only if the application no longer waits.
+    let _ = to.send(message);
 }
 
 /// Tells whether a process may cause the error by dying: its memory may go before its connections do.

@@ -14,24 +14,25 @@ use crate::failure::FailureCause;
 use crate::id::NodeId;
 use crate::mesh::{GroupEvent, Inbox};
 use crate::sync::lock;
-use crate::transfer::neighbour::Endpoints;
-use crate::wire::GroupFrame;
+use crate::wire::end::EndFrame;
+use crate::wire::{BlockEndpoints, GroupFrame, TableEndpoint};
 
 /// The events of a group, and where they go.
 pub(super) struct EventRouting {
     pub(super) inbox: Inbox,
     pub(super) announced: mpsc::Sender<(u64, u64)>,
     pub(super) offered: mpsc::Sender<(Rank, OfferedEndpoints)>,
-    /// The neighbours that have not offered their queue pairs.
+    /// The members to connect to that have not offered their queue pairs.
     pub(super) unheard: BTreeSet<Rank>,
     /// The blocks that members have reported before they offered their queue pairs.
     pub(super) holdings: Arc<Mutex<Holdings>>,
 }
 
-/// A neighbour's queue pairs and cells, as in [`GroupFrame::Offer`].
+/// A member's queue pairs, and what this one may write there, as in [`GroupFrame::Offer`].
 pub(super) struct OfferedEndpoints {
     pub(super) spec: [u8; 32],
-    pub(super) endpoints: Endpoints,
+    pub(super) blocks: Option<BlockEndpoints>,
+    pub(super) table: Option<TableEndpoint>,
 }
 
 impl Group {
@@ -63,9 +64,9 @@ impl Group {
                 let span = &self.membership.span;
                 tracing::warn!(parent: span, node = %from, "a node that is no member talks to the group");
             }
-            (GroupEvent::Frame(from, GroupFrame::Offer { spec, told, data, ready, cells }), Some(rank)) => {
+            (GroupEvent::Frame(from, GroupFrame::Offer { spec, told, blocks, table }), Some(rank)) => {
                 if !routing.unheard.remove(&rank) {
-                    return self.blame(from, "offered queue pairs to a member that is not its neighbour, or twice");
+                    return self.blame(from, "offered queue pairs to a member that it does not connect to, or twice");
                 }
                 let heard = lock(&routing.holdings).told_by(rank);
                 if heard != told as usize && !routing.inbox.lost_early_frames() {
@@ -77,8 +78,7 @@ impl Group {
                     self.end.declare(FailureCause::Resources { what });
                 }
                 // Fails only if forming the group has ended.
-                let endpoints = Endpoints { data, ready, cells };
-                let _ = routing.offered.try_send((rank, OfferedEndpoints { spec, endpoints }));
+                let _ = routing.offered.try_send((rank, OfferedEndpoints { spec, blocks, table }));
             }
             (GroupEvent::Frame(from, GroupFrame::Holding { message, size, blocks }), Some(rank)) => {
                 let holding = (message, size, &blocks[..]);
@@ -93,6 +93,14 @@ impl Group {
             (GroupEvent::Lost(_, cause), Some(rank)) => self.end.lose(rank, cause),
             (GroupEvent::Connected(_), Some(rank)) => self.end.reconnected(rank),
             (GroupEvent::Frame(from, GroupFrame::End(frame)), Some(rank)) => {
+                if let (EndFrame::Confirm { messages }, true) = (&frame, self.membership.rank.is_root()) {
+                    let messages = *messages;
+                    let confirmed = self.end.receive_end_frame(rank, frame);
+                    if confirmed.is_ok() {
+                        self.status.note_confirmed(rank, messages);
+                    }
+                    return self.blame_if(from, confirmed);
+                }
                 self.blame_if(from, self.end.receive_end_frame(rank, frame))
             }
             (GroupEvent::Frame(from, GroupFrame::Announce { message, size }), Some(Rank::ROOT)) => {
@@ -101,12 +109,12 @@ impl Group {
                     self.blame(from, "announced more messages than it may");
                 }
             }
-            (GroupEvent::Frame(from, GroupFrame::Held { messages }), Some(rank)) if self.membership.rank.is_root() => {
-                self.blame_if(from, self.stability.receive_held(rank, messages))
+            (GroupEvent::Frame(from, GroupFrame::LetGo { first, count }), Some(rank))
+                if self.membership.rank.is_root() =>
+            {
+                self.blame_if(from, self.status.take_let_go(rank, first, count))
             }
-            (GroupEvent::Frame(from, GroupFrame::Stable { messages }), Some(Rank::ROOT)) => {
-                self.blame_if(from, self.stability.receive_stable(messages))
-            }
+            (GroupEvent::Frame(_, GroupFrame::RepeatRow), Some(_)) => self.status.table.publish(),
             (GroupEvent::Frame(from, frame @ GroupFrame::Have { .. }), Some(rank))
                 if self.membership.rank.is_root() =>
             {

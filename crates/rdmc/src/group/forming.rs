@@ -7,7 +7,7 @@ use std::sync::{Arc, Mutex};
 
 use futures::future::FutureExt;
 use futures::stream::{FuturesUnordered, StreamExt};
-use rdmc_fabric::{Capabilities, ConnectError, Operation, Received, Role};
+use rdmc_fabric::{Capabilities, ConnectError, FabricError, Operation, Received, Role};
 use rdmc_schedule::{MEMBERS_MAX, Neighbours, Rank, first_source, neighbours};
 use tokio::sync::mpsc;
 
@@ -20,17 +20,18 @@ use super::healing::Healing;
 use super::membership::Membership;
 use super::pace::PaceJudge;
 use super::retained::RetainedMessages;
-use super::stability::Stability;
+use super::status::{self, Status};
 use super::{Group, GroupSpec};
 use crate::failure::{FailureCause, with_sources};
 use crate::id::NodeId;
 use crate::resources::{NodeResources, OpenGroup};
 use crate::stats::Counters;
 use crate::sync::lock;
+use crate::table::{ExpectedRows, Link, Row, StatusTable};
 use crate::transfer::Port;
 use crate::transfer::distance::Distance;
 use crate::transfer::exchange::Exchange;
-use crate::transfer::neighbour::{Depth, Endpoints, Neighbour};
+use crate::transfer::neighbour::{Depth, Neighbour};
 use crate::transfer::waits::WaitMonitor;
 use crate::wire::GroupFrame;
 
@@ -40,6 +41,7 @@ pub(crate) struct FormedGroup {
     /// Sizes by message number, as the root announces them.
     pub(crate) announcements: mpsc::Receiver<(u64, u64)>,
     pub(crate) grants: Grants,
+    pub(crate) rows: ExpectedRows,
     pub(crate) resumption: Resumption,
 }
 
@@ -72,6 +74,9 @@ pub(crate) async fn form(
     let count = spec.count();
     let Neighbourhood { neighbours, first_source, peers, announced_to } =
         Neighbourhood::new(&node, &spec, rank, continuation.is_some())?;
+    let links = status::peers(&spec, rank).into_iter();
+    let links = links.map(|peer| Link::new(node.fabric.clone(), &node.completions, peer));
+    let links = links.collect::<Result<Vec<_>, FabricError>>()?;
     let capabilities = node.fabric.capabilities();
     spec.check_blocks.get_or_insert(!capabilities.protects_blocks);
     let members: Arc<[NodeId]> = spec.members.clone().into();
@@ -99,7 +104,11 @@ pub(crate) async fn form(
     let membership = Arc::new(Membership { id: spec.id, rank, members, spec, prior, node, span });
     let retained = Arc::new(retained);
     let end = Arc::new(GroupEnd::new(membership.clone(), retained.clone(), continuation));
-    let stability = Stability::new(membership.clone(), end.clone(), retained.clone());
+    let first = Row::begin(prior.base);
+    let salt = membership.id.0;
+    let table =
+        StatusTable::new(rank, membership.members.len(), salt, first, links, membership.node.environment.clone());
+    let status = Status::new(membership.clone(), end.clone(), retained.clone(), table);
     let exchange = Arc::new(exchange);
     let (healing, asked) = Healing::new(membership.clone(), exchange.clone(), retained.clone());
     let group = Arc::new(Group {
@@ -110,13 +119,13 @@ pub(crate) async fn form(
         announced_to,
         exchange,
         end,
-        stability,
+        status,
         retained,
         healing,
     });
     let (announced, announcements) = mpsc::channel(ANNOUNCEMENTS_MAX);
-    let unheard: BTreeSet<Rank> = group.exchange.neighbours.keys().copied().collect();
-    // Each neighbour is let in once.
+    let unheard = group.connected_to();
+    // Each of them is let in once.
     let (offered, offers) = mpsc::channel(unheard.len().max(1));
     let holdings = Arc::<Mutex<Holdings>>::default();
     let routing = EventRouting { inbox, announced, offered, unheard, holdings: holdings.clone() };
@@ -128,6 +137,7 @@ pub(crate) async fn form(
     if let Some(continuation) = continuation {
         continuation.hand_over(&group.retained);
     }
+    let rows = group.status.table.expect_rows();
     let grants = neighbours.sends_to.iter().map(|&to| (to, group.exchange.neighbour(to).expect_grants())).collect();
     // A task of its own: others wait for this member's answers even if its application does not poll this future.
     let listening = group.clone();
@@ -152,7 +162,7 @@ pub(crate) async fn form(
         by_shared_memory = shared,
         "group formed"
     );
-    Ok(FormedGroup { group, announcements, grants, resumption })
+    Ok(FormedGroup { group, announcements, grants, rows, resumption })
 }
 
 /// The members with which a member exchanges blocks.
@@ -290,17 +300,18 @@ impl Group {
     ) -> Result<Resumption, GroupError> {
         let told = self.holdings();
         let count = u32::try_from(told.len()).unwrap_or(u32::MAX);
-        for neighbour in self.exchange.neighbours.values() {
+        for rank in self.connected_to() {
+            let node = self.membership.members[rank.index()];
             // Before the offer: a member that has all offers knows which blocks each member holds.
             for holding in &told {
-                self.membership.send(neighbour.node, holding.clone()).await;
+                self.membership.send(node, holding.clone()).await;
             }
-            let Endpoints { data, ready, cells } = neighbour.endpoints();
-            let offer = GroupFrame::Offer { spec, told: count, data, ready, cells };
-            self.membership.post(neighbour.node, offer);
+            let blocks = self.exchange.neighbours.get(&rank).map(Neighbour::endpoints);
+            let table = self.status.table.link(rank).map(Link::endpoint);
+            self.membership.post(node, GroupFrame::Offer { spec, told: count, blocks, table });
         }
         self.own_holdings(&told, &mut lock(holdings));
-        let mut unheard: BTreeSet<Rank> = self.exchange.neighbours.keys().copied().collect();
+        let mut unheard = self.connected_to();
         let mut unconnected = unheard.clone();
         let mut connecting = FuturesUnordered::new();
         let mut late = std::pin::pin!(self.end.wait_in_steps(self.membership.spec.formation_limit).fuse());
@@ -344,12 +355,7 @@ impl Group {
                         self.end.accuse(rank, FailureCause::SpecMismatch);
                         continue;
                     }
-                    let neighbour = self.exchange.neighbour(rank);
-                    let mesh = &self.membership.node.mesh;
-                    let role = if mesh.me() < neighbour.node { Role::Active } else { Role::Passive };
-                    let address = mesh.address(neighbour.node);
-                    let connect = neighbour.connect(role, address, theirs.endpoints);
-                    connecting.push(connect.map(move |connected| (rank, connected)));
+                    connecting.push(self.connect_to(rank, theirs).map(move |connected| (rank, connected)));
                 }
                 (member, outcome) = connecting.select_next_some() => {
                     if self.is_connected(member, outcome) {
@@ -361,10 +367,38 @@ impl Group {
         }
     }
 
+    /// Returns the members to which this one connects.
+    fn connected_to(&self) -> BTreeSet<Rank> {
+        self.exchange.neighbours.keys().copied().chain(self.status.table.peers()).collect()
+    }
+
+    /// Connects to what a member has offered.
+    async fn connect_to(&self, rank: Rank, theirs: OfferedEndpoints) -> Result<(), ConnectError> {
+        let (mesh, node) = (&self.membership.node.mesh, self.membership.members[rank.index()]);
+        let role = if mesh.me() < node { Role::Active } else { Role::Passive };
+        let address = mesh.address(node);
+        let blocks = async {
+            match (self.exchange.neighbours.get(&rank), theirs.blocks) {
+                (Some(neighbour), Some(theirs)) => neighbour.connect(role, address, theirs).await,
+                (None, None) => Ok(()),
+                _ => Err(ConnectError::WrongState),
+            }
+        };
+        let table = async {
+            match (self.status.table.link(rank), theirs.table) {
+                (Some(link), Some(theirs)) => link.connect(role, address, theirs).await,
+                (None, None) => Ok(()),
+                _ => Err(ConnectError::WrongState),
+            }
+        };
+        futures::try_join!(blocks, table).map(drop)
+    }
+
     /// Tells whether a member is connected as the group needs it; accuses it if not.
     fn is_connected(&self, member: Rank, outcome: Result<(), ConnectError>) -> bool {
         let outcome = outcome.map_err(|error| with_sources(&error));
-        let can_share = !self.membership.spec.is_shared() || self.exchange.neighbour(member).can_share();
+        let neighbour = self.exchange.neighbours.get(&member).filter(|_| self.membership.spec.is_shared());
+        let can_share = neighbour.is_none_or(Neighbour::can_share);
         let shares = |()| if can_share { Ok(()) } else { Err("no memory is shared with it".to_owned()) };
         match outcome.and_then(shares) {
             Ok(()) => true,

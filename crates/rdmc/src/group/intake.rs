@@ -10,7 +10,7 @@ use tokio::sync::{Semaphore, mpsc, oneshot};
 
 use super::Group;
 use super::continuation::{InterruptedMessage, Resumption};
-use super::offer::{Delivery, Offer, OfferReply};
+use super::offer::{Arrival, Offer, OfferReply};
 use crate::checksum::yield_now;
 use crate::failure::{FailureCause, with_sources};
 use crate::sync::lock;
@@ -90,7 +90,7 @@ impl Intake {
         };
         self.group.end.begin(shape.size).await;
         let (deliver, message) = oneshot::channel();
-        let delivery = Delivery::new(self.group.clone(), message, ahead);
+        let delivery = Arrival::new(self.group.clone(), message, ahead);
         if self.group.is_delta() {
             let (blocks, plan) = self.delta_blocks(number, shape, delivery).await?;
             let transfer = self.group.transfer(number, plan, Arc::new(blocks), Some(deliver));
@@ -115,7 +115,7 @@ impl Intake {
         let (blocks, deliver) = if number < self.group.membership.prior.delivered {
             // The application has it. Others may lack it.
             let kept = self.group.retained().message(number);
-            self.group.stability.begin_whole(shape.size).await;
+            self.group.status.begin_whole(shape.size).await;
             let kept = kept.ok_or_else(|| self.out_of_memory("a message that was delivered is not kept"))?;
             let blocks = kept.into_blocks(&*self.group.node().fabric);
             (blocks.map_err(|error| self.out_of_memory(&with_sources(&error)))?, None)
@@ -123,7 +123,7 @@ impl Intake {
             let ahead = self.ahead.clone().acquire_owned().await.expect("it is never closed");
             self.group.end.begin(shape.size).await;
             let (deliver, message) = oneshot::channel();
-            let delivery = Delivery::new(self.group.clone(), message, ahead);
+            let delivery = Arrival::new(self.group.clone(), message, ahead);
             (self.resumed_blocks(number, shape, delivery).await?, Some(deliver))
         };
         let transfer = self.group.transfer(number, HopPlan::Repair(repair), blocks, deliver);
@@ -132,12 +132,7 @@ impl Intake {
 
     /// Gets the memory for the rest of an interrupted message and offers it: the memory that it had before, if
     /// possible.
-    async fn resumed_blocks(
-        &self,
-        number: u64,
-        shape: Shape,
-        delivery: Delivery,
-    ) -> Result<Arc<Blocks>, TransferError> {
+    async fn resumed_blocks(&self, number: u64, shape: Shape, delivery: Arrival) -> Result<Arc<Blocks>, TransferError> {
         let retained = self.group.retained();
         let mut same = retained.resume(number);
         for _ in 0..RESUME_ATTEMPTS {
@@ -238,7 +233,7 @@ impl Intake {
         number: u64,
         shape: Shape,
         first: Option<FirstBlock>,
-        delivery: Delivery,
+        delivery: Arrival,
     ) -> Result<Blocks, TransferError> {
         let size = self.len_of(shape)?;
         let staged = match first {
@@ -272,7 +267,7 @@ impl Intake {
     }
 
     /// Offers a message in the memory that was provided for it, unless the application now prefers other memory.
-    async fn provided_blocks(&self, number: u64, blocks: Blocks, delivery: Delivery) -> Result<Blocks, TransferError> {
+    async fn provided_blocks(&self, number: u64, blocks: Blocks, delivery: Arrival) -> Result<Blocks, TransferError> {
         let (answer, answered) = oneshot::channel();
         self.offer(Offer::new(number, blocks.shape().size, Some(answer), true, delivery)).await?;
         match self.answer(answered).await? {
@@ -286,7 +281,7 @@ impl Intake {
         &self,
         number: u64,
         shape: Shape,
-        delivery: Delivery,
+        delivery: Arrival,
     ) -> Result<(Blocks, HopPlan), TransferError> {
         let (memory, is_partial) = match self.memory {
             MemorySource::Pool => {

@@ -14,6 +14,7 @@ use tokio::sync::{OwnedSemaphorePermit, oneshot};
 #[cfg(doc)]
 use super::GroupSpec;
 use super::error::GroupFailure;
+use super::fates::Fate;
 use super::{Group, OwnedFuture};
 use crate::certificate::Digest;
 
@@ -26,11 +27,21 @@ pub struct Message {
     number: u64,
     buffer: Buffer,
     digest: Option<Digest>,
+    fate: Arc<Fate>,
 }
 
 impl Message {
-    pub(crate) fn new(number: u64, buffer: Buffer, digest: Option<Digest>) -> Self {
-        Self { number, buffer, digest }
+    pub(super) fn new(number: u64, buffer: Buffer, digest: Option<Digest>, fate: Fate) -> Self {
+        Self { number, buffer, digest, fate: Arc::new(fate) }
+    }
+
+    /// Tells the root that the application has stored the message: written it to disk, or whatever the members of the
+    /// group understand by that. [`Receipt::stored`](crate::Receipt::stored) waits for it.
+    ///
+    /// If the message and its clones are dropped before, the root learns that it is not stored. So keep a clone when you
+    /// turn the message into bytes, and store those.
+    pub fn stored(&self) {
+        self.fate.store();
     }
 
     /// Returns the message's place in the group's order, from 0.
@@ -95,7 +106,7 @@ pub struct Offer {
     answer: Option<oneshot::Sender<OfferReply>>,
     /// It has memory: what was provided for it, or that with which it was accepted before, which holds some of it.
     begun: bool,
-    pub(super) delivery: Delivery,
+    pub(super) delivery: Arrival,
 }
 
 /// The application's reply to an offer.
@@ -111,7 +122,7 @@ pub(super) enum OfferReply {
 ///
 /// # Cancel safety
 /// Dropping it loses the message for the application. The member receives and relays it all the same.
-pub struct Delivery {
+pub struct Arrival {
     group: Arc<Group>,
     message: oneshot::Receiver<Message>,
     /// Waits for the group's failure when the message does not come.
@@ -119,13 +130,13 @@ pub struct Delivery {
     _ahead: OwnedSemaphorePermit,
 }
 
-impl Delivery {
+impl Arrival {
     pub(super) fn new(group: Arc<Group>, message: oneshot::Receiver<Message>, ahead: OwnedSemaphorePermit) -> Self {
         Self { group, message, failing: Exclusive::default(), _ahead: ahead }
     }
 }
 
-impl Future for Delivery {
+impl Future for Arrival {
     type Output = Result<Message, GroupFailure>;
 
     fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
@@ -147,7 +158,7 @@ impl Offer {
         size: u64,
         answer: Option<oneshot::Sender<OfferReply>>,
         begun: bool,
-        delivery: Delivery,
+        delivery: Arrival,
     ) -> Self {
         Self { number, size, answer, begun, delivery }
     }
@@ -166,7 +177,7 @@ impl Offer {
     ///
     /// # Panics
     /// If the length differs.
-    pub fn accept(mut self, memory: BufferMut) -> Delivery {
+    pub fn accept(mut self, memory: BufferMut) -> Arrival {
         assert_eq!(memory.len() as u64, self.size, "the memory must have the message's size");
         self.answer(OfferReply::Memory(memory));
         self.delivery
@@ -181,7 +192,7 @@ impl Offer {
     ///
     /// # Panics
     /// If the length differs.
-    pub fn accept_partial(mut self, memory: BufferMut) -> Delivery {
+    pub fn accept_partial(mut self, memory: BufferMut) -> Arrival {
         assert_eq!(memory.len() as u64, self.size, "the memory must have the message's size");
         self.answer(OfferReply::Partial(memory));
         self.delivery
@@ -203,7 +214,7 @@ impl Offer {
     /// # Errors
     /// Returns the offer if no memory of its size was provided. In a group that continues another, if it was not
     /// accepted there, if no block had arrived, or if that memory is still in use.
-    pub fn stay(mut self) -> Result<Delivery, Self> {
+    pub fn stay(mut self) -> Result<Arrival, Self> {
         if !self.begun {
             return Err(self);
         }
@@ -223,9 +234,9 @@ impl fmt::Debug for Offer {
     }
 }
 
-impl fmt::Debug for Delivery {
+impl fmt::Debug for Arrival {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Delivery").finish_non_exhaustive()
+        f.debug_struct("Arrival").finish_non_exhaustive()
     }
 }
 

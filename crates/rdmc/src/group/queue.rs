@@ -11,12 +11,13 @@ use std::sync::{Arc, Mutex};
 use rdmc_fabric::Buffer;
 use tokio::sync::{mpsc, oneshot};
 
+use super::receipt::SentMessage;
 use super::retained::RetainedMessages;
 use crate::sync::lock;
 use crate::transfer::{Blocks, Shape};
 
 pub(super) enum RootRequest {
-    Send { message: Buffer, shape: Shape, done: Option<oneshot::Sender<()>> },
+    Send { message: Buffer, shape: Shape, done: Option<oneshot::Sender<SentMessage>> },
     Close,
 }
 
@@ -62,7 +63,7 @@ impl Drop for QueueSlot {
 impl RequestSender {
     /// Requests that a message is sent; returns `None` if the group has ended. Dropping the slot before its turn takes
     /// the request back.
-    pub(super) fn send(&self, message: Buffer, shape: Shape, done: oneshot::Sender<()>) -> Option<QueueSlot> {
+    pub(super) fn send(&self, message: Buffer, shape: Shape, done: oneshot::Sender<SentMessage>) -> Option<QueueSlot> {
         let number = self.put(RootRequest::Send { message, shape, done: Some(done) })?;
         Some(QueueSlot { waiting: self.waiting.clone(), number: Some(number) })
     }

@@ -15,7 +15,7 @@ use super::continuation::{Continuation, LostMessage};
 use super::error::{GroupError, GroupFailure};
 use super::forming::{FormedGroup, Grants, MemberRole, form};
 use super::intake::{Intake, MESSAGES_AHEAD, MemorySource, ProvidedMemory, StartedTransfer};
-use super::offer::{Delivery, Exclusive, Message, Offer, REASON_MAX, failure_of};
+use super::offer::{Arrival, Exclusive, Message, Offer, REASON_MAX, failure_of};
 use super::{Group, GroupSpec, OwnedFuture, start, take_grants};
 use crate::certificate::Certificate;
 use crate::failure::FailureCause;
@@ -33,7 +33,7 @@ use crate::transfer::{TransferError, Turnstile};
 /// `&mut` of it to combinators that drop a stream when it ends, such as `select_all`.
 pub struct Receiver {
     offers: OfferReceiver,
-    current: Option<Delivery>,
+    current: Option<Arrival>,
 }
 
 /// A receiver's handle of a group: it supplies the memory for each message.
@@ -278,14 +278,14 @@ async fn join_from(
 }
 
 fn start_receiving(formed: FormedGroup, memory: MemorySource) -> OfferReceiver {
-    let FormedGroup { group, announcements, grants, resumption } = formed;
+    let FormedGroup { group, announcements, grants, rows, resumption } = formed;
     // One more than can be under way, so that the engine never waits for the application to take an offer.
     let (offers, taken) = mpsc::channel(MESSAGES_AHEAD + 1);
     let (confirm, confirmed) = oneshot::channel();
     let provided = Arc::<ProvidedMemory>::default();
     let intake = Intake::new(group.clone(), memory, announcements, offers, provided.clone(), resumption);
     let complete = Arc::new(AtomicBool::new(false));
-    start(group.clone(), run(group.clone(), intake, grants, confirmed, complete.clone()));
+    start(group.clone(), run(group.clone(), intake, grants, confirmed, complete.clone()), rows);
     OfferReceiver {
         group,
         offers: taken,
@@ -364,6 +364,7 @@ async fn run(
                 let what = "closed the group after another number of messages than there are".to_owned();
                 return Err(TransferError::Protocol { by: rdmc_schedule::Rank::ROOT, what });
             }
+            group.status.finish();
             group.end.confirm();
         }
     }

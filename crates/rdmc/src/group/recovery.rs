@@ -163,10 +163,12 @@ impl GroupFailure {
             (0..).map(Rank).take(shared.spec.members.len()).filter(|rank| !self.names(*rank)).collect();
         let before = shared.prior;
         let held = |rank: &Rank| self.certificate.held_by(*rank).unwrap_or(before.base);
+        let base = old.iter().map(held).min().unwrap_or(before.base);
+        let delivered = if shared.spec.is_stable() { base } else { held(&shared.rank) };
         let prior = PriorProgress {
-            base: old.iter().map(held).min().unwrap_or(before.base),
+            base,
             begun: self.certificate.messages().max(before.begun),
-            delivered: held(&shared.rank).max(before.delivered),
+            delivered: delivered.max(before.delivered),
             root_gone: before.root_gone || !old.contains(&Rank::ROOT),
         };
         let continuation = Continuation {

@@ -1,8 +1,7 @@
 //! Retains the messages that some members lack, so that others can supply what a failed member had or a corrupted
 //! block.
 //!
-//! Members report to the root how many messages they have, and the root announces how many all members have. Messages
-//! that all members have are dropped.
+//! How many messages all members have is known from their rows (`status.rs`). These are dropped.
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard};
@@ -34,9 +33,9 @@ struct RetainedState {
     kept: BTreeMap<u64, RetainedMessage>,
     /// Messages that were queued at the root, but not begun.
     queued: Vec<(Buffer, Shape)>,
-    /// At the root: how many messages each member has.
+    /// Where all rows are read: how many messages each member has.
     held: Vec<u64>,
-    /// At another member: how many messages it has reported to the root.
+    /// How many messages this member has reported to the others.
     told: u64,
     /// Bytes of the messages that it got since.
     untold_bytes: u64,
@@ -229,8 +228,8 @@ impl RetainedMessages {
         drop(self.take_queued());
     }
 
-    /// At the root: notes how many messages a member has; returns how many all members have, if that is more than
-    /// before.
+    /// Where all rows are read: notes how many messages a member has; returns how many all members have, if that is
+    /// more than before.
     pub(crate) fn note_held(&self, member: Rank, count: u64) -> Option<u64> {
         let least = {
             let mut state = self.lock();
@@ -245,13 +244,15 @@ impl RetainedMessages {
         })
     }
 
-    /// At another member, which has `held` messages, the latest of so many bytes: tells whether it reports now.
+    /// At a member that has `held` messages, the latest of so many bytes: tells whether it reports that now.
     ///
-    /// A long message is reported at once, since others keep its memory. A few short messages may wait for more.
-    pub(crate) fn should_report(&self, held: u64, bytes: u64) -> bool {
+    /// A long message is reported at once, since others keep its memory. A few short messages may wait for more, unless
+    /// somebody waits for them.
+    pub(crate) fn should_report(&self, held: u64, bytes: u64, at_once: bool) -> bool {
         let mut state = self.lock();
         state.untold_bytes = state.untold_bytes.saturating_add(bytes);
-        let due = held > state.told && (state.untold_bytes >= SHORT_MAX as u64 || held - state.told >= UNTOLD_MAX);
+        let many = state.untold_bytes >= SHORT_MAX as u64 || held.saturating_sub(state.told) >= UNTOLD_MAX;
+        let due = held > state.told && (at_once || many);
         if due {
             state.told = held;
             state.untold_bytes = 0;
@@ -335,10 +336,12 @@ mod tests {
     #[test]
     fn short_messages_are_told_of_together() {
         let retained = RetainedMessages::new(2, 0, true);
-        let told: Vec<u64> = (1..=40).filter(|held| retained.should_report(*held, 10)).collect();
+        let told: Vec<u64> = (1..=40).filter(|held| retained.should_report(*held, 10, false)).collect();
         assert_eq!(told, [16, 32]);
-        assert!(retained.should_report(41, 1 << 20));
-        assert!(!retained.should_report(42, 1));
+        assert!(retained.should_report(41, 1 << 20, false));
+        assert!(!retained.should_report(42, 1, false));
+        assert!(retained.should_report(42, 0, true), "somebody waits for it");
+        assert!(!retained.should_report(42, 0, true), "it was told");
     }
 
     #[test]

@@ -18,6 +18,7 @@ use super::delta::ChecksumsByRank;
 use super::error::{GroupError, GroupFailure, SendError};
 use super::forming::{FormedGroup, Grants, MemberRole, form};
 use super::queue::{QueueSlot, RequestQueue, RequestSender, RootRequest};
+use super::receipt::{PendingReceipt, Receipt, SentMessage};
 use super::retained::{UNSTABLE_MAX, UNSTABLE_OBJECTS_MAX};
 use super::{Group, GroupSpec, start, take_grants};
 use crate::certificate::Certificate;
@@ -110,9 +111,9 @@ pub(crate) async fn go_on(node: Arc<NodeResources>, continuation: Continuation) 
 }
 
 fn start_sending(formed: FormedGroup) -> Sender {
-    let FormedGroup { group, grants, resumption, .. } = formed;
+    let FormedGroup { group, grants, rows, resumption, .. } = formed;
     let (requests, queue) = RequestQueue::new(group.retained.clone());
-    start(group.clone(), run(group.clone(), queue, grants, resumption));
+    start(group.clone(), run(group.clone(), queue, grants, resumption), rows);
     Sender { group, requests }
 }
 
@@ -204,7 +205,7 @@ fn queue(
     group: &Group,
     requests: &RequestSender,
     payload: Payload,
-) -> Result<Option<(QueueSlot, oneshot::Receiver<()>)>, SendError> {
+) -> Result<Option<(QueueSlot, oneshot::Receiver<SentMessage>)>, SendError> {
     let message = group.register_payload(payload)?;
     let (size, block_size) = (message.len() as u64, group.block_size());
     let shape = Shape::new(size, block_size).ok_or(SendError::TooManyBlocks {
@@ -220,12 +221,15 @@ fn queue(
     Ok(requests.send(message, shape, done).map(|slot| (slot, completed)))
 }
 
-/// Waits until a message is sent.
-async fn complete(group: &Group, completed: oneshot::Receiver<()>) -> Result<(), SendError> {
+/// Waits until a message is sent; returns its receipt.
+async fn complete(group: &Arc<Group>, completed: oneshot::Receiver<SentMessage>) -> Result<Receipt, SendError> {
     match completed.await {
-        Ok(()) => Ok(()),
-        // A group that has closed has carried every message that was queued.
-        Err(_) => group.end.ended().await.map(drop).map_err(SendError::Failed),
+        Ok(SentMessage { slip, is_complete: true }) => Ok(Receipt::new(group.clone(), slip)),
+        // A group that has closed has carried every message that was begun.
+        Ok(SentMessage { slip, .. }) => {
+            group.end.ended().await.map(|_| Receipt::new(group.clone(), slip)).map_err(SendError::Failed)
+        }
+        Err(_) => Err(group.end.ended().await.err().map_or(SendError::Closed, SendError::Failed)),
     }
 }
 
@@ -241,10 +245,10 @@ impl fmt::Debug for Sender {
 
 /// The future of one multicast, made by [`Sender::send`].
 #[must_use = "nothing is sent unless it is polled"]
-pub struct Multicast(BoxFuture<'static, Result<(), SendError>>);
+pub struct Multicast(BoxFuture<'static, Result<Receipt, SendError>>);
 
 impl Future for Multicast {
-    type Output = Result<(), SendError>;
+    type Output = Result<Receipt, SendError>;
 
     fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
         self.0.poll_unpin(cx)
@@ -278,7 +282,7 @@ async fn run(
             next = next_message(&group, &mut resumption, &mut queue, messages, room).fuse() => match next {
                 NextStep::Message { repair, blocks, done } => {
                     queue.starting = repair.is_none().then(|| blocks.clone());
-                    group.stability.begin_whole(blocks.shape().size).await;
+                    group.status.begin_whole(blocks.shape().size).await;
                     queue.starting = None;
                     group.retained().keep(messages, &blocks);
                     if repair.is_none() && !group.is_delta() {
@@ -288,6 +292,7 @@ async fn run(
                     let planned = PlanSource::new(&group, messages, repair, blocks.shape());
                     let (receive_turn, relay_turn) = (receive_turns.next(), relay_turns.next());
                     let (group, number) = (&group, messages);
+                    let done = done.map(|done| PendingReceipt::new(done, group.status.receipts.slip(number)));
                     running.push(async move {
                         let plan = planned.plan(group, number, &blocks).await?;
                         let transfer = group.transfer(number, plan, blocks, None);
@@ -322,7 +327,7 @@ async fn run(
 
 /// The next step of the root's engine.
 enum NextStep {
-    Message { repair: Option<Repair>, blocks: Arc<Blocks>, done: Option<oneshot::Sender<()>> },
+    Message { repair: Option<Repair>, blocks: Arc<Blocks>, done: Option<oneshot::Sender<SentMessage>> },
     End { closed: bool },
 }
 
@@ -385,17 +390,16 @@ impl PlanSource {
 /// Completes the futures of messages that are sent, in the order of the messages.
 struct OrderedCompletions {
     next: u64,
-    early: BTreeMap<u64, Option<oneshot::Sender<()>>>,
+    early: BTreeMap<u64, Option<PendingReceipt>>,
 }
 
 impl OrderedCompletions {
-    fn add(&mut self, outcome: Result<(u64, Option<oneshot::Sender<()>>), TransferError>) -> Result<(), TransferError> {
+    fn add(&mut self, outcome: Result<(u64, Option<PendingReceipt>), TransferError>) -> Result<(), TransferError> {
         let (number, done) = outcome?;
         self.early.insert(number, done);
         while let Some(done) = self.early.remove(&self.next) {
             self.next += 1;
-            // Fails only if the application no longer waits.
-            let _ = done.map(|done| done.send(()));
+            done.into_iter().for_each(|mut receipt: PendingReceipt| receipt.hand_over(true));
         }
         Ok(())
     }

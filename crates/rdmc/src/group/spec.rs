@@ -33,6 +33,23 @@ impl SlowReceivers {
     }
 }
 
+/// Chooses when members deliver messages to their applications.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum Delivery {
+    /// When the member has the message. If the group fails, some members may have delivered messages that the survivors
+    /// do not get.
+    #[default]
+    Immediate,
+    /// When all members have the message: atomic multicast (DSN §4.6).
+    ///
+    /// If the group fails, all survivors deliver exactly the same messages, and no member, not even one that failed, has
+    /// delivered a message that they do not. A group that [continues](crate::GroupFailure::recover) this one delivers
+    /// the others if it can complete them. A member that is no [survivor](crate::GroupFailure::quorum) may deliver
+    /// fewer. The last member to have a message delays it for all, by one write to the others.
+    Stable,
+}
+
 /// Chooses how members get the messages of a group.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum DeliveryMode {
@@ -78,6 +95,7 @@ pub struct GroupSpec {
     pub(super) slow_receivers: SlowReceivers,
     pub(super) delta: bool,
     pub(super) delivery_mode: DeliveryMode,
+    pub(super) delivery: Delivery,
 }
 
 impl GroupSpec {
@@ -99,6 +117,7 @@ impl GroupSpec {
             slow_receivers: SlowReceivers::Wait,
             delta: false,
             delivery_mode: DeliveryMode::Private,
+            delivery: Delivery::Immediate,
         }
     }
 
@@ -207,6 +226,14 @@ impl GroupSpec {
         self
     }
 
+    /// Sets when members deliver messages: as they have them, or when all have them; default
+    /// [immediate](Delivery::Immediate); all members need the same.
+    #[must_use]
+    pub fn delivery(mut self, delivery: Delivery) -> Self {
+        self.delivery = delivery;
+        self
+    }
+
     /// Returns the group's number.
     pub fn id(&self) -> GroupId {
         self.id
@@ -225,6 +252,11 @@ impl GroupSpec {
     /// Tells whether members [share](DeliveryMode::Shared) objects.
     pub fn is_shared(&self) -> bool {
         self.delivery_mode == DeliveryMode::Shared
+    }
+
+    /// Tells whether messages are delivered when [all members have them](Delivery::Stable).
+    pub fn is_stable(&self) -> bool {
+        self.delivery == Delivery::Stable
     }
 
     pub(super) fn count(&self) -> u32 {

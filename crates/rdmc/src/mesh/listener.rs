@@ -413,9 +413,9 @@ pub(crate) async fn refuse(stream: &mut Box<dyn ControlStream>, reason: RejectRe
 /// How long a connection may take to say what it wants.
 const GREETING_LIMIT: Duration = Duration::from_secs(10);
 /// Connections that have not yet said what they want, at once: of one peer.
-const STRANGERS_PER_PEER_MAX: usize = 64;
+pub(crate) const STRANGERS_PER_PEER_MAX: usize = 128;
 /// Connections that have not yet said what they want, at once: of all peers.
-const STRANGERS_MAX: usize = 256;
+const STRANGERS_MAX: usize = 384;
 /// Admitted connections that wait to be handed on.
 const ADMITTED_MAX: usize = 256;
 /// How long an invitation waits for room among those that the application is to take.

@@ -8,6 +8,7 @@ use tokio::sync::Notify;
 
 use super::ahead::OpenAhead;
 use super::*;
+use crate::wire::BlockEndpoints;
 use crate::wire::end::EndFrame;
 
 /// One end of a connection. If the other is `deaf`, it takes no bytes, and notifies of each attempt.
@@ -153,7 +154,7 @@ async fn a_frame_that_was_changed_ends_the_connection() {
 async fn who_offers_to_join_a_group_that_has_ended_hears_how() {
     let mesh = mesh(3);
     let members = Arc::from([NodeId(0), NodeId(1)]);
-    let offer = || GroupFrame::Offer { spec: [0; 32], told: 0, data: Vec::new(), ready: Vec::new(), cells: [0; 24] };
+    let offer = || GroupFrame::Offer { spec: [0; 32], told: 0, blocks: None, table: None };
     for (group, outcome) in [(GroupId(7), Some(decided())), (GroupId(8), None)] {
         let _inbox = mesh.open_group(group, &members).expect("a new group");
         match outcome {
@@ -170,8 +171,7 @@ async fn who_offers_to_join_a_group_that_has_ended_hears_how() {
 #[tokio::test]
 async fn of_groups_that_are_never_joined_the_oldest_is_forgotten() {
     let mesh = mesh(2);
-    let offer =
-        || GroupFrame::Offer { spec: [0; 32], told: 0, data: vec![0; 1 << 19], ready: Vec::new(), cells: [0; 24] };
+    let offer = long_offer;
     for group in (0..40).map(GroupId) {
         assert!(matches!(mesh.lock().groups.route(group, NodeId(1), offer()), FrameRoute::Nowhere));
     }
@@ -210,8 +210,7 @@ async fn a_node_that_reads_nothing_is_given_up_before_memory_is() {
         pings.extend_from_slice(&ping);
     }
     far.write_all(&pings).await.unwrap();
-    let offer =
-        || GroupFrame::Offer { spec: [0; 32], told: 0, data: vec![0; 1 << 19], ready: Vec::new(), cells: [0; 24] };
+    let offer = long_offer;
     (0..40).for_each(|_| mesh.post(peer, GroupId(7), offer()));
     assert!(matches!(inbox.next().await, Some(GroupEvent::Lost(NodeId(1), FailureCause::Unresponsive { .. }))));
     // The frames before have arrived in order.
@@ -256,4 +255,10 @@ async fn a_connection_that_was_opened_ahead_is_greeted_and_without_it_another_is
     drop(failed);
     let error = mesh.say_hello(NodeId(1), "nowhere", Some(opening)).await.err().expect("it tries to connect");
     assert!(error.to_string().starts_with("nowhere: "), "{error}");
+}
+
+/// Half of the longest frame.
+fn long_offer() -> GroupFrame {
+    let blocks = BlockEndpoints { data: vec![0; 1 << 19], ready: Vec::new(), cells: [0; 24] };
+    GroupFrame::Offer { spec: [0; 32], told: 0, blocks: Some(blocks), table: None }
 }

@@ -12,6 +12,7 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt};
 
 use super::*;
 use crate::mesh::Mesh;
+use crate::mesh::listener::STRANGERS_PER_PEER_MAX;
 use crate::stats::Refusals;
 use crate::wire::{self, Frame, PROTOCOL_VERSION, RejectReason};
 use crate::{Cluster, GroupSpec, InviteFailure, Listener, Node, NodeId, StartError, invite_secured};
@@ -366,11 +367,11 @@ async fn handshakes_that_do_not_end_are_bounded() {
         waiting.push(stream);
     }
     // All come from one peer: the oldest are closed, and the newest are not.
-    let kept = waiting.split_off(256 - 64);
+    let kept = waiting.split_off(256 - STRANGERS_PER_PEER_MAX);
     for mut stream in waiting {
         assert!(matches!(stream.read(&mut [0; 4]).await, Ok(0) | Err(_)), "it is answered as if there were room");
     }
-    assert_eq!(door.refused(), 256 - 64);
+    assert_eq!(door.refused(), 256 - STRANGERS_PER_PEER_MAX as u64);
     for mut stream in kept {
         assert!(stream.read(&mut [0; 4]).now_or_never().is_none());
     }

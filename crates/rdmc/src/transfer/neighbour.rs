@@ -20,6 +20,7 @@ use super::TransferError;
 use crate::count::Count;
 use crate::id::NodeId;
 use crate::sync::lock;
+use crate::wire::BlockEndpoints;
 
 /// A neighbour in a group's schedule.
 ///
@@ -57,14 +58,6 @@ pub(crate) struct Neighbour {
     sends_ahead: u64,
     /// Blocks under way in one direction, at most.
     depth: u64,
-}
-
-/// What a neighbour needs to connect: the endpoints of this member's queue pairs, and the cells that it may write.
-#[derive(Debug)]
-pub(crate) struct Endpoints {
-    pub(crate) data: Vec<u8>,
-    pub(crate) ready: Vec<u8>,
-    pub(crate) cells: [u8; 24],
 }
 
 /// How many blocks may be under way from one neighbour to another.
@@ -122,8 +115,8 @@ impl Neighbour {
     }
 
     /// Returns what the neighbour needs to connect.
-    pub(crate) fn endpoints(&self) -> Endpoints {
-        Endpoints {
+    pub(crate) fn endpoints(&self) -> BlockEndpoints {
+        BlockEndpoints {
             data: self.data.endpoint().as_bytes().to_vec(),
             ready: self.ready.endpoint().as_bytes().to_vec(),
             cells: self.cells.remote().encode(),
@@ -135,7 +128,7 @@ impl Neighbour {
         &self,
         role: Role,
         address: Option<IpAddr>,
-        Endpoints { data, ready, cells }: Endpoints,
+        BlockEndpoints { data, ready, cells }: BlockEndpoints,
     ) -> Result<(), ConnectError> {
         let peer = |endpoint: Vec<u8>| Ok(Peer { endpoint: Endpoint::new(endpoint)?, role, address });
         self.remote_cells.set(RemoteMemory::decode(cells)).map_err(|_| ConnectError::WrongState)?;

@@ -28,7 +28,14 @@ impl fmt::Display for GroupCase {
         let Self { id, algorithm, block_size, sends_ahead, .. } = self;
         let limit = ns(self.formation_limit_ns);
         write!(f, "  group {id}: {algorithm:?}, blocks of {block_size}, to be formed in {limit}")?;
-        for (kind, is_so) in [("recoverable", self.recoverable), ("checked", self.checks), ("delta", self.delta)] {
+        let kinds = [
+            ("recoverable", self.recoverable),
+            ("checked", self.checks),
+            ("delta", self.delta),
+            ("stable", self.stable),
+            ("receipts", self.receipts),
+        ];
+        for (kind, is_so) in kinds {
             if is_so {
                 write!(f, ", {kind}")?;
             }
@@ -57,6 +64,9 @@ impl fmt::Display for GroupCase {
             }
             if member.holds > 0 {
                 write!(f, ", holds {}", member.holds)?;
+            }
+            if member.lets_go_each > 0 {
+                write!(f, ", lets every message of {} go", member.lets_go_each)?;
             }
             if member.behaviour != Behaviour::Ordinary {
                 write!(f, ", {:?}", member.behaviour)?;

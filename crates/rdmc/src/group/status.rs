@@ -1,0 +1,299 @@
+//! How far the members have come: which messages all have, and what their applications have done with them.
+//!
+//! Members keep the memory of a message until all have it. Where delivery is stable, they deliver it only then. And the
+//! root's [receipts](super::receipt) tell its application. All of this is read from the [status table](crate::table).
+//!
+//! With stable delivery in a group of few members each reads the rows of all. Else rows travel between the root and each
+//! member, and the root's row says what all have.
+
+use std::sync::{Arc, Mutex};
+
+use futures::future::{Either, select};
+use rdmc_schedule::Rank;
+
+use super::GroupSpec;
+use super::ending::GroupEnd;
+use super::fates::Fates;
+use super::membership::Membership;
+use super::receipt::ReceiptBook;
+use super::retained::RetainedMessages;
+use crate::count::Level;
+use crate::sync::lock;
+use crate::table::{ExpectedRows, LinkError, Row, RowReader, StatusTable};
+use crate::transfer::TransferError;
+use crate::wire::GroupFrame;
+
+/// What a group knows of its members' progress.
+pub(super) struct Status {
+    membership: Arc<Membership>,
+    end: Arc<GroupEnd>,
+    retained: Arc<RetainedMessages>,
+    pub(super) table: StatusTable,
+    pub(super) fates: Arc<Fates>,
+    pub(super) receipts: Arc<ReceiptBook>,
+    /// How many messages all members have, as far as this one knows.
+    pub(super) stable: Level,
+    /// At the root: of how many messages it knows what all applications have done with them.
+    pub(super) settled: Level,
+    /// At the root, by rank: what it knows of each application.
+    applications: Mutex<Vec<Application>>,
+    reads_all: bool,
+}
+
+/// What the root knows of a receiver's application.
+#[derive(Clone, Copy)]
+struct Application {
+    /// Of how many messages it is known whether they are stored, from the first.
+    settled: u64,
+    /// How many messages it has let go, as far as it is known which.
+    let_go: u64,
+    /// The message after the last of these.
+    after: u64,
+}
+
+/// Returns the members with which a member exchanges rows.
+pub(super) fn peers(spec: &GroupSpec, rank: Rank) -> Vec<Rank> {
+    let others = (0..spec.count()).map(Rank).filter(|other| *other != rank);
+    others.filter(|other| reads_all(spec) || rank.is_root() || other.is_root()).collect()
+}
+
+/// Tells whether every member reads the rows of all.
+fn reads_all(spec: &GroupSpec) -> bool {
+    spec.is_stable() && spec.count() <= ALL_READ_MAX
+}
+
+impl Status {
+    pub(super) fn new(
+        membership: Arc<Membership>,
+        end: Arc<GroupEnd>,
+        retained: Arc<RetainedMessages>,
+        table: StatusTable,
+    ) -> Self {
+        let prior = membership.prior;
+        let reads_all = membership.rank.is_root() || reads_all(&membership.spec);
+        let (stable, settled) = (Level::default(), Level::default());
+        stable.raise_to(prior.base);
+        if membership.members.len() == 1 {
+            // There is no application to wait for.
+            settled.raise_to(u64::MAX);
+        }
+        let application = Application { settled: prior.base, let_go: 0, after: 0 };
+        Self {
+            applications: Mutex::new(vec![application; membership.members.len()]),
+            fates: Arc::new(Fates::new(prior.delivered.max(prior.base))),
+            receipts: Arc::default(),
+            membership,
+            end,
+            retained,
+            table,
+            stable,
+            settled,
+            reads_all,
+        }
+    }
+
+    /// Exchanges rows, and tells the root what the application does with messages, until a connection breaks.
+    pub(super) async fn run(&self, expected: ExpectedRows) -> TransferError {
+        let rows = std::pin::pin!(self.table.run(expected, self));
+        let fates = std::pin::pin!(async {
+            let mut seen = 0;
+            loop {
+                seen = self.fates.changed(seen).await;
+                self.report_fates();
+            }
+        });
+        match select(rows, fates).await {
+            Either::Left((LinkError::Work { with, error }, _)) => TransferError::Work { with, error },
+            Either::Left((LinkError::Row { by, what }, _)) => TransferError::Protocol { by, what: what.to_owned() },
+            Either::Right((never, _)) => never,
+        }
+    }
+
+    // Messages that this member has.
+
+    /// Notes that a message has begun, and that this member has it whole.
+    pub(super) async fn begin_whole(&self, size: u64) {
+        self.end.begin_whole(size).await;
+        self.report_held(size);
+    }
+
+    /// Tells the others how many messages are here, the latest of so many bytes: at once if they wait for it, else with
+    /// later ones.
+    pub(super) fn report_held(&self, bytes: u64) {
+        let held = self.end.held();
+        self.table.update(|row| row.received = held.max(row.received));
+        let me = self.membership.rank;
+        if self.reads_all {
+            self.note_held(me, held);
+            if !me.is_root() && !self.membership.prior.root_gone {
+                // It has every message that it has begun.
+                self.note_held(Rank::ROOT, held);
+            }
+        }
+        if me.is_root() && !self.membership.prior.root_gone {
+            return;
+        }
+        let at_once = self.membership.spec.is_stable() || held <= self.table.row(Rank::ROOT).asked;
+        if (self.retained.keeps() || at_once) && self.retained.should_report(held, bytes, at_once) {
+            self.table.publish();
+        }
+    }
+
+    /// Where all rows are read: notes how many messages a member has.
+    fn note_held(&self, member: Rank, messages: u64) {
+        if let Some(stable) = self.retained.note_held(member, messages) {
+            self.note_stable(stable);
+            if self.membership.rank.is_root() {
+                self.table.update(|row| row.stable = stable);
+                self.table.publish();
+            }
+        }
+    }
+
+    fn note_stable(&self, messages: u64) {
+        self.stable.raise_to(messages);
+        if self.membership.spec.is_stable() {
+            self.end.deliver_stable(messages);
+        }
+    }
+
+    // What applications do with messages.
+
+    /// At the root: asks the members to tell at once what they have, and do with it, up to a message and further.
+    pub(super) fn ask(&self, message: u64) {
+        let mut more = false;
+        self.table.update(|row| {
+            more = row.asked < message.saturating_add(ASKED_AHEAD / 2);
+            if more {
+                row.asked = message.saturating_add(ASKED_AHEAD);
+            }
+        });
+        if more {
+            self.table.publish();
+        }
+    }
+
+    /// At another member: tells the root, if it has asked, what the application has done with messages.
+    fn report_fates(&self) {
+        let asked = self.table.row(Rank::ROOT).asked;
+        if self.membership.rank.is_root() || asked == 0 {
+            return;
+        }
+        self.fates.report_changes();
+        let (taken, let_go) = self.fates.report(|first, count| {
+            self.membership.post_to_root(GroupFrame::LetGo { first, count });
+        });
+        let (held, mut news) = (self.end.held(), false);
+        self.table.update(|row| {
+            let before = row.taken;
+            // Those that a group before this one has delivered may not be here yet.
+            row.taken = taken.min(held).max(before);
+            row.let_go = let_go.min(row.taken).max(row.let_go);
+            row.received = held.max(row.received);
+            news = row.taken > before && before < asked;
+        });
+        if news {
+            self.table.publish();
+        }
+    }
+
+    /// At another member: reports what the application has not stored when it agrees to the end of the group.
+    pub(super) fn finish(&self) {
+        if self.membership.rank.is_root() || self.membership.prior.root_gone {
+            return;
+        }
+        self.fates.finish(self.end.held());
+        self.fates.report(|first, count| self.membership.post_to_root(GroupFrame::LetGo { first, count }));
+    }
+
+    /// At the root: notes that a member has told everything about all messages of the group.
+    pub(super) fn note_confirmed(&self, member: Rank, messages: u64) {
+        self.change_application(member, |application| application.settled = messages);
+    }
+
+    /// At the root: takes a member's word that it let messages go without storing them.
+    pub(super) fn take_let_go(&self, from: Rank, first: u64, count: u64) -> Result<(), &'static str> {
+        let after = first.checked_add(count).filter(|after| *after <= self.end.begun());
+        let Some(after) = after.filter(|_| count > 0) else { return Err("let go of messages that there are not") };
+        if first < lock(&self.applications)[from.index()].after {
+            return Err("let a message go twice");
+        }
+        self.receipts.note_let_go(from, first..after);
+        self.change_application(from, |application| {
+            application.let_go += count;
+            application.after = after;
+        });
+        Ok(())
+    }
+
+    fn change_application(&self, member: Rank, change: impl FnOnce(&mut Application)) {
+        let row = self.table.row(member);
+        let settled = {
+            let mut applications = lock(&self.applications);
+            let application = &mut applications[member.index()];
+            change(application);
+            // Which messages are let go is told beside the table.
+            if application.let_go >= row.let_go {
+                application.settled = application.settled.max(row.taken);
+            }
+            applications[1..].iter().map(|application| application.settled).min()
+        };
+        self.settled.raise_to(settled.unwrap_or(u64::MAX));
+    }
+
+    /// At the root: returns the members about whose applications it knows nothing of a message.
+    pub(super) fn unsettled(&self, message: u64) -> Vec<Rank> {
+        let applications = lock(&self.applications);
+        let unsettled = (0..).map(Rank).zip(&*applications).skip(1);
+        unsettled.filter(|(_, application)| application.settled <= message).map(|(rank, _)| rank).collect()
+    }
+}
+
+impl RowReader for Status {
+    fn take(&self, from: Rank, before: Row, row: Row) -> Result<(), &'static str> {
+        if row.taken > row.received || row.let_go > row.taken {
+            return Err("wrote a row of counts that cannot be");
+        }
+        if self.membership.rank.is_root() {
+            if row.received > self.end.begun().max(self.membership.prior.begun) {
+                return Err("says that it has messages that were not begun");
+            }
+            self.note_held(from, row.received);
+            if row.taken > before.taken || row.let_go > before.let_go {
+                self.change_application(from, |_| {});
+            }
+            return Ok(());
+        }
+        if self.reads_all {
+            let is_root_with_all = from.is_root() && !self.membership.prior.root_gone;
+            if !is_root_with_all {
+                self.note_held(from, row.received);
+            }
+        } else if row.stable > before.stable {
+            if row.stable > self.end.held() {
+                return Err("announces as held by all a message that this member does not have");
+            }
+            self.retained.release(row.stable);
+            self.note_stable(row.stable);
+        }
+        if from.is_root() && row.asked > before.asked {
+            let held = self.end.held();
+            if self.retained.should_report(held, 0, true) {
+                self.table.publish();
+            }
+            self.report_fates();
+        }
+        Ok(())
+    }
+
+    fn ask_again(&self, from: Rank) {
+        let to = self.membership.members[from.index()];
+        tracing::debug!(parent: &self.membership.span, member = %from, "a row cannot be read and is asked for again");
+        self.membership.post(to, GroupFrame::RepeatRow);
+    }
+}
+
+/// Members of a group with stable delivery in which each reads the rows of all, at most.
+const ALL_READ_MAX: u32 = 16;
+/// Messages for which a receipt asks ahead.
+const ASKED_AHEAD: u64 = 1024;

@@ -1,0 +1,216 @@
+//! The status table: how far each member has come, in the memory of the others.
+//!
+//! Each member has a row and writes it one-sidedly to the members that read it (the shared state table of Derecho;
+//! DSN §4.6). A row is a few counts that only grow. So what has once been true of the least of a column stays true, and
+//! needs no lock and no agreement.
+//!
+//! At most one write to a member is unacknowledged. What changes meanwhile is written with the next one.
+
+use std::collections::{BTreeMap, VecDeque};
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use futures::future::{Either, select, try_join};
+use futures::stream::{FuturesUnordered, StreamExt};
+use rdmc_fabric::{Environment, Operation, Received, WorkError};
+use rdmc_schedule::Rank;
+
+use crate::count::Count;
+use crate::sync::lock;
+
+mod link;
+mod row;
+
+pub(crate) use link::Link;
+pub(crate) use row::Row;
+
+/// One member's view of the status of all, and the connections by which rows travel.
+pub(crate) struct StatusTable {
+    links: BTreeMap<Rank, Link>,
+    /// Makes the check values of rows differ from group to group.
+    salt: u64,
+    me: Rank,
+    state: Mutex<TableState>,
+    /// How often this member's row was published, for the writers of the links.
+    due: BTreeMap<Rank, Count>,
+    environment: Arc<dyn Environment>,
+}
+
+struct TableState {
+    /// By rank. This member's own row is what it says of itself, published or not.
+    rows: Vec<Row>,
+    published: u64,
+}
+
+/// A connection of the table does not work.
+#[derive(Debug)]
+pub(crate) enum LinkError {
+    Work {
+        with: Rank,
+        error: WorkError,
+    },
+    /// A member has written what cannot be.
+    Row {
+        by: Rank,
+        what: &'static str,
+    },
+}
+
+/// The receives that the writes of rows consume, by the member that writes.
+pub(crate) type ExpectedRows = Vec<(Rank, VecDeque<Operation<Received>>)>;
+
+/// What the owner of a table does about rows.
+pub(crate) trait RowReader: Sync {
+    /// Takes a member's new row; `before` is the one that it replaces.
+    ///
+    /// # Errors
+    /// How the row violates the protocol.
+    fn take(&self, from: Rank, before: Row, row: Row) -> Result<(), &'static str>;
+
+    /// Asks a member to write its row again.
+    fn ask_again(&self, from: Rank);
+}
+
+impl StatusTable {
+    /// Makes the table of member `me` of `members`, which exchanges rows with `peers`. All columns begin at what `first`
+    /// says, at every member.
+    pub(crate) fn new(
+        me: Rank,
+        members: usize,
+        salt: u64,
+        first: Row,
+        links: impl IntoIterator<Item = Link>,
+        environment: Arc<dyn Environment>,
+    ) -> Self {
+        let links: BTreeMap<Rank, Link> = links.into_iter().map(|link| (link.rank, link)).collect();
+        let due = links.keys().map(|rank| (*rank, Count::default())).collect();
+        let state = Mutex::new(TableState { rows: vec![first; members], published: 0 });
+        Self { links, salt, me, state, due, environment }
+    }
+
+    /// Returns the connection to a member, if rows travel between the two.
+    pub(crate) fn link(&self, rank: Rank) -> Option<&Link> {
+        self.links.get(&rank)
+    }
+
+    pub(crate) fn peers(&self) -> impl Iterator<Item = Rank> {
+        self.links.keys().copied()
+    }
+
+    /// Returns the latest row that is known of a member.
+    pub(crate) fn row(&self, of: Rank) -> Row {
+        lock(&self.state).rows[of.index()]
+    }
+
+    /// Changes this member's row; the others see it with the next [publication](Self::publish).
+    pub(crate) fn update(&self, change: impl FnOnce(&mut Row)) {
+        change(&mut lock(&self.state).rows[self.me.index()]);
+    }
+
+    /// Has this member's row written to the members that read it.
+    pub(crate) fn publish(&self) {
+        let published = {
+            let mut state = lock(&self.state);
+            state.published += 1;
+            state.published
+        };
+        self.due.values().for_each(|due| due.raise_to(published));
+    }
+
+    /// Posts the receives that the writes of rows consume, before the connections are made.
+    pub(crate) fn expect_rows(&self) -> ExpectedRows {
+        self.links.iter().map(|(rank, link)| (*rank, link.expect_rows())).collect()
+    }
+
+    /// Takes the rows of others and writes this member's own until a connection breaks; waits for ever without any.
+    pub(crate) async fn run(&self, expected: ExpectedRows, reader: &dyn RowReader) -> LinkError {
+        let mut links: FuturesUnordered<_> = expected
+            .into_iter()
+            .map(|(rank, posted)| {
+                let (link, due) = (&self.links[&rank], &self.due[&rank]);
+                async move {
+                    let ended = try_join(self.take_rows(link, posted, reader), self.write_rows(link, due)).await;
+                    ended.expect_err("neither ends")
+                }
+            })
+            .collect();
+        match links.next().await {
+            Some(error) => error,
+            None => std::future::pending().await,
+        }
+    }
+
+    async fn take_rows(
+        &self,
+        link: &Link,
+        mut posted: VecDeque<Operation<Received>>,
+        reader: &dyn RowReader,
+    ) -> Result<(), LinkError> {
+        let mut unreadable = 0;
+        while let Some(mut next) = posted.pop_front() {
+            // A row that cannot be read is being written, and read when that is done. If nothing comes, it has come
+            // corrupted.
+            let received = loop {
+                if unreadable == 0 {
+                    break (&mut next).await;
+                }
+                match select(&mut next, self.environment.sleep(ASK_AGAIN_AFTER)).await {
+                    Either::Left((received, _)) => break received,
+                    Either::Right(_) if unreadable > ASK_AGAIN_MAX => {
+                        return Err(LinkError::Row { by: link.rank, what: UNREADABLE });
+                    }
+                    Either::Right(_) => {
+                        unreadable += 1;
+                        reader.ask_again(link.rank);
+                    }
+                }
+            };
+            received.map_err(|error| LinkError::Work { with: link.rank, error })?;
+            posted.push_back(link.expect_row());
+            match link.read(self.salt) {
+                None => unreadable = unreadable.max(1),
+                Some(row) => {
+                    unreadable = 0;
+                    self.take(link.rank, row, reader).map_err(|what| LinkError::Row { by: link.rank, what })?;
+                }
+            }
+        }
+        unreachable!("each receive that is taken is posted again");
+    }
+
+    fn take(&self, from: Rank, row: Row, reader: &dyn RowReader) -> Result<(), &'static str> {
+        let before = {
+            let mut state = lock(&self.state);
+            let known = &mut state.rows[from.index()];
+            if !row.follows(*known) {
+                return Err("wrote a row of counts that went back");
+            }
+            std::mem::replace(known, row)
+        };
+        reader.take(from, before, row)
+    }
+
+    async fn write_rows(&self, link: &Link, due: &Count) -> Result<(), LinkError> {
+        let mut written = 0;
+        loop {
+            due.reaches(written + 1).await;
+            let row = {
+                let state = lock(&self.state);
+                written = state.published;
+                state.rows[self.me.index()]
+            };
+            link.write(row, self.salt, self.me).await.map_err(|error| LinkError::Work { with: link.rank, error })?;
+        }
+    }
+
+    /// Breaks all connections.
+    pub(crate) fn close(&self) {
+        self.links.values().for_each(Link::close);
+    }
+}
+
+/// How long a row may stay unreadable before its member is asked to write it again.
+const ASK_AGAIN_AFTER: Duration = Duration::from_millis(50);
+/// How often it is asked in a row.
+const ASK_AGAIN_MAX: u32 = 20;
+const UNREADABLE: &str = "wrote a row whose check value is wrong, again and again";
