@@ -6,8 +6,8 @@ use std::time::Duration;
 use futures::StreamExt;
 use futures::future::try_join_all;
 use rdmc::{
-    Algorithm, Certificate, Cluster, GroupError, GroupFailure, GroupSpec, Node, NodeBuilder, NodeId, Receiver,
-    SendError, Sender, StartError,
+    Algorithm, Certificate, Cluster, Delivery, GroupError, GroupFailure, GroupSpec, Node, NodeBuilder, NodeId,
+    Receiver, SendError, Sender, StartError,
 };
 use rdmc_fabric::Timestamp;
 use tokio::sync::{Mutex, mpsc, oneshot};
@@ -33,6 +33,8 @@ pub struct GroupPlan {
     pub algorithm: Algorithm,
     /// The block size in modelled bytes.
     pub block_size: u64,
+    /// When members deliver messages.
+    pub delivery: Delivery,
 }
 
 /// A deployment failed.
@@ -189,6 +191,7 @@ impl Deployment {
         let spec = GroupSpec::new(plan.id, plan.members.iter().map(|node| NodeId(node.0)))
             .algorithm(plan.algorithm.clone())
             .formation_limit(CONNECT_LIMIT)
+            .delivery(plan.delivery)
             .block_size(block_size);
         let members = plan.members.iter().skip(1).map(|&member| {
             let (node, spec, world) = (self.node(member).clone(), spec.clone(), self.world.clone());

@@ -27,6 +27,7 @@
 //!         members: world.nodes().collect(),
 //!         algorithm: rdmc::Algorithm::BinomialPipeline,
 //!         block_size: 1 << 20,
+//!         delivery: rdmc::Delivery::Immediate,
 //!     };
 //!     let group = deployment.form(plan).await?;
 //!     let times = group.multicast(64 << 20).await?;

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
-use rdmc::{Algorithm, Hybrid, Racks, Spine};
+use rdmc::{Algorithm, Delivery, Hybrid, Racks, Spine};
 use rdmc_fabric::Timestamp;
 use serde::Deserialize;
 
@@ -71,6 +71,9 @@ pub struct ScenarioGroup {
     /// Block size in bytes; 1 MiB by default.
     #[serde(default = "default_block_size")]
     pub block_size: u64,
+    /// When members deliver messages: `immediate`, the default, or `stable`: when all have them.
+    #[serde(default)]
+    pub delivery: Delivery,
     /// The messages of the root.
     #[serde(default)]
     pub messages: Vec<ScenarioMessage>,
@@ -322,7 +325,7 @@ impl Scenario {
             let algorithm = algorithm(&group.algorithm, &self.cluster, &members)
                 .map_err(|what| ScenarioError::Invalid { what: format!("groups[{}].algorithm: {what}", id - 1) })?;
             let members = members.into_iter().map(NodeIndex).collect();
-            Ok(GroupPlan { id, members, algorithm, block_size: group.block_size })
+            Ok(GroupPlan { id, members, algorithm, block_size: group.block_size, delivery: group.delivery })
         };
         self.groups.iter().zip(1..).map(plan).collect()
     }

@@ -118,7 +118,7 @@ impl<S: Borrow<Sender>> BatchSender<S> {
     /// Sends the collected messages as a batch: it gets its place in the group's order.
     fn depart(&mut self, cx: &mut Context<'_>) -> Result<(), SendError> {
         let batch = Bytes::from(std::mem::take(&mut self.collected));
-        let multicast = self.sender.borrow().send_at_once(batch.clone());
+        let multicast = self.sender.borrow().enqueue(batch.clone());
         self.leaving.push_back(PendingBatch { batch, multicast });
         // An error that is there at once is returned at once. A batch that is not done is polled by the task that
         // waits.

@@ -65,6 +65,7 @@ impl OverlappingGroups {
                 members: rotated(&members, group),
                 algorithm: Algorithm::BinomialPipeline,
                 block_size: plan.block_size,
+                delivery: rdmc::Delivery::Immediate,
             });
             let (_deployment, groups) = form_all(&world, plans.collect()).await?;
             if plan.rounds > 1 {

@@ -91,6 +91,7 @@ impl Single {
             members: self.members.clone(),
             algorithm: self.algorithm.clone(),
             block_size: self.block_size,
+            delivery: rdmc::Delivery::Immediate,
         };
         let bytes = self.bytes;
         let settling = Duration::from_nanos(self.model.latency_ns) * SETTLING_LATENCIES;

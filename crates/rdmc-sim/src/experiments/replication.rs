@@ -114,6 +114,7 @@ fn replay(model: &ClusterModel, algorithm: &Algorithm, writes: &[Write]) -> Resu
             members: [0].iter().chain(triple).map(|&node| NodeIndex(node)).collect(),
             algorithm: algorithm.clone(),
             block_size: MIB,
+            delivery: rdmc::Delivery::Immediate,
         });
         let (_deployment, groups) = form_all(&world, plans.collect()).await?;
         let groups: Vec<_> = groups.into_iter().map(|group| Arc::new(Mutex::new(group))).collect();

@@ -11,5 +11,6 @@ mod leaving;
 mod proof;
 mod slow;
 mod snapshot;
+mod stable;
 mod starting;
 mod world;

@@ -34,6 +34,7 @@ fn latencies(cluster: ClusterModel, algorithm: &str, slow: Option<u32>) -> Vec<u
         algorithm: algorithm.to_owned(),
         block_size: BLOCK,
         messages: messages.collect(),
+        delivery: rdmc::Delivery::Immediate,
     };
     let events = slow.map(|node| ScenarioEvent::SlowDown { at_us: 0, node, times: 3 });
     let scenario = Scenario {
@@ -87,6 +88,7 @@ fn a_seed_gives_the_same_history_every_time() {
             algorithm: algorithm.to_owned(),
             block_size: BLOCK,
             messages: vec![ScenarioMessage { bytes: 20 * BLOCK, at_us: 0 }; 3],
+            delivery: rdmc::Delivery::Immediate,
         };
         let groups = vec![group("binomial-pipeline"), group("circulant"), group("chain")];
         let events = vec![ScenarioEvent::Kill { at_us: 9_000, node: 5 }];

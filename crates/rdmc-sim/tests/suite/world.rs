@@ -35,7 +35,13 @@ fn digest() -> u64 {
     let played = simulation.run(Duration::from_secs(60), async move {
         let deployment = Deployment::start(&world).await?;
         let members = world.nodes().collect();
-        let plan = GroupPlan { id: 1, members, algorithm: rdmc::Algorithm::BinomialPipeline, block_size: 4096 };
+        let plan = GroupPlan {
+            id: 1,
+            members,
+            algorithm: rdmc::Algorithm::BinomialPipeline,
+            block_size: 4096,
+            delivery: rdmc::Delivery::Immediate,
+        };
         let group = deployment.form(plan).await?;
         group.stream(1 << 20, 20).await?;
         group.close().await

@@ -30,8 +30,10 @@ use crate::transfer::{Blocks, HopPlan, Shape, TransferError, Turnstile};
 
 /// The root's handle of a group: sends messages to all members.
 ///
-/// Dropping it without [`close`](Self::close) abandons the group: the root completes the messages that have begun, then
-/// the members learn that it has left.
+/// Clones send to the same group, in the order in which their messages are queued. Dropping the last clone without
+/// [`close`](Self::close) abandons the group: the root completes the messages that have begun, then the members learn
+/// that it has left.
+#[derive(Clone)]
 pub struct Sender {
     group: Arc<Group>,
     requests: RequestSender,
@@ -121,10 +123,11 @@ impl Sender {
     /// Sends a message to every member.
     ///
     /// The future completes when the root sends nothing more of the message, although some members may still receive
-    /// from others (DSN §4.6). [`close`](Self::close) completes when every member has every message. In a
-    /// [recoverable](GroupSpec::recoverable) group, and where blocks are [checked](GroupSpec::check_blocks), the memory
-    /// is kept until every member has the message. Any number of futures may be awaited at once. They are carried out
-    /// and completed in the order in which they were first polled, a few at a time.
+    /// from others (DSN §4.6). The [`Receipt`] that it returns tells when every member has the message, and when every
+    /// application has stored it. In a [recoverable](GroupSpec::recoverable) group, and where blocks are
+    /// [checked](GroupSpec::check_blocks), the memory is kept until every member has the message. Any number of futures
+    /// may be awaited at once. They are carried out and completed in the order in which they were first polled, a few at
+    /// a time. [`enqueue`](Self::enqueue) does not wait for a poll.
     ///
     /// # Cancel safety
     /// If the future is dropped before it is polled or before its turn, nothing is sent. Later, the message is sent all
@@ -146,9 +149,15 @@ impl Sender {
         Multicast(sent.boxed())
     }
 
-    /// Sends as [`send`](Self::send) does, but the message has its slot when this returns. Dropping the future does not
-    /// take it back.
-    pub(crate) fn send_at_once(&self, payload: impl Into<Payload>) -> Multicast {
+    /// Sends as [`send`](Self::send) does, but the message has its place in the order when this returns. There is no
+    /// limit to the messages that wait: await the futures.
+    ///
+    /// # Cancel safety
+    /// Dropping the future does not take the message back.
+    ///
+    /// # Errors
+    /// As of [`send`](Self::send), from the future.
+    pub fn enqueue(&self, payload: impl Into<Payload>) -> Multicast {
         let queued = queue(&self.group, &self.requests, payload.into());
         let group = self.group.clone();
         let completed = queued.map(|queued| {
@@ -168,7 +177,7 @@ impl Sender {
 
     /// Closes the group: `Ok` if and only if every message reached every member and every member agrees to the end.
     ///
-    /// Returns the certificate.
+    /// Returns the certificate. Messages that clones send later are not [queued](SendError::Closed).
     ///
     /// # Cancel safety
     /// If the future is dropped before it is polled, the group is abandoned. Later, it is closed all the same.
@@ -243,8 +252,8 @@ impl fmt::Debug for Sender {
     }
 }
 
-/// The future of one multicast, made by [`Sender::send`].
-#[must_use = "nothing is sent unless it is polled"]
+/// The future of one multicast, made by [`Sender::send`] or [`Sender::enqueue`].
+#[must_use = "what send returns does nothing unless it is polled"]
 pub struct Multicast(BoxFuture<'static, Result<Receipt, SendError>>);
 
 impl Future for Multicast {

@@ -5,6 +5,7 @@ use std::time::Duration;
 #[cfg(doc)]
 use rdmc_fabric::Capabilities;
 use rdmc_schedule::Algorithm;
+use serde::{Deserialize, Serialize};
 
 #[cfg(doc)]
 use crate::failure::FailureCause;
@@ -34,7 +35,8 @@ impl SlowReceivers {
 }
 
 /// Chooses when members deliver messages to their applications.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
 #[non_exhaustive]
 pub enum Delivery {
     /// When the member has the message. If the group fails, some members may have delivered messages that the survivors
@@ -51,7 +53,8 @@ pub enum Delivery {
 }
 
 /// Chooses how members get the messages of a group.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
 pub enum DeliveryMode {
     /// Every member has a copy in its own memory. The root may write to its own when the message is sent.
     #[default]

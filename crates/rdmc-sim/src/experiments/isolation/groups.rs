@@ -58,10 +58,22 @@ fn beside(algorithm: &Algorithm, bulk: Option<Bulk>, seed: u64) -> Result<Groups
     let played = simulation.run(VIRTUAL_LIMIT, async move {
         let deployment = deploy(&world).await?;
         let members: Vec<NodeIndex> = world.nodes().collect();
-        let small = GroupPlan { id: 1, members: members.clone(), algorithm, block_size: SMALL };
+        let small = GroupPlan {
+            id: 1,
+            members: members.clone(),
+            algorithm,
+            block_size: SMALL,
+            delivery: rdmc::Delivery::Immediate,
+        };
         let small = deployment.form(small).await?;
         let block_size = bulk.map_or(SMALL, |bulk| bulk.block_size);
-        let large = GroupPlan { id: 2, members, algorithm: Algorithm::BinomialPipeline, block_size };
+        let large = GroupPlan {
+            id: 2,
+            members,
+            algorithm: Algorithm::BinomialPipeline,
+            block_size,
+            delivery: rdmc::Delivery::Immediate,
+        };
         let large = deployment.form(large).await?;
         let (stop, moved) = (AtomicBool::new(false), AtomicU64::new(0));
         let began = world.now();
