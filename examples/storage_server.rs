@@ -20,7 +20,7 @@ use axum::extract::{DefaultBodyLimit, Path, State};
 use axum::{Router, http::StatusCode, routing::get};
 use bytes::Bytes;
 use clap::Parser;
-use rdmc::{Cluster, GroupSpec, Memory, Node, NodeId, OfferReceiver, Sender, TcpFabric};
+use rdmc::{Cluster, GroupSpec, Node, NodeId, Sender, TcpFabric};
 
 #[derive(Parser)]
 struct Args {
@@ -50,10 +50,8 @@ async fn main() -> Result<()> {
     for primary in servers.iter().copied().filter(|primary| *primary != me) {
         let (node, store, spec) = (node.clone(), store.clone(), group_of(primary));
         tokio::spawn(async move {
-            let offers = node.join_group_with_offers(spec).await?;
-            let ended = replicate(&node, offers, primary, &store).await;
-            eprintln!("no more objects from server {primary}: {:#}", ended.as_ref().unwrap_err());
-            ended
+            let Err(error) = replicate(node, spec, &store).await;
+            eprintln!("no more objects from server {primary}: {error:#}");
         });
     }
     let group = node.create_group(group_of(me)).await?;
@@ -67,12 +65,14 @@ async fn main() -> Result<()> {
 }
 
 /// Stores the objects that another server sends, until its group ends.
-async fn replicate(node: &Node, mut offers: OfferReceiver, primary: NodeId, store: &Mutex<Store>) -> Result<Never> {
+async fn replicate(node: Node, group: GroupSpec, store: &Mutex<Store>) -> Result<Never> {
+    let primary = group.members()[0];
+    let mut offers = node.join_group_with_offers(group).await?;
     loop {
         let offer = offers.next_offer().await.context("the group was closed")??;
-        // Memory of exactly the message's size, and not of the pool, because objects stay in memory.
-        let memory = node.register(Memory::from(vec![0; usize::try_from(offer.size())?]))?;
-        let message = offer.accept(memory.into_mut().ok().context("new memory is nobody else's")?).await?;
+        // Not into the pool, because objects stay in memory.
+        let memory = vec![0; usize::try_from(offer.size())?];
+        let message = offer.accept_into(memory)?.await?;
         let bytes = message.clone().into_bytes();
         let (header, name) = bytes.split_first_chunk::<HEADER_LEN>().context("a message begins with a header")?;
         let (clock, name_len) = (u64::from_le_bytes(header[..8].try_into()?), usize::from(header[8]));

@@ -96,8 +96,8 @@ pub use mesh::listener::Listener;
 pub use node::{Node, NodeBuilder, Shutdown, StartError};
 pub use pool::PoolError;
 pub use rdmc_fabric::{
-    AllocatingAhead, Buffer, BufferMut, Capabilities, CompletionMode, Elapsed, Fabric, MemFabric, MemNetwork, Memory,
-    MemoryRegion, Rendezvous, SharedObject, SharedObjectMut, TcpConfig, TcpFabric,
+    AllocatingAhead, Buffer, BufferMut, Capabilities, CompletionMode, Elapsed, Fabric, FabricError, MemFabric,
+    MemNetwork, Memory, MemoryRegion, Rendezvous, SharedObject, SharedObjectMut, TcpConfig, TcpFabric,
 };
 #[cfg(target_os = "linux")]
 pub use rdmc_fabric::{ShmFabric, TcpShmFabric};

@@ -256,9 +256,9 @@ impl NodeBuilder {
     /// refuse a detection time.
     ///
     /// # Panics
-    /// If no fabric was set, or if its [name](rdmc_fabric::Capabilities::name) is invalid.
+    /// If the fabric's [name](rdmc_fabric::Capabilities::name) is invalid.
     pub async fn start(self) -> Result<Node, StartError> {
-        let fabric = self.fabric.expect("a node needs a fabric: call NodeBuilder::fabric");
+        let fabric = self.fabric.ok_or(StartError::NoFabric)?;
         check_detection(self.detection)?;
         if let Some(invited) = self.detection_invited.filter(|invited| *invited != self.detection) {
             return Err(StartError::DetectionInvited { invited, got: self.detection });

@@ -353,3 +353,62 @@ async fn a_group_of_one_sends_to_nobody() {
     sender.close().await.unwrap();
     assert!(Rank::ROOT.is_root());
 }
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn queued_messages_stay_and_clones_of_a_sender_share_its_group() {
+    for kind in Kind::all() {
+        watched(async {
+            let nodes = start(kind, 3).await;
+            let (sender, receivers) = form(&nodes, &spec_of_all(1, &nodes, Algorithm::Chain, 1000)).await;
+            let taken = futures::future::join_all(receivers.into_iter().map(take_all));
+            let sent = async {
+                let clone = sender.clone();
+                let first = sender.enqueue(pattern(10, 0));
+                drop(clone.enqueue(pattern(5000, 1)));
+                let third = clone.send(pattern(10, 2));
+                drop(sender);
+                assert_eq!(third.await.unwrap().number(), 2, "{kind}");
+                assert_eq!(first.await.unwrap().number(), 0, "{kind}");
+                let closing = clone.clone();
+                closing.close().await.unwrap();
+                assert!(matches!(clone.send("late").await, Err(rdmc::SendError::Closed)), "{kind}");
+            };
+            let (taken, ()) = futures::join!(taken, sent);
+            for messages in taken {
+                assert!(messages.iter().map(|message| message.len()).eq([10, 5000, 10]), "{kind}");
+            }
+        })
+        .await;
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn an_offer_is_accepted_into_a_vec() {
+    for kind in Kind::all() {
+        watched(async {
+            let nodes = start(kind, 2).await;
+            let spec = spec_of_all(1, &nodes, Algorithm::Chain, 1000);
+            let joined = futures::future::try_join(
+                nodes[0].create_group(spec.clone()),
+                nodes[1].join_group_with_offers(spec.clone()),
+            );
+            let (sender, mut offers) = joined.await.unwrap();
+            let received = async {
+                let offer = offers.next_offer().await.unwrap().unwrap();
+                let memory = vec![0; usize::try_from(offer.size()).unwrap()];
+                let message = offer.accept_into(memory).unwrap().await.unwrap();
+                assert!(message[..] == pattern(12_345, 1), "{kind}");
+                let offer = offers.next_offer().await.unwrap().unwrap();
+                let refused = offer.accept_into(bytes::Bytes::from_static(b"read only")).unwrap_err();
+                assert!(matches!(refused, rdmc::FabricError::Memory { len: 9, .. }), "{kind}: {refused}");
+            };
+            let sent = async {
+                sender.send(pattern(12_345, 1)).await.unwrap();
+                sender.send(pattern(9, 2)).await
+            };
+            let ((), sent) = futures::join!(received, sent);
+            assert!(sent.is_err() || sender.failed().await.first().node == NodeId(1), "{kind}");
+        })
+        .await;
+    }
+}

@@ -371,7 +371,12 @@ impl GroupEnd {
                 self.retained.clear();
             }
             Err(failure) => {
-                tracing::error!(parent: &self.membership.span, %failure, "group failed");
+                if failure.failed.iter().all(|failed| failed.cause == FailureCause::Abandoned) {
+                    // Somebody does not need it any more.
+                    tracing::info!(parent: &self.membership.span, %failure, "group left");
+                } else {
+                    tracing::error!(parent: &self.membership.span, %failure, "group failed");
+                }
                 if !self.membership.spec.recoverable || !failure.quorum || failure.names(self.membership.rank) {
                     // This member cannot go on.
                     self.retained.clear();

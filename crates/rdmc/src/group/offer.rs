@@ -1,6 +1,7 @@
 //! Messages as receivers get them: offered, under way, whole.
 
 use std::fmt;
+use std::io;
 use std::ops::Deref;
 use std::pin::Pin;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -8,7 +9,7 @@ use std::task::{Context, Poll};
 
 use bytes::Bytes;
 use futures::future::FutureExt;
-use rdmc_fabric::{Buffer, BufferMut};
+use rdmc_fabric::{Buffer, BufferMut, FabricError, Memory};
 use tokio::sync::{OwnedSemaphorePermit, oneshot};
 
 #[cfg(doc)]
@@ -181,6 +182,24 @@ impl Offer {
         assert_eq!(memory.len() as u64, self.size, "the memory must have the message's size");
         self.answer(OfferReply::Memory(memory));
         self.delivery
+    }
+
+    /// Receives the message into memory that is not registered yet, such as a `Vec` or a mapped file, of exactly the
+    /// message's size. It is the application's own, and does not count towards the pool.
+    ///
+    /// # Errors
+    /// The memory is read only ([`FabricError::Memory`]), or the fabric cannot register it. The offer is refused then,
+    /// which ends the group.
+    ///
+    /// # Panics
+    /// If the length differs.
+    pub fn accept_into(self, memory: impl Into<Memory>) -> Result<Arrival, FabricError> {
+        let memory = self.delivery.group.node().fabric.register(memory.into())?;
+        let memory = memory.into_mut().map_err(|memory| FabricError::Memory {
+            len: memory.len(),
+            source: io::Error::new(io::ErrorKind::PermissionDenied, "it is read only"),
+        })?;
+        Ok(self.accept(memory))
     }
 
     /// Receives the missing blocks of the message into `memory`, which must have exactly the message's size and may

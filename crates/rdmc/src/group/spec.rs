@@ -55,6 +55,7 @@ pub enum Delivery {
 /// Chooses how members get the messages of a group.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
+#[non_exhaustive]
 pub enum DeliveryMode {
     /// Every member has a copy in its own memory. The root may write to its own when the message is sent.
     #[default]

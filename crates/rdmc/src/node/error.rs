@@ -11,6 +11,9 @@ use crate::id::NodeId;
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum StartError {
+    /// No fabric was chosen: call [`NodeBuilder::fabric`](crate::NodeBuilder::fabric).
+    #[error("a node needs a fabric: choose one with NodeBuilder::fabric")]
+    NoFabric,
     /// The node itself is not in the cluster.
     #[error("node {node} is not in its own cluster")]
     NotInCluster {
