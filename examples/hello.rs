@@ -15,12 +15,15 @@ async fn member(me: NodeId, group: GroupSpec, cluster: Cluster, fabric: Arc<dyn 
     let node = Node::builder(me, cluster).fabric(fabric).start().await?;
     if me == group.members()[0] {
         let root = node.create_group(group).await?; // the root is the only sender
-        root.send("hello, everybody").await?; // the memory is ours again
+        let receipt = root.send("hello, everybody").await?; // the memory is ours again
+        receipt.stored().await?; // every receiver has stored it
         root.close().await?; // every member has every message
     } else {
         let mut messages = node.join_group(group).await?;
         while let Some(message) = messages.next().await {
-            println!("node {me}: {}", String::from_utf8_lossy(&message?));
+            let message = message?;
+            println!("node {me}: {}", String::from_utf8_lossy(&message));
+            message.stored(); // or on disk, or whatever that means here
         }
         messages.close().await?;
     }
