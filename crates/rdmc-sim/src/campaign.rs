@@ -36,12 +36,12 @@ mod suspects;
 
 pub use case::{
     AlgorithmCase, Behaviour, Case, Fault, FaultCase, GroupCase, MemberCase, MessageCase, Milestone, PartsCase,
-    SendFuture, When,
+    RingCase, SendFuture, When,
 };
 pub use checks::{CHECKERS, Checker};
 pub use observation::{
     Corruptions, Delivered, Ending, FaultObservation, FlippedBlock, GroupObservation, MemberObservation, NamedMember,
-    Observation, Outcome, ReportedFailure, ResourcesInUse,
+    Observation, Outcome, ReportedFailure, ResourcesInUse, SeenReceipt, SeenStored,
 };
 pub use play::{CaseError, play};
 pub use shrink::shrink;

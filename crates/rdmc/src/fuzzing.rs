@@ -118,7 +118,7 @@ impl Frame {
             spec: [1; 32],
             told: 0,
             blocks: Some(BlockEndpoints { data: vec![2; 40], ready: vec![3; 40], cells: [4; 24] }),
-            table: Some(TableEndpoint { queue_pair: vec![5; 40], row: [6; 24] }),
+            table: Some(TableEndpoint { queue_pair: vec![5; 40], row: [6; 24], ring: Some([7; 24]) }),
         };
         let frames = [
             ("hello", hello),

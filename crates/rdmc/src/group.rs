@@ -16,9 +16,9 @@ use crate::id::{GroupId, NodeId};
 use crate::resources::{GroupEnding, NodeResources, OpenGroup};
 use crate::round_trips::PAUSES;
 use crate::stats::GroupStats;
-use crate::table::ExpectedRows;
+use crate::table::{ExpectedRows, Slot};
 use crate::transfer::exchange::Exchange;
-use crate::transfer::{Blocks, Deliver, HealedBlock, HopPlan, Owner, Transfer, TransferError};
+use crate::transfer::{Blocks, Deliver, HealedBlock, HopPlan, Owner, Transfer, TransferError, Turn};
 use crate::wire::GroupFrame;
 use crate::woken::WhenWoken;
 
@@ -137,6 +137,27 @@ impl Group {
     /// Tells whether members report which blocks of a message they have before it begins.
     pub(crate) fn is_delta(&self) -> bool {
         self.membership.spec.delta
+    }
+
+    /// At the root of a group with a ring: writes the slot of a message, in its turn; tells whether the message is in it.
+    async fn write_slot(&self, blocks: &Blocks, mut turn: Turn) -> Result<bool, TransferError> {
+        turn.wait().await;
+        let Some(ring) = self.status.table.outgoing() else {
+            turn.end();
+            return Ok(false);
+        };
+        let (shape, whole) = (blocks.shape(), blocks.whole());
+        let is_short = self.fits_a_slot(shape.size);
+        let slot = if is_short { Slot::Message(&whole[..]) } else { Slot::InBlocks(shape.size) };
+        self.status.table.write_slot(ring, slot).await?;
+        turn.end();
+        Ok(is_short)
+    }
+
+    /// Tells whether a message travels by the ring.
+    fn fits_a_slot(&self, size: u64) -> bool {
+        let block_size = self.block_size();
+        self.membership.spec.ring.is_some_and(|ring| size <= ring.bytes.min(block_size).into())
     }
 
     /// At the root: announces the size of a message to the members that cannot learn it from their first block.

@@ -7,21 +7,25 @@
 //! At most one write to a member is unacknowledged. What changes meanwhile is written with the next one.
 
 use std::collections::{BTreeMap, VecDeque};
+use std::ops::DerefMut;
+use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use futures::future::{Either, select, try_join};
 use futures::stream::{FuturesUnordered, StreamExt};
-use rdmc_fabric::{Environment, Operation, Received, WorkError};
+use rdmc_fabric::{Buffer, Environment, Operation, Received, WorkError};
 use rdmc_schedule::Rank;
 
 use crate::count::Count;
 use crate::sync::lock;
 
 mod link;
+mod ring;
 mod row;
 
-pub(crate) use link::Link;
+pub(crate) use link::{Link, RingEnd};
+pub(crate) use ring::{IncomingRing, OutgoingRing, RingShape, Slot};
 pub(crate) use row::Row;
 
 /// One member's view of the status of all, and the connections by which rows travel.
@@ -33,6 +37,8 @@ pub(crate) struct StatusTable {
     state: Mutex<TableState>,
     /// How often this member's row was published, for the writers of the links.
     due: BTreeMap<Rank, Count>,
+    /// At the root of a group with a ring.
+    outgoing: Option<OutgoingRing>,
     environment: Arc<dyn Environment>,
 }
 
@@ -80,12 +86,17 @@ impl StatusTable {
         salt: u64,
         first: Row,
         links: impl IntoIterator<Item = Link>,
+        ring: Option<RingShape>,
         environment: Arc<dyn Environment>,
     ) -> Self {
         let links: BTreeMap<Rank, Link> = links.into_iter().map(|link| (link.rank, link)).collect();
         let due = links.keys().map(|rank| (*rank, Count::default())).collect();
         let state = Mutex::new(TableState { rows: vec![first; members], published: 0 });
-        Self { links, salt, me, state, due, environment }
+        let outgoing = ring.filter(|_| me.is_root()).map(|shape| OutgoingRing::new(shape, links.len()));
+        if let Some(outgoing) = outgoing.as_ref().filter(|_| links.is_empty()) {
+            outgoing.read.raise_to(u64::MAX);
+        }
+        Self { links, salt, me, state, due, outgoing, environment }
     }
 
     /// Returns the connection to a member, if rows travel between the two.
@@ -165,8 +176,12 @@ impl StatusTable {
                     }
                 }
             };
-            received.map_err(|error| LinkError::Work { with: link.rank, error })?;
+            let received = received.map_err(|error| LinkError::Work { with: link.rank, error })?;
             posted.push_back(link.expect_row());
+            if let (Some(ring), Some(link::RING_IMM)) = (&link.ring, received.imm) {
+                ring.written.increment();
+                continue;
+            }
             match link.read(self.salt) {
                 None => unreadable = unreadable.max(1),
                 Some(row) => {
@@ -201,6 +216,50 @@ impl StatusTable {
             };
             link.write(row, self.salt, self.me).await.map_err(|error| LinkError::Work { with: link.rank, error })?;
         }
+    }
+
+    // The ring.
+
+    /// At a receiver: returns its end of the ring.
+    pub(crate) fn incoming(&self) -> Option<&IncomingRing> {
+        self.links.get(&Rank::ROOT)?.ring.as_ref()
+    }
+
+    /// At the root: returns its end of the ring.
+    pub(crate) fn outgoing(&self) -> Option<&OutgoingRing> {
+        self.outgoing.as_ref()
+    }
+
+    /// At a receiver: waits for the next slot, with the memory that `memory` returns for a message; `None` if it has
+    /// come corrupted.
+    pub(crate) async fn next_slot<M: DerefMut<Target = [u8]>, E>(
+        &self,
+        ring: &IncomingRing,
+        memory: impl FnOnce(usize) -> Result<M, E>,
+    ) -> Result<Option<Slot<M>>, E> {
+        ring.next(self.salt, memory).await
+    }
+
+    /// At the root: writes the slot of the next message to all receivers, when they have room. One task writes at a
+    /// time.
+    pub(crate) async fn write_slot(&self, ring: &OutgoingRing, slot: Slot<&[u8]>) -> Result<(), LinkError> {
+        let number = ring.written.load(Ordering::Relaxed);
+        ring.room(number).await;
+        ring.written.store(number + 1, Ordering::Release);
+        let mut slot = Err(ring::encode(&slot, self.salt, number));
+        for (at, link) in self.links.values().enumerate() {
+            let failed = |error| LinkError::Work { with: link.rank, error };
+            let bytes = match slot {
+                Ok(registered) => registered,
+                Err(encoded) => link.register(encoded).map_err(failed)?,
+            };
+            if let Some(oldest) = ring.oldest(at) {
+                oldest.await.map_err(failed)?;
+            }
+            ring.note(at, link.write_slot(Buffer::clone(&bytes), ring.shape.place(number)));
+            slot = Ok(bytes);
+        }
+        Ok(())
     }
 
     /// Breaks all connections.

@@ -176,6 +176,8 @@ pub(crate) struct BlockEndpoints {
 pub(crate) struct TableEndpoint {
     pub(crate) queue_pair: Vec<u8>,
     pub(crate) row: [u8; 24],
+    /// At a receiver of a group with a ring: its place.
+    pub(crate) ring: Option<[u8; 24]>,
 }
 
 /// How long one member has waited for another within a window, in milliseconds.
@@ -373,11 +375,11 @@ mod tests {
                 any::<[u8; 32]>(),
                 any::<u32>(),
                 proptest::option::of((bytes(), bytes(), any::<[u8; 24]>())),
-                proptest::option::of((bytes(), any::<[u8; 24]>()))
+                proptest::option::of((bytes(), any::<[u8; 24]>(), any::<Option<[u8; 24]>>()))
             )
                 .prop_map(|(spec, told, blocks, table)| {
                     let blocks = blocks.map(|(data, ready, cells)| BlockEndpoints { data, ready, cells });
-                    let table = table.map(|(queue_pair, row)| TableEndpoint { queue_pair, row });
+                    let table = table.map(|(queue_pair, row, ring)| TableEndpoint { queue_pair, row, ring });
                     GroupFrame::Offer { spec, told, blocks, table }
                 }),
             (any::<u64>(), any::<u64>()).prop_map(|(message, size)| GroupFrame::Announce { message, size }),

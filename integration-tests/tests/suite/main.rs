@@ -26,6 +26,7 @@ mod receipts;
 mod recovery;
 mod requirement;
 mod resume;
+mod rings;
 mod rooms;
 #[cfg(target_os = "linux")]
 mod rounds;

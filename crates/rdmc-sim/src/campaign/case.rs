@@ -65,6 +65,19 @@ pub struct GroupCase {
     /// Whether the root awaits the receipts of its messages.
     #[serde(default)]
     pub receipts: bool,
+    /// The ring for short messages. Delta groups have none.
+    #[serde(default)]
+    pub ring: Option<RingCase>,
+}
+
+/// A ring for short messages.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct RingCase {
+    /// Number of slots.
+    pub slots: u32,
+    /// Bytes of a slot.
+    pub bytes: u32,
 }
 
 fn yes() -> bool {
@@ -504,14 +517,18 @@ impl GroupCase {
     /// Returns the specification that a member uses.
     pub(super) fn spec(&self, member: &MemberCase) -> GroupSpec {
         let other = member.behaviour == Behaviour::OtherBlockSize;
-        GroupSpec::new(self.id, self.members.iter().map(|member| NodeId(member.node)))
+        let spec = GroupSpec::new(self.id, self.members.iter().map(|member| NodeId(member.node)))
             .algorithm(self.algorithm.algorithm())
             .formation_limit(Duration::from_nanos(self.formation_limit_ns))
             .recoverable(self.recoverable)
             .check_blocks(self.checks)
             .delta(self.delta)
             .delivery(if self.stable { Delivery::Stable } else { Delivery::Immediate })
-            .block_size(self.block_size + u32::from(other))
+            .block_size(self.block_size + u32::from(other));
+        match self.ring.filter(|_| !self.delta) {
+            Some(RingCase { slots, bytes }) => spec.ring(slots, bytes),
+            None => spec,
+        }
     }
 }
 

@@ -2,7 +2,7 @@
 
 use super::case::{
     AlgorithmCase, Behaviour, Case, Fault, FaultCase, GroupCase, MemberCase, MessageCase, Milestone, PartsCase,
-    SendFuture, SpineCase, When,
+    RingCase, SendFuture, SpineCase, When,
 };
 use crate::model::{ClusterModel, ControlModel, DelayModel, Distribution, HostModel, NicModel, RackModel, WaitMode};
 use crate::random::Random;
@@ -150,6 +150,8 @@ impl GroupCase {
     fn draw_promises(&mut self, random: &mut Random) {
         self.stable = random.chance(0.3);
         self.receipts = random.chance(0.4);
+        let (slots, bytes) = (*random.one_of(&[2, 3, 8, 64]), *random.one_of(&[1, 50, 1000, 5000]));
+        self.ring = random.chance(0.3).then_some(RingCase { slots, bytes });
         for member in &mut self.members {
             member.lets_go_each = *random.one_of(&[0, 0, 0, 1, 2, 3]);
         }
@@ -252,6 +254,7 @@ fn draw_group(random: &mut Random, id: u64, nodes: u32) -> GroupCase {
         delta,
         stable: false,
         receipts: false,
+        ring: None,
     }
 }
 

@@ -1,7 +1,8 @@
 //! Exhaustive campaigns: faults of every member of small groups at each of its operations.
 //!
 //! A *history* is a group with a number of members that sends one message with a number of blocks, by one algorithm or
-//! as a delta group whose members already have parts; or three messages with stable delivery. A history is played once without a fault, which counts the
+//! as a delta group whose members already have parts; or three messages with stable delivery,
+//! without and with a ring. A history is played once without a fault, which counts the
 //! operations of each member. It is then played once for each member, each of its operations and each [`Harm`], which
 //! replaces the operation. Both plays are equal up to that operation. So these are all points at which other members
 //! can observe the loss of a member.
@@ -9,8 +10,8 @@
 use std::ops::RangeInclusive;
 
 use super::case::{
-    AlgorithmCase, Behaviour, Case, Fault, FaultCase, GroupCase, MemberCase, MessageCase, PartsCase, SendFuture,
-    SpineCase, When,
+    AlgorithmCase, Behaviour, Case, Fault, FaultCase, GroupCase, MemberCase, MessageCase, PartsCase, RingCase,
+    SendFuture, SpineCase, When,
 };
 use super::play::play;
 use super::{Report, judge_all};
@@ -67,7 +68,7 @@ impl Bounds {
         let of_shape = |(members, blocks)| {
             let whole = algorithms(members).into_iter().map(move |it| history(members, blocks, it));
             let pipeline = || history(members, blocks, AlgorithmCase::BinomialPipeline);
-            whole.chain([rest_of(pipeline()), stable(pipeline())])
+            whole.chain([rest_of(pipeline()), stable(pipeline()), with_ring(stable(pipeline()))])
         };
         shapes.flat_map(of_shape).collect()
     }
@@ -141,6 +142,7 @@ fn history(count: u32, blocks: u32, algorithm: AlgorithmCase) -> Case {
         delta: false,
         stable: false,
         receipts: true,
+        ring: None,
     };
     Case {
         seed: 1,
@@ -169,6 +171,15 @@ fn stable(mut history: Case) -> Case {
         group.stable = true;
         group.messages = vec![group.messages[0]; 3];
         group.sends_ahead = 3;
+    }
+    history
+}
+
+/// Gives the group of a history a ring: its first message is in a slot, the others come in blocks.
+fn with_ring(mut history: Case) -> Case {
+    for group in &mut history.groups {
+        group.ring = Some(RingCase { slots: 2, bytes: BLOCK_BYTES });
+        group.messages[0].size = 1;
     }
     history
 }

@@ -114,6 +114,7 @@ fn case(algorithm: AlgorithmCase, members: &[u32], sizes: &[u64]) -> Case {
         delta: false,
         stable: false,
         receipts: false,
+        ring: None,
     };
     let nodes = members.iter().max().map_or(1, |most| most + 1);
     Case {

@@ -134,6 +134,9 @@ impl GroupSpec {
         if self.is_shared() {
             hash.update(b"shared objects");
         }
+        if let Some(ring) = self.ring {
+            hash.update(b"ring").update(&ring.slots.to_le_bytes()).update(&ring.bytes.to_le_bytes());
+        }
         if self.is_stable() {
             hash.update(b"stable delivery");
         }

@@ -138,6 +138,17 @@ pub enum GroupError {
     /// Shared objects bring their own memory: join without offers, or deliver private copies.
     #[error("shared objects bring their own memory: join the group without offers, or deliver private copies")]
     SharedOffers,
+    /// The [ring](crate::GroupSpec::ring) has too few or too many slots, or slots of no bytes or too many.
+    #[error("a ring of {slots} slots of {bytes} bytes is not one of 2 to 4096 slots of 1 to 65536 bytes")]
+    Ring {
+        /// Slots asked for.
+        slots: u32,
+        /// Bytes of a slot asked for.
+        bytes: u32,
+    },
+    /// Members of a [delta](crate::GroupSpec::delta) group compare blocks of every message: leave the ring off.
+    #[error("members of a delta group compare the blocks of every message: leave delta or the ring off")]
+    RingDelta,
     /// A group of this node has used the number before.
     #[error("group number {group} was used before")]
     GroupIdUsed {

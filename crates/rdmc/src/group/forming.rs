@@ -27,7 +27,7 @@ use crate::id::NodeId;
 use crate::resources::{NodeResources, OpenGroup};
 use crate::stats::Counters;
 use crate::sync::lock;
-use crate::table::{ExpectedRows, Link, Row, StatusTable};
+use crate::table::{ExpectedRows, Link, RingEnd, RingShape, Row, StatusTable};
 use crate::transfer::Port;
 use crate::transfer::distance::Distance;
 use crate::transfer::exchange::Exchange;
@@ -75,7 +75,11 @@ pub(crate) async fn form(
     let Neighbourhood { neighbours, first_source, peers, announced_to } =
         Neighbourhood::new(&node, &spec, rank, continuation.is_some())?;
     let links = status::peers(&spec, rank).into_iter();
-    let links = links.map(|peer| Link::new(node.fabric.clone(), &node.completions, peer));
+    let ring_with = |peer: Rank| {
+        let end = if rank.is_root() { RingEnd::Writes } else { RingEnd::Reads };
+        spec.ring.filter(|_| rank.is_root() || peer.is_root()).map(|ring| (ring, end))
+    };
+    let links = links.map(|peer| Link::new(node.fabric.clone(), &node.completions, peer, ring_with(peer)));
     let links = links.collect::<Result<Vec<_>, FabricError>>()?;
     let capabilities = node.fabric.capabilities();
     spec.check_blocks.get_or_insert(!capabilities.protects_blocks);
@@ -106,8 +110,8 @@ pub(crate) async fn form(
     let end = Arc::new(GroupEnd::new(membership.clone(), retained.clone(), continuation));
     let first = Row::begin(prior.base);
     let salt = membership.id.0;
-    let table =
-        StatusTable::new(rank, membership.members.len(), salt, first, links, membership.node.environment.clone());
+    let (count, ring) = (membership.members.len(), membership.spec.ring);
+    let table = StatusTable::new(rank, count, salt, first, links, ring, membership.node.environment.clone());
     let status = Status::new(membership.clone(), end.clone(), retained.clone(), table);
     let exchange = Arc::new(exchange);
     let (healing, asked) = Healing::new(membership.clone(), exchange.clone(), retained.clone());
@@ -183,8 +187,8 @@ impl Neighbourhood {
             true => everybody_but(rank, count),
             false => neighbours(&spec.algorithm, count, rank)?,
         };
-        // In a delta group all members know the size before the first block comes.
-        let first_source_of = |member| match spec.delta {
+        // In a delta group, or with a ring, all members know the size before the first block comes.
+        let first_source_of = |member| match spec.delta || spec.ring.is_some() {
             true => Ok(None),
             false => first_source(&spec.algorithm, count, member),
         };
@@ -207,7 +211,7 @@ impl Neighbourhood {
             }
         }
         let mut announced_to = Vec::new();
-        for member in (1..count).filter(|_| rank.is_root()) {
+        for member in (1..count).filter(|_| rank.is_root() && spec.ring.is_none()) {
             if first_source_of(Rank(member))?.is_none() {
                 announced_to.push(spec.members[Rank(member).index()]);
             }
@@ -228,6 +232,13 @@ impl GroupSpec {
             return Err(GroupError::BlockTooLong { bytes: u64::from(self.block_size), max, fabric });
         }
         self.check_sharing(node)?;
+        match self.ring {
+            Some(RingShape { slots, bytes }) if !(2..=4096).contains(&slots) || !(1..=65536).contains(&bytes) => {
+                return Err(GroupError::Ring { slots, bytes });
+            }
+            Some(_) if self.delta => return Err(GroupError::RingDelta),
+            _ => {}
+        }
         let mut seen = BTreeSet::new();
         for &member in &self.members {
             if !node.mesh.knows(member) {

@@ -5,15 +5,16 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use rdmc_fabric::{BufferMut, ObjectDescriptor};
-use rdmc_schedule::Rank;
+use rdmc_schedule::{BlockIndex, Rank};
 use tokio::sync::{Semaphore, mpsc, oneshot};
 
 use super::Group;
 use super::continuation::{InterruptedMessage, Resumption};
 use super::offer::{Arrival, Offer, OfferReply};
-use crate::checksum::yield_now;
+use crate::checksum::{BlockIdentity, Checksum, yield_now};
 use crate::failure::{FailureCause, with_sources};
 use crate::sync::lock;
+use crate::table::{IncomingRing, Slot};
 use crate::transfer::{
     Blocks, FirstBlock, FirstContent, FirstPlace, HopPlan, Shape, Transfer, TransferError, Turn, Turnstile,
 };
@@ -76,7 +77,10 @@ impl Intake {
         let ahead = self.ahead.clone().acquire_owned().await.expect("it is never closed");
         let mut turn = self.receive_turns.next();
         turn.wait().await;
+        let group = self.group.clone();
+        let ring = group.status.table.incoming();
         let (shape, first) = match self.group.first_source() {
+            _ if ring.is_some() => self.next_slot(number, ring.expect("there is one")).await?,
             Some(source) => {
                 let first = self.first_block(number, source).await?;
                 (self.checked(first.shape)?, Some(first))
@@ -102,9 +106,38 @@ impl Intake {
         if let Some((block, checksum)) = checksum {
             blocks.note_checksum(block, checksum);
         }
-        let plan = HopPlan::Schedule(self.group.schedule(shape.count));
+        let plan = match ring.is_some() && first_is_here {
+            true => HopPlan::Nothing,
+            false => HopPlan::Schedule(self.group.schedule(shape.count)),
+        };
         let transfer = self.group.transfer(number, plan, Arc::new(blocks), Some(deliver));
         Ok((self, StartedTransfer { transfer, first_is_here, turn }))
+    }
+
+    /// Waits for the slot of message `number` in the ring; returns the message's shape, and the message if it is short.
+    async fn next_slot(&self, number: u64, ring: &IncomingRing) -> Result<(Shape, Option<FirstBlock>), TransferError> {
+        let too_many = || self.malformed("a message with too many blocks");
+        let shape_of = |size| Shape::new(size, self.group.block_size()).ok_or_else(too_many);
+        let slot = self.group.status.table.next_slot(ring, |len| self.staging(len)).await?;
+        self.group.status.report_read(ring);
+        let (shape, block, whole) = match slot {
+            Some(Slot::InBlocks(size)) => return Ok((self.checked(shape_of(size)?)?, None)),
+            Some(Slot::Message(whole)) => (shape_of(whole.len() as u64)?, BlockIndex(0), whole),
+            None => {
+                // It came corrupted.
+                let identity = BlockIdentity { message: number, size: 0, block: BlockIndex(0) };
+                let mut memory = self.staging(self.group.block_size() as usize)?;
+                let healed = self.group.healing.fetch_anew(Rank::ROOT, identity, true, &mut memory).await?;
+                memory.truncate(healed.shape.len(healed.block));
+                (healed.shape, healed.block, memory)
+            }
+        };
+        if !self.group.fits_a_slot(shape.size) {
+            return Ok((self.checked(shape)?, None));
+        }
+        let checksum = if self.group.exchange().checks_blocks { Some(Checksum::of(&whole)) } else { None };
+        let first = FirstBlock { shape, block, content: FirstContent::Staged(whole.freeze()), checksum };
+        Ok((self.checked(shape)?, Some(first)))
     }
 
     /// Resumes a message that was interrupted.

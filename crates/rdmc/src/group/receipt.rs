@@ -100,7 +100,8 @@ impl Receipt {
     ///
     /// # Errors
     /// [`ReceiptError::NotStored`] if applications let the message go, or closed the group, without saying that it is
-    /// stored. [`ReceiptError::Failed`] if the group failed before that was known.
+    /// stored. [`ReceiptError::Failed`] if the group failed before that was known. [`ReceiptError::Unknown`] if it was
+    /// closed, but what a member said of the message was lost on the way.
     pub async fn stored(&self) -> Result<(), ReceiptError> {
         let (status, number) = (&self.group.status, self.number());
         status.ask(number);
@@ -108,21 +109,16 @@ impl Receipt {
             () = status.settled.reaches(number + 1).fuse() => None,
             ended = std::pin::pin!(self.group.end.ended().fuse()) => Some(ended),
         };
-        let (mut not_stored, unsettled) = (self.slip.let_go_by(), status.unsettled(number));
+        let (not_stored, unsettled) = (self.slip.let_go_by(), status.unsettled(number));
         match ended {
             Some(Err(failure)) if !unsettled.is_empty() => {
                 let stored = |rank: &Rank| !rank.is_root() && !unsettled.contains(rank) && !not_stored.contains(rank);
                 let nodes = self.nodes(self.ranks().filter(stored));
                 Err(ReceiptError::Failed { failure, nodes })
             }
-            _ => {
-                // The group is closed: who has not spoken does not any more.
-                not_stored.extend(unsettled);
-                match not_stored.is_empty() {
-                    true => Ok(()),
-                    false => Err(ReceiptError::NotStored { nodes: self.nodes(not_stored) }),
-                }
-            }
+            _ if !not_stored.is_empty() => Err(ReceiptError::NotStored { nodes: self.nodes(not_stored) }),
+            _ if !unsettled.is_empty() => Err(ReceiptError::Unknown { nodes: self.nodes(unsettled) }),
+            _ => Ok(()),
         }
     }
 
@@ -153,6 +149,13 @@ pub enum ReceiptError {
         failure: GroupFailure,
         /// The members of which it is known: those that have the message, or receivers that have stored it, whichever
         /// was awaited. Others may as well.
+        nodes: Vec<NodeId>,
+    },
+    /// The group was closed, but the root did not hear whether these members have stored the message, because a
+    /// connection broke at the very end.
+    #[error("the group is closed, but what {} said of the message was lost", list(nodes))]
+    Unknown {
+        /// These members.
         nodes: Vec<NodeId>,
     },
     /// Some members let the message go, or closed the group, without saying that it is stored.

@@ -283,6 +283,7 @@ async fn run(
     let mut completed = OrderedCompletions { next: messages, early: BTreeMap::new() };
     let mut relay_turns = Turnstile::default();
     let mut receive_turns = Turnstile::default();
+    let mut slot_turns = Turnstile::default();
     let close = loop {
         let room = running.len() < TRANSFERS_MAX;
         futures::select_biased! {
@@ -300,10 +301,21 @@ async fn run(
                     }
                     let planned = PlanSource::new(&group, messages, repair, blocks.shape());
                     let (receive_turn, relay_turn) = (receive_turns.next(), relay_turns.next());
+                    let (by_schedule, slot_turn) = (planned.is_schedule(), slot_turns.next());
                     let (group, number) = (&group, messages);
                     let done = done.map(|done| PendingReceipt::new(done, group.status.receipts.slip(number)));
                     running.push(async move {
-                        let plan = planned.plan(group, number, &blocks).await?;
+                        let in_slot = match by_schedule {
+                            true => group.write_slot(&blocks, slot_turn).await?,
+                            false => {
+                                slot_turn.skip().await;
+                                false
+                            }
+                        };
+                        let plan = match in_slot {
+                            true => HopPlan::Nothing,
+                            false => planned.plan(group, number, &blocks).await?,
+                        };
                         let transfer = group.transfer(number, plan, blocks, None);
                         let size = transfer.run(false, receive_turn, relay_turn).await?;
                         group.message_completed(number, size);
@@ -386,6 +398,10 @@ impl PlanSource {
             None if group.is_delta() => Self::Asked(group.delta.ask_for_parts(message, shape)),
             None => Self::Known(HopPlan::Schedule(group.schedule(shape.count))),
         }
+    }
+
+    fn is_schedule(&self) -> bool {
+        matches!(self, Self::Known(HopPlan::Schedule(_)))
     }
 
     async fn plan(self, group: &Group, message: u64, blocks: &Blocks) -> Result<HopPlan, TransferError> {

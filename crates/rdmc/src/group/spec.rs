@@ -10,6 +10,7 @@ use serde::{Deserialize, Serialize};
 #[cfg(doc)]
 use crate::failure::FailureCause;
 use crate::id::{GroupId, NodeId};
+use crate::table::RingShape;
 use crate::transfer::BLOCKS_MAX;
 
 /// Chooses what a group does about a member that holds the others up.
@@ -100,6 +101,7 @@ pub struct GroupSpec {
     pub(super) delta: bool,
     pub(super) delivery_mode: DeliveryMode,
     pub(super) delivery: Delivery,
+    pub(super) ring: Option<RingShape>,
 }
 
 impl GroupSpec {
@@ -122,6 +124,7 @@ impl GroupSpec {
             delta: false,
             delivery_mode: DeliveryMode::Private,
             delivery: Delivery::Immediate,
+            ring: None,
         }
     }
 
@@ -235,6 +238,21 @@ impl GroupSpec {
     #[must_use]
     pub fn delivery(mut self, delivery: Delivery) -> Self {
         self.delivery = delivery;
+        self
+    }
+
+    /// Gives short messages a shorter way: the root writes each of at most `bytes` bytes, and of at most a block, into a
+    /// slot of a ring at each receiver (DSN §4.6). By default there is no ring; all members need the same.
+    ///
+    /// Such a message needs no schedule, no grant and no relay, but one write to each receiver. Longer messages travel
+    /// in blocks, in the same order; a slot tells the receivers their size. The root sends every short message to all
+    /// receivers itself: a ring is for few members, or very short messages. It takes `slots` × (`bytes` + 16) bytes of
+    /// memory at each receiver.
+    ///
+    /// `slots` is 2 to 4096, `bytes` 1 to 65,536.
+    #[must_use]
+    pub fn ring(mut self, slots: u32, bytes: u32) -> Self {
+        self.ring = Some(RingShape { slots, bytes });
         self
     }
 

@@ -6,6 +6,7 @@
 //! With stable delivery in a group of few members each reads the rows of all. Else rows travel between the root and each
 //! member, and the root's row says what all have.
 
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 
 use futures::future::{Either, select};
@@ -19,7 +20,7 @@ use super::receipt::ReceiptBook;
 use super::retained::RetainedMessages;
 use crate::count::Level;
 use crate::sync::lock;
-use crate::table::{ExpectedRows, LinkError, Row, RowReader, StatusTable};
+use crate::table::{ExpectedRows, IncomingRing, LinkError, Row, RowReader, StatusTable};
 use crate::transfer::TransferError;
 use crate::wire::GroupFrame;
 
@@ -31,6 +32,8 @@ pub(super) struct Status {
     pub(super) table: StatusTable,
     pub(super) fates: Arc<Fates>,
     pub(super) receipts: Arc<ReceiptBook>,
+    /// At a receiver: how many slots of the ring the root was told to be read.
+    told_read: AtomicU64,
     /// How many messages all members have, as far as this one knows.
     pub(super) stable: Level,
     /// At the root: of how many messages it knows what all applications have done with them.
@@ -89,6 +92,7 @@ impl Status {
             stable,
             settled,
             reads_all,
+            told_read: AtomicU64::new(0),
         }
     }
 
@@ -103,9 +107,18 @@ impl Status {
             }
         });
         match select(rows, fates).await {
-            Either::Left((LinkError::Work { with, error }, _)) => TransferError::Work { with, error },
-            Either::Left((LinkError::Row { by, what }, _)) => TransferError::Protocol { by, what: what.to_owned() },
+            Either::Left((error, _)) => error.into(),
             Either::Right((never, _)) => never,
+        }
+    }
+
+    /// At a receiver: tells the root that slots of the ring were read, if they are many.
+    pub(super) fn report_read(&self, ring: &IncomingRing) {
+        let (read, told) = (ring.read(), self.told_read.load(Ordering::Relaxed));
+        self.table.update(|row| row.read = read);
+        if ring.should_tell(told) {
+            self.told_read.store(read, Ordering::Relaxed);
+            self.table.publish();
         }
     }
 
@@ -249,6 +262,15 @@ impl Status {
     }
 }
 
+impl From<LinkError> for TransferError {
+    fn from(error: LinkError) -> Self {
+        match error {
+            LinkError::Work { with, error } => Self::Work { with, error },
+            LinkError::Row { by, what } => Self::Protocol { by, what: what.to_owned() },
+        }
+    }
+}
+
 impl RowReader for Status {
     fn take(&self, from: Rank, before: Row, row: Row) -> Result<(), &'static str> {
         if row.taken > row.received || row.let_go > row.taken {
@@ -257,6 +279,13 @@ impl RowReader for Status {
         if self.membership.rank.is_root() {
             if row.received > self.end.begun().max(self.membership.prior.begun) {
                 return Err("says that it has messages that were not begun");
+            }
+            if let Some(ring) = self.table.outgoing().filter(|_| row.read > before.read) {
+                if row.read > ring.written() {
+                    return Err("says that it has read slots that were not written");
+                }
+                let receivers = self.table.peers().map(|rank| self.table.row(rank).read);
+                ring.read.raise_to(receivers.min().unwrap_or(u64::MAX));
             }
             self.note_held(from, row.received);
             if row.taken > before.taken || row.let_go > before.let_go {

@@ -5,12 +5,13 @@ use std::net::IpAddr;
 use std::sync::{Arc, OnceLock};
 
 use rdmc_fabric::{
-    BufferMut, CompletionSource, ConnectError, Endpoint, Expose, ExposedRegion, Fabric, FabricError, Memory, Operation,
-    Peer, QueuePair, QueuePairConfig, Received, RemoteAccess, RemoteMemory, Role, WorkError,
+    Buffer, BufferMut, CompletionSource, ConnectError, Endpoint, Expose, ExposedRegion, Fabric, FabricError, Memory,
+    Operation, Peer, QueuePair, QueuePairConfig, Received, RemoteAccess, RemoteMemory, Role, WorkError,
 };
 use rdmc_schedule::Rank;
 
 use super::Row;
+use super::ring::{IncomingRing, RingShape};
 use crate::wire::TableEndpoint;
 
 /// A queue pair, and the place of the other member's row here. The other member can write nothing else.
@@ -22,6 +23,12 @@ pub(crate) struct Link {
     theirs: ExposedRegion,
     /// The place of this member's row at the other.
     mine: OnceLock<RemoteMemory>,
+    /// At a receiver: the ring into which the root writes.
+    pub(super) ring: Option<IncomingRing>,
+    /// At the root: the place of the receiver's ring.
+    remote_ring: OnceLock<RemoteMemory>,
+    writes_ring: bool,
+    rows_expected: u32,
 }
 
 impl Link {
@@ -29,17 +36,37 @@ impl Link {
         fabric: Arc<dyn Fabric>,
         completions: &Arc<dyn CompletionSource>,
         rank: Rank,
+        ring: Option<(RingShape, RingEnd)>,
     ) -> Result<Self, FabricError> {
-        let config = QueuePairConfig { send_depth: 1, receive_depth: ROWS_EXPECTED, ..Default::default() };
+        let (written, expected) = match ring {
+            Some((shape, RingEnd::Writes)) => (shape.slots, 0),
+            Some((shape, RingEnd::Reads)) => (0, shape.slots),
+            None => (0, 0),
+        };
+        let (writes_ring, rows_expected) = (written > 0, ROWS_EXPECTED + expected);
+        let config = QueuePairConfig { send_depth: 1 + written, receive_depth: rows_expected, ..Default::default() };
         let queue_pair = fabric.create_queue_pair(completions, config)?;
         let place = fabric.allocate(Row::LEN)?.into_mut().expect("a fabric allocates writable memory");
         let theirs = fabric.expose(Expose::Mutable(place, RemoteAccess::WRITE))?;
-        Ok(Self { rank, fabric, queue_pair, theirs, mine: OnceLock::new() })
+        let ring = match ring {
+            Some((shape, RingEnd::Reads)) => {
+                let slots = fabric.allocate(shape.len())?.into_mut().expect("a fabric allocates writable memory");
+                let region = fabric.expose(Expose::Mutable(slots, RemoteAccess::WRITE))?;
+                Some(IncomingRing::new(shape, region))
+            }
+            _ => None,
+        };
+        let (mine, remote_ring) = (OnceLock::new(), OnceLock::new());
+        Ok(Self { rank, fabric, queue_pair, theirs, mine, ring, remote_ring, writes_ring, rows_expected })
     }
 
     /// Returns what the other member needs to connect.
     pub(crate) fn endpoint(&self) -> TableEndpoint {
-        TableEndpoint { queue_pair: self.queue_pair.endpoint().as_bytes().to_vec(), row: self.theirs.remote().encode() }
+        TableEndpoint {
+            queue_pair: self.queue_pair.endpoint().as_bytes().to_vec(),
+            row: self.theirs.remote().encode(),
+            ring: self.ring.as_ref().map(|ring| ring.region().remote().encode()),
+        }
     }
 
     /// Connects to what the other member offered. `address` is that of its control connection.
@@ -47,14 +74,21 @@ impl Link {
         &self,
         role: Role,
         address: Option<IpAddr>,
-        TableEndpoint { queue_pair, row }: TableEndpoint,
+        TableEndpoint { queue_pair, row, ring }: TableEndpoint,
     ) -> Result<(), ConnectError> {
         self.mine.set(RemoteMemory::decode(row)).map_err(|_| ConnectError::WrongState)?;
+        match ring {
+            Some(ring) if self.writes_ring => {
+                self.remote_ring.set(RemoteMemory::decode(ring)).map_err(|_| ConnectError::WrongState)?;
+            }
+            None if self.writes_ring => return Err(ConnectError::WrongState),
+            _ => {}
+        }
         self.queue_pair.connect(Peer { endpoint: Endpoint::new(queue_pair)?, role, address }).await
     }
 
     pub(super) fn expect_rows(&self) -> VecDeque<Operation<Received>> {
-        (0..ROWS_EXPECTED).map(|_| self.expect_row()).collect()
+        (0..self.rows_expected).map(|_| self.expect_row()).collect()
     }
 
     /// Posts the receive that the next write of a row consumes.
@@ -78,11 +112,33 @@ impl Link {
         self.queue_pair.write(bytes.into_shared(), place, Some(0)).await
     }
 
+    /// At the root: writes a slot of the receiver's ring.
+    pub(super) fn write_slot(&self, slot: Buffer, place: usize) -> Operation<()> {
+        let ring = self.remote_ring.get().expect("messages travel after the connection is made");
+        let place = ring.slice(place as u64, slot.len() as u64);
+        self.queue_pair.write(slot, place, Some(RING_IMM))
+    }
+
+    /// Registers the content of a slot.
+    pub(super) fn register(&self, slot: Vec<u8>) -> Result<Buffer, WorkError> {
+        let slot = self.fabric.register(Memory::from(slot)).map_err(|_| WorkError::LocalProtection)?;
+        Ok(slot.into_shared())
+    }
+
     pub(super) fn close(&self) {
         self.queue_pair.close();
     }
 }
 
+/// Which end of a ring a member has.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum RingEnd {
+    Writes,
+    Reads,
+}
+
+/// The immediate of a write into the ring. That of a row is 0.
+pub(super) const RING_IMM: u32 = 1;
 /// Receives posted for rows. At most one write is unacknowledged, but an acknowledgement may come before the receive is
 /// posted again.
 const ROWS_EXPECTED: u32 = 4;

@@ -17,11 +17,13 @@ pub(crate) struct Row {
     pub(crate) stable: u64,
     /// Messages about which it wants to hear at once.
     pub(crate) asked: u64,
+    /// Slots of the ring that it has read.
+    pub(crate) read: u64,
 }
 
 impl Row {
     /// Bytes of the encoded form.
-    pub(crate) const LEN: usize = 48;
+    pub(crate) const LEN: usize = 56;
 
     /// Returns the row of a member that has these messages, as all others have.
     pub(crate) fn begin(messages: u64) -> Self {
@@ -31,7 +33,7 @@ impl Row {
     /// Encodes the counts and their check value, little endian.
     pub(crate) fn encode(self, salt: u64, by: Rank) -> [u8; Self::LEN] {
         let mut out = [0; Self::LEN];
-        let counts = [self.received, self.taken, self.let_go, self.stable, self.asked];
+        let counts = [self.received, self.taken, self.let_go, self.stable, self.asked, self.read];
         for (count, place) in counts.iter().zip(out.chunks_exact_mut(8)) {
             place.copy_from_slice(&count.to_le_bytes());
         }
@@ -47,8 +49,15 @@ impl Row {
             count.copy_from_slice(&bytes[8 * at..8 * at + 8]);
             u64::from_le_bytes(count)
         };
-        let row = Self { received: count(0), taken: count(1), let_go: count(2), stable: count(3), asked: count(4) };
-        (count(5) == check(&bytes[..Self::LEN - 8], salt, by)).then_some(row)
+        let row = Self {
+            received: count(0),
+            taken: count(1),
+            let_go: count(2),
+            stable: count(3),
+            asked: count(4),
+            read: count(5),
+        };
+        (count(6) == check(&bytes[..Self::LEN - 8], salt, by)).then_some(row)
     }
 
     /// Tells whether this row can come after another of the same member.
@@ -58,6 +67,7 @@ impl Row {
             && self.let_go >= before.let_go
             && self.stable >= before.stable
             && self.asked >= before.asked
+            && self.read >= before.read
     }
 }
 
@@ -71,14 +81,14 @@ mod tests {
 
     use super::*;
 
-    fn row(counts: [u64; 5]) -> Row {
-        let [received, taken, let_go, stable, asked] = counts;
-        Row { received, taken, let_go, stable, asked }
+    fn row(counts: [u64; 6]) -> Row {
+        let [received, taken, let_go, stable, asked, read] = counts;
+        Row { received, taken, let_go, stable, asked, read }
     }
 
     proptest! {
         #[test]
-        fn a_row_is_read_as_it_was_written_by_its_member_alone(counts: [u64; 5], salt: u64, by in 0_u32..99) {
+        fn a_row_is_read_as_it_was_written_by_its_member_alone(counts: [u64; 6], salt: u64, by in 0_u32..99) {
             let bytes = row(counts).encode(salt, Rank(by));
             prop_assert_eq!(Row::decode(&bytes, salt, Rank(by)), Some(row(counts)));
             prop_assert_eq!(Row::decode(&bytes, salt, Rank(by + 1)), None);
@@ -86,7 +96,7 @@ mod tests {
         }
 
         #[test]
-        fn of_two_rows_half_written_neither_is_read(old: [u64; 5], new: [u64; 5], words in 1_usize..6) {
+        fn of_two_rows_half_written_neither_is_read(old: [u64; 6], new: [u64; 6], words in 1_usize..7) {
             let mut bytes = row(old).encode(1, Rank(2));
             let written = row(new).encode(1, Rank(2));
             bytes[..8 * words].copy_from_slice(&written[..8 * words]);
@@ -95,7 +105,7 @@ mod tests {
         }
 
         #[test]
-        fn counts_only_grow(counts: [u32; 5], at in 0_usize..5) {
+        fn counts_only_grow(counts: [u32; 6], at in 0_usize..6) {
             let before = counts.map(|count| u64::from(count) + 1);
             let mut more = before;
             more[at] += 1;

@@ -8,6 +8,8 @@ pub(crate) enum HopPlan {
     Schedule(Schedule),
     /// Members have parts of it, and all know its size.
     Repair(Repair),
+    /// All members have it without blocks: it came by the ring.
+    Nothing,
 }
 
 impl HopPlan {
@@ -16,6 +18,7 @@ impl HopPlan {
         match self {
             Self::Schedule(schedule) => Box::new(schedule.sends(rank)),
             Self::Repair(repair) => Box::new(repair.sends(rank)),
+            Self::Nothing => Box::new(std::iter::empty()),
         }
     }
 
@@ -24,6 +27,7 @@ impl HopPlan {
         match self {
             Self::Schedule(schedule) => Box::new(schedule.receives(rank)),
             Self::Repair(repair) => Box::new(repair.receives(rank)),
+            Self::Nothing => Box::new(std::iter::empty()),
         }
     }
 

@@ -3,7 +3,7 @@
 use std::fmt;
 use std::time::Duration;
 
-use super::{Behaviour, Case, FaultCase, GroupCase, PartsCase, SendFuture, When};
+use super::{Behaviour, Case, FaultCase, GroupCase, PartsCase, RingCase, SendFuture, When};
 
 impl fmt::Display for Case {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -39,6 +39,9 @@ impl fmt::Display for GroupCase {
             if is_so {
                 write!(f, ", {kind}")?;
             }
+        }
+        if let Some(RingCase { slots, bytes }) = self.ring.filter(|_| !self.delta) {
+            write!(f, ", a ring of {slots} slots of {bytes} bytes")?;
         }
         writeln!(f)?;
         let memory = if self.sends_from_pool { " from the pool" } else { "" };

@@ -1,0 +1,226 @@
+//! The ring: slots in the memory of each receiver, into which the root writes short messages one-sidedly.
+//!
+//! Every message of the group has a slot, in order: a short one is in it, of a long one the slot tells the size. A
+//! receiver's row says how many slots it has read; the root writes them again.
+
+use std::collections::VecDeque;
+use std::ops::DerefMut;
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use rdmc_fabric::{ExposedRegion, Operation};
+use twox_hash::XxHash3_64;
+
+use crate::count::{Count, Level};
+use crate::sync::lock;
+
+/// How many slots a ring has, and how many bytes of a message fit into one.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct RingShape {
+    pub(crate) slots: u32,
+    pub(crate) bytes: u32,
+}
+
+impl RingShape {
+    /// Returns the bytes of the whole ring.
+    pub(crate) fn len(self) -> usize {
+        self.slots as usize * self.slot_len()
+    }
+
+    fn slot_len(self) -> usize {
+        SLOT_HEADER_LEN + (self.bytes as usize).next_multiple_of(8)
+    }
+
+    /// Returns where the slot of a message begins, counted from the first message of the ring.
+    pub(super) fn place(self, number: u64) -> usize {
+        usize::try_from(number % u64::from(self.slots)).expect("there are few slots") * self.slot_len()
+    }
+}
+
+/// The content of a slot.
+pub(crate) enum Slot<T> {
+    /// A message.
+    Message(T),
+    /// A message of this size comes in blocks.
+    InBlocks(u64),
+}
+
+/// Encodes the slot of a message. Its check value depends on the place of the message in the ring.
+pub(super) fn encode(slot: &Slot<&[u8]>, salt: u64, number: u64) -> Vec<u8> {
+    let (kind, len, bytes) = match slot {
+        Slot::Message(bytes) => (KIND_MESSAGE, bytes.len() as u64, *bytes),
+        Slot::InBlocks(size) => (KIND_IN_BLOCKS, *size, &[][..]),
+    };
+    let mut out = Vec::with_capacity(SLOT_HEADER_LEN + bytes.len());
+    out.extend((kind << KIND_SHIFT | len).to_le_bytes());
+    out.extend(check(kind << KIND_SHIFT | len, bytes, salt, number).to_le_bytes());
+    out.extend(bytes);
+    out
+}
+
+/// Decodes the header of a slot: kind and length, and the check value. `None` if it cannot be.
+fn decode(header: &[u8; SLOT_HEADER_LEN], shape: RingShape) -> Option<(Slot<usize>, u64, u64)> {
+    let (word, check) = header.split_at(8);
+    let (word, check) = (u64::from_le_bytes(word.try_into().ok()?), u64::from_le_bytes(check.try_into().ok()?));
+    let len = word & ((1 << KIND_SHIFT) - 1);
+    let slot = match word >> KIND_SHIFT {
+        KIND_MESSAGE => Slot::Message(usize::try_from(len).ok().filter(|len| *len <= shape.bytes as usize)?),
+        KIND_IN_BLOCKS => Slot::InBlocks(len),
+        _ => return None,
+    };
+    Some((slot, word, check))
+}
+
+fn check(word: u64, bytes: &[u8], salt: u64, number: u64) -> u64 {
+    let of_bytes = XxHash3_64::oneshot_with_seed(salt ^ number.rotate_left(32), bytes);
+    XxHash3_64::oneshot_with_seed(of_bytes, &word.to_le_bytes())
+}
+
+/// A receiver's side of the ring.
+pub(crate) struct IncomingRing {
+    shape: RingShape,
+    region: ExposedRegion,
+    /// Slots that were written.
+    pub(super) written: Count,
+    read: AtomicU64,
+}
+
+impl IncomingRing {
+    pub(super) fn new(shape: RingShape, region: ExposedRegion) -> Self {
+        Self { shape, region, written: Count::default(), read: AtomicU64::new(0) }
+    }
+
+    pub(super) fn region(&self) -> &ExposedRegion {
+        &self.region
+    }
+
+    /// Waits until the next slot is written; reads it, with the memory that `memory` returns for a message. `None` if it
+    /// has come corrupted. One task reads at a time.
+    pub(super) async fn next<M: DerefMut<Target = [u8]>, E>(
+        &self,
+        salt: u64,
+        memory: impl FnOnce(usize) -> Result<M, E>,
+    ) -> Result<Option<Slot<M>>, E> {
+        let number = self.read.load(Ordering::Relaxed);
+        self.written.reaches(number + 1).await;
+        let (place, mut header) = (self.shape.place(number), [0; SLOT_HEADER_LEN]);
+        self.region.read_at(place, &mut header).expect("the slot lies in the ring");
+        let slot = match decode(&header, self.shape) {
+            Some((Slot::Message(len), word, sum)) => {
+                let mut memory = memory(len)?;
+                let bytes = &mut *memory;
+                self.region.read_at(place + SLOT_HEADER_LEN, bytes).expect("the slot lies in the ring");
+                (check(word, bytes, salt, number) == sum).then_some(Slot::Message(memory))
+            }
+            Some((Slot::InBlocks(size), word, sum)) => {
+                (check(word, &[], salt, number) == sum).then_some(Slot::InBlocks(size))
+            }
+            None => None,
+        };
+        self.read.store(number + 1, Ordering::Release);
+        Ok(slot)
+    }
+
+    /// Returns how many slots were read.
+    pub(crate) fn read(&self) -> u64 {
+        self.read.load(Ordering::Acquire)
+    }
+
+    /// Tells whether the root should hear how many slots were read, after it has heard of so many.
+    pub(crate) fn should_tell(&self, told: u64) -> bool {
+        self.read() - told >= u64::from(self.shape.slots).div_ceil(2)
+    }
+}
+
+/// The root's side of the ring.
+pub(crate) struct OutgoingRing {
+    pub(super) shape: RingShape,
+    /// Slots that are written, or about to be.
+    pub(super) written: AtomicU64,
+    /// Slots that all receivers have read.
+    pub(crate) read: Level,
+    /// Writes to each receiver that are not acknowledged, oldest first.
+    pub(super) unacknowledged: Mutex<Vec<VecDeque<Operation<()>>>>,
+}
+
+impl OutgoingRing {
+    pub(super) fn new(shape: RingShape, receivers: usize) -> Self {
+        let unacknowledged = Mutex::new((0..receivers).map(|_| VecDeque::new()).collect());
+        Self { shape, written: AtomicU64::new(0), read: Level::default(), unacknowledged }
+    }
+
+    /// Waits until there is room for the slot of the next message.
+    pub(super) async fn room(&self, number: u64) {
+        self.read.reaches((number + 1).saturating_sub(self.shape.slots.into())).await;
+    }
+
+    /// Takes the oldest write to a receiver, if as many are unacknowledged as there are slots.
+    pub(super) fn oldest(&self, receiver: usize) -> Option<Operation<()>> {
+        let mut all = lock(&self.unacknowledged);
+        let of_receiver = &mut all[receiver];
+        if of_receiver.len() >= self.shape.slots as usize { of_receiver.pop_front() } else { None }
+    }
+
+    pub(super) fn note(&self, receiver: usize, write: Operation<()>) {
+        lock(&self.unacknowledged)[receiver].push_back(write);
+    }
+
+    /// Returns how many slots are written, or about to be.
+    pub(crate) fn written(&self) -> u64 {
+        self.written.load(Ordering::Acquire)
+    }
+}
+
+/// Bytes of a slot before those of its message.
+pub(super) const SLOT_HEADER_LEN: usize = 16;
+const KIND_MESSAGE: u64 = 1;
+const KIND_IN_BLOCKS: u64 = 2;
+/// The kind is above the length, which no message exceeds.
+const KIND_SHIFT: u32 = 56;
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    const SHAPE: RingShape = RingShape { slots: 4, bytes: 50 };
+
+    proptest! {
+        #[test]
+        fn a_slot_is_read_as_it_was_written_at_its_place(
+            bytes in proptest::collection::vec(any::<u8>(), 0..=50), salt: u64, number in 0..1_u64 << 40, bit in 0..528_usize
+        ) {
+            let slot = encode(&Slot::Message(&bytes), salt, number);
+            let header = |slot: &[u8]| <[u8; SLOT_HEADER_LEN]>::try_from(&slot[..SLOT_HEADER_LEN]).expect("a header");
+            let is_right = |slot: &[u8], number| match decode(&header(slot), SHAPE) {
+                Some((Slot::Message(len), word, sum)) => {
+                    let bytes = slot.get(SLOT_HEADER_LEN..SLOT_HEADER_LEN + len);
+                    bytes.is_some_and(|bytes| check(word, bytes, salt, number) == sum)
+                }
+                Some((Slot::InBlocks(_), word, sum)) => check(word, &[], salt, number) == sum,
+                None => false,
+            };
+            prop_assert!(is_right(&slot, number));
+            prop_assert!(!is_right(&slot, number + 1));
+            let mut changed = slot.clone();
+            let at = bit % (8 * changed.len());
+            changed[at / 8] ^= 1 << (at % 8);
+            prop_assert!(!is_right(&changed, number));
+        }
+
+        #[test]
+        fn any_bytes_are_a_slot_or_none(header: [u8; SLOT_HEADER_LEN]) {
+            if let Some((Slot::Message(len), ..)) = decode(&header, SHAPE) {
+                prop_assert!(len <= 50);
+            }
+        }
+    }
+
+    #[test]
+    fn slots_do_not_overlap() {
+        let places: Vec<usize> = (0..8).map(|number| SHAPE.place(number)).collect();
+        assert_eq!(places, [0, 72, 144, 216, 0, 72, 144, 216]);
+        assert_eq!(SHAPE.len(), 288);
+    }
+}
