@@ -45,7 +45,7 @@ async fn main() -> Result<()> {
     // The group of each server has its number, and the server as its root.
     let group_of = |primary: NodeId| {
         let replicas = servers.iter().copied().filter(move |server| *server != primary);
-        GroupSpec::new(primary.0.into(), std::iter::once(primary).chain(replicas)).block_size(BLOCK_LEN)
+        GroupSpec::new(primary.0.into(), std::iter::once(primary).chain(replicas)).block_size(BLOCK_LEN).ring(64, 4096)
     };
     for primary in servers.iter().copied().filter(|primary| *primary != me) {
         let (node, store, spec) = (node.clone(), store.clone(), group_of(primary));

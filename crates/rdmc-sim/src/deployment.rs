@@ -35,6 +35,8 @@ pub struct GroupPlan {
     pub block_size: u64,
     /// When members deliver messages.
     pub delivery: Delivery,
+    /// The slots of a ring for short messages, and the modelled bytes of a slot.
+    pub ring: Option<(u32, u64)>,
 }
 
 /// A deployment failed.
@@ -193,6 +195,10 @@ impl Deployment {
             .formation_limit(CONNECT_LIMIT)
             .delivery(plan.delivery)
             .block_size(block_size);
+        let spec = match plan.ring {
+            Some((slots, bytes)) => spec.ring(slots, u32::try_from((bytes / scale).max(1)).unwrap_or(u32::MAX)),
+            None => spec,
+        };
         let members = plan.members.iter().skip(1).map(|&member| {
             let (node, spec, world) = (self.node(member).clone(), spec.clone(), self.world.clone());
             async move { on_node(&world, member, async move { node.join_group(spec).await }).await }

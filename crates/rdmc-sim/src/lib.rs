@@ -28,6 +28,7 @@
 //!         algorithm: rdmc::Algorithm::BinomialPipeline,
 //!         block_size: 1 << 20,
 //!         delivery: rdmc::Delivery::Immediate,
+//!         ring: None,
 //!     };
 //!     let group = deployment.form(plan).await?;
 //!     let times = group.multicast(64 << 20).await?;

@@ -74,6 +74,9 @@ pub struct ScenarioGroup {
     /// When members deliver messages: `immediate`, the default, or `stable`: when all have them.
     #[serde(default)]
     pub delivery: Delivery,
+    /// The slots of a ring for short messages, and the bytes of a slot; without a ring by default.
+    #[serde(default)]
+    pub ring: Option<(u32, u64)>,
     /// The messages of the root.
     #[serde(default)]
     pub messages: Vec<ScenarioMessage>,
@@ -325,7 +328,14 @@ impl Scenario {
             let algorithm = algorithm(&group.algorithm, &self.cluster, &members)
                 .map_err(|what| ScenarioError::Invalid { what: format!("groups[{}].algorithm: {what}", id - 1) })?;
             let members = members.into_iter().map(NodeIndex).collect();
-            Ok(GroupPlan { id, members, algorithm, block_size: group.block_size, delivery: group.delivery })
+            Ok(GroupPlan {
+                id,
+                members,
+                algorithm,
+                block_size: group.block_size,
+                delivery: group.delivery,
+                ring: group.ring,
+            })
         };
         self.groups.iter().zip(1..).map(plan).collect()
     }

@@ -4,11 +4,14 @@ use std::collections::BTreeSet;
 use std::io;
 use std::time::Duration;
 
+use rdmc_schedule::Rank;
 use tokio::io::AsyncRead;
 
 use crate::fabrics::{ChosenFabric, FabricNames};
 use crate::id::{GroupId, NodeId};
 use crate::mesh::roster::Roster;
+use crate::table::Row;
+use crate::table::ring::{self, RingShape, Slot};
 use crate::wire::{self, BlockEndpoints, GroupFrame, PROTOCOL_VERSION, RejectReason, TableEndpoint};
 
 pub mod agreement;
@@ -16,6 +19,50 @@ pub mod agreement;
 /// A frame of a control connection.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Frame(wire::Frame);
+
+/// The counts of a member's row of the status table.
+///
+/// Returns `None` if the check value of member 1 of group 7 is wrong.
+pub fn read_row(bytes: &[u8]) -> Option<[u64; 6]> {
+    let Row { received, taken, let_go, stable, asked, read } = Row::decode(bytes.first_chunk()?, 7, Rank(1))?;
+    Some([received, taken, let_go, stable, asked, read])
+}
+
+/// Encodes the row of member 1 of group 7.
+pub fn write_row([received, taken, let_go, stable, asked, read]: [u64; 6]) -> Vec<u8> {
+    Row { received, taken, let_go, stable, asked, read }.encode(7, Rank(1)).to_vec()
+}
+
+/// A slot of a ring.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum RingSlot {
+    /// A message.
+    Message(Vec<u8>),
+    /// The size of a message that comes in blocks.
+    InBlocks(u64),
+}
+
+/// Reads a slot of the third message of group 7, in a ring with slots of 100 bytes; `None` if it is none.
+pub fn read_slot(bytes: &[u8]) -> Option<RingSlot> {
+    let shape = RingShape { slots: 4, bytes: 100 };
+    let mut memory = bytes.to_vec();
+    memory.resize(shape.len(), 0);
+    let read_at = |at: usize, out: &mut [u8]| out.copy_from_slice(&memory[at..at + out.len()]);
+    let slot = ring::read(shape, (7, 3), read_at, |len| Ok::<_, std::convert::Infallible>(vec![0; len]));
+    match slot.unwrap_or_else(|never| match never {})? {
+        Slot::Message(bytes) => Some(RingSlot::Message(bytes)),
+        Slot::InBlocks(size) => Some(RingSlot::InBlocks(size)),
+    }
+}
+
+/// Encodes a slot of the third message of group 7.
+pub fn write_slot(slot: &RingSlot) -> Vec<u8> {
+    let slot = match slot {
+        RingSlot::Message(bytes) => Slot::Message(&bytes[..]),
+        RingSlot::InBlocks(size) => Slot::InBlocks(*size),
+    };
+    ring::encode(&slot, 7, 3)
+}
 
 /// The members that an invitation lists, and whether the list is valid.
 #[derive(Clone, Debug, PartialEq, Eq)]

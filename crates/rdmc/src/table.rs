@@ -21,7 +21,7 @@ use crate::count::Count;
 use crate::sync::lock;
 
 mod link;
-mod ring;
+pub(crate) mod ring;
 mod row;
 
 pub(crate) use link::{Link, RingEnd};

@@ -11,7 +11,7 @@ const BLOCK: u32 = 1 << 10;
 
 /// Sizes around those of a slot and of a block.
 fn size(number: u64) -> usize {
-    [0, 1, 99, 100, 101, 1023, 1024, 1025, 5000, 30, 30, 30, 30][usize::try_from(number % 13).unwrap()]
+    [0, 1, 99, 100, 101, 1023, 1024, 1025, 5000, 30, 30, 30, 30][usize::try_from(number % 13).expect("it is small")]
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

@@ -66,6 +66,7 @@ impl OverlappingGroups {
                 algorithm: Algorithm::BinomialPipeline,
                 block_size: plan.block_size,
                 delivery: rdmc::Delivery::Immediate,
+                ring: None,
             });
             let (_deployment, groups) = form_all(&world, plans.collect()).await?;
             if plan.rounds > 1 {

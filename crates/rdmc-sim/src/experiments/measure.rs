@@ -92,6 +92,7 @@ impl Single {
             algorithm: self.algorithm.clone(),
             block_size: self.block_size,
             delivery: rdmc::Delivery::Immediate,
+            ring: None,
         };
         let bytes = self.bytes;
         let settling = Duration::from_nanos(self.model.latency_ns) * SETTLING_LATENCIES;

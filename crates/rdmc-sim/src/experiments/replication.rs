@@ -115,6 +115,7 @@ fn replay(model: &ClusterModel, algorithm: &Algorithm, writes: &[Write]) -> Resu
             algorithm: algorithm.clone(),
             block_size: MIB,
             delivery: rdmc::Delivery::Immediate,
+            ring: None,
         });
         let (_deployment, groups) = form_all(&world, plans.collect()).await?;
         let groups: Vec<_> = groups.into_iter().map(|group| Arc::new(Mutex::new(group))).collect();

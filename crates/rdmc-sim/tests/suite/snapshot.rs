@@ -35,6 +35,7 @@ fn latencies(cluster: ClusterModel, algorithm: &str, slow: Option<u32>) -> Vec<u
         block_size: BLOCK,
         messages: messages.collect(),
         delivery: rdmc::Delivery::Immediate,
+        ring: None,
     };
     let events = slow.map(|node| ScenarioEvent::SlowDown { at_us: 0, node, times: 3 });
     let scenario = Scenario {
@@ -89,6 +90,7 @@ fn a_seed_gives_the_same_history_every_time() {
             block_size: BLOCK,
             messages: vec![ScenarioMessage { bytes: 20 * BLOCK, at_us: 0 }; 3],
             delivery: rdmc::Delivery::Immediate,
+            ring: None,
         };
         let groups = vec![group("binomial-pipeline"), group("circulant"), group("chain")];
         let events = vec![ScenarioEvent::Kill { at_us: 9_000, node: 5 }];

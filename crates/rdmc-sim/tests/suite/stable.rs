@@ -12,7 +12,7 @@ fn time(members: u32, (messages, bytes): (usize, u64), delivery: Delivery) -> Du
     let played = simulation.run(Duration::from_secs(60), async move {
         let deployment = Deployment::start(&world).await?;
         let (algorithm, block_size) = (Algorithm::BinomialPipeline, 1 << 20);
-        let plan = GroupPlan { id: 1, members: world.nodes().collect(), algorithm, block_size, delivery };
+        let plan = GroupPlan { id: 1, members: world.nodes().collect(), algorithm, block_size, delivery, ring: None };
         let group = deployment.form(plan).await?;
         group.multicast(bytes).await?; // the group is at rest
         let times = group.stream(bytes, messages).await?;

@@ -41,6 +41,7 @@ fn digest() -> u64 {
             algorithm: rdmc::Algorithm::BinomialPipeline,
             block_size: 4096,
             delivery: rdmc::Delivery::Immediate,
+            ring: None,
         };
         let group = deployment.form(plan).await?;
         group.stream(1 << 20, 20).await?;

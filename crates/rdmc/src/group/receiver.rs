@@ -261,7 +261,7 @@ async fn go_on_from(
         continuation.spec.check_offers()?;
     }
     let spec = continuation.spec.clone();
-    let mut formed = form(node, spec, MemberRole::Survivor(Box::new(continuation))).await?;
+    let mut formed = Box::pin(form(node, spec, MemberRole::Survivor(Box::new(continuation)))).await?;
     let lost = std::mem::take(&mut formed.resumption.lost);
     Ok((start_receiving(formed, memory), lost))
 }
@@ -274,7 +274,7 @@ async fn join_from(
     if memory == MemorySource::Application {
         spec.check_offers()?;
     }
-    Ok(start_receiving(form(node, spec, MemberRole::Receiver).await?, memory))
+    Ok(start_receiving(Box::pin(form(node, spec, MemberRole::Receiver)).await?, memory))
 }
 
 fn start_receiving(formed: FormedGroup, memory: MemorySource) -> OfferReceiver {

@@ -103,13 +103,13 @@ impl From<&'static str> for Payload {
 }
 
 pub(crate) async fn create(node: Arc<NodeResources>, spec: GroupSpec) -> Result<Sender, GroupError> {
-    Ok(start_sending(form(node, spec, MemberRole::Root).await?))
+    Ok(start_sending(Box::pin(form(node, spec, MemberRole::Root)).await?))
 }
 
 /// Continues a failed group at its root.
 pub(crate) async fn go_on(node: Arc<NodeResources>, continuation: Continuation) -> Result<Sender, GroupError> {
     let spec = continuation.spec.clone();
-    Ok(start_sending(form(node, spec, MemberRole::Survivor(Box::new(continuation))).await?))
+    Ok(start_sending(Box::pin(form(node, spec, MemberRole::Survivor(Box::new(continuation)))).await?))
 }
 
 fn start_sending(formed: FormedGroup) -> Sender {

@@ -46,7 +46,7 @@ pub(crate) enum Slot<T> {
 }
 
 /// Encodes the slot of a message. Its check value depends on the place of the message in the ring.
-pub(super) fn encode(slot: &Slot<&[u8]>, salt: u64, number: u64) -> Vec<u8> {
+pub(crate) fn encode(slot: &Slot<&[u8]>, salt: u64, number: u64) -> Vec<u8> {
     let (kind, len, bytes) = match slot {
         Slot::Message(bytes) => (KIND_MESSAGE, bytes.len() as u64, *bytes),
         Slot::InBlocks(size) => (KIND_IN_BLOCKS, *size, &[][..]),
@@ -56,6 +56,26 @@ pub(super) fn encode(slot: &Slot<&[u8]>, salt: u64, number: u64) -> Vec<u8> {
     out.extend(check(kind << KIND_SHIFT | len, bytes, salt, number).to_le_bytes());
     out.extend(bytes);
     out
+}
+
+/// Reads a slot by `read_at`, with the memory that `memory` returns for a message; `None` if it has come corrupted.
+pub(crate) fn read<M: DerefMut<Target = [u8]>, E>(
+    shape: RingShape,
+    (salt, number): (u64, u64),
+    read_at: impl Fn(usize, &mut [u8]),
+    memory: impl FnOnce(usize) -> Result<M, E>,
+) -> Result<Option<Slot<M>>, E> {
+    let mut header = [0; SLOT_HEADER_LEN];
+    read_at(0, &mut header);
+    let Some((slot, word, sum)) = decode(&header, shape) else { return Ok(None) };
+    Ok(match slot {
+        Slot::Message(len) => {
+            let mut memory = memory(len)?;
+            read_at(SLOT_HEADER_LEN, &mut memory);
+            (check(word, &memory, salt, number) == sum).then_some(Slot::Message(memory))
+        }
+        Slot::InBlocks(size) => (check(word, &[], salt, number) == sum).then_some(Slot::InBlocks(size)),
+    })
 }
 
 /// Decodes the header of a slot: kind and length, and the check value. `None` if it cannot be.
@@ -103,20 +123,9 @@ impl IncomingRing {
     ) -> Result<Option<Slot<M>>, E> {
         let number = self.read.load(Ordering::Relaxed);
         self.written.reaches(number + 1).await;
-        let (place, mut header) = (self.shape.place(number), [0; SLOT_HEADER_LEN]);
-        self.region.read_at(place, &mut header).expect("the slot lies in the ring");
-        let slot = match decode(&header, self.shape) {
-            Some((Slot::Message(len), word, sum)) => {
-                let mut memory = memory(len)?;
-                let bytes = &mut *memory;
-                self.region.read_at(place + SLOT_HEADER_LEN, bytes).expect("the slot lies in the ring");
-                (check(word, bytes, salt, number) == sum).then_some(Slot::Message(memory))
-            }
-            Some((Slot::InBlocks(size), word, sum)) => {
-                (check(word, &[], salt, number) == sum).then_some(Slot::InBlocks(size))
-            }
-            None => None,
-        };
+        let place = self.shape.place(number);
+        let read_at = |at, bytes: &mut [u8]| self.region.read_at(place + at, bytes).expect("it lies in the ring");
+        let slot = read(self.shape, (salt, number), read_at, memory)?;
         self.read.store(number + 1, Ordering::Release);
         Ok(slot)
     }
@@ -172,7 +181,7 @@ impl OutgoingRing {
 }
 
 /// Bytes of a slot before those of its message.
-pub(super) const SLOT_HEADER_LEN: usize = 16;
+const SLOT_HEADER_LEN: usize = 16;
 const KIND_MESSAGE: u64 = 1;
 const KIND_IN_BLOCKS: u64 = 2;
 /// The kind is above the length, which no message exceeds.

@@ -64,6 +64,7 @@ fn beside(algorithm: &Algorithm, bulk: Option<Bulk>, seed: u64) -> Result<Groups
             algorithm,
             block_size: SMALL,
             delivery: rdmc::Delivery::Immediate,
+            ring: None,
         };
         let small = deployment.form(small).await?;
         let block_size = bulk.map_or(SMALL, |bulk| bulk.block_size);
@@ -73,6 +74,7 @@ fn beside(algorithm: &Algorithm, bulk: Option<Bulk>, seed: u64) -> Result<Groups
             algorithm: Algorithm::BinomialPipeline,
             block_size,
             delivery: rdmc::Delivery::Immediate,
+            ring: None,
         };
         let large = deployment.form(large).await?;
         let (stop, moved) = (AtomicBool::new(false), AtomicU64::new(0));
