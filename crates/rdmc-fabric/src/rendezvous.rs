@@ -13,12 +13,13 @@ use std::fmt;
 use std::io;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Mutex, Weak};
+use std::time::Duration;
 
-use futures::future::BoxFuture;
+use futures::future::{BoxFuture, Either, select};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
-use tokio::sync::{oneshot, watch};
+use tokio::sync::{Semaphore, oneshot, watch};
 use tokio_rustls::{TlsAcceptor, TlsConnector, TlsStream};
 
 use crate::environment::{DATA_MAGIC, DataAcceptor, Environment, UnknownNonce};
@@ -35,6 +36,8 @@ pub struct Rendezvous {
     /// Queue pairs that wait for the peer's connection, by their nonce or its public name.
     expected: Mutex<HashMap<u128, oneshot::Sender<AcceptedConnection>>>,
     listening: Mutex<Option<SocketAddr>>,
+    /// Room for connections to be opened, by the peer's address.
+    opening: Mutex<HashMap<SocketAddr, Weak<Semaphore>>>,
     refused: AtomicU64,
 }
 
@@ -71,6 +74,31 @@ impl Rendezvous {
             public,
             accepted: Mutex::new(Some(receiver)),
             closed: watch::Sender::new(false),
+        }
+    }
+
+    /// Opens a connection when few others to the same peer are being opened: a node closes connections from one address
+    /// that have not yet said what they want, if they are many.
+    async fn paced<T>(&self, to: MeetingPlace, opening: impl Future<Output = T>) -> T {
+        let Some(at) = to.listening else { return opening.await };
+        let room = {
+            let mut all = lock(&self.opening);
+            all.retain(|_, room| room.strong_count() > 0);
+            all.get(&at).and_then(Weak::upgrade).unwrap_or_else(|| {
+                let room = Arc::new(Semaphore::new(OPENED_AT_ONCE));
+                all.insert(at, Arc::downgrade(&room));
+                room
+            })
+        };
+        let place = room.acquire().await.expect("it is never closed");
+        let mut opening = std::pin::pin!(opening);
+        match select(opening.as_mut(), std::pin::pin!(tokio::time::sleep(OPENED_WITHIN))).await {
+            Either::Left((opened, _)) => opened,
+            // The peer may wait for something else. Others need not.
+            Either::Right(_) => {
+                drop(place);
+                opening.await
+            }
         }
     }
 
@@ -151,7 +179,7 @@ impl Meeting {
         let accepted = lock(&self.accepted).take().ok_or(ConnectError::WrongState)?;
         let met = async {
             match role {
-                Role::Active => self.open(remote, address).await,
+                Role::Active => self.rendezvous.paced(remote, self.open(remote, address)).await,
                 Role::Passive => {
                     let mut stream = self.await_connection(accepted, remote).await?;
                     // The peer's own nonce proves this end's identity.
@@ -178,9 +206,12 @@ impl Meeting {
         let met = async {
             let encrypted = match role {
                 Role::Active => {
-                    let stream = self.dial(remote, address).await?;
-                    let connector = TlsConnector::from(secret(self.nonce, remote.nonce).client_config());
-                    connector.connect(SharedSecret::server_name(), stream).await.map(TlsStream::from)
+                    let opening = async {
+                        let stream = self.dial(remote, address).await?;
+                        let connector = TlsConnector::from(secret(self.nonce, remote.nonce).client_config());
+                        Ok(connector.connect(SharedSecret::server_name(), stream).await.map(TlsStream::from))
+                    };
+                    self.rendezvous.paced(remote, opening).await?
                 }
                 Role::Passive => {
                     let stream = self.await_connection(accepted, remote).await?;
@@ -367,6 +398,10 @@ fn nonce_at(bytes: &[u8; 32], at: usize) -> u128 {
 const CONNECTION_SECRET: &str = "rdmc 2026-11 secret of a data connection";
 /// The purpose of the public name of a nonce.
 const NONCE_NAME: &str = "rdmc 2026-11 name of a nonce";
+/// Connections to one peer that are being opened, at most.
+const OPENED_AT_ONCE: usize = 32;
+/// How long a connection that is being opened keeps others waiting, at most.
+const OPENED_WITHIN: Duration = Duration::from_millis(100);
 
 #[cfg(test)]
 mod tests {
