@@ -79,8 +79,8 @@ impl Rendezvous {
 
     /// Opens a connection when few others to the same peer are being opened: a node closes connections from one address
     /// that have not yet said what they want, if they are many.
-    async fn paced<T>(&self, to: MeetingPlace, opening: impl Future<Output = T>) -> T {
-        let Some(at) = to.listening else { return opening.await };
+    async fn paced<T>(&self, at: Option<SocketAddr>, opening: impl Future<Output = T>) -> T {
+        let Some(at) = at else { return opening.await };
         let room = {
             let mut all = lock(&self.opening);
             all.retain(|_, room| room.strong_count() > 0);
@@ -179,7 +179,7 @@ impl Meeting {
         let accepted = lock(&self.accepted).take().ok_or(ConnectError::WrongState)?;
         let met = async {
             match role {
-                Role::Active => self.rendezvous.paced(remote, self.open(remote, address)).await,
+                Role::Active => self.rendezvous.paced(remote.at(address), self.open(remote, address)).await,
                 Role::Passive => {
                     let mut stream = self.await_connection(accepted, remote).await?;
                     // The peer's own nonce proves this end's identity.
@@ -211,7 +211,7 @@ impl Meeting {
                         let connector = TlsConnector::from(secret(self.nonce, remote.nonce).client_config());
                         Ok(connector.connect(SharedSecret::server_name(), stream).await.map(TlsStream::from))
                     };
-                    self.rendezvous.paced(remote, opening).await?
+                    self.rendezvous.paced(remote.at(address), opening).await?
                 }
                 Role::Passive => {
                     let stream = self.await_connection(accepted, remote).await?;
@@ -264,10 +264,7 @@ impl Meeting {
     /// Opens the connection and sends both nonces, or their public names.
     async fn dial(&self, remote: MeetingPlace, address: Option<IpAddr>) -> Result<TcpStream, ConnectError> {
         self.forget();
-        let mut at = remote.listening.ok_or(ConnectError::PeerNotListening)?;
-        if let (true, Some(ip)) = (at.ip().is_unspecified(), address) {
-            at = SocketAddr::new(ip, at.port());
-        }
+        let at = remote.at(address).ok_or(ConnectError::PeerNotListening)?;
         let connect = async {
             let mut stream = TcpStream::connect(at).await?;
             let mut preface = DATA_MAGIC.to_vec();
@@ -317,6 +314,15 @@ pub struct MeetingPlace {
 }
 
 impl MeetingPlace {
+    /// Returns where to connect, if `address` is that at which the control plane reaches the peer.
+    fn at(self, address: Option<IpAddr>) -> Option<SocketAddr> {
+        let at = self.listening?;
+        match address.filter(|_| at.ip().is_unspecified()) {
+            Some(ip) => Some(SocketAddr::new(ip, at.port())),
+            None => Some(at),
+        }
+    }
+
     /// Encodes the endpoint of a queue pair that needs only a place: `tag`, which names fabric and version, and the
     /// place.
     ///

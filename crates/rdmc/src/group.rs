@@ -18,6 +18,7 @@ use crate::round_trips::PAUSES;
 use crate::stats::GroupStats;
 use crate::table::{ExpectedRows, Slot};
 use crate::transfer::exchange::Exchange;
+use crate::transfer::waits::WaitReason;
 use crate::transfer::{Blocks, Deliver, HealedBlock, HopPlan, Owner, Transfer, TransferError, Turn};
 use crate::wire::GroupFrame;
 use crate::woken::WhenWoken;
@@ -146,10 +147,23 @@ impl Group {
             turn.end();
             return Ok(false);
         };
+        if !ring.has_room() {
+            let slowest = self.status.slowest_reader();
+            self.exchange.waiting(WaitReason::Ready, slowest, ring.room()).await;
+        }
         let (shape, whole) = (blocks.shape(), blocks.whole());
         let is_short = self.fits_a_slot(shape.size);
-        let slot = if is_short { Slot::Message(&whole[..]) } else { Slot::InBlocks(shape.size) };
-        self.status.table.write_slot(ring, slot).await?;
+        if is_short {
+            // A mapped file may change.
+            let mut bytes = vec![0; whole.len()];
+            whole.copy_to(0, &mut bytes).map_err(|error| {
+                let what = format!("the memory of a message could not be read: {error}");
+                TransferError::Local(FailureCause::Resources { what })
+            })?;
+            self.status.table.write_slot(ring, Slot::Message(&bytes)).await?;
+        } else {
+            self.status.table.write_slot(ring, Slot::InBlocks(shape.size)).await?;
+        }
         turn.end();
         Ok(is_short)
     }
@@ -293,7 +307,6 @@ pub(crate) fn start(
             };
             let tending = std::pin::pin!(group.status.run(expected_rows));
             let mut tending = WhenWoken::new(tending).fuse();
-            let mut is_working = true;
             let mut working = std::pin::pin!(working.fuse());
             let (stopped, pacing) = (std::pin::pin!(group.end.stopped()), std::pin::pin!(group.pace.watch()));
             let (mut stopped, mut pacing) = (WhenWoken::new(stopped).fuse(), WhenWoken::new(pacing).fuse());
@@ -305,11 +318,8 @@ pub(crate) fn start(
             loop {
                 futures::select_biased! {
                     () = stopped => break,
-                    () = working => is_working = false,
-                    // Later, others may have ended the group already.
-                    error = tending => if is_working {
-                        group.end.report(error);
-                    },
+                    () = working => group.status.note_done(),
+                    () = tending => {}
                     () = pacing => {}
                     () = measuring => {}
                     () = telling => {}

@@ -73,6 +73,9 @@ pub(crate) trait RowReader: Sync {
     /// How the row violates the protocol.
     fn take(&self, from: Rank, before: Row, row: Row) -> Result<(), &'static str>;
 
+    /// Learns that a connection is broken.
+    fn broken(&self, error: LinkError);
+
     /// Asks a member to write its row again.
     fn ask_again(&self, from: Rank);
 }
@@ -133,8 +136,8 @@ impl StatusTable {
         self.links.iter().map(|(rank, link)| (*rank, link.expect_rows())).collect()
     }
 
-    /// Takes the rows of others and writes this member's own until a connection breaks; waits for ever without any.
-    pub(crate) async fn run(&self, expected: ExpectedRows, reader: &dyn RowReader) -> LinkError {
+    /// Takes the rows of others and writes this member's own; does not end, even if connections break.
+    pub(crate) async fn run(&self, expected: ExpectedRows, reader: &dyn RowReader) {
         let mut links: FuturesUnordered<_> = expected
             .into_iter()
             .map(|(rank, posted)| {
@@ -145,10 +148,10 @@ impl StatusTable {
                 }
             })
             .collect();
-        match links.next().await {
-            Some(error) => error,
-            None => std::future::pending().await,
+        while let Some(error) = links.next().await {
+            reader.broken(error);
         }
+        std::future::pending::<()>().await;
     }
 
     async fn take_rows(
@@ -244,7 +247,7 @@ impl StatusTable {
     /// time.
     pub(crate) async fn write_slot(&self, ring: &OutgoingRing, slot: Slot<&[u8]>) -> Result<(), LinkError> {
         let number = ring.written.load(Ordering::Relaxed);
-        ring.room(number).await;
+        ring.room().await;
         ring.written.store(number + 1, Ordering::Release);
         let mut slot = Err(ring::encode(&slot, self.salt, number));
         for (at, link) in self.links.values().enumerate() {

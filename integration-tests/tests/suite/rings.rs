@@ -2,7 +2,7 @@
 
 use futures::StreamExt;
 use futures::future::join_all;
-use rdmc::{Algorithm, Delivery, GroupError, Message, OfferReceiver};
+use rdmc::{Algorithm, Delivery, FailureCause, GroupError, Message, OfferReceiver, SlowReceivers};
 
 use crate::cluster::{Kind, form, pattern, spec_of_all, start, take_all, watched};
 use crate::recovery::{check, send_all, take_over_failures};
@@ -136,4 +136,30 @@ async fn rings_that_cannot_be_are_refused() {
     assert!(matches!(refused(spec(1).ring(1, 100)).await, GroupError::Ring { slots: 1, bytes: 100 }));
     assert!(matches!(refused(spec(2).ring(4, 0)).await, GroupError::Ring { slots: 4, bytes: 0 }));
     assert!(matches!(refused(spec(3).ring(4, 100).delta(true)).await, GroupError::RingDelta));
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn who_never_reads_its_ring_is_evicted_where_the_group_wants_that() {
+    watched(async {
+        let nodes = start(Kind::Mem, 3).await;
+        let after = std::time::Duration::from_secs(1);
+        let spec = spec_of_all(1, &nodes, Algorithm::Chain, BLOCK).ring(4, 100);
+        let (sender, mut receivers) = form(&nodes, &spec.slow_receivers(SlowReceivers::evict_after(after))).await;
+        let slow = receivers.pop().expect("there are two");
+        let mut quick = receivers.pop().expect("there are two");
+        let taking = async { while let Some(Ok(_)) = quick.next().await {} };
+        let sending = async {
+            for number in 0..40 {
+                if sender.send(pattern(50, number)).await.is_err() {
+                    break;
+                }
+            }
+            sender.failed().await
+        };
+        let (failure, ()) = futures::join!(sending, taking);
+        assert_eq!(failure.first().node, nodes[2].id(), "{failure}");
+        assert!(matches!(failure.first().cause, FailureCause::TooSlow { .. }), "{failure}");
+        drop(slow);
+    })
+    .await;
 }

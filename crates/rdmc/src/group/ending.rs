@@ -149,6 +149,11 @@ impl GroupEnd {
         self.lock().agreement.held()
     }
 
+    /// Returns the number of all messages, once the root closes the group.
+    pub(super) fn messages(&self) -> Option<u64> {
+        self.lock().agreement.messages()
+    }
+
     /// Returns how many messages have begun here.
     pub(super) fn begun(&self) -> u64 {
         self.lock().agreement.begun()

@@ -94,12 +94,10 @@ impl Group {
             (GroupEvent::Connected(_), Some(rank)) => self.end.reconnected(rank),
             (GroupEvent::Frame(from, GroupFrame::End(frame)), Some(rank)) => {
                 if let (EndFrame::Confirm { messages }, true) = (&frame, self.membership.rank.is_root()) {
-                    let messages = *messages;
-                    let confirmed = self.end.receive_end_frame(rank, frame);
-                    if confirmed.is_ok() {
-                        self.status.note_confirmed(rank, messages);
+                    // First, so that who learns that the group is closed also knows this.
+                    if self.end.messages() == Some(*messages) {
+                        self.status.note_confirmed(rank, *messages);
                     }
-                    return self.blame_if(from, confirmed);
                 }
                 self.blame_if(from, self.end.receive_end_frame(rank, frame))
             }

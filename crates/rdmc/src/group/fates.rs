@@ -21,8 +21,8 @@ struct FateState {
     taken: u64,
     /// How many of these were let go.
     let_go: u64,
-    /// Whether later messages are stored, as far as it is known.
-    later: BTreeMap<u64, bool>,
+    /// Runs of later messages that are all stored or all let go: how many, and which of the two.
+    later: BTreeMap<u64, (u64, bool)>,
     /// Messages let go that are not reported: the first, and how many follow each other.
     unreported: VecDeque<(u64, u64)>,
     /// No more is told.
@@ -54,7 +54,7 @@ impl Fates {
             if state.finished || number < state.taken {
                 return;
             }
-            state.later.insert(number, stored);
+            state.note(number, stored);
             if !state.advance() {
                 return;
             }
@@ -91,7 +91,9 @@ impl Fates {
         state.finished = true;
         while state.taken < messages {
             let taken = state.taken;
-            state.later.entry(taken).or_insert(false);
+            if !state.later.contains_key(&taken) {
+                state.note(taken, false);
+            }
             state.advance();
         }
     }
@@ -101,20 +103,38 @@ impl FateState {
     /// Returns whether the fates of more messages are known than before.
     fn advance(&mut self) -> bool {
         let before = self.taken;
-        while let Some(stored) = self.later.remove(&self.taken) {
+        while let Some((count, stored)) = self.later.remove(&self.taken) {
             if !stored {
-                self.let_go += 1;
-                self.note_let_go(self.taken);
+                self.let_go += count;
+                self.note_let_go(self.taken, count);
             }
-            self.taken += 1;
+            self.taken += count;
         }
         self.taken > before
     }
 
-    fn note_let_go(&mut self, number: u64) {
+    /// Notes the fate of a message that is not known yet.
+    fn note(&mut self, number: u64, stored: bool) {
+        let (mut first, mut count) = (number, 1);
+        if let Some((&before, &(many, same))) = self.later.range(..number).next_back()
+            && before + many == number
+            && same == stored
+        {
+            (first, count) = (before, many + 1);
+        }
+        if let Some(&(many, same)) = self.later.get(&(number + 1))
+            && same == stored
+        {
+            self.later.remove(&(number + 1));
+            count += many;
+        }
+        self.later.insert(first, (count, stored));
+    }
+
+    fn note_let_go(&mut self, number: u64, more: u64) {
         match self.unreported.back_mut() {
-            Some((first, count)) if *first + *count == number => *count += 1,
-            _ => self.unreported.push_back((number, 1)),
+            Some((first, count)) if *first + *count == number => *count += more,
+            _ => self.unreported.push_back((number, more)),
         }
         if self.unreported.len() > UNREPORTED_MAX {
             // Nobody has asked for long. What was stored between the oldest two is not told any more.
@@ -175,6 +195,19 @@ mod tests {
         drop(fifth);
         assert_eq!(report(&fates), (vec![(5, 2)], (7, 3)));
         assert_eq!(report(&fates), (vec![], (7, 3)));
+    }
+
+    #[test]
+    fn what_comes_early_takes_little_memory() {
+        let fates = Arc::new(Fates::new(0));
+        let kept = fates.fate(0);
+        for number in (1..10_000).rev() {
+            fates.fate(number).store();
+        }
+        (10_000..20_000).for_each(|number| drop(fates.fate(number)));
+        assert_eq!(lock(&fates.state).later.len(), 2);
+        kept.store();
+        assert_eq!(report(&fates), (vec![(10_000, 10_000)], (20_000, 10_000)));
     }
 
     #[test]

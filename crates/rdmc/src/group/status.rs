@@ -6,10 +6,9 @@
 //! With stable delivery in a group of few members each reads the rows of all. Else rows travel between the root and each
 //! member, and the root's row says what all have.
 
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 
-use futures::future::{Either, select};
 use rdmc_schedule::Rank;
 
 use super::GroupSpec;
@@ -41,6 +40,8 @@ pub(super) struct Status {
     /// At the root, by rank: what it knows of each application.
     applications: Mutex<Vec<Application>>,
     reads_all: bool,
+    /// This member has done its part, and is not the root.
+    is_done: AtomicBool,
 }
 
 /// What the root knows of a receiver's application.
@@ -92,24 +93,31 @@ impl Status {
             stable,
             settled,
             reads_all,
+            is_done: AtomicBool::new(false),
             told_read: AtomicU64::new(0),
         }
     }
 
-    /// Exchanges rows, and tells the root what the application does with messages, until a connection breaks.
-    pub(super) async fn run(&self, expected: ExpectedRows) -> TransferError {
-        let rows = std::pin::pin!(self.table.run(expected, self));
-        let fates = std::pin::pin!(async {
+    /// Exchanges rows, and tells the root what the application does with messages; does not end.
+    pub(super) async fn run(&self, expected: ExpectedRows) {
+        let fates = async {
             let mut seen = 0;
             loop {
                 seen = self.fates.changed(seen).await;
                 self.report_fates();
             }
-        });
-        match select(rows, fates).await {
-            Either::Left((error, _)) => error.into(),
-            Either::Right((never, _)) => never,
-        }
+        };
+        futures::join!(self.table.run(expected, self), fates);
+    }
+
+    /// Notes that this member has done its part: others may end the group, and their connections, at any time.
+    pub(super) fn note_done(&self) {
+        self.is_done.store(!self.membership.rank.is_root(), Ordering::Release);
+    }
+
+    /// At the root of a group with a ring: returns the receiver that has read the fewest slots.
+    pub(super) fn slowest_reader(&self) -> Rank {
+        self.table.peers().min_by_key(|rank| self.table.row(*rank).read).unwrap_or(Rank::ROOT)
     }
 
     /// At a receiver: tells the root that slots of the ring were read, if they are many.
@@ -138,12 +146,16 @@ impl Status {
         let me = self.membership.rank;
         if self.reads_all {
             self.note_held(me, held);
-            if !me.is_root() && !self.membership.prior.root_gone {
-                // It has every message that it has begun.
+            if !me.is_root() && !self.membership.prior.root_gone && held > self.membership.prior.begun {
+                // The root has begun it, and so has it.
                 self.note_held(Rank::ROOT, held);
             }
         }
         if me.is_root() && !self.membership.prior.root_gone {
+            if held <= self.membership.prior.begun {
+                // Others may have messages of the group before this one that the root has not begun anew.
+                self.table.publish();
+            }
             return;
         }
         let at_once = self.membership.spec.is_stable() || held <= self.table.row(Rank::ROOT).asked;
@@ -188,24 +200,28 @@ impl Status {
 
     /// At another member: tells the root, if it has asked, what the application has done with messages.
     fn report_fates(&self) {
-        let asked = self.table.row(Rank::ROOT).asked;
-        if self.membership.rank.is_root() || asked == 0 {
+        let (me, asked) = (self.membership.rank, self.table.row(Rank::ROOT).asked);
+        if me.is_root() || asked == 0 {
             return;
         }
         self.fates.report_changes();
+        if self.table.row(me).taken >= asked {
+            // The row keeps what was published until the root asks about more.
+            return;
+        }
         let (taken, let_go) = self.fates.report(|first, count| {
             self.membership.post_to_root(GroupFrame::LetGo { first, count });
         });
-        let (held, mut news) = (self.end.held(), false);
+        let (held, mut more) = (self.end.held(), false);
         self.table.update(|row| {
             let before = row.taken;
             // Those that a group before this one has delivered may not be here yet.
             row.taken = taken.min(held).max(before);
             row.let_go = let_go.min(row.taken).max(row.let_go);
             row.received = held.max(row.received);
-            news = row.taken > before && before < asked;
+            more = row.taken > before;
         });
-        if news {
+        if more {
             self.table.publish();
         }
     }
@@ -294,10 +310,7 @@ impl RowReader for Status {
             return Ok(());
         }
         if self.reads_all {
-            let is_root_with_all = from.is_root() && !self.membership.prior.root_gone;
-            if !is_root_with_all {
-                self.note_held(from, row.received);
-            }
+            self.note_held(from, row.received);
         } else if row.stable > before.stable {
             if row.stable > self.end.held() {
                 return Err("announces as held by all a message that this member does not have");
@@ -313,6 +326,12 @@ impl RowReader for Status {
             self.report_fates();
         }
         Ok(())
+    }
+
+    fn broken(&self, error: LinkError) {
+        if !self.is_done.load(Ordering::Acquire) {
+            self.end.report(error.into());
+        }
     }
 
     fn ask_again(&self, from: Rank) {

@@ -3,6 +3,7 @@
 use std::collections::VecDeque;
 use std::net::IpAddr;
 use std::sync::{Arc, OnceLock};
+use std::time::Duration;
 
 use rdmc_fabric::{
     Buffer, BufferMut, CompletionSource, ConnectError, Endpoint, Expose, ExposedRegion, Fabric, FabricError, Memory,
@@ -44,7 +45,8 @@ impl Link {
             None => (0, 0),
         };
         let (writes_ring, rows_expected) = (written > 0, ROWS_EXPECTED + expected);
-        let config = QueuePairConfig { send_depth: 1 + written, receive_depth: rows_expected, ..Default::default() };
+        let config =
+            QueuePairConfig { send_depth: 1 + written, receive_depth: rows_expected, receiver_not_ready: ROW_WAITS };
         let queue_pair = fabric.create_queue_pair(completions, config)?;
         let place = fabric.allocate(Row::LEN)?.into_mut().expect("a fabric allocates writable memory");
         let theirs = fabric.expose(Expose::Mutable(place, RemoteAccess::WRITE))?;
@@ -139,6 +141,8 @@ pub(crate) enum RingEnd {
 
 /// The immediate of a write into the ring. That of a row is 0.
 pub(super) const RING_IMM: u32 = 1;
-/// Receives posted for rows. At most one write is unacknowledged, but an acknowledgement may come before the receive is
-/// posted again.
+/// Receives posted for rows. At most one write is unacknowledged, but a device acknowledges it although the process
+/// that is to post the next receive does not run.
 const ROWS_EXPECTED: u32 = 4;
+/// How long a write waits for such a process. Whether that lives is for others to judge.
+const ROW_WAITS: Duration = Duration::from_secs(60);

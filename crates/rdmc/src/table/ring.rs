@@ -158,9 +158,18 @@ impl OutgoingRing {
         Self { shape, written: AtomicU64::new(0), read: Level::default(), unacknowledged }
     }
 
+    /// Tells whether there is room for the slot of the next message.
+    pub(crate) fn has_room(&self) -> bool {
+        self.read.get() >= self.due()
+    }
+
     /// Waits until there is room for the slot of the next message.
-    pub(super) async fn room(&self, number: u64) {
-        self.read.reaches((number + 1).saturating_sub(self.shape.slots.into())).await;
+    pub(crate) async fn room(&self) {
+        self.read.reaches(self.due()).await;
+    }
+
+    fn due(&self) -> u64 {
+        (self.written() + 1).saturating_sub(self.shape.slots.into())
     }
 
     /// Takes the oldest write to a receiver, if as many are unacknowledged as there are slots.
