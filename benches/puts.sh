@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
-# Measures the example storage_server: PUTs of 1 KiB to one server alone and to one of three that replicate, by one client
-# and by eight, in turn. Every client keeps its connection. Needs curl; uses the loopback only. Prints comma-separated
-# values: servers, clients, the median of the PUTs a second over all rounds, and those of each round.
+# Measures the example storage_server: PUTs of 1 KiB to one server alone and to one of three that replicate, by one
+# client and by eight, in turn. Every client keeps its connection. Needs curl; uses the loopback only. Prints
+# comma-separated values: servers, clients, the median of the PUTs a second over all rounds, and those of each round.
 #
 #   benches/puts.sh [ROUNDS=3] [PUTS=800] [PROGRAM]     PROGRAM: a built storage_server
 set -euo pipefail
@@ -33,7 +33,8 @@ measure() {
     curl -s -o /dev/null --retry 30 --retry-delay 1 --retry-connrefused "$url/none"
     for ((client = 0; client < $2; client++)); do
         for ((i = 0; i < puts / $2; i++)); do
-            printf 'url = "%s/%s-%s"\nupload-file = "%s"\noutput = "/dev/null"\nfail\n' "$url" $client $((i % 50)) "$dir/object"
+            printf 'url = "%s/%s-%s"\nupload-file = "%s"\n' "$url" $client $((i % 50)) "$dir/object"
+            printf 'output = "/dev/null"\nfail\n'
         done >"$dir/client$client"
     done
     local clients=()
@@ -57,6 +58,7 @@ for ((round = 0; round < rounds; round++)); do
 done
 echo servers,clients,puts_per_second,rounds
 for case in '1 1' '3 1' '1 8' '3 8'; do
-    median=$(tr ' ' '\n' <<<"${seen[$case]}" | sed '/^$/d' | sort -n | awk '{ v[NR] = $1 } END { print v[int((NR + 1) / 2)] }')
+    sorted=$(tr ' ' '\n' <<<"${seen[$case]}" | sed '/^$/d' | sort -n)
+    median=$(awk '{ v[NR] = $1 } END { print v[int((NR + 1) / 2)] }' <<<"$sorted")
     echo "${case/ /,},$median,${seen[$case]% }"
 done
