@@ -55,6 +55,15 @@ pub trait CompletionSource: Any + Send + Sync {
 
     /// Releases what [`reserve`](Self::reserve) has reserved.
     fn release(&self, entries: u32);
+
+    /// Does work of the fabric that completes requests, as far as there is any now. A task that polls calls it before
+    /// each look, so that no other thread has to be woken.
+    fn advance(&self) {}
+
+    /// Learns that a task polls the queue from now on, or that it does not any more.
+    fn attend(&self, polls: bool) {
+        let _ = polls;
+    }
 }
 
 /// A stream of work completions, shared by many queue pairs.
@@ -66,13 +75,15 @@ pub struct CompletionQueue {
     environment: Arc<dyn Environment>,
     mode: CompletionMode,
     last: Timestamp,
+    /// Whether the source knows that a task polls.
+    attends: bool,
 }
 
 impl CompletionQueue {
     /// Creates a queue over a fabric's source; fabrics call it.
     pub fn new(source: Arc<dyn CompletionSource>, environment: Arc<dyn Environment>, mode: CompletionMode) -> Self {
         let last = environment.now();
-        Self { source, environment, mode, last }
+        Self { source, environment, mode, last, attends: false }
     }
 
     /// Returns the source, which attaches queue pairs to this queue.
@@ -89,6 +100,28 @@ impl CompletionQueue {
             std::future::poll_fn(|cx| Pin::new(&mut self).poll_next(cx)).await;
         }
     }
+
+    /// Tells whether the queue is polled rather than asleep.
+    fn spins(&self) -> bool {
+        match self.mode {
+            CompletionMode::Poll => true,
+            CompletionMode::Event => false,
+            CompletionMode::Hybrid { window } => self.environment.now().since(self.last) < window,
+        }
+    }
+
+    fn attend(&mut self, polls: bool) {
+        if self.attends != polls {
+            self.attends = polls;
+            self.source.attend(polls);
+        }
+    }
+}
+
+impl Drop for CompletionQueue {
+    fn drop(&mut self) {
+        self.attend(false);
+    }
 }
 
 impl Stream for CompletionQueue {
@@ -97,28 +130,40 @@ impl Stream for CompletionQueue {
     /// Never ends.
     fn poll_next(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<WorkCompletion>> {
         loop {
+            if self.attends {
+                self.source.advance();
+            }
             if let Some(completed) = self.source.poll() {
                 if matches!(self.mode, CompletionMode::Hybrid { .. }) {
                     self.last = self.environment.now();
                 }
                 return Poll::Ready(Some(completed.resolve()));
             }
-            let spin = match self.mode {
-                CompletionMode::Poll => true,
-                CompletionMode::Event => false,
-                CompletionMode::Hybrid { window } => self.environment.now().since(self.last) < window,
-            };
-            if spin {
+            let spins = self.spins();
+            if spins && !self.attends {
+                self.attend(true);
+                continue;
+            }
+            if spins {
                 // Where cores are shared, the task that completes the next work may need this one.
                 std::thread::yield_now();
-                cx.waker().wake_by_ref();
+                look_again(cx);
                 return Poll::Pending;
             }
+            self.attend(false);
             if self.source.poll_event(cx).is_pending() {
                 return Poll::Pending;
             }
         }
     }
+}
+
+/// Has the task polled again, after the runtime has looked at its sockets.
+///
+/// A task that wakes itself is polled dozens of times before a runtime of Tokio looks at them again.
+fn look_again(cx: &mut Context<'_>) {
+    let yielded = std::pin::pin!(tokio::task::yield_now());
+    let _ = yielded.poll(cx);
 }
 
 impl fmt::Debug for CompletionQueue {
@@ -128,18 +173,40 @@ impl fmt::Debug for CompletionQueue {
 }
 
 /// The completion queue of software fabrics, which [`push`](Self::push) their completions.
-#[derive(Debug)]
 pub struct SoftwareCompletions {
     completed: Mutex<VecDeque<Completed>>,
     waker: AtomicWaker,
     reserved: AtomicU32,
     capacity: u32,
+    /// What carries out requests, if a polling task can do that itself.
+    engine: Option<Arc<dyn DrivenEngine>>,
+}
+
+/// The engine of a software fabric, which polling tasks can drive.
+pub(crate) trait DrivenEngine: Send + Sync {
+    /// Carries out some of the requests at hand.
+    fn advance(&self);
+
+    /// Learns that one more task drives the engine, or one less.
+    fn attend(&self, polls: bool);
+}
+
+impl fmt::Debug for SoftwareCompletions {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("SoftwareCompletions").field("capacity", &self.capacity).finish_non_exhaustive()
+    }
 }
 
 impl SoftwareCompletions {
     /// Creates an empty queue that admits reservations of up to `capacity` entries.
     pub fn new(capacity: u32) -> Self {
-        Self { completed: Mutex::default(), waker: AtomicWaker::new(), reserved: AtomicU32::new(0), capacity }
+        let (completed, waker, reserved) = (Mutex::default(), AtomicWaker::new(), AtomicU32::new(0));
+        Self { completed, waker, reserved, capacity, engine: None }
+    }
+
+    /// Has polling tasks drive the engine that carries out requests.
+    pub(crate) fn driving(self, engine: Arc<dyn DrivenEngine>) -> Self {
+        Self { engine: Some(engine), ..self }
     }
 
     /// Appends a completion and wakes the task that waits for one. It fits if room for it was reserved.
@@ -185,5 +252,13 @@ impl CompletionSource for SoftwareCompletions {
 
     fn release(&self, entries: u32) {
         self.reserved.fetch_sub(entries, Ordering::AcqRel);
+    }
+
+    fn advance(&self) {
+        self.engine.iter().for_each(|engine| engine.advance());
+    }
+
+    fn attend(&self, polls: bool) {
+        self.engine.iter().for_each(|engine| engine.attend(polls));
     }
 }

@@ -93,6 +93,11 @@ impl ShmFabric {
         self.node.start().map_err(refused)
     }
 
+    /// Creates the source of a completion queue.
+    pub(crate) fn completions(&self, capacity: u32) -> Arc<SoftwareCompletions> {
+        Arc::new(SoftwareCompletions::new(capacity).driving(self.node.engine.clone()))
+    }
+
     /// Creates a queue pair that reserves `reserved` completions.
     pub(crate) fn raw_queue_pair(
         &self,
@@ -163,8 +168,7 @@ impl Fabric for ShmFabric {
     }
 
     fn create_completion_queue(&self, capacity: u32, mode: CompletionMode) -> Result<CompletionQueue, FabricError> {
-        let source = Arc::new(SoftwareCompletions::new(capacity));
-        Ok(CompletionQueue::new(source, self.environment.clone(), mode))
+        Ok(CompletionQueue::new(self.completions(capacity), self.environment.clone(), mode))
     }
 
     fn create_queue_pair(

@@ -82,7 +82,7 @@ impl FabricDecorator for TcpShmFabric {
     }
 
     fn create_completion_queue(&self, capacity: u32, mode: CompletionMode) -> Result<CompletionQueue, FabricError> {
-        self.tcp.create_completion_queue(capacity, mode)
+        Ok(CompletionQueue::new(self.shm.completions(capacity), self.tcp.environment(), mode))
     }
 
     fn create_queue_pair(

@@ -131,6 +131,14 @@ impl CompletionSource for TraceSource {
     fn release(&self, entries: u32) {
         self.inner.release(entries);
     }
+
+    fn advance(&self) {
+        self.inner.advance();
+    }
+
+    fn attend(&self, polls: bool) {
+        self.inner.attend(polls);
+    }
 }
 
 struct TraceQueuePair {

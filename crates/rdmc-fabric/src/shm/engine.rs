@@ -1,23 +1,32 @@
-//! The copy engine of a node: the thread that carries out the peers' requests.
+//! The engine of a node, which carries out the peers' requests.
 //!
-//! It sleeps until a peer notifies it. It copies one piece of one request at a time, and queue pairs take turns. So a
-//! grant for the next block does not wait behind a long block.
+//! The node's task and tasks that poll carry out short requests themselves, so that no thread has to be woken between a
+//! peer's request and the task that waits for it. Long ones are handed over to a thread, so that the copies take no time
+//! of the runtime. Either copies one piece of one request at a time, and queue pairs take turns. So a grant for the next
+//! block does not wait behind a long block.
 
 use std::collections::{HashMap, VecDeque};
-use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex};
+use std::io::{self, ErrorKind};
+use std::os::unix::net::UnixStream;
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use std::sync::{Arc, Mutex, OnceLock, TryLockError};
+use std::thread::{self, Thread};
 use std::time::{Duration, Instant};
-use std::{io, thread};
 
 use super::bell::{Doorbell, LINES};
-use super::queue_pair::{ShmQueuePair, TurnOutcome};
+use super::queue_pair::{PIECE_LEN, ShmQueuePair, TurnOutcome};
+use crate::completion::DrivenEngine;
 use crate::sync::lock;
 
-/// The part of the engine that other threads use.
+/// The engine of a node; whoever has the lock of its agenda drives it.
 pub(super) struct Engine {
     bell: Doorbell,
     /// The queue pairs on each line that has any.
     lines: Mutex<Lines>,
+    agenda: Mutex<Agenda>,
+    /// Number of tasks that poll. While there are any, the bell is not armed.
+    pollers: AtomicU32,
+    thread: OnceLock<Thread>,
     stopping: AtomicBool,
 }
 
@@ -29,9 +38,35 @@ struct Lines {
     queue_pairs: HashMap<u32, Vec<Arc<ShmQueuePair>>>,
 }
 
+/// The queue pairs that the engine is to look at.
+struct Agenda {
+    busy: VecDeque<Arc<ShmQueuePair>>,
+    /// Queue pairs that wait for a receive, and until when.
+    waiting: Vec<(Instant, Arc<ShmQueuePair>)>,
+    looked_at_all: Instant,
+    look_after: Duration,
+}
+
+/// Who drives the engine.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Driver {
+    /// A task, which must not take long.
+    Task,
+    Thread,
+}
+
 impl Engine {
     pub(super) fn new(bell: Doorbell) -> Arc<Self> {
-        Arc::new(Self { bell, lines: Mutex::default(), stopping: AtomicBool::new(false) })
+        let (looked_at_all, look_after) = (Instant::now(), LOOK_AT_ALL_MIN);
+        let agenda = Agenda { busy: VecDeque::new(), waiting: Vec::new(), looked_at_all, look_after };
+        Arc::new(Self {
+            bell,
+            lines: Mutex::default(),
+            agenda: Mutex::new(agenda),
+            pollers: AtomicU32::new(0),
+            thread: OnceLock::new(),
+            stopping: AtomicBool::new(false),
+        })
     }
 
     /// Returns the line for the next queue pair. If all lines are in use, queue pairs share lines.
@@ -41,10 +76,14 @@ impl Engine {
         lines.next
     }
 
-    /// Starts the thread.
-    pub(super) fn start(self: &Arc<Self>) -> io::Result<()> {
+    /// Starts the thread, and a task of the current runtime that serves the bell.
+    pub(super) fn start(self: &Arc<Self>, bytes: UnixStream) -> io::Result<()> {
+        let bytes = tokio::net::UnixStream::from_std(bytes)?;
         let engine = self.clone();
-        thread::Builder::new().name("rdmc-shm".into()).spawn(move || engine.run()).map(drop)
+        let thread = thread::Builder::new().name("rdmc-shm".into()).spawn(move || engine.run())?;
+        self.thread.set(thread.thread().clone()).expect("it is started once");
+        tokio::spawn(self.clone().answer(bytes));
+        Ok(())
     }
 
     /// Serves a queue pair until it ends.
@@ -62,67 +101,142 @@ impl Engine {
 
     /// Makes the engine look at the queue pairs of a line.
     pub(super) fn notify(&self, line: u32) {
-        self.bell.notify(line);
+        self.bell.mark(line);
+        if self.pollers.load(Ordering::SeqCst) == 0 {
+            self.hand_over();
+        }
     }
 
-    /// Ends the thread when no queue pairs are left.
+    /// Ends the thread; the task ends with the bell's socket.
     pub(super) fn stop(&self) {
         self.stopping.store(true, Ordering::SeqCst);
-        self.bell.wake();
+        self.hand_over();
     }
 
-    fn run(&self) {
-        let _guard = EndAllOnPanic(self);
-        let mut busy: VecDeque<Arc<ShmQueuePair>> = VecDeque::new();
-        // Queue pairs that wait for a receive, and until when.
-        let mut waiting: Vec<(Instant, Arc<ShmQueuePair>)> = Vec::new();
-        let (mut looked_at_all, mut look_after) = (Instant::now(), LOOK_AT_ALL_MIN);
-        loop {
-            self.bell.take(|line| {
-                look_after = LOOK_AT_ALL_MIN;
-                let lines = lock(&self.lines);
-                let queue_pairs = lines.queue_pairs.get(&line).into_iter().flatten();
-                busy.extend(queue_pairs.filter(|queue_pair| queue_pair.enqueue()).cloned());
-            });
-            if let Some(queue_pair) = busy.pop_front() {
-                queue_pair.dequeued();
-                waiting.retain(|(_, other)| !Arc::ptr_eq(other, &queue_pair));
-                match queue_pair.take_turn() {
-                    TurnOutcome::More => {
-                        if queue_pair.enqueue() {
-                            busy.push_back(queue_pair);
-                        }
-                    }
-                    TurnOutcome::Idle => {}
-                    TurnOutcome::Until(limit) => waiting.push((limit, queue_pair)),
-                    TurnOutcome::Ended => self.remove(&queue_pair),
+    /// Makes the thread drive the engine.
+    fn hand_over(&self) {
+        self.thread.get().inspect(|thread| thread.unpark());
+    }
+
+    /// Drives the engine whenever a peer has sent a byte.
+    async fn answer(self: Arc<Self>, bytes: tokio::net::UnixStream) {
+        while bytes.readable().await.is_ok() {
+            match bytes.try_read(&mut [0; 64]) {
+                Ok(1..) => {
+                    self.bell.disarm();
+                    self.advance();
                 }
-                continue;
-            }
-            if self.stopping.load(Ordering::SeqCst) {
-                return;
-            }
-            let now = Instant::now();
-            for (_, late) in waiting.extract_if(.., |(limit, _)| *limit <= now) {
-                if late.enqueue() {
-                    busy.push_back(late);
-                }
-            }
-            if now >= looked_at_all + look_after {
-                looked_at_all = now;
-                look_after = (look_after * 4).min(LOOK_AT_ALL_MAX);
-                let lines = lock(&self.lines);
-                let queue_pairs = lines.queue_pairs.values().flatten();
-                busy.extend(queue_pairs.filter(|queue_pair| queue_pair.enqueue()).cloned());
-            }
-            if busy.is_empty() {
-                let limits = waiting.iter().map(|(limit, _)| *limit);
-                let any = !lock(&self.lines).queue_pairs.is_empty();
-                let limit = limits.chain(any.then_some(looked_at_all + look_after)).min();
-                let limit = limit.map(|limit| limit.saturating_duration_since(now));
-                self.bell.sleep(limit, || self.stopping.load(Ordering::SeqCst));
+                Err(error) if error.kind() == ErrorKind::WouldBlock => {}
+                // The node has ended, or a peer has closed the socket.
+                Ok(0) | Err(_) => break,
             }
         }
+        if !self.stopping.load(Ordering::SeqCst) {
+            tracing::warn!("a peer has broken the bell of this node; other peers' requests may wait for seconds");
+        }
+    }
+
+    /// The thread.
+    fn run(&self) {
+        loop {
+            let limit = {
+                let mut agenda = lock(&self.agenda);
+                loop {
+                    self.take_turns(&mut agenda, Driver::Thread);
+                    if self.stopping.load(Ordering::SeqCst) {
+                        return;
+                    }
+                    let limit = self.look_around(&mut agenda);
+                    if agenda.busy.is_empty() {
+                        break limit;
+                    }
+                }
+            };
+            if self.rests() {
+                match limit {
+                    Some(limit) => thread::park_timeout(limit),
+                    None => thread::park(),
+                }
+            }
+        }
+    }
+
+    /// Gives turns to the queue pairs with news until there are none, or until the thread is to go on.
+    fn take_turns(&self, agenda: &mut Agenda, driver: Driver) -> bool {
+        let _guard = EndAllOnPanic(self);
+        let (most, mut left) = match driver {
+            Driver::Task => (TASK_PIECE_LEN, TASK_TURNS_MAX),
+            Driver::Thread => (PIECE_LEN, usize::MAX),
+        };
+        loop {
+            self.collect(agenda);
+            let Some(queue_pair) = agenda.busy.pop_front() else { return true };
+            queue_pair.dequeued();
+            agenda.waiting.retain(|(_, other)| !Arc::ptr_eq(other, &queue_pair));
+            let outcome = queue_pair.take_turn(most);
+            left -= 1;
+            let go_on = driver == Driver::Thread || (left > 0 && !matches!(outcome, TurnOutcome::More));
+            match outcome {
+                TurnOutcome::More => {
+                    if queue_pair.enqueue() {
+                        agenda.busy.push_back(queue_pair);
+                    }
+                }
+                TurnOutcome::Idle => {}
+                TurnOutcome::Until(limit) => {
+                    agenda.waiting.push((limit, queue_pair));
+                    if driver == Driver::Task {
+                        // It knows of no limit but its own.
+                        self.hand_over();
+                    }
+                }
+                TurnOutcome::Ended => self.remove(&queue_pair),
+            }
+            if !go_on {
+                return false;
+            }
+        }
+    }
+
+    /// Moves the queue pairs with news to the agenda.
+    fn collect(&self, agenda: &mut Agenda) {
+        self.bell.take(|line| {
+            if agenda.look_after > LOOK_AT_ALL_MIN {
+                // The thread, which looks at all, has to look earlier.
+                agenda.look_after = LOOK_AT_ALL_MIN;
+                self.hand_over();
+            }
+            let lines = lock(&self.lines);
+            let queue_pairs = lines.queue_pairs.get(&line).into_iter().flatten();
+            agenda.busy.extend(queue_pairs.filter(|queue_pair| queue_pair.enqueue()).cloned());
+        });
+    }
+
+    /// Notes the queue pairs whose wait has ended, and from time to time all of them. Returns when to look again.
+    fn look_around(&self, agenda: &mut Agenda) -> Option<Duration> {
+        let now = Instant::now();
+        for (_, late) in agenda.waiting.extract_if(.., |(limit, _)| *limit <= now) {
+            if late.enqueue() {
+                agenda.busy.push_back(late);
+            }
+        }
+        let lines = lock(&self.lines);
+        if now >= agenda.looked_at_all + agenda.look_after {
+            agenda.looked_at_all = now;
+            agenda.look_after = (agenda.look_after * 4).min(LOOK_AT_ALL_MAX);
+            let queue_pairs = lines.queue_pairs.values().flatten();
+            agenda.busy.extend(queue_pairs.filter(|queue_pair| queue_pair.enqueue()).cloned());
+        }
+        let limits = agenda.waiting.iter().map(|(limit, _)| *limit);
+        let look_at_all = (!lines.queue_pairs.is_empty()).then_some(agenda.looked_at_all + agenda.look_after);
+        let limit = limits.chain(look_at_all).min();
+        limit.map(|limit| limit.saturating_duration_since(now))
+    }
+
+    /// Tells whether the caller need not look again, because a task polls or the bell is armed. The caller has just
+    /// released the agenda; while it had it, others may have left news to it.
+    fn rests(&self) -> bool {
+        self.pollers.load(Ordering::SeqCst) > 0 || self.bell.arm()
     }
 
     fn remove(&self, ended: &Arc<ShmQueuePair>) {
@@ -132,6 +246,35 @@ impl Engine {
             if queue_pairs.is_empty() {
                 lines.queue_pairs.remove(&ended.line);
             }
+        }
+    }
+}
+
+impl DrivenEngine for Engine {
+    fn advance(&self) {
+        loop {
+            let mut agenda = match self.agenda.try_lock() {
+                Ok(agenda) => agenda,
+                Err(TryLockError::Poisoned(poisoned)) => poisoned.into_inner(),
+                // Another one drives it, and looks again when it has done.
+                Err(TryLockError::WouldBlock) => return,
+            };
+            if !self.take_turns(&mut agenda, Driver::Task) {
+                return self.hand_over();
+            }
+            drop(agenda);
+            if self.rests() {
+                return;
+            }
+        }
+    }
+
+    fn attend(&self, polls: bool) {
+        if polls {
+            self.pollers.fetch_add(1, Ordering::SeqCst);
+            self.bell.disarm();
+        } else if self.pollers.fetch_sub(1, Ordering::SeqCst) == 1 {
+            self.advance();
         }
     }
 }
@@ -156,3 +299,7 @@ impl Drop for EndAllOnPanic<'_> {
 const LOOK_AT_ALL_MIN: Duration = Duration::from_secs(1);
 /// The longest such time without any notification; it grows fourfold each time, up to this.
 const LOOK_AT_ALL_MAX: Duration = Duration::from_secs(16);
+/// Most bytes that a task copies in one turn. Copying them takes as long as waking the thread.
+const TASK_PIECE_LEN: usize = 32 << 10;
+/// Most turns that a task gives before the thread goes on.
+const TASK_TURNS_MAX: usize = 64;

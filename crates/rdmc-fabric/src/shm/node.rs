@@ -3,7 +3,7 @@
 use std::collections::{HashMap, VecDeque};
 use std::fs::File;
 use std::io;
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, Weak};
 use std::time::Duration;
@@ -12,7 +12,7 @@ use tokio::net::{UnixListener, UnixStream};
 use tokio::sync::{Semaphore, mpsc, oneshot, watch};
 
 use super::arena::Arena;
-use super::bell::Doorbell;
+use super::bell::{Doorbell, DoorbellFiles, PeerBell};
 use super::engine::Engine;
 use super::map::Mapping;
 use super::objects::{Objects, random};
@@ -28,7 +28,9 @@ pub(super) struct Node {
     pub(super) arena: Arc<Arena>,
     pub(super) exposures: Arc<Exposures>,
     pub(super) engine: Arc<Engine>,
-    bell: File,
+    bell: DoorbellFiles,
+    /// Where the bytes of the bell arrive; taken when the engine starts.
+    bytes: Mutex<Option<std::os::unix::net::UnixStream>>,
     expected: Mutex<HashMap<u128, oneshot::Sender<MeetRequest>>>,
     /// Peers are kept for as long as they live, with their mapped memory. The key is the name and the file of the bell:
     /// another process could use the same name.
@@ -45,20 +47,21 @@ pub(super) struct MeetRequest {
     pub(super) nonce: u128,
     pub(super) node_name: u128,
     pub(super) rings: OwnedFd,
-    pub(super) bell: OwnedFd,
+    pub(super) bell: [OwnedFd; 2],
 }
 
 impl Node {
     pub(super) fn new(exposures: Arc<Exposures>) -> io::Result<Arc<Self>> {
         let objects: Arc<Objects> = Arc::default();
-        let (bell, file) = Doorbell::create()?;
+        let (bell, files, bytes) = Doorbell::create()?;
         Ok(Arc::new(Self {
             name: u128::from_le_bytes(random()),
             arena: Arena::new(objects.clone()),
             objects,
             exposures,
             engine: Engine::new(bell),
-            bell: file,
+            bell: files,
+            bytes: Mutex::new(Some(bytes)),
             expected: Mutex::default(),
             peers: Mutex::default(),
             listening: Mutex::default(),
@@ -72,7 +75,8 @@ impl Node {
         let mut listening = lock(&self.listening);
         if !*listening {
             let listener = UnixListener::bind(socket_of(self.name))?;
-            self.engine.start()?;
+            let bytes = lock(&self.bytes).take();
+            self.engine.start(bytes.ok_or(io::ErrorKind::AlreadyExists)?)?;
             tokio::spawn(serve(listener, Arc::downgrade(self), self.alive.subscribe()));
             *listening = true;
         }
@@ -90,8 +94,9 @@ impl Node {
         lock(&self.expected).remove(&nonce);
     }
 
-    pub(super) fn bell(&self) -> impl AsFd + '_ {
-        &self.bell
+    /// Returns what peers get of the bell.
+    pub(super) fn bell(&self) -> [BorrowedFd<'_>; 2] {
+        self.bell.descriptors()
     }
 
     /// Returns the number of refused connections.
@@ -100,15 +105,15 @@ impl Node {
     }
 
     /// Returns the peer with this name and bell. A new peer gets the bell that it has sent.
-    pub(super) fn peer(self: &Arc<Self>, name: u128, bell: OwnedFd) -> io::Result<Arc<PeerNode>> {
-        let key = (name, rustix::fs::fstat(&bell)?.st_ino);
+    pub(super) fn peer(self: &Arc<Self>, name: u128, bell: [OwnedFd; 2]) -> io::Result<Arc<PeerNode>> {
+        let key = (name, rustix::fs::fstat(&bell[0])?.st_ino);
         let mut peers = lock(&self.peers);
         if let Some(known) = peers.get(&key) {
             return Ok(known.clone());
         }
         let (wanted, asked) = mpsc::unbounded_channel();
         let engine = self.engine.clone();
-        let peer = Arc::new(PeerNode { bell: Doorbell::attach(bell)?, attached: Mutex::default(), wanted, engine });
+        let peer = Arc::new(PeerNode { bell: PeerBell::attach(bell)?, attached: Mutex::default(), wanted, engine });
         peers.insert(key, peer.clone());
         tokio::spawn(fetch(key, Arc::downgrade(self), Arc::downgrade(&peer), asked));
         Ok(peer)
@@ -116,10 +121,11 @@ impl Node {
 
     /// Decides on one request.
     fn decide(&self, request: Option<Request>, files: Vec<OwnedFd>, stream: UnixStream) -> io::Result<Decision> {
-        match (request, <[OwnedFd; 2]>::try_from(files)) {
-            (Some(Request::Meet { to, from, name }), Ok([rings, bell])) => {
+        match (request, <[OwnedFd; 3]>::try_from(files)) {
+            (Some(Request::Meet { to, from, name }), Ok([rings, page, socket])) => {
                 // Taken out, so that a nonce admits one connection only.
                 let expected = lock(&self.expected).remove(&to);
+                let bell = [page, socket];
                 let meet_request = MeetRequest { stream, nonce: from, node_name: name, rings, bell };
                 let refused = match expected {
                     Some(sender) => sender.send(meet_request).err(),
@@ -170,6 +176,7 @@ impl Decision {
 impl Drop for Node {
     fn drop(&mut self) {
         self.engine.stop();
+        self.bell.close();
     }
 }
 
@@ -265,7 +272,7 @@ fn refuse(node: &Weak<Node>, error: io::Error) {
 
 /// A peer: a node of another process, or of this one.
 pub(super) struct PeerNode {
-    pub(super) bell: Doorbell,
+    pub(super) bell: PeerBell,
     attached: Mutex<AttachedObjects>,
     /// The objects that are to be fetched.
     wanted: mpsc::UnboundedSender<u64>,

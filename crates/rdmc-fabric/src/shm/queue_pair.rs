@@ -2,7 +2,7 @@
 //! other.
 
 use std::io;
-use std::os::fd::AsFd;
+use std::os::fd::{AsFd, OwnedFd};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, OnceLock, Weak};
 use std::time::Instant;
@@ -27,6 +27,7 @@ mod incoming;
 mod outgoing;
 
 use incoming::Incoming;
+pub(super) use incoming::PIECE_LEN;
 use outgoing::Outgoing;
 
 pub(super) struct ShmQueuePair {
@@ -145,14 +146,14 @@ impl ShmQueuePair {
         self.give_up_incoming(WorkError::ConnectionLost);
     }
 
-    /// Does a piece of its work; only the engine calls it.
-    pub(super) fn take_turn(&self) -> TurnOutcome {
+    /// Does a piece of its work, and copies about `most` bytes for that; only the engine calls it.
+    pub(super) fn take_turn(&self, most: usize) -> TurnOutcome {
         let Some(connection) = self.connection.get() else { return TurnOutcome::Idle };
         if self.posted.is_broken() {
             self.give_up_incoming(WorkError::Flushed);
             return TurnOutcome::Ended;
         }
-        match self.advance(connection) {
+        match self.advance(connection, most) {
             Ok(outcome) => outcome,
             Err(ending) => {
                 let cause = match &ending {
@@ -173,12 +174,12 @@ impl ShmQueuePair {
         }
     }
 
-    fn advance(&self, connection: &Connection) -> Result<TurnOutcome, EndReason> {
+    fn advance(&self, connection: &Connection, most: usize) -> Result<TurnOutcome, EndReason> {
         // This is read before the counts: entries that the peer carried out before it ended count as carried out.
         let ended = connection.has_ended();
         let refused = connection.outgoing.refusal();
         self.count_done(connection)?;
-        let outcome = if ended { TurnOutcome::Idle } else { self.take_entries(connection)? };
+        let outcome = if ended { TurnOutcome::Idle } else { self.take_entries(connection, most)? };
         if let Some(ending) = refused.and_then(|reason| self.refused(reason, ended)) {
             return Err(ending);
         }
@@ -253,11 +254,11 @@ impl ShmQueuePair {
         let stream = UnixStream::connect(socket_of(remote.node_name)).await.map_err(unreachable)?;
         same_user(&stream).map_err(unreachable)?;
         let request = Request::Meet { to: remote.nonce, from: self.nonce, name: self.node.name };
-        let bell = self.node.bell();
-        wire::send(&stream, &request.encode(), &[file.as_fd(), bell.as_fd()]).await.map_err(unreachable)?;
-        let (response, mut files) = wire::receive::<{ Response::LEN }>(&stream).await.map_err(unreachable)?;
-        match (Response::decode(response), files.pop()) {
-            (Some(Response::Granted), Some(bell)) => {
+        let [page, socket] = self.node.bell();
+        wire::send(&stream, &request.encode(), &[file.as_fd(), page, socket]).await.map_err(unreachable)?;
+        let (response, files) = wire::receive::<{ Response::LEN }>(&stream).await.map_err(unreachable)?;
+        match (Response::decode(response), <[OwnedFd; 2]>::try_from(files)) {
+            (Some(Response::Granted), Ok(bell)) => {
                 let peer = self.node.peer(remote.node_name, bell).map_err(unreachable)?;
                 Ok((stream, Ring::both(&Arc::new(memory)), peer))
             }
@@ -280,7 +281,7 @@ impl ShmQueuePair {
         let met = async {
             let memory = Mapping::attach(rings, RINGS_LEN)?;
             let peer = self.node.peer(node_name, bell)?;
-            wire::send(&stream, &Response::Granted.encode(), &[self.node.bell().as_fd()]).await?;
+            wire::send(&stream, &Response::Granted.encode(), &self.node.bell()).await?;
             let [theirs, ours] = Ring::both(&Arc::new(memory));
             Ok(([ours, theirs], peer))
         };
@@ -380,4 +381,4 @@ impl ShmEndpoint {
 }
 
 /// The first bytes of an encoded endpoint: fabric and version.
-const ENDPOINT_TAG: &[u8] = b"shm2";
+const ENDPOINT_TAG: &[u8] = b"shm3";

@@ -13,8 +13,8 @@ use tokio::net::UnixStream;
 /// A request of the connecting process.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Request {
-    /// Joins the queue pair that waits for `to`. Two descriptors come along: of the rings, and of the bell of the node
-    /// `name`.
+    /// Joins the queue pair that waits for `to`. Three descriptors come along: of the rings, and two of the bell of the
+    /// node `name`.
     Meet { to: u128, from: u128, name: u128 },
     /// Requests the descriptor of an object.
     Open { object: u64 },
@@ -55,10 +55,10 @@ impl Request {
     }
 }
 
-/// The response to a request. A descriptor comes along unless the response is `Unknown`.
+/// The response to a request. Descriptors come along unless the response is `Unknown`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Response {
-    /// Granted, with the other end's bell, or with a file.
+    /// Granted, with both descriptors of the other end's bell, or with a file.
     Granted,
     /// Granted, with memory of this length in bytes.
     Memory(u64),
@@ -144,7 +144,7 @@ pub(super) async fn receive<const LEN: usize>(stream: &UnixStream) -> io::Result
 }
 
 /// Most descriptors that come with one message.
-const FILES_MAX: usize = 2;
+const FILES_MAX: usize = 3;
 
 #[cfg(test)]
 mod tests {

@@ -59,7 +59,9 @@ enum EntryProgress {
 
 impl ShmQueuePair {
     /// Carries out entries of the peer: several short ones, or a piece of a long one.
-    pub(super) fn take_entries(&self, connection: &Connection) -> Result<TurnOutcome, EndReason> {
+    ///
+    /// `most` is the number of bytes to copy at once.
+    pub(super) fn take_entries(&self, connection: &Connection, most: usize) -> Result<TurnOutcome, EndReason> {
         let mut incoming = lock(&self.incoming);
         let done_before = incoming.done;
         let published = connection.incoming.published();
@@ -71,12 +73,12 @@ impl ShmQueuePair {
             if incoming.done == published {
                 break TurnOutcome::Idle;
             }
-            if copied >= PIECE_LEN {
+            if copied >= most {
                 break TurnOutcome::More;
             }
             let progress = match incoming.refusal {
                 Some(error) => EntryProgress::Refused(error),
-                None => self.take_entry(connection, &mut incoming)?,
+                None => self.take_entry(connection, &mut incoming, most)?,
             };
             match progress {
                 EntryProgress::Copied(len) => copied += len.max(1),
@@ -115,7 +117,12 @@ impl ShmQueuePair {
     }
 
     /// Advances the current entry.
-    fn take_entry(&self, connection: &Connection, incoming: &mut Incoming) -> Result<EntryProgress, EndReason> {
+    fn take_entry(
+        &self,
+        connection: &Connection,
+        incoming: &mut Incoming,
+        most: usize,
+    ) -> Result<EntryProgress, EndReason> {
         let (entry, at) = match incoming.entry {
             Some(at_hand) => at_hand,
             None => {
@@ -135,7 +142,7 @@ impl ShmQueuePair {
         }
         let left = usize::try_from(entry.len).map_err(|_| EndReason::Protocol("it sends too much"))? - at;
         if left > 0 || (at == 0 && entry.kind == EntryKind::ReadData) {
-            return self.copy_piece(connection, incoming, &entry, at, left);
+            return self.copy_piece(connection, incoming, &entry, (at, left), most);
         }
         if !entry.last {
             return Ok(EntryProgress::Done);
@@ -208,11 +215,11 @@ impl ShmQueuePair {
         connection: &Connection,
         incoming: &mut Incoming,
         entry: &Entry,
-        at: usize,
-        left: usize,
+        (at, left): (usize, usize),
+        most: usize,
     ) -> Result<EntryProgress, EndReason> {
         let Some(source) = self.source_of(connection, entry)? else { return Ok(EntryProgress::Stalled) };
-        let (len, copied) = self.fill_piece(connection, incoming, entry, &source, (at, left))?;
+        let (len, copied) = self.fill_piece(connection, incoming, entry, &source, (at, left.min(most)))?;
         if let Err(error) = copied {
             return Ok(self.unreadable(incoming, error));
         }
@@ -230,7 +237,7 @@ impl ShmQueuePair {
         Ok(EntryProgress::Copied(len))
     }
 
-    /// Copies a piece of the `left` bytes of an entry from index `at` on, and returns its length.
+    /// Copies a piece of the next `left` bytes of an entry from index `at` on, and returns its length.
     fn fill_piece(
         &self,
         connection: &Connection,
@@ -242,7 +249,7 @@ impl ShmQueuePair {
         match incoming.request.as_mut().expect("a piece is part of a request") {
             PartialRequest::Send { receive, filled } => {
                 let inspector = receive.inspector().cloned();
-                let len = left.min(if inspector.is_some() { INSPECTED_LEN } else { PIECE_LEN });
+                let len = if inspector.is_some() { left.min(INSPECTED_LEN) } else { left };
                 let Work::Receive { into } = receive.work_mut() else { unreachable!("it is a receive") };
                 // The decoder ensures that an entry is not longer than its request. Several entries together may be.
                 let room = into.get_mut(*filled..).and_then(|room| room.get_mut(..len));
@@ -273,7 +280,7 @@ impl ShmQueuePair {
                 Ok((len, copied))
             }
             PartialRequest::ReadData => {
-                let len = left.min(PIECE_LEN);
+                let len = left;
                 let copy = |room: &mut [u8]| {
                     let copied = source.copy_to(at, room, false);
                     if connection.incoming.is_closed() {
@@ -375,7 +382,7 @@ impl Source {
 }
 
 /// Most bytes copied before other queue pairs have their turn.
-const PIECE_LEN: usize = 256 << 10;
+pub(in crate::shm) const PIECE_LEN: usize = 256 << 10;
 /// Most bytes copied at once for an inspector, so that they are in the second-level cache when it sees them.
 const INSPECTED_LEN: usize = 128 << 10;
 /// Bytes after which completions are announced even if there is more work.
