@@ -91,6 +91,8 @@ pub(crate) struct CaseResult {
     pub(crate) seconds_to_rdmc: Option<f64>,
     pub(crate) delivery: &'static str,
     pub(crate) checks: &'static str,
+    /// Slots and bytes of the ring.
+    pub(crate) ring: Option<String>,
 }
 
 impl CaseResult {
@@ -138,6 +140,7 @@ impl CaseResult {
             seconds,
             delivery: case.delivery.name(),
             checks: case.checks.name(),
+            ring: case.ring.map(|ring| ring.to_string()),
         })
     }
 }
@@ -176,6 +179,7 @@ pub(crate) mod tests {
             completion: Completion::Event,
             delivery: Delivery::Private,
             checks: Checks::Auto,
+            ring: None,
             nodes,
             groups: 1,
             senders: 1,

@@ -1,5 +1,7 @@
 //! The options of the benchmark.
 
+use std::fmt;
+
 use rdmc::{Algorithm, CompletionMode, DeliveryMode};
 use rdmc_files::FabricSelection;
 use serde::{Deserialize, Serialize};
@@ -26,6 +28,8 @@ pub struct BenchOptions {
     pub deliveries: Vec<Delivery>,
     /// Whether members check sums of blocks.
     pub checks: Vec<Checks>,
+    /// The rings for short messages; `None` for groups without one.
+    pub rings: Vec<Option<Ring>>,
     /// The RDMA device for [`FabricSelection::Verbs`].
     pub device: Option<String>,
     /// How members wait for completions.
@@ -58,6 +62,7 @@ impl Default for BenchOptions {
             fabrics: vec![FabricSelection::Auto],
             deliveries: vec![Delivery::Private],
             checks: vec![Checks::Auto],
+            rings: vec![None],
             device: None,
             completions: vec![Completion::Event],
             groups: vec![1],
@@ -104,6 +109,21 @@ impl From<Completion> for CompletionMode {
             Completion::Hybrid => Self::HYBRID,
             Completion::Poll => Self::Poll,
         }
+    }
+}
+
+/// A ring for short messages.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Ring {
+    /// Number of its slots.
+    pub slots: u32,
+    /// Most bytes of a message in a slot.
+    pub bytes: u32,
+}
+
+impl fmt::Display for Ring {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}x{}", self.slots, self.bytes)
     }
 }
 

@@ -3,7 +3,7 @@
 use rdmc::{GroupSpec, NodeId};
 use serde::{Deserialize, Serialize};
 
-use crate::options::{Checks, Completion, Delivery};
+use crate::options::{Checks, Completion, Delivery, Ring};
 use crate::plan::Case;
 use rdmc_files::WireAlgorithm;
 
@@ -19,6 +19,7 @@ pub(crate) struct Setup {
     pub(crate) completion: Completion,
     pub(crate) delivery: Delivery,
     pub(crate) checks: Checks,
+    pub(crate) ring: Option<Ring>,
 }
 
 impl From<&Case> for Setup {
@@ -33,6 +34,7 @@ impl From<&Case> for Setup {
             completion: case.completion,
             delivery: case.delivery,
             checks: case.checks,
+            ring: case.ring,
         }
     }
 }
@@ -45,6 +47,10 @@ impl Setup {
         let algorithm = self.algorithm.resolve(rdmc::Rank(self.nodes).index())?;
         let spec = GroupSpec::new(1 + u64::from(group), members).algorithm(algorithm).block_size(self.block_size);
         let spec = spec.delivery_mode(self.delivery.into());
+        let spec = match self.ring {
+            Some(Ring { slots, bytes }) => spec.ring(slots, bytes),
+            None => spec,
+        };
         Ok(match self.checks {
             Checks::Auto => spec,
             Checks::Off => spec.check_blocks(false),
@@ -145,9 +151,9 @@ mod tests {
     fn every_group_has_all_members_and_the_roots_take_turns() {
         let algorithm = WireAlgorithm::from(&Algorithm::Chain);
         let completion = Completion::Event;
-        let (delivery, checks) = (Delivery::Private, Checks::Auto);
-        let setup =
-            Setup { nodes: 3, groups: 4, senders: 2, algorithm, block_size: 1, bytes: 1, completion, delivery, checks };
+        let (delivery, checks, ring) = (Delivery::Private, Checks::Auto, None);
+        let (nodes, groups, senders, block_size, bytes) = (3, 4, 2, 1, 1);
+        let setup = Setup { nodes, groups, senders, algorithm, block_size, bytes, completion, delivery, checks, ring };
         let members = |group| setup.spec(group).unwrap().members().iter().map(|node| node.0).collect::<Vec<_>>();
         assert_eq!([members(0), members(1), members(2)], [vec![0, 1, 2], vec![1, 2, 0], vec![0, 1, 2]]);
         assert_ne!(setup.spec(0).unwrap().id(), setup.spec(2).unwrap().id());

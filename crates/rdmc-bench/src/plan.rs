@@ -9,10 +9,12 @@ use rdmc_files::words::count;
 
 use crate::error::Kind;
 use crate::limits::{Floor, Limits};
-use crate::options::{BenchOptions, Checks, Completion, Delivery};
+use crate::options::{BenchOptions, Checks, Completion, Delivery, Ring};
 
 /// Name of a value that the cost model chooses.
 const AUTO: &str = "auto";
+/// Name of groups without a ring.
+pub(crate) const NO_RING: &str = "none";
 
 /// One configuration.
 #[derive(Clone, Debug, PartialEq)]
@@ -21,6 +23,7 @@ pub(crate) struct Case {
     pub(crate) completion: Completion,
     pub(crate) delivery: Delivery,
     pub(crate) checks: Checks,
+    pub(crate) ring: Option<Ring>,
     /// Number of members of each group.
     pub(crate) nodes: u32,
     pub(crate) groups: u32,
@@ -63,8 +66,10 @@ impl Case {
                 for &delivery in &distinct(&options.deliveries) {
                     check_delivery(delivery, fabric)?;
                     for &checks in &distinct(&options.checks) {
-                        let case = Self { delivery, checks, ..Self::blank(fabric, completion) };
-                        cases.extend(case.with_members(options, assumed)?);
+                        for &ring in &distinct(&options.rings) {
+                            let case = Self { delivery, checks, ring, ..Self::blank(fabric, completion) };
+                            cases.extend(case.with_members(options, assumed)?);
+                        }
                     }
                 }
             }
@@ -82,6 +87,7 @@ impl Case {
             completion,
             delivery,
             checks,
+            ring: None,
             nodes,
             groups,
             senders,
@@ -168,12 +174,13 @@ impl Case {
     }
 
     /// Returns the names of its values, without the size.
-    pub(crate) fn names(&self) -> [String; 9] {
+    pub(crate) fn names(&self) -> [String; 10] {
         [
             self.fabric.name().to_owned(),
             self.completion.name().to_owned(),
             self.delivery.name().to_owned(),
             self.checks.name().to_owned(),
+            self.ring.map_or_else(|| NO_RING.to_owned(), |ring| ring.to_string()),
             self.groups.to_string(),
             self.nodes.to_string(),
             self.senders.to_string(),
@@ -189,8 +196,8 @@ impl Case {
 }
 
 /// The values that [`Case::names`] names.
-pub(crate) const NAMES: [&str; 9] =
-    ["fabric", "completion", "delivery", "checks", "groups", "n", "senders", "algorithm", "block"];
+pub(crate) const NAMES: [&str; 10] =
+    ["fabric", "completion", "delivery", "checks", "ring", "groups", "n", "senders", "algorithm", "block"];
 
 /// Refuses shared objects on a fabric without shared memory.
 fn check_delivery(delivery: Delivery, fabric: FabricSelection) -> anyhow::Result<()> {

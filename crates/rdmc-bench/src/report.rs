@@ -175,7 +175,7 @@ pub(crate) fn csv_row(measured: &CaseResult) -> String {
 type Value = fn(&CaseResult) -> String;
 
 /// Columns of comma-separated values, with the names and units of the JSON.
-const CSV: [(&str, Value); 30] = [
+const CSV: [(&str, Value); 31] = [
     ("by", |m| m.by.clone()),
     ("transport", |m| m.transport.clone()),
     ("fabric", |m| m.fabric.to_owned()),
@@ -206,6 +206,7 @@ const CSV: [(&str, Value); 30] = [
     ("delivery", |m| m.delivery.to_owned()),
     ("checks", |m| m.checks.to_owned()),
     ("copy_floor_rate", |m| m.copy_floor_rate.to_string()),
+    ("ring", |m| m.ring.clone().unwrap_or_default()),
 ];
 
 fn optional(value: Option<f64>) -> String {
@@ -248,7 +249,8 @@ mod tests {
     fn what_is_the_same_everywhere_stands_above_the_table() {
         let table = Table::new(&[case(2, 1), case(3, 1 << 30)], false);
         let expected = "\
-fabric tcp, completion event, delivery private, checks auto, groups 1, senders 1, algorithm chain, block 1 MiB
+fabric tcp, completion event, delivery private, checks auto, ring none, groups 1, senders 1, algorithm chain, \
+block 1 MiB
 2 cores: processes on loopback, every byte of every round verified; msg/s with 64 in flight
 n      size            by  rounds      time       p10       p90       p99      skew         each    aggregate  \
 CPU s/GiB  /floor  /streams     msg/s";
@@ -277,8 +279,8 @@ CPU s/GiB  /floor  /streams     msg/s";
             |bytes| Case { left_to_model: LeftToModel { algorithm: true, block_size: true }, ..case(3, bytes) };
         let table = Table::new(&[chosen(1), chosen(2)], false);
         assert!(table.head(Some(64), 2).starts_with(
-            "fabric tcp, completion event, delivery private, checks auto, groups 1, n 3, senders 1, algorithm auto, \
-             block auto"
+            "fabric tcp, completion event, delivery private, checks auto, ring none, groups 1, n 3, senders 1, \
+             algorithm auto, block auto"
         ));
         let row = table.row(&chosen(1), &measured());
         assert!(row.contains("  chain, 1 MiB  "), "{row}");

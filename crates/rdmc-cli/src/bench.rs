@@ -7,7 +7,7 @@ use anyhow::Context;
 use clap::Args;
 use rdmc::Algorithm;
 use rdmc_bench::local::Program;
-use rdmc_bench::{Bench, Checks, Completion, Contestant, Delivery, Output, OutputFormat};
+use rdmc_bench::{Bench, Checks, Completion, Contestant, Delivery, Output, OutputFormat, Ring};
 use rdmc_files::FabricSelection;
 use rdmc_files::size::ByteSize;
 
@@ -79,6 +79,9 @@ pub(crate) struct BenchOptions {
     /// Whether receivers verify a checksum of each block on arrival, which no MPI does
     #[arg(long, default_value = "auto", value_delimiter = ',', value_name = "NAME,…", value_parser = one_of(&CHECKS))]
     checks: Vec<Checks>,
+    /// The rings for short messages: slots and most bytes of a message in a slot (64x4k), or none
+    #[arg(long, default_value = NO_RING, value_delimiter = ',', value_name = "RING,…", value_parser = parse_ring)]
+    ring: Vec<RingOrNone>,
     /// With --fabric verbs, the RDMA device; by default the best one
     #[arg(long, value_name = "NAME")]
     device: Option<String>,
@@ -142,6 +145,7 @@ impl BenchOptions {
         options.fabrics.clone_from(&self.fabric);
         options.deliveries.clone_from(&self.delivery);
         options.checks.clone_from(&self.checks);
+        options.rings = self.ring.iter().map(|ring| ring.0).collect();
         options.device.clone_from(&self.device);
         options.completions.clone_from(&self.completion);
         options.groups.clone_from(&self.groups);
@@ -261,6 +265,25 @@ fn parse_size(text: &str) -> Result<u64, String> {
     }
 }
 
+/// A ring, or none.
+#[derive(Clone, Copy, Debug)]
+struct RingOrNone(Option<Ring>);
+
+/// Parses the slots and bytes of a ring: `64x4k`.
+fn parse_ring(text: &str) -> Result<RingOrNone, String> {
+    if text == NO_RING {
+        return Ok(RingOrNone(None));
+    }
+    let shape = || format!("{text:?} is not a ring: give 2x1 to 4096x64k (slots, and bytes of a slot), or {NO_RING}");
+    let (slots, bytes) = text.split_once('x').ok_or_else(shape)?;
+    let slots = slots.parse().ok().filter(|slots| (2..=4096).contains(slots)).ok_or_else(shape)?;
+    let bytes = size::parse(bytes)?;
+    let bytes = u32::try_from(bytes).ok().filter(|bytes| (1..=64 << 10).contains(bytes)).ok_or_else(shape)?;
+    Ok(RingOrNone(Some(Ring { slots, bytes })))
+}
+
+/// The name of no ring.
+const NO_RING: &str = "none";
 /// Greatest number of processes on one host.
 const NODES_MAX: u32 = 64;
 /// Greatest length of a message in bytes.
@@ -319,7 +342,7 @@ per second:
             message_rate (null above 64 KiB), to_copy_floor, to_streams, to_memcpy,
             seconds_to_rdmc (null for rdmc), delivery (private or shared; for shared the rates
             of bytes and to_… are null), checks (auto or off), copy_floor_rate (the divisor of
-            to_copy_floor)
+            to_copy_floor), ring (null for none)
   explanation with --explain: fabric, transport, completion, nodes, senders, bytes; of the choice
             algorithm, block_size, predicted_seconds, measured_seconds; of the fastest way
             best_algorithm, best_block_size, best_seconds; to_best (the choice's time over that)
