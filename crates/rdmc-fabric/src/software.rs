@@ -100,6 +100,11 @@ impl PostedWork {
         self.lock().sends.pop_front()
     }
 
+    /// Tells whether a send, write or read waits to be taken.
+    pub(crate) fn has_sends(&self) -> bool {
+        !self.lock().sends.is_empty()
+    }
+
     /// Waits until a send, write or read may have been posted, or the queue pair broke. Only one task may wait at a
     /// time.
     pub(crate) async fn sends_changed(&self) {

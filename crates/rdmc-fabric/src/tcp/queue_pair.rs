@@ -193,7 +193,7 @@ impl TcpQueuePair {
 
     async fn read_frames(&self, from: &mut Incoming) -> Result<std::convert::Infallible, EndReason> {
         let mut closed = self.meeting.closed();
-        let mut from = Reader { from, closed: &mut closed };
+        let mut from = Reader::new(from, &mut closed);
         let mut budget = YieldBudget::default();
         loop {
             let mut header = [0; Frame::LEN];
@@ -397,6 +397,10 @@ impl TcpQueuePair {
         let mut to = Writer { to, closed: &mut closed };
         let mut batch = WriteBatch { headers: Vec::with_capacity(HEADERS_LEN), ..WriteBatch::default() };
         loop {
+            if self.has_only_acknowledgements() {
+                // What the application does about the requests may leave with them, as a member's status does.
+                tokio::task::yield_now().await;
+            }
             self.gather(&mut batch, to.is_encrypted())?;
             if batch.headers.is_empty() {
                 if self.posted.is_broken() {
@@ -417,6 +421,14 @@ impl TcpQueuePair {
                 return Err(EndReason::Refusing);
             }
         }
+    }
+
+    /// Tells whether nothing but acknowledgements is to be written.
+    fn has_only_acknowledgements(&self) -> bool {
+        let responses = lock(&self.responses);
+        matches!(responses.front(), Some(Response::Acknowledge { .. }))
+            && responses.len() == 1
+            && !self.posted.has_sends()
     }
 
     /// Collects the next write: responses first, then requests.

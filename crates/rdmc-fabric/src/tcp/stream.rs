@@ -5,8 +5,9 @@
 
 use std::future::poll_fn;
 use std::io::{self, IoSlice};
+use std::ops::Range;
 use std::pin::Pin;
-use std::task::{Poll, ready};
+use std::task::{Context, Poll, ready};
 
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt, ReadBuf, ReadHalf, WriteHalf};
 use tokio::net::TcpStream;
@@ -60,6 +61,15 @@ pub(super) enum Incoming {
 }
 
 impl Incoming {
+    fn poll_read(&mut self, cx: &mut Context<'_>, room: &mut [u8]) -> Poll<io::Result<usize>> {
+        let mut room = ReadBuf::new(room);
+        ready!(match self {
+            Self::Plain(from) => Pin::new(from).poll_read(cx, &mut room),
+            Self::Encrypted { from, .. } => Pin::new(from).poll_read(cx, &mut room),
+        })?;
+        Poll::Ready(Ok(room.filled().len()))
+    }
+
     /// Reads and discards bytes until the peer closes the connection.
     pub(super) async fn drain(&mut self) {
         let mut rest = [0; 4096];
@@ -94,11 +104,19 @@ impl Outgoing {
 
 /// Reads until the queue pair is closed.
 pub(super) struct Reader<'a> {
-    pub(super) from: &'a mut Incoming,
-    pub(super) closed: &'a mut watch::Receiver<bool>,
+    from: &'a mut Incoming,
+    closed: &'a mut watch::Receiver<bool>,
+    /// Bytes that were received together with those before: frames and short payloads come several in a call.
+    ahead: Box<[u8; AHEAD_LEN]>,
+    /// The range of these that is not used yet.
+    unused: Range<usize>,
 }
 
-impl Reader<'_> {
+impl<'a> Reader<'a> {
+    pub(super) fn new(from: &'a mut Incoming, closed: &'a mut watch::Receiver<bool>) -> Self {
+        Self { from, closed, ahead: Box::new([0; AHEAD_LEN]), unused: 0..0 }
+    }
+
     pub(super) async fn fill(&mut self, room: &mut [u8]) -> Result<(), EndReason> {
         self.fill_inspected(room, None).await
     }
@@ -112,21 +130,21 @@ impl Reader<'_> {
         while !room.is_empty() {
             let at_once = if inspector.is_some() { room.len().min(INSPECTED_LEN) } else { room.len() };
             let piece = &mut room[..at_once];
-            let read = match self.from {
-                Incoming::Plain(from) => from.try_read(piece),
-                Incoming::Encrypted { from, .. } => unless_closed(self.closed, from.read(piece)).await?,
-            };
-            match read {
-                Ok(0) => return Err(EndReason::Lost(io::ErrorKind::UnexpectedEof.into())),
-                Ok(n) => {
-                    if let Some(inspector) = inspector {
-                        inspector.inspect(&room[..n]);
-                    }
-                    room = &mut room[n..];
+            let n = match self.take(piece) {
+                0 if piece.len() < AHEAD_LEN => {
+                    self.read_ahead().await?;
+                    continue;
                 }
-                Err(error) if error.kind() == io::ErrorKind::WouldBlock => self.readable().await?,
-                Err(error) => return Err(error.into()),
+                0 => {
+                    let read = poll_fn(|cx| self.from.poll_read(cx, piece));
+                    received(unless_closed(self.closed, read).await?)?
+                }
+                taken => taken,
+            };
+            if let Some(inspector) = inspector {
+                inspector.inspect(&room[..n]);
             }
+            room = &mut room[n..];
         }
         Ok(())
     }
@@ -136,27 +154,35 @@ impl Reader<'_> {
         let mut done = 0;
         while done < grant.len() {
             let left = grant.len() - done;
-            let read = match self.from {
-                Incoming::Plain(from) => grant.with_bytes_mut(done, left, |room| from.try_read(room)),
-                Incoming::Encrypted { from, .. } => {
-                    let read = poll_fn(|cx| {
-                        let into = |room: &mut [u8]| {
-                            let mut room = ReadBuf::new(room);
-                            ready!(Pin::new(&mut *from).poll_read(cx, &mut room))?;
-                            Poll::Ready(Ok(room.filled().len()))
-                        };
-                        grant.with_bytes_mut(done, left, into).map_or(Poll::Ready(None), |read| read.map(Some))
-                    });
-                    unless_closed(self.closed, read).await?
+            done += match grant.with_bytes_mut(done, left, |room| self.take(room)).expect(CHECKED) {
+                0 if left < AHEAD_LEN => {
+                    self.read_ahead().await?;
+                    continue;
                 }
+                0 => {
+                    let read = poll_fn(|cx| {
+                        grant.with_bytes_mut(done, left, |room| self.from.poll_read(cx, room)).expect(CHECKED)
+                    });
+                    received(unless_closed(self.closed, read).await?)?
+                }
+                taken => taken,
             };
-            match read.expect("write access was checked") {
-                Ok(0) => return Err(EndReason::Lost(io::ErrorKind::UnexpectedEof.into())),
-                Ok(n) => done += n,
-                Err(error) if error.kind() == io::ErrorKind::WouldBlock => self.readable().await?,
-                Err(error) => return Err(error.into()),
-            }
         }
+        Ok(())
+    }
+
+    /// Copies bytes that were received ahead; returns how many.
+    fn take(&mut self, room: &mut [u8]) -> usize {
+        let len = room.len().min(self.unused.len());
+        room[..len].copy_from_slice(&self.ahead[self.unused.start..self.unused.start + len]);
+        self.unused.start += len;
+        len
+    }
+
+    /// Receives bytes ahead, when all before are used.
+    async fn read_ahead(&mut self) -> Result<(), EndReason> {
+        let read = poll_fn(|cx| self.from.poll_read(cx, &mut self.ahead[..]));
+        self.unused = 0..received(unless_closed(self.closed, read).await?)?;
         Ok(())
     }
 
@@ -178,13 +204,13 @@ impl Reader<'_> {
             () = broken => Err(EndReason::Lost(io::ErrorKind::ConnectionReset.into())),
         }
     }
+}
 
-    /// Waits until there is something to read. TLS has already waited by itself.
-    async fn readable(&mut self) -> Result<(), EndReason> {
-        match self.from {
-            Incoming::Plain(from) => Ok(unless_closed(self.closed, from.readable()).await??),
-            Incoming::Encrypted { .. } => Ok(()),
-        }
+/// Returns how many bytes were received; the connection has ended if there are none.
+fn received(read: io::Result<usize>) -> Result<usize, EndReason> {
+    match read? {
+        0 => Err(EndReason::Lost(io::ErrorKind::UnexpectedEof.into())),
+        n => Ok(n),
     }
 }
 
@@ -269,5 +295,8 @@ async fn unless_closed<T>(closed: &mut watch::Receiver<bool>, io: impl Future<Ou
     }
 }
 
+const CHECKED: &str = "write access was checked";
+/// Most bytes that are received ahead. Of a long payload, so many are copied once more.
+const AHEAD_LEN: usize = 8 << 10;
 /// Most bytes of one read that an inspector sees, so that they are in the second-level cache then.
 const INSPECTED_LEN: usize = 128 << 10;
