@@ -219,4 +219,4 @@ const AHEAD_BYTES: u64 = 16 << 20;
 /// Shorter ranges of files are copied here, because the peer must request a file's descriptor before it can read.
 const FILE_LEN_MIN: usize = 64 << 10;
 /// Shorter memory is not shared: its bytes travel in entries.
-const SHARED_LEN_MIN: usize = 16 << 10;
+const SHARED_LEN_MIN: usize = 4 << 10;

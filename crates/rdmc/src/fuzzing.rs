@@ -57,11 +57,17 @@ pub fn read_slot(bytes: &[u8]) -> Option<RingSlot> {
 
 /// Encodes a slot of the third message of group 7.
 pub fn write_slot(slot: &RingSlot) -> Vec<u8> {
-    let slot = match slot {
-        RingSlot::Message(bytes) => Slot::Message(&bytes[..]),
-        RingSlot::InBlocks(size) => Slot::InBlocks(*size),
+    let (slot, bytes) = match slot {
+        RingSlot::Message(bytes) => (Slot::Message(bytes.len()), &bytes[..]),
+        RingSlot::InBlocks(size) => (Slot::InBlocks(*size), &[][..]),
     };
-    ring::encode(&slot, 7, 3)
+    let mut memory = vec![0; ring::SLOT_HEADER_LEN + bytes.len()];
+    let fill = |place: &mut [u8]| {
+        place.copy_from_slice(bytes);
+        Ok(())
+    };
+    ring::encode(&slot, (7, 3), &mut memory, fill).expect("the bytes are in memory");
+    memory
 }
 
 /// The members that an invitation lists, and whether the list is valid.

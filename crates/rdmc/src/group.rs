@@ -19,7 +19,7 @@ use crate::stats::GroupStats;
 use crate::table::{ExpectedRows, Slot};
 use crate::transfer::exchange::Exchange;
 use crate::transfer::waits::WaitReason;
-use crate::transfer::{Blocks, Deliver, HealedBlock, HopPlan, Owner, Transfer, TransferError, Turn};
+use crate::transfer::{Blocks, Deliver, HealedBlock, HopPlan, Owner, Transfer, TransferError};
 use crate::wire::GroupFrame;
 use crate::woken::WhenWoken;
 
@@ -140,31 +140,30 @@ impl Group {
         self.membership.spec.delta
     }
 
-    /// At the root of a group with a ring: writes the slot of a message, in its turn; tells whether the message is in it.
-    async fn write_slot(&self, blocks: &Blocks, mut turn: Turn) -> Result<bool, TransferError> {
-        turn.wait().await;
-        let Some(ring) = self.status.table.outgoing() else {
-            turn.end();
-            return Ok(false);
-        };
+    /// At the root of a group with a ring: waits until there is room for the slot of the next message.
+    ///
+    /// # Cancel safety
+    /// Nothing is lost.
+    async fn room_for_slot(&self) -> Result<(), TransferError> {
+        let Some(ring) = self.status.table.outgoing() else { return Ok(()) };
         if !ring.has_room() {
             let slowest = self.status.slowest_reader();
             self.exchange.waiting(WaitReason::Ready, slowest, ring.room()).await;
         }
+        Ok(self.status.table.takes_slot(ring).await?)
+    }
+
+    /// At the root of a group with a ring: writes the slot of a message, for which there is
+    /// [room](Self::room_for_slot); tells whether the message is in it.
+    fn write_slot(&self, blocks: &Blocks) -> Result<bool, TransferError> {
+        let Some(ring) = self.status.table.outgoing() else { return Ok(false) };
         let (shape, whole) = (blocks.shape(), blocks.whole());
         let is_short = self.fits_a_slot(shape.size);
-        if is_short {
-            // A mapped file may change.
-            let mut bytes = vec![0; whole.len()];
-            whole.copy_to(0, &mut bytes).map_err(|error| {
-                let what = format!("the memory of a message could not be read: {error}");
-                TransferError::Local(FailureCause::Resources { what })
-            })?;
-            self.status.table.write_slot(ring, Slot::Message(&bytes)).await?;
-        } else {
-            self.status.table.write_slot(ring, Slot::InBlocks(shape.size)).await?;
-        }
-        turn.end();
+        let slot = if is_short { Slot::Message(whole.len()) } else { Slot::InBlocks(shape.size) };
+        self.status.table.write_slot(ring, slot, |place| whole.copy_to(0, place)).map_err(|error| {
+            let what = format!("a short message could not be read or written: {error}");
+            TransferError::Local(FailureCause::Resources { what })
+        })?;
         Ok(is_short)
     }
 

@@ -7,6 +7,7 @@
 //! At most one write to a member is unacknowledged. What changes meanwhile is written with the next one.
 
 use std::collections::{BTreeMap, VecDeque};
+use std::io;
 use std::ops::DerefMut;
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex};
@@ -14,13 +15,14 @@ use std::time::Duration;
 
 use futures::future::{Either, select, try_join};
 use futures::stream::{FuturesUnordered, StreamExt};
-use rdmc_fabric::{Buffer, Environment, Operation, Received, WorkError};
+use rdmc_fabric::{Fabric, Operation, Received, WorkError};
 use rdmc_schedule::Rank;
 
 use crate::count::Count;
 use crate::sync::lock;
 
 mod link;
+mod memory;
 pub(crate) mod ring;
 mod row;
 
@@ -39,7 +41,7 @@ pub(crate) struct StatusTable {
     due: BTreeMap<Rank, Count>,
     /// At the root of a group with a ring.
     outgoing: Option<OutgoingRing>,
-    environment: Arc<dyn Environment>,
+    fabric: Arc<dyn Fabric>,
 }
 
 struct TableState {
@@ -90,7 +92,7 @@ impl StatusTable {
         first: Row,
         links: impl IntoIterator<Item = Link>,
         ring: Option<RingShape>,
-        environment: Arc<dyn Environment>,
+        fabric: Arc<dyn Fabric>,
     ) -> Self {
         let links: BTreeMap<Rank, Link> = links.into_iter().map(|link| (link.rank, link)).collect();
         let due = links.keys().map(|rank| (*rank, Count::default())).collect();
@@ -99,7 +101,7 @@ impl StatusTable {
         if let Some(outgoing) = outgoing.as_ref().filter(|_| links.is_empty()) {
             outgoing.read.raise_to(u64::MAX);
         }
-        Self { links, salt, me, state, due, outgoing, environment }
+        Self { links, salt, me, state, due, outgoing, fabric }
     }
 
     /// Returns the connection to a member, if rows travel between the two.
@@ -160,6 +162,7 @@ impl StatusTable {
         mut posted: VecDeque<Operation<Received>>,
         reader: &dyn RowReader,
     ) -> Result<(), LinkError> {
+        let environment = self.fabric.environment();
         let mut unreadable = 0;
         while let Some(mut next) = posted.pop_front() {
             // A row that cannot be read is being written, and read when that is done. If nothing comes, it has come
@@ -168,7 +171,7 @@ impl StatusTable {
                 if unreadable == 0 {
                     break (&mut next).await;
                 }
-                match select(&mut next, self.environment.sleep(ASK_AGAIN_AFTER)).await {
+                match select(&mut next, environment.sleep(ASK_AGAIN_AFTER)).await {
                     Either::Left((received, _)) => break received,
                     Either::Right(_) if unreadable > ASK_AGAIN_MAX => {
                         return Err(LinkError::Row { by: link.rank, what: UNREADABLE });
@@ -243,24 +246,30 @@ impl StatusTable {
         ring.next(self.salt, memory).await
     }
 
-    /// At the root: writes the slot of the next message to all receivers, when they have room. One task writes at a
-    /// time.
-    pub(crate) async fn write_slot(&self, ring: &OutgoingRing, slot: Slot<&[u8]>) -> Result<(), LinkError> {
-        let number = ring.written.load(Ordering::Relaxed);
-        ring.room().await;
-        ring.written.store(number + 1, Ordering::Release);
-        let mut slot = Err(ring::encode(&slot, self.salt, number));
+    /// At the root: waits until the connections to all receivers take one more slot.
+    ///
+    /// # Cancel safety
+    /// Nothing is lost.
+    pub(crate) async fn takes_slot(&self, ring: &OutgoingRing) -> Result<(), LinkError> {
         for (at, link) in self.links.values().enumerate() {
-            let failed = |error| LinkError::Work { with: link.rank, error };
-            let bytes = match slot {
-                Ok(registered) => registered,
-                Err(encoded) => link.register(encoded).map_err(failed)?,
-            };
-            if let Some(oldest) = ring.oldest(at) {
-                oldest.await.map_err(failed)?;
-            }
-            ring.note(at, link.write_slot(Buffer::clone(&bytes), ring.shape.place(number)));
-            slot = Ok(bytes);
+            ring.acknowledged(at).await.map_err(|error| LinkError::Work { with: link.rank, error })?;
+        }
+        Ok(())
+    }
+
+    /// At the root: writes the slot of the next message, whose bytes `fill` writes, to all receivers, which have
+    /// [room](OutgoingRing::room) and [take it](Self::takes_slot). One task writes at a time.
+    pub(crate) fn write_slot(
+        &self,
+        ring: &OutgoingRing,
+        slot: Slot<usize>,
+        fill: impl FnOnce(&mut [u8]) -> io::Result<()>,
+    ) -> io::Result<()> {
+        let number = ring.written.load(Ordering::Relaxed);
+        let encoded = ring.encode(&*self.fabric, &slot, (self.salt, number), fill)?;
+        ring.written.store(number + 1, Ordering::Release);
+        for (at, link) in self.links.values().enumerate() {
+            ring.note(at, link.write_slot(encoded.clone(), ring.shape.place(number)));
         }
         Ok(())
     }

@@ -187,6 +187,18 @@ impl Transfer {
         Ok(self.shape.size)
     }
 
+    /// Completes a message that this member has whole, and that every member gets without the schedule. Returns the
+    /// message's size in bytes.
+    pub(crate) async fn complete(mut self) -> Result<u64, TransferError> {
+        self.blocks.copy_staged(yield_now).await;
+        let digest = self.digest().await?;
+        match self.deliver.take() {
+            Some(deliver) => deliver(self.blocks.whole(), digest).await?,
+            None => self.owner.note_digest(self.number, digest),
+        }
+        Ok(self.shape.size)
+    }
+
     /// Posts the receives of the schedule, each with its block's destination, as far ahead as the senders may be.
     async fn receive_blocks(&self, first_is_here: bool, turn: Turn) -> Result<(), TransferError> {
         let mut arriving = InFlight::new(IncomingBlocks::new(self));

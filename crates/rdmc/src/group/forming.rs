@@ -111,7 +111,7 @@ pub(crate) async fn form(
     let first = Row::begin(prior.base);
     let salt = membership.id.0;
     let (count, ring) = (membership.members.len(), membership.spec.ring);
-    let table = StatusTable::new(rank, count, salt, first, links, ring, membership.node.environment.clone());
+    let table = StatusTable::new(rank, count, salt, first, links, ring, membership.node.fabric.clone());
     let status = Status::new(membership.clone(), end.clone(), retained.clone(), table);
     let exchange = Arc::new(exchange);
     let (healing, asked) = Healing::new(membership.clone(), exchange.clone(), retained.clone());

@@ -44,8 +44,23 @@ pub(super) struct Intake {
 /// A message that has begun.
 pub(super) struct StartedTransfer {
     pub(super) transfer: Transfer,
-    pub(super) first_is_here: bool,
-    pub(super) turn: Turn,
+    pub(super) rest: MessageRest,
+}
+
+/// What is still to come of a message that has begun.
+pub(super) enum MessageRest {
+    /// It is whole.
+    Nothing,
+    Blocks {
+        first_is_here: bool,
+        turn: Turn,
+    },
+}
+
+impl StartedTransfer {
+    fn in_blocks(transfer: Transfer, first_is_here: bool, turn: Turn) -> Self {
+        Self { transfer, rest: MessageRest::Blocks { first_is_here, turn } }
+    }
 }
 
 impl Intake {
@@ -79,13 +94,13 @@ impl Intake {
         turn.wait().await;
         let group = self.group.clone();
         let ring = group.status.table.incoming();
-        let (shape, first) = match self.group.first_source() {
-            _ if ring.is_some() => self.next_slot(number, ring.expect("there is one")).await?,
-            Some(source) => {
+        let (shape, first) = match (ring, self.group.first_source()) {
+            (Some(ring), _) => self.next_slot(number, ring).await?,
+            (None, Some(source)) => {
                 let first = self.first_block(number, source).await?;
                 (self.checked(first.shape)?, Some(first))
             }
-            None => {
+            (None, None) => {
                 let size = self.announced_size(number).await?;
                 let shape = Shape::new(size, self.group.block_size());
                 let shape = shape.ok_or_else(|| self.malformed("a message with too many blocks"))?;
@@ -98,7 +113,7 @@ impl Intake {
         if self.group.is_delta() {
             let (blocks, plan) = self.delta_blocks(number, shape, delivery).await?;
             let transfer = self.group.transfer(number, plan, Arc::new(blocks), Some(deliver));
-            return Ok((self, StartedTransfer { transfer, first_is_here: false, turn }));
+            return Ok((self, StartedTransfer::in_blocks(transfer, false, turn)));
         }
         let first_is_here = first.is_some();
         let checksum = first.as_ref().and_then(|first| Some((first.block, first.checksum?)));
@@ -106,12 +121,17 @@ impl Intake {
         if let Some((block, checksum)) = checksum {
             blocks.note_checksum(block, checksum);
         }
-        let plan = match ring.is_some() && first_is_here {
+        let in_slot = ring.is_some() && first_is_here;
+        let plan = match in_slot {
             true => HopPlan::Nothing,
             false => HopPlan::Schedule(self.group.schedule(shape.count)),
         };
         let transfer = self.group.transfer(number, plan, Arc::new(blocks), Some(deliver));
-        Ok((self, StartedTransfer { transfer, first_is_here, turn }))
+        if in_slot {
+            turn.end();
+            return Ok((self, StartedTransfer { transfer, rest: MessageRest::Nothing }));
+        }
+        Ok((self, StartedTransfer::in_blocks(transfer, first_is_here, turn)))
     }
 
     /// Waits for the slot of message `number` in the ring; returns the message's shape, and the message if it is short.
@@ -160,7 +180,7 @@ impl Intake {
             (self.resumed_blocks(number, shape, delivery).await?, Some(deliver))
         };
         let transfer = self.group.transfer(number, HopPlan::Repair(repair), blocks, deliver);
-        Ok((self, StartedTransfer { transfer, first_is_here: false, turn }))
+        Ok((self, StartedTransfer::in_blocks(transfer, false, turn)))
     }
 
     /// Gets the memory for the rest of an interrupted message and offers it: the memory that it had before, if

@@ -21,6 +21,12 @@ pub(super) enum RootRequest {
     Close,
 }
 
+impl RootRequest {
+    fn is_message(&self) -> bool {
+        matches!(self, Self::Send { .. })
+    }
+}
+
 /// Makes requests. When all clones are dropped, there are no more requests.
 #[derive(Clone)]
 pub(super) struct RequestSender {
@@ -97,6 +103,8 @@ pub(super) struct RequestQueue {
     queued: VecDeque<(Buffer, Shape)>,
     waiting: Arc<Mutex<QueuedRequests>>,
     available: mpsc::Receiver<()>,
+    /// No more requests can be made.
+    ended: bool,
     /// The message that was taken, but has not begun.
     pub(super) starting: Option<Arc<Blocks>>,
     retained: Arc<RetainedMessages>,
@@ -109,30 +117,40 @@ impl RequestQueue {
         let queued = retained.take_queued().into();
         (
             RequestSender { waiting: waiting.clone(), available: told },
-            Self { queued, waiting, available, starting: None, retained },
+            Self { queued, waiting, available, ended: false, starting: None, retained },
         )
     }
 
-    /// Waits for the next request; returns `None` when no more can be made.
+    /// Waits for the next request, or until no more can be made; tells whether it is a message. A message may still be
+    /// taken back.
     ///
     /// # Cancel safety
     /// No request is lost.
-    pub(super) async fn next(&mut self) -> Option<RootRequest> {
-        if let Some((message, shape)) = self.queued.pop_front() {
-            return Some(RootRequest::Send { message, shape, done: None });
-        }
+    pub(super) async fn next_is_message(&mut self) -> bool {
         loop {
-            if let Some(request) = self.first() {
-                return Some(request);
+            if !self.queued.is_empty() {
+                return true;
             }
-            if self.available.recv().await.is_none() {
-                return self.first();
+            let first = lock(&self.waiting).requests.first_key_value().map(|(_, request)| request.is_message());
+            match first {
+                Some(is_message) => return is_message,
+                None if self.ended => return false,
+                None => self.ended = self.available.recv().await.is_none(),
             }
         }
     }
 
-    fn first(&self) -> Option<RootRequest> {
+    /// Takes the next request, if there is one.
+    pub(super) fn take(&mut self) -> Option<RootRequest> {
+        if let Some((message, shape)) = self.queued.pop_front() {
+            return Some(RootRequest::Send { message, shape, done: None });
+        }
         lock(&self.waiting).requests.pop_first().map(|(_, request)| request)
+    }
+
+    /// Tells whether no more requests can be made.
+    pub(super) fn has_ended(&self) -> bool {
+        self.ended
     }
 }
 

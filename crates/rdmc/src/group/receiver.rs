@@ -14,7 +14,7 @@ use tokio::sync::{mpsc, oneshot};
 use super::continuation::{Continuation, LostMessage};
 use super::error::{GroupError, GroupFailure};
 use super::forming::{FormedGroup, Grants, MemberRole, form};
-use super::intake::{Intake, MESSAGES_AHEAD, MemorySource, ProvidedMemory, StartedTransfer};
+use super::intake::{Intake, MESSAGES_AHEAD, MemorySource, MessageRest, ProvidedMemory, StartedTransfer};
 use super::offer::{Arrival, Exclusive, Message, Offer, REASON_MAX, failure_of};
 use super::{Group, GroupSpec, OwnedFuture, start, take_grants};
 use crate::certificate::Certificate;
@@ -329,10 +329,20 @@ async fn run(
             }
             begun = starting => {
                 let (intake, begun): (Intake, StartedTransfer) = begun?;
-                let transferred = begun.transfer.run(begun.first_is_here, begun.turn, relay_turns.next());
+                let StartedTransfer { transfer, rest } = begun;
+                let rest = match rest {
+                    MessageRest::Nothing => None,
+                    MessageRest::Blocks { first_is_here, turn } => Some((first_is_here, turn, relay_turns.next())),
+                };
                 let (group, number) = (&group, started);
                 running.push(async move {
-                    group.message_completed(number, transferred.await?);
+                    let size = match rest {
+                        None => transfer.complete().await?,
+                        Some((first_is_here, turn, relay_turn)) => {
+                            transfer.run(first_is_here, turn, relay_turn).await?
+                        }
+                    };
+                    group.message_completed(number, size);
                     Ok(())
                 });
                 started += 1;

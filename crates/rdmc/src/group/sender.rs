@@ -283,13 +283,12 @@ async fn run(
     let mut completed = OrderedCompletions { next: messages, early: BTreeMap::new() };
     let mut relay_turns = Turnstile::default();
     let mut receive_turns = Turnstile::default();
-    let mut slot_turns = Turnstile::default();
     let close = loop {
         let room = running.len() < TRANSFERS_MAX;
         futures::select_biased! {
             error = grants.select_next_some() => return Err(error),
             outcome = running.select_next_some() => completed.add(outcome)?,
-            next = next_message(&group, &mut resumption, &mut queue, messages, room).fuse() => match next {
+            next = next_message(&group, &mut resumption, &mut queue, messages, room).fuse() => match next? {
                 NextStep::Message { repair, blocks, done } => {
                     queue.starting = repair.is_none().then(|| blocks.clone());
                     group.status.begin_whole(blocks.shape().size).await;
@@ -299,25 +298,20 @@ async fn run(
                         // Before its turn, so that members can be ready for it when those before have left.
                         group.announce(messages, blocks.shape().size);
                     }
-                    let planned = PlanSource::new(&group, messages, repair, blocks.shape());
-                    let (receive_turn, relay_turn) = (receive_turns.next(), relay_turns.next());
-                    let (by_schedule, slot_turn) = (planned.is_schedule(), slot_turns.next());
                     let (group, number) = (&group, messages);
                     let done = done.map(|done| PendingReceipt::new(done, group.status.receipts.slip(number)));
+                    let in_slot = repair.is_none() && group.write_slot(&blocks)?;
+                    let planned = PlanSource::new(group, messages, repair, blocks.shape());
+                    let turns = if in_slot { None } else { Some((receive_turns.next(), relay_turns.next())) };
                     running.push(async move {
-                        let in_slot = match by_schedule {
-                            true => group.write_slot(&blocks, slot_turn).await?,
-                            false => {
-                                slot_turn.skip().await;
-                                false
+                        let size = match turns {
+                            Some((receive_turn, relay_turn)) => {
+                                let plan = planned.plan(group, number, &blocks).await?;
+                                let transfer = group.transfer(number, plan, blocks, None);
+                                transfer.run(false, receive_turn, relay_turn).await?
                             }
+                            None => group.transfer(number, HopPlan::Nothing, blocks, None).complete().await?,
                         };
-                        let plan = match in_slot {
-                            true => HopPlan::Nothing,
-                            false => planned.plan(group, number, &blocks).await?,
-                        };
-                        let transfer = group.transfer(number, plan, blocks, None);
-                        let size = transfer.run(false, receive_turn, relay_turn).await?;
                         group.message_completed(number, size);
                         Ok((number, done))
                     });
@@ -359,7 +353,7 @@ async fn next_message(
     queue: &mut RequestQueue,
     number: u64,
     room: bool,
-) -> NextStep {
+) -> Result<NextStep, TransferError> {
     if !room {
         return std::future::pending().await;
     }
@@ -367,7 +361,7 @@ async fn next_message(
         let kept =
             group.retained().message(interrupted.number).map(|kept| kept.into_blocks(&*group.membership.node.fabric));
         if let Some(Ok(blocks)) = kept {
-            return NextStep::Message { repair: Some(interrupted.repair), blocks, done: None };
+            return Ok(NextStep::Message { repair: Some(interrupted.repair), blocks, done: None });
         }
         let what = format!("message {} cannot be registered again", interrupted.number);
         group.end.declare(FailureCause::Resources { what });
@@ -375,12 +369,19 @@ async fn next_message(
     }
     let unstable_max = if group.membership.spec.is_shared() { UNSTABLE_OBJECTS_MAX } else { UNSTABLE_MAX };
     group.retained().room(number, unstable_max).await;
-    match queue.next().await {
-        Some(RootRequest::Send { message, shape, done }) => {
-            NextStep::Message { repair: None, blocks: Arc::new(Blocks::whole_message(shape, message)), done }
+    loop {
+        if queue.next_is_message().await {
+            group.room_for_slot().await?;
         }
-        Some(RootRequest::Close) => NextStep::End { closed: true },
-        None => NextStep::End { closed: false },
+        return Ok(match queue.take() {
+            Some(RootRequest::Send { message, shape, done }) => {
+                NextStep::Message { repair: None, blocks: Arc::new(Blocks::whole_message(shape, message)), done }
+            }
+            Some(RootRequest::Close) => NextStep::End { closed: true },
+            None if queue.has_ended() => NextStep::End { closed: false },
+            // It was taken back meanwhile.
+            None => continue,
+        });
     }
 }
 
@@ -398,10 +399,6 @@ impl PlanSource {
             None if group.is_delta() => Self::Asked(group.delta.ask_for_parts(message, shape)),
             None => Self::Known(HopPlan::Schedule(group.schedule(shape.count))),
         }
-    }
-
-    fn is_schedule(&self) -> bool {
-        matches!(self, Self::Known(HopPlan::Schedule(_)))
     }
 
     async fn plan(self, group: &Group, message: u64, blocks: &Blocks) -> Result<HopPlan, TransferError> {

@@ -2,17 +2,19 @@
 
 use std::collections::VecDeque;
 use std::net::IpAddr;
-use std::sync::{Arc, OnceLock};
+use std::sync::{Arc, Mutex, OnceLock};
 use std::time::Duration;
 
 use rdmc_fabric::{
-    Buffer, BufferMut, CompletionSource, ConnectError, Endpoint, Expose, ExposedRegion, Fabric, FabricError, Memory,
-    Operation, Peer, QueuePair, QueuePairConfig, Received, RemoteAccess, RemoteMemory, Role, WorkError,
+    Buffer, BufferMut, CompletionSource, ConnectError, Endpoint, Expose, ExposedRegion, Fabric, FabricError, Operation,
+    Peer, QueuePair, QueuePairConfig, Received, RemoteAccess, RemoteMemory, Role, WorkError,
 };
 use rdmc_schedule::Rank;
 
 use super::Row;
+use super::memory::WriteMemory;
 use super::ring::{IncomingRing, RingShape};
+use crate::sync::lock;
 use crate::wire::TableEndpoint;
 
 /// A queue pair, and the place of the other member's row here. The other member can write nothing else.
@@ -20,6 +22,8 @@ pub(crate) struct Link {
     pub(super) rank: Rank,
     fabric: Arc<dyn Fabric>,
     queue_pair: QueuePair,
+    /// The memory from which this member's row is written.
+    memory: Mutex<WriteMemory>,
     /// The other member's row.
     theirs: ExposedRegion,
     /// The place of this member's row at the other.
@@ -59,7 +63,8 @@ impl Link {
             _ => None,
         };
         let (mine, remote_ring) = (OnceLock::new(), OnceLock::new());
-        Ok(Self { rank, fabric, queue_pair, theirs, mine, ring, remote_ring, writes_ring, rows_expected })
+        let memory = Mutex::new(WriteMemory::new(Row::LEN));
+        Ok(Self { rank, fabric, queue_pair, memory, theirs, mine, ring, remote_ring, writes_ring, rows_expected })
     }
 
     /// Returns what the other member needs to connect.
@@ -107,11 +112,17 @@ impl Link {
 
     /// Writes the row of this member, `me`, to the other; waits until it is there.
     pub(super) async fn write(&self, row: Row, salt: u64, me: Rank) -> Result<(), WorkError> {
-        let bytes = Memory::from(row.encode(salt, me).to_vec());
-        let Ok(bytes) = self.fabric.register(bytes) else { return Err(WorkError::LocalProtection) };
+        let encode = |memory: &mut [u8]| {
+            memory[..Row::LEN].copy_from_slice(&row.encode(salt, me));
+            Ok(Row::LEN)
+        };
+        let bytes = lock(&self.memory).write(&*self.fabric, encode).map_err(|error| {
+            tracing::warn!(%error, "no memory for the status of this member");
+            WorkError::LocalProtection
+        })?;
         let place = *self.mine.get().expect("rows travel after the connection is made");
         let place = RemoteMemory { len: Row::LEN as u64, ..place };
-        self.queue_pair.write(bytes.into_shared(), place, Some(0)).await
+        self.queue_pair.write(bytes, place, Some(0)).await
     }
 
     /// At the root: writes a slot of the receiver's ring.
@@ -119,12 +130,6 @@ impl Link {
         let ring = self.remote_ring.get().expect("messages travel after the connection is made");
         let place = ring.slice(place as u64, slot.len() as u64);
         self.queue_pair.write(slot, place, Some(RING_IMM))
-    }
-
-    /// Registers the content of a slot.
-    pub(super) fn register(&self, slot: Vec<u8>) -> Result<Buffer, WorkError> {
-        let slot = self.fabric.register(Memory::from(slot)).map_err(|_| WorkError::LocalProtection)?;
-        Ok(slot.into_shared())
     }
 
     pub(super) fn close(&self) {

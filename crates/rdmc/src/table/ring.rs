@@ -4,13 +4,17 @@
 //! receiver's row says how many slots it has read; the root writes them again.
 
 use std::collections::VecDeque;
+use std::io;
 use std::ops::DerefMut;
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::task::{Poll, ready};
 
-use rdmc_fabric::{ExposedRegion, Operation};
+use futures::FutureExt;
+use rdmc_fabric::{Buffer, ExposedRegion, Fabric, Operation, WorkError};
 use twox_hash::XxHash3_64;
 
+use super::memory::WriteMemory;
 use crate::count::{Count, Level};
 use crate::sync::lock;
 
@@ -45,17 +49,25 @@ pub(crate) enum Slot<T> {
     InBlocks(u64),
 }
 
-/// Encodes the slot of a message. Its check value depends on the place of the message in the ring.
-pub(crate) fn encode(slot: &Slot<&[u8]>, salt: u64, number: u64) -> Vec<u8> {
-    let (kind, len, bytes) = match slot {
-        Slot::Message(bytes) => (KIND_MESSAGE, bytes.len() as u64, *bytes),
-        Slot::InBlocks(size) => (KIND_IN_BLOCKS, *size, &[][..]),
+/// Encodes the slot of a message, whose bytes `fill` writes, at the beginning of `memory`. Its check value depends on the
+/// place of the message in the ring. Returns the bytes of the slot.
+pub(crate) fn encode(
+    slot: &Slot<usize>,
+    (salt, number): (u64, u64),
+    memory: &mut [u8],
+    fill: impl FnOnce(&mut [u8]) -> io::Result<()>,
+) -> io::Result<usize> {
+    let (kind, len, bytes_len) = match *slot {
+        Slot::Message(len) => (KIND_MESSAGE, len as u64, len),
+        Slot::InBlocks(size) => (KIND_IN_BLOCKS, size, 0),
     };
-    let mut out = Vec::with_capacity(SLOT_HEADER_LEN + bytes.len());
-    out.extend((kind << KIND_SHIFT | len).to_le_bytes());
-    out.extend(check(kind << KIND_SHIFT | len, bytes, salt, number).to_le_bytes());
-    out.extend(bytes);
-    out
+    let word = kind << KIND_SHIFT | len;
+    let (header, bytes) = memory[..SLOT_HEADER_LEN + bytes_len].split_at_mut(SLOT_HEADER_LEN);
+    // What is checked is what is sent, also if the bytes come from a file that changes.
+    fill(bytes)?;
+    header[..8].copy_from_slice(&word.to_le_bytes());
+    header[8..].copy_from_slice(&check(word, bytes, salt, number).to_le_bytes());
+    Ok(SLOT_HEADER_LEN + bytes_len)
 }
 
 /// Reads a slot by `read_at`, with the memory that `memory` returns for a message; `None` if it has come corrupted.
@@ -144,6 +156,8 @@ impl IncomingRing {
 /// The root's side of the ring.
 pub(crate) struct OutgoingRing {
     pub(super) shape: RingShape,
+    /// The memory from which each slot is written.
+    memory: Mutex<Vec<WriteMemory>>,
     /// Slots that are written, or about to be.
     pub(super) written: AtomicU64,
     /// Slots that all receivers have read.
@@ -155,7 +169,21 @@ pub(crate) struct OutgoingRing {
 impl OutgoingRing {
     pub(super) fn new(shape: RingShape, receivers: usize) -> Self {
         let unacknowledged = Mutex::new((0..receivers).map(|_| VecDeque::new()).collect());
-        Self { shape, written: AtomicU64::new(0), read: Level::default(), unacknowledged }
+        let memory = Mutex::new((0..shape.slots).map(|_| WriteMemory::new(shape.slot_len())).collect());
+        Self { shape, memory, written: AtomicU64::new(0), read: Level::default(), unacknowledged }
+    }
+
+    /// Encodes the slot of message `number` of the ring, whose bytes `fill` writes.
+    pub(super) fn encode(
+        &self,
+        fabric: &dyn Fabric,
+        slot: &Slot<usize>,
+        (salt, number): (u64, u64),
+        fill: impl FnOnce(&mut [u8]) -> io::Result<()>,
+    ) -> io::Result<Buffer> {
+        let place = usize::try_from(number % u64::from(self.shape.slots)).expect("there are few slots");
+        let encode = |memory: &mut [u8]| encode(slot, (salt, number), memory, fill);
+        lock(&self.memory)[place].write(fabric, encode)
     }
 
     /// Tells whether there is room for the slot of the next message.
@@ -172,11 +200,21 @@ impl OutgoingRing {
         (self.written() + 1).saturating_sub(self.shape.slots.into())
     }
 
-    /// Takes the oldest write to a receiver, if as many are unacknowledged as there are slots.
-    pub(super) fn oldest(&self, receiver: usize) -> Option<Operation<()>> {
-        let mut all = lock(&self.unacknowledged);
-        let of_receiver = &mut all[receiver];
-        if of_receiver.len() >= self.shape.slots as usize { of_receiver.pop_front() } else { None }
+    /// Waits until fewer writes to a receiver are unacknowledged than there are slots.
+    ///
+    /// # Cancel safety
+    /// Nothing is lost.
+    pub(super) async fn acknowledged(&self, receiver: usize) -> Result<(), WorkError> {
+        std::future::poll_fn(|cx| {
+            let mut all = lock(&self.unacknowledged);
+            let of_receiver = &mut all[receiver];
+            while of_receiver.len() >= self.shape.slots as usize {
+                ready!(of_receiver[0].poll_unpin(cx))?;
+                of_receiver.pop_front();
+            }
+            Poll::Ready(Ok(()))
+        })
+        .await
     }
 
     pub(super) fn note(&self, receiver: usize, write: Operation<()>) {
@@ -190,7 +228,7 @@ impl OutgoingRing {
 }
 
 /// Bytes of a slot before those of its message.
-const SLOT_HEADER_LEN: usize = 16;
+pub(crate) const SLOT_HEADER_LEN: usize = 16;
 const KIND_MESSAGE: u64 = 1;
 const KIND_IN_BLOCKS: u64 = 2;
 /// The kind is above the length, which no message exceeds.
@@ -209,7 +247,13 @@ mod tests {
         fn a_slot_is_read_as_it_was_written_at_its_place(
             bytes in proptest::collection::vec(any::<u8>(), 0..=50), salt: u64, number in 0..1_u64 << 40, bit in 0..528_usize
         ) {
-            let slot = encode(&Slot::Message(&bytes), salt, number);
+            let mut memory = [0; SLOT_HEADER_LEN + 50];
+            let fill = |place: &mut [u8]| {
+                place.copy_from_slice(&bytes);
+                Ok(())
+            };
+            let len = encode(&Slot::Message(bytes.len()), (salt, number), &mut memory, fill).unwrap();
+            let slot = &memory[..len];
             let header = |slot: &[u8]| <[u8; SLOT_HEADER_LEN]>::try_from(&slot[..SLOT_HEADER_LEN]).expect("a header");
             let is_right = |slot: &[u8], number| match decode(&header(slot), SHAPE) {
                 Some((Slot::Message(len), word, sum)) => {
@@ -219,9 +263,9 @@ mod tests {
                 Some((Slot::InBlocks(_), word, sum)) => check(word, &[], salt, number) == sum,
                 None => false,
             };
-            prop_assert!(is_right(&slot, number));
-            prop_assert!(!is_right(&slot, number + 1));
-            let mut changed = slot.clone();
+            prop_assert!(is_right(slot, number));
+            prop_assert!(!is_right(slot, number + 1));
+            let mut changed = slot.to_vec();
             let at = bit % (8 * changed.len());
             changed[at / 8] ^= 1 << (at % 8);
             prop_assert!(!is_right(&changed, number));

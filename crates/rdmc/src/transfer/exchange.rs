@@ -62,12 +62,12 @@ impl Exchange {
 
     /// Awaits `wait`, which is for a neighbour; returns also how long it took.
     pub(crate) async fn waiting<T>(&self, what: WaitReason, on: Rank, wait: impl Future<Output = T>) -> (T, Duration) {
+        let wait_ends = WaitEnds { exchange: self, what, on };
         let began = self.now();
         self.waits.begin(what, on, began);
         let value = wait.await;
-        let ended = self.now();
-        self.waits.end(what, on, ended);
-        (value, ended.since(began))
+        drop(wait_ends);
+        (value, self.now().since(began))
     }
 
     pub(crate) fn count_received(&self, bytes: usize) {
@@ -79,5 +79,18 @@ impl Exchange {
         self.counters.sent(bytes);
         self.counters.waited(waited_for_ready);
         self.node_counters.sent(bytes);
+    }
+}
+
+/// Notes that a wait is over when it is dropped, as it may be if a task waits for other things too.
+struct WaitEnds<'a> {
+    exchange: &'a Exchange,
+    what: WaitReason,
+    on: Rank,
+}
+
+impl Drop for WaitEnds<'_> {
+    fn drop(&mut self) {
+        self.exchange.waits.end(self.what, self.on, self.exchange.now());
     }
 }

@@ -34,12 +34,6 @@ impl Turn {
         }
     }
 
-    /// Does nothing in its turn.
-    pub(crate) async fn skip(mut self) {
-        self.wait().await;
-        self.end();
-    }
-
     /// Lets the next turn begin.
     pub(crate) fn end(self) {
         // Fails only if there is no next turn.
