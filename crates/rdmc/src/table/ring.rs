@@ -9,13 +9,15 @@ use std::sync::Mutex;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use rdmc_fabric::{ExposedRegion, Operation};
+use serde::{Deserialize, Serialize};
 use twox_hash::XxHash3_64;
 
 use crate::count::{Count, Level};
 use crate::sync::lock;
 
 /// How many slots a ring has, and how many bytes of a message fit into one.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
 pub(crate) struct RingShape {
     pub(crate) slots: u32,
     pub(crate) bytes: u32,
