@@ -5,7 +5,7 @@ use std::time::Duration;
 use futures::{FutureExt, StreamExt};
 use rdmc::{
     Algorithm, Cluster, Digest, FailureCause, GroupError, GroupId, GroupSpec, MemNetwork, Node, NodeId, Rank,
-    SendError, Shutdown,
+    SendError, Shutdown, StartError,
 };
 
 use crate::cluster::{Kind, form, free_addresses, pattern, poll_and_drop, spec_of_all, start, take_all, watched};
@@ -108,6 +108,12 @@ async fn a_receiver_that_is_dropped_is_named_by_all_others_and_other_groups_go_o
         }
     })
     .await;
+}
+
+#[tokio::test]
+async fn a_node_without_a_fabric_does_not_start() {
+    let refused = Node::builder(NodeId(0), Cluster::new([(0, "a")])).start().await;
+    assert!(matches!(refused, Err(StartError::NoFabric)), "{refused:?}");
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
