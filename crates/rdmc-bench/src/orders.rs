@@ -1,11 +1,10 @@
 //! Orders to members and their acknowledgements, as lines of JSON on standard input and output.
 
-use rdmc::{GroupSpec, NodeId};
+use rdmc::{Algorithm, GroupSpec, NodeId};
 use serde::{Deserialize, Serialize};
 
 use crate::options::{Checks, Completion, Delivery, Ring};
 use crate::plan::Case;
-use rdmc_files::WireAlgorithm;
 
 /// What all members must know before they form their groups.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -13,7 +12,7 @@ pub(crate) struct Setup {
     pub(crate) nodes: u32,
     pub(crate) groups: u32,
     pub(crate) senders: u32,
-    pub(crate) algorithm: WireAlgorithm,
+    pub(crate) algorithm: Algorithm,
     pub(crate) block_size: u32,
     pub(crate) bytes: u64,
     pub(crate) completion: Completion,
@@ -28,7 +27,7 @@ impl From<&Case> for Setup {
             nodes: case.nodes,
             groups: case.groups,
             senders: case.senders,
-            algorithm: (&case.algorithm).into(),
+            algorithm: case.algorithm.clone(),
             block_size: case.block_size,
             bytes: case.bytes,
             completion: case.completion,
@@ -41,20 +40,21 @@ impl From<&Case> for Setup {
 
 impl Setup {
     /// Makes the specification of a group. Its members follow each other from the root on.
-    pub(crate) fn spec(&self, group: u32) -> anyhow::Result<GroupSpec> {
+    pub(crate) fn spec(&self, group: u32) -> GroupSpec {
         let root = group % self.senders;
         let members = (0..self.nodes).map(|place| NodeId((root + place) % self.nodes));
-        let algorithm = self.algorithm.resolve(rdmc::Rank(self.nodes).index())?;
-        let spec = GroupSpec::new(1 + u64::from(group), members).algorithm(algorithm).block_size(self.block_size);
-        let spec = spec.delivery_mode(self.delivery.into());
+        let spec = GroupSpec::new(1 + u64::from(group), members)
+            .algorithm(self.algorithm.clone())
+            .block_size(self.block_size)
+            .delivery_mode(self.delivery.into());
         let spec = match self.ring {
             Some(Ring { slots, bytes }) => spec.ring(slots, bytes),
             None => spec,
         };
-        Ok(match self.checks {
+        match self.checks {
             Checks::Auto => spec,
             Checks::Off => spec.check_blocks(false),
-        })
+        }
     }
 
     /// Returns the bound of a pool: messages of all groups, earlier ones that are not released yet, and blocks.
@@ -143,20 +143,18 @@ const DISTINCT: u64 = 256;
 
 #[cfg(test)]
 mod tests {
-    use rdmc::Algorithm;
-
     use super::*;
 
     #[test]
     fn every_group_has_all_members_and_the_roots_take_turns() {
-        let algorithm = WireAlgorithm::from(&Algorithm::Chain);
+        let algorithm = Algorithm::Chain;
         let completion = Completion::Event;
         let (delivery, checks, ring) = (Delivery::Private, Checks::Auto, None);
         let (nodes, groups, senders, block_size, bytes) = (3, 4, 2, 1, 1);
         let setup = Setup { nodes, groups, senders, algorithm, block_size, bytes, completion, delivery, checks, ring };
-        let members = |group| setup.spec(group).unwrap().members().iter().map(|node| node.0).collect::<Vec<_>>();
+        let members = |group| setup.spec(group).members().iter().map(|node| node.0).collect::<Vec<_>>();
         assert_eq!([members(0), members(1), members(2)], [vec![0, 1, 2], vec![1, 2, 0], vec![0, 1, 2]]);
-        assert_ne!(setup.spec(0).unwrap().id(), setup.spec(2).unwrap().id());
+        assert_ne!(setup.spec(0).id(), setup.spec(2).id());
     }
 
     #[test]

@@ -45,7 +45,7 @@ pub(crate) async fn run(options: DemoOptions, screen: Screen) -> anyhow::Result<
         algorithms.push(Algorithm::Sequential);
     }
     let plan = DemoPlan {
-        rounds: algorithms.iter().map(Into::into).collect(),
+        rounds: algorithms,
         block_size: options.block_size,
         bytes,
         digest: *blake3::hash(&data).as_bytes(),
@@ -70,7 +70,7 @@ pub(crate) async fn run(options: DemoOptions, screen: Screen) -> anyhow::Result<
     };
     let data = register_to_send(&members.node, Memory::from(bytes), copy).await?;
     let mut measured = Vec::new();
-    for (round, algorithm) in algorithms.iter().enumerate() {
+    for (round, algorithm) in plan.rounds.iter().enumerate() {
         let label = if round == 0 { "warming up".to_owned() } else { algorithm.to_string() };
         let found = members.round(&plan, round, &data, &reporter, &label).await?;
         if round > 0 {

@@ -8,9 +8,10 @@ use serde::{Deserialize, Serialize};
 
 use crate::words::count;
 
-/// An algorithm as it travels: its name, and the racks of a hybrid.
+/// An algorithm as it travels: its name, and the racks of a hybrid. A name that is unknown is found out when the
+/// algorithm is needed, so that the rest of the announcement can be read.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct WireAlgorithm {
+pub(crate) struct WireAlgorithm {
     name: String,
     /// The rack of each rank; empty for the flat algorithms.
     racks: Vec<u32>,
@@ -30,10 +31,7 @@ impl From<&Algorithm> for WireAlgorithm {
 
 impl WireAlgorithm {
     /// Makes the algorithm for a group of `members`.
-    ///
-    /// # Errors
-    /// The name is unknown, or the racks are not for so many members.
-    pub fn resolve(&self, members: usize) -> Result<Algorithm, WireAlgorithmError> {
+    pub(crate) fn resolve(&self, members: usize) -> Result<Algorithm, WireAlgorithmError> {
         let Some(spine) = Spine::in_name(&self.name) else {
             return Ok(self.name.parse()?);
         };
@@ -59,8 +57,7 @@ impl fmt::Display for WireAlgorithm {
 
 /// Error of an algorithm that a sender names but that cannot be used.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[non_exhaustive]
-pub enum WireAlgorithmError {
+pub(crate) enum WireAlgorithmError {
     /// Its name is unknown.
     #[error(transparent)]
     Unknown(#[from] ParseAlgorithmError),

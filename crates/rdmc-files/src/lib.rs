@@ -49,7 +49,6 @@ mod store;
 mod wording;
 pub mod words;
 
-pub use algorithm::{WireAlgorithm, WireAlgorithmError};
 pub use announcement::OnFailure;
 pub use blame::{FailedPeer, PeerFailure, explain};
 pub use costs::PortRate;

@@ -14,6 +14,9 @@ use crate::racks::Racks;
 /// `hybrid(cascade)` or `hybrid(two-tree)`. It is not parsed, since it needs the racks; [`Spine::in_name`] returns its
 /// spine.
 ///
+/// With the feature `serde`, a flat algorithm is its name in files too. A hybrid is a table of its spine and of the rack
+/// of each rank: `{ hybrid = { spine = "cascade", racks = [0, 0, 1, 1] } }`.
+///
 /// # Examples
 /// ```
 /// use rdmc_schedule::Algorithm;
@@ -24,6 +27,7 @@ use crate::racks::Racks;
 /// # Ok::<(), rdmc_schedule::ParseAlgorithmError>(())
 /// ```
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize), serde(rename_all = "kebab-case"))]
 #[non_exhaustive]
 pub enum Algorithm {
     /// The root sends the whole message to one member after the other: k(n − 1) steps (DSN §4.3).
@@ -106,6 +110,7 @@ impl FromStr for Algorithm {
 /// which takes the blocks in the order in which the spine delivers them. A member can send one block on each level in
 /// the same step. With [`Spine::TwoTree`] racks have no leaders: each tree enters a rack at a member of its own.
 #[derive(Clone, Debug, PartialEq, Eq)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize), serde(deny_unknown_fields))]
 pub struct Hybrid {
     /// The rack of each member; must cover exactly the members of the group.
     pub racks: Arc<Racks>,
@@ -128,6 +133,7 @@ impl From<Hybrid> for Algorithm {
 
 /// Chooses the schedule among the racks; r is their number, d = ⌊log₂ n⌋ for a rack of n.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize), serde(rename_all = "kebab-case"))]
 #[non_exhaustive]
 pub enum Spine {
     /// Leader to leader, in order of rank: the last rack begins after r − 1 steps. Leaders send two blocks a step.

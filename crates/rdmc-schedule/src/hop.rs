@@ -4,6 +4,7 @@ use std::fmt;
 
 /// A member's place in its group, counted from 0; rank 0 is the root, the only sender of messages.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 pub struct Rank(pub u32);
 
 impl Rank {

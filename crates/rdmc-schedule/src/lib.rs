@@ -3,7 +3,8 @@
 //! A message of k blocks goes from member 0, the *root*, to the n − 1 other members of its group, and members relay
 //! blocks to each other. A *schedule* lists the *hops* of every *step*: one block from one member to another. Each
 //! member computes its own part from n, k and its rank alone, so members agree on nothing and announce nothing. This
-//! crate is that arithmetic. It has no dependencies, no input or output, and no clock.
+//! crate is that arithmetic. It has no input or output, no clock, and no dependencies but `serde` with the feature of
+//! that name.
 //!
 //! | [`Algorithm`] | steps | source |
 //! |---|---|---|

@@ -16,6 +16,8 @@ use crate::schedule::MEMBERS_MAX;
 /// Racks are numbered from 0 in the order of their leaders, and a rack's leader is its lowest rank. So rack 0 is the
 /// root's, and the root leads it. Two values are equal when they divide the members alike. Memory is O(n).
 ///
+/// With the feature `serde`, racks are the list that [`from_assignment`](Self::from_assignment) takes.
+///
 /// # Examples
 /// ```
 /// use rdmc_schedule::{Rank, Racks};
@@ -29,6 +31,11 @@ use crate::schedule::MEMBERS_MAX;
 /// # Ok::<(), rdmc_schedule::RacksError>(())
 /// ```
 #[derive(Clone, Debug, PartialEq, Eq)]
+#[cfg_attr(
+    feature = "serde",
+    derive(serde::Serialize, serde::Deserialize),
+    serde(try_from = "Vec<u32>", into = "Vec<u32>")
+)]
 pub struct Racks {
     /// The rack of each rank.
     rack_of: Vec<u32>,
@@ -181,6 +188,22 @@ impl Racks {
             (Some(&start), Some(&end)) => start as usize..end as usize,
             _ => 0..0,
         }
+    }
+}
+
+impl TryFrom<Vec<u32>> for Racks {
+    type Error = RacksError;
+
+    /// Assigns each rank the rack number at its place, as [`from_assignment`](Self::from_assignment) does.
+    fn try_from(assignment: Vec<u32>) -> Result<Racks, RacksError> {
+        Racks::from_assignment(&assignment)
+    }
+}
+
+impl From<Racks> for Vec<u32> {
+    /// Lists the rack of each rank.
+    fn from(racks: Racks) -> Vec<u32> {
+        racks.rack_of
     }
 }
 

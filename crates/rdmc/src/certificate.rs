@@ -4,7 +4,7 @@ use std::fmt;
 use std::sync::Arc;
 
 use rdmc_schedule::Rank;
-use serde::{Deserialize, Serialize};
+use serde::{Deserialize, Deserializer, Serialize, Serializer};
 use twox_hash::xxhash3_128;
 
 use crate::checksum::Checksum;
@@ -16,7 +16,7 @@ use crate::id::NodeId;
 /// [`Sender::close`](crate::Sender::close) and [`Receiver::close`](crate::Receiver::close) return a
 /// [complete](Self::is_complete) one. A [`GroupFailure`](crate::GroupFailure) carries one that says how far each member
 /// came. All members that took part in the decision have the same. Cheap to clone.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Certificate {
     pub(crate) group: GroupId,
     pub(crate) members: Arc<[NodeId]>,
@@ -102,8 +102,8 @@ pub struct MessageRecord {
 /// It is the BLAKE3 of the message's size, of the block size (each 8 bytes, little endian), and of the XXH3 of every
 /// block in 128 bits. So it follows from the checksums of the blocks, without a second look at the content. It proves
 /// that no byte changed by accident. It proves nothing against bytes made up on purpose, since XXH3 is not a
-/// cryptographic function; encryption protects against those.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+/// cryptographic function; encryption protects against those. In JSON and its like it is a text of 64 hexadecimal digits.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Digest(pub [u8; 32]);
 
 impl Digest {
@@ -126,6 +126,15 @@ impl Digest {
         let mut hasher = DigestHasher::new(block_size);
         hasher.update(bytes);
         hasher.finish()
+    }
+
+    fn from_hexadecimal(text: &str) -> Option<Self> {
+        let is_sound = text.len() == 64 && text.bytes().all(|digit| digit.is_ascii_hexdigit());
+        let mut bytes = [0; 32];
+        for (place, byte) in bytes.iter_mut().enumerate().filter(|_| is_sound) {
+            *byte = u8::from_str_radix(&text[2 * place..2 * place + 2], 16).ok()?;
+        }
+        is_sound.then_some(Self(bytes))
     }
 
     pub(crate) fn of_checksums(size: u64, block_size: u32, checksums: impl IntoIterator<Item = Checksum>) -> Self {
@@ -206,9 +215,48 @@ impl fmt::Debug for DigestHasher {
     }
 }
 
+impl Serialize for Digest {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        match serializer.is_human_readable() {
+            true => serializer.collect_str(self),
+            false => self.0.serialize(serializer),
+        }
+    }
+}
+
+impl<'de> Deserialize<'de> for Digest {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        if !deserializer.is_human_readable() {
+            return <[u8; 32]>::deserialize(deserializer).map(Self);
+        }
+        let text = String::deserialize(deserializer)?;
+        Self::from_hexadecimal(&text)
+            .ok_or_else(|| serde::de::Error::custom("digest: the text is not one of 64 hexadecimal digits"))
+    }
+}
+
 impl fmt::Display for Digest {
     /// Writes the digest in hexadecimal digits.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         self.0.iter().try_for_each(|byte| write!(f, "{byte:02x}"))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_digest_is_text_for_people_and_bytes_on_the_wire() {
+        let digest = Digest::of(b"abc", 1);
+        let json = serde_json::to_string(&digest).unwrap();
+        assert_eq!(json, format!("\"{digest}\""));
+        assert_eq!(serde_json::from_str::<Digest>(&json).unwrap(), digest);
+        assert_eq!(postcard::to_stdvec(&digest).unwrap(), digest.0);
+        assert_eq!(postcard::from_bytes::<Digest>(&digest.0).unwrap(), digest);
+        for wrong in ["", "abc", &"x".repeat(64), &"é".repeat(32), &"+1".repeat(32)] {
+            let refused = serde_json::from_value::<Digest>(wrong.into()).unwrap_err();
+            assert_eq!(refused.to_string(), "digest: the text is not one of 64 hexadecimal digits", "{wrong}");
+        }
     }
 }

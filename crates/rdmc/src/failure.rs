@@ -9,7 +9,7 @@ use serde::{Deserialize, Serialize};
 use crate::id::NodeId;
 
 /// A member that failed: it is gone or could not go on. It is not the member that noticed.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct FailedMember {
     /// Its rank.
     pub member: Rank,
@@ -27,6 +27,7 @@ impl fmt::Display for FailedMember {
 
 /// Why a [`FailedMember`] failed.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, thiserror::Error)]
+#[serde(rename_all = "kebab-case")]
 #[non_exhaustive]
 pub enum FailureCause {
     /// Its connection was lost: it died, was cut off or ended without closing the group.

@@ -253,7 +253,7 @@ impl NodeBuilder {
     /// # Errors
     /// [`StartError::Unreachable`] names the nodes that did not connect in time; [`StartError::Listen`] also says that
     /// only one of node and listener has security; [`StartError::Detection`] and [`StartError::DetectionInvited`]
-    /// refuse a detection time.
+    /// refuse a detection time; [`StartError::NoFabric`] asks for a fabric.
     ///
     /// # Panics
     /// If the fabric's [name](rdmc_fabric::Capabilities::name) is invalid.
@@ -544,6 +544,7 @@ impl Node {
 
 /// How a node shuts down.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
 pub enum Shutdown {
     /// It waits until its groups have ended, up to a limit, and leaves the others.
     Drain {

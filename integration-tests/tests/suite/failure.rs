@@ -4,8 +4,8 @@ use std::time::Duration;
 
 use futures::{FutureExt, StreamExt};
 use rdmc::{
-    Algorithm, Cluster, FailureCause, GroupError, GroupId, GroupSpec, MemNetwork, Node, NodeId, Rank, SendError,
-    Shutdown,
+    Algorithm, Cluster, Digest, FailureCause, GroupError, GroupId, GroupSpec, MemNetwork, Node, NodeId, Rank,
+    SendError, Shutdown, StartError,
 };
 
 use crate::cluster::{Kind, form, free_addresses, pattern, poll_and_drop, spec_of_all, start, take_all, watched};
@@ -106,6 +106,33 @@ async fn a_receiver_that_is_dropped_is_named_by_all_others_and_other_groups_go_o
             let (taken, ()) = futures::join!(taken, sent);
             assert!(taken.iter().all(|messages| messages[0][..] == pattern(10_000, 1)));
         }
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn a_node_without_a_fabric_does_not_start() {
+    let refused = Node::builder(NodeId(0), Cluster::new([(0, "a")])).start().await;
+    assert!(matches!(refused, Err(StartError::NoFabric)), "{refused:?}");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_failure_is_written_with_its_certificate() {
+    watched(async {
+        let nodes = start(Kind::Mem, 3).await;
+        let spec = spec_of_all(7, &nodes, Algorithm::Chain, 1000).check_blocks(true);
+        let (sender, mut receivers) = form(&nodes, &spec).await;
+        sender.send("abc").await.unwrap();
+        for receiver in &mut receivers {
+            receiver.next().await.unwrap().unwrap();
+        }
+        drop(receivers.pop());
+        let written = serde_json::to_value(sender.failed().await).unwrap();
+        assert_eq!(written["failed"], serde_json::json!([{ "member": 2, "node": 2, "cause": "abandoned" }]));
+        assert_eq!((&written["quorum"], &written["certificate"]["group"]), (&true.into(), &7.into()));
+        let digest = Digest::of(b"abc", 1000).to_string();
+        let message = serde_json::json!({ "number": 0, "size": 3, "digest": digest });
+        assert_eq!(written["certificate"]["records"], serde_json::json!([message]));
     })
     .await;
 }

@@ -100,6 +100,21 @@ fn architecture_names_files_that_exist() {
     }
 }
 
+/// Lines of both may be indented differently.
+#[test]
+fn code_of_the_embedding_page_is_that_of_its_example() {
+    let read = |path| {
+        let text = std::fs::read_to_string(root().join(path)).expect("it is text");
+        text.lines().map(|line| line.trim().to_owned() + "\n").collect::<String>()
+    };
+    let (page, example) = (read("docs/EMBEDDING.md"), read("examples/registry.rs"));
+    let blocks: Vec<&str> = page.split("```rust\n").skip(1).filter_map(|rest| rest.split("```").next()).collect();
+    assert!(blocks.len() > 3, "the page shows {} pieces of the example", blocks.len());
+    for block in blocks {
+        assert!(example.contains(block), "examples/registry.rs does not contain this code of the page:\n{block}");
+    }
+}
+
 /// Lists the targets of a page's links.
 fn links(text: &str) -> impl Iterator<Item = &str> {
     let mut is_code = false;

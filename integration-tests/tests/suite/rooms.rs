@@ -13,7 +13,7 @@ const ARROWS: [(&str, &[&str]); 8] = [
     ("rdmc-verbs", &["rdmc-fabric"]),
     ("rdmc-sim", &["rdmc", "rdmc-schedule", "rdmc-fabric"]),
     ("rdmc-files", &["rdmc", "rdmc-schedule", "rdmc-fabric", "rdmc-verbs"]),
-    // Members name algorithms to each other as senders of files do, and choose fabrics as they do.
+    // Members choose fabrics as senders of files do.
     ("rdmc-bench", &["rdmc", "rdmc-sim", "rdmc-files"]),
     // The ports of the demo are a decorator of fabrics.
     ("rdmc-cli", &["rdmc", "rdmc-schedule", "rdmc-fabric", "rdmc-verbs", "rdmc-sim", "rdmc-files", "rdmc-bench"]),

@@ -5,9 +5,8 @@ use std::time::Duration;
 
 use anyhow::{Context, ensure};
 use futures::StreamExt;
-use rdmc::{Fabric, GroupSpec, Listener, Node, NodeId, Shutdown, TcpFabric};
+use rdmc::{Algorithm, Fabric, GroupSpec, Listener, Node, NodeId, Shutdown, TcpFabric};
 use rdmc_bench::local::{cpu_ns, end_with_stdin, monotonic_ns};
-use rdmc_files::WireAlgorithm;
 use rdmc_files::fabric::open_device;
 use serde::{Deserialize, Serialize};
 
@@ -18,7 +17,7 @@ use crate::progress::{TICK, print_json};
 /// What all members of the demo do, one group after the other.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub(crate) struct DemoPlan {
-    pub(crate) rounds: Vec<WireAlgorithm>,
+    pub(crate) rounds: Vec<Algorithm>,
     pub(crate) block_size: u32,
     pub(crate) bytes: u64,
     pub(crate) digest: [u8; 32],
@@ -31,7 +30,7 @@ pub(crate) struct DemoPlan {
 impl DemoPlan {
     /// Makes the group of a round.
     pub(crate) fn spec(&self, round: usize, nodes: &[NodeId]) -> anyhow::Result<GroupSpec> {
-        let algorithm = self.rounds.get(round).context("there is no such round")?.resolve(nodes.len())?;
+        let algorithm = self.rounds.get(round).context("there is no such round")?.clone();
         let spec = GroupSpec::new(1 + round as u64, nodes.iter().copied());
         Ok(spec.algorithm(algorithm).block_size(self.block_size).formation_limit(FORMATION_LIMIT))
     }

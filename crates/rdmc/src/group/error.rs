@@ -4,8 +4,10 @@ use std::time::Duration;
 
 use rdmc_fabric::FabricError;
 use rdmc_schedule::{Rank, ScheduleError};
+use serde::Serialize;
 
 use super::continuation::RecoveryState;
+use super::spec::{GroupSpec, InvalidSpec};
 use crate::certificate::Certificate;
 use crate::failure::FailedMember;
 use crate::id::{GroupId, NodeId};
@@ -14,7 +16,9 @@ use crate::id::{GroupId, NodeId};
 ///
 /// After a failure the group does no further operation. Groups without the members that failed are untouched (DSN §3).
 /// Members that can still reach each other agree on the failure before any of them reports it.
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+///
+/// It can be written, to a log for instance, but not read: only the member's own value can [recover](Self::recover).
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, thiserror::Error)]
 #[error(
     "group {} failed: {}{}{}",
     certificate.group,
@@ -32,6 +36,7 @@ pub struct GroupFailure {
     /// Which member has which message. For members that failed it is often not known.
     pub certificate: Certificate,
     /// The state from which [`recover`](Self::recover) goes on.
+    #[serde(skip)]
     pub(crate) recovery: RecoveryState,
 }
 
@@ -164,6 +169,18 @@ pub enum GroupError {
     /// The group failed while it was formed.
     #[error(transparent)]
     Failed(#[from] GroupFailure),
+}
+
+impl From<InvalidSpec> for GroupError {
+    fn from(invalid: InvalidSpec) -> Self {
+        match invalid {
+            InvalidSpec::BlockSize { bytes } => Self::BlockSize { bytes, max: GroupSpec::BLOCK_SIZE_MAX.into() },
+            InvalidSpec::DuplicateMember { node } => Self::DuplicateMember { node },
+            InvalidSpec::Ring { slots, bytes } => Self::Ring { slots, bytes },
+            InvalidSpec::RingDelta => Self::RingDelta,
+            InvalidSpec::SharedDelta => Self::SharedDelta,
+        }
+    }
 }
 
 /// A message was not sent completely.

@@ -27,7 +27,7 @@ use crate::id::NodeId;
 use crate::resources::{NodeResources, OpenGroup};
 use crate::stats::Counters;
 use crate::sync::lock;
-use crate::table::{ExpectedRows, Link, RingEnd, RingShape, Row, StatusTable};
+use crate::table::{ExpectedRows, Link, RingEnd, Row, StatusTable};
 use crate::transfer::Port;
 use crate::transfer::distance::Distance;
 use crate::transfer::exchange::Exchange;
@@ -62,7 +62,7 @@ pub(crate) async fn form(
     mut spec: GroupSpec,
     role: MemberRole,
 ) -> Result<FormedGroup, GroupError> {
-    let rank = spec.check(&node)?;
+    let rank = spec.check_at(&node)?;
     let continuation = match role {
         MemberRole::Root | MemberRole::Receiver if rank.is_root() != matches!(role, MemberRole::Root) => {
             return Err(GroupError::WrongRole { rank });
@@ -222,48 +222,22 @@ impl Neighbourhood {
 
 impl GroupSpec {
     /// Checks the specification at a node; returns the node's rank.
-    fn check(&self, node: &NodeResources) -> Result<Rank, GroupError> {
-        if self.block_size == 0 || self.block_size > Self::BLOCK_SIZE_MAX {
-            let max = u64::from(Self::BLOCK_SIZE_MAX);
-            return Err(GroupError::BlockSize { bytes: u64::from(self.block_size), max });
-        }
-        let Capabilities { message_len_max: max, name: fabric, .. } = node.fabric.capabilities();
+    fn check_at(&self, node: &NodeResources) -> Result<Rank, GroupError> {
+        self.check()?;
+        let Capabilities { message_len_max: max, name: fabric, shares_objects, .. } = node.fabric.capabilities();
         if u64::from(self.block_size) > max {
             return Err(GroupError::BlockTooLong { bytes: u64::from(self.block_size), max, fabric });
         }
-        self.check_sharing(node)?;
-        match self.ring {
-            Some(RingShape { slots, bytes }) if !(2..=4096).contains(&slots) || !(1..=65536).contains(&bytes) => {
-                return Err(GroupError::Ring { slots, bytes });
-            }
-            Some(_) if self.delta => return Err(GroupError::RingDelta),
-            _ => {}
-        }
-        let mut seen = BTreeSet::new();
-        for &member in &self.members {
-            if !node.mesh.knows(member) {
-                return Err(GroupError::UnknownNode { node: member });
-            }
-            if !seen.insert(member) {
-                return Err(GroupError::DuplicateMember { node: member });
-            }
-        }
         let me = node.mesh.me();
+        if self.is_shared() && !shares_objects {
+            return Err(GroupError::SharesNoObjects { node: me, fabric });
+        }
+        if let Some(&node) = self.members.iter().find(|member| !node.mesh.knows(**member)) {
+            return Err(GroupError::UnknownNode { node });
+        }
         let position = self.members.iter().position(|&member| member == me);
         let rank = position.ok_or(GroupError::NotMember { node: me })?;
         Ok(Rank(u32::try_from(rank).unwrap_or(MEMBERS_MAX)))
-    }
-
-    /// Checks that the group's other settings allow shared objects.
-    pub(super) fn check_sharing(&self, node: &NodeResources) -> Result<(), GroupError> {
-        let capabilities = node.fabric.capabilities();
-        match self.is_shared() {
-            true if !capabilities.shares_objects => {
-                Err(GroupError::SharesNoObjects { node: node.mesh.me(), fabric: capabilities.name })
-            }
-            true if self.delta => Err(GroupError::SharedDelta),
-            _ => Ok(()),
-        }
     }
 
     /// Checks that the application does not supply memory for shared objects.

@@ -11,7 +11,7 @@ use rdmc_schedule::Rank;
 
 use super::ending::GroupEnd;
 use super::membership::Membership;
-use super::spec::SlowReceivers;
+use super::spec::{EVICT_MIN, SlowReceivers};
 use crate::failure::FailureCause;
 use crate::sync::lock;
 use crate::transfer::exchange::Exchange;
@@ -166,5 +166,3 @@ pub(crate) const WINDOW: Duration = Duration::from_millis(250);
 const MEMORY: Duration = Duration::from_secs(5);
 /// The longest wait within a window that is believed: members look at their clocks a little late.
 const WAITED_MAX_MS: u32 = 10_000;
-/// Shortest time after which a slow member is evicted.
-const EVICT_MIN: Duration = Duration::from_secs(1);

@@ -1,5 +1,6 @@
 //! The specification of a group.
 
+use std::collections::BTreeSet;
 use std::time::Duration;
 
 #[cfg(doc)]
@@ -13,8 +14,11 @@ use crate::id::{GroupId, NodeId};
 use crate::table::RingShape;
 use crate::transfer::BLOCKS_MAX;
 
+mod written;
+
 /// Chooses what a group does about a member that holds the others up.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
 #[non_exhaustive]
 pub enum SlowReceivers {
     /// It waits.
@@ -24,6 +28,7 @@ pub enum SlowReceivers {
     /// the others can [recover](crate::GroupFailure::recover).
     Evict {
         /// How long the group waits; at least a second.
+        #[serde(rename = "after_ms", with = "written::milliseconds")]
         after: Duration,
     },
 }
@@ -88,7 +93,30 @@ pub enum DeliveryMode {
 ///     .block_size(256 << 10);
 /// assert_eq!(spec.members().len(), 3);
 /// ```
-#[derive(Clone, Debug, PartialEq, Eq)]
+///
+/// In a file, fields have the names of the methods, and durations are whole milliseconds. All but the first two fields
+/// may be left out. A specification that no node would accept is refused; the error names the field.
+/// ```
+/// # use rdmc::GroupSpec;
+/// let spec: GroupSpec = toml::from_str(r#"
+///     id = 7
+///     members = [0, 2, 1]                                 # node 0 is the root
+///     algorithm = "binomial-pipeline"                     # the default; a hybrid names its racks, see Algorithm
+///     block_size = 262144                                 # bytes
+///     check_blocks = true                                 # default: unless the fabric protects blocks
+///     formation_limit_ms = 30000                          # the default
+///     recoverable = true                                  # the default
+///     slow_receivers = { evict = { after_ms = 3000 } }    # default: "wait"
+///     delta = false                                       # the default
+///     delivery_mode = "private"                           # the default; or "shared"
+///     delivery = "stable"                                 # default: "immediate"
+///     ring = { slots = 64, bytes = 4096 }                 # default: no ring
+/// "#)?;
+/// assert!(spec.is_stable());
+/// # Ok::<(), toml::de::Error>(())
+/// ```
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(try_from = "written::WrittenSpec", into = "written::WrittenSpec")]
 pub struct GroupSpec {
     pub(super) id: GroupId,
     pub(super) members: Vec<NodeId>,
@@ -284,4 +312,44 @@ impl GroupSpec {
     pub(super) fn count(&self) -> u32 {
         u32::try_from(self.members.len()).unwrap_or(u32::MAX)
     }
+
+    /// Checks the settings that no node would accept. Schedules check the number of members.
+    pub(super) fn check(&self) -> Result<(), InvalidSpec> {
+        if !(1..=Self::BLOCK_SIZE_MAX).contains(&self.block_size) {
+            return Err(InvalidSpec::BlockSize { bytes: self.block_size.into() });
+        }
+        match self.ring {
+            Some(RingShape { slots, bytes }) if !(2..=4096).contains(&slots) || !(1..=65536).contains(&bytes) => {
+                return Err(InvalidSpec::Ring { slots, bytes });
+            }
+            Some(_) if self.delta => return Err(InvalidSpec::RingDelta),
+            _ => {}
+        }
+        if self.is_shared() && self.delta {
+            return Err(InvalidSpec::SharedDelta);
+        }
+        let mut seen = BTreeSet::new();
+        match self.members.iter().find(|member| !seen.insert(**member)) {
+            Some(&node) => Err(InvalidSpec::DuplicateMember { node }),
+            None => Ok(()),
+        }
+    }
 }
+
+/// A setting that no node would accept. The text names the field of a file, and the values that it may have.
+#[derive(Debug, thiserror::Error)]
+pub(super) enum InvalidSpec {
+    #[error("block_size: {bytes} bytes are not between 1 and {}", GroupSpec::BLOCK_SIZE_MAX)]
+    BlockSize { bytes: u64 },
+    #[error("members: node {node} is a member twice; list each node once")]
+    DuplicateMember { node: NodeId },
+    #[error("ring: {slots} slots of {bytes} bytes are not 2 to 4096 slots of 1 to 65536 bytes")]
+    Ring { slots: u32, bytes: u32 },
+    #[error("delta: members compare the blocks of every message; leave delta or the ring off")]
+    RingDelta,
+    #[error("delta: shared objects have no parts to compare; leave delta off, or choose delivery_mode = \"private\"")]
+    SharedDelta,
+}
+
+/// Shortest time after which a slow member is evicted.
+pub(super) const EVICT_MIN: Duration = Duration::from_secs(1);

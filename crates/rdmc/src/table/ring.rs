@@ -12,6 +12,7 @@ use std::task::{Poll, ready};
 
 use futures::FutureExt;
 use rdmc_fabric::{Buffer, ExposedRegion, Fabric, Operation, WorkError};
+use serde::{Deserialize, Serialize};
 use twox_hash::XxHash3_64;
 
 use super::memory::WriteMemory;
@@ -19,7 +20,8 @@ use crate::count::{Count, Level};
 use crate::sync::lock;
 
 /// How many slots a ring has, and how many bytes of a message fit into one.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
 pub(crate) struct RingShape {
     pub(crate) slots: u32,
     pub(crate) bytes: u32,
