@@ -37,6 +37,7 @@ pub fn slot_seeds() -> Vec<Seed> {
         ("empty", write_slot(&RingSlot::Message(Vec::new()))),
         ("message", write_slot(&RingSlot::Message(vec![7; 100]))),
         ("too-long", write_slot(&RingSlot::Message(vec![7; 101]))),
+        ("messages", write_slot(&RingSlot::Messages(vec![vec![7; 10], Vec::new(), vec![8; 30]]))),
         ("in-blocks", write_slot(&RingSlot::InBlocks(1 << 40))),
         ("nothing", vec![0; 116]),
     ])

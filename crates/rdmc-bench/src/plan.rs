@@ -301,12 +301,12 @@ mod tests {
     fn what_is_not_given_is_chosen_for_each_size_and_named_as_chosen() {
         let tcp = || BenchOptions { nodes: vec![8], sizes: vec![1, 64 << 20], fabrics: vec![TCP], ..defaults() };
         let all = cases(tcp());
-        assert!(all.iter().all(|case| case.is_chosen() && case.names()[7..] == ["auto", "auto"]));
+        assert!(all.iter().all(|case| case.is_chosen() && case.names()[8..] == ["auto", "auto"]));
         assert_eq!(all[0].block_size, 64 << 10);
         assert!(all[1].block_size > 64 << 10);
         let (algorithms, block_sizes) = (vec![Some(Algorithm::Chain), None], vec![Some(64 << 10), None]);
         let all = cases(BenchOptions { sizes: vec![64 << 20], algorithms, block_sizes, ..tcp() });
-        let names: Vec<_> = all.iter().map(|case| case.names()[7..].join(" ")).collect();
+        let names: Vec<_> = all.iter().map(|case| case.names()[8..].join(" ")).collect();
         assert_eq!(names, ["chain 64 KiB", "chain auto", "auto 64 KiB", "auto auto"]);
         assert_eq!((all[0].way(), &all[1].algorithm), ("chain, 64 KiB".to_owned(), &Algorithm::Chain));
     }

@@ -302,7 +302,7 @@ CPU s/GiB  /floor  /streams     msg/s";
         let mut theirs = measured();
         theirs.setup = Some("--mca btl vader,self".into());
         let row = csv_row(&theirs);
-        assert!(row.ends_with("\"--mca btl vader,self\",private,auto,8589934592"), "{row}");
+        assert!(row.ends_with("\"--mca btl vader,self\",private,auto,8589934592,"), "{row}");
         assert_eq!(row.split(',').count(), csv_head().split(',').count() + 1);
         assert!(row.starts_with("rdmc,tcp,tcp,event,3,1,1,chain,1048576,1073741824,3,1,"), "{row}");
     }

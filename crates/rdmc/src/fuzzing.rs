@@ -38,6 +38,8 @@ pub fn write_row([received, taken, let_go, stable, asked, read]: [u64; 6]) -> Ve
 pub enum RingSlot {
     /// A message.
     Message(Vec<u8>),
+    /// Several messages.
+    Messages(Vec<Vec<u8>>),
     /// The size of a message that comes in blocks.
     InBlocks(u64),
 }
@@ -51,6 +53,10 @@ pub fn read_slot(bytes: &[u8]) -> Option<RingSlot> {
     let slot = ring::read(shape, (7, 3), read_at, |len| Ok::<_, std::convert::Infallible>(vec![0; len]));
     match slot.unwrap_or_else(|never| match never {})? {
         Slot::Message(bytes) => Some(RingSlot::Message(bytes)),
+        Slot::Messages(packed) => {
+            let places = ring::unpack(&packed)?;
+            Some(RingSlot::Messages(places.into_iter().map(|place| packed[place].to_vec()).collect()))
+        }
         Slot::InBlocks(size) => Some(RingSlot::InBlocks(size)),
     }
 }
@@ -58,12 +64,22 @@ pub fn read_slot(bytes: &[u8]) -> Option<RingSlot> {
 /// Encodes a slot of the third message of group 7.
 pub fn write_slot(slot: &RingSlot) -> Vec<u8> {
     let (slot, bytes) = match slot {
-        RingSlot::Message(bytes) => (Slot::Message(bytes.len()), &bytes[..]),
-        RingSlot::InBlocks(size) => (Slot::InBlocks(*size), &[][..]),
+        RingSlot::Message(bytes) => (Slot::Message(bytes.len()), bytes.clone()),
+        RingSlot::Messages(messages) => {
+            let lens: Vec<usize> = messages.iter().map(Vec::len).collect();
+            let mut packed = vec![0; ring::packed_len(lens.iter().copied())];
+            let fill = |at: usize, place: &mut [u8]| {
+                place.copy_from_slice(&messages[at]);
+                Ok(())
+            };
+            ring::pack(&lens, &mut packed, fill).expect("the bytes are in memory");
+            (Slot::Messages(packed.len()), packed)
+        }
+        RingSlot::InBlocks(size) => (Slot::InBlocks(*size), Vec::new()),
     };
     let mut memory = vec![0; ring::SLOT_HEADER_LEN + bytes.len()];
     let fill = |place: &mut [u8]| {
-        place.copy_from_slice(bytes);
+        place.copy_from_slice(&bytes);
         Ok(())
     };
     ring::encode(&slot, (7, 3), &mut memory, fill).expect("the bytes are in memory");
@@ -193,6 +209,8 @@ impl Frame {
             ("group-repeat-row", group(GroupFrame::RepeatRow)),
             ("group-begin", group(GroupFrame::Begin { message: 3 })),
             ("group-run-free", group(GroupFrame::RunFree { from_blocks: 300 })),
+            ("group-fetch-slot", group(GroupFrame::FetchSlot { slot: 300 })),
+            ("group-slot", group(GroupFrame::Slot { slot: 300, bytes: Some(vec![7; 20]) })),
             ("goodbye", wire::Frame::Goodbye),
         ];
         frames.into_iter().map(|(name, frame)| (name, Self(frame))).collect()

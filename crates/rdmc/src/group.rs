@@ -1,11 +1,12 @@
 //! A group: an ordered, static list of members, the first of which sends to all others (DSN §3).
 
+use std::io;
 use std::pin::Pin;
 use std::sync::Arc;
 
 use futures::future::{BoxFuture, FutureExt};
 use futures::stream::FuturesUnordered;
-use rdmc_fabric::Timestamp;
+use rdmc_fabric::{Buffer, Timestamp};
 use rdmc_schedule::{BlockCount, Rank, Schedule};
 use tokio::sync::oneshot;
 
@@ -16,7 +17,7 @@ use crate::id::{GroupId, NodeId};
 use crate::resources::{GroupEnding, NodeResources, OpenGroup};
 use crate::round_trips::PAUSES;
 use crate::stats::GroupStats;
-use crate::table::{ExpectedRows, Slot};
+use crate::table::{ExpectedRows, OutgoingRing, Slot, ring};
 use crate::transfer::exchange::Exchange;
 use crate::transfer::waits::WaitReason;
 use crate::transfer::{Blocks, Deliver, HealedBlock, HopPlan, Owner, Transfer, TransferError};
@@ -153,18 +154,40 @@ impl Group {
         Ok(self.status.table.takes_slot(ring).await?)
     }
 
-    /// At the root of a group with a ring: writes the slot of a message, for which there is
-    /// [room](Self::room_for_slot); tells whether the message is in it.
-    fn write_slot(&self, blocks: &Blocks) -> Result<bool, TransferError> {
-        let Some(ring) = self.status.table.outgoing() else { return Ok(false) };
-        let (shape, whole) = (blocks.shape(), blocks.whole());
-        let is_short = self.fits_a_slot(shape.size);
-        let slot = if is_short { Slot::Message(whole.len()) } else { Slot::InBlocks(shape.size) };
-        self.status.table.write_slot(ring, slot, |place| whole.copy_to(0, place)).map_err(|error| {
+    /// At the root of a group with a ring: writes the size of a long message into a slot, for which there is
+    /// [room](Self::room_for_slot).
+    fn write_size(&self, blocks: &Blocks) -> Result<(), TransferError> {
+        self.write_slot(Slot::InBlocks(blocks.shape().size), |_| Ok(()))
+    }
+
+    /// At the root of a group with a ring: writes short messages into a slot, for which there is
+    /// [room](Self::room_for_slot). They fit together.
+    fn write_short(&self, messages: &[Arc<Blocks>]) -> Result<(), TransferError> {
+        if let [only] = messages {
+            let whole = only.whole();
+            return self.write_slot(Slot::Message(whole.len()), |place| whole.copy_to(0, place));
+        }
+        let whole: Vec<Buffer> = messages.iter().map(|blocks| blocks.whole()).collect();
+        let lens: Vec<usize> = whole.iter().map(Buffer::len).collect();
+        let len = ring::packed_len(lens.iter().copied());
+        self.write_slot(Slot::Messages(len), |place| ring::pack(&lens, place, |at, place| whole[at].copy_to(0, place)))
+    }
+
+    fn write_slot(
+        &self,
+        slot: Slot<usize>,
+        fill: impl FnOnce(&mut [u8]) -> io::Result<()>,
+    ) -> Result<(), TransferError> {
+        let Some(ring) = self.status.table.outgoing() else { return Ok(()) };
+        self.status.table.write_slot(ring, slot, fill).map_err(|error| {
             let what = format!("a short message could not be read or written: {error}");
             TransferError::Local(FailureCause::Resources { what })
-        })?;
-        Ok(is_short)
+        })
+    }
+
+    /// Returns the most bytes of messages in a slot of the ring; 0 without one.
+    fn slot_len_max(&self) -> usize {
+        self.status.table.outgoing().map_or(0, OutgoingRing::bytes_max)
     }
 
     /// Tells whether a message travels by the ring.

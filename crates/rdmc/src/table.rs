@@ -246,6 +246,17 @@ impl StatusTable {
         ring.next(self.salt, memory).await
     }
 
+    /// At a receiver: reads the slot that [`next_slot`](Self::next_slot) has read last, as the root has sent it again by
+    /// another way; `None` if it is corrupted too.
+    pub(crate) fn slot_again<M: DerefMut<Target = [u8]>, E>(
+        &self,
+        ring: &IncomingRing,
+        bytes: &[u8],
+        memory: impl FnOnce(usize) -> Result<M, E>,
+    ) -> Result<Option<Slot<M>>, E> {
+        ring.read_again((self.salt, ring.read() - 1), bytes, memory)
+    }
+
     /// At the root: waits until the connections to all receivers take one more slot.
     ///
     /// # Cancel safety

@@ -18,7 +18,7 @@ pub(crate) mod end;
 use end::EndFrame;
 
 /// Changes whenever frames change their meaning; nodes of different versions do not talk.
-pub(crate) const PROTOCOL_VERSION: u16 = 10;
+pub(crate) const PROTOCOL_VERSION: u16 = 11;
 /// Bytes of a check value.
 pub(crate) const CHECK_LEN: usize = 4;
 /// Longest frame in bytes: an invitation.
@@ -159,6 +159,10 @@ pub(crate) enum GroupFrame {
     Piece { wanted: PieceRequest, piece: Option<BlockPiece> },
     /// From the root: the blocks of messages that have at least so many share ports.
     RunFree { from_blocks: u32 },
+    /// To the root: asks for a slot of the ring that came corrupted.
+    FetchSlot { slot: u64 },
+    /// From the root: the slot, unless all have read it.
+    Slot { slot: u64, bytes: Option<Vec<u8>> },
 }
 
 /// What a neighbour needs to exchange blocks with a member: the endpoints of two queue pairs, and the cells that it may
@@ -384,6 +388,8 @@ mod tests {
                 }),
             (any::<u64>(), any::<u64>()).prop_map(|(message, size)| GroupFrame::Announce { message, size }),
             any::<u32>().prop_map(|from_blocks| GroupFrame::RunFree { from_blocks }),
+            any::<u64>().prop_map(|slot| GroupFrame::FetchSlot { slot }),
+            (any::<u64>(), proptest::option::of(bytes())).prop_map(|(slot, bytes)| GroupFrame::Slot { slot, bytes }),
             (any::<u64>(), any::<u64>()).prop_map(|(first, count)| GroupFrame::LetGo { first, count }),
             Just(GroupFrame::RepeatRow),
             any::<Option<u32>>().prop_map(|member| GroupFrame::Slow { member }),

@@ -9,7 +9,7 @@ use tokio::sync::mpsc;
 
 use super::Group;
 use super::continuation::Holdings;
-use super::healing::FetchRequest;
+use super::healing::{FetchRequest, Fetched};
 use crate::failure::FailureCause;
 use crate::id::NodeId;
 use crate::mesh::{GroupEvent, Inbox};
@@ -49,7 +49,7 @@ impl Group {
             };
             futures::select_biased! {
                 () = std::pin::pin!(listening.fuse()) => {}
-                () = std::pin::pin!(self.healing.supply(asked).fuse()) => {}
+                () = std::pin::pin!(self.healing.supply(asked, self.status.table.outgoing()).fuse()) => {}
             }
         }
         while let Some(event) = routing.inbox.next().await {
@@ -124,7 +124,15 @@ impl Group {
             ) => {
                 self.blame_if(from, self.delta.receive(Rank::ROOT, frame));
             }
-            (GroupEvent::Frame(_, GroupFrame::Fetch(wanted)), Some(rank)) => self.healing.queue_fetch(rank, wanted),
+            (GroupEvent::Frame(_, GroupFrame::Fetch(wanted)), Some(rank)) => {
+                self.healing.queue_fetch(rank, Fetched::Piece(wanted));
+            }
+            (GroupEvent::Frame(_, GroupFrame::FetchSlot { slot }), Some(rank)) => {
+                self.healing.queue_fetch(rank, Fetched::Slot(slot));
+            }
+            (GroupEvent::Frame(_, GroupFrame::Slot { slot, bytes }), Some(Rank::ROOT)) => {
+                self.healing.take_slot(slot, bytes);
+            }
             (GroupEvent::Frame(_, GroupFrame::Piece { wanted, piece }), Some(rank)) => {
                 self.healing.take_piece(rank, wanted, piece);
             }

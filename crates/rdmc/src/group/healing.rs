@@ -13,6 +13,7 @@ use super::retained::{RetainedMessage, RetainedMessages};
 use crate::checksum::{BlockIdentity, Checksum};
 use crate::stats::Corruption;
 use crate::sync::lock;
+use crate::table::OutgoingRing;
 use crate::transfer::exchange::Exchange;
 use crate::transfer::{HealedBlock, Shape, TransferError};
 use crate::wire::{BlockPiece, GroupFrame, PIECE_LEN_MAX, PieceRequest};
@@ -25,16 +26,30 @@ pub(super) struct Healing {
     /// One block at a time.
     turn: Semaphore,
     pending: Mutex<Option<PendingFetch>>,
+    /// The slot of the ring that this member waits for.
+    pending_slot: Mutex<Option<PendingSlot>>,
     asked: mpsc::Sender<FetchRequest>,
 }
 
-/// A member's request for a piece of a block.
-pub(super) type FetchRequest = (Rank, PieceRequest);
+/// A member's request for a piece of a block, or for a slot of the ring.
+pub(super) type FetchRequest = (Rank, Fetched);
+
+/// What a member asks for.
+#[derive(Clone, Copy)]
+pub(super) enum Fetched {
+    Piece(PieceRequest),
+    Slot(u64),
+}
 
 struct PendingFetch {
     from: Rank,
     wanted: PieceRequest,
     answer: oneshot::Sender<Option<BlockPiece>>,
+}
+
+struct PendingSlot {
+    slot: u64,
+    answer: oneshot::Sender<Option<Vec<u8>>>,
 }
 
 impl Healing {
@@ -44,8 +59,8 @@ impl Healing {
         retained: Arc<RetainedMessages>,
     ) -> (Self, mpsc::Receiver<FetchRequest>) {
         let (asked, asking) = mpsc::channel(ASKED_MAX);
-        let (turn, pending) = (Semaphore::new(1), Mutex::default());
-        (Self { membership, exchange, retained, turn, pending, asked }, asking)
+        let (turn, pending, pending_slot) = (Semaphore::new(1), Mutex::default(), Mutex::default());
+        (Self { membership, exchange, retained, turn, pending, pending_slot, asked }, asking)
     }
 
     /// Notes that a block came corrupted from `by`, and [fetches it anew](crate::transfer::Owner::heal).
@@ -80,6 +95,41 @@ impl Healing {
             }
         }
         Err(TransferError::Corrupted { by, message: identity.message, block: identity.block })
+    }
+
+    /// At a receiver: notes that a slot of the ring came corrupted, that of message `message` and perhaps of later ones,
+    /// and asks the root for it until `take` makes something of it.
+    pub(super) async fn fetch_slot<T>(
+        &self,
+        slot: u64,
+        message: u64,
+        mut take: impl FnMut(&[u8]) -> Result<Option<T>, TransferError>,
+    ) -> Result<T, TransferError> {
+        let (environment, root) = (&*self.membership.node.environment, self.membership.members[0]);
+        self.count_corrupted(Rank::ROOT, BlockIdentity { message, size: 0, block: BlockIndex(0) });
+        for _ in 0..BAD_MAX {
+            let (answer, answered) = oneshot::channel();
+            *lock(&self.pending_slot) = Some(PendingSlot { slot, answer });
+            self.membership.send(root, GroupFrame::FetchSlot { slot }).await;
+            let answered = environment.timeout(self.membership.node.mesh.detection(), answered).await;
+            let Ok(Ok(Some(bytes))) = answered else { continue };
+            if let Some(taken) = take(&bytes)? {
+                tracing::info!(parent: &self.membership.span, slot, message, "a corrupted slot is healed");
+                self.exchange.counters.healed();
+                self.membership.node.counters.healed();
+                return Ok(taken);
+            }
+        }
+        Err(TransferError::Corrupted { by: Rank::ROOT, message, block: BlockIndex(0) })
+    }
+
+    /// Takes the root's answer. An answer that comes too late is dropped.
+    pub(super) fn take_slot(&self, slot: u64, bytes: Option<Vec<u8>>) {
+        let pending = lock(&self.pending_slot).take_if(|pending| pending.slot == slot);
+        if let Some(PendingSlot { answer, .. }) = pending {
+            // Fails only if the task no longer waits.
+            let _ = answer.send(bytes);
+        }
     }
 
     /// Counts and logs a corrupted block.
@@ -153,15 +203,21 @@ impl Healing {
     }
 
     /// Queues a member's request. A member that does not wait for answers gets no more of them than fit in the queue.
-    pub(super) fn queue_fetch(&self, from: Rank, wanted: PieceRequest) {
+    pub(super) fn queue_fetch(&self, from: Rank, wanted: Fetched) {
         let _ = self.asked.try_send((from, wanted));
     }
 
-    /// Supplies pieces of blocks, one after the other, for ever.
-    pub(super) async fn supply(&self, mut asked: mpsc::Receiver<FetchRequest>) {
+    /// Supplies pieces of blocks, and slots of the `ring`, one after the other, for ever.
+    pub(super) async fn supply(&self, mut asked: mpsc::Receiver<FetchRequest>, ring: Option<&OutgoingRing>) {
         while let Some((from, wanted)) = asked.recv().await {
             let to = self.membership.members[from.index()];
-            let frame = GroupFrame::Piece { wanted, piece: self.piece(from, wanted) };
+            let frame = match wanted {
+                Fetched::Piece(wanted) => GroupFrame::Piece { wanted, piece: self.piece(from, wanted) },
+                Fetched::Slot(slot) => {
+                    let bytes = ring.and_then(|ring| ring.slot(slot)).map(|bytes| bytes.to_vec());
+                    GroupFrame::Slot { slot, bytes }
+                }
+            };
             // Pieces that are not written yet take memory: one at a time.
             let written = async {
                 self.membership.send(to, frame).await;

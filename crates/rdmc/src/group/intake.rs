@@ -1,20 +1,20 @@
 //! The beginning of a message at a receiving member: it learns the size and gets the memory.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, VecDeque};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use rdmc_fabric::{BufferMut, ObjectDescriptor};
+use rdmc_fabric::{Buffer, BufferMut, ObjectDescriptor};
 use rdmc_schedule::{BlockIndex, Rank};
-use tokio::sync::{Semaphore, mpsc, oneshot};
+use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc, oneshot};
 
 use super::Group;
 use super::continuation::{InterruptedMessage, Resumption};
 use super::offer::{Arrival, Offer, OfferReply};
-use crate::checksum::{BlockIdentity, Checksum, yield_now};
+use crate::checksum::{Checksum, yield_now};
 use crate::failure::{FailureCause, with_sources};
 use crate::sync::lock;
-use crate::table::{IncomingRing, Slot};
+use crate::table::{IncomingRing, Slot, ring};
 use crate::transfer::{
     Blocks, FirstBlock, FirstContent, FirstPlace, HopPlan, Shape, Transfer, TransferError, Turn, Turnstile,
 };
@@ -39,6 +39,8 @@ pub(super) struct Intake {
     announcements: mpsc::Receiver<(u64, u64)>,
     /// The messages to complete first.
     resumption: Resumption,
+    /// Messages that came in a slot with others, and have not begun.
+    packed: VecDeque<Buffer>,
 }
 
 /// A message that has begun.
@@ -73,7 +75,8 @@ impl Intake {
         resumption: Resumption,
     ) -> Self {
         let ahead = Arc::new(Semaphore::new(MESSAGES_AHEAD));
-        Self { group, memory, offers, provided, ahead, receive_turns: Turnstile::default(), announcements, resumption }
+        let (receive_turns, packed) = (Turnstile::default(), VecDeque::new());
+        Self { group, memory, offers, provided, ahead, receive_turns, announcements, resumption, packed }
     }
 
     /// Returns the number of all messages if the root is gone, else `None`.
@@ -89,24 +92,25 @@ impl Intake {
         if self.group.membership.prior.root_gone {
             return std::future::pending().await;
         }
-        let ahead = self.ahead.clone().acquire_owned().await.expect("it is never closed");
-        let mut turn = self.receive_turns.next();
-        turn.wait().await;
         let group = self.group.clone();
         let ring = group.status.table.incoming();
+        let mut ahead = self.ahead(if ring.is_some() { 1 } else { AHEAD_BY_LONG }).await;
+        let mut turn = self.receive_turns.next();
+        turn.wait().await;
         let (shape, first) = match (ring, self.group.first_source()) {
-            (Some(ring), _) => self.next_slot(number, ring).await?,
+            (Some(ring), _) => self.next_in_ring(number, ring).await?,
             (None, Some(source)) => {
                 let first = self.first_block(number, source).await?;
                 (self.checked(first.shape)?, Some(first))
             }
             (None, None) => {
                 let size = self.announced_size(number).await?;
-                let shape = Shape::new(size, self.group.block_size());
-                let shape = shape.ok_or_else(|| self.malformed("a message with too many blocks"))?;
-                (self.checked(shape)?, None)
+                (self.shape_of(size)?, None)
             }
         };
+        if ring.is_some() && first.is_none() {
+            ahead.merge(self.ahead(AHEAD_BY_LONG - 1).await);
+        }
         self.group.end.begin(shape.size).await;
         let (deliver, message) = oneshot::channel();
         let delivery = Arrival::new(self.group.clone(), message, ahead);
@@ -134,30 +138,63 @@ impl Intake {
         Ok((self, StartedTransfer::in_blocks(transfer, first_is_here, turn)))
     }
 
-    /// Waits for the slot of message `number` in the ring; returns the message's shape, and the message if it is short.
-    async fn next_slot(&self, number: u64, ring: &IncomingRing) -> Result<(Shape, Option<FirstBlock>), TransferError> {
-        let too_many = || self.malformed("a message with too many blocks");
-        let shape_of = |size| Shape::new(size, self.group.block_size()).ok_or_else(too_many);
-        let slot = self.group.status.table.next_slot(ring, |len| self.staging(len)).await?;
-        self.group.status.report_read(ring);
-        let (shape, block, whole) = match slot {
-            Some(Slot::InBlocks(size)) => return Ok((self.checked(shape_of(size)?)?, None)),
-            Some(Slot::Message(whole)) => (shape_of(whole.len() as u64)?, BlockIndex(0), whole),
-            None => {
-                // It came corrupted.
-                let identity = BlockIdentity { message: number, size: 0, block: BlockIndex(0) };
-                let mut memory = self.staging(self.group.block_size() as usize)?;
-                let healed = self.group.healing.fetch_anew(Rank::ROOT, identity, true, &mut memory).await?;
-                memory.truncate(healed.shape.len(healed.block));
-                (healed.shape, healed.block, memory)
-            }
-        };
+    /// Waits until the application has taken enough messages.
+    async fn ahead(&self, shares: u32) -> OwnedSemaphorePermit {
+        self.ahead.clone().acquire_many_owned(shares).await.expect("it is never closed")
+    }
+
+    /// Waits for message `number` in the ring; returns the message's shape, and the message if it is short.
+    async fn next_in_ring(
+        &mut self,
+        number: u64,
+        ring: &IncomingRing,
+    ) -> Result<(Shape, Option<FirstBlock>), TransferError> {
+        if self.packed.is_empty()
+            && let Some(size) = self.next_slot(number, ring).await?
+        {
+            return Ok((self.shape_of(size)?, None));
+        }
+        let whole = self.packed.pop_front().expect("a slot without a size has messages");
+        let shape = self.shape_of(whole.len() as u64)?;
         if !self.group.fits_a_slot(shape.size) {
-            return Ok((self.checked(shape)?, None));
+            return Err(TransferError::sent(Rank::ROOT, "a long message in a slot of short ones"));
         }
         let checksum = if self.group.exchange().checks_blocks { Some(Checksum::of(&whole)) } else { None };
-        let first = FirstBlock { shape, block, content: FirstContent::Staged(whole.freeze()), checksum };
-        Ok((self.checked(shape)?, Some(first)))
+        let first = FirstBlock { shape, block: BlockIndex(0), content: FirstContent::Staged(whole), checksum };
+        Ok((shape, Some(first)))
+    }
+
+    /// Waits for the next slot, of message `number` and perhaps later ones; returns the size of a message that comes in
+    /// blocks, or takes the messages in it.
+    async fn next_slot(&mut self, number: u64, ring: &IncomingRing) -> Result<Option<u64>, TransferError> {
+        let table = &self.group.status.table;
+        let memory = |len| self.staging(len);
+        let slot = match table.next_slot(ring, memory).await? {
+            Some(slot) => slot,
+            None => {
+                let take = |bytes: &[u8]| table.slot_again(ring, bytes, memory);
+                self.group.healing.fetch_slot(ring.read() - 1, number, take).await?
+            }
+        };
+        // The root may write it again.
+        self.group.status.report_read(ring);
+        match slot {
+            Slot::InBlocks(size) => return Ok(Some(size)),
+            Slot::Message(whole) => self.packed.push_back(whole.freeze()),
+            Slot::Messages(packed) => {
+                let packed = packed.freeze();
+                let places = ring::unpack(&packed).filter(|places| !places.is_empty());
+                let what = "a slot whose messages cannot be told apart";
+                let places = places.ok_or_else(|| TransferError::sent(Rank::ROOT, what))?;
+                self.packed.extend(places.into_iter().map(|place| packed.slice(place)));
+            }
+        }
+        Ok(None)
+    }
+
+    fn shape_of(&self, size: u64) -> Result<Shape, TransferError> {
+        let shape = Shape::new(size, self.group.block_size());
+        self.checked(shape.ok_or_else(|| self.malformed("a message with too many blocks"))?)
     }
 
     /// Resumes a message that was interrupted.
@@ -173,7 +210,7 @@ impl Intake {
             let blocks = kept.into_blocks(&*self.group.node().fabric);
             (blocks.map_err(|error| self.out_of_memory(&with_sources(&error)))?, None)
         } else {
-            let ahead = self.ahead.clone().acquire_owned().await.expect("it is never closed");
+            let ahead = self.ahead(AHEAD_BY_LONG).await;
             self.group.end.begin(shape.size).await;
             let (deliver, message) = oneshot::channel();
             let delivery = Arrival::new(self.group.clone(), message, ahead);
@@ -405,5 +442,7 @@ impl ProvidedMemory {
 /// Attempts, and pauses between them, to get memory that a failed group may still be using.
 const RESUME_ATTEMPTS: u32 = 50;
 const RESUME_PAUSE: Duration = Duration::from_millis(2);
-/// Messages begun and not yet taken by the application.
-pub(super) const MESSAGES_AHEAD: usize = 4;
+/// Short messages of a ring that have begun and are not taken by the application, at most.
+pub(super) const MESSAGES_AHEAD: usize = 64;
+/// In place of how many of these any other message counts.
+const AHEAD_BY_LONG: u32 = 16;

@@ -105,8 +105,8 @@ pub(super) struct RequestQueue {
     available: mpsc::Receiver<()>,
     /// No more requests can be made.
     ended: bool,
-    /// The message that was taken, but has not begun.
-    pub(super) starting: Option<Arc<Blocks>>,
+    /// The messages that were taken, but have not begun.
+    pub(super) starting: VecDeque<Arc<Blocks>>,
     retained: Arc<RetainedMessages>,
 }
 
@@ -117,7 +117,7 @@ impl RequestQueue {
         let queued = retained.take_queued().into();
         (
             RequestSender { waiting: waiting.clone(), available: told },
-            Self { queued, waiting, available, ended: false, starting: None, retained },
+            Self { queued, waiting, available, ended: false, starting: VecDeque::new(), retained },
         )
     }
 
@@ -148,6 +148,19 @@ impl RequestQueue {
         lock(&self.waiting).requests.pop_first().map(|(_, request)| request)
     }
 
+    /// Takes the next request if it is a message, and `suitable`.
+    pub(super) fn take_if(&mut self, suitable: impl FnOnce(&Shape) -> bool) -> Option<RootRequest> {
+        if let Some((_, shape)) = self.queued.front() {
+            return if suitable(shape) { self.take() } else { None };
+        }
+        let mut waiting = lock(&self.waiting);
+        let first = waiting.requests.first_entry()?;
+        match first.get() {
+            RootRequest::Send { shape, .. } if suitable(shape) => Some(first.remove()),
+            _ => None,
+        }
+    }
+
     /// Tells whether no more requests can be made.
     pub(super) fn has_ended(&self) -> bool {
         self.ended
@@ -162,7 +175,7 @@ impl Drop for RequestQueue {
             std::mem::take(&mut waiting.requests)
         };
         let mut left = std::mem::take(&mut self.queued);
-        if let Some(blocks) = self.starting.take() {
+        for blocks in self.starting.drain(..).rev() {
             left.push_front((blocks.whole(), blocks.shape()));
         }
         left.extend(waiting.into_values().filter_map(|request| match request {

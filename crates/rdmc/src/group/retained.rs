@@ -260,6 +260,12 @@ impl RetainedMessages {
         due
     }
 
+    /// Returns how many messages may be begun, after the first `begun`, before `count` of them are retained.
+    pub(crate) fn room_left(&self, begun: u64, count: u64) -> usize {
+        let left = if self.enabled { count.saturating_sub(begun.saturating_sub(*self.stable.borrow())) } else { count };
+        usize::try_from(left).unwrap_or(usize::MAX)
+    }
+
     /// Waits until fewer than `count` of the first `begun` messages are retained.
     pub(crate) async fn room(&self, begun: u64, count: u64) {
         if !self.enabled {

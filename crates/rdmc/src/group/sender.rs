@@ -26,6 +26,7 @@ use crate::failure::FailureCause;
 use crate::id::NodeId;
 use crate::resources::NodeResources;
 use crate::stats::GroupStats;
+use crate::table::ring;
 use crate::transfer::{Blocks, HopPlan, Shape, TransferError, Turnstile};
 
 /// The root's handle of a group: sends messages to all members.
@@ -290,32 +291,48 @@ async fn run(
             outcome = running.select_next_some() => completed.add(outcome)?,
             next = next_message(&group, &mut resumption, &mut queue, messages, room).fuse() => match next? {
                 NextStep::Message { repair, blocks, done } => {
-                    queue.starting = repair.is_none().then(|| blocks.clone());
+                    if repair.is_none() {
+                        queue.starting.push_back(blocks.clone());
+                    }
                     group.status.begin_whole(blocks.shape().size).await;
-                    queue.starting = None;
+                    queue.starting.clear();
                     group.retained().keep(messages, &blocks);
-                    if repair.is_none() && !group.is_delta() {
-                        // Before its turn, so that members can be ready for it when those before have left.
-                        group.announce(messages, blocks.shape().size);
+                    if repair.is_none() {
+                        group.write_size(&blocks)?;
+                        if !group.is_delta() {
+                            // Before its turn, so that members can be ready for it when those before have left.
+                            group.announce(messages, blocks.shape().size);
+                        }
                     }
                     let (group, number) = (&group, messages);
                     let done = done.map(|done| PendingReceipt::new(done, group.status.receipts.slip(number)));
-                    let in_slot = repair.is_none() && group.write_slot(&blocks)?;
                     let planned = PlanSource::new(group, messages, repair, blocks.shape());
-                    let turns = if in_slot { None } else { Some((receive_turns.next(), relay_turns.next())) };
+                    let (receive_turn, relay_turn) = (receive_turns.next(), relay_turns.next());
                     running.push(async move {
-                        let size = match turns {
-                            Some((receive_turn, relay_turn)) => {
-                                let plan = planned.plan(group, number, &blocks).await?;
-                                let transfer = group.transfer(number, plan, blocks, None);
-                                transfer.run(false, receive_turn, relay_turn).await?
-                            }
-                            None => group.transfer(number, HopPlan::Nothing, blocks, None).complete().await?,
-                        };
+                        let plan = planned.plan(group, number, &blocks).await?;
+                        let transfer = group.transfer(number, plan, blocks, None);
+                        let size = transfer.run(false, receive_turn, relay_turn).await?;
                         group.message_completed(number, size);
                         Ok((number, done))
                     });
                     messages += 1;
+                }
+                NextStep::Short(taken) => {
+                    queue.starting.extend(taken.iter().map(|(blocks, _)| blocks.clone()));
+                    for (number, (blocks, _)) in (messages..).zip(&taken) {
+                        group.status.begin_whole(blocks.shape().size).await;
+                        queue.starting.pop_front();
+                        group.retained().keep(number, blocks);
+                    }
+                    let (whole, done): (Vec<_>, Vec<_>) = taken.into_iter().unzip();
+                    group.write_short(&whole)?;
+                    for (blocks, done) in whole.into_iter().zip(done) {
+                        let done = done.map(|done| PendingReceipt::new(done, group.status.receipts.slip(messages)));
+                        let transfer = group.transfer(messages, HopPlan::Nothing, blocks, None);
+                        group.message_completed(messages, transfer.complete().await?);
+                        completed.add(Ok((messages, done)))?;
+                        messages += 1;
+                    }
                 }
                 NextStep::End { closed } => break closed,
             },
@@ -340,10 +357,21 @@ async fn run(
     Ok(())
 }
 
+/// A message that was taken from the queue.
+type QueuedMessage = (Arc<Blocks>, Option<oneshot::Sender<SentMessage>>);
+
 /// The next step of the root's engine.
 enum NextStep {
-    Message { repair: Option<Repair>, blocks: Arc<Blocks>, done: Option<oneshot::Sender<SentMessage>> },
-    End { closed: bool },
+    Message {
+        repair: Option<Repair>,
+        blocks: Arc<Blocks>,
+        done: Option<oneshot::Sender<SentMessage>>,
+    },
+    /// One or several messages for one slot of the ring.
+    Short(Vec<QueuedMessage>),
+    End {
+        closed: bool,
+    },
 }
 
 /// Waits for the next message; interrupted messages come first.
@@ -374,6 +402,11 @@ async fn next_message(
             group.room_for_slot().await?;
         }
         return Ok(match queue.take() {
+            Some(RootRequest::Send { message, shape, done }) if group.fits_a_slot(shape.size) => {
+                let first = (Arc::new(Blocks::whole_message(shape, message)), done);
+                let most = group.retained().room_left(number, unstable_max).min(PACKED_MAX);
+                NextStep::Short(take_short(group, queue, first, most))
+            }
             Some(RootRequest::Send { message, shape, done }) => {
                 NextStep::Message { repair: None, blocks: Arc::new(Blocks::whole_message(shape, message)), done }
             }
@@ -383,6 +416,25 @@ async fn next_message(
             None => continue,
         });
     }
+}
+
+/// Takes the short messages that wait behind the first one, as many as fit into its slot and at most `most` in all.
+fn take_short(group: &Group, queue: &mut RequestQueue, first: QueuedMessage, most: usize) -> Vec<QueuedMessage> {
+    let mut packed = ring::packed_len([first.0.whole().len()].into_iter());
+    let mut taken = vec![first];
+    let mut fits = |size: u64| {
+        let len = usize::try_from(size).ok().filter(|_| group.fits_a_slot(size));
+        let grown = len.map(|len| packed + ring::COUNT_LEN + len).filter(|grown| *grown <= group.slot_len_max());
+        packed = grown.unwrap_or(packed);
+        grown.is_some()
+    };
+    while taken.len() < most {
+        let Some(RootRequest::Send { message, shape, done }) = queue.take_if(|shape| fits(shape.size)) else {
+            break;
+        };
+        taken.push((Arc::new(Blocks::whole_message(shape, message)), done));
+    }
+    taken
 }
 
 /// The source of a message's plan.
@@ -427,5 +479,7 @@ impl OrderedCompletions {
     }
 }
 
+/// Most messages of one slot.
+const PACKED_MAX: usize = 256;
 /// Messages in flight at once.
 const TRANSFERS_MAX: usize = 4;

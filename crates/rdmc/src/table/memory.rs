@@ -20,6 +20,11 @@ impl WriteMemory {
         Self { len: len.max(LEN_MIN), written: None }
     }
 
+    /// Returns what was written last.
+    pub(super) fn written(&self) -> Option<Buffer> {
+        self.written.clone()
+    }
+
     /// Returns what is to be written: as many bytes as `encode` returns, from the beginning of the memory that it gets.
     pub(super) fn write(
         &mut self,

@@ -1,11 +1,11 @@
 //! The ring: slots in the memory of each receiver, into which the root writes short messages one-sidedly.
 //!
-//! Every message of the group has a slot, in order: a short one is in it, of a long one the slot tells the size. A
-//! receiver's row says how many slots it has read; the root writes them again.
+//! Messages are in the slots in order. A slot has a short message, or several that waited at the same time; of a long
+//! message it tells the size. A receiver's row says how many slots it has read; the root writes them again.
 
 use std::collections::VecDeque;
 use std::io;
-use std::ops::DerefMut;
+use std::ops::{DerefMut, Range};
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::task::{Poll, ready};
@@ -47,6 +47,8 @@ impl RingShape {
 pub(crate) enum Slot<T> {
     /// A message.
     Message(T),
+    /// Several messages, [packed](pack).
+    Messages(T),
     /// A message of this size comes in blocks.
     InBlocks(u64),
 }
@@ -61,6 +63,7 @@ pub(crate) fn encode(
 ) -> io::Result<usize> {
     let (kind, len, bytes_len) = match *slot {
         Slot::Message(len) => (KIND_MESSAGE, len as u64, len),
+        Slot::Messages(len) => (KIND_MESSAGES, len as u64, len),
         Slot::InBlocks(size) => (KIND_IN_BLOCKS, size, 0),
     };
     let word = kind << KIND_SHIFT | len;
@@ -82,14 +85,15 @@ pub(crate) fn read<M: DerefMut<Target = [u8]>, E>(
     let mut header = [0; SLOT_HEADER_LEN];
     read_at(0, &mut header);
     let Some((slot, word, sum)) = decode(&header, shape) else { return Ok(None) };
-    Ok(match slot {
-        Slot::Message(len) => {
-            let mut memory = memory(len)?;
-            read_at(SLOT_HEADER_LEN, &mut memory);
-            (check(word, &memory, salt, number) == sum).then_some(Slot::Message(memory))
-        }
-        Slot::InBlocks(size) => (check(word, &[], salt, number) == sum).then_some(Slot::InBlocks(size)),
-    })
+    let (len, is_one) = match slot {
+        Slot::Message(len) => (len, true),
+        Slot::Messages(len) => (len, false),
+        Slot::InBlocks(size) => return Ok((check(word, &[], salt, number) == sum).then_some(Slot::InBlocks(size))),
+    };
+    let mut memory = memory(len)?;
+    read_at(SLOT_HEADER_LEN, &mut memory);
+    let is_right = check(word, &memory, salt, number) == sum;
+    Ok(is_right.then(|| if is_one { Slot::Message(memory) } else { Slot::Messages(memory) }))
 }
 
 /// Decodes the header of a slot: kind and length, and the check value. `None` if it cannot be.
@@ -97,8 +101,10 @@ fn decode(header: &[u8; SLOT_HEADER_LEN], shape: RingShape) -> Option<(Slot<usiz
     let (word, check) = header.split_at(8);
     let (word, check) = (u64::from_le_bytes(word.try_into().ok()?), u64::from_le_bytes(check.try_into().ok()?));
     let len = word & ((1 << KIND_SHIFT) - 1);
+    let bytes = || usize::try_from(len).ok().filter(|len| *len <= shape.bytes as usize);
     let slot = match word >> KIND_SHIFT {
-        KIND_MESSAGE => Slot::Message(usize::try_from(len).ok().filter(|len| *len <= shape.bytes as usize)?),
+        KIND_MESSAGE => Slot::Message(bytes()?),
+        KIND_MESSAGES => Slot::Messages(bytes()?),
         KIND_IN_BLOCKS => Slot::InBlocks(len),
         _ => return None,
     };
@@ -108,6 +114,51 @@ fn decode(header: &[u8; SLOT_HEADER_LEN], shape: RingShape) -> Option<(Slot<usiz
 fn check(word: u64, bytes: &[u8], salt: u64, number: u64) -> u64 {
     let of_bytes = XxHash3_64::oneshot_with_seed(salt ^ number.rotate_left(32), bytes);
     XxHash3_64::oneshot_with_seed(of_bytes, &word.to_le_bytes())
+}
+
+/// Returns the bytes of messages of these lengths, packed.
+pub(crate) fn packed_len(lens: impl Iterator<Item = usize>) -> usize {
+    lens.fold(COUNT_LEN, |sum, len| sum + COUNT_LEN + len)
+}
+
+/// Packs messages: their number and their lengths (u32 each, little endian), then their bytes. `fill` writes those of
+/// one message.
+pub(crate) fn pack(
+    lens: &[usize],
+    memory: &mut [u8],
+    mut fill: impl FnMut(usize, &mut [u8]) -> io::Result<()>,
+) -> io::Result<()> {
+    let count = |number: usize| u32::try_from(number).expect("a slot is short").to_le_bytes();
+    let (head, mut bytes) = memory.split_at_mut(COUNT_LEN * (1 + lens.len()));
+    let counts = std::iter::once(lens.len()).chain(lens.iter().copied());
+    for (place, number) in head.chunks_exact_mut(COUNT_LEN).zip(counts) {
+        place.copy_from_slice(&count(number));
+    }
+    for (at, len) in lens.iter().enumerate() {
+        let (place, rest) = bytes.split_at_mut(*len);
+        fill(at, place)?;
+        bytes = rest;
+    }
+    Ok(())
+}
+
+/// Returns where the packed messages are; `None` if the bytes are not those of [`pack`].
+pub(crate) fn unpack(packed: &[u8]) -> Option<Vec<Range<usize>>> {
+    let (counts, _) = packed.as_chunks::<COUNT_LEN>();
+    let count = |at: usize| Some(u32::from_le_bytes(*counts.get(at)?) as usize);
+    let number = count(0)?;
+    let mut end = number.checked_add(1)?.checked_mul(COUNT_LEN)?;
+    // Before memory is allocated for so many.
+    if end > packed.len() {
+        return None;
+    }
+    let mut places = Vec::with_capacity(number);
+    for at in 1..=number {
+        let start = end;
+        end = start.checked_add(count(at)?)?;
+        places.push(start..end);
+    }
+    (end == packed.len()).then_some(places)
 }
 
 /// A receiver's side of the ring.
@@ -142,6 +193,25 @@ impl IncomingRing {
         let slot = read(self.shape, (salt, number), read_at, memory)?;
         self.read.store(number + 1, Ordering::Release);
         Ok(slot)
+    }
+
+    /// Reads a slot that the root has sent again by another way; `None` if it is corrupted too.
+    pub(super) fn read_again<M: DerefMut<Target = [u8]>, E>(
+        &self,
+        (salt, number): (u64, u64),
+        bytes: &[u8],
+        memory: impl FnOnce(usize) -> Result<M, E>,
+    ) -> Result<Option<Slot<M>>, E> {
+        let is_whole = |slot: &Slot<M>| match slot {
+            Slot::Message(memory) | Slot::Messages(memory) => SLOT_HEADER_LEN + memory.len() == bytes.len(),
+            Slot::InBlocks(_) => bytes.len() == SLOT_HEADER_LEN,
+        };
+        let read_at = |at: usize, into: &mut [u8]| {
+            let there = bytes.get(at..).unwrap_or_default();
+            let len = into.len().min(there.len());
+            into[..len].copy_from_slice(&there[..len]);
+        };
+        Ok(read(self.shape, (salt, number), read_at, memory)?.filter(is_whole))
     }
 
     /// Returns how many slots were read.
@@ -186,6 +256,20 @@ impl OutgoingRing {
         let place = usize::try_from(number % u64::from(self.shape.slots)).expect("there are few slots");
         let encode = |memory: &mut [u8]| encode(slot, (salt, number), memory, fill);
         lock(&self.memory)[place].write(fabric, encode)
+    }
+
+    /// Returns a slot that some receivers have not read, as it was written.
+    pub(crate) fn slot(&self, number: u64) -> Option<Buffer> {
+        let written = self.written();
+        let slots = u64::from(self.shape.slots);
+        let place = usize::try_from(number % slots).expect("there are few slots");
+        let is_there = number < written && written - number <= slots;
+        lock(&self.memory)[place].written().filter(|_| is_there)
+    }
+
+    /// Returns the most bytes of messages in a slot.
+    pub(crate) fn bytes_max(&self) -> usize {
+        self.shape.bytes as usize
     }
 
     /// Tells whether there is room for the slot of the next message.
@@ -233,6 +317,9 @@ impl OutgoingRing {
 pub(crate) const SLOT_HEADER_LEN: usize = 16;
 const KIND_MESSAGE: u64 = 1;
 const KIND_IN_BLOCKS: u64 = 2;
+const KIND_MESSAGES: u64 = 3;
+/// Bytes of a number or length of packed messages.
+pub(crate) const COUNT_LEN: usize = 4;
 /// The kind is above the length, which no message exceeds.
 const KIND_SHIFT: u32 = 56;
 
@@ -263,7 +350,7 @@ mod tests {
                     bytes.is_some_and(|bytes| check(word, bytes, salt, number) == sum)
                 }
                 Some((Slot::InBlocks(_), word, sum)) => check(word, &[], salt, number) == sum,
-                None => false,
+                Some((Slot::Messages(_), ..)) | None => false,
             };
             prop_assert!(is_right(slot, number));
             prop_assert!(!is_right(slot, number + 1));
@@ -271,6 +358,33 @@ mod tests {
             let at = bit % (8 * changed.len());
             changed[at / 8] ^= 1 << (at % 8);
             prop_assert!(!is_right(&changed, number));
+        }
+
+        #[test]
+        fn packed_messages_are_unpacked(
+            messages in proptest::collection::vec(proptest::collection::vec(any::<u8>(), 0..20), 0..20),
+        ) {
+            let lens: Vec<usize> = messages.iter().map(Vec::len).collect();
+            let mut packed = vec![0; packed_len(lens.iter().copied())];
+            let fill = |at: usize, place: &mut [u8]| {
+                place.copy_from_slice(&messages[at]);
+                Ok(())
+            };
+            pack(&lens, &mut packed, fill).unwrap();
+            let places = unpack(&packed).unwrap();
+            prop_assert_eq!(places.into_iter().map(|place| packed[place].to_vec()).collect::<Vec<_>>(), messages);
+            packed.push(0);
+            prop_assert_eq!(unpack(&packed), None);
+        }
+
+        #[test]
+        fn any_bytes_are_packed_messages_or_none(bytes in proptest::collection::vec(any::<u8>(), 0..40), low: u8) {
+            let bytes = [&[low % 8, 0, 0, 0], &bytes[..]].concat();
+            for bytes in [&bytes[..], &bytes[4..]] {
+                let places = unpack(bytes).unwrap_or_default();
+                prop_assert!(places.windows(2).all(|pair| pair[0].end == pair[1].start));
+                prop_assert!(places.last().is_none_or(|last| last.end == bytes.len()));
+            }
         }
 
         #[test]
