@@ -34,6 +34,8 @@ mod security;
 #[cfg(target_os = "linux")]
 mod sharing;
 mod sim;
+#[cfg(target_os = "linux")]
+mod streams;
 mod survivors;
 #[cfg(target_os = "linux")]
 mod terminal;
