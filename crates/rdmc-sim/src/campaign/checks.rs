@@ -337,23 +337,14 @@ fn receipts_are_true(case: &Case, seen: &Observation) -> Result<(), String> {
                     }
                 }
             }
-            let mut receivers = group.members.iter().skip(1).map(|member| member.node);
-            match &receipt.stored {
-                SeenStored::Everywhere => {
-                    if let Some(node) = receivers.find(|node| !has_stored(*node)) {
-                        return wrong(format!("node {node} has not stored it"));
-                    }
-                }
-                SeenStored::NotAt(nodes) => {
-                    if let Some(node) = nodes.iter().find(|node| has_stored(**node)) {
-                        return wrong(format!("node {node} has stored it"));
-                    }
-                }
-                SeenStored::Failed(nodes) => {
-                    if let Some(node) = nodes.iter().find(|node| !has_stored(**node)) {
-                        return wrong(format!("node {node} has not stored it"));
-                    }
-                }
+            let receivers = || group.members.iter().skip(1).map(|member| member.node).collect();
+            let (nodes, stored): (Vec<u32>, bool) = match &receipt.stored {
+                SeenStored::Everywhere => (receivers(), true),
+                SeenStored::NotAt(nodes) => (nodes.clone(), false),
+                SeenStored::Failed(nodes) => (nodes.clone(), true),
+            };
+            if let Some(node) = nodes.into_iter().find(|node| has_stored(*node) != stored) {
+                return wrong(format!("node {node} has {}stored it", if stored { "not " } else { "" }));
             }
         }
     }

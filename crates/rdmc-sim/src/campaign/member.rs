@@ -8,8 +8,7 @@ use futures::StreamExt;
 use futures::future::{BoxFuture, Either, FutureExt, select};
 use futures::stream::FuturesUnordered;
 use rdmc::{
-    Certificate, GroupFailure, GroupStats, Memory, Message, Node, OfferReceiver, Payload, Receipt, Receiver, SendError,
-    Sender,
+    Certificate, GroupFailure, GroupStats, Memory, Message, Node, OfferReceiver, Payload, Receiver, SendError, Sender,
 };
 
 use super::case::{Behaviour, Case, GroupCase, MemberCase, SendFuture};
@@ -63,6 +62,9 @@ impl Incoming {
     }
 }
 
+/// Both answers of a receipt, when they are there.
+type AwaitedReceipt = BoxFuture<'static, SeenReceipt>;
+
 /// The next item of a stream of messages.
 enum NextMessage {
     Message(Message),
@@ -96,15 +98,15 @@ impl Participant {
     async fn send_all(&self) {
         let created = self.join(self.node.create_group(self.group().spec(self.me()))).await;
         let Some(sender) = created else { return };
-        let mut sends: FuturesUnordered<BoxFuture<'static, Option<Receipt>>> = FuturesUnordered::new();
-        let mut receipts: FuturesUnordered<BoxFuture<'static, SeenReceipt>> = FuturesUnordered::new();
+        let mut sends: FuturesUnordered<BoxFuture<'static, Option<AwaitedReceipt>>> = FuturesUnordered::new();
+        let mut receipts: FuturesUnordered<AwaitedReceipt> = FuturesUnordered::new();
         for (number, message) in self.group().messages.iter().enumerate() {
             if self.me().behaviour == (Behaviour::DropHandle { after: number }) {
                 break;
             }
             self.running.sleep(self.me().pause_ns).await;
             while sends.len() >= self.group().sends_ahead.max(1) {
-                receipts.extend(sends.next().await.flatten().map(|receipt| SeenReceipt::of(receipt).boxed()));
+                receipts.extend(sends.next().await.flatten());
             }
             let payload = self.payload(number, message.size).await;
             let mut send = match message.future {
@@ -118,38 +120,38 @@ impl Participant {
             // Sends are first polled in the order of the messages.
             match futures::poll!(&mut send) {
                 Poll::Pending => sends.push(send),
-                Poll::Ready(receipt) => receipts.extend(receipt.map(|receipt| SeenReceipt::of(receipt).boxed())),
+                Poll::Ready(receipt) => receipts.extend(receipt),
             }
         }
         if let Behaviour::DropHandle { .. } = self.me().behaviour {
             drop(sender);
             while let Some(receipt) = sends.next().await {
-                receipts.extend(receipt.map(|receipt| SeenReceipt::of(receipt).boxed()));
+                receipts.extend(receipt);
             }
             self.note_receipts(receipts).await;
             return self.note_close(Outcome::Dropped);
         }
         while let Some(receipt) = sends.next().await {
-            receipts.extend(receipt.map(|receipt| SeenReceipt::of(receipt).boxed()));
+            receipts.extend(receipt);
         }
         futures::join!(self.close(sender.close()), self.note_receipts(receipts));
     }
 
-    async fn note_receipts(&self, mut receipts: FuturesUnordered<BoxFuture<'static, SeenReceipt>>) {
+    async fn note_receipts(&self, mut receipts: FuturesUnordered<AwaitedReceipt>) {
         while let Some(receipt) = receipts.next().await {
             self.note(|member, _| member.receipts.push(receipt));
         }
         self.note(|member, _| member.receipts.sort_by_key(|receipt| receipt.number));
     }
 
-    /// Returns the future of one send, which notes its ending.
+    /// Returns the future of one send, which notes its ending, and returns its receipt if the root awaits receipts.
     fn sending(
         &self,
         sender: &Sender,
         payload: Payload,
         number: usize,
         drop_after_ns: Option<u64>,
-    ) -> BoxFuture<'static, Option<Receipt>> {
+    ) -> BoxFuture<'static, Option<AwaitedReceipt>> {
         let (running, group, wants_receipt) = (self.running.clone(), self.group, self.group().receipts);
         let send = sender.send(payload);
         async move {
@@ -157,7 +159,7 @@ impl Participant {
             let outcome = match dropped_after(&running, drop_after_ns, send).await {
                 None => Outcome::Dropped,
                 Some(Ok(sent)) => {
-                    receipt = Some(sent).filter(|_| wants_receipt);
+                    receipt = wants_receipt.then(|| SeenReceipt::of(sent).boxed());
                     Outcome::Done
                 }
                 Some(Err(SendError::Failed(failure) | SendError::NotQueued(failure))) => (&failure).into(),
