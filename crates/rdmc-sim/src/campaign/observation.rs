@@ -17,7 +17,7 @@ pub struct Observation {
     pub groups: Vec<GroupObservation>,
     /// The faults that happened, in their order.
     pub faults: Vec<FaultObservation>,
-    /// The blocks with a flipped bit, in the order of their arrival.
+    /// The blocks with a flipped bit, in the order of their arrival, and behind them the slots of rings.
     pub flipped: Vec<FlippedBlock>,
     /// When the world was healed, in ns.
     pub healed_ns: Option<u64>,
@@ -100,7 +100,7 @@ pub struct Corruptions {
     pub last_from: Option<u32>,
 }
 
-/// A block with a bit that flipped on the way.
+/// A block, or the slot of a ring, with a bit that flipped on the way.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct FlippedBlock {
     /// The node that sent it.

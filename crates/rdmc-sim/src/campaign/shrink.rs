@@ -169,7 +169,9 @@ fn simplify_times(case: &Case, add: &mut impl FnMut(&dyn Fn(&mut Case))) {
             | Fault::LimitPort { for_ns, .. }
             | Fault::Cut { for_ns, .. }
             | Fault::CutOneWay { for_ns, .. } => *for_ns = rounded(*for_ns),
-            Fault::FlipBits { blocks, .. } => *blocks = 1,
+            Fault::FlipBits { blocks: count, .. }
+            | Fault::FlipSlots { slots: count, .. }
+            | Fault::FlipRows { rows: count, .. } => *count = 1,
             _ => {}
         });
     }

@@ -6,8 +6,8 @@ use std::time::Instant;
 use rdmc_sim::ClusterModel;
 use rdmc_sim::campaign::{
     self, AlgorithmCase, Behaviour, CHECKERS, Case, Corruptions, Delivered, Fault, FaultCase, FlippedBlock, GroupCase,
-    MemberCase, MessageCase, Milestone, NamedMember, Observation, Outcome, PartsCase, ReportedFailure, SendFuture,
-    When, judge, play, shrink,
+    MemberCase, MessageCase, Milestone, NamedMember, Observation, Outcome, PartsCase, ReportedFailure, RingCase,
+    SendFuture, When, judge, play, shrink,
 };
 
 use crate::proof;
@@ -69,7 +69,7 @@ fn seeds_draw_everything_there_is() {
         groups().flat_map(|group| &group.members).map(|member| name(&member.behaviour)).collect();
     let algorithms: BTreeSet<_> = groups().map(|group| name(&group.algorithm)).collect();
     let futures: BTreeSet<_> = groups().flat_map(|group| &group.messages).map(|it| name(&it.future)).collect();
-    assert_eq!((faults.len(), behaviours.len(), algorithms.len(), futures.len()), (14, 12, 7, 3));
+    assert_eq!((faults.len(), behaviours.len(), algorithms.len(), futures.len()), (16, 12, 7, 3));
     let kinds: BTreeSet<_> = groups().map(|group| (group.recoverable, group.checks, group.delta)).collect();
     assert_eq!(kinds.len(), 8);
     let parts: BTreeSet<_> = groups()
@@ -314,9 +314,35 @@ fn bits_that_change_are_healed_on_every_edge() {
 }
 
 #[test]
+fn slots_and_rows_that_change_are_healed() {
+    // The root keeps the longest message in its blocks.
+    let sizes = [0, 1, 50, 51, 40_000, 7];
+    for (recoverable, checks) in [(true, false), (false, true), (true, true)] {
+        for slots in [1, 3, u64::MAX] {
+            let mut case = case(AlgorithmCase::BinomialPipeline, &[0, 1, 2, 3, 4], &sizes);
+            let group = &mut case.groups[0];
+            (group.recoverable, group.checks, group.receipts) = (recoverable, checks, true);
+            group.ring = Some(RingCase { slots: 2, bytes: 50 });
+            case.faults = (1..5).map(|node| at(0, Fault::FlipSlots { node, bit: 77, slots })).collect();
+            case.faults.extend((0..5).map(|node| at(0, Fault::FlipRows { node, bit: 99, rows: 3 })));
+            assert_eq!(judge(&case), None);
+            let seen = play(&case).unwrap();
+            let found = seen.groups[0].members.iter().filter_map(|member| member.corruptions).map(|it| it.found);
+            assert_eq!(found.collect::<Vec<_>>(), [slots.min(sizes.len() as u64); 4]);
+            assert!(seen.groups[0].members.iter().all(|member| member.closed_well()));
+        }
+    }
+}
+
+#[test]
 fn bits_do_not_change_where_nobody_looks() {
     let mut case = quiet();
     case.faults = vec![at(0, Fault::FlipBits { node: 1, bit: 0, immediate: false, blocks: 1 })];
+    assert!(play(&case).is_err());
+    case.groups[0].ring = Some(RingCase { slots: 2, bytes: 50 });
+    case.faults = vec![at(0, Fault::FlipSlots { node: 1, bit: 0, slots: 1 })];
+    assert!(play(&case).is_ok());
+    case.groups[0].recoverable = false;
     assert!(play(&case).is_err());
 }
 

@@ -5,6 +5,7 @@
 
 use std::sync::{Arc, Mutex};
 
+use rdmc_fabric::Buffer;
 use rdmc_schedule::{BlockIndex, Rank};
 use tokio::sync::{Semaphore, mpsc, oneshot};
 
@@ -14,7 +15,7 @@ use crate::checksum::{BlockIdentity, Checksum};
 use crate::stats::Corruption;
 use crate::sync::lock;
 use crate::transfer::exchange::Exchange;
-use crate::transfer::{HealedBlock, Shape, TransferError};
+use crate::transfer::{Blocks, HealedBlock, Shape, TransferError, checksum_of};
 use crate::wire::{BlockPiece, GroupFrame, PIECE_LEN_MAX, PieceRequest};
 
 /// A member's state for fetching blocks, and for supplying them.
@@ -26,6 +27,9 @@ pub(super) struct Healing {
     turn: Semaphore,
     pending: Mutex<Option<PendingFetch>>,
     asked: mpsc::Sender<FetchRequest>,
+    /// At the root of a group that does not check blocks: the last checksum that was computed, and its message and
+    /// block. Such a group has no digests, so its blocks do not note it.
+    computed: Mutex<Option<((u64, BlockIndex), Checksum)>>,
 }
 
 /// A member's request for a piece of a block.
@@ -44,8 +48,8 @@ impl Healing {
         retained: Arc<RetainedMessages>,
     ) -> (Self, mpsc::Receiver<FetchRequest>) {
         let (asked, asking) = mpsc::channel(ASKED_MAX);
-        let (turn, pending) = (Semaphore::new(1), Mutex::default());
-        (Self { membership, exchange, retained, turn, pending, asked }, asking)
+        let (turn, pending, computed) = (Semaphore::new(1), Mutex::default(), Mutex::default());
+        (Self { membership, exchange, retained, turn, pending, asked, computed }, asking)
     }
 
     /// Notes that a block came corrupted from `by`, and [fetches it anew](crate::transfer::Owner::heal).
@@ -161,7 +165,7 @@ impl Healing {
     pub(super) async fn supply(&self, mut asked: mpsc::Receiver<FetchRequest>) {
         while let Some((from, wanted)) = asked.recv().await {
             let to = self.membership.members[from.index()];
-            let frame = GroupFrame::Piece { wanted, piece: self.piece(from, wanted) };
+            let frame = GroupFrame::Piece { wanted, piece: self.piece(from, wanted).await };
             // Pieces that are not written yet take memory: one at a time.
             let written = async {
                 self.membership.send(to, frame).await;
@@ -172,7 +176,7 @@ impl Healing {
     }
 
     /// Returns a piece of a block, if this member has it.
-    fn piece(&self, asker: Rank, wanted: PieceRequest) -> Option<BlockPiece> {
+    async fn piece(&self, asker: Rank, wanted: PieceRequest) -> Option<BlockPiece> {
         let kept = self.retained.message(wanted.message)?;
         let shape = kept.shape();
         let block = match wanted.block {
@@ -186,8 +190,9 @@ impl Healing {
         let mut piece = vec![0; shape.len(block).checked_sub(offset)?.min(PIECE_LEN_MAX)];
         let Checksum(checksum) = match kept {
             RetainedMessage::Blocks(blocks) => {
-                blocks.if_held(block)?.copy_to(offset, &mut piece).ok()?;
-                blocks.checksum(block)?
+                let bytes = blocks.if_held(block)?;
+                bytes.copy_to(offset, &mut piece).ok()?;
+                self.checksum(wanted.message, &blocks, block, &bytes).await?
             }
             RetainedMessage::Short(short) => {
                 let (bytes, checksum) = short.block(block);
@@ -197,6 +202,26 @@ impl Healing {
             }
         };
         Some(BlockPiece { size: shape.size, block: block.0, checksum, bytes: piece })
+    }
+
+    /// Returns the checksum of a block that is here; at a receiver only if the block was checked.
+    ///
+    /// At the root a block has no checksum yet before it is sent, or if the group does not check blocks. A receiver may
+    /// ask for it all the same, because its slot of the ring came corrupted.
+    async fn checksum(&self, message: u64, blocks: &Blocks, block: BlockIndex, bytes: &Buffer) -> Option<Checksum> {
+        if !self.membership.rank.is_root() {
+            return blocks.checksum(block);
+        }
+        if self.exchange.checks_blocks {
+            return checksum_of(blocks, block, bytes).await.ok();
+        }
+        let known = lock(&self.computed).filter(|(of, _)| *of == (message, block));
+        if let Some((_, checksum)) = known {
+            return Some(checksum);
+        }
+        let checksum = Checksum::of_shared_yielding(bytes).await.ok()?;
+        *lock(&self.computed) = Some(((message, block), checksum));
+        Some(checksum)
     }
 }
 
