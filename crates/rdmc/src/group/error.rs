@@ -1,12 +1,13 @@
 //! Failures of groups, and errors of their handles.
 
+use std::fmt;
 use std::time::Duration;
 
 use rdmc_fabric::FabricError;
 use rdmc_schedule::{Rank, ScheduleError};
 
 use super::continuation::RecoveryState;
-use crate::certificate::Certificate;
+use crate::certificate::{Abbreviated, Certificate};
 use crate::failure::FailedMember;
 use crate::id::{GroupId, NodeId};
 
@@ -14,7 +15,7 @@ use crate::id::{GroupId, NodeId};
 ///
 /// After a failure the group does no further operation. Groups without the members that failed are untouched (DSN §3).
 /// Members that can still reach each other agree on the failure before any of them reports it.
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[derive(Clone, PartialEq, Eq, thiserror::Error)]
 #[error(
     "group {} failed: {}{}{}",
     certificate.group,
@@ -68,6 +69,17 @@ impl GroupFailure {
             1 => format!("; and {}", self.failed[1]),
             more => format!("; and {more} others"),
         }
+    }
+}
+
+impl fmt::Debug for GroupFailure {
+    /// Writes what a log line needs: of many failed members only how many there are, and the first and the last.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("GroupFailure")
+            .field("failed", &Abbreviated(&self.failed))
+            .field("quorum", &self.quorum)
+            .field("certificate", &self.certificate)
+            .finish_non_exhaustive()
     }
 }
 
