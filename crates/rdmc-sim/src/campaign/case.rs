@@ -53,6 +53,9 @@ pub struct GroupCase {
     /// Whether members keep messages for a recovery after a failure.
     #[serde(default = "yes")]
     pub recoverable: bool,
+    /// Whether members recover after a failure, and go on. They keep messages, and none drops a delivery.
+    #[serde(default)]
+    pub recovers: bool,
     /// Whether receivers check blocks.
     #[serde(default)]
     pub checks: bool,
@@ -481,6 +484,9 @@ impl Case {
             if let AlgorithmCase::Hybrid { racks, .. } = &group.algorithm {
                 Racks::from_assignment(racks).map_err(|error| format!("group {}: {error}", group.id))?;
             }
+            if group.recovers && !group.can_recover() {
+                return Err(format!("group {} cannot recover", group.id));
+            }
             if nodes.is_empty() || nodes.iter().any(|&node| node >= self.model.nodes) {
                 return Err(format!("group {} has no members, or members that are not nodes of the cluster", group.id));
             }
@@ -538,6 +544,12 @@ impl GroupCase {
     /// Returns the rank of a node, if it is a member.
     pub fn rank_of(&self, node: u32) -> Option<usize> {
         self.members.iter().position(|member| member.node == node)
+    }
+
+    /// Returns whether its members can recover, so that each message is observed once.
+    pub(super) fn can_recover(&self) -> bool {
+        let drops = |member: &MemberCase| matches!(member.behaviour, Behaviour::DropDelivery { .. });
+        self.recoverable && !self.members.iter().any(drops)
     }
 
     /// Returns whether short messages travel by a ring.

@@ -166,6 +166,7 @@ impl GroupCase {
     fn draw_promises(&mut self, random: &mut Random) {
         self.stable = random.chance(0.3);
         self.receipts = random.chance(0.4);
+        self.recovers = random.chance(if self.stable { 0.6 } else { 0.3 }) && self.can_recover();
         let (slots, bytes) = (*random.one_of(&[2, 3, 8, 64]), *random.one_of(&[1, 50, 1000, 5000]));
         self.ring = random.chance(0.3).then_some(RingCase { slots, bytes });
         for member in &mut self.members {
@@ -276,6 +277,7 @@ fn draw_group(random: &mut Random, id: u64, nodes: u32) -> GroupCase {
         sends_ahead: *random.one_of(&[1, 1, 2, 4, 32]),
         sends_from_pool: random.chance(0.2),
         recoverable: random.chance(0.7),
+        recovers: false,
         checks: random.chance(0.3),
         delta,
         stable: false,

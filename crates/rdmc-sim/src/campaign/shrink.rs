@@ -110,6 +110,7 @@ fn simplify_groups(case: &Case, add: &mut impl FnMut(&dyn Fn(&mut Case))) {
             add(&|case| case.groups[at].members[rank].begins_ns = 0);
         }
         add(&|case| case.groups[at].sends_from_pool = false);
+        add(&|case| case.groups[at].recovers = false);
         add(&|case| case.groups[at].recoverable = false);
         add(&|case| case.groups[at].checks = false);
         add(&|case| case.groups[at].delta = false);
