@@ -389,6 +389,20 @@ fn slots_and_rows_that_change_are_healed() {
     }
 }
 
+/// Whether the row comes again late says nothing about the member that writes it.
+#[test]
+fn a_row_that_changes_before_its_way_stands_still_blames_nobody() {
+    for at_ns in (10_000..400_000).step_by(10_000) {
+        let mut case = case(AlgorithmCase::Chain, &[0, 1], &[1_000; 20]);
+        case.groups[0].stable = true;
+        case.faults = vec![
+            at(at_ns, Fault::FlipRows { node: 1, bit: 5, rows: 2 }),
+            at(at_ns + 10_000, Fault::LimitPort { node: 0, mbps: 0, for_ns: 5_000_000_000 }),
+        ];
+        assert_eq!(judge(&case), None);
+    }
+}
+
 #[test]
 fn bits_do_not_change_where_nobody_looks() {
     let mut case = quiet();
