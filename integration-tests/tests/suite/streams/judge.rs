@@ -54,7 +54,7 @@ pub(super) fn judge(seen: &[Seen], stable: bool) -> Result<String, String> {
     let harmed: BTreeSet<u32> = (0..).zip(seen).filter(|(_, member)| member.harmed).map(|(node, _)| node).collect();
     for (members, parts) in &groups {
         let of_group = |what: String| format!("the group of {members:?}: {what}");
-        ends_agree(parts, &harmed).map_err(of_group)?;
+        ends_agree(members, parts, &harmed).map_err(of_group)?;
         survivors_have_what_they_say(parts, members.len() == seen.len(), stable).map_err(of_group)?;
         if stable {
             delivery_is_atomic(parts).map_err(of_group)?;
@@ -129,9 +129,9 @@ impl Fates {
     }
 }
 
-/// A group was closed at all members that came to no harm, or has failed with the same failure at all survivors, which
+/// A group was closed at all members that came to no harm, if these are a quorum, or has failed with the same failure at all survivors, which
 /// names only members that came to harm.
-fn ends_agree(parts: &BTreeMap<u32, Part>, harmed: &BTreeSet<u32>) -> Result<(), String> {
+fn ends_agree(members: &[u32], parts: &BTreeMap<u32, Part>, harmed: &BTreeSet<u32>) -> Result<(), String> {
     let told = || parts.iter().map(|(node, part)| format!("\n{node}: {:?}", part.end)).collect::<String>();
     let mut failures = parts.iter().filter_map(|(node, part)| part.survived(*node));
     let first = failures.next();
@@ -140,7 +140,10 @@ fn ends_agree(parts: &BTreeMap<u32, Part>, harmed: &BTreeSet<u32>) -> Result<(),
     }
     let unharmed = || parts.iter().filter(|(node, _)| !harmed.contains(node)).map(|(_, part)| part);
     let closed = parts.values().any(Part::has_closed);
-    if closed && (first.is_some() || !unharmed().all(Part::has_closed)) {
+    // Fewer than a quorum may give the others up, which then go on and close the group.
+    let (all, well) = (members.len(), members.iter().filter(|node| !harmed.contains(node)).count());
+    let are_quorum = 2 * well > all || 2 * well == all && !harmed.contains(&members[0]);
+    if closed && (first.is_some() || are_quorum && !unharmed().all(Part::has_closed)) {
         return Err(format!("it was closed only at some members:{}", told()));
     }
     let counts: BTreeSet<u64> = parts
@@ -169,7 +172,8 @@ fn survivors_have_what_they_say(parts: &BTreeMap<u32, Part>, is_first: bool, sta
     let survivors = || parts.iter().filter_map(|(node, part)| Some((*node, part, part.survived(*node)?)));
     for (node, part, failure) in survivors().filter(|(node, ..)| *node != 0) {
         let rank = failure.members.iter().position(|member| *member == node).ok_or("a failure of another group")?;
-        let held = failure.held[rank].ok_or_else(|| format!("nobody knows what the survivor {node} has"))?;
+        // A group that fails while it is formed may not have heard of all.
+        let Some(held) = failure.held[rank] else { continue };
         let is_right = match (stable, is_first) {
             (false, true) => part.given == held,
             (true, true) => part.given <= held,
