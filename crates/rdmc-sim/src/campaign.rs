@@ -41,7 +41,7 @@ pub use case::{
 pub use checks::{CHECKERS, Checker};
 pub use observation::{
     Corruptions, Delivered, Ending, FaultObservation, FlippedBlock, GroupObservation, MemberObservation, NamedMember,
-    Observation, Outcome, ReportedFailure, ResourcesInUse, SeenReceipt, SeenStored,
+    Observation, Outcome, RecoveryObservation, ReportedFailure, ResourcesInUse, SeenReceipt, SeenStored,
 };
 pub use play::{CaseError, play};
 pub use shrink::shrink;

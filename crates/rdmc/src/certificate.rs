@@ -16,7 +16,7 @@ use crate::id::NodeId;
 /// [`Sender::close`](crate::Sender::close) and [`Receiver::close`](crate::Receiver::close) return a
 /// [complete](Self::is_complete) one. A [`GroupFailure`](crate::GroupFailure) carries one that says how far each member
 /// came. All members that took part in the decision have the same. Cheap to clone.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[derive(Clone, PartialEq, Eq, Serialize)]
 pub struct Certificate {
     pub(crate) group: GroupId,
     pub(crate) members: Arc<[NodeId]>,
@@ -79,6 +79,31 @@ impl Certificate {
     }
 }
 
+impl fmt::Debug for Certificate {
+    /// Writes what a log line needs: of many members and records only how many there are, and the first and the last.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Certificate")
+            .field("group", &self.group)
+            .field("members", &Abbreviated(&self.members))
+            .field("messages", &self.messages)
+            .field("held", &Abbreviated(&self.held))
+            .field("records", &Abbreviated(&self.records))
+            .finish()
+    }
+}
+
+/// Writes a list, or the length and the ends of a long one.
+pub(crate) struct Abbreviated<'a, T>(pub(crate) &'a [T]);
+
+impl<T: fmt::Debug> fmt::Debug for Abbreviated<'_, T> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.0 {
+            [first, .., last] if self.0.len() > LISTED_MAX => write!(f, "{} [{first:?}, …, {last:?}]", self.0.len()),
+            all => f.debug_list().entries(all).finish(),
+        }
+    }
+}
+
 impl fmt::Display for Certificate {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let complete = self.held.iter().filter(|held| **held == Some(self.messages)).count();
@@ -103,7 +128,7 @@ pub struct MessageRecord {
 /// block in 128 bits. So it follows from the checksums of the blocks, without a second look at the content. It proves
 /// that no byte changed by accident. It proves nothing against bytes made up on purpose, since XXH3 is not a
 /// cryptographic function; encryption protects against those. In JSON and its like it is a text of 64 hexadecimal digits.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Digest(pub [u8; 32]);
 
 impl Digest {
@@ -235,12 +260,21 @@ impl<'de> Deserialize<'de> for Digest {
     }
 }
 
+impl fmt::Debug for Digest {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Digest({self})")
+    }
+}
+
 impl fmt::Display for Digest {
     /// Writes the digest in hexadecimal digits.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         self.0.iter().try_for_each(|byte| write!(f, "{byte:02x}"))
     }
 }
+
+/// Longest list that a log line has in full.
+const LISTED_MAX: usize = 8;
 
 #[cfg(test)]
 mod tests {
@@ -258,5 +292,35 @@ mod tests {
             let refused = serde_json::from_value::<Digest>(wrong.into()).unwrap_err();
             assert_eq!(refused.to_string(), "digest: the text is not one of 64 hexadecimal digits", "{wrong}");
         }
+    }
+
+    fn certificate(members: u32, messages: u64) -> Certificate {
+        let record = |number| MessageRecord { number, size: 100 + number, digest: Some(Digest([7; 32])) };
+        Certificate {
+            group: GroupId(9),
+            members: (0..members).map(NodeId).collect(),
+            messages,
+            held: (0..members).map(|member| (member > 0).then_some(messages)).collect(),
+            records: (0..messages).map(record).collect(),
+        }
+    }
+
+    #[test]
+    fn a_log_line_has_the_ends_of_long_lists() {
+        let text = format!("{:?}", certificate(1000, 65_536));
+        assert!(text.len() < 700, "{text}");
+        for part in
+            ["1000 [", "…, NodeId(999)]", "1000 [None, …, Some(65536)]", "65536 [MessageRecord { number: 0, size: 100"]
+        {
+            assert!(text.contains(part), "{part}: {text}");
+        }
+        // Also where every field has a line of its own.
+        assert!(format!("{:#?}", certificate(1000, 65_536)).lines().count() < 20);
+    }
+
+    #[test]
+    fn a_log_line_has_short_lists_in_full() {
+        let text = format!("{:?}", certificate(3, 2));
+        assert!(text.contains("held: [None, Some(2), Some(2)]") && text.contains("size: 101"), "{text}");
     }
 }

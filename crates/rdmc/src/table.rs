@@ -163,21 +163,16 @@ impl StatusTable {
         reader: &dyn RowReader,
     ) -> Result<(), LinkError> {
         let environment = self.fabric.environment();
-        let mut unreadable = 0;
+        let mut unreadable: Option<Unreadable> = None;
         while let Some(mut next) = posted.pop_front() {
             // A row that cannot be read is being written, and read when that is done. If nothing comes, it has come
             // corrupted.
             let received = loop {
-                if unreadable == 0 {
-                    break (&mut next).await;
-                }
-                match select(&mut next, environment.sleep(ASK_AGAIN_AFTER)).await {
+                let Some(unreadable) = &mut unreadable else { break (&mut next).await };
+                match select(&mut next, environment.sleep(unreadable.patience())).await {
                     Either::Left((received, _)) => break received,
-                    Either::Right(_) if unreadable > ASK_AGAIN_MAX => {
-                        return Err(LinkError::Row { by: link.rank, what: UNREADABLE });
-                    }
                     Either::Right(_) => {
-                        unreadable += 1;
+                        unreadable.asked += 1;
                         reader.ask_again(link.rank);
                     }
                 }
@@ -189,9 +184,12 @@ impl StatusTable {
                 continue;
             }
             match link.read(self.salt) {
-                None => unreadable = unreadable.max(1),
+                None if unreadable.get_or_insert_default().comes_in_vain() => {
+                    return Err(LinkError::Row { by: link.rank, what: UNREADABLE });
+                }
+                None => {}
                 Some(row) => {
-                    unreadable = 0;
+                    unreadable = None;
                     self.take(link.rank, row, reader).map_err(|what| LinkError::Row { by: link.rank, what })?;
                 }
             }
@@ -291,8 +289,33 @@ impl StatusTable {
     }
 }
 
+/// A row that cannot be read.
+#[derive(Default)]
+struct Unreadable {
+    /// How often the member was asked to write it again, since it came.
+    asked: u32,
+    /// How often it came unreadable after that.
+    in_vain: u32,
+}
+
+impl Unreadable {
+    /// Returns how long to wait for the row before the member is asked: the way to here may be slow.
+    fn patience(&self) -> Duration {
+        ASK_AGAIN_AFTER * (1 << self.asked.min(ASK_SLOWER_MAX))
+    }
+
+    /// Notes that the row has come unreadable; tells whether that happens too often.
+    fn comes_in_vain(&mut self) -> bool {
+        self.in_vain += u32::from(self.asked > 0);
+        self.asked = 0;
+        self.in_vain > ASK_AGAIN_MAX
+    }
+}
+
 /// How long a row may stay unreadable before its member is asked to write it again.
 const ASK_AGAIN_AFTER: Duration = Duration::from_millis(50);
-/// How often it is asked in a row.
+/// How often that time doubles, while nothing comes.
+const ASK_SLOWER_MAX: u32 = 5;
+/// How often a row may come unreadable after its member was asked for it.
 const ASK_AGAIN_MAX: u32 = 20;
 const UNREADABLE: &str = "wrote a row whose check value is wrong, again and again";

@@ -427,3 +427,31 @@ async fn a_node_that_aborts_is_named_by_its_groups() {
     })
     .await;
 }
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_failure_after_many_messages_fits_into_a_log_line() {
+    watched(async {
+        let nodes = start(Kind::Mem, 3).await;
+        let (sender, mut receivers) = form(&nodes, &spec_of_all(1, &nodes, Algorithm::Chain, 1000)).await;
+        let refuses = receivers.remove(1);
+        let taken = take_until_failure(receivers.remove(0));
+        let sent = async {
+            let mut refuses = refuses;
+            for number in 0..1000 {
+                let sent = sender.send(pattern(10, number));
+                futures::join!(sent, refuses.next()).0.unwrap();
+            }
+            refuses.refuse("the disk is full");
+            sender.failed().await
+        };
+        let (failure, ()) = futures::join!(sent, taken);
+        assert_eq!(failure.certificate.records().len(), 1000);
+        let text = format!("{failure:?}");
+        assert!(text.len() < 1200 && text.contains("the disk is full") && text.contains("records: 1000 ["), "{text}");
+    })
+    .await;
+}
+
+async fn take_until_failure(mut receiver: rdmc::Receiver) {
+    while let Some(Ok(_)) = receiver.next().await {}
+}

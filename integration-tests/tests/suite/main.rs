@@ -35,6 +35,8 @@ mod security;
 #[cfg(target_os = "linux")]
 mod sharing;
 mod sim;
+#[cfg(target_os = "linux")]
+mod streams;
 mod survivors;
 #[cfg(target_os = "linux")]
 mod terminal;

@@ -6,6 +6,7 @@ use std::time::Duration;
 use futures::future::{join, join_all};
 use futures::{FutureExt, StreamExt};
 use rdmc::{Algorithm, Delivery, GroupSpec, Message, Node, NodeId, ReceiptError, Receiver};
+use tokio::sync::watch;
 
 use crate::cluster::{Kind, form, pattern, spec_of_all, start, take_all, watched};
 
@@ -29,7 +30,12 @@ async fn receipts_tell_what_all_members_have_and_have_stored() {
         watched(async {
             let nodes = start(kind, 4).await;
             let (sender, receivers) = form(&nodes, &spec_of_all(1, &nodes, Algorithm::BinomialPipeline, BLOCK)).await;
-            let taken = join_all(receivers.into_iter().map(|receiver| take_each(receiver, Message::stored)));
+            let stored = watch::Sender::new(0);
+            let store = |message: &Message| {
+                message.stored();
+                stored.send_modify(|stored| *stored += 1);
+            };
+            let taken = join_all(receivers.into_iter().map(|receiver| take_each(receiver, store)));
             let sent = async {
                 let first = sender.send(pattern(100, 1)).await.unwrap();
                 let long = sender.send(pattern(100_000, 2)).await.unwrap();
@@ -47,7 +53,9 @@ async fn receipts_tell_what_all_members_have_and_have_stored() {
                     sender.send(pattern(20_000, number)).await.unwrap();
                 }
                 let after_many = sender.send(pattern(20_000, 1)).await.unwrap();
-                tokio::time::sleep(Duration::from_millis(50)).await;
+                // All three have stored it before anybody asks.
+                let (mut count, number) = (stored.subscribe(), after_many.number());
+                count.wait_for(|stored| *stored == 3 * (number + 1)).await.unwrap();
                 after_many.stored().await.unwrap();
                 let last = sender.send(pattern(10, 7)).await.unwrap();
                 sender.close().await.unwrap();

@@ -53,6 +53,9 @@ pub struct GroupCase {
     /// Whether members keep messages for a recovery after a failure.
     #[serde(default = "yes")]
     pub recoverable: bool,
+    /// Whether members recover after a failure, and go on. They keep messages, and none drops a delivery.
+    #[serde(default)]
+    pub recovers: bool,
     /// Whether receivers check blocks.
     #[serde(default)]
     pub checks: bool,
@@ -430,6 +433,24 @@ pub enum Fault {
         /// Number of blocks.
         blocks: u64,
     },
+    /// One bit of each of the next slots of rings that are written at a node flips on the way.
+    FlipSlots {
+        /// The node.
+        node: u32,
+        /// The bit, counted from the first, modulo the number of bits.
+        bit: u64,
+        /// Number of slots.
+        slots: u64,
+    },
+    /// One bit of each of the next rows that are written at a node flips on the way.
+    FlipRows {
+        /// The node.
+        node: u32,
+        /// The bit, counted from the first, modulo the number of bits.
+        bit: u64,
+        /// Number of rows.
+        rows: u64,
+    },
 }
 
 impl Case {
@@ -463,6 +484,9 @@ impl Case {
             if let AlgorithmCase::Hybrid { racks, .. } = &group.algorithm {
                 Racks::from_assignment(racks).map_err(|error| format!("group {}: {error}", group.id))?;
             }
+            if group.recovers && !group.can_recover() {
+                return Err(format!("group {} cannot recover", group.id));
+            }
             if nodes.is_empty() || nodes.iter().any(|&node| node >= self.model.nodes) {
                 return Err(format!("group {} has no members, or members that are not nodes of the cluster", group.id));
             }
@@ -486,12 +510,20 @@ impl Case {
         if self.faults.iter().any(outside) {
             return Err("a fault affects or waits for a node that is not in the cluster".to_owned());
         }
-        let unchecked = |node: u32| self.groups.iter().find(|group| !group.checks && group.rank_of(node).is_some());
-        let flips = self.faults.iter().filter(|it| matches!(it.fault, Fault::FlipBits { .. }));
-        match flips.flat_map(|it| it.fault.nodes()).find_map(unchecked) {
-            Some(group) => Err(format!("bits flip in group {}, which does not check blocks", group.id)),
-            None => Ok(()),
+        for FaultCase { fault, .. } in &self.faults {
+            let of_node = |node: u32| self.groups.iter().filter(move |group| group.rank_of(node).is_some());
+            let unhealed = match fault {
+                Fault::FlipBits { node, .. } => of_node(*node).find(|group| !group.checks),
+                Fault::FlipSlots { node, .. } => {
+                    of_node(*node).find(|group| group.has_ring() && !group.checks && !group.recoverable)
+                }
+                _ => None,
+            };
+            if let Some(group) = unhealed {
+                return Err(format!("bits flip in group {}, which cannot heal that", group.id));
+            }
         }
+        Ok(())
     }
 
     /// Returns the content of a group's message.
@@ -512,6 +544,17 @@ impl GroupCase {
     /// Returns the rank of a node, if it is a member.
     pub fn rank_of(&self, node: u32) -> Option<usize> {
         self.members.iter().position(|member| member.node == node)
+    }
+
+    /// Returns whether its members can recover, so that each message is observed once.
+    pub(super) fn can_recover(&self) -> bool {
+        let drops = |member: &MemberCase| matches!(member.behaviour, Behaviour::DropDelivery { .. });
+        self.recoverable && !self.members.iter().any(drops)
+    }
+
+    /// Returns whether short messages travel by a ring.
+    pub(super) fn has_ring(&self) -> bool {
+        self.ring.is_some() && !self.delta
     }
 
     /// Returns the specification that a member uses.
@@ -580,6 +623,8 @@ impl Fault {
             | Self::SlowDown { node, .. }
             | Self::LimitPort { node, .. }
             | Self::FlipBits { node, .. }
+            | Self::FlipSlots { node, .. }
+            | Self::FlipRows { node, .. }
             | Self::Leave { node, .. } => vec![node],
             Self::Cut { a, b, .. } | Self::ResetControl { a, b } | Self::BreakQueuePairs { a, b } => vec![a, b],
             Self::CutOneWay { from, to, .. }
@@ -604,6 +649,8 @@ impl Fault {
             | Self::Leave { .. }
             | Self::ResetControl { .. }
             | Self::FlipBits { .. }
+            | Self::FlipSlots { .. }
+            | Self::FlipRows { .. }
             | Self::BreakQueuePairs { .. } => None,
         }
     }
@@ -618,6 +665,8 @@ impl Fault {
             | Self::SlowDown { node, .. }
             | Self::LimitPort { node, .. }
             | Self::FlipBits { node, .. }
+            | Self::FlipSlots { node, .. }
+            | Self::FlipRows { node, .. }
             | Self::Leave { node, .. } => *node = name(*node),
             Self::CutOneWay { from: a, to: b, .. }
             | Self::TruncateControl { from: a, to: b, .. }

@@ -5,9 +5,13 @@ use std::collections::{BTreeMap, BTreeSet};
 use super::case::{Behaviour, Case, GroupCase, SendFuture};
 use super::observation::{
     Delivered, Ending, GroupObservation, MemberObservation, NamedMember, Observation, Outcome, ReportedFailure,
-    SeenStored,
+    SeenReceipt, SeenStored,
 };
 use super::suspects::Suspects;
+
+mod recoveries;
+
+use recoveries::recoveries_go_on;
 
 /// A condition that must hold after every case.
 #[derive(Clone, Copy, Debug)]
@@ -32,6 +36,7 @@ pub const CHECKERS: &[Checker] = &[
     Checker { name: "certificates are true", check: certificates_are_true },
     Checker { name: "receipts are true", check: receipts_are_true },
     Checker { name: "stable delivery is atomic", check: stable_delivery_is_atomic },
+    Checker { name: "survivors go on", check: recoveries_go_on },
     Checker { name: "a stream ends once", check: streams_end_once },
     Checker { name: "no resources remain in use", check: no_resources_remain },
 ];
@@ -299,7 +304,7 @@ fn certificates_are_true(case: &Case, seen: &Observation) -> Result<(), String> 
             for ((rank, member), held) in of_group.members.iter().enumerate().zip(&failure.held).skip(1) {
                 let Some(held) = *held else { continue };
                 // The observation does not see messages that the application dropped.
-                let given = member.delivered.iter().filter(|message| message.digest.is_some()).count() as u64;
+                let given = member.delivered_until(0).iter().filter(|message| message.digest.is_some()).count() as u64;
                 let ended = member.stream.is_some();
                 // With stable delivery a member may have more than it gets.
                 let takes_all =
@@ -319,42 +324,46 @@ fn certificates_are_true(case: &Case, seen: &Observation) -> Result<(), String> 
 fn receipts_are_true(case: &Case, seen: &Observation) -> Result<(), String> {
     for (group, of_group) in groups(case, seen) {
         let Some(root) = of_group.members.first() else { continue };
-        for receipt in &root.receipts {
-            let number = receipt.number;
-            let wrong = |what: String| Err(format!("group {}: {receipt:?}, but {what}", group.id));
-            let has_stored = |node: u32| {
-                group.rank_of(node).is_some_and(|rank| rank == 0 || of_group.members[rank].stored.contains(&number))
-            };
-            let failures = of_group.members.iter().flat_map(MemberObservation::reported_failures);
-            for failure in failures.filter(|failure| failure.quorum) {
-                for ((rank, held), member) in failure.held.iter().enumerate().zip(&group.members) {
-                    let said = match &receipt.delivered {
-                        Ok(()) => true,
-                        Err(nodes) => nodes.contains(&member.node),
-                    };
-                    if said && held.is_some_and(|held| held <= number) {
-                        return wrong(format!("rank {rank} has only {held:?} messages"));
-                    }
+        let members: Vec<u32> = group.members.iter().map(|member| member.node).collect();
+        let failures: Vec<_> = of_group.members.iter().flat_map(MemberObservation::reported_failures).collect();
+        receipts_of_group(group, of_group, &members, &root.receipts, &failures)
+            .map_err(|what| format!("group {}: {what}", group.id))?;
+    }
+    Ok(())
+}
+
+/// Checks the receipts of a group, or of one of `members` that continues it, with these failures.
+fn receipts_of_group<'a>(
+    group: &GroupCase,
+    seen: &GroupObservation,
+    members: &[u32],
+    receipts: impl IntoIterator<Item = &'a SeenReceipt>,
+    failures: &[&ReportedFailure],
+) -> Result<(), String> {
+    for receipt in receipts {
+        let number = receipt.number;
+        for failure in failures.iter().filter(|failure| failure.quorum) {
+            for (held, node) in failure.held.iter().zip(members) {
+                let said = match &receipt.delivered {
+                    Ok(()) => true,
+                    Err(nodes) => nodes.contains(node),
+                };
+                if said && held.is_some_and(|held| held <= number) {
+                    return Err(format!("{receipt:?}, but node {node} has only {held:?} messages"));
                 }
             }
-            let mut receivers = group.members.iter().skip(1).map(|member| member.node);
-            match &receipt.stored {
-                SeenStored::Everywhere => {
-                    if let Some(node) = receivers.find(|node| !has_stored(*node)) {
-                        return wrong(format!("node {node} has not stored it"));
-                    }
-                }
-                SeenStored::NotAt(nodes) => {
-                    if let Some(node) = nodes.iter().find(|node| has_stored(**node)) {
-                        return wrong(format!("node {node} has stored it"));
-                    }
-                }
-                SeenStored::Failed(nodes) => {
-                    if let Some(node) = nodes.iter().find(|node| !has_stored(**node)) {
-                        return wrong(format!("node {node} has not stored it"));
-                    }
-                }
-            }
+        }
+        let receivers = || members.iter().copied().filter(|node| group.rank_of(*node) != Some(0)).collect();
+        let (nodes, stored): (Vec<u32>, bool) = match &receipt.stored {
+            SeenStored::Everywhere => (receivers(), true),
+            SeenStored::NotAt(nodes) => (nodes.clone(), false),
+            SeenStored::Failed(nodes) => (nodes.clone(), true),
+        };
+        let has_stored = |node: u32| {
+            group.rank_of(node).is_some_and(|rank| rank == 0 || seen.members[rank].stored.contains(&number))
+        };
+        if let Some(node) = nodes.into_iter().find(|node| has_stored(*node) != stored) {
+            return Err(format!("{receipt:?}, but node {node} has {}stored it", if stored { "not " } else { "" }));
         }
     }
     Ok(())
@@ -364,7 +373,7 @@ fn receipts_are_true(case: &Case, seen: &Observation) -> Result<(), String> {
 fn stable_delivery_is_atomic(case: &Case, seen: &Observation) -> Result<(), String> {
     for (group, of_group) in groups(case, seen).filter(|(group, _)| group.stable) {
         let given = |member: &MemberObservation| {
-            let given = member.delivered.iter().filter(|message| message.digest.is_some());
+            let given = member.delivered_until(0).iter().filter(|message| message.digest.is_some());
             given.map(|message| message.number + 1).max().unwrap_or(0)
         };
         let mut survivors: Option<(usize, u64)> = None;

@@ -42,6 +42,9 @@ impl Case {
             case.flip_bits(&mut random);
         }
         case.groups.iter_mut().for_each(|group| group.draw_promises(&mut random));
+        if random.chance(0.2) {
+            case.flip_writes(&mut random);
+        }
         case
     }
 
@@ -65,16 +68,29 @@ impl Case {
         let node = random.one_of(&group.members[first..]).node;
         let (bit, immediate) = (random.below(1 << 15), random.chance(0.3));
         let blocks = *random.one_of(&[1, 1, 1, 2, 8, 1_000]);
-        let (after_ns, count) = (spread(random, US, 10 * MS), index(random, group.messages.len() + 1));
-        let milestone = *random.one_of(&[Milestone::Joined, Milestone::Messages { count }]);
-        let delay_ns = *random.one_of(&[0, 0, after_ns]);
-        let when = match random.chance(0.3) {
-            true => When::At { ns: after_ns },
-            false => When::Milestone { group: group.id, node, milestone, delay_ns },
-        };
+        let when = draw_when_bits_flip(random, group, node);
         self.faults.push(FaultCase { when, fault: Fault::FlipBits { node, bit, immediate, blocks } });
         let its = self.groups.iter_mut().filter(|group| group.rank_of(node).is_some());
         its.for_each(|group| group.checks = true);
+    }
+
+    /// Adds a fault that flips bits of slots to a receiver or of rows to any member. Groups with a ring can heal that.
+    fn flip_writes(&mut self, random: &mut Random) {
+        let group = random.one_of(&self.groups);
+        let of_slots = group.has_ring() && group.members.len() > 1 && random.chance(0.7);
+        let node = random.one_of(&group.members[usize::from(of_slots)..]).node;
+        let bit = random.below(1 << 15);
+        let fault = match of_slots {
+            true => Fault::FlipSlots { node, bit, slots: *random.one_of(&[1, 1, 1, 2, 8, 1_000]) },
+            false => Fault::FlipRows { node, bit, rows: *random.one_of(&[1, 1, 1, 2, 8]) },
+        };
+        let when = draw_when_bits_flip(random, group, node);
+        self.faults.push(FaultCase { when, fault });
+        let checks = random.chance(0.5);
+        for group in self.groups.iter_mut().filter(|group| group.rank_of(node).is_some()) {
+            group.checks |= checks;
+            group.recoverable |= !checks;
+        }
     }
 
     fn draw_behaviour(&mut self, random: &mut Random) {
@@ -150,6 +166,7 @@ impl GroupCase {
     fn draw_promises(&mut self, random: &mut Random) {
         self.stable = random.chance(0.3);
         self.receipts = random.chance(0.4);
+        self.recovers = random.chance(if self.stable { 0.6 } else { 0.3 }) && self.can_recover();
         let (slots, bytes) = (*random.one_of(&[2, 3, 8, 64]), *random.one_of(&[1, 50, 1000, 5000]));
         self.ring = random.chance(0.3).then_some(RingCase { slots, bytes });
         for member in &mut self.members {
@@ -178,6 +195,16 @@ fn draw_when(random: &mut Random, group: &GroupCase) -> When {
     let (milestone, node) = (*random.one_of(&milestones), random.one_of(&group.members).node);
     let delay_ns = if random.chance(0.2) { 0 } else { spread(random, 100, 10 * MS) };
     When::Milestone { group: group.id, node, milestone, delay_ns }
+}
+
+fn draw_when_bits_flip(random: &mut Random, group: &GroupCase, node: u32) -> When {
+    let (after_ns, count) = (spread(random, US, 10 * MS), index(random, group.messages.len() + 1));
+    let milestone = *random.one_of(&[Milestone::Joined, Milestone::Messages { count }]);
+    let delay_ns = *random.one_of(&[0, 0, after_ns]);
+    match random.chance(0.3) {
+        true => When::At { ns: after_ns },
+        false => When::Milestone { group: group.id, node, milestone, delay_ns },
+    }
 }
 
 fn draw_nodes(random: &mut Random) -> u32 {
@@ -250,6 +277,7 @@ fn draw_group(random: &mut Random, id: u64, nodes: u32) -> GroupCase {
         sends_ahead: *random.one_of(&[1, 1, 2, 4, 32]),
         sends_from_pool: random.chance(0.2),
         recoverable: random.chance(0.7),
+        recovers: false,
         checks: random.chance(0.3),
         delta,
         stable: false,

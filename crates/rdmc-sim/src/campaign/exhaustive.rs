@@ -1,11 +1,11 @@
 //! Exhaustive campaigns: faults of every member of small groups at each of its operations.
 //!
 //! A *history* is a group with a number of members that sends one message with a number of blocks, by one algorithm or
-//! as a delta group whose members already have parts; or three messages with stable delivery,
-//! without and with a ring. A history is played once without a fault, which counts the
-//! operations of each member. It is then played once for each member, each of its operations and each [`Harm`], which
-//! replaces the operation. Both plays are equal up to that operation. So these are all points at which other members
-//! can observe the loss of a member.
+//! as a delta group whose members already have parts; or three messages with stable delivery, without and with a ring;
+//! or three with a ring in a group whose survivors recover, with immediate and with stable delivery. A history is played
+//! once without a fault, which counts the operations of each member. It is then played once for each member, each of its
+//! operations and each [`Harm`], which replaces the operation. Both plays are equal up to that operation. So these are
+//! all points at which other members can observe the loss of a member.
 
 use std::ops::RangeInclusive;
 
@@ -68,7 +68,12 @@ impl Bounds {
         let of_shape = |(members, blocks)| {
             let whole = algorithms(members).into_iter().map(move |it| history(members, blocks, it));
             let pipeline = || history(members, blocks, AlgorithmCase::BinomialPipeline);
-            whole.chain([rest_of(pipeline()), stable(pipeline()), with_ring(stable(pipeline()))])
+            let many = || with_ring(several(pipeline()));
+            let stable_ones = [stable(several(pipeline())), stable(many())];
+            whole
+                .chain([rest_of(pipeline())])
+                .chain(stable_ones)
+                .chain([recovering(many()), recovering(stable(many()))])
         };
         shapes.flat_map(of_shape).collect()
     }
@@ -138,6 +143,7 @@ fn history(count: u32, blocks: u32, algorithm: AlgorithmCase) -> Case {
         sends_ahead: 1,
         sends_from_pool: false,
         recoverable: true,
+        recovers: false,
         checks: false,
         delta: false,
         stable: false,
@@ -165,10 +171,21 @@ fn rest_of(mut history: Case) -> Case {
     history
 }
 
-/// Makes the group of a history deliver its messages, three of them, when all members have them.
+/// Makes the group of a history deliver its messages when all members have them.
 fn stable(mut history: Case) -> Case {
+    history.groups.iter_mut().for_each(|group| group.stable = true);
+    history
+}
+
+/// Makes the survivors of a history's group go on.
+fn recovering(mut history: Case) -> Case {
+    history.groups.iter_mut().for_each(|group| (group.recovers, group.receipts) = (true, true));
+    history
+}
+
+/// Lets the root of a history send three messages at once.
+fn several(mut history: Case) -> Case {
     for group in &mut history.groups {
-        group.stable = true;
         group.messages = vec![group.messages[0]; 3];
         group.sends_ahead = 3;
     }

@@ -8,12 +8,14 @@ use futures::StreamExt;
 use futures::future::{BoxFuture, Either, FutureExt, select};
 use futures::stream::FuturesUnordered;
 use rdmc::{
-    Certificate, GroupFailure, GroupStats, Memory, Message, Node, OfferReceiver, Payload, Receipt, Receiver, SendError,
-    Sender,
+    Certificate, GroupError, GroupFailure, GroupStats, Memory, Message, Node, NodeId, OfferReceiver, Payload, Receiver,
+    Recovered, RecoveryError, SendError, Sender,
 };
 
 use super::case::{Behaviour, Case, GroupCase, MemberCase, SendFuture};
-use super::observation::{Corruptions, Delivered, Ending, MemberObservation, Outcome, SeenReceipt};
+use super::observation::{
+    Corruptions, Delivered, Ending, MemberObservation, Outcome, RecoveryObservation, SeenReceipt,
+};
 use super::play::RunningCase;
 
 /// The application of one member.
@@ -55,10 +57,77 @@ impl Incoming {
         }
     }
 
+    fn members(&self) -> &[NodeId] {
+        match self {
+            Self::Pool(receiver) => receiver.members(),
+            Self::Offers(receiver) => receiver.members(),
+        }
+    }
+
     async fn close(self) -> Result<Certificate, GroupFailure> {
         match self {
             Self::Pool(receiver) => Receiver::close(receiver).await,
             Self::Offers(receiver) => receiver.close().await,
+        }
+    }
+}
+
+/// A member's handle.
+enum Handle {
+    Root(Sender),
+    Receiver(Incoming),
+}
+
+impl Handle {
+    fn of<R>(recovered: Recovered<R>, incoming: impl FnOnce(R) -> Incoming) -> Self {
+        match recovered {
+            Recovered::Sender(sender) => Self::Root(sender),
+            Recovered::Receiver(receiver) => Self::Receiver(incoming(receiver)),
+        }
+    }
+}
+
+/// How far an application has come, over all groups that continue each other.
+#[derive(Default)]
+struct Progress {
+    /// At the root: the first message that is not queued.
+    next: usize,
+    /// Messages that a receiver has taken.
+    taken: usize,
+    held: VecDeque<Message>,
+}
+
+/// The root's sends under way in one group.
+#[derive(Default)]
+struct Sends {
+    under_way: FuturesUnordered<BoxFuture<'static, Sent>>,
+    receipts: FuturesUnordered<AwaitedReceipt>,
+    /// The first message that the group could not queue any more.
+    not_queued: Option<usize>,
+}
+
+/// What has become of a send.
+struct Sent {
+    receipt: Option<AwaitedReceipt>,
+    /// The message, if the group could not queue it.
+    not_queued: Option<usize>,
+}
+
+/// Both answers of a receipt, when they are there.
+type AwaitedReceipt = BoxFuture<'static, SeenReceipt>;
+
+impl Sends {
+    fn take(&mut self, sent: Sent) {
+        self.receipts.extend(sent.receipt);
+        self.not_queued = self.not_queued.into_iter().chain(sent.not_queued).min();
+    }
+
+    /// Waits until fewer than `count` are under way.
+    async fn fewer_than(&mut self, count: usize) {
+        while self.under_way.len() >= count
+            && let Some(sent) = self.under_way.next().await
+        {
+            self.take(sent);
         }
     }
 }
@@ -82,30 +151,80 @@ impl Participant {
         self.running.sleep(self.me().begins_ns).await;
         if self.me().behaviour != Behaviour::Absent {
             self.note(|member, now_ns| member.joining_ns = Some(now_ns));
-            match (self.rank, self.me().offers) {
-                (0, _) => self.send_all().await,
-                (_, supplies_memory) => self.receive(supplies_memory).await,
-            }
+            self.take_part().await;
         }
         // This drops its handle of the node.
         self.note(|member, now_ns| member.ended_ns = Some(now_ns));
     }
 
+    /// Takes part in the group, and in those that continue it.
+    async fn take_part(&self) {
+        let spec = self.group().spec(self.me());
+        let mut joined = match (self.rank, self.me().offers) {
+            (0, _) => self.join(self.node.create_group(spec), Handle::Root).await,
+            (_, true) => {
+                let joining = self.node.join_group_with_offers(spec);
+                self.join(joining, |receiver| Handle::Receiver(Incoming::Offers(receiver))).await
+            }
+            (_, false) => {
+                self.join(self.node.join_group(spec), |receiver| Handle::Receiver(Incoming::Pool(receiver))).await
+            }
+        };
+        let mut progress = Progress::default();
+        while let Some(handle) = joined {
+            let failure = match handle {
+                Ok(Handle::Root(sender)) => self.send_all(sender, &mut progress).await,
+                Ok(Handle::Receiver(incoming)) => self.receive(incoming, &mut progress).await,
+                Err(failure) => Some(failure),
+            };
+            joined = match failure {
+                Some(failure) if self.group().recovers => self.recover(failure).await,
+                _ => None,
+            };
+        }
+    }
+
+    /// Recovers from a failure. Returns `None` if that cannot be, and a failure if the group of the survivors fails while
+    /// it is formed.
+    async fn recover(&self, failure: GroupFailure) -> Option<Result<Handle, GroupFailure>> {
+        let recovered = if self.rank > 0 && self.me().offers {
+            let recovered = failure.recover_with_offers().await;
+            recovered.map(|recovery| (recovery.lost, Handle::of(recovery.handle, Incoming::Offers)))
+        } else {
+            let recovered = failure.recover().await;
+            recovered.map(|recovery| (recovery.lost, Handle::of(recovery.handle, Incoming::Pool)))
+        };
+        let outcome = match &recovered {
+            Ok(_) => Outcome::Done,
+            Err(RecoveryError::Group(GroupError::Failed(next))) => next.into(),
+            Err(error) => Outcome::Error(error.to_string()),
+        };
+        let lost = recovered.as_ref().ok().and_then(|(lost, _)| Some(lost.first()?.number));
+        self.note(|member, at_ns| {
+            let recovered = Ending { at_ns, outcome };
+            member.recoveries.push(RecoveryObservation::new(&failure, recovered, lost, member.delivered.len()));
+        });
+        match recovered {
+            Ok((_, handle)) => Some(Ok(handle)),
+            Err(RecoveryError::Group(GroupError::Failed(next))) => Some(Err(next)),
+            Err(_) => None,
+        }
+    }
+
     // The root.
 
-    async fn send_all(&self) {
-        let created = self.join(self.node.create_group(self.group().spec(self.me()))).await;
-        let Some(sender) = created else { return };
-        let mut sends: FuturesUnordered<BoxFuture<'static, Option<Receipt>>> = FuturesUnordered::new();
-        let mut receipts: FuturesUnordered<BoxFuture<'static, SeenReceipt>> = FuturesUnordered::new();
-        for (number, message) in self.group().messages.iter().enumerate() {
-            if self.me().behaviour == (Behaviour::DropHandle { after: number }) {
-                break;
-            }
+    /// Sends the messages that are not queued, and closes the group; returns its failure.
+    async fn send_all(&self, sender: Sender, progress: &mut Progress) -> Option<GroupFailure> {
+        let mut sends = Sends::default();
+        // A group that continues this one gets the rest.
+        while !(self.group().recovers && sends.not_queued.is_some())
+            && let Some(message) = self.group().messages.get(progress.next)
+            && self.me().behaviour != (Behaviour::DropHandle { after: progress.next })
+        {
             self.running.sleep(self.me().pause_ns).await;
-            while sends.len() >= self.group().sends_ahead.max(1) {
-                receipts.extend(sends.next().await.flatten().map(|receipt| SeenReceipt::of(receipt).boxed()));
-            }
+            sends.fewer_than(self.group().sends_ahead.max(1)).await;
+            let number = progress.next;
+            progress.next += 1;
             let payload = self.payload(number, message.size).await;
             let mut send = match message.future {
                 SendFuture::NeverPolled => {
@@ -117,29 +236,33 @@ impl Participant {
             };
             // Sends are first polled in the order of the messages.
             match futures::poll!(&mut send) {
-                Poll::Pending => sends.push(send),
-                Poll::Ready(receipt) => receipts.extend(receipt.map(|receipt| SeenReceipt::of(receipt).boxed())),
+                Poll::Pending => sends.under_way.push(send),
+                Poll::Ready(sent) => sends.take(sent),
             }
         }
         if let Behaviour::DropHandle { .. } = self.me().behaviour {
             drop(sender);
-            while let Some(receipt) = sends.next().await {
-                receipts.extend(receipt.map(|receipt| SeenReceipt::of(receipt).boxed()));
-            }
-            self.note_receipts(receipts).await;
-            return self.note_close(Outcome::Dropped);
+            sends.fewer_than(1).await;
+            self.note_receipts(sends.receipts).await;
+            self.note_close(Outcome::Dropped);
+            return None;
         }
-        while let Some(receipt) = sends.next().await {
-            receipts.extend(receipt.map(|receipt| SeenReceipt::of(receipt).boxed()));
-        }
-        futures::join!(self.close(sender.close()), self.note_receipts(receipts));
+        sends.fewer_than(1).await;
+        progress.next = sends.not_queued.unwrap_or(progress.next);
+        futures::join!(self.close(sender.close()), self.note_receipts(sends.receipts)).0
     }
 
-    async fn note_receipts(&self, mut receipts: FuturesUnordered<BoxFuture<'static, SeenReceipt>>) {
+    async fn note_receipts(&self, mut receipts: FuturesUnordered<AwaitedReceipt>) {
         while let Some(receipt) = receipts.next().await {
-            self.note(|member, _| member.receipts.push(receipt));
+            self.note(|member, _| {
+                let receipts = match member.recoveries.last_mut() {
+                    Some(recovery) => &mut recovery.receipts,
+                    None => &mut member.receipts,
+                };
+                receipts.push(receipt);
+                receipts.sort_by_key(|receipt| receipt.number);
+            });
         }
-        self.note(|member, _| member.receipts.sort_by_key(|receipt| receipt.number));
     }
 
     /// Returns the future of one send, which notes its ending.
@@ -149,23 +272,32 @@ impl Participant {
         payload: Payload,
         number: usize,
         drop_after_ns: Option<u64>,
-    ) -> BoxFuture<'static, Option<Receipt>> {
+    ) -> BoxFuture<'static, Sent> {
         let (running, group, wants_receipt) = (self.running.clone(), self.group, self.group().receipts);
         let send = sender.send(payload);
         async move {
-            let mut receipt = None;
+            let mut sent_message = Sent { receipt: None, not_queued: None };
             let outcome = match dropped_after(&running, drop_after_ns, send).await {
                 None => Outcome::Dropped,
                 Some(Ok(sent)) => {
-                    receipt = Some(sent).filter(|_| wants_receipt);
+                    sent_message.receipt = wants_receipt.then(|| SeenReceipt::of(sent).boxed());
                     Outcome::Done
                 }
-                Some(Err(SendError::Failed(failure) | SendError::NotQueued(failure))) => (&failure).into(),
+                Some(Err(SendError::Failed(failure))) => (&failure).into(),
+                Some(Err(SendError::NotQueued(failure))) => {
+                    sent_message.not_queued = Some(number);
+                    (&failure).into()
+                }
                 Some(Err(error)) => Outcome::Error(error.to_string()),
             };
             let at_ns = running.now_ns();
-            running.note(group, 0, |member| member.sends[number] = Some(Ending { at_ns, outcome }));
-            receipt
+            running.note(group, 0, |member| {
+                // The failure of a group that continues another is seen by other calls too.
+                if member.recoveries.is_empty() || outcome == Outcome::Done {
+                    member.sends[number] = Some(Ending { at_ns, outcome });
+                }
+            });
+            sent_message
         }
         .boxed()
     }
@@ -183,36 +315,34 @@ impl Participant {
 
     // A member that receives.
 
-    async fn receive(&self, supplies_memory: bool) {
-        let spec = self.group().spec(self.me());
-        let joined = if supplies_memory {
-            self.join(self.node.join_group_with_offers(spec)).await.map(Incoming::Offers)
-        } else {
-            self.join(self.node.join_group(spec)).await.map(Incoming::Pool)
-        };
-        let Some(mut incoming) = joined else { return };
-        let mut held = VecDeque::new();
-        for taken in 0.. {
+    /// Takes the messages of a group, and closes it; returns its failure.
+    async fn receive(&self, mut incoming: Incoming, progress: &mut Progress) -> Option<GroupFailure> {
+        loop {
+            let taken = progress.taken;
             match self.me().behaviour {
-                Behaviour::DropHandle { after } if after == taken => return self.note_close(Outcome::Dropped),
+                Behaviour::DropHandle { after } if after == taken => {
+                    self.note_close(Outcome::Dropped);
+                    return None;
+                }
                 Behaviour::Refuse { after } if after == taken => {
                     incoming.refuse("it cannot go on");
-                    return self.note_close(Outcome::Dropped);
+                    self.note_close(Outcome::Dropped);
+                    return None;
                 }
                 Behaviour::CloseEarly { after } if after == taken => break,
                 _ => {}
             }
             let next = self.next(&mut incoming, taken).await;
-            if !self.take(next, &mut held).await {
+            if !self.take(next, &mut progress.held).await {
                 let spoke = incoming.speaks_after_its_end();
-                self.note(|member, _| member.spoke_after_end = spoke);
+                self.note(|member, _| member.spoke_after_end |= spoke);
                 break;
             }
+            progress.taken += 1;
         }
-        drop(held);
-        let corruptions = self.corruptions(&incoming.stats());
-        self.note(|member, _| member.corruptions = Some(corruptions));
-        self.close(incoming.close()).await;
+        progress.held.clear();
+        self.note_corruptions(&incoming);
+        self.close(incoming.close()).await
     }
 
     async fn next(&self, incoming: &mut Incoming, taken: usize) -> NextMessage {
@@ -270,13 +400,18 @@ impl Participant {
         parts.memory(number, *block_size, content).into()
     }
 
-    fn corruptions(&self, stats: &GroupStats) -> Corruptions {
-        let node_of = |rank: rdmc::Rank| self.group().members[rank.index()].node;
-        Corruptions {
-            found: stats.blocks_corrupted,
-            healed: stats.blocks_healed,
-            last_from: stats.last_corruption.map(|corruption| node_of(corruption.from)),
-        }
+    /// Adds the counts of a group to those of the groups before it.
+    fn note_corruptions(&self, incoming: &Incoming) {
+        let (stats, members) = (incoming.stats(), incoming.members());
+        let last_from = stats.last_corruption.map(|corruption| members[corruption.from.index()].0);
+        self.note(|member, _| {
+            let before = member.corruptions.unwrap_or_default();
+            member.corruptions = Some(Corruptions {
+                found: before.found + stats.blocks_corrupted,
+                healed: before.healed + stats.blocks_healed,
+                last_from: last_from.or(before.last_from),
+            });
+        });
     }
 
     // All members.
@@ -285,11 +420,11 @@ impl Participant {
     async fn take(&self, next: NextMessage, held: &mut VecDeque<Message>) -> bool {
         let (number, size, message) = match next {
             NextMessage::End => {
-                self.note(|member, at_ns| member.stream = Some(Ending { at_ns, outcome: Outcome::Done }));
+                self.note_stream(Outcome::Done);
                 return false;
             }
             NextMessage::Failed(failure) => {
-                self.note(|member, at_ns| member.stream = Some(Ending { at_ns, outcome: (&failure).into() }));
+                self.note_stream((&failure).into());
                 return false;
             }
             NextMessage::Lost(number, size) => (number, size, None),
@@ -324,7 +459,13 @@ impl Participant {
         }
     }
 
-    async fn join<T>(&self, joining: impl Future<Output = Result<T, rdmc::GroupError>>) -> Option<T> {
+    /// Joins the group. Returns `None` if this member does not take part, and a failure if the group fails while it is
+    /// formed.
+    async fn join<T>(
+        &self,
+        joining: impl Future<Output = Result<T, GroupError>>,
+        handle: impl FnOnce(T) -> Handle,
+    ) -> Option<Result<Handle, GroupFailure>> {
         let drop_after_ns = match self.me().behaviour {
             Behaviour::DropJoin { after_ns } => Some(after_ns),
             _ => None,
@@ -332,21 +473,46 @@ impl Participant {
         let joined = dropped_after(&self.running, drop_after_ns, Box::pin(joining)).await;
         let outcome = joined.as_ref().map_or(Outcome::Dropped, Outcome::of_join);
         self.note(|member, at_ns| member.joined = Some(Ending { at_ns, outcome }));
-        joined?.ok()
+        match joined? {
+            Ok(joined) => Some(Ok(handle(joined))),
+            Err(GroupError::Failed(failure)) => Some(Err(failure)),
+            Err(_) => None,
+        }
     }
 
-    async fn close(&self, closing: impl Future<Output = Result<Certificate, GroupFailure>>) {
-        self.note(|member, now_ns| member.closing_ns = Some(now_ns));
+    /// Closes the group; returns its failure.
+    async fn close(&self, closing: impl Future<Output = Result<Certificate, GroupFailure>>) -> Option<GroupFailure> {
+        self.note(|member, now_ns| match member.recoveries.last_mut() {
+            Some(recovery) => recovery.closing_ns = Some(now_ns),
+            None => member.closing_ns = Some(now_ns),
+        });
         let drop_after_ns = match self.me().behaviour {
             Behaviour::DropClose { after_ns } => Some(after_ns),
             _ => None,
         };
         let closed = dropped_after(&self.running, drop_after_ns, Box::pin(closing)).await;
         self.note_close(closed.as_ref().map_or(Outcome::Dropped, Into::into));
+        closed?.err()
     }
 
     fn note_close(&self, outcome: Outcome) {
-        self.note(|member, at_ns| member.closed = Some(Ending { at_ns, outcome }));
+        self.note(|member, at_ns| {
+            let closed = match member.recoveries.last_mut() {
+                Some(recovery) => &mut recovery.closed,
+                None => &mut member.closed,
+            };
+            *closed = Some(Ending { at_ns, outcome });
+        });
+    }
+
+    fn note_stream(&self, outcome: Outcome) {
+        self.note(|member, at_ns| {
+            let stream = match member.recoveries.last_mut() {
+                Some(recovery) => &mut recovery.stream,
+                None => &mut member.stream,
+            };
+            *stream = Some(Ending { at_ns, outcome });
+        });
     }
 
     fn note(&self, write: impl FnOnce(&mut MemberObservation, u64)) {

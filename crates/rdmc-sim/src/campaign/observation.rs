@@ -17,7 +17,7 @@ pub struct Observation {
     pub groups: Vec<GroupObservation>,
     /// The faults that happened, in their order.
     pub faults: Vec<FaultObservation>,
-    /// The blocks with a flipped bit, in the order of their arrival.
+    /// The blocks with a flipped bit, in the order of their arrival, and behind them the slots of rings.
     pub flipped: Vec<FlippedBlock>,
     /// When the world was healed, in ns.
     pub healed_ns: Option<u64>,
@@ -47,7 +47,7 @@ pub struct MemberObservation {
     pub sends: Vec<Option<Ending>>,
     /// At the root: the receipts that it awaited.
     pub receipts: Vec<SeenReceipt>,
-    /// The delivered messages, in order.
+    /// The delivered messages, in order, also those of groups that continue the first one.
     pub delivered: Vec<Delivered>,
     /// The messages that its application said to be stored.
     pub stored: BTreeSet<u64>,
@@ -61,10 +61,33 @@ pub struct MemberObservation {
     pub closing_ns: Option<u64>,
     /// How the close ended.
     pub closed: Option<Ending>,
+    /// The groups of survivors in which it went on after failures, in order, and at last the one that it could not join.
+    pub recoveries: Vec<RecoveryObservation>,
     /// When its application ended, in ns.
     pub ended_ns: Option<u64>,
     /// When its node died, in ns.
     pub died_ns: Option<u64>,
+}
+
+/// The observations of a member of a group that continues another one.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct RecoveryObservation {
+    /// The nodes of the members: those that the failure does not name.
+    pub members: Vec<u32>,
+    /// How the recovery ended.
+    pub recovered: Ending,
+    /// The first message that the survivors cannot complete.
+    pub lost: Option<u64>,
+    /// Number of messages that were delivered before.
+    pub delivered_before: usize,
+    /// At the root: the receipts that it awaited.
+    pub receipts: Vec<SeenReceipt>,
+    /// How the stream of messages ended.
+    pub stream: Option<Ending>,
+    /// When it called close, in ns.
+    pub closing_ns: Option<u64>,
+    /// How the close ended.
+    pub closed: Option<Ending>,
 }
 
 /// A receipt that the root awaited.
@@ -100,7 +123,7 @@ pub struct Corruptions {
     pub last_from: Option<u32>,
 }
 
-/// A block with a bit that flipped on the way.
+/// A block, or the slot of a ring, with a bit that flipped on the way.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct FlippedBlock {
     /// The node that sent it.
@@ -198,6 +221,42 @@ impl MemberObservation {
     /// Returns all failures that the member got, in the order of the application's calls.
     pub fn reported_failures(&self) -> impl Iterator<Item = &ReportedFailure> {
         let seen = self.joined.iter().chain(self.sends.iter().flatten()).chain(&self.stream).chain(&self.closed);
+        seen.filter_map(|seen| match &seen.outcome {
+            Outcome::Failed(blame) => Some(blame),
+            _ => None,
+        })
+    }
+
+    /// Returns whether its close succeeded.
+    pub fn closed_well(&self) -> bool {
+        self.closed.as_ref().is_some_and(|seen| seen.outcome == Outcome::Done)
+    }
+
+    /// Returns the messages that were delivered until the end of the first group and of `recoveries` that continue it.
+    pub fn delivered_until(&self, recoveries: usize) -> &[Delivered] {
+        let count = self.recoveries.get(recoveries).map_or(self.delivered.len(), |next| next.delivered_before);
+        &self.delivered[..count]
+    }
+}
+
+impl RecoveryObservation {
+    pub(super) fn new(failure: &GroupFailure, recovered: Ending, lost: Option<u64>, delivered_before: usize) -> Self {
+        let survivors = (0..).map(Rank).zip(failure.certificate.members()).filter(|(rank, _)| !failure.names(*rank));
+        Self {
+            members: survivors.map(|(_, node)| node.0).collect(),
+            recovered,
+            lost,
+            delivered_before,
+            receipts: Vec::new(),
+            stream: None,
+            closing_ns: None,
+            closed: None,
+        }
+    }
+
+    /// Returns all failures of the group that the member got.
+    pub fn reported_failures(&self) -> impl Iterator<Item = &ReportedFailure> {
+        let seen = [&self.recovered].into_iter().chain(&self.stream).chain(&self.closed);
         seen.filter_map(|seen| match &seen.outcome {
             Outcome::Failed(blame) => Some(blame),
             _ => None,

@@ -49,7 +49,8 @@ pub fn play(case: &Case) -> Result<Observation, CaseError> {
     let mut seen = std::mem::take(&mut *lock(&running.seen));
     seen.stalled = outcome.err();
     seen.digest = world.digest();
-    seen.flipped = world.flipped().into_iter().map(|(from, to)| FlippedBlock { from: from.0, to: to.0 }).collect();
+    let flipped = world.flipped().into_iter().chain(world.flipped_writes(IMM_OF_SLOTS));
+    seen.flipped = flipped.map(|(from, to)| FlippedBlock { from: from.0, to: to.0 }).collect();
     Ok(seen)
 }
 
@@ -284,6 +285,8 @@ impl RunningCase {
                 let place = if immediate { FlippedBit::OfImmediate(bit) } else { FlippedBit::OfPayload(bit) };
                 world.flip_bits(NodeIndex(node), place, blocks);
             }
+            Fault::FlipSlots { node, bit, slots } => world.flip_writes(NodeIndex(node), IMM_OF_SLOTS, bit, slots),
+            Fault::FlipRows { node, bit, rows } => world.flip_writes(NodeIndex(node), IMM_OF_ROWS, bit, rows),
             Fault::BreakQueuePairs { a, b } => world.break_queue_pairs(NodeIndex(a), NodeIndex(b)),
         }
     }
@@ -315,7 +318,11 @@ impl RunningCase {
             ended.collect::<Vec<_>>()
         };
         lasting.into_iter().for_each(|fault| self.undo(fault));
-        self.world.nodes().for_each(|node| self.world.flip_bits(node, FlippedBit::OfPayload(0), 0));
+        for node in self.world.nodes() {
+            self.world.flip_bits(node, FlippedBit::OfPayload(0), 0);
+            self.world.flip_writes(node, IMM_OF_SLOTS, 0, 0);
+            self.world.flip_writes(node, IMM_OF_ROWS, 0, 0);
+        }
         self.world.heal_all();
     }
 
@@ -350,3 +357,7 @@ const START_LIMIT: Duration = Duration::from_secs(700);
 const END_LIMIT: Duration = Duration::from_secs(300);
 /// Limit of the time for resources to be released.
 const SETTLE_TIME: Duration = Duration::from_secs(20);
+/// The immediate of the runtime's writes of rows.
+const IMM_OF_ROWS: u32 = 0;
+/// The immediate of the runtime's writes into rings.
+const IMM_OF_SLOTS: u32 = 1;

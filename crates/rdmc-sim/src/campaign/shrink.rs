@@ -110,6 +110,7 @@ fn simplify_groups(case: &Case, add: &mut impl FnMut(&dyn Fn(&mut Case))) {
             add(&|case| case.groups[at].members[rank].begins_ns = 0);
         }
         add(&|case| case.groups[at].sends_from_pool = false);
+        add(&|case| case.groups[at].recovers = false);
         add(&|case| case.groups[at].recoverable = false);
         add(&|case| case.groups[at].checks = false);
         add(&|case| case.groups[at].delta = false);
@@ -169,7 +170,9 @@ fn simplify_times(case: &Case, add: &mut impl FnMut(&dyn Fn(&mut Case))) {
             | Fault::LimitPort { for_ns, .. }
             | Fault::Cut { for_ns, .. }
             | Fault::CutOneWay { for_ns, .. } => *for_ns = rounded(*for_ns),
-            Fault::FlipBits { blocks, .. } => *blocks = 1,
+            Fault::FlipBits { blocks: count, .. }
+            | Fault::FlipSlots { slots: count, .. }
+            | Fault::FlipRows { rows: count, .. } => *count = 1,
             _ => {}
         });
     }

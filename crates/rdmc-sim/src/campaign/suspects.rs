@@ -109,7 +109,7 @@ impl Suspects {
                     }
                 }
                 // Receivers heal these.
-                Fault::FlipBits { .. } => {}
+                Fault::FlipBits { .. } | Fault::FlipSlots { .. } | Fault::FlipRows { .. } => {}
                 Fault::SlowDown { .. } | Fault::LimitPort { .. } => {}
             }
         }

@@ -97,6 +97,10 @@ impl SimQueuePair {
             }
             Content::Write { data, to, imm } => match exposures.open(to, true) {
                 Ok(grant) => {
+                    let data = match (self.peer_node(), imm) {
+                        (Some(peer), Some(imm)) => self.world.0.written((peer, self.node), data, imm),
+                        _ => data,
+                    };
                     grant.with_bytes_mut(0, data.len(), |room| room.copy_from_slice(&data));
                     if let Some(receive) = receive {
                         self.deliver(vec![receive.complete(Ok(0), imm)]);

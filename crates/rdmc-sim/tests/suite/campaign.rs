@@ -6,8 +6,8 @@ use std::time::Instant;
 use rdmc_sim::ClusterModel;
 use rdmc_sim::campaign::{
     self, AlgorithmCase, Behaviour, CHECKERS, Case, Corruptions, Delivered, Fault, FaultCase, FlippedBlock, GroupCase,
-    MemberCase, MessageCase, Milestone, NamedMember, Observation, Outcome, PartsCase, ReportedFailure, SendFuture,
-    When, judge, play, shrink,
+    MemberCase, MessageCase, Milestone, NamedMember, Observation, Outcome, PartsCase, ReportedFailure, RingCase,
+    SendFuture, When, judge, play, shrink,
 };
 
 use crate::proof;
@@ -69,9 +69,11 @@ fn seeds_draw_everything_there_is() {
         groups().flat_map(|group| &group.members).map(|member| name(&member.behaviour)).collect();
     let algorithms: BTreeSet<_> = groups().map(|group| name(&group.algorithm)).collect();
     let futures: BTreeSet<_> = groups().flat_map(|group| &group.messages).map(|it| name(&it.future)).collect();
-    assert_eq!((faults.len(), behaviours.len(), algorithms.len(), futures.len()), (14, 12, 7, 3));
+    assert_eq!((faults.len(), behaviours.len(), algorithms.len(), futures.len()), (16, 12, 7, 3));
     let kinds: BTreeSet<_> = groups().map(|group| (group.recoverable, group.checks, group.delta)).collect();
     assert_eq!(kinds.len(), 8);
+    let later: BTreeSet<_> = groups().map(|group| (group.recovers, group.stable, group.ring.is_some())).collect();
+    assert_eq!(later.len(), 8);
     let parts: BTreeSet<_> = groups()
         .flat_map(|group| group.members.iter().map(|member| (group.delta, member.has.map(|has| has.percent))))
         .collect();
@@ -110,6 +112,7 @@ fn case(algorithm: AlgorithmCase, members: &[u32], sizes: &[u64]) -> Case {
         sends_ahead: 1,
         sends_from_pool: false,
         recoverable: true,
+        recovers: false,
         checks: false,
         delta: false,
         stable: false,
@@ -202,6 +205,58 @@ fn violated_by_corruption(flipped: &[FlippedBlock]) -> Option<&'static str> {
         }
     }
     CHECKERS.iter().find(|checker| (checker.check)(&case, &seen).is_err()).map(|checker| checker.name)
+}
+
+/// Returns a case whose survivors recover from the death of a member.
+fn recovering(dies: u32) -> Case {
+    let mut case = case(AlgorithmCase::Chain, &[0, 1, 2, 3], &[3_000; 12]);
+    let group = &mut case.groups[0];
+    (group.recovers, group.stable, group.receipts, group.sends_ahead) = (true, true, true, 2);
+    case.faults = vec![at(200_000, Fault::Kill { node: dies })];
+    case
+}
+
+#[test]
+fn survivors_recover_and_get_the_rest() {
+    for dies in 0..4 {
+        for (stable, ring) in [(false, None), (true, None), (true, Some(RingCase { slots: 4, bytes: 100 }))] {
+            let mut case = recovering(dies);
+            (case.groups[0].stable, case.groups[0].ring) = (stable, ring);
+            assert_eq!(judge(&case), None);
+            let seen = play(&case).unwrap();
+            for (_, member) in (0..4).zip(&seen.groups[0].members).filter(|(node, _)| *node != dies) {
+                let [recovery] = &member.recoveries[..] else { panic!("{member:#?}") };
+                assert!(recovery.closed_well() && recovery.delivered_before < 12, "{member:#?}");
+            }
+        }
+    }
+}
+
+#[test]
+fn checkers_see_what_is_wrong_with_a_recovery() {
+    let violated = |change: &dyn Fn(&mut Observation)| {
+        let case = recovering(3);
+        let mut seen = play(&case).expect("the case can be played");
+        change(&mut seen);
+        CHECKERS.iter().find(|checker| (checker.check)(&case, &seen).is_err()).map(|checker| checker.name)
+    };
+    assert_eq!(violated(&|_| {}), None);
+    let goes_on = Some("survivors go on");
+    assert_eq!(violated(&|seen| seen.groups[0].members[1].delivered.truncate(11)), goes_on);
+    assert_eq!(violated(&|seen| seen.groups[0].members[1].recoveries[0].closing_ns = None), goes_on);
+    assert_eq!(violated(&|seen| seen.groups[0].members[1].recoveries[0].lost = Some(7)), goes_on);
+    let fails = |seen: &mut Observation| {
+        seen.groups[0].members[2].recoveries[0].recovered.outcome =
+            Outcome::Error("it was recovered before".to_owned());
+    };
+    assert_eq!(violated(&fails), goes_on);
+    let receipt = |seen: &mut Observation| {
+        assert!(!seen.groups[0].members[0].recoveries[0].receipts.is_empty(), "it sends after the recovery");
+        seen.groups[0].members[2].stored.clear();
+    };
+    assert!(matches!(violated(&receipt), Some("receipts are true" | "survivors go on")));
+    let earlier = |seen: &mut Observation| seen.groups[0].members[1].recoveries[0].delivered_before -= 1;
+    assert_eq!(violated(&earlier), Some("stable delivery is atomic"));
 }
 
 #[test]
@@ -314,9 +369,49 @@ fn bits_that_change_are_healed_on_every_edge() {
 }
 
 #[test]
+fn slots_and_rows_that_change_are_healed() {
+    // The root keeps the longest message in its blocks.
+    let sizes = [0, 1, 50, 51, 40_000, 7];
+    for (recoverable, checks) in [(true, false), (false, true), (true, true)] {
+        for slots in [1, 3, u64::MAX] {
+            let mut case = case(AlgorithmCase::BinomialPipeline, &[0, 1, 2, 3, 4], &sizes);
+            let group = &mut case.groups[0];
+            (group.recoverable, group.checks, group.receipts) = (recoverable, checks, true);
+            group.ring = Some(RingCase { slots: 2, bytes: 50 });
+            case.faults = (1..5).map(|node| at(0, Fault::FlipSlots { node, bit: 77, slots })).collect();
+            case.faults.extend((0..5).map(|node| at(0, Fault::FlipRows { node, bit: 99, rows: 3 })));
+            assert_eq!(judge(&case), None);
+            let seen = play(&case).unwrap();
+            let found = seen.groups[0].members.iter().filter_map(|member| member.corruptions).map(|it| it.found);
+            assert_eq!(found.collect::<Vec<_>>(), [slots.min(sizes.len() as u64); 4]);
+            assert!(seen.groups[0].members.iter().all(|member| member.closed_well()));
+        }
+    }
+}
+
+/// Whether the row comes again late says nothing about the member that writes it.
+#[test]
+fn a_row_that_changes_before_its_way_stands_still_blames_nobody() {
+    for at_ns in (10_000..400_000).step_by(10_000) {
+        let mut case = case(AlgorithmCase::Chain, &[0, 1], &[1_000; 20]);
+        case.groups[0].stable = true;
+        case.faults = vec![
+            at(at_ns, Fault::FlipRows { node: 1, bit: 5, rows: 2 }),
+            at(at_ns + 10_000, Fault::LimitPort { node: 0, mbps: 0, for_ns: 5_000_000_000 }),
+        ];
+        assert_eq!(judge(&case), None);
+    }
+}
+
+#[test]
 fn bits_do_not_change_where_nobody_looks() {
     let mut case = quiet();
     case.faults = vec![at(0, Fault::FlipBits { node: 1, bit: 0, immediate: false, blocks: 1 })];
+    assert!(play(&case).is_err());
+    case.groups[0].ring = Some(RingCase { slots: 2, bytes: 50 });
+    case.faults = vec![at(0, Fault::FlipSlots { node: 1, bit: 0, slots: 1 })];
+    assert!(play(&case).is_ok());
+    case.groups[0].recoverable = false;
     assert!(play(&case).is_err());
 }
 
@@ -361,9 +456,9 @@ fn what_makes_no_sense_is_not_played() {
 }
 
 /// Seeds of the full form.
-const SEEDS: u64 = 10_000;
+const SEEDS: u64 = 100_000;
 /// Seeds of the short form.
-const SEEDS_SHORT: u64 = 2_000;
+const SEEDS_SHORT: u64 = 10_000;
 /// Number of failures that are shrunk and printed.
 const SHOWN: usize = 3;
 /// Limit of plays to shrink one.

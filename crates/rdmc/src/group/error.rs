@@ -1,5 +1,6 @@
 //! Failures of groups, and errors of their handles.
 
+use std::fmt;
 use std::time::Duration;
 
 use rdmc_fabric::FabricError;
@@ -8,7 +9,7 @@ use serde::Serialize;
 
 use super::continuation::RecoveryState;
 use super::spec::{GroupSpec, InvalidSpec};
-use crate::certificate::Certificate;
+use crate::certificate::{Abbreviated, Certificate};
 use crate::failure::FailedMember;
 use crate::id::{GroupId, NodeId};
 
@@ -18,7 +19,7 @@ use crate::id::{GroupId, NodeId};
 /// Members that can still reach each other agree on the failure before any of them reports it.
 ///
 /// It can be written, to a log for instance, but not read: only the member's own value can [recover](Self::recover).
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, thiserror::Error)]
+#[derive(Clone, PartialEq, Eq, Serialize, thiserror::Error)]
 #[error(
     "group {} failed: {}{}{}",
     certificate.group,
@@ -73,6 +74,17 @@ impl GroupFailure {
             1 => format!("; and {}", self.failed[1]),
             more => format!("; and {more} others"),
         }
+    }
+}
+
+impl fmt::Debug for GroupFailure {
+    /// Writes what a log line needs: of many failed members only how many there are, and the first and the last.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("GroupFailure")
+            .field("failed", &Abbreviated(&self.failed))
+            .field("quorum", &self.quorum)
+            .field("certificate", &self.certificate)
+            .finish_non_exhaustive()
     }
 }
 

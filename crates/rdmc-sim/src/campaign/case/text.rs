@@ -30,6 +30,7 @@ impl fmt::Display for GroupCase {
         write!(f, "  group {id}: {algorithm:?}, blocks of {block_size}, to be formed in {limit}")?;
         let kinds = [
             ("recoverable", self.recoverable),
+            ("recovers", self.recovers),
             ("checked", self.checks),
             ("delta", self.delta),
             ("stable", self.stable),
