@@ -77,10 +77,10 @@ impl Receipt {
         let (status, number) = (&self.group.status, self.number());
         status.ask(number);
         futures::select_biased! {
-            () = status.stable.reaches(number + 1).fuse() => Ok(()),
+            () = status.stable().reaches(number + 1).fuse() => Ok(()),
             ended = std::pin::pin!(self.group.end.ended().fuse()) => match ended {
                 Ok(_) => Ok(()),
-                Err(_) if status.stable.get() > number => Ok(()),
+                Err(_) if status.stable().get() > number => Ok(()),
                 Err(failure) => {
                     let has = |rank: &Rank| {
                         failure.certificate.has(*rank, number) == Some(true)

@@ -11,6 +11,7 @@ use rdmc_schedule::{BlockIndex, BlockSet, Rank};
 use tokio::sync::watch;
 
 use crate::checksum::Checksum;
+use crate::count::Level;
 use crate::sync::lock;
 use crate::transfer::{Blocks, Shape};
 
@@ -18,7 +19,7 @@ use crate::transfer::{Blocks, Shape};
 pub(crate) struct RetainedMessages {
     state: Mutex<RetainedState>,
     /// How many messages all members have, from the first.
-    stable: watch::Sender<u64>,
+    pub(super) stable: Level,
     /// Whether messages are retained.
     enabled: bool,
     /// Whether queued messages are kept when the group fails.
@@ -115,9 +116,11 @@ impl RetainedMessages {
             told: stable,
             untold_bytes: 0,
         };
+        let all_have = Level::default();
+        all_have.raise_to(stable);
         Self {
             state: Mutex::new(state),
-            stable: watch::Sender::new(stable),
+            stable: all_have,
             enabled,
             recoverable: enabled,
             copies_short: true,
@@ -145,7 +148,7 @@ impl RetainedMessages {
 
     /// Retains a message that begins.
     pub(crate) fn keep(&self, number: u64, blocks: &Arc<Blocks>) {
-        if !self.enabled || number < *self.stable.borrow() {
+        if !self.enabled || number < self.stable.get() {
             return;
         }
         let kept = match blocks.short(SHORT_MAX).filter(|_| self.copies_short) {
@@ -215,11 +218,7 @@ impl RetainedMessages {
             std::mem::replace(&mut state.kept, kept)
         };
         drop(released);
-        self.stable.send_if_modified(|stable| {
-            let more = count > *stable;
-            *stable = count.max(*stable);
-            more
-        });
+        self.stable.raise_to(count);
     }
 
     /// Drops everything.
@@ -237,7 +236,7 @@ impl RetainedMessages {
             *known = count.max(*known);
             state.held.iter().copied().min()?
         };
-        let known = *self.stable.borrow();
+        let known = self.stable.get();
         (least > known).then(|| {
             self.release(least);
             least
@@ -262,7 +261,7 @@ impl RetainedMessages {
 
     /// Returns how many messages may be begun, after the first `begun`, before `count` of them are retained.
     pub(crate) fn room_left(&self, begun: u64, count: u64) -> usize {
-        let left = if self.enabled { count.saturating_sub(begun.saturating_sub(*self.stable.borrow())) } else { count };
+        let left = if self.enabled { count.saturating_sub(begun.saturating_sub(self.stable.get())) } else { count };
         usize::try_from(left).unwrap_or(usize::MAX)
     }
 
@@ -271,8 +270,7 @@ impl RetainedMessages {
         if !self.enabled {
             return;
         }
-        let mut stable = self.stable.subscribe();
-        stable.wait_for(|stable| begun.saturating_sub(*stable) < count).await.expect("the sender lives in self");
+        self.stable.reaches((begun + 1).saturating_sub(count)).await;
     }
 
     // After a failure.

@@ -33,8 +33,6 @@ pub(super) struct Status {
     pub(super) receipts: Arc<ReceiptBook>,
     /// At a receiver: how many slots of the ring the root was told to be read.
     told_read: AtomicU64,
-    /// How many messages all members have, as far as this one knows.
-    pub(super) stable: Level,
     /// At the root: of how many messages it knows what all applications have done with them.
     pub(super) settled: Level,
     /// At the root, by rank: what it knows of each application.
@@ -75,8 +73,7 @@ impl Status {
     ) -> Self {
         let prior = membership.prior;
         let reads_all = membership.rank.is_root() || reads_all(&membership.spec);
-        let (stable, settled) = (Level::default(), Level::default());
-        stable.raise_to(prior.base);
+        let settled = Level::default();
         if membership.members.len() == 1 {
             // There is no application to wait for.
             settled.raise_to(u64::MAX);
@@ -90,7 +87,6 @@ impl Status {
             end,
             retained,
             table,
-            stable,
             settled,
             reads_all,
             is_done: AtomicBool::new(false),
@@ -176,10 +172,14 @@ impl Status {
     }
 
     fn note_stable(&self, messages: u64) {
-        self.stable.raise_to(messages);
         if self.membership.spec.is_stable() {
             self.end.deliver_stable(messages);
         }
+    }
+
+    /// Returns how many messages all members have, as far as this one knows.
+    pub(super) fn stable(&self) -> &Level {
+        &self.retained.stable
     }
 
     // What applications do with messages.
