@@ -59,13 +59,13 @@ async fn who_does_not_read_its_ring_holds_the_root_back() {
                 form(&nodes, &spec_of_all(1, &nodes, Algorithm::Chain, BLOCK).ring(4, 100)).await;
             let slow = receivers.pop().unwrap();
             let quick = receivers.pop().unwrap();
-            let mut sends: Vec<_> = (0..40).map(|number| sender.enqueue(pattern(50, number))).collect();
-            // Four in the ring, and a few taken ahead of the application.
+            let mut sends: Vec<_> = (0..200).map(|number| sender.enqueue(pattern(50, number))).collect();
+            // Four in the ring, and 64 taken ahead of the application.
             let stuck = tokio::time::timeout(std::time::Duration::from_millis(300), sends.pop().unwrap()).await;
             assert!(stuck.is_err(), "{kind}: the last message was sent before a receiver had read the first");
             let taken = join_all([take_all(slow), take_all(quick)]);
             let (taken, closed) = futures::join!(taken, sender.close());
-            assert!(closed.unwrap().messages() == 40 && taken.iter().all(|messages| messages.len() == 40), "{kind}");
+            assert!(closed.unwrap().messages() == 200 && taken.iter().all(|messages| messages.len() == 200), "{kind}");
         })
         .await;
     }
@@ -149,7 +149,7 @@ async fn who_never_reads_its_ring_is_evicted_where_the_group_wants_that() {
         let mut quick = receivers.pop().expect("there are two");
         let taking = async { while let Some(Ok(_)) = quick.next().await {} };
         let sending = async {
-            for number in 0..40 {
+            for number in 0..200 {
                 if sender.send(pattern(50, number)).await.is_err() {
                     break;
                 }
