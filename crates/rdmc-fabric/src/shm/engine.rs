@@ -77,8 +77,8 @@ impl Engine {
     }
 
     /// Starts the thread, and a task of the current runtime that serves the bell.
-    pub(super) fn start(self: &Arc<Self>, bytes: UnixStream) -> io::Result<()> {
-        let bytes = tokio::net::UnixStream::from_std(bytes)?;
+    pub(super) fn start(self: &Arc<Self>, bytes: &UnixStream) -> io::Result<()> {
+        let bytes = tokio::net::UnixStream::from_std(bytes.try_clone()?)?;
         let engine = self.clone();
         let thread = thread::Builder::new().name("rdmc-shm".into()).spawn(move || engine.run())?;
         self.thread.set(thread.thread().clone()).expect("it is started once");
@@ -96,7 +96,9 @@ impl Engine {
         }
         lines.queue_pairs.entry(line).or_default().push(queue_pair);
         drop(lines);
-        self.notify(line);
+        self.bell.mark(line);
+        // Also beside tasks that poll: from now on the thread looks at it from time to time.
+        self.hand_over();
     }
 
     /// Makes the engine look at the queue pairs of a line.
@@ -121,10 +123,12 @@ impl Engine {
     /// Drives the engine whenever a peer has sent a byte.
     async fn answer(self: Arc<Self>, bytes: tokio::net::UnixStream) {
         while bytes.readable().await.is_ok() {
-            match bytes.try_read(&mut [0; 64]) {
+            match bytes.try_read(&mut [0; BYTES_AT_ONCE]) {
                 Ok(1..) => {
                     self.bell.disarm();
                     self.advance();
+                    // A peer that sends bytes without a pause must not keep other tasks waiting.
+                    tokio::task::consume_budget().await;
                 }
                 Err(error) if error.kind() == ErrorKind::WouldBlock => {}
                 // The node has ended, or a peer has closed the socket.
@@ -153,7 +157,8 @@ impl Engine {
                 }
             };
             if self.rests() {
-                match limit {
+                let beside = (self.pollers.load(Ordering::SeqCst) > 0).then_some(REST_BESIDE_POLLERS);
+                match limit.into_iter().chain(beside).min() {
                     Some(limit) => thread::park_timeout(limit),
                     None => thread::park(),
                 }
@@ -163,7 +168,7 @@ impl Engine {
 
     /// Gives turns to the queue pairs with news until there are none, or until the thread is to go on.
     fn take_turns(&self, agenda: &mut Agenda, driver: Driver) -> bool {
-        let _guard = EndAllOnPanic(self);
+        let _guard = EndAllOnPanic::new(self);
         let (most, mut left) = match driver {
             Driver::Task => (TASK_PIECE_LEN, TASK_TURNS_MAX),
             Driver::Thread => (PIECE_LEN, usize::MAX),
@@ -252,7 +257,7 @@ impl Engine {
 
 impl DrivenEngine for Engine {
     fn advance(&self) {
-        loop {
+        for _ in 0..TASK_ROUNDS_MAX {
             let mut agenda = match self.agenda.try_lock() {
                 Ok(agenda) => agenda,
                 Err(TryLockError::Poisoned(poisoned)) => poisoned.into_inner(),
@@ -267,6 +272,7 @@ impl DrivenEngine for Engine {
                 return;
             }
         }
+        self.hand_over();
     }
 
     fn attend(&self, polls: bool) {
@@ -280,13 +286,23 @@ impl DrivenEngine for Engine {
 }
 
 /// Ends all queue pairs if the engine panics, so that no task waits for ever.
-struct EndAllOnPanic<'a>(&'a Engine);
+struct EndAllOnPanic<'a> {
+    engine: &'a Engine,
+    /// A task that panics may drop a completion queue, which drives the engine.
+    panicking: bool,
+}
+
+impl<'a> EndAllOnPanic<'a> {
+    fn new(engine: &'a Engine) -> Self {
+        Self { engine, panicking: thread::panicking() }
+    }
+}
 
 impl Drop for EndAllOnPanic<'_> {
     fn drop(&mut self) {
-        if thread::panicking() {
+        if thread::panicking() && !self.panicking {
             let queue_pairs = {
-                let mut lines = lock(&self.0.lines);
+                let mut lines = lock(&self.engine.lines);
                 lines.dead = true;
                 std::mem::take(&mut lines.queue_pairs)
             };
@@ -301,5 +317,34 @@ const LOOK_AT_ALL_MIN: Duration = Duration::from_secs(1);
 const LOOK_AT_ALL_MAX: Duration = Duration::from_secs(16);
 /// Most bytes that a task copies in one turn. Copying them takes as long as waking the thread.
 const TASK_PIECE_LEN: usize = 32 << 10;
+/// How often a task looks for more news before the thread goes on.
+const TASK_ROUNDS_MAX: usize = 8;
+/// Most bytes of the bell that are taken at once.
+const BYTES_AT_ONCE: usize = 4 << 10;
+/// How long the thread rests at most while tasks poll: one of them may have stopped without giving up its queue.
+const REST_BESIDE_POLLERS: Duration = Duration::from_millis(50);
 /// Most turns that a task gives before the thread goes on.
 const TASK_TURNS_MAX: usize = 64;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_task_that_panics_while_it_polls_ends_no_queue_pair() {
+        struct Polls<'a>(&'a Engine);
+        impl Drop for Polls<'_> {
+            fn drop(&mut self) {
+                self.0.attend(false);
+            }
+        }
+        let (bell, ..) = Doorbell::create().unwrap();
+        let engine = Engine::new(bell);
+        let panicked = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
+            engine.attend(true);
+            let _polls = Polls(&engine);
+            panic!("for another reason");
+        }));
+        assert!(panicked.is_err() && !lock(&engine.lines).dead);
+    }
+}

@@ -29,17 +29,20 @@ pub(super) struct Node {
     pub(super) exposures: Arc<Exposures>,
     pub(super) engine: Arc<Engine>,
     bell: DoorbellFiles,
-    /// Where the bytes of the bell arrive; taken when the engine starts.
-    bytes: Mutex<Option<std::os::unix::net::UnixStream>>,
+    /// Where the bytes of the bell arrive.
+    bytes: std::os::unix::net::UnixStream,
     expected: Mutex<HashMap<u128, oneshot::Sender<MeetRequest>>>,
-    /// Peers are kept for as long as they live, with their mapped memory. The key is the name and the file of the bell:
-    /// another process could use the same name.
-    peers: Mutex<HashMap<(u128, u64), Arc<PeerNode>>>,
+    /// Peers are kept for as long as they live, with their mapped memory.
+    peers: Mutex<HashMap<PeerKey, Arc<PeerNode>>>,
     listening: Mutex<bool>,
     /// Ends, with the node, the tasks that serve peers.
     alive: watch::Sender<()>,
     refused: AtomicU64,
 }
+
+/// The name of a peer, and the page and the socket of its bell: another process could use the same name, or the same
+/// page.
+type PeerKey = (u128, u64, u64);
 
 /// A request of a peer's queue pair that knew the nonce of one of this node's queue pairs.
 pub(super) struct MeetRequest {
@@ -61,7 +64,7 @@ impl Node {
             exposures,
             engine: Engine::new(bell),
             bell: files,
-            bytes: Mutex::new(Some(bytes)),
+            bytes,
             expected: Mutex::default(),
             peers: Mutex::default(),
             listening: Mutex::default(),
@@ -75,8 +78,7 @@ impl Node {
         let mut listening = lock(&self.listening);
         if !*listening {
             let listener = UnixListener::bind(socket_of(self.name))?;
-            let bytes = lock(&self.bytes).take();
-            self.engine.start(bytes.ok_or(io::ErrorKind::AlreadyExists)?)?;
+            self.engine.start(&self.bytes)?;
             tokio::spawn(serve(listener, Arc::downgrade(self), self.alive.subscribe()));
             *listening = true;
         }
@@ -106,7 +108,8 @@ impl Node {
 
     /// Returns the peer with this name and bell. A new peer gets the bell that it has sent.
     pub(super) fn peer(self: &Arc<Self>, name: u128, bell: [OwnedFd; 2]) -> io::Result<Arc<PeerNode>> {
-        let key = (name, rustix::fs::fstat(&bell[0])?.st_ino);
+        let [page, socket] = [&bell[0], &bell[1]].map(|file| rustix::fs::fstat(file).map(|stat| stat.st_ino));
+        let key = (name, page?, socket?);
         let mut peers = lock(&self.peers);
         if let Some(known) = peers.get(&key) {
             return Ok(known.clone());
@@ -371,7 +374,7 @@ impl PeerNode {
 }
 
 /// Fetches objects of a peer. The connection also tells when the peer is gone; the peer is forgotten then.
-async fn fetch(key: (u128, u64), node: Weak<Node>, peer: Weak<PeerNode>, mut wanted: mpsc::UnboundedReceiver<u64>) {
+async fn fetch(key: PeerKey, node: Weak<Node>, peer: Weak<PeerNode>, mut wanted: mpsc::UnboundedReceiver<u64>) {
     let fetching = async {
         let stream = UnixStream::connect(socket_of(key.0)).await?;
         same_user(&stream)?;

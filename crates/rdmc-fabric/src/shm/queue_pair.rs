@@ -186,7 +186,7 @@ impl ShmQueuePair {
         if ended {
             return Err(EndReason::Lost);
         }
-        let pushed = self.push(connection, true)?;
+        let pushed = self.push(connection, Some(most))?;
         Ok(if pushed.needs_copy { TurnOutcome::More } else { outcome })
     }
 
@@ -316,7 +316,7 @@ impl RawQueuePair for ShmQueuePair {
             return;
         }
         let Some(connection) = self.connection.get() else { return };
-        match self.push(connection, false) {
+        match self.push(connection, None) {
             Ok(pushed) if !pushed.needs_copy => {}
             // The engine copies, and handles errors.
             _ => self.node.engine.notify(self.line),

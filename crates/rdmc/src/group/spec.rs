@@ -272,8 +272,9 @@ impl GroupSpec {
     /// Gives short messages a shorter way: the root writes each of at most `bytes` bytes, and of at most a block, into a
     /// slot of a ring at each receiver (DSN §4.6). By default there is no ring; all members need the same.
     ///
-    /// Such a message needs no schedule, no grant and no relay, but one write to each receiver. Longer messages travel
-    /// in blocks, in the same order; a slot tells the receivers their size. The root sends every short message to all
+    /// Such a message needs no schedule, no grant and no relay, but one write to each receiver. Messages that wait at the
+    /// same time share a slot, as many as fit. Longer messages travel in blocks, in the same order; a slot tells the
+    /// receivers their size. The root sends every short message to all
     /// receivers itself: a ring is for few members, or very short messages. It takes `slots` × (`bytes` + 16) bytes of
     /// memory at each receiver.
     ///

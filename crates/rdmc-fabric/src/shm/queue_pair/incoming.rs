@@ -51,6 +51,8 @@ enum EntryProgress {
     Done,
     /// It waits for another event.
     Stalled,
+    /// Its bytes are in a file, which the thread reads.
+    InFile,
     /// It waits for a receive, until then.
     Starved(Instant),
     /// The request is refused.
@@ -88,6 +90,7 @@ impl ShmQueuePair {
                     connection.incoming.set_done(incoming.done);
                 }
                 EntryProgress::Stalled => break TurnOutcome::Idle,
+                EntryProgress::InFile => break TurnOutcome::More,
                 EntryProgress::Starved(limit) => break TurnOutcome::Until(limit),
                 EntryProgress::Refused(error) => {
                     connection.incoming.refuse(error);
@@ -219,6 +222,9 @@ impl ShmQueuePair {
         most: usize,
     ) -> Result<EntryProgress, EndReason> {
         let Some(source) = self.source_of(connection, entry)? else { return Ok(EntryProgress::Stalled) };
+        if matches!(source, Source::File { .. }) && most < PIECE_LEN {
+            return Ok(EntryProgress::InFile);
+        }
         let (len, copied) = self.fill_piece(connection, incoming, entry, &source, (at, left.min(most)))?;
         if let Err(error) = copied {
             return Ok(self.unreadable(incoming, error));

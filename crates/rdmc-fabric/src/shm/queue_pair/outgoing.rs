@@ -2,7 +2,7 @@
 
 use std::collections::VecDeque;
 
-use super::{Connection, EndReason, ShmQueuePair};
+use super::{Connection, EndReason, PIECE_LEN, ShmQueuePair};
 use crate::memory::Buffer;
 use crate::shm::Shared;
 use crate::shm::arena::Allocation;
@@ -109,13 +109,13 @@ impl Staging {
 }
 
 impl ShmQueuePair {
-    /// Writes entries while there is room. Bytes are copied only if `may_copy`, one piece per call.
-    pub(super) fn push(&self, connection: &Connection, may_copy: bool) -> Result<Pushed, EndReason> {
+    /// Writes entries while there is room. At most one piece is copied, of at most so many bytes as `may_copy` says.
+    pub(super) fn push(&self, connection: &Connection, may_copy: Option<usize>) -> Result<Pushed, EndReason> {
         let mut outgoing = lock(&self.outgoing);
         let mut pushed = Pushed::default();
         let mut copied = false;
         while outgoing.has_room() && !outgoing.ended {
-            let may_copy = may_copy && !copied;
+            let may_copy = may_copy.filter(|_| !copied);
             // The entries of a request are contiguous.
             let read = match outgoing.partial {
                 None => self.push_read(connection, &mut outgoing, may_copy)?,
@@ -148,14 +148,12 @@ impl ShmQueuePair {
         &self,
         connection: &Connection,
         outgoing: &mut Outgoing,
-        may_copy: bool,
+        may_copy: Option<usize>,
     ) -> Result<Option<Wrote>, EndReason> {
         let (Some(grant), sent) = (outgoing.reads.front(), outgoing.read_sent) else { return Ok(None) };
         let total = grant.len();
-        let len = (total - sent).min(CHUNK_LEN);
-        if !may_copy {
-            return Ok(Some(Wrote::WouldCopy));
-        }
+        let Some(most) = may_copy else { return Ok(Some(Wrote::WouldCopy)) };
+        let len = (total - sent).min(CHUNK_LEN).min(most);
         let (payload, chunk) = if len == 0 {
             (Payload::Inline([0; INLINE_LEN_MAX]), None)
         } else {
@@ -183,7 +181,7 @@ impl ShmQueuePair {
         &self,
         connection: &Connection,
         outgoing: &mut Outgoing,
-        may_copy: bool,
+        may_copy: Option<usize>,
     ) -> Result<Wrote, EndReason> {
         let sent = match outgoing.partial {
             Some(sent) => sent,
@@ -230,7 +228,7 @@ impl ShmQueuePair {
         outgoing: &mut Outgoing,
         data: &Buffer,
         sent: usize,
-        may_copy: bool,
+        may_copy: Option<usize>,
     ) -> Result<Located, EndReason> {
         if data.len() <= INLINE_LEN_MAX {
             let mut bytes = [0; INLINE_LEN_MAX];
@@ -241,11 +239,11 @@ impl ShmQueuePair {
         if let Some((object, offset)) = shared {
             return Ok(Located::At { payload: Payload::Shared { object, offset }, len: data.len(), chunk: None });
         }
-        if !may_copy {
-            return Ok(Located::Not(Wrote::WouldCopy));
-        }
+        // Pages of a file may have to be read first, which is the thread's work.
+        let most = may_copy.filter(|most| *most >= PIECE_LEN || !data.may_change());
+        let Some(most) = most else { return Ok(Located::Not(Wrote::WouldCopy)) };
         let Some(chunk) = outgoing.chunk(self)? else { return Ok(Located::Not(Wrote::Nothing)) };
-        let len = (data.len() - sent).min(CHUNK_LEN);
+        let len = (data.len() - sent).min(CHUNK_LEN).min(most);
         let staging = outgoing.staging.as_mut().expect("the chunk is of it");
         data.copy_to(sent, staging.bytes(chunk, len)).map_err(|_| EndReason::Unreadable)?;
         Ok(Located::At { payload: staging.payload(chunk), len, chunk: Some(chunk) })
