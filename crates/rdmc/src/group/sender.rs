@@ -325,9 +325,13 @@ async fn run(
                         group.retained().keep(number, blocks);
                     }
                     let (whole, done): (Vec<_>, Vec<_>) = taken.into_iter().unzip();
+                    // Before the messages leave: a receiver may say at once that it has let one of them go.
+                    let receipts = (messages..).zip(done).map(|(number, done)| {
+                        done.map(|done| PendingReceipt::new(done, group.status.receipts.slip(number)))
+                    });
+                    let receipts: Vec<_> = receipts.collect();
                     group.write_short(&whole)?;
-                    for (blocks, done) in whole.into_iter().zip(done) {
-                        let done = done.map(|done| PendingReceipt::new(done, group.status.receipts.slip(messages)));
+                    for (blocks, done) in whole.into_iter().zip(receipts) {
                         let transfer = group.transfer(messages, HopPlan::Nothing, blocks, None);
                         group.message_completed(messages, transfer.complete().await?);
                         completed.add(Ok((messages, done)))?;
