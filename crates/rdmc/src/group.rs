@@ -147,9 +147,14 @@ impl Group {
     /// Nothing is lost.
     async fn room_for_slot(&self) -> Result<(), TransferError> {
         let Some(ring) = self.status.table.outgoing() else { return Ok(()) };
-        if !ring.has_room() {
+        loop {
+            let told = ring.told();
+            if ring.has_room() {
+                break;
+            }
+            // Whoever tells of more slots is not the one that all wait for, or not any more.
             let slowest = self.status.slowest_reader();
-            self.exchange.waiting(WaitReason::Ready, slowest, ring.room()).await;
+            self.exchange.waiting(WaitReason::Ready, slowest, ring.told_more(told)).await;
         }
         Ok(self.status.table.takes_slot(ring).await?)
     }

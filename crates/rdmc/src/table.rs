@@ -99,7 +99,7 @@ impl StatusTable {
         let state = Mutex::new(TableState { rows: vec![first; members], published: 0 });
         let outgoing = ring.filter(|_| me.is_root()).map(|shape| OutgoingRing::new(shape, links.len()));
         if let Some(outgoing) = outgoing.as_ref().filter(|_| links.is_empty()) {
-            outgoing.read.raise_to(u64::MAX);
+            outgoing.note_read(u64::MAX);
         }
         Self { links, salt, me, state, due, outgoing, fabric }
     }
@@ -244,8 +244,8 @@ impl StatusTable {
         ring.next(self.salt, memory).await
     }
 
-    /// At a receiver: reads the slot that [`next_slot`](Self::next_slot) has read last, as the root has sent it again by
-    /// another way; `None` if it is corrupted too.
+    /// At a receiver: reads the slot that [`next_slot`](Self::next_slot) has read last, as the root has sent it again
+    /// by another way; `None` if it is corrupted too.
     pub(crate) fn slot_again<M: DerefMut<Target = [u8]>, E>(
         &self,
         ring: &IncomingRing,
@@ -267,7 +267,7 @@ impl StatusTable {
     }
 
     /// At the root: writes the slot of the next message, whose bytes `fill` writes, to all receivers, which have
-    /// [room](OutgoingRing::room) and [take it](Self::takes_slot). One task writes at a time.
+    /// [room](OutgoingRing::has_room) and [take it](Self::takes_slot). One task writes at a time.
     pub(crate) fn write_slot(
         &self,
         ring: &OutgoingRing,

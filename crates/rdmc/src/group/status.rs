@@ -301,7 +301,7 @@ impl RowReader for Status {
                     return Err("says that it has read slots that were not written");
                 }
                 let receivers = self.table.peers().map(|rank| self.table.row(rank).read);
-                ring.read.raise_to(receivers.min().unwrap_or(u64::MAX));
+                ring.note_read(receivers.min().unwrap_or(u64::MAX));
             }
             self.note_held(from, row.received);
             if row.taken > before.taken || row.let_go > before.let_go {

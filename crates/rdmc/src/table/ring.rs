@@ -16,7 +16,7 @@ use serde::{Deserialize, Serialize};
 use twox_hash::XxHash3_64;
 
 use super::memory::WriteMemory;
-use crate::count::{Count, Level};
+use crate::count::Count;
 use crate::sync::lock;
 
 /// How many slots a ring has, and how many bytes of a message fit into one.
@@ -37,9 +37,14 @@ impl RingShape {
         SLOT_HEADER_LEN + (self.bytes as usize).next_multiple_of(8)
     }
 
-    /// Returns where the slot of a message begins, counted from the first message of the ring.
+    /// Returns where a slot begins; slots are counted from the first of the ring on.
     pub(super) fn place(self, number: u64) -> usize {
-        usize::try_from(number % u64::from(self.slots)).expect("there are few slots") * self.slot_len()
+        self.index(number) * self.slot_len()
+    }
+
+    /// Returns the place that a slot has, of those of the ring.
+    fn index(self, number: u64) -> usize {
+        usize::try_from(number % u64::from(self.slots)).expect("there are few slots")
     }
 }
 
@@ -53,8 +58,8 @@ pub(crate) enum Slot<T> {
     InBlocks(u64),
 }
 
-/// Encodes the slot of a message, whose bytes `fill` writes, at the beginning of `memory`. Its check value depends on the
-/// place of the message in the ring. Returns the bytes of the slot.
+/// Encodes the slot of a message, whose bytes `fill` writes, at the beginning of `memory`. Its check value depends on
+/// the place of the message in the ring. Returns the bytes of the slot.
 pub(crate) fn encode(
     slot: &Slot<usize>,
     (salt, number): (u64, u64),
@@ -233,7 +238,9 @@ pub(crate) struct OutgoingRing {
     /// Slots that are written, or about to be.
     pub(super) written: AtomicU64,
     /// Slots that all receivers have read.
-    pub(crate) read: Level,
+    read: AtomicU64,
+    /// How often a receiver has told that it has read slots.
+    told: Count,
     /// Writes to each receiver that are not acknowledged, oldest first.
     pub(super) unacknowledged: Mutex<Vec<VecDeque<Operation<()>>>>,
 }
@@ -242,7 +249,14 @@ impl OutgoingRing {
     pub(super) fn new(shape: RingShape, receivers: usize) -> Self {
         let unacknowledged = Mutex::new((0..receivers).map(|_| VecDeque::new()).collect());
         let memory = Mutex::new((0..shape.slots).map(|_| WriteMemory::new(shape.slot_len())).collect());
-        Self { shape, memory, written: AtomicU64::new(0), read: Level::default(), unacknowledged }
+        Self {
+            shape,
+            memory,
+            written: AtomicU64::new(0),
+            read: AtomicU64::new(0),
+            told: Count::default(),
+            unacknowledged,
+        }
     }
 
     /// Encodes the slot of message `number` of the ring, whose bytes `fill` writes.
@@ -253,18 +267,15 @@ impl OutgoingRing {
         (salt, number): (u64, u64),
         fill: impl FnOnce(&mut [u8]) -> io::Result<()>,
     ) -> io::Result<Buffer> {
-        let place = usize::try_from(number % u64::from(self.shape.slots)).expect("there are few slots");
         let encode = |memory: &mut [u8]| encode(slot, (salt, number), memory, fill);
-        lock(&self.memory)[place].write(fabric, encode)
+        lock(&self.memory)[self.shape.index(number)].write(fabric, encode)
     }
 
     /// Returns a slot that some receivers have not read, as it was written.
     pub(crate) fn slot(&self, number: u64) -> Option<Buffer> {
         let written = self.written();
-        let slots = u64::from(self.shape.slots);
-        let place = usize::try_from(number % slots).expect("there are few slots");
-        let is_there = number < written && written - number <= slots;
-        lock(&self.memory)[place].written().filter(|_| is_there)
+        let is_there = number < written && written - number <= self.shape.slots.into();
+        lock(&self.memory)[self.shape.index(number)].written().filter(|_| is_there)
     }
 
     /// Returns the most bytes of messages in a slot.
@@ -274,16 +285,26 @@ impl OutgoingRing {
 
     /// Tells whether there is room for the slot of the next message.
     pub(crate) fn has_room(&self) -> bool {
-        self.read.get() >= self.due()
+        self.read.load(Ordering::Acquire) >= (self.written() + 1).saturating_sub(self.shape.slots.into())
     }
 
-    /// Waits until there is room for the slot of the next message.
-    pub(crate) async fn room(&self) {
-        self.read.reaches(self.due()).await;
+    /// Returns how often a receiver has told that it has read slots.
+    pub(crate) fn told(&self) -> u64 {
+        self.told.get()
     }
 
-    fn due(&self) -> u64 {
-        (self.written() + 1).saturating_sub(self.shape.slots.into())
+    /// Waits until a receiver tells more often than `told` times that it has read slots.
+    ///
+    /// # Cancel safety
+    /// Nothing is lost.
+    pub(crate) async fn told_more(&self, told: u64) {
+        self.told.reaches(told + 1).await;
+    }
+
+    /// Notes that a receiver has told what it has read, and how many slots all have read now.
+    pub(crate) fn note_read(&self, by_all: u64) {
+        self.read.fetch_max(by_all, Ordering::AcqRel);
+        self.told.increment();
     }
 
     /// Waits until fewer writes to a receiver are unacknowledged than there are slots.
