@@ -4,10 +4,10 @@
 //! cargo bench -p rdmc-benches --bench short -- --fabric shm,tcp --members 2,4
 //! ```
 //!
-//! Each member has a thread and a runtime of its own, in one process. *Last* is the time from the call of `send` until the
-//! last receiver's application has the message; *receipt* is the time until the root knows that every application has
-//! it. *Sockets* does the same without `rdmc`: the root writes the message to a plain TCP stream for each receiver, and
-//! each answers with eight bytes. Ways take turns, round by round; the figures are medians of the rounds' medians.
+//! Each member has a thread and a runtime of its own, in one process. *Last* is the time from the call of `send` until
+//! the last receiver's application has the message; *receipt* is the time until the root knows that every application
+//! has it. *Sockets* does the same without `rdmc`: the root writes the message to a plain TCP stream for each receiver,
+//! and each answers with eight bytes. Ways take turns, round by round; the figures are medians of the rounds' medians.
 
 use std::net::{Ipv4Addr, SocketAddr};
 use std::sync::{Arc, Barrier, Mutex};

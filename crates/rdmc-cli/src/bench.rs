@@ -1,11 +1,12 @@
 //! `rdmc bench`: the options, and the output of the results.
 
 use std::cell::RefCell;
+use std::ops::RangeInclusive;
 use std::path::PathBuf;
 
 use anyhow::Context;
 use clap::Args;
-use rdmc::Algorithm;
+use rdmc::{Algorithm, GroupSpec};
 use rdmc_bench::local::Program;
 use rdmc_bench::{Bench, Checks, Completion, Contestant, Delivery, Output, OutputFormat, Ring};
 use rdmc_files::FabricSelection;
@@ -274,11 +275,13 @@ fn parse_ring(text: &str) -> Result<RingOrNone, String> {
     if text == NO_RING {
         return Ok(RingOrNone(None));
     }
+    const SLOTS: RangeInclusive<u32> = GroupSpec::RING_SLOTS_MIN..=GroupSpec::RING_SLOTS_MAX;
+    const BYTES: RangeInclusive<u32> = 1..=GroupSpec::RING_BYTES_MAX;
     let shape = || format!("{text:?} is not a ring: give 2x1 to 4096x64k (slots, and bytes of a slot), or {NO_RING}");
     let (slots, bytes) = text.split_once('x').ok_or_else(shape)?;
-    let slots = slots.parse().ok().filter(|slots| (2..=4096).contains(slots)).ok_or_else(shape)?;
+    let slots = slots.parse().ok().filter(|slots| SLOTS.contains(slots)).ok_or_else(shape)?;
     let bytes = size::parse(bytes)?;
-    let bytes = u32::try_from(bytes).ok().filter(|bytes| (1..=64 << 10).contains(bytes)).ok_or_else(shape)?;
+    let bytes = u32::try_from(bytes).ok().filter(|bytes| BYTES.contains(bytes)).ok_or_else(shape)?;
     Ok(RingOrNone(Some(Ring { slots, bytes })))
 }
 

@@ -139,12 +139,11 @@ impl Stream for CompletionQueue {
                 }
                 return Poll::Ready(Some(completed.resolve()));
             }
-            let spins = self.spins();
-            if spins && !self.attends {
-                self.attend(true);
-                continue;
-            }
-            if spins {
+            if self.spins() {
+                if !self.attends {
+                    self.attend(true);
+                    continue;
+                }
                 // Where cores are shared, the task that completes the next work may need this one.
                 std::thread::yield_now();
                 look_again(cx);

@@ -14,8 +14,8 @@ use crate::racks::Racks;
 /// `hybrid(cascade)` or `hybrid(two-tree)`. It is not parsed, since it needs the racks; [`Spine::in_name`] returns its
 /// spine.
 ///
-/// With the feature `serde`, a flat algorithm is its name in files too. A hybrid is a table of its spine and of the rack
-/// of each rank: `{ hybrid = { spine = "cascade", racks = [0, 0, 1, 1] } }`.
+/// With the feature `serde`, a flat algorithm is its name in files too. A hybrid is a table of its spine and of the
+/// rack of each rank: `{ hybrid = { spine = "cascade", racks = [0, 0, 1, 1] } }`.
 ///
 /// # Examples
 /// ```

@@ -127,7 +127,8 @@ pub struct MessageRecord {
 /// It is the BLAKE3 of the message's size, of the block size (each 8 bytes, little endian), and of the XXH3 of every
 /// block in 128 bits. So it follows from the checksums of the blocks, without a second look at the content. It proves
 /// that no byte changed by accident. It proves nothing against bytes made up on purpose, since XXH3 is not a
-/// cryptographic function; encryption protects against those. In JSON and its like it is a text of 64 hexadecimal digits.
+/// cryptographic function; encryption protects against those. In JSON and its like it is a text of 64 hexadecimal
+/// digits.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Digest(pub [u8; 32]);
 

@@ -137,6 +137,7 @@ impl Round {
         }
         let begun = Instant::now();
         for (time, event) in &self.events {
+            // Harm comes at the time that was drawn, whatever the processes do then.
             std::thread::sleep(time.saturating_sub(begun.elapsed()));
             match event {
                 Event::Kill(victim) => processes[*victim].signal("KILL"),

@@ -14,10 +14,10 @@ use super::map::Mapping;
 
 /// One node's doorbell, mapped by the node and by its peers.
 ///
-/// Each line has a bit, and so has each group of lines. A peer with news on a line sets both bits, and sends a byte over
-/// the socket if the bell is armed. If the peer is stopped in the middle, other peers can still wake the node. A peer
-/// that writes nonsense can make the node look at lines without news. It can also make the node miss lines until its
-/// next look at all lines, which it takes now and then.
+/// Each line has a bit, and so has each group of lines. A peer with news on a line sets both bits, and sends a byte
+/// over the socket if the bell is armed. If the peer is stopped in the middle, other peers can still wake the node. A
+/// peer that writes nonsense can make the node look at lines without news. It can also make the node miss lines until
+/// its next look at all lines, which it takes now and then.
 pub(super) struct Doorbell {
     page: Mapping,
 }

@@ -1,9 +1,9 @@
 //! The engine of a node, which carries out the peers' requests.
 //!
 //! The node's task and tasks that poll carry out short requests themselves, so that no thread has to be woken between a
-//! peer's request and the task that waits for it. Long ones are handed over to a thread, so that the copies take no time
-//! of the runtime. Either copies one piece of one request at a time, and queue pairs take turns. So a grant for the next
-//! block does not wait behind a long block.
+//! peer's request and the task that waits for it. Long ones are handed over to a thread, so that the copies take no
+//! time of the runtime. Either copies one piece of one request at a time, and queue pairs take turns. So a grant for
+//! the next block does not wait behind a long block.
 
 use std::collections::{HashMap, VecDeque};
 use std::io::{self, ErrorKind};

@@ -184,8 +184,8 @@ impl Participant {
         }
     }
 
-    /// Recovers from a failure. Returns `None` if that cannot be, and a failure if the group of the survivors fails while
-    /// it is formed.
+    /// Recovers from a failure. Returns `None` if that cannot be, and a failure if the group of the survivors fails
+    /// while it is formed.
     async fn recover(&self, failure: GroupFailure) -> Option<Result<Handle, GroupFailure>> {
         let recovered = if self.rank > 0 && self.me().offers {
             let recovered = failure.recover_with_offers().await;

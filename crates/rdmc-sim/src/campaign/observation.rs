@@ -61,7 +61,8 @@ pub struct MemberObservation {
     pub closing_ns: Option<u64>,
     /// How the close ended.
     pub closed: Option<Ending>,
-    /// The groups of survivors in which it went on after failures, in order, and at last the one that it could not join.
+    /// The groups of survivors in which it went on after failures, in order, and at last the one that it could not
+    /// join.
     pub recoveries: Vec<RecoveryObservation>,
     /// When its application ended, in ns.
     pub ended_ns: Option<u64>,

@@ -41,8 +41,8 @@ impl World {
         }
     }
 
-    /// Flips a bit of the bytes of each of the next `count` writes to a node that carry an immediate `imm` and are longer
-    /// than a counter of 8 bytes. A second call for the same immediate replaces the first.
+    /// Flips a bit of the bytes of each of the next `count` writes to a node that carry an immediate `imm` and are
+    /// longer than a counter of 8 bytes. A second call for the same immediate replaces the first.
     pub fn flip_writes(&self, node: NodeIndex, imm: u32, bit: u64, count: u64) {
         let mut planned = lock(&self.0.flips.planned_of_writes);
         planned.remove(&(node, imm));

@@ -156,7 +156,12 @@ pub enum GroupError {
     #[error("shared objects bring their own memory: join the group without offers, or deliver private copies")]
     SharedOffers,
     /// The [ring](crate::GroupSpec::ring) has too few or too many slots, or slots of no bytes or too many.
-    #[error("a ring of {slots} slots of {bytes} bytes is not one of 2 to 4096 slots of 1 to 65536 bytes")]
+    #[error(
+        "a ring of {slots} slots of {bytes} bytes is not one of {} to {} slots of 1 to {} bytes",
+        GroupSpec::RING_SLOTS_MIN,
+        GroupSpec::RING_SLOTS_MAX,
+        GroupSpec::RING_BYTES_MAX
+    )]
     Ring {
         /// Slots asked for.
         slots: u32,

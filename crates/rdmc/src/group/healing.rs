@@ -83,8 +83,7 @@ impl Healing {
                     let (message, block) = (identity.message, healed.block.0);
                     let span = &self.membership.span;
                     tracing::info!(parent: span, message, block, from = %holder, "a corrupted block is healed");
-                    self.exchange.counters.healed();
-                    self.membership.node.counters.healed();
+                    self.count_healed();
                     return Ok(healed);
                 }
                 FetchOutcome::Bad => bad += 1,
@@ -97,8 +96,8 @@ impl Healing {
         Err(TransferError::Corrupted { by, message: identity.message, block: identity.block })
     }
 
-    /// At a receiver: notes that a slot of the ring came corrupted, that of message `message` and perhaps of later ones,
-    /// and asks the root for it until `take` makes something of it.
+    /// At a receiver: notes that a slot of the ring came corrupted, that of message `message` and perhaps of later
+    /// ones, and asks the root for it until `take` makes something of it.
     pub(super) async fn fetch_slot<T>(
         &self,
         slot: u64,
@@ -115,8 +114,7 @@ impl Healing {
             let Ok(Ok(Some(bytes))) = answered else { continue };
             if let Some(taken) = take(&bytes)? {
                 tracing::info!(parent: &self.membership.span, slot, message, "a corrupted slot is healed");
-                self.exchange.counters.healed();
-                self.membership.node.counters.healed();
+                self.count_healed();
                 return Ok(taken);
             }
         }
@@ -140,6 +138,11 @@ impl Healing {
         let corruption = Corruption { from, to, message, block: block.0 };
         self.exchange.counters.corrupted(corruption);
         self.membership.node.counters.corrupted(corruption);
+    }
+
+    fn count_healed(&self) {
+        self.exchange.counters.healed();
+        self.membership.node.counters.healed();
     }
 
     /// Fetches a block from one member.

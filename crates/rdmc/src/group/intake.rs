@@ -46,22 +46,19 @@ pub(super) struct Intake {
 /// A message that has begun.
 pub(super) struct StartedTransfer {
     pub(super) transfer: Transfer,
-    pub(super) rest: MessageRest,
+    /// What is still to come; `None` if the message is whole.
+    pub(super) rest: Option<BlocksToCome>,
 }
 
-/// What is still to come of a message that has begun.
-pub(super) enum MessageRest {
-    /// It is whole.
-    Nothing,
-    Blocks {
-        first_is_here: bool,
-        turn: Turn,
-    },
+/// The blocks of a message that are still to come.
+pub(super) struct BlocksToCome {
+    pub(super) first_is_here: bool,
+    pub(super) turn: Turn,
 }
 
 impl StartedTransfer {
     fn in_blocks(transfer: Transfer, first_is_here: bool, turn: Turn) -> Self {
-        Self { transfer, rest: MessageRest::Blocks { first_is_here, turn } }
+        Self { transfer, rest: Some(BlocksToCome { first_is_here, turn }) }
     }
 }
 
@@ -133,7 +130,7 @@ impl Intake {
         let transfer = self.group.transfer(number, plan, Arc::new(blocks), Some(deliver));
         if in_slot {
             turn.end();
-            return Ok((self, StartedTransfer { transfer, rest: MessageRest::Nothing }));
+            return Ok((self, StartedTransfer { transfer, rest: None }));
         }
         Ok((self, StartedTransfer::in_blocks(transfer, first_is_here, turn)))
     }

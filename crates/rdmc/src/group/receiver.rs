@@ -14,7 +14,7 @@ use tokio::sync::{mpsc, oneshot};
 use super::continuation::{Continuation, LostMessage};
 use super::error::{GroupError, GroupFailure};
 use super::forming::{FormedGroup, Grants, MemberRole, form};
-use super::intake::{Intake, MESSAGES_AHEAD, MemorySource, MessageRest, ProvidedMemory, StartedTransfer};
+use super::intake::{BlocksToCome, Intake, MESSAGES_AHEAD, MemorySource, ProvidedMemory, StartedTransfer};
 use super::offer::{Arrival, Exclusive, Message, Offer, REASON_MAX, failure_of};
 use super::{Group, GroupSpec, OwnedFuture, start, take_grants};
 use crate::certificate::Certificate;
@@ -330,15 +330,12 @@ async fn run(
             begun = starting => {
                 let (intake, begun): (Intake, StartedTransfer) = begun?;
                 let StartedTransfer { transfer, rest } = begun;
-                let rest = match rest {
-                    MessageRest::Nothing => None,
-                    MessageRest::Blocks { first_is_here, turn } => Some((first_is_here, turn, relay_turns.next())),
-                };
+                let rest = rest.map(|rest| (rest, relay_turns.next()));
                 let (group, number) = (&group, started);
                 running.push(async move {
                     let size = match rest {
                         None => transfer.complete().await?,
-                        Some((first_is_here, turn, relay_turn)) => {
+                        Some((BlocksToCome { first_is_here, turn }, relay_turn)) => {
                             transfer.run(first_is_here, turn, relay_turn).await?
                         }
                     };

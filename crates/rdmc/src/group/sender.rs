@@ -406,13 +406,14 @@ async fn next_message(
             group.room_for_slot().await?;
         }
         return Ok(match queue.take() {
-            Some(RootRequest::Send { message, shape, done }) if group.fits_a_slot(shape.size) => {
-                let first = (Arc::new(Blocks::whole_message(shape, message)), done);
-                let most = group.retained().room_left(number, unstable_max).min(PACKED_MAX);
-                NextStep::Short(take_short(group, queue, first, most))
-            }
             Some(RootRequest::Send { message, shape, done }) => {
-                NextStep::Message { repair: None, blocks: Arc::new(Blocks::whole_message(shape, message)), done }
+                let blocks = Arc::new(Blocks::whole_message(shape, message));
+                if group.fits_a_slot(shape.size) {
+                    let most = group.retained().room_left(number, unstable_max).min(PACKED_MAX);
+                    NextStep::Short(take_short(group, queue, (blocks, done), most))
+                } else {
+                    NextStep::Message { repair: None, blocks, done }
+                }
             }
             Some(RootRequest::Close) => NextStep::End { closed: true },
             None if queue.has_ended() => NextStep::End { closed: false },

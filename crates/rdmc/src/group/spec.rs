@@ -137,6 +137,12 @@ impl GroupSpec {
     pub const BLOCK_SIZE_MAX: u32 = 1 << 30;
     /// Most blocks of a message: 1,048,576. Each needs about 90 bytes of memory at every member.
     pub const BLOCKS_MAX: u32 = BLOCKS_MAX;
+    /// Fewest slots of a [ring](Self::ring).
+    pub const RING_SLOTS_MIN: u32 = 2;
+    /// Most slots of a [ring](Self::ring).
+    pub const RING_SLOTS_MAX: u32 = 4096;
+    /// Longest message in a slot of a [ring](Self::ring), in bytes.
+    pub const RING_BYTES_MAX: u32 = 64 << 10;
 
     /// Specifies a group of these members, the first of which is the root; default: binomial pipeline, blocks of 1 MiB.
     pub fn new(id: u64, members: impl IntoIterator<Item = NodeId>) -> Self {
@@ -272,13 +278,13 @@ impl GroupSpec {
     /// Gives short messages a shorter way: the root writes each of at most `bytes` bytes, and of at most a block, into a
     /// slot of a ring at each receiver (DSN §4.6). By default there is no ring; all members need the same.
     ///
-    /// Such a message needs no schedule, no grant and no relay, but one write to each receiver. Messages that wait at the
-    /// same time share a slot, as many as fit. Longer messages travel in blocks, in the same order; a slot tells the
-    /// receivers their size. The root sends every short message to all
-    /// receivers itself: a ring is for few members, or very short messages. It takes `slots` × (`bytes` + 16) bytes of
-    /// memory at each receiver.
+    /// Such a message needs no schedule, no grant and no relay, but one write to each receiver. Messages that wait at
+    /// the same time share a slot, as many as fit. Longer messages travel in blocks, in the same order; a slot tells the
+    /// receivers their size. The root sends every short message to all receivers itself: a ring is for few members, or
+    /// very short messages. It takes `slots` × (`bytes` + 16) bytes of memory at each receiver.
     ///
-    /// `slots` is 2 to 4096, `bytes` 1 to 65,536.
+    /// `slots` is [`RING_SLOTS_MIN`](Self::RING_SLOTS_MIN) to [`RING_SLOTS_MAX`](Self::RING_SLOTS_MAX), `bytes` 1 to
+    /// [`RING_BYTES_MAX`](Self::RING_BYTES_MAX).
     #[must_use]
     pub fn ring(mut self, slots: u32, bytes: u32) -> Self {
         self.ring = Some(RingShape { slots, bytes });
@@ -320,7 +326,10 @@ impl GroupSpec {
             return Err(InvalidSpec::BlockSize { bytes: self.block_size.into() });
         }
         match self.ring {
-            Some(RingShape { slots, bytes }) if !(2..=4096).contains(&slots) || !(1..=65536).contains(&bytes) => {
+            Some(RingShape { slots, bytes })
+                if !(Self::RING_SLOTS_MIN..=Self::RING_SLOTS_MAX).contains(&slots)
+                    || !(1..=Self::RING_BYTES_MAX).contains(&bytes) =>
+            {
                 return Err(InvalidSpec::Ring { slots, bytes });
             }
             Some(_) if self.delta => return Err(InvalidSpec::RingDelta),
@@ -344,7 +353,12 @@ pub(super) enum InvalidSpec {
     BlockSize { bytes: u64 },
     #[error("members: node {node} is a member twice; list each node once")]
     DuplicateMember { node: NodeId },
-    #[error("ring: {slots} slots of {bytes} bytes are not 2 to 4096 slots of 1 to 65536 bytes")]
+    #[error(
+        "ring: {slots} slots of {bytes} bytes are not {} to {} slots of 1 to {} bytes",
+        GroupSpec::RING_SLOTS_MIN,
+        GroupSpec::RING_SLOTS_MAX,
+        GroupSpec::RING_BYTES_MAX
+    )]
     Ring { slots: u32, bytes: u32 },
     #[error("delta: members compare the blocks of every message; leave delta or the ring off")]
     RingDelta,

@@ -6,8 +6,8 @@ use rdmc_fabric::{Buffer, BufferMut, Fabric, MemoryRegion};
 
 /// Memory for one write at a time.
 ///
-/// It is allocated at the first write, and used again when the fabric holds it no more. If the fabric still holds it, as
-/// it may although the bytes have arrived, other memory takes its place.
+/// It is allocated at the first write, and used again when the fabric holds it no more. If the fabric still holds it,
+/// as it may although the bytes have arrived, other memory takes its place.
 pub(super) struct WriteMemory {
     len: usize,
     /// What was written last.

@@ -129,8 +129,8 @@ impl Fates {
     }
 }
 
-/// A group was closed at all members that came to no harm, if these are a quorum, or has failed with the same failure at all survivors, which
-/// names only members that came to harm.
+/// A group was closed at all members that came to no harm, if these are a quorum, or has failed with the same failure
+/// at all survivors, which names only members that came to harm.
 fn ends_agree(members: &[u32], parts: &BTreeMap<u32, Part>, harmed: &BTreeSet<u32>) -> Result<(), String> {
     let told = || parts.iter().map(|(node, part)| format!("\n{node}: {:?}", part.end)).collect::<String>();
     let mut failures = parts.iter().filter_map(|(node, part)| part.survived(*node));

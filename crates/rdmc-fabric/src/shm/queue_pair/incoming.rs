@@ -286,7 +286,6 @@ impl ShmQueuePair {
                 Ok((len, copied))
             }
             PartialRequest::ReadData => {
-                let len = left;
                 let copy = |room: &mut [u8]| {
                     let copied = source.copy_to(at, room, false);
                     if connection.incoming.is_closed() {
@@ -295,8 +294,8 @@ impl ShmQueuePair {
                         copied.map_err(|_| EndReason::Lost)
                     }
                 };
-                self.take_read_data(entry, at, len, copy)?;
-                Ok((len, Ok(())))
+                self.take_read_data(entry, at, left, copy)?;
+                Ok((left, Ok(())))
             }
         }
     }

@@ -145,8 +145,8 @@ impl Continued<'_> {
         }
     }
 
-    /// If one close succeeds, every member has called close, and those that take all messages have the same. If the root
-    /// is one of them, they have every message.
+    /// If one close succeeds, every member has called close, and those that take all messages have the same. If the
+    /// root is one of them, they have every message.
     fn closes_follow_full_delivery(&self) -> Result<(), String> {
         let Some(closed) = self.parts.iter().find(|part| part.recovery.closed_well()) else { return Ok(()) };
         let closing = self.parts.iter().filter(|part| part.recovery.closing_ns.is_some());
