@@ -80,6 +80,11 @@ impl Work {
         (self.seed + message % DISTINCT).wrapping_add(u64::from(group) << 48)
     }
 
+    /// Tells whether a message that is not measured goes before: in rounds, as `MPI_Barrier` before `MPI_Bcast`.
+    pub(crate) fn begins_with_barrier(&self) -> bool {
+        self.messages == 1
+    }
+
     /// Tells whether messages are packed into batches.
     pub(crate) fn is_packed(&self) -> bool {
         self.messages > 1 && self.window.is_none()

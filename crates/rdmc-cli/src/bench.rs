@@ -296,10 +296,11 @@ const BYTES_MAX: u64 = 1 << 30;
 const HELP: &str = "\
 Every combination of the lists is a configuration. Each member is a process with one thread.
 
-A round is one message of each group. It begins when all members are ready, and ends when the last
-receiver has the message, by the host's monotonic clock. Memory is warm at both ends. Each round
-has other content. Every receiver verifies every byte, outside of the measured time; where messages
-per second are counted, inside of it. A mismatch ends the program with code 5.
+A round is one message of each group. It begins when the root has the receipt of a message of one
+byte, which is the barrier, and ends when the last receiver has the message, by the host's
+monotonic clock. Memory is warm at both ends. Each round has other content. Every receiver verifies
+every byte, outside of the measured time; where messages per second are counted, inside of it. A
+mismatch ends the program with code 5.
 
 With --delivery shared the sender fills and seals an object before the measured time. The round
 ends when the last receiver has mapped the object. Nothing is copied, and the first access of the

@@ -36,7 +36,7 @@ pub(crate) mod waits;
 use arrival::{Arrival, ArrivedBlock, DueBlock, ExpectedBlock};
 pub(crate) use blocks::Blocks;
 use exchange::Exchange;
-pub(crate) use first::{FirstBlock, FirstContent, FirstPlace};
+pub(crate) use first::{FirstArrival, FirstBlock, FirstContent, FirstPlace};
 use in_flight::{BlockTraffic, InFlight, IncomingBlocks, OutgoingBlocks, SentBlock};
 use neighbour::Neighbour;
 use pending::PendingHops;

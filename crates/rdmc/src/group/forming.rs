@@ -187,15 +187,17 @@ impl Neighbourhood {
             true => everybody_but(rank, count),
             false => neighbours(&spec.algorithm, count, rank)?,
         };
-        // In a delta group, or with a ring, all members know the size before the first block comes.
-        let first_source_of = |member| match spec.delta || spec.ring.is_some() {
+        // In a delta group any member may send the first block.
+        let first_source_of = |member| match spec.delta {
             true => Ok(None),
             false => first_source(&spec.algorithm, count, member),
         };
+        // A slot of the ring has the size.
+        let learns_size_of_block = spec.ring.is_none();
         let depth = Depth::shared(node.completions_max, neighbours.sends_to.len() + neighbours.receives_from.len());
         let mut peers = BTreeMap::new();
         for &peer in neighbours.sends_to.iter().chain(&neighbours.receives_from) {
-            let learns_size_here = first_source_of(peer)? == Some(rank);
+            let learns_size_here = learns_size_of_block && first_source_of(peer)? == Some(rank);
             let id = spec.members[peer.index()];
             if let Entry::Vacant(vacant) = peers.entry(peer) {
                 let (fabric, block_size) = (node.fabric.clone(), spec.block_size);

@@ -4,19 +4,22 @@ use std::collections::{BTreeMap, VecDeque};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
+use futures::FutureExt;
+use futures::future::BoxFuture;
 use rdmc_fabric::{Buffer, BufferMut, ObjectDescriptor};
 use rdmc_schedule::{BlockIndex, Rank};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc, oneshot};
 
 use super::Group;
 use super::continuation::{InterruptedMessage, Resumption};
-use super::offer::{Arrival, Offer, OfferReply};
+use super::offer::{Arrival, Exclusive, Offer, OfferReply};
 use crate::checksum::{Checksum, yield_now};
 use crate::failure::{FailureCause, with_sources};
 use crate::sync::lock;
 use crate::table::{IncomingRing, Slot, ring};
 use crate::transfer::{
-    Blocks, FirstBlock, FirstContent, FirstPlace, HopPlan, Shape, Transfer, TransferError, Turn, Turnstile,
+    Blocks, FirstArrival, FirstBlock, FirstContent, FirstPlace, HopPlan, Shape, Transfer, TransferError, Turn,
+    Turnstile,
 };
 
 /// The source of the memory of messages.
@@ -41,6 +44,15 @@ pub(super) struct Intake {
     resumption: Resumption,
     /// Messages that came in a slot with others, and have not begun.
     packed: VecDeque<Buffer>,
+    /// In a group with a ring, the first block of the next message that comes in blocks. Its receive is posted before
+    /// the slot comes, so that the sender need not wait.
+    first_ahead: Exclusive<Option<FirstAhead>>,
+}
+
+/// A first block that is waited for before its message is known.
+enum FirstAhead {
+    Coming(BoxFuture<'static, FirstArrival>),
+    Here(FirstArrival),
 }
 
 /// A message that has begun.
@@ -54,6 +66,27 @@ pub(super) struct StartedTransfer {
 pub(super) struct BlocksToCome {
     pub(super) first_is_here: bool,
     pub(super) turn: Turn,
+}
+
+/// A message of a group with a ring.
+enum InRing {
+    /// It came in a slot.
+    Whole(FirstBlock),
+    InBlocks(Shape),
+}
+
+impl FirstAhead {
+    /// Receives the first block, if it is still to come. Returns only if that fails.
+    async fn failed(ahead: &mut Option<Self>) -> TransferError {
+        if let Some(Self::Coming(coming)) = ahead {
+            let arrival = coming.await;
+            if let Some(error) = arrival.failure() {
+                return error;
+            }
+            *ahead = Some(Self::Here(arrival));
+        }
+        std::future::pending().await
+    }
 }
 
 impl StartedTransfer {
@@ -71,9 +104,18 @@ impl Intake {
         provided: Arc<ProvidedMemory>,
         resumption: Resumption,
     ) -> Self {
-        let ahead = Arc::new(Semaphore::new(MESSAGES_AHEAD));
-        let (receive_turns, packed) = (Turnstile::default(), VecDeque::new());
-        Self { group, memory, offers, provided, ahead, receive_turns, announcements, resumption, packed }
+        Self {
+            group,
+            memory,
+            offers,
+            provided,
+            ahead: Arc::new(Semaphore::new(MESSAGES_AHEAD)),
+            receive_turns: Turnstile::default(),
+            announcements,
+            resumption,
+            packed: VecDeque::new(),
+            first_ahead: Exclusive::default(),
+        }
     }
 
     /// Returns the number of all messages if the root is gone, else `None`.
@@ -94,8 +136,18 @@ impl Intake {
         let mut ahead = self.ahead(if ring.is_some() { 1 } else { AHEAD_BY_LONG }).await;
         let mut turn = self.receive_turns.next();
         turn.wait().await;
+        let mut in_slot = false;
         let (shape, first) = match (ring, self.group.first_source()) {
-            (Some(ring), _) => self.next_in_ring(number, ring).await?,
+            (Some(ring), source) => match self.next_in_ring(number, ring, source).await? {
+                InRing::Whole(first) => {
+                    in_slot = true;
+                    (first.shape, Some(first))
+                }
+                InRing::InBlocks(shape) => {
+                    ahead.merge(self.ahead(AHEAD_BY_LONG - 1).await);
+                    (shape, self.first_block_ahead(number, shape).await?)
+                }
+            },
             (None, Some(source)) => {
                 let first = self.first_block(number, source).await?;
                 (self.checked(first.shape)?, Some(first))
@@ -105,9 +157,6 @@ impl Intake {
                 (self.shape_of(size)?, None)
             }
         };
-        if ring.is_some() && first.is_none() {
-            ahead.merge(self.ahead(AHEAD_BY_LONG - 1).await);
-        }
         self.group.end.begin(shape.size).await;
         let (deliver, message) = oneshot::channel();
         let delivery = Arrival::new(self.group.clone(), message, ahead);
@@ -122,7 +171,6 @@ impl Intake {
         if let Some((block, checksum)) = checksum {
             blocks.note_checksum(block, checksum);
         }
-        let in_slot = ring.is_some() && first_is_here;
         let plan = match in_slot {
             true => HopPlan::Nothing,
             false => HopPlan::Schedule(self.group.schedule(shape.count)),
@@ -140,16 +188,27 @@ impl Intake {
         self.ahead.clone().acquire_many_owned(shares).await.expect("it is never closed")
     }
 
-    /// Waits for message `number` in the ring; returns the message's shape, and the message if it is short.
+    /// Waits for message `number` in the ring. Asks `source`, if it sends this member the first block of every message
+    /// in blocks, for the next one.
     async fn next_in_ring(
         &mut self,
         number: u64,
         ring: &IncomingRing,
-    ) -> Result<(Shape, Option<FirstBlock>), TransferError> {
-        if self.packed.is_empty()
-            && let Some(size) = self.next_slot(number, ring).await?
-        {
-            return Ok((self.shape_of(size)?, None));
+        source: Option<Rank>,
+    ) -> Result<InRing, TransferError> {
+        if self.packed.is_empty() {
+            let mut first_ahead = self.ask_for_first_block(number, source)?;
+            let size = {
+                let slot = std::pin::pin!(self.next_slot(number, ring));
+                futures::select_biased! {
+                    size = slot.fuse() => size?,
+                    error = FirstAhead::failed(&mut first_ahead).fuse() => return Err(error),
+                }
+            };
+            *self.first_ahead.content() = first_ahead;
+            if let Some(size) = size {
+                return Ok(InRing::InBlocks(self.shape_of(size)?));
+            }
         }
         let whole = self.packed.pop_front().expect("a slot without a size has messages");
         let shape = self.shape_of(whole.len() as u64)?;
@@ -157,8 +216,27 @@ impl Intake {
             return Err(TransferError::sent(Rank::ROOT, "a long message in a slot of short ones"));
         }
         let checksum = if self.group.exchange().checks_blocks { Some(Checksum::of(&whole)) } else { None };
-        let first = FirstBlock { shape, block: BlockIndex(0), content: FirstContent::Staged(whole), checksum };
-        Ok((shape, Some(first)))
+        let content = FirstContent::Staged(whole);
+        Ok(InRing::Whole(FirstBlock { shape, block: BlockIndex(0), content, checksum }))
+    }
+
+    /// Takes the first block that was asked for, or asks for it.
+    fn ask_for_first_block(&mut self, number: u64, source: Option<Rank>) -> Result<Option<FirstAhead>, TransferError> {
+        let asked = self.first_ahead.content().take();
+        let Some(source) = source.filter(|_| asked.is_none()) else { return Ok(asked) };
+        let (group, staging) = (self.group.clone(), self.staging(self.group.block_size() as usize)?);
+        let coming = async move { FirstArrival::receive(group.exchange(), number, source, staging).await };
+        Ok(Some(FirstAhead::Coming(coming.boxed())))
+    }
+
+    /// Waits for the first block of a message that comes in blocks, if it was asked for.
+    async fn first_block_ahead(&mut self, number: u64, shape: Shape) -> Result<Option<FirstBlock>, TransferError> {
+        let arrival = match self.first_ahead.content().take() {
+            Some(FirstAhead::Coming(coming)) => coming.await,
+            Some(FirstAhead::Here(arrival)) => arrival,
+            None => return Ok(None),
+        };
+        arrival.check_as(self.group.exchange(), &*self.group, number, shape).await.map(Some)
     }
 
     /// Waits for the next slot, of message `number` and perhaps later ones; returns the size of a message that comes in
@@ -409,7 +487,11 @@ impl Intake {
     }
 
     fn malformed(&self, what: &str) -> TransferError {
-        TransferError::sent(self.group.first_source().unwrap_or(Rank::ROOT), what)
+        let by = match self.group.status.table.incoming() {
+            Some(_) => Rank::ROOT,
+            None => self.group.first_source().unwrap_or(Rank::ROOT),
+        };
+        TransferError::sent(by, what)
     }
 }
 

@@ -56,6 +56,13 @@ pub(super) struct ArrivedBlock {
     pub(super) checksum: Option<Checksum>,
 }
 
+impl ExpectedBlock {
+    /// Tells which block it is, if that was not known when it was asked for.
+    pub(super) fn belongs_to(&mut self, message: u64, shape: Shape, block: BlockIndex) {
+        (self.message, self.due) = (message, DueBlock::Known(shape, block));
+    }
+}
+
 impl Exchange {
     /// Waits until the next receive from a neighbour may be posted if ports keep in step: its port is about to be free.
     pub(super) async fn room_in_step(&self, from: Rank, turn: PortTurn) {

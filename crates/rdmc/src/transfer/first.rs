@@ -1,9 +1,9 @@
 //! The first block of a message, which brings the message's size.
 
-use rdmc_fabric::{Buffer, BufferMut};
+use rdmc_fabric::{Buffer, BufferMut, Received, WorkError};
 use rdmc_schedule::{BlockIndex, Rank, Step};
 
-use super::arrival::{Arrival, ArrivedBlock, ArrivingBlock, DueBlock};
+use super::arrival::{Arrival, ArrivedBlock, ArrivingBlock, DueBlock, ExpectedBlock};
 use super::exchange::Exchange;
 use super::{Blocks, Owner, Shape, TransferError};
 use crate::checksum::Checksum;
@@ -49,7 +49,7 @@ impl FirstPlace {
 }
 
 impl FirstBlock {
-    /// Receives the first block of a message from `source` into `place`.
+    /// Receives the first block of a message from `source` into `place`. The message's size comes with it.
     pub(crate) async fn receive(
         exchange: &Exchange,
         owner: &dyn Owner,
@@ -61,6 +61,20 @@ impl FirstBlock {
             FirstPlace::Elsewhere(staging) => (staging, None),
             FirstPlace::Expected(blocks) => (blocks.take_destination(exchange.first_of(blocks.shape())), Some(blocks)),
         };
+        let arrival = FirstArrival::receive(exchange, message, source, destination).await;
+        arrival.check(exchange, owner, provided).await
+    }
+}
+
+/// A first block that has arrived and is not checked.
+pub(crate) struct FirstArrival {
+    expected: ExpectedBlock,
+    outcome: Result<Received, WorkError>,
+}
+
+impl FirstArrival {
+    /// Receives the first block of message `message`, or of the first one after it that comes in blocks.
+    pub(crate) async fn receive(exchange: &Exchange, message: u64, source: Rank, destination: BufferMut) -> Self {
         let turn = (message, Step(0));
         match exchange.distance.runs_free(exchange.distance.latest()) {
             true => exchange.neighbour(source).room_to_grant(exchange.distance.window(true)).await,
@@ -71,10 +85,38 @@ impl FirstBlock {
         exchange.neighbour(source).announce_grants_if_due();
         let outcome = operation.await;
         drop(granted);
-        let ArrivedBlock { shape, block, buffer, checksum } = match exchange.take_arrived(owner, expected, outcome)? {
-            Arrival::Checked(arrived) => arrived,
-            Arrival::Unsettled(settling) => settling.await?,
-        };
+        Self { expected, outcome }
+    }
+
+    /// Returns why it did not arrive.
+    pub(crate) fn failure(&self) -> Option<TransferError> {
+        let error = self.outcome.as_ref().err()?;
+        Some(TransferError::Work { with: self.expected.from, error: error.clone() })
+    }
+
+    /// Checks the block of a message whose number and size came in another way.
+    pub(crate) async fn check_as(
+        mut self,
+        exchange: &Exchange,
+        owner: &dyn Owner,
+        message: u64,
+        shape: Shape,
+    ) -> Result<FirstBlock, TransferError> {
+        self.expected.belongs_to(message, shape, exchange.first_of(shape));
+        self.check(exchange, owner, None).await
+    }
+
+    async fn check(
+        self,
+        exchange: &Exchange,
+        owner: &dyn Owner,
+        provided: Option<Blocks>,
+    ) -> Result<FirstBlock, TransferError> {
+        let ArrivedBlock { shape, block, buffer, checksum } =
+            match exchange.take_arrived(owner, self.expected, self.outcome)? {
+                Arrival::Checked(arrived) => arrived,
+                Arrival::Unsettled(settling) => settling.await?,
+            };
         let content = match provided.filter(|blocks| blocks.shape() == shape) {
             Some(blocks) => {
                 blocks.hold(block, buffer.freeze());
@@ -82,6 +124,6 @@ impl FirstBlock {
             }
             None => FirstContent::Staged(buffer.freeze()),
         };
-        Ok(Self { shape, block, content, checksum })
+        Ok(FirstBlock { shape, block, content, checksum })
     }
 }
