@@ -208,7 +208,7 @@ impl Bench {
         floor: &mut Option<Floor>,
     ) -> anyhow::Result<Samples> {
         for _ in 0..self.options.warm_up {
-            members.round().await?;
+            members.rounds(1).await?;
         }
         let (least, most) = match rounds {
             Some(rounds) => (rounds, rounds),
@@ -217,11 +217,13 @@ impl Bench {
         let limit = ROUNDS_LIMIT / blocks;
         let begun = Instant::now();
         let mut samples = Samples::default();
-        for done in 0..most {
-            if done >= least && begun.elapsed() >= limit {
+        let at_once = case.rounds_at_once();
+        loop {
+            let done = u32::try_from(samples.rounds.len()).unwrap_or(u32::MAX);
+            if done >= most || done >= least && begun.elapsed() >= limit {
                 break;
             }
-            samples.rounds.push(members.round().await?);
+            samples.rounds.extend(members.rounds(u64::from(at_once.min(most - done))).await?);
             if let Some(measured) = floor.take() {
                 *floor = Some(tokio::task::spawn_blocking(|| measured.measure()).await?);
             }

@@ -9,7 +9,7 @@ use tokio::process::{Child, ChildStdin, ChildStdout};
 use crate::error::Kind;
 use crate::local::{Program, seconds};
 use crate::measured::{Burst, Round};
-use crate::orders::{Acknowledgement, Order, Work};
+use crate::orders::{Acknowledgement, Order, Pace, Work};
 use crate::plan::Case;
 use crate::process::{MemberRole, ProcessRole};
 
@@ -53,16 +53,17 @@ impl Members {
         Ok(Self { processes, fabric, groups: case.groups.into(), senders, next_seed: 1 })
     }
 
-    /// Sends one message in each group.
-    pub(crate) async fn round(&mut self) -> anyhow::Result<Round> {
-        let found = self.work(1, None).await?;
-        Ok(Round { seconds: found.seconds, skew_seconds: found.skew_seconds, cpu_seconds: found.cpu_seconds })
+    /// Sends so many messages in each group, one at a time.
+    pub(crate) async fn rounds(&mut self, rounds: u64) -> anyhow::Result<Vec<Round>> {
+        let found = self.work(rounds, Pace::OneAtATime).await?;
+        let cpu_seconds = found.cpu_seconds / count(rounds);
+        Ok(found.times.iter().map(|&(seconds, skew_seconds)| Round { seconds, skew_seconds, cpu_seconds }).collect())
     }
 
     /// Sends so many messages in each group: packed, or with `window` messages in flight.
     pub(crate) async fn burst(&mut self, messages: u64, window: Option<u32>) -> anyhow::Result<Burst> {
-        let found = self.work(messages, window).await?;
-        Ok(Burst { messages: messages * self.groups, seconds: found.seconds })
+        let found = self.work(messages, window.map_or(Pace::Packed, Pace::Window)).await?;
+        Ok(Burst { messages: messages * self.groups, seconds: found.times.iter().map(|(seconds, _)| seconds).sum() })
     }
 
     /// Closes the groups, which confirms that all members have everything, and ends the processes.
@@ -80,8 +81,8 @@ impl Members {
         Ok(())
     }
 
-    async fn work(&mut self, messages: u64, window: Option<u32>) -> anyhow::Result<WorkTimes> {
-        let work = Work { seed: self.next_seed, messages, window };
+    async fn work(&mut self, messages: u64, pace: Pace) -> anyhow::Result<WorkTimes> {
+        let work = Work { seed: self.next_seed, messages, pace };
         self.next_seed += messages;
         self.tell_all(&Order::Prepare(work)).await?;
         self.expect_all(&Acknowledgement::Ready).await?;
@@ -94,7 +95,7 @@ impl Members {
         for process in &mut self.processes {
             match process.answer().await? {
                 Acknowledgement::Done { started_ns, ended_ns } => {
-                    started.extend(started_ns);
+                    started.extend(Some(started_ns).filter(|times| !times.is_empty()));
                     ended.extend(ended_ns);
                 }
                 other => bail!("member {} answered {other:?} instead of being done", process.place),
@@ -112,13 +113,9 @@ impl Members {
                 other => bail!("member {} answered {other:?} instead of verifying", process.place),
             }
         }
-        let times = started.iter().min().zip(ended.iter().min()).zip(ended.iter().max());
-        let ((started, first), last) = times.context("no member sent, or no member received")?;
-        Ok(WorkTimes {
-            seconds: seconds(last.saturating_sub(*started)),
-            skew_seconds: seconds(last - first),
-            cpu_seconds: seconds(cpu),
-        })
+        let parts = if pace == Pace::OneAtATime { messages } else { 1 };
+        let times = (0..parts).map(|part| part_times(&started, &ended, part)).collect::<Option<_>>();
+        Ok(WorkTimes { times: times.context("a member did not send, or did not receive")?, cpu_seconds: seconds(cpu) })
     }
 
     async fn tell_all(&mut self, order: &Order) -> anyhow::Result<()> {
@@ -139,10 +136,26 @@ impl Members {
 
 /// The times of one piece of work.
 struct WorkTimes {
-    /// From the first root's start to the last receiver's last message.
-    seconds: f64,
-    skew_seconds: f64,
+    /// For each round, or for the burst: from the first root's start to the last receiver's last message, and from the
+    /// first receiver's last message to the last one's.
+    times: Vec<(f64, f64)>,
     cpu_seconds: f64,
+}
+
+/// Returns the times of one part of the work; `None` if a member has not told its time.
+fn part_times(started: &[Vec<u64>], ended: &[Vec<u64>], part: u64) -> Option<(f64, f64)> {
+    let of_part = |times: &[Vec<u64>]| {
+        let place = usize::try_from(part).ok()?;
+        times.iter().map(|times| times.get(place).copied()).collect::<Option<Vec<u64>>>()
+    };
+    let (started, ended) = (of_part(started)?, of_part(ended)?);
+    let (first, last) = (*ended.iter().min()?, *ended.iter().max()?);
+    Some((seconds(last.saturating_sub(*started.iter().min()?)), seconds(last - first)))
+}
+
+#[expect(clippy::cast_precision_loss, reason = "a small number")]
+fn count(rounds: u64) -> f64 {
+    rounds as f64
 }
 
 /// A member's process. Dropping it kills it.

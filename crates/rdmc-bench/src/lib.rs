@@ -25,6 +25,7 @@ mod picture;
 mod plan;
 mod process;
 mod report;
+mod rounds;
 mod statistics;
 
 pub use bench::{Bench, Output, OutputFormat, Results};

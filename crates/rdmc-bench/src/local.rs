@@ -109,6 +109,11 @@ pub fn cpu_ns() -> u64 {
     clock_ns(ClockId::ProcessCPUTime)
 }
 
+/// Returns the processor time of this thread, user and system.
+pub(crate) fn thread_cpu_ns() -> u64 {
+    clock_ns(ClockId::ThreadCPUTime)
+}
+
 /// Returns nanoseconds as seconds.
 #[expect(clippy::cast_precision_loss, reason = "a duration to be displayed")]
 pub fn seconds(ns: u64) -> f64 {

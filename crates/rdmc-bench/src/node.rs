@@ -18,8 +18,9 @@ use super::pattern;
 use crate::error::{BenchError, taken_over};
 use crate::local::{cpu_ns, monotonic_ns, tell};
 use crate::options::Delivery;
-use crate::orders::{Acknowledgement, Order, Setup, Work};
+use crate::orders::{Acknowledgement, Order, Pace, Setup, Work};
 use crate::process::MemberRole;
+use crate::rounds::{receive_rounds, send_rounds, unmeasured};
 
 /// Takes part as a member until standard input ends. Orders come from standard input, and acknowledgements go to
 /// standard output.
@@ -160,45 +161,51 @@ impl Member {
         Ok(Self { node, groups, bytes: usize::try_from(setup.bytes)?, delivery: setup.delivery })
     }
 
-    /// Sends and receives one piece of work. Verifies the content outside of the measured time.
+    /// Sends and receives one piece of work. Verifies the content outside of the measured time, or, where messages per
+    /// second are counted, inside of it.
     async fn work(&mut self, work: Work, orders: &mut Orders) -> anyhow::Result<()> {
-        let prepared = self.prepare(work).await?;
+        let prepared = if work.pace == Pace::OneAtATime { Vec::new() } else { self.prepare(work).await? };
         tell(&Acknowledgement::Ready);
         orders.expect(Order::Arm).await?;
         let cpu_before = cpu_ns();
         tell(&Acknowledgement::Armed);
+        let Self { node, groups, bytes, delivery } = self;
+        let (bytes, delivery) = (*bytes, *delivery);
         let (mut roots, mut receivers) = (Vec::new(), Vec::new());
-        for (number, group) in (0..).zip(&mut self.groups) {
+        for (number, group) in (0..).zip(groups) {
             match group {
-                Group::Root(sender) => roots.push(&*sender),
+                Group::Root(sender) => roots.push((number, &*sender)),
                 Group::Receiver(receiver) => receivers.push((number, receiver)),
             }
         }
         let sending = async {
             if roots.is_empty() {
-                return Ok(None);
+                return Ok(Vec::new());
             }
             orders.expect(Order::Go).await?;
-            if work.begins_with_barrier() {
-                try_join_all(roots.iter().map(|root| barrier(root, self.delivery))).await?;
+            if work.pace == Pace::OneAtATime {
+                let all =
+                    roots.iter().map(|&(group, root)| send_one_at_a_time(node, root, group, bytes, delivery, work));
+                return try_join_all(all).await;
             }
             let started_ns = monotonic_ns();
-            let all = roots.iter().zip(&prepared).map(|(root, messages)| send(root, messages, work));
+            let all = roots.iter().zip(&prepared).map(|((_, root), messages)| send(root, messages, work));
             try_join_all(all).await?;
-            anyhow::Ok(Some(started_ns))
+            anyhow::Ok(vec![Sent { started_ns: vec![started_ns], aside_ns: 0 }])
         };
-        let bytes = self.bytes;
         let receiving = receivers.into_iter().map(|(group, receiver)| receive(receiver, group, bytes, work));
-        let receiving = try_join_all(receiving);
-        let (sent, received) = join(sending, receiving).await;
-        let (started_ns, received) = (sent?, received?);
-        let ended_ns = received.iter().map(|received| received.ended_ns).collect();
+        let (sent, received) = join(sending, try_join_all(receiving)).await;
+        let (sent, received) = (sent?, received?);
+        let cpu_ns = cpu_ns() - cpu_before;
+        let aside_ns: u64 =
+            sent.iter().map(|sent| sent.aside_ns).chain(received.iter().map(|received| received.aside_ns)).sum();
+        let wrong = received.iter().map(|received| received.wrong).sum();
+        // Groups of the same member begin a round together.
+        let started_ns = sent.into_iter().next().map_or_else(Vec::new, |sent| sent.started_ns);
+        let ended_ns = received.into_iter().map(|received| received.ended_ns).collect();
         tell(&Acknowledgement::Done { started_ns, ended_ns });
         orders.expect(Order::Verify).await?;
-        let cpu_ns = cpu_ns() - cpu_before;
-        drop(prepared);
-        let wrong = aside(move || received.into_iter().map(|received| received.wrong(work, bytes)).sum()).await?;
-        tell(&Acknowledgement::Verified { cpu_ns, wrong });
+        tell(&Acknowledgement::Verified { cpu_ns: cpu_ns.saturating_sub(aside_ns), wrong });
         Ok(())
     }
 
@@ -211,56 +218,69 @@ impl Member {
             }
             let mut messages = Vec::new();
             for message in 0..work.distinct() {
-                messages.push(self.content(work.seed_of(group, message)).await?);
+                let seed = work.seed_of(group, message);
+                messages.push(content(&self.node, self.bytes, self.delivery, seed, &mut 0).await?);
             }
             prepared.push(messages);
         }
         Ok(prepared)
     }
-
-    async fn content(&self, seed: u64) -> anyhow::Result<Content> {
-        Ok(match self.delivery {
-            Delivery::Private => {
-                let mut memory = self.node.allocate(self.bytes).await?;
-                let fill = move || {
-                    pattern::fill(&mut memory, seed);
-                    memory.freeze()
-                };
-                Content::Private(aside(fill).await?)
-            }
-            Delivery::Shared => {
-                let mut object = SharedObjectMut::new(self.bytes)?;
-                let fill = move || {
-                    pattern::fill(&mut object, seed);
-                    object.seal()
-                };
-                Content::Shared(aside(fill).await??)
-            }
-        })
-    }
 }
 
-/// Runs long work in another thread. The others would give up a member that is silent for long.
-async fn aside<T: Send + 'static>(work: impl FnOnce() -> T + Send + 'static) -> anyhow::Result<T> {
-    Ok(tokio::task::spawn_blocking(work).await?)
+/// Fills memory of the pool, or a new object, with a message.
+async fn content(
+    node: &Node,
+    bytes: usize,
+    delivery: Delivery,
+    seed: u64,
+    aside_ns: &mut u64,
+) -> anyhow::Result<Content> {
+    Ok(match delivery {
+        Delivery::Private => {
+            let mut memory = node.allocate(bytes).await?;
+            let fill = move || {
+                pattern::fill(&mut memory, seed);
+                memory.freeze()
+            };
+            Content::Private(unmeasured(bytes, aside_ns, fill).await?)
+        }
+        Delivery::Shared => {
+            let mut object = SharedObjectMut::new(bytes)?;
+            let fill = move || {
+                pattern::fill(&mut object, seed);
+                object.seal()
+            };
+            Content::Shared(unmeasured(bytes, aside_ns, fill).await??)
+        }
+    })
 }
 
-/// Sends a message that is not measured, and waits until all members have it. So caches are as warm, and the members as
-/// awake, as after `MPI_Barrier`.
-async fn barrier(root: &Sender, delivery: Delivery) -> anyhow::Result<()> {
-    let payload = match delivery {
-        Delivery::Private => Payload::from(&[0u8][..]),
-        Delivery::Shared => SharedObject::copy_of(&[0])?.into(),
-    };
-    Ok(root.send(payload).await?.delivered().await?)
+/// The times of a root.
+struct Sent {
+    /// When each round began, or the burst.
+    started_ns: Vec<u64>,
+    /// Processor time for the content.
+    aside_ns: u64,
+}
+
+async fn send_one_at_a_time(
+    node: &Node,
+    root: &Sender,
+    group: u32,
+    bytes: usize,
+    delivery: Delivery,
+    work: Work,
+) -> anyhow::Result<Sent> {
+    let mut aside_ns = 0;
+    let content = async |round| content(node, bytes, delivery, work.seed_of(group, round), &mut aside_ns).await;
+    let started_ns = send_rounds(root, delivery, work, content).await?;
+    Ok(Sent { started_ns, aside_ns })
 }
 
 /// Sends the messages of a group: packed, or single messages with several in flight.
 async fn send(root: &Sender, distinct: &[Content], work: Work) -> anyhow::Result<()> {
-    if work.is_packed() {
-        return send_packed(root, distinct, work).await;
-    }
-    let window = rdmc::Rank(work.window.unwrap_or(1)).index();
+    let Pace::Window(window) = work.pace else { return send_packed(root, distinct, work).await };
+    let window = rdmc::Rank(window).index();
     let messages = distinct.iter().cycle().zip(0..work.messages);
     let mut sending = futures::stream::iter(messages.map(|(message, _)| root.send(message.clone()))).buffered(window);
     while let Some(sent) = sending.next().await {
@@ -284,46 +304,37 @@ async fn send_packed(root: &Sender, distinct: &[Content], work: Work) -> anyhow:
 
 /// The state of a receiver after one piece of work.
 struct Received {
-    group: u32,
-    /// Time of the last message.
-    ended_ns: u64,
-    /// A single message, which is verified later.
-    only: Option<Message>,
+    /// When it had the message of each round, or the last message.
+    ended_ns: Vec<u64>,
+    /// Processor time for the verification outside of the measured time.
+    aside_ns: u64,
     /// Number of wrong messages.
     wrong: u64,
 }
 
-impl Received {
-    /// Returns the number of wrong messages.
-    fn wrong(self, work: Work, bytes: usize) -> u64 {
-        let only = self.only.map_or(0, |message| wrong(&message, bytes, work.seed_of(self.group, 0)));
-        self.wrong + only
-    }
-}
-
-/// Receives the messages of a group. A single message is verified later; several are verified as they come.
+/// Receives and verifies the messages of a group.
 async fn receive(receiver: &mut Receiver, group: u32, bytes: usize, work: Work) -> anyhow::Result<Received> {
-    let mut received = Received { group, ended_ns: 0, only: None, wrong: 0 };
-    let too_early = "the group was closed too early";
-    if work.begins_with_barrier() {
-        receiver.next().await.context(too_early)??;
+    let mut found = Received { ended_ns: Vec::new(), aside_ns: 0, wrong: 0 };
+    if work.pace == Pace::OneAtATime {
+        let Received { aside_ns, wrong: wrongs, .. } = &mut found;
+        let verify = async |message: Message, round| {
+            let seed = work.seed_of(group, round);
+            *wrongs += unmeasured(bytes, aside_ns, move || wrong(&message, bytes, seed)).await?;
+            Ok(())
+        };
+        let ended_ns = receive_rounds(receiver, work, verify).await?;
+        return Ok(Received { ended_ns, ..found });
     }
-    if work.messages == 1 {
-        let message = receiver.next().await.context(too_early)??;
-        received.ended_ns = monotonic_ns();
-        received.only = Some(message);
-        return Ok(received);
-    }
-    let mut messages = match work.is_packed() {
-        true => BatchReceiver::new(receiver).map_err(anyhow::Error::from).left_stream(),
-        false => receiver.map_ok(Bytes::from).map_err(anyhow::Error::from).right_stream(),
+    let mut messages = match work.pace {
+        Pace::Packed => BatchReceiver::new(receiver).map_err(anyhow::Error::from).left_stream(),
+        _ => receiver.map_ok(Bytes::from).map_err(anyhow::Error::from).right_stream(),
     };
     for number in 0..work.messages {
-        let message = messages.next().await.context(too_early)??;
-        received.wrong += wrong(&message, bytes, work.seed_of(group, number));
+        let message = messages.next().await.context("the group was closed too early")??;
+        found.wrong += wrong(&message, bytes, work.seed_of(group, number));
     }
-    received.ended_ns = monotonic_ns();
-    Ok(received)
+    found.ended_ns = vec![monotonic_ns()];
+    Ok(found)
 }
 
 /// Returns 1 for a wrong message.
@@ -350,29 +361,33 @@ mod tests {
         let (a, b) = futures::try_join!(node(0), node(1)).unwrap();
         let spec = GroupSpec::new(1, cluster.nodes()).block_size(64);
         let (root, mut receiver) = futures::try_join!(a.create_group(spec.clone()), b.join_group(spec)).unwrap();
-        let works = [(1, 0, None), (1, 1, None), (300, 0, Some(3)), (300, 7, Some(3)), (300, 0, None), (300, 7, None)];
-        for (messages, broken, window) in works {
-            let work = Work { seed: 5, messages, window };
-            let mut distinct = Vec::new();
+        let (rounds, window, packed) = (Pace::OneAtATime, Pace::Window(3), Pace::Packed);
+        let works =
+            [(3, 0, rounds), (3, 2, rounds), (300, 0, window), (300, 7, window), (300, 0, packed), (300, 7, packed)];
+        for (messages, broken, pace) in works {
+            let work = Work { seed: 5, messages, pace };
+            // Those that are broken are filled as another message would be.
+            let seed = |message: u64| work.seed_of(0, message) + u64::from(message < broken);
+            let mut prepared = Vec::new();
             for message in 0..work.distinct() {
-                let mut memory = a.allocate(100).await.unwrap();
-                // Those that are broken are filled as another message would be.
-                pattern::fill(&mut memory, work.seed_of(0, message) + u64::from(message < broken));
-                distinct.push(Content::Private(memory.freeze()));
+                prepared.push(content(&a, 100, Delivery::Private, seed(message), &mut 0).await.unwrap());
             }
             let sending = async {
-                if work.begins_with_barrier() {
-                    barrier(&root, Delivery::Private).await?;
+                match pace {
+                    Pace::OneAtATime => {
+                        let content = async |round: u64| Ok(prepared[usize::try_from(round)?].clone());
+                        send_rounds(&root, Delivery::Private, work, content).await
+                    }
+                    _ => send(&root, &prepared, work).await.map(|()| vec![1]),
                 }
-                send(&root, &distinct, work).await
             };
             let (sent, received) = join(sending, receive(&mut receiver, 0, 100, work)).await;
-            sent.unwrap();
-            let received = received.unwrap();
-            assert!(received.ended_ns > 0);
+            let (started_ns, received) = (sent.unwrap(), received.unwrap());
+            assert_eq!(started_ns.len(), received.ended_ns.len());
+            assert!(started_ns.iter().zip(&received.ended_ns).all(|(started, ended)| started < ended), "{pace:?}");
             // The first ones come again after 256.
             let again = broken * messages.div_ceil(256).min(2);
-            assert_eq!(received.wrong(work, 100), again, "{messages} {broken}");
+            assert_eq!(received.wrong, again, "{messages} {broken}");
         }
     }
 }

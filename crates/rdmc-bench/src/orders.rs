@@ -63,31 +63,32 @@ impl Setup {
     }
 }
 
-/// The messages between two verifications.
+/// Messages of each group.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Work {
     /// Seed of the first message's content. Later messages count up.
     pub(crate) seed: u64,
     /// Number of messages of each group.
     pub(crate) messages: u64,
-    /// Number of messages in flight. If it is `None`, several messages are packed.
-    pub(crate) window: Option<u32>,
+    pub(crate) pace: Pace,
+}
+
+/// How messages follow each other.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub(crate) enum Pace {
+    /// Each is a round of its own.
+    OneAtATime,
+    /// So many are in flight.
+    Window(u32),
+    /// They are packed into batches.
+    Packed,
 }
 
 impl Work {
     /// Returns the seed of a message. Only as many messages differ as are in memory at the same time.
     pub(crate) fn seed_of(&self, group: u32, message: u64) -> u64 {
         (self.seed + message % DISTINCT).wrapping_add(u64::from(group) << 48)
-    }
-
-    /// Tells whether a message that is not measured goes before: in rounds, as `MPI_Barrier` before `MPI_Bcast`.
-    pub(crate) fn begins_with_barrier(&self) -> bool {
-        self.messages == 1
-    }
-
-    /// Tells whether messages are packed into batches.
-    pub(crate) fn is_packed(&self) -> bool {
-        self.messages > 1 && self.window.is_none()
     }
 
     /// Returns the number of different messages.
@@ -130,12 +131,12 @@ pub(crate) enum Acknowledgement {
     Armed,
     /// The member has sent all messages of its own groups, and received all others.
     Done {
-        /// When the member began to send; `None` if it is no root.
-        started_ns: Option<u64>,
-        /// When it had the last message of each group that it receives from.
-        ended_ns: Vec<u64>,
+        /// When the member began to send, for each round; nothing if it is no root.
+        started_ns: Vec<u64>,
+        /// When it had the last message of each group that it receives from, for each round.
+        ended_ns: Vec<Vec<u64>>,
     },
-    /// Processor time from arming to this verification, and the number of wrong messages.
+    /// Processor time of the work without the content, and the number of wrong messages.
     Verified {
         cpu_ns: u64,
         wrong: u64,
@@ -164,7 +165,7 @@ mod tests {
 
     #[test]
     fn messages_that_may_be_in_flight_together_differ() {
-        let work = Work { seed: 9, messages: 1000, window: Some(64) };
+        let work = Work { seed: 9, messages: 1000, pace: Pace::Window(64) };
         assert_ne!(work.seed_of(0, 0), work.seed_of(0, 255));
         assert_ne!(work.seed_of(0, 0), work.seed_of(1, 0));
         assert_eq!((work.seed_of(0, 256), work.distinct()), (work.seed_of(0, 0), 256));
@@ -172,7 +173,7 @@ mod tests {
 
     #[test]
     fn orders_are_lines() {
-        let order = Order::Prepare(Work { seed: 1, messages: 2, window: None });
+        let order = Order::Prepare(Work { seed: 1, messages: 2, pace: Pace::Packed });
         let line = serde_json::to_string(&order).unwrap();
         assert!(!line.contains('\n'));
         assert_eq!(serde_json::from_str::<Order>(&line).unwrap(), order);

@@ -11,6 +11,9 @@ use crate::error::Kind;
 use crate::limits::{Floor, Limits};
 use crate::options::{BenchOptions, Checks, Completion, Delivery, Ring};
 
+/// Rounds of short messages that follow each other without orders between, and the longest of these messages.
+const ROUNDS_AT_ONCE: u32 = 25;
+const AT_ONCE_BYTES_MAX: u64 = 4 << 20;
 /// Name of a value that the cost model chooses.
 const AUTO: &str = "auto";
 /// Name of groups without a ring.
@@ -166,6 +169,12 @@ impl Case {
         let floor = if self.has_floor_in_turn() { Limits::length_for(self.bytes) * u64::from(self.nodes) } else { 0 };
         let members = self.bytes.saturating_mul(u64::from(self.groups)).saturating_mul(u64::from(nodes) + 2);
         members.saturating_add(floor)
+    }
+
+    /// Returns how many rounds may follow each other without the benchmark's orders between. It gives them where several
+    /// groups begin a round together, and where each round takes long.
+    pub(crate) fn rounds_at_once(&self) -> u32 {
+        if self.groups == 1 && self.bytes <= AT_ONCE_BYTES_MAX { ROUNDS_AT_ONCE } else { 1 }
     }
 
     /// Tells whether the copy floor is measured in turn with its rounds.
