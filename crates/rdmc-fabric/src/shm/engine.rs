@@ -315,8 +315,9 @@ impl Drop for EndAllOnPanic<'_> {
 const LOOK_AT_ALL_MIN: Duration = Duration::from_secs(1);
 /// The longest such time without any notification; it grows fourfold each time, up to this.
 const LOOK_AT_ALL_MAX: Duration = Duration::from_secs(16);
-/// Most bytes that a task copies in one turn. Copying them takes as long as waking the thread.
-const TASK_PIECE_LEN: usize = 32 << 10;
+/// Most bytes that a task copies in one turn. Copying them takes about as long as to wake the thread, and to be woken by
+/// it, and as a task may keep others waiting.
+const TASK_PIECE_LEN: usize = 512 << 10;
 /// How often a task looks for more news before the thread goes on.
 const TASK_ROUNDS_MAX: usize = 8;
 /// Most bytes of the bell that are taken at once.
