@@ -34,5 +34,5 @@ pub use error::BenchError;
 pub use guard::run_guard;
 pub use limits::run_sink;
 pub use node::run_member;
-pub use options::{BenchOptions, Checks, Completion, Delivery, Ring};
+pub use options::{BenchOptions, Checks, Completion, Delivery, Ring, RingChoice};
 pub use process::{MemberRole, ProcessRole};

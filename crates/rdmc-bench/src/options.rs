@@ -28,8 +28,8 @@ pub struct BenchOptions {
     pub deliveries: Vec<Delivery>,
     /// Whether members check sums of blocks.
     pub checks: Vec<Checks>,
-    /// The rings for short messages; `None` for groups without one.
-    pub rings: Vec<Option<Ring>>,
+    /// The rings for short messages.
+    pub rings: Vec<RingChoice>,
     /// The RDMA device for [`FabricSelection::Verbs`].
     pub device: Option<String>,
     /// How members wait for completions.
@@ -62,7 +62,7 @@ impl Default for BenchOptions {
             fabrics: vec![FabricSelection::Auto],
             deliveries: vec![Delivery::Private],
             checks: vec![Checks::Auto],
-            rings: vec![None],
+            rings: vec![RingChoice::None],
             device: None,
             completions: vec![Completion::Event],
             groups: vec![1],
@@ -119,6 +119,17 @@ pub struct Ring {
     pub slots: u32,
     /// Most bytes of a message in a slot.
     pub bytes: u32,
+}
+
+/// Which ring a group has.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum RingChoice {
+    /// No ring.
+    None,
+    /// The one that the cost model chooses, if any.
+    ByModel,
+    /// This one.
+    Given(Ring),
 }
 
 impl fmt::Display for Ring {

@@ -9,8 +9,10 @@ use rdmc_files::words::count;
 
 use crate::error::Kind;
 use crate::limits::{Floor, Limits};
-use crate::options::{BenchOptions, Checks, Completion, Delivery, Ring};
+use crate::options::{BenchOptions, Checks, Completion, Delivery, Ring, RingChoice};
 
+/// Slots of a ring that the cost model chooses.
+const RING_SLOTS: u32 = 64;
 /// Rounds of short messages that follow each other without orders between, and the longest of these messages.
 const ROUNDS_AT_ONCE: u32 = 25;
 const AT_ONCE_BYTES_MAX: u64 = 4 << 20;
@@ -69,9 +71,9 @@ impl Case {
                 for &delivery in &distinct(&options.deliveries) {
                     check_delivery(delivery, fabric)?;
                     for &checks in &distinct(&options.checks) {
-                        for &ring in &distinct(&options.rings) {
-                            let case = Self { delivery, checks, ring, ..Self::blank(fabric, completion) };
-                            cases.extend(case.with_members(options, assumed)?);
+                        let case = Self { delivery, checks, ..Self::blank(fabric, completion) };
+                        for choice in distinct(&options.rings) {
+                            cases.extend(case.with_members(options, assumed, choice)?);
                         }
                     }
                 }
@@ -102,12 +104,20 @@ impl Case {
     }
 
     /// Lists the configurations with their groups.
-    fn with_members(&self, options: &BenchOptions, assumed: Assumed) -> anyhow::Result<Vec<Self>> {
+    fn with_members(&self, options: &BenchOptions, assumed: Assumed, choice: RingChoice) -> anyhow::Result<Vec<Self>> {
         let mut cases = Vec::new();
         for &groups in &distinct(&options.groups) {
             for &nodes in &distinct(&options.nodes) {
+                let ring = match choice {
+                    RingChoice::None => None,
+                    RingChoice::Given(ring) => Some(ring),
+                    RingChoice::ByModel => {
+                        let bytes = costs::ring_bytes(assumed, nodes).context(Kind::Request)?;
+                        bytes.map(|bytes| Ring { slots: RING_SLOTS, bytes })
+                    }
+                };
                 for senders in senders(options, groups, nodes)? {
-                    let case = Self { nodes, groups, senders, ..self.clone() };
+                    let case = Self { ring, nodes, groups, senders, ..self.clone() };
                     cases.extend(case.with_content(options, assumed)?);
                 }
             }

@@ -8,7 +8,7 @@ use anyhow::Context;
 use clap::Args;
 use rdmc::{Algorithm, GroupSpec};
 use rdmc_bench::local::Program;
-use rdmc_bench::{Bench, Checks, Completion, Contestant, Delivery, Output, OutputFormat, Ring};
+use rdmc_bench::{Bench, Checks, Completion, Contestant, Delivery, Output, OutputFormat, Ring, RingChoice};
 use rdmc_files::FabricSelection;
 use rdmc_files::size::ByteSize;
 
@@ -80,9 +80,10 @@ pub(crate) struct BenchOptions {
     /// Whether receivers verify a checksum of each block on arrival, which no MPI does
     #[arg(long, default_value = "auto", value_delimiter = ',', value_name = "NAME,…", value_parser = one_of(&CHECKS))]
     checks: Vec<Checks>,
-    /// The rings for short messages: slots and most bytes of a message in a slot (64x4k), or none
+    /// The rings for short messages: slots and most bytes of a message in a slot (64x4k), auto for the cost model's
+    /// choice, or none
     #[arg(long, default_value = NO_RING, value_delimiter = ',', value_name = "RING,…", value_parser = parse_ring)]
-    ring: Vec<RingOrNone>,
+    ring: Vec<RingChoice>,
     /// With --fabric verbs, the RDMA device; by default the best one
     #[arg(long, value_name = "NAME")]
     device: Option<String>,
@@ -146,7 +147,7 @@ impl BenchOptions {
         options.fabrics.clone_from(&self.fabric);
         options.deliveries.clone_from(&self.delivery);
         options.checks.clone_from(&self.checks);
-        options.rings = self.ring.iter().map(|ring| ring.0).collect();
+        options.rings.clone_from(&self.ring);
         options.device.clone_from(&self.device);
         options.completions.clone_from(&self.completion);
         options.groups.clone_from(&self.groups);
@@ -266,27 +267,29 @@ fn parse_size(text: &str) -> Result<u64, String> {
     }
 }
 
-/// A ring, or none.
-#[derive(Clone, Copy, Debug)]
-struct RingOrNone(Option<Ring>);
-
 /// Parses the slots and bytes of a ring: `64x4k`.
-fn parse_ring(text: &str) -> Result<RingOrNone, String> {
-    if text == NO_RING {
-        return Ok(RingOrNone(None));
+fn parse_ring(text: &str) -> Result<RingChoice, String> {
+    match text {
+        NO_RING => return Ok(RingChoice::None),
+        AUTO_RING => return Ok(RingChoice::ByModel),
+        _ => {}
     }
     const SLOTS: RangeInclusive<u32> = GroupSpec::RING_SLOTS_MIN..=GroupSpec::RING_SLOTS_MAX;
     const BYTES: RangeInclusive<u32> = 1..=GroupSpec::RING_BYTES_MAX;
-    let shape = || format!("{text:?} is not a ring: give 2x1 to 4096x64k (slots, and bytes of a slot), or {NO_RING}");
+    let shape = || {
+        format!("{text:?} is not a ring: give 2x1 to 4096x64k (slots, and bytes of a slot), {AUTO_RING} or {NO_RING}")
+    };
     let (slots, bytes) = text.split_once('x').ok_or_else(shape)?;
     let slots = slots.parse().ok().filter(|slots| SLOTS.contains(slots)).ok_or_else(shape)?;
     let bytes = size::parse(bytes)?;
     let bytes = u32::try_from(bytes).ok().filter(|bytes| BYTES.contains(bytes)).ok_or_else(shape)?;
-    Ok(RingOrNone(Some(Ring { slots, bytes })))
+    Ok(RingChoice::Given(Ring { slots, bytes }))
 }
 
 /// The name of no ring.
 const NO_RING: &str = "none";
+/// The name of the ring that the cost model chooses.
+const AUTO_RING: &str = "auto";
 /// Greatest number of processes on one host.
 const NODES_MAX: u32 = 64;
 /// Greatest length of a message in bytes.

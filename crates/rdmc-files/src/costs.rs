@@ -143,6 +143,14 @@ pub fn plan(
     model(assumed, bytes).complete(algorithm, block_size, members, bytes)
 }
 
+/// Chooses the longest message that the root should write into a ring, in bytes; `None` for no ring.
+///
+/// # Errors
+/// There can be no group of so many members.
+pub fn ring_bytes(assumed: Assumed, members: u32) -> Result<Option<u32>, ScheduleError> {
+    model(assumed, 1).ring_bytes(members)
+}
+
 /// Returns the cost model for messages of up to `bytes`, which must not have too many blocks.
 fn model(assumed: Assumed, bytes: u64) -> CostModel {
     let cores = std::thread::available_parallelism().map_or(1, usize::from);

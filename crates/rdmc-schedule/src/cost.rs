@@ -276,6 +276,54 @@ impl CostModel {
         Ok(best.expect("there are candidates"))
     }
 
+    /// Chooses the longest message, in bytes, that the root should write to each of the other members itself, into a
+    /// slot of a ring (DSN §4.6), instead of sending it by a schedule: 64 bytes to 64 KiB. `None` if a schedule is faster
+    /// for any message, as with many members.
+    ///
+    /// It is about a single message. The root's port carries one once for each member, so that a stream of long messages
+    /// can be slower with a ring although each of them is faster.
+    ///
+    /// # Errors
+    /// There can be no group of so many members.
+    ///
+    /// # Examples
+    /// ```
+    /// # use std::time::Duration;
+    /// use rdmc_schedule::CostModel;
+    ///
+    /// let network = CostModel::network(1.25e9, Duration::from_micros(12), Duration::from_micros(50));
+    /// assert_eq!(network.ring_bytes(4)?, Some(64 << 10));
+    /// assert_eq!(network.ring_bytes(512)?, None);
+    /// # Ok::<(), rdmc_schedule::ScheduleError>(())
+    /// ```
+    pub fn ring_bytes(&self, members: u32) -> Result<Option<u32>, ScheduleError> {
+        let mut longest = None;
+        for bytes in (RING_BYTES_MIN.ilog2()..=RING_BYTES_MAX.ilog2()).map(|log2| 1 << log2) {
+            if self.ring_time(members, bytes) > self.best(members, bytes.into())?.time {
+                break;
+            }
+            longest = Some(bytes);
+        }
+        Ok(longest)
+    }
+
+    /// Predicts the time of a message that the root writes to each member itself.
+    fn ring_time(&self, members: u32, bytes: u32) -> Duration {
+        let receivers = f64::from(members.saturating_sub(1));
+        let write = self.per_block.as_secs_f64() * RING_WRITE_RATIO;
+        let (rate, at_once) = match self.medium {
+            Medium::Ports { rate } => (rate, 1.0),
+            // Receivers copy from their slots, and wake up for that.
+            Medium::Host { rate, processors } => (rate, receivers.min(processors.into()).max(1.0)),
+        };
+        let each = match self.medium {
+            // Posting goes on while the port sends.
+            Medium::Ports { .. } => (f64::from(bytes) / rate).max(write),
+            Medium::Host { .. } => f64::from(bytes) / rate + self.per_block.as_secs_f64(),
+        };
+        Duration::from_secs_f64((receivers * each / at_once + self.latency.as_secs_f64()).min(SECONDS_MAX))
+    }
+
     /// Returns the block sizes that are candidates, the longest first.
     fn block_sizes(&self, bytes: u64) -> Vec<u32> {
         let useful = |block_size: &u32| u64::from(block_size / 2) < bytes && *block_size <= self.block_size_max;
@@ -335,12 +383,37 @@ const FREE_FILL_LATENCIES: f64 = 1.8;
 /// The block sizes that are candidates by default, in bytes: the powers of two from the first to the second.
 const BLOCK_SIZE_MIN: u32 = 64 << 10;
 const BLOCK_SIZE_MAX: u32 = 16 << 20;
+/// The bounds of what a slot of a ring may have, in bytes.
+const RING_BYTES_MIN: u32 = 64;
+const RING_BYTES_MAX: u32 = 64 << 10;
+/// Of the cost of a block, the part that a write into a ring has: no grant, and no relay that wakes up.
+const RING_WRITE_RATIO: f64 = 0.4;
 /// Longer times are all the same: a century.
 const SECONDS_MAX: f64 = 3.2e9;
 
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    /// One message in the simulator with 100 Gbit/s, with and without a ring: latency, software costs of a block,
+    /// members, bytes, and whether the ring is faster.
+    #[test]
+    fn a_ring_is_for_the_messages_that_are_faster_with_it() {
+        let simulated = [
+            (1300, 800, 4, 1000, true),
+            (1300, 800, 8, 1000, true),
+            (1300, 800, 16, 1000, true),
+            (1300, 800, 16, 10_000, false),
+            (50_000, 800, 4, 10_000, true),
+            (50_000, 800, 16, 10_000, true),
+        ];
+        for (latency, per_block, members, bytes, is_faster) in simulated {
+            let (per_block, latency) = (Duration::from_nanos(per_block), Duration::from_nanos(latency));
+            let model = CostModel::network(12.5e9, per_block, latency);
+            let chosen = model.ring_bytes(members).unwrap();
+            assert_eq!(chosen.is_some_and(|most| bytes <= most), is_faster, "{members} {bytes}: {chosen:?}");
+        }
+    }
 
     const MIB: u64 = 1 << 20;
 

@@ -101,6 +101,6 @@ pub use rdmc_fabric::{
 };
 #[cfg(target_os = "linux")]
 pub use rdmc_fabric::{ShmFabric, TcpShmFabric};
-pub use rdmc_schedule::{Algorithm, Hybrid, Racks, RacksError, Rank, ScheduleError, Spine};
+pub use rdmc_schedule::{Algorithm, CostModel, Hybrid, Plan, Racks, RacksError, Rank, ScheduleError, Spine};
 pub use security::{Distrust, Security, SecurityError};
 pub use stats::{Corruption, GroupStats, ListenerStats, NodeStats};

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 #[cfg(doc)]
 use rdmc_fabric::Capabilities;
-use rdmc_schedule::Algorithm;
+use rdmc_schedule::{Algorithm, CostModel};
 use serde::{Deserialize, Serialize};
 
 #[cfg(doc)]
@@ -291,6 +291,27 @@ impl GroupSpec {
         self
     }
 
+    /// Gives short messages a [ring](Self::ring) if a cost model finds that it pays for so many members: 64 slots of
+    /// [`CostModel::ring_bytes`] bytes. All members need the same model, whatever they run on.
+    ///
+    /// # Examples
+    /// ```
+    /// # use std::time::Duration;
+    /// use rdmc::{CostModel, GroupSpec, NodeId};
+    ///
+    /// // Ports of 10 Gbit/s, 12 µs for each block, 50 µs from host to host.
+    /// let model = CostModel::network(1.25e9, Duration::from_micros(12), Duration::from_micros(50));
+    /// let members = (0..4).map(NodeId);
+    /// assert_eq!(GroupSpec::new(1, members.clone()).ring_by(&model), GroupSpec::new(1, members).ring(64, 65_536));
+    /// ```
+    #[must_use]
+    pub fn ring_by(mut self, model: &CostModel) -> Self {
+        // A group of an impossible number of members is refused when it forms.
+        let bytes = model.ring_bytes(self.count()).ok().flatten();
+        self.ring = bytes.map(|bytes| RingShape { slots: RING_SLOTS, bytes });
+        self
+    }
+
     /// Returns the group's number.
     pub fn id(&self) -> GroupId {
         self.id
@@ -366,5 +387,7 @@ pub(super) enum InvalidSpec {
     SharedDelta,
 }
 
+/// Slots of a ring that a model chooses.
+const RING_SLOTS: u32 = 64;
 /// Shortest time after which a slow member is evicted.
 pub(super) const EVICT_MIN: Duration = Duration::from_secs(1);
