@@ -4,6 +4,7 @@ use std::io;
 use std::pin::Pin;
 use std::sync::Arc;
 
+use bytes::Bytes;
 use futures::future::{BoxFuture, FutureExt};
 use futures::stream::FuturesUnordered;
 use rdmc_fabric::{Buffer, Timestamp};
@@ -32,6 +33,7 @@ pub(crate) mod error;
 mod events;
 mod fates;
 pub(crate) mod forming;
+mod headers;
 pub(crate) mod healing;
 mod intake;
 mod membership;
@@ -124,7 +126,16 @@ impl Group {
             Box::new(move |whole, digest| {
                 async move {
                     let content = group.content(number, &whole).await?;
+                    if group.is_header(number) {
+                        group.retained.headers.add(number, Bytes::copy_from_slice(&content));
+                    } else if !group.retained.keeps() {
+                        group.retained.headers.release(number);
+                    }
                     let message = Message::new(number, content, digest, group.status.fates.fate(number));
+                    if group.is_header(number) {
+                        // Nobody takes it.
+                        message.stored();
+                    }
                     let bytes = message.len() as u64;
                     group.end.deliver(to, message, &whole, digest);
                     group.status.report_held(bytes);

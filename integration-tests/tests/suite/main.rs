@@ -11,6 +11,7 @@ mod delta;
 mod failure;
 #[cfg(target_os = "linux")]
 mod fleet;
+mod headers;
 mod integrity;
 #[cfg(target_os = "linux")]
 mod lab;

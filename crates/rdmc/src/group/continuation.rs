@@ -120,6 +120,9 @@ impl Continuation {
             }
         }
         retained.queue(self.shared.retained.take_queued());
+        for (number, header) in self.shared.retained.headers.take() {
+            retained.headers.add(number, header);
+        }
     }
 }
 
@@ -139,6 +142,9 @@ impl GroupSpec {
         }
         if self.is_stable() {
             hash.update(b"stable delivery");
+        }
+        if self.headers {
+            hash.update(b"headers");
         }
         hash.update(&self.id.0.to_le_bytes());
         hash.update(&self.block_size.to_le_bytes());

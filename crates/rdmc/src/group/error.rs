@@ -171,6 +171,10 @@ pub enum GroupError {
     /// Members of a [delta](crate::GroupSpec::delta) group compare blocks of every message: leave the ring off.
     #[error("members of a delta group compare the blocks of every message: leave delta or the ring off")]
     RingDelta,
+    /// There are no [headers](crate::GroupSpec::headers) in [delta](crate::GroupSpec::delta) groups, and where members
+    /// [share](crate::DeliveryMode::Shared) objects.
+    #[error("delta groups and shared objects have no headers: leave headers off, or these")]
+    Headers,
     /// A group of this node has used the number before.
     #[error("group number {group} was used before")]
     GroupIdUsed {
@@ -195,6 +199,7 @@ impl From<InvalidSpec> for GroupError {
             InvalidSpec::DuplicateMember { node } => Self::DuplicateMember { node },
             InvalidSpec::Ring { slots, bytes } => Self::Ring { slots, bytes },
             InvalidSpec::RingDelta => Self::RingDelta,
+            InvalidSpec::Headers => Self::Headers,
             InvalidSpec::SharedDelta => Self::SharedDelta,
         }
     }
@@ -230,6 +235,17 @@ pub enum SendError {
     /// [`SharedObject`](rdmc_fabric::SharedObject), or form the group for private copies.
     #[error("the members of the group share objects: send a SharedObject, or form the group for private delivery")]
     NotAnObject,
+    /// The group was formed without [headers](crate::GroupSpec::headers).
+    #[error("the group has no headers: form it with GroupSpec::headers")]
+    NoHeaders,
+    /// The header is too long: put more into the message.
+    #[error("a header of {bytes} bytes is longer than {max} bytes: put more of it into the message")]
+    HeaderTooLong {
+        /// Bytes of the header.
+        bytes: usize,
+        /// Most bytes of a header.
+        max: usize,
+    },
     /// The fabric could not register the memory or share the object.
     #[error("the memory to send could not be registered")]
     Memory(#[from] FabricError),

@@ -10,9 +10,9 @@ use rdmc_fabric::{Buffer, BufferMut, ObjectDescriptor};
 use rdmc_schedule::{BlockIndex, Rank};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc, oneshot};
 
-use super::Group;
 use super::continuation::{InterruptedMessage, Resumption};
 use super::offer::{Arrival, Exclusive, Offer, OfferReply};
+use super::{Group, GroupSpec};
 use crate::checksum::{Checksum, yield_now};
 use crate::failure::{FailureCause, with_sources};
 use crate::sync::lock;
@@ -157,6 +157,9 @@ impl Intake {
                 (self.shape_of(size)?, None)
             }
         };
+        if self.group.is_header(number) && shape.size > GroupSpec::HEADER_LEN_MAX as u64 {
+            return Err(self.malformed("a header that is too long"));
+        }
         self.group.end.begin(shape.size).await;
         let (deliver, message) = oneshot::channel();
         let delivery = Arrival::new(self.group.clone(), message, ahead);
@@ -308,7 +311,7 @@ impl Intake {
             self.group.node().environment.sleep(RESUME_PAUSE).await;
             same = retained.resume(number);
         }
-        let memory = match self.memory {
+        let memory = match self.memory_of(number) {
             MemorySource::Pool => {
                 self.offer(Offer::new(number, shape.size, None, same, delivery)).await?;
                 None
@@ -412,7 +415,7 @@ impl Intake {
             let blocks = Blocks::to_receive(shape, memory, staged);
             return self.provided_blocks(number, blocks, delivery).await;
         }
-        match self.memory {
+        match self.memory_of(number) {
             MemorySource::Pool => {
                 let blocks = match staged {
                     // The only block is the message: no copy.
@@ -448,7 +451,7 @@ impl Intake {
         shape: Shape,
         delivery: Arrival,
     ) -> Result<(Blocks, HopPlan), TransferError> {
-        let (memory, is_partial) = match self.memory {
+        let (memory, is_partial) = match self.memory_of(number) {
             MemorySource::Pool => {
                 let memory = self.pool(self.len_of(shape)?).await?;
                 self.offer(Offer::new(number, shape.size, None, false, delivery)).await?;
@@ -465,11 +468,22 @@ impl Intake {
         Ok((Blocks::to_complete(shape, memory, beginning.here), beginning.plan))
     }
 
+    /// Returns where the memory of a message comes from. A header is not offered.
+    fn memory_of(&self, number: u64) -> MemorySource {
+        if self.group.is_header(number) { MemorySource::Pool } else { self.memory }
+    }
+
     fn len_of(&self, shape: Shape) -> Result<usize, TransferError> {
         usize::try_from(shape.size).map_err(|_| self.out_of_memory("a message longer than the address space"))
     }
 
-    async fn offer(&self, offer: Offer) -> Result<(), TransferError> {
+    async fn offer(&self, mut offer: Offer) -> Result<(), TransferError> {
+        if self.group.is_header(offer.number()) {
+            return Ok(());
+        }
+        if let Some(header) = self.group.header_of(offer.number()) {
+            offer.set_header(self.group.retained().headers.get(header).await);
+        }
         self.offers.send(offer).await.map_err(|_| TransferError::Local(FailureCause::Abandoned))
     }
 

@@ -26,6 +26,7 @@ use crate::certificate::Digest;
 #[derive(Clone)]
 pub struct Message {
     number: u64,
+    header: Bytes,
     buffer: Buffer,
     digest: Option<Digest>,
     fate: Arc<Fate>,
@@ -33,7 +34,13 @@ pub struct Message {
 
 impl Message {
     pub(super) fn new(number: u64, buffer: Buffer, digest: Option<Digest>, fate: Fate) -> Self {
-        Self { number, buffer, digest, fate: Arc::new(fate) }
+        Self { number, header: Bytes::new(), buffer, digest, fate: Arc::new(fate) }
+    }
+
+    /// Returns the header with which the message was sent; empty unless the group has
+    /// [headers](crate::GroupSpec::headers).
+    pub fn header(&self) -> &[u8] {
+        &self.header
     }
 
     /// Tells the root that the application has stored the message: written it to disk, or whatever the members of the
@@ -126,6 +133,7 @@ pub(super) enum OfferReply {
 pub struct Arrival {
     group: Arc<Group>,
     message: oneshot::Receiver<Message>,
+    header: Bytes,
     /// Waits for the group's failure when the message does not come.
     failing: Exclusive<Option<OwnedFuture<GroupFailure>>>,
     _ahead: OwnedSemaphorePermit,
@@ -133,7 +141,7 @@ pub struct Arrival {
 
 impl Arrival {
     pub(super) fn new(group: Arc<Group>, message: oneshot::Receiver<Message>, ahead: OwnedSemaphorePermit) -> Self {
-        Self { group, message, failing: Exclusive::default(), _ahead: ahead }
+        Self { group, message, header: Bytes::new(), failing: Exclusive::default(), _ahead: ahead }
     }
 }
 
@@ -144,7 +152,10 @@ impl Future for Arrival {
         if self.failing.content().is_none() {
             match self.message.poll_unpin(cx) {
                 Poll::Pending => return Poll::Pending,
-                Poll::Ready(Ok(message)) => return Poll::Ready(Ok(message)),
+                Poll::Ready(Ok(mut message)) => {
+                    message.header = std::mem::take(&mut self.header);
+                    return Poll::Ready(Ok(message));
+                }
                 Poll::Ready(Err(_)) => *self.failing.content() = Some(failure_of(&self.group)),
             }
         }
@@ -172,6 +183,15 @@ impl Offer {
     /// Returns the message's size in bytes.
     pub fn size(&self) -> u64 {
         self.size
+    }
+
+    /// Returns the header with which the message was sent; empty unless the group has [headers](GroupSpec::headers).
+    pub fn header(&self) -> &[u8] {
+        &self.delivery.header
+    }
+
+    pub(super) fn set_header(&mut self, header: Bytes) {
+        self.delivery.header = header;
     }
 
     /// Receives the message into `memory`, which must have exactly the message's size.

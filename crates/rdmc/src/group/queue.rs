@@ -17,7 +17,13 @@ use crate::sync::lock;
 use crate::transfer::{Blocks, Shape};
 
 pub(super) enum RootRequest {
-    Send { message: Buffer, shape: Shape, done: Option<oneshot::Sender<SentMessage>> },
+    Send {
+        /// It goes before the message, as a message of its own.
+        header: Option<(Buffer, Shape)>,
+        message: Buffer,
+        shape: Shape,
+        done: Option<oneshot::Sender<SentMessage>>,
+    },
     Close,
 }
 
@@ -69,8 +75,13 @@ impl Drop for QueueSlot {
 impl RequestSender {
     /// Requests that a message is sent; returns `None` if the group has ended. Dropping the slot before its turn takes
     /// the request back.
-    pub(super) fn send(&self, message: Buffer, shape: Shape, done: oneshot::Sender<SentMessage>) -> Option<QueueSlot> {
-        let number = self.put(RootRequest::Send { message, shape, done: Some(done) })?;
+    pub(super) fn send(
+        &self,
+        header: Option<(Buffer, Shape)>,
+        (message, shape): (Buffer, Shape),
+        done: oneshot::Sender<SentMessage>,
+    ) -> Option<QueueSlot> {
+        let number = self.put(RootRequest::Send { header, message, shape, done: Some(done) })?;
         Some(QueueSlot { waiting: self.waiting.clone(), number: Some(number) })
     }
 
@@ -101,6 +112,8 @@ impl RequestSender {
 pub(super) struct RequestQueue {
     /// Messages of the group that this one continues.
     queued: VecDeque<(Buffer, Shape)>,
+    /// The message whose header was taken.
+    after_header: Option<RootRequest>,
     waiting: Arc<Mutex<QueuedRequests>>,
     available: mpsc::Receiver<()>,
     /// No more requests can be made.
@@ -117,7 +130,7 @@ impl RequestQueue {
         let queued = retained.take_queued().into();
         (
             RequestSender { waiting: waiting.clone(), available: told },
-            Self { queued, waiting, available, ended: false, starting: VecDeque::new(), retained },
+            Self { queued, after_header: None, waiting, available, ended: false, starting: VecDeque::new(), retained },
         )
     }
 
@@ -128,7 +141,7 @@ impl RequestQueue {
     /// No request is lost.
     pub(super) async fn next_is_message(&mut self) -> bool {
         loop {
-            if !self.queued.is_empty() {
+            if !self.queued.is_empty() || self.after_header.is_some() {
                 return true;
             }
             let first = lock(&self.waiting).requests.first_key_value().map(|(_, request)| request.is_message());
@@ -143,9 +156,24 @@ impl RequestQueue {
     /// Takes the next request, if there is one.
     pub(super) fn take(&mut self) -> Option<RootRequest> {
         if let Some((message, shape)) = self.queued.pop_front() {
-            return Some(RootRequest::Send { message, shape, done: None });
+            return Some(RootRequest::Send { header: None, message, shape, done: None });
         }
-        lock(&self.waiting).requests.pop_first().map(|(_, request)| request)
+        if let Some(request) = self.after_header.take() {
+            return Some(request);
+        }
+        let (_, request) = lock(&self.waiting).requests.pop_first()?;
+        Some(self.header_first(request))
+    }
+
+    /// Returns the request for the header of a message, if it has one. The message follows, and is not taken back.
+    fn header_first(&mut self, mut request: RootRequest) -> RootRequest {
+        if let RootRequest::Send { header, .. } = &mut request
+            && let Some((message, shape)) = header.take()
+        {
+            self.after_header = Some(request);
+            return RootRequest::Send { header: None, message, shape, done: None };
+        }
+        request
     }
 
     /// Takes the next request if it is a message, and `suitable`.
@@ -153,12 +181,20 @@ impl RequestQueue {
         if let Some((_, shape)) = self.queued.front() {
             return if suitable(shape) { self.take() } else { None };
         }
-        let mut waiting = lock(&self.waiting);
-        let first = waiting.requests.first_entry()?;
-        match first.get() {
-            RootRequest::Send { shape, .. } if suitable(shape) => Some(first.remove()),
-            _ => None,
+        if let Some(RootRequest::Send { shape, .. }) = &self.after_header {
+            return if suitable(shape) { self.take() } else { None };
         }
+        let request = {
+            let mut waiting = lock(&self.waiting);
+            let first = waiting.requests.first_entry()?;
+            let RootRequest::Send { header, shape, .. } = first.get() else { return None };
+            let shape = header.as_ref().map_or(shape, |(_, shape)| shape);
+            if !suitable(shape) {
+                return None;
+            }
+            first.remove()
+        };
+        Some(self.header_first(request))
     }
 
     /// Tells whether no more requests can be made.
@@ -178,10 +214,11 @@ impl Drop for RequestQueue {
         for blocks in self.starting.drain(..).rev() {
             left.push_front((blocks.whole(), blocks.shape()));
         }
-        left.extend(waiting.into_values().filter_map(|request| match request {
-            RootRequest::Send { message, shape, .. } => Some((message, shape)),
-            RootRequest::Close => None,
-        }));
+        for request in self.after_header.take().into_iter().chain(waiting.into_values()) {
+            if let RootRequest::Send { header, message, shape, .. } = request {
+                left.extend(header.into_iter().chain([(message, shape)]));
+            }
+        }
         self.retained.queue(left);
     }
 }

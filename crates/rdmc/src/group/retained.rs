@@ -10,6 +10,7 @@ use rdmc_fabric::{Buffer, Fabric, FabricError, Memory};
 use rdmc_schedule::{BlockIndex, BlockSet, Rank};
 use tokio::sync::watch;
 
+use super::headers::Headers;
 use crate::checksum::Checksum;
 use crate::count::Level;
 use crate::sync::lock;
@@ -28,6 +29,7 @@ pub(crate) struct RetainedMessages {
     copies_short: bool,
     /// Whether the group does no more work here.
     idle: watch::Sender<bool>,
+    pub(super) headers: Headers,
 }
 
 struct RetainedState {
@@ -125,6 +127,7 @@ impl RetainedMessages {
             recoverable: enabled,
             copies_short: true,
             idle: watch::Sender::new(false),
+            headers: Headers::default(),
         }
     }
 
@@ -218,6 +221,7 @@ impl RetainedMessages {
             std::mem::replace(&mut state.kept, kept)
         };
         drop(released);
+        self.headers.release(count);
         self.stable.raise_to(count);
     }
 

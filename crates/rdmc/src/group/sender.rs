@@ -141,7 +141,7 @@ impl Sender {
         let payload = payload.into();
         let (group, requests) = (self.group.clone(), self.requests.clone());
         let sent = async move {
-            let (_slot, completed) = match queue(&group, &requests, payload)? {
+            let (_slot, completed) = match queue(&group, &requests, None, payload)? {
                 Some(queued) => queued,
                 None => return Err(not_queued(&group).await),
             };
@@ -159,7 +159,11 @@ impl Sender {
     /// # Errors
     /// As of [`send`](Self::send), from the future.
     pub fn enqueue(&self, payload: impl Into<Payload>) -> Multicast {
-        let queued = queue(&self.group, &self.requests, payload.into());
+        self.enqueue_with(None, payload.into())
+    }
+
+    fn enqueue_with(&self, header: Option<Bytes>, payload: Payload) -> Multicast {
+        let queued = queue(&self.group, &self.requests, header, payload);
         let group = self.group.clone();
         let completed = queued.map(|queued| {
             queued.map(|(slot, completed)| {
@@ -174,6 +178,19 @@ impl Sender {
             }
         };
         Multicast(sent.boxed())
+    }
+
+    /// Sends as [`enqueue`](Self::enqueue) does, with a header of at most [`GroupSpec::HEADER_LEN_MAX`] bytes that
+    /// receivers get with the [offer](crate::Offer::header) of the message. In a group with
+    /// [headers](GroupSpec::headers), messages that are sent without one have an empty header.
+    ///
+    /// # Cancel safety
+    /// Dropping the future does not take the message back.
+    ///
+    /// # Errors
+    /// As of [`send`](Self::send), from the future; [`SendError::NoHeaders`] and [`SendError::HeaderTooLong`].
+    pub fn send_with(&self, header: impl Into<Bytes>, payload: impl Into<Payload>) -> Multicast {
+        self.enqueue_with(Some(header.into()), payload.into())
     }
 
     /// Closes the group: `Ok` if and only if every message reached every member and every member agrees to the end.
@@ -214,21 +231,30 @@ impl Sender {
 fn queue(
     group: &Group,
     requests: &RequestSender,
+    header: Option<Bytes>,
     payload: Payload,
 ) -> Result<Option<(QueueSlot, oneshot::Receiver<SentMessage>)>, SendError> {
-    let message = group.register_payload(payload)?;
-    let (size, block_size) = (message.len() as u64, group.block_size());
-    let shape = Shape::new(size, block_size).ok_or(SendError::TooManyBlocks {
-        size,
-        block_size,
-        max: GroupSpec::BLOCKS_MAX,
-    })?;
+    let max = GroupSpec::HEADER_LEN_MAX;
+    let header = match header {
+        Some(_) if !group.membership.spec.headers => return Err(SendError::NoHeaders),
+        Some(header) if header.len() > max => return Err(SendError::HeaderTooLong { bytes: header.len(), max }),
+        header => header.or_else(|| group.membership.spec.headers.then(Bytes::new)),
+    };
+    let shaped = |payload| {
+        let message = group.register_payload(payload)?;
+        let (size, block_size) = (message.len() as u64, group.block_size());
+        let too_many = SendError::TooManyBlocks { size, block_size, max: GroupSpec::BLOCKS_MAX };
+        let shape = Shape::new(size, block_size).ok_or(too_many)?;
+        Ok::<_, SendError>((message, shape))
+    };
+    let header = header.map(|header| shaped(header.into())).transpose()?;
+    let message = shaped(payload)?;
     // The queue may still be open after the end is known, while the engine has not had its turn.
     if group.end.outcome().is_some() {
         return Ok(None);
     }
     let (done, completed) = oneshot::channel();
-    Ok(requests.send(message, shape, done).map(|slot| (slot, completed)))
+    Ok(requests.send(header, message, done).map(|slot| (slot, completed)))
 }
 
 /// Waits until a message is sent; returns its receipt.
@@ -406,7 +432,7 @@ async fn next_message(
             group.room_for_slot().await?;
         }
         return Ok(match queue.take() {
-            Some(RootRequest::Send { message, shape, done }) => {
+            Some(RootRequest::Send { message, shape, done, .. }) => {
                 let blocks = Arc::new(Blocks::whole_message(shape, message));
                 if group.fits_a_slot(shape.size) {
                     let most = group.retained().room_left(number, unstable_max).min(PACKED_MAX);
@@ -434,7 +460,7 @@ fn take_short(group: &Group, queue: &mut RequestQueue, first: QueuedMessage, mos
         grown.is_some()
     };
     while taken.len() < most {
-        let Some(RootRequest::Send { message, shape, done }) = queue.take_if(|shape| fits(shape.size)) else {
+        let Some(RootRequest::Send { message, shape, done, .. }) = queue.take_if(|shape| fits(shape.size)) else {
             break;
         };
         taken.push((Arc::new(Blocks::whole_message(shape, message)), done));

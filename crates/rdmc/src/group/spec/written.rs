@@ -35,6 +35,8 @@ pub(super) struct WrittenSpec {
     delivery: Delivery,
     #[serde(default)]
     ring: Option<RingShape>,
+    #[serde(default)]
+    headers: bool,
 }
 
 impl From<GroupSpec> for WrittenSpec {
@@ -52,6 +54,7 @@ impl From<GroupSpec> for WrittenSpec {
             delivery_mode: spec.delivery_mode,
             delivery: spec.delivery,
             ring: spec.ring,
+            headers: spec.headers,
         }
     }
 }
@@ -75,6 +78,7 @@ impl TryFrom<WrittenSpec> for GroupSpec {
             delivery_mode: written.delivery_mode,
             delivery: written.delivery,
             ring: written.ring,
+            headers: written.headers,
         };
         if let SlowReceivers::Evict { after } = spec.slow_receivers
             && after < EVICT_MIN
