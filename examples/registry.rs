@@ -13,7 +13,7 @@ use std::collections::HashMap;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
-use anyhow::{Context, Result};
+use anyhow::Result;
 use axum::extract::{DefaultBodyLimit, Path, State};
 use axum::{Router, http::StatusCode, routing::get};
 use bytes::Bytes;
@@ -39,7 +39,7 @@ struct Args {
 async fn main() -> Result<()> {
     let args = Args::parse();
     let cluster = Cluster::new((0u32..).zip(args.cluster));
-    let group = GroupSpec::new(1, cluster.nodes()).block_size(256 << 10).ring(64, 4096);
+    let group = GroupSpec::new(1, cluster.nodes()).block_size(256 << 10).ring(64, 4096).headers(true);
     let node = Node::builder(NodeId(args.id), cluster).fabric(TcpFabric::new()).start().await?;
     let mut registry = Registry { blobs: Blobs::default(), root: None };
     if args.id == 0 {
@@ -67,10 +67,9 @@ async fn main() -> Result<()> {
 async fn receive(mut messages: Receiver, blobs: Blobs) -> Result<()> {
     while let Some(message) = messages.next().await {
         let message = message?;
-        let (&name_len, rest) = message.split_first().context("a message begins with a length")?;
-        let (name, blob) = rest.split_at_checked(name_len.into()).context("a message has a name")?;
+        let name = String::from_utf8(message.header().to_vec())?;
         // A copy: the message's memory goes back to the pool.
-        store(&blobs, String::from_utf8(name.to_vec())?, message.number(), Bytes::copy_from_slice(blob));
+        store(&blobs, name, message.number(), Bytes::copy_from_slice(&message));
         message.stored(); // a real registry writes to its disk first
     }
     messages.close().await?;
@@ -90,11 +89,12 @@ async fn get_blob(State(registry): State<Registry>, Path(name): Path<String>) ->
 
 async fn put_blob(State(registry): State<Registry>, Path(name): Path<String>, blob: Bytes) -> StatusCode {
     let Some(root) = registry.root else { return StatusCode::MISDIRECTED_REQUEST };
-    let Ok(name_len) = u8::try_from(name.len()) else { return StatusCode::URI_TOO_LONG };
-    let message = [&[name_len], name.as_bytes(), &blob].concat();
+    if name.len() > GroupSpec::HEADER_LEN_MAX {
+        return StatusCode::URI_TOO_LONG;
+    }
     // In a task of its own: this future is dropped when the client goes away.
     let put = tokio::spawn(async move {
-        let receipt = root.send(message).await?;
+        let receipt = root.send_with(name.clone(), blob.clone()).await?;
         receipt.stored().await?;
         store(&registry.blobs, name, receipt.number(), blob);
         anyhow::Ok(())

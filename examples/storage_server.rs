@@ -45,7 +45,8 @@ async fn main() -> Result<()> {
     // The group of each server has its number, and the server as its root.
     let group_of = |primary: NodeId| {
         let replicas = servers.iter().copied().filter(move |server| *server != primary);
-        GroupSpec::new(primary.0.into(), std::iter::once(primary).chain(replicas)).block_size(BLOCK_LEN).ring(64, 4096)
+        let group = GroupSpec::new(primary.0.into(), std::iter::once(primary).chain(replicas)).block_size(BLOCK_LEN);
+        group.ring(64, 4096).headers(true)
     };
     for primary in servers.iter().copied().filter(|primary| *primary != me) {
         let (node, store, spec) = (node.clone(), store.clone(), group_of(primary));
@@ -73,11 +74,9 @@ async fn replicate(node: Node, group: GroupSpec, store: &Mutex<Store>) -> Result
         // Not into the pool, because objects stay in memory.
         let memory = vec![0; usize::try_from(offer.size())?];
         let message = offer.accept_into(memory)?.await?;
-        let bytes = message.clone().into_bytes();
-        let (header, name) = bytes.split_first_chunk::<HEADER_LEN>().context("a message begins with a header")?;
-        let (clock, name_len) = (u64::from_le_bytes(header[..8].try_into()?), usize::from(header[8]));
-        let object = bytes.slice(HEADER_LEN + name.get(..name_len).context("a message has a name")?.len()..);
-        lock(store).insert(String::from_utf8(name[..name_len].to_vec())?, (clock, primary), object);
+        let (clock, name) = message.header().split_first_chunk().context("a header begins with a time")?;
+        let (clock, name) = (u64::from_le_bytes(*clock), String::from_utf8(name.to_vec())?);
+        lock(store).insert(name, (clock, primary), message.clone().into_bytes());
         message.stored();
     }
 }
@@ -94,12 +93,14 @@ async fn get_object(State(server): State<Server>, Path(name): Path<String>) -> R
 }
 
 async fn put_object(State(server): State<Server>, Path(name): Path<String>, object: Bytes) -> StatusCode {
-    let Ok(name_len) = u8::try_from(name.len()) else { return StatusCode::URI_TOO_LONG };
+    if name.len() > NAME_LEN_MAX {
+        return StatusCode::URI_TOO_LONG;
+    }
     // In a task of its own: this future is dropped when the client goes away.
     let put = tokio::spawn(async move {
         let clock = lock(&server.store).tick();
-        let message = [&clock.to_le_bytes(), &[name_len][..], name.as_bytes(), &object].concat();
-        server.group.send(message).await?.stored().await?;
+        let header = [&clock.to_le_bytes(), name.as_bytes()].concat();
+        server.group.send_with(header, object.clone()).await?.stored().await?;
         lock(&server.store).insert(name, (clock, server.me), object);
         anyhow::Ok(())
     });
@@ -140,7 +141,7 @@ fn lock(store: &Mutex<Store>) -> std::sync::MutexGuard<'_, Store> {
 /// A group of a server ends with an error or not at all.
 type Never = std::convert::Infallible;
 
-/// Bytes of a clock and of the length of a name.
-const HEADER_LEN: usize = 9;
+/// A name is part of a header, which is short.
+const NAME_LEN_MAX: usize = 255;
 const BLOCK_LEN: u32 = 256 << 10;
 const OBJECT_LEN_MAX: usize = 1 << 30;

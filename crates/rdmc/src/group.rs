@@ -4,7 +4,6 @@ use std::io;
 use std::pin::Pin;
 use std::sync::Arc;
 
-use bytes::Bytes;
 use futures::future::{BoxFuture, FutureExt};
 use futures::stream::FuturesUnordered;
 use rdmc_fabric::{Buffer, Timestamp};
@@ -127,7 +126,7 @@ impl Group {
                 async move {
                     let content = group.content(number, &whole).await?;
                     if group.is_header(number) {
-                        group.retained.headers.add(number, Bytes::copy_from_slice(&content));
+                        group.retained.headers.add(number, Arc::from(&content[..]));
                     } else if !group.retained.keeps() {
                         group.retained.headers.release(number);
                     }

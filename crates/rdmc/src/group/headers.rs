@@ -3,9 +3,8 @@
 //! So order, flow control, recovery and the certificate are those of any message. Headers have the even numbers.
 
 use std::collections::BTreeMap;
-use std::sync::Mutex;
+use std::sync::{Arc, Mutex};
 
-use bytes::Bytes;
 use tokio::sync::Notify;
 
 use super::{Group, GroupSpec};
@@ -14,18 +13,18 @@ use crate::sync::lock;
 /// The headers that a member has, until their messages are offered. Kept for a group that continues this one.
 #[derive(Debug, Default)]
 pub(super) struct Headers {
-    known: Mutex<BTreeMap<u64, Bytes>>,
+    known: Mutex<BTreeMap<u64, Arc<[u8]>>>,
     added: Notify,
 }
 
 impl Headers {
-    pub(super) fn add(&self, number: u64, header: Bytes) {
+    pub(super) fn add(&self, number: u64, header: Arc<[u8]>) {
         lock(&self.known).insert(number, header);
         self.added.notify_one();
     }
 
     /// Waits for a header. One task waits at a time.
-    pub(super) async fn get(&self, number: u64) -> Bytes {
+    pub(super) async fn get(&self, number: u64) -> Arc<[u8]> {
         loop {
             if let Some(header) = lock(&self.known).get(&number) {
                 return header.clone();
@@ -40,7 +39,7 @@ impl Headers {
         *known = known.split_off(&message.saturating_sub(1));
     }
 
-    pub(super) fn take(&self) -> BTreeMap<u64, Bytes> {
+    pub(super) fn take(&self) -> BTreeMap<u64, Arc<[u8]>> {
         std::mem::take(&mut *lock(&self.known))
     }
 }

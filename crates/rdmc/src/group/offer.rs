@@ -26,7 +26,7 @@ use crate::certificate::Digest;
 #[derive(Clone)]
 pub struct Message {
     number: u64,
-    header: Bytes,
+    header: Arc<[u8]>,
     buffer: Buffer,
     digest: Option<Digest>,
     fate: Arc<Fate>,
@@ -34,7 +34,7 @@ pub struct Message {
 
 impl Message {
     pub(super) fn new(number: u64, buffer: Buffer, digest: Option<Digest>, fate: Fate) -> Self {
-        Self { number, header: Bytes::new(), buffer, digest, fate: Arc::new(fate) }
+        Self { number, header: Arc::default(), buffer, digest, fate: Arc::new(fate) }
     }
 
     /// Returns the header with which the message was sent; empty unless the group has
@@ -133,7 +133,7 @@ pub(super) enum OfferReply {
 pub struct Arrival {
     group: Arc<Group>,
     message: oneshot::Receiver<Message>,
-    header: Bytes,
+    header: Arc<[u8]>,
     /// Waits for the group's failure when the message does not come.
     failing: Exclusive<Option<OwnedFuture<GroupFailure>>>,
     _ahead: OwnedSemaphorePermit,
@@ -141,7 +141,7 @@ pub struct Arrival {
 
 impl Arrival {
     pub(super) fn new(group: Arc<Group>, message: oneshot::Receiver<Message>, ahead: OwnedSemaphorePermit) -> Self {
-        Self { group, message, header: Bytes::new(), failing: Exclusive::default(), _ahead: ahead }
+        Self { group, message, header: Arc::default(), failing: Exclusive::default(), _ahead: ahead }
     }
 }
 
@@ -190,7 +190,7 @@ impl Offer {
         &self.delivery.header
     }
 
-    pub(super) fn set_header(&mut self, header: Bytes) {
+    pub(super) fn set_header(&mut self, header: Arc<[u8]>) {
         self.delivery.header = header;
     }
 

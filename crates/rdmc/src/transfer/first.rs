@@ -90,8 +90,8 @@ impl FirstArrival {
 
     /// Returns why it did not arrive.
     pub(crate) fn failure(&self) -> Option<TransferError> {
-        let error = self.outcome.as_ref().err()?;
-        Some(TransferError::Work { with: self.expected.from, error: error.clone() })
+        let error = *self.outcome.as_ref().err()?;
+        Some(TransferError::Work { with: self.expected.from, error })
     }
 
     /// Checks the block of a message whose number and size came in another way.
