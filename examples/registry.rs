@@ -41,6 +41,12 @@ async fn main() -> Result<()> {
     let cluster = Cluster::new((0u32..).zip(args.cluster));
     let group = GroupSpec::new(1, cluster.nodes()).block_size(256 << 10).ring(64, 4096).headers(true);
     let node = Node::builder(NodeId(args.id), cluster).fabric(TcpFabric::new()).start().await?;
+    let mut members = node.members();
+    tokio::spawn(async move {
+        while let Some(event) = members.next().await {
+            println!("{event}");
+        }
+    });
     let mut registry = Registry { blobs: Blobs::default(), root: None };
     if args.id == 0 {
         registry.root = Some(node.create_group(group).await?);

@@ -93,6 +93,7 @@ pub use invite::{
     invite_secured, invite_with, reach_listeners,
 };
 pub use mesh::listener::Listener;
+pub use mesh::members::{MemberEvent, MemberEvents};
 pub use node::{Node, NodeBuilder, Shutdown, StartError};
 pub use pool::PoolError;
 pub use rdmc_fabric::{

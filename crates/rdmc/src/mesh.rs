@@ -4,10 +4,11 @@
 //! agreement on the end of a group. Of two nodes the one with the lower number opens the connection, and opens it again
 //! when it is lost.
 
-use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::collections::{BTreeMap, VecDeque};
 use std::io;
 use std::net::IpAddr;
 use std::sync::{Arc, Mutex, MutexGuard};
+use std::task::Waker;
 use std::time::Duration;
 
 use futures::future::FutureExt;
@@ -26,6 +27,7 @@ pub(crate) mod ahead;
 mod groups;
 pub(crate) mod listener;
 mod liveness;
+pub(crate) mod members;
 mod outbox;
 pub(crate) mod roster;
 
@@ -33,6 +35,7 @@ use ahead::ConnectionAhead;
 use groups::{FrameRoute, Groups};
 use listener::NodeConnection;
 use liveness::{LastHeard, Liveness, Stall};
+use members::{LinkHistory, Subscriptions};
 use outbox::{Outbox, PostError};
 
 /// One node's control connections and the groups they serve.
@@ -47,7 +50,7 @@ struct MeshShared {
     detection: Duration,
     peers: PeerSecurity,
     state: Mutex<MeshState>,
-    /// Counts connections made or lost, and failed for want of descriptors.
+    /// Counts connections made or lost, and failed for want of descriptors; and groups and subscriptions that begin.
     changes: watch::Sender<u64>,
     /// Other nodes have begun a check of liveness.
     check_now: Notify,
@@ -59,7 +62,11 @@ struct MeshState {
     next_serial: u64,
     groups: Groups,
     /// The nodes that were ever connected.
-    ever_connected: BTreeSet<NodeId>,
+    histories: BTreeMap<NodeId, LinkHistory>,
+    /// Counts connections made or lost.
+    link_changes: u64,
+    /// Those that follow the other nodes.
+    subscriptions: Subscriptions,
     /// The last problem with a node that is not connected.
     problems: BTreeMap<NodeId, String>,
     /// This process could not open a connection because it has too many descriptors open.
@@ -242,7 +249,7 @@ impl Mesh {
         let state = self.lock();
         let missing = |node: &NodeId| *node != self.0.me && !state.links.contains_key(node);
         let missing: Vec<_> = self.0.members.keys().copied().filter(missing).collect();
-        let never_met: Vec<_> = missing.iter().copied().filter(|node| !state.ever_connected.contains(node)).collect();
+        let never_met: Vec<_> = missing.iter().copied().filter(|node| !state.histories.contains_key(node)).collect();
         if never_met.is_empty() { missing } else { never_met }
     }
 
@@ -338,13 +345,18 @@ impl Mesh {
             let serial = state.next_serial;
             state.next_serial += 1;
             state.problems.remove(&peer);
-            state.ever_connected.insert(peer);
-            (serial, state.links.insert(peer, Link { serial, ..link }).is_some())
+            let replaced = state.links.insert(peer, Link { serial, ..link }).is_some();
+            let history = state.histories.entry(peer).or_default();
+            history.serial = serial;
+            if replaced {
+                history.loss = Some(FailureCause::ConnectionLost);
+            }
+            (serial, replaced)
         };
+        self.note_link_change();
         if replaced {
             self.notify_groups(serial, || GroupEvent::Lost(peer, FailureCause::ConnectionLost)).await;
         }
-        self.0.changes.send_modify(|count| *count += 1);
         tracing::debug!(node = %peer, "connected");
         self.notify_groups(serial, || GroupEvent::Connected(peer)).await;
         // A short frame, such as a sign of life, is read by one system call.
@@ -357,11 +369,18 @@ impl Mesh {
                 cause = cutting => (Ok(()), cause),
             }
         };
+        let problem = match (&cause, &ended) {
+            (Some(cause), _) => cause.to_string(),
+            (None, Ok(())) => "it closed the connection".to_owned(),
+            (None, Err(error)) => error.to_string(),
+        };
+        let cause = cause.unwrap_or(FailureCause::ConnectionLost);
         let (current, left) = {
             let mut state = self.lock();
             let current = state.links.get(&peer).is_some_and(|link| link.serial == serial);
             if current {
                 state.links.remove(&peer);
+                state.histories.entry(peer).or_default().loss = Some(cause.clone());
                 // Its frames for groups that are not joined yet are void: these groups learn that it is lost.
                 state.groups.forget_early(peer);
             }
@@ -373,19 +392,25 @@ impl Mesh {
         {
             tracing::warn!(node = %peer, %error, "disconnected");
         }
-        let problem = match &cause {
-            Some(cause) => cause.to_string(),
-            None => ended.err().map_or_else(|| "it closed the connection".to_owned(), |error| error.to_string()),
-        };
         tracing::debug!(node = %peer, %problem, "disconnected");
         if current {
             self.note_problem(peer, problem);
-            self.0.changes.send_modify(|count| *count += 1);
+            self.note_link_change();
         }
         if current && !left {
-            let cause = cause.unwrap_or(FailureCause::ConnectionLost);
             self.notify_groups(serial, || GroupEvent::Lost(peer, cause.clone())).await;
         }
+    }
+
+    /// Tells all that wait for it that a connection was made or lost.
+    fn note_link_change(&self) {
+        let waiting = {
+            let mut state = self.lock();
+            state.link_changes += 1;
+            state.subscriptions.take_waiting()
+        };
+        waiting.into_iter().for_each(Waker::wake);
+        self.0.changes.send_modify(|count| *count += 1);
     }
 
     /// Reads and writes until either ends.
@@ -501,7 +526,7 @@ impl Mesh {
     /// Says goodbye to all nodes and waits until the operating system has the frames.
     ///
     /// Before that, it sends the outcomes of the latest groups: the leader may have died after it told only this node.
-    /// From here on groups get no events of connections.
+    /// From here on groups get no events of connections, and the streams of members end.
     pub(crate) async fn leave(&self) {
         let leaving: Vec<Arc<Outbox>> = {
             let mut state = self.lock();
@@ -519,6 +544,7 @@ impl Mesh {
             }
             state.links.values().map(|link| link.outgoing.clone()).collect()
         };
+        self.note_link_change();
         futures::future::join_all(leaving.iter().map(|outgoing| outgoing.flush())).await;
     }
 

@@ -27,6 +27,7 @@ use crate::id::{GroupId, NodeId};
 use crate::mesh::Mesh;
 use crate::mesh::ahead::ConnectionsAhead;
 use crate::mesh::listener::{Listener, NodeConnection};
+use crate::mesh::members::MemberEvents;
 use crate::pool::{Pool, PoolError};
 use crate::resources::{GroupEnding, NodeResources, OpenGroups};
 use crate::round_trips::RoundTrips;
@@ -187,10 +188,11 @@ impl NodeBuilder {
     /// is refused. In a cluster given as a list, set it at each node. If the times differ, nothing is lost, but a node
     /// with a shorter time may take others for dead that answer as slowly as their own time allows.
     ///
-    /// Nodes that share groups ask each other for a sign of life three times as often. A node whose program does not
-    /// let its tasks run for two fifths of the detection time, or whose machine is overloaded for so long, may be taken
-    /// for dead; its [`GroupFailure::stalled`](crate::GroupFailure::stalled) then says so. A connection that is reset
-    /// is noticed at once, whatever the detection time.
+    /// Nodes that share groups ask each other for a sign of life three times as often, and a node whose application
+    /// follows the [members](Node::members) asks all others. A node whose program does not let its tasks run for two
+    /// fifths of the detection time, or whose machine is overloaded for so long, may be taken for dead; its
+    /// [`GroupFailure::stalled`](crate::GroupFailure::stalled) then says so. A connection that is reset is noticed at
+    /// once, whatever the detection time.
     #[must_use]
     pub fn detection(mut self, detection: Duration) -> Self {
         self.detection = detection;
@@ -431,6 +433,34 @@ impl Node {
     /// Returns the numbers of all nodes of the cluster in ascending order, this one included.
     pub fn nodes(&self) -> Vec<NodeId> {
         self.0.mesh.nodes()
+    }
+
+    /// Follows the other nodes of the cluster: the stream returns an event when one is connected or lost.
+    ///
+    /// It begins with a [`Joined`](crate::MemberEvent::Joined) for each node that is connected now. Then
+    /// [`Lost`](crate::MemberEvent::Lost) and [`Returned`](crate::MemberEvent::Returned) alternate for each node. A stream that is
+    /// read slowly skips what has passed meanwhile: of several losses of a node, it returns the last one. It never
+    /// misses the latest state, and keeps at most two events for each node.
+    ///
+    /// While a stream exists, this node asks all connected nodes for signs of life, not only those that share a group
+    /// with it. So it notices within the [detection time](NodeBuilder::detection) that a node is stopped or cut off.
+    /// That costs one short frame in each direction and node, three times in a detection time.
+    ///
+    /// The stream ends when the node is [shut down](Self::shutdown), or when its last handle is dropped.
+    ///
+    /// # Examples
+    /// ```no_run
+    /// use futures::StreamExt;
+    ///
+    /// # async fn example(node: rdmc::Node) {
+    /// let mut members = node.members();
+    /// while let Some(event) = members.next().await {
+    ///     println!("{event}");
+    /// }
+    /// # }
+    /// ```
+    pub fn members(&self) -> MemberEvents {
+        self.0.mesh.members()
     }
 
     /// Returns the name of the fabric that moves the bytes.

@@ -1,4 +1,5 @@
-//! Signs of life: nodes that share groups ask each other for them, and give up nodes that do not answer.
+//! Signs of life: nodes that share groups ask each other for them, and give up nodes that do not answer. A node whose
+//! application follows the members of the cluster asks all nodes that are connected.
 //!
 //! A node checks every connection in steps of a third of the detection time, and then asks all its partners. A question
 //! is itself a sign of life: a node that has just asked does not answer. So between two nodes one frame goes in each
@@ -17,7 +18,7 @@ use std::time::Duration;
 use futures::future::FutureExt;
 use rdmc_fabric::Timestamp;
 
-use super::Mesh;
+use super::{Mesh, MeshState};
 use crate::failure::FailureCause;
 use crate::id::NodeId;
 use crate::wire::{self, Frame};
@@ -26,7 +27,7 @@ use crate::wire::{self, Frame};
 #[derive(Default)]
 pub(super) struct Liveness {
     heard: Arc<LastHeard>,
-    /// The current silence; `None` while no shared group needs monitoring.
+    /// The current silence; `None` while nothing needs monitoring.
     silence: Option<SilentPeriod>,
     /// This node has asked since the other's last question.
     pinged: bool,
@@ -81,7 +82,7 @@ impl Liveness {
         self.heard.clone()
     }
 
-    /// Stops monitoring: no group is shared with the node.
+    /// Stops monitoring: no group is shared with the node, and the application does not follow the members.
     fn stop(&mut self) {
         (self.silence, self.pinged) = (None, false);
     }
@@ -114,6 +115,19 @@ impl Liveness {
     }
 }
 
+impl MeshState {
+    /// Tells whether a connected node is asked for signs of life: it shares a group with this one, or the application
+    /// follows the members.
+    fn monitors(&self, node: NodeId) -> bool {
+        !self.subscriptions.is_empty() || self.groups.has_partner(node)
+    }
+
+    /// Tells whether any connected node is.
+    pub(super) fn monitors_any(&self) -> bool {
+        !self.subscriptions.is_empty() || !self.groups.is_empty()
+    }
+}
+
 /// A node that is about to be given up.
 struct SuspectedNode {
     node: NodeId,
@@ -123,7 +137,7 @@ struct SuspectedNode {
 }
 
 impl Mesh {
-    /// Asks the nodes that share a group with this one for signs of life, for ever.
+    /// Asks the nodes that are monitored for signs of life, for ever.
     pub(crate) async fn watch(self) {
         let environment = &*self.0.environment;
         let step = step(self.0.detection);
@@ -132,12 +146,11 @@ impl Mesh {
         // Whether another node begins the next step.
         let mut follows = false;
         loop {
-            // Without groups no node needs monitoring.
-            if self.lock().groups.is_empty() {
+            if !self.lock().monitors_any() {
                 self.lock().links.values_mut().for_each(|link| link.liveness.stop());
                 follows = false;
                 // Most changes are connections; all links would be walked for each of them.
-                while self.lock().groups.is_empty() {
+                while !self.lock().monitors_any() {
                     if changes.changed().await.is_err() {
                         return;
                     }
@@ -192,7 +205,7 @@ impl Mesh {
         noted.max(unnoted)
     }
 
-    /// Checks all connections and asks the partners. Returns the nodes to give up before the next check, in order of
+    /// Checks all connections and asks the nodes that are monitored. Returns the nodes to give up before the next check, in order of
     /// time, and whether another node begins the next check.
     fn check(&self, check: LivenessCheck) -> (Vec<SuspectedNode>, bool) {
         let (mut asked, mut suspected, mut silent) = (Vec::new(), Vec::new(), false);
@@ -204,8 +217,9 @@ impl Mesh {
             // The leader's question may have come just after the last check, a step ago. If it is older the leader may
             // be dead, and no node waits a quarter of a step for it twice.
             led = state.pinged_by_leader_at.is_some_and(|at| check.now.since(at) < step(self.0.detection) * 11 / 10);
+            let everybody = !state.subscriptions.is_empty();
             for (&node, link) in &mut state.links {
-                if !state.groups.has_partner(node) {
+                if !everybody && !state.groups.has_partner(node) {
                     link.liveness.stop();
                     continue;
                 }
@@ -242,12 +256,12 @@ impl Mesh {
     pub(super) fn answer_ping(&self, peer: NodeId) {
         let outgoing = {
             let mut state = self.lock();
-            let partner = state.groups.has_partner(peer);
+            let monitored = state.monitors(peer);
             let now = self.0.environment.now();
-            if partner && peer < self.0.me {
+            if monitored && peer < self.0.me {
                 state.pinged_by_leader_at = Some(now);
             }
-            if partner && now.since(state.checked_at) >= step(self.0.detection) / 2 {
+            if monitored && now.since(state.checked_at) >= step(self.0.detection) / 2 {
                 // The question of that check is the answer.
                 self.0.check_now.notify_one();
                 return;

@@ -2,11 +2,13 @@ use std::net::IpAddr;
 use std::pin::Pin;
 use std::task::{Context, Poll};
 
+use futures::stream::StreamExt;
 use rdmc_fabric::TokioEnvironment;
 use tokio::io::{AsyncWrite, DuplexStream, ReadBuf};
 use tokio::sync::Notify;
 
 use super::ahead::OpenAhead;
+use super::members::MemberEvent;
 use super::*;
 use crate::wire::BlockEndpoints;
 use crate::wire::end::EndFrame;
@@ -48,24 +50,38 @@ impl AsyncWrite for Stream {
 }
 
 fn mesh(nodes: u32) -> Mesh {
+    mesh_detecting(nodes, Duration::from_secs(2))
+}
+
+fn mesh_detecting(nodes: u32, detection: Duration) -> Mesh {
     let peers =
         PeerSecurity { security: None, identities: BTreeMap::new(), refusals: crate::stats::Refusals::default() };
     let members = (0..nodes).map(|node| (NodeId(node), String::new())).collect();
-    Mesh::new(NodeId(0), 1, members, Arc::new(TokioEnvironment::new()), Duration::from_secs(2), peers)
+    Mesh::new(NodeId(0), 1, members, Arc::new(TokioEnvironment::new()), detection, peers)
 }
 
 /// Connects the mesh with a node; returns that node's end.
 async fn connect(mesh: &Mesh, peer: NodeId, deaf: Option<Arc<Notify>>) -> DuplexStream {
+    let far = open(mesh, peer, deaf);
+    mesh.connection_to(peer).await;
+    far
+}
+
+/// Connects the mesh with a node that is connected.
+async fn connect_again(mesh: &Mesh, peer: NodeId) -> DuplexStream {
+    let serial = mesh.lock().next_serial;
+    let far = open(mesh, peer, None);
+    mesh.until(|state| state.next_serial > serial).await;
+    far
+}
+
+fn open(mesh: &Mesh, peer: NodeId, deaf: Option<Arc<Notify>>) -> DuplexStream {
     let (near, far) = tokio::io::duplex(1 << 20);
     let link = {
         let mesh = mesh.clone();
         async move { mesh.run_link(Box::new(Stream { stream: near, deaf }), peer).await }
     };
     mesh.0.environment.spawn(Box::pin(link));
-    let mut changes = mesh.0.changes.subscribe();
-    while mesh.missing().contains(&peer) {
-        changes.changed().await.expect("the mesh is there");
-    }
     far
 }
 
@@ -236,6 +252,85 @@ async fn who_was_asked_is_answered_from_its_second_question_on() {
     // The first one crossed this node's own question.
     assert_eq!(wire::read_next(&mut far, &mut from).await.unwrap(), Some(Frame::Pong));
     assert_eq!(wire::read_next(&mut far, &mut from).await.unwrap(), Some(Frame::Ping));
+}
+
+#[tokio::test]
+async fn who_follows_the_members_is_told_of_each_state_and_of_what_passed_once() {
+    let mesh = mesh(4);
+    let far = connect(&mesh, NodeId(1), None).await;
+    let mut members = mesh.members();
+    assert_eq!(members.next().await, Some(MemberEvent::Joined(NodeId(1))));
+    assert_eq!(members.next().now_or_never(), None);
+    let _others = connect(&mesh, NodeId(3), None).await;
+    assert_eq!(members.next().await, Some(MemberEvent::Joined(NodeId(3))));
+    drop(far);
+    assert_eq!(members.next().await, Some(MemberEvent::Lost(NodeId(1), FailureCause::ConnectionLost)));
+    assert_eq!(members.next().now_or_never(), None);
+    // It comes back, and is lost and comes back many times before the next look.
+    for _ in 0..20 {
+        drop(connect(&mesh, NodeId(1), None).await);
+        mesh.until(|state| !state.links.contains_key(&NodeId(1))).await;
+    }
+    assert_eq!(members.next().now_or_never(), None, "it is in the same state");
+    let _far = connect(&mesh, NodeId(1), None).await;
+    assert_eq!(members.next().await, Some(MemberEvent::Returned(NodeId(1))));
+    // Another connection in place of this one is a loss and a return.
+    let _far = connect_again(&mesh, NodeId(1)).await;
+    assert_eq!(members.next().await, Some(MemberEvent::Lost(NodeId(1), FailureCause::ConnectionLost)));
+    assert_eq!(members.next().await, Some(MemberEvent::Returned(NodeId(1))));
+    // Who begins now gets the present state.
+    let mut later = mesh.members();
+    assert_eq!(later.next().await, Some(MemberEvent::Joined(NodeId(1))));
+    assert_eq!(later.next().await, Some(MemberEvent::Joined(NodeId(3))));
+    assert_eq!(later.next().now_or_never(), None);
+}
+
+#[tokio::test]
+async fn streams_of_members_end_with_their_node() {
+    let mesh = mesh(2);
+    let _far = connect(&mesh, NodeId(1), None).await;
+    let mut members = mesh.members();
+    assert_eq!(members.next().await, Some(MemberEvent::Joined(NodeId(1))));
+    let ((), ended) = futures::join!(mesh.leave(), members.next());
+    assert_eq!(ended, None);
+    assert_eq!(mesh.members().next().await, None, "it has left");
+
+    let mesh = self::mesh(2);
+    let mut members = mesh.members();
+    let next = tokio::spawn(async move { members.next().await });
+    tokio::task::yield_now().await;
+    drop(mesh);
+    assert_eq!(next.await.unwrap(), None);
+}
+
+#[tokio::test]
+async fn who_follows_the_members_asks_nodes_without_a_group_and_gives_up_those_that_are_silent() {
+    let mesh = mesh_detecting(2, Duration::from_millis(100));
+    let peer = NodeId(1);
+    let mut far = connect(&mesh, peer, None).await;
+    mesh.0.environment.spawn(Box::pin(mesh.clone().watch()));
+    assert!(!mesh.lock().monitors_any());
+    let mut members = mesh.members();
+    assert_eq!(members.next().await, Some(MemberEvent::Joined(peer)));
+    assert_eq!(wire::read_next(&mut far, &mut FrameCheck::default()).await.unwrap(), Some(Frame::Ping));
+    let silence = Duration::from_millis(85);
+    assert_eq!(members.next().await, Some(MemberEvent::Lost(peer, FailureCause::Unresponsive { silence })));
+    drop(members);
+    assert!(!mesh.lock().monitors_any());
+}
+
+#[tokio::test]
+async fn who_follows_nobody_and_shares_no_group_answers_all_the_same() {
+    let mesh = mesh(2);
+    let mut far = connect(&mesh, NodeId(1), None).await;
+    mesh.0.environment.spawn(Box::pin(mesh.clone().watch()));
+    let (mut to, mut from) = (FrameCheck::default(), FrameCheck::default());
+    for _ in 0..3 {
+        let mut ping = wire::encode_unchecked(&Frame::Ping);
+        to.seal(&mut ping);
+        far.write_all(&ping).await.unwrap();
+        assert_eq!(wire::read_next(&mut far, &mut from).await.unwrap(), Some(Frame::Pong));
+    }
 }
 
 #[tokio::test]
