@@ -7,7 +7,8 @@ use crate::security::{Fingerprint, Identities, Identity, host};
 
 /// Lists the nodes that know each other, with the addresses of their control planes.
 ///
-/// All nodes of a cluster need the same list.
+/// All nodes of a cluster need the same list. A process that has ended can be started again as the same node: the others
+/// connect to it, and it can be in new groups. Two processes must not be one node at the same time.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Cluster {
     key: u128,

@@ -91,6 +91,9 @@ pub enum FailureCause {
         /// The resource that was missing.
         what: String,
     },
+    /// Its process was started again. The new one has nothing of the group, and is not in it.
+    #[error("was started again, and is not in the group any more")]
+    Restarted,
 }
 
 impl FailureCause {
@@ -101,7 +104,7 @@ impl FailureCause {
             Self::Protocol { .. } | Self::Corrupted { .. } => 1,
             Self::SpecMismatch => 2,
             Self::NotJoined | Self::TooSlow { .. } => 3,
-            Self::Unresponsive { .. } => 4,
+            Self::Unresponsive { .. } | Self::Restarted => 4,
             Self::ConnectionLost => 5,
             Self::DataConnection { .. } => 6,
         }
@@ -121,13 +124,14 @@ impl FailureCause {
             | Self::TooSlow { .. }
             | Self::SpecMismatch
             | Self::Corrupted { .. }
-            | Self::Diverged => 0,
+            | Self::Diverged
+            | Self::Restarted => 0,
         }
     }
 
     /// Tells whether the cause is that the control connection was lost.
     pub(crate) fn is_connection_loss(&self) -> bool {
-        matches!(self, Self::ConnectionLost | Self::Unresponsive { .. })
+        matches!(self, Self::ConnectionLost | Self::Unresponsive { .. } | Self::Restarted)
     }
 
     /// Tells whether the cause lies rather with the accused member than between it and the accuser.
@@ -138,7 +142,8 @@ impl FailureCause {
             | Self::NotJoined
             | Self::TooSlow { .. }
             | Self::Unresponsive { .. }
-            | Self::Corrupted { .. } => true,
+            | Self::Corrupted { .. }
+            | Self::Restarted => true,
             Self::ConnectionLost
             | Self::DataConnection { .. }
             | Self::Abandoned

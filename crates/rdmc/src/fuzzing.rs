@@ -170,7 +170,8 @@ impl Frame {
         let lacking = BTreeSet::from([NodeId(1), NodeId(300)]);
         let chosen = ChosenFabric { fabric: verbs.clone(), passed_over: vec![(verbs, lacking)] };
         let members = (0..3).map(|node| (NodeId(node), format!("10.0.0.{node}:7471"))).collect();
-        let hello = wire::Frame::Hello { version: PROTOCOL_VERSION, cluster: 7, from: NodeId(1), to: NodeId(2) };
+        let (version, from, to) = (PROTOCOL_VERSION, NodeId(1), NodeId(2));
+        let hello = wire::Frame::Hello { version, cluster: 7, from, to, incarnation: u64::MAX };
         let invite = wire::Frame::Invite {
             version: PROTOCOL_VERSION,
             cluster: u128::MAX,
@@ -191,7 +192,7 @@ impl Frame {
         };
         let frames = [
             ("hello", hello),
-            ("welcome", wire::Frame::Welcome),
+            ("welcome", wire::Frame::Welcome { incarnation: 7 }),
             ("reject-version", wire::Frame::Reject { reason: RejectReason::Version { ours: PROTOCOL_VERSION } }),
             ("reject-fabrics", wire::Frame::Reject { reason: asked }),
             ("reject-declined", wire::Frame::Reject { reason: declined }),

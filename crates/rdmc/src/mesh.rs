@@ -44,6 +44,8 @@ pub(crate) struct Mesh(Arc<MeshShared>);
 
 struct MeshShared {
     me: NodeId,
+    /// Random: another process that is this node has another one.
+    incarnation: u64,
     cluster: u128,
     members: BTreeMap<NodeId, String>,
     environment: Arc<dyn Environment>,
@@ -94,7 +96,7 @@ struct Link {
 }
 
 /// An event of the mesh, for a group.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub(crate) enum GroupEvent {
     /// A node has sent a frame.
     Frame(NodeId, GroupFrame),
@@ -164,8 +166,10 @@ impl Mesh {
         detection: Duration,
         peers: PeerSecurity,
     ) -> Self {
+        let incarnation = environment.random_u64();
         Self(Arc::new(MeshShared {
             me,
+            incarnation,
             cluster,
             members,
             environment,
@@ -268,9 +272,9 @@ impl Mesh {
         let mut pause = DIAL_PAUSE_MIN;
         loop {
             match environment.timeout(HANDSHAKE_LIMIT, self.say_hello(peer, address, ahead.take())).await {
-                Ok(Ok(stream)) => {
+                Ok(Ok((stream, incarnation))) => {
                     pause = DIAL_PAUSE_MIN;
-                    self.run_link(stream, peer).await;
+                    self.run_link(stream, peer, incarnation).await;
                 }
                 Ok(Err(error)) => self.note_problem(peer, error.to_string()),
                 Err(elapsed) => self.note_problem(peer, format!("{address}: {elapsed}")),
@@ -280,13 +284,14 @@ impl Mesh {
         }
     }
 
-    /// Opens a connection to `peer`, unless it is open already, and greets the peer.
+    /// Opens a connection to `peer`, unless it is open already, and greets the peer; returns it with the peer's
+    /// incarnation.
     pub(crate) async fn say_hello(
         &self,
         peer: NodeId,
         address: &str,
         ahead: Option<ConnectionAhead>,
-    ) -> io::Result<Box<dyn ControlStream>> {
+    ) -> io::Result<(Box<dyn ControlStream>, u64)> {
         let name = |error: io::Error| {
             self.note_if_out_of_descriptors(&error);
             io::Error::new(error.kind(), format!("{address}: {error}"))
@@ -298,11 +303,12 @@ impl Mesh {
             _ => environment.connect(address).await.map_err(name)?,
         };
         let mut stream = self.0.peers.secure(environment, stream, peer, address).await.map_err(name)?;
-        let hello = Frame::Hello { version: PROTOCOL_VERSION, cluster: self.0.cluster, from: self.0.me, to: peer };
+        let MeshShared { cluster, me: from, incarnation, .. } = *self.0;
+        let hello = Frame::Hello { version: PROTOCOL_VERSION, cluster, from, to: peer, incarnation };
         stream.write_all(&wire::encode(&hello)).await.map_err(name)?;
         stream.flush().await.map_err(name)?;
         match wire::read(&mut stream).await.map_err(name)? {
-            Some(Frame::Welcome) => Ok(stream),
+            Some(Frame::Welcome { incarnation }) => Ok((stream, incarnation)),
             Some(Frame::Reject { reason }) => Err(io::Error::other(format!("{address}: {reason}"))),
             Some(_) => Err(io::Error::other(format!("{address}: it does not answer as a node"))),
             None => Err(io::Error::other(format!("{address}: it closed the connection before it answered"))),
@@ -317,10 +323,13 @@ impl Mesh {
                 let from = arrived.from;
                 let address = arrived.stream.peer_address();
                 let meant = mesh.knows(from) && from < mesh.0.me;
-                let answer = if meant { Frame::Welcome } else { Frame::Reject { reason: RejectReason::Identity } };
+                let answer = match meant {
+                    true => Frame::Welcome { incarnation: mesh.0.incarnation },
+                    false => Frame::Reject { reason: RejectReason::Identity },
+                };
                 let written = arrived.stream.write_all(&wire::encode(&answer)).await;
                 if written.is_ok() && arrived.stream.flush().await.is_ok() && meant {
-                    mesh.run_link(arrived.stream, from).await;
+                    mesh.run_link(arrived.stream, from, arrived.incarnation).await;
                 } else if !meant && arrived.refusals.add("unexpected", address) {
                     tracing::warn!(node = %from, "connection refused: this node does not connect to this one");
                 }
@@ -329,7 +338,7 @@ impl Mesh {
     }
 
     /// Serves one connection until it ends, then tells the groups that its node is lost.
-    async fn run_link(&self, stream: Box<dyn ControlStream>, peer: NodeId) {
+    async fn run_link(&self, stream: Box<dyn ControlStream>, peer: NodeId, incarnation: u64) {
         let address = stream.peer_address();
         let (from, to) = tokio::io::split(stream);
         let (outgoing, writer) = outbox::open(to);
@@ -337,32 +346,24 @@ impl Mesh {
         let liveness = Liveness::default();
         let heard = liveness.heard();
         let link = Link { serial: 0, outgoing, address, liveness, cut };
-        let (serial, replaced) = {
+        let (serial, begun) = {
             let mut state = self.lock();
+            let state = &mut *state;
             if state.leaving {
                 return;
             }
             let serial = state.next_serial;
             state.next_serial += 1;
             state.problems.remove(&peer);
-            let replaced = state.links.insert(peer, Link { serial, ..link }).is_some();
-            let history = state.histories.entry(peer).or_default();
-            history.serial = serial;
-            if replaced {
-                history.loss = Some(FailureCause::ConnectionLost);
-            }
-            (serial, replaced)
+            (serial, state.begin_link(peer, Link { serial, ..link }, incarnation))
         };
         self.note_link_change();
-        if replaced {
-            self.notify_groups(serial, || GroupEvent::Lost(peer, FailureCause::ConnectionLost)).await;
-        }
-        tracing::debug!(node = %peer, "connected");
-        self.notify_groups(serial, || GroupEvent::Connected(peer)).await;
+        tracing::debug!(node = %peer, restarted = begun.restarted, "connected");
+        begun.notify(serial).await;
         // A short frame, such as a sign of life, is read by one system call.
         let mut from = BufReader::with_capacity(READ_BYTES, from);
         let (ended, cause) = {
-            let mut serving = std::pin::pin!(self.serve_link(&mut from, writer.run(), peer, &heard).fuse());
+            let mut serving = std::pin::pin!(self.serve_link(&mut from, writer.run(), (peer, serial), &heard).fuse());
             let mut cutting = std::pin::pin!(cuts.recv().fuse());
             futures::select_biased! {
                 ended = serving => (ended, None),
@@ -375,16 +376,17 @@ impl Mesh {
             (None, Err(error)) => error.to_string(),
         };
         let cause = cause.unwrap_or(FailureCause::ConnectionLost);
-        let (current, left) = {
+        let (current, groups) = {
             let mut state = self.lock();
-            let current = state.links.get(&peer).is_some_and(|link| link.serial == serial);
+            let current = state.is_current(peer, serial);
             if current {
                 state.links.remove(&peer);
-                state.histories.entry(peer).or_default().loss = Some(cause.clone());
+                state.histories.entry(peer).and_modify(|history| history.loss = Some(cause.clone()));
                 // Its frames for groups that are not joined yet are void: these groups learn that it is lost.
                 state.groups.forget_early(peer);
             }
-            (current, state.leaving)
+            let groups = if current && !state.leaving { state.groups.listening() } else { Vec::new() };
+            (current, groups)
         };
         if let Err(error) = &ended
             && error.kind() == io::ErrorKind::InvalidData
@@ -397,9 +399,7 @@ impl Mesh {
             self.note_problem(peer, problem);
             self.note_link_change();
         }
-        if current && !left {
-            self.notify_groups(serial, || GroupEvent::Lost(peer, cause.clone())).await;
-        }
+        notify(&groups, serial, &GroupEvent::Lost(peer, cause)).await;
     }
 
     /// Tells all that wait for it that a connection was made or lost.
@@ -418,10 +418,10 @@ impl Mesh {
         &self,
         from: &mut (impl AsyncRead + Unpin),
         writing: impl Future<Output = io::Result<()>>,
-        peer: NodeId,
+        link: (NodeId, u64),
         heard: &LastHeard,
     ) -> io::Result<()> {
-        let mut reading = std::pin::pin!(self.read_link(from, peer, heard).fuse());
+        let mut reading = std::pin::pin!(self.read_link(from, link, heard).fuse());
         let mut writing = std::pin::pin!(writing.fuse());
         let refused = futures::select_biased! {
             ended = reading => return ended,
@@ -434,12 +434,17 @@ impl Mesh {
         refused
     }
 
-    async fn read_link(&self, from: &mut (impl AsyncRead + Unpin), peer: NodeId, heard: &LastHeard) -> io::Result<()> {
+    async fn read_link(
+        &self,
+        from: &mut (impl AsyncRead + Unpin),
+        (peer, serial): (NodeId, u64),
+        heard: &LastHeard,
+    ) -> io::Result<()> {
         let mut check = FrameCheck::default();
         while let Some(frame) = wire::read_next(from, &mut check).await? {
             heard.set(self.0.environment.now());
             match frame {
-                Frame::Group { group, frame } => self.deliver(peer, group, frame).await,
+                Frame::Group { group, frame } => self.deliver((peer, serial), group, frame).await,
                 Frame::Ping => self.answer_ping(peer),
                 Frame::Pong => {}
                 Frame::Goodbye => break,
@@ -449,28 +454,28 @@ impl Mesh {
         Ok(())
     }
 
-    async fn deliver(&self, peer: NodeId, group: GroupId, frame: GroupFrame) {
-        let destined = self.lock().groups.route(group, peer, frame);
+    async fn deliver(&self, (peer, serial): (NodeId, u64), group: GroupId, frame: GroupFrame) {
+        let destined = {
+            let mut state = self.lock();
+            // A frame of a connection that another one has replaced must not come after those of the new one, which may
+            // be of another process.
+            let current = state.is_current(peer, serial);
+            if current { state.groups.route(group, peer, frame) } else { FrameRoute::Nowhere }
+        };
         match destined {
             FrameRoute::ToGroup(events, frame) => {
                 // Fails only if the group has just ended.
                 let _ = events.send(InboxEvent { event: GroupEvent::Frame(peer, frame), serial: None }).await;
             }
-            FrameRoute::ToPeer(answer) => self.post(peer, group, GroupFrame::End(answer)),
+            FrameRoute::ToPeer(answer) => {
+                self.post_frame(peer, &Frame::Group { group, frame: GroupFrame::End(answer) })
+            }
             FrameRoute::Nowhere => {}
         }
     }
 
     fn outbox(&self, peer: NodeId) -> Option<Arc<Outbox>> {
         self.lock().links.get(&peer).map(|link| link.outgoing.clone())
-    }
-
-    /// Sends an event of a connection to all groups.
-    async fn notify_groups(&self, serial: u64, event: impl Fn() -> GroupEvent) {
-        let groups = self.lock().groups.listening();
-        for group in groups {
-            let _ = group.send(InboxEvent { event: event(), serial: Some(serial) }).await;
-        }
     }
 
     /// Opens a group's inbox; returns `None` if the group's number was used before.
@@ -486,30 +491,44 @@ impl Mesh {
 
     /// Closes a group's inbox and remembers its outcome, for nodes that ask. Its number is not used again.
     pub(crate) fn conclude_group(&self, group: GroupId, ballot: Ballot, outcome: Outcome) {
-        self.lock().groups.end(group, Some((ballot, outcome)));
+        self.end_group(group, Some((ballot, outcome)));
     }
 
     /// Closes a group's inbox without an outcome, unless it has one. Its number is not used again.
     pub(crate) fn leave_group(&self, group: GroupId) {
-        self.lock().groups.end(group, None);
+        self.end_group(group, None);
     }
 
-    /// Queues a frame of a group for a node when there is room. Does nothing if the node is not connected: the group
-    /// gets an event of that.
+    fn end_group(&self, group: GroupId, outcome: Option<(Ballot, Outcome)>) {
+        let told = self.lock().groups.end(group, outcome);
+        for (node, frame) in told {
+            self.post_frame(node, &Frame::Group { group, frame: GroupFrame::End(frame) });
+        }
+    }
+
+    /// Queues a frame of a group for a node when there is room. Does nothing if the node is not connected, or was
+    /// started again since the group was opened: the group gets an event of that.
     pub(crate) async fn send(&self, to: NodeId, group: GroupId, frame: GroupFrame) {
-        if let Some(outgoing) = self.outbox(to) {
+        let outgoing = self.lock().link_for(group, to).map(|link| link.outgoing.clone());
+        if let Some(outgoing) = outgoing {
             outgoing.send(wire::encode_unchecked(&Frame::Group { group, frame })).await;
         }
     }
 
-    /// Queues a frame of a group at once. Does nothing if the node is not connected: the group gets an event of that.
+    /// Queues a frame of a group at once. Does nothing where [`send`](Self::send) does nothing.
     pub(crate) fn post(&self, to: NodeId, group: GroupId, frame: GroupFrame) {
-        self.post_frame(to, &Frame::Group { group, frame });
+        if let Some(link) = self.lock().link_for(group, to) {
+            self.post_on(link, &Frame::Group { group, frame });
+        }
     }
 
     fn post_frame(&self, to: NodeId, frame: &Frame) {
-        let state = self.lock();
-        let Some(link) = state.links.get(&to) else { return };
+        if let Some(link) = self.lock().links.get(&to) {
+            self.post_on(link, frame);
+        }
+    }
+
+    fn post_on(&self, link: &Link, frame: &Frame) {
         if let Err(PostError) = link.outgoing.post(wire::encode_unchecked(frame)) {
             // The node must notice that it misses a frame. Fails only if the connection was cut before.
             let _ = link.cut.try_send(FailureCause::Unresponsive { silence: self.0.detection });
@@ -554,6 +573,64 @@ impl Mesh {
 
     fn lock(&self) -> MutexGuard<'_, MeshState> {
         lock(&self.0.state)
+    }
+}
+
+/// A connection that has begun: the groups that were open then, and what they are to learn.
+struct BegunLink {
+    restarted: bool,
+    groups: Vec<mpsc::Sender<InboxEvent>>,
+    events: Vec<GroupEvent>,
+}
+
+impl MeshState {
+    /// Notes a new connection. Groups from before a node was started again do not get the new process as the member.
+    fn begin_link(&mut self, peer: NodeId, link: Link, incarnation: u64) -> BegunLink {
+        let serial = link.serial;
+        let replaced = self.links.insert(peer, link).is_some();
+        let history = self.histories.entry(peer).or_insert(LinkHistory { serial, incarnation, loss: None });
+        let restarted = history.incarnation != incarnation;
+        (history.serial, history.incarnation) = (serial, incarnation);
+        let mut events = Vec::new();
+        if replaced {
+            let cause = if restarted { FailureCause::Restarted } else { FailureCause::ConnectionLost };
+            history.loss = Some(cause.clone());
+            events.push(GroupEvent::Lost(peer, cause));
+            // As when the one before is noticed to have ended.
+            self.groups.forget_early(peer);
+        }
+        if restarted {
+            self.groups.note_restart(peer);
+        } else {
+            events.push(GroupEvent::Connected(peer));
+        }
+        BegunLink { restarted, groups: self.groups.listening(), events }
+    }
+
+    fn is_current(&self, peer: NodeId, serial: u64) -> bool {
+        self.links.get(&peer).is_some_and(|link| link.serial == serial)
+    }
+
+    /// Returns the connection to a node as a member of a group.
+    fn link_for(&self, group: GroupId, node: NodeId) -> Option<&Link> {
+        self.links.get(&node).filter(|_| !self.groups.is_without(group, node))
+    }
+}
+
+impl BegunLink {
+    /// Sends the events to the groups. Keeps no inbox open that its group has closed.
+    async fn notify(self, serial: u64) {
+        for event in &self.events {
+            notify(&self.groups, serial, event).await;
+        }
+    }
+}
+
+/// Sends an event of a connection to groups.
+async fn notify(groups: &[mpsc::Sender<InboxEvent>], serial: u64, event: &GroupEvent) {
+    for group in groups {
+        // Fails only if the group has just ended.
+        let _ = group.send(InboxEvent { event: event.clone(), serial: Some(serial) }).await;
     }
 }
 

@@ -438,9 +438,12 @@ impl Node {
     /// Follows the other nodes of the cluster: the stream returns an event when one is connected or lost.
     ///
     /// It begins with a [`Joined`](crate::MemberEvent::Joined) for each node that is connected now. Then
-    /// [`Lost`](crate::MemberEvent::Lost) and [`Returned`](crate::MemberEvent::Returned) alternate for each node. A stream that is
-    /// read slowly skips what has passed meanwhile: of several losses of a node, it returns the last one. It never
-    /// misses the latest state, and keeps at most two events for each node.
+    /// [`Lost`](crate::MemberEvent::Lost) and [`Returned`](crate::MemberEvent::Returned) alternate for each node. A
+    /// stream that is read slowly skips what has passed meanwhile: of several losses of a node, it returns the last
+    /// one. It never misses the latest state, and keeps at most two events for each node.
+    ///
+    /// A process of the cluster that has ended may be started again as the same node, at the same address. The others
+    /// connect to it again, and `Returned` says that it is another process. It can be a member of new groups.
     ///
     /// While a stream exists, this node asks all connected nodes for signs of life, not only those that share a group
     /// with it. So it notices within the [detection time](NodeBuilder::detection) that a node is stopped or cut off.

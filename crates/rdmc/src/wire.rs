@@ -18,7 +18,7 @@ pub(crate) mod end;
 use end::EndFrame;
 
 /// Changes whenever frames change their meaning; nodes of different versions do not talk.
-pub(crate) const PROTOCOL_VERSION: u16 = 11;
+pub(crate) const PROTOCOL_VERSION: u16 = 12;
 /// Bytes of a check value.
 pub(crate) const CHECK_LEN: usize = 4;
 /// Longest frame in bytes: an invitation.
@@ -31,10 +31,11 @@ pub(crate) const LINK_FRAME_LEN_MAX: usize = 1 << 20;
 /// One frame.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) enum Frame {
-    /// Opens a node's connection to another of the same cluster.
-    Hello { version: u16, cluster: u128, from: NodeId, to: NodeId },
+    /// Opens a node's connection to another of the same cluster. The incarnation is random, and another one in each
+    /// life of the node.
+    Hello { version: u16, cluster: u128, from: NodeId, to: NodeId, incarnation: u64 },
     /// Accepts a `Hello`.
-    Welcome,
+    Welcome { incarnation: u64 },
     /// Refuses a `Hello` or an `Invite`.
     Reject { reason: RejectReason },
     /// Asks a listener to become a member of a new cluster, on one of these fabrics.
@@ -429,10 +430,11 @@ mod tests {
         let bytes = || proptest::collection::vec(any::<u8>(), 0..80);
         let member = (any::<u32>().prop_map(NodeId), text);
         prop_oneof![
-            (any::<u128>(), any::<u32>(), any::<u32>()).prop_map(|(cluster, from, to)| {
-                Frame::Hello { version: PROTOCOL_VERSION, cluster, from: NodeId(from), to: NodeId(to) }
+            (any::<u128>(), any::<u32>(), any::<u32>(), any::<u64>()).prop_map(|(cluster, from, to, incarnation)| {
+                let (version, from, to) = (PROTOCOL_VERSION, NodeId(from), NodeId(to));
+                Frame::Hello { version, cluster, from, to, incarnation }
             }),
-            Just(Frame::Welcome),
+            any::<u64>().prop_map(|incarnation| Frame::Welcome { incarnation }),
             text.prop_map(|reason| Frame::Reject { reason: RejectReason::Declined { reason } }),
             (any::<u128>(), proptest::collection::vec(member, 0..5), fabrics(), bytes(), any::<u32>()).prop_map(
                 |(cluster, members, fabrics, payload, detection_ms)| {
@@ -544,7 +546,7 @@ mod tests {
     #[test]
     fn versions_stand_where_every_version_looks_for_them() {
         const OTHER: u16 = PROTOCOL_VERSION + 1;
-        let hello = Frame::Hello { version: OTHER, cluster: 1, from: NodeId(1), to: NodeId(2) };
+        let hello = Frame::Hello { version: OTHER, cluster: 1, from: NodeId(1), to: NodeId(2), incarnation: 3 };
         let reject = Frame::Reject { reason: RejectReason::Version { ours: OTHER } };
         let invite = Frame::Invite {
             version: OTHER,

@@ -15,6 +15,7 @@ mod headers;
 mod integrity;
 #[cfg(target_os = "linux")]
 mod lab;
+mod members;
 mod mistakes;
 mod multicast;
 #[cfg(target_os = "linux")]

@@ -6,9 +6,9 @@ use std::sync::Arc;
 use tokio::sync::mpsc;
 
 use super::{GroupEvent, InboxEvent};
-use crate::id::GroupId;
-use crate::id::NodeId;
-use crate::wire::end::{Ballot, EndFrame, Outcome};
+use crate::failure::FailureCause;
+use crate::id::{GroupId, NodeId};
+use crate::wire::end::{Ballot, EndFrame, Outcome, Verdict};
 use crate::wire::{self, Frame, GroupFrame};
 
 /// The groups of a node.
@@ -25,6 +25,22 @@ pub(super) struct Groups {
     ended: BTreeMap<GroupId, EndedGroup>,
     /// The same, oldest first.
     ended_in_order: VecDeque<GroupId>,
+    restarts: Restarts,
+}
+
+/// The restarts of nodes so far.
+#[derive(Default)]
+struct Restarts {
+    count: u64,
+    /// The latest one of each node that was started again, by this count.
+    latest: BTreeMap<NodeId, u64>,
+}
+
+impl Restarts {
+    /// Tells whether a node was started again after so many restarts.
+    fn since(&self, before: u64, node: NodeId) -> bool {
+        self.latest.get(&node).is_some_and(|latest| *latest > before)
+    }
 }
 
 struct EarlyFrame {
@@ -39,11 +55,17 @@ struct EndedGroup {
     members: Arc<[NodeId]>,
     /// How it ended, if this node knows.
     outcome: Option<(Ballot, Outcome)>,
+    /// Restarts of nodes before it was opened.
+    restarts_before: u64,
 }
 
 struct OpenGroup {
     events: mpsc::Sender<InboxEvent>,
     members: Arc<[NodeId]>,
+    /// Restarts of nodes before it was opened.
+    restarts_before: u64,
+    /// Members that were started again since, and want to be in it.
+    refused: BTreeSet<NodeId>,
 }
 
 /// Where a frame goes.
@@ -57,15 +79,24 @@ pub(super) enum FrameRoute {
 impl Groups {
     /// Returns where a frame goes.
     pub(super) fn route(&mut self, group: GroupId, from: NodeId, frame: GroupFrame) -> FrameRoute {
-        if let Some(open) = self.open.get(&group) {
+        let asks = matches!(&frame, GroupFrame::End(frame) if frame.wants_the_outcome());
+        // A node that forms a group that has ended wants to know that as well.
+        let wants_to_hear = asks || matches!(frame, GroupFrame::Offer { .. });
+        if let Some(open) = self.open.get_mut(&group) {
+            if self.restarts.since(open.restarts_before, from) {
+                if wants_to_hear && open.members.contains(&from) {
+                    open.refused.insert(from);
+                }
+                return FrameRoute::Nowhere;
+            }
             return FrameRoute::ToGroup(open.events.clone(), frame);
         }
-        let asks = matches!(&frame, GroupFrame::End(frame) if frame.wants_the_outcome());
         if let Some(ended) = self.ended.get(&group) {
-            // A node that forms a group that has ended wants to know that as well.
-            let wants_to_hear = asks || matches!(frame, GroupFrame::Offer { .. });
             return match &ended.outcome {
                 _ if !wants_to_hear || !ended.members.contains(&from) => FrameRoute::Nowhere,
+                _ if self.restarts.since(ended.restarts_before, from) => {
+                    FrameRoute::ToPeer(refusal(&ended.members, from))
+                }
                 Some((ballot, outcome)) => {
                     FrameRoute::ToPeer(EndFrame::Decided { ballot: *ballot, outcome: outcome.clone() })
                 }
@@ -108,7 +139,9 @@ impl Groups {
             return None;
         }
         let (events, inbox) = mpsc::channel(INBOX_MAX);
-        self.open.insert(group, OpenGroup { events, members: members.clone() });
+        let restarts_before = self.restarts.count;
+        self.open
+            .insert(group, OpenGroup { events, members: members.clone(), restarts_before, refused: BTreeSet::new() });
         members.iter().for_each(|&node| *self.partners.entry(node).or_default() += 1);
         let mut early = VecDeque::new();
         self.early.retain(|known| {
@@ -120,30 +153,49 @@ impl Groups {
         Some((early, inbox, self.forgotten.remove(&group)))
     }
 
-    /// Closes a group.
-    pub(super) fn end(&mut self, group: GroupId, outcome: Option<(Ballot, Outcome)>) {
+    /// Closes a group. Returns what to tell the members that were started again and want to be in it.
+    pub(super) fn end(&mut self, group: GroupId, outcome: Option<(Ballot, Outcome)>) -> Vec<(NodeId, EndFrame)> {
         // Otherwise it has ended before.
-        let Some(open) = self.open.remove(&group) else { return };
+        let Some(open) = self.open.remove(&group) else { return Vec::new() };
         for &node in &*open.members {
             let others = self.partners.remove(&node).unwrap_or(0).saturating_sub(1);
             if others > 0 {
                 self.partners.insert(node, others);
             }
         }
-        self.ended.insert(group, EndedGroup { members: open.members, outcome });
+        let told = open.refused.iter().map(|&node| (node, refusal(&open.members, node))).collect();
+        let OpenGroup { members, restarts_before, .. } = open;
+        self.ended.insert(group, EndedGroup { members, outcome, restarts_before });
         self.ended_in_order.push_back(group);
         if self.ended_in_order.len() > ENDED_MAX
             && let Some(oldest) = self.ended_in_order.pop_front()
         {
             self.ended.remove(&oldest);
         }
+        told
+    }
+
+    /// Notes that a node was started again: the groups so far are not those of the new process.
+    pub(super) fn note_restart(&mut self, node: NodeId) {
+        self.restarts.count += 1;
+        self.restarts.latest.insert(node, self.restarts.count);
+    }
+
+    /// Tells whether a node was started again since a group was opened: the new process gets none of its frames.
+    pub(super) fn is_without(&self, group: GroupId, node: NodeId) -> bool {
+        let open = self.open.get(&group).map(|open| open.restarts_before);
+        let before = open.or_else(|| Some(self.ended.get(&group)?.restarts_before));
+        before.is_some_and(|before| self.restarts.since(before, node))
     }
 
     /// Returns the outcomes of the latest groups with the node as a member.
     pub(super) fn latest_of(&self, node: NodeId) -> impl Iterator<Item = (GroupId, EndFrame)> {
         let known = self.ended_in_order.iter().rev().filter_map(|group| Some((*group, self.ended.get(group)?)));
-        let latest = known.filter_map(|(group, ended)| Some((group, &ended.members, ended.outcome.as_ref()?)));
-        let of_node = latest.take(LATEST_MAX).filter(move |(_, members, _)| members.contains(&node));
+        let latest = known.filter_map(|(group, ended)| Some((group, ended, ended.outcome.as_ref()?)));
+        let is_of_node = move |ended: &EndedGroup| {
+            ended.members.contains(&node) && !self.restarts.since(ended.restarts_before, node)
+        };
+        let of_node = latest.take(LATEST_MAX).filter(move |(_, ended, _)| is_of_node(ended));
         of_node.map(|(group, _, (ballot, outcome))| {
             (group, EndFrame::Decided { ballot: *ballot, outcome: outcome.clone() })
         })
@@ -168,6 +220,19 @@ impl Groups {
     pub(super) fn has_partner(&self, node: NodeId) -> bool {
         self.partners.contains_key(&node)
     }
+}
+
+/// Tells a node that was started again that it cannot be in a group of its earlier life.
+fn refusal(members: &[NodeId], node: NodeId) -> EndFrame {
+    let failed = (0..).zip(members).filter(|(_, member)| **member == node).map(|(rank, _)| rank);
+    let verdict = Verdict {
+        failed: failed.map(|rank| (rank, FailureCause::Restarted)).collect(),
+        quorum: false,
+        begun: 0,
+        held: vec![None; members.len()],
+        records: Vec::new(),
+    };
+    EndFrame::Decided { ballot: Ballot::CLOSE, outcome: Outcome::Failed(verdict) }
 }
 
 /// Events that wait to be taken by one group.

@@ -62,6 +62,8 @@ struct Registration {
 pub(crate) struct NodeConnection {
     pub(crate) stream: Box<dyn ControlStream>,
     pub(crate) from: NodeId,
+    /// In which life the other node is.
+    pub(crate) incarnation: u64,
     /// Counts it if it is refused.
     pub(crate) refusals: Refusals,
 }
@@ -236,7 +238,7 @@ impl ListenerShared {
         };
         let from_address = stream.peer_address();
         let reason = match first {
-            Frame::Hello { cluster, from, to, .. } => {
+            Frame::Hello { cluster, from, to, incarnation, .. } => {
                 let node = self.nodes.lock().unwrap_or_else(PoisonError::into_inner).get(&(cluster, to)).cloned();
                 match node {
                     Some(node) if !node.arrived.is_closed() => {
@@ -249,7 +251,7 @@ impl ListenerShared {
                             return Ok(());
                         }
                         let refusals = self.refusals.clone();
-                        let _ = node.arrived.send(NodeConnection { stream, from, refusals }).await;
+                        let _ = node.arrived.send(NodeConnection { stream, from, incarnation, refusals }).await;
                         return Ok(());
                     }
                     _ => RejectReason::Cluster,

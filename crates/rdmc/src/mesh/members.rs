@@ -21,14 +21,19 @@ pub enum MemberEvent {
     /// The connection to the node was lost, for this cause. The groups that both are in fail.
     Lost(NodeId, FailureCause),
     /// The node is connected again. New groups can have it as a member; the groups from before have failed.
-    Returned(NodeId),
+    Returned {
+        /// The node.
+        node: NodeId,
+        /// Another process is the node now. It has nothing of what the one before it had in memory.
+        restarted: bool,
+    },
 }
 
 impl MemberEvent {
     /// Returns the node that it is about.
     pub fn node(&self) -> NodeId {
         match self {
-            Self::Joined(node) | Self::Lost(node, _) | Self::Returned(node) => *node,
+            Self::Joined(node) | Self::Lost(node, _) | Self::Returned { node, .. } => *node,
         }
     }
 }
@@ -38,7 +43,8 @@ impl fmt::Display for MemberEvent {
         match self {
             Self::Joined(node) => write!(f, "node {node} is connected"),
             Self::Lost(node, cause) => write!(f, "node {node} {cause}"),
-            Self::Returned(node) => write!(f, "node {node} is connected again"),
+            Self::Returned { node, restarted: false } => write!(f, "node {node} is connected again"),
+            Self::Returned { node, restarted: true } => write!(f, "node {node} was started again and is connected"),
         }
     }
 }
@@ -64,14 +70,16 @@ pub struct MemberEvents {
 struct KnownMember {
     /// The serial number of its connection.
     serial: u64,
+    incarnation: u64,
     connected: bool,
 }
 
 /// The connections to one node so far.
-#[derive(Default)]
 pub(super) struct LinkHistory {
     /// The serial number of the latest one.
     pub(super) serial: u64,
+    /// The life of the node in which it was made.
+    pub(super) incarnation: u64,
     /// How the last one that has ended was lost.
     pub(super) loss: Option<FailureCause>,
 }
@@ -110,16 +118,19 @@ impl Drop for Subscriptions {
 impl Mesh {
     /// Follows the other nodes. Until the stream is dropped, all of them are asked for signs of life.
     pub(crate) fn members(&self) -> MemberEvents {
-        let subscription = self.lock().subscriptions.add();
+        let events = {
+            let mut state = self.lock();
+            let (known, due) = (BTreeMap::new(), VecDeque::new());
+            let subscription = state.subscriptions.add();
+            let mut events = MemberEvents { mesh: Arc::downgrade(&self.0), subscription, changes: 0, known, due };
+            if !state.leaving {
+                events.look(&state);
+            }
+            events
+        };
         // The task that asks for signs of life may wait for its first group.
         self.0.changes.send_modify(|count| *count += 1);
-        MemberEvents {
-            mesh: Arc::downgrade(&self.0),
-            subscription,
-            changes: 0,
-            known: BTreeMap::new(),
-            due: VecDeque::new(),
-        }
+        events
     }
 }
 
@@ -128,13 +139,16 @@ impl MemberEvents {
     ///
     /// Of a node that was lost and came back several times meanwhile, there is one loss and one return.
     fn look(&mut self, state: &MeshState) {
+        if std::mem::replace(&mut self.changes, state.link_changes) == state.link_changes {
+            return;
+        }
         for (&node, history) in &state.histories {
             let connected = state.links.contains_key(&node);
-            let serial = history.serial;
+            let LinkHistory { serial, incarnation, .. } = *history;
             match self.known.get_mut(&node) {
                 None if connected => {
                     self.due.push_back(MemberEvent::Joined(node));
-                    self.known.insert(node, KnownMember { serial, connected });
+                    self.known.insert(node, KnownMember { serial, incarnation, connected });
                 }
                 None => {}
                 Some(known) => {
@@ -144,8 +158,9 @@ impl MemberEvents {
                         known.connected = false;
                     }
                     if !known.connected && connected {
-                        self.due.push_back(MemberEvent::Returned(node));
-                        *known = KnownMember { serial, connected };
+                        let restarted = known.incarnation != incarnation;
+                        self.due.push_back(MemberEvent::Returned { node, restarted });
+                        *known = KnownMember { serial, incarnation, connected };
                     }
                 }
             }
@@ -164,10 +179,7 @@ impl Stream for MemberEvents {
             if state.leaving {
                 return Poll::Ready(None);
             }
-            if this.changes != state.link_changes {
-                this.changes = state.link_changes;
-                this.look(&state);
-            }
+            this.look(&state);
             if this.due.is_empty() {
                 let waiting = state.subscriptions.waiting.insert(this.subscription, Some(cx.waker().clone()));
                 drop(state);

@@ -62,24 +62,24 @@ fn mesh_detecting(nodes: u32, detection: Duration) -> Mesh {
 
 /// Connects the mesh with a node; returns that node's end.
 async fn connect(mesh: &Mesh, peer: NodeId, deaf: Option<Arc<Notify>>) -> DuplexStream {
-    let far = open(mesh, peer, deaf);
+    let far = open(mesh, peer, deaf, 0);
     mesh.connection_to(peer).await;
     far
 }
 
-/// Connects the mesh with a node that is connected.
-async fn connect_again(mesh: &Mesh, peer: NodeId) -> DuplexStream {
+/// Connects the mesh once more with a node, which is in this life.
+async fn connect_again(mesh: &Mesh, peer: NodeId, incarnation: u64) -> DuplexStream {
     let serial = mesh.lock().next_serial;
-    let far = open(mesh, peer, None);
+    let far = open(mesh, peer, None, incarnation);
     mesh.until(|state| state.next_serial > serial).await;
     far
 }
 
-fn open(mesh: &Mesh, peer: NodeId, deaf: Option<Arc<Notify>>) -> DuplexStream {
+fn open(mesh: &Mesh, peer: NodeId, deaf: Option<Arc<Notify>>, incarnation: u64) -> DuplexStream {
     let (near, far) = tokio::io::duplex(1 << 20);
     let link = {
         let mesh = mesh.clone();
-        async move { mesh.run_link(Box::new(Stream { stream: near, deaf }), peer).await }
+        async move { mesh.run_link(Box::new(Stream { stream: near, deaf }), peer, incarnation).await }
     };
     mesh.0.environment.spawn(Box::pin(link));
     far
@@ -148,7 +148,7 @@ async fn who_has_left_takes_no_closing_for_a_loss() {
     }
     // Nor does it take a new connection.
     let (near, _far) = tokio::io::duplex(64);
-    mesh.run_link(Box::new(Stream { stream: near, deaf: None }), peer).await;
+    mesh.run_link(Box::new(Stream { stream: near, deaf: None }), peer, 0).await;
     mesh.leave_group(GroupId(7));
     assert!(inbox.next().await.is_none());
 }
@@ -203,8 +203,9 @@ async fn a_loss_that_is_told_late_does_not_hide_the_next_connection() {
     let peer = NodeId(1);
     let _far = connect(&mesh, peer, None).await;
     let mut inbox = mesh.open_group(GroupId(7), &Arc::from([NodeId(0), peer])).expect("a new group");
-    mesh.notify_groups(5, || GroupEvent::Connected(peer)).await;
-    mesh.notify_groups(4, || GroupEvent::Lost(peer, FailureCause::ConnectionLost)).await;
+    let groups = mesh.lock().groups.listening();
+    notify(&groups, 5, &GroupEvent::Connected(peer)).await;
+    notify(&groups, 4, &GroupEvent::Lost(peer, FailureCause::ConnectionLost)).await;
     assert!(matches!(inbox.next().await, Some(GroupEvent::Connected(_))));
     assert!(matches!(inbox.next().await, Some(GroupEvent::Lost(..))));
     assert!(matches!(inbox.next().await, Some(GroupEvent::Connected(_))));
@@ -273,15 +274,18 @@ async fn who_follows_the_members_is_told_of_each_state_and_of_what_passed_once()
     }
     assert_eq!(members.next().now_or_never(), None, "it is in the same state");
     let _far = connect(&mesh, NodeId(1), None).await;
-    assert_eq!(members.next().await, Some(MemberEvent::Returned(NodeId(1))));
+    assert_eq!(members.next().await, Some(MemberEvent::Returned { node: NodeId(1), restarted: false }));
     // Another connection in place of this one is a loss and a return.
-    let _far = connect_again(&mesh, NodeId(1)).await;
+    let _far = connect_again(&mesh, NodeId(1), 0).await;
     assert_eq!(members.next().await, Some(MemberEvent::Lost(NodeId(1), FailureCause::ConnectionLost)));
-    assert_eq!(members.next().await, Some(MemberEvent::Returned(NodeId(1))));
-    // Who begins now gets the present state.
+    assert_eq!(members.next().await, Some(MemberEvent::Returned { node: NodeId(1), restarted: false }));
+    // Who begins now gets the present state, however late it reads.
     let mut later = mesh.members();
+    let _far = connect_again(&mesh, NodeId(1), 0).await;
     assert_eq!(later.next().await, Some(MemberEvent::Joined(NodeId(1))));
     assert_eq!(later.next().await, Some(MemberEvent::Joined(NodeId(3))));
+    assert_eq!(later.next().await, Some(MemberEvent::Lost(NodeId(1), FailureCause::ConnectionLost)));
+    assert_eq!(later.next().await, Some(MemberEvent::Returned { node: NodeId(1), restarted: false }));
     assert_eq!(later.next().now_or_never(), None);
 }
 
@@ -297,10 +301,8 @@ async fn streams_of_members_end_with_their_node() {
 
     let mesh = self::mesh(2);
     let mut members = mesh.members();
-    let next = tokio::spawn(async move { members.next().await });
-    tokio::task::yield_now().await;
-    drop(mesh);
-    assert_eq!(next.await.unwrap(), None);
+    let (ended, ()) = futures::join!(members.next(), async { drop(mesh) });
+    assert_eq!(ended, None);
 }
 
 #[tokio::test]
@@ -340,16 +342,103 @@ async fn a_connection_that_was_opened_ahead_is_greeted_and_without_it_another_is
     let (opened, opening) = tokio::sync::oneshot::channel();
     let stream = Box::new(Stream { stream: near, deaf: None }) as Box<dyn ControlStream>;
     let _ = opened.send(OpenAhead { stream, round_trip: Duration::ZERO });
-    far.write_all(&wire::encode(&Frame::Welcome)).await.unwrap();
+    far.write_all(&wire::encode(&Frame::Welcome { incarnation: 7 })).await.unwrap();
     // Nobody could be reached at this address.
     let greeted = mesh.say_hello(NodeId(1), "nowhere", Some(opening)).await;
-    assert!(greeted.is_ok());
+    assert_eq!(greeted.map(|(_, incarnation)| incarnation).ok(), Some(7));
     assert!(matches!(wire::read(&mut far).await, Ok(Some(Frame::Hello { to: NodeId(1), .. }))));
 
     let (failed, opening) = tokio::sync::oneshot::channel();
     drop(failed);
     let error = mesh.say_hello(NodeId(1), "nowhere", Some(opening)).await.err().expect("it tries to connect");
     assert!(error.to_string().starts_with("nowhere: "), "{error}");
+}
+
+#[tokio::test]
+async fn who_was_started_again_is_in_no_group_of_its_earlier_life() {
+    let mesh = mesh(2);
+    let peer = NodeId(1);
+    let members = Arc::from([NodeId(0), peer]);
+    let far = connect(&mesh, peer, None).await;
+    let _closed = mesh.open_group(GroupId(6), &members).expect("a new group");
+    let (ballot, outcome) = decided();
+    mesh.conclude_group(GroupId(6), ballot, outcome);
+    let mut inbox = mesh.open_group(GroupId(7), &members).expect("a new group");
+    let mut followed = mesh.members();
+    assert_eq!(followed.next().await, Some(MemberEvent::Joined(peer)));
+    drop(far);
+    assert!(matches!(inbox.next().await, Some(GroupEvent::Lost(_, FailureCause::ConnectionLost))));
+    assert_eq!(followed.next().await, Some(MemberEvent::Lost(peer, FailureCause::ConnectionLost)));
+    let mut far = connect_again(&mesh, peer, 1).await;
+    assert_eq!(followed.next().await, Some(MemberEvent::Returned { node: peer, restarted: true }));
+    // A group that is opened now is one of its new life.
+    let mut new = mesh.open_group(GroupId(8), &members).expect("a new group");
+    for group in [7, 8].map(GroupId) {
+        mesh.post(peer, group, GroupFrame::Announce { message: 0, size: 0 });
+        mesh.send(peer, group, GroupFrame::Announce { message: 1, size: 0 }).await;
+    }
+    let (mut to, mut from) = (FrameCheck::default(), FrameCheck::default());
+    for message in 0..2 {
+        let frame = GroupFrame::Announce { message, size: 0 };
+        let expected = Frame::Group { group: GroupId(8), frame };
+        assert_eq!(wire::read_next(&mut far, &mut from).await.unwrap(), Some(expected));
+    }
+    // It wants to be in groups of its earlier life: one that has ended, and one that has not.
+    for group in [6, 7, 8].map(GroupId) {
+        let offer = GroupFrame::Offer { spec: [0; 32], told: 0, blocks: None, table: None };
+        let mut frame = wire::encode_unchecked(&Frame::Group { group, frame: offer });
+        to.seal(&mut frame);
+        far.write_all(&frame).await.unwrap();
+    }
+    assert!(matches!(new.next().await, Some(GroupEvent::Frame(NodeId(1), GroupFrame::Offer { .. }))));
+    mesh.leave_group(GroupId(7));
+    assert!(inbox.next().await.is_none(), "it did not get the offer, nor the connection");
+    for group in [6, 7].map(GroupId) {
+        let answer = wire::read_next(&mut far, &mut from).await.unwrap();
+        let Some(Frame::Group { group: of, frame: GroupFrame::End(EndFrame::Decided { outcome, .. }) }) = answer else {
+            panic!("{answer:?}")
+        };
+        let Outcome::Failed(verdict) = outcome else { panic!("{outcome:?}") };
+        assert_eq!((of, &verdict.failed[..]), (group, &[(1, FailureCause::Restarted)][..]));
+    }
+    // Nor does it hear of their ends when this node leaves.
+    mesh.leave().await;
+    assert_eq!(wire::read_next(&mut far, &mut from).await.unwrap(), Some(Frame::Goodbye));
+}
+
+#[tokio::test]
+async fn what_a_process_sent_before_another_took_its_place_is_void() {
+    let mesh = mesh(2);
+    let peer = NodeId(1);
+    let members = Arc::from([NodeId(0), peer]);
+    let offer = |group| {
+        let frame = GroupFrame::Offer { spec: [0; 32], told: 0, blocks: None, table: None };
+        wire::encode_unchecked(&Frame::Group { group: GroupId(group), frame })
+    };
+    let (mut old, mut check) = (connect(&mesh, peer, None).await, FrameCheck::default());
+    let mut inbox = mesh.open_group(GroupId(7), &members).expect("a new group");
+    for group in [8, 7] {
+        let mut frame = offer(group);
+        check.seal(&mut frame);
+        old.write_all(&frame).await.unwrap();
+    }
+    assert!(matches!(inbox.next().await, Some(GroupEvent::Frame(..))));
+    let mut followed = mesh.members();
+    assert_eq!(followed.next().await, Some(MemberEvent::Joined(peer)));
+    // The end of the old connection is not noticed yet.
+    let mut far = connect_again(&mesh, peer, 1).await;
+    assert!(matches!(inbox.next().await, Some(GroupEvent::Lost(_, FailureCause::Restarted))));
+    assert_eq!(followed.next().await, Some(MemberEvent::Lost(peer, FailureCause::Restarted)));
+    assert_eq!(followed.next().await, Some(MemberEvent::Returned { node: peer, restarted: true }));
+    // A frame of the old connection may still be read.
+    mesh.deliver((peer, 0), GroupId(8), GroupFrame::RepeatRow).await;
+    let mut new = mesh.open_group(GroupId(8), &members).expect("a new group");
+    let mut frame = offer(8);
+    FrameCheck::default().seal(&mut frame);
+    far.write_all(&frame).await.unwrap();
+    assert!(matches!(new.next().await, Some(GroupEvent::Frame(_, GroupFrame::Offer { .. }))));
+    mesh.leave_group(GroupId(8));
+    assert!(new.next().await.is_none(), "the offer came once");
 }
 
 /// Half of the longest frame.

@@ -279,7 +279,7 @@ impl Door {
 
 fn hello(from: u32) -> Vec<u8> {
     let (from, to) = (NodeId(from), NodeId(1));
-    wire::encode(&Frame::Hello { version: PROTOCOL_VERSION, cluster: 0, from, to })
+    wire::encode(&Frame::Hello { version: PROTOCOL_VERSION, cluster: 0, from, to, incarnation: 0 })
 }
 
 fn abc() -> Cluster {

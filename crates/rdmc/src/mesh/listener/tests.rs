@@ -14,7 +14,7 @@ use crate::wire::GroupFrame;
 use crate::{GroupId, InviteFailure, invite, invite_secured};
 
 fn hello(version: u16) -> Vec<u8> {
-    wire::encode(&Frame::Hello { version, cluster: 0, from: NodeId(0), to: NodeId(1) })
+    wire::encode(&Frame::Hello { version, cluster: 0, from: NodeId(0), to: NodeId(1), incarnation: 0 })
 }
 
 /// Sends bytes on a fresh connection to a listener of a network in this process; returns the answer.
