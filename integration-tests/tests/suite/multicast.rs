@@ -1,5 +1,6 @@
 //! Tests of multicasts to all members, on every fabric.
 
+use bytes::Bytes;
 use futures::StreamExt;
 use rdmc::{Algorithm, GroupSpec, Memory, NodeId, Racks, Rank, Spine};
 
@@ -44,6 +45,32 @@ async fn every_algorithm_delivers_every_size_to_every_member() {
                         }
                     }
                 }
+            }
+        }
+    })
+    .await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn parts_of_a_payload_arrive_as_one_message() {
+    watched(async {
+        let nodes = start(Kind::all()[0], 3).await;
+        let (sender, receivers) = form(&nodes, &spec_of_all(1, &nodes, Algorithm::BinomialPipeline, 1000)).await;
+        let (header, body) = (Bytes::from_static(b"name:"), Bytes::from(pattern(5000, 1)));
+        let taken = futures::future::join_all(receivers.into_iter().map(take_all));
+        let sent = async {
+            sender.send([header.clone(), body.clone()]).await.unwrap();
+            sender.send(vec![header.clone(), Bytes::new(), body.clone(), header.clone()]).await.unwrap();
+            sender.send(vec![Bytes::new(), body.clone()]).await.unwrap();
+            sender.send(Vec::<Bytes>::new()).await.unwrap();
+            sender.close().await.unwrap();
+        };
+        let (taken, ()) = futures::join!(taken, sent);
+        let expected = [&[&header[..], &body].concat(), &[&header[..], &body, &header].concat(), &body[..], &[]];
+        for messages in taken {
+            assert_eq!(messages.len(), expected.len());
+            for (message, expected) in messages.iter().zip(expected) {
+                assert!(message[..] == *expected);
             }
         }
     })
@@ -103,7 +130,7 @@ async fn an_object_above_4_gib_arrives() {
     let root = nodes[0].create_group(spec.clone());
     let (sender, receiver) = futures::join!(root, nodes[1].join_group_with_offers(spec));
     let (sender, mut receiver) = (sender.unwrap(), receiver.unwrap());
-    let object = bytes::Bytes::from(pattern(len, 9));
+    let object = Bytes::from(pattern(len, 9));
     let digest = blake3::hash(&object);
     let received = async {
         let offer = receiver.next_offer().await.unwrap().unwrap();
@@ -399,7 +426,7 @@ async fn an_offer_is_accepted_into_a_vec() {
                 let message = offer.accept_into(memory).unwrap().await.unwrap();
                 assert!(message[..] == pattern(12_345, 1), "{kind}");
                 let offer = offers.next_offer().await.unwrap().unwrap();
-                let refused = offer.accept_into(bytes::Bytes::from_static(b"read only")).unwrap_err();
+                let refused = offer.accept_into(Bytes::from_static(b"read only")).unwrap_err();
                 assert!(matches!(refused, rdmc::FabricError::Memory { len: 9, .. }), "{kind}: {refused}");
             };
             let sent = async {

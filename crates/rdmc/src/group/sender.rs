@@ -42,7 +42,8 @@ pub struct Sender {
 
 /// The content of a message: pool memory, `Bytes`, a mapped file or a sealed object.
 ///
-/// Fabrics that register memory cheaply send all of them without a copy.
+/// Fabrics that register memory cheaply send all of them without a copy. Several `Bytes`, such as a header and a body,
+/// become one message by one copy: `Payload::from([header, body])`, or `Payload::from` of a `Vec<Bytes>`.
 #[derive(Debug)]
 #[non_exhaustive]
 pub enum Payload {
@@ -91,6 +92,21 @@ impl From<Vec<u8>> for Payload {
     }
 }
 
+impl From<Vec<Bytes>> for Payload {
+    /// Joins the parts to one message. They are copied into new memory, once; a single part is not copied.
+    fn from(parts: Vec<Bytes>) -> Self {
+        join(parts)
+    }
+}
+
+impl<const N: usize> From<[Bytes; N]> for Payload {
+    /// Joins the parts, such as a header and a body, to one message. They are copied into new memory, once; a single
+    /// part is not copied.
+    fn from(parts: [Bytes; N]) -> Self {
+        join(parts)
+    }
+}
+
 impl From<&'static [u8]> for Payload {
     fn from(bytes: &'static [u8]) -> Self {
         Bytes::from_static(bytes).into()
@@ -100,6 +116,15 @@ impl From<&'static [u8]> for Payload {
 impl From<&'static str> for Payload {
     fn from(text: &'static str) -> Self {
         text.as_bytes().into()
+    }
+}
+
+/// Joins parts to one payload.
+fn join(parts: impl IntoIterator<Item = Bytes>) -> Payload {
+    let parts: Vec<Bytes> = parts.into_iter().filter(|part| !part.is_empty()).collect();
+    match <[Bytes; 1]>::try_from(parts) {
+        Ok([only]) => only.into(),
+        Err(parts) => parts.concat().into(),
     }
 }
 
