@@ -205,8 +205,8 @@ impl Mesh {
         noted.max(unnoted)
     }
 
-    /// Checks all connections and asks the nodes that are monitored. Returns the nodes to give up before the next check, in order of
-    /// time, and whether another node begins the next check.
+    /// Checks all connections and asks the nodes that are monitored. Returns the nodes to give up before the next check,
+    /// in order of time, and whether another node begins the next check.
     fn check(&self, check: LivenessCheck) -> (Vec<SuspectedNode>, bool) {
         let (mut asked, mut suspected, mut silent) = (Vec::new(), Vec::new(), false);
         let led;
