@@ -94,13 +94,25 @@ pub enum FailureCause {
     /// Its process was started again. The new one has nothing of the group, and is not in it.
     #[error("was started again, and is not in the group any more")]
     Restarted,
+    /// It was the root, and could not read a message from its [source](crate::Sender::send_from).
+    #[error("could not read message {message} from its source: {what}")]
+    Unreadable {
+        /// The message's place in the group's order, from 0.
+        message: u64,
+        /// The source's error.
+        what: String,
+    },
 }
 
 impl FailureCause {
     /// Returns the cause's rank as evidence: of several causes the one with the lowest rank is named.
     pub(crate) fn evidence_rank(&self) -> u8 {
         match self {
-            Self::Refused { .. } | Self::Abandoned | Self::Resources { .. } | Self::Diverged => 0,
+            Self::Refused { .. }
+            | Self::Abandoned
+            | Self::Resources { .. }
+            | Self::Diverged
+            | Self::Unreadable { .. } => 0,
             Self::Protocol { .. } | Self::Corrupted { .. } => 1,
             Self::SpecMismatch => 2,
             Self::NotJoined | Self::TooSlow { .. } => 3,
@@ -116,7 +128,8 @@ impl FailureCause {
             Self::Refused { reason: text }
             | Self::DataConnection { what: text }
             | Self::Protocol { what: text }
-            | Self::Resources { what: text } => text.len(),
+            | Self::Resources { what: text }
+            | Self::Unreadable { what: text, .. } => text.len(),
             Self::ConnectionLost
             | Self::Unresponsive { .. }
             | Self::Abandoned
@@ -149,7 +162,8 @@ impl FailureCause {
             | Self::Abandoned
             | Self::Refused { .. }
             | Self::Diverged
-            | Self::Resources { .. } => false,
+            | Self::Resources { .. }
+            | Self::Unreadable { .. } => false,
         }
     }
 }

@@ -39,12 +39,14 @@ mod membership;
 pub(crate) mod offer;
 pub(crate) mod pace;
 mod queue;
+pub(crate) mod reader;
 pub(crate) mod receipt;
 pub(crate) mod receiver;
 pub(crate) mod recovery;
 pub(crate) mod retained;
 pub(crate) mod sender;
 pub(crate) mod sharing;
+mod source;
 pub(crate) mod spec;
 mod status;
 

@@ -30,10 +30,11 @@ pub(crate) mod neighbour;
 mod pending;
 mod plan;
 mod port;
+mod progress;
 mod turn;
 pub(crate) mod waits;
 
-use arrival::{Arrival, ArrivedBlock, DueBlock, ExpectedBlock};
+use arrival::{ArrivedBlock, BlockArrival, DueBlock, ExpectedBlock};
 pub(crate) use blocks::Blocks;
 use exchange::Exchange;
 pub(crate) use first::{FirstArrival, FirstBlock, FirstContent, FirstPlace};
@@ -42,6 +43,8 @@ use neighbour::Neighbour;
 use pending::PendingHops;
 pub(crate) use plan::HopPlan;
 pub(crate) use port::Port;
+pub use progress::Progress;
+pub(crate) use progress::ProgressCounter;
 pub(crate) use turn::{Turn, Turnstile};
 use waits::WaitReason;
 
@@ -141,6 +144,8 @@ pub(crate) struct Transfer {
     blocks: Arc<Blocks>,
     /// `None` if this member has the message from the start.
     deliver: Option<Deliver>,
+    /// If the application can ask for it.
+    progress: Option<ProgressCounter>,
 }
 
 impl Transfer {
@@ -154,7 +159,15 @@ impl Transfer {
     ) -> Self {
         let shape = blocks.shape();
         exchange.distance.note_message(shape.count);
-        Self { exchange, owner, number, shape, plan, blocks, deliver }
+        Self { exchange, owner, number, shape, plan, blocks, deliver, progress: None }
+    }
+
+    /// Counts the transfer's bytes: at the root those that it sends, elsewhere those that are here.
+    pub(crate) fn counted(self, progress: Option<ProgressCounter>) -> Self {
+        if let (Some(progress), Some(_)) = (&progress, &self.deliver) {
+            progress.note_blocks(&self.blocks);
+        }
+        Self { progress, ..self }
     }
 
     /// Runs until this member holds every block and has sent every block that it is to send.
@@ -177,6 +190,7 @@ impl Transfer {
             if let Some(deliver) = deliver {
                 let digest = self.digest().await?;
                 deliver(self.blocks.whole(), digest).await?;
+                self.progress.iter().for_each(ProgressCounter::complete);
             }
             Ok(())
         };
@@ -184,6 +198,7 @@ impl Transfer {
         if holds_from_the_start && !sums_all {
             self.owner.note_digest(self.number, self.digest().await?);
         }
+        self.progress.iter().for_each(ProgressCounter::complete);
         Ok(self.shape.size)
     }
 
@@ -196,6 +211,7 @@ impl Transfer {
             Some(deliver) => deliver(self.blocks.whole(), digest).await?,
             None => self.owner.note_digest(self.number, digest),
         }
+        self.progress.iter().for_each(ProgressCounter::complete);
         Ok(self.shape.size)
     }
 
@@ -279,8 +295,8 @@ impl Transfer {
         outcome: Result<Received, WorkError>,
     ) -> Result<Option<BoxFuture<'_, Result<(), TransferError>>>, TransferError> {
         match self.exchange.take_arrived(&*self.owner, expected, outcome)? {
-            Arrival::Checked(arrived) => self.hold(arrived),
-            Arrival::Unsettled(settling) => {
+            BlockArrival::Checked(arrived) => self.hold(arrived),
+            BlockArrival::Unsettled(settling) => {
                 return Ok(Some(async { settling.await.map(|arrived| self.hold(arrived)) }.boxed()));
             }
         }
@@ -292,6 +308,7 @@ impl Transfer {
             self.blocks.note_checksum(block, checksum);
         }
         self.blocks.hold(block, buffer.freeze());
+        self.progress.iter().for_each(|progress| progress.count_here(self.shape, block));
     }
 
     fn identity_of(&self, block: BlockIndex) -> BlockIdentity {
@@ -498,6 +515,9 @@ impl Transfer {
         if self.exchange.rank.is_root() {
             self.exchange.distance.count_block(bytes, || self.exchange.now());
         }
+        let sends = || self.plan.sends(self.exchange.rank);
+        let due = || sends().map(|hop| self.shape.len(hop.block) as u64).sum();
+        self.progress.iter().for_each(|progress| progress.count_sent(bytes, due));
         outcome.map_err(|error| TransferError::Work { with: to, error })
     }
 

@@ -25,6 +25,7 @@ mod outcomes;
 mod pages;
 mod program;
 mod promises;
+mod reading;
 mod receipts;
 mod recovery;
 mod requirement;

@@ -1,6 +1,7 @@
 //! Failures of groups, and errors of their handles.
 
 use std::fmt;
+use std::io;
 use std::time::Duration;
 
 use rdmc_fabric::FabricError;
@@ -12,6 +13,7 @@ use super::spec::{GroupSpec, InvalidSpec};
 use crate::certificate::{Abbreviated, Certificate};
 use crate::failure::FailedMember;
 use crate::id::{GroupId, NodeId};
+use crate::pool::PoolError;
 
 /// The group failed: terminal, and the same for every survivor.
 ///
@@ -246,6 +248,13 @@ pub enum SendError {
         /// Most bytes of a header.
         max: usize,
     },
+    /// The source of the message could not be read, or ended before the message. The message was not queued; the group
+    /// goes on.
+    #[error("the source of the message could not be read")]
+    Unreadable(#[source] io::Error),
+    /// The pool has no memory for a message that is read from a source.
+    #[error(transparent)]
+    Pool(#[from] PoolError),
     /// The fabric could not register the memory or share the object.
     #[error("the memory to send could not be registered")]
     Memory(#[from] FabricError),

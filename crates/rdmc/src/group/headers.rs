@@ -1,4 +1,4 @@
-//! Headers of messages: in a group with headers, each travels as a message of its own before the one that it belongs to.
+//! Headers of messages: in a group with headers, each travels as a message of its own before its message.
 //!
 //! So order, flow control, recovery and the certificate are those of any message. Headers have the even numbers.
 

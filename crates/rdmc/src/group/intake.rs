@@ -11,15 +11,15 @@ use rdmc_schedule::{BlockIndex, Rank};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc, oneshot};
 
 use super::continuation::{InterruptedMessage, Resumption};
-use super::offer::{Arrival, Exclusive, Offer, OfferReply};
+use super::offer::{Arrival, Exclusive, Message, Offer, OfferReply};
 use super::{Group, GroupSpec};
 use crate::checksum::{Checksum, yield_now};
 use crate::failure::{FailureCause, with_sources};
 use crate::sync::lock;
 use crate::table::{IncomingRing, Slot, ring};
 use crate::transfer::{
-    Blocks, FirstArrival, FirstBlock, FirstContent, FirstPlace, HopPlan, Shape, Transfer, TransferError, Turn,
-    Turnstile,
+    Blocks, FirstArrival, FirstBlock, FirstContent, FirstPlace, HopPlan, ProgressCounter, Shape, Transfer,
+    TransferError, Turn, Turnstile,
 };
 
 /// The source of the memory of messages.
@@ -161,11 +161,10 @@ impl Intake {
             return Err(self.malformed("a header that is too long"));
         }
         self.group.end.begin(shape.size).await;
-        let (deliver, message) = oneshot::channel();
-        let delivery = Arrival::new(self.group.clone(), message, ahead);
+        let (deliver, progress, delivery) = self.arrival(shape, ahead);
         if self.group.is_delta() {
             let (blocks, plan) = self.delta_blocks(number, shape, delivery).await?;
-            let transfer = self.group.transfer(number, plan, Arc::new(blocks), Some(deliver));
+            let transfer = self.group.transfer(number, plan, Arc::new(blocks), Some(deliver)).counted(progress);
             return Ok((self, StartedTransfer::in_blocks(transfer, false, turn)));
         }
         let first_is_here = first.is_some();
@@ -178,12 +177,25 @@ impl Intake {
             true => HopPlan::Nothing,
             false => HopPlan::Schedule(self.group.schedule(shape.count)),
         };
-        let transfer = self.group.transfer(number, plan, Arc::new(blocks), Some(deliver));
+        let transfer = self.group.transfer(number, plan, Arc::new(blocks), Some(deliver)).counted(progress);
         if in_slot {
             turn.end();
             return Ok((self, StartedTransfer { transfer, rest: None }));
         }
         Ok((self, StartedTransfer::in_blocks(transfer, first_is_here, turn)))
+    }
+
+    /// Makes what the application gets of a message under way, and what delivers and counts it.
+    fn arrival(
+        &self,
+        shape: Shape,
+        ahead: OwnedSemaphorePermit,
+    ) -> (oneshot::Sender<Message>, Option<ProgressCounter>, Arrival) {
+        let (deliver, message) = oneshot::channel();
+        // From the pool, the application only gets messages that are whole.
+        let progress = (self.memory == MemorySource::Application).then(|| ProgressCounter::new(shape.size));
+        let handle = progress.as_ref().map(ProgressCounter::handle);
+        (deliver, progress, Arrival::new(self.group.clone(), message, handle, ahead))
     }
 
     /// Waits until the application has taken enough messages.
@@ -280,21 +292,20 @@ impl Intake {
         let InterruptedMessage { number, shape, repair } = interrupted;
         let mut turn = self.receive_turns.next();
         turn.wait().await;
-        let (blocks, deliver) = if number < self.group.membership.prior.delivered {
+        let (blocks, deliver, progress) = if number < self.group.membership.prior.delivered {
             // The application has it. Others may lack it.
             let kept = self.group.retained().message(number);
             self.group.status.begin_whole(shape.size).await;
             let kept = kept.ok_or_else(|| self.out_of_memory("a message that was delivered is not kept"))?;
             let blocks = kept.into_blocks(&*self.group.node().fabric);
-            (blocks.map_err(|error| self.out_of_memory(&with_sources(&error)))?, None)
+            (blocks.map_err(|error| self.out_of_memory(&with_sources(&error)))?, None, None)
         } else {
             let ahead = self.ahead(AHEAD_BY_LONG).await;
             self.group.end.begin(shape.size).await;
-            let (deliver, message) = oneshot::channel();
-            let delivery = Arrival::new(self.group.clone(), message, ahead);
-            (self.resumed_blocks(number, shape, delivery).await?, Some(deliver))
+            let (deliver, progress, delivery) = self.arrival(shape, ahead);
+            (self.resumed_blocks(number, shape, delivery).await?, Some(deliver), progress)
         };
-        let transfer = self.group.transfer(number, HopPlan::Repair(repair), blocks, deliver);
+        let transfer = self.group.transfer(number, HopPlan::Repair(repair), blocks, deliver).counted(progress);
         Ok((self, StartedTransfer::in_blocks(transfer, false, turn)))
     }
 

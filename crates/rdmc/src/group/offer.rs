@@ -18,11 +18,15 @@ use super::error::GroupFailure;
 use super::fates::Fate;
 use super::{Group, OwnedFuture};
 use crate::certificate::Digest;
+use crate::transfer::Progress;
 
 /// A received message: read only, without a copy.
 ///
 /// When the message and everything made from it are dropped, its memory goes back to the pool, or to the application
 /// that supplied it. Where members [share](crate::DeliveryMode::Shared) objects, the object is unmapped then.
+///
+/// `&message[..]` is a [`tokio::io::AsyncRead`] and a [`std::io::Read`]. An [`ArrivalReader`](crate::ArrivalReader) reads a message while it
+/// arrives.
 #[derive(Clone)]
 pub struct Message {
     number: u64,
@@ -131,17 +135,29 @@ pub(super) enum OfferReply {
 /// # Cancel safety
 /// Dropping it loses the message for the application. The member receives and relays it all the same.
 pub struct Arrival {
-    group: Arc<Group>,
+    pub(super) group: Arc<Group>,
     message: oneshot::Receiver<Message>,
     header: Arc<[u8]>,
     /// Waits for the group's failure when the message does not come.
     failing: Exclusive<Option<OwnedFuture<GroupFailure>>>,
+    /// `None` if the application only gets the message when it is whole.
+    pub(super) progress: Option<Progress>,
     _ahead: OwnedSemaphorePermit,
 }
 
 impl Arrival {
-    pub(super) fn new(group: Arc<Group>, message: oneshot::Receiver<Message>, ahead: OwnedSemaphorePermit) -> Self {
-        Self { group, message, header: Arc::default(), failing: Exclusive::default(), _ahead: ahead }
+    pub(super) fn new(
+        group: Arc<Group>,
+        message: oneshot::Receiver<Message>,
+        progress: Option<Progress>,
+        ahead: OwnedSemaphorePermit,
+    ) -> Self {
+        Self { group, message, header: Arc::default(), failing: Exclusive::default(), progress, _ahead: ahead }
+    }
+
+    /// Returns a handle of the message's progress at this member.
+    pub fn progress(&self) -> Progress {
+        self.progress.clone().expect("messages that were accepted are counted")
     }
 }
 
@@ -253,6 +269,7 @@ impl Offer {
     /// # Errors
     /// Returns the offer if no memory of its size was provided. In a group that continues another, if it was not
     /// accepted there, if no block had arrived, or if that memory is still in use.
+    #[expect(clippy::result_large_err, reason = "the error is the offer that the caller had")]
     pub fn stay(mut self) -> Result<Arrival, Self> {
         if !self.begun {
             return Err(self);

@@ -13,21 +13,28 @@ use tokio::sync::{mpsc, oneshot};
 
 use super::receipt::SentMessage;
 use super::retained::RetainedMessages;
+use super::source::QueuedContent;
 use crate::sync::lock;
-use crate::transfer::{Blocks, Shape};
+use crate::transfer::{Blocks, ProgressCounter, Shape};
 
 pub(super) enum RootRequest {
     Send {
         /// It goes before the message, as a message of its own.
         header: Option<(Buffer, Shape)>,
-        message: Buffer,
+        message: QueuedContent,
         shape: Shape,
         done: Option<oneshot::Sender<SentMessage>>,
+        progress: Option<ProgressCounter>,
     },
     Close,
 }
 
 impl RootRequest {
+    /// Requests a message that nobody waits for.
+    fn whole(message: Buffer, shape: Shape) -> Self {
+        Self::Send { header: None, message: QueuedContent::Whole(message), shape, done: None, progress: None }
+    }
+
     fn is_message(&self) -> bool {
         matches!(self, Self::Send { .. })
     }
@@ -78,10 +85,11 @@ impl RequestSender {
     pub(super) fn send(
         &self,
         header: Option<(Buffer, Shape)>,
-        (message, shape): (Buffer, Shape),
+        (message, shape): (QueuedContent, Shape),
         done: oneshot::Sender<SentMessage>,
+        progress: Option<ProgressCounter>,
     ) -> Option<QueueSlot> {
-        let number = self.put(RootRequest::Send { header, message, shape, done: Some(done) })?;
+        let number = self.put(RootRequest::Send { header, message, shape, done: Some(done), progress })?;
         Some(QueueSlot { waiting: self.waiting.clone(), number: Some(number) })
     }
 
@@ -156,7 +164,7 @@ impl RequestQueue {
     /// Takes the next request, if there is one.
     pub(super) fn take(&mut self) -> Option<RootRequest> {
         if let Some((message, shape)) = self.queued.pop_front() {
-            return Some(RootRequest::Send { header: None, message, shape, done: None });
+            return Some(RootRequest::whole(message, shape));
         }
         if let Some(request) = self.after_header.take() {
             return Some(request);
@@ -171,7 +179,7 @@ impl RequestQueue {
             && let Some((message, shape)) = header.take()
         {
             self.after_header = Some(request);
-            return RootRequest::Send { header: None, message, shape, done: None };
+            return RootRequest::whole(message, shape);
         }
         request
     }
@@ -211,11 +219,14 @@ impl Drop for RequestQueue {
             std::mem::take(&mut waiting.requests)
         };
         let mut left = std::mem::take(&mut self.queued);
-        for blocks in self.starting.drain(..).rev() {
+        // The rest of a message that is read from a source has gone with the source.
+        for blocks in self.starting.drain(..).rev().filter(|blocks| blocks.is_here()) {
             left.push_front((blocks.whole(), blocks.shape()));
         }
         for request in self.after_header.take().into_iter().chain(waiting.into_values()) {
-            if let RootRequest::Send { header, message, shape, .. } = request {
+            if let RootRequest::Send { header, message, shape, .. } = request
+                && let Some(message) = message.into_whole()
+            {
                 left.extend(header.into_iter().chain([(message, shape)]));
             }
         }

@@ -106,7 +106,8 @@ impl GroupFailure {
     /// [`Recovery::lost`] lists the others.
     ///
     /// The memory of messages that some members lack is kept while the failure or a clone of it lives, until the group
-    /// is recovered.
+    /// is recovered. A root that [reads](Sender::send_from) a message from its source goes on reading meanwhile, and
+    /// recovers when it has read all of it.
     ///
     /// # Cancel safety
     /// Dropping the future abandons the new group: the others learn that this member has left.
@@ -155,7 +156,7 @@ impl GroupFailure {
         }
         let node = shared.node.upgrade().ok_or(RecoveryError::NodeDropped)?;
         // The retained messages must not change any more.
-        shared.retained.until_idle().await;
+        shared.retained.until_idle().await.map_err(|cause| RecoveryError::Excluded { cause })?;
         if shared.taken.swap(true, Ordering::AcqRel) {
             return Err(RecoveryError::Taken);
         }

@@ -13,6 +13,7 @@ use tokio::sync::watch;
 use super::headers::Headers;
 use crate::checksum::Checksum;
 use crate::count::Level;
+use crate::failure::FailureCause;
 use crate::sync::lock;
 use crate::transfer::{Blocks, Shape};
 
@@ -30,6 +31,8 @@ pub(crate) struct RetainedMessages {
     /// Whether the group does no more work here.
     idle: watch::Sender<bool>,
     pub(super) headers: Headers,
+    /// At the root: the messages that are still being read from their sources.
+    pub(super) sources: Arc<OpenSources>,
 }
 
 struct RetainedState {
@@ -128,6 +131,7 @@ impl RetainedMessages {
             copies_short: true,
             idle: watch::Sender::new(false),
             headers: Headers::default(),
+            sources: Arc::default(),
         }
     }
 
@@ -294,14 +298,58 @@ impl RetainedMessages {
         self.idle.send_replace(true);
     }
 
-    /// Waits until the group does no more work here.
-    pub(crate) async fn until_idle(&self) {
+    /// Waits until the group does no more work here, and the messages that have begun are read from their sources.
+    ///
+    /// # Errors
+    /// Why one of them could not be read.
+    pub(crate) async fn until_idle(&self) -> Result<(), FailureCause> {
         let mut idle = self.idle.subscribe();
         let _ = idle.wait_for(|idle| *idle).await.expect("the sender lives in self");
+        self.sources.closed().await
+    }
+
+    /// Waits until the messages are of no use here: the group does no more work, and is not recovered.
+    pub(super) fn until_unwanted(&self) -> impl Future<Output = ()> + use<> {
+        let (recoverable, mut idle) = (self.recoverable, self.idle.subscribe());
+        async move {
+            // Ends also when `self` is dropped.
+            let _ = idle.wait_for(|idle| *idle && !recoverable).await;
+        }
     }
 
     fn lock(&self) -> MutexGuard<'_, RetainedState> {
         lock(&self.state)
+    }
+}
+
+/// The messages that the root still reads from their sources.
+#[derive(Default)]
+pub(super) struct OpenSources(watch::Sender<SourcesState>);
+
+#[derive(Clone, Default)]
+struct SourcesState {
+    open: usize,
+    failed: Option<FailureCause>,
+}
+
+impl OpenSources {
+    pub(super) fn open(&self) {
+        self.0.send_modify(|state| state.open += 1);
+    }
+
+    /// Notes that one is read, or why it could not be.
+    pub(super) fn close(&self, failed: Option<FailureCause>) {
+        self.0.send_modify(|state| {
+            state.open -= 1;
+            state.failed = state.failed.take().or(failed);
+        });
+    }
+
+    /// Waits until none is open.
+    async fn closed(&self) -> Result<(), FailureCause> {
+        let mut state = self.0.subscribe();
+        let state = state.wait_for(|state| state.open == 0).await.expect("the sender lives in self");
+        state.failed.clone().map_or(Ok(()), Err)
     }
 }
 

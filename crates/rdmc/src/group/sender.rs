@@ -1,5 +1,6 @@
 //! The root's side of a group.
 
+use std::cell::OnceCell;
 use std::collections::BTreeMap;
 use std::fmt;
 use std::pin::Pin;
@@ -11,6 +12,7 @@ use futures::future::{BoxFuture, FutureExt};
 use futures::stream::{FuturesUnordered, StreamExt};
 use rdmc_fabric::{Buffer, BufferMut, Memory, SharedObject};
 use rdmc_schedule::Repair;
+use tokio::io::AsyncRead;
 use tokio::sync::oneshot;
 
 use super::continuation::{Continuation, Resumption};
@@ -20,6 +22,7 @@ use super::forming::{FormedGroup, Grants, MemberRole, form};
 use super::queue::{QueueSlot, RequestQueue, RequestSender, RootRequest};
 use super::receipt::{PendingReceipt, Receipt, SentMessage};
 use super::retained::{UNSTABLE_MAX, UNSTABLE_OBJECTS_MAX};
+use super::source::{QueuedContent, Source};
 use super::{Group, GroupSpec, start, take_grants};
 use crate::certificate::Certificate;
 use crate::failure::FailureCause;
@@ -27,7 +30,7 @@ use crate::id::NodeId;
 use crate::resources::NodeResources;
 use crate::stats::GroupStats;
 use crate::table::ring;
-use crate::transfer::{Blocks, HopPlan, Shape, TransferError, Turnstile};
+use crate::transfer::{Blocks, HopPlan, Progress, ProgressCounter, Shape, TransferError, Turnstile};
 
 /// The root's handle of a group: sends messages to all members.
 ///
@@ -54,6 +57,18 @@ pub enum Payload {
     /// An object that all members share, where [the group shares objects](crate::DeliveryMode::Shared). In other groups
     /// its bytes are sent.
     Object(SharedObject),
+}
+
+impl Payload {
+    /// Returns the length in bytes.
+    fn len(&self) -> u64 {
+        let len = match self {
+            Self::Buffer(buffer) => buffer.len(),
+            Self::Memory(memory) => memory.len(),
+            Self::Object(object) => object.len(),
+        };
+        len as u64
+    }
 }
 
 impl From<Buffer> for Payload {
@@ -165,14 +180,15 @@ impl Sender {
     pub fn send(&self, payload: impl Into<Payload>) -> Multicast {
         let payload = payload.into();
         let (group, requests) = (self.group.clone(), self.requests.clone());
+        let (counter, progress) = self.counted(payload.len());
         let sent = async move {
-            let (_slot, completed) = match queue(&group, &requests, None, payload)? {
+            let (_slot, completed) = match queue(&group, &requests, None, payload, counter)? {
                 Some(queued) => queued,
                 None => return Err(not_queued(&group).await),
             };
-            complete(&group, completed).await
+            complete(&group, completed.await).await
         };
-        Multicast(sent.boxed())
+        Multicast { sent: sent.boxed(), progress }
     }
 
     /// Sends as [`send`](Self::send) does, but the message has its place in the order when this returns. There is no
@@ -188,7 +204,8 @@ impl Sender {
     }
 
     fn enqueue_with(&self, header: Option<Bytes>, payload: Payload) -> Multicast {
-        let queued = queue(&self.group, &self.requests, header, payload);
+        let (counter, progress) = self.counted(payload.len());
+        let queued = queue(&self.group, &self.requests, header, payload, counter);
         let group = self.group.clone();
         let completed = queued.map(|queued| {
             queued.map(|(slot, completed)| {
@@ -198,11 +215,56 @@ impl Sender {
         });
         let sent = async move {
             match completed? {
-                Some(completed) => complete(&group, completed).await,
+                Some(completed) => complete(&group, completed.await).await,
                 None => Err(not_queued(&group).await),
             }
         };
-        Multicast(sent.boxed())
+        Multicast { sent: sent.boxed(), progress }
+    }
+
+    /// Sends a message of `len` bytes while it is read from `reader`, such as the body of a request.
+    ///
+    /// The future gets `len` bytes of the node's [pool](crate::NodeBuilder::pool_bytes_max) and reads the first block.
+    /// Then the message takes its place in the order, as in [`send`](Self::send). When its turn comes, a task reads the
+    /// others, and each block leaves when it is here. A source that is slow holds the later messages of the group up.
+    /// Bytes after the first `len` are not read.
+    ///
+    /// The message is read whole before it takes its place if it is short, that is of one block or for the
+    /// [ring](GroupSpec::ring), and in [delta](GroupSpec::delta) groups and those with [headers](GroupSpec::headers).
+    ///
+    /// # Cancel safety
+    /// If the future is dropped before the message takes its place or before its turn, nothing is sent. Later, the
+    /// message is read and sent all the same.
+    ///
+    /// # Errors
+    /// - [`SendError::Unreadable`] if the reader fails, or ends early, before the message takes its place. The group goes
+    ///   on. Later, the group fails with [`FailureCause::Unreadable`] at this member.
+    /// - [`SendError::Pool`] if the pool can never lend `len` bytes.
+    /// - As of [`send`](Self::send). [`SendError::NotQueued`] also if the group fails before the message's turn. If it
+    ///   fails later, this member goes on reading, so that [recovering](GroupFailure::recover) can complete the message.
+    /// - [`SendError::NotAnObject`] where members [share](crate::DeliveryMode::Shared) objects.
+    pub fn send_from(&self, reader: impl AsyncRead + Send + 'static, len: u64) -> Multicast {
+        let (group, requests) = (self.group.clone(), self.requests.clone());
+        let (counter, progress) = self.counted(len);
+        let source = Source::new(reader, len);
+        let sent = async move {
+            let begun = futures::select_biased! {
+                begun = std::pin::pin!(source.begin(&group).fuse()) => begun?,
+                _ = std::pin::pin!(group.end.ended().fuse()) => return Err(not_queued(&group).await),
+            };
+            let (message, shape) = begun;
+            let is_whole = matches!(message, QueuedContent::Whole(_));
+            let (_slot, completed) = match put(&group, &requests, None, (message, shape), counter)? {
+                Some(queued) => queued,
+                None => return Err(not_queued(&group).await),
+            };
+            match completed.await {
+                // It has not begun, and its source is gone.
+                Err(_) if !is_whole => Err(not_queued(&group).await),
+                sent => complete(&group, sent).await,
+            }
+        };
+        Multicast { sent: sent.boxed(), progress }
     }
 
     /// Sends as [`enqueue`](Self::enqueue) does, with a header of at most [`GroupSpec::HEADER_LEN_MAX`] bytes that
@@ -250,6 +312,16 @@ impl Sender {
     pub fn stats(&self) -> GroupStats {
         self.group.stats()
     }
+
+    /// Makes what counts a message of so many bytes, and where the application sees it.
+    fn counted(&self, size: u64) -> (Option<ProgressCounter>, MulticastProgress) {
+        if self.group.membership.spec.is_shared() || self.group.fits_a_slot(size) {
+            return (None, MulticastProgress::AtOnce { size, counter: OnceCell::new() });
+        }
+        let counter = ProgressCounter::new(size);
+        let handle = counter.handle_unwatched();
+        (Some(counter), MulticastProgress::InBlocks(handle))
+    }
 }
 
 /// Queues a message; returns `None` if the group has ended.
@@ -258,33 +330,52 @@ fn queue(
     requests: &RequestSender,
     header: Option<Bytes>,
     payload: Payload,
+    progress: Option<ProgressCounter>,
 ) -> Result<Option<(QueueSlot, oneshot::Receiver<SentMessage>)>, SendError> {
     let max = GroupSpec::HEADER_LEN_MAX;
-    let header = match header {
+    match &header {
         Some(_) if !group.membership.spec.headers => return Err(SendError::NoHeaders),
         Some(header) if header.len() > max => return Err(SendError::HeaderTooLong { bytes: header.len(), max }),
-        header => header.or_else(|| group.membership.spec.headers.then(Bytes::new)),
-    };
-    let shaped = |payload| {
-        let message = group.register_payload(payload)?;
-        let (size, block_size) = (message.len() as u64, group.block_size());
-        let too_many = SendError::TooManyBlocks { size, block_size, max: GroupSpec::BLOCKS_MAX };
-        let shape = Shape::new(size, block_size).ok_or(too_many)?;
-        Ok::<_, SendError>((message, shape))
-    };
-    let header = header.map(|header| shaped(header.into())).transpose()?;
-    let message = shaped(payload)?;
+        _ => {}
+    }
+    let (message, shape) = shaped(group, payload)?;
+    put(group, requests, header, (QueuedContent::Whole(message), shape), progress)
+}
+
+/// Registers a payload and divides it into blocks.
+fn shaped(group: &Group, payload: Payload) -> Result<(Buffer, Shape), SendError> {
+    let message = group.register_payload(payload)?;
+    let (size, block_size) = (message.len() as u64, group.block_size());
+    let too_many = SendError::TooManyBlocks { size, block_size, max: GroupSpec::BLOCKS_MAX };
+    let shape = Shape::new(size, block_size).ok_or(too_many)?;
+    Ok((message, shape))
+}
+
+/// Puts a message into the queue, with an empty header if the group has headers and none is given; returns `None` if
+/// the group has ended.
+fn put(
+    group: &Group,
+    requests: &RequestSender,
+    header: Option<Bytes>,
+    message: (QueuedContent, Shape),
+    progress: Option<ProgressCounter>,
+) -> Result<Option<(QueueSlot, oneshot::Receiver<SentMessage>)>, SendError> {
+    let header = header.or_else(|| group.membership.spec.headers.then(Bytes::new));
+    let header = header.map(|header| shaped(group, header.into())).transpose()?;
     // The queue may still be open after the end is known, while the engine has not had its turn.
     if group.end.outcome().is_some() {
         return Ok(None);
     }
     let (done, completed) = oneshot::channel();
-    Ok(requests.send(header, message, done).map(|slot| (slot, completed)))
+    Ok(requests.send(header, message, done, progress).map(|slot| (slot, completed)))
 }
 
-/// Waits until a message is sent; returns its receipt.
-async fn complete(group: &Arc<Group>, completed: oneshot::Receiver<SentMessage>) -> Result<Receipt, SendError> {
-    match completed.await {
+/// Returns the receipt of a message that was sent, or whose request has ended otherwise.
+async fn complete(
+    group: &Arc<Group>,
+    sent: Result<SentMessage, oneshot::error::RecvError>,
+) -> Result<Receipt, SendError> {
+    match sent {
         Ok(SentMessage { slip, is_complete: true }) => Ok(Receipt::new(group.clone(), slip)),
         // A group that has closed has carried every message that was begun.
         Ok(SentMessage { slip, .. }) => {
@@ -306,13 +397,44 @@ impl fmt::Debug for Sender {
 
 /// The future of one multicast, made by [`Sender::send`] or [`Sender::enqueue`].
 #[must_use = "what send returns does nothing unless it is polled"]
-pub struct Multicast(BoxFuture<'static, Result<Receipt, SendError>>);
+pub struct Multicast {
+    sent: BoxFuture<'static, Result<Receipt, SendError>>,
+    progress: MulticastProgress,
+}
+
+/// Where the progress of a multicast is counted.
+enum MulticastProgress {
+    InBlocks(Progress),
+    /// The message leaves as a whole: it is done when the future completes.
+    AtOnce {
+        size: u64,
+        counter: OnceCell<ProgressCounter>,
+    },
+}
+
+impl Multicast {
+    /// Returns a handle of the message's progress at the root. A message that leaves as a whole, by the ring or as an
+    /// object that members share, is done when this future completes.
+    pub fn progress(&self) -> Progress {
+        match &self.progress {
+            MulticastProgress::InBlocks(progress) => progress.watched(),
+            MulticastProgress::AtOnce { size, counter } => counter.get_or_init(|| ProgressCounter::new(*size)).handle(),
+        }
+    }
+}
 
 impl Future for Multicast {
     type Output = Result<Receipt, SendError>;
 
     fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
-        self.0.poll_unpin(cx)
+        let sent = std::task::ready!(self.sent.poll_unpin(cx));
+        if let MulticastProgress::AtOnce { counter, .. } = &mut self.progress
+            && let Some(counter) = counter.take()
+            && sent.is_ok()
+        {
+            counter.complete();
+        }
+        Poll::Ready(sent)
     }
 }
 
@@ -341,13 +463,16 @@ async fn run(
             error = grants.select_next_some() => return Err(error),
             outcome = running.select_next_some() => completed.add(outcome)?,
             next = next_message(&group, &mut resumption, &mut queue, messages, room).fuse() => match next? {
-                NextStep::Message { repair, blocks, done } => {
+                NextStep::Message { repair, blocks, source, done, progress } => {
                     if repair.is_none() {
                         queue.starting.push_back(blocks.clone());
                     }
                     group.status.begin_whole(blocks.shape().size).await;
                     queue.starting.clear();
                     group.retained().keep(messages, &blocks);
+                    if let Some(source) = source {
+                        source.read_rest(&group, messages, blocks.clone());
+                    }
                     if repair.is_none() {
                         group.write_size(&blocks)?;
                         if !group.is_delta() {
@@ -361,7 +486,7 @@ async fn run(
                     let (receive_turn, relay_turn) = (receive_turns.next(), relay_turns.next());
                     running.push(async move {
                         let plan = planned.plan(group, number, &blocks).await?;
-                        let transfer = group.transfer(number, plan, blocks, None);
+                        let transfer = group.transfer(number, plan, blocks, None).counted(progress);
                         let size = transfer.run(false, receive_turn, relay_turn).await?;
                         group.message_completed(number, size);
                         Ok((number, done))
@@ -420,7 +545,10 @@ enum NextStep {
     Message {
         repair: Option<Repair>,
         blocks: Arc<Blocks>,
+        /// What has the rest of the blocks.
+        source: Option<Source>,
         done: Option<oneshot::Sender<SentMessage>>,
+        progress: Option<ProgressCounter>,
     },
     /// One or several messages for one slot of the ring.
     Short(Vec<QueuedMessage>),
@@ -444,7 +572,13 @@ async fn next_message(
         let kept =
             group.retained().message(interrupted.number).map(|kept| kept.into_blocks(&*group.membership.node.fabric));
         if let Some(Ok(blocks)) = kept {
-            return Ok(NextStep::Message { repair: Some(interrupted.repair), blocks, done: None });
+            return Ok(NextStep::Message {
+                repair: Some(interrupted.repair),
+                blocks,
+                source: None,
+                done: None,
+                progress: None,
+            });
         }
         let what = format!("message {} cannot be registered again", interrupted.number);
         group.end.declare(FailureCause::Resources { what });
@@ -457,13 +591,13 @@ async fn next_message(
             group.room_for_slot().await?;
         }
         return Ok(match queue.take() {
-            Some(RootRequest::Send { message, shape, done, .. }) => {
-                let blocks = Arc::new(Blocks::whole_message(shape, message));
+            Some(RootRequest::Send { message, shape, done, progress, .. }) => {
+                let (blocks, source) = message.into_blocks(shape);
                 if group.fits_a_slot(shape.size) {
                     let most = group.retained().room_left(number, unstable_max).min(PACKED_MAX);
                     NextStep::Short(take_short(group, queue, (blocks, done), most))
                 } else {
-                    NextStep::Message { repair: None, blocks, done }
+                    NextStep::Message { repair: None, blocks, source, done, progress }
                 }
             }
             Some(RootRequest::Close) => NextStep::End { closed: true },
@@ -488,7 +622,7 @@ fn take_short(group: &Group, queue: &mut RequestQueue, first: QueuedMessage, mos
         let Some(RootRequest::Send { message, shape, done, .. }) = queue.take_if(|shape| fits(shape.size)) else {
             break;
         };
-        taken.push((Arc::new(Blocks::whole_message(shape, message)), done));
+        taken.push((message.into_blocks(shape).0, done));
     }
     taken
 }

@@ -40,7 +40,7 @@ pub(super) struct ArrivingBlock<'a> {
 }
 
 /// A block that has arrived.
-pub(super) enum Arrival<'a> {
+pub(super) enum BlockArrival<'a> {
     Checked(ArrivedBlock),
     /// It is still being summed, or fetched anew.
     Unsettled(BoxFuture<'a, Result<ArrivedBlock, TransferError>>),
@@ -93,7 +93,7 @@ impl Exchange {
         owner: &'a dyn Owner,
         expected: ExpectedBlock,
         outcome: Result<Received, WorkError>,
-    ) -> Result<Arrival<'a>, TransferError> {
+    ) -> Result<BlockArrival<'a>, TransferError> {
         let ExpectedBlock { from, message, due, summing, .. } = expected;
         let Received { buffer, len, imm } = outcome.map_err(|error| TransferError::Work { with: from, error })?;
         self.count_received(len);
@@ -116,7 +116,7 @@ impl Exchange {
             if matches!(due, DueBlock::Known(..)) && imm != block.0 {
                 return Err(TransferError::sent(from, format_args!("block {imm} where block {block} was due")));
             }
-            return ArrivedBlock::new(from, shape, block, buffer, len, None).map(Arrival::Checked);
+            return ArrivedBlock::new(from, shape, block, buffer, len, None).map(BlockArrival::Checked);
         };
         let is_first = matches!(due, DueBlock::First);
         let identity = BlockIdentity { message, size, block: known.map_or(BlockIndex(0), |(_, block)| block) };
@@ -124,7 +124,7 @@ impl Exchange {
         if let Some(checksum) = summing.checksum_at_once(&buffer[..len])
             && let Some((shape, block)) = is_intact(checksum)
         {
-            return ArrivedBlock::new(from, shape, block, buffer, len, Some(checksum)).map(Arrival::Checked);
+            return ArrivedBlock::new(from, shape, block, buffer, len, Some(checksum)).map(BlockArrival::Checked);
         }
         let settling = async move {
             let mut buffer = buffer;
@@ -136,7 +136,7 @@ impl Exchange {
             let HealedBlock { shape, block, checksum } = owner.heal(from, identity, is_first, &mut buffer).await?;
             ArrivedBlock::new(from, shape, block, buffer, shape.len(block), Some(checksum))
         };
-        Ok(Arrival::Unsettled(settling.boxed()))
+        Ok(BlockArrival::Unsettled(settling.boxed()))
     }
 }
 

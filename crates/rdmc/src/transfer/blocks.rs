@@ -23,7 +23,8 @@ pub(crate) struct Blocks {
 }
 
 enum Content {
-    /// All blocks are held from the start: the root's message, or a message of a single block.
+    /// All blocks are held from the start: the root's message, unless it is read from a source, or a message of a
+    /// single block.
     Whole(Buffer),
     Parts(Mutex<Vec<BlockState>>),
 }
@@ -222,6 +223,14 @@ impl Blocks {
             }
         }
         here
+    }
+
+    /// Tells whether all blocks are here.
+    pub(crate) fn is_here(&self) -> bool {
+        match &self.content {
+            Content::Whole(_) => true,
+            Content::Parts(_) => self.parts().iter().all(|part| part.bytes().is_some()),
+        }
     }
 
     /// Makes destinations for the missing blocks, in the memory into which the message was to be received.

@@ -3,7 +3,7 @@
 use rdmc_fabric::{Buffer, BufferMut, Received, WorkError};
 use rdmc_schedule::{BlockIndex, Rank, Step};
 
-use super::arrival::{Arrival, ArrivedBlock, ArrivingBlock, DueBlock, ExpectedBlock};
+use super::arrival::{ArrivedBlock, ArrivingBlock, BlockArrival, DueBlock, ExpectedBlock};
 use super::exchange::Exchange;
 use super::{Blocks, Owner, Shape, TransferError};
 use crate::checksum::Checksum;
@@ -114,8 +114,8 @@ impl FirstArrival {
     ) -> Result<FirstBlock, TransferError> {
         let ArrivedBlock { shape, block, buffer, checksum } =
             match exchange.take_arrived(owner, self.expected, self.outcome)? {
-                Arrival::Checked(arrived) => arrived,
-                Arrival::Unsettled(settling) => settling.await?,
+                BlockArrival::Checked(arrived) => arrived,
+                BlockArrival::Unsettled(settling) => settling.await?,
             };
         let content = match provided.filter(|blocks| blocks.shape() == shape) {
             Some(blocks) => {
