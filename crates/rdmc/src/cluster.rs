@@ -1,6 +1,6 @@
 //! The nodes that know each other.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use crate::id::NodeId;
 use crate::security::{Fingerprint, Identities, Identity, host};
@@ -83,6 +83,12 @@ impl Cluster {
     /// Binds node 0 to the credential that it showed when it invited.
     pub(crate) fn invited_by(mut self, inviting: Option<Fingerprint>) -> Self {
         self.inviting = inviting;
+        self
+    }
+
+    /// Leaves out nodes that do not take part.
+    pub(crate) fn without(mut self, missing: &BTreeSet<NodeId>) -> Self {
+        self.nodes.retain(|node, _| !missing.contains(node));
         self
     }
 

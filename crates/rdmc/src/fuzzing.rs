@@ -168,6 +168,7 @@ impl Frame {
             vec!["verbs".to_owned(), "tcp".to_owned()].try_into().expect("two short names that differ");
         let verbs = fabrics.iter().next().expect("there are two").clone();
         let lacking = BTreeSet::from([NodeId(1), NodeId(300)]);
+        let missing = BTreeSet::from([NodeId(2), NodeId(301)]);
         let chosen = ChosenFabric { fabric: verbs.clone(), passed_over: vec![(verbs, lacking)] };
         let members = (0..3).map(|node| (NodeId(node), format!("10.0.0.{node}:7471"))).collect();
         let (version, from, to) = (PROTOCOL_VERSION, NodeId(1), NodeId(2));
@@ -199,7 +200,7 @@ impl Frame {
             ("reject-busy", wire::Frame::Reject { reason: RejectReason::Busy }),
             ("invite", invite),
             ("accept", wire::Frame::Accept { fabrics, reply: b"reply".to_vec() }),
-            ("go", wire::Frame::Go { chosen, conclusion: b"conclusion".to_vec() }),
+            ("go", wire::Frame::Go { chosen, conclusion: b"conclusion".to_vec(), missing }),
             ("withdrawn", wire::Frame::Withdrawn { because_of: NodeId(2), reason: "refused: no".to_owned() }),
             ("group-offer", group(offer)),
             ("group-announce", group(GroupFrame::Announce { message: 3, size: 1 << 40 })),

@@ -1,6 +1,6 @@
 //! Clusters formed on the fly: one node invites listeners by their addresses. `invited.rs` has the listeners' side.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 use std::io;
 use std::net::IpAddr;
@@ -9,17 +9,18 @@ use std::time::Duration;
 use bytes::Bytes;
 use futures::future::FutureExt;
 use futures::stream::{FuturesUnordered, StreamExt};
-use rdmc_fabric::{ControlStream, Elapsed, Environment, Timestamp};
-use tokio::io::AsyncWriteExt;
+use rdmc_fabric::{ControlStream, Environment, Timestamp};
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
 
 use crate::cluster::Cluster;
-use crate::detection::{DetectionError, check_detection};
+use crate::detection::check_detection;
 use crate::fabrics::{FabricNames, Fabrics};
 use crate::id::NodeId;
+use crate::invite_failure::{InviteError, InviteFailure};
 use crate::mesh::ahead::open_ahead;
 use crate::node::NodeBuilder;
-use crate::security::{Distrust, Security, host};
-use crate::wire::{self, FRAME_LEN_MAX, Frame, OtherVersion, PROTOCOL_VERSION, RejectReason};
+use crate::security::{Security, host};
+use crate::wire::{self, FRAME_LEN_MAX, Frame, PROTOCOL_VERSION, RejectReason};
 
 mod invited;
 
@@ -46,12 +47,14 @@ pub struct InviteOptions {
     limit: Duration,
     security: Option<Security>,
     detection: Duration,
+    quorum: Option<usize>,
 }
 
 impl InviteOptions {
     /// Sets how long to wait for the listeners' answers; the other options have defaults.
     pub fn new(limit: Duration) -> Self {
-        Self { payload: Bytes::new(), limit, security: None, detection: NodeBuilder::DETECTION_DEFAULT }
+        let detection = NodeBuilder::DETECTION_DEFAULT;
+        Self { payload: Bytes::new(), limit, security: None, detection, quorum: None }
     }
 
     /// Sets the bytes for the applications of the listeners; default none.
@@ -74,9 +77,22 @@ impl InviteOptions {
         self.detection = detection;
         self
     }
+
+    /// Sets how many listeners must take part, without the caller; by default, and if fewer are invited, all.
+    ///
+    /// The invitation waits until all have answered, or for the limit. If `listeners` or more of them have accepted
+    /// then, the cluster has these as nodes and the caller. [`NodeBuilder::missing`] returns the others, which learn
+    /// that they came too late if they accept. The numbers of the nodes remain those of the order given, so they have
+    /// gaps. All nodes that take part must have a fabric in common.
+    #[must_use]
+    pub fn quorum(mut self, listeners: usize) -> Self {
+        self.quorum = Some(listeners);
+        self
+    }
 }
 
-/// Invites the listeners at `addresses` to a new cluster and waits until each has accepted.
+/// Invites the listeners at `addresses` to a new cluster and waits until each has accepted. A cluster without some of
+/// them is possible with [`invite_with`] and a [quorum](InviteOptions::quorum).
 ///
 /// The caller becomes node 0, the listeners nodes 1, 2, … in the order given. Each learns the others' addresses as
 /// given here, so the listeners must be able to reach each other by them. The application of each gets `payload`, and
@@ -154,7 +170,7 @@ pub async fn reach_listeners(
     addresses: &[String],
     options: InviteOptions,
 ) -> Result<ReachedListeners, InviteError> {
-    let InviteOptions { limit, security, detection, .. } = options;
+    let InviteOptions { limit, security, detection, quorum, .. } = options;
     let fabrics = fabrics.into();
     if let Err(error) = check_detection(detection) {
         let failures = addresses.iter().map(|address| (address.clone(), InviteFailure::Detection(error)));
@@ -171,7 +187,8 @@ pub async fn reach_listeners(
         }
     });
     let connections = futures::future::join_all(reach).await;
-    Ok(ReachedListeners { fabrics, addresses: addresses.to_vec(), connections, began, limit, security, detection })
+    let addresses = addresses.to_vec();
+    Ok(ReachedListeners { fabrics, addresses, connections, began, limit, security, detection, quorum })
 }
 
 /// Connections to listeners that are to be invited; made by [`reach_listeners`].
@@ -183,6 +200,7 @@ pub struct ReachedListeners {
     limit: Duration,
     security: Option<Security>,
     detection: Duration,
+    quorum: Option<usize>,
 }
 
 struct ReachedListener {
@@ -228,7 +246,7 @@ impl ReachedListeners {
     }
 
     /// Invites the listeners with `payload`, as [`invite`](Self::invite) does, and tells them what the caller concludes
-    /// from the [replies](NodeBuilder::replies) of all. They start with that [conclusion](NodeBuilder::conclusion).
+    /// from the [replies](NodeBuilder::replies) of all that take part. They start with that [conclusion](NodeBuilder::conclusion).
     ///
     /// # Cancel safety
     /// Dropping the future withdraws the invitations.
@@ -243,7 +261,7 @@ impl ReachedListeners {
         payload: impl Into<Bytes>,
         conclude: impl FnOnce(&BTreeMap<NodeId, Bytes>) -> Bytes,
     ) -> Result<NodeBuilder, InviteError> {
-        let Self { fabrics, addresses, connections, began, limit, security, detection } = self;
+        let Self { fabrics, addresses, connections, began, limit, security, detection, quorum } = self;
         let payload: Bytes = payload.into();
         let detection_ms = u32::try_from(detection.as_millis()).expect("its bounds are checked");
         let environment = fabrics.environment();
@@ -254,7 +272,7 @@ impl ReachedListeners {
             .chain((1u32..).map(NodeId).zip(addresses.iter().cloned()))
             .collect();
         let reached = connections.iter().zip(&members[1..]).filter(|(reached, _)| reached.is_ok());
-        let ahead = open_ahead(&environment, NodeId(0), reached.map(|(_, (node, address))| (*node, address)));
+        let mut ahead = open_ahead(&environment, NodeId(0), reached.map(|(_, (node, address))| (*node, address)));
         let ask = connections.into_iter().zip(&members[1..]).map(|(reached, (you, _))| {
             let invite = Frame::Invite {
                 version: PROTOCOL_VERSION,
@@ -265,47 +283,59 @@ impl ReachedListeners {
                 payload: payload.to_vec(),
                 detection_ms,
             };
-            let environment = &environment;
-            async move {
-                let asked = environment.timeout(limit, invite_one(reached?.stream, &invite)).await;
-                asked.unwrap_or_else(|elapsed| Err(InviteFailure::Silent(elapsed)))
-            }
+            answer_of(&*environment, reached, invite, *you, limit, quorum.is_some())
         });
         let mut accepted = Vec::new();
+        let mut missing = BTreeSet::new();
         let mut offers = Vec::new();
         let mut replies = BTreeMap::new();
         let mut failures = Vec::new();
         for (answer, (node, address)) in invite_all(&*environment, ask).await.into_iter().zip(&members[1..]) {
+            let answer = if quorum.is_some() { answer.and_then(unless_gone) } else { answer };
             match answer {
                 Ok((stream, names, reply)) => {
-                    accepted.push((stream, address));
+                    accepted.push((*node, stream));
                     offers.push((*node, names));
                     replies.insert(*node, reply);
                 }
-                Err(failure) => failures.push((address.clone(), failure)),
+                Err(failure) => {
+                    missing.insert(*node);
+                    failures.push((address.clone(), failure));
+                }
             }
         }
         let members: BTreeMap<NodeId, String> = members.iter().cloned().collect();
+        let needed = quorum.map_or(addresses.len(), |quorum| quorum.min(addresses.len()));
         let chosen = match fabrics.wire_names().choose(&offers) {
-            _ if !failures.is_empty() => Err(InviteError { failures }),
-            None => Err(nothing_in_common(fabrics.wire_names(), &offers, &members)),
-            Some(chosen) => Ok(chosen),
+            _ if accepted.len() < needed => Err(InviteError { failures }),
+            None => {
+                let mut error = nothing_in_common(fabrics.wire_names(), &offers, &members);
+                error.failures.extend(failures);
+                Err(error)
+            }
+            Some(chosen) => Ok((chosen, failures)),
         };
-        let chosen = match chosen {
+        let (chosen, absent) = match chosen {
             Ok(chosen) => chosen,
             Err(error) => {
-                let accepted = accepted.into_iter().map(|(stream, _)| stream);
-                withdraw(&*environment, accepted, &error, &members).await;
+                if let Some((address, failure)) = error.failures.first() {
+                    let because_of = members.iter().find(|(_, known)| *known == address);
+                    let because_of = because_of.map_or(NodeId(0), |(node, _)| *node);
+                    let accepted = accepted.into_iter().map(|(_, stream)| stream);
+                    withdraw(&*environment, accepted, because_of, failure).await;
+                }
                 return Err(error);
             }
         };
         let conclusion = conclude(&replies);
         assert!(conclusion.len() <= REPLY_LEN_MAX, "a conclusion has at most {REPLY_LEN_MAX} bytes");
-        let go = wire::encode(&Frame::Go { chosen: chosen.clone(), conclusion: conclusion.to_vec() });
+        let conclusion_told = conclusion.to_vec();
+        let go = Frame::Go { chosen: chosen.clone(), conclusion: conclusion_told, missing: missing.clone() };
+        let go = wire::encode(&go);
         let mut failures = Vec::new();
-        for (stream, address) in &mut accepted {
+        for (node, stream) in &mut accepted {
             if let Err(error) = write_frame(stream, &go).await {
-                failures.push(((*address).clone(), InviteFailure::Unreachable(error)));
+                failures.push((members[node].clone(), InviteFailure::Unreachable(error)));
             }
         }
         if !failures.is_empty() {
@@ -313,10 +343,11 @@ impl ReachedListeners {
         }
         let choice = chosen.explained(|node| members.get(&node).cloned());
         let fabric = fabrics.named(&chosen.fabric).expect("it was chosen among these");
-        let builder = NodeBuilder::new(NodeId(0), Cluster::from_parts(cluster, members)).security(security);
+        let cluster = Cluster::from_parts(cluster, members).without(&missing);
+        let builder = NodeBuilder::new(NodeId(0), cluster).security(security);
         let builder = builder.chosen(fabric, choice).invited_with(Duration::from_millis(detection_ms.into()));
-        let streams = (1..).map(NodeId).zip(accepted.into_iter().map(|(stream, _)| stream)).collect();
-        Ok(builder.replied(replies).concluded(conclusion, streams).ahead(ahead))
+        ahead.retain(|node, _| !missing.contains(node));
+        Ok(builder.replied(replies, absent).concluded(conclusion, accepted).ahead(ahead))
     }
 }
 
@@ -334,7 +365,17 @@ fn nothing_in_common(
     InviteError { failures: failures.collect() }
 }
 
-type InviteResult = Result<(Box<dyn ControlStream>, FabricNames, Bytes), InviteFailure>;
+type Acceptance = (Box<dyn ControlStream>, FabricNames, Bytes);
+type InviteResult = Result<Acceptance, InviteFailure>;
+
+/// Returns an acceptance unless the listener has gone since. It sends nothing before it starts.
+fn unless_gone((mut stream, fabrics, reply): Acceptance) -> InviteResult {
+    match stream.read(&mut [0; 1]).now_or_never() {
+        None => Ok((stream, fabrics, reply)),
+        Some(Err(error)) => Err(InviteFailure::of(error)),
+        Some(Ok(_)) => Err(InviteFailure::Closed(io::ErrorKind::UnexpectedEof.into())),
+    }
+}
 
 /// Waits for all answers, and meanwhile gives signs of life to the listeners that have accepted.
 async fn invite_all(
@@ -363,18 +404,39 @@ async fn invite_all(
     }
 }
 
-/// Tells the listeners that have accepted which one cannot take part.
+/// Asks a listener that was reached, and waits for its answer. If it `may_be_missing`, it learns that it is late.
+async fn answer_of(
+    environment: &dyn Environment,
+    reached: Result<ReachedListener, InviteFailure>,
+    invite: Frame,
+    you: NodeId,
+    limit: Duration,
+    may_be_missing: bool,
+) -> InviteResult {
+    let (mut stream, mut asked) = (reached?.stream, false);
+    match environment.timeout(limit, invite_one(&mut stream, &invite, &mut asked)).await {
+        Ok(answer) => answer.map(|(fabrics, reply)| (stream, fabrics, reply)),
+        Err(elapsed) => {
+            let failure = InviteFailure::Silent(elapsed);
+            // It must have the whole invitation, and may accept it later.
+            if asked && may_be_missing {
+                withdraw(environment, std::iter::once(stream), you, &failure).await;
+            }
+            Err(failure)
+        }
+    }
+}
+
+/// Tells listeners that were invited which one cannot take part, which may be the same.
 async fn withdraw(
     environment: &dyn Environment,
-    accepted: impl Iterator<Item = Box<dyn ControlStream>>,
-    error: &InviteError,
-    members: &BTreeMap<NodeId, String>,
+    invited: impl Iterator<Item = Box<dyn ControlStream>>,
+    because_of: NodeId,
+    failure: &InviteFailure,
 ) {
-    let Some((address, failure)) = error.failures.first() else { return };
-    let because_of = members.iter().find(|(_, known)| *known == address).map_or(NodeId(0), |(node, _)| *node);
     let reason = failure.to_string().chars().take(REASON_MAX).collect();
     let withdrawn = wire::encode(&Frame::Withdrawn { because_of, reason });
-    let told = accepted.map(|mut stream| {
+    let told = invited.map(|mut stream| {
         let withdrawn = &withdrawn;
         // If one does not take it, the end of the connection withdraws the invitation as well.
         async move { environment.timeout(PING_PAUSE, write_frame(&mut stream, withdrawn)).await }
@@ -402,18 +464,24 @@ async fn reach_one(
     Ok(ReachedListener { stream, round_trip })
 }
 
-async fn invite_one(mut stream: Box<dyn ControlStream>, invite: &Frame) -> InviteResult {
+/// Asks a listener, and waits for its answer; sets `asked` when the listener has the whole invitation.
+async fn invite_one(
+    stream: &mut Box<dyn ControlStream>,
+    invite: &Frame,
+    asked: &mut bool,
+) -> Result<(FabricNames, Bytes), InviteFailure> {
     let bytes = wire::encode(invite);
     if bytes.len() > FRAME_LEN_MAX {
         let error = io::Error::new(io::ErrorKind::InvalidInput, "the invitation's payload is too long");
         return Err(InviteFailure::Unreachable(error));
     }
-    write_frame(&mut stream, &bytes).await.map_err(InviteFailure::of)?;
-    match wire::read(&mut stream).await.map_err(InviteFailure::of)? {
+    write_frame(stream, &bytes).await.map_err(InviteFailure::of)?;
+    *asked = true;
+    match wire::read(stream).await.map_err(InviteFailure::of)? {
         Some(Frame::Accept { reply, .. }) if reply.len() > REPLY_LEN_MAX => {
             Err(InviteFailure::Refused { reason: format!("its reply is longer than {REPLY_LEN_MAX} bytes") })
         }
-        Some(Frame::Accept { fabrics, reply }) => Ok((stream, fabrics, reply.into())),
+        Some(Frame::Accept { fabrics, reply }) => Ok((fabrics, reply.into())),
         Some(Frame::Reject { reason: RejectReason::Fabrics { offers, asked } }) => {
             Err(InviteFailure::OtherFabrics { offers: offers.to_strings_beside(&asked), asked: asked.to_strings() })
         }
@@ -421,100 +489,6 @@ async fn invite_one(mut stream: Box<dyn ControlStream>, invite: &Frame) -> Invit
         Some(Frame::Reject { reason }) => Err(InviteFailure::Refused { reason: reason.to_string() }),
         Some(_) => Err(InviteFailure::Refused { reason: "it does not answer as a listener does".to_owned() }),
         None => Err(InviteFailure::Closed(io::ErrorKind::UnexpectedEof.into())),
-    }
-}
-
-/// Some of the invited listeners cannot take part.
-#[derive(Debug, thiserror::Error)]
-#[error(
-    "{} of the invited cannot take part: {}",
-    failures.len(),
-    failures.iter().map(|(address, failure)| format!("{address} {failure}")).collect::<Vec<_>>().join("; ")
-)]
-pub struct InviteError {
-    /// The addresses of these listeners, and why they cannot take part.
-    pub failures: Vec<(String, InviteFailure)>,
-}
-
-/// A listener did not accept.
-#[derive(Debug, thiserror::Error)]
-#[non_exhaustive]
-pub enum InviteFailure {
-    /// It could not be reached.
-    #[error("could not be reached: {0}")]
-    Unreachable(io::Error),
-    /// It closed the connection before it answered: it has ended, or had no room for the connection. It may answer if
-    /// it is invited again.
-    #[error("closed the connection before it answered")]
-    Closed(#[source] io::Error),
-    /// It is busy: its application [says so](Invitation::busy), or too many invitations wait. It may accept if it is
-    /// invited again.
-    #[error("is busy")]
-    Busy,
-    /// The process at this address speaks another protocol.
-    #[error("does not speak rdmc: {0}")]
-    Stranger(io::Error),
-    /// It speaks another version of the protocol: both ends need the same.
-    #[error("speaks version {theirs} of the protocol, this node speaks version {ours}")]
-    OtherVersion {
-        /// Its version.
-        theirs: u16,
-        /// The inviting node's version.
-        ours: u16,
-    },
-    /// The detection time of the invitation is out of bounds; the listener was not invited.
-    #[error("was not invited: {0}")]
-    Detection(DetectionError),
-    /// It refused.
-    #[error("refused: {reason}")]
-    Refused {
-        /// Its reason.
-        reason: String,
-    },
-    /// It has none of the inviting node's fabrics.
-    #[error("refused: it offers {}, not {}", offers.join(", "), asked.join(", "))]
-    OtherFabrics {
-        /// The fabrics that it has; for one that the inviting node has as well, with the reason why it does not reach.
-        offers: Vec<String>,
-        /// The inviting node's fabrics.
-        asked: Vec<String>,
-    },
-    /// It shares a fabric with the inviting node, but not all nodes share one.
-    #[error("offers {}, not {}, and no fabric is offered by all", offers.join(", "), lacks.join(", "))]
-    NotForAll {
-        /// The inviting node's fabrics that it has.
-        offers: Vec<String>,
-        /// The inviting node's fabrics that it lacks.
-        lacks: Vec<String>,
-    },
-    /// It did not answer in time.
-    #[error("did not answer: {0}")]
-    Silent(Elapsed),
-    /// It is not trusted, or does not trust this node.
-    #[error("is not trusted: {0}")]
-    Insecure(Distrust),
-}
-
-impl InviteFailure {
-    fn of(error: io::Error) -> Self {
-        let error = match error.downcast() {
-            Ok(distrust) => return Self::Insecure(distrust),
-            Err(error) => error,
-        };
-        let error = match error.downcast() {
-            Ok(OtherVersion { theirs }) => return Self::OtherVersion { theirs, ours: PROTOCOL_VERSION },
-            Err(error) => error,
-        };
-        match error.kind() {
-            io::ErrorKind::InvalidData => Self::Stranger(error),
-            io::ErrorKind::UnexpectedEof
-            | io::ErrorKind::ConnectionReset
-            | io::ErrorKind::ConnectionAborted
-            | io::ErrorKind::BrokenPipe
-            // The connection ended while it was opened.
-            | io::ErrorKind::NotConnected => Self::Closed(error),
-            _ => Self::Unreachable(error),
-        }
     }
 }
 

@@ -58,6 +58,7 @@ pub mod fuzzing;
 mod group;
 mod id;
 mod invite;
+mod invite_failure;
 mod mesh;
 mod node;
 mod pool;
@@ -90,9 +91,10 @@ pub use group::sender::{Multicast, Payload, Sender};
 pub use group::spec::{Delivery, DeliveryMode, SlowReceivers};
 pub use id::{GroupId, NodeId};
 pub use invite::{
-    Invitation, InvitationWithdrawn, InviteError, InviteFailure, InviteOptions, ReachedListeners, invite,
-    invite_secured, invite_with, reach_listeners,
+    Invitation, InvitationWithdrawn, InviteOptions, ReachedListeners, invite, invite_secured, invite_with,
+    reach_listeners,
 };
+pub use invite_failure::{InviteError, InviteFailure};
 pub use mesh::listener::Listener;
 pub use mesh::members::{MemberEvent, MemberEvents};
 pub use node::{Node, NodeBuilder, Shutdown, StartError};

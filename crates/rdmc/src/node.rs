@@ -24,6 +24,7 @@ use crate::group::receiver::{OfferReceiver, Receiver};
 use crate::group::sender::Sender;
 use crate::group::{self, GroupSpec};
 use crate::id::{GroupId, NodeId};
+use crate::invite_failure::InviteFailure;
 use crate::mesh::Mesh;
 use crate::mesh::ahead::ConnectionsAhead;
 use crate::mesh::listener::{Listener, NodeConnection};
@@ -47,6 +48,7 @@ pub struct NodeBuilder {
     fabric: Option<Arc<dyn Fabric>>,
     choice: Option<FabricChoice>,
     replies: BTreeMap<NodeId, Bytes>,
+    missing: Vec<(String, InviteFailure)>,
     conclusion: Bytes,
     /// The connections of the invitation. They stay open until the node has started, so that each side notices if the
     /// other one gives up.
@@ -80,6 +82,7 @@ impl NodeBuilder {
             fabric: None,
             choice: None,
             replies: BTreeMap::new(),
+            missing: Vec::new(),
             conclusion: Bytes::new(),
             invitation: Vec::new(),
             ahead: ConnectionsAhead::new(),
@@ -120,8 +123,16 @@ impl NodeBuilder {
         &self.replies
     }
 
+    /// Returns the addresses of the listeners that do not take part, and why, if the builder came from an invitation
+    /// with a [quorum](crate::InviteOptions::quorum).
+    ///
+    /// At an invited node it is empty: there the numbers of the [nodes](Node::nodes) have gaps.
+    pub fn missing(&self) -> &[(String, InviteFailure)] {
+        &self.missing
+    }
+
     /// Returns what the inviting application [concludes](crate::ReachedListeners::invite_and_conclude) from the replies
-    /// of all invited nodes, at most [`REPLY_LEN_MAX`](crate::Invitation::REPLY_LEN_MAX) bytes; empty if it says
+    /// of all invited nodes that take part, at most [`REPLY_LEN_MAX`](crate::Invitation::REPLY_LEN_MAX) bytes; empty if it says
     /// nothing.
     pub fn conclusion(&self) -> &Bytes {
         &self.conclusion
@@ -235,8 +246,8 @@ impl NodeBuilder {
         self
     }
 
-    pub(crate) fn replied(mut self, replies: BTreeMap<NodeId, Bytes>) -> Self {
-        self.replies = replies;
+    pub(crate) fn replied(mut self, replies: BTreeMap<NodeId, Bytes>, missing: Vec<(String, InviteFailure)>) -> Self {
+        (self.replies, self.missing) = (replies, missing);
         self
     }
 

@@ -4,6 +4,7 @@
 //! the postcard encoding, and a [check value](FrameCheck) (u32, little endian). The first frame of a connection is a
 //! `Hello` or an `Invite`.
 
+use std::collections::BTreeSet;
 use std::fmt;
 use std::io;
 
@@ -51,8 +52,9 @@ pub(crate) enum Frame {
     },
     /// Accepts an `Invite`, on any of these of its fabrics, and answers its payload.
     Accept { fabrics: FabricNames, reply: Vec<u8> },
-    /// All have accepted: start, on this fabric. The inviting application concludes this from all replies.
-    Go { chosen: ChosenFabric, conclusion: Vec<u8> },
+    /// Enough have accepted: start, on this fabric, without these nodes. The inviting application concludes this from
+    /// the replies of those that take part.
+    Go { chosen: ChosenFabric, conclusion: Vec<u8>, missing: BTreeSet<NodeId> },
     /// Concerns one group.
     Group { group: GroupId, frame: GroupFrame },
     /// Ends the connection in good order.
@@ -452,7 +454,8 @@ mod tests {
                     let passed_over =
                         fabrics.iter().map(|name| (name.clone(), lacking.iter().copied().collect())).collect();
                     let fabric = fabrics.iter().next().expect("there is one").clone();
-                    Frame::Go { chosen: ChosenFabric { fabric, passed_over }, conclusion }
+                    let missing = lacking.into_iter().collect();
+                    Frame::Go { chosen: ChosenFabric { fabric, passed_over }, conclusion, missing }
                 }
             ),
             (any::<u64>(), group_frames()).prop_map(|(group, frame)| Frame::Group { group: GroupId(group), frame }),

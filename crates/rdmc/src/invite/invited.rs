@@ -1,6 +1,6 @@
 //! The invited side: an invitation is accepted or declined, and one that was accepted leads to a node or is withdrawn.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 use std::io;
 use std::net::IpAddr;
@@ -21,12 +21,12 @@ use crate::node::{Node, NodeBuilder};
 use crate::security::Fingerprint;
 use crate::wire::{self, Frame, RejectReason};
 
-/// An invitation was withdrawn because another listener cannot take part.
+/// An invitation was withdrawn because another listener cannot take part, or because this one accepted too late.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("the invitation was withdrawn: node {because_of} {reason}")]
 #[non_exhaustive]
 pub struct InvitationWithdrawn {
-    /// The other listener's number.
+    /// That listener's number.
     pub because_of: NodeId,
     /// Its address, as the inviting node gave it.
     pub address: String,
@@ -80,7 +80,8 @@ impl Invitation {
         self.stream.peer_address()
     }
 
-    /// Returns the numbers of all nodes, the inviting one (0) and this one included.
+    /// Returns the numbers of all invited nodes, with the inviting one (0) and this one. If the inviting node has set a
+    /// [quorum](crate::InviteOptions::quorum), the cluster may have fewer.
     pub fn nodes(&self) -> Vec<NodeId> {
         self.roster.members.keys().copied().collect()
     }
@@ -141,14 +142,15 @@ impl Invitation {
         ahead.get_or_insert_with(|| open_ahead(environment, roster.you, members))
     }
 
-    /// Accepts, waits until all others have accepted too, and returns the node to start.
+    /// Accepts, waits until all others have accepted too, and returns the node to start. If the inviting node has set a
+    /// [quorum](crate::InviteOptions::quorum), some of the others may not take part.
     ///
     /// # Cancel safety
     /// Dropping the future declines.
     ///
     /// # Errors
-    /// The invitation was withdrawn; the error has an [`InvitationWithdrawn`] if another listener cannot take part. Or
-    /// the inviting node gave no sign of life for five seconds, or did not finish within a minute.
+    /// The invitation was withdrawn; the error has an [`InvitationWithdrawn`] if another listener cannot take part, or
+    /// this one has accepted too late for a [quorum](crate::InviteOptions::quorum). Or the inviting node gave no sign of life for five seconds, or did not finish within a minute.
     pub async fn accept(mut self) -> io::Result<NodeBuilder> {
         let listener = self.listener.clone();
         let you = self.roster.you;
@@ -158,27 +160,33 @@ impl Invitation {
         let accept = Frame::Accept { fabrics: self.offered.clone(), reply: std::mem::take(&mut self.reply) };
         write_frame(&mut self.stream, &wire::encode(&accept)).await?;
         let environment = self.environment.clone();
-        let ahead = std::mem::take(self.connections_ahead());
+        let mut ahead = std::mem::take(self.connections_ahead());
         let told = environment.timeout(GO_LIMIT, self.wait_for_go()).await;
-        let (chosen, conclusion) =
+        let (chosen, conclusion, missing) =
             told.unwrap_or_else(|elapsed| Err(io::Error::new(io::ErrorKind::TimedOut, elapsed)))?;
         let offered = listener.fabrics().named(&chosen.fabric).filter(|_| self.offered.has(&chosen.fabric));
         let not_offered =
             || io::Error::other(format!("the fabric {} was chosen, which was not offered", chosen.fabric));
         let fabric = offered.ok_or_else(not_offered)?;
         let choice = self.explained(&listener, &chosen);
-        let builder = Node::builder(you, cluster).chosen(fabric, choice).invited_with(self.roster.detection);
+        ahead.retain(|node, _| !missing.contains(node));
+        let builder =
+            Node::builder(you, cluster.without(&missing)).chosen(fabric, choice).invited_with(self.roster.detection);
         let streams = vec![(NodeId(0), self.stream)];
         Ok(builder.concluded(conclusion.into(), streams).ahead(ahead).arrivals(listener, arrivals))
     }
 
     /// Waits until all others have accepted, as long as the inviting node gives signs of life.
-    async fn wait_for_go(&mut self) -> io::Result<(ChosenFabric, Vec<u8>)> {
+    async fn wait_for_go(&mut self) -> io::Result<(ChosenFabric, Vec<u8>, BTreeSet<NodeId>)> {
         loop {
             let heard = self.environment.timeout(SILENCE_MAX, wire::read(&mut self.stream)).await;
             match heard.map_err(|elapsed| io::Error::new(io::ErrorKind::TimedOut, elapsed))?? {
-                Some(Frame::Go { chosen, conclusion }) if conclusion.len() <= REPLY_LEN_MAX => {
-                    return Ok((chosen, conclusion));
+                Some(Frame::Go { chosen, conclusion, missing }) if conclusion.len() <= REPLY_LEN_MAX => {
+                    let may_be_missing = |node: &NodeId| *node != NodeId(0) && *node != self.roster.you;
+                    if !missing.iter().all(may_be_missing) {
+                        return Err(io::Error::other("the inviting node starts without itself or this node"));
+                    }
+                    return Ok((chosen, conclusion, missing));
                 }
                 Some(Frame::Ping) => {}
                 Some(Frame::Withdrawn { because_of, reason }) => {

@@ -10,6 +10,7 @@ use rdmc_fabric::{
 };
 
 use super::*;
+use crate::detection::DetectionError;
 use crate::mesh::listener::Listener;
 use crate::mesh::roster::Roster;
 use crate::node::Node;
@@ -362,6 +363,179 @@ async fn a_detection_time_out_of_bounds_is_refused() {
     let answer = wire::read(&mut stream).await.unwrap();
     let Some(Frame::Reject { reason }) = answer else { panic!("{answer:?}") };
     assert_eq!(reason.to_string(), "a detection time of 49ms is not between 50ms and 3600s");
+}
+
+/// Returns an address at which nobody listens.
+fn dead_address() -> String {
+    let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    listener.local_addr().unwrap().to_string()
+}
+
+async fn listeners<const N: usize>() -> ([Listener; N], [String; N]) {
+    let listeners = [0; N].map(|_| Listener::bind(fabrics(&["tcp"]), "127.0.0.1:0"));
+    let listeners = futures::future::try_join_all(listeners).await.unwrap();
+    let listeners: [Listener; N] = listeners.try_into().unwrap();
+    let addresses = listeners.each_ref().map(|listener| listener.local_address().to_owned());
+    (listeners, addresses)
+}
+
+#[tokio::test]
+async fn a_quorum_goes_on_without_those_that_are_missing() {
+    let ([first, third], addresses) = listeners().await;
+    let dead = dead_address();
+    let addresses = [addresses[0].clone(), dead.clone(), addresses[1].clone()];
+    let accept = async |listener: &Listener, reply: &str| {
+        let mut invitation = listener.next_invitation().await;
+        assert_eq!(invitation.nodes(), [0, 1, 2, 3].map(NodeId));
+        invitation.reply(reply);
+        let builder = invitation.accept().await.unwrap();
+        assert_eq!((&builder.conclusion()[..], builder.missing().len()), (&b"ac"[..], 0));
+        builder.start().await.unwrap()
+    };
+    let inviting = async {
+        let options = InviteOptions::new(LIMIT).quorum(2);
+        let reached = reach_listeners(fabrics(&["tcp"]), &addresses, options).await.unwrap();
+        let builder = reached.invite_and_conclude("", |replies| replies.values().flatten().copied().collect()).await;
+        let builder = builder.unwrap();
+        assert_eq!(builder.replies().keys().copied().collect::<Vec<_>>(), [NodeId(1), NodeId(3)]);
+        assert!(
+            matches!(builder.missing(), [(address, InviteFailure::Unreachable(_))] if *address == dead),
+            "{:?}",
+            builder.missing()
+        );
+        builder.start().await.unwrap()
+    };
+    let (ours, a, c) = futures::join!(inviting, accept(&first, "a"), accept(&third, "c"));
+    for node in [&ours, &a, &c] {
+        assert_eq!(node.nodes(), [0, 1, 3].map(NodeId));
+    }
+    let spec = GroupSpec::new(1, ours.nodes()).block_size(1000);
+    let groups = futures::try_join!(ours.create_group(spec.clone()), a.join_group(spec.clone()), c.join_group(spec));
+    let (root, a, c) = groups.unwrap();
+    let receive = async |mut receiver: crate::Receiver| {
+        assert_eq!(receiver.next().await.unwrap().unwrap().len(), 12_345);
+        receiver.close().await
+    };
+    let send = async {
+        root.send(vec![1; 12_345]).await.unwrap();
+        root.close().await
+    };
+    futures::try_join!(send, receive(a), receive(c)).unwrap();
+}
+
+#[tokio::test]
+async fn less_than_a_quorum_fails_and_names_all_that_are_missing() {
+    let ([busy, ready], [busy_address, ready_address]) = listeners().await;
+    let addresses = [dead_address(), busy_address, ready_address];
+    let accepting = async {
+        busy.next_invitation().await.busy().await.unwrap();
+        ready.next_invitation().await.accept().await.map(drop).unwrap_err()
+    };
+    // More than are invited are all.
+    let options = InviteOptions::new(LIMIT).quorum(2);
+    let (invited, withdrawn) = futures::join!(invite_with(fabrics(&["tcp"]), &addresses, options), accepting);
+    let failures = invited.unwrap_err().failures;
+    assert!(
+        matches!(&failures[..], [(dead, InviteFailure::Unreachable(_)), (busy, InviteFailure::Busy)]
+            if *dead == addresses[0] && *busy == addresses[1]),
+        "{failures:?}"
+    );
+    let withdrawn: InvitationWithdrawn = withdrawn.downcast().unwrap();
+    assert_eq!(withdrawn.because_of, NodeId(1));
+}
+
+#[tokio::test]
+async fn without_a_quorum_and_with_one_above_all_every_listener_must_accept() {
+    for quorum in [None, Some(2), Some(100)] {
+        let ([listener], [address]) = listeners().await;
+        let addresses = [address, dead_address()];
+        let mut options = InviteOptions::new(LIMIT);
+        options.quorum = quorum;
+        let accepting = async { listener.next_invitation().await.accept().await.map(drop) };
+        let (invited, accepted) = futures::join!(invite_with(fabrics(&["tcp"]), &addresses, options), accepting);
+        assert_eq!(invited.unwrap_err().failures.len(), 1, "{quorum:?}");
+        assert!(accepted.is_err());
+    }
+}
+
+#[tokio::test]
+async fn who_accepts_too_late_for_a_quorum_learns_it() {
+    let ([ready, late], addresses) = listeners().await;
+    let (invited, done) = tokio::sync::oneshot::channel();
+    let inviting = async {
+        let options = InviteOptions::new(Duration::from_secs(2)).quorum(1);
+        let builder = invite_with(fabrics(&["tcp"]), &addresses, options).await.unwrap();
+        invited.send(()).unwrap();
+        assert!(matches!(builder.missing(), [(_, InviteFailure::Silent(_))]), "{:?}", builder.missing());
+        builder.start().await.unwrap()
+    };
+    let accepting = async { ready.next_invitation().await.accept().await.unwrap().start().await.unwrap() };
+    let late = async {
+        let invitation = late.next_invitation().await;
+        done.await.unwrap();
+        invitation.accept().await.map(drop).unwrap_err()
+    };
+    let (ours, theirs, withdrawn) = futures::join!(inviting, accepting, late);
+    assert_eq!((ours.nodes(), theirs.nodes()), ([0, 1].map(NodeId).into(), [0, 1].map(NodeId).into()));
+    let withdrawn: InvitationWithdrawn = withdrawn.downcast().unwrap();
+    assert_eq!((withdrawn.because_of, &withdrawn.address), (NodeId(2), &addresses[1]));
+}
+
+#[tokio::test]
+async fn who_goes_before_the_others_have_answered_is_missing() {
+    let ([goes, stays], addresses) = listeners().await;
+    let (gone, has_gone) = tokio::sync::oneshot::channel();
+    let going = async {
+        let mut accepting = std::pin::pin!(goes.next_invitation().await.accept());
+        assert!((&mut accepting).now_or_never().is_none());
+        gone.send(()).unwrap();
+    };
+    let staying = async {
+        let invitation = stays.next_invitation().await;
+        has_gone.await.unwrap();
+        invitation.accept().await.unwrap().start().await.unwrap()
+    };
+    let inviting = async {
+        let options = InviteOptions::new(LIMIT).quorum(1);
+        let builder = invite_with(fabrics(&["tcp"]), &addresses, options).await.unwrap();
+        assert!(matches!(builder.missing(), [(_, InviteFailure::Closed(_))]), "{:?}", builder.missing());
+        builder.start().await.unwrap()
+    };
+    let (ours, theirs, ()) = futures::join!(inviting, staying, going);
+    assert_eq!((ours.nodes(), theirs.nodes()), ([0, 2].map(NodeId).into(), [0, 2].map(NodeId).into()));
+}
+
+#[tokio::test]
+async fn a_quorum_chooses_a_fabric_among_those_that_take_part() {
+    let best = Listener::bind(fabrics(&["verbs", "tcp"]), "127.0.0.1:0").await.unwrap();
+    let other = Listener::bind(fabrics(&["other"]), "127.0.0.1:0").await.unwrap();
+    let addresses = [other.local_address().to_owned(), best.local_address().to_owned()];
+    let accepting = async { best.next_invitation().await.accept().await.unwrap() };
+    let options = InviteOptions::new(LIMIT).quorum(1);
+    let inviting = invite_with(fabrics(&["verbs", "tcp"]), &addresses, options);
+    let (ours, theirs) = futures::join!(inviting, accepting);
+    let ours = ours.unwrap();
+    assert_eq!((reason(&ours), reason(&theirs)), ("verbs: everybody has it".into(), "verbs: everybody has it".into()));
+    assert!(matches!(ours.missing(), [(_, InviteFailure::OtherFabrics { .. })]), "{:?}", ours.missing());
+}
+
+#[tokio::test]
+async fn an_inviting_node_cannot_start_without_itself_or_the_invited_one() {
+    for missing in [0, 1] {
+        let ([listener], [address]) = listeners().await;
+        let inviting = async {
+            let mut stream = TcpFabric::new().environment().connect(&address).await.unwrap();
+            write_frame(&mut stream, &wire::encode(&invitation(2000))).await.unwrap();
+            let Some(Frame::Accept { fabrics, .. }) = wire::read(&mut stream).await.unwrap() else { panic!() };
+            let chosen = fabrics.choose(&[]).unwrap();
+            let go = Frame::Go { chosen, conclusion: Vec::new(), missing: [NodeId(missing)].into() };
+            write_frame(&mut stream, &wire::encode(&go)).await.unwrap();
+            stream
+        };
+        let accepting = async { listener.next_invitation().await.accept().await.map(drop) };
+        let (accepted, _stream) = futures::join!(accepting, inviting);
+        assert!(accepted.unwrap_err().to_string().contains("without itself or this node"));
+    }
 }
 
 #[test]
