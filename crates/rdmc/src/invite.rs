@@ -246,7 +246,8 @@ impl ReachedListeners {
     }
 
     /// Invites the listeners with `payload`, as [`invite`](Self::invite) does, and tells them what the caller concludes
-    /// from the [replies](NodeBuilder::replies) of all that take part. They start with that [conclusion](NodeBuilder::conclusion).
+    /// from the [replies](NodeBuilder::replies) of all that take part. They start with that
+    /// [conclusion](NodeBuilder::conclusion).
     ///
     /// # Cancel safety
     /// Dropping the future withdraws the invitations.

@@ -31,8 +31,8 @@ pub enum InviteFailure {
     /// it is invited again.
     #[error("closed the connection before it answered")]
     Closed(#[source] io::Error),
-    /// It is busy: its application [says so](crate::Invitation::busy), or too many invitations wait. It may accept if it is
-    /// invited again.
+    /// It is busy: its application [says so](crate::Invitation::busy), or too many invitations wait. It may accept if
+    /// it is invited again.
     #[error("is busy")]
     Busy,
     /// The process at this address speaks another protocol.

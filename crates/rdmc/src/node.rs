@@ -132,8 +132,8 @@ impl NodeBuilder {
     }
 
     /// Returns what the inviting application [concludes](crate::ReachedListeners::invite_and_conclude) from the replies
-    /// of all invited nodes that take part, at most [`REPLY_LEN_MAX`](crate::Invitation::REPLY_LEN_MAX) bytes; empty if it says
-    /// nothing.
+    /// of all invited nodes that take part, at most [`REPLY_LEN_MAX`](crate::Invitation::REPLY_LEN_MAX) bytes; empty
+    /// if it says nothing.
     pub fn conclusion(&self) -> &Bytes {
         &self.conclusion
     }

@@ -11,7 +11,8 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt, DuplexStream};
 
 use crate::cluster::{Kind, form, pattern, poll_and_drop, spec_of_all, start, take_all, watched};
 
-const BLOCK: usize = 1000;
+const BLOCK_SIZE: u32 = 1000;
+const BLOCK: usize = BLOCK_SIZE as usize;
 const LEN: usize = 10 * BLOCK + 500;
 
 /// Forms a group of which the second member takes offers, and returns a source for its root.
@@ -38,7 +39,7 @@ async fn a_receiver_reads_what_the_source_of_the_root_has_given_so_far() {
         for algorithm in [Algorithm::BinomialPipeline, Algorithm::Chain, Algorithm::Sequential] {
             watched(async {
                 let nodes = start(kind, 4).await;
-                let spec = spec_of_all(1, &nodes, algorithm.clone(), BLOCK as u32).check_blocks(checks);
+                let spec = spec_of_all(1, &nodes, algorithm.clone(), BLOCK_SIZE).check_blocks(checks);
                 let (sender, mut offers, receivers) = form_with_offers(&nodes, &spec).await;
                 let taken = futures::future::join_all(receivers.into_iter().map(take_all));
                 let (mut given, reader) = source();
@@ -93,7 +94,7 @@ async fn a_receiver_reads_what_the_source_of_the_root_has_given_so_far() {
 async fn with_stable_delivery_a_reader_gets_no_byte_before_all_members_have_all() {
     watched(async {
         let nodes = start(Kind::Mem, 3).await;
-        let spec = spec_of_all(1, &nodes, Algorithm::Chain, BLOCK as u32).delivery(Delivery::Stable);
+        let spec = spec_of_all(1, &nodes, Algorithm::Chain, BLOCK_SIZE).delivery(Delivery::Stable);
         let (sender, mut offers, receivers) = form_with_offers(&nodes, &spec).await;
         let taken = futures::future::join_all(receivers.into_iter().map(take_all));
         let (mut given, reader) = source();
@@ -126,7 +127,7 @@ async fn a_source_that_ends_early_fails_the_group_and_every_reader_with_its_caus
     for kind in Kind::all() {
         watched(async {
             let nodes = start(kind, 3).await;
-            let spec = spec_of_all(1, &nodes, Algorithm::Chain, BLOCK as u32);
+            let spec = spec_of_all(1, &nodes, Algorithm::Chain, BLOCK_SIZE);
             let (sender, mut offers, mut receivers) = form_with_offers(&nodes, &spec).await;
             let (mut given, reader) = source();
             let sent = sender.send_from(reader, LEN as u64);
@@ -162,7 +163,7 @@ async fn a_source_that_ends_early_fails_the_group_and_every_reader_with_its_caus
 async fn a_source_that_fails_before_the_message_has_its_place_fails_the_future_alone() {
     watched(async {
         let nodes = start(Kind::Mem, 2).await;
-        let (sender, mut receivers) = form(&nodes, &spec_of_all(1, &nodes, Algorithm::Chain, BLOCK as u32)).await;
+        let (sender, mut receivers) = form(&nodes, &spec_of_all(1, &nodes, Algorithm::Chain, BLOCK_SIZE)).await;
         let taken = take_all(receivers.remove(0));
         let sent = async {
             let short = sender.send_from(Cursor::new(vec![1; BLOCK - 1]), LEN as u64);
@@ -189,8 +190,8 @@ async fn sources_serve_groups_of_all_kinds_and_messages_of_all_lengths() {
     for kind in Kind::all() {
         watched(async {
             let nodes = start(kind, 3).await;
-            let spec = |id| spec_of_all(id, &nodes, Algorithm::BinomialPipeline, BLOCK as u32);
-            let alone = spec_of_all(4, &nodes[..1], Algorithm::Chain, BLOCK as u32);
+            let spec = |id| spec_of_all(id, &nodes, Algorithm::BinomialPipeline, BLOCK_SIZE);
+            let alone = spec_of_all(4, &nodes[..1], Algorithm::Chain, BLOCK_SIZE);
             for spec in [spec(1), spec(2).delta(true), spec(3).ring(8, 400), alone, spec(5).recoverable(false)] {
                 let (sender, receivers) = form(&nodes, &spec).await;
                 let taken = futures::future::join_all(receivers.into_iter().map(take_all));
@@ -223,7 +224,7 @@ async fn a_message_whose_source_outlives_a_failure_is_completed_by_recovery() {
     for kind in Kind::all() {
         watched(async {
             let nodes = start(kind, 3).await;
-            let spec = spec_of_all(1, &nodes, Algorithm::BinomialPipeline, BLOCK as u32);
+            let spec = spec_of_all(1, &nodes, Algorithm::BinomialPipeline, BLOCK_SIZE);
             let (sender, mut offers, receivers) = form_with_offers(&nodes, &spec).await;
             let (mut given, reader) = source();
             let (mut behind, second) = source();
@@ -267,7 +268,7 @@ async fn sends_from_a_source_that_are_dropped_at_any_poll_do_not_keep_the_next_m
     watched(async {
         let nodes = start(Kind::Mem, 3).await;
         for polls in 0..20 {
-            let spec = spec_of_all(polls + 1, &nodes, Algorithm::Chain, BLOCK as u32);
+            let spec = spec_of_all(polls + 1, &nodes, Algorithm::Chain, BLOCK_SIZE);
             let (sender, receivers) = form(&nodes, &spec).await;
             let taken = futures::future::join_all(receivers.into_iter().map(take_all));
             let sent = async {
@@ -293,7 +294,7 @@ async fn a_reader_yields_the_whole_message_and_ends_when_it_is_delivered() {
         for delivery in [Delivery::Immediate, Delivery::Stable] {
             watched(async {
                 let nodes = start(kind, 3).await;
-                let spec = spec_of_all(1, &nodes, Algorithm::BinomialPipeline, BLOCK as u32).delivery(delivery);
+                let spec = spec_of_all(1, &nodes, Algorithm::BinomialPipeline, BLOCK_SIZE).delivery(delivery);
                 let spec = spec.check_blocks(true).ring(8, 100);
                 let (sender, mut offers, receivers) = form_with_offers(&nodes, &spec).await;
                 let taken = futures::future::join_all(receivers.into_iter().map(take_all));
@@ -327,7 +328,7 @@ async fn a_reader_yields_the_whole_message_and_ends_when_it_is_delivered() {
 async fn a_reader_fails_with_the_failure_of_the_group() {
     watched(async {
         let nodes = start(Kind::Mem, 2).await;
-        let spec = spec_of_all(1, &nodes, Algorithm::Chain, BLOCK as u32).delivery(Delivery::Stable);
+        let spec = spec_of_all(1, &nodes, Algorithm::Chain, BLOCK_SIZE).delivery(Delivery::Stable);
         let (sender, mut offers, _) = form_with_offers(&nodes, &spec).await;
         let sent = sender.enqueue(pattern(LEN, 1));
         let mut reader = accept(&mut offers).await.into_reader();
@@ -349,7 +350,7 @@ async fn progress_goes_up_to_the_total_at_the_root_and_at_a_receiver() {
         for algorithm in Algorithm::ALL_FLAT {
             watched(async {
                 let nodes = start(kind, 4).await;
-                let spec = spec_of_all(1, &nodes, algorithm.clone(), BLOCK as u32).ring(8, 100);
+                let spec = spec_of_all(1, &nodes, algorithm.clone(), BLOCK_SIZE).ring(8, 100);
                 let (sender, mut offers, receivers) = form_with_offers(&nodes, &spec).await;
                 let taken = futures::future::join_all(receivers.into_iter().map(take_all));
                 let watch = |mut progress: rdmc::Progress| async move {

@@ -146,7 +146,7 @@ impl Engine {
             let limit = {
                 let mut agenda = lock(&self.agenda);
                 loop {
-                    self.take_turns(&mut agenda, Driver::Thread);
+                    self.take_turns(&mut agenda, Driver::Thread, Instant::now());
                     if self.stopping.load(Ordering::SeqCst) {
                         return;
                     }
@@ -166,8 +166,9 @@ impl Engine {
         }
     }
 
-    /// Gives turns to the queue pairs with news until there are none, or until the thread is to go on.
-    fn take_turns(&self, agenda: &mut Agenda, driver: Driver) -> bool {
+    /// Gives turns to the queue pairs with news until there are none, or until the thread is to go on: a task has driven
+    /// the engine for long, since it has `begun`.
+    fn take_turns(&self, agenda: &mut Agenda, driver: Driver, begun: Instant) -> bool {
         let _guard = EndAllOnPanic::new(self);
         let (most, mut left) = match driver {
             Driver::Task => (TASK_PIECE_LEN, TASK_TURNS_MAX),
@@ -180,7 +181,8 @@ impl Engine {
             agenda.waiting.retain(|(_, other)| !Arc::ptr_eq(other, &queue_pair));
             let outcome = queue_pair.take_turn(most);
             left -= 1;
-            let go_on = driver == Driver::Thread || (left > 0 && !matches!(outcome, TurnOutcome::More));
+            let go_on = driver == Driver::Thread
+                || (left > 0 && !matches!(outcome, TurnOutcome::More) && begun.elapsed() < TASK_TIME_MAX);
             match outcome {
                 TurnOutcome::More => {
                     if queue_pair.enqueue() {
@@ -257,6 +259,7 @@ impl Engine {
 
 impl DrivenEngine for Engine {
     fn advance(&self) {
+        let begun = Instant::now();
         for _ in 0..TASK_ROUNDS_MAX {
             let mut agenda = match self.agenda.try_lock() {
                 Ok(agenda) => agenda,
@@ -264,7 +267,7 @@ impl DrivenEngine for Engine {
                 // Another one drives it, and looks again when it has done.
                 Err(TryLockError::WouldBlock) => return,
             };
-            if !self.take_turns(&mut agenda, Driver::Task) {
+            if !self.take_turns(&mut agenda, Driver::Task, begun) {
                 return self.hand_over();
             }
             drop(agenda);
@@ -315,9 +318,11 @@ impl Drop for EndAllOnPanic<'_> {
 const LOOK_AT_ALL_MIN: Duration = Duration::from_secs(1);
 /// The longest such time without any notification; it grows fourfold each time, up to this.
 const LOOK_AT_ALL_MAX: Duration = Duration::from_secs(16);
-/// Most bytes that a task copies in one turn. Copying them takes about as long as to wake the thread, and to be woken by
-/// it, and as a task may keep others waiting.
+/// Most bytes that a task copies in one turn. Copying them takes about as long as to wake the thread and to be woken by
+/// it.
 const TASK_PIECE_LEN: usize = 512 << 10;
+/// For how long a task drives the engine before the thread goes on; the last turn may take longer.
+const TASK_TIME_MAX: Duration = Duration::from_micros(100);
 /// How often a task looks for more news before the thread goes on.
 const TASK_ROUNDS_MAX: usize = 8;
 /// Most bytes of the bell that are taken at once.

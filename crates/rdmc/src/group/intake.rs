@@ -17,6 +17,7 @@ use crate::checksum::{Checksum, yield_now};
 use crate::failure::{FailureCause, with_sources};
 use crate::sync::lock;
 use crate::table::{IncomingRing, Slot, ring};
+use crate::transfer::waits::WaitReason;
 use crate::transfer::{
     Blocks, FirstArrival, FirstBlock, FirstContent, FirstPlace, HopPlan, ProgressCounter, Shape, Transfer,
     TransferError, Turn, Turnstile,
@@ -157,9 +158,7 @@ impl Intake {
                 (self.shape_of(size)?, None)
             }
         };
-        if self.group.is_header(number) && shape.size > GroupSpec::HEADER_LEN_MAX as u64 {
-            return Err(self.malformed("a header that is too long"));
-        }
+        self.check_header(number, shape)?;
         self.group.end.begin(shape.size).await;
         let (deliver, progress, delivery) = self.arrival(shape, ahead);
         if self.group.is_delta() {
@@ -247,7 +246,10 @@ impl Intake {
     /// Waits for the first block of a message that comes in blocks, if it was asked for.
     async fn first_block_ahead(&mut self, number: u64, shape: Shape) -> Result<Option<FirstBlock>, TransferError> {
         let arrival = match self.first_ahead.content().take() {
-            Some(FirstAhead::Coming(coming)) => coming.await,
+            Some(FirstAhead::Coming(coming)) => {
+                let source = self.group.first_source().unwrap_or(Rank::ROOT);
+                self.group.exchange().waiting(WaitReason::Arriving, source, coming).await.0
+            }
             Some(FirstAhead::Here(arrival)) => arrival,
             None => return Ok(None),
         };
@@ -290,6 +292,7 @@ impl Intake {
     /// Resumes a message that was interrupted.
     async fn resume(mut self, interrupted: InterruptedMessage) -> Result<(Self, StartedTransfer), TransferError> {
         let InterruptedMessage { number, shape, repair } = interrupted;
+        self.check_header(number, shape)?;
         let mut turn = self.receive_turns.next();
         turn.wait().await;
         let (blocks, deliver, progress) = if number < self.group.membership.prior.delivered {
@@ -379,7 +382,8 @@ impl Intake {
     async fn first_block(&self, number: u64, source: Rank) -> Result<FirstBlock, TransferError> {
         let exchange = self.group.exchange();
         // Other memory may still serve when the size is known.
-        let provided = self.provided.take(number, |memory| FirstPlace::is_within(exchange, memory));
+        let is_header = self.group.is_header(number);
+        let provided = self.provided.take(number, |memory| !is_header && FirstPlace::is_within(exchange, memory));
         let place = match provided {
             Some(memory) => FirstPlace::within(exchange, memory),
             None => FirstPlace::Elsewhere(self.staging(self.group.block_size() as usize)?),
@@ -422,7 +426,8 @@ impl Intake {
             Some(FirstBlock { content: FirstContent::Staged(bytes), block, .. }) => Some((block, bytes)),
             None => None,
         };
-        if let Some(memory) = self.provided.take(number, |_| true).filter(|memory| memory.len() == size) {
+        let provided = self.provided.take(number, |_| !self.group.is_header(number));
+        if let Some(memory) = provided.filter(|memory| memory.len() == size) {
             let blocks = Blocks::to_receive(shape, memory, staged);
             return self.provided_blocks(number, blocks, delivery).await;
         }
@@ -477,6 +482,13 @@ impl Intake {
         };
         let beginning = self.group.delta.report_parts(number, shape, is_partial.then_some(&memory[..])).await?;
         Ok((Blocks::to_complete(shape, memory, beginning.here), beginning.plan))
+    }
+
+    fn check_header(&self, number: u64, shape: Shape) -> Result<(), TransferError> {
+        match self.group.is_header(number) && shape.size > GroupSpec::HEADER_LEN_MAX as u64 {
+            true => Err(self.malformed("a header that is too long")),
+            false => Ok(()),
+        }
     }
 
     /// Returns where the memory of a message comes from. A header is not offered.

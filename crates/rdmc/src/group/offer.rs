@@ -25,8 +25,8 @@ use crate::transfer::Progress;
 /// When the message and everything made from it are dropped, its memory goes back to the pool, or to the application
 /// that supplied it. Where members [share](crate::DeliveryMode::Shared) objects, the object is unmapped then.
 ///
-/// `&message[..]` is a [`tokio::io::AsyncRead`] and a [`std::io::Read`]. An [`ArrivalReader`](crate::ArrivalReader) reads a message while it
-/// arrives.
+/// `&message[..]` is a [`tokio::io::AsyncRead`] and a [`std::io::Read`]. An
+/// [`ArrivalReader`](crate::ArrivalReader) reads a message while it arrives.
 #[derive(Clone)]
 pub struct Message {
     number: u64,

@@ -73,7 +73,9 @@ impl OfferReceiver {
     /// that comes after the message's own offer is dropped with the next message. A second call for the same message
     /// replaces the memory of the first, unless that is in use.
     ///
-    /// It is not used in [delta](GroupSpec::delta) groups, and for messages that are completed for a group that failed.
+    /// It is not used in [delta](GroupSpec::delta) groups, for messages that are completed for a group that failed, and
+    /// for [headers](GroupSpec::headers), which have the even numbers. With a [ring](GroupSpec::ring) the first block is
+    /// copied.
     pub fn provide(&mut self, number: u64, memory: BufferMut) {
         self.provided.add(number, memory);
     }

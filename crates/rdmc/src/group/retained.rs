@@ -30,6 +30,8 @@ pub(crate) struct RetainedMessages {
     copies_short: bool,
     /// Whether the group does no more work here.
     idle: watch::Sender<bool>,
+    /// Whether the messages were dropped, since the group is not recovered.
+    unwanted: watch::Sender<bool>,
     pub(super) headers: Headers,
     /// At the root: the messages that are still being read from their sources.
     pub(super) sources: Arc<OpenSources>,
@@ -130,6 +132,7 @@ impl RetainedMessages {
             recoverable: enabled,
             copies_short: true,
             idle: watch::Sender::new(false),
+            unwanted: watch::Sender::new(false),
             headers: Headers::default(),
             sources: Arc::default(),
         }
@@ -233,6 +236,7 @@ impl RetainedMessages {
     pub(crate) fn clear(&self) {
         drop(self.take());
         drop(self.take_queued());
+        self.unwanted.send_replace(true);
     }
 
     /// Where all rows are read: notes how many messages a member has; returns how many all members have, if that is
@@ -310,10 +314,13 @@ impl RetainedMessages {
 
     /// Waits until the messages are of no use here: the group does no more work, and is not recovered.
     pub(super) fn until_unwanted(&self) -> impl Future<Output = ()> + use<> {
-        let (recoverable, mut idle) = (self.recoverable, self.idle.subscribe());
+        let (recoverable, mut idle, mut unwanted) =
+            (self.recoverable, self.idle.subscribe(), self.unwanted.subscribe());
         async move {
-            // Ends also when `self` is dropped.
-            let _ = idle.wait_for(|idle| *idle && !recoverable).await;
+            // Both end also when `self` is dropped.
+            let idle = idle.wait_for(|idle| *idle && !recoverable);
+            let unwanted = unwanted.wait_for(|unwanted| *unwanted);
+            futures::future::select(std::pin::pin!(idle), std::pin::pin!(unwanted)).await;
         }
     }
 

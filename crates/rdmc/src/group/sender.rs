@@ -242,6 +242,7 @@ impl Sender {
     /// - [`SendError::Pool`] if the pool can never lend `len` bytes.
     /// - As of [`send`](Self::send). [`SendError::NotQueued`] also if the group fails before the message's turn. If it
     ///   fails later, this member goes on reading, so that [recovering](GroupFailure::recover) can complete the message.
+    ///   Recovering waits for that. If the source fails then, this member is not among those that go on.
     /// - [`SendError::NotAnObject`] where members [share](crate::DeliveryMode::Shared) objects.
     pub fn send_from(&self, reader: impl AsyncRead + Send + 'static, len: u64) -> Multicast {
         let (group, requests) = (self.group.clone(), self.requests.clone());

@@ -150,7 +150,8 @@ impl Invitation {
     ///
     /// # Errors
     /// The invitation was withdrawn; the error has an [`InvitationWithdrawn`] if another listener cannot take part, or
-    /// this one has accepted too late for a [quorum](crate::InviteOptions::quorum). Or the inviting node gave no sign of life for five seconds, or did not finish within a minute.
+    /// this one has accepted too late for a [quorum](crate::InviteOptions::quorum). Or the inviting node gave no sign of
+    /// life for five seconds, or did not finish within a minute.
     pub async fn accept(mut self) -> io::Result<NodeBuilder> {
         let listener = self.listener.clone();
         let you = self.roster.you;

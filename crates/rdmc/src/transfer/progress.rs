@@ -74,10 +74,10 @@ impl Progress {
     /// the root sends nothing more.
     pub fn done(&self) -> u64 {
         let state = &*self.state;
-        if state.stage.load(Ordering::Acquire) == COMPLETE {
+        if state.stage.load(Ordering::SeqCst) == COMPLETE {
             return state.total;
         }
-        match (state.counted.load(Ordering::SeqCst), state.due.load(Ordering::Relaxed)) {
+        match (state.counted.load(Ordering::SeqCst), state.due.load(Ordering::SeqCst)) {
             (_, 0) => 0,
             (counted, due) => {
                 let done = u128::from(state.total) * u128::from(counted) / u128::from(due);
@@ -98,7 +98,7 @@ impl Progress {
             let changed = self.state.changed.notified();
             self.state.waiting.store(true, Ordering::SeqCst);
             // In this order, so that the last change is seen before the end.
-            let has_ended = self.state.stage.load(Ordering::Acquire) != RUNNING;
+            let has_ended = self.state.stage.load(Ordering::SeqCst) != RUNNING;
             let done = self.done();
             if done != self.seen {
                 self.seen = done;
@@ -175,7 +175,7 @@ impl ProgressCounter {
     pub(super) fn note_blocks(&self, blocks: &Arc<Blocks>) {
         let shape = blocks.shape();
         let here: u64 = blocks.here().held().map(|block| shape.len(block) as u64).sum();
-        self.0.due.store(shape.size, Ordering::Relaxed);
+        self.0.due.store(shape.size, Ordering::SeqCst);
         // The application gets it once.
         let _ = self.0.blocks.set(Arc::downgrade(blocks));
         self.0.counted.fetch_add(here, Ordering::SeqCst);
@@ -193,10 +193,11 @@ impl ProgressCounter {
         if self.0.blocks.get().is_some() {
             return;
         }
-        self.0.counted.fetch_add(bytes as u64, Ordering::SeqCst);
+        // Before the bytes are counted, so that who is told of them can tell the share.
         if self.0.watched.load(Ordering::Relaxed) && self.0.due.load(Ordering::Relaxed) == 0 {
-            self.0.due.store(due(), Ordering::Relaxed);
+            self.0.due.store(due(), Ordering::SeqCst);
         }
+        self.0.counted.fetch_add(bytes as u64, Ordering::SeqCst);
         self.wake();
     }
 
