@@ -16,7 +16,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result, ensure};
 use blake3::Hash;
 use futures::future::{join_all, try_join, try_join_all};
-use rdmc::{GroupSpec, Listener, Memory, NodeId, TcpFabric};
+use rdmc::{GroupSpec, InviteOptions, Listener, Memory, NodeId, TcpFabric};
 use rustix::fs::{FallocateFlags, fallocate};
 
 #[tokio::main]
@@ -60,7 +60,10 @@ async fn send(source: &Path, addresses: &[String]) -> Result<Duration> {
     // SAFETY: no process changes the file while it is sent; if one did, the digests would differ.
     let memory = unsafe { Memory::map_file(&file, usize::try_from(file.metadata()?.len())?) }?;
     // The payload belongs to the application: a file name, a ticket, anything by which receivers decide.
-    let node = rdmc::invite(TcpFabric::new(), addresses, "a file".into(), CONNECT_LIMIT).await?.start().await?;
+    let node = rdmc::invite(TcpFabric::new(), addresses, InviteOptions::new(CONNECT_LIMIT).payload("a file"))
+        .await?
+        .start()
+        .await?;
     let nodes = (0u32..).take(addresses.len() + 1).map(NodeId);
     let root = node.create_group(GroupSpec::new(GROUP, nodes)).await?;
     let start = Instant::now();
@@ -74,7 +77,7 @@ async fn receive(listener: &Listener, target: &Path) -> Result<()> {
     let invitation = listener.next_invitation().await;
     let group = GroupSpec::new(GROUP, invitation.nodes());
     let node = invitation.accept().await?.start().await?;
-    let mut offers = node.join_group_with_offers(group).await?;
+    let mut offers = node.join_group(group).with_offers().await?;
     while let Some(offer) = offers.next_offer().await {
         let offer = offer?;
         let file = File::options().read(true).write(true).create_new(true).open(target)?;

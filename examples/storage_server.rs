@@ -68,7 +68,7 @@ async fn main() -> Result<()> {
 /// Stores the objects that another server sends, until its group ends.
 async fn replicate(node: Node, group: GroupSpec, store: &Mutex<Store>) -> Result<Never> {
     let primary = group.members()[0];
-    let mut offers = node.join_group_with_offers(group).await?;
+    let mut offers = node.join_group(group).with_offers().await?;
     loop {
         let offer = offers.next_offer().await.context("the group was closed")??;
         // Not into the pool, because objects stay in memory.

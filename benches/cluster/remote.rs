@@ -4,9 +4,8 @@ use std::process::Command;
 use std::sync::Arc;
 
 use anyhow::{Context, Result};
-use bytes::Bytes;
 use clap::ValueEnum;
-use rdmc::{CompletionMode, Fabric, Node, NodeBuilder, TcpConfig, TcpFabric};
+use rdmc::{CompletionMode, Fabric, InviteOptions, Node, NodeBuilder, TcpConfig, TcpFabric};
 use rdmc_benches::Process;
 use tokio::runtime::Runtime;
 
@@ -136,7 +135,7 @@ impl Cluster {
             remote.process.tell(&format!("join {expected}"))?;
         }
         let node = runtime.block_on(async {
-            let builder = rdmc::invite(fabric.open()?, &addresses, Bytes::new(), INVITE_LIMIT).await?;
+            let builder = rdmc::invite(fabric.open()?, &addresses, InviteOptions::new(INVITE_LIMIT)).await?;
             Completion::set(completion, builder).start().await.map_err(anyhow::Error::from)
         })?;
         Ok(Self { runtime, node, remotes })

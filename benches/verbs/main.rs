@@ -14,7 +14,7 @@ use anyhow::{Context, Result, bail, ensure};
 use bytes::Bytes;
 use clap::{Args, Parser, Subcommand};
 use futures::{StreamExt, TryStreamExt};
-use rdmc::{Algorithm, CompletionMode, Fabric, GroupSpec, Listener, Node, NodeId};
+use rdmc::{Algorithm, CompletionMode, Fabric, GroupSpec, InviteOptions, Listener, Node, NodeId};
 use rdmc_benches::{Figure, Process, median, monotonic, object, processor_time, report};
 use rdmc_fabric::{Opcode, QueuePairId, TcpFabric, TraceEvent, TraceFabric, TraceKind};
 use rdmc_schedule::{BlockCount, Rank, Schedule};
@@ -366,7 +366,7 @@ impl Cluster {
         let trace = BlockTrace::default();
         let node = runtime.block_on(async {
             let fabric = open(&members[0].device, traced.then(|| trace.clone()), reliability)?;
-            let builder = rdmc::invite(fabric, &addresses, Bytes::new(), Duration::from_secs(20)).await?;
+            let builder = rdmc::invite(fabric, &addresses, InviteOptions::new(Duration::from_secs(20))).await?;
             anyhow::Ok(builder.completion_mode(mode(waiting)?).start().await?)
         })?;
         Ok(Self { node, receivers, trace, groups: 0 })

@@ -8,8 +8,8 @@ use bytes::Bytes;
 use futures::future::{join, try_join_all};
 use futures::{SinkExt, StreamExt, TryStreamExt};
 use rdmc::{
-    BatchReceiver, BatchSender, Buffer, Listener, Message, Node, Payload, Receiver, Sender, SharedObject,
-    SharedObjectMut, Shutdown,
+    BatchReceiver, BatchSender, Buffer, InviteOptions, Listener, Message, Node, Payload, Receiver, Sender,
+    SharedObject, SharedObjectMut, Shutdown,
 };
 use rdmc_files::fabric::{FabricSettings, OfferedFabrics};
 use tokio::sync::mpsc;
@@ -135,7 +135,7 @@ enum Group {
 
 impl Member {
     async fn invite(offered: OfferedFabrics, setup: Setup, addresses: &[String]) -> anyhow::Result<Self> {
-        let builder = rdmc::invite(offered.fabrics().clone(), addresses, Bytes::new(), START_LIMIT).await?;
+        let builder = rdmc::invite(offered.fabrics().clone(), addresses, InviteOptions::new(START_LIMIT)).await?;
         Self::start(builder, &offered, &setup).await
     }
 

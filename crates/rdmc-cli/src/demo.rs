@@ -7,7 +7,10 @@ use std::time::Duration;
 
 use anyhow::{Context, ensure};
 use bytes::Bytes;
-use rdmc::{Algorithm, Buffer, Cluster, Fabric, MemNetwork, Memory, Node, NodeBuilder, NodeId, Shutdown, TcpFabric};
+use rdmc::{
+    Algorithm, Buffer, Cluster, Fabric, InviteOptions, MemNetwork, Memory, Node, NodeBuilder, NodeId, Shutdown,
+    TcpFabric,
+};
 use rdmc_bench::local::{Program, check_memory, cores, cpu_ns, monotonic_ns, seconds};
 use rdmc_files::fabric::{open_device, register_to_send, usable_devices};
 use tokio::process::Child;
@@ -330,12 +333,15 @@ async fn start_processes(
         });
         children.push(child);
     }
-    let payload = postcard::to_stdvec(plan)?.into();
+    let payload = postcard::to_stdvec(plan)?;
     let fabric = match placement {
         Placement::Devices(_, fabric) => fabric,
         Placement::Tasks | Placement::Loopback => TcpFabric::new(),
     };
-    Ok((rdmc::invite(port.limit(fabric), &addresses, payload, START_LIMIT).await?, children))
+    Ok((
+        rdmc::invite(port.limit(fabric), &addresses, InviteOptions::new(START_LIMIT).payload(payload)).await?,
+        children,
+    ))
 }
 
 /// Starts a task for every receiver.

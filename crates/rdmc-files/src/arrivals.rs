@@ -55,7 +55,7 @@ pub(crate) async fn take_files(
         stopped: None,
         problem: None,
     };
-    let mut group = match node.join_group_with_offers(spec).await {
+    let mut group = match node.join_group(spec).with_offers().await {
         Err(GroupError::Failed(failure)) => arrivals.go_on(failure).await?,
         joined => joined.of_kind(Kind::Refused)?,
     };
@@ -216,7 +216,7 @@ impl Arrivals<'_> {
         loop {
             self.failed.extend(failure.failed.iter().cloned());
             self.stopped = stopped_before(&failure);
-            match failure.recover_with_offers().await {
+            match failure.recover().with_offers().await {
                 Ok(recovery) => {
                     let group = recovery.into_receiver().expect("only the sender is a root");
                     let (failed, receivers) = (peers(&failure.failed), receivers_of(group.members()));

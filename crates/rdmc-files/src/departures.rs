@@ -351,7 +351,7 @@ mod tests {
             let nodes = Strict::nodes(4).await;
             let spec = GroupSpec::new(1, (0..4).map(NodeId)).block_size(BLOCK_SIZE);
             let gives_up = async {
-                let mut group = nodes[2].join_group_with_offers(spec.clone()).await?;
+                let mut group = nodes[2].join_group(spec.clone()).with_offers().await?;
                 for _ in 0..taken {
                     let offer = group.next_offer().await.expect("a message")?;
                     let memory = Memory::from(vec![0; usize::try_from(offer.size())?]);

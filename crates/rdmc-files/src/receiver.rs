@@ -177,7 +177,7 @@ impl FileReceiverBuilder {
             Some(security) if security.is_by_key() => Proof::Key,
             Some(_) => Proof::Certificate,
         };
-        let bound = Listener::bind_secured(offered.fabrics().clone(), address, self.security).await;
+        let bound = Listener::bind(offered.fabrics().clone(), address).security(self.security).await;
         let listener = bound.map_err(|error| {
             let (kind, remedy) = match error.kind() {
                 io::ErrorKind::InvalidInput => (Kind::Request, "; write it as ADDRESS:PORT"),
@@ -484,7 +484,7 @@ async fn take_manifest(
     announcement: &Announcement,
     store: &Store,
 ) -> Result<AgreedFiles, Problem> {
-    let mut group = node.join_group_with_offers(spec).await.map_err(not_formed)?;
+    let mut group = node.join_group(spec).with_offers().await.map_err(not_formed)?;
     let offer = next_offer(&mut group).await?;
     if offer.size() != announcement.manifest_len {
         let problem = Kind::Refused.problem("the list of files has another length than announced");

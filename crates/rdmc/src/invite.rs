@@ -26,21 +26,7 @@ mod invited;
 
 pub use invited::{Invitation, InvitationWithdrawn};
 
-/// Sets the options of an invitation.
-///
-/// # Examples
-/// ```no_run
-/// use std::time::Duration;
-///
-/// # async fn example() -> Result<(), Box<dyn std::error::Error>> {
-/// let options = rdmc::InviteOptions::new(Duration::from_secs(10))
-///     .payload("what we are about to send")
-///     .detection(Duration::from_secs(5));
-/// let addresses = ["10.0.0.2:7400".to_owned(), "10.0.0.3:7400".to_owned()];
-/// let node = rdmc::invite_with(rdmc::TcpFabric::new(), &addresses, options).await?.start().await?;
-/// # Ok(())
-/// # }
-/// ```
+/// Sets the options of an [invitation](invite).
 #[derive(Clone, Debug)]
 pub struct InviteOptions {
     payload: Bytes,
@@ -65,6 +51,10 @@ impl InviteOptions {
     }
 
     /// Invites only listeners that `security` trusts; by default, and with `None`, all.
+    ///
+    /// With certificates, each listener's certificate must be for the host in its address as given, and the listeners
+    /// check each other's in the same way. The caller's certificate may have any name: the listeners take only the node
+    /// that invited for node 0.
     #[must_use]
     pub fn security(mut self, security: impl Into<Option<Security>>) -> Self {
         self.security = security.into();
@@ -91,13 +81,13 @@ impl InviteOptions {
     }
 }
 
-/// Invites the listeners at `addresses` to a new cluster and waits until each has accepted. A cluster without some of
-/// them is possible with [`invite_with`] and a [quorum](InviteOptions::quorum).
+/// Invites the listeners at `addresses` to a new cluster and waits until each has accepted, or, with a
+/// [quorum](InviteOptions::quorum), so many of them.
 ///
 /// The caller becomes node 0, the listeners nodes 1, 2, … in the order given. Each learns the others' addresses as
-/// given here, so the listeners must be able to reach each other by them. The application of each gets `payload`, and
-/// its [reply](NodeBuilder::replies) comes with the acceptance. On success all of them start their nodes; the caller
-/// starts its own from the result.
+/// given here, so the listeners must be able to reach each other by them. The application of each gets the
+/// [payload](InviteOptions::payload), and its [reply](NodeBuilder::replies) comes with the acceptance. On success all of
+/// them start their nodes; the caller starts its own from the result.
 ///
 /// The nodes use the first of `fabrics` that all of them have; [`NodeBuilder::fabric_choice`] says which and why. The
 /// first of `fabrics` opens the connections to the listeners.
@@ -107,45 +97,24 @@ impl InviteOptions {
 ///
 /// # Errors
 /// [`InviteError`] names every listener that could not be reached, refused, or lacks a fabric that the others have. The
-/// invitations of the others are withdrawn.
+/// invitations of the others are withdrawn. With [security](InviteOptions::security), [`InviteFailure::Insecure`] names
+/// listeners that are not trusted, or do not trust this node. [`InviteFailure::Detection`] names every listener if the
+/// detection time is out of bounds.
+///
+/// # Examples
+/// ```no_run
+/// use std::time::Duration;
+///
+/// # async fn example() -> Result<(), Box<dyn std::error::Error>> {
+/// let options = rdmc::InviteOptions::new(Duration::from_secs(10))
+///     .payload("what we are about to send")
+///     .detection(Duration::from_secs(5));
+/// let addresses = ["10.0.0.2:7400".to_owned(), "10.0.0.3:7400".to_owned()];
+/// let node = rdmc::invite(rdmc::TcpFabric::new(), &addresses, options).await?.start().await?;
+/// # Ok(())
+/// # }
+/// ```
 pub async fn invite(
-    fabrics: impl Into<Fabrics>,
-    addresses: &[String],
-    payload: Bytes,
-    limit: Duration,
-) -> Result<NodeBuilder, InviteError> {
-    invite_with(fabrics, addresses, InviteOptions::new(limit).payload(payload)).await
-}
-
-/// Invites listeners as [`invite`] does, and speaks only to those that `security` trusts; to all if it is `None`.
-///
-/// With certificates, each listener's certificate must be for the host in its address as given here, and the listeners
-/// check each other's in the same way. The caller's certificate may have any name: the listeners take only the node
-/// that invited for node 0.
-///
-/// # Cancel safety
-/// Dropping the future withdraws the invitations.
-///
-/// # Errors
-/// As [`invite`], and [`InviteFailure::Insecure`] for listeners that are not trusted, or do not trust this node.
-pub async fn invite_secured(
-    fabrics: impl Into<Fabrics>,
-    addresses: &[String],
-    payload: Bytes,
-    limit: Duration,
-    security: impl Into<Option<Security>>,
-) -> Result<NodeBuilder, InviteError> {
-    invite_with(fabrics, addresses, InviteOptions::new(limit).payload(payload).security(security)).await
-}
-
-/// Invites listeners as [`invite`] and [`invite_secured`] do, with all options.
-///
-/// # Cancel safety
-/// Dropping the future withdraws the invitations.
-///
-/// # Errors
-/// As [`invite_secured`], and [`InviteFailure::Detection`] for every listener if the detection time is out of bounds.
-pub async fn invite_with(
     fabrics: impl Into<Fabrics>,
     addresses: &[String],
     options: InviteOptions,
@@ -154,7 +123,7 @@ pub async fn invite_with(
     reach_listeners(fabrics, addresses, options).await?.invite(payload).await
 }
 
-/// Connects to the listeners at `addresses`, to invite them then. [`invite_with`] does both. Invite soon: a listener
+/// Connects to the listeners at `addresses`, to invite them then. [`invite`] does both. Invite soon: a listener
 /// closes a connection that is silent for 10 s.
 ///
 /// What the caller announces can depend on the [round trips](ReachedListeners::round_trip).
@@ -234,13 +203,13 @@ impl ReachedListeners {
         self.connections.iter().flatten().filter_map(|reached| reached.stream.peer_address())
     }
 
-    /// Invites the listeners with `payload`, as [`invite_with`] does. The options' payload does not count.
+    /// Invites the listeners with `payload`, as the function [`invite`] does. The options' payload does not count.
     ///
     /// # Cancel safety
     /// Dropping the future withdraws the invitations.
     ///
     /// # Errors
-    /// As [`invite_secured`].
+    /// As the function [`invite`].
     pub async fn invite(self, payload: impl Into<Bytes>) -> Result<NodeBuilder, InviteError> {
         self.invite_and_conclude(payload, |_| Bytes::new()).await
     }
@@ -253,7 +222,7 @@ impl ReachedListeners {
     /// Dropping the future withdraws the invitations.
     ///
     /// # Errors
-    /// As [`invite_secured`].
+    /// As the function [`invite`].
     ///
     /// # Panics
     /// If the conclusion is longer than [`Invitation::REPLY_LEN_MAX`] bytes.

@@ -85,17 +85,14 @@ pub use group::error::{GroupError, GroupFailure, SendError};
 pub use group::offer::{Arrival, Message, Offer};
 pub use group::reader::ArrivalReader;
 pub use group::receipt::{Receipt, ReceiptError};
-pub use group::receiver::{OfferReceiver, Receiver};
-pub use group::recovery::{Recovered, Recovery, RecoveryError};
+pub use group::receiver::{JoinGroup, OfferReceiver, Receiver};
+pub use group::recovery::{Recover, Recovered, Recovery, RecoveryError};
 pub use group::sender::{Multicast, Payload, Sender};
 pub use group::spec::{Delivery, DeliveryMode, SlowReceivers};
 pub use id::{GroupId, NodeId};
-pub use invite::{
-    Invitation, InvitationWithdrawn, InviteOptions, ReachedListeners, invite, invite_secured, invite_with,
-    reach_listeners,
-};
+pub use invite::{Invitation, InvitationWithdrawn, InviteOptions, ReachedListeners, invite, reach_listeners};
 pub use invite_failure::{InviteError, InviteFailure};
-pub use mesh::listener::Listener;
+pub use mesh::listener::{Bind, Listener};
 pub use mesh::members::{MemberEvent, MemberEvents};
 pub use node::{Node, NodeBuilder, Shutdown, StartError};
 pub use pool::PoolError;

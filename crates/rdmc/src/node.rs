@@ -20,7 +20,7 @@ use crate::detection::{DETECTION_MAX, DETECTION_MIN, check_detection};
 use crate::fabrics::FabricChoice;
 use crate::failure::FailureCause;
 use crate::group::error::GroupError;
-use crate::group::receiver::{OfferReceiver, Receiver};
+use crate::group::receiver::JoinGroup;
 use crate::group::sender::Sender;
 use crate::group::{self, GroupSpec};
 use crate::id::{GroupId, NodeId};
@@ -141,7 +141,7 @@ impl NodeBuilder {
     /// Sets which nodes may take part; by default all that reach the port.
     ///
     /// A [listener](Self::listener) must have been bound with security as well. Builders that came from an invitation
-    /// already have the security of their listener, or of [`invite_secured`](crate::invite_secured).
+    /// already have the security of their listener, or of [`InviteOptions::security`](crate::InviteOptions::security).
     #[must_use]
     pub fn security(mut self, security: impl Into<Option<Security>>) -> Self {
         self.security = security.into();
@@ -506,26 +506,27 @@ impl Node {
         group::sender::create(self.0.clone(), spec).await
     }
 
-    /// Joins a group as a receiver; its messages arrive in memory of the pool.
+    /// Joins a group as a receiver; its messages arrive in memory of the pool. A receiver that supplies the memory for
+    /// each message joins [with offers](JoinGroup::with_offers).
     ///
     /// # Cancel safety
-    /// Dropping the future abandons the group: the others learn that this member has left.
+    /// If the future is dropped before it is polled, nothing has begun. Later, the group is abandoned: the others learn
+    /// that this member has left.
     ///
     /// # Errors
     /// See [`GroupError`].
-    pub async fn join_group(&self, spec: GroupSpec) -> Result<Receiver, GroupError> {
-        group::receiver::join(self.0.clone(), spec).await
-    }
-
-    /// Joins a group as a receiver that supplies the memory for each message, or refuses the message.
     ///
-    /// # Cancel safety
-    /// Dropping the future abandons the group: the others learn that this member has left.
-    ///
-    /// # Errors
-    /// See [`GroupError`].
-    pub async fn join_group_with_offers(&self, spec: GroupSpec) -> Result<OfferReceiver, GroupError> {
-        group::receiver::join_with_offers(self.0.clone(), spec).await
+    /// # Examples
+    /// ```no_run
+    /// # async fn join(node: rdmc::Node, spec: rdmc::GroupSpec) -> Result<(), rdmc::GroupError> {
+    /// let mut messages = node.join_group(spec.clone()).await?;
+    /// // Or, for messages in memory of its own:
+    /// let mut offers = node.join_group(spec).with_offers().await?;
+    /// # Ok(())
+    /// # }
+    /// ```
+    pub fn join_group(&self, spec: GroupSpec) -> JoinGroup {
+        JoinGroup::new(self.0.clone(), spec)
     }
 
     /// Lends `len` bytes of registered memory, to be filled and sent without a copy; their content is unspecified.

@@ -28,7 +28,7 @@ pub use refusal::Distrust;
 /// Protects control connections: by certificates of one authority, or by a key that all nodes share.
 ///
 /// Give it to [`NodeBuilder::security`](crate::NodeBuilder::security),
-/// [`Listener::bind_secured`](crate::Listener::bind_secured) and [`invite_secured`](crate::invite_secured). Cheap to
+/// [`Bind::security`](crate::Bind::security) and [`InviteOptions::security`](crate::InviteOptions::security). Cheap to
 /// clone. All nodes of a cluster use the same kind. Data connections of the fabric `tcp` are admitted by secrets that
 /// travel over control connections, and encrypted if [`TcpConfig::encrypt`](crate::TcpConfig) is set.
 ///

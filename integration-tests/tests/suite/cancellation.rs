@@ -4,8 +4,8 @@ use std::time::Duration;
 
 use futures::StreamExt;
 use rdmc::{
-    Algorithm, Cluster, FailureCause, GroupError, GroupSpec, Listener, MemNetwork, Node, NodeId, Receiver, SendError,
-    Sender, Shutdown, StartError, TcpFabric,
+    Algorithm, Cluster, FailureCause, GroupError, GroupSpec, InviteOptions, Listener, MemNetwork, Node, NodeId,
+    Receiver, SendError, Sender, Shutdown, StartError, TcpFabric,
 };
 
 use crate::cluster::{
@@ -122,7 +122,7 @@ async fn bindings_invitations_and_acceptances_dropped_at_any_poll_do_not_keep_la
                 tokio::task::yield_now().await;
             };
             let addresses = [listener.local_address().to_owned()];
-            let invite = || rdmc::invite(TcpFabric::new(), &addresses, "hello".into(), limit);
+            let invite = || rdmc::invite(TcpFabric::new(), &addresses, InviteOptions::new(limit).payload("hello"));
             // Either end is dropped in the middle. The other end gets an error or goes on.
             let dropping_inviter = async {
                 drop(poll_and_drop(invite(), polls).await);

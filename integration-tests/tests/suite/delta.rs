@@ -53,7 +53,7 @@ async fn bring_up_to_date(nodes: &[Node], spec: &GroupSpec, memories: Vec<Memory
         (sent, sender.close().await.expect("the group closes"))
     };
     let others = nodes[1..].iter().zip(memories).map(|(node, memory)| async move {
-        let mut group = node.join_group_with_offers(spec.clone()).await.expect("the group forms");
+        let mut group = node.join_group(spec.clone()).with_offers().await.expect("the group forms");
         let got = complete(node, &mut group, memory).await.expect("no failure");
         assert_eq!(got[..], message());
         let received = group.stats().bytes_received;
@@ -194,7 +194,7 @@ async fn one_that_was_given_up_catches_up_from_other_receivers() {
             let takes = [(2, half), (3, helper.to_vec())].map(|(number, memory)| {
                 let (node, spec, whole) = (&nodes[number], catching_up.clone(), &whole);
                 async move {
-                    let mut group = node.join_group_with_offers(spec).await.expect("the group forms");
+                    let mut group = node.join_group(spec).with_offers().await.expect("the group forms");
                     let got = complete(node, &mut group, memory.into()).await.expect("no failure");
                     assert_eq!(got[..], whole[..], "{kind}");
                     assert!(group.next_offer().await.is_none(), "{kind}");

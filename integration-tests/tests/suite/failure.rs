@@ -170,7 +170,7 @@ async fn a_refused_message_ends_the_group_with_the_reason() {
         let spec = spec_of_all(1, &nodes, Algorithm::BinomialPipeline, 1000);
         let (sender, picky, other) = futures::try_join!(
             nodes[0].create_group(spec.clone()),
-            nodes[1].join_group_with_offers(spec.clone()),
+            nodes[1].join_group(spec.clone()).with_offers(),
             nodes[2].join_group(spec)
         )
         .unwrap();
@@ -323,7 +323,7 @@ async fn offers_and_arrivals_dropped_at_any_poll_lose_no_memory() {
         for kind in Kind::all() {
             let nodes = start(kind, 3).await;
             let spec = spec_of_all(1, &nodes, Algorithm::BinomialPipeline, 500);
-            let joined = nodes[1..].iter().map(|node| node.join_group_with_offers(spec.clone()));
+            let joined = nodes[1..].iter().map(|node| node.join_group(spec.clone()).with_offers());
             let (sender, joined) =
                 futures::join!(nodes[0].create_group(spec.clone()), futures::future::join_all(joined));
             let sender = sender.unwrap();

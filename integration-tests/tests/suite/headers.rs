@@ -69,7 +69,7 @@ async fn a_header_comes_with_the_offer_and_without_one_it_is_empty() {
         watched(async {
             let nodes = start(kind, 3).await;
             let spec = spec_of_all(1, &nodes, Algorithm::Chain, BLOCK).headers(true);
-            let joins = nodes[1..].iter().map(|node| node.join_group_with_offers(spec.clone()));
+            let joins = nodes[1..].iter().map(|node| node.join_group(spec.clone()).with_offers());
             let joined =
                 futures::future::try_join(nodes[0].create_group(spec.clone()), futures::future::try_join_all(joins));
             let (sender, receivers) = joined.await.unwrap();

@@ -128,7 +128,7 @@ async fn an_object_above_4_gib_arrives() {
     let nodes = start(Kind::Tcp, 2).await;
     let spec = spec_of_all(1, &nodes, Algorithm::BinomialPipeline, 4 << 20);
     let root = nodes[0].create_group(spec.clone());
-    let (sender, receiver) = futures::join!(root, nodes[1].join_group_with_offers(spec));
+    let (sender, receiver) = futures::join!(root, nodes[1].join_group(spec).with_offers());
     let (sender, mut receiver) = (sender.unwrap(), receiver.unwrap());
     let object = Bytes::from(pattern(len, 9));
     let digest = blake3::hash(&object);
@@ -229,7 +229,7 @@ async fn messages_arrive_in_memory_that_was_provided() {
                 let nodes = start(kind, 3).await;
                 let spec = spec_of_all(1, &nodes, algorithm.clone(), 1000);
                 let root = nodes[0].create_group(spec.clone());
-                let joining = nodes[1..].iter().map(|node| node.join_group_with_offers(spec.clone()));
+                let joining = nodes[1..].iter().map(|node| node.join_group(spec.clone()).with_offers());
                 let (sender, receivers) = futures::join!(root, futures::future::try_join_all(joining));
                 let (sender, receivers) = (sender.unwrap(), receivers.unwrap());
                 // The memory is shorter, as long, and longer than the message; the last one has none.
@@ -283,7 +283,7 @@ async fn a_message_is_received_into_memory_of_the_application() {
                 let nodes = start(kind, 2).await;
                 let spec = spec_of_all(1, &nodes, Algorithm::BinomialPipeline, 1000);
                 let root = nodes[0].create_group(spec.clone());
-                let (sender, receiver) = futures::join!(root, nodes[1].join_group_with_offers(spec));
+                let (sender, receiver) = futures::join!(root, nodes[1].join_group(spec).with_offers());
                 let (sender, mut receiver) = (sender.unwrap(), receiver.unwrap());
                 let received = async {
                     let offer = receiver.next_offer().await.unwrap().unwrap();
@@ -417,7 +417,7 @@ async fn an_offer_is_accepted_into_a_vec() {
             let spec = spec_of_all(1, &nodes, Algorithm::Chain, 1000);
             let joined = futures::future::try_join(
                 nodes[0].create_group(spec.clone()),
-                nodes[1].join_group_with_offers(spec.clone()),
+                nodes[1].join_group(spec.clone()).with_offers(),
             );
             let (sender, mut offers) = joined.await.unwrap();
             let received = async {

@@ -18,7 +18,7 @@ const LEN: usize = 10 * BLOCK + 500;
 /// Forms a group of which the second member takes offers, and returns a source for its root.
 async fn form_with_offers(nodes: &[Node], spec: &GroupSpec) -> (Sender, OfferReceiver, Vec<rdmc::Receiver>) {
     let joins = nodes[2..].iter().map(|node| node.join_group(spec.clone()));
-    let offers = nodes[1].join_group_with_offers(spec.clone());
+    let offers = nodes[1].join_group(spec.clone()).with_offers();
     let formed = futures::try_join!(nodes[0].create_group(spec.clone()), offers, futures::future::try_join_all(joins));
     formed.expect("the group forms")
 }
@@ -249,7 +249,7 @@ async fn a_message_whose_source_outlives_a_failure_is_completed_by_recovery() {
                 assert_eq!(failure.first().node, NodeId(2), "{kind}");
                 given.write_all(&object[3 * BLOCK..]).await.unwrap();
                 drop(reader);
-                let recovery = failure.recover_with_offers().await.expect("the receiver recovers");
+                let recovery = failure.recover().with_offers().await.expect("the receiver recovers");
                 let Recovered::Receiver(mut offers) = recovery.handle else { panic!("it is no root") };
                 let mut read = Vec::new();
                 accept(&mut offers).await.into_reader().read_to_end(&mut read).await.unwrap();

@@ -267,7 +267,7 @@ async fn take_with_offers(mut receiver: OfferReceiver, node: &Node) -> (Vec<Mess
                 Err(failure) => break failure,
             }
         };
-        let recovery = failure.recover_with_offers().await.expect("one member fails");
+        let recovery = failure.recover().with_offers().await.expect("one member fails");
         let Recovered::Receiver(next) = recovery.handle else { panic!("only the root gets a sender") };
         receiver = next;
     }
@@ -281,8 +281,8 @@ async fn a_message_goes_on_in_the_memory_that_the_application_gave() {
             let spec = spec_of_all(1, &nodes, Algorithm::Sequential, BLOCK_SIZE);
             let (sender, offers, victim) = futures::try_join!(
                 nodes[0].create_group(spec.clone()),
-                nodes[1].join_group_with_offers(spec.clone()),
-                nodes[2].join_group_with_offers(spec),
+                nodes[1].join_group(spec.clone()).with_offers(),
+                nodes[2].join_group(spec).with_offers(),
             )
             .expect("the group forms");
             let long = pattern(3_000_000, 9);

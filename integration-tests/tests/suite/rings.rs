@@ -77,7 +77,7 @@ async fn offers_of_a_ring_are_accepted_like_others() {
         watched(async {
             let nodes = start(kind, 3).await;
             let spec = spec_of_all(1, &nodes, Algorithm::Chain, BLOCK).ring(8, 200);
-            let joins = nodes[1..].iter().map(|node| node.join_group_with_offers(spec.clone()));
+            let joins = nodes[1..].iter().map(|node| node.join_group(spec.clone()).with_offers());
             let joined =
                 futures::future::try_join(nodes[0].create_group(spec.clone()), futures::future::try_join_all(joins));
             let (sender, receivers) = joined.await.unwrap();

@@ -147,7 +147,7 @@ async fn what_cannot_be_shared_is_refused_with_the_remedy() {
         let delta = shared(1, &nodes, Algorithm::Chain).delta(true);
         assert!(matches!(nodes[0].create_group(delta).await, Err(GroupError::SharedDelta)));
         let spec = shared(2, &nodes, Algorithm::Chain);
-        assert!(matches!(nodes[1].join_group_with_offers(spec.clone()).await, Err(GroupError::SharedOffers)));
+        assert!(matches!(nodes[1].join_group(spec.clone()).with_offers().await, Err(GroupError::SharedOffers)));
         let (sender, receivers) = form(&nodes, &spec).await;
         let copied = sender.send(vec![1; 10]).await.expect_err("it is no object");
         assert!(matches!(copied, SendError::NotAnObject) && copied.to_string().contains("SharedObject"), "{copied}");

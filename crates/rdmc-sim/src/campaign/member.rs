@@ -163,7 +163,7 @@ impl Participant {
         let mut joined = match (self.rank, self.me().offers) {
             (0, _) => self.join(self.node.create_group(spec), Handle::Root).await,
             (_, true) => {
-                let joining = self.node.join_group_with_offers(spec);
+                let joining = self.node.join_group(spec).with_offers();
                 self.join(joining, |receiver| Handle::Receiver(Incoming::Offers(receiver))).await
             }
             (_, false) => {
@@ -188,7 +188,7 @@ impl Participant {
     /// while it is formed.
     async fn recover(&self, failure: GroupFailure) -> Option<Result<Handle, GroupFailure>> {
         let recovered = if self.rank > 0 && self.me().offers {
-            let recovered = failure.recover_with_offers().await;
+            let recovered = failure.recover().with_offers().await;
             recovered.map(|recovery| (recovery.lost, Handle::of(recovery.handle, Incoming::Offers)))
         } else {
             let recovered = failure.recover().await;

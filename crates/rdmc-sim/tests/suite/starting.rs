@@ -5,7 +5,9 @@ use std::time::Duration;
 
 use futures::StreamExt;
 use futures::future::{FutureExt, join, join_all};
-use rdmc::{Cluster, GroupFailure, GroupSpec, InviteFailure, Listener, Node, NodeId, SendError, StartError};
+use rdmc::{
+    Cluster, GroupFailure, GroupSpec, InviteFailure, InviteOptions, Listener, Node, NodeId, SendError, StartError,
+};
 use rdmc_fabric::Fabric;
 use rdmc_sim::{ClusterModel, Deployment, NodeIndex, Simulation, World};
 
@@ -39,7 +41,7 @@ fn who_has_accepted_does_not_wait_long_for_an_inviting_node_that_is_stopped() {
             {
                 let fabric = fabric(&world, 0);
                 on(&world, 0, async move {
-                    rdmc::invite(fabric, &addresses, Default::default(), Duration::from_secs(20)).await
+                    rdmc::invite(fabric, &addresses, InviteOptions::new(Duration::from_secs(20))).await
                 })
             };
         let accepting = {

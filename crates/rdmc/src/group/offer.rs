@@ -264,7 +264,7 @@ impl Offer {
     ///
     /// - the memory that was [provided](crate::OfferReceiver::provide) for it;
     /// - the memory with which it was accepted in the group that this one
-    ///   [continues](GroupFailure::recover_with_offers). The rest of the message arrives there.
+    ///   [continues](crate::Recover::with_offers). The rest of the message arrives there.
     ///
     /// # Errors
     /// Returns the offer if no memory of its size was provided. In a group that continues another, if it was not

@@ -228,13 +228,51 @@ impl fmt::Debug for OfferReceiver {
     }
 }
 
-pub(crate) async fn join(node: Arc<NodeResources>, spec: GroupSpec) -> Result<Receiver, GroupError> {
-    let offers = join_from(node, spec, MemorySource::Pool).await?;
-    Ok(Receiver { offers, current: None })
+/// Joins a group; made by [`Node::join_group`](crate::Node::join_group).
+///
+/// # Cancel safety
+/// If it is dropped before it is polled, nothing has begun. Later, the group is abandoned: the others learn that this
+/// member has left.
+#[must_use = "futures do nothing unless they are polled"]
+pub struct JoinGroup<R = Receiver> {
+    node: Arc<NodeResources>,
+    spec: GroupSpec,
+    join: fn(Arc<NodeResources>, GroupSpec) -> OwnedFuture<Result<R, GroupError>>,
+    joining: Option<OwnedFuture<Result<R, GroupError>>>,
 }
 
-pub(crate) async fn join_with_offers(node: Arc<NodeResources>, spec: GroupSpec) -> Result<OfferReceiver, GroupError> {
-    join_from(node, spec, MemorySource::Application).await
+impl JoinGroup {
+    pub(crate) fn new(node: Arc<NodeResources>, spec: GroupSpec) -> Self {
+        let join = |node, spec| {
+            let joined = join_from(node, spec, MemorySource::Pool);
+            async { Ok(Receiver { offers: joined.await?, current: None }) }.boxed()
+        };
+        Self { node, spec, join, joining: None }
+    }
+
+    /// Supplies the memory for each message, or refuses the message.
+    ///
+    /// # Errors
+    /// From the future: [`GroupError::SharedOffers`] if members [share](crate::DeliveryMode::Shared) objects.
+    pub fn with_offers(self) -> JoinGroup<OfferReceiver> {
+        let join = |node, spec| join_from(node, spec, MemorySource::Application).boxed();
+        JoinGroup { node: self.node, spec: self.spec, join, joining: None }
+    }
+}
+
+impl<R> Future for JoinGroup<R> {
+    type Output = Result<R, GroupError>;
+
+    fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
+        let Self { node, spec, join, joining } = &mut *self;
+        joining.get_or_insert_with(|| join(node.clone(), spec.clone())).poll_unpin(cx)
+    }
+}
+
+impl<R> fmt::Debug for JoinGroup<R> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("JoinGroup").field("spec", &self.spec).finish_non_exhaustive()
+    }
 }
 
 /// Continues a failed group at a receiver; returns also the messages that cannot be completed.

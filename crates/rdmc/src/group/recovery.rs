@@ -5,9 +5,13 @@
 //! missing blocks travel, each from any survivor that holds it. Then the group goes on as any other if its root is
 //! among the survivors. Else it closes.
 
+use std::fmt;
+use std::pin::Pin;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::task::{Context, Poll};
 
+use futures::future::FutureExt;
 use rdmc_schedule::Rank;
 
 #[cfg(doc)]
@@ -17,7 +21,7 @@ use super::error::{GroupError, GroupFailure};
 use super::membership::PriorProgress;
 use super::receiver::{OfferReceiver, Receiver};
 use super::sender::Sender;
-use super::{receiver, sender};
+use super::{OwnedFuture, receiver, sender};
 use crate::failure::FailureCause;
 use crate::resources::NodeResources;
 
@@ -91,6 +95,60 @@ pub enum RecoveryError {
     Group(#[from] GroupError),
 }
 
+/// Recovers a failed group; made by [`GroupFailure::recover`].
+///
+/// # Cancel safety
+/// If it is dropped before it is polled, nothing has begun. Later, the new group is abandoned: the others learn that this
+/// member has left.
+#[must_use = "futures do nothing unless they are polled"]
+pub struct Recover<R = Receiver> {
+    failure: GroupFailure,
+    recover: fn(GroupFailure) -> OwnedFuture<Result<Recovery<R>, RecoveryError>>,
+    recovering: Option<OwnedFuture<Result<Recovery<R>, RecoveryError>>>,
+}
+
+impl Recover {
+    /// Supplies the memory for each message, if this member is a receiver.
+    ///
+    /// For a message that it had accepted before, it may [stay](crate::Offer::stay) with the memory that it gave then.
+    pub fn with_offers(self) -> Recover<OfferReceiver> {
+        Recover { failure: self.failure, recover: |failure| recover_with_offers(failure).boxed(), recovering: None }
+    }
+}
+
+impl<R> Future for Recover<R> {
+    type Output = Result<Recovery<R>, RecoveryError>;
+
+    fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
+        let Self { failure, recover, recovering } = &mut *self;
+        recovering.get_or_insert_with(|| recover(failure.clone())).poll_unpin(cx)
+    }
+}
+
+impl<R> fmt::Debug for Recover<R> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Recover").field("group", &self.failure.group()).finish_non_exhaustive()
+    }
+}
+
+async fn recover_from_pool(failure: GroupFailure) -> Result<Recovery, RecoveryError> {
+    let (node, continuation) = failure.continuation().await?;
+    if continuation.is_led_here() {
+        return Recovery::of_root(node, continuation).await;
+    }
+    let (receiver, lost) = Box::pin(receiver::go_on(node, continuation)).await?;
+    Ok(Recovery { handle: Recovered::Receiver(receiver), lost })
+}
+
+async fn recover_with_offers(failure: GroupFailure) -> Result<Recovery<OfferReceiver>, RecoveryError> {
+    let (node, continuation) = failure.continuation().await?;
+    if continuation.is_led_here() {
+        return Recovery::of_root(node, continuation).await;
+    }
+    let (receiver, lost) = Box::pin(receiver::go_on_with_offers(node, continuation)).await?;
+    Ok(Recovery { handle: Recovered::Receiver(receiver), lost })
+}
+
 impl GroupFailure {
     /// Forms the group of the survivors, which completes the messages that the failed group had begun.
     ///
@@ -103,43 +161,22 @@ impl GroupFailure {
     /// queued; do not send them again. A [`Multicast`](crate::Multicast) that failed with
     /// [`SendError::NotQueued`](crate::SendError::NotQueued) was polled too late for that. If the root is gone every
     /// survivor gets a [`Receiver`]. Its stream ends after all messages that the survivors can complete;
-    /// [`Recovery::lost`] lists the others.
+    /// [`Recovery::lost`] lists the others. A receiver that supplies the memory for each message recovers [with
+    /// offers](Recover::with_offers).
     ///
     /// The memory of messages that some members lack is kept while the failure or a clone of it lives, until the group
     /// is recovered. A root that [reads](Sender::send_from) a message from its source goes on reading meanwhile, and
     /// recovers when it has read all of it.
     ///
     /// # Cancel safety
-    /// Dropping the future abandons the new group: the others learn that this member has left.
+    /// If the future is dropped before it is polled, nothing has begun. Later, the new group is abandoned: the others
+    /// learn that this member has left.
     ///
     /// # Errors
     /// See [`RecoveryError`]. When the new group fails in turn, its own failure can be recovered from, and nothing is
     /// lost.
-    pub async fn recover(&self) -> Result<Recovery, RecoveryError> {
-        let (node, continuation) = self.continuation().await?;
-        if continuation.is_led_here() {
-            return Recovery::of_root(node, continuation).await;
-        }
-        let (receiver, lost) = Box::pin(receiver::go_on(node, continuation)).await?;
-        Ok(Recovery { handle: Recovered::Receiver(receiver), lost })
-    }
-
-    /// Recovers as [`recover`](Self::recover) does, for a member that supplies the memory for each message.
-    ///
-    /// For a message that it had accepted before, it may [stay](crate::Offer::stay) with the memory that it gave then.
-    ///
-    /// # Cancel safety
-    /// As of [`recover`](Self::recover).
-    ///
-    /// # Errors
-    /// As of [`recover`](Self::recover).
-    pub async fn recover_with_offers(&self) -> Result<Recovery<OfferReceiver>, RecoveryError> {
-        let (node, continuation) = self.continuation().await?;
-        if continuation.is_led_here() {
-            return Recovery::of_root(node, continuation).await;
-        }
-        let (receiver, lost) = Box::pin(receiver::go_on_with_offers(node, continuation)).await?;
-        Ok(Recovery { handle: Recovered::Receiver(receiver), lost })
+    pub fn recover(&self) -> Recover {
+        Recover { failure: self.clone(), recover: |failure| recover_from_pool(failure).boxed(), recovering: None }
     }
 
     /// Returns how the group continues at this member.

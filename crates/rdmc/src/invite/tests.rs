@@ -74,7 +74,7 @@ async fn negotiate(ours: &[&'static str], theirs: &[&[&'static str]]) -> (Result
         }
     }));
     let inviting = async move {
-        let invited = invite(fabrics(ours), &addresses, Bytes::new(), LIMIT).await;
+        let invited = invite(fabrics(ours), &addresses, InviteOptions::new(LIMIT)).await;
         drop(done);
         // The ports are not the same every time.
         let numbered = addresses.iter().enumerate();
@@ -119,7 +119,7 @@ async fn replies_come_with_acceptances() {
         }
         invitation.accept().await.unwrap()
     });
-    let inviting = invite(fabrics(&["tcp"]), &addresses, Bytes::new(), LIMIT);
+    let inviting = invite(fabrics(&["tcp"]), &addresses, InviteOptions::new(LIMIT));
     let (builder, accepted) = futures::join!(inviting, futures::future::join_all(accepting));
     let told: Vec<_> = builder.unwrap().replies().iter().map(|(node, reply)| (node.0, reply.to_vec())).collect();
     let due: Vec<_> = (1..).zip(replies.map(Option::unwrap_or_default)).collect();
@@ -235,7 +235,8 @@ async fn a_listener_may_offer_less_for_one_invitation() {
         invitation.accept().await.unwrap()
     };
     let addresses = [address.clone()];
-    let (theirs, ours) = futures::join!(accept, invite(fabrics(&["verbs", "tcp"]), &addresses, Bytes::new(), LIMIT));
+    let (theirs, ours) =
+        futures::join!(accept, invite(fabrics(&["verbs", "tcp"]), &addresses, InviteOptions::new(LIMIT)));
     let expected = format!("tcp: {address} has no verbs");
     assert_eq!((reason(&theirs), reason(&ours.unwrap())), (expected.clone(), expected));
 }
@@ -288,9 +289,9 @@ async fn a_busy_listener_is_told_apart_from_one_that_refuses() {
         listener.next_invitation().await.decline("no room").await.unwrap();
     };
     let inviting = async {
-        let busy = invite(fabrics(&["tcp"]), &addresses, Bytes::new(), LIMIT).await.unwrap_err();
+        let busy = invite(fabrics(&["tcp"]), &addresses, InviteOptions::new(LIMIT)).await.unwrap_err();
         assert!(matches!(&busy.failures[..], [(_, InviteFailure::Busy)]), "{busy}");
-        let declined = invite(fabrics(&["tcp"]), &addresses, Bytes::new(), LIMIT).await.unwrap_err();
+        let declined = invite(fabrics(&["tcp"]), &addresses, InviteOptions::new(LIMIT)).await.unwrap_err();
         assert!(
             matches!(&declined.failures[..], [(_, InviteFailure::Refused { reason })] if reason == "no room"),
             "{declined}"
@@ -304,7 +305,8 @@ async fn a_listener_whose_application_takes_no_invitations_is_busy() {
     let listener = Listener::bind(fabrics(&["tcp"]), "127.0.0.1:0").await.unwrap();
     let addresses = [listener.local_address().to_owned()];
     // As many as wait, and some more.
-    let invitations = (0..20).map(|_| invite(fabrics(&["tcp"]), &addresses, Bytes::new(), Duration::from_secs(5)));
+    let invitations =
+        (0..20).map(|_| invite(fabrics(&["tcp"]), &addresses, InviteOptions::new(Duration::from_secs(5))));
     let refused = futures::future::join_all(invitations).await.into_iter().map(|invited| invited.unwrap_err().failures);
     let refused: Vec<_> = refused.flatten().map(|(_, failure)| failure).collect();
     let busy = refused.iter().filter(|failure| matches!(failure, InviteFailure::Busy)).count();
@@ -325,7 +327,7 @@ async fn the_inviting_nodes_detection_time_applies_to_all() {
             change(invitation.accept().await.unwrap()).connect_limit(Duration::from_secs(1)).start().await
         };
         let inviting = async {
-            let invited = invite_with(fabrics(&["tcp"]), &addresses, options).await.unwrap();
+            let invited = invite(fabrics(&["tcp"]), &addresses, options).await.unwrap();
             invited.connect_limit(Duration::from_secs(1)).start().await
         };
         futures::join!(inviting, accepting)
@@ -345,7 +347,7 @@ async fn a_detection_time_out_of_bounds_is_refused() {
     let addresses = [listener.local_address().to_owned()];
     for detection in [Duration::from_millis(49), Duration::from_secs(3601), Duration::MAX] {
         let options = InviteOptions::new(LIMIT).detection(detection);
-        let failures = invite_with(fabrics(&["tcp"]), &addresses, options).await.unwrap_err().failures;
+        let failures = invite(fabrics(&["tcp"]), &addresses, options).await.unwrap_err().failures;
         let expected = DetectionError { got: detection };
         assert!(
             matches!(&failures[..], [(address, InviteFailure::Detection(error))]
@@ -433,7 +435,7 @@ async fn less_than_a_quorum_fails_and_names_all_that_are_missing() {
     };
     // More than are invited are all.
     let options = InviteOptions::new(LIMIT).quorum(2);
-    let (invited, withdrawn) = futures::join!(invite_with(fabrics(&["tcp"]), &addresses, options), accepting);
+    let (invited, withdrawn) = futures::join!(invite(fabrics(&["tcp"]), &addresses, options), accepting);
     let failures = invited.unwrap_err().failures;
     assert!(
         matches!(&failures[..], [(dead, InviteFailure::Unreachable(_)), (busy, InviteFailure::Busy)]
@@ -452,7 +454,7 @@ async fn without_a_quorum_and_with_one_above_all_every_listener_must_accept() {
         let mut options = InviteOptions::new(LIMIT);
         options.quorum = quorum;
         let accepting = async { listener.next_invitation().await.accept().await.map(drop) };
-        let (invited, accepted) = futures::join!(invite_with(fabrics(&["tcp"]), &addresses, options), accepting);
+        let (invited, accepted) = futures::join!(invite(fabrics(&["tcp"]), &addresses, options), accepting);
         assert_eq!(invited.unwrap_err().failures.len(), 1, "{quorum:?}");
         assert!(accepted.is_err());
     }
@@ -464,7 +466,7 @@ async fn who_accepts_too_late_for_a_quorum_learns_it() {
     let (invited, done) = tokio::sync::oneshot::channel();
     let inviting = async {
         let options = InviteOptions::new(Duration::from_secs(2)).quorum(1);
-        let builder = invite_with(fabrics(&["tcp"]), &addresses, options).await.unwrap();
+        let builder = invite(fabrics(&["tcp"]), &addresses, options).await.unwrap();
         invited.send(()).unwrap();
         assert!(matches!(builder.missing(), [(_, InviteFailure::Silent(_))]), "{:?}", builder.missing());
         builder.start().await.unwrap()
@@ -497,7 +499,7 @@ async fn who_goes_before_the_others_have_answered_is_missing() {
     };
     let inviting = async {
         let options = InviteOptions::new(LIMIT).quorum(1);
-        let builder = invite_with(fabrics(&["tcp"]), &addresses, options).await.unwrap();
+        let builder = invite(fabrics(&["tcp"]), &addresses, options).await.unwrap();
         assert!(matches!(builder.missing(), [(_, InviteFailure::Closed(_))]), "{:?}", builder.missing());
         builder.start().await.unwrap()
     };
@@ -512,7 +514,7 @@ async fn a_quorum_chooses_a_fabric_among_those_that_take_part() {
     let addresses = [other.local_address().to_owned(), best.local_address().to_owned()];
     let accepting = async { best.next_invitation().await.accept().await.unwrap() };
     let options = InviteOptions::new(LIMIT).quorum(1);
-    let inviting = invite_with(fabrics(&["verbs", "tcp"]), &addresses, options);
+    let inviting = invite(fabrics(&["verbs", "tcp"]), &addresses, options);
     let (ours, theirs) = futures::join!(inviting, accepting);
     let ours = ours.unwrap();
     assert_eq!((reason(&ours), reason(&theirs)), ("verbs: everybody has it".into(), "verbs: everybody has it".into()));

@@ -4,9 +4,12 @@ use std::collections::BTreeMap;
 use std::fmt;
 use std::io;
 use std::net::IpAddr;
+use std::pin::Pin;
 use std::sync::{Arc, Mutex, PoisonError};
+use std::task::{Context, Poll};
 use std::time::Duration;
 
+use futures::future::{BoxFuture, FutureExt};
 use rdmc_fabric::{ControlListener, ControlStream, Environment, StrangerPlace, Strangers};
 use rustls::pki_types::CertificateDer;
 use tokio::io::AsyncWriteExt;
@@ -35,6 +38,48 @@ pub struct Listener {
     shared: Arc<ListenerShared>,
     invitations: Arc<tokio::sync::Mutex<mpsc::Receiver<ArrivedInvitation>>>,
     _scope: Arc<Scope>,
+}
+
+/// Binds a listener; made by [`Listener::bind`].
+///
+/// # Cancel safety
+/// Dropping it stops listening. The address is free when the listener's tasks have ended, soon after.
+#[must_use = "futures do nothing unless they are polled"]
+pub struct Bind {
+    fabrics: Fabrics,
+    address: String,
+    security: Option<Security>,
+    binding: Option<BoxFuture<'static, io::Result<Listener>>>,
+}
+
+impl Bind {
+    /// Takes only connections that `security` admits; by default, and with `None`, all.
+    ///
+    /// Every holder of the key, or of a certificate of the authority, may invite. Nodes made from invitations use the
+    /// same security. Set it before the future is polled.
+    pub fn security(mut self, security: impl Into<Option<Security>>) -> Self {
+        self.security = security.into();
+        self
+    }
+}
+
+impl Future for Bind {
+    type Output = io::Result<Listener>;
+
+    fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
+        let Self { fabrics, address, security, binding } = &mut *self;
+        let bind = || {
+            let (fabrics, address, security) = (fabrics.clone(), address.clone(), security.clone());
+            async move { Listener::bind_with(fabrics, &address, security, true).await }.boxed()
+        };
+        binding.get_or_insert_with(bind).poll_unpin(cx)
+    }
+}
+
+impl fmt::Debug for Bind {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Bind").field("address", &self.address).finish_non_exhaustive()
+    }
 }
 
 struct ListenerShared {
@@ -84,7 +129,7 @@ pub(crate) struct ArrivedInvitation {
 
 impl Listener {
     /// Listens at `address` (`host:port`, port 0 for any free one) and takes invitations to clusters on any of
-    /// `fabrics`.
+    /// `fabrics`. All connections are taken, unless [security](Bind::security) is set.
     ///
     /// The first of the fabrics listens for all.
     ///
@@ -93,26 +138,17 @@ impl Listener {
     ///
     /// # Errors
     /// The operating system's error.
-    pub async fn bind(fabrics: impl Into<Fabrics>, address: &str) -> io::Result<Self> {
-        Self::bind_with(fabrics.into(), address, None, true).await
-    }
-
-    /// Listens as [`bind`](Self::bind) does, and takes only connections that `security` admits; all if it is `None`.
     ///
-    /// Every holder of the key, or of a certificate of the authority, may invite. Nodes made from invitations use the
-    /// same security.
-    ///
-    /// # Cancel safety
-    /// Dropping the future stops listening. The address is free when the listener's tasks have ended, soon after.
-    ///
-    /// # Errors
-    /// The operating system's error.
-    pub async fn bind_secured(
-        fabrics: impl Into<Fabrics>,
-        address: &str,
-        security: impl Into<Option<Security>>,
-    ) -> io::Result<Self> {
-        Self::bind_with(fabrics.into(), address, security.into(), true).await
+    /// # Examples
+    /// ```no_run
+    /// # async fn listen() -> Result<(), Box<dyn std::error::Error>> {
+    /// let security = rdmc::Security::key_file("/etc/rdmc.key")?;
+    /// let listener = rdmc::Listener::bind(rdmc::TcpFabric::new(), "0.0.0.0:7400").security(security).await?;
+    /// # Ok(())
+    /// # }
+    /// ```
+    pub fn bind(fabrics: impl Into<Fabrics>, address: &str) -> Bind {
+        Bind { fabrics: fabrics.into(), address: address.to_owned(), security: None, binding: None }
     }
 
     pub(crate) async fn bind_with(

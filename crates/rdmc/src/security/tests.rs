@@ -4,7 +4,6 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
-use bytes::Bytes;
 use futures::{FutureExt, StreamExt};
 use rcgen::{BasicConstraints, CertificateParams, CertifiedIssuer, ExtendedKeyUsagePurpose, IsCa, KeyPair};
 use rdmc_fabric::{ControlStream, Fabric, MemNetwork, TcpConfig, TcpFabric};
@@ -15,7 +14,7 @@ use crate::mesh::Mesh;
 use crate::mesh::listener::STRANGERS_PER_PEER_MAX;
 use crate::stats::Refusals;
 use crate::wire::{self, Frame, PROTOCOL_VERSION, RejectReason};
-use crate::{Cluster, GroupSpec, InviteFailure, Listener, Node, NodeId, StartError, invite_secured};
+use crate::{Cluster, GroupSpec, InviteFailure, InviteOptions, Listener, Node, NodeId, StartError, invite};
 
 /// Signs certificates.
 struct Authority(CertifiedIssuer<'static, KeyPair>);
@@ -122,7 +121,7 @@ async fn invited_nodes_multicast_over_encrypted_connections() {
         let fabric = || -> Arc<dyn Fabric> { TcpFabric::with_config(config) };
         let mut listeners = Vec::new();
         for _ in 0..2 {
-            listeners.push(Listener::bind_secured(fabric(), "127.0.0.1:0", invited.clone()).await.unwrap());
+            listeners.push(Listener::bind(fabric(), "127.0.0.1:0").security(invited.clone()).await.unwrap());
         }
         let addresses: Vec<_> = listeners.iter().map(|listener| listener.local_address().to_owned()).collect();
         let accept =
@@ -130,7 +129,7 @@ async fn invited_nodes_multicast_over_encrypted_connections() {
                 listener.next_invitation().await.accept().await.unwrap().start().await.unwrap()
             }));
         let first = async {
-            let invited = invite_secured(fabric(), &addresses, Bytes::new(), LIMIT, inviting).await;
+            let invited = invite(fabric(), &addresses, InviteOptions::new(LIMIT).security(inviting)).await;
             invited.unwrap().start().await.unwrap()
         };
         let (first, others) = futures::join!(first, accept);
@@ -144,7 +143,7 @@ async fn invited_nodes_multicast_over_encrypted_connections() {
 async fn pair(opening: Option<Security>, accepting: Option<Security>) -> (String, [u64; 2]) {
     let network = MemNetwork::new();
     let fabric: Arc<dyn Fabric> = network.fabric();
-    let listener = Listener::bind_secured(fabric, "b", accepting).await.unwrap();
+    let listener = Listener::bind(fabric, "b").security(accepting).await.unwrap();
     let cluster = Cluster::new([(0, "a"), (1, "b")]);
     let _arrivals = listener.register(&cluster, NodeId(1));
     let peers = PeerSecurity { security: opening, identities: cluster.identities(), refusals: Refusals::default() };
@@ -259,7 +258,7 @@ impl Door {
     async fn of(security: Option<Security>, cluster: Cluster) -> Self {
         let network = MemNetwork::new();
         let fabric: Arc<dyn Fabric> = network.fabric();
-        let listener = Listener::bind_secured(fabric, "b", security).await.unwrap();
+        let listener = Listener::bind(fabric, "b").security(security).await.unwrap();
         let arrivals = listener.register(&cluster, NodeId(1));
         Self { network, listener, arrivals }
     }
@@ -386,7 +385,7 @@ async fn handshakes_that_do_not_end_are_bounded() {
 async fn listeners_with_certificates_take_invitations_from_their_authority_only() {
     let (authority, other) = (Authority::new(), Authority::new());
     let security = authority.security(&["127.0.0.1"]);
-    let listener = Listener::bind_secured(TcpFabric::new(), "127.0.0.1:0", security).await.unwrap();
+    let listener = Listener::bind(TcpFabric::new(), "127.0.0.1:0").security(security).await.unwrap();
     let addresses = [listener.local_address().to_owned()];
     let foreign = other.issue(&["127.0.0.1"], |_| {});
     let untrusted =
@@ -398,7 +397,8 @@ async fn listeners_with_certificates_take_invitations_from_their_authority_only(
         (None, "it speaks TLS only"),
     ] {
         let secure = security.is_some();
-        let failed = invite_secured(TcpFabric::new(), &addresses, Bytes::new(), LIMIT, security).await.unwrap_err();
+        let failed =
+            invite(TcpFabric::new(), &addresses, InviteOptions::new(LIMIT).security(security)).await.unwrap_err();
         let [(_, failure)] = &failed.failures[..] else { panic!("{failed}") };
         assert!(failure.to_string().contains(refusal), "{failure}");
         assert_eq!(matches!(failure, InviteFailure::Insecure(_)), secure, "{failure:?}");
@@ -412,7 +412,7 @@ async fn node_and_listener_are_both_secure_or_neither() {
     for (node, listening) in [(Some(key(1)), None), (None, Some(key(1)))] {
         let fabric: Arc<dyn Fabric> = network.fabric();
         let address = if node.is_some() { "x" } else { "y" };
-        let listener = Listener::bind_secured(fabric, address, listening).await.unwrap();
+        let listener = Listener::bind(fabric, address).security(listening).await.unwrap();
         let builder = Node::builder(NodeId(1), abc()).fabric(network.fabric()).security(node).listener(listener);
         assert!(matches!(builder.start().await, Err(StartError::Listen { .. })));
     }

@@ -3,7 +3,6 @@
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use bytes::Bytes;
 use futures::FutureExt;
 use rdmc_fabric::{Fabric, MemNetwork, TcpFabric};
 use tokio::io::AsyncReadExt;
@@ -11,7 +10,7 @@ use tokio::net::{TcpListener, TcpSocket, TcpStream};
 
 use super::*;
 use crate::wire::GroupFrame;
-use crate::{GroupId, InviteFailure, invite, invite_secured};
+use crate::{GroupId, InviteFailure, InviteOptions, invite};
 
 fn hello(version: u16) -> Vec<u8> {
     wire::encode(&Frame::Hello { version, cluster: 0, from: NodeId(0), to: NodeId(1), incarnation: 0 })
@@ -33,7 +32,7 @@ async fn listen(network: &MemNetwork) -> Listener {
 async fn silent_connections_keep_nobody_out() {
     let key = || Some(Security::shared_key([1; 32]));
     for (count, security) in [(256, None), (256, key()), (1000, None), (1000, key())] {
-        let listener = Listener::bind_secured(TcpFabric::new(), "127.0.0.1:0", security.clone()).await.unwrap();
+        let listener = Listener::bind(TcpFabric::new(), "127.0.0.1:0").security(security.clone()).await.unwrap();
         let addresses = [listener.local_address().to_owned()];
         let environment = TcpFabric::new().environment();
         let (mut silent, mut spoken) = (VecDeque::new(), VecDeque::new());
@@ -46,7 +45,7 @@ async fn silent_connections_keep_nobody_out() {
                 drop((silent.pop_front(), spoken.pop_front()));
             }
         }
-        let inviting = invite_secured(TcpFabric::new(), &addresses, Bytes::new(), LIMIT, security);
+        let inviting = invite(TcpFabric::new(), &addresses, InviteOptions::new(LIMIT).security(security));
         let accepting = async { listener.next_invitation().await.accept().await };
         let (invited, accepted) = futures::join!(inviting, accepting);
         invited.unwrap();
@@ -132,7 +131,7 @@ async fn stranger(says: &'static [u8]) -> String {
 /// Invites a process of another kind; returns why it does not accept.
 async fn refusal_of(says: &'static [u8]) -> InviteFailure {
     let addresses = [stranger(says).await];
-    let mut failures = invite(TcpFabric::new(), &addresses, Bytes::new(), LIMIT).await.unwrap_err().failures;
+    let mut failures = invite(TcpFabric::new(), &addresses, InviteOptions::new(LIMIT)).await.unwrap_err().failures;
     failures.remove(0).1
 }
 
