@@ -95,7 +95,7 @@ impl Members {
         for process in &mut self.processes {
             match process.answer().await? {
                 Acknowledgement::Done { started_ns, ended_ns } => {
-                    started.extend(Some(started_ns).filter(|times| !times.is_empty()));
+                    started.extend(started_ns);
                     ended.extend(ended_ns);
                 }
                 other => bail!("member {} answered {other:?} instead of being done", process.place),

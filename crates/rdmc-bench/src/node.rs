@@ -200,8 +200,7 @@ impl Member {
         let aside_ns: u64 =
             sent.iter().map(|sent| sent.aside_ns).chain(received.iter().map(|received| received.aside_ns)).sum();
         let wrong = received.iter().map(|received| received.wrong).sum();
-        // Groups of the same member begin a round together.
-        let started_ns = sent.into_iter().next().map_or_else(Vec::new, |sent| sent.started_ns);
+        let started_ns = sent.into_iter().map(|sent| sent.started_ns).collect();
         let ended_ns = received.into_iter().map(|received| received.ended_ns).collect();
         tell(&Acknowledgement::Done { started_ns, ended_ns });
         orders.expect(Order::Verify).await?;

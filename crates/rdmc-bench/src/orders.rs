@@ -131,8 +131,8 @@ pub(crate) enum Acknowledgement {
     Armed,
     /// The member has sent all messages of its own groups, and received all others.
     Done {
-        /// When the member began to send, for each round; nothing if it is no root.
-        started_ns: Vec<u64>,
+        /// When the member began to send in each group of which it is the root, for each round.
+        started_ns: Vec<Vec<u64>>,
         /// When it had the last message of each group that it receives from, for each round.
         ended_ns: Vec<Vec<u64>>,
     },

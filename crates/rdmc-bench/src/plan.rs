@@ -181,8 +181,8 @@ impl Case {
         members.saturating_add(floor)
     }
 
-    /// Returns how many rounds may follow each other without the benchmark's orders between. It gives them where several
-    /// groups begin a round together, and where each round takes long.
+    /// Returns how many rounds may follow each other without the benchmark's orders between. It gives them where
+    /// several groups begin a round together, and where each round takes long.
     pub(crate) fn rounds_at_once(&self) -> u32 {
         if self.groups == 1 && self.bytes <= AT_ONCE_BYTES_MAX { ROUNDS_AT_ONCE } else { 1 }
     }

@@ -277,11 +277,11 @@ impl CostModel {
     }
 
     /// Chooses the longest message, in bytes, that the root should write to each of the other members itself, into a
-    /// slot of a ring (DSN §4.6), instead of sending it by a schedule: 64 bytes to 64 KiB. `None` if a schedule is faster
-    /// for any message, as with many members.
+    /// slot of a ring (DSN §4.6), instead of sending it by a schedule: 64 bytes to 64 KiB. `None` if a schedule is
+    /// faster for any message, as with many members.
     ///
-    /// It is about a single message. The root's port carries one once for each member, so that a stream of long messages
-    /// can be slower with a ring although each of them is faster.
+    /// It is about a single message. The root's port carries one once for each member, so that a stream of long
+    /// messages can be slower with a ring although each of them is faster.
     ///
     /// # Errors
     /// There can be no group of so many members.
@@ -309,19 +309,17 @@ impl CostModel {
 
     /// Predicts the time of a message that the root writes to each member itself.
     fn ring_time(&self, members: u32, bytes: u32) -> Duration {
-        let receivers = f64::from(members.saturating_sub(1));
-        let write = self.per_block.as_secs_f64() * RING_WRITE_RATIO;
-        let (rate, at_once) = match self.medium {
-            Medium::Ports { rate } => (rate, 1.0),
-            // Receivers copy from their slots, and wake up for that.
-            Medium::Host { rate, processors } => (rate, receivers.min(processors.into()).max(1.0)),
-        };
-        let each = match self.medium {
+        let (receivers, bytes) = (f64::from(members.saturating_sub(1)), f64::from(bytes));
+        let per_block = self.per_block.as_secs_f64();
+        let all = match self.medium {
             // Posting goes on while the port sends.
-            Medium::Ports { .. } => (f64::from(bytes) / rate).max(write),
-            Medium::Host { .. } => f64::from(bytes) / rate + self.per_block.as_secs_f64(),
+            Medium::Ports { rate } => receivers * (bytes / rate).max(per_block * RING_WRITE_RATIO),
+            // Receivers copy from their slots, and wake up for that.
+            Medium::Host { rate, processors } => {
+                receivers * (bytes / rate + per_block) / receivers.min(processors.into()).max(1.0)
+            }
         };
-        Duration::from_secs_f64((receivers * each / at_once + self.latency.as_secs_f64()).min(SECONDS_MAX))
+        Duration::from_secs_f64((all + self.latency.as_secs_f64()).min(SECONDS_MAX))
     }
 
     /// Returns the block sizes that are candidates, the longest first.

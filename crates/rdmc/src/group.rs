@@ -127,15 +127,13 @@ impl Group {
             Box::new(move |whole, digest| {
                 async move {
                     let content = group.content(number, &whole).await?;
-                    if group.is_header(number) {
-                        group.retained.headers.add(number, Arc::from(&content[..]));
-                    } else if !group.retained.keeps() {
-                        group.retained.headers.release(number);
-                    }
                     let message = Message::new(number, content, digest, group.status.fates.fate(number));
                     if group.is_header(number) {
-                        // Nobody takes it.
+                        group.retained.headers.add(number, Arc::from(&message[..]));
+                        // The application does not take it as a message.
                         message.stored();
+                    } else if !group.retained.keeps() {
+                        group.retained.headers.release(number);
                     }
                     let bytes = message.len() as u64;
                     group.end.deliver(to, message, &whole, digest);

@@ -50,8 +50,10 @@ struct Agenda {
 /// Who drives the engine.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Driver {
-    /// A task, which must not take long.
-    Task,
+    /// A task, which must not take long, since it has `begun`.
+    Task {
+        begun: Instant,
+    },
     Thread,
 }
 
@@ -146,7 +148,7 @@ impl Engine {
             let limit = {
                 let mut agenda = lock(&self.agenda);
                 loop {
-                    self.take_turns(&mut agenda, Driver::Thread, Instant::now());
+                    self.take_turns(&mut agenda, Driver::Thread);
                     if self.stopping.load(Ordering::SeqCst) {
                         return;
                     }
@@ -166,12 +168,11 @@ impl Engine {
         }
     }
 
-    /// Gives turns to the queue pairs with news until there are none, or until the thread is to go on: a task has driven
-    /// the engine for long, since it has `begun`.
-    fn take_turns(&self, agenda: &mut Agenda, driver: Driver, begun: Instant) -> bool {
+    /// Gives turns to the queue pairs with news until there are none, or until the thread is to go on.
+    fn take_turns(&self, agenda: &mut Agenda, driver: Driver) -> bool {
         let _guard = EndAllOnPanic::new(self);
         let (most, mut left) = match driver {
-            Driver::Task => (TASK_PIECE_LEN, TASK_TURNS_MAX),
+            Driver::Task { .. } => (TASK_PIECE_LEN, TASK_TURNS_MAX),
             Driver::Thread => (PIECE_LEN, usize::MAX),
         };
         loop {
@@ -181,8 +182,12 @@ impl Engine {
             agenda.waiting.retain(|(_, other)| !Arc::ptr_eq(other, &queue_pair));
             let outcome = queue_pair.take_turn(most);
             left -= 1;
-            let go_on = driver == Driver::Thread
-                || (left > 0 && !matches!(outcome, TurnOutcome::More) && begun.elapsed() < TASK_TIME_MAX);
+            let go_on = match driver {
+                Driver::Thread => true,
+                Driver::Task { begun } => {
+                    left > 0 && !matches!(outcome, TurnOutcome::More) && begun.elapsed() < TASK_TIME_MAX
+                }
+            };
             match outcome {
                 TurnOutcome::More => {
                     if queue_pair.enqueue() {
@@ -192,7 +197,7 @@ impl Engine {
                 TurnOutcome::Idle => {}
                 TurnOutcome::Until(limit) => {
                     agenda.waiting.push((limit, queue_pair));
-                    if driver == Driver::Task {
+                    if driver != Driver::Thread {
                         // It knows of no limit but its own.
                         self.hand_over();
                     }
@@ -259,7 +264,7 @@ impl Engine {
 
 impl DrivenEngine for Engine {
     fn advance(&self) {
-        let begun = Instant::now();
+        let driver = Driver::Task { begun: Instant::now() };
         for _ in 0..TASK_ROUNDS_MAX {
             let mut agenda = match self.agenda.try_lock() {
                 Ok(agenda) => agenda,
@@ -267,7 +272,7 @@ impl DrivenEngine for Engine {
                 // Another one drives it, and looks again when it has done.
                 Err(TryLockError::WouldBlock) => return,
             };
-            if !self.take_turns(&mut agenda, Driver::Task, begun) {
+            if !self.take_turns(&mut agenda, driver) {
                 return self.hand_over();
             }
             drop(agenda);

@@ -52,7 +52,7 @@ pub(super) struct Intake {
 
 /// A first block that is waited for before its message is known.
 enum FirstAhead {
-    Coming(BoxFuture<'static, FirstArrival>),
+    Coming { from: Rank, block: BoxFuture<'static, FirstArrival> },
     Here(FirstArrival),
 }
 
@@ -79,8 +79,8 @@ enum InRing {
 impl FirstAhead {
     /// Receives the first block, if it is still to come. Returns only if that fails.
     async fn failed(ahead: &mut Option<Self>) -> TransferError {
-        if let Some(Self::Coming(coming)) = ahead {
-            let arrival = coming.await;
+        if let Some(Self::Coming { block, .. }) = ahead {
+            let arrival = block.await;
             if let Some(error) = arrival.failure() {
                 return error;
             }
@@ -237,18 +237,17 @@ impl Intake {
     /// Takes the first block that was asked for, or asks for it.
     fn ask_for_first_block(&mut self, number: u64, source: Option<Rank>) -> Result<Option<FirstAhead>, TransferError> {
         let asked = self.first_ahead.content().take();
-        let Some(source) = source.filter(|_| asked.is_none()) else { return Ok(asked) };
+        let Some(from) = source.filter(|_| asked.is_none()) else { return Ok(asked) };
         let (group, staging) = (self.group.clone(), self.staging(self.group.block_size() as usize)?);
-        let coming = async move { FirstArrival::receive(group.exchange(), number, source, staging).await };
-        Ok(Some(FirstAhead::Coming(coming.boxed())))
+        let block = async move { FirstArrival::receive(group.exchange(), number, from, staging).await };
+        Ok(Some(FirstAhead::Coming { from, block: block.boxed() }))
     }
 
     /// Waits for the first block of a message that comes in blocks, if it was asked for.
     async fn first_block_ahead(&mut self, number: u64, shape: Shape) -> Result<Option<FirstBlock>, TransferError> {
         let arrival = match self.first_ahead.content().take() {
-            Some(FirstAhead::Coming(coming)) => {
-                let source = self.group.first_source().unwrap_or(Rank::ROOT);
-                self.group.exchange().waiting(WaitReason::Arriving, source, coming).await.0
+            Some(FirstAhead::Coming { from, block }) => {
+                self.group.exchange().waiting(WaitReason::Arriving, from, block).await.0
             }
             Some(FirstAhead::Here(arrival)) => arrival,
             None => return Ok(None),
@@ -382,8 +381,7 @@ impl Intake {
     async fn first_block(&self, number: u64, source: Rank) -> Result<FirstBlock, TransferError> {
         let exchange = self.group.exchange();
         // Other memory may still serve when the size is known.
-        let is_header = self.group.is_header(number);
-        let provided = self.provided.take(number, |memory| !is_header && FirstPlace::is_within(exchange, memory));
+        let provided = self.provided.take(number, |memory| FirstPlace::is_within(exchange, memory));
         let place = match provided {
             Some(memory) => FirstPlace::within(exchange, memory),
             None => FirstPlace::Elsewhere(self.staging(self.group.block_size() as usize)?),
@@ -426,8 +424,7 @@ impl Intake {
             Some(FirstBlock { content: FirstContent::Staged(bytes), block, .. }) => Some((block, bytes)),
             None => None,
         };
-        let provided = self.provided.take(number, |_| !self.group.is_header(number));
-        if let Some(memory) = provided.filter(|memory| memory.len() == size) {
+        if let Some(memory) = self.provided.take(number, |_| true).filter(|memory| memory.len() == size) {
             let blocks = Blocks::to_receive(shape, memory, staged);
             return self.provided_blocks(number, blocks, delivery).await;
         }
@@ -467,7 +464,7 @@ impl Intake {
         shape: Shape,
         delivery: Arrival,
     ) -> Result<(Blocks, HopPlan), TransferError> {
-        let (memory, is_partial) = match self.memory_of(number) {
+        let (memory, is_partial) = match self.memory {
             MemorySource::Pool => {
                 let memory = self.pool(self.len_of(shape)?).await?;
                 self.offer(Offer::new(number, shape.size, None, false, delivery)).await?;

@@ -74,10 +74,12 @@ impl OfferReceiver {
     /// replaces the memory of the first, unless that is in use.
     ///
     /// It is not used in [delta](GroupSpec::delta) groups, for messages that are completed for a group that failed, and
-    /// for [headers](GroupSpec::headers), which have the even numbers. With a [ring](GroupSpec::ring) the first block is
-    /// copied.
+    /// for [headers](GroupSpec::headers), which have the even numbers. With a [ring](GroupSpec::ring) the first block
+    /// is copied.
     pub fn provide(&mut self, number: u64, memory: BufferMut) {
-        self.provided.add(number, memory);
+        if !self.group.is_header(number) {
+            self.provided.add(number, memory);
+        }
     }
 
     /// Agrees to the end of the group, waits until every member has every message, and returns the certificate.

@@ -22,7 +22,7 @@ use super::forming::{FormedGroup, Grants, MemberRole, form};
 use super::queue::{QueueSlot, RequestQueue, RequestSender, RootRequest};
 use super::receipt::{PendingReceipt, Receipt, SentMessage};
 use super::retained::{UNSTABLE_MAX, UNSTABLE_OBJECTS_MAX};
-use super::source::{QueuedContent, Source};
+use super::source::{QueuedContent, Source, shape_to_send};
 use super::{Group, GroupSpec, start, take_grants};
 use crate::certificate::Certificate;
 use crate::failure::FailureCause;
@@ -237,12 +237,12 @@ impl Sender {
     /// message is read and sent all the same.
     ///
     /// # Errors
-    /// - [`SendError::Unreadable`] if the reader fails, or ends early, before the message takes its place. The group goes
-    ///   on. Later, the group fails with [`FailureCause::Unreadable`] at this member.
+    /// - [`SendError::Unreadable`] if the reader fails, or ends early, before the message takes its place. The group
+    ///   goes on. Later, the group fails with [`FailureCause::Unreadable`] at this member.
     /// - [`SendError::Pool`] if the pool can never lend `len` bytes.
     /// - As of [`send`](Self::send). [`SendError::NotQueued`] also if the group fails before the message's turn. If it
-    ///   fails later, this member goes on reading, so that [recovering](GroupFailure::recover) can complete the message.
-    ///   Recovering waits for that. If the source fails then, this member is not among those that go on.
+    ///   fails later, this member goes on reading, so that [recovering](GroupFailure::recover) can complete the
+    ///   message. Recovering waits for that. If the source fails then, this member is not among those that go on.
     /// - [`SendError::NotAnObject`] where members [share](crate::DeliveryMode::Shared) objects.
     pub fn send_from(&self, reader: impl AsyncRead + Send + 'static, len: u64) -> Multicast {
         let (group, requests) = (self.group.clone(), self.requests.clone());
@@ -346,9 +346,7 @@ fn queue(
 /// Registers a payload and divides it into blocks.
 fn shaped(group: &Group, payload: Payload) -> Result<(Buffer, Shape), SendError> {
     let message = group.register_payload(payload)?;
-    let (size, block_size) = (message.len() as u64, group.block_size());
-    let too_many = SendError::TooManyBlocks { size, block_size, max: GroupSpec::BLOCKS_MAX };
-    let shape = Shape::new(size, block_size).ok_or(too_many)?;
+    let shape = shape_to_send(group, message.len() as u64)?;
     Ok((message, shape))
 }
 

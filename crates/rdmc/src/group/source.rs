@@ -57,26 +57,25 @@ impl Source {
         Self { reader: Box::pin(reader), len, read: 0 }
     }
 
-    /// Gets the memory for the message and reads the first block, or all if the message is to be whole before it begins.
+    /// Gets the memory for the message and reads the first block, or all if the message is to be whole before it
+    /// begins.
     pub(super) async fn begin(mut self, group: &Group) -> Result<(QueuedContent, Shape), SendError> {
         let spec = &group.membership.spec;
         if spec.is_shared() {
             return Err(SendError::NotAnObject);
         }
-        let (size, block_size) = (self.len, group.block_size());
-        let too_many = SendError::TooManyBlocks { size, block_size, max: GroupSpec::BLOCKS_MAX };
-        let shape = Shape::new(size, block_size).ok_or(too_many)?;
-        let len = usize::try_from(size).unwrap_or(usize::MAX);
+        let shape = shape_to_send(group, self.len)?;
+        let len = usize::try_from(self.len).unwrap_or(usize::MAX);
         let mut memory = group.node().pool.lend(len).await?;
         // A root without receivers sends nothing, and would not wait for the rest.
         let is_whole_first = shape.count.get() == 1
             || spec.delta
             // A header and its message are begun or queued together.
             || spec.headers
-            || group.fits_a_slot(size)
+            || group.fits_a_slot(self.len)
             || spec.count() == 1;
         if is_whole_first {
-            for piece in memory.chunks_mut(block_size as usize) {
+            for piece in memory.chunks_mut(group.block_size() as usize) {
                 self.fill(piece).await.map_err(SendError::Unreadable)?;
                 yield_now().await;
             }
@@ -130,6 +129,13 @@ impl Source {
         }
         Ok(())
     }
+}
+
+/// Divides a message of so many bytes into blocks.
+pub(super) fn shape_to_send(group: &Group, size: u64) -> Result<Shape, SendError> {
+    let block_size = group.block_size();
+    let too_many = SendError::TooManyBlocks { size, block_size, max: GroupSpec::BLOCKS_MAX };
+    Shape::new(size, block_size).ok_or(too_many)
 }
 
 /// A source that is being read. Dropping it reports how that has ended.

@@ -315,8 +315,8 @@ impl GroupSpec {
         self
     }
 
-    /// Sets whether every message has a header, of at most [`HEADER_LEN_MAX`](Self::HEADER_LEN_MAX) bytes, that receivers
-    /// get with its offer; default false; all members need the same.
+    /// Sets whether every message has a header, of at most [`HEADER_LEN_MAX`](Self::HEADER_LEN_MAX) bytes, that
+    /// receivers get with its offer; default false; all members need the same.
     ///
     /// A header travels as a message of its own before its message. So a message and its header take two numbers, two
     /// records of the certificate, and two messages in the counters. With a [ring](Self::ring) that is cheap.
