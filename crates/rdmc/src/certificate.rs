@@ -163,6 +163,15 @@ impl Digest {
         is_sound.then_some(Self(bytes))
     }
 
+    /// Returns the digest of a message of one block.
+    pub(crate) fn of_block(size: u64, block_size: u32, checksum: Checksum) -> Self {
+        let mut hashed = [0; 32];
+        hashed[..8].copy_from_slice(&size.to_le_bytes());
+        hashed[8..16].copy_from_slice(&u64::from(block_size).to_le_bytes());
+        hashed[16..].copy_from_slice(&checksum.0.to_le_bytes());
+        Self(blake3::hash(&hashed).into())
+    }
+
     pub(crate) fn of_checksums(size: u64, block_size: u32, checksums: impl IntoIterator<Item = Checksum>) -> Self {
         let mut hash = blake3::Hasher::new();
         hash.update(&size.to_le_bytes());
@@ -292,6 +301,14 @@ mod tests {
         for wrong in ["", "abc", &"x".repeat(64), &"é".repeat(32), &"+1".repeat(32)] {
             let refused = serde_json::from_value::<Digest>(wrong.into()).unwrap_err();
             assert_eq!(refused.to_string(), "digest: the text is not one of 64 hexadecimal digits", "{wrong}");
+        }
+    }
+
+    #[test]
+    fn the_digest_of_a_message_of_one_block_is_that_of_its_checksum() {
+        for bytes in [&b""[..], b"abc"] {
+            let (size, checksum) = (bytes.len() as u64, Checksum::of(bytes));
+            assert_eq!(Digest::of_block(size, 4096, checksum), Digest::of(bytes, 4096));
         }
     }
 

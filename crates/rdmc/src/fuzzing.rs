@@ -66,23 +66,14 @@ pub fn write_slot(slot: &RingSlot) -> Vec<u8> {
     let (slot, bytes) = match slot {
         RingSlot::Message(bytes) => (Slot::Message(bytes.len()), bytes.clone()),
         RingSlot::Messages(messages) => {
-            let lens: Vec<usize> = messages.iter().map(Vec::len).collect();
-            let mut packed = vec![0; ring::packed_len(lens.iter().copied())];
-            let fill = |at: usize, place: &mut [u8]| {
-                place.copy_from_slice(&messages[at]);
-                Ok(())
-            };
-            ring::pack(&lens, &mut packed, fill).expect("the bytes are in memory");
+            let mut packed = vec![0; ring::packed_len(messages.iter().map(Vec::len))];
+            ring::pack(messages.iter().map(Vec::as_slice), &mut packed);
             (Slot::Messages(packed.len()), packed)
         }
         RingSlot::InBlocks(size) => (Slot::InBlocks(*size), Vec::new()),
     };
     let mut memory = vec![0; ring::SLOT_HEADER_LEN + bytes.len()];
-    let fill = |place: &mut [u8]| {
-        place.copy_from_slice(&bytes);
-        Ok(())
-    };
-    ring::encode(&slot, (7, 3), &mut memory, fill).expect("the bytes are in memory");
+    ring::encode(&slot, (7, 3), &mut memory, |place| place.copy_from_slice(&bytes));
     memory
 }
 

@@ -1,12 +1,11 @@
 //! A group: an ordered, static list of members, the first of which sends to all others (DSN §3).
 
-use std::io;
 use std::pin::Pin;
 use std::sync::Arc;
 
 use futures::future::{BoxFuture, FutureExt};
 use futures::stream::FuturesUnordered;
-use rdmc_fabric::{Buffer, Timestamp};
+use rdmc_fabric::Timestamp;
 use rdmc_schedule::{BlockCount, Rank, Schedule};
 use tokio::sync::oneshot;
 
@@ -17,7 +16,7 @@ use crate::id::{GroupId, NodeId};
 use crate::resources::{GroupEnding, NodeResources, OpenGroup};
 use crate::round_trips::PAUSES;
 use crate::stats::GroupStats;
-use crate::table::{ExpectedRows, OutgoingRing, Slot, ring};
+use crate::table::{ExpectedRows, OutgoingRing, Slot};
 use crate::transfer::exchange::Exchange;
 use crate::transfer::waits::WaitReason;
 use crate::transfer::{Blocks, Deliver, HealedBlock, HopPlan, Owner, Transfer, TransferError};
@@ -46,6 +45,7 @@ pub(crate) mod recovery;
 pub(crate) mod retained;
 pub(crate) mod sender;
 pub(crate) mod sharing;
+mod short;
 mod source;
 pub(crate) mod spec;
 mod status;
@@ -172,30 +172,13 @@ impl Group {
     /// At the root of a group with a ring: writes the size of a long message into a slot, for which there is
     /// [room](Self::room_for_slot).
     fn write_size(&self, blocks: &Blocks) -> Result<(), TransferError> {
-        self.write_slot(Slot::InBlocks(blocks.shape().size), |_| Ok(()))
+        self.write_slot(Slot::InBlocks(blocks.shape().size), |_| {})
     }
 
-    /// At the root of a group with a ring: writes short messages into a slot, for which there is
-    /// [room](Self::room_for_slot). They fit together.
-    fn write_short(&self, messages: &[Arc<Blocks>]) -> Result<(), TransferError> {
-        if let [only] = messages {
-            let whole = only.whole();
-            return self.write_slot(Slot::Message(whole.len()), |place| whole.copy_to(0, place));
-        }
-        let whole: Vec<Buffer> = messages.iter().map(|blocks| blocks.whole()).collect();
-        let lens: Vec<usize> = whole.iter().map(Buffer::len).collect();
-        let len = ring::packed_len(lens.iter().copied());
-        self.write_slot(Slot::Messages(len), |place| ring::pack(&lens, place, |at, place| whole[at].copy_to(0, place)))
-    }
-
-    fn write_slot(
-        &self,
-        slot: Slot<usize>,
-        fill: impl FnOnce(&mut [u8]) -> io::Result<()>,
-    ) -> Result<(), TransferError> {
+    fn write_slot(&self, slot: Slot<usize>, fill: impl FnOnce(&mut [u8])) -> Result<(), TransferError> {
         let Some(ring) = self.status.table.outgoing() else { return Ok(()) };
         self.status.table.write_slot(ring, slot, fill).map_err(|error| {
-            let what = format!("a short message could not be read or written: {error}");
+            let what = format!("a slot of the ring could not be written: {error}");
             TransferError::Local(FailureCause::Resources { what })
         })
     }

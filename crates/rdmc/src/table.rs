@@ -272,7 +272,7 @@ impl StatusTable {
         &self,
         ring: &OutgoingRing,
         slot: Slot<usize>,
-        fill: impl FnOnce(&mut [u8]) -> io::Result<()>,
+        fill: impl FnOnce(&mut [u8]),
     ) -> io::Result<()> {
         let number = ring.written.load(Ordering::Relaxed);
         let encoded = ring.encode(&*self.fabric, &slot, (self.salt, number), fill)?;

@@ -38,12 +38,15 @@ pub(super) struct GroupEnd {
     outcome: watch::Sender<Option<GroupResult>>,
 }
 
+/// A whole message, and to whom it goes.
+pub(super) type WaitingMessage = (oneshot::Sender<Message>, Message);
+
 struct EndState {
     agreement: Agreement,
     /// Messages that are whole, while one before them is not.
-    early: BTreeMap<u64, (oneshot::Sender<Message>, Message)>,
+    early: BTreeMap<u64, WaitingMessage>,
     /// With stable delivery: messages that this member has, but perhaps not all.
-    unstable: VecDeque<(oneshot::Sender<Message>, Message)>,
+    unstable: VecDeque<WaitingMessage>,
     /// How many messages all members are known to have.
     stable: u64,
     concluded: bool,
@@ -107,6 +110,62 @@ impl GroupEnd {
         self.act(|state, _| state.agreement.hold());
     }
 
+    /// Notes that messages have begun, with these sizes and digests, and that this member has them whole. Waits for ever
+    /// if the group does no further work.
+    pub(super) async fn begin_all_whole(&self, first: u64, messages: impl IntoIterator<Item = (u64, Option<Digest>)>) {
+        let goes_on = self.act(|state, _| {
+            let mut numbered = (first..).zip(messages);
+            numbered.all(|(number, (size, digest))| {
+                let goes_on = state.agreement.begin(size) && state.agreement.hold();
+                state.agreement.note_digest(number, digest);
+                goes_on
+            })
+        });
+        if !goes_on {
+            std::future::pending::<()>().await;
+        }
+    }
+
+    /// Notes that whole messages have begun, which follow each other. Gives them to `deliver`, and tells it whether the
+    /// application gets them at once. Else they wait for those before them or for other members, and `deliver` returns
+    /// to whom they go then. Waits for ever if the group does no further work.
+    pub(super) async fn take_whole<E>(
+        &self,
+        messages: Vec<Message>,
+        deliver: impl FnOnce(Vec<Message>, bool) -> Result<Vec<WaitingMessage>, E>,
+    ) -> Result<(), E> {
+        let is_stable = self.membership.spec.is_stable();
+        // What is not taken is dropped when nothing is locked.
+        let mut messages = Some(messages);
+        let taken = self.act(|state, _| {
+            if state.agreement.stopped() {
+                return None;
+            }
+            let messages = messages.take()?;
+            for message in &messages {
+                state.agreement.begin(message.len() as u64);
+                state.agreement.note_digest(message.number(), message.digest());
+            }
+            let at_once = !is_stable && messages.first().is_some_and(|one| one.number() == state.agreement.held());
+            if at_once {
+                messages.iter().for_each(|_| {
+                    state.agreement.hold();
+                });
+            }
+            let waiting = match deliver(messages, at_once) {
+                Ok(waiting) => waiting,
+                Err(error) => return Some(Err(error)),
+            };
+            state.early.extend(waiting.into_iter().map(|(to, message)| (message.number(), (to, message))));
+            state.deliver_early(is_stable);
+            Some(Ok(()))
+        });
+        match taken {
+            Some(taken) => taken,
+            None => std::future::pending().await,
+        }
+    }
+
     /// Delivers a whole message, or the object that it describes, to the application, after the messages before it.
     ///
     /// Once others may know that this member does not have it, the application does not get it either.
@@ -121,18 +180,7 @@ impl GroupEnd {
         self.act(|state, _| {
             state.agreement.note_digest(message.number(), digest);
             state.early.insert(message.number(), (to, message));
-            while let Some(next) = state.early.first_entry() {
-                if *next.key() != state.agreement.held() || !state.agreement.hold() {
-                    break;
-                }
-                let next = next.remove();
-                if self.membership.spec.is_stable() {
-                    state.unstable.push_back(next);
-                } else {
-                    hand_over(next);
-                }
-            }
-            state.deliver_stable();
+            state.deliver_early(self.membership.spec.is_stable());
         });
     }
 
@@ -444,6 +492,22 @@ impl GroupEnd {
 }
 
 impl EndState {
+    /// Delivers the messages that are whole while no message before them is missing.
+    fn deliver_early(&mut self, is_stable: bool) {
+        while let Some(next) = self.early.first_entry() {
+            if *next.key() != self.agreement.held() || !self.agreement.hold() {
+                break;
+            }
+            let next = next.remove();
+            if is_stable {
+                self.unstable.push_back(next);
+            } else {
+                hand_over(next);
+            }
+        }
+        self.deliver_stable();
+    }
+
     /// Delivers the messages that all members are known to have.
     fn deliver_stable(&mut self) {
         while self.unstable.front().is_some_and(|(_, message)| message.number() < self.stable) {
@@ -452,7 +516,7 @@ impl EndState {
     }
 }
 
-fn hand_over((to, message): (oneshot::Sender<Message>, Message)) {
+fn hand_over((to, message): WaitingMessage) {
     // Fails only if the application no longer waits.
     let _ = to.send(message);
 }

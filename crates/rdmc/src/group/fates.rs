@@ -54,9 +54,13 @@ impl Fates {
             if state.finished || number < state.taken {
                 return;
             }
-            state.note(number, stored);
-            if !state.advance() {
-                return;
+            if number == state.taken && stored && state.later.is_empty() {
+                state.taken += 1;
+            } else {
+                state.note(number, stored);
+                if !state.advance() {
+                    return;
+                }
             }
         }
         if self.reports.load(Ordering::Acquire) {

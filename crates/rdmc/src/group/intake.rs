@@ -12,6 +12,7 @@ use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc, oneshot};
 
 use super::continuation::{InterruptedMessage, Resumption};
 use super::offer::{Arrival, Exclusive, Message, Offer, OfferReply};
+use super::short::Incoming;
 use super::{Group, GroupSpec};
 use crate::checksum::{Checksum, yield_now};
 use crate::failure::{FailureCause, with_sources};
@@ -34,7 +35,7 @@ pub(super) enum MemorySource {
 pub(super) struct Intake {
     group: Arc<Group>,
     memory: MemorySource,
-    offers: mpsc::Sender<Offer>,
+    incoming: mpsc::Sender<Incoming>,
     /// Memory that the application has provided for some messages.
     provided: Arc<ProvidedMemory>,
     ahead: Arc<Semaphore>,
@@ -56,6 +57,13 @@ enum FirstAhead {
     Here(FirstArrival),
 }
 
+/// What has begun.
+pub(super) enum Begun {
+    Transfer(StartedTransfer),
+    /// So many short messages, which are delivered.
+    Short(u64),
+}
+
 /// A message that has begun.
 pub(super) struct StartedTransfer {
     pub(super) transfer: Transfer,
@@ -67,13 +75,6 @@ pub(super) struct StartedTransfer {
 pub(super) struct BlocksToCome {
     pub(super) first_is_here: bool,
     pub(super) turn: Turn,
-}
-
-/// A message of a group with a ring.
-enum InRing {
-    /// It came in a slot.
-    Whole(FirstBlock),
-    InBlocks(Shape),
 }
 
 impl FirstAhead {
@@ -91,8 +92,8 @@ impl FirstAhead {
 }
 
 impl StartedTransfer {
-    fn in_blocks(transfer: Transfer, first_is_here: bool, turn: Turn) -> Self {
-        Self { transfer, rest: Some(BlocksToCome { first_is_here, turn }) }
+    fn in_blocks(transfer: Transfer, first_is_here: bool, turn: Turn) -> Begun {
+        Begun::Transfer(Self { transfer, rest: Some(BlocksToCome { first_is_here, turn }) })
     }
 }
 
@@ -101,14 +102,14 @@ impl Intake {
         group: Arc<Group>,
         memory: MemorySource,
         announcements: mpsc::Receiver<(u64, u64)>,
-        offers: mpsc::Sender<Offer>,
+        incoming: mpsc::Sender<Incoming>,
         provided: Arc<ProvidedMemory>,
         resumption: Resumption,
     ) -> Self {
         Self {
             group,
             memory,
-            offers,
+            incoming,
             provided,
             ahead: Arc::new(Semaphore::new(MESSAGES_AHEAD)),
             receive_turns: Turnstile::default(),
@@ -124,8 +125,8 @@ impl Intake {
         self.group.membership.prior.root_gone.then_some(self.resumption.next)
     }
 
-    /// Waits for message `number` to begin.
-    pub(super) async fn start(mut self, number: u64) -> Result<(Self, StartedTransfer), TransferError> {
+    /// Waits for message `number` to begin, and perhaps short ones after it.
+    pub(super) async fn start(mut self, number: u64) -> Result<(Self, Begun), TransferError> {
         if let Some(interrupted) = self.resumption.messages.pop_front() {
             return self.resume(interrupted).await;
         }
@@ -140,11 +141,17 @@ impl Intake {
         let mut in_slot = false;
         let (shape, first) = match (ring, self.group.first_source()) {
             (Some(ring), source) => match self.next_in_ring(number, ring, source).await? {
-                InRing::Whole(first) => {
+                None if self.takes_short_together() => {
+                    let count = self.take_short(number, ahead).await?;
+                    turn.end();
+                    return Ok((self, Begun::Short(count)));
+                }
+                None => {
                     in_slot = true;
+                    let first = self.next_short()?;
                     (first.shape, Some(first))
                 }
-                InRing::InBlocks(shape) => {
+                Some(shape) => {
                     ahead.merge(self.ahead(AHEAD_BY_LONG - 1).await);
                     (shape, self.first_block_ahead(number, shape).await?)
                 }
@@ -179,7 +186,7 @@ impl Intake {
         let transfer = self.group.transfer(number, plan, Arc::new(blocks), Some(deliver)).counted(progress);
         if in_slot {
             turn.end();
-            return Ok((self, StartedTransfer { transfer, rest: None }));
+            return Ok((self, Begun::Transfer(StartedTransfer { transfer, rest: None })));
         }
         Ok((self, StartedTransfer::in_blocks(transfer, first_is_here, turn)))
     }
@@ -202,14 +209,14 @@ impl Intake {
         self.ahead.clone().acquire_many_owned(shares).await.expect("it is never closed")
     }
 
-    /// Waits for message `number` in the ring. Asks `source`, if it sends this member the first block of every message
-    /// in blocks, for the next one.
+    /// Waits for message `number` in the ring; returns the shape of a message that comes in blocks, or has messages
+    /// `packed`. Asks `source`, if it sends this member the first block of every message in blocks, for the next one.
     async fn next_in_ring(
         &mut self,
         number: u64,
         ring: &IncomingRing,
         source: Option<Rank>,
-    ) -> Result<InRing, TransferError> {
+    ) -> Result<Option<Shape>, TransferError> {
         if self.packed.is_empty() {
             let mut first_ahead = self.ask_for_first_block(number, source)?;
             let size = {
@@ -221,17 +228,49 @@ impl Intake {
             };
             *self.first_ahead.content() = first_ahead;
             if let Some(size) = size {
-                return Ok(InRing::InBlocks(self.shape_of(size)?));
+                return Ok(Some(self.shape_of(size)?));
             }
         }
+        Ok(None)
+    }
+
+    /// Takes the next message that came in a slot, as the first block of one that comes in blocks.
+    fn next_short(&mut self) -> Result<FirstBlock, TransferError> {
+        let (whole, shape) = self.next_packed()?;
+        let checksum = if self.group.exchange().checks_blocks { Some(Checksum::of(&whole)) } else { None };
+        let content = FirstContent::Staged(whole);
+        Ok(FirstBlock { shape, block: BlockIndex(0), content, checksum })
+    }
+
+    fn next_packed(&mut self) -> Result<(Buffer, Shape), TransferError> {
         let whole = self.packed.pop_front().expect("a slot without a size has messages");
         let shape = self.shape_of(whole.len() as u64)?;
         if !self.group.fits_a_slot(shape.size) {
             return Err(TransferError::sent(Rank::ROOT, "a long message in a slot of short ones"));
         }
-        let checksum = if self.group.exchange().checks_blocks { Some(Checksum::of(&whole)) } else { None };
-        let content = FirstContent::Staged(whole);
-        Ok(InRing::Whole(FirstBlock { shape, block: BlockIndex(0), content, checksum }))
+        Ok((whole, shape))
+    }
+
+    /// Tells whether the messages of a slot are delivered together, since the application only gets them whole.
+    fn takes_short_together(&self) -> bool {
+        let spec = &self.group.membership.spec;
+        self.memory == MemorySource::Pool && !spec.is_shared() && !spec.delta
+    }
+
+    /// Delivers short messages, of which `number` is the first: as many as may be `ahead` of the application. Returns how
+    /// many.
+    async fn take_short(&mut self, number: u64, mut ahead: OwnedSemaphorePermit) -> Result<u64, TransferError> {
+        let most = self.packed.len().min(1 + self.ahead.available_permits()).min(TOGETHER_MAX);
+        let more = u32::try_from(most - 1).expect("a slot is short");
+        ahead.merge(self.ahead(more).await);
+        let mut short = Vec::with_capacity(most);
+        for at in number..number + most as u64 {
+            let (whole, shape) = self.next_packed()?;
+            self.check_header(at, shape)?;
+            short.push((whole, shape));
+        }
+        self.group.take_short(number, short, ahead, &self.incoming).await?;
+        Ok(most as u64)
     }
 
     /// Takes the first block that was asked for, or asks for it.
@@ -289,7 +328,7 @@ impl Intake {
     }
 
     /// Resumes a message that was interrupted.
-    async fn resume(mut self, interrupted: InterruptedMessage) -> Result<(Self, StartedTransfer), TransferError> {
+    async fn resume(mut self, interrupted: InterruptedMessage) -> Result<(Self, Begun), TransferError> {
         let InterruptedMessage { number, shape, repair } = interrupted;
         self.check_header(number, shape)?;
         let mut turn = self.receive_turns.next();
@@ -504,7 +543,7 @@ impl Intake {
         if let Some(header) = self.group.header_of(offer.number()) {
             offer.set_header(self.group.retained().headers.get(header).await);
         }
-        self.offers.send(offer).await.map_err(|_| TransferError::Local(FailureCause::Abandoned))
+        self.incoming.send(Incoming::Offer(offer)).await.map_err(|_| TransferError::Local(FailureCause::Abandoned))
     }
 
     /// Gets memory that does not count towards the pool's limit.
@@ -556,6 +595,8 @@ impl ProvidedMemory {
 const RESUME_ATTEMPTS: u32 = 50;
 const RESUME_PAUSE: Duration = Duration::from_millis(2);
 /// Short messages of a ring that have begun and are not taken by the application, at most.
-pub(super) const MESSAGES_AHEAD: usize = 64;
+pub(super) const MESSAGES_AHEAD: usize = 128;
+/// Most short messages that are delivered together, so that more are received while the application takes them.
+const TOGETHER_MAX: usize = MESSAGES_AHEAD / 2;
 /// In place of how many of these any other message counts.
-const AHEAD_BY_LONG: u32 = 16;
+const AHEAD_BY_LONG: u32 = 32;

@@ -30,7 +30,7 @@ use crate::transfer::Progress;
 #[derive(Clone)]
 pub struct Message {
     number: u64,
-    header: Arc<[u8]>,
+    header: Option<Arc<[u8]>>,
     buffer: Buffer,
     digest: Option<Digest>,
     fate: Arc<Fate>,
@@ -38,13 +38,21 @@ pub struct Message {
 
 impl Message {
     pub(super) fn new(number: u64, buffer: Buffer, digest: Option<Digest>, fate: Fate) -> Self {
-        Self { number, header: Arc::default(), buffer, digest, fate: Arc::new(fate) }
+        Self { number, header: None, buffer, digest, fate: Arc::new(fate) }
     }
 
     /// Returns the header with which the message was sent; empty unless the group has
     /// [headers](crate::GroupSpec::headers).
     pub fn header(&self) -> &[u8] {
-        &self.header
+        self.header.as_deref().unwrap_or_default()
+    }
+
+    pub(super) fn set_header(&mut self, header: Arc<[u8]>) {
+        self.header = Some(header);
+    }
+
+    pub(super) fn take_header(&mut self) -> Option<Arc<[u8]>> {
+        self.header.take()
     }
 
     /// Tells the root that the application has stored the message: written it to disk, or whatever the members of the
@@ -137,7 +145,7 @@ pub(super) enum OfferReply {
 pub struct Arrival {
     pub(super) group: Arc<Group>,
     message: oneshot::Receiver<Message>,
-    header: Arc<[u8]>,
+    header: Option<Arc<[u8]>>,
     /// Waits for the group's failure when the message does not come.
     failing: Exclusive<Option<OwnedFuture<GroupFailure>>>,
     /// `None` if the application only gets the message when it is whole.
@@ -152,7 +160,7 @@ impl Arrival {
         progress: Option<Progress>,
         ahead: OwnedSemaphorePermit,
     ) -> Self {
-        Self { group, message, header: Arc::default(), failing: Exclusive::default(), progress, _ahead: ahead }
+        Self { group, message, header: None, failing: Exclusive::default(), progress, _ahead: ahead }
     }
 
     /// Returns a handle of the message's progress at this member.
@@ -169,7 +177,7 @@ impl Future for Arrival {
             match self.message.poll_unpin(cx) {
                 Poll::Pending => return Poll::Pending,
                 Poll::Ready(Ok(mut message)) => {
-                    message.header = std::mem::take(&mut self.header);
+                    message.header = self.header.take();
                     return Poll::Ready(Ok(message));
                 }
                 Poll::Ready(Err(_)) => *self.failing.content() = Some(failure_of(&self.group)),
@@ -203,11 +211,11 @@ impl Offer {
 
     /// Returns the header with which the message was sent; empty unless the group has [headers](GroupSpec::headers).
     pub fn header(&self) -> &[u8] {
-        &self.delivery.header
+        self.delivery.header.as_deref().unwrap_or_default()
     }
 
     pub(super) fn set_header(&mut self, header: Arc<[u8]>) {
-        self.delivery.header = header;
+        self.delivery.header = Some(header);
     }
 
     /// Receives the message into `memory`, which must have exactly the message's size.

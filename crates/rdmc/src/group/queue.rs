@@ -5,7 +5,7 @@
 //! limit to the queue. Each request is held by a future of the caller, or by a [`BatchSender`](crate::BatchSender),
 //! which makes two.
 
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::VecDeque;
 use std::sync::{Arc, Mutex};
 
 use rdmc_fabric::Buffer;
@@ -15,7 +15,7 @@ use super::receipt::SentMessage;
 use super::retained::RetainedMessages;
 use super::source::QueuedContent;
 use crate::sync::lock;
-use crate::transfer::{Blocks, ProgressCounter, Shape};
+use crate::transfer::{ProgressCounter, Shape};
 
 pub(super) enum RootRequest {
     Send {
@@ -49,11 +49,42 @@ pub(super) struct RequestSender {
 
 #[derive(Default)]
 struct QueuedRequests {
-    /// By their slots.
-    requests: BTreeMap<u64, RootRequest>,
-    next: u64,
+    /// `None` where one was taken back.
+    requests: VecDeque<Option<RootRequest>>,
+    /// The slot of the first.
+    first: u64,
     /// The group is to be closed, or has ended.
     closed: bool,
+}
+
+impl QueuedRequests {
+    /// Puts a request at the end; returns its slot.
+    fn put(&mut self, request: RootRequest) -> u64 {
+        let number = self.first + self.requests.len() as u64;
+        self.requests.push_back(Some(request));
+        number
+    }
+
+    /// Returns the first request that was not taken back. It is then the first of all.
+    fn first(&mut self) -> Option<&RootRequest> {
+        while let Some(None) = self.requests.front() {
+            self.requests.pop_front();
+            self.first += 1;
+        }
+        self.requests.front()?.as_ref()
+    }
+
+    fn take_first(&mut self) -> Option<RootRequest> {
+        self.first()?;
+        self.first += 1;
+        self.requests.pop_front()?
+    }
+
+    /// Takes a request out, unless its turn has come.
+    fn take_back(&mut self, number: u64) -> Option<RootRequest> {
+        let at = usize::try_from(number.checked_sub(self.first)?).ok()?;
+        self.requests.get_mut(at)?.take()
+    }
 }
 
 /// The slot of a request. Dropping it before its turn takes the request back.
@@ -73,7 +104,7 @@ impl QueueSlot {
 impl Drop for QueueSlot {
     fn drop(&mut self) {
         let Some(number) = self.number else { return };
-        let request = lock(&self.waiting).requests.remove(&number);
+        let request = lock(&self.waiting).take_back(number);
         // Its memory is freed when nothing is locked.
         drop(request);
     }
@@ -104,11 +135,8 @@ impl RequestSender {
             if waiting.closed {
                 return None;
             }
-            let number = waiting.next;
-            waiting.next += 1;
             waiting.closed = matches!(request, RootRequest::Close);
-            waiting.requests.insert(number, request);
-            number
+            waiting.put(request)
         };
         // Fails only if the queue is to look anyway.
         let _ = self.available.try_send(());
@@ -126,8 +154,8 @@ pub(super) struct RequestQueue {
     available: mpsc::Receiver<()>,
     /// No more requests can be made.
     ended: bool,
-    /// The messages that were taken, but have not begun.
-    pub(super) starting: VecDeque<Arc<Blocks>>,
+    /// The messages that were taken whole, but have not begun.
+    pub(super) starting: VecDeque<(Buffer, Shape)>,
     retained: Arc<RetainedMessages>,
 }
 
@@ -152,7 +180,7 @@ impl RequestQueue {
             if !self.queued.is_empty() || self.after_header.is_some() {
                 return true;
             }
-            let first = lock(&self.waiting).requests.first_key_value().map(|(_, request)| request.is_message());
+            let first = lock(&self.waiting).first().map(RootRequest::is_message);
             match first {
                 Some(is_message) => return is_message,
                 None if self.ended => return false,
@@ -169,7 +197,7 @@ impl RequestQueue {
         if let Some(request) = self.after_header.take() {
             return Some(request);
         }
-        let (_, request) = lock(&self.waiting).requests.pop_first()?;
+        let request = lock(&self.waiting).take_first()?;
         Some(self.header_first(request))
     }
 
@@ -194,13 +222,12 @@ impl RequestQueue {
         }
         let request = {
             let mut waiting = lock(&self.waiting);
-            let first = waiting.requests.first_entry()?;
-            let RootRequest::Send { header, shape, .. } = first.get() else { return None };
+            let RootRequest::Send { header, shape, .. } = waiting.first()? else { return None };
             let shape = header.as_ref().map_or(shape, |(_, shape)| shape);
             if !suitable(shape) {
                 return None;
             }
-            first.remove()
+            waiting.take_first()?
         };
         Some(self.header_first(request))
     }
@@ -219,11 +246,10 @@ impl Drop for RequestQueue {
             std::mem::take(&mut waiting.requests)
         };
         let mut left = std::mem::take(&mut self.queued);
-        // The rest of a message that is read from a source has gone with the source.
-        for blocks in self.starting.drain(..).rev().filter(|blocks| blocks.is_here()) {
-            left.push_front((blocks.whole(), blocks.shape()));
+        for message in self.starting.drain(..).rev() {
+            left.push_front(message);
         }
-        for request in self.after_header.take().into_iter().chain(waiting.into_values()) {
+        for request in self.after_header.take().into_iter().chain(waiting.into_iter().flatten()) {
             if let RootRequest::Send { header, message, shape, .. } = request
                 && let Some(message) = message.into_whole()
             {

@@ -14,8 +14,9 @@ use tokio::sync::{mpsc, oneshot};
 use super::continuation::{Continuation, LostMessage};
 use super::error::{GroupError, GroupFailure};
 use super::forming::{FormedGroup, Grants, MemberRole, form};
-use super::intake::{BlocksToCome, Intake, MESSAGES_AHEAD, MemorySource, ProvidedMemory, StartedTransfer};
+use super::intake::{Begun, BlocksToCome, Intake, MESSAGES_AHEAD, MemorySource, ProvidedMemory, StartedTransfer};
 use super::offer::{Arrival, Exclusive, Message, Offer, REASON_MAX, failure_of};
+use super::short::{Incoming, WholeMessages};
 use super::{Group, GroupSpec, OwnedFuture, start, take_grants};
 use crate::certificate::Certificate;
 use crate::failure::FailureCause;
@@ -34,6 +35,7 @@ use crate::transfer::{TransferError, Turnstile};
 pub struct Receiver {
     offers: OfferReceiver,
     current: Option<Arrival>,
+    whole: WholeMessages,
 }
 
 /// A receiver's handle of a group: it supplies the memory for each message.
@@ -41,7 +43,7 @@ pub struct Receiver {
 /// Dropping it without [`close`](Self::close) abandons the group: the others learn that this member has left.
 pub struct OfferReceiver {
     group: Arc<Group>,
-    offers: mpsc::Receiver<Offer>,
+    incoming: mpsc::Receiver<Incoming>,
     provided: Arc<ProvidedMemory>,
     confirm: Option<oneshot::Sender<()>>,
     /// Set when no more offers come.
@@ -60,7 +62,11 @@ impl OfferReceiver {
     /// # Errors
     /// The group's failure, once; then `None`.
     pub async fn next_offer(&mut self) -> Option<Result<Offer, GroupFailure>> {
-        std::future::poll_fn(|cx| self.poll_offer(cx)).await
+        let next = std::future::poll_fn(|cx| self.poll_incoming(cx)).await?;
+        Some(next.map(|incoming| match incoming {
+            Incoming::Offer(offer) => offer,
+            Incoming::Whole(_) => unreachable!("the application supplies the memory of all messages"),
+        }))
     }
 
     /// Provides memory for message `number`, counted from 0, if the application knows its size ahead (DSN §4.6).
@@ -125,10 +131,10 @@ impl OfferReceiver {
         self.group.stats()
     }
 
-    fn poll_offer(&mut self, cx: &mut Context<'_>) -> Poll<Option<Result<Offer, GroupFailure>>> {
-        match self.offers.poll_recv(cx) {
+    fn poll_incoming(&mut self, cx: &mut Context<'_>) -> Poll<Option<Result<Incoming, GroupFailure>>> {
+        match self.incoming.poll_recv(cx) {
             Poll::Pending => Poll::Pending,
-            Poll::Ready(Some(offer)) => Poll::Ready(Some(Ok(offer))),
+            Poll::Ready(Some(incoming)) => Poll::Ready(Some(Ok(incoming))),
             Poll::Ready(None) if self.failure_reported || self.complete.load(Ordering::Acquire) => Poll::Ready(None),
             Poll::Ready(None) => {
                 let group = &self.group;
@@ -149,6 +155,10 @@ impl OfferReceiver {
 }
 
 impl Receiver {
+    fn new(offers: OfferReceiver) -> Self {
+        Self { offers, current: None, whole: WholeMessages::default() }
+    }
+
     /// Agrees to the end of the group, waits until every member has every message, and returns the certificate.
     ///
     /// Drops messages that were not taken.
@@ -197,20 +207,24 @@ impl Stream for Receiver {
 
     fn poll_next(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Self::Item>> {
         loop {
+            if let Some(message) = self.whole.next() {
+                return Poll::Ready(Some(Ok(message)));
+            }
             if let Some(delivery) = &mut self.current {
                 let Poll::Ready(outcome) = delivery.poll_unpin(cx) else { return Poll::Pending };
                 self.current = None;
                 if outcome.is_err() {
                     // The failure is reported once.
                     self.offers.failure_reported = true;
-                    self.offers.offers.close();
-                    while self.offers.offers.try_recv().is_ok() {}
+                    self.offers.incoming.close();
+                    while self.offers.incoming.try_recv().is_ok() {}
                 }
                 return Poll::Ready(Some(outcome));
             }
-            match self.offers.poll_offer(cx) {
+            match self.offers.poll_incoming(cx) {
                 Poll::Pending => return Poll::Pending,
-                Poll::Ready(Some(Ok(offer))) => self.current = Some(offer.delivery),
+                Poll::Ready(Some(Ok(Incoming::Offer(offer)))) => self.current = Some(offer.delivery),
+                Poll::Ready(Some(Ok(Incoming::Whole(whole)))) => self.whole = whole,
                 Poll::Ready(Some(Err(failure))) => return Poll::Ready(Some(Err(failure))),
                 Poll::Ready(None) => return Poll::Ready(None),
             }
@@ -247,7 +261,7 @@ impl JoinGroup {
     pub(crate) fn new(node: Arc<NodeResources>, spec: GroupSpec) -> Self {
         let join = |node, spec| {
             let joined = join_from(node, spec, MemorySource::Pool);
-            async { Ok(Receiver { offers: joined.await?, current: None }) }.boxed()
+            async { Ok(Receiver::new(joined.await?)) }.boxed()
         };
         Self { node, spec, join, joining: None }
     }
@@ -283,7 +297,7 @@ pub(crate) async fn go_on(
     continuation: Continuation,
 ) -> Result<(Receiver, Vec<LostMessage>), GroupError> {
     let (offers, lost) = go_on_from(node, continuation, MemorySource::Pool).await?;
-    Ok((Receiver { offers, current: None }, lost))
+    Ok((Receiver::new(offers), lost))
 }
 
 /// Continues as [`go_on`] does, at a receiver that supplies the memory for each message.
@@ -322,15 +336,15 @@ async fn join_from(
 fn start_receiving(formed: FormedGroup, memory: MemorySource) -> OfferReceiver {
     let FormedGroup { group, announcements, grants, rows, resumption } = formed;
     // One more than can be under way, so that the engine never waits for the application to take an offer.
-    let (offers, taken) = mpsc::channel(MESSAGES_AHEAD + 1);
+    let (incoming, taken) = mpsc::channel(MESSAGES_AHEAD + 1);
     let (confirm, confirmed) = oneshot::channel();
     let provided = Arc::<ProvidedMemory>::default();
-    let intake = Intake::new(group.clone(), memory, announcements, offers, provided.clone(), resumption);
+    let intake = Intake::new(group.clone(), memory, announcements, incoming, provided.clone(), resumption);
     let complete = Arc::new(AtomicBool::new(false));
     start(group.clone(), run(group.clone(), intake, grants, confirmed, complete.clone()), rows);
     OfferReceiver {
         group,
-        offers: taken,
+        incoming: taken,
         provided,
         confirm: Some(confirm),
         complete,
@@ -370,21 +384,25 @@ async fn run(
                 outcome?;
             }
             begun = starting => {
-                let (intake, begun): (Intake, StartedTransfer) = begun?;
-                let StartedTransfer { transfer, rest } = begun;
-                let rest = rest.map(|rest| (rest, relay_turns.next()));
-                let (group, number) = (&group, started);
-                running.push(async move {
-                    let size = match rest {
-                        None => transfer.complete().await?,
-                        Some((BlocksToCome { first_is_here, turn }, relay_turn)) => {
-                            transfer.run(first_is_here, turn, relay_turn).await?
-                        }
-                    };
-                    group.message_completed(number, size);
-                    Ok(())
-                });
-                started += 1;
+                let (intake, begun): (Intake, Begun) = begun?;
+                match begun {
+                    Begun::Short(count) => started += count,
+                    Begun::Transfer(StartedTransfer { transfer, rest }) => {
+                        let rest = rest.map(|rest| (rest, relay_turns.next()));
+                        let (group, number) = (&group, started);
+                        running.push(async move {
+                            let size = match rest {
+                                None => transfer.complete().await?,
+                                Some((BlocksToCome { first_is_here, turn }, relay_turn)) => {
+                                    transfer.run(first_is_here, turn, relay_turn).await?
+                                }
+                            };
+                            group.message_completed(number, size);
+                            Ok(())
+                        });
+                        started += 1;
+                    }
+                }
                 starting = intake.start(started).boxed().fuse();
             }
             all = closing => {

@@ -3,9 +3,10 @@
 //!
 //! How many messages all members have is known from their rows (`status.rs`). These are dropped.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, VecDeque};
 use std::sync::{Arc, Mutex, MutexGuard};
 
+use bytes::Bytes;
 use rdmc_fabric::{Buffer, Fabric, FabricError, Memory};
 use rdmc_schedule::{BlockIndex, BlockSet, Rank};
 use tokio::sync::watch;
@@ -39,6 +40,10 @@ pub(crate) struct RetainedMessages {
 
 struct RetainedState {
     kept: BTreeMap<u64, RetainedMessage>,
+    /// Short messages that have begun together, in order. All of a run are kept until the last is not needed.
+    short: VecDeque<ShortRun>,
+    /// All members have so many messages.
+    released: u64,
     /// Messages that were queued at the root, but not begun.
     queued: Vec<(Buffer, Shape)>,
     /// Where all rows are read: how many messages each member has.
@@ -47,6 +52,26 @@ struct RetainedState {
     told: u64,
     /// Bytes of the messages that it got since.
     untold_bytes: u64,
+}
+
+/// Short messages that follow each other.
+struct ShortRun {
+    first: u64,
+    messages: Arc<[ShortMessage]>,
+}
+
+impl ShortRun {
+    fn end(&self) -> u64 {
+        self.first + self.messages.len() as u64
+    }
+}
+
+impl RetainedState {
+    fn short(&self, number: u64) -> Option<&ShortMessage> {
+        let run = &self.short.get(self.short.partition_point(|run| run.end() <= number))?;
+        let at = usize::try_from(number.checked_sub(run.first)?).ok()?;
+        run.messages.get(at).filter(|_| number >= self.released)
+    }
 }
 
 /// A retained message.
@@ -60,24 +85,51 @@ pub(crate) enum RetainedMessage {
 /// A short message, as a copy.
 #[derive(Clone)]
 pub(crate) struct ShortMessage {
-    pub(crate) shape: Shape,
-    pub(crate) bytes: Arc<[u8]>,
+    shape: Shape,
+    bytes: Bytes,
     /// Checksums of its blocks, where they were checked, so that others find bytes that change here.
-    checksums: Arc<[Option<Checksum>]>,
+    checksums: Checksums,
+}
+
+#[derive(Clone)]
+enum Checksums {
+    OfOne(Option<Checksum>),
+    OfAll(Arc<[Option<Checksum>]>),
 }
 
 impl ShortMessage {
-    fn new(bytes: &[u8], blocks: &Blocks) -> Self {
+    /// Makes a message of one block of bytes that are its own, or shared with few other short messages.
+    pub(super) fn of_one_block(shape: Shape, bytes: Bytes, checksum: Option<Checksum>) -> Self {
+        debug_assert_eq!((shape.count.0, shape.size), (1, bytes.len() as u64));
+        Self { shape, bytes, checksums: Checksums::OfOne(checksum) }
+    }
+
+    fn copy(bytes: &[u8], blocks: &Blocks) -> Self {
         let shape = blocks.shape();
-        let checksums = (0..shape.count.0).map(|block| blocks.checksum(BlockIndex(block))).collect();
-        Self { shape, bytes: bytes.into(), checksums }
+        let checksum = |block| blocks.checksum(BlockIndex(block));
+        let checksums = match shape.count.0 {
+            1 => Checksums::OfOne(checksum(0)),
+            count => Checksums::OfAll((0..count).map(checksum).collect()),
+        };
+        Self { shape, bytes: Bytes::copy_from_slice(bytes), checksums }
+    }
+
+    pub(super) fn bytes(&self) -> &[u8] {
+        &self.bytes
+    }
+
+    fn checksums(&self) -> &[Option<Checksum>] {
+        match &self.checksums {
+            Checksums::OfOne(checksum) => std::slice::from_ref(checksum),
+            Checksums::OfAll(checksums) => checksums,
+        }
     }
 
     /// Returns a block and its checksum.
     pub(crate) fn block(&self, block: BlockIndex) -> (&[u8], Checksum) {
         let from = usize::try_from(self.shape.offset(block)).expect("it is in memory");
         let bytes = &self.bytes[from..from + self.shape.len(block)];
-        (bytes, self.checksums[block.index()].unwrap_or_else(|| Checksum::of(bytes)))
+        (bytes, self.checksums()[block.index()].unwrap_or_else(|| Checksum::of(bytes)))
     }
 }
 
@@ -101,10 +153,10 @@ impl RetainedMessage {
     pub(crate) fn into_blocks(self, fabric: &dyn Fabric) -> Result<Arc<Blocks>, FabricError> {
         match self {
             Self::Blocks(blocks) => Ok(blocks),
-            Self::Short(ShortMessage { shape, bytes, checksums }) => {
-                let message = fabric.register(Memory::from(bytes.to_vec()))?.into_shared();
-                let blocks = Blocks::whole_message(shape, message);
-                for (checksum, block) in checksums.iter().zip(0..) {
+            Self::Short(short) => {
+                let message = fabric.register(Memory::from(short.bytes.clone()))?.into_shared();
+                let blocks = Blocks::whole_message(short.shape, message);
+                for (checksum, block) in short.checksums().iter().zip(0..) {
                     checksum.iter().for_each(|checksum| blocks.note_checksum(BlockIndex(block), *checksum));
                 }
                 Ok(Arc::new(blocks))
@@ -118,6 +170,8 @@ impl RetainedMessages {
     pub(crate) fn new(members: usize, stable: u64, enabled: bool) -> Self {
         let state = RetainedState {
             kept: BTreeMap::new(),
+            short: VecDeque::new(),
+            released: stable,
             queued: Vec::new(),
             held: vec![stable; members],
             told: stable,
@@ -162,10 +216,24 @@ impl RetainedMessages {
             return;
         }
         let kept = match blocks.short(SHORT_MAX).filter(|_| self.copies_short) {
-            Some(message) => RetainedMessage::Short(ShortMessage::new(message, blocks)),
+            Some(message) => RetainedMessage::Short(ShortMessage::copy(message, blocks)),
             None => RetainedMessage::Blocks(blocks.clone()),
         };
         self.lock().kept.insert(number, kept);
+    }
+
+    /// Retains whole short messages that begin, from number `first` on.
+    pub(super) fn keep_short(&self, first: u64, messages: &Arc<[ShortMessage]>) {
+        let run = ShortRun { first, messages: messages.clone() };
+        let mut state = self.lock();
+        if self.enabled && run.end() > state.released {
+            state.short.push_back(run);
+        }
+    }
+
+    /// Tells whether a whole message is kept as a copy, if it is kept.
+    pub(super) fn copies_short(&self, message: &Buffer) -> bool {
+        self.copies_short && (message.len() <= SHORT_MAX || message.may_change())
     }
 
     /// Notes that a message is whole; a short one is kept without the memory into which it was received.
@@ -175,7 +243,7 @@ impl RetainedMessages {
             let kept = state.kept.get_mut(&number).filter(|_| message.len() <= SHORT_MAX);
             kept.and_then(|kept| {
                 let short = match kept {
-                    RetainedMessage::Blocks(blocks) => RetainedMessage::Short(ShortMessage::new(message, blocks)),
+                    RetainedMessage::Blocks(blocks) => RetainedMessage::Short(ShortMessage::copy(message, blocks)),
                     RetainedMessage::Short(_) => return None,
                 };
                 Some(std::mem::replace(kept, short))
@@ -191,7 +259,9 @@ impl RetainedMessages {
 
     /// Returns a retained message.
     pub(crate) fn message(&self, number: u64) -> Option<RetainedMessage> {
-        self.lock().kept.get(&number).cloned()
+        let state = self.lock();
+        let short = || Some(RetainedMessage::Short(state.short(number)?.clone()));
+        state.kept.get(&number).cloned().or_else(short)
     }
 
     /// Resumes a retained message in the memory into which it was to be received; returns whether that is possible.
@@ -211,21 +281,31 @@ impl RetainedMessages {
                 state.kept.insert(number, short);
                 true
             }
-            None => false,
+            None => state.short(number).is_some(),
         }
     }
 
     /// Takes all retained messages.
     pub(crate) fn take(&self) -> BTreeMap<u64, RetainedMessage> {
-        std::mem::take(&mut self.lock().kept)
+        let (mut kept, short, released) = {
+            let mut state = self.lock();
+            (std::mem::take(&mut state.kept), std::mem::take(&mut state.short), state.released)
+        };
+        for run in short {
+            let numbered = (run.first..).zip(&*run.messages).filter(|(number, _)| *number >= released);
+            kept.extend(numbered.map(|(number, message)| (number, RetainedMessage::Short(message.clone()))));
+        }
+        kept
     }
 
     /// Drops the first `count` messages, which all members have.
     pub(crate) fn release(&self, count: u64) {
         let released = {
             let mut state = self.lock();
+            state.released = count.max(state.released);
             let kept = state.kept.split_off(&count);
-            std::mem::replace(&mut state.kept, kept)
+            let short = state.short.partition_point(|run| run.end() <= count);
+            (std::mem::replace(&mut state.kept, kept), state.short.drain(..short).collect::<Vec<_>>())
         };
         drop(released);
         self.headers.release(count);
@@ -366,8 +446,8 @@ pub(crate) const UNSTABLE_MAX: u64 = 1024;
 pub(crate) const UNSTABLE_OBJECTS_MAX: u64 = 64;
 /// Longest message that is kept as a copy, in bytes.
 const SHORT_MAX: usize = 16 << 10;
-/// Most short messages that are not reported to the root.
-const UNTOLD_MAX: u64 = 16;
+/// Most short messages that are not reported to the root, which waits if all members lack [`UNSTABLE_OBJECTS_MAX`].
+const UNTOLD_MAX: u64 = 32;
 
 #[cfg(test)]
 mod tests {
@@ -400,11 +480,37 @@ mod tests {
     fn short_messages_are_told_of_together() {
         let retained = RetainedMessages::new(2, 0, true);
         let told: Vec<u64> = (1..=40).filter(|held| retained.should_report(*held, 10, false)).collect();
-        assert_eq!(told, [16, 32]);
+        assert_eq!(told, [32]);
         assert!(retained.should_report(41, 1 << 20, false));
         assert!(!retained.should_report(42, 1, false));
         assert!(retained.should_report(42, 0, true), "somebody waits for it");
         assert!(!retained.should_report(42, 0, true), "it was told");
+    }
+
+    #[test]
+    fn short_messages_that_begin_together_are_let_go_one_by_one() {
+        let retained = RetainedMessages::new(2, 3, true);
+        let run = |bytes: std::ops::Range<u8>| -> Arc<[ShortMessage]> {
+            let shape = Shape::new(1, 1 << 20).unwrap();
+            bytes.map(|byte| ShortMessage::of_one_block(shape, Bytes::from(vec![byte]), None)).collect()
+        };
+        retained.keep_short(2, &run(2..4));
+        retained.keep_short(4, &run(4..7));
+        retained.keep(7, &message(100_000));
+        retained.keep_short(8, &run(8..9));
+        let here = |retained: &RetainedMessages| {
+            let here = (0..12).filter(|number| match retained.message(*number) {
+                Some(RetainedMessage::Short(short)) => short.bytes() == [u8::try_from(*number).unwrap()],
+                kept => kept.is_some(),
+            });
+            here.collect::<Vec<_>>()
+        };
+        assert_eq!(here(&retained), [3, 4, 5, 6, 7, 8]);
+        retained.release(6);
+        assert_eq!(here(&retained), [6, 7, 8]);
+        assert!(retained.resume(6) && !retained.resume(5));
+        assert_eq!(retained.take().into_keys().collect::<Vec<_>>(), [6, 7, 8]);
+        assert_eq!(here(&retained), [0; 0]);
     }
 
     #[test]

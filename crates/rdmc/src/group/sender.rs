@@ -22,6 +22,7 @@ use super::forming::{FormedGroup, Grants, MemberRole, form};
 use super::queue::{QueueSlot, RequestQueue, RequestSender, RootRequest};
 use super::receipt::{PendingReceipt, Receipt, SentMessage};
 use super::retained::{UNSTABLE_MAX, UNSTABLE_OBJECTS_MAX};
+use super::short::ShortMessages;
 use super::source::{QueuedContent, Source, shape_to_send};
 use super::{Group, GroupSpec, start, take_grants};
 use crate::certificate::Certificate;
@@ -463,8 +464,9 @@ async fn run(
             outcome = running.select_next_some() => completed.add(outcome)?,
             next = next_message(&group, &mut resumption, &mut queue, messages, room).fuse() => match next? {
                 NextStep::Message { repair, blocks, source, done, progress } => {
-                    if repair.is_none() {
-                        queue.starting.push_back(blocks.clone());
+                    // The rest of a message that is read from a source would go with the source.
+                    if repair.is_none() && source.is_none() {
+                        queue.starting.push_back((blocks.whole(), blocks.shape()));
                     }
                     group.status.begin_whole(blocks.shape().size).await;
                     queue.starting.clear();
@@ -493,24 +495,20 @@ async fn run(
                     messages += 1;
                 }
                 NextStep::Short(taken) => {
-                    queue.starting.extend(taken.iter().map(|(blocks, _)| blocks.clone()));
-                    for (number, (blocks, _)) in (messages..).zip(&taken) {
-                        group.status.begin_whole(blocks.shape().size).await;
-                        queue.starting.pop_front();
-                        group.retained().keep(number, blocks);
-                    }
                     let (whole, done): (Vec<_>, Vec<_>) = taken.into_iter().unzip();
+                    let short = ShortMessages::copy(&group, &whole)?;
+                    queue.starting.extend(whole);
+                    group.begin_short(messages, &short).await;
+                    queue.starting.clear();
                     // Before the messages leave: a receiver may say at once that it has let one of them go.
                     let receipts = (messages..).zip(done).map(|(number, done)| {
-                        done.map(|done| PendingReceipt::new(done, group.status.receipts.slip(number)))
+                        (number, done.map(|done| PendingReceipt::new(done, group.status.receipts.slip(number))))
                     });
                     let receipts: Vec<_> = receipts.collect();
-                    group.write_short(&whole)?;
-                    for (blocks, done) in whole.into_iter().zip(receipts) {
-                        let transfer = group.transfer(messages, HopPlan::Nothing, blocks, None);
-                        group.message_completed(messages, transfer.complete().await?);
-                        completed.add(Ok((messages, done)))?;
-                        messages += 1;
+                    group.write_short(&short)?;
+                    for (number, done) in receipts {
+                        completed.add(Ok((number, done)))?;
+                        messages = number + 1;
                     }
                 }
                 NextStep::End { closed } => break closed,
@@ -537,7 +535,7 @@ async fn run(
 }
 
 /// A message that was taken from the queue.
-type QueuedMessage = (Arc<Blocks>, Option<oneshot::Sender<SentMessage>>);
+type QueuedMessage = ((Buffer, Shape), Option<oneshot::Sender<SentMessage>>);
 
 /// The next step of the root's engine.
 enum NextStep {
@@ -590,15 +588,16 @@ async fn next_message(
             group.room_for_slot().await?;
         }
         return Ok(match queue.take() {
-            Some(RootRequest::Send { message, shape, done, progress, .. }) => {
-                let (blocks, source) = message.into_blocks(shape);
-                if group.fits_a_slot(shape.size) {
+            Some(RootRequest::Send { message, shape, done, progress, .. }) => match message {
+                QueuedContent::Whole(message) if group.fits_a_slot(shape.size) => {
                     let most = group.retained().room_left(number, unstable_max).min(PACKED_MAX);
-                    NextStep::Short(take_short(group, queue, (blocks, done), most))
-                } else {
+                    NextStep::Short(take_short(group, queue, ((message, shape), done), most))
+                }
+                message => {
+                    let (blocks, source) = message.into_blocks(shape);
                     NextStep::Message { repair: None, blocks, source, done, progress }
                 }
-            }
+            },
             Some(RootRequest::Close) => NextStep::End { closed: true },
             None if queue.has_ended() => NextStep::End { closed: false },
             // It was taken back meanwhile.
@@ -609,7 +608,7 @@ async fn next_message(
 
 /// Takes the short messages that wait behind the first one, as many as fit into its slot and at most `most` in all.
 fn take_short(group: &Group, queue: &mut RequestQueue, first: QueuedMessage, most: usize) -> Vec<QueuedMessage> {
-    let mut packed = ring::packed_len([first.0.whole().len()].into_iter());
+    let mut packed = ring::packed_len([first.0.0.len()].into_iter());
     let mut taken = vec![first];
     let mut fits = |size: u64| {
         let len = usize::try_from(size).ok().filter(|_| group.fits_a_slot(size));
@@ -618,10 +617,9 @@ fn take_short(group: &Group, queue: &mut RequestQueue, first: QueuedMessage, mos
         grown.is_some()
     };
     while taken.len() < most {
-        let Some(RootRequest::Send { message, shape, done, .. }) = queue.take_if(|shape| fits(shape.size)) else {
-            break;
-        };
-        taken.push((message.into_blocks(shape).0, done));
+        let next = queue.take_if(|shape| fits(shape.size));
+        let Some(RootRequest::Send { message: QueuedContent::Whole(message), shape, done, .. }) = next else { break };
+        taken.push(((message, shape), done));
     }
     taken
 }
@@ -659,10 +657,15 @@ struct OrderedCompletions {
 impl OrderedCompletions {
     fn add(&mut self, outcome: Result<(u64, Option<PendingReceipt>), TransferError>) -> Result<(), TransferError> {
         let (number, done) = outcome?;
-        self.early.insert(number, done);
-        while let Some(done) = self.early.remove(&self.next) {
+        if number != self.next {
+            self.early.insert(number, done);
+            return Ok(());
+        }
+        let mut next = Some(done);
+        while let Some(done) = next {
             self.next += 1;
             done.into_iter().for_each(|mut receipt: PendingReceipt| receipt.hand_over(true));
+            next = self.early.remove(&self.next);
         }
         Ok(())
     }

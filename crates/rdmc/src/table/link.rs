@@ -114,7 +114,7 @@ impl Link {
     pub(super) async fn write(&self, row: Row, salt: u64, me: Rank) -> Result<(), WorkError> {
         let encode = |memory: &mut [u8]| {
             memory[..Row::LEN].copy_from_slice(&row.encode(salt, me));
-            Ok(Row::LEN)
+            Row::LEN
         };
         let bytes = lock(&self.memory).write(&*self.fabric, encode).map_err(|error| {
             tracing::warn!(%error, "no memory for the status of this member");

@@ -26,11 +26,7 @@ impl WriteMemory {
     }
 
     /// Returns what is to be written: as many bytes as `encode` returns, from the beginning of the memory that it gets.
-    pub(super) fn write(
-        &mut self,
-        fabric: &dyn Fabric,
-        encode: impl FnOnce(&mut [u8]) -> io::Result<usize>,
-    ) -> io::Result<Buffer> {
+    pub(super) fn write(&mut self, fabric: &dyn Fabric, encode: impl FnOnce(&mut [u8]) -> usize) -> io::Result<Buffer> {
         let again = self.written.take().and_then(|written| {
             let rest = self.len - written.len();
             written.try_widen(0, rest).ok()
@@ -39,7 +35,7 @@ impl WriteMemory {
             Some(memory) => memory,
             None => fabric.allocate(self.len).map_err(io::Error::other).and_then(writable)?,
         };
-        let len = encode(&mut memory)?;
+        let len = encode(&mut memory);
         memory.truncate(len);
         let written = memory.freeze();
         self.written = Some(written.clone());

@@ -64,8 +64,8 @@ pub(crate) fn encode(
     slot: &Slot<usize>,
     (salt, number): (u64, u64),
     memory: &mut [u8],
-    fill: impl FnOnce(&mut [u8]) -> io::Result<()>,
-) -> io::Result<usize> {
+    fill: impl FnOnce(&mut [u8]),
+) -> usize {
     let (kind, len, bytes_len) = match *slot {
         Slot::Message(len) => (KIND_MESSAGE, len as u64, len),
         Slot::Messages(len) => (KIND_MESSAGES, len as u64, len),
@@ -73,11 +73,10 @@ pub(crate) fn encode(
     };
     let word = kind << KIND_SHIFT | len;
     let (header, bytes) = memory[..SLOT_HEADER_LEN + bytes_len].split_at_mut(SLOT_HEADER_LEN);
-    // What is checked is what is sent, also if the bytes come from a file that changes.
-    fill(bytes)?;
+    fill(bytes);
     header[..8].copy_from_slice(&word.to_le_bytes());
     header[8..].copy_from_slice(&check(word, bytes, salt, number).to_le_bytes());
-    Ok(SLOT_HEADER_LEN + bytes_len)
+    SLOT_HEADER_LEN + bytes_len
 }
 
 /// Reads a slot by `read_at`, with the memory that `memory` returns for a message; `None` if it has come corrupted.
@@ -126,25 +125,18 @@ pub(crate) fn packed_len(lens: impl Iterator<Item = usize>) -> usize {
     lens.fold(COUNT_LEN, |sum, len| sum + COUNT_LEN + len)
 }
 
-/// Packs messages: their number and their lengths (u32 each, little endian), then their bytes. `fill` writes those of
-/// one message.
-pub(crate) fn pack(
-    lens: &[usize],
-    memory: &mut [u8],
-    mut fill: impl FnMut(usize, &mut [u8]) -> io::Result<()>,
-) -> io::Result<()> {
+/// Packs messages: their number and their lengths (u32 each, little endian), then their bytes.
+pub(crate) fn pack<'a>(messages: impl ExactSizeIterator<Item = &'a [u8]>, memory: &mut [u8]) {
     let count = |number: usize| u32::try_from(number).expect("a slot is short").to_le_bytes();
-    let (head, mut bytes) = memory.split_at_mut(COUNT_LEN * (1 + lens.len()));
-    let counts = std::iter::once(lens.len()).chain(lens.iter().copied());
-    for (place, number) in head.chunks_exact_mut(COUNT_LEN).zip(counts) {
-        place.copy_from_slice(&count(number));
+    let (head, mut room) = memory.split_at_mut(COUNT_LEN * (1 + messages.len()));
+    let (number, lens) = head.split_at_mut(COUNT_LEN);
+    number.copy_from_slice(&count(messages.len()));
+    for (len, message) in lens.chunks_exact_mut(COUNT_LEN).zip(messages) {
+        len.copy_from_slice(&count(message.len()));
+        let (place, rest) = room.split_at_mut(message.len());
+        place.copy_from_slice(message);
+        room = rest;
     }
-    for (at, len) in lens.iter().enumerate() {
-        let (place, rest) = bytes.split_at_mut(*len);
-        fill(at, place)?;
-        bytes = rest;
-    }
-    Ok(())
 }
 
 /// Returns where the packed messages are; `None` if the bytes are not those of [`pack`].
@@ -265,7 +257,7 @@ impl OutgoingRing {
         fabric: &dyn Fabric,
         slot: &Slot<usize>,
         (salt, number): (u64, u64),
-        fill: impl FnOnce(&mut [u8]) -> io::Result<()>,
+        fill: impl FnOnce(&mut [u8]),
     ) -> io::Result<Buffer> {
         let encode = |memory: &mut [u8]| encode(slot, (salt, number), memory, fill);
         lock(&self.memory)[self.shape.index(number)].write(fabric, encode)
@@ -358,11 +350,8 @@ mod tests {
             bytes in proptest::collection::vec(any::<u8>(), 0..=50), salt: u64, number in 0..1_u64 << 40, bit in 0..528_usize
         ) {
             let mut memory = [0; SLOT_HEADER_LEN + 50];
-            let fill = |place: &mut [u8]| {
-                place.copy_from_slice(&bytes);
-                Ok(())
-            };
-            let len = encode(&Slot::Message(bytes.len()), (salt, number), &mut memory, fill).unwrap();
+            let fill = |place: &mut [u8]| place.copy_from_slice(&bytes);
+            let len = encode(&Slot::Message(bytes.len()), (salt, number), &mut memory, fill);
             let slot = &memory[..len];
             let header = |slot: &[u8]| <[u8; SLOT_HEADER_LEN]>::try_from(&slot[..SLOT_HEADER_LEN]).expect("a header");
             let is_right = |slot: &[u8], number| match decode(&header(slot), SHAPE) {
@@ -385,13 +374,8 @@ mod tests {
         fn packed_messages_are_unpacked(
             messages in proptest::collection::vec(proptest::collection::vec(any::<u8>(), 0..20), 0..20),
         ) {
-            let lens: Vec<usize> = messages.iter().map(Vec::len).collect();
-            let mut packed = vec![0; packed_len(lens.iter().copied())];
-            let fill = |at: usize, place: &mut [u8]| {
-                place.copy_from_slice(&messages[at]);
-                Ok(())
-            };
-            pack(&lens, &mut packed, fill).unwrap();
+            let mut packed = vec![0; packed_len(messages.iter().map(Vec::len))];
+            pack(messages.iter().map(Vec::as_slice), &mut packed);
             let places = unpack(&packed).unwrap();
             prop_assert_eq!(places.into_iter().map(|place| packed[place].to_vec()).collect::<Vec<_>>(), messages);
             packed.push(0);

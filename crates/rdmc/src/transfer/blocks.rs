@@ -225,14 +225,6 @@ impl Blocks {
         here
     }
 
-    /// Tells whether all blocks are here.
-    pub(crate) fn is_here(&self) -> bool {
-        match &self.content {
-            Content::Whole(_) => true,
-            Content::Parts(_) => self.parts().iter().all(|part| part.bytes().is_some()),
-        }
-    }
-
     /// Makes destinations for the missing blocks, in the memory into which the message was to be received.
     ///
     /// # Errors

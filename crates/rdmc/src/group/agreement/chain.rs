@@ -20,12 +20,15 @@ impl DigestChain {
     }
 
     pub(super) fn add(&mut self, message: u64, digest: Digest) {
-        self.early.insert(message, digest);
-        while let Some(next) = self.early.remove(&self.messages) {
+        if message != self.messages {
+            self.early.insert(message, digest);
+            return;
+        }
+        let mut next = Some(digest);
+        while let Some(digest) = next {
             self.messages += 1;
-            let mut hash = blake3::Hasher::new();
-            hash.update(&self.digest.0).update(&next.0);
-            self.digest = Digest(hash.finalize().into());
+            self.digest = Digest(blake3::hash([self.digest.0, digest.0].as_flattened()).into());
+            next = self.early.remove(&self.messages);
         }
     }
 
