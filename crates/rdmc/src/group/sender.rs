@@ -183,11 +183,8 @@ impl Sender {
         let (group, requests) = (self.group.clone(), self.requests.clone());
         let (counter, progress) = self.counted(payload.len());
         let sent = async move {
-            let (_slot, completed) = match queue(&group, &requests, None, payload, counter)? {
-                Some(queued) => queued,
-                None => return Err(not_queued(&group).await),
-            };
-            complete(&group, completed.await).await
+            let (_slot, completed) = queue(&group, &requests, None, payload, counter)?.unzip();
+            complete(&group, completed, true).await
         };
         Multicast { sent: sent.boxed(), progress }
     }
@@ -209,17 +206,11 @@ impl Sender {
         let queued = queue(&self.group, &self.requests, header, payload, counter);
         let group = self.group.clone();
         let completed = queued.map(|queued| {
-            queued.map(|(slot, completed)| {
-                slot.detach();
-                completed
-            })
+            let (slot, completed) = queued.unzip();
+            slot.into_iter().for_each(QueueSlot::detach);
+            completed
         });
-        let sent = async move {
-            match completed? {
-                Some(completed) => complete(&group, completed.await).await,
-                None => Err(not_queued(&group).await),
-            }
-        };
+        let sent = async move { complete(&group, completed?, true).await };
         Multicast { sent: sent.boxed(), progress }
     }
 
@@ -256,15 +247,9 @@ impl Sender {
             };
             let (message, shape) = begun;
             let is_whole = matches!(message, QueuedContent::Whole(_));
-            let (_slot, completed) = match put(&group, &requests, None, (message, shape), counter)? {
-                Some(queued) => queued,
-                None => return Err(not_queued(&group).await),
-            };
-            match completed.await {
-                // It has not begun, and its source is gone.
-                Err(_) if !is_whole => Err(not_queued(&group).await),
-                sent => complete(&group, sent).await,
-            }
+            let (_slot, completed) = put(&group, &requests, None, (message, shape), counter)?.unzip();
+            // If it has not begun, the rest of it is gone with its source.
+            complete(&group, completed, is_whole).await
         };
         Multicast { sent: sent.boxed(), progress }
     }
@@ -370,18 +355,22 @@ fn put(
     Ok(requests.send(header, message, done, progress).map(|slot| (slot, completed)))
 }
 
-/// Returns the receipt of a message that was sent, or whose request has ended otherwise.
+/// Waits until a message is sent, and returns its receipt. `None` for a group that had ended before the message was
+/// queued. A message that has not begun when the group fails can be `kept` for a group that continues this one.
 async fn complete(
     group: &Arc<Group>,
-    sent: Result<SentMessage, oneshot::error::RecvError>,
+    queued: Option<oneshot::Receiver<SentMessage>>,
+    kept: bool,
 ) -> Result<Receipt, SendError> {
-    match sent {
+    let Some(completed) = queued else { return Err(not_queued(group).await) };
+    match completed.await {
         Ok(SentMessage { slip, is_complete: true }) => Ok(Receipt::new(group.clone(), slip)),
         // A group that has closed has carried every message that was begun.
         Ok(SentMessage { slip, .. }) => {
             group.end.ended().await.map(|_| Receipt::new(group.clone(), slip)).map_err(SendError::Failed)
         }
-        Err(_) => Err(group.end.ended().await.err().map_or(SendError::Closed, SendError::Failed)),
+        Err(_) if kept => Err(group.end.ended().await.err().map_or(SendError::Closed, SendError::Failed)),
+        Err(_) => Err(not_queued(group).await),
     }
 }
 
