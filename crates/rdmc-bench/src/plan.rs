@@ -1,7 +1,7 @@
 //! The configurations: every combination of the lists.
 
 use anyhow::Context;
-use rdmc::Algorithm;
+use rdmc::{Algorithm, CostModel};
 use rdmc_files::FabricSelection;
 use rdmc_files::costs::{self, Assumed};
 use rdmc_files::size::ByteSize;
@@ -11,8 +11,6 @@ use crate::error::Kind;
 use crate::limits::{Floor, Limits};
 use crate::options::{BenchOptions, Checks, Completion, Delivery, Ring, RingChoice};
 
-/// Slots of a ring that the cost model chooses.
-const RING_SLOTS: u32 = 64;
 /// Rounds of short messages that follow each other without orders between, and the longest of these messages.
 const ROUNDS_AT_ONCE: u32 = 25;
 const AT_ONCE_BYTES_MAX: u64 = 4 << 20;
@@ -113,7 +111,7 @@ impl Case {
                     RingChoice::Given(ring) => Some(ring),
                     RingChoice::ByModel => {
                         let bytes = costs::ring_bytes(assumed, nodes).context(Kind::Request)?;
-                        bytes.map(|bytes| Ring { slots: RING_SLOTS, bytes })
+                        bytes.map(|bytes| Ring { slots: CostModel::RING_SLOTS, bytes })
                     }
                 };
                 for senders in senders(options, groups, nodes)? {

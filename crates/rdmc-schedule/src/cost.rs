@@ -78,6 +78,9 @@ pub struct Plan {
 }
 
 impl CostModel {
+    /// Slots of a ring whose [length](Self::ring_bytes) a model chooses.
+    pub const RING_SLOTS: u32 = 64;
+
     /// Describes members that have ports of `rate` bytes per second in each direction.
     ///
     /// `per_block` is the time that a block takes besides its way through the port. Handling that goes on meanwhile

@@ -294,8 +294,9 @@ impl GroupSpec {
         self
     }
 
-    /// Gives short messages a [ring](Self::ring) if a cost model finds that it pays for so many members: 64 slots of
-    /// [`CostModel::ring_bytes`] bytes. All members need the same model, whatever they run on.
+    /// Gives short messages a [ring](Self::ring) if a cost model finds that it pays for so many members:
+    /// [`CostModel::RING_SLOTS`] slots of [`CostModel::ring_bytes`] bytes. All members need the same model, whatever
+    /// they run on.
     ///
     /// # Examples
     /// ```
@@ -311,7 +312,7 @@ impl GroupSpec {
     pub fn ring_by(mut self, model: &CostModel) -> Self {
         // A group of an impossible number of members is refused when it forms.
         let bytes = model.ring_bytes(self.count()).ok().flatten();
-        self.ring = bytes.map(|bytes| RingShape { slots: RING_SLOTS, bytes });
+        self.ring = bytes.map(|bytes| RingShape { slots: CostModel::RING_SLOTS, bytes });
         self
     }
 
@@ -427,7 +428,5 @@ pub(super) enum InvalidSpec {
     SharedDelta,
 }
 
-/// Slots of a ring that a model chooses.
-const RING_SLOTS: u32 = 64;
 /// Shortest time after which a slow member is evicted.
 pub(super) const EVICT_MIN: Duration = Duration::from_secs(1);
