@@ -68,7 +68,8 @@ impl InviteOptions {
         self
     }
 
-    /// Sets how many listeners must take part, without the caller; by default, and if fewer are invited, all.
+    /// Sets how many listeners must take part, without the caller; by default, and if fewer are invited, all. 0 counts
+    /// as 1: if no listener accepts, the invitation fails and says why, and the caller is not left alone.
     ///
     /// The invitation waits until all have answered, or for the limit. If `listeners` or more of them have accepted
     /// then, the cluster has these as nodes and the caller. [`NodeBuilder::missing`] returns the others, which learn
@@ -76,7 +77,7 @@ impl InviteOptions {
     /// gaps. All nodes that take part must have a fabric in common.
     #[must_use]
     pub fn quorum(mut self, listeners: usize) -> Self {
-        self.quorum = Some(listeners);
+        self.quorum = Some(listeners.max(1));
         self
     }
 }

@@ -447,6 +447,19 @@ async fn less_than_a_quorum_fails_and_names_all_that_are_missing() {
 }
 
 #[tokio::test]
+async fn a_quorum_of_none_needs_one() {
+    let options = InviteOptions::new(LIMIT).quorum(0);
+    let dead = [dead_address(), dead_address()];
+    let failures = invite(fabrics(&["tcp"]), &dead, options.clone()).await.unwrap_err().failures;
+    assert_eq!(failures.iter().map(|(address, _)| address).collect::<Vec<_>>(), [&dead[0], &dead[1]]);
+    let ([listener, _], [address, _]) = listeners().await;
+    let addresses = [dead[0].clone(), address];
+    let accepting = async { listener.next_invitation().await.accept().await.unwrap() };
+    let (invited, accepted) = futures::join!(invite(fabrics(&["tcp"]), &addresses, options), accepting);
+    assert_eq!((invited.unwrap().missing().len(), accepted.missing().len()), (1, 0));
+}
+
+#[tokio::test]
 async fn without_a_quorum_and_with_one_above_all_every_listener_must_accept() {
     for quorum in [None, Some(2), Some(100)] {
         let ([listener], [address]) = listeners().await;
