@@ -1,10 +1,12 @@
 //! Tests of messages with headers, on every fabric.
 
+use std::io::Cursor;
+
 use futures::StreamExt;
 use futures::future::join_all;
 use rdmc::{Algorithm, BufferMut, Delivery, GroupError, GroupSpec, Message, OfferReceiver, SendError, Sender};
 
-use crate::cluster::{Kind, form, pattern, spec_of_all, start, take_all, watched};
+use crate::cluster::{Kind, form, pattern, poll_and_drop, spec_of_all, start, take_all, watched};
 use crate::recovery::{go_on, take_over_failures};
 
 const BLOCK: u32 = 1 << 10;
@@ -103,7 +105,69 @@ async fn a_header_comes_with_the_offer_and_without_one_it_is_empty() {
     }
 }
 
-/// Sends messages across failures, each once, and closes.
+/// Messages with headers are read from their sources and sent from memory, in turn.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_header_comes_with_a_message_from_a_source() {
+    const MESSAGES: u64 = 35;
+    for kind in Kind::all() {
+        watched(async {
+            for ring in [None, Some((4, 8000))] {
+                let nodes = start(kind, 3).await;
+                let spec = spec_of_all(1, &nodes, Algorithm::BinomialPipeline, BLOCK).headers(true);
+                let spec = ring.map_or(spec.clone(), |(slots, bytes)| spec.ring(slots, bytes));
+                let (sender, receivers) = form(&nodes, &spec).await;
+                let taken = join_all(receivers.into_iter().map(take_all));
+                let sent = async {
+                    for number in 0..MESSAGES {
+                        let content = content(number);
+                        let len = content.len() as u64;
+                        // More than the message is not read.
+                        let source = Cursor::new([&content, &b"more"[..]].concat());
+                        let sending = match number % 3 {
+                            0 if header(number).is_empty() => sender.send_from(source, len),
+                            2 => sender.send_with(header(number), content),
+                            _ => sender.send_from_with(header(number), source, len),
+                        };
+                        assert_eq!(sending.await.unwrap().number(), 2 * number + 1);
+                    }
+                    sender.close().await.unwrap();
+                };
+                let (taken, ()) = futures::join!(taken, sent);
+                taken.iter().for_each(|taken| check(taken, MESSAGES, &format!("{kind} {spec:?}")));
+            }
+        })
+        .await;
+    }
+}
+
+/// A source that breaks off, and a future that is dropped, leave no header without its message.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_message_from_a_source_that_is_not_sent_has_no_header() {
+    watched(async {
+        for polls in 0..20 {
+            let nodes = start(Kind::Mem, 2).await;
+            let spec = spec_of_all(1, &nodes, Algorithm::Chain, BLOCK).headers(true);
+            let (sender, receivers) = form(&nodes, &spec).await;
+            let taken = join_all(receivers.into_iter().map(take_all));
+            let sent = async {
+                // The first blocks are here.
+                let broken = sender.send_from_with("broken", Cursor::new(vec![1; 3000]), 3001).await;
+                assert!(matches!(broken, Err(SendError::Unreadable(_))), "{broken:?}");
+                drop(poll_and_drop(sender.send_from_with("dropped", Cursor::new(vec![2; 5000]), 5000), polls).await);
+                sender.send_with("next", "this").await.unwrap();
+                sender.close().await.unwrap();
+            };
+            let (taken, ()) = futures::join!(taken, sent);
+            let (next, before) = taken[0].split_last().expect("the last is sent");
+            assert!(next.header() == b"next" && next[..] == *b"this", "{polls}");
+            assert!(before.iter().all(|message| message.header() == b"dropped" && message[..] == [2; 5000]), "{polls}");
+            assert!(before.len() <= 1, "{polls}");
+        }
+    })
+    .await;
+}
+
+/// Sends messages across failures, each once, and closes. Every other message is read from a source.
 async fn send_all(mut sender: Sender, count: u64) {
     let mut next = 0;
     loop {
@@ -114,7 +178,13 @@ async fn send_all(mut sender: Sender, count: u64) {
                     Err(failure) => break failure,
                 }
             }
-            match sender.send_with(header(next), content(next)).await {
+            let content = content(next);
+            let len = content.len() as u64;
+            let sending = match next % 2 {
+                0 => sender.send_with(header(next), content),
+                _ => sender.send_from_with(header(next), Cursor::new(content), len),
+            };
+            match sending.await {
                 Ok(_) => next += 1,
                 Err(SendError::Failed(failure)) => {
                     next += 1;
@@ -167,14 +237,18 @@ async fn headers_that_cannot_be_are_refused() {
         let spec = |id| spec_of_all(id, &nodes, Algorithm::Chain, BLOCK);
         let (sender, receivers) = form(&nodes, &spec(1)).await;
         assert!(matches!(sender.send_with("one", "two").await, Err(SendError::NoHeaders)));
+        // Nothing is read.
+        let refused = sender.send_from_with("one", tokio::io::empty(), 3).await;
+        assert!(matches!(refused, Err(SendError::NoHeaders)));
         drop((sender, receivers));
         let (sender, receivers) = form(&nodes, &spec(2).headers(true)).await;
         let long = vec![0; GroupSpec::HEADER_LEN_MAX + 1];
         let (bytes, max) = (long.len(), GroupSpec::HEADER_LEN_MAX);
-        let refused = sender.send_with(long, "two").await;
-        assert!(
-            matches!(refused, Err(SendError::HeaderTooLong { bytes: got, max: most }) if (got, most) == (bytes, max))
-        );
+        let from_source = sender.send_from_with(long.clone(), tokio::io::empty(), 3).await;
+        for refused in [sender.send_with(long, "two").await, from_source] {
+            let Err(SendError::HeaderTooLong { bytes: got, max: most }) = refused else { panic!("{refused:?}") };
+            assert_eq!((got, most), (bytes, max));
+        }
         drop((sender, receivers));
         let refused = nodes[0].create_group(spec(3).headers(true).delta(true)).await;
         assert!(matches!(refused, Err(GroupError::Headers)));

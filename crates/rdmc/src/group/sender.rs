@@ -237,17 +237,41 @@ impl Sender {
     ///   message. Recovering waits for that. If the source fails then, this member is not among those that go on.
     /// - [`SendError::NotAnObject`] where members [share](crate::DeliveryMode::Shared) objects.
     pub fn send_from(&self, reader: impl AsyncRead + Send + 'static, len: u64) -> Multicast {
+        self.read_and_send(None, Source::new(reader, len), len)
+    }
+
+    /// Sends as [`send_from`](Self::send_from) does, with a header as of [`send_with`](Self::send_with).
+    ///
+    /// The message is read whole before it takes its place with its header: a message must follow its header, and a
+    /// source can break off.
+    ///
+    /// # Cancel safety
+    /// If the future is dropped before its turn, nothing is sent. Later, header and message are sent all the same.
+    ///
+    /// # Errors
+    /// As of [`send_from`](Self::send_from); [`SendError::NoHeaders`] and [`SendError::HeaderTooLong`], before anything
+    /// is read.
+    pub fn send_from_with(
+        &self,
+        header: impl Into<Bytes>,
+        reader: impl AsyncRead + Send + 'static,
+        len: u64,
+    ) -> Multicast {
+        self.read_and_send(Some(header.into()), Source::new(reader, len), len)
+    }
+
+    fn read_and_send(&self, header: Option<Bytes>, source: Source, len: u64) -> Multicast {
         let (group, requests) = (self.group.clone(), self.requests.clone());
         let (counter, progress) = self.counted(len);
-        let source = Source::new(reader, len);
         let sent = async move {
+            check_header(&group, header.as_ref())?;
             let begun = futures::select_biased! {
                 begun = std::pin::pin!(source.begin(&group).fuse()) => begun?,
                 _ = std::pin::pin!(group.end.ended().fuse()) => return Err(not_queued(&group).await),
             };
             let (message, shape) = begun;
             let is_whole = matches!(message, QueuedContent::Whole(_));
-            let (_slot, completed) = put(&group, &requests, None, (message, shape), counter)?.unzip();
+            let (_slot, completed) = put(&group, &requests, header, (message, shape), counter)?.unzip();
             // If it has not begun, the rest of it is gone with its source.
             complete(&group, completed, is_whole).await
         };
@@ -319,14 +343,19 @@ fn queue(
     payload: Payload,
     progress: Option<ProgressCounter>,
 ) -> Result<Option<(QueueSlot, oneshot::Receiver<SentMessage>)>, SendError> {
-    let max = GroupSpec::HEADER_LEN_MAX;
-    match &header {
-        Some(_) if !group.membership.spec.headers => return Err(SendError::NoHeaders),
-        Some(header) if header.len() > max => return Err(SendError::HeaderTooLong { bytes: header.len(), max }),
-        _ => {}
-    }
+    check_header(group, header.as_ref())?;
     let (message, shape) = shaped(group, payload)?;
     put(group, requests, header, (QueuedContent::Whole(message), shape), progress)
+}
+
+/// Checks that the group has headers, if one is given, and its length.
+fn check_header(group: &Group, header: Option<&Bytes>) -> Result<(), SendError> {
+    let max = GroupSpec::HEADER_LEN_MAX;
+    match header {
+        Some(_) if !group.membership.spec.headers => Err(SendError::NoHeaders),
+        Some(header) if header.len() > max => Err(SendError::HeaderTooLong { bytes: header.len(), max }),
+        _ => Ok(()),
+    }
 }
 
 /// Registers a payload and divides it into blocks.

@@ -70,7 +70,7 @@ impl Source {
         // A root without receivers sends nothing, and would not wait for the rest.
         let is_whole_first = shape.count.get() == 1
             || spec.delta
-            // A header and its message are begun or queued together.
+            // If the group fails behind the header, the message must be here for a group that continues this one.
             || spec.headers
             || group.fits_a_slot(self.len)
             || spec.count() == 1;
