@@ -143,7 +143,7 @@ impl HybridOptions {
                 let Some(racks) = &self.racks else {
                     return Err(Exit::Usage.error("--algorithm hybrid needs --racks, for instance --racks 4,4"));
                 };
-                let racks = racks.resolve(members).context(Exit::Usage)?;
+                let racks = racks.resolve(members)?;
                 return Ok(Hybrid::new(racks, self.spine.unwrap_or(SPINE).into()).into());
             }
         };
@@ -159,7 +159,7 @@ impl HybridOptions {
         match &self.racks {
             None | Some(RacksText::Auto) => Ok(RackSelection::Find),
             Some(RacksText::None) => Ok(RackSelection::Ignore),
-            Some(given) => Ok(RackSelection::Given(given.resolve(members).context(Exit::Usage)?)),
+            Some(given) => Ok(RackSelection::Given(given.resolve(members)?)),
         }
     }
 
@@ -207,7 +207,7 @@ impl FromStr for RacksText {
 
     fn from_str(text: &str) -> Result<Self, String> {
         let numbers = |part: &str| {
-            let number = |word: &str| word.trim().parse::<u32>().map_err(|_| format!("{word:?} is not a number"));
+            let number = |word: &str| word.trim().parse::<u32>().map_err(|_| format!("{word:?} is no number; {FORMS}"));
             part.split(',').map(number).collect::<Result<Vec<u32>, String>>()
         };
         if text == AUTO {
@@ -224,13 +224,15 @@ impl FromStr for RacksText {
 
 impl RacksText {
     fn resolve(&self, members: u32) -> anyhow::Result<Racks> {
+        self.checked(members).context("--racks (or RDMC_RACKS)").context(Exit::Usage)
+    }
+
+    fn checked(&self, members: u32) -> anyhow::Result<Racks> {
         let racks = match self {
             RacksText::Sizes(sizes) => Racks::from_sizes(sizes)?,
             RacksText::Ranks(racks) => Racks::from_assignment(&assignment(racks, members)?)?,
             RacksText::Auto | RacksText::None => {
-                anyhow::bail!(
-                    "--racks {AUTO} and {NONE} are for --algorithm {AUTO} of rdmc send; write them as 4,4 or 0,2/1,3"
-                )
+                anyhow::bail!("{AUTO} and {NONE} are for --algorithm {AUTO} of rdmc send; write them as 4,4 or 0,2/1,3")
             }
         };
         let held = racks.members();
@@ -258,6 +260,8 @@ fn assignment(racks: &[Vec<u32>], members: u32) -> anyhow::Result<Vec<u32>> {
     rack_of.into_iter().collect::<Option<_>>().with_context(|| format!("rank {} is in no rack", missing.unwrap_or(0)))
 }
 
+/// What --racks takes.
+const FORMS: &str = "give the sizes of racks (4,4), the ranks in each (0,2/1,3), auto or none";
 /// Default schedule among the racks.
 const SPINE: SpineName = SpineName::TwoTree;
 /// Value of --racks that ignores racks.
@@ -298,6 +302,9 @@ mod tests {
         for text in wrong {
             assert!(hybrid(text, 4).is_err(), "{text:?}");
         }
+        assert_eq!("2,x".parse::<RacksText>(), Err(format!("\"x\" is no number; {FORMS}")));
+        let said = format!("{:#}", hybrid("0,1/1,2,3", 4).unwrap_err());
+        assert_eq!(said, "usage: --racks (or RDMC_RACKS): rank 1 is in two racks");
         assert_eq!(Exit::code_of(&hybrid("4,4", 4).unwrap_err()), 2);
     }
 }

@@ -5,16 +5,16 @@ use std::ops::Range;
 use std::path::PathBuf;
 use std::time::Duration;
 
-use clap::builder::FalseyValueParser;
 use clap::parser::ValueSource;
 use clap::{Args, CommandFactory, FromArgMatches, Parser, Subcommand, ValueEnum};
+use rdmc::NodeBuilder;
 use rdmc_files::{FabricSelection, OnFailure, PortRate};
 
 use crate::address::{AddressList, LISTEN_DEFAULT};
 use crate::bench::BenchOptions;
 use crate::choice::{AUTO, AlgorithmName, AlgorithmOptions, HybridOptions, OrAuto};
 use crate::fabric::FabricOptions;
-use crate::named::{Named, one_of};
+use crate::named::{Named, Switch, one_of};
 use crate::port::DemoPort;
 use crate::progress::OutputOptions;
 use crate::security::SecurityOptions;
@@ -193,10 +193,10 @@ pub(crate) struct SendOptions {
     pub(crate) timeout: u64,
     /// Wait for receivers that are busy, closed the connection or cannot be reached, and invite them again until
     /// --timeout has passed; by default the first refusal ends the program
-    #[arg(long, env = "RDMC_WAIT", value_parser = FalseyValueParser::new())]
+    #[arg(long, env = "RDMC_WAIT", value_parser = Switch)]
     pub(crate) wait: bool,
     /// Seconds after which a silent member is given up, from 0.05 to 3600; longer for machines that stop for a while
-    #[arg(long, env = "RDMC_DETECTION", default_value = "2", value_name = "SECONDS", value_parser = parse_seconds)]
+    #[arg(long, env = "RDMC_DETECTION", default_value = "2", value_name = "SECONDS", value_parser = parse_detection)]
     pub(crate) detection: Duration,
     /// How the transfer goes on if a receiver or the sender fails after all have agreed to the list of files
     #[arg(
@@ -226,10 +226,13 @@ fn parse_whole_seconds<const MIN: u64>(text: &str) -> Result<u64, String> {
     seconds.ok_or_else(|| format!("a whole number of seconds from {MIN} to 86400 is expected"))
 }
 
-/// Parses a number of seconds, which may have a fraction.
-fn parse_seconds(text: &str) -> Result<Duration, String> {
+/// Parses a detection time in seconds, which may have a fraction.
+fn parse_detection(text: &str) -> Result<Duration, String> {
+    let (min, max) = (NodeBuilder::DETECTION_MIN, NodeBuilder::DETECTION_MAX);
     let seconds = text.parse().ok().and_then(|seconds| Duration::try_from_secs_f64(seconds).ok());
-    seconds.ok_or_else(|| "a number of seconds is expected, such as 0.5 or 10".to_owned())
+    seconds.filter(|seconds| (min..=max).contains(seconds)).ok_or_else(|| {
+        format!("a number of seconds from {} to {} is expected, such as 0.5", min.as_secs_f64(), max.as_secs_f64())
+    })
 }
 
 /// Parses a time of at most a minute with its unit: `us`, `ms` or `s`.
@@ -277,20 +280,20 @@ pub(crate) struct RecvOptions {
     pub(crate) dir: PathBuf,
     /// End after the first transfer, with its exit code; an offer that ends before the first file does not count. By
     /// default rdmc recv runs until a signal comes
-    #[arg(long, env = "RDMC_ONCE", value_parser = FalseyValueParser::new())]
+    #[arg(long, env = "RDMC_ONCE", value_parser = Switch)]
     pub(crate) once: bool,
     /// Decline transfers of more bytes than this: 500M, 2GiB (powers of 1024); by default there is no limit
     #[arg(long, env = "RDMC_MAX_SIZE", value_name = "SIZE", value_parser = size::parse)]
     pub(crate) max_size: Option<u64>,
     /// Decline transfers that would replace a file, and fail if such a file appears later; by default files are replaced
-    #[arg(long, env = "RDMC_NO_OVERWRITE", value_parser = FalseyValueParser::new())]
+    #[arg(long, env = "RDMC_NO_OVERWRITE", value_parser = Switch)]
     pub(crate) no_overwrite: bool,
     /// Keep no parts of files when a transfer is interrupted, remove those that earlier transfers have left of the same
     /// files, and receive every file in full; by default a later transfer sends only the missing blocks
-    #[arg(long, env = "RDMC_DISCARD_PARTS", value_parser = FalseyValueParser::new())]
+    #[arg(long, env = "RDMC_DISCARD_PARTS", value_parser = Switch)]
     pub(crate) discard_parts: bool,
     /// Force every file to the disk (fsync) before it takes its name; by default the kernel writes it later
-    #[arg(long, env = "RDMC_FSYNC", value_parser = FalseyValueParser::new())]
+    #[arg(long, env = "RDMC_FSYNC", value_parser = Switch)]
     pub(crate) fsync: bool,
     #[command(flatten)]
     pub(crate) fabric: FabricOptions,
@@ -413,7 +416,7 @@ pub(crate) struct ScheduleOptions {
     #[arg(long, conflicts_with = "json")]
     pub(crate) sends: bool,
     /// Print a JSON object with every hop of a block
-    #[arg(long, env = "RDMC_JSON", value_parser = FalseyValueParser::new())]
+    #[arg(long, env = "RDMC_JSON", value_parser = Switch)]
     pub(crate) json: bool,
 }
 
@@ -438,7 +441,7 @@ pub(crate) struct SimOptions {
     #[arg(long, value_name = "FILE.json")]
     pub(crate) trace: Option<PathBuf>,
     /// Print a JSON object
-    #[arg(long, env = "RDMC_JSON", value_parser = FalseyValueParser::new())]
+    #[arg(long, env = "RDMC_JSON", value_parser = Switch)]
     pub(crate) json: bool,
 }
 
@@ -516,7 +519,7 @@ pub(crate) const ALL_FIGURES: &str = "all";
 #[derive(Debug, Args)]
 pub(crate) struct DoctorOptions {
     /// Print a JSON object
-    #[arg(long, env = "RDMC_JSON", value_parser = FalseyValueParser::new())]
+    #[arg(long, env = "RDMC_JSON", value_parser = Switch)]
     pub(crate) json: bool,
 }
 
@@ -535,6 +538,16 @@ mod tests {
         }
         for text in ["", "5", "ms", "-1ms", "61s", "1h", "NaNms", "1e3ms", "infs"] {
             assert!(parse_round_trip(text).is_err_and(|error| error.contains("24ms")), "{text}");
+        }
+    }
+
+    #[test]
+    fn a_detection_time_is_within_its_bounds() {
+        for (text, ms) in [("0.05", 50), ("2", 2000), ("3600", 3_600_000)] {
+            assert_eq!(parse_detection(text), Ok(Duration::from_millis(ms)), "{text}");
+        }
+        for text in ["0", "0.049", "3601", "-1", "NaN", "soon", "2s"] {
+            assert!(parse_detection(text).is_err_and(|error| error.contains("from 0.05 to 3600")), "{text}");
         }
     }
 

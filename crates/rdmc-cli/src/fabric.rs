@@ -1,9 +1,8 @@
 //! Options that choose a fabric.
 
-use clap::builder::FalseyValueParser;
 use rdmc_files::{FabricSelection, FabricSettings};
 
-use crate::named::{Named, one_of};
+use crate::named::{Named, Switch, one_of};
 
 /// Options that choose a fabric.
 #[derive(Clone, Debug, clap::Args)]
@@ -16,7 +15,7 @@ pub(crate) struct FabricOptions {
     #[arg(long, env = "RDMC_DEVICE", value_name = "NAME")]
     pub(crate) device: Option<String>,
     /// Share no memory with processes of this host; by default --fabric auto does
-    #[arg(long, env = "RDMC_NO_SHM", value_parser = FalseyValueParser::new())]
+    #[arg(long, env = "RDMC_NO_SHM", value_parser = Switch)]
     pub(crate) no_shm: bool,
 }
 

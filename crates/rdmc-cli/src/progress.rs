@@ -7,7 +7,6 @@ use std::sync::Mutex;
 use std::time::{Duration, Instant};
 
 use clap::Args;
-use clap::builder::FalseyValueParser;
 use indicatif::{MultiProgress, ProgressBar, ProgressDrawTarget};
 use rdmc_files::size::{ByteSize, Rate};
 use rdmc_files::words::{count, printable};
@@ -15,6 +14,7 @@ use rdmc_files::{Direction, Event, FailedPeer, Proof, SessionNumber, explain};
 use serde::Serialize;
 
 use crate::exit::{Exit, failed_peers, tell};
+use crate::named::Switch;
 use line::{BarKind, Label};
 
 mod line;
@@ -23,10 +23,10 @@ mod line;
 #[derive(Clone, Copy, Debug, Args)]
 pub(crate) struct OutputOptions {
     /// Print one JSON object per line to stdout, each with an "event", instead of text
-    #[arg(long, env = "RDMC_JSON", value_parser = FalseyValueParser::new())]
+    #[arg(long, env = "RDMC_JSON", value_parser = Switch)]
     pub(crate) json: bool,
     /// Print errors only
-    #[arg(long, short, env = "RDMC_QUIET", value_parser = FalseyValueParser::new(), conflicts_with = "json")]
+    #[arg(long, short, env = "RDMC_QUIET", value_parser = Switch, conflicts_with = "json")]
     pub(crate) quiet: bool,
 }
 
@@ -96,7 +96,7 @@ impl fmt::Display for Line<'_> {
             }
             Event::Progress { bytes, total, .. } => write!(f, "{} of {}", ByteSize(*bytes), ByteSize(*total)),
             Event::File { path, bytes, .. } => write!(f, "{path}  {}", ByteSize(*bytes)),
-            Event::Skipped { path, .. } => write!(f, "skipped {path}: a symbolic link, a device or a socket"),
+            Event::Skipped { path, .. } => write!(f, "skipped {path}: a symbolic link, a device, a socket or a pipe"),
             Event::GoingOn { failed, receivers, .. } => {
                 write!(f, "{}; going on with {}", explain(failed), count(*receivers, "receiver"))
             }

@@ -6,10 +6,10 @@ use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 
 use anyhow::Context;
-use clap::builder::FalseyValueParser;
 use rdmc::Security;
 
 use crate::exit::Exit;
+use crate::named::Switch;
 
 /// Options that admit only known peers.
 #[derive(Clone, Debug, Default, clap::Args)]
@@ -29,7 +29,7 @@ pub(crate) struct SecurityOptions {
     pub(crate) tls_key: Option<PathBuf>,
     /// Encrypt the data that TCP carries; sender and receivers must agree. Needs --key, or --tls-ca, --tls-cert and
     /// --tls-key
-    #[arg(long, env = "RDMC_ENCRYPT", value_parser = FalseyValueParser::new())]
+    #[arg(long, env = "RDMC_ENCRYPT", value_parser = Switch)]
     pub(crate) encrypt: bool,
 }
 

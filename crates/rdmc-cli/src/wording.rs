@@ -14,6 +14,7 @@ pub(crate) fn wording() -> Wording {
     wording.choose_directory = "let this user write there, or choose another one with --dir";
     wording.no_overwrite = "--no-overwrite";
     wording.pool_bytes_max = "--pool-size";
+    wording.wait = "--wait";
     wording.evict_after = "rdmc send --evict-after";
     wording.fabric = "--fabric";
     wording.device = "--device";

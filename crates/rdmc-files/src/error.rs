@@ -142,6 +142,11 @@ impl Problem {
         Self { message: format!("{text}: {}", self.message), ..self }
     }
 
+    /// Puts a text behind the message.
+    pub(crate) fn followed_by(self, text: impl fmt::Display) -> Self {
+        Self { message: format!("{}; {text}", self.message), ..self }
+    }
+
     /// Changes the kind.
     pub(crate) fn of_kind(self, kind: Kind) -> Self {
         Self { kind, ..self }

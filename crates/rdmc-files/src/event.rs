@@ -99,7 +99,7 @@ pub enum Event {
         /// Its size in bytes.
         bytes: u64,
     },
-    /// Something cannot be sent: a symbolic link, a device or a socket.
+    /// Something cannot be sent: a symbolic link, a device, a socket or a pipe.
     #[non_exhaustive]
     Skipped {
         /// Its path, with control characters escaped.

@@ -18,7 +18,7 @@ use rdmc_schedule::{BlockCount, Rank, Schedule};
 
 use crate::announcement::{Announcement, Conclusion, FileGroups, OnFailure, Reply, UNDER_WAY_MAX, WirePlan};
 use crate::attempts::Attempts;
-use crate::blame::FailedPeer;
+use crate::blame::{FailedPeer, PeerFailure};
 use crate::costs::{Path, PortRate, plans};
 use crate::departures::Departures;
 use crate::driven::Driven;
@@ -279,7 +279,7 @@ pub struct Sent {
     pub files: u64,
     /// Sum of the files' sizes in bytes.
     pub bytes: u64,
-    /// Number of things that could not be sent: symbolic links, devices, sockets.
+    /// Number of things that could not be sent: symbolic links, devices, sockets, pipes.
     pub skipped: usize,
     /// Duration since all have agreed to the list of files.
     pub duration: Duration,
@@ -305,7 +305,7 @@ impl Settings {
                 Err(problem) if problem.may_pass() => problem,
                 outcome => return outcome,
             };
-            let Some(pause) = attempts.next_pause() else { return Err(problem) };
+            let Some(pause) = attempts.next_pause() else { return Err(self.with_remedy(problem)) };
             if is_first {
                 let message = format!("{}; trying again for {} s", problem.reason(), attempts.left().as_secs());
                 events.say(Event::Warning { message });
@@ -314,6 +314,17 @@ impl Settings {
                 () = tokio::time::sleep(pause) => {}
                 () = stop.due() => return Err(stopped()),
             }
+        }
+    }
+
+    /// Says of a problem that may pass how the sender waits for receivers that are busy, unless it has waited.
+    fn with_remedy(&self, problem: Problem) -> Problem {
+        let Wording { wait, sender, .. } = self.builder.wording;
+        let is_busy = problem.failed().iter().any(|peer| peer.cause() == PeerFailure::Busy);
+        if is_busy && !self.builder.wait {
+            problem.followed_by(format!("with {wait}, {sender} waits for it"))
+        } else {
+            problem
         }
     }
 

@@ -23,7 +23,7 @@ pub(crate) struct SourceTree {
     pub(crate) manifest: Manifest,
     /// The path of each entry of the manifest.
     pub(crate) paths: Vec<PathBuf>,
-    /// Things that cannot be sent: symbolic links inside directories, sockets, devices.
+    /// Things that cannot be sent: symbolic links and special files inside directories.
     pub(crate) skipped: Vec<PathBuf>,
 }
 
@@ -34,7 +34,8 @@ impl SourceTree {
         for argument in arguments {
             let metadata = std::fs::metadata(argument).with_context(|| format!("{}", argument.display()))?;
             if !metadata.is_file() && !metadata.is_dir() {
-                return Err(Kind::Request.problem(format!("{} is neither a file nor a directory", argument.display())));
+                let what = "is neither a file nor a directory; write what it contains to a file, and send that";
+                return Err(Kind::Request.problem(format!("{} {what}", argument.display())));
             }
             let name = match argument.file_name() {
                 Some(name) => name.to_owned(),
@@ -352,7 +353,8 @@ mod tests {
         for path in [&socket, &link, Path::new("/dev/null")] {
             let error = TransferError::from(SourceTree::find(&[path.to_owned()]).unwrap_err());
             assert_eq!(error.code(), 2);
-            assert!(error.to_string().contains(&path.display().to_string()), "{error}");
+            let said = error.to_string();
+            assert!(said.contains(&path.display().to_string()) && said.contains("to a file, and send that"), "{said}");
         }
         let found = SourceTree::find(&[dir.path().to_owned()]).unwrap();
         assert_eq!((found.skipped.len(), found.files().count()), (2, 0));

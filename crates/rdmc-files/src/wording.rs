@@ -30,6 +30,8 @@ pub struct Wording {
     pub no_overwrite: &'static str,
     /// The setting that bounds registered memory: `pool_bytes_max`.
     pub pool_bytes_max: &'static str,
+    /// The sender's setting that waits for receivers: `wait(true)`.
+    pub wait: &'static str,
     /// The sender's setting for slow receivers: `evict_after of the sender`.
     pub evict_after: &'static str,
     /// The setting that chooses a fabric: `fabric`. Its value follows.
@@ -57,6 +59,7 @@ impl Default for Wording {
             choose_directory: "let this user write there, or choose another one",
             no_overwrite: "nothing is replaced",
             pool_bytes_max: "pool_bytes_max",
+            wait: "wait(true)",
             evict_after: "evict_after of the sender",
             fabric: "fabric",
             device: "device",

@@ -92,7 +92,7 @@ fn a_sender_that_is_told_of_racks_sends_by_racks() {
 fn racks_that_do_not_suit_the_receivers_are_usage_errors() {
     for (arguments, said) in [
         (["--racks", "2,2"], "the racks hold 4 members, but there are 3"),
-        (["--racks", "some"], "\"some\" is not a number"),
+        (["--racks", "some"], "\"some\" is no number; give the sizes"),
         (["--spine", "chain"], "needs --algorithm hybrid"),
     ] {
         let sent = finish(command(&["send", "--to", "10.0.0.2,10.0.0.3", "file"]).args(arguments).spawn().unwrap());

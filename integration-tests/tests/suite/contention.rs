@@ -75,7 +75,8 @@ fn of_two_senders_that_do_not_wait_the_loser_is_told_that_the_receivers_are_busy
         });
         let ends = senders.map(finish);
         for sent in &ends {
-            let busy = || String::from_utf8_lossy(&sent.stdout).contains(r#""cause":"busy""#);
+            let told = String::from_utf8_lossy(&sent.stdout);
+            let busy = || told.contains(r#""cause":"busy""#) && told.contains("with --wait, rdmc send waits for it");
             assert!(code(sent) == 0 || code(sent) == 4 && busy(), "round {round}: {ends:?}");
         }
         let left = receivers.each_ref().map(|receiver| std::fs::read(receiver.dir.path().join(format!("file{round}"))));

@@ -330,6 +330,9 @@ fn quiet_is_quiet_and_the_environment_is_heard() {
     let sent = finish(child);
     assert_eq!(code(&sent), 0, "{sent:?}");
     assert!(sent.stdout.is_empty() && sent.stderr.is_empty(), "{sent:?}");
+    let unclear = command(&[OsStr::new("send"), path.as_os_str()]).envs(environment).env("RDMC_QUIET", "maybe").spawn();
+    let sent = finish(unclear.unwrap());
+    assert!(code(&sent) == 2 && text(&sent.stderr).contains("set RDMC_QUIET to 1 or 0"), "{sent:?}");
     assert_eq!(receiver.finish().0, 0);
 }
 
