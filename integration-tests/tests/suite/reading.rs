@@ -4,12 +4,12 @@ use std::io::{self, Cursor};
 
 use futures::{FutureExt, StreamExt};
 use rdmc::{
-    Algorithm, Arrival, Delivery, FailureCause, GroupFailure, GroupSpec, Node, NodeId, OfferReceiver, Recovered,
-    RecoveryError, SendError, Sender, Shutdown,
+    Algorithm, Arrival, Cluster, Delivery, FailureCause, GroupFailure, GroupSpec, Node, NodeId, OfferReceiver,
+    Recovered, RecoveryError, SendError, Sender, Shutdown,
 };
 use tokio::io::{AsyncReadExt, AsyncWriteExt, DuplexStream};
 
-use crate::cluster::{Kind, form, pattern, poll_and_drop, spec_of_all, start, take_all, watched};
+use crate::cluster::{Kind, fabrics, form, pattern, poll_and_drop, spec_of_all, start, take_all, watched};
 
 const BLOCK_SIZE: u32 = 1000;
 const BLOCK: usize = BLOCK_SIZE as usize;
@@ -181,6 +181,37 @@ async fn a_source_that_fails_before_the_message_has_its_place_fails_the_future_a
         };
         let (taken, ()) = futures::join!(taken, sent);
         assert_eq!(taken.len(), 1);
+    })
+    .await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn short_messages_from_sources_follow_each_other_in_a_pool_for_one() {
+    watched(async {
+        let cluster = Cluster::new((0u32..2).map(|id| (id, format!("node{id}"))));
+        let starts = (0u32..).zip(fabrics(Kind::Mem, 2)).map(|(id, fabric)| {
+            let builder = Node::builder(NodeId(id), cluster.clone()).fabric(fabric);
+            builder.pool_bytes_max(LEN.next_multiple_of(4 << 10) as u64).start()
+        });
+        let nodes = futures::future::try_join_all(starts).await.expect("they start");
+        let (sender, mut receivers) = form(&nodes, &spec_of_all(1, &nodes, Algorithm::Chain, BLOCK_SIZE)).await;
+        let taken = async {
+            let (mut receiver, mut taken) = (receivers.remove(0), 0);
+            while let Some(message) = receiver.next().await {
+                assert!(message.unwrap()[..] == pattern(LEN, taken));
+                taken += 1;
+            }
+            receiver.close().await.unwrap();
+            taken
+        };
+        let sent = async {
+            for seed in 0..3 {
+                sender.send_from(Cursor::new(pattern(LEN, seed)), LEN as u64).await.unwrap();
+            }
+            sender.close().await.unwrap();
+        };
+        let (taken, ()) = futures::join!(taken, sent);
+        assert_eq!(taken, 3);
     })
     .await;
 }

@@ -236,7 +236,7 @@ impl RetainedMessages {
         self.copies_short && (message.len() <= SHORT_MAX || message.may_change())
     }
 
-    /// Notes that a message is whole; a short one is kept without the memory into which it was received.
+    /// Notes that a message is whole; a short one is kept without the memory into which it was received or read.
     pub(crate) fn shorten(&self, number: u64, message: &[u8]) {
         let replaced = {
             let mut state = self.lock();

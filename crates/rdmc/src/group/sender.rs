@@ -232,9 +232,10 @@ impl Sender {
     /// - [`SendError::Unreadable`] if the reader fails, or ends early, before the message takes its place. The group
     ///   goes on. Later, the group fails with [`FailureCause::Unreadable`] at this member.
     /// - [`SendError::Pool`] if the pool can never lend `len` bytes.
-    /// - As of [`send`](Self::send). [`SendError::NotQueued`] also if the group fails before the message's turn. If it
-    ///   fails later, this member goes on reading, so that [recovering](GroupFailure::recover) can complete the
-    ///   message. Recovering waits for that. If the source fails then, this member is not among those that go on.
+    /// - As of [`send`](Self::send). [`SendError::NotQueued`] also if the group fails before the message's turn.
+    ///   [Recovering](GroupFailure::recover) sends the messages that are queued behind it all the same. If the group
+    ///   fails later, this member goes on reading, so that recovering can complete the message, and waits for that. If
+    ///   the source fails then, this member is not among those that go on.
     /// - [`SendError::NotAnObject`] where members [share](crate::DeliveryMode::Shared) objects.
     pub fn send_from(&self, reader: impl AsyncRead + Send + 'static, len: u64) -> Multicast {
         self.read_and_send(None, Source::new(reader, len), len)

@@ -72,7 +72,6 @@ impl Source {
             || spec.delta
             // If the group fails behind the header, the message must be here for a group that continues this one.
             || spec.headers
-            || group.fits_a_slot(self.len)
             || spec.count() == 1;
         if is_whole_first {
             for piece in memory.chunks_mut(group.block_size() as usize) {
@@ -103,7 +102,7 @@ impl Source {
                 Ok(())
             };
             futures::select_biased! {
-                outcome = std::pin::pin!(rest.fuse()) => reading.end(outcome),
+                outcome = std::pin::pin!(rest.fuse()) => reading.end(outcome, &blocks),
                 () = std::pin::pin!(unwanted.fuse()) => {}
             }
         };
@@ -148,7 +147,11 @@ struct Reading {
 }
 
 impl Reading {
-    fn end(&mut self, outcome: io::Result<()>) {
+    fn end(&mut self, outcome: io::Result<()>, blocks: &Blocks) {
+        // A short message is kept without its memory, for which later messages may wait.
+        if let (Ok(()), Some(group)) = (&outcome, self.group.upgrade()) {
+            group.retained().shorten(self.number, &blocks.whole());
+        }
         self.outcome = Some(outcome);
     }
 }
