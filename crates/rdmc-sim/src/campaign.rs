@@ -35,13 +35,13 @@ mod shrink;
 mod suspects;
 
 pub use case::{
-    AlgorithmCase, Behaviour, Case, Fault, FaultCase, GroupCase, MemberCase, MessageCase, Milestone, PartsCase,
-    RingCase, SendFuture, When,
+    AlgorithmCase, Behaviour, BrokenSource, Case, Fault, FaultCase, GroupCase, MemberCase, MessageCase, Milestone,
+    PartsCase, RingCase, SendFuture, SourceCase, When,
 };
 pub use checks::{CHECKERS, Checker};
 pub use observation::{
     Corruptions, Delivered, Ending, FaultObservation, FlippedBlock, GroupObservation, MemberObservation, NamedMember,
-    Observation, Outcome, RecoveryObservation, ReportedFailure, ResourcesInUse, SeenReceipt, SeenStored,
+    Observation, Outcome, RecoveryObservation, ReportedFailure, ResourcesInUse, SeenRead, SeenReceipt, SeenStored,
 };
 pub use play::{CaseError, play};
 pub use shrink::shrink;

@@ -8,7 +8,11 @@ use serde::{Deserialize, Serialize};
 use crate::model::ClusterModel;
 use crate::random::Random;
 
+mod source;
 mod text;
+
+pub(super) use source::Break;
+pub use source::{BrokenSource, SourceCase};
 
 /// One case of a campaign: a cluster, its groups, the behaviour of their members, and faults.
 ///
@@ -71,6 +75,9 @@ pub struct GroupCase {
     /// The ring for short messages. Delta groups have none.
     #[serde(default)]
     pub ring: Option<RingCase>,
+    /// Whether messages have [headers](Case::header). Delta groups have none.
+    #[serde(default)]
+    pub headers: bool,
 }
 
 /// A ring for short messages.
@@ -100,6 +107,9 @@ pub struct MemberCase {
     /// The parts of each message that its memory already holds; `None` without parts.
     #[serde(default)]
     pub has: Option<PartsCase>,
+    /// Bytes that it reads at once of a message that arrives in its memory; 0 if it awaits the whole message.
+    #[serde(default)]
+    pub reads_at_once: usize,
     /// Pause before each send, or after each received message, in ns.
     pub pause_ns: u64,
     /// Number of messages that it keeps before it drops the oldest.
@@ -187,6 +197,9 @@ pub struct MessageCase {
     pub size: u64,
     /// How the application treats the future of the send.
     pub future: SendFuture,
+    /// The source from which the root reads it while it sends it; `None` if the root has the message.
+    #[serde(default)]
+    pub source: Option<SourceCase>,
 }
 
 /// How the application treats the future of a send.
@@ -481,6 +494,9 @@ impl Case {
             if group.messages.iter().any(|message| message.size > MESSAGE_MAX) {
                 return Err(format!("group {} has a message of more than {MESSAGE_MAX} bytes", group.id));
             }
+            if group.messages.iter().filter_map(|message| message.source).any(|source| source.piece == 0) {
+                return Err(format!("group {} has a source that gives no bytes", group.id));
+            }
             if let AlgorithmCase::Hybrid { racks, .. } = &group.algorithm {
                 Racks::from_assignment(racks).map_err(|error| format!("group {}: {error}", group.id))?;
             }
@@ -538,6 +554,17 @@ impl Case {
         }
         bytes
     }
+
+    /// Returns the header of a message in a group with headers: empty, short, or as long as it may be.
+    pub fn header(group: u64, message: usize) -> Vec<u8> {
+        let length = match group.wrapping_add(message as u64) % 4 {
+            0 => 0,
+            1 => 1,
+            2 => 40,
+            _ => GroupSpec::HEADER_LEN_MAX as u64,
+        };
+        Self::content(!group, message, length)
+    }
 }
 
 impl GroupCase {
@@ -557,6 +584,29 @@ impl GroupCase {
         self.ring.is_some() && !self.delta
     }
 
+    /// Returns whether messages have headers.
+    pub(super) fn has_headers(&self) -> bool {
+        self.headers && !self.delta
+    }
+
+    /// Returns the header that the root sends with a message. A message that is read from a source has none.
+    pub(super) fn header(&self, message: usize) -> Vec<u8> {
+        match self.has_headers() && self.messages[message].source.is_none() {
+            true => Case::header(self.id, message),
+            false => Vec::new(),
+        }
+    }
+
+    /// Returns whether a message is queued when its future is made, and not when that is polled.
+    pub(super) fn is_queued_at_once(&self, message: usize) -> bool {
+        !self.header(message).is_empty()
+    }
+
+    /// Returns the number of numbers that a message takes: a header is a message of its own.
+    pub(super) fn numbers_each(&self) -> u64 {
+        if self.has_headers() { 2 } else { 1 }
+    }
+
     /// Returns the specification that a member uses.
     pub(super) fn spec(&self, member: &MemberCase) -> GroupSpec {
         let other = member.behaviour == Behaviour::OtherBlockSize;
@@ -566,6 +616,7 @@ impl GroupCase {
             .recoverable(self.recoverable)
             .check_blocks(self.checks)
             .delta(self.delta)
+            .headers(self.has_headers())
             .delivery(if self.stable { Delivery::Stable } else { Delivery::Immediate })
             .block_size(self.block_size + u32::from(other));
         match self.ring.filter(|_| !self.delta) {

@@ -2,16 +2,20 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use super::case::{Behaviour, Case, GroupCase, SendFuture};
+use super::case::{Behaviour, Break, Case, GroupCase, SendFuture};
 use super::observation::{
     Delivered, Ending, GroupObservation, MemberObservation, NamedMember, Observation, Outcome, ReportedFailure,
     SeenReceipt, SeenStored,
 };
 use super::suspects::Suspects;
 
+mod headers;
 mod recoveries;
+mod sources;
 
+use headers::headers_belong;
 use recoveries::recoveries_go_on;
+use sources::{reads_are_true, sources_break_as_promised};
 
 /// A condition that must hold after every case.
 #[derive(Clone, Copy, Debug)]
@@ -26,12 +30,15 @@ pub struct Checker {
 pub const CHECKERS: &[Checker] = &[
     Checker { name: "every member ends", check: every_member_ends },
     Checker { name: "messages are whole and in order", check: messages_are_whole },
+    Checker { name: "headers belong to their messages", check: headers_belong },
+    Checker { name: "readers get the bytes of their messages", check: reads_are_true },
     Checker { name: "a close succeeds only after full delivery", check: closes_follow_full_delivery },
     Checker { name: "no failure without a cause", check: failures_have_causes },
     Checker { name: "failures name the failed members", check: failures_name_suspects },
     Checker { name: "an outcome does not change", check: outcomes_do_not_change },
     Checker { name: "one outcome for all survivors", check: outcomes_agree },
     Checker { name: "one outcome by quorum", check: quorums_agree },
+    Checker { name: "sources break as promised", check: sources_break_as_promised },
     Checker { name: "corrupted blocks are found and healed", check: corruptions_are_healed },
     Checker { name: "certificates are true", check: certificates_are_true },
     Checker { name: "receipts are true", check: receipts_are_true },
@@ -83,7 +90,9 @@ fn messages_are_whole(case: &Case, seen: &Observation) -> Result<(), String> {
         let mut longest: &[Delivered] = &[];
         let mut known: BTreeMap<u64, (u64, u64)> = BTreeMap::new();
         for (rank, member) in of_group.members.iter().enumerate() {
-            for (due, message) in (0..).zip(&member.delivered) {
+            for (place, message) in (0..).zip(&member.delivered) {
+                // A header has the number before that of its message.
+                let due = (place + 1) * group.numbers_each() - 1;
                 if message.number != due {
                     let number = message.number;
                     return Err(format!("group {}: rank {rank} got message {number}, not message {due}", group.id));
@@ -98,7 +107,10 @@ fn messages_are_whole(case: &Case, seen: &Observation) -> Result<(), String> {
                 longest = &member.delivered;
             }
         }
-        let delivered = longest.iter().map(|message| (message.size, known.get(&message.number).map(|it| it.1)));
+        let delivered = longest.iter().map(|message| {
+            let digest = known.get(&message.number).map(|it| it.1);
+            Content { size: message.size, digest, header: None }
+        });
         let delivered: Vec<_> = delivered.collect();
         if positions_after(group, of_group, &delivered).is_empty() {
             return Err(format!("group {}: {delivered:?} is not what the root sent", group.id));
@@ -107,21 +119,56 @@ fn messages_are_whole(case: &Case, seen: &Observation) -> Result<(), String> {
     Ok(())
 }
 
-/// Returns the positions in the root's list at which these deliveries may end; none if they are impossible.
+/// The content of a delivered message, to be compared with what the root sent. `None` compares equal.
+#[derive(Clone, Copy, Debug)]
+struct Content {
+    size: u64,
+    digest: Option<u64>,
+    /// The digest of the header.
+    header: Option<u64>,
+}
+
+impl Content {
+    fn of(message: &Delivered) -> Self {
+        Self { size: message.size, digest: message.digest, header: None }
+    }
+
+    /// Returns whether the root may have sent it as this message.
+    fn may_be(self, group: &GroupCase, message: usize) -> bool {
+        let planned = group.messages[message];
+        let is_sent = planned.future != SendFuture::NeverPolled || group.is_queued_at_once(message);
+        let content = || Outcome::digest_of(&Case::content(group.id, message, planned.size));
+        let header = || Outcome::digest_of(&group.header(message));
+        is_sent
+            && group.break_of(message).is_none()
+            && planned.size == self.size
+            && self.header.is_none_or(|digest| digest == header())
+            && self.digest.is_none_or(|digest| digest == content())
+    }
+}
+
+/// Returns the messages in the order in which the root sent them, and behind them those that it did not send.
+fn order_of(group: &GroupCase, seen: &GroupObservation) -> Vec<usize> {
+    let mut order = seen.members.first().map(|root| root.order.clone()).unwrap_or_default();
+    let left: Vec<usize> = (0..group.messages.len()).filter(|message| !order.contains(message)).collect();
+    order.extend(left);
+    order
+}
+
+/// Returns the positions in the root's order at which these deliveries may end; none if they are impossible.
 ///
 /// A send whose future was dropped may or may not have been executed.
-fn positions_after(group: &GroupCase, seen: &GroupObservation, delivered: &[(u64, Option<u64>)]) -> BTreeSet<usize> {
+fn positions_after(group: &GroupCase, seen: &GroupObservation, delivered: &[Content]) -> BTreeSet<usize> {
+    let order = order_of(group, seen);
     let mut positions = BTreeSet::from([0]);
-    for (size, digest) in delivered {
+    for content in delivered {
         let mut next = BTreeSet::new();
         for mut place in positions {
-            while let Some(message) = group.messages.get(place) {
-                let content = || Outcome::digest_of(&Case::content(group.id, place, message.size));
-                let same = message.size == *size && digest.is_none_or(|digest| digest == content());
-                if same && message.future != SendFuture::NeverPolled {
+            while let Some(&message) = order.get(place) {
+                if content.may_be(group, message) {
                     next.insert(place + 1);
                 }
-                if must_be_sent(group, seen, place) {
+                if must_be_sent(group, seen, message) {
                     break;
                 }
                 place += 1;
@@ -132,12 +179,24 @@ fn positions_after(group: &GroupCase, seen: &GroupObservation, delivered: &[(u64
     positions
 }
 
+/// Returns whether these deliveries may be all that the root sent.
+fn may_be_all(group: &GroupCase, seen: &GroupObservation, delivered: &[Content]) -> bool {
+    let order = order_of(group, seen);
+    let rest_is_optional = |place: usize| !order[place..].iter().any(|&message| must_be_sent(group, seen, message));
+    positions_after(group, seen, delivered).into_iter().any(rest_is_optional)
+}
+
 fn must_be_sent(group: &GroupCase, seen: &GroupObservation, message: usize) -> bool {
-    let sent = seen.members.first().and_then(|root| root.sends.get(message)?.as_ref());
+    let Some(root) = seen.members.first() else { return false };
+    let outcome = root.sends.get(message).and_then(|sent| Some(&sent.as_ref()?.outcome));
     match group.messages[message].future {
+        SendFuture::Completes => {
+            group.break_of(message) != Some(Break::BeforeItsPlace) && outcome != Some(&Outcome::Unreadable)
+        }
+        // The application may not learn that a group that has failed did not queue it.
+        _ if group.is_queued_at_once(message) && root.recoveries.is_empty() => true,
         SendFuture::NeverPolled => false,
-        SendFuture::Completes => true,
-        SendFuture::Dropped { .. } => sent.is_some_and(|seen| seen.outcome == Outcome::Done),
+        SendFuture::Dropped { .. } => outcome == Some(&Outcome::Done),
     }
 }
 
@@ -154,10 +213,8 @@ fn closes_follow_full_delivery(case: &Case, seen: &Observation) -> Result<(), St
             if rank == 0 || closes_early {
                 continue;
             }
-            let delivered: Vec<_> = member.delivered.iter().map(|message| (message.size, message.digest)).collect();
-            let rest_is_optional =
-                |&place: &usize| (place..group.messages.len()).all(|message| !must_be_sent(group, of_group, message));
-            if !positions_after(group, of_group, &delivered).iter().any(rest_is_optional) {
+            let delivered: Vec<_> = member.delivered.iter().map(Content::of).collect();
+            if !may_be_all(group, of_group, &delivered) {
                 return Err(format!("{} got only {} messages", closed_but(rank), delivered.len()));
             }
         }
@@ -302,7 +359,8 @@ fn certificates_are_true(case: &Case, seen: &Observation) -> Result<(), String> 
         let failures = of_group.members.iter().flat_map(MemberObservation::reported_failures);
         for failure in failures {
             for ((rank, member), held) in of_group.members.iter().enumerate().zip(&failure.held).skip(1) {
-                let Some(held) = *held else { continue };
+                // A member that has a header may lack its message.
+                let Some(held) = held.map(|held| held / group.numbers_each()) else { continue };
                 // The observation does not see messages that the application dropped.
                 let given = member.delivered_until(0).iter().filter(|message| message.digest.is_some()).count() as u64;
                 let ended = member.stream.is_some();

@@ -1,8 +1,8 @@
 //! Draws a case from a seed.
 
 use super::case::{
-    AlgorithmCase, Behaviour, Case, Fault, FaultCase, GroupCase, MemberCase, MessageCase, Milestone, PartsCase,
-    RingCase, SendFuture, SpineCase, When,
+    AlgorithmCase, Behaviour, BrokenSource, Case, Fault, FaultCase, GroupCase, MemberCase, MessageCase, Milestone,
+    PartsCase, RingCase, SendFuture, SourceCase, SpineCase, When,
 };
 use crate::model::{ClusterModel, ControlModel, DelayModel, Distribution, HostModel, NicModel, RackModel, WaitMode};
 use crate::random::Random;
@@ -44,6 +44,10 @@ impl Case {
         case.groups.iter_mut().for_each(|group| group.draw_promises(&mut random));
         if random.chance(0.2) {
             case.flip_writes(&mut random);
+        }
+        for group in &mut case.groups {
+            group.draw_headers(&mut random);
+            group.draw_streams(&mut random);
         }
         case
     }
@@ -175,6 +179,35 @@ impl GroupCase {
     }
 }
 
+impl GroupCase {
+    fn draw_headers(&mut self, random: &mut Random) {
+        self.headers = random.chance(0.25) && !self.delta;
+    }
+
+    /// Lets the root read messages while it sends them, and receivers while they arrive.
+    fn draw_streams(&mut self, random: &mut Random) {
+        if random.chance(0.25) {
+            let share = *random.one_of(&[0.2, 0.5, 1.0]);
+            for message in self.messages.iter_mut().filter(|message| message.size > 0) {
+                message.source = random.chance(share).then(|| draw_source(random, self.block_size));
+            }
+            if random.chance(0.2) && !self.messages.is_empty() {
+                let at = index(random, self.messages.len());
+                let message = &mut self.messages[at];
+                let after = random.below(message.size.max(1));
+                let broken = *random.one_of(&[BrokenSource::Ends { after }, BrokenSource::Fails { after }]);
+                message.source.iter_mut().for_each(|source| source.broken = Some(broken));
+            }
+        }
+        if random.chance(0.5) {
+            for member in self.members.iter_mut().skip(1).filter(|member| member.offers) {
+                let few = 1 + index(random, 100);
+                member.reads_at_once = *random.one_of(&[0, few, self.block_size as usize, 10_000]);
+            }
+        }
+    }
+}
+
 fn draw_when(random: &mut Random, group: &GroupCase) -> When {
     if random.chance(0.3) {
         return When::At { ns: spread(random, US, S) };
@@ -283,6 +316,7 @@ fn draw_group(random: &mut Random, id: u64, nodes: u32) -> GroupCase {
         stable: false,
         receipts: false,
         ring: None,
+        headers: false,
     }
 }
 
@@ -299,6 +333,7 @@ fn draw_member(random: &mut Random, node: u32, late: bool, delta: bool) -> Membe
         pause_ns: if random.chance(0.2) { spread(random, US, 5 * MS) } else { 0 },
         holds: if random.chance(0.2) { index(random, 4) } else { 0 },
         lets_go_each: 0,
+        reads_at_once: 0,
         behaviour: Behaviour::Ordinary,
     }
 }
@@ -315,7 +350,13 @@ fn draw_message(random: &mut Random, block_size: u32) -> MessageCase {
         5..=6 => blocks * block,
         _ => blocks * block - random.below(block),
     };
-    MessageCase { size, future: SendFuture::Completes }
+    MessageCase { size, future: SendFuture::Completes, source: None }
+}
+
+fn draw_source(random: &mut Random, block_size: u32) -> SourceCase {
+    let piece = *random.one_of(&[block_size.div_ceil(3), block_size, block_size * 4]);
+    let pause_ns = if random.chance(0.5) { spread(random, US, 2 * MS) } else { 0 };
+    SourceCase { piece, pause_ns, broken: None }
 }
 
 fn draw_algorithm(random: &mut Random, members: usize) -> AlgorithmCase {

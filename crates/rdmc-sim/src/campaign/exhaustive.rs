@@ -2,8 +2,9 @@
 //!
 //! A *history* is a group with a number of members that sends one message with a number of blocks, by one algorithm or
 //! as a delta group whose members already have parts; or three messages with stable delivery, without and with a ring;
-//! or three with a ring in a group whose survivors recover, with immediate and with stable delivery. A history is
-//! played once without a fault, which counts the operations of each member. It is then played once for each member,
+//! or three with a ring in a group whose survivors recover, with immediate and with stable delivery, or with headers; or
+//! three in such a group of which the root reads one from a source, and receivers read all while they arrive. A history
+//! is played once without a fault, which counts the operations of each member. It is then played once for each member,
 //! each of its operations and each [`Harm`], which replaces the operation. Both plays are equal up to that operation.
 //! So these are all points at which other members can observe the loss of a member.
 
@@ -11,7 +12,7 @@ use std::ops::RangeInclusive;
 
 use super::case::{
     AlgorithmCase, Behaviour, Case, Fault, FaultCase, GroupCase, MemberCase, MessageCase, PartsCase, RingCase,
-    SendFuture, SpineCase, When,
+    SendFuture, SourceCase, SpineCase, When,
 };
 use super::play::play;
 use super::{Report, judge_all};
@@ -74,6 +75,7 @@ impl Bounds {
                 .chain([rest_of(pipeline())])
                 .chain(stable_ones)
                 .chain([recovering(many()), recovering(stable(many()))])
+                .chain([recovering(with_headers(many())), recovering(streamed(several(pipeline())))])
         };
         shapes.flat_map(of_shape).collect()
     }
@@ -129,6 +131,7 @@ fn history(count: u32, blocks: u32, algorithm: AlgorithmCase) -> Case {
         pause_ns: 0,
         holds: 0,
         lets_go_each: 0,
+        reads_at_once: 0,
         behaviour: Behaviour::Ordinary,
     };
     // The last block is short.
@@ -139,7 +142,7 @@ fn history(count: u32, blocks: u32, algorithm: AlgorithmCase) -> Case {
         algorithm,
         block_size: BLOCK_BYTES,
         formation_limit_ns: FORMATION_LIMIT_NS,
-        messages: vec![MessageCase { size, future: SendFuture::Completes }],
+        messages: vec![MessageCase { size, future: SendFuture::Completes, source: None }],
         sends_ahead: 1,
         sends_from_pool: false,
         recoverable: true,
@@ -149,6 +152,7 @@ fn history(count: u32, blocks: u32, algorithm: AlgorithmCase) -> Case {
         stable: false,
         receipts: true,
         ring: None,
+        headers: false,
     };
     Case {
         seed: 1,
@@ -201,6 +205,23 @@ fn with_ring(mut history: Case) -> Case {
     history
 }
 
+/// Gives the messages of a history headers: a short one, a longer one, and the longest.
+fn with_headers(mut history: Case) -> Case {
+    history.groups.iter_mut().for_each(|group| group.headers = true);
+    history
+}
+
+/// Lets the root of a history read the second message while it sends it, and receivers while it arrives.
+fn streamed(mut history: Case) -> Case {
+    for group in &mut history.groups {
+        group.messages[1].source = Some(SourceCase { piece: BLOCK_BYTES, pause_ns: SOURCE_PAUSE_NS, broken: None });
+        for member in group.members.iter_mut().skip(1) {
+            (member.offers, member.reads_at_once) = (true, BLOCK_BYTES as usize);
+        }
+    }
+    history
+}
+
 /// Returns every algorithm; ranks alternate between two racks.
 fn algorithms(members: u32) -> Vec<AlgorithmCase> {
     let racks: Vec<u32> = (0..members).map(|rank| rank % 2).collect();
@@ -218,6 +239,8 @@ fn algorithms(members: u32) -> Vec<AlgorithmCase> {
 
 /// Bytes of a block.
 const BLOCK_BYTES: u32 = 256;
+/// Pause of a source before each piece, in ns: longer than a block takes.
+const SOURCE_PAUSE_NS: u64 = 10_000;
 /// Limit of the time to form the group, in ns.
 const FORMATION_LIMIT_NS: u64 = 30_000_000_000;
 /// When the world is healed, in ns: long after the other members have detected a silent one.

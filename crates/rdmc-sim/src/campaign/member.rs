@@ -1,6 +1,6 @@
 //! The application of one member of one group of a case.
 
-use std::collections::VecDeque;
+use std::collections::{BTreeSet, VecDeque};
 use std::sync::Arc;
 use std::task::Poll;
 
@@ -8,15 +8,21 @@ use futures::StreamExt;
 use futures::future::{BoxFuture, Either, FutureExt, select};
 use futures::stream::FuturesUnordered;
 use rdmc::{
-    Certificate, GroupError, GroupFailure, GroupStats, Memory, Message, Node, NodeId, OfferReceiver, Payload, Receiver,
-    Recovered, RecoveryError, SendError, Sender,
+    Arrival, Certificate, GroupError, GroupFailure, GroupStats, Memory, Message, Multicast, Node, NodeId,
+    OfferReceiver, Payload, Receiver, Recovered, RecoveryError, SendError, Sender,
 };
+use tokio::io::AsyncReadExt;
+use tokio::sync::Notify;
 
 use super::case::{Behaviour, Case, GroupCase, MemberCase, SendFuture};
 use super::observation::{
-    Corruptions, Delivered, Ending, MemberObservation, Outcome, RecoveryObservation, SeenReceipt,
+    Corruptions, Delivered, Ending, MemberObservation, Outcome, RecoveryObservation, SeenRead, SeenReceipt,
 };
 use super::play::RunningCase;
+
+mod source;
+
+use source::SourceReader;
 
 /// The application of one member.
 pub(super) struct Participant {
@@ -88,10 +94,9 @@ impl Handle {
 }
 
 /// How far an application has come, over all groups that continue each other.
-#[derive(Default)]
 struct Progress {
-    /// At the root: the first message that is not queued.
-    next: usize,
+    /// At the root: the messages that are not queued.
+    left: BTreeSet<usize>,
     /// Messages that a receiver has taken.
     taken: usize,
     held: VecDeque<Message>,
@@ -102,15 +107,16 @@ struct Progress {
 struct Sends {
     under_way: FuturesUnordered<BoxFuture<'static, Sent>>,
     receipts: FuturesUnordered<AwaitedReceipt>,
-    /// The first message that the group could not queue any more.
-    not_queued: Option<usize>,
+    /// The messages that the group could not queue any more.
+    not_queued: BTreeSet<usize>,
 }
 
-/// What has become of a send.
+/// What has become of the send of a message.
 struct Sent {
+    message: usize,
     receipt: Option<AwaitedReceipt>,
-    /// The message, if the group could not queue it.
-    not_queued: Option<usize>,
+    /// Whether the group could not queue it.
+    not_queued: bool,
 }
 
 /// Both answers of a receipt, when they are there.
@@ -119,7 +125,7 @@ type AwaitedReceipt = BoxFuture<'static, SeenReceipt>;
 impl Sends {
     fn take(&mut self, sent: Sent) {
         self.receipts.extend(sent.receipt);
-        self.not_queued = self.not_queued.into_iter().chain(sent.not_queued).min();
+        self.not_queued.extend(sent.not_queued.then_some(sent.message));
     }
 
     /// Waits until fewer than `count` are under way.
@@ -130,13 +136,29 @@ impl Sends {
             self.take(sent);
         }
     }
+
+    /// Waits until a message that is read from its source has its place in the order, or is not sent.
+    async fn until_placed(&mut self, message: usize, placed: impl Future<Output = ()>) {
+        let mut placed = std::pin::pin!(placed);
+        while let Either::Left((Some(sent), _)) = select(self.under_way.next(), placed.as_mut()).await {
+            let is_placed = sent.message == message;
+            self.take(sent);
+            if is_placed {
+                break;
+            }
+        }
+    }
 }
 
 /// The next item of a stream of messages.
 enum NextMessage {
-    Message(Message),
-    /// A message of this number and size that the application drops.
-    Lost(u64, u64),
+    Message {
+        message: Message,
+        /// The digest of the header of its offer.
+        offered: Option<u64>,
+    },
+    /// A message of this number and size, and with this digest of its header, that the application drops.
+    Lost(u64, u64, u64),
     Failed(GroupFailure),
     End,
 }
@@ -170,7 +192,8 @@ impl Participant {
                 self.join(self.node.join_group(spec), |receiver| Handle::Receiver(Incoming::Pool(receiver))).await
             }
         };
-        let mut progress = Progress::default();
+        let left = (0..self.group().messages.len()).collect();
+        let mut progress = Progress { left, taken: 0, held: VecDeque::new() };
         while let Some(handle) = joined {
             let failure = match handle {
                 Ok(Handle::Root(sender)) => self.send_all(sender, &mut progress).await,
@@ -217,27 +240,33 @@ impl Participant {
     async fn send_all(&self, sender: Sender, progress: &mut Progress) -> Option<GroupFailure> {
         let mut sends = Sends::default();
         // A group that continues this one gets the rest.
-        while !(self.group().recovers && sends.not_queued.is_some())
-            && let Some(message) = self.group().messages.get(progress.next)
-            && self.me().behaviour != (Behaviour::DropHandle { after: progress.next })
+        while (!self.group().recovers || sends.not_queued.is_empty())
+            && let Some(&message) = progress.left.first()
+            && self.me().behaviour != (Behaviour::DropHandle { after: message })
         {
             self.running.sleep(self.me().pause_ns).await;
             sends.fewer_than(self.group().sends_ahead.max(1)).await;
-            let number = progress.next;
-            progress.next += 1;
-            let payload = self.payload(number, message.size).await;
-            let mut send = match message.future {
-                SendFuture::NeverPolled => {
-                    drop(sender.send(payload));
-                    continue;
-                }
-                SendFuture::Completes => self.sending(&sender, payload, number, None),
-                SendFuture::Dropped { after_ns } => self.sending(&sender, payload, number, Some(after_ns)),
+            progress.left.remove(&message);
+            let begun = Arc::new(Notify::new());
+            let send = self.multicast(&sender, message, &begun).await;
+            self.note(|member, _| member.order.push(message));
+            let drop_after_ns = match self.group().messages[message].future {
+                SendFuture::NeverPolled => continue,
+                SendFuture::Completes => None,
+                SendFuture::Dropped { after_ns } => Some(after_ns),
             };
+            let mut send = self.sending(send, message, drop_after_ns);
             // Sends are first polled in the order of the messages.
             match futures::poll!(&mut send) {
-                Poll::Pending => sends.under_way.push(send),
                 Poll::Ready(sent) => sends.take(sent),
+                Poll::Pending => {
+                    sends.under_way.push(send);
+                    if self.group().messages[message].source.is_some() {
+                        // Time goes on when the root has done all that it can: the message has its place then.
+                        let placed = begun.notified().then(|()| self.running.sleep(1));
+                        sends.until_placed(message, placed).await;
+                    }
+                }
             }
         }
         if let Behaviour::DropHandle { .. } = self.me().behaviour {
@@ -248,7 +277,7 @@ impl Participant {
             return None;
         }
         sends.fewer_than(1).await;
-        progress.next = sends.not_queued.unwrap_or(progress.next);
+        progress.left.append(&mut sends.not_queued);
         futures::join!(self.close(sender.close()), self.note_receipts(sends.receipts)).0
     }
 
@@ -265,18 +294,26 @@ impl Participant {
         }
     }
 
+    /// Returns the multicast of a message. `begun` is notified when its source has given what is read before the message
+    /// has its place.
+    async fn multicast(&self, sender: &Sender, message: usize, begun: &Arc<Notify>) -> Multicast {
+        let size = self.group().messages[message].size;
+        if let Some(source) = self.group().messages[message].source {
+            let reader = SourceReader::new(self.running.clone(), self.group(), message, source, begun.clone());
+            return sender.send_from(reader, size);
+        }
+        let payload = self.payload(message, size).await;
+        match self.group().header(message) {
+            header if header.is_empty() => sender.send(payload),
+            header => sender.send_with(header, payload),
+        }
+    }
+
     /// Returns the future of one send, which notes its ending.
-    fn sending(
-        &self,
-        sender: &Sender,
-        payload: Payload,
-        number: usize,
-        drop_after_ns: Option<u64>,
-    ) -> BoxFuture<'static, Sent> {
+    fn sending(&self, send: Multicast, message: usize, drop_after_ns: Option<u64>) -> BoxFuture<'static, Sent> {
         let (running, group, wants_receipt) = (self.running.clone(), self.group, self.group().receipts);
-        let send = sender.send(payload);
         async move {
-            let mut sent_message = Sent { receipt: None, not_queued: None };
+            let mut sent_message = Sent { message, receipt: None, not_queued: false };
             let outcome = match dropped_after(&running, drop_after_ns, send).await {
                 None => Outcome::Dropped,
                 Some(Ok(sent)) => {
@@ -285,16 +322,20 @@ impl Participant {
                 }
                 Some(Err(SendError::Failed(failure))) => (&failure).into(),
                 Some(Err(SendError::NotQueued(failure))) => {
-                    sent_message.not_queued = Some(number);
+                    sent_message.not_queued = true;
                     (&failure).into()
                 }
+                Some(Err(SendError::Unreadable(_))) => Outcome::Unreadable,
                 Some(Err(error)) => Outcome::Error(error.to_string()),
             };
             let at_ns = running.now_ns();
             running.note(group, 0, |member| {
+                if sent_message.not_queued {
+                    member.order.retain(|sent| *sent != message);
+                }
                 // The failure of a group that continues another is seen by other calls too.
-                if member.recoveries.is_empty() || outcome == Outcome::Done {
-                    member.sends[number] = Some(Ending { at_ns, outcome });
+                if member.recoveries.is_empty() || matches!(outcome, Outcome::Done | Outcome::Unreadable) {
+                    member.sends[message] = Some(Ending { at_ns, outcome });
                 }
             });
             sent_message
@@ -349,7 +390,7 @@ impl Participant {
         match incoming {
             Incoming::Pool(receiver) => match self.patiently(receiver, |receiver| receiver.next().boxed()).await {
                 None => NextMessage::End,
-                Some(Ok(message)) => NextMessage::Message(message),
+                Some(Ok(message)) => NextMessage::Message { message, offered: None },
                 Some(Err(failure)) => NextMessage::Failed(failure),
             },
             Incoming::Offers(receiver) => self.next_offered(receiver, taken).await,
@@ -363,7 +404,7 @@ impl Participant {
                 Some(Err(failure)) => return NextMessage::Failed(failure),
                 Some(Ok(offer)) => offer,
             };
-            let (number, size) = (offer.number(), offer.size());
+            let (number, size, offered) = (offer.number(), offer.size(), Outcome::digest_of(offer.header()));
             match self.me().behaviour {
                 // The stream reports the failure next.
                 Behaviour::RefuseOffer { message } if message == taken => offer.refuse("it is not wanted"),
@@ -376,15 +417,39 @@ impl Participant {
                         None => offer.accept(memory),
                     };
                     if behaviour == (Behaviour::DropDelivery { message: taken }) {
-                        return NextMessage::Lost(number, size);
+                        return NextMessage::Lost(number, size, offered);
                     }
+                    let delivered = match self.me().reads_at_once {
+                        0 => delivery.await,
+                        at_once => self.read(delivery, (number, size), at_once).await,
+                    };
                     // The receiver reports a failure too.
-                    if let Ok(message) = delivery.await {
-                        return NextMessage::Message(message);
+                    if let Ok(message) = delivered {
+                        return NextMessage::Message { message, offered: Some(offered) };
                     }
                 }
             }
         }
+    }
+
+    /// Reads a message while it arrives.
+    async fn read(
+        &self,
+        arrival: Arrival,
+        (number, size): (u64, u64),
+        at_once: usize,
+    ) -> Result<Message, GroupFailure> {
+        let (mut reader, mut bytes, mut piece) = (arrival.into_reader(), Vec::new(), vec![0; at_once]);
+        let ended = loop {
+            match reader.read(&mut piece).await {
+                Ok(0) => break true,
+                Ok(read) => bytes.extend(&piece[..read]),
+                Err(_) => break false,
+            }
+        };
+        let (read, digest) = (bytes.len() as u64, Outcome::digest_of(&bytes));
+        self.note(|member, _| member.reads.push(SeenRead { number, size, read, digest, ended }));
+        reader.into_message().await
     }
 
     /// Returns the memory for a message, with the parts that this member has.
@@ -395,7 +460,8 @@ impl Participant {
         };
         // A send that was not executed has no number. So this may be another message of the same size, with other
         // bytes.
-        let place = (0_usize..).zip(messages).find(|(at, message)| *at as u64 >= number && message.size == size);
+        let first = number / self.group().numbers_each();
+        let place = (0_usize..).zip(messages).find(|(at, message)| *at as u64 >= first && message.size == size);
         let content = Case::content(*id, place.map_or(0, |(at, _)| at), size);
         parts.memory(number, *block_size, content).into()
     }
@@ -418,7 +484,7 @@ impl Participant {
 
     /// Notes the next item; returns whether more items may follow.
     async fn take(&self, next: NextMessage, held: &mut VecDeque<Message>) -> bool {
-        let (number, size, message) = match next {
+        let (number, size, headers, message) = match next {
             NextMessage::End => {
                 self.note_stream(Outcome::Done);
                 return false;
@@ -427,19 +493,22 @@ impl Participant {
                 self.note_stream((&failure).into());
                 return false;
             }
-            NextMessage::Lost(number, size) => (number, size, None),
-            NextMessage::Message(message) => (message.number(), message.len() as u64, Some(message)),
+            NextMessage::Lost(number, size, offered) => (number, size, vec![offered], None),
+            NextMessage::Message { message, offered } => {
+                let headers = offered.into_iter().chain([Outcome::digest_of(message.header())]).collect();
+                (message.number(), message.len() as u64, headers, Some(message))
+            }
         };
         let digest = message.as_ref().map(|message| Outcome::digest_of(message));
         let lets_go_each = self.me().lets_go_each;
-        let stores = lets_go_each == 0 || number % lets_go_each != 0;
+        let lets_go = lets_go_each > 0 && (number / self.group().numbers_each()).is_multiple_of(lets_go_each);
         self.note(|member, at_ns| {
-            member.delivered.push(Delivered { at_ns, number, size, digest });
-            if stores && message.is_some() {
+            member.delivered.push(Delivered { at_ns, number, size, digest, headers });
+            if !lets_go && message.is_some() {
                 member.stored.insert(number);
             }
         });
-        message.iter().filter(|_| stores).for_each(Message::stored);
+        message.iter().filter(|_| !lets_go).for_each(Message::stored);
         held.extend(message);
         if held.len() > self.me().holds {
             held.pop_front();

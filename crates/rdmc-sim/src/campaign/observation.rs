@@ -45,8 +45,13 @@ pub struct MemberObservation {
     pub joined: Option<Ending>,
     /// At the root: how the sends ended, by message. `None` for a send that was not polled or not reached.
     pub sends: Vec<Option<Ending>>,
+    /// At the root: the messages in the order in which it sent them. A message that was not queued is there once it is
+    /// sent again.
+    pub order: Vec<usize>,
     /// At the root: the receipts that it awaited.
     pub receipts: Vec<SeenReceipt>,
+    /// The messages that it read while they arrived, in order.
+    pub reads: Vec<SeenRead>,
     /// The delivered messages, in order, also those of groups that continue the first one.
     pub delivered: Vec<Delivered>,
     /// The messages that its application said to be stored.
@@ -89,6 +94,21 @@ pub struct RecoveryObservation {
     pub closing_ns: Option<u64>,
     /// How the close ended.
     pub closed: Option<Ending>,
+}
+
+/// What a member read of a message while it arrived.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct SeenRead {
+    /// The message's number.
+    pub number: u64,
+    /// The message's size in bytes.
+    pub size: u64,
+    /// Number of bytes that it read.
+    pub read: u64,
+    /// The digest of these bytes.
+    pub digest: u64,
+    /// Whether the reader came to its end: the message was delivered.
+    pub ended: bool,
 }
 
 /// A receipt that the root awaited.
@@ -149,6 +169,8 @@ pub enum Outcome {
     Done,
     /// The application dropped the future.
     Dropped,
+    /// The source of the message could not be read, and the message was not sent.
+    Unreadable,
     /// A failure that names members.
     Failed(ReportedFailure),
     /// An error that names no member.
@@ -181,6 +203,8 @@ pub struct NamedMember {
     pub cause: String,
     /// Whether the cause is a corrupted block from it.
     pub corrupted: bool,
+    /// Whether the cause is a message that it could not read from its source.
+    pub unreadable: bool,
 }
 
 /// A delivered message.
@@ -194,6 +218,8 @@ pub struct Delivered {
     pub size: u64,
     /// The digest of its bytes; `None` if the application dropped it.
     pub digest: Option<u64>,
+    /// The digests of its header, as it came with the offer and with the message.
+    pub headers: Vec<u64>,
 }
 
 /// A fault that happened.
@@ -323,6 +349,7 @@ impl From<&GroupFailure> for Outcome {
             node: failed.node.0,
             cause: failed.cause.to_string(),
             corrupted: matches!(failed.cause, FailureCause::Corrupted { .. }),
+            unreadable: matches!(failed.cause, FailureCause::Unreadable { .. }),
         });
         Self::Failed(ReportedFailure {
             group: failure.group().0,

@@ -1,6 +1,6 @@
 //! Shrinks a failing case.
 
-use super::case::{AlgorithmCase, Behaviour, Case, Fault, SendFuture, When};
+use super::case::{AlgorithmCase, Behaviour, Case, Fault, SendFuture, SourceCase, When};
 use crate::model::{ControlModel, HostModel, NicModel};
 
 /// Shrinks a case as long as `fails` returns true for it, with at most `plays` calls.
@@ -104,6 +104,7 @@ fn simplify_groups(case: &Case, add: &mut impl FnMut(&dyn Fn(&mut Case))) {
             add(&|case| case.groups[at].members[rank].behaviour = Behaviour::Ordinary);
             add(&|case| case.groups[at].members[rank].offers = false);
             add(&|case| case.groups[at].members[rank].has = None);
+            add(&|case| case.groups[at].members[rank].reads_at_once = 0);
             add(&|case| case.groups[at].members[rank].holds = 0);
             add(&|case| case.groups[at].members[rank].lets_go_each = 0);
             add(&|case| case.groups[at].members[rank].pause_ns = 0);
@@ -117,10 +118,18 @@ fn simplify_groups(case: &Case, add: &mut impl FnMut(&dyn Fn(&mut Case))) {
         add(&|case| case.groups[at].stable = false);
         add(&|case| case.groups[at].receipts = false);
         add(&|case| case.groups[at].ring = None);
+        add(&|case| case.groups[at].headers = false);
         add(&|case| case.groups[at].sends_ahead = 1);
         for message in 0..group.messages.len() {
             let block = u64::from(group.block_size);
             add(&|case| case.groups[at].messages[message].future = SendFuture::Completes);
+            add(&|case| case.groups[at].messages[message].source = None);
+            if let Some(source) = group.messages[message].source {
+                let simpler = [SourceCase { broken: None, ..source }, SourceCase { pause_ns: 0, ..source }];
+                for simpler in simpler {
+                    add(&|case| case.groups[at].messages[message].source = Some(simpler));
+                }
+            }
             for size in [0, 1, block, 2 * block, 3 * block] {
                 if size < group.messages[message].size {
                     add(&|case| case.groups[at].messages[message].size = size);

@@ -42,6 +42,9 @@ impl Suspects {
     }
 
     fn add_behaviours(&mut self, group: &GroupCase) {
+        if group.has_broken_source() {
+            self.causes.extend(group.members.first().map(|root| root.node));
+        }
         for member in &group.members {
             match member.behaviour {
                 Behaviour::Ordinary | Behaviour::DropNext { .. } | Behaviour::DropDelivery { .. } => {}

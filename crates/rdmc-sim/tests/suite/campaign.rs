@@ -5,9 +5,9 @@ use std::time::Instant;
 
 use rdmc_sim::ClusterModel;
 use rdmc_sim::campaign::{
-    self, AlgorithmCase, Behaviour, CHECKERS, Case, Corruptions, Delivered, Fault, FaultCase, FlippedBlock, GroupCase,
-    MemberCase, MessageCase, Milestone, NamedMember, Observation, Outcome, PartsCase, ReportedFailure, RingCase,
-    SendFuture, When, judge, play, shrink,
+    self, AlgorithmCase, Behaviour, BrokenSource, CHECKERS, Case, Corruptions, Delivered, Fault, FaultCase,
+    FlippedBlock, GroupCase, MemberCase, MemberObservation, MessageCase, Milestone, NamedMember, Observation, Outcome,
+    PartsCase, ReportedFailure, RingCase, SendFuture, SourceCase, When, judge, play, shrink,
 };
 
 use crate::proof;
@@ -74,6 +74,13 @@ fn seeds_draw_everything_there_is() {
     assert_eq!(kinds.len(), 8);
     let later: BTreeSet<_> = groups().map(|group| (group.recovers, group.stable, group.ring.is_some())).collect();
     assert_eq!(later.len(), 8);
+    let headers: BTreeSet<_> = groups().map(|group| (group.headers, group.recovers, group.ring.is_some())).collect();
+    assert_eq!(headers.len(), 8);
+    let messages = || groups().flat_map(|group| &group.messages);
+    let sources: BTreeSet<_> =
+        messages().map(|it| it.source.map(|source| source.broken.map(|broken| name(&broken)))).collect();
+    assert_eq!(sources.len(), 4);
+    assert!(groups().flat_map(|group| &group.members).any(|member| member.reads_at_once > 0));
     let parts: BTreeSet<_> = groups()
         .flat_map(|group| group.members.iter().map(|member| (group.delta, member.has.map(|has| has.percent))))
         .collect();
@@ -100,6 +107,7 @@ fn case(algorithm: AlgorithmCase, members: &[u32], sizes: &[u64]) -> Case {
         pause_ns: 0,
         holds: 0,
         lets_go_each: 0,
+        reads_at_once: 0,
         behaviour: Behaviour::Ordinary,
     };
     let group = GroupCase {
@@ -108,7 +116,7 @@ fn case(algorithm: AlgorithmCase, members: &[u32], sizes: &[u64]) -> Case {
         algorithm,
         block_size: 256,
         formation_limit_ns: 2_000_000_000,
-        messages: sizes.iter().map(|&size| MessageCase { size, future: SendFuture::Completes }).collect(),
+        messages: sizes.iter().map(|&size| MessageCase { size, future: SendFuture::Completes, source: None }).collect(),
         sends_ahead: 1,
         sends_from_pool: false,
         recoverable: true,
@@ -118,6 +126,7 @@ fn case(algorithm: AlgorithmCase, members: &[u32], sizes: &[u64]) -> Case {
         stable: false,
         receipts: false,
         ring: None,
+        headers: false,
     };
     let nodes = members.iter().max().map_or(1, |most| most + 1);
     Case {
@@ -180,13 +189,104 @@ fn checkers_see_what_is_wrong() {
     assert_eq!(flipped(1, found), healed);
     assert_eq!(flipped(0, Corruptions { healed: 0, ..found }), healed);
     assert_eq!(violated(|seen| seen.groups[0].members[1].corruptions = Some(found)), healed);
-    let named = vec![NamedMember { rank: 1, node: 1, cause: "was lost".to_owned(), corrupted: false }];
+    let named =
+        vec![NamedMember { rank: 1, node: 1, cause: "was lost".to_owned(), corrupted: false, unreadable: false }];
     let blame = ReportedFailure { group: 1, named, quorum: true, begun: 2, held: vec![Some(2), None] };
     let accuse = |seen: &mut Observation| {
         let closed = seen.groups[0].members[0].closed.as_mut().unwrap();
         closed.outcome = Outcome::Failed(blame);
     };
     assert_eq!(violated(accuse), Some("no failure without a cause"));
+}
+
+/// Returns a case with headers whose last message is read from a source. The first receiver reads messages while they
+/// arrive.
+fn reading() -> Case {
+    let mut case = case(AlgorithmCase::Chain, &[0, 1, 2], &[1_000, 2_000, 300, 5_000]);
+    let group = &mut case.groups[0];
+    group.headers = true;
+    group.messages[3].source = Some(SourceCase { piece: 100, pause_ns: 1_000, broken: None });
+    (group.members[1].offers, group.members[1].reads_at_once) = (true, 100);
+    case
+}
+
+#[test]
+fn checkers_see_what_is_wrong_with_headers_and_readers() {
+    let violated = |change: &dyn Fn(&mut [MemberObservation])| {
+        let case = reading();
+        let mut seen = play(&case).expect("the case can be played");
+        change(&mut seen.groups[0].members);
+        CHECKERS.iter().find(|checker| (checker.check)(&case, &seen).is_err()).map(|checker| checker.name)
+    };
+    assert_eq!(violated(&|_| {}), None);
+    let headers = Some("headers belong to their messages");
+    let swaps = |members: &mut [MemberObservation]| {
+        let [first, second, ..] = &mut members[2].delivered[..] else { panic!("they are delivered") };
+        std::mem::swap(&mut first.headers, &mut second.headers);
+    };
+    assert_eq!(violated(&swaps), headers);
+    assert_eq!(violated(&|members| members[1].delivered[0].headers[0] = 7), headers);
+    let reads = Some("readers get the bytes of their messages");
+    assert_eq!(violated(&|members| members[1].reads[0].digest = 7), reads);
+    assert_eq!(violated(&|members| members[1].reads[0].read = 7), reads);
+    let unreadable =
+        |members: &mut [MemberObservation]| members[0].sends[3].as_mut().unwrap().outcome = Outcome::Unreadable;
+    assert_eq!(violated(&unreadable), Some("sources break as promised"));
+}
+
+#[test]
+fn a_source_that_breaks_fails_the_send_and_later_the_group() {
+    for (headers, delta) in [(false, false), (true, false), (false, true)] {
+        for after in [0, 255, 256, 4_999] {
+            for broken in [BrokenSource::Ends { after }, BrokenSource::Fails { after }] {
+                let mut case = reading();
+                let group = &mut case.groups[0];
+                (group.headers, group.delta) = (headers, delta);
+                group.messages[3].source.as_mut().unwrap().broken = Some(broken);
+                // The other messages are whole.
+                group.messages.push(group.messages[0]);
+                assert_eq!(judge(&case), None);
+                let members = &play(&case).unwrap().groups[0].members;
+                let sent = members[0].sends[3].as_ref().map(|sent| &sent.outcome);
+                if headers || delta || after < 256 {
+                    assert_eq!(sent, Some(&Outcome::Unreadable));
+                    assert!(members.iter().all(|member| member.closed_well()), "{case}");
+                } else {
+                    let named = |member: &MemberObservation| {
+                        let failure = member.reported_failures().next().expect("the group fails");
+                        failure.named.iter().map(|named| (named.rank, named.unreadable)).collect::<Vec<_>>()
+                    };
+                    assert!(members.iter().all(|member| named(member) == [(0, true)]), "{case}");
+                }
+            }
+        }
+    }
+}
+
+/// The source of a message that has not begun when the group fails is gone, and the root sends it again.
+#[test]
+fn messages_that_are_queued_behind_a_source_keep_their_places_in_a_recovery() {
+    let order = |at_ns| {
+        let mut case = recovering(3);
+        let group = &mut case.groups[0];
+        group.sends_ahead = 32;
+        group.messages[7].source = Some(SourceCase { piece: 256, pause_ns: 0, broken: None });
+        case.faults = vec![at(at_ns, Fault::Kill { node: 3 })];
+        assert_eq!(judge(&case), None);
+        play(&case).unwrap().groups[0].members[0].order.clone()
+    };
+    let orders: Vec<_> = (0..20).map(|step| order(step * 20_000)).collect();
+    assert!(orders.iter().any(|order| !order.is_sorted()), "{orders:?}");
+}
+
+#[test]
+fn short_messages_that_are_read_from_sources_do_not_keep_the_memory_of_the_pool() {
+    let mut case = case(AlgorithmCase::Chain, &[0, 1], &[4_000; 3]);
+    for message in &mut case.groups[0].messages {
+        message.source = Some(SourceCase { piece: 256, pause_ns: 0, broken: None });
+    }
+    case.pool_bytes_max = 4_096;
+    assert_eq!(judge(&case), None);
 }
 
 /// Plays a group of two whose receiver dies; returns the violated checker if all failures name the root for a corrupted
@@ -200,8 +300,8 @@ fn violated_by_corruption(flipped: &[FlippedBlock]) -> Option<&'static str> {
         let seen = [&mut member.joined, &mut member.stream, &mut member.closed].into_iter().flatten();
         for seen in seen.chain(member.sends.iter_mut().flatten()) {
             let Outcome::Failed(blame) = &mut seen.outcome else { continue };
-            blame.named =
-                vec![NamedMember { rank: 0, node: 0, cause: "passed on a block".to_owned(), corrupted: true }];
+            let cause = "passed on a block".to_owned();
+            blame.named = vec![NamedMember { rank: 0, node: 0, cause, corrupted: true, unreadable: false }];
         }
     }
     CHECKERS.iter().find(|checker| (checker.check)(&case, &seen).is_err()).map(|checker| checker.name)

@@ -3,7 +3,7 @@
 use std::fmt;
 use std::time::Duration;
 
-use super::{Behaviour, Case, FaultCase, GroupCase, PartsCase, RingCase, SendFuture, When};
+use super::{Behaviour, Case, FaultCase, GroupCase, MessageCase, PartsCase, RingCase, SendFuture, SourceCase, When};
 
 impl fmt::Display for Case {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -35,6 +35,7 @@ impl fmt::Display for GroupCase {
             ("delta", self.delta),
             ("stable", self.stable),
             ("receipts", self.receipts),
+            ("headers", self.has_headers()),
         ];
         for (kind, is_so) in kinds {
             if is_so {
@@ -47,13 +48,7 @@ impl fmt::Display for GroupCase {
         writeln!(f)?;
         let memory = if self.sends_from_pool { " from the pool" } else { "" };
         write!(f, "    sends up to {sends_ahead} at once{memory}:")?;
-        for message in &self.messages {
-            match message.future {
-                SendFuture::Completes => write!(f, " {}", message.size)?,
-                SendFuture::NeverPolled => write!(f, " {} (never polled)", message.size)?,
-                SendFuture::Dropped { after_ns } => write!(f, " {} (dropped after {})", message.size, ns(after_ns))?,
-            }
-        }
+        self.messages.iter().try_for_each(|message| write!(f, " {message}"))?;
         writeln!(f)?;
         for (rank, member) in self.members.iter().enumerate() {
             write!(f, "    rank {rank} on node {} from {}", member.node, ns(member.begins_ns))?;
@@ -62,6 +57,9 @@ impl fmt::Display for GroupCase {
             }
             if let Some(PartsCase { percent, seed }) = member.has {
                 write!(f, " with {percent}% of each message (seed {seed})")?;
+            }
+            if member.reads_at_once > 0 {
+                write!(f, ", reads {} bytes at once", member.reads_at_once)?;
             }
             if member.pause_ns > 0 {
                 write!(f, ", pauses {}", ns(member.pause_ns))?;
@@ -78,6 +76,22 @@ impl fmt::Display for GroupCase {
             writeln!(f)?;
         }
         Ok(())
+    }
+}
+
+impl fmt::Display for MessageCase {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}", self.size)?;
+        if let Some(SourceCase { piece, pause_ns, broken }) = self.source {
+            write!(f, " (read in pieces of {piece}, {} before each", ns(pause_ns))?;
+            broken.map_or(Ok(()), |broken| write!(f, ", {broken:?}"))?;
+            write!(f, ")")?;
+        }
+        match self.future {
+            SendFuture::Completes => Ok(()),
+            SendFuture::NeverPolled => write!(f, " (never polled)"),
+            SendFuture::Dropped { after_ns } => write!(f, " (dropped after {})", ns(after_ns)),
+        }
     }
 }
 

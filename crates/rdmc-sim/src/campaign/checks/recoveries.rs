@@ -7,7 +7,7 @@ use super::super::observation::{
     GroupObservation, MemberObservation, NamedMember, Observation, Outcome, RecoveryObservation, ReportedFailure,
 };
 use super::super::suspects::Suspects;
-use super::{groups, must_be_sent, positions_after, receipts_of_group};
+use super::{Content, groups, may_be_all, receipts_of_group};
 
 /// Groups that continue others keep the promises that are made of groups, and survivors can go on.
 pub(super) fn recoveries_go_on(case: &Case, seen: &Observation) -> Result<(), String> {
@@ -159,11 +159,8 @@ impl Continued<'_> {
             return Err(format!("it was closed well after {counts:?} messages"));
         }
         let Some(part) = taken().next().filter(|_| self.has_root()) else { return Ok(()) };
-        let delivered: Vec<_> = part.member.delivered.iter().map(|message| (message.size, message.digest)).collect();
-        let (group, first) = (self.group, self.first);
-        let rest_is_optional =
-            |&place: &usize| (place..group.messages.len()).all(|message| !must_be_sent(group, first, message));
-        match positions_after(group, first, &delivered).iter().any(rest_is_optional) {
+        let delivered: Vec<_> = part.member.delivered.iter().map(Content::of).collect();
+        match may_be_all(self.group, self.first, &delivered) {
             true => Ok(()),
             false => {
                 Err(format!("rank {} closed well, but rank {} got only {}", closed.rank, part.rank, delivered.len()))
