@@ -9,6 +9,7 @@ mod exhaustive;
 mod experiments;
 mod leaving;
 mod proof;
+mod receipts;
 mod slow;
 mod snapshot;
 mod stable;
