@@ -154,7 +154,7 @@ impl RetainedMessage {
         match self {
             Self::Blocks(blocks) => Ok(blocks),
             Self::Short(short) => {
-                let message = fabric.register(Memory::from(short.bytes.clone()))?.into_shared();
+                let message = fabric.register(Memory::from(short.bytes.to_vec()))?.into_shared();
                 let blocks = Blocks::whole_message(short.shape, message);
                 for (checksum, block) in short.checksums().iter().zip(0..) {
                     checksum.iter().for_each(|checksum| blocks.note_checksum(BlockIndex(block), *checksum));
