@@ -1,4 +1,4 @@
-//! Measures short messages: one at a time, and many in flight.
+//! Measures short messages: one at a time, many in flight, and on a schedule.
 //!
 //! ```text
 //! cargo bench -p rdmc-benches --bench short -- --fabric shm,tcp --members 2,4
@@ -8,8 +8,15 @@
 //! the last receiver's application has the message; *receipt* is the time until the root knows that every application
 //! has it. *Sockets* does the same without `rdmc`: the root writes the message to a plain TCP stream for each receiver,
 //! and each answers with eight bytes. Ways take turns, round by round; the figures are medians of the rounds' medians.
+//!
+//! With `--per-second`, messages leave on a schedule, whatever has become of those before. Times count from the instant
+//! of the schedule, so that a message which leaves late is not measured as a fast one. One function paces all ways: it
+//! sleeps on a timer of the system, which is as exact as the system's clock, where tokio's has steps of a millisecond.
 
+use std::collections::VecDeque;
+use std::io;
 use std::net::{Ipv4Addr, SocketAddr};
+use std::os::fd::OwnedFd;
 use std::sync::{Arc, Barrier, Mutex};
 use std::thread;
 use std::time::{Duration, Instant};
@@ -17,8 +24,11 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result, anyhow};
 use clap::{Parser, ValueEnum};
 use futures::StreamExt;
-use rdmc::{Cluster, CompletionMode, Fabric, GroupSpec, Node, NodeId, ShmFabric, TcpFabric};
+use futures::channel::mpsc::unbounded;
+use rdmc::{Cluster, CompletionMode, Fabric, GroupSpec, Multicast, Node, NodeId, ShmFabric, TcpFabric};
 use rdmc_benches::median;
+use rustix::time::{Itimerspec, TimerfdClockId, TimerfdFlags, TimerfdTimerFlags, Timespec};
+use tokio::io::unix::AsyncFd;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream};
 
@@ -39,6 +49,12 @@ struct Arguments {
     /// Messages in flight; 1 measures times, more measure messages a second.
     #[arg(long, default_value_t = 1)]
     in_flight: usize,
+    /// Messages that are due in a second, whether those before are acknowledged or not; 0 sends by --in-flight.
+    #[arg(long, default_value_t = 0)]
+    per_second: u32,
+    /// Groups with a ring, without, or both.
+    #[arg(long, value_enum, default_value = "both")]
+    ring: Ring,
     /// How members wait for completions.
     #[arg(long, value_enum, default_value = "event")]
     completion: Completion,
@@ -63,6 +79,13 @@ enum Completion {
     Poll,
 }
 
+#[derive(Clone, Copy, ValueEnum, PartialEq)]
+enum Ring {
+    Both,
+    On,
+    Off,
+}
+
 /// What is measured in turn.
 #[derive(Clone, Copy, Debug)]
 enum Way {
@@ -74,16 +97,24 @@ enum Way {
 struct Round {
     last_us: f64,
     receipt_us: f64,
+    receipt_p99_us: f64,
     /// Messages a second.
     rate: f64,
 }
 
 fn main() -> Result<()> {
     let arguments = Arguments::parse();
-    println!("{} bytes, {} in flight", arguments.bytes, arguments.in_flight);
+    match arguments.per_second {
+        0 => println!("{} bytes, {} in flight", arguments.bytes, arguments.in_flight),
+        rate => {
+            println!("{} bytes, {rate} due in a second; beside them, times as long as over sockets", arguments.bytes)
+        }
+    }
     for &members in &arguments.members {
         let fabrics = arguments.fabric.iter().copied();
-        let rdmc = fabrics.flat_map(|fabric| [false, true].map(|ring| Way::Rdmc { fabric, ring }));
+        let rings = [(false, Ring::Off), (true, Ring::On)];
+        let rings = rings.iter().filter(|(_, only)| [Ring::Both, *only].contains(&arguments.ring));
+        let rdmc = fabrics.flat_map(|fabric| rings.clone().map(move |&(ring, _)| Way::Rdmc { fabric, ring }));
         let ways: Vec<Way> = std::iter::once(Way::Sockets).chain(rdmc).collect();
         let mut rounds: Vec<Vec<Round>> = ways.iter().map(|_| Vec::new()).collect();
         for _ in 0..arguments.rounds {
@@ -91,18 +122,26 @@ fn main() -> Result<()> {
                 rounds.push(round(*way, members, &arguments)?);
             }
         }
-        for (way, rounds) in ways.iter().zip(rounds) {
+        let of = |rounds: &[Round], value: fn(&Round) -> f64| median(&rounds.iter().map(value).collect::<Vec<_>>());
+        for (way, of_way) in ways.iter().zip(&rounds) {
             let name = match way {
                 Way::Sockets => "sockets".to_owned(),
                 Way::Rdmc { fabric, ring } => format!("{fabric:?}{}", if *ring { ", ring" } else { "" }).to_lowercase(),
             };
-            let of = |value: fn(&Round) -> f64| median(&rounds.iter().map(value).collect::<Vec<_>>());
-            match arguments.in_flight {
-                1 => {
-                    let (last, receipt) = (of(|round| round.last_us), of(|round| round.receipt_us));
+            let [last, p50, p99, rate]: [fn(&Round) -> f64; 4] =
+                [|round| round.last_us, |round| round.receipt_us, |round| round.receipt_p99_us, |round| round.rate];
+            match (arguments.per_second, arguments.in_flight) {
+                (0, 1) => {
+                    let (last, receipt) = (of(of_way, last), of(of_way, p50));
                     println!("n={members} {name:10}  last {last:6.1} us  receipt {receipt:6.1} us");
                 }
-                _ => println!("n={members} {name:10}  {:9.0} messages a second", of(|round| round.rate)),
+                (0, _) => println!("n={members} {name:10}  {:9.0} messages a second", of(of_way, rate)),
+                _ => {
+                    // The first way is that over sockets.
+                    let [p50, p99] = [p50, p99].map(|value| (of(of_way, value), of(&rounds[0], value)));
+                    let column = |(us, sockets): (f64, f64)| format!("{us:7.0} us {:5.2}", us / sockets);
+                    println!("n={members} {name:10}  p50 {}  p99 {}", column(p50), column(p99));
+                }
             }
         }
     }
@@ -146,12 +185,13 @@ fn round(way: Way, members: u32, arguments: &Arguments) -> Result<Round> {
     // The first tenth is not counted.
     let measured = sent.len() / 10..sent.len();
     let lasts = measured.clone().map(|message| micros(last(message).saturating_duration_since(sent[message].0)));
-    let receipts = measured.map(|message| micros(sent[message].1 - sent[message].0));
+    let mut receipts: Vec<f64> = measured.map(|message| micros(sent[message].1 - sent[message].0)).collect();
+    receipts.sort_by(f64::total_cmp);
     let whole = last(sent.len() - 1) - sent[0].0;
     #[expect(clippy::cast_precision_loss, reason = "a rate to be displayed")]
     let rate = sent.len() as f64 / whole.as_secs_f64();
-    let (last_us, receipt_us) = (median(&lasts.collect::<Vec<_>>()), median(&receipts.collect::<Vec<_>>()));
-    Ok(Round { last_us, receipt_us, rate })
+    let (last_us, receipt_us) = (median(&lasts.collect::<Vec<_>>()), median(&receipts));
+    Ok(Round { last_us, receipt_us, receipt_p99_us: receipts[receipts.len() * 99 / 100], rate })
 }
 
 /// Returns an address of the loopback that nobody uses now.
@@ -172,7 +212,7 @@ impl Member {
         self.arrivals[self.me as usize].lock().expect("nobody panicked").push(Instant::now());
     }
 
-    /// Returns, at the root, when each message was sent and when its receipt was here.
+    /// Returns, at the root, when each message was sent, or due, and when its receipt was here.
     async fn rdmc(self, fabric: FabricKind, ring: bool) -> Result<Vec<(Instant, Instant)>> {
         let cluster = Cluster::new((0..).zip(self.ports.iter().map(SocketAddr::to_string)));
         let fabric: Arc<dyn Fabric> = match fabric {
@@ -201,6 +241,13 @@ impl Member {
         let root = node.create_group(spec).await?;
         self.formed.wait();
         let content = node.allocate(self.arguments.bytes).await?.freeze();
+        if self.arguments.per_second > 0 {
+            let send = async || Ok(root.enqueue(content.clone()));
+            let acknowledged = async |sending: Multicast| Ok(sending.await?.delivered().await?);
+            let times = on_schedule(&self.arguments, send, acknowledged).await?;
+            root.close().await?;
+            return Ok(times);
+        }
         let sends = (0..self.arguments.messages).map(|_| async {
             let begun = Instant::now();
             let receipt = root.send(content.clone()).await?;
@@ -243,7 +290,22 @@ impl Member {
             receivers.push(stream.into_split());
         }
         let (mut from, mut to): (Vec<_>, Vec<_>) = receivers.into_iter().unzip();
-        let (mut times, mut sent) = (Vec::new(), std::collections::VecDeque::new());
+        if self.arguments.per_second > 0 {
+            let send = async || {
+                for stream in &mut to {
+                    stream.write_all(&content).await?;
+                }
+                Ok(())
+            };
+            let acknowledged = async |()| {
+                for stream in &mut from {
+                    stream.read_exact(&mut [0; 8]).await?;
+                }
+                Ok(())
+            };
+            return on_schedule(&self.arguments, send, acknowledged).await;
+        }
+        let (mut times, mut sent) = (Vec::new(), VecDeque::new());
         while times.len() < messages {
             while sent.len() < self.arguments.in_flight && times.len() + sent.len() < messages {
                 sent.push_back(Instant::now());
@@ -257,5 +319,67 @@ impl Member {
             times.extend(sent.pop_front().map(|begun| (begun, Instant::now())));
         }
         Ok(times)
+    }
+}
+
+/// Sends each message when it is due; returns when it was due and when all receivers had acknowledged it.
+async fn on_schedule<T>(
+    arguments: &Arguments,
+    mut send: impl AsyncFnMut() -> Result<T>,
+    mut acknowledged: impl AsyncFnMut(T) -> Result<()>,
+) -> Result<Vec<(Instant, Instant)>> {
+    let (under_way, mut sent) = unbounded();
+    let sending = async {
+        let mut schedule = Schedule::new(arguments.per_second)?;
+        for _ in 0..arguments.messages {
+            let due = schedule.next().await?;
+            let message = send().await?;
+            // The other end is there as long as this one.
+            under_way.unbounded_send((due, message)).ok();
+        }
+        drop(under_way);
+        anyhow::Ok(())
+    };
+    let acknowledging = async {
+        let mut times = Vec::new();
+        while let Some((due, message)) = sent.next().await {
+            acknowledged(message).await?;
+            times.push((due, Instant::now()));
+        }
+        Ok(times)
+    };
+    let ((), times) = futures::try_join!(sending, acknowledging)?;
+    Ok(times)
+}
+
+/// When messages are due.
+struct Schedule {
+    due: Instant,
+    period: Duration,
+    timer: AsyncFd<OwnedFd>,
+}
+
+impl Schedule {
+    fn new(per_second: u32) -> Result<Self> {
+        let flags = TimerfdFlags::NONBLOCK | TimerfdFlags::CLOEXEC;
+        let timer = rustix::time::timerfd_create(TimerfdClockId::Monotonic, flags)?;
+        // SAFETY: `timer` owns its descriptor, always returns that one, and stays in the `AsyncFd` until both are dropped.
+        let timer = unsafe { AsyncFd::register(timer) }.map_err(io::Error::from)?;
+        Ok(Self { due: Instant::now(), period: Duration::from_secs(1) / per_second, timer })
+    }
+
+    /// Waits until the next message is due; returns when that is or was.
+    async fn next(&mut self) -> Result<Instant> {
+        self.due += self.period;
+        let wait = self.due.saturating_duration_since(Instant::now());
+        if !wait.is_zero() {
+            let zero = Timespec { tv_sec: 0, tv_nsec: 0 };
+            let once = Itimerspec { it_interval: zero, it_value: wait.try_into()? };
+            rustix::time::timerfd_settime(&self.timer, TimerfdTimerFlags::empty(), &once)?;
+            let mut over = self.timer.readable().await?;
+            rustix::io::read(&self.timer, &mut [0_u8; 8])?;
+            over.clear_ready();
+        }
+        Ok(self.due)
     }
 }
