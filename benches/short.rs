@@ -363,7 +363,8 @@ impl Schedule {
     fn new(per_second: u32) -> Result<Self> {
         let flags = TimerfdFlags::NONBLOCK | TimerfdFlags::CLOEXEC;
         let timer = rustix::time::timerfd_create(TimerfdClockId::Monotonic, flags)?;
-        // SAFETY: `timer` owns its descriptor, always returns that one, and stays in the `AsyncFd` until both are dropped.
+        // SAFETY: `timer` owns its descriptor, always returns that one, and stays in the `AsyncFd` until both
+        // are dropped.
         let timer = unsafe { AsyncFd::register(timer) }.map_err(io::Error::from)?;
         Ok(Self { due: Instant::now(), period: Duration::from_secs(1) / per_second, timer })
     }

@@ -7,7 +7,7 @@ use std::time::Duration;
 use anyhow::{Context, Result};
 use futures::StreamExt;
 use futures::stream::FuturesOrdered;
-use rdmc::{Cluster, CompletionMode, Fabric, GroupSpec, Multicast, Node, NodeId, Receipt, Sender};
+use rdmc::{Cluster, CompletionMode, Fabric, GroupSpec, Multicast, Node, NodeId, Receipt, Sender, Shutdown};
 
 use crate::member::{Check, Figures, Part, RECEIVERS, Root, Waiting, lead};
 
@@ -52,7 +52,7 @@ pub(crate) fn run(fabric: Arc<dyn Fabric>, waiting: Waiting, part: &Part) -> Res
         }
         messages.close().await?;
         // Others may still need this node to agree on the end.
-        tokio::time::sleep(Duration::from_millis(50)).await;
+        node.shutdown(Shutdown::Drain { limit: Duration::from_secs(10) }).await;
         Ok(None)
     })
 }

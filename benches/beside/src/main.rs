@@ -7,8 +7,8 @@
 //! Aeron is built from its C sources. That needs a C++ compiler, libclang and CMake 3.30; the variable `CMAKE` may name
 //! the program. Aeron's libraries are found where cargo starts the program, not elsewhere.
 //!
-//! Each member is a process, and so is Aeron's media driver. In a round, the sender sends single messages of 1 KiB, each
-//! when all receivers have answered the one before, then a stream of messages of 64 bytes. Every receiver checks
+//! Each member is a process, and so is Aeron's media driver. In a round, the sender sends single messages of 1 KiB,
+//! each when all receivers have answered the one before, then a stream of messages of 64 bytes. Every receiver checks
 //! number, order and content. A round fails if a message is lost. Ways take turns, round by round; the figures are
 //! medians of the rounds. The first tenth of each part is not counted.
 //!

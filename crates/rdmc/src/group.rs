@@ -129,9 +129,7 @@ impl Group {
                     let content = group.content(number, &whole).await?;
                     let message = Message::new(number, content, digest, group.status.fates.fate(number));
                     if group.is_header(number) {
-                        group.retained.headers.add(number, Arc::from(&message[..]));
-                        // The application does not take it as a message.
-                        message.stored();
+                        group.take_header(&message);
                     } else if !group.retained.keeps() {
                         group.retained.headers.release(number);
                     }
@@ -144,6 +142,14 @@ impl Group {
             })
         });
         Transfer::new(self.exchange.clone(), self.clone(), number, plan, blocks, deliver)
+    }
+
+    /// Takes a whole message that is the header of the next one. The application does not get it as a message.
+    fn take_header(&self, message: &Message) -> Arc<[u8]> {
+        let header = Arc::<[u8]>::from(&message[..]);
+        self.retained.headers.add(message.number(), header.clone());
+        message.stored();
+        header
     }
 
     /// Tells whether members report which blocks of a message they have before it begins.

@@ -87,8 +87,8 @@ impl InviteOptions {
 ///
 /// The caller becomes node 0, the listeners nodes 1, 2, … in the order given. Each learns the others' addresses as
 /// given here, so the listeners must be able to reach each other by them. The application of each gets the
-/// [payload](InviteOptions::payload), and its [reply](NodeBuilder::replies) comes with the acceptance. On success all of
-/// them start their nodes; the caller starts its own from the result.
+/// [payload](InviteOptions::payload), and its [reply](NodeBuilder::replies) comes with the acceptance. On success all
+/// of them start their nodes; the caller starts its own from the result.
 ///
 /// The nodes use the first of `fabrics` that all of them have; [`NodeBuilder::fabric_choice`] says which and why. The
 /// first of `fabrics` opens the connections to the listeners.

@@ -2,9 +2,9 @@
 //!
 //! A *history* is a group with a number of members that sends one message with a number of blocks, by one algorithm or
 //! as a delta group whose members already have parts; or three messages with stable delivery, without and with a ring;
-//! or three with a ring in a group whose survivors recover, with immediate and with stable delivery, or with headers; or
-//! three in such a group of which the root reads one from a source, and receivers read all while they arrive. A history
-//! is played once without a fault, which counts the operations of each member. It is then played once for each member,
+//! or three with a ring in a group whose survivors recover, with immediate and with stable delivery, or with headers;
+//! or three in such a group of which the root reads one from a source, and receivers read all while they arrive. A
+//! history is played once without a fault, which counts the operations of each member. It is then played once for each member,
 //! each of its operations and each [`Harm`], which replaces the operation. Both plays are equal up to that operation.
 //! So these are all points at which other members can observe the loss of a member.
 

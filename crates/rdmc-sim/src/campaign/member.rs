@@ -294,8 +294,8 @@ impl Participant {
         }
     }
 
-    /// Returns the multicast of a message. `begun` is notified when its source has given what is read before the message
-    /// has its place.
+    /// Returns the multicast of a message. `begun` is notified when its source has given what is read before the
+    /// message has its place.
     async fn multicast(&self, sender: &Sender, message: usize, begun: &Arc<Notify>) -> Multicast {
         let size = self.group().messages[message].size;
         if let Some(source) = self.group().messages[message].source {

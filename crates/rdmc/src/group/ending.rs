@@ -110,18 +110,11 @@ impl GroupEnd {
         self.act(|state, _| state.agreement.hold());
     }
 
-    /// Notes that messages have begun, with these sizes and digests, and that this member has them whole. Waits for ever
-    /// if the group does no further work.
+    /// Notes that messages have begun, with these sizes and digests, and that this member has them whole. Waits for
+    /// ever if the group does no further work.
     pub(super) async fn begin_all_whole(&self, first: u64, messages: impl IntoIterator<Item = (u64, Option<Digest>)>) {
-        let goes_on = self.act(|state, _| {
-            let mut numbered = (first..).zip(messages);
-            numbered.all(|(number, (size, digest))| {
-                let goes_on = state.agreement.begin(size) && state.agreement.hold();
-                state.agreement.note_digest(number, digest);
-                goes_on
-            })
-        });
-        if !goes_on {
+        let goes_on = self.act(|state, _| state.begin_all(first, messages).inspect(|count| state.hold(*count)));
+        if goes_on.is_none() {
             std::future::pending::<()>().await;
         }
     }
@@ -129,30 +122,23 @@ impl GroupEnd {
     /// Notes that whole messages have begun, which follow each other. Gives them to `deliver`, and tells it whether the
     /// application gets them at once. Else they wait for those before them or for other members, and `deliver` returns
     /// to whom they go then. Waits for ever if the group does no further work.
-    pub(super) async fn take_whole<E>(
+    pub(super) async fn take_whole(
         &self,
+        first: u64,
         messages: Vec<Message>,
-        deliver: impl FnOnce(Vec<Message>, bool) -> Result<Vec<WaitingMessage>, E>,
-    ) -> Result<(), E> {
+        deliver: impl FnOnce(Vec<Message>, bool) -> Result<Vec<WaitingMessage>, TransferError>,
+    ) -> Result<(), TransferError> {
         let is_stable = self.membership.spec.is_stable();
         // What is not taken is dropped when nothing is locked.
         let mut messages = Some(messages);
         let taken = self.act(|state, _| {
-            if state.agreement.stopped() {
-                return None;
-            }
-            let messages = messages.take()?;
-            for message in &messages {
-                state.agreement.begin(message.len() as u64);
-                state.agreement.note_digest(message.number(), message.digest());
-            }
-            let at_once = !is_stable && messages.first().is_some_and(|one| one.number() == state.agreement.held());
+            let begun = messages.iter().flatten().map(|message| (message.len() as u64, message.digest()));
+            let count = state.begin_all(first, begun)?;
+            let at_once = !is_stable && first == state.agreement.held();
             if at_once {
-                messages.iter().for_each(|_| {
-                    state.agreement.hold();
-                });
+                state.hold(count);
             }
-            let waiting = match deliver(messages, at_once) {
+            let waiting = match deliver(messages.take()?, at_once) {
                 Ok(waiting) => waiting,
                 Err(error) => return Some(Err(error)),
             };
@@ -492,6 +478,27 @@ impl GroupEnd {
 }
 
 impl EndState {
+    /// Notes that messages have begun, with these sizes and digests; returns how many. `None`, and notes nothing, if
+    /// this member does no further work.
+    fn begin_all(&mut self, first: u64, messages: impl IntoIterator<Item = (u64, Option<Digest>)>) -> Option<u64> {
+        if self.agreement.stopped() {
+            return None;
+        }
+        let begun = self.agreement.begun();
+        for (number, (size, digest)) in (first..).zip(messages) {
+            self.agreement.begin(size);
+            self.agreement.note_digest(number, digest);
+        }
+        Some(self.agreement.begun() - begun)
+    }
+
+    /// Notes that this member has so many messages more, while it works.
+    fn hold(&mut self, count: u64) {
+        (0..count).for_each(|_| {
+            self.agreement.hold();
+        });
+    }
+
     /// Delivers the messages that are whole while no message before them is missing.
     fn deliver_early(&mut self, is_stable: bool) {
         while let Some(next) = self.early.first_entry() {

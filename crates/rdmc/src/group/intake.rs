@@ -257,8 +257,8 @@ impl Intake {
         self.memory == MemorySource::Pool && !spec.is_shared() && !spec.delta
     }
 
-    /// Delivers short messages, of which `number` is the first: as many as may be `ahead` of the application. Returns how
-    /// many.
+    /// Delivers short messages, of which `number` is the first: as many as may be `ahead` of the application. Returns
+    /// how many.
     async fn take_short(&mut self, number: u64, mut ahead: OwnedSemaphorePermit) -> Result<u64, TransferError> {
         let most = self.packed.len().min(1 + self.ahead.available_permits()).min(TOGETHER_MAX);
         let more = u32::try_from(most - 1).expect("a slot is short");

@@ -51,10 +51,6 @@ impl Message {
         self.header = Some(header);
     }
 
-    pub(super) fn take_header(&mut self) -> Option<Arc<[u8]>> {
-        self.header.take()
-    }
-
     /// Tells the root that the application has stored the message: written it to disk, or whatever the members of the
     /// group understand by that. [`Receipt::stored`](crate::Receipt::stored) waits for it.
     ///
@@ -177,7 +173,7 @@ impl Future for Arrival {
             match self.message.poll_unpin(cx) {
                 Poll::Pending => return Poll::Pending,
                 Poll::Ready(Ok(mut message)) => {
-                    message.header = self.header.take();
+                    self.header.take().into_iter().for_each(|header| message.set_header(header));
                     return Poll::Ready(Ok(message));
                 }
                 Poll::Ready(Err(_)) => *self.failing.content() = Some(failure_of(&self.group)),

@@ -98,8 +98,8 @@ pub enum RecoveryError {
 /// Recovers a failed group; made by [`GroupFailure::recover`].
 ///
 /// # Cancel safety
-/// If it is dropped before it is polled, nothing has begun. Later, the new group is abandoned: the others learn that this
-/// member has left.
+/// If it is dropped before it is polled, nothing has begun. Later, the new group is abandoned: the others learn that
+/// this member has left.
 #[must_use = "futures do nothing unless they are polled"]
 pub struct Recover<R = Receiver> {
     failure: GroupFailure,

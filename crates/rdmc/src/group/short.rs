@@ -129,11 +129,7 @@ impl Group {
         let messages = (first..).zip(short).zip(&kept.digests).map(|((number, (content, _)), digest)| {
             let mut message = Message::new(number, content, *digest, self.status.fates.fate(number));
             if self.is_header(number) {
-                let bytes = Arc::<[u8]>::from(&message[..]);
-                self.retained.headers.add(number, bytes.clone());
-                header = Some(bytes);
-                // The application does not take it as a message.
-                message.stored();
+                header = Some(self.take_header(&message));
             } else if let Some(header) = header.take() {
                 message.set_header(header);
             }
@@ -146,7 +142,7 @@ impl Group {
             sent.map_err(|_| TransferError::Local(FailureCause::Abandoned))
         };
         self.end
-            .take_whole(messages, |mut messages, at_once| -> Result<_, TransferError> {
+            .take_whole(first, messages, |mut messages, at_once| {
                 if at_once {
                     messages.retain(|message| !self.is_header(message.number()));
                     if messages.is_empty() {
@@ -155,13 +151,12 @@ impl Group {
                     send(Incoming::Whole(WholeMessages { messages: messages.into(), ahead: Some(ahead) }))?;
                     return Ok(Vec::new());
                 }
-                let waiting = messages.into_iter().map(|mut message| {
+                let waiting = messages.into_iter().map(|message| {
                     let (to, coming) = oneshot::channel();
                     if !self.is_header(message.number()) {
                         let share = ahead.split(1).expect("it has one for each message");
                         let arrival = Arrival::new(self.clone(), coming, None, share);
-                        let mut offer = Offer::new(message.number(), message.len() as u64, None, false, arrival);
-                        message.take_header().into_iter().for_each(|header| offer.set_header(header));
+                        let offer = Offer::new(message.number(), message.len() as u64, None, false, arrival);
                         send(Incoming::Offer(offer))?;
                     }
                     Ok((to, message))
