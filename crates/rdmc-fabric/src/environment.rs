@@ -13,10 +13,12 @@ use futures::future::BoxFuture;
 use tokio::io::{AsyncRead, AsyncWrite};
 
 mod refusal_log;
+mod scope;
 mod strangers;
 mod tokio_environment;
 
 pub use refusal_log::{RefusalLog, RefusalSum};
+pub use scope::{Scope, Spawner};
 pub use strangers::{Displacement, StrangerPlace, Strangers};
 pub(crate) use tokio_environment::DATA_MAGIC;
 pub use tokio_environment::{DataAcceptor, TokioEnvironment, UnknownNonce};

@@ -129,6 +129,15 @@ pub struct Capabilities {
 }
 
 impl Capabilities {
+    /// Returns what nodes compare to find a fabric that both have: the name, and the [reach](Self::reach) if it has
+    /// one.
+    pub fn place(&self) -> String {
+        match &self.reach {
+            Some(reach) => format!("{}/{reach}", self.name),
+            None => self.name.to_owned(),
+        }
+    }
+
     /// Describes a fabric; fabrics call it.
     pub fn new(name: &'static str) -> Self {
         Self {

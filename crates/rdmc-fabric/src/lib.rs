@@ -23,6 +23,7 @@ mod decorator;
 mod environment;
 mod fabric;
 mod fault;
+pub mod frames;
 #[cfg(feature = "fuzzing")]
 #[doc(hidden)]
 pub mod fuzzing;
@@ -45,8 +46,8 @@ mod work;
 pub use completion::{CompletionMode, CompletionQueue, CompletionSource, SoftwareCompletions};
 pub use decorator::{FabricDecorator, QueuePairDecorator};
 pub use environment::{
-    ControlListener, ControlStream, DataAcceptor, Displacement, Elapsed, Environment, RefusalLog, RefusalSum,
-    StrangerPlace, Strangers, Timestamp, TokioEnvironment, UnknownNonce,
+    ControlListener, ControlStream, DataAcceptor, Displacement, Elapsed, Environment, RefusalLog, RefusalSum, Scope,
+    Spawner, StrangerPlace, Strangers, Timestamp, TokioEnvironment, UnknownNonce,
 };
 pub use fabric::{
     Capabilities, ConnectError, Endpoint, Fabric, FabricError, Peer, QueuePairConfig, RawQueuePair, Role,

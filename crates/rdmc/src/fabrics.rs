@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 use std::fmt;
 use std::sync::Arc;
 
-use rdmc_fabric::{Capabilities, Environment, Fabric};
+use rdmc_fabric::{Environment, Fabric};
 use serde::{Deserialize, Serialize};
 
 use crate::id::NodeId;
@@ -38,16 +38,17 @@ impl Fabrics {
     /// # Errors
     /// See [`FabricsError`].
     pub fn new(fabrics: Vec<Arc<dyn Fabric>>) -> Result<Self, FabricsError> {
-        let names = fabrics.iter().map(|fabric| match fabric.capabilities() {
-            Capabilities { name, reach: Some(reach), .. } => format!("{name}/{reach}"),
-            Capabilities { name, .. } => name.to_owned(),
-        });
-        let names: Vec<String> = names.collect();
+        let names: Vec<String> = fabrics.iter().map(|fabric| fabric.capabilities().place()).collect();
         Ok(Self { fabrics, names: names.try_into()? })
     }
 
     /// Most fabrics of one node.
     pub const COUNT_MAX: usize = 8;
+
+    /// Returns the fabrics in order of preference.
+    pub fn iter(&self) -> std::slice::Iter<'_, Arc<dyn Fabric>> {
+        self.fabrics.iter()
+    }
 
     /// Returns their names in order of preference.
     pub fn names(&self) -> impl Iterator<Item = &'static str> {

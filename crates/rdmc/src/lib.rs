@@ -64,7 +64,6 @@ mod node;
 mod pool;
 mod resources;
 mod round_trips;
-mod scope;
 mod security;
 mod stats;
 mod sync;

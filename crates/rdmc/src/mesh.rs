@@ -316,7 +316,7 @@ impl Mesh {
     }
 
     /// Serves connections that other nodes open, for ever.
-    pub(crate) async fn welcome(self, mut arrivals: mpsc::Receiver<NodeConnection>, spawner: crate::scope::Spawner) {
+    pub(crate) async fn welcome(self, mut arrivals: mpsc::Receiver<NodeConnection>, spawner: rdmc_fabric::Spawner) {
         while let Some(mut arrived) = arrivals.recv().await {
             let mesh = self.clone();
             spawner.spawn(Box::pin(async move {

@@ -32,10 +32,10 @@ use crate::mesh::members::MemberEvents;
 use crate::pool::{Pool, PoolError};
 use crate::resources::{GroupEnding, NodeResources, OpenGroups};
 use crate::round_trips::RoundTrips;
-use crate::scope::Scope;
 use crate::security::{PeerSecurity, Security};
 use crate::stats::{NodeStats, Refusals};
 use crate::wire::{self, Frame};
+use rdmc_fabric::Scope;
 
 mod error;
 

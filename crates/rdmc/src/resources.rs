@@ -13,9 +13,9 @@ use crate::mesh::Mesh;
 use crate::mesh::listener::Listener;
 use crate::pool::Pool;
 use crate::round_trips::RoundTrips;
-use crate::scope::Scope;
 use crate::stats::Counters;
 use crate::sync::lock;
+use rdmc_fabric::Scope;
 
 /// What a node's groups share.
 pub(crate) struct NodeResources {

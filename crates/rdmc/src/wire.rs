@@ -1,15 +1,16 @@
 //! The frames of control connections.
 //!
-//! A frame is the length of its value in bytes (u32, little endian, at most [`FRAME_LEN_MAX`]), a value of [`Frame`] in
-//! the postcard encoding, and a [check value](FrameCheck) (u32, little endian). The first frame of a connection is a
-//! `Hello` or an `Invite`.
+//! [Frames](rdmc_fabric::frames) have values of [`Frame`] in the postcard encoding, of at most [`FRAME_LEN_MAX`] bytes.
+//! The first frame of a connection is a `Hello` or an `Invite`.
 
 use std::collections::BTreeSet;
 use std::fmt;
 use std::io;
 
+pub(crate) use rdmc_fabric::frames::{CHECK_LEN, FrameCheck};
+use rdmc_fabric::frames::{PREFIX_LEN, len_of, read_prefix, read_value, set_len, verify};
 use serde::{Deserialize, Serialize};
-use tokio::io::{AsyncRead, AsyncReadExt};
+use tokio::io::AsyncRead;
 
 use crate::fabrics::{ChosenFabric, FabricNames};
 use crate::id::{GroupId, NodeId};
@@ -20,8 +21,6 @@ use end::EndFrame;
 
 /// Changes whenever frames change their meaning; nodes of different versions do not talk.
 pub(crate) const PROTOCOL_VERSION: u16 = 12;
-/// Bytes of a check value.
-pub(crate) const CHECK_LEN: usize = 4;
 /// Longest frame in bytes: an invitation.
 pub(crate) const FRAME_LEN_MAX: usize = 4 << 20;
 /// Longest piece of a block in one frame, in bytes.
@@ -225,35 +224,6 @@ pub(crate) struct BlockPiece {
     pub(crate) bytes: Vec<u8>,
 }
 
-/// The CRC-32 of all frames of one direction so far, which finds frames that were changed, lost or repeated on the way.
-///
-/// Each frame of the handshake is checked by itself; then a direction begins anew.
-#[derive(Debug, Default)]
-pub(crate) struct FrameCheck(u32);
-
-impl FrameCheck {
-    /// Appends the check value to a frame that has none.
-    pub(crate) fn seal(&mut self, frame: &mut Vec<u8>) {
-        let value = self.next(&[frame]);
-        frame.extend(value.to_le_bytes());
-    }
-
-    fn next(&mut self, frame: &[&[u8]]) -> u32 {
-        let mut hasher = crc32fast::Hasher::new_with_initial(self.0);
-        frame.iter().for_each(|part| hasher.update(part));
-        self.0 = hasher.finalize();
-        self.0
-    }
-}
-
-/// A frame was changed on the way, or one before it was lost.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("a frame was changed or lost on the way: its check value is {got:08x} instead of {want:08x}")]
-pub(crate) struct CorruptFrame {
-    got: u32,
-    want: u32,
-}
-
 /// Encodes a frame of a handshake.
 pub(crate) fn encode(frame: &Frame) -> Vec<u8> {
     let mut out = encode_unchecked(frame);
@@ -263,9 +233,8 @@ pub(crate) fn encode(frame: &Frame) -> Vec<u8> {
 
 /// Encodes a frame with its length, and without a check value.
 pub(crate) fn encode_unchecked(frame: &Frame) -> Vec<u8> {
-    let mut out = postcard::to_extend(frame, vec![0; 4]).expect("frames have no unsized parts");
-    let len = u32::try_from(out.len() - 4).expect("no frame comes near 4 GiB");
-    out[..4].copy_from_slice(&len.to_le_bytes());
+    let mut out = postcard::to_extend(frame, vec![0; PREFIX_LEN]).expect("frames have no unsized parts");
+    set_len(&mut out);
     out
 }
 
@@ -281,7 +250,7 @@ pub(crate) fn decode(bytes: &[u8]) -> io::Result<Frame> {
 /// Reads one frame of a handshake; memory is taken only as bytes arrive. `None` if the stream ended between frames.
 ///
 /// # Errors
-/// The stream's; [`OtherVersion`], [`NotFrames`] or [`CorruptFrame`], of the kind `InvalidData`; or the frame cannot be
+/// The stream's; [`OtherVersion`], [`NotFrames`] or [`CorruptFrame`](rdmc_fabric::frames::CorruptFrame), of the kind `InvalidData`; or the frame cannot be
 /// decoded.
 pub(crate) async fn read(stream: &mut (impl AsyncRead + Unpin)) -> io::Result<Option<Frame>> {
     let Some(prefix) = read_prefix(stream).await? else { return Ok(None) };
@@ -312,40 +281,6 @@ pub(crate) async fn read_next(
     let value = read_value(stream, prefix).await?;
     verify(stream, &prefix, &value, check).await?;
     decode(&value).map(Some)
-}
-
-/// Reads the length of a frame; `None` if the stream ended before it.
-async fn read_prefix(stream: &mut (impl AsyncRead + Unpin)) -> io::Result<Option<[u8; 4]>> {
-    let mut prefix = [0; 4];
-    let first = stream.read(&mut prefix).await?;
-    if first == 0 {
-        return Ok(None);
-    }
-    stream.read_exact(&mut prefix[first..]).await?;
-    Ok(Some(prefix))
-}
-
-fn len_of(prefix: [u8; 4]) -> usize {
-    u32::from_le_bytes(prefix) as usize
-}
-
-async fn read_value(stream: &mut (impl AsyncRead + Unpin), prefix: [u8; 4]) -> io::Result<Vec<u8>> {
-    let len = len_of(prefix);
-    let mut value = Vec::new();
-    let got = (&mut *stream).take(len as u64).read_to_end(&mut value).await?;
-    if got < len { Err(io::ErrorKind::UnexpectedEof.into()) } else { Ok(value) }
-}
-
-async fn verify(
-    stream: &mut (impl AsyncRead + Unpin),
-    prefix: &[u8],
-    value: &[u8],
-    check: &mut FrameCheck,
-) -> io::Result<()> {
-    let mut got = [0; CHECK_LEN];
-    stream.read_exact(&mut got).await?;
-    let (got, want) = (u32::from_le_bytes(got), check.next(&[prefix, value]));
-    if got == want { Ok(()) } else { Err(io::Error::new(io::ErrorKind::InvalidData, CorruptFrame { got, want })) }
 }
 
 fn malformed(text: &str) -> io::Error {

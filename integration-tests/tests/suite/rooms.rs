@@ -6,13 +6,15 @@ use std::process::Command;
 mod circles;
 
 /// The rooms that each room may use.
-const ARROWS: [(&str, &[&str]); 8] = [
+const ARROWS: [(&str, &[&str]); 9] = [
     ("rdmc-schedule", &[]),
     ("rdmc-fabric", &[]),
     ("rdmc", &["rdmc-schedule", "rdmc-fabric"]),
     ("rdmc-verbs", &["rdmc-fabric"]),
     ("rdmc-sim", &["rdmc", "rdmc-schedule", "rdmc-fabric"]),
     ("rdmc-files", &["rdmc", "rdmc-schedule", "rdmc-fabric", "rdmc-verbs"]),
+    // Of the runtime, only its security.
+    ("rdmc-wan", &["rdmc", "rdmc-fabric"]),
     // Members choose fabrics as senders of files do.
     ("rdmc-bench", &["rdmc", "rdmc-sim", "rdmc-files"]),
     // The ports of the demo are a decorator of fabrics.

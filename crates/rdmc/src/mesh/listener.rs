@@ -21,10 +21,10 @@ use crate::cluster::Cluster;
 use crate::detection::check_detection;
 use crate::fabrics::{FabricNames, Fabrics};
 use crate::id::NodeId;
-use crate::scope::Scope;
 use crate::security::{self, Distrust, Fingerprint, Identities, Opening, Security};
 use crate::stats::{ListenerStats, Refusals};
 use crate::wire::{self, Frame, OtherVersion, PROTOCOL_VERSION, RejectReason};
+use rdmc_fabric::Scope;
 
 /// Listens at one address for the nodes of any number of clusters, and for invitations to new ones.
 ///
@@ -227,7 +227,7 @@ impl fmt::Debug for Listener {
     }
 }
 
-async fn accept(mut listener: Box<dyn ControlListener>, shared: Arc<ListenerShared>, spawner: crate::scope::Spawner) {
+async fn accept(mut listener: Box<dyn ControlListener>, shared: Arc<ListenerShared>, spawner: rdmc_fabric::Spawner) {
     let strangers = Strangers::new(STRANGERS_PER_PEER_MAX, STRANGERS_MAX);
     loop {
         let stream = match listener.accept().await {

@@ -97,6 +97,53 @@ impl Proof {
 }
 
 impl Security {
+    /// Makes a connection secure that this end has opened, and verifies that the other end is called `name`: that its
+    /// certificate names it, or that it knows the key. For protocols beside that of nodes.
+    ///
+    /// # Cancel safety
+    /// If the future is dropped, so is the connection.
+    ///
+    /// # Errors
+    /// The connection's. The other end is not trusted, or does not trust this end: a [`Distrust`].
+    pub async fn opened(
+        &self,
+        environment: &dyn Environment,
+        stream: Box<dyn ControlStream>,
+        name: &str,
+    ) -> io::Result<Box<dyn ControlStream>> {
+        self.connect(environment, stream, name).await
+    }
+
+    /// Makes a connection secure that has arrived. Without `security`, it must not ask for TLS; with `security`, it
+    /// must. For protocols beside that of nodes: their connections begin with fewer than 2³¹ as a little-endian number
+    /// of 4 bytes.
+    ///
+    /// # Cancel safety
+    /// If the future is dropped, so is the connection.
+    ///
+    /// # Errors
+    /// The connection's. The other end is not trusted, or one end wants TLS and the other does not: a [`Distrust`].
+    pub async fn accepted(
+        security: Option<&Self>,
+        environment: &dyn Environment,
+        mut stream: Box<dyn ControlStream>,
+    ) -> io::Result<Box<dyn ControlStream>> {
+        let opening = Opening::read(&mut stream).await?.ok_or(io::ErrorKind::UnexpectedEof)?;
+        match (security, opening.asks_for_tls()) {
+            (None, false) => Ok(Box::new(BegunStream { first: opening.0, read: 0, stream })),
+            (None, true) => Err(Distrust::UnexpectedTls.into()),
+            (Some(_), false) => Err(Distrust::Plain.into()),
+            (Some(security), true) => match security.accept(&opening, stream).await {
+                Ok((stream, _)) => Ok(stream),
+                Err((error, mut stream)) => {
+                    // However that ends, the refusal was sent as far as possible.
+                    let _ = environment.timeout(DRAIN_LIMIT, drain(&mut stream)).await;
+                    Err(error)
+                }
+            },
+        }
+    }
+
     /// Makes a fresh connection secure, and verifies that a node called `name` is at its other end.
     pub(crate) async fn connect(
         &self,
@@ -168,6 +215,52 @@ pub(crate) async fn drain(stream: &mut (impl AsyncRead + AsyncWrite + Unpin)) ->
 pub(crate) async fn drain_frame(opening: &Opening, stream: &mut (impl AsyncRead + Unpin)) -> io::Result<()> {
     let rest = stream.take(u64::from(opening.frame_len()) + CHECK_LEN as u64);
     tokio::io::copy(&mut { rest }, &mut tokio::io::sink()).await.map(drop)
+}
+
+/// A connection whose first bytes were read.
+struct BegunStream {
+    first: [u8; 4],
+    /// How many of these were read again.
+    read: usize,
+    stream: Box<dyn ControlStream>,
+}
+
+impl ControlStream for BegunStream {
+    fn peer_address(&self) -> Option<IpAddr> {
+        self.stream.peer_address()
+    }
+
+    fn round_trip(&self) -> Option<Duration> {
+        self.stream.round_trip()
+    }
+}
+
+impl AsyncRead for BegunStream {
+    fn poll_read(mut self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
+        let this = &mut *self;
+        if this.read == this.first.len() {
+            return Pin::new(&mut this.stream).poll_read(cx, buf);
+        }
+        let rest = &this.first[this.read..];
+        let now = rest.len().min(buf.remaining());
+        buf.put_slice(&rest[..now]);
+        this.read += now;
+        Poll::Ready(Ok(()))
+    }
+}
+
+impl AsyncWrite for BegunStream {
+    fn poll_write(mut self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &[u8]) -> Poll<io::Result<usize>> {
+        Pin::new(&mut self.stream).poll_write(cx, buf)
+    }
+
+    fn poll_flush(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.stream).poll_flush(cx)
+    }
+
+    fn poll_shutdown(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.stream).poll_shutdown(cx)
+    }
 }
 
 /// A control connection below TLS.

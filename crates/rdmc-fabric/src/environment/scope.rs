@@ -3,45 +3,49 @@
 use std::sync::Arc;
 
 use futures::future::{BoxFuture, Either, select};
-use rdmc_fabric::Environment;
 use tokio::sync::watch;
+
+use crate::environment::Environment;
 
 /// Spawns tasks that end with the scope, at their next await.
 #[derive(Debug)]
-pub(crate) struct Scope {
+pub struct Scope {
     environment: Arc<dyn Environment>,
     alive: watch::Sender<bool>,
 }
 
 impl Scope {
-    pub(crate) fn new(environment: Arc<dyn Environment>) -> Self {
+    /// Creates a scope without tasks.
+    pub fn new(environment: Arc<dyn Environment>) -> Self {
         Self { environment, alive: watch::Sender::new(true) }
     }
 
-    pub(crate) fn spawn(&self, task: impl Future<Output = ()> + Send + 'static) {
+    /// Runs `task` until it ends or the scope does.
+    pub fn spawn(&self, task: impl Future<Output = ()> + Send + 'static) {
         self.spawner().spawn(Box::pin(task));
     }
 
     /// Ends all tasks, and all that are spawned later.
-    pub(crate) fn end(&self) {
+    pub fn end(&self) {
         self.alive.send_replace(false);
     }
 
     /// Returns a way to spawn into the scope that does not keep it alive.
-    pub(crate) fn spawner(&self) -> Spawner {
+    pub fn spawner(&self) -> Spawner {
         Spawner { environment: self.environment.clone(), alive: self.alive.subscribe() }
     }
 }
 
 /// Spawns into a [`Scope`] from inside one of its tasks.
 #[derive(Clone, Debug)]
-pub(crate) struct Spawner {
+pub struct Spawner {
     environment: Arc<dyn Environment>,
     alive: watch::Receiver<bool>,
 }
 
 impl Spawner {
-    pub(crate) fn spawn(&self, task: BoxFuture<'static, ()>) {
+    /// Runs `task` until it ends or the scope does.
+    pub fn spawn(&self, task: BoxFuture<'static, ()>) {
         let mut alive = self.alive.clone();
         self.environment.spawn(Box::pin(async move {
             // An error says that the scope is gone.

@@ -1,0 +1,116 @@
+//! The data channel of a session: queue pairs of one fabric, used as one.
+//!
+//! Over TCP, several queue pairs are several connections. On a path that loses packets each recovers by itself, and all
+//! together lose less of their rate. Over shared memory and devices one is enough.
+
+use std::net::IpAddr;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
+
+use rdmc_fabric::{
+    BufferMut, CompletionQueue, ConnectError, Endpoint, Fabric, FabricError, Operation, Peer, QueuePair,
+    QueuePairConfig, RemoteMemory, Role, WorkError,
+};
+use tokio::sync::{OwnedSemaphorePermit, Semaphore};
+
+/// The queue pairs of one session, over one connection.
+pub(crate) struct Channel {
+    streams: Vec<Stream>,
+}
+
+struct Stream {
+    queue_pair: QueuePair,
+    /// Bytes that are under way.
+    under_way: Arc<AtomicU64>,
+    /// Requests that may be posted.
+    room: Arc<Semaphore>,
+}
+
+impl Channel {
+    /// Creates queue pairs that are not yet connected, and the queue of their completions.
+    pub(crate) fn new(fabric: &dyn Fabric, streams: u16) -> Result<(Self, CompletionQueue), FabricError> {
+        let config =
+            QueuePairConfig { send_depth: DEPTH, receive_depth: 1, receiver_not_ready: Duration::from_secs(1) };
+        let capabilities = fabric.capabilities();
+        let completions = config.requests_max() * u32::from(streams);
+        let completions = fabric.create_completion_queue(completions, capabilities.completion_mode)?;
+        let source = completions.source();
+        let streams = (0..streams).map(|_| {
+            let queue_pair = fabric.create_queue_pair(&source, config)?;
+            Ok(Stream { queue_pair, under_way: Arc::default(), room: Arc::new(Semaphore::new(DEPTH as usize)) })
+        });
+        Ok((Self { streams: streams.collect::<Result<_, FabricError>>()? }, completions))
+    }
+
+    /// Returns what the other end needs to connect.
+    pub(crate) fn endpoints(&self) -> Vec<Vec<u8>> {
+        self.streams.iter().map(|stream| stream.queue_pair.endpoint().as_bytes().to_vec()).collect()
+    }
+
+    /// Connects all queue pairs to those of the other end, which does the same.
+    ///
+    /// # Errors
+    /// The first error of any. The other end has another number of queue pairs: [`ConnectError::BadEndpoint`].
+    pub(crate) async fn connect(
+        &self,
+        role: Role,
+        address: Option<IpAddr>,
+        endpoints: Vec<Vec<u8>>,
+    ) -> Result<(), ConnectError> {
+        if endpoints.len() != self.streams.len() {
+            return Err(ConnectError::BadEndpoint);
+        }
+        let connecting = self.streams.iter().zip(endpoints).map(async |(stream, endpoint)| {
+            stream.queue_pair.connect(Peer { endpoint: Endpoint::new(endpoint)?, role, address }).await
+        });
+        futures::future::try_join_all(connecting).await.map(drop)
+    }
+
+    /// Posts a read of the other end's memory; waits only while too many requests are posted.
+    ///
+    /// # Cancel safety
+    /// A dropped future posts nothing.
+    pub(crate) async fn read(&self, into: BufferMut, from: RemoteMemory) -> UnderWay {
+        let idlest = self.streams.iter().min_by_key(|stream| stream.under_way.load(Ordering::Relaxed));
+        let stream = idlest.expect("a channel has at least one stream");
+        let room = stream.room.clone().acquire_owned().await.expect("nobody closes it");
+        let len = into.len() as u64;
+        stream.under_way.fetch_add(len, Ordering::Relaxed);
+        let share = Share { under_way: stream.under_way.clone(), len, _room: room };
+        UnderWay { operation: stream.queue_pair.read(into, from), _share: share }
+    }
+
+    pub(crate) fn close(&self) {
+        self.streams.iter().for_each(|stream| stream.queue_pair.close());
+    }
+}
+
+/// A read that was posted.
+pub(crate) struct UnderWay {
+    operation: Operation<BufferMut>,
+    _share: Share,
+}
+
+impl UnderWay {
+    /// Waits for its completion.
+    pub(crate) async fn done(self) -> Result<BufferMut, WorkError> {
+        self.operation.await
+    }
+}
+
+/// The part of a stream that a request takes.
+struct Share {
+    under_way: Arc<AtomicU64>,
+    len: u64,
+    _room: OwnedSemaphorePermit,
+}
+
+impl Drop for Share {
+    fn drop(&mut self) {
+        self.under_way.fetch_sub(self.len, Ordering::Relaxed);
+    }
+}
+
+/// Most requests that are posted to one queue pair.
+const DEPTH: u32 = 512;

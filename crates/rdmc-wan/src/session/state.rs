@@ -1,0 +1,415 @@
+//! How far a session has come: what outlives its connections.
+
+use std::collections::VecDeque;
+use std::time::Duration;
+
+use rdmc_fabric::{Buffer, ExposedRegion};
+
+use super::error::SessionError;
+use crate::wire::{Frame, Progress, SlabFrame};
+
+/// Both directions of a session, as this end sees them.
+#[derive(Debug, Default)]
+pub(crate) struct State {
+    pub(crate) outgoing: Outgoing,
+    pub(crate) incoming: Incoming,
+    pub(crate) messages: Messages,
+    /// What this end tells the other before it fails.
+    abort: Option<String>,
+    goodbye_told: bool,
+    pub(crate) goodbye_heard: bool,
+    pub(crate) ended: Option<Result<(), SessionError>>,
+    pub(crate) sent_bytes: u64,
+    pub(crate) received_bytes: u64,
+    /// How often another connection took over.
+    pub(crate) resumed: u64,
+    /// The least round trip of the present connection.
+    pub(crate) round_trip: Option<Duration>,
+}
+
+/// Slabs to the other end.
+#[derive(Debug, Default)]
+pub(crate) struct Outgoing {
+    /// Slabs that the other end has taken, from the first. The oldest of `slabs` has this number.
+    taken: u64,
+    slabs: VecDeque<OutgoingSlab>,
+    /// Slabs that the other end knows of, over this connection.
+    announced: u64,
+    finished: bool,
+    finish_told: bool,
+    /// The other end wants no more.
+    stopped: bool,
+}
+
+/// A slab that the other end has not taken yet.
+#[derive(Debug)]
+pub(crate) struct OutgoingSlab {
+    /// Its memory, which the other end may read.
+    pub(crate) exposed: ExposedRegion,
+    pub(crate) len: u32,
+    pub(crate) check: u128,
+    pub(crate) note: Vec<u8>,
+}
+
+/// Slabs of the other end.
+#[derive(Debug, Default)]
+pub(crate) struct Incoming {
+    /// Slabs that are announced over this connection, and not yet fetched.
+    announced: VecDeque<SlabFrame>,
+    /// Bytes of the notes of these.
+    note_bytes: usize,
+    /// The number of the next slab to be announced.
+    next: u64,
+    /// Slabs that are in this end's memory, from the first.
+    taken: u64,
+    taken_told: u64,
+    /// Slabs that the application has not yet seen.
+    ready: VecDeque<Slab>,
+    /// The number of slabs in all, when the other end has said it.
+    finish: Option<u64>,
+    /// The application wants no more.
+    stopped: bool,
+    stop_told: bool,
+}
+
+/// Bytes that have arrived together.
+#[derive(Debug)]
+#[non_exhaustive]
+pub struct Slab {
+    /// The bytes. Their memory goes back to the session's ring when the last holder drops it.
+    pub bytes: Buffer,
+    /// What the sender says of them.
+    pub note: Vec<u8>,
+}
+
+/// Messages beside the slabs, in both directions.
+#[derive(Debug, Default)]
+pub(crate) struct Messages {
+    /// Own messages that the other end's application has received, from the first. The oldest of `own` has this number.
+    heard: u64,
+    own: VecDeque<Vec<u8>>,
+    /// Own messages that were sent over this connection, or before it began.
+    told: u64,
+    /// The other end's messages that were received, from the first.
+    received: u64,
+    inbox: VecDeque<Vec<u8>>,
+    /// The other end's messages of which it knows that the application has them.
+    heard_told: u64,
+}
+
+/// The other end has broken the protocol.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Violation(pub(crate) &'static str);
+
+impl State {
+    /// Returns what this end has received.
+    pub(crate) fn progress(&self) -> Progress {
+        Progress { slabs: self.incoming.taken, messages: self.messages.received }
+    }
+
+    /// Begins anew over another connection, when the other end has received so much.
+    pub(crate) fn resume(&mut self, theirs: Progress) -> Result<(), Violation> {
+        self.outgoing.note_taken(theirs.slabs)?;
+        let out = &mut self.outgoing;
+        (out.announced, out.finish_told) = (out.taken, false);
+        let incoming = &mut self.incoming;
+        incoming.announced.clear();
+        incoming.note_bytes = 0;
+        (incoming.next, incoming.taken_told, incoming.stop_told) = (incoming.taken, incoming.taken, false);
+        let messages = &mut self.messages;
+        let sent = messages.heard + messages.own.len() as u64;
+        if !(messages.heard..=sent).contains(&theirs.messages) {
+            return Err(Violation("it has received messages that were not sent"));
+        }
+        messages.told = theirs.messages;
+        messages.heard_told = 0;
+        (self.goodbye_told, self.goodbye_heard) = (false, false);
+        self.round_trip = None;
+        Ok(())
+    }
+
+    /// Takes note of a frame of the other end.
+    pub(crate) fn apply(&mut self, frame: Frame) -> Result<(), Violation> {
+        match frame {
+            Frame::Slab(slab) => self.incoming.announce(slab),
+            Frame::Taken { slabs } => self.outgoing.note_taken(slabs),
+            Frame::Finished { slabs } => self.incoming.finish(slabs),
+            Frame::Stopped => {
+                self.outgoing.stop();
+                Ok(())
+            }
+            Frame::Message { number, bytes } => self.messages.receive(number, bytes),
+            Frame::Heard { messages } => self.messages.note_heard(messages),
+            Frame::Abort { reason } => {
+                self.end(Err(SessionError::Aborted { reason }));
+                Ok(())
+            }
+            Frame::Goodbye if self.is_complete() => {
+                self.goodbye_heard = true;
+                Ok(())
+            }
+            Frame::Goodbye => Err(Violation("it ends the session before all was received")),
+            Frame::Open(_) | Frame::Opened(_) | Frame::Refused(_) => Err(Violation("a second handshake")),
+            Frame::Ping { .. } | Frame::Pong { .. } => Ok(()),
+        }
+    }
+
+    /// Returns the frames that the other end is to get, in order.
+    pub(crate) fn take_frames(&mut self) -> Vec<Frame> {
+        let mut frames = Vec::new();
+        self.outgoing.take_frames(&mut frames);
+        self.incoming.take_frames(&mut frames);
+        self.messages.take_frames(&mut frames);
+        if let Some(reason) = self.abort.take() {
+            frames.push(Frame::Abort { reason });
+        }
+        if self.is_complete() && !self.goodbye_told {
+            self.goodbye_told = true;
+            frames.push(Frame::Goodbye);
+        }
+        frames
+    }
+
+    /// Tells whether both directions have ended in good order.
+    pub(crate) fn is_complete(&self) -> bool {
+        self.outgoing.is_complete() && self.incoming.is_complete()
+    }
+
+    /// Tells whether both ends know that both directions have ended.
+    pub(crate) fn is_over(&self) -> bool {
+        self.goodbye_told && self.goodbye_heard
+    }
+
+    /// Ends the session; only the first end counts.
+    pub(crate) fn end(&mut self, how: Result<(), SessionError>) {
+        self.ended.get_or_insert(how);
+    }
+
+    /// Ends the session because its connection was lost for too long. It has not failed if all was received.
+    pub(crate) fn lose(&mut self, within: Duration, cause: String) {
+        let how = if self.is_complete() { Ok(()) } else { Err(SessionError::Lost { within, cause }) };
+        self.end(how);
+    }
+
+    /// Has the other end told why this end fails.
+    pub(crate) fn abort(&mut self, reason: &str) {
+        if !self.is_complete() {
+            self.abort.get_or_insert_with(|| reason.to_owned());
+        }
+    }
+
+    pub(crate) fn note_round_trip(&mut self, round_trip: Duration) {
+        self.round_trip = Some(self.round_trip.map_or(round_trip, |least| least.min(round_trip)));
+    }
+}
+
+impl Outgoing {
+    pub(crate) fn push(&mut self, slab: OutgoingSlab) {
+        // After it was stopped, slabs go nowhere.
+        if !self.stopped {
+            self.slabs.push_back(slab);
+        }
+    }
+
+    pub(crate) fn finish(&mut self) {
+        self.finished = true;
+    }
+
+    pub(crate) fn is_finished(&self) -> bool {
+        self.finished
+    }
+
+    pub(crate) fn is_stopped(&self) -> bool {
+        self.stopped
+    }
+
+    /// Returns how many slabs there were so far.
+    pub(crate) fn count(&self) -> u64 {
+        self.taken + self.slabs.len() as u64
+    }
+
+    pub(crate) fn taken(&self) -> u64 {
+        self.taken
+    }
+
+    fn stop(&mut self) {
+        self.stopped = true;
+        self.slabs.clear();
+    }
+
+    fn is_complete(&self) -> bool {
+        self.stopped || self.finished && self.slabs.is_empty()
+    }
+
+    fn note_taken(&mut self, slabs: u64) -> Result<(), Violation> {
+        if self.stopped {
+            return Ok(());
+        }
+        let more = slabs.checked_sub(self.taken).ok_or(Violation("it has taken fewer slabs than before"))?;
+        if slabs > self.announced {
+            return Err(Violation("it has taken slabs that were not announced"));
+        }
+        // Dropping them revokes their keys and gives back their memory.
+        self.slabs.drain(..usize::try_from(more).expect("at most as many as there are"));
+        self.taken = slabs;
+        Ok(())
+    }
+
+    fn take_frames(&mut self, frames: &mut Vec<Frame>) {
+        if self.stopped {
+            return;
+        }
+        let known = usize::try_from(self.announced - self.taken).expect("it counts slabs in memory");
+        let mut notes: usize = self.slabs.iter().take(known).map(|slab| slab.note.len()).sum();
+        for slab in self.slabs.iter().take(ANNOUNCED_MAX).skip(known) {
+            notes += slab.note.len();
+            if notes > NOTE_BYTES_MAX {
+                break;
+            }
+            let place = slab.exposed.remote().encode();
+            let (number, len, check) = (self.announced, slab.len, slab.check);
+            frames.push(Frame::Slab(SlabFrame { number, len, check, place, note: slab.note.clone() }));
+            self.announced += 1;
+        }
+        if self.finished && !self.finish_told && self.announced == self.count() {
+            self.finish_told = true;
+            frames.push(Frame::Finished { slabs: self.announced });
+        }
+    }
+}
+
+impl Incoming {
+    /// Returns the next slab to be fetched.
+    pub(crate) fn next_announced(&mut self) -> Option<SlabFrame> {
+        let slab = self.announced.pop_front()?;
+        self.note_bytes -= slab.note.len();
+        Some(slab)
+    }
+
+    /// Adds a slab that was fetched, in order.
+    pub(crate) fn take(&mut self, slab: Slab) {
+        self.taken += 1;
+        if !self.stopped {
+            self.ready.push_back(slab);
+        }
+    }
+
+    /// Returns the next slab for the application: `Some(None)` after the last one.
+    pub(crate) fn next_ready(&mut self) -> Option<Option<Slab>> {
+        match self.ready.pop_front() {
+            None if self.finish == Some(self.taken) => Some(None),
+            None => None,
+            slab => Some(slab),
+        }
+    }
+
+    /// The application wants no more slabs.
+    pub(crate) fn stop(&mut self) {
+        if !self.is_complete() {
+            self.stopped = true;
+        }
+        self.ready.clear();
+        self.announced.clear();
+        self.note_bytes = 0;
+    }
+
+    fn is_complete(&self) -> bool {
+        self.stopped && self.stop_told || self.finish == Some(self.taken)
+    }
+
+    fn announce(&mut self, slab: SlabFrame) -> Result<(), Violation> {
+        if slab.number != self.next || self.finish.is_some_and(|finish| slab.number >= finish) {
+            return Err(Violation("a slab out of order"));
+        }
+        if self.next - self.taken >= ANNOUNCED_MAX as u64 || self.note_bytes + slab.note.len() > NOTE_BYTES_MAX {
+            return Err(Violation("too many slabs are announced"));
+        }
+        self.next += 1;
+        if !self.stopped {
+            self.note_bytes += slab.note.len();
+            self.announced.push_back(slab);
+        }
+        Ok(())
+    }
+
+    fn finish(&mut self, slabs: u64) -> Result<(), Violation> {
+        let as_before = self.finish.is_none_or(|before| before == slabs);
+        if slabs != self.next || !as_before {
+            return Err(Violation("its slabs ended at another number"));
+        }
+        self.finish = Some(slabs);
+        Ok(())
+    }
+
+    fn take_frames(&mut self, frames: &mut Vec<Frame>) {
+        if self.stopped {
+            if !self.stop_told {
+                self.stop_told = true;
+                frames.push(Frame::Stopped);
+            }
+        } else if self.taken > self.taken_told {
+            self.taken_told = self.taken;
+            frames.push(Frame::Taken { slabs: self.taken });
+        }
+    }
+}
+
+impl Messages {
+    /// Queues a message, if there is room.
+    pub(crate) fn push(&mut self, bytes: &mut Option<Vec<u8>>) -> Option<()> {
+        if self.own.len() >= MESSAGES_MAX {
+            return None;
+        }
+        self.own.extend(bytes.take());
+        Some(())
+    }
+
+    /// Returns the other end's next message.
+    pub(crate) fn next(&mut self) -> Option<Vec<u8>> {
+        self.inbox.pop_front()
+    }
+
+    fn receive(&mut self, number: u64, bytes: Vec<u8>) -> Result<(), Violation> {
+        if number != self.received {
+            return Err(Violation("a message out of order"));
+        }
+        if self.inbox.len() >= MESSAGES_MAX || bytes.len() > MESSAGE_LEN_MAX {
+            return Err(Violation("more or longer messages than are allowed"));
+        }
+        self.received += 1;
+        self.inbox.push_back(bytes);
+        Ok(())
+    }
+
+    fn note_heard(&mut self, messages: u64) -> Result<(), Violation> {
+        let more = messages.checked_sub(self.heard).ok_or(Violation("it has heard fewer messages than before"))?;
+        if messages > self.told {
+            return Err(Violation("it has heard messages that were not sent"));
+        }
+        self.own.drain(..usize::try_from(more).expect("at most as many as there are"));
+        self.heard = messages;
+        Ok(())
+    }
+
+    fn take_frames(&mut self, frames: &mut Vec<Frame>) {
+        let known = usize::try_from(self.told - self.heard).expect("it counts messages in memory");
+        for bytes in self.own.iter().skip(known) {
+            frames.push(Frame::Message { number: self.told, bytes: bytes.clone() });
+            self.told += 1;
+        }
+        let heard = self.received - self.inbox.len() as u64;
+        if heard > self.heard_told {
+            self.heard_told = heard;
+            frames.push(Frame::Heard { messages: heard });
+        }
+    }
+}
+
+/// Most slabs that are announced and not yet taken.
+pub(crate) const ANNOUNCED_MAX: usize = 1024;
+/// Most bytes in the notes of these.
+const NOTE_BYTES_MAX: usize = 4 << 20;
+/// Most messages that the other end's application has not yet received.
+const MESSAGES_MAX: usize = 64;
+/// Longest note of a slab, and longest message, in bytes.
+pub(crate) const MESSAGE_LEN_MAX: usize = 64 << 10;

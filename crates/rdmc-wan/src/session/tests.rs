@@ -1,0 +1,353 @@
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use rdmc_fabric::{MemNetwork, TcpFabric};
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::{TcpListener, TcpStream};
+
+use super::*;
+use crate::{SlabReader, SlabWriter};
+
+/// A listener, and the fabric of the end that opens sessions.
+struct Rig {
+    listener: SessionListener,
+    opening: Arc<dyn Fabric>,
+    config: SessionConfig,
+}
+
+/// Small, so that tests pass through all of a ring many times.
+fn config() -> SessionConfig {
+    SessionConfig {
+        slab_len: 16 << 10,
+        ring_len_max: 256 << 10,
+        detection: Duration::from_secs(2),
+        resume_within: Duration::from_secs(5),
+        ..SessionConfig::default()
+    }
+}
+
+impl Rig {
+    async fn new(accepting: Arc<dyn Fabric>, opening: Arc<dyn Fabric>, address: &str) -> Self {
+        let listener = SessionListener::bind(vec_of(accepting), address, config()).await.unwrap();
+        Self { listener, opening, config: config() }
+    }
+
+    async fn tcp() -> Self {
+        Self::new(TcpFabric::new(), TcpFabric::new(), "127.0.0.1:0").await
+    }
+
+    async fn mem() -> Self {
+        let network = MemNetwork::new();
+        Self::new(network.fabric(), network.fabric(), "listener").await
+    }
+
+    /// Opens a session to the listener, by way of another address if there is one.
+    async fn sessions(&self, by: Option<&str>) -> (Session, Session) {
+        let address = by.unwrap_or(self.listener.local_address());
+        let opening = connect(vec_of(self.opening.clone()), address, self.config.clone(), b"from the opener".to_vec());
+        let accepting = async {
+            let request = self.listener.accept().await;
+            assert_eq!(request.metadata(), b"from the opener");
+            request.accept(b"from the listener".to_vec()).await
+        };
+        let (opened, accepted) = tokio::join!(opening, accepting);
+        let (opened, accepted) = (opened.unwrap(), accepted.unwrap());
+        assert_eq!(opened.handle.metadata(), b"from the listener");
+        (opened, accepted)
+    }
+}
+
+fn vec_of(fabric: Arc<dyn Fabric>) -> rdmc::Fabrics {
+    rdmc::Fabrics::new(vec![fabric]).unwrap()
+}
+
+/// The byte at a place of a stream, so that any confusion of places shows.
+fn byte_at(at: u64) -> u8 {
+    (at.wrapping_mul(0x9E37_79B9_7F4A_7C15) >> 56) as u8
+}
+
+async fn send(sender: SlabSender, len: u64) {
+    let mut writer = SlabWriter::new(sender);
+    let mut at = 0;
+    while at < len {
+        // Odd lengths, so that writes cross the bounds of slabs.
+        let now = (len - at).min(7919);
+        let bytes: Vec<u8> = (at..at + now).map(byte_at).collect();
+        writer.write_all(&bytes).await.unwrap();
+        at += now;
+        if at % 5 == 0 {
+            writer.flush().await.unwrap();
+        }
+    }
+    writer.shutdown().await.unwrap();
+}
+
+async fn receive(receiver: SlabReceiver, len: u64) {
+    let mut reader = SlabReader::new(receiver);
+    let mut bytes = vec![0; 10_007];
+    let mut at = 0;
+    loop {
+        let got = reader.read(&mut bytes).await.unwrap() as u64;
+        if got == 0 {
+            break;
+        }
+        for (byte, place) in bytes.iter().zip(at..at + got) {
+            assert_eq!(*byte, byte_at(place), "at {place}");
+        }
+        at += got;
+    }
+    assert_eq!(at, len);
+}
+
+/// Bytes go both ways at once, and both ends see the session end.
+async fn exchange(a: Session, b: Session, len: u64) {
+    let (ended_a, ended_b) = (a.handle.clone(), b.handle.clone());
+    tokio::join!(send(a.sender, len), receive(a.receiver, len), send(b.sender, len), receive(b.receiver, len));
+    ended_a.ended().await.unwrap();
+    ended_b.ended().await.unwrap();
+    assert_eq!(ended_a.stats().sent_bytes, len);
+    assert_eq!(ended_b.stats().received_bytes, len);
+}
+
+#[tokio::test]
+async fn bytes_go_both_ways_over_tcp() {
+    let rig = Rig::tcp().await;
+    let (opened, accepted) = rig.sessions(None).await;
+    exchange(opened, accepted, 3_000_000).await;
+}
+
+#[tokio::test]
+async fn bytes_go_both_ways_in_memory() {
+    let rig = Rig::mem().await;
+    let (opened, accepted) = rig.sessions(None).await;
+    exchange(opened, accepted, 3_000_000).await;
+}
+
+#[tokio::test]
+async fn nothing_is_sent_and_the_session_ends() {
+    let rig = Rig::tcp().await;
+    let (opened, accepted) = rig.sessions(None).await;
+    exchange(opened, accepted, 0).await;
+}
+
+#[tokio::test]
+async fn one_direction_ends_before_the_other() {
+    let rig = Rig::mem().await;
+    let (opened, mut accepted) = rig.sessions(None).await;
+    opened.sender.finish().await.unwrap();
+    assert!(accepted.receiver.next().await.unwrap().is_none());
+    tokio::join!(send(accepted.sender, 100_000), receive(opened.receiver, 100_000));
+    opened.handle.ended().await.unwrap();
+}
+
+#[tokio::test]
+async fn notes_come_with_their_slabs_and_messages_in_order() {
+    let rig = Rig::mem().await;
+    let (mut opened, mut accepted) = rig.sessions(None).await;
+    let sending = async {
+        for number in 0..200u32 {
+            let slab = opened.sender.slab().await.unwrap();
+            opened.sender.send(slab, number as usize, number.to_le_bytes().to_vec()).await.unwrap();
+            opened.handle.send_message(number.to_le_bytes().to_vec()).await.unwrap();
+        }
+        opened.sender.finish().await.unwrap();
+    };
+    let receiving = async {
+        for number in 0..200u32 {
+            let slab = accepted.receiver.next().await.unwrap().unwrap();
+            assert_eq!((slab.bytes.len(), slab.note), (number as usize, number.to_le_bytes().to_vec()));
+            assert_eq!(accepted.handle.next_message().await.unwrap(), number.to_le_bytes());
+        }
+        assert!(accepted.receiver.next().await.unwrap().is_none());
+    };
+    tokio::join!(sending, receiving);
+}
+
+#[tokio::test]
+async fn a_receiver_that_holds_slabs_holds_back_the_sender() {
+    let rig = Rig::mem().await;
+    let (mut opened, mut accepted) = rig.sessions(None).await;
+    let sent = AtomicU64::new(0);
+    let sending = async {
+        for _ in 0..500 {
+            let slab = opened.sender.slab().await.unwrap();
+            let len = slab.len();
+            opened.sender.send(slab, len, Vec::new()).await.unwrap();
+            sent.fetch_add(1, Ordering::Relaxed);
+        }
+        opened.sender.finish().await.unwrap();
+    };
+    let receiving = async {
+        let mut held = vec![accepted.receiver.next().await.unwrap().unwrap()];
+        // Two rings of at most 16 slabs.
+        for _ in 1..16 {
+            held.push(accepted.receiver.next().await.unwrap().unwrap());
+            assert!(sent.load(Ordering::Relaxed) <= held.len() as u64 + 32);
+            if held.len() >= 4 {
+                held.remove(0);
+            }
+        }
+        drop(held);
+        let mut count = 16;
+        while accepted.receiver.next().await.unwrap().is_some() {
+            count += 1;
+        }
+        assert_eq!(count, 500);
+    };
+    tokio::join!(sending, receiving);
+}
+
+#[tokio::test]
+async fn a_receiver_that_is_dropped_stops_the_sender() {
+    let rig = Rig::tcp().await;
+    let (mut opened, accepted) = rig.sessions(None).await;
+    drop(accepted.receiver);
+    let error = loop {
+        match opened.sender.slab().await {
+            Ok(slab) => match opened.sender.send(slab, 1, Vec::new()).await {
+                Ok(()) => {}
+                Err(error) => break error,
+            },
+            Err(error) => break error,
+        }
+    };
+    assert_eq!(error, SessionError::Stopped);
+    tokio::join!(send(accepted.sender, 50_000), receive(opened.receiver, 50_000));
+    opened.handle.ended().await.unwrap();
+    accepted.handle.ended().await.unwrap();
+}
+
+#[tokio::test]
+async fn a_sender_that_is_dropped_fails_the_session_at_both_ends() {
+    let rig = Rig::tcp().await;
+    let (mut opened, mut accepted) = rig.sessions(None).await;
+    let slab = opened.sender.slab().await.unwrap();
+    opened.sender.send(slab, 3, Vec::new()).await.unwrap();
+    assert_eq!(accepted.receiver.next().await.unwrap().unwrap().bytes.len(), 3);
+    drop(opened.sender);
+    let error = accepted.receiver.next().await.unwrap_err();
+    assert!(matches!(&error, SessionError::Aborted { reason } if reason.contains("dropped")), "{error}");
+    assert_eq!(opened.receiver.next().await.unwrap_err(), SessionError::Closed);
+}
+
+#[tokio::test]
+async fn a_refused_session_says_why() {
+    let rig = Rig::tcp().await;
+    let address = rig.listener.local_address().to_owned();
+    let opening = connect(TcpFabric::new(), &address, config(), Vec::new());
+    let refusing = async { rig.listener.accept().await.refuse("the disk is full").await };
+    let (opened, ()) = tokio::join!(opening, refusing);
+    assert_eq!(opened.unwrap_err().to_string(), format!("{address} refuses the session: the disk is full"));
+}
+
+#[tokio::test]
+async fn ends_without_a_fabric_in_common_say_so() {
+    let listener = SessionListener::bind(TcpFabric::new(), "127.0.0.1:0", config()).await.unwrap();
+    let mut encrypting = rdmc::TcpConfig::default();
+    encrypting.encrypt = true;
+    let address = listener.local_address().to_owned();
+    let opening = connect(TcpFabric::with_config(encrypting), &address, config(), Vec::new());
+    let accepting = async { listener.accept().await.accept(Vec::new()).await };
+    let (opened, accepted) = tokio::join!(opening, accepting);
+    assert_eq!(opened.unwrap_err().to_string(), format!("{address} refuses the session: it offers tcp, not tcp+tls"));
+    assert!(accepted.is_err());
+}
+
+#[tokio::test]
+async fn settings_out_of_bounds_are_refused() {
+    for config in [
+        SessionConfig { slab_len: 1, ..config() },
+        SessionConfig { streams: Some(0), ..config() },
+        SessionConfig { detection: Duration::ZERO, ..config() },
+    ] {
+        let error = connect(TcpFabric::new(), "127.0.0.1:1", config, Vec::new()).await.unwrap_err();
+        assert!(matches!(error, OpenError::Invalid(_)), "{error}");
+    }
+}
+
+#[tokio::test]
+async fn a_shared_key_is_asked_for() {
+    let key = |byte| Some(Security::shared_key([byte; 32]));
+    let secured = |byte| SessionConfig { security: key(byte), ..config() };
+    let listener = SessionListener::bind(TcpFabric::new(), "127.0.0.1:0", secured(1)).await.unwrap();
+    let address = listener.local_address().to_owned();
+    for wrong in [secured(2), config()] {
+        let refused = connect(TcpFabric::new(), &address, wrong, Vec::new()).await;
+        assert!(matches!(refused, Err(OpenError::Handshake { .. })), "{refused:?}");
+    }
+    let opening = connect(TcpFabric::new(), &address, secured(1), Vec::new());
+    let accepting = async { listener.accept().await.accept(Vec::new()).await };
+    let (opened, accepted) = tokio::join!(opening, accepting);
+    exchange(opened.unwrap(), accepted.unwrap(), 100_000).await;
+}
+
+/// Passes connections on to a listener until they are cut.
+struct Cut {
+    address: String,
+    cut: watch::Sender<u64>,
+}
+
+impl Cut {
+    async fn before(listener: &str) -> Self {
+        let (cut, to) = (watch::Sender::new(0), listener.to_owned());
+        let place = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let address = place.local_addr().unwrap().to_string();
+        let cuts = cut.clone();
+        tokio::spawn(async move {
+            loop {
+                let (mut near, _) = place.accept().await.unwrap();
+                let (mut cuts, to) = (cuts.subscribe(), to.clone());
+                tokio::spawn(async move {
+                    let mut far = TcpStream::connect(&to).await.unwrap();
+                    tokio::select! {
+                        _ = cuts.changed() => {}
+                        _ = tokio::io::copy_bidirectional(&mut near, &mut far) => {}
+                    }
+                });
+            }
+        });
+        Self { address, cut }
+    }
+}
+
+#[tokio::test]
+async fn a_session_goes_on_over_another_connection() {
+    let rig = Rig::tcp().await;
+    let cut = Cut::before(rig.listener.local_address()).await;
+    let (opened, accepted) = rig.sessions(Some(&cut.address)).await;
+    let handle = opened.handle.clone();
+    let cutting = async {
+        for round in 1..=5u64 {
+            // After some progress, so that slabs are under way.
+            handle.0.until(|state| (state.received_bytes > round * 1_000_000).then_some(())).await;
+            cut.cut.send_modify(|cut| *cut += 1);
+            handle.0.until(|state| (state.resumed >= round).then_some(())).await;
+        }
+    };
+    tokio::join!(exchange(opened, accepted, 30_000_000), cutting);
+    assert_eq!(handle.stats().resumed, 5);
+}
+
+#[tokio::test]
+async fn a_session_whose_listener_is_gone_fails_at_both_ends() {
+    let mut rig = Rig::tcp().await;
+    rig.config.resume_within = Duration::from_millis(500);
+    let cut = Cut::before(rig.listener.local_address()).await;
+    let (mut opened, accepted) = rig.sessions(Some(&cut.address)).await;
+    drop(rig);
+    cut.cut.send_modify(|cut| *cut += 1);
+    let error = opened.receiver.next().await.unwrap_err();
+    assert!(matches!(error, SessionError::Lost { .. }), "{error}");
+    let error = accepted.handle.ended().await.unwrap_err();
+    assert!(matches!(error, SessionError::Lost { .. }), "{error}");
+}
+
+#[tokio::test]
+async fn a_paced_session_keeps_its_rate() {
+    let mut rig = Rig::mem().await;
+    rig.config.rate = Some(Rate::bytes_per_second(2_000_000).burst(16 << 10));
+    let (opened, accepted) = rig.sessions(None).await;
+    let began = std::time::Instant::now();
+    tokio::join!(send(accepted.sender, 1_000_000), receive(opened.receiver, 1_000_000));
+    let took = began.elapsed();
+    assert!(took >= Duration::from_millis(480), "{took:?}");
+}
