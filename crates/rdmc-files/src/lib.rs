@@ -40,6 +40,7 @@ mod partial;
 mod racks;
 mod receiver;
 mod receivers;
+mod remote;
 mod reservation;
 mod sender;
 pub mod size;
@@ -57,6 +58,10 @@ pub use event::{Direction, Event, PathInUse, PlanInUse, Proof, ReceiverEvent, Se
 pub use fabric::{FabricInUse, FabricSelection, FabricSettings};
 pub use racks::RackSelection;
 pub use receiver::{FileReceiver, FileReceiverBuilder};
+pub use remote::{
+    RemoteEvent, RemoteLocation, RemoteOutcome, RemoteServer, RemoteServerBuilder, RemoteSettings, RemoteTransfer,
+    ServedTransfer, get, put,
+};
 pub use sender::{FileSender, FileSenderBuilder, Sending, Sent};
 pub use stop::StopHandle;
 pub use wording::Wording;

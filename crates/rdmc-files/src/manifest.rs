@@ -101,7 +101,8 @@ impl EntryPath {
         (parents.iter().map(|name| OsStr::from_bytes(name)).collect(), OsStr::from_bytes(name))
     }
 
-    fn check(&self) -> Result<(), Flaw> {
+    /// Checks that the path stays below the destination.
+    pub(crate) fn check(&self) -> Result<(), Flaw> {
         let flaw = |what| Err(Flaw { path: self.to_string(), what });
         if self.0.is_empty() {
             return flaw("it is empty");

@@ -138,7 +138,7 @@ impl SourceFile {
     }
 
     /// Returns the problem of a file that was changed since it was opened; `None` if it was not.
-    fn problem(&self) -> Option<Problem> {
+    pub(crate) fn problem(&self) -> Option<Problem> {
         self.change().map(|what| changed(&self.path, &what))
     }
 
@@ -147,6 +147,14 @@ impl SourceFile {
         let named = || format!("{}", self.path.display());
         let len = usize::try_from(self.size).map_err(|_| Problem::local(TOO_LONG)).with_context(named)?;
         mapping::to_send(&self.file, len).with_context(named)
+    }
+
+    /// Reads bytes of the file.
+    ///
+    /// # Errors
+    /// The system's, or the file is shorter now.
+    pub(crate) fn read_at(&self, bytes: &mut [u8], offset: u64) -> io::Result<()> {
+        self.file.read_exact_at(bytes, offset)
     }
 
     /// Returns a function that copies the file's bytes into memory.

@@ -465,6 +465,16 @@ impl Store {
         Ok(incoming)
     }
 
+    /// Opens what is here of a file: its part, or the file in place if its size and time are those of the entry.
+    pub(crate) fn known(&self, entry: &Entry, size: u64) -> Option<std::fs::File> {
+        if self.mark.is_some() && self.parts.have(entry, size) {
+            let mut part = self.parts.open(entry, size).ok().filter(|part| part.found)?;
+            part.stay(true);
+            return part.file.try_clone().ok();
+        }
+        self.in_place(entry, size)
+    }
+
     /// Opens the file in place, if its size and time are those of the entry.
     fn in_place(&self, entry: &Entry, size: u64) -> Option<std::fs::File> {
         open_the_same(&self.dir, &entry.path.to_path(), entry, size)
@@ -556,6 +566,11 @@ impl IncomingFile {
     /// Writes all bytes, if the file is not mapped.
     pub(crate) fn write(&self, bytes: &[u8]) -> io::Result<()> {
         self.part.file.write_all_at(bytes, 0)
+    }
+
+    /// Writes bytes at a place of the file, if it is not mapped.
+    pub(crate) fn write_at(&self, bytes: &[u8], offset: u64) -> io::Result<()> {
+        self.part.file.write_all_at(bytes, offset)
     }
 
     /// Notes that bytes begin to arrive in the file.

@@ -219,6 +219,14 @@ impl SessionHandle {
         self.0.until(|state| state.ended.clone()).await
     }
 
+    /// Waits until the session's task has ended, so that nothing more is told to the other end.
+    ///
+    /// # Cancel safety
+    /// Nothing is lost.
+    pub async fn released(&self) {
+        self.0.until(|state| state.released.then_some(())).await;
+    }
+
     /// Ends the session at once, and tells the other end.
     pub fn abort(&self, reason: &str) {
         self.0.change(|state| {

@@ -12,7 +12,7 @@ const ARROWS: [(&str, &[&str]); 9] = [
     ("rdmc", &["rdmc-schedule", "rdmc-fabric"]),
     ("rdmc-verbs", &["rdmc-fabric"]),
     ("rdmc-sim", &["rdmc", "rdmc-schedule", "rdmc-fabric"]),
-    ("rdmc-files", &["rdmc", "rdmc-schedule", "rdmc-fabric", "rdmc-verbs"]),
+    ("rdmc-files", &["rdmc", "rdmc-schedule", "rdmc-fabric", "rdmc-verbs", "rdmc-wan"]),
     // Of the runtime, only its security.
     ("rdmc-wan", &["rdmc", "rdmc-fabric"]),
     // Members choose fabrics as senders of files do.

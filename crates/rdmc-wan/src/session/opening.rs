@@ -242,7 +242,10 @@ impl Shared {
 
     /// Ends the session in good order, unless it has failed.
     pub(super) fn close(&self) {
-        self.change(|state| state.end(Ok(())));
+        self.change(|state| {
+            state.end(Ok(()));
+            state.released = true;
+        });
         tracing::debug!(session = %self.id, ended = ?lock(&self.state).ended, "session ended");
     }
 }

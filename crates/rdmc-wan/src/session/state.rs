@@ -19,6 +19,8 @@ pub(crate) struct State {
     goodbye_told: bool,
     pub(crate) goodbye_heard: bool,
     pub(crate) ended: Option<Result<(), SessionError>>,
+    /// The session's task has ended.
+    pub(crate) released: bool,
     pub(crate) sent_bytes: u64,
     pub(crate) received_bytes: u64,
     /// How often another connection took over.

@@ -1,0 +1,270 @@
+//! The end that has a directory.
+
+use std::fmt;
+use std::io;
+use std::path::PathBuf;
+use std::sync::Arc;
+
+use cap_std::ambient_authority;
+use cap_std::fs::Dir;
+use rdmc_wan::{Session, SessionListener, SessionRequest};
+use tokio::sync::Semaphore;
+use tokio::task::JoinSet;
+
+use super::consumer::consume;
+use super::producer::produce;
+use super::wire::{Opening, Request, Stored, encode};
+use super::{RemoteEvents, RemoteOutcome, RemoteSettings, Tally, blocking};
+use crate::error::{Context, Kind, Problem, TransferError};
+use crate::manifest::EntryPath;
+use crate::source::SourceTree;
+use crate::store::Store;
+use crate::wording::Wording;
+
+/// Settings of a [`RemoteServer`].
+#[derive(Clone, Debug)]
+pub struct RemoteServerBuilder {
+    dir: PathBuf,
+    writable: bool,
+    settings: RemoteSettings,
+}
+
+impl RemoteServerBuilder {
+    /// Sets whether clients may put files into the directory; by default they only get files.
+    #[must_use]
+    pub fn writable(self, writable: bool) -> Self {
+        Self { writable, ..self }
+    }
+
+    /// Sets how the server talks, and how it stores files.
+    #[must_use]
+    pub fn settings(self, settings: RemoteSettings) -> Self {
+        Self { settings, ..self }
+    }
+
+    /// Listens at `address` (`host:port`, port 0 for any free one).
+    ///
+    /// # Errors
+    /// The directory cannot be used, or the address cannot be listened at.
+    pub async fn bind(self, address: &str) -> Result<RemoteServer, TransferError> {
+        let dir = self.dir.canonicalize();
+        let root = dir.with_context(|| format!("the directory {} cannot be used", self.dir.display()))?;
+        let confined = Dir::open_ambient_dir(&root, ambient_authority());
+        let confined = confined.with_context(|| format!("the directory {} cannot be used", root.display()))?;
+        let listening = SessionListener::bind(self.settings.fabric(), address, self.settings.session()).await;
+        let listener = listening.with_context(|| format!("cannot listen at {address}"))?;
+        let Self { writable, settings, .. } = self;
+        let shared = Arc::new(Served { root, confined, writable, settings, transfers: Semaphore::new(TRANSFERS_MAX) });
+        Ok(RemoteServer { shared, listener, transfers: JoinSet::new() })
+    }
+}
+
+/// Serves a directory to clients: see [`get`](super::get) and [`put`](super::put).
+///
+/// Nothing outside the directory is read or written, not even through a symbolic link. At most 64 transfers run at once;
+/// more are refused.
+pub struct RemoteServer {
+    shared: Arc<Served>,
+    listener: SessionListener,
+    transfers: JoinSet<ServedTransfer>,
+}
+
+/// A transfer that a server has ended.
+#[derive(Clone, Debug, PartialEq)]
+#[non_exhaustive]
+pub struct ServedTransfer {
+    /// The client's address.
+    pub from: Option<std::net::IpAddr>,
+    /// What the client wanted, in a form for people.
+    pub request: String,
+    /// What became of it.
+    pub outcome: Result<RemoteOutcome, TransferError>,
+}
+
+struct Served {
+    root: PathBuf,
+    confined: Dir,
+    writable: bool,
+    settings: RemoteSettings,
+    transfers: Semaphore,
+}
+
+impl RemoteServer {
+    /// Begins to describe a server of the directory `dir`.
+    pub fn builder(dir: impl Into<PathBuf>) -> RemoteServerBuilder {
+        RemoteServerBuilder { dir: dir.into(), writable: false, settings: RemoteSettings::default() }
+    }
+
+    /// Returns the address to which clients connect, with the port that was chosen for port 0.
+    pub fn local_address(&self) -> &str {
+        self.listener.local_address()
+    }
+
+    /// Serves until a transfer has ended, and returns that one. The others go on meanwhile, and between the calls.
+    ///
+    /// # Cancel safety
+    /// Nothing is lost.
+    pub async fn next(&mut self) -> ServedTransfer {
+        loop {
+            tokio::select! {
+                request = self.listener.accept() => {
+                    let shared = self.shared.clone();
+                    self.transfers.spawn(async move { shared.serve(request).await });
+                }
+                Some(ended) = self.transfers.join_next() => match ended {
+                    Ok(ended) => return ended,
+                    Err(error) if error.is_panic() => std::panic::resume_unwind(error.into_panic()),
+                    Err(_) => {}
+                },
+            }
+        }
+    }
+
+    /// Serves until the future is dropped.
+    pub async fn serve(mut self) {
+        loop {
+            let ServedTransfer { from, request, outcome } = self.next().await;
+            match outcome {
+                Ok(outcome) => tracing::info!(?from, request, ?outcome, "transfer served"),
+                Err(error) => tracing::warn!(?from, request, %error, "transfer failed"),
+            }
+        }
+    }
+}
+
+impl fmt::Debug for RemoteServer {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("RemoteServer").field("root", &self.shared.root).finish_non_exhaustive()
+    }
+}
+
+impl Served {
+    async fn serve(&self, request: SessionRequest) -> ServedTransfer {
+        let from = request.from();
+        let decoded = Opening::decode(request.metadata());
+        let text = decoded.as_ref().map_or_else(|_| "something else".to_owned(), describe);
+        let outcome = match (decoded, self.transfers.try_acquire()) {
+            (Ok(wanted), Ok(_place)) => self.transfer(request, wanted).await,
+            (Ok(_), Err(_)) => Err(refuse(request, Kind::Busy.problem("too many transfers run")).await),
+            (Err(problem), _) => Err(refuse(request, problem).await),
+        };
+        ServedTransfer { from, request: text, outcome: outcome.map_err(TransferError::from) }
+    }
+
+    async fn transfer(&self, request: SessionRequest, wanted: Request) -> Result<RemoteOutcome, Problem> {
+        // Nobody reads the events.
+        let (events, _) = RemoteEvents::new();
+        let mut tally = Tally::new(events);
+        let prepared = match &wanted {
+            Request::Get { paths } => self.find(paths).await.map(Work::Produce),
+            Request::Put { into } => self.store(into).await.map(Work::Store),
+        };
+        let work = match prepared {
+            Ok(work) => work,
+            Err(problem) => return Err(refuse(request, problem).await),
+        };
+        let Session { mut sender, mut receiver, handle, .. } = request.accept(Vec::new()).await?;
+        let outcome = match work {
+            Work::Produce(source) => {
+                let produced = produce(source, sender, &mut receiver, &mut tally).await;
+                match produced {
+                    // The client's direction has nothing more than its end.
+                    Ok(()) => receiver.next().await.map(drop).map_err(Problem::from),
+                    Err(problem) => Err(problem),
+                }
+            }
+            Work::Store(store) => {
+                let outcome;
+                (outcome, tally) = consume(store, &mut sender, &mut receiver, tally).await;
+                match outcome {
+                    Ok(()) => {
+                        let RemoteOutcome { files, bytes, .. } = tally.outcome;
+                        let told = handle.send_message(encode(&Stored { files, bytes })).await;
+                        match told {
+                            Ok(()) => sender.finish().await.map_err(Problem::from),
+                            Err(error) => Err(error.into()),
+                        }
+                    }
+                    Err(problem) => Err(problem),
+                }
+            }
+        };
+        match outcome {
+            Ok(()) => Ok(RemoteOutcome { resumed: handle.stats().resumed, ..tally.outcome }),
+            Err(problem) => {
+                handle.abort(&problem.reason());
+                Err(problem)
+            }
+        }
+    }
+
+    /// Finds what a client wants.
+    async fn find(&self, paths: &[EntryPath]) -> Result<SourceTree, Problem> {
+        let mut found = Vec::new();
+        for path in paths {
+            let inside = self.resolve(path)?;
+            if !inside.as_os_str().is_empty() {
+                found.push(self.root.join(inside));
+                continue;
+            }
+            for entry in std::fs::read_dir(&self.root)? {
+                let entry = entry?;
+                // Links lead out of the directory, or to what is sent anyway.
+                let kind = entry.file_type()?;
+                if (kind.is_file() || kind.is_dir()) && entry.file_name() != crate::partial::DIR {
+                    found.push(entry.path());
+                }
+            }
+        }
+        found.sort();
+        blocking(move || SourceTree::find(&found)).await
+    }
+
+    /// Opens the directory into which a client wants to put files.
+    async fn store(&self, into: &EntryPath) -> Result<Store, Problem> {
+        if !self.writable {
+            return Err(Kind::Refused.problem("this server takes no files"));
+        }
+        let path = self.root.join(self.resolve(into)?);
+        let settings = self.settings.clone();
+        blocking(move || Ok(settings.apply(Store::open(&path, Wording::default())?))).await
+    }
+
+    /// Returns the path without symbolic links, from the server's directory. It is inside.
+    fn resolve(&self, path: &EntryPath) -> Result<PathBuf, Problem> {
+        if path.0.is_empty() {
+            return Ok(PathBuf::new());
+        }
+        let resolved = self.confined.canonicalize(path.to_path()).map_err(|error| match error.kind() {
+            io::ErrorKind::NotFound => Kind::Refused.problem(format!("{path} does not exist")),
+            _ => Kind::Refused.problem(format!("{path} cannot be used: {error}")),
+        })?;
+        let hidden = resolved.components().next().is_some_and(|first| first.as_os_str() == crate::partial::DIR);
+        if hidden { Err(Kind::Refused.problem(format!("{path} does not exist"))) } else { Ok(resolved) }
+    }
+}
+
+/// What a server does for a client.
+enum Work {
+    Produce(SourceTree),
+    Store(Store),
+}
+
+/// Tells the client why nothing happens.
+async fn refuse(request: SessionRequest, problem: Problem) -> Problem {
+    request.refuse(&problem.reason()).await;
+    problem
+}
+
+fn describe(request: &Request) -> String {
+    match request {
+        Request::Get { paths } => {
+            let paths: Vec<_> = paths.iter().map(|path| format!("/{path}")).collect();
+            format!("get {}", paths.join(" "))
+        }
+        Request::Put { into } => format!("put into /{into}"),
+    }
+}
+
+/// Transfers at once.
+const TRANSFERS_MAX: usize = 64;

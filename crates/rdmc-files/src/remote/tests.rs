@@ -1,0 +1,238 @@
+use std::collections::BTreeMap;
+use std::path::Path;
+
+use futures::StreamExt;
+use tempfile::TempDir;
+
+use super::*;
+use crate::TransferError;
+
+/// A server of a directory, which ends with this.
+struct Served {
+    dir: TempDir,
+    address: String,
+    serving: tokio::task::JoinHandle<()>,
+}
+
+impl Served {
+    async fn new(writable: bool) -> Self {
+        let dir = tempfile::tempdir().unwrap();
+        let server = RemoteServer::builder(dir.path()).writable(writable).bind("127.0.0.1:0").await.unwrap();
+        let address = server.local_address().to_owned();
+        Self { dir, address, serving: tokio::spawn(server.serve()) }
+    }
+
+    fn write(&self, path: &str, bytes: &[u8]) {
+        write(self.dir.path(), path, bytes);
+    }
+
+    fn get(&self, path: &str, into: &Path) -> RemoteTransfer {
+        let location = RemoteLocation::parse(&format!("{}/{path}", self.address), 1).unwrap();
+        get(&location.address, vec![location.path], into, RemoteSettings::default())
+    }
+}
+
+impl Drop for Served {
+    fn drop(&mut self) {
+        self.serving.abort();
+    }
+}
+
+fn write(dir: &Path, path: &str, bytes: &[u8]) {
+    let path = dir.join(path);
+    std::fs::create_dir_all(path.parent().unwrap()).unwrap();
+    std::fs::write(path, bytes).unwrap();
+}
+
+/// Bytes of a file, which differ from those of others.
+fn content(seed: u64, len: usize) -> Vec<u8> {
+    let mut state = seed.wrapping_mul(0x9E37_79B9_7F4A_7C15) | 1;
+    let next = || {
+        state ^= state << 13;
+        state ^= state >> 7;
+        state ^= state << 17;
+        state as u8
+    };
+    std::iter::repeat_with(next).take(len).collect()
+}
+
+/// The files below a directory, and their bytes.
+fn tree(dir: &Path) -> BTreeMap<String, Vec<u8>> {
+    fn add(dir: &Path, at: &Path, files: &mut BTreeMap<String, Vec<u8>>) {
+        for entry in std::fs::read_dir(at).unwrap() {
+            let path = entry.unwrap().path();
+            match path.is_dir() {
+                true => add(dir, &path, files),
+                false => {
+                    let name = path.strip_prefix(dir).unwrap().to_str().unwrap().to_owned();
+                    files.insert(name, std::fs::read(&path).unwrap());
+                }
+            }
+        }
+    }
+    let mut files = BTreeMap::new();
+    add(dir, dir, &mut files);
+    files
+}
+
+/// Writes a tree of long, short and empty files.
+fn write_tree(dir: &Path) -> usize {
+    write(dir, "long", &content(1, 5_300_000));
+    write(dir, "a/empty", b"");
+    write(dir, "a/b/block", &content(2, 1 << 20));
+    for number in 0..300 {
+        write(dir, &format!("many/{number}"), &content(number, number as usize * 7));
+    }
+    303
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_tree_is_got_with_its_bytes_modes_and_times() {
+    let served = Served::new(false).await;
+    let files = write_tree(served.dir.path());
+    let into = tempfile::tempdir().unwrap();
+    let outcome = served.get("", into.path()).finish().await.unwrap();
+    assert_eq!((outcome.files, outcome.skipped), (files as u64, 0));
+    assert_eq!(tree(into.path()), tree(served.dir.path()));
+    let time = |dir: &Path| std::fs::metadata(dir.join("a/b/block")).unwrap().modified().unwrap();
+    assert_eq!(time(into.path()), time(served.dir.path()));
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_tree_is_put_and_stored() {
+    let served = Served::new(true).await;
+    let from = tempfile::tempdir().unwrap();
+    let files = write_tree(from.path());
+    std::fs::create_dir(served.dir.path().join("in")).unwrap();
+    let sources = ["long", "a", "many"].map(|name| from.path().join(name));
+    let into = EntryPath(vec![b"in".to_vec()]);
+    let putting = put(&served.address, sources.to_vec(), into, RemoteSettings::default());
+    assert_eq!(putting.finish().await.unwrap().files, files as u64);
+    assert_eq!(tree(&served.dir.path().join("in")), tree(from.path()));
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn some_paths_are_got_and_nothing_else() {
+    let served = Served::new(false).await;
+    write_tree(served.dir.path());
+    let into = tempfile::tempdir().unwrap();
+    served.get("a/b", into.path()).finish().await.unwrap();
+    assert_eq!(tree(into.path()).into_keys().collect::<Vec<_>>(), ["b/block"]);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn an_interrupted_transfer_is_completed_with_the_rest() {
+    let served = Served::new(false).await;
+    let bytes = content(7, 40 << 20);
+    served.write("long", &bytes);
+    let into = tempfile::tempdir().unwrap();
+    let mut getting = served.get("long", into.path());
+    // Until a part of the file is here.
+    while let Some(event) = getting.next().await {
+        if matches!(event, RemoteEvent::Progress { bytes } if bytes > 8 << 20) {
+            break;
+        }
+    }
+    drop(getting);
+    let outcome = loop {
+        // The part may be in use until the dropped work has ended.
+        let outcome = served.get("long", into.path()).finish().await.unwrap();
+        if outcome.moved > 0 {
+            break outcome;
+        }
+    };
+    assert!(outcome.moved <= 33 << 20, "{outcome:?}");
+    assert_eq!(std::fs::read(into.path().join("long")).unwrap(), bytes);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_changed_block_is_all_that_travels() {
+    let served = Served::new(false).await;
+    let mut bytes = content(7, 8 << 20);
+    served.write("long", &bytes);
+    let into = tempfile::tempdir().unwrap();
+    served.get("long", into.path()).finish().await.unwrap();
+    let there = served.dir.path().join("long");
+    let time = std::fs::metadata(&there).unwrap().modified().unwrap();
+    bytes[3_000_000] ^= 1;
+    std::fs::write(&there, &bytes).unwrap();
+    std::fs::File::open(&there).unwrap().set_modified(time).unwrap();
+    let outcome = served.get("long", into.path()).finish().await.unwrap();
+    assert_eq!((outcome.moved, outcome.bytes), (1 << 20, 8 << 20));
+    assert_eq!(std::fs::read(into.path().join("long")).unwrap(), bytes);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn nothing_outside_the_directory_is_reached() {
+    let served = Served::new(true).await;
+    let outside = tempfile::tempdir().unwrap();
+    write(outside.path(), "secret", b"secret");
+    std::os::unix::fs::symlink(outside.path(), served.dir.path().join("link")).unwrap();
+    std::os::unix::fs::symlink(outside.path().join("secret"), served.dir.path().join("file")).unwrap();
+    let into = tempfile::tempdir().unwrap();
+    for path in ["link", "link/secret", "file"] {
+        let error = served.get(path, into.path()).finish().await.unwrap_err();
+        assert!(matches!(error, TransferError::Refused { .. }), "{path}: {error}");
+    }
+    served.get("", into.path()).finish().await.unwrap();
+    assert!(tree(into.path()).is_empty());
+    let putting = put(
+        &served.address,
+        vec![outside.path().join("secret")],
+        EntryPath(vec![b"link".to_vec()]),
+        Default::default(),
+    );
+    putting.finish().await.unwrap_err();
+    assert!(RemoteLocation::parse("host/../etc", 1).is_err());
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn refusals_say_why() {
+    let served = Served::new(false).await;
+    served.write("there", b"bytes");
+    let into = tempfile::tempdir().unwrap();
+    let refused = |outcome: Result<RemoteOutcome, TransferError>| outcome.unwrap_err().to_string();
+    let text = refused(served.get("none", into.path()).finish().await);
+    assert!(text.ends_with("refuses the session: none does not exist"), "{text}");
+    let file = served.dir.path().join("there");
+    let text = refused(put(&served.address, vec![file], EntryPath(Vec::new()), Default::default()).finish().await);
+    assert!(text.ends_with("this server takes no files"), "{text}");
+    let text = refused(served.get("there", &into.path().join("no")).finish().await);
+    assert!(text.contains("create it first"), "{text}");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_file_that_cannot_be_read_is_left_out_and_the_others_go_on() {
+    let served = Served::new(false).await;
+    served.write("a", b"first");
+    served.write("b", b"second");
+    served.write("c", b"third");
+    let into = tempfile::tempdir().unwrap();
+    let mut getting = served.get("", into.path());
+    let mut skipped = Vec::new();
+    while let Some(event) = getting.next().await {
+        match event {
+            // Nothing is read before the stream is polled on.
+            RemoteEvent::Listed { .. } => std::fs::write(served.dir.path().join("c"), b"changed").unwrap(),
+            RemoteEvent::Skipped { path, reason } => skipped.push((path, reason)),
+            _ => {}
+        }
+    }
+    let outcome = getting.outcome().unwrap().clone().unwrap();
+    assert_eq!((outcome.files, outcome.skipped), (2, 1));
+    assert_eq!(skipped.len(), 1);
+    assert!(skipped[0].0 == "c" && skipped[0].1.contains("changed"), "{skipped:?}");
+    assert_eq!(tree(into.path()).into_keys().collect::<Vec<_>>(), ["a", "b"]);
+}
+
+#[test]
+fn locations_are_read() {
+    let parsed = |text| RemoteLocation::parse(text, 7473).map(|location| location.to_string());
+    assert_eq!(parsed("host").unwrap(), "host:7473/");
+    assert_eq!(parsed("host:1/a//b/").unwrap(), "host:1/a/b");
+    assert_eq!(parsed("[::1]/a").unwrap(), "[::1]:7473/a");
+    assert_eq!(parsed("[::1]:9/a").unwrap(), "[::1]:9/a");
+    for wrong in ["", ":7/a", "/a", "host:x/a", "host:0/a", "::1/a"] {
+        assert!(parsed(wrong).is_err(), "{wrong}");
+    }
+}

@@ -1,0 +1,152 @@
+//! What the two ends of a remote transfer say to each other: metadata of the session, and notes of slabs.
+
+use serde::{Deserialize, Serialize};
+
+use crate::error::{Kind, Problem};
+use crate::manifest::EntryPath;
+
+/// The first words of a client.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct Opening {
+    magic: [u8; 4],
+    version: u16,
+    pub(crate) request: Request,
+}
+
+/// What a client wants.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) enum Request {
+    /// Files and directories of the server; an empty path is all of its directory.
+    Get { paths: Vec<EntryPath> },
+    /// To put files into a directory of the server; an empty path is the server's own.
+    Put { into: EntryPath },
+}
+
+/// What comes with a slab.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) enum Note {
+    /// Of the producer: a part of the encoded manifest.
+    Manifest { last: bool },
+    /// Of the consumer: a part of the encoded list of [known files](KnownFile).
+    Known { last: bool },
+    /// Of the producer: what is in the slab, in order.
+    Items(Vec<Item>),
+}
+
+/// Files follow each other in the order of the manifest. One ends before the next begins.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) enum Item {
+    /// The next bytes of the slab belong to a file.
+    Data {
+        /// The file's number among the files of the manifest.
+        file: u32,
+        offset: u64,
+        len: u32,
+    },
+    /// A file is complete, with these bytes that the consumer has already.
+    Done { file: u32, had: u64 },
+    /// A file cannot be read: nothing more of it comes.
+    Failed { file: u32, reason: String },
+}
+
+/// What a consumer may have of a file.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct KnownFile {
+    pub(crate) file: u32,
+    /// The XXH3 of each of its blocks, in 128 bits.
+    pub(crate) sums: Vec<u128>,
+}
+
+/// The last message of a consumer at a server.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct Stored {
+    pub(crate) files: u64,
+    pub(crate) bytes: u64,
+}
+
+impl Opening {
+    pub(crate) fn encode(request: Request) -> Vec<u8> {
+        let opening = Self { magic: MAGIC, version: VERSION, request };
+        postcard::to_stdvec(&opening).expect("plain data in memory is always encoded")
+    }
+
+    /// Decodes and checks the first words of a client.
+    pub(crate) fn decode(bytes: &[u8]) -> Result<Request, Problem> {
+        let head = postcard::take_from_bytes::<([u8; 4], u16)>(bytes);
+        let refused = |what: String| Err(Kind::Request.problem(what));
+        match head {
+            Ok(((MAGIC, VERSION), _)) => {}
+            Ok(((MAGIC, version), _)) => {
+                return refused(format!("it speaks version {version} of remote files, this server version {VERSION}"));
+            }
+            _ => return refused("it does not ask for files".to_owned()),
+        }
+        let opening: Self = postcard::from_bytes(bytes)?;
+        let paths = match &opening.request {
+            Request::Get { paths } => paths.as_slice(),
+            Request::Put { into } => std::slice::from_ref(into),
+        };
+        for path in paths.iter().filter(|path| !path.0.is_empty()) {
+            path.check().map_err(|flaw| Kind::Request.problem(flaw))?;
+        }
+        Ok(opening.request)
+    }
+}
+
+/// Decodes the note of a slab, or another value of a peer.
+pub(crate) fn decode<'a, T: Deserialize<'a>>(bytes: &'a [u8]) -> Result<T, Problem> {
+    postcard::from_bytes(bytes).map_err(|error| Problem::from(error).context("the other end sends something else"))
+}
+
+pub(crate) fn encode(value: &impl Serialize) -> Vec<u8> {
+    postcard::to_stdvec(value).expect("plain data in memory is always encoded")
+}
+
+const MAGIC: [u8; 4] = *b"rfil";
+const VERSION: u16 = 1;
+/// Length of a block whose sum tells whether the consumer has it, in bytes.
+pub(crate) const KNOWN_BLOCK: usize = 1 << 20;
+/// Greatest length of the list of known files, in bytes: of 4 TiB.
+pub(crate) const KNOWN_LEN_MAX: usize = 96 << 20;
+/// Most bytes of the items of a slab, before the last one is added.
+pub(crate) const ITEMS_LEN_MAX: usize = 48 << 10;
+/// Most bytes of an item without its reason.
+pub(crate) const ITEM_LEN_MAX: usize = 24;
+/// Most bytes of a reason.
+pub(crate) const REASON_LEN_MAX: usize = 1024;
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    #[test]
+    fn the_longest_note_fits() {
+        let data = Item::Data { file: u32::MAX, offset: u64::MAX, len: u32::MAX };
+        assert!(encode(&data).len() <= ITEM_LEN_MAX);
+        let failed = Item::Failed { file: u32::MAX, reason: "x".repeat(REASON_LEN_MAX) };
+        let items = [vec![data; ITEMS_LEN_MAX / ITEM_LEN_MAX], vec![failed]].concat();
+        assert!(encode(&Note::Items(items)).len() <= 64 << 10);
+    }
+
+    #[test]
+    fn paths_that_lead_elsewhere_are_refused() {
+        let path = |names: &[&str]| EntryPath(names.iter().map(|name| name.as_bytes().to_vec()).collect());
+        for names in [&["..", "etc"][..], &["a", ".."], &["/etc"], &["."]] {
+            let opening = Opening::encode(Request::Get { paths: vec![path(names)] });
+            assert!(Opening::decode(&opening).is_err(), "{names:?}");
+        }
+        let opening = Opening::encode(Request::Get { paths: vec![path(&[]), path(&["a", "b"])] });
+        assert!(Opening::decode(&opening).is_ok());
+    }
+
+    proptest! {
+        #[test]
+        fn any_bytes_are_an_opening_or_refused(bytes in proptest::collection::vec(any::<u8>(), 0..100)) {
+            let _ = Opening::decode(&bytes);
+            let _ = decode::<Note>(&bytes);
+            let _ = decode::<Vec<KnownFile>>(&bytes);
+        }
+    }
+}
