@@ -14,10 +14,12 @@ use crate::address::{AddressList, LISTEN_DEFAULT};
 use crate::bench::BenchOptions;
 use crate::choice::{AUTO, AlgorithmName, AlgorithmOptions, HybridOptions, OrAuto};
 use crate::fabric::FabricOptions;
+use crate::get::{GetOptions, PutOptions};
 use crate::named::{Named, Switch, one_of};
 use crate::port::DemoPort;
 use crate::progress::OutputOptions;
 use crate::security::SecurityOptions;
+use crate::serve::ServeOptions;
 use crate::{address, examples, exit, size};
 
 /// Sends files and directories from one host to many at once, by reliable multicast
@@ -102,6 +104,12 @@ pub(crate) enum Command {
     Send(SendOptions),
     /// Receive files and directories
     Recv(RecvOptions),
+    /// Serve a directory to `rdmc get` and `rdmc put`, over long paths too
+    Serve(ServeOptions),
+    /// Get files and directories of a host that runs `rdmc serve`
+    Get(GetOptions),
+    /// Put files and directories into a directory of a host that runs `rdmc serve --writable`
+    Put(PutOptions),
     /// Print which member sends which block to which member in which step
     Schedule(ScheduleOptions),
     /// Examine what this host offers, and advise on what is missing

@@ -12,6 +12,47 @@ pub(crate) fn of_recv() -> String {
     format!("{RECV}\n{}", exit::HELP)
 }
 
+/// Examples of `rdmc serve`, and the exit codes.
+pub(crate) fn of_serve() -> String {
+    format!("{SERVE}\n{}", exit::HELP)
+}
+
+/// Examples of `rdmc get`, and the exit codes.
+pub(crate) fn of_get() -> String {
+    format!("{GET}\n{}", exit::HELP)
+}
+
+/// Examples of `rdmc put`, and the exit codes.
+pub(crate) fn of_put() -> String {
+    format!("{PUT}\n{}", exit::HELP)
+}
+
+const SERVE: &str = "\
+Examples:
+  A directory for clients anywhere, at port 7471:
+      rdmc serve /data --listen 0.0.0.0
+  Clients with the key get and put files; data is encrypted:
+      rdmc serve /data --listen 0.0.0.0 --writable --key site.key --encrypt
+";
+
+const GET: &str = "\
+Examples:
+  A directory and a file of one host:
+      rdmc get node2/images node2/labels.csv /data
+  All that a host serves, at another port:
+      rdmc get node2:7500 /data
+  Over a path on which a policer admits 5 Gbit/s:
+      rdmc get node2/model.bin /data --rate 5G --in-flight 512M
+";
+
+const PUT: &str = "\
+Examples:
+  A file, into the directory that a host serves:
+      rdmc put model.bin node2
+  A directory, into another one there:
+      rdmc put images node2:7500/incoming
+";
+
 const SEND: &str = "\
 Examples:
   A file to two receivers, at port 7471:
@@ -64,9 +105,15 @@ mod tests {
 
     #[test]
     fn every_example_is_a_valid_command_line() {
-        for (name, examples) in
-            [("send", super::SEND), ("recv", super::RECV), ("demo", super::DEMO), ("bench", super::BENCH)]
-        {
+        for (name, examples) in [
+            ("send", super::SEND),
+            ("recv", super::RECV),
+            ("serve", super::SERVE),
+            ("get", super::GET),
+            ("put", super::PUT),
+            ("demo", super::DEMO),
+            ("bench", super::BENCH),
+        ] {
             let typed = examples.lines().filter_map(|line| line.strip_prefix("      "));
             let mut count = 0;
             for line in typed {

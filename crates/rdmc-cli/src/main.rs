@@ -13,6 +13,7 @@ mod doctor;
 mod examples;
 mod exit;
 mod fabric;
+mod get;
 mod manual;
 mod named;
 mod port;
@@ -21,6 +22,7 @@ mod recv;
 mod schedule;
 mod security;
 mod send;
+mod serve;
 mod sim;
 mod size;
 mod wording;
@@ -75,6 +77,13 @@ fn main() -> ExitCode {
         }
         Command::Recv(options) => {
             tell_outcome(options.output, run(Threads::Many, |stop| recv::run(options, screen, stop)))
+        }
+        Command::Serve(options) => tell_outcome(options.output(), run(Threads::Many, |stop| serve::run(options, stop))),
+        Command::Get(options) => {
+            tell_outcome(options.output(), run(Threads::Many, |stop| get::get(options, screen, stop)))
+        }
+        Command::Put(options) => {
+            tell_outcome(options.output(), run(Threads::Many, |stop| get::put(options, screen, stop)))
         }
         Command::Demo(options) => {
             let threads = if options.fabric == DemoFabric::Mem { Threads::Many } else { Threads::One };

@@ -200,6 +200,13 @@ impl Reporter {
         }
     }
 
+    /// Prints a warning for people.
+    pub(crate) fn warn(&self, text: &str) {
+        if matches!(self.mode, Mode::Bars | Mode::Lines) {
+            self.screen.0.suspend(|| tell(text));
+        }
+    }
+
     /// Tells whether programs read the output.
     pub(crate) fn is_json(&self) -> bool {
         self.mode == Mode::Json

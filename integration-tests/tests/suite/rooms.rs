@@ -18,7 +18,10 @@ const ARROWS: [(&str, &[&str]); 9] = [
     // Members choose fabrics as senders of files do.
     ("rdmc-bench", &["rdmc", "rdmc-sim", "rdmc-files"]),
     // The ports of the demo are a decorator of fabrics.
-    ("rdmc-cli", &["rdmc", "rdmc-schedule", "rdmc-fabric", "rdmc-verbs", "rdmc-sim", "rdmc-files", "rdmc-bench"]),
+    (
+        "rdmc-cli",
+        &["rdmc", "rdmc-schedule", "rdmc-fabric", "rdmc-verbs", "rdmc-sim", "rdmc-files", "rdmc-wan", "rdmc-bench"],
+    ),
 ];
 
 #[test]

@@ -157,7 +157,7 @@ impl Served {
         let mut tally = Tally::new(events);
         let prepared = match &wanted {
             Request::Get { paths } => self.find(paths).await.map(Work::Produce),
-            Request::Put { into } => self.store(into).await.map(Work::Store),
+            Request::Put { into } => self.store(into).await.map(|store| Work::Store(Box::new(store))),
         };
         let work = match prepared {
             Ok(work) => work,
@@ -175,7 +175,7 @@ impl Served {
             }
             Work::Store(store) => {
                 let outcome;
-                (outcome, tally) = consume(store, &mut sender, &mut receiver, tally).await;
+                (outcome, tally) = consume(*store, &mut sender, &mut receiver, tally).await;
                 match outcome {
                     Ok(()) => {
                         let RemoteOutcome { files, bytes, .. } = tally.outcome;
@@ -247,7 +247,7 @@ impl Served {
 /// What a server does for a client.
 enum Work {
     Produce(SourceTree),
-    Store(Store),
+    Store(Box<Store>),
 }
 
 /// Tells the client why nothing happens.

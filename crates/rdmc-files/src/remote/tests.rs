@@ -51,7 +51,7 @@ fn content(seed: u64, len: usize) -> Vec<u8> {
         state ^= state << 13;
         state ^= state >> 7;
         state ^= state << 17;
-        state as u8
+        state.to_le_bytes()[7]
     };
     std::iter::repeat_with(next).take(len).collect()
 }
@@ -80,8 +80,8 @@ fn write_tree(dir: &Path) -> usize {
     write(dir, "long", &content(1, 5_300_000));
     write(dir, "a/empty", b"");
     write(dir, "a/b/block", &content(2, 1 << 20));
-    for number in 0..300 {
-        write(dir, &format!("many/{number}"), &content(number, number as usize * 7));
+    for number in 0..300u16 {
+        write(dir, &format!("many/{number}"), &content(number.into(), usize::from(number) * 7));
     }
     303
 }

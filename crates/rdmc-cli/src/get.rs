@@ -1,0 +1,201 @@
+//! `rdmc get` and `rdmc put`: files of a distant host.
+
+use std::path::PathBuf;
+use std::time::{Duration, Instant};
+
+use clap::Args;
+use futures::StreamExt;
+use rdmc_files::size::{ByteSize, Rate};
+use rdmc_files::words::count;
+use rdmc_files::{PortRate, RemoteEvent, RemoteLocation, RemoteOutcome, RemoteSettings, RemoteTransfer};
+use serde::Serialize;
+
+use crate::address::PORT_DEFAULT;
+use crate::exit::{Exit, Stop, of_transfer};
+use crate::named::Switch;
+use crate::progress::{Bar, OutputOptions, Reporter, Screen, print_json};
+use crate::security::SecurityOptions;
+use crate::{examples, exit, size};
+
+/// Options of the path between two hosts.
+#[derive(Clone, Debug, Args)]
+pub(crate) struct PathOptions {
+    /// TCP connections that carry the data, 1 to 64; the client decides [default: 4]
+    #[arg(long, env = "RDMC_STREAMS", value_name = "COUNT", value_parser = clap::value_parser!(u16).range(1..=64))]
+    streams: Option<u16>,
+    /// Ask for data at this rate in bits per second: 200M, 10G (powers of 1000). Give what a policer on the path admits;
+    /// by default data comes as fast as the path carries it
+    #[arg(long, env = "RDMC_RATE", value_name = "RATE")]
+    rate: Option<PortRate>,
+    /// Most bytes in flight, and in memory, in each direction: 512M, 1GiB (powers of 1024)
+    #[arg(long, env = "RDMC_IN_FLIGHT", default_value = "256MiB", value_name = "SIZE", value_parser = size::parse_pool)]
+    in_flight: u64,
+    /// Seconds for which a lost connection is tried again before the transfer fails
+    #[arg(long, env = "RDMC_RESUME", default_value_t = 60, value_name = "SECONDS")]
+    resume: u64,
+}
+
+impl PathOptions {
+    /// Returns the settings of a session.
+    pub(crate) fn settings(&self, security: &SecurityOptions) -> anyhow::Result<RemoteSettings> {
+        let mut settings = RemoteSettings::default();
+        settings.security = security.open()?;
+        settings.encrypt = security.encrypt;
+        settings.streams = self.streams;
+        settings.rate = self.rate.map(|rate| rdmc_wan::Rate::bytes_per_second((rate.bits_per_second() / 8).max(1)));
+        settings.in_flight = Some(self.in_flight);
+        settings.resume_within = Some(Duration::from_secs(self.resume));
+        Ok(settings)
+    }
+}
+
+/// Options of `rdmc get`.
+#[derive(Clone, Debug, Args)]
+#[command(after_help = exit::HELP, after_long_help = examples::of_get())]
+pub(crate) struct GetOptions {
+    /// Files and directories of one server, each as HOST[:PORT]/PATH; HOST alone is all that it serves. Then the
+    /// directory for them. The port is 7471 unless given
+    #[arg(required = true, num_args = 2.., value_name = "HOST[:PORT]/PATH… DIR")]
+    from_and_dir: Vec<String>,
+    /// Keep files that exist, and fail; by default files are replaced
+    #[arg(long, env = "RDMC_NO_OVERWRITE", value_parser = Switch)]
+    no_overwrite: bool,
+    /// Keep no parts of files when the transfer is interrupted; by default a later one brings only the missing blocks
+    #[arg(long, env = "RDMC_DISCARD_PARTS", value_parser = Switch)]
+    discard_parts: bool,
+    /// Force every file to the disk (fsync) before it takes its name; by default the kernel writes it later
+    #[arg(long, env = "RDMC_FSYNC", value_parser = Switch)]
+    fsync: bool,
+    #[command(flatten)]
+    path: PathOptions,
+    #[command(flatten)]
+    security: SecurityOptions,
+    #[command(flatten)]
+    output: OutputOptions,
+}
+
+/// Options of `rdmc put`.
+#[derive(Clone, Debug, Args)]
+#[command(after_help = exit::HELP, after_long_help = examples::of_put())]
+pub(crate) struct PutOptions {
+    /// Files and directories; then the server's directory for them, as HOST[:PORT]/PATH, or HOST for the one that it
+    /// serves. The port is 7471 unless given
+    #[arg(required = true, num_args = 2.., value_name = "FILE… HOST[:PORT]/PATH")]
+    files_and_to: Vec<String>,
+    #[command(flatten)]
+    path: PathOptions,
+    #[command(flatten)]
+    security: SecurityOptions,
+    #[command(flatten)]
+    output: OutputOptions,
+}
+
+impl GetOptions {
+    /// Returns the amount and form of the output.
+    pub(crate) fn output(&self) -> OutputOptions {
+        self.output
+    }
+}
+
+impl PutOptions {
+    /// Returns the amount and form of the output.
+    pub(crate) fn output(&self) -> OutputOptions {
+        self.output
+    }
+}
+
+/// Gets files.
+pub(crate) async fn get(options: GetOptions, screen: Screen, stop: Stop) -> anyhow::Result<()> {
+    let mut settings = options.path.settings(&options.security)?;
+    settings.overwrite = !options.no_overwrite;
+    settings.keep_parts = !options.discard_parts;
+    settings.fsync = options.fsync;
+    let (dir, from) = options.from_and_dir.split_last().expect("clap asks for two");
+    let locations = from.iter().map(|text| location(text)).collect::<anyhow::Result<Vec<_>>>()?;
+    let address = locations[0].address.clone();
+    if let Some(other) = locations.iter().find(|location| location.address != address) {
+        let what = format!("{address} and {} are two servers: get from one after the other", other.address);
+        return Err(Exit::Usage.error(what));
+    }
+    let paths = locations.into_iter().map(|location| location.path).collect();
+    let getting = rdmc_files::get(&address, paths, PathBuf::from(dir), settings);
+    drive(getting, options.output, screen, stop, "receiving").await
+}
+
+/// Puts files.
+pub(crate) async fn put(options: PutOptions, screen: Screen, stop: Stop) -> anyhow::Result<()> {
+    let settings = options.path.settings(&options.security)?;
+    let (to, files) = options.files_and_to.split_last().expect("clap asks for two");
+    let to = location(to)?;
+    let files = files.iter().map(PathBuf::from).collect();
+    drive(rdmc_files::put(&to.address, files, to.path, settings), options.output, screen, stop, "sending").await
+}
+
+fn location(text: &str) -> anyhow::Result<RemoteLocation> {
+    RemoteLocation::parse(text, PORT_DEFAULT).map_err(|what| Exit::Usage.error(what))
+}
+
+/// What programs read.
+#[derive(Serialize)]
+#[serde(tag = "event", rename_all = "kebab-case")]
+enum GetEvent<'a> {
+    Listed { files: u64, bytes: u64 },
+    File { path: &'a str, bytes: u64 },
+    Skipped { path: &'a str, reason: &'a str },
+    Done { files: u64, bytes: u64, moved: u64, skipped: u64, resumed: u64, seconds: f64 },
+}
+
+/// Does the work of a transfer, and shows it.
+async fn drive(
+    mut transfer: RemoteTransfer,
+    output: OutputOptions,
+    screen: Screen,
+    stop: Stop,
+    label: &str,
+) -> anyhow::Result<()> {
+    let began = Instant::now();
+    let reporter = Reporter::new(output, screen);
+    let mut bar: Option<Bar> = None;
+    loop {
+        let event = tokio::select! {
+            event = transfer.next() => event,
+            signal = stop.signalled() => return Err(Exit::Signal(signal).into()),
+        };
+        let Some(event) = event else { break };
+        match event {
+            RemoteEvent::Listed { files, bytes, .. } => {
+                say(&reporter, &GetEvent::Listed { files, bytes });
+                bar = Some(reporter.bar(label, bytes));
+            }
+            RemoteEvent::Progress { bytes, .. } => bar.iter().for_each(|bar| bar.set(bytes)),
+            RemoteEvent::File { path, bytes, .. } => say(&reporter, &GetEvent::File { path: &path, bytes }),
+            RemoteEvent::Skipped { path, reason, .. } => {
+                say(&reporter, &GetEvent::Skipped { path: &path, reason: &reason });
+                reporter.warn(&format!("skipped {path}: {reason}"));
+            }
+            // Later events are for other programs.
+            _ => {}
+        }
+    }
+    drop(bar);
+    let outcome = transfer.outcome().expect("the stream has ended").clone().map_err(of_transfer)?;
+    let RemoteOutcome { files, bytes, moved, skipped, resumed, .. } = outcome;
+    let seconds = began.elapsed().as_secs_f64();
+    say(&reporter, &GetEvent::Done { files, bytes, moved, skipped, resumed, seconds });
+    let rate = Rate { bytes: moved, seconds };
+    let mut text = format!("{}, {} in {seconds:.2} s, {rate}", count(files, "file"), ByteSize(bytes));
+    if moved < bytes {
+        text += &format!("; {} were already there", ByteSize(bytes - moved));
+    }
+    if skipped > 0 {
+        text += &format!("; {skipped} skipped");
+    }
+    reporter.print(&text);
+    if skipped > 0 { Err(Exit::Partial.error(format!("{} left out", count(skipped, "file")))) } else { Ok(()) }
+}
+
+fn say(reporter: &Reporter, event: &GetEvent<'_>) {
+    if reporter.is_json() {
+        print_json(event);
+    }
+}

@@ -1,0 +1,124 @@
+//! `rdmc serve`: serves a directory to `rdmc get` and `rdmc put`.
+
+use std::path::PathBuf;
+
+use clap::Args;
+use rdmc_files::words::{count, printable};
+use rdmc_files::{RemoteServer, RemoteSettings, ServedTransfer, size::ByteSize};
+use serde::Serialize;
+
+use crate::address::{self, LISTEN_DEFAULT};
+use crate::exit::{Exit, Stop, of_transfer, tell};
+use crate::get::PathOptions;
+use crate::named::Switch;
+use crate::progress::{OutputOptions, print_json};
+use crate::security::SecurityOptions;
+use crate::{examples, exit};
+
+/// Options of `rdmc serve`.
+#[derive(Clone, Debug, Args)]
+#[command(after_help = exit::HELP, after_long_help = examples::of_serve())]
+pub(crate) struct ServeOptions {
+    /// The directory. Nothing outside it is reached, not even through a symbolic link
+    #[arg(value_name = "DIR")]
+    dir: PathBuf,
+    /// The address to listen at. The default is for clients on this host only; 0.0.0.0 or :7471 is for clients
+    /// anywhere. The port is 7471 unless given; port 0 is any free port
+    #[arg(
+        long,
+        short,
+        env = "RDMC_LISTEN",
+        default_value = LISTEN_DEFAULT,
+        value_name = "ADDRESS[:PORT]",
+        value_parser = address::parse_listen
+    )]
+    listen: String,
+    /// Let clients put files into the directory; by default they only get files
+    #[arg(long, env = "RDMC_WRITABLE", value_parser = Switch)]
+    writable: bool,
+    /// Force files to the disk (fsync) before a client learns that they are stored; by default the kernel writes them
+    /// later
+    #[arg(long, env = "RDMC_FSYNC", value_parser = Switch)]
+    fsync: bool,
+    /// Keep files that exist: a client that would replace one fails; by default files are replaced
+    #[arg(long, env = "RDMC_NO_OVERWRITE", value_parser = Switch)]
+    no_overwrite: bool,
+    #[command(flatten)]
+    path: PathOptions,
+    #[command(flatten)]
+    security: SecurityOptions,
+    #[command(flatten)]
+    output: OutputOptions,
+}
+
+impl ServeOptions {
+    /// Returns the amount and form of the output.
+    pub(crate) fn output(&self) -> OutputOptions {
+        self.output
+    }
+
+    fn settings(&self) -> anyhow::Result<RemoteSettings> {
+        let mut settings = self.path.settings(&self.security)?;
+        settings.fsync = self.fsync;
+        settings.overwrite = !self.no_overwrite;
+        Ok(settings)
+    }
+}
+
+/// What programs read.
+#[derive(Serialize)]
+#[serde(tag = "event", rename_all = "kebab-case")]
+enum ServeEvent<'a> {
+    Listening { address: &'a str, dir: String, writable: bool },
+    Served { from: Option<String>, request: String, files: u64, bytes: u64, moved: u64, skipped: u64, resumed: u64 },
+    Failed { from: Option<String>, request: String, code: u8, message: String },
+}
+
+/// Serves until a signal comes.
+pub(crate) async fn run(options: ServeOptions, stop: Stop) -> anyhow::Result<()> {
+    let server = RemoteServer::builder(&options.dir).writable(options.writable).settings(options.settings()?);
+    let mut server = server.bind(&options.listen).await.map_err(of_transfer)?;
+    let dir = printable(&options.dir.to_string_lossy());
+    say(options.output, &ServeEvent::Listening { address: server.local_address(), dir, writable: options.writable });
+    loop {
+        tokio::select! {
+            ended = server.next() => {
+                let ServedTransfer { from, request, outcome, .. } = ended;
+                let from = from.map(|from| from.to_string());
+                say(options.output, &match outcome {
+                    Ok(done) => ServeEvent::Served {
+                        from,
+                        request,
+                        files: done.files,
+                        bytes: done.bytes,
+                        moved: done.moved,
+                        skipped: done.skipped,
+                        resumed: done.resumed,
+                    },
+                    Err(error) => ServeEvent::Failed { from, request, code: error.code(), message: error.to_string() },
+                });
+            }
+            signal = stop.signalled() => return Err(Exit::Signal(signal).into()),
+        }
+    }
+}
+
+fn say(output: OutputOptions, event: &ServeEvent<'_>) {
+    if output.json {
+        return print_json(event);
+    }
+    let from = |from: &Option<String>| from.as_deref().unwrap_or("an unknown host").to_owned();
+    match event {
+        _ if output.quiet && !matches!(event, ServeEvent::Failed { .. }) => {}
+        ServeEvent::Listening { address, dir, writable } => {
+            let how = if *writable { "gets and puts" } else { "gets" };
+            tell(format_args!("serving {dir} at {address}: {how}"));
+        }
+        ServeEvent::Served { from: host, request, files, bytes, .. } => {
+            tell(format_args!("{}: {request}: {}, {}", from(host), count(*files, "file"), ByteSize(*bytes)));
+        }
+        ServeEvent::Failed { from: host, request, message, .. } => {
+            tell(format_args!("{}: {request}: {}", from(host), printable(message)));
+        }
+    }
+}
