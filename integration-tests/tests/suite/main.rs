@@ -28,6 +28,7 @@ mod promises;
 mod reading;
 mod receipts;
 mod recovery;
+mod remote;
 mod requirement;
 mod resume;
 mod rings;

@@ -362,6 +362,20 @@ impl Receiver {
         Self::started(command(&arguments), dir)
     }
 
+    /// Starts a server of a directory.
+    pub(crate) fn serve(dir: TempDir, address: &str, options: &[&str]) -> Self {
+        let serve = [OsStr::new("serve"), dir.path().as_os_str()].into_iter();
+        let listen = ["--listen", address, "--json"].map(OsStr::new);
+        let arguments: Vec<_> = serve.chain(listen).chain(options.iter().map(OsStr::new)).collect();
+        Self::started(command(&arguments), dir)
+    }
+
+    /// Waits for the end of one that was killed, and returns the directory.
+    pub(crate) fn finish_killed(mut self) -> TempDir {
+        self.child.wait().unwrap();
+        std::mem::replace(&mut self.dir, TempDir::new().unwrap())
+    }
+
     /// Starts a receiver on a disk of so many bytes, which only it and its children see.
     pub(crate) fn start_on_disk(bytes: u64) -> Option<Self> {
         let dir = TempDir::new().unwrap();

@@ -1,0 +1,118 @@
+//! Tests of `rdmc serve`, `get` and `put`: files between two hosts by one session.
+
+use std::ffi::OsStr;
+use std::io::{BufRead, BufReader};
+use std::path::{Path, PathBuf};
+use std::process::{Child, ChildStdout};
+
+use serde_json::Value;
+use tempfile::TempDir;
+
+use crate::program::{Receiver, code, command, exit_of, finish, rdmc, text};
+
+/// Writes a file without blocks that are alike.
+fn file_of(dir: &Path, len: usize) -> PathBuf {
+    let path = dir.join("file");
+    let mut bytes = vec![0; len];
+    blake3::Hasher::new().finalize_xof().fill(&mut bytes);
+    std::fs::write(&path, bytes).unwrap();
+    path
+}
+
+/// Runs a get; returns its exit code and what it tells at its end.
+fn get(from: &str, into: &Path, options: &[&str]) -> (i32, Value) {
+    let arguments = ["get", from].map(OsStr::new).into_iter().chain([into.as_os_str(), OsStr::new("--json")]);
+    let arguments: Vec<_> = arguments.chain(options.iter().map(OsStr::new)).collect();
+    let output = rdmc(&arguments);
+    let stdout = text(&output.stdout);
+    let last = stdout.lines().last().map(|line| serde_json::from_str(line).unwrap());
+    (code(&output), last.unwrap_or_default())
+}
+
+/// Starts a get at a low rate, and waits until a part has come.
+fn get_a_part(from: &str, into: &Path) -> Child {
+    let rate = ["--json", "--rate", "80M", "--resume", "2"].map(OsStr::new);
+    let arguments: Vec<_> = ["get", from].map(OsStr::new).into_iter().chain([into.as_os_str()]).chain(rate).collect();
+    let mut getting = command(&arguments).spawn().unwrap();
+    let mut lines: BufReader<ChildStdout> = BufReader::new(getting.stdout.take().unwrap());
+    loop {
+        let mut line = String::new();
+        assert!(lines.read_line(&mut line).unwrap() > 0, "it ends before a part has come");
+        let event: Value = serde_json::from_str(&line).unwrap();
+        if event["event"] == "progress" && event["bytes"].as_u64() > Some(2 << 20) {
+            // The pipe stays open, so that it can tell more.
+            std::thread::spawn(move || lines.lines().count());
+            return getting;
+        }
+    }
+}
+
+#[test]
+fn files_are_got_and_put_with_a_key_and_encryption() {
+    let dir = TempDir::new().unwrap();
+    let key = dir.path().join("key");
+    assert_eq!(code(&rdmc(&[OsStr::new("keygen"), key.as_os_str()])), 0);
+    let key = key.to_str().unwrap();
+    let secure = ["--key", key, "--encrypt"];
+    let server = Receiver::serve(TempDir::new().unwrap(), "127.0.0.1:0", &[&secure[..], &["--writable"]].concat());
+    let file = file_of(dir.path(), 3_000_001);
+    let put = ["put", file.to_str().unwrap(), &server.address];
+    let output = rdmc(&[&put[..], &secure[..]].concat());
+    assert_eq!(code(&output), 0, "{output:?}");
+    assert_eq!(std::fs::read(server.dir.path().join("file")).unwrap(), std::fs::read(&file).unwrap());
+    let into = TempDir::new().unwrap();
+    let (exit, told) = get(&format!("{}/file", server.address), into.path(), &secure);
+    assert_eq!((exit, told["moved"].as_u64()), (0, Some(3_000_001)), "{told}");
+    assert_eq!(std::fs::read(into.path().join("file")).unwrap(), std::fs::read(&file).unwrap());
+    // Others are refused, and say why.
+    let (exit, told) = get(&format!("{}/file", server.address), into.path(), &[]);
+    assert_eq!((exit, told["code"].as_u64()), (4, Some(4)), "{told}");
+}
+
+#[test]
+fn a_get_that_was_killed_is_completed_with_the_rest() {
+    let server = Receiver::serve(TempDir::new().unwrap(), "127.0.0.1:0", &[]);
+    let file = file_of(server.dir.path(), 24 << 20);
+    let into = TempDir::new().unwrap();
+    let mut getting = get_a_part(&server.address, into.path());
+    getting.kill().unwrap();
+    getting.wait().unwrap();
+    assert!(!into.path().join("file").exists());
+    let (exit, told) = get(&server.address, into.path(), &[]);
+    let moved = told["moved"].as_u64().unwrap();
+    assert!(exit == 0 && moved <= 23 << 20 && told["bytes"] == 24 << 20, "{told}");
+    assert_eq!(std::fs::read(into.path().join("file")).unwrap(), std::fs::read(file).unwrap());
+}
+
+#[test]
+fn a_get_whose_server_is_killed_says_so_and_can_be_repeated() {
+    let mut server = Receiver::serve(TempDir::new().unwrap(), "127.0.0.1:0", &[]);
+    let file = file_of(server.dir.path(), 24 << 20);
+    let into = TempDir::new().unwrap();
+    let mut getting = get_a_part(&server.address, into.path());
+    server.child.kill().unwrap();
+    assert_eq!(exit_of(&mut getting), 1);
+    let dir = server.finish_killed();
+    let server = Receiver::serve(dir, "127.0.0.1:0", &[]);
+    let (exit, told) = get(&server.address, into.path(), &[]);
+    assert!(exit == 0 && told["moved"].as_u64().unwrap() <= 23 << 20, "{told}");
+    assert_eq!(std::fs::read(into.path().join("file")).unwrap(), std::fs::read(file).unwrap());
+}
+
+#[test]
+fn mistakes_are_refused_before_anything_is_sent() {
+    let dir = TempDir::new().unwrap();
+    let into = dir.path().to_str().unwrap();
+    for (arguments, told) in [
+        (vec!["get", "host/a", "other/b", into], "two servers"),
+        (vec!["get", "host/../a", into], "points elsewhere"),
+        (vec!["get", ":7471/a", into], "names no host"),
+        (vec!["put", "/no/such/file", "127.0.0.1:1"], "No such file"),
+        (vec!["get", "127.0.0.1:1/a", "/no/such/dir"], "create it first"),
+        (vec!["get", "127.0.0.1:1/a", into], "cannot reach 127.0.0.1:1"),
+        (vec!["serve", "/no/such/dir"], "cannot be used"),
+    ] {
+        let output = finish(command(&arguments).spawn().unwrap());
+        assert!(code(&output) > 0 && text(&output.stderr).contains(told), "{arguments:?}: {output:?}");
+    }
+}
