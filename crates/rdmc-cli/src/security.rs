@@ -34,6 +34,11 @@ pub(crate) struct SecurityOptions {
 }
 
 impl SecurityOptions {
+    /// Tells whether only known peers may take part.
+    pub(crate) fn is_given(&self) -> bool {
+        self.key.is_some() || self.tls_ca.is_some()
+    }
+
     /// Reads keys and certificates; `None` if everybody may take part.
     pub(crate) fn open(&self) -> anyhow::Result<Option<Security>> {
         let security = match self {

@@ -1,5 +1,6 @@
 //! `rdmc serve`: serves a directory to `rdmc get` and `rdmc put`.
 
+use std::net::SocketAddr;
 use std::path::PathBuf;
 
 use clap::Args;
@@ -70,6 +71,7 @@ impl ServeOptions {
 #[serde(tag = "event", rename_all = "kebab-case")]
 enum ServeEvent<'a> {
     Listening { address: &'a str, dir: String, writable: bool },
+    Warning { message: &'a str },
     Served { from: Option<String>, request: String, files: u64, bytes: u64, moved: u64, skipped: u64, resumed: u64 },
     Failed { from: Option<String>, request: String, code: u8, message: String },
 }
@@ -79,6 +81,12 @@ pub(crate) async fn run(options: ServeOptions, stop: Stop) -> anyhow::Result<()>
     let server = RemoteServer::builder(&options.dir).writable(options.writable).settings(options.settings()?);
     let mut server = server.bind(&options.listen).await.map_err(of_transfer)?;
     let dir = printable(&options.dir.to_string_lossy());
+    let address = server.local_address().to_owned();
+    if !options.security.is_given() && !is_loopback(&address) {
+        let what = if options.writable { "read what is served, and put files here" } else { "read what is served" };
+        let warning = format!("anybody who reaches {address} can {what}: --key keeps others out");
+        say(options.output, &ServeEvent::Warning { message: &warning });
+    }
     say(options.output, &ServeEvent::Listening { address: server.local_address(), dir, writable: options.writable });
     loop {
         tokio::select! {
@@ -103,6 +111,11 @@ pub(crate) async fn run(options: ServeOptions, stop: Stop) -> anyhow::Result<()>
     }
 }
 
+/// Tells whether only this host reaches an address.
+fn is_loopback(address: &str) -> bool {
+    address.parse::<SocketAddr>().is_ok_and(|address| address.ip().is_loopback())
+}
+
 fn say(output: OutputOptions, event: &ServeEvent<'_>) {
     if output.json {
         return print_json(event);
@@ -110,6 +123,7 @@ fn say(output: OutputOptions, event: &ServeEvent<'_>) {
     let from = |from: &Option<String>| from.as_deref().unwrap_or("an unknown host").to_owned();
     match event {
         _ if output.quiet && !matches!(event, ServeEvent::Failed { .. }) => {}
+        ServeEvent::Warning { message } => tell(format_args!("warning: {message}")),
         ServeEvent::Listening { address, dir, writable } => {
             let how = if *writable { "gets and puts" } else { "gets" };
             tell(format_args!("serving {dir} at {address}: {how}"));

@@ -18,12 +18,6 @@ pub(crate) const FRAME_LEN_MAX: usize = 256 << 10;
 /// One frame.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) enum Frame {
-    /// Opens a session, or goes on with it over another connection.
-    Open(Open),
-    /// Accepts an `Open`.
-    Opened(Opened),
-    /// Refuses an `Open`.
-    Refused(RefusedReason),
     /// A slab is filled: the other end may read it.
     Slab(SlabFrame),
     /// All slabs before this number are taken.
@@ -44,6 +38,13 @@ pub(crate) enum Frame {
     Abort { reason: String },
     /// Both directions have ended in good order.
     Goodbye,
+    /// Opens a session, or goes on with it over another connection. Neither this number nor those of the answers are
+    /// numbers of a node's first frames, so that nodes and sessions do not take each other for another version.
+    Open(Open),
+    /// Accepts an `Open`.
+    Opened(Opened),
+    /// Refuses an `Open`.
+    Refused(RefusedReason),
 }
 
 /// What the end that opens a connection says first.

@@ -103,6 +103,7 @@ fn a_get_whose_server_is_killed_says_so_and_can_be_repeated() {
 fn mistakes_are_refused_before_anything_is_sent() {
     let dir = TempDir::new().unwrap();
     let into = dir.path().to_str().unwrap();
+    let receiver = Receiver::start(&[]);
     for (arguments, told) in [
         (vec!["get", "host/a", "other/b", into], "two servers"),
         (vec!["get", "host/../a", into], "points elsewhere"),
@@ -110,6 +111,7 @@ fn mistakes_are_refused_before_anything_is_sent() {
         (vec!["put", "/no/such/file", "127.0.0.1:1"], "No such file"),
         (vec!["get", "127.0.0.1:1/a", "/no/such/dir"], "create it first"),
         (vec!["get", "127.0.0.1:1/a", into], "cannot reach 127.0.0.1:1"),
+        (vec!["get", &receiver.address, into], "it closed the connection: does something that takes sessions listen?"),
         (vec!["serve", "/no/such/dir"], "cannot be used"),
     ] {
         let output = finish(command(&arguments).spawn().unwrap());

@@ -197,7 +197,7 @@ impl Entrance {
         let mut stream = Security::accepted(self.config.security.as_ref(), &*self.environment, stream).await?;
         let open = match wire::read(&mut stream, &mut FrameCheck::default()).await? {
             Some(Frame::Open(open)) => open,
-            Some(_) => return Err(io::Error::other("its first frame opens no session")),
+            Some(_) => return Err(io::Error::other("it speaks another protocol: its first frame opens no session")),
             None => return Ok(()),
         };
         if open.version != PROTOCOL_VERSION {

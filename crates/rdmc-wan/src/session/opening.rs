@@ -160,13 +160,17 @@ impl Opener {
             write_first(stream, &Frame::Open(open)).await?;
             wire::read(stream, &mut FrameCheck::default()).await
         };
-        match answer.await.map_err(|error| self.handshake(error))? {
+        let answer = answer.await.map_err(|error| match error.kind() {
+            io::ErrorKind::UnexpectedEof | io::ErrorKind::ConnectionReset | io::ErrorKind::BrokenPipe => closed(),
+            _ => error,
+        });
+        match answer.map_err(|error| self.handshake(error))? {
             Some(Frame::Opened(opened)) => Ok(opened),
             Some(Frame::Refused(reason)) => {
                 Err(OpenError::Refused { address: self.address.clone(), reason: reason.to_string() })
             }
             Some(_) => Err(self.handshake(io::Error::other("its first frame is no answer"))),
-            None => Err(self.handshake(io::ErrorKind::UnexpectedEof.into())),
+            None => Err(self.handshake(closed())),
         }
     }
 
@@ -255,6 +259,11 @@ pub(super) async fn write_first(stream: &mut Box<dyn ControlStream>, frame: &Fra
     wire::encode(frame, &mut FrameCheck::default(), &mut bytes);
     stream.write_all(&bytes).await?;
     stream.flush().await
+}
+
+/// The other end closed the connection without an answer.
+fn closed() -> io::Error {
+    io::Error::new(io::ErrorKind::UnexpectedEof, "it closed the connection: does something that takes sessions listen?")
 }
 
 /// Joins an error with its causes.
