@@ -7,6 +7,7 @@ mod allocation;
 pub mod fabric;
 pub mod mesh;
 pub mod peers;
+pub mod sessions;
 pub mod simulation;
 pub mod table;
 pub mod transfer;
@@ -36,6 +37,8 @@ pub const TARGETS: &[Target] = &[
     Target { name: "mesh_invitation", run: mesh::invitation, seeds: mesh::invitation_seeds },
     Target { name: "table_row", run: table::row, seeds: table::row_seeds },
     Target { name: "ring_slot", run: table::slot, seeds: table::slot_seeds },
+    Target { name: "session_frame", run: sessions::frame, seeds: sessions::frame_seeds },
+    Target { name: "session_state", run: sessions::state, seeds: sessions::state_seeds },
     Target { name: "meeting_place", run: fabric::meeting_place, seeds: fabric::meeting_place_seeds },
     Target { name: "remote_memory", run: fabric::remote_memory, seeds: fabric::remote_memory_seeds },
     Target { name: "tcp_header", run: fabric::tcp_header, seeds: fabric::tcp_header_seeds },

@@ -14,6 +14,9 @@
 #![forbid(unsafe_code)]
 
 mod channel;
+#[cfg(feature = "fuzzing")]
+#[doc(hidden)]
+pub mod fuzzing;
 mod pace;
 mod ring;
 mod session;

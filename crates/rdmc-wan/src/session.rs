@@ -18,7 +18,7 @@ mod link;
 mod listener;
 mod opening;
 mod slabs;
-mod state;
+pub(crate) mod state;
 
 pub use error::{OpenError, SessionError};
 pub use listener::{SessionListener, SessionRequest};

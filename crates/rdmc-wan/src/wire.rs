@@ -12,6 +12,8 @@ use tokio::io::AsyncRead;
 
 /// Changes whenever frames change their meaning; ends of different versions do not talk.
 pub(crate) const PROTOCOL_VERSION: u16 = 1;
+/// Longest slab whose bytes travel with its announcement, in bytes.
+pub(crate) const INLINE_LEN_MAX: usize = 16 << 10;
 /// Longest value of a frame in bytes.
 pub(crate) const FRAME_LEN_MAX: usize = 256 << 10;
 
@@ -107,15 +109,32 @@ pub(crate) struct SlabFrame {
     pub(crate) len: u32,
     /// The XXH3 of its bytes, in 128 bits.
     pub(crate) check: u128,
-    /// Where the bytes can be read.
-    pub(crate) place: [u8; 24],
+    pub(crate) place: Place,
     /// What the application says of it.
     pub(crate) note: Vec<u8>,
 }
 
+/// Where the bytes of a slab are.
+#[derive(Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) enum Place {
+    /// In memory that can be read.
+    Exposed([u8; 24]),
+    /// Here: a short slab saves a round trip.
+    Inline(Vec<u8>),
+}
+
+impl fmt::Debug for Place {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        // The key stays out of logs.
+        match self {
+            Self::Exposed(_) => f.write_str("Exposed"),
+            Self::Inline(bytes) => write!(f, "Inline({} bytes)", bytes.len()),
+        }
+    }
+}
+
 impl fmt::Debug for SlabFrame {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        // The key of its place stays out of logs.
         f.debug_struct("SlabFrame").field("number", &self.number).field("len", &self.len).finish_non_exhaustive()
     }
 }
@@ -190,6 +209,10 @@ mod tests {
         })
     }
 
+    fn places() -> impl Strategy<Value = Place> {
+        prop_oneof![any::<[u8; 24]>().prop_map(Place::Exposed), bytes().prop_map(Place::Inline)]
+    }
+
     fn frames() -> impl Strategy<Value = Frame> {
         let progress = || (any::<u64>(), any::<u64>()).prop_map(|(slabs, messages)| Progress { slabs, messages });
         let endpoints = || proptest::collection::vec(bytes(), 0..3);
@@ -208,7 +231,7 @@ mod tests {
             ),
             any::<u16>().prop_map(|ours| Frame::Refused(RefusedReason::Version { ours })),
             ".{0,20}".prop_map(|reason| Frame::Refused(RefusedReason::Declined { reason })),
-            (any::<u64>(), any::<u32>(), any::<u128>(), any::<[u8; 24]>(), bytes()).prop_map(
+            (any::<u64>(), any::<u32>(), any::<u128>(), places(), bytes()).prop_map(
                 |(number, len, check, place, note)| Frame::Slab(SlabFrame { number, len, check, place, note })
             ),
             any::<u64>().prop_map(|slabs| Frame::Taken { slabs }),

@@ -17,7 +17,7 @@ use super::state::Slab;
 use crate::channel::{Channel, UnderWay};
 use crate::pace::Pacer;
 use crate::sync::lock;
-use crate::wire::{self, Frame, SlabFrame};
+use crate::wire::{self, Frame, Place, SlabFrame};
 
 /// A connection after its handshake.
 pub(crate) struct Link {
@@ -113,7 +113,7 @@ impl Shared {
                     let bytes = self.change(|state| {
                         let before = state.outgoing.taken();
                         state.apply(Frame::Taken { slabs })?;
-                        Ok((slabs - before) * self.outgoing_ring.slab_len() as u64)
+                        Ok((state.outgoing.taken() - before) * self.outgoing_ring.slab_len() as u64)
                     });
                     let bytes = bytes.map_err(Failure::Session)?;
                     self.outgoing_ring.note_passed(bytes, now, self.round_trip());
@@ -184,7 +184,7 @@ impl Shared {
     /// Waits for the next slab to be announced and for memory; posts the reads of its pieces.
     async fn post_next(&self, channel: &Channel, pacer: &Mutex<Pacer>) -> Result<Fetching, Failure> {
         let frame = self.until(|state| state.incoming.next_announced()).await;
-        let mut fetching = Fetching { place: RemoteMemory::decode(frame.place), frame, pieces: Vec::new() };
+        let mut fetching = Fetching { frame, whole: None, pieces: Vec::new() };
         self.post(channel, pacer, &mut fetching).await?;
         Ok(fetching)
     }
@@ -192,6 +192,17 @@ impl Shared {
     async fn post(&self, channel: &Channel, pacer: &Mutex<Pacer>, fetching: &mut Fetching) -> Result<(), Failure> {
         let mut memory = self.incoming_ring.take().await.map_err(|error| Failure::Session(error.into()))?;
         memory.truncate(fetching.frame.len as usize);
+        let place = match &fetching.frame.place {
+            Place::Exposed(place) => RemoteMemory::decode(*place),
+            Place::Inline(bytes) if bytes.len() == memory.len() => {
+                memory.copy_from_slice(bytes);
+                fetching.whole = Some(memory.freeze());
+                return Ok(());
+            }
+            Place::Inline(_) => {
+                return Err(Failure::Session(SessionError::Protocol { what: "a slab of another length".into() }));
+            }
+        };
         let piece_len = usize::try_from(lock(pacer).bytes_max()).unwrap_or(usize::MAX).min(PIECE_LEN);
         let mut offset = 0;
         while !memory.is_empty() {
@@ -202,7 +213,7 @@ impl Shared {
             if leaves > now {
                 self.environment.sleep_until(leaves).await;
             }
-            fetching.pieces.push(channel.read(piece, fetching.place.slice(offset, len)).await);
+            fetching.pieces.push(channel.read(piece, place.slice(offset, len)).await);
             offset += len;
         }
         Ok(())
@@ -212,7 +223,8 @@ impl Shared {
     async fn receive(&self, channel: &Channel, pacer: &Mutex<Pacer>, mut fetching: Fetching) -> Result<Slab, Failure> {
         for attempts in 1.. {
             let mut hasher = xxhash3_128::Hasher::new();
-            let mut whole: Option<Buffer> = None;
+            let mut whole = fetching.whole.take();
+            whole.iter().for_each(|whole| hasher.write(whole));
             for piece in std::mem::take(&mut fetching.pieces) {
                 let piece = piece.done().await?.freeze();
                 for part in piece.chunks(CHECKED_AT_ONCE) {
@@ -263,7 +275,9 @@ impl Shared {
 /// A slab that is being fetched.
 struct Fetching {
     frame: SlabFrame,
-    place: RemoteMemory,
+    /// Its bytes, if they came with the announcement.
+    whole: Option<Buffer>,
+    /// Reads of its bytes.
     pieces: Vec<UnderWay>,
 }
 

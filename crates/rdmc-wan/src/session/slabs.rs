@@ -9,8 +9,9 @@ use twox_hash::xxhash3_128;
 
 use super::Shared;
 use super::error::SessionError;
-use super::state::{MESSAGE_LEN_MAX, OutgoingSlab, Slab};
+use super::state::{MESSAGE_LEN_MAX, OutgoingSlab, Slab, SlabMemory};
 use crate::sync::lock;
+use crate::wire::INLINE_LEN_MAX;
 
 /// Sends slabs. If it is dropped before [`finish`](Self::finish), the session fails at both ends.
 pub struct SlabSender(Arc<Shared>);
@@ -70,11 +71,14 @@ impl SlabSender {
         let SlabMut(mut memory) = slab;
         memory.truncate(len);
         let check = xxhash3_128::Hasher::oneshot(&memory);
-        let exposed = self.0.fabric.expose(Expose::Frozen(memory.freeze()))?;
+        let memory = match len <= INLINE_LEN_MAX {
+            true => SlabMemory::Short(memory.freeze()),
+            false => SlabMemory::Exposed(self.0.fabric.expose(Expose::Frozen(memory.freeze()))?),
+        };
         let len = u32::try_from(len).expect("a slab has at most 1 GiB");
         self.0.change(|state| {
             state.sent_bytes += u64::from(len);
-            state.outgoing.push(OutgoingSlab { exposed, len, check, note });
+            state.outgoing.push(OutgoingSlab { memory, len, check, note });
         });
         Ok(())
     }

@@ -6,7 +6,7 @@ use std::time::Duration;
 use rdmc_fabric::{Buffer, ExposedRegion};
 
 use super::error::SessionError;
-use crate::wire::{Frame, Progress, SlabFrame};
+use crate::wire::{Frame, Place, Progress, SlabFrame};
 
 /// Both directions of a session, as this end sees them.
 #[derive(Debug, Default)]
@@ -46,8 +46,7 @@ pub(crate) struct Outgoing {
 /// A slab that the other end has not taken yet.
 #[derive(Debug)]
 pub(crate) struct OutgoingSlab {
-    /// Its memory, which the other end may read.
-    pub(crate) exposed: ExposedRegion,
+    pub(crate) memory: SlabMemory,
     pub(crate) len: u32,
     pub(crate) check: u128,
     pub(crate) note: Vec<u8>,
@@ -72,6 +71,15 @@ pub(crate) struct Incoming {
     /// The application wants no more.
     stopped: bool,
     stop_told: bool,
+}
+
+/// The memory of a slab that the other end has not taken yet.
+#[derive(Debug)]
+pub(crate) enum SlabMemory {
+    /// The other end may read it.
+    Exposed(ExposedRegion),
+    /// It is so short that it travels with its announcement.
+    Short(Buffer),
 }
 
 /// Bytes that have arrived together.
@@ -268,7 +276,10 @@ impl Outgoing {
             if notes > NOTE_BYTES_MAX {
                 break;
             }
-            let place = slab.exposed.remote().encode();
+            let place = match &slab.memory {
+                SlabMemory::Exposed(memory) => Place::Exposed(memory.remote().encode()),
+                SlabMemory::Short(bytes) => Place::Inline(bytes.to_vec()),
+            };
             let (number, len, check) = (self.announced, slab.len, slab.check);
             frames.push(Frame::Slab(SlabFrame { number, len, check, place, note: slab.note.clone() }));
             self.announced += 1;
