@@ -1,21 +1,38 @@
-/* cable MICROSECONDS NEAR FAR [NEAR FAR ...]: joins pairs of interfaces of this network namespace by cables with delay.
+/* cable WAY[:BACK] NEAR FAR [NEAR FAR ...]: joins pairs of interfaces of this network namespace by cables with delay.
  *
  * What arrives at one end of a cable leaves at the other one so many microseconds later, in the same order. So a kernel
  * without netem gets distance. Give ends of veth pairs that have no address. Frames keep the headers of segmentation
  * offload, so that 64 KiB pass at once. It ends when it is killed, and needs CAP_NET_RAW.
  *
- *   cc -O2 -o cable cable.c
+ * WAY holds for frames from NEAR to FAR, BACK for the others; without BACK, WAY holds for both. Each is
+ * MICROSECONDS[,NAME=VALUE...]:
+ *
+ *   loss=P           drops each frame with probability P
+ *   jitter=MEAN/DEV  adds microseconds of a normal distribution, never below zero; frames keep their order
+ *   police=MBIT/LEN  drops a frame that exceeds a token bucket of MBIT Mbit/s and LEN bytes; Ethernet headers count
+ *   seed=N           the seed of loss and jitter, 1 by default
+ *
+ * A frame is a packet only if the hosts do not segment late: `ip link set dev eth0 gso_max_segs 1`. On SIGUSR1 it prints
+ * a line for each end, and begins to count anew: the interface where frames arrived, then frames, bytes, and frames that
+ * were lost, exceeded the policer, or found the cable full.
+ *
+ *   cc -O2 -o cable cable.c -lm
  */
 #define _GNU_SOURCE
 #include <arpa/inet.h>
 #include <errno.h>
+#include <inttypes.h>
 #include <linux/if_ether.h>
 #include <linux/if_packet.h>
+#include <linux/virtio_net.h>
+#include <math.h>
 #include <net/if.h>
 #include <poll.h>
+#include <signal.h>
 #include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
+#include <string.h>
 #include <sys/socket.h>
 #include <time.h>
 
@@ -32,12 +49,28 @@ struct record {
     char bytes[];
 };
 
+/* How frames travel in one direction. */
+struct way {
+    uint64_t delay_ns;
+    double loss, jitter_ns, spread_ns;
+    double police_rate, police_len; /* Bytes a nanosecond, and bytes; the length 0 means no policer. */
+    uint64_t seed;
+};
+
 /* One end: what arrived here, and is to leave at the other end. */
 struct end {
     int socket;
+    const char *interface;
+    const struct way *way;
     char *circle;
     size_t head, tail, used;
+    uint64_t random, last_due_ns;
+    double tokens;
+    uint64_t filled_ns; /* When the tokens were counted. */
+    struct { uint64_t frames, bytes, lost, policed, full; } seen;
 } ends[ENDS_MAX];
+
+static volatile sig_atomic_t asked; /* Whether the counters are wanted. */
 
 static uint64_t now_ns(void) {
     struct timespec now;
@@ -51,6 +84,77 @@ static void fail(const char *what) {
 }
 
 static size_t record_size(size_t len) { return (sizeof(struct record) + len + 15) / 16 * 16; }
+
+static void ask(int signal) {
+    (void)signal;
+    asked = 1;
+}
+
+/* Reads MICROSECONDS[,NAME=VALUE...]. */
+static struct way read_way(char *text) {
+    struct way way = { .seed = 1 };
+    char *rest, *option = strtok_r(text, ",", &rest);
+    double mbit;
+    way.delay_ns = option == NULL ? 0 : strtoull(option, NULL, 10) * 1000;
+    while ((option = strtok_r(NULL, ",", &rest)) != NULL) {
+        if (sscanf(option, "loss=%lf", &way.loss) == 1) continue;
+        if (sscanf(option, "seed=%" SCNu64, &way.seed) == 1) continue;
+        if (sscanf(option, "jitter=%lf/%lf", &way.jitter_ns, &way.spread_ns) == 2) {
+            way.jitter_ns *= 1000;
+            way.spread_ns *= 1000;
+            continue;
+        }
+        if (sscanf(option, "police=%lf/%lf", &mbit, &way.police_len) == 2) {
+            way.police_rate = mbit / 8000;
+            continue;
+        }
+        fprintf(stderr, "cable: unknown option %s\n", option);
+        exit(2);
+    }
+    return way;
+}
+
+/* Returns a random number from 0 up to, but not, 1 (splitmix64). */
+static double draw(struct end *end) {
+    uint64_t z = end->random += 0x9e3779b97f4a7c15u;
+    z = (z ^ (z >> 30)) * 0xbf58476d1ce4e5b9u;
+    z = (z ^ (z >> 27)) * 0x94d049bb133111ebu;
+    return (double)((z ^ (z >> 31)) >> 11) / (double)(1ull << 53);
+}
+
+/* Tells whether the policer drops a frame of so many bytes. */
+static int exceeds(struct end *end, double len, uint64_t now) {
+    const struct way *way = end->way;
+    if (way->police_len == 0) return 0;
+    end->tokens = fmin(way->police_len, end->tokens + (double)(now - end->filled_ns) * way->police_rate);
+    end->filled_ns = now;
+    if (end->tokens < len) return 1;
+    end->tokens -= len;
+    return 0;
+}
+
+/* Returns when a frame that has arrived now leaves; never before an earlier one. */
+static uint64_t due_ns(struct end *end, uint64_t now) {
+    const struct way *way = end->way;
+    uint64_t due = now + way->delay_ns;
+    if (way->jitter_ns > 0 || way->spread_ns > 0) {
+        double normal = sqrt(-2 * log(1 - draw(end))) * cos(2 * M_PI * draw(end));
+        due += (uint64_t)fmax(0, way->jitter_ns + way->spread_ns * normal);
+    }
+    if (due < end->last_due_ns) due = end->last_due_ns;
+    end->last_due_ns = due;
+    return due;
+}
+
+static void print_seen(int count) {
+    for (int i = 0; i < count; i++) {
+        struct end *end = &ends[i];
+        printf("%s %" PRIu64 " %" PRIu64 " %" PRIu64 " %" PRIu64 " %" PRIu64 "\n", end->interface, end->seen.frames,
+               end->seen.bytes, end->seen.lost, end->seen.policed, end->seen.full);
+        memset(&end->seen, 0, sizeof end->seen);
+    }
+    fflush(stdout);
+}
 
 static void open_end(struct end *end, const char *interface) {
     struct sockaddr_ll address = { .sll_family = AF_PACKET, .sll_protocol = htons(ETH_P_ALL) };
@@ -96,14 +200,28 @@ static struct record *oldest(struct end *end) {
     return record;
 }
 
-static void take_arrived(struct end *end, uint64_t delay_ns) {
+static void take_arrived(struct end *end) {
     static char frame[FRAME_MAX];
     for (int count = 0; count < AT_ONCE_MAX; count++) {
         ssize_t len = recv(end->socket, frame, sizeof frame, 0);
         if (len <= 0) return;
+        uint64_t now = now_ns(), bytes = (uint64_t)len - sizeof(struct virtio_net_hdr);
+        end->seen.frames++;
+        end->seen.bytes += bytes;
+        if (end->way->loss > 0 && draw(end) < end->way->loss) {
+            end->seen.lost++;
+            continue;
+        }
+        if (exceeds(end, (double)bytes, now)) {
+            end->seen.policed++;
+            continue;
+        }
         struct record *record = push(end, record_size((size_t)len));
-        if (record == NULL) continue;
-        record->due_ns = now_ns() + delay_ns;
+        if (record == NULL) {
+            end->seen.full++;
+            continue;
+        }
+        record->due_ns = due_ns(end, now);
         record->len = (uint64_t)len;
         __builtin_memcpy(record->bytes, frame, (size_t)len);
     }
@@ -126,16 +244,36 @@ static uint64_t send_due(struct end *from, struct end *to) {
 int main(int argc, char **argv) {
     int count = argc - 2;
     if (count < 2 || count % 2 || count > ENDS_MAX) {
-        fprintf(stderr, "usage: cable MICROSECONDS NEAR FAR [NEAR FAR ...]\n");
+        fprintf(stderr, "usage: cable WAY[:BACK] NEAR FAR [NEAR FAR ...]\n");
         return 2;
     }
-    uint64_t delay_ns = strtoull(argv[1], NULL, 10) * 1000;
+    char *back = strchr(argv[1], ':');
+    if (back != NULL) *back++ = '\0';
+    struct way ways[2];
+    ways[1] = back == NULL ? (struct way){ 0 } : read_way(back);
+    ways[0] = read_way(argv[1]);
+    if (back == NULL) ways[1] = ways[0];
+    struct sigaction action = { .sa_handler = ask };
+    /* It is delivered while this process waits, and never lost between a look at `asked` and the wait. */
+    sigset_t blocked, waiting;
+    sigemptyset(&blocked);
+    sigaddset(&blocked, SIGUSR1);
+    sigprocmask(SIG_BLOCK, &blocked, &waiting);
+    sigaction(SIGUSR1, &action, NULL);
     struct pollfd polled[ENDS_MAX];
     for (int i = 0; i < count; i++) {
+        const struct way *way = &ways[i % 2];
+        /* Ends with the same seed draw differently. */
+        ends[i] = (struct end){ .way = way, .interface = argv[i + 2], .tokens = way->police_len,
+                                .filled_ns = now_ns(), .random = way->seed << 16 | (uint64_t)i };
         open_end(&ends[i], argv[i + 2]);
         polled[i] = (struct pollfd){ .fd = ends[i].socket, .events = POLLIN };
     }
     for (;;) {
+        if (asked) {
+            asked = 0;
+            print_seen(count);
+        }
         uint64_t next = UINT64_MAX, now;
         for (int i = 0; i < count; i++) {
             uint64_t due = send_due(&ends[i], &ends[i ^ 1]);
@@ -144,8 +282,8 @@ int main(int argc, char **argv) {
         now = now_ns();
         uint64_t left = next <= now ? 0 : next - now;
         struct timespec wait = { (time_t)(left / 1000000000u), (long)(left % 1000000000u) };
-        if (ppoll(polled, (nfds_t)count, next == UINT64_MAX ? NULL : &wait, NULL) <= 0) continue;
+        if (ppoll(polled, (nfds_t)count, next == UINT64_MAX ? NULL : &wait, &waiting) <= 0) continue;
         for (int i = 0; i < count; i++)
-            if (polled[i].revents & POLLIN) take_arrived(&ends[i], delay_ns);
+            if (polled[i].revents & POLLIN) take_arrived(&ends[i]);
     }
 }

@@ -78,7 +78,7 @@ add_host() {
 lay_cables() {
     [ $((${#cables[@]} + ${#uplinks[@]})) -gt 0 ] || return 0
     cable_dir=$(mktemp -d)
-    cc -O2 -o "$cable_dir/cable" benches/cable.c
+    cc -O2 -o "$cable_dir/cable" benches/cable.c -lm
     lay_cable $((delay_us / 2)) "${cables[@]}"
     lay_cable "$uplink_delay_us" "${uplinks[@]}"
 }
