@@ -7,14 +7,18 @@
  * WAY holds for frames from NEAR to FAR, BACK for the others; without BACK, WAY holds for both. Each is
  * MICROSECONDS[,NAME=VALUE...]:
  *
+ *   rate=MBIT/QUEUE  lets one frame after the other enter, at MBIT Mbit/s; drops a frame that more than QUEUE bytes wait
+ *                    before. Times are computed, so a late wake-up costs no rate
  *   loss=P           drops each frame with probability P
  *   jitter=MEAN/DEV  adds microseconds of a normal distribution, never below zero; frames keep their order
- *   police=MBIT/LEN  drops a frame that exceeds a token bucket of MBIT Mbit/s and LEN bytes; Ethernet headers count
+ *   police=MBIT/LEN  drops a frame that exceeds a token bucket of MBIT Mbit/s and LEN bytes, behind `rate`
  *   seed=N           the seed of loss and jitter, 1 by default
  *
- * A frame is a packet only if the hosts do not segment late: `ip link set dev eth0 gso_max_segs 1`. On SIGUSR1 it prints
+ * Headers of Ethernet count.
+ *
+ * A frame is a packet only if the hosts do not segment late: `ethtool -K eth0 tso off`. On SIGUSR1 it prints
  * a line for each end, and begins to count anew: the interface where frames arrived, then frames, bytes, and frames that
- * were lost, exceeded the policer, or found the cable full.
+ * were lost, exceeded the policer, or found no room.
  *
  *   cc -O2 -o cable cable.c -lm
  */
@@ -52,6 +56,7 @@ struct record {
 /* How frames travel in one direction. */
 struct way {
     uint64_t delay_ns;
+    double rate, queue_len; /* Bytes a nanosecond, and bytes; the rate 0 means no limit. */
     double loss, jitter_ns, spread_ns;
     double police_rate, police_len; /* Bytes a nanosecond, and bytes; the length 0 means no policer. */
     uint64_t seed;
@@ -65,6 +70,7 @@ struct end {
     char *circle;
     size_t head, tail, used;
     uint64_t random, last_due_ns;
+    double free_ns; /* When all frames before have entered. */
     double tokens;
     uint64_t filled_ns; /* When the tokens were counted. */
     struct { uint64_t frames, bytes, lost, policed, full; } seen;
@@ -104,6 +110,10 @@ static struct way read_way(char *text) {
             way.spread_ns *= 1000;
             continue;
         }
+        if (sscanf(option, "rate=%lf/%lf", &way.rate, &way.queue_len) == 2) {
+            way.rate /= 8000;
+            continue;
+        }
         if (sscanf(option, "police=%lf/%lf", &mbit, &way.police_len) == 2) {
             way.police_rate = mbit / 8000;
             continue;
@@ -122,6 +132,16 @@ static double draw(struct end *end) {
     return (double)((z ^ (z >> 31)) >> 11) / (double)(1ull << 53);
 }
 
+/* Returns when a frame has entered; 0 if there is no room for it. */
+static uint64_t entered_ns(struct end *end, double len, uint64_t now) {
+    const struct way *way = end->way;
+    if (way->rate == 0) return now;
+    double begins = fmax(end->free_ns, (double)now);
+    if ((begins - (double)now) * way->rate > way->queue_len) return 0;
+    end->free_ns = begins + len / way->rate;
+    return (uint64_t)end->free_ns;
+}
+
 /* Tells whether the policer drops a frame of so many bytes. */
 static int exceeds(struct end *end, double len, uint64_t now) {
     const struct way *way = end->way;
@@ -133,7 +153,7 @@ static int exceeds(struct end *end, double len, uint64_t now) {
     return 0;
 }
 
-/* Returns when a frame that has arrived now leaves; never before an earlier one. */
+/* Returns when a frame that has entered now leaves; never before an earlier one. */
 static uint64_t due_ns(struct end *end, uint64_t now) {
     const struct way *way = end->way;
     uint64_t due = now + way->delay_ns;
@@ -210,6 +230,11 @@ static void take_arrived(struct end *end) {
         end->seen.bytes += bytes;
         if (end->way->loss > 0 && draw(end) < end->way->loss) {
             end->seen.lost++;
+            continue;
+        }
+        now = entered_ns(end, (double)bytes, now);
+        if (now == 0) {
+            end->seen.full++;
             continue;
         }
         if (exceeds(end, (double)bytes, now)) {
