@@ -182,6 +182,11 @@ pub trait QueuePairDecorator: Send + Sync {
         self.inner().endpoint()
     }
 
+    /// Does what [`RawQueuePair::pace`] does.
+    fn pace(&self, bytes_per_second: Option<u64>) {
+        self.inner().pace(bytes_per_second);
+    }
+
     /// Does what [`RawQueuePair::connect`] does.
     fn connect(&self, peer: Peer) -> BoxFuture<'static, Result<(), ConnectError>> {
         self.inner().connect(peer)
@@ -216,6 +221,10 @@ impl<D: QueuePairDecorator> RawQueuePair for D {
 
     fn endpoint(&self) -> Endpoint {
         QueuePairDecorator::endpoint(self)
+    }
+
+    fn pace(&self, bytes_per_second: Option<u64>) {
+        QueuePairDecorator::pace(self, bytes_per_second);
     }
 
     fn connect(&self, peer: Peer) -> BoxFuture<'static, Result<(), ConnectError>> {

@@ -242,6 +242,12 @@ pub trait RawQueuePair: Send + Sync {
     /// Returns the address of this end.
     fn endpoint(&self) -> Endpoint;
 
+    /// Bounds the bytes of payload that leave in a second, from when the pair is connected. A fabric that cannot does
+    /// nothing.
+    fn pace(&self, bytes_per_second: Option<u64>) {
+        let _ = bytes_per_second;
+    }
+
     /// Connects to the peer.
     fn connect(&self, peer: Peer) -> BoxFuture<'static, Result<(), ConnectError>>;
 

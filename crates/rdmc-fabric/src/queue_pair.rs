@@ -51,6 +51,15 @@ impl QueuePair {
         self.raw.carrier()
     }
 
+    /// Bounds the bytes of payload that leave this end in a second, those that the peer reads included. `None` is no
+    /// bound. Call it before [`connect`](Self::connect); later calls have no effect.
+    ///
+    /// The fabric `tcp` has the kernel space its packets (`SO_MAX_PACING_RATE`, on Linux). So a long read does not leave
+    /// in one burst, which a policer on the path would drop. Other fabrics ignore it.
+    pub fn pace(&self, bytes_per_second: Option<u64>) {
+        self.raw.pace(bytes_per_second);
+    }
+
     /// Connects to the peer; both ends call it.
     ///
     /// # Cancel safety

@@ -7,6 +7,8 @@
 //! Connections arrive at the port where the node listens for control connections. A connection must name the nonce of a
 //! queue pair that waits for one; the nonces travel through the control plane only. With [`TcpConfig::encrypt`]
 //! everything passes through TLS.
+//!
+//! Unsafe code sets the pace of a connection (`SO_MAX_PACING_RATE`), for which there is no safe call.
 
 use std::fmt;
 use std::io;
@@ -196,6 +198,27 @@ fn tune(stream: &TcpStream, config: TcpConfig) -> io::Result<()> {
     }
     #[cfg(not(any(target_os = "linux", target_os = "android")))]
     let _ = (config, on_host);
+    Ok(())
+}
+
+/// Bounds the bytes that leave in a second. TCP spaces its packets by itself, where the port does not.
+#[cfg(target_os = "linux")]
+fn set_pace(stream: &TcpStream, bytes_per_second: u64) -> io::Result<()> {
+    use std::mem::size_of;
+    use std::os::fd::AsRawFd;
+
+    // A zero would stop the connection.
+    let rate = libc::c_ulong::try_from(bytes_per_second).unwrap_or(libc::c_ulong::MAX).max(1);
+    let len = libc::socklen_t::try_from(size_of::<libc::c_ulong>()).expect("four or eight bytes");
+    let (level, option) = (libc::SOL_SOCKET, libc::SO_MAX_PACING_RATE);
+    // SAFETY: the descriptor is open as long as `stream` is borrowed. The kernel reads `len` bytes of `rate`, which has
+    // so many and lives as long as the call.
+    let failed = unsafe { libc::setsockopt(stream.as_raw_fd(), level, option, (&raw const rate).cast(), len) };
+    if failed == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
+}
+
+#[cfg(not(target_os = "linux"))]
+fn set_pace(_: &TcpStream, _: u64) -> io::Result<()> {
     Ok(())
 }
 

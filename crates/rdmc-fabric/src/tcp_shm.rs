@@ -131,6 +131,10 @@ impl RawQueuePair for TcpShmQueuePair {
         TcpShmEndpoint { host: state.host, shm: state.shm.endpoint(), tcp: state.tcp.endpoint() }.encode()
     }
 
+    fn pace(&self, bytes_per_second: Option<u64>) {
+        self.0.tcp.pace(bytes_per_second);
+    }
+
     fn connect(&self, peer: Peer) -> BoxFuture<'static, Result<(), ConnectError>> {
         let state = self.0.clone();
         Box::pin(async move { state.connect(peer).await })

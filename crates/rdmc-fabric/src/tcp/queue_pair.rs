@@ -10,7 +10,7 @@ use futures::future::BoxFuture;
 
 use super::frame::{Frame, Refusal};
 use super::stream::{Connection, Incoming, Outgoing, Reader, Writer};
-use super::{TcpShared, stays_on_host, tune};
+use super::{TcpShared, set_pace, stays_on_host, tune};
 use crate::completion::CompletionSource;
 use crate::environment::{Environment, TokioEnvironment};
 use crate::fabric::{ConnectError, Endpoint, FabricError, Peer, QueuePairConfig, RawQueuePair};
@@ -29,6 +29,8 @@ pub(super) struct TcpQueuePair {
     environment: Arc<TokioEnvironment>,
     /// Responses that the reader hands to the writer; they go before any request.
     responses: Mutex<VecDeque<Response>>,
+    /// Most bytes per second, which apply when it is connected.
+    pace: Mutex<Option<u64>>,
     /// Whether the peer is on this host: then blocks share no port and need not wait for each other.
     on_host: AtomicBool,
     this: Weak<TcpQueuePair>,
@@ -83,6 +85,7 @@ impl TcpQueuePair {
             shared,
             environment,
             responses: Mutex::default(),
+            pace: Mutex::default(),
             on_host: AtomicBool::new(false),
             this: this.clone(),
         }))
@@ -98,6 +101,10 @@ impl RawQueuePair for TcpQueuePair {
         self.meeting.place().to_endpoint(endpoint_tag(self.shared.config.encrypt))
     }
 
+    fn pace(&self, bytes_per_second: Option<u64>) {
+        *lock(&self.pace) = bytes_per_second;
+    }
+
     fn connect(&self, peer: Peer) -> BoxFuture<'static, Result<(), ConnectError>> {
         let this = self.this.upgrade().expect("the caller holds the queue pair");
         Box::pin(async move {
@@ -110,6 +117,10 @@ impl RawQueuePair for TcpQueuePair {
                 false => Connection::Plain(this.meeting.meet(remote, peer.role, peer.address).await?),
             };
             tune(stream.tcp(), this.shared.config).map_err(ConnectError::Unreachable)?;
+            let pace = *lock(&this.pace);
+            if let Some(bytes_per_second) = pace {
+                set_pace(stream.tcp(), bytes_per_second).map_err(ConnectError::Unreachable)?;
+            }
             this.on_host.store(stays_on_host(stream.tcp()).map_err(ConnectError::Unreachable)?, Ordering::Relaxed);
             let environment = this.environment.clone();
             environment.spawn(Box::pin(this.run(stream)));

@@ -99,6 +99,10 @@ impl RawQueuePair for QueuePairRecorder {
         self.note("endpoint").endpoint()
     }
 
+    fn pace(&self, bytes_per_second: Option<u64>) {
+        self.note("pace").pace(bytes_per_second);
+    }
+
     fn connect(&self, peer: Peer) -> BoxFuture<'static, Result<(), ConnectError>> {
         self.note("connect").connect(peer)
     }
@@ -181,6 +185,7 @@ async fn forwards_all(decorate: impl Fn(Arc<dyn Fabric>) -> Arc<dyn Fabric>) {
     assert_eq!(fabric.attach(share.descriptor()).await.unwrap()[..], *b"shared");
 
     assert_ne!(a.id(), b.id());
+    a.pace(Some(1 << 30));
     let peer = |of: &QueuePair, role| Peer { endpoint: of.endpoint(), role, address: None };
     let (at_a, at_b) = join(a.connect(peer(&b, Role::Active)), b.connect(peer(&a, Role::Passive))).await;
     at_a.and(at_b).unwrap();

@@ -2,10 +2,10 @@
 
 #![expect(clippy::unwrap_used, reason = "a test that cannot be set up has failed")]
 
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use rdmc_fabric::{
-    CompletionMode, ConnectError, ControlListener, Endpoint, Fabric, Inspector, Memory, Peer, QueuePair,
+    CompletionMode, ConnectError, ControlListener, Endpoint, Expose, Fabric, Inspector, Memory, Peer, QueuePair,
     QueuePairConfig, ReceiveOptions, Role, TcpConfig, TcpFabric, WorkError,
 };
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
@@ -352,4 +352,30 @@ async fn a_file_that_is_shortened_while_it_is_sent_fails_the_send() {
             assert_eq!((sent, received.is_err()), (Err(WorkError::LocalProtection), true));
         }
     }
+}
+
+#[cfg(target_os = "linux")]
+#[tokio::test]
+async fn a_paced_queue_pair_lets_a_read_leave_no_faster_than_its_pace() {
+    /// Bytes that are read: more than ten segments of the loopback, which the kernel does not pace.
+    const LEN: usize = 4 << 20;
+    const PACE: u64 = 4 << 20;
+
+    let (fabric, _listener) = listening().await;
+    let (serving, reading) = (queue_pair(&fabric), queue_pair(&fabric));
+    serving.pace(Some(PACE));
+    let peer = |of: &QueuePair, role| Peer { endpoint: of.endpoint(), role, address: None };
+    let accepting = serving.connect(peer(&reading, Role::Passive));
+    let connecting = reading.connect(peer(&serving, Role::Active));
+    tokio::try_join!(accepting, connecting).unwrap();
+    let mut memory = fabric.allocate(LEN).unwrap().into_mut().unwrap();
+    memory.fill(7);
+    let exposed = fabric.expose(Expose::Frozen(memory.freeze())).unwrap();
+    let into = fabric.allocate(LEN).unwrap().into_mut().unwrap();
+    let begun = Instant::now();
+    let read = reading.read(into, exposed.remote());
+    let read = tokio::time::timeout(WATCHDOG, read).await.unwrap().unwrap();
+    assert!(read.iter().all(|&byte| byte == 7));
+    // In full it takes a second, without a pace some milliseconds.
+    assert!(begun.elapsed() > Duration::from_millis(500), "{:?}", begun.elapsed());
 }
