@@ -48,6 +48,15 @@ impl Channel {
         self.streams.iter().map(|stream| stream.queue_pair.endpoint().as_bytes().to_vec()).collect()
     }
 
+    /// Bounds the bytes per second that the other end reads, before the queue pairs are connected. Each of them gets an
+    /// equal part.
+    ///
+    /// The other end asks for no more than that by itself, but in pieces. A fabric that can spaces their packets.
+    pub(crate) fn pace(&self, bytes_per_second: Option<u64>) {
+        let part = bytes_per_second.map(|rate| rate.div_ceil(self.streams.len() as u64));
+        self.streams.iter().for_each(|stream| stream.queue_pair.pace(part));
+    }
+
     /// Connects all queue pairs to those of the other end, which does the same.
     ///
     /// # Errors

@@ -260,6 +260,7 @@ impl Entrance {
             return Err(handshake(from, io::Error::other("it offers no, or too many, streams")));
         };
         let (channel, completions) = Channel::new(&**fabric, streams)?;
+        channel.pace(open.terms.rate);
         let opened = Opened {
             progress,
             chosen: u8::try_from(chosen).map_err(|_| handshake(from, io::Error::other("too many offers")))?,

@@ -130,6 +130,7 @@ impl Opener {
             return Err(self.handshake(io::Error::other("it chose a fabric that was not offered")));
         }
         let (channel, completions) = channels.swap_remove(chosen);
+        channel.pace(opened.terms.rate);
         let endpoints = opened.endpoints.clone();
         let connected = channel.connect(Role::Active, stream.peer_address(), endpoints).await;
         connected.map_err(|source| OpenError::Channel { address: self.address.clone(), source })?;
