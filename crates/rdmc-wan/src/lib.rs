@@ -9,6 +9,7 @@
 //! - [`connect`] opens a session, [`SessionListener`] accepts sessions.
 //! - [`SlabSender`] and [`SlabReceiver`] move slabs; [`SlabWriter`] and [`SlabReader`] are byte streams over them.
 //! - [`SessionHandle`] has messages beside the slabs, and the counters.
+//! - A [`gateway`] gathers plain TCP flows into one session.
 //! - [`Rate`] paces a session below a policer.
 
 #![forbid(unsafe_code)]
@@ -17,6 +18,7 @@ mod channel;
 #[cfg(feature = "fuzzing")]
 #[doc(hidden)]
 pub mod fuzzing;
+pub mod gateway;
 mod pace;
 mod ring;
 mod session;
