@@ -8,7 +8,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, OnceLock};
 use std::time::{Duration, Instant};
 
-use socket2::SockRef;
+use socket2::{SockRef, TcpKeepalive};
 use tokio::io::Interest;
 use tokio::net::TcpStream;
 use tokio::sync::watch;
@@ -114,6 +114,8 @@ impl Flow {
     /// The system's.
     pub(super) fn connect(&self, socket: TcpStream) -> io::Result<()> {
         socket.set_nodelay(true)?;
+        // A host that has vanished does not keep its flow for ever.
+        SockRef::from(&socket).set_tcp_keepalive(&TcpKeepalive::new().with_time(KEEPALIVE))?;
         assert!(self.socket.set(socket).is_ok(), "a flow has one socket");
         Ok(())
     }
@@ -446,6 +448,8 @@ const GRANTS_IN_A_WINDOW: u64 = 4;
 /// later where bytes queue.
 const PARTS_IN_A_ROUND_TRIP: u64 = 8;
 const ROUND_TRIP_MIN_US: u64 = 1000;
+/// After this time of silence the system asks a socket's other end whether it is there.
+const KEEPALIVE: Duration = Duration::from_secs(60);
 
 #[cfg(test)]
 mod tests {
