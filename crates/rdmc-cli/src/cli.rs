@@ -6,9 +6,11 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use clap::parser::ValueSource;
-use clap::{Args, CommandFactory, FromArgMatches, Parser, Subcommand, ValueEnum};
+use clap::{ArgGroup, Args, CommandFactory, FromArgMatches, Parser, Subcommand, ValueEnum};
 use rdmc::NodeBuilder;
 use rdmc_files::{FabricSelection, OnFailure, PortRate};
+use rdmc_wan::SessionConfig;
+use rdmc_wan::gateway::{AllowRule, Target};
 
 use crate::address::{AddressList, LISTEN_DEFAULT};
 use crate::bench::BenchOptions;
@@ -110,6 +112,8 @@ pub(crate) enum Command {
     Get(GetOptions),
     /// Put files and directories into a directory of a host that runs `rdmc serve --writable`
     Put(PutOptions),
+    /// Carry TCP connections over a long path, in one session between two gateways
+    Gateway(GatewayOptions),
     /// Print which member sends which block to which member in which step
     Schedule(ScheduleOptions),
     /// Examine what this host offers, and advise on what is missing
@@ -322,6 +326,78 @@ pub(crate) struct RecvOptions {
     pub(crate) pool_size: u64,
     #[command(flatten)]
     pub(crate) output: OutputOptions,
+}
+
+/// Options of `rdmc gateway`.
+#[derive(Clone, Debug, Args)]
+#[command(after_help = exit::HELP, after_long_help = examples::of_gateway())]
+#[command(group = ArgGroup::new("where").args(["to", "socks"]))]
+pub(crate) struct GatewayOptions {
+    /// The entrance: take connections of programs at this address. Needs --peer, and --to or --socks. Programs prove
+    /// nothing: listen where only yours can connect. The port is 7471 unless given; port 0 is any free port
+    #[arg(
+        long,
+        value_name = "ADDRESS[:PORT]",
+        required_unless_present = "serve",
+        requires_all = ["peer", "where"],
+        conflicts_with_all = ["serve", "allow"],
+        value_parser = address::parse_listen
+    )]
+    pub(crate) listen: Option<String>,
+    /// The exit to which the entrance opens a session; the port is 7471 unless given
+    #[arg(long, value_name = "HOST[:PORT]", requires = "listen", value_parser = parse_peer)]
+    pub(crate) peer: Option<String>,
+    /// All connections lead to this target, which the exit connects
+    #[arg(long, value_name = "HOST:PORT", requires = "listen")]
+    pub(crate) to: Option<Target>,
+    /// Each program says by SOCKS5 where its connection leads; the exit resolves names
+    #[arg(long, requires = "listen")]
+    pub(crate) socks: bool,
+    /// The exit: take sessions of entrances at this address, and connect to targets. The port is 7471 unless given;
+    /// port 0 is any free port
+    #[arg(long, value_name = "ADDRESS[:PORT]", value_parser = address::parse_listen)]
+    pub(crate) serve: Option<String>,
+    /// The exit connects to this network or host only, at this port if there is one: 10.0.0.0/8, [fd00::]/8:443,
+    /// host.example:22. It may be repeated; by default the exit connects to nothing
+    #[arg(long, value_name = "NETWORK|HOST[:PORT]", requires = "serve")]
+    pub(crate) allow: Vec<AllowRule>,
+    /// Greatest length in bytes of each of the two rings of slabs, one for each direction, from 4 MiB on: 64M, 1GiB
+    /// (powers of 1024). The path stays full if a ring has three times what the path carries in a round trip
+    #[arg(long, env = "RDMC_RING", default_value = "256MiB", value_name = "SIZE", value_parser = size::parse_ring)]
+    pub(crate) ring: u64,
+    /// Ask the other gateway for no more than so many bits per second: 200M, 10G (powers of 1000); by default there is
+    /// no limit
+    #[arg(long, env = "RDMC_RATE", value_name = "RATE")]
+    pub(crate) rate: Option<PortRate>,
+    /// Number of TCP connections that carry the slabs, 1 to 64, as the entrance chooses [default: 4]
+    #[arg(
+        long,
+        env = "RDMC_STREAMS",
+        value_name = "COUNT",
+        value_parser = clap::value_parser!(u16).range(1..=i64::from(SessionConfig::STREAMS_MAX))
+    )]
+    pub(crate) streams: Option<u16>,
+    #[command(flatten)]
+    pub(crate) security: SecurityOptions,
+    /// Seconds for which connections may go on after SIGTERM; SIGINT or a second signal ends them at once
+    #[arg(
+        long,
+        env = "RDMC_DRAIN",
+        default_value_t = 10,
+        value_name = "SECONDS",
+        value_parser = parse_whole_seconds::<0>
+    )]
+    pub(crate) drain: u64,
+    #[command(flatten)]
+    pub(crate) output: OutputOptions,
+}
+
+/// Parses the address of one host.
+fn parse_peer(text: &str) -> Result<String, String> {
+    match <[String; 1]>::try_from(address::parse_receivers(text)?.0) {
+        Ok([address]) => Ok(address),
+        Err(_) => Err("one address is expected: HOST or HOST:PORT".to_owned()),
+    }
 }
 
 /// Options of `rdmc demo`.
@@ -642,6 +718,40 @@ mod tests {
         assert!(read(&[&files[..], &["--key", "k"]].concat()).is_err());
         for incomplete in [&files[..2], &files[..4], &files[2..], &files[4..]] {
             assert!(read(incomplete).is_err(), "{incomplete:?}");
+        }
+    }
+
+    #[test]
+    fn a_gateway_is_an_entrance_or_an_exit() {
+        let read = |options: &str| {
+            let read = Cli::read_from(command(), ["rdmc", "gateway"].into_iter().chain(options.split_whitespace()));
+            read.map(|cli| match cli.command {
+                Command::Gateway(options) => options,
+                other => panic!("{other:?}"),
+            })
+        };
+        let entrance = read("--listen 127.0.0.1:1080 --peer far --socks --rate 200M --streams 8").unwrap();
+        assert_eq!((entrance.peer.as_deref(), entrance.ring, entrance.streams), (Some("far:7471"), 256 << 20, Some(8)));
+        assert!(read("--listen :80 --peer far --to [fd00::2]:80").unwrap().to.is_some());
+        let exit = read("--serve :7471 --allow 10.0.0.0/8 --allow host.example:22 --ring 64M").unwrap();
+        assert_eq!((exit.allow.len(), exit.ring), (2, 64 << 20));
+        for wrong in [
+            "",
+            "--listen :80",
+            "--listen :80 --peer far",
+            "--listen :80 --to host:1",
+            "--listen :80 --peer far --to host:1 --socks",
+            "--listen :80 --peer far --socks --allow 10.0.0.0/8",
+            "--listen :80 --peer far,farther --socks",
+            "--listen :80 --peer far --socks --serve :7471",
+            "--serve :7471 --peer far",
+            "--serve :7471 --socks",
+            "--serve :7471 --allow 10.0.0.1/8",
+            "--serve :7471 --ring 1M",
+            "--serve :7471 --streams 65",
+            "--peer far --socks",
+        ] {
+            assert!(read(wrong).is_err(), "{wrong}");
         }
     }
 

@@ -53,6 +53,11 @@ Examples:
       rdmc put images node2:7500/incoming
 ";
 
+/// Examples of `rdmc gateway`, and the exit codes.
+pub(crate) fn of_gateway() -> String {
+    format!("{GATEWAY}\n{}", exit::HELP)
+}
+
 const SEND: &str = "\
 Examples:
   A file to two receivers, at port 7471:
@@ -75,6 +80,18 @@ Examples:
       rdmc recv --listen 10.0.0.2:7500 --dir /data --max-size 10GiB
   Only from senders with the key, which send encrypted data:
       rdmc recv --listen 0.0.0.0 --dir /data --key cluster.key --encrypt
+";
+
+const GATEWAY: &str = "\
+Examples:
+  The exit, near the targets, for entrances with the key:
+      rdmc gateway --serve 0.0.0.0 --allow 10.2.0.0/16 --key gateway.key
+  The entrance, near the programs, which ask for targets by SOCKS5:
+      rdmc gateway --listen 127.0.0.1:1080 --peer far --socks --key gateway.key
+  An entrance whose connections all lead to one server:
+      rdmc gateway --listen 10.1.0.1:873 --peer far --to 10.2.0.9:873
+  On a path that a policer limits to 5 Gbit/s:
+      rdmc gateway --listen 10.1.0.1:873 --peer far --to store:873 --rate 5G
 ";
 
 /// Examples of `rdmc demo`.
@@ -111,6 +128,7 @@ mod tests {
             ("serve", super::SERVE),
             ("get", super::GET),
             ("put", super::PUT),
+            ("gateway", super::GATEWAY),
             ("demo", super::DEMO),
             ("bench", super::BENCH),
         ] {

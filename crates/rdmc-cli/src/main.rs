@@ -13,6 +13,7 @@ mod doctor;
 mod examples;
 mod exit;
 mod fabric;
+mod gateway;
 mod get;
 mod manual;
 mod named;
@@ -84,6 +85,9 @@ fn main() -> ExitCode {
         }
         Command::Put(options) => {
             tell_outcome(options.output(), run(Threads::Many, |stop| get::put(options, screen, stop)))
+        }
+        Command::Gateway(options) => {
+            tell_outcome(options.output, run(Threads::Many, |stop| gateway::run(options, stop)))
         }
         Command::Demo(options) => {
             let threads = if options.fabric == DemoFabric::Mem { Threads::Many } else { Threads::One };

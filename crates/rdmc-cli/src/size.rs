@@ -49,6 +49,21 @@ pub(crate) fn parse_pool(text: &str) -> Result<u64, String> {
     pages.ok_or_else(|| format!("a pool of {} is not possible: at least {}", ByteSize(bytes), ByteSize(POOL_BYTES_MIN)))
 }
 
+/// Parses the length of a ring of slabs: 4 MiB or more.
+pub(crate) fn parse_ring(text: &str) -> Result<u64, String> {
+    let bytes = parse(text)?;
+    match (RING_MIN..=RING_MAX).contains(&bytes) {
+        true => Ok(bytes),
+        false => {
+            let (min, max) = (ByteSize(RING_MIN), ByteSize(RING_MAX));
+            Err(format!("a ring of {} is not possible: {min} to {max}", ByteSize(bytes)))
+        }
+    }
+}
+
+const RING_MIN: u64 = 4 << 20;
+const RING_MAX: u64 = 1 << 40;
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -68,6 +83,7 @@ mod tests {
             assert!(error.contains("k, M, G or T") || error.contains("2^64"), "{error}");
         }
         assert!(parse_pool("1000k").is_err() && parse_pool("1048577") == Ok((1 << 20) + 4096));
+        assert!(parse_ring("4095k").is_err() && parse_ring("2T").is_err() && parse_ring("4M") == Ok(4 << 20));
         assert!(parse_block("0").is_err() && parse_block("2G").is_err() && parse_block("1GiB").is_ok());
         assert_eq!(parse_block_or_auto("1k"), Ok(OrAuto::Given(1024)));
         assert_eq!(parse_block_or_auto("auto"), Ok(OrAuto::Auto));

@@ -11,6 +11,7 @@ mod delta;
 mod failure;
 #[cfg(target_os = "linux")]
 mod fleet;
+mod gateway;
 mod headers;
 mod integrity;
 #[cfg(target_os = "linux")]

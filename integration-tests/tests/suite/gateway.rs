@@ -1,0 +1,169 @@
+//! Tests of `rdmc gateway` as a user runs it: two processes, and programs and targets of plain TCP.
+
+#![expect(clippy::unwrap_used, reason = "the helpers belong to the tests, where nothing goes on after a failure")]
+
+use std::io::{BufRead, BufReader};
+use std::process::{Child, ChildStdout};
+use std::time::Duration;
+
+use serde_json::Value;
+use tempfile::TempDir;
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::{TcpListener, TcpStream};
+
+use crate::cluster::pattern;
+use crate::program::{code, command, exit_of, rdmc, signal};
+
+/// One end of a gateway, a process.
+struct Gateway {
+    child: Child,
+    /// Where it listens.
+    address: String,
+    lines: BufReader<ChildStdout>,
+}
+
+impl Gateway {
+    fn start(options: &[&str]) -> Self {
+        let mut command = command(&[&["gateway", "--json", "--drain", "60"], options].concat());
+        let mut child = command.stderr(std::process::Stdio::inherit()).spawn().unwrap();
+        let lines = BufReader::new(child.stdout.take().unwrap());
+        let mut gateway = Self { child, address: String::new(), lines };
+        gateway.address = gateway.event("listening")["address"].as_str().unwrap().to_owned();
+        gateway
+    }
+
+    /// Waits until the process tells an event.
+    fn event(&mut self, name: &str) -> Value {
+        loop {
+            let mut line = String::new();
+            assert!(self.lines.read_line(&mut line).unwrap() > 0, "it ended before {name}");
+            let event: Value = serde_json::from_str(&line).expect("every line is an event");
+            if event["event"] == name {
+                return event;
+            }
+        }
+    }
+}
+
+impl Drop for Gateway {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+/// A key of which both ends have a copy.
+fn key(dir: &TempDir) -> String {
+    let key = dir.path().join("key").to_str().unwrap().to_owned();
+    assert_eq!(code(&rdmc(&["keygen", &key])), 0);
+    key
+}
+
+/// Answers every request of any number of connections: sends back what came, in reverse.
+async fn serve(targets: TcpListener) {
+    loop {
+        let (mut socket, _) = targets.accept().await.unwrap();
+        tokio::spawn(async move {
+            let mut request = Vec::new();
+            if socket.read_to_end(&mut request).await.is_ok() {
+                request.reverse();
+                let _ = socket.write_all(&request).await;
+            }
+        });
+    }
+}
+
+/// Sends a request, and compares the answer.
+async fn ask(mut socket: TcpStream, seed: u64, len: usize) {
+    let mut request = pattern(len, seed);
+    socket.write_all(&request).await.unwrap();
+    socket.shutdown().await.unwrap();
+    let mut answer = Vec::new();
+    watched(socket.read_to_end(&mut answer)).await.unwrap();
+    request.reverse();
+    assert!(answer == request, "answer {seed} differs");
+}
+
+/// Asks for a port of this host by SOCKS5; returns the connection and the code of the answer.
+async fn socks(address: &str, port: u16) -> (TcpStream, u8) {
+    let mut socket = TcpStream::connect(address).await.unwrap();
+    let request = [&b"\x05\x01\x00\x05\x01\x00\x03\x09localhost"[..], &port.to_be_bytes()].concat();
+    socket.write_all(&request).await.unwrap();
+    let mut answer = [0; 12];
+    watched(socket.read_exact(&mut answer)).await.unwrap();
+    assert_eq!((answer[..3].to_vec(), answer[4..].to_vec()), (vec![5, 0, 5], vec![0, 1, 0, 0, 0, 0, 0, 0]));
+    (socket, answer[3])
+}
+
+async fn watched<T>(future: impl Future<Output = T>) -> T {
+    tokio::time::timeout(Duration::from_secs(120), future).await.expect("it does not hang")
+}
+
+#[tokio::test]
+async fn programs_reach_a_target_through_two_gateways() {
+    let targets = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let port = targets.local_addr().unwrap().port();
+    let served = tokio::spawn(serve(targets));
+    let dir = TempDir::new().unwrap();
+    let key = key(&dir);
+    let allow = format!("127.0.0.0/8:{port}");
+    let far = Gateway::start(&["--serve", "127.0.0.1:0", "--allow", &allow, "--key", &key, "--encrypt"]);
+    let target = format!("127.0.0.1:{port}");
+    let near = |options: &[&str]| {
+        let common = ["--listen", "127.0.0.1:0", "--peer", &far.address, "--key", &key, "--encrypt", "--ring", "4M"];
+        Gateway::start(&[&common, options].concat())
+    };
+    let (fixed, mut by_socks) = (near(&["--to", &target]), near(&["--socks"]));
+    let mut asked = tokio::task::JoinSet::new();
+    for seed in 1..=16 {
+        asked.spawn(ask(TcpStream::connect(&fixed.address).await.unwrap(), seed, 1_000_000));
+        let (socket, answer) = socks(&by_socks.address, port).await;
+        assert_eq!(answer, 0);
+        asked.spawn(ask(socket, seed + 100, 300_000));
+    }
+    while let Some(asked) = asked.join_next().await {
+        asked.unwrap();
+    }
+    // Other ports are not allowed.
+    assert_eq!(socks(&by_socks.address, port ^ 1).await.1, 2);
+
+    // A connection that is there may end in good order after SIGTERM, and new ones are not taken.
+    let (socket, answer) = socks(&by_socks.address, port).await;
+    assert_eq!(answer, 0);
+    signal(&by_socks.child, "TERM");
+    while TcpStream::connect(&by_socks.address).await.is_ok() {
+        tokio::time::sleep(Duration::from_millis(5)).await;
+    }
+    ask(socket, 7, 500_000).await;
+    assert_eq!(tokio::task::spawn_blocking(move || exit_of(&mut by_socks.child)).await.unwrap(), 143);
+    served.abort();
+}
+
+#[tokio::test]
+async fn an_entrance_resets_connections_when_its_exit_is_gone_and_goes_on_with_the_next_one() {
+    let targets = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let target = targets.local_addr().unwrap().to_string();
+    let mut far = Gateway::start(&["--serve", "127.0.0.1:0", "--allow", "127.0.0.1"]);
+    let peer = far.address.clone();
+    let mut near = Gateway::start(&["--listen", "127.0.0.1:0", "--peer", &peer, "--to", &target]);
+    near.event("connected");
+    let mut socket = TcpStream::connect(&near.address).await.unwrap();
+    socket.write_all(b"begun").await.unwrap();
+    let (mut reached, _) = watched(targets.accept()).await.unwrap();
+    watched(reached.read_exact(&mut [0; 5])).await.unwrap();
+
+    // SIGINT does not wait for connections.
+    signal(&far.child, "INT");
+    let error = watched(socket.read(&mut [0; 1])).await.unwrap_err();
+    assert_eq!(error.kind(), std::io::ErrorKind::ConnectionReset);
+    assert_eq!(watched(reached.read(&mut [0; 1])).await.unwrap_err().kind(), std::io::ErrorKind::ConnectionReset);
+    assert_eq!(tokio::task::spawn_blocking(move || exit_of(&mut far.child)).await.unwrap(), 130);
+    near.event("ended");
+    // There is no exit now.
+    let mut refused = TcpStream::connect(&near.address).await.unwrap();
+    assert!(watched(refused.read(&mut [0; 1])).await.is_err());
+
+    let _far = Gateway::start(&["--serve", &peer, "--allow", "127.0.0.1"]);
+    tokio::spawn(serve(targets));
+    ask(TcpStream::connect(&near.address).await.unwrap(), 1, 100_000).await;
+}
