@@ -272,7 +272,6 @@ async fn serve_session(settings: &Settings, request: SessionRequest, allow: Allo
         ended = exit.ended() => {
             let reason = ended.err().map(|error| error.to_string());
             settings.say(&Event::Ended { peer: from, reason });
-            return;
         }
         signal = stop.signalled() => exit.finish(settings.drain_after(signal)).await,
     }

@@ -1,9 +1,11 @@
 //! Tests of `rdmc serve`, `get` and `put`: files between two hosts by one session.
 
+#![expect(clippy::unwrap_used, reason = "the helpers belong to the tests, where nothing goes on after a failure")]
+
 use std::ffi::OsStr;
 use std::io::{BufRead, BufReader};
 use std::path::{Path, PathBuf};
-use std::process::{Child, ChildStdout};
+use std::process::{Child, Command};
 
 use serde_json::Value;
 use tempfile::TempDir;
@@ -29,12 +31,16 @@ fn get(from: &str, into: &Path, options: &[&str]) -> (i32, Value) {
     (code(&output), last.unwrap_or_default())
 }
 
-/// Starts a get at a low rate, and waits until a part has come.
-fn get_a_part(from: &str, into: &Path) -> Child {
+/// Prepares a get at a low rate.
+fn slow_get(from: &str, into: &Path) -> Command {
     let rate = ["--json", "--rate", "80M", "--resume", "2"].map(OsStr::new);
     let arguments: Vec<_> = ["get", from].map(OsStr::new).into_iter().chain([into.as_os_str()]).chain(rate).collect();
-    let mut getting = command(&arguments).spawn().unwrap();
-    let mut lines: BufReader<ChildStdout> = BufReader::new(getting.stdout.take().unwrap());
+    command(&arguments)
+}
+
+/// Waits until a part of a file has come.
+fn await_part(getting: &mut Child) {
+    let mut lines = BufReader::new(getting.stdout.take().unwrap());
     loop {
         let mut line = String::new();
         assert!(lines.read_line(&mut line).unwrap() > 0, "it ends before a part has come");
@@ -42,7 +48,7 @@ fn get_a_part(from: &str, into: &Path) -> Child {
         if event["event"] == "progress" && event["bytes"].as_u64() > Some(2 << 20) {
             // The pipe stays open, so that it can tell more.
             std::thread::spawn(move || lines.lines().count());
-            return getting;
+            return;
         }
     }
 }
@@ -74,7 +80,8 @@ fn a_get_that_was_killed_is_completed_with_the_rest() {
     let server = Receiver::serve(TempDir::new().unwrap(), "127.0.0.1:0", &[]);
     let file = file_of(server.dir.path(), 24 << 20);
     let into = TempDir::new().unwrap();
-    let mut getting = get_a_part(&server.address, into.path());
+    let mut getting = slow_get(&server.address, into.path()).spawn().unwrap();
+    await_part(&mut getting);
     getting.kill().unwrap();
     getting.wait().unwrap();
     assert!(!into.path().join("file").exists());
@@ -89,7 +96,8 @@ fn a_get_whose_server_is_killed_says_so_and_can_be_repeated() {
     let mut server = Receiver::serve(TempDir::new().unwrap(), "127.0.0.1:0", &[]);
     let file = file_of(server.dir.path(), 24 << 20);
     let into = TempDir::new().unwrap();
-    let mut getting = get_a_part(&server.address, into.path());
+    let mut getting = slow_get(&server.address, into.path()).spawn().unwrap();
+    await_part(&mut getting);
     server.child.kill().unwrap();
     assert_eq!(exit_of(&mut getting), 1);
     let dir = server.finish_killed();

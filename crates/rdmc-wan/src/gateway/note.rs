@@ -1,8 +1,6 @@
 //! What a slab of a gateway holds: its note lists the pieces of flows, in order.
 //!
-//! A note is the length of its list in the postcard encoding, the list, and the bytes of the pieces, if these are few.
-//! Otherwise the slab has the bytes. Few bytes in the note arrive with the announcement, a round trip earlier than those
-//! that the other end must fetch.
+//! A note is the pieces in the postcard encoding, one after the other. The slab has their bytes.
 
 use serde::{Deserialize, Serialize};
 
@@ -101,17 +99,10 @@ impl NoteWriter {
         }
     }
 
-    /// Returns the note, and whether it contains the bytes, so that the slab needs none.
-    pub(super) fn finish(mut self, bytes: &[u8]) -> (Vec<u8>, bool) {
+    /// Returns the note.
+    pub(super) fn finish(mut self) -> Vec<u8> {
         self.flush();
-        let is_inline = bytes.len() <= INLINE_LEN_MAX;
-        let len = u32::try_from(self.list.len()).expect("a list has at most LIST_LEN_MAX bytes");
-        let mut note = postcard::to_stdvec(&len).expect("numbers can be encoded");
-        note.append(&mut self.list);
-        if is_inline {
-            note.extend_from_slice(bytes);
-        }
-        (note, is_inline)
+        self.list
     }
 
     fn flush(&mut self) {
@@ -126,14 +117,13 @@ impl NoteWriter {
     }
 }
 
-/// Reads a note: its pieces, and the bytes that it contains.
+/// Reads the pieces of a note.
 ///
 /// # Errors
 /// It is malformed.
-pub(super) fn decode(note: &[u8]) -> Result<(Vec<Piece>, &[u8]), Violation> {
+pub(super) fn decode(note: &[u8]) -> Result<Vec<Piece>, Violation> {
     const MALFORMED: Violation = Violation("a malformed note");
-    let (len, rest) = postcard::take_from_bytes::<u32>(note).map_err(|_| MALFORMED)?;
-    let (mut list, inline) = rest.split_at_checked(len as usize).ok_or(MALFORMED)?;
+    let mut list = note;
     let mut pieces = Vec::new();
     while !list.is_empty() {
         let (piece, rest) = postcard::take_from_bytes(list).map_err(|_| MALFORMED)?;
@@ -145,11 +135,9 @@ pub(super) fn decode(note: &[u8]) -> Result<(Vec<Piece>, &[u8]), Violation> {
         pieces.push(piece);
         list = rest;
     }
-    Ok((pieces, inline))
+    Ok(pieces)
 }
 
-/// Most bytes that travel in a note.
-pub(super) const INLINE_LEN_MAX: usize = 16 << 10;
 /// Longest list of a note in bytes.
 const LIST_LEN_MAX: usize = 40 << 10;
 /// Longest entry in bytes: a name, and numbers.
@@ -179,22 +167,16 @@ mod tests {
 
     proptest! {
         #[test]
-        fn notes_survive_the_wire(sent in proptest::collection::vec(pieces(), 0..40), len in 0usize..40_000) {
+        fn notes_survive_the_wire(sent in proptest::collection::vec(pieces(), 0..40)) {
             let mut writer = NoteWriter::default();
             sent.iter().for_each(|piece| writer.push(piece));
-            let bytes = vec![7; len];
-            let (note, is_inline) = writer.finish(&bytes);
-            prop_assert!(note.len() <= 64 << 10);
-            let (got, inline) = decode(&note).unwrap();
-            prop_assert_eq!(got, sent);
-            prop_assert_eq!(inline, if is_inline { &bytes[..] } else { &[] });
-            prop_assert_eq!(is_inline, len <= INLINE_LEN_MAX);
+            prop_assert_eq!(decode(&writer.finish()).unwrap(), sent);
         }
 
         #[test]
         fn any_bytes_are_a_note_or_an_error(bytes in proptest::collection::vec(any::<u8>(), 0..200)) {
-            if let Ok((pieces, inline)) = decode(&bytes) {
-                prop_assert!(pieces.len() + inline.len() <= bytes.len());
+            if let Ok(pieces) = decode(&bytes) {
+                prop_assert!(pieces.len() <= bytes.len());
             }
         }
     }
@@ -207,8 +189,8 @@ mod tests {
             writer.push(&Piece::Open { flow: u64::MAX, target: target.clone() });
             writer.push_bytes(u64::MAX, u32::MAX);
         }
-        let (note, is_inline) = writer.finish(&[1; INLINE_LEN_MAX]);
-        assert!(is_inline && note.len() <= 64 << 10, "{}", note.len());
+        let note = writer.finish();
+        assert!(note.len() <= 64 << 10, "{}", note.len());
     }
 
     #[test]
@@ -219,9 +201,8 @@ mod tests {
         writer.push_bytes(2, 1);
         writer.push(&Piece::Finished { flow: 2 });
         writer.push_bytes(2, 1);
-        let (note, _) = writer.finish(&[0; 17]);
         let bytes = |flow, len| Piece::Bytes { flow, len };
         let expected = [bytes(1, 15), bytes(2, 1), Piece::Finished { flow: 2 }, bytes(2, 1)];
-        assert_eq!(decode(&note).unwrap(), (expected.to_vec(), &[0; 17][..]));
+        assert_eq!(decode(&writer.finish()).unwrap(), expected);
     }
 }

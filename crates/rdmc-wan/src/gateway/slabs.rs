@@ -26,8 +26,7 @@ pub(super) async fn send(hub: &Hub, mut sender: SlabSender) -> Result<(), Sessio
             unused = Some(slab);
             continue;
         }
-        let (note, is_inline) = note.finish(&slab[..len]);
-        sender.send(slab, if is_inline { 0 } else { len }, note).await?;
+        sender.send(slab, len, note.finish()).await?;
     }
     drop(unused);
     sender.finish().await
@@ -71,12 +70,8 @@ pub(super) fn take_apart(
     slab: &Slab,
     mut open: impl FnMut(FlowNumber, Target) -> Result<(), Violation>,
 ) -> Result<(), Violation> {
-    let (pieces, inline) = note::decode(&slab.note)?;
-    let mut bytes = if slab.bytes.is_empty() { inline } else { &slab.bytes };
-    if !slab.bytes.is_empty() && !inline.is_empty() {
-        return Err(Violation("bytes in a slab and in its note"));
-    }
-    for piece in pieces {
+    let mut bytes: &[u8] = &slab.bytes;
+    for piece in note::decode(&slab.note)? {
         match piece {
             Piece::Open { flow, target } => open(flow, target)?,
             Piece::Opened { flow } => {
