@@ -53,6 +53,7 @@ mod host;
 mod log;
 mod model;
 mod offload;
+mod path;
 pub mod plot;
 mod queue_pair;
 mod random;
@@ -66,6 +67,7 @@ pub use fabric::SimFabric;
 pub use log::Recorded;
 pub use model::{ClusterModel, ControlModel, DelayModel, Distribution, HostModel, NicModel, RackModel, WaitMode};
 pub use offload::{Offload, SendOrder};
+pub use path::{PathModel, PolicerModel};
 pub use random::Random;
 pub use scenario::{
     Played, PlayedGroup, PlayedMessage, Scenario, ScenarioError, ScenarioEvent, ScenarioGroup, ScenarioMessage,

@@ -2,6 +2,8 @@
 
 use serde::{Deserialize, Serialize};
 
+use crate::path::PathModel;
+
 /// A cluster: nodes, their network, and the costs of their hosts and adapters.
 ///
 /// Rates are in bits per second, times in nanoseconds.
@@ -26,8 +28,11 @@ pub struct ClusterModel {
     /// Control connections.
     #[serde(default)]
     pub control: ControlModel,
-    /// Bytes on the network for each byte of a send: small messages model large ones. One-sided writes, which carry the
-    /// protocol, are not scaled.
+    /// Conditions of all paths: loss, jitter, a policer. With `None`, paths are perfect.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub path: Option<PathModel>,
+    /// Bytes on the network for each byte of a send or a read: small messages model large ones. One-sided writes, which
+    /// carry the protocol, are not scaled.
     #[serde(default = "one")]
     pub payload_scale: u64,
 }
@@ -43,6 +48,7 @@ impl ClusterModel {
             nic: NicModel::default(),
             host: HostModel::default(),
             control: ControlModel::default(),
+            path: None,
             payload_scale: 1,
         }
     }
@@ -65,6 +71,9 @@ impl ClusterModel {
             must(all, "racks.rack_of must name the rack of every node, or be left out")?;
             let few = racks.rack_of.iter().all(|&rack| rack < NODES_MAX);
             must(few, "racks.rack_of must have numbers below 1024")?;
+        }
+        if let Some(path) = &self.path {
+            path.check()?;
         }
         let (nic, host, control) = (&self.nic, &self.host, &self.control);
         let costs = [nic.operation_ns, host.post_ns, host.completion_ns, host.wake_ns, host.wake_cpu_ns];
@@ -127,12 +136,23 @@ pub struct NicModel {
     /// Bytes of each longer message in flight that leave the adapter before a message of one packet, which has at most
     /// 4096 bytes.
     pub queue_bytes: u64,
+    /// Most reads of a queue pair whose bytes have not arrived; those behind wait. With 0 there is no limit. Adapters
+    /// have 16 at most.
+    #[serde(skip_serializing_if = "is_zero")]
+    pub reads_max: u32,
 }
 
 impl Default for NicModel {
-    /// No costs, no queue, a notice 64 KiB before the end, retries for half a second.
+    /// No costs, no queue, no limit of reads, a notice 64 KiB before the end, retries for half a second.
     fn default() -> Self {
-        Self { operation_ns: 0, notice_bytes: 64 << 10, retry_ns: 500_000_000, header_bytes: 0, queue_bytes: 0 }
+        Self {
+            operation_ns: 0,
+            notice_bytes: 64 << 10,
+            retry_ns: 500_000_000,
+            header_bytes: 0,
+            queue_bytes: 0,
+            reads_max: 0,
+        }
     }
 }
 
@@ -217,6 +237,11 @@ impl Default for ControlModel {
 
 fn one() -> u64 {
     1
+}
+
+#[expect(clippy::trivially_copy_pass_by_ref, reason = "serde calls it so")]
+fn is_zero(count: &u32) -> bool {
+    *count == 0
 }
 
 /// Limit of nodes: every two have a control connection, which together take about 5 GB at this limit.

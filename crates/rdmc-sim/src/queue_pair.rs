@@ -60,8 +60,10 @@ struct State {
     incoming: VecDeque<Message>,
     /// Whether the oldest of these is being taken.
     taking: bool,
-    /// Number of answers to reads whose bytes have not left.
-    reads_answered: u64,
+    /// Reads that have begun and whose bytes have not arrived.
+    reads_open: u32,
+    /// Answers to reads whose bytes have not left, oldest first. They leave one by one.
+    answers: VecDeque<Answer>,
     /// The number and the error of a refused request behind these answers. Nothing behind it is taken.
     refusal: Option<(u64, WorkError)>,
     /// Number of messages taken, for the wait for a receive.
@@ -72,6 +74,8 @@ struct State {
     attempts: u64,
     /// Number of cuts of the path.
     stalls: u64,
+    /// When the last message, and the last answer, arrives at the peer.
+    last_arrivals_ns: (u64, u64),
 }
 
 impl State {
@@ -93,11 +97,22 @@ struct Departure {
     stalled: bool,
     /// The number of this attempt.
     attempt: u64,
+    /// Bytes that the receiver has not taken, if packets were lost.
+    rest: Option<u64>,
 }
 
 struct Outstanding {
     request: WorkRequest,
     result: Option<Result<usize, WorkError>>,
+}
+
+/// The bytes that a peer reads.
+struct Answer {
+    /// The number of the read at the peer.
+    number: u64,
+    bytes: Vec<u8>,
+    /// Bytes on the network that the peer has not taken.
+    rest: u64,
 }
 
 /// A message from one end to the other.
@@ -186,7 +201,7 @@ impl SimQueuePair {
     /// Breaks this end, and with `tells` the other end one latency later. The oldest outstanding request fails with
     /// `cause`; all others are flushed.
     pub(crate) fn break_with(&self, cause: WorkError, tells: bool) {
-        let (leaving, outstanding, waiting, receives, unreported, incoming) = {
+        let (leaving, outstanding, waiting, receives, unreported, incoming, answers) = {
             let mut state = lock(&self.state);
             if state.broken {
                 return;
@@ -201,9 +216,10 @@ impl SimQueuePair {
                 std::mem::take(&mut state.receives),
                 std::mem::take(&mut state.unreported),
                 std::mem::take(&mut state.incoming),
+                std::mem::take(&mut state.answers),
             )
         };
-        drop(incoming);
+        drop((incoming, answers));
         if let Some(flow) = leaving.and_then(|leaving| leaving.flow) {
             self.world.0.flows.cancel(flow);
         }

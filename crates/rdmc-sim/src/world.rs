@@ -15,6 +15,7 @@ use crate::flows::{Flows, LinkIndex};
 use crate::host::Host;
 use crate::log::{Log, Recorded};
 use crate::model::{ClusterModel, WaitMode};
+use crate::path::{Path, PathModel};
 use crate::queue_pair::SimQueuePair;
 use crate::random::Random;
 use crate::simulation::{Executor, NodeIndex, Stalled, lock};
@@ -108,6 +109,8 @@ pub(crate) struct WorldShared {
     uplinks: Vec<(LinkIndex, LinkIndex)>,
     /// Paths from one node to another with a limit of their own.
     limited: Mutex<BTreeMap<(NodeIndex, NodeIndex), LinkIndex>>,
+    /// Directions, from one node to another, with conditions.
+    pub(crate) paths: Mutex<BTreeMap<(NodeIndex, NodeIndex), Path>>,
     /// Queue pairs, by the nonce in their endpoint.
     pub(crate) queue_pairs: Mutex<BTreeMap<u128, Weak<SimQueuePair>>>,
     pub(crate) control: Control,
@@ -170,6 +173,7 @@ impl World {
             nodes,
             uplinks: uplinks.unwrap_or_default(),
             limited: Mutex::default(),
+            paths: Mutex::default(),
             queue_pairs: Mutex::default(),
             control: Control::default(),
             cut: Mutex::default(),
@@ -379,6 +383,17 @@ impl World {
                 }
             }
         }
+    }
+
+    /// Changes the conditions of the path from one node to another. The other direction keeps its own.
+    ///
+    /// # Errors
+    /// The conditions are invalid.
+    pub fn set_path(&self, from: NodeIndex, to: NodeIndex, path: PathModel) -> Result<(), ModelError> {
+        path.check().map_err(|what| ModelError { what })?;
+        self.0.note_fault(None, "path changed");
+        lock(&self.0.paths).insert((from, to), Path::new(path));
+        Ok(())
     }
 
     /// Partitions two nodes. A message that has not left its port waits, and fails if it waits too long. A message that

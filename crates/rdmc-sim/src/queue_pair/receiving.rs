@@ -1,10 +1,10 @@
 //! The receiving side: from the arrival of a message to its acknowledgement.
 
-use std::sync::{Arc, Weak};
+use std::sync::Weak;
 
 use rdmc_fabric::{Buffer, Work, WorkError, WorkRequest};
 
-use super::{Content, Message, NextAction, SimQueuePair};
+use super::{Answer, Content, Message, NextAction, SimQueuePair};
 use crate::flows::Call;
 use crate::simulation::lock;
 
@@ -144,7 +144,7 @@ impl SimQueuePair {
     pub(super) fn answer(&self, number: u64, result: Result<usize, WorkError>) {
         if let Err(error) = result {
             let mut state = lock(&self.state);
-            if state.reads_answered > 0 {
+            if !state.answers.is_empty() {
                 (state.refusal, state.taking) = (Some((number, error)), true);
                 return;
             }
@@ -157,39 +157,75 @@ impl SimQueuePair {
         }
     }
 
-    /// Sends the bytes that a peer reads.
+    /// Sends the bytes that a peer reads, behind those of earlier reads.
     pub(super) fn answer_read(&self, number: u64, bytes: Vec<u8>) {
-        let Some(peer) = self.other() else { return };
-        let path = self.world.0.path(self.node, peer.node);
-        let count = bytes.len() as u64;
-        let (latency_ns, executor) = (self.world.0.latency_ns(self.node, peer.node), self.world.0.executor.clone());
-        let (reader, log, nodes) = (Arc::downgrade(&peer), self.world.clone(), (self.node, peer.node));
-        let begin_ns = executor.now_ns();
-        let clock = executor.clone();
-        let this = self.this.clone();
-        let left: Call = Box::new(move || {
-            let times = (begin_ns, clock.now_ns(), clock.now_ns() + latency_ns);
-            lock(&log.0.log).carried(nodes, None, true, count, times);
-            clock.call_at(times.2, move || {
-                if let Some(reader) = reader.upgrade() {
-                    reader.has_read(number, &bytes);
-                }
-            });
-            if let Some(queue_pair) = this.upgrade() {
-                queue_pair.has_answered_read();
-            }
-        });
-        lock(&self.state).reads_answered += 1;
-        self.world.0.flows.carry(path, count, None, left);
+        let is_first = {
+            let mut state = lock(&self.state);
+            let rest = bytes.len() as u64 * self.world.0.model.payload_scale;
+            state.answers.push_back(Answer { number, bytes, rest });
+            state.answers.len() == 1
+        };
+        if is_first {
+            self.send_answer();
+        }
     }
 
-    /// Notes that the bytes of an answer have left; a refusal behind the last answer follows.
-    fn has_answered_read(&self) {
-        let refusal = {
+    /// Puts the bytes of the oldest answer on the network.
+    fn send_answer(&self) {
+        let Some(peer) = self.other() else { return };
+        let Some(rest) = lock(&self.state).answers.front().map(|answer| answer.rest) else { return };
+        let begin_ns = self.world.0.executor.now_ns();
+        let stage = self.world.0.stage((self.node, peer.node), rest);
+        let this = self.this.clone();
+        let left: Call = Box::new(move || {
+            let Some(queue_pair) = this.upgrade() else { return };
+            match stage.kept {
+                None => queue_pair.has_answered_read(begin_ns),
+                Some(kept) => queue_pair.has_lost_of_answer(kept, stage.at_end),
+            }
+        });
+        self.world.0.flows.carry(self.world.0.path(self.node, peer.node), stage.bytes, None, left);
+    }
+
+    /// Handles the loss of a packet: the peer asks for the bytes from there on when it learns of it.
+    fn has_lost_of_answer(&self, kept: u64, at_end: bool) {
+        let Some(peer) = self.peer_node() else { return };
+        let followed = {
             let mut state = lock(&self.state);
-            state.reads_answered -= 1;
-            if state.broken || state.reads_answered > 0 { None } else { state.refusal.take() }
+            let followed = !at_end || state.answers.len() > 1;
+            let Some(answer) = state.answers.front_mut() else { return };
+            answer.rest -= kept;
+            followed
         };
+        let at_ns = self.world.0.executor.now_ns() + self.world.0.pause_ns((self.node, peer), followed);
+        self.call_at(at_ns, Self::send_answer);
+    }
+
+    /// Handles the departure of the last byte of an answer. The next answer follows, or a refusal behind the last one.
+    fn has_answered_read(&self, begin_ns: u64) {
+        let (answer, more, refusal) = {
+            let mut state = lock(&self.state);
+            // A queue pair that broke meanwhile has none.
+            let Some(answer) = state.answers.pop_front() else { return };
+            let more = !state.answers.is_empty();
+            (answer, more, if more { None } else { state.refusal.take() })
+        };
+        if let Some(peer) = self.other() {
+            let end_ns = self.world.0.executor.now_ns();
+            let arrival_ns = {
+                let mut state = lock(&self.state);
+                let arrival_ns = end_ns + self.world.0.flight_ns((self.node, peer.node));
+                state.last_arrivals_ns.1 = arrival_ns.max(state.last_arrivals_ns.1);
+                state.last_arrivals_ns.1
+            };
+            let Answer { number, bytes, .. } = answer;
+            let count = bytes.len() as u64 * self.world.0.model.payload_scale;
+            lock(&self.world.0.log).carried((self.node, peer.node), None, true, count, (begin_ns, end_ns, arrival_ns));
+            peer.call_at(arrival_ns, move |peer| peer.has_read(number, &bytes));
+        }
+        if more {
+            self.send_answer();
+        }
         if let Some((number, error)) = refusal {
             self.answer(number, Err(error));
         }
@@ -203,7 +239,11 @@ impl SimQueuePair {
             let Some(outstanding) = state.outstanding_mut(number) else { return };
             let Work::Read { into, .. } = outstanding.request.work_mut() else { return };
             into.copy_from_slice(bytes);
+            state.reads_open -= 1;
         }
         self.acknowledged(number, Ok(bytes.len()));
+        if self.world.0.model.nic.reads_max > 0 {
+            self.begin_next();
+        }
     }
 }

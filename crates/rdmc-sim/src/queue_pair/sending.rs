@@ -45,12 +45,18 @@ impl SimQueuePair {
             if state.broken || state.leaving.is_some() || state.seen == 0 || !self.pairing.is_joined() {
                 return;
             }
+            let reads = matches!(state.waiting.front().map(WorkRequest::work), Some(Work::Read { .. }));
+            let reads_max = self.world.0.model.nic.reads_max;
+            if reads && reads_max > 0 && state.reads_open >= reads_max {
+                return;
+            }
             let Some(request) = state.waiting.pop_front() else { return };
+            state.reads_open += u32::from(reads);
             state.seen -= 1;
             state.rung -= 1;
             state.outstanding.push_back(Outstanding { request, result: None });
             let attempt = state.next_attempt();
-            state.leaving = Some(Departure { flow: None, stalled: false, attempt });
+            state.leaving = Some(Departure { flow: None, stalled: false, attempt, rest: None });
             attempt
         };
         let free_ns = self.world.0.occupy_adapter(self.node, true) + self.queueing_ns();
@@ -77,14 +83,14 @@ impl SimQueuePair {
             return self.break_with(WorkError::ConnectionLost, false);
         };
         let model = &self.world.0.model;
-        let (content, number, attempt) = {
+        let (content, number, attempt, rest) = {
             let mut state = lock(&self.state);
             let state = &mut *state;
             let attempt = state.next_attempt();
             let (Some(newest), Some(leaving)) = (state.outstanding.back(), &mut state.leaving) else { return };
             leaving.attempt = attempt;
             let number = state.first_outstanding + state.outstanding.len() as u64 - 1;
-            (Content::of(newest.request.work()), number, leaving.attempt)
+            (Content::of(newest.request.work()), number, leaving.attempt, leaving.rest)
         };
         let bytes = model.nic.header_bytes
             + match &content {
@@ -93,14 +99,18 @@ impl SimQueuePair {
                 Content::Read { .. } => 0,
             };
         let begin_ns = self.world.0.executor.now_ns();
+        let rest = rest.unwrap_or(bytes);
+        let stage = self.world.0.stage((self.node, peer.node), rest);
         let this = self.this.clone();
         let left: Call = Box::new(move || {
-            if let Some(queue_pair) = this.upgrade() {
-                queue_pair.has_left(attempt, Message { number, content }, bytes, begin_ns);
+            let Some(queue_pair) = this.upgrade() else { return };
+            match stage.kept {
+                None => queue_pair.has_left(attempt, Message { number, content }, bytes, begin_ns),
+                Some(kept) => queue_pair.has_lost(attempt, rest - kept, stage.at_end),
             }
         });
         let path = self.world.0.path(self.node, peer.node);
-        let notice = (model.nic.notice_bytes > 0).then(|| {
+        let notice = (model.nic.notice_bytes > 0 && stage.kept.is_none()).then(|| {
             // The receive says when, if it is there already. Those before it say the same.
             let said = lock(&peer.state).receives.front().and_then(WorkRequest::near_bytes);
             let near_bytes = said.map_or(model.nic.notice_bytes, |bytes| u64::from(bytes) * model.payload_scale);
@@ -112,12 +122,33 @@ impl SimQueuePair {
             });
             (near_bytes, near)
         });
-        let flow = self.world.0.flows.carry(path, bytes, notice, left);
+        let flow = self.world.0.flows.carry(path, stage.bytes, notice, left);
         if let Some(leaving) = &mut lock(&self.state).leaving
             && leaving.attempt == attempt
         {
             leaving.flow = flow;
         }
+    }
+
+    /// Handles the loss of a packet: the request goes on from there when this end learns of it.
+    fn has_lost(&self, attempt: u64, rest: u64, at_end: bool) {
+        let Some(peer) = self.peer_node() else { return };
+        let (again, followed) = {
+            let mut state = lock(&self.state);
+            let again = state.next_attempt();
+            let followed = !at_end || state.seen > 0;
+            let current = |leaving: &&mut Departure| leaving.attempt == attempt && !leaving.stalled;
+            let Some(leaving) = state.leaving.as_mut().filter(current) else { return };
+            (leaving.flow, leaving.rest, leaving.attempt) = (None, Some(rest), again);
+            (again, followed)
+        };
+        let at_ns = self.world.0.executor.now_ns() + self.world.0.pause_ns((self.node, peer), followed);
+        self.call_at(at_ns, move |queue_pair| {
+            let current = |leaving: &Departure| leaving.attempt == again && !leaving.stalled;
+            if lock(&queue_pair.state).leaving.as_ref().is_some_and(current) {
+                queue_pair.leave();
+            }
+        });
     }
 
     /// Marks the receive at the other end as nearly done. The sending end is marked when the last byte has left:
@@ -155,7 +186,12 @@ impl SimQueuePair {
         }
         if let Some(peer) = self.pairing.peer() {
             let end_ns = self.world.0.executor.now_ns();
-            let arrival_ns = end_ns + self.world.0.latency_ns(self.node, peer.node);
+            let arrival_ns = {
+                let mut state = lock(&self.state);
+                let arrival_ns = end_ns + self.world.0.flight_ns((self.node, peer.node));
+                state.last_arrivals_ns.0 = arrival_ns.max(state.last_arrivals_ns.0);
+                state.last_arrivals_ns.0
+            };
             let one_sided = !matches!(message.content, Content::Send { .. });
             let times = (begin_ns, end_ns, arrival_ns);
             lock(&self.world.0.log).carried((self.node, peer.node), message.content.imm(), one_sided, bytes, times);
