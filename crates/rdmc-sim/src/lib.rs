@@ -59,6 +59,7 @@ mod queue_pair;
 mod random;
 mod scenario;
 mod simulation;
+mod tcp_model;
 mod trace;
 mod world;
 
@@ -73,5 +74,6 @@ pub use scenario::{
     Played, PlayedGroup, PlayedMessage, Scenario, ScenarioError, ScenarioEvent, ScenarioGroup, ScenarioMessage,
 };
 pub use simulation::{NodeIndex, Stalled};
+pub use tcp_model::{Congestion, TcpModel};
 pub use trace::to_trace;
 pub use world::{FlippedBit, ModelError, Simulation, World};
