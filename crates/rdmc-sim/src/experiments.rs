@@ -29,10 +29,12 @@ mod scaling;
 mod slack;
 mod slow_link;
 mod small_messages;
+mod wan;
 mod workload;
 
 pub use differences::{DifferencesError, KnownDifference, KnownDifferences, Mismatch};
 pub use distance::{BOUND, BOUND_PIPELINE, DistanceCase, DistanceOutcome, PREDICTED};
+pub use wan::LongPath;
 
 /// One experiment, with its name in the program.
 #[derive(Clone, Copy, Debug)]
@@ -99,6 +101,11 @@ pub const EXPERIMENTS: &[Experiment] = &[
     Experiment { name: "circulant", about: "circulant and binomial pipeline on jittery hosts", run: circulant::run },
     Experiment { name: "distance", about: "256 MiB to hosts from 1.3 µs to 25 ms apart", run: distance::run },
     Experiment { name: "isolation", about: "small messages beside bulk on the same ports", run: isolation::run },
+    Experiment { name: "wan-channels", about: "a gateway's channel without distance", run: wan::channels::run },
+    Experiment { name: "wan-loss", about: "gateways and TCP over long paths with loss", run: wan::loss::run },
+    Experiment { name: "wan-ring", about: "a session's ring against the length of its path", run: wan::ring::run },
+    Experiment { name: "wan-driver", about: "a session and TCP over a perfect long path", run: wan::driver::run },
+    Experiment { name: "wan-policer", about: "a session and TCP behind a policer", run: wan::policer::run },
 ];
 
 /// The results of an experiment.
@@ -235,6 +242,12 @@ pub enum ExperimentError {
     /// The runtime reported an error.
     #[error(transparent)]
     Deployment(#[from] DeploymentError),
+    /// A session could not be opened.
+    #[error(transparent)]
+    Open(#[from] rdmc_wan::OpenError),
+    /// A session failed.
+    #[error(transparent)]
+    Session(#[from] rdmc_wan::SessionError),
     /// An input file is not usable.
     #[error("{path}: {what}")]
     Input {

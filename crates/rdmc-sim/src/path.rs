@@ -20,7 +20,7 @@ use crate::world::WorldShared;
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct PathModel {
-    /// Probability that a packet is lost.
+    /// Probability that a packet is lost, at most 0.9.
     pub loss: f64,
     /// Bytes of a packet on the network.
     pub packet_bytes: u64,

@@ -11,7 +11,7 @@ const ARROWS: [(&str, &[&str]); 9] = [
     ("rdmc-fabric", &[]),
     ("rdmc", &["rdmc-schedule", "rdmc-fabric"]),
     ("rdmc-verbs", &["rdmc-fabric"]),
-    ("rdmc-sim", &["rdmc", "rdmc-schedule", "rdmc-fabric"]),
+    ("rdmc-sim", &["rdmc", "rdmc-schedule", "rdmc-fabric", "rdmc-wan"]),
     ("rdmc-files", &["rdmc", "rdmc-schedule", "rdmc-fabric", "rdmc-verbs", "rdmc-wan"]),
     // Of the runtime, only its security.
     ("rdmc-wan", &["rdmc", "rdmc-fabric"]),

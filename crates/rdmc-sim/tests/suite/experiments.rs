@@ -50,6 +50,10 @@ fn bandwidth_has_its_peak_between_small_and_large_blocks() {
 fn findings_differ_exactly_as_the_reviewed_list_says() {
     const ABOVE: [&str; 4] = ["5", "6", "8", "slack"];
     let all = EXPERIMENTS.iter().map(|experiment| experiment.name).filter(|name| !ABOVE.contains(name)).collect();
-    let names = proof::amount("findings_differ_exactly_as_the_reviewed_list_says", vec!["11", "isolation"], all);
+    let names = proof::amount(
+        "findings_differ_exactly_as_the_reviewed_list_says",
+        vec!["11", "isolation", "wan-channels", "wan-policer"],
+        all,
+    );
     names.into_iter().for_each(differs_as_listed);
 }

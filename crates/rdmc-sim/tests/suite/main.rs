@@ -8,6 +8,7 @@ mod distance;
 mod exhaustive;
 mod experiments;
 mod leaving;
+mod long_paths;
 mod proof;
 mod receipts;
 mod slow;
