@@ -1,18 +1,18 @@
 //! The gateway: plain TCP flows share one session over a long path.
 //!
-//! An [`Entrance`] takes TCP connections near their programs, and an [`Exit`] connects to the targets (Kissel and Swany,
-//! "Evaluating High Performance Data Transfer with RDMA-based Protocols in Wide-Area Networks", §III.B and §IV.B). Between
-//! them, the bytes of all flows travel in slabs that they share. A program's own TCP connection is then as short as the
-//! way to its gateway, and recovers there from losses within a short round trip.
+//! An [`Entrance`] takes TCP connections near their programs, and an [`Exit`] connects to the targets (Kissel and
+//! Swany, "Evaluating High Performance Data Transfer with RDMA-based Protocols in Wide-Area Networks", §III.B and
+//! §IV.B). Between them, the bytes of all flows travel in slabs that they share. A program's own TCP connection is then
+//! as short as the way to its gateway, and recovers there from losses within a short round trip.
 //!
 //! **Credit.** The receiving end of a flow grants bytes to the sending end, so a flow whose reader stalls holds up no
 //! other flow.
 //!
 //! - A flow begins with a credit of 64 KiB in each direction.
-//! - Its window then widens to [`window`](GatewayConfig::window). It doubles whenever an eighth of it has passed within
-//!   a round trip, while at least half of the memory for windows is left.
-//! - The memory for windows is [`memory_max`](GatewayConfig::memory_max) for all flows together. When it is used up, new
-//!   flows keep their first credit. It comes back when flows end.
+//! - Its window then widens to [`window`](GatewayConfig::window). It doubles whenever an eighth of it has passed
+//!   within a round trip, while at least half of the memory for windows is left.
+//! - The memory for windows is [`memory_max`](GatewayConfig::memory_max) for all flows together. When it is used up,
+//!   new flows keep their first credit. It comes back when flows end.
 //!
 //! So an end has at most the two rings of its session, `memory_max`, and 64 KiB for each flow.
 //!
@@ -60,8 +60,8 @@ pub struct GatewayConfig {
     /// The usual window of a flow in bytes: what may be on its way to this end, or wait here for the flow's reader.
     /// Default 1 MiB.
     pub window: u64,
-    /// The memory for windows of all flows together, in bytes, beyond the first credit of each. Default 512 MiB, so that
-    /// a lone flow can fill a ring of 256 MiB.
+    /// The memory for windows of all flows together, in bytes, beyond the first credit of each. Default 512 MiB, so
+    /// that a lone flow can fill a ring of 256 MiB.
     pub memory_max: u64,
     /// How long an exit tries to connect to a target. Default 10 s.
     pub connect_within: Duration,

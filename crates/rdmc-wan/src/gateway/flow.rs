@@ -444,8 +444,8 @@ impl WindowMemory {
 pub(super) const CREDIT_FIRST: u64 = 64 << 10;
 /// A grant is due when this part of the window has passed.
 const GRANTS_IN_A_WINDOW: u64 = 4;
-/// A window is too short if this part of it passes in a round trip. Credit comes back after two to three round trips, or
-/// later where bytes queue.
+/// A window is too short if this part of it passes in a round trip. Credit comes back after two to three round trips,
+/// or later where bytes queue.
 const PARTS_IN_A_ROUND_TRIP: u64 = 8;
 const ROUND_TRIP_MIN_US: u64 = 1000;
 /// After this time of silence the system asks a socket's other end whether it is there.

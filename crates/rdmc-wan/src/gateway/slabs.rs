@@ -8,8 +8,8 @@ use crate::session::{SessionError, Slab, SlabSender};
 
 /// Fills slabs and sends them, until the hub has stopped and all has left.
 ///
-/// A slab leaves when it is full, or when nothing more waits. While the path holds back the next slab, bytes wait in the
-/// sockets: so slabs are long under load, and a lone request leaves at once.
+/// A slab leaves when it is full, or when nothing more waits. While the path holds back the next slab, bytes wait in
+/// the sockets: so slabs are long under load, and a lone request leaves at once.
 pub(super) async fn send(hub: &Hub, mut sender: SlabSender) -> Result<(), SessionError> {
     let mut unused = None;
     while hub.waiting().await {

@@ -160,7 +160,7 @@ impl FromStr for AllowRule {
     fn from_str(text: &str) -> Result<Self, ParseAllowRuleError> {
         let wrong = || ParseAllowRuleError { text: text.to_owned() };
         let Some((network, rest)) = text.split_once('/') else {
-            // Without a prefix: one address or a name. An IPv6 address may stand without brackets, and then has no port.
+            // One address or a name. An IPv6 address may stand without brackets, and then has no port.
             let (host, port) = match text.parse::<Ipv6Addr>() {
                 Ok(_) => (text, None),
                 Err(_) => split(text).ok_or_else(wrong)?,

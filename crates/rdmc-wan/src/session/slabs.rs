@@ -44,10 +44,15 @@ impl SlabSender {
             Some(ended) => Some(ended.clone().err().unwrap_or(SessionError::Closed)),
             None => state.outgoing.is_stopped().then_some(SessionError::Stopped),
         });
+        let slab = async {
+            // Short slabs hold no place in the ring.
+            self.0.until(|state| state.outgoing.has_room().then_some(())).await;
+            self.0.outgoing_ring.take().await
+        };
         tokio::select! {
             biased;
             error = failed => Err(error),
-            slab = self.0.outgoing_ring.take() => Ok(SlabMut(slab?)),
+            slab = slab => Ok(SlabMut(slab?)),
         }
     }
 
@@ -72,7 +77,7 @@ impl SlabSender {
         memory.truncate(len);
         let check = xxhash3_128::Hasher::oneshot(&memory);
         let memory = match len <= INLINE_LEN_MAX {
-            true => SlabMemory::Short(memory.freeze()),
+            true => SlabMemory::Short(memory.to_vec()),
             false => SlabMemory::Exposed(self.0.fabric.expose(Expose::Frozen(memory.freeze()))?),
         };
         let len = u32::try_from(len).expect("a slab has at most 1 GiB");

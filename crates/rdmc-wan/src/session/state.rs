@@ -78,8 +78,8 @@ pub(crate) struct Incoming {
 pub(crate) enum SlabMemory {
     /// The other end may read it.
     Exposed(ExposedRegion),
-    /// It is so short that it travels with its announcement.
-    Short(Buffer),
+    /// It is so short that it travels with its announcement. Its place in the ring is free already.
+    Short(Vec<u8>),
 }
 
 /// Bytes that have arrived together.
@@ -221,6 +221,11 @@ impl Outgoing {
         }
     }
 
+    /// Tells whether one more slab may wait to be taken.
+    pub(crate) fn has_room(&self) -> bool {
+        self.slabs.len() < ANNOUNCED_MAX
+    }
+
     pub(crate) fn finish(&mut self) {
         self.finished = true;
     }
@@ -278,7 +283,7 @@ impl Outgoing {
             }
             let place = match &slab.memory {
                 SlabMemory::Exposed(memory) => Place::Exposed(memory.remote().encode()),
-                SlabMemory::Short(bytes) => Place::Inline(bytes.to_vec()),
+                SlabMemory::Short(bytes) => Place::Inline(bytes.clone()),
             };
             let (number, len, check) = (self.announced, slab.len, slab.check);
             frames.push(Frame::Slab(SlabFrame { number, len, check, place, note: slab.note.clone() }));

@@ -17,8 +17,8 @@ struct Rig {
 /// Small, so that tests pass through all of a ring many times.
 fn config() -> SessionConfig {
     SessionConfig {
-        slab_len: 16 << 10,
-        ring_len_max: 256 << 10,
+        slab_len: 32 << 10,
+        ring_len_max: 512 << 10,
         detection: Duration::from_secs(2),
         resume_within: Duration::from_secs(5),
         ..SessionConfig::default()
