@@ -7,8 +7,8 @@
  * WAY holds for frames from NEAR to FAR, BACK for the others; without BACK, WAY holds for both. Each is
  * MICROSECONDS[,NAME=VALUE...]:
  *
- *   rate=MBIT/QUEUE  lets one frame after the other enter, at MBIT Mbit/s; drops a frame that more than QUEUE bytes wait
- *                    before. Times are computed, so a late wake-up costs no rate
+ *   rate=MBIT/QUEUE  lets one frame after the other enter, at MBIT Mbit/s; drops a frame if more than QUEUE bytes
+ *                    wait before it. Times are computed, so a late wake-up costs no rate
  *   loss=P           drops each frame with probability P
  *   jitter=MEAN/DEV  adds microseconds of a normal distribution, never below zero; frames keep their order
  *   police=MBIT/LEN  drops a frame that exceeds a token bucket of MBIT Mbit/s and LEN bytes, behind `rate`
@@ -16,9 +16,9 @@
  *
  * Headers of Ethernet count.
  *
- * A frame is a packet only if the hosts do not segment late: `ethtool -K eth0 tso off`. On SIGUSR1 it prints
- * a line for each end, and begins to count anew: the interface where frames arrived, then frames, bytes, and frames that
- * were lost, exceeded the policer, or found no room.
+ * A frame is a packet only if the hosts do not segment late: `ethtool -K eth0 tso off`. On SIGUSR1 it prints a line
+ * for each end, and begins to count anew: the interface where frames arrived, then frames, bytes, and frames that were
+ * lost, exceeded the policer, or found no room.
  *
  *   cc -O2 -o cable cable.c -lm
  */

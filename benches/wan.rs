@@ -6,8 +6,9 @@
 //! wan tcp-serve 10.78.3.2:7472                    # the same by sockets
 //! wan tcp-get 10.78.3.2:7472 --mib 64 --streams 8
 //! ```
-//! The end that gets prints a line: when it began (seconds of the monotonic clock), the seconds until the first byte and
-//! until the last one, and the Mbit/s of the whole and after the first two seconds. All times begin before it connects.
+//! The end that gets prints a line: when it began (seconds of the monotonic clock), the seconds until the first byte
+//! and until the last one, and the Mbit/s of the whole and after the first two seconds. All times begin before it
+//! connects.
 
 use std::net::SocketAddr;
 use std::sync::{Arc, Mutex};

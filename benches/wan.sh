@@ -7,8 +7,7 @@
 #
 # A CASE is `session` or `tcp` with arguments of benches/wan.rs after commas, those of the server after a slash:
 # `session,--streams,8`, `tcp,--streams,8/--congestion,bbr`. Or it is another program, which must be installed: `http`
-# (curl), `rsync` (its daemon), `scp`, `gridftp` (globus-url-copy); arguments follow as before: `gridftp,-p,8`. Cases are
-# measured in turn.
+# (curl from a server in Python) or `rsync` (its daemon). Cases are measured in turn.
 #
 # The path, from the environment:
 #   MBIT=200               the rate of the cable in the middle, in each direction
@@ -18,14 +17,14 @@
 #   LOSS=0                 probability that a packet is lost, at each edge in each direction
 #   JITTER_US=0/0          mean and deviation of the jitter at each edge
 #   POLICE=                MBIT/BYTES of a policer in the middle, server to client; headers of Ethernet count
-#   QUEUE=                 bytes that wait before each cable at most; by default the product of MBIT and the round trip, at
-#                          least 256 KiB
+#   QUEUE=                 bytes that wait before each cable at most; by default the product of MBIT and the round
+#                          trip, at least 256 KiB
 #
 # Prints comma-separated values, medians over the rounds: the case; seconds until the first byte; seconds in all; the
 # share of the whole, and after two seconds: the rate of payload over the rate that headers leave of MBIT, or of the
 # policer; packets that the edges lost, and that the policer or a full cable dropped, server to client; seconds of each
 # round. The last field of `session` and `tcp` is the time when all data had arrived. Other programs are measured as a
-# whole, with their start.
+# whole, with their start; their other times are printed as 0 or `-`.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 rounds=${1:-3} mib=${2:-64}
@@ -105,12 +104,13 @@ done
 head -c "${mib}M" /dev/urandom >"$work/file"
 
 # Prints the packets that were lost, exceeded the policer or found a cable full on the way to the client since the last
-# call, and appends all counters to the file `counters`.
+# call. Appends all counters to the file COUNTERS, if that is set.
 dropped() {
     : >"$work/seen"
     kill -USR1 "${cable_pids[@]}"
     until [ "$(wc -l <"$work/seen")" = 6 ]; do sleep 0.05; done
-    awk '$1 ~ /-2$/ { lost += $4; policed += $5; full += $6 } END { print lost + 0, policed + 0, full + 0 }' "$work/seen"
+    awk '$1 ~ /-2$/ { lost += $4; policed += $5; full += $6 } END { print lost + 0, policed + 0, full + 0 }' \
+        "$work/seen"
     [ -z "${COUNTERS:-}" ] || sed "s/^/$1 /" "$work/seen" >>"$COUNTERS"
 }
 
@@ -126,17 +126,6 @@ start() {
     rsync)
         printf 'use chroot = no\nlog file = /dev/null\n[bench]\npath = %s\n' "$work" >"$work/rsyncd.conf"
         "${at_server[@]}" rsync --daemon --no-detach --config="$work/rsyncd.conf" --address=$server --port=7471 "$@" &
-        ;;
-    scp)
-        [ -f "$work/key" ] || ssh-keygen -q -t ed25519 -N '' -f "$work/key"
-        [ -f "$work/host" ] || ssh-keygen -q -t ed25519 -N '' -f "$work/host"
-        mkdir -p /run/sshd
-        "${at_server[@]}" /usr/sbin/sshd -D -p 7471 -h "$work/host" -o PidFile=none -o StrictModes=no -o UsePAM=no \
-            -o "AuthorizedKeysFile=$work/key.pub" -o PermitRootLogin=yes "$@" 2>/dev/null &
-        ;;
-    gridftp)
-        "${at_server[@]}" globus-gridftp-server -S -aa -anonymous-user root -p 7471 -data-interface $server \
-            -control-interface $server -d NONE "$@" >/dev/null 2>&1 &
         ;;
     *)
         echo "unknown case: $kind" >&2
@@ -155,7 +144,7 @@ whole() {
     ended=$(date +%s%N)
     cmp "$work/file" "$work/got" >&2 || return 1
     rm "$work/got"
-    awk "BEGIN { t = ($ended - $begun) / 1e9; printf \"0 nan %.3f %.1f nan\n\", t, $mib * 8.388608 / t }"
+    awk "BEGIN { t = ($ended - $begun) / 1e9; printf \"0 - %.3f %.1f -\n\", t, $mib * 8.388608 / t }"
 }
 
 # Gets all bytes, and prints what `wan` prints: fetch KIND ARGUMENT...
@@ -167,11 +156,6 @@ fetch() {
     tcp) at client "$program" tcp-get $server:7471 --mib "$mib" "$@" ;;
     http) whole curl -s -o "$work/got" "$@" "http://$server:7471/file" ;;
     rsync) whole rsync -W "$@" "rsync://$server:7471/bench/file" "$work/got" ;;
-    scp)
-        whole scp -q -P 7471 -i "$work/key" -o StrictHostKeyChecking=no -o UserKnownHostsFile=/dev/null "$@" \
-            "root@$server:$work/file" "$work/got"
-        ;;
-    gridftp) whole globus-url-copy "$@" "ftp://$server:7471$work/file" "file://$work/got" ;;
     esac
 }
 
@@ -182,7 +166,10 @@ for ((round = 0; round < rounds; round++)); do
         IFS=, read -ra of_client <<<"${case%%/*}"
         start "${of_client[0]}" ${of_server[@]+"${of_server[@]}"}
         # Programs other than `wan` do not wait for their server.
-        case ${of_client[0]} in session | tcp) ;; *) sleep 2 ;; esac
+        for ((tried = 0; tried < 100; tried++)); do
+            [ -z "$(at server ss -Hltn 'sport = 7471')" ] || break
+            sleep 0.1
+        done
         dropped "$case" >/dev/null
         result=$(fetch "${of_client[@]}")
         taken[$case]+="$result $(dropped "$case")"$'\n'
@@ -192,17 +179,22 @@ done
 
 # Prints the median of a column of lines: median COLUMN LINES
 median() {
-    printf '%s' "$2" | awk -v column="$1" '{ print $column }' | sort -n | awk '{ v[NR] = $1 } END { print v[int((NR + 1) / 2)] }'
+    printf '%s' "$2" | awk -v column="$1" '{ print $column }' | sort -n |
+        awk '{ v[NR] = $1 } END { print v[int((NR + 1) / 2)] }'
 }
 
 # The rate that the headers of Ethernet, IP and TCP leave of the narrowest part.
-path=$(awk "BEGIN { mbit = $mbit; p = ${police:+${police%/*} + }0; if (p > 0 && p < mbit) mbit = p; print mbit * 1448 / 1514 }")
+path=$(awk "BEGIN {
+    mbit = $mbit; policed = ${police:+${police%/*} + }0
+    if (policed > 0 && policed < mbit) mbit = policed
+    print mbit * 1448 / 1514
+}")
 echo "case,first_s,total_s,share,share_after_2_s,lost,policed,full,rounds"
 for case in "$@"; do
     lines=${taken[$case]}
     # shellcheck disable=SC2046 # numbers
     printf '%s,%s,%s,%.3f,%.3f,%s,%s,%s,%s\n' "${case//,/ }" $(median 2 "$lines") $(median 3 "$lines") \
-        $(awk "BEGIN { print $(median 4 "$lines") / $path, $(median 5 "$lines") / $path }") \
+        $(awk "BEGIN { a = \"$(median 5 "$lines")\"; print $(median 4 "$lines") / $path, (a + 0) / $path }") \
         $(median 6 "$lines") $(median 7 "$lines") $(median 8 "$lines") \
         "$(printf '%s' "$lines" | awk '{ printf "%s%s", sep, $3; sep = " " }')"
 done
