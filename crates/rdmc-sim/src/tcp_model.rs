@@ -32,8 +32,8 @@ pub struct TcpModel {
     pub window_bytes: u64,
     /// How windows change.
     pub congestion: Congestion,
-    /// Whether slow start ends as soon as the segments of a round take half of the round trip, as with CUBIC on Linux. It
-    /// loses little then, but leaves the other half to congestion avoidance (Ha and Rhee, "Taming the elephants").
+    /// Whether slow start ends as soon as the segments of a round take half of the round trip, as with CUBIC on Linux.
+    /// It loses little then, but leaves the other half to congestion avoidance (Ha and Rhee, "Taming the elephants").
     pub hystart: bool,
 }
 

@@ -14,6 +14,8 @@ use tokio::io::AsyncRead;
 pub(crate) const PROTOCOL_VERSION: u16 = 1;
 /// Longest slab whose bytes travel with its announcement, in bytes.
 pub(crate) const INLINE_LEN_MAX: usize = 16 << 10;
+/// How many times as long as such a slab a whole one is, at least.
+pub(crate) const INLINE_SHARE: usize = 64;
 /// Longest value of a frame in bytes.
 pub(crate) const FRAME_LEN_MAX: usize = 256 << 10;
 

@@ -11,7 +11,7 @@ use super::Shared;
 use super::error::SessionError;
 use super::state::{MESSAGE_LEN_MAX, OutgoingSlab, Slab, SlabMemory};
 use crate::sync::lock;
-use crate::wire::INLINE_LEN_MAX;
+use crate::wire::{INLINE_LEN_MAX, INLINE_SHARE};
 
 /// Sends slabs. If it is dropped before [`finish`](Self::finish), the session fails at both ends.
 pub struct SlabSender(Arc<Shared>);
@@ -76,7 +76,8 @@ impl SlabSender {
         let SlabMut(mut memory) = slab;
         memory.truncate(len);
         let check = xxhash3_128::Hasher::oneshot(&memory);
-        let memory = match len <= INLINE_LEN_MAX {
+        // Short beside a whole slab, too: otherwise all slabs would pass through the control connection.
+        let memory = match len <= INLINE_LEN_MAX.min(self.0.terms.slab_len / INLINE_SHARE) {
             true => SlabMemory::Short(memory.to_vec()),
             false => SlabMemory::Exposed(self.0.fabric.expose(Expose::Frozen(memory.freeze()))?),
         };
