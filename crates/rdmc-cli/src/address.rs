@@ -49,6 +49,11 @@ pub(crate) fn parse_listen(text: &str) -> Result<String, String> {
     Ok(format!("{host}:{}", address.port))
 }
 
+/// Tells whether only this host reaches an address with a port.
+pub(crate) fn is_loopback(address: &str) -> bool {
+    address.parse::<SocketAddr>().is_ok_and(|address| address.ip().is_loopback())
+}
+
 fn parse_receiver(text: &str) -> Result<String, String> {
     let wrong = |wrong: Wrong| {
         let remedy = match &wrong {

@@ -2,7 +2,6 @@
 
 use std::fmt;
 use std::future::Future;
-use std::net::SocketAddr;
 use std::pin::Pin;
 use std::sync::Arc;
 use std::time::Duration;
@@ -16,6 +15,7 @@ use serde::Serialize;
 use tokio::net::{TcpListener, TcpStream};
 use tokio::task::JoinSet;
 
+use crate::address;
 use crate::cli::GatewayOptions;
 use crate::exit::{Exit, Signal, Stop, tell};
 use crate::progress::{OutputOptions, print_json};
@@ -105,6 +105,10 @@ impl Near {
             Targets::Socks => None,
         };
         let address = listener.local_addr()?.to_string();
+        if !address::is_loopback(&address) {
+            let message = format!("any program that reaches {address} can use this gateway");
+            settings.say(&Event::Warning { message });
+        }
         settings.say(&Event::Listening { address, peer: Some(peer.clone()), target });
         let (asking, waiting) = (JoinSet::new(), Vec::new());
         Ok(Self { settings, peer, targets, listener, asking, waiting, opening: None, entrance: None })
@@ -222,8 +226,7 @@ async fn serve_sessions(settings: Settings, serve: &str, allow: AllowList, stop:
     let listener = SessionListener::bind(settings.fabric.clone(), serve, settings.session.clone()).await;
     let listener = listener.with_context(|| format!("cannot listen at {serve}"))?;
     let address = listener.local_address().to_owned();
-    let is_open = settings.session.security.is_none()
-        && !address.parse::<SocketAddr>().is_ok_and(|address| address.ip().is_loopback());
+    let is_open = settings.session.security.is_none() && !address::is_loopback(&address);
     settings.say(&Event::Listening { address, peer: None, target: None });
     for (is_wrong, message) in [
         (allow.is_empty(), "no connection is allowed to lead anywhere: name networks or hosts with --allow"),

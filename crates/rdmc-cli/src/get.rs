@@ -159,7 +159,12 @@ async fn drive(
     loop {
         let event = tokio::select! {
             event = transfer.next() => event,
-            signal = stop.signalled() => return Err(Exit::Signal(signal).into()),
+            signal = stop.signalled() => {
+                drop(transfer);
+                // So that the other end learns it.
+                tokio::time::sleep(LAST_WORD).await;
+                return Err(Exit::Signal(signal).into());
+            }
         };
         let Some(event) = event else { break };
         match event {
@@ -193,6 +198,9 @@ async fn drive(
     reporter.print(&text);
     if skipped > 0 { Err(Exit::Partial.error(format!("{} left out", count(skipped, "file")))) } else { Ok(()) }
 }
+
+/// How long the last word to the other end may take.
+const LAST_WORD: Duration = Duration::from_millis(200);
 
 fn say(reporter: &Reporter, event: &GetEvent<'_>) {
     if reporter.is_json() {

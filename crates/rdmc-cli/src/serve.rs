@@ -1,6 +1,5 @@
 //! `rdmc serve`: serves a directory to `rdmc get` and `rdmc put`.
 
-use std::net::SocketAddr;
 use std::path::PathBuf;
 
 use clap::Args;
@@ -82,7 +81,7 @@ pub(crate) async fn run(options: ServeOptions, stop: Stop) -> anyhow::Result<()>
     let mut server = server.bind(&options.listen).await.map_err(of_transfer)?;
     let dir = printable(&options.dir.to_string_lossy());
     let address = server.local_address().to_owned();
-    if !options.security.is_given() && !is_loopback(&address) {
+    if !options.security.is_given() && !address::is_loopback(&address) {
         let what = if options.writable { "read what is served, and put files here" } else { "read what is served" };
         let warning = format!("anybody who reaches {address} can {what}: --key keeps others out");
         say(options.output, &ServeEvent::Warning { message: &warning });
@@ -109,11 +108,6 @@ pub(crate) async fn run(options: ServeOptions, stop: Stop) -> anyhow::Result<()>
             signal = stop.signalled() => return Err(Exit::Signal(signal).into()),
         }
     }
-}
-
-/// Tells whether only this host reaches an address.
-fn is_loopback(address: &str) -> bool {
-    address.parse::<SocketAddr>().is_ok_and(|address| address.ip().is_loopback())
 }
 
 fn say(output: OutputOptions, event: &ServeEvent<'_>) {

@@ -46,9 +46,9 @@ pub struct CorruptFrame {
 /// Writes the length of its value into the first bytes of a frame.
 ///
 /// # Panics
-/// If the frame is shorter than a length, or longer than 4 GiB.
+/// If the frame is shorter than a length, or its value longer than 4 GiB.
 pub fn set_len(frame: &mut [u8]) {
-    let len = u32::try_from(frame.len() - PREFIX_LEN).expect("no frame comes near 4 GiB");
+    let len = u32::try_from(frame.len() - PREFIX_LEN).expect("the caller keeps values below 4 GiB");
     frame[..PREFIX_LEN].copy_from_slice(&len.to_le_bytes());
 }
 
@@ -58,6 +58,9 @@ pub fn len_of(prefix: [u8; PREFIX_LEN]) -> usize {
 }
 
 /// Reads the length of a frame; `None` if the stream ended before it.
+///
+/// # Cancel safety
+/// If the future is dropped, bytes are lost: drop the stream, too.
 ///
 /// # Errors
 /// The stream's.
@@ -73,6 +76,9 @@ pub async fn read_prefix(stream: &mut (impl AsyncRead + Unpin)) -> io::Result<Op
 
 /// Reads the value that follows its length, which the caller has checked. Memory is taken only as bytes arrive.
 ///
+/// # Cancel safety
+/// If the future is dropped, bytes are lost: drop the stream, too.
+///
 /// # Errors
 /// The stream's.
 pub async fn read_value(stream: &mut (impl AsyncRead + Unpin), prefix: [u8; PREFIX_LEN]) -> io::Result<Vec<u8>> {
@@ -83,6 +89,9 @@ pub async fn read_value(stream: &mut (impl AsyncRead + Unpin), prefix: [u8; PREF
 }
 
 /// Reads the check value that follows a value, and compares it.
+///
+/// # Cancel safety
+/// If the future is dropped, bytes are lost: drop the stream, too.
 ///
 /// # Errors
 /// The stream's; [`CorruptFrame`], of the kind `InvalidData`.

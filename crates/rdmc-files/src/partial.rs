@@ -312,6 +312,11 @@ pub(crate) fn is_stray(name: &OsStr) -> bool {
     digits.is_some_and(|digits| digits.len() == 16 && digits.iter().all(u8::is_ascii_hexdigit))
 }
 
+/// Tells whether a name is that of parts or of a stray, which nobody is to see.
+pub(crate) fn is_hidden(name: &OsStr) -> bool {
+    name == DIR || is_stray(name)
+}
+
 /// Locks each unused file with a wanted name, and removes it if `removes` says so.
 fn visit_unused(dir: &Dir, which: impl Fn(&OsStr) -> bool, mut removes: impl FnMut(&OsStr, &Metadata) -> bool) {
     for entry in dir.entries().into_iter().flatten().flatten() {

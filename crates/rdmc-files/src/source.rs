@@ -16,6 +16,7 @@ use crate::blame::FailedPeer;
 use crate::error::{Context, Kind, Problem};
 use crate::manifest::{Entry, EntryKind, EntryPath, Manifest};
 use crate::mapping;
+use crate::partial;
 
 /// The files and directories to send.
 #[derive(Debug, Default)]
@@ -25,6 +26,8 @@ pub(crate) struct SourceTree {
     pub(crate) paths: Vec<PathBuf>,
     /// Things that cannot be sent: symbolic links and special files inside directories.
     pub(crate) skipped: Vec<PathBuf>,
+    /// Whether it is for clients of a server.
+    is_served: bool,
 }
 
 impl SourceTree {
@@ -59,6 +62,18 @@ impl SourceTree {
         Ok(source)
     }
 
+    /// Walks through files and directories that arrive under these names. Leaves out parts of interrupted transfers. A
+    /// file that cannot be read is found out when its turn comes.
+    pub(crate) fn find_served(arguments: Vec<(PathBuf, Vec<u8>)>) -> Result<Self, Problem> {
+        let mut source = Self { is_served: true, ..Self::default() };
+        for (path, name) in arguments {
+            let metadata = std::fs::metadata(&path).with_context(|| format!("{}", path.display()))?;
+            source.add(path, EntryPath(vec![name]), &metadata)?;
+        }
+        source.manifest.check().of_kind(Kind::Request)?;
+        Ok(source)
+    }
+
     fn add(&mut self, at: PathBuf, path: EntryPath, metadata: &Metadata) -> Result<(), Problem> {
         let kind = if metadata.is_dir() {
             EntryKind::Directory
@@ -74,6 +89,9 @@ impl SourceTree {
         self.manifest.entries.push(entry);
         self.paths.push(at.clone());
         if kind != EntryKind::Directory {
+            if self.is_served {
+                return Ok(());
+            }
             // Fails before a receiver is invited.
             return File::open(&at).map(drop).with_context(|| format!("{}", at.display()));
         }
@@ -81,6 +99,9 @@ impl SourceTree {
         let mut listed = listed.with_context(|| format!("{}", at.display()))?;
         listed.sort_by_key(std::fs::DirEntry::file_name);
         for inner in listed {
+            if self.is_served && partial::is_hidden(&inner.file_name()) {
+                continue;
+            }
             let mut names = path.0.clone();
             names.push(inner.file_name().as_bytes().to_vec());
             // Links are not followed.

@@ -94,15 +94,27 @@ impl Gateway {
         scope.spawn(async move {
             if let Err(error) = slabs::send(&sending, sender).await {
                 tracing::debug!(session = ?logged, %error, "no more slabs leave");
+                sending.stop();
             }
-            sending.stop();
         });
         let (receiving, spawner, own) = (hub.clone(), scope.spawner(), handle.clone());
         scope.spawn(async move {
-            receive(&receiving, receiver, &own, |flow, target| open(&receiving, flow, target, &spawner)).await;
-            receiving.stop();
+            let opened = |flow, target| open(&receiving, flow, target, &spawner);
+            match receive(&receiving, receiver, &own, opened).await {
+                Received::All => receiving.leave(),
+                Received::Part => receiving.stop(),
+            }
         });
         Self { hub, session: handle, scope }
+    }
+
+    /// Waits until the session has ended, and all flows whose bytes have come have written them.
+    async fn ended(&self) -> Result<(), SessionError> {
+        self.session.ended().await?;
+        let environment: &dyn Environment = &TokioEnvironment::new();
+        // A reader that takes nothing in this time is reset.
+        let _ = environment.timeout(WRITTEN_LIMIT, self.hub.emptied()).await;
+        Ok(())
     }
 
     /// Lets flows end by themselves for at most `drain`, then resets the rest, and ends the session.
@@ -130,30 +142,38 @@ impl fmt::Debug for Gateway {
     }
 }
 
+/// What came over a session.
+enum Received {
+    /// The other end has finished.
+    All,
+    /// The session has failed.
+    Part,
+}
+
 /// Takes slabs apart until the last one.
 async fn receive(
     hub: &Hub,
     mut receiver: SlabReceiver,
     session: &SessionHandle,
     mut open: impl FnMut(FlowNumber, Target) -> Result<(), Violation>,
-) {
+) -> Received {
     loop {
         let slab = match receiver.next().await {
             Ok(Some(slab)) => slab,
-            Ok(None) => return,
+            Ok(None) => return Received::All,
             Err(error) => {
                 // An end that has finished drops the session.
                 if error != SessionError::Closed {
                     tracing::warn!(?session, %error, "the session of the gateway has failed");
                 }
-                return;
+                return Received::Part;
             }
         };
         hub.memory.note_round_trip(session.stats().round_trip);
         if let Err(Violation(what)) = slabs::take_apart(hub, &slab, &mut open) {
             tracing::error!(?session, what, "the other end of the gateway broke the protocol");
             session.abort(what);
-            return;
+            return Received::Part;
         }
     }
 }
@@ -200,6 +220,8 @@ async fn write(hub: &Hub, flow: &Arc<Flow>) -> std::io::Result<()> {
 
 /// What each end says when a session is opened, so that no other session is taken for that of a gateway.
 const GREETING: &[u8] = b"rdmc gateway 1";
+/// How long flows may take to write what has come, after their session has ended.
+const WRITTEN_LIMIT: Duration = Duration::from_secs(60);
 /// How long a session may take to end in good order.
 const GOODBYE_LIMIT: Duration = Duration::from_secs(5);
 

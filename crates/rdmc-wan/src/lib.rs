@@ -36,8 +36,8 @@ pub use stream::{SlabReader, SlabWriter};
 /// Returns settings of the fabric `tcp` that suit long paths.
 ///
 /// The congestion control is BBR, which measures what the path carries and does not take every loss for a queue. Where
-/// the system does not have it, the system's own applies. More bytes wait in a socket, so that the path stays full while
-/// the session's task is not running.
+/// the system does not have it, the system's own applies. More bytes wait in a socket, so that the path stays full
+/// while the session's task is not running.
 pub fn tcp_config() -> rdmc_fabric::TcpConfig {
     let mut config = rdmc_fabric::TcpConfig::default();
     config.congestion_control = Some("bbr");

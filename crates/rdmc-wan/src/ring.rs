@@ -1,8 +1,8 @@
 //! The ring of slabs: registered memory that is filled, announced and taken, again and again.
 //!
 //! Slabs leave the ring in the order of their numbers and come back in about that order, so the slabs that are being
-//! filled, those that are announced and those that are in flight are three parts of a ring. Each slab is a region of its
-//! own: a key opens one slab, and no key lasts longer than the slab's turn.
+//! filled, those that are announced and those that are in flight are three parts of a ring. Each slab is a region of
+//! its own: a key opens one slab, and no key lasts longer than the slab's turn.
 
 use std::fmt;
 use std::sync::{Arc, Mutex, Weak};

@@ -69,7 +69,8 @@ pub struct SessionConfig {
     pub streams: Option<u16>,
     /// The rate at which this end asks for data. Default `None`: as fast as the fabric goes.
     pub rate: Option<Rate>,
-    /// After this time without a sign of life, a connection counts as lost; both ends take the lesser one. Default 10 s.
+    /// After this time without a sign of life, a connection counts as lost; both ends take the lesser one. Default 10
+    /// s.
     pub detection: Duration,
     /// How long a lost connection may take to be resumed. Default 60 s.
     pub resume_within: Duration,
@@ -142,8 +143,8 @@ impl AgreedTerms {
 
 /// One end of a session: two directions of slabs, and messages beside them.
 ///
-/// A session goes on when its connection is lost: the end that opened it connects again, and both go on where they were.
-/// What was sent arrives once and in order, or both ends get an error.
+/// A session goes on when its connection is lost: the end that opened it connects again, and both go on where they
+/// were. What was sent arrives once and in order, or both ends get an error.
 ///
 /// A task of the session does its work until both directions have ended in good order, or it has failed. Wait for
 /// [`ended`](SessionHandle::ended) before the runtime is shut down, so that the other end gets the last word.
@@ -154,7 +155,7 @@ pub struct Session {
     pub sender: SlabSender,
     /// Slabs of the other end.
     pub receiver: SlabReceiver,
-    /// All else.
+    /// Messages, counters, and the end of the session.
     pub handle: SessionHandle,
 }
 
@@ -197,7 +198,7 @@ impl SessionHandle {
     pub async fn send_message(&self, message: Vec<u8>) -> Result<(), SessionError> {
         assert!(message.len() <= state::MESSAGE_LEN_MAX, "a message has at most 64 KiB");
         let mut message = Some(message);
-        self.0.until_changed(|state| state.messages.push(&mut message)).await
+        self.0.until_changed(|state| if state.ended.is_some() { None } else { state.messages.push(&mut message) }).await
     }
 
     /// Waits for the other end's next message. Several callers share the messages.
@@ -212,6 +213,9 @@ impl SessionHandle {
     }
 
     /// Waits until the session has ended at both ends.
+    ///
+    /// # Cancel safety
+    /// Nothing is lost.
     ///
     /// # Errors
     /// How it failed.

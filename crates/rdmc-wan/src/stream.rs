@@ -27,6 +27,7 @@ enum Writing {
     Waiting(BoxFuture<'static, Result<(SlabSender, Option<SlabMut>), SessionError>>),
     Ending(BoxFuture<'static, Result<(), SessionError>>),
     Ended,
+    Failed,
 }
 
 impl SlabWriter {
@@ -47,7 +48,7 @@ impl SlabWriter {
             Ok((sender, Some(slab))) => Writing::Filling(sender, slab, 0),
             Ok((sender, None)) => Writing::Idle(sender),
             Err(error) => {
-                *state = Writing::Ended;
+                *state = Writing::Failed;
                 return Poll::Ready(Err(broken(error)));
             }
         };
@@ -90,7 +91,8 @@ impl AsyncWrite for SlabWriter {
                     }
                     return Poll::Ready(Ok(now));
                 }
-                Writing::Ended | Writing::Ending(_) | Writing::Waiting(_) => {
+                other => {
+                    *state = other;
                     return Poll::Ready(Err(io::ErrorKind::BrokenPipe.into()));
                 }
             };
@@ -113,13 +115,21 @@ impl AsyncWrite for SlabWriter {
                     *state = Writing::Ending(Box::pin(sender.finish()));
                 }
                 Writing::Ending(mut future) => match future.as_mut().poll(cx) {
-                    Poll::Ready(ended) => return Poll::Ready(ended.map_err(broken)),
+                    Poll::Ready(Ok(())) => return Poll::Ready(Ok(())),
+                    Poll::Ready(Err(error)) => {
+                        *state = Writing::Failed;
+                        return Poll::Ready(Err(broken(error)));
+                    }
                     Poll::Pending => {
                         *state = Writing::Ending(future);
                         return Poll::Pending;
                     }
                 },
                 Writing::Ended | Writing::Waiting(_) => return Poll::Ready(Ok(())),
+                Writing::Failed => {
+                    *state = Writing::Failed;
+                    return Poll::Ready(Err(io::ErrorKind::BrokenPipe.into()));
+                }
             }
         }
     }

@@ -188,6 +188,11 @@ pub(crate) fn decode(bytes: &[u8]) -> io::Result<Frame> {
     }
 }
 
+/// Returns a text of the other end without control characters, which could steer a terminal.
+pub(crate) fn printable(text: &str) -> String {
+    text.chars().map(|letter| if letter.is_control() { char::REPLACEMENT_CHARACTER } else { letter }).collect()
+}
+
 fn malformed(text: &str) -> io::Error {
     io::Error::new(io::ErrorKind::InvalidData, text)
 }

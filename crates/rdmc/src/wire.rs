@@ -250,8 +250,8 @@ pub(crate) fn decode(bytes: &[u8]) -> io::Result<Frame> {
 /// Reads one frame of a handshake; memory is taken only as bytes arrive. `None` if the stream ended between frames.
 ///
 /// # Errors
-/// The stream's; [`OtherVersion`], [`NotFrames`] or [`CorruptFrame`](rdmc_fabric::frames::CorruptFrame), of the kind `InvalidData`; or the frame cannot be
-/// decoded.
+/// The stream's; [`OtherVersion`], [`NotFrames`] or [`CorruptFrame`](rdmc_fabric::frames::CorruptFrame), of the kind
+/// `InvalidData`; or the frame cannot be decoded.
 pub(crate) async fn read(stream: &mut (impl AsyncRead + Unpin)) -> io::Result<Option<Frame>> {
     let Some(prefix) = read_prefix(stream).await? else { return Ok(None) };
     if len_of(prefix) > FRAME_LEN_MAX {

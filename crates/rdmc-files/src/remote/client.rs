@@ -122,8 +122,8 @@ impl fmt::Debug for RemoteTransfer {
 /// Gets files and directories of the server at `address` into the directory `into`, each under its own name. An empty
 /// path is all that is in the server's directory.
 ///
-/// Parts of files that an interrupted transfer has left are completed, and files of equal length and time bring only the
-/// blocks that differ.
+/// Parts of files that an interrupted transfer has left are completed, and files of equal length and time bring only
+/// the blocks that differ.
 ///
 /// # Examples
 /// ```
@@ -149,9 +149,11 @@ pub fn get(address: &str, paths: Vec<EntryPath>, into: impl Into<PathBuf>, setti
     let work = async move {
         let stored = settings.clone();
         let store = blocking(move || Ok(stored.apply(Store::open(&into, Wording::default())?))).await?;
+        // A server cannot choose what is written here.
+        let asked: Option<Vec<_>> = paths.iter().map(|path| path.0.last().cloned()).collect();
         let session = open(&address, &settings, Request::Get { paths }).await?;
         let Session { mut sender, mut receiver, handle, .. } = session;
-        let (outcome, tally) = consume(store, &mut sender, &mut receiver, Tally::new(events)).await;
+        let (outcome, tally) = consume(store, asked, &mut sender, &mut receiver, Tally::new(events)).await;
         let outcome = match outcome {
             Ok(()) => sender.finish().await.map_err(Problem::from),
             Err(problem) => Err(problem),
@@ -172,7 +174,7 @@ pub fn put(address: &str, files: Vec<PathBuf>, into: EntryPath, settings: Remote
         let Session { sender, mut receiver, handle, .. } = session;
         let mut tally = Tally::new(events);
         let sent = async {
-            produce(source, sender, &mut receiver, &mut tally).await?;
+            produce(source, sender, &mut receiver, &handle, &mut tally).await?;
             let Stored { files, .. } = decode(&handle.next_message().await?)?;
             // Its direction ends with that.
             match receiver.next().await? {

@@ -7,20 +7,23 @@ use rdmc_wan::{SlabReceiver, SlabSender};
 use twox_hash::xxhash3_128;
 
 use super::producer::{receive_parts, send_parts};
-use super::wire::{Item, KNOWN_BLOCK, KNOWN_LEN_MAX, KnownFile, Note, decode, encode};
-use super::{RemoteEvent, Tally, blocking};
+use super::wire::{Item, KNOWN_BLOCK, KnownFile, Note, decode, encode_known, known_file_len_max, known_len_max};
+use super::{RemoteEvent, RemoteEvents, Tally, blocking};
 use crate::error::{Context, Kind, Problem};
 use crate::manifest::{self, Entry, Manifest};
 use crate::store::{IncomingFile, Store};
 
 /// Receives the list of files, says what is here of them, and stores the rest. The direction of `sender` goes on.
+///
+/// All files are below the names that were `asked` for; `None` if any are welcome.
 pub(super) async fn consume(
     store: Store,
+    asked: Option<Vec<Vec<u8>>>,
     sender: &mut SlabSender,
     receiver: &mut SlabReceiver,
     tally: Tally,
 ) -> (Result<(), Problem>, Tally) {
-    let (listed, mut tally) = (begin(store, sender, receiver, &tally).await, tally);
+    let (listed, mut tally) = (begin(store, asked, sender, receiver, &tally).await, tally);
     let mut files = match listed {
         Ok(files) => files,
         Err(problem) => return (Err(problem), tally),
@@ -42,7 +45,8 @@ pub(super) async fn consume(
         let outcome;
         (files, tally, outcome) = match stored.await {
             Ok(stored) => stored,
-            Err(problem) => unreachable!("the work returns its own problems: {problem}"),
+            // The runtime ends.
+            Err(problem) => return (Err(problem), Tally::new(RemoteEvents::new().0)),
         };
         if let Err(problem) = outcome {
             return (Err(problem), tally);
@@ -53,6 +57,7 @@ pub(super) async fn consume(
 
 async fn begin(
     store: Store,
+    asked: Option<Vec<Vec<u8>>>,
     sender: &mut SlabSender,
     receiver: &mut SlabReceiver,
     tally: &Tally,
@@ -63,7 +68,11 @@ async fn begin(
         _ => None,
     });
     let listed = listed.await?;
-    let manifest = Manifest::decode(&listed)?;
+    let manifest = blocking(move || Ok(Manifest::decode(&listed)?)).await?;
+    let is_asked = |entry: &&Entry| asked.as_ref().is_none_or(|asked| asked.contains(&entry.path.0[0]));
+    if let Some(other) = manifest.entries.iter().find(|entry| !is_asked(entry)) {
+        return Err(Problem::local(format!("the other end sends {}, which was not asked for", other.path)));
+    }
     let (files, bytes) = manifest.totals();
     tally.events.say(RemoteEvent::Listed { files, bytes });
     let (files, known) = blocking(move || {
@@ -74,11 +83,11 @@ async fn begin(
         let store = store.for_transfer(&manifest, true);
         store.make_directories(&manifest)?;
         let files = Files::new(store, manifest);
-        let known = files.known()?;
+        let known = encode_known(&files.known()?);
         Ok((files, known))
     })
     .await?;
-    send_parts(sender, &encode(&known), |last| Note::Known { last }).await?;
+    send_parts(sender, &known, |last| Note::Known { last }).await?;
     Ok(files)
 }
 
@@ -106,15 +115,15 @@ impl Files {
 
     /// Lists what is here of the files, as far as the list may be long.
     fn known(&self) -> Result<Vec<KnownFile>, Problem> {
-        let (mut known, mut len) = (Vec::new(), 0);
+        let (mut known, mut left) = (Vec::new(), known_len_max(&self.manifest));
         for ((entry, size), file) in self.entries.iter().zip(0..) {
-            let sums_len = usize::try_from(size.div_ceil(KNOWN_BLOCK as u64)).unwrap_or(usize::MAX).saturating_mul(20);
-            if *size == 0 || len + sums_len + 20 > KNOWN_LEN_MAX {
+            let len = known_file_len_max(*size);
+            if *size == 0 || len > left {
                 continue;
             }
             if let Some(here) = self.store.known(entry, *size) {
                 known.push(KnownFile { file, sums: sums(&here, *size).with_context(|| entry.path.to_string())? });
-                len += sums_len + 20;
+                left -= len;
             }
         }
         Ok(known)

@@ -3,11 +3,11 @@
 use std::collections::HashMap;
 use std::path::PathBuf;
 
-use rdmc_wan::{SlabMut, SlabReceiver, SlabSender};
+use rdmc_wan::{SessionHandle, SlabMut, SlabReceiver, SlabSender};
 use twox_hash::xxhash3_128;
 
 use super::wire::{
-    ITEM_LEN_MAX, ITEMS_LEN_MAX, Item, KNOWN_BLOCK, KNOWN_LEN_MAX, KnownFile, Note, REASON_LEN_MAX, decode, encode,
+    ITEM_LEN_MAX, ITEMS_LEN_MAX, Item, KNOWN_BLOCK, Note, REASON_LEN_MAX, decode, decode_known, encode, known_len_max,
 };
 use super::{RemoteEvent, Tally, blocking};
 use crate::error::Problem;
@@ -19,6 +19,23 @@ pub(super) async fn produce(
     source: SourceTree,
     mut sender: SlabSender,
     receiver: &mut SlabReceiver,
+    handle: &SessionHandle,
+    tally: &mut Tally,
+) -> Result<(), Problem> {
+    match send(source, &mut sender, receiver, tally).await {
+        Ok(()) => Ok(sender.finish().await?),
+        Err(problem) => {
+            // Before the sender is dropped, which would give another reason.
+            handle.abort(&problem.reason());
+            Err(problem)
+        }
+    }
+}
+
+async fn send(
+    source: SourceTree,
+    sender: &mut SlabSender,
+    receiver: &mut SlabReceiver,
     tally: &mut Tally,
 ) -> Result<(), Problem> {
     let (files, bytes) = source.manifest.totals();
@@ -26,13 +43,18 @@ pub(super) async fn produce(
     for path in &source.skipped {
         tally.skipped(path.display(), "it is a symbolic link, a device, a socket or a pipe");
     }
-    send_parts(&mut sender, &source.manifest.encode(), |last| Note::Manifest { last }).await?;
-    let known = receive_parts(receiver, KNOWN_LEN_MAX, |note| match note {
+    let (source, listed) = blocking(move || {
+        let listed = source.manifest.encode();
+        Ok((source, listed))
+    })
+    .await?;
+    send_parts(sender, &listed, |last| Note::Manifest { last }).await?;
+    let known = receive_parts(receiver, known_len_max(&source.manifest), |note| match note {
         Note::Known { last } => Some(last),
         _ => None,
     });
-    let known: Vec<KnownFile> = decode(&known.await?)?;
-    let mut reader = Reader::new(&source, known);
+    let known = known.await?;
+    let mut reader = blocking(move || Ok(Reader::new(&source, decode_known(&known, &source.manifest)?))).await?;
     while !reader.is_at_end() {
         let mut slab = sender.slab().await?;
         let filled = blocking(move || {
@@ -44,7 +66,6 @@ pub(super) async fn produce(
         reader.count(len, &items, tally);
         sender.send(slab, len, encode(&Note::Items(items))).await?;
     }
-    sender.finish().await?;
     Ok(())
 }
 
@@ -108,9 +129,8 @@ struct Present {
 }
 
 impl Reader {
-    fn new(source: &SourceTree, known: Vec<KnownFile>) -> Self {
+    fn new(source: &SourceTree, known: HashMap<u32, Vec<u128>>) -> Self {
         let files = source.files().map(|(path, entry, size)| (path.to_owned(), entry.clone(), size)).collect();
-        let known = known.into_iter().map(|known| (known.file, known.sums)).collect();
         Self { files, known, at: 0, present: None, scratch: Vec::new() }
     }
 

@@ -2,7 +2,8 @@
 
 use std::fmt;
 use std::io;
-use std::path::PathBuf;
+use std::os::unix::ffi::OsStrExt;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use cap_std::ambient_authority;
@@ -17,6 +18,7 @@ use super::wire::{Opening, Request, Stored, encode};
 use super::{RemoteEvents, RemoteOutcome, RemoteSettings, Tally, blocking};
 use crate::error::{Context, Kind, Problem, TransferError};
 use crate::manifest::EntryPath;
+use crate::partial;
 use crate::source::SourceTree;
 use crate::store::Store;
 use crate::wording::Wording;
@@ -44,6 +46,9 @@ impl RemoteServerBuilder {
 
     /// Listens at `address` (`host:port`, port 0 for any free one).
     ///
+    /// # Cancel safety
+    /// If the future is dropped, nothing listens.
+    ///
     /// # Errors
     /// The directory cannot be used, or the address cannot be listened at.
     pub async fn bind(self, address: &str) -> Result<RemoteServer, TransferError> {
@@ -61,8 +66,8 @@ impl RemoteServerBuilder {
 
 /// Serves a directory to clients: see [`get`](super::get) and [`put`](super::put).
 ///
-/// Nothing outside the directory is read or written, not even through a symbolic link. At most 64 transfers run at once;
-/// more are refused.
+/// Nothing outside the directory is read or written, not even through a symbolic link. At most 64 transfers run at
+/// once; more are refused.
 pub struct RemoteServer {
     shared: Arc<Served>,
     listener: SessionListener,
@@ -120,7 +125,7 @@ impl RemoteServer {
         }
     }
 
-    /// Serves until the future is dropped.
+    /// Serves until the future is dropped, which ends its transfers.
     pub async fn serve(mut self) {
         loop {
             let ServedTransfer { from, request, outcome } = self.next().await;
@@ -166,7 +171,7 @@ impl Served {
         let Session { mut sender, mut receiver, handle, .. } = request.accept(Vec::new()).await?;
         let outcome = match work {
             Work::Produce(source) => {
-                let produced = produce(source, sender, &mut receiver, &mut tally).await;
+                let produced = produce(source, sender, &mut receiver, &handle, &mut tally).await;
                 match produced {
                     // The client's direction has nothing more than its end.
                     Ok(()) => receiver.next().await.map(drop).map_err(Problem::from),
@@ -175,7 +180,7 @@ impl Served {
             }
             Work::Store(store) => {
                 let outcome;
-                (outcome, tally) = consume(*store, &mut sender, &mut receiver, tally).await;
+                (outcome, tally) = consume(*store, None, &mut sender, &mut receiver, tally).await;
                 match outcome {
                     Ok(()) => {
                         let RemoteOutcome { files, bytes, .. } = tally.outcome;
@@ -198,26 +203,17 @@ impl Served {
         }
     }
 
-    /// Finds what a client wants.
+    /// Finds what a client wants. Each path arrives under its own last name, also if it is a link to another one.
     async fn find(&self, paths: &[EntryPath]) -> Result<SourceTree, Problem> {
         let mut found = Vec::new();
         for path in paths {
             let inside = self.resolve(path)?;
-            if !inside.as_os_str().is_empty() {
-                found.push(self.root.join(inside));
-                continue;
-            }
-            for entry in std::fs::read_dir(&self.root)? {
-                let entry = entry?;
-                // Links lead out of the directory, or to what is sent anyway.
-                let kind = entry.file_type()?;
-                if (kind.is_file() || kind.is_dir()) && entry.file_name() != crate::partial::DIR {
-                    found.push(entry.path());
-                }
+            match path.0.last() {
+                Some(name) => found.push((self.root.join(inside), name.clone())),
+                None => found.extend(list(&self.root)?),
             }
         }
-        found.sort();
-        blocking(move || SourceTree::find(&found)).await
+        blocking(move || SourceTree::find_served(found)).await
     }
 
     /// Opens the directory into which a client wants to put files.
@@ -239,9 +235,23 @@ impl Served {
             io::ErrorKind::NotFound => Kind::Refused.problem(format!("{path} does not exist")),
             _ => Kind::Refused.problem(format!("{path} cannot be used: {error}")),
         })?;
-        let hidden = resolved.components().next().is_some_and(|first| first.as_os_str() == crate::partial::DIR);
+        let hidden = resolved.components().any(|name| partial::is_hidden(name.as_os_str()));
         if hidden { Err(Kind::Refused.problem(format!("{path} does not exist"))) } else { Ok(resolved) }
     }
+}
+
+/// Lists a directory without links, which lead out of it or to what is there anyway.
+fn list(dir: &Path) -> Result<Vec<(PathBuf, Vec<u8>)>, Problem> {
+    let mut found = Vec::new();
+    for entry in std::fs::read_dir(dir)? {
+        let entry = entry?;
+        let kind = entry.file_type()?;
+        if (kind.is_file() || kind.is_dir()) && !partial::is_hidden(&entry.file_name()) {
+            found.push((entry.path(), entry.file_name().as_bytes().to_vec()));
+        }
+    }
+    found.sort();
+    Ok(found)
 }
 
 /// What a server does for a client.

@@ -225,6 +225,45 @@ async fn a_file_that_cannot_be_read_is_left_out_and_the_others_go_on() {
     assert_eq!(tree(into.path()).into_keys().collect::<Vec<_>>(), ["a", "b"]);
 }
 
+#[tokio::test(flavor = "multi_thread")]
+async fn a_server_cannot_choose_what_is_written() {
+    let settings = RemoteSettings::default();
+    let listener = rdmc_wan::SessionListener::bind(settings.fabric(), "127.0.0.1:0", settings.session()).await.unwrap();
+    let address = listener.local_address().to_owned();
+    let source = tempfile::tempdir().unwrap();
+    write(source.path(), ".bashrc", b"evil");
+    let serving = async {
+        let session = listener.accept().await.accept(Vec::new()).await.unwrap();
+        let rdmc_wan::Session { sender, mut receiver, handle, .. } = session;
+        let tree = crate::source::SourceTree::find(&[source.path().join(".bashrc")]).unwrap();
+        let mut tally = Tally::new(RemoteEvents::new().0);
+        producer::produce(tree, sender, &mut receiver, &handle, &mut tally).await.unwrap_err();
+    };
+    let into = tempfile::tempdir().unwrap();
+    let asked = vec![EntryPath(vec![b"model.bin".to_vec()])];
+    let getting = get(&address, asked, into.path(), RemoteSettings::default()).finish();
+    let (got, ()) = tokio::join!(getting, serving);
+    assert!(got.unwrap_err().to_string().contains("sends .bashrc, which was not asked for"));
+    assert!(tree(into.path()).is_empty());
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_link_inside_arrives_under_its_own_name_and_parts_are_hidden() {
+    let served = Served::new(false).await;
+    served.write("v42/model", b"weights");
+    served.write("v42/.rdmc-partial/part", b"part");
+    served.write(".rdmc-0123456789abcdef.part", b"stray");
+    std::os::unix::fs::symlink("v42", served.dir.path().join("latest")).unwrap();
+    let into = tempfile::tempdir().unwrap();
+    served.get("latest", into.path()).finish().await.unwrap();
+    assert_eq!(tree(into.path()).into_keys().collect::<Vec<_>>(), ["latest/model"]);
+    served.get("", into.path()).finish().await.unwrap();
+    assert_eq!(tree(into.path()).into_keys().collect::<Vec<_>>(), ["latest/model", "v42/model"]);
+    for hidden in ["v42/.rdmc-partial", ".rdmc-0123456789abcdef.part"] {
+        served.get(hidden, into.path()).finish().await.unwrap_err();
+    }
+}
+
 #[test]
 fn locations_are_read() {
     let parsed = |text| RemoteLocation::parse(text, 7473).map(|location| location.to_string());

@@ -1,9 +1,11 @@
 //! What the two ends of a remote transfer say to each other: metadata of the session, and notes of slabs.
 
+use std::collections::HashMap;
+
 use serde::{Deserialize, Serialize};
 
 use crate::error::{Kind, Problem};
-use crate::manifest::EntryPath;
+use crate::manifest::{EntryPath, Manifest};
 
 /// The first words of a client.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -98,6 +100,39 @@ pub(crate) fn decode<'a, T: Deserialize<'a>>(bytes: &'a [u8]) -> Result<T, Probl
     postcard::from_bytes(bytes).map_err(|error| Problem::from(error).context("the other end sends something else"))
 }
 
+/// Returns the greatest length of the list of known files of a manifest, in bytes.
+pub(crate) fn known_len_max(manifest: &Manifest) -> usize {
+    manifest.files().map(|(_, size)| known_file_len_max(size)).fold(0, usize::saturating_add).min(KNOWN_LEN_MAX)
+}
+
+/// Returns the greatest length of a known file of `size` bytes in that list, in bytes.
+pub(crate) fn known_file_len_max(size: u64) -> usize {
+    let blocks = usize::try_from(size.div_ceil(KNOWN_BLOCK as u64)).unwrap_or(usize::MAX);
+    blocks.saturating_mul(SUM_LEN_MAX).saturating_add(KNOWN_FILE_LEN)
+}
+
+/// Encodes a list of known files: one after the other.
+pub(crate) fn encode_known(known: &[KnownFile]) -> Vec<u8> {
+    let add = |bytes, file| postcard::to_extend(file, bytes).expect("plain data in memory is always encoded");
+    known.iter().fold(Vec::new(), add)
+}
+
+/// Decodes a list of known files of a manifest.
+pub(crate) fn decode_known(mut bytes: &[u8], manifest: &Manifest) -> Result<HashMap<u32, Vec<u128>>, Problem> {
+    let sizes: Vec<u64> = manifest.files().map(|(_, size)| size).collect();
+    let (mut known, mut next) = (HashMap::new(), 0);
+    while !bytes.is_empty() {
+        let (KnownFile { file, sums }, rest) = postcard::take_from_bytes(bytes)?;
+        let size = sizes.get(file as usize).filter(|_| file >= next);
+        if size.is_none_or(|size| sums.len() as u64 != size.div_ceil(KNOWN_BLOCK as u64)) {
+            return Err(Problem::local("the other end has files that were not listed"));
+        }
+        known.insert(file, sums);
+        (bytes, next) = (rest, file + 1);
+    }
+    Ok(known)
+}
+
 pub(crate) fn encode(value: &impl Serialize) -> Vec<u8> {
     postcard::to_stdvec(value).expect("plain data in memory is always encoded")
 }
@@ -107,7 +142,10 @@ const VERSION: u16 = 1;
 /// Length of a block whose sum tells whether the consumer has it, in bytes.
 pub(crate) const KNOWN_BLOCK: usize = 1 << 20;
 /// Greatest length of the list of known files, in bytes: of 4 TiB.
-pub(crate) const KNOWN_LEN_MAX: usize = 96 << 20;
+const KNOWN_LEN_MAX: usize = 96 << 20;
+/// Most bytes of an encoded sum, and of a known file without its sums.
+const SUM_LEN_MAX: usize = 19;
+const KNOWN_FILE_LEN: usize = 16;
 /// Most bytes of the items of a slab, before the last one is added.
 pub(crate) const ITEMS_LEN_MAX: usize = 48 << 10;
 /// Most bytes of an item without its reason.
@@ -131,6 +169,20 @@ mod tests {
     }
 
     #[test]
+    fn known_files_are_those_of_the_manifest() {
+        let (manifest, _) = Manifest::of_sizes(&[1, 0, 3 << 20]);
+        let known = |file, sums| KnownFile { file, sums: vec![u128::MAX; sums] };
+        let decoded = |known: &[KnownFile]| decode_known(&encode_known(known), &manifest);
+        let all = [known(0, 1), known(1, 0), known(2, 3)];
+        assert_eq!(decoded(&all).unwrap().len(), 3);
+        assert!(encode_known(&all).len() <= known_len_max(&manifest));
+        for wrong in [known(0, 0), known(0, 2), known(2, 4), known(3, 0)] {
+            assert!(decoded(&[wrong]).is_err());
+        }
+        assert!(decoded(&[known(2, 3), known(0, 1)]).is_err() && decoded(&[known(0, 1), known(0, 1)]).is_err());
+    }
+
+    #[test]
     fn paths_that_lead_elsewhere_are_refused() {
         let path = |names: &[&str]| EntryPath(names.iter().map(|name| name.as_bytes().to_vec()).collect());
         for names in [&["..", "etc"][..], &["a", ".."], &["/etc"], &["."]] {
@@ -146,7 +198,7 @@ mod tests {
         fn any_bytes_are_an_opening_or_refused(bytes in proptest::collection::vec(any::<u8>(), 0..100)) {
             let _ = Opening::decode(&bytes);
             let _ = decode::<Note>(&bytes);
-            let _ = decode::<Vec<KnownFile>>(&bytes);
+            let _ = decode_known(&bytes, &Manifest::of_sizes(&[1, 0, 3 << 20]).0);
         }
     }
 }

@@ -76,7 +76,8 @@ impl Entrance {
         &self.0.session
     }
 
-    /// Waits until the session has ended. All flows are reset then.
+    /// Waits until the session has ended. Flows whose last bytes have come are written to their end, for at most 60 s.
+    /// The others are reset.
     ///
     /// # Cancel safety
     /// Nothing is lost.
@@ -84,7 +85,7 @@ impl Entrance {
     /// # Errors
     /// How it failed.
     pub async fn ended(&self) -> Result<(), SessionError> {
-        self.0.session.ended().await
+        self.0.ended().await
     }
 
     /// Takes no more connections, lets flows end by themselves for at most `drain`, resets the rest, and ends the

@@ -252,8 +252,9 @@ impl Flow {
         let mut state = lock(&self.state);
         let mut kept = std::mem::take(&mut state.unwritten);
         let mut passed = 0;
-        while !kept.is_empty() {
-            let len = self.write(&mut state, kept.as_slices().0);
+        while !kept.is_empty() && passed < WRITTEN_AT_ONCE as u64 {
+            let front = kept.as_slices().0;
+            let len = self.write(&mut state, &front[..front.len().min(WRITTEN_AT_ONCE)]);
             if len == 0 {
                 break;
             }
@@ -314,6 +315,11 @@ impl Flow {
         })
     }
 
+    /// Tells whether the other end has no more bytes.
+    pub(super) fn is_finished(&self) -> bool {
+        lock(&self.state).finished
+    }
+
     /// Widens the window to its usual length, as far as there is memory. Returns whether a grant is due.
     pub(super) fn widen(&self) -> bool {
         let mut state = lock(&self.state);
@@ -357,7 +363,7 @@ impl Window {
         self.passed += bytes;
         if bytes > 0 && self.began.elapsed() >= memory.round_trip() {
             if self.passed * PARTS_IN_A_ROUND_TRIP >= self.len && memory.has_plenty() {
-                self.widen(self.len * 2, memory);
+                self.widen((self.len * 2).min(memory.total / 2).max(self.len), memory);
             }
             (self.passed, self.began) = (0, Instant::now());
         }
@@ -448,6 +454,8 @@ const GRANTS_IN_A_WINDOW: u64 = 4;
 /// or later where bytes queue.
 const PARTS_IN_A_ROUND_TRIP: u64 = 8;
 const ROUND_TRIP_MIN_US: u64 = 1000;
+/// Most kept bytes that are written between two turns of other tasks.
+const WRITTEN_AT_ONCE: usize = 256 << 10;
 /// After this time of silence the system asks a socket's other end whether it is there.
 const KEEPALIVE: Duration = Duration::from_secs(60);
 
@@ -490,11 +498,11 @@ mod tests {
             window.began = began;
             window.note_passed(window.len, &memory);
         }
-        // It has doubled until less than half was left.
-        assert_eq!(window.len, 8 << 20);
+        // It has doubled to half of the memory.
+        assert_eq!(window.len, 4 << 20);
         window.began = began;
         let before = window.to_grant;
         window.note_passed(10, &memory);
-        assert_eq!((window.len, window.to_grant), (8 << 20, before + 10), "little has passed");
+        assert_eq!((window.len, window.to_grant), (4 << 20, before + 10), "little has passed");
     }
 }

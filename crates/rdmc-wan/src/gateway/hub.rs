@@ -32,9 +32,9 @@ struct HubState {
     granting: VecDeque<Arc<Flow>>,
     /// Flows with bytes to be read, and how many of them belong to the present turn.
     ready: VecDeque<(Arc<Flow>, usize)>,
-    /// Why there are no new flows.
+    /// Whether new flows are refused.
     closing: bool,
-    /// All flows are over, and nothing waits that is not in `pieces`.
+    /// Whether nothing leaves any more but `pieces`.
     stopped: bool,
 }
 
@@ -99,6 +99,10 @@ impl Hub {
             if number != state.last + 1 {
                 return Err(Violation("a flow out of order"));
             }
+            // Answers wait while the other end fetches nothing.
+            if state.pieces.len() > self.pieces_max() {
+                return Err(Violation("more flows than are allowed"));
+            }
             state.last = number;
             let reason = match state.closing {
                 true => RefusedReason::Closing,
@@ -106,12 +110,7 @@ impl Hub {
                 false => return Ok(Some(state.add(number, &self.memory))),
             };
             state.pieces.push_back(Piece::Refused { flow: number, reason });
-            // They wait while the other end fetches nothing.
-            if state.pieces.len() > self.pieces_max() {
-                Err(Violation("more flows than are allowed"))
-            } else {
-                Ok(None)
-            }
+            Ok(None)
         })?;
         if let Some(flow) = &flow {
             self.widen(flow);
@@ -163,6 +162,22 @@ impl Hub {
         flows.values().for_each(|flow| flow.change(|state| state.end(Over::Ended)));
     }
 
+    /// Resets the flows whose last bytes have not come. The others go on until these are written. After the last pieces
+    /// have left, nothing more does.
+    pub(super) fn leave(&self) {
+        let broken = self.change(|state| {
+            (state.closing, state.stopped) = (true, true);
+            state.ready.clear();
+            state.granting.clear();
+            let (whole, broken) =
+                std::mem::take(&mut state.flows).into_iter().partition(|(_, flow)| flow.is_finished());
+            state.flows = whole;
+            broken
+        });
+        let broken: HashMap<FlowNumber, Arc<Flow>> = broken;
+        broken.values().for_each(|flow| flow.change(|state| state.end(Over::Ended)));
+    }
+
     fn widen(&self, flow: &Arc<Flow>) {
         if flow.widen() {
             self.grant(flow.clone());
@@ -184,7 +199,7 @@ impl Hub {
     /// Queues a flow that has bytes to be granted.
     pub(super) fn grant(&self, flow: Arc<Flow>) {
         self.change(|state| {
-            if !state.stopped {
+            if !state.stopped && state.flows.contains_key(&flow.number) {
                 state.granting.push_back(flow);
             }
         });
@@ -300,7 +315,18 @@ mod tests {
     fn a_flood_of_flows_that_are_refused_is_a_violation() {
         let exit = hub(1);
         let violated = (1..10_000).find(|&number| exit.admit(number).is_err());
-        assert_eq!(violated, Some(4 + 1024 + 2));
+        assert_eq!(violated, Some(4 + 1024 + 3));
+    }
+
+    #[test]
+    fn a_flood_of_flows_whose_targets_are_refused_is_a_violation() {
+        let exit = hub(1);
+        let violated = (1..10_000).find(|&number| {
+            let violates = exit.admit(number).is_err();
+            exit.remove(number, Some(Piece::Refused { flow: number, reason: RefusedReason::NotAllowed }));
+            violates
+        });
+        assert!(violated.is_some());
     }
 
     #[test]

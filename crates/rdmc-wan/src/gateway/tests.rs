@@ -461,6 +461,35 @@ async fn an_end_that_finishes_lets_flows_end_and_resets_the_rest() {
 }
 
 #[tokio::test]
+async fn bytes_that_have_come_are_written_after_the_other_end_has_finished() {
+    let rig = Rig::tcp().await;
+    let (mut near, mut far) = rig.flow().await;
+    // More than the sockets of a program take that does not read.
+    let len = 16 << 20;
+    near.shutdown().await.unwrap();
+    let bytes = vec![7; len];
+    let sending = async {
+        far.write_all(&bytes).await.unwrap();
+        far.shutdown().await.unwrap();
+        rig.exit.0.hub.emptied().await;
+    };
+    let reading = async {
+        let mut got = vec![0; len];
+        near.read_exact(&mut got[..len - (4 << 20)]).await.unwrap();
+        near
+    };
+    let ((), mut near) = watched(async { tokio::join!(sending, reading) }).await;
+    let Rig { entrance, exit, .. } = rig;
+    watched(exit.finish(Duration::ZERO)).await;
+    entrance.session().ended().await.unwrap();
+    let mut rest = Vec::new();
+    watched(near.read_to_end(&mut rest)).await.unwrap();
+    assert_eq!(rest.len(), 4 << 20);
+    watched(entrance.ended()).await.unwrap();
+    assert_eq!(entrance.flow_count(), 0);
+}
+
+#[tokio::test]
 async fn a_lone_request_does_not_wait_for_a_full_slab() {
     let rig = Rig::tcp().await;
     let (mut near, mut far) = rig.flow().await;

@@ -64,15 +64,26 @@ impl Shared {
         let Link { stream, channel, completions } = link;
         let (mut from, mut to) = tokio::io::split(stream);
         let heard = LastHeard::new(self.environment.now());
+        let mut check = FrameCheck::default();
         let failure = tokio::select! {
             biased;
             failure = self.read_frames(&mut from, &heard) => failure,
-            failure = self.write_frames(&mut to, &heard) => failure,
+            failure = self.write_frames(&mut to, &mut check, &heard) => failure,
             failure = self.fetch_slabs(&channel) => failure,
             failure = self.watch(&heard) => failure,
+            () = self.lingers() => Ok(Failure::Over),
             () = completions.drain() => unreachable!("a queue is drained for ever"),
         };
         channel.close();
+        if let Err(Failure::Session(error)) = &failure {
+            let mut bytes = Vec::new();
+            wire::encode(&Frame::Abort { reason: error.to_string() }, &mut check, &mut bytes);
+            let telling = async {
+                to.write_all(&bytes).await?;
+                to.flush().await
+            };
+            let _ = self.environment.timeout(SHUT_LIMIT, telling).await;
+        }
         // If that fails, the other end finds out by itself.
         let _ = self.environment.timeout(SHUT_LIMIT, to.shutdown()).await;
         let failure = failure.unwrap_or_else(|failure| failure);
@@ -126,9 +137,10 @@ impl Shared {
     async fn write_frames(
         &self,
         to: &mut WriteHalf<Box<dyn ControlStream>>,
+        check: &mut FrameCheck,
         heard: &LastHeard,
     ) -> Result<Failure, Failure> {
-        let (mut check, mut bytes) = (FrameCheck::default(), Vec::new());
+        let mut bytes = Vec::new();
         let mut ping_at = self.environment.now();
         loop {
             let due = self.until(|state| {
@@ -145,20 +157,26 @@ impl Shared {
                 due = due => match due {
                     None => return Ok(Failure::Over),
                     Some((frames, answer)) => {
-                        frames.iter().for_each(|frame| wire::encode(frame, &mut check, &mut bytes));
+                        frames.iter().for_each(|frame| wire::encode(frame, check, &mut bytes));
                         if let Some(at) = answer {
-                            wire::encode(&Frame::Pong { at }, &mut check, &mut bytes);
+                            wire::encode(&Frame::Pong { at }, check, &mut bytes);
                         }
                     }
                 },
                 () = asleep => {
                     let now = self.environment.now();
-                    wire::encode(&Frame::Ping { at: now.as_nanos() }, &mut check, &mut bytes);
+                    wire::encode(&Frame::Ping { at: now.as_nanos() }, check, &mut bytes);
                     ping_at = now + self.terms.detection / 3;
                 }
             }
-            to.write_all(&bytes).await?;
-            to.flush().await?;
+            let writing = async {
+                to.write_all(&bytes).await?;
+                to.flush().await
+            };
+            match self.environment.timeout(self.terms.detection, writing).await {
+                Ok(written) => written?,
+                Err(_) => return Ok(Failure::Lost("the other end reads nothing".into())),
+            }
             bytes.clear();
         }
     }
@@ -203,6 +221,11 @@ impl Shared {
                 return Err(Failure::Session(SessionError::Protocol { what: "a slab of another length".into() }));
             }
         };
+        if memory.is_empty() {
+            // It keeps its place in the ring, too.
+            fetching.whole = Some(memory.freeze());
+            return Ok(());
+        }
         let piece_len = usize::try_from(lock(pacer).bytes_max()).unwrap_or(usize::MAX).min(PIECE_LEN);
         let mut offset = 0;
         while !memory.is_empty() {
@@ -241,7 +264,7 @@ impl Shared {
                 let (bytes, note) = (whole.unwrap_or_else(Buffer::empty), std::mem::take(note));
                 return Ok(Slab { bytes, note });
             }
-            tracing::warn!(session = %self.id, slab = *number, attempts, "a slab arrived with other bytes than were sent");
+            tracing::warn!(session = %self.id, slab = *number, attempts, "a slab arrived with other bytes");
             if attempts >= ATTEMPTS_MAX {
                 return Err(Failure::Session(SessionError::Corrupt { number: *number, attempts }));
             }
@@ -258,6 +281,13 @@ impl Shared {
             state.incoming.take(slab);
         });
         self.incoming_ring.note_passed(len, now, self.round_trip());
+    }
+
+    /// Ends when all was received, or the session has failed, and the other end has not ended it for the detection
+    /// time.
+    async fn lingers(&self) {
+        self.until(|state| (state.is_complete() || state.ended.is_some()).then_some(())).await;
+        self.environment.sleep(self.terms.detection).await;
     }
 
     /// Ends when nothing was heard for the detection time.

@@ -14,7 +14,7 @@ use tokio::sync::mpsc;
 
 use super::error::{OpenError, silent};
 use super::link::{Link, LinkEnd};
-use super::opening::{HANDSHAKE_LIMIT, write_first};
+use super::opening::{HANDSHAKE_LIMIT, Patience, write_first};
 use super::{AgreedTerms, Session, SessionConfig, SessionId, Shared};
 use crate::channel::Channel;
 use crate::sync::lock;
@@ -123,6 +123,9 @@ impl SessionRequest {
     }
 
     /// Refuses the session, and says why.
+    ///
+    /// # Cancel safety
+    /// If the future is dropped, the other end may not learn why.
     pub async fn refuse(mut self, reason: &str) {
         if let Some(stream) = self.stream.take() {
             self.entrance.refuse(stream, RefusedReason::Declined { reason: reason.to_owned() }).await;
@@ -225,6 +228,11 @@ impl Entrance {
                 }
             };
         }
+        if lock(&self.sessions).contains_key(&SessionId(open.session)) {
+            let reason = "there is a session of this number".to_owned();
+            self.refuse(stream, RefusedReason::Declined { reason }).await;
+            return Ok(());
+        }
         let request = SessionRequest { stream: Some(stream), open, from, entrance: self.clone() };
         if let Err(mpsc::error::TrySendError::Full(mut request) | mpsc::error::TrySendError::Closed(mut request)) =
             self.arrived.try_send(request)
@@ -289,7 +297,7 @@ async fn drive(
     mut resumptions: mpsc::Receiver<Resumption>,
     entrance: std::sync::Weak<Entrance>,
 ) {
-    let mut link = Some(first);
+    let (mut link, mut patience) = (Some(first), Patience::default());
     loop {
         let resumption = match link.take() {
             Some(link) => tokio::select! {
@@ -300,6 +308,10 @@ async fn drive(
                     LinkEnd::Over => break,
                     LinkEnd::Lost(cause) => {
                         tracing::info!(session = %shared.id, cause, "connection lost");
+                        if !patience.has_more(&shared) {
+                            shared.change(|state| state.lose(shared.resume_within, cause));
+                            break;
+                        }
                         match shared.next_resumption(&mut resumptions, cause).await {
                             Some(resumption) => Some(resumption),
                             None => break,

@@ -18,8 +18,9 @@ use crate::wire::{self, Frame, Offer, Open, Opened, PROTOCOL_VERSION};
 
 /// Opens a session with the [listener](super::SessionListener) at `address` (`host:port`), on one of `fabrics`.
 ///
-/// `metadata` is for the other end's application, at most 64 KiB. The first of `fabrics` connects; all of them that open
-/// connections share a [`Rendezvous`](rdmc_fabric::Rendezvous). The listener chooses the first one that it has too.
+/// `metadata` is for the other end's application, at most 64 KiB. The first of `fabrics` connects; all of them that
+/// open connections share a [`Rendezvous`](rdmc_fabric::Rendezvous). The listener chooses the first one that it has
+/// too.
 ///
 /// # Cancel safety
 /// If the future is dropped, there is no session. The other end may have accepted it, and sees it end.
@@ -168,7 +169,7 @@ impl Opener {
         match answer.map_err(|error| self.handshake(error))? {
             Some(Frame::Opened(opened)) => Ok(opened),
             Some(Frame::Refused(reason)) => {
-                Err(OpenError::Refused { address: self.address.clone(), reason: reason.to_string() })
+                Err(OpenError::Refused { address: self.address.clone(), reason: wire::printable(&reason.to_string()) })
             }
             Some(_) => Err(self.handshake(io::Error::other("its first frame is no answer"))),
             None => Err(self.handshake(closed())),
@@ -181,9 +182,13 @@ impl Opener {
 
     /// Uses the session's connections, one after the other, until it is over.
     async fn drive(self, shared: Arc<Shared>, first: Link) {
-        let mut link = first;
+        let (mut link, mut patience) = (first, Patience::default());
         while let LinkEnd::Lost(cause) = shared.run(link).await {
             tracing::info!(session = %self.id, cause, "connection lost");
+            if !patience.has_more(&shared) {
+                shared.change(|state| state.lose(shared.resume_within, cause));
+                break;
+            }
             match self.reconnect(&shared, cause).await {
                 Some(next) => link = next,
                 None => break,
@@ -234,6 +239,23 @@ impl Opener {
     }
 }
 
+/// How often a session may be resumed without any progress.
+#[derive(Debug, Default)]
+pub(super) struct Patience {
+    seen: u64,
+    resumed: u32,
+}
+
+impl Patience {
+    /// Tells whether to try again.
+    pub(super) fn has_more(&mut self, shared: &Shared) -> bool {
+        let moved = lock(&shared.state).moved();
+        self.resumed = if moved > self.seen { 0 } else { self.resumed + 1 };
+        self.seen = moved;
+        self.resumed <= RESUMED_IN_VAIN_MAX
+    }
+}
+
 impl Shared {
     /// Goes on over another connection, whose other end has received so much.
     pub(super) fn take_over(&self, theirs: wire::Progress) -> Result<(), SessionError> {
@@ -278,6 +300,8 @@ fn error_chain(error: &dyn std::error::Error) -> String {
     text
 }
 
+/// How often a session is resumed without progress before it fails.
+const RESUMED_IN_VAIN_MAX: u32 = 8;
 /// Streams of a data channel over TCP.
 const STREAMS_OF_TCP: u16 = 4;
 /// How long an attempt to connect may take.

@@ -6,7 +6,7 @@ use std::time::Duration;
 use rdmc_fabric::{Buffer, ExposedRegion};
 
 use super::error::SessionError;
-use crate::wire::{Frame, Place, Progress, SlabFrame};
+use crate::wire::{Frame, INLINE_LEN_MAX, Place, Progress, SlabFrame, printable};
 
 /// Both directions of a session, as this end sees them.
 #[derive(Debug, Default)]
@@ -41,6 +41,8 @@ pub(crate) struct Outgoing {
     finish_told: bool,
     /// The other end wants no more.
     stopped: bool,
+    /// Slabs that it has not taken then.
+    lost: u64,
 }
 
 /// A slab that the other end has not taken yet.
@@ -151,10 +153,11 @@ impl State {
             Frame::Message { number, bytes } => self.messages.receive(number, bytes),
             Frame::Heard { messages } => self.messages.note_heard(messages),
             Frame::Abort { reason } => {
-                self.end(Err(SessionError::Aborted { reason }));
+                self.end(Err(SessionError::Aborted { reason: printable(&reason) }));
                 Ok(())
             }
-            Frame::Goodbye if self.is_complete() => {
+            // After a resumption, it may come before this end has said again that it wants no more.
+            Frame::Goodbye if self.outgoing.is_complete() && (self.incoming.stopped || self.incoming.is_complete()) => {
                 self.goodbye_heard = true;
                 Ok(())
             }
@@ -178,6 +181,11 @@ impl State {
             frames.push(Frame::Goodbye);
         }
         frames
+    }
+
+    /// Counts what has moved in both directions.
+    pub(crate) fn moved(&self) -> u64 {
+        self.outgoing.taken + self.incoming.taken + self.messages.heard + self.messages.received
     }
 
     /// Tells whether both directions have ended in good order.
@@ -240,7 +248,7 @@ impl Outgoing {
 
     /// Returns how many slabs there were so far.
     pub(crate) fn count(&self) -> u64 {
-        self.taken + self.slabs.len() as u64
+        self.taken + self.slabs.len() as u64 + self.lost
     }
 
     pub(crate) fn taken(&self) -> u64 {
@@ -248,8 +256,11 @@ impl Outgoing {
     }
 
     fn stop(&mut self) {
-        self.stopped = true;
-        self.slabs.clear();
+        if !self.is_complete() {
+            self.stopped = true;
+            self.lost = self.slabs.len() as u64;
+            self.slabs.clear();
+        }
     }
 
     fn is_complete(&self) -> bool {
@@ -342,6 +353,14 @@ impl Incoming {
         if self.next - self.taken >= ANNOUNCED_MAX as u64 || self.note_bytes + slab.note.len() > NOTE_BYTES_MAX {
             return Err(Violation("too many slabs are announced"));
         }
+        if slab.note.len() > MESSAGE_LEN_MAX {
+            return Err(Violation("a note that is too long"));
+        }
+        if let Place::Inline(bytes) = &slab.place
+            && (bytes.len() != slab.len as usize || bytes.len() > INLINE_LEN_MAX)
+        {
+            return Err(Violation("a slab of another length than it says"));
+        }
         self.next += 1;
         if !self.stopped {
             self.note_bytes += slab.note.len();
@@ -431,3 +450,37 @@ const NOTE_BYTES_MAX: usize = 4 << 20;
 const MESSAGES_MAX: usize = 64;
 /// Longest note of a slab, and longest message, in bytes.
 pub(crate) const MESSAGE_LEN_MAX: usize = 64 << 10;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn announced(number: u64, len: u32, place: Place, note: usize) -> Result<(), Violation> {
+        let slab = SlabFrame { number, len, check: 0, place, note: vec![0; note] };
+        State::default().apply(Frame::Slab(slab))
+    }
+
+    #[test]
+    fn announcements_out_of_bounds_are_violations() {
+        let inline = |len: usize| Place::Inline(vec![0; len]);
+        assert_eq!(announced(0, 5, inline(5), MESSAGE_LEN_MAX), Ok(()));
+        for wrong in [
+            announced(1, 5, inline(5), 0),
+            announced(0, 5, inline(4), 0),
+            announced(0, 20_000, inline(20_000), 0),
+            announced(0, 5, inline(5), MESSAGE_LEN_MAX + 1),
+        ] {
+            assert!(wrong.is_err());
+        }
+    }
+
+    #[test]
+    fn a_goodbye_is_heard_before_the_stop_is_told_again() {
+        let mut state = State::default();
+        state.outgoing.finish();
+        state.incoming.stop();
+        while !state.take_frames().is_empty() {}
+        state.resume(Progress::default()).unwrap();
+        assert_eq!(state.apply(Frame::Goodbye), Ok(()));
+    }
+}

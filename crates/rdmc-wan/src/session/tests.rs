@@ -217,6 +217,30 @@ async fn a_receiver_that_is_dropped_stops_the_sender() {
 }
 
 #[tokio::test]
+async fn what_a_receiver_has_thrown_away_is_not_taken() {
+    let rig = Rig::mem().await;
+    let (mut opened, accepted) = rig.sessions(None).await;
+    let slab = opened.sender.slab().await.unwrap();
+    drop(accepted.receiver);
+    opened.handle.0.until(|state| state.outgoing.is_stopped().then_some(())).await;
+    // It was stopped before, or after.
+    let sent = opened.sender.send(slab, 1, Vec::new()).await;
+    assert_eq!(sent.unwrap_err(), SessionError::Stopped);
+    assert!(opened.sender.taken().await.is_ok(), "nothing was sent");
+    let (mut opened, accepted) = rig.sessions(None).await;
+    // It waits for a connection that does not read it.
+    let held = opened.handle.0.state.lock().unwrap().outgoing.count();
+    for _ in 0..3 {
+        let slab = opened.sender.slab().await.unwrap();
+        opened.sender.send(slab, 20_000, Vec::new()).await.unwrap();
+    }
+    drop(accepted.receiver);
+    let outcome = opened.sender.finish().await;
+    let taken = opened.handle.0.state.lock().unwrap().outgoing.taken();
+    assert_eq!(outcome.is_ok(), taken == held + 3, "{outcome:?} with {taken} taken");
+}
+
+#[tokio::test]
 async fn a_sender_that_is_dropped_fails_the_session_at_both_ends() {
     let rig = Rig::tcp().await;
     let (mut opened, mut accepted) = rig.sessions(None).await;

@@ -115,7 +115,7 @@ impl Security {
     }
 
     /// Makes a connection secure that has arrived. Without `security`, it must not ask for TLS; with `security`, it
-    /// must. For protocols beside that of nodes: their connections begin with fewer than 2³¹ as a little-endian number
+    /// must. For protocols beside that of nodes: their connections begin with fewer than 2³⁰ as a little-endian number
     /// of 4 bytes.
     ///
     /// # Cancel safety
