@@ -357,7 +357,7 @@ pub(crate) struct GatewayOptions {
     /// port 0 is any free port
     #[arg(long, value_name = "ADDRESS[:PORT]", value_parser = address::parse_listen)]
     pub(crate) serve: Option<String>,
-    /// The exit connects to this network or host only, at this port if there is one: 10.0.0.0/8, [fd00::]/8:443,
+    /// The exit connects to this network or host only, at this port if there is one: 10.0.0.0/8, 10.1.0.0/16:443,
     /// host.example:22. It may be repeated; by default the exit connects to nothing
     #[arg(long, value_name = "NETWORK|HOST[:PORT]", requires = "serve")]
     pub(crate) allow: Vec<AllowRule>,

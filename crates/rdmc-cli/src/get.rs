@@ -53,8 +53,8 @@ impl PathOptions {
 #[derive(Clone, Debug, Args)]
 #[command(after_help = exit::HELP, after_long_help = examples::of_get())]
 pub(crate) struct GetOptions {
-    /// Files and directories of one server, each as HOST[:PORT]/PATH; HOST alone is all that it serves. Then the
-    /// directory for them. The port is 7471 unless given
+    /// Files and directories of one server, each as HOST/PATH or HOST:PORT/PATH; HOST alone is all that it serves. Then
+    /// the directory for them. The port is 7471 unless given
     #[arg(required = true, num_args = 2.., value_name = "HOST[:PORT]/PATH… DIR")]
     from_and_dir: Vec<String>,
     /// Keep files that exist, and fail; by default files are replaced
@@ -78,8 +78,8 @@ pub(crate) struct GetOptions {
 #[derive(Clone, Debug, Args)]
 #[command(after_help = exit::HELP, after_long_help = examples::of_put())]
 pub(crate) struct PutOptions {
-    /// Files and directories; then the server's directory for them, as HOST[:PORT]/PATH, or HOST for the one that it
-    /// serves. The port is 7471 unless given
+    /// Files and directories; then the server's directory for them, as HOST/PATH or HOST:PORT/PATH, or HOST for the one
+    /// that it serves. The port is 7471 unless given
     #[arg(required = true, num_args = 2.., value_name = "FILE… HOST[:PORT]/PATH")]
     files_and_to: Vec<String>,
     #[command(flatten)]
