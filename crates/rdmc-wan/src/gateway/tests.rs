@@ -10,6 +10,7 @@ use tokio::sync::watch;
 use twox_hash::xxhash3_128;
 
 use super::*;
+use crate::session::tests::Cut;
 use crate::session::{SessionConfig, SessionListener};
 use crate::{Rate, tcp_config};
 
@@ -353,35 +354,6 @@ async fn flows_beyond_the_bound_are_refused() {
     let (_near, answer) = watched(rig.socks(&connect_request(rig.targets.local_addr().unwrap()))).await;
     assert_eq!(answer[1], 1);
     watched(exchange(kept.0, kept.1, 1, 100_000)).await;
-}
-
-/// Passes connections on to a listener until they are cut.
-struct Cut {
-    address: String,
-    cut: watch::Sender<u64>,
-}
-
-impl Cut {
-    async fn before(listener: &str) -> Self {
-        let (cut, to) = (watch::Sender::new(0), listener.to_owned());
-        let place = local().await;
-        let address = place.local_addr().unwrap().to_string();
-        let cuts = cut.clone();
-        tokio::spawn(async move {
-            loop {
-                let (mut near, _) = place.accept().await.unwrap();
-                let (mut cuts, to) = (cuts.subscribe(), to.clone());
-                tokio::spawn(async move {
-                    let Ok(mut far) = TcpStream::connect(&to).await else { return };
-                    tokio::select! {
-                        _ = cuts.changed() => {}
-                        _ = tokio::io::copy_bidirectional(&mut near, &mut far) => {}
-                    }
-                });
-            }
-        });
-        Self { address, cut }
-    }
 }
 
 async fn cut_rig() -> (Rig, Cut) {

@@ -40,10 +40,7 @@ impl SlabSender {
     /// # Errors
     /// The session has failed, or the other end takes no more slabs.
     pub async fn slab(&self) -> Result<SlabMut, SessionError> {
-        let failed = self.0.until(|state| match &state.ended {
-            Some(ended) => Some(ended.clone().err().unwrap_or(SessionError::Closed)),
-            None => state.outgoing.is_stopped().then_some(SessionError::Stopped),
-        });
+        let failed = self.0.until(|state| state.sending_error());
         let slab = async {
             // Short slabs hold no place in the ring.
             self.0.until(|state| state.outgoing.has_room().then_some(())).await;
@@ -72,7 +69,9 @@ impl SlabSender {
     pub async fn send(&mut self, slab: SlabMut, len: usize, note: Vec<u8>) -> Result<(), SessionError> {
         assert!(note.len() <= MESSAGE_LEN_MAX, "a note has at most 64 KiB");
         assert!(len <= slab.len(), "the slab has {} bytes, not {len}", slab.len());
-        self.state_of_it()?;
+        if let Some(error) = lock(&self.0.state).sending_error() {
+            return Err(error);
+        }
         let SlabMut(mut memory) = slab;
         memory.truncate(len);
         let check = xxhash3_128::Hasher::oneshot(&memory);
@@ -123,15 +122,6 @@ impl SlabSender {
     /// Ends this direction without waiting.
     pub(crate) fn end(&self) {
         self.0.change(|state| state.outgoing.finish());
-    }
-
-    fn state_of_it(&self) -> Result<(), SessionError> {
-        let state = lock(&self.0.state);
-        match &state.ended {
-            Some(ended) => Err(ended.clone().err().unwrap_or(SessionError::Closed)),
-            None if state.outgoing.is_stopped() => Err(SessionError::Stopped),
-            None => Ok(()),
-        }
     }
 }
 
@@ -184,10 +174,6 @@ impl SlabReceiver {
     /// # Errors
     /// The session has failed, and all slabs that had arrived were received.
     pub async fn next(&mut self) -> Result<Option<Slab>, SessionError> {
-        self.next_of_it().await
-    }
-
-    async fn next_of_it(&self) -> Result<Option<Slab>, SessionError> {
         self.0.until_changed(|state| state.incoming.next_ready()).await
     }
 }

@@ -183,6 +183,14 @@ impl State {
         frames
     }
 
+    /// Returns why no more slabs can be sent, if so.
+    pub(crate) fn sending_error(&self) -> Option<SessionError> {
+        match &self.ended {
+            Some(ended) => Some(ended.clone().err().unwrap_or(SessionError::Closed)),
+            None => self.outgoing.is_stopped().then_some(SessionError::Stopped),
+        }
+    }
+
     /// Counts what has moved in both directions.
     pub(crate) fn moved(&self) -> u64 {
         self.outgoing.taken + self.incoming.taken + self.messages.heard + self.messages.received

@@ -305,13 +305,13 @@ async fn a_shared_key_is_asked_for() {
 }
 
 /// Passes connections on to a listener until they are cut.
-struct Cut {
-    address: String,
-    cut: watch::Sender<u64>,
+pub(crate) struct Cut {
+    pub(crate) address: String,
+    pub(crate) cut: watch::Sender<u64>,
 }
 
 impl Cut {
-    async fn before(listener: &str) -> Self {
+    pub(crate) async fn before(listener: &str) -> Self {
         let (cut, to) = (watch::Sender::new(0), listener.to_owned());
         let place = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let address = place.local_addr().unwrap().to_string();
@@ -321,7 +321,7 @@ impl Cut {
                 let (mut near, _) = place.accept().await.unwrap();
                 let (mut cuts, to) = (cuts.subscribe(), to.clone());
                 tokio::spawn(async move {
-                    let mut far = TcpStream::connect(&to).await.unwrap();
+                    let Ok(mut far) = TcpStream::connect(&to).await else { return };
                     tokio::select! {
                         _ = cuts.changed() => {}
                         _ = tokio::io::copy_bidirectional(&mut near, &mut far) => {}
