@@ -4,6 +4,7 @@
 //! region, and is sent and received in place. Other memory is copied through a region for each request. Exposures are
 //! regions of their own too, since they need their own bounds and access rights.
 
+use std::ffi::c_void;
 use std::ops::Range;
 use std::ptr::NonNull;
 use std::sync::Arc;
@@ -13,6 +14,7 @@ use enumflags2::BitFlags;
 use rdmc_fabric::{
     Buffer, BufferMut, Expose, ExposedMemory, FabricError, Memory, MemoryRegion, RemoteAccess, RemoteMemory,
 };
+use rustix::mm::{Advice, madvise};
 
 use crate::device::Device;
 use crate::frame::ReceiveBuffer;
@@ -71,6 +73,31 @@ impl Region {
 
     fn address(&self) -> u64 {
         self.mr.addr() as u64
+    }
+
+    /// Returns the pages that hold nothing else than this region.
+    fn whole_pages(&self) -> (*mut c_void, usize) {
+        let page_len = rustix::param::page_size();
+        let before = self.ptr().align_offset(page_len);
+        let len = self.mr.length().saturating_sub(before) / page_len * page_len;
+        (self.ptr().wrapping_add(before).cast(), len)
+    }
+}
+
+impl Drop for Region {
+    /// Takes the pages from the process, but not from the device. `async-rdma` frees an allocation before it tells the
+    /// device. What a peer writes in that time would land in the allocator's lists or in the memory's next user; now it
+    /// lands in pages that only the device still has.
+    fn drop(&mut self) {
+        let (pages, len) = self.whole_pages();
+        if len == 0 {
+            return;
+        }
+        // SAFETY: the pages hold nothing but this region, which nobody reads any more, and stay mapped. Requests that
+        // the device still has use the pages that it was told of.
+        if let Err(error) = unsafe { madvise(pages, len, Advice::LinuxDontNeed) } {
+            tracing::debug!(%error, "pages of a region could not be replaced before they are freed");
+        }
     }
 }
 
