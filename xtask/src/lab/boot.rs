@@ -86,7 +86,12 @@ pub(crate) fn boot(parts: &Parts, machine: &Machine, guest: &Guest<'_>) -> Resul
     }
     let Some(outcome) = end else {
         let status = fs::read_to_string(run.path().join("status")).ok().and_then(|text| text.trim().parse().ok());
-        let last_lines = || format!("its console's last lines:\n{}", tail(&console_file));
+        let last_lines = || {
+            format!(
+                "its console's last lines:\n{}",
+                tail(&fs::read(&console_file).unwrap_or_default(), CONSOLE_TAIL_LINES)
+            )
+        };
         let status = status.with_context(|| format!("the machine ended without a result; {}", last_lines()))?;
         if !run.path().join("complete").exists() {
             eprintln!("lab: the machine broke down after the command; output may be missing; {}", last_lines());
@@ -328,12 +333,11 @@ impl Drop for Terminal {
     }
 }
 
-/// The last lines of a file.
-fn tail(file: &Path) -> String {
-    let text = fs::read(file).unwrap_or_default();
-    let text = String::from_utf8_lossy(&text);
+/// The last lines of a text.
+pub(crate) fn tail(text: &[u8], lines_max: usize) -> String {
+    let text = String::from_utf8_lossy(text);
     let lines: Vec<&str> = text.lines().collect();
-    lines[lines.len().saturating_sub(CONSOLE_TAIL_LINES)..].join("\n")
+    lines[lines.len().saturating_sub(lines_max)..].join("\n")
 }
 
 /// The frequency of the host's first processor in MHz, from the text of `/proc/cpuinfo`.
@@ -384,13 +388,10 @@ mod tests {
     }
 
     #[test]
-    fn tail_is_the_end_of_a_file_whatever_its_length() {
-        let file = tempfile::NamedTempFile::new().unwrap();
-        assert_eq!(tail(file.path()), "");
-        fs::write(file.path(), "only\n").unwrap();
-        assert_eq!(tail(file.path()), "only");
+    fn tail_is_the_end_of_a_text_whatever_its_length() {
+        assert_eq!(tail(b"", 20), "");
+        assert_eq!(tail(b"only\n", 20), "only");
         let lines: Vec<String> = (0..100).map(|i| i.to_string()).collect();
-        fs::write(file.path(), lines.join("\n")).unwrap();
-        assert_eq!(tail(file.path()), lines[80..].join("\n"));
+        assert_eq!(tail(lines.join("\n").as_bytes(), 20), lines[80..].join("\n"));
     }
 }

@@ -84,7 +84,7 @@ pub(crate) const SUITES: &[Suite] = &[
             "failed=
              for test in {test:rdmc-async-rdma/conformance} {test:rdmc-async-rdma/multicast} \\
                      {test:rdmc-async-rdma/peers}; do
-                 $test --test-threads 1 || failed=1
+                 $test --test-threads 1 --nocapture || failed=1
              done
              test -z \"$failed\"",
         ],

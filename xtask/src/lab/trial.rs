@@ -2,7 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::ffi::OsString;
-use std::io::{self, Seek, Write};
+use std::io::{self, Read, Seek, Write};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::sync::Mutex;
@@ -52,7 +52,9 @@ pub(crate) fn run_suites(filter: &str, verbose: bool) -> Result<u8> {
         anyhow::Ok(())
     })?;
 
-    let ended = ended.into_inner().expect("nothing panics with the lock");
+    // Failures last, with the ends of their outputs, for those who see only the end of all.
+    let mut ended = ended.into_inner().expect("nothing panics with the lock");
+    ended.sort_by_key(|(_, result, _)| result.is_err());
     for (name, result, elapsed) in &ended {
         let result = result.as_ref().map_or_else(|error| format!("FAILED: {error:#}"), |()| "passed".to_owned());
         eprintln!("lab: {name:<20} {:>6.1} s  {result}", elapsed.as_secs_f64());
@@ -118,14 +120,20 @@ fn run_suite(suite: &Suite, executables: &Executables, verbose: bool, alone: boo
         lab.stdout(output.try_clone()?).stderr(output.try_clone()?);
     }
     let status = lab.status().context("cannot run setpriv (package util-linux)")?;
-    if !alone {
+    if alone {
+        ensure!(status.success(), "{status}");
+        return Ok(());
+    }
+    let mut text = Vec::new();
+    output.rewind()?;
+    output.read_to_end(&mut text)?;
+    {
         // Locked, so that the outputs of suites do not mix.
         let mut stdout = io::stdout().lock();
         writeln!(stdout, "lab: suite {}", suite.name)?;
-        output.rewind()?;
-        io::copy(&mut output, &mut stdout)?;
+        stdout.write_all(&text)?;
     }
-    ensure!(status.success(), "{status}");
+    ensure!(status.success(), "{status}; its output ended with:\n{}", boot::tail(&text, OUTPUT_TAIL_LINES));
     Ok(())
 }
 
@@ -194,6 +202,8 @@ fn workspace() -> &'static Path {
 }
 
 const KINDS: [&str; 5] = ["test:", "bench:", "lib:", "bin:", "example:"];
+/// Enough for the panics and the summary of a failed test binary, and for a few binaries behind it.
+const OUTPUT_TAIL_LINES: usize = 80;
 const BENCH_LIMIT_S: u32 = 3600;
 const BENCH_PORT_RATE_MBIT: u32 = 200;
 
