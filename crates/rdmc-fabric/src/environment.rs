@@ -7,6 +7,7 @@ use std::fmt;
 use std::io;
 use std::net::IpAddr;
 use std::ops::{Add, Sub};
+use std::task::Poll;
 use std::time::Duration;
 
 use futures::future::BoxFuture;
@@ -108,6 +109,18 @@ pub trait Environment: Send + Sync + fmt::Debug {
 
     /// Runs `task` in the background until it ends.
     fn spawn(&self, task: BoxFuture<'static, ()>);
+
+    /// Lets other tasks run that are ready now.
+    fn give_way(&self) -> BoxFuture<'static, ()> {
+        let mut gave = false;
+        Box::pin(std::future::poll_fn(move |cx| {
+            if std::mem::replace(&mut gave, true) {
+                return Poll::Ready(());
+            }
+            cx.waker().wake_by_ref();
+            Poll::Pending
+        }))
+    }
 
     /// Fills `bytes` with random bytes that are fit for keys.
     fn fill_random(&self, bytes: &mut [u8]);

@@ -344,6 +344,10 @@ impl Environment for MemEnvironment {
         self.tokio.spawn(task);
     }
 
+    fn give_way(&self) -> BoxFuture<'static, ()> {
+        self.tokio.give_way()
+    }
+
     fn fill_random(&self, bytes: &mut [u8]) {
         self.tokio.fill_random(bytes);
     }

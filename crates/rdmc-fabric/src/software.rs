@@ -12,6 +12,7 @@ use crate::completion::{CompletionSource, SoftwareCompletions};
 use crate::environment::{Environment, Timestamp};
 use crate::fabric::{ConnectError, FabricError};
 use crate::memory::{Buffer, BufferMut};
+use crate::queue_pair::UNSIGNALED_MAX;
 use crate::remote::{Expose, ExposedMemory, ExposedRegion, RemoteAccess, RemoteMemory};
 use crate::work::{Inspector, Nearing, QueuePairId, Work, WorkError, WorkRequest};
 
@@ -39,6 +40,23 @@ impl YieldBudget {
 /// Most bytes moved in one turn, and most requests.
 const TURN_BYTES: usize = 64 << 10;
 const TURN_REQUESTS: usize = 16;
+
+/// Chooses the requests that the peer reports as soon as it has carried them out. It reports the others with the next
+/// of these.
+#[derive(Debug, Default)]
+pub(crate) struct Reports {
+    /// Requests in a row that are not chosen.
+    unreported: u32,
+}
+
+impl Reports {
+    /// Tells whether the peer is to report the next request at once.
+    pub(crate) fn wants(&mut self, request: &WorkRequest) -> bool {
+        let may_wait = request.is_unsignaled() && self.unreported + 1 < UNSIGNALED_MAX;
+        self.unreported = if may_wait { self.unreported + 1 } else { 0 };
+        !may_wait
+    }
+}
 
 /// The work posted to one queue pair, until the fabric's tasks take it.
 ///

@@ -83,6 +83,11 @@ impl Environment for TokioEnvironment {
         tokio::spawn(task);
     }
 
+    fn give_way(&self) -> BoxFuture<'static, ()> {
+        // A task that wakes itself may be polled again before others.
+        Box::pin(tokio::task::yield_now())
+    }
+
     fn fill_random(&self, bytes: &mut [u8]) {
         getrandom::fill(bytes).expect("the operating system provides randomness");
     }

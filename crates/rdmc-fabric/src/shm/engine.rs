@@ -6,12 +6,14 @@
 //! the next block does not wait behind a long block.
 
 use std::collections::{HashMap, VecDeque};
-use std::io::{self, ErrorKind};
+use std::io;
 use std::os::unix::net::UnixStream;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, OnceLock, TryLockError};
 use std::thread::{self, Thread};
 use std::time::{Duration, Instant};
+
+use tokio::io::AsyncReadExt;
 
 use super::bell::{Doorbell, LINES};
 use super::queue_pair::{PIECE_LEN, ShmQueuePair, TurnOutcome};
@@ -123,19 +125,13 @@ impl Engine {
     }
 
     /// Drives the engine whenever a peer has sent a byte.
-    async fn answer(self: Arc<Self>, bytes: tokio::net::UnixStream) {
-        while bytes.readable().await.is_ok() {
-            match bytes.try_read(&mut [0; BYTES_AT_ONCE]) {
-                Ok(1..) => {
-                    self.bell.disarm();
-                    self.advance();
-                    // A peer that sends bytes without a pause must not keep other tasks waiting.
-                    tokio::task::consume_budget().await;
-                }
-                Err(error) if error.kind() == ErrorKind::WouldBlock => {}
-                // The node has ended, or a peer has closed the socket.
-                Ok(0) | Err(_) => break,
-            }
+    async fn answer(self: Arc<Self>, mut bytes: tokio::net::UnixStream) {
+        // Until the node has ended, or a peer has closed the socket.
+        while let Ok(1..) = bytes.read(&mut [0; BYTES_AT_ONCE]).await {
+            self.bell.disarm();
+            self.advance();
+            // A peer that sends bytes without a pause must not keep other tasks waiting.
+            tokio::task::consume_budget().await;
         }
         if !self.stopping.load(Ordering::SeqCst) {
             tracing::warn!("a peer has broken the bell of this node; other peers' requests may wait for seconds");

@@ -381,4 +381,4 @@ impl ShmEndpoint {
 }
 
 /// The first bytes of an encoded endpoint: fabric and version.
-const ENDPOINT_TAG: &[u8] = b"shm3";
+const ENDPOINT_TAG: &[u8] = b"shm4";

@@ -64,6 +64,8 @@ pub(crate) struct Entry {
     pub(crate) first: bool,
     /// Whether it is the last entry of its request.
     pub(crate) last: bool,
+    /// Whether its writer need not be woken when it is carried out.
+    pub(crate) quiet: bool,
     /// Bytes of the whole request.
     pub(crate) total: u64,
     /// Bytes of this entry; 0 for a read.
@@ -91,7 +93,7 @@ impl Entry {
         }
         out[0] = kind;
         let inline = matches!(self.payload, Payload::Inline(_));
-        let flags = [(self.imm.is_some(), 1), (self.first, 2), (self.last, 4), (inline, 8)];
+        let flags = [(self.imm.is_some(), 1), (self.first, 2), (self.last, 4), (inline, 8), (self.quiet, 16)];
         out[1] = flags.iter().filter(|(set, _)| *set).map(|(_, flag)| flag).sum();
         out[4..8].copy_from_slice(&self.imm.unwrap_or(0).to_le_bytes());
         if let Payload::Inline(bytes) = self.payload {
@@ -118,13 +120,13 @@ impl Entry {
         };
         let imm = flag(1).then(|| u32::from_le_bytes(std::array::from_fn(|i| bytes[4 + i])));
         let (total, len) = (number(8), number(16));
-        let entry = Self { kind, imm, first: flag(2), last: flag(4), total, len, payload };
+        let entry = Self { kind, imm, first: flag(2), last: flag(4), quiet: flag(16), total, len, payload };
         let sensible = match (kind, payload) {
             (EntryKind::Read(_), _) => len == 0 && flag(2) && flag(4) && imm.is_none(),
             (_, Payload::Inline(_)) => len <= INLINE_LEN_MAX as u64,
             (_, Payload::Shared { offset, .. }) => len > 0 && offset.checked_add(len).is_some(),
         };
-        (sensible && len <= total && bytes[1] < 16).then_some(entry)
+        (sensible && len <= total && bytes[1] < 32).then_some(entry)
     }
 }
 
@@ -247,7 +249,7 @@ mod tests {
     proptest! {
         #[test]
         fn any_bytes_are_an_entry_or_none(
-            mut bytes: [u8; ENTRY_LEN], kind in 0u8..6, flags in 0u8..17, len in 0u64..100,
+            mut bytes: [u8; ENTRY_LEN], kind in 0u8..6, flags in 0u8..33, len in 0u64..100,
         ) {
             bytes[0] = kind;
             bytes[1] = flags;
@@ -268,6 +270,7 @@ mod tests {
             imm: Some(9),
             first: true,
             last: false,
+            quiet: true,
             total: 1 << 40,
             len: 1 << 20,
             payload: Payload::Shared { object: 5, offset: 6 },

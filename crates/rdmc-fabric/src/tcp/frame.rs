@@ -2,7 +2,8 @@
 //!
 //! ```text
 //! byte  0      kind: 1 send, 2 write, 3 read, 4 acknowledgement, 5 read response, 6 refusal, 7 nearly taken
-//!       1      flags: bit 0 set if an immediate is given (send and write only)
+//!       1      flags (send and write only): bit 0 set if an immediate is given, bit 1 if the acknowledgement may wait
+//!              for that of a later request
 //!       2..4   0
 //!       4..8   immediate (send, write) | number of requests (acknowledgement) | reason (refusal)
 //!       8..16  length in bytes: of the payload (send, write, read response), to be read (read)
@@ -18,8 +19,8 @@ use crate::work::WorkError;
 /// One header.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Frame {
-    Send { imm: Option<u32>, len: u64 },
-    Write { imm: Option<u32>, to: RemoteMemory },
+    Send { imm: Option<u32>, quiet: bool, len: u64 },
+    Write { imm: Option<u32>, quiet: bool, to: RemoteMemory },
     Read { from: RemoteMemory },
     Acknowledge { requests: u32 },
     ReadResponse { len: u64 },
@@ -66,11 +67,16 @@ impl Frame {
         usize::try_from(len).unwrap_or(usize::MAX)
     }
 
+    /// Tells whether the acknowledgement may wait for that of a later request.
+    pub(super) fn is_quiet(self) -> bool {
+        matches!(self, Self::Send { quiet: true, .. } | Self::Write { quiet: true, .. })
+    }
+
     pub(crate) fn encode(self) -> [u8; Self::LEN] {
         let zero = RemoteMemory { key: 0, address: 0, len: 0 };
         let (kind, imm, number, at) = match self {
-            Self::Send { imm, len } => (1, imm, 0, RemoteMemory { len, ..zero }),
-            Self::Write { imm, to } => (2, imm, 0, to),
+            Self::Send { imm, len, .. } => (1, imm, 0, RemoteMemory { len, ..zero }),
+            Self::Write { imm, to, .. } => (2, imm, 0, to),
             Self::Read { from } => (3, None, 0, from),
             Self::Acknowledge { requests } => (4, None, requests, zero),
             Self::ReadResponse { len } => (5, None, 0, RemoteMemory { len, ..zero }),
@@ -79,7 +85,7 @@ impl Frame {
         };
         let mut out = [0; Self::LEN];
         out[0] = kind;
-        out[1] = u8::from(imm.is_some());
+        out[1] = u8::from(imm.is_some()) | u8::from(self.is_quiet()) << 1;
         out[4..8].copy_from_slice(&imm.unwrap_or(number).to_le_bytes());
         out[8..16].copy_from_slice(&at.len.to_le_bytes());
         out[16..24].copy_from_slice(&at.key.to_le_bytes());
@@ -91,11 +97,12 @@ impl Frame {
     pub(crate) fn decode(bytes: &[u8; Self::LEN]) -> Option<Self> {
         let long = |at: usize| u64::from_le_bytes(std::array::from_fn(|i| bytes[at + i]));
         let number = u32::from_le_bytes(std::array::from_fn(|i| bytes[4 + i]));
-        let imm = (bytes[1] == 1).then_some(number);
+        let imm = (bytes[1] & 1 != 0).then_some(number);
+        let quiet = bytes[1] & 2 != 0;
         let at = RemoteMemory { len: long(8), key: long(16), address: long(24) };
         let frame = match bytes[0] {
-            1 => Self::Send { imm, len: at.len },
-            2 => Self::Write { imm, to: at },
+            1 => Self::Send { imm, quiet, len: at.len },
+            2 => Self::Write { imm, quiet, to: at },
             3 => Self::Read { from: at },
             4 => Self::Acknowledge { requests: number },
             5 => Self::ReadResponse { len: at.len },
@@ -128,8 +135,16 @@ mod tests {
             len,
         });
         prop_oneof![
-            (any::<Option<u32>>(), any::<u64>()).prop_map(|(imm, len)| Frame::Send { imm, len }),
-            (any::<Option<u32>>(), remote.clone()).prop_map(|(imm, to)| Frame::Write { imm, to }),
+            (any::<Option<u32>>(), any::<bool>(), any::<u64>()).prop_map(|(imm, quiet, len)| Frame::Send {
+                imm,
+                quiet,
+                len
+            }),
+            (any::<Option<u32>>(), any::<bool>(), remote.clone()).prop_map(|(imm, quiet, to)| Frame::Write {
+                imm,
+                quiet,
+                to
+            }),
             remote.prop_map(|from| Frame::Read { from }),
             any::<u32>().prop_map(|requests| Frame::Acknowledge { requests }),
             any::<u64>().prop_map(|len| Frame::ReadResponse { len }),
@@ -146,7 +161,7 @@ mod tests {
         }
 
         #[test]
-        fn any_bytes_are_one_frame_or_none(mut bytes: [u8; Frame::LEN], kind in 0u8..8, flags in 0u8..2) {
+        fn any_bytes_are_one_frame_or_none(mut bytes: [u8; Frame::LEN], kind in 0u8..8, flags in 0u8..5) {
             bytes[0] = kind;
             bytes[1] = flags;
             bytes[2..4].fill(0);

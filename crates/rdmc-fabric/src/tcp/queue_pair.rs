@@ -3,7 +3,7 @@
 use std::collections::VecDeque;
 use std::io;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, Weak};
+use std::sync::{Arc, Mutex, MutexGuard, Weak};
 use std::time::Duration;
 
 use futures::future::BoxFuture;
@@ -15,9 +15,9 @@ use crate::completion::CompletionSource;
 use crate::environment::{Environment, TokioEnvironment};
 use crate::fabric::{ConnectError, Endpoint, FabricError, Peer, QueuePairConfig, RawQueuePair};
 use crate::memory::Buffer;
-use crate::queue_pair::next_queue_pair_id;
+use crate::queue_pair::{UNSIGNALED_MAX, next_queue_pair_id};
 use crate::rendezvous::{Meeting, MeetingPlace};
-use crate::software::{ExposureGrant, PostedWork, TakenRequest, YieldBudget};
+use crate::software::{ExposureGrant, PostedWork, Reports, TakenRequest, YieldBudget};
 use crate::sync::lock;
 use crate::work::{Nearing, QueuePairId, Work, WorkError, WorkRequest};
 
@@ -28,12 +28,42 @@ pub(super) struct TcpQueuePair {
     shared: Arc<TcpShared>,
     environment: Arc<TokioEnvironment>,
     /// Responses that the reader hands to the writer; they go before any request.
-    responses: Mutex<VecDeque<Response>>,
+    responses: Mutex<Responses>,
+    reports: Mutex<Reports>,
     /// Most bytes per second, which apply when it is connected.
     pace: Mutex<Option<u64>>,
     /// Whether the peer is on this host: then blocks share no port and need not wait for each other.
     on_host: AtomicBool,
     this: Weak<TcpQueuePair>,
+}
+
+/// Responses to requests of the peer.
+#[derive(Default)]
+struct Responses {
+    queue: VecDeque<Response>,
+    /// Requests behind these that are acknowledged with whatever is written next.
+    held: u32,
+}
+
+impl Responses {
+    /// Adds a response behind the others.
+    fn push(&mut self, response: Response) {
+        self.release();
+        match (self.queue.back_mut(), &response) {
+            (Some(Response::Acknowledge { requests }), Response::Acknowledge { requests: more }) => *requests += more,
+            _ => self.queue.push_back(response),
+        }
+    }
+
+    /// Lets go of the acknowledgements that are held.
+    fn release(&mut self) {
+        let requests = std::mem::take(&mut self.held);
+        match self.queue.back_mut() {
+            _ if requests == 0 => {}
+            Some(Response::Acknowledge { requests: before }) => *before += requests,
+            _ => self.queue.push_back(Response::Acknowledge { requests }),
+        }
+    }
 }
 
 /// A response to a request of the peer.
@@ -85,6 +115,7 @@ impl TcpQueuePair {
             shared,
             environment,
             responses: Mutex::default(),
+            reports: Mutex::default(),
             pace: Mutex::default(),
             on_host: AtomicBool::new(false),
             this: this.clone(),
@@ -196,7 +227,7 @@ impl TcpQueuePair {
 
     fn end(&self, cause: WorkError) {
         self.posted.break_with(cause);
-        lock(&self.responses).clear();
+        *lock(&self.responses) = Responses::default();
         self.meeting.close();
     }
 
@@ -212,8 +243,8 @@ impl TcpQueuePair {
             let frame = Frame::decode(&header).ok_or(EndReason::Protocol("unknown frame"))?;
             let bytes = frame.payload_len();
             let answered = match frame {
-                Frame::Send { imm, len } => self.take_send(&mut from, imm, len).await?,
-                Frame::Write { imm, to } => match self.shared.exposures.open(to, true) {
+                Frame::Send { imm, len, .. } => self.take_send(&mut from, imm, len).await?,
+                Frame::Write { imm, to, .. } => match self.shared.exposures.open(to, true) {
                     Ok(grant) => self.take_write(&mut from, grant, imm).await?,
                     Err(error) => Err(error),
                 },
@@ -247,7 +278,7 @@ impl TcpQueuePair {
             };
             match answered {
                 Ok(()) => {
-                    self.respond(Response::Acknowledge { requests: 1 })?;
+                    self.acknowledge(frame.is_quiet())?;
                     // A peer that sends without a pause must not keep the writer waiting.
                     budget.spend(bytes).await;
                 }
@@ -384,21 +415,34 @@ impl TcpQueuePair {
         if self.posted.is_broken() { EndReason::Closed } else { EndReason::Protocol(what) }
     }
 
-    fn respond(&self, response: Response) -> Result<(), EndReason> {
-        let mut responses = lock(&self.responses);
-        if self.posted.is_broken() {
-            // Earlier responses may be lost, and the peer would take this one for the response to another request.
-            return Err(EndReason::Closed);
+    /// Acknowledges a request; if it is `quiet`, with the next response or request that is written.
+    fn acknowledge(&self, quiet: bool) -> Result<(), EndReason> {
+        if quiet {
+            let mut responses = self.open_responses()?;
+            // A peer wants every so manieth at once.
+            if responses.held < UNSIGNALED_MAX {
+                responses.held += 1;
+                return Ok(());
+            }
         }
-        let full = responses.len() >= RESPONSES_MAX;
-        match (responses.back_mut(), &response) {
-            (Some(Response::Acknowledge { requests }), Response::Acknowledge { .. }) => *requests += 1,
-            _ if full => return Err(EndReason::Protocol("too many requests at once")),
-            _ => responses.push_back(response),
+        self.respond(Response::Acknowledge { requests: 1 })
+    }
+
+    fn respond(&self, response: Response) -> Result<(), EndReason> {
+        let mut responses = self.open_responses()?;
+        responses.push(response);
+        if responses.queue.len() > RESPONSES_MAX {
+            return Err(EndReason::Protocol("too many requests at once"));
         }
         drop(responses);
         self.posted.wake_sender();
         Ok(())
+    }
+
+    fn open_responses(&self) -> Result<MutexGuard<'_, Responses>, EndReason> {
+        let responses = lock(&self.responses);
+        // Earlier responses may be lost, and the peer would take this one for the response to another request.
+        if self.posted.is_broken() { Err(EndReason::Closed) } else { Ok(responses) }
     }
 
     // The writer.
@@ -437,15 +481,21 @@ impl TcpQueuePair {
     /// Tells whether nothing but acknowledgements is to be written.
     fn has_only_acknowledgements(&self) -> bool {
         let responses = lock(&self.responses);
-        matches!(responses.front(), Some(Response::Acknowledge { .. }))
-            && responses.len() == 1
+        matches!(responses.queue.front(), Some(Response::Acknowledge { .. }))
+            && responses.queue.len() == 1
             && !self.posted.has_sends()
     }
 
     /// Collects the next write: responses first, then requests.
     fn gather(&self, batch: &mut WriteBatch, encrypts: bool) -> Result<(), EndReason> {
+        {
+            let mut responses = lock(&self.responses);
+            if !responses.queue.is_empty() || self.posted.has_sends() {
+                responses.release();
+            }
+        }
         while !batch.is_full() {
-            let response = lock(&self.responses).pop_front();
+            let response = lock(&self.responses).queue.pop_front();
             if let Some(response) = response {
                 batch.answer(response);
             } else if let Some(request) = self.posted.try_take_send() {
@@ -459,9 +509,10 @@ impl TcpQueuePair {
 
     /// Adds a request to the next write.
     fn add(&self, batch: &mut WriteBatch, request: WorkRequest, encrypts: bool) -> Result<(), EndReason> {
+        let quiet = !lock(&self.reports).wants(&request);
         let (frame, data) = match request.work() {
-            Work::Send { data, imm } => (Frame::Send { imm: *imm, len: data.len() as u64 }, Some(data.clone())),
-            Work::Write { data, to, imm } => (Frame::Write { imm: *imm, to: *to }, Some(data.clone())),
+            Work::Send { data, imm } => (Frame::Send { imm: *imm, quiet, len: data.len() as u64 }, Some(data.clone())),
+            Work::Write { data, to, imm } => (Frame::Write { imm: *imm, quiet, to: *to }, Some(data.clone())),
             Work::Read { from, .. } => (Frame::Read { from: *from }, None),
             Work::Receive { .. } => unreachable!("receives are queued apart"),
         };
@@ -543,7 +594,7 @@ fn copy_behind(bytes: &mut Vec<u8>, data: &Buffer) -> io::Result<()> {
 
 /// Returns the first bytes of an encoded endpoint: they name fabric, encryption and version.
 fn endpoint_tag(encrypt: bool) -> &'static [u8] {
-    if encrypt { b"tls1" } else { b"tcp1" }
+    if encrypt { b"tls2" } else { b"tcp2" }
 }
 
 /// `EFAULT`: the kernel could not access the memory, for example because a mapped file was shortened.

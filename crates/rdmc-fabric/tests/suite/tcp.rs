@@ -42,7 +42,7 @@ fn nonce(endpoint: &Endpoint) -> &[u8] {
 
 /// Describes this test as the peer of `queue_pair`: tag, nonce, no address.
 fn myself() -> Peer {
-    let endpoint = Endpoint::new([b"tcp1".as_slice(), &OWN_NONCE, &[0]].concat()).unwrap();
+    let endpoint = Endpoint::new([b"tcp2".as_slice(), &OWN_NONCE, &[0]].concat()).unwrap();
     Peer { endpoint, role: Role::Passive, address: None }
 }
 
@@ -78,7 +78,7 @@ async fn a_connection_from_another_than_expected_is_refused() {
     let (fabric, listener) = listening().await;
     let queue_pair = queue_pair(&fabric);
     let stream = knock(&*listener, nonce(&queue_pair.endpoint())).await;
-    let other = Endpoint::new([b"tcp1".as_slice(), &[8; 16], &[0]].concat()).unwrap();
+    let other = Endpoint::new([b"tcp2".as_slice(), &[8; 16], &[0]].concat()).unwrap();
     let refused = queue_pair.connect(Peer { endpoint: other, ..myself() }).await;
     assert!(matches!(refused, Err(ConnectError::BadNonce)), "{refused:?}");
     assert!(is_shut(stream).await);
@@ -163,7 +163,7 @@ fn encrypting() -> std::sync::Arc<TcpFabric> {
 /// Describes a queue pair with this test's own nonce that listens at `address`.
 fn at(address: std::net::SocketAddr, role: Role) -> Peer {
     let std::net::IpAddr::V4(ip) = address.ip() else { panic!("{address}") };
-    let parts = [b"tls1".as_slice(), &OWN_NONCE, &[4], &ip.octets(), &address.port().to_le_bytes()];
+    let parts = [b"tls2".as_slice(), &OWN_NONCE, &[4], &ip.octets(), &address.port().to_le_bytes()];
     Peer { endpoint: Endpoint::new(parts.concat()).unwrap(), role, address: None }
 }
 

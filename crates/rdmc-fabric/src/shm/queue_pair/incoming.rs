@@ -23,8 +23,10 @@ pub(super) struct Incoming {
     entry: Option<(Entry, usize)>,
     /// The request of that entry.
     request: Option<PartialRequest>,
-    /// Whether something was carried out that neither side knows of yet, and how many bytes were copied since then.
+    /// Whether something was carried out that this side does not know of yet, or that the peer is to know of, and how
+    /// many bytes were copied since then.
     unannounced: bool,
+    unreported: bool,
     unannounced_len: usize,
     /// The intermediate buffer of writes.
     bounce: Vec<u8>,
@@ -86,7 +88,7 @@ impl ShmQueuePair {
                 EntryProgress::Copied(len) => copied += len.max(1),
                 EntryProgress::Done => {
                     incoming.done += 1;
-                    incoming.entry = None;
+                    incoming.unreported |= incoming.entry.take().is_none_or(|(entry, _)| !entry.quiet);
                     connection.incoming.set_done(incoming.done);
                 }
                 EntryProgress::Stalled => break TurnOutcome::Idle,
@@ -114,7 +116,9 @@ impl ShmQueuePair {
         {
             (incoming.unannounced, incoming.unannounced_len) = (false, 0);
             self.posted.announce();
-            connection.notify_peer();
+            if std::mem::take(&mut incoming.unreported) {
+                connection.notify_peer();
+            }
         }
         Ok(outcome)
     }

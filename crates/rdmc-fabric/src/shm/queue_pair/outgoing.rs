@@ -7,7 +7,7 @@ use crate::memory::Buffer;
 use crate::shm::Shared;
 use crate::shm::arena::Allocation;
 use crate::shm::ring::{Entry, EntryKind, INLINE_LEN_MAX, Payload, SLOTS, Target};
-use crate::software::ExposureGrant;
+use crate::software::{ExposureGrant, Reports};
 use crate::sync::lock;
 use crate::work::{Work, WorkError, WorkRequest};
 
@@ -25,6 +25,7 @@ pub(super) struct Outgoing {
     requests: VecDeque<StartedRequest>,
     /// Bytes written of the last request, if it is not written completely.
     partial: Option<usize>,
+    reports: Reports,
     /// The peer's reads without all their data, and how many bytes of the first one were sent.
     reads: VecDeque<ExposureGrant>,
     read_sent: usize,
@@ -42,6 +43,8 @@ struct InFlight {
 struct StartedRequest {
     request: WorkRequest,
     done: bool,
+    /// Whether the peer need not report it at once.
+    quiet: bool,
     /// Bytes received so far, for a read.
     read: usize,
 }
@@ -166,7 +169,8 @@ impl ShmQueuePair {
         };
         let (first, last) = (sent == 0, sent + len == total);
         let (total, len_sent) = (total as u64, len as u64);
-        let entry = Entry { kind: EntryKind::ReadData, imm: None, first, last, total, len: len_sent, payload };
+        let (imm, quiet) = (None, false);
+        let entry = Entry { kind: EntryKind::ReadData, imm, first, last, quiet, total, len: len_sent, payload };
         outgoing.write(connection, &entry, InFlight { staging_chunk: chunk, ends_request: false, is_read_data: true });
         outgoing.read_sent += len;
         if last {
@@ -187,19 +191,21 @@ impl ShmQueuePair {
             Some(sent) => sent,
             None => {
                 let Some(request) = self.posted.try_take_send() else { return Ok(Wrote::Nothing) };
-                outgoing.requests.push_back(StartedRequest { request, done: false, read: 0 });
+                let quiet = !outgoing.reports.wants(&request);
+                outgoing.requests.push_back(StartedRequest { request, done: false, quiet, read: 0 });
                 outgoing.partial = Some(0);
                 0
             }
         };
         let started = outgoing.requests.back().expect("the last one is written in part");
+        let may_be_quiet = started.quiet;
         let (kind, data, imm) = match started.request.work() {
             Work::Send { data, imm } => (EntryKind::Send, data.clone(), *imm),
             Work::Write { data, to, imm } => (EntryKind::Write(Target::of(*to)), data.clone(), *imm),
             Work::Read { into, from } => {
                 let (kind, total) = (EntryKind::Read(Target::of(*from)), into.len() as u64);
                 let payload = Payload::Inline([0; INLINE_LEN_MAX]);
-                let entry = Entry { kind, imm: None, first: true, last: true, total, len: 0, payload };
+                let entry = Entry { kind, imm: None, first: true, last: true, quiet: false, total, len: 0, payload };
                 outgoing.partial = None;
                 outgoing.write(
                     connection,
@@ -215,7 +221,9 @@ impl ShmQueuePair {
             Located::Not(wrote) => return Ok(wrote),
         };
         let (first, last) = (sent == 0, sent + len == data.len());
-        let entry = Entry { kind, imm, first, last, total: data.len() as u64, len: len as u64, payload };
+        // The next request may need the staging memory.
+        let quiet = may_be_quiet && chunk.is_none();
+        let entry = Entry { kind, imm, first, last, quiet, total: data.len() as u64, len: len as u64, payload };
         outgoing.partial = (!last).then_some(sent + len);
         outgoing.write(connection, &entry, InFlight { staging_chunk: chunk, ends_request: last, is_read_data: false });
         Ok(if chunk.is_some() { Wrote::Copied } else { Wrote::Entry })
