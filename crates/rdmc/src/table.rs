@@ -4,7 +4,8 @@
 //! DSN §4.6). A row is a few counts that only grow. So what has once been true of the least of a column stays true, and
 //! needs no lock and no agreement.
 //!
-//! At most one write to a member is unacknowledged. What changes meanwhile is written with the next one.
+//! A row is written again when the write before it is acknowledged. What changes meanwhile is written with the next one.
+//! An acknowledgement wakes nobody unless it is waited for: it comes with the next write of the other member.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::io;
@@ -13,6 +14,7 @@ use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
+use futures::FutureExt;
 use futures::future::{Either, select, try_join};
 use futures::stream::{FuturesUnordered, StreamExt};
 use rdmc_fabric::{Fabric, Operation, Received, WorkError};
@@ -26,6 +28,7 @@ mod memory;
 pub(crate) mod ring;
 mod row;
 
+use link::Report;
 pub(crate) use link::{Link, RingEnd};
 pub(crate) use ring::{IncomingRing, OutgoingRing, RingShape, Slot};
 pub(crate) use row::Row;
@@ -210,15 +213,28 @@ impl StatusTable {
     }
 
     async fn write_rows(&self, link: &Link, due: &Count) -> Result<(), LinkError> {
+        let failed = |error| LinkError::Work { with: link.rank, error };
         let mut written = 0;
+        let mut last: Option<Operation<()>> = None;
         loop {
             due.reaches(written + 1).await;
+            // What the application does next, as taking a message, may leave with the same row.
+            self.fabric.environment().give_way().await;
             let row = {
                 let state = lock(&self.state);
                 written = state.published;
                 state.rows[self.me.index()]
             };
-            link.write(row, self.salt, self.me).await.map_err(|error| LinkError::Work { with: link.rank, error })?;
+            let last_done = match last.take() {
+                Some(write) => write.now_or_never().transpose().map_err(failed)?.is_some(),
+                None => true,
+            };
+            let report = if last_done { Report::Later } else { Report::AtOnce };
+            let write = link.write(row, self.salt, self.me, report).map_err(failed)?;
+            match report {
+                Report::Later => last = Some(write),
+                Report::AtOnce => write.await.map_err(failed)?,
+            }
         }
     }
 
@@ -277,8 +293,9 @@ impl StatusTable {
         let number = ring.written.load(Ordering::Relaxed);
         let encoded = ring.encode(&*self.fabric, &slot, (self.salt, number), fill)?;
         ring.written.store(number + 1, Ordering::Release);
+        let report = if ring.shape.is_reported(number) { Report::AtOnce } else { Report::Later };
         for (at, link) in self.links.values().enumerate() {
-            ring.note(at, link.write_slot(encoded.clone(), ring.shape.place(number)));
+            ring.note(at, link.write_slot(encoded.clone(), ring.shape.place(number), report));
         }
         Ok(())
     }

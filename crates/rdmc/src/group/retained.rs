@@ -298,8 +298,8 @@ impl RetainedMessages {
         kept
     }
 
-    /// Drops the first `count` messages, which all members have.
-    pub(crate) fn release(&self, count: u64) {
+    /// Drops the first `count` messages, which all members have; returns whether a long one was among them.
+    pub(crate) fn release(&self, count: u64) -> bool {
         let released = {
             let mut state = self.lock();
             state.released = count.max(state.released);
@@ -307,9 +307,11 @@ impl RetainedMessages {
             let short = state.short.partition_point(|run| run.end() <= count);
             (std::mem::replace(&mut state.kept, kept), state.short.drain(..short).collect::<Vec<_>>())
         };
+        let long = released.0.values().any(|message| matches!(message, RetainedMessage::Blocks(_)));
         drop(released);
         self.headers.release(count);
         self.stable.raise_to(count);
+        long
     }
 
     /// Drops everything.
@@ -320,8 +322,8 @@ impl RetainedMessages {
     }
 
     /// Where all rows are read: notes how many messages a member has; returns how many all members have, if that is
-    /// more than before.
-    pub(crate) fn note_held(&self, member: Rank, count: u64) -> Option<u64> {
+    /// more than before, and whether a long message is among the new ones.
+    pub(crate) fn note_held(&self, member: Rank, count: u64) -> Option<(u64, bool)> {
         let least = {
             let mut state = self.lock();
             let known = state.held.get_mut(member.index())?;
@@ -329,13 +331,11 @@ impl RetainedMessages {
             state.held.iter().copied().min()?
         };
         let known = self.stable.get();
-        (least > known).then(|| {
-            self.release(least);
-            least
-        })
+        (least > known).then(|| (least, self.release(least)))
     }
 
-    /// At a member that has `held` messages, the latest of so many bytes: tells whether it reports that now.
+    /// At a member that has `held` messages, the latest of so many bytes: tells whether it reports that now. The root
+    /// asks the same about what all members have.
     ///
     /// A long message is reported at once, since others keep its memory. A few short messages may wait for more, unless
     /// somebody waits for them.
@@ -445,7 +445,7 @@ pub(crate) const UNSTABLE_MAX: u64 = 1024;
 /// Messages that the root begins before all members have the first of them: as many objects are open.
 pub(crate) const UNSTABLE_OBJECTS_MAX: u64 = 64;
 /// Longest message that is kept as a copy, in bytes.
-const SHORT_MAX: usize = 16 << 10;
+pub(super) const SHORT_MAX: usize = 16 << 10;
 /// Most short messages that are not reported to the root, which waits if all members lack [`UNSTABLE_OBJECTS_MAX`].
 const UNTOLD_MAX: u64 = 32;
 
@@ -468,7 +468,7 @@ mod tests {
         }
         assert_eq!(retained.note_held(Rank(0), 3), None);
         assert_eq!(retained.note_held(Rank(1), 3), None);
-        assert_eq!(retained.note_held(Rank(2), 2), Some(2));
+        assert_eq!(retained.note_held(Rank(2), 2), Some((2, true)));
         assert_eq!(retained.note_held(Rank(2), 1), None);
         assert!(retained.message(1).is_none() && retained.message(2).is_some());
         retained.keep(1, &message(100_000));
@@ -531,7 +531,7 @@ mod tests {
         retained.keep(0, &short);
         assert_eq!(Arc::strong_count(&short), 2);
         assert_eq!(retained.note_held(Rank(0), 1), None);
-        assert_eq!(retained.note_held(Rank(1), 1), Some(1));
+        assert_eq!(retained.note_held(Rank(1), 1), Some((1, true)));
         assert_eq!(Arc::strong_count(&short), 1);
         let elsewhere = RetainedMessages::new(2, 0, false).and_for_sharing(true, false);
         elsewhere.keep(0, &short);

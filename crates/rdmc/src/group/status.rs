@@ -16,7 +16,7 @@ use super::ending::GroupEnd;
 use super::fates::Fates;
 use super::membership::Membership;
 use super::receipt::ReceiptBook;
-use super::retained::RetainedMessages;
+use super::retained::{RetainedMessages, SHORT_MAX};
 use crate::count::Level;
 use crate::sync::lock;
 use crate::table::{ExpectedRows, IncomingRing, LinkError, Row, RowReader, StatusTable};
@@ -103,7 +103,8 @@ impl Status {
                 self.report_fates();
             }
         };
-        futures::join!(self.table.run(expected, self), fates);
+        // In this order, so that what the application has done leaves with the row that is about to be written.
+        futures::join!(fates, self.table.run(expected, self));
     }
 
     /// Notes that this member has done its part: others may end the group, and their connections, at any time.
@@ -162,10 +163,13 @@ impl Status {
 
     /// Where all rows are read: notes how many messages a member has.
     fn note_held(&self, member: Rank, messages: u64) {
-        if let Some(stable) = self.retained.note_held(member, messages) {
-            self.note_stable(stable);
-            if self.membership.rank.is_root() {
-                self.table.update(|row| row.stable = stable);
+        let Some((stable, long)) = self.retained.note_held(member, messages) else { return };
+        self.note_stable(stable);
+        if self.membership.rank.is_root() {
+            self.table.update(|row| row.stable = stable);
+            // With immediate delivery, others only wait to give memory back.
+            let bytes = if long { SHORT_MAX as u64 } else { 0 };
+            if self.retained.should_report(stable, bytes, self.membership.spec.is_stable()) {
                 self.table.publish();
             }
         }

@@ -22,8 +22,8 @@ pub(crate) struct Link {
     pub(super) rank: Rank,
     fabric: Arc<dyn Fabric>,
     queue_pair: QueuePair,
-    /// The memory from which this member's row is written.
-    memory: Mutex<WriteMemory>,
+    /// The memory from which this member's row is written, in turn: a write may begin before that before it has ended.
+    memory: Mutex<[WriteMemory; 2]>,
     /// The other member's row.
     theirs: ExposedRegion,
     /// The place of this member's row at the other.
@@ -49,8 +49,8 @@ impl Link {
             None => (0, 0),
         };
         let (writes_ring, rows_expected) = (written > 0, ROWS_EXPECTED + expected);
-        let config =
-            QueuePairConfig { send_depth: 1 + written, receive_depth: rows_expected, receiver_not_ready: ROW_WAITS };
+        let send_depth = ROWS_WRITTEN + written;
+        let config = QueuePairConfig { send_depth, receive_depth: rows_expected, receiver_not_ready: ROW_WAITS };
         let queue_pair = fabric.create_queue_pair(completions, config)?;
         let place = fabric.allocate(Row::LEN)?.into_mut().expect("a fabric allocates writable memory");
         let theirs = fabric.expose(Expose::Mutable(place, RemoteAccess::WRITE))?;
@@ -63,7 +63,7 @@ impl Link {
             _ => None,
         };
         let (mine, remote_ring) = (OnceLock::new(), OnceLock::new());
-        let memory = Mutex::new(WriteMemory::new(Row::LEN));
+        let memory = Mutex::new([(); 2].map(|()| WriteMemory::new(Row::LEN)));
         Ok(Self { rank, fabric, queue_pair, memory, theirs, mine, ring, remote_ring, writes_ring, rows_expected })
     }
 
@@ -110,31 +110,50 @@ impl Link {
         Row::decode(&bytes, salt, self.rank)
     }
 
-    /// Writes the row of this member, `me`, to the other; waits until it is there.
-    pub(super) async fn write(&self, row: Row, salt: u64, me: Rank) -> Result<(), WorkError> {
+    /// Writes the row of this member, `me`, to the other.
+    pub(super) fn write(&self, row: Row, salt: u64, me: Rank, report: Report) -> Result<Operation<()>, WorkError> {
         let encode = |memory: &mut [u8]| {
             memory[..Row::LEN].copy_from_slice(&row.encode(salt, me));
             Row::LEN
         };
-        let bytes = lock(&self.memory).write(&*self.fabric, encode).map_err(|error| {
-            tracing::warn!(%error, "no memory for the status of this member");
-            WorkError::LocalProtection
-        })?;
+        let bytes = {
+            let mut memory = lock(&self.memory);
+            memory.swap(0, 1);
+            memory[0].write(&*self.fabric, encode).map_err(|error| {
+                tracing::warn!(%error, "no memory for the status of this member");
+                WorkError::LocalProtection
+            })?
+        };
         let place = *self.mine.get().expect("rows travel after the connection is made");
         let place = RemoteMemory { len: Row::LEN as u64, ..place };
-        self.queue_pair.write(bytes, place, Some(0)).await
+        Ok(self.post(bytes, place, ROW_IMM, report))
     }
 
     /// At the root: writes a slot of the receiver's ring.
-    pub(super) fn write_slot(&self, slot: Buffer, place: usize) -> Operation<()> {
+    pub(super) fn write_slot(&self, slot: Buffer, place: usize, report: Report) -> Operation<()> {
         let ring = self.remote_ring.get().expect("messages travel after the connection is made");
         let place = ring.slice(place as u64, slot.len() as u64);
-        self.queue_pair.write(slot, place, Some(RING_IMM))
+        self.post(slot, place, RING_IMM, report)
+    }
+
+    fn post(&self, bytes: Buffer, place: RemoteMemory, imm: u32, report: Report) -> Operation<()> {
+        match report {
+            Report::AtOnce => self.queue_pair.write(bytes, place, Some(imm)),
+            Report::Later => self.queue_pair.write_unsignaled(bytes, place, Some(imm)),
+        }
     }
 
     pub(super) fn close(&self) {
         self.queue_pair.close();
     }
+}
+
+/// When a write is to be reported as done.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Report {
+    AtOnce,
+    /// With a later one: nobody waits for it, and so nobody is woken by it.
+    Later,
 }
 
 /// Which end of a ring a member has.
@@ -144,10 +163,14 @@ pub(crate) enum RingEnd {
     Reads,
 }
 
-/// The immediate of a write into the ring. That of a row is 0.
+/// The immediate of a write of a row.
+const ROW_IMM: u32 = 0;
+/// The immediate of a write into the ring.
 pub(super) const RING_IMM: u32 = 1;
-/// Receives posted for rows. At most one write is unacknowledged, but a device acknowledges it although the process
-/// that is to post the next receive does not run.
+/// Most writes of rows that are unacknowledged.
+const ROWS_WRITTEN: u32 = 2;
+/// Receives posted for rows: as many as are unacknowledged, and more, because a device acknowledges a write although the
+/// process that is to post the next receive does not run.
 const ROWS_EXPECTED: u32 = 4;
 /// How long a write waits for such a process. Whether that lives is for others to judge.
 const ROW_WAITS: Duration = Duration::from_secs(60);

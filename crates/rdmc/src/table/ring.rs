@@ -33,6 +33,12 @@ impl RingShape {
         self.slots as usize * self.slot_len()
     }
 
+    /// Tells whether the write of a slot is to be reported at once: often enough that the root, when it has written all
+    /// slots, waits for none that is not reported.
+    pub(super) fn is_reported(self, number: u64) -> bool {
+        (number + 1).is_multiple_of((u64::from(self.slots) / 2).max(1))
+    }
+
     fn slot_len(self) -> usize {
         SLOT_HEADER_LEN + (self.bytes as usize).next_multiple_of(8)
     }
