@@ -16,12 +16,12 @@ pub fn recode_tcp_header(header: &[u8; TCP_HEADER_LEN]) -> Option<[u8; TCP_HEADE
 
 /// Encodes one header of each kind, with its name; those that access memory access `at`.
 pub fn tcp_headers(at: RemoteMemory) -> Vec<(&'static str, [u8; TCP_HEADER_LEN])> {
-    let (imm, len) = (Some(7), at.len);
+    let (imm, len, quiet) = (Some(7), at.len, true);
     let headers = [
-        ("send", Frame::Send { imm: None, len }),
-        ("send-imm", Frame::Send { imm, len }),
-        ("write", Frame::Write { imm: None, to: at }),
-        ("write-imm", Frame::Write { imm, to: at }),
+        ("send", Frame::Send { imm: None, quiet, len }),
+        ("send-imm", Frame::Send { imm, quiet: false, len }),
+        ("write", Frame::Write { imm: None, quiet: false, to: at }),
+        ("write-imm", Frame::Write { imm, quiet, to: at }),
         ("read", Frame::Read { from: at }),
         ("acknowledge", Frame::Acknowledge { requests: 1 }),
         ("read-response", Frame::ReadResponse { len }),
@@ -66,8 +66,9 @@ mod shm {
         let (target, inline) = (Target { key: 7, address: 8 }, Payload::Inline([9; INLINE_LEN_MAX]));
         let shared = Payload::Shared { object: 5, offset: 1 << 30 };
         let entry = |kind, len, payload| {
-            let imm = (len == 72).then_some(3);
-            Entry { kind, imm, first: true, last: true, total: 1 << 20, len, payload }.encode()
+            let quiet = len == 72;
+            let imm = quiet.then_some(3);
+            Entry { kind, imm, first: true, last: true, quiet, total: 1 << 20, len, payload }.encode()
         };
         let (send, write) = (entry(EntryKind::Send, 1 << 20, shared), entry(EntryKind::Write(target), 72, inline));
         let (read, data) = (entry(EntryKind::Read(target), 0, inline), entry(EntryKind::ReadData, 1 << 18, shared));
