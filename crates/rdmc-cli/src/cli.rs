@@ -330,7 +330,7 @@ pub(crate) struct RecvOptions {
 
 /// Options of `rdmc gateway`.
 #[derive(Clone, Debug, Args)]
-#[command(after_help = exit::HELP, after_long_help = examples::of_gateway())]
+#[command(after_help = exit::HELP_OF_TWO, after_long_help = examples::of_gateway())]
 #[command(group = ArgGroup::new("where").args(["to", "socks"]))]
 pub(crate) struct GatewayOptions {
     /// The entrance: take connections of programs at this address. Needs --peer, and --to or --socks. Programs prove

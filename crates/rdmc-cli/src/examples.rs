@@ -14,17 +14,17 @@ pub(crate) fn of_recv() -> String {
 
 /// Examples of `rdmc serve`, and the exit codes.
 pub(crate) fn of_serve() -> String {
-    format!("{SERVE}\n{}", exit::HELP)
+    format!("{SERVE}\n{}", exit::HELP_OF_TWO)
 }
 
 /// Examples of `rdmc get`, and the exit codes.
 pub(crate) fn of_get() -> String {
-    format!("{GET}\n{}", exit::HELP)
+    format!("{GET}\n{}", exit::HELP_OF_TWO)
 }
 
 /// Examples of `rdmc put`, and the exit codes.
 pub(crate) fn of_put() -> String {
-    format!("{PUT}\n{}", exit::HELP)
+    format!("{PUT}\n{}", exit::HELP_OF_TWO)
 }
 
 const SERVE: &str = "\
@@ -55,7 +55,7 @@ Examples:
 
 /// Examples of `rdmc gateway`, and the exit codes.
 pub(crate) fn of_gateway() -> String {
-    format!("{GATEWAY}\n{}", exit::HELP)
+    format!("{GATEWAY}\n{}", exit::HELP_OF_TWO)
 }
 
 const SEND: &str = "\

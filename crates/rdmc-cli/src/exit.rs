@@ -139,6 +139,20 @@ fn is_broken_pipe(error: &anyhow::Error) -> bool {
 const LOCAL: u8 = 1;
 
 /// Exit codes in the help and the manual.
+/// The exit codes of commands between two hosts.
+pub(crate) const HELP_OF_TWO: &str = "\
+Exit codes:
+  0    done: the other end has everything, or everything is here
+  1    local failure: a file, the disk, the network interface, a defect
+  2    wrong arguments
+  3    partial: some files were left out
+  4    the other end refused or could not be reached
+  5    integrity error: bytes arrived that differ from those that were sent
+  130  interrupted (SIGINT); 143: terminated (SIGTERM)
+
+Logging: RDMC_LOG=info (or debug, rdmc=trace, …) writes log messages to stderr;
+the default is warn.";
+
 pub(crate) const HELP: &str = "\
 Exit codes:
   0    done: every receiver has everything, and every digest is right;

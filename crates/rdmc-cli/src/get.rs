@@ -23,10 +23,6 @@ pub(crate) struct PathOptions {
     /// TCP connections that carry the data, 1 to 64; the client decides [default: 4]
     #[arg(long, env = "RDMC_STREAMS", value_name = "COUNT", value_parser = clap::value_parser!(u16).range(1..=64))]
     streams: Option<u16>,
-    /// Ask for data at this rate in bits per second: 200M, 10G (powers of 1000). Give what a policer on the path admits;
-    /// by default data comes as fast as the path carries it
-    #[arg(long, env = "RDMC_RATE", value_name = "RATE")]
-    rate: Option<PortRate>,
     /// Most bytes in flight, and in memory, in each direction: 512M, 1GiB (powers of 1024)
     #[arg(long, env = "RDMC_IN_FLIGHT", default_value = "256MiB", value_name = "SIZE", value_parser = size::parse_pool)]
     in_flight: u64,
@@ -35,14 +31,28 @@ pub(crate) struct PathOptions {
     resume: u64,
 }
 
+/// The rate at which this end receives.
+#[derive(Clone, Copy, Debug, Args)]
+pub(crate) struct RateOption {
+    /// Receive at most so many bits per second: 200M, 10G (powers of 1000). Give what a policer on the path admits; by
+    /// default data comes as fast as the path carries it
+    #[arg(long, env = "RDMC_RATE", value_name = "RATE")]
+    rate: Option<PortRate>,
+}
+
 impl PathOptions {
     /// Returns the settings of a session.
-    pub(crate) fn settings(&self, security: &SecurityOptions) -> anyhow::Result<RemoteSettings> {
+    pub(crate) fn settings(
+        &self,
+        security: &SecurityOptions,
+        rate: Option<RateOption>,
+    ) -> anyhow::Result<RemoteSettings> {
         let mut settings = RemoteSettings::default();
         settings.security = security.open()?;
         settings.encrypt = security.encrypt;
         settings.streams = self.streams;
-        settings.rate = self.rate.map(|rate| rdmc_wan::Rate::bytes_per_second((rate.bits_per_second() / 8).max(1)));
+        let rate = rate.and_then(|option| option.rate);
+        settings.rate = rate.map(|rate| rdmc_wan::Rate::bytes_per_second((rate.bits_per_second() / 8).max(1)));
         settings.in_flight = Some(self.in_flight);
         settings.resume_within = Some(Duration::from_secs(self.resume));
         Ok(settings)
@@ -51,12 +61,14 @@ impl PathOptions {
 
 /// Options of `rdmc get`.
 #[derive(Clone, Debug, Args)]
-#[command(after_help = exit::HELP, after_long_help = examples::of_get())]
+#[command(after_help = exit::HELP_OF_TWO, after_long_help = examples::of_get())]
 pub(crate) struct GetOptions {
-    /// Files and directories of one server, each as HOST/PATH or HOST:PORT/PATH; HOST alone is all that it serves. Then
-    /// the directory for them. The port is 7471 unless given
-    #[arg(required = true, num_args = 2.., value_name = "HOST[:PORT]/PATH… DIR")]
-    from_and_dir: Vec<String>,
+    /// Files and directories of one server; HOST alone is all that it serves. The port is 7471 unless given
+    #[arg(required = true, value_name = "HOST[:PORT]/PATH")]
+    from: Vec<String>,
+    /// The directory for them, which must exist
+    #[arg(value_name = "DIR")]
+    dir: PathBuf,
     /// Keep files that exist, and fail; by default files are replaced
     #[arg(long, env = "RDMC_NO_OVERWRITE", value_parser = Switch)]
     no_overwrite: bool,
@@ -67,6 +79,8 @@ pub(crate) struct GetOptions {
     #[arg(long, env = "RDMC_FSYNC", value_parser = Switch)]
     fsync: bool,
     #[command(flatten)]
+    rate: RateOption,
+    #[command(flatten)]
     path: PathOptions,
     #[command(flatten)]
     security: SecurityOptions,
@@ -76,12 +90,15 @@ pub(crate) struct GetOptions {
 
 /// Options of `rdmc put`.
 #[derive(Clone, Debug, Args)]
-#[command(after_help = exit::HELP, after_long_help = examples::of_put())]
+#[command(after_help = exit::HELP_OF_TWO, after_long_help = examples::of_put())]
 pub(crate) struct PutOptions {
-    /// Files and directories; then the server's directory for them, as HOST/PATH or HOST:PORT/PATH, or HOST for the one
-    /// that it serves. The port is 7471 unless given
-    #[arg(required = true, num_args = 2.., value_name = "FILE… HOST[:PORT]/PATH")]
-    files_and_to: Vec<String>,
+    /// Files and directories
+    #[arg(required = true, value_name = "FILE")]
+    files: Vec<PathBuf>,
+    /// The server's directory for them, which must exist; HOST alone is the one that it serves. The port is 7471 unless
+    /// given
+    #[arg(value_name = "HOST[:PORT]/PATH")]
+    to: String,
     #[command(flatten)]
     path: PathOptions,
     #[command(flatten)]
@@ -106,29 +123,26 @@ impl PutOptions {
 
 /// Gets files.
 pub(crate) async fn get(options: GetOptions, screen: Screen, stop: Stop) -> anyhow::Result<()> {
-    let mut settings = options.path.settings(&options.security)?;
+    let mut settings = options.path.settings(&options.security, Some(options.rate))?;
     settings.overwrite = !options.no_overwrite;
     settings.keep_parts = !options.discard_parts;
     settings.fsync = options.fsync;
-    let (dir, from) = options.from_and_dir.split_last().expect("clap asks for two");
-    let locations = from.iter().map(|text| location(text)).collect::<anyhow::Result<Vec<_>>>()?;
+    let locations = options.from.iter().map(|text| location(text)).collect::<anyhow::Result<Vec<_>>>()?;
     let address = locations[0].address.clone();
     if let Some(other) = locations.iter().find(|location| location.address != address) {
         let what = format!("{address} and {} are two servers: get from one after the other", other.address);
         return Err(Exit::Usage.error(what));
     }
     let paths = locations.into_iter().map(|location| location.path).collect();
-    let getting = rdmc_files::get(&address, paths, PathBuf::from(dir), settings);
+    let getting = rdmc_files::get(&address, paths, options.dir, settings);
     drive(getting, options.output, screen, stop, "receiving").await
 }
 
 /// Puts files.
 pub(crate) async fn put(options: PutOptions, screen: Screen, stop: Stop) -> anyhow::Result<()> {
-    let settings = options.path.settings(&options.security)?;
-    let (to, files) = options.files_and_to.split_last().expect("clap asks for two");
-    let to = location(to)?;
-    let files = files.iter().map(PathBuf::from).collect();
-    drive(rdmc_files::put(&to.address, files, to.path, settings), options.output, screen, stop, "sending").await
+    let settings = options.path.settings(&options.security, None)?;
+    let to = location(&options.to)?;
+    drive(rdmc_files::put(&to.address, options.files, to.path, settings), options.output, screen, stop, "sending").await
 }
 
 fn location(text: &str) -> anyhow::Result<RemoteLocation> {

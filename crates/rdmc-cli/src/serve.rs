@@ -9,7 +9,7 @@ use serde::Serialize;
 
 use crate::address::{self, LISTEN_DEFAULT};
 use crate::exit::{Exit, Stop, of_transfer, tell};
-use crate::get::PathOptions;
+use crate::get::{PathOptions, RateOption};
 use crate::named::Switch;
 use crate::progress::{OutputOptions, print_json};
 use crate::security::SecurityOptions;
@@ -17,7 +17,7 @@ use crate::{examples, exit};
 
 /// Options of `rdmc serve`.
 #[derive(Clone, Debug, Args)]
-#[command(after_help = exit::HELP, after_long_help = examples::of_serve())]
+#[command(after_help = exit::HELP_OF_TWO, after_long_help = examples::of_serve())]
 pub(crate) struct ServeOptions {
     /// The directory. Nothing outside it is reached, not even through a symbolic link
     #[arg(value_name = "DIR")]
@@ -44,6 +44,8 @@ pub(crate) struct ServeOptions {
     #[arg(long, env = "RDMC_NO_OVERWRITE", value_parser = Switch)]
     no_overwrite: bool,
     #[command(flatten)]
+    rate: RateOption,
+    #[command(flatten)]
     path: PathOptions,
     #[command(flatten)]
     security: SecurityOptions,
@@ -58,7 +60,7 @@ impl ServeOptions {
     }
 
     fn settings(&self) -> anyhow::Result<RemoteSettings> {
-        let mut settings = self.path.settings(&self.security)?;
+        let mut settings = self.path.settings(&self.security, Some(self.rate))?;
         settings.fsync = self.fsync;
         settings.overwrite = !self.no_overwrite;
         Ok(settings)

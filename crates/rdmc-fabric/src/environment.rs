@@ -168,7 +168,7 @@ impl dyn Environment + '_ {
 
 /// A future did not finish within its limit.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("not finished within {limit:?}")]
+#[error("not finished within {:.1?}", limit)]
 pub struct Elapsed {
     /// The limit.
     pub limit: Duration,

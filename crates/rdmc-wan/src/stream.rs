@@ -211,7 +211,7 @@ impl fmt::Debug for SlabReader {
 
 fn broken(error: SessionError) -> io::Error {
     let kind = match &error {
-        SessionError::Lost { .. } => io::ErrorKind::ConnectionReset,
+        SessionError::Lost { .. } | SessionError::NotResumed { .. } => io::ErrorKind::ConnectionReset,
         SessionError::Stopped | SessionError::Closed => io::ErrorKind::BrokenPipe,
         SessionError::Aborted { .. } => io::ErrorKind::ConnectionAborted,
         SessionError::Protocol { .. } | SessionError::Corrupt { .. } => io::ErrorKind::InvalidData,

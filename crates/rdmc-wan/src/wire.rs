@@ -146,7 +146,7 @@ impl fmt::Debug for SlabFrame {
 pub(crate) enum RefusedReason {
     #[error("it speaks version {ours} of the protocol, this end speaks version {PROTOCOL_VERSION}")]
     Version { ours: u16 },
-    #[error("it does not know the session, which was lost for too long")]
+    #[error("it does not know the session: it was started again, or had given it up")]
     Unknown,
     #[error("it offers {ours}, not {theirs}")]
     Fabrics { ours: String, theirs: String },

@@ -164,6 +164,8 @@ async fn a_receipt_of_a_failed_group_says_who_has_the_message() {
             message.stored();
             let kept = dies.next().await.unwrap().unwrap();
             receipt.delivered().await.unwrap();
+            // Whoever has the second message has told what it has done with the first.
+            sender.send(pattern(3000, 2)).await.unwrap().delivered().await.unwrap();
             let stored = async {
                 match receipt.stored().await {
                     Err(ReceiptError::Failed { failure, nodes }) => (failure, nodes),

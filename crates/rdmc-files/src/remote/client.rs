@@ -42,7 +42,12 @@ impl RemoteLocation {
         }
         let address = match bare.rsplit_once(':') {
             Some((_, given)) if given.parse::<u16>().is_ok_and(|given| given > 0) => host.to_owned(),
-            Some(_) => return Err(format!("{host:?} is no address: give HOST:PORT, with [] around an IPv6 address")),
+            Some((_, given)) => {
+                return Err(format!(
+                    "{host:?} is no address, since {given:?} is no port from 1 to 65535: give HOST or HOST:PORT, with [] \
+                     around an IPv6 address"
+                ));
+            }
             None => format!("{host}:{port}"),
         };
         let names = path.split('/').filter(|name| !name.is_empty() && *name != ".");
@@ -199,6 +204,9 @@ async fn open(address: &str, settings: &RemoteSettings, request: Request) -> Res
     opened.map_err(|error| match error {
         OpenError::Refused { .. } => Kind::Refused.problem(error),
         OpenError::Invalid(_) => Kind::Request.problem(error),
+        OpenError::Unreachable { .. } => {
+            Kind::Refused.problem(format!("{}: does a server of files run there?", chain(&error)))
+        }
         error => Kind::Refused.problem(chain(&error)),
     })
 }

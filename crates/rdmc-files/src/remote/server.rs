@@ -16,7 +16,7 @@ use super::consumer::consume;
 use super::producer::produce;
 use super::wire::{Opening, Request, Stored, encode};
 use super::{RemoteEvents, RemoteOutcome, RemoteSettings, Tally, blocking};
-use crate::error::{Context, Kind, Problem, TransferError};
+use crate::error::{Context, Kind, Problem, TransferError, chain};
 use crate::manifest::EntryPath;
 use crate::partial;
 use crate::source::SourceTree;
@@ -57,7 +57,14 @@ impl RemoteServerBuilder {
         let confined = Dir::open_ambient_dir(&root, ambient_authority());
         let confined = confined.with_context(|| format!("the directory {} cannot be used", root.display()))?;
         let listening = SessionListener::bind(self.settings.fabric(), address, self.settings.session()).await;
-        let listener = listening.with_context(|| format!("cannot listen at {address}"))?;
+        let listener = listening.map_err(|error| {
+            let remedy = match error.kind() {
+                io::ErrorKind::AddrInUse => "; another server may run here: choose another port",
+                io::ErrorKind::AddrNotAvailable => "; it is not an address of this host",
+                _ => "",
+            };
+            Kind::Local.problem(format!("cannot listen at {address}: {}{remedy}", chain(&error)))
+        })?;
         let Self { writable, settings, .. } = self;
         let shared = Arc::new(Served { root, confined, writable, settings, transfers: Semaphore::new(TRANSFERS_MAX) });
         Ok(RemoteServer { shared, listener, transfers: JoinSet::new() })
@@ -219,7 +226,9 @@ impl Served {
     /// Opens the directory into which a client wants to put files.
     async fn store(&self, into: &EntryPath) -> Result<Store, Problem> {
         if !self.writable {
-            return Err(Kind::Refused.problem("this server takes no files"));
+            return Err(
+                Kind::Refused.problem("this server takes no files: it was not started as writable (--writable)")
+            );
         }
         let path = self.root.join(self.resolve(into)?);
         let settings = self.settings.clone();
@@ -231,12 +240,13 @@ impl Served {
         if path.0.is_empty() {
             return Ok(PathBuf::new());
         }
+        let missing = || Kind::Refused.problem(format!("{path} does not exist at the server"));
         let resolved = self.confined.canonicalize(path.to_path()).map_err(|error| match error.kind() {
-            io::ErrorKind::NotFound => Kind::Refused.problem(format!("{path} does not exist")),
+            io::ErrorKind::NotFound => missing(),
             _ => Kind::Refused.problem(format!("{path} cannot be used: {error}")),
         })?;
         let hidden = resolved.components().any(|name| partial::is_hidden(name.as_os_str()));
-        if hidden { Err(Kind::Refused.problem(format!("{path} does not exist"))) } else { Ok(resolved) }
+        if hidden { Err(missing()) } else { Ok(resolved) }
     }
 }
 

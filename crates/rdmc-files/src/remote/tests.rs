@@ -193,10 +193,10 @@ async fn refusals_say_why() {
     let into = tempfile::tempdir().unwrap();
     let refused = |outcome: Result<RemoteOutcome, TransferError>| outcome.unwrap_err().to_string();
     let text = refused(served.get("none", into.path()).finish().await);
-    assert!(text.ends_with("refuses the session: none does not exist"), "{text}");
+    assert!(text.ends_with("refuses the session: none does not exist at the server"), "{text}");
     let file = served.dir.path().join("there");
     let text = refused(put(&served.address, vec![file], EntryPath(Vec::new()), Default::default()).finish().await);
-    assert!(text.ends_with("this server takes no files"), "{text}");
+    assert!(text.contains("this server takes no files"), "{text}");
     let text = refused(served.get("there", &into.path().join("no")).finish().await);
     assert!(text.contains("create it first"), "{text}");
 }

@@ -63,6 +63,12 @@ pub enum SessionError {
         /// How the connection was lost, or why it was not resumed.
         cause: String,
     },
+    /// The connection was lost, and the other end does not go on.
+    #[error("the connection was lost, and the other end does not go on: {reason}")]
+    NotResumed {
+        /// What it says.
+        reason: String,
+    },
     /// The other end has failed or was dropped before the end of its data.
     #[error("the other end ended the session: {reason}")]
     Aborted {

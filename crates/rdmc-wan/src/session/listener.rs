@@ -197,7 +197,20 @@ async fn accept(mut listener: Box<dyn ControlListener>, entrance: Arc<Entrance>,
 impl Entrance {
     /// Reads a connection's first frame, and hands the connection on.
     async fn greet(self: &Arc<Self>, stream: Box<dyn ControlStream>) -> io::Result<()> {
-        let mut stream = Security::accepted(self.config.security.as_ref(), &*self.environment, stream).await?;
+        let security = self.config.security.as_ref();
+        let mut stream = match Security::accepted(security, &*self.environment, stream).await {
+            Ok(stream) => stream,
+            Err((error, in_clear)) => {
+                if let Some(stream) = in_clear {
+                    let reason = match security {
+                        Some(_) => "it takes only clients with a key or a certificate",
+                        None => "it does not speak TLS",
+                    };
+                    self.refuse(stream, RefusedReason::Declined { reason: reason.to_owned() }).await;
+                }
+                return Err(error);
+            }
+        };
         let open = match wire::read(&mut stream, &mut FrameCheck::default()).await? {
             Some(Frame::Open(open)) => open,
             Some(_) => return Err(io::Error::other("it speaks another protocol: its first frame opens no session")),

@@ -215,17 +215,18 @@ impl Opener {
                             return None;
                         }
                     },
-                    Ok(Err(error @ OpenError::Refused { .. })) => {
-                        cause = error.to_string();
-                        break;
+                    Ok(Err(OpenError::Refused { reason, .. })) => {
+                        shared.change(|state| state.give_up(reason));
+                        return None;
                     }
                     Ok(Err(error)) => cause = error_chain(&error),
                     Err(Elapsed { .. }) => {}
                 }
-                if self.environment.now() + pause >= deadline {
+                let left = deadline.since(self.environment.now());
+                if left.is_zero() {
                     break;
                 }
-                self.environment.sleep(pause).await;
+                self.environment.sleep(pause.min(left)).await;
                 pause = (pause * 2).min(PAUSE_MAX);
             }
             shared.change(|state| state.lose(shared.resume_within, cause));

@@ -213,8 +213,16 @@ impl State {
 
     /// Ends the session because its connection was lost for too long. It has not failed if all was received.
     pub(crate) fn lose(&mut self, within: Duration, cause: String) {
-        let how = if self.is_complete() { Ok(()) } else { Err(SessionError::Lost { within, cause }) };
-        self.end(how);
+        self.fail_unless_complete(SessionError::Lost { within, cause });
+    }
+
+    /// Ends the session because the other end does not go on. It has not failed if all was received.
+    pub(crate) fn give_up(&mut self, reason: String) {
+        self.fail_unless_complete(SessionError::NotResumed { reason });
+    }
+
+    fn fail_unless_complete(&mut self, error: SessionError) {
+        self.end(if self.is_complete() { Ok(()) } else { Err(error) });
     }
 
     /// Has the other end told why this end fails.

@@ -122,23 +122,32 @@ impl Security {
     /// If the future is dropped, so is the connection.
     ///
     /// # Errors
-    /// The connection's. The other end is not trusted, or one end wants TLS and the other does not: a [`Distrust`].
+    /// The connection's. The other end is not trusted, or one end wants TLS and the other does not: a [`Distrust`]; then
+    /// it comes with the connection, if the other end can still be told in clear.
     pub async fn accepted(
         security: Option<&Self>,
         environment: &dyn Environment,
         mut stream: Box<dyn ControlStream>,
-    ) -> io::Result<Box<dyn ControlStream>> {
-        let opening = Opening::read(&mut stream).await?.ok_or(io::ErrorKind::UnexpectedEof)?;
+    ) -> Result<Box<dyn ControlStream>, (io::Error, Option<Box<dyn ControlStream>>)> {
+        let opening = match Opening::read(&mut stream).await {
+            Ok(Some(opening)) => opening,
+            Ok(None) => return Err((io::ErrorKind::UnexpectedEof.into(), None)),
+            Err(error) => return Err((error, None)),
+        };
         match (security, opening.asks_for_tls()) {
             (None, false) => Ok(Box::new(BegunStream { first: opening.0, read: 0, stream })),
-            (None, true) => Err(Distrust::UnexpectedTls.into()),
-            (Some(_), false) => Err(Distrust::Plain.into()),
+            (None, true) => Err((Distrust::UnexpectedTls.into(), Some(stream))),
+            (Some(_), false) => {
+                // With bytes unread, the end of the connection would destroy what is still to be said.
+                let drained = environment.timeout(DRAIN_LIMIT, drain_frame(&opening, &mut stream)).await;
+                Err((Distrust::Plain.into(), matches!(drained, Ok(Ok(()))).then_some(stream)))
+            }
             (Some(security), true) => match security.accept(&opening, stream).await {
                 Ok((stream, _)) => Ok(stream),
                 Err((error, mut stream)) => {
                     // However that ends, the refusal was sent as far as possible.
                     let _ = environment.timeout(DRAIN_LIMIT, drain(&mut stream)).await;
-                    Err(error)
+                    Err((error, None))
                 }
             },
         }
