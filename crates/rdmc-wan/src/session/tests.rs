@@ -294,9 +294,21 @@ async fn a_shared_key_is_asked_for() {
     let secured = |byte| SessionConfig { security: key(byte), ..config() };
     let listener = SessionListener::bind(TcpFabric::new(), "127.0.0.1:0", secured(1)).await.unwrap();
     let address = listener.local_address().to_owned();
-    for wrong in [secured(2), config()] {
-        let refused = connect(TcpFabric::new(), &address, wrong, Vec::new()).await;
-        assert!(matches!(refused, Err(OpenError::Handshake { .. })), "{refused:?}");
+    let refused = |address: String, config| async move {
+        let error = connect(TcpFabric::new(), &address, config, Vec::new()).await.unwrap_err();
+        std::iter::successors(Some(&error as &dyn std::error::Error), |error| error.source())
+            .map(ToString::to_string)
+            .collect::<Vec<_>>()
+            .join(": ")
+    };
+    let plain = SessionListener::bind(TcpFabric::new(), "127.0.0.1:0", config()).await.unwrap();
+    for (address, config, says) in [
+        (address.clone(), secured(2), "it has another key"),
+        (address.clone(), config(), "it takes only clients with a key"),
+        (plain.local_address().to_owned(), secured(1), "it does not speak TLS"),
+    ] {
+        let error = refused(address, config).await;
+        assert!(error.contains(says), "{error:?} instead of {says:?}");
     }
     let opening = connect(TcpFabric::new(), &address, secured(1), Vec::new());
     let accepting = async { listener.accept().await.accept(Vec::new()).await };
