@@ -145,7 +145,8 @@ Exit codes:
   0    done: the other end has everything, or everything is here
   1    local failure: a file, the disk, the network interface, a defect
   2    wrong arguments
-  3    partial: some files were left out
+  3    partial: the transfer began, but some files were left out, or the other
+       end was lost
   4    the other end refused or could not be reached
   5    integrity error: bytes arrived that differ from those that were sent
   130  interrupted (SIGINT); 143: terminated (SIGTERM)

@@ -107,7 +107,10 @@ pub(crate) async fn run(options: ServeOptions, stop: Stop) -> anyhow::Result<()>
                     Err(error) => ServeEvent::Failed { from, request, code: error.code(), message: error.to_string() },
                 });
             }
-            signal = stop.signalled() => return Err(Exit::Signal(signal).into()),
+            signal = stop.signalled() => {
+                server.close().await;
+                return Err(Exit::Signal(signal).into());
+            }
         }
     }
 }

@@ -3,6 +3,7 @@
 use std::fmt;
 
 use rdmc::{GroupFailure, NodeId};
+use rdmc_wan::SessionError;
 use serde::ser::{Serialize, SerializeStruct, Serializer};
 
 use crate::blame::{FailedPeer, PeerFailure, explain, stopped_before, stopped_for};
@@ -158,6 +159,11 @@ impl Problem {
         self.kind == Kind::Refused && !self.failed.is_empty() && self.failed.iter().all(passes)
     }
 
+    /// Tells whether the other end may have a part of what it is to have.
+    pub(crate) fn is_partial(&self) -> bool {
+        self.kind == Kind::Partial
+    }
+
     /// Returns the peers that have caused it.
     pub(crate) fn failed(&self) -> &[FailedPeer] {
         &self.failed
@@ -223,9 +229,18 @@ impl fmt::Display for Problem {
     }
 }
 
-impl<E: std::error::Error> From<E> for Problem {
+impl<E: std::error::Error + 'static> From<E> for Problem {
     fn from(error: E) -> Self {
-        Self::local(descriptors::with_remedy(chain(&error)))
+        let error: &(dyn std::error::Error + 'static) = &error;
+        // Of a session that has begun.
+        let kind = match error.downcast_ref() {
+            Some(SessionError::Lost { .. } | SessionError::NotResumed { .. } | SessionError::Aborted { .. }) => {
+                Kind::Partial
+            }
+            Some(SessionError::Corrupt { .. }) => Kind::Integrity,
+            _ => Kind::Local,
+        };
+        kind.problem(descriptors::with_remedy(chain(error)))
     }
 }
 

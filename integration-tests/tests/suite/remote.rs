@@ -3,14 +3,14 @@
 #![expect(clippy::unwrap_used, reason = "the helpers belong to the tests, where nothing goes on after a failure")]
 
 use std::ffi::OsStr;
-use std::io::{BufRead, BufReader};
+use std::io::{BufRead, BufReader, Read};
 use std::path::{Path, PathBuf};
-use std::process::{Child, Command};
+use std::process::{Child, Command, Stdio};
 
 use serde_json::Value;
 use tempfile::TempDir;
 
-use crate::program::{Receiver, code, command, exit_of, finish, rdmc, text};
+use crate::program::{Receiver, code, command, exit_of, finish, rdmc, signal, text};
 
 /// Writes a file without blocks that are alike.
 fn file_of(dir: &Path, len: usize) -> PathBuf {
@@ -92,6 +92,21 @@ fn a_get_that_was_killed_is_completed_with_the_rest() {
 }
 
 #[test]
+fn a_client_whose_server_is_stopped_is_told() {
+    let mut server = Receiver::serve(TempDir::new().unwrap(), "127.0.0.1:0", &[]);
+    file_of(server.dir.path(), 24 << 20);
+    let into = TempDir::new().unwrap();
+    let mut getting = slow_get(&server.address, into.path());
+    let mut getting = getting.stderr(Stdio::piped()).spawn().unwrap();
+    await_part(&mut getting);
+    signal(&server.child, "TERM");
+    let mut told = String::new();
+    getting.stderr.take().unwrap().read_to_string(&mut told).unwrap();
+    assert_eq!((exit_of(&mut getting), exit_of(&mut server.child)), (3, 143), "{told}");
+    assert!(told.contains("the server was stopped; run the same command again"), "{told}");
+}
+
+#[test]
 fn a_get_whose_server_is_killed_says_so_and_can_be_repeated() {
     let mut server = Receiver::serve(TempDir::new().unwrap(), "127.0.0.1:0", &[]);
     let file = file_of(server.dir.path(), 24 << 20);
@@ -99,7 +114,7 @@ fn a_get_whose_server_is_killed_says_so_and_can_be_repeated() {
     let mut getting = slow_get(&server.address, into.path()).spawn().unwrap();
     await_part(&mut getting);
     server.child.kill().unwrap();
-    assert_eq!(exit_of(&mut getting), 1);
+    assert_eq!(exit_of(&mut getting), 3);
     let dir = server.finish_killed();
     let server = Receiver::serve(dir, "127.0.0.1:0", &[]);
     let (exit, told) = get(&server.address, into.path(), &[]);

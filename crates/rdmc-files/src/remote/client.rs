@@ -12,6 +12,7 @@ use tokio::sync::mpsc;
 
 use super::consumer::consume;
 use super::producer::produce;
+use super::server::LAST_WORD;
 use super::wire::{Opening, Request, Stored, decode};
 use super::{RemoteEvent, RemoteEvents, RemoteOutcome, RemoteSettings, Tally, blocking};
 use crate::error::{Kind, Problem, TransferError, chain};
@@ -226,8 +227,8 @@ async fn conclude(
         Err(problem) => {
             handle.abort(&problem.reason());
             // So that the other end learns it before this process ends.
-            let _ = tokio::time::timeout(std::time::Duration::from_secs(1), handle.released()).await;
-            Err(problem)
+            let _ = tokio::time::timeout(LAST_WORD, handle.released()).await;
+            Err(if problem.is_partial() { problem.followed_by("run the same command again") } else { problem })
         }
     }
 }

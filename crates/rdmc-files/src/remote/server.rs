@@ -5,11 +5,12 @@ use std::io;
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::time::Duration;
 
 use cap_std::ambient_authority;
 use cap_std::fs::Dir;
 use rdmc_wan::{Session, SessionListener, SessionRequest};
-use tokio::sync::Semaphore;
+use tokio::sync::{Semaphore, watch};
 use tokio::task::JoinSet;
 
 use super::consumer::consume;
@@ -66,7 +67,8 @@ impl RemoteServerBuilder {
             Kind::Local.problem(format!("cannot listen at {address}: {}{remedy}", chain(&error)))
         })?;
         let Self { writable, settings, .. } = self;
-        let shared = Arc::new(Served { root, confined, writable, settings, transfers: Semaphore::new(TRANSFERS_MAX) });
+        let (transfers, closing) = (Semaphore::new(TRANSFERS_MAX), watch::Sender::new(false));
+        let shared = Arc::new(Served { root, confined, writable, settings, transfers, closing });
         Ok(RemoteServer { shared, listener, transfers: JoinSet::new() })
     }
 }
@@ -99,6 +101,7 @@ struct Served {
     writable: bool,
     settings: RemoteSettings,
     transfers: Semaphore,
+    closing: watch::Sender<bool>,
 }
 
 impl RemoteServer {
@@ -130,6 +133,15 @@ impl RemoteServer {
                 },
             }
         }
+    }
+
+    /// Ends all transfers, and tells their clients that the server was stopped.
+    ///
+    /// # Cancel safety
+    /// If the future is dropped, transfers end, but clients may not learn why.
+    pub async fn close(mut self) {
+        self.shared.closing.send_replace(true);
+        while self.transfers.join_next().await.is_some() {}
     }
 
     /// Serves until the future is dropped, which ends its transfers.
@@ -164,9 +176,6 @@ impl Served {
     }
 
     async fn transfer(&self, request: SessionRequest, wanted: Request) -> Result<RemoteOutcome, Problem> {
-        // Nobody reads the events.
-        let (events, _) = RemoteEvents::new();
-        let mut tally = Tally::new(events);
         let prepared = match &wanted {
             Request::Get { paths } => self.find(paths).await.map(Work::Produce),
             Request::Put { into } => self.store(into).await.map(|store| Work::Store(Box::new(store))),
@@ -175,36 +184,27 @@ impl Served {
             Ok(work) => work,
             Err(problem) => return Err(refuse(request, problem).await),
         };
-        let Session { mut sender, mut receiver, handle, .. } = request.accept(Vec::new()).await?;
-        let outcome = match work {
-            Work::Produce(source) => {
-                let produced = produce(source, sender, &mut receiver, &handle, &mut tally).await;
-                match produced {
-                    // The client's direction has nothing more than its end.
-                    Ok(()) => receiver.next().await.map(drop).map_err(Problem::from),
-                    Err(problem) => Err(problem),
-                }
-            }
-            Work::Store(store) => {
-                let outcome;
-                (outcome, tally) = consume(*store, None, &mut sender, &mut receiver, tally).await;
-                match outcome {
-                    Ok(()) => {
-                        let RemoteOutcome { files, bytes, .. } = tally.outcome;
-                        let told = handle.send_message(encode(&Stored { files, bytes })).await;
-                        match told {
-                            Ok(()) => sender.finish().await.map_err(Problem::from),
-                            Err(error) => Err(error.into()),
-                        }
-                    }
-                    Err(problem) => Err(problem),
-                }
-            }
+        let session = request.accept(Vec::new()).await?;
+        let handle = session.handle.clone();
+        let mut closing = self.closing.subscribe();
+        let stopped = async {
+            let _ = closing.wait_for(|closing| *closing).await;
+            let problem = Kind::Stopped.problem("the server was stopped");
+            // Before the session is dropped, which has less to say.
+            handle.abort(&problem.reason());
+            problem
+        };
+        let (outcome, tally) = tokio::select! {
+            biased;
+            problem = stopped => (Err(problem), Tally::new(RemoteEvents::new().0)),
+            done = work.with(session) => done,
         };
         match outcome {
             Ok(()) => Ok(RemoteOutcome { resumed: handle.stats().resumed, ..tally.outcome }),
             Err(problem) => {
                 handle.abort(&problem.reason());
+                // A server that is closed waits until the client has been told.
+                let _ = tokio::time::timeout(LAST_WORD, handle.released()).await;
                 Err(problem)
             }
         }
@@ -270,6 +270,34 @@ enum Work {
     Store(Box<Store>),
 }
 
+impl Work {
+    /// Does it, over a session.
+    async fn with(self, session: Session) -> (Result<(), Problem>, Tally) {
+        let Session { mut sender, mut receiver, handle, .. } = session;
+        // Nobody reads the events.
+        let mut tally = Tally::new(RemoteEvents::new().0);
+        let store = match self {
+            Self::Produce(source) => {
+                let mut outcome = produce(source, sender, &mut receiver, &handle, &mut tally).await;
+                if outcome.is_ok() {
+                    // The client's direction has nothing more than its end.
+                    outcome = receiver.next().await.map(drop).map_err(Problem::from);
+                }
+                return (outcome, tally);
+            }
+            Self::Store(store) => store,
+        };
+        let (outcome, tally) = consume(*store, None, &mut sender, &mut receiver, tally).await;
+        let told = async {
+            outcome?;
+            let RemoteOutcome { files, bytes, .. } = tally.outcome;
+            handle.send_message(encode(&Stored { files, bytes })).await?;
+            sender.finish().await.map_err(Problem::from)
+        };
+        (told.await, tally)
+    }
+}
+
 /// Tells the client why nothing happens.
 async fn refuse(request: SessionRequest, problem: Problem) -> Problem {
     request.refuse(&problem.reason()).await;
@@ -286,5 +314,7 @@ fn describe(request: &Request) -> String {
     }
 }
 
+/// How long a client may take to hear why its transfer ends.
+pub(super) const LAST_WORD: Duration = Duration::from_secs(1);
 /// Transfers at once.
 const TRANSFERS_MAX: usize = 64;
