@@ -138,8 +138,7 @@ fn is_broken_pipe(error: &anyhow::Error) -> bool {
 /// Code of failures of no other kind.
 const LOCAL: u8 = 1;
 
-/// Exit codes in the help and the manual.
-/// The exit codes of commands between two hosts.
+/// Exit codes in the help of commands between two hosts.
 pub(crate) const HELP_OF_TWO: &str = "\
 Exit codes:
   0    done: the other end has everything, or everything is here
@@ -154,6 +153,7 @@ Exit codes:
 Logging: RDMC_LOG=info (or debug, rdmc=trace, …) writes log messages to stderr;
 the default is warn.";
 
+/// Exit codes in the help and the manual.
 pub(crate) const HELP: &str = "\
 Exit codes:
   0    done: every receiver has everything, and every digest is right;

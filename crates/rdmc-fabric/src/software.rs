@@ -52,7 +52,9 @@ pub(crate) struct Reports {
 impl Reports {
     /// Tells whether the peer is to report the next request at once.
     pub(crate) fn wants(&mut self, request: &WorkRequest) -> bool {
-        let may_wait = request.is_unsignaled() && self.unreported + 1 < UNSIGNALED_MAX;
+        // A run of sends may have a bound, and its sender wait at it.
+        let waits = request.is_unsignaled() && !request.has_more_behind();
+        let may_wait = waits && self.unreported + 1 < UNSIGNALED_MAX;
         self.unreported = if may_wait { self.unreported + 1 } else { 0 };
         !may_wait
     }

@@ -159,11 +159,6 @@ impl Problem {
         self.kind == Kind::Refused && !self.failed.is_empty() && self.failed.iter().all(passes)
     }
 
-    /// Tells whether the other end may have a part of what it is to have.
-    pub(crate) fn is_partial(&self) -> bool {
-        self.kind == Kind::Partial
-    }
-
     /// Returns the peers that have caused it.
     pub(crate) fn failed(&self) -> &[FailedPeer] {
         &self.failed
@@ -233,14 +228,14 @@ impl<E: std::error::Error + 'static> From<E> for Problem {
     fn from(error: E) -> Self {
         let error: &(dyn std::error::Error + 'static) = &error;
         // Of a session that has begun.
-        let kind = match error.downcast_ref() {
-            Some(SessionError::Lost { .. } | SessionError::NotResumed { .. } | SessionError::Aborted { .. }) => {
-                Kind::Partial
-            }
-            Some(SessionError::Corrupt { .. }) => Kind::Integrity,
-            _ => Kind::Local,
+        let (kind, again) = match error.downcast_ref() {
+            Some(SessionError::Lost { .. }) => (Kind::Partial, true),
+            Some(SessionError::NotResumed { .. } | SessionError::Aborted { .. }) => (Kind::Partial, false),
+            Some(SessionError::Corrupt { .. }) => (Kind::Integrity, false),
+            _ => (Kind::Local, false),
         };
-        kind.problem(descriptors::with_remedy(chain(error)))
+        let problem = kind.problem(descriptors::with_remedy(chain(error)));
+        if again { problem.followed_by("run the same command again") } else { problem }
     }
 }
 

@@ -218,22 +218,28 @@ impl StatusTable {
         let mut last: Option<Operation<()>> = None;
         loop {
             due.reaches(written + 1).await;
-            // What the application does next, as taking a message, may leave with the same row.
+            // So that the row also has what the application does next.
             self.fabric.environment().give_way().await;
             let row = {
                 let state = lock(&self.state);
                 written = state.published;
                 state.rows[self.me.index()]
             };
-            let last_done = match last.take() {
+            let done = match &mut last {
                 Some(write) => write.now_or_never().transpose().map_err(failed)?.is_some(),
                 None => true,
             };
-            let report = if last_done { Report::Later } else { Report::AtOnce };
+            let report = if done { Report::Later } else { Report::AtOnce };
             let write = link.write(row, self.salt, self.me, report).map_err(failed)?;
-            match report {
-                Report::Later => last = Some(write),
-                Report::AtOnce => write.await.map_err(failed)?,
+            match last.replace(write).filter(|_| !done) {
+                None => {}
+                // In this order, so that the first error is the one that is reported.
+                Some(before) => {
+                    before.await.map_err(failed)?;
+                    if let Some(write) = last.take() {
+                        write.await.map_err(failed)?;
+                    }
+                }
             }
         }
     }

@@ -419,7 +419,7 @@ impl TcpQueuePair {
     fn acknowledge(&self, quiet: bool) -> Result<(), EndReason> {
         if quiet {
             let mut responses = self.open_responses()?;
-            // A peer wants every so manieth at once.
+            // A peer expects an acknowledgement of 16 requests at least.
             if responses.held < UNSIGNALED_MAX {
                 responses.held += 1;
                 return Ok(());

@@ -228,7 +228,7 @@ async fn conclude(
             handle.abort(&problem.reason());
             // So that the other end learns it before this process ends.
             let _ = tokio::time::timeout(LAST_WORD, handle.released()).await;
-            Err(if problem.is_partial() { problem.followed_by("run the same command again") } else { problem })
+            Err(problem)
         }
     }
 }

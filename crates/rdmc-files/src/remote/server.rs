@@ -141,7 +141,9 @@ impl RemoteServer {
     /// If the future is dropped, transfers end, but clients may not learn why.
     pub async fn close(mut self) {
         self.shared.closing.send_replace(true);
-        while self.transfers.join_next().await.is_some() {}
+        let ended = async { while self.transfers.join_next().await.is_some() {} };
+        // One that has not begun may take longer.
+        let _ = tokio::time::timeout(2 * LAST_WORD, ended).await;
     }
 
     /// Serves until the future is dropped, which ends its transfers.
@@ -189,7 +191,7 @@ impl Served {
         let mut closing = self.closing.subscribe();
         let stopped = async {
             let _ = closing.wait_for(|closing| *closing).await;
-            let problem = Kind::Stopped.problem("the server was stopped");
+            let problem = Kind::Stopped.problem("the server was stopped; run the same command again when it runs");
             // Before the session is dropped, which has less to say.
             handle.abort(&problem.reason());
             problem

@@ -52,6 +52,8 @@ struct RetainedState {
     told: u64,
     /// Bytes of the messages that it got since.
     untold_bytes: u64,
+    /// At the root: of how many messages it has told the others that all have them.
+    told_stable: u64,
 }
 
 /// Short messages that follow each other.
@@ -176,6 +178,7 @@ impl RetainedMessages {
             held: vec![stable; members],
             told: stable,
             untold_bytes: 0,
+            told_stable: stable,
         };
         let all_have = Level::default();
         all_have.raise_to(stable);
@@ -334,8 +337,7 @@ impl RetainedMessages {
         (least > known).then(|| (least, self.release(least)))
     }
 
-    /// At a member that has `held` messages, the latest of so many bytes: tells whether it reports that now. The root
-    /// asks the same about what all members have.
+    /// At a member that has `held` messages, the latest of so many bytes: tells whether it reports that now.
     ///
     /// A long message is reported at once, since others keep its memory. A few short messages may wait for more, unless
     /// somebody waits for them.
@@ -347,6 +349,17 @@ impl RetainedMessages {
         if due {
             state.told = held;
             state.untold_bytes = 0;
+        }
+        due
+    }
+
+    /// At the root, where all members have `stable` messages: tells whether it tells the others now. They only wait for
+    /// it to give memory back, unless it is due `at_once`.
+    pub(crate) fn should_tell_stable(&self, stable: u64, at_once: bool) -> bool {
+        let mut state = self.lock();
+        let due = at_once || stable.saturating_sub(state.told_stable) >= UNTOLD_MAX;
+        if due {
+            state.told_stable = stable;
         }
         due
     }
@@ -445,7 +458,7 @@ pub(crate) const UNSTABLE_MAX: u64 = 1024;
 /// Messages that the root begins before all members have the first of them: as many objects are open.
 pub(crate) const UNSTABLE_OBJECTS_MAX: u64 = 64;
 /// Longest message that is kept as a copy, in bytes.
-pub(super) const SHORT_MAX: usize = 16 << 10;
+const SHORT_MAX: usize = 16 << 10;
 /// Most short messages that are not reported to the root, which waits if all members lack [`UNSTABLE_OBJECTS_MAX`].
 const UNTOLD_MAX: u64 = 32;
 

@@ -16,7 +16,7 @@ use super::ending::GroupEnd;
 use super::fates::Fates;
 use super::membership::Membership;
 use super::receipt::ReceiptBook;
-use super::retained::{RetainedMessages, SHORT_MAX};
+use super::retained::RetainedMessages;
 use crate::count::Level;
 use crate::sync::lock;
 use crate::table::{ExpectedRows, IncomingRing, LinkError, Row, RowReader, StatusTable};
@@ -167,9 +167,8 @@ impl Status {
         self.note_stable(stable);
         if self.membership.rank.is_root() {
             self.table.update(|row| row.stable = stable);
-            // With immediate delivery, others only wait to give memory back.
-            let bytes = if long { SHORT_MAX as u64 } else { 0 };
-            if self.retained.should_report(stable, bytes, self.membership.spec.is_stable()) {
+            let at_once = long || self.membership.spec.is_stable() || self.membership.prior.root_gone;
+            if self.retained.should_tell_stable(stable, at_once) {
                 self.table.publish();
             }
         }

@@ -22,7 +22,8 @@ pub(crate) struct Link {
     pub(super) rank: Rank,
     fabric: Arc<dyn Fabric>,
     queue_pair: QueuePair,
-    /// The memory from which this member's row is written, in turn: a write may begin before that before it has ended.
+    /// The memory from which this member's row is written, in turn: a write may begin while the one before it is
+    /// outstanding.
     memory: Mutex<[WriteMemory; 2]>,
     /// The other member's row.
     theirs: ExposedRegion,
