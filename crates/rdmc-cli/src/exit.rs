@@ -138,25 +138,34 @@ fn is_broken_pipe(error: &anyhow::Error) -> bool {
 /// Code of failures of no other kind.
 const LOCAL: u8 = 1;
 
+/// The part of the help behind the examples: exit codes, and where log messages go.
+macro_rules! help {
+    ($codes:literal) => {
+        concat!(
+            "Exit codes:\n",
+            $codes,
+            "  130  interrupted (SIGINT); 143: terminated (SIGTERM)\n\n",
+            "Logging: RDMC_LOG=info (or debug, rdmc=trace, …) writes log messages to stderr;\n",
+            "the default is warn."
+        )
+    };
+}
+
 /// Exit codes in the help of commands between two hosts.
-pub(crate) const HELP_OF_TWO: &str = "\
-Exit codes:
-  0    done: the other end has everything, or everything is here
+pub(crate) const HELP_OF_TWO: &str = help!(
+    "  0    done: the other end has everything, or everything is here
   1    local failure: a file, the disk, the network interface, a defect
   2    wrong arguments
   3    partial: the transfer began, but some files were left out, or the other
        end was lost
   4    the other end refused or could not be reached
   5    integrity error: bytes arrived that differ from those that were sent
-  130  interrupted (SIGINT); 143: terminated (SIGTERM)
-
-Logging: RDMC_LOG=info (or debug, rdmc=trace, …) writes log messages to stderr;
-the default is warn.";
+"
+);
 
 /// Exit codes in the help and the manual.
-pub(crate) const HELP: &str = "\
-Exit codes:
-  0    done: every receiver has everything, and every digest is right;
+pub(crate) const HELP: &str = help!(
+    "  0    done: every receiver has everything, and every digest is right;
        for recv: every receiver that remains
   1    local failure: a file, the disk, the network interface, a defect
   2    wrong arguments, or a required RDMA device that cannot be used
@@ -165,10 +174,8 @@ Exit codes:
   4    a receiver refused or could not be reached; nothing was sent
   5    integrity error: bytes differ from the announced ones, or a file changed
        while it was sent
-  130  interrupted (SIGINT); 143: terminated (SIGTERM)
-
-Logging: RDMC_LOG=info (or debug, rdmc=trace, …) writes log messages to stderr;
-the default is warn.";
+"
+);
 
 #[cfg(test)]
 mod tests {

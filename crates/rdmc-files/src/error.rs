@@ -1,6 +1,7 @@
 //! The errors of transfers: the type that callers see, and the type that travels inside this crate.
 
 use std::fmt;
+use std::io;
 
 use rdmc::{GroupFailure, NodeId};
 use rdmc_wan::SessionError;
@@ -276,6 +277,18 @@ impl<T, E: Into<Problem>> Context<T> for Result<T, E> {
     }
 }
 
+/// Makes the problem of an address that cannot be listened at, by a program of this kind.
+pub(crate) fn cannot_listen(address: &str, error: &io::Error, program: &str) -> Problem {
+    let in_use = format!("; another {program} may run here: choose another port");
+    let (kind, remedy) = match error.kind() {
+        io::ErrorKind::InvalidInput => (Kind::Request, "; write it as ADDRESS:PORT"),
+        io::ErrorKind::AddrInUse => (Kind::Local, &*in_use),
+        io::ErrorKind::AddrNotAvailable => (Kind::Local, "; it is not an address of this host"),
+        _ => (Kind::Local, ""),
+    };
+    kind.problem(format!("cannot listen at {address}: {}{remedy}", chain(error)))
+}
+
 /// Returns the text of an error and its causes.
 pub(crate) fn chain(error: &dyn std::error::Error) -> String {
     let mut text = error.to_string();
@@ -315,7 +328,7 @@ mod tests {
 
     #[test]
     fn the_limit_of_this_process_is_not_blamed_on_peers() {
-        let failed = Problem::from(std::io::Error::from_raw_os_error(24)).of_kind(Kind::Refused);
+        let failed = Problem::from(io::Error::from_raw_os_error(24)).of_kind(Kind::Refused);
         let told = "Too many open files (os error 24); raise this process's limit of ";
         assert!(failed.reason_alone().contains(told), "{failed}");
         assert_eq!(failed.blamed_on_limit_of_call().kind, Kind::Local);

@@ -20,7 +20,7 @@ use crate::announcement::{Announcement, CLOSED_EARLY, Conclusion, Medium, Reply}
 use crate::arrivals::take_files;
 use crate::blame::{peers, refusal};
 use crate::driven::Driven;
-use crate::error::{Kind, Problem, TransferError, chain};
+use crate::error::{Kind, Problem, TransferError, cannot_listen};
 use crate::event::{Direction, Event, Events, Proof, ReceiverEvent, SessionNumber};
 use crate::fabric::{FabricInUse, FabricSelection, FabricSettings, OfferedFabrics, RAISE_THE_LIMIT};
 use crate::manifest::Manifest;
@@ -178,15 +178,7 @@ impl FileReceiverBuilder {
             Some(_) => Proof::Certificate,
         };
         let bound = Listener::bind(offered.fabrics().clone(), address).security(self.security).await;
-        let listener = bound.map_err(|error| {
-            let (kind, remedy) = match error.kind() {
-                io::ErrorKind::InvalidInput => (Kind::Request, "; write it as ADDRESS:PORT"),
-                io::ErrorKind::AddrInUse => (Kind::Local, "; another receiver may run here: choose another port"),
-                io::ErrorKind::AddrNotAvailable => (Kind::Local, "; it is not an address of this host"),
-                _ => (Kind::Local, ""),
-            };
-            kind.problem(format!("cannot listen at {address}: {}{remedy}", chain(&error)))
-        })?;
+        let listener = bound.map_err(|error| cannot_listen(address, &error, "receiver"))?;
         let address = listener.local_address().to_owned();
         let loopback_only = address.parse().is_ok_and(|at: SocketAddr| at.ip().is_loopback());
         let (events, said) = Events::new();

@@ -225,20 +225,19 @@ impl StatusTable {
                 written = state.published;
                 state.rows[self.me.index()]
             };
-            let done = match &mut last {
-                Some(write) => write.now_or_never().transpose().map_err(failed)?.is_some(),
-                None => true,
-            };
-            let report = if done { Report::Later } else { Report::AtOnce };
+            if let Some(write) = &mut last
+                && write.now_or_never().transpose().map_err(failed)?.is_some()
+            {
+                last = None;
+            }
+            let report = if last.is_none() { Report::Later } else { Report::AtOnce };
             let write = link.write(row, self.salt, self.me, report).map_err(failed)?;
-            match last.replace(write).filter(|_| !done) {
-                None => {}
+            match last.take() {
+                None => last = Some(write),
                 // In this order, so that the first error is the one that is reported.
                 Some(before) => {
                     before.await.map_err(failed)?;
-                    if let Some(write) = last.take() {
-                        write.await.map_err(failed)?;
-                    }
+                    write.await.map_err(failed)?;
                 }
             }
         }

@@ -48,11 +48,12 @@ struct Responses {
 impl Responses {
     /// Adds a response behind the others.
     fn push(&mut self, response: Response) {
-        self.release();
-        match (self.queue.back_mut(), &response) {
-            (Some(Response::Acknowledge { requests }), Response::Acknowledge { requests: more }) => *requests += more,
-            _ => self.queue.push_back(response),
+        if let Response::Acknowledge { requests } = response {
+            self.held += requests;
+            return self.release();
         }
+        self.release();
+        self.queue.push_back(response);
     }
 
     /// Lets go of the acknowledgements that are held.

@@ -17,7 +17,7 @@ use super::consumer::consume;
 use super::producer::produce;
 use super::wire::{Opening, Request, Stored, encode};
 use super::{RemoteEvents, RemoteOutcome, RemoteSettings, Tally, blocking};
-use crate::error::{Context, Kind, Problem, TransferError, chain};
+use crate::error::{Context, Kind, Problem, TransferError, cannot_listen};
 use crate::manifest::EntryPath;
 use crate::partial;
 use crate::source::SourceTree;
@@ -58,14 +58,7 @@ impl RemoteServerBuilder {
         let confined = Dir::open_ambient_dir(&root, ambient_authority());
         let confined = confined.with_context(|| format!("the directory {} cannot be used", root.display()))?;
         let listening = SessionListener::bind(self.settings.fabric(), address, self.settings.session()).await;
-        let listener = listening.map_err(|error| {
-            let remedy = match error.kind() {
-                io::ErrorKind::AddrInUse => "; another server may run here: choose another port",
-                io::ErrorKind::AddrNotAvailable => "; it is not an address of this host",
-                _ => "",
-            };
-            Kind::Local.problem(format!("cannot listen at {address}: {}{remedy}", chain(&error)))
-        })?;
+        let listener = listening.map_err(|error| cannot_listen(address, &error, "server"))?;
         let Self { writable, settings, .. } = self;
         let (transfers, closing) = (Semaphore::new(TRANSFERS_MAX), watch::Sender::new(false));
         let shared = Arc::new(Served { root, confined, writable, settings, transfers, closing });

@@ -196,7 +196,7 @@ async fn refusals_say_why() {
     assert!(text.ends_with("refuses the session: none does not exist at the server"), "{text}");
     let file = served.dir.path().join("there");
     let text = refused(put(&served.address, vec![file], EntryPath(Vec::new()), Default::default()).finish().await);
-    assert!(text.contains("this server takes no files"), "{text}");
+    assert!(text.ends_with("this server takes no files: it was not started as writable (--writable)"), "{text}");
     let text = refused(served.get("there", &into.path().join("no")).finish().await);
     assert!(text.contains("create it first"), "{text}");
 }

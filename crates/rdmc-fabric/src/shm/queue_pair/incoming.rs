@@ -23,10 +23,11 @@ pub(super) struct Incoming {
     entry: Option<(Entry, usize)>,
     /// The request of that entry.
     request: Option<PartialRequest>,
-    /// Whether something was carried out that this side does not know of yet, or that the peer is to know of, and how
-    /// many bytes were copied since then.
+    /// Whether something was carried out that this side does not know of yet.
     unannounced: bool,
+    /// Whether something of that is to be reported to the peer.
     unreported: bool,
+    /// How many bytes were copied since the last announcement.
     unannounced_len: usize,
     /// The intermediate buffer of writes.
     bounce: Vec<u8>,
