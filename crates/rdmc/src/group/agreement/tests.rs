@@ -397,6 +397,22 @@ fn who_breaks_the_protocol_is_named_before_who_says_so() {
 }
 
 #[test]
+fn who_dies_is_lost_in_whatever_order_its_connections_break() {
+    for (accusers, seed) in [(vec![0], 1), (vec![1], 2), (vec![0, 1], 3), (vec![0, 1, 3], 4), (vec![3], 5)] {
+        let mut network = Network::new(4, seed);
+        network.kill(2);
+        for accuser in accusers {
+            let what = "the connection to the peer was lost".to_owned();
+            network.at(accuser, |member, now| member.accuse([(2, FailureCause::DataConnection { what })], now));
+        }
+        network.run(0, Fate::NOTHING, 0);
+        network.survivors_agree();
+        let Some(Outcome::Failed(verdict)) = network.outcome(0) else { panic!("it failed") };
+        assert_eq!(verdict.failed, [(2, FailureCause::ConnectionLost)]);
+    }
+}
+
+#[test]
 fn who_leaves_before_there_is_an_outcome_names_nobody_else() {
     let mut network = Network::new(3, 3);
     network.at(0, |member, now| member.declare(FailureCause::Abandoned, now));

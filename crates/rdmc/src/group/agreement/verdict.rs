@@ -70,7 +70,8 @@ impl Agreement {
         // Some may have been lost after they reported.
         for rank in self.others().filter(|rank| !reports.contains_key(rank) || self.has_lost(*rank)) {
             // A member that has not joined has not failed, unless another one waits for it.
-            let cause = worst(rank).or_else(|| (!self.absent.contains(&rank)).then_some(FailureCause::ConnectionLost));
+            let lost = (!self.absent.contains(&rank)).then_some(FailureCause::ConnectionLost);
+            let cause = worst(rank).into_iter().chain(lost).min_by_key(FailureCause::evidence_rank);
             if let Some(cause) = cause {
                 failed.entry(rank).or_insert(cause);
             }
@@ -104,9 +105,13 @@ impl Agreement {
 
     fn accusations(&self) -> Vec<Accusation> {
         let of = |(accuser, evidence): (&u32, &Evidence)| {
-            let accuser = *accuser;
-            let against = evidence.against.iter().cloned();
-            against.map(move |(accused, cause)| Accusation { accuser, accused, cause }).collect::<Vec<_>>()
+            let against = evidence.against.iter().map(|(accused, cause)| {
+                // The connections of a member that dies break in any order: the first that breaks does not tell why.
+                let is_lost = matches!(cause, FailureCause::DataConnection { .. }) && evidence.lost.contains(accused);
+                let cause = if is_lost { FailureCause::ConnectionLost } else { cause.clone() };
+                Accusation { accuser: *accuser, accused: *accused, cause }
+            });
+            against.collect::<Vec<_>>()
         };
         self.evidence.iter().flat_map(of).collect()
     }
