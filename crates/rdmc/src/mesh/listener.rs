@@ -249,7 +249,7 @@ async fn accept(mut listener: Box<dyn ControlListener>, shared: Arc<ListenerShar
             let greeted = environment.timeout(GREETING_LIMIT, shared.greet(stream, place));
             match displacement.unless_displaced(greeted).await {
                 Some(Ok(Ok(()))) => {}
-                Some(Ok(Err(error))) => shared.refused("greeting", from, &error),
+                Some(Ok(Err(error))) => shared.failed("greeting", from, &error),
                 Some(Err(elapsed)) => shared.refused("silent", from, &elapsed),
                 None => shared.refused("displaced", from, &"too many had not said what they want; it was the oldest"),
             }
@@ -363,7 +363,7 @@ impl ListenerShared {
                     Ok(first.map(|first| Greeted { first, stream, shown: Some(shown), _admitted: admitted }))
                 }
                 Err((error, mut stream)) => {
-                    self.refused("security", from, &error);
+                    self.failed("security", from, &error);
                     // However that ends, the refusal was sent as far as possible.
                     let _ = self.environment.timeout(security::DRAIN_LIMIT, security::drain(&mut stream)).await;
                     Ok(None)
@@ -431,6 +431,17 @@ impl ListenerShared {
             (Some(_), None, _) => Err(Distrust::NoCertificate),
             // The node itself refuses nodes that are not in its cluster.
             (Some(_), Some(_), None) | (None, ..) => Ok(()),
+        }
+    }
+
+    /// Refuses a connection for an error, unless its other end has gone: nodes that need each other no more close
+    /// connections that are being made.
+    fn failed(&self, kind: &'static str, from: Option<IpAddr>, error: &io::Error) {
+        match error.kind() {
+            io::ErrorKind::UnexpectedEof | io::ErrorKind::ConnectionReset | io::ErrorKind::BrokenPipe => {
+                tracing::debug!(from = from.map(tracing::field::display), %error, "control connection ended early");
+            }
+            _ => self.refused(kind, from, error),
         }
     }
 
