@@ -25,12 +25,14 @@ use anyhow::{Context, Result, anyhow};
 use clap::{Parser, ValueEnum};
 use futures::StreamExt;
 use futures::channel::mpsc::unbounded;
+use futures::future::{BoxFuture, FutureExt};
 use rdmc::{Cluster, CompletionMode, Fabric, GroupSpec, Multicast, Node, NodeId, ShmFabric, TcpFabric};
 use rdmc_benches::median;
 use rustix::time::{Itimerspec, TimerfdClockId, TimerfdFlags, TimerfdTimerFlags, Timespec};
 use tokio::io::unix::AsyncFd;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream};
+use tokio::sync::Mutex as AsyncMutex;
 
 #[derive(Parser, Clone)]
 struct Arguments {
@@ -167,12 +169,13 @@ fn round(way: Way, members: u32, arguments: &Arguments) -> Result<Round> {
         threads.push(thread::spawn(move || -> Result<Vec<(Instant, Instant)>> {
             let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
             let member = Member { me, ports, arrivals, formed, arguments };
-            runtime.block_on(async move {
+            let ran = runtime.spawn(async move {
                 match way {
                     Way::Sockets => member.sockets().await,
                     Way::Rdmc { fabric, ring } => member.rdmc(fabric, ring).await,
                 }
-            })
+            });
+            runtime.block_on(ran)?
         }));
     }
     let mut sent = Vec::new();
@@ -242,21 +245,30 @@ impl Member {
         self.formed.wait();
         let content = node.allocate(self.arguments.bytes).await?.freeze();
         if self.arguments.per_second > 0 {
-            let send = async || Ok(root.enqueue(content.clone()));
-            let acknowledged = async |sending: Multicast| Ok(sending.await?.delivered().await?);
-            let times = on_schedule(&self.arguments, send, acknowledged).await?;
+            let sender = root.clone();
+            let send = move || {
+                let sending = sender.enqueue(content.clone());
+                async { Ok(sending) }.boxed()
+            };
+            let acknowledged = |sending: Multicast| async { Ok(sending.await?.delivered().await?) }.boxed();
+            let times = on_schedule(self.arguments, send, acknowledged).await?;
             root.close().await?;
             return Ok(times);
         }
-        let sends = (0..self.arguments.messages).map(|_| async {
-            let begun = Instant::now();
-            let receipt = root.send(content.clone()).await?;
-            if self.arguments.in_flight == 1 {
-                receipt.delivered().await?;
+        let in_flight = self.arguments.in_flight;
+        let sends = (0..self.arguments.messages).map(|_| {
+            let (root, content) = (root.clone(), content.clone());
+            async move {
+                let begun = Instant::now();
+                let receipt = root.send(content.clone()).await?;
+                if in_flight == 1 {
+                    receipt.delivered().await?;
+                }
+                anyhow::Ok((begun, Instant::now()))
             }
-            anyhow::Ok((begun, Instant::now()))
+            .boxed()
         });
-        let mut sending = futures::stream::iter(sends).buffered(self.arguments.in_flight);
+        let mut sending = futures::stream::iter(sends).buffered(in_flight);
         let mut times = Vec::new();
         while let Some(sent) = sending.next().await {
             times.push(sent?);
@@ -284,26 +296,36 @@ impl Member {
         }
         self.formed.wait();
         let mut receivers = Vec::new();
-        for port in &self.ports[1..] {
+        for port in self.ports.into_iter().skip(1) {
             let stream = TcpStream::connect(port).await.context("a receiver listens")?;
             stream.set_nodelay(true)?;
             receivers.push(stream.into_split());
         }
         let (mut from, mut to): (Vec<_>, Vec<_>) = receivers.into_iter().unzip();
         if self.arguments.per_second > 0 {
-            let send = async || {
-                for stream in &mut to {
-                    stream.write_all(&content).await?;
+            let (to, from, content) =
+                (Arc::new(AsyncMutex::new(to)), Arc::new(AsyncMutex::new(from)), Arc::new(content));
+            let send = move || {
+                let (to, content) = (to.clone(), content.clone());
+                async move {
+                    for stream in to.lock().await.iter_mut() {
+                        stream.write_all(&content).await?;
+                    }
+                    Ok(())
                 }
-                Ok(())
+                .boxed()
             };
-            let acknowledged = async |()| {
-                for stream in &mut from {
-                    stream.read_exact(&mut [0; 8]).await?;
+            let acknowledged = move |()| {
+                let from = from.clone();
+                async move {
+                    for stream in from.lock().await.iter_mut() {
+                        stream.read_exact(&mut [0; 8]).await?;
+                    }
+                    Ok(())
                 }
-                Ok(())
+                .boxed()
             };
-            return on_schedule(&self.arguments, send, acknowledged).await;
+            return on_schedule(self.arguments, send, acknowledged).await;
         }
         let (mut times, mut sent) = (Vec::new(), VecDeque::new());
         while times.len() < messages {
@@ -324,9 +346,9 @@ impl Member {
 
 /// Sends each message when it is due; returns when it was due and when all receivers had acknowledged it.
 async fn on_schedule<T>(
-    arguments: &Arguments,
-    mut send: impl AsyncFnMut() -> Result<T>,
-    mut acknowledged: impl AsyncFnMut(T) -> Result<()>,
+    arguments: Arguments,
+    mut send: impl FnMut() -> BoxFuture<'static, Result<T>>,
+    mut acknowledged: impl FnMut(T) -> BoxFuture<'static, Result<()>>,
 ) -> Result<Vec<(Instant, Instant)>> {
     let (under_way, mut sent) = unbounded();
     let sending = async {

@@ -7,7 +7,7 @@ use std::pin::Pin;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::task::{Context, Poll};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use futures::Stream;
 use futures::task::AtomicWaker;
@@ -60,6 +60,12 @@ pub trait CompletionSource: Any + Send + Sync {
     /// each look, so that no other thread has to be woken.
     fn advance(&self) {}
 
+    /// Tells whether [`advance`](Self::advance) has work to do. `None`, if tasks bring the completions, which need the
+    /// thread of the task that polls.
+    fn has_news(&self) -> Option<bool> {
+        None
+    }
+
     /// Learns that a task polls the queue from now on, or that it does not any more.
     fn attend(&self, polls: bool) {
         let _ = polls;
@@ -77,13 +83,14 @@ pub struct CompletionQueue {
     last: Timestamp,
     /// Whether the source knows that a task polls.
     attends: bool,
+    pause: Pause,
 }
 
 impl CompletionQueue {
     /// Creates a queue over a fabric's source; fabrics call it.
     pub fn new(source: Arc<dyn CompletionSource>, environment: Arc<dyn Environment>, mode: CompletionMode) -> Self {
         let last = environment.now();
-        Self { source, environment, mode, last, attends: false }
+        Self { source, environment, mode, last, attends: false, pause: Pause::new() }
     }
 
     /// Returns the source, which attaches queue pairs to this queue.
@@ -131,9 +138,13 @@ impl Stream for CompletionQueue {
     fn poll_next(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<WorkCompletion>> {
         loop {
             if self.attends {
+                if self.source.has_news() == Some(true) {
+                    self.pause.note_news();
+                }
                 self.source.advance();
             }
             if let Some(completed) = self.source.poll() {
+                self.pause.note_news();
                 if matches!(self.mode, CompletionMode::Hybrid { .. }) {
                     self.last = self.environment.now();
                 }
@@ -144,8 +155,10 @@ impl Stream for CompletionQueue {
                     self.attend(true);
                     continue;
                 }
-                // Where cores are shared, the task that completes the next work may need this one.
-                std::thread::yield_now();
+                let Self { pause, source, .. } = &mut *self;
+                if pause.waits(&**source) {
+                    continue;
+                }
                 look_again(cx);
                 return Poll::Pending;
             }
@@ -156,6 +169,80 @@ impl Stream for CompletionQueue {
         }
     }
 }
+
+/// What a task that polls does between two looks: it lets others have its thread and its core.
+///
+/// To offer the core takes longer than all else between two looks, and to go back to the runtime takes longer than many
+/// looks. So the task offers a core that nobody wanted only now and then, and keeps a thread that nobody wants.
+struct Pause {
+    /// How often in succession there was no news, and the runtime came back at once.
+    quiet: u32,
+    /// When the task went back to the runtime.
+    left: Instant,
+    /// When the core was offered last.
+    offered: Instant,
+    /// Whether another thread has taken it.
+    was_taken: bool,
+}
+
+impl Pause {
+    fn new() -> Self {
+        let now = Instant::now();
+        Self { quiet: 0, left: now, offered: now, was_taken: true }
+    }
+
+    fn note_news(&mut self) {
+        self.quiet = 0;
+    }
+
+    /// Waits a little. Returns true if there is news meanwhile, and false if the task is to go back to the runtime.
+    fn waits(&mut self, source: &dyn CompletionSource) -> bool {
+        let now = Instant::now();
+        self.quiet = if now.duration_since(self.left) < ROUND_TIME { self.quiet.saturating_add(1) } else { 1 };
+        // Tasks that what has come has woken, and those which these wake, run first.
+        let has_news = match self.quiet {
+            1 => false,
+            _ if self.was_taken || now.duration_since(self.offered) > OFFER_EVERY => self.offer_core(now),
+            quiet => quiet >= QUIET_ROUNDS && looks_for_news(source, now),
+        };
+        self.left = Instant::now();
+        has_news
+    }
+
+    fn offer_core(&mut self, now: Instant) -> bool {
+        std::thread::yield_now();
+        self.offered = Instant::now();
+        self.was_taken = self.offered.duration_since(now) > OFFER_TIME;
+        false
+    }
+}
+
+/// Looks for news, for a while; returns whether there is any.
+fn looks_for_news(source: &dyn CompletionSource, begun: Instant) -> bool {
+    while begun.elapsed() < LOOKS_TIME {
+        for _ in 0..LOOKS {
+            match source.has_news() {
+                Some(false) => std::hint::spin_loop(),
+                Some(true) => return true,
+                None => return false,
+            }
+        }
+    }
+    false
+}
+
+/// How long a task polls between two offers of its core, if nobody took it at the last one.
+const OFFER_EVERY: Duration = Duration::from_micros(10);
+/// An offer that takes longer was taken.
+const OFFER_TIME: Duration = Duration::from_micros(3);
+/// If the runtime takes longer to come back, it had other tasks to poll.
+const ROUND_TIME: Duration = Duration::from_micros(2);
+/// Rounds without news before a task keeps the thread.
+const QUIET_ROUNDS: u32 = 3;
+/// For how long it keeps it.
+const LOOKS_TIME: Duration = Duration::from_micros(2);
+/// Looks between two looks at the clock.
+const LOOKS: u32 = 16;
 
 /// Has the task polled again, after the runtime has looked at its sockets.
 ///
@@ -185,6 +272,9 @@ pub struct SoftwareCompletions {
 pub(crate) trait DrivenEngine: Send + Sync {
     /// Carries out some of the requests at hand.
     fn advance(&self);
+
+    /// Tells whether there are requests at hand, as far as that is seen at a glance.
+    fn has_news(&self) -> bool;
 
     /// Learns that one more task drives the engine, or one less.
     fn attend(&self, polls: bool);
@@ -251,6 +341,10 @@ impl CompletionSource for SoftwareCompletions {
 
     fn release(&self, entries: u32) {
         self.reserved.fetch_sub(entries, Ordering::AcqRel);
+    }
+
+    fn has_news(&self) -> Option<bool> {
+        self.engine.as_ref().map(|engine| engine.has_news())
     }
 
     fn advance(&self) {

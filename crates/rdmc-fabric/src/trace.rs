@@ -136,6 +136,10 @@ impl CompletionSource for TraceSource {
         self.inner.advance();
     }
 
+    fn has_news(&self) -> Option<bool> {
+        self.inner.has_news()
+    }
+
     fn attend(&self, polls: bool) {
         self.inner.attend(polls);
     }

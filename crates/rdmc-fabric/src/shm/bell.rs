@@ -50,12 +50,17 @@ impl Doorbell {
         mark(&self.page, line);
     }
 
+    /// Tells whether a line has news.
+    pub(super) fn has_news(&self) -> bool {
+        self.page.number(GROUPS_AT).load(Ordering::Relaxed) != 0
+    }
+
     /// Takes the lines with news.
     pub(super) fn take(&self, mut with_news: impl FnMut(u32)) {
-        let groups = self.page.number(GROUPS_AT);
-        if groups.load(Ordering::Relaxed) == 0 {
+        if !self.has_news() {
             return;
         }
+        let groups = self.page.number(GROUPS_AT);
         for group in bits(groups.swap(0, Ordering::SeqCst)) {
             let lines = self.page.number(lines_at(group)).swap(0, Ordering::SeqCst);
             bits(lines).for_each(|bit| with_news(group * GROUP + bit));

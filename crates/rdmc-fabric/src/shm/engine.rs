@@ -260,6 +260,10 @@ impl Engine {
 
 impl DrivenEngine for Engine {
     fn advance(&self) {
+        if self.pollers.load(Ordering::SeqCst) > 0 && !self.bell.has_news() {
+            // The thread does what is left of earlier news.
+            return;
+        }
         let driver = Driver::Task { begun: Instant::now() };
         for _ in 0..TASK_ROUNDS_MAX {
             let mut agenda = match self.agenda.try_lock() {
@@ -277,6 +281,10 @@ impl DrivenEngine for Engine {
             }
         }
         self.hand_over();
+    }
+
+    fn has_news(&self) -> bool {
+        self.bell.has_news()
     }
 
     fn attend(&self, polls: bool) {
