@@ -7,7 +7,7 @@
 //! Each member has a thread and a runtime of its own, in one process. *Last* is the time from the call of `send` until
 //! the last receiver's application has the message; *receipt* is the time until the root knows that every application
 //! has it. *Sockets* does the same without `rdmc`: the root writes the message to a plain TCP stream for each receiver,
-//! and each answers with eight bytes. Ways take turns, round by round; the figures are medians of the rounds' medians.
+//! and each answers with eight bytes. *Futex*, with two members, is the least that two sleeping threads need. Ways take turns, round by round; the figures are medians of the rounds' medians.
 //!
 //! With `--per-second`, messages leave on a schedule, whatever has become of those before. Times count from the instant
 //! of the schedule, so that a message which leaves late is not measured as a fast one. One function paces all ways: it
@@ -17,6 +17,7 @@ use std::collections::VecDeque;
 use std::io;
 use std::net::{Ipv4Addr, SocketAddr};
 use std::os::fd::OwnedFd;
+use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Barrier, Mutex};
 use std::thread;
 use std::time::{Duration, Instant};
@@ -28,6 +29,8 @@ use futures::channel::mpsc::unbounded;
 use futures::future::{BoxFuture, FutureExt};
 use rdmc::{Cluster, CompletionMode, Fabric, GroupSpec, Multicast, Node, NodeId, ShmFabric, TcpFabric};
 use rdmc_benches::median;
+use rustix::io::Errno;
+use rustix::thread::futex;
 use rustix::time::{Itimerspec, TimerfdClockId, TimerfdFlags, TimerfdTimerFlags, Timespec};
 use tokio::io::unix::AsyncFd;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
@@ -92,7 +95,12 @@ enum Ring {
 #[derive(Clone, Copy, Debug)]
 enum Way {
     Sockets,
-    Rdmc { fabric: FabricKind, ring: bool },
+    /// The least that two sleeping threads need: the message is copied to shared memory, and futexes wake.
+    Futex,
+    Rdmc {
+        fabric: FabricKind,
+        ring: bool,
+    },
 }
 
 /// What a round took.
@@ -117,7 +125,9 @@ fn main() -> Result<()> {
         let rings = [(false, Ring::Off), (true, Ring::On)];
         let rings = rings.iter().filter(|(_, only)| [Ring::Both, *only].contains(&arguments.ring));
         let rdmc = fabrics.flat_map(|fabric| rings.clone().map(move |&(ring, _)| Way::Rdmc { fabric, ring }));
-        let ways: Vec<Way> = std::iter::once(Way::Sockets).chain(rdmc).collect();
+        let one_by_one = arguments.in_flight == 1 && arguments.per_second == 0;
+        let futex = (one_by_one && members == 2).then_some(Way::Futex);
+        let ways: Vec<Way> = std::iter::once(Way::Sockets).chain(futex).chain(rdmc).collect();
         let mut rounds: Vec<Vec<Round>> = ways.iter().map(|_| Vec::new()).collect();
         for _ in 0..arguments.rounds {
             for (way, rounds) in ways.iter().zip(&mut rounds) {
@@ -128,6 +138,7 @@ fn main() -> Result<()> {
         for (way, of_way) in ways.iter().zip(&rounds) {
             let name = match way {
                 Way::Sockets => "sockets".to_owned(),
+                Way::Futex => "futex".to_owned(),
                 Way::Rdmc { fabric, ring } => format!("{fabric:?}{}", if *ring { ", ring" } else { "" }).to_lowercase(),
             };
             let [last, p50, p99, rate]: [fn(&Round) -> f64; 4] =
@@ -162,16 +173,18 @@ fn round(way: Way, members: u32, arguments: &Arguments) -> Result<Round> {
     let ports: Vec<SocketAddr> = (0..members).map(|_| free_port()).collect::<Result<_>>()?;
     let arrivals: Arrivals = Arc::new((0..members).map(|_| Mutex::default()).collect());
     let formed = Arc::new(Barrier::new(members as usize));
+    let shared = Arc::new(SharedMemory::default());
     let mut threads = Vec::new();
     for me in 0..members {
-        let (ports, arrivals, formed) = (ports.clone(), arrivals.clone(), formed.clone());
+        let (ports, arrivals, formed, shared) = (ports.clone(), arrivals.clone(), formed.clone(), shared.clone());
         let arguments = arguments.clone();
         threads.push(thread::spawn(move || -> Result<Vec<(Instant, Instant)>> {
             let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
-            let member = Member { me, ports, arrivals, formed, arguments };
+            let member = Member { me, ports, arrivals, formed, shared, arguments };
             let ran = runtime.spawn(async move {
                 match way {
                     Way::Sockets => member.sockets().await,
+                    Way::Futex => member.futex(),
                     Way::Rdmc { fabric, ring } => member.rdmc(fabric, ring).await,
                 }
             });
@@ -207,7 +220,36 @@ struct Member {
     ports: Vec<SocketAddr>,
     arrivals: Arrivals,
     formed: Arc<Barrier>,
+    shared: Arc<SharedMemory>,
     arguments: Arguments,
+}
+
+/// What two threads share that wake each other by futexes.
+#[derive(Default)]
+struct SharedMemory {
+    content: Mutex<Vec<u8>>,
+    /// Messages sent.
+    sent: AtomicU32,
+    /// Messages answered.
+    answered: AtomicU32,
+}
+
+/// Counts one more, and wakes the thread that waits for it. The flags are those of processes that share memory.
+fn count(counter: &AtomicU32) -> Result<()> {
+    counter.fetch_add(1, Ordering::SeqCst);
+    futex::wake(counter, futex::Flags::empty(), 1)?;
+    Ok(())
+}
+
+/// Sleeps until a counter is no more what it was.
+fn sleep_while(counter: &AtomicU32, is: u32) -> Result<()> {
+    while counter.load(Ordering::SeqCst) == is {
+        match futex::wait(counter, futex::Flags::empty(), is, None) {
+            Ok(()) | Err(Errno::AGAIN | Errno::INTR) => {}
+            Err(error) => return Err(error.into()),
+        }
+    }
+    Ok(())
 }
 
 impl Member {
@@ -275,6 +317,29 @@ impl Member {
         }
         drop(sending);
         root.close().await?;
+        Ok(times)
+    }
+
+    /// The same between two threads by memory that they share.
+    fn futex(self) -> Result<Vec<(Instant, Instant)>> {
+        let shared = &self.shared;
+        let mut content = vec![7; self.arguments.bytes];
+        let mut times = Vec::new();
+        self.formed.wait();
+        for message in 0..u32::try_from(self.arguments.messages)? {
+            if self.me > 0 {
+                sleep_while(&shared.sent, message)?;
+                content.clone_from(&shared.content.lock().expect("nobody panicked"));
+                self.note_arrival();
+                count(&shared.answered)?;
+                continue;
+            }
+            let begun = Instant::now();
+            shared.content.lock().expect("nobody panicked").clone_from(&content);
+            count(&shared.sent)?;
+            sleep_while(&shared.answered, message)?;
+            times.push((begun, Instant::now()));
+        }
         Ok(times)
     }
 

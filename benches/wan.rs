@@ -7,8 +7,9 @@
 //! wan tcp-get 10.78.3.2:7472 --mib 64 --streams 8
 //! ```
 //! The end that gets prints a line: when it began (seconds of the monotonic clock), the seconds until the first byte
-//! and until the last one, and the Mbit/s of the whole and after the first two seconds. All times begin before it
-//! connects.
+//! and until the last one, the Mbit/s of the whole and after the first two seconds, and the Jain index of what plain
+//! connections had when half of all bytes had come (1 if all had the same, 1/n if one of n had all). All times begin
+//! before it connects.
 
 use std::net::SocketAddr;
 use std::sync::{Arc, Mutex};
@@ -179,7 +180,7 @@ async fn get(server: SocketAddr, options: &SessionOptions, bytes: u64) -> Result
     let (server, metadata) = (server.to_string(), bytes.to_le_bytes().to_vec());
     let waits = monotonic();
     let (session, mut progress) = loop {
-        let progress = Progress::new();
+        let progress = Progress::new(1, bytes);
         match rdmc_wan::connect(options.fabric(), &server, options.config(), metadata.clone()).await {
             Ok(session) => break (session, progress),
             Err(OpenError::Unreachable { .. }) if monotonic() - waits < START_LIMIT => retry().await,
@@ -189,9 +190,9 @@ async fn get(server: SocketAddr, options: &SessionOptions, bytes: u64) -> Result
     let Session { sender, mut receiver, handle, .. } = session;
     sender.finish().await?;
     while let Some(slab) = receiver.next().await? {
-        progress.note(slab.bytes.len() as u64);
+        progress.note(0, slab.bytes.len() as u64);
     }
-    progress.report(bytes)?;
+    progress.report()?;
     let stats = handle.stats();
     eprintln!("round trip {:?}, ring {} KiB", stats.round_trip.unwrap_or_default(), stats.incoming_ring >> 10);
     Ok(handle.ended().await?)
@@ -229,7 +230,7 @@ async fn tcp_get(server: SocketAddr, options: &SocketOptions, streams: u64, byte
     ensure!(streams > 0, "at least one stream");
     let waits = monotonic();
     let (connected, progress) = loop {
-        let progress = Progress::new();
+        let progress = Progress::new(usize::try_from(streams)?, bytes);
         let sockets = (0..streams).map(|_| options.socket()).collect::<Result<Vec<_>>>()?;
         match futures::future::try_join_all(sockets.into_iter().map(|socket| socket.connect(server))).await {
             Ok(connected) => break (connected, Arc::new(Mutex::new(progress))),
@@ -238,25 +239,26 @@ async fn tcp_get(server: SocketAddr, options: &SocketOptions, streams: u64, byte
         }
     };
     let mut tasks = tokio::task::JoinSet::new();
-    for (number, stream) in (0..).zip(connected) {
-        let part = bytes * (number + 1) / streams - bytes * number / streams;
-        tasks.spawn(receive(stream, part, progress.clone()));
+    for (number, stream) in connected.into_iter().enumerate() {
+        let at = |number: usize| bytes * number as u64 / streams;
+        let part = at(number + 1) - at(number);
+        tasks.spawn(receive(stream, number, part, progress.clone()));
     }
     while let Some(done) = tasks.join_next().await {
         done??;
     }
     let progress = progress.lock().expect("no task panics");
-    progress.report(bytes)
+    progress.report()
 }
 
 /// Receives all bytes of a connection.
-async fn receive(mut stream: TcpStream, part: u64, progress: Arc<Mutex<Progress>>) -> Result<()> {
+async fn receive(mut stream: TcpStream, number: usize, part: u64, progress: Arc<Mutex<Progress>>) -> Result<()> {
     stream.write_u64_le(part).await?;
     let mut room = vec![0; READ_LEN];
     loop {
         match stream.read(&mut room).await? {
             0 => return Ok(()),
-            len => progress.lock().expect("no task panics").note(len as u64),
+            len => progress.lock().expect("no task panics").note(number, len as u64),
         }
     }
 }
@@ -269,7 +271,12 @@ async fn retry() {
 /// What has arrived, and when.
 struct Progress {
     began: Duration,
+    wanted: u64,
     bytes: u64,
+    /// Bytes of each connection.
+    of_each: Vec<u64>,
+    /// The Jain index when half of all bytes had come.
+    fairness: f64,
     first: Option<Duration>,
     /// When the first two seconds had passed, and the bytes until then.
     started: Option<(Duration, u64)>,
@@ -277,33 +284,40 @@ struct Progress {
 }
 
 impl Progress {
-    fn new() -> Self {
+    fn new(connections: usize, wanted: u64) -> Self {
         let began = monotonic();
-        Self { began, bytes: 0, first: None, started: None, last: began }
+        let of_each = vec![0; connections];
+        Self { began, wanted, bytes: 0, of_each, fairness: f64::NAN, first: None, started: None, last: began }
     }
 
-    fn note(&mut self, bytes: u64) {
+    fn note(&mut self, connection: usize, bytes: u64) {
         self.last = monotonic();
         self.first.get_or_insert(self.last);
         self.bytes += bytes;
+        self.of_each[connection] += bytes;
+        if self.fairness.is_nan() && self.bytes >= self.wanted / 2 {
+            let sum = |power: i32| self.of_each.iter().map(|bytes| (*bytes as f64).powi(power)).sum::<f64>();
+            self.fairness = sum(1).powi(2) / (self.of_each.len() as f64 * sum(2));
+        }
         if self.last - self.began >= START {
             self.started.get_or_insert((self.last, self.bytes));
         }
     }
 
-    fn report(&self, wanted: u64) -> Result<()> {
-        ensure!(self.bytes == wanted, "{} of {wanted} bytes have arrived", self.bytes);
+    fn report(&self) -> Result<()> {
+        ensure!(self.bytes == self.wanted, "{} of {} bytes have arrived", self.bytes, self.wanted);
         let first = self.first.context("nothing has arrived")?;
         let rate = |bytes: u64, within: Duration| bytes as f64 * 8.0 / 1e6 / within.as_secs_f64();
         let whole = self.last - self.began;
         let after = self.started.filter(|(from, _)| *from < self.last);
         let after = after.map_or(f64::NAN, |(from, before)| rate(self.bytes - before, self.last - from));
         println!(
-            "{:.3} {:.3} {:.3} {:.1} {after:.1}",
+            "{:.3} {:.3} {:.3} {:.1} {after:.1} {:.3}",
             self.began.as_secs_f64(),
             (first - self.began).as_secs_f64(),
             whole.as_secs_f64(),
-            rate(self.bytes, whole)
+            rate(self.bytes, whole),
+            self.fairness
         );
         Ok(())
     }
@@ -314,5 +328,5 @@ const START: Duration = Duration::from_secs(2);
 /// MiB in the server's memory, which it sends again and again.
 const OBJECT_MIB: usize = 16;
 const READ_LEN: usize = 256 << 10;
-const BACKLOG: u32 = 128;
+const BACKLOG: u32 = 1024;
 const START_LIMIT: Duration = Duration::from_secs(30);

@@ -6,8 +6,9 @@
 #   benches/wan.sh [ROUNDS=3] [MIB=64] CASE...
 #
 # A CASE is `session` or `tcp` with arguments of benches/wan.rs after commas, those of the server after a slash:
-# `session,--streams,8`, `tcp,--streams,8/--congestion,bbr`. Or it is another program, which must be installed: `http`
-# (curl from a server in Python) or `rsync` (its daemon). Cases are measured in turn.
+# `session,--streams,8`, `tcp,--streams,8/--congestion,bbr`. `gateway` is `tcp` through `rdmc gateway` at both gateways,
+# with arguments of the entrance after a slash. Or it is another program, which must be installed: `http` (curl from a
+# server in Python) or `rsync` (its daemon). Cases are measured in turn.
 #
 # The path, from the environment:
 #   MBIT=200               the rate of the cable in the middle, in each direction
@@ -22,9 +23,9 @@
 #
 # Prints comma-separated values, medians over the rounds: the case; seconds until the first byte; seconds in all; the
 # share of the whole, and after two seconds: the rate of payload over the rate that headers leave of MBIT, or of the
-# policer; packets that the edges lost, and that the policer or a full cable dropped, server to client; seconds of each
-# round. The last field of `session` and `tcp` is the time when all data had arrived. Other programs are measured as a
-# whole, with their start; their other times are printed as 0 or `-`.
+# policer; the Jain index of connections (benches/wan.rs); packets that the edges lost, and that the policer or a full
+# cable dropped, server to client; the MiB of memory that the larger gateway had at most; seconds of each round. Programs
+# other than `wan` are measured as a whole, with their start; their other values are printed as 0 or `-`.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 rounds=${1:-3} mib=${2:-64}
@@ -37,11 +38,13 @@ product=$((mbit * (delay_us + 2 * edge_delay_us) * 2 / 8))
 queue=${QUEUE:-$((product < 262144 ? 262144 : product))}
 name=rdmcwan$$ # Unique, so that several runs do not meet.
 server=10.78.3.2
+built=${CARGO_TARGET_DIR:-target}/release
 [ -n "${PROGRAM:-}" ] || cargo build --release --quiet -p rdmc-benches --example wan
-program=${PROGRAM:-${CARGO_TARGET_DIR:-target}/release/examples/wan}
+[ -n "${RDMC:-}" ] || [[ " $*" != *" gateway"* ]] || cargo build --release --quiet -p rdmc-cli
+program=${PROGRAM:-$built/examples/wan} rdmc=${RDMC:-$built/rdmc}
 work=$(mktemp -d -p /dev/shm)
 chmod 755 "$work" # Servers give up their rights.
-cable_pids=() server_pid=
+cable_pids=() server_pid= gateway_pids=()
 finish() {
     stop
     [ ${#cable_pids[@]} -eq 0 ] || kill "${cable_pids[@]}" 2>/dev/null || true
@@ -49,12 +52,14 @@ finish() {
     for host in client near far server wire; do ip netns del "$name-$host" 2>/dev/null || true; done
     rm -rf "$work"
 }
-# Ends the server of the present case.
+# Ends the server and the gateways of the present case.
 stop() {
-    [ -n "$server_pid" ] || return 0
-    kill "$server_pid" 2>/dev/null || true
-    wait "$server_pid" 2>/dev/null || true
-    server_pid=
+    local pid
+    for pid in $server_pid ${gateway_pids[@]+"${gateway_pids[@]}"}; do
+        kill "$pid" 2>/dev/null || true
+        wait "$pid" 2>/dev/null || true
+    done
+    server_pid='' gateway_pids=()
 }
 trap finish EXIT
 
@@ -122,6 +127,16 @@ start() {
     case $kind in
     session) "${at_server[@]}" "$program" serve $server:7471 "$@" & ;;
     tcp) "${at_server[@]}" "$program" tcp-serve $server:7471 "$@" & ;;
+    gateway)
+        "${at_server[@]}" "$program" tcp-serve $server:7471 &
+        server_pid=$!
+        ip netns exec "$name-far" "$rdmc" gateway --serve 10.78.2.2 --allow 10.78.3.0/24 2>"$work/far" &
+        gateway_pids=($!)
+        ip netns exec "$name-near" "$rdmc" gateway --listen 10.78.1.2 --peer 10.78.2.2 --to $server:7471 "$@" \
+            2>"$work/near" &
+        gateway_pids+=($!)
+        return
+        ;;
     http) "${at_server[@]}" python3 -m http.server --bind $server --directory "$work" 7471 >/dev/null 2>&1 & ;;
     rsync)
         printf 'use chroot = no\nlog file = /dev/null\n[bench]\npath = %s\n' "$work" >"$work/rsyncd.conf"
@@ -144,7 +159,7 @@ whole() {
     ended=$(date +%s%N)
     cmp "$work/file" "$work/got" >&2 || return 1
     rm "$work/got"
-    awk "BEGIN { t = ($ended - $begun) / 1e9; printf \"0 - %.3f %.1f -\n\", t, $mib * 8.388608 / t }"
+    awk "BEGIN { t = ($ended - $begun) / 1e9; printf \"0 - %.3f %.1f - -\n\", t, $mib * 8.388608 / t }"
 }
 
 # Gets all bytes, and prints what `wan` prints: fetch KIND ARGUMENT...
@@ -154,6 +169,7 @@ fetch() {
     case $kind in
     session) at client "$program" get $server:7471 --mib "$mib" "$@" ;;
     tcp) at client "$program" tcp-get $server:7471 --mib "$mib" "$@" ;;
+    gateway) at client "$program" tcp-get 10.78.1.2:7471 --mib "$mib" "$@" ;;
     http) whole curl -s -o "$work/got" "$@" "http://$server:7471/file" ;;
     rsync) whole rsync -W "$@" "rsync://$server:7471/bench/file" "$work/got" ;;
     esac
@@ -166,16 +182,25 @@ for ((round = 0; round < rounds; round++)); do
         IFS=, read -ra of_client <<<"${case%%/*}"
         start "${of_client[0]}" ${of_server[@]+"${of_server[@]}"}
         # Programs other than `wan` do not wait for their server.
-        for ((tried = 0; tried < 100; tried++)); do
-            [ -z "$(at server ss -Hltn 'sport = 7471')" ] || break
-            sleep 0.1
+        for host in server ${gateway_pids[@]+far near}; do
+            for ((tried = 0; tried < 100; tried++)); do
+                [ -z "$(at $host ss -Hltn 'sport = 7471')" ] || break
+                sleep 0.1
+            done
         done
         dropped "$case" >/dev/null
         result=$(fetch "${of_client[@]}")
-        taken[$case]+="$result $(dropped "$case")"$'\n'
+        taken[$case]+="$result $(dropped "$case") $(memory)"$'\n'
         stop
     done
 done
+
+# Prints the greatest memory of a gateway in MiB, or `-`.
+memory() {
+    [ ${#gateway_pids[@]} -gt 0 ] || { echo -; return; }
+    sed -n 's/^VmHWM:\s*\([0-9]*\) kB/\1/p' $(printf '/proc/%s/status ' "${gateway_pids[@]}") 2>/dev/null | sort -n | tail -1 |
+        awk '{ printf "%.0f\n", $1 / 1024 }'
+}
 
 # Prints the median of a column of lines: median COLUMN LINES
 median() {
@@ -189,12 +214,12 @@ path=$(awk "BEGIN {
     if (policed > 0 && policed < mbit) mbit = policed
     print mbit * 1448 / 1514
 }")
-echo "case,first_s,total_s,share,share_after_2_s,lost,policed,full,rounds"
+echo "case,first_s,total_s,share,share_after_2_s,fairness,lost,policed,full,memory_mib,rounds"
 for case in "$@"; do
     lines=${taken[$case]}
     # shellcheck disable=SC2046 # numbers
-    printf '%s,%s,%s,%.3f,%.3f,%s,%s,%s,%s\n' "${case//,/ }" $(median 2 "$lines") $(median 3 "$lines") \
+    printf '%s,%s,%s,%.3f,%.3f,%s,%s,%s,%s,%s,%s\n' "${case//,/ }" $(median 2 "$lines") $(median 3 "$lines") \
         $(awk "BEGIN { a = \"$(median 5 "$lines")\"; print $(median 4 "$lines") / $path, (a + 0) / $path }") \
-        $(median 6 "$lines") $(median 7 "$lines") $(median 8 "$lines") \
+        $(median 6 "$lines") $(median 7 "$lines") $(median 8 "$lines") $(median 9 "$lines") $(median 10 "$lines") \
         "$(printf '%s' "$lines" | awk '{ printf "%s%s", sep, $3; sep = " " }')"
 done
