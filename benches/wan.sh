@@ -175,6 +175,13 @@ fetch() {
     esac
 }
 
+# Prints the greatest memory of a gateway in MiB, or `-`.
+memory() {
+    [ ${#gateway_pids[@]} -gt 0 ] || { echo -; return; }
+    sed -n 's/^VmHWM:\s*\([0-9]*\) kB/\1/p' $(printf '/proc/%s/status ' "${gateway_pids[@]}") 2>/dev/null | sort -n | tail -1 |
+        awk '{ printf "%.0f\n", $1 / 1024 }'
+}
+
 declare -A taken=()
 for ((round = 0; round < rounds; round++)); do
     for case in "$@"; do
@@ -194,13 +201,6 @@ for ((round = 0; round < rounds; round++)); do
         stop
     done
 done
-
-# Prints the greatest memory of a gateway in MiB, or `-`.
-memory() {
-    [ ${#gateway_pids[@]} -gt 0 ] || { echo -; return; }
-    sed -n 's/^VmHWM:\s*\([0-9]*\) kB/\1/p' $(printf '/proc/%s/status ' "${gateway_pids[@]}") 2>/dev/null | sort -n | tail -1 |
-        awk '{ printf "%.0f\n", $1 / 1024 }'
-}
 
 # Prints the median of a column of lines: median COLUMN LINES
 median() {

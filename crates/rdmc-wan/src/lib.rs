@@ -15,6 +15,7 @@
 #![forbid(unsafe_code)]
 
 mod channel;
+mod flight;
 #[cfg(feature = "fuzzing")]
 #[doc(hidden)]
 pub mod fuzzing;

@@ -11,10 +11,11 @@ use rdmc_fabric::{Buffer, CompletionQueue, ControlStream, RemoteMemory, Timestam
 use tokio::io::{AsyncWriteExt, ReadHalf, WriteHalf};
 use twox_hash::xxhash3_128;
 
-use super::Shared;
 use super::error::SessionError;
 use super::state::Slab;
+use super::{SLABS_MIN, Shared};
 use crate::channel::{Channel, UnderWay};
+use crate::flight::Flight;
 use crate::pace::Pacer;
 use crate::sync::lock;
 use crate::wire::{self, Frame, Place, SlabFrame};
@@ -183,31 +184,35 @@ impl Shared {
 
     /// Fetches announced slabs in their order, several at once.
     async fn fetch_slabs(&self, channel: &Channel) -> Result<Failure, Failure> {
-        let pacer = Mutex::new(Pacer::new(self.terms.rate));
+        let channel = &Requests {
+            channel,
+            pacer: Mutex::new(Pacer::new(self.terms.rate)),
+            flight: Flight::new((SLABS_MIN * self.incoming_ring.slab_len()) as u64),
+        };
         let mut under_way = FuturesOrdered::new();
-        let mut posting = Box::pin(self.post_next(channel, &pacer));
+        let mut posting = Box::pin(self.post_next(channel));
         loop {
             tokio::select! {
                 biased;
                 Some(fetched) = under_way.next() => self.deliver(fetched?),
                 posted = &mut posting => {
-                    under_way.push_back(self.receive(channel, &pacer, posted?));
+                    under_way.push_back(self.receive(channel, posted?));
                     drop(posting);
-                    posting = Box::pin(self.post_next(channel, &pacer));
+                    posting = Box::pin(self.post_next(channel));
                 }
             }
         }
     }
 
     /// Waits for the next slab to be announced and for memory; posts the reads of its pieces.
-    async fn post_next(&self, channel: &Channel, pacer: &Mutex<Pacer>) -> Result<Fetching, Failure> {
+    async fn post_next(&self, channel: &Requests<'_>) -> Result<Fetching, Failure> {
         let frame = self.until(|state| state.incoming.next_announced()).await;
         let mut fetching = Fetching { frame, whole: None, pieces: Vec::new() };
-        self.post(channel, pacer, &mut fetching).await?;
+        self.post(channel, &mut fetching).await?;
         Ok(fetching)
     }
 
-    async fn post(&self, channel: &Channel, pacer: &Mutex<Pacer>, fetching: &mut Fetching) -> Result<(), Failure> {
+    async fn post(&self, channel: &Requests<'_>, fetching: &mut Fetching) -> Result<(), Failure> {
         let mut memory = self.incoming_ring.take().await.map_err(|error| Failure::Session(error.into()))?;
         memory.truncate(fetching.frame.len as usize);
         let place = match &fetching.frame.place {
@@ -226,30 +231,32 @@ impl Shared {
             fetching.whole = Some(memory.freeze());
             return Ok(());
         }
-        let piece_len = usize::try_from(lock(pacer).bytes_max()).unwrap_or(usize::MAX).min(PIECE_LEN);
+        let piece_len = usize::try_from(lock(&channel.pacer).bytes_max()).unwrap_or(usize::MAX).min(PIECE_LEN);
         let mut offset = 0;
         while !memory.is_empty() {
             let piece = memory.split_to(piece_len.min(memory.len()));
             let len = piece.len() as u64;
+            channel.flight.begin(len).await;
             let now = self.environment.now();
-            let leaves = lock(pacer).take(len, now);
+            let leaves = lock(&channel.pacer).take(len, now);
             if leaves > now {
                 self.environment.sleep_until(leaves).await;
             }
-            fetching.pieces.push(channel.read(piece, place.slice(offset, len)).await);
+            fetching.pieces.push(channel.channel.read(piece, place.slice(offset, len)).await);
             offset += len;
         }
         Ok(())
     }
 
     /// Waits for the pieces of a slab, and compares its bytes with what was announced.
-    async fn receive(&self, channel: &Channel, pacer: &Mutex<Pacer>, mut fetching: Fetching) -> Result<Slab, Failure> {
+    async fn receive(&self, channel: &Requests<'_>, mut fetching: Fetching) -> Result<Slab, Failure> {
         for attempts in 1.. {
             let mut hasher = xxhash3_128::Hasher::new();
             let mut whole = fetching.whole.take();
             whole.iter().for_each(|whole| hasher.write(whole));
             for piece in std::mem::take(&mut fetching.pieces) {
                 let piece = piece.done().await?.freeze();
+                channel.flight.arrived(piece.len() as u64, self.environment.now(), self.round_trip());
                 for part in piece.chunks(CHECKED_AT_ONCE) {
                     hasher.write(part);
                     yield_now().await;
@@ -269,7 +276,7 @@ impl Shared {
                 return Err(Failure::Session(SessionError::Corrupt { number: *number, attempts }));
             }
             drop(whole);
-            self.post(channel, pacer, &mut fetching).await?;
+            self.post(channel, &mut fetching).await?;
         }
         unreachable!("the loop has no end")
     }
@@ -280,7 +287,8 @@ impl Shared {
             state.received_bytes += len;
             state.incoming.take(slab);
         });
-        self.incoming_ring.note_passed(len, now, self.round_trip());
+        // A short slab takes the place of a long one.
+        self.incoming_ring.note_passed(self.incoming_ring.slab_len() as u64, now, self.round_trip());
     }
 
     /// Ends when all was received, or the session has failed, and the other end has not ended it for the detection
@@ -300,6 +308,13 @@ impl Shared {
             self.environment.sleep_until(due).await;
         }
     }
+}
+
+/// What the reads of one connection share.
+struct Requests<'a> {
+    channel: &'a Channel,
+    pacer: Mutex<Pacer>,
+    flight: Flight,
 }
 
 /// A slab that is being fetched.
