@@ -81,6 +81,11 @@ impl Flight {
         }
     }
 
+    /// Counts `bytes` that are asked for in any case.
+    pub(crate) fn add(&self, bytes: u64) {
+        lock(&self.state).under_way += bytes;
+    }
+
     /// Notes that bytes have arrived.
     pub(crate) fn arrived(&self, bytes: u64, now: Timestamp, round_trip: Duration) {
         lock(&self.state).arrived(bytes, now, round_trip);
@@ -219,6 +224,7 @@ mod tests {
         flight.arrived(20, Timestamp::ZERO, ROUND_TRIP);
         waiting.await;
         flight.begin(5).await;
+        flight.add(100);
         assert!(flight.begin(1).now_or_never().is_none());
     }
 }

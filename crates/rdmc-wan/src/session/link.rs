@@ -208,11 +208,12 @@ impl Shared {
     async fn post_next(&self, channel: &Requests<'_>) -> Result<Fetching, Failure> {
         let frame = self.until(|state| state.incoming.next_announced()).await;
         let mut fetching = Fetching { frame, whole: None, pieces: Vec::new() };
-        self.post(channel, &mut fetching).await?;
+        self.post(channel, &mut fetching, Attempt::First).await?;
         Ok(fetching)
     }
 
-    async fn post(&self, channel: &Requests<'_>, fetching: &mut Fetching) -> Result<(), Failure> {
+    /// Posts the reads of a slab's pieces.
+    async fn post(&self, channel: &Requests<'_>, fetching: &mut Fetching, attempt: Attempt) -> Result<(), Failure> {
         let mut memory = self.incoming_ring.take().await.map_err(|error| Failure::Session(error.into()))?;
         memory.truncate(fetching.frame.len as usize);
         let place = match &fetching.frame.place {
@@ -236,7 +237,11 @@ impl Shared {
         while !memory.is_empty() {
             let piece = memory.split_to(piece_len.min(memory.len()));
             let len = piece.len() as u64;
-            channel.flight.begin(len).await;
+            match attempt {
+                Attempt::First => channel.flight.begin(len).await,
+                // Nobody takes its pieces before all are posted: several such slabs would wait for each other.
+                Attempt::Again => channel.flight.add(len),
+            }
             let now = self.environment.now();
             let leaves = lock(&channel.pacer).take(len, now);
             if leaves > now {
@@ -276,7 +281,7 @@ impl Shared {
                 return Err(Failure::Session(SessionError::Corrupt { number: *number, attempts }));
             }
             drop(whole);
-            self.post(channel, &mut fetching).await?;
+            self.post(channel, &mut fetching, Attempt::Again).await?;
         }
         unreachable!("the loop has no end")
     }
@@ -308,6 +313,13 @@ impl Shared {
             self.environment.sleep_until(due).await;
         }
     }
+}
+
+/// Whether a slab is fetched for the first time.
+#[derive(Clone, Copy)]
+enum Attempt {
+    First,
+    Again,
 }
 
 /// What the reads of one connection share.

@@ -1,9 +1,10 @@
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use rdmc_fabric::{MemNetwork, TcpFabric};
+use rdmc_fabric::{Expose, MemNetwork, TcpFabric};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream};
 
+use super::state::{OutgoingSlab, SlabMemory};
 use super::*;
 use crate::{SlabReader, SlabWriter};
 
@@ -137,6 +138,22 @@ async fn one_direction_ends_before_the_other() {
     assert!(accepted.receiver.next().await.unwrap().is_none());
     tokio::join!(send(accepted.sender, 100_000), receive(opened.receiver, 100_000));
     opened.handle.ended().await.unwrap();
+}
+
+#[tokio::test]
+async fn slabs_that_never_arrive_whole_end_the_session_however_many_there_are() {
+    let rig = Rig::mem().await;
+    let (opened, mut accepted) = rig.sessions(None).await;
+    let shared = &opened.handle.0;
+    for _ in 0..40 {
+        let memory = shared.fabric.allocate(shared.terms.slab_len).unwrap().into_mut().unwrap();
+        let exposed = shared.fabric.expose(Expose::Frozen(memory.freeze())).unwrap();
+        let len = u32::try_from(shared.terms.slab_len).unwrap();
+        let slab = OutgoingSlab { memory: SlabMemory::Exposed(exposed), len, check: 0, note: Vec::new() };
+        shared.change(|state| state.outgoing.push(slab));
+    }
+    let error = accepted.receiver.next().await.unwrap_err();
+    assert!(matches!(error, SessionError::Corrupt { number: 0, attempts: 3 }), "{error}");
 }
 
 #[tokio::test]
