@@ -7,7 +7,8 @@
 //! Each member has a thread and a runtime of its own, in one process. *Last* is the time from the call of `send` until
 //! the last receiver's application has the message; *receipt* is the time until the root knows that every application
 //! has it. *Sockets* does the same without `rdmc`: the root writes the message to a plain TCP stream for each receiver,
-//! and each answers with eight bytes. *Futex*, with two members, is the least that two sleeping threads need. Ways take turns, round by round; the figures are medians of the rounds' medians.
+//! and each answers with eight bytes. *Futex*, with two members, is the least that two sleeping threads need. Ways take
+//! turns, round by round; the figures are medians of the rounds' medians.
 //!
 //! With `--per-second`, messages leave on a schedule, whatever has become of those before. Times count from the instant
 //! of the schedule, so that a message which leaves late is not measured as a fast one. One function paces all ways: it

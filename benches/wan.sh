@@ -24,8 +24,8 @@
 # Prints comma-separated values, medians over the rounds: the case; seconds until the first byte; seconds in all; the
 # share of the whole, and after two seconds: the rate of payload over the rate that headers leave of MBIT, or of the
 # policer; the Jain index of connections (benches/wan.rs); packets that the edges lost, and that the policer or a full
-# cable dropped, server to client; the MiB of memory that the larger gateway had at most; seconds of each round. Programs
-# other than `wan` are measured as a whole, with their start; their other values are printed as 0 or `-`.
+# cable dropped, server to client; the MiB of memory that the larger gateway had at most; seconds of each round.
+# Programs other than `wan` are measured as a whole, with their start; their other values are printed as 0 or `-`.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 rounds=${1:-3} mib=${2:-64}
@@ -178,8 +178,9 @@ fetch() {
 # Prints the greatest memory of a gateway in MiB, or `-`.
 memory() {
     [ ${#gateway_pids[@]} -gt 0 ] || { echo -; return; }
-    sed -n 's/^VmHWM:\s*\([0-9]*\) kB/\1/p' $(printf '/proc/%s/status ' "${gateway_pids[@]}") 2>/dev/null | sort -n | tail -1 |
-        awk '{ printf "%.0f\n", $1 / 1024 }'
+    # shellcheck disable=SC2046 # paths without spaces
+    awk '/^VmHWM:/ && $2 > most { most = $2 } END { printf "%.0f\n", most / 1024 }' \
+        $(printf '/proc/%s/status ' "${gateway_pids[@]}")
 }
 
 declare -A taken=()

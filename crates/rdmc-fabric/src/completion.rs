@@ -60,8 +60,8 @@ pub trait CompletionSource: Any + Send + Sync {
     /// each look, so that no other thread has to be woken.
     fn advance(&self) {}
 
-    /// Tells whether [`advance`](Self::advance) has work to do. `None`, if tasks bring the completions, which need the
-    /// thread of the task that polls.
+    /// Tells whether [`advance`](Self::advance) has work to do. `None` if that cannot be told, or if completions come
+    /// from other tasks, which need the thread of the task that polls.
     fn has_news(&self) -> Option<bool> {
         None
     }
@@ -199,21 +199,24 @@ impl Pause {
     fn waits(&mut self, source: &dyn CompletionSource) -> bool {
         let now = Instant::now();
         self.quiet = if now.duration_since(self.left) < ROUND_TIME { self.quiet.saturating_add(1) } else { 1 };
-        // Tasks that what has come has woken, and those which these wake, run first.
-        let has_news = match self.quiet {
-            1 => false,
-            _ if self.was_taken || now.duration_since(self.offered) > OFFER_EVERY => self.offer_core(now),
-            quiet => quiet >= QUIET_ROUNDS && looks_for_news(source, now),
+        let unoffered = now.duration_since(self.offered);
+        let has_news = if self.quiet == 1 && unoffered < OFFER_AT_LEAST_EVERY {
+            // After news, other tasks of the runtime run first.
+            false
+        } else if self.was_taken || unoffered > OFFER_EVERY {
+            self.offer_core(now);
+            false
+        } else {
+            self.quiet >= QUIET_ROUNDS && looks_for_news(source, now)
         };
         self.left = Instant::now();
         has_news
     }
 
-    fn offer_core(&mut self, now: Instant) -> bool {
+    fn offer_core(&mut self, now: Instant) {
         std::thread::yield_now();
         self.offered = Instant::now();
         self.was_taken = self.offered.duration_since(now) > OFFER_TIME;
-        false
     }
 }
 
@@ -233,6 +236,8 @@ fn looks_for_news(source: &dyn CompletionSource, begun: Instant) -> bool {
 
 /// How long a task polls between two offers of its core, if nobody took it at the last one.
 const OFFER_EVERY: Duration = Duration::from_micros(10);
+/// How long it polls at most, if there is always news.
+const OFFER_AT_LEAST_EVERY: Duration = Duration::from_micros(50);
 /// An offer that takes longer was taken.
 const OFFER_TIME: Duration = Duration::from_micros(3);
 /// If the runtime takes longer to come back, it had other tasks to poll.

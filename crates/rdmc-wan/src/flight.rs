@@ -11,10 +11,10 @@ use crate::sync::lock;
 
 /// Bounds the bytes under way to what the path carries in a round trip, and some more.
 ///
-/// What is more waits in queues of the path, and overflows them. At first the bound doubles with each round trip, until
-/// that brings no more. Then it follows the best of the last spans of four round trips. Over TCP, bytes behind a lost
-/// packet have come but are not known to have, and arrive in a heap later. So the bound is larger if bytes arrive in
-/// heaps.
+/// More bytes than these would wait in queues of the path, and overflow them. At first the bound doubles with each round
+/// trip, until that brings no more. Then it follows the best of the last spans of four round trips. Spans in which the
+/// bound was not reached do not count. Over TCP, bytes behind a lost packet arrive in a heap, when the packet has been
+/// sent again. So the bound is larger if bytes arrive in heaps.
 #[derive(Debug)]
 pub(crate) struct Flight {
     state: Mutex<FlightState>,
@@ -25,6 +25,8 @@ pub(crate) struct Flight {
 #[derive(Debug)]
 struct FlightState {
     under_way: u64,
+    /// Since when nothing was under way, and the round trip then.
+    idle_since: Option<(Timestamp, Duration)>,
     /// The bound of a path of which nothing is known yet.
     least: u64,
     /// The last spans in which the bound was reached.
@@ -57,6 +59,7 @@ impl Flight {
     pub(crate) fn new(least: u64) -> Self {
         let state = FlightState {
             under_way: 0,
+            idle_since: None,
             least,
             spans: VecDeque::new(),
             flat: Some(0),
@@ -74,9 +77,9 @@ impl Flight {
     ///
     /// # Cancel safety
     /// A dropped future counts nothing.
-    pub(crate) async fn begin(&self, bytes: u64) {
+    pub(crate) async fn begin(&self, bytes: u64, now: Timestamp) {
         let mut changed = self.changed.subscribe();
-        while !lock(&self.state).try_begin(bytes) {
+        while !lock(&self.state).try_begin(bytes, now) {
             changed.changed().await.expect("it lives as long as this future");
         }
     }
@@ -107,7 +110,13 @@ impl FlightState {
         bound.max(self.least)
     }
 
-    fn try_begin(&mut self, bytes: u64) -> bool {
+    fn try_begin(&mut self, bytes: u64, now: Timestamp) -> bool {
+        if let Some((since, round_trip)) = self.idle_since.take()
+            && now.since(since) > round_trip / 2
+        {
+            // A pause says nothing of the path.
+            (self.span_began, self.was_full, self.of_span, self.of_round, self.heap) = (None, false, 0, 0, 0);
+        }
         let has_room = self.under_way == 0 || self.under_way + bytes <= self.bound();
         if has_room {
             self.under_way += bytes;
@@ -119,6 +128,7 @@ impl FlightState {
 
     fn arrived(&mut self, bytes: u64, now: Timestamp, round_trip: Duration) {
         self.under_way = self.under_way.saturating_sub(bytes);
+        self.idle_since = (self.under_way == 0).then_some((now, round_trip));
         self.of_span += bytes;
         self.of_round += bytes;
         let began = *self.span_began.get_or_insert_with(|| {
@@ -169,15 +179,16 @@ mod tests {
 
     use super::*;
 
+    const START: Timestamp = Timestamp::ZERO;
     const ROUND_TRIP: Duration = Duration::from_millis(100);
 
     /// Plays a path that carries `carried` bytes in a round trip, in pieces of a thousandth; returns the bound of the
     /// bytes under way after so many round trips.
-    fn play(flight: &mut FlightState, carried: u64, heaps: bool, round_trips: u64) -> u64 {
+    fn play(flight: &mut FlightState, from: Timestamp, carried: u64, heaps: bool, round_trips: u64) -> u64 {
         let (piece, mut kept) = (carried / 1000, 0);
         for step in 1..=round_trips * 1000 {
-            let now = Timestamp::ZERO + ROUND_TRIP * u32::try_from(step).unwrap() / 1000;
-            while flight.try_begin(piece) {}
+            let now = from + ROUND_TRIP * u32::try_from(step).unwrap() / 1000;
+            while flight.try_begin(piece, now) {}
             kept += piece;
             // What was asked for, or what has gathered in half a round trip.
             if !heaps || step % 500 == 0 {
@@ -195,36 +206,49 @@ mod tests {
 
     #[test]
     fn the_bound_finds_what_the_path_carries_and_stays_near_it() {
-        let bound = play(&mut flight(50_000), 1_000_000, false, 60);
+        let bound = play(&mut flight(50_000), START, 1_000_000, false, 60);
         assert!((1_400_000..=1_600_000).contains(&bound), "{bound}");
     }
 
     #[test]
     fn bytes_that_arrive_in_heaps_do_not_inflate_it_without_end() {
-        let bound = play(&mut flight(50_000), 1_000_000, true, 60);
+        let bound = play(&mut flight(50_000), START, 1_000_000, true, 60);
         assert!((1_300_000..=2_100_000).contains(&bound), "{bound}");
     }
 
     #[test]
     fn a_path_that_carries_more_later_is_filled() {
         let mut flight = flight(50_000);
-        play(&mut flight, 200_000, false, 40);
-        // Its clock begins anew, so the first span is ignored.
-        (flight.span_began, flight.of_span, flight.of_round) = (None, 0, 0);
-        let bound = play(&mut flight, 1_000_000, false, 120);
+        play(&mut flight, START, 200_000, false, 40);
+        let bound = play(&mut flight, START + ROUND_TRIP * 40, 1_000_000, false, 120);
         assert!((1_300_000..=1_700_000).contains(&bound), "{bound}");
     }
 
+    #[test]
+    fn pauses_do_not_lower_the_bound() {
+        let mut flight = flight(50_000);
+        let bound = play(&mut flight, START, 1_000_000, false, 60);
+        flight.arrived(flight.under_way, START + ROUND_TRIP * 61, ROUND_TRIP);
+        for burst in 1..=10 {
+            // Longer than the bound, and a pause after it.
+            let now = START + ROUND_TRIP * (60 + 50 * burst);
+            while flight.try_begin(1000, now) {}
+            flight.arrived(flight.under_way, now + ROUND_TRIP, ROUND_TRIP);
+        }
+        assert!(flight.bound() >= bound / 2, "{} of {bound}", flight.bound());
+    }
+
     #[tokio::test]
-    async fn who_asks_for_more_waits_until_something_arrives() {
+    async fn a_request_beyond_the_bound_waits_until_something_arrives() {
         let flight = Flight::new(10);
-        flight.begin(20).await; // However long it is, if nothing else is under way.
-        let mut waiting = std::pin::pin!(flight.begin(5));
+        // Of any length, if nothing else is under way.
+        flight.begin(20, START).await;
+        let mut waiting = std::pin::pin!(flight.begin(5, START));
         assert!(waiting.as_mut().now_or_never().is_none());
-        flight.arrived(20, Timestamp::ZERO, ROUND_TRIP);
+        flight.arrived(20, START, ROUND_TRIP);
         waiting.await;
-        flight.begin(5).await;
+        flight.begin(5, START).await;
         flight.add(100);
-        assert!(flight.begin(1).now_or_never().is_none());
+        assert!(flight.begin(1, START).now_or_never().is_none());
     }
 }

@@ -78,7 +78,7 @@ impl SlabRing {
         Ok(Some(region.lend(lender).expect("a fabric allocates writable memory")))
     }
 
-    /// Notes that bytes have passed through the ring.
+    /// Notes that slabs of so many bytes have passed through the ring; a short slab counts as a whole one.
     pub(crate) fn note_passed(&self, bytes: u64, now: Timestamp, round_trip: Duration) {
         let grew = {
             let mut state = lock(&self.0.state);

@@ -187,7 +187,7 @@ impl Shared {
         let channel = &Requests {
             channel,
             pacer: Mutex::new(Pacer::new(self.terms.rate)),
-            flight: Flight::new((SLABS_MIN * self.incoming_ring.slab_len()) as u64),
+            flight: Flight::new((SLABS_MIN as u64 * self.incoming_ring.slab_len() as u64).max(FLIGHT_MIN)),
         };
         let mut under_way = FuturesOrdered::new();
         let mut posting = Box::pin(self.post_next(channel));
@@ -238,7 +238,7 @@ impl Shared {
             let piece = memory.split_to(piece_len.min(memory.len()));
             let len = piece.len() as u64;
             match attempt {
-                Attempt::First => channel.flight.begin(len).await,
+                Attempt::First => channel.flight.begin(len, self.environment.now()).await,
                 // Nobody takes its pieces before all are posted: several such slabs would wait for each other.
                 Attempt::Again => channel.flight.add(len),
             }
@@ -377,6 +377,8 @@ async fn yield_now() {
     .await;
 }
 
+/// Bytes that may be under way on any path.
+const FLIGHT_MIN: u64 = 4 << 20;
 /// Most bytes of a read.
 const PIECE_LEN: usize = 256 << 10;
 /// Bytes that are checked between two turns of other tasks.
