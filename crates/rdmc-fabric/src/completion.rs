@@ -57,7 +57,7 @@ pub trait CompletionSource: Any + Send + Sync {
     fn release(&self, entries: u32);
 
     /// Does work of the fabric that completes requests, as far as there is any now. A task that polls calls it before
-    /// each look, so that no other thread has to be woken.
+    /// each look, unless there [is no news](Self::has_news), so that no other thread has to be woken.
     fn advance(&self) {}
 
     /// Tells whether [`advance`](Self::advance) has work to do. `None` if that cannot be told, or if completions come
@@ -138,10 +138,15 @@ impl Stream for CompletionQueue {
     fn poll_next(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<WorkCompletion>> {
         loop {
             if self.attends {
-                if self.source.has_news() == Some(true) {
-                    self.pause.note_news();
+                match self.source.has_news() {
+                    // The fabric's own threads do what is left of earlier news.
+                    Some(false) => {}
+                    Some(true) => {
+                        self.pause.note_news();
+                        self.source.advance();
+                    }
+                    None => self.source.advance(),
                 }
-                self.source.advance();
             }
             if let Some(completed) = self.source.poll() {
                 self.pause.note_news();
@@ -310,6 +315,7 @@ impl SoftwareCompletions {
     }
 
     /// Appends a completion; no task needs to see it before [`announce`](Self::announce) is called.
+    #[inline]
     pub fn push_unannounced(&self, completed: Completed) {
         self.completed.lock().unwrap_or_else(PoisonError::into_inner).push_back(completed);
     }

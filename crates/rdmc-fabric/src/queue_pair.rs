@@ -2,12 +2,14 @@
 
 use std::fmt;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use crate::fabric::{ConnectError, Endpoint, Peer, QueuePairConfig, RawQueuePair};
 use crate::memory::{Buffer, BufferMut};
 use crate::remote::RemoteMemory;
-use crate::work::{Operation, QueuePairId, ReceiveOptions, Received, Signaling, Slot, Work, WorkError, WorkRequest};
+use crate::work::{
+    Operation, QueuePairId, ReceiveOptions, Received, Signaling, Slot, Work, WorkError, WorkQueue, WorkRequest,
+};
 
 /// A reliable connected queue pair.
 ///
@@ -16,8 +18,8 @@ use crate::work::{Operation, QueuePairId, ReceiveOptions, Received, Signaling, S
 pub struct QueuePair {
     raw: Arc<dyn RawQueuePair>,
     config: QueuePairConfig,
-    sends: Arc<AtomicU32>,
-    receives: Arc<AtomicU32>,
+    sends: Arc<WorkQueue>,
+    receives: Arc<WorkQueue>,
     closes_on_drop: bool,
 }
 
@@ -140,17 +142,14 @@ impl QueuePair {
     }
 
     fn post_as(&self, work: Work, signaling: Signaling, options: ReceiveOptions) -> Arc<Slot> {
-        let (outstanding, depth) = match work {
+        let (queue, depth) = match work {
             Work::Receive { .. } => (&self.receives, self.config.receive_depth),
             _ => (&self.sends, self.config.send_depth),
         };
-        let grow = |count: u32| (count < depth).then_some(count + 1);
-        let Ok(before) = outstanding.fetch_update(Ordering::AcqRel, Ordering::Acquire, grow) else {
-            return Slot::refused(WorkError::QueueFull { depth });
-        };
+        let Some(before) = queue.count(depth) else { return Slot::refused(WorkError::QueueFull { depth }) };
         // The queue is full: no request can be posted behind this one to bring its completion.
         let signaling = if before + 1 == depth { Signaling::Signaled } else { signaling };
-        let (request, slot) = WorkRequest::new(work, signaling, options, self.raw.id(), outstanding.clone());
+        let (request, slot) = WorkRequest::new(work, signaling, options, self.raw.id(), queue);
         self.raw.post(request);
         slot
     }

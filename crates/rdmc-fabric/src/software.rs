@@ -1,5 +1,6 @@
 //! Parts of the software fabrics: posted work in queues, exposed memory behind keys.
 
+use std::any::Any;
 use std::collections::{HashMap, VecDeque};
 use std::fmt;
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, RwLock, Weak};
@@ -65,7 +66,7 @@ impl Reports {
 /// Once broken, it stays broken: it flushes all its requests and every later one.
 pub(crate) struct PostedWork {
     pub(crate) id: QueuePairId,
-    completions: Arc<dyn CompletionSource>,
+    completions: Arc<SoftwareCompletions>,
     reserved: u32,
     state: Mutex<PostedState>,
     sends_posted: Notify,
@@ -87,13 +88,12 @@ impl PostedWork {
         completions: &Arc<dyn CompletionSource>,
         reserved: u32,
     ) -> Result<Self, FabricError> {
-        if software(completions).is_none() {
-            return Err(FabricError::ForeignCompletionQueue);
-        }
+        let any: Arc<dyn Any + Send + Sync> = completions.clone();
+        let completions: Arc<SoftwareCompletions> = any.downcast().map_err(|_| FabricError::ForeignCompletionQueue)?;
         completions.reserve(reserved)?;
         Ok(Self {
             id,
-            completions: completions.clone(),
+            completions,
             reserved,
             state: Mutex::default(),
             sends_posted: Notify::new(),
@@ -206,22 +206,18 @@ impl PostedWork {
     /// Ends a receive; no task needs to see it before [`announce`](Self::announce) is called.
     #[cfg(target_os = "linux")]
     pub(crate) fn finish_unannounced(&self, request: WorkRequest, result: Result<usize, WorkError>, imm: Option<u32>) {
-        self.software().push_unannounced(request.complete(result, imm));
+        self.completions.push_unannounced(request.complete(result, imm));
     }
 
     /// Wakes the task that takes completions.
     #[cfg(target_os = "linux")]
     pub(crate) fn announce(&self) {
-        self.software().announce();
-    }
-
-    fn software(&self) -> &SoftwareCompletions {
-        software(&self.completions).expect("checked when the queue pair was made")
+        self.completions.announce();
     }
 
     /// Ends a request.
     pub(crate) fn finish_with_imm(&self, request: WorkRequest, result: Result<usize, WorkError>, imm: Option<u32>) {
-        self.software().push(request.complete(result, imm));
+        self.completions.push(request.complete(result, imm));
     }
 
     /// Breaks the queue pair: the oldest outstanding send gets `cause`, all else is flushed. Returns whether it was
@@ -312,11 +308,6 @@ impl Drop for TakenRequest<'_> {
             self.posted.finish(request, Err(WorkError::Flushed));
         }
     }
-}
-
-fn software(source: &Arc<dyn CompletionSource>) -> Option<&SoftwareCompletions> {
-    let any: &dyn std::any::Any = &**source;
-    any.downcast_ref()
 }
 
 /// The peer of a queue pair, if both ends live in one process.

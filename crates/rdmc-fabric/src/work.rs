@@ -2,9 +2,9 @@
 
 use std::fmt;
 use std::pin::Pin;
-use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
-use std::task::{Context, Poll, Waker};
+use std::task::{Context, Poll, Waker, ready};
 
 use crate::memory::{Buffer, BufferMut};
 use crate::remote::RemoteMemory;
@@ -221,14 +221,15 @@ pub(crate) enum Signaling {
 }
 
 impl WorkRequest {
+    #[inline]
     pub(crate) fn new(
         work: Work,
         signaling: Signaling,
         options: ReceiveOptions,
         queue_pair: QueuePairId,
-        depth: Arc<AtomicU32>,
+        queue: &Arc<WorkQueue>,
     ) -> (Self, Arc<Slot>) {
-        let slot = Arc::new(Slot { state: Mutex::default(), depth: Some(depth), options });
+        let slot = queue.slot(options);
         (Self { work: Some(work), signaling, queue_pair, slot: slot.clone() }, slot)
     }
 
@@ -269,6 +270,11 @@ impl WorkRequest {
         self.slot.near();
     }
 
+    /// Marks work that is just being posted as nearly done. Nobody waits for that yet.
+    pub(crate) fn nearly_done_from_the_start(&self) {
+        self.slot.near.store(true, Ordering::Release);
+    }
+
     /// Returns a handle with the same effect, for a fabric that has put the request away.
     pub fn nearing(&self) -> Nearing {
         Nearing(self.slot.clone())
@@ -277,6 +283,7 @@ impl WorkRequest {
     /// Ends the request; the completion queue reports the result and resolves the future with it.
     ///
     /// `result` is the number of bytes moved; `imm` is the peer's immediate, for receives.
+    #[inline]
     pub fn complete(mut self, result: Result<usize, WorkError>, imm: Option<u32>) -> Completed {
         let work = self.work.take().expect("a request is completed once");
         let report = WorkCompletion { queue_pair: self.queue_pair, opcode: work.opcode(), result, imm };
@@ -333,19 +340,66 @@ impl Drop for Completed {
     }
 }
 
+/// The requests of one kind that a queue pair has posted: its receives, or all others.
+#[derive(Debug, Default)]
+pub(crate) struct WorkQueue {
+    outstanding: AtomicU32,
+    /// Slots for later requests, so that a request allocates nothing.
+    spare: Mutex<Vec<Arc<Slot>>>,
+}
+
+impl WorkQueue {
+    /// Counts one more request, of at most `depth`; returns how many there were, or `None` if the queue is full.
+    pub(crate) fn count(&self, depth: u32) -> Option<u32> {
+        let grow = |count: u32| (count < depth).then_some(count + 1);
+        self.outstanding.fetch_update(Ordering::AcqRel, Ordering::Acquire, grow).ok()
+    }
+
+    fn slot(self: &Arc<Self>, options: ReceiveOptions) -> Arc<Slot> {
+        let spare = self.spare().pop();
+        let mut slot = spare.unwrap_or_else(|| Slot::new(SlotState::default()));
+        let fresh = Arc::get_mut(&mut slot).expect("nobody shares a spare slot");
+        fresh.queue = Some(self.clone());
+        fresh.options = options;
+        slot
+    }
+
+    /// Keeps a slot whose operation has ended, unless it is still shared.
+    fn keep(mut slot: Arc<Slot>) {
+        let Some(ended) = Arc::get_mut(&mut slot) else { return };
+        let Some(queue) = ended.queue.take() else { return };
+        ended.options.inspector = None;
+        *ended.near.get_mut() = false;
+        let state = ended.state.get_mut().unwrap_or_else(PoisonError::into_inner);
+        debug_assert!(state.outcome.is_none() && !state.abandoned, "its outcome was taken");
+        let mut spare = queue.spare();
+        if spare.len() < SPARE_SLOTS {
+            spare.push(slot);
+        }
+    }
+
+    fn spare(&self) -> std::sync::MutexGuard<'_, Vec<Arc<Slot>>> {
+        self.spare.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// Slots that a queue keeps, at most: about 10 KiB.
+const SPARE_SLOTS: usize = 64;
+
 /// The state that a request and its future share.
 #[derive(Debug)]
 pub(crate) struct Slot {
     state: Mutex<SlotState>,
-    depth: Option<Arc<AtomicU32>>,
+    /// At most few bytes are still to come.
+    near: AtomicBool,
+    /// The queue to which the request was posted, if it was.
+    queue: Option<Arc<WorkQueue>>,
     /// They are stored here because requests are moved about.
     options: ReceiveOptions,
 }
 
 #[derive(Debug, Default)]
 struct SlotState {
-    /// At most few bytes are still to come.
-    near: bool,
     outcome: Option<Outcome>,
     abandoned: bool,
     waker: Option<Waker>,
@@ -360,48 +414,61 @@ struct Outcome {
 }
 
 impl Slot {
+    fn new(state: SlotState) -> Arc<Self> {
+        let near = AtomicBool::new(state.outcome.is_some());
+        Arc::new(Self { state: Mutex::new(state), near, queue: None, options: ReceiveOptions::default() })
+    }
+
     /// Creates the slot of a request that was never posted.
     pub(crate) fn refused(error: WorkError) -> Arc<Self> {
         let outcome = Some(Outcome { result: Err(error), imm: None, memory: None });
-        let state = Mutex::new(SlotState { near: true, outcome, ..Default::default() });
-        Arc::new(Self { state, depth: None, options: ReceiveOptions::default() })
+        Self::new(SlotState { outcome, ..Default::default() })
     }
 
+    #[inline]
     fn resolve(&self, result: Result<usize, WorkError>, imm: Option<u32>, work: Work) {
-        if let Some(depth) = &self.depth {
-            depth.fetch_sub(1, Ordering::AcqRel);
+        if let Some(queue) = &self.queue {
+            queue.outstanding.fetch_sub(1, Ordering::AcqRel);
         }
         let memory = match work {
             Work::Receive { into } | Work::Read { into, .. } if result.is_ok() => Some(into),
             _ => None,
         };
         let outcome = Outcome { result, imm, memory };
-        let (abandoned, wakers) = {
+        let mut abandoned = None;
+        let (near_waker, waker) = {
             let mut state = self.lock();
-            state.near = true;
-            // Abandoned memory leaves the lock before it goes back to its lender.
-            let abandoned = if state.abandoned { Some(outcome) } else { state.outcome.replace(outcome) };
-            (abandoned, [state.near_waker.take(), state.waker.take()])
+            self.near.store(true, Ordering::Release);
+            if state.abandoned {
+                abandoned = Some(outcome);
+            } else {
+                debug_assert!(state.outcome.is_none(), "a request ends once");
+                state.outcome = Some(outcome);
+            }
+            (state.near_waker.take(), state.waker.take())
         };
+        // Abandoned memory leaves the lock before it goes back to its lender.
         drop(abandoned);
-        wakers.into_iter().flatten().for_each(Waker::wake);
+        near_waker.into_iter().chain(waker).for_each(Waker::wake);
     }
 
     fn near(&self) {
-        let waker = {
-            let mut state = self.lock();
-            state.near = true;
-            state.near_waker.take()
-        };
+        self.near.store(true, Ordering::Release);
+        let waker = self.lock().near_waker.take();
         if let Some(waker) = waker {
             waker.wake();
         }
+    }
+
+    fn is_near(&self) -> bool {
+        self.near.load(Ordering::Acquire)
     }
 
     fn lock(&self) -> std::sync::MutexGuard<'_, SlotState> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
+    #[inline]
     fn poll_outcome(&self, cx: &mut Context<'_>) -> Poll<Outcome> {
         let mut state = self.lock();
         match state.outcome.take() {
@@ -432,7 +499,8 @@ fn note_waker(noted: &mut Option<Waker>, cx: &Context<'_>) {
 /// gives it back to its owner. The caller loses the received bytes.
 #[must_use = "the outcome tells whether the memory may be used"]
 pub struct Operation<T> {
-    slot: Arc<Slot>,
+    /// `None` after the outcome was taken.
+    slot: Option<Arc<Slot>>,
     convert: fn(Outcome) -> Result<T, WorkError>,
 }
 
@@ -454,12 +522,12 @@ impl<T> Operation<T> {
 /// The moment at which an operation is nearly done, made by [`Operation::nearly_done`].
 #[derive(Debug)]
 #[must_use = "a future does nothing unless it is polled"]
-pub struct NearlyDone(Arc<Slot>);
+pub struct NearlyDone(Option<Arc<Slot>>);
 
 impl NearlyDone {
     /// Tells whether the moment has come.
     pub fn is_reached(&self) -> bool {
-        self.0.lock().near
+        self.0.as_ref().is_none_or(|slot| slot.is_near())
     }
 }
 
@@ -467,28 +535,34 @@ impl Future for NearlyDone {
     type Output = ();
 
     fn poll(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<()> {
-        let mut state = self.0.lock();
-        if state.near {
+        if self.is_reached() {
             return Poll::Ready(());
         }
+        let Some(slot) = &self.0 else { return Poll::Ready(()) };
+        let mut state = slot.lock();
         note_waker(&mut state.near_waker, cx);
-        Poll::Pending
+        // Whoever marks it does that before it takes the waker.
+        if slot.is_near() { Poll::Ready(()) } else { Poll::Pending }
     }
 }
 
 impl<T> Future for Operation<T> {
     type Output = Result<T, WorkError>;
 
-    fn poll(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
-        self.slot.poll_outcome(cx).map(self.convert)
+    fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
+        let Some(slot) = &self.slot else { return Poll::Pending };
+        let outcome = ready!(slot.poll_outcome(cx));
+        self.slot.take().into_iter().for_each(WorkQueue::keep);
+        Poll::Ready((self.convert)(outcome))
     }
 }
 
 impl<T> Drop for Operation<T> {
     fn drop(&mut self) {
+        let Some(slot) = &self.slot else { return };
         // The outcome leaves the lock before it is dropped, because its memory may call its lender.
         let outcome = {
-            let mut state = self.slot.lock();
+            let mut state = slot.lock();
             state.abandoned = true;
             state.outcome.take()
         };
@@ -498,20 +572,20 @@ impl<T> Drop for Operation<T> {
 
 impl<T> fmt::Debug for Operation<T> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Operation").field("nearly_done", &self.slot.lock().near).finish_non_exhaustive()
+        f.debug_struct("Operation").field("nearly_done", &self.nearly_done().is_reached()).finish_non_exhaustive()
     }
 }
 
 impl Operation<()> {
     pub(crate) fn plain(slot: Arc<Slot>) -> Self {
-        Self { slot, convert: |outcome| outcome.result.map(|_| ()) }
+        Self { slot: Some(slot), convert: |outcome| outcome.result.map(|_| ()) }
     }
 }
 
 impl Operation<Received> {
     pub(crate) fn receive(slot: Arc<Slot>) -> Self {
         Self {
-            slot,
+            slot: Some(slot),
             convert: |outcome| {
                 let len = outcome.result?;
                 let buffer = outcome.memory.expect("a successful receive has its memory");
@@ -524,11 +598,67 @@ impl Operation<Received> {
 impl Operation<BufferMut> {
     pub(crate) fn read(slot: Arc<Slot>) -> Self {
         Self {
-            slot,
+            slot: Some(slot),
             convert: |outcome| {
                 outcome.result?;
                 Ok(outcome.memory.expect("a successful read has its memory"))
             },
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use futures::FutureExt;
+
+    use super::*;
+
+    fn post(queue: &Arc<WorkQueue>) -> (WorkRequest, Operation<Received>) {
+        queue.count(4).expect("there is room");
+        let into = BufferMut::empty();
+        let options = ReceiveOptions { near_bytes: Some(7), ..Default::default() };
+        let work = Work::Receive { into };
+        let (request, slot) = WorkRequest::new(work, Signaling::Signaled, options, QueuePairId(1), queue);
+        (request, Operation::receive(slot))
+    }
+
+    fn end(request: WorkRequest, operation: &mut Operation<Received>) {
+        request.complete(Ok(0), Some(3)).resolve();
+        let received = operation.now_or_never().expect("it has ended");
+        assert_eq!(received.map(|received| received.imm), Ok(Some(3)));
+    }
+
+    #[test]
+    fn a_slot_serves_one_request_after_the_other() {
+        let queue = Arc::new(WorkQueue::default());
+        let mut last = None;
+        for _ in 0..3 {
+            let (request, mut operation) = post(&queue);
+            let slot = operation.slot.as_ref().map(Arc::as_ptr);
+            assert!(last.is_none() || last == slot);
+            last = slot;
+            assert!(!operation.nearly_done().is_reached() && (&mut operation).now_or_never().is_none());
+            assert_eq!(request.near_bytes(), Some(7));
+            request.nearly_done();
+            assert!(operation.nearly_done().is_reached());
+            end(request, &mut operation);
+            assert!(operation.nearly_done().is_reached());
+            assert_eq!((queue.outstanding.load(Ordering::Relaxed), queue.spare().len()), (0, 1));
+        }
+        // A spare slot does not keep its queue.
+        assert_eq!(Arc::strong_count(&queue), 1);
+    }
+
+    #[test]
+    fn a_slot_that_is_still_looked_at_serves_no_other_request() {
+        let queue = Arc::new(WorkQueue::default());
+        let (request, mut operation) = post(&queue);
+        let nearly_done = operation.nearly_done();
+        end(request, &mut operation);
+        let (_later, other) = post(&queue);
+        assert!(nearly_done.is_reached() && !other.nearly_done().is_reached());
+        // Nor does one whose operation was dropped.
+        drop(other);
+        assert!(queue.spare().is_empty());
     }
 }

@@ -222,13 +222,23 @@ impl Transfer {
         let hops = self.plan.receives(self.exchange.rank).skip(usize::from(first_is_here));
         let mut receives = PendingHops::new(Box::new(hops));
         loop {
-            receives.look_ahead(if self.runs_free() { HOPS_AHEAD } else { 1 });
-            let Some(next) = receives.first(|_| true) else { break };
-            let has_room = |receive: &Hop| self.has_room_to_receive(receive);
-            let mut found = receives.first(has_room);
+            let free = self.runs_free();
+            if free {
+                receives.look_ahead(HOPS_AHEAD);
+            }
+            let Some(next) = receives.first() else { break };
+            let window = self.exchange.distance.window(free);
+            let has_room = |receive: &Hop| self.exchange.neighbour(receive.peer).has_room_to_grant(window);
+            let find = || match free {
+                true => receives.first_that(has_room),
+                false => Some(next).filter(|next| {
+                    self.exchange.ingress.is_free_for(next.peer, (self.number, next.step)) && has_room(next)
+                }),
+            };
+            let mut found = find();
             if found.is_none() {
                 arriving.settle().await?;
-                found = receives.first(has_room);
+                found = find();
             }
             let receive = loop {
                 if let Some(receive) = found {
@@ -236,47 +246,40 @@ impl Transfer {
                 }
                 // One write announces all grants that could be given at once.
                 untold.drain(..).for_each(Neighbour::announce_grants_if_due);
-                let occupant = match self.runs_free() {
+                let occupant = match free {
                     // Its window is full.
                     true => next.peer,
                     false => self.exchange.ingress.occupant().unwrap_or(next.peer),
                 };
-                let room = arriving.unless_failing(self.room_to_receive(&receives, next));
-                self.exchange.waiting(WaitReason::Arriving, occupant, room).await.0?;
-                found = receives.first(has_room);
+                let room = async {
+                    match free {
+                        true => self.room_to_receive(&receives, window).await,
+                        false => self.exchange.room_in_step(next.peer, (self.number, next.step)).await,
+                    }
+                };
+                self.exchange.waiting(WaitReason::Arriving, occupant, arriving.unless_failing(room)).await.0?;
+                found = find();
             };
             receives.remove(receive.peer);
             let neighbour = self.exchange.neighbour(receive.peer);
             let destination = self.blocks.take_destination(receive.block);
             let turn = (self.number, receive.step);
-            let due = DueBlock::Known(self.shape, receive.block);
-            let arriving_block = self.exchange.receive(receive.peer, turn, due, destination);
+            let arriving_block = self.exchange.receive(receive.peer, turn, destination);
             if !untold.iter().any(|other| std::ptr::eq(*other, neighbour)) {
                 untold.push(neighbour);
             }
             if neighbour.has_many_to_announce() {
                 neighbour.announce_grants_if_due();
             }
-            arriving.blocks.push(arriving_block);
+            arriving.blocks.push(receive.block, arriving_block);
         }
         untold.into_iter().for_each(Neighbour::announce_grants_if_due);
         turn.end();
         self.all_of(arriving, WaitReason::Arriving).await
     }
 
-    /// Tells whether the receive of a hop may be posted now.
-    fn has_room_to_receive(&self, receive: &Hop) -> bool {
-        let window = self.window();
-        (self.runs_free() || self.exchange.ingress.is_free_for(receive.peer, (self.number, receive.step)))
-            && self.exchange.neighbour(receive.peer).has_room_to_grant(window)
-    }
-
-    /// Waits until the next receive may be posted; if ports run free, that of any neighbour.
-    async fn room_to_receive(&self, receives: &PendingHops, next: Hop) {
-        if !self.runs_free() {
-            return self.exchange.room_in_step(next.peer, (self.number, next.step)).await;
-        }
-        let window = self.window();
+    /// Waits until the next receive of any neighbour may be posted.
+    async fn room_to_receive(&self, receives: &PendingHops, window: u64) {
         poll_fn(|cx| {
             // Each registers the task.
             let mut rooms = receives.neighbours_next().map(|hop| self.exchange.neighbour(hop.peer));
@@ -292,9 +295,11 @@ impl Transfer {
     fn take_arrived(
         &self,
         expected: ExpectedBlock,
+        block: BlockIndex,
         outcome: Result<Received, WorkError>,
     ) -> Result<Option<BoxFuture<'_, Result<(), TransferError>>>, TransferError> {
-        match self.exchange.take_arrived(&*self.owner, expected, outcome)? {
+        let due = DueBlock::Known(self.shape, block);
+        match self.exchange.take_arrived(&*self.owner, expected, self.number, due, outcome)? {
             BlockArrival::Checked(arrived) => self.hold(arrived),
             BlockArrival::Unsettled(settling) => {
                 return Ok(Some(async { settling.await.map(|arrived| self.hold(arrived)) }.boxed()));
@@ -315,12 +320,9 @@ impl Transfer {
         BlockIdentity { message: self.number, size: self.shape.size, block }
     }
 
-    /// Returns the seal with which a block travels, if blocks are checked.
-    async fn seal(&self, block: BlockIndex, bytes: &Buffer) -> Result<Option<u32>, TransferError> {
-        if !self.exchange.checks_blocks {
-            return Ok(None);
-        }
-        Ok(Some(self.checksum(block, bytes).await?.seal(self.identity_of(block))))
+    /// Returns the seal with which a block travels if blocks are checked.
+    async fn seal(&self, block: BlockIndex, bytes: &Buffer) -> Result<u32, TransferError> {
+        Ok(self.checksum(block, bytes).await?.seal(self.identity_of(block)))
     }
 
     /// Returns a block's checksum. Received blocks were verified when they came; the root computes its own here, once.
@@ -358,12 +360,14 @@ impl Transfer {
     async fn relay_blocks(&self, mut turn: Turn, sums_all: bool) -> Result<(), TransferError> {
         turn.wait().await;
         let mut leaving = InFlight::new(OutgoingBlocks::new(self));
-        let mut sizes_told = std::collections::BTreeSet::new();
         let mut sends = PendingHops::new(self.plan.sends(self.exchange.rank));
         loop {
-            sends.look_ahead(if self.runs_free() { HOPS_AHEAD } else { 1 });
-            let Some(next) = sends.first(|_| true) else { break };
-            let Departure { send, block, seal, waited_for_ready } = match self.runs_free() {
+            let free = self.runs_free();
+            if free {
+                sends.look_ahead(HOPS_AHEAD);
+            }
+            let Some(next) = sends.first() else { break };
+            let Departure { send, block, seal, waited_for_ready } = match free {
                 false => self.departure_in_step(next, &mut leaving).await?,
                 true => self.departure_of_any(&sends, next, &mut leaving).await?,
             };
@@ -372,11 +376,11 @@ impl Transfer {
             let bytes = block.len();
             self.exchange.count_sent(bytes, waited_for_ready);
             self.exchange.waits.block_due(send.peer, || self.exchange.now());
-            let tells_size = !self.plan.is_repair() && neighbour.learns_size_here && sizes_told.insert(send.peer);
+            let tells_size = neighbour.learns_size_by(self.number) && !self.plan.is_repair();
             let (operation, unacknowledged) = if tells_size {
                 neighbour.send_first_block(block, self.shape.size, seal)
             } else {
-                let in_a_run = !self.runs_free() && sends.goes_on_with(send.peer);
+                let in_a_run = !free && sends.goes_on_with(send.peer);
                 neighbour.send_block(block, seal.unwrap_or(send.block.0), in_a_run)
             };
             self.exchange.egress.occupy(send.peer, (self.number, send.step), operation.nearly_done());
@@ -413,14 +417,17 @@ impl Transfer {
                 leaving.unless_failing(self.blocks.held(send.block)).await?
             }
         };
-        let seal = self.seal(send.block, &block).await?;
+        let seal = match self.exchange.checks_blocks {
+            true => Some(self.seal(send.block, &block).await?),
+            false => None,
+        };
         let mut waited_for_ready = Duration::ZERO;
         if !neighbour.try_ready_for_block() {
             neighbour.flush();
             let ready = leaving.unless_failing(neighbour.ready_for_block());
             waited_for_ready = self.waiting(WaitReason::Ready, send.peer, ready).await?;
         }
-        let window = self.window();
+        let window = self.exchange.distance.window(false);
         let turn = (self.number, send.step);
         let has_room = || egress.is_free_for(send.peer, turn) && neighbour.has_room_to_send(window);
         if !has_room() {
@@ -447,13 +454,13 @@ impl Transfer {
         leaving: &mut InFlight<OutgoingBlocks<'a>>,
     ) -> Result<Departure, TransferError> {
         let mut waited_for_ready = Duration::ZERO;
-        let window = self.window();
+        let window = self.exchange.distance.window(true);
         let can_go = |hop: &Hop| {
             let neighbour = self.exchange.neighbour(hop.peer);
             self.blocks.is_held(hop.block) && neighbour.is_ready_for_block() && neighbour.has_room_to_send(window)
         };
         let send = loop {
-            if let Some(send) = sends.first(can_go) {
+            if let Some(send) = sends.first_that(can_go) {
                 break send;
             }
             leaving.settle().await?;
@@ -483,7 +490,10 @@ impl Transfer {
         let is_ready = self.exchange.neighbour(send.peer).try_ready_for_block();
         debug_assert!(is_ready, "no other transfer uses up grants");
         let block = self.blocks.if_held(send.block).expect("it was held");
-        let seal = self.seal(send.block, &block).await?;
+        let seal = match self.exchange.checks_blocks {
+            true => Some(self.seal(send.block, &block).await?),
+            false => None,
+        };
         Ok(Departure { send, block, seal, waited_for_ready })
     }
 
@@ -502,11 +512,6 @@ impl Transfer {
     /// Tells whether the ports carry the blocks of all neighbours at once.
     fn runs_free(&self) -> bool {
         self.exchange.distance.runs_free(self.shape.count)
-    }
-
-    /// Returns how many blocks of one neighbour may be under way.
-    fn window(&self) -> u64 {
-        self.exchange.distance.window(self.runs_free())
     }
 
     /// Notes that a neighbour has received a block.

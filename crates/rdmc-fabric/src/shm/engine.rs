@@ -5,7 +5,7 @@
 //! time of the runtime. Either copies one piece of one request at a time, and queue pairs take turns. So a grant for
 //! the next block does not wait behind a long block.
 
-use std::collections::{HashMap, VecDeque};
+use std::collections::{BTreeMap, VecDeque};
 use std::io;
 use std::os::unix::net::UnixStream;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
@@ -37,7 +37,7 @@ struct Lines {
     next: u32,
     /// Whether the engine has ended.
     dead: bool,
-    queue_pairs: HashMap<u32, Vec<Arc<ShmQueuePair>>>,
+    queue_pairs: BTreeMap<u32, Vec<Arc<ShmQueuePair>>>,
 }
 
 /// The queue pairs that the engine is to look at.
@@ -171,19 +171,21 @@ impl Engine {
             Driver::Task { .. } => (TASK_PIECE_LEN, TASK_TURNS_MAX),
             Driver::Thread => (PIECE_LEN, usize::MAX),
         };
+        let mut has_more = false;
         loop {
             self.collect(agenda);
-            let Some(queue_pair) = agenda.busy.pop_front() else { return true };
+            let Some(queue_pair) = agenda.busy.front() else { return true };
+            if let Driver::Task { begun } = driver
+                && (has_more || left == 0 || (left < TASK_TURNS_MAX && begun.elapsed() >= TASK_TIME_MAX))
+            {
+                return false;
+            }
             queue_pair.dequeued();
+            let queue_pair = agenda.busy.pop_front().expect("it was seen");
             agenda.waiting.retain(|(_, other)| !Arc::ptr_eq(other, &queue_pair));
             let outcome = queue_pair.take_turn(most);
             left -= 1;
-            let go_on = match driver {
-                Driver::Thread => true,
-                Driver::Task { begun } => {
-                    left > 0 && !matches!(outcome, TurnOutcome::More) && begun.elapsed() < TASK_TIME_MAX
-                }
-            };
+            has_more = matches!(outcome, TurnOutcome::More);
             match outcome {
                 TurnOutcome::More => {
                     if queue_pair.enqueue() {
@@ -199,9 +201,6 @@ impl Engine {
                     }
                 }
                 TurnOutcome::Ended => self.remove(&queue_pair),
-            }
-            if !go_on {
-                return false;
             }
         }
     }
@@ -260,10 +259,6 @@ impl Engine {
 
 impl DrivenEngine for Engine {
     fn advance(&self) {
-        if self.pollers.load(Ordering::SeqCst) > 0 && !self.bell.has_news() {
-            // The thread does what is left of earlier news.
-            return;
-        }
         let driver = Driver::Task { begun: Instant::now() };
         for _ in 0..TASK_ROUNDS_MAX {
             let mut agenda = match self.agenda.try_lock() {
@@ -335,7 +330,7 @@ const TASK_TIME_MAX: Duration = Duration::from_micros(100);
 /// How often a task looks for more news before the thread goes on.
 const TASK_ROUNDS_MAX: usize = 8;
 /// Most bytes of the bell that are taken at once.
-const BYTES_AT_ONCE: usize = 4 << 10;
+const BYTES_AT_ONCE: usize = 64;
 /// How long the thread rests at most while tasks poll: one of them may have stopped without giving up its queue.
 const REST_BESIDE_POLLERS: Duration = Duration::from_millis(50);
 /// Most turns that a task gives before the thread goes on.

@@ -1,6 +1,6 @@
 //! One node among those of its host: its socket, its bell, its shared memory, and the peers it has met.
 
-use std::collections::{HashMap, VecDeque};
+use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::fs::File;
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -285,7 +285,7 @@ pub(super) struct PeerNode {
 /// The objects of a peer that this node knows.
 #[derive(Default)]
 struct AttachedObjects {
-    objects: HashMap<u64, Attachment>,
+    objects: BTreeMap<u64, Attachment>,
     /// The files among them, the latest last. Each holds a descriptor, which keeps a deleted file alive.
     files: VecDeque<u64>,
 }

@@ -306,7 +306,7 @@ impl RawQueuePair for ShmQueuePair {
 
     fn post(&self, request: WorkRequest) {
         // Queue pairs of one host share no port, so no block has to wait for its turn at one.
-        request.nearly_done();
+        request.nearly_done_from_the_start();
         let receive = matches!(request.work(), Work::Receive { .. });
         self.posted.post(request);
         if receive {

@@ -184,36 +184,36 @@ impl Shared {
 
     /// Fetches announced slabs in their order, several at once.
     async fn fetch_slabs(&self, channel: &Channel) -> Result<Failure, Failure> {
-        let channel = &Requests {
+        let requests = &Requests {
             channel,
             pacer: Mutex::new(Pacer::new(self.terms.rate)),
             flight: Flight::new((SLABS_MIN as u64 * self.incoming_ring.slab_len() as u64).max(FLIGHT_MIN)),
         };
         let mut under_way = FuturesOrdered::new();
-        let mut posting = Box::pin(self.post_next(channel));
+        let mut posting = Box::pin(self.post_next(requests));
         loop {
             tokio::select! {
                 biased;
                 Some(fetched) = under_way.next() => self.deliver(fetched?),
                 posted = &mut posting => {
-                    under_way.push_back(self.receive(channel, posted?));
+                    under_way.push_back(self.receive(requests, posted?));
                     drop(posting);
-                    posting = Box::pin(self.post_next(channel));
+                    posting = Box::pin(self.post_next(requests));
                 }
             }
         }
     }
 
     /// Waits for the next slab to be announced and for memory; posts the reads of its pieces.
-    async fn post_next(&self, channel: &Requests<'_>) -> Result<Fetching, Failure> {
+    async fn post_next(&self, requests: &Requests<'_>) -> Result<Fetching, Failure> {
         let frame = self.until(|state| state.incoming.next_announced()).await;
         let mut fetching = Fetching { frame, whole: None, pieces: Vec::new() };
-        self.post(channel, &mut fetching, Attempt::First).await?;
+        self.post(requests, &mut fetching, Attempt::First).await?;
         Ok(fetching)
     }
 
     /// Posts the reads of a slab's pieces.
-    async fn post(&self, channel: &Requests<'_>, fetching: &mut Fetching, attempt: Attempt) -> Result<(), Failure> {
+    async fn post(&self, requests: &Requests<'_>, fetching: &mut Fetching, attempt: Attempt) -> Result<(), Failure> {
         let mut memory = self.incoming_ring.take().await.map_err(|error| Failure::Session(error.into()))?;
         memory.truncate(fetching.frame.len as usize);
         let place = match &fetching.frame.place {
@@ -232,36 +232,36 @@ impl Shared {
             fetching.whole = Some(memory.freeze());
             return Ok(());
         }
-        let piece_len = usize::try_from(lock(&channel.pacer).bytes_max()).unwrap_or(usize::MAX).min(PIECE_LEN);
+        let piece_len = usize::try_from(lock(&requests.pacer).bytes_max()).unwrap_or(usize::MAX).min(PIECE_LEN);
         let mut offset = 0;
         while !memory.is_empty() {
             let piece = memory.split_to(piece_len.min(memory.len()));
             let len = piece.len() as u64;
             match attempt {
-                Attempt::First => channel.flight.begin(len, self.environment.now()).await,
+                Attempt::First => requests.flight.begin(len, self.environment.now()).await,
                 // Nobody takes its pieces before all are posted: several such slabs would wait for each other.
-                Attempt::Again => channel.flight.add(len),
+                Attempt::Again => requests.flight.add(len),
             }
             let now = self.environment.now();
-            let leaves = lock(&channel.pacer).take(len, now);
+            let leaves = lock(&requests.pacer).take(len, now);
             if leaves > now {
                 self.environment.sleep_until(leaves).await;
             }
-            fetching.pieces.push(channel.channel.read(piece, place.slice(offset, len)).await);
+            fetching.pieces.push(requests.channel.read(piece, place.slice(offset, len)).await);
             offset += len;
         }
         Ok(())
     }
 
     /// Waits for the pieces of a slab, and compares its bytes with what was announced.
-    async fn receive(&self, channel: &Requests<'_>, mut fetching: Fetching) -> Result<Slab, Failure> {
+    async fn receive(&self, requests: &Requests<'_>, mut fetching: Fetching) -> Result<Slab, Failure> {
         for attempts in 1.. {
             let mut hasher = xxhash3_128::Hasher::new();
             let mut whole = fetching.whole.take();
             whole.iter().for_each(|whole| hasher.write(whole));
             for piece in std::mem::take(&mut fetching.pieces) {
                 let piece = piece.done().await?.freeze();
-                channel.flight.arrived(piece.len() as u64, self.environment.now(), self.round_trip());
+                requests.flight.arrived(piece.len() as u64, self.environment.now(), self.round_trip());
                 for part in piece.chunks(CHECKED_AT_ONCE) {
                     hasher.write(part);
                     yield_now().await;
@@ -281,7 +281,7 @@ impl Shared {
                 return Err(Failure::Session(SessionError::Corrupt { number: *number, attempts }));
             }
             drop(whole);
-            self.post(channel, &mut fetching, Attempt::Again).await?;
+            self.post(requests, &mut fetching, Attempt::Again).await?;
         }
         unreachable!("the loop has no end")
     }

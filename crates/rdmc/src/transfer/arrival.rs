@@ -17,13 +17,11 @@ use crate::checksum::{BlockIdentity, Checksum, IncrementalChecksum};
 pub(super) struct ExpectedBlock {
     pub(super) from: Rank,
     pub(super) step: Step,
-    message: u64,
-    due: DueBlock,
-    /// Its checksum as it arrives, if blocks are checked.
+    /// The checksum of a long block as it arrives, if blocks are checked.
     summing: Option<Arc<IncrementalChecksum>>,
 }
 
-/// Which block is to arrive.
+/// Which block was to arrive.
 #[derive(Clone, Copy)]
 pub(super) enum DueBlock {
     /// The first block of a message. The message's size comes with it.
@@ -56,13 +54,6 @@ pub(super) struct ArrivedBlock {
     pub(super) checksum: Option<Checksum>,
 }
 
-impl ExpectedBlock {
-    /// Tells which block it is, if that was not known when it was asked for.
-    pub(super) fn belongs_to(&mut self, message: u64, shape: Shape, block: BlockIndex) {
-        (self.message, self.due) = (message, DueBlock::Known(shape, block));
-    }
-}
-
 impl Exchange {
     /// Waits until the next receive from a neighbour may be posted if ports keep in step: its port is about to be free.
     pub(super) async fn room_in_step(&self, from: Rank, turn: PortTurn) {
@@ -72,29 +63,25 @@ impl Exchange {
 
     /// Posts the receive of the next block from a neighbour for which there is room. The grant is still to be
     /// announced.
-    pub(super) fn receive(
-        &self,
-        from: Rank,
-        (message, step): PortTurn,
-        due: DueBlock,
-        destination: BufferMut,
-    ) -> ArrivingBlock<'_> {
-        let summing = self.checks_blocks.then(IncrementalChecksum::new);
+    pub(super) fn receive(&self, from: Rank, turn: PortTurn, destination: BufferMut) -> ArrivingBlock<'_> {
+        let sums_while_it_comes = self.checks_blocks && destination.len() > SUMMED_AT_ONCE;
+        let summing = sums_while_it_comes.then(IncrementalChecksum::new);
         let inspector = summing.clone().map(|summing| summing as Arc<dyn Inspector>);
         let options = ReceiveOptions { inspector, near_bytes: self.distance.near_bytes() };
         let (operation, granted) = self.neighbour(from).grant(destination, options);
-        self.ingress.occupy(from, (message, step), operation.nearly_done());
-        ArrivingBlock { operation, granted, expected: ExpectedBlock { from, step, message, due, summing } }
+        self.ingress.occupy(from, turn, operation.nearly_done());
+        ArrivingBlock { operation, granted, expected: ExpectedBlock { from, step: turn.1, summing } }
     }
 
-    /// Takes a block that has arrived and checks it; a corrupted one is fetched anew.
+    /// Takes a block of message `message` that has arrived and checks it; a corrupted one is fetched anew.
     pub(super) fn take_arrived<'a>(
         &self,
         owner: &'a dyn Owner,
-        expected: ExpectedBlock,
+        ExpectedBlock { from, summing, .. }: ExpectedBlock,
+        message: u64,
+        due: DueBlock,
         outcome: Result<Received, WorkError>,
     ) -> Result<BlockArrival<'a>, TransferError> {
-        let ExpectedBlock { from, message, due, summing, .. } = expected;
         let Received { buffer, len, imm } = outcome.map_err(|error| TransferError::Work { with: from, error })?;
         self.count_received(len);
         let imm = imm.ok_or_else(|| TransferError::sent(from, "a block without an immediate"))?;
@@ -110,26 +97,35 @@ impl Exchange {
                 (size, Shape::new(size, self.block_size).map(|shape| (shape, self.first_of(shape))))
             }
         };
-        let Some(summing) = summing else {
+        if !self.checks_blocks {
             let (shape, block) = known.ok_or_else(|| TransferError::sent(from, "a message with too many blocks"))?;
             // The immediate of a first block is the message's size.
             if matches!(due, DueBlock::Known(..)) && imm != block.0 {
                 return Err(TransferError::sent(from, format_args!("block {imm} where block {block} was due")));
             }
             return ArrivedBlock::new(from, shape, block, buffer, len, None).map(BlockArrival::Checked);
-        };
+        }
         let is_first = matches!(due, DueBlock::First);
         let identity = BlockIdentity { message, size, block: known.map_or(BlockIndex(0), |(_, block)| block) };
         let is_intact = move |checksum: Checksum| known.filter(|_| checksum.seal(identity) == imm);
-        if let Some(checksum) = summing.checksum_at_once(&buffer[..len])
+        let checksum = match &summing {
+            Some(summing) => summing.checksum_at_once(&buffer[..len]),
+            None => Some(Checksum::of(&buffer[..len])),
+        };
+        if let Some(checksum) = checksum
             && let Some((shape, block)) = is_intact(checksum)
         {
             return ArrivedBlock::new(from, shape, block, buffer, len, Some(checksum)).map(BlockArrival::Checked);
         }
         let settling = async move {
             let mut buffer = buffer;
-            let checksum = summing.checksum_of(&buffer[..len]).await;
-            if let Some((shape, block)) = is_intact(checksum) {
+            let checksum = match (checksum, summing) {
+                (None, Some(summing)) => Some(summing.checksum_of(&buffer[..len]).await),
+                (checksum, _) => checksum,
+            };
+            if let Some(checksum) = checksum
+                && let Some((shape, block)) = is_intact(checksum)
+            {
                 return ArrivedBlock::new(from, shape, block, buffer, len, Some(checksum));
             }
             // Its bytes came corrupted, or the message's size did.
@@ -139,6 +135,9 @@ impl Exchange {
         Ok(BlockArrival::Unsettled(settling.boxed()))
     }
 }
+
+/// Longest block that is summed after it has arrived. It is in the fastest cache then.
+const SUMMED_AT_ONCE: usize = 16 << 10;
 
 impl ArrivedBlock {
     /// Takes a block of `len` bytes that may have more room, which must have the length of its place in the message.

@@ -96,7 +96,9 @@ impl Blocks {
     /// Notes the checksum of a block.
     pub(crate) fn note_checksum(&self, block: BlockIndex, checksum: Checksum) {
         let mut checksums = lock(&self.checksums);
-        checksums.resize(self.shape.count.get() as usize, None);
+        if checksums.is_empty() {
+            checksums.resize(self.shape.count.get() as usize, None);
+        }
         checksums[block.index()] = Some(checksum);
     }
 

@@ -42,8 +42,12 @@ pub(crate) struct Distance {
     round_trip_ns: AtomicU64,
     /// The rate of the port in bytes per second; 0 while it is not known.
     rate: AtomicU64,
-    /// Blocks that were counted.
-    blocks: AtomicU32,
+    /// The bytes that the port carries in a round trip, and the blocks of two; 0 while they are not known. They are
+    /// looked at with every block.
+    bytes_on_the_way: AtomicU64,
+    blocks_on_the_way: AtomicU64,
+    /// Bytes of blocks that were counted since the meter was read.
+    bytes: AtomicU64,
     meter: Mutex<RateMeter>,
 }
 
@@ -62,9 +66,11 @@ enum Decider {
 
 impl Decider {
     /// Returns who decides at a member, and from how many blocks messages run free until then.
-    fn of(algorithm: &Algorithm, is_root: bool) -> (Self, u32) {
+    fn of(algorithm: &Algorithm, members: u32, is_root: bool) -> (Self, u32) {
         const IN_STEP: u32 = u32::MAX;
         match algorithm {
+            // There is nobody else to wait for.
+            _ if members == 2 => (Self::Algorithm, IN_STEP),
             // Blocks come from one member only, or one message follows the other.
             Algorithm::Sequential | Algorithm::Fanout | Algorithm::Chain | Algorithm::BinomialTree => {
                 (Self::Algorithm, IN_STEP)
@@ -84,6 +90,7 @@ impl Decider {
 #[derive(Debug, Default)]
 struct RateMeter {
     since: Option<Timestamp>,
+    /// Bytes since then.
     bytes: u64,
     /// The maxima of this epoch and of the one before.
     maxima: [u64; 2],
@@ -99,7 +106,7 @@ impl Distance {
         block_size: u32,
         &Capabilities { port_rate, tells_near, .. }: &Capabilities,
     ) -> Self {
-        let (decider, free_from) = Decider::of(algorithm, rank.is_root());
+        let (decider, free_from) = Decider::of(algorithm, members, rank.is_root());
         Self {
             block_size,
             members,
@@ -111,7 +118,9 @@ impl Distance {
             rate_is_known: port_rate.is_some(),
             round_trip_ns: AtomicU64::new(0),
             rate: AtomicU64::new(port_rate.unwrap_or(0)),
-            blocks: AtomicU32::new(0),
+            bytes_on_the_way: AtomicU64::new(0),
+            blocks_on_the_way: AtomicU64::new(0),
+            bytes: AtomicU64::new(0),
             meter: Mutex::default(),
         }
     }
@@ -148,21 +157,24 @@ impl Distance {
     /// port never idles.
     pub(crate) fn window(&self, runs_free: bool) -> u64 {
         let ahead = if runs_free { BLOCKS_AHEAD_FREE } else { BLOCKS_AHEAD };
-        let Some(bytes) = self.bytes_on_the_way() else { return ahead };
-        (bytes.saturating_mul(2) / u64::from(self.block_size)).saturating_add(ahead)
+        self.blocks_on_the_way.load(Ordering::Relaxed).saturating_add(ahead)
     }
 
     /// Returns how long before its end a block is nearly through: the bytes of a round trip, at most half a block. So
     /// the next sender's block follows without a gap, and does not share the port. `None` while that is not known.
     pub(crate) fn near_bytes(&self) -> Option<u32> {
-        let bytes = u32::try_from(self.bytes_on_the_way()?).unwrap_or(u32::MAX);
-        Some(bytes.min(self.block_size / 2))
+        let bytes = self.bytes_on_the_way.load(Ordering::Relaxed);
+        let bytes = u32::try_from(bytes).unwrap_or(u32::MAX);
+        (bytes > 0).then(|| bytes.min(self.block_size / 2))
     }
 
-    /// Returns the bytes that a port carries in a round trip.
-    fn bytes_on_the_way(&self) -> Option<u64> {
-        let bytes = self.round_trip()?.as_nanos() * u128::from(self.rate()?) / 1_000_000_000;
-        Some(u64::try_from(bytes).unwrap_or(u64::MAX))
+    /// Computes what a port carries in a round trip, after one of both has changed.
+    fn note_bytes_on_the_way(&self) {
+        let (Some(round_trip), Some(rate)) = (self.round_trip(), self.rate()) else { return };
+        let bytes = round_trip.as_nanos() * u128::from(rate) / 1_000_000_000;
+        let bytes = u64::try_from(bytes).unwrap_or(u64::MAX).max(1);
+        self.bytes_on_the_way.store(bytes, Ordering::Relaxed);
+        self.blocks_on_the_way.store(bytes.saturating_mul(2) / u64::from(self.block_size), Ordering::Relaxed);
     }
 
     /// Notes the round trip to the farthest neighbour. `once` if it was measured only once: then a busy node may have
@@ -173,6 +185,7 @@ impl Distance {
         }
         let nanos = u64::try_from(round_trip.as_nanos()).unwrap_or(u64::MAX);
         self.round_trip_ns.store(nanos.max(1), Ordering::Relaxed);
+        self.note_bytes_on_the_way();
         self.decide();
     }
 
@@ -181,14 +194,18 @@ impl Distance {
         if self.rate_is_known {
             return;
         }
-        let blocks = self.blocks.fetch_add(1, Ordering::Relaxed);
-        let mut meter = lock(&self.meter);
-        meter.bytes += bytes as u64;
-        if blocks.is_multiple_of(BLOCKS_METERED)
-            && let Some(maximum) = meter.read(now())
-        {
-            drop(meter);
+        let bytes = self.bytes.fetch_add(bytes as u64, Ordering::Relaxed) + bytes as u64;
+        if bytes < (BLOCKS_METERED * u64::from(self.block_size)).max(BYTES_METERED_MIN) {
+            return;
+        }
+        let maximum = {
+            let mut meter = lock(&self.meter);
+            meter.bytes += self.bytes.swap(0, Ordering::Relaxed);
+            meter.read(now())
+        };
+        if let Some(maximum) = maximum {
             self.rate.store(maximum, Ordering::Relaxed);
+            self.note_bytes_on_the_way();
             self.decide();
         }
     }
@@ -240,7 +257,11 @@ impl RateMeter {
     /// Returns the maximum of the rate, in bytes per second; `None` if too little time has passed. Blocks that are
     /// handled at once may have come one after the other.
     fn read(&mut self, now: Timestamp) -> Option<u64> {
-        let since = *self.since.get_or_insert(now);
+        let Some(since) = self.since else {
+            // It is not known over which time these came.
+            (self.since, self.bytes) = (Some(now), 0);
+            return None;
+        };
         let nanos = now.since(since).as_nanos();
         if nanos < METERED_MIN.as_nanos() {
             return None;
@@ -266,8 +287,9 @@ const BLOCKS_AHEAD_FREE: u64 = 16;
 const DELAY_MAX: Duration = Duration::from_millis(2);
 /// Shortest time over which the rate is measured.
 const METERED_MIN: Duration = Duration::from_millis(2);
-/// Blocks after which the rate is read.
-const BLOCKS_METERED: u32 = 4;
+/// Blocks after which the rate is read, and the bytes that these have at least.
+const BLOCKS_METERED: u64 = 4;
+const BYTES_METERED_MIN: u64 = 256 << 10;
 /// Time for which a maximum of the rate counts at least.
 const EPOCH: Duration = Duration::from_secs(5);
 
@@ -338,6 +360,20 @@ mod tests {
     }
 
     #[test]
+    fn two_members_keep_in_step() {
+        for algorithm in [Algorithm::BinomialPipeline, Algorithm::TwoTree] {
+            let mut capabilities = Capabilities::new("test");
+            capabilities.port_rate = Some(1 << 30);
+            for (members, free) in [(2, false), (3, true)] {
+                let root = Distance::new(&algorithm, members, Rank::ROOT, 1 << 20, &capabilities);
+                root.note_message(LONG);
+                root.note_round_trip(Duration::from_secs(1), false);
+                assert_eq!(root.runs_free(LONG), free, "{algorithm:?}, {members} members");
+            }
+        }
+    }
+
+    #[test]
     fn a_short_round_trip_counts_if_it_was_measured_again() {
         let pipeline = distance(Algorithm::BinomialPipeline, Some(1 << 30));
         pipeline.note_message(SHORT);
@@ -374,7 +410,7 @@ mod tests {
         }
         assert_eq!(pipeline.rate(), None);
         let at_ms = |ms: u64| move || Timestamp::from_nanos(ms * 1_000_000);
-        for ms in 1..=4 * u64::from(BLOCKS_METERED) {
+        for ms in 1..=4 * BLOCKS_METERED {
             pipeline.count_block(1 << 20, at_ms(ms));
         }
         let burst = pipeline.rate().expect("it was measured");

@@ -77,7 +77,9 @@ impl Exchange {
 
     pub(crate) fn count_sent(&self, bytes: usize, waited_for_ready: Duration) {
         self.counters.sent(bytes);
-        self.counters.waited(waited_for_ready);
+        if !waited_for_ready.is_zero() {
+            self.counters.waited(waited_for_ready);
+        }
         self.node_counters.sent(bytes);
     }
 }

@@ -69,6 +69,8 @@ impl FirstBlock {
 /// A first block that has arrived and is not checked.
 pub(crate) struct FirstArrival {
     expected: ExpectedBlock,
+    message: u64,
+    due: DueBlock,
     outcome: Result<Received, WorkError>,
 }
 
@@ -80,12 +82,11 @@ impl FirstArrival {
             true => exchange.neighbour(source).room_to_grant(exchange.distance.window(true)).await,
             false => exchange.room_in_step(source, turn).await,
         }
-        let ArrivingBlock { operation, granted, expected } =
-            exchange.receive(source, turn, DueBlock::First, destination);
+        let ArrivingBlock { operation, granted, expected } = exchange.receive(source, turn, destination);
         exchange.neighbour(source).announce_grants_if_due();
         let outcome = operation.await;
         drop(granted);
-        Self { expected, outcome }
+        Self { expected, message, due: DueBlock::First, outcome }
     }
 
     /// Returns why it did not arrive.
@@ -102,7 +103,7 @@ impl FirstArrival {
         message: u64,
         shape: Shape,
     ) -> Result<FirstBlock, TransferError> {
-        self.expected.belongs_to(message, shape, exchange.first_of(shape));
+        (self.message, self.due) = (message, DueBlock::Known(shape, exchange.first_of(shape)));
         self.check(exchange, owner, None).await
     }
 
@@ -113,7 +114,7 @@ impl FirstArrival {
         provided: Option<Blocks>,
     ) -> Result<FirstBlock, TransferError> {
         let ArrivedBlock { shape, block, buffer, checksum } =
-            match exchange.take_arrived(owner, self.expected, self.outcome)? {
+            match exchange.take_arrived(owner, self.expected, self.message, self.due, self.outcome)? {
                 BlockArrival::Checked(arrived) => arrived,
                 BlockArrival::Unsettled(settling) => settling.await?,
             };

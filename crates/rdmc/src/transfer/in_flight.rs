@@ -7,7 +7,7 @@ use std::task::{Context, Poll, ready};
 use futures::stream::{FuturesUnordered, StreamExt};
 use futures::{FutureExt, future::BoxFuture};
 use rdmc_fabric::{Operation, Received};
-use rdmc_schedule::{Rank, Step};
+use rdmc_schedule::{BlockIndex, Rank, Step};
 
 use super::arrival::{ArrivingBlock, ExpectedBlock};
 use super::neighbour::{GrantGuard, SendGuard};
@@ -187,7 +187,7 @@ impl BlockTraffic for OutgoingBlocks<'_> {
 /// Blocks that arrive from neighbours.
 pub(super) struct IncomingBlocks<'a> {
     transfer: &'a Transfer,
-    queues: OperationQueues<Operation<Received>, (ExpectedBlock, GrantGuard<'a>)>,
+    queues: OperationQueues<Operation<Received>, (ExpectedBlock, BlockIndex, GrantGuard<'a>)>,
     /// Long blocks that are being summed, and corrupted blocks that are fetched anew.
     unsettled: FuturesUnordered<BoxFuture<'a, Result<(), TransferError>>>,
 }
@@ -197,8 +197,12 @@ impl<'a> IncomingBlocks<'a> {
         Self { transfer, queues: OperationQueues::new(), unsettled: FuturesUnordered::new() }
     }
 
-    pub(super) fn push(&mut self, ArrivingBlock { operation, granted, expected }: ArrivingBlock<'a>) {
-        self.queues.push(expected.from, operation, (expected, granted));
+    pub(super) fn push(
+        &mut self,
+        block: BlockIndex,
+        ArrivingBlock { operation, granted, expected }: ArrivingBlock<'a>,
+    ) {
+        self.queues.push(expected.from, operation, (expected, block, granted));
     }
 }
 
@@ -208,18 +212,17 @@ impl BlockTraffic for IncomingBlocks<'_> {
         if let Poll::Ready(Some(settled)) = settled {
             return Poll::Ready(Some(settled));
         }
-        let Some(EndedOperation { outcome, about: (expected, granted), .. }) = ready!(self.queues.poll_next(cx)) else {
-            return settled;
-        };
+        let Some(EndedOperation { outcome, about, .. }) = ready!(self.queues.poll_next(cx)) else { return settled };
+        let (expected, block, granted) = about;
         // Before the block is checked, since the neighbour may send another meanwhile.
         drop(granted);
         Poll::Ready(Some(
-            self.transfer.take_arrived(expected, outcome).map(|unsettled| self.unsettled.extend(unsettled)),
+            self.transfer.take_arrived(expected, block, outcome).map(|unsettled| self.unsettled.extend(unsettled)),
         ))
     }
 
     fn oldest(&self) -> Option<Rank> {
-        self.queues.firsts().min_by_key(|(_, (expected, _))| expected.step).map(|(from, _)| from)
+        self.queues.firsts().min_by_key(|(_, (expected, ..))| expected.step).map(|(from, _)| from)
     }
 }
 

@@ -32,6 +32,8 @@ pub(crate) struct Neighbour {
     pub(crate) node: NodeId,
     /// Whether this member is the one from which the neighbour gets the first block of every message.
     pub(crate) learns_size_here: bool,
+    /// The number of the last message whose size it has learnt, plus 1.
+    size_learnt: AtomicU64,
     fabric: Arc<dyn Fabric>,
     data: QueuePair,
     ready: QueuePair,
@@ -96,6 +98,7 @@ impl Neighbour {
             rank,
             node,
             learns_size_here,
+            size_learnt: AtomicU64::new(0),
             fabric,
             data,
             ready,
@@ -274,6 +277,16 @@ impl Neighbour {
     pub(crate) async fn ready_for_block(&self) {
         let used = self.used.fetch_add(1, Ordering::AcqRel);
         self.granted.reaches(used + 1).await;
+    }
+
+    /// Tells whether the next block that is sent is the first that the neighbour gets of a message, and is to tell the
+    /// message's size. Messages are sent one after the other.
+    pub(crate) fn learns_size_by(&self, message: u64) -> bool {
+        let learns = self.learns_size_here && self.size_learnt.load(Ordering::Relaxed) != message + 1;
+        if learns {
+            self.size_learnt.store(message + 1, Ordering::Relaxed);
+        }
+        learns
     }
 
     /// Sends a block with its index, or its seal, for which there [is room](Self::room_to_send).

@@ -1,12 +1,15 @@
 //! The hops that a member has still to make in one direction.
 
 use std::collections::VecDeque;
+use std::iter::Fuse;
 
 use rdmc_schedule::{Hop, Rank};
 
 /// The hops that a member has still to make in one direction: those that come next, by neighbour.
 pub(super) struct PendingHops {
-    later: Box<dyn Iterator<Item = Hop> + Send + Sync>,
+    later: Fuse<Box<dyn Iterator<Item = Hop> + Send + Sync>>,
+    /// The very next hop, if it was looked at alone.
+    alone: Option<Hop>,
     next: Vec<NeighbourHops>,
     /// Number of hops in `next`.
     looked_ahead: usize,
@@ -20,13 +23,24 @@ struct NeighbourHops {
 impl PendingHops {
     /// Takes the hops in the order of their steps.
     pub(super) fn new(hops: Box<dyn Iterator<Item = Hop> + Send + Sync>) -> Self {
-        Self { later: hops, next: Vec::new(), looked_ahead: 0 }
+        Self { later: hops.fuse(), alone: None, next: Vec::new(), looked_ahead: 0 }
+    }
+
+    /// Returns the very next hop.
+    pub(super) fn first(&mut self) -> Option<Hop> {
+        if self.looked_ahead > 0 {
+            return self.first_that(|_| true);
+        }
+        if self.alone.is_none() {
+            self.alone = self.later.next();
+        }
+        self.alone
     }
 
     /// Looks at the hops that come next, `count` of them at most.
     pub(super) fn look_ahead(&mut self, count: usize) {
         while self.looked_ahead < count {
-            let Some(hop) = self.later.next() else { return };
+            let Some(hop) = self.alone.take().or_else(|| self.later.next()) else { return };
             let known = self.next.iter().position(|hops| hops.with == hop.peer);
             let at = known.unwrap_or_else(|| {
                 self.next.push(NeighbourHops { with: hop.peer, hops: VecDeque::new() });
@@ -37,8 +51,9 @@ impl PendingHops {
         }
     }
 
-    /// Returns the first of the neighbours' next hops for which `can_go` holds, in the order of the steps.
-    pub(super) fn first(&self, mut can_go: impl FnMut(&Hop) -> bool) -> Option<Hop> {
+    /// Returns the first of the neighbours' next hops, of those looked at, for which `can_go` holds, in the order of
+    /// the steps.
+    pub(super) fn first_that(&self, mut can_go: impl FnMut(&Hop) -> bool) -> Option<Hop> {
         let mut first: Option<Hop> = None;
         for hop in self.neighbours_next() {
             if first.is_none_or(|first| hop.step < first.step) && can_go(&hop) {
@@ -48,13 +63,18 @@ impl PendingHops {
         first
     }
 
-    /// Lists the next hop with each neighbour.
+    /// Lists the next hop with each neighbour, of those looked at.
     pub(super) fn neighbours_next(&self) -> impl Iterator<Item = Hop> {
         self.next.iter().filter_map(|next| next.hops.front().copied())
     }
 
     /// Removes the next hop with a neighbour.
     pub(super) fn remove(&mut self, with: Rank) {
+        if self.looked_ahead == 0 {
+            debug_assert!(self.alone.is_some_and(|hop| hop.peer == with), "no other hop was looked at");
+            self.alone = None;
+            return;
+        }
         let Some(at) = self.next.iter().position(|next| next.with == with) else { return };
         self.looked_ahead -= usize::from(self.next[at].hops.pop_front().is_some());
         // Few neighbours come again, and keep their memory. A root may have thousands.
@@ -63,10 +83,9 @@ impl PendingHops {
         }
     }
 
-    /// Tells whether the first of the next hops is with this neighbour.
+    /// Tells whether the very next hop is with this neighbour.
     pub(super) fn goes_on_with(&mut self, with: Rank) -> bool {
-        self.look_ahead(1);
-        self.first(|_| true).is_some_and(|next| next.peer == with)
+        self.first().is_some_and(|next| next.peer == with)
     }
 }
 
@@ -94,32 +113,47 @@ mod tests {
     #[test]
     fn the_first_that_can_go_goes_and_each_neighbours_hops_keep_their_order() {
         let mut sends = pending(&[1, 1, 2, 1, 2, 3]);
+        assert_eq!(step(sends.first()), Some(0));
         sends.look_ahead(5);
-        assert_eq!(step(sends.first(|_| true)), Some(0));
-        assert_eq!(step(sends.first(|hop| hop.peer != Rank(1))), Some(2));
+        assert_eq!(step(sends.first_that(|_| true)), Some(0));
+        assert_eq!(step(sends.first_that(|hop| hop.peer != Rank(1))), Some(2));
         sends.remove(Rank(2));
-        assert_eq!(step(sends.first(|hop| hop.peer != Rank(1))), Some(4));
+        assert_eq!(step(sends.first_that(|hop| hop.peer != Rank(1))), Some(4));
         sends.remove(Rank(2));
-        assert_eq!(step(sends.first(|hop| hop.peer != Rank(1))), None);
+        assert_eq!(step(sends.first_that(|hop| hop.peer != Rank(1))), None);
         sends.look_ahead(5);
-        assert_eq!(step(sends.first(|hop| hop.peer != Rank(1))), Some(5));
+        assert_eq!(step(sends.first_that(|hop| hop.peer != Rank(1))), Some(5));
         for expected in [Some(0), Some(1), Some(3), None] {
-            let next = sends.first(|hop| hop.peer == Rank(1));
+            let next = sends.first_that(|hop| hop.peer == Rank(1));
             assert_eq!(step(next), expected);
             sends.remove(Rank(1));
         }
     }
 
     #[test]
+    fn a_member_may_look_ahead_at_times() {
+        let mut sends = pending(&[1, 2, 1, 3]);
+        for (looks_ahead, expected) in [(false, 0), (true, 1), (false, 2), (false, 3)] {
+            if looks_ahead {
+                sends.look_ahead(2);
+            }
+            let next = sends.first().expect("a hop");
+            assert_eq!(next.step.0, expected);
+            sends.remove(next.peer);
+        }
+        assert_eq!(sends.first(), None);
+        sends.look_ahead(2);
+        assert_eq!(sends.first_that(|_| true), None);
+    }
+
+    #[test]
     fn a_run_ends_where_another_neighbour_comes_next() {
         let mut sends = pending(&[1, 1, 2]);
         for more in [true, false, false] {
-            sends.look_ahead(1);
-            let hop = sends.first(|_| true).expect("a hop");
+            let hop = sends.first().expect("a hop");
             sends.remove(hop.peer);
             assert_eq!(sends.goes_on_with(hop.peer), more);
         }
-        sends.look_ahead(1);
-        assert_eq!(sends.first(|_| true), None);
+        assert_eq!(sends.first(), None);
     }
 }

@@ -6,6 +6,7 @@
 //! neighbour queue behind each other anyway.
 
 use std::sync::Mutex;
+use std::sync::atomic::{AtomicU32, Ordering};
 
 use rdmc_fabric::NearlyDone;
 use rdmc_schedule::{Rank, Step};
@@ -16,6 +17,8 @@ use crate::sync::lock;
 #[derive(Debug, Default)]
 pub(crate) struct Port {
     last: Mutex<Option<PortBlock>>,
+    /// The rank of the last neighbour that took the port, plus 1. Its next block may follow at once.
+    with: AtomicU32,
 }
 
 /// The last block that took the port.
@@ -39,7 +42,10 @@ impl Port {
     ///
     /// A block never waits for one that is due later, as there is when ports have run free: that one may depend on it.
     pub(crate) fn is_free_for(&self, peer: Rank, turn: PortTurn) -> bool {
-        lock(&self.last).as_ref().is_none_or(|block| !block.is_before(peer, turn) || block.nearly_done.is_reached())
+        self.with.load(Ordering::Relaxed) == peer.0 + 1
+            || lock(&self.last)
+                .as_ref()
+                .is_none_or(|block| !block.is_before(peer, turn) || block.nearly_done.is_reached())
     }
 
     /// Waits until a block of `peer` may follow the last one.
@@ -53,6 +59,7 @@ impl Port {
     /// Notes the block that has the port now.
     pub(crate) fn occupy(&self, with: Rank, turn: PortTurn, nearly_done: NearlyDone) {
         *lock(&self.last) = Some(PortBlock { with, turn, nearly_done });
+        self.with.store(with.0 + 1, Ordering::Relaxed);
     }
 }
 

@@ -33,8 +33,7 @@ struct WaitState {
     /// The current waits: blocks go out one after the other, and so do grants.
     relay: Option<CurrentWait>,
     intake: Option<CurrentWait>,
-    spent: BTreeMap<Rank, WaitTotals>,
-    busy: BTreeMap<Rank, BusyPeriod>,
+    neighbours: BTreeMap<Rank, NeighbourWaits>,
     /// The member that holds the group up.
     slow: Option<Rank>,
     /// All time for which this member has waited for slow members.
@@ -45,6 +44,13 @@ struct CurrentWait {
     what: WaitReason,
     on: Rank,
     since: Timestamp,
+}
+
+/// What is known of one neighbour.
+#[derive(Default)]
+struct NeighbourWaits {
+    spent: WaitTotals,
+    busy: BusyPeriod,
 }
 
 #[derive(Default)]
@@ -87,7 +93,7 @@ impl WaitMonitor {
     /// Notes that a neighbour is due to receive a block.
     pub(crate) fn block_due(&self, who: Rank, now: impl FnOnce() -> Timestamp) {
         let mut state = self.lock();
-        let busy = state.busy.entry(who).or_default();
+        let busy = &mut state.neighbour(who).busy;
         busy.with += 1;
         if busy.with == 1 {
             busy.since = Some(now());
@@ -97,21 +103,24 @@ impl WaitMonitor {
     /// Notes that a neighbour has received so many blocks, or is not due to receive one any more.
     pub(crate) fn block_taken(&self, who: Rank, blocks: u32, now: impl FnOnce() -> Timestamp) {
         let mut state = self.lock();
-        let busy = state.busy.entry(who).or_default();
+        let NeighbourWaits { spent, busy } = state.neighbour(who);
         busy.with = busy.with.saturating_sub(1);
-        let since = if busy.with == 0 { busy.since.take() } else { None };
-        let spent = state.spent.entry(who).or_default();
         spent.blocks = spent.blocks.saturating_add(blocks);
-        spent.busy += since.map_or(Duration::ZERO, |since| now().since(since));
+        if busy.with == 0
+            && let Some(since) = busy.since.take()
+        {
+            spent.busy += now().since(since);
+        }
     }
 
     /// Tells whether there is nothing to report; forgets the blocks that were sent meanwhile.
     pub(crate) fn is_idle(&self) -> bool {
         let mut state = self.lock();
-        let waited = |spent: &WaitTotals| !(spent.ready + spent.leaving + spent.arriving).is_zero();
-        let idle = state.relay.is_none() && state.intake.is_none() && !state.spent.values().any(waited);
+        let waited =
+            |NeighbourWaits { spent, .. }: &NeighbourWaits| !(spent.ready + spent.leaving + spent.arriving).is_zero();
+        let idle = state.relay.is_none() && state.intake.is_none() && !state.neighbours.values().any(waited);
         if idle {
-            state.spent.clear();
+            state.neighbours.values_mut().for_each(|neighbour| neighbour.spent = WaitTotals::default());
         }
         idle
     }
@@ -135,21 +144,20 @@ impl WaitMonitor {
                 *state.slot(what) = Some(CurrentWait { since: now, ..wait });
             }
         }
-        let WaitState { busy, spent, .. } = &mut *state;
-        for (who, busy) in busy {
-            if let Some(since) = &mut busy.since {
-                spent.entry(*who).or_default().busy += now.since(std::mem::replace(since, now));
-            }
-        }
         let millis = |time: Duration| u32::try_from(time.as_millis()).unwrap_or(u32::MAX);
-        let spent = std::mem::take(&mut state.spent);
-        let waited = spent.into_iter().map(|(on, spent)| WaitTimes {
-            on: on.0,
-            ready_ms: millis(spent.ready),
-            leaving_ms: millis(spent.leaving),
-            arriving_ms: millis(spent.arriving),
-            busy_ms: millis(spent.busy),
-            blocks: spent.blocks,
+        let waited = state.neighbours.iter_mut().map(|(on, NeighbourWaits { spent, busy })| {
+            if let Some(since) = &mut busy.since {
+                spent.busy += now.since(std::mem::replace(since, now));
+            }
+            let spent = std::mem::take(spent);
+            WaitTimes {
+                on: on.0,
+                ready_ms: millis(spent.ready),
+                leaving_ms: millis(spent.leaving),
+                arriving_ms: millis(spent.arriving),
+                busy_ms: millis(spent.busy),
+                blocks: spent.blocks,
+            }
         });
         waited.filter(|waited| *waited != WaitTimes { on: waited.on, ..WaitTimes::default() }).collect()
     }
@@ -170,6 +178,10 @@ impl WaitMonitor {
 }
 
 impl WaitState {
+    fn neighbour(&mut self, rank: Rank) -> &mut NeighbourWaits {
+        self.neighbours.entry(rank).or_default()
+    }
+
     fn slot(&mut self, what: WaitReason) -> &mut Option<CurrentWait> {
         match what {
             WaitReason::Ready | WaitReason::Leaving => &mut self.relay,
@@ -179,7 +191,7 @@ impl WaitState {
 
     fn spend(&mut self, wait: &CurrentWait, now: Timestamp) {
         let time = now.since(wait.since);
-        let spent = self.spent.entry(wait.on).or_default();
+        let spent = &mut self.neighbour(wait.on).spent;
         match wait.what {
             WaitReason::Ready => spent.ready += time,
             WaitReason::Leaving => spent.leaving += time,

@@ -19,8 +19,10 @@ use crate::work::{Inspector, Work, WorkError, WorkRequest};
 pub(super) struct Incoming {
     /// Number of entries carried out.
     done: u64,
-    /// The current entry, and how many of its bytes are copied.
-    entry: Option<(Entry, usize)>,
+    /// The current entry, between turns.
+    entry: Option<Entry>,
+    /// How many bytes of the current entry are copied.
+    at: usize,
     /// The request of that entry.
     request: Option<PartialRequest>,
     /// Whether something was carried out that this side does not know of yet.
@@ -74,6 +76,7 @@ impl ShmQueuePair {
             return Err(EndReason::Protocol("it counts entries that there is no room for"));
         }
         let mut copied = 0;
+        let mut current = incoming.entry.take();
         let outcome = loop {
             if incoming.done == published {
                 break TurnOutcome::Idle;
@@ -83,13 +86,14 @@ impl ShmQueuePair {
             }
             let progress = match incoming.refusal {
                 Some(error) => EntryProgress::Refused(error),
-                None => self.take_entry(connection, &mut incoming, most)?,
+                None => self.take_entry(connection, &mut incoming, &mut current, most)?,
             };
             match progress {
                 EntryProgress::Copied(len) => copied += len.max(1),
                 EntryProgress::Done => {
                     incoming.done += 1;
-                    incoming.unreported |= incoming.entry.take().is_none_or(|(entry, _)| !entry.quiet);
+                    incoming.at = 0;
+                    incoming.unreported |= current.take().is_none_or(|entry| !entry.quiet);
                     connection.incoming.set_done(incoming.done);
                 }
                 EntryProgress::Stalled => break TurnOutcome::Idle,
@@ -110,6 +114,7 @@ impl ShmQueuePair {
                 }
             }
         };
+        incoming.entry = current;
         incoming.unannounced |= incoming.done > done_before;
         incoming.unannounced_len += copied;
         // If more work is at hand, several completions are announced together.
@@ -129,33 +134,34 @@ impl ShmQueuePair {
         &self,
         connection: &Connection,
         incoming: &mut Incoming,
+        current: &mut Option<Entry>,
         most: usize,
     ) -> Result<EntryProgress, EndReason> {
-        let (entry, at) = match incoming.entry {
-            Some(at_hand) => at_hand,
+        let entry = match current {
+            Some(entry) => entry,
             None => {
                 let entry =
                     connection.incoming.get(incoming.done).ok_or(EndReason::Protocol("it writes no entries"))?;
                 if entry.first != incoming.request.is_none() {
                     return Err(EndReason::Protocol("its requests do not follow each other whole"));
                 }
-                incoming.entry = Some((entry, 0));
-                (entry, 0)
+                current.insert(entry)
             }
         };
         if incoming.request.is_none()
-            && let Some(otherwise) = self.begin(incoming, &entry)?
+            && let Some(otherwise) = self.begin(incoming, entry)?
         {
             return Ok(otherwise);
         }
+        let at = incoming.at;
         let left = usize::try_from(entry.len).map_err(|_| EndReason::Protocol("it sends too much"))? - at;
         if left > 0 || (at == 0 && entry.kind == EntryKind::ReadData) {
-            return self.copy_piece(connection, incoming, &entry, (at, left), most);
+            return self.copy_piece(connection, incoming, entry, (at, left), most);
         }
         if !entry.last {
             return Ok(EntryProgress::Done);
         }
-        self.complete(incoming, &entry)
+        self.complete(incoming, entry)
     }
 
     /// Begins a request of the peer, unless it must wait or is refused.
@@ -244,7 +250,7 @@ impl ShmQueuePair {
             }
             return Ok(EntryProgress::Done);
         }
-        incoming.entry = Some((*entry, at + len));
+        incoming.at = at + len;
         Ok(EntryProgress::Copied(len))
     }
 
