@@ -270,7 +270,7 @@ impl WorkRequest {
         self.slot.near();
     }
 
-    /// Marks work that is just being posted as nearly done. Nobody waits for that yet.
+    /// Marks work that is just being posted as nearly done. No task waits for that yet.
     pub(crate) fn nearly_done_from_the_start(&self) {
         self.slot.near.store(true, Ordering::Release);
     }
@@ -371,6 +371,8 @@ impl WorkQueue {
         ended.options.inspector = None;
         *ended.near.get_mut() = false;
         let state = ended.state.get_mut().unwrap_or_else(PoisonError::into_inner);
+        // A task may have been told at once that it was near.
+        state.near_waker = None;
         debug_assert!(state.outcome.is_none() && !state.abandoned, "its outcome was taken");
         let mut spare = queue.spare();
         if spare.len() < SPARE_SLOTS {
@@ -382,9 +384,6 @@ impl WorkQueue {
         self.spare.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
-
-/// Slots that a queue keeps, at most: about 10 KiB.
-const SPARE_SLOTS: usize = 64;
 
 /// The state that a request and its future share.
 #[derive(Debug)]
@@ -541,7 +540,7 @@ impl Future for NearlyDone {
         let Some(slot) = &self.0 else { return Poll::Ready(()) };
         let mut state = slot.lock();
         note_waker(&mut state.near_waker, cx);
-        // Whoever marks it does that before it takes the waker.
+        // Marking comes before the waker is taken.
         if slot.is_near() { Poll::Ready(()) } else { Poll::Pending }
     }
 }
@@ -607,6 +606,9 @@ impl Operation<BufferMut> {
     }
 }
 
+/// Slots that a queue keeps, at most: about 9 KiB.
+const SPARE_SLOTS: usize = 64;
+
 #[cfg(test)]
 mod tests {
     use futures::FutureExt;
@@ -655,10 +657,28 @@ mod tests {
         let (request, mut operation) = post(&queue);
         let nearly_done = operation.nearly_done();
         end(request, &mut operation);
-        let (_later, other) = post(&queue);
+        assert!(queue.spare().is_empty());
+        let (later, other) = post(&queue);
         assert!(nearly_done.is_reached() && !other.nearly_done().is_reached());
-        // Nor does one whose operation was dropped.
+        // Nor does one whose operation was dropped before its end was seen.
+        later.complete(Ok(0), None).resolve();
         drop(other);
         assert!(queue.spare().is_empty());
+    }
+
+    #[tokio::test]
+    #[expect(clippy::disallowed_methods, reason = "a thread beside the task")]
+    async fn whoever_waits_for_work_to_be_nearly_done_is_woken_from_another_thread() {
+        let queue = Arc::new(WorkQueue::default());
+        for _ in 0..200 {
+            let (request, mut operation) = post(&queue);
+            let nearly_done = operation.nearly_done();
+            let marking = std::thread::spawn(move || {
+                request.nearly_done();
+                request
+            });
+            nearly_done.await;
+            end(marking.join().expect("it does not panic"), &mut operation);
+        }
     }
 }

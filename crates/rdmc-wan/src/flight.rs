@@ -12,9 +12,9 @@ use crate::sync::lock;
 /// Bounds the bytes under way to what the path carries in a round trip, and some more.
 ///
 /// More bytes than these would wait in queues of the path, and overflow them. At first the bound doubles with each
-/// round trip, until that brings no more. Then it follows the best of the last spans of four round trips. Spans in which the
-/// bound was not reached do not count. Over TCP, bytes behind a lost packet arrive in a heap, when the packet has been
-/// sent again. So the bound is larger if bytes arrive in heaps.
+/// round trip, until that brings no more. Then it follows the best of the last spans of four round trips. Spans in
+/// which the bound was not reached do not count. Over TCP, bytes behind a lost packet arrive in a heap, when the packet
+/// has been sent again. So the bound is larger if bytes arrive in heaps.
 #[derive(Debug)]
 pub(crate) struct Flight {
     state: Mutex<FlightState>,

@@ -227,38 +227,24 @@ impl Transfer {
                 receives.look_ahead(HOPS_AHEAD);
             }
             let Some(next) = receives.first() else { break };
-            let window = self.exchange.distance.window(free);
-            let has_room = |receive: &Hop| self.exchange.neighbour(receive.peer).has_room_to_grant(window);
-            let find = || match free {
-                true => receives.first_that(has_room),
-                false => Some(next).filter(|next| {
-                    self.exchange.ingress.is_free_for(next.peer, (self.number, next.step)) && has_room(next)
-                }),
-            };
-            let mut found = find();
+            let mut found = self.find_receive(&receives, next, free);
             if found.is_none() {
                 arriving.settle().await?;
-                found = find();
+                found = self.find_receive(&receives, next, free);
             }
-            let receive = loop {
-                if let Some(receive) = found {
-                    break receive;
+            let receive = match found {
+                Some(receive) => receive,
+                None => {
+                    // One write announces all grants that could be given at once.
+                    untold.drain(..).for_each(Neighbour::announce_grants_if_due);
+                    let occupant = match free {
+                        // Its window is full.
+                        true => next.peer,
+                        false => self.exchange.ingress.occupant().unwrap_or(next.peer),
+                    };
+                    let room = arriving.unless_failing(self.room_to_receive(&receives, next, free));
+                    self.exchange.waiting(WaitReason::Arriving, occupant, room).await.0?
                 }
-                // One write announces all grants that could be given at once.
-                untold.drain(..).for_each(Neighbour::announce_grants_if_due);
-                let occupant = match free {
-                    // Its window is full.
-                    true => next.peer,
-                    false => self.exchange.ingress.occupant().unwrap_or(next.peer),
-                };
-                let room = async {
-                    match free {
-                        true => self.room_to_receive(&receives, window).await,
-                        false => self.exchange.room_in_step(next.peer, (self.number, next.step)).await,
-                    }
-                };
-                self.exchange.waiting(WaitReason::Arriving, occupant, arriving.unless_failing(room)).await.0?;
-                found = find();
             };
             receives.remove(receive.peer);
             let neighbour = self.exchange.neighbour(receive.peer);
@@ -278,17 +264,34 @@ impl Transfer {
         self.all_of(arriving, WaitReason::Arriving).await
     }
 
-    /// Waits until the next receive of any neighbour may be posted.
-    async fn room_to_receive(&self, receives: &PendingHops, window: u64) {
-        poll_fn(|cx| {
+    /// Returns the receive that may be posted now, if there is one: that of `next`, or if the port runs `free`, that of
+    /// any neighbour.
+    fn find_receive(&self, receives: &PendingHops, next: Hop, free: bool) -> Option<Hop> {
+        let has_room = |receive: &Hop| {
+            self.exchange.neighbour(receive.peer).has_room_to_grant(self.exchange.distance.window(free))
+        };
+        match free {
+            true => receives.first_that(has_room),
+            false => Some(next).filter(|next| {
+                self.exchange.ingress.is_free_for(next.peer, (self.number, next.step)) && has_room(next)
+            }),
+        }
+    }
+
+    /// Waits until a receive may be posted, and returns it.
+    async fn room_to_receive(&self, receives: &PendingHops, next: Hop, free: bool) -> Hop {
+        if !free {
+            self.exchange.room_in_step(next.peer, (self.number, next.step)).await;
+            return next;
+        }
+        let any = poll_fn(|cx| {
+            let window = self.exchange.distance.window(true);
             // Each registers the task.
-            let mut rooms = receives.neighbours_next().map(|hop| self.exchange.neighbour(hop.peer));
-            if rooms.any(|neighbour| neighbour.poll_room_to_grant(window, cx).is_ready()) {
-                return Poll::Ready(());
-            }
-            Poll::Pending
-        })
-        .await;
+            let mut has_room = |hop: &Hop| self.exchange.neighbour(hop.peer).poll_room_to_grant(window, cx).is_ready();
+            receives.neighbours_next().find(|hop| has_room(hop)).map_or(Poll::Pending, Poll::Ready)
+        });
+        let any = any.await;
+        self.find_receive(receives, next, free).unwrap_or(any)
     }
 
     /// Checks a block that has arrived and passes it to the relay; returns the work that is left until then, if any.
@@ -376,7 +379,7 @@ impl Transfer {
             let bytes = block.len();
             self.exchange.count_sent(bytes, waited_for_ready);
             self.exchange.waits.block_due(send.peer, || self.exchange.now());
-            let tells_size = neighbour.learns_size_by(self.number) && !self.plan.is_repair();
+            let tells_size = !self.plan.is_repair() && neighbour.note_size_told(self.number);
             let (operation, unacknowledged) = if tells_size {
                 neighbour.send_first_block(block, self.shape.size, seal)
             } else {

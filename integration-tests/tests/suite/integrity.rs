@@ -62,9 +62,13 @@ impl Cluster {
 
     /// Specifies a group of all nodes with an unused number.
     fn spec(&self, algorithm: &Algorithm) -> GroupSpec {
+        self.spec_in_blocks(algorithm, BLOCK)
+    }
+
+    fn spec_in_blocks(&self, algorithm: &Algorithm, block_size: u32) -> GroupSpec {
         let id = self.groups.fetch_add(1, Ordering::Relaxed);
         // Devices protect blocks, so checks are not the default there.
-        spec_of_all(id, &self.nodes, algorithm.clone(), BLOCK).check_blocks(true)
+        spec_of_all(id, &self.nodes, algorithm.clone(), block_size).check_blocks(true)
     }
 
     /// Sends one message in its own group.
@@ -117,6 +121,27 @@ async fn a_bit_that_changes_in_any_block_on_any_edge_is_healed_and_the_edge_is_n
                     assert!(outcome.messages.iter().all(|message| message[..] == bytes), "{what}");
                     check_that_one_was_healed(&outcome.stats, node, &what);
                 }
+            }
+        }
+    }
+}
+
+/// Long blocks are summed while they arrive, or in a task of their own; short ones when they are here.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_bit_that_changes_in_a_long_block_is_healed() {
+    for kind in Kind::all() {
+        let cluster = Cluster::start(kind, 3).await;
+        // The last is longer than what is summed at once.
+        for block_size in [16 << 10, 20_000, 3 << 20] {
+            let bytes = pattern(3 * block_size as usize - 7, 3);
+            for node in [0, 1] {
+                let bit = u64::from(block_size) * 8 - 64 - node as u64;
+                cluster.change(node, 0, Fault::Flip { bit });
+                let spec = cluster.spec_in_blocks(&Algorithm::Chain, block_size);
+                let outcome = watched(cluster.multicast(&spec, &bytes)).await;
+                let what = format!("{kind}: the first block of {block_size} bytes that node {node} sent");
+                assert!(outcome.messages.iter().all(|message| message[..] == bytes), "{what}");
+                check_that_one_was_healed(&outcome.stats, node, &what);
             }
         }
     }

@@ -259,8 +259,12 @@ impl Engine {
 
 impl DrivenEngine for Engine {
     fn advance(&self) {
-        let driver = Driver::Task { begun: Instant::now() };
-        for _ in 0..TASK_ROUNDS_MAX {
+        let begun = Instant::now();
+        let driver = Driver::Task { begun };
+        for round in 0..TASK_ROUNDS_MAX {
+            if round > 0 && begun.elapsed() >= TASK_TIME_MAX {
+                break;
+            }
             let mut agenda = match self.agenda.try_lock() {
                 Ok(agenda) => agenda,
                 Err(TryLockError::Poisoned(poisoned)) => poisoned.into_inner(),

@@ -117,16 +117,15 @@ impl Exchange {
         {
             return ArrivedBlock::new(from, shape, block, buffer, len, Some(checksum)).map(BlockArrival::Checked);
         }
+        // A sum that is known already is wrong.
+        let still_to_sum = summing.filter(|_| checksum.is_none());
         let settling = async move {
             let mut buffer = buffer;
-            let checksum = match (checksum, summing) {
-                (None, Some(summing)) => Some(summing.checksum_of(&buffer[..len]).await),
-                (checksum, _) => checksum,
-            };
-            if let Some(checksum) = checksum
-                && let Some((shape, block)) = is_intact(checksum)
-            {
-                return ArrivedBlock::new(from, shape, block, buffer, len, Some(checksum));
+            if let Some(summing) = still_to_sum {
+                let checksum = summing.checksum_of(&buffer[..len]).await;
+                if let Some((shape, block)) = is_intact(checksum) {
+                    return ArrivedBlock::new(from, shape, block, buffer, len, Some(checksum));
+                }
             }
             // Its bytes came corrupted, or the message's size did.
             let HealedBlock { shape, block, checksum } = owner.heal(from, identity, is_first, &mut buffer).await?;
@@ -135,9 +134,6 @@ impl Exchange {
         Ok(BlockArrival::Unsettled(settling.boxed()))
     }
 }
-
-/// Longest block that is summed after it has arrived. It is in the fastest cache then.
-const SUMMED_AT_ONCE: usize = 16 << 10;
 
 impl ArrivedBlock {
     /// Takes a block of `len` bytes that may have more room, which must have the length of its place in the message.
@@ -162,3 +158,6 @@ impl ArrivedBlock {
         }
     }
 }
+
+/// Longest block that is summed after it has arrived. It is in the fastest cache then.
+const SUMMED_AT_ONCE: usize = 16 << 10;

@@ -46,8 +46,9 @@ pub(crate) struct Distance {
     /// looked at with every block.
     bytes_on_the_way: AtomicU64,
     blocks_on_the_way: AtomicU64,
-    /// Bytes of blocks that were counted since the meter was read.
+    /// Bytes of blocks that were counted since the meter was read, and the number of bytes at which it is read again.
     bytes: AtomicU64,
+    read_at_bytes: AtomicU64,
     meter: Mutex<RateMeter>,
 }
 
@@ -121,6 +122,8 @@ impl Distance {
             bytes_on_the_way: AtomicU64::new(0),
             blocks_on_the_way: AtomicU64::new(0),
             bytes: AtomicU64::new(0),
+            // The clock starts with the first block.
+            read_at_bytes: AtomicU64::new(0),
             meter: Mutex::default(),
         }
     }
@@ -195,9 +198,11 @@ impl Distance {
             return;
         }
         let bytes = self.bytes.fetch_add(bytes as u64, Ordering::Relaxed) + bytes as u64;
-        if bytes < (BLOCKS_METERED * u64::from(self.block_size)).max(BYTES_METERED_MIN) {
+        if bytes < self.read_at_bytes.load(Ordering::Relaxed) {
             return;
         }
+        let next = (BLOCKS_METERED * u64::from(self.block_size)).max(BYTES_METERED_MIN);
+        self.read_at_bytes.store(next, Ordering::Relaxed);
         let maximum = {
             let mut meter = lock(&self.meter);
             meter.bytes += self.bytes.swap(0, Ordering::Relaxed);
@@ -245,6 +250,10 @@ impl Distance {
     /// # Errors
     /// There is nothing to decide.
     pub(crate) fn take_decision(&self, free_from: u32) -> Result<(), &'static str> {
+        if self.members == 2 {
+            // Whatever it decides, they keep in step.
+            return Ok(());
+        }
         if self.decider != Decider::Root {
             return Err("decided how blocks share ports, where it may not");
         }
@@ -258,7 +267,7 @@ impl RateMeter {
     /// handled at once may have come one after the other.
     fn read(&mut self, now: Timestamp) -> Option<u64> {
         let Some(since) = self.since else {
-            // It is not known over which time these came.
+            // When these began to come is not known.
             (self.since, self.bytes) = (Some(now), 0);
             return None;
         };

@@ -32,8 +32,8 @@ pub(crate) struct Neighbour {
     pub(crate) node: NodeId,
     /// Whether this member is the one from which the neighbour gets the first block of every message.
     pub(crate) learns_size_here: bool,
-    /// The number of the last message whose size it has learnt, plus 1.
-    size_learnt: AtomicU64,
+    /// The number of the last message whose size was told to it, plus 1.
+    size_told_of: AtomicU64,
     fabric: Arc<dyn Fabric>,
     data: QueuePair,
     ready: QueuePair,
@@ -98,7 +98,7 @@ impl Neighbour {
             rank,
             node,
             learns_size_here,
-            size_learnt: AtomicU64::new(0),
+            size_told_of: AtomicU64::new(0),
             fabric,
             data,
             ready,
@@ -279,12 +279,12 @@ impl Neighbour {
         self.granted.reaches(used + 1).await;
     }
 
-    /// Tells whether the next block that is sent is the first that the neighbour gets of a message, and is to tell the
-    /// message's size. Messages are sent one after the other.
-    pub(crate) fn learns_size_by(&self, message: u64) -> bool {
-        let learns = self.learns_size_here && self.size_learnt.load(Ordering::Relaxed) != message + 1;
+    /// Notes that the next block that is sent tells the size of a message, if it is to; returns whether it is. It is if
+    /// it is the first that the neighbour gets of the message. Messages are sent one after the other.
+    pub(crate) fn note_size_told(&self, message: u64) -> bool {
+        let learns = self.learns_size_here && self.size_told_of.load(Ordering::Relaxed) != message + 1;
         if learns {
-            self.size_learnt.store(message + 1, Ordering::Relaxed);
+            self.size_told_of.store(message + 1, Ordering::Relaxed);
         }
         learns
     }

@@ -68,3 +68,36 @@ impl PortBlock {
         self.with != peer && self.turn <= turn
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use futures::FutureExt;
+    use rdmc_fabric::{BufferMut, Fabric, MemNetwork, QueuePairConfig};
+
+    use super::*;
+
+    const FIRST: PortTurn = (0, Step(1));
+    const LATER: PortTurn = (0, Step(2));
+
+    #[test]
+    fn another_neighbours_block_waits_for_the_last_one_unless_that_is_due_later() {
+        let fabric = MemNetwork::new().fabric();
+        let config = QueuePairConfig { receive_depth: 1, ..Default::default() };
+        let completions = fabric.create_completion_queue(1 << 16, rdmc_fabric::CompletionMode::Event).unwrap();
+        let queue_pair = fabric.create_queue_pair(&completions.source(), config).unwrap();
+        let port = Port::default();
+        let free = |peer, turn| port.is_free_for(Rank(peer), turn);
+        assert!(free(1, FIRST) && port.occupant().is_none());
+        let never = queue_pair.receive(BufferMut::empty());
+        port.occupy(Rank(1), LATER, never.nearly_done());
+        assert!(free(1, LATER) && free(2, FIRST) && !free(2, LATER));
+        let mut waiting = Box::pin(port.free_for(Rank(2), LATER));
+        assert!(waiting.as_mut().now_or_never().is_none());
+        // What it waits for has the port no more.
+        assert!(free(1, LATER) && free(3, LATER));
+        // The queue is full.
+        let refused = queue_pair.receive(BufferMut::empty());
+        port.occupy(Rank(2), LATER, refused.nearly_done());
+        assert!(free(2, LATER) && free(1, LATER) && port.occupant() == Some(Rank(2)));
+    }
+}
