@@ -667,7 +667,6 @@ mod tests {
     }
 
     #[tokio::test]
-    #[expect(clippy::disallowed_methods, reason = "a thread beside the task")]
     async fn whoever_waits_for_work_to_be_nearly_done_is_woken_from_another_thread() {
         let queue = Arc::new(WorkQueue::default());
         for _ in 0..200 {
