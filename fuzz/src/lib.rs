@@ -39,6 +39,8 @@ pub const TARGETS: &[Target] = &[
     Target { name: "ring_slot", run: table::slot, seeds: table::slot_seeds },
     Target { name: "session_frame", run: sessions::frame, seeds: sessions::frame_seeds },
     Target { name: "session_state", run: sessions::state, seeds: sessions::state_seeds },
+    Target { name: "gateway_note", run: sessions::note, seeds: sessions::note_seeds },
+    Target { name: "gateway_slabs", run: sessions::slabs, seeds: sessions::slabs_seeds },
     Target { name: "meeting_place", run: fabric::meeting_place, seeds: fabric::meeting_place_seeds },
     Target { name: "remote_memory", run: fabric::remote_memory, seeds: fabric::remote_memory_seeds },
     Target { name: "tcp_header", run: fabric::tcp_header, seeds: fabric::tcp_header_seeds },

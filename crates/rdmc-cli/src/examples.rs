@@ -33,6 +33,8 @@ Examples:
       rdmc serve /data --listen 0.0.0.0
   Clients with the key get and put files; data is encrypted:
       rdmc serve /data --listen 0.0.0.0 --writable --key site.key --encrypt
+  Clients may also have it fetch files of node1:
+      rdmc serve /data -l :7471 --writable --key site.key --fetch-from node1
 ";
 
 const GET: &str = "\
@@ -43,6 +45,8 @@ Examples:
       rdmc get node2:7500 /data
   Over a path on which a policer admits 5 Gbit/s:
       rdmc get node2/model.bin /data --rate 5G --in-flight 512M
+  From one server to another; the bytes do not come here:
+      rdmc get --from node1/images --to node2/incoming
 ";
 
 const PUT: &str = "\

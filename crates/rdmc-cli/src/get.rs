@@ -1,10 +1,12 @@
 //! `rdmc get` and `rdmc put`: files of a distant host.
 
+use std::ffi::OsString;
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
 use clap::Args;
 use futures::StreamExt;
+use rdmc_files::manifest::EntryPath;
 use rdmc_files::size::{ByteSize, Rate};
 use rdmc_files::words::count;
 use rdmc_files::{PortRate, RemoteEvent, RemoteLocation, RemoteOutcome, RemoteSettings, RemoteTransfer};
@@ -61,14 +63,24 @@ impl PathOptions {
 
 /// Options of `rdmc get`.
 #[derive(Clone, Debug, Args)]
-#[command(after_help = exit::HELP_OF_TWO, after_long_help = examples::of_get())]
+#[command(
+    after_help = exit::HELP_OF_TWO,
+    after_long_help = examples::of_get(),
+    override_usage = "rdmc get [OPTIONS] <HOST[:PORT]/PATH>... <DIR>\n       \
+                      rdmc get [OPTIONS] --from <HOST[:PORT]/PATH>... --to <HOST[:PORT]/PATH>"
+)]
 pub(crate) struct GetOptions {
-    /// Files and directories of one server; HOST alone is all that it serves. The port is 7471 unless given
-    #[arg(required = true, value_name = "HOST[:PORT]/PATH")]
+    /// Files and directories of one server, and at last the directory for them, which must exist. HOST alone is all
+    /// that it serves. The port is 7471 unless given
+    #[arg(num_args = 2.., required_unless_present = "to", value_names = ["HOST[:PORT]/PATH", "DIR"])]
+    places: Vec<OsString>,
+    /// Copy these files and directories of one server to another one, without coming here; needs --to
+    #[arg(long, value_name = "HOST[:PORT]/PATH", num_args = 1.., requires = "to", conflicts_with = "places")]
     from: Vec<String>,
-    /// The directory for them, which must exist
-    #[arg(value_name = "DIR")]
-    dir: PathBuf,
+    /// The directory of the server that gets them, which must exist. That server runs with --writable and --fetch-from,
+    /// and uses its own key, streams and rate
+    #[arg(long, value_name = "HOST[:PORT]/PATH", requires = "from", conflicts_with_all = TO_ITSELF)]
+    to: Option<String>,
     /// Keep files that exist, and fail; by default files are replaced
     #[arg(long, env = "RDMC_NO_OVERWRITE", value_parser = Switch)]
     no_overwrite: bool,
@@ -122,20 +134,34 @@ impl PutOptions {
 }
 
 /// Gets files.
-pub(crate) async fn get(options: GetOptions, screen: Screen, stop: Stop) -> anyhow::Result<()> {
+pub(crate) async fn get(mut options: GetOptions, screen: Screen, stop: Stop) -> anyhow::Result<()> {
     let mut settings = options.path.settings(&options.security, Some(options.rate))?;
+    if let Some(to) = &options.to {
+        let (address, paths) = one_server(&options.from)?;
+        let copying = rdmc_files::copy(&address, paths, &location(to)?, settings);
+        return drive(copying, options.output, screen, stop, "copying").await;
+    }
     settings.overwrite = !options.no_overwrite;
     settings.keep_parts = !options.discard_parts;
     settings.fsync = options.fsync;
-    let locations = options.from.iter().map(|text| location(text)).collect::<anyhow::Result<Vec<_>>>()?;
+    let dir = options.places.pop().expect("there are two or more");
+    let from = options.places.into_iter().map(|place| {
+        place.into_string().map_err(|place| Exit::Usage.error(format!("{} is no UTF-8", place.display())))
+    });
+    let (address, paths) = one_server(&from.collect::<anyhow::Result<Vec<_>>>()?)?;
+    let getting = rdmc_files::get(&address, paths, dir, settings);
+    drive(getting, options.output, screen, stop, "receiving").await
+}
+
+/// Returns the address of the one server that has all of these, and their paths there.
+fn one_server(from: &[String]) -> anyhow::Result<(String, Vec<EntryPath>)> {
+    let locations = from.iter().map(|text| location(text)).collect::<anyhow::Result<Vec<_>>>()?;
     let address = locations[0].address.clone();
     if let Some(other) = locations.iter().find(|location| location.address != address) {
         let what = format!("{address} and {} are two servers: get from one after the other", other.address);
         return Err(Exit::Usage.error(what));
     }
-    let paths = locations.into_iter().map(|location| location.path).collect();
-    let getting = rdmc_files::get(&address, paths, options.dir, settings);
-    drive(getting, options.output, screen, stop, "receiving").await
+    Ok((address, locations.into_iter().map(|location| location.path).collect()))
 }
 
 /// Puts files.
@@ -213,6 +239,8 @@ async fn drive(
     if skipped > 0 { Err(Exit::Partial.error(format!("{} left out", count(skipped, "file")))) } else { Ok(()) }
 }
 
+/// Options of how files are received and stored here.
+const TO_ITSELF: [&str; 4] = ["rate", "no_overwrite", "discard_parts", "fsync"];
 /// How long the last word to the other end may take.
 const LAST_WORD: Duration = Duration::from_millis(200);
 

@@ -4,10 +4,10 @@ use std::path::PathBuf;
 
 use clap::Args;
 use rdmc_files::words::{count, printable};
-use rdmc_files::{RemoteServer, RemoteSettings, ServedTransfer, size::ByteSize};
+use rdmc_files::{RemoteLocation, RemoteServer, RemoteSettings, ServedTransfer, size::ByteSize};
 use serde::Serialize;
 
-use crate::address::{self, LISTEN_DEFAULT};
+use crate::address::{self, LISTEN_DEFAULT, PORT_DEFAULT};
 use crate::exit::{Exit, Stop, of_transfer, tell};
 use crate::get::{PathOptions, RateOption};
 use crate::named::Switch;
@@ -36,6 +36,17 @@ pub(crate) struct ServeOptions {
     /// Let clients put files into the directory; by default they only get files
     #[arg(long, env = "RDMC_WRITABLE", value_parser = Switch)]
     writable: bool,
+    /// Servers from which a client may have this one fetch files (`rdmc get --to`); needs --writable. The port is 7471
+    /// unless given
+    #[arg(
+        long,
+        env = "RDMC_FETCH_FROM",
+        value_name = "HOST[:PORT],…",
+        value_delimiter = ',',
+        requires = "writable",
+        value_parser = parse_server
+    )]
+    fetch_from: Vec<String>,
     /// Force files to the disk (fsync) before a client learns that they are stored; by default the kernel writes them
     /// later
     #[arg(long, env = "RDMC_FSYNC", value_parser = Switch)]
@@ -67,6 +78,12 @@ impl ServeOptions {
     }
 }
 
+/// Parses the address of a server.
+fn parse_server(text: &str) -> Result<String, String> {
+    let RemoteLocation { address, path } = RemoteLocation::parse(text, PORT_DEFAULT)?;
+    if path.0.is_empty() { Ok(address) } else { Err("give HOST or HOST:PORT, without a path".to_owned()) }
+}
+
 /// What programs read.
 #[derive(Serialize)]
 #[serde(tag = "event", rename_all = "kebab-case")]
@@ -79,7 +96,8 @@ enum ServeEvent<'a> {
 
 /// Serves until a signal comes.
 pub(crate) async fn run(options: ServeOptions, stop: Stop) -> anyhow::Result<()> {
-    let server = RemoteServer::builder(&options.dir).writable(options.writable).settings(options.settings()?);
+    let server = RemoteServer::builder(&options.dir).writable(options.writable);
+    let server = server.fetches_from(options.fetch_from.clone()).settings(options.settings()?);
     let mut server = server.bind(&options.listen).await.map_err(of_transfer)?;
     let dir = printable(&options.dir.to_string_lossy());
     let address = server.local_address().to_owned();

@@ -60,7 +60,7 @@ pub use racks::RackSelection;
 pub use receiver::{FileReceiver, FileReceiverBuilder};
 pub use remote::{
     RemoteEvent, RemoteLocation, RemoteOutcome, RemoteServer, RemoteServerBuilder, RemoteSettings, RemoteTransfer,
-    ServedTransfer, get, put,
+    ServedTransfer, copy, get, put,
 };
 pub use sender::{FileSender, FileSenderBuilder, Sending, Sent};
 pub use stop::StopHandle;

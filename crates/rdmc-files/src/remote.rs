@@ -19,11 +19,13 @@ use crate::store::Store;
 
 mod client;
 mod consumer;
+mod fetch;
 mod producer;
 mod server;
 mod wire;
 
 pub use client::{RemoteLocation, RemoteTransfer, get, put};
+pub use fetch::copy;
 pub use server::{RemoteServer, RemoteServerBuilder, ServedTransfer};
 
 /// How the two ends of a remote transfer talk.
@@ -203,6 +205,9 @@ async fn blocking<T: Send + 'static>(work: impl FnOnce() -> Result<T, Problem> +
         },
     }
 }
+
+/// How long the other end may take to hear why a transfer ends.
+const LAST_WORD: Duration = Duration::from_secs(1);
 
 #[cfg(test)]
 mod tests;

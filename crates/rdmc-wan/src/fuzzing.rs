@@ -1,8 +1,9 @@
 //! Private decoders and states, public for the fuzz targets. The module exists only with the feature `fuzzing`.
 
 use rdmc_fabric::frames::FrameCheck;
-use rdmc_fabric::{Buffer, Expose, Fabric, MemNetwork};
+use rdmc_fabric::{Buffer, Expose, Fabric, MemNetwork, Memory};
 
+pub use crate::gateway::fuzzing::{gateway_notes, reencoded_note, take_slabs_apart};
 use crate::session::state::{ANNOUNCED_MAX, OutgoingSlab, Slab, SlabMemory, State};
 use crate::wire::{self, Frame, Place, Progress, SlabFrame};
 
@@ -33,6 +34,13 @@ fn value(frame: &Frame) -> Vec<u8> {
     let mut bytes = Vec::new();
     wire::encode(frame, &mut FrameCheck::default(), &mut bytes);
     bytes[4..bytes.len() - 4].to_vec()
+}
+
+/// Returns a slab of these bytes.
+pub(crate) fn slab_of(bytes: &[u8], note: &[u8]) -> Slab {
+    let fabric = MemNetwork::new().fabric();
+    let bytes = fabric.register(Memory::from(bytes.to_vec())).expect("memory is registered").into_shared();
+    Slab { bytes, note: note.to_vec() }
 }
 
 /// Plays frames of the other end to a session that has sent three slabs and two messages, over several connections.

@@ -34,6 +34,8 @@ mod client;
 mod entrance;
 mod exit;
 mod flow;
+#[cfg(feature = "fuzzing")]
+pub(crate) mod fuzzing;
 mod hub;
 mod note;
 mod slabs;

@@ -123,6 +123,27 @@ fn a_get_whose_server_is_killed_says_so_and_can_be_repeated() {
 }
 
 #[test]
+fn files_go_from_one_server_to_another() {
+    let from = Receiver::serve(TempDir::new().unwrap(), "127.0.0.1:0", &[]);
+    let file = file_of(from.dir.path(), 3_000_001);
+    let to = Receiver::serve(TempDir::new().unwrap(), "127.0.0.1:0", &["--writable", "--fetch-from", &from.address]);
+    let source = format!("{}/file", from.address);
+    let copy = || rdmc(&["get", "--from", &source, "--to", &to.address, "--json"].map(OsStr::new));
+    let told = |output: &std::process::Output| {
+        let last = text(&output.stdout).lines().last().map(|line| serde_json::from_str::<Value>(line).unwrap());
+        last.unwrap_or_default()
+    };
+    let copied = copy();
+    assert_eq!((code(&copied), told(&copied)["moved"].as_u64()), (0, Some(3_000_001)), "{copied:?}");
+    assert_eq!(std::fs::read(to.dir.path().join("file")).unwrap(), std::fs::read(&file).unwrap());
+    // Why the other server does not serve it is told to the client of this one.
+    std::fs::remove_file(&file).unwrap();
+    let refused = copy();
+    let message = told(&refused)["message"].to_string();
+    assert!(code(&refused) == 4 && message.contains("file does not exist at the server"), "{refused:?}");
+}
+
+#[test]
 fn mistakes_are_refused_before_anything_is_sent() {
     let dir = TempDir::new().unwrap();
     let into = dir.path().to_str().unwrap();
@@ -136,6 +157,14 @@ fn mistakes_are_refused_before_anything_is_sent() {
         (vec!["get", "127.0.0.1:1/a", into], "cannot reach 127.0.0.1:1"),
         (vec!["get", &receiver.address, into], "it closed the connection: does something that takes sessions listen?"),
         (vec!["serve", "/no/such/dir"], "cannot be used"),
+        (vec!["serve", into, "--fetch-from", "host"], "--writable"),
+        (vec!["serve", into, "--writable", "--fetch-from", "host/path"], "without a path"),
+        (vec!["get", "host/a"], "2 values required"),
+        (vec!["get", "--to", "host"], "--from"),
+        (vec!["get", "--from", "host"], "--to"),
+        (vec!["get", "--from", "host/a", "other/b", "--to", "third"], "two servers"),
+        (vec!["get", "host/a", into, "--from", "host", "--to", "other"], "cannot be used with"),
+        (vec!["get", "--from", "host", "--to", "other", "--rate", "1G"], "cannot be used with"),
     ] {
         let output = finish(command(&arguments).spawn().unwrap());
         assert!(code(&output) > 0 && text(&output.stderr).contains(told), "{arguments:?}: {output:?}");

@@ -12,9 +12,8 @@ use tokio::sync::mpsc;
 
 use super::consumer::consume;
 use super::producer::produce;
-use super::server::LAST_WORD;
 use super::wire::{Opening, Request, Stored, decode};
-use super::{RemoteEvent, RemoteEvents, RemoteOutcome, RemoteSettings, Tally, blocking};
+use super::{LAST_WORD, RemoteEvent, RemoteEvents, RemoteOutcome, RemoteSettings, Tally, blocking};
 use crate::error::{Kind, Problem, TransferError, chain};
 use crate::manifest::EntryPath;
 use crate::source::SourceTree;
@@ -76,7 +75,7 @@ pub struct RemoteTransfer {
 }
 
 impl RemoteTransfer {
-    fn new(
+    pub(super) fn new(
         work: impl Future<Output = Result<RemoteOutcome, Problem>> + Send + 'static,
         events: mpsc::UnboundedReceiver<RemoteEvent>,
     ) -> Self {
@@ -155,16 +154,7 @@ pub fn get(address: &str, paths: Vec<EntryPath>, into: impl Into<PathBuf>, setti
     let work = async move {
         let stored = settings.clone();
         let store = blocking(move || Ok(stored.apply(Store::open(&into, Wording::default())?))).await?;
-        // A server cannot choose what is written here.
-        let asked: Option<Vec<_>> = paths.iter().map(|path| path.0.last().cloned()).collect();
-        let session = open(&address, &settings, Request::Get { paths }).await?;
-        let Session { mut sender, mut receiver, handle, .. } = session;
-        let (outcome, tally) = consume(store, asked, &mut sender, &mut receiver, Tally::new(events)).await;
-        let outcome = match outcome {
-            Ok(()) => sender.finish().await.map_err(Problem::from),
-            Err(problem) => Err(problem),
-        };
-        conclude(&handle, outcome, tally).await
+        get_into(store, &address, paths, &settings, Tally::new(events)).await
     };
     RemoteTransfer::new(work, queue)
 }
@@ -200,7 +190,26 @@ pub fn put(address: &str, files: Vec<PathBuf>, into: EntryPath, settings: Remote
     RemoteTransfer::new(work, queue)
 }
 
-async fn open(address: &str, settings: &RemoteSettings, request: Request) -> Result<Session, Problem> {
+/// Gets files of the server at `address` into a store.
+pub(super) async fn get_into(
+    store: Store,
+    address: &str,
+    paths: Vec<EntryPath>,
+    settings: &RemoteSettings,
+    tally: Tally,
+) -> Result<RemoteOutcome, Problem> {
+    // A server cannot choose what is written here.
+    let asked: Option<Vec<_>> = paths.iter().map(|path| path.0.last().cloned()).collect();
+    let Session { mut sender, mut receiver, handle, .. } = open(address, settings, Request::Get { paths }).await?;
+    let (outcome, tally) = consume(store, asked, &mut sender, &mut receiver, tally).await;
+    let outcome = match outcome {
+        Ok(()) => sender.finish().await.map_err(Problem::from),
+        Err(problem) => Err(problem),
+    };
+    conclude(&handle, outcome, tally).await
+}
+
+pub(super) async fn open(address: &str, settings: &RemoteSettings, request: Request) -> Result<Session, Problem> {
     let opened = rdmc_wan::connect(settings.fabric(), address, settings.session(), Opening::encode(request)).await;
     opened.map_err(|error| match error {
         OpenError::Refused { .. } => Kind::Refused.problem(error),
@@ -213,7 +222,7 @@ async fn open(address: &str, settings: &RemoteSettings, request: Request) -> Res
 }
 
 /// Ends the session as the work has ended.
-async fn conclude(
+pub(super) async fn conclude(
     handle: &rdmc_wan::SessionHandle,
     outcome: Result<(), Problem>,
     tally: Tally,
@@ -222,7 +231,7 @@ async fn conclude(
     match outcome {
         Ok(()) => {
             handle.ended().await?;
-            Ok(RemoteOutcome { resumed, ..tally.outcome })
+            Ok(RemoteOutcome { resumed: tally.outcome.resumed + resumed, ..tally.outcome })
         }
         Err(problem) => {
             handle.abort(&problem.reason());

@@ -5,7 +5,6 @@ use std::io;
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::time::Duration;
 
 use cap_std::ambient_authority;
 use cap_std::fs::Dir;
@@ -14,21 +13,24 @@ use tokio::sync::{Semaphore, watch};
 use tokio::task::JoinSet;
 
 use super::consumer::consume;
+use super::fetch::Fetch;
 use super::producer::produce;
 use super::wire::{Opening, Request, Stored, encode};
-use super::{RemoteEvents, RemoteOutcome, RemoteSettings, Tally, blocking};
+use super::{LAST_WORD, RemoteEvents, RemoteOutcome, RemoteSettings, Tally, blocking};
 use crate::error::{Context, Kind, Problem, TransferError, cannot_listen};
 use crate::manifest::EntryPath;
 use crate::partial;
 use crate::source::SourceTree;
 use crate::store::Store;
 use crate::wording::Wording;
+use crate::words::printable;
 
 /// Settings of a [`RemoteServer`].
 #[derive(Clone, Debug)]
 pub struct RemoteServerBuilder {
     dir: PathBuf,
     writable: bool,
+    fetches_from: Vec<String>,
     settings: RemoteSettings,
 }
 
@@ -37,6 +39,13 @@ impl RemoteServerBuilder {
     #[must_use]
     pub fn writable(self, writable: bool) -> Self {
         Self { writable, ..self }
+    }
+
+    /// Sets the servers, each as `host:port`, from which clients may have this one [copy](super::copy) files into its
+    /// directory; by default none. The server must be writable, too.
+    #[must_use]
+    pub fn fetches_from(self, addresses: Vec<String>) -> Self {
+        Self { fetches_from: addresses, ..self }
     }
 
     /// Sets how the server talks, and how it stores files.
@@ -59,9 +68,9 @@ impl RemoteServerBuilder {
         let confined = confined.with_context(|| format!("the directory {} cannot be used", root.display()))?;
         let listening = SessionListener::bind(self.settings.fabric(), address, self.settings.session()).await;
         let listener = listening.map_err(|error| cannot_listen(address, &error, "server"))?;
-        let Self { writable, settings, .. } = self;
+        let Self { writable, fetches_from, settings, .. } = self;
         let (transfers, closing) = (Semaphore::new(TRANSFERS_MAX), watch::Sender::new(false));
-        let shared = Arc::new(Served { root, confined, writable, settings, transfers, closing });
+        let shared = Arc::new(Served { root, confined, writable, fetches_from, settings, transfers, closing });
         Ok(RemoteServer { shared, listener, transfers: JoinSet::new() })
     }
 }
@@ -92,6 +101,7 @@ struct Served {
     root: PathBuf,
     confined: Dir,
     writable: bool,
+    fetches_from: Vec<String>,
     settings: RemoteSettings,
     transfers: Semaphore,
     closing: watch::Sender<bool>,
@@ -100,7 +110,8 @@ struct Served {
 impl RemoteServer {
     /// Begins to describe a server of the directory `dir`.
     pub fn builder(dir: impl Into<PathBuf>) -> RemoteServerBuilder {
-        RemoteServerBuilder { dir: dir.into(), writable: false, settings: RemoteSettings::default() }
+        let (dir, settings) = (dir.into(), RemoteSettings::default());
+        RemoteServerBuilder { dir, writable: false, fetches_from: Vec::new(), settings }
     }
 
     /// Returns the address to which clients connect, with the port that was chosen for port 0.
@@ -171,9 +182,12 @@ impl Served {
     }
 
     async fn transfer(&self, request: SessionRequest, wanted: Request) -> Result<RemoteOutcome, Problem> {
-        let prepared = match &wanted {
-            Request::Get { paths } => self.find(paths).await.map(Work::Produce),
-            Request::Put { into } => self.store(into).await.map(|store| Work::Store(Box::new(store))),
+        let prepared = match wanted {
+            Request::Get { paths } => self.find(&paths).await.map(Work::Produce),
+            Request::Put { into } => self.store(&into).await.map(|store| Work::Store(Box::new(store))),
+            Request::Fetch { from, paths, into } => {
+                self.fetch(from, paths, &into).await.map(|fetch| Work::Fetch(Box::new(fetch)))
+            }
         };
         let work = match prepared {
             Ok(work) => work,
@@ -195,7 +209,7 @@ impl Served {
             done = work.with(session) => done,
         };
         match outcome {
-            Ok(()) => Ok(RemoteOutcome { resumed: handle.stats().resumed, ..tally.outcome }),
+            Ok(()) => Ok(RemoteOutcome { resumed: tally.outcome.resumed + handle.stats().resumed, ..tally.outcome }),
             Err(problem) => {
                 handle.abort(&problem.reason());
                 // A server that is closed waits until the client has been told.
@@ -228,6 +242,17 @@ impl Served {
         let path = self.root.join(self.resolve(into)?);
         let settings = self.settings.clone();
         blocking(move || Ok(settings.apply(Store::open(&path, Wording::default())?))).await
+    }
+
+    /// Prepares a copy of files of another server.
+    async fn fetch(&self, from: String, paths: Vec<EntryPath>, into: &EntryPath) -> Result<Fetch, Problem> {
+        let store = self.store(into).await?;
+        if !self.fetches_from.iter().any(|allowed| allowed.eq_ignore_ascii_case(&from)) {
+            let from = printable(&from);
+            let what = format!("this server may fetch nothing from {from}: start it with --fetch-from {from}");
+            return Err(Kind::Refused.problem(what));
+        }
+        Ok(Fetch { from, paths, store, settings: self.settings.clone() })
     }
 
     /// Returns the path without symbolic links, from the server's directory. It is inside.
@@ -263,11 +288,15 @@ fn list(dir: &Path) -> Result<Vec<(PathBuf, Vec<u8>)>, Problem> {
 enum Work {
     Produce(SourceTree),
     Store(Box<Store>),
+    Fetch(Box<Fetch>),
 }
 
 impl Work {
     /// Does it, over a session.
     async fn with(self, session: Session) -> (Result<(), Problem>, Tally) {
+        if let Self::Fetch(fetch) = self {
+            return fetch.with(session).await;
+        }
         let Session { mut sender, mut receiver, handle, .. } = session;
         // Nobody reads the events.
         let mut tally = Tally::new(RemoteEvents::new().0);
@@ -281,10 +310,12 @@ impl Work {
                 return (outcome, tally);
             }
             Self::Store(store) => store,
+            Self::Fetch(_) => unreachable!("it was done above"),
         };
         let (outcome, tally) = consume(*store, None, &mut sender, &mut receiver, tally).await;
         let told = async {
-            outcome?;
+            // Before the sender is dropped, which would give another reason.
+            outcome.inspect_err(|problem| handle.abort(&problem.reason()))?;
             let RemoteOutcome { files, bytes, .. } = tally.outcome;
             handle.send_message(encode(&Stored { files, bytes })).await?;
             sender.finish().await.map_err(Problem::from)
@@ -300,16 +331,15 @@ async fn refuse(request: SessionRequest, problem: Problem) -> Problem {
 }
 
 fn describe(request: &Request) -> String {
+    let list = |paths: &[EntryPath]| paths.iter().map(|path| format!("/{path}")).collect::<Vec<_>>().join(" ");
     match request {
-        Request::Get { paths } => {
-            let paths: Vec<_> = paths.iter().map(|path| format!("/{path}")).collect();
-            format!("get {}", paths.join(" "))
-        }
+        Request::Get { paths } => format!("get {}", list(paths)),
         Request::Put { into } => format!("put into /{into}"),
+        Request::Fetch { from, paths, into } => {
+            format!("fetch {} from {} into /{into}", list(paths), printable(from))
+        }
     }
 }
 
-/// How long a client may take to hear why its transfer ends.
-pub(super) const LAST_WORD: Duration = Duration::from_secs(1);
 /// Transfers at once.
 const TRANSFERS_MAX: usize = 64;

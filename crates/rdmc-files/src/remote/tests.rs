@@ -16,8 +16,12 @@ struct Served {
 
 impl Served {
     async fn new(writable: bool) -> Self {
+        Self::that(|server| server.writable(writable)).await
+    }
+
+    async fn that(is: impl FnOnce(RemoteServerBuilder) -> RemoteServerBuilder) -> Self {
         let dir = tempfile::tempdir().unwrap();
-        let server = RemoteServer::builder(dir.path()).writable(writable).bind("127.0.0.1:0").await.unwrap();
+        let server = is(RemoteServer::builder(dir.path())).bind("127.0.0.1:0").await.unwrap();
         let address = server.local_address().to_owned();
         Self { dir, address, serving: tokio::spawn(server.serve()) }
     }
@@ -42,6 +46,11 @@ fn write(dir: &Path, path: &str, bytes: &[u8]) {
     let path = dir.join(path);
     std::fs::create_dir_all(path.parent().unwrap()).unwrap();
     std::fs::write(path, bytes).unwrap();
+}
+
+/// Returns the text of a failure.
+fn refused(outcome: Result<RemoteOutcome, TransferError>) -> String {
+    outcome.unwrap_err().to_string()
 }
 
 /// Bytes of a file, which differ from those of others.
@@ -109,6 +118,92 @@ async fn a_tree_is_put_and_stored() {
     let putting = put(&served.address, sources.to_vec(), into, RemoteSettings::default());
     assert_eq!(putting.finish().await.unwrap().files, files as u64);
     assert_eq!(tree(&served.dir.path().join("in")), tree(from.path()));
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_server_fetches_from_another_one_and_tells_its_client() {
+    let from = Served::new(false).await;
+    let files = write_tree(from.dir.path());
+    let to = Served::that(|server| server.writable(true).fetches_from(vec![from.address.clone()])).await;
+    std::fs::create_dir(to.dir.path().join("in")).unwrap();
+    let into = |path: &str| RemoteLocation::parse(&format!("{}/{path}", to.address), 1).unwrap();
+    let all = || vec![EntryPath(Vec::new())];
+    let mut copying = copy(&from.address, all(), &into("in"), RemoteSettings::default());
+    let (mut listed, mut told, mut last) = (0, BTreeMap::new(), 0);
+    while let Some(event) = copying.next().await {
+        match event {
+            RemoteEvent::Listed { files, .. } => listed = files,
+            RemoteEvent::File { path, bytes } => assert_eq!(told.insert(path, bytes), None),
+            RemoteEvent::Progress { bytes } => {
+                assert!(bytes > last);
+                last = bytes;
+            }
+            RemoteEvent::Skipped { path, reason } => panic!("{path}: {reason}"),
+        }
+    }
+    let outcome = copying.outcome().unwrap().clone().unwrap();
+    assert_eq!((outcome.files, listed, outcome.moved), (files as u64, files as u64, outcome.bytes));
+    let copied = tree(&to.dir.path().join("in"));
+    assert_eq!(copied, tree(from.dir.path()));
+    let lens: BTreeMap<_, _> = copied.iter().map(|(path, bytes)| (path.clone(), bytes.len() as u64)).collect();
+    assert_eq!((told, last), (lens, outcome.bytes));
+    // The next one finds everything there.
+    let again = copy(&from.address, all(), &into("in"), RemoteSettings::default()).finish().await.unwrap();
+    assert_eq!((again.files, again.moved), (files as u64, 0));
+    // What fails at the server that stores is told, whatever it is.
+    let missing = vec![EntryPath(vec![b"no".to_vec()])];
+    let problem = copy(&from.address, missing, &into("in"), RemoteSettings::default()).finish().await;
+    let text = refused(problem);
+    assert!(text.contains(&from.address) && text.contains("no does not exist at the server"), "{text}");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_server_fetches_only_from_those_that_it_may() {
+    let from = Served::new(false).await;
+    from.write("secret", b"secret");
+    let strict = Served::that(|server| server.writable(true).fetches_from(vec!["other:1".to_owned()])).await;
+    let unwritable = Served::that(|server| server.fetches_from(vec![from.address.clone()])).await;
+    for (to, reason) in [(&strict, "--fetch-from"), (&unwritable, "--writable")] {
+        let location = RemoteLocation::parse(&to.address, 1).unwrap();
+        let copying = copy(&from.address, vec![EntryPath(Vec::new())], &location, RemoteSettings::default());
+        let text = refused(copying.finish().await);
+        assert!(text.contains(reason), "{text}");
+        assert!(tree(to.dir.path()).is_empty());
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_client_that_goes_ends_the_copy_and_the_next_brings_the_rest() {
+    let from = Served::new(false).await;
+    from.write("long", &content(7, 40 << 20));
+    let slow = RemoteSettings { rate: Some(Rate::bytes_per_second(20 << 20)), ..Default::default() };
+    let may = vec![from.address.clone()];
+    let dir = tempfile::tempdir().unwrap();
+    let to = RemoteServer::builder(dir.path()).writable(true).fetches_from(may).settings(slow);
+    let mut server = to.bind("127.0.0.1:0").await.unwrap();
+    let location = RemoteLocation::parse(server.local_address(), 1).unwrap();
+    let all = || vec![EntryPath(Vec::new())];
+    let mut copying = copy(&from.address, all(), &location, RemoteSettings::default());
+    let begun = async {
+        while let Some(event) = copying.next().await {
+            if matches!(event, RemoteEvent::Progress { bytes } if bytes > 4 << 20) {
+                return;
+            }
+        }
+        panic!("it ended early: {:?}", copying.outcome());
+    };
+    tokio::select! {
+        () = begun => {}
+        ended = server.next() => panic!("it ended early: {ended:?}"),
+    }
+    drop(copying);
+    let ended = server.next().await;
+    assert!(ended.outcome.is_err() && ended.request.starts_with("fetch / from "), "{ended:?}");
+    let serving = tokio::spawn(server.serve());
+    let rest = copy(&from.address, all(), &location, RemoteSettings::default()).finish().await.unwrap();
+    assert!(rest.moved < rest.bytes, "{rest:?}");
+    assert_eq!(tree(dir.path()), tree(from.dir.path()));
+    serving.abort();
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -191,7 +286,6 @@ async fn refusals_say_why() {
     let served = Served::new(false).await;
     served.write("there", b"bytes");
     let into = tempfile::tempdir().unwrap();
-    let refused = |outcome: Result<RemoteOutcome, TransferError>| outcome.unwrap_err().to_string();
     let text = refused(served.get("none", into.path()).finish().await);
     assert!(text.ends_with("refuses the session: none does not exist at the server"), "{text}");
     let file = served.dir.path().join("there");
@@ -199,6 +293,18 @@ async fn refusals_say_why() {
     assert!(text.ends_with("this server takes no files: it was not started as writable (--writable)"), "{text}");
     let text = refused(served.get("there", &into.path().join("no")).finish().await);
     assert!(text.contains("create it first"), "{text}");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_server_that_fails_to_store_says_why() {
+    let served = Served::new(true).await;
+    // The directory stands where a file is to be.
+    served.write("model/there", b"");
+    let from = tempfile::tempdir().unwrap();
+    write(from.path(), "model", b"weights");
+    let putting = put(&served.address, vec![from.path().join("model")], EntryPath(Vec::new()), Default::default());
+    let text = refused(putting.finish().await);
+    assert!(text.contains("model") && !text.contains("sender"), "{text}");
 }
 
 #[tokio::test(flavor = "multi_thread")]

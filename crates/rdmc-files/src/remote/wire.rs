@@ -22,6 +22,8 @@ pub(crate) enum Request {
     Get { paths: Vec<EntryPath> },
     /// To put files into a directory of the server; an empty path is the server's own.
     Put { into: EntryPath },
+    /// That the server gets files of the server at `from`, and puts them into a directory of its own.
+    Fetch { from: String, paths: Vec<EntryPath>, into: EntryPath },
 }
 
 /// What comes with a slab.
@@ -66,6 +68,34 @@ pub(crate) struct Stored {
     pub(crate) bytes: u64,
 }
 
+/// What a server that fetches says to its client: messages of the session.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) enum FetchNews {
+    Listed {
+        files: u64,
+        bytes: u64,
+    },
+    Progress {
+        bytes: u64,
+    },
+    File {
+        path: String,
+        bytes: u64,
+    },
+    Skipped {
+        path: String,
+        reason: String,
+    },
+    /// All is done. Nothing more is said.
+    Done {
+        files: u64,
+        bytes: u64,
+        moved: u64,
+        skipped: u64,
+        resumed: u64,
+    },
+}
+
 impl Opening {
     pub(crate) fn encode(request: Request) -> Vec<u8> {
         let opening = Self { magic: MAGIC, version: VERSION, request };
@@ -87,11 +117,20 @@ impl Opening {
         let paths = match &opening.request {
             Request::Get { paths } => paths.as_slice(),
             Request::Put { into } => std::slice::from_ref(into),
+            Request::Fetch { paths, into, .. } => {
+                check(into)?;
+                paths
+            }
         };
-        for path in paths.iter().filter(|path| !path.0.is_empty()) {
-            path.check().map_err(|flaw| Kind::Request.problem(flaw))?;
-        }
+        paths.iter().try_for_each(check)?;
         Ok(opening.request)
+    }
+}
+
+fn check(path: &EntryPath) -> Result<(), Problem> {
+    match path.0.is_empty() {
+        true => Ok(()),
+        false => path.check().map_err(|flaw| Kind::Request.problem(flaw)),
     }
 }
 
@@ -186,8 +225,17 @@ mod tests {
     fn paths_that_lead_elsewhere_are_refused() {
         let path = |names: &[&str]| EntryPath(names.iter().map(|name| name.as_bytes().to_vec()).collect());
         for names in [&["..", "etc"][..], &["a", ".."], &["/etc"], &["."]] {
-            let opening = Opening::encode(Request::Get { paths: vec![path(names)] });
-            assert!(Opening::decode(&opening).is_err(), "{names:?}");
+            let from = "host:1".to_owned();
+            let fetch = |paths: Vec<EntryPath>, into| Request::Fetch { from: from.clone(), paths, into };
+            let requests = [
+                Request::Get { paths: vec![path(names)] },
+                Request::Put { into: path(names) },
+                fetch(vec![path(&[]), path(names)], path(&[])),
+                fetch(Vec::new(), path(names)),
+            ];
+            for request in requests {
+                assert!(Opening::decode(&Opening::encode(request)).is_err(), "{names:?}");
+            }
         }
         let opening = Opening::encode(Request::Get { paths: vec![path(&[]), path(&["a", "b"])] });
         assert!(Opening::decode(&opening).is_ok());
