@@ -180,6 +180,8 @@ fn remedy(failure: &InviteFailure, wording: &Wording) -> Option<String> {
         InviteFailure::Unreachable(error) if error.kind() == ErrorKind::ConnectionRefused => {
             Some(wording.not_listening.to_owned())
         }
+        // Another program may listen there, or it is about to end.
+        InviteFailure::Closed(_) => Some(wording.not_listening.to_owned()),
         InviteFailure::OtherFabrics { offers, asked } => {
             let encrypts = |names: &[String]| names.iter().any(|name| name.ends_with("+tls"));
             if encrypts(offers) != encrypts(asked) {

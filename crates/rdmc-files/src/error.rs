@@ -230,8 +230,8 @@ impl<E: std::error::Error + 'static> From<E> for Problem {
         let error: &(dyn std::error::Error + 'static) = &error;
         // Of a session that has begun.
         let (kind, again) = match error.downcast_ref() {
-            Some(SessionError::Lost { .. }) => (Kind::Partial, true),
-            Some(SessionError::NotResumed { .. } | SessionError::Aborted { .. }) => (Kind::Partial, false),
+            Some(SessionError::Lost { .. } | SessionError::NotResumed { .. }) => (Kind::Partial, true),
+            Some(SessionError::Aborted { .. }) => (Kind::Partial, false),
             Some(SessionError::Corrupt { .. }) => (Kind::Integrity, false),
             _ => (Kind::Local, false),
         };

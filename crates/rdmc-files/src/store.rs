@@ -54,12 +54,16 @@ pub(crate) struct Store {
 }
 
 impl Store {
+    /// Says that a directory cannot be opened.
+    pub(crate) fn unusable(path: &Path, error: &io::Error) -> Problem {
+        let remedy = if error.kind() == io::ErrorKind::NotFound { "; create it first" } else { "" };
+        Problem::local(format!("the directory {} cannot be used: {error}{remedy}", path.display()))
+    }
+
     /// Opens the directory. It must exist, and this user must be allowed to put files into it.
     pub(crate) fn open(path: &Path, wording: Wording) -> Result<Self, Problem> {
-        let dir = Dir::open_ambient_dir(path, ambient_authority()).map_err(|error| {
-            let remedy = if error.kind() == io::ErrorKind::NotFound { "; create it first" } else { "" };
-            Problem::local(format!("the directory {} cannot be used: {error}{remedy}", path.display()))
-        })?;
+        let dir = Dir::open_ambient_dir(path, ambient_authority());
+        let dir = dir.map_err(|error| Self::unusable(path, &error))?;
         let folds_case = partial::folds_case(&dir);
         match &folds_case {
             Err(error) if !is_full(error) => {

@@ -155,7 +155,7 @@ fn mistakes_are_refused_before_anything_is_sent() {
         (vec!["put", "/no/such/file", "127.0.0.1:1"], "No such file"),
         (vec!["get", "127.0.0.1:1/a", "/no/such/dir"], "create it first"),
         (vec!["get", "127.0.0.1:1/a", into], "cannot reach 127.0.0.1:1"),
-        (vec!["get", &receiver.address, into], "it closed the connection: does something that takes sessions listen?"),
+        (vec!["get", &receiver.address, into], "`rdmc serve` or `rdmc gateway` run there, and nothing else?"),
         (vec!["serve", "/no/such/dir"], "cannot be used"),
         (vec!["serve", into, "--fetch-from", "host"], "--writable"),
         (vec!["serve", into, "--writable", "--fetch-from", "host/path"], "without a path"),

@@ -10,7 +10,7 @@ use super::wire::{
     ITEM_LEN_MAX, ITEMS_LEN_MAX, Item, KNOWN_BLOCK, Note, REASON_LEN_MAX, decode, decode_known, encode, known_len_max,
 };
 use super::{RemoteEvent, Tally, blocking};
-use crate::error::Problem;
+use crate::error::{Kind, Problem};
 use crate::manifest::Entry;
 use crate::source::{SourceFile, SourceTree};
 
@@ -53,7 +53,8 @@ async fn send(
         Note::Known { last } => Some(last),
         _ => None,
     });
-    let known = known.await?;
+    // No byte of a file was sent before.
+    let known = known.await.map_err(|problem| problem.of_kind(Kind::Refused))?;
     let mut reader = blocking(move || Ok(Reader::new(&source, decode_known(&known, &source.manifest)?))).await?;
     while !reader.is_at_end() {
         let mut slab = sender.slab().await?;

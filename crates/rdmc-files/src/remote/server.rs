@@ -63,9 +63,12 @@ impl RemoteServerBuilder {
     /// The directory cannot be used, or the address cannot be listened at.
     pub async fn bind(self, address: &str) -> Result<RemoteServer, TransferError> {
         let dir = self.dir.canonicalize();
-        let root = dir.with_context(|| format!("the directory {} cannot be used", self.dir.display()))?;
+        let root = dir.map_err(|error| Store::unusable(&self.dir, &error))?;
         let confined = Dir::open_ambient_dir(&root, ambient_authority());
         let confined = confined.with_context(|| format!("the directory {} cannot be used", root.display()))?;
+        if self.writable {
+            Store::open(&root, Wording::default())?;
+        }
         let listening = SessionListener::bind(self.settings.fabric(), address, self.settings.session()).await;
         let listener = listening.map_err(|error| cannot_listen(address, &error, "server"))?;
         let Self { writable, fetches_from, settings, .. } = self;

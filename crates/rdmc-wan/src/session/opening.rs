@@ -287,7 +287,10 @@ pub(super) async fn write_first(stream: &mut Box<dyn ControlStream>, frame: &Fra
 
 /// The other end closed the connection without an answer.
 fn closed() -> io::Error {
-    io::Error::new(io::ErrorKind::UnexpectedEof, "it closed the connection: does something that takes sessions listen?")
+    io::Error::new(
+        io::ErrorKind::UnexpectedEof,
+        "it closed the connection: does `rdmc serve` or `rdmc gateway` run there, and nothing else?",
+    )
 }
 
 /// Joins an error with its causes.
