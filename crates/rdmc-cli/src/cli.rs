@@ -576,7 +576,7 @@ pub(crate) struct CampaignOptions {
 
 /// The exit codes of `rdmc sim`.
 const SIM_EXIT_CODES: &str = "Exit codes: 0 if the scenario was played, even if groups failed, or if no case failed; \
-    1 if it could not be played to its end, or if a case failed; 2 if what is in the file, or the arguments, are wrong";
+    1 if it could not be played to its end, or if a case failed; 2 if the scenario or the arguments are invalid";
 
 fn parse_seeds(text: &str) -> Result<Range<u64>, String> {
     let number = |text: &str| text.parse::<u64>().map_err(|error| format!("{text:?} is not a seed: {error}"));

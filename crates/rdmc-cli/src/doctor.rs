@@ -3,9 +3,10 @@
 use std::fmt;
 use std::fs;
 use std::io::Write;
+use std::time::Duration;
 
 use rdmc_files::fabric::shared_memory;
-use rdmc_files::size::ByteSize;
+use rdmc_files::size::{ByteSize, Rate};
 use rustix::process::{Resource, getrlimit};
 use serde::Serialize;
 
@@ -70,7 +71,7 @@ fn examine() -> Vec<Finding> {
     let mut findings =
         vec![good("fabric mem", "between the members of one process"), good("fabric tcp", "between any hosts"), shm()];
     findings.extend(rdma::examine());
-    findings.extend([huge_pages(), open_files(), send_buffer(), cores()]);
+    findings.extend([huge_pages(), open_files(), tcp_buffers(), long_paths(), cores()]);
     findings
 }
 
@@ -126,11 +127,15 @@ fn open_files() -> Finding {
     }
 }
 
-fn send_buffer() -> Finding {
-    const TOPIC: &str = "TCP buffers";
+/// Returns the largest buffers of a TCP connection in bytes: to send, and to receive.
+fn largest_tcp_buffers() -> Option<(u64, u64)> {
     let largest = |path: &str| fs::read_to_string(path).ok()?.split_whitespace().last()?.parse::<u64>().ok();
-    let (send, receive) = (largest("/proc/sys/net/ipv4/tcp_wmem"), largest("/proc/sys/net/ipv4/tcp_rmem"));
-    let (Some(send), Some(receive)) = (send, receive) else {
+    Some((largest("/proc/sys/net/ipv4/tcp_wmem")?, largest("/proc/sys/net/ipv4/tcp_rmem")?))
+}
+
+fn tcp_buffers() -> Finding {
+    const TOPIC: &str = "TCP buffers";
+    let Some((send, receive)) = largest_tcp_buffers() else {
         return good(TOPIC, "as the system chooses");
     };
     let found = format!("send up to {}, receive up to {}", ByteSize(send), ByteSize(receive));
@@ -139,6 +144,42 @@ fn send_buffer() -> Finding {
         return weak(TOPIC, State::Weak, found, advice);
     }
     good(TOPIC, found)
+}
+
+/// What a session of `rdmc serve`, `get`, `put` or `gateway` meets on a long path.
+fn long_paths() -> Finding {
+    const TOPIC: &str = "long paths";
+    let Some((send, receive)) = largest_tcp_buffers() else {
+        return good(TOPIC, "as the system chooses");
+    };
+    // The kernel counts its own part of a buffer, too: about half.
+    let in_flight = STREAMS * send.min(receive) / 2;
+    let carried = Rate { bytes: in_flight, seconds: FAR.as_secs_f64() };
+    let reach = format!("{STREAMS} connections carry {carried} over {} ms", FAR.as_millis());
+    if let Err(error) = has_bbr() {
+        let advice = "each lost packet slows a connection down for many round trips: modprobe tcp_bbr, and allow it: \
+                      sysctl net.ipv4.tcp_allowed_congestion_control='reno cubic bbr'";
+        return weak(TOPIC, State::Weak, format!("{reach}; no congestion control bbr ({error})"), advice);
+    }
+    let found = format!("{reach}; congestion control bbr");
+    if in_flight < FAR_IN_FLIGHT_MIN {
+        let advice = "for more: sysctl net.ipv4.tcp_rmem='4096 131072 67108864' (and tcp_wmem), or --streams 16";
+        return weak(TOPIC, State::Weak, found, advice);
+    }
+    good(TOPIC, found)
+}
+
+/// Tells whether a connection of this user may have the congestion control that sessions ask for.
+#[cfg(target_os = "linux")]
+fn has_bbr() -> std::io::Result<()> {
+    use rustix::net::{AddressFamily, SocketType, socket, sockopt};
+    let socket = socket(AddressFamily::INET, SocketType::STREAM, None)?;
+    Ok(sockopt::set_tcp_congestion(&socket, "bbr")?)
+}
+
+#[cfg(not(target_os = "linux"))]
+fn has_bbr() -> std::io::Result<()> {
+    Err(std::io::ErrorKind::Unsupported.into())
 }
 
 fn cores() -> Finding {
@@ -162,6 +203,12 @@ mod rdma;
 const OPEN_FILES_MIN: u64 = 1024;
 /// Size of TCP buffers in bytes that suffices for a fast local network.
 const TCP_BUFFER_MIN: u64 = 4 << 20;
+/// TCP connections of a session, by default.
+const STREAMS: u64 = 4;
+/// The round trip of a long path.
+const FAR: Duration = Duration::from_millis(100);
+/// Bytes in flight that suffice for 1 Gbit/s there.
+const FAR_IN_FLIGHT_MIN: u64 = 1_000_000_000 / 8 / 10;
 
 #[cfg(test)]
 mod tests {

@@ -72,9 +72,10 @@ impl PathOptions {
 pub(crate) struct GetOptions {
     /// Files and directories of one server, and at last the directory for them, which must exist. HOST alone is all
     /// that it serves. The port is 7471 unless given
-    #[arg(num_args = 2.., required_unless_present = "to", value_names = ["HOST[:PORT]/PATH", "DIR"])]
+    #[arg(num_args = 1.., required_unless_present = "to", value_names = ["HOST[:PORT]/PATH", "DIR"])]
     places: Vec<OsString>,
-    /// Copy these files and directories of one server to another one, without coming here; needs --to
+    /// Copy these files and directories of one server to another one; the data does not pass through this host. Needs
+    /// --to. The server is named as in the other one's --fetch-from
     #[arg(long, value_name = "HOST[:PORT]/PATH", num_args = 1.., requires = "to", conflicts_with = "places")]
     from: Vec<String>,
     /// The directory of the server that gets them, which must exist. That server runs with --writable and --fetch-from,
@@ -144,7 +145,10 @@ pub(crate) async fn get(mut options: GetOptions, screen: Screen, stop: Stop) -> 
     settings.overwrite = !options.no_overwrite;
     settings.keep_parts = !options.discard_parts;
     settings.fsync = options.fsync;
-    let dir = options.places.pop().expect("there are two or more");
+    let dir = options.places.pop().filter(|dir| !dir.is_empty() && !options.places.is_empty());
+    let dir = dir.ok_or_else(|| {
+        Exit::Usage.error("name what to get, and at last the directory for it: rdmc get node2/data /here")
+    })?;
     let from = options.places.into_iter().map(|place| {
         place.into_string().map_err(|place| Exit::Usage.error(format!("{} is no UTF-8", place.display())))
     });
@@ -240,7 +244,7 @@ async fn drive(
 }
 
 /// Options of how files are received and stored here.
-const TO_ITSELF: [&str; 4] = ["rate", "no_overwrite", "discard_parts", "fsync"];
+const TO_ITSELF: [&str; 6] = ["rate", "streams", "in_flight", "no_overwrite", "discard_parts", "fsync"];
 /// How long the last word to the other end may take.
 const LAST_WORD: Duration = Duration::from_millis(200);
 

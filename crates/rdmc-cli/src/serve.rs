@@ -36,8 +36,8 @@ pub(crate) struct ServeOptions {
     /// Let clients put files into the directory; by default they only get files
     #[arg(long, env = "RDMC_WRITABLE", value_parser = Switch)]
     writable: bool,
-    /// Servers from which a client may have this one fetch files (`rdmc get --to`); needs --writable. The port is 7471
-    /// unless given
+    /// Servers from which a client may have this one fetch files (`rdmc get --to`); needs --writable. So clients can read
+    /// there what this server may. The port is 7471 unless given
     #[arg(
         long,
         env = "RDMC_FETCH_FROM",
@@ -102,7 +102,11 @@ pub(crate) async fn run(options: ServeOptions, stop: Stop) -> anyhow::Result<()>
     let dir = printable(&options.dir.to_string_lossy());
     let address = server.local_address().to_owned();
     if !options.security.is_given() && !address::is_loopback(&address) {
-        let what = if options.writable { "read what is served, and put files here" } else { "read what is served" };
+        let what = match (options.writable, options.fetch_from.is_empty()) {
+            (false, _) => "read what is served",
+            (true, true) => "read what is served, and put files here",
+            (true, false) => "read what is served, put files here, and fetch from the servers that you named",
+        };
         let warning = format!("anybody who reaches {address} can {what}: --key keeps others out");
         say(options.output, &ServeEvent::Warning { message: &warning });
     }

@@ -75,6 +75,7 @@ impl FailedPeer {
     pub(crate) fn new(failed: &FailedMember, address: Option<String>) -> Self {
         let message = match &failed.cause {
             FailureCause::Refused { reason } => refusal(reason),
+            cause @ FailureCause::Unresponsive { .. } => format!("{cause} (a longer detection time tolerates more)"),
             cause => cause.to_string(),
         };
         Self { node: failed.node.0, address, cause: PeerFailure::of(&failed.cause), message: printable(&message) }

@@ -7,7 +7,9 @@ use rdmc_wan::{SlabReceiver, SlabSender};
 use twox_hash::xxhash3_128;
 
 use super::producer::{receive_parts, send_parts};
-use super::wire::{Item, KNOWN_BLOCK, KnownFile, Note, decode, encode_known, known_file_len_max, known_len_max};
+use super::wire::{
+    Item, KNOWN_BLOCK, KnownFile, Note, REASON_LEN_MAX, decode, encode_known, known_file_len_max, known_len_max,
+};
 use super::{RemoteEvent, RemoteEvents, Tally, blocking};
 use crate::error::{Context, Kind, Problem};
 use crate::manifest::{self, Entry, Manifest};
@@ -162,6 +164,9 @@ impl Files {
                     tally.file(&entry.path, size);
                 }
                 Item::Failed { file, reason } => {
+                    if reason.len() > REASON_LEN_MAX {
+                        return Err(broken());
+                    }
                     self.present(file)?;
                     if let Some(present) = self.present.take() {
                         present.incoming.discard();

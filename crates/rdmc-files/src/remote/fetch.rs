@@ -3,10 +3,14 @@
 //! The server that stores the files gets them from the other one, as a client of it. It tells its own client about the
 //! transfer by messages.
 
-use std::time::{Duration, Instant};
+use std::collections::VecDeque;
+use std::pin::pin;
+use std::time::Duration;
 
+use futures::FutureExt;
 use rdmc_wan::{Session, SessionError, SessionHandle};
 use tokio::sync::mpsc;
+use tokio::time::Instant;
 
 use super::client::{conclude, get_into, open};
 use super::wire::{FetchNews, Request, decode, encode};
@@ -32,28 +36,27 @@ pub fn copy(from: &str, paths: Vec<EntryPath>, to: &RemoteLocation, settings: Re
     let work = async move {
         let request = Request::Fetch { from, paths, into: to.path };
         let Session { sender, mut receiver, handle, .. } = open(&to.address, &settings, request).await?;
-        let (mut tally, mut listed) = (Tally::new(events), false);
+        let (mut tally, mut begun) = (Tally::new(events), false);
         let told = async {
             // This end has no files.
             sender.finish().await?;
-            loop {
-                match decode(&handle.next_message().await?)? {
-                    FetchNews::Done { files, bytes, moved, skipped, resumed } => {
-                        tally.outcome = RemoteOutcome { files, bytes, moved, skipped, resumed };
-                        break;
-                    }
-                    FetchNews::Listed { files, bytes } => {
-                        listed = true;
-                        tally.events.say(RemoteEvent::Listed { files, bytes });
-                    }
-                    FetchNews::Progress { bytes } => tally.events.say(RemoteEvent::Progress { bytes }),
-                    FetchNews::File { path, bytes } => {
-                        tally.events.say(RemoteEvent::File { path: printable(&path), bytes });
-                    }
-                    FetchNews::Skipped { path, reason } => {
-                        let (path, reason) = (printable(&path), printable(&reason));
-                        tally.events.say(RemoteEvent::Skipped { path, reason });
-                    }
+            'told: loop {
+                let news: Vec<FetchNews> = decode(&handle.next_message().await?)?;
+                for news in news {
+                    begun |= matches!(news, FetchNews::Progress { .. } | FetchNews::File { .. });
+                    let event = match news {
+                        FetchNews::Listed { files, bytes } => RemoteEvent::Listed { files, bytes },
+                        FetchNews::Progress { bytes } => RemoteEvent::Progress { bytes },
+                        FetchNews::File { path, bytes } => RemoteEvent::File { path: printable(&path), bytes },
+                        FetchNews::Skipped { path, reason } => {
+                            RemoteEvent::Skipped { path: printable(&path), reason: printable(&reason) }
+                        }
+                        FetchNews::Done { files, bytes, moved, skipped, resumed } => {
+                            tally.outcome = RemoteOutcome { files, bytes, moved, skipped, resumed };
+                            break 'told;
+                        }
+                    };
+                    tally.events.say(event);
                 }
             }
             match receiver.next().await? {
@@ -62,8 +65,9 @@ pub fn copy(from: &str, paths: Vec<EntryPath>, to: &RemoteLocation, settings: Re
             }
         };
         let told = told.await;
-        // Nothing was copied before.
-        let told = told.map_err(|problem| if listed { problem } else { problem.of_kind(Kind::Refused) });
+        // A server that was lost instead may go on for a while.
+        let refused = !begun && matches!(handle.ended().now_or_never(), Some(Err(SessionError::Aborted { .. })));
+        let told = told.map_err(|problem| if refused { problem.of_kind(Kind::Refused) } else { problem });
         conclude(&handle, told, tally).await
     };
     RemoteTransfer::new(work, queue)
@@ -81,7 +85,6 @@ impl Fetch {
     /// Does it for the client of a session.
     pub(super) async fn with(self, client: Session) -> (Result<(), Problem>, Tally) {
         let Session { sender, mut receiver, handle, .. } = client;
-        // Nobody reads what the server's own tally says.
         let mut tally = Tally::new(RemoteEvents::new().0);
         let gone = async {
             // The client's direction has nothing but its end.
@@ -95,59 +98,188 @@ impl Fetch {
                 Err(error) => error.into(),
             }
         };
-        let done = async {
-            let (events, queue) = RemoteEvents::new();
-            let Self { from, paths, store, settings } = self;
-            let fetching = get_into(store, &from, paths, &settings, Tally::new(events));
-            let (fetched, told) = tokio::join!(fetching, tell(queue, &handle));
-            // Before the sender is dropped, which would give another reason.
-            let fetched = fetched.map_err(|problem| match problem.kind {
-                // It names the server.
-                Kind::Refused => problem,
-                _ => problem.context(from),
-            });
-            let outcome = fetched.inspect_err(|problem| handle.abort(&problem.reason()))?;
-            told?;
-            let RemoteOutcome { files, bytes, moved, skipped, resumed } = outcome;
-            handle.send_message(encode(&FetchNews::Done { files, bytes, moved, skipped, resumed })).await?;
-            sender.finish().await?;
-            Ok(outcome)
-        };
         let done = tokio::select! {
             biased;
             // A client that has gone wants no copy.
             problem = gone => Err(problem),
-            done = done => done,
+            fetched = self.fetch_and_tell(&handle) => fetched,
         };
-        (done.map(|outcome| tally.outcome = outcome), tally)
+        let done = async {
+            // Before the sender is dropped, which would give another reason.
+            let outcome = done.inspect_err(|problem| handle.abort(&problem.reason()))?;
+            let RemoteOutcome { files, bytes, moved, skipped, resumed } = outcome;
+            let done = FetchNews::Done { files, bytes, moved, skipped, resumed };
+            handle.send_message(encode(&vec![done])).await?;
+            sender.finish().await?;
+            Ok(outcome)
+        };
+        (done.await.map(|outcome| tally.outcome = outcome), tally)
+    }
+
+    /// Gets the files, and meanwhile tells the client about them.
+    async fn fetch_and_tell(self, client: &SessionHandle) -> Result<RemoteOutcome, Problem> {
+        let (events, queue) = RemoteEvents::new();
+        let Self { from, paths, store, settings } = self;
+        let mut fetching = pin!(get_into(store, &from, paths, &settings, Tally::new(events)));
+        let mut telling = pin!(tell(queue, client));
+        let mut all_told = false;
+        let fetched = loop {
+            tokio::select! {
+                fetched = &mut fetching => break fetched,
+                told = &mut telling, if !all_told => {
+                    told?;
+                    all_told = true;
+                }
+            }
+        };
+        let outcome = fetched.map_err(|problem| match problem.kind {
+            // It names the server.
+            Kind::Refused => problem,
+            _ => problem.context(format_args!("while fetching from {from}")),
+        })?;
+        if !all_told {
+            telling.await?;
+        }
+        Ok(outcome)
     }
 }
 
-/// Tells the client what happens, until nothing more does.
-async fn tell(mut events: mpsc::UnboundedReceiver<RemoteEvent>, client: &SessionHandle) -> Result<(), SessionError> {
-    let (mut untold, mut told_at) = (None, None);
-    while let Some(event) = events.recv().await {
-        let news = match event {
-            // A later one says more.
-            RemoteEvent::Progress { bytes } if told_at.is_some_and(|at: Instant| at.elapsed() < PROGRESS_EVERY) => {
-                untold = Some(bytes);
-                continue;
+/// Tells the client what happens, until nothing more does: several times a second at most, in long messages.
+async fn tell(mut events: mpsc::UnboundedReceiver<RemoteEvent>, client: &SessionHandle) -> Result<(), Problem> {
+    let (mut untold, mut open, mut told_at) = (Untold::default(), true, Instant::now());
+    while open || !untold.is_empty() {
+        let due = !untold.is_empty();
+        tokio::select! {
+            event = events.recv(), if open => match event {
+                Some(event) => untold.push(event)?,
+                None => open = false,
+            },
+            () = tokio::time::sleep_until(told_at + TOLD_EVERY), if due && open => {}
+            else => {}
+        }
+        if untold.is_empty() || (open && told_at.elapsed() < TOLD_EVERY) {
+            continue;
+        }
+        let mut telling = pin!(client.send_message(encode(&untold.take())));
+        loop {
+            tokio::select! {
+                told = &mut telling => break told?,
+                event = events.recv(), if open => match event {
+                    Some(event) => untold.push(event)?,
+                    None => open = false,
+                },
             }
+        }
+        told_at = Instant::now();
+    }
+    Ok(())
+}
+
+/// What the client has not heard.
+#[derive(Default)]
+struct Untold {
+    news: VecDeque<FetchNews>,
+    /// Bytes of their texts.
+    len: usize,
+    /// The latest progress.
+    progress: Option<u64>,
+}
+
+impl Untold {
+    fn is_empty(&self) -> bool {
+        self.news.is_empty() && self.progress.is_none()
+    }
+
+    fn push(&mut self, event: RemoteEvent) -> Result<(), Problem> {
+        let news = match event {
             RemoteEvent::Progress { bytes } => {
-                (untold, told_at) = (None, Some(Instant::now()));
-                FetchNews::Progress { bytes }
+                // It says more than those before.
+                self.progress = Some(bytes);
+                return Ok(());
             }
             RemoteEvent::Listed { files, bytes } => FetchNews::Listed { files, bytes },
             RemoteEvent::File { path, bytes } => FetchNews::File { path, bytes },
             RemoteEvent::Skipped { path, reason } => FetchNews::Skipped { path, reason },
         };
-        client.send_message(encode(&news)).await?;
+        self.len += len(&news);
+        self.news.push_back(news);
+        match self.len > UNTOLD_MAX {
+            true => Err(Problem::local("the client does not listen to what is copied")),
+            false => Ok(()),
+        }
     }
-    match untold {
-        Some(bytes) => client.send_message(encode(&FetchNews::Progress { bytes })).await,
-        None => Ok(()),
+
+    /// Takes as much as fits into one message.
+    fn take(&mut self) -> Vec<FetchNews> {
+        let (mut taken, mut taken_len) = (Vec::new(), 0);
+        while let Some(next) = self.news.front()
+            && (taken.is_empty() || taken_len + len(next) <= TOLD_AT_ONCE)
+        {
+            taken_len += len(next);
+            taken.extend(self.news.pop_front());
+        }
+        self.len -= taken_len;
+        if self.news.is_empty() {
+            taken.extend(self.progress.take().map(|bytes| FetchNews::Progress { bytes }));
+        }
+        taken
     }
 }
 
-/// How often the client hears how far a copy is.
-const PROGRESS_EVERY: Duration = Duration::from_millis(100);
+/// Returns the bytes that news take in a message, at most.
+fn len(news: &FetchNews) -> usize {
+    NUMBERS_LEN
+        + match news {
+            FetchNews::File { path, .. } => path.len(),
+            FetchNews::Skipped { path, reason } => path.len() + reason.len(),
+            FetchNews::Listed { .. } | FetchNews::Progress { .. } | FetchNews::Done { .. } => 0,
+        }
+}
+
+/// How often the client is told at most, unless there is more than fits into a message.
+const TOLD_EVERY: Duration = Duration::from_millis(100);
+/// Bytes of news in one message. A path has at most 18 KiB, and a reason 6 KiB, with every byte escaped.
+const TOLD_AT_ONCE: usize = 32 << 10;
+/// Bytes of news that may wait for the client. Then the copy fails.
+const UNTOLD_MAX: usize = 64 << 20;
+/// Bytes of the numbers of news, at most.
+const NUMBERS_LEN: usize = 64;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn news_are_told_in_messages_that_are_not_too_long() {
+        let mut untold = Untold::default();
+        let path = "\\u{1}".repeat(3072);
+        for bytes in 0..100 {
+            untold.push(RemoteEvent::Progress { bytes }).unwrap();
+            let event = match bytes % 2 {
+                0 => RemoteEvent::File { path: path.clone(), bytes: u64::MAX },
+                _ => RemoteEvent::Skipped { path: "short".into(), reason: "r".repeat(6 << 10) },
+            };
+            untold.push(event).unwrap();
+        }
+        let (mut told, mut messages) = (0, 0);
+        while !untold.is_empty() {
+            let taken = untold.take();
+            assert!(encode(&taken).len() <= 64 << 10);
+            // The latest progress comes last, and no other.
+            let progress = taken.iter().filter(|news| matches!(news, FetchNews::Progress { .. })).count();
+            assert_eq!(progress, usize::from(untold.is_empty()));
+            told += taken.len() - progress;
+            messages += 1;
+        }
+        assert_eq!((told, untold.len), (100, 0));
+        assert!(messages <= 51, "{messages}");
+    }
+
+    #[test]
+    fn who_does_not_listen_ends_the_copy() {
+        let mut untold = Untold::default();
+        let file = || RemoteEvent::File { path: "f".repeat(1000), bytes: 1 };
+        let refused = (0..).find(|_| untold.push(file()).is_err()).unwrap();
+        assert!((60_000..70_000).contains(&refused), "{refused}");
+    }
+}

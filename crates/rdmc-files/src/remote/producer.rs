@@ -48,13 +48,15 @@ async fn send(
         Ok((source, listed))
     })
     .await?;
-    send_parts(sender, &listed, |last| Note::Manifest { last }).await?;
+    // If the consumer ends the session before its list, no byte of a file was sent.
+    let refused =
+        |problem: Problem| if problem.kind == Kind::Partial { problem.of_kind(Kind::Refused) } else { problem };
+    send_parts(sender, &listed, |last| Note::Manifest { last }).await.map_err(refused)?;
     let known = receive_parts(receiver, known_len_max(&source.manifest), |note| match note {
         Note::Known { last } => Some(last),
         _ => None,
     });
-    // No byte of a file was sent before.
-    let known = known.await.map_err(|problem| problem.of_kind(Kind::Refused))?;
+    let known = known.await.map_err(refused)?;
     let mut reader = blocking(move || Ok(Reader::new(&source, decode_known(&known, &source.manifest)?))).await?;
     while !reader.is_at_end() {
         let mut slab = sender.slab().await?;

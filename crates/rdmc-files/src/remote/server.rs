@@ -78,7 +78,7 @@ impl RemoteServerBuilder {
     }
 }
 
-/// Serves a directory to clients: see [`get`](super::get) and [`put`](super::put).
+/// Serves a directory to clients: see [`get`](super::get), [`put`](super::put) and [`copy`](super::copy).
 ///
 /// Nothing outside the directory is read or written, not even through a symbolic link. At most 64 transfers run at
 /// once; more are refused.

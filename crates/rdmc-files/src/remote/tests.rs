@@ -303,7 +303,9 @@ async fn a_server_that_fails_to_store_says_why() {
     let from = tempfile::tempdir().unwrap();
     write(from.path(), "model", b"weights");
     let putting = put(&served.address, vec![from.path().join("model")], EntryPath(Vec::new()), Default::default());
-    let text = refused(putting.finish().await);
+    let problem = putting.finish().await.unwrap_err();
+    let text = problem.to_string();
+    assert!(matches!(problem, TransferError::Refused { .. }), "{problem:?}");
     assert!(text.contains("model") && !text.contains("sender"), "{text}");
 }
 
@@ -351,6 +353,48 @@ async fn a_server_cannot_choose_what_is_written() {
     let (got, ()) = tokio::join!(getting, serving);
     assert!(got.unwrap_err().to_string().contains("sends .bashrc, which was not asked for"));
     assert!(tree(into.path()).is_empty());
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_server_cannot_give_endless_reasons() {
+    let settings = RemoteSettings::default();
+    let listener = rdmc_wan::SessionListener::bind(settings.fabric(), "127.0.0.1:0", settings.session()).await.unwrap();
+    let address = listener.local_address().to_owned();
+    let serving = async {
+        let session = listener.accept().await.accept(Vec::new()).await.unwrap();
+        let rdmc_wan::Session { mut sender, mut receiver, .. } = session;
+        let listed = crate::manifest::Manifest::of_sizes(&[5]).0.encode();
+        producer::send_parts(&mut sender, &listed, |last| wire::Note::Manifest { last }).await.unwrap();
+        let known = producer::receive_parts(&mut receiver, 1 << 20, |note| match note {
+            wire::Note::Known { last } => Some(last),
+            _ => None,
+        });
+        known.await.unwrap();
+        let failed = wire::Item::Failed { file: 0, reason: "\u{1}".repeat(60 << 10) };
+        let slab = sender.slab().await.unwrap();
+        sender.send(slab, 0, wire::encode(&wire::Note::Items(vec![failed]))).await.unwrap();
+        while let Ok(Some(_)) = receiver.next().await {}
+    };
+    let into = tempfile::tempdir().unwrap();
+    let getting = get(&address, vec![EntryPath(Vec::new())], into.path(), RemoteSettings::default()).finish();
+    let (got, ()) = tokio::join!(getting, serving);
+    let text = refused(got);
+    assert!(text.len() < 1000 && text.contains("the other end sends files"), "{text}");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn what_the_fetching_server_cannot_store_is_said_of_it() {
+    let from = Served::new(false).await;
+    from.write("model", b"weights");
+    let to = Served::that(|server| server.writable(true).fetches_from(vec![from.address.clone()])).await;
+    // A directory stands where a file is to be.
+    to.write("model/there", b"");
+    let location = RemoteLocation::parse(&to.address, 1).unwrap();
+    let copying = copy(&from.address, vec![EntryPath(Vec::new())], &location, RemoteSettings::default());
+    let problem = copying.finish().await.unwrap_err();
+    assert!(matches!(problem, TransferError::Refused { .. }), "{problem:?}");
+    let text = problem.to_string();
+    assert!(text.contains(&format!("while fetching from {}", from.address)) && text.contains("model"), "{text}");
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -68,7 +68,7 @@ pub(crate) struct Stored {
     pub(crate) bytes: u64,
 }
 
-/// What a server that fetches says to its client: messages of the session.
+/// What a server that fetches says to its client. A message of the session has a list of these.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) enum FetchNews {
     Listed {

@@ -289,7 +289,7 @@ pub(super) async fn write_first(stream: &mut Box<dyn ControlStream>, frame: &Fra
 fn closed() -> io::Error {
     io::Error::new(
         io::ErrorKind::UnexpectedEof,
-        "it closed the connection: does `rdmc serve` or `rdmc gateway` run there, and nothing else?",
+        "it closed the connection: does `rdmc serve` or `rdmc gateway` listen at that port?",
     )
 }
 

@@ -170,12 +170,15 @@ impl State {
     /// Returns the frames that the other end is to get, in order.
     pub(crate) fn take_frames(&mut self) -> Vec<Frame> {
         let mut frames = Vec::new();
+        if let Some(reason) = self.abort.take() {
+            // What was said before still counts. That slabs are not wanted any more follows from the reason.
+            self.messages.take_frames(&mut frames);
+            frames.push(Frame::Abort { reason });
+            return frames;
+        }
         self.outgoing.take_frames(&mut frames);
         self.incoming.take_frames(&mut frames);
         self.messages.take_frames(&mut frames);
-        if let Some(reason) = self.abort.take() {
-            frames.push(Frame::Abort { reason });
-        }
         if self.is_complete() && !self.goodbye_told {
             self.goodbye_told = true;
             frames.push(Frame::Goodbye);
@@ -474,6 +477,16 @@ mod tests {
     fn announced(number: u64, len: u32, place: Place, note: usize) -> Result<(), Violation> {
         let slab = SlabFrame { number, len, check: 0, place, note: vec![0; note] };
         State::default().apply(Frame::Slab(slab))
+    }
+
+    #[test]
+    fn the_reason_of_an_end_comes_before_all_that_follows_from_it() {
+        let mut state = State::default();
+        state.messages.push(&mut Some(b"said before".to_vec()));
+        state.abort("no room");
+        state.incoming.stop();
+        let frames = state.take_frames();
+        assert!(matches!(&frames[..], [Frame::Message { .. }, Frame::Abort { .. }]), "{frames:?}");
     }
 
     #[test]
