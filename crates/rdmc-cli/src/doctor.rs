@@ -153,9 +153,10 @@ fn long_paths() -> Finding {
         return good(TOPIC, "as the system chooses");
     };
     // The kernel counts its own part of a buffer, too: about half.
-    let in_flight = STREAMS * send.min(receive) / 2;
+    let streams = rdmc_wan::SessionConfig::STREAMS_OF_TCP;
+    let in_flight = u64::from(streams) * send.min(receive) / 2;
     let carried = Rate { bytes: in_flight, seconds: FAR.as_secs_f64() };
-    let reach = format!("{STREAMS} connections carry {carried} over {} ms", FAR.as_millis());
+    let reach = format!("{streams} connections carry {carried} over {} ms", FAR.as_millis());
     if let Err(error) = has_bbr() {
         let advice = "each lost packet slows a connection down for many round trips: modprobe tcp_bbr, and allow it: \
                       sysctl net.ipv4.tcp_allowed_congestion_control='reno cubic bbr'";
@@ -173,8 +174,9 @@ fn long_paths() -> Finding {
 #[cfg(target_os = "linux")]
 fn has_bbr() -> std::io::Result<()> {
     use rustix::net::{AddressFamily, SocketType, socket, sockopt};
+    let Some(name) = rdmc_wan::tcp_config().congestion_control else { return Ok(()) };
     let socket = socket(AddressFamily::INET, SocketType::STREAM, None)?;
-    Ok(sockopt::set_tcp_congestion(&socket, "bbr")?)
+    Ok(sockopt::set_tcp_congestion(&socket, name)?)
 }
 
 #[cfg(not(target_os = "linux"))]
@@ -203,8 +205,6 @@ mod rdma;
 const OPEN_FILES_MIN: u64 = 1024;
 /// Size of TCP buffers in bytes that suffices for a fast local network.
 const TCP_BUFFER_MIN: u64 = 4 << 20;
-/// TCP connections of a session, by default.
-const STREAMS: u64 = 4;
 /// The round trip of a long path.
 const FAR: Duration = Duration::from_millis(100);
 /// Bytes in flight that suffice for 1 Gbit/s there.

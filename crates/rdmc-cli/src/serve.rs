@@ -36,8 +36,8 @@ pub(crate) struct ServeOptions {
     /// Let clients put files into the directory; by default they only get files
     #[arg(long, env = "RDMC_WRITABLE", value_parser = Switch)]
     writable: bool,
-    /// Servers from which a client may have this one fetch files (`rdmc get --to`); needs --writable. So clients can read
-    /// there what this server may. The port is 7471 unless given
+    /// Servers from which a client may have this one fetch files (`rdmc get --to`); needs --writable. So clients can
+    /// read there what this server may. The port is 7471 unless given
     #[arg(
         long,
         env = "RDMC_FETCH_FROM",

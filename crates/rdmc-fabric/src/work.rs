@@ -534,10 +534,7 @@ impl Future for NearlyDone {
     type Output = ();
 
     fn poll(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<()> {
-        if self.is_reached() {
-            return Poll::Ready(());
-        }
-        let Some(slot) = &self.0 else { return Poll::Ready(()) };
+        let Some(slot) = self.0.as_ref().filter(|slot| !slot.is_near()) else { return Poll::Ready(()) };
         let mut state = slot.lock();
         note_waker(&mut state.near_waker, cx);
         // Marking comes before the waker is taken.

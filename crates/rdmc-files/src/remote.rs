@@ -171,6 +171,11 @@ impl Tally {
         Self { events, outcome: RemoteOutcome::default(), done_bytes: 0 }
     }
 
+    /// Counts without telling anybody.
+    fn unheard() -> Self {
+        Self::new(RemoteEvents::new().0)
+    }
+
     fn moved(&mut self, bytes: u64) {
         self.outcome.moved += bytes;
         self.had(bytes);

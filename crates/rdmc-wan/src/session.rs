@@ -85,6 +85,8 @@ impl SessionConfig {
     pub const SLAB_LEN_MAX: usize = 1 << 30;
     /// Most queue pairs of a data channel.
     pub const STREAMS_MAX: u16 = 64;
+    /// Queue pairs of a data channel over TCP, by default.
+    pub const STREAMS_OF_TCP: u16 = 4;
 
     fn check(&self) -> Result<(), OpenError> {
         if !(Self::SLAB_LEN_MIN..=Self::SLAB_LEN_MAX).contains(&self.slab_len) {

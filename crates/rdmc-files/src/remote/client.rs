@@ -7,7 +7,7 @@ use std::task::{Context as TaskContext, Poll};
 
 use futures::Stream;
 use futures::future::BoxFuture;
-use rdmc_wan::{OpenError, Session};
+use rdmc_wan::{OpenError, Session, SlabReceiver};
 use tokio::sync::mpsc;
 
 use super::consumer::consume;
@@ -172,11 +172,8 @@ pub fn put(address: &str, files: Vec<PathBuf>, into: EntryPath, settings: Remote
         let sent = async {
             produce(source, sender, &mut receiver, &handle, &mut tally).await?;
             let Stored { files, .. } = decode(&handle.next_message().await?)?;
-            // Its direction ends with that.
-            match receiver.next().await? {
-                None => Ok(files),
-                Some(_) => Err(Problem::local("the server sends files, although it is to store them")),
-            }
+            no_files_come(&mut receiver).await?;
+            Ok(files)
         };
         let outcome = match sent.await {
             Ok(files) if files != tally.outcome.files => {
@@ -207,6 +204,14 @@ pub(super) async fn get_into(
         Err(problem) => Err(problem),
     };
     conclude(&handle, outcome, tally).await
+}
+
+/// Waits for the end of the direction of a server that only stores files.
+pub(super) async fn no_files_come(receiver: &mut SlabReceiver) -> Result<(), Problem> {
+    match receiver.next().await? {
+        None => Ok(()),
+        Some(_) => Err(Problem::local("the server sends files, although it is to store them")),
+    }
 }
 
 pub(super) async fn open(address: &str, settings: &RemoteSettings, request: Request) -> Result<Session, Problem> {

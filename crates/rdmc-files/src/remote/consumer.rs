@@ -10,7 +10,7 @@ use super::producer::{receive_parts, send_parts};
 use super::wire::{
     Item, KNOWN_BLOCK, KnownFile, Note, REASON_LEN_MAX, decode, encode_known, known_file_len_max, known_len_max,
 };
-use super::{RemoteEvent, RemoteEvents, Tally, blocking};
+use super::{RemoteEvent, Tally, blocking};
 use crate::error::{Context, Kind, Problem};
 use crate::manifest::{self, Entry, Manifest};
 use crate::store::{IncomingFile, Store};
@@ -48,7 +48,7 @@ pub(super) async fn consume(
         (files, tally, outcome) = match stored.await {
             Ok(stored) => stored,
             // The runtime ends.
-            Err(problem) => return (Err(problem), Tally::new(RemoteEvents::new().0)),
+            Err(problem) => return (Err(problem), Tally::unheard()),
         };
         if let Err(problem) = outcome {
             return (Err(problem), tally);

@@ -10,9 +10,8 @@ use std::time::Duration;
 use futures::FutureExt;
 use rdmc_wan::{Session, SessionError, SessionHandle};
 use tokio::sync::mpsc;
-use tokio::time::Instant;
 
-use super::client::{conclude, get_into, open};
+use super::client::{conclude, get_into, no_files_come, open};
 use super::wire::{FetchNews, Request, decode, encode};
 use super::{RemoteEvent, RemoteEvents, RemoteLocation, RemoteOutcome, RemoteSettings, RemoteTransfer, Tally};
 use crate::error::{Kind, Problem};
@@ -59,10 +58,7 @@ pub fn copy(from: &str, paths: Vec<EntryPath>, to: &RemoteLocation, settings: Re
                     tally.events.say(event);
                 }
             }
-            match receiver.next().await? {
-                None => Ok(()),
-                Some(_) => Err(Problem::local("the server sends files, although it is to store them")),
-            }
+            no_files_come(&mut receiver).await
         };
         let told = told.await;
         // A server that was lost instead may go on for a while.
@@ -85,7 +81,7 @@ impl Fetch {
     /// Does it for the client of a session.
     pub(super) async fn with(self, client: Session) -> (Result<(), Problem>, Tally) {
         let Session { sender, mut receiver, handle, .. } = client;
-        let mut tally = Tally::new(RemoteEvents::new().0);
+        let mut tally = Tally::unheard();
         let gone = async {
             // The client's direction has nothing but its end.
             match receiver.next().await {
@@ -120,59 +116,49 @@ impl Fetch {
     async fn fetch_and_tell(self, client: &SessionHandle) -> Result<RemoteOutcome, Problem> {
         let (events, queue) = RemoteEvents::new();
         let Self { from, paths, store, settings } = self;
-        let mut fetching = pin!(get_into(store, &from, paths, &settings, Tally::new(events)));
-        let mut telling = pin!(tell(queue, client));
-        let mut all_told = false;
-        let fetched = loop {
-            tokio::select! {
-                fetched = &mut fetching => break fetched,
-                told = &mut telling, if !all_told => {
-                    told?;
-                    all_told = true;
-                }
-            }
+        let fetching = async {
+            let fetched = get_into(store, &from, paths, &settings, Tally::new(events)).await;
+            fetched.map_err(|problem| match problem.kind {
+                // It names the server.
+                Kind::Refused => problem,
+                _ => problem.context(format_args!("while fetching from {from}")),
+            })
         };
-        let outcome = fetched.map_err(|problem| match problem.kind {
-            // It names the server.
-            Kind::Refused => problem,
-            _ => problem.context(format_args!("while fetching from {from}")),
-        })?;
-        if !all_told {
-            telling.await?;
-        }
+        // The client hears of a failure before the rest of the news.
+        let (outcome, ()) = tokio::try_join!(fetching, tell(queue, client))?;
         Ok(outcome)
     }
 }
 
 /// Tells the client what happens, until nothing more does: several times a second at most, in long messages.
 async fn tell(mut events: mpsc::UnboundedReceiver<RemoteEvent>, client: &SessionHandle) -> Result<(), Problem> {
-    let (mut untold, mut open, mut told_at) = (Untold::default(), true, Instant::now());
-    while open || !untold.is_empty() {
-        let due = !untold.is_empty();
-        tokio::select! {
-            event = events.recv(), if open => match event {
-                Some(event) => untold.push(event)?,
-                None => open = false,
-            },
-            () = tokio::time::sleep_until(told_at + TOLD_EVERY), if due && open => {}
-            else => {}
-        }
-        if untold.is_empty() || (open && told_at.elapsed() < TOLD_EVERY) {
-            continue;
-        }
-        let mut telling = pin!(client.send_message(encode(&untold.take())));
-        loop {
+    let mut untold = Untold::default();
+    loop {
+        // For a while, so that one message has the news of many files.
+        let last = match tokio::time::timeout(TOLD_EVERY, untold.gather(&mut events)).await {
+            Ok(gathered) => gathered.map(|()| true)?,
+            Err(_) => false,
+        };
+        while !untold.is_empty() {
+            let mut telling = pin!(client.send_message(encode(&untold.take())));
             tokio::select! {
-                told = &mut telling => break told?,
-                event = events.recv(), if open => match event {
-                    Some(event) => untold.push(event)?,
-                    None => open = false,
-                },
+                biased;
+                told = &mut telling => told?,
+                // Events go on coming while the client does not listen.
+                gathered = untold.gather(&mut events) => {
+                    gathered?;
+                    telling.await?;
+                }
+            }
+            // What fills another message follows at once.
+            if !last && untold.len < TOLD_AT_ONCE {
+                break;
             }
         }
-        told_at = Instant::now();
+        if last {
+            return Ok(());
+        }
     }
-    Ok(())
 }
 
 /// What the client has not heard.
@@ -188,6 +174,14 @@ struct Untold {
 impl Untold {
     fn is_empty(&self) -> bool {
         self.news.is_empty() && self.progress.is_none()
+    }
+
+    /// Takes events until there are no more.
+    async fn gather(&mut self, events: &mut mpsc::UnboundedReceiver<RemoteEvent>) -> Result<(), Problem> {
+        while let Some(event) = events.recv().await {
+            self.push(event)?;
+        }
+        Ok(())
     }
 
     fn push(&mut self, event: RemoteEvent) -> Result<(), Problem> {

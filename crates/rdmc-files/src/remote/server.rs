@@ -16,7 +16,7 @@ use super::consumer::consume;
 use super::fetch::Fetch;
 use super::producer::produce;
 use super::wire::{Opening, Request, Stored, encode};
-use super::{LAST_WORD, RemoteEvents, RemoteOutcome, RemoteSettings, Tally, blocking};
+use super::{LAST_WORD, RemoteOutcome, RemoteSettings, Tally, blocking};
 use crate::error::{Context, Kind, Problem, TransferError, cannot_listen};
 use crate::manifest::EntryPath;
 use crate::partial;
@@ -208,7 +208,7 @@ impl Served {
         };
         let (outcome, tally) = tokio::select! {
             biased;
-            problem = stopped => (Err(problem), Tally::new(RemoteEvents::new().0)),
+            problem = stopped => (Err(problem), Tally::unheard()),
             done = work.with(session) => done,
         };
         match outcome {
@@ -297,34 +297,38 @@ enum Work {
 impl Work {
     /// Does it, over a session.
     async fn with(self, session: Session) -> (Result<(), Problem>, Tally) {
-        if let Self::Fetch(fetch) = self {
-            return fetch.with(session).await;
+        match self {
+            Self::Produce(source) => send(source, session).await,
+            Self::Store(store) => receive(*store, session).await,
+            Self::Fetch(fetch) => fetch.with(session).await,
         }
-        let Session { mut sender, mut receiver, handle, .. } = session;
-        // Nobody reads the events.
-        let mut tally = Tally::new(RemoteEvents::new().0);
-        let store = match self {
-            Self::Produce(source) => {
-                let mut outcome = produce(source, sender, &mut receiver, &handle, &mut tally).await;
-                if outcome.is_ok() {
-                    // The client's direction has nothing more than its end.
-                    outcome = receiver.next().await.map(drop).map_err(Problem::from);
-                }
-                return (outcome, tally);
-            }
-            Self::Store(store) => store,
-            Self::Fetch(_) => unreachable!("it was done above"),
-        };
-        let (outcome, tally) = consume(*store, None, &mut sender, &mut receiver, tally).await;
-        let told = async {
-            // Before the sender is dropped, which would give another reason.
-            outcome.inspect_err(|problem| handle.abort(&problem.reason()))?;
-            let RemoteOutcome { files, bytes, .. } = tally.outcome;
-            handle.send_message(encode(&Stored { files, bytes })).await?;
-            sender.finish().await.map_err(Problem::from)
-        };
-        (told.await, tally)
     }
+}
+
+/// Sends files to a client.
+async fn send(source: SourceTree, session: Session) -> (Result<(), Problem>, Tally) {
+    let Session { sender, mut receiver, handle, .. } = session;
+    let mut tally = Tally::unheard();
+    let mut outcome = produce(source, sender, &mut receiver, &handle, &mut tally).await;
+    if outcome.is_ok() {
+        // The client's direction has nothing more than its end.
+        outcome = receiver.next().await.map(drop).map_err(Problem::from);
+    }
+    (outcome, tally)
+}
+
+/// Stores files of a client.
+async fn receive(store: Store, session: Session) -> (Result<(), Problem>, Tally) {
+    let Session { mut sender, mut receiver, handle, .. } = session;
+    let (outcome, tally) = consume(store, None, &mut sender, &mut receiver, Tally::unheard()).await;
+    let told = async {
+        // Before the sender is dropped, which would give another reason.
+        outcome.inspect_err(|problem| handle.abort(&problem.reason()))?;
+        let RemoteOutcome { files, bytes, .. } = tally.outcome;
+        handle.send_message(encode(&Stored { files, bytes })).await?;
+        sender.finish().await.map_err(Problem::from)
+    };
+    (told.await, tally)
 }
 
 /// Tells the client why nothing happens.

@@ -344,7 +344,7 @@ async fn a_server_cannot_choose_what_is_written() {
         let session = listener.accept().await.accept(Vec::new()).await.unwrap();
         let rdmc_wan::Session { sender, mut receiver, handle, .. } = session;
         let tree = crate::source::SourceTree::find(&[source.path().join(".bashrc")]).unwrap();
-        let mut tally = Tally::new(RemoteEvents::new().0);
+        let mut tally = Tally::unheard();
         producer::produce(tree, sender, &mut receiver, &handle, &mut tally).await.unwrap_err();
     };
     let into = tempfile::tempdir().unwrap();

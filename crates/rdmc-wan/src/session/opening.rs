@@ -122,7 +122,8 @@ impl Opener {
         let mut channels = Vec::new();
         for fabric in fabrics {
             let name = fabric.capabilities().name;
-            let streams = self.config.streams.unwrap_or(if name.starts_with("tcp") { STREAMS_OF_TCP } else { 1 });
+            let streams =
+                self.config.streams.unwrap_or(if name.starts_with("tcp") { SessionConfig::STREAMS_OF_TCP } else { 1 });
             channels.push(Channel::new(&**fabric, streams)?);
         }
         let opened = self.greet(&mut stream, fabrics, &channels, shared).await?;
@@ -306,8 +307,6 @@ fn error_chain(error: &dyn std::error::Error) -> String {
 
 /// How often a session is resumed without progress before it fails.
 const RESUMED_IN_VAIN_MAX: u32 = 8;
-/// Streams of a data channel over TCP.
-const STREAMS_OF_TCP: u16 = 4;
 /// How long an attempt to connect may take.
 pub(super) const HANDSHAKE_LIMIT: Duration = Duration::from_secs(15);
 /// Pauses between attempts.

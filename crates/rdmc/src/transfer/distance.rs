@@ -46,9 +46,10 @@ pub(crate) struct Distance {
     /// looked at with every block.
     bytes_on_the_way: AtomicU64,
     blocks_on_the_way: AtomicU64,
-    /// Bytes of blocks that were counted since the meter was read, and the number of bytes at which it is read again.
+    /// Bytes of blocks that were counted since the meter was read.
     bytes: AtomicU64,
-    read_at_bytes: AtomicU64,
+    /// The number of bytes at which it is read again.
+    metered_bytes: u64,
     meter: Mutex<RateMeter>,
 }
 
@@ -108,6 +109,7 @@ impl Distance {
         &Capabilities { port_rate, tells_near, .. }: &Capabilities,
     ) -> Self {
         let (decider, free_from) = Decider::of(algorithm, members, rank.is_root());
+        let metered_bytes = (BLOCKS_METERED * u64::from(block_size)).max(BYTES_METERED_MIN);
         Self {
             block_size,
             members,
@@ -121,9 +123,9 @@ impl Distance {
             rate: AtomicU64::new(port_rate.unwrap_or(0)),
             bytes_on_the_way: AtomicU64::new(0),
             blocks_on_the_way: AtomicU64::new(0),
-            bytes: AtomicU64::new(0),
-            // The clock starts with the first block.
-            read_at_bytes: AtomicU64::new(0),
+            // The clock starts with the first block, and does not count what came before.
+            bytes: AtomicU64::new(metered_bytes),
+            metered_bytes,
             meter: Mutex::default(),
         }
     }
@@ -198,11 +200,9 @@ impl Distance {
             return;
         }
         let bytes = self.bytes.fetch_add(bytes as u64, Ordering::Relaxed) + bytes as u64;
-        if bytes < self.read_at_bytes.load(Ordering::Relaxed) {
+        if bytes < self.metered_bytes {
             return;
         }
-        let next = (BLOCKS_METERED * u64::from(self.block_size)).max(BYTES_METERED_MIN);
-        self.read_at_bytes.store(next, Ordering::Relaxed);
         let maximum = {
             let mut meter = lock(&self.meter);
             meter.bytes += self.bytes.swap(0, Ordering::Relaxed);
