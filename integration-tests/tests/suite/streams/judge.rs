@@ -129,8 +129,8 @@ impl Fates {
     }
 }
 
-/// A group was closed at all members that came to no harm, if these are a quorum, or has failed with the same failure
-/// at all survivors, which names only members that came to harm.
+/// A group was closed at all members that came to no harm, or has failed with the same failure at all survivors, which
+/// names a member that came to harm. If those that came to no harm are not a quorum, the others may give them up.
 fn ends_agree(members: &[u32], parts: &BTreeMap<u32, Part>, harmed: &BTreeSet<u32>) -> Result<(), String> {
     let told = || parts.iter().map(|(node, part)| format!("\n{node}: {:?}", part.end)).collect::<String>();
     let mut failures = parts.iter().filter_map(|(node, part)| part.survived(*node));
@@ -140,7 +140,6 @@ fn ends_agree(members: &[u32], parts: &BTreeMap<u32, Part>, harmed: &BTreeSet<u3
     }
     let unharmed = || parts.iter().filter(|(node, _)| !harmed.contains(node)).map(|(_, part)| part);
     let closed = parts.values().any(Part::has_closed);
-    // Fewer than a quorum may give the others up, which then go on and close the group.
     let (all, well) = (members.len(), members.iter().filter(|node| !harmed.contains(node)).count());
     let are_quorum = 2 * well > all || 2 * well == all && !harmed.contains(&members[0]);
     if closed && (first.is_some() || are_quorum && !unharmed().all(Part::has_closed)) {
@@ -158,7 +157,7 @@ fn ends_agree(members: &[u32], parts: &BTreeMap<u32, Part>, harmed: &BTreeSet<u3
         return Err(format!("members closed it after {counts:?} messages:{}", told()));
     }
     let blamed = unharmed().filter_map(|part| match &part.end {
-        Some(End::Failed(failure)) if failure.quorum => Some(&failure.named),
+        Some(End::Failed(failure)) if failure.quorum && are_quorum => Some(&failure.named),
         _ => None,
     });
     if let Some(named) = blamed.into_iter().find(|named| !named.iter().any(|node| harmed.contains(node))) {
