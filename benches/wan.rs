@@ -20,7 +20,7 @@ use bytes::Bytes;
 use clap::{Args, Parser, Subcommand};
 use rdmc::TcpFabric;
 use rdmc_benches::{monotonic, object};
-use rdmc_wan::{OpenError, Rate, Session, SessionConfig, SessionListener, SessionRequest};
+use rdmc_wan::{OpenError, Rate, Session, SessionConfig, SessionListener, SessionRequest, SlabVerb};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpSocket, TcpStream};
 
@@ -78,6 +78,9 @@ struct SessionOptions {
     /// KiB of a slab.
     #[arg(long)]
     slab_kib: Option<usize>,
+    /// The server writes slabs; otherwise the end that gets them reads them.
+    #[arg(long)]
+    written: bool,
     /// Most Mbit/s of payload.
     #[arg(long)]
     rate: Option<f64>,
@@ -95,6 +98,7 @@ impl SessionOptions {
         config.streams = self.streams;
         config.ring_len_max = self.ring_mib.map_or(config.ring_len_max, |mib| mib << 20);
         config.slab_len = self.slab_kib.map_or(config.slab_len, |kib| kib << 10);
+        config.receive_by = if self.written { SlabVerb::Write } else { SlabVerb::Read };
         config.rate = self.rate.map(|mbit| {
             #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "a rate of a network")]
             let rate = Rate::bytes_per_second((mbit * 1e6 / 8.0) as u64);

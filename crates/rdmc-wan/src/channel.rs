@@ -3,14 +3,15 @@
 //! Over TCP, several queue pairs are several connections. On a path that loses packets each recovers by itself, and all
 //! together lose less of their rate. Over shared memory and devices one is enough.
 
+use std::collections::VecDeque;
 use std::net::IpAddr;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use rdmc_fabric::{
-    BufferMut, CompletionQueue, ConnectError, Endpoint, Fabric, FabricError, Operation, Peer, QueuePair,
-    QueuePairConfig, RemoteMemory, Role, WorkError,
+    Buffer, BufferMut, CompletionQueue, ConnectError, Endpoint, Fabric, FabricError, Operation, Peer, QueuePair,
+    QueuePairConfig, Received, RemoteMemory, Role, WorkError,
 };
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
@@ -28,10 +29,15 @@ struct Stream {
 }
 
 impl Channel {
-    /// Creates queue pairs that are not yet connected, and the queue of their completions.
-    pub(crate) fn new(fabric: &dyn Fabric, streams: u16) -> Result<(Self, CompletionQueue), FabricError> {
-        let config =
-            QueuePairConfig { send_depth: DEPTH, receive_depth: 1, receiver_not_ready: Duration::from_secs(1) };
+    /// Creates queue pairs that are not yet connected, and the queue of their completions. If `is_written`, the other
+    /// end writes to this one.
+    pub(crate) fn new(
+        fabric: &dyn Fabric,
+        streams: u16,
+        is_written: bool,
+    ) -> Result<(Self, CompletionQueue), FabricError> {
+        let receive_depth = if is_written { DEPTH } else { 1 };
+        let config = QueuePairConfig { send_depth: DEPTH, receive_depth, receiver_not_ready: Duration::from_secs(1) };
         let capabilities = fabric.capabilities();
         let completions = config.requests_max() * u32::from(streams);
         let completions = fabric.create_completion_queue(completions, capabilities.completion_mode)?;
@@ -80,14 +86,37 @@ impl Channel {
     ///
     /// # Cancel safety
     /// A dropped future posts nothing.
-    pub(crate) async fn read(&self, into: BufferMut, from: RemoteMemory) -> UnderWay {
+    pub(crate) async fn read(&self, into: BufferMut, from: RemoteMemory) -> UnderWay<BufferMut> {
+        let (queue_pair, share) = self.idlest(into.len()).await;
+        UnderWay { operation: queue_pair.read(into, from), _share: share }
+    }
+
+    /// Posts a write to the other end's memory, which takes one of the other end's receives; waits only while too many
+    /// requests are posted.
+    ///
+    /// # Cancel safety
+    /// A dropped future posts nothing.
+    pub(crate) async fn write(&self, data: Buffer, to: RemoteMemory, imm: u32) -> UnderWay<()> {
+        let (queue_pair, share) = self.idlest(data.len()).await;
+        UnderWay { operation: queue_pair.write(data, to, Some(imm)), _share: share }
+    }
+
+    /// Posts receives for the other end's writes, as many as it may have posted.
+    pub(crate) fn receive_writes(&self) -> impl Iterator<Item = Receives<'_>> {
+        self.streams.iter().map(|Stream { queue_pair, .. }| {
+            let posted = (0..DEPTH).map(|_| queue_pair.receive(BufferMut::empty())).collect();
+            Receives { queue_pair, posted }
+        })
+    }
+
+    /// Waits for a place for a request of `len` bytes on the stream with the fewest bytes under way.
+    async fn idlest(&self, len: usize) -> (&QueuePair, Share) {
         let idlest = self.streams.iter().min_by_key(|stream| stream.under_way.load(Ordering::Relaxed));
         let stream = idlest.expect("a channel has at least one stream");
         let room = stream.room.clone().acquire_owned().await.expect("nobody closes it");
-        let len = into.len() as u64;
+        let len = len as u64;
         stream.under_way.fetch_add(len, Ordering::Relaxed);
-        let share = Share { under_way: stream.under_way.clone(), len, _room: room };
-        UnderWay { operation: stream.queue_pair.read(into, from), _share: share }
+        (&stream.queue_pair, Share { under_way: stream.under_way.clone(), len, _room: room })
     }
 
     pub(crate) fn close(&self) {
@@ -95,16 +124,33 @@ impl Channel {
     }
 }
 
-/// A read that was posted.
-pub(crate) struct UnderWay {
-    operation: Operation<BufferMut>,
+/// A request that was posted.
+pub(crate) struct UnderWay<T> {
+    operation: Operation<T>,
     _share: Share,
 }
 
-impl UnderWay {
+impl<T> UnderWay<T> {
     /// Waits for its completion.
-    pub(crate) async fn done(self) -> Result<BufferMut, WorkError> {
+    pub(crate) async fn done(self) -> Result<T, WorkError> {
         self.operation.await
+    }
+}
+
+/// The receives of one stream.
+pub(crate) struct Receives<'a> {
+    queue_pair: &'a QueuePair,
+    posted: VecDeque<Operation<Received>>,
+}
+
+impl Receives<'_> {
+    /// Waits for the next write of the other end, and returns its immediate.
+    pub(crate) async fn next(&mut self) -> Result<Option<u32>, WorkError> {
+        let first = self.posted.front_mut().expect("a stream has receives");
+        let received = first.await?;
+        self.posted.pop_front();
+        self.posted.push_back(self.queue_pair.receive(received.buffer));
+        Ok(received.imm)
     }
 }
 

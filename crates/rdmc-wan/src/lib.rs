@@ -30,7 +30,7 @@ mod wire;
 pub use pace::Rate;
 pub use session::{
     OpenError, Session, SessionConfig, SessionError, SessionHandle, SessionListener, SessionRequest, SessionStats,
-    Slab, SlabMut, SlabReceiver, SlabSender, connect,
+    Slab, SlabMut, SlabReceiver, SlabSender, SlabVerb, connect,
 };
 pub use stream::{SlabReader, SlabWriter};
 

@@ -80,11 +80,12 @@ impl SlabRing {
 
     /// Notes that slabs of so many bytes have passed through the ring; a short slab counts as a whole one.
     pub(crate) fn note_passed(&self, bytes: u64, now: Timestamp, round_trip: Duration) {
-        let grew = {
+        let is_over = {
             let mut state = lock(&self.0.state);
             state.size.note_passed(bytes, now, round_trip, self.0.slab_len as u64)
         };
-        if grew {
+        if is_over {
+            // Whoever still waits says so again.
             self.0.changed.send_replace(());
         }
     }
@@ -139,7 +140,7 @@ impl RingSize {
         Self { slabs: slabs_min.clamp(1, slabs_max), slabs_max, was_short: false, began: None, passed: 0 }
     }
 
-    /// Counts bytes; returns whether the ring has grown.
+    /// Counts bytes; returns whether a round trip is over, at whose end the ring may have grown.
     fn note_passed(&mut self, bytes: u64, now: Timestamp, round_trip: Duration, slab_len: u64) -> bool {
         let began = *self.began.get_or_insert(now);
         self.passed += bytes;
@@ -147,12 +148,11 @@ impl RingSize {
             return false;
         }
         let wanted = usize::try_from(GROWTH * self.passed / slab_len).unwrap_or(usize::MAX).min(self.slabs_max);
-        let grows = self.was_short && wanted > self.slabs;
-        if grows {
-            self.slabs = wanted;
+        if self.was_short {
+            self.slabs = self.slabs.max(wanted);
         }
         (self.was_short, self.began, self.passed) = (false, Some(now), 0);
-        grows
+        true
     }
 }
 

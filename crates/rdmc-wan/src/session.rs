@@ -14,11 +14,15 @@ use crate::sync::lock;
 use crate::wire;
 
 mod error;
+mod fetching;
 mod link;
 mod listener;
 mod opening;
+mod requests;
+mod rooms;
 mod slabs;
 pub(crate) mod state;
+mod writing;
 
 pub use error::{OpenError, SessionError};
 pub use listener::{SessionListener, SessionRequest};
@@ -67,8 +71,10 @@ pub struct SessionConfig {
     /// Queue pairs of the data channel, 1 to 64: the end that opens the session decides. Default 4 for TCP, 1 for other
     /// fabrics.
     pub streams: Option<u16>,
-    /// The rate at which this end asks for data. Default `None`: as fast as the fabric goes.
+    /// The rate at which data comes to this end. Default `None`: as fast as the fabric goes.
     pub rate: Option<Rate>,
+    /// How slabs come to this end. Default [`SlabVerb::Read`].
+    pub receive_by: SlabVerb,
     /// After this time without a sign of life, a connection counts as lost; both ends take the lesser one. Default 10
     /// s.
     pub detection: Duration,
@@ -106,6 +112,7 @@ impl SessionConfig {
             slab_len: u32::try_from(self.slab_len).expect("checked to be at most 1 GiB"),
             detection_ms: u32::try_from(self.detection.as_millis()).expect("checked to be at most an hour"),
             rate: self.rate.map(Rate::as_bytes_per_second),
+            has_rooms: self.receive_by == SlabVerb::Write,
         }
     }
 }
@@ -117,11 +124,26 @@ impl Default for SessionConfig {
             ring_len_max: 256 << 20,
             streams: None,
             rate: None,
+            receive_by: SlabVerb::Read,
             detection: Duration::from_secs(10),
             resume_within: Duration::from_secs(60),
             security: None,
         }
     }
+}
+
+/// The one-sided operation that moves slabs to an end. Slabs of at most 16 KiB travel with their announcement in any
+/// case.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum SlabVerb {
+    /// This end reads them from the memory of the other (*bulk asynchronous get*). Bytes come one and a half round
+    /// trips after they were sent.
+    #[default]
+    Read,
+    /// The other end writes them into memory of this end. Bytes come half a round trip after they were sent. This end
+    /// copies each slab, and has a third ring of at most [`ring_len_max`](SessionConfig::ring_len_max).
+    Write,
 }
 
 /// What both ends have agreed on.
@@ -131,6 +153,12 @@ struct AgreedTerms {
     detection: Duration,
     /// The rate of slabs to this end.
     rate: Option<Rate>,
+    /// Whether the other end writes slabs into rooms of this one.
+    has_rooms: bool,
+    /// The rate of slabs to the other end.
+    their_rate: Option<Rate>,
+    /// Whether this end writes slabs into rooms of the other.
+    writes: bool,
 }
 
 impl AgreedTerms {
@@ -138,8 +166,15 @@ impl AgreedTerms {
     fn new(config: &SessionConfig, theirs: wire::Terms) -> Option<Self> {
         let slab_len = config.slab_len.min(theirs.slab_len as usize);
         let detection = config.detection.min(Duration::from_millis(theirs.detection_ms.into()));
-        let fits = slab_len >= SessionConfig::SLAB_LEN_MIN && detection >= DETECTION_MIN;
-        fits.then_some(Self { slab_len, detection, rate: config.rate })
+        let fits = slab_len >= SessionConfig::SLAB_LEN_MIN && detection >= DETECTION_MIN && theirs.rate != Some(0);
+        fits.then(|| Self {
+            slab_len,
+            detection,
+            rate: config.rate,
+            has_rooms: config.receive_by == SlabVerb::Write,
+            their_rate: theirs.rate.map(Rate::bytes_per_second),
+            writes: theirs.has_rooms,
+        })
     }
 }
 
@@ -292,6 +327,8 @@ struct Shared {
     changed: watch::Sender<()>,
     outgoing_ring: SlabRing,
     incoming_ring: SlabRing,
+    /// Memory for rooms.
+    rooms_ring: SlabRing,
 }
 
 impl Shared {
@@ -316,6 +353,7 @@ impl Shared {
             changed: watch::Sender::new(()),
             outgoing_ring: ring(),
             incoming_ring: ring(),
+            rooms_ring: ring(),
             fabric,
         })
     }

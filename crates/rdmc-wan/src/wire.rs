@@ -11,7 +11,7 @@ use serde::{Deserialize, Serialize};
 use tokio::io::AsyncRead;
 
 /// Changes whenever frames change their meaning; ends of different versions do not talk.
-pub(crate) const PROTOCOL_VERSION: u16 = 1;
+pub(crate) const PROTOCOL_VERSION: u16 = 2;
 /// Longest slab whose bytes travel with its announcement, in bytes.
 pub(crate) const INLINE_LEN_MAX: usize = 16 << 10;
 /// How many times as long as such a slab a whole one is, at least.
@@ -49,6 +49,8 @@ pub(crate) enum Frame {
     Opened(Opened),
     /// Refuses an `Open`.
     Refused(RefusedReason),
+    /// Memory for a slab, which the other end may write.
+    Room { place: [u8; 24] },
 }
 
 /// What the end that opens a connection says first.
@@ -100,8 +102,10 @@ pub(crate) struct Terms {
     pub(crate) slab_len: u32,
     /// After this time without a sign of life, a connection counts as lost.
     pub(crate) detection_ms: u32,
-    /// The rate at which this end asks for slabs, in bytes per second.
+    /// The rate at which slabs may come to this end, in bytes per second.
     pub(crate) rate: Option<u64>,
+    /// Whether the other end writes slabs into rooms of this one.
+    pub(crate) has_rooms: bool,
 }
 
 /// A filled slab.
@@ -123,6 +127,8 @@ pub(crate) enum Place {
     Exposed([u8; 24]),
     /// Here: a short slab saves a round trip.
     Inline(Vec<u8>),
+    /// They are written into the next room, in so many pieces.
+    Written { pieces: u32 },
 }
 
 impl fmt::Debug for Place {
@@ -131,6 +137,7 @@ impl fmt::Debug for Place {
         match self {
             Self::Exposed(_) => f.write_str("Exposed"),
             Self::Inline(bytes) => write!(f, "Inline({} bytes)", bytes.len()),
+            Self::Written { pieces } => write!(f, "Written({pieces} pieces)"),
         }
     }
 }
@@ -209,15 +216,16 @@ mod tests {
     }
 
     fn terms() -> impl Strategy<Value = Terms> {
-        (any::<u32>(), any::<u32>(), any::<Option<u64>>()).prop_map(|(slab_len, detection_ms, rate)| Terms {
-            slab_len,
-            detection_ms,
-            rate,
-        })
+        (any::<u32>(), any::<u32>(), any::<Option<u64>>(), any::<bool>())
+            .prop_map(|(slab_len, detection_ms, rate, has_rooms)| Terms { slab_len, detection_ms, rate, has_rooms })
     }
 
     fn places() -> impl Strategy<Value = Place> {
-        prop_oneof![any::<[u8; 24]>().prop_map(Place::Exposed), bytes().prop_map(Place::Inline)]
+        prop_oneof![
+            any::<[u8; 24]>().prop_map(Place::Exposed),
+            bytes().prop_map(Place::Inline),
+            any::<u32>().prop_map(|pieces| Place::Written { pieces }),
+        ]
     }
 
     fn frames() -> impl Strategy<Value = Frame> {
@@ -250,6 +258,7 @@ mod tests {
             any::<u64>().prop_map(|at| Frame::Pong { at }),
             ".{0,20}".prop_map(|reason| Frame::Abort { reason }),
             Just(Frame::Goodbye),
+            any::<[u8; 24]>().prop_map(|place| Frame::Room { place }),
         ]
     }
 

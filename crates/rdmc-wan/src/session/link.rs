@@ -1,24 +1,20 @@
-//! One connection of a session: its frames, and the slabs that are fetched over it.
+//! One connection of a session, and its frames.
 
 use std::io;
 use std::sync::Mutex;
 use std::time::Duration;
 
-use futures::StreamExt;
-use futures::stream::FuturesOrdered;
 use rdmc_fabric::frames::FrameCheck;
-use rdmc_fabric::{Buffer, CompletionQueue, ControlStream, RemoteMemory, Timestamp, WorkError};
+use rdmc_fabric::{CompletionQueue, ControlStream, Timestamp, WorkError};
 use tokio::io::{AsyncWriteExt, ReadHalf, WriteHalf};
-use twox_hash::xxhash3_128;
 
+use super::Shared;
 use super::error::SessionError;
-use super::state::Slab;
-use super::{SLABS_MIN, Shared};
-use crate::channel::{Channel, UnderWay};
-use crate::flight::Flight;
-use crate::pace::Pacer;
+use super::rooms::Rooms;
+use super::state::Violation;
+use crate::channel::Channel;
 use crate::sync::lock;
-use crate::wire::{self, Frame, Place, SlabFrame};
+use crate::wire::{self, Frame, Place};
 
 /// A connection after its handshake.
 pub(crate) struct Link {
@@ -38,7 +34,7 @@ pub(crate) enum LinkEnd {
 
 /// Why a connection cannot go on.
 #[derive(Debug)]
-enum Failure {
+pub(super) enum Failure {
     Lost(String),
     Session(SessionError),
     Over,
@@ -59,6 +55,18 @@ impl From<WorkError> for Failure {
     }
 }
 
+impl From<SessionError> for Failure {
+    fn from(error: SessionError) -> Self {
+        Self::Session(error)
+    }
+}
+
+impl From<Violation> for Failure {
+    fn from(violation: Violation) -> Self {
+        Self::Session(violation.into())
+    }
+}
+
 impl Shared {
     /// Uses a connection until it is lost or the session is over.
     pub(crate) async fn run(&self, link: Link) -> LinkEnd {
@@ -66,11 +74,14 @@ impl Shared {
         let (mut from, mut to) = tokio::io::split(stream);
         let heard = LastHeard::new(self.environment.now());
         let mut check = FrameCheck::default();
+        let rooms = Rooms::default();
         let failure = tokio::select! {
             biased;
             failure = self.read_frames(&mut from, &heard) => failure,
             failure = self.write_frames(&mut to, &mut check, &heard) => failure,
-            failure = self.fetch_slabs(&channel) => failure,
+            failure = self.fetch_slabs(&channel, &rooms) => failure,
+            failure = self.keep_rooms(&channel, &rooms) => failure,
+            failure = self.write_slabs(&channel) => failure,
             failure = self.watch(&heard) => failure,
             () = self.lingers() => Ok(Failure::Over),
             () = completions.drain() => unreachable!("a queue is drained for ever"),
@@ -119,19 +130,31 @@ impl Shared {
                     self.change(|state| state.note_round_trip(now.since(Timestamp::from_nanos(at))));
                 }
                 Frame::Slab(slab) if slab.len as usize > self.incoming_ring.slab_len() => {
-                    return Err(Failure::Session(SessionError::Protocol { what: "a slab is too long".into() }));
+                    return Err(Violation("a slab is too long").into());
                 }
+                Frame::Slab(slab) if !self.may_be_at(&slab.place) => {
+                    return Err(Violation("a slab in another place than was agreed").into());
+                }
+                Frame::Room { .. } if !self.terms.writes => return Err(Violation("a room that nobody wants").into()),
                 Frame::Taken { slabs } => {
                     let bytes = self.change(|state| {
                         let before = state.outgoing.taken();
                         state.apply(Frame::Taken { slabs })?;
-                        Ok((state.outgoing.taken() - before) * self.outgoing_ring.slab_len() as u64)
+                        Ok::<_, Violation>((state.outgoing.taken() - before) * self.outgoing_ring.slab_len() as u64)
                     });
-                    let bytes = bytes.map_err(Failure::Session)?;
-                    self.outgoing_ring.note_passed(bytes, now, self.round_trip());
+                    self.outgoing_ring.note_passed(bytes?, now, self.round_trip());
                 }
-                frame => self.change(|state| state.apply(frame)).map_err(|error| Failure::Session(error.into()))?,
+                frame => self.change(|state| state.apply(frame))?,
             }
+        }
+    }
+
+    /// Tells whether slabs may come from there.
+    fn may_be_at(&self, place: &Place) -> bool {
+        match place {
+            Place::Inline(_) => true,
+            Place::Exposed(_) => !self.terms.has_rooms,
+            Place::Written { .. } => self.terms.has_rooms,
         }
     }
 
@@ -182,120 +205,6 @@ impl Shared {
         }
     }
 
-    /// Fetches announced slabs in their order, several at once.
-    async fn fetch_slabs(&self, channel: &Channel) -> Result<Failure, Failure> {
-        let requests = &Requests {
-            channel,
-            pacer: Mutex::new(Pacer::new(self.terms.rate)),
-            flight: Flight::new((SLABS_MIN as u64 * self.incoming_ring.slab_len() as u64).max(FLIGHT_MIN)),
-        };
-        let mut under_way = FuturesOrdered::new();
-        let mut posting = Box::pin(self.post_next(requests));
-        loop {
-            tokio::select! {
-                biased;
-                Some(fetched) = under_way.next() => self.deliver(fetched?),
-                posted = &mut posting => {
-                    under_way.push_back(self.receive(requests, posted?));
-                    drop(posting);
-                    posting = Box::pin(self.post_next(requests));
-                }
-            }
-        }
-    }
-
-    /// Waits for the next slab to be announced and for memory; posts the reads of its pieces.
-    async fn post_next(&self, requests: &Requests<'_>) -> Result<Fetching, Failure> {
-        let frame = self.until(|state| state.incoming.next_announced()).await;
-        let mut fetching = Fetching { frame, whole: None, pieces: Vec::new() };
-        self.post(requests, &mut fetching, Attempt::First).await?;
-        Ok(fetching)
-    }
-
-    /// Posts the reads of a slab's pieces.
-    async fn post(&self, requests: &Requests<'_>, fetching: &mut Fetching, attempt: Attempt) -> Result<(), Failure> {
-        let mut memory = self.incoming_ring.take().await.map_err(|error| Failure::Session(error.into()))?;
-        memory.truncate(fetching.frame.len as usize);
-        let place = match &fetching.frame.place {
-            Place::Exposed(place) => RemoteMemory::decode(*place),
-            Place::Inline(bytes) if bytes.len() == memory.len() => {
-                memory.copy_from_slice(bytes);
-                fetching.whole = Some(memory.freeze());
-                return Ok(());
-            }
-            Place::Inline(_) => {
-                return Err(Failure::Session(SessionError::Protocol { what: "a slab of another length".into() }));
-            }
-        };
-        if memory.is_empty() {
-            // It keeps its place in the ring, too.
-            fetching.whole = Some(memory.freeze());
-            return Ok(());
-        }
-        let piece_len = usize::try_from(lock(&requests.pacer).bytes_max()).unwrap_or(usize::MAX).min(PIECE_LEN);
-        let mut offset = 0;
-        while !memory.is_empty() {
-            let piece = memory.split_to(piece_len.min(memory.len()));
-            let len = piece.len() as u64;
-            match attempt {
-                Attempt::First => requests.flight.begin(len, self.environment.now()).await,
-                // Nobody takes its pieces before all are posted: several such slabs would wait for each other.
-                Attempt::Again => requests.flight.add(len),
-            }
-            let now = self.environment.now();
-            let leaves = lock(&requests.pacer).take(len, now);
-            if leaves > now {
-                self.environment.sleep_until(leaves).await;
-            }
-            fetching.pieces.push(requests.channel.read(piece, place.slice(offset, len)).await);
-            offset += len;
-        }
-        Ok(())
-    }
-
-    /// Waits for the pieces of a slab, and compares its bytes with what was announced.
-    async fn receive(&self, requests: &Requests<'_>, mut fetching: Fetching) -> Result<Slab, Failure> {
-        for attempts in 1.. {
-            let mut hasher = xxhash3_128::Hasher::new();
-            let mut whole = fetching.whole.take();
-            whole.iter().for_each(|whole| hasher.write(whole));
-            for piece in std::mem::take(&mut fetching.pieces) {
-                let piece = piece.done().await?.freeze();
-                requests.flight.arrived(piece.len() as u64, self.environment.now(), self.round_trip());
-                for part in piece.chunks(CHECKED_AT_ONCE) {
-                    hasher.write(part);
-                    yield_now().await;
-                }
-                match &mut whole {
-                    Some(whole) => whole.try_append(piece).expect("pieces follow each other in their slab"),
-                    None => whole = Some(piece),
-                }
-            }
-            let SlabFrame { number, check, note, .. } = &mut fetching.frame;
-            if hasher.finish_128() == *check {
-                let (bytes, note) = (whole.unwrap_or_else(Buffer::empty), std::mem::take(note));
-                return Ok(Slab { bytes, note });
-            }
-            tracing::warn!(session = %self.id, slab = *number, attempts, "a slab arrived with other bytes");
-            if attempts >= ATTEMPTS_MAX {
-                return Err(Failure::Session(SessionError::Corrupt { number: *number, attempts }));
-            }
-            drop(whole);
-            self.post(requests, &mut fetching, Attempt::Again).await?;
-        }
-        unreachable!("the loop has no end")
-    }
-
-    fn deliver(&self, slab: Slab) {
-        let (len, now) = (slab.bytes.len() as u64, self.environment.now());
-        self.change(|state| {
-            state.received_bytes += len;
-            state.incoming.take(slab);
-        });
-        // A short slab takes the place of a long one.
-        self.incoming_ring.note_passed(self.incoming_ring.slab_len() as u64, now, self.round_trip());
-    }
-
     /// Ends when all was received, or the session has failed, and the other end has not ended it for the detection
     /// time.
     async fn lingers(&self) {
@@ -313,29 +222,6 @@ impl Shared {
             self.environment.sleep_until(due).await;
         }
     }
-}
-
-/// Whether a slab is fetched for the first time.
-#[derive(Clone, Copy)]
-enum Attempt {
-    First,
-    Again,
-}
-
-/// What the reads of one connection share.
-struct Requests<'a> {
-    channel: &'a Channel,
-    pacer: Mutex<Pacer>,
-    flight: Flight,
-}
-
-/// A slab that is being fetched.
-struct Fetching {
-    frame: SlabFrame,
-    /// Its bytes, if they came with the announcement.
-    whole: Option<Buffer>,
-    /// Reads of its bytes.
-    pieces: Vec<UnderWay>,
 }
 
 /// When the other end was heard of, and what it has asked.
@@ -364,26 +250,5 @@ impl LastHeard {
     }
 }
 
-/// Lets the other tasks of the thread run.
-async fn yield_now() {
-    let mut yielded = false;
-    std::future::poll_fn(|cx| {
-        if std::mem::replace(&mut yielded, true) {
-            return std::task::Poll::Ready(());
-        }
-        cx.waker().wake_by_ref();
-        std::task::Poll::Pending
-    })
-    .await;
-}
-
-/// Bytes that may be under way on any path.
-const FLIGHT_MIN: u64 = 4 << 20;
-/// Most bytes of a read.
-const PIECE_LEN: usize = 256 << 10;
-/// Bytes that are checked between two turns of other tasks.
-const CHECKED_AT_ONCE: usize = 64 << 10;
-/// How often a slab is fetched before its path counts as broken.
-const ATTEMPTS_MAX: u32 = 3;
 /// How long the end of a connection may take to be written.
 const SHUT_LIMIT: Duration = Duration::from_secs(2);

@@ -15,7 +15,7 @@ use tokio::sync::mpsc;
 use super::error::{OpenError, silent};
 use super::link::{Link, LinkEnd};
 use super::opening::{HANDSHAKE_LIMIT, Patience, write_first};
-use super::{AgreedTerms, Session, SessionConfig, SessionId, Shared};
+use super::{AgreedTerms, Session, SessionConfig, SessionId, Shared, SlabVerb};
 use crate::channel::Channel;
 use crate::sync::lock;
 use crate::wire::{self, Frame, Open, Opened, PROTOCOL_VERSION, Progress, RefusedReason};
@@ -280,7 +280,7 @@ impl Entrance {
         let Some(streams) = streams.filter(|streams| (1..=SessionConfig::STREAMS_MAX).contains(streams)) else {
             return Err(handshake(from, io::Error::other("it offers no, or too many, streams")));
         };
-        let (channel, completions) = Channel::new(&**fabric, streams)?;
+        let (channel, completions) = Channel::new(&**fabric, streams, self.config.receive_by == SlabVerb::Write)?;
         channel.pace(open.terms.rate);
         let opened = Opened {
             progress,

@@ -11,7 +11,7 @@ use tokio::io::AsyncWriteExt;
 
 use super::error::{OpenError, SessionError, silent};
 use super::link::{Link, LinkEnd};
-use super::{AgreedTerms, Session, SessionConfig, SessionId, Shared};
+use super::{AgreedTerms, Session, SessionConfig, SessionId, Shared, SlabVerb};
 use crate::channel::Channel;
 use crate::sync::lock;
 use crate::wire::{self, Frame, Offer, Open, Opened, PROTOCOL_VERSION};
@@ -124,7 +124,7 @@ impl Opener {
             let name = fabric.capabilities().name;
             let streams =
                 self.config.streams.unwrap_or(if name.starts_with("tcp") { SessionConfig::STREAMS_OF_TCP } else { 1 });
-            channels.push(Channel::new(&**fabric, streams)?);
+            channels.push(Channel::new(&**fabric, streams, self.config.receive_by == SlabVerb::Write)?);
         }
         let opened = self.greet(&mut stream, fabrics, &channels, shared).await?;
         let chosen = usize::from(opened.chosen);

@@ -78,6 +78,7 @@ impl SlabSender {
         // Short beside a whole slab, too: otherwise all slabs would pass through the control connection.
         let memory = match len <= INLINE_LEN_MAX.min(self.0.terms.slab_len / INLINE_SHARE) {
             true => SlabMemory::Short(memory.to_vec()),
+            false if self.0.terms.writes => SlabMemory::Written { bytes: memory.freeze(), pieces: None },
             false => SlabMemory::Exposed(self.0.fabric.expose(Expose::Frozen(memory.freeze()))?),
         };
         let len = u32::try_from(len).expect("a slab has at most 1 GiB");

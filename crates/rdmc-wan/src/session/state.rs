@@ -3,7 +3,7 @@
 use std::collections::VecDeque;
 use std::time::Duration;
 
-use rdmc_fabric::{Buffer, ExposedRegion};
+use rdmc_fabric::{Buffer, ExposedRegion, RemoteMemory};
 
 use super::error::SessionError;
 use crate::wire::{Frame, INLINE_LEN_MAX, Place, Progress, SlabFrame, printable};
@@ -43,6 +43,10 @@ pub(crate) struct Outgoing {
     stopped: bool,
     /// Slabs that it has not taken then.
     lost: u64,
+    /// Rooms of the other end that no slab has.
+    rooms: VecDeque<[u8; 24]>,
+    /// The number of the first of these.
+    rooms_used: u32,
 }
 
 /// A slab that the other end has not taken yet.
@@ -73,6 +77,8 @@ pub(crate) struct Incoming {
     /// The application wants no more.
     stopped: bool,
     stop_told: bool,
+    /// Rooms that the other end is still to be told of.
+    rooms: Vec<[u8; 24]>,
 }
 
 /// The memory of a slab that the other end has not taken yet.
@@ -80,8 +86,18 @@ pub(crate) struct Incoming {
 pub(crate) enum SlabMemory {
     /// The other end may read it.
     Exposed(ExposedRegion),
+    /// It is written into a room of the other end, in so many pieces. `None` before that has begun.
+    Written { bytes: Buffer, pieces: Option<u32> },
     /// It is so short that it travels with its announcement. Its place in the ring is free already.
     Short(Vec<u8>),
+}
+
+/// A slab that is to be written into a room.
+pub(crate) struct Writing {
+    pub(crate) bytes: Buffer,
+    pub(crate) place: RemoteMemory,
+    /// The number of the room.
+    pub(crate) room: u32,
 }
 
 /// Bytes that have arrived together.
@@ -124,8 +140,10 @@ impl State {
         self.outgoing.note_taken(theirs.slabs)?;
         let out = &mut self.outgoing;
         (out.announced, out.finish_told) = (out.taken, false);
+        out.forget_rooms();
         let incoming = &mut self.incoming;
         incoming.announced.clear();
+        incoming.rooms.clear();
         incoming.note_bytes = 0;
         (incoming.next, incoming.taken_told, incoming.stop_told) = (incoming.taken, incoming.taken, false);
         let messages = &mut self.messages;
@@ -164,6 +182,7 @@ impl State {
             Frame::Goodbye => Err(Violation("it ends the session before all was received")),
             Frame::Open(_) | Frame::Opened(_) | Frame::Refused(_) => Err(Violation("a second handshake")),
             Frame::Ping { .. } | Frame::Pong { .. } => Ok(()),
+            Frame::Room { place } => self.outgoing.add_room(place),
         }
     }
 
@@ -274,6 +293,39 @@ impl Outgoing {
         self.taken
     }
 
+    fn add_room(&mut self, place: [u8; 24]) -> Result<(), Violation> {
+        if self.rooms.len() >= ANNOUNCED_MAX {
+            return Err(Violation("more rooms than are allowed"));
+        }
+        self.rooms.push_back(place);
+        Ok(())
+    }
+
+    /// Takes a room for the next slab that is to be written to one, in pieces of `piece_len` bytes.
+    pub(crate) fn next_to_write(&mut self, piece_len: usize) -> Option<Writing> {
+        let waiting = self.slabs.iter_mut().find_map(|slab| match &mut slab.memory {
+            SlabMemory::Written { bytes, pieces: pieces @ None } => Some((bytes, pieces)),
+            _ => None,
+        });
+        let (bytes, pieces) = waiting?;
+        let place = RemoteMemory::decode(self.rooms.pop_front()?);
+        *pieces = Some(u32::try_from(bytes.len().div_ceil(piece_len)).expect("a slab has at most 1 GiB"));
+        // Its counterpart counts alike.
+        let room = self.rooms_used;
+        self.rooms_used = room.wrapping_add(1);
+        Some(Writing { bytes: bytes.clone(), place, room })
+    }
+
+    fn forget_rooms(&mut self) {
+        self.rooms.clear();
+        self.rooms_used = 0;
+        for slab in &mut self.slabs {
+            if let SlabMemory::Written { pieces, .. } = &mut slab.memory {
+                *pieces = None;
+            }
+        }
+    }
+
     fn stop(&mut self) {
         if !self.is_complete() {
             self.stopped = true;
@@ -313,6 +365,8 @@ impl Outgoing {
             }
             let place = match &slab.memory {
                 SlabMemory::Exposed(memory) => Place::Exposed(memory.remote().encode()),
+                SlabMemory::Written { pieces: Some(pieces), .. } => Place::Written { pieces: *pieces },
+                SlabMemory::Written { pieces: None, .. } => break,
                 SlabMemory::Short(bytes) => Place::Inline(bytes.clone()),
             };
             let (number, len, check) = (self.announced, slab.len, slab.check);
@@ -332,6 +386,11 @@ impl Incoming {
         let slab = self.announced.pop_front()?;
         self.note_bytes -= slab.note.len();
         Some(slab)
+    }
+
+    /// Has the other end told of a room.
+    pub(crate) fn tell_room(&mut self, place: [u8; 24]) {
+        self.rooms.push(place);
     }
 
     /// Adds a slab that was fetched, in order.
@@ -375,9 +434,12 @@ impl Incoming {
         if slab.note.len() > MESSAGE_LEN_MAX {
             return Err(Violation("a note that is too long"));
         }
-        if let Place::Inline(bytes) = &slab.place
-            && (bytes.len() != slab.len as usize || bytes.len() > INLINE_LEN_MAX)
-        {
+        let fits = match &slab.place {
+            Place::Inline(bytes) => bytes.len() == slab.len as usize && bytes.len() <= INLINE_LEN_MAX,
+            Place::Exposed(_) => true,
+            Place::Written { pieces } => (1..=slab.len).contains(pieces),
+        };
+        if !fits {
             return Err(Violation("a slab of another length than it says"));
         }
         self.next += 1;
@@ -398,6 +460,7 @@ impl Incoming {
     }
 
     fn take_frames(&mut self, frames: &mut Vec<Frame>) {
+        frames.extend(self.rooms.drain(..).map(|place| Frame::Room { place }));
         if self.stopped {
             if !self.stop_told {
                 self.stop_told = true;

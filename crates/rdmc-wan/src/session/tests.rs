@@ -27,18 +27,29 @@ fn config() -> SessionConfig {
 }
 
 impl Rig {
-    async fn new(accepting: Arc<dyn Fabric>, opening: Arc<dyn Fabric>, address: &str) -> Self {
-        let listener = SessionListener::bind(vec_of(accepting), address, config()).await.unwrap();
-        Self { listener, opening, config: config() }
+    /// Slabs come to both ends in the same way.
+    async fn new(network: [Arc<dyn Fabric>; 2], address: &str, receive_by: SlabVerb) -> Self {
+        let [accepting, opening] = network;
+        let config = SessionConfig { receive_by, ..config() };
+        let listener = SessionListener::bind(vec_of(accepting), address, config.clone()).await.unwrap();
+        Self { listener, opening, config }
+    }
+
+    async fn tcp_by(receive_by: SlabVerb) -> Self {
+        Self::new([TcpFabric::new(), TcpFabric::new()], "127.0.0.1:0", receive_by).await
+    }
+
+    async fn mem_by(receive_by: SlabVerb) -> Self {
+        let network = MemNetwork::new();
+        Self::new([network.fabric(), network.fabric()], "listener", receive_by).await
     }
 
     async fn tcp() -> Self {
-        Self::new(TcpFabric::new(), TcpFabric::new(), "127.0.0.1:0").await
+        Self::tcp_by(SlabVerb::Read).await
     }
 
     async fn mem() -> Self {
-        let network = MemNetwork::new();
-        Self::new(network.fabric(), network.fabric(), "listener").await
+        Self::mem_by(SlabVerb::Read).await
     }
 
     /// Opens a session to the listener, by way of another address if there is one.
@@ -124,6 +135,62 @@ async fn bytes_go_both_ways_in_memory() {
 }
 
 #[tokio::test]
+async fn slabs_are_written_both_ways_over_tcp() {
+    let rig = Rig::tcp_by(SlabVerb::Write).await;
+    let (opened, accepted) = rig.sessions(None).await;
+    exchange(opened, accepted, 3_000_000).await;
+}
+
+#[tokio::test]
+async fn slabs_are_written_both_ways_in_memory() {
+    let rig = Rig::mem_by(SlabVerb::Write).await;
+    let (opened, accepted) = rig.sessions(None).await;
+    exchange(opened, accepted, 3_000_000).await;
+}
+
+#[tokio::test]
+async fn each_end_chooses_how_slabs_come_to_it() {
+    for (here, there) in [(SlabVerb::Read, SlabVerb::Write), (SlabVerb::Write, SlabVerb::Read)] {
+        let mut rig = Rig::mem_by(there).await;
+        rig.config.receive_by = here;
+        let (opened, accepted) = rig.sessions(None).await;
+        exchange(opened, accepted, 3_000_000).await;
+    }
+}
+
+#[tokio::test]
+async fn a_slab_that_is_written_with_other_bytes_comes_again_until_the_session_fails() {
+    let mut rig = Rig::mem_by(SlabVerb::Write).await;
+    rig.config.resume_within = Duration::from_millis(500);
+    let (opened, mut accepted) = rig.sessions(None).await;
+    let shared = &opened.handle.0;
+    let bytes = shared.fabric.allocate(shared.terms.slab_len).unwrap().into_mut().unwrap().freeze();
+    let (len, memory) = (u32::try_from(bytes.len()).unwrap(), SlabMemory::Written { bytes, pieces: None });
+    shared.change(|state| state.outgoing.push(OutgoingSlab { memory, len, check: 0, note: Vec::new() }));
+    let error = accepted.receiver.next().await.unwrap_err();
+    assert!(matches!(&error, SessionError::Lost { cause, .. } if cause.contains("other bytes")), "{error}");
+    assert!(accepted.handle.stats().resumed > 0);
+}
+
+#[tokio::test]
+async fn memory_that_was_not_agreed_on_is_a_violation() {
+    let rig = Rig::mem().await;
+    let (opened, mut accepted) = rig.sessions(None).await;
+    opened.handle.0.change(|state| state.incoming.tell_room([0; 24]));
+    let error = accepted.receiver.next().await.unwrap_err();
+    assert!(matches!(&error, SessionError::Protocol { what } if what.contains("room")), "{error}");
+    let rig = Rig::mem_by(SlabVerb::Write).await;
+    let (opened, mut accepted) = rig.sessions(None).await;
+    let shared = &opened.handle.0;
+    let memory = shared.fabric.allocate(shared.terms.slab_len).unwrap().into_mut().unwrap();
+    let exposed = shared.fabric.expose(Expose::Frozen(memory.freeze())).unwrap();
+    let memory = SlabMemory::Exposed(exposed);
+    shared.change(|state| state.outgoing.push(OutgoingSlab { memory, len: 1, check: 0, note: Vec::new() }));
+    let error = accepted.receiver.next().await.unwrap_err();
+    assert!(matches!(&error, SessionError::Protocol { what } if what.contains("another place")), "{error}");
+}
+
+#[tokio::test]
 async fn nothing_is_sent_and_the_session_ends() {
     let rig = Rig::tcp().await;
     let (opened, accepted) = rig.sessions(None).await;
@@ -181,7 +248,16 @@ async fn notes_come_with_their_slabs_and_messages_in_order() {
 
 #[tokio::test]
 async fn a_receiver_that_holds_slabs_holds_back_the_sender() {
-    let rig = Rig::mem().await;
+    held_slabs_hold_back(Rig::mem().await, 32).await;
+}
+
+#[tokio::test]
+async fn a_receiver_that_holds_slabs_holds_back_a_sender_that_writes() {
+    held_slabs_hold_back(Rig::mem_by(SlabVerb::Write).await, 48).await;
+}
+
+/// The sender is at most so many slabs ahead: those of rings of at most 16.
+async fn held_slabs_hold_back(rig: Rig, ahead_max: u64) {
     let (mut opened, mut accepted) = rig.sessions(None).await;
     let sent = AtomicU64::new(0);
     let sending = async {
@@ -195,10 +271,9 @@ async fn a_receiver_that_holds_slabs_holds_back_the_sender() {
     };
     let receiving = async {
         let mut held = vec![accepted.receiver.next().await.unwrap().unwrap()];
-        // Two rings of at most 16 slabs.
         for _ in 1..16 {
             held.push(accepted.receiver.next().await.unwrap().unwrap());
-            assert!(sent.load(Ordering::Relaxed) <= held.len() as u64 + 32);
+            assert!(sent.load(Ordering::Relaxed) <= held.len() as u64 + ahead_max);
             if held.len() >= 4 {
                 held.remove(0);
             }
@@ -364,7 +439,15 @@ impl Cut {
 
 #[tokio::test]
 async fn a_session_goes_on_over_another_connection() {
-    let rig = Rig::tcp().await;
+    goes_on(Rig::tcp().await).await;
+}
+
+#[tokio::test]
+async fn a_session_whose_slabs_are_written_goes_on_over_another_connection() {
+    goes_on(Rig::tcp_by(SlabVerb::Write).await).await;
+}
+
+async fn goes_on(rig: Rig) {
     let cut = Cut::before(rig.listener.local_address()).await;
     let (opened, accepted) = rig.sessions(Some(&cut.address)).await;
     let handle = opened.handle.clone();
